@@ -1,0 +1,78 @@
+"""What is known about a mapped axis, the same under `shard_map`, `pmap` and `vmap`.
+
+JAX's types of replication ("varying manual axes") exist only under `shard_map(check_vma=True)`;
+each helper here does the right thing with and without them.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxcomp.protocols import Array, AxisName, PyTree
+
+
+def names(axis_name: AxisName) -> tuple:
+    """The axis name or names as a tuple."""
+    return axis_name if isinstance(axis_name, tuple) else (axis_name,)
+
+
+def bound(axis_name: AxisName) -> bool:
+    """Whether we are inside a function that is mapped over this axis."""
+    try:
+        lax.axis_size(axis_name)
+    except NameError:
+        return False
+    return True
+
+
+def require(axis_name: AxisName) -> None:
+    """Raises a `ValueError` unless we are inside a function that is mapped over this axis."""
+    if not bound(axis_name):
+        raise ValueError(
+            f"`axis_name` must be an axis of the surrounding mapped function, and {axis_name!r} "
+            "is not bound here. Call this inside `jax.shard_map`, `jax.pmap` or "
+            "`jax.vmap(axis_name=...)`, or wrap the step with `jaxcomp.data_parallel`."
+        )
+
+
+def size(axis_name: AxisName) -> int:
+    """The number of workers on the axis; 1 outside a mapped function."""
+    return lax.axis_size(axis_name) if bound(axis_name) else 1
+
+
+def typed(axis_name: AxisName) -> bool:
+    """Whether JAX tracks, in types, which values differ between the workers of this axis."""
+    return varies(lax.axis_index(axis_name), axis_name)
+
+
+def varies(x: Array, axis_name: AxisName) -> bool:
+    """Whether the type of `x` says that it differs between the workers of this axis."""
+    kind = getattr(jax.typeof(x), "manual_axis_type", None)
+    return kind is not None and set(names(axis_name)) <= set(kind.varying)
+
+
+def vary(tree: PyTree, axis_name: AxisName) -> PyTree:
+    """The tree typed as different on each worker, where such types exist."""
+    if not typed(axis_name):
+        return tree
+
+    def cast(x):
+        known = jax.typeof(x).manual_axis_type.varying
+        missing = tuple(name for name in names(axis_name) if name not in known)
+        return lax.pcast(x, missing, to="varying") if missing else x
+
+    return jax.tree.map(cast, tree)
+
+
+def gather(x: Array, axis_name: AxisName) -> Array:
+    """Every worker's `x`, stacked, typed as equal on all workers where such types exist."""
+    if typed(axis_name):
+        return lax.all_gather(vary(x, axis_name), axis_name, to="invarying")
+    return lax.all_gather(x, axis_name)
+
+
+def maximum(x: Array, axis_name: AxisName) -> Array:
+    """The largest of all workers' non-negative float32 values; NaN and Inf win."""
+    # Over the bits, which are ordered like the values, because a float maximum may drop NaN.
+    bits = lax.bitcast_convert_type(x, jnp.int32)
+    return lax.bitcast_convert_type(lax.pmax(bits, axis_name), jnp.float32)

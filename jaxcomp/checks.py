@@ -1,0 +1,49 @@
+"""What settings may be: each check raises a `ValueError` that says what is allowed and what came."""
+
+import math
+from typing import Any
+
+
+def bucket_size(value: Any) -> None:
+    """A positive number of elements, or None for one bucket a leaf."""
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(
+            "`bucket_size` must be a positive integer, or None for one bucket a leaf, "
+            f"got {value!r}"
+        )
+
+
+def fraction(value: Any) -> None:
+    """A share of the elements, more than none and at most all."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+        raise ValueError(f"`fraction` must be a number in (0, 1], got {value!r}")
+
+
+def choice(name: str, value: Any, allowed: tuple) -> None:
+    """One of a few values."""
+    if value not in allowed:
+        listed = ", ".join(repr(option) for option in allowed)
+        raise ValueError(f"`{name}` must be one of {listed}, got {value!r}")
+
+
+def integer(name: str, value: Any, low: int, high: int | None = None) -> None:
+    """An integer in a range."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"`{name}` must be an integer, got {value!r}")
+    if value < low or (high is not None and value > high):
+        span = f"at least {low}" if high is None else f"from {low} to {high}"
+        raise ValueError(f"`{name}` must be {span}, got {value}")
+
+
+def number(name: str, value: Any, low: float, high: float = math.inf) -> None:
+    """A finite number in a closed range."""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not math.isfinite(value)
+        or not low <= value <= high
+    ):
+        span = f"at least {low}" if high == math.inf else f"from {low} to {high}"
+        raise ValueError(f"`{name}` must be a number {span}, got {value!r}")

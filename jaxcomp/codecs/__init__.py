@@ -1,0 +1,1 @@
+"""Codecs: one batch of buckets ↔ the payload that crosses the wire."""

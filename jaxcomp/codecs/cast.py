@@ -1,0 +1,90 @@
+"""The cast: each element in a narrower float, scaled where the narrow range would not do."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxcomp import checks
+from jaxcomp.protocols import Array, ArrayLike, Key
+from jaxcomp.quantize import sums
+
+_WIDE = ("float32", "bfloat16")
+_NARROW = ("float16", "float8_e4m3fn", "float8_e5m2")
+
+
+class CastPayload(NamedTuple):
+    """Values in the narrow dtype."""
+
+    values: Array
+
+
+class ScaledCastPayload(NamedTuple):
+    """Values in the narrow dtype, and the power of two that each bucket was divided by."""
+
+    values: Array
+    scales: Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cast:
+    """Each element rounded to the nearest value of a narrower dtype.
+
+    bfloat16 has the range of float32. The other narrow dtypes do not, so each bucket is divided
+    by a power of two first that brings its largest element just below the largest value of the
+    dtype: neither 1e30 nor 1e-30 overflows or vanishes.
+
+    Args:
+        dtype: "float32", "bfloat16", "float16", "float8_e4m3fn" or "float8_e5m2".
+        bucket_size: elements that share a power of two; None for one a leaf.
+    """
+
+    dtype: str
+    bucket_size: int | None = 512
+    linear = False
+
+    def __post_init__(self):
+        checks.choice("dtype", self.dtype, _WIDE + _NARROW)
+        checks.bucket_size(self.bucket_size)
+
+    @property
+    def unbiased(self) -> bool:
+        """Rounding to nearest is not; float32 holds every supported gradient but float64."""
+        return self.dtype == "float32"
+
+    @property
+    def bits_per_element(self) -> float:
+        """Bits an element of a full bucket, with its scale."""
+        width = 8 * jnp.dtype(self.dtype).itemsize
+        if self.dtype in _WIDE or self.bucket_size is None:
+            return float(width)
+        return width + 32 / self.bucket_size
+
+    def init(self, like: ArrayLike) -> tuple:
+        del like
+        return ()
+
+    def encode(self, key: Key, x: Array, count: Array, state: tuple) -> tuple[Any, tuple]:
+        del key, count
+        if self.dtype in _WIDE:
+            return CastPayload(x.astype(self.dtype)), state
+        scale = _power_of_two(sums.max_abs(x), self.dtype)
+        values = (x.astype(jnp.float32) * (1 / scale)[:, None]).astype(self.dtype)
+        return ScaledCastPayload(values, scale), state
+
+    def decode(self, key: Key, payload: Any, like: ArrayLike, side: Any = None) -> Array:
+        del key, side
+        values = payload.values.astype(jnp.float32)
+        if isinstance(payload, ScaledCastPayload):
+            values = values * payload.scales[:, None]
+        return values.astype(like.dtype)
+
+
+def _power_of_two(top: Array, dtype: str) -> Array:
+    """The power of two that brings `top` into the highest binade that fits in the dtype whole."""
+    _, exponent = np.frexp(float(jnp.finfo(dtype).max))
+    field = (lax.bitcast_convert_type(top, jnp.int32) >> 23) - (int(exponent) - 2)
+    # Both the scale and its reciprocal stay normal numbers; NaN and Inf pass with the values.
+    return lax.bitcast_convert_type(jnp.clip(field, 1, 253) << 23, jnp.float32)

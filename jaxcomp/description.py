@@ -1,0 +1,190 @@
+"""What would be sent for each leaf, and why: the table behind `describe`."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxcomp import trees, wire
+from jaxcomp.feedback import Link
+from jaxcomp.policy import Policy
+from jaxcomp.protocols import Codec, PyTree
+from jaxcomp.transforms import mean
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """One leaf: what it is, which codec it gets and why, and what it costs."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    codec: str
+    bits_per_element: float
+    payload_bytes: float
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """The table that `describe` returns; `print` it.
+
+    Attributes:
+        lines: one for each leaf.
+        elements: how many there are.
+        payload_bytes: what one worker puts into the collectives.
+        dense_bytes: the same uncompressed.
+        picked: what was chosen for you, and why.
+        link_bytes: what one device sends, or None without a number of workers.
+        dense_link_bytes: the same for an uncompressed all-reduce.
+    """
+
+    lines: tuple[Line, ...]
+    elements: int
+    payload_bytes: int
+    dense_bytes: int
+    picked: str
+    workers: int | None = None
+    link_bytes: int | None = None
+    dense_link_bytes: int | None = None
+
+    @property
+    def bits_per_element(self) -> float:
+        """Payload bits an element over the whole tree."""
+        return 8 * self.payload_bytes / max(self.elements, 1)
+
+    def __str__(self) -> str:
+        rows = [("leaf", "shape", "codec", "bits/elem", "bytes", "why")]
+        rows += [
+            (
+                line.path or "(the array)",
+                "x".join(map(str, line.shape)) or "scalar",
+                line.codec,
+                f"{line.bits_per_element:.2f}",
+                f"{math.ceil(line.payload_bytes):,}",
+                line.reason,
+            )
+            for line in self.lines
+        ]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        text = [
+            "  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows
+        ]
+        text.insert(1, "-" * max(map(len, text)))
+        text += ["", self.picked, self._totals()]
+        return "\n".join(text)
+
+    def _totals(self) -> str:
+        said = (
+            f"payload {self.payload_bytes:,} bytes for {self.elements:,} elements: "
+            f"{self.bits_per_element:.3f} bits an element, "
+            f"{self.dense_bytes / max(self.payload_bytes, 1):.2f}x less than dense"
+        )
+        if self.link_bytes is None or self.dense_link_bytes is None:
+            return said
+        ratio = self.dense_link_bytes / max(self.link_bytes, 1)
+        verdict = (
+            f"{ratio:.2f}x less than"
+            if ratio > 1
+            else f"{1 / max(ratio, 1e-9):.2f}x MORE than"
+            if ratio < 1
+            else "as much as"
+        )
+        return (
+            f"{said}\nlink {self.link_bytes:,} bytes a device over {self.workers} workers: "
+            f"{verdict} a dense all-reduce ({self.dense_link_bytes:,})"
+        )
+
+
+def describe(codec_or_reducer: Any, params: PyTree, workers: int | None = None) -> Description:
+    """What would be sent for a tree: leaf by leaf, in all, and what was picked and why.
+
+    Args:
+        codec_or_reducer: what you would give to `compressed_mean`.
+        params: the parameters, or their shapes and dtypes.
+        workers: with it, also the bytes that one device sends over its link.
+
+    Raises:
+        ValueError: if the first argument is none of those.
+
+    Example:
+        >>> import jaxcomp
+        >>> like = {"w": jnp.zeros((64, 64)), "b": jnp.zeros(64)}
+        >>> print(describe(jaxcomp.qsgd_inf(bits=4), like, workers=4))
+        leaf  shape  codec                              bits/elem  bytes  why
+        ------------------------------------------------------------------------------------------
+        b     64     dense float32                      32.00      256    1-D, below min_ndim=2
+        w     64x64  Quantizer(Uniform(steps=7), ...)   4.06       2,080  default
+    """
+    reducer = mean.as_reducer(codec_or_reducer)
+    policy = Policy(None) if reducer.uplink is None else reducer.uplink.policy
+    plan = trees.layout(policy, params)
+    likes = wire.payload_like(plan)
+    costs = [8.0 * like.dtype.itemsize for like in plan.likes]
+    spent = [0.0] * len(plan.likes)
+    for batch, payload in zip(plan.batches, likes, strict=True):
+        bucket = wire.fused_bytes(payload) / batch.buckets
+        for piece in batch.pieces:
+            spent[piece.leaf] += bucket * -(-(piece.stop - piece.start) // batch.size)
+    lines = []
+    for number, like in enumerate(plan.likes):
+        codec = plan.codecs[number]
+        bytes_ = spent[number] if codec is not None else like.size * like.dtype.itemsize
+        bits = 8 * bytes_ / like.size if like.size else costs[number]
+        lines.append(
+            Line(
+                path=plan.paths[number],
+                shape=like.shape,
+                dtype=like.dtype.name,
+                codec=f"dense {like.dtype.name}" if codec is None else short(codec),
+                bits_per_element=bits,
+                payload_bytes=bytes_,
+                reason="dense reducer" if reducer.uplink is None else plan.reasons[number],
+            )
+        )
+    like_tree = jax.tree.unflatten(plan.treedef, plan.likes)
+    return Description(
+        lines=tuple(lines),
+        elements=sum(like.size for like in plan.likes),
+        payload_bytes=wire.wire_bytes(policy, like_tree),
+        dense_bytes=sum(like.size * jnp.dtype(like.dtype).itemsize for like in plan.likes),
+        picked=_picked(codec_or_reducer, reducer),
+        workers=workers,
+        link_bytes=None if workers is None else wire.wire_bytes(reducer, like_tree, workers),
+        dense_link_bytes=None
+        if workers is None
+        else sum(wire.ring_bytes(like.size * like.dtype.itemsize, workers) for like in plan.likes),
+    )
+
+
+def short(codec: Codec) -> str:
+    """A codec on one line: its settings without their names."""
+    fields = getattr(codec, "__dataclass_fields__", None)
+    if fields is None:
+        return repr(codec)
+    settings = []
+    for name in fields:
+        value = getattr(codec, name)
+        if dataclasses.is_dataclass(value):
+            settings.append(repr(value).removesuffix("()"))
+        elif value is not False:
+            settings.append(f"{name}={value!r}")
+    return f"{type(codec).__name__}({', '.join(settings)})"
+
+
+def _picked(given: Any, reducer: Any) -> str:
+    if reducer.uplink is None:
+        return f"reducer {reducer!r}, as given"
+    feedback = type(reducer.uplink.feedback).__name__
+    if hasattr(given, "collect"):
+        return f"reducer {type(reducer).__name__} with {feedback}, as given"
+    if isinstance(given, Link):
+        return f"reducer {type(reducer).__name__} (the default for a link), {feedback} as given"
+    why = (
+        "the codec is contractive, so what it drops must be sent later"
+        if feedback == "Residual"
+        else "the codec is unbiased, or feedback would grow"
+    )
+    return f"reducer {type(reducer).__name__} (the default), feedback {feedback} ({why})"

@@ -1,0 +1,112 @@
+"""Which codec for which leaf: a policy is data, so that it can be printed, compared and hashed."""
+
+import dataclasses
+import fnmatch
+import math
+
+from jaxcomp import checks
+from jaxcomp.protocols import Codec
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """One line of a policy: leaves whose path matches take this codec.
+
+    Args:
+        path: a glob over the leaf's path, as in `"*/embedding"` or `"params/Dense_*/kernel"`;
+            paths are written as `describe` prints them.
+        codec: the codec for these leaves; None sends them dense, in their own dtype.
+        min_size: the rule only holds for leaves of at least so many elements.
+        min_ndim: the rule only holds for leaves of at least so many dimensions.
+    """
+
+    path: str
+    codec: Codec | None
+    min_size: int = 0
+    min_ndim: int = 0
+
+    def __post_init__(self):
+        if not isinstance(self.path, str):
+            raise ValueError(f"`path` must be a glob string such as '*/kernel', got {self.path!r}")
+        _check_codec(self.codec)
+        checks.integer("min_size", self.min_size, 0)
+        checks.integer("min_ndim", self.min_ndim, 0)
+
+    def matches(self, path: str, shape: tuple[int, ...]) -> bool:
+        """Whether the rule decides this leaf."""
+        return (
+            fnmatch.fnmatchcase(path, self.path)
+            and math.prod(shape) >= self.min_size
+            and len(shape) >= self.min_ndim
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """Which codec for which leaf: the first rule that matches, else the codec for large leaves.
+
+    Args:
+        codec: for every leaf that no rule decides and that is large enough.
+        rules: looked through in order.
+        min_size: smaller leaves are sent dense, unless a rule decides them.
+        min_ndim: leaves of fewer dimensions (biases, norms) are sent dense, likewise.
+
+    Raises:
+        ValueError: if an argument is none of these.
+
+    Example:
+        >>> import jaxcomp
+        >>> policy = Policy(
+        ...     jaxcomp.qsgd_inf(bits=4),
+        ...     rules=(Rule("*/embedding", jaxcomp.cast("bfloat16")), Rule("head/*", None)),
+        ... )
+        >>> policy.choose("head/kernel", (64, 10))
+        (None, "rule 'head/*'")
+    """
+
+    codec: Codec | None
+    rules: tuple[Rule, ...] = ()
+    min_size: int = 1024
+    min_ndim: int = 2
+
+    def __post_init__(self):
+        _check_codec(self.codec)
+        if not isinstance(self.rules, tuple) or not all(isinstance(r, Rule) for r in self.rules):
+            raise ValueError(f"`rules` must be a tuple of jaxcomp.Rule, got {self.rules!r}")
+        checks.integer("min_size", self.min_size, 0)
+        checks.integer("min_ndim", self.min_ndim, 0)
+
+    def choose(self, path: str, shape: tuple[int, ...]) -> tuple[Codec | None, str]:
+        """The codec of a leaf, None for dense, and why."""
+        for rule in self.rules:
+            if rule.matches(path, shape):
+                return rule.codec, f"rule {rule.path!r}"
+        if len(shape) < self.min_ndim:
+            return None, f"{len(shape)}-D, below min_ndim={self.min_ndim}"
+        if math.prod(shape) < self.min_size:
+            return None, f"below min_size={self.min_size}"
+        return self.codec, "default"
+
+    @property
+    def codecs(self) -> tuple[Codec, ...]:
+        """Every codec that a leaf may get."""
+        found = [rule.codec for rule in self.rules] + [self.codec]
+        return tuple(codec for codec in found if codec is not None)
+
+
+def everywhere(codec: Codec) -> Policy:
+    """The policy that compresses every leaf, whatever its size."""
+    return Policy(codec, min_size=0, min_ndim=0)
+
+
+def of(codec: "Codec | Policy") -> Policy:
+    """The default policy around a bare codec; a policy as it is."""
+    return codec if isinstance(codec, Policy) else Policy(codec)
+
+
+def _check_codec(codec) -> None:
+    if codec is not None and not isinstance(codec, Codec):
+        raise ValueError(
+            "`codec` must be a codec such as jaxcomp.qsgd_inf(bits=4), or None for dense, "
+            f"got {codec!r}"
+        )

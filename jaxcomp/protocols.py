@@ -1,0 +1,165 @@
+"""The nouns of the library as interfaces: what a part must offer to take its place.
+
+Everything traced is a `NamedTuple` of arrays, everything else is a frozen dataclass that is
+hashable by value. Nothing here computes anything.
+"""
+
+from collections.abc import Hashable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import jax
+from jax.typing import DTypeLike
+
+Array = jax.Array
+PyTree = Any
+AxisName = Hashable | tuple[Hashable, ...]
+
+
+class ArrayLike(Protocol):
+    """Anything with a shape and a dtype: an array or a `jax.ShapeDtypeStruct`."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> Any: ...
+
+
+class Key(NamedTuple):
+    """What a codec may draw noise from; every receiver can rebuild it, so it never travels.
+
+    Attributes:
+        shared: `uint32[2]`, the same on all workers: random coordinates, common rotations.
+        own: `uint32[2]`, this worker's: private dither.
+        first: `uint32` scalar, the number of bucket 0 of the array at hand, so that a part of a
+            batch draws the noise that the whole batch would have drawn there.
+    """
+
+    shared: Array
+    own: Array
+    first: Array
+
+
+@runtime_checkable
+class Codec(Protocol):
+    """One batch of buckets ↔ the payload that crosses the wire.
+
+    A codec sees `x: [buckets, size]`, zero-padded, of which `count[b]` elements of bucket `b`
+    are real. Every array of its payload has a leading `buckets` axis. Two more methods are
+    optional: `agree(x, count, state, axis_name) -> state` for what all workers must agree on
+    before they encode, and `decode_sum(keys, payloads, like, weights=None)` where summing `n`
+    payloads can be done better than one after another.
+
+    Attributes:
+        bucket_size: elements in a bucket, or None for one bucket a leaf.
+        unbiased: whether `E[decode(encode(x))] = x`.
+        linear: whether `decode(Σ payloads) = Σ decode(payloads)`, so that payloads may be summed.
+        contractive (optional, by default `not unbiased`): whether
+            `E‖decode(encode(x)) − x‖² ≤ (1 − δ)‖x‖²` for some `δ > 0` and every `x`.
+        bits_per_element (optional): what a full bucket costs an element, as the codec claims;
+            `testing.assert_wire_bytes` holds it against the payload.
+    """
+
+    @property
+    def bucket_size(self) -> int | None: ...
+
+    @property
+    def unbiased(self) -> bool: ...
+
+    @property
+    def linear(self) -> bool: ...
+
+    def init(self, like: ArrayLike) -> PyTree:
+        """State of the codec for a batch like this; `()` for the many that have none."""
+        ...
+
+    def encode(self, key: Key, x: Array, count: Array, state: PyTree) -> tuple[PyTree, PyTree]:
+        """The payload of a batch, and the state for the next step."""
+        ...
+
+    def decode(self, key: Key, payload: PyTree, like: ArrayLike, side: Any = None) -> Array:
+        """The batch that a payload stands for, in the shape and dtype of `like`."""
+        ...
+
+
+class Feedback(Protocol):
+    """A sender's memory: what to send, and what to make of what came back.
+
+    Attributes:
+        kind: what the memory is ("residual", "shift", …); `resize_workers` moves it by this.
+    """
+
+    @property
+    def kind(self) -> str: ...
+
+    def init(self, like: PyTree, part_like: PyTree) -> PyTree:
+        """Memory for messages like `like`, on a device that holds `part_like` of their mean."""
+        ...
+
+    def compensate(self, x: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
+        """The message to send in place of `x`."""
+        ...
+
+    def update(
+        self,
+        message: PyTree,
+        sent: PyTree,
+        part: PyTree,
+        share: Array | float,
+        weight: Array | None,
+        state: PyTree,
+    ) -> tuple[PyTree, PyTree]:
+        """This device's part of the estimate, and the memory for the next step."""
+        ...
+
+
+class Collected(NamedTuple):
+    """What the first half of a reduction brought to this device.
+
+    Attributes:
+        part: this device's part of `Σ wᵢ·cᵢ / n` over the decoded messages `cᵢ`.
+        sent: this worker's own message as the others decoded it.
+        share: `Σ wᵢ / n`.
+        state: the reducer's state for the next step.
+    """
+
+    part: PyTree
+    sent: PyTree
+    share: Array | float
+    state: PyTree
+
+
+class Reducer(Protocol):
+    """How the links of all workers become one mean, in two halves.
+
+    `collect` brings this device its part of the mean, `spread` brings every part to every device.
+    """
+
+    @property
+    def uplink(self) -> Any:
+        """The `Link` from the workers, or None where messages travel as they are."""
+        ...
+
+    def init(self, like: PyTree, axis_name: AxisName) -> PyTree: ...
+
+    def part_like(self, like: PyTree, axis_name: AxisName) -> PyTree: ...
+
+    def collect(
+        self,
+        key: Array,
+        message: PyTree,
+        state: PyTree,
+        axis_name: AxisName,
+        weight: Array | None = None,
+    ) -> Collected: ...
+
+    def spread(
+        self, key: Array, part: PyTree, like: PyTree, state: PyTree, axis_name: AxisName
+    ) -> tuple[PyTree, PyTree]: ...
+
+    def link_bytes(self, like: PyTree, workers: int) -> int:
+        """Bytes that one device sends for the whole reduction over `workers` workers."""
+        ...
+
+
+DType = DTypeLike

@@ -1,0 +1,98 @@
+"""The size of a bucket: what its elements are measured against before they are rounded.
+
+Each scale maps `x: [n, size]` with `count: [n]` real elements (the rest are zeros) to one float32
+a bucket. It survives what training produces: nothing overflows or underflows that need not, an
+empty or zero bucket has scale zero, and a non-finite element makes its bucket's scale non-finite.
+"""
+
+import dataclasses
+from typing import Protocol
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Float32
+
+from jaxcomp.protocols import Array
+from jaxcomp.quantize import sums
+
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+class Scale(Protocol):
+    """A frozen dataclass that maps buckets and their counts to one float32 a bucket."""
+
+    @property
+    def covers(self) -> bool:
+        """Whether no element is ever larger than the scale."""
+        ...
+
+    def __call__(self, x: Array, count: Array) -> Float32[Array, " n"]: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class MaxAbs:
+    """The largest absolute value of each bucket."""
+
+    covers = True
+
+    def __call__(self, x: Array, count: Array) -> Float32[Array, " n"]:
+        return sums.max_abs(x)
+
+
+@dataclasses.dataclass(frozen=True)
+class L2:
+    """The Euclidean norm of each bucket, at most the largest float32."""
+
+    covers = True
+
+    def __call__(self, x: Array, count: Array) -> Float32[Array, " n"]:
+        top = sums.max_abs(x)
+        ratio = sums.unit(x, top)  # Squares of tiny values underflow, of large ones overflow.
+        # The total is rounded, and a norm below the largest element would make it saturate.
+        length = jnp.maximum(jnp.sqrt(sums.total(ratio * ratio)), 1)
+        return jnp.where(sums.is_finite(top), jnp.minimum(top * length, _LARGEST), top)
+
+
+@dataclasses.dataclass(frozen=True)
+class MeanAbs:
+    """The mean absolute value of the real elements of each bucket."""
+
+    covers = False
+
+    def __call__(self, x: Array, count: Array) -> Float32[Array, " n"]:
+        top = sums.max_abs(x)
+        mean = sums.total(jnp.abs(sums.unit(x, top))) / _number(count)
+        return jnp.where(sums.is_finite(top), top * mean, top)
+
+
+@dataclasses.dataclass(frozen=True)
+class ClippedMax:
+    """The largest absolute value after clipping at `sigmas` standard deviations.
+
+    The deviation is the population's, about the mean, over the real elements of each bucket.
+    """
+
+    sigmas: float = 2.5
+    covers = False
+
+    def __post_init__(self):
+        if not (isinstance(self.sigmas, int | float) and self.sigmas > 0):
+            raise ValueError(f"`sigmas` must be a positive number, got {self.sigmas!r}")
+
+    def __call__(self, x: Array, count: Array) -> Float32[Array, " n"]:
+        top = sums.max_abs(x)
+        ratio = sums.unit(x, top)
+        number = _number(count)
+        mean = sums.total(ratio) / number
+        # Centred first: the difference of two means of squares would cancel.
+        real = jnp.arange(x.shape[1]) < count[:, None]
+        centred = jnp.where(real, (ratio - mean[:, None]) * 0.5, 0)
+        deviation = 2 * jnp.sqrt(sums.total(centred * centred) / number)
+        clip = jnp.minimum(jnp.float32(self.sigmas) * deviation, 1)
+        return jnp.where(sums.is_finite(top), top * clip, top)
+
+
+def _number(count: Array) -> Float32[Array, " n"]:
+    # Hidden from the compiler, which would turn division by a constant into multiplication.
+    return lax.optimization_barrier(jnp.maximum(count, 1).astype(jnp.float32))

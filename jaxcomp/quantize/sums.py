@@ -1,0 +1,97 @@
+"""Reductions over a bucket that give the same bits however a compiler arranges them.
+
+A float sum depends on its order, and a fused multiply-add rounds once where two instructions
+round twice, so `jit`, `vmap` and eager would disagree in the last bits. Sums here are taken in
+integers, which have no order; the maximum is taken over the bits of |x|, because a fused float
+maximum drops NaN.
+"""
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Float32, Int32
+
+from jaxcomp.protocols import Array
+
+FRACTION = 21
+"""Bits behind the point of the terms of `total`: terms of at most 1 in size are exact to 2⁻²²."""
+
+_FAN = 16
+_LIMB = 15
+_INF = 0x7F800000
+
+
+def max_abs(x: Array) -> Float32[Array, " n"]:
+    """The largest `|x|` of each row; NaN or Inf if the row has one.
+
+    Example:
+        >>> max_abs(jnp.array([[1.0, -3.0], [0.0, jnp.nan]]))
+        Array([ 3., nan], dtype=float32)
+    """
+    bits = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.int32) & 0x7FFFFFFF
+    while bits.shape[1] > 1:
+        bits = _fold(bits, jnp.max)
+    if bits.shape[1] == 0:
+        return jnp.zeros(x.shape[0], jnp.float32)
+    return lax.bitcast_convert_type(bits[:, 0], jnp.float32)
+
+
+def is_finite(x: Float32[Array, "..."]) -> Array:
+    """Whether each value is finite, decided from its bits."""
+    return (lax.bitcast_convert_type(x, jnp.int32) & 0x7FFFFFFF) < _INF
+
+
+def unit(x: Array, top: Float32[Array, " n"]) -> Float32[Array, "n size"]:
+    """`x / top` row by row, zero where `top` is zero or not finite."""
+    # A reciprocal overflows below 2^-126 and flushes to zero above 2^126: rows whose top is below
+    # count as zero, and rows with a large top are brought down by a power of two first.
+    usable = is_finite(top) & (top >= jnp.finfo(jnp.float32).tiny)
+    down = jnp.where(top > 1, jnp.float32(2.0**-4), jnp.float32(1))
+    inverse = jnp.where(usable, 1 / (top * down), 0)
+    return (x.astype(jnp.float32) * down[:, None]) * inverse[:, None]
+
+
+def total(terms: Float32[Array, "n size"]) -> Float32[Array, " n"]:
+    """The sum of each row of terms of at most 1 in size, each rounded to a multiple of 2⁻²¹.
+
+    Example:
+        >>> total(jnp.full((1, 1000), 0.25))
+        Array([250.], dtype=float32)
+    """
+    scaled = (terms * jnp.float32(2 ** (FRACTION + 1))).astype(jnp.int32)
+    limbs, bound = [(scaled + 1) >> 1], 2**FRACTION
+    while limbs[0].shape[1] > 1:
+        if bound * _FAN > 2**30:
+            limbs, bound = _carry(limbs), 2 ** (_LIMB + 1)
+        limbs, bound = [_fold(limb, jnp.sum) for limb in limbs], bound * _FAN
+    if limbs[0].shape[1] == 0:
+        return jnp.zeros(terms.shape[0], jnp.float32)
+    limbs = _carry(limbs)
+    value = jnp.zeros(terms.shape[0], jnp.float32)
+    for place in reversed(range(len(limbs))):  # Powers of two: each product is exact.
+        value = value + limbs[place][:, 0].astype(jnp.float32) * jnp.float32(
+            2.0 ** (_LIMB * place - FRACTION)
+        )
+    return value
+
+
+def _carry(limbs: list[Int32[Array, "n lanes"]]) -> list[Int32[Array, "n lanes"]]:
+    """The same number in limbs of 15 bits, with one more of them for the carry."""
+    settled, carry = [], jnp.zeros((), jnp.int32)
+    for limb in limbs:
+        limb = limb + carry
+        settled.append(limb & (2**_LIMB - 1))
+        carry = limb >> _LIMB
+    return [*settled, carry]
+
+
+def _fold(x: Int32[Array, "n size"], reduce) -> Int32[Array, "n lanes"]:
+    """One level of a reduction along rows: 16 neighbours-at-a-distance become one."""
+    n, size = x.shape
+    lanes = size // _FAN
+    if lanes == 0:
+        return reduce(x, axis=1, keepdims=True)
+    body = reduce(x[:, : lanes * _FAN].reshape(n, _FAN, lanes), axis=1)
+    if size % _FAN:
+        body = jnp.concatenate([body, x[:, lanes * _FAN :]], axis=1)
+    # Without the barrier the levels are merged into one scalar loop along the row, 7x slower.
+    return lax.optimization_barrier(body)

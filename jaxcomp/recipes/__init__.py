@@ -1,0 +1,1 @@
+"""Papers as expressions: each recipe is a short composition of parts, with its reference."""

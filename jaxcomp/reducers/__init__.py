@@ -1,0 +1,1 @@
+"""Reducers: how the links of all workers become one mean."""

@@ -1,0 +1,1 @@
+"""Which elements to send."""

@@ -1,0 +1,64 @@
+"""The sum of what all workers sent: the decoder's hot path."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxcomp.protocols import Array, ArrayLike, Codec, Key
+
+UNROLLED = 16
+"""Workers whose payloads are decoded and added in one fused pass; the rest follow in a loop."""
+
+
+def accumulator(like: ArrayLike) -> jax.ShapeDtypeStruct:
+    """`like` in the dtype that sums are taken in: float32, or float64 for float64."""
+    return jax.ShapeDtypeStruct(like.shape, jnp.promote_types(like.dtype, jnp.float32))
+
+
+def decode_sum(
+    codec: Codec, keys: Key, payloads: Any, like: ArrayLike, weights: Array | None = None
+) -> Array:
+    """`Σ wᵢ · decode(payloadᵢ)` in worker order, by the codec's own method if it has one.
+
+    Args:
+        codec: what made the payloads.
+        keys: each worker's key; `own` has a leading workers axis.
+        payloads: the payload tree with a leading workers axis.
+        like: shape and dtype of one decoded batch.
+        weights: `[workers]`, or None for all ones. A worker of weight zero adds exactly nothing,
+            even if its payload is not finite.
+
+    Returns:
+        The sum in the dtype of `accumulator(like)`.
+    """
+    own = getattr(codec, "decode_sum", None)
+    if own is not None:
+        return own(keys, payloads, like, weights)
+    like = accumulator(like)
+
+    def term(index):
+        key = keys._replace(own=keys.own[index])
+        payload = jax.tree.map(lambda leaf: leaf[index], payloads)
+        return weighted(codec.decode(key, payload, like), weights, index)
+
+    return in_order(term, keys.own.shape[0])
+
+
+def weighted(x: Array, weights: Array | None, index) -> Array:
+    """`weights[index] * x`, exactly zero for weight zero."""
+    if weights is None:
+        return x
+    weight = weights[index].astype(x.dtype)
+    return jnp.where(weight == 0, 0, weight * x)
+
+
+def in_order(term, workers: int) -> Array:
+    """`term(0) + term(1) + …`, added in this order however it is compiled."""
+    total = term(0)
+    for index in range(1, min(workers, UNROLLED)):
+        total = total + term(index)
+    if workers > UNROLLED:
+        total = lax.fori_loop(UNROLLED, workers, lambda i, acc: acc + term(i), total)
+    return total

@@ -1,0 +1,1 @@
+"""The optax edge: gradient transformations that a user chains."""

@@ -1,0 +1,178 @@
+"""`compressed_mean`: the mean of the workers' gradients, as an optax transformation."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxcomp import axes, feedback as feedback_, noise, policy as policy_, trees, wire
+from jaxcomp.feedback import Link
+from jaxcomp.policy import Policy
+from jaxcomp.protocols import Array, AxisName, Codec, PyTree, Reducer
+from jaxcomp.reducers import reduction
+from jaxcomp.reducers.gather import Gather
+from jaxcomp.reducers.reduction import ReductionState
+
+
+class Stats(NamedTuple):
+    """What the last step cost and lost; the same on every worker.
+
+    Attributes:
+        relative_error: `Σ‖message − sent‖² / Σ‖message‖²` over all workers.
+        residual_ratio: root of `Σ‖residual‖² / Σ‖gradient‖²`; zero without residual memory.
+        payload_bytes: what one worker put into the collectives.
+        link_bytes: what one device sent over its link.
+    """
+
+    relative_error: Array
+    residual_ratio: Array
+    payload_bytes: Array
+    link_bytes: Array
+
+
+class CompressedMeanState(NamedTuple):
+    """State of `compressed_mean`.
+
+    Attributes:
+        key: the raw key that every step's noise is derived from.
+        step: steps taken.
+        memory: what the links and the reducer remember.
+        stats: `Stats` of the last step, or `()`.
+    """
+
+    key: Array
+    step: Array
+    memory: ReductionState
+    stats: Any
+
+
+def compressed_mean(
+    codec: "Codec | Policy | Link | Reducer",
+    axis_name: AxisName,
+    *,
+    key: Any = 0,
+    guard: bool = True,
+    stats: bool = False,
+) -> optax.GradientTransformationExtraArgs:
+    """Replaces local gradients by the compressed mean over the workers of a mapped axis.
+
+    Chain it before the optimizer, inside `jax.shard_map`, `jax.pmap`, `jax.vmap(axis_name=...)`
+    or a step wrapped by `jaxcomp.data_parallel`. The gradients must be local: differentiate the
+    loss at `jaxcomp.local(params, axis_name)`, and do not average the loss before you do.
+
+    What is picked where you do not say it (`jaxcomp.describe` shows it):
+
+    * a codec or policy without feedback gets `Residual()` if the codec is contractive (biased,
+      with an error smaller than its input), and none otherwise;
+    * a link without a reducer is reduced by `Gather`;
+    * a codec without a policy leaves one-dimensional leaves and leaves of fewer than 1,024
+      elements dense, in their own dtype.
+
+    Args:
+        codec: a codec, a `Policy`, a `Link` or a reducer such as `Dense()`.
+        axis_name: the mapped axis, or a tuple of them.
+        key: a seed, a raw `uint32[2]` key or a `jax.random.key`; the same on all workers.
+        guard: leave every memory as it was in a step whose mean is not finite.
+        stats: keep `Stats` of the last step in the state.
+
+    Returns:
+        An optax transformation. Its state holds the memory of each worker in `PerWorker`.
+
+    Raises:
+        ValueError: on construction for arguments of the wrong kind; on use outside of a mapped
+            axis, for gradients that are already summed over it, or for leaves that are not
+            floating.
+
+    Example:
+        >>> import jaxcomp
+        >>> tx = optax.chain(
+        ...     jaxcomp.compressed_mean(jaxcomp.qsgd_inf(bits=4), axis_name="data"),
+        ...     optax.adamw(3e-4),
+        ... )
+    """
+    reducer = as_reducer(codec)
+    seed = noise.raw(key)
+
+    def init_fn(params: PyTree) -> CompressedMeanState:
+        return CompressedMeanState(
+            key=seed,
+            step=jnp.zeros((), jnp.int32),
+            memory=reduction.init(reducer, params, axis_name),
+            stats=_no_stats() if stats else (),
+        )
+
+    def update_fn(
+        updates: PyTree, state: CompressedMeanState, params: PyTree | None = None, **extra: Any
+    ) -> tuple[PyTree, CompressedMeanState]:
+        del params, extra
+        axes.require(axis_name)
+        _check_local(updates, axis_name)
+        step_key = noise.fold(state.key, state.step)
+        result = reduction.reduce(reducer, step_key, updates, state.memory, axis_name, guard=guard)
+        measured = _measure(reducer, updates, result, axis_name) if stats else ()
+        return result.mean, CompressedMeanState(state.key, state.step + 1, result.state, measured)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def as_reducer(codec: "Codec | Policy | Link | Reducer") -> Reducer:
+    """The reducer that stands for what a user gave: a reducer, link, policy or codec."""
+    if hasattr(codec, "collect"):
+        return codec  # type: ignore[return-value]
+    if isinstance(codec, Codec | Policy):
+        codec = Link(codec, feedback_.default(codec))
+    if isinstance(codec, Link):
+        return Gather(codec)
+    raise ValueError(
+        "`codec` must be a codec such as jaxcomp.qsgd_inf(bits=4), a Policy, a Link or a reducer "
+        f"such as jaxcomp.Dense(), got {codec!r}"
+    )
+
+
+def _check_local(updates: PyTree, axis_name: AxisName) -> None:
+    if not axes.typed(axis_name):
+        return
+    flat, _ = jax.tree_util.tree_flatten_with_path(updates)
+    for path, leaf in flat:
+        if not axes.varies(leaf, axis_name):
+            raise ValueError(
+                f"`updates` must be this worker's own gradients, and '{trees.path_name(path)}' is "
+                f"already the same on all workers of {axis_name!r}: JAX has summed it. Take the "
+                f"gradient at jaxcomp.local(params, {axis_name!r})."
+            )
+
+
+def _no_stats() -> Stats:
+    zero = jnp.zeros((), jnp.float32)
+    return Stats(zero, zero, jnp.zeros((), jnp.uint32), jnp.zeros((), jnp.uint32))
+
+
+def _measure(
+    reducer: Reducer, grads: PyTree, result: reduction.Reduction, axis_name: AxisName
+) -> Stats:
+    message, sent = result.message, result.sent
+    memory = result.state.feedback.own()
+    residual = memory if result.state.feedback.kind == "residual" else ()
+    lost = jax.tree.map(lambda p, c: p - c, message, sent)
+    norms = jnp.stack([_energy(tree) for tree in (lost, message, residual, grads)])
+    lost, message, residual, energy = jax.lax.pmean(norms, axis_name)
+    policy = None if reducer.uplink is None else reducer.uplink.policy
+    return Stats(
+        relative_error=lost / jnp.where(message == 0, 1, message),
+        residual_ratio=jnp.sqrt(residual / jnp.where(energy == 0, 1, energy)),
+        payload_bytes=_count(wire.wire_bytes(policy or policy_.Policy(None), grads)),
+        link_bytes=_count(wire.wire_bytes(reducer, grads, workers=axes.size(axis_name))),
+    )
+
+
+def _energy(tree: PyTree) -> Array:
+    leaves = jax.tree.leaves(tree)
+    return sum(
+        (jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in leaves),
+        start=jnp.zeros((), jnp.float32),
+    )
+
+
+def _count(size: int) -> Array:
+    return jnp.asarray(min(size, 2**32 - 1), jnp.uint32)

@@ -1,0 +1,297 @@
+"""Pytree ↔ leaves ↔ batches of buckets: the only place between gradients and codecs.
+
+All leaves that share a codec, a dtype and a bucket size are encoded as one batch, so a model is
+one fused loop and one compilation, however many leaves it has. A leaf that dominates its batch is
+a batch of its own up to its last whole bucket: it is encoded where it lies instead of being copied
+into a batch. Its tail joins the others.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxcomp import noise, policy as policy_
+from jaxcomp.policy import Policy
+from jaxcomp.protocols import Array, Codec, Key, PyTree
+
+_DIRECT_SIZE = 2**18
+_DIRECT_SHARE = 1 / 8
+
+
+class Piece(NamedTuple):
+    """Elements `start` to `stop` of a flattened leaf; only a leaf's last bucket is padded."""
+
+    leaf: int
+    start: int
+    stop: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """Pieces of leaves that one call of a codec encodes, as `[buckets, size]`."""
+
+    codec: Codec
+    dtype: np.dtype
+    size: int
+    pieces: tuple[Piece, ...]
+
+    @property
+    def buckets(self) -> int:
+        return sum(_buckets(piece, self.size) for piece in self.pieces)
+
+    @property
+    def like(self) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((self.buckets, self.size), self.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Where each leaf of a tree goes: into batches, or dense.
+
+    Attributes:
+        batches: one encode each.
+        dense: numbers of the leaves that travel as they are.
+        likes: shape and dtype of every leaf.
+        paths: path of every leaf, as `"params/Dense_0/kernel"`.
+        codecs: codec of every leaf, None for dense.
+        reasons: why that codec.
+        treedef: the structure of the tree.
+    """
+
+    batches: tuple[Batch, ...]
+    dense: tuple[int, ...]
+    likes: tuple[jax.ShapeDtypeStruct, ...]
+    paths: tuple[str, ...]
+    codecs: tuple[Codec | None, ...]
+    reasons: tuple[str, ...]
+    treedef: Any
+
+
+class TreePayload(NamedTuple):
+    """The payload of every batch, and the leaves that are sent as they are."""
+
+    batches: tuple[Any, ...]
+    dense: tuple[Array, ...]
+
+
+def layout(codec: "Codec | Policy", tree: PyTree) -> Layout:
+    """Plans the batches of a tree; a bare codec takes every leaf.
+
+    Raises:
+        ValueError: if a leaf is not of a real floating dtype.
+    """
+    rules = codec if isinstance(codec, Policy) else policy_.everywhere(codec)
+    flat, treedef = jax.tree_util.tree_flatten_with_path(tree)
+    paths = tuple(path_name(path) for path, _ in flat)
+    likes = tuple(_like(path, leaf) for path, (_, leaf) in zip(paths, flat, strict=True))
+    chosen = [rules.choose(path, like.shape) for path, like in zip(paths, likes, strict=True)]
+    dense, groups = [], {}
+    for number, (like, (picked, _)) in enumerate(zip(likes, chosen, strict=True)):
+        if picked is None or like.size == 0:
+            dense.append(number)
+            continue
+        size = min(picked.bucket_size or like.size, like.size)
+        groups.setdefault((picked, like.dtype, size), []).append(Piece(number, 0, like.size))
+    batches = []
+    for (picked, dtype, size), pieces in groups.items():
+        direct, rest = _split(pieces, size)
+        batches += [Batch(picked, dtype, size, (piece,)) for piece in direct]
+        if rest:
+            batches.append(Batch(picked, dtype, size, tuple(rest)))
+    return Layout(
+        batches=tuple(batches),
+        dense=tuple(dense),
+        likes=likes,
+        paths=paths,
+        codecs=tuple(picked for picked, _ in chosen),
+        reasons=tuple(why for _, why in chosen),
+        treedef=treedef,
+    )
+
+
+def path_name(path) -> str:
+    """A leaf's path as a user would write it: `params/Dense_0/kernel`."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def _like(path: str, leaf: Any) -> jax.ShapeDtypeStruct:
+    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+        leaf = np.asarray(leaf)
+    if not jnp.issubdtype(leaf.dtype, jnp.floating):
+        raise ValueError(
+            f"every leaf must have a floating dtype, and '{path}' is {leaf.dtype}"
+            f"{list(leaf.shape)}. Keep it out of the gradient with `optax.masked`, or cast it."
+        )
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+
+
+def _split(pieces: list[Piece], size: int) -> tuple[list[Piece], list[Piece]]:
+    """Pieces that are batches of their own, and the rest with the tails of those."""
+    total = sum(piece.stop for piece in pieces)
+    direct, rest = [], []
+    for piece in pieces:
+        dominates = piece.stop >= max(_DIRECT_SIZE, _DIRECT_SHARE * total)
+        whole = piece.stop // size * size if dominates else 0
+        if whole:
+            direct.append(Piece(piece.leaf, 0, whole))
+        if whole < piece.stop:
+            rest.append(Piece(piece.leaf, whole, piece.stop))
+    return direct, rest
+
+
+def _buckets(piece: Piece, size: int) -> int:
+    return -(-(piece.stop - piece.start) // size)
+
+
+def stack(batch: Batch, leaves: Sequence[Array]) -> Array:
+    """The batch's pieces as `[buckets, size]`, each padded with zeros to whole buckets."""
+    parts = []
+    for piece in batch.pieces:
+        flat = jnp.reshape(leaves[piece.leaf], -1)
+        if (piece.start, piece.stop) != (0, flat.shape[0]):
+            flat = flat[piece.start : piece.stop]
+        padding = _buckets(piece, batch.size) * batch.size - flat.shape[0]
+        parts += [flat, jnp.zeros(padding, batch.dtype)] if padding else [flat]
+    whole = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
+    return whole.reshape(batch.buckets, batch.size)
+
+
+def counts(batch: Batch) -> Array:
+    """The number of real elements of each bucket, `int32[buckets]`."""
+    lasts, numbers, end = [], [], 0
+    for piece in batch.pieces:
+        end += _buckets(piece, batch.size)
+        tail = (piece.stop - piece.start) % batch.size
+        if tail:
+            lasts.append(end - 1)
+            numbers.append(tail)
+    full = jnp.full(batch.buckets, batch.size, jnp.int32)
+    if not lasts:
+        return full
+    return full.at[np.array(lasts)].set(np.array(numbers, np.int32))
+
+
+def assemble(plan: Layout, stacks: Sequence[Array], dense: Sequence[Array]) -> PyTree:
+    """The tree whose batches are `stacks` and whose dense leaves are `dense`."""
+    found: list[list[tuple[int, Array]]] = [[] for _ in plan.likes]
+    for batch, whole in zip(plan.batches, stacks, strict=True):
+        flat, row = whole.reshape(-1), 0
+        for piece in batch.pieces:
+            length, begin = piece.stop - piece.start, row * batch.size
+            part = flat if length == flat.shape[0] else flat[begin : begin + length]
+            found[piece.leaf].append((piece.start, part))
+            row += _buckets(piece, batch.size)
+    leaves: list[Any] = []
+    for like, parts in zip(plan.likes, found, strict=True):
+        ordered = [part for _, part in sorted(parts, key=lambda pair: pair[0])]
+        flat = (
+            None if not ordered else ordered[0] if len(ordered) == 1 else jnp.concatenate(ordered)
+        )
+        leaves.append(None if flat is None else flat.reshape(like.shape).astype(like.dtype))
+    for number, leaf in zip(plan.dense, dense, strict=True):
+        leaves[number] = leaf
+    return jax.tree.unflatten(plan.treedef, leaves)
+
+
+def batch_key(key: Array, number: int, worker: Array | int) -> Key:
+    """The key of batch `number` of a step's key, on this worker."""
+    shared = noise.fold(key, number)
+    return Key(shared, noise.fold(shared, worker), jnp.zeros((), jnp.uint32))
+
+
+def encode(codec: "Codec | Policy", key: Any, tree: PyTree, *, worker: int = 0) -> TreePayload:
+    """Encodes an array or a pytree without a mesh: what worker `worker` would send.
+
+    Args:
+        codec: a codec, which takes every leaf, or a `Policy`.
+        key: a seed, a raw `uint32[2]` key or a `jax.random.key`: the key of the step.
+        tree: floating arrays of any shape.
+        worker: whose private noise to draw.
+
+    Returns:
+        The payload: exactly the arrays that would cross the network.
+
+    Raises:
+        ValueError: if `key` is not a key, or a leaf is not floating.
+
+    Example:
+        >>> import jaxcomp
+        >>> payload = jaxcomp.encode(jaxcomp.qsgd_inf(bits=4), 0, jnp.ones((64, 32)))
+        >>> payload.batches[0].words.shape
+        (4, 64)
+    """
+    plan = layout(codec, tree)
+    leaves = jax.tree.leaves(tree)
+    key = noise.raw(key)
+    payloads = []
+    for number, batch in enumerate(plan.batches):
+        x = stack(batch, leaves)
+        state = batch.codec.init(batch.like)
+        payload, _ = batch.codec.encode(batch_key(key, number, worker), x, counts(batch), state)
+        payloads.append(payload)
+    return TreePayload(tuple(payloads), tuple(jnp.asarray(leaves[i]) for i in plan.dense))
+
+
+def decode(
+    codec: "Codec | Policy",
+    key: Any,
+    payload: TreePayload,
+    like: PyTree,
+    *,
+    worker: int = 0,
+) -> PyTree:
+    """Decodes what `encode` made with the same codec, key and worker.
+
+    Args:
+        codec: as given to `encode`.
+        key: as given to `encode`.
+        payload: what `encode` returned.
+        like: the tree, or its shapes and dtypes.
+        worker: as given to `encode`.
+
+    Returns:
+        A tree with the structure, shapes and dtypes of `like`.
+
+    Raises:
+        ValueError: if `payload` is not that of a tree like this under this codec.
+    """
+    plan = layout(codec, like)
+    if not isinstance(payload, TreePayload) or (len(payload.batches), len(payload.dense)) != (
+        len(plan.batches),
+        len(plan.dense),
+    ):
+        raise ValueError(
+            f"`payload` must be what `encode` returned for this codec and a tree like `like` "
+            f"({len(plan.batches)} batches, {len(plan.dense)} dense leaves), got "
+            f"{jax.tree.map(jnp.shape, payload)}"
+        )
+    key = noise.raw(key)
+    stacks = [
+        batch.codec.decode(batch_key(key, number, worker), part, batch.like)
+        for number, (batch, part) in enumerate(zip(plan.batches, payload.batches, strict=True))
+    ]
+    return assemble(plan, stacks, payload.dense)
+
+
+def roundtrip(codec: "Codec | Policy", key: Any, tree: PyTree, *, worker: int = 0) -> PyTree:
+    """`decode(encode(tree))`: the tree as the other workers would see it.
+
+    Example:
+        >>> import jaxcomp
+        >>> jaxcomp.roundtrip(jaxcomp.sign(), 0, jnp.array([1.0, -2.0, 3.0]))
+        Array([ 2., -2.,  2.], dtype=float32)
+    """
+    payload = encode(codec, key, tree, worker=worker)
+    return decode(codec, key, payload, tree, worker=worker)
+
+
+def dense_bytes(plan: Layout) -> int:
+    """Bytes of the leaves that travel as they are."""
+    return sum(
+        math.prod(plan.likes[i].shape) * np.dtype(plan.likes[i].dtype).itemsize for i in plan.dense
+    )

@@ -1,0 +1,217 @@
+"""What crosses the wire: a payload tree as one dense buffer, its cost, and the compiled truth.
+
+Small minor dimensions must not reach a collective (a TPU pads them to 128 lanes), and a
+collective a leaf costs a latency each, so everything that a worker sends is one 1-D buffer.
+"""
+
+import math
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import UInt32
+
+from jaxcomp import bits, trees
+from jaxcomp.policy import Policy
+from jaxcomp.protocols import Array, Codec, PyTree
+
+
+def fuse(payload: PyTree) -> UInt32[Array, " words"]:
+    """Every array of a payload tree, one after another, as 32-bit words.
+
+    Narrow dtypes are packed; each array begins on a word.
+    """
+    parts = [_to_words(leaf) for leaf in jax.tree.leaves(payload)]
+    if not parts:
+        return jnp.zeros(0, jnp.uint32)
+    # The barrier keeps the compiler from moving the decoder's widening before the collective.
+    return lax.optimization_barrier(parts[0] if len(parts) == 1 else jnp.concatenate(parts))
+
+
+def split(buffer: UInt32[Array, "*workers words"], like: PyTree) -> PyTree:
+    """The payload trees that buffers stand for; leading axes of `buffer` are kept."""
+    leaves, treedef = jax.tree.flatten(like)
+    parts, start = [], 0
+    for leaf in leaves:
+        length = _word_count(leaf)
+        parts.append(_from_words(buffer[..., start : start + length], leaf))
+        start += length
+    if start != buffer.shape[-1]:
+        raise ValueError(f"`buffer` must have {start} words for this payload, got {buffer.shape}")
+    return jax.tree.unflatten(treedef, parts)
+
+
+def fused_bytes(like: PyTree) -> int:
+    """Bytes of the fused buffer of a payload tree."""
+    return 4 * sum(_word_count(leaf) for leaf in jax.tree.leaves(like))
+
+
+def _word_count(leaf) -> int:
+    size, width = math.prod(leaf.shape), jnp.dtype(leaf.dtype).itemsize
+    return size * (width // 4) if width >= 4 else -(-size // (4 // width))
+
+
+def _to_words(x: Array) -> Array:
+    flat = x.reshape(-1)
+    if flat.dtype == jnp.bool_:
+        flat = flat.astype(jnp.uint8)
+    width = 8 * flat.dtype.itemsize
+    if width >= 32:
+        words = lax.bitcast_convert_type(flat, jnp.uint32)
+        return words.reshape(-1)
+    codes = lax.bitcast_convert_type(flat, jnp.dtype(f"uint{width}")).astype(jnp.uint32)
+    return bits.pack(codes[None], bits=width)[0]
+
+
+def _from_words(words: Array, like) -> Array:
+    dtype = jnp.dtype(like.dtype)
+    lead, size, width = words.shape[:-1], math.prod(like.shape), 8 * dtype.itemsize
+    if width >= 32:
+        if width > 32:
+            words = words.reshape(*lead, size, width // 32)
+        return lax.bitcast_convert_type(words, dtype).reshape(*lead, *like.shape)
+    codes = bits.unpack(words.reshape(-1, words.shape[-1]), bits=width, size=size)
+    codes = codes.astype(jnp.dtype(f"uint{width}")).reshape(*lead, *like.shape)
+    if dtype == jnp.bool_:
+        return codes.astype(dtype)
+    return lax.bitcast_convert_type(codes, dtype)
+
+
+def payload_like(plan: trees.Layout) -> tuple[Any, ...]:
+    """Shapes and dtypes of the payload of every batch, without computing any."""
+
+    def encode(batch):
+        key = trees.batch_key(jnp.zeros(2, jnp.uint32), 0, 0)
+        x = jnp.zeros((batch.buckets, batch.size), batch.dtype)
+        payload, _ = batch.codec.encode(key, x, trees.counts(batch), batch.codec.init(batch.like))
+        return payload
+
+    return tuple(jax.eval_shape(lambda b=batch: encode(b)) for batch in plan.batches)
+
+
+def wire_bytes(codec_or_reducer: Any, like: PyTree, workers: int | None = None) -> int:
+    """Bytes that one worker sends for a tree like this.
+
+    For a codec or a policy: **payload bytes**, what one worker puts into the collective, once.
+    For a reducer: **link bytes**, what one device sends over its link for the whole reduction.
+
+    Args:
+        codec_or_reducer: a codec (which takes every leaf), a `Policy`, or a reducer.
+        like: the tree, or its shapes and dtypes.
+        workers: the number of workers; needed for a reducer, ignored for a codec.
+
+    Raises:
+        ValueError: if a reducer comes without `workers`, or the first argument is neither.
+
+    Example:
+        >>> import jaxcomp
+        >>> like = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
+        >>> wire_bytes(jaxcomp.qsgd_inf(bits=4, bucket_size=512), like)
+        532480
+        >>> wire_bytes(jaxcomp.Dense(), like, workers=8)
+        7340032
+    """
+    if hasattr(codec_or_reducer, "link_bytes"):
+        if workers is None:
+            raise ValueError(
+                "`workers` must be given for a reducer: its link bytes depend on how many there "
+                "are. For payload bytes, pass the codec."
+            )
+        if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+            raise ValueError(f"`workers` must be a positive integer, got {workers!r}")
+        return codec_or_reducer.link_bytes(like, workers)
+    if not isinstance(codec_or_reducer, Codec | Policy):
+        raise ValueError(
+            f"`codec_or_reducer` must be a codec, a Policy or a reducer, got {codec_or_reducer!r}"
+        )
+    plan = trees.layout(codec_or_reducer, like)
+    return fused_bytes(payload_like(plan)) + trees.dense_bytes(plan)
+
+
+_COLLECTIVE = re.compile(
+    r"= (?P<shape>\([^)]*\)|\S+) "
+    r"(?P<op>all-gather|all-reduce|all-to-all|reduce-scatter|collective-permute"
+    r"|collective-broadcast|ragged-all-to-all)(?P<start>-start)?\("
+)
+_ARRAY = re.compile(r"(?P<dtype>[a-z]+\d*[a-z0-9]*)\[(?P<dims>[\d,]*)\](?:\{(?P<layout>[^}]*)\})?")
+_BITS = {"pred": 8, "s4": 4, "u4": 4, "s2": 2, "u2": 2, "bf16": 16, "c64": 64, "c128": 128}
+
+
+def collective_bytes(compiled: Any) -> dict[str, int]:
+    """Bytes that one device sends in a compiled program, by kind of collective.
+
+    Read from the compiled HLO in its physical layout (padding of tiles included), with the usual
+    ring algorithms: of `n` devices, each sends `n − 1` times what it contributes to an
+    all-gather, `2(n − 1)/n` of an all-reduce, `(n − 1)/n` of a reduce-scatter's or all-to-all's
+    input. A collective inside a loop counts once.
+
+    Args:
+        compiled: what `jax.jit(f).lower(...).compile()` returns, or its text.
+
+    Returns:
+        Operation name to bytes; operations that do not occur are left out.
+
+    Example:
+        >>> collective_bytes(jax.jit(lambda x: x + 1).lower(1.0).compile())
+        {}
+    """
+    text = compiled if isinstance(compiled, str) else compiled.as_text()
+    header = text[: text.find("\n")]
+    everyone = 1
+    for field in ("replica_count", "num_partitions"):
+        found = re.search(rf"{field}=(\d+)", header)
+        everyone *= int(found.group(1)) if found else 1
+    totals: dict[str, int] = {}
+    for line in text.splitlines():
+        found = _COLLECTIVE.search(line)
+        if not found:
+            continue
+        op, group = found["op"], _group_size(line, everyone)
+        sizes = [_physical_bytes(array) for array in _ARRAY.finditer(found["shape"])]
+        if found["start"] and op != "all-reduce" and len(sizes) > 1:
+            sizes = sizes[len(sizes) // 2 :]  # (operands, results)
+        totals[op] = totals.get(op, 0) + _sent(op, sum(sizes), group)
+    return {op: size for op, size in totals.items() if size}
+
+
+def _sent(op: str, result: int, group: int) -> int:
+    """Bytes one device sends, from the bytes of the collective's result."""
+    if op == "all-reduce":
+        return ring_bytes(result, group)
+    if op == "reduce-scatter":
+        return result * (group - 1)
+    if op in ("collective-permute", "collective-broadcast"):
+        return result
+    return -(-result * (group - 1) // group)
+
+
+def ring_bytes(size: int, workers: int) -> int:
+    """Bytes one device sends in a ring all-reduce of `size` bytes over `workers` devices."""
+    return -(-2 * (workers - 1) * size // workers)
+
+
+def _group_size(line: str, everyone: int) -> int:
+    found = re.search(r"replica_groups=\[\d+,(\d+)\]", line)
+    if found:
+        return int(found.group(1))
+    found = re.search(r"replica_groups=\{\{([\d,]+)\}", line)
+    if found:
+        return len(found.group(1).split(","))
+    return everyone
+
+
+def _physical_bytes(array: re.Match) -> int:
+    """Bytes of an HLO array with its tiles' padding: `u32[4,64]{1,0:T(8,128)}` is 8 × 128 words."""
+    dims = [int(d) for d in array["dims"].split(",") if d]
+    order, _, tiling = (array["layout"] or "").partition(":")
+    tile = re.search(r"T\(([\d,]+)\)", tiling)
+    if tile and order:
+        sides = [int(t) for t in tile.group(1).split(",")]
+        minor_to_major = [int(d) for d in order.split(",")]
+        for side, dim in zip(reversed(sides), minor_to_major, strict=False):
+            dims[dim] = -(-dims[dim] // side) * side
+    name = array["dtype"]
+    width = _BITS.get(name) or int(re.findall(r"\d+", name)[0])
+    return -(-math.prod(dims) * width // 8)
