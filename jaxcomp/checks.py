@@ -1,4 +1,4 @@
-"""What settings may be: each check raises a `ValueError` that says what is allowed and what came."""
+"""What settings may be: each check raises a `ValueError` that says what is allowed."""
 
 import math
 from typing import Any

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from jaxcomp import trees, wire
 from jaxcomp.feedback import Link
-from jaxcomp.policy import Policy
 from jaxcomp.protocols import Codec, PyTree
+from jaxcomp.reducers import reduction
 from jaxcomp.transforms import mean
 
 
@@ -119,8 +119,7 @@ def describe(codec_or_reducer: Any, params: PyTree, workers: int | None = None) 
         w     64x64  Quantizer(Uniform(steps=7), ...)   4.06       2,080  default
     """
     reducer = mean.as_reducer(codec_or_reducer)
-    policy = Policy(None) if reducer.uplink is None else reducer.uplink.policy
-    plan = trees.layout(policy, params)
+    plan = reduction.plan(reducer, params)
     likes = wire.payload_like(plan)
     costs = [8.0 * like.dtype.itemsize for like in plan.likes]
     spent = [0.0] * len(plan.likes)
@@ -148,7 +147,7 @@ def describe(codec_or_reducer: Any, params: PyTree, workers: int | None = None) 
     return Description(
         lines=tuple(lines),
         elements=sum(like.size for like in plan.likes),
-        payload_bytes=wire.wire_bytes(policy, like_tree),
+        payload_bytes=wire.fused_bytes(likes) + trees.dense_bytes(plan),
         dense_bytes=sum(like.size * jnp.dtype(like.dtype).itemsize for like in plan.likes),
         picked=_picked(codec_or_reducer, reducer),
         workers=workers,

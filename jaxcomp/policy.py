@@ -110,3 +110,7 @@ def _check_codec(codec) -> None:
             "`codec` must be a codec such as jaxcomp.qsgd_inf(bits=4), or None for dense, "
             f"got {codec!r}"
         )
+
+
+NOTHING = Policy(None)
+"""The policy that leaves every leaf dense."""

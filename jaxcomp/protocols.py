@@ -4,14 +4,17 @@ Everything traced is a `NamedTuple` of arrays, everything else is a frozen datac
 hashable by value. Nothing here computes anything.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
-from jax.typing import DTypeLike
 
 Array = jax.Array
 PyTree = Any
+Batches = Sequence[Any]
+"""The static plan of a tree's compressed leaves: a `trees.Batch` for each array of a `Stacks`."""
+Stacks = Sequence[Array]
+"""The compressed leaves of a tree: one `[buckets, size]` array for each batch."""
 AxisName = Hashable | tuple[Hashable, ...]
 
 
@@ -85,6 +88,9 @@ class Codec(Protocol):
 class Feedback(Protocol):
     """A sender's memory: what to send, and what to make of what came back.
 
+    It sees the compressed leaves as one `[buckets, size]` array for each batch, but any tree of
+    arrays will do: it must treat every element alike.
+
     Attributes:
         kind: what the memory is ("residual", "shift", …); `resize_workers` moves it by this.
     """
@@ -123,8 +129,8 @@ class Collected(NamedTuple):
         state: the reducer's state for the next step.
     """
 
-    part: PyTree
-    sent: PyTree
+    part: Stacks
+    sent: Stacks
     share: Array | float
     state: PyTree
 
@@ -133,33 +139,47 @@ class Reducer(Protocol):
     """How the links of all workers become one mean, in two halves.
 
     `collect` brings this device its part of the mean, `spread` brings every part to every device.
+    Both see the compressed leaves only, as one `[buckets, size]` array for each batch of
+    `trees.layout`; leaves that the policy leaves dense pass through `dense`.
     """
 
     @property
     def uplink(self) -> Any:
-        """The `Link` from the workers, or None where messages travel as they are."""
+        """The `Link` from the workers, or None where every leaf travels as it is."""
         ...
 
-    def init(self, like: PyTree, axis_name: AxisName) -> PyTree: ...
+    def init(self, batches: Batches, axis_name: AxisName) -> PyTree:
+        """State for batches like these."""
+        ...
 
-    def part_like(self, like: PyTree, axis_name: AxisName) -> PyTree: ...
+    def part_like(self, batches: Batches, axis_name: AxisName) -> PyTree:
+        """Shape and dtype of this device's part of the mean of each batch."""
+        ...
 
     def collect(
         self,
         key: Array,
-        message: PyTree,
+        batches: Batches,
+        message: Stacks,
         state: PyTree,
         axis_name: AxisName,
         weight: Array | None = None,
-    ) -> Collected: ...
+    ) -> Collected:
+        """This device's part of the mean of all messages."""
+        ...
 
     def spread(
-        self, key: Array, part: PyTree, like: PyTree, state: PyTree, axis_name: AxisName
-    ) -> tuple[PyTree, PyTree]: ...
+        self, key: Array, batches: Batches, part: Stacks, state: PyTree, axis_name: AxisName
+    ) -> tuple[Stacks, PyTree]:
+        """The whole mean, the same on every device."""
+        ...
+
+    def dense(
+        self, leaves: Sequence[Array], axis_name: AxisName, weight: Array | None = None
+    ) -> Sequence[Array]:
+        """The mean of leaves that travel as they are."""
+        ...
 
     def link_bytes(self, like: PyTree, workers: int) -> int:
         """Bytes that one device sends for the whole reduction over `workers` workers."""
         ...
-
-
-DType = DTypeLike

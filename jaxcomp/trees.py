@@ -161,6 +161,15 @@ def stack(batch: Batch, leaves: Sequence[Array]) -> Array:
     return whole.reshape(batch.buckets, batch.size)
 
 
+def stacks(plan: Layout, tree: PyTree) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+    """The compressed leaves of a tree, an array for each batch, and its dense leaves."""
+    leaves = plan.treedef.flatten_up_to(tree)
+    return (
+        tuple(stack(batch, leaves) for batch in plan.batches),
+        tuple(leaves[i] for i in plan.dense),
+    )
+
+
 def counts(batch: Batch) -> Array:
     """The number of real elements of each bucket, `int32[buckets]`."""
     lasts, numbers, end = [], [], 0
@@ -226,15 +235,14 @@ def encode(codec: "Codec | Policy", key: Any, tree: PyTree, *, worker: int = 0) 
         (4, 64)
     """
     plan = layout(codec, tree)
-    leaves = jax.tree.leaves(tree)
+    xs, dense = stacks(plan, tree)
     key = noise.raw(key)
     payloads = []
-    for number, batch in enumerate(plan.batches):
-        x = stack(batch, leaves)
+    for number, (batch, x) in enumerate(zip(plan.batches, xs, strict=True)):
         state = batch.codec.init(batch.like)
         payload, _ = batch.codec.encode(batch_key(key, number, worker), x, counts(batch), state)
         payloads.append(payload)
-    return TreePayload(tuple(payloads), tuple(jnp.asarray(leaves[i]) for i in plan.dense))
+    return TreePayload(tuple(payloads), tuple(map(jnp.asarray, dense)))
 
 
 def decode(

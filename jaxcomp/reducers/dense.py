@@ -1,13 +1,15 @@
 """The mean as JAX takes it, uncompressed: the baseline, and the way out."""
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jaxcomp import checks, wire
-from jaxcomp.protocols import Array, AxisName, Collected, PyTree
+from jaxcomp.protocols import Array, AxisName, Batches, Collected, PyTree, Stacks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,57 +29,64 @@ class Dense:
     def __post_init__(self):
         checks.choice("dtype", self.dtype, (None, "float32", "bfloat16", "float16"))
 
-    def init(self, like: PyTree, axis_name: AxisName) -> tuple:
+    def init(self, batches: Batches, axis_name: AxisName) -> tuple:
         return ()
 
-    def part_like(self, like: PyTree, axis_name: AxisName) -> PyTree:
-        return like
+    def part_like(self, batches: Batches, axis_name: AxisName) -> tuple:
+        return ()
 
     def collect(
         self,
         key: Array,
-        message: PyTree,
+        batches: Batches,
+        message: Stacks,
         state: tuple,
         axis_name: AxisName,
         weight: Array | None = None,
     ) -> Collected:
-        sent = message if self.dtype is None else jax.tree.map(self._narrow, message)
-        part, share = weighted_mean(sent, axis_name, weight)
-
-        def back(x, like):
-            return x.astype(like.dtype)
-
-        return Collected(
-            jax.tree.map(back, part, message), jax.tree.map(back, sent, message), share, state
-        )
+        share = 1.0 if weight is None else lax.pmean(weight, axis_name)
+        return Collected(message, message, share, state)  # Nothing is compressed: both are empty.
 
     def spread(
-        self, key: Array, part: PyTree, like: PyTree, state: tuple, axis_name: AxisName
-    ) -> tuple[PyTree, tuple]:
+        self, key: Array, batches: Batches, part: Stacks, state: tuple, axis_name: AxisName
+    ) -> tuple[Stacks, tuple]:
         return part, state
+
+    def dense(
+        self, leaves: Sequence[Array], axis_name: AxisName, weight: Array | None = None
+    ) -> Sequence[Array]:
+        sent = [leaf.astype(self.dtype or leaf.dtype) for leaf in leaves]
+        means = weighted_mean(sent, axis_name, weight)
+        return [mean.astype(leaf.dtype) for mean, leaf in zip(means, leaves, strict=True)]
 
     def link_bytes(self, like: PyTree, workers: int) -> int:
         """An all-reduce of every leaf: `2(n − 1)/n` of its bytes."""
         return sum(
-            wire.ring_bytes(
-                leaf.size * jnp.dtype(self.dtype or leaf.dtype).itemsize,
-                workers,
-            )
+            wire.ring_bytes(leaf.size * jnp.dtype(self.dtype or leaf.dtype).itemsize, workers)
             for leaf in jax.tree.leaves(like)
         )
 
-    def _narrow(self, x: Array) -> Array:
-        return x.astype(self.dtype)
+
+def weighted_mean(tree: PyTree, axis_name: AxisName, weight: Array | None) -> PyTree:
+    """`Σ wᵢ·xᵢ / n`; a worker of weight zero adds nothing, even if it is not finite."""
+    if weight is not None:
+        tree = jax.tree.map(lambda x: jnp.where(weight == 0, 0, weight.astype(x.dtype) * x), tree)
+    return lax.pmean(tree, axis_name)
 
 
-def weighted_mean(
-    tree: PyTree, axis_name: AxisName, weight: Array | None
-) -> tuple[PyTree, Array | float]:
-    """`Σ wᵢ·xᵢ / n` and `Σ wᵢ / n`; a worker of weight zero adds nothing, even if not finite."""
-    if weight is None:
-        return lax.pmean(tree, axis_name), 1.0
-
-    def term(x):
-        return jnp.where(weight == 0, 0, weight.astype(x.dtype) * x)
-
-    return lax.pmean(jax.tree.map(term, tree), axis_name), lax.pmean(weight, axis_name)
+def fused_mean(
+    leaves: Sequence[Array], axis_name: AxisName, weight: Array | None
+) -> Sequence[Array]:
+    """The mean of small leaves by one all-reduce for each dtype."""
+    groups: dict[Any, list[int]] = {}
+    for number, leaf in enumerate(leaves):
+        if leaf.size:
+            groups.setdefault(leaf.dtype, []).append(number)
+    means = list(leaves)
+    for numbers in groups.values():
+        flat = jnp.concatenate([leaves[i].reshape(-1) for i in numbers])
+        mean, start = weighted_mean(flat, axis_name, weight), 0
+        for i in numbers:
+            means[i] = mean[start : start + leaves[i].size].reshape(leaves[i].shape)
+            start += leaves[i].size
+    return means

@@ -1,6 +1,7 @@
 """Gather: every worker sends its payload to every other, and each decodes them all."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,10 +9,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomp import axes, noise, summing, trees, wire
+from jaxcomp import axes, compiler, noise, summing, trees, wire
 from jaxcomp.feedback import Link
 from jaxcomp.mesh import PerWorker
-from jaxcomp.protocols import Array, AxisName, Codec, Collected, Key, PyTree
+from jaxcomp.protocols import Array, AxisName, Batches, Codec, Collected, Key, PyTree, Stacks
 from jaxcomp.reducers import dense as dense_
 
 
@@ -39,27 +40,28 @@ class Gather:
     def uplink(self) -> Link:
         return self.link
 
-    def init(self, like: PyTree, axis_name: AxisName) -> PerWorker:
-        plan = self._plan(like)
-        states = tuple(batch.codec.init(batch.like) for batch in plan.batches)
+    def init(self, batches: Batches, axis_name: AxisName) -> PerWorker:
+        states = tuple(batch.codec.init(batch.like) for batch in batches)
         return PerWorker.wrap(states, "codec", axis_name)
 
-    def part_like(self, like: PyTree, axis_name: AxisName) -> PyTree:
-        return like
+    def part_like(self, batches: Batches, axis_name: AxisName) -> tuple:
+        return tuple(batch.like for batch in batches)
 
     def collect(
         self,
         key: Array,
-        message: PyTree,
+        batches: Batches,
+        message: Stacks,
         state: PerWorker,
         axis_name: AxisName,
         weight: Array | None = None,
     ) -> Collected:
-        plan, leaves = self._plan(message), jax.tree.leaves(message)
         worker, workers = lax.axis_index(axis_name), axes.size(axis_name)
         payloads, states = [], []
-        for number, (batch, memory) in enumerate(zip(plan.batches, state.own(), strict=True)):
-            x, count = trees.stack(batch, leaves), trees.counts(batch)
+        for number, (batch, x, memory) in enumerate(
+            zip(batches, message, state.own(), strict=True)
+        ):
+            count = trees.counts(batch)
             agreed = agree(batch.codec, x, count, memory, axis_name)
             payload, memory = batch.codec.encode(
                 trees.batch_key(key, number, worker), x, count, agreed
@@ -70,31 +72,32 @@ class Gather:
         everything = (tuple(payloads), () if weight is None else (weight,))
         gathered, weights = wire.split(axes.gather(wire.fuse(everything), axis_name), everything)
         total = weights[0] if weights else None
-        sums = [
-            self._mean(batch, number, key, part, total, workers)
-            for number, (batch, part) in enumerate(zip(plan.batches, gathered, strict=True))
-        ]
-        own = [
-            batch.codec.decode(trees.batch_key(key, number, worker), part, batch.like)
-            for number, (batch, part) in enumerate(zip(plan.batches, payloads, strict=True))
-        ]
-        small = [leaves[i] for i in plan.dense]
-        means = dense_mean(small, axis_name, weight)
         return Collected(
-            part=trees.assemble(plan, sums, means),
-            sent=trees.assemble(plan, own, small),
+            part=tuple(
+                _mean(batch, number, key, part, total, workers)
+                for number, (batch, part) in enumerate(zip(batches, gathered, strict=True))
+            ),
+            sent=tuple(
+                _decode(batch, trees.batch_key(key, number, worker), part)
+                for number, (batch, part) in enumerate(zip(batches, payloads, strict=True))
+            ),
             share=1.0 if total is None else jnp.sum(total) * (1 / workers),
             state=PerWorker.wrap(tuple(states), "codec", axis_name),
         )
 
     def spread(
-        self, key: Array, part: PyTree, like: PyTree, state: PyTree, axis_name: AxisName
-    ) -> tuple[PyTree, PyTree]:
+        self, key: Array, batches: Batches, part: Stacks, state: PyTree, axis_name: AxisName
+    ) -> tuple[Stacks, PyTree]:
         return part, state
+
+    def dense(
+        self, leaves: Sequence[Array], axis_name: AxisName, weight: Array | None = None
+    ) -> Sequence[Array]:
+        return dense_.fused_mean(leaves, axis_name, weight)
 
     def link_bytes(self, like: PyTree, workers: int) -> int:
         """`n − 1` payloads, and an all-reduce of the leaves that the policy leaves dense."""
-        plan = self._plan(like)
+        plan = trees.layout(self.link.policy, like)
         payload = wire.fused_bytes(wire.payload_like(plan))
         sizes: dict[Any, int] = {}
         for i in plan.dense:
@@ -104,26 +107,6 @@ class Gather:
             wire.ring_bytes(size, workers) for size in sizes.values()
         )
 
-    def _plan(self, like: PyTree) -> trees.Layout:
-        return trees.layout(self.link.policy, like)
-
-    def _mean(
-        self,
-        batch: trees.Batch,
-        number: int,
-        key: Array,
-        payloads: Any,
-        weights: Array | None,
-        workers: int,
-    ) -> Array:
-        shared = noise.fold(key, number)
-        everyone = jnp.arange(workers, dtype=jnp.uint32)
-        own = jax.vmap(noise.fold, in_axes=(None, 0))(shared, everyone)
-        keys = Key(shared, own, jnp.zeros((), jnp.uint32))
-        total = summing.decode_sum(batch.codec, keys, payloads, batch.like, weights)
-        # Times the reciprocal: division by a constant is compiled to that anyway, but not eagerly.
-        return (total * jnp.asarray(1 / workers, total.dtype)).astype(batch.dtype)
-
 
 def agree(codec: Codec, x: Array, count: Array, state: Any, axis_name: AxisName) -> Any:
     """What the workers must agree on before they encode: the state itself for most codecs."""
@@ -131,19 +114,27 @@ def agree(codec: Codec, x: Array, count: Array, state: Any, axis_name: AxisName)
     return state if hook is None else hook(x, count, state, axis_name)
 
 
-def dense_mean(
-    leaves: Sequence[Array], axis_name: AxisName, weight: Array | None
-) -> Sequence[Array]:
-    """The mean of small leaves by one all-reduce for each dtype."""
-    groups: dict[Any, list[int]] = {}
-    for number, leaf in enumerate(leaves):
-        groups.setdefault(leaf.dtype, []).append(number)
-    means: list[Any] = [None] * len(leaves)
-    for numbers in groups.values():
-        flat = jnp.concatenate([leaves[i].reshape(-1) for i in numbers])
-        mean, _ = dense_.weighted_mean(flat, axis_name, weight) if flat.size else (flat, None)
-        start = 0
-        for i in numbers:
-            means[i] = mean[start : start + leaves[i].size].reshape(leaves[i].shape)
-            start += leaves[i].size
-    return means
+def _decode(batch: trees.Batch, key: Key, payload: Any) -> Array:
+    return compiler.outlined(functools.partial(batch.codec.decode, like=batch.like))(key, payload)
+
+
+def _mean(
+    batch: trees.Batch,
+    number: int,
+    key: Array,
+    payloads: Any,
+    weights: Array | None,
+    workers: int,
+) -> Array:
+    """`Σ wᵢ·decode(payloadᵢ) / n` of one batch."""
+    shared = noise.fold(key, number)
+    everyone = jnp.arange(workers, dtype=jnp.uint32)
+    own = jax.vmap(noise.fold, in_axes=(None, 0))(shared, everyone)
+    keys = Key(shared, own, jnp.zeros((), jnp.uint32))
+
+    def mean(keys, payloads, weights):
+        total = summing.decode_sum(batch.codec, keys, payloads, batch.like, weights)
+        # Times the reciprocal: compiled, division by a constant is that; eagerly it is not.
+        return (total * jnp.asarray(1 / workers, total.dtype)).astype(batch.dtype)
+
+    return compiler.outlined(mean)(keys, payloads, weights)

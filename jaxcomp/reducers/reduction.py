@@ -1,14 +1,18 @@
 """The one path that every gradient takes through any reducer: feedback, uplink, downlink."""
 
+import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxcomp import compiler, policy as policy_, trees
 from jaxcomp.feedback import NoFeedback
 from jaxcomp.mesh import PerWorker
-from jaxcomp.protocols import Array, AxisName, Feedback, PyTree, Reducer
+from jaxcomp.protocols import Array, AxisName, Feedback, PyTree, Reducer, Stacks
+
+_LARGE = 2**16
 
 
 class ReductionState(NamedTuple):
@@ -23,8 +27,14 @@ class Reduction(NamedTuple):
 
     mean: PyTree
     state: ReductionState
-    message: PyTree
-    sent: PyTree
+    message: Stacks
+    sent: Stacks
+
+
+def plan(reducer: Reducer, like: PyTree) -> trees.Layout:
+    """Which leaves the reducer compresses, in which batches."""
+    policy = policy_.NOTHING if reducer.uplink is None else reducer.uplink.policy
+    return trees.layout(policy, like)
 
 
 def feedback_of(reducer: Reducer) -> Feedback:
@@ -34,11 +44,13 @@ def feedback_of(reducer: Reducer) -> Feedback:
 
 def init(reducer: Reducer, like: PyTree, axis_name: AxisName) -> ReductionState:
     """Memory for gradients like these."""
-    feedback = feedback_of(reducer)
-    memory = feedback.init(like, reducer.part_like(like, axis_name))
+    feedback, batches = feedback_of(reducer), plan(reducer, like).batches
+    memory = feedback.init(
+        tuple(batch.like for batch in batches), reducer.part_like(batches, axis_name)
+    )
     return ReductionState(
         feedback=PerWorker.wrap(memory, feedback.kind, axis_name),
-        reducer=reducer.init(like, axis_name),
+        reducer=reducer.init(batches, axis_name),
     )
 
 
@@ -52,24 +64,38 @@ def reduce(
     weight: Array | None = None,
     guard: bool = True,
 ) -> Reduction:
-    """compensate → collect → the uplink's feedback on this device's part → spread.
+    """stack → compensate → collect → the uplink's feedback on this device's part → spread.
 
     The mirror of a shift memory is thus added before the downlink. With `guard`, a mean that is
     not finite leaves every memory as it was, alike on all workers, since all see the same mean.
     """
-    feedback = feedback_of(reducer)
-    message, memory = feedback.compensate(grads, state.feedback.own())
-    part, sent, share, links = reducer.collect(key, message, state.reducer, axis_name, weight)
+    feedback, layout = feedback_of(reducer), plan(reducer, grads)
+    xs, dense = trees.stacks(layout, grads)
+    message, memory = feedback.compensate(xs, state.feedback.own())
+    part, sent, share, links = reducer.collect(
+        key, layout.batches, message, state.reducer, axis_name, weight
+    )
     estimate, memory = feedback.update(message, sent, part, share, weight, memory)
-    mean, links = reducer.spread(key, estimate, grads, links, axis_name)
+    means, links = reducer.spread(key, layout.batches, estimate, links, axis_name)
+    dense = reducer.dense(dense, axis_name, weight)
     new = ReductionState(PerWorker.wrap(memory, feedback.kind, axis_name), links)
     if guard and jax.tree.leaves(new):  # Without memory there is nothing to guard.
-        finite = all_finite(mean)
+        finite = all_finite((means, dense))
         new = jax.tree.map(lambda now, before: jnp.where(finite, now, before), new, state)
-    return Reduction(mean, new, message, sent)
+    return Reduction(trees.assemble(layout, means, dense), new, message, sent)
 
 
 def all_finite(tree: PyTree) -> Array:
     """Whether every element of every leaf is finite."""
-    checks = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]
-    return jnp.all(jnp.stack(checks)) if checks else jnp.asarray(np.True_)
+    leaves = [leaf.reshape(-1).astype(jnp.float32) for leaf in jax.tree.leaves(tree)]
+    large = [leaf for leaf in leaves if leaf.size >= _LARGE]
+    small = [leaf for leaf in leaves if leaf.size < _LARGE]
+
+    def check(large, small):
+        # Small leaves as one vector: one reduction to compile instead of some for each leaf.
+        vectors = large + ([jnp.concatenate(small)] if small else [])
+        return functools.reduce(
+            jnp.logical_and, [jnp.all(jnp.isfinite(v)) for v in vectors], jnp.asarray(np.True_)
+        )
+
+    return compiler.outlined(check)(large, small)

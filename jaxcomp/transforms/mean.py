@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomp import axes, feedback as feedback_, noise, policy as policy_, trees, wire
+from jaxcomp import axes, feedback as feedback_, noise, trees, wire
 from jaxcomp.feedback import Link
 from jaxcomp.policy import Policy
 from jaxcomp.protocols import Array, AxisName, Codec, PyTree, Reducer
@@ -19,8 +19,8 @@ class Stats(NamedTuple):
     """What the last step cost and lost; the same on every worker.
 
     Attributes:
-        relative_error: `Σ‖message − sent‖² / Σ‖message‖²` over all workers.
-        residual_ratio: root of `Σ‖residual‖² / Σ‖gradient‖²`; zero without residual memory.
+        relative_error: `Σ‖message − sent‖² / Σ‖message‖²` over all workers' compressed leaves.
+        residual_ratio: root of `Σ‖residual‖² / Σ‖gradient‖²` likewise; zero without residual.
         payload_bytes: what one worker put into the collectives.
         link_bytes: what one device sent over its link.
     """
@@ -151,17 +151,18 @@ def _no_stats() -> Stats:
 def _measure(
     reducer: Reducer, grads: PyTree, result: reduction.Reduction, axis_name: AxisName
 ) -> Stats:
-    message, sent = result.message, result.sent
-    memory = result.state.feedback.own()
-    residual = memory if result.state.feedback.kind == "residual" else ()
-    lost = jax.tree.map(lambda p, c: p - c, message, sent)
-    norms = jnp.stack([_energy(tree) for tree in (lost, message, residual, grads)])
+    plan = reduction.plan(reducer, grads)
+    lost = [p - c for p, c in zip(result.message, result.sent, strict=True)]
+    memory = result.state.feedback
+    residual = memory.own() if memory.kind == "residual" else ()
+    xs, _ = trees.stacks(plan, grads)
+    norms = jnp.stack([_energy(tree) for tree in (lost, result.message, residual, xs)])
     lost, message, residual, energy = jax.lax.pmean(norms, axis_name)
-    policy = None if reducer.uplink is None else reducer.uplink.policy
+    payload = wire.fused_bytes(wire.payload_like(plan)) + trees.dense_bytes(plan)
     return Stats(
         relative_error=lost / jnp.where(message == 0, 1, message),
         residual_ratio=jnp.sqrt(residual / jnp.where(energy == 0, 1, energy)),
-        payload_bytes=_count(wire.wire_bytes(policy or policy_.Policy(None), grads)),
+        payload_bytes=_count(payload),
         link_bytes=_count(wire.wire_bytes(reducer, grads, workers=axes.size(axis_name))),
     )
 

@@ -1,0 +1,414 @@
+"""The contract checks, chex-style: the same ones that the library's own recipes must pass.
+
+Each raises an `AssertionError` that says what was promised and what came. They run your part
+eagerly, under `jit` and under `vmap`, on inputs that training produces sooner or later.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxcomp import feedback as feedback_, mesh, noise, summing, trees, wire
+from jaxcomp.protocols import Array, ArrayLike, Codec, Feedback, PyTree, Reducer
+from jaxcomp.reducers import reduction
+
+_SEED = 20240229
+
+
+def check_codec(codec: Codec, *, size: int = 700) -> None:
+    """Runs every property that a codec must have on a few inputs.
+
+    It is a hashable setting; shapes and dtypes survive; zeros stay zeros; extreme but finite
+    inputs give finite results; what is not finite stays visible; `jit`, `vmap` and eager agree bit
+    for bit and twice the same; `decode_sum` is the sum of `decode`; the payload costs what is
+    claimed; it is unbiased, or contractive, as declared.
+
+    Args:
+        codec: the codec.
+        size: elements of the main test input.
+
+    Raises:
+        AssertionError: naming the first property that does not hold.
+
+    Example:
+        >>> import jaxcomp
+        >>> check_codec(jaxcomp.top_k(fraction=0.1))
+    """
+    assert_is_setting(codec)
+    x = _gaussian(size)
+    assert_keeps_shape(codec)
+    assert_deterministic(codec, x)
+    assert_handles_extremes(codec)
+    assert_shows_nonfinite(codec)
+    assert_sums(codec, x)
+    assert_wire_bytes(codec, x)
+    if codec.unbiased:
+        assert_unbiased(codec, x)
+    if feedback_.contractive(codec):
+        assert_contractive(codec, x)
+
+
+def assert_is_setting(codec: Any) -> None:
+    """It offers what the `Codec` protocol asks for, and is hashable and comparable by value."""
+    if not isinstance(codec, Codec):
+        missing = [
+            name
+            for name in ("bucket_size", "unbiased", "linear", "init", "encode", "decode")
+            if not hasattr(codec, name)
+        ]
+        raise AssertionError(f"a codec must have {missing}, and {codec!r} does not")
+    try:
+        hash(codec)
+    except TypeError as error:
+        raise AssertionError(
+            f"a codec must be hashable by value, so that equal ones compile once: {error}. Use "
+            "@dataclasses.dataclass(frozen=True) with numbers, strings, tuples or other settings."
+        ) from error
+    if dataclasses.is_dataclass(codec) and dataclasses.replace(codec) != codec:
+        raise AssertionError(f"two codecs with the same settings must be equal: {codec!r}")
+
+
+def assert_keeps_shape(codec: Codec) -> None:
+    """Any shape and floating dtype comes back as it was, empty ones included."""
+    for shape in [(), (1,), (7,), (0,), (3, 0, 2), (5, 129)]:
+        for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
+            like = jax.ShapeDtypeStruct(shape, dtype)
+            back = jax.eval_shape(lambda x: trees.roundtrip(codec, _SEED, x), like)
+            if (back.shape, back.dtype) != (like.shape, like.dtype):
+                raise AssertionError(
+                    f"{codec!r} must return {like.dtype.name}{list(shape)} as it was, got "
+                    f"{back.dtype.name}{list(back.shape)}"
+                )
+    payload = trees.encode(codec, _SEED, _gaussian(300))
+    for batch, part in zip(
+        trees.layout(codec, _gaussian(300)).batches, payload.batches, strict=True
+    ):
+        for leaf in jax.tree.leaves(part):
+            if leaf.ndim == 0 or leaf.shape[0] != batch.buckets:
+                raise AssertionError(
+                    f"every array of a payload must have a leading axis of {batch.buckets} "
+                    f"buckets, and {codec!r} sends one of shape {leaf.shape}"
+                )
+
+
+def assert_deterministic(codec: Codec, x: Array) -> None:
+    """The same input and key give the same bits: twice, under `jit` and under `vmap`."""
+
+    def both(key, x):
+        payload = trees.encode(codec, key, x)
+        return payload, trees.decode(codec, key, payload, x)
+
+    keys = jnp.stack([noise.fold(noise.raw(_SEED), i) for i in range(3)])
+    xs = jnp.stack([x, 2 * x, -x[::-1]])
+    eager = [both(key, row) for key, row in zip(keys, xs, strict=True)]
+    _same_bits(codec, "called twice", eager[0], both(keys[0], xs[0]))
+    compiled = jax.jit(both)
+    for i, want in enumerate(eager):
+        _same_bits(codec, "under jit", want, compiled(keys[i], xs[i]))
+    _same_bits(
+        codec,
+        "under vmap",
+        jax.tree.map(lambda *leaves: jnp.stack(leaves), *eager),
+        jax.jit(jax.vmap(both))(keys, xs),
+    )
+
+
+def assert_handles_extremes(codec: Codec) -> None:
+    """Zeros decode to zeros, and finite input of any size to finite output of that size."""
+    shape = (600,)
+    run = jax.jit(lambda x: trees.roundtrip(codec, _SEED, x))
+    gauss = _gaussian(shape[0])
+    inputs = {
+        "zeros": jnp.zeros(shape),
+        "1e-30": gauss * 1e-30,
+        "1e30": gauss * 1e30,
+        "denormals": jnp.full(shape, 1e-40),
+        "a constant": jnp.full(shape, 3.0),
+        "one outlier": gauss.at[17].set(1e4),
+        "one element": jnp.zeros(shape).at[599].set(-2.0),
+    }
+    for name, x in inputs.items():
+        y = np.asarray(run(x), np.float64)
+        if not np.isfinite(y).all():
+            raise AssertionError(f"{codec!r} must give finite output for {name}, got {y}")
+        if name == "zeros" and y.any():
+            raise AssertionError(f"{codec!r} must decode zeros to zeros, got {y[y != 0][:5]}")
+        top = float(jnp.max(jnp.abs(x)))
+        bound = top * np.sqrt(shape[0]) * 1.01 + 1e-37
+        if np.abs(y).max() > bound:
+            raise AssertionError(
+                f"{codec!r} decodes {name} (largest {top:g}) to {np.abs(y).max():g}, above "
+                f"{bound:g}"
+            )
+    for scale in (2.0**-40, 2.0**60):
+        want, got = np.asarray(run(gauss)) * np.float32(scale), np.asarray(run(gauss * scale))
+        if not np.array_equal(want, got):
+            raise AssertionError(
+                f"{codec!r} must scale with its input bit for bit by powers of two; by {scale:g} "
+                f"{np.sum(want != got)} of {want.size} elements differ"
+            )
+
+
+def assert_shows_nonfinite(codec: Codec) -> None:
+    """One NaN or Inf in the input makes at least that element of the output non-finite."""
+    run = jax.jit(lambda x: trees.roundtrip(codec, _SEED, x))
+    for bad in (np.nan, np.inf, -np.inf):
+        for place in (0, 311, 599):
+            y = np.asarray(run(_gaussian(600).at[place].set(bad)))
+            if np.isfinite(y[place]):
+                raise AssertionError(
+                    f"{codec!r} hides {bad} at element {place}: it decodes to {y[place]}, so no "
+                    "overflow check can see it"
+                )
+
+
+def assert_sums(codec: Codec, x: Array) -> None:
+    """`decode_sum` is the sum of `decode` in worker order, and weight zero silences a worker."""
+    plan = trees.layout(codec, x)
+    key = noise.raw(_SEED)
+    rows = [x, -2 * x, x[::-1]]
+    payloads = [trees.encode(codec, key, row, worker=i) for i, row in enumerate(rows)]
+    for weights in (None, jnp.array([1.0, 0.0, 2.0])):
+        for number, batch in enumerate(plan.batches):
+            keys = [trees.batch_key(key, number, i) for i in range(3)]
+            parts = [payload.batches[number] for payload in payloads]
+            stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *parts)
+            everyone = keys[0]._replace(own=jnp.stack([k.own for k in keys]))
+            got = summing.decode_sum(codec, everyone, stacked, batch.like, weights)
+            like = summing.accumulator(batch.like)
+            want = jnp.zeros(like.shape, like.dtype)
+            for i, (k, part) in enumerate(zip(keys, parts, strict=True)):
+                factor = 1.0 if weights is None else float(weights[i])
+                want = want + factor * codec.decode(k, part, like)
+            if not np.array_equal(np.asarray(want), np.asarray(got)):
+                raise AssertionError(
+                    f"decode_sum of {codec!r} must be the sum of decode in worker order"
+                    + ("" if weights is None else f" with weights {weights}")
+                )
+
+
+def assert_wire_bytes(codec: Codec, like: ArrayLike) -> None:
+    """The arrays that `encode` makes cost what `wire_bytes` says, and no more than it claims.
+
+    The claim is the codec's optional `bits_per_element`, which holds for full buckets.
+    """
+    x = jnp.zeros(like.shape, like.dtype)
+    payload = trees.encode(codec, _SEED, x)
+    measured = wire.fuse(payload.batches).nbytes + sum(leaf.nbytes for leaf in payload.dense)
+    counted = wire.wire_bytes(codec, like)
+    if measured != counted:
+        raise AssertionError(f"{codec!r} sends {measured} bytes, and wire_bytes says {counted}")
+    claim = getattr(codec, "bits_per_element", None)
+    if claim is None:
+        return
+    size = codec.bucket_size or 4096
+    full = jax.ShapeDtypeStruct((8, size), like.dtype)
+    sent = 8 * wire.wire_bytes(codec, full) / (8 * size)
+    slack = 0 if codec.bucket_size else 32 * 2 * 8 / size
+    if sent > claim + slack + 1e-9:
+        raise AssertionError(
+            f"{codec!r} claims {claim:g} bits an element and sends {sent:g}: a larger payload than "
+            "declared"
+        )
+
+
+def assert_unbiased(codec: Codec, x: Array, *, draws: int = 2048) -> None:
+    """The mean of `roundtrip(x)` over many keys is `x`, within six standard errors.
+
+    Args:
+        codec: the codec.
+        x: the input.
+        draws: how many keys.
+
+    Raises:
+        AssertionError: naming the element that is furthest off.
+    """
+    x = jnp.asarray(x).reshape(-1).astype(jnp.float32)
+    x = x / jnp.maximum(jnp.max(jnp.abs(x)), jnp.finfo(jnp.float32).tiny)
+
+    def moments(start):
+        numbers = start + jnp.arange(draws // 16, dtype=jnp.uint32)
+        keys = jax.vmap(lambda i: noise.fold(noise.raw(_SEED), i))(numbers)
+        y = jax.vmap(lambda key: trees.roundtrip(codec, key, x))(keys)
+        error = (y - x).astype(jnp.float32)
+        return error.sum(0), (error * error).sum(0)
+
+    starts = jnp.arange(16, dtype=jnp.uint32) * (draws // 16)
+    first, second = jax.jit(lambda s: jax.lax.map(moments, s))(starts)
+    bias = np.asarray(first, np.float64).sum(0) / draws
+    spread = np.sqrt(np.maximum(np.asarray(second, np.float64).sum(0) / draws - bias**2, 0))
+    # What was never drawn in so many keys is less likely than 6 / draws: allow for its weight.
+    error = spread / np.sqrt(draws) + float(jnp.max(jnp.abs(x))) * 2.0**-18
+    worst = int(np.argmax(np.abs(bias) / error))
+    if np.abs(bias[worst]) > 6 * error[worst] + 6 / draws * np.sqrt(x.size):
+        raise AssertionError(
+            f"{codec!r} must be unbiased: over {draws} keys element {worst} = {x[worst]:.5f} is "
+            f"off by {bias[worst]:+.2e} on average, {np.abs(bias[worst]) / error[worst]:.1f} "
+            "standard errors"
+        )
+    total = abs(bias.sum()) / (np.sqrt((error**2).sum()) + 1e-30)
+    if total > 6 + 6 / draws * x.size:
+        raise AssertionError(
+            f"{codec!r} must be unbiased: the sum of all elements is off by {total:.1f} standard "
+            "errors"
+        )
+
+
+def assert_contractive(codec: Codec, x: Array, *, draws: int = 16) -> None:
+    """The mean of `‖roundtrip(x) − x‖²` over keys is below `‖x‖²`.
+
+    Raises:
+        AssertionError: with the measured ratio.
+    """
+    x = jnp.asarray(x).reshape(-1).astype(jnp.float32)
+    keys = jnp.stack([noise.fold(noise.raw(_SEED), i) for i in range(draws)])
+    for name, row in {
+        "x": x,
+        "x**3": x**3,
+        "one element": jnp.zeros_like(x).at[0].set(1.0),
+    }.items():
+        y = jax.jit(jax.vmap(lambda key, row=row: trees.roundtrip(codec, key, row)))(keys)
+        ratio = float(jnp.mean(jnp.sum((y - row) ** 2, 1)) / jnp.sum(row**2))
+        if not ratio < 1:
+            raise AssertionError(
+                f"{codec!r} must be contractive: its error on {name} is {ratio:.4f} of the input's "
+                "energy, and feedback on it would grow"
+            )
+
+
+def check_feedback(feedback: Feedback) -> None:
+    """Runs the properties that a feedback must have.
+
+    It is a hashable setting; its state keeps structure, shapes and dtypes from step to step, so
+    that it can be carried through a loop; with a lossless codec the estimate is the mean of the
+    inputs; the memory is finite and the steps are deterministic.
+
+    Raises:
+        AssertionError: naming the first property that does not hold.
+
+    Example:
+        >>> import jaxcomp
+        >>> check_feedback(jaxcomp.Residual())
+    """
+    hash(feedback)
+    tree = {"a": _gaussian(40).reshape(8, 5), "b": _gaussian(3).astype(jnp.bfloat16)}
+    state = feedback.init(tree, tree)
+
+    def step(x, state):
+        message, state = feedback.compensate(x, state)
+        return feedback.update(message, message, message, 1.0, None, state)
+
+    for number in range(3):
+        x = jax.tree.map(lambda leaf, k=number: leaf * (k + 1), tree)
+        estimate, new = step(x, state)
+        again, _ = step(x, state)
+        if jax.tree.map(_shape, new) != jax.tree.map(_shape, state):
+            raise AssertionError(
+                f"{feedback!r} must keep its state's shapes and dtypes: from "
+                f"{jax.tree.map(_shape, state)} to {jax.tree.map(_shape, new)}"
+            )
+        for want, got, same in zip(*map(jax.tree.leaves, (x, estimate, again)), strict=True):
+            if not np.array_equal(np.asarray(got), np.asarray(same)):
+                raise AssertionError(f"{feedback!r} must be deterministic")
+            if not np.allclose(
+                np.asarray(want, np.float32), np.asarray(got, np.float32), rtol=1e-2
+            ):
+                raise AssertionError(
+                    f"{feedback!r} over a lossless codec must return the mean of its inputs"
+                )
+        state = new
+
+
+def check_reducer(reducer: Reducer, *, workers: int = 4, tolerance: float = 1e-5) -> None:
+    """Runs the properties that a reducer must have, on workers simulated by `vmap`.
+
+    `pmean(sent) == part`; the mean is the same on every worker and close to the mean of the
+    messages as sent; a worker of weight zero adds nothing; `link_bytes` is zero for one worker.
+
+    Args:
+        reducer: the reducer.
+        workers: how many to simulate.
+        tolerance: relative error that the law may have; more for sums taken in narrow floats.
+
+    Raises:
+        AssertionError: naming the first property that does not hold.
+
+    Example:
+        >>> import jaxcomp
+        >>> check_reducer(jaxcomp.Gather(jaxcomp.qsgd_inf(bits=4)))
+    """
+    hash(reducer)
+    like = {"w": jnp.zeros((40, 64)), "b": jnp.zeros(7)}
+    keys = jax.random.split(jax.random.key(_SEED), workers)
+    grads = jax.vmap(lambda k: jax.tree.map(lambda x: jax.random.normal(k, x.shape), like))(keys)
+
+    plan = reduction.plan(reducer, like)
+
+    def collect(tree, weight):
+        key = noise.raw(_SEED)
+        message, dense = trees.stacks(plan, tree)
+        state = reducer.init(plan.batches, "workers")
+        got = reducer.collect(key, plan.batches, message, state, "workers", weight)
+        expected = jax.lax.pmean(_scaled(got.sent, weight), "workers")
+        mean, _ = reducer.spread(key, plan.batches, got.part, got.state, "workers")
+        exact = jax.lax.pmean(_scaled(dense, weight), "workers")
+        return (
+            (got.part, tuple(reducer.dense(dense, "workers", weight))),
+            (expected, exact),
+            mean,
+            got.share,
+        )
+
+    for weights in (None, jnp.arange(workers, dtype=jnp.float32)):
+        run = jax.vmap(collect, in_axes=(0, None if weights is None else 0), axis_name="workers")
+        part, expected, mean, share = jax.jit(run)(grads, weights)
+        wanted = 1.0 if weights is None else float(jnp.mean(weights))
+        if not np.allclose(np.asarray(share), wanted, rtol=1e-6):
+            raise AssertionError(f"{reducer!r}: share must be {wanted}, got {share}")
+        if jax.tree.map(_shape, part) == jax.tree.map(_shape, expected):
+            for got, want in zip(jax.tree.leaves(part), jax.tree.leaves(expected), strict=True):
+                bound = tolerance * float(jnp.abs(want).max())
+                if not np.allclose(got, want, rtol=tolerance, atol=bound):
+                    raise AssertionError(
+                        f"{reducer!r} breaks the law pmean(sent) == part by "
+                        f"{float(jnp.abs(got - want).max()):g}"
+                    )
+        for leaf in jax.tree.leaves(mean):
+            if not (np.asarray(leaf) == np.asarray(leaf)[:1]).all():
+                raise AssertionError(f"{reducer!r} must give every worker the same mean")
+    if reducer.link_bytes(like, 1) != 0:
+        raise AssertionError(f"{reducer!r}: one worker sends nothing, so its link_bytes must be 0")
+    if reducer.uplink is not None and not isinstance(
+        reduction.init(reducer, like, "workers").feedback, mesh.PerWorker
+    ):
+        raise AssertionError(f"{reducer!r}: memory of links must be kept per worker")
+
+
+def _scaled(tree: PyTree, weight: Array | None) -> PyTree:
+    if weight is None:
+        return tree
+    return jax.tree.map(lambda x: jnp.where(weight == 0, 0, weight * x), tree)
+
+
+def _gaussian(size: int) -> Array:
+    return jax.random.normal(jax.random.key(_SEED), (size,))
+
+
+def _shape(x: Any) -> tuple:
+    return x.shape, jnp.dtype(x.dtype).name
+
+
+def _same_bits(codec: Codec, how: str, want: PyTree, got: PyTree) -> None:
+    for a, b in zip(jax.tree.leaves(want), jax.tree.leaves(got), strict=True):
+        if not np.array_equal(_bits(a), _bits(b)):
+            raise AssertionError(
+                f"{codec!r} must give the same bits {how} as eagerly: "
+                f"{np.sum(_bits(a) != _bits(b))} of {a.size} differ"
+            )
+
+
+def _bits(x: Array) -> np.ndarray:
+    return np.asarray(x).view(np.dtype(f"u{jnp.dtype(x.dtype).itemsize}"))
