@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomp import noise, policy as policy_
+from jaxcomp import compiler, noise, policy as policy_
 from jaxcomp.policy import Policy
 from jaxcomp.protocols import Array, Codec, Key, PyTree
 
@@ -189,12 +189,18 @@ def assemble(plan: Layout, stacks: Sequence[Array], dense: Sequence[Array]) -> P
     """The tree whose batches are `stacks` and whose dense leaves are `dense`."""
     found: list[list[tuple[int, Array]]] = [[] for _ in plan.likes]
     for batch, whole in zip(plan.batches, stacks, strict=True):
-        flat, row = whole.reshape(-1), 0
+        flat = whole.reshape(-1)
+        if len(batch.pieces) == 1 and batch.pieces[0].stop - batch.pieces[0].start == flat.size:
+            found[batch.pieces[0].leaf].append((batch.pieces[0].start, flat))
+            continue
+        begins, row = [], 0
         for piece in batch.pieces:
-            length, begin = piece.stop - piece.start, row * batch.size
-            part = flat if length == flat.shape[0] else flat[begin : begin + length]
-            found[piece.leaf].append((piece.start, part))
+            begins.append(row * batch.size)
             row += _buckets(piece, batch.size)
+        lengths = [piece.stop - piece.start for piece in batch.pieces]
+        parts = compiler.cut(flat, begins, lengths)
+        for piece, part in zip(batch.pieces, parts, strict=True):
+            found[piece.leaf].append((piece.start, part))
     leaves: list[Any] = []
     for like, parts in zip(plan.likes, found, strict=True):
         ordered = [part for _, part in sorted(parts, key=lambda pair: pair[0])]

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomp import checks, wire
+from jaxcomp import checks, compiler, wire
 from jaxcomp.protocols import Array, AxisName, Batches, Collected, PyTree, Stacks
 
 
@@ -85,8 +85,9 @@ def fused_mean(
     means = list(leaves)
     for numbers in groups.values():
         flat = jnp.concatenate([leaves[i].reshape(-1) for i in numbers])
-        mean, start = weighted_mean(flat, axis_name, weight), 0
-        for i in numbers:
-            means[i] = mean[start : start + leaves[i].size].reshape(leaves[i].shape)
-            start += leaves[i].size
+        mean = weighted_mean(flat, axis_name, weight)
+        sizes = [leaves[i].size for i in numbers]
+        begins = [sum(sizes[:i]) for i in range(len(sizes))]
+        for i, part in zip(numbers, compiler.cut(mean, begins, sizes), strict=True):
+            means[i] = part.reshape(leaves[i].shape)
     return means
