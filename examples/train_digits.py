@@ -12,28 +12,21 @@ It needs `pip install 'jaxcomp[examples]'`, downloads nothing, and leaves `digit
 """
 
 import argparse
-import dataclasses
-import json
 import math
-import os
 import pathlib
-import platform
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import digits_report as report
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from matplotlib.figure import Figure
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
@@ -43,22 +36,14 @@ AXIS = "data"
 TEST_SIZE = 517  # Leaves 1,280 to train on: ten batches of 128.
 
 
-class Method(NamedTuple):
-    """What to compress with, and how to show it."""
-
-    label: str
-    codec: Any
-    color: str
-
-
-METHODS = {
-    "dense": Method("dense", jaxcomp.Dense(), "#3d4451"),
-    "qsgd_inf": Method("qsgd_inf 4-bit", jaxcomp.qsgd_inf(bits=4), "#1f77b4"),
-    "terngrad": Method("terngrad", jaxcomp.terngrad(), "#2a9d6f"),
-    "sign": Method("sign", jaxcomp.sign(), "#d98200"),
-    "top_k": Method("top_k 1 %", jaxcomp.top_k(fraction=0.01), "#c2334d"),
-    "qsgd": Method("qsgd 4-bit", jaxcomp.qsgd(bits=4), "#7a5bb5"),
-    "bf16": Method("bf16", jaxcomp.cast("bfloat16"), "#8a6a4f"),
+METHODS: dict[str, tuple[str, Any]] = {
+    "dense": ("dense", jaxcomp.Dense()),
+    "qsgd_inf": ("qsgd_inf 4-bit", jaxcomp.qsgd_inf(bits=4)),
+    "terngrad": ("terngrad", jaxcomp.terngrad()),
+    "sign": ("sign", jaxcomp.sign()),
+    "top_k": ("top_k 1 %", jaxcomp.top_k(fraction=0.01)),
+    "qsgd": ("qsgd 4-bit", jaxcomp.qsgd(bits=4)),
+    "bf16": ("bf16", jaxcomp.cast("bfloat16")),
 }
 DEFAULT_METHODS = ["dense", "qsgd_inf", "terngrad", "sign", "top_k"]
 
@@ -87,33 +72,6 @@ class Data(NamedTuple):
 
     train: tuple[np.ndarray, np.ndarray]
     test: tuple[np.ndarray, np.ndarray]
-
-
-class Point(NamedTuple):
-    """How good the model is after so many steps."""
-
-    step: int
-    loss: float
-    test_accuracy: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """What one training run reached and what it cost; bytes are those of one device."""
-
-    name: str
-    test_accuracy: float
-    bytes_per_step: int
-    bytes_by_collective: dict[str, int]
-    ratio_to_dense: float
-    bits_per_element: float
-    step_ms: float
-    compile_s: float
-    sent_mb: float
-    curve: list[Point]
-
-
-# What was asked for.
 
 
 def parse(argv: list[str] | None = None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
@@ -195,9 +153,6 @@ def check(parser: argparse.ArgumentParser, args: argparse.Namespace, devices: in
         )
 
 
-# Training.
-
-
 def load() -> Data:
     images, digits = load_digits(return_X_y=True)
     train_x, test_x, train_y, test_y = train_test_split(
@@ -244,49 +199,77 @@ def build_step(tx: optax.GradientTransformationExtraArgs, mesh: Mesh) -> Callabl
 
 
 def train(
-    name: str, data: Data, args: argparse.Namespace, mesh: Mesh, show: Callable[[int, Point], None]
-) -> Run:
-    codec = METHODS[name].codec
+    name: str, data: Data, args: argparse.Namespace, mesh: Mesh, show: Callable[..., None]
+) -> report.Run:
+    """One run: builds the step, reads off it what it sends, and takes it to the end."""
+    label, codec = METHODS[name]
+    optimizer, _ = OPTIMIZERS[args.optimizer]
     steps = args.epochs * (len(data.train[0]) // args.batch_size)
-    rate = optax.cosine_decay_schedule(args.learning_rate, steps)
     tx = optax.chain(
-        jaxcomp.compressed_mean(codec, AXIS, key=args.seed), OPTIMIZERS[args.optimizer][0](rate)
+        jaxcomp.compressed_mean(codec, AXIS, key=args.seed),
+        optimizer(optax.cosine_decay_schedule(args.learning_rate, steps)),
     )
     whole, split = (NamedSharding(mesh, spec) for spec in (PartitionSpec(), PartitionSpec(AXIS)))
     init = jax.jit(MODEL.init, out_shardings=whole)
     params: Any = init(jax.random.key(args.seed), data.train[0][:1])
     state = jaxcomp.init_state(tx, params, mesh, AXIS)
-    facts = costs(codec, params, mesh.size)
+    bits_per_element = jaxcomp.describe(codec, params).bits_per_element
+    dense_bytes = jaxcomp.wire_bytes(jaxcomp.Dense(), params, workers=mesh.size)
 
-    start = time.perf_counter()
     batch = jax.device_put(next(batches(data, args)), split)
     step = build_step(tx, mesh).lower(params, state, batch).compile()
-    compile_s = time.perf_counter() - start
-    sent = jaxcomp.collective_bytes(step)
+    sent = jaxcomp.collective_bytes(step)  # Of this very program, by kind of collective.
 
     # The picture has a logarithmic axis, so the points are spread evenly on one.
-    watched = {round(s) for s in np.geomspace(1, steps, 48)}
+    watched = {round(number) for number in np.geomspace(1, steps, 48)}
     curve, times = [], []
     for number, rows in enumerate(batches(data, args), start=1):
         batch = jax.device_put(rows, split)
         start = time.perf_counter()
         params, state, loss = step(params, state, batch)
-        loss = float(loss)  # Waits: many simulated devices on few cores must not queue up steps.
+        loss = float(loss)  # Waits: on a few cores, simulated devices must not queue up steps.
         times.append(time.perf_counter() - start)
         if number in watched:
             first = jax.tree.map(lambda x: x.addressable_data(0), params)  # All have the same.
-            curve.append(Point(number, loss, float(accuracy_of(first, *data.test))))
-        show(steps, curve[-1]._replace(step=number, loss=loss))
+            curve.append(report.Point(number, loss, float(accuracy_of(first, *data.test))))
+        show(number, steps, loss, curve[-1].test_accuracy)
 
-    return Run(
+    return report.Run(
         name=name,
+        label=label,
         test_accuracy=curve[-1].test_accuracy,
         bytes_per_step=sum(sent.values()),
         bytes_by_collective=sent,
-        ratio_to_dense=facts["dense_bytes"] / sum(sent.values()),
-        bits_per_element=facts["bits_per_element"],
+        times_less_than_dense=dense_bytes / sum(sent.values()),
+        bits_per_element=bits_per_element,
         step_ms=1e3 * statistics.median(times),
-        compile_s=compile_s,
-        sent_mb=sum(sent.values()) * steps / 1e6,
+        sent_mb=steps * sum(sent.values()) / 1e6,
         curve=curve,
     )
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser, args = parse(argv)
+    devices = find_devices(parser, args.devices)
+    check(parser, args, len(devices))
+    mesh = jax.make_mesh((len(devices),), (AXIS,), axis_types=(AxisType.Auto,), devices=devices)
+    data = load()
+
+    console = report.console()
+    console.print(
+        f"{len(data.train[0]):,} digits, {len(devices)} {devices[0].platform} devices, "
+        f"{args.optimizer} at {args.learning_rate:g}, {args.epochs} epochs of batch "
+        f"{args.batch_size}; the same for each codec"
+    )
+    with report.progress(console) as bars:
+        runs = [
+            train(name, data, args, mesh, report.watcher(bars, METHODS[name][0]))
+            for name in args.codec
+        ]
+    report.print_table(console, runs, devices)
+    report.save(args.out, runs, devices, {**vars(args), "out": str(args.out)})
+    console.print(f"Saved {args.out / 'digits.png'} and {args.out / 'results.json'}")
+
+
+if __name__ == "__main__":
+    main()

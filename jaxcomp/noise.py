@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import UInt32
 
+from jaxcomp import compiler
 from jaxcomp.protocols import Array
 
 _GOLDEN = 0x9E3779B9
@@ -87,10 +88,14 @@ def seeds(
     key: UInt32[Array, "2"], first: Array, buckets: int
 ) -> tuple[UInt32[Array, " n"], UInt32[Array, " n"]]:
     """Two words for each bucket, numbered from `first`: the key folded with the bucket's number."""
-    number = first.astype(jnp.uint32) + jnp.arange(buckets, dtype=jnp.uint32)
-    high, low = _absorb(key[0], key[1], number)
-    # Fused into the loop over elements, this chain makes the compiler recurse for half a minute.
-    return lax.optimization_barrier((high, low))
+
+    def absorb(key, first):
+        number = first.astype(jnp.uint32) + jnp.arange(buckets, dtype=jnp.uint32)
+        # Fused into the loop over elements, this chain makes the compiler recurse for seconds, and
+        # the loop do it again for every element.
+        return lax.optimization_barrier(_absorb(key[0], key[1], number))
+
+    return compiler.outlined(absorb)(key, first)
 
 
 def at(high: Array, low: Array, position: Array) -> Array:

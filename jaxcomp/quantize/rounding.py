@@ -8,7 +8,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Float32
 
-from jaxcomp import noise
+from jaxcomp import compiler, noise
 from jaxcomp.protocols import Array, Key
 from jaxcomp.quantize import sums
 from jaxcomp.quantize.levels import FRACTION
@@ -68,17 +68,20 @@ def exact_step(
     room = {"float16": 11, "bfloat16": 8}.get(dtype.name, 24)
     bits = max(room - (magnitude.bit_length() if magnitude > 1 else 0), 1)
     mask = (1 << (24 - bits)) - 1
-    raw = lax.bitcast_convert_type(scale * jnp.float32(1 / magnitude), jnp.int32)
-    step = lax.bitcast_convert_type((raw + mask) & ~mask, jnp.float32)
-    if dtype == jnp.float16:  # Its subnormal numbers are multiples of 2^-24.
-        step = jnp.ceil(step * 2.0**24) * jnp.float32(2.0**-24)
-    step = jnp.minimum(step, _largest_step(magnitude, bits, dtype))
-    # Tested on the scale itself: a test on the derived step makes the fused loop 7x slower.
-    usable = sums.is_finite(scale) & (scale >= magnitude * _TINY)
-    inverse = jnp.where(usable, 1 / step, 0)
-    step = jnp.where(usable, step, jnp.where(sums.is_finite(scale), 0, jnp.nan))
-    # Computed once a bucket, not once an element.
-    return lax.optimization_barrier((step, inverse))
+
+    def derive(scale):
+        raw = lax.bitcast_convert_type(scale * jnp.float32(1 / magnitude), jnp.int32)
+        step = lax.bitcast_convert_type((raw + mask) & ~mask, jnp.float32)
+        if dtype == jnp.float16:  # Its subnormal numbers are multiples of 2^-24.
+            step = jnp.ceil(step * 2.0**24) * jnp.float32(2.0**-24)
+        step = jnp.minimum(step, _largest_step(magnitude, bits, dtype))
+        finite = sums.is_finite(scale)
+        usable = finite & (scale >= magnitude * _TINY)
+        inverse = jnp.where(usable, 1 / step, 0)
+        return jnp.where(usable, step, jnp.where(finite, 0, jnp.nan)), inverse
+
+    # Computed once a bucket: fused into the loop, it would be computed once an element.
+    return compiler.outlined(derive)(scale)
 
 
 def _largest_step(magnitude: int, bits: int, dtype) -> np.float32:

@@ -15,7 +15,7 @@ from jaxcomp.protocols import Array
 FRACTION = 21
 """Bits behind the point of the terms of `total`: terms of at most 1 in size are exact to 2⁻²²."""
 
-_FAN = 16
+_FAN = 32
 _LIMB = 15
 _INF = 0x7F800000
 
@@ -60,9 +60,9 @@ def total(terms: Float32[Array, "n size"]) -> Float32[Array, " n"]:
     scaled = (terms * jnp.float32(2 ** (FRACTION + 1))).astype(jnp.int32)
     limbs, bound = [(scaled + 1) >> 1], 2**FRACTION
     while limbs[0].shape[1] > 1:
-        if bound * _FAN > 2**30:
-            limbs, bound = _carry(limbs), 2 ** (_LIMB + 1)
-        limbs, bound = [_fold(limb, jnp.sum) for limb in limbs], bound * _FAN
+        if bound * 2 * _FAN > 2**30:  # A level adds up at most 63 numbers.
+            limbs, bound = _carry(limbs), 2**_LIMB
+        limbs, bound = [_fold(limb, jnp.sum) for limb in limbs], bound * 2 * _FAN
     if limbs[0].shape[1] == 0:
         return jnp.zeros(terms.shape[0], jnp.float32)
     limbs = _carry(limbs)
@@ -85,11 +85,11 @@ def _carry(limbs: list[Int32[Array, "n lanes"]]) -> list[Int32[Array, "n lanes"]
 
 
 def _fold(x: Int32[Array, "n size"], reduce) -> Int32[Array, "n lanes"]:
-    """One level of a reduction along rows: 16 neighbours-at-a-distance become one."""
+    """One level of a reduction along rows: 32 neighbours-at-a-distance become one."""
     n, size = x.shape
-    lanes = size // _FAN
-    if lanes == 0:
+    if size < 2 * _FAN:
         return reduce(x, axis=1, keepdims=True)
+    lanes = size // _FAN
     body = reduce(x[:, : lanes * _FAN].reshape(n, _FAN, lanes), axis=1)
     if size % _FAN:
         body = jnp.concatenate([body, x[:, lanes * _FAN :]], axis=1)
