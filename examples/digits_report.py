@@ -86,19 +86,13 @@ def watcher(bars: Progress, label: str) -> Callable[[int, int, float, float], No
     return show
 
 
-def print_table(console: Console, runs: Sequence[Run], devices: Sequence[jax.Device]) -> None:
+def print_table(console: Console, runs: Sequence[Run], devices: Sequence[Any]) -> None:
     """The runs side by side, and what may not be read into them."""
     table = Table(title="What one device sent, and what came of it", title_justify="left")
     table.add_column("codec")
-    for heading in (
-        "test\naccuracy",
-        "bytes\na step",
-        "less than\ndense",
-        "payload bits\nan element",
-    ):
-        table.add_column(heading, justify="right")
-    for heading in ("median\nstep", "sent\nin all"):
-        table.add_column(heading, justify="right")
+    facts = ("test accuracy", "bytes a step", "less than dense", "payload bits an element")
+    for heading in (*facts, "median step", "sent in all"):
+        table.add_column(heading, justify="right", min_width=8, max_width=12)
     for run in runs:
         table.add_row(
             run.label,
@@ -115,7 +109,7 @@ def print_table(console: Console, runs: Sequence[Run], devices: Sequence[jax.Dev
         console.print(note)
 
 
-def notes(runs: Sequence[Run], devices: Sequence[jax.Device]) -> list[str]:
+def notes(runs: Sequence[Run], devices: Sequence[Any]) -> list[str]:
     """What a reader of the table must know."""
     said = [
         "Bytes are read from each compiled step: all that one device sends over a ring.",
@@ -129,7 +123,7 @@ def notes(runs: Sequence[Run], devices: Sequence[jax.Device]) -> list[str]:
         slower = sum(run.step_ms > dense.step_ms for run in others)
         count = {len(others): "Every", 0: "No"}.get(slower, f"{slower} of {len(others)}")
         said.append(
-            f"{count} compressed step was slower than the dense one here; of its time: {times}."
+            f"{count} compressed step was slower here than the dense one. Times its time: {times}."
         )
     more = [run.label for run in others if run.times_less_than_dense < 1]
     if more:
@@ -140,9 +134,7 @@ def notes(runs: Sequence[Run], devices: Sequence[jax.Device]) -> list[str]:
     return said
 
 
-def save(
-    folder: pathlib.Path, runs: Sequence[Run], devices: Sequence[jax.Device], settings: dict
-) -> None:
+def save(folder: pathlib.Path, runs: Sequence[Run], devices: Sequence[Any], settings: dict) -> None:
     """Writes `results.json` and `digits.png`."""
     environment = {
         "jax": jax.__version__,
@@ -189,9 +181,7 @@ def headline(runs: Sequence[Run]) -> str:
     least = min(runs, key=lambda run: run.bytes_per_step)
     dense = next((run for run in runs if run.name == "dense"), None)
     if dense is None or least is dense:
-        return (
-            f"{least.test_accuracy:.1f} % of the test digits right for {least.sent_mb:,.3g} MB sent"
-        )
+        return f"{least.test_accuracy:.1f} % of the digits right for {least.sent_mb:,.3g} MB sent"
     return (
         f"{least.label}: {least.times_less_than_dense:.1f}× fewer bytes than dense, "
         f"{least.test_accuracy:.1f} % right instead of {dense.test_accuracy:.1f} %"
@@ -219,35 +209,29 @@ def draw_curves(axes: Axes, runs: Sequence[Run]) -> None:
 
 def label_ends(axes: Axes, runs: Sequence[Run]) -> None:
     """Names above the ends of the lines, on as many rows as it takes for none to overlap."""
+    above = axes.get_xaxis_transform()
     taken: list[float] = []  # Where the last label of each row ends, in pixels.
     for run in sorted(runs, key=lambda run: run.sent_mb):
         color = COLORS[run.name]
-        end = axes.transData.transform((run.sent_mb, run.test_accuracy))
-        text = axes.annotate(
+        end = axes.transData.transform((run.sent_mb, 0))[0]
+        text = axes.text(
+            run.sent_mb,
+            0,
             f"{run.label}\n{run.test_accuracy:.1f} %",
-            (run.sent_mb, run.test_accuracy),
             ha="center",
             va="bottom",
             size=9.5,
             weight="bold",
             color=color,
-            annotation_clip=False,
+            linespacing=1.25,
+            transform=above,
         )
-        half = text.get_window_extent().width / 2 + 4
-        row = next((n for n, x in enumerate(taken) if x < end[0] - half), len(taken))
-        taken[row : row + 1] = [end[0] + half]
-        height = 1.03 + 0.135 * row
-        text.set_position((run.sent_mb, height))
-        text.set_transform(axes.get_xaxis_transform())
-        axes.vlines(
-            run.sent_mb,
-            run.test_accuracy / 100,
-            height,
-            transform=axes.get_xaxis_transform(),
-            color=color,
-            linewidth=0.8,
-            clip_on=False,
-        )
+        half = text.get_window_extent().width / 2 + 3
+        row = next((n for n, x in enumerate(taken) if x < end - half), len(taken))
+        taken[row : row + 1] = [end + half]
+        text.set_y(1.02 + 0.15 * row)
+        reach = (run.test_accuracy / 100 + 0.015, 1.01 + 0.15 * row)
+        axes.vlines(run.sent_mb, *reach, transform=above, color=color, lw=0.9, clip_on=False)
 
 
 def draw_bars(axes: Axes, runs: Sequence[Run]) -> None:

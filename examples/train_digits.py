@@ -116,7 +116,7 @@ def positive(text: str) -> float:
     return value
 
 
-def find_devices(parser: argparse.ArgumentParser, wanted: int | None) -> list[jax.Device]:
+def find_devices(parser: argparse.ArgumentParser, wanted: int | None) -> list[Any]:
     """Accelerators if there are two or more, and simulated devices of the CPU otherwise."""
     jax.config.update("jax_num_cpu_devices", wanted or 8)  # Before JAX first looks for devices.
     found = jax.devices()
@@ -137,7 +137,7 @@ def check(parser: argparse.ArgumentParser, args: argparse.Namespace, devices: in
             f"argument --batch-size: must be a multiple of the {devices} devices, "
             f"got {args.batch_size}"
         )
-    images = len(load_digits().target) - TEST_SIZE
+    images = len(load().train[0])
     if args.batch_size > images:
         parser.error(
             f"argument --batch-size: must be at most {images}, the images there are to train on, "
@@ -154,15 +154,12 @@ def check(parser: argparse.ArgumentParser, args: argparse.Namespace, devices: in
 
 
 def load() -> Data:
-    images, digits = load_digits(return_X_y=True)
-    train_x, test_x, train_y, test_y = train_test_split(
-        (images / 16).astype(np.float32),
-        digits.astype(np.int32),
-        test_size=TEST_SIZE,
-        random_state=0,
-        stratify=digits,
+    images, digits = (np.asarray(part) for part in load_digits(return_X_y=True))
+    train, test = train_test_split(
+        np.arange(len(digits)), test_size=TEST_SIZE, random_state=0, stratify=digits
     )
-    return Data((train_x, train_y), (test_x, test_y))
+    images, digits = (images / 16).astype(np.float32), digits.astype(np.int32)
+    return Data((images[train], digits[train]), (images[test], digits[test]))
 
 
 def batches(data: Data, args: argparse.Namespace) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -178,13 +175,14 @@ def batches(data: Data, args: argparse.Namespace) -> Iterator[tuple[np.ndarray, 
 
 def loss_of(params: Any, batch: Any) -> jax.Array:
     images, digits = batch
-    logits = MODEL.apply(params, images)
+    logits: Any = MODEL.apply(params, images)
     return optax.softmax_cross_entropy_with_integer_labels(logits, digits).mean()
 
 
 @jax.jit
 def accuracy_of(params: Any, images: jax.Array, digits: jax.Array) -> jax.Array:
-    return 100 * jnp.mean(MODEL.apply(params, images).argmax(-1) == digits)
+    logits: Any = MODEL.apply(params, images)
+    return 100 * jnp.mean(logits.argmax(-1) == digits)
 
 
 def build_step(tx: optax.GradientTransformationExtraArgs, mesh: Mesh) -> Callable[..., Any]:

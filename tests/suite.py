@@ -1,0 +1,46 @@
+"""What the contract suites run over: everything that `jaxcomp.recipes` offers, and some settings."""
+
+import importlib
+import inspect
+import pkgutil
+
+import jaxcomp
+import jaxcomp.recipes
+from jaxcomp.protocols import Codec
+
+
+def _defaults() -> list[Codec]:
+    codecs = []
+    for module in pkgutil.iter_modules(jaxcomp.recipes.__path__, "jaxcomp.recipes."):
+        loaded = importlib.import_module(module.name)
+        for name, make in inspect.getmembers(loaded, inspect.isfunction):
+            if make.__module__ == module.name and not name.startswith("_"):
+                made = make()
+                if isinstance(made, Codec):
+                    codecs.append(made)
+    return codecs
+
+
+CODECS = _defaults()
+"""Every recipe with its default settings: adding a recipe adds no test code."""
+
+VARIANTS = [
+    jaxcomp.cast("float16"),
+    jaxcomp.cast("float8_e4m3fn"),
+    jaxcomp.qsgd_inf(bits=3),
+    jaxcomp.qsgd_inf(bits=8, bucket_size=None),
+    jaxcomp.qsgd(bits=6, bucket_size=64),
+    jaxcomp.terngrad(clip=None, bucket_size=100),
+    jaxcomp.terngrad(shared=True),
+    jaxcomp.sign(bucket_size=None),
+    jaxcomp.top_k(fraction=0.05, bucket_size=64),
+]
+"""Settings that take other paths: planes, whole leaves, odd buckets, agreement."""
+
+
+def label(value: object) -> str:
+    """A short test id."""
+    from jaxcomp.description import short
+
+    text = short(value) if isinstance(value, Codec) else repr(value)
+    return text.replace("Quantizer", "Q").replace("bucket_size", "b").replace(" ", "")

@@ -1,0 +1,120 @@
+"""The codec contract, over every recipe: the public checks, golden bytes, one compilation."""
+
+import hashlib
+import json
+import os
+import pathlib
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxcomp import noise, testing, trees, wire
+import jaxcomp
+
+from suite import CODECS, VARIANTS, label
+
+GOLDEN = pathlib.Path(__file__).parent / "golden" / "payloads.json"
+
+
+@pytest.mark.parametrize("codec", CODECS + VARIANTS, ids=label)
+def test_contract(codec):
+    testing.check_codec(codec)
+
+
+@pytest.mark.parametrize("codec", CODECS + VARIANTS, ids=label)
+def test_repr_is_the_line_that_builds_it(codec):
+    from jaxcomp.codecs.cast import Cast
+    from jaxcomp.codecs.quantizer import Quantizer
+    from jaxcomp.codecs.sparsifier import TopK
+    from jaxcomp.quantize.levels import Sign, Uniform
+    from jaxcomp.quantize.rounding import Nearest, Stochastic
+    from jaxcomp.quantize.scales import L2, ClippedMax, MaxAbs, MeanAbs
+
+    names = {
+        part.__name__: part
+        for part in (Cast, Quantizer, TopK, Sign, Uniform, Nearest, Stochastic, L2)
+        + (ClippedMax, MaxAbs, MeanAbs)
+    }
+    assert eval(repr(codec), names) == codec
+
+
+def test_golden_payload_bytes_are_unchanged():
+    """The wire format is a promise: a changed byte is a changed version."""
+    x = jnp.asarray(np.random.default_rng(7).standard_normal((37, 29)), jnp.float32)
+    found = {}
+    for codec in CODECS + VARIANTS:
+        payload = jax.jit(lambda x, c=codec: wire.fuse(jaxcomp.encode(c, 5, x, worker=3)))(x)
+        found[label(codec)] = hashlib.sha256(np.asarray(payload).tobytes()).hexdigest()[:16]
+    if os.environ.get("JAXCOMP_WRITE_GOLDEN"):
+        GOLDEN.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+    assert found == json.loads(GOLDEN.read_text())
+
+
+def test_equal_settings_compile_once():
+    @jax.jit
+    @chex.assert_max_traces(n=1)
+    def inner(key, x):
+        return jaxcomp.roundtrip(jaxcomp.qsgd_inf(bits=4), key, x)
+
+    x = jnp.ones((4, 300))
+    inner(noise.raw(1), x)
+    inner(noise.raw(2), 2 * x)
+    static = jax.jit(lambda codec, key, x: jaxcomp.roundtrip(codec, key, x), static_argnums=0)
+    static(jaxcomp.qsgd_inf(bits=4), noise.raw(1), x)
+    static(jaxcomp.qsgd_inf(bits=4), noise.raw(1), x)
+    assert static._cache_size() == 1
+
+
+class TestEverywhere(chex.TestCase):
+    @chex.variants(with_jit=True, without_jit=True, with_device=True, without_device=True)
+    def test_variants_agree(self):
+        x = jnp.asarray(np.random.default_rng(0).standard_normal(700), jnp.float32)
+        got = self.variant(lambda x: jaxcomp.roundtrip(jaxcomp.qsgd_inf(), 3, x))(x)
+        chex.assert_trees_all_equal(got, jaxcomp.roundtrip(jaxcomp.qsgd_inf(), 3, x))
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=label)
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16], ids=["bfloat16", "float16"])
+def test_narrow_dtypes_decode_exactly(codec, dtype):
+    """In the gradient's own dtype, the decoded value is the value: nothing rounds on the way."""
+    x = jnp.asarray(np.random.default_rng(1).standard_normal(600) * 1e-3, dtype)
+    run = jax.jit(lambda x: jaxcomp.roundtrip(codec, 0, x))
+    narrow = run(x)
+    plan = trees.layout(codec, x)
+    payload = jaxcomp.encode(codec, 0, x)
+    for number, (batch, part) in enumerate(zip(plan.batches, payload.batches, strict=True)):
+        wide = jax.ShapeDtypeStruct(batch.like.shape, jnp.float32)
+        key = trees.batch_key(noise.raw(0), number, 0)
+        value = batch.codec.decode(key, part, wide).reshape(-1)[:600]
+        np.testing.assert_array_equal(np.asarray(value), np.asarray(narrow, np.float32))
+    assert np.isfinite(np.asarray(narrow, np.float32)).all()
+    # The error in the narrow dtype is close to that in float32.
+    error = np.asarray(x, np.float64) - np.asarray(narrow, np.float64)
+    exact = np.asarray(jax.jit(lambda x: jaxcomp.roundtrip(codec, 0, x))(x.astype(jnp.float32)))
+    reference = np.asarray(x, np.float64) - exact
+    assert (error**2).sum() <= 1.6 * (reference**2).sum() + 1e-5 * (exact**2).sum()
+
+
+def test_half_precision_keeps_its_smallest_numbers():
+    """Multiples of 2^-24 are all that float16 has down there; steps are multiples of it too."""
+    x = jnp.asarray(np.arange(-300, 300) * 2.0**-24, jnp.float16)
+    y = jaxcomp.roundtrip(jaxcomp.qsgd_inf(bits=8), 0, x)
+    assert np.abs(np.asarray(x - y, np.float32)).max() <= 4 * 2.0**-24
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=label)
+def test_the_largest_floats_survive(codec):
+    x = jnp.asarray(np.random.default_rng(2).uniform(-3e38, 3e38, 600), jnp.float32)
+    assert np.isfinite(np.asarray(jaxcomp.roundtrip(codec, 0, x))).all()
+
+
+def test_a_part_of_a_batch_draws_the_noise_of_the_whole():
+    """`Key.first` numbers the buckets, so splitting a batch over workers changes nothing."""
+    codec = jaxcomp.qsgd_inf(bits=4)
+    x = jnp.asarray(np.random.default_rng(3).standard_normal((6, 512)), jnp.float32)
+    key, count = trees.batch_key(noise.raw(0), 0, 1), jnp.full(6, 512)
+    whole, _ = codec.encode(key, x, count, ())
+    part, _ = codec.encode(key._replace(first=jnp.uint32(4)), x[4:], count[4:], ())
+    np.testing.assert_array_equal(whole.words[4:], part.words)

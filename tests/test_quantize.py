@@ -1,0 +1,250 @@
+"""The mathematics: golden vectors, unbiasedness without noise, exact variance, worst cases."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxcomp
+from jaxcomp.codecs.quantizer import Quantizer
+from jaxcomp.quantize import levels, rounding, scales, sums
+
+ONE = 1 << levels.FRACTION
+
+
+def quantise(x, scale, steps, dither):
+    """Codes minus offset, and decoded values, with the dither given."""
+    grid = levels.Uniform(steps=steps)
+    step, inverse = rounding.exact_step(scale, steps, jnp.float32)
+    codes = grid.codes(x * inverse[:, None], jnp.asarray(dither))
+    return np.asarray(grid.values(codes)), np.asarray(grid.values(codes) * step[:, None])
+
+
+def magnitude_dither(x, u):
+    """The dither that rounds |x| up exactly where u < p: mirrored for positive x."""
+    u = np.asarray(u)
+    return (np.where(np.asarray(x) >= 0, ONE - 1 - np.floor(u * ONE), np.floor(u * ONE))).astype(
+        np.int32
+    )
+
+
+def test_golden_qsgd():
+    x, u = jnp.array([[3.0, -4, 0, 0]]), [0.39, 0.21, 0.5, 0.5]
+    norm = scales.L2()(x, jnp.array([4]))
+    np.testing.assert_allclose(norm, [5.0], rtol=1e-7)
+    codes, decoded = quantise(x, norm, 4, magnitude_dither(x, u))
+    np.testing.assert_array_equal(codes, [[3, -3, 0, 0]])
+    np.testing.assert_allclose(decoded, [[3.75, -3.75, 0, 0]], rtol=1e-6)
+    codec = Quantizer(
+        levels=levels.Uniform(4), scale=scales.L2(), rounding=rounding.Stochastic()
+    )
+    np.testing.assert_allclose(codec.exact_variance(x), 0.625, rtol=1e-5)
+
+
+def test_golden_terngrad():
+    g = jnp.array([[0.8, -0.3, 0.1, -0.05], [0.6, -0.9, 0.2, 0.05], [0.3, -0.2, -0.7, 0.4]])
+    fired = np.array([[1, 1, 0, 0], [1, 1, 1, 0], [0, 0, 1, 1]], bool)
+    scale = jnp.full(3, jnp.max(scales.MaxAbs()(g, jnp.full(3, 4))))
+    u = np.where(fired, 0.0, 1 - 2**-20)
+    codes, decoded = quantise(g, scale, 1, magnitude_dither(g, u))
+    np.testing.assert_array_equal(np.abs(codes), fired)
+    np.testing.assert_allclose(decoded.mean(0), [0.6, -0.6, 0, 0.3], atol=1e-6)
+    step, inverse = rounding.exact_step(scale[:1], 1, jnp.float32)
+    np.testing.assert_allclose(jnp.abs(g[0]) * inverse, [8 / 9, 1 / 3, 1 / 9, 1 / 18], rtol=1e-6)
+    share = np.abs(np.asarray(g[0])) / 0.9
+    np.testing.assert_allclose(0.81 * (share * (1 - share)).sum(), 0.3825, rtol=1e-5)
+
+
+def test_golden_sign_with_its_scale():
+    x = jnp.array([3.0, -1, 2, 0.5])
+    y = jaxcomp.roundtrip(jaxcomp.sign(), 0, x)
+    np.testing.assert_allclose(y, [1.625, -1.625, 1.625, 1.625], rtol=1e-6)
+    np.testing.assert_allclose(jnp.sum((x - y) ** 2), 3.6875, rtol=1e-6)
+    delta = float(jnp.sum(jnp.abs(x)) ** 2 / (4 * jnp.sum(x * x)))
+    np.testing.assert_allclose(delta, 0.74123, rtol=1e-5)
+    np.testing.assert_allclose(3.6875, (1 - delta) * 14.25, rtol=1e-4)
+    assert float(jaxcomp.roundtrip(jaxcomp.sign(), 0, jnp.array([0.0, -2.0]))[0]) == 1.0
+
+
+def test_golden_top_k_feedback_telescopes():
+    """What was sent over T steps plus what is left is what came in."""
+    grads = jnp.asarray(np.random.default_rng(0).standard_normal((30, 500)), jnp.float32)
+    residual, sent = jnp.zeros(500), jnp.zeros(500)
+    for step, g in enumerate(grads):
+        message = g + residual
+        arrived = jaxcomp.roundtrip(jaxcomp.top_k(fraction=0.02), step, message)
+        residual, sent = message - arrived, sent + arrived
+    np.testing.assert_allclose(sent + residual, grads.sum(0), atol=2e-5)
+
+
+@pytest.mark.parametrize("steps", [1, 3, 7, 127])
+@pytest.mark.parametrize("law", ["gaussian", "heavy"])
+def test_unbiased_without_noise(steps, law):
+    """The same dither for all elements, swept over its range, averages the error away."""
+    x = np.random.default_rng(1).standard_normal((1, 512)).astype(np.float32)
+    x = jnp.asarray(x**3 if law == "heavy" else x)
+    scale = scales.MaxAbs()(x, jnp.array([512]))
+    turns = 1024
+    dither = ((np.arange(turns) + 0.5) / turns * ONE).astype(np.int32)
+    decoded = np.stack([quantise(x, scale, steps, np.full((1, 1), d))[1][0] for d in dither])
+    step = float(scale[0]) / steps
+    bias = np.abs(decoded.mean(0, dtype=np.float64) - np.asarray(x[0], np.float64))
+    assert bias.max() <= step / (2 * turns) + step * 2**-18
+    codec = Quantizer(
+        levels=levels.Uniform(steps), scale=scales.MaxAbs(), rounding=rounding.Stochastic()
+    )
+    swept = ((decoded - np.asarray(x, np.float64)) ** 2).mean(0).sum()
+    slack = 512 * step**2 / turns + 1e-5 * swept
+    assert abs(swept - float(codec.exact_variance(x))) <= slack
+
+
+def test_exact_variance_meets_the_samples():
+    x = jnp.asarray(np.random.default_rng(2).standard_normal(2000), jnp.float32)
+    for codec in (jaxcomp.qsgd_inf(bits=3), jaxcomp.qsgd(bits=4), jaxcomp.terngrad(clip=None)):
+        keys = jnp.arange(400)
+        draw = jax.jit(
+            jax.vmap(lambda k, c=codec: jaxcomp.roundtrip(c, jaxcomp.noise.fold(KEY, k), x))
+        )
+        errors = np.asarray(jnp.sum((draw(keys) - x) ** 2, 1), np.float64)
+        exact = float(codec.exact_variance(x))
+        assert abs(errors.mean() - exact) < 6 * errors.std() / 20 + 1e-6 * exact
+
+
+KEY = jaxcomp.noise.raw(11)
+
+
+def nmse(codec, x):
+    return float(codec.exact_variance(x) / jnp.sum(x * x))
+
+
+@pytest.mark.parametrize("steps", [1, 3, 7])
+def test_max_scale_meets_its_worst_case(steps):
+    """ω = ½(√(1 + (d − 1)/s²) − 1), attained by one 1 and d − 1 equal small elements."""
+    d = 512
+    codec = Quantizer(
+        levels=levels.Uniform(steps), scale=scales.MaxAbs(), rounding=rounding.Stochastic()
+    )
+    omega = 0.5 * (np.sqrt(1 + (d - 1) / steps**2) - 1)
+    small = (np.sqrt(1 + (d - 1) / steps**2) - 1) * steps / (d - 1)
+    worst = jnp.full(d, small).at[0].set(1.0)
+    np.testing.assert_allclose(nmse(codec, worst), omega, rtol=1e-4)
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        x = jnp.asarray(rng.standard_normal(d) ** rng.integers(1, 6), jnp.float32)
+        assert nmse(codec, x) <= omega * (1 + 1e-5)
+
+
+def test_golden_max_scale_worst_case():
+    x = jnp.full(17, (np.sqrt(17) - 1) / 16).at[0].set(1.0)
+    np.testing.assert_allclose(nmse(jaxcomp.terngrad(clip=None), x), 1.5616, rtol=1e-4)
+    assert nmse(jaxcomp.terngrad(clip=None), x) <= (np.sqrt(17) - 1) / 2 * (1 + 1e-6)
+
+
+@pytest.mark.parametrize(("steps", "d"), [(1, 512), (3, 512), (7, 512), (7, 64), (127, 512)])
+def test_l2_scale_meets_its_worst_case(steps, d):
+    """ω = √d/s − 1 for d ≥ 4s², attained by equal elements; at most d/(4s²) below."""
+    codec = Quantizer(
+        levels=levels.Uniform(steps), scale=scales.L2(), rounding=rounding.Stochastic()
+    )
+    omega = np.sqrt(d) / steps - 1 if d >= 4 * steps**2 else d / (4 * steps**2)
+    if d >= 4 * steps**2:
+        np.testing.assert_allclose(nmse(codec, jnp.ones(d)), omega, rtol=2e-5)
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        x = jnp.asarray(rng.standard_normal(d) ** rng.integers(1, 6), jnp.float32)
+        assert nmse(codec, x) <= omega * (1 + 1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("codec", "gaussian", "laplace"),
+    [
+        (jaxcomp.qsgd(bits=2), 17.05, 15.01),
+        (jaxcomp.qsgd(bits=3), 5.02, 4.34),
+        (jaxcomp.qsgd(bits=4), 1.580, 1.334),
+        (jaxcomp.qsgd(bits=8), 0.0053, 0.0053),
+        (jaxcomp.qsgd_inf(bits=2), 1.601, 2.419),
+        (jaxcomp.qsgd_inf(bits=3), 0.1987, 0.4060),
+        (jaxcomp.qsgd_inf(bits=4), 0.0365, 0.0802),
+        (jaxcomp.qsgd_inf(bits=4, bucket_size=8192), 0.0539, 0.1525),
+        (jaxcomp.qsgd_inf(bits=8), 0.00011, 0.00025),
+    ],
+    ids=lambda v: v if isinstance(v, float) else None,
+)
+def test_error_on_standard_inputs(codec, gaussian, laplace):
+    """Reference errors on Gaussian and Laplace input, to the digits they are known to."""
+    rng = np.random.default_rng(4)
+    n = 2**20
+    for draw, want in ((rng.standard_normal(n), gaussian), (rng.laplace(size=n), laplace)):
+        got = nmse(codec, jnp.asarray(draw, jnp.float32))
+        digit = 0.5 * 10.0 ** -len(str(want).split(".")[1])
+        assert abs(got - want) <= 0.015 * want + digit
+
+
+def test_terngrad_clips_where_it_says():
+    rng = np.random.default_rng(5)
+    x = jnp.asarray(rng.standard_normal(2**18) + 0.1, jnp.float32)
+    sigma = float(np.std(np.asarray(x, np.float64)))
+    scale = scales.ClippedMax(sigmas=2.5)(x[None], jnp.array([x.size]))
+    np.testing.assert_allclose(scale, 2.5 * sigma, rtol=1e-4)
+    y = jaxcomp.roundtrip(jaxcomp.terngrad(), 0, x)
+    assert set(np.unique(np.abs(np.asarray(y)))) == {0.0, np.float32(jnp.max(jnp.abs(y)))}
+    energy = float(jnp.sum((x - y) ** 2) / jnp.sum(x**2))
+    assert abs(energy - 1.008) < 0.03
+    flat = jnp.full(100, 2.0)  # No deviation: everything would be clipped to nothing.
+    assert float(scales.ClippedMax(sigmas=2.5)(flat[None], jnp.array([100]))[0]) == 0.0
+
+
+@pytest.mark.parametrize("size", [1, 5, 16, 511, 512, 700, 5000, 2**17 + 3])
+def test_sums_are_exact_whatever_their_order(size):
+    terms = np.random.default_rng(size).uniform(-1, 1, (2, size)).astype(np.float32)
+    got = np.asarray(sums.total(jnp.asarray(terms)), np.float64)
+    exact = np.floor(terms.astype(np.float64) * 2**22)
+    exact = np.floor((np.trunc(terms.astype(np.float64) * 2**22) + 1) / 2).sum(1) / 2**21
+    np.testing.assert_allclose(got, exact, rtol=2e-7)
+    shuffled = np.random.default_rng(0).permutation(terms, axis=1)
+    np.testing.assert_array_equal(got, sums.total(jnp.asarray(shuffled)))
+    tops = sums.max_abs(jnp.asarray(terms))
+    np.testing.assert_array_equal(tops, np.abs(terms).max(1))
+
+
+def test_scales_survive_extremes():
+    count = jnp.array([4])
+    for size in (1e-37, 1e-30, 1.0, 1e30, 1e38):
+        x = jnp.array([[3.0, -4.0, 0.0, 0.0]]) * size / 4
+        np.testing.assert_allclose(scales.L2()(x, count), [1.25 * size], rtol=1e-6)
+        np.testing.assert_allclose(scales.MeanAbs()(x, count), [7 / 16 * size], rtol=1e-6)
+        np.testing.assert_allclose(scales.MaxAbs()(x, count), [size], rtol=1e-6)
+    full = jnp.full((1, 512), 3e38)
+    assert np.isfinite(np.asarray(scales.L2()(full, jnp.array([512])))).all()
+    for scale in (scales.L2(), scales.MeanAbs(), scales.MaxAbs(), scales.ClippedMax()):
+        assert float(scale(jnp.zeros((1, 4)), count)[0]) == 0.0
+        for bad in (np.nan, np.inf, -np.inf):
+            assert not np.isfinite(float(scale(jnp.array([[1.0, bad, 0, 0]]), count)[0]))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("magnitude", [1, 7, 127])
+def test_every_product_of_a_code_and_a_step_is_exact(dtype, magnitude):
+    scale = np.random.default_rng(0).uniform(1e-4, 10, 200).astype(np.float32)
+    step, inverse = rounding.exact_step(jnp.asarray(scale), magnitude, dtype)
+    product = np.asarray(step, np.float64) * np.arange(-magnitude, magnitude + 1)[:, None]
+    np.testing.assert_array_equal(product, product.astype(dtype).astype(np.float64))
+    assert (np.asarray(step, np.float64) * magnitude * (1 + 1e-6) >= scale).all()
+    np.testing.assert_allclose(np.asarray(inverse) * np.asarray(step), 1, rtol=1e-6)
+
+
+def test_settings_are_checked():
+    for make, said in [
+        (lambda: jaxcomp.qsgd(bits=1), "`bits` must be from 2 to 8, got 1"),
+        (lambda: jaxcomp.qsgd(bits=4.0), "`bits` must be an integer, got 4.0"),
+        (lambda: jaxcomp.qsgd_inf(bucket_size=0), "`bucket_size` must be a positive integer"),
+        (lambda: jaxcomp.terngrad(clip=-1), "`sigmas` must be a positive number, got -1"),
+        (lambda: jaxcomp.cast("int8"), "`dtype` must be one of 'float32', 'bfloat16'"),
+        (lambda: jaxcomp.top_k(fraction=0.0), r"`fraction` must be a number in \(0, 1\], got 0.0"),
+        (lambda: jaxcomp.top_k(fraction=1.5), r"`fraction` must be a number in \(0, 1\]"),
+        (lambda: jaxcomp.sign().exact_variance(jnp.ones(3)), "`rounding` must be stochastic"),
+        (lambda: levels.Uniform(steps=200), "`steps` must be from 1 to 127, got 200"),
+    ]:
+        with pytest.raises(ValueError, match=said):
+            make()
