@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -88,22 +89,21 @@ def watcher(bars: Progress, label: str) -> Callable[[int, int, float, float], No
 
 def print_table(console: Console, runs: Sequence[Run], devices: Sequence[Any]) -> None:
     """The runs side by side, and what may not be read into them."""
-    table = Table(title="What one device sent, and what came of it", title_justify="left")
-    table.add_column("codec")
-    facts = ("test accuracy", "bytes a step", "less than dense", "payload bits an element")
-    for heading in (*facts, "median step", "sent in all"):
-        table.add_column(heading, justify="right", min_width=8, max_width=12)
+    table = Table(box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+    table.add_column("codec", no_wrap=True)
+    facts = ("test\naccuracy", "bytes\na step", "against\ndense", "bits an\nelement")
+    for heading in (*facts, "median\nstep", "sent\nin all"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for run in runs:
         table.add_row(
             run.label,
             f"{run.test_accuracy:.1f} %",
             f"{run.bytes_per_step:,}",
-            f"{run.times_less_than_dense:.2f} x",
+            against_dense(run),
             f"{run.bits_per_element:.2f}",
             f"{run.step_ms:.1f} ms",
             f"{run.sent_mb:,.1f} MB",
         )
-    console.print()
     console.print(table)
     for note in notes(runs, devices):
         console.print(note)
@@ -112,14 +112,15 @@ def print_table(console: Console, runs: Sequence[Run], devices: Sequence[Any]) -
 def notes(runs: Sequence[Run], devices: Sequence[Any]) -> list[str]:
     """What a reader of the table must know."""
     said = [
-        "Bytes are read from each compiled step: all that one device sends over a ring.",
+        "Bytes are what one device sends over a ring, read from the compiled step itself; bits an "
+        "element are those of one worker's payload.",
         "There is no slow link inside one machine, so the step times show only what compressing "
         "costs, not what it saves.",
     ]
     dense = next((run for run in runs if run.name == "dense"), None)
     others = [run for run in runs if run is not dense]
     if dense and others:
-        times = ", ".join(f"{r.label} {r.step_ms / dense.step_ms:.1f} x" for r in others)
+        times = ", ".join(f"{r.label} {r.step_ms / dense.step_ms:.1f}x" for r in others)
         slower = sum(run.step_ms > dense.step_ms for run in others)
         count = {len(others): "Every", 0: "No"}.get(slower, f"{slower} of {len(others)}")
         said.append(
@@ -159,20 +160,27 @@ def save(folder: pathlib.Path, runs: Sequence[Run], devices: Sequence[Any], sett
 
 def picture(runs: Sequence[Run], devices: int, settings: dict[str, Any]) -> Figure:
     """Accuracy against megabytes sent, and the bytes of a step."""
-    figure = Figure(figsize=(12, 5.6), facecolor="white")
-    left = figure.add_axes((0.06, 0.13, 0.54, 0.63))
-    right = figure.add_axes((0.70, 0.13, 0.21, 0.63))
-    figure.text(0.06, 0.93, headline(runs), size=17, weight="bold", color=INK)
-    figure.text(
-        0.06,
-        0.875,
-        f"Handwritten digits on {devices} workers; same start, same batches and same optimizer "
-        f"({settings['optimizer']}) for each codec, {settings['epochs']} epochs",
-        size=10.5,
-        color=FAINT,
-    )
-    draw_curves(left, runs)
+    figure = Figure(figsize=(12, 6), facecolor="white")
+    left = figure.add_axes((0.06, 0.1, 0.54, 0.6))
+    right = figure.add_axes((0.71, 0.1, 0.2, 0.6))
+    rows = draw_curves(left, runs)
     draw_bars(right, runs)
+
+    height = 5.3 + 0.45 * rows  # Inches; the labels above the curves get what they need.
+    figure.set_figheight(height)
+    for axes, heading, inches in (
+        (left, "Test accuracy", 3.5),
+        (right, "Sent by one device in one step", 3.5 + 0.4 * rows),
+    ):
+        place = axes.get_position()
+        axes.set_position((place.x0, 0.75 / height, place.width, inches / height))
+        figure.text(place.x0, 1 - 1.15 / height, heading, size=12, weight="bold", color=INK)
+    subtitle = (
+        f"Handwritten digits, {devices} workers, {settings['epochs']} epochs of "
+        f"{settings['optimizer']}: every codec with the same start, batches and optimizer"
+    )
+    figure.text(0.06, 1 - 0.45 / height, headline(runs), size=17, weight="bold", color=INK)
+    figure.text(0.06, 1 - 0.73 / height, subtitle, size=10.5, color=FAINT)
     return figure
 
 
@@ -188,8 +196,15 @@ def headline(runs: Sequence[Run]) -> str:
     )
 
 
-def draw_curves(axes: Axes, runs: Sequence[Run]) -> None:
-    """One line a run, labelled above its end."""
+def against_dense(run: Run) -> str:
+    if run.name == "dense":
+        return "-"
+    ratio = run.times_less_than_dense
+    return f"{ratio:.1f}x less" if ratio >= 1 else f"{1 / ratio:.1f}x MORE"
+
+
+def draw_curves(axes: Axes, runs: Sequence[Run]) -> int:
+    """One line a run, labelled above its end; returns how many rows of labels that took."""
     style(axes)
     for run in runs:
         sent = [point.step * run.bytes_per_step / 1e6 for point in run.curve]
@@ -202,12 +217,11 @@ def draw_curves(axes: Axes, runs: Sequence[Run]) -> None:
     axes.grid(axis="y", color=GRID, linewidth=0.8)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g} %")
-    axes.set_xlabel("megabytes sent by one device, up to then", color=FAINT)
-    title(axes, "Test accuracy")
-    label_ends(axes, runs)
+    axes.set_xlabel("megabytes that one device has sent (logarithmic)", color=FAINT)
+    return label_ends(axes, runs)
 
 
-def label_ends(axes: Axes, runs: Sequence[Run]) -> None:
+def label_ends(axes: Axes, runs: Sequence[Run]) -> int:
     """Names above the ends of the lines, on as many rows as it takes for none to overlap."""
     above = axes.get_xaxis_transform()
     taken: list[float] = []  # Where the last label of each row ends, in pixels.
@@ -229,9 +243,10 @@ def label_ends(axes: Axes, runs: Sequence[Run]) -> None:
         half = text.get_window_extent().width / 2 + 3
         row = next((n for n, x in enumerate(taken) if x < end - half), len(taken))
         taken[row : row + 1] = [end + half]
-        text.set_y(1.02 + 0.15 * row)
-        reach = (run.test_accuracy / 100 + 0.015, 1.01 + 0.15 * row)
+        text.set_y(1.02 + 0.13 * row)
+        reach = (run.test_accuracy / 100 + 0.015, 1.01 + 0.13 * row)
         axes.vlines(run.sent_mb, *reach, transform=above, color=color, lw=0.9, clip_on=False)
+    return len(taken)
 
 
 def draw_bars(axes: Axes, runs: Sequence[Run]) -> None:
@@ -256,7 +271,7 @@ def draw_bars(axes: Axes, runs: Sequence[Run]) -> None:
             color=INK,
         )
         axes.annotate(
-            f"{run.times_less_than_dense:.1f}× less",
+            against_dense(run).replace("x", "×").replace("-", "baseline"),
             (run.bytes_per_step / 1e3, row),
             xytext=(6, -6),
             textcoords="offset points",
@@ -267,11 +282,6 @@ def draw_bars(axes: Axes, runs: Sequence[Run]) -> None:
     axes.set_yticks(rows, [run.label for run in runs])
     axes.spines["bottom"].set_visible(False)
     axes.set_xticks([])
-    title(axes, "Sent by one device in one step")
-
-
-def title(axes: Axes, text: str) -> None:
-    axes.figure.text(axes.get_position().x0, 0.82, text, size=11.5, weight="bold", color=INK)
 
 
 def style(axes: Axes) -> None:
@@ -279,4 +289,4 @@ def style(axes: Axes) -> None:
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color(FAINT)
-    axes.tick_params(length=0, colors=INK, labelsize=9.5)
+    axes.tick_params(which="both", length=0, colors=INK, labelsize=9.5)

@@ -24,6 +24,8 @@ def outlined(f: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(f)
     def call(*args: Any) -> Any:
+        if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(args)):
+            return f(*args)  # Run eagerly, there is nothing to compile.
         return jax.lax.platform_dependent(*args, cpu=separate, default=f)
 
     return call
@@ -43,6 +45,10 @@ def cut(flat: jax.Array, begins: Sequence[int], lengths: Sequence[int]) -> list[
     def known(zero):
         return places(jnp.zeros_like(zero))
 
+    if not isinstance(flat, jax.core.Tracer):
+        return [
+            flat[begin : begin + length] for begin, length in zip(begins, lengths, strict=True)
+        ]
     # Zero for every value, which the compiler cannot know.
     zero = jnp.minimum(flat[0].astype(jnp.int32) & 1, 0)
     offsets = jax.lax.platform_dependent(zero, cpu=outlined(places), default=known)

@@ -149,7 +149,7 @@ def describe(codec_or_reducer: Any, params: PyTree, workers: int | None = None) 
         elements=sum(like.size for like in plan.likes),
         payload_bytes=wire.fused_bytes(likes) + trees.dense_bytes(plan),
         dense_bytes=sum(like.size * jnp.dtype(like.dtype).itemsize for like in plan.likes),
-        picked=_picked(codec_or_reducer, reducer),
+        picked=_picked(codec_or_reducer, reducer, bool(plan.batches)),
         workers=workers,
         link_bytes=None if workers is None else wire.wire_bytes(reducer, like_tree, workers),
         dense_link_bytes=None
@@ -173,9 +173,11 @@ def short(codec: Codec) -> str:
     return f"{type(codec).__name__}({', '.join(settings)})"
 
 
-def _picked(given: Any, reducer: Any) -> str:
+def _picked(given: Any, reducer: Any, compressed: bool) -> str:
     if reducer.uplink is None:
         return f"reducer {reducer!r}, as given"
+    if not compressed:
+        return "no leaf is compressed: the policy leaves every one of them dense"
     feedback = type(reducer.uplink.feedback).__name__
     if hasattr(given, "collect"):
         return f"reducer {type(reducer).__name__} with {feedback}, as given"

@@ -68,6 +68,13 @@ def is_per_worker(node: Any) -> bool:
     return isinstance(node, PerWorker)
 
 
+def replicated(state: PyTree) -> PyTree:
+    """The part of a state that is the same on every worker: all but its `PerWorker` nodes."""
+    return jax.tree.map(
+        lambda node: None if is_per_worker(node) else node, state, is_leaf=is_per_worker
+    )
+
+
 def local(params: PyTree, axis_name: AxisName) -> PyTree:
     """The parameters, typed so that their gradient is this worker's own.
 

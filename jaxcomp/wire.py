@@ -33,13 +33,15 @@ def fuse(payload: PyTree) -> UInt32[Array, " words"]:
 def split(buffer: UInt32[Array, "*workers words"], like: PyTree) -> PyTree:
     """The payload trees that buffers stand for; leading axes of `buffer` are kept."""
     leaves, treedef = jax.tree.flatten(like)
+    counts = [_word_count(leaf) for leaf in leaves]
+    if sum(counts) != buffer.shape[-1]:
+        raise ValueError(
+            f"`buffer` must have {sum(counts)} words for this payload, got shape {buffer.shape}"
+        )
     parts, start = [], 0
-    for leaf in leaves:
-        length = _word_count(leaf)
-        parts.append(_from_words(buffer[..., start : start + length], leaf))
-        start += length
-    if start != buffer.shape[-1]:
-        raise ValueError(f"`buffer` must have {start} words for this payload, got {buffer.shape}")
+    for leaf, count in zip(leaves, counts, strict=True):
+        parts.append(_from_words(buffer[..., start : start + count], leaf))
+        start += count
     return jax.tree.unflatten(treedef, parts)
 
 

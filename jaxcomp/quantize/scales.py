@@ -10,7 +10,6 @@ from typing import Protocol
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Float32
 
 from jaxcomp.protocols import Array
@@ -62,7 +61,7 @@ class MeanAbs:
 
     def __call__(self, x: Array, count: Array) -> Float32[Array, " n"]:
         top = sums.max_abs(x)
-        mean = sums.total(jnp.abs(sums.unit(x, top))) / _number(count)
+        mean = sums.total(jnp.abs(sums.unit(x, top))) * _share(count)
         return jnp.where(sums.is_finite(top), top * mean, top)
 
 
@@ -83,16 +82,20 @@ class ClippedMax:
     def __call__(self, x: Array, count: Array) -> Float32[Array, " n"]:
         top = sums.max_abs(x)
         ratio = sums.unit(x, top)
-        number = _number(count)
-        mean = sums.total(ratio) / number
-        # Centred first: the difference of two means of squares would cancel.
+        share = _share(count)
+        mean = sums.total(ratio) * share
+        # Centred first, since the difference of two means of squares would cancel; in integers,
+        # since a float difference of a product may be fused with it.
+        one = jnp.float32(2**sums.FRACTION)
+        middle = (mean * one).astype(jnp.int32)[:, None]
+        off = ((ratio * one).astype(jnp.int32) - middle).astype(jnp.float32)
         real = jnp.arange(x.shape[1]) < count[:, None]
-        centred = jnp.where(real, (ratio - mean[:, None]) * 0.5, 0)
-        deviation = 2 * jnp.sqrt(sums.total(centred * centred) / number)
+        centred = jnp.where(real, off * jnp.float32(0.5 / 2**sums.FRACTION), 0)
+        deviation = 2 * jnp.sqrt(sums.total(centred * centred) * share)
         clip = jnp.minimum(jnp.float32(self.sigmas) * deviation, 1)
         return jnp.where(sums.is_finite(top), top * clip, top)
 
 
-def _number(count: Array) -> Float32[Array, " n"]:
-    # Hidden from the compiler, which would turn division by a constant into multiplication.
-    return lax.optimization_barrier(jnp.maximum(count, 1).astype(jnp.float32))
+def _share(count: Array) -> Float32[Array, " n"]:
+    """`1 / count`, to multiply by: how a division is compiled depends on what surrounds it."""
+    return 1 / jnp.maximum(count, 1).astype(jnp.float32)

@@ -1,5 +1,6 @@
 """`compressed_mean`: the mean of the workers' gradients, as an optax transformation."""
 
+import warnings
 from typing import Any, NamedTuple
 
 import jax
@@ -95,6 +96,7 @@ def compressed_mean(
     seed = noise.raw(key)
 
     def init_fn(params: PyTree) -> CompressedMeanState:
+        _warn_if_idle(reducer, params)
         return CompressedMeanState(
             key=seed,
             step=jnp.zeros((), jnp.int32),
@@ -128,6 +130,18 @@ def as_reducer(codec: "Codec | Policy | Link | Reducer") -> Reducer:
         "`codec` must be a codec such as jaxcomp.qsgd_inf(bits=4), a Policy, a Link or a reducer "
         f"such as jaxcomp.Dense(), got {codec!r}"
     )
+
+
+def _warn_if_idle(reducer: Reducer, params: PyTree) -> None:
+    if reducer.uplink is None or not jax.tree.leaves(params):
+        return
+    if not reduction.plan(reducer, params).batches:
+        warnings.warn(
+            "compressed_mean compresses no leaf of these parameters: all are one-dimensional or "
+            "smaller than the policy's min_size, and are sent dense. jaxcomp.describe shows why; "
+            "jaxcomp.Policy(codec, min_size=0, min_ndim=0) compresses everything.",
+            stacklevel=3,
+        )
 
 
 def _check_local(updates: PyTree, axis_name: AxisName) -> None:

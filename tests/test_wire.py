@@ -1,0 +1,207 @@
+"""Wire truth: what the compiled program moves is what `wire_bytes` says."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxcomp
+from jaxcomp import testing, wire
+from suite import CODECS, VARIANTS, label
+
+LAYERS = 50
+PARAMS = {
+    f"layer{i:02d}": {
+        "kernel": jnp.ones((64, 128 if i % 2 else 96)) * 0.01,
+        "bias": jnp.zeros(128 if i % 2 else 96),
+    }
+    for i in range(LAYERS)
+}
+
+
+def loss(params, x):
+    return sum(jnp.mean((x @ p["kernel"] + p["bias"]) ** 2) for p in params.values())
+
+
+def compiled_step(reducer, mesh, params=PARAMS, width=64):
+    tx = optax.chain(jaxcomp.compressed_mean(reducer, "data"), optax.sgd(0.1))
+
+    def step(params, state, batch):
+        grads = jax.grad(loss)(jaxcomp.local(params, "data"), batch)
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    run = jaxcomp.data_parallel(step, mesh, "data")
+    state = jax.eval_shape(lambda: jaxcomp.init_state(tx, params, mesh, "data"))
+    return run.lower(params, state, jax.ShapeDtypeStruct((16, width), jnp.float32)).compile()
+
+
+def ops(compiled):
+    return re.findall(r" (all-gather|all-reduce|all-to-all)(?:-start)?\(", compiled.as_text())
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=label)
+def test_the_program_moves_what_wire_bytes_says(codec, mesh):
+    """On a model of 100 leaves: one collective for the compressed, one for the dense."""
+    compiled = compiled_step(codec, mesh)
+    moved = jaxcomp.collective_bytes(compiled)
+    reducer = jaxcomp.transforms.mean.as_reducer(codec)
+    scalars = 8  # An agreed scale or a norm may go beside.
+    assert abs(sum(moved.values()) - jaxcomp.wire_bytes(reducer, PARAMS, workers=8)) <= scalars
+    assert sorted(ops(compiled)) == ["all-gather", "all-reduce"]
+    kernels = {k: v["kernel"] for k, v in PARAMS.items()}
+    assert moved["all-gather"] == 7 * jaxcomp.wire_bytes(codec, kernels)
+
+
+@pytest.mark.parametrize(
+    ("codec", "most"),
+    [
+        (jaxcomp.qsgd_inf(bits=4, bucket_size=512), 4.1),
+        (jaxcomp.sign(), 1.1),
+        (jaxcomp.terngrad(), 2.05),
+    ],
+    ids=label,
+)
+def test_bits_an_element(codec, most, mesh):
+    elements = sum(v["kernel"].size for v in PARAMS.values())
+    moved = jaxcomp.collective_bytes(compiled_step(codec, mesh))["all-gather"]
+    assert 8 * moved / 7 / elements <= most
+
+
+def test_agreed_scales_cost_one_scalar_a_leaf(mesh):
+    compiled = compiled_step(jaxcomp.terngrad(shared=True), mesh)
+    extra = sum(jaxcomp.collective_bytes(compiled).values()) - jaxcomp.wire_bytes(
+        jaxcomp.Gather(jaxcomp.Link(jaxcomp.terngrad(shared=True))), PARAMS, workers=8
+    )
+    assert 0 <= extra <= 2 * 4 * LAYERS
+
+
+def test_dense_costs_what_pmean_costs(mesh):
+    ours = compiled_step(jaxcomp.Dense(), mesh)
+
+    def step(params, batch):
+        grads = jax.lax.pmean(jax.grad(loss)(jaxcomp.local(params, "data"), batch), "data")
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+
+    run = jaxcomp.data_parallel(step, mesh, "data")
+    hand = run.lower(PARAMS, jax.ShapeDtypeStruct((16, 64), jnp.float32)).compile()
+    assert jaxcomp.collective_bytes(ours) == jaxcomp.collective_bytes(hand)
+    assert ops(ours) == ops(hand)
+    assert sum(jaxcomp.collective_bytes(hand).values()) == jaxcomp.wire_bytes(
+        jaxcomp.Dense(), PARAMS, workers=8
+    )
+
+
+def test_wire_bytes_in_both_senses():
+    like = jax.ShapeDtypeStruct((1024, 512), jnp.float32)
+    codec = jaxcomp.qsgd_inf(bits=4, bucket_size=512)
+    assert jaxcomp.wire_bytes(codec, like) == 1024 * (256 + 4)
+    for workers in (1, 2, 3, 8):
+        got = jaxcomp.wire_bytes(jaxcomp.Gather(codec), like, workers=workers)
+        assert got == (workers - 1) * 1024 * 260
+    assert jaxcomp.wire_bytes(jaxcomp.Dense(), like, workers=1) == 0
+    assert jaxcomp.wire_bytes(jaxcomp.Dense("bfloat16"), like, workers=2) == 2 * like.size
+    with pytest.raises(ValueError, match="`workers` must be given for a reducer"):
+        jaxcomp.wire_bytes(jaxcomp.Dense(), like)
+    with pytest.raises(ValueError, match="`workers` must be a positive integer, got 0"):
+        jaxcomp.wire_bytes(jaxcomp.Dense(), like, workers=0)
+    with pytest.raises(ValueError, match="must be a codec, a Policy or a reducer, got 3"):
+        jaxcomp.wire_bytes(3, like)
+
+
+@pytest.mark.parametrize("codec", CODECS + VARIANTS, ids=label)
+def test_payload_is_what_is_counted(codec):
+    testing.assert_wire_bytes(codec, jax.ShapeDtypeStruct((123, 45), jnp.float32))
+    testing.assert_wire_bytes(codec, jax.ShapeDtypeStruct((1000,), jnp.bfloat16))
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [jnp.float32, jnp.bfloat16, jnp.uint8, jnp.int8, jnp.bool_, jnp.float8_e4m3fn, jnp.int32],
+    ids=lambda d: jnp.dtype(d).name,
+)
+def test_fuse_and_split_are_inverse(dtype):
+    rng = np.random.default_rng(0)
+    tree = {
+        "a": jnp.asarray(rng.integers(0, 2, (3, 5)), dtype),
+        "b": (jnp.asarray(rng.integers(0, 100, 7)).astype(dtype), jnp.ones(2)),
+    }
+    buffer = wire.fuse(tree)
+    assert buffer.dtype == jnp.uint32
+    assert buffer.nbytes == wire.fused_bytes(tree)
+    back = wire.split(buffer, tree)
+    stacked = wire.split(jnp.stack([buffer] * 3), tree)
+    for got, many, want in zip(*map(jax.tree.leaves, (back, stacked, tree)), strict=True):
+        assert got.dtype == want.dtype
+        np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
+        np.testing.assert_array_equal(np.asarray(many[2]), np.asarray(want))
+    with pytest.raises(ValueError, match="`buffer` must have"):
+        wire.split(buffer[:-1], tree)
+
+
+HEADER = "HloModule m, is_scheduled=true, replica_count=1, num_partitions=4\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "op", "size"),
+    [
+        (
+            "%g = u32[4,100]{1,0} all-gather(%x), replica_groups=[1,4]<=[4], dimensions={0}",
+            "all-gather",
+            3 * 400,
+        ),
+        (  # A TPU pads the minor dimension to 128 lanes: 64 words cost 128.
+            "%g = u32[4,64,64]{2,1,0:T(8,128)} all-gather(%x), replica_groups={{0,1,2,3}}",
+            "all-gather",
+            3 * 64 * 128 * 4,
+        ),
+        (  # Scales as a column cost 128 times their size.
+            "%g = f32[4,64,1]{2,1,0:T(8,128)S(1)} all-gather(%x), replica_groups={{0,1,2,3}}",
+            "all-gather",
+            3 * 64 * 128 * 4,
+        ),
+        (
+            "%r = (f32[100]{0}, bf16[28]{0}) all-reduce(%x, %y), replica_groups={{0,1},{2,3}}",
+            "all-reduce",
+            456,
+        ),
+        (
+            "%s = (u8[8]{0}, u8[32]{0}) all-gather-start(%x), replica_groups={{0,1,2,3}}",
+            "all-gather",
+            24,
+        ),
+        (
+            "%t = (u8[8]{0}, u8[8]{0}, u8[8]{0}, u8[8]{0}) all-to-all(%a, %b, %c, %d)",
+            "all-to-all",
+            24,
+        ),
+        ("%p = f32[10]{0} collective-permute(%x)", "collective-permute", 40),
+        ("%q = f32[10]{0} reduce-scatter(%x), replica_groups=[1,4]<=[4]", "reduce-scatter", 120),
+    ],
+    ids=lambda v: v if isinstance(v, str) and len(v) < 20 else None,
+)
+def test_collectives_are_read_in_their_physical_layout(line, op, size):
+    assert jaxcomp.collective_bytes(HEADER + "  " + line + "\n") == {op: size}
+
+
+def test_describe_says_what_is_dense_and_why():
+    like = {
+        "net": {"kernel": jnp.zeros((64, 64)), "bias": jnp.zeros(64), "tiny": jnp.zeros((2, 3))}
+    }
+    table = jaxcomp.describe(jaxcomp.sign(), like, workers=8)
+    by_path = {line.path: line for line in table.lines}
+    assert by_path["net/bias"].codec == "dense float32"
+    assert by_path["net/bias"].reason == "1-D, below min_ndim=2"
+    assert by_path["net/tiny"].reason == "below min_size=1024"
+    assert by_path["net/kernel"].bits_per_element == 1.0625
+    assert "Residual" in table.picked
+    text = str(table)
+    assert "net/kernel" in text
+    assert "less than a dense all-reduce" in text
+    assert table.link_bytes == 7 * (8 * 68) + wire.ring_bytes(4 * 70, 8)
+    more = jaxcomp.describe(jaxcomp.cast("float32"), like, workers=8)
+    assert "MORE than" in str(more)
+    assert "no leaf is compressed" in str(jaxcomp.describe(jaxcomp.sign(), {"b": jnp.zeros(5)}))
