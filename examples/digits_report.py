@@ -239,6 +239,7 @@ def label_ends(axes: Axes, runs: Sequence[Run]) -> int:
             color=color,
             linespacing=1.25,
             transform=above,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},  # Over a longer leader.
         )
         half = text.get_window_extent().width / 2 + 3
         row = next((n for n, x in enumerate(taken) if x < end - half), len(taken))

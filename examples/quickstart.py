@@ -17,7 +17,7 @@ def loss_fn(params, x):
 
 def train(codec, params, x):
     tx = optax.chain(
-        jaxcomp.compressed_mean(codec, axis_name="data"),  # The one line.
+        jaxcomp.compressed_mean(codec, axis_name="data"),  # The line to add.
         optax.adam(3e-3),
     )
 
@@ -29,13 +29,12 @@ def train(codec, params, x):
     state = jaxcomp.init_state(tx, params, mesh, "data")
     step = jaxcomp.data_parallel(step, mesh, "data").lower(params, state, x).compile()
     for _ in range(100):
-        params, state, loss = step(params, state, x)
-        loss.block_until_ready()
-    print(f"{loss=:.4f}, bytes a device sends in a step: {jaxcomp.collective_bytes(step)}")
+        params, state, loss = jax.block_until_ready(step(params, state, x))
+    print(f"loss {loss:.4f}, bytes sent by a device in a step: {jaxcomp.collective_bytes(step)}")
 
 
-x = jax.random.normal(jax.random.key(0), (1024, 64))
-params = {"in": x[:64] @ x[64:576].T / 64, "out": jnp.zeros((512, 64))}
+x, w = jax.random.normal(jax.random.key(0), (2, 512, 64))
+params = {"in": w.T / 16, "out": w / 16}
 print(jaxcomp.describe(jaxcomp.qsgd_inf(bits=4), params, workers=8))
 train(jaxcomp.Dense(), params, x)
 train(jaxcomp.qsgd_inf(bits=4), params, x)

@@ -76,19 +76,25 @@ class Data(NamedTuple):
 
 def parse(argv: list[str] | None = None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     """The options, each checked as far as it can be on its own."""
-    parser = argparse.ArgumentParser(
-        description=(__doc__ or "").split("\n\n")[0],
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     add = parser.add_argument
-    add("--codec", nargs="+", choices=METHODS, default=DEFAULT_METHODS, help="what to compare")
-    add("--optimizer", choices=OPTIMIZERS, default="sgd", help="the same for every codec")
-    add("--learning-rate", type=positive, help="first rate of a cosine decay; by the optimizer")
-    add("--epochs", type=at_least(1), default=14, help="passes over the training images")
-    add("--batch-size", type=at_least(1), default=128, help="images a step, over all devices")
-    add("--devices", type=at_least(2), help="workers; up to eight accelerators or eight simulated")
-    add("--seed", type=at_least(0), default=0, help="of the parameters, the order and the noise")
-    add("--out", type=pathlib.Path, default=pathlib.Path("out/digits"), help="folder for results")
+    names, rates = ", ".join(METHODS), ", ".join(f"{r:g} {n}" for n, (_, r) in OPTIMIZERS.items())
+    add(
+        "--codec",
+        nargs="+",
+        metavar="NAME",
+        choices=METHODS,
+        default=DEFAULT_METHODS,
+        help=f"what to compare, of {names} (default: the first five)",
+    )
+    add("--optimizer", choices=OPTIMIZERS, default="sgd", help="for every codec (default: sgd)")
+    add("--learning-rate", type=positive, help=f"start of a cosine decay (default: {rates})")
+    add("--epochs", type=at_least(1), default=14, help="passes over the images (default: 14)")
+    add("--batch-size", type=at_least(1), default=128, help="over all devices (default: 128)")
+    add("--devices", type=at_least(2), help="how many workers (default: 8, or what there is)")
+    add("--seed", type=at_least(0), default=0, help="of parameters, order, noise (default: 0)")
+    out = pathlib.Path("out/digits")
+    add("--out", type=pathlib.Path, default=out, help=f"folder for results (default: {out})")
     args = parser.parse_args(argv)
     args.codec = list(dict.fromkeys(args.codec))
     args.learning_rate = args.learning_rate or OPTIMIZERS[args.optimizer][1]
@@ -130,14 +136,15 @@ def find_devices(parser: argparse.ArgumentParser, wanted: int | None) -> list[An
     return found[: wanted or max(n for n in (2, 4, 8) if n <= len(found))]
 
 
-def check(parser: argparse.ArgumentParser, args: argparse.Namespace, devices: int) -> None:
+def check(
+    parser: argparse.ArgumentParser, args: argparse.Namespace, devices: int, images: int
+) -> None:
     """Whether the options fit the devices, the data and the disk."""
     if args.batch_size % devices:
         parser.error(
             f"argument --batch-size: must be a multiple of the {devices} devices, "
             f"got {args.batch_size}"
         )
-    images = len(load().train[0])
     if args.batch_size > images:
         parser.error(
             f"argument --batch-size: must be at most {images}, the images there are to train on, "
@@ -250,15 +257,15 @@ def train(
 def main(argv: list[str] | None = None) -> None:
     parser, args = parse(argv)
     devices = find_devices(parser, args.devices)
-    check(parser, args, len(devices))
-    mesh = jax.make_mesh((len(devices),), (AXIS,), axis_types=(AxisType.Auto,), devices=devices)
     data = load()
+    check(parser, args, len(devices), len(data.train[0]))
+    mesh = jax.make_mesh((len(devices),), (AXIS,), axis_types=(AxisType.Auto,), devices=devices)
 
     console = report.console()
     console.print(
-        f"{len(data.train[0]):,} digits, {len(devices)} {devices[0].platform} devices, "
-        f"{args.optimizer} at {args.learning_rate:g}, {args.epochs} epochs of batch "
-        f"{args.batch_size}; the same for each codec"
+        f"{len(devices)} {devices[0].platform} devices; {args.epochs} epochs of {args.optimizer} "
+        f"at {args.learning_rate:g}, batch {args.batch_size}, the same for each codec; one of the "
+        f"{TEST_SIZE} test digits is {100 / TEST_SIZE:.1f} points"
     )
     with report.progress(console) as bars:
         runs = [

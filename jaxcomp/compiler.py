@@ -46,9 +46,7 @@ def cut(flat: jax.Array, begins: Sequence[int], lengths: Sequence[int]) -> list[
         return places(jnp.zeros_like(zero))
 
     if not isinstance(flat, jax.core.Tracer):
-        return [
-            flat[begin : begin + length] for begin, length in zip(begins, lengths, strict=True)
-        ]
+        return [flat[begin : begin + length] for begin, length in zip(begins, lengths, strict=True)]
     # Zero for every value, which the compiler cannot know.
     zero = jnp.minimum(flat[0].astype(jnp.int32) & 1, 0)
     offsets = jax.lax.platform_dependent(zero, cpu=outlined(places), default=known)

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxcomp import axes
@@ -151,6 +152,7 @@ def data_parallel(
         which = {number % len(args) for number in batches} if args else set()
         for number in which:
             _check_divides(args[number], number, workers)
+        _check_accumulators(args)
         leaves, treedef = jax.tree.flatten(args)
         marks = jax.tree.leaves(
             [_marks(arg, everything=number in which) for number, arg in enumerate(args)]
@@ -273,6 +275,23 @@ def _check_divides(batch: PyTree, number: int, workers: int) -> None:
             raise ValueError(
                 f"argument {number} is a batch, and the leading dimension of each of its arrays "
                 f"must be a multiple of the {workers} workers, got shape {shape}"
+            )
+
+
+def _check_accumulators(args: PyTree) -> None:
+    def accumulates(node):
+        return isinstance(node, optax.MultiStepsState)
+
+    nodes = jax.tree.leaves(args, is_leaf=lambda n: accumulates(n) or is_per_worker(n))
+    for node in filter(accumulates, nodes):
+        inner = jax.tree.leaves(node.inner_opt_state, is_leaf=is_per_worker)
+        if any(map(is_per_worker, inner)):
+            raise ValueError(
+                "optax.MultiSteps must not wrap compressed_mean: its accumulator would hold each "
+                "worker's own gradients as if they were replicated. Accumulate after the mean, "
+                "optax.chain(compressed_mean(...), optax.MultiSteps(opt, k)), or before it, "
+                "optax.chain(jaxcomp.per_worker(optax.MultiSteps(optax.identity(), k)), "
+                "compressed_mean(...), opt)."
             )
 
 

@@ -234,26 +234,27 @@ def assert_unbiased(codec: Codec, x: Array, *, draws: int = 2048) -> None:
         keys = jax.vmap(lambda i: noise.fold(noise.raw(_SEED), i))(numbers)
         y = jax.vmap(lambda key: trees.roundtrip(codec, key, x))(keys)
         error = (y - x).astype(jnp.float32)
-        return error.sum(0), (error * error).sum(0)
+        return error.sum(0), (error * error).sum(0), jnp.max(jnp.abs(error))
 
     starts = jnp.arange(16, dtype=jnp.uint32) * (draws // 16)
-    first, second = jax.jit(lambda s: jax.lax.map(moments, s))(starts)
+    first, second, largest = jax.jit(lambda s: jax.lax.map(moments, s))(starts)
     bias = np.asarray(first, np.float64).sum(0) / draws
     spread = np.sqrt(np.maximum(np.asarray(second, np.float64).sum(0) / draws - bias**2, 0))
-    # What was never drawn in so many keys is less likely than 6 / draws: allow for its weight.
-    error = spread / np.sqrt(draws) + float(jnp.max(jnp.abs(x))) * 2.0**-18
-    worst = int(np.argmax(np.abs(bias) / error))
-    if np.abs(bias[worst]) > 6 * error[worst] + 6 / draws * np.sqrt(x.size):
+    error = spread / np.sqrt(draws) + 2.0**-18
+    # What is less likely than 6 / draws may never have been drawn: allow for its weight.
+    unseen = 6 / draws * float(jnp.max(largest))
+    worst = int(np.argmax(np.abs(bias) / (6 * error + unseen)))
+    if np.abs(bias[worst]) > 6 * error[worst] + unseen:
         raise AssertionError(
             f"{codec!r} must be unbiased: over {draws} keys element {worst} = {x[worst]:.5f} is "
             f"off by {bias[worst]:+.2e} on average, {np.abs(bias[worst]) / error[worst]:.1f} "
             "standard errors"
         )
-    total = abs(bias.sum()) / (np.sqrt((error**2).sum()) + 1e-30)
-    if total > 6 + 6 / draws * x.size:
+    total = float(np.sqrt((error**2).sum()))
+    if abs(bias.sum()) > 6 * total + unseen:
         raise AssertionError(
-            f"{codec!r} must be unbiased: the sum of all elements is off by {total:.1f} standard "
-            "errors"
+            f"{codec!r} must be unbiased: the sum of all elements is off by {bias.sum():+.2e} on "
+            f"average, {abs(bias.sum()) / total:.1f} standard errors"
         )
 
 

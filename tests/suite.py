@@ -1,4 +1,4 @@
-"""What the contract suites run over: everything that `jaxcomp.recipes` offers, and some settings."""
+"""What the contract suites run over: everything that `jaxcomp.recipes` offers, and more."""
 
 import importlib
 import inspect

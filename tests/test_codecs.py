@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxcomp import noise, testing, trees, wire
-import jaxcomp
-
 from suite import CODECS, VARIANTS, label
+
+import jaxcomp
+from jaxcomp import noise, testing, trees, wire
 
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "payloads.json"
 
@@ -32,11 +32,9 @@ def test_repr_is_the_line_that_builds_it(codec):
     from jaxcomp.quantize.rounding import Nearest, Stochastic
     from jaxcomp.quantize.scales import L2, ClippedMax, MaxAbs, MeanAbs
 
-    names = {
-        part.__name__: part
-        for part in (Cast, Quantizer, TopK, Sign, Uniform, Nearest, Stochastic, L2)
-        + (ClippedMax, MaxAbs, MeanAbs)
-    }
+    parts = (Cast, Quantizer, TopK, Sign, Uniform, Nearest, Stochastic)
+    sizes = (L2, ClippedMax, MaxAbs, MeanAbs)
+    names = {part.__name__: part for part in (*parts, *sizes)}
     assert eval(repr(codec), names) == codec
 
 

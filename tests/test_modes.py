@@ -9,9 +9,9 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import PartitionSpec as P
+from suite import CODECS, label
 
 import jaxcomp
-from suite import CODECS, label
 
 WORKERS = 8
 RNG = np.random.default_rng(0)
@@ -155,7 +155,7 @@ def test_ten_training_steps_agree(codec, mesh):
 
 
 def test_a_hundred_workers_on_one_device():
-    """`vmap` simulates any number of workers through the very same code, beyond the unrolled sum."""
+    """`vmap` simulates any number of workers through the very same code, sum and loop."""
     workers = 100
     tx = jaxcomp.compressed_mean(jaxcomp.qsgd_inf(bits=8), "data")
     grads = {"w": jnp.asarray(RNG.standard_normal((workers, 32, 64)), jnp.float32)}

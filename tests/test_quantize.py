@@ -47,7 +47,7 @@ def test_golden_terngrad():
     codes, decoded = quantise(g, scale, 1, magnitude_dither(g, u))
     np.testing.assert_array_equal(np.abs(codes), fired)
     np.testing.assert_allclose(decoded.mean(0), [0.6, -0.6, 0, 0.3], atol=1e-6)
-    step, inverse = rounding.exact_step(scale[:1], 1, jnp.float32)
+    _, inverse = rounding.exact_step(scale[:1], 1, jnp.float32)
     np.testing.assert_allclose(jnp.abs(g[0]) * inverse, [8 / 9, 1 / 3, 1 / 9, 1 / 18], rtol=1e-6)
     share = np.abs(np.asarray(g[0])) / 0.9
     np.testing.assert_allclose(0.81 * (share * (1 - share)).sum(), 0.3825, rtol=1e-5)
@@ -209,7 +209,7 @@ def test_sums_are_exact_whatever_their_order(size):
 def test_scales_survive_extremes():
     count = jnp.array([4])
     for size in (1e-37, 1e-30, 1.0, 1e30, 1e38):
-        x = jnp.array([[3.0, -4.0, 0.0, 0.0]]) * size / 4
+        x = jnp.array([[3.0, -4.0, 0.0, 0.0]]) / 4 * size
         np.testing.assert_allclose(scales.L2()(x, count), [1.25 * size], rtol=1e-6)
         np.testing.assert_allclose(scales.MeanAbs()(x, count), [7 / 16 * size], rtol=1e-6)
         np.testing.assert_allclose(scales.MaxAbs()(x, count), [size], rtol=1e-6)

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from suite import CODECS, VARIANTS, label
 
 import jaxcomp
 from jaxcomp import testing, wire
-from suite import CODECS, VARIANTS, label
 
 LAYERS = 50
 PARAMS = {

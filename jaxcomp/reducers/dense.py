@@ -82,7 +82,7 @@ def fused_mean(
     for number, leaf in enumerate(leaves):
         if leaf.size:
             groups.setdefault(leaf.dtype, []).append(number)
-    means = list(leaves)
+    means = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in leaves]  # Stays for empty leaves.
     for numbers in groups.values():
         flat = jnp.concatenate([leaves[i].reshape(-1) for i in numbers])
         mean = weighted_mean(flat, axis_name, weight)

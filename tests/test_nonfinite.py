@@ -1,0 +1,96 @@
+"""Overflow is seen by every worker and enters no memory."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from suite import CODECS, label
+
+import jaxcomp
+
+RNG = np.random.default_rng(0)
+GRADS = {
+    "kernel": jnp.asarray(RNG.standard_normal((8, 40, 64)), jnp.float32),
+    "bias": jnp.asarray(RNG.standard_normal((8, 64)), jnp.float32),
+}
+LIKE = jax.tree.map(lambda g: g[0], GRADS)
+
+
+def stepper(tx, mesh):
+    return jaxcomp.data_parallel(
+        lambda s, g: tx.update(jax.tree.map(lambda x: x[0], g), s), mesh, "data"
+    )
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=label)
+def test_one_bad_element_is_seen_by_all_and_never_remembered(codec, mesh):
+    tx = jaxcomp.compressed_mean(codec, "data")
+    step, state = stepper(tx, mesh), jaxcomp.init_state(tx, LIKE, mesh, "data")
+    _, state = step(state, GRADS)
+    memory = jax.tree.map(np.asarray, state.memory)
+    for bad in (np.nan, np.inf):
+        poisoned = {**GRADS, "kernel": GRADS["kernel"].at[3, 7, 11].set(bad)}
+        mean, after = step(state, poisoned)
+        assert not np.isfinite(np.asarray(mean["kernel"])[7, 11])
+        for shard in mean["kernel"].addressable_shards:
+            assert not np.isfinite(np.asarray(shard.data)[7, 11])
+        for got, want in zip(jax.tree.leaves(after.memory), jax.tree.leaves(memory), strict=True):
+            np.testing.assert_array_equal(got, want)
+        assert int(after.step) == int(state.step) + 1
+        clean, _ = step(after, GRADS)
+        assert np.isfinite(np.asarray(clean["kernel"])).all()
+    # A bad element in a dense leaf guards the memory of the compressed ones too.
+    _, after = step(state, {**GRADS, "bias": GRADS["bias"].at[0, 0].set(np.nan)})
+    for got, want in zip(jax.tree.leaves(after.memory), jax.tree.leaves(memory), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_without_the_guard_memory_is_poisoned(mesh):
+    """The guard is what protects: switched off, the same step enters the residual."""
+    tx = jaxcomp.compressed_mean(jaxcomp.sign(), "data", guard=False)
+    step, state = stepper(tx, mesh), jaxcomp.init_state(tx, LIKE, mesh, "data")
+    _, after = step(state, {**GRADS, "kernel": GRADS["kernel"].at[3, 7, 11].set(np.nan)})
+    assert not np.isfinite(np.asarray(after.memory.feedback.tree.residual[0])).all()
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_skip_nonfinite_holds_the_optimizer(check_vma, mesh):
+    tx = optax.chain(
+        jaxcomp.compressed_mean(jaxcomp.sign(), "data"), jaxcomp.skip_nonfinite(optax.adam(0.1))
+    )
+    step = jaxcomp.data_parallel(
+        lambda s, g: tx.update(jax.tree.map(lambda x: x[0], g), s, LIKE),
+        mesh,
+        "data",
+        check_vma=check_vma,
+    )
+    _, state = step(jaxcomp.init_state(tx, LIKE, mesh, "data"), GRADS)
+    updates, after = step(state, {**GRADS, "bias": GRADS["bias"].at[5, 5].set(np.inf)})
+    assert not any(np.asarray(u).any() for u in jax.tree.leaves(updates))
+    assert int(after[1].skipped) == 1
+    np.testing.assert_array_equal(after[1].inner[0].mu["kernel"], state[1].inner[0].mu["kernel"])
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=label)
+def test_odd_trees(codec, mesh):
+    """Empty leaves, scalars, length one and odd lengths, narrow dtypes: all in one tree."""
+    like = {
+        "empty": jnp.zeros((0, 3)),
+        "scalar": jnp.ones(()),
+        "one": jnp.ones((1, 1)),
+        "odd": jnp.asarray(RNG.standard_normal((7, 11, 13)), jnp.float32),
+        "half": jnp.asarray(RNG.standard_normal((3, 500)), jnp.float16),
+        "brain": jnp.asarray(RNG.standard_normal((3, 501)), jnp.bfloat16),
+        "nothing": None,
+    }
+    policy = jaxcomp.Policy(codec, min_size=0, min_ndim=0)
+    tx = jaxcomp.compressed_mean(policy, "data")
+    grads = jax.tree.map(lambda x: jnp.broadcast_to(x, (8, *x.shape)), like)
+    step, state = stepper(tx, mesh), jaxcomp.init_state(tx, like, mesh, "data")
+    mean, state = step(state, grads)
+    for path, got in jax.tree_util.tree_leaves_with_path(mean):
+        want = like[path[0].key]
+        assert (got.shape, got.dtype) == (want.shape, want.dtype)
+        assert np.isfinite(np.asarray(got, np.float32)).all()
+    np.testing.assert_allclose(mean["one"], 1.0, rtol=1e-2)

@@ -1,0 +1,191 @@
+"""The public checks find what they are there to find, in codecs that are wrong on purpose."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxcomp
+from jaxcomp import testing
+
+
+class HalfPayload(NamedTuple):
+    values: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Good:
+    """A correct codec of a user's own: bfloat16, rounded to nearest."""
+
+    bucket_size: int | None = 128
+    unbiased = False
+    linear = False
+    bits_per_element = 16
+
+    def init(self, like):
+        return ()
+
+    def encode(self, key, x, count, state):
+        return HalfPayload(x.astype(jnp.bfloat16)), state
+
+    def decode(self, key, payload, like, side=None):
+        return payload.values.astype(like.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Biased(Good):
+    """Shrinks and says that it is unbiased."""
+
+    unbiased = True
+
+    def encode(self, key, x, count, state):
+        return HalfPayload((x * 0.9375).astype(jnp.bfloat16)), state
+
+
+@dataclasses.dataclass(frozen=True)
+class Larger(Good):
+    """Claims eight bits and sends sixteen."""
+
+    bits_per_element = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Hiding(Good):
+    """Turns NaN and Inf into numbers."""
+
+    def encode(self, key, x, count, state):
+        return HalfPayload(jnp.nan_to_num(x).astype(jnp.bfloat16)), state
+
+
+CALLS = []
+
+
+@dataclasses.dataclass(frozen=True)
+class Moody(Good):
+    """Depends on how often it was called."""
+
+    def encode(self, key, x, count, state):
+        CALLS.append(0)
+        return HalfPayload((x * (1 + len(CALLS) % 2)).astype(jnp.bfloat16)), state
+
+
+@dataclasses.dataclass(frozen=True)
+class Expanding(Good):
+    """Sends four times the gradient."""
+
+    def decode(self, key, payload, like, side=None):
+        return (4 * payload.values.astype(jnp.float32)).astype(like.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Offset(Good):
+    """Zero does not stay zero."""
+
+    def decode(self, key, payload, like, side=None):
+        values = payload.values.astype(jnp.float32)
+        return jnp.where(values == 0, 0.25, values).astype(like.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Unsummed(Good):
+    """Its own sum is the mean."""
+
+    def decode_sum(self, keys, payloads, like, weights=None):
+        return payloads.values.astype(jnp.float32).mean(0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Flat(Good):
+    """Forgets the buckets axis."""
+
+    def encode(self, key, x, count, state):
+        return HalfPayload(x.reshape(-1).astype(jnp.bfloat16)), state
+
+    def decode(self, key, payload, like, side=None):
+        return payload.values.reshape(like.shape).astype(like.dtype)
+
+
+@dataclasses.dataclass
+class Unhashable:
+    """Not frozen, so equal ones would not share a compilation."""
+
+    bucket_size: int | None = 128
+    unbiased = False
+    linear = False
+    init, encode, decode = Good.init, Good.encode, Good.decode
+
+
+def test_a_good_codec_passes():
+    testing.check_codec(Good())
+
+
+@pytest.mark.parametrize(
+    ("codec", "said"),
+    [
+        (Biased(), "must be unbiased"),
+        (Larger(), "a larger payload than declared"),
+        (Hiding(), "hides nan"),
+        (Moody(), "must give the same bits"),
+        (Expanding(), "must be contractive"),
+        (Offset(), "must decode zeros to zeros"),
+        (Unsummed(), "must be the sum of decode"),
+        (Flat(), "leading axis of 3 buckets"),
+        (Unhashable(), "must be hashable by value"),
+        ("qsgd", "a codec must have"),
+    ],
+    ids=lambda v: type(v).__name__,
+)
+def test_wrong_codecs_fail(codec, said):
+    with pytest.raises(AssertionError, match=said):
+        testing.check_codec(codec)
+
+
+def test_a_tiny_bias_is_found():
+    """One percent too large, on average: six standard errors see it."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Generous(Good):
+        unbiased = True
+
+        def decode(self, key, payload, like, side=None):
+            return (1.01 * payload.values.astype(jnp.float32)).astype(like.dtype)
+
+    with pytest.raises(AssertionError, match="must be unbiased"):
+        testing.assert_unbiased(Generous(), jnp.linspace(-1, 1, 64))
+
+
+def test_reducers_and_feedbacks_pass():
+    for reducer in (
+        jaxcomp.Dense(),
+        jaxcomp.Gather(jaxcomp.qsgd_inf(bits=4)),
+        jaxcomp.Gather(jaxcomp.Link(jaxcomp.top_k(fraction=0.1), jaxcomp.Residual())),
+    ):
+        testing.check_reducer(reducer)
+    testing.check_reducer(jaxcomp.Dense("bfloat16"), tolerance=2e-2)
+    for feedback in (
+        jaxcomp.NoFeedback(),
+        jaxcomp.Residual(),
+        jaxcomp.Residual(decay=0.5, dtype="bfloat16"),
+    ):
+        testing.check_feedback(feedback)
+
+
+def test_wrong_feedbacks_and_reducers_fail():
+    @dataclasses.dataclass(frozen=True)
+    class Doubling(jaxcomp.NoFeedback):
+        def update(self, message, sent, part, share, weight, state):
+            return jax.tree.map(lambda p: 2 * p, part), state
+
+    with pytest.raises(AssertionError, match="must return the mean of its inputs"):
+        testing.check_feedback(Doubling())
+
+    @dataclasses.dataclass(frozen=True)
+    class Loud(jaxcomp.Gather):
+        def collect(self, *args, **kwargs):
+            got = super().collect(*args, **kwargs)
+            return got._replace(part=tuple(2 * p for p in got.part))
+
+    with pytest.raises(AssertionError, match=r"breaks the law pmean\(sent\) == part"):
+        testing.check_reducer(Loud(jaxcomp.qsgd_inf(bits=4)))
