@@ -69,7 +69,8 @@ class MeanAbs:
 class ClippedMax:
     """The largest absolute value after clipping at `sigmas` standard deviations.
 
-    The deviation is the population's, about the mean, over the real elements of each bucket.
+    The deviation is the population's, about the mean, over the real elements of each bucket. The
+    clip is never below the mean, or a constant bucket, which has no deviation, would vanish.
     """
 
     sigmas: float = 2.5
@@ -92,7 +93,8 @@ class ClippedMax:
         real = jnp.arange(x.shape[1]) < count[:, None]
         centred = jnp.where(real, off * jnp.float32(0.5 / 2**sums.FRACTION), 0)
         deviation = 2 * jnp.sqrt(sums.total(centred * centred) * share)
-        clip = jnp.minimum(jnp.float32(self.sigmas) * deviation, 1)
+        clip = jnp.maximum(jnp.float32(self.sigmas) * deviation, jnp.abs(mean))
+        clip = jnp.minimum(clip, 1)
         return jnp.where(sums.is_finite(top), top * clip, top)
 
 
