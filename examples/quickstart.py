@@ -8,7 +8,7 @@ import jaxcomp
 
 jax.config.update("jax_platforms", "cpu")  # Eight simulated workers: drop these two lines
 jax.config.update("jax_num_cpu_devices", 8)  # where you have real ones.
-mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+mesh = jax.make_mesh((8,), ("data",))
 
 
 def loss_fn(params, x):

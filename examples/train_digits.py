@@ -35,7 +35,6 @@ import jaxcomp
 AXIS = "data"
 TEST_SIZE = 517  # Leaves 1,280 to train on: ten batches of 128.
 
-
 METHODS: dict[str, tuple[str, Any]] = {
     "dense": ("dense", jaxcomp.Dense()),
     "qsgd_inf": ("qsgd_inf 4-bit", jaxcomp.qsgd_inf(bits=4)),

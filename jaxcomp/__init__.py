@@ -1,6 +1,6 @@
 """Communication-compressed training in JAX: gradient compression as optax transformations."""
 
-# T
+from jaxcomp import testing as testing
 from jaxcomp.description import Description as Description, describe as describe
 from jaxcomp.feedback import Link as Link, NoFeedback as NoFeedback, Residual as Residual
 from jaxcomp.mesh import (

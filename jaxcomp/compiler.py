@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import core
 from jax.experimental.xla_metadata import set_xla_metadata
 
 
@@ -24,7 +25,7 @@ def outlined(f: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(f)
     def call(*args: Any) -> Any:
-        if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(args)):
+        if not any(isinstance(leaf, core.Tracer) for leaf in jax.tree.leaves(args)):
             return f(*args)  # Run eagerly, there is nothing to compile.
         return jax.lax.platform_dependent(*args, cpu=separate, default=f)
 
@@ -45,7 +46,7 @@ def cut(flat: jax.Array, begins: Sequence[int], lengths: Sequence[int]) -> list[
     def known(zero):
         return places(jnp.zeros_like(zero))
 
-    if not isinstance(flat, jax.core.Tracer):
+    if not isinstance(flat, core.Tracer):
         return [flat[begin : begin + length] for begin, length in zip(begins, lengths, strict=True)]
     # Zero for every value, which the compiler cannot know.
     zero = jnp.minimum(flat[0].astype(jnp.int32) & 1, 0)

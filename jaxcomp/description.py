@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxcomp import trees, wire
+from jaxcomp import wire
 from jaxcomp.feedback import Link
 from jaxcomp.protocols import Codec, PyTree
 from jaxcomp.reducers import reduction
@@ -76,22 +76,24 @@ class Description:
         text += ["", self.picked, self._totals()]
         return "\n".join(text)
 
+    @property
+    def ratio(self) -> float | None:
+        """How many times less a device sends than for a dense all-reduce; None without workers."""
+        if self.link_bytes is None or self.dense_link_bytes is None:
+            return None
+        return self.dense_link_bytes / max(self.link_bytes, 1)
+
     def _totals(self) -> str:
         said = (
             f"payload {self.payload_bytes:,} bytes for {self.elements:,} elements: "
             f"{self.bits_per_element:.3f} bits an element, "
             f"{self.dense_bytes / max(self.payload_bytes, 1):.2f}x less than dense"
         )
-        if self.link_bytes is None or self.dense_link_bytes is None:
+        if self.ratio is None:
             return said
-        ratio = self.dense_link_bytes / max(self.link_bytes, 1)
-        verdict = (
-            f"{ratio:.2f}x less than"
-            if ratio > 1
-            else f"{1 / max(ratio, 1e-9):.2f}x MORE than"
-            if ratio < 1
-            else "as much as"
-        )
+        verdict = f"{self.ratio:.2f}x less than"
+        if self.ratio < 1:
+            verdict = f"{1 / max(self.ratio, 1e-9):.2f}x MORE than"
         return (
             f"{said}\nlink {self.link_bytes:,} bytes a device over {self.workers} workers: "
             f"{verdict} a dense all-reduce ({self.dense_link_bytes:,})"
@@ -112,16 +114,15 @@ def describe(codec_or_reducer: Any, params: PyTree, workers: int | None = None) 
     Example:
         >>> import jaxcomp
         >>> like = {"w": jnp.zeros((64, 64)), "b": jnp.zeros(64)}
-        >>> print(describe(jaxcomp.qsgd_inf(bits=4), like, workers=4))
-        leaf  shape  codec                              bits/elem  bytes  why
-        ------------------------------------------------------------------------------------------
-        b     64     dense float32                      32.00      256    1-D, below min_ndim=2
-        w     64x64  Quantizer(Uniform(steps=7), ...)   4.06       2,080  default
+        >>> for line in describe(jaxcomp.sign(), like).lines:
+        ...     print(line.path, line.codec, line.bits_per_element, line.reason)
+        b dense float32 32.0 1-D, below min_ndim=2
+        w Quantizer(Sign, MeanAbs, Nearest, bucket_size=512) 1.0625 default
     """
     reducer = mean.as_reducer(codec_or_reducer)
     plan = reduction.plan(reducer, params)
     likes = wire.payload_like(plan)
-    costs = [8.0 * like.dtype.itemsize for like in plan.likes]
+    dtype = reduction.dense_dtype(reducer)
     spent = [0.0] * len(plan.likes)
     for batch, payload in zip(plan.batches, likes, strict=True):
         bucket = wire.fused_bytes(payload) / batch.buckets
@@ -130,14 +131,15 @@ def describe(codec_or_reducer: Any, params: PyTree, workers: int | None = None) 
     lines = []
     for number, like in enumerate(plan.likes):
         codec = plan.codecs[number]
-        bytes_ = spent[number] if codec is not None else like.size * like.dtype.itemsize
-        bits = 8 * bytes_ / like.size if like.size else costs[number]
+        dense = dtype or like.dtype
+        bytes_ = spent[number] if codec is not None else like.size * dense.itemsize
+        bits = 8 * bytes_ / like.size if like.size else 8.0 * dense.itemsize
         lines.append(
             Line(
                 path=plan.paths[number],
                 shape=like.shape,
                 dtype=like.dtype.name,
-                codec=f"dense {like.dtype.name}" if codec is None else short(codec),
+                codec=f"dense {dense.name}" if codec is None else short(codec),
                 bits_per_element=bits,
                 payload_bytes=bytes_,
                 reason="dense reducer" if reducer.uplink is None else plan.reasons[number],
@@ -147,7 +149,7 @@ def describe(codec_or_reducer: Any, params: PyTree, workers: int | None = None) 
     return Description(
         lines=tuple(lines),
         elements=sum(like.size for like in plan.likes),
-        payload_bytes=wire.fused_bytes(likes) + trees.dense_bytes(plan),
+        payload_bytes=reduction.payload_bytes(reducer, plan),
         dense_bytes=sum(like.size * jnp.dtype(like.dtype).itemsize for like in plan.likes),
         picked=_picked(codec_or_reducer, reducer, bool(plan.batches)),
         workers=workers,
@@ -183,9 +185,10 @@ def _picked(given: Any, reducer: Any, compressed: bool) -> str:
         return f"reducer {type(reducer).__name__} with {feedback}, as given"
     if isinstance(given, Link):
         return f"reducer {type(reducer).__name__} (the default for a link), {feedback} as given"
-    why = (
-        "the codec is contractive, so what it drops must be sent later"
-        if feedback == "Residual"
-        else "the codec is unbiased, or feedback would grow"
-    )
+    if feedback == "Residual":
+        why = "the codec is contractive: what it drops is sent later"
+    elif all(codec.unbiased for codec in reducer.uplink.policy.codecs):
+        why = "the codec is unbiased"
+    else:
+        why = "the codec's error can exceed its input, so a residual would grow"
     return f"reducer {type(reducer).__name__} (the default), feedback {feedback} ({why})"

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxcomp import axes
 from jaxcomp.protocols import AxisName, PyTree
@@ -143,6 +143,7 @@ def data_parallel(
         raise ValueError(
             f"`axis_name` must name axes of the mesh {mesh.axis_names}, got {missing[0]!r}"
         )
+    mesh = _automatic(mesh)
     batches = (batch_argnums,) if isinstance(batch_argnums, int) else tuple(batch_argnums)
     workers = _workers(mesh, axis_name)
     split = PartitionSpec(axis_name)
@@ -190,6 +191,7 @@ def init_state(tx: Any, params: PyTree, mesh: Mesh, axis_name: AxisName) -> PyTr
         mesh: the device mesh.
         axis_name: the axis or axes that the workers are on.
     """
+    mesh = _automatic(mesh)
     init = data_parallel(lambda p, _: tx.init(p), mesh, axis_name)
     state = init(params, ())
     # Everything has a place on the mesh, so that a step with donated buffers compiles once.
@@ -240,6 +242,13 @@ def resize_workers(tx: Any, state: PyTree, params: PyTree, workers: int) -> PyTr
         return jax.tree.map(move, node) if is_per_worker(node) else node
 
     return jax.tree.map(resize, state, is_leaf=is_per_worker)
+
+
+def _automatic(mesh: Mesh) -> Mesh:
+    """The same devices with automatic axes: explicit ones, `jax.make_mesh`'s default, would
+    reject every array that is not yet placed on the mesh.
+    """
+    return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
 
 
 def _workers(mesh: Mesh, axis_name: AxisName) -> int:

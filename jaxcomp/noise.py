@@ -5,10 +5,12 @@ is a counter-based hash that XLA fuses into that pass: no array of noise ever ex
 on (key, bucket, element) and on nothing else, neither on the platform nor on a restart.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import core, lax
 from jaxtyping import UInt32
 
 from jaxcomp import compiler
@@ -18,7 +20,7 @@ _GOLDEN = 0x9E3779B9
 _SILVER = 0x85EBCA6B
 
 
-def raw(key: "Array | np.ndarray | int") -> UInt32[Array, "2"]:
+def raw(key: Any) -> UInt32[Array, "2"]:
     """The raw `uint32[2]` form of a seed, a raw key or a typed key.
 
     Raw keys checkpoint, compare and travel through every tool; typed keys do not.
@@ -40,7 +42,7 @@ def raw(key: "Array | np.ndarray | int") -> UInt32[Array, "2"]:
                 f"got {key!r}"
             )
         return jnp.asarray(_halves(key))
-    if jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key):
+    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         if key.shape != ():
             raise ValueError(f"`key` must be one key, got an array of keys of shape {key.shape}")
         words = jax.random.key_data(key).reshape(-1)
@@ -59,7 +61,7 @@ def raw(key: "Array | np.ndarray | int") -> UInt32[Array, "2"]:
 
 
 def _traced(x) -> bool:
-    return isinstance(x, jax.core.Tracer)
+    return isinstance(x, core.Tracer)
 
 
 def _halves(seed: int) -> np.ndarray:

@@ -304,8 +304,9 @@ def roundtrip(codec: "Codec | Policy", key: Any, tree: PyTree, *, worker: int = 
     return decode(codec, key, payload, tree, worker=worker)
 
 
-def dense_bytes(plan: Layout) -> int:
-    """Bytes of the leaves that travel as they are."""
+def dense_bytes(plan: Layout, dtype: Any = None) -> int:
+    """Bytes of the leaves that travel as they are, in their own dtype or in `dtype`."""
     return sum(
-        math.prod(plan.likes[i].shape) * np.dtype(plan.likes[i].dtype).itemsize for i in plan.dense
+        math.prod(plan.likes[i].shape) * np.dtype(dtype or plan.likes[i].dtype).itemsize
+        for i in plan.dense
     )

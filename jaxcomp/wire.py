@@ -98,6 +98,8 @@ def wire_bytes(codec_or_reducer: Any, like: PyTree, workers: int | None = None) 
 
     For a codec or a policy: **payload bytes**, what one worker puts into the collective, once.
     For a reducer: **link bytes**, what one device sends over its link for the whole reduction.
+    A bare codec takes every leaf, while `compressed_mean` leaves small ones dense: for what a
+    training step sends, see `describe`.
 
     Args:
         codec_or_reducer: a codec (which takes every leaf), a `Policy`, or a reducer.

@@ -176,7 +176,9 @@ def test_error_on_standard_inputs(codec, gaussian, laplace):
     for draw, want in ((rng.standard_normal(n), gaussian), (rng.laplace(size=n), laplace)):
         got = nmse(codec, jnp.asarray(draw, jnp.float32))
         digit = 0.5 * 10.0 ** -len(str(want).split(".")[1])
-        assert abs(got - want) <= 0.015 * want + digit
+        # The references are means over 2^20 elements: 2,048 small buckets, but 128 large ones.
+        slack = 0.015 if codec.bucket_size <= 512 else 0.03
+        assert abs(got - want) <= slack * want + digit
 
 
 def test_terngrad_clips_where_it_says():

@@ -132,7 +132,8 @@ def terngrad(
     Note:
         Two bits an element, one code of four unused. The scaler is the largest element after
         clipping, where the authors' code takes the clip itself. The clip is never below the mean of
-        the leaf, or a constant leaf would vanish. With clipping the codec is neither unbiased nor a contraction, so it gets no residual: one would grow.
+        the leaf, or a constant leaf would vanish. With clipping the codec is neither unbiased nor a
+        contraction, so it gets no residual: one would grow.
     """
     return Quantizer(
         levels=levels.Uniform(steps=1),

@@ -1,13 +1,13 @@
 """The one path that every gradient takes through any reducer: feedback, uplink, downlink."""
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomp import compiler, policy as policy_, trees
+from jaxcomp import compiler, policy as policy_, trees, wire
 from jaxcomp.feedback import NoFeedback
 from jaxcomp.mesh import PerWorker
 from jaxcomp.protocols import Array, AxisName, Feedback, PyTree, Reducer, Stacks
@@ -35,6 +35,18 @@ def plan(reducer: Reducer, like: PyTree) -> trees.Layout:
     """Which leaves the reducer compresses, in which batches."""
     policy = policy_.NOTHING if reducer.uplink is None else reducer.uplink.policy
     return trees.layout(policy, like)
+
+
+def payload_bytes(reducer: Reducer, layout: trees.Layout) -> int:
+    """What one worker puts into the collectives for a tree of this layout."""
+    fused = wire.fused_bytes(wire.payload_like(layout))
+    return fused + trees.dense_bytes(layout, dense_dtype(reducer))
+
+
+def dense_dtype(reducer: Reducer) -> Any:
+    """The dtype that a reducer sends dense leaves in; None for their own."""
+    dtype = getattr(reducer, "dtype", None)
+    return None if dtype is None else jnp.dtype(dtype)
 
 
 def feedback_of(reducer: Reducer) -> Feedback:

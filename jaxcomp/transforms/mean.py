@@ -95,7 +95,7 @@ def compressed_mean(
     reducer = as_reducer(codec)
     seed = noise.raw(key)
 
-    def init_fn(params: PyTree) -> CompressedMeanState:
+    def init_fn(params: PyTree) -> Any:
         _warn_if_idle(reducer, params)
         return CompressedMeanState(
             key=seed,
@@ -105,8 +105,8 @@ def compressed_mean(
         )
 
     def update_fn(
-        updates: PyTree, state: CompressedMeanState, params: PyTree | None = None, **extra: Any
-    ) -> tuple[PyTree, CompressedMeanState]:
+        updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any
+    ) -> tuple[PyTree, Any]:
         del params, extra
         axes.require(axis_name)
         _check_local(updates, axis_name)
@@ -172,11 +172,10 @@ def _measure(
     xs, _ = trees.stacks(plan, grads)
     norms = jnp.stack([_energy(tree) for tree in (lost, result.message, residual, xs)])
     lost, message, residual, energy = jax.lax.pmean(norms, axis_name)
-    payload = wire.fused_bytes(wire.payload_like(plan)) + trees.dense_bytes(plan)
     return Stats(
         relative_error=lost / jnp.where(message == 0, 1, message),
         residual_ratio=jnp.sqrt(residual / jnp.where(energy == 0, 1, energy)),
-        payload_bytes=_count(payload),
+        payload_bytes=_count(reduction.payload_bytes(reducer, plan)),
         link_bytes=_count(wire.wire_bytes(reducer, grads, workers=axes.size(axis_name))),
     )
 

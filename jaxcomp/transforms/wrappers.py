@@ -31,12 +31,12 @@ def per_worker(tx: optax.GradientTransformation) -> optax.GradientTransformation
     """
     inner = optax.with_extra_args_support(tx)
 
-    def init_fn(params: PyTree) -> PerWorker:
+    def init_fn(params: PyTree) -> Any:
         return PerWorker.wrap(inner.init(params), "local")
 
     def update_fn(
-        updates: PyTree, state: PerWorker, params: PyTree | None = None, **extra: Any
-    ) -> tuple[PyTree, PerWorker]:
+        updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any
+    ) -> tuple[PyTree, Any]:
         updates, own = inner.update(updates, state.own(), params, **extra)
         return updates, PerWorker.wrap(own, "local")
 
@@ -68,12 +68,12 @@ def skip_nonfinite(tx: optax.GradientTransformation) -> optax.GradientTransforma
     """
     inner = optax.with_extra_args_support(tx)
 
-    def init_fn(params: PyTree) -> SkipNonfiniteState:
+    def init_fn(params: PyTree) -> Any:
         return SkipNonfiniteState(inner.init(params), jnp.zeros((), jnp.int32))
 
     def update_fn(
-        updates: PyTree, state: SkipNonfiniteState, params: PyTree | None = None, **extra: Any
-    ) -> tuple[PyTree, SkipNonfiniteState]:
+        updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any
+    ) -> tuple[PyTree, Any]:
         updates, new = inner.update(updates, state.inner, params, **extra)
         finite = all_finite(updates)
         updates = jax.tree.map(lambda x: jnp.where(finite, x, 0), updates)
