@@ -29,7 +29,8 @@ format: setup
 	$(BIN)/ruff check --fix .
 
 bench: setup
-	$(BIN)/python benchmarks/core.py $(ARGS)
+	$(BIN)/python benchmarks/codecs.py $(ARGS)
+	$(BIN)/python benchmarks/step.py
 
 clean:
 	rm -rf .venv out

@@ -76,10 +76,19 @@ class Cast:
 
     def decode(self, key: Key, payload: Any, like: ArrayLike, side: Any = None) -> Array:
         del key, side
-        values = payload.values.astype(jnp.float32)
+        values = _widened(payload.values)
         if isinstance(payload, ScaledCastPayload):
             values = values * payload.scales[:, None]
         return values.astype(like.dtype)
+
+
+def _widened(values: Array) -> Array:
+    """The values in float32."""
+    if values.dtype != jnp.bfloat16:
+        return values.astype(jnp.float32)
+    # By hand, since a CPU converts whole arrays of bfloat16 before it fuses anything with them.
+    halves = lax.bitcast_convert_type(values, jnp.uint16).astype(jnp.uint32)
+    return lax.bitcast_convert_type(halves << 16, jnp.float32)
 
 
 def _power_of_two(top: Array, dtype: str) -> Array:

@@ -1,0 +1,116 @@
+"""What a training step costs to compile and to run, compressed and by a hand-written `pmean`.
+
+    python benchmarks/step.py --out out/bench
+
+A model of 100 leaves over eight simulated devices of one machine: no link is slow here, so this is
+the price of compressing, and not what it saves.
+"""
+
+import argparse
+import json
+import pathlib
+import statistics
+import time
+
+import jax
+import jax.numpy as jnp
+import optax
+from harness import CODECS, WORKERS, environment, median_time
+from rich.console import Console
+from rich.table import Table
+
+import jaxcomp
+
+
+def measure(names: list[str], repeats: int) -> dict[str, dict[str, float]]:
+    """Compiling and running one step of a model of 100 leaves, dense and compressed."""
+    mesh = jax.make_mesh((WORKERS,), ("data",))
+    params = {
+        f"layer{i:02d}": {"kernel": jnp.full((128, n), 0.01), "bias": jnp.zeros(n)}
+        for i, n in enumerate([200, 256] * 25)
+    }
+    batch = jax.random.normal(jax.random.key(0), (64, 128))
+
+    def loss(params, x):
+        return sum(
+            jnp.mean(jnp.tanh(x @ layer["kernel"] + layer["bias"])) for layer in params.values()
+        )
+
+    def by_hand():
+        return optax.GradientTransformation(
+            lambda params: (),
+            lambda updates, state, params=None: (jax.lax.pmean(updates, "data"), state),
+        )
+
+    means = {
+        "pmean by hand": by_hand(),
+        "Dense()": jaxcomp.compressed_mean(jaxcomp.Dense(), "data"),
+    }
+    for name in names:
+        codec = CODECS[name]
+        means[name] = jaxcomp.compressed_mean(codec, "data")
+    found: dict[str, dict[str, float]] = {}
+    for name, mean in means.items():
+        tx = optax.chain(mean, optax.sgd(0.1))
+
+        def step(params, state, x, tx=tx):
+            grads = jax.grad(loss)(jaxcomp.local(params, "data"), x)
+            updates, state = tx.update(grads, state, params)
+            return optax.apply_updates(params, updates), state
+
+        run = jaxcomp.data_parallel(step, mesh, "data")
+        state = jaxcomp.init_state(tx, params, mesh, "data")
+        compiling = []
+        for _ in range(3):
+            jax.clear_caches()
+            start = time.perf_counter()
+            compiled = run.lower(params, state, batch).compile()
+            compiling.append(time.perf_counter() - start)
+        found[name] = {
+            "compile_s": statistics.median(compiling),
+            "step_ms": 1e3
+            * median_time(
+                lambda c=compiled, s=state: jax.block_until_ready(c(params, s, batch)), repeats
+            ),
+            "link_bytes": sum(jaxcomp.collective_bytes(compiled).values()),
+        }
+    return found
+
+
+def report(console: Console, results: dict[str, dict[str, float]]) -> None:
+    base = results["pmean by hand"]
+    table = Table(title="One step of a model of 100 leaves on eight simulated devices")
+    for column in ("mean", "compile", "of dense", "step ms", "of dense", "link bytes"):
+        table.add_column(column, justify="left" if column == "mean" else "right")
+    for name, row in results.items():
+        table.add_row(
+            name,
+            f"{row['compile_s']:.2f} s",
+            f"{row['compile_s'] / base['compile_s']:.2f}",
+            f"{row['step_ms']:.1f}",
+            f"{row['step_ms'] / base['step_ms']:.2f}",
+            f"{row['link_bytes']:,.0f}",
+        )
+    console.print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--repeats", type=int, default=11, help="runs a median is taken over")
+    parser.add_argument("--codec", nargs="+", choices=CODECS, default=list(CODECS))
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("out/bench"))
+    options = parser.parse_args()
+    if options.repeats < 1:
+        parser.error(f"--repeats must be positive, got {options.repeats}")
+    console = Console()
+    results = measure(options.codec, options.repeats)
+    report(console, results)
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / "step.json"
+    path.write_text(json.dumps({"environment": environment(), "steps": results}, indent=1) + "\n")
+    console.print(f"written to {path}")
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_num_cpu_devices", WORKERS)
+    main()
