@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -34,6 +35,28 @@ def test_train_digits(tmp_path):
     text = json.dumps(results)
     assert "sign" in text
     assert "dense" in text
+
+
+def test_the_readme_runs():
+    """The code that a newcomer copies first, as it stands there."""
+    text = (EXAMPLES.parent / "README.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    before = """
+import jax
+jax.config.update("jax_num_cpu_devices", 8)
+import jax.numpy as jnp
+params = {"w": jnp.ones((64, 64)), "b": jnp.zeros(64)}
+loss_fn = lambda p, x: jnp.mean((x @ p["w"] + p["b"]) ** 2)
+batches = [jnp.ones((16, 64))] * 3
+batch = batches[0]
+"""
+    script = before + "".join(blocks)
+    # The first block steps with donated buffers and keeps going; so does the rest of the page.
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "all-gather" in done.stdout
 
 
 @pytest.mark.parametrize(
