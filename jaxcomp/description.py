@@ -132,7 +132,7 @@ def describe(codec_or_reducer: Any, params: PyTree, workers: int | None = None) 
     for number, like in enumerate(plan.likes):
         codec = plan.codecs[number]
         dense = dtype or like.dtype
-        bytes_ = spent[number] if codec is not None else like.size * dense.itemsize
+        bytes_ = spent[number] if codec is not None else float(like.size * dense.itemsize)
         bits = 8 * bytes_ / like.size if like.size else 8.0 * dense.itemsize
         lines.append(
             Line(

@@ -18,6 +18,7 @@ Stacks = Sequence[Array]
 AxisName = Hashable | tuple[Hashable, ...]
 
 
+@runtime_checkable
 class ArrayLike(Protocol):
     """Anything with a shape and a dtype: an array or a `jax.ShapeDtypeStruct`."""
 
@@ -85,6 +86,7 @@ class Codec(Protocol):
         ...
 
 
+@runtime_checkable
 class Feedback(Protocol):
     """A sender's memory: what to send, and what to make of what came back.
 
@@ -135,6 +137,7 @@ class Collected(NamedTuple):
     state: PyTree
 
 
+@runtime_checkable
 class Reducer(Protocol):
     """How the links of all workers become one mean, in two halves.
 

@@ -8,6 +8,8 @@ import pytest
 import jaxcomp
 from jaxcomp import noise, trees
 
+ZERO = jnp.uint32(0)
+
 
 def stream(key, buckets=64, size=512):
     high, low = noise.seeds(key, jnp.uint32(0), buckets)
@@ -75,7 +77,7 @@ def test_every_byte_is_uniform_along_positions_and_buckets(shift):
 def test_steps_draw_fresh_noise_for_the_same_element():
     keys = jax.vmap(noise.fold, in_axes=(None, 0))(noise.raw(0), jnp.arange(4096))
     first = np.asarray(
-        jax.vmap(lambda k: noise.at(*(s[0] for s in noise.seeds(k, jnp.uint32(0), 1)), 0))(keys)
+        jax.vmap(lambda k: noise.at(*(s[0] for s in noise.seeds(k, jnp.uint32(0), 1)), ZERO))(keys)
     )
     values = first.astype(np.float64) / 2**32 - 0.5
     assert abs(values.mean()) < 6 / np.sqrt(12 * values.size)

@@ -5,7 +5,7 @@ small integers, so that code × step is exact in float32 and decoding rounds not
 """
 
 import dataclasses
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import jax.numpy as jnp
 from jaxtyping import Float32, UInt32
@@ -16,6 +16,7 @@ FRACTION = 20
 """Bits behind the point in which an element is rounded: dither is an integer below 2²⁰."""
 
 
+@runtime_checkable
 class Levels(Protocol):
     """A frozen dataclass that maps elements, measured in steps, to codes and back."""
 

@@ -1,7 +1,7 @@
 """How an element finds its level: the dither that is added, and the step that is divided by."""
 
 import dataclasses
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +16,7 @@ from jaxcomp.quantize.levels import FRACTION
 _TINY = float(np.finfo(np.float32).tiny)
 
 
+@runtime_checkable
 class Rounding(Protocol):
     """A frozen dataclass that makes the dither added before rounding down."""
 

@@ -6,7 +6,7 @@ empty or zero bucket has scale zero, and a non-finite element makes its bucket's
 """
 
 import dataclasses
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,6 +18,7 @@ from jaxcomp.quantize import sums
 _LARGEST = float(np.finfo(np.float32).max)
 
 
+@runtime_checkable
 class Scale(Protocol):
     """A frozen dataclass that maps buckets and their counts to one float32 a bucket."""
 

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ from jax import lax
 from jaxcomp import axes, compiler, noise, summing, trees, wire
 from jaxcomp.feedback import Link
 from jaxcomp.mesh import PerWorker
+from jaxcomp.policy import Policy
 from jaxcomp.protocols import Array, AxisName, Batches, Codec, Collected, Key, PyTree, Stacks
 from jaxcomp.reducers import dense as dense_
 
@@ -30,7 +31,7 @@ class Gather:
         ValueError: if `link` is none of these.
     """
 
-    link: Link
+    link: "Link | Codec | Policy"
 
     def __post_init__(self):
         if not isinstance(self.link, Link):
@@ -38,7 +39,7 @@ class Gather:
 
     @property
     def uplink(self) -> Link:
-        return self.link
+        return cast(Link, self.link)
 
     def init(self, batches: Batches, axis_name: AxisName) -> PerWorker:
         states = tuple(batch.codec.init(batch.like) for batch in batches)
@@ -97,7 +98,7 @@ class Gather:
 
     def link_bytes(self, like: PyTree, workers: int) -> int:
         """`n − 1` payloads, and an all-reduce of the leaves that the policy leaves dense."""
-        plan = trees.layout(self.link.policy, like)
+        plan = trees.layout(self.uplink.policy, like)
         payload = wire.fused_bytes(wire.payload_like(plan))
         sizes: dict[Any, int] = {}
         for i in plan.dense:

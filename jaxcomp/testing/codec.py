@@ -1,8 +1,4 @@
-"""The contract checks, chex-style: the same ones that the library's own recipes must pass.
-
-Each raises an `AssertionError` that says what was promised and what came. They run your part
-eagerly, under `jit` and under `vmap`, on inputs that training produces sooner or later.
-"""
+"""The contract of a codec: what it must do on inputs that training produces sooner or later."""
 
 import dataclasses
 from typing import Any
@@ -11,11 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomp import feedback as feedback_, mesh, noise, summing, trees, wire
-from jaxcomp.protocols import Array, ArrayLike, Codec, Feedback, PyTree, Reducer
-from jaxcomp.reducers import reduction
+from jaxcomp import feedback as feedback_, noise, summing, trees, wire
+from jaxcomp.protocols import Array, ArrayLike, Codec, PyTree
 
-_SEED = 20240229
+SEED = 20240229
 
 
 def check_codec(codec: Codec, *, size: int = 700) -> None:
@@ -38,7 +33,7 @@ def check_codec(codec: Codec, *, size: int = 700) -> None:
         >>> check_codec(jaxcomp.top_k(fraction=0.1))
     """
     assert_is_setting(codec)
-    x = _gaussian(size)
+    x = gaussian(size)
     assert_keeps_shape(codec)
     assert_deterministic(codec, x)
     assert_handles_extremes(codec)
@@ -76,15 +71,15 @@ def assert_keeps_shape(codec: Codec) -> None:
     for shape in [(), (1,), (7,), (0,), (3, 0, 2), (5, 129)]:
         for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
             like = jax.ShapeDtypeStruct(shape, dtype)
-            back = jax.eval_shape(lambda x: trees.roundtrip(codec, _SEED, x), like)
+            back = jax.eval_shape(lambda x: trees.roundtrip(codec, SEED, x), like)
             if (back.shape, back.dtype) != (like.shape, like.dtype):
                 raise AssertionError(
                     f"{codec!r} must return {like.dtype.name}{list(shape)} as it was, got "
                     f"{back.dtype.name}{list(back.shape)}"
                 )
-    payload = trees.encode(codec, _SEED, _gaussian(300))
+    payload = trees.encode(codec, SEED, gaussian(300))
     for batch, part in zip(
-        trees.layout(codec, _gaussian(300)).batches, payload.batches, strict=True
+        trees.layout(codec, gaussian(300)).batches, payload.batches, strict=True
     ):
         for leaf in jax.tree.leaves(part):
             if leaf.ndim == 0 or leaf.shape[0] != batch.buckets:
@@ -101,7 +96,7 @@ def assert_deterministic(codec: Codec, x: Array) -> None:
         payload = trees.encode(codec, key, x)
         return payload, trees.decode(codec, key, payload, x)
 
-    keys = jnp.stack([noise.fold(noise.raw(_SEED), i) for i in range(3)])
+    keys = jnp.stack([noise.fold(noise.raw(SEED), i) for i in range(3)])
     xs = jnp.stack([x, 2 * x, -x[::-1]])
     eager = [both(key, row) for key, row in zip(keys, xs, strict=True)]
     _same_bits(codec, "called twice", eager[0], both(keys[0], xs[0]))
@@ -119,8 +114,8 @@ def assert_deterministic(codec: Codec, x: Array) -> None:
 def assert_handles_extremes(codec: Codec) -> None:
     """Zeros decode to zeros, and finite input of any size to finite output of that size."""
     shape = (600,)
-    run = jax.jit(lambda x: trees.roundtrip(codec, _SEED, x))
-    gauss = _gaussian(shape[0])
+    run = jax.jit(lambda x: trees.roundtrip(codec, SEED, x))
+    gauss = gaussian(shape[0])
     inputs = {
         "zeros": jnp.zeros(shape),
         "1e-30": gauss * 1e-30,
@@ -154,10 +149,10 @@ def assert_handles_extremes(codec: Codec) -> None:
 
 def assert_shows_nonfinite(codec: Codec) -> None:
     """One NaN or Inf in the input makes at least that element of the output non-finite."""
-    run = jax.jit(lambda x: trees.roundtrip(codec, _SEED, x))
+    run = jax.jit(lambda x: trees.roundtrip(codec, SEED, x))
     for bad in (np.nan, np.inf, -np.inf):
         for place in (0, 311, 599):
-            y = np.asarray(run(_gaussian(600).at[place].set(bad)))
+            y = np.asarray(run(gaussian(600).at[place].set(bad)))
             if np.isfinite(y[place]):
                 raise AssertionError(
                     f"{codec!r} hides {bad} at element {place}: it decodes to {y[place]}, so no "
@@ -168,7 +163,7 @@ def assert_shows_nonfinite(codec: Codec) -> None:
 def assert_sums(codec: Codec, x: Array) -> None:
     """`decode_sum` is the sum of `decode` in worker order, and weight zero silences a worker."""
     plan = trees.layout(codec, x)
-    key = noise.raw(_SEED)
+    key = noise.raw(SEED)
     rows = [x, -2 * x, x[::-1]]
     payloads = [trees.encode(codec, key, row, worker=i) for i, row in enumerate(rows)]
     for weights in (None, jnp.array([1.0, 0.0, 2.0])):
@@ -196,7 +191,7 @@ def assert_wire_bytes(codec: Codec, like: ArrayLike) -> None:
     The claim is the codec's optional `bits_per_element`, which holds for full buckets.
     """
     x = jnp.zeros(like.shape, like.dtype)
-    payload = trees.encode(codec, _SEED, x)
+    payload = trees.encode(codec, SEED, x)
     measured = wire.fuse(payload.batches).nbytes + sum(leaf.nbytes for leaf in payload.dense)
     counted = wire.wire_bytes(codec, like)
     if measured != counted:
@@ -231,7 +226,7 @@ def assert_unbiased(codec: Codec, x: Array, *, draws: int = 2048) -> None:
 
     def moments(start):
         numbers = start + jnp.arange(draws // 16, dtype=jnp.uint32)
-        keys = jax.vmap(lambda i: noise.fold(noise.raw(_SEED), i))(numbers)
+        keys = jax.vmap(lambda i: noise.fold(noise.raw(SEED), i))(numbers)
         y = jax.vmap(lambda key: trees.roundtrip(codec, key, x))(keys)
         error = (y - x).astype(jnp.float32)
         return error.sum(0), (error * error).sum(0), jnp.max(jnp.abs(error))
@@ -265,7 +260,7 @@ def assert_contractive(codec: Codec, x: Array, *, draws: int = 16) -> None:
         AssertionError: with the measured ratio.
     """
     x = jnp.asarray(x).reshape(-1).astype(jnp.float32)
-    keys = jnp.stack([noise.fold(noise.raw(_SEED), i) for i in range(draws)])
+    keys = jnp.stack([noise.fold(noise.raw(SEED), i) for i in range(draws)])
     for name, row in {
         "x": x,
         "x**3": x**3,
@@ -280,126 +275,9 @@ def assert_contractive(codec: Codec, x: Array, *, draws: int = 16) -> None:
             )
 
 
-def check_feedback(feedback: Feedback) -> None:
-    """Runs the properties that a feedback must have.
-
-    It is a hashable setting; its state keeps structure, shapes and dtypes from step to step, so
-    that it can be carried through a loop; with a lossless codec the estimate is the mean of the
-    inputs; the memory is finite and the steps are deterministic.
-
-    Raises:
-        AssertionError: naming the first property that does not hold.
-
-    Example:
-        >>> import jaxcomp
-        >>> check_feedback(jaxcomp.Residual())
-    """
-    hash(feedback)
-    tree = {"a": _gaussian(40).reshape(8, 5), "b": _gaussian(3).astype(jnp.bfloat16)}
-    state = feedback.init(tree, tree)
-
-    def step(x, state):
-        message, state = feedback.compensate(x, state)
-        return feedback.update(message, message, message, 1.0, None, state)
-
-    for number in range(3):
-        x = jax.tree.map(lambda leaf, k=number: leaf * (k + 1), tree)
-        estimate, new = step(x, state)
-        again, _ = step(x, state)
-        if jax.tree.map(_shape, new) != jax.tree.map(_shape, state):
-            raise AssertionError(
-                f"{feedback!r} must keep its state's shapes and dtypes: from "
-                f"{jax.tree.map(_shape, state)} to {jax.tree.map(_shape, new)}"
-            )
-        for want, got, same in zip(*map(jax.tree.leaves, (x, estimate, again)), strict=True):
-            if not np.array_equal(np.asarray(got), np.asarray(same)):
-                raise AssertionError(f"{feedback!r} must be deterministic")
-            if not np.allclose(
-                np.asarray(want, np.float32), np.asarray(got, np.float32), rtol=1e-2
-            ):
-                raise AssertionError(
-                    f"{feedback!r} over a lossless codec must return the mean of its inputs"
-                )
-        state = new
-
-
-def check_reducer(reducer: Reducer, *, workers: int = 4, tolerance: float = 1e-5) -> None:
-    """Runs the properties that a reducer must have, on workers simulated by `vmap`.
-
-    `pmean(sent) == part`; the mean is the same on every worker and close to the mean of the
-    messages as sent; a worker of weight zero adds nothing; `link_bytes` is zero for one worker.
-
-    Args:
-        reducer: the reducer.
-        workers: how many to simulate.
-        tolerance: relative error that the law may have; more for sums taken in narrow floats.
-
-    Raises:
-        AssertionError: naming the first property that does not hold.
-
-    Example:
-        >>> import jaxcomp
-        >>> check_reducer(jaxcomp.Gather(jaxcomp.qsgd_inf(bits=4)))
-    """
-    hash(reducer)
-    like = {"w": jnp.zeros((40, 64)), "b": jnp.zeros(7)}
-    keys = jax.random.split(jax.random.key(_SEED), workers)
-    grads = jax.vmap(lambda k: jax.tree.map(lambda x: jax.random.normal(k, x.shape), like))(keys)
-
-    plan = reduction.plan(reducer, like)
-
-    def collect(tree, weight):
-        key = noise.raw(_SEED)
-        message, dense = trees.stacks(plan, tree)
-        state = reducer.init(plan.batches, "workers")
-        got = reducer.collect(key, plan.batches, message, state, "workers", weight)
-        expected = jax.lax.pmean(_scaled(got.sent, weight), "workers")
-        mean, _ = reducer.spread(key, plan.batches, got.part, got.state, "workers")
-        exact = jax.lax.pmean(_scaled(dense, weight), "workers")
-        return (
-            (got.part, tuple(reducer.dense(dense, "workers", weight))),
-            (expected, exact),
-            mean,
-            got.share,
-        )
-
-    for weights in (None, jnp.arange(workers, dtype=jnp.float32)):
-        run = jax.vmap(collect, in_axes=(0, None if weights is None else 0), axis_name="workers")
-        part, expected, mean, share = jax.jit(run)(grads, weights)
-        wanted = 1.0 if weights is None else float(jnp.mean(weights))
-        if not np.allclose(np.asarray(share), wanted, rtol=1e-6):
-            raise AssertionError(f"{reducer!r}: share must be {wanted}, got {share}")
-        if jax.tree.map(_shape, part) == jax.tree.map(_shape, expected):
-            for got, want in zip(jax.tree.leaves(part), jax.tree.leaves(expected), strict=True):
-                bound = tolerance * float(jnp.abs(want).max())
-                if not np.allclose(got, want, rtol=tolerance, atol=bound):
-                    raise AssertionError(
-                        f"{reducer!r} breaks the law pmean(sent) == part by "
-                        f"{float(jnp.abs(got - want).max()):g}"
-                    )
-        for leaf in jax.tree.leaves(mean):
-            if not (np.asarray(leaf) == np.asarray(leaf)[:1]).all():
-                raise AssertionError(f"{reducer!r} must give every worker the same mean")
-    if reducer.link_bytes(like, 1) != 0:
-        raise AssertionError(f"{reducer!r}: one worker sends nothing, so its link_bytes must be 0")
-    if reducer.uplink is not None and not isinstance(
-        reduction.init(reducer, like, "workers").feedback, mesh.PerWorker
-    ):
-        raise AssertionError(f"{reducer!r}: memory of links must be kept per worker")
-
-
-def _scaled(tree: PyTree, weight: Array | None) -> PyTree:
-    if weight is None:
-        return tree
-    return jax.tree.map(lambda x: jnp.where(weight == 0, 0, weight * x), tree)
-
-
-def _gaussian(size: int) -> Array:
-    return jax.random.normal(jax.random.key(_SEED), (size,))
-
-
-def _shape(x: Any) -> tuple:
-    return x.shape, jnp.dtype(x.dtype).name
+def gaussian(size: int) -> Array:
+    """The standard input of the checks."""
+    return jax.random.normal(jax.random.key(SEED), (size,))
 
 
 def _same_bits(codec: Codec, how: str, want: PyTree, got: PyTree) -> None:

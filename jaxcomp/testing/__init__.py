@@ -1,0 +1,18 @@
+"""The contract checks, chex-style: the same ones that the library's own recipes must pass.
+
+Each raises an `AssertionError` that says what was promised and what came.
+"""
+
+from jaxcomp.testing.codec import (
+    assert_contractive as assert_contractive,
+    assert_deterministic as assert_deterministic,
+    assert_handles_extremes as assert_handles_extremes,
+    assert_is_setting as assert_is_setting,
+    assert_keeps_shape as assert_keeps_shape,
+    assert_shows_nonfinite as assert_shows_nonfinite,
+    assert_sums as assert_sums,
+    assert_unbiased as assert_unbiased,
+    assert_wire_bytes as assert_wire_bytes,
+    check_codec as check_codec,
+)
+from jaxcomp.testing.parts import check_feedback as check_feedback, check_reducer as check_reducer

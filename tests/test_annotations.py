@@ -1,0 +1,53 @@
+"""The annotations of shapes and dtypes hold: every part runs with them checked at run time."""
+
+import pathlib
+import subprocess
+import sys
+
+SCRIPT = """
+from jaxtyping import install_import_hook
+
+with install_import_hook("jaxcomp", "beartype.beartype"):
+    import jaxcomp
+import jax
+import jax.numpy as jnp
+from suite import CODECS, VARIANTS
+
+tree = {"w": jnp.ones((40, 64)), "b": jnp.ones(7, jnp.bfloat16), "none": jnp.ones((0, 3))}
+for codec in CODECS + VARIANTS:
+    jaxcomp.roundtrip(codec, 0, tree)
+    tx = jaxcomp.compressed_mean(codec, "data", stats=True)
+    state = jax.tree.map(lambda x: jnp.stack([x] * 3), tx.init(tree))
+    grads = jax.tree.map(lambda x: jnp.stack([x] * 3), tree)
+    jax.eval_shape(jax.vmap(tx.update, axis_name="data"), grads, state)
+    jaxcomp.describe(codec, tree, workers=3)
+for reducer in (jaxcomp.Dense(), jaxcomp.Gather(jaxcomp.qsgd_inf())):
+    jaxcomp.testing.check_reducer(reducer)
+jaxcomp.testing.check_feedback(jaxcomp.Residual(decay=0.5))
+print("all annotations hold")
+"""
+
+
+def test_annotations_hold():
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        cwd=pathlib.Path(__file__).parent,
+    )
+    assert "all annotations hold" in done.stdout, done.stderr[-3000:]
+
+
+def test_nothing_happens_at_import():
+    """No device is touched, no configuration changed."""
+    script = """
+import jax
+from jax._src import xla_bridge
+before = dict(jax.config.values)
+import jaxcomp
+assert not xla_bridge._backends, "a backend was initialised"
+assert before == dict(jax.config.values), "configuration changed"
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
