@@ -17,10 +17,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from harness import CODECS, WORKERS, environment, median_time
+from harness import CODECS, WORKERS, environment, median_time, show
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 import jaxcomp
 from jaxcomp import noise, summing, trees
@@ -71,22 +70,28 @@ def measure(codec: Any, data: np.ndarray, repeats: int) -> dict[str, float]:
     return found
 
 
-def report(console: Console, results: dict[str, Any]) -> None:
-    size = results["size"]
-    table = Table(
-        title=f"{size:,} floats: time as a multiple of a copy ({results['environment']['device']})"
-    )
-    for column in ("codec", "encode", "decode", "sum of 8", "bits", "error", "break-even Gbit/s"):
-        table.add_column(column, justify="left" if column == "codec" else "right")
-    for name, row in results["codecs"].items():
-        table.add_row(
+COLUMNS = (
+    "codec",
+    "encode / copy",
+    "decode / copy",
+    "sum of 8 / copy",
+    "bits",
+    "error",
+    "break-even Gbit/s",
+)
+
+
+def rows(codecs: dict[str, dict[str, float]]) -> list[tuple[str, ...]]:
+    return [
+        (
             name,
             *(f"{row[k]:.2f}" for k in ("encode", "decode", "decode_sum_8")),
             f"{row['bits']:.3f}",
             f"{row['nmse']:.3g}",
             f"{row['break_even_gbps']:.1f}",
         )
-    console.print(table)
+        for name, row in codecs.items()
+    ]
 
 
 def main() -> None:
@@ -99,18 +104,12 @@ def main() -> None:
     if options.size < 1 or options.repeats < 1:
         parser.error("--size and --repeats must be positive")
     data = np.random.default_rng(0).standard_normal(options.size).astype(np.float32)
-    console = Console()
-    results: dict[str, Any] = {"environment": environment(), "size": options.size}
-    results["codecs"] = {
-        name: measure(codec, data, options.repeats)
-        for name, codec in track(CODECS.items(), "codecs", console=console, transient=True)
-        if name in options.codec
-    }
-    report(console, results)
-    options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / "codecs.json"
-    path.write_text(json.dumps(results, indent=1) + "\n")
-    console.print(f"written to {path}")
+    picked = track(options.codec, "codecs", console=Console(), transient=True)
+    codecs = {name: measure(CODECS[name], data, options.repeats) for name in picked}
+    path = options.out / "codecs.md"
+    show(f"{options.size:,} floats, as multiples of a copy", COLUMNS, rows(codecs), path)
+    results = {"environment": environment(), "size": options.size, "codecs": codecs}
+    path.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

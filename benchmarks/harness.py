@@ -5,9 +5,12 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
+from rich.console import Console
+from rich.table import Table
 
 import jaxcomp
 
@@ -44,3 +47,21 @@ def environment() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "jaxcomp": jaxcomp.__version__,
     }
+
+
+def show(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]], path: Path) -> None:
+    """Prints a table, and writes it as Markdown."""
+    table = Table(title=title)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number else "left")
+    for row in rows:
+        table.add_row(*row)
+    console = Console(width=max(100, Console().width))
+    console.print(table)
+    where = ", ".join(f"{name} {value}" for name, value in environment().items())
+    lines = [f"# {title}", "", f"{where}.", "", "| " + " | ".join(columns) + " |"]
+    lines.append("|---" + "|---:" * (len(columns) - 1) + "|")
+    lines += ["| " + " | ".join(row) + " |" for row in rows]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n")
+    console.print(f"written to {path} and {path.with_suffix('.json')}")

@@ -15,9 +15,7 @@ import time
 import jax
 import jax.numpy as jnp
 import optax
-from harness import CODECS, WORKERS, environment, median_time
-from rich.console import Console
-from rich.table import Table
+from harness import CODECS, WORKERS, environment, median_time, show
 
 import jaxcomp
 
@@ -77,21 +75,22 @@ def measure(names: list[str], repeats: int) -> dict[str, dict[str, float]]:
     return found
 
 
-def report(console: Console, results: dict[str, dict[str, float]]) -> None:
-    base = results["pmean by hand"]
-    table = Table(title="One step of a model of 100 leaves on eight simulated devices")
-    for column in ("mean", "compile", "of dense", "step ms", "of dense", "link bytes"):
-        table.add_column(column, justify="left" if column == "mean" else "right")
-    for name, row in results.items():
-        table.add_row(
+COLUMNS = ("mean", "compile s", "of dense", "step ms", "of dense", "link bytes")
+
+
+def rows(steps: dict[str, dict[str, float]]) -> list[tuple[str, ...]]:
+    base = steps["pmean by hand"]
+    return [
+        (
             name,
-            f"{row['compile_s']:.2f} s",
+            f"{row['compile_s']:.2f}",
             f"{row['compile_s'] / base['compile_s']:.2f}",
             f"{row['step_ms']:.1f}",
             f"{row['step_ms'] / base['step_ms']:.2f}",
             f"{row['link_bytes']:,.0f}",
         )
-    console.print(table)
+        for name, row in steps.items()
+    ]
 
 
 def main() -> None:
@@ -102,13 +101,10 @@ def main() -> None:
     options = parser.parse_args()
     if options.repeats < 1:
         parser.error(f"--repeats must be positive, got {options.repeats}")
-    console = Console()
-    results = measure(options.codec, options.repeats)
-    report(console, results)
-    options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / "step.json"
-    path.write_text(json.dumps({"environment": environment(), "steps": results}, indent=1) + "\n")
-    console.print(f"written to {path}")
+    steps, path = measure(options.codec, options.repeats), options.out / "step.md"
+    show("One step of a model of 100 leaves over 8 simulated devices", COLUMNS, rows(steps), path)
+    results = {"environment": environment(), "steps": steps}
+    path.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":
