@@ -4,12 +4,10 @@ from jaxcomp import testing as testing
 from jaxcomp.description import Description as Description, describe as describe
 from jaxcomp.feedback import Link as Link, NoFeedback as NoFeedback, Residual as Residual
 from jaxcomp.mesh import (
-    PerWorker as PerWorker,
     data_parallel as data_parallel,
     init_state as init_state,
     local as local,
-    resize_workers as resize_workers,
-    state_specs as state_specs,
+    place as place,
 )
 from jaxcomp.policy import Policy as Policy, Rule as Rule
 from jaxcomp.protocols import Codec as Codec, Feedback as Feedback, Key as Key, Reducer as Reducer
@@ -27,5 +25,10 @@ from jaxcomp.transforms.mean import compressed_mean as compressed_mean
 from jaxcomp.transforms.wrappers import per_worker as per_worker, skip_nonfinite as skip_nonfinite
 from jaxcomp.trees import decode as decode, encode as encode, roundtrip as roundtrip
 from jaxcomp.wire import collective_bytes as collective_bytes, wire_bytes as wire_bytes
+from jaxcomp.workers import (
+    PerWorker as PerWorker,
+    resize_workers as resize_workers,
+    state_specs as state_specs,
+)
 
 __version__ = "0.1.0"

@@ -47,3 +47,12 @@ def number(name: str, value: Any, low: float, high: float = math.inf) -> None:
     ):
         span = f"at least {low}" if high == math.inf else f"from {low} to {high}"
         raise ValueError(f"`{name}` must be a number {span}, got {value!r}")
+
+
+def part(name: str, value: Any, protocol: type) -> None:
+    """An instance that offers what a Protocol asks for."""
+    if isinstance(value, type) or not isinstance(value, protocol):
+        raise ValueError(
+            f"`{name}` must be an instance of a {protocol.__name__.lower()}, as in "
+            f"{getattr(value, '__name__', 'Name')}(...), got {value!r}"
+        )

@@ -151,7 +151,8 @@ def describe(codec_or_reducer: Any, params: PyTree, workers: int | None = None) 
         elements=sum(like.size for like in plan.likes),
         payload_bytes=reduction.payload_bytes(reducer, plan),
         dense_bytes=sum(like.size * jnp.dtype(like.dtype).itemsize for like in plan.likes),
-        picked=_picked(codec_or_reducer, reducer, bool(plan.batches)),
+        picked=_picked(codec_or_reducer, reducer, bool(plan.batches))
+        + "".join(f"\nrule {path!r} decides no leaf" for path in plan.unused),
         workers=workers,
         link_bytes=None if workers is None else wire.wire_bytes(reducer, like_tree, workers),
         dense_link_bytes=None

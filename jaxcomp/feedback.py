@@ -94,7 +94,11 @@ class Residual:
             arrived = c if weight is None else jnp.where(weight == 0, 0, c)
             rest = p - arrived
             # Decayed before it is stored: a product next to a sum may or may not be fused with it.
-            return (rest if self.decay == 1 else rest * self.decay).astype(e.dtype)
+            rest = rest if self.decay == 1 else rest * self.decay
+            # What a narrower memory cannot hold it must not turn into Inf, which would stay.
+            largest = jnp.finfo(e.dtype).max.astype(rest.dtype)
+            narrow = jnp.finfo(e.dtype).max < jnp.finfo(rest.dtype).max
+            return (jnp.clip(rest, -largest, largest) if narrow else rest).astype(e.dtype)
 
         return part, ResidualState(jax.tree.map(lost, message, sent, state.residual))
 
@@ -120,12 +124,12 @@ class Link:
     feedback: Feedback = NoFeedback()
 
     def __post_init__(self):
-        if not isinstance(self.codec, Codec | Policy):
+        if isinstance(self.codec, type) or not isinstance(self.codec, Codec | Policy):
             raise ValueError(
                 "`codec` must be a codec such as jaxcomp.qsgd_inf(bits=4), or a Policy, "
                 f"got {self.codec!r}"
             )
-        if not hasattr(self.feedback, "compensate"):
+        if isinstance(self.feedback, type) or not hasattr(self.feedback, "compensate"):
             raise ValueError(
                 "`feedback` must be a feedback such as jaxcomp.Residual() or jaxcomp.NoFeedback(), "
                 f"got {self.feedback!r}"
@@ -135,6 +139,13 @@ class Link:
             warnings.warn(
                 f"{lossy[0]!r} is biased, and without feedback what it drops is lost for good; "
                 "use Link(codec, Residual()).",
+                stacklevel=3,
+            )
+        loose = [codec for codec in self.policy.codecs if not contractive(codec)]
+        if loose and isinstance(self.feedback, Residual):
+            warnings.warn(
+                f"{loose[0]!r} is not contractive: where its error exceeds its input, a residual "
+                "on top of it grows from step to step. Use NoFeedback(), or a contractive codec.",
                 stacklevel=3,
             )
 

@@ -1,4 +1,4 @@
-"""Where state lives: what differs between workers, and how a training step is laid on a mesh."""
+"""How a training step and its state are laid on a mesh."""
 
 import functools
 from collections.abc import Callable
@@ -7,73 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax import core
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxcomp import axes
+from jaxcomp import axes, workers as workers_
 from jaxcomp.protocols import AxisName, PyTree
-
-
-@jax.tree_util.register_pytree_with_keys_class
-class PerWorker:
-    """A tree that differs between workers.
-
-    Its arrays carry a leading axis: of length 1 inside the mapped function, of length `workers`
-    outside. Everything in an optimizer state that is not inside a `PerWorker` is replicated.
-
-    Args:
-        tree: arrays with that leading axis.
-        kind: what they are ("residual", "shift", "codec", "local"); `resize_workers` reads it.
-    """
-
-    def __init__(self, tree: PyTree, kind: str):
-        self.tree = tree
-        self.kind = kind
-
-    @classmethod
-    def wrap(cls, tree: PyTree, kind: str, axis_name: AxisName | None = None) -> "PerWorker":
-        """One worker's tree, without the leading axis, as a `PerWorker`."""
-        tree = jax.tree.map(lambda x: jnp.asarray(x)[None], tree)
-        if axis_name is not None and axes.bound(axis_name):
-            tree = axes.vary(tree, axis_name)
-        return cls(tree, kind)
-
-    def own(self) -> PyTree:
-        """This worker's tree, without the leading axis.
-
-        Raises:
-            ValueError: if the leading axis is not of length 1.
-        """
-        for leaf in jax.tree.leaves(self.tree):
-            if leaf.ndim == 0 or leaf.shape[0] != 1:
-                raise ValueError(
-                    "`state` holds the memory of several workers where one worker's was expected "
-                    f"(a leaf of shape {leaf.shape}). Inside the mapped function the leading axis "
-                    "is 1: pass the state with in_specs=jaxcomp.state_specs(state, axis_name), or "
-                    "let jaxcomp.data_parallel do it."
-                )
-        return jax.tree.map(lambda x: x[0], self.tree)
-
-    def tree_flatten_with_keys(self):
-        return ((jax.tree_util.GetAttrKey("tree"), self.tree),), self.kind
-
-    @classmethod
-    def tree_unflatten(cls, kind, children):
-        return cls(children[0], kind)
-
-    def __repr__(self) -> str:
-        return f"PerWorker({self.tree!r}, kind={self.kind!r})"
-
-
-def is_per_worker(node: Any) -> bool:
-    """Whether a node of a tree is a `PerWorker`."""
-    return isinstance(node, PerWorker)
-
-
-def replicated(state: PyTree) -> PyTree:
-    """The part of a state that is the same on every worker: all but its `PerWorker` nodes."""
-    return jax.tree.map(
-        lambda node: None if is_per_worker(node) else node, state, is_leaf=is_per_worker
-    )
 
 
 def local(params: PyTree, axis_name: AxisName) -> PyTree:
@@ -91,14 +29,35 @@ def local(params: PyTree, axis_name: AxisName) -> PyTree:
     return axes.vary(params, axis_name)
 
 
-def state_specs(state: PyTree, axis_name: AxisName) -> PyTree:
-    """PartitionSpecs for any tree: `PerWorker` split over the axis, everything else replicated."""
+def place(tree: PyTree, mesh: Mesh, axis_name: AxisName) -> PyTree:
+    """Puts a tree on a mesh: `PerWorker` memory split over the axis, everything else replicated.
 
-    def spec(node):
-        split = PartitionSpec(axis_name) if is_per_worker(node) else PartitionSpec()
-        return jax.tree.map(lambda _: split, node)
+    Memory of one worker, as `tx.init` makes it outside of a mapped function, is given to each.
 
-    return jax.tree.map(spec, state, is_leaf=is_per_worker)
+    Args:
+        tree: any tree, such as a flax `TrainState` or the state of an `nnx.Optimizer`.
+        mesh: the device mesh.
+        axis_name: the axis or axes that the workers are on.
+
+    Raises:
+        ValueError: if `PerWorker` memory is for another number of workers.
+
+    Example:
+        >>> mesh = jax.make_mesh((1,), ("data",))
+        >>> place({"w": jnp.ones(2)}, mesh, "data")["w"].sharding.spec
+        P()
+    """
+    mesh, workers = _automatic(mesh), _workers(mesh, axis_name)
+
+    def put(path, leaf):
+        if not workers_.marked(path):
+            return jax.device_put(leaf, NamedSharding(mesh, PartitionSpec()))
+        if leaf.shape[0] == 1 and workers > 1:
+            leaf = jnp.broadcast_to(leaf, (workers, *leaf.shape[1:]))
+        _check_workers(leaf, workers)
+        return jax.device_put(leaf, NamedSharding(mesh, PartitionSpec(axis_name)))
+
+    return jax.tree_util.tree_map_with_path(put, tree)
 
 
 def data_parallel(
@@ -114,7 +73,8 @@ def data_parallel(
 
     Each batch is split along its leading dimension, every other argument is replicated but for
     the `PerWorker` memory in it. What the step returns must be the same on all workers, again but
-    for `PerWorker` memory: average the loss with `jax.lax.pmean`.
+    for `PerWorker` memory: average the loss with `jax.lax.pmean`. Arguments are placed on the mesh
+    as needed.
 
     Args:
         step: for instance `step(params, state, batch) -> (params, state, loss)`; collectives and
@@ -123,14 +83,16 @@ def data_parallel(
         axis_name: the axis or axes that the workers are on.
         batch_argnums: which positional arguments are batches; the last one by default.
         donate_argnums: arguments whose buffers the step may reuse.
-        check_vma: let JAX check the types of replication.
+        check_vma: let JAX check the types of replication. Without it, a result that differs
+            between workers is not noticed: one worker's is returned.
 
     Returns:
         A function of the same arguments, with a `lower` method like `jax.jit`'s.
 
     Raises:
         ValueError: if the mesh has no such axis, a batch does not divide by the number of
-            workers, or a result differs between workers.
+            workers, memory is for another number of workers, or (with `check_vma`) a result
+            differs between workers.
 
     Example:
         >>> mesh = jax.make_mesh((1,), ("data",))
@@ -148,23 +110,33 @@ def data_parallel(
     workers = _workers(mesh, axis_name)
     split = PartitionSpec(axis_name)
 
-    @functools.wraps(step)
-    def mapped(*args):
+    def marks_of(args):
         which = {number % len(args) for number in batches} if args else set()
-        for number in which:
+        return [
+            mark
+            for number, arg in enumerate(args)
+            for mark in _marks(arg, everything=number in which)
+        ]
+
+    def check(args):
+        for number in {number % len(args) for number in batches} if args else ():
             _check_divides(args[number], number, workers)
         _check_accumulators(args)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(args):
+            if workers_.marked(path):
+                _check_workers(leaf, workers)
+
+    def mapped(*args):
+        check(args)
         leaves, treedef = jax.tree.flatten(args)
-        marks = jax.tree.leaves(
-            [_marks(arg, everything=number in which) for number, arg in enumerate(args)]
-        )
+        marks = marks_of(args)
         out = {}
 
         def body(replicated, per_worker):
             merged = _merge(marks, replicated, per_worker)
             results = step(*jax.tree.unflatten(treedef, merged))
             flat, out["treedef"] = jax.tree.flatten(results)
-            out["marks"] = jax.tree.leaves(_marks(results))
+            out["marks"] = _marks(results)
             if check_vma:
                 _check_replicated(results, axis_name)
             return _part(flat, out["marks"])
@@ -179,7 +151,22 @@ def data_parallel(
         )(*_part(leaves, marks))
         return jax.tree.unflatten(out["treedef"], _merge(out["marks"], *parts))
 
-    return jax.jit(mapped, donate_argnums=donate_argnums)
+    compiled = jax.jit(functools.wraps(step)(mapped), donate_argnums=donate_argnums)
+    places = {mark: NamedSharding(mesh, split if mark else PartitionSpec()) for mark in (0, 1)}
+
+    @functools.wraps(step)
+    def run(*args):
+        check(args)
+        # An argument that lies elsewhere the first time would have the step compiled twice.
+        leaves, treedef = jax.tree.flatten(args)
+        placed = [
+            leaf if _placed(leaf, mesh) else jax.device_put(leaf, places[mark])
+            for leaf, mark in zip(leaves, marks_of(args), strict=True)
+        ]
+        return compiled(*jax.tree.unflatten(treedef, placed))
+
+    run.__dict__["lower"] = compiled.lower
+    return run
 
 
 def init_state(tx: Any, params: PyTree, mesh: Mesh, axis_name: AxisName) -> PyTree:
@@ -191,57 +178,15 @@ def init_state(tx: Any, params: PyTree, mesh: Mesh, axis_name: AxisName) -> PyTr
         mesh: the device mesh.
         axis_name: the axis or axes that the workers are on.
     """
-    mesh = _automatic(mesh)
     init = data_parallel(lambda p, _: tx.init(p), mesh, axis_name)
-    state = init(params, ())
-    # Everything has a place on the mesh, so that a step with donated buffers compiles once.
-    place = jax.tree.map(
-        lambda spec: NamedSharding(mesh, spec),
-        state_specs(state, axis_name),
-        is_leaf=lambda node: isinstance(node, PartitionSpec),
-    )
-    return jax.device_put(state, place)
+    return place(init(params, ()), mesh, axis_name)
 
 
-def resize_workers(tx: Any, state: PyTree, params: PyTree, workers: int) -> PyTree:
-    """Moves a state to another number of workers.
-
-    Replicated state stays. Of the memory of `n` workers, each of the new ones gets the mean, so
-    that the mean residual, and the mean shift that the mirror must equal, stay what they were;
-    counters, which are equal on all workers, are kept.
-
-    Args:
-        tx: the transformation that the state belongs to.
-        state: its state, outside of the mapped function (leading axis `n`).
-        params: the parameters.
-        workers: the new number of workers.
-
-    Raises:
-        ValueError: if `workers` is not positive or `state` is not a state of `tx`.
-
-    Returns:
-        The state with leading axis `workers`; place it with `jax.device_put` and `state_specs`.
-    """
-    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-        raise ValueError(f"`workers` must be a positive integer, got {workers!r}")
-    expected = jax.tree.structure(jax.eval_shape(tx.init, params))
-    if jax.tree.structure(state) != expected:
-        raise ValueError(
-            f"`state` must be a state of `tx`: expected {expected}, got {jax.tree.structure(state)}"
-        )
-
-    def move(x):
-        if jnp.issubdtype(x.dtype, jnp.floating):
-            wide = jnp.promote_types(x.dtype, jnp.float32)
-            kept = jnp.mean(x, axis=0, dtype=wide).astype(x.dtype)
-        else:
-            kept = x[0]
-        return jnp.broadcast_to(kept, (workers, *x.shape[1:]))
-
-    def resize(node):
-        return jax.tree.map(move, node) if is_per_worker(node) else node
-
-    return jax.tree.map(resize, state, is_leaf=is_per_worker)
+def _placed(leaf: Any, mesh: Mesh) -> bool:
+    """Whether an argument lies on the mesh already; how it lies there is not ours to change."""
+    if isinstance(leaf, core.Tracer):
+        return True
+    return isinstance(leaf, jax.Array) and leaf.sharding.device_set == set(mesh.devices.flat)
 
 
 def _automatic(mesh: Mesh) -> Mesh:
@@ -258,13 +203,11 @@ def _workers(mesh: Mesh, axis_name: AxisName) -> int:
     return total
 
 
-def _marks(tree: PyTree, everything: bool = False) -> PyTree:
+def _marks(tree: PyTree, everything: bool = False) -> list[bool]:
     """For each leaf, whether it is split over the workers."""
-    return jax.tree.map(
-        lambda node: jax.tree.map(lambda _: everything or is_per_worker(node), node),
-        tree,
-        is_leaf=is_per_worker,
-    )
+    return [
+        everything or workers_.marked(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)
+    ]
 
 
 def _part(leaves: list, marks: list[bool]) -> tuple[list, list]:
@@ -287,14 +230,24 @@ def _check_divides(batch: PyTree, number: int, workers: int) -> None:
             )
 
 
+def _check_workers(leaf: Any, workers: int) -> None:
+    if jnp.ndim(leaf) == 0 or leaf.shape[0] != workers:
+        raise ValueError(
+            f"the state holds the memory of {leaf.shape[0] if jnp.ndim(leaf) else 'no'} workers "
+            f"and the mesh has {workers}: make it with jaxcomp.init_state(tx, params, mesh, "
+            "axis_name), bring one worker's to the mesh with jaxcomp.place, or move it from "
+            "another worker count with jaxcomp.resize_workers"
+        )
+
+
 def _check_accumulators(args: PyTree) -> None:
     def accumulates(node):
         return isinstance(node, optax.MultiStepsState)
 
-    nodes = jax.tree.leaves(args, is_leaf=lambda n: accumulates(n) or is_per_worker(n))
+    nodes = jax.tree.leaves(args, is_leaf=lambda n: accumulates(n) or workers_.is_per_worker(n))
     for node in filter(accumulates, nodes):
-        inner = jax.tree.leaves(node.inner_opt_state, is_leaf=is_per_worker)
-        if any(map(is_per_worker, inner)):
+        inner = jax.tree.leaves(node.inner_opt_state, is_leaf=workers_.is_per_worker)
+        if any(map(workers_.is_per_worker, inner)):
             raise ValueError(
                 "optax.MultiSteps must not wrap compressed_mean: its accumulator would hold each "
                 "worker's own gradients as if they were replicated. Accumulate after the mean, "
@@ -305,9 +258,8 @@ def _check_accumulators(args: PyTree) -> None:
 
 
 def _check_replicated(results: PyTree, axis_name: AxisName) -> None:
-    flat, _ = jax.tree_util.tree_flatten_with_path(results, is_leaf=is_per_worker)
-    for path, leaf in flat:
-        if not is_per_worker(leaf) and axes.varies(jnp.asarray(leaf), axis_name):
+    for path, leaf in jax.tree_util.tree_leaves_with_path(results):
+        if not workers_.marked(path) and axes.varies(jnp.asarray(leaf), axis_name):
             raise ValueError(
                 f"result{jax.tree_util.keystr(path)} differs between the workers of "
                 f"{axis_name!r}. A loss or metric: average it with jax.lax.pmean. Optimizer state "

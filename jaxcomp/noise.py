@@ -20,10 +20,11 @@ _GOLDEN = 0x9E3779B9
 _SILVER = 0x85EBCA6B
 
 
-def raw(key: Any) -> UInt32[Array, "2"]:
+def raw(key: Any) -> Any:
     """The raw `uint32[2]` form of a seed, a raw key or a typed key.
 
-    Raw keys checkpoint, compare and travel through every tool; typed keys do not.
+    Raw keys checkpoint, compare and travel through every tool; typed keys do not. A seed gives a
+    numpy array, so that no device is touched before training begins.
 
     Args:
         key: an integer seed, `uint32[2]`, or a `jax.random.key` of any implementation.
@@ -33,7 +34,7 @@ def raw(key: Any) -> UInt32[Array, "2"]:
 
     Example:
         >>> raw(7)
-        Array([0, 7], dtype=uint32)
+        array([0, 7], dtype=uint32)
     """
     if isinstance(key, bool) or not hasattr(key, "dtype"):
         if isinstance(key, bool) or not isinstance(key, int):
@@ -41,7 +42,7 @@ def raw(key: Any) -> UInt32[Array, "2"]:
                 "`key` must be an integer seed, a raw uint32[2] key or a jax.random.key, "
                 f"got {key!r}"
             )
-        return jnp.asarray(_halves(key))
+        return _halves(key)
     if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         if key.shape != ():
             raise ValueError(f"`key` must be one key, got an array of keys of shape {key.shape}")
@@ -53,7 +54,7 @@ def raw(key: Any) -> UInt32[Array, "2"]:
     if key.dtype == jnp.uint32 and key.shape == (2,):
         return jnp.asarray(key)
     if jnp.issubdtype(key.dtype, jnp.integer) and key.shape == () and not _traced(key):
-        return jnp.asarray(_halves(int(key)))
+        return _halves(int(key))
     raise ValueError(
         "`key` must be an integer seed, a raw uint32[2] key or a jax.random.key, "
         f"got {key.dtype}{list(key.shape)}"

@@ -58,7 +58,7 @@ class Policy:
         >>> import jaxcomp
         >>> policy = Policy(
         ...     jaxcomp.qsgd_inf(bits=4),
-        ...     rules=(Rule("*/embedding", jaxcomp.cast("bfloat16")), Rule("head/*", None)),
+        ...     rules=(Rule("*/embedding", jaxcomp.qsgd_inf(bits=8)), Rule("head/*", None)),
         ... )
         >>> policy.choose("head/kernel", (64, 10))
         (None, "rule 'head/*'")
@@ -105,7 +105,7 @@ def of(codec: "Codec | Policy") -> Policy:
 
 
 def _check_codec(codec) -> None:
-    if codec is not None and not isinstance(codec, Codec):
+    if codec is not None and (isinstance(codec, type) or not isinstance(codec, Codec)):
         raise ValueError(
             "`codec` must be a codec such as jaxcomp.qsgd_inf(bits=4), or None for dense, "
             f"got {codec!r}"

@@ -12,9 +12,14 @@ UNROLLED = 16
 """Workers whose payloads are decoded and added in one fused pass; the rest follow in a loop."""
 
 
+def wide(dtype: Any) -> Any:
+    """The dtype that arithmetic on this one is done in: float64 for float64, else float32."""
+    return jnp.dtype(jnp.float64 if jnp.dtype(dtype) == jnp.float64 else jnp.float32)
+
+
 def accumulator(like: ArrayLike) -> jax.ShapeDtypeStruct:
     """`like` in the dtype that sums are taken in: float32, or float64 for float64."""
-    return jax.ShapeDtypeStruct(like.shape, jnp.promote_types(like.dtype, jnp.float32))
+    return jax.ShapeDtypeStruct(like.shape, wide(like.dtype))
 
 
 def decode_sum(

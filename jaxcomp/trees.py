@@ -60,6 +60,7 @@ class Layout:
         paths: path of every leaf, as `"params/Dense_0/kernel"`.
         codecs: codec of every leaf, None for dense.
         reasons: why that codec.
+        unused: globs of rules that decide no leaf.
         treedef: the structure of the tree.
     """
 
@@ -69,6 +70,7 @@ class Layout:
     paths: tuple[str, ...]
     codecs: tuple[Codec | None, ...]
     reasons: tuple[str, ...]
+    unused: tuple[str, ...]
     treedef: Any
 
 
@@ -110,6 +112,13 @@ def layout(codec: "Codec | Policy", tree: PyTree) -> Layout:
         paths=paths,
         codecs=tuple(picked for picked, _ in chosen),
         reasons=tuple(why for _, why in chosen),
+        unused=tuple(
+            rule.path
+            for rule in rules.rules
+            if not any(
+                rule.matches(path, like.shape) for path, like in zip(paths, likes, strict=True)
+            )
+        ),
         treedef=treedef,
     )
 
@@ -122,12 +131,13 @@ def path_name(path) -> str:
 def _like(path: str, leaf: Any) -> jax.ShapeDtypeStruct:
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
         leaf = np.asarray(leaf)
-    if not jnp.issubdtype(leaf.dtype, jnp.floating):
+    if not jnp.issubdtype(leaf.dtype, jnp.floating) or jnp.dtype(leaf.dtype).itemsize < 2:
         raise ValueError(
             f"every leaf must have a floating dtype, and '{path}' is {leaf.dtype}"
-            f"{list(leaf.shape)}. Keep it out of the gradient with `optax.masked`, or cast it."
+            f"{list(leaf.shape)} (8-bit floats are too narrow for gradients). Keep it out of the "
+            "gradient with `optax.masked`, or cast it."
         )
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+    return jax.ShapeDtypeStruct(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype))
 
 
 def _split(pieces: list[Piece], size: int) -> tuple[list[Piece], list[Piece]]:

@@ -135,7 +135,7 @@ def wire_bytes(codec_or_reducer: Any, like: PyTree, workers: int | None = None) 
 
 
 _COLLECTIVE = re.compile(
-    r"= (?P<shape>\([^)]*\)|\S+) "
+    r" = (?P<shape>.*?) "
     r"(?P<op>all-gather|all-reduce|all-to-all|reduce-scatter|collective-permute"
     r"|collective-broadcast|ragged-all-to-all)(?P<start>-start)?\("
 )
@@ -173,9 +173,12 @@ def collective_bytes(compiled: Any) -> dict[str, int]:
         if not found:
             continue
         op, group = found["op"], _group_size(line, everyone)
-        sizes = [_physical_bytes(array) for array in _ARRAY.finditer(found["shape"])]
-        if found["start"] and op != "all-reduce" and len(sizes) > 1:
-            sizes = sizes[len(sizes) // 2 :]  # (operands, results)
+        arrays = list(_ARRAY.finditer(found["shape"]))
+        if found["start"]:
+            arrays = [a for a in arrays if (a["dtype"], a["dims"]) != ("u32", "")]  # Contexts.
+            if op != "all-reduce" and len(arrays) > 1:
+                arrays = arrays[len(arrays) // 2 :]  # (operands, results)
+        sizes = [_physical_bytes(array) for array in arrays]
         totals[op] = totals.get(op, 0) + _sent(op, sum(sizes), group)
     return {op: size for op, size in totals.items() if size}
 

@@ -1,4 +1,4 @@
-"""Eight simulated devices for every test, and nothing silent: promotion and warnings raise."""
+"""Eight simulated devices for every test."""
 
 import os
 

@@ -10,10 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings, strategies as st
 from suite import CODECS, VARIANTS, label
 
 import jaxcomp
 from jaxcomp import noise, testing, trees, wire
+from jaxcomp.codecs.quantizer import Quantizer
+from jaxcomp.quantize import levels, rounding, scales
 
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "payloads.json"
 
@@ -116,3 +119,39 @@ def test_a_part_of_a_batch_draws_the_noise_of_the_whole():
     whole, _ = codec.encode(key, x, count, ())
     part, _ = codec.encode(key._replace(first=jnp.uint32(4)), x[4:], count[4:], ())
     np.testing.assert_array_equal(whole.words[4:], part.words)
+
+
+def test_error_classes_are_declared_honestly():
+    """Compositions of parts that are legal and mean something else than their parts."""
+    deaf = Quantizer(levels=levels.Sign(), scale=scales.MaxAbs(), rounding=rounding.Stochastic())
+    assert not deaf.unbiased  # Signs take no dither.
+    assert not deaf.contractive
+    blind = Quantizer(levels=levels.Uniform(1), scale=scales.L2(), rounding=rounding.Nearest())
+    assert not blind.contractive  # Everything may round to zero.
+    nearest = Quantizer(
+        levels=levels.Uniform(7), scale=scales.MaxAbs(), rounding=rounding.Nearest()
+    )
+    assert nearest.contractive
+    testing.check_codec(nearest)
+    with pytest.raises(ValueError, match="`scale` must be an instance of a scale"):
+        Quantizer(levels=levels.Sign(), scale=scales.MaxAbs, rounding=rounding.Nearest())
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    seed=st.integers(0, 2**31 - 1),
+    codec=st.sampled_from(CODECS + VARIANTS),
+    power=st.sampled_from([1, 3]),
+)
+def test_any_seed(codec, seed, power):
+    """Finite, zero where zero, no larger than the scale allows, the same under jit."""
+    rng = np.random.default_rng(seed)
+    x = jnp.asarray(rng.standard_normal(300) ** power * 2.0 ** rng.integers(-60, 60), jnp.float32)
+    x = x.at[: rng.integers(0, 300)].set(0)
+    y = np.asarray(_roundtrip(codec, noise.raw(seed), x))
+    assert np.isfinite(y).all()
+    np.testing.assert_array_equal(y, jaxcomp.roundtrip(codec, noise.raw(seed), x))
+    assert np.abs(y).max() <= np.sqrt(300) * float(jnp.max(jnp.abs(x))) * 1.01
+
+
+_roundtrip = jax.jit(jaxcomp.roundtrip, static_argnums=0)

@@ -1,12 +1,15 @@
 """Beside the rest of optax and flax: what composes does, and what must not says so."""
 
+import copy
+import pickle
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
-from flax import linen as nn
+from flax import linen as nn, nnx, serialization
 from flax.training.train_state import TrainState
 
 import jaxcomp
@@ -167,6 +170,19 @@ def test_wrong_arguments_say_so(mesh):
     mixed = jaxcomp.Policy(jaxcomp.qsgd_inf(), rules=(jaxcomp.Rule("a", jaxcomp.top_k()),))
     with pytest.raises(ValueError, match="mixes contractive codecs"):
         mean(mixed)
+    with pytest.warns(UserWarning, match="is not contractive: .* grows"):
+        jaxcomp.Link(jaxcomp.qsgd(), jaxcomp.Residual())
+    for given in (jaxcomp.Dense, jaxcomp.Gather):
+        with pytest.raises(ValueError, match=r"must be an instance, and .* is a class"):
+            jaxcomp.compressed_mean(given, "data")
+    with pytest.raises(ValueError, match="`feedback` must be a feedback"):
+        jaxcomp.Link(jaxcomp.sign(), jaxcomp.Residual)
+    with pytest.raises(ValueError, match="`axis_name` must be the name of a mapped axis"):
+        jaxcomp.compressed_mean(jaxcomp.sign(), ["data"])
+    typo = jaxcomp.Policy(jaxcomp.sign(), rules=(jaxcomp.Rule("haed/*", None),))
+    with pytest.warns(UserWarning, match=r"no leaf is decided by the policy's rules \('haed"):
+        mean(typo).init(PARAMS)
+    assert "rule 'haed/*' decides no leaf" in str(jaxcomp.describe(typo, PARAMS))
     payload = jaxcomp.encode(jaxcomp.sign(), 0, PARAMS)
     with pytest.raises(ValueError, match="`payload` must be what `encode` returned"):
         jaxcomp.decode(jaxcomp.Policy(jaxcomp.sign()), 0, payload, PARAMS)
@@ -231,16 +247,11 @@ def test_flax_linen_train_state(mesh):
 
 
 def test_flax_nnx_optimizer(mesh):
-    from flax import nnx
-
+    """`nnx.split` turns `PerWorker` into a mapping; its memory stays split over the workers."""
     model = nnx.Linear(40, 64, rngs=nnx.Rngs(0))
-    tx = optax.chain(mean(), optax.adam(1e-2))
+    tx = optax.chain(mean(jaxcomp.sign()), optax.adam(1e-2))
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
     graph, state = nnx.split((model, optimizer))
-    specs = jaxcomp.state_specs(state, "data")
-    assert jax.tree.structure(specs, is_leaf=lambda x: isinstance(x, jax.P)) == jax.tree.structure(
-        state
-    )
 
     def step(state, batch):
         model, optimizer = nnx.merge(graph, state)
@@ -254,11 +265,56 @@ def test_flax_nnx_optimizer(mesh):
         return nnx.state((model, optimizer)), jax.lax.pmean(value, "data")
 
     run = jaxcomp.data_parallel(step, mesh, "data")
+    with pytest.raises(ValueError, match=r"memory of 1 workers and the mesh has 8.*jaxcomp.place"):
+        run(state, BATCH)
+    state = jaxcomp.place(state, mesh, "data")
     values = []
     for _ in range(5):
         state, value = run(state, BATCH)
         values.append(float(value))
     assert values[-1] < values[0]
+    residuals = [x for x in jax.tree.leaves(state) if x.ndim == 4 and x.shape[0] == 8]
+    residuals += [x for x in jax.tree.leaves(state) if x.ndim == 3 and x.shape[0] == 8]
+    assert residuals
+    assert all(not (np.asarray(x[0]) == np.asarray(x[1])).all() for x in residuals)
+
+
+def test_flax_checkpoints_hold_the_state(mesh):
+    tx = mean(jaxcomp.sign())
+    state = jaxcomp.init_state(tx, PARAMS, mesh, "data")
+    data = serialization.to_bytes(state)
+    back = serialization.from_bytes(jax.tree.map(jnp.zeros_like, state), data)
+    assert isinstance(back.memory.feedback, jaxcomp.PerWorker)
+    for got, want in zip(jax.tree.leaves(back), jax.tree.leaves(state), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_state_survives_pickle_and_tree_tools(mesh):
+    tx = optax.chain(mean(jaxcomp.sign()), optax.adam(1e-2))
+    state = jax.device_get(jaxcomp.init_state(tx, PARAMS, mesh, "data"))
+    for again in (pickle.loads(pickle.dumps(state)), copy.deepcopy(state)):
+        assert jax.tree.structure(again) == jax.tree.structure(state)
+    assert optax.tree.get(state, "mu")["bias"].shape == (64,)
+    assert pickle.loads(pickle.dumps(jaxcomp.terngrad())) == jaxcomp.terngrad()
+
+
+def test_a_step_compiles_once_and_donates(mesh):
+    traces = []
+    tx = optax.chain(mean(jaxcomp.sign(), stats=True), optax.adam(1e-2))
+    inner = make_step(tx)
+
+    def step(*args):
+        traces.append(0)
+        return inner(*args)
+
+    run = jaxcomp.data_parallel(step, mesh, "data", donate_argnums=(0, 1))
+    for _ in range(2):  # A second state of the same transformation: nothing is shared.
+        params = jax.tree.map(jnp.copy, PARAMS)
+        state = jaxcomp.init_state(tx, params, mesh, "data")
+        for _ in range(3):
+            params, state, value = run(params, state, jax.device_get(BATCH))
+    assert len(traces) == 1
+    assert np.isfinite(float(value))
 
 
 def test_resumed_run_equals_the_unbroken_one(mesh, tmp_path):
@@ -305,6 +361,9 @@ def test_resize_keeps_the_mean_residual(mesh):
         jaxcomp.resize_workers(tx, state, params, 0)
     with pytest.raises(ValueError, match="`state` must be a state of `tx`"):
         jaxcomp.resize_workers(optax.adam(1.0), state, params, 4)
+    other = {"kernel": jnp.ones((80, 64)), "bias": params["bias"]}
+    with pytest.raises(ValueError, match="`state` must be a state of `tx` for these `params`"):
+        jaxcomp.resize_workers(tx, state, other, 4)
 
 
 def test_stats_tell_what_the_step_cost_and_lost(mesh):

@@ -122,8 +122,7 @@ def test_ten_training_steps_agree(codec, mesh):
         params = optax.apply_updates(params, updates)
         spread = [
             jax.lax.pmax(x, "data") - jax.lax.pmin(x, "data")
-            for x in jax.tree.leaves((params, jaxcomp.mesh.replicated(state)))
-            if jnp.issubdtype(x.dtype, jnp.floating)
+            for x in jax.tree.leaves((params, jaxcomp.workers.replicated(state)))
         ]
         return params, state, functools.reduce(jnp.maximum, [jnp.max(jnp.abs(s)) for s in spread])
 

@@ -94,3 +94,23 @@ def test_odd_trees(codec, mesh):
         assert (got.shape, got.dtype) == (want.shape, want.dtype)
         assert np.isfinite(np.asarray(got, np.float32)).all()
     np.testing.assert_allclose(mean["one"], 1.0, rtol=1e-2)
+
+
+def test_a_narrow_memory_does_not_overflow(mesh):
+    """Finite gradients beyond float16's range must not leave Inf in a float16 residual."""
+    link = jaxcomp.Link(jaxcomp.top_k(fraction=0.01), jaxcomp.Residual(dtype="float16"))
+    tx = jaxcomp.compressed_mean(link, "data")
+    step, state = stepper(tx, mesh), jaxcomp.init_state(tx, LIKE, mesh, "data")
+    _, state = step(state, jax.tree.map(lambda g: 3e5 * g, GRADS))
+    assert np.isfinite(np.asarray(state.memory.feedback.tree.residual[0], np.float32)).all()
+    mean, _ = step(state, GRADS)
+    assert np.isfinite(np.asarray(mean["kernel"])).all()
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+def test_stats_hold_at_any_scale(scale, mesh):
+    tx = jaxcomp.compressed_mean(jaxcomp.sign(), "data", stats=True)
+    step, state = stepper(tx, mesh), jaxcomp.init_state(tx, LIKE, mesh, "data")
+    _, state = step(state, jax.tree.map(lambda g: scale * g, GRADS))
+    assert 0.3 < float(state.stats.relative_error) < 0.4
+    assert 0.5 < float(state.stats.residual_ratio) < 0.7

@@ -239,7 +239,7 @@ def test_settings_are_checked():
         (lambda: jaxcomp.qsgd(bits=1), "`bits` must be from 2 to 8, got 1"),
         (lambda: jaxcomp.qsgd(bits=4.0), "`bits` must be an integer, got 4.0"),
         (lambda: jaxcomp.qsgd_inf(bucket_size=0), "`bucket_size` must be a positive integer"),
-        (lambda: jaxcomp.terngrad(clip=-1), "`sigmas` must be a positive number, got -1"),
+        (lambda: jaxcomp.terngrad(clip=-1), "`sigmas` must be a number at least 0.0, got -1"),
         (lambda: jaxcomp.cast("int8"), "`dtype` must be one of 'float32', 'bfloat16'"),
         (lambda: jaxcomp.top_k(fraction=0.0), r"`fraction` must be a number in \(0, 1\], got 0.0"),
         (lambda: jaxcomp.top_k(fraction=1.5), r"`fraction` must be a number in \(0, 1\]"),

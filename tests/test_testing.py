@@ -182,6 +182,36 @@ def test_wrong_feedbacks_and_reducers_fail():
         testing.check_feedback(Doubling())
 
     @dataclasses.dataclass(frozen=True)
+    class Forgetful(jaxcomp.Residual):
+        def update(self, message, sent, part, share, weight, state):
+            return part, jax.tree.map(jnp.zeros_like, state)
+
+    with pytest.raises(AssertionError, match="must lose nothing"):
+        testing.check_feedback(Forgetful())
+
+    @dataclasses.dataclass(frozen=True)
+    class Poisoned(jaxcomp.Residual):
+        def update(self, message, sent, part, share, weight, state):
+            memory = jax.tree.map(lambda e: 1e30 * (e + jnp.ones_like(e)), state)
+            return part, jax.tree.map(lambda e: e * e, memory)
+
+        def compensate(self, x, state):
+            return x, state
+
+    with pytest.raises(AssertionError, match="must keep its memory finite"):
+        testing.check_feedback(Poisoned())
+
+    @dataclasses.dataclass(frozen=True)
+    class Doubled(jaxcomp.Gather):
+        def spread(self, key, batches, part, state, axis_name):
+            return tuple(2 * p for p in part), state
+
+    with pytest.raises(AssertionError, match="spreads another mean than it collected"):
+        testing.check_reducer(Doubled(jaxcomp.qsgd_inf(bits=4)))
+    with pytest.raises(AssertionError, match="check an instance"):
+        testing.check_feedback(jaxcomp.Residual)
+
+    @dataclasses.dataclass(frozen=True)
     class Loud(jaxcomp.Gather):
         def collect(self, *args, **kwargs):
             got = super().collect(*args, **kwargs)

@@ -179,6 +179,26 @@ HEADER = "HloModule m, is_scheduled=true, replica_count=1, num_partitions=4\n"
             24,
         ),
         ("%p = f32[10]{0} collective-permute(%x)", "collective-permute", 40),
+        (
+            "%a = (f32[1000]{0:T(1024)}, f32[512]{0:T(512)}) all-reduce(%x, %y)",
+            "all-reduce",
+            6 * (1024 + 512),
+        ),
+        (
+            "%b = (u32[64]{0:T(256)}, u32[256]{0:T(256)}) all-gather-start(%x)",
+            "all-gather",
+            768,
+        ),
+        (
+            "%c = ((f32[10]{0}, f32[20]{0}), (f32[40]{0}, f32[80]{0})) all-gather-start(%x, %y)",
+            "all-gather",
+            360,
+        ),
+        (
+            "%d = (f32[1000]{0}, f32[1000]{0}, u32[], u32[]) collective-permute-start(%x)",
+            "collective-permute",
+            4000,
+        ),
         ("%q = f32[10]{0} reduce-scatter(%x), replica_groups=[1,4]<=[4]", "reduce-scatter", 120),
     ],
     ids=lambda v: v if isinstance(v, str) and len(v) < 20 else None,

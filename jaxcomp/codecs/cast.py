@@ -69,7 +69,7 @@ class Cast:
     def encode(self, key: Key, x: Array, count: Array, state: tuple) -> tuple[Any, tuple]:
         del key, count
         if self.dtype in _WIDE:
-            return CastPayload(x.astype(self.dtype)), state
+            return CastPayload(_saturated(x, self.dtype)), state
         scale = _power_of_two(sums.max_abs(x), self.dtype)
         values = (x.astype(jnp.float32) * (1 / scale)[:, None]).astype(self.dtype)
         return ScaledCastPayload(values, scale), state
@@ -79,7 +79,15 @@ class Cast:
         values = _widened(payload.values)
         if isinstance(payload, ScaledCastPayload):
             values = values * payload.scales[:, None]
-        return values.astype(like.dtype)
+        return _saturated(values, like.dtype)
+
+
+def _saturated(x: Array, dtype: Any) -> Array:
+    """`x` in the dtype; what is finite stays finite, even where rounding up would overflow."""
+    narrow = x.astype(dtype)
+    largest = jnp.asarray(jnp.finfo(dtype).max, dtype)
+    overflow = jnp.isinf(narrow) & jnp.isfinite(x)
+    return jnp.where(overflow, jnp.where(x > 0, largest, -largest), narrow)
 
 
 def _widened(values: Array) -> Array:

@@ -12,7 +12,7 @@ from jaxcomp.protocols import Array, ArrayLike, AxisName, Key
 from jaxcomp.quantize import rounding as rounding_
 from jaxcomp.quantize.levels import Levels
 from jaxcomp.quantize.rounding import Rounding
-from jaxcomp.quantize.scales import Scale
+from jaxcomp.quantize.scales import MaxAbs, MeanAbs, Scale
 
 
 class QuantizedPayload(NamedTuple):
@@ -33,6 +33,8 @@ class Quantizer:
     """Each bucket as small integers times one step.
 
     `x̂ᵢ = step · round(xᵢ / step)` with `step = scale(x) / levels.magnitude`, clipped to the levels.
+    Scales are float32, for any input: elements of a float64 gradient beyond its range (1e-38 to
+    3e38) become zero or non-finite.
 
     Args:
         levels: the values a code may stand for.
@@ -51,16 +53,23 @@ class Quantizer:
 
     def __post_init__(self):
         checks.bucket_size(self.bucket_size)
+        checks.part("levels", self.levels, Levels)
+        checks.part("scale", self.scale, Scale)
+        checks.part("rounding", self.rounding, Rounding)
 
     @property
     def unbiased(self) -> bool:
         """Rounding is unbiased and nothing is clipped."""
-        return self.rounding.unbiased and self.scale.covers
+        return self.rounding.unbiased and self.levels.dithers and self.scale.covers
 
     @property
     def contractive(self) -> bool:
-        """The error never exceeds the input: true of neither unbiased nor clipped rounding."""
-        return not self.rounding.unbiased
+        """The error never exceeds the input: rounding to nearest, of elements that are not all
+        small against the scale.
+        """
+        if not self.levels.dithers:  # Signs: ±s is closer than zero while s ≤ 2·mean|x|.
+            return isinstance(self.scale, MeanAbs)
+        return not self.rounding.unbiased and isinstance(self.scale, MaxAbs)
 
     @property
     def bits_per_element(self) -> float:

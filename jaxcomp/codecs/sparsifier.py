@@ -5,6 +5,7 @@ import math
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import UInt32
 
 from jaxcomp import bits, checks, summing
@@ -60,10 +61,16 @@ class TopK:
     ) -> Array:
         """One scatter of sorted, unique places a worker: deterministic on every platform."""
         like = summing.accumulator(like)
-        total = jnp.zeros(like.shape, like.dtype)
-        for index in range(keys.own.shape[0]):
+
+        def add(index, total):
             values = summing.weighted(payloads.values[index], weights, index)
-            total = self._add(total, SparsePayload(values, payloads.places[index]))
+            return self._add(total, SparsePayload(values, payloads.places[index]))
+
+        total, workers = jnp.zeros(like.shape, like.dtype), keys.own.shape[0]
+        for index in range(min(workers, summing.UNROLLED)):
+            total = add(index, total)
+        if workers > summing.UNROLLED:
+            total = lax.fori_loop(summing.UNROLLED, workers, add, total)
         return total
 
     def _add(self, total: Array, payload: SparsePayload) -> Array:

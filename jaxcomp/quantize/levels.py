@@ -30,6 +30,11 @@ class Levels(Protocol):
         """The largest value; a bucket's step is its scale divided by this."""
         ...
 
+    @property
+    def dithers(self) -> bool:
+        """Whether dither moves an element to either neighbour, so that rounding can be unbiased."""
+        ...
+
     def codes(self, scaled: Float32[Array, "..."], dither: Array) -> UInt32[Array, "..."]:
         """The code of each element in steps; `dither` is in `[0, 2²⁰)`."""
         ...
@@ -49,6 +54,7 @@ class Uniform:
     """
 
     steps: int
+    dithers = True
 
     def __post_init__(self):
         if isinstance(self.steps, bool) or not isinstance(self.steps, int):
@@ -80,6 +86,7 @@ class Sign:
 
     bits = 1
     magnitude = 1
+    dithers = False
 
     def codes(self, scaled: Float32[Array, "..."], dither: Array) -> UInt32[Array, "..."]:
         del dither

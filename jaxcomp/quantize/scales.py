@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float32
 
+from jaxcomp import checks
 from jaxcomp.protocols import Array
 from jaxcomp.quantize import sums
 
@@ -78,8 +79,9 @@ class ClippedMax:
     covers = False
 
     def __post_init__(self):
-        if not (isinstance(self.sigmas, int | float) and self.sigmas > 0):
-            raise ValueError(f"`sigmas` must be a positive number, got {self.sigmas!r}")
+        checks.number("sigmas", self.sigmas, 0.0)
+        if self.sigmas == 0:
+            raise ValueError("`sigmas` must be a positive number, got 0")
 
     def __call__(self, x: Array, count: Array) -> Float32[Array, " n"]:
         top = sums.max_abs(x)

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomp import checks, compiler, wire
+from jaxcomp import checks, compiler, trees, wire
+from jaxcomp.policy import NOTHING
 from jaxcomp.protocols import Array, AxisName, Batches, Collected, PyTree, Stacks
 
 
@@ -63,7 +64,7 @@ class Dense:
         """An all-reduce of every leaf: `2(n − 1)/n` of its bytes."""
         return sum(
             wire.ring_bytes(leaf.size * jnp.dtype(self.dtype or leaf.dtype).itemsize, workers)
-            for leaf in jax.tree.leaves(like)
+            for leaf in trees.layout(NOTHING, like).likes
         )
 
 

@@ -11,10 +11,10 @@ from jax import lax
 
 from jaxcomp import axes, compiler, noise, summing, trees, wire
 from jaxcomp.feedback import Link
-from jaxcomp.mesh import PerWorker
 from jaxcomp.policy import Policy
 from jaxcomp.protocols import Array, AxisName, Batches, Codec, Collected, Key, PyTree, Stacks
 from jaxcomp.reducers import dense as dense_
+from jaxcomp.workers import PerWorker
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,8 +9,8 @@ import numpy as np
 
 from jaxcomp import compiler, policy as policy_, trees, wire
 from jaxcomp.feedback import NoFeedback
-from jaxcomp.mesh import PerWorker
 from jaxcomp.protocols import Array, AxisName, Feedback, PyTree, Reducer, Stacks
+from jaxcomp.workers import PerWorker
 
 _LARGE = 2**16
 
@@ -99,15 +99,15 @@ def reduce(
 
 def all_finite(tree: PyTree) -> Array:
     """Whether every element of every leaf is finite."""
-    leaves = [leaf.reshape(-1).astype(jnp.float32) for leaf in jax.tree.leaves(tree)]
+    leaves = [leaf.reshape(-1) for leaf in jax.tree.leaves(tree)]
     large = [leaf for leaf in leaves if leaf.size >= _LARGE]
     small = [leaf for leaf in leaves if leaf.size < _LARGE]
 
     def check(large, small):
         # Small leaves as one vector: one reduction to compile instead of some for each leaf.
-        vectors = large + ([jnp.concatenate(small)] if small else [])
-        return functools.reduce(
-            jnp.logical_and, [jnp.all(jnp.isfinite(v)) for v in vectors], jnp.asarray(np.True_)
-        )
+        finite = [jnp.all(jnp.isfinite(leaf)) for leaf in large]
+        if small:
+            finite.append(jnp.all(jnp.concatenate([jnp.isfinite(leaf) for leaf in small])))
+        return functools.reduce(jnp.logical_and, finite, jnp.asarray(np.True_))
 
     return compiler.outlined(check)(large, small)

@@ -18,7 +18,7 @@ def top_k(x: Array, k: int) -> UInt32[Array, "n k"]:
         >>> top_k(jnp.array([[1.0, -3.0, 0.0, 2.0]]), 2)
         Array([[1, 3]], dtype=uint32)
     """
-    size = jnp.abs(x.astype(jnp.promote_types(x.dtype, jnp.float32)))
+    size = jnp.abs(x if x.dtype == jnp.float64 else x.astype(jnp.float32))
     # Over the bits, which are ordered like |x| with NaN on top. A CPU selects float32 forty times
     # faster than integers, with NaN on top as well, so there it is asked for that.
     if size.dtype == jnp.float32:

@@ -1,7 +1,7 @@
 """The contract of a codec: what it must do on inputs that training produces sooner or later."""
 
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -48,6 +48,8 @@ def check_codec(codec: Codec, *, size: int = 700) -> None:
 
 def assert_is_setting(codec: Any) -> None:
     """It offers what the `Codec` protocol asks for, and is hashable and comparable by value."""
+    if isinstance(codec, type):
+        raise AssertionError(f"check an instance, as in {codec.__name__}(...), not the class")
     if not isinstance(codec, Codec):
         missing = [
             name
@@ -55,15 +57,22 @@ def assert_is_setting(codec: Any) -> None:
             if not hasattr(codec, name)
         ]
         raise AssertionError(f"a codec must have {missing}, and {codec!r} does not")
+    assert_hashable(codec)
+
+
+def assert_hashable(setting: Any) -> None:
+    """It is an instance, hashable and equal by value, so that equal ones compile once."""
+    if isinstance(setting, type):
+        raise AssertionError(f"check an instance, as in {setting.__name__}(...), not the class")
     try:
-        hash(codec)
+        hash(setting)
     except TypeError as error:
         raise AssertionError(
-            f"a codec must be hashable by value, so that equal ones compile once: {error}. Use "
+            f"a setting must be hashable by value, so that equal ones compile once: {error}. Use "
             "@dataclasses.dataclass(frozen=True) with numbers, strings, tuples or other settings."
         ) from error
-    if dataclasses.is_dataclass(codec) and dataclasses.replace(codec) != codec:
-        raise AssertionError(f"two codecs with the same settings must be equal: {codec!r}")
+    if dataclasses.is_dataclass(setting) and dataclasses.replace(cast(Any, setting)) != setting:
+        raise AssertionError(f"two settings with the same values must be equal: {setting!r}")
 
 
 def assert_keeps_shape(codec: Codec) -> None:

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomp import mesh, noise, trees
+from jaxcomp import noise, trees, workers as workers_
 from jaxcomp.protocols import Array, Feedback, PyTree, Reducer
 from jaxcomp.reducers import reduction
-from jaxcomp.testing.codec import SEED, gaussian
+from jaxcomp.testing.codec import SEED, assert_hashable, gaussian
 
 
 def check_feedback(feedback: Feedback) -> None:
@@ -17,7 +17,8 @@ def check_feedback(feedback: Feedback) -> None:
 
     It is a hashable setting; its state keeps structure, shapes and dtypes from step to step, so
     that it can be carried through a loop; with a lossless codec the estimate is the mean of the
-    inputs; the memory is finite and the steps are deterministic.
+    inputs; the memory is finite and the steps are deterministic; a residual without decay loses
+    nothing: what was sent and what is left is what came in.
 
     Raises:
         AssertionError: naming the first property that does not hold.
@@ -26,7 +27,7 @@ def check_feedback(feedback: Feedback) -> None:
         >>> import jaxcomp
         >>> check_feedback(jaxcomp.Residual())
     """
-    hash(feedback)
+    assert_hashable(feedback)
     tree = {"a": gaussian(40).reshape(8, 5), "b": gaussian(3).astype(jnp.bfloat16)}
     state = feedback.init(tree, tree)
 
@@ -44,7 +45,7 @@ def check_feedback(feedback: Feedback) -> None:
                 f"{jax.tree.map(_shape, state)} to {jax.tree.map(_shape, new)}"
             )
         for want, got, same in zip(*map(jax.tree.leaves, (x, estimate, again)), strict=True):
-            if not np.array_equal(np.asarray(got), np.asarray(same)):
+            if not np.array_equal(np.asarray(got), np.asarray(same), equal_nan=True):
                 raise AssertionError(f"{feedback!r} must be deterministic")
             if not np.allclose(
                 np.asarray(want, np.float32), np.asarray(got, np.float32), rtol=1e-2
@@ -53,9 +54,33 @@ def check_feedback(feedback: Feedback) -> None:
                     f"{feedback!r} over a lossless codec must return the mean of its inputs"
                 )
         state = new
+    _check_memory(feedback, tree)
 
 
-def check_reducer(reducer: Reducer, *, workers: int = 4, tolerance: float = 1e-5) -> None:
+def _check_memory(feedback: Feedback, tree: PyTree) -> None:
+    """Over a codec that sends half of every message."""
+    tree = {"a": tree["a"]}
+    state, arrived = feedback.init(tree, tree), jnp.zeros_like(tree["a"])
+    for _ in range(4):
+        message, state = feedback.compensate(tree, state)
+        sent = jax.tree.map(lambda leaf: 0.5 * leaf, message)
+        _, state = feedback.update(message, sent, sent, 1.0, None, state)
+        arrived = arrived + sent["a"]
+    leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(state)]
+    if not all(np.isfinite(leaf).all() for leaf in leaves):
+        raise AssertionError(f"{feedback!r} must keep its memory finite, got {leaves}")
+    if feedback.kind == "residual" and getattr(feedback, "decay", 1.0) == 1.0:
+        total = np.asarray(arrived, np.float64) + sum(leaves)
+        if not np.allclose(total, 4 * np.asarray(tree["a"]), rtol=2e-2, atol=2e-2):
+            raise AssertionError(
+                f"{feedback!r} must lose nothing: sent and residual must add up to the inputs, "
+                f"and are off by {np.abs(total - 4 * np.asarray(tree['a'])).max():g}"
+            )
+
+
+def check_reducer(
+    reducer: Reducer, *, workers: int = 4, tolerance: float = 1e-5, downlink_tolerance: float = 1e-5
+) -> None:
     """Runs the properties that a reducer must have, on workers simulated by `vmap`.
 
     `pmean(sent) == part`; the mean is the same on every worker and close to the mean of the
@@ -65,6 +90,7 @@ def check_reducer(reducer: Reducer, *, workers: int = 4, tolerance: float = 1e-5
         reducer: the reducer.
         workers: how many to simulate.
         tolerance: relative error that the law may have; more for sums taken in narrow floats.
+        downlink_tolerance: the same for the mean that arrives; more for a compressed downlink.
 
     Raises:
         AssertionError: naming the first property that does not hold.
@@ -73,7 +99,7 @@ def check_reducer(reducer: Reducer, *, workers: int = 4, tolerance: float = 1e-5
         >>> import jaxcomp
         >>> check_reducer(jaxcomp.Gather(jaxcomp.qsgd_inf(bits=4)))
     """
-    hash(reducer)
+    assert_hashable(reducer)
     like = {"w": jnp.zeros((40, 64)), "b": jnp.zeros(7)}
     keys = jax.random.split(jax.random.key(SEED), workers)
     grads = jax.vmap(lambda k: jax.tree.map(lambda x: jax.random.normal(k, x.shape), like))(keys)
@@ -109,13 +135,20 @@ def check_reducer(reducer: Reducer, *, workers: int = 4, tolerance: float = 1e-5
                         f"{reducer!r} breaks the law pmean(sent) == part by "
                         f"{float(jnp.abs(got - want).max()):g}"
                     )
+        for got, want in zip(jax.tree.leaves(mean), jax.tree.leaves(expected[0]), strict=True):
+            bound = downlink_tolerance * float(jnp.abs(want).max())
+            if not np.allclose(got, want, rtol=downlink_tolerance, atol=bound):
+                raise AssertionError(
+                    f"{reducer!r} spreads another mean than it collected: off by "
+                    f"{float(jnp.abs(got - want).max()):g}"
+                )
         for leaf in jax.tree.leaves(mean):
             if not (np.asarray(leaf) == np.asarray(leaf)[:1]).all():
                 raise AssertionError(f"{reducer!r} must give every worker the same mean")
     if reducer.link_bytes(like, 1) != 0:
         raise AssertionError(f"{reducer!r}: one worker sends nothing, so its link_bytes must be 0")
     if reducer.uplink is not None and not isinstance(
-        reduction.init(reducer, like, "workers").feedback, mesh.PerWorker
+        reduction.init(reducer, like, "workers").feedback, workers_.PerWorker
     ):
         raise AssertionError(f"{reducer!r}: memory of links must be kept per worker")
 

@@ -1,7 +1,8 @@
 """`compressed_mean`: the mean of the workers' gradients, as an optax transformation."""
 
+import functools
 import warnings
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -94,11 +95,16 @@ def compressed_mean(
     """
     reducer = as_reducer(codec)
     seed = noise.raw(key)
+    names = axes.names(axis_name)
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ValueError(
+            f"`axis_name` must be the name of a mapped axis, or a tuple of them, got {axis_name!r}"
+        )
 
     def init_fn(params: PyTree) -> Any:
         _warn_if_idle(reducer, params)
         return CompressedMeanState(
-            key=seed,
+            key=jnp.array(seed),  # A copy: this one may be donated.
             step=jnp.zeros((), jnp.int32),
             memory=reduction.init(reducer, params, axis_name),
             stats=_no_stats() if stats else (),
@@ -120,8 +126,13 @@ def compressed_mean(
 
 def as_reducer(codec: "Codec | Policy | Link | Reducer") -> Reducer:
     """The reducer that stands for what a user gave: a reducer, link, policy or codec."""
+    if isinstance(codec, type):
+        raise ValueError(
+            f"`codec` must be an instance, and {codec.__name__} is a class: give its settings, as "
+            f"in {codec.__name__}(...)"
+        )
     if hasattr(codec, "collect"):
-        return codec  # type: ignore[return-value]
+        return cast(Reducer, codec)
     if isinstance(codec, Codec | Policy):
         codec = Link(codec, feedback_.default(codec))
     if isinstance(codec, Link):
@@ -135,7 +146,13 @@ def as_reducer(codec: "Codec | Policy | Link | Reducer") -> Reducer:
 def _warn_if_idle(reducer: Reducer, params: PyTree) -> None:
     if reducer.uplink is None or not jax.tree.leaves(params):
         return
-    if not reduction.plan(reducer, params).batches:
+    plan = reduction.plan(reducer, params)
+    if plan.unused:
+        warnings.warn(
+            f"no leaf is decided by the policy's rules {plan.unused}: the leaves are {plan.paths}",
+            stacklevel=3,
+        )
+    if not plan.batches:
         warnings.warn(
             "compressed_mean compresses no leaf of these parameters: all are one-dimensional or "
             "smaller than the policy's min_size, and are sent dense. jaxcomp.describe shows why; "
@@ -158,20 +175,23 @@ def _check_local(updates: PyTree, axis_name: AxisName) -> None:
 
 
 def _no_stats() -> Stats:
-    zero = jnp.zeros((), jnp.float32)
-    return Stats(zero, zero, jnp.zeros((), jnp.uint32), jnp.zeros((), jnp.uint32))
+    dtypes = (jnp.float32, jnp.float32, jnp.uint32, jnp.uint32)
+    return Stats(*(jnp.zeros((), dtype) for dtype in dtypes))
 
 
 def _measure(
     reducer: Reducer, grads: PyTree, result: reduction.Reduction, axis_name: AxisName
 ) -> Stats:
     plan = reduction.plan(reducer, grads)
-    lost = [p - c for p, c in zip(result.message, result.sent, strict=True)]
     memory = result.state.feedback
     residual = memory.own() if memory.kind == "residual" else ()
     xs, _ = trees.stacks(plan, grads)
-    norms = jnp.stack([_energy(tree) for tree in (lost, result.message, residual, xs)])
-    lost, message, residual, energy = jax.lax.pmean(norms, axis_name)
+    # Squares of large and small values leave the range of float32: measure in units of the largest.
+    top = axes.maximum(_largest((result.message, residual, xs)), axis_name)
+    unit = 1 / jnp.where(top > 0, jnp.clip(top, 2.0**-100, 2.0**100), 1)
+    lost = [p - c for p, c in zip(result.message, result.sent, strict=True)]
+    norms = [_energy(tree, unit) for tree in (lost, result.message, residual, xs)]
+    lost, message, residual, energy = jax.lax.pmean(jnp.stack(norms), axis_name)
     return Stats(
         relative_error=lost / jnp.where(message == 0, 1, message),
         residual_ratio=jnp.sqrt(residual / jnp.where(energy == 0, 1, energy)),
@@ -180,10 +200,15 @@ def _measure(
     )
 
 
-def _energy(tree: PyTree) -> Array:
+def _largest(tree: PyTree) -> Array:
+    tops = [jnp.max(jnp.abs(leaf)).astype(jnp.float32) for leaf in jax.tree.leaves(tree)]
+    return functools.reduce(jnp.maximum, tops, jnp.zeros((), jnp.float32))
+
+
+def _energy(tree: PyTree, unit: Array) -> Array:
     leaves = jax.tree.leaves(tree)
     return sum(
-        (jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in leaves),
+        (jnp.sum(jnp.square(leaf.astype(jnp.float32) * unit)) for leaf in leaves),
         start=jnp.zeros((), jnp.float32),
     )
 

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomp.mesh import PerWorker
 from jaxcomp.protocols import Array, PyTree
 from jaxcomp.reducers.reduction import all_finite
+from jaxcomp.workers import PerWorker
 
 
 def per_worker(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
