@@ -102,16 +102,26 @@ def seeds(
 
 
 def at(high: Array, low: Array, position: Array) -> Array:
-    """Uniform `uint32` noise at `position` of the buckets with these seeds.
+    """Uniform `uint32` noise at `position` of the buckets with these seeds."""
+    h = _product(high, low, position)
+    return h ^ (h >> 16)
 
-    The two seeds enter at two places: mixed in at one only, seeds that lie close together would
-    give the same stream, shifted.
+
+def below(bits: int, high: Array, low: Array, position: Array) -> Array:
+    """Uniform `int32` noise in `[0, 2^bits)`, for at most 20 bits: cheaper than whole words.
+
+    The upper bits of the last product need no further mixing; the lowest do, and are left out.
     """
+    return (_product(high, low, position) >> (32 - bits)).astype(jnp.int32)
+
+
+def _product(high: Array, low: Array, position: Array) -> Array:
+    # The two seeds enter at two places: mixed in at one only, seeds that lie close together would
+    # give the same stream, shifted.
     h = position + high
     h = (h ^ (h >> 16)) * jnp.uint32(0x7FEB352D)
     h = h ^ low
-    h = (h ^ (h >> 15)) * jnp.uint32(0x846CA68B)
-    return h ^ (h >> 16)
+    return (h ^ (h >> 15)) * jnp.uint32(0x846CA68B)
 
 
 def _absorb(high: Array, low: Array, word: Array) -> tuple[Array, Array]:

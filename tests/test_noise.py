@@ -60,9 +60,22 @@ def test_streams_are_independent_of_each_other(one, other):
     assert not set(stream(one)[:1000]) & set(stream(other)[:100_000])
 
 
-@pytest.mark.parametrize("shift", [0, 12, 24], ids=["low", "middle", "high"])
-def test_every_byte_is_uniform_along_positions_and_buckets(shift):
-    words = stream(noise.raw(7), buckets=256)
+def dither(key, buckets=256, size=512):
+    high, low = noise.seeds(key, jnp.uint32(0), buckets)
+    position = jnp.arange(size, dtype=jnp.uint32)[None]
+    return np.asarray(noise.below(20, high[:, None], low[:, None], position)).reshape(-1)
+
+
+@pytest.mark.parametrize(
+    ("draw", "shift"),
+    [(stream, 0), (stream, 12), (stream, 24), (dither, 0), (dither, 6), (dither, 12)],
+    ids=lambda v: getattr(v, "__name__", str(v)),
+)
+def test_every_byte_is_uniform_along_positions_and_buckets(draw, shift):
+    words = draw(noise.raw(7), buckets=256)
+    if draw is dither:
+        assert words.min() >= 0
+        assert words.max() < 2**20
     counts = np.bincount((words >> shift) & 0xFF, minlength=256)
     expected = words.size / 256
     chi = ((counts - expected) ** 2 / expected).sum()

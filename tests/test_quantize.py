@@ -15,8 +15,8 @@ ONE = 1 << levels.FRACTION
 def quantise(x, scale, steps, dither):
     """Codes minus offset, and decoded values, with the dither given."""
     grid = levels.Uniform(steps=steps)
-    step, inverse = rounding.exact_step(scale, steps, jnp.float32)
-    codes = grid.codes(x * inverse[:, None], jnp.asarray(dither))
+    step, factor = rounding.exact_step(scale, steps, jnp.float32)
+    codes = grid.codes(x * factor[:, None], jnp.asarray(dither))
     return np.asarray(grid.values(codes)), np.asarray(grid.values(codes) * step[:, None])
 
 
@@ -47,8 +47,9 @@ def test_golden_terngrad():
     codes, decoded = quantise(g, scale, 1, magnitude_dither(g, u))
     np.testing.assert_array_equal(np.abs(codes), fired)
     np.testing.assert_allclose(decoded.mean(0), [0.6, -0.6, 0, 0.3], atol=1e-6)
-    _, inverse = rounding.exact_step(scale[:1], 1, jnp.float32)
-    np.testing.assert_allclose(jnp.abs(g[0]) * inverse, [8 / 9, 1 / 3, 1 / 9, 1 / 18], rtol=1e-6)
+    _, factor = rounding.exact_step(scale[:1], 1, jnp.float32)
+    chance = jnp.abs(g[0]) * factor / ONE
+    np.testing.assert_allclose(chance, [8 / 9, 1 / 3, 1 / 9, 1 / 18], rtol=1e-6)
     share = np.abs(np.asarray(g[0])) / 0.9
     np.testing.assert_allclose(0.81 * (share * (1 - share)).sum(), 0.3825, rtol=1e-5)
 
@@ -227,11 +228,13 @@ def test_scales_survive_extremes():
 @pytest.mark.parametrize("magnitude", [1, 7, 127])
 def test_every_product_of_a_code_and_a_step_is_exact(dtype, magnitude):
     scale = np.random.default_rng(0).uniform(1e-4, 10, 200).astype(np.float32)
-    step, inverse = rounding.exact_step(jnp.asarray(scale), magnitude, dtype)
+    step, factor = rounding.exact_step(jnp.asarray(scale), magnitude, dtype)
     product = np.asarray(step, np.float64) * np.arange(-magnitude, magnitude + 1)[:, None]
     np.testing.assert_array_equal(product, product.astype(dtype).astype(np.float64))
     assert (np.asarray(step, np.float64) * magnitude * (1 + 1e-6) >= scale).all()
-    np.testing.assert_allclose(np.asarray(inverse) * np.asarray(step), 1, rtol=1e-6)
+    np.testing.assert_allclose(np.asarray(factor) * np.asarray(step), ONE, rtol=1e-6)
+    # The largest element lands on the last level, and never beyond.
+    assert (scale * np.asarray(factor) <= magnitude * ONE).all()
 
 
 def test_settings_are_checked():

@@ -10,7 +10,7 @@ from jaxtyping import Float32, UInt32
 from jaxcomp import axes, bits, checks, trees
 from jaxcomp.protocols import Array, ArrayLike, AxisName, Key
 from jaxcomp.quantize import rounding as rounding_
-from jaxcomp.quantize.levels import Levels
+from jaxcomp.quantize.levels import FRACTION, Levels
 from jaxcomp.quantize.rounding import Rounding
 from jaxcomp.quantize.scales import MaxAbs, MeanAbs, Scale
 
@@ -91,9 +91,9 @@ class Quantizer:
 
     def encode(self, key: Key, x: Array, count: Array, state: Any) -> tuple[QuantizedPayload, Any]:
         scale = state.scale if isinstance(state, AgreedScale) else self.scale(x, count)
-        step, inverse = rounding_.exact_step(scale, self.levels.magnitude, x.dtype)
+        step, factor = rounding_.exact_step(scale, self.levels.magnitude, x.dtype)
         dither = self.rounding.dither(key, (x.shape[0], x.shape[1]))
-        codes = self.levels.codes(x.astype(jnp.float32) * inverse[:, None], dither)
+        codes = self.levels.codes(self._points(x, factor), dither)
         return QuantizedPayload(bits.pack(codes, bits=self.levels.bits), step), ()
 
     def decode(
@@ -102,6 +102,14 @@ class Quantizer:
         del key, side
         codes = bits.unpack(payload.words, bits=self.levels.bits, size=like.shape[1])
         return (self.levels.values(codes) * payload.steps[:, None]).astype(like.dtype)
+
+    def _points(self, x: Array, factor: Array) -> Array:
+        """Where each element lies among the levels, in 2⁻²⁰ of a step."""
+        points = x.astype(jnp.float32) * factor[:, None]
+        if self.scale.covers:
+            return points
+        end = float(self.levels.magnitude << FRACTION)
+        return jnp.clip(points, -end, end)  # Else an outlier would wrap around.
 
     def exact_variance(self, x: Array) -> Float32[Array, ""]:
         """The expected squared error of stochastic rounding, without sampling it.
@@ -125,10 +133,10 @@ class Quantizer:
         for batch in layout.batches:
             rows = trees.stack(batch, jax.tree.leaves(x)).astype(jnp.float32)
             scale = self.scale(rows, trees.counts(batch))
-            step, inverse = rounding_.exact_step(scale, self.levels.magnitude, x.dtype)
-            scaled = rows * inverse[:, None]
-            inside = jnp.clip(scaled, -self.levels.magnitude, self.levels.magnitude)
+            step, factor = rounding_.exact_step(scale, self.levels.magnitude, x.dtype)
+            inside = self._points(rows, factor) * 2.0**-FRACTION
             part = inside - jnp.floor(inside)
-            variance = part * (1 - part) + (scaled - inside) ** 2
+            outside = rows * (factor * 2.0**-FRACTION)[:, None] - inside
+            variance = part * (1 - part) + outside**2
             total += jnp.sum(variance * (step * step)[:, None])
         return total

@@ -35,8 +35,10 @@ class Levels(Protocol):
         """Whether dither moves an element to either neighbour, so that rounding can be unbiased."""
         ...
 
-    def codes(self, scaled: Float32[Array, "..."], dither: Array) -> UInt32[Array, "..."]:
-        """The code of each element in steps; `dither` is in `[0, 2²⁰)`."""
+    def codes(self, points: Float32[Array, "..."], dither: Array) -> UInt32[Array, "..."]:
+        """The code of each element, given in 2⁻²⁰ of a step and within the levels; `dither` is in
+        `[0, 2²⁰)`.
+        """
         ...
 
     def values(self, codes: UInt32[Array, "..."]) -> Float32[Array, "..."]:
@@ -70,11 +72,10 @@ class Uniform:
     def magnitude(self) -> int:
         return self.steps
 
-    def codes(self, scaled: Float32[Array, "..."], dither: Array) -> UInt32[Array, "..."]:
+    def codes(self, points: Float32[Array, "..."], dither: Array) -> UInt32[Array, "..."]:
         # In fixed point: a float addition after a float product may or may not be fused with it.
-        inside = jnp.clip(scaled, -self.steps, self.steps)  # Else an outlier would wrap around.
-        point = (inside * jnp.float32(2**FRACTION)).astype(jnp.int32)
-        return ((point + (self.steps << FRACTION) + dither) >> FRACTION).astype(jnp.uint32)
+        above = points.astype(jnp.int32) + (self.steps << FRACTION)
+        return ((above + dither) >> FRACTION).astype(jnp.uint32)
 
     def values(self, codes: UInt32[Array, "..."]) -> Float32[Array, "..."]:
         return (codes.astype(jnp.int32) - self.steps).astype(jnp.float32)
@@ -88,9 +89,9 @@ class Sign:
     magnitude = 1
     dithers = False
 
-    def codes(self, scaled: Float32[Array, "..."], dither: Array) -> UInt32[Array, "..."]:
+    def codes(self, points: Float32[Array, "..."], dither: Array) -> UInt32[Array, "..."]:
         del dither
-        return (scaled >= 0).astype(jnp.uint32)
+        return (points >= 0).astype(jnp.uint32)
 
     def values(self, codes: UInt32[Array, "..."]) -> Float32[Array, "..."]:
         return (2 * codes.astype(jnp.int32) - 1).astype(jnp.float32)

@@ -14,6 +14,7 @@ from jaxcomp.quantize import sums
 from jaxcomp.quantize.levels import FRACTION
 
 _TINY = float(np.finfo(np.float32).tiny)
+_SMALLEST = 2.0**-106
 
 
 @runtime_checkable
@@ -50,20 +51,20 @@ class Stochastic:
         n, size = shape
         high, low = noise.seeds(key.own, key.first, n)
         position = jnp.arange(size, dtype=jnp.uint32)[None, :]
-        return (noise.at(high[:, None], low[:, None], position) >> (32 - FRACTION)).astype(
-            jnp.int32
-        )
+        return noise.below(FRACTION, high[:, None], low[:, None], position)
 
 
 def exact_step(
     scale: Float32[Array, " n"], magnitude: int, dtype
 ) -> tuple[Float32[Array, " n"], Float32[Array, " n"]]:
-    """The step of each bucket, and its inverse, such that code × step is exact in `dtype`.
+    """The step of each bucket such that code × step is exact in `dtype`, and `2²⁰ / step`.
 
     The step is `scale / magnitude` rounded up to as many significant bits as a product with a
-    code leaves room for, so a sum of decoded values rounds only where it adds, and no element
-    within the scale falls outside the levels. A scale too small for that gives step and inverse
-    zero; a non-finite scale gives a NaN step, so that the whole bucket decodes to NaN.
+    code leaves room for, so a sum of decoded values rounds only where it adds. An element times
+    `2²⁰ / step` is its place among the levels in fixed point, and no element within the scale
+    falls outside of them. Steps are at least 2⁻¹⁰⁶, so that this factor does not overflow; a
+    scale below the smallest normal number counts as zero, with step and factor zero; a non-finite
+    scale gives a NaN step, so that the whole bucket decodes to NaN.
     """
     dtype = jnp.dtype(dtype)
     room = {"float16": 11, "bfloat16": 8}.get(dtype.name, 24)
@@ -75,11 +76,14 @@ def exact_step(
         step = lax.bitcast_convert_type((raw + mask) & ~mask, jnp.float32)
         if dtype == jnp.float16:  # Its subnormal numbers are multiples of 2^-24.
             step = jnp.ceil(step * 2.0**24) * jnp.float32(2.0**-24)
-        step = jnp.minimum(step, _largest_step(magnitude, bits, dtype))
+        step = jnp.clip(step, _SMALLEST, _largest_step(magnitude, bits, dtype))
         finite = sums.is_finite(scale)
-        usable = finite & (scale >= magnitude * _TINY)
-        inverse = jnp.where(usable, 1 / step, 0)
-        return jnp.where(usable, step, jnp.where(finite, 0, jnp.nan)), inverse
+        usable = finite & (scale >= _TINY)
+        # A little less than the levels, so that no rounding on the way leads beyond them: a clip
+        # of every element would cost a tenth of the whole encoding.
+        most = jnp.float32(magnitude * (1 - 2.0**-22)) / scale
+        factor = jnp.where(usable, jnp.minimum(1 / step, most) * jnp.float32(2.0**FRACTION), 0)
+        return jnp.where(usable, step, jnp.where(finite, 0, jnp.nan)), factor
 
     # Computed once a bucket: fused into the loop, it would be computed once an element.
     return compiler.outlined(derive)(scale)
