@@ -20,11 +20,10 @@ _GOLDEN = 0x9E3779B9
 _SILVER = 0x85EBCA6B
 
 
-def raw(key: Any) -> Any:
+def raw(key: Any) -> UInt32[Array, "2"]:
     """The raw `uint32[2]` form of a seed, a raw key or a typed key.
 
-    Raw keys checkpoint, compare and travel through every tool; typed keys do not. A seed gives a
-    numpy array, so that no device is touched before training begins.
+    Raw keys checkpoint, compare and travel through every tool; typed keys do not.
 
     Args:
         key: an integer seed, `uint32[2]`, or a `jax.random.key` of any implementation.
@@ -34,8 +33,13 @@ def raw(key: Any) -> Any:
 
     Example:
         >>> raw(7)
-        array([0, 7], dtype=uint32)
+        Array([0, 7], dtype=uint32)
     """
+    return jnp.asarray(words(key))
+
+
+def words(key: Any) -> Any:
+    """`raw`, but a seed gives a numpy array, so that no device is touched for it."""
     if isinstance(key, bool) or not hasattr(key, "dtype"):
         if isinstance(key, bool) or not isinstance(key, int):
             raise ValueError(
@@ -46,13 +50,13 @@ def raw(key: Any) -> Any:
     if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         if key.shape != ():
             raise ValueError(f"`key` must be one key, got an array of keys of shape {key.shape}")
-        words = jax.random.key_data(key).reshape(-1)
-        pair = words[:2]
-        for i in range(2, words.shape[0]):  # Implementations with longer keys.
-            pair = fold(pair, words[i])
+        data = jax.random.key_data(key).reshape(-1)
+        pair = data[:2]
+        for i in range(2, data.shape[0]):  # Implementations with longer keys.
+            pair = fold(pair, data[i])
         return pair
     if key.dtype == jnp.uint32 and key.shape == (2,):
-        return jnp.asarray(key)
+        return key
     if jnp.issubdtype(key.dtype, jnp.integer) and key.shape == () and not _traced(key):
         return _halves(int(key))
     raise ValueError(

@@ -94,7 +94,7 @@ def compressed_mean(
         ... )
     """
     reducer = as_reducer(codec)
-    seed = noise.raw(key)
+    seed = noise.words(key)
     names = axes.names(axis_name)
     if not names or not all(isinstance(name, str) for name in names):
         raise ValueError(
