@@ -3,7 +3,7 @@
     python benchmarks/codecs.py --size 25000000 --out out/bench
 
 For each codec: encode, decode, decode and sum of eight payloads, as ratios to a numpy copy, all
-into warm (donated) buffers (medians; the copy is timed again beside every figure); measured
+into warm (donated) buffers (medians, taken in turns with the copy); measured
 payload bits; relative squared error; and the link speed below which sending the payload beats
 sending float32 from one worker to another, had they nothing else to do.
 """
@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from harness import CODECS, WORKERS, environment, median_time, show
+from harness import CODECS, WORKERS, environment, median_times, show
 from rich.console import Console
 from rich.progress import track
 
@@ -59,8 +59,7 @@ def measure(codec: Any, data: np.ndarray, repeats: int) -> dict[str, float]:
     }
     found: dict[str, float] = {}
     for name, run in runs.items():
-        copy = median_time(lambda: np.copyto(target, data), repeats)
-        took = median_time(run, repeats)
+        copy, took = median_times([lambda: np.copyto(target, data), run], repeats)
         found[name], found[f"{name}_ms"], found["copy_ms"] = took / copy, took * 1e3, copy * 1e3
     back = jax.jit(lambda p: jaxcomp.decode(codec, key, p, like))(payload)
     found["nmse"] = float(jnp.sum((back - x) ** 2) / jnp.sum(x * x))

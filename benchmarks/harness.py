@@ -27,14 +27,16 @@ CODECS = {
 }
 
 
-def median_time(run: Callable[[], Any], repeats: int) -> float:
-    run()  # Warm: pages are mapped, programs compiled.
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+def median_times(runs: list[Callable[[], Any]], repeats: int) -> list[float]:
+    """Seconds of each, in turns, so that whatever slows the machine down slows all of them."""
+    times: list[list[float]] = [[] for _ in runs]
+    for turn in range(repeats + 2):
+        for run, found in zip(runs, times, strict=True):
+            start = time.perf_counter()
+            run()
+            if turn >= 2:  # The first two warm up: pages are mapped, programs compiled.
+                found.append(time.perf_counter() - start)
+    return [statistics.median(found) for found in times]
 
 
 def environment() -> dict[str, Any]:

@@ -15,7 +15,7 @@ import time
 import jax
 import jax.numpy as jnp
 import optax
-from harness import CODECS, WORKERS, environment, median_time, show
+from harness import CODECS, WORKERS, environment, median_times, show
 
 import jaxcomp
 
@@ -48,6 +48,7 @@ def measure(names: list[str], repeats: int) -> dict[str, dict[str, float]]:
         codec = CODECS[name]
         means[name] = jaxcomp.compressed_mean(codec, "data")
     found: dict[str, dict[str, float]] = {}
+    runs = []
     for name, mean in means.items():
         tx = optax.chain(mean, optax.sgd(0.1))
 
@@ -66,12 +67,11 @@ def measure(names: list[str], repeats: int) -> dict[str, dict[str, float]]:
             compiling.append(time.perf_counter() - start)
         found[name] = {
             "compile_s": statistics.median(compiling),
-            "step_ms": 1e3
-            * median_time(
-                lambda c=compiled, s=state: jax.block_until_ready(c(params, s, batch)), repeats
-            ),
             "link_bytes": sum(jaxcomp.collective_bytes(compiled).values()),
         }
+        runs.append(lambda c=compiled, s=state: jax.block_until_ready(c(params, s, batch)))
+    for name, seconds in zip(found, median_times(runs, repeats), strict=True):
+        found[name]["step_ms"] = 1e3 * seconds
     return found
 
 

@@ -84,10 +84,10 @@ class Cast:
 
 def _saturated(x: Array, dtype: Any) -> Array:
     """`x` in the dtype; what is finite stays finite, even where rounding up would overflow."""
-    narrow = x.astype(dtype)
-    largest = jnp.asarray(jnp.finfo(dtype).max, dtype)
-    overflow = jnp.isinf(narrow) & jnp.isfinite(x)
-    return jnp.where(overflow, jnp.where(x > 0, largest, -largest), narrow)
+    largest = float(jnp.finfo(dtype).max)
+    if largest >= float(jnp.finfo(x.dtype).max):
+        return x.astype(dtype)
+    return jnp.where(jnp.isfinite(x), jnp.clip(x, -largest, largest), x).astype(dtype)
 
 
 def _widened(values: Array) -> Array:

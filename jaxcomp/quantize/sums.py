@@ -59,10 +59,11 @@ def total(terms: Float32[Array, "n size"]) -> Float32[Array, " n"]:
     """
     scaled = (terms * jnp.float32(2 ** (FRACTION + 1))).astype(jnp.int32)
     limbs, bound = [(scaled + 1) >> 1], 2**FRACTION
-    while limbs[0].shape[1] > 1:
-        if bound * 2 * _FAN > 2**30:  # A level adds up at most 63 numbers.
+    while (size := limbs[0].shape[1]) > 1:
+        added = _FAN if size >= 2 * _FAN else size
+        if bound * added > 2**30:
             limbs, bound = _carry(limbs), 2**_LIMB
-        limbs, bound = [_fold(limb, jnp.sum) for limb in limbs], bound * 2 * _FAN
+        limbs, bound = [_fold(limb, jnp.sum) for limb in limbs], bound * added
     if limbs[0].shape[1] == 0:
         return jnp.zeros(terms.shape[0], jnp.float32)
     limbs = _carry(limbs)
