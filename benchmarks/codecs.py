@@ -9,7 +9,6 @@ sending float32 from one worker to another, had they nothing else to do.
 """
 
 import argparse
-import json
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from harness import CODECS, WORKERS, environment, median_times, show
+from harness import CODECS, WORKERS, median_times, show
 from rich.console import Console
 from rich.progress import track
 
@@ -105,10 +104,9 @@ def main() -> None:
     data = np.random.default_rng(0).standard_normal(options.size).astype(np.float32)
     picked = track(options.codec, "codecs", console=Console(), transient=True)
     codecs = {name: measure(CODECS[name], data, options.repeats) for name in picked}
-    path = options.out / "codecs.md"
-    show(f"{options.size:,} floats, as multiples of a copy", COLUMNS, rows(codecs), path)
-    results = {"environment": environment(), "size": options.size, "codecs": codecs}
-    path.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
+    results = {"size": options.size, "codecs": codecs}
+    title = f"{options.size:,} floats, as multiples of a copy"
+    show(title, COLUMNS, rows(codecs), results, options.out / "codecs.md")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """What the benchmarks share: the codecs, the clock and the environment."""
 
+import json
 import os
 import platform
 import statistics
@@ -51,8 +52,14 @@ def environment() -> dict[str, Any]:
     }
 
 
-def show(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]], path: Path) -> None:
-    """Prints a table, and writes it as Markdown."""
+def show(
+    title: str,
+    columns: tuple[str, ...],
+    rows: list[tuple[str, ...]],
+    results: dict[str, Any],
+    path: Path,
+) -> None:
+    """Prints a table, and writes it as Markdown, with everything measured as JSON beside it."""
     table = Table(title=title)
     for number, column in enumerate(columns):
         table.add_column(column, justify="right" if number else "left")
@@ -66,4 +73,6 @@ def show(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]], path
     lines += ["| " + " | ".join(row) + " |" for row in rows]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(lines) + "\n")
+    everything = {"environment": environment(), **results}
+    path.with_suffix(".json").write_text(json.dumps(everything, indent=1) + "\n")
     console.print(f"written to {path} and {path.with_suffix('.json')}")

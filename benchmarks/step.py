@@ -7,7 +7,6 @@ the price of compressing, and not what it saves.
 """
 
 import argparse
-import json
 import pathlib
 import statistics
 import time
@@ -15,7 +14,7 @@ import time
 import jax
 import jax.numpy as jnp
 import optax
-from harness import CODECS, WORKERS, environment, median_times, show
+from harness import CODECS, WORKERS, median_times, show
 
 import jaxcomp
 
@@ -101,10 +100,9 @@ def main() -> None:
     options = parser.parse_args()
     if options.repeats < 1:
         parser.error(f"--repeats must be positive, got {options.repeats}")
-    steps, path = measure(options.codec, options.repeats), options.out / "step.md"
-    show("One step of a model of 100 leaves over 8 simulated devices", COLUMNS, rows(steps), path)
-    results = {"environment": environment(), "steps": steps}
-    path.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
+    steps = measure(options.codec, options.repeats)
+    title = "One step of a model of 100 leaves over 8 simulated devices"
+    show(title, COLUMNS, rows(steps), {"steps": steps}, options.out / "step.md")
 
 
 if __name__ == "__main__":

@@ -81,8 +81,8 @@ def exact_step(
         usable = finite & (scale >= _TINY)
         # A little less than the levels, so that no rounding on the way leads beyond them: a clip
         # of every element would cost a tenth of the whole encoding.
-        most = jnp.float32(magnitude * (1 - 2.0**-22)) / scale
-        factor = jnp.where(usable, jnp.minimum(1 / step, most) * jnp.float32(2.0**FRACTION), 0)
+        most = jnp.float32(magnitude * (1 - 2.0**-22) * 2**FRACTION) / scale
+        factor = jnp.where(usable, jnp.minimum(jnp.float32(2**FRACTION) / step, most), 0)
         return jnp.where(usable, step, jnp.where(finite, 0, jnp.nan)), factor
 
     # Computed once a bucket: fused into the loop, it would be computed once an element.
