@@ -4,11 +4,17 @@ JAX's types of replication ("varying manual axes") exist only under `shard_map(c
 each helper here does the right thing with and without them.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jaxcomp.protocols import Array, AxisName, PyTree
+
+_TILE = 128
+"""A TPU gathers vectors of whole tiles; of another length, it adds up everyone's, each in its place
+among zeros, which sends twice the bytes."""
 
 
 def names(axis_name: AxisName) -> tuple:
@@ -64,8 +70,42 @@ def vary(tree: PyTree, axis_name: AxisName) -> PyTree:
     return jax.tree.map(cast, tree)
 
 
+def alike(*arrays: Array) -> tuple[Array, ...]:
+    """The arrays typed as different wherever one of them is: what a kernel takes together."""
+    known = [getattr(jax.typeof(x), "manual_axis_type", None) for x in arrays]
+    varying = frozenset().union(*(kind.varying for kind in known if kind is not None))
+
+    def cast(x, kind):
+        missing = () if kind is None else tuple(varying - kind.varying)
+        return lax.pcast(x, missing, to="varying") if missing else x
+
+    return tuple(cast(x, kind) for x, kind in zip(arrays, known, strict=True))
+
+
+def result(shape: tuple[int, ...], dtype: Any, like: Array) -> jax.ShapeDtypeStruct:
+    """The type of a kernel's output that differs between workers wherever `like` does."""
+    kind = getattr(jax.typeof(like), "manual_axis_type", None)
+    if kind is None:
+        return jax.ShapeDtypeStruct(shape, dtype)
+    return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=kind)
+
+
 def gather(x: Array, axis_name: AxisName) -> Array:
-    """Every worker's `x`, stacked, typed as equal on all workers where such types exist."""
+    """Every worker's vector, stacked, typed as equal on all workers where such types exist."""
+    (size,) = x.shape
+
+    def padded(x: Array) -> Array:
+        return _gather(jnp.pad(x, (0, -size % _TILE)), axis_name)[:, :size]
+
+    def plain(x: Array) -> Array:
+        return _gather(x, axis_name)
+
+    if size % _TILE == 0:
+        return plain(x)
+    return lax.platform_dependent(x, tpu=padded, default=plain)
+
+
+def _gather(x: Array, axis_name: AxisName) -> Array:
     if typed(axis_name):
         return lax.all_gather(vary(x, axis_name), axis_name, to="invarying")
     return lax.all_gather(x, axis_name)

@@ -87,7 +87,7 @@ def fold(key: UInt32[Array, "2"], *words: "Array | int") -> UInt32[Array, "2"]:
     """
     high, low = key[0], key[1]
     for word in words:
-        high, low = _absorb(high, low, jnp.asarray(word).astype(jnp.uint32))
+        high, low = absorb(high, low, jnp.asarray(word).astype(jnp.uint32))
     return jnp.stack([high, low])
 
 
@@ -96,13 +96,13 @@ def seeds(
 ) -> tuple[UInt32[Array, " n"], UInt32[Array, " n"]]:
     """Two words for each bucket, numbered from `first`: the key folded with the bucket's number."""
 
-    def absorb(key, first):
+    def numbered(key, first):
         number = first.astype(jnp.uint32) + jnp.arange(buckets, dtype=jnp.uint32)
         # Fused into the loop over elements, this chain makes the compiler recurse for seconds, and
         # the loop do it again for every element.
-        return lax.optimization_barrier(_absorb(key[0], key[1], number))
+        return lax.optimization_barrier(absorb(key[0], key[1], number))
 
-    return compiler.outlined(absorb)(key, first)
+    return compiler.outlined(numbered)(key, first)
 
 
 def at(high: Array, low: Array, position: Array) -> Array:
@@ -128,7 +128,7 @@ def _product(high: Array, low: Array, position: Array) -> Array:
     return (h ^ (h >> 15)) * jnp.uint32(0x846CA68B)
 
 
-def _absorb(high: Array, low: Array, word: Array) -> tuple[Array, Array]:
+def absorb(high: Array, low: Array, word: Array) -> tuple[Array, Array]:
     """Two Feistel rounds: a bijection of the key for each word, injective in the word."""
     high = _mix(_mix(high ^ _mix(word + jnp.uint32(_GOLDEN))) + low)
     return high, _mix(low ^ _mix(high + jnp.uint32(_SILVER)))

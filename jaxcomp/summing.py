@@ -46,16 +46,18 @@ def decode_sum(
     def term(index):
         key = keys._replace(own=keys.own[index])
         payload = jax.tree.map(lambda leaf: leaf[index], payloads)
-        return weighted(codec.decode(key, payload, like), weights, index)
+        return weighted(
+            codec.decode(key, payload, like), None if weights is None else weights[index]
+        )
 
     return in_order(term, keys.own.shape[0])
 
 
-def weighted(x: Array, weights: Array | None, index) -> Array:
-    """`weights[index] * x`, exactly zero for weight zero."""
-    if weights is None:
+def weighted(x: Array, weight: Array | None) -> Array:
+    """`weight * x`, exactly zero for weight zero; `x` for None."""
+    if weight is None:
         return x
-    weight = weights[index].astype(x.dtype)
+    weight = weight.astype(x.dtype)
     return jnp.where(weight == 0, 0, weight * x)
 
 

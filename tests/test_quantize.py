@@ -16,8 +16,8 @@ def quantise(x, scale, steps, dither):
     """Codes minus offset, and decoded values, with the dither given."""
     grid = levels.Uniform(steps=steps)
     step, factor = rounding.exact_step(scale, steps, jnp.float32)
-    codes = grid.codes(x * factor[:, None], jnp.asarray(dither))
-    return np.asarray(grid.values(codes)), np.asarray(grid.values(codes) * step[:, None])
+    codes = grid.codes(x * factor, jnp.asarray(dither))
+    return np.asarray(grid.values(codes)), np.asarray(grid.values(codes) * step)
 
 
 def magnitude_dither(x, u):
@@ -30,8 +30,8 @@ def magnitude_dither(x, u):
 
 def test_golden_qsgd():
     x, u = jnp.array([[3.0, -4, 0, 0]]), [0.39, 0.21, 0.5, 0.5]
-    norm = scales.L2()(x, jnp.array([4]))
-    np.testing.assert_allclose(norm, [5.0], rtol=1e-7)
+    norm = scales.L2()(x, jnp.array([[4]]))
+    np.testing.assert_allclose(norm, [[5.0]], rtol=1e-7)
     codes, decoded = quantise(x, norm, 4, magnitude_dither(x, u))
     np.testing.assert_array_equal(codes, [[3, -3, 0, 0]])
     np.testing.assert_allclose(decoded, [[3.75, -3.75, 0, 0]], rtol=1e-6)
@@ -42,14 +42,14 @@ def test_golden_qsgd():
 def test_golden_terngrad():
     g = jnp.array([[0.8, -0.3, 0.1, -0.05], [0.6, -0.9, 0.2, 0.05], [0.3, -0.2, -0.7, 0.4]])
     fired = np.array([[1, 1, 0, 0], [1, 1, 1, 0], [0, 0, 1, 1]], bool)
-    scale = jnp.full(3, jnp.max(scales.MaxAbs()(g, jnp.full(3, 4))))
+    scale = jnp.full((3, 1), jnp.max(scales.MaxAbs()(g, jnp.full((3, 1), 4))))
     u = np.where(fired, 0.0, 1 - 2**-20)
     codes, decoded = quantise(g, scale, 1, magnitude_dither(g, u))
     np.testing.assert_array_equal(np.abs(codes), fired)
     np.testing.assert_allclose(decoded.mean(0), [0.6, -0.6, 0, 0.3], atol=1e-6)
     _, factor = rounding.exact_step(scale[:1], 1, jnp.float32)
     chance = jnp.abs(g[0]) * factor / ONE
-    np.testing.assert_allclose(chance, [8 / 9, 1 / 3, 1 / 9, 1 / 18], rtol=1e-6)
+    np.testing.assert_allclose(chance[0], [8 / 9, 1 / 3, 1 / 9, 1 / 18], rtol=1e-6)
     share = np.abs(np.asarray(g[0])) / 0.9
     np.testing.assert_allclose(0.81 * (share * (1 - share)).sum(), 0.3825, rtol=1e-5)
 
@@ -82,11 +82,11 @@ def test_unbiased_without_noise(steps, law):
     """The same dither for all elements, swept over its range, averages the error away."""
     x = np.random.default_rng(1).standard_normal((1, 512)).astype(np.float32)
     x = jnp.asarray(x**3 if law == "heavy" else x)
-    scale = scales.MaxAbs()(x, jnp.array([512]))
+    scale = scales.MaxAbs()(x, jnp.array([[512]]))
     turns = 1024
     dither = ((np.arange(turns) + 0.5) / turns * ONE).astype(np.int32)
     decoded = np.stack([quantise(x, scale, steps, np.full((1, 1), d))[1][0] for d in dither])
-    step = float(scale[0]) / steps
+    step = float(scale[0, 0]) / steps
     bias = np.abs(decoded.mean(0, dtype=np.float64) - np.asarray(x[0], np.float64))
     assert bias.max() <= step / (2 * turns) + step * 2**-18
     codec = Quantizer(
@@ -186,49 +186,53 @@ def test_terngrad_clips_where_it_says():
     rng = np.random.default_rng(5)
     x = jnp.asarray(rng.standard_normal(2**18) + 0.1, jnp.float32)
     sigma = float(np.std(np.asarray(x, np.float64)))
-    scale = scales.ClippedMax(sigmas=2.5)(x[None], jnp.array([x.size]))
+    scale = scales.ClippedMax(sigmas=2.5)(x[None], jnp.array([[x.size]]))
     np.testing.assert_allclose(scale, 2.5 * sigma, rtol=1e-4)
     y = jaxcomp.roundtrip(jaxcomp.terngrad(), 0, x)
     assert set(np.unique(np.abs(np.asarray(y)))) == {0.0, np.float32(jnp.max(jnp.abs(y)))}
     energy = float(jnp.sum((x - y) ** 2) / jnp.sum(x**2))
     assert abs(energy - 1.008) < 0.03
     flat = jnp.full(100, -2.0)  # No deviation, and nothing to clip.
-    np.testing.assert_allclose(scales.ClippedMax()(flat[None], jnp.array([100])), [2.0], rtol=1e-6)
+    np.testing.assert_allclose(
+        scales.ClippedMax()(flat[None], jnp.array([[100]])), [[2.0]], rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("size", [1, 5, 16, 511, 512, 700, 5000, 2**17 + 3])
 def test_sums_are_exact_whatever_their_order(size):
     terms = np.random.default_rng(size).uniform(-1, 1, (2, size)).astype(np.float32)
-    got = np.asarray(sums.total(jnp.asarray(terms)), np.float64)
+    got = np.asarray(sums.total(jnp.asarray(terms)), np.float64)[:, 0]
     exact = np.floor(terms.astype(np.float64) * 2**22)
     exact = np.floor((np.trunc(terms.astype(np.float64) * 2**22) + 1) / 2).sum(1) / 2**21
     np.testing.assert_allclose(got, exact, rtol=2e-7)
     shuffled = np.random.default_rng(0).permutation(terms, axis=1)
-    np.testing.assert_array_equal(got, sums.total(jnp.asarray(shuffled)))
-    tops = sums.max_abs(jnp.asarray(terms))
+    np.testing.assert_array_equal(got, sums.total(jnp.asarray(shuffled))[:, 0])
+    tops = sums.max_abs(jnp.asarray(terms))[:, 0]
     np.testing.assert_array_equal(tops, np.abs(terms).max(1))
 
 
 def test_scales_survive_extremes():
-    count = jnp.array([4])
+    count = jnp.array([[4]])
     for size in (1e-37, 1e-30, 1.0, 1e30, 1e38):
         x = jnp.array([[3.0, -4.0, 0.0, 0.0]]) / 4 * size
-        np.testing.assert_allclose(scales.L2()(x, count), [1.25 * size], rtol=1e-6)
-        np.testing.assert_allclose(scales.MeanAbs()(x, count), [7 / 16 * size], rtol=1e-6)
-        np.testing.assert_allclose(scales.MaxAbs()(x, count), [size], rtol=1e-6)
+        np.testing.assert_allclose(scales.L2()(x, count), [[1.25 * size]], rtol=1e-6)
+        np.testing.assert_allclose(scales.MeanAbs()(x, count), [[7 / 16 * size]], rtol=1e-6)
+        np.testing.assert_allclose(scales.MaxAbs()(x, count), [[size]], rtol=1e-6)
     full = jnp.full((1, 512), 3e38)
-    assert np.isfinite(np.asarray(scales.L2()(full, jnp.array([512])))).all()
+    assert np.isfinite(np.asarray(scales.L2()(full, jnp.array([[512]])))).all()
     for scale in (scales.L2(), scales.MeanAbs(), scales.MaxAbs(), scales.ClippedMax()):
-        assert float(scale(jnp.zeros((1, 4)), count)[0]) == 0.0
+        assert float(scale(jnp.zeros((1, 4)), count)[0, 0]) == 0.0
         for bad in (np.nan, np.inf, -np.inf):
-            assert not np.isfinite(float(scale(jnp.array([[1.0, bad, 0, 0]]), count)[0]))
+            assert not np.isfinite(float(scale(jnp.array([[1.0, bad, 0, 0]]), count)[0, 0]))
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize("magnitude", [1, 7, 127])
 def test_every_product_of_a_code_and_a_step_is_exact(dtype, magnitude):
     scale = np.random.default_rng(0).uniform(1e-4, 10, 200).astype(np.float32)
-    step, factor = rounding.exact_step(jnp.asarray(scale), magnitude, dtype)
+    step, factor = (
+        part[:, 0] for part in rounding.exact_step(jnp.asarray(scale)[:, None], magnitude, dtype)
+    )
     product = np.asarray(step, np.float64) * np.arange(-magnitude, magnitude + 1)[:, None]
     np.testing.assert_array_equal(product, product.astype(dtype).astype(np.float64))
     assert (np.asarray(step, np.float64) * magnitude * (1 + 1e-6) >= scale).all()

@@ -16,13 +16,17 @@ FRACTION = 20
 """Bits behind the point in which an element is rounded: dither is an integer below 2²⁰."""
 
 
+TRIT = 1.6
+"""Width of a code below 3: five of them share a byte."""
+
+
 @runtime_checkable
 class Levels(Protocol):
     """A frozen dataclass that maps elements, measured in steps, to codes and back."""
 
     @property
-    def bits(self) -> int:
-        """Width of a code."""
+    def bits(self) -> int | float:
+        """Width of a code: a whole number, or `TRIT`."""
         ...
 
     @property
@@ -65,8 +69,8 @@ class Uniform:
             raise ValueError(f"`steps` must be from 1 to 127, got {self.steps}")
 
     @property
-    def bits(self) -> int:
-        return (2 * self.steps).bit_length()
+    def bits(self) -> int | float:
+        return TRIT if self.steps == 1 else (2 * self.steps).bit_length()
 
     @property
     def magnitude(self) -> int:

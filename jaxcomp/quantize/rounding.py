@@ -1,7 +1,7 @@
 """How an element finds its level: the dither that is added, and the step that is divided by."""
 
 import dataclasses
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,9 +9,10 @@ from jax import lax
 from jaxtyping import Float32
 
 from jaxcomp import compiler, noise
-from jaxcomp.protocols import Array, Key
-from jaxcomp.quantize import sums
+from jaxcomp.protocols import Array
+from jaxcomp.quantize import exact, sums
 from jaxcomp.quantize.levels import FRACTION
+from jaxcomp.quantize.sums import Rows
 
 _TINY = float(np.finfo(np.float32).tiny)
 _SMALLEST = 2.0**-106
@@ -26,8 +27,10 @@ class Rounding(Protocol):
         """Whether the expectation of the rounded value is the value."""
         ...
 
-    def dither(self, key: Key, shape: tuple[int, int]) -> Array:
-        """Integers in `[0, 2²⁰)`, broadcastable to the `[n, size]` of `shape`."""
+    def dither(self, high: Array, low: Array, position: Array) -> Array:
+        """Integers in `[0, 2²⁰)` for the elements at these positions of the buckets with these
+        seeds (`noise.seeds`).
+        """
         ...
 
 
@@ -37,8 +40,9 @@ class Nearest:
 
     unbiased = False
 
-    def dither(self, key: Key, shape: tuple[int, int]) -> Array:
-        return jnp.full((1, 1), 1 << (FRACTION - 1), jnp.int32)
+    def dither(self, high: Array, low: Array, position: Array) -> Array:
+        del high, low
+        return jnp.full_like(position, 1 << (FRACTION - 1), jnp.int32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,16 +51,13 @@ class Stochastic:
 
     unbiased = True
 
-    def dither(self, key: Key, shape: tuple[int, int]) -> Array:
-        n, size = shape
-        high, low = noise.seeds(key.own, key.first, n)
-        position = jnp.arange(size, dtype=jnp.uint32)[None, :]
-        return noise.below(FRACTION, high[:, None], low[:, None], position)
+    def dither(self, high: Array, low: Array, position: Array) -> Array:
+        return noise.below(FRACTION, high, low, position)
 
 
 def exact_step(
-    scale: Float32[Array, " n"], magnitude: int, dtype
-) -> tuple[Float32[Array, " n"], Float32[Array, " n"]]:
+    scale: Float32[Array, "..."], magnitude: int, dtype: Any, rows: Rows = sums.IN_XLA
+) -> tuple[Float32[Array, "..."], Float32[Array, "..."]]:
     """The step of each bucket such that code × step is exact in `dtype`, and `2²⁰ / step`.
 
     The step is `scale / magnitude` rounded up to as many significant bits as a product with a
@@ -81,10 +82,15 @@ def exact_step(
         usable = finite & (scale >= _TINY)
         # A little less than the levels, so that no rounding on the way leads beyond them: a clip
         # of every element would cost a tenth of the whole encoding.
-        most = jnp.float32(magnitude * (1 - 2.0**-22) * 2**FRACTION) / scale
-        factor = jnp.where(usable, jnp.minimum(jnp.float32(2**FRACTION) / step, most), 0)
+        down = jnp.where(scale > 1, jnp.float32(2.0**-4), jnp.float32(1))  # 1/2^127 would vanish.
+        most = jnp.float32(magnitude * (1 - 2.0**-22) * 2**FRACTION) * down
+        most = most * exact.reciprocal(scale * down, rows.digits)
+        inverse = jnp.float32(2**FRACTION) * exact.reciprocal(step, rows.digits)
+        factor = jnp.where(usable, jnp.minimum(inverse, most), 0)
         return jnp.where(usable, step, jnp.where(finite, 0, jnp.nan)), factor
 
+    if rows.digits:
+        return derive(scale)
     # Computed once a bucket: fused into the loop, it would be computed once an element.
     return compiler.outlined(derive)(scale)
 

@@ -1,8 +1,9 @@
 """The size of a bucket: what its elements are measured against before they are rounded.
 
-Each scale maps `x: [n, size]` with `count: [n]` real elements (the rest are zeros) to one float32
-a bucket. It survives what training produces: nothing overflows or underflows that need not, an
-empty or zero bucket has scale zero, and a non-finite element makes its bucket's scale non-finite.
+Each scale maps `x: [n, size]` with `count: [n, 1]` real elements (the rest are zeros) to one
+float32 a bucket, `[n, 1]`; `rows` says how rows are reduced, and changes no bit of the result. It
+survives what training produces: nothing overflows or underflows that need not, an empty or zero
+bucket has scale zero, and a non-finite element makes its bucket's scale non-finite.
 """
 
 import dataclasses
@@ -10,11 +11,13 @@ from typing import Protocol, runtime_checkable
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Float32
 
 from jaxcomp import checks
 from jaxcomp.protocols import Array
-from jaxcomp.quantize import sums
+from jaxcomp.quantize import exact, sums
+from jaxcomp.quantize.sums import Rows
 
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -28,7 +31,9 @@ class Scale(Protocol):
         """Whether no element is ever larger than the scale."""
         ...
 
-    def __call__(self, x: Array, count: Array) -> Float32[Array, " n"]: ...
+    def __call__(
+        self, x: Array, count: Array, rows: Rows = sums.IN_XLA
+    ) -> Float32[Array, "n 1"]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +42,8 @@ class MaxAbs:
 
     covers = True
 
-    def __call__(self, x: Array, count: Array) -> Float32[Array, " n"]:
-        return sums.max_abs(x)
+    def __call__(self, x: Array, count: Array, rows: Rows = sums.IN_XLA) -> Float32[Array, "n 1"]:
+        return sums.max_abs(x, rows)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,11 +52,11 @@ class L2:
 
     covers = True
 
-    def __call__(self, x: Array, count: Array) -> Float32[Array, " n"]:
-        top = sums.max_abs(x)
-        ratio = sums.unit(x, top)  # Squares of tiny values underflow, of large ones overflow.
+    def __call__(self, x: Array, count: Array, rows: Rows = sums.IN_XLA) -> Float32[Array, "n 1"]:
+        top = sums.max_abs(x, rows)
+        ratio = sums.unit(x, top, rows)  # Squares of tiny values underflow, of large ones overflow.
         # The total is rounded, and a norm below the largest element would make it saturate.
-        length = jnp.maximum(jnp.sqrt(sums.total(ratio * ratio)), 1)
+        length = jnp.maximum(exact.sqrt(sums.total(ratio * ratio, rows), rows.digits), 1)
         return jnp.where(sums.is_finite(top), jnp.minimum(top * length, _LARGEST), top)
 
 
@@ -61,9 +66,9 @@ class MeanAbs:
 
     covers = False
 
-    def __call__(self, x: Array, count: Array) -> Float32[Array, " n"]:
-        top = sums.max_abs(x)
-        mean = sums.total(jnp.abs(sums.unit(x, top))) * _share(count)
+    def __call__(self, x: Array, count: Array, rows: Rows = sums.IN_XLA) -> Float32[Array, "n 1"]:
+        top = sums.max_abs(x, rows)
+        mean = sums.total(jnp.abs(sums.unit(x, top, rows)), rows) * _share(count, rows)
         return jnp.where(sums.is_finite(top), top * mean, top)
 
 
@@ -83,24 +88,24 @@ class ClippedMax:
         if self.sigmas == 0:
             raise ValueError("`sigmas` must be a positive number, got 0")
 
-    def __call__(self, x: Array, count: Array) -> Float32[Array, " n"]:
-        top = sums.max_abs(x)
-        ratio = sums.unit(x, top)
-        share = _share(count)
-        mean = sums.total(ratio) * share
+    def __call__(self, x: Array, count: Array, rows: Rows = sums.IN_XLA) -> Float32[Array, "n 1"]:
+        top = sums.max_abs(x, rows)
+        ratio = sums.unit(x, top, rows)
+        share = _share(count, rows)
+        mean = sums.total(ratio, rows) * share
         # Centred first, since the difference of two means of squares would cancel; in integers,
         # since a float difference of a product may be fused with it.
         one = jnp.float32(2**sums.FRACTION)
-        middle = (mean * one).astype(jnp.int32)[:, None]
+        middle = (mean * one).astype(jnp.int32)
         off = ((ratio * one).astype(jnp.int32) - middle).astype(jnp.float32)
-        real = jnp.arange(x.shape[1]) < count[:, None]
+        real = lax.broadcasted_iota(jnp.int32, x.shape, 1) < count
         centred = jnp.where(real, off * jnp.float32(0.5 / 2**sums.FRACTION), 0)
-        deviation = 2 * jnp.sqrt(sums.total(centred * centred) * share)
+        deviation = 2 * exact.sqrt(sums.total(centred * centred, rows) * share, rows.digits)
         clip = jnp.maximum(jnp.float32(self.sigmas) * deviation, jnp.abs(mean))
         clip = jnp.minimum(clip, 1)
         return jnp.where(sums.is_finite(top), top * clip, top)
 
 
-def _share(count: Array) -> Float32[Array, " n"]:
-    """`1 / count`, to multiply by: how a division is compiled depends on what surrounds it."""
-    return 1 / jnp.maximum(count, 1).astype(jnp.float32)
+def _share(count: Array, rows: Rows) -> Float32[Array, "n 1"]:
+    """`1 / count`, to multiply by."""
+    return exact.reciprocal(jnp.maximum(count, 1).astype(jnp.float32), rows.digits)

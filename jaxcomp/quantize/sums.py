@@ -6,33 +6,59 @@ integers, which have no order; the maximum is taken over the bits of |x|, becaus
 maximum drops NaN.
 """
 
+from typing import NamedTuple
+
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Float32, Int32
 
 from jaxcomp.protocols import Array
+from jaxcomp.quantize import exact
 
 FRACTION = 21
 """Bits behind the point of the terms of `total`: terms of at most 1 in size are exact to 2⁻²²."""
 
-_FAN = 32
 _LIMB = 15
 _INF = 0x7F800000
 
 
-def max_abs(x: Array) -> Float32[Array, " n"]:
+class Rows(NamedTuple):
+    """How rows are worked on; every way gives the same bits.
+
+    Attributes:
+        fan: elements at a distance that one pass brings together; None for the whole row at once.
+        digits: whether to divide and take roots by digits on every platform.
+    """
+
+    fan: int | None
+    digits: bool
+
+
+IN_XLA = Rows(fan=32, digits=False)
+"""For a compiler that turns one long reduction into a slow scalar loop."""
+
+IN_KERNEL = Rows(fan=None, digits=True)
+"""For a kernel that holds a row of at most 2¹⁵ elements in registers."""
+
+
+def max_abs(x: Array, rows: Rows = IN_XLA) -> Float32[Array, "n 1"]:
     """The largest `|x|` of each row; NaN or Inf if the row has one.
+
+    Args:
+        x: `[n, size]`.
+        rows: how to reduce them.
 
     Example:
         >>> max_abs(jnp.array([[1.0, -3.0], [0.0, jnp.nan]]))
-        Array([ 3., nan], dtype=float32)
+        Array([[ 3.],
+               [nan]], dtype=float32)
     """
     bits = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.int32) & 0x7FFFFFFF
     while bits.shape[1] > 1:
-        bits = _fold(bits, jnp.max)
+        bits = _fold(bits, jnp.max, rows.fan)
     if bits.shape[1] == 0:
-        return jnp.zeros(x.shape[0], jnp.float32)
-    return lax.bitcast_convert_type(bits[:, 0], jnp.float32)
+        return jnp.zeros((x.shape[0], 1), jnp.float32)
+    return lax.bitcast_convert_type(bits, jnp.float32)
 
 
 def is_finite(x: Float32[Array, "..."]) -> Array:
@@ -40,36 +66,40 @@ def is_finite(x: Float32[Array, "..."]) -> Array:
     return (lax.bitcast_convert_type(x, jnp.int32) & 0x7FFFFFFF) < _INF
 
 
-def unit(x: Array, top: Float32[Array, " n"]) -> Float32[Array, "n size"]:
+def unit(x: Array, top: Float32[Array, "n 1"], rows: Rows = IN_XLA) -> Float32[Array, "n size"]:
     """`x / top` row by row, zero where `top` is zero or not finite."""
     # A reciprocal overflows below 2^-126 and flushes to zero above 2^126: rows whose top is below
     # count as zero, and rows with a large top are brought down by a power of two first.
     usable = is_finite(top) & (top >= jnp.finfo(jnp.float32).tiny)
     down = jnp.where(top > 1, jnp.float32(2.0**-4), jnp.float32(1))
-    inverse = jnp.where(usable, 1 / (top * down), 0)
-    return (x.astype(jnp.float32) * down[:, None]) * inverse[:, None]
+    inverse = jnp.where(usable, exact.reciprocal(top * down, rows.digits), 0)
+    return (x.astype(jnp.float32) * down) * inverse
 
 
-def total(terms: Float32[Array, "n size"]) -> Float32[Array, " n"]:
+def total(terms: Float32[Array, "n size"], rows: Rows = IN_XLA) -> Float32[Array, "n 1"]:
     """The sum of each row of terms of at most 1 in size, each rounded to a multiple of 2⁻²¹.
+
+    Args:
+        terms: `[n, size]`.
+        rows: how to reduce them.
 
     Example:
         >>> total(jnp.full((1, 1000), 0.25))
-        Array([250.], dtype=float32)
+        Array([[250.]], dtype=float32)
     """
     scaled = (terms * jnp.float32(2 ** (FRACTION + 1))).astype(jnp.int32)
     limbs, bound = [(scaled + 1) >> 1], 2**FRACTION
     while (size := limbs[0].shape[1]) > 1:
-        added = _FAN if size >= 2 * _FAN else size
+        added = rows.fan if rows.fan and size >= 2 * rows.fan else size
         if bound * added > 2**30:
             limbs, bound = _carry(limbs), 2**_LIMB
-        limbs, bound = [_fold(limb, jnp.sum) for limb in limbs], bound * added
+        limbs, bound = [_fold(limb, jnp.sum, rows.fan) for limb in limbs], bound * added
     if limbs[0].shape[1] == 0:
-        return jnp.zeros(terms.shape[0], jnp.float32)
+        return jnp.zeros((terms.shape[0], 1), jnp.float32)
     limbs = _carry(limbs)
-    value = jnp.zeros(terms.shape[0], jnp.float32)
+    value = jnp.zeros((terms.shape[0], 1), jnp.float32)
     for place in reversed(range(len(limbs))):  # Powers of two: each product is exact.
-        value = value + limbs[place][:, 0].astype(jnp.float32) * jnp.float32(
+        value = value + limbs[place].astype(jnp.float32) * jnp.float32(
             2.0 ** (_LIMB * place - FRACTION)
         )
     return value
@@ -85,14 +115,14 @@ def _carry(limbs: list[Int32[Array, "n lanes"]]) -> list[Int32[Array, "n lanes"]
     return [*settled, carry]
 
 
-def _fold(x: Int32[Array, "n size"], reduce) -> Int32[Array, "n lanes"]:
-    """One level of a reduction along rows: 32 neighbours-at-a-distance become one."""
+def _fold(x: Int32[Array, "n size"], reduce, fan: int | None) -> Int32[Array, "n lanes"]:
+    """One level of a reduction along rows: `fan` neighbours-at-a-distance become one."""
     n, size = x.shape
-    if size < 2 * _FAN:
+    if fan is None or size < 2 * fan:
         return reduce(x, axis=1, keepdims=True)
-    lanes = size // _FAN
-    body = reduce(x[:, : lanes * _FAN].reshape(n, _FAN, lanes), axis=1)
-    if size % _FAN:
-        body = jnp.concatenate([body, x[:, lanes * _FAN :]], axis=1)
+    lanes = size // fan
+    body = reduce(x[:, : lanes * fan].reshape(n, fan, lanes), axis=1)
+    if size % fan:
+        body = jnp.concatenate([body, x[:, lanes * fan :]], axis=1)
     # Without the barrier the levels are merged into one scalar loop along the row, 7x slower.
     return lax.optimization_barrier(body)
