@@ -12,6 +12,7 @@ from jaxcomp.mesh import (
 from jaxcomp.policy import Policy as Policy, Rule as Rule
 from jaxcomp.protocols import Codec as Codec, Feedback as Feedback, Key as Key, Reducer as Reducer
 from jaxcomp.recipes.quantizers import (
+    blockwise as blockwise,
     cast as cast,
     qsgd as qsgd,
     qsgd_inf as qsgd_inf,

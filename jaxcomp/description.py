@@ -167,11 +167,11 @@ def short(codec: Codec) -> str:
     if fields is None:
         return repr(codec)
     settings = []
-    for name in fields:
+    for name, field in fields.items():
         value = getattr(codec, name)
         if dataclasses.is_dataclass(value):
             settings.append(repr(value).removesuffix("()"))
-        elif value is not False:
+        elif value is not field.default or name == "bucket_size":
             settings.append(f"{name}={value!r}")
     return f"{type(codec).__name__}({', '.join(settings)})"
 

@@ -87,7 +87,7 @@ def data_parallel(
             between workers is not noticed: one worker's is returned.
 
     Returns:
-        A function of the same arguments, with a `lower` method like `jax.jit`'s.
+        A function of the same arguments, with the methods `lower` and `trace` of `jax.jit`'s.
 
     Raises:
         ValueError: if the mesh has no such axis, a batch does not divide by the number of
@@ -165,7 +165,7 @@ def data_parallel(
         ]
         return compiled(*jax.tree.unflatten(treedef, placed))
 
-    run.__dict__["lower"] = compiled.lower
+    run.__dict__.update(lower=compiled.lower, trace=compiled.trace)
     return run
 
 

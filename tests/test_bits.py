@@ -34,6 +34,20 @@ def test_words_are_planar(width):
         assert (words[word] >> (width * field)) & (2**width - 1) == codes[element]
 
 
+def test_five_trits_share_a_byte():
+    """Byte b of a word is Σ 3^i · code[5b + i]: 640 codes below 3 take 32 words, 1.6 bits each."""
+    codes = np.random.default_rng(0).integers(0, 3, (2, 640)).astype(np.uint32)
+    words = np.asarray(bits.pack(jnp.asarray(codes), bits=1.6))
+    assert words.shape == (2, 32)
+    fields = codes.reshape(2, 4, 5, 32)
+    want = (fields * np.array([1, 3, 9, 27, 81])[None, None, :, None]).sum(2)
+    np.testing.assert_array_equal(words.view(np.uint8).reshape(2, 32, 4), want.transpose(0, 2, 1))
+    assert words.view(np.uint8).max() < 243
+    for size in (1, 19, 20, 21, 640):
+        packed = bits.pack(jnp.asarray(codes[:, :size]), bits=1.6)
+        np.testing.assert_array_equal(bits.unpack(packed, bits=1.6, size=size), codes[:, :size])
+
+
 @pytest.mark.parametrize("width", range(1, 9))
 def test_no_width_wastes_a_bit(width):
     assert bits.words(512, width) * 32 == 512 * width
@@ -48,7 +62,9 @@ def test_pack_reads_the_codes_once():
 
 
 def test_wrong_width_and_shape_say_so():
-    with pytest.raises(ValueError, match="`bits` must be an integer from 1 to 32, got 0"):
+    with pytest.raises(
+        ValueError, match=r"`bits` must be an integer from 1 to 32, or 1\.6 .* got 0"
+    ):
         bits.pack(jnp.zeros((1, 8), jnp.uint32), bits=0)
     with pytest.raises(ValueError, match="`packed` must have 1 words a row for 8 codes of 4 bits"):
         bits.unpack(jnp.zeros((1, 2), jnp.uint32), bits=4, size=8)

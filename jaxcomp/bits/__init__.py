@@ -1,3 +1,11 @@
 """Small integers ↔ packed words: the innermost loop of every codec."""
 
-from jaxcomp.bits.reference import pack as pack, planes as planes, unpack as unpack, words as words
+from jaxcomp.bits.dispatch import (
+    IMPLEMENTATIONS as IMPLEMENTATIONS,
+    decode_sum as decode_sum,
+    encode as encode,
+    pack as pack,
+    unpack as unpack,
+)
+from jaxcomp.bits.grid import Grid as Grid
+from jaxcomp.bits.planes import planes as planes, words as words

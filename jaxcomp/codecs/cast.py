@@ -71,8 +71,8 @@ class Cast:
         if self.dtype in _WIDE:
             return CastPayload(_saturated(x, self.dtype)), state
         scale = _power_of_two(sums.max_abs(x), self.dtype)
-        values = (x.astype(jnp.float32) * (1 / scale)[:, None]).astype(self.dtype)
-        return ScaledCastPayload(values, scale), state
+        values = (x.astype(jnp.float32) * (1 / scale)).astype(self.dtype)
+        return ScaledCastPayload(values, scale[:, 0]), state
 
     def decode(self, key: Key, payload: Any, like: ArrayLike, side: Any = None) -> Array:
         del key, side

@@ -9,10 +9,11 @@ from jaxtyping import Float32, UInt32
 
 from jaxcomp import axes, bits, checks, trees
 from jaxcomp.protocols import Array, ArrayLike, AxisName, Key
-from jaxcomp.quantize import rounding as rounding_
+from jaxcomp.quantize import rounding as rounding_, sums
 from jaxcomp.quantize.levels import FRACTION, Levels
 from jaxcomp.quantize.rounding import Rounding
 from jaxcomp.quantize.scales import MaxAbs, MeanAbs, Scale
+from jaxcomp.quantize.sums import Rows
 
 
 class QuantizedPayload(NamedTuple):
@@ -42,6 +43,9 @@ class Quantizer:
         rounding: how an element finds its level.
         bucket_size: elements in a bucket; None for one bucket a leaf.
         shared: use the largest scale of all workers, so that codes may be added.
+        implementation: "reference", "gpu" or "tpu" to force one, or "gpu_interpret" or
+            "tpu_interpret" to run a kernel in an interpreter; None for the platform's own. All
+            give the same bits.
     """
 
     levels: Levels
@@ -49,6 +53,7 @@ class Quantizer:
     rounding: Rounding
     bucket_size: int | None = 512
     shared: bool = False
+    implementation: str | None = None
     linear = False
 
     def __post_init__(self):
@@ -56,6 +61,7 @@ class Quantizer:
         checks.part("levels", self.levels, Levels)
         checks.part("scale", self.scale, Scale)
         checks.part("rounding", self.rounding, Rounding)
+        checks.choice("implementation", self.implementation, (None, *bits.IMPLEMENTATIONS))
 
     @property
     def unbiased(self) -> bool:
@@ -72,11 +78,16 @@ class Quantizer:
         return not self.rounding.unbiased and isinstance(self.scale, MaxAbs)
 
     @property
+    def bits(self) -> int | float:
+        """Width of a code."""
+        return self.levels.bits
+
+    @property
     def bits_per_element(self) -> float:
         """Bits an element of a full bucket, with its step."""
         if self.bucket_size is None:
-            return float(self.levels.bits)
-        words = bits.words(self.bucket_size, self.levels.bits)
+            return float(self.bits)
+        words = bits.words(self.bucket_size, self.bits)
         return 32 * (words + 1) / self.bucket_size
 
     def init(self, like: ArrayLike) -> tuple:
@@ -87,25 +98,46 @@ class Quantizer:
         """The largest scale of all workers, if it is shared."""
         if not self.shared:
             return state
-        return AgreedScale(axes.maximum(self.scale(x, count), axis_name))
+        return AgreedScale(axes.maximum(self.scale(x, count[:, None])[:, 0], axis_name))
 
     def encode(self, key: Key, x: Array, count: Array, state: Any) -> tuple[QuantizedPayload, Any]:
-        scale = state.scale if isinstance(state, AgreedScale) else self.scale(x, count)
-        step, factor = rounding_.exact_step(scale, self.levels.magnitude, x.dtype)
-        dither = self.rounding.dither(key, (x.shape[0], x.shape[1]))
-        codes = self.levels.codes(self._points(x, factor), dither)
-        return QuantizedPayload(bits.pack(codes, bits=self.levels.bits), step), ()
+        agreed = state.scale if isinstance(state, AgreedScale) else None
+        words, steps = bits.encode(
+            self, x, count, key.own, key.first, agreed, implementation=self.implementation
+        )
+        return QuantizedPayload(words, steps), ()
 
     def decode(
         self, key: Key, payload: QuantizedPayload, like: ArrayLike, side: Any = None
     ) -> Array:
-        del key, side
-        codes = bits.unpack(payload.words, bits=self.levels.bits, size=like.shape[1])
-        return (self.levels.values(codes) * payload.steps[:, None]).astype(like.dtype)
+        del side
+        return self.decode_sum(key, jax.tree.map(lambda x: x[None], payload), like)
+
+    def decode_sum(
+        self, keys: Key, payloads: QuantizedPayload, like: ArrayLike, weights: Array | None = None
+    ) -> Array:
+        del keys
+        words, steps = payloads
+        return bits.decode_sum(
+            self, words, steps, weights, like, implementation=self.implementation
+        )
+
+    def step(self, scale: Array, dtype: Any, rows: Rows) -> tuple[Array, Array]:
+        """What one step is worth for each scale, and what brings elements to codes."""
+        return rounding_.exact_step(scale, self.levels.magnitude, dtype, rows)
+
+    def codes(self, x: Array, factor: Array, high: Array, low: Array, position: Array) -> Array:
+        """The code of each element, with the dither of its position."""
+        dither = self.rounding.dither(high, low, position)
+        return self.levels.codes(self._points(x, factor), dither)
+
+    def values(self, codes: Array) -> Array:
+        """What each code is worth in steps."""
+        return self.levels.values(codes)
 
     def _points(self, x: Array, factor: Array) -> Array:
         """Where each element lies among the levels, in 2⁻²⁰ of a step."""
-        points = x.astype(jnp.float32) * factor[:, None]
+        points = x.astype(jnp.float32) * factor
         if self.scale.covers:
             return points
         end = float(self.levels.magnitude << FRACTION)
@@ -132,11 +164,11 @@ class Quantizer:
         layout = trees.layout(self, x)
         for batch in layout.batches:
             rows = trees.stack(batch, jax.tree.leaves(x)).astype(jnp.float32)
-            scale = self.scale(rows, trees.counts(batch))
-            step, factor = rounding_.exact_step(scale, self.levels.magnitude, x.dtype)
+            scale = self.scale(rows, trees.counts(batch)[:, None])
+            step, factor = self.step(scale, x.dtype, sums.IN_XLA)
             inside = self._points(rows, factor) * 2.0**-FRACTION
             part = inside - jnp.floor(inside)
-            outside = rows * (factor * 2.0**-FRACTION)[:, None] - inside
+            outside = rows * (factor * 2.0**-FRACTION) - inside
             variance = part * (1 - part) + outside**2
-            total += jnp.sum(variance * (step * step)[:, None])
+            total += jnp.sum(variance * (step * step))
         return total

@@ -63,7 +63,9 @@ class TopK:
         like = summing.accumulator(like)
 
         def add(index, total):
-            values = summing.weighted(payloads.values[index], weights, index)
+            values = summing.weighted(
+                payloads.values[index], None if weights is None else weights[index]
+            )
             return self._add(total, SparsePayload(values, payloads.places[index]))
 
         total, workers = jnp.zeros(like.shape, like.dtype), keys.own.shape[0]

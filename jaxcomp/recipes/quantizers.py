@@ -107,6 +107,34 @@ def qsgd_inf(bits: int = 4, bucket_size: int | None = 512) -> Quantizer:
     return _uniform(bits, scales.MaxAbs(), bucket_size)
 
 
+def blockwise(bits: int = 4, bucket_size: int | None = 128) -> Quantizer:
+    """Integers from `−s` to `s`, `s = 2^(bits−1) − 1`, rounded to nearest, a scale for each block.
+
+    `x̂ᵢ = max|x| · round(xᵢ s / max|x|) / s`: no element is off by more than `max|x| / 2s`, half
+    the squared error of `qsgd_inf` at the same bits. A contraction, but biased: use a residual.
+
+    Args:
+        bits: width of a code, 2 to 8.
+        bucket_size: elements that share a scale; None for one scale a leaf.
+
+    Raises:
+        ValueError: for other widths or a bucket size that is not positive.
+
+    Example:
+        >>> blockwise(bits=4, bucket_size=128).bits_per_element
+        4.25
+
+    References:
+        Dettmers et al., `8-bit optimizers via block-wise quantization
+        <https://arxiv.org/abs/2110.02861>`_, 2021.
+
+    Note:
+        Evenly spaced levels in place of the paper's dynamic ones, and blocks of 128 in place of
+        2,048: at four bits the largest element of a block decides the error.
+    """
+    return _uniform(bits, scales.MaxAbs(), bucket_size, rounding.Nearest())
+
+
 def terngrad(
     clip: float | None = 2.5, *, shared: bool = False, bucket_size: int | None = None
 ) -> Quantizer:
@@ -130,10 +158,10 @@ def terngrad(
         learning <https://arxiv.org/abs/1705.07878>`_, 2017.
 
     Note:
-        Two bits an element, one code of four unused. The scaler is the largest element after
-        clipping, where the authors' code takes the clip itself. The clip is never below the mean of
-        the leaf, or a constant leaf would vanish. With clipping the codec is neither unbiased nor a
-        contraction, so it gets no residual: one would grow.
+        Five codes share a byte: 1.6 bits an element, where the paper counts log₂ 3. The scaler is
+        the largest element after clipping, where the authors' code takes the clip itself. The clip
+        is never below the mean of the leaf, or a constant leaf would vanish. With clipping the
+        codec is neither unbiased nor a contraction, so it gets no residual: one would grow.
     """
     return Quantizer(
         levels=levels.Uniform(steps=1),
@@ -144,11 +172,16 @@ def terngrad(
     )
 
 
-def _uniform(bits: int, scale: scales.Scale, bucket_size: int | None) -> Quantizer:
+def _uniform(
+    bits: int,
+    scale: scales.Scale,
+    bucket_size: int | None,
+    rule: rounding.Rounding = rounding.Stochastic(),
+) -> Quantizer:
     checks.integer("bits", bits, 2, 8)
     return Quantizer(
         levels=levels.Uniform(steps=2 ** (bits - 1) - 1),
         scale=scale,
-        rounding=rounding.Stochastic(),
+        rounding=rule,
         bucket_size=bucket_size,
     )

@@ -1,0 +1,172 @@
+"""Which implementation does the work: the platform's own where it can, unless one is forced.
+
+All give the same bits. `None` leaves the choice to the platform that the program is lowered for: a
+GPU (CUDA) or TPU takes its fused kernel for buckets that the kernel can hold, everything else takes
+the reference, which XLA compiles. A name forces one, and raises where that one cannot work.
+"""
+
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Float32, UInt32
+
+from jaxcomp import axes, checks
+from jaxcomp.bits import gpu, reference, tpu
+from jaxcomp.bits.grid import Grid
+from jaxcomp.bits.planes import Bits, planes, words
+from jaxcomp.protocols import Array, ArrayLike
+
+IMPLEMENTATIONS = ("reference", "gpu", "tpu", "gpu_interpret", "tpu_interpret")
+_KERNELS: dict[str, ModuleType] = {"gpu": gpu, "tpu": tpu}
+_PLATFORMS = {"gpu": "cuda", "tpu": "tpu"}
+
+
+def pack(
+    codes: UInt32[Array, "n size"], *, bits: Bits, implementation: str | None = None
+) -> UInt32[Array, "n words"]:
+    """Codes below `2**bits` (below 3 for `bits=1.6`), one bucket a row, as words.
+
+    Args:
+        codes: `uint32[n, size]`.
+        bits: width of a code, an integer from 1 to 32 (1 to 8 in a kernel), or 1.6.
+        implementation: one of `IMPLEMENTATIONS`; None for the reference on every platform, since
+            XLA fuses it with whatever makes the codes.
+
+    Raises:
+        ValueError: for another width or implementation, or buckets that a kernel cannot hold.
+
+    Example:
+        >>> pack(jnp.arange(8, dtype=jnp.uint32)[None], bits=4)
+        Array([[1985229328]], dtype=uint32)
+    """
+    planes(bits)
+    run = _one("pack", implementation or "reference", bits, codes.shape[1], codes.dtype)
+    return run(codes, bits=bits)
+
+
+def unpack(
+    packed: UInt32[Array, "n words"], *, bits: Bits, size: int, implementation: str | None = None
+) -> UInt32[Array, "n size"]:
+    """The first `size` codes of each row of words: the inverse of `pack`.
+
+    Args:
+        packed: `uint32[n, words]`.
+        bits: as given to `pack`.
+        size: codes in a bucket.
+        implementation: as for `pack`.
+
+    Raises:
+        ValueError: for another width or implementation, a wrong number of words, or buckets that a
+            kernel cannot hold.
+
+    Example:
+        >>> unpack(jnp.array([[0x76543210]], jnp.uint32), bits=4, size=5)
+        Array([[0, 1, 2, 3, 4]], dtype=uint32)
+    """
+    if packed.shape[1] != words(size, bits):
+        raise ValueError(
+            f"`packed` must have {words(size, bits)} words a row for {size} codes of {bits} "
+            f"bits, got shape {packed.shape}"
+        )
+    run = _one("unpack", implementation or "reference", bits, size, jnp.uint32)
+    return run(packed, bits=bits, size=size)
+
+
+def encode(
+    grid: Grid,
+    x: Array,
+    count: Array,
+    key: UInt32[Array, "2"],
+    first: Array,
+    scale: Float32[Array, " n"] | None = None,
+    *,
+    implementation: str | None = None,
+) -> tuple[UInt32[Array, "n words"], Float32[Array, " n"]]:
+    """Quantises and packs in one go: the words and the step of each bucket.
+
+    Args:
+        grid: how a bucket gets its step, and an element its code.
+        x: `[n, size]`, zero-padded.
+        count: `[n]`, the real elements of each bucket.
+        key: what dither is drawn from.
+        first: the number of bucket 0, for the dither.
+        scale: `[n]`, in place of the bucket's own; None for its own.
+        implementation: one of `IMPLEMENTATIONS`; None for the platform's own.
+
+    Raises:
+        ValueError: for another implementation, or buckets that a forced kernel cannot hold.
+    """
+    given = () if scale is None else (scale,)
+
+    def run(name: str) -> Callable[..., Any]:
+        return functools.partial(_one("encode", name, grid.bits, x.shape[1], x.dtype), grid)
+
+    return _dispatch(run, implementation, x, count, key, jnp.asarray(first), *given)
+
+
+def decode_sum(
+    grid: Grid,
+    packed: UInt32[Array, "workers n words"],
+    steps: Float32[Array, "workers n"],
+    weights: Array | None,
+    like: ArrayLike,
+    *,
+    implementation: str | None = None,
+) -> Array:
+    """Unpacks, scales and accumulates the payloads of all workers, in their order.
+
+    Args:
+        grid: what a code is worth.
+        packed: the words of each worker.
+        steps: the steps of each worker's buckets.
+        weights: `[workers]`, or None for all ones; a worker of weight zero adds exactly nothing.
+        like: shape `[n, size]` and dtype of the result; the sum is taken in float32.
+        implementation: as for `encode`.
+
+    Raises:
+        ValueError: for another implementation, or buckets that a forced kernel cannot hold.
+    """
+    given = () if weights is None else (weights,)
+    like = jax.ShapeDtypeStruct(like.shape, like.dtype)
+
+    def run(name: str) -> Callable[..., Any]:
+        work = _one("decode_sum", name, grid.bits, like.shape[1], like.dtype)
+        return lambda packed, steps, weights=None: work(grid, packed, steps, weights, like=like)
+
+    return _dispatch(run, implementation, packed, steps, *given)
+
+
+def _dispatch(run: Callable[[str], Callable[..., Any]], implementation: Any, *args: Array) -> Any:
+    """Runs the one that is forced, or those of all platforms, of which lowering keeps one."""
+    args = axes.alike(*args)  # Whatever does the work, its results have the same types.
+    if implementation is not None:
+        return run(implementation)(*args)
+    own = {}
+    for name, platform in _PLATFORMS.items():
+        try:
+            own[platform] = run(name)
+        except ValueError:
+            continue  # The kernel cannot hold these buckets: the reference takes them.
+    return lax.platform_dependent(*args, **own, default=run("reference"))
+
+
+def _one(work: str, implementation: str, bits: Bits, size: int, dtype: Any) -> Callable[..., Any]:
+    """One implementation of one piece of work, if it can do it."""
+    checks.choice("implementation", implementation, (*IMPLEMENTATIONS, None))
+    if implementation == "reference":
+        return getattr(reference, work)
+    name = implementation.removesuffix("_interpret")
+    refusal = _KERNELS[name].refuses(bits, size, dtype)
+    if refusal:
+        raise ValueError(
+            f"`implementation` {implementation!r} cannot do this: {refusal}. None takes the "
+            "platform's kernel where it fits and the reference elsewhere"
+        )
+    return functools.partial(
+        getattr(_KERNELS[name], work), interpret=implementation.endswith("_interpret")
+    )

@@ -1,0 +1,239 @@
+"""The same operations as Pallas kernels for a GPU, lowered through Triton.
+
+One program holds a few buckets: it reads their elements from memory once, finds the scale, and
+reads them field by field again from its cache to round and pack them. (Mosaic GPU, the other way
+to lower Pallas to a GPU, has no interpreter in which its bits could be checked without a device.)
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+
+from jaxcomp import axes, noise, summing
+from jaxcomp.bits.grid import Grid
+from jaxcomp.bits.planes import Bits, lanes, planes, words as words_of
+from jaxcomp.protocols import Array, ArrayLike
+from jaxcomp.quantize.sums import IN_KERNEL
+
+ELEMENTS = 2048
+"""Elements that a program holds: sixteen for each thread of four warps."""
+
+LARGEST = 8192
+"""Elements of the largest bucket that a program can hold."""
+
+
+UNROLLED = 8
+"""Fields that are packed in a row; more are packed in a loop."""
+
+
+def refuses(bits: Bits, size: int, dtype: Any) -> str | None:
+    """Why these buckets cannot be worked on here, or None."""
+    if not 1 <= size <= LARGEST:
+        return f"a bucket must have 1 to {LARGEST} elements, and this one has {size}"
+    if bits > 8:
+        return f"codes must have at most 8 bits, and these have {bits}"
+    if jnp.dtype(dtype).itemsize > 4:
+        return f"elements must have at most 32 bits, and these are {jnp.dtype(dtype).name}"
+    return None
+
+
+def pack(codes: Array, bits: Bits, *, interpret: bool = False) -> Array:
+    """As `bits.pack`."""
+    n, size = codes.shape
+
+    def kernel(codes_ref, words_ref):
+        rows = _rows(n, size)
+
+        def field(columns, inside):
+            return _load(codes_ref, rows, columns, inside)
+
+        _pack(words_ref, rows, bits, size, field)
+
+    return _call(kernel, n, size, [(words_of(size, bits), jnp.uint32)], interpret, codes)[0]
+
+
+def unpack(packed: Array, bits: Bits, size: int, *, interpret: bool = False) -> Array:
+    """As `bits.unpack`."""
+    n = packed.shape[0]
+
+    def kernel(words_ref, codes_ref):
+        rows, columns = _rows(n, size), _columns(size)
+        codes = _unpack(lambda place: _load(words_ref, rows, place), bits, size, columns)
+        _store(codes_ref, rows, columns, columns < size, codes)
+
+    return _call(kernel, n, size, [(size, jnp.uint32)], interpret, packed)[0]
+
+
+@functools.partial(jax.jit, static_argnames=("grid", "interpret"))
+def encode(
+    grid: Grid,
+    x: Array,
+    count: Array,
+    key: Array,
+    first: Array,
+    scale: Array | None = None,
+    *,
+    interpret: bool = False,
+) -> tuple[Array, Array]:
+    """As `bits.encode`."""
+    n, size = x.shape
+    seeds = jnp.concatenate([key, first[None]])
+    given = () if scale is None else (scale[:, None],)
+
+    def kernel(seeds_ref, count_ref, *refs):
+        *scale_ref, x_ref, words_ref, steps_ref = refs
+        rows, columns = _rows(n, size), _columns(size)
+        inside = columns < size
+        if scale_ref:
+            scales = _load(scale_ref[0], rows, _columns(1))
+        else:
+            whole = _load(x_ref, rows, columns, inside)
+            scales = grid.scale(whole, _load(count_ref, rows, _columns(1)), IN_KERNEL)
+        step, factor = grid.step(scales, x.dtype, IN_KERNEL)
+        _store(steps_ref, rows, _columns(1), _columns(1) < 1, step)
+        number = seeds_ref[2] + rows.astype(jnp.uint32)
+        high, low = noise.absorb(seeds_ref[0], seeds_ref[1], number)
+
+        codes_of = jax.jit(grid.codes)  # Traced once for all fields.
+
+        def field(columns, inside):
+            part = _load(x_ref, rows, columns, inside)
+            return codes_of(part, factor, high, low, columns.astype(jnp.uint32))
+
+        _pack(words_ref, rows, grid.bits, size, field)
+
+    shapes = [(words_of(size, grid.bits), jnp.uint32), (1, jnp.float32)]
+    packed, steps = _call(kernel, n, size, shapes, interpret, seeds, count[:, None], *given, x)
+    return packed, steps[:, 0]
+
+
+@functools.partial(jax.jit, static_argnames=("grid", "like", "interpret"))
+def decode_sum(
+    grid: Grid,
+    packed: Array,
+    steps: Array,
+    weights: Array | None,
+    like: ArrayLike,
+    *,
+    interpret: bool = False,
+) -> Array:
+    """As `bits.decode_sum`."""
+    (workers, n, _), size = packed.shape, like.shape[1]
+    given = () if weights is None else (weights.astype(jnp.float32),)
+
+    def kernel(words_ref, steps_ref, *refs):
+        *weights_ref, out_ref = refs
+        rows, columns = _rows(n, size), _columns(size)
+
+        def term(worker):
+            def load(place):
+                return _load(words_ref, rows, place, worker=worker)
+
+            codes = _unpack(load, grid.bits, size, columns)
+            step = _load(steps_ref, rows, _columns(1), worker=worker)
+            value = grid.values(codes) * step
+            return summing.weighted(value, weights_ref[0][worker] if given else None)
+
+        total = summing.in_order(term, workers)
+        _store(out_ref, rows, columns, columns < size, total.astype(like.dtype))
+
+    arrays = (packed, steps[:, :, None], *given)
+    return _call(kernel, n, size, [(size, like.dtype)], interpret, *arrays)[0]
+
+
+def _pack(words_ref: Any, rows: Array, bits: Bits, size: int, field: Callable[..., Array]) -> None:
+    """Stores the words of these rows; `field(columns, inside)` makes the codes of some columns."""
+    start = 0
+    for plane in planes(bits):
+        width = lanes(size, plane)
+        lane = _columns(width)
+
+        def add(number, packed, plane=plane, width=width, lane=lane):
+            inside = (lane < width) & (lane < size - number * width)
+            codes = jnp.where(inside, field(number * width + lane, inside), 0)
+            return packed + plane.put(codes, number)
+
+        packed = jnp.zeros((rows.shape[0], lane.shape[1]), jnp.uint32)
+        if plane.fields <= UNROLLED:
+            for number in range(plane.fields):
+                packed = add(number, packed)
+        else:  # All of 32 fields in a row would take ten seconds to compile.
+            packed = lax.fori_loop(0, plane.fields, add, packed)
+        _store(words_ref, rows, start + lane, lane < width, packed)
+        start += width
+
+
+def _unpack(load: Callable[[Array], Array], bits: Bits, size: int, columns: Array) -> Array:
+    """The codes of these columns; `load(place)` reads words."""
+    if columns.shape[1] != size:  # The rest is not stored, but must lie somewhere.
+        columns = jnp.minimum(columns, size - 1)
+    codes, start = None, 0
+    for plane in planes(bits):
+        width = lanes(size, plane)
+        # As a quotient and a remainder, from which the compiler sees that neighbours are adjacent.
+        number = lax.div(columns, jnp.full_like(columns, width))
+        place = start + lax.rem(columns, jnp.full_like(columns, width))
+        part = plane.take(load(place), number)
+        codes = part if codes is None else codes | part
+        start += width
+    assert codes is not None  # `planes` is never empty.
+    return codes
+
+
+def _programs(size: int) -> tuple[int, int]:
+    """Buckets that one program holds, and the power of two that their columns are padded to."""
+    columns = pl.next_power_of_2(size)
+    return max(1, ELEMENTS // columns), columns
+
+
+def _rows(n: int, size: int) -> Array:
+    """The buckets of this program; the last program works on some of another one again."""
+    per, _ = _programs(size)
+    return jnp.minimum(pl.program_id(0) * per + lax.iota(jnp.int32, per), n - 1)[:, None]
+
+
+def _columns(size: int) -> Array:
+    return lax.iota(jnp.int32, pl.next_power_of_2(size))[None, :]
+
+
+def _load(ref: Any, rows: Array, columns: Array, inside: Any = None, worker: Any = None) -> Array:
+    shape = (rows.shape[0], columns.shape[1])
+    place = (jnp.broadcast_to(rows, shape), jnp.broadcast_to(columns, shape))
+    place = place if worker is None else (worker, *place)
+    if inside is None:
+        return triton.load(ref.at[place])
+    inside = jnp.broadcast_to(inside, shape)
+    return triton.load(ref.at[place], mask=inside, other=jnp.zeros((), ref.dtype))
+
+
+def _store(ref: Any, rows: Array, columns: Array, inside: Array, values: Array) -> None:
+    shape = (rows.shape[0], columns.shape[1])
+    place = (jnp.broadcast_to(rows, shape), jnp.broadcast_to(columns, shape))
+    triton.store(ref.at[place], values, mask=jnp.broadcast_to(inside, shape))
+
+
+def _call(
+    kernel: Callable[..., None],
+    n: int,
+    size: int,
+    outputs: list[tuple[int, Any]],
+    interpret: bool,
+    *arrays: Array,
+) -> Any:
+    """Runs the kernel over `n` buckets; each output has a row a bucket."""
+    arrays = axes.alike(*arrays)
+    per, _ = _programs(size)
+    return pl.pallas_call(
+        kernel,
+        out_shape=[axes.result((n, width), dtype, arrays[0]) for width, dtype in outputs],
+        grid=(pl.cdiv(n, per),),
+        interpret=interpret,
+        compiler_params=triton.CompilerParams(num_warps=4, num_stages=1),
+        name=f"jaxcomp_{kernel.__qualname__.split('.')[0]}",
+    )(*arrays)
