@@ -1,4 +1,9 @@
-"""Noise: keys of every kind, folding that does not commute, streams that look independent."""
+"""Noise: keys of every kind, folding that does not commute, streams that look independent.
+
+`benchmarks/noise.py` puts the same streams through dieharder.
+"""
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -9,12 +14,9 @@ import jaxcomp
 from jaxcomp import noise, trees
 
 ZERO = jnp.uint32(0)
-
-
-def stream(key, buckets=64, size=512):
-    high, low = noise.seeds(key, jnp.uint32(0), buckets)
-    position = jnp.arange(size, dtype=jnp.uint32)[None]
-    return np.asarray(noise.at(high[:, None], low[:, None], position)).reshape(-1)
+MANY = 2**17
+SIZE = 512
+BITS = {"word": 32, "dither": 20}
 
 
 def test_every_kind_of_key_is_taken():
@@ -41,60 +43,110 @@ def test_folding_is_ordered_and_injective():
     assert len(np.unique(folded.view(np.uint64))) == 2**16
 
 
+def own_key(step=0, batch=0, worker=0, seed=7):
+    """The key of a worker's private noise, as `compressed_mean` derives it."""
+    return trees.batch_key(noise.fold(noise.raw(seed), step), batch, worker).own
+
+
+def natural(key, size=SIZE):
+    """Seeds and positions of bucket after bucket."""
+    high, low = noise.seeds(key, ZERO, MANY // size)
+    return high[:, None], low[:, None], jnp.arange(size, dtype=jnp.uint32)[None]
+
+
+def folded(name):
+    """Seeds of bucket 0, and position 5, under keys that differ in one number."""
+    high, low = jax.vmap(lambda n: noise.seeds(own_key(**{name: n}), ZERO, 1))(jnp.arange(MANY))
+    return high, low, jnp.uint32(5)
+
+
+CUTS = {
+    "position": lambda: natural(own_key()),
+    "leaf": lambda: natural(own_key(), size=MANY),
+    "bucket": lambda: (*noise.seeds(own_key(), ZERO, MANY), jnp.uint32(5)),
+    "step": lambda: folded("step"),
+    "batch": lambda: folded("batch"),
+    "worker": lambda: folded("worker"),
+}
+
+
+def one_round(high, low, position):
+    """`noise.at` without its second round."""
+    h = position + high
+    h = (h ^ (h >> 16)) * jnp.uint32(0x7FEB352D) ^ low
+    return h ^ (h >> 16)
+
+
+DRAWS = {"word": noise.at, "dither": functools.partial(noise.below, BITS["dither"])}
+BAD = {"word": one_round, "dither": lambda *place: one_round(*place) >> (32 - BITS["dither"])}
+
+
+def stream(draw, cut):
+    return np.asarray(jax.jit(lambda: draw(*cut()).reshape(-1))()).astype(np.int64)
+
+
+def check_uniform(values, bits):
+    """Every byte, and every pair of neighbouring half bytes, takes each value equally often."""
+    assert values.min() >= 0
+    assert values.max() < 2**bits
+    for shift in {32: (0, 8, 16, 24), 20: (0, 6, 12)}[bits]:
+        part = values >> shift
+        for drawn in (part & 0xFF, (part[:-1] & 0xF) * 16 + (part[1:] & 0xF)):
+            counts = np.bincount(drawn, minlength=256)
+            chi = ((counts - counts.mean()) ** 2 / counts.mean()).sum()
+            assert abs(chi - 255) < 6 * np.sqrt(2 * 255)
+
+
+def check_uncorrelated(one, other, bits, lags):
+    a, b = ((values + 0.5) / 2**bits - 0.5 for values in (one, other))
+    for x, y in ((a, b), (b, a)):
+        for lag in lags:
+            x_, y_ = x[: x.size - lag], y[lag:]
+            assert abs(12 * np.mean(x_ * y_)) < 6 / np.sqrt(x_.size)
+
+
+@pytest.mark.parametrize("kind", BITS)
+@pytest.mark.parametrize("cut", CUTS)
+def test_noise_is_uniform_and_uncorrelated_along(cut, kind):
+    values, bits = stream(DRAWS[kind], CUTS[cut]), BITS[kind]
+    check_uniform(values, bits)
+    assert abs(values.mean() / 2**bits - 0.5) < 6 / np.sqrt(12 * values.size)
+    check_uncorrelated(values, values, bits, lags=(*range(1, 17), SIZE))
+
+
+@pytest.mark.parametrize("kind", BITS)
+def test_a_hash_of_one_round_is_found_out(kind):
+    """The checks above are strict enough to fail."""
+    with pytest.raises(AssertionError):
+        check_uniform(stream(BAD[kind], CUTS["leaf"]), BITS[kind])
+
+
+@pytest.mark.parametrize("kind", BITS)
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        (noise.fold(noise.raw(0), 1), noise.fold(noise.raw(0), 2)),
-        (noise.raw(0), noise.raw(1)),
-        (noise.fold(noise.raw(0), 3, 5), noise.fold(noise.raw(0), 5, 3)),
+        ({"step": 1}, {"step": 2}),
+        ({"batch": 1}, {"batch": 2}),
+        ({"worker": 1}, {"worker": 2}),
+        ({"seed": 0}, {"seed": 1}),
+        ({"step": 3, "worker": 5}, {"step": 5, "worker": 3}),
     ],
-    ids=["workers", "seeds", "step-and-worker"],
+    ids=["steps", "batches", "workers", "seeds", "step-and-worker"],
 )
-def test_streams_are_independent_of_each_other(one, other):
+def test_streams_are_independent_of_each_other(one, other, kind):
     """Correlation at every small lag, and no shifted copy: seeds that lie close share nothing."""
-    a, b = (stream(key).astype(np.float64) / 2**32 - 0.5 for key in (one, other))
-    n = a.size
-    for lag in range(16):
-        correlation = 12 * np.mean(a[: n - lag] * b[lag:])
-        assert abs(correlation) < 6 / np.sqrt(n - lag)
-    assert not set(stream(one)[:1000]) & set(stream(other)[:100_000])
+    a, b = (stream(DRAWS[kind], lambda n=n: natural(own_key(**n))) for n in (one, other))
+    check_uncorrelated(a, b, BITS[kind], lags=range(16))
+    if kind == "word":
+        assert not set(a[:1000]) & set(b[:100_000])
 
 
-def dither(key, buckets=256, size=512):
-    high, low = noise.seeds(key, jnp.uint32(0), buckets)
-    position = jnp.arange(size, dtype=jnp.uint32)[None]
-    return np.asarray(noise.below(20, high[:, None], low[:, None], position)).reshape(-1)
-
-
-@pytest.mark.parametrize(
-    ("draw", "shift"),
-    [(stream, 0), (stream, 12), (stream, 24), (dither, 0), (dither, 6), (dither, 12)],
-    ids=lambda v: getattr(v, "__name__", str(v)),
-)
-def test_every_byte_is_uniform_along_positions_and_buckets(draw, shift):
-    words = draw(noise.raw(7), buckets=256)
-    if draw is dither:
-        assert words.min() >= 0
-        assert words.max() < 2**20
-    counts = np.bincount((words >> shift) & 0xFF, minlength=256)
-    expected = words.size / 256
-    chi = ((counts - expected) ** 2 / expected).sum()
-    assert abs(chi - 255) < 6 * np.sqrt(2 * 255)
-    pairs = np.bincount(
-        ((words[:-1] >> shift) & 0xF) * 16 + ((words[1:] >> shift) & 0xF), minlength=256
-    )
-    chi = ((pairs - pairs.mean()) ** 2 / pairs.mean()).sum()
-    assert abs(chi - 255) < 6 * np.sqrt(2 * 255)
-
-
-def test_steps_draw_fresh_noise_for_the_same_element():
-    keys = jax.vmap(noise.fold, in_axes=(None, 0))(noise.raw(0), jnp.arange(4096))
-    first = np.asarray(
-        jax.vmap(lambda k: noise.at(*(s[0] for s in noise.seeds(k, jnp.uint32(0), 1)), ZERO))(keys)
-    )
-    values = first.astype(np.float64) / 2**32 - 0.5
-    assert abs(values.mean()) < 6 / np.sqrt(12 * values.size)
-    assert abs(12 * np.mean(values[1:] * values[:-1])) < 6 / np.sqrt(values.size)
+def test_seeds_that_nothing_mixed_are_found_out():
+    """Of two neighbouring seeds, one's stream would be the other's, shifted by one."""
+    position = jnp.arange(MANY, dtype=jnp.uint32)
+    a, b = (stream(noise.at, lambda h=h: (jnp.uint32(h), ZERO, position)) for h in (3, 4))
+    with pytest.raises(AssertionError):
+        check_uncorrelated(a, b, 32, lags=range(16))
 
 
 def test_no_array_of_noise_exists():
