@@ -1,71 +1,75 @@
 """How fast the codecs are on this machine, against a copy of the same array in the same run.
 
-    python benchmarks/codecs.py --size 25000000 --out out/bench
+    make bench
 
-For each codec: encode, decode, decode and sum of eight payloads, as ratios to a numpy copy, all
-into warm (donated) buffers (medians, taken in turns with the copy); measured
-payload bits; relative squared error; and the link speed below which sending the payload beats
-sending float32 from one worker to another, had they nothing else to do.
+For each codec, and for the peers that are installed (`pip install 'jaxcomp[peers]'`): encode,
+decode, decode and sum of eight payloads, as ratios to a numpy copy, all into warm buffers (medians,
+taken in turns with the copy); bits an element as they would be sent; relative squared error; and
+the link speed below which sending the payload beats sending float32 from one worker to another, had
+they nothing else to do. The input is Gaussian, or Gaussian in blocks of 4,096 whose scales are
+lognormal (σ = 1.5), as layers of a network differ.
 """
 
 import argparse
+import gc
 import pathlib
-from collections.abc import Callable
+import time
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from harness import CODECS, WORKERS, median_times, show
+from codecs_plot import plot
+from contenders import Contender, Prepared, contenders
+from harness import median_times, show
 from rich.console import Console
 from rich.progress import track
 
-import jaxcomp
-from jaxcomp import noise, summing, trees
+MAIN = 25_000_000
+SIZES = (1_000_000, MAIN, 100_000_000)
+LAWS = ("gaussian", "blocks")
+BLOCK = 4096
 
 
-def into_warm(f: Callable[..., Any], like: Any, *args: Any) -> Callable[[], None]:
-    """Runs `f` with its result in the buffers of the last one, so that no page is mapped anew."""
-    compiled = jax.jit(lambda held, *rest: f(*rest), donate_argnums=0, keep_unused=True)
-    held = [jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)]
-
-    def run():
-        held[0] = jax.block_until_ready(compiled(held[0], *args))
-
-    return run
+def draw(law: str, size: int) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    scale = rng.lognormal(0, 1.5, -(-size // BLOCK)).astype(np.float32)
+    data = rng.standard_normal(size, np.float32)
+    if law == "blocks":
+        data *= np.repeat(scale, BLOCK)[:size]
+    return data
 
 
-def decode_sum(codec: Any, plan: trees.Layout, key: Any, payloads: Any) -> Any:
-    stacks = []
-    for number, (batch, part) in enumerate(zip(plan.batches, payloads.batches, strict=True)):
-        own = [trees.batch_key(key, number, worker).own for worker in range(WORKERS)]
-        keys = trees.batch_key(key, number, 0)._replace(own=jnp.stack(own))
-        stacks.append(summing.decode_sum(codec, keys, part, batch.like))
-    return trees.assemble(plan, stacks, ())
-
-
-def measure(codec: Any, data: np.ndarray, repeats: int) -> dict[str, float]:
-    size, target = data.size, np.empty_like(data)
-    x, key = jnp.asarray(data), noise.raw(0)
-    plan = trees.layout(codec, x)
-    like = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    payload = jax.jit(lambda x: jaxcomp.encode(codec, key, x))(x)
-    payloads = jax.tree.map(lambda leaf: jnp.stack([leaf] * WORKERS), payload)
-    runs = {
-        "encode": into_warm(lambda x: jaxcomp.encode(codec, key, x), payload, x),
-        "decode": into_warm(lambda p: jaxcomp.decode(codec, key, p, like), like, payload),
-        "decode_sum_8": into_warm(lambda p: decode_sum(codec, plan, key, p), like, payloads),
-    }
-    found: dict[str, float] = {}
-    for name, run in runs.items():
-        copy, took = median_times([lambda: np.copyto(target, data), run], repeats)
+def measure(prepared: Prepared, data: np.ndarray, repeats: int) -> dict[str, Any]:
+    target = np.empty_like(data)
+    found: dict[str, Any] = {"bits": prepared.bits}
+    for name, run in prepared.runs.items():
+        run()
+        start = time.perf_counter()
+        run()
+        # What takes seconds need not be run often: a copy beside it takes milliseconds.
+        turns = max(3, min(repeats, int(5 / (time.perf_counter() - start))))
+        copy, took = median_times([lambda: np.copyto(target, data), run], turns)
         found[name], found[f"{name}_ms"], found["copy_ms"] = took / copy, took * 1e3, copy * 1e3
-    back = jax.jit(lambda p: jaxcomp.decode(codec, key, p, like))(payload)
-    found["nmse"] = float(jnp.sum((back - x) ** 2) / jnp.sum(x * x))
-    found["bits"] = 8 * jaxcomp.wire_bytes(codec, like) / size
-    saved = size * (32 - found["bits"])
-    found["break_even_gbps"] = saved / (found["encode_ms"] + found["decode_ms"]) / 1e6
+    error = prepared.decoded() - data
+    found["nmse"] = float(np.vdot(error, error) / np.vdot(data, data))
+    saved = data.size * (32 - prepared.bits)
+    spent = found["encode_ms"] + found.get("decode_ms", 0)
+    found["break_even_gbps"] = saved / spent / 1e6
     return found
+
+
+def run(named: dict[str, Contender], sizes: list[int], repeats: int) -> dict[str, Any]:
+    """`results[law][size][name]`; laws differ in the error alone, so other sizes take one."""
+    results: dict[str, Any] = {law: {} for law in LAWS}
+    todo = [(law, size) for size in sizes for law in LAWS if law == LAWS[0] or size == MAIN]
+    console = Console()
+    for law, size in todo:
+        data = draw(law, size)
+        rows = results[law][str(size)] = {}
+        for name in track(named, f"{law}, {size:,} floats", console=console, transient=True):
+            rows[name] = measure(named[name](data), data, repeats)
+            gc.collect()
+        console.print(f"{law}, {size:,} floats: done")
+    return results
 
 
 COLUMNS = (
@@ -73,40 +77,62 @@ COLUMNS = (
     "encode / copy",
     "decode / copy",
     "sum of 8 / copy",
+    "encode, other sizes",
     "bits",
-    "error",
+    "error, Gaussian",
+    "error, blocks",
     "break-even Gbit/s",
 )
 
 
-def rows(codecs: dict[str, dict[str, float]]) -> list[tuple[str, ...]]:
-    return [
-        (
-            name,
-            *(f"{row[k]:.2f}" for k in ("encode", "decode", "decode_sum_8")),
-            f"{row['bits']:.3f}",
-            f"{row['nmse']:.3g}",
-            f"{row['break_even_gbps']:.1f}",
+def table(results: dict[str, Any], sizes: list[int]) -> list[tuple[str, ...]]:
+    main = str(MAIN if MAIN in sizes else sizes[-1])
+    gaussian = results["gaussian"]
+    rows = []
+    for name, row in gaussian[main].items():
+        times = [f"{row[k]:.2f}" if k in row else "" for k in ("encode", "decode", "decode_sum_8")]
+        others = [f"{gaussian[size][name]['encode']:.2f}" for size in gaussian if size != main]
+        blocks = results["blocks"].get(main, {}).get(name)
+        even = f"{row['break_even_gbps']:.1f}" if row["bits"] < 32 else "never"
+        rows.append(
+            (
+                name,
+                *times,
+                " / ".join(others),
+                f"{row['bits']:.3f}",
+                f"{row['nmse']:.3g}",
+                f"{blocks['nmse']:.3g}" if blocks else "",
+                even,
+            )
         )
-        for name, row in codecs.items()
-    ]
+    return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--size", type=int, default=25_000_000, help="floats in the array")
+    parser.add_argument("--size", type=int, nargs="+", default=list(SIZES), help="floats")
     parser.add_argument("--repeats", type=int, default=11, help="runs a median is taken over")
-    parser.add_argument("--codec", nargs="+", choices=CODECS, default=list(CODECS))
+    parser.add_argument("--codec", nargs="+", metavar="NAME", help="some of them, by name")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("out/bench"))
     options = parser.parse_args()
-    if options.size < 1 or options.repeats < 1:
+    if min(options.size) < 1 or options.repeats < 1:
         parser.error("--size and --repeats must be positive")
-    data = np.random.default_rng(0).standard_normal(options.size).astype(np.float32)
-    picked = track(options.codec, "codecs", console=Console(), transient=True)
-    codecs = {name: measure(CODECS[name], data, options.repeats) for name in picked}
-    results = {"size": options.size, "codecs": codecs}
-    title = f"{options.size:,} floats, as multiples of a copy"
-    show(title, COLUMNS, rows(codecs), results, options.out / "codecs.md")
+    named, missing = contenders()
+    for name in options.codec or ():
+        if name not in named:
+            parser.error(f"argument --codec: must be one of {', '.join(named)}, got {name!r}")
+    if missing:
+        print(f"not installed, and left out: {', '.join(missing)}")
+    named = {name: named[name] for name in options.codec or named}
+    results = run(named, options.size, options.repeats)
+    main_size = MAIN if MAIN in options.size else options.size[-1]
+    others = [f"{size:,}" for size in options.size if size != main_size]
+    title = f"{main_size:,} floats, as multiples of a copy"
+    title += f" (other sizes: {' / '.join(others)})" if others else ""
+    path = options.out / "codecs.md"
+    show(title, COLUMNS, table(results, options.size), {"laws": results}, path)
+    plot(results, str(main_size), path.with_suffix(".png"))
+    print(f"drawn to {path.with_suffix('.png')}")
 
 
 if __name__ == "__main__":

@@ -20,12 +20,23 @@ CODECS = {
     "qsgd_inf 4-bit": jaxcomp.qsgd_inf(bits=4),
     "qsgd_inf 8-bit": jaxcomp.qsgd_inf(bits=8),
     "qsgd 4-bit": jaxcomp.qsgd(bits=4),
+    "blockwise 4-bit": jaxcomp.blockwise(bits=4),
+    "blockwise 8-bit": jaxcomp.blockwise(bits=8),
     "sign": jaxcomp.sign(),
     "terngrad": jaxcomp.terngrad(),
     "cast bfloat16": jaxcomp.cast("bfloat16"),
     "cast float8_e4m3fn": jaxcomp.cast("float8_e4m3fn"),
     "top_k 1 %": jaxcomp.top_k(fraction=0.01),
 }
+
+KERNEL_CODECS = {
+    "qsgd_inf 4-bit": jaxcomp.qsgd_inf(bits=4),
+    "qsgd_inf 8-bit": jaxcomp.qsgd_inf(bits=8),
+    "qsgd 3-bit": jaxcomp.qsgd(bits=3),
+    "sign": jaxcomp.sign(),
+    "terngrad, buckets of 640": jaxcomp.terngrad(bucket_size=640),
+}
+"""One for each scale, rounding, and way of packing."""
 
 
 def median_times(runs: list[Callable[[], Any]], repeats: int) -> list[float]:

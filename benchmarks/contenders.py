@@ -1,0 +1,175 @@
+"""What `make bench` compares: every codec of the library, and what people use today.
+
+Each is prepared on one vector, into buffers that are warm from then on; then it can encode, decode,
+and (where it offers that) decode and sum eight payloads.
+"""
+
+import importlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from harness import CODECS, WORKERS
+
+import jaxcomp
+from jaxcomp import noise, summing, trees
+
+
+class Prepared(NamedTuple):
+    """The work on one vector, ready to be timed.
+
+    Attributes:
+        runs: what to time, of "encode", "decode" and "decode_sum_8".
+        bits: bits an element that a worker would send.
+        decoded: what the others would see.
+    """
+
+    runs: dict[str, Callable[[], Any]]
+    bits: float
+    decoded: Callable[[], np.ndarray]
+
+
+Contender = Callable[[np.ndarray], Prepared]
+
+
+def into_warm(f: Callable[..., Any], like: Any, *args: Any) -> Callable[[], Any]:
+    """Runs `f` with its result in the buffers of the last one, so that no page is mapped anew."""
+    compiled = jax.jit(lambda held, *rest: f(*rest), donate_argnums=0, keep_unused=True)
+    held = [jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)]
+
+    def run():
+        held[0] = jax.block_until_ready(compiled(held[0], *args))
+        return held[0]
+
+    return run
+
+
+def decode_sum(codec: Any, plan: trees.Layout, key: Any, payloads: Any) -> Any:
+    """The sum of what eight workers sent, as a reducer takes it."""
+    stacks = []
+    for number, (batch, part) in enumerate(zip(plan.batches, payloads.batches, strict=True)):
+        own = [trees.batch_key(key, number, worker).own for worker in range(WORKERS)]
+        keys = trees.batch_key(key, number, 0)._replace(own=jnp.stack(own))
+        stacks.append(summing.decode_sum(codec, keys, part, batch.like))
+    return trees.assemble(plan, stacks, ())
+
+
+def ours(codec: Any) -> Contender:
+    def prepare(data: np.ndarray) -> Prepared:
+        x, key = jnp.asarray(data), noise.raw(0)
+        plan = trees.layout(codec, x)
+        like = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        payload = jax.jit(lambda x: jaxcomp.encode(codec, key, x))(x)
+        payloads = jax.tree.map(lambda leaf: jnp.stack([leaf] * WORKERS), payload)
+        decode = into_warm(lambda p: jaxcomp.decode(codec, key, p, like), like, payload)
+        runs = {
+            "encode": into_warm(lambda x: jaxcomp.encode(codec, key, x), payload, x),
+            "decode": decode,
+            "decode_sum_8": into_warm(lambda p: decode_sum(codec, plan, key, p), like, payloads),
+        }
+        bits = 8 * jaxcomp.wire_bytes(codec, like) / data.size
+        return Prepared(runs, bits, lambda: np.asarray(decode()))
+
+    return prepare
+
+
+def torch_cast(dtype: str) -> Contender:
+    def prepare(data: np.ndarray) -> Prepared:
+        import torch  # pyright: ignore[reportMissingImports]
+
+        x = torch.from_numpy(data)
+        sent, out = torch.empty_like(x, dtype=getattr(torch, dtype)), torch.empty_like(x)
+        sent.copy_(x)
+
+        def add():
+            out.zero_()
+            for _ in range(WORKERS):
+                out.add_(sent)
+
+        runs = {"encode": lambda: sent.copy_(x), "decode": lambda: out.copy_(sent)}
+        bits = 8.0 * sent.element_size()
+        return Prepared(runs | {"decode_sum_8": add}, bits, lambda: out.copy_(sent).numpy())
+
+    return prepare
+
+
+def piquant(bits: int, mode: str) -> Contender:
+    """pi-quant's own buffers-to-buffers interface; its parameters are part of encoding."""
+
+    def prepare(data: np.ndarray) -> Prepared:
+        import piquant as pq  # pyright: ignore[reportMissingImports]
+
+        context = pq.Context()
+        narrow, wide = getattr(pq.DataType, f"UINT{bits}"), pq.DataType.F32
+        rounding = getattr(pq.RoundMode, mode.upper())
+        sent, out = np.zeros(data.size * bits // 8 + 1, np.uint8), np.zeros_like(data)
+        settings: dict[str, Any] = {}
+
+        def encode():
+            scale, zero = context.compute_quant_params_ptr_float32(
+                data.ctypes.data, narrow, data.size
+            )
+            settings.update(scale=scale, zero_point=zero)
+            context.quantize_ptr(
+                data.ctypes.data, wide, sent.ctypes.data, narrow,
+                numel=data.size, round_mode=rounding, **settings,
+            )  # fmt: skip
+
+        def decode(add=False):
+            context.dequantize_ptr(
+                sent.ctypes.data, narrow, out.ctypes.data, wide,
+                numel=data.size, reduce_op=pq.ReduceOp.ADD if add else pq.ReduceOp.SET, **settings,
+            )  # fmt: skip
+            return out
+
+        def decode_sum_8():
+            for worker in range(WORKERS):
+                decode(add=worker > 0)
+
+        encode()
+        runs = {"encode": encode, "decode": decode, "decode_sum_8": decode_sum_8}
+        return Prepared(runs, float(bits), lambda: decode().copy())
+
+    return prepare
+
+
+def fedjax(levels: int) -> Contender:
+    """fedjax's quantizer simulates: it gives back floats, so all its time is encoding."""
+
+    def prepare(data: np.ndarray) -> Prepared:
+        from fedjax.aggregators import (
+            compression,  # pyright: ignore[reportMissingImports]
+        )
+
+        x, key = jnp.asarray(data), jax.random.key(0)
+        encode = into_warm(lambda x: compression.uniform_stochastic_quantize(x, levels, key), x, x)
+        return Prepared({"encode": encode}, 32.0, lambda: np.asarray(encode()))
+
+    return prepare
+
+
+PEERS: dict[str, tuple[str, Contender]] = {
+    "torch bfloat16": ("torch", torch_cast("bfloat16")),
+    "torch float16": ("torch", torch_cast("float16")),
+    "pi-quant 4-bit nearest": ("piquant", piquant(4, "nearest")),
+    "pi-quant 4-bit stochastic": ("piquant", piquant(4, "stochastic")),
+    "pi-quant 8-bit nearest": ("piquant", piquant(8, "nearest")),
+    "pi-quant 8-bit stochastic": ("piquant", piquant(8, "stochastic")),
+    "fedjax 16 levels": ("fedjax", fedjax(16)),
+}
+
+
+def contenders() -> tuple[dict[str, Contender], list[str]]:
+    """All that can run here, and what is not installed."""
+    found: dict[str, Contender] = {name: ours(codec) for name, codec in CODECS.items()}
+    missing = []
+    for name, (module, contender) in PEERS.items():
+        try:
+            importlib.import_module(module)
+        except ImportError:
+            missing.append(name)
+        else:
+            found[name] = contender
+    return found, missing
