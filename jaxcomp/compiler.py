@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import core
 from jax.experimental.xla_metadata import set_xla_metadata
+from jax.extend import core as jex_core
+from jax.interpreters import ad, batching, mlir
 
 
 def outlined(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -55,3 +57,74 @@ def cut(flat: jax.Array, begins: Sequence[int], lengths: Sequence[int]) -> list[
         jax.lax.dynamic_slice(flat, (offset,), (length,))
         for offset, length in zip(offsets, lengths, strict=True)
     ]
+
+
+_by_platform = jex_core.Primitive("jaxcomp_by_platform")
+_by_platform.multiple_results = True
+
+
+def by_platform(
+    default: Callable[..., Any], own: dict[str, Callable[..., Any]], *args: jax.Array
+) -> Any:
+    """`own[platform](*args)` on the platforms that have an own function, else `default(*args)`.
+
+    As `jax.lax.platform_dependent`, but only the function of the platform at hand is ever traced,
+    and that when the program is lowered: tracing a kernel takes longer than compiling what a CPU
+    runs in its place. All must return arrays of the same shapes and dtypes; derivatives are those
+    of `default`.
+    """
+    traced, shapes = jax.make_jaxpr(default, return_shape=True)(*args)
+    flat = tuple((platform, _flat(f)) for platform, f in own.items())
+    out = _by_platform.bind(*args, default=jex_core.jaxpr_as_fun(traced), own=flat, traced=traced)
+    return jax.tree.unflatten(jax.tree.structure(shapes), out)
+
+
+def _flat(f: Callable[..., Any]) -> Callable[..., list[jax.Array]]:
+    return lambda *args: jax.tree.leaves(f(*args))
+
+
+def _run(*args: jax.Array, default: Any, own: Any, traced: Any) -> list[jax.Array]:
+    """Eagerly, where the arrays are."""
+    del traced
+    platforms = {
+        device.platform for x in args if isinstance(x, jax.Array) for device in x.devices()
+    }
+    names = {"gpu": "cuda"}
+    for platform in platforms:
+        run = dict(own).get(names.get(platform, platform))
+        if run is not None:
+            return run(*args)
+    return default(*args)
+
+
+def _batched(args: Any, dims: Any, *, default: Any, own: Any, traced: Any) -> Any:
+    del traced
+
+    def batch(f):
+        return jax.vmap(f, in_axes=tuple(dims))  # None where an argument is not mapped.
+
+    out = by_platform(batch(default), {name: batch(f) for name, f in own}, *args)
+    return out, [0] * len(out)
+
+
+def _differentiated(primals: Any, tangents: Any, *, default: Any, own: Any, traced: Any) -> Any:
+    del own, traced
+    given = [ad.instantiate_zeros(tangent) for tangent in tangents]
+    return jax.jvp(default, primals, given)
+
+
+def _lowered(platform: str | None) -> Callable[..., Any]:
+    def rule(ctx: Any, *args: Any, default: Any, own: Any, traced: Any) -> Any:
+        del traced
+        return mlir.lower_fun(dict(own).get(platform, default), multiple_results=True)(ctx, *args)
+
+    return rule
+
+
+_by_platform.def_impl(_run)
+_by_platform.def_abstract_eval(lambda *_, traced, **__: list(traced.out_avals))
+batching.primitive_batchers[_by_platform] = _batched
+ad.primitive_jvps[_by_platform] = _differentiated
+mlir.register_lowering(_by_platform, _lowered(None))
+for _platform in ("cuda", "tpu"):
+    mlir.register_lowering(_by_platform, _lowered(_platform), platform=_platform)

@@ -229,7 +229,9 @@ def batch_key(key: Array, number: int, worker: Array | int) -> Key:
     return Key(shared, noise.fold(shared, worker), jnp.zeros((), jnp.uint32))
 
 
-def encode(codec: "Codec | Policy", key: Any, tree: PyTree, *, worker: int = 0) -> TreePayload:
+def encode(
+    codec: "Codec | Policy", key: Any, tree: PyTree, *, worker: Array | int = 0
+) -> TreePayload:
     """Encodes an array or a pytree without a mesh: what worker `worker` would send.
 
     Args:
@@ -267,7 +269,7 @@ def decode(
     payload: TreePayload,
     like: PyTree,
     *,
-    worker: int = 0,
+    worker: Array | int = 0,
 ) -> PyTree:
     """Decodes what `encode` made with the same codec, key and worker.
 
@@ -302,7 +304,9 @@ def decode(
     return assemble(plan, stacks, payload.dense)
 
 
-def roundtrip(codec: "Codec | Policy", key: Any, tree: PyTree, *, worker: int = 0) -> PyTree:
+def roundtrip(
+    codec: "Codec | Policy", key: Any, tree: PyTree, *, worker: Array | int = 0
+) -> PyTree:
     """`decode(encode(tree))`: the tree as the other workers would see it.
 
     Example:

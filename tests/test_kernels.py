@@ -161,6 +161,25 @@ def test_each_platform_takes_its_own_kernel(name, platform):
     assert CALLS[platform] not in step.lower(state, grads).as_text()
 
 
+def test_the_choice_of_a_platform_is_transparent_to_transformations():
+    """Nested `vmap`, `scan` and derivatives see through it; no kernel is traced before lowering."""
+    codec = CODECS["four bits"]
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 3, 700)), jnp.float32)
+
+    def roundtrip(x):
+        return jaxcomp.roundtrip(codec, 0, x)
+
+    want = [[roundtrip(x[i, j]) for j in range(3)] for i in range(2)]
+    np.testing.assert_array_equal(jax.vmap(jax.vmap(roundtrip))(x), jnp.array(want))
+    _, scanned = jax.lax.scan(lambda carry, row: (carry, jax.vmap(roundtrip)(row)), 0, x)
+    np.testing.assert_array_equal(scanned, jnp.array(want))
+    slope = jax.jit(jax.grad(lambda x: jnp.sum(roundtrip(x))))(x[0, 0])
+    assert slope.shape == (700,)
+    assert np.isfinite(np.asarray(slope)).all()
+    text = str(jax.make_jaxpr(roundtrip)(x[0, 0]))
+    assert "pallas_call" not in text
+
+
 def test_a_bucket_that_a_kernel_cannot_hold_takes_the_reference():
     codec = jaxcomp.qsgd_inf(bits=4, bucket_size=None)
     encode = jax.jit(lambda x: jaxcomp.encode(codec, 0, x))

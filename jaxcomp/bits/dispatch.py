@@ -12,10 +12,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Float32, UInt32
 
-from jaxcomp import axes, checks
+from jaxcomp import axes, checks, compiler
 from jaxcomp.bits import gpu, reference, tpu
 from jaxcomp.bits.grid import Grid
 from jaxcomp.bits.planes import Bits, planes, words
@@ -152,7 +151,7 @@ def _dispatch(run: Callable[[str], Callable[..., Any]], implementation: Any, *ar
             own[platform] = run(name)
         except ValueError:
             continue  # The kernel cannot hold these buckets: the reference takes them.
-    return lax.platform_dependent(*args, **own, default=run("reference"))
+    return compiler.by_platform(run("reference"), own, *args)
 
 
 def _one(work: str, implementation: str, bits: Bits, size: int, dtype: Any) -> Callable[..., Any]:

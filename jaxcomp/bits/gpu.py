@@ -5,7 +5,6 @@ reads them field by field again from its cache to round and pack them. (Mosaic G
 to lower Pallas to a GPU, has no interpreter in which its bits could be checked without a device.)
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -70,7 +69,6 @@ def unpack(packed: Array, bits: Bits, size: int, *, interpret: bool = False) -> 
     return _call(kernel, n, size, [(size, jnp.uint32)], interpret, packed)[0]
 
 
-@functools.partial(jax.jit, static_argnames=("grid", "interpret"))
 def encode(
     grid: Grid,
     x: Array,
@@ -113,7 +111,6 @@ def encode(
     return packed, steps[:, 0]
 
 
-@functools.partial(jax.jit, static_argnames=("grid", "like", "interpret"))
 def decode_sum(
     grid: Grid,
     packed: Array,

@@ -7,7 +7,6 @@ its codes are shifted to their places, the lanes of a register that hold parts o
 added up by rotating it, and the words are put beside those of the other seven buckets.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -100,7 +99,6 @@ def unpack(packed: Array, bits: Bits, size: int, *, interpret: bool = False) -> 
     )[0]
 
 
-@functools.partial(jax.jit, static_argnames=("grid", "interpret"))
 def encode(
     grid: Grid,
     x: Array,
@@ -157,7 +155,6 @@ def encode(
     return packed.reshape(-1, words)[:n], steps[:, :TOGETHER].reshape(-1)[:n]
 
 
-@functools.partial(jax.jit, static_argnames=("grid", "like", "interpret"))
 def decode_sum(
     grid: Grid,
     packed: Array,
