@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e
 
 .PHONY: setup demo test lint format bench aot clean
 
@@ -9,7 +10,7 @@ setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[examples,test,dev]'
+	$(PIP) '.[examples,test,dev]'
 	@touch $(STAMP)
 
 demo: setup
@@ -28,8 +29,11 @@ format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# The peers to compare with are installed first. For torch its CPU build is enough: where an index
+# offers it, install that beforehand, or several gigabytes of CUDA come along.
 bench: setup
-	$(BIN)/python benchmarks/codecs.py $(ARGS)
+	@$(PIP) '.[peers]'
+	$(BIN)/python -W ignore benchmarks/codecs.py $(ARGS)
 	$(BIN)/python benchmarks/step.py
 
 # Compiles for an H100 and a TPU v5e without having one; downloads 1.3 GB of compilers once.

@@ -77,7 +77,7 @@ COLUMNS = (
     "encode / copy",
     "decode / copy",
     "sum of 8 / copy",
-    "encode, other sizes",
+    "encode, ns a float",
     "bits",
     "error, Gaussian",
     "error, blocks",
@@ -91,14 +91,14 @@ def table(results: dict[str, Any], sizes: list[int]) -> list[tuple[str, ...]]:
     rows = []
     for name, row in gaussian[main].items():
         times = [f"{row[k]:.2f}" if k in row else "" for k in ("encode", "decode", "decode_sum_8")]
-        others = [f"{gaussian[size][name]['encode']:.2f}" for size in gaussian if size != main]
+        each = [1e6 * gaussian[size][name]["encode_ms"] / int(size) for size in gaussian]
         blocks = results["blocks"].get(main, {}).get(name)
         even = f"{row['break_even_gbps']:.1f}" if row["bits"] < 32 else "never"
         rows.append(
             (
                 name,
                 *times,
-                " / ".join(others),
+                " / ".join(f"{nanoseconds:.2f}" for nanoseconds in each),
                 f"{row['bits']:.3f}",
                 f"{row['nmse']:.3g}",
                 f"{blocks['nmse']:.3g}" if blocks else "",
@@ -126,9 +126,8 @@ def main() -> None:
     named = {name: named[name] for name in options.codec or named}
     results = run(named, options.size, options.repeats)
     main_size = MAIN if MAIN in options.size else options.size[-1]
-    others = [f"{size:,}" for size in options.size if size != main_size]
-    title = f"{main_size:,} floats, as multiples of a copy"
-    title += f" (other sizes: {' / '.join(others)})" if others else ""
+    sizes = " / ".join(f"{size:,}" for size in options.size)
+    title = f"{main_size:,} floats, as multiples of a copy; nanoseconds a float at {sizes}"
     path = options.out / "codecs.md"
     show(title, COLUMNS, table(results, options.size), {"laws": results}, path)
     plot(results, str(main_size), path.with_suffix(".png"))

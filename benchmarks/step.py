@@ -3,35 +3,81 @@
     python benchmarks/step.py --out out/bench
 
 A model of 100 leaves over eight simulated devices of one machine: no link is slow here, so this is
-the price of compressing, and not what it saves.
+the price of compressing, and not what it saves. A second table says where the time of one codec
+goes: programs that end after the gradients, after encoding, after the collective, and the whole.
 """
 
 import argparse
 import pathlib
 import statistics
 import time
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from harness import CODECS, WORKERS, median_times, show
 
 import jaxcomp
+from jaxcomp import axes, wire
+
+MODEL = {
+    f"layer{i:02d}": {
+        "kernel": np.full((128, n), 0.01, np.float32),
+        "bias": np.zeros(n, np.float32),
+    }
+    for i, n in enumerate([200, 256] * 25)
+}
+
+
+def loss(params: Any, x: jax.Array) -> Any:
+    return sum(jnp.mean(jnp.tanh(x @ layer["kernel"] + layer["bias"])) for layer in params.values())
+
+
+def data() -> jax.Array:
+    return jax.random.normal(jax.random.key(0), (64, 128))
+
+
+def stages(codec: Any, repeats: int) -> dict[str, float]:
+    """Milliseconds of a step that ends after each stage."""
+    mesh, policy = jax.make_mesh((WORKERS,), ("data",)), jaxcomp.Policy(codec)
+    key = jnp.zeros(2, jnp.uint32)
+
+    def own(tree):
+        return jaxcomp.PerWorker.wrap(tree, "stage", "data")
+
+    def gradients(params, x):
+        return jax.grad(loss)(jaxcomp.local(params, "data"), x)
+
+    def encoded(params, x):
+        worker = jax.lax.axis_index("data")
+        return jaxcomp.encode(policy, key, gradients(params, x), worker=worker)
+
+    def whole(params, x):
+        mean = jaxcomp.compressed_mean(jaxcomp.Gather(jaxcomp.Link(policy)), "data")
+        grads = gradients(params, x)
+        return mean.update(grads, mean.init(params))[0]
+
+    programs = {
+        "gradients": lambda params, x: own(gradients(params, x)),
+        "and encoding": lambda params, x: own(encoded(params, x)),
+        "and the collective": lambda params, x: axes.gather(
+            wire.fuse(encoded(params, x).batches), "data"
+        ),
+        "and decoding: the mean": whole,
+    }
+    runs, x = [], data()
+    for program in programs.values():
+        compiled = jaxcomp.data_parallel(program, mesh, "data").lower(MODEL, x).compile()
+        runs.append(lambda c=compiled: jax.block_until_ready(c(MODEL, x)))
+    return dict(zip(programs, (1e3 * t for t in median_times(runs, repeats)), strict=True))
 
 
 def measure(names: list[str], repeats: int) -> dict[str, dict[str, float]]:
     """Compiling and running one step of a model of 100 leaves, dense and compressed."""
     mesh = jax.make_mesh((WORKERS,), ("data",))
-    params = {
-        f"layer{i:02d}": {"kernel": jnp.full((128, n), 0.01), "bias": jnp.zeros(n)}
-        for i, n in enumerate([200, 256] * 25)
-    }
-    batch = jax.random.normal(jax.random.key(0), (64, 128))
-
-    def loss(params, x):
-        return sum(
-            jnp.mean(jnp.tanh(x @ layer["kernel"] + layer["bias"])) for layer in params.values()
-        )
+    params, batch = jax.tree.map(jnp.asarray, MODEL), data()
 
     def by_hand():
         return optax.GradientTransformation(
@@ -101,8 +147,17 @@ def main() -> None:
     if options.repeats < 1:
         parser.error(f"--repeats must be positive, got {options.repeats}")
     steps = measure(options.codec, options.repeats)
+    split = {name: stages(CODECS[name], options.repeats) for name in options.codec[:1]}
     title = "One step of a model of 100 leaves over 8 simulated devices"
     show(title, COLUMNS, rows(steps), {"steps": steps}, options.out / "step.md")
+    for name, times in split.items():
+        before = [0.0, *times.values()]
+        lines = [
+            (stage, f"{spent:.1f}", f"{spent - earlier:+.1f}")
+            for (stage, spent), earlier in zip(times.items(), before, strict=False)
+        ]
+        title = f"Where the step of {name} goes"
+        show(title, ("until", "ms", "more"), lines, {name: times}, options.out / "stages.md")
 
 
 if __name__ == "__main__":
