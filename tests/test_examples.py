@@ -3,12 +3,35 @@
 import json
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
+TINY = (
+    *("--layers", 1, "--width", 32, "--context", 32),
+    *("--batch-size", 8, "--steps", 6, "--checkpoint-every", 3),
+)
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+import byte_lm, byte_lm_model
+
+draw = byte_lm_model.batch_of
+
+def batch_of(text, step, **settings):
+    if step == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return draw(text, step, **settings)
+
+byte_lm_model.batch_of = batch_of
+byte_lm.main(sys.argv[2:])
+"""
 
 
 def run(name, *options, code=0):
@@ -35,6 +58,74 @@ def test_train_digits(tmp_path):
     text = json.dumps(results)
     assert "sign" in text
     assert "dense" in text
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """A folder with the results of a run that nothing stopped."""
+    out = tmp_path_factory.mktemp("straight")
+    run("byte_lm.py", *TINY, "--codec", "sign", "--save-gradients", "--out", out)
+    return out
+
+
+def results_of(out):
+    return json.loads((out / "results.json").read_text())
+
+
+def arrays_of(out):
+    """Parameters and optax state at the end of the run of `sign`."""
+    path = out / "checkpoints" / "sign" / "6" / "arrays"
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        tree = checkpointer.metadata(path).item_metadata.tree
+        as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+        return checkpointer.restore(path, restore_args=as_numpy)
+
+
+def test_byte_lm(straight):
+    results = results_of(straight)
+    assert (straight / "byte_lm.png").stat().st_size > 10_000
+    (sign,) = results["runs"]
+    assert sign["times_less_than_dense"] > 5
+    assert [point["step"] for point in sign["curve"]] == [1, 2, 3, 4, 5, 6]
+    assert 8.5 > sign["curve"][0]["bits_per_byte"] > sign["bits_per_byte"] > 4
+    assert results["settings"]["gradients"] == {"codec": "sign", "early": 1, "middle": 3, "late": 6}
+
+
+def test_byte_lm_resumes_bit_for_bit(straight, tmp_path):
+    """Killed between two checkpoints and resumed, against a run that nothing stopped."""
+    options = (*TINY, "--codec", "sign", "--out", tmp_path)
+    command = [sys.executable, "-c", KILLED, EXAMPLES, *options]
+    done = subprocess.run(list(map(str, command)), capture_output=True, timeout=300, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert [step.name for step in (tmp_path / "checkpoints" / "sign").iterdir()] == ["3"]
+
+    assert "holds checkpoints (sign at step 3)" in run("byte_lm.py", *options, code=2)
+    said = run("byte_lm.py", *options, "--resume", "--seed", 1, "--learning-rate", 0.5, code=2)
+    assert "of sign, which has learning-rate 0.003 (now 0.5), seed 0 (now 1)\n" in said
+
+    run("byte_lm.py", *options, "--resume")
+    want, got = arrays_of(straight), arrays_of(tmp_path)
+    assert len(jax.tree.leaves(want)) == 38  # Parameters, moments of Adam, residual, key, counts.
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+    curves = [results_of(out)["runs"][0]["curve"] for out in (straight, tmp_path)]
+    assert curves[0] == curves[1]
+
+
+def test_saved_gradients(straight, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES.parent / "benchmarks")
+    import gradients
+
+    found = [gradients.load(straight / "gradients" / f"{m}.npz") for m in ("early", "late")]
+    early, late = map(gradients.flat, found)
+    assert early.dtype == np.float32
+    assert early.shape == (28_768,)  # Two tables of 256 x 32, a block of 12 x 32 x 32, three norms.
+    assert found[0]["params/embedding/kernel"].shape == (256, 32)
+    assert np.all(np.isfinite(early))
+    assert np.linalg.norm(early) > 0
+    assert not np.array_equal(early, late)
+    np.savez(tmp_path / "double.npz", x=np.zeros(3))
+    with pytest.raises(ValueError, match="float64"):
+        gradients.load(tmp_path / "double.npz")
 
 
 def test_the_readme_runs():
@@ -71,3 +162,16 @@ batch = batches[0]
 )
 def test_train_digits_refuses_bad_options(options, said):
     assert said in run("train_digits.py", *options, code=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--width", 48], "argument --width: must be a multiple of 32, got 48"),
+        (["--context", 10**9], "argument --context: must be at most"),
+        (["--resume"], "argument --resume: there is no checkpoint"),
+    ],
+    ids=lambda v: str(v[0]) if isinstance(v, list) else None,
+)
+def test_byte_lm_refuses_bad_options(options, said, tmp_path):
+    assert said in run("byte_lm.py", *options, "--out", tmp_path, code=2)

@@ -1,0 +1,150 @@
+"""The command line that the training examples share: what can be named, and what is refused."""
+
+import argparse
+import math
+import pathlib
+import tempfile
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+import jax
+import optax
+
+import jaxcomp
+
+METHODS: dict[str, tuple[str, Any]] = {
+    "dense": ("dense", jaxcomp.Dense()),
+    "qsgd_inf": ("qsgd_inf 4-bit", jaxcomp.qsgd_inf(bits=4)),
+    "terngrad": ("terngrad", jaxcomp.terngrad()),
+    "sign": ("sign", jaxcomp.sign()),
+    "top_k": ("top_k 1 %", jaxcomp.top_k(fraction=0.01)),
+    "qsgd": ("qsgd 4-bit", jaxcomp.qsgd(bits=4)),
+    "bf16": ("bf16", jaxcomp.cast("bfloat16")),
+}
+DEFAULT_METHODS = ["dense", "qsgd_inf", "terngrad", "sign", "top_k"]
+
+OPTIMIZERS: dict[str, Callable[..., Any]] = {
+    "sgd": optax.sgd,
+    "momentum": lambda rate: optax.sgd(rate, momentum=0.9),
+    "adam": optax.adam,
+}
+
+
+def parser(
+    description: str,
+    *,
+    optimizer: str,
+    rates: Mapping[str, float],
+    decay: str,
+    length: tuple[str, int, str],
+    batch_size: int,
+    out: str,
+) -> argparse.ArgumentParser:
+    """The options of every training example, with the defaults of one.
+
+    Args:
+        description: what the example does.
+        optimizer: the default one.
+        rates: the default learning rate of each optimizer.
+        decay: what the learning rate is the start or the peak of.
+        length: how a run's length is given: the option, its default and what it counts.
+        batch_size: over all devices.
+        out: the folder for results.
+    """
+    made = argparse.ArgumentParser(description=description)
+    add = made.add_argument
+    names, by_default = ", ".join(METHODS), ", ".join(f"{r:g} {n}" for n, r in rates.items())
+    add(
+        "--codec",
+        nargs="+",
+        metavar="NAME",
+        choices=METHODS,
+        default=DEFAULT_METHODS,
+        help=f"what to compare, of {names} (default: the first five)",
+    )
+    add(
+        "--optimizer",
+        choices=OPTIMIZERS,
+        default=optimizer,
+        help=f"for every codec (default: {optimizer})",
+    )
+    add("--learning-rate", type=positive, help=f"{decay} (default: {by_default})")
+    option, default, counted = length
+    add(option, type=at_least(1), default=default, help=f"{counted} (default: {default})")
+    add(
+        "--batch-size",
+        type=at_least(1),
+        default=batch_size,
+        help=f"over all devices (default: {batch_size})",
+    )
+    add("--devices", type=at_least(2), help="how many workers (default: 8, or what there is)")
+    add("--seed", type=at_least(0), default=0, help="of parameters, order, noise (default: 0)")
+    folder = pathlib.Path(out)
+    add("--out", type=pathlib.Path, default=folder, help=f"folder for results (default: {folder})")
+    return made
+
+
+def parse(
+    parser: argparse.ArgumentParser, argv: list[str] | None, rates: Mapping[str, float]
+) -> argparse.Namespace:
+    """The options, each checked as far as it can be on its own."""
+    args = parser.parse_args(argv)
+    args.codec = list(dict.fromkeys(args.codec))
+    args.learning_rate = args.learning_rate or rates[args.optimizer]
+    return args
+
+
+def label(name: str) -> str:
+    """What a method is called in the table and the picture."""
+    return METHODS[name][0]
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    def integer(text: str) -> int:
+        if not text.isdecimal() or not least <= int(text) < 2**31:
+            raise argparse.ArgumentTypeError(
+                f"must be an integer of at least {least}, got {text!r}"
+            )
+        return int(text)
+
+    return integer
+
+
+def positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a positive number, got {text!r}")
+    return value
+
+
+def refuse(parser: argparse.ArgumentParser, option: str, must: str, got: Any) -> NoReturn:
+    """Ends the program with an error that says what is allowed and what came."""
+    parser.error(f"argument {option}: must be {must}, got {got}")
+
+
+def find_devices(parser: argparse.ArgumentParser, wanted: int | None) -> list[Any]:
+    """Accelerators if there are two or more, and simulated devices of the CPU otherwise."""
+    jax.config.update("jax_num_cpu_devices", wanted or 8)  # Before JAX first looks for devices.
+    found = jax.devices()
+    if len(found) < 2:
+        found = jax.devices("cpu")
+    if len(found) < (wanted or 2):
+        platform = found[0].platform
+        most = f"at most {len(found)}, the {platform} devices that JAX has here"
+        refuse(parser, "--devices", most, wanted or "no number")
+    return found[: wanted or max(n for n in (2, 4, 8) if n <= len(found))]
+
+
+def check(parser: argparse.ArgumentParser, args: argparse.Namespace, devices: int) -> None:
+    """Whether the options fit the devices and the disk."""
+    if args.batch_size % devices:
+        refuse(parser, "--batch-size", f"a multiple of the {devices} devices", args.batch_size)
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=args.out).close()
+    except OSError as error:
+        got = f"{str(args.out)!r} ({error.strerror})"
+        refuse(parser, "--out", "a folder that can be written", got)

@@ -1,0 +1,238 @@
+"""How the training examples show their runs: live on the terminal, as a table and as JSON."""
+
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import platform
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from matplotlib.axes import Axes
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+import jaxcomp
+
+INK, FAINT, GRID = "#22262e", "#6b7280", "#e6e8ec"
+COLORS = {
+    "dense": "#4b5261",
+    "qsgd_inf": "#2274b5",
+    "terngrad": "#21936a",
+    "sign": "#d17d00",
+    "top_k": "#c2304c",
+    "qsgd": "#7a5bb5",
+    "bf16": "#8a6648",
+}
+
+
+class Metric(NamedTuple):
+    """What an example scores its models by, and how that is written.
+
+    Attributes:
+        key: its name in `results.json`.
+        heading: of its column in the table.
+        number: format of a score, in the table and the picture.
+        live: format of a score while a run goes on.
+        verdict: format of a score against the dense one.
+    """
+
+    key: str
+    heading: str
+    number: str
+    live: str
+    verdict: str
+
+
+class Point(NamedTuple):
+    """How good the model is after so many steps."""
+
+    step: int
+    loss: float
+    score: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """What a training run reached, and what it cost; bytes are those that one device sends."""
+
+    name: str
+    label: str
+    score: float
+    bytes_per_step: int
+    bytes_by_collective: dict[str, int]
+    times_less_than_dense: float
+    bits_per_element: float
+    step_ms: float
+    sent_mb: float
+    curve: list[Point]
+
+
+def console() -> Console:
+    """The terminal; where there is none, wide enough that the table does not wrap."""
+    found = Console(highlight=False)
+    return found if found.is_terminal else Console(highlight=False, width=120)
+
+
+def progress(console: Console) -> Progress:
+    """A bar for each run; nothing where output is not a terminal, which `watcher` makes up for."""
+    return Progress(
+        TextColumn("{task.description:<15}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[now]}"),
+        TimeElapsedColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    )
+
+
+def watcher(bars: Progress, label: str, metric: Metric) -> Callable[[int, int, float, float], None]:
+    """What a run calls after every step: moves its bar, or prints a line every quarter."""
+    task = bars.add_task(label, total=None, now="compiling")
+
+    def show(step: int, steps: int, loss: float, score: float) -> None:
+        now = f"loss {loss:.3f}  {metric.live.format(score)}"
+        bars.update(task, total=steps, completed=step, now=now)
+        if bars.disable and (step == steps or step % math.ceil(steps / 4) == 0):
+            bars.console.print(f"{label:<15} step {step:>4} of {steps}  {now}")
+
+    return show
+
+
+def print_table(
+    console: Console, runs: Sequence[Run], devices: Sequence[Any], metric: Metric
+) -> None:
+    """The runs side by side, and what may not be read into them."""
+    table = Table(box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+    table.add_column("codec", no_wrap=True)
+    facts = (metric.heading, "bytes\na step", "against\ndense", "bits an\nelement")
+    for heading in (*facts, "median\nstep", "sent\nin all"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for run in runs:
+        table.add_row(
+            run.label,
+            metric.number.format(run.score),
+            f"{run.bytes_per_step:,}",
+            against_dense(run),
+            f"{run.bits_per_element:.2f}",
+            f"{run.step_ms:.1f} ms",
+            f"{run.sent_mb:,.1f} MB",
+        )
+    console.print(table)
+    for note in notes(runs, devices):
+        console.print(note)
+
+
+def notes(runs: Sequence[Run], devices: Sequence[Any]) -> list[str]:
+    """What a reader of the table must know."""
+    said = [
+        "Bytes are what one device sends over a ring, read from the compiled step itself; bits an "
+        "element are those of one worker's payload.",
+        "There is no slow link inside one machine, so the step times show only what compressing "
+        "costs, not what it saves.",
+    ]
+    dense = next((run for run in runs if run.name == "dense"), None)
+    others = [run for run in runs if run is not dense]
+    if dense and others:
+        times = ", ".join(f"{r.label} {r.step_ms / dense.step_ms:.1f}x" for r in others)
+        slower = sum(run.step_ms > dense.step_ms for run in others)
+        count = {len(others): "Every", 0: "No"}.get(slower, f"{slower} of {len(others)}")
+        said.append(
+            f"{count} compressed step was slower here than the dense one. Times its time: {times}."
+        )
+    more = [run.label for run in others if run.times_less_than_dense < 1]
+    if more:
+        said.append(
+            f"{' and '.join(more)} sent MORE than dense: to gather, each device sends its payload "
+            f"to {len(devices) - 1} others."
+        )
+    return said
+
+
+def save(
+    folder: pathlib.Path,
+    runs: Sequence[Run],
+    devices: Sequence[Any],
+    metric: Metric,
+    settings: dict[str, Any],
+) -> None:
+    """Writes `results.json`."""
+    environment = {
+        "jax": jax.__version__,
+        "jaxcomp": jaxcomp.__version__,
+        "python": platform.python_version(),
+        "device_kind": devices[0].device_kind,
+        "device_platform": devices[0].platform,
+        "device_count": len(devices),
+        "cpu_cores": os.cpu_count(),
+    }
+    results = {
+        "environment": environment,
+        "settings": settings,
+        "runs": [
+            {
+                **named(dataclasses.asdict(run), metric),
+                "curve": [named(point._asdict(), metric) for point in run.curve],
+            }
+            for run in runs
+        ],
+    }
+    (folder / "results.json").write_text(json.dumps(results, indent=2) + "\n")
+
+
+def named(fields: dict[str, Any], metric: Metric) -> dict[str, Any]:
+    """The fields with the score under the metric's own name."""
+    return {metric.key if name == "score" else name: value for name, value in fields.items()}
+
+
+def headline(runs: Sequence[Run], metric: Metric, alone: str) -> str:
+    """What the codec that sent least came to, against dense if that ran too.
+
+    Args:
+        runs: the runs of the picture.
+        metric: how their score is written.
+        alone: format of a score that stands against none.
+    """
+    least = min(runs, key=lambda run: run.bytes_per_step)
+    dense = next((run for run in runs if run.name == "dense"), None)
+    score = metric.number.format(least.score)
+    if dense is None or least is dense:
+        return f"{alone.format(score)} for {least.sent_mb:,.3g} MB sent"
+    return (
+        f"{least.label}: {least.times_less_than_dense:.1f}× fewer bytes than dense, "
+        f"{metric.verdict.format(score, metric.number.format(dense.score))}"
+    )
+
+
+def against_dense(run: Run) -> str:
+    if run.name == "dense":
+        return "-"
+    ratio = run.times_less_than_dense
+    return f"{ratio:.1f}x less" if ratio >= 1 else f"{1 / ratio:.1f}x MORE"
+
+
+def sent_so_far(run: Run) -> list[float]:
+    """Megabytes that one device has sent at each point of the curve."""
+    return [point.step * run.bytes_per_step / 1e6 for point in run.curve]
+
+
+def draw_curve(
+    axes: Axes, xs: Sequence[float], ys: Sequence[float], run: Run, width: float = 2
+) -> None:
+    """One run's line, with a dot at its end."""
+    color = COLORS[run.name]
+    axes.plot(xs, ys, color=color, linewidth=width, solid_capstyle="round")
+    axes.plot(xs[-1], ys[-1], "o", color=color, markersize=7, markeredgecolor="white")
+
+
+def style(axes: Axes) -> None:
+    """Only the lines that carry something."""
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color(FAINT)
+    axes.tick_params(which="both", length=0, colors=INK, labelsize=9.5)
