@@ -110,7 +110,7 @@ def _batched(args: Any, dims: Any, *, default: Any, own: Any, traced: Any) -> An
 def _differentiated(primals: Any, tangents: Any, *, default: Any, own: Any, traced: Any) -> Any:
     del own, traced
     given = [ad.instantiate_zeros(tangent) for tangent in tangents]
-    return jax.jvp(default, primals, given)
+    return jax.jvp(default, tuple(primals), tuple(given))
 
 
 def _lowered(platform: str | None) -> Callable[..., Any]:
