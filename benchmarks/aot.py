@@ -4,8 +4,8 @@
 
 No such device is needed: their compilers are ordinary wheels (`make aot` puts 1.3 GB of them into
 `.aot`). What is compiled is checked: a kernel reads its input and writes its output, with nothing
-beside it as large as either; nothing spills (an H100's compiler says so); what the collectives of
-the step move is one dense buffer of words, as long as `wire_bytes` says.
+beside it as large as the array; nothing spills (an H100's compiler says so); what the collectives
+of the step move is one dense buffer of words, as long as `wire_bytes` says.
 """
 
 import argparse
@@ -75,7 +75,7 @@ class Report:
         self.rows: list[dict[str, Any]] = []
 
     def compile(self, name: str, lower: Any, large: int, calls: int = 1) -> Any:
-        """Compiles; beside its kernels nothing may hold or touch `large` bytes."""
+        """Compiles; its temporaries must be below `large` bytes, unless that is 0."""
         start = time.perf_counter()
         compiled = lower().compile()
         row = {"program": name, "compile s": round(time.perf_counter() - start, 2)}
@@ -91,6 +91,10 @@ class Report:
             problems.append(f"{row['kernels']} kernels, expected {calls}")
         if large and row["temporary bytes"] >= large:
             problems.append(f"{row['temporary bytes']} temporary bytes")
+        if large and row["other fusions"] > 1:  # One puts the key and a number together.
+            problems.append(f"{row['other fusions']} fusions beside the kernel")
+        if self.target == "gpu" and not row["registers"]:
+            problems.append("no kernel was found in what was compiled")
         if row.get("spilled bytes"):
             problems.append(f"{row['spilled bytes']} bytes spilled")
         if problems:
@@ -139,20 +143,21 @@ def kernels(report: Report, device: Any) -> None:
         report.compile(f"unpack {width}", lambda f=unpack, x=words: f.lower(x), 4 * BUCKETS * size)
     for name, codec in KERNEL_CODECS.items():
         size = codec.bucket_size or 0
-        for dtype in (jnp.float32, jnp.bfloat16):
+        for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
+            if dtype == jnp.float16 and report.target == "tpu":
+                continue  # A TPU takes the reference.
             x, out = like(BUCKETS, size, dtype=dtype), jax.ShapeDtypeStruct((BUCKETS, size), dtype)
 
             def encode(x, count, key, codec=codec):
                 return bits.encode(codec, x, count, key, jnp.uint32(0), **own)
 
-            def add(words, steps, weights, codec=codec, out=out):
-                return bits.decode_sum(codec, words, steps, weights, out, **own)
+            def add(words, steps, codec=codec, out=out):
+                return bits.decode_sum(codec, words, steps, out, **own)
 
             given = (x, like(BUCKETS, dtype=jnp.int32), like(2))
             payloads = (
                 like(WORKERS, BUCKETS, bits.words(size, codec.bits)),
                 like(WORKERS, BUCKETS, dtype=jnp.float32),
-                like(WORKERS, dtype=jnp.float32),
             )
             label, large = f"{name}, {jnp.dtype(dtype).name}", BUCKETS * size * x.dtype.itemsize
             report.compile(f"encode {label}", lambda a=given, f=encode: jax.jit(f).lower(*a), large)

@@ -25,7 +25,10 @@ def plot(results: dict[str, Any], size: str, path: pathlib.Path) -> None:
     )
     for key, (label, mark, colour) in MARKS.items():
         points = [(rows[n][key], y) for n, y in zip(names, places, strict=True) if key in rows[n]]
-        left.scatter(*zip(*points, strict=True), marker=mark, color=colour, label=label, zorder=3)
+        if points:
+            left.scatter(
+                *zip(*points, strict=True), marker=mark, color=colour, label=label, zorder=3
+            )
     left.axvline(1, color="black", linewidth=1)
     left.set_xscale("log")
     left.set_xlabel(f"time, in copies of the same {int(size):,} floats")
@@ -42,7 +45,7 @@ def plot(results: dict[str, Any], size: str, path: pathlib.Path) -> None:
             right.scatter(*zip(*points, strict=True), marker=mark, color=colour, label=label)
     right.set_xscale("log")
     right.axvline(1, color="black", linewidth=1)
-    right.set_xlabel("relative squared error (1: as bad as sending nothing)")
+    right.set_xlabel("relative squared error (1: as of nothing)")
     for axes in (left, right):
         axes.grid(axis="both", color="#dddddd", linewidth=0.6)
         axes.set_axisbelow(True)

@@ -14,9 +14,9 @@ folder that `--out` names.
 
 With `--checkpoint-every`, the newest checkpoint of each codec is kept there in `checkpoints/`.
 `--resume` goes on from them: finished codecs are read, unbegun ones are begun, and the result has
-the same bits as that of a run that never stopped. It is refused if anything that the result depends
-on has changed; and without it, a folder that holds checkpoints is refused, so that none is ever
-overwritten or mixed up with another.
+the same bits as that of a run that never stopped. It is refused if a setting, the text, the devices
+or a library that the result depends on has changed; and without it, a folder that holds checkpoints
+of one of the codecs is refused, so that none is ever overwritten or mixed up with another.
 
 With `--save-gradients`, the run of the first codec leaves three gradients for codecs to be judged
 by: the first worker's own, before the mean, at 2 % of the steps, at half of them and at the last,
@@ -30,6 +30,7 @@ import functools
 import pathlib
 import time
 from collections.abc import Callable
+from importlib import metadata
 from typing import Any, NamedTuple
 
 import byte_lm_model
@@ -97,8 +98,8 @@ def settings_of(
         "devices": f"{len(devices)} {devices[0].device_kind}",
         "codec": repr(options.METHODS[name][1]),
         "text": text.digest,
-        "jax": jax.__version__,
         "jaxcomp": jaxcomp.__version__,
+        **{name: metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax", "numpy")},
     }
 
 

@@ -76,7 +76,7 @@ def alike(*arrays: Array) -> tuple[Array, ...]:
     varying = frozenset().union(*(kind.varying for kind in known if kind is not None))
 
     def cast(x, kind):
-        missing = () if kind is None else tuple(varying - kind.varying)
+        missing = () if kind is None else tuple(sorted(varying - kind.varying, key=str))
         return lax.pcast(x, missing, to="varying") if missing else x
 
     return tuple(cast(x, kind) for x, kind in zip(arrays, known, strict=True))

@@ -68,10 +68,12 @@ def by_platform(
 ) -> Any:
     """`own[platform](*args)` on the platforms that have an own function, else `default(*args)`.
 
-    As `jax.lax.platform_dependent`, but only the function of the platform at hand is ever traced,
-    and that when the program is lowered: tracing a kernel takes longer than compiling what a CPU
-    runs in its place. All must return arrays of the same shapes and dtypes; derivatives are those
-    of `default`.
+    As `jax.lax.platform_dependent`, but an own function is traced only when a program is lowered
+    for its platform: tracing a kernel takes longer than compiling what a CPU runs in its place. All
+    must return arrays of the same shapes and dtypes; derivatives are those of `default`.
+
+    Own functions are kernels, which XLA cannot split over devices: where it might have to (under a
+    mesh axis that is not manual), every platform takes `default`.
     """
     traced, shapes = jax.make_jaxpr(default, return_shape=True)(*args)
     flat = tuple((platform, _flat(f)) for platform, f in own.items())
@@ -86,15 +88,12 @@ def _flat(f: Callable[..., Any]) -> Callable[..., list[jax.Array]]:
 def _run(*args: jax.Array, default: Any, own: Any, traced: Any) -> list[jax.Array]:
     """Eagerly, where the arrays are."""
     del traced
-    platforms = {
-        device.platform for x in args if isinstance(x, jax.Array) for device in x.devices()
-    }
-    names = {"gpu": "cuda"}
-    for platform in platforms:
-        run = dict(own).get(names.get(platform, platform))
-        if run is not None:
-            return run(*args)
-    return default(*args)
+    devices = set().union(*(x.devices() for x in args))
+    if len(devices) > 1:
+        return default(*args)
+    (device,) = devices
+    platform = getattr(device.client, "_raw_platform", device.platform)  # "cuda", "rocm".
+    return dict(own).get(platform, default)(*args)
 
 
 def _batched(args: Any, dims: Any, *, default: Any, own: Any, traced: Any) -> Any:
@@ -116,9 +115,19 @@ def _differentiated(primals: Any, tangents: Any, *, default: Any, own: Any, trac
 def _lowered(platform: str | None) -> Callable[..., Any]:
     def rule(ctx: Any, *args: Any, default: Any, own: Any, traced: Any) -> Any:
         del traced
-        return mlir.lower_fun(dict(own).get(platform, default), multiple_results=True)(ctx, *args)
+        run = dict(own).get(platform, default) if _all_local(ctx) else default
+        return mlir.lower_fun(run, multiple_results=True)(ctx, *args)
 
     return rule
+
+
+def _all_local(ctx: Any) -> bool:
+    """Whether what is lowered runs on one device, or on each on its own."""
+    context = ctx.module_context.axis_context
+    if hasattr(context, "manual_axes"):
+        manual = set(context.manual_axes) | set(context.mesh.manual_axes)
+        return manual == set(context.mesh.axis_names)
+    return getattr(context, "num_devices", 1) == 1
 
 
 _by_platform.def_impl(_run)

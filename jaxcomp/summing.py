@@ -36,7 +36,7 @@ def decode_sum(
             even if its payload is not finite.
 
     Returns:
-        The sum in the dtype of `accumulator(like)`.
+        The sum in the dtype of `accumulator(like)`, if the codec has no method of its own.
     """
     own = getattr(codec, "decode_sum", None)
     if own is not None:

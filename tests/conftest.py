@@ -13,3 +13,11 @@ jax.config.update("jax_num_cpu_devices", 8)
 @pytest.fixture(scope="session")
 def mesh() -> jax.sharding.Mesh:
     return jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+
+
+def pytest_collection_modifyitems(items):
+    """What needs an accelerator runs where there is one."""
+    for item in items:
+        for platform in ("gpu", "tpu"):
+            if item.get_closest_marker(platform) and jax.default_backend() != platform:
+                item.add_marker(pytest.mark.skip(reason=f"needs a {platform.upper()}"))

@@ -1,8 +1,10 @@
 """Which implementation does the work: the platform's own where it can, unless one is forced.
 
-All give the same bits. `None` leaves the choice to the platform that the program is lowered for: a
-GPU (CUDA) or TPU takes its fused kernel for buckets that the kernel can hold, everything else takes
-the reference, which XLA compiles. A name forces one, and raises where that one cannot work.
+All give the same bits. `None` leaves the choice to the platform that the program is lowered for: to
+quantise and pack, and to decode and sum, a GPU (CUDA) or TPU takes its fused kernel for buckets
+that the kernel can hold; everything else takes the reference, which XLA compiles. Where a mesh axis
+is not manual, XLA may have to split the work over devices, and takes the reference too. A name
+forces one, and raises where that one cannot work.
 """
 
 import functools
@@ -19,6 +21,11 @@ from jaxcomp.bits import gpu, reference, tpu
 from jaxcomp.bits.grid import Grid
 from jaxcomp.bits.planes import Bits, planes, words
 from jaxcomp.protocols import Array, ArrayLike
+
+
+class RefusedError(ValueError):
+    """A kernel cannot hold these buckets."""
+
 
 IMPLEMENTATIONS = ("reference", "gpu", "tpu", "gpu_interpret", "tpu_interpret")
 _KERNELS: dict[str, ModuleType] = {"gpu": gpu, "tpu": tpu}
@@ -44,7 +51,7 @@ def pack(
         Array([[1985229328]], dtype=uint32)
     """
     planes(bits)
-    run = _one("pack", implementation or "reference", bits, codes.shape[1], codes.dtype)
+    run = _one("pack", implementation, bits, codes.shape[1], codes.dtype)
     return run(codes, bits=bits)
 
 
@@ -72,7 +79,7 @@ def unpack(
             f"`packed` must have {words(size, bits)} words a row for {size} codes of {bits} "
             f"bits, got shape {packed.shape}"
         )
-    run = _one("unpack", implementation or "reference", bits, size, jnp.uint32)
+    run = _one("unpack", implementation, bits, size, jnp.uint32)
     return run(packed, bits=bits, size=size)
 
 
@@ -105,14 +112,15 @@ def encode(
     def run(name: str) -> Callable[..., Any]:
         return functools.partial(_one("encode", name, grid.bits, x.shape[1], x.dtype), grid)
 
-    return _dispatch(run, implementation, x, count, key, jnp.asarray(first), *given)
+    return _dispatch(
+        run, implementation, x, count, key, jnp.asarray(first).astype(jnp.uint32), *given
+    )
 
 
 def decode_sum(
     grid: Grid,
     packed: UInt32[Array, "workers n words"],
     steps: Float32[Array, "workers n"],
-    weights: Array | None,
     like: ArrayLike,
     *,
     implementation: str | None = None,
@@ -123,48 +131,50 @@ def decode_sum(
         grid: what a code is worth.
         packed: the words of each worker.
         steps: the steps of each worker's buckets.
-        weights: `[workers]`, or None for all ones; a worker of weight zero adds exactly nothing.
-        like: shape `[n, size]` and dtype of the result; the sum is taken in float32.
+        like: shape `[n, size]` and dtype of the result; the sum is taken in float32, or in float64
+            for float64.
         implementation: as for `encode`.
 
     Raises:
         ValueError: for another implementation, or buckets that a forced kernel cannot hold.
     """
-    given = () if weights is None else (weights,)
     like = jax.ShapeDtypeStruct(like.shape, like.dtype)
 
     def run(name: str) -> Callable[..., Any]:
         work = _one("decode_sum", name, grid.bits, like.shape[1], like.dtype)
-        return lambda packed, steps, weights=None: work(grid, packed, steps, weights, like=like)
+        return lambda packed, steps: work(grid, packed, steps, like)
 
-    return _dispatch(run, implementation, packed, steps, *given)
+    return _dispatch(run, implementation, packed, steps)
 
 
 def _dispatch(run: Callable[[str], Callable[..., Any]], implementation: Any, *args: Array) -> Any:
-    """Runs the one that is forced, or those of all platforms, of which lowering keeps one."""
-    args = axes.alike(*args)  # Whatever does the work, its results have the same types.
+    """Runs the one that is forced, or leaves the choice to the platform."""
+    args = axes.alike(
+        *map(jnp.asarray, args)
+    )  # Whatever does the work, its results have the same types.
     if implementation is not None:
         return run(implementation)(*args)
     own = {}
     for name, platform in _PLATFORMS.items():
         try:
             own[platform] = run(name)
-        except ValueError:
+        except RefusedError:
             continue  # The kernel cannot hold these buckets: the reference takes them.
     return compiler.by_platform(run("reference"), own, *args)
 
 
-def _one(work: str, implementation: str, bits: Bits, size: int, dtype: Any) -> Callable[..., Any]:
+def _one(
+    work: str, implementation: str | None, bits: Bits, size: int, dtype: Any
+) -> Callable[..., Any]:
     """One implementation of one piece of work, if it can do it."""
     checks.choice("implementation", implementation, (*IMPLEMENTATIONS, None))
-    if implementation == "reference":
+    if implementation in ("reference", None):
         return getattr(reference, work)
     name = implementation.removesuffix("_interpret")
     refusal = _KERNELS[name].refuses(bits, size, dtype)
     if refusal:
-        raise ValueError(
-            f"`implementation` {implementation!r} cannot do this: {refusal}. None takes the "
-            "platform's kernel where it fits and the reference elsewhere"
+        raise RefusedError(
+            f"`implementation` {implementation!r} cannot do this: {refusal}; 'reference' can"
         )
     return functools.partial(
         getattr(_KERNELS[name], work), interpret=implementation.endswith("_interpret")

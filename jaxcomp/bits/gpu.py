@@ -115,17 +115,14 @@ def decode_sum(
     grid: Grid,
     packed: Array,
     steps: Array,
-    weights: Array | None,
     like: ArrayLike,
     *,
     interpret: bool = False,
 ) -> Array:
     """As `bits.decode_sum`."""
     (workers, n, _), size = packed.shape, like.shape[1]
-    given = () if weights is None else (weights.astype(jnp.float32),)
 
-    def kernel(words_ref, steps_ref, *refs):
-        *weights_ref, out_ref = refs
+    def kernel(words_ref, steps_ref, out_ref):
         rows, columns = _rows(n, size), _columns(size)
 
         def term(worker):
@@ -134,13 +131,12 @@ def decode_sum(
 
             codes = _unpack(load, grid.bits, size, columns)
             step = _load(steps_ref, rows, _columns(1), worker=worker)
-            value = grid.values(codes) * step
-            return summing.weighted(value, weights_ref[0][worker] if given else None)
+            return grid.values(codes) * step
 
         total = summing.in_order(term, workers)
         _store(out_ref, rows, columns, columns < size, total.astype(like.dtype))
 
-    arrays = (packed, steps[:, :, None], *given)
+    arrays = (packed, steps[:, :, None])
     return _call(kernel, n, size, [(size, like.dtype)], interpret, *arrays)[0]
 
 

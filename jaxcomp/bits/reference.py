@@ -62,16 +62,13 @@ def decode_sum(
     grid: Grid,
     packed: UInt32[Array, "workers n words"],
     steps: Float32[Array, "workers n"],
-    weights: Array | None,
     like: ArrayLike,
 ) -> Array:
     """Unpacks, scales and accumulates the payloads of all workers in their order."""
 
     def term(index):
         codes = unpack(packed[index], grid.bits, like.shape[1])
-        weight = None if weights is None else weights[index]
-        value = (grid.values(codes) * steps[index][:, None]).astype(summing.wide(like.dtype))
-        return summing.weighted(value, weight)
+        return (grid.values(codes) * steps[index][:, None]).astype(summing.wide(like.dtype))
 
     return summing.in_order(term, packed.shape[0]).astype(like.dtype)
 

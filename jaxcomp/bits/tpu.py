@@ -16,7 +16,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from jaxcomp import axes, noise, summing
+from jaxcomp import axes, noise
 from jaxcomp.bits.grid import Grid
 from jaxcomp.bits.planes import Bits, Plane, TritPlane, lanes, planes, words as words_of
 from jaxcomp.protocols import Array, ArrayLike
@@ -48,6 +48,8 @@ def refuses(bits: Bits, size: int, dtype: Any) -> str | None:
         width = lanes(size, plane)
         if width * plane.fields != size or (LANES % width and width % LANES):
             return f"{size} codes of {bits} bits do not fill whole registers"
+    if jnp.dtype(dtype) == jnp.float16:
+        return "elements must not be float16, which a TPU cannot load"
     if jnp.dtype(dtype).itemsize > 4:
         return f"elements must have at most 32 bits, and these are {jnp.dtype(dtype).name}"
     return None
@@ -159,7 +161,6 @@ def decode_sum(
     grid: Grid,
     packed: Array,
     steps: Array,
-    weights: Array | None,
     like: ArrayLike,
     *,
     interpret: bool = False,
@@ -167,15 +168,13 @@ def decode_sum(
     """As `bits.decode_sum`."""
     (workers, n, words), size = packed.shape, like.shape[1]
     groups = _groups(n, size)
-    every = jnp.ones(workers, jnp.float32) if weights is None else weights.astype(jnp.float32)
 
-    def kernel(weights_ref, words_ref, steps_ref, out_ref, tile_ref):
+    def kernel(words_ref, steps_ref, out_ref, tile_ref):
         worker = pl.program_id(1)
         row, step = words_ref[0], steps_ref[0]
-        weight = None if weights is None else weights_ref[0, worker]
         for bucket in range(TOGETHER):
             value = grid.values(_codes(row, grid.bits, size, bucket))
-            value = summing.weighted(value * step[:, bucket : bucket + 1], weight)
+            value = value * step[:, bucket : bucket + 1]
 
             @pl.when(worker == 0)
             def _(value=value, bucket=bucket):
@@ -194,8 +193,8 @@ def decode_sum(
 
     return _call(
         kernel,
-        [pl.BlockSpec(memory_space=pltpu.SMEM), of_worker(words), of_worker(1)],
-        [every[None], _share(packed), _share(steps[:, :, None])],
+        [of_worker(words), of_worker(1)],
+        [_share(packed), _share(steps[:, :, None])],
         [pl.BlockSpec((TOGETHER * groups, size), lambda i, worker: (i, 0))],
         [((n, size), like.dtype)],
         interpret,

@@ -74,8 +74,8 @@ class Quantizer:
         small against the scale.
         """
         if not self.levels.dithers:  # Signs: ±s is closer than zero while s ≤ 2·mean|x|.
-            return isinstance(self.scale, MeanAbs)
-        return not self.rounding.unbiased and isinstance(self.scale, MaxAbs)
+            return isinstance(self.scale, MeanAbs) and not self.shared
+        return not self.rounding.unbiased and isinstance(self.scale, MaxAbs) and not self.shared
 
     @property
     def bits(self) -> int | float:
@@ -118,9 +118,10 @@ class Quantizer:
     ) -> Array:
         del keys
         words, steps = payloads
-        return bits.decode_sum(
-            self, words, steps, weights, like, implementation=self.implementation
-        )
+        if weights is not None:
+            weights = weights.astype(jnp.float32)
+            steps = rounding_.weighted_step(steps, weights, self.levels.magnitude)
+        return bits.decode_sum(self, words, steps, like, implementation=self.implementation)
 
     def step(self, scale: Array, dtype: Any, rows: Rows) -> tuple[Array, Array]:
         """What one step is worth for each scale, and what brings elements to codes."""
@@ -155,10 +156,11 @@ class Quantizer:
         Raises:
             ValueError: if the rounding is not stochastic.
         """
-        if not self.rounding.unbiased:
+        if not (self.rounding.unbiased and self.levels.dithers):
             raise ValueError(
-                f"`rounding` must be stochastic for a variance, got {self.rounding!r}; measure "
-                "the error of a deterministic codec with `jaxcomp.roundtrip`"
+                f"`rounding` must be stochastic, on `levels` that take dither, for a variance, got "
+                f"{self.rounding!r} and {self.levels!r}; measure the error of a deterministic "
+                "codec with `jaxcomp.roundtrip`"
             )
         total = jnp.zeros((), jnp.float32)
         layout = trees.layout(self, x)

@@ -87,7 +87,7 @@ class Uniform:
 
 @dataclasses.dataclass(frozen=True)
 class Sign:
-    """The two values ±1; zero counts as positive."""
+    """The two values ±1; what is within 2⁻²⁰ of a step of zero counts as positive."""
 
     bits = 1
     magnitude = 1
@@ -95,7 +95,8 @@ class Sign:
 
     def codes(self, points: Float32[Array, "..."], dither: Array) -> UInt32[Array, "..."]:
         del dither
-        return (points >= 0).astype(jnp.uint32)
+        # Not `>= 0`: a denormal is negative on a GPU and zero on a CPU.
+        return (points > -1).astype(jnp.uint32)
 
     def values(self, codes: UInt32[Array, "..."]) -> Float32[Array, "..."]:
         return (2 * codes.astype(jnp.int32) - 1).astype(jnp.float32)

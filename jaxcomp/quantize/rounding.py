@@ -95,6 +95,21 @@ def exact_step(
     return compiler.outlined(derive)(scale)
 
 
+def weighted_step(
+    step: Float32[Array, "workers n"], weight: Float32[Array, " workers"], magnitude: int
+) -> Float32[Array, "workers n"]:
+    """`weight · step`, rounded so that code × step is exact again; zero for weight zero.
+
+    To weight each decoded value instead would round the product, or not: it is for the compiler
+    to decide whether it fuses it with the sum. The relative error is at most 2⁻¹⁷ for 8 bits.
+    """
+    short = magnitude.bit_length() if magnitude > 1 else 0
+    half, mask = (1 << short) >> 1, (1 << short) - 1
+    bits = lax.bitcast_convert_type(step * weight[:, None], jnp.int32)
+    rounded = lax.bitcast_convert_type((bits + half) & ~mask, jnp.float32)
+    return jnp.where(weight[:, None] == 0, 0, rounded)
+
+
 def _largest_step(magnitude: int, bits: int, dtype) -> np.float32:
     """The largest step of so many significant bits whose product with every code is finite."""
     top = float(jnp.finfo(dtype).max if dtype.itemsize < 4 else np.finfo(np.float32).max)
