@@ -44,8 +44,8 @@ def sign(bucket_size: int | None = 512) -> Quantizer:
         SignSGD and other gradient compression schemes <https://arxiv.org/abs/1901.09847>`_, 2019.
 
     Note:
-        The scale is the mean of |x| over a bucket, not over a layer; a zero bucket stays zero. What is
-        below 2⁻²⁰ of the scale counts as positive, since denormals are zero on a CPU only.
+        The scale is the mean of |x| over a bucket, not over a layer; a zero bucket stays zero.
+        What is below 2⁻²⁰ of the scale counts as positive: denormals are zero on a CPU only.
     """
     return Quantizer(
         levels=levels.Sign(),
