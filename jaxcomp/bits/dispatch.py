@@ -112,9 +112,8 @@ def encode(
     def run(name: str) -> Callable[..., Any]:
         return functools.partial(_one("encode", name, grid.bits, x.shape[1], x.dtype), grid)
 
-    return _dispatch(
-        run, implementation, x, count, key, jnp.asarray(first).astype(jnp.uint32), *given
-    )
+    number = jnp.asarray(first).astype(jnp.uint32)
+    return _dispatch(run, implementation, x, count, key, number, *given)
 
 
 def decode_sum(
@@ -149,9 +148,8 @@ def decode_sum(
 
 def _dispatch(run: Callable[[str], Callable[..., Any]], implementation: Any, *args: Array) -> Any:
     """Runs the one that is forced, or leaves the choice to the platform."""
-    args = axes.alike(
-        *map(jnp.asarray, args)
-    )  # Whatever does the work, its results have the same types.
+    # Whatever does the work, its results have the same types.
+    args = axes.alike(*map(jnp.asarray, args))
     if implementation is not None:
         return run(implementation)(*args)
     own = {}

@@ -26,7 +26,6 @@ ELEMENTS = 2048
 LARGEST = 8192
 """Elements of the largest bucket that a program can hold."""
 
-
 UNROLLED = 8
 """Fields that are packed in a row; more are packed in a loop."""
 
@@ -179,15 +178,14 @@ def _unpack(load: Callable[[Array], Array], bits: Bits, size: int, columns: Arra
     return codes
 
 
-def _programs(size: int) -> tuple[int, int]:
-    """Buckets that one program holds, and the power of two that their columns are padded to."""
-    columns = pl.next_power_of_2(size)
-    return max(1, ELEMENTS // columns), columns
+def _per_program(size: int) -> int:
+    """Buckets that one program holds, their columns padded to a power of two."""
+    return max(1, ELEMENTS // pl.next_power_of_2(size))
 
 
 def _rows(n: int, size: int) -> Array:
-    """The buckets of this program; the last program works on some of another one again."""
-    per, _ = _programs(size)
+    """The buckets of this program; where the last one has too few, it repeats the last bucket."""
+    per = _per_program(size)
     return jnp.minimum(pl.program_id(0) * per + lax.iota(jnp.int32, per), n - 1)[:, None]
 
 
@@ -221,11 +219,10 @@ def _call(
 ) -> Any:
     """Runs the kernel over `n` buckets; each output has a row a bucket."""
     arrays = axes.alike(*arrays)
-    per, _ = _programs(size)
     return pl.pallas_call(
         kernel,
         out_shape=[axes.result((n, width), dtype, arrays[0]) for width, dtype in outputs],
-        grid=(pl.cdiv(n, per),),
+        grid=(pl.cdiv(n, _per_program(size)),),
         interpret=interpret,
         compiler_params=triton.CompilerParams(num_warps=4, num_stages=1),
         name=f"jaxcomp_{kernel.__qualname__.split('.')[0]}",

@@ -118,11 +118,9 @@ def encode(
 
     def kernel(seeds_ref, given_ref, x_ref, words_ref, steps_ref, tile_ref):
         _lay_out(tile_ref, x_ref[...].astype(jnp.float32))
-        given, scale_of, codes_of = (
-            given_ref[...],
-            jax.jit(grid.scale, static_argnums=2),
-            jax.jit(grid.codes),
-        )
+        given = given_ref[...]
+        # Traced once for all eight buckets.
+        scale_of, codes_of = jax.jit(grid.scale, static_argnums=2), jax.jit(grid.codes)
         lane = lax.broadcasted_iota(jnp.int32, (groups, LANES), 1)
         scales = jnp.zeros((groups, LANES), jnp.float32)
         for bucket in range(TOGETHER):
