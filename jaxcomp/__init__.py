@@ -1,6 +1,12 @@
 """Communication-compressed training in JAX: gradient compression as optax transformations."""
 
 from jaxcomp import testing as testing
+from jaxcomp.codecs.combinators import (
+    Chained as Chained,
+    Clipped as Clipped,
+    Contractive as Contractive,
+)
+from jaxcomp.codecs.rotated import Rotated as Rotated
 from jaxcomp.description import Description as Description, describe as describe
 from jaxcomp.feedback import Link as Link, NoFeedback as NoFeedback, Residual as Residual
 from jaxcomp.mesh import (
@@ -11,15 +17,32 @@ from jaxcomp.mesh import (
 )
 from jaxcomp.policy import Policy as Policy, Rule as Rule
 from jaxcomp.protocols import Codec as Codec, Feedback as Feedback, Key as Key, Reducer as Reducer
+from jaxcomp.recipes.floats import (
+    alq as alq,
+    amq as amq,
+    mx as mx,
+    natural as natural,
+    natural_dithering as natural_dithering,
+    nuqsgd as nuqsgd,
+)
 from jaxcomp.recipes.quantizers import (
+    averaged_ternary as averaged_ternary,
     blockwise as blockwise,
     cast as cast,
     qsgd as qsgd,
     qsgd_inf as qsgd_inf,
     sign as sign,
     terngrad as terngrad,
+    threshold_ternary as threshold_ternary,
 )
-from jaxcomp.recipes.sparsifiers import top_k as top_k
+from jaxcomp.recipes.rotations import (
+    drive as drive,
+    dsc as dsc,
+    eden as eden,
+    ndsc as ndsc,
+    rotated_uniform as rotated_uniform,
+)
+from jaxcomp.recipes.sparsifiers import random_k as random_k, top_k as top_k
 from jaxcomp.reducers.dense import Dense as Dense
 from jaxcomp.reducers.gather import Gather as Gather
 from jaxcomp.transforms.mean import compressed_mean as compressed_mean

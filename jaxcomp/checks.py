@@ -49,6 +49,13 @@ def number(name: str, value: Any, low: float, high: float = math.inf) -> None:
         raise ValueError(f"`{name}` must be a number {span}, got {value!r}")
 
 
+def positive(name: str, value: Any) -> None:
+    """A finite number above zero."""
+    number(name, value, 0.0)
+    if value == 0:
+        raise ValueError(f"`{name}` must be a positive number, got 0")
+
+
 def part(name: str, value: Any, protocol: type) -> None:
     """An instance that offers what a Protocol asks for."""
     if isinstance(value, type) or not isinstance(value, protocol):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxcomp import wire
 from jaxcomp.feedback import Link
-from jaxcomp.protocols import Codec, PyTree
+from jaxcomp.protocols import PyTree
 from jaxcomp.reducers import reduction
 from jaxcomp.transforms import mean
 
@@ -161,19 +161,19 @@ def describe(codec_or_reducer: Any, params: PyTree, workers: int | None = None) 
     )
 
 
-def short(codec: Codec) -> str:
-    """A codec on one line: its settings without their names."""
-    fields = getattr(codec, "__dataclass_fields__", None)
-    if fields is None:
-        return repr(codec)
+def short(setting: Any) -> str:
+    """A codec or a part of it on one line: what is not as it is by default."""
+    if not dataclasses.is_dataclass(setting):
+        return repr(setting)
     settings = []
-    for name, field in fields.items():
-        value = getattr(codec, name)
-        if dataclasses.is_dataclass(value):
-            settings.append(repr(value).removesuffix("()"))
-        elif value is not field.default or name == "bucket_size":
-            settings.append(f"{name}={value!r}")
-    return f"{type(codec).__name__}({', '.join(settings)})"
+    for field in dataclasses.fields(setting):
+        value = getattr(setting, field.name)
+        if dataclasses.is_dataclass(value) and value != field.default:
+            settings.append(short(value))
+        elif value != field.default or field.name == "bucket_size":
+            settings.append(f"{field.name}={value!r}")
+    inside = ", ".join(settings)
+    return f"{type(setting).__name__}({inside})" if inside else type(setting).__name__
 
 
 def _picked(given: Any, reducer: Any, compressed: bool) -> str:

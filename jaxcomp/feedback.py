@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxcomp import checks, policy as policy_
+from jaxcomp import checks, offers, policy as policy_
 from jaxcomp.policy import Policy
 from jaxcomp.protocols import Array, Codec, Feedback, PyTree
 
@@ -134,14 +134,14 @@ class Link:
                 "`feedback` must be a feedback such as jaxcomp.Residual() or jaxcomp.NoFeedback(), "
                 f"got {self.feedback!r}"
             )
-        lossy = [codec for codec in self.policy.codecs if contractive(codec)]
+        lossy = [codec for codec in self.policy.codecs if offers.contractive(codec)]
         if lossy and isinstance(self.feedback, NoFeedback):
             warnings.warn(
                 f"{lossy[0]!r} is biased, and without feedback what it drops is lost for good; "
                 "use Link(codec, Residual()).",
                 stacklevel=3,
             )
-        loose = [codec for codec in self.policy.codecs if not contractive(codec)]
+        loose = [codec for codec in self.policy.codecs if not offers.contractive(codec)]
         if loose and isinstance(self.feedback, Residual):
             warnings.warn(
                 f"{loose[0]!r} is not contractive: where its error exceeds its input, a residual "
@@ -155,18 +155,13 @@ class Link:
         return policy_.of(self.codec)
 
 
-def contractive(codec: Codec) -> bool:
-    """Whether a codec is biased with an error smaller than its input, so that feedback mends it."""
-    return getattr(codec, "contractive", not codec.unbiased)
-
-
 def default(codec: "Codec | Policy") -> Feedback:
     """The feedback that a codec's error class asks for: residual for contractive, else none.
 
     Raises:
         ValueError: if a policy mixes both classes, since one feedback serves the whole tree.
     """
-    classes = {contractive(member) for member in policy_.of(codec).codecs}
+    classes = {offers.contractive(member) for member in policy_.of(codec).codecs}
     if len(classes) > 1:
         raise ValueError(
             "`codec` is a policy that mixes contractive codecs, which need feedback, with others, "

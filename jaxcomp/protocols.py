@@ -49,10 +49,12 @@ class Codec(Protocol):
     """One batch of buckets ↔ the payload that crosses the wire.
 
     A codec sees `x: [buckets, size]`, zero-padded, of which `count[b]` elements of bucket `b`
-    are real. Every array of its payload has a leading `buckets` axis. Two more methods are
-    optional: `agree(x, count, state, axis_name) -> state` for what all workers must agree on
-    before they encode, and `decode_sum(keys, payloads, like, weights=None)` where summing `n`
-    payloads can be done better than one after another.
+    are real. Every array of its payload has a leading `buckets` axis. More methods are optional:
+    `agree(key, x, count, state, axis_name) -> state` for what all workers must agree on before they
+    encode; `side(agreed)` for what of it the decoder needs, which `decode` and `decode_sum` are
+    then given; `decode_sum(keys, payloads, like, weights=None)` where summing `n` payloads can be
+    done better than one after another; `variance_bound(size)`, the relative variance of an
+    unbiased codec in the worst case.
 
     Attributes:
         bucket_size: elements in a bucket, or None for one bucket a leaf.
@@ -60,6 +62,8 @@ class Codec(Protocol):
         linear: whether `decode(Σ payloads) = Σ decode(payloads)`, so that payloads may be summed.
         contractive (optional, by default `not unbiased`): whether
             `E‖decode(encode(x)) − x‖² ≤ (1 − δ)‖x‖²` for some `δ > 0` and every `x`.
+        reorders (optional, by default False): whether `decode_sum` adds in a domain of its own, and
+            so equals the sum of `decode` only up to rounding.
         bits_per_element (optional): what a full bucket costs an element, as the codec claims;
             `testing.assert_wire_bytes` holds it against the payload.
     """

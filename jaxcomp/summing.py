@@ -23,7 +23,12 @@ def accumulator(like: ArrayLike) -> jax.ShapeDtypeStruct:
 
 
 def decode_sum(
-    codec: Codec, keys: Key, payloads: Any, like: ArrayLike, weights: Array | None = None
+    codec: Codec,
+    keys: Key,
+    payloads: Any,
+    like: ArrayLike,
+    weights: Array | None = None,
+    side: Any = None,
 ) -> Array:
     """`Σ wᵢ · decode(payloadᵢ)` in worker order, by the codec's own method if it has one.
 
@@ -34,20 +39,21 @@ def decode_sum(
         like: shape and dtype of one decoded batch.
         weights: `[workers]`, or None for all ones. A worker of weight zero adds exactly nothing,
             even if its payload is not finite.
+        side: what the codec's decoder knows beside the payload.
 
     Returns:
         The sum in the dtype of `accumulator(like)`, if the codec has no method of its own.
     """
     own = getattr(codec, "decode_sum", None)
     if own is not None:
-        return own(keys, payloads, like, weights)
+        return own(keys, payloads, like, weights, **({} if side is None else {"side": side}))
     like = accumulator(like)
 
     def term(index):
         key = keys._replace(own=keys.own[index])
         payload = jax.tree.map(lambda leaf: leaf[index], payloads)
         return weighted(
-            codec.decode(key, payload, like), None if weights is None else weights[index]
+            codec.decode(key, payload, like, side), None if weights is None else weights[index]
         )
 
     return in_order(term, keys.own.shape[0])

@@ -15,7 +15,10 @@ def _defaults() -> list[Codec]:
         loaded = importlib.import_module(module.name)
         for name, make in inspect.getmembers(loaded, inspect.isfunction):
             if make.__module__ == module.name and not name.startswith("_"):
-                made = make()
+                required = [
+                    p for p in inspect.signature(make).parameters.values() if p.default is p.empty
+                ]
+                made = None if required else make()
                 if isinstance(made, Codec):
                     codecs.append(made)
     return codecs

@@ -15,7 +15,7 @@ from suite import CODECS, VARIANTS
 
 tree = {"w": jnp.ones((40, 64)), "b": jnp.ones(7, jnp.bfloat16), "none": jnp.ones((0, 3))}
 for codec in CODECS + VARIANTS:
-    jaxcomp.roundtrip(codec, 0, tree)
+    jax.eval_shape(lambda tree: jaxcomp.roundtrip(codec, 0, tree), tree)
     tx = jaxcomp.compressed_mean(codec, "data", stats=True)
     state = jax.tree.map(lambda x: jnp.stack([x] * 3), tx.init(tree))
     grads = jax.tree.map(lambda x: jnp.stack([x] * 3), tree)

@@ -2,9 +2,11 @@
 
 import dataclasses
 import hashlib
+import importlib
 import json
 import os
 import pathlib
+import pkgutil
 
 import chex
 import jax
@@ -15,6 +17,8 @@ from hypothesis import given, settings, strategies as st
 from suite import CODECS, VARIANTS, label
 
 import jaxcomp
+import jaxcomp.codecs
+import jaxcomp.quantize
 from jaxcomp import noise, testing, trees, wire
 from jaxcomp.codecs.quantizer import Quantizer
 from jaxcomp.quantize import levels, rounding, scales
@@ -29,16 +33,10 @@ def test_contract(codec):
 
 @pytest.mark.parametrize("codec", CODECS + VARIANTS, ids=label)
 def test_repr_is_the_line_that_builds_it(codec):
-    from jaxcomp.codecs.cast import Cast
-    from jaxcomp.codecs.quantizer import Quantizer
-    from jaxcomp.codecs.sparsifier import TopK
-    from jaxcomp.quantize.levels import Sign, Uniform
-    from jaxcomp.quantize.rounding import Nearest, Stochastic
-    from jaxcomp.quantize.scales import L2, ClippedMax, MaxAbs, MeanAbs
-
-    parts = (Cast, Quantizer, TopK, Sign, Uniform, Nearest, Stochastic)
-    sizes = (L2, ClippedMax, MaxAbs, MeanAbs)
-    names = {part.__name__: part for part in (*parts, *sizes)}
+    names = {}
+    for package in (jaxcomp.codecs, jaxcomp.quantize):
+        for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
+            names |= vars(importlib.import_module(module.name))
     assert eval(repr(codec), names) == codec
 
 

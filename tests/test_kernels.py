@@ -207,7 +207,7 @@ def test_a_weighted_sum_is_the_same_bits_however_it_is_compiled(workers):
         jnp.asarray(rng.uniform(0.1, 1, (workers, n)), jnp.float32), 7, jnp.float32
     )[0]
     weights = jnp.asarray(rng.uniform(0.1, 1, workers), jnp.float32).at[0].set(0)
-    payloads = QuantizedPayload(words, steps.at[0].set(jnp.nan))
+    payloads = QuantizedPayload(words, (steps.at[0].set(jnp.nan),))
     like = jax.ShapeDtypeStruct((n, 512), jnp.float32)
 
     def add(codec, payloads, weights):

@@ -1,26 +1,29 @@
-"""The quantizer: scale, levels and rounding as settings of one codec."""
+"""The quantizer: scale, levels, rounding and steps as settings of one codec."""
 
 import dataclasses
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Float32, UInt32
 
-from jaxcomp import axes, bits, checks, trees
+from jaxcomp import axes, bits, checks, noise, summing, trees
 from jaxcomp.protocols import Array, ArrayLike, AxisName, Key
-from jaxcomp.quantize import rounding as rounding_, sums
-from jaxcomp.quantize.levels import FRACTION, Levels
-from jaxcomp.quantize.rounding import Rounding
-from jaxcomp.quantize.scales import MaxAbs, MeanAbs, Scale
+from jaxcomp.quantize import fits, rounding as rounding_
+from jaxcomp.quantize.levels import FRACTION, Float, Levels, MidRise, Uniform
+from jaxcomp.quantize.rounding import Rounding, Subtractive
+from jaxcomp.quantize.scales import L2, MaxAbs, MeanAbs, Scale
+from jaxcomp.quantize.steps import Derived, Exact, Steps
 from jaxcomp.quantize.sums import Rows
+from jaxcomp.theory import worst_case
 
 
 class QuantizedPayload(NamedTuple):
-    """Packed codes, and what one step of each bucket is worth."""
+    """Packed codes, and what says what one step of each bucket, or of each block, is worth."""
 
     words: UInt32[Array, "n words"]
-    steps: Float32[Array, " n"]
+    steps: tuple[Array, ...]
 
 
 class AgreedScale(NamedTuple):
@@ -41,17 +44,28 @@ class Quantizer:
         levels: the values a code may stand for.
         scale: what a bucket is measured against.
         rounding: how an element finds its level.
+        steps: how the steps travel.
         bucket_size: elements in a bucket; None for one bucket a leaf.
+        block: elements that share a step, fewer than a bucket; None for the whole bucket.
+        fit: the step that is sent once the codes are chosen: "unbiased" (on buckets that were
+            rotated at random), "least_squares" or "norm"; None for the one they were found by.
         shared: use the largest scale of all workers, so that codes may be added.
         implementation: "reference", "gpu" or "tpu" to force one, or "gpu_interpret" or
             "tpu_interpret" to run a kernel in an interpreter; None for the platform's own. All
-            give the same bits.
+            give the same bits. Steps other than `Exact()`, blocks, fits and subtracted dither have
+            no kernel.
+
+    Raises:
+        ValueError: for parts of the wrong kind, or that do not go together.
     """
 
     levels: Levels
     scale: Scale
     rounding: Rounding
+    steps: Steps = Exact()
     bucket_size: int | None = 512
+    block: int | None = None
+    fit: str | None = None
     shared: bool = False
     implementation: str | None = None
     linear = False
@@ -61,20 +75,53 @@ class Quantizer:
         checks.part("levels", self.levels, Levels)
         checks.part("scale", self.scale, Scale)
         checks.part("rounding", self.rounding, Rounding)
+        checks.part("steps", self.steps, Steps)
+        checks.choice("fit", self.fit, fits.FITS)
+        if self.block is not None:
+            checks.integer("block", self.block, 1)
         checks.choice("implementation", self.implementation, (None, *bits.IMPLEMENTATIONS))
+        if self.fit and (self.block or self.shared or not isinstance(self.steps, Exact)):
+            raise ValueError(
+                f"`fit` {self.fit!r} must stand with whole buckets, their own scales and steps "
+                f"Exact(), got {self!r}"
+            )
+        if isinstance(self.rounding, Subtractive) and not isinstance(
+            self.levels, Uniform | MidRise
+        ):
+            raise ValueError(
+                "`rounding` that subtracts its dither must stand with evenly spaced levels, "
+                f"Uniform or MidRise, got {self.levels!r}"
+            )
+        if self.shared and self.block:
+            raise ValueError(f"`shared` must stand with whole buckets, got block={self.block}")
+        if self.implementation not in (None, "reference") and not self._fused:
+            raise ValueError(
+                f"`implementation` {self.implementation!r} must stand with steps Exact(), and "
+                f"without block, fit or subtracted dither, got {self!r}; None takes XLA for these"
+            )
 
     @property
     def unbiased(self) -> bool:
         """Rounding is unbiased and nothing is clipped."""
-        return self.rounding.unbiased and self.levels.dithers and self.scale.covers
+        return (
+            self.rounding.unbiased
+            and self.levels.dithers
+            and self.scale.covers
+            and self.steps.unbiased
+            and self.fit is None
+        )
 
     @property
     def contractive(self) -> bool:
         """The error never exceeds the input: rounding to nearest, of elements that are not all
         small against the scale.
         """
+        if self.fit in ("least_squares", "norm") and not self.rounding.unbiased:
+            return self.fit == "least_squares"  # Its error is what the codes do not explain.
         if not self.levels.dithers:  # Signs: ±s is closer than zero while s ≤ 2·mean|x|.
-            return isinstance(self.scale, MeanAbs) and not self.shared
+            return isinstance(self.scale, MeanAbs) and not self.shared and self.fit is None
+        if isinstance(self.levels, MidRise) or self.fit:
+            return False  # Elements much smaller than the scale grow to its lowest level.
         return not self.rounding.unbiased and isinstance(self.scale, MaxAbs) and not self.shared
 
     @property
@@ -84,48 +131,133 @@ class Quantizer:
 
     @property
     def bits_per_element(self) -> float:
-        """Bits an element of a full bucket, with its step."""
+        """Bits an element of a full bucket, with its steps."""
         if self.bucket_size is None:
-            return float(self.bits)
+            return float(self.bits) + (self.steps.bits(1) / self.block if self.block else 0)
         words = bits.words(self.bucket_size, self.bits)
-        return 32 * (words + 1) / self.bucket_size
+        return (32 * words + self.steps.bits(self._blocks(self.bucket_size))) / self.bucket_size
+
+    def variance_bound(self, size: int) -> float | None:
+        """The smallest known `ω` with `E‖x̂ − x‖² ≤ ω‖x‖²` for every bucket of `size` elements;
+        None where the codec is biased or no bound is known.
+        """
+        if not self.unbiased or not isinstance(self.steps, Exact) or self.block:
+            return None
+        if isinstance(self.levels, Uniform):
+            if isinstance(self.scale, L2):
+                return worst_case.omega_l2(size, self.levels.steps)
+            if isinstance(self.scale, MaxAbs):
+                return worst_case.omega_max(size, self.levels.steps)
+        if isinstance(self.levels, Float) and not self.levels.mantissa:
+            if isinstance(self.scale, L2):
+                return worst_case.omega_exponential_l2(size, self.levels.positive)
+            if isinstance(self.scale, MaxAbs):
+                return worst_case.omega_natural(size, self.levels.positive, float("inf"))
+        return None
 
     def init(self, like: ArrayLike) -> tuple:
         del like
         return ()
 
-    def agree(self, x: Array, count: Array, state: tuple, axis_name: AxisName) -> Any:
+    def agree(self, key: Key, x: Array, count: Array, state: tuple, axis_name: AxisName) -> Any:
         """The largest scale of all workers, if it is shared."""
+        del key
         if not self.shared:
             return state
         return AgreedScale(axes.maximum(self.scale(x, count[:, None])[:, 0], axis_name))
 
     def encode(self, key: Key, x: Array, count: Array, state: Any) -> tuple[QuantizedPayload, Any]:
         agreed = state.scale if isinstance(state, AgreedScale) else None
-        words, steps = bits.encode(
-            self, x, count, key.own, key.first, agreed, implementation=self.implementation
-        )
-        return QuantizedPayload(words, steps), ()
+        seed = key.shared if self.rounding.shared else key.own
+        if self._fused:
+            words, steps = bits.encode(
+                self, x, count, seed, key.first, agreed, implementation=self.implementation
+            )
+            return QuantizedPayload(words, (steps,)), ()
+        return self._encode(seed, key.first, x, count, agreed), ()
+
+    def _encode(
+        self, seed: Array, first: Array, x: Array, count: Array, agreed: Array | None
+    ) -> QuantizedPayload:
+        """`encode` of what no kernel does."""
+        n, size = x.shape
+        high, low = (part[:, None] for part in noise.seeds(seed, first, n))
+        blocks = self._in_blocks(x)
+        derived = self._derive(blocks, count, agreed, high, low)
+        position = jnp.arange(blocks.shape[1] * blocks.shape[2], dtype=jnp.uint32)
+        codes = self.codes(
+            blocks,
+            derived.factor[..., None],
+            high[..., None],
+            low[..., None],
+            position.reshape(1, *blocks.shape[1:]),
+        ).reshape(n, -1)[:, :size]
+        sent = derived.sent
+        if self.fit:
+            values = self.levels.values(codes)
+            step = fits.fitted(self.fit, self.levels, values, x, count[:, None], x.dtype)
+            sent = (step[:, 0],)
+        return QuantizedPayload(bits.pack(codes, bits=self.bits), sent)
+
+    def _derive(
+        self, blocks: Array, count: Array, agreed: Array | None, high: Array, low: Array
+    ) -> Derived:
+        """The steps of `[n, blocks, block]` elements."""
+        n, number, block = blocks.shape
+        begin = jnp.arange(number, dtype=count.dtype)[None] * block
+        left = jnp.clip(count[:, None] - begin, 0, block).reshape(-1, 1)
+        scale = self.scale(blocks.reshape(-1, block), left).reshape(n, number)
+        scale = scale if agreed is None else agreed[:, None]
+        derived = self.steps.derive(scale, self.levels, blocks.dtype, high, low)
+        if self.block is None:  # One a bucket.
+            return derived._replace(sent=tuple(part.reshape(n) for part in derived.sent))
+        return derived
 
     def decode(
         self, key: Key, payload: QuantizedPayload, like: ArrayLike, side: Any = None
     ) -> Array:
         del side
-        return self.decode_sum(key, jax.tree.map(lambda x: x[None], payload), like)
+        keys = key._replace(own=key.own[None])
+        return self.decode_sum(keys, jax.tree.map(lambda x: x[None], payload), like)
 
     def decode_sum(
         self, keys: Key, payloads: QuantizedPayload, like: ArrayLike, weights: Array | None = None
     ) -> Array:
-        del keys
-        words, steps = payloads
+        sent = payloads.steps
+        if self.block is None:
+            sent = tuple(part[..., None] for part in sent)
+        steps = self.steps.received(sent)
         if weights is not None:
-            weights = weights.astype(jnp.float32)
-            steps = rounding_.weighted_step(steps, weights, self.levels.magnitude)
-        return bits.decode_sum(self, words, steps, like, implementation=self.implementation)
+            precision = self._precision
+            steps = rounding_.weighted_step(steps, weights.astype(jnp.float32), precision)
+        if self.block is None and not isinstance(self.rounding, Subtractive):
+            return bits.decode_sum(
+                self, payloads.words, steps[..., 0], like, implementation=self.implementation
+            )
+        return self._decode_sum(keys, payloads.words, steps, like)
+
+    def _decode_sum(self, keys: Key, packed: Array, steps: Array, like: ArrayLike) -> Array:
+        """`decode_sum` of what no kernel does."""
+        n, size = like.shape
+
+        def term(index):
+            values = self.levels.values(bits.unpack(packed[index], bits=self.bits, size=size))
+            if isinstance(self.rounding, Subtractive):
+                seed = keys.shared if self.rounding.shared else keys.own[index]
+                high, low = (part[:, None] for part in noise.seeds(seed, keys.first, n))
+                position = jnp.arange(size, dtype=jnp.uint32)[None]
+                spacing = 2.0 if isinstance(self.levels, MidRise) else 1.0
+                values = values + spacing * self.rounding.offset(high, low, position)
+            values = self._in_blocks(values) * steps[index][..., None]
+            return values.reshape(n, -1)[:, :size].astype(summing.wide(like.dtype))
+
+        return summing.in_order(term, packed.shape[0]).astype(like.dtype)
 
     def step(self, scale: Array, dtype: Any, rows: Rows) -> tuple[Array, Array]:
         """What one step is worth for each scale, and what brings elements to codes."""
-        return rounding_.exact_step(scale, self.levels.magnitude, dtype, rows)
+        return rounding_.exact_step(
+            scale, self.levels.magnitude, dtype, rows, precision=self._precision
+        )
 
     def codes(self, x: Array, factor: Array, high: Array, low: Array, position: Array) -> Array:
         """The code of each element, with the dither of its position."""
@@ -139,16 +271,41 @@ class Quantizer:
     def _points(self, x: Array, factor: Array) -> Array:
         """Where each element lies among the levels, in 2⁻²⁰ of a step."""
         points = x.astype(jnp.float32) * factor
-        if self.scale.covers:
+        if self.scale.covers and self.steps.covers:
             return points
         end = float(self.levels.magnitude << FRACTION)
         return jnp.clip(points, -end, end)  # Else an outlier would wrap around.
 
+    @property
+    def _fused(self) -> bool:
+        """Whether a kernel, or its reference, can encode all of it in one go."""
+        return self.block is None and self.fit is None and isinstance(self.steps, Exact)
+
+    @property
+    def _precision(self) -> int:
+        """Significant bits that a product with a step needs beyond those of the step."""
+        if isinstance(self.rounding, Subtractive):
+            return self.levels.magnitude.bit_length() + rounding_.SUBTRACTED + 1
+        return self.levels.precision
+
+    def _blocks(self, size: int) -> int:
+        return -(-size // (self.block or size))
+
+    def _in_blocks(self, x: Array) -> Array:
+        """`[n, size]` as `[n, blocks, block]`, filled up with zeros."""
+        n, size = x.shape
+        number = self._blocks(size)
+        block = size if self.block is None else self.block
+        missing = number * block - size
+        x = jnp.pad(x, ((0, 0), (0, missing))) if missing else x
+        return x.reshape(n, number, block)
+
     def exact_variance(self, x: Array) -> Float32[Array, ""]:
         """The expected squared error of stochastic rounding, without sampling it.
 
-        `Σ step² · f(1 − f)` over the elements, `f` the fraction of a step above the level below;
-        what clipping costs is added.
+        `Σ step² · (p − l)(u − p)` over the elements, `l ≤ p ≤ u` an element and the levels around
+        it in steps (for subtracted dither, a twelfth of a squared spacing each); what clipping
+        costs is added. Steps that are rounded at random are taken as drawn.
 
         Args:
             x: an array of any shape; it is cut into buckets as `jaxcomp.encode` does.
@@ -163,14 +320,27 @@ class Quantizer:
                 "codec with `jaxcomp.roundtrip`"
             )
         total = jnp.zeros((), jnp.float32)
-        layout = trees.layout(self, x)
-        for batch in layout.batches:
+        for number, batch in enumerate(trees.layout(self, x).batches):
             rows = trees.stack(batch, jax.tree.leaves(x)).astype(jnp.float32)
-            scale = self.scale(rows, trees.counts(batch)[:, None])
-            step, factor = self.step(scale, x.dtype, sums.IN_XLA)
-            inside = self._points(rows, factor) * 2.0**-FRACTION
-            part = inside - jnp.floor(inside)
-            outside = rows * (factor * 2.0**-FRACTION) - inside
-            variance = part * (1 - part) + outside**2
-            total += jnp.sum(variance * (step * step))
+            key = trees.batch_key(noise.raw(0), number, 0)
+            high, low = (part[:, None] for part in noise.seeds(key.own, key.first, len(rows)))
+            blocks, count = self._in_blocks(rows), trees.counts(batch)
+            derived = self._derive(blocks, count, None, high, low)
+            step = derived.step[..., None]
+            real = (
+                self._in_blocks(lax.broadcasted_iota(jnp.int32, rows.shape, 1))
+                < count[:, None, None]
+            )
+            points = self._points(blocks, derived.factor[..., None])
+            lower, upper = (
+                self.levels.values(self.levels.codes(points, jnp.full(points.shape, end)))
+                for end in (jnp.int32(0), jnp.int32((1 << FRACTION) - 1))
+            )
+            inside = points * 2.0**-FRACTION
+            variance = jnp.abs((inside - lower) * (upper - inside))
+            if isinstance(self.rounding, Subtractive):
+                spacing = 2.0 if isinstance(self.levels, MidRise) else 1.0
+                variance = jnp.full_like(variance, spacing**2 / 12)
+            variance = variance * step * step + (blocks - inside * step) ** 2
+            total += jnp.sum(jnp.where(real, variance, 0))
         return total

@@ -8,13 +8,14 @@ import dataclasses
 from typing import Protocol, runtime_checkable
 
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Float32, UInt32
 
+from jaxcomp import checks
 from jaxcomp.protocols import Array
 
 FRACTION = 20
 """Bits behind the point in which an element is rounded: dither is an integer below 2²⁰."""
-
 
 TRIT = 1.6
 """Width of a code below 3: five of them share a byte."""
@@ -32,6 +33,11 @@ class Levels(Protocol):
     @property
     def magnitude(self) -> int:
         """The largest value; a bucket's step is its scale divided by this."""
+        ...
+
+    @property
+    def precision(self) -> int:
+        """Significant bits that a product with a value needs beyond those of the step."""
         ...
 
     @property
@@ -63,10 +69,7 @@ class Uniform:
     dithers = True
 
     def __post_init__(self):
-        if isinstance(self.steps, bool) or not isinstance(self.steps, int):
-            raise ValueError(f"`steps` must be an integer, got {self.steps!r}")
-        if not 1 <= self.steps <= 127:
-            raise ValueError(f"`steps` must be from 1 to 127, got {self.steps}")
+        checks.integer("steps", self.steps, 1, 127)
 
     @property
     def bits(self) -> int | float:
@@ -75,6 +78,10 @@ class Uniform:
     @property
     def magnitude(self) -> int:
         return self.steps
+
+    @property
+    def precision(self) -> int:
+        return 0 if self.steps == 1 else self.steps.bit_length()
 
     def codes(self, points: Float32[Array, "..."], dither: Array) -> UInt32[Array, "..."]:
         # In fixed point: a float addition after a float product may or may not be fused with it.
@@ -86,11 +93,136 @@ class Uniform:
 
 
 @dataclasses.dataclass(frozen=True)
+class MidRise:
+    """`2^width` evenly spaced values with no zero among them: `±1, ±3, …, ±(2^width − 1)`.
+
+    Args:
+        width: bits of a code, 1 to 8.
+        cells: whether the scale is the end of the last value's cell, `2^width`, as suits rounding
+            to nearest, which this then is; else it is the last value, as unbiased rounding needs.
+
+    Example:
+        >>> MidRise(width=2).magnitude, MidRise(width=2, cells=True).magnitude
+        (3, 4)
+    """
+
+    width: int
+    cells: bool = False
+
+    def __post_init__(self):
+        checks.integer("width", self.width, 1, 8)
+
+    @property
+    def dithers(self) -> bool:
+        return not self.cells
+
+    @property
+    def bits(self) -> int:
+        return self.width
+
+    @property
+    def magnitude(self) -> int:
+        return 2**self.width - (0 if self.cells else 1)
+
+    @property
+    def precision(self) -> int:
+        return 0 if self.width == 1 else self.width
+
+    def codes(self, points: Float32[Array, "..."], dither: Array) -> UInt32[Array, "..."]:
+        # Neighbours are two units apart, so the dither is twice as long.
+        above = points.astype(jnp.int32) + (self.magnitude << FRACTION)
+        above = above if self.cells else above + 2 * dither
+        return (above >> (FRACTION + 1)).astype(jnp.uint32)
+
+    def values(self, codes: UInt32[Array, "..."]) -> Float32[Array, "..."]:
+        return (2 * codes.astype(jnp.int32) - (2**self.width - 1)).astype(jnp.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Float:
+    """Zero and `positive` values a side, spaced as floats with `mantissa` bits behind the point.
+
+    The first `2^mantissa` are `0, 1, 2, …` units, and each further `2^mantissa` lie twice as far
+    apart: `Float(7, 0)` has 0, 1, 2, 4, …, 64 (the levels of NUQSGD and natural dithering),
+    `Float(7, 1)` has 0, 1, 2, 3, 4, 6, 8, 12 (FP4 E2M1, in halves). A code is a sign bit and the
+    number of the value.
+
+    Args:
+        positive: values above zero, 1 to 127.
+        mantissa: bits behind the point, 0 to 3.
+        ties: where rounding to nearest meets the middle of two values: "away" from zero, or to the
+            "even" code. Stochastic rounding takes "away".
+
+    Example:
+        >>> Float(positive=7, mantissa=1).magnitude
+        12
+    """
+
+    positive: int
+    mantissa: int = 0
+    ties: str = "away"
+    dithers = True
+
+    def __post_init__(self):
+        checks.integer("positive", self.positive, 1, 127)
+        checks.integer("mantissa", self.mantissa, 0, 3)
+        checks.choice("ties", self.ties, ("away", "even"))
+
+    @property
+    def bits(self) -> int:
+        return self.positive.bit_length() + 1
+
+    @property
+    def magnitude(self) -> int:
+        whole, part = divmod(self.positive, 2**self.mantissa)
+        return (2**self.mantissa + part) << (whole - 1) if whole else part
+
+    @property
+    def precision(self) -> int:
+        return self.mantissa + 1 if self.mantissa else 0
+
+    def codes(self, points: Float32[Array, "..."], dither: Array) -> UInt32[Array, "..."]:
+        word = lax.bitcast_convert_type(points, jnp.int32)
+        size = word & 0x7FFFFFFF
+        spare = 23 - self.mantissa
+        if self.ties == "even":  # Just below a half, and the last bit on top of it.
+            small = lax.bitcast_convert_type(size, jnp.float32).astype(jnp.int32) >> FRACTION
+            odd = jnp.where(size < self._normal, small, size >> spare) & 1
+            dither = dither - 1 + odd
+        # Dither below the point of a small integer, or below the mantissa's last bit: a carry out
+        # of the mantissa runs into the exponent, which is the next value.
+        fixed = lax.bitcast_convert_type(size, jnp.float32)
+        fixed = (jnp.where(size < self._normal, fixed, 0).astype(jnp.int32) + dither) >> FRACTION
+        carried = (size + (dither << (spare - FRACTION))) >> spare
+        number = jnp.where(size < self._normal, fixed, carried - self._offset(FRACTION))
+        sign = lax.shift_right_logical(word, jnp.full_like(word, 31))
+        return ((sign << (self.bits - 1)) | number).astype(jnp.uint32)
+
+    def values(self, codes: UInt32[Array, "..."]) -> Float32[Array, "..."]:
+        number = (codes & (2 ** (self.bits - 1) - 1)).astype(jnp.int32)
+        normal = (number + self._offset(0)) << (23 - self.mantissa)
+        small = lax.bitcast_convert_type(number.astype(jnp.float32), jnp.int32)
+        word = jnp.where(number < 2**self.mantissa, small, normal)
+        sign = (codes >> (self.bits - 1)).astype(jnp.int32) << 31
+        return lax.bitcast_convert_type(word | sign, jnp.float32)
+
+    @property
+    def _normal(self) -> int:
+        """The bits of `2^mantissa` in points, below which values are evenly spaced."""
+        return (127 + FRACTION + self.mantissa) << 23
+
+    def _offset(self, fraction: int) -> int:
+        """What the upper bits of a float in `2^-fraction` units exceed its number by."""
+        return (126 + fraction + self.mantissa) << self.mantissa
+
+
+@dataclasses.dataclass(frozen=True)
 class Sign:
     """The two values ±1; what is within 2⁻²⁰ of a step of zero counts as positive."""
 
     bits = 1
     magnitude = 1
+    precision = 0
     dithers = False
 
     def codes(self, points: Float32[Array, "..."], dither: Array) -> UInt32[Array, "..."]:

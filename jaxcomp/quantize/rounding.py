@@ -27,6 +27,11 @@ class Rounding(Protocol):
         """Whether the expectation of the rounded value is the value."""
         ...
 
+    @property
+    def shared(self) -> bool:
+        """Whether all workers draw the same dither."""
+        ...
+
     def dither(self, high: Array, low: Array, position: Array) -> Array:
         """Integers in `[0, 2²⁰)` for the elements at these positions of the buckets with these
         seeds (`noise.seeds`).
@@ -39,6 +44,7 @@ class Nearest:
     """To the nearest level; halves go up."""
 
     unbiased = False
+    shared = False
 
     def dither(self, high: Array, low: Array, position: Array) -> Array:
         del high, low
@@ -47,16 +53,58 @@ class Nearest:
 
 @dataclasses.dataclass(frozen=True)
 class Stochastic:
-    """Up with the probability that makes the expectation exact (to 2⁻²⁰ of a step)."""
+    """Up with the probability that makes the expectation exact (to 2⁻²⁰ of a step).
 
+    Args:
+        shared: draw the same dither on all workers, from the key that they share; else each draws
+            its own, and errors average out.
+    """
+
+    shared: bool = False
     unbiased = True
 
     def dither(self, high: Array, low: Array, position: Array) -> Array:
         return noise.below(FRACTION, high, low, position)
 
 
+@dataclasses.dataclass(frozen=True)
+class Subtractive:
+    """Dither that the decoder draws again and takes off: the error is uniform, whatever the input.
+
+    `x̂ = q − u + ½` steps with `q = ⌊p + u⌋` and `u` uniform: unbiased, with variance 1/12 of a
+    squared step, where stochastic rounding has up to 1/4 (and nothing where `p` is a whole number).
+    The upper `SUBTRACTED` bits of the dither are taken off; the rest only makes it unbiased.
+
+    Args:
+        shared: draw the same dither on all workers.
+
+    References:
+        Schuchman, Dither signals and their effect on quantization noise, 1964.
+    """
+
+    shared: bool = False
+    unbiased = True
+
+    def dither(self, high: Array, low: Array, position: Array) -> Array:
+        return noise.below(FRACTION, high, low, position)
+
+    def offset(self, high: Array, low: Array, position: Array) -> Float32[Array, "..."]:
+        """What the decoder adds to each value, in steps: within ½, in multiples of 2⁻⁹."""
+        upper = self.dither(high, low, position) >> (FRACTION - SUBTRACTED)
+        whole = (1 << SUBTRACTED) - 1 - 2 * upper
+        return whole.astype(jnp.float32) * jnp.float32(0.5**SUBTRACTED / 2)
+
+
+SUBTRACTED = 8
+"""Bits of dither that a decoder takes off."""
+
+
 def exact_step(
-    scale: Float32[Array, "..."], magnitude: int, dtype: Any, rows: Rows = sums.IN_XLA
+    scale: Float32[Array, "..."],
+    magnitude: int,
+    dtype: Any,
+    rows: Rows = sums.IN_XLA,
+    precision: int | None = None,
 ) -> tuple[Float32[Array, "..."], Float32[Array, "..."]]:
     """The step of each bucket such that code × step is exact in `dtype`, and `2²⁰ / step`.
 
@@ -68,8 +116,7 @@ def exact_step(
     scale gives a NaN step, so that the whole bucket decodes to NaN.
     """
     dtype = jnp.dtype(dtype)
-    room = {"float16": 11, "bfloat16": 8}.get(dtype.name, 24)
-    bits = max(room - (magnitude.bit_length() if magnitude > 1 else 0), 1)
+    bits = significant(magnitude, dtype, precision)
     mask = (1 << (24 - bits)) - 1
 
     def derive(scale):
@@ -77,16 +124,11 @@ def exact_step(
         step = lax.bitcast_convert_type((raw + mask) & ~mask, jnp.float32)
         if dtype == jnp.float16:  # Its subnormal numbers are multiples of 2^-24.
             step = jnp.ceil(step * 2.0**24) * jnp.float32(2.0**-24)
-        step = jnp.clip(step, _SMALLEST, _largest_step(magnitude, bits, dtype))
+        step = jnp.clip(step, _SMALLEST, largest_step(magnitude, dtype, bits))
         finite = sums.is_finite(scale)
         usable = finite & (scale >= _TINY)
-        # A little less than the levels, so that no rounding on the way leads beyond them: a clip
-        # of every element would cost a tenth of the whole encoding.
-        down = jnp.where(scale > 1, jnp.float32(2.0**-4), jnp.float32(1))  # 1/2^127 would vanish.
-        most = jnp.float32(magnitude * (1 - 2.0**-22) * 2**FRACTION) * down
-        most = most * exact.reciprocal(scale * down, rows.digits)
         inverse = jnp.float32(2**FRACTION) * exact.reciprocal(step, rows.digits)
-        factor = jnp.where(usable, jnp.minimum(inverse, most), 0)
+        factor = jnp.where(usable, jnp.minimum(inverse, most(scale, magnitude, rows)), 0)
         return jnp.where(usable, step, jnp.where(finite, 0, jnp.nan)), factor
 
     if rows.digits:
@@ -95,23 +137,45 @@ def exact_step(
     return compiler.outlined(derive)(scale)
 
 
+def most(
+    scale: Float32[Array, "..."], magnitude: int, rows: Rows = sums.IN_XLA
+) -> Float32[Array, "..."]:
+    """The factor that brings the scale to a little less than the last level, in points.
+
+    So no rounding on the way leads beyond it: a clip of every element would cost a tenth of the
+    whole encoding.
+    """
+    down = jnp.where(scale > 1, jnp.float32(2.0**-4), jnp.float32(1))  # 1/2^127 would vanish.
+    end = jnp.float32(magnitude * (1 - 2.0**-22) * 2**FRACTION) * down
+    return end * exact.reciprocal(scale * down, rows.digits)
+
+
+def significant(magnitude: int, dtype: Any, precision: int | None = None) -> int:
+    """Significant bits of a step whose product with every value is exact in `dtype`."""
+    room = {"float16": 11, "bfloat16": 8}.get(jnp.dtype(dtype).name, 24)
+    if precision is None:
+        precision = magnitude.bit_length() if magnitude > 1 else 0
+    return max(room - precision, 1)
+
+
 def weighted_step(
-    step: Float32[Array, "workers n"], weight: Float32[Array, " workers"], magnitude: int
-) -> Float32[Array, "workers n"]:
+    step: Float32[Array, "workers n ..."], weight: Float32[Array, " workers"], precision: int
+) -> Float32[Array, "workers n ..."]:
     """`weight · step`, rounded so that code × step is exact again; zero for weight zero.
 
     To weight each decoded value instead would round the product, or not: it is for the compiler
     to decide whether it fuses it with the sum. The relative error is at most 2⁻¹⁷ for 8 bits.
     """
-    short = magnitude.bit_length() if magnitude > 1 else 0
-    half, mask = (1 << short) >> 1, (1 << short) - 1
-    bits = lax.bitcast_convert_type(step * weight[:, None], jnp.int32)
+    half, mask = (1 << precision) >> 1, (1 << precision) - 1
+    weight = weight.reshape(-1, *(1,) * (step.ndim - 1))
+    bits = lax.bitcast_convert_type(step * weight, jnp.int32)
     rounded = lax.bitcast_convert_type((bits + half) & ~mask, jnp.float32)
-    return jnp.where(weight[:, None] == 0, 0, rounded)
+    return jnp.where(weight == 0, 0, rounded)
 
 
-def _largest_step(magnitude: int, bits: int, dtype) -> np.float32:
+def largest_step(magnitude: int, dtype: Any, bits: int = 24) -> np.float32:
     """The largest step of so many significant bits whose product with every code is finite."""
+    dtype = jnp.dtype(dtype)
     top = float(jnp.finfo(dtype).max if dtype.itemsize < 4 else np.finfo(np.float32).max)
     # The reciprocal of a larger step than 2^126 flushes to zero; elements beyond saturate.
     mantissa, exponent = np.frexp(min(top / magnitude, 2.0**126))

@@ -16,7 +16,7 @@ from jaxtyping import Float32
 
 from jaxcomp import checks
 from jaxcomp.protocols import Array
-from jaxcomp.quantize import exact, sums
+from jaxcomp.quantize import exact, power, sums
 from jaxcomp.quantize.sums import Rows
 
 _LARGEST = float(np.finfo(np.float32).max)
@@ -53,22 +53,83 @@ class L2:
     covers = True
 
     def __call__(self, x: Array, count: Array, rows: Rows = sums.IN_XLA) -> Float32[Array, "n 1"]:
+        x = x.astype(jnp.float32)
+
+        def scaled():
+            # By a power of two, so that squares neither underflow nor overflow and no bit changes.
+            top = sums.max_abs(x, rows)
+            down, up = _power_of_two(top)
+            length = exact.sqrt(sums.squares(x * down, rows), rows.digits)
+            return jnp.where(sums.is_finite(top), jnp.minimum(length, _LARGEST * down) * up, top)
+
+        if rows.digits:
+            return scaled()
+        # One pass over memory in place of two, where no bucket needs the scaling.
+        total = sums.squares(x, rows)
+        safe = jnp.all((total > 2.0**-80) & (total < 2.0**100))
+        return lax.cond(safe, lambda: exact.sqrt(total), scaled)
+
+
+@dataclasses.dataclass(frozen=True)
+class RootMeanSquare:
+    """The root of the mean square of the real elements of each bucket, so many times.
+
+    Args:
+        times: a factor, such as the largest level in units of the standard deviation.
+    """
+
+    times: int | float = 1.0
+    covers = False
+
+    def __post_init__(self):
+        checks.positive("times", self.times)
+
+    def __call__(self, x: Array, count: Array, rows: Rows = sums.IN_XLA) -> Float32[Array, "n 1"]:
+        norm = L2()(x, count, rows)
+        share = jnp.float32(self.times) * exact.sqrt(_share(count, rows), rows.digits)
+        return jnp.where(sums.is_finite(norm), jnp.minimum(norm * share, _LARGEST), norm)
+
+
+@dataclasses.dataclass(frozen=True)
+class PNorm:
+    """The p-norm `(Σ|xᵢ|ᵖ)^(1/p)` of each bucket, for any `p ≥ 1`.
+
+    Args:
+        p: the exponent; 1, 2 and infinity are `PNorm(1)`, `L2()` and `MaxAbs()`, and cheaper so.
+    """
+
+    p: int | float = 1.0
+    covers = True
+
+    def __post_init__(self):
+        checks.number("p", self.p, 1.0)
+
+    def __call__(self, x: Array, count: Array, rows: Rows = sums.IN_XLA) -> Float32[Array, "n 1"]:
         top = sums.max_abs(x, rows)
-        ratio = sums.unit(x, top, rows)  # Squares of tiny values underflow, of large ones overflow.
-        # The total is rounded, and a norm below the largest element would make it saturate.
-        length = jnp.maximum(exact.sqrt(sums.total(ratio * ratio, rows), rows.digits), 1)
+        ratio = jnp.abs(sums.unit(x, top, rows))
+        total = sums.total(ratio if self.p == 1 else power.power(ratio, self.p), rows)
+        length = jnp.maximum(total if self.p == 1 else power.power(total, 1 / self.p), 1)
         return jnp.where(sums.is_finite(top), jnp.minimum(top * length, _LARGEST), top)
 
 
 @dataclasses.dataclass(frozen=True)
 class MeanAbs:
-    """The mean absolute value of the real elements of each bucket."""
+    """The mean absolute value of the real elements of each bucket, so many times.
 
+    Args:
+        times: a factor.
+    """
+
+    times: int | float = 1.0
     covers = False
+
+    def __post_init__(self):
+        checks.positive("times", self.times)
 
     def __call__(self, x: Array, count: Array, rows: Rows = sums.IN_XLA) -> Float32[Array, "n 1"]:
         top = sums.max_abs(x, rows)
         mean = sums.total(jnp.abs(sums.unit(x, top, rows)), rows) * _share(count, rows)
+        mean = mean if self.times == 1 else jnp.minimum(mean * jnp.float32(self.times), 1)
         return jnp.where(sums.is_finite(top), top * mean, top)
 
 
@@ -78,15 +139,18 @@ class ClippedMax:
 
     The deviation is the population's, about the mean, over the real elements of each bucket. The
     clip is never below the mean, or a constant bucket, which has no deviation, would vanish.
+
+    Args:
+        sigmas: where to clip, in standard deviations.
+        at_most_max: take the largest element where it is below the clip; else the clip itself.
     """
 
     sigmas: float = 2.5
+    at_most_max: bool = True
     covers = False
 
     def __post_init__(self):
-        checks.number("sigmas", self.sigmas, 0.0)
-        if self.sigmas == 0:
-            raise ValueError("`sigmas` must be a positive number, got 0")
+        checks.positive("sigmas", self.sigmas)
 
     def __call__(self, x: Array, count: Array, rows: Rows = sums.IN_XLA) -> Float32[Array, "n 1"]:
         top = sums.max_abs(x, rows)
@@ -102,8 +166,17 @@ class ClippedMax:
         centred = jnp.where(real, off * jnp.float32(0.5 / 2**sums.FRACTION), 0)
         deviation = 2 * exact.sqrt(sums.total(centred * centred, rows) * share, rows.digits)
         clip = jnp.maximum(jnp.float32(self.sigmas) * deviation, jnp.abs(mean))
-        clip = jnp.minimum(clip, 1)
-        return jnp.where(sums.is_finite(top), top * clip, top)
+        clip = jnp.minimum(clip, 1) if self.at_most_max else clip
+        return jnp.where(sums.is_finite(top), jnp.minimum(top * clip, _LARGEST), top)
+
+
+def _power_of_two(top: Array) -> tuple[Array, Array]:
+    """The power of two that brings `top` to about one, and its inverse; both normal numbers."""
+    field = jnp.clip(lax.bitcast_convert_type(top, jnp.int32) >> 23, 1, 253)
+    return (
+        lax.bitcast_convert_type((254 - field) << 23, jnp.float32),
+        lax.bitcast_convert_type(field << 23, jnp.float32),
+    )
 
 
 def _share(count: Array, rows: Rows) -> Float32[Array, "n 1"]:

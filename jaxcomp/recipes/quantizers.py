@@ -3,7 +3,7 @@
 from jaxcomp import checks
 from jaxcomp.codecs.cast import Cast
 from jaxcomp.codecs.quantizer import Quantizer
-from jaxcomp.quantize import levels, rounding, scales
+from jaxcomp.quantize import levels as levels_, optimal, rounding, scales
 
 
 def cast(dtype: str = "bfloat16", bucket_size: int | None = 512) -> Cast:
@@ -48,26 +48,37 @@ def sign(bucket_size: int | None = 512) -> Quantizer:
         What is below 2⁻²⁰ of the scale counts as positive: denormals are zero on a CPU only.
     """
     return Quantizer(
-        levels=levels.Sign(),
+        levels=levels_.Sign(),
         scale=scales.MeanAbs(),
         rounding=rounding.Nearest(),
         bucket_size=bucket_size,
     )
 
 
-def qsgd(bits: int = 4, bucket_size: int | None = 512) -> Quantizer:
+def qsgd(
+    bits: int = 4,
+    bucket_size: int | None = 512,
+    *,
+    levels: str = "midtread",
+    subtractive: bool = False,
+    shared_dither: bool = False,
+) -> Quantizer:
     """Uniform levels, Euclidean bucket scale, unbiased rounding.
 
     `x̂ᵢ = ‖x‖₂ · qᵢ / s` with `s = 2^(bits−1) − 1` levels a side and zero among them; relative
-    variance at most `min(d/4s², …, √d/s − 1)`. `qsgd_inf` is better at the same bits on nearly
-    every input.
+    variance at most `√d/s − 1` for `d ≥ 4s²`, else `d/4s²`. `qsgd_inf` is better at the same bits
+    on nearly every input.
 
     Args:
-        bits: width of a code, 2 to 8.
+        bits: width of a code, 2 to 8 (1 to 8 for "midrise").
         bucket_size: elements that share a norm; None for one norm a leaf.
+        levels: "midtread" has a zero; "midrise" has `2^bits` levels and none.
+        subtractive: the decoder draws the dither again and takes it off, which leaves a third of
+            the worst variance, and the same for every element.
+        shared_dither: all workers draw the same dither.
 
     Raises:
-        ValueError: for other widths or a bucket size that is not positive.
+        ValueError: for other widths or levels, or a bucket size that is not positive.
 
     Example:
         >>> qsgd(bits=4, bucket_size=512).bits_per_element
@@ -79,23 +90,35 @@ def qsgd(bits: int = 4, bucket_size: int | None = 512) -> Quantizer:
 
     Note:
         Codes have fixed width instead of Elias codes. The paper calls 16 levels a side "4 bits";
-        here 4 bits hold 7 a side and zero, which is what 4 bits can hold.
+        here 4 bits hold 7 a side and zero, which is what 4 bits can hold. "midrise" is the grid of
+        the public NUQSGD and ALQ code, `linspace(−1, 1, 2^bits)`.
     """
-    return _uniform(bits, scales.L2(), bucket_size)
+    rule = rounding.Subtractive if subtractive else rounding.Stochastic
+    return _uniform(bits, scales.L2(), bucket_size, rule(shared=shared_dither), levels)
 
 
-def qsgd_inf(bits: int = 4, bucket_size: int | None = 512) -> Quantizer:
+def qsgd_inf(
+    bits: int = 4,
+    bucket_size: int | None = 512,
+    *,
+    levels: str = "midtread",
+    subtractive: bool = False,
+    shared_dither: bool = False,
+) -> Quantizer:
     """Uniform levels, largest-element bucket scale, unbiased rounding.
 
     `x̂ᵢ = max|x| · qᵢ / s` with `s = 2^(bits−1) − 1`; relative variance at most
     `½(√(1 + (d − 1)/s²) − 1)`.
 
     Args:
-        bits: width of a code, 2 to 8.
+        bits: width of a code, 2 to 8 (1 to 8 for "midrise").
         bucket_size: elements that share a scale; None for one scale a leaf.
+        levels: "midtread" or "midrise", as for `qsgd`.
+        subtractive: as for `qsgd`; it halves the error on Gaussian input.
+        shared_dither: as for `qsgd`.
 
     Raises:
-        ValueError: for other widths or a bucket size that is not positive.
+        ValueError: for other widths or levels, or a bucket size that is not positive.
 
     Example:
         >>> qsgd_inf(bits=8, bucket_size=512).bits_per_element
@@ -105,7 +128,8 @@ def qsgd_inf(bits: int = 4, bucket_size: int | None = 512) -> Quantizer:
         Alistarh et al., `QSGD <https://arxiv.org/abs/1610.02132>`_, 2017, whose experiments
         normalise by the largest element.
     """
-    return _uniform(bits, scales.MaxAbs(), bucket_size)
+    rule = rounding.Subtractive if subtractive else rounding.Stochastic
+    return _uniform(bits, scales.MaxAbs(), bucket_size, rule(shared=shared_dither), levels)
 
 
 def blockwise(bits: int = 4, bucket_size: int | None = 128) -> Quantizer:
@@ -137,18 +161,26 @@ def blockwise(bits: int = 4, bucket_size: int | None = 128) -> Quantizer:
 
 
 def terngrad(
-    clip: float | None = 2.5, *, shared: bool = False, bucket_size: int | None = None
+    clip: float | None = 2.5,
+    *,
+    scaler: str = "max",
+    shared: bool = False,
+    bucket_size: int | None = None,
 ) -> Quantizer:
-    """Values in {−s, 0, +s}, `s` the largest element after clipping, unbiased rounding.
+    """Values in {−s, 0, +s}, `s` the scaler of the leaf, unbiased rounding of what is not clipped.
+
+    The relative variance of the rest is at most `(√d − 1)/2`.
 
     Args:
         clip: clip at so many standard deviations; None for no clipping.
+        scaler: "max" takes the largest element after clipping, "clip" the clip itself, as the
+            authors' code does; they differ where nothing is clipped.
         shared: use the largest scaler of all workers (a `pmax`), as the paper does, so that all
             speak of the same levels.
         bucket_size: elements that share a scaler; None for one a leaf, as in the paper.
 
     Raises:
-        ValueError: for a clip or bucket size that is not positive.
+        ValueError: for a clip or bucket size that is not positive, or another scaler.
 
     Example:
         >>> terngrad(clip=None).unbiased
@@ -159,17 +191,92 @@ def terngrad(
         learning <https://arxiv.org/abs/1705.07878>`_, 2017.
 
     Note:
-        Five codes share a byte: 1.6 bits an element, where the paper counts log₂ 3. The scaler is
-        the largest element after clipping, where the authors' code takes the clip itself. The clip
-        is never below the mean of the leaf, or a constant leaf would vanish. With clipping the
-        codec is neither unbiased nor a contraction, so it gets no residual: one would grow.
+        Five codes share a byte: 1.6 bits an element, where the paper counts log₂ 3. The clip is
+        never below the mean of the leaf, or a constant leaf would vanish. With clipping the
+        codec is neither unbiased nor a contraction, so it gets no residual: one would grow. What
+        the workers pull, the mean, is `averaged_ternary`.
     """
+    checks.choice("scaler", scaler, ("max", "clip"))
+    scale = (
+        scales.ClippedMax(sigmas=clip, at_most_max=scaler == "max") if clip is not None else None
+    )
     return Quantizer(
-        levels=levels.Uniform(steps=1),
-        scale=scales.MaxAbs() if clip is None else scales.ClippedMax(sigmas=clip),
+        levels=levels_.Uniform(steps=1),
+        scale=scale or scales.MaxAbs(),
         rounding=rounding.Stochastic(),
         bucket_size=bucket_size,
         shared=shared,
+    )
+
+
+def averaged_ternary(workers: int = 8, bucket_size: int | None = None) -> Quantizer:
+    """The mean of ternary gradients with a shared scaler, without loss: TernGrad's downlink.
+
+    `N` workers that send `s · {−1, 0, 1}` have a mean in `s/N · {−N, …, N}`: `⌈log₂(2N + 1)⌉` bits.
+    Other input is rounded to nearest as by `blockwise`.
+
+    Args:
+        workers: how many messages were averaged, 1 to 127.
+        bucket_size: elements that share a scaler; None for one a leaf.
+
+    Raises:
+        ValueError: for another number of workers or a bucket size that is not positive.
+
+    Example:
+        >>> averaged_ternary(workers=8).bits
+        5
+
+    References:
+        Wen et al., `TernGrad <https://arxiv.org/abs/1705.07878>`_, 2017.
+
+    Note:
+        The scaler is found from the elements themselves, by trying how many steps the largest has.
+    """
+    return Quantizer(
+        levels=levels_.Uniform(steps=workers),
+        scale=optimal.Lattice(steps=workers),
+        rounding=rounding.Nearest(),
+        bucket_size=bucket_size,
+    )
+
+
+def threshold_ternary(rule: str = "optimal", bucket_size: int | None = 512) -> Quantizer:
+    """Values in {−α, 0, +α}: zero below a threshold, else the mean of what is above it.
+
+    "optimal" has the least error of all such values, at most `(1 − 1/Hₙ)‖x‖²` with the harmonic
+    number `Hₙ ≤ 1 + ln n`; "heuristic" puts the threshold at `0.7 · mean|x|`. A contraction,
+    biased: use a residual.
+
+    Args:
+        rule: "optimal", which sorts each bucket, or "heuristic", which does not.
+        bucket_size: elements that share a threshold; None for one a leaf.
+
+    Raises:
+        ValueError: for another rule or a bucket size that is not positive.
+
+    Example:
+        >>> import jaxcomp, jax.numpy as jnp
+        >>> jaxcomp.roundtrip(threshold_ternary(), 0, jnp.array([4.0, 3.0, 1.0, 0.0]))
+        Array([3.5, 3.5, 0. , 0. ], dtype=float32)
+
+    References:
+        Xu et al., Quantized composite mirror descent, 2022 (`arXiv 2208.05631
+        <https://arxiv.org/abs/2208.05631>`_), whose abstract asks for "a threshold quantization
+        strategy with relatively small error"; Li et al., `Ternary weight networks
+        <https://arxiv.org/abs/1605.04711>`_, 2016 (the heuristic).
+
+    Note:
+        A reconstruction: the paper's own rule could not be read. Both rules are of the family that
+        its abstract describes.
+    """
+    checks.choice("rule", rule, ("optimal", "heuristic"))
+    return Quantizer(
+        levels=levels_.Uniform(steps=1),
+        # To nearest, an element becomes α if it is above half of the scale.
+        scale=optimal.OptimalTernary() if rule == "optimal" else scales.MeanAbs(times=1.4),
+        rounding=rounding.Nearest(),
+        bucket_size=bucket_size,
+        fit="least_squares",
     )
 
 
@@ -178,11 +285,9 @@ def _uniform(
     scale: scales.Scale,
     bucket_size: int | None,
     rule: rounding.Rounding = rounding.Stochastic(),
+    levels: str = "midtread",
 ) -> Quantizer:
-    checks.integer("bits", bits, 2, 8)
-    return Quantizer(
-        levels=levels.Uniform(steps=2 ** (bits - 1) - 1),
-        scale=scale,
-        rounding=rule,
-        bucket_size=bucket_size,
-    )
+    checks.choice("levels", levels, ("midtread", "midrise"))
+    checks.integer("bits", bits, 2 if levels == "midtread" else 1, 8)
+    grid = levels_.Uniform(2 ** (bits - 1) - 1) if levels == "midtread" else levels_.MidRise(bits)
+    return Quantizer(levels=grid, scale=scale, rounding=rule, bucket_size=bucket_size)

@@ -1,7 +1,6 @@
 """Gather: every worker sends its payload to every other, and each decodes them all."""
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -9,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomp import axes, compiler, noise, summing, trees, wire
+from jaxcomp import axes, compiler, noise, offers, summing, trees, wire
 from jaxcomp.feedback import Link
 from jaxcomp.policy import Policy
 from jaxcomp.protocols import Array, AxisName, Batches, Codec, Collected, Key, PyTree, Stacks
@@ -58,29 +57,33 @@ class Gather:
         weight: Array | None = None,
     ) -> Collected:
         worker, workers = lax.axis_index(axis_name), axes.size(axis_name)
-        payloads, states = [], []
+        payloads, states, sides = [], [], []
         for number, (batch, x, memory) in enumerate(
             zip(batches, message, state.own(), strict=True)
         ):
             count = trees.counts(batch)
-            agreed = agree(batch.codec, x, count, memory, axis_name)
-            payload, memory = batch.codec.encode(
-                trees.batch_key(key, number, worker), x, count, agreed
-            )
+            own = trees.batch_key(key, number, worker)
+            agreed = offers.agree(batch.codec, own, x, count, memory, axis_name)
+            payload, memory = batch.codec.encode(own, x, count, agreed)
             payloads.append(payload)
             states.append(memory)
+            sides.append(offers.side(batch.codec, agreed))
 
         everything = (tuple(payloads), () if weight is None else (weight,))
         gathered, weights = wire.split(axes.gather(wire.fuse(everything), axis_name), everything)
         total = weights[0] if weights else None
         return Collected(
             part=tuple(
-                _mean(batch, number, key, part, total, workers)
-                for number, (batch, part) in enumerate(zip(batches, gathered, strict=True))
+                _mean(batch, number, key, part, side, total, workers)
+                for number, (batch, part, side) in enumerate(
+                    zip(batches, gathered, sides, strict=True)
+                )
             ),
             sent=tuple(
-                _decode(batch, trees.batch_key(key, number, worker), part)
-                for number, (batch, part) in enumerate(zip(batches, payloads, strict=True))
+                _decode(batch, trees.batch_key(key, number, worker), part, side)
+                for number, (batch, part, side) in enumerate(
+                    zip(batches, payloads, sides, strict=True)
+                )
             ),
             share=1.0 if total is None else jnp.sum(total) * (1 / workers),
             state=PerWorker.wrap(tuple(states), "codec", axis_name),
@@ -109,14 +112,11 @@ class Gather:
         )
 
 
-def agree(codec: Codec, x: Array, count: Array, state: Any, axis_name: AxisName) -> Any:
-    """What the workers must agree on before they encode: the state itself for most codecs."""
-    hook = getattr(codec, "agree", None)
-    return state if hook is None else hook(x, count, state, axis_name)
+def _decode(batch: trees.Batch, key: Key, payload: Any, side: Any) -> Array:
+    def decode(key, payload, side):
+        return batch.codec.decode(key, payload, batch.like, side)
 
-
-def _decode(batch: trees.Batch, key: Key, payload: Any) -> Array:
-    return compiler.outlined(functools.partial(batch.codec.decode, like=batch.like))(key, payload)
+    return compiler.outlined(decode)(key, payload, side)
 
 
 def _mean(
@@ -124,6 +124,7 @@ def _mean(
     number: int,
     key: Array,
     payloads: Any,
+    side: Any,
     weights: Array | None,
     workers: int,
 ) -> Array:
@@ -133,9 +134,9 @@ def _mean(
     own = jax.vmap(noise.fold, in_axes=(None, 0))(shared, everyone)
     keys = Key(shared, own, jnp.zeros((), jnp.uint32))
 
-    def mean(keys, payloads, weights):
-        total = summing.decode_sum(batch.codec, keys, payloads, batch.like, weights)
+    def mean(keys, payloads, side, weights):
+        total = summing.decode_sum(batch.codec, keys, payloads, batch.like, weights, side)
         # Times the reciprocal: compiled, division by a constant is that; eagerly it is not.
         return (total * jnp.asarray(1 / workers, total.dtype)).astype(batch.dtype)
 
-    return compiler.outlined(mean)(keys, payloads, weights)
+    return compiler.outlined(mean)(keys, payloads, side, weights)

@@ -1,0 +1,321 @@
+"""Every codec against what information theory allows: squared error against the bits it sends.
+
+    python examples/byte_lm.py --codec dense --save-gradients
+    python benchmarks/rate_distortion.py
+
+Bits are those of the payload, scales and indices included, divided by the elements; the error is
+`‖x̂ − x‖² / ‖x‖²`, the mean over some draws of the codec's noise. The inputs are a million numbers
+of three laws, each as one leaf, and gradients of a transformer at three moments of its training,
+each leaf of them that `compressed_mean` would compress.
+
+A codec that aims at an unbiased result is held against `ω ≥ 1/(4^b − 1)`, the others against the
+rate-distortion curve `4^−b`. Both hold on average for Gaussian input. EDEN and NDSC below one bit
+are among the first: they are unbiased on average over all rotations, and declared as neither class
+because a single Hadamard rotation is not quite that for sparse input.
+"""
+
+import argparse
+import dataclasses
+import functools
+import itertools
+import pathlib
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import gradients
+import jax
+import numpy as np
+from harness import show
+from rate_distortion_plot import plot
+from rich.console import Console
+from rich.progress import track
+
+import jaxcomp
+from jaxcomp import offers
+from jaxcomp.theory import limits
+
+SIZE = 2**20
+MOMENTS = ("early", "middle", "late")
+LAWS: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
+    "gaussian": lambda rng, size: rng.standard_normal(size),
+    "laplace": lambda rng, size: rng.laplace(size=size),
+    "heavy": lambda rng, size: rng.standard_normal(size) ** 3,
+}
+Tree = dict[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A codec, and where it belongs: `series` are the settings of one recipe."""
+
+    series: str
+    setting: str = ""
+    family: str
+    codec: Any
+
+    @property
+    def name(self) -> str:
+        return f"{self.series} {self.setting}".rstrip()
+
+    @property
+    def aims_unbiased(self) -> bool:
+        """Whether it is unbiased, at least on average over all rotations."""
+        return self.codec.unbiased or getattr(self.codec, "unbiased_on_average", False)
+
+    @property
+    def declared(self) -> str:
+        if self.codec.unbiased:
+            return "unbiased"
+        return "contractive" if offers.contractive(self.codec) else "neither"
+
+
+def series(
+    name: str, family: str, make: Callable[..., Any], settings: Iterable[Any], **options: Any
+) -> list[Entry]:
+    """One recipe at several settings, its first argument."""
+    make = functools.partial(make, **options)
+    return [
+        Entry(series=name, setting=str(each), family=family, codec=make(each)) for each in settings
+    ]
+
+
+def shares(name: str, make: Callable[..., Any]) -> list[Entry]:
+    return [
+        Entry(series=name, setting=f"{100 * share:g} %", family="sparse", codec=make(share))
+        for share in (0.1, 0.01)
+    ]
+
+
+def alone(family: str, **codecs: Any) -> list[Entry]:
+    """Codecs of one setting, by their names with underscores for blanks."""
+    return [Entry(series=name, family=family, codec=made) for name, made in codecs.items()]
+
+
+def entries() -> list[Entry]:
+    """Every recipe, at several widths."""
+    midrise, subtractive = {"levels": "midrise"}, {"subtractive": True}
+    few, more = (3, 4), (2, 3, 4, 8)
+    even, powers, ternary = "even levels", "powers of two", "signs and ternary"
+    rotated, floats, composed = "rotated", "float formats", "composed"
+    mx = ("mxfp4", "mxfp6", "mxfp6_e3m2", "mxfp8", "mxfp8_e5m2", "nvfp4")
+    pair = (jaxcomp.top_k(fraction=0.01, bucket_size=512), jaxcomp.qsgd_inf(bits=3))
+    return [
+        *series("qsgd", even, jaxcomp.qsgd, more),
+        *series("qsgd mid-rise", even, jaxcomp.qsgd, more, **midrise),
+        *series("qsgd subtractive", even, jaxcomp.qsgd, more, **subtractive),
+        *series("qsgd_inf", even, jaxcomp.qsgd_inf, more),
+        *series("qsgd_inf mid-rise", even, jaxcomp.qsgd_inf, more, **midrise),
+        *series("qsgd_inf subtractive", even, jaxcomp.qsgd_inf, more, **subtractive),
+        *series("blockwise", even, jaxcomp.blockwise, more),
+        *series("averaged_ternary", even, jaxcomp.averaged_ternary, [8]),
+        *series("nuqsgd", powers, jaxcomp.nuqsgd, few),
+        *series("natural_dithering", powers, jaxcomp.natural_dithering, few),
+        *series(
+            "natural_dithering, natural norm",
+            powers,
+            jaxcomp.natural_dithering,
+            few,
+            natural_norm=True,
+        ),
+        *series("natural", powers, jaxcomp.natural, (8, 9)),
+        *series("alq", "adaptive levels", jaxcomp.alq, few),
+        *series("amq", "adaptive levels", jaxcomp.amq, few),
+        Entry(series="terngrad", family=ternary, codec=jaxcomp.terngrad()),
+        Entry(series="terngrad, not clipped", family=ternary, codec=jaxcomp.terngrad(clip=None)),
+        *series("threshold_ternary", ternary, jaxcomp.threshold_ternary, ("optimal", "heuristic")),
+        Entry(series="sign", family=ternary, codec=jaxcomp.sign()),
+        *series("eden", rotated, jaxcomp.eden, (0.25, 0.5, 1, 1.5, 2, 2.5, 3, 4)),
+        *series(
+            "eden, minimum error", rotated, jaxcomp.eden, (1, 2, 3, 4), scale="minimum_error"
+        ),
+        Entry(series="drive", family=rotated, codec=jaxcomp.drive()),
+        *series("ndsc", rotated, jaxcomp.ndsc, (0.5, 1, 2, 3, 4)),
+        *series("rotated_uniform", rotated, jaxcomp.rotated_uniform, (2, 3, 4)),
+        *shares("random_k", jaxcomp.random_k),
+        *shares("top_k", jaxcomp.top_k),
+        *(Entry(series=name, family=floats, codec=jaxcomp.mx(name)) for name in mx),
+        *series("cast", floats, jaxcomp.cast, ("bfloat16", "float8_e4m3fn", "float8_e5m2")),
+        Entry(
+            series="sign of sign",
+            family=composed,
+            codec=jaxcomp.Chained(codecs=(jaxcomp.sign(), jaxcomp.sign())),
+        ),
+        Entry(
+            series="top_k 1 %, then qsgd_inf 3",
+            family=composed,
+            codec=jaxcomp.Chained(codecs=pair),
+        ),
+    ]
+
+
+def draw(size: int) -> dict[str, Tree]:
+    """Each law as a tree of one leaf."""
+    rng = np.random.default_rng(0)
+    return {law: {"x": make(rng, size).astype(np.float32)} for law, make in LAWS.items()}
+
+
+def real(folder: pathlib.Path) -> dict[str, Tree]:
+    """The gradients in a folder, without the leaves that travel dense."""
+    policy = jaxcomp.Policy(jaxcomp.sign())
+    return {
+        moment: {
+            name: leaf
+            for name, leaf in gradients.load(folder / f"{moment}.npz").items()
+            if policy.choose(name, leaf.shape)[0]
+        }
+        for moment in MOMENTS
+    }
+
+
+def sender(codec: Any) -> Callable[[Tree], Iterator[Any]]:
+    """What makes of a tree what arrives of it, in one step after another."""
+    if not hasattr(codec, "side"):
+        send = jax.jit(functools.partial(jaxcomp.roundtrip, codec))
+        return lambda tree: (send(jaxcomp.noise.raw(seed), tree) for seed in range(2**31))
+    # Levels that follow the gradients are agreed on by workers: here one, which is all of them.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        link = jaxcomp.Link(jaxcomp.Policy(codec, min_size=0, min_ndim=0))
+    mean = jaxcomp.compressed_mean(link, "workers", guard=False)
+    begin = jax.jit(jax.vmap(mean.init, axis_name="workers"))
+    step = jax.jit(jax.vmap(mean.update, axis_name="workers"))
+
+    def steps(tree: Tree) -> Iterator[Any]:
+        one = jax.tree.map(lambda leaf: leaf[None], tree)
+        state = begin(one)
+        _, state = step(one, state)  # The levels are set in the second step.
+        while True:
+            arrived, state = step(one, state)
+            yield jax.tree.map(lambda leaf: leaf[0], arrived)
+
+    return steps
+
+
+def error(arrived: Any, tree: Tree) -> float:
+    """Relative squared error over the whole tree, in float64."""
+    lost = sum(np.sum((np.float64(arrived[name]) - leaf) ** 2) for name, leaf in tree.items())
+    return float(lost / sum(np.sum(np.float64(leaf) ** 2) for leaf in tree.values()))
+
+
+def measure(entry: Entry, inputs: dict[str, Tree], draws: int) -> dict[str, Any]:
+    arrive = sender(entry.codec)
+    bits, errors = {}, {}
+    for name, tree in inputs.items():
+        size = sum(leaf.size for leaf in tree.values())
+        bits[name] = 8 * jaxcomp.wire_bytes(entry.codec, tree) / size
+        found = itertools.islice(arrive(tree), draws)
+        errors[name] = float(np.mean([error(arrived, tree) for arrived in found]))
+    bound = limits.unbiased_bound if entry.aims_unbiased else limits.rate_distortion
+    return {
+        "series": entry.series,
+        "setting": entry.setting,
+        "family": entry.family,
+        "class": entry.declared,
+        "aims_unbiased": entry.aims_unbiased,
+        "bits": bits,
+        "error": errors,
+        "over_bound": errors["gaussian"] / float(bound(bits["gaussian"])),
+    }
+
+
+def eden_widths(rows: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """How far EDEN is above the unbiased bound, at its width and at the bits that it sends."""
+    found = {}
+    for bits in (1, 2, 3, 4):
+        row = rows.get(f"eden {bits}")
+        if row:
+            omega = row["error"]["gaussian"]
+            found[str(bits)] = {
+                "error": omega,
+                "theory": limits.eden(bits),
+                "over_bound_at_width": omega / float(limits.unbiased_bound(bits)),
+                "over_bound_at_payload": row["over_bound"],
+            }
+    return found
+
+
+COLUMNS = (
+    "codec",
+    "class",
+    "bits",
+    "error, Gaussian",
+    "over 1/(4^b − 1)",
+    "over 4^−b",
+    "Laplace",
+    "normal³",
+    "gradients " + " / ".join(MOMENTS),
+    "bits, gradients",
+)
+
+
+def table(rows: dict[str, Any]) -> list[tuple[str, ...]]:
+    lines = []
+    for name, row in rows.items():
+        bits, errors, over = row["bits"], row["error"], f"{row['over_bound']:.2f}"
+        trained = [moment for moment in MOMENTS if moment in errors]
+        lines.append(
+            (
+                name,
+                row["class"],
+                f"{bits['gaussian']:.3f}",
+                f"{errors['gaussian']:.3g}",
+                over if row["aims_unbiased"] else "",
+                "" if row["aims_unbiased"] else over,
+                f"{errors['laplace']:.3g}",
+                f"{errors['heavy']:.3g}",
+                " / ".join(f"{errors[moment]:.3g}" for moment in trained),
+                f"{bits[trained[0]]:.3f}" if trained else "",
+            )
+        )
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    add, folder = parser.add_argument, pathlib.Path
+    add("--size", type=int, default=SIZE, help="numbers drawn from each law")
+    add("--draws", type=int, default=4, help="of a codec's noise, to average")
+    add("--codec", nargs="+", metavar="NAME", help="some of them, by recipe")
+    add("--gradients", type=folder, default=folder("out/byte_lm/gradients"), metavar="DIR")
+    add("--picture", type=folder, help="where to draw it (default: in the --out folder)")
+    add("--out", type=folder, default=folder("out/rate_distortion"))
+    options = parser.parse_args()
+    if min(options.size, options.draws) < 1:
+        parser.error("--size and --draws must be positive")
+    every = entries()
+    for name in options.codec or ():
+        if name not in (known := sorted({entry.series for entry in every})):
+            parser.error(f"argument --codec: must be one of {', '.join(known)}, got {name!r}")
+    chosen = [entry for entry in every if entry.series in (options.codec or [entry.series])]
+    inputs = draw(options.size)
+    try:
+        inputs |= real(options.gradients)
+    except FileNotFoundError:
+        print(
+            f"no gradients in {options.gradients}, and left out: make them by "
+            "`python examples/byte_lm.py --codec dense --save-gradients`"
+        )
+    console = Console()
+    rows: dict[str, Any] = {}
+    for entry in track(chosen, f"{len(inputs)} inputs", console=console, transient=True):
+        rows[entry.name] = measure(entry, inputs, options.draws)
+        jax.clear_caches()
+    results = {"size": options.size, "draws": options.draws, "codecs": rows}
+    results["eden"] = eden_widths(rows)
+    title = f"Relative squared error at so many bits an element, {options.size:,} numbers a law"
+    path = options.out / "codecs.md"
+    show(title, COLUMNS, table(rows), results, path)
+    for bits, row in results["eden"].items():
+        console.print(
+            f"eden {bits}: error {row['error']:.4f} (theory {row['theory']:.4f}), "
+            f"{row['over_bound_at_width']:.2f} times the unbiased bound at {bits} bits, "
+            f"{row['over_bound_at_payload']:.2f} times that at the payload's"
+        )
+    picture = options.picture or options.out / "rate_distortion.png"
+    plot(rows, picture)
+    console.print(f"drawn to {picture}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,217 @@
+"""The picture of `rate_distortion.py`: error against bits, below it what no code can reach."""
+
+import itertools
+import pathlib
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from jaxcomp.theory import limits
+
+COLORS = {
+    "even levels": "#1b6ca8",
+    "powers of two": "#d1495b",
+    "adaptive levels": "#e08e1b",
+    "signs and ternary": "#7b4fa3",
+    "rotated": "#2a7f4f",
+    "sparse": "#8a6240",
+    "float formats": "#d45fae",
+    "composed": "#5f6b76",
+}
+LABELS = {
+    "qsgd 4": "qsgd",
+    "qsgd mid-rise 2": "qsgd mid-rise",
+    "qsgd_inf 4": "qsgd_inf",
+    "qsgd_inf subtractive 8": "qsgd_inf\nsubtractive",
+    "blockwise 8": "blockwise",
+    "nuqsgd 4": "nuqsgd",
+    "natural_dithering 4": "natural dithering",
+    "natural 9": "natural",
+    "alq 3": "alq",
+    "amq 3": "amq",
+    "terngrad": "terngrad",
+    "threshold_ternary optimal": "threshold\nternary",
+    "sign": "sign",
+    "eden 2": "eden",
+    "drive": "drive",
+    "ndsc 1": "ndsc",
+    "random_k 10 %": "random 10 %",
+    "random_k 1 %": "random 1 %",
+    "top_k 10 %": "top 10 %",
+    "top_k 1 %": "top 1 %",
+    "mxfp4": "mxfp4",
+    "mxfp6": "mxfp6",
+    "mxfp8": "mxfp8",
+    "nvfp4": "nvfp4",
+    "cast float8_e4m3fn": "cast float8",
+}
+PANELS = {
+    "gaussian": "Gaussian",
+    "laplace": "Laplace",
+    "heavy": "Heavy-tailed: a normal number cubed",
+    "middle": "Gradient of a transformer",
+}
+LAWS = ("gaussian", "laplace")
+MOST_BITS, LEAST, MOST = 9.4, 2e-6, 200.0
+INK, FAINT = "#222222", "#777777"
+CAPTION = """\
+Down and left is better: less error, fewer bits. Bits are measured from the payload, with scales and \
+indices; bfloat16, at 16 bits, is outside."""
+
+
+def plot(rows: dict[str, Any], path: pathlib.Path) -> None:
+    figure, grid = plt.subplots(2, 2, figsize=(12, 12.6), sharex=True, sharey=True)
+    figure.subplots_adjust(0.065, 0.06, 0.985, 0.845, wspace=0.04, hspace=0.09)
+    for axes, (name, title) in zip(grid.flat, PANELS.items(), strict=True):
+        shown = {key: row for key, row in rows.items() if name in row["error"]}
+        curves = draw_limits(axes, name)
+        points = draw_codecs(axes, name, shown)
+        style(axes, title, bool(shown))
+        figure.canvas.draw()
+        name_points(axes, points, curves)
+    for axes in grid[1]:
+        axes.set_xlabel("bits an element")
+    for axes in grid[:, 0]:
+        axes.set_ylabel("relative squared error  ‖x̂ − x‖² / ‖x‖²")
+    explain(figure)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def draw_limits(axes: Axes, name: str) -> list[np.ndarray]:
+    """The curves of the panel, as `[points, 2]` in bits and error."""
+    bits = np.linspace(0.02, MOST_BITS, 300)
+    if name not in LAWS:
+        curves = [limits.rate_distortion(bits)]
+        axes.plot(bits, curves[0], color=FAINT, linewidth=1.2, zorder=1)
+        return [np.stack([bits, curve], 1) for curve in curves]
+    best = limits.rate_distortion(bits, name)
+    scalar = limits.entropy_coded_scalar(bits, name)
+    unbiased = limits.from_deterministic(best)
+    axes.fill_between(bits, best, LEAST, color="#e9e9e9", linewidth=0, zorder=0)
+    axes.plot(bits, best, color=INK, linewidth=1.6, zorder=1)
+    axes.plot(bits, unbiased, color=INK, linewidth=1.2, linestyle=(0, (5, 2)), zorder=1)
+    axes.plot(bits, scalar, color=INK, linewidth=1.2, linestyle=(0, (1, 1.5)), zorder=1)
+    widths = range(1, 9)
+    lloyd = [limits.lloyd_max(2**width, name)[2] for width in widths]
+    axes.scatter(widths, lloyd, marker="+", s=45, color=INK, linewidth=1.1, zorder=2)
+    return [np.stack([bits, curve], 1) for curve in (best, unbiased, scalar)]
+
+
+def draw_codecs(axes: Axes, name: str, rows: dict[str, Any]) -> dict[str, tuple[float, float, str]]:
+    """Each codec as a point, those of a series joined by a line."""
+    points = {}
+    for _, group in itertools.groupby(rows.items(), key=lambda item: item[1]["series"]):
+        members = [(key, row, row["bits"][name], row["error"][name]) for key, row in group]
+        seen = [member for member in members if member[2] <= MOST_BITS]
+        color = COLORS[members[0][1]["family"]]
+        axes.plot(
+            [bits for *_, bits, _ in seen],
+            [error for *_, error in seen],
+            color=color,
+            linewidth=0.7,
+            alpha=0.45,
+            zorder=2,
+        )
+        for key, row, bits, error in seen:
+            points[key] = (bits, error, color)
+            axes.scatter(
+                bits,
+                error,
+                s=26,
+                facecolor=color if row["aims_unbiased"] else "white",
+                edgecolor=color,
+                linewidth=1.3,
+                zorder=3,
+            )
+    return points
+
+
+def style(axes: Axes, title: str, measured: bool) -> None:
+    axes.set_xlim(0, MOST_BITS)
+    axes.set_yscale("log")
+    axes.set_ylim(LEAST, MOST)
+    axes.set_xticks(range(10))
+    axes.grid(color="#e4e4e4", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_title(title, loc="left", size=11, weight="bold", color=INK)
+    if not measured:
+        axes.text(0.5, 0.5, "no gradients were saved", transform=axes.transAxes, ha="center")
+
+
+def name_points(
+    axes: Axes, points: dict[str, tuple[float, float, str]], curves: list[np.ndarray]
+) -> None:
+    """Labels where they cover neither points nor curves nor each other, as near as there is room."""
+    figure: Any = axes.get_figure()
+    to_pixels, dots = axes.transData.transform, figure.dpi / 72
+    marks = to_pixels([(bits, error) for bits, error, _ in points.values()] or np.zeros((0, 2)))
+    lines = np.concatenate([to_pixels(curve) for curve in curves])
+    frame, taken = axes.get_window_extent(), []
+    for key, label in LABELS.items():
+        if key not in points:
+            continue
+        bits, error, color = points[key]
+        text = axes.text(0, 0, label, size=8.5, color=color, ha="center", va="center", zorder=5)
+        size = text.get_window_extent()
+        half = np.array([size.width / 2, size.height / 2])
+        home = to_pixels((bits, error))
+        best, place = np.inf, home
+        for reach in np.arange(3, 60, 3):
+            for angle in np.linspace(0, 2 * np.pi, 24, endpoint=False):
+                way = np.array([np.cos(angle), np.sin(angle)])
+                at = home + way * (half + reach * dots)
+                low, high = at - half - dots, at + half + dots
+                inside = (low >= frame.min).all() and (high <= frame.max).all()
+                cost = reach / 10 + (0 if inside else 1e3)
+                cost += 3 * covered(marks, low - 2.5 * dots, high + 2.5 * dots)
+                cost += 0.5 * covered(lines, low, high)
+                cost += 20 * sum((low < b).all() and (high > a).all() for a, b in taken)
+                if cost < best:
+                    best, place = cost, at
+        taken.append((place - half - dots, place + half + dots))
+        text.set_position(axes.transData.inverted().transform(place))
+        edge = place + np.clip(home - place, -half, half)
+        if np.linalg.norm(edge - home) > 8 * dots:
+            ends = axes.transData.inverted().transform([edge, home])
+            axes.plot(*ends.T, color=color, linewidth=0.6, zorder=2)
+
+
+def covered(points: np.ndarray, low: np.ndarray, high: np.ndarray) -> int:
+    return int(((points > low) & (points < high)).all(axis=1).sum())
+
+
+def explain(figure: Figure) -> None:
+    """What the marks mean, above the panels."""
+
+    def dot(color: str, face: str) -> Line2D:
+        return Line2D([], [], linestyle="", marker="o", color=color, markerfacecolor=face)
+
+    families = [dot(color, color) for color in COLORS.values()]
+    kinds = {
+        "unbiased (or on average over rotations)": dot(INK, INK),
+        "biased": dot(INK, "white"),
+        "rate–distortion: no code is below": Line2D([], [], color=INK, linewidth=1.6),
+        "no unbiased code is below": Line2D([], [], color=INK, linestyle=(0, (5, 2))),
+        "scalar and entropy coder": Line2D([], [], color=INK, linestyle=(0, (1, 1.5))),
+        "best scalar of fixed width (Lloyd–Max)": Line2D(
+            [], [], color=INK, linestyle="", marker="+"
+        ),
+        "D(R) of a Gaussian, no bound here": Line2D([], [], color=FAINT),
+    }
+    options = {"loc": "upper left", "frameon": False, "fontsize": 9, "handletextpad": 0.4}
+    figure.legend(families, COLORS, ncols=8, bbox_to_anchor=(0.055, 0.935), **options)
+    figure.legend(kinds.values(), kinds, ncols=4, bbox_to_anchor=(0.055, 0.915), **options)
+    figure.text(
+        0.065, 0.965, "What each codec makes of its bits", size=16, weight="bold", color=INK
+    )
+    figure.text(0.065, 0.945, CAPTION, size=9, color=INK)

@@ -1,0 +1,186 @@
+"""A quantizer whose levels follow the gradients: they are state, and all workers share them."""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Float32, Int32
+
+from jaxcomp import axes, bits, checks, noise, summing
+from jaxcomp.codecs.quantizer import QuantizedPayload
+from jaxcomp.protocols import Array, ArrayLike, AxisName, Key
+from jaxcomp.quantize import adaptive, rounding, sums
+from jaxcomp.quantize.scales import L2, Scale
+
+_PRECISION = 14
+"""Bits of a level: 2⁻¹⁴ of the scale is fine enough for buckets of 8,192."""
+
+_FRACTION = 15
+"""Bits behind a level in which magnitudes are compared, and of the dither."""
+
+
+class AdaptiveState(NamedTuple):
+    """What the codec knows so far, the same on every worker.
+
+    Attributes:
+        levels: `int32[positive + 1]`, the levels in 2⁻¹⁴ of the scale, from zero.
+        histogram: magnitudes seen since the levels were last set, of all workers.
+        step: how often the codec has been used.
+    """
+
+    levels: Int32[Array, " levels"]
+    histogram: adaptive.Histogram
+    step: Int32[Array, ""]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AdaptiveQuantizer:
+    """Unbiased rounding to levels that are set anew, now and then, to fit what was seen.
+
+    Between two updates workers add up histograms of the magnitudes `|x| / scale`; at an update the
+    levels become those of least variance for that histogram. Until the first one they are those for
+    a Gaussian bucket. Without a mesh (`jaxcomp.encode`) nothing is agreed on, and they stay so.
+
+    Args:
+        width: bits of a code, 2 to 8: a sign and `2^(width − 1) − 1` levels above zero.
+        rule: "alq" moves each level on its own, "amq" has levels `p, p², …` and moves `p`.
+        every: steps from one update to the next; the first comes after one step.
+        pooled: count buckets alike, not by their squared norm.
+        scale: what a bucket is measured against.
+        bucket_size: elements in a bucket; None for one bucket a leaf.
+
+    Raises:
+        ValueError: for a width, rule or schedule out of range.
+    """
+
+    width: int = 4
+    rule: str = "alq"
+    every: int = 100
+    pooled: bool = False
+    scale: Scale = L2()
+    bucket_size: int | None = 512
+    unbiased = True
+    linear = False
+
+    def __post_init__(self):
+        checks.integer("width", self.width, 2, 8)
+        checks.choice("rule", self.rule, ("alq", "amq"))
+        checks.integer("every", self.every, 1)
+        checks.part("scale", self.scale, Scale)
+        checks.bucket_size(self.bucket_size)
+        if not self.scale.covers:
+            raise ValueError(f"`scale` must cover every element, as L2() does, got {self.scale!r}")
+
+    @property
+    def bits_per_element(self) -> float:
+        """Bits an element of a full bucket, with its step."""
+        if self.bucket_size is None:
+            return float(self.width)
+        return 32 * (bits.words(self.bucket_size, self.width) + 1) / self.bucket_size
+
+    def init(self, like: ArrayLike) -> AdaptiveState:
+        empty = jnp.zeros(adaptive.BINS, jnp.float32)
+        return AdaptiveState(
+            levels=jnp.asarray(_start(self.rule, self.width, max(like.shape[1], 1)), jnp.int32),
+            histogram=adaptive.Histogram(empty, empty),
+            step=jnp.zeros((), jnp.int32),
+        )
+
+    def agree(
+        self, key: Key, x: Array, count: Array, state: AdaptiveState, axis_name: AxisName
+    ) -> AdaptiveState:
+        """The histogram of all workers, and new levels if it is time."""
+        del key
+        scale = self.scale(x, count[:, None])
+        usable = sums.is_finite(scale) & (scale >= jnp.finfo(jnp.float32).tiny)
+        magnitude = jnp.abs(sums.unit(x, jnp.where(usable, scale, 0)))
+        top = axes.maximum(jnp.max(jnp.where(usable, scale, 0), initial=0), axis_name)
+        share = jnp.where(usable, scale / jnp.where(top > 0, top, 1), 0)[:, 0]
+        weight = None if self.pooled else share * share
+        seen = adaptive.histogram(jnp.where(usable, magnitude, 0), weight)
+        seen = jax.tree.map(lambda own: lax.psum(own, axis_name), seen)
+        total = jax.tree.map(jnp.add, state.histogram, seen)
+        due = state.step % self.every == min(1, self.every - 1)
+        levels, total = lax.cond(
+            due,
+            lambda: (_fit(self.rule, self.width, total), jax.tree.map(jnp.zeros_like, total)),
+            lambda: (state.levels, total),
+        )
+        return AdaptiveState(levels, total, state.step + 1)
+
+    def side(self, agreed: AdaptiveState) -> Int32[Array, " levels"]:
+        """The levels, which every decoder has too."""
+        return agreed.levels
+
+    def encode(
+        self, key: Key, x: Array, count: Array, state: AdaptiveState
+    ) -> tuple[QuantizedPayload, AdaptiveState]:
+        n, size = x.shape
+        scale = self.scale(x, count[:, None])
+        step, factor = rounding.exact_step(scale, 1 << _PRECISION, x.dtype, precision=_PRECISION)
+        high, low = (part[:, None] for part in noise.seeds(key.own, key.first, n))
+        dither = noise.below(_FRACTION, high, low, jnp.arange(size, dtype=jnp.uint32)[None])
+        # Points are in 2⁻²⁰ of a step, which five bits too many for an integer.
+        spare = jnp.float32(2.0 ** (_FRACTION - rounding.FRACTION))
+        size_ = (jnp.abs(x.astype(jnp.float32)) * (factor * spare)).astype(jnp.int32)
+        number = jnp.zeros(x.shape, jnp.int32)
+        for place in range(2 ** (self.width - 1) - 1):
+            # A threshold at random between two levels: passed with the right probability.
+            lower, upper = state.levels[place], state.levels[place + 1]
+            threshold = (upper << _FRACTION) - (upper - lower) * dither
+            number = number + (size_ >= threshold).astype(jnp.int32)
+        negative = (x < 0).astype(jnp.int32) << (self.width - 1)
+        codes = (negative | number).astype(jnp.uint32)
+        return QuantizedPayload(bits.pack(codes, bits=self.width), (step[:, 0],)), state
+
+    def decode(
+        self, key: Key, payload: QuantizedPayload, like: ArrayLike, side: Any = None
+    ) -> Array:
+        keys = key._replace(own=key.own[None])
+        return self.decode_sum(keys, jax.tree.map(lambda x: x[None], payload), like, side=side)
+
+    def decode_sum(
+        self,
+        keys: Key,
+        payloads: QuantizedPayload,
+        like: ArrayLike,
+        weights: Array | None = None,
+        side: Any = None,
+    ) -> Array:
+        del keys
+        (steps,) = payloads.steps
+        if weights is not None:
+            steps = rounding.weighted_step(steps, weights.astype(jnp.float32), _PRECISION)
+        levels = self.init(like).levels if side is None else side
+
+        def term(index):
+            codes = bits.unpack(payloads.words[index], bits=self.width, size=like.shape[1])
+            values = self._values(codes, levels)
+            return (values * steps[index][:, None]).astype(summing.wide(like.dtype))
+
+        return summing.in_order(term, payloads.words.shape[0]).astype(like.dtype)
+
+    def _values(self, codes: Array, levels: Int32[Array, " levels"]) -> Float32[Array, "n size"]:
+        number = (codes & (2 ** (self.width - 1) - 1)).astype(jnp.int32)
+        value = jnp.zeros(codes.shape, jnp.int32)
+        for place in range(1, levels.shape[0]):
+            value = jnp.where(number == place, levels[place], value)
+        negative = (codes >> (self.width - 1)) & 1
+        return jnp.where(negative == 1, -value, value).astype(jnp.float32)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _fit(rule: str, width: int, histogram: adaptive.Histogram) -> Int32[Array, " levels"]:
+    find = {"alq": adaptive.alq, "amq": adaptive.amq}[rule]
+    levels = find(histogram, 2 ** (width - 1) - 2)
+    return jnp.round(levels * jnp.float32(2**_PRECISION)).astype(jnp.int32)
+
+
+@functools.lru_cache
+def _start(rule: str, width: int, size: int) -> tuple[int, ...]:
+    """The levels for a Gaussian bucket, as constants."""
+    with jax.ensure_compile_time_eval():
+        return tuple(map(int, _fit(rule, width, adaptive.half_normal(size))))

@@ -1,0 +1,234 @@
+"""Codecs made of codecs: scaled, clipped, one after another."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxcomp import checks, noise, offers, summing
+from jaxcomp.protocols import Array, ArrayLike, AxisName, Codec, Key
+from jaxcomp.quantize.scales import ClippedMax
+
+
+def times(codec: Codec, key: Key, payload: Any, like: ArrayLike, factor: float) -> Array:
+    """`factor · decode(payload)`, rounded as the codec's own weighted sum rounds it."""
+    weight = jnp.full(1, factor, jnp.float32)
+    payloads = jax.tree.map(lambda leaf: leaf[None], payload)
+    keys = key._replace(own=key.own[None])
+    return summing.decode_sum(codec, keys, payloads, like, weight).astype(like.dtype)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Contractive:
+    """An unbiased codec, scaled down so that feedback may be put on it: `C(x) / (1 + ω)`.
+
+    With `E‖C(x) − x‖² ≤ ω‖x‖²`, its error is at most `ω/(1 + ω) · ‖x‖²` in expectation, whatever
+    `ω`: a contraction with `δ = 1/(1 + ω)`.
+
+    Args:
+        codec: an unbiased codec.
+        omega: its relative variance; None for its own bound for the size of bucket at hand.
+
+    Raises:
+        ValueError: if the codec is biased, or knows no bound and none is given.
+
+    References:
+        Horváth and Richtárik, `A better alternative to error feedback for communication-efficient
+        distributed learning <https://arxiv.org/abs/2006.11077>`_, 2021.
+    """
+
+    codec: Codec
+    omega: float | None = None
+    unbiased = False
+    contractive = True
+    linear = False
+
+    def __post_init__(self):
+        if not self.codec.unbiased:
+            raise ValueError(f"`codec` must be unbiased, got {self.codec!r}")
+        if self.omega is not None:
+            checks.number("omega", self.omega, 0.0)
+        else:
+            self._omega(self.codec.bucket_size or 512)
+
+    def _omega(self, size: int) -> float:
+        bound = offers.variance_bound(self.codec, size)
+        omega = bound if self.omega is None else self.omega
+        if omega is None:
+            raise ValueError(
+                f"`omega` must be given for {self.codec!r}, of which no bound is known: the "
+                "largest relative variance of a bucket"
+            )
+        return omega
+
+    @property
+    def bucket_size(self) -> int | None:
+        return self.codec.bucket_size
+
+    @property
+    def bits_per_element(self) -> float | None:
+        """As the codec's own."""
+        return offers.bits_per_element(self.codec)
+
+    def init(self, like: ArrayLike) -> Any:
+        return self.codec.init(like)
+
+    def agree(self, key: Key, x: Array, count: Array, state: Any, axis_name: AxisName) -> Any:
+        return offers.agree(self.codec, key, x, count, state, axis_name)
+
+    def encode(self, key: Key, x: Array, count: Array, state: Any) -> tuple[Any, Any]:
+        return self.codec.encode(key, x, count, state)
+
+    def decode(self, key: Key, payload: Any, like: ArrayLike, side: Any = None) -> Array:
+        del side
+        return times(self.codec, key, payload, like, 1 / (1 + self._omega(like.shape[1])))
+
+    def decode_sum(
+        self, keys: Key, payloads: Any, like: ArrayLike, weights: Array | None = None
+    ) -> Array:
+        factor = jnp.float32(1 / (1 + self._omega(like.shape[1])))
+        weights = jnp.ones(keys.own.shape[0], jnp.float32) if weights is None else weights
+        return summing.decode_sum(self.codec, keys, payloads, like, weights * factor)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Clipped:
+    """Elements beyond so many standard deviations of their bucket are clipped before encoding.
+
+    Args:
+        codec: what encodes the rest.
+        sigmas: where to clip, in standard deviations about the mean.
+
+    Raises:
+        ValueError: if `sigmas` is not positive.
+    """
+
+    codec: Codec
+    sigmas: float = 2.5
+    unbiased = False
+    linear = False
+
+    def __post_init__(self):
+        checks.positive("sigmas", self.sigmas)
+
+    @property
+    def contractive(self) -> bool:
+        """As the codec's own: clipping brings elements closer to zero, never beyond it."""
+        return offers.contractive(self.codec)
+
+    @property
+    def bucket_size(self) -> int | None:
+        return self.codec.bucket_size
+
+    @property
+    def bits_per_element(self) -> float | None:
+        """As the codec's own."""
+        return offers.bits_per_element(self.codec)
+
+    def init(self, like: ArrayLike) -> Any:
+        return self.codec.init(like)
+
+    def agree(self, key: Key, x: Array, count: Array, state: Any, axis_name: AxisName) -> Any:
+        return offers.agree(self.codec, key, self._clip(x, count), count, state, axis_name)
+
+    def encode(self, key: Key, x: Array, count: Array, state: Any) -> tuple[Any, Any]:
+        return self.codec.encode(key, self._clip(x, count), count, state)
+
+    def _clip(self, x: Array, count: Array) -> Array:
+        end = ClippedMax(sigmas=self.sigmas)(x, count[:, None])
+        # In the dtype of x, and above the clip rather than below; NaN stays.
+        end = jnp.minimum(end * jnp.float32(1 + 2.0**-7), jnp.finfo(x.dtype).max.astype(end.dtype))
+        return jnp.where(jnp.isfinite(x), jnp.clip(x, -end.astype(x.dtype), end.astype(x.dtype)), x)
+
+    def decode(self, key: Key, payload: Any, like: ArrayLike, side: Any = None) -> Array:
+        return self.codec.decode(key, payload, like, side)
+
+    def decode_sum(
+        self, keys: Key, payloads: Any, like: ArrayLike, weights: Array | None = None
+    ) -> Array:
+        return summing.decode_sum(self.codec, keys, payloads, like, weights)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Chained:
+    """Each codec encodes what those before it missed; the decoded parts are added up.
+
+    `x̂ = Σᵣ x̂ᵣ` with `x̂ᵣ = Cᵣ(x − x̂₁ − … − x̂ᵣ₋₁)`. With contractions of `δ`, `R` of them leave at
+    most `(1 − δ)^R` of the energy; unbiased if the last one is.
+
+    Args:
+        codecs: at least one, all with the same bucket size.
+
+    Raises:
+        ValueError: if there is none, or bucket sizes differ.
+
+    References:
+        Huang et al., `Lower bounds and nearly optimal algorithms in distributed learning with
+        communication compression <https://arxiv.org/abs/2206.03665>`_, 2022 (multi-stage
+        compression, one codec again and again).
+    """
+
+    codecs: tuple[Codec, ...]
+    linear = False
+
+    def __post_init__(self):
+        sizes = {codec.bucket_size for codec in self.codecs}
+        if len(sizes) != 1:
+            raise ValueError(
+                "`codecs` must be at least one codec, all with the same bucket size, got "
+                f"{self.codecs!r}"
+            )
+
+    @property
+    def unbiased(self) -> bool:
+        """The last one mends what the others did."""
+        return self.codecs[-1].unbiased
+
+    @property
+    def contractive(self) -> bool:
+        return not self.unbiased and all(offers.contractive(codec) for codec in self.codecs)
+
+    @property
+    def bucket_size(self) -> int | None:
+        return self.codecs[0].bucket_size
+
+    @property
+    def bits_per_element(self) -> float | None:
+        """The sum of theirs, if each knows its own."""
+        each = [offers.bits_per_element(codec) for codec in self.codecs]
+        return None if None in each else float(sum(b for b in each if b is not None))
+
+    def init(self, like: ArrayLike) -> tuple:
+        return tuple(codec.init(like) for codec in self.codecs)
+
+    def agree(self, key: Key, x: Array, count: Array, state: tuple, axis_name: AxisName) -> tuple:
+        """Each agrees on `x` itself: what is left for the later ones is not known yet."""
+        return tuple(
+            offers.agree(codec, _stage(key, number), x, count, own, axis_name)
+            for number, (codec, own) in enumerate(zip(self.codecs, state, strict=True))
+        )
+
+    def encode(self, key: Key, x: Array, count: Array, state: tuple) -> tuple[tuple, tuple]:
+        payloads, states, rest = [], [], x
+        for number, (codec, own) in enumerate(zip(self.codecs, state, strict=True)):
+            payload, own = codec.encode(_stage(key, number), rest, count, own)
+            payloads.append(payload)
+            states.append(own)
+            if number < len(self.codecs) - 1:
+                rest = rest - codec.decode(_stage(key, number), payload, rest)
+        return tuple(payloads), tuple(states)
+
+    def decode(self, key: Key, payload: tuple, like: ArrayLike, side: Any = None) -> Array:
+        del side
+        wide, total = summing.accumulator(like), None
+        for number, (codec, part) in enumerate(zip(self.codecs, payload, strict=True)):
+            decoded = codec.decode(_stage(key, number), part, wide)
+            total = decoded if total is None else total + decoded
+        assert total is not None  # There is at least one.
+        return total.astype(like.dtype)
+
+
+def _stage(key: Key, number: int) -> Key:
+    """Noise of its own for each codec."""
+    return key._replace(shared=noise.fold(key.shared, number), own=noise.fold(key.own, number))

@@ -1,0 +1,112 @@
+"""Natural compression: each element as a sign and a power of two."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Float32, Int32, UInt8, UInt32
+
+from jaxcomp import bits, checks, noise
+from jaxcomp.protocols import Array, ArrayLike, Key
+from jaxcomp.quantize import sums
+from jaxcomp.theory import worst_case
+
+_MANTISSA = 23
+_NORMAL = 1 << _MANTISSA
+
+
+class NaturalPayload(NamedTuple):
+    """Signs and exponents, packed."""
+
+    words: UInt32[Array, "n words"]
+
+
+class TopPayload(NamedTuple):
+    """Signs and exponents below that of the bucket's top, packed, and the top exponent itself."""
+
+    words: UInt32[Array, "n words"]
+    tops: UInt8[Array, " n"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Natural:
+    """Each element as `±2ᵏ`, one of the two powers around it; below 2⁻¹²⁶ as zero.
+
+    Args:
+        bits: 9, a sign and a whole exponent; or 8, a sign and an exponent as one of the 127 up to
+            the bucket's largest, which is sent beside them. Smaller elements become zero.
+        unbiased: up or down at random so that the expectation is the element; else to the nearer.
+        bucket_size: elements of a bucket; only `bits=8` has anything to share.
+    """
+
+    bits: int = 9
+    unbiased: bool = True
+    bucket_size: int | None = 512
+    linear = False
+
+    def __post_init__(self):
+        checks.choice("bits", self.bits, (9, 8))
+        checks.bucket_size(self.bucket_size)
+
+    @property
+    def bits_per_element(self) -> float:
+        """Bits an element of a full bucket, with its top exponent."""
+        if self.bucket_size is None:
+            return float(self.bits)
+        words = 32 * bits.words(self.bucket_size, self.bits)
+        return (words + (8 if self.bits == 8 else 0)) / self.bucket_size
+
+    def variance_bound(self, size: int) -> float | None:
+        """`ω` with `E‖x̂ − x‖² ≤ ω‖x‖²`: 1/8, met by elements of 4/3 of a power of two."""
+        del size
+        return worst_case.NATURAL_COMPRESSION if self.unbiased and self.bits == 9 else None
+
+    def init(self, like: ArrayLike) -> tuple:
+        del like
+        return ()
+
+    def encode(self, key: Key, x: Array, count: Array, state: tuple) -> tuple[Any, tuple]:
+        del count
+        high, low = (part[:, None] for part in noise.seeds(key.own, key.first, len(x)))
+        position = jnp.arange(x.shape[1], dtype=jnp.uint32)[None]
+        chance = noise.at(high, low, position) >> 9 if self.unbiased else _NORMAL >> 1
+        _, largest = np.frexp(float(jnp.finfo(x.dtype).max))
+        field = exponents(x.astype(jnp.float32), chance, min(int(largest) + 126, 254))
+        negative = (x < 0).astype(jnp.uint32) << (self.bits - 1)
+        if self.bits == 9:
+            return NaturalPayload(bits.pack(negative | field.astype(jnp.uint32), bits=9)), state
+        top = jnp.max(field, axis=1, keepdims=True)
+        below = jnp.where(field > 0, jnp.maximum(field - top + 127, 0), 0)
+        words = bits.pack(negative | below.astype(jnp.uint32), bits=8)
+        return TopPayload(words, top[:, 0].astype(jnp.uint8)), state
+
+    def decode(self, key: Key, payload: Any, like: ArrayLike, side: Any = None) -> Array:
+        del key, side
+        codes = bits.unpack(payload.words, bits=self.bits, size=like.shape[1])
+        field = (codes & (2 ** (self.bits - 1) - 1)).astype(jnp.int32)
+        if self.bits == 8:
+            top = payload.tops.astype(jnp.int32)[:, None]
+            field = jnp.where(field > 0, jnp.maximum(field + top - 127, 0), 0)
+            field = jnp.where(top == 255, 255, field)
+        sign = (codes >> (self.bits - 1)).astype(jnp.int32) << 31
+        value = lax.bitcast_convert_type(sign | (field << _MANTISSA), jnp.float32)
+        return jnp.where(field == 255, jnp.nan, value).astype(like.dtype)
+
+
+def exponents(x: Float32[Array, "..."], chance: Any, largest: int = 254) -> Int32[Array, "..."]:
+    """The biased exponent of the power of two that each `|x|` becomes; 0 for zero, 255 for NaN.
+
+    The mantissa is the probability of the upper power: adding a random one to it carries into the
+    exponent just so often.
+
+    Args:
+        x: float32 of any shape.
+        chance: integers below 2²³, random for unbiased rounding.
+        largest: the exponent that finite elements do not exceed.
+    """
+    size = lax.bitcast_convert_type(x, jnp.int32) & 0x7FFFFFFF
+    carried = (size + jnp.asarray(chance).astype(jnp.int32)) >> _MANTISSA
+    field = jnp.where(size < _NORMAL, 0, jnp.minimum(carried, largest))
+    return jnp.where(sums.is_finite(x), field, 255)

@@ -1,0 +1,63 @@
+"""The step that fits codes best, once they are chosen.
+
+A quantizer finds codes by one step and may send another: the one that makes the decoded bucket
+unbiased, closest, or of the right length.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Float32
+
+from jaxcomp.protocols import Array
+from jaxcomp.quantize import exact, rounding, sums
+from jaxcomp.quantize.levels import Levels
+
+FITS = (None, "unbiased", "least_squares", "norm")
+
+
+def fitted(
+    fit: str, levels: Levels, values: Float32[Array, "n size"], x: Array, count: Array, dtype: Any
+) -> Float32[Array, "n 1"]:
+    """The step that fits the values `c` of the codes to the elements `x` of each bucket.
+
+    "unbiased": `‖x‖² / ⟨c, x⟩`, with which a bucket that was rotated at random is unbiased;
+    "least_squares": `⟨c, x⟩ / ‖c‖²`, the smallest error; "norm": `‖x‖ / ‖c‖`.
+
+    Args:
+        fit: one of these names.
+        levels: what the values belong to.
+        values: `[n, size]`, in steps.
+        x: `[n, size]`.
+        count: `[n, 1]`, the real elements of each bucket.
+        dtype: in which code × step should be exact.
+
+    References:
+        Vargaftik et al., `EDEN: communication-efficient and robust distributed mean estimation for
+        federated learning <https://arxiv.org/abs/2108.08842>`_, 2022.
+    """
+    real = lax.broadcasted_iota(jnp.int32, x.shape, 1) < count
+    values = jnp.where(real, values * jnp.float32(1 / levels.magnitude), 0)
+    top = sums.max_abs(x)
+    unit = sums.unit(x, top)
+    if fit == "unbiased":
+        ratio = _divide(sums.total(unit * unit), sums.total(unit * values))
+    elif fit == "least_squares":
+        ratio = _divide(sums.total(unit * values), sums.total(values * values))
+    else:
+        ratio = _divide(sums.total(unit * unit), sums.total(values * values))
+        ratio = exact.sqrt(jnp.where(ratio >= jnp.finfo(jnp.float32).tiny, ratio, 0))
+    step = ratio * jnp.float32(1 / levels.magnitude) * top
+    # To nearest, not up as where nothing may lie beyond the levels: so it has no bias.
+    spare = 24 - rounding.significant(levels.magnitude, dtype, levels.precision)
+    word = lax.bitcast_convert_type(step, jnp.int32)
+    step = lax.bitcast_convert_type((word + ((1 << spare) >> 1)) & ~((1 << spare) - 1), jnp.float32)
+    step = jnp.minimum(step, rounding.largest_step(levels.magnitude, jnp.float32))
+    return jnp.where(sums.is_finite(top), step, jnp.nan)
+
+
+def _divide(numerator: Array, denominator: Any) -> Array:
+    """`numerator / denominator` of positive numbers; zero where the denominator vanishes."""
+    usable = denominator >= 2.0**-60
+    return jnp.where(usable, numerator * exact.reciprocal(jnp.where(usable, denominator, 1)), 0)

@@ -1,0 +1,87 @@
+"""Scales that are found by looking at a whole bucket at once."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Float32, Int32
+
+from jaxcomp import checks
+from jaxcomp.protocols import Array
+from jaxcomp.quantize import exact, rounding, sums
+from jaxcomp.quantize.sums import Rows
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimalTernary:
+    """The `α` of the ternary bucket `α · {−1, 0, 1}` closest to the elements.
+
+    With magnitudes in falling order and `Sₖ` the sum of the first `k`, `k* = argmax Sₖ² / k` and
+    `α = Sₖ* / k*`; elements above `α/2` are those `k*`. The error is `‖x‖² − Sₖ*² / k*`, at most
+    `(1 − 1/Hₙ)‖x‖²` with the harmonic number of the size. Each bucket is sorted.
+    """
+
+    covers = False
+
+    def __call__(self, x: Array, count: Array, rows: Rows = sums.IN_XLA) -> Float32[Array, "n 1"]:
+        del count  # Zeros at the end of a bucket change no sum.
+        n, size = x.shape
+        if size == 0:
+            return jnp.zeros((n, 1), jnp.float32)
+        top = sums.max_abs(x, rows)
+        one = jnp.float32(2**sums.FRACTION)
+        falling = -jnp.sort(-(jnp.abs(sums.unit(x, top, rows)) * one).astype(jnp.int32), axis=1)
+        added = _running(falling) * jnp.float32(1 / 2**sums.FRACTION)
+        share = jnp.asarray(1 / np.arange(1, size + 1), jnp.float32)
+        best = jnp.argmax(added * (added * share), axis=1)[:, None]
+        mean = jnp.take_along_axis(added * share, best, axis=1)
+        return jnp.where(sums.is_finite(top), top * mean, top)
+
+
+@dataclasses.dataclass(frozen=True)
+class Lattice:
+    """A scale of which every element is a multiple of a `steps`th part, if there is one.
+
+    The mean over `N` workers of ternary gradients with a shared scaler has elements `k · s/N` with
+    `|k| ≤ N`; with `Lattice(N)` and `Uniform(N)` it is sent without loss. It is the smallest
+    `j ≤ steps` for which all `x · j / max|x|` are whole; where there is none, the largest element.
+
+    Args:
+        steps: the most steps that the largest element may have, 1 to 127.
+    """
+
+    steps: int
+    covers = True
+
+    def __post_init__(self):
+        checks.integer("steps", self.steps, 1, 127)
+
+    def __call__(self, x: Array, count: Array, rows: Rows = sums.IN_XLA) -> Float32[Array, "n 1"]:
+        top = sums.max_abs(x, rows)
+        ratio = jnp.abs(sums.unit(x, top, rows))
+        found = jnp.full_like(top, self.steps)
+        one = 1 << sums.FRACTION
+        points = (ratio * jnp.float32(one)).astype(jnp.int32)
+        for number in reversed(range(1, self.steps + 1)):
+            off = (points * number + (one >> 1)) & (one - 1)
+            worst = sums.max_abs((off - (one >> 1)).astype(jnp.float32), rows)
+            found = jnp.where(worst < one * _ALIKE, jnp.float32(number), found)
+        scale = top * (exact.reciprocal(found, rows.digits) * jnp.float32(self.steps))
+        largest = rounding.largest_step(1, jnp.float32)
+        return jnp.where(sums.is_finite(top), jnp.minimum(scale, largest), top)
+
+
+_ALIKE = 0.003
+"""How far from whole an element may be: other fractions of 127 parts are further off."""
+
+
+def _running(x: Int32[Array, "n size"]) -> Float32[Array, "n size"]:
+    """Running sums of non-negative integers below 2²², in limbs that do not overflow."""
+    width = max(31 - x.shape[1].bit_length(), 1)
+    total = jnp.zeros(x.shape, jnp.float32)
+    for place in reversed(range(-(-22 // width))):  # Powers of two: each product is exact.
+        limb = (x >> (width * place)) & ((1 << width) - 1)
+        added = lax.cumsum(limb, axis=1).astype(jnp.float32)
+        total = total + added * jnp.float32(2.0 ** (width * place))
+    return total

@@ -1,0 +1,210 @@
+"""How the step of a bucket, or of a block within it, travels: in full, or in eight bits.
+
+Each format turns scales into the steps that the decoder will see, and the factors that bring
+elements to points (2⁻²⁰ of a step), for any shape of scales; the last axis runs over the blocks of
+one bucket.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Float32
+
+from jaxcomp import checks, noise
+from jaxcomp.protocols import Array
+from jaxcomp.quantize import exact, rounding, sums
+from jaxcomp.quantize.levels import FRACTION, Float, Levels
+
+_TINY = float(np.finfo(np.float32).tiny)
+_NOISE = 1 << 31
+"""Position of the noise of block 0's step, which no element of a bucket reaches."""
+
+
+class Derived(NamedTuple):
+    """Steps as the decoder will see them, factors, and what travels."""
+
+    step: Float32[Array, "n blocks"]
+    factor: Float32[Array, "n blocks"]
+    sent: tuple[Array, ...]
+
+
+@runtime_checkable
+class Steps(Protocol):
+    """A frozen dataclass that says how steps are rounded and sent."""
+
+    @property
+    def covers(self) -> bool:
+        """Whether the largest level is never below the scale."""
+        ...
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether elements stay unbiased if their rounding is, and nothing is clipped."""
+        ...
+
+    def bits(self, blocks: int) -> float:
+        """What the steps of a bucket of so many blocks cost."""
+        ...
+
+    def derive(
+        self, scale: Float32[Array, "n blocks"], levels: Levels, dtype: Any, high: Array, low: Array
+    ) -> Derived:
+        """Steps, factors, and what is sent; `high, low: [n, 1]` seed what noise there is."""
+        ...
+
+    def received(self, sent: tuple[Array, ...]) -> Float32[Array, "... n blocks"]:
+        """The steps again, from what was sent."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Exact:
+    """32 bits, rounded up to as many significant bits as products with codes leave room for."""
+
+    covers = True
+    unbiased = True
+
+    def bits(self, blocks: int) -> float:
+        return 32.0 * blocks
+
+    def derive(
+        self, scale: Float32[Array, "n blocks"], levels: Levels, dtype: Any, high: Array, low: Array
+    ) -> Derived:
+        del high, low
+        step, factor = rounding.exact_step(
+            scale, levels.magnitude, dtype, precision=levels.precision
+        )
+        return Derived(step, factor, (step,))
+
+    def received(self, sent: tuple[Array, ...]) -> Float32[Array, "... n blocks"]:
+        return sent[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class PowerOfTwo:
+    """A power of two, in eight bits (E8M0): `2ᵏ` with `k` from `⌊log₂⌋` of the scale and of the
+    largest level, or the smallest `2ᵏ` that covers.
+
+    Args:
+        rule: "floor" keeps the exponent of the scale, so that an element whose mantissa exceeds
+            that of the largest level is clipped; "even" rounds the mantissa to that of the levels
+            first; "ceil" never clips; "stochastic" rounds the step up or down at random so that
+            its expectation is exact (natural compression), and measures elements against the
+            exact one.
+
+    References:
+        Rouhani et al., `Microscaling data formats for deep learning
+        <https://arxiv.org/abs/2310.10537>`_, 2023 ("floor"); Horváth et al., `Natural compression
+        for distributed deep learning <https://arxiv.org/abs/1905.10988>`_, 2019 ("stochastic").
+
+    Note:
+        The byte 0 is a step of zero, for a block of zeros; 255 is NaN.
+    """
+
+    rule: str = "floor"
+
+    def __post_init__(self):
+        checks.choice("rule", self.rule, ("floor", "even", "ceil", "stochastic"))
+
+    @property
+    def covers(self) -> bool:
+        return self.rule in ("ceil", "stochastic")
+
+    @property
+    def unbiased(self) -> bool:
+        return self.covers
+
+    def bits(self, blocks: int) -> float:
+        return 8.0 * blocks
+
+    def derive(
+        self, scale: Float32[Array, "n blocks"], levels: Levels, dtype: Any, high: Array, low: Array
+    ) -> Derived:
+        size = lax.bitcast_convert_type(scale, jnp.int32)
+        most = int(np.float32(levels.magnitude).view(np.int32))
+        if self.rule == "ceil":
+            power = (size - most + (2**23 - 1)) >> 23
+        elif self.rule == "stochastic":
+            exactly, factor = rounding.exact_step(scale, levels.magnitude, jnp.float32, precision=0)
+            number = jnp.arange(scale.shape[1], dtype=jnp.uint32)[None] + jnp.uint32(_NOISE)
+            chance = (noise.at(high, low, number) >> 9).astype(jnp.int32)
+            power = ((lax.bitcast_convert_type(exactly, jnp.int32) + chance) >> 23) - 127
+        else:
+            half = 1 << (22 - max(levels.precision - 1, 0)) if self.rule == "even" else 0
+            power = ((size + half) >> 23) - (most >> 23)
+        power = jnp.clip(power, *_powers(levels.magnitude, dtype))
+        if self.rule != "stochastic":
+            factor = _power(FRACTION - power)
+            if self.covers:  # Even where the largest float did not leave room for the step.
+                factor = jnp.minimum(factor, rounding.most(scale, levels.magnitude))
+        finite = sums.is_finite(scale)
+        usable = finite & (scale >= _TINY)
+        byte = jnp.where(usable, power + 127, jnp.where(finite, 0, 255)).astype(jnp.uint8)
+        step = self.received((byte,))
+        return Derived(step, jnp.where(usable, factor, 0), (byte,))
+
+    def received(self, sent: tuple[Array, ...]) -> Float32[Array, "... n blocks"]:
+        byte = sent[0].astype(jnp.int32)
+        step = lax.bitcast_convert_type(byte << 23, jnp.float32)
+        return jnp.where(byte == 255, jnp.nan, step)
+
+
+@dataclasses.dataclass(frozen=True)
+class TwoLevel:
+    """Eight bits a block (FP8 E4M3) as multiples of one float32 a bucket.
+
+    References:
+        NVIDIA, Pretraining large language models with NVFP4, 2025.
+
+    Note:
+        The float32 belongs to the bucket, where NVFP4 has one a tensor; a block's step is rounded
+        to nearest, so that its largest element may be clipped.
+    """
+
+    covers = False
+    unbiased = False
+
+    def bits(self, blocks: int) -> float:
+        return 8.0 * blocks + 32
+
+    def derive(
+        self, scale: Float32[Array, "n blocks"], levels: Levels, dtype: Any, high: Array, low: Array
+    ) -> Derived:
+        del high, low
+        top = sums.max_abs(scale)
+        unit, factor = rounding.exact_step(
+            top,
+            levels.magnitude * _E4M3.magnitude,
+            dtype,
+            precision=levels.precision + _E4M3.precision,
+        )
+        points = scale * (factor * jnp.float32(1 / levels.magnitude))
+        codes = _E4M3.codes(points, jnp.int32(1 << (FRACTION - 1)))
+        sent = (codes.astype(jnp.uint8), unit[..., 0])
+        step = self.received(sent)
+        usable = step >= _TINY
+        inverse = exact.reciprocal(jnp.where(usable, step, 1))
+        return Derived(step, jnp.where(usable, inverse * jnp.float32(2**FRACTION), 0), sent)
+
+    def received(self, sent: tuple[Array, ...]) -> Float32[Array, "... n blocks"]:
+        codes, unit = sent
+        return _E4M3.values(codes.astype(jnp.uint32)) * unit[..., None]
+
+
+_E4M3 = Float(positive=126, mantissa=3)
+
+
+def _power(exponent: Array) -> Float32[Array, "..."]:
+    """`2^exponent`, for exponents of normal numbers."""
+    return lax.bitcast_convert_type((exponent + 127) << 23, jnp.float32)
+
+
+def _powers(magnitude: int, dtype: Any) -> tuple[int, int]:
+    """Exponents of the smallest step, and of the largest that no level brings beyond the dtype."""
+    dtype = jnp.dtype(dtype)
+    largest = float(min(float(jnp.finfo(dtype).max), float(np.finfo(np.float32).max)))
+    smallest = -24 if dtype == jnp.float16 else -106
+    return smallest, min(int(np.floor(np.log2(largest / magnitude))), 126)

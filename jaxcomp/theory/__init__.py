@@ -1,0 +1,1 @@
+"""What is possible: the limits that every codec is measured against."""
