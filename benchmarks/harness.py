@@ -76,7 +76,8 @@ def show(
         table.add_column(column, justify="right" if number else "left")
     for row in rows:
         table.add_row(*row)
-    console = Console(width=max(100, Console().width))
+    needed = Console(width=1000).measure(table).maximum  # In less, cells are cut.
+    console = Console(width=max(needed, Console().width))
     console.print(table)
     where = ", ".join(f"{name} {value}" for name, value in environment().items())
     lines = [f"# {title}", "", f"{where}.", "", "| " + " | ".join(columns) + " |"]

@@ -37,8 +37,35 @@ VARIANTS = [
     jaxcomp.terngrad(shared=True),
     jaxcomp.sign(bucket_size=None),
     jaxcomp.top_k(fraction=0.05, bucket_size=64),
+    jaxcomp.qsgd_inf(bits=4, levels="midrise", subtractive=True),
+    jaxcomp.natural_dithering(bits=3, natural_norm=True),
+    jaxcomp.natural(bits=8),
+    jaxcomp.mx("nvfp4"),
+    jaxcomp.mx("mxfp8", rule="ceil", rounding="stochastic"),
+    jaxcomp.eden(bits=2.5, bucket_size=512, scale="minimum_error"),
+    jaxcomp.eden(bits=0.5, bucket_size=256, rotations=2),
+    jaxcomp.ndsc(bits=2, bucket_size=64, dithered=False),
+    jaxcomp.Contractive(codec=jaxcomp.qsgd(bits=2)),
+    jaxcomp.Chained(codecs=(jaxcomp.sign(), jaxcomp.qsgd_inf(bits=2))),
+    jaxcomp.Clipped(codec=jaxcomp.blockwise(bits=4)),
 ]
 """Settings that take other paths: planes, whole leaves, odd buckets, agreement."""
+
+
+FEW = [
+    jaxcomp.cast("float16"),
+    jaxcomp.sign(),
+    jaxcomp.qsgd(bits=4),
+    jaxcomp.qsgd_inf(bits=4),
+    jaxcomp.terngrad(shared=True),
+    jaxcomp.mx("nvfp4"),
+    jaxcomp.natural(bits=8),
+    jaxcomp.eden(bits=4),
+    jaxcomp.alq(bits=3),
+    jaxcomp.random_k(fraction=0.1),
+    jaxcomp.top_k(fraction=0.01),
+]
+"""One of each way through a training step, for what has nothing to do with levels."""
 
 
 def label(value: object) -> str:

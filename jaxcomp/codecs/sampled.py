@@ -81,7 +81,7 @@ class RandomK:
 
     def decode(self, key: Key, payload: SampledPayload, like: ArrayLike, side: Any = None) -> Array:
         del side
-        return self._spread(key, payload.values, like)
+        return self._spread(key, payload.values.astype(summing.wide(like.dtype)), like)
 
     def decode_sum(
         self, keys: Key, payloads: SampledPayload, like: ArrayLike, weights: Array | None = None

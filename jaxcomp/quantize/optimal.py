@@ -9,7 +9,7 @@ from jaxtyping import Float32, Int32
 
 from jaxcomp import checks
 from jaxcomp.protocols import Array
-from jaxcomp.quantize import exact, rounding, sums
+from jaxcomp.quantize import exact, sums
 from jaxcomp.quantize.sums import Rows
 
 
@@ -68,9 +68,10 @@ class Lattice:
             worst = sums.max_abs((off - (one >> 1)).astype(jnp.float32), rows)
             found = jnp.where(worst < one * _ALIKE, jnp.float32(number), found)
         scale = top * (exact.reciprocal(found, rows.digits) * jnp.float32(self.steps))
-        largest = rounding.largest_step(1, jnp.float32)
-        return jnp.where(sums.is_finite(top), jnp.minimum(scale, largest), top)
+        return jnp.where(sums.is_finite(top), jnp.minimum(scale, _LARGEST), top)
 
+
+_LARGEST = float(np.finfo(np.float32).max)
 
 _ALIKE = 0.003
 """How far from whole an element may be: other fractions of 127 parts are further off."""

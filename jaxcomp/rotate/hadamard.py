@@ -196,7 +196,7 @@ def butterflies(
     for radix in _radices(block):
         stride //= radix
         # Outside of what is compiled as one: with a result of another shape, the inner loop would
-        # divide to find its place, and take five times as long.
+        # divide to find its place, and take four times as long.
         x = x.reshape(rows, block // (radix * stride), radix, stride)
         # Fused, a pass would do the work of the one before again for each of its terms. A barrier
         # is gone before a CPU's compiler fuses for the last time; a function of its own is not.
