@@ -16,8 +16,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/python examples/train_digits.py $(ARGS)
 
+# Compiling keeps one core busy, so there is a process a core; each may take a few gigabytes.
 test: setup
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal $(ARGS)
 
 lint: setup
 	$(BIN)/ruff format --check .

@@ -22,8 +22,10 @@ def outlined(f: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def separate(*args: Any) -> Any:
+        traced, shapes = jax.make_jaxpr(f, return_shape=True)(*args)
         with set_xla_metadata(inlineable="false"):
-            return jax.jit(f, inline=False)(*args)
+            out = jax.jit(_flattened(traced), inline=False)(*jax.tree.leaves(args))
+        return jax.tree.unflatten(jax.tree.structure(shapes), out)
 
     @functools.wraps(f)
     def call(*args: Any) -> Any:
@@ -32,6 +34,37 @@ def outlined(f: Callable[..., Any]) -> Callable[..., Any]:
         return jax.lax.platform_dependent(*args, cpu=separate, default=f)
 
     return call
+
+
+def _flattened(traced: Any) -> Callable[..., list[Any]]:
+    """The traced function with the jitted functions inside, such as `jnp.pad`, taken apart.
+
+    What is said of a function is said of all that it calls: each would be kept apart from its
+    neighbours too, and its result be written to memory.
+    """
+
+    def run(*args: Any) -> list[Any]:
+        values = dict(zip(traced.jaxpr.constvars, traced.consts, strict=True))
+        values.update(zip(traced.jaxpr.invars, args, strict=True))
+
+        def read(x: Any) -> Any:
+            return x.val if isinstance(x, jex_core.Literal) else values[x]
+
+        for eqn in traced.jaxpr.eqns:
+            given = [read(x) for x in eqn.invars]
+            if eqn.primitive.name in ("jit", "pjit"):
+                out = _flattened(eqn.params["jaxpr"])(*given)
+            elif eqn.primitive is _by_platform:  # This is what a CPU takes.
+                out = _flattened(eqn.params["traced"])(*given)
+            else:
+                bound = eqn.primitive.get_bind_params(eqn.params)
+                functions, params = bound if isinstance(bound, tuple) else ((), bound)
+                out = eqn.primitive.bind(*functions, *given, **params)
+                out = out if eqn.primitive.multiple_results else [out]
+            values.update(zip(eqn.outvars, out, strict=True))
+        return [read(x) for x in traced.jaxpr.outvars]
+
+    return run
 
 
 def cut(flat: jax.Array, begins: Sequence[int], lengths: Sequence[int]) -> list[jax.Array]:

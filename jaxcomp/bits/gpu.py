@@ -18,7 +18,7 @@ from jaxcomp import axes, noise, summing
 from jaxcomp.bits.grid import Grid
 from jaxcomp.bits.planes import Bits, lanes, planes, words as words_of
 from jaxcomp.protocols import Array, ArrayLike
-from jaxcomp.quantize import sums
+from jaxcomp.quantize.sums import IN_KERNEL
 
 ELEMENTS = 2048
 """Elements that a program holds: sixteen for each thread of four warps."""
@@ -28,16 +28,6 @@ LARGEST = 8192
 
 UNROLLED = 8
 """Fields that are packed in a row; more are packed in a loop."""
-
-
-def _pairwise(x: Array, term: sums.Term) -> Array:
-    x = term(x)
-    while (half := x.shape[1] // 2) > 0:  # Of two there is one sum, so a reduction has no choice.
-        x = jnp.sum(x.reshape(x.shape[0], 2, half), axis=1)
-    return x
-
-
-_IN_REGISTERS = sums.in_kernel(_pairwise)
 
 
 def refuses(bits: Bits, size: int, dtype: Any) -> str | None:
@@ -101,8 +91,8 @@ def encode(
             scales = _load(scale_ref[0], rows, _columns(1))
         else:
             whole = _load(x_ref, rows, columns, inside)
-            scales = grid.scale(whole, _load(count_ref, rows, _columns(1)), _IN_REGISTERS)
-        step, factor = grid.step(scales, x.dtype, _IN_REGISTERS)
+            scales = grid.scale(whole, _load(count_ref, rows, _columns(1)), IN_KERNEL)
+        step, factor = grid.step(scales, x.dtype, IN_KERNEL)
         _store(steps_ref, rows, _columns(1), _columns(1) < 1, step)
         number = seeds_ref[2] + rows.astype(jnp.uint32)
         high, low = noise.absorb(seeds_ref[0], seeds_ref[1], number)

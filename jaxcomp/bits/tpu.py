@@ -20,7 +20,7 @@ from jaxcomp import axes, noise
 from jaxcomp.bits.grid import Grid
 from jaxcomp.bits.planes import Bits, Plane, TritPlane, lanes, planes, words as words_of
 from jaxcomp.protocols import Array, ArrayLike
-from jaxcomp.quantize import sums
+from jaxcomp.quantize.sums import IN_KERNEL
 
 LANES = 128
 TOGETHER = 8
@@ -31,18 +31,6 @@ LARGEST = 8192
 
 _BLOCK = 2**17
 """Elements of a block: half a megabyte of float32."""
-
-
-def _pairwise(x: Array, term: sums.Term) -> Array:
-    x = term(x)
-    while (half := x.shape[1] // 2) >= LANES:
-        x = x[:, :half] + x[:, half:]
-    for distance in (64, 32, 16, 8, 4, 2, 1):  # Within a register: every lane gets the sum.
-        x = x + pltpu.roll(x, distance, 1)
-    return x[:, :1]
-
-
-_IN_REGISTERS = sums.in_kernel(_pairwise)
 
 
 def refuses(bits: Bits, size: int, dtype: Any) -> str | None:
@@ -138,9 +126,9 @@ def encode(
         for bucket in range(TOGETHER):
             mine = given[:, bucket : bucket + 1]
             if scale is None:
-                mine = scale_of(_bucket(tile_ref, bucket), mine, _IN_REGISTERS)
+                mine = scale_of(_bucket(tile_ref, bucket), mine, IN_KERNEL)
             scales = jnp.where(lane == bucket, mine, scales)
-        step, factor = grid.step(scales, dtype, _IN_REGISTERS)
+        step, factor = grid.step(scales, dtype, IN_KERNEL)
         steps_ref[...] = step
         group = lax.broadcasted_iota(jnp.int32, (groups, LANES), 0) + pl.program_id(0) * groups
         number = seeds_ref[0, 2] + (group * TOGETHER + lane).astype(jnp.uint32)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import UInt32
 
-from jaxcomp import checks, noise, offers, summing
+from jaxcomp import checks, chunks, noise, offers, summing
 from jaxcomp.codecs.combinators import times as decode_times
 from jaxcomp.protocols import Array, ArrayLike, AxisName, Codec, Key
 from jaxcomp.rotate import embedding, hadamard
@@ -110,12 +110,26 @@ class Rotated:
         return offers.agree(self.codec, key, z, jnp.full_like(count, z.shape[1]), state, axis_name)
 
     def encode(self, key: Key, x: Array, count: Array, state: Any) -> tuple[Any, Any]:
-        z = self.rotate(key, x)
-        return self.codec.encode(key, z, jnp.full_like(count, z.shape[1]), state)
+        def some(first, x, count):
+            own = key._replace(first=first)
+            z = self.rotate(own, x)
+            payload, _ = self.codec.encode(own, z, jnp.full_like(count, z.shape[1]), state)
+            return payload
+
+        if jax.tree.leaves(state):
+            z = self.rotate(key, x)
+            return self.codec.encode(key, z, jnp.full_like(count, z.shape[1]), state)
+        return chunks.over_rows(some, key.first, x, count), state
 
     def decode(self, key: Key, payload: Any, like: ArrayLike, side: Any = None) -> Array:
-        z = self.codec.decode(key, payload, self._like(like), side)
-        return self.unrotate(key, z, like)
+        def some(first, payload):
+            rows = jax.tree.leaves(payload)[0].shape[0]
+            part = jax.ShapeDtypeStruct((rows, like.shape[1]), like.dtype)
+            own = key._replace(first=first)
+            z = self.codec.decode(own, payload, self._like(part), side)
+            return self.unrotate(own, z, part)
+
+        return chunks.over_rows(some, key.first, payload)
 
     def decode_sum(
         self, keys: Key, payloads: Any, like: ArrayLike, weights: Array | None = None

@@ -53,21 +53,11 @@ class L2:
     covers = True
 
     def __call__(self, x: Array, count: Array, rows: Rows = sums.IN_XLA) -> Float32[Array, "n 1"]:
-        x = x.astype(jnp.float32)
-
-        def scaled():
-            # By a power of two, so that squares neither underflow nor overflow and no bit changes.
-            top = sums.max_abs(x, rows)
-            down, up = _power_of_two(top)
-            length = exact.sqrt(sums.squares(x * down, rows), rows.digits)
-            return jnp.where(sums.is_finite(top), jnp.minimum(length, _LARGEST * down) * up, top)
-
-        if rows.digits:
-            return scaled()
-        # One pass over memory in place of two, where no bucket needs the scaling.
-        total = sums.squares(x, rows)
-        safe = jnp.all((total > 2.0**-80) & (total < 2.0**100))
-        return lax.cond(safe, lambda: exact.sqrt(total), scaled)
+        top = sums.max_abs(x, rows)
+        ratio = sums.unit(x, top, rows)  # Squares of tiny values underflow, of large ones overflow.
+        # The total is rounded, and a norm below the largest element would make it saturate.
+        length = jnp.maximum(exact.sqrt(sums.total(ratio * ratio, rows), rows.digits), 1)
+        return jnp.where(sums.is_finite(top), jnp.minimum(top * length, _LARGEST), top)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,15 +158,6 @@ class ClippedMax:
         clip = jnp.maximum(jnp.float32(self.sigmas) * deviation, jnp.abs(mean))
         clip = jnp.minimum(clip, 1) if self.at_most_max else clip
         return jnp.where(sums.is_finite(top), jnp.minimum(top * clip, _LARGEST), top)
-
-
-def _power_of_two(top: Array) -> tuple[Array, Array]:
-    """The power of two that brings `top` to about one, and its inverse; both normal numbers."""
-    field = jnp.clip(lax.bitcast_convert_type(top, jnp.int32) >> 23, 1, 253)
-    return (
-        lax.bitcast_convert_type((254 - field) << 23, jnp.float32),
-        lax.bitcast_convert_type(field << 23, jnp.float32),
-    )
 
 
 def _share(count: Array, rows: Rows) -> Float32[Array, "n 1"]:

@@ -2,11 +2,10 @@
 
 A float sum depends on its order, and a fused multiply-add rounds once where two instructions
 round twice, so `jit`, `vmap` and eager would disagree in the last bits. Sums here are taken in
-integers, which have no order, or pair by pair in a stated order over exact products; the maximum is
-taken over the bits of |x|, because a fused float maximum drops NaN.
+integers, which have no order; the maximum is taken over the bits of |x|, because a fused float
+maximum drops NaN.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -23,50 +22,23 @@ _LIMB = 15
 _INF = 0x7F800000
 
 
-Term = Callable[[Array], Array]
-
-
 class Rows(NamedTuple):
     """How rows are worked on; every way gives the same bits.
 
     Attributes:
         fan: elements at a distance that one pass brings together; None for the whole row at once.
         digits: whether to divide and take roots by digits on every platform.
-        pairwise: adds up a function of each element of rows whose length is a power of two: those
-            of the second half to those of the first, and so on down to one.
     """
 
     fan: int | None
     digits: bool
-    pairwise: Callable[[Array, Term], Array]
 
 
-def _pairwise(x: Float32[Array, "n size"], term: Term) -> Float32[Array, "n 1"]:
-    while (size := x.shape[1]) > 1:
-        # As a tree over slices of the row: halves of halves, or slices of terms, that the compiler
-        # fuses element by element, take five times as long.
-        fan = min(size, _TREE)
-        parts = [term(x[:, i * (size // fan) : (i + 1) * (size // fan)]) for i in range(fan)]
-        while len(parts) > 1:
-            half = len(parts) // 2
-            parts = [a + b for a, b in zip(parts[:half], parts[half:], strict=True)]
-        x, term = lax.optimization_barrier(parts[0]), _itself
-    return term(x)
-
-
-def _itself(x: Array) -> Array:
-    return x
-
-
-_FAN, _TREE = 32, 16
-
-IN_XLA = Rows(fan=_FAN, digits=False, pairwise=_pairwise)
+IN_XLA = Rows(fan=32, digits=False)
 """For a compiler that turns one long reduction into a slow scalar loop."""
 
-
-def in_kernel(pairwise: Callable[[Array, Term], Array]) -> Rows:
-    """For a kernel that holds a row of at most 2¹⁵ elements in registers."""
-    return Rows(fan=None, digits=True, pairwise=pairwise)
+IN_KERNEL = Rows(fan=None, digits=True)
+"""For a kernel that holds a row of at most 2¹⁵ elements in registers."""
 
 
 def max_abs(x: Array, rows: Rows = IN_XLA) -> Float32[Array, "n 1"]:
@@ -131,34 +103,6 @@ def total(terms: Float32[Array, "n size"], rows: Rows = IN_XLA) -> Float32[Array
             2.0 ** (_LIMB * place - FRACTION)
         )
     return value
-
-
-def squares(x: Float32[Array, "n size"], rows: Rows = IN_XLA) -> Float32[Array, "n 1"]:
-    """The sum of squares of each row, to a few units in the last place.
-
-    Pair by pair: the second half of a row (zero-padded to a power of two) is added to the first,
-    and so on down to one. Squares beyond the range of float32 overflow, or vanish.
-
-    Example:
-        >>> squares(jnp.array([[3.0, 4.0, 0.0]]))
-        Array([[25.]], dtype=float32)
-    """
-    n, size = x.shape
-    if size == 0:
-        return jnp.zeros((n, 1), jnp.float32)
-    whole = 1 << (size - 1).bit_length()
-    x = x if whole == size else jnp.pad(x, ((0, 0), (0, whole - size)))
-    return rows.pairwise(x, _square)
-
-
-def _square(x: Array) -> Array:
-    # Twelve bits and the rest: each product is exact, so it does not matter which of them the
-    # compiler fuses with a sum.
-    high = lax.bitcast_convert_type(
-        lax.bitcast_convert_type(x, jnp.int32) & jnp.int32(-(1 << 12)), jnp.float32
-    )
-    low = x - high
-    return high * high + 2 * high * low + low * low
 
 
 def _carry(limbs: list[Int32[Array, "n lanes"]]) -> list[Int32[Array, "n lanes"]]:

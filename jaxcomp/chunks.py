@@ -1,0 +1,60 @@
+"""Work through rows as many at a time as a cache holds, where a CPU does it."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import core, lax
+
+from jaxcomp import axes, compiler
+
+_CHUNK = 2**19
+"""Elements that a CPU works on at a time: few enough for its cache, enough for its threads."""
+
+
+def over_rows(f: Callable[..., Any], first: Any, *arrays: Any) -> Any:
+    """`f(first, *arrays)` for a function of each row by itself, done as it suits the platform.
+
+    What several passes over an array cost a CPU is memory, above all the first touch of the pages
+    of what is kept between them. So it takes some rows through all passes before it goes on.
+
+    Args:
+        f: `f(first, *parts)` of some rows and the number of the first of them; every array that it
+            returns has a row for each.
+        first: the number of the first row.
+        *arrays: trees of arrays with a leading axis of rows.
+    """
+    leaves, treedef = jax.tree.flatten((first, arrays))
+    if not any(isinstance(leaf, core.Tracer) for leaf in leaves):
+        return f(first, *arrays)
+    leaves = axes.alike(*map(jnp.asarray, leaves))
+    first, arrays = jax.tree.unflatten(treedef, leaves)
+    like = jax.eval_shape(f, first, *arrays)
+    rows = leaves[1].shape[0]
+    every = [*leaves[1:], *jax.tree.leaves(like)]
+    chunk = max(_CHUNK // max(math.prod(leaf.shape[1:]) for leaf in every), 1)
+    if rows <= chunk:
+        return f(first, *arrays)
+
+    def some(first: Any, begin: Any, arrays: Any) -> Any:
+        parts = jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, begin, chunk), arrays)
+        return f(first + begin.astype(first.dtype), *parts)
+
+    def in_chunks(first: Any, *arrays: Any) -> Any:
+        def step(number: Any, found: Any) -> Any:
+            # The last chunk reaches back into the one before: the same rows give the same results.
+            begin = jnp.minimum(number * chunk, rows - chunk)
+            return jax.tree.map(
+                lambda whole, part: lax.dynamic_update_slice_in_dim(whole, part, begin, 0),
+                found,
+                compiler.outlined(some)(first, begin, arrays),
+            )
+
+        empty = jax.tree.map(
+            lambda leaf: axes.alike(jnp.zeros(leaf.shape, leaf.dtype), first)[0], like
+        )
+        return lax.fori_loop(0, -(-rows // chunk), step, empty)
+
+    return lax.platform_dependent(first, *arrays, cpu=in_chunks, default=f)
