@@ -170,6 +170,8 @@ def short(setting: Any) -> str:
         value = getattr(setting, field.name)
         if dataclasses.is_dataclass(value) and value != field.default:
             settings.append(short(value))
+        elif isinstance(value, tuple) and value and all(map(dataclasses.is_dataclass, value)):
+            settings.append(", ".join(map(short, value)))
         elif value != field.default or field.name == "bucket_size":
             settings.append(f"{field.name}={value!r}")
     inside = ", ".join(settings)

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import PartitionSpec as P
-from suite import CODECS, label
+from suite import FEW, label
 
 import jaxcomp
 
@@ -29,7 +29,7 @@ GRADS = [
     )
     for step in range(3)
 ]
-LINKS = [*CODECS, jaxcomp.terngrad(shared=True)]
+LINKS = [*FEW, jaxcomp.rotated_uniform(), jaxcomp.natural_dithering(natural_norm=True)]
 
 
 def start(tx):

@@ -30,7 +30,7 @@ class AdaptiveState(NamedTuple):
         levels: `int32[positive + 1]`, the levels in 2⁻¹⁴ of the scale, from zero; the same on every
             worker.
         histogram: magnitudes that this worker has seen since the levels were last set.
-        top: the largest norm among them, whose square has weight one.
+        top: a power of two no smaller than any norm among them; its square has weight one.
         step: how often the codec has been used.
     """
 
@@ -104,7 +104,8 @@ class AdaptiveQuantizer:
         scale = self.scale(x, count[:, None])
         usable = sums.is_finite(scale) & (scale >= jnp.finfo(jnp.float32).tiny)
         magnitude = jnp.abs(sums.unit(x, jnp.where(usable, scale, 0)))
-        top = jnp.maximum(state.top, jnp.max(jnp.where(usable, scale, 0), initial=0))
+        largest = jnp.max(jnp.where(usable, scale, 0), initial=0)
+        top = jnp.maximum(state.top, _power_of_two(largest))
         share = jnp.where(usable, scale / jnp.where(top > 0, top, 1), 0)[:, 0]
         weight = None if self.pooled else share * share
         seen = adaptive.histogram(jnp.where(usable, magnitude, 0), weight)
@@ -201,6 +202,13 @@ _EMPTY = (
     np.zeros((), np.float32),
 )
 """A histogram of nothing, and the largest norm of nothing."""
+
+
+def _power_of_two(x: Float32[Array, ""]) -> Float32[Array, ""]:
+    """The next power of two, so that a change of units rounds nothing; 2¹²⁷ at most."""
+    bits = lax.bitcast_convert_type(x, jnp.int32)
+    above = jnp.minimum((bits + (2**23 - 1)) >> 23, 254) << 23
+    return lax.bitcast_convert_type(above, jnp.float32)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

@@ -88,6 +88,7 @@ def histogram(r: Array, weight: Array | None = None) -> Histogram:
     r = r.reshape(-1)[::stride].astype(jnp.float32)
     counts = (r > 0) & jnp.isfinite(r) & jnp.isfinite(each)
     each, r = jnp.where(counts, each, 0), jnp.where(counts, jnp.minimum(r, 1), 0)
+    each, r = _short(each), _short(r)
     bins = (lax.bitcast_convert_type(r, jnp.int32) >> _SHIFT) - _FIRST
     bins = jnp.clip(bins, 0, BINS - 1)
     # An accelerator adds scattered floats in no stated order, or one by one; a CPU does it fastest.
@@ -326,6 +327,12 @@ def _apart(levels: Float32[Array, " levels"]) -> Float32[Array, " levels"]:
 def _beyond(points: Float32[Array, " points"], x: Float32[Array, " n"]) -> Array:
     """The first of the increasing points that is larger."""
     return jnp.searchsorted(points, x, side="right")
+
+
+def _short(x: Float32[Array, " n"]) -> Float32[Array, " n"]:
+    """Rounded to twelve bits, so that a product of two is exact, fused with a sum or not."""
+    bits = lax.bitcast_convert_type(x, jnp.int32)
+    return lax.bitcast_convert_type((bits + (1 << 11)) & ~((1 << 12) - 1), jnp.float32)
 
 
 def _inverse(x: Array) -> Array:

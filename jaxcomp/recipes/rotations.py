@@ -191,8 +191,8 @@ def dsc(
     Note:
         Steps of the iteration are fewer and were found by trying; what remains at its end is kept.
         Elements are kept at places that are spread evenly, not drawn at random. Bits are counted as
-        for `ndsc`, which is better from three bits an element on: the constant that is gained is
-        worth less there than the bits that `λ` times the coordinates cost.
+        for `ndsc`, which is better from two bits an element on (three to nearest): the constant
+        that is gained is worth less there than the bits that `λ` times the coordinates cost.
     """
     codec = _spread(bits / redundancy, bucket_size, dithered)
     return Embedded(codec=codec, redundancy=redundancy)
