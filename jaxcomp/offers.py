@@ -15,16 +15,50 @@ def bits_per_element(codec: Codec) -> float | None:
     return getattr(codec, "bits_per_element", None)
 
 
+def reorders(codec: Codec) -> bool:
+    """Whether its `decode_sum` equals the sum of `decode` only up to rounding."""
+    return getattr(codec, "reorders", False)
+
+
+def agrees(codec: Codec) -> bool:
+    """Whether workers agree on something before they encode."""
+    return getattr(codec, "agrees", hasattr(codec, "agree"))
+
+
 def agree(codec: Codec, key: Key, x: Array, count: Array, state: Any, axis_name: AxisName) -> Any:
     """What the workers must agree on before they encode: the state itself for most codecs."""
     hook = getattr(codec, "agree", None)
-    return state if hook is None else hook(key, x, count, state, axis_name)
+    return hook(key, x, count, state, axis_name) if hook and agrees(codec) else state
 
 
 def side(codec: Codec, agreed: Any) -> Any:
     """What decoders know of what was agreed on, beside the payload: nothing for most codecs."""
     hook = getattr(codec, "side", None)
     return None if hook is None else hook(agreed)
+
+
+def check_inner(name: str, codec: Any, *, agreement: bool = True) -> None:
+    """Raises a `ValueError` unless this is a codec that another may be made of.
+
+    Args:
+        name: of the argument.
+        codec: the codec.
+        agreement: whether it may ask the workers to agree on something first.
+    """
+    if isinstance(codec, type) or not isinstance(codec, Codec):
+        raise ValueError(
+            f"`{name}` must be a codec such as jaxcomp.qsgd_inf(bits=4), got {codec!r}"
+        )
+    if hasattr(codec, "side"):
+        raise ValueError(
+            f"`{name}` must have decoders that need the payload alone, and those of {codec!r} need "
+            "levels that the workers agree on; take fixed ones, such as jaxcomp.nuqsgd()"
+        )
+    if agrees(codec) and not agreement:
+        raise ValueError(
+            f"`{name}` must not ask the workers to agree on what it will be given only later, got "
+            f"{codec!r}; take shared=False"
+        )
 
 
 def variance_bound(codec: Codec, size: int) -> float | None:

@@ -62,6 +62,7 @@ class Codec(Protocol):
         linear: whether `decode(Σ payloads) = Σ decode(payloads)`, so that payloads may be summed.
         contractive (optional, by default `not unbiased`): whether
             `E‖decode(encode(x)) − x‖² ≤ (1 − δ)‖x‖²` for some `δ > 0` and every `x`.
+        agrees (optional, by default whether there is an `agree`): whether to call it.
         reorders (optional, by default False): whether `decode_sum` adds in a domain of its own, and
             so equals the sum of `decode` only up to rounding.
         bits_per_element (optional): what a full bucket costs an element, as the codec claims;

@@ -1,11 +1,17 @@
 """What the contract suites run over: everything that `jaxcomp.recipes` offers, and more."""
 
+import functools
 import importlib
 import inspect
 import pkgutil
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
 import jaxcomp
 import jaxcomp.recipes
+from jaxcomp import noise
 from jaxcomp.protocols import Codec
 
 
@@ -74,3 +80,26 @@ def label(value: object) -> str:
 
     text = short(value) if isinstance(value, Codec) else repr(value)
     return text.replace("Quantizer", "Q").replace("bucket_size", "b").replace(" ", "")
+
+
+KEY = noise.raw(5)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def roundtrip(codec, x, key=KEY):
+    return jaxcomp.roundtrip(codec, key, x)
+
+
+def nmse(codec, x):
+    x = jnp.asarray(x, jnp.float32)
+    return float(jnp.sum((roundtrip(codec, x) - x) ** 2) / jnp.sum(x * x))
+
+
+def law(name, n, seed=0):
+    rng = np.random.default_rng(seed)
+    draws = {
+        "gaussian": rng.standard_normal,
+        "laplace": lambda n: rng.laplace(size=n),
+        "heavy": lambda n: rng.standard_normal(n) ** 3,
+    }
+    return jnp.asarray(draws[name](n), jnp.float32)

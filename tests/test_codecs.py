@@ -21,8 +21,9 @@ import jaxcomp.codecs
 import jaxcomp.quantize
 from jaxcomp import noise, testing, trees, wire
 from jaxcomp.codecs.cast import Cast
+from jaxcomp.codecs.embedded import Embedded
 from jaxcomp.codecs.quantizer import Quantizer
-from jaxcomp.codecs.rotated import Embedded, Rotated
+from jaxcomp.codecs.rotated import Rotated
 from jaxcomp.codecs.sparsifier import TopK
 from jaxcomp.quantize import levels, rounding, scales
 

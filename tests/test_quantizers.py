@@ -1,6 +1,5 @@
 """The mathematics of every further quantizer: golden vectors, bounds, and reference errors."""
 
-import functools
 import itertools
 
 import jax
@@ -8,17 +7,16 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from suite import KEY, law, nmse, roundtrip
 
 import jaxcomp
 from jaxcomp import noise, trees
 from jaxcomp.codecs import natural
 from jaxcomp.codecs.quantizer import Quantizer
-from jaxcomp.codecs.rotated import Rotated
-from jaxcomp.quantize import fits, levels, power, rounding, scales, steps, tables
-from jaxcomp.theory import limits, worst_case
+from jaxcomp.quantize import levels, power, rounding, scales, steps, tables
+from jaxcomp.theory import worst_case
 
 ONE = 1 << levels.FRACTION
-KEY = noise.raw(5)
 
 
 def up_where_below(u):
@@ -31,26 +29,6 @@ def decoded(grid, x, scale, dither):
     scale = jnp.full((1, 1), scale, jnp.float32)
     step, factor = rounding.exact_step(scale, grid.magnitude, jnp.float32, precision=grid.precision)
     return grid.values(grid.codes(jnp.asarray(x, jnp.float32)[None] * factor, dither)) * step
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def roundtrip(codec, x, key=KEY):
-    return jaxcomp.roundtrip(codec, key, x)
-
-
-def nmse(codec, x):
-    x = jnp.asarray(x, jnp.float32)
-    return float(jnp.sum((roundtrip(codec, x) - x) ** 2) / jnp.sum(x * x))
-
-
-def law(name, n, seed=0):
-    rng = np.random.default_rng(seed)
-    draws = {
-        "gaussian": rng.standard_normal,
-        "laplace": lambda n: rng.laplace(size=n),
-        "heavy": lambda n: rng.standard_normal(n) ** 3,
-    }
-    return jnp.asarray(draws[name](n), jnp.float32)
 
 
 def test_golden_nuqsgd():
@@ -152,18 +130,6 @@ def test_golden_ternary():
     x = np.sqrt(np.arange(1, 513)) - np.sqrt(np.arange(512))
     harmonic = (1 / np.arange(1, 513)).sum()
     assert nmse(jaxcomp.threshold_ternary(), x) <= (1 - 1 / harmonic) * (1 + 1e-5)
-
-
-def test_golden_drive_scale():
-    """With the identity for a rotation: `‖x‖² / ‖x‖₁`, and the other two."""
-    x = jnp.array([[3.0, -1.0, 2.0, 0.5]])
-    grid = tables.LloydMax(1)
-    values = grid.values(grid.codes(x * ONE, jnp.int32(0)))
-    fit = functools.partial(fits.fitted, levels=grid, values=values, x=x, dtype=jnp.float32)
-    count = jnp.array([[4]])
-    np.testing.assert_allclose(fit("unbiased", count=count), [[2.19231]], rtol=1e-5)
-    np.testing.assert_allclose(fit("least_squares", count=count), [[1.625]], rtol=1e-6)
-    np.testing.assert_allclose(fit("norm", count=count), [[np.sqrt(14.25) / 2]], rtol=1e-6)
 
 
 def test_golden_random_k():
@@ -304,126 +270,6 @@ def test_a_natural_norm_composes_as_the_paper_says():
     assert plain < composed <= (1 + plain) * 9 / 8 - 1
 
 
-@pytest.mark.parametrize("bits", [1, 2, 3, 4])
-def test_eden_meets_its_error(bits):
-    """D/(1 − D) on dense input, the same whatever the law; D with the scale of least error."""
-    want = limits.eden(bits)
-    np.testing.assert_allclose(want, [0.5708, 0.1331, 0.0358, 0.0096][bits - 1], rtol=6e-3)
-    for name in ("gaussian", "laplace", "heavy"):
-        x = law(name, 2**18)
-        np.testing.assert_allclose(nmse(jaxcomp.eden(bits), x), want, rtol=0.02)
-        short = jaxcomp.eden(bits, bucket_size=512)
-        np.testing.assert_allclose(nmse(short, x), want, rtol=0.06)
-    least = jaxcomp.eden(bits, scale="minimum_error")
-    np.testing.assert_allclose(nmse(least, x), want / (1 + want), rtol=0.02)
-    length = jnp.linalg.norm(roundtrip(jaxcomp.eden(bits, scale="norm"), x)) / jnp.linalg.norm(x)
-    np.testing.assert_allclose(length, 1, rtol=1e-4)
-    distance = want / limits.unbiased_bound(bits)
-    np.testing.assert_allclose(distance, [1.71, 2.0, 2.25, 2.45][bits - 1], rtol=6e-3)
-
-
-@pytest.mark.parametrize("bits", [0.25, 0.5, 1.5, 2.25])
-def test_eden_at_rates_between(bits):
-    x = law("heavy", 2**18)
-    codec = jaxcomp.eden(bits)
-    if bits < 1:
-        want = np.pi / 2 / bits - 1
-    else:
-        whole = int(bits)
-        want = (bits - whole) * limits.eden(whole + 1) + (1 - bits + whole) * limits.eden(whole)
-    np.testing.assert_allclose(nmse(codec, x), want, rtol=0.03)
-    rate = 8 * jaxcomp.wire_bytes(codec, x) / x.size
-    assert bits <= rate <= bits + 2.1 * 32 / 4096
-    assert not codec.unbiased  # With one rotation.
-    assert jaxcomp.eden(bits, rotations=2).unbiased
-
-
-def mean_of(codec, x, draws=4096):
-    def total(start):
-        keys = jax.vmap(lambda i: noise.fold(KEY, i))(start + jnp.arange(256, dtype=jnp.uint32))
-        return jnp.mean(jax.vmap(lambda key: jaxcomp.roundtrip(codec, key, x))(keys), 0)
-
-    starts = jnp.arange(0, draws, 256, dtype=jnp.uint32)
-    return np.asarray(jax.jit(lambda: jnp.mean(jax.lax.map(total, starts), 0))())
-
-
-def test_one_rotation_is_biased_on_sparse_input_and_two_are_not():
-    x = jnp.zeros(512).at[0].set(1.0).at[1].set(0.6)
-    once = mean_of(jaxcomp.eden(1, bucket_size=512), x)
-    np.testing.assert_allclose(once[:2], [1.36, 0.0], atol=0.02)
-    assert not jaxcomp.eden(1).unbiased
-    twice = mean_of(jaxcomp.eden(1, bucket_size=512, rotations=2), x)
-    np.testing.assert_allclose(twice[:2], [1.0, 0.6], atol=0.012)
-
-
-def test_near_democratic_coding_beats_plain_dithering_at_equal_bits():
-    """x = randn³ of 1,000 elements; bits counted as they are sent."""
-    x = law("heavy", 1000 * 64).reshape(64, 1000)
-    plain, spread = [], []
-    for bits in (1, 2, 3, 4):
-        codec = jaxcomp.qsgd_inf(bits=bits, levels="midrise", bucket_size=1000)
-        plain.append(nmse(codec, x))
-        spread.append(nmse(jaxcomp.ndsc(bits=bits, bucket_size=1000), x))
-    np.testing.assert_allclose(spread, [10.2, 0.833, 0.157, 0.0342], rtol=0.12)
-    assert all(s < p / 5 for s, p in zip(spread, plain, strict=True))
-    half = jaxcomp.ndsc(bits=0.5, bucket_size=1024)
-    found = mean_of(half, x.reshape(-1)[:1024], draws=8192)
-    assert half.codec.scaled
-    error = np.linalg.norm(found - np.asarray(x.reshape(-1)[:1024])) / np.linalg.norm(x[:1])
-    assert error < 0.8  # About √(ω/draws) · √1024 of a norm's worth of noise, and no more.
-
-
-def test_a_shared_rotation_is_undone_once_after_the_sum():
-    """Eight payloads of a shared rotation are added first, with one transform; it is the same."""
-    codec = jaxcomp.rotated_uniform(bits=6)
-    x = law("gaussian", 4096)
-    payloads = [jaxcomp.encode(codec, 1, x, worker=w).batches[0] for w in range(8)]
-    key = trees.batch_key(noise.raw(1), 0, 0)
-    own = jnp.stack([trees.batch_key(noise.raw(1), 0, w).own for w in range(8)])
-    like = jax.ShapeDtypeStruct((1, 4096), jnp.float32)
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *payloads)
-    total = codec.decode_sum(key._replace(own=own), stacked, like)
-    each = sum(codec.decode(key._replace(own=own[w]), payloads[w], like) for w in range(8))
-    np.testing.assert_allclose(total, each, atol=1e-4)
-    np.testing.assert_allclose(total[0] / 8, x, atol=0.2)
-
-
-def test_contractions_of_unbiased_codecs():
-    x = law("heavy", 4096)
-    for codec in (jaxcomp.qsgd(bits=2), jaxcomp.random_k(fraction=0.1), jaxcomp.natural()):
-        wrapped = jaxcomp.Contractive(codec=codec)
-        omega = codec.variance_bound(codec.bucket_size or 4096)
-        small, large = roundtrip(wrapped, x), roundtrip(codec, x)
-        np.testing.assert_allclose(small, large / (1 + omega), rtol=1e-4)
-        assert nmse(wrapped, x) < 1
-        assert wrapped.contractive
-    with pytest.raises(ValueError, match="`codec` must be unbiased"):
-        jaxcomp.Contractive(codec=jaxcomp.sign())
-    with pytest.raises(ValueError, match="`omega` must be given"):
-        jaxcomp.Contractive(codec=jaxcomp.alq())
-
-
-def test_stages_multiply_what_is_left():
-    """R times a contraction leaves (1 − δ)^R; the last one decides about bias."""
-    x = law("gaussian", 2**16)
-    left = [nmse(jaxcomp.Chained(codecs=(jaxcomp.sign(),) * r), x) for r in (1, 2, 3)]
-    np.testing.assert_allclose(left[0], 1 - 2 / np.pi, rtol=0.01)
-    assert left[1] < 0.5 * left[0]
-    assert left[2] < 0.5 * left[1]
-    mended = jaxcomp.Chained(codecs=(jaxcomp.sign(), jaxcomp.qsgd_inf(bits=2)))
-    assert mended.unbiased
-    assert not mended.contractive
-    with pytest.raises(ValueError, match="all with the same bucket size"):
-        jaxcomp.Chained(codecs=(jaxcomp.sign(), jaxcomp.sign(bucket_size=64)))
-
-
-def test_clipping_is_undone_by_nothing():
-    x = jnp.concatenate([jnp.full(511, 0.1), jnp.array([50.0])])
-    y = roundtrip(jaxcomp.Clipped(codec=jaxcomp.qsgd_inf(bits=8), sigmas=1.0), x)
-    assert float(jnp.max(y)) < 3
-    np.testing.assert_allclose(y[:511], 0.1, atol=0.02)
-
-
 def adapted(codec, x, turns=2):
     """The codec's error once its levels have been agreed on from the input."""
     plan = trees.layout(codec, x)
@@ -534,9 +380,16 @@ def test_settings_that_do_not_go_together():
         (lambda: jaxcomp.qsgd(levels="odd"), "`levels` must be one of 'midtread', 'midrise'"),
         (lambda: jaxcomp.random_k(fraction=0), r"`fraction` must be a number in \(0, 1\]"),
         (lambda: jaxcomp.alq(every=0), "`every` must be at least 1, got 0"),
-        (lambda: Rotated(codec=jaxcomp.sign(), block=100), "`block` must be one of 2, 4, 8"),
+        (
+            lambda: jaxcomp.Rotated(codec=jaxcomp.sign(), block=100),
+            "`block` must be one of 2, 4, 8",
+        ),
         (lambda: Quantizer(**four, fit="unbiased", block=32), "`fit` 'unbiased' must stand with"),
         (lambda: Quantizer(**four, block=32, implementation="gpu"), "`implementation` 'gpu' must"),
+        (
+            lambda: Quantizer(**{**four, "rounding": rounding.Subtractive()}, implementation="gpu"),
+            "`implementation` 'gpu' must stand with",
+        ),
         (lambda: Quantizer(**four, block=32, shared=True), "`shared` must stand with whole"),
         (lambda: Quantizer(**four, steps=steps.Exact), "`steps` must be an instance of a steps"),
     ]:

@@ -31,7 +31,8 @@ class Contractive:
         omega: its relative variance; None for its own bound for the size of bucket at hand.
 
     Raises:
-        ValueError: if the codec is biased, or knows no bound and none is given.
+        ValueError: if the codec is biased, or knows no bound and none is given, or if its decoders
+            need more than the payload, as those of adaptive levels do.
 
     References:
         Horváth and Richtárik, `A better alternative to error feedback for communication-efficient
@@ -45,6 +46,7 @@ class Contractive:
     linear = False
 
     def __post_init__(self):
+        offers.check_inner("codec", self.codec)
         if not self.codec.unbiased:
             raise ValueError(f"`codec` must be unbiased, got {self.codec!r}")
         if self.omega is not None:
@@ -74,6 +76,11 @@ class Contractive:
     def init(self, like: ArrayLike) -> Any:
         return self.codec.init(like)
 
+    @property
+    def agrees(self) -> bool:
+        """As the codec."""
+        return offers.agrees(self.codec)
+
     def agree(self, key: Key, x: Array, count: Array, state: Any, axis_name: AxisName) -> Any:
         return offers.agree(self.codec, key, x, count, state, axis_name)
 
@@ -101,7 +108,8 @@ class Clipped:
         sigmas: where to clip, in standard deviations about the mean.
 
     Raises:
-        ValueError: if `sigmas` is not positive.
+        ValueError: if `sigmas` is not positive, or if the codec's decoders need more than the
+            payload, as those of adaptive levels do.
     """
 
     codec: Codec
@@ -110,6 +118,7 @@ class Clipped:
     linear = False
 
     def __post_init__(self):
+        offers.check_inner("codec", self.codec)
         checks.positive("sigmas", self.sigmas)
 
     @property
@@ -128,6 +137,11 @@ class Clipped:
 
     def init(self, like: ArrayLike) -> Any:
         return self.codec.init(like)
+
+    @property
+    def agrees(self) -> bool:
+        """As the codec."""
+        return offers.agrees(self.codec)
 
     def agree(self, key: Key, x: Array, count: Array, state: Any, axis_name: AxisName) -> Any:
         return offers.agree(self.codec, key, self._clip(x, count), count, state, axis_name)
@@ -161,7 +175,8 @@ class Chained:
         codecs: at least one, all with the same bucket size.
 
     Raises:
-        ValueError: if there is none, or bucket sizes differ.
+        ValueError: if there is none, bucket sizes differ, decoders need more than the payload, or
+            one after the first asks the workers to agree (a shared scale).
 
     References:
         Huang et al., `Lower bounds and nearly optimal algorithms in distributed learning with
@@ -173,6 +188,8 @@ class Chained:
     linear = False
 
     def __post_init__(self):
+        for number, codec in enumerate(self.codecs):
+            offers.check_inner("codecs", codec, agreement=number == 0)
         sizes = {codec.bucket_size for codec in self.codecs}
         if len(sizes) != 1:
             raise ValueError(
@@ -202,11 +219,16 @@ class Chained:
     def init(self, like: ArrayLike) -> tuple:
         return tuple(codec.init(like) for codec in self.codecs)
 
+    @property
+    def agrees(self) -> bool:
+        """As the first: what is left for the others is not known before it has encoded."""
+        return offers.agrees(self.codecs[0])
+
     def agree(self, key: Key, x: Array, count: Array, state: tuple, axis_name: AxisName) -> tuple:
-        """Each agrees on `x` itself: what is left for the later ones is not known yet."""
-        return tuple(
-            offers.agree(codec, _stage(key, number), x, count, own, axis_name)
-            for number, (codec, own) in enumerate(zip(self.codecs, state, strict=True))
+        first, *rest = state
+        return (
+            offers.agree(self.codecs[0], _stage(key, 0), x, count, first, axis_name),
+            *rest,
         )
 
     def encode(self, key: Key, x: Array, count: Array, state: tuple) -> tuple[tuple, tuple]:

@@ -94,7 +94,8 @@ class Quantizer:
             )
         if self.shared and self.block:
             raise ValueError(f"`shared` must stand with whole buckets, got block={self.block}")
-        if self.implementation not in (None, "reference") and not self._fused:
+        kernels = self._fused and not isinstance(self.rounding, Subtractive)
+        if self.implementation not in (None, "reference") and not kernels:
             raise ValueError(
                 f"`implementation` {self.implementation!r} must stand with steps Exact(), and "
                 f"without block, fit or subtracted dither, got {self!r}; None takes XLA for these"
@@ -159,11 +160,14 @@ class Quantizer:
         del like
         return ()
 
+    @property
+    def agrees(self) -> bool:
+        """Whether the scale is shared."""
+        return self.shared
+
     def agree(self, key: Key, x: Array, count: Array, state: tuple, axis_name: AxisName) -> Any:
-        """The largest scale of all workers, if it is shared."""
-        del key
-        if not self.shared:
-            return state
+        """The largest scale of all workers."""
+        del key, state
         return AgreedScale(axes.maximum(self.scale(x, count[:, None])[:, 0], axis_name))
 
     def encode(self, key: Key, x: Array, count: Array, state: Any) -> tuple[QuantizedPayload, Any]:

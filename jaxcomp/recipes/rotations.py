@@ -1,8 +1,10 @@
 """Codecs that rotate a bucket at random before they quantise it."""
 
 from jaxcomp import checks
+from jaxcomp.codecs.embedded import Embedded
+from jaxcomp.codecs.parts import Part, Split
 from jaxcomp.codecs.quantizer import Quantizer
-from jaxcomp.codecs.rotated import Embedded, Part, Rotated, Split
+from jaxcomp.codecs.rotated import Rotated
 from jaxcomp.protocols import Codec
 from jaxcomp.quantize import levels, rounding, scales, tables
 
@@ -174,7 +176,7 @@ def dsc(
         bits: bits an element, above 0, at most 8.
         bucket_size: coordinates that share a scale: `bucket_size / redundancy` elements; None for
             one scale a leaf.
-        redundancy: `λ`, above 1, at most 4.
+        redundancy: `λ`, from 1 to 4.
         dithered: unbiased rounding; else to nearest.
 
     Raises:

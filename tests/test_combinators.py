@@ -1,0 +1,102 @@
+"""Codecs of codecs: what they do, what they pass on, and what they refuse."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from suite import law, nmse, roundtrip
+
+import jaxcomp
+from jaxcomp import noise, offers, trees
+from jaxcomp.codecs.embedded import Embedded
+from jaxcomp.codecs.parts import Part, Split
+from jaxcomp.codecs.rotated import Rotated
+
+
+def test_contractions_of_unbiased_codecs():
+    x = law("heavy", 4096)
+    for codec in (jaxcomp.qsgd(bits=2), jaxcomp.random_k(fraction=0.1), jaxcomp.natural()):
+        wrapped = jaxcomp.Contractive(codec=codec)
+        omega = codec.variance_bound(codec.bucket_size or 4096)
+        small, large = roundtrip(wrapped, x), roundtrip(codec, x)
+        np.testing.assert_allclose(small, large / (1 + omega), rtol=1e-4)
+        assert nmse(wrapped, x) < 1
+        assert wrapped.contractive
+    with pytest.raises(ValueError, match="`codec` must be unbiased"):
+        jaxcomp.Contractive(codec=jaxcomp.sign())
+    with pytest.raises(ValueError, match="`omega` must be given"):
+        jaxcomp.Contractive(codec=jaxcomp.mx(rule="ceil", rounding="stochastic"))
+
+
+def test_stages_multiply_what_is_left():
+    """R times a contraction leaves (1 − δ)^R; the last one decides about bias."""
+    x = law("gaussian", 2**16)
+    left = [nmse(jaxcomp.Chained(codecs=(jaxcomp.sign(),) * r), x) for r in (1, 2, 3)]
+    np.testing.assert_allclose(left[0], 1 - 2 / np.pi, rtol=0.01)
+    assert left[1] < 0.5 * left[0]
+    assert left[2] < 0.5 * left[1]
+    mended = jaxcomp.Chained(codecs=(jaxcomp.sign(), jaxcomp.qsgd_inf(bits=2)))
+    assert mended.unbiased
+    assert not mended.contractive
+    with pytest.raises(ValueError, match="all with the same bucket size"):
+        jaxcomp.Chained(codecs=(jaxcomp.sign(), jaxcomp.sign(bucket_size=64)))
+
+
+def test_clipping_is_undone_by_nothing():
+    x = jnp.concatenate([jnp.full(511, 0.1), jnp.array([50.0])])
+    y = roundtrip(jaxcomp.Clipped(codec=jaxcomp.qsgd_inf(bits=8), sigmas=1.0), x)
+    assert float(jnp.max(y)) < 3
+    np.testing.assert_allclose(y[:511], 0.1, atol=0.02)
+
+
+SHARED = jaxcomp.terngrad(clip=None, shared=True, bucket_size=64)
+"""All workers speak of the same levels: two messages differ by whole steps."""
+
+
+@pytest.mark.parametrize(
+    "codec",
+    [
+        Rotated(codec=SHARED, shared=True),
+        Part(codec=SHARED, fraction=0.5),
+        Split(first=SHARED, second=SHARED, fraction=0.5),
+        Embedded(codec=SHARED, block=64),
+        jaxcomp.Contractive(codec=SHARED),
+        jaxcomp.Clipped(codec=SHARED),
+        jaxcomp.Chained(codecs=(SHARED, jaxcomp.terngrad(clip=None, bucket_size=64))),
+    ],
+    ids=lambda codec: type(codec).__name__,
+)
+def test_what_workers_agree_on_is_passed_on(codec):
+    """A scale that is shared is the same on both workers, however deep it lies."""
+    x = jnp.stack([law("gaussian", 32), 3 * law("gaussian", 32, seed=1)])[:, None]
+    count, key = jnp.full(1, 32), trees.batch_key(noise.raw(0), 0, 0)
+
+    def run(x):
+        state = offers.agree(codec, key, x, count, codec.init(x), "data")
+        return codec.encode(key, x, count, state)[0]
+
+    assert offers.agrees(codec)
+    payload = jax.vmap(run, axis_name="data")(x)
+    steps = next(leaf for leaf in jax.tree.leaves(payload) if leaf.dtype == jnp.float32)
+    assert (steps > 0).all()
+    np.testing.assert_array_equal(steps[0], steps[1])
+
+
+def test_codecs_whose_decoders_need_more_are_refused():
+    """Wrapped, adaptive levels would be used by the encoder and unknown to the decoder."""
+    alq = jaxcomp.alq(3)
+    for make in (
+        lambda: Rotated(codec=alq),
+        lambda: Part(codec=alq, fraction=0.5),
+        lambda: Split(first=jaxcomp.qsgd(3), second=alq, fraction=0.5),
+        lambda: Embedded(codec=alq),
+        lambda: jaxcomp.Contractive(codec=alq, omega=1.0),
+        lambda: jaxcomp.Clipped(codec=alq),
+        lambda: jaxcomp.Chained(codecs=(alq, jaxcomp.qsgd(3))),
+    ):
+        with pytest.raises(ValueError, match="must have decoders that need the payload alone"):
+            make()
+    with pytest.raises(ValueError, match="`codecs` must not ask the workers to agree"):
+        jaxcomp.Chained(codecs=(jaxcomp.sign(64), SHARED))
+    with pytest.raises(ValueError, match="`codec` must be a codec such as"):
+        Rotated(codec=jaxcomp.qsgd)

@@ -1,0 +1,138 @@
+"""EDEN, DRIVE and the embeddings: errors, bias, rates, and work in chunks."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+from suite import KEY, law, nmse, roundtrip
+
+import jaxcomp
+from jaxcomp import chunks, noise, trees
+from jaxcomp.quantize import fits, levels, tables
+from jaxcomp.theory import limits
+
+ONE = 1 << levels.FRACTION
+
+
+def test_golden_drive_scale():
+    """With the identity for a rotation: `‖x‖² / ‖x‖₁`, and the other two."""
+    x = jnp.array([[3.0, -1.0, 2.0, 0.5]])
+    grid = tables.LloydMax(1)
+    values = grid.values(grid.codes(x * ONE, jnp.int32(0)))
+    fit = functools.partial(fits.fitted, levels=grid, values=values, x=x, dtype=jnp.float32)
+    count = jnp.array([[4]])
+    np.testing.assert_allclose(fit("unbiased", count=count), [[2.19231]], rtol=1e-5)
+    np.testing.assert_allclose(fit("least_squares", count=count), [[1.625]], rtol=1e-6)
+    np.testing.assert_allclose(fit("norm", count=count), [[np.sqrt(14.25) / 2]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 4])
+def test_eden_meets_its_error(bits):
+    """D/(1 − D) on dense input, the same whatever the law; D with the scale of least error."""
+    want = limits.eden(bits)
+    np.testing.assert_allclose(want, [0.5708, 0.1331, 0.0358, 0.0096][bits - 1], rtol=6e-3)
+    for name in ("gaussian", "laplace", "heavy"):
+        x = law(name, 2**18)
+        np.testing.assert_allclose(nmse(jaxcomp.eden(bits), x), want, rtol=0.02)
+        short = jaxcomp.eden(bits, bucket_size=512)
+        np.testing.assert_allclose(nmse(short, x), want, rtol=0.06)
+    least = jaxcomp.eden(bits, scale="minimum_error")
+    np.testing.assert_allclose(nmse(least, x), want / (1 + want), rtol=0.02)
+    length = jnp.linalg.norm(roundtrip(jaxcomp.eden(bits, scale="norm"), x)) / jnp.linalg.norm(x)
+    np.testing.assert_allclose(length, 1, rtol=1e-4)
+    distance = want / limits.unbiased_bound(bits)
+    np.testing.assert_allclose(distance, [1.71, 2.0, 2.25, 2.45][bits - 1], rtol=6e-3)
+
+
+@pytest.mark.parametrize("bits", [0.25, 0.5, 1.5, 2.25])
+def test_eden_at_rates_between(bits):
+    x = law("heavy", 2**18)
+    codec = jaxcomp.eden(bits)
+    if bits < 1:
+        want = np.pi / 2 / bits - 1
+    else:
+        whole = int(bits)
+        want = (bits - whole) * limits.eden(whole + 1) + (1 - bits + whole) * limits.eden(whole)
+    np.testing.assert_allclose(nmse(codec, x), want, rtol=0.03)
+    rate = 8 * jaxcomp.wire_bytes(codec, x) / x.size
+    assert bits <= rate <= bits + 2.1 * 32 / 4096
+    assert not codec.unbiased  # With one rotation.
+    assert jaxcomp.eden(bits, rotations=2).unbiased
+
+
+def mean_of(codec, x, draws=4096):
+    def total(start):
+        keys = jax.vmap(lambda i: noise.fold(KEY, i))(start + jnp.arange(256, dtype=jnp.uint32))
+        return jnp.mean(jax.vmap(lambda key: jaxcomp.roundtrip(codec, key, x))(keys), 0)
+
+    starts = jnp.arange(0, draws, 256, dtype=jnp.uint32)
+    return np.asarray(jax.jit(lambda: jnp.mean(jax.lax.map(total, starts), 0))())
+
+
+def test_one_rotation_is_biased_on_sparse_input_and_two_are_not():
+    x = jnp.zeros(512).at[0].set(1.0).at[1].set(0.6)
+    once = mean_of(jaxcomp.eden(1, bucket_size=512), x)
+    np.testing.assert_allclose(once[:2], [1.36, 0.0], atol=0.02)
+    assert not jaxcomp.eden(1).unbiased
+    twice = mean_of(jaxcomp.eden(1, bucket_size=512, rotations=2), x)
+    np.testing.assert_allclose(twice[:2], [1.0, 0.6], atol=0.012)
+
+
+def test_near_democratic_coding_beats_plain_dithering_at_equal_bits():
+    """x = randn³ of 1,000 elements; bits counted as they are sent."""
+    x = law("heavy", 1000 * 64).reshape(64, 1000)
+    plain, spread = [], []
+    for bits in (1, 2, 3, 4):
+        codec = jaxcomp.qsgd_inf(bits=bits, levels="midrise", bucket_size=1000)
+        plain.append(nmse(codec, x))
+        spread.append(nmse(jaxcomp.ndsc(bits=bits, bucket_size=1000), x))
+    np.testing.assert_allclose(spread, [10.2, 0.833, 0.157, 0.0342], rtol=0.12)
+    assert all(s < p / 5 for s, p in zip(spread, plain, strict=True))
+    half = jaxcomp.ndsc(bits=0.5, bucket_size=1024)
+    found = mean_of(half, x.reshape(-1)[:1024], draws=8192)
+    assert half.codec.scaled
+    error = np.linalg.norm(found - np.asarray(x.reshape(-1)[:1024])) / np.linalg.norm(x[:1])
+    assert error < 0.8  # About √(ω/draws) · √1024 of a norm's worth of noise, and no more.
+
+
+def test_a_shared_rotation_is_undone_once_after_the_sum():
+    """Eight payloads of a shared rotation are added first, with one transform; it is the same."""
+    codec = jaxcomp.rotated_uniform(bits=6)
+    x = law("gaussian", 4096)
+    payloads = [jaxcomp.encode(codec, 1, x, worker=w).batches[0] for w in range(8)]
+    key = trees.batch_key(noise.raw(1), 0, 0)
+    own = jnp.stack([trees.batch_key(noise.raw(1), 0, w).own for w in range(8)])
+    like = jax.ShapeDtypeStruct((1, 4096), jnp.float32)
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *payloads)
+    total = codec.decode_sum(key._replace(own=own), stacked, like)
+    each = sum(codec.decode(key._replace(own=own[w]), payloads[w], like) for w in range(8))
+    np.testing.assert_allclose(total, each, atol=1e-4)
+    np.testing.assert_allclose(total[0] / 8, x, atol=0.2)
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_rows_in_chunks_are_the_same_bits(check_vma, mesh, monkeypatch):
+    """Two buckets at a time, and the last one again: under `jit`, `vmap` and `shard_map`."""
+    codec, workers = jaxcomp.eden(2, bucket_size=512), mesh.shape["data"]
+    x = jnp.stack([law("heavy", 7 * 512, seed) for seed in range(workers)])
+    want = [jaxcomp.roundtrip(codec, 5, x[i], worker=i) for i in range(workers)]
+    monkeypatch.setattr(chunks, "_CHUNK", 1024)
+
+    def run(x, worker):
+        return jaxcomp.roundtrip(codec, 5, x, worker=worker)
+
+    assert "while" in jax.jit(run).lower(x[1], 1).as_text()
+    np.testing.assert_array_equal(jax.jit(run)(x[1], 1), want[1])
+    many = jax.jit(jax.vmap(run))(x, jnp.arange(workers, dtype=jnp.uint32))
+    mapped = jax.shard_map(
+        lambda x: run(x[0], jax.lax.axis_index("data"))[None],
+        mesh=mesh,
+        in_specs=P("data"),
+        out_specs=P("data"),
+        check_vma=check_vma,
+    )
+    for found in (many, jax.jit(mapped)(x)):
+        np.testing.assert_array_equal(found, jnp.stack(want))
