@@ -9,9 +9,9 @@ of three laws, each as one leaf, and gradients of a transformer at three moments
 each leaf of them that `compressed_mean` would compress.
 
 A codec that aims at an unbiased result is held against `ω ≥ 1/(4^b − 1)`, the others against the
-rate-distortion curve `4^−b`. Both hold on average for Gaussian input. EDEN, DRIVE and NDSC below
-one bit are among the first: they are unbiased on average over all rotations, and declared as
-neither class because a single Hadamard rotation is not quite that for sparse input.
+rate-distortion curve `4^−b`. Both hold on average for Gaussian input. EDEN and DRIVE are among the
+first: they are unbiased on average over all rotations, and declared as neither class because a
+single Hadamard rotation is not quite that for sparse input.
 """
 
 import argparse
