@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Float32, UInt32
 
-from jaxcomp import axes, bits, checks, noise, summing, trees
+from jaxcomp import axes, bits, checks, compiler, noise, summing, trees
 from jaxcomp.protocols import Array, ArrayLike, AxisName, Key
 from jaxcomp.quantize import fits, rounding as rounding_
 from jaxcomp.quantize.levels import FRACTION, Float, Levels, MidRise, Uniform
@@ -212,7 +212,12 @@ class Quantizer:
         left = jnp.clip(count[:, None] - begin, 0, block).reshape(-1, 1)
         scale = self.scale(blocks.reshape(-1, block), left).reshape(n, number)
         scale = scale if agreed is None else agreed[:, None]
-        derived = self.steps.derive(scale, self.levels, blocks.dtype, high, low)
+
+        def derive(scale: Array, high: Array, low: Array) -> Derived:
+            return self.steps.derive(scale, self.levels, blocks.dtype, high, low)
+
+        # Once a block: fused with what rounds the elements, it would be done for each of them.
+        derived = compiler.outlined(derive)(scale, high, low)
         if self.block is None:  # One a bucket.
             return derived._replace(sent=tuple(part.reshape(n) for part in derived.sent))
         return derived

@@ -183,18 +183,20 @@ class Float:
 
     def codes(self, points: Float32[Array, "..."], dither: Array) -> UInt32[Array, "..."]:
         word = lax.bitcast_convert_type(points, jnp.int32)
-        size = word & 0x7FFFFFFF
         spare = 23 - self.mantissa
+        # Without the bits that dither does not reach: what is added below is then no longer a
+        # product, which might be fused with the sum.
+        kept = max(spare - FRACTION, 1)
+        size = word & (0x7FFFFFFF >> kept << kept)
+        # `max(p + 2^m, 2p)`: on top of `2^m`, where floats are evenly spaced too, small values lie
+        # as the numbers do, and larger ones follow on; dither that is carried out of the mantissa
+        # runs into the exponent, which is the next value.
+        small = lax.bitcast_convert_type(size, jnp.float32) + 2.0 ** (FRACTION + self.mantissa)
+        joined = jnp.maximum(lax.bitcast_convert_type(small, jnp.int32), size + (1 << 23))
+        offset = self._offset(FRACTION + 1)
         if self.ties == "even":  # Just below a half, and the last bit on top of it.
-            small = lax.bitcast_convert_type(size, jnp.float32).astype(jnp.int32) >> FRACTION
-            odd = jnp.where(size < self._normal, small, size >> spare) & 1
-            dither = dither - 1 + odd
-        # Dither below the point of a small integer, or below the mantissa's last bit: a carry out
-        # of the mantissa runs into the exponent, which is the next value.
-        fixed = lax.bitcast_convert_type(size, jnp.float32)
-        fixed = (jnp.where(size < self._normal, fixed, 0).astype(jnp.int32) + dither) >> FRACTION
-        carried = (size + (dither << (spare - FRACTION))) >> spare
-        number = jnp.where(size < self._normal, fixed, carried - self._offset(FRACTION))
+            dither = dither - 1 + (((joined >> spare) - offset) & 1)
+        number = ((joined + (dither << (spare - FRACTION))) >> spare) - offset
         sign = lax.shift_right_logical(word, jnp.full_like(word, 31))
         return ((sign << (self.bits - 1)) | number).astype(jnp.uint32)
 
@@ -205,11 +207,6 @@ class Float:
         word = jnp.where(number < 2**self.mantissa, small, normal)
         sign = (codes >> (self.bits - 1)).astype(jnp.int32) << 31
         return lax.bitcast_convert_type(word | sign, jnp.float32)
-
-    @property
-    def _normal(self) -> int:
-        """The bits of `2^mantissa` in points, below which values are evenly spaced."""
-        return (127 + FRACTION + self.mantissa) << 23
 
     def _offset(self, fraction: int) -> int:
         """What the upper bits of a float in `2^-fraction` units exceed its number by."""

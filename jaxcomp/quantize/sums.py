@@ -46,6 +46,7 @@ IN_KERNEL = Rows(staged=False, digits=True)
 _MAX_FAN = 32
 _SUM_FAN = 16
 _LANES = 16
+_FEW = 4
 
 
 def max_abs(x: Array, rows: Rows = IN_XLA) -> Float32[Array, "n 1"]:
@@ -66,7 +67,10 @@ def max_abs(x: Array, rows: Rows = IN_XLA) -> Float32[Array, "n 1"]:
     # Shifted out, the sign costs a CPU a quarter less; a kernel has no unsigned maximum.
     bits = bits.astype(jnp.uint32) << 1 if rows.staged else bits & 0x7FFFFFFF
     while bits.shape[1] > 1:
-        bits = _fold(bits, jnp.max, _fan(bits, _MAX_FAN, rows))
+        fan = _fan(bits, _MAX_FAN, rows)
+        # A short row, such as a block of 32, in two steps: of the whole row, none is vectorised.
+        fan = _FEW if rows.staged and fan == bits.shape[1] >= _FEW * 8 else fan
+        bits = _fold(bits, jnp.max, fan)
     bits = (bits >> 1).astype(jnp.int32) if rows.staged else bits
     return lax.bitcast_convert_type(bits, jnp.float32)
 
