@@ -197,7 +197,9 @@ class Quantizer:
             position.reshape(1, *blocks.shape[1:]),
         ).reshape(n, -1)[:, :size]
         sent = derived.sent
-        if self.fit:
+        if self.fit:  # Kept, not found twice: both uses compare with every level.
+            kept = compiler.outlined(lambda codes: codes.astype(jnp.uint8))
+            codes = kept(codes).astype(jnp.uint32)
             values = self.levels.values(codes)
             step = fits.fitted(self.fit, self.levels, values, x, count[:, None], x.dtype)
             sent = (step[:, 0],)

@@ -6,12 +6,15 @@ integers, which have no order; the maximum is taken over the bits of |x|, becaus
 maximum drops NaN.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Float32, Int32
 
+from jaxcomp import compiler
 from jaxcomp.protocols import Array
 from jaxcomp.quantize import exact
 
@@ -66,11 +69,7 @@ def max_abs(x: Array, rows: Rows = IN_XLA) -> Float32[Array, "n 1"]:
     bits = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.int32)
     # Shifted out, the sign costs a CPU a quarter less; a kernel has no unsigned maximum.
     bits = bits.astype(jnp.uint32) << 1 if rows.staged else bits & 0x7FFFFFFF
-    while bits.shape[1] > 1:
-        fan = _fan(bits, _MAX_FAN, rows)
-        # A short row, such as a block of 32, in two steps: of the whole row, none is vectorised.
-        fan = _FEW if rows.staged and fan == bits.shape[1] >= _FEW * 8 else fan
-        bits = _fold(bits, jnp.max, fan)
+    bits = _largest(bits, rows)
     bits = (bits >> 1).astype(jnp.int32) if rows.staged else bits
     return lax.bitcast_convert_type(bits, jnp.float32)
 
@@ -102,21 +101,40 @@ def total(terms: Float32[Array, "n size"], rows: Rows = IN_XLA) -> Float32[Array
         Array([[250.]], dtype=float32)
     """
     scaled = (terms * jnp.float32(2 ** (FRACTION + 1))).astype(jnp.int32)
-    limbs, bound = [(scaled + 1) >> 1], 2**FRACTION
-    while limbs[0].shape[1] > 1:
-        fan = _fan(limbs[0], _SUM_FAN, rows)
-        if bound * fan > 2**30:
-            limbs, bound = _carry(limbs), 2**_LIMB
-        limbs, bound = [_fold(limb, jnp.sum, fan) for limb in limbs], bound * fan
-    if limbs[0].shape[1] == 0:
+    if scaled.shape[1] == 0:
         return jnp.zeros((terms.shape[0], 1), jnp.float32)
-    limbs = _carry(limbs)
-    value = jnp.zeros((terms.shape[0], 1), jnp.float32)
-    for place in reversed(range(len(limbs))):  # Powers of two: each product is exact.
-        value = value + limbs[place].astype(jnp.float32) * jnp.float32(
-            2.0 ** (_LIMB * place - FRACTION)
-        )
-    return value
+    return _added([(scaled + 1) >> 1], 2**FRACTION, rows)
+
+
+def _largest(bits: Array, rows: Rows) -> Array:
+    """The maximum of each row of integers."""
+    if bits.shape[1] == 1:
+        return bits
+    folded = _fold(bits, jnp.max, _fan(bits, _MAX_FAN, rows))
+    return _apart(lambda bits: _largest(bits, rows), folded, rows)
+
+
+def _added(limbs: list[Int32[Array, "n lanes"]], bound: int, rows: Rows) -> Float32[Array, "n 1"]:
+    """The sum of each row of numbers of so many limbs, each within `bound`, in 2⁻²¹."""
+    if limbs[0].shape[1] == 1:
+        value = jnp.zeros(limbs[0].shape, jnp.float32)
+        for place, limb in reversed(list(enumerate(_carry(limbs)))):
+            one = jnp.float32(2.0 ** (_LIMB * place - FRACTION))  # So each product is exact.
+            value = value + limb.astype(jnp.float32) * one
+        return value
+    fan = _fan(limbs[0], _SUM_FAN, rows)
+    if bound * fan > 2**30:
+        limbs, bound = _carry(limbs), 2**_LIMB
+    folded = [_fold(limb, jnp.sum, fan) for limb in limbs]
+    return _apart(lambda limbs: _added(limbs, bound * fan, rows), folded, rows)
+
+
+def _apart(f: Callable[..., Any], folded: Any, rows: Rows) -> Any:
+    """`f(folded)`; compiled on its own where there is much left to do: fused, three levels take
+    twice as long as one after another, while two do not.
+    """
+    left = jax.tree.leaves(folded)[0].shape[1]
+    return compiler.outlined(f)(folded) if rows.staged and left > _MAX_FAN else f(folded)
 
 
 def _carry(limbs: list[Int32[Array, "n lanes"]]) -> list[Int32[Array, "n lanes"]]:
@@ -132,7 +150,11 @@ def _carry(limbs: list[Int32[Array, "n lanes"]]) -> list[Int32[Array, "n lanes"]
 def _fan(x: Array, fan: int, rows: Rows) -> int:
     """How many elements at a distance to bring together: `fan` of them, or the whole row."""
     size = x.shape[1]
-    return fan if rows.staged and size >= fan * _LANES else size
+    if not rows.staged:
+        return size
+    if fan == _MAX_FAN == size:  # Blocks of 32: in one go, no maximum is vectorised.
+        return _FEW
+    return fan if size >= fan * _LANES else size
 
 
 def _fold(x: Int32[Array, "n size"], reduce, fan: int) -> Int32[Array, "n lanes"]:
@@ -144,5 +166,5 @@ def _fold(x: Int32[Array, "n size"], reduce, fan: int) -> Int32[Array, "n lanes"
     body = reduce(x[:, : lanes * fan].reshape(n, fan, lanes), axis=1)
     if size % fan:
         body = jnp.concatenate([body, x[:, lanes * fan :]], axis=1)
-    # Without the barrier the levels are merged into one scalar loop along the row, 7x slower.
+    # Without the barrier, the levels become one reduction again before anything is compiled.
     return lax.optimization_barrier(body)
