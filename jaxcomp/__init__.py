@@ -42,7 +42,11 @@ from jaxcomp.recipes.rotations import (
     ndsc as ndsc,
     rotated_uniform as rotated_uniform,
 )
-from jaxcomp.recipes.sparsifiers import random_k as random_k, top_k as top_k
+from jaxcomp.recipes.sparsifiers import (
+    random_k as random_k,
+    threshold as threshold,
+    top_k as top_k,
+)
 from jaxcomp.reducers.dense import Dense as Dense
 from jaxcomp.reducers.gather import Gather as Gather
 from jaxcomp.transforms.mean import compressed_mean as compressed_mean

@@ -20,6 +20,11 @@ def reorders(codec: Codec) -> bool:
     return getattr(codec, "reorders", False)
 
 
+def homogeneous(codec: Codec) -> bool:
+    """Whether an input twice as large decodes to an output twice as large."""
+    return getattr(codec, "homogeneous", True)
+
+
 def agrees(codec: Codec) -> bool:
     """Whether workers agree on something before they encode."""
     return getattr(codec, "agrees", hasattr(codec, "agree"))
@@ -35,6 +40,12 @@ def side(codec: Codec, agreed: Any) -> Any:
     """What decoders know of what was agreed on, beside the payload: nothing for most codecs."""
     hook = getattr(codec, "side", None)
     return None if hook is None else hook(agreed)
+
+
+def for_leaf(codec: Codec, shape: tuple[int, ...], dtype: Any) -> tuple[Codec | None, str | None]:
+    """The codec for a leaf of this shape, or None and why not: itself for most codecs."""
+    hook = getattr(codec, "for_leaf", None)
+    return (codec, None) if hook is None else hook(shape, dtype)
 
 
 def check_inner(name: str, codec: Any, *, agreement: bool = True) -> None:

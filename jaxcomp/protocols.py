@@ -54,7 +54,8 @@ class Codec(Protocol):
     encode; `side(agreed)` for what of it the decoder needs, which `decode` and `decode_sum` are
     then given; `decode_sum(keys, payloads, like, weights=None)` where summing `n` payloads can be
     done better than one after another; `variance_bound(size)`, the relative variance of an
-    unbiased codec in the worst case.
+    unbiased codec in the worst case; `for_leaf(shape, dtype) -> (codec | None, why)` for a codec
+    that depends on the shape of the leaf, or would rather leave some dense.
 
     Attributes:
         bucket_size: elements in a bucket, or None for one bucket a leaf.
@@ -65,6 +66,8 @@ class Codec(Protocol):
         agrees (optional, by default whether there is an `agree`): whether to call it.
         reorders (optional, by default False): whether `decode_sum` adds in a domain of its own, and
             so equals the sum of `decode` only up to rounding.
+        homogeneous (optional, by default True): whether an input `2^k` times as large decodes to an
+            output `2^k` times as large; a fixed threshold is not.
         bits_per_element (optional): what a full bucket costs an element, as the codec claims;
             `testing.assert_wire_bytes` holds it against the payload.
     """
@@ -96,10 +99,12 @@ class Feedback(Protocol):
     """A sender's memory: what to send, and what to make of what came back.
 
     It sees the compressed leaves as one `[buckets, size]` array for each batch, but any tree of
-    arrays will do: it must treat every element alike.
+    arrays will do: it must treat every element alike. A method more is optional:
+    `unsent(state)`, what of past messages has not arrived yet and will be sent later.
 
     Attributes:
-        kind: what the memory is ("residual", "shift", …); `resize_workers` moves it by this.
+        kind: what the memory is ("residual", "momentum", "shift", …); `resize_workers` moves it
+            by this.
     """
 
     @property
@@ -148,7 +153,10 @@ class Reducer(Protocol):
 
     `collect` brings this device its part of the mean, `spread` brings every part to every device.
     Both see the compressed leaves only, as one `[buckets, size]` array for each batch of
-    `trees.layout`; leaves that the policy leaves dense pass through `dense`.
+    `trees.layout`; leaves that the policy leaves dense pass through `dense`. A reducer that changes
+    with time offers two more: `phases`, pairs of a start and a reducer, and `phase(state)`, the
+    number of the one that the next step is in. One that sends other things than its codecs'
+    payloads offers `payload_bytes(batches)`, what each batch accounts for.
     """
 
     @property

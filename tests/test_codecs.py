@@ -24,7 +24,7 @@ from jaxcomp.codecs.cast import Cast
 from jaxcomp.codecs.embedded import Embedded
 from jaxcomp.codecs.quantizer import Quantizer
 from jaxcomp.codecs.rotated import Rotated
-from jaxcomp.codecs.sparsifier import TopK
+from jaxcomp.codecs.sparsifier import Sparsifier
 from jaxcomp.quantize import levels, rounding, scales
 
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "payloads.json"
@@ -38,7 +38,7 @@ def test_contract(codec):
 @pytest.mark.parametrize("codec", CODECS + VARIANTS, ids=label)
 def test_repr_is_the_line_that_builds_it(codec):
     names = {}
-    for package in (jaxcomp.codecs, jaxcomp.quantize):
+    for package in (jaxcomp.codecs, jaxcomp.quantize, jaxcomp.sparsify):
         for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
             names |= vars(importlib.import_module(module.name))
     assert eval(repr(codec), names) == codec
@@ -110,7 +110,7 @@ def test_narrow_dtypes_decode_exactly(codec, dtype):
         wide = jax.ShapeDtypeStruct(batch.like.shape, jnp.float32)
         key = trees.batch_key(noise.raw(0), number, 0)
         value = batch.codec.decode(key, part, wide).reshape(-1)[:600]
-        if not isinstance(codec, Quantizer | Cast | TopK):  # Longer values are rounded once.
+        if not isinstance(codec, Quantizer | Cast | Sparsifier):  # Longer values are rounded once.
             value = value.astype(dtype).astype(jnp.float32)
         np.testing.assert_array_equal(np.asarray(value), np.asarray(narrow, np.float32))
     assert np.isfinite(np.asarray(narrow, np.float32)).all()

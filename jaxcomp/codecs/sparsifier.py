@@ -1,60 +1,99 @@
-"""The sparsifier: a few elements as they are, and where they belong."""
+"""The sparsifier: a few elements, and where they belong."""
 
 import dataclasses
 import math
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import UInt32
+from jaxtyping import Int32, UInt32
 
-from jaxcomp import bits, checks, summing
-from jaxcomp.protocols import Array, ArrayLike, Key
+from jaxcomp import checks, noise, offers, summing
+from jaxcomp.protocols import Array, ArrayLike, Codec, Key
 from jaxcomp.sparsify import selection
+from jaxcomp.sparsify.choices import Choice
+from jaxcomp.sparsify.indices import EliasFano, Indices
+
+_CHOICE = 0x53706172
+"""Folded into the key, so that what is left out and how values are rounded are independent."""
 
 
 class SparsePayload(NamedTuple):
-    """Values in the dtype of the gradient, and their places packed to the bits they need."""
+    """The values (the payload of their codec, if they have one), their places as words, and how
+    many of them are real, where that is not known beforehand.
+    """
 
-    values: Array
+    values: Any
     places: UInt32[Array, "n words"]
+    number: Int32[Array, " n"] | tuple
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TopK:
-    """The `⌈fraction · size⌉` elements of largest magnitude of each bucket, unchanged.
+class Sparsifier:
+    """A few elements of each bucket and their places; the others decode to zero.
 
     Args:
-        fraction: share of the elements that is sent, in (0, 1].
+        choice: which elements.
+        values: a codec for their values, in buckets of its own; None for the values as they are.
+        indices: how places become words.
         bucket_size: elements in a bucket; None for one bucket a leaf.
+
+    Raises:
+        ValueError: for parts of the wrong kind, or a codec of values that has a state or whose
+            workers must agree on something.
     """
 
-    fraction: float
+    choice: Choice
+    values: Codec | None = None
+    indices: Indices = EliasFano()
     bucket_size: int | None = None
     unbiased = False
     linear = False
 
     def __post_init__(self):
-        checks.fraction(self.fraction)
+        checks.part("choice", self.choice, Choice)
+        checks.part("indices", self.indices, Indices)
         checks.bucket_size(self.bucket_size)
+        if self.values is not None:
+            offers.check_inner("values", self.values, agreement=False)
+            if jax.tree.leaves(self.values.init(jax.ShapeDtypeStruct((1, 8), jnp.float32))):
+                raise ValueError(
+                    f"`values` must be a codec without a state, got {self.values!r}; take one such "
+                    "as jaxcomp.qsgd_inf(bits=4)"
+                )
 
-    def k(self, size: int) -> int:
-        """Elements sent of a bucket of this size: at least one."""
-        return max(1, math.ceil(round(self.fraction * size, 6)))
+    @property
+    def contractive(self) -> bool:
+        """What is sent is closer to its elements than zero is, if its codec makes it so."""
+        return self.values is None or self.values.unbiased or offers.contractive(self.values)
 
-    def init(self, like: ArrayLike) -> tuple:
-        del like
-        return ()
+    @property
+    def homogeneous(self) -> bool:
+        """As the choice, and the codec of the values."""
+        inner = self.values is None or offers.homogeneous(self.values)
+        return self.choice.homogeneous and inner
 
-    def encode(self, key: Key, x: Array, count: Array, state: tuple) -> tuple[SparsePayload, tuple]:
-        del key, count
-        places = selection.top_k(x, self.k(x.shape[1]))
-        values = jnp.take_along_axis(x, places.astype(jnp.int32), axis=1)
-        return SparsePayload(values, bits.pack(places, bits=_width(x.shape[1]))), state
+    def init(self, like: ArrayLike) -> Any:
+        return self.choice.init(*like.shape)
+
+    def encode(self, key: Key, x: Array, count: Array, state: Any) -> tuple[SparsePayload, Any]:
+        n, size = x.shape
+        start, _ = noise.seeds(noise.fold(key.own, _CHOICE), key.first, n)
+        places, number, state = self.choice.choose(x, count, start, state)
+        values = selection.take(x, places.astype(jnp.int32))
+        if number is not None:
+            slot = lax.broadcasted_iota(jnp.int32, places.shape, 1)
+            real = slot < number[:, None]
+            values = jnp.where(real, values, 0)
+            places = jnp.where(real, places, jnp.uint32(size))
+        sent = self._encoded(key, values, number)
+        words = self.indices.encode(places, size)
+        return SparsePayload(sent, words, () if number is None else number), state
 
     def decode(self, key: Key, payload: SparsePayload, like: ArrayLike, side: Any = None) -> Array:
-        del key, side
-        return self._add(jnp.zeros(like.shape, like.dtype), payload)
+        del side
+        return self._add(key, jnp.zeros(like.shape, like.dtype), payload, None)
 
     def decode_sum(
         self, keys: Key, payloads: SparsePayload, like: ArrayLike, weights: Array | None = None
@@ -63,10 +102,9 @@ class TopK:
         like = summing.accumulator(like)
 
         def add(index, total):
-            values = summing.weighted(
-                payloads.values[index], None if weights is None else weights[index]
-            )
-            return self._add(total, SparsePayload(values, payloads.places[index]))
+            key = keys._replace(own=keys.own[index])
+            payload = jax.tree.map(lambda leaf: leaf[index], payloads)
+            return self._add(key, total, payload, None if weights is None else weights[index])
 
         total, workers = jnp.zeros(like.shape, like.dtype), keys.own.shape[0]
         for index in range(min(workers, summing.UNROLLED)):
@@ -75,16 +113,45 @@ class TopK:
             total = lax.fori_loop(summing.UNROLLED, workers, add, total)
         return total
 
-    def _add(self, total: Array, payload: SparsePayload) -> Array:
+    def _add(self, key: Key, total: Array, payload: SparsePayload, weight: Array | None) -> Array:
         n, size = total.shape
-        width, k = _width(size), payload.values.shape[1]
-        places = bits.unpack(payload.places, bits=width, size=k).astype(jnp.int32)
+        room = self.choice.room(size)
+        places = self.indices.decode(payload.places, room, size).astype(jnp.int32)
+        values = self._decoded(key, payload.values, (n, room), total.dtype)
+        values = summing.weighted(values.astype(total.dtype), weight)
+        if not self.choice.fills:  # Each to a place of its own that does not exist.
+            slot = lax.broadcasted_iota(jnp.int32, places.shape, 1)
+            places = jnp.where(slot < payload.number[:, None], places, size + slot)
         row = jnp.arange(n)[:, None]
         return total.at[row, places].add(
-            payload.values.astype(total.dtype), indices_are_sorted=True, unique_indices=True
+            values, indices_are_sorted=True, unique_indices=True, mode="drop"
         )
 
+    def _encoded(self, key: Key, values: Array, number: Array | None) -> Any:
+        """What is sent of the values: every array of it has a row for each bucket."""
+        if self.values is None:
+            return values
+        (n, room), (parts, size) = values.shape, self._parts(values.shape[1])
+        padded = jnp.pad(values, ((0, 0), (0, parts * size - room))).reshape(n * parts, size)
+        real = jnp.full(n, room, jnp.int32) if number is None else number
+        begin = jnp.arange(parts, dtype=jnp.int32) * size
+        count = jnp.clip(real[:, None] - begin, 0, size).reshape(-1)
+        own = key._replace(first=key.first * jnp.uint32(parts))
+        payload, _ = self.values.encode(own, padded, count, ())
+        return jax.tree.map(lambda leaf: leaf.reshape(n, parts, *leaf.shape[1:]), payload)
 
-def _width(size: int) -> int:
-    """Bits of a place in a bucket of this size."""
-    return max(1, (size - 1).bit_length())
+    def _decoded(self, key: Key, sent: Any, shape: tuple[int, int], dtype: Any) -> Array:
+        if self.values is None:
+            return sent
+        (n, room), (parts, size) = shape, self._parts(shape[1])
+        payload = jax.tree.map(lambda leaf: leaf.reshape(n * parts, *leaf.shape[2:]), sent)
+        own = key._replace(first=key.first * jnp.uint32(parts))
+        like = jax.ShapeDtypeStruct((n * parts, size), dtype)
+        return self.values.decode(own, payload, like).reshape(n, -1)[:, :room]
+
+    def _parts(self, room: int) -> tuple[int, int]:
+        """Buckets of values, and their size."""
+        size = room
+        if self.values is not None and self.values.bucket_size is not None:
+            size = min(room, self.values.bucket_size)
+        return math.ceil(room / size), size

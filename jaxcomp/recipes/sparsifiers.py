@@ -1,20 +1,34 @@
 """Sparsifiers by their names in the literature."""
 
 from jaxcomp.codecs.sampled import RandomK
-from jaxcomp.codecs.sparsifier import TopK
+from jaxcomp.codecs.sparsifier import Sparsifier
+from jaxcomp.protocols import Codec
+from jaxcomp.sparsify.choices import AtLeast, Largest
+from jaxcomp.sparsify.indices import EliasFano, Indices
 
 
-def top_k(fraction: float = 0.01, bucket_size: int | None = None) -> TopK:
-    """The largest elements as they are, and their places.
+def top_k(
+    fraction: int | float = 0.01,
+    bucket_size: int | None = None,
+    *,
+    values: Codec | None = None,
+    indices: Indices = EliasFano(),
+) -> Sparsifier:
+    """The largest elements, and their places.
 
-    Keeps `k = ⌈fraction · n⌉` elements: a contraction with `δ ≥ k/n`. Biased: use a residual.
+    Keeps the `k = ⌈fraction · n⌉` largest `|x|`, exactly: a contraction with `δ ≥ k/n`. Biased: use
+    a residual.
 
     Args:
         fraction: share of the elements that is sent, in (0, 1].
         bucket_size: elements among which to choose; None for the whole leaf.
+        values: a codec for the values, such as `jaxcomp.qsgd_inf(bits=8)`; None for the values as
+            they are.
+        indices: how places become words: `EliasFano()`, `Packed()`, `Bitmap()` or `Raw()`.
 
     Raises:
-        ValueError: for a fraction outside (0, 1] or a bucket size that is not positive.
+        ValueError: for a fraction outside (0, 1], a bucket size that is not positive, or a codec of
+            values that has a state.
 
     Example:
         >>> import jaxcomp, jax.numpy as jnp
@@ -27,9 +41,52 @@ def top_k(fraction: float = 0.01, bucket_size: int | None = None) -> TopK:
         <https://arxiv.org/abs/1809.07599>`_, 2018.
 
     Note:
-        Places cost `⌈log₂ size⌉` bits each, not 32.
+        Places cost about `2 + log₂(n/k)` bits each (8.6 at 1 %), not 32.
     """
-    return TopK(fraction=fraction, bucket_size=bucket_size)
+    return Sparsifier(
+        choice=Largest(fraction), values=values, indices=indices, bucket_size=bucket_size
+    )
+
+
+def threshold(
+    value: int | float,
+    fraction: int | float = 0.1,
+    bucket_size: int | None = None,
+    *,
+    values: Codec | None = None,
+    indices: Indices = EliasFano(),
+) -> Sparsifier:
+    """The elements that reach a fixed threshold, and their places.
+
+    Keeps all `|x| ≥ value`: what is not sent is at most `value` in each element. Biased: use a
+    residual, in which small elements add up until they reach it.
+
+    Args:
+        value: the threshold, positive.
+        fraction: share of the elements that there is room for, in (0, 1]. Payloads have this size
+            whatever the gradient; of more elements than fit, a run that begins at random is not
+            sent.
+        bucket_size: elements that share the room; None for the whole leaf.
+        values: a codec for the values; None for the values as they are.
+        indices: how places become words.
+
+    Raises:
+        ValueError: for a threshold that is not positive, or as for `top_k`.
+
+    Example:
+        >>> import jaxcomp, jax.numpy as jnp
+        >>> jaxcomp.roundtrip(threshold(1.5, fraction=1.0), 0, jnp.array([1.0, -3.0, 0.5, 2.0]))
+        Array([ 0., -3.,  0.,  2.], dtype=float32)
+
+    References:
+        Strom, Scalable distributed DNN training using commodity GPU cloud computing, 2015.
+
+    Note:
+        The paper sends `±value` for each element; this sends the element.
+    """
+    return Sparsifier(
+        choice=AtLeast(value, fraction), values=values, indices=indices, bucket_size=bucket_size
+    )
 
 
 def random_k(

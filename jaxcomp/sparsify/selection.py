@@ -1,12 +1,42 @@
-"""Selection: the places of the elements that are worth sending."""
+"""Selection: the places of the elements that are worth sending.
+
+Magnitudes are compared as the integers that their bits are, which are ordered like the numbers with
+NaN on top: so what is not finite is never left behind, and every platform finds the same places.
+"""
 
 import functools
+from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
-from jaxtyping import UInt32
+from jaxtyping import Int32, UInt32
 
+from jaxcomp import chunks
 from jaxcomp.protocols import Array
+from jaxcomp.sparsify import bitmap
+
+_LONG = 2**17
+"""Elements from which on a row's threshold is estimated from a sample first."""
+
+_SAMPLED = 400
+"""Elements above the threshold that a sample should hold: enough to know it to 5 %."""
+
+_STEP = 2**19
+"""Where the estimate is off, how far to go first: a sixteenth of a power of two."""
+
+_TOP = 0x7FFFFFFF
+_INF = 0x7F800000
+
+_FAN = 16
+_TOGETHER = 512
+"""Elements that are added up apart from the others, so many at a distance at a time."""
+
+
+def size_bits(x: Array) -> Int32[Array, "n size"]:
+    """`|x|` as integers of the same order, NaN above infinity; float64 is rounded to float32."""
+    return lax.bitcast_convert_type(x.astype(jnp.float32), jnp.int32) & _TOP
 
 
 def top_k(x: Array, k: int) -> UInt32[Array, "n k"]:
@@ -18,24 +48,156 @@ def top_k(x: Array, k: int) -> UInt32[Array, "n k"]:
         >>> top_k(jnp.array([[1.0, -3.0, 0.0, 2.0]]), 2)
         Array([[1, 3]], dtype=uint32)
     """
-    size = jnp.abs(x if x.dtype == jnp.float64 else x.astype(jnp.float32))
-    # Over the bits, which are ordered like |x| with NaN on top. A CPU selects float32 forty times
-    # faster than integers, with NaN on top as well, so there it is asked for that.
-    if size.dtype == jnp.float32:
-        places = lax.platform_dependent(
-            size,
-            cpu=functools.partial(_by_value, k=k),
-            default=functools.partial(_by_bits, k=k),
-        )
-    else:
-        places = _by_bits(size, k)
-    return jnp.sort(places, axis=1).astype(jnp.uint32)
+    return _top_k(x, k)
 
 
-def _by_value(size: Array, k: int) -> Array:
-    return lax.top_k(size, k)[1]
+@functools.partial(jax.jit, static_argnums=1)
+def _top_k(x: Array, k: int) -> UInt32[Array, "n k"]:
+    if x.shape[1] < _LONG:
+        return chunks.over_rows(lambda _, x: _of_short(size_bits(x), k), jnp.uint32(0), x)
+    return _of_long(x, k)
 
 
-def _by_bits(size: Array, k: int) -> Array:
-    whole = jnp.int64 if size.dtype == jnp.float64 else jnp.int32
-    return lax.top_k(lax.bitcast_convert_type(size, whole), k)[1]
+def _of_short(sizes: Int32[Array, "n size"], k: int) -> UInt32[Array, "n k"]:
+    last = _largest(sizes, jnp.zeros((len(sizes), 1), jnp.int32), k)
+    above, equal = bitmap.of(sizes > last), bitmap.of(sizes == last)
+    chosen = above | bitmap.first(equal, k - bitmap.count(above))
+    return bitmap.places(chosen, k, bitmap.from_first(len(sizes))).astype(jnp.uint32)
+
+
+def _of_long(x: Array, k: int) -> UInt32[Array, "n k"]:
+    """The candidates above an estimate are few; among them, as in a short row."""
+    n, size = x.shape
+    room = min(size, k + k // 4 + 1024)
+    low, found = _bracket(x, k, room)
+    hits = bitmap.of(size_bits(x) >= low)
+
+    def tied(x: Array) -> Array:  # More equal elements than there is room for.
+        above = bitmap.of(size_bits(x) > low)
+        equal = bitmap.of(size_bits(x) == low)
+        return above | bitmap.first(equal, room - bitmap.count(above))
+
+    hits = lax.cond(jnp.any(found > room), tied, lambda _: hits, x)
+    places = bitmap.places(hits, room, bitmap.from_first(n))
+    real = lax.broadcasted_iota(jnp.int32, places.shape, 1) < jnp.minimum(found, room)
+    candidates = jnp.where(real, size_bits(take(x, places)), -1)
+    return jnp.take_along_axis(places, _of_short(candidates, k).astype(jnp.int32), axis=1).astype(
+        jnp.uint32
+    )
+
+
+def some(
+    bitmap_: UInt32[Array, "n words"],
+    room: int,
+    start: UInt32[Array, " n"],
+    needed: Int32[Array, " n"],
+) -> tuple[UInt32[Array, "n room"], Int32[Array, " n"]]:
+    """Places of at most `room` of the ones of each row, ascending, and how many they are.
+
+    Where there are more, a run of them is left out, beginning with a random one and going on with
+    the first after the last: so all have the same chance, wherever they lie.
+
+    Args:
+        bitmap_: as from `bitmap.of`.
+        room: the number of places to find; those beyond the number found mean nothing.
+        start: a random word for each row.
+        needed: the place of a one of each row that must not be left out, or -1.
+
+    Example:
+        >>> row = bitmap.of(jnp.array([[True, False, True, True]]))
+        >>> some(row, 2, jnp.array([4], jnp.uint32), jnp.array([-1]))
+        (Array([[0, 3]], dtype=uint32), Array([2], dtype=int32))
+    """
+    total = bitmap.count(bitmap_)
+    over = jnp.maximum(total - room, 0)
+    begin = (start % jnp.maximum(total, 1).astype(jnp.uint32)).astype(jnp.int32)
+    begin = jnp.where(needed < 0, begin, bitmap.rank(bitmap_, jnp.maximum(needed, 0)) + 1)
+    around = jnp.maximum(begin + over - total, 0)
+    gap = jnp.where(around > 0, room, begin)
+    places = bitmap.places(bitmap_, room, bitmap.Kept(around, gap, over))
+    return places.astype(jnp.uint32), jnp.minimum(total, room)
+
+
+def take(x: Array, places: Int32[Array, "n k"]) -> Array:
+    """The elements at these places of each row."""
+    return jnp.take_along_axis(x, places, axis=1, mode="clip")
+
+
+def _largest(sizes: Int32[Array, "n size"], low: Array, k: int) -> Int32[Array, "n 1"]:
+    """The `k`-th largest of each row, digit by digit."""
+
+    def digit(number, found):
+        trial = found | (1 << (30 - number))
+        return jnp.where(count(sizes >= trial) >= k, trial, found)
+
+    return lax.fori_loop(0, 31, digit, low)
+
+
+def _bracket(x: Array, k: int, room: int) -> tuple[Int32[Array, "n 1"], Int32[Array, "n 1"]]:
+    """A threshold that at least `k` and at most `room` elements of each row reach, and how many do;
+    or, where so many are equal that there is none, the one that those reach.
+    """
+    n, size = x.shape
+
+    def undecided(low, found, high):
+        return (found > room) & (high - low > 1)
+
+    def go_on(state):
+        low, found, high, *_ = state
+        return jnp.any(undecided(low, found, high))
+
+    def narrow(state):
+        low, found, high, trial, step = state
+        # Tied to the trial, or the bits of all elements would be written down before the loop.
+        elements, trial = lax.optimization_barrier((x, trial))
+        here = count(size_bits(elements) >= trial)
+        open_ = undecided(low, found, high)
+        enough = open_ & (here >= k)
+        fewer = open_ & (here < k)
+        low, found = jnp.where(enough, trial, low), jnp.where(enough, here, found)
+        high = jnp.where(fewer, trial, high)
+        # In growing steps until there is one on either side, then by halves.
+        outside = jnp.where(enough, trial + step, trial - step)
+        halfway = low + (high - low) // 2
+        inside = (outside > low) & (outside < high) & ((low == 0) | (high == _TOP))
+        return low, found, high, jnp.where(inside, outside, halfway), step * 2
+
+    trial = jnp.clip(_estimate(x, k), 1, _TOP - 1)
+    zeros = jnp.zeros_like(trial)
+    state = (zeros, zeros + size, zeros + _TOP, trial, zeros + _STEP)
+    low, found, *_ = lax.while_loop(go_on, narrow, state)
+    return low, found
+
+
+def _estimate(x: Array, k: int) -> Int32[Array, "n 1"]:
+    """About the threshold that `1.1 k` elements reach, from a strided sample."""
+    n, size = x.shape
+    stride = max(1, min(size * 2**-16, k / _SAMPLED))
+    sample = size_bits(x[:, :: int(stride) | 1]) if stride >= 3 else size_bits(x)
+    wanted = min(sample.shape[1], max(1, round(1.1 * k * sample.shape[1] / size)))
+    return _largest(sample, jnp.zeros((n, 1), jnp.int32), wanted)
+
+
+def count(hits: Array) -> Int32[Array, "n 1"]:
+    """The number of hits in each row."""
+    return _reduced(hits.astype(jnp.int32), jnp.sum)
+
+
+def nonfinite(x: Array) -> Int32[Array, " n"]:
+    """The last place of each row whose element is not finite, or -1."""
+    place = lax.broadcasted_iota(jnp.int32, x.shape, 1)
+    return _reduced(jnp.where(size_bits(x) >= _INF, place, -1), jnp.max)[:, 0]
+
+
+def _reduced(numbers: Int32[Array, "n size"], reduce: Callable[..., Array]) -> Array:
+    """The sum or maximum of each row, `[n, 1]`."""
+    n, size = numbers.shape
+    whole = size // _TOGETHER * _TOGETHER
+    parts = []
+    if whole:
+        rows = numbers[:, :whole].reshape(n, -1, _FAN, _TOGETHER // _FAN)
+        folded = lax.optimization_barrier(reduce(rows, axis=2))
+        parts.append(reduce(folded, axis=(1, 2)))
+    if whole < size or not parts:
+        parts.append(reduce(numbers[:, whole:], axis=1))
+    return reduce(jnp.stack(parts), axis=0)[:, None]

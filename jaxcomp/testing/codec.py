@@ -151,7 +151,7 @@ def assert_handles_extremes(codec: Codec) -> None:
                 f"{codec!r} decodes {name} (largest {top:g}) to {np.abs(y).max():g}, above "
                 f"{bound:g}"
             )
-    for scale in (2.0**-40, 2.0**60):
+    for scale in (2.0**-40, 2.0**60) if offers.homogeneous(codec) else ():
         want, got = np.asarray(run(gauss)) * np.float32(scale), np.asarray(run(gauss * scale))
         if not np.array_equal(want, got):
             raise AssertionError(

@@ -1,0 +1,180 @@
+"""Bitmaps of a bucket: which elements were chosen, how many, and where the j-th of them is.
+
+Bit `b` of word `w` stands for element `32 w + b`. Choosing some of many elements is done on bitmaps
+because they are thirty-two times smaller: one pass over the elements makes one, and from there the
+work is that of the words and of what was chosen.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Bool, Int32, UInt32
+
+from jaxcomp.protocols import Array
+
+WORD = 32
+_GROUP = WORD * WORD
+"""Elements that are brought into order together: as many words as a word has bits."""
+
+
+def words(size: int) -> int:
+    """Words of a bitmap of `size` elements: whole groups of 32."""
+    return -(-size // _GROUP) * WORD
+
+
+def of(hits: Bool[Array, "n size"]) -> UInt32[Array, "n words"]:
+    """The bitmap of each row.
+
+    Example:
+        >>> of(jnp.array([[True, False, True]]))[0, :2]
+        Array([5, 0], dtype=uint32)
+    """
+    whole = hits.shape[1] // _GROUP * _GROUP
+    parts = [_of(hits[:, :whole])] if whole else []
+    if whole < hits.shape[1] or not parts:  # Apart: padding all would take twice as long.
+        rest = hits[:, whole:]
+        parts.append(_of(jnp.pad(rest, ((0, 0), (0, _GROUP - rest.shape[1])))))
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
+
+
+def count(bitmap: UInt32[Array, "n words"]) -> Int32[Array, " n"]:
+    """The number of ones of each row."""
+    return jnp.sum(lax.population_count(bitmap).astype(jnp.int32), axis=1)
+
+
+class Kept(NamedTuple):
+    """Which ones of each row are asked for, by rank: `base + j`, and from `gap` on `skip` more.
+
+    Attributes:
+        base: `int32[n]`.
+        gap: `int32[n]`.
+        skip: `int32[n]`.
+    """
+
+    base: Array
+    gap: Array
+    skip: Array
+
+
+def from_first(rows: int) -> Kept:
+    """All ones, from the first on."""
+    zero = jnp.zeros(rows, jnp.int32)
+    return Kept(zero, zero, zero)
+
+
+def places(bitmap: UInt32[Array, "n words"], k: int, kept: Kept) -> Int32[Array, "n k"]:
+    """Where `k` of the ones of each row are, ascending; unspecified beyond the last one.
+
+    Example:
+        >>> places(of(jnp.array([[False, True, True]])), 2, from_first(1))
+        Array([[1, 2]], dtype=int32)
+    """
+    before = _before(bitmap)
+    base, gap, skip = (part[:, None] for part in kept)
+    slot = lax.broadcasted_iota(jnp.int32, (bitmap.shape[0], k), 1)
+    rank = slot + base + jnp.where(slot >= gap, skip, 0)
+    group = _group_of(before.groups, k, base, gap, skip)
+    rest = rank - _take(before.groups, group)
+    word = group * WORD
+    for step in (16, 8, 4, 2, 1):
+        word = jnp.where(_take(before.words, word + step) <= rest, word + step, word)
+    rest = rest - _take(before.words, word)
+    return word * WORD + _select(_take(bitmap, word), rest)
+
+
+def rank(bitmap: UInt32[Array, "n words"], place: Int32[Array, " n"]) -> Int32[Array, " n"]:
+    """The ones of each row before this place."""
+    before, word = _before(bitmap), place[:, None] // WORD
+    mask = (jnp.uint32(1) << (place[:, None] % WORD).astype(jnp.uint32)) - jnp.uint32(1)
+    ones = lax.population_count(_take(bitmap, word) & mask).astype(jnp.int32)
+    return (_take(before.groups, word // WORD) + _take(before.words, word) + ones)[:, 0]
+
+
+def first(bitmap: UInt32[Array, "n words"], k: Int32[Array, " n"]) -> UInt32[Array, "n words"]:
+    """The bitmap of the first `k` ones of each row."""
+    before = _before(bitmap)
+    n, groups = before.groups.shape
+    ahead = (before.words.reshape(n, groups, WORD) + before.groups[..., None]).reshape(n, -1)
+    left = k[:, None] - ahead
+    # All ones below the one that is the first to be left out.
+    end = _select(bitmap, left)
+    below = (jnp.uint32(1) << end.astype(jnp.uint32)) - jnp.uint32(1)
+    whole = left >= lax.population_count(bitmap).astype(jnp.int32)
+    return jnp.where(left <= 0, jnp.uint32(0), jnp.where(whole, bitmap, bitmap & below))
+
+
+class _Before(NamedTuple):
+    """Ones before each word of its group, before each group, and in each group."""
+
+    words: Array
+    groups: Array
+    sizes: Array
+
+
+def _before(bitmap: Array) -> _Before:
+    n = bitmap.shape[0]
+    ones = lax.population_count(bitmap).astype(jnp.int32).reshape(n, -1, WORD)
+    running = ones
+    for step in (1, 2, 4, 8, 16):
+        shifted = jnp.pad(running[..., :-step], ((0, 0), (0, 0), (step, 0)))
+        running = lax.optimization_barrier(running + shifted)
+    sizes = running[..., -1]
+    groups = jnp.cumsum(sizes, axis=1)
+    return _Before((running - ones).reshape(n, -1), groups - sizes, sizes)
+
+
+def _group_of(
+    begins: Int32[Array, "n groups"], k: int, base: Array, gap: Array, skip: Array
+) -> Int32[Array, "n k"]:
+    """The group of each slot: how many of them begin at its rank or before, but one."""
+    n, groups = begins.shape
+    if groups == 1:
+        return jnp.zeros((n, k), jnp.int32)
+    # The first slot of that rank or more. A bisection for each slot would look up fifteen times.
+    slot = begins - base
+    slot = jnp.where(slot < gap, slot, jnp.maximum(slot - skip, gap))
+    row = jnp.arange(n)[:, None]
+    marks = jnp.zeros((n, k), jnp.int32).at[row, jnp.maximum(slot, 0)].add(1, mode="drop")
+    return jnp.cumsum(marks, axis=1) - 1
+
+
+def _of(hits: Bool[Array, "n size"]) -> UInt32[Array, "n words"]:
+    """`of` whole groups."""
+    n, size = hits.shape
+    # Word w of a group first takes the elements 32 p + w, which are neighbours of those of the next
+    # word, so no lane of a register is idle; the transposition of 32 × 32 bits puts them in order.
+    place = np.arange(WORD, dtype=np.uint32)[None, None, :, None]
+    bits = hits.astype(jnp.uint32).reshape(n, size // _GROUP, WORD, WORD)
+    planar = jnp.sum(bits << place, axis=2, dtype=jnp.uint32)
+    return _transposed(lax.optimization_barrier(planar)).reshape(n, size // WORD)
+
+
+def _take(table: Array, places: Array) -> Array:
+    return jnp.take_along_axis(table, places, axis=1, mode="clip")
+
+
+def _select(word: UInt32[Array, "..."], rank: Int32[Array, "..."]) -> Int32[Array, "..."]:
+    """The place of the one of this rank in each word."""
+    place = jnp.zeros_like(rank)
+    for step in (16, 8, 4, 2, 1):
+        low = (word >> place.astype(jnp.uint32)) & jnp.uint32((1 << step) - 1)
+        ones = lax.population_count(low).astype(jnp.int32)
+        beyond = rank >= ones
+        place, rank = jnp.where(beyond, place + step, place), jnp.where(beyond, rank - ones, rank)
+    return place
+
+
+def _transposed(groups: UInt32[Array, "n groups 32"]) -> UInt32[Array, "n groups 32"]:
+    """Bit `p` of word `w` to bit `w` of word `p`, in each group of 32 words."""
+    x = groups
+    mask = 0xFFFFFFFF
+    for step in (16, 8, 4, 2, 1):
+        mask ^= (mask << step) & 0xFFFFFFFF
+        pairs = x.reshape(*x.shape[:2], WORD // (2 * step), 2, step)
+        low, high = pairs[..., 0, :], pairs[..., 1, :]
+        swapped = ((low >> step) ^ high) & jnp.uint32(mask)
+        pairs = jnp.stack([low ^ (swapped << step), high ^ swapped], axis=-2)
+        x = lax.optimization_barrier(pairs.reshape(groups.shape))
+    return x
