@@ -6,9 +6,15 @@ from jaxcomp.codecs.combinators import (
     Clipped as Clipped,
     Contractive as Contractive,
 )
+from jaxcomp.codecs.cosine import Cosine as Cosine
 from jaxcomp.codecs.rotated import Rotated as Rotated
 from jaxcomp.description import Description as Description, describe as describe
-from jaxcomp.feedback import Link as Link, NoFeedback as NoFeedback, Residual as Residual
+from jaxcomp.feedback import (
+    Link as Link,
+    MomentumCorrection as MomentumCorrection,
+    NoFeedback as NoFeedback,
+    Residual as Residual,
+)
 from jaxcomp.mesh import (
     data_parallel as data_parallel,
     init_state as init_state,
@@ -42,14 +48,25 @@ from jaxcomp.recipes.rotations import (
     ndsc as ndsc,
     rotated_uniform as rotated_uniform,
 )
+from jaxcomp.recipes.schedules import dgc_warmup as dgc_warmup
 from jaxcomp.recipes.sparsifiers import (
+    demo as demo,
+    dgc as dgc,
     random_k as random_k,
+    sidco as sidco,
     threshold as threshold,
     top_k as top_k,
 )
 from jaxcomp.reducers.dense import Dense as Dense
 from jaxcomp.reducers.gather import Gather as Gather
-from jaxcomp.transforms.mean import compressed_mean as compressed_mean
+from jaxcomp.reducers.low_rank import LowRank as LowRank
+from jaxcomp.reducers.phases import Phases as Phases
+from jaxcomp.reducers.power import PowerIteration as PowerIteration
+from jaxcomp.transforms.clipping import clip_local as clip_local
+from jaxcomp.transforms.mean import (
+    compressed_mean as compressed_mean,
+    dense_leaves as dense_leaves,
+)
 from jaxcomp.transforms.wrappers import per_worker as per_worker, skip_nonfinite as skip_nonfinite
 from jaxcomp.trees import decode as decode, encode as encode, roundtrip as roundtrip
 from jaxcomp.wire import collective_bytes as collective_bytes, wire_bytes as wire_bytes

@@ -121,11 +121,11 @@ def describe(codec_or_reducer: Any, params: PyTree, workers: int | None = None) 
     """
     reducer = mean.as_reducer(codec_or_reducer)
     plan = reduction.plan(reducer, params)
-    likes = wire.payload_like(plan)
+    sizes = reduction.batch_bytes(reducer, plan)
     dtype = reduction.dense_dtype(reducer)
     spent = [0.0] * len(plan.likes)
-    for batch, payload in zip(plan.batches, likes, strict=True):
-        bucket = wire.fused_bytes(payload) / batch.buckets
+    for batch, size in zip(plan.batches, sizes, strict=True):
+        bucket = size / batch.buckets
         for piece in batch.pieces:
             spent[piece.leaf] += bucket * -(-(piece.stop - piece.start) // batch.size)
     lines = []
@@ -152,6 +152,7 @@ def describe(codec_or_reducer: Any, params: PyTree, workers: int | None = None) 
         payload_bytes=reduction.payload_bytes(reducer, plan),
         dense_bytes=sum(like.size * jnp.dtype(like.dtype).itemsize for like in plan.likes),
         picked=_picked(codec_or_reducer, reducer, bool(plan.batches))
+        + _phases(reducer, params)
         + "".join(f"\nrule {path!r} decides no leaf" for path in plan.unused),
         workers=workers,
         link_bytes=None if workers is None else wire.wire_bytes(reducer, like_tree, workers),
@@ -176,6 +177,15 @@ def short(setting: Any) -> str:
             settings.append(f"{field.name}={value!r}")
     inside = ", ".join(settings)
     return f"{type(setting).__name__}({inside})" if inside else type(setting).__name__
+
+
+def _phases(reducer: Any, params: PyTree) -> str:
+    """What a reducer that changes with time sends at which; the table is of its last phase."""
+    lines = []
+    for start, phase in getattr(reducer, "phases", ()):
+        size = reduction.payload_bytes(phase, reduction.plan(phase, params))
+        lines.append(f"\nfrom step {start:,}: {short(phase.uplink.codec)}, payload {size:,} bytes")
+    return "".join(lines)
 
 
 def _picked(given: Any, reducer: Any, compressed: bool) -> str:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import warnings
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from jaxcomp import checks, offers, policy as policy_
 from jaxcomp.policy import Policy
 from jaxcomp.protocols import Array, Codec, Feedback, PyTree
+
+_DTYPES = (None, "float64", "float32", "bfloat16", "float16")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +72,7 @@ class Residual:
 
     def __post_init__(self):
         checks.number("decay", self.decay, 0.0, 1.0)
-        checks.choice("dtype", self.dtype, (None, "float64", "float32", "bfloat16", "float16"))
+        checks.choice("dtype", self.dtype, _DTYPES)
 
     def init(self, like: PyTree, part_like: PyTree) -> ResidualState:
         del part_like
@@ -94,13 +96,137 @@ class Residual:
             arrived = c if weight is None else jnp.where(weight == 0, 0, c)
             rest = p - arrived
             # Decayed before it is stored: a product next to a sum may or may not be fused with it.
-            rest = rest if self.decay == 1 else rest * self.decay
-            # What a narrower memory cannot hold it must not turn into Inf, which would stay.
-            largest = jnp.finfo(e.dtype).max.astype(rest.dtype)
-            narrow = jnp.finfo(e.dtype).max < jnp.finfo(rest.dtype).max
-            return (jnp.clip(rest, -largest, largest) if narrow else rest).astype(e.dtype)
+            return _stored(rest if self.decay == 1 else rest * self.decay, e.dtype)
 
         return part, ResidualState(jax.tree.map(lost, message, sent, state.residual))
+
+    def unsent(self, state: ResidualState) -> PyTree:
+        return state.residual
+
+
+class MomentumState(NamedTuple):
+    """What a sender with momentum remembers.
+
+    Attributes:
+        momentum: `m·u`, decayed already: what the next gradient is added to.
+        velocity: `v`, what of all velocities has not been sent yet.
+    """
+
+    momentum: PyTree
+    velocity: PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class MomentumCorrection:
+    """Momentum before compression, so that an element that waits gathers its momentum too.
+
+    `u ← m·u + g`, `v ← v + u`, send `C(v)`, `v ← v − C(v)`, and `u ← 0` where `C(v) ≠ 0` (factor
+    masking: momentum of what has just been sent is out of date). With Nesterov's momentum
+    `u ← m·(u + g)`, `v ← v + u + g`. What arrives has its momentum: chain plain `optax.sgd(rate)`
+    after the mean, and momentum for the leaves that are sent dense, which pass by the feedback:
+
+    `optax.masked(optax.trace(0.9), jaxcomp.dense_leaves(link))`.
+
+    Args:
+        momentum: how much of `u` is kept, in [0, 1].
+        nesterov: look ahead, as in `optax.trace(nesterov=True)`.
+        masking: clear `u` where an element was sent. An element that decodes to zero counts as
+            not sent, so this is for sparsifiers: a codec that sends every element clears all of
+            `u` and leaves none of the momentum.
+        dtype: dtype of both memories; None for that of the gradient.
+
+    Raises:
+        ValueError: for a momentum outside [0, 1], or a dtype that is not floating.
+
+    Example:
+        >>> import jaxcomp, optax
+        >>> link = jaxcomp.Link(jaxcomp.top_k(fraction=0.001), MomentumCorrection(momentum=0.9))
+        >>> tx = optax.chain(
+        ...     jaxcomp.clip_local(2.0, axis_name="data"),
+        ...     jaxcomp.compressed_mean(link, axis_name="data"),
+        ...     optax.masked(optax.trace(0.9), jaxcomp.dense_leaves(link)),
+        ...     optax.sgd(0.1),
+        ... )
+
+    References:
+        Lin et al., `Deep gradient compression <https://arxiv.org/abs/1712.01887>`_, 2018.
+
+    Note:
+        Of `v`, what was sent is subtracted where the paper clears it, which is the same for values
+        that arrive as they are and keeps what a quantiser rounds off. With a codec that sends
+        everything this is, up to rounding, SGD with momentum; with masking it is SGD without, since
+        no momentum lasts (Nesterov's then makes steps `1 + m` times as long). Clipping is a
+        transformation of its own, `clip_local`. A worker that does not take part in a step (weight
+        zero) keeps its whole message, and its momentum.
+    """
+
+    momentum: float = 0.9
+    nesterov: bool = False
+    masking: bool = True
+    dtype: str | None = None
+    kind = "momentum"
+
+    def __post_init__(self):
+        checks.number("momentum", self.momentum, 0.0, 1.0)
+        checks.choice("nesterov", self.nesterov, (False, True))
+        checks.choice("masking", self.masking, (False, True))
+        checks.choice("dtype", self.dtype, _DTYPES)
+
+    def init(self, like: PyTree, part_like: PyTree) -> MomentumState:
+        del part_like
+
+        def zeros():
+            return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, self.dtype or leaf.dtype), like)
+
+        return MomentumState(zeros(), zeros())  # Two trees, so that both may be donated.
+
+    def compensate(self, x: PyTree, state: MomentumState) -> tuple[PyTree, MomentumState]:
+        # In the wider dtype, for a wide memory is there to add up what a narrow gradient cannot.
+        wide = jax.tree.map(
+            lambda g, u: g.astype(jnp.promote_types(g.dtype, u.dtype)), x, state.momentum
+        )
+        total = jax.tree.map(jnp.add, wide, state.momentum)
+        # Decayed before it is stored: a product next to a sum may or may not be fused with it.
+        momentum = jax.tree.map(lambda u: u * self.momentum, total)
+        step = jax.tree.map(jnp.add, wide, momentum) if self.nesterov else total
+        velocity = jax.tree.map(jnp.add, state.velocity, step)
+        message = jax.tree.map(lambda v, g: v.astype(g.dtype), velocity, x)
+        return message, MomentumState(momentum, velocity)
+
+    def update(
+        self,
+        message: PyTree,
+        sent: PyTree,
+        part: PyTree,
+        share: Array | float,
+        weight: Array | None,
+        state: MomentumState,
+    ) -> tuple[PyTree, MomentumState]:
+        del message  # It may be a narrower rounding of the velocity.
+        arrived = jax.tree.map(
+            lambda c: c if weight is None else jnp.where(weight == 0, 0, c), sent
+        )
+
+        def left(v, c):
+            return _stored(v - c, self.dtype or c.dtype)
+
+        def kept(u, c):
+            return _stored(jnp.where(c != 0, 0, u) if self.masking else u, self.dtype or c.dtype)
+
+        velocity = jax.tree.map(left, state.velocity, arrived)
+        momentum = jax.tree.map(kept, state.momentum, arrived)
+        return part, MomentumState(momentum, velocity)
+
+    def unsent(self, state: MomentumState) -> PyTree:
+        return state.velocity
+
+
+def _stored(x: Array, dtype: Any) -> Array:
+    """What a memory of this dtype keeps of `x`."""
+    # What a narrower memory cannot hold it must not turn into Inf, which would stay.
+    largest = jnp.finfo(dtype).max.astype(x.dtype)
+    narrow = jnp.finfo(dtype).max < jnp.finfo(x.dtype).max
+    return (jnp.clip(x, -largest, largest) if narrow else x).astype(dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +268,7 @@ class Link:
                 stacklevel=3,
             )
         loose = [codec for codec in self.policy.codecs if not offers.contractive(codec)]
-        if loose and isinstance(self.feedback, Residual):
+        if loose and isinstance(self.feedback, Residual | MomentumCorrection):
             warnings.warn(
                 f"{loose[0]!r} is not contractive: where its error exceeds its input, a residual "
                 "on top of it grows from step to step. Use NoFeedback(), or a contractive codec.",

@@ -3,8 +3,9 @@
 import dataclasses
 import fnmatch
 import math
+from typing import Any
 
-from jaxcomp import checks
+from jaxcomp import checks, offers
 from jaxcomp.protocols import Codec
 
 
@@ -76,8 +77,15 @@ class Policy:
         checks.integer("min_size", self.min_size, 0)
         checks.integer("min_ndim", self.min_ndim, 0)
 
-    def choose(self, path: str, shape: tuple[int, ...]) -> tuple[Codec | None, str]:
+    def choose(
+        self, path: str, shape: tuple[int, ...], dtype: Any = "float32"
+    ) -> tuple[Codec | None, str]:
         """The codec of a leaf, None for dense, and why."""
+        codec, why = self._decide(path, shape)
+        fitting, objection = (None, None) if codec is None else offers.for_leaf(codec, shape, dtype)
+        return fitting, why if objection is None else f"{why}, {objection}"
+
+    def _decide(self, path: str, shape: tuple[int, ...]) -> tuple[Codec | None, str]:
         for rule in self.rules:
             if rule.matches(path, shape):
                 return rule.codec, f"rule {rule.path!r}"

@@ -91,7 +91,9 @@ def layout(codec: "Codec | Policy", tree: PyTree) -> Layout:
     flat, treedef = jax.tree_util.tree_flatten_with_path(tree)
     paths = tuple(path_name(path) for path, _ in flat)
     likes = tuple(_like(path, leaf) for path, (_, leaf) in zip(paths, flat, strict=True))
-    chosen = [rules.choose(path, like.shape) for path, like in zip(paths, likes, strict=True)]
+    chosen = [
+        rules.choose(path, like.shape, like.dtype) for path, like in zip(paths, likes, strict=True)
+    ]
     dense, groups = [], {}
     for number, (like, (picked, _)) in enumerate(zip(likes, chosen, strict=True)):
         if picked is None or like.size == 0:

@@ -24,7 +24,8 @@ class PerWorker:
 
     Args:
         tree: arrays with that leading axis.
-        kind: what they are ("residual", "shift", "codec", "local"); `resize_workers` reads it.
+        kind: what they are ("residual", "momentum", "shift", "codec", "local"); `resize_workers`
+            reads it.
     """
 
     def __init__(self, tree: PyTree, kind: str):
@@ -110,8 +111,9 @@ def resize_workers(tx: Any, state: PyTree, params: PyTree, workers: int) -> PyTr
     """Moves a state to another number of workers.
 
     Replicated state stays. Of the memory of `n` workers, each of the new ones gets the mean, so
-    that the mean residual, and the mean shift that the mirror must equal, stay what they were;
-    counters, which are equal on all workers, are kept.
+    that the mean residual, the mean momentum and velocity (both are sums of gradients), and the
+    mean shift that the mirror must equal, stay what they were; counters, which are equal on all
+    workers, are kept.
 
     Args:
         tx: the transformation that the state belongs to.

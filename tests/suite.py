@@ -75,6 +75,7 @@ FEW = [
     jaxcomp.alq(bits=3),
     jaxcomp.random_k(fraction=0.1),
     jaxcomp.top_k(fraction=0.01),
+    jaxcomp.sidco(fraction=0.01),
 ]
 """One of each way through a training step, for what has nothing to do with levels."""
 

@@ -21,9 +21,15 @@ for codec in CODECS + VARIANTS:
     grads = jax.tree.map(lambda x: jnp.stack([x] * 3), tree)
     jax.eval_shape(jax.vmap(tx.update, axis_name="data"), grads, state)
     jaxcomp.describe(codec, tree, workers=3)
-for reducer in (jaxcomp.Dense(), jaxcomp.Gather(jaxcomp.qsgd_inf())):
+late = jaxcomp.Link(jaxcomp.top_k(), jaxcomp.MomentumCorrection(nesterov=True))
+early = jaxcomp.Link(jaxcomp.top_k(fraction=0.5), late.feedback)
+phases = jaxcomp.Phases(((0, early), (2, late)))
+powers = (jaxcomp.PowerIteration(), jaxcomp.PowerIteration(alternate=True))
+for reducer in (jaxcomp.Dense(), jaxcomp.Gather(jaxcomp.qsgd_inf()), phases, *powers):
     jaxcomp.testing.check_reducer(reducer)
 jaxcomp.testing.check_feedback(jaxcomp.Residual(decay=0.5))
+jaxcomp.testing.check_feedback(late.feedback)
+jax.vmap(lambda g: jaxcomp.clip_local(1.0, "data").update(g, ())[0], axis_name="data")(tree["w"])
 print("all annotations hold")
 """
 

@@ -1,6 +1,7 @@
 """The sparsifier: a few elements, and where they belong."""
 
 import dataclasses
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -77,6 +78,8 @@ class Sparsifier:
     def init(self, like: ArrayLike) -> Any:
         return self.choice.init(*like.shape)
 
+    # Compiled for eager callers too: hundreds of small operations would be compiled one by one.
+    @functools.partial(jax.jit, static_argnums=0)
     def encode(self, key: Key, x: Array, count: Array, state: Any) -> tuple[SparsePayload, Any]:
         n, size = x.shape
         start, _ = noise.seeds(noise.fold(key.own, _CHOICE), key.first, n)
@@ -113,13 +116,14 @@ class Sparsifier:
             total = lax.fori_loop(summing.UNROLLED, workers, add, total)
         return total
 
+    @functools.partial(jax.jit, static_argnums=0)
     def _add(self, key: Key, total: Array, payload: SparsePayload, weight: Array | None) -> Array:
         n, size = total.shape
         room = self.choice.room(size)
         places = self.indices.decode(payload.places, room, size).astype(jnp.int32)
         values = self._decoded(key, payload.values, (n, room), total.dtype)
         values = summing.weighted(values.astype(total.dtype), weight)
-        if not self.choice.fills:  # Each to a place of its own that does not exist.
+        if not isinstance(payload.number, tuple):  # To places that do not exist, each to another.
             slot = lax.broadcasted_iota(jnp.int32, places.shape, 1)
             places = jnp.where(slot < payload.number[:, None], places, size + slot)
         row = jnp.arange(n)[:, None]

@@ -157,7 +157,7 @@ def _fan(x: Array, fan: int, rows: Rows) -> int:
     return fan if size >= fan * _LANES else size
 
 
-def _fold(x: Int32[Array, "n size"], reduce, fan: int) -> Int32[Array, "n lanes"]:
+def _fold(x: Array, reduce: Callable[..., Array], fan: int) -> Array:
     """One level of a reduction along rows: `fan` neighbours-at-a-distance become one."""
     n, size = x.shape
     if fan == size:

@@ -1,6 +1,7 @@
 """The mean as JAX takes it, uncompressed: the baseline, and the way out."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from jax import lax
 
 from jaxcomp import checks, compiler, trees, wire
 from jaxcomp.policy import NOTHING
-from jaxcomp.protocols import Array, AxisName, Batches, Collected, PyTree, Stacks
+from jaxcomp.protocols import Array, ArrayLike, AxisName, Batches, Collected, PyTree, Stacks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,3 +93,12 @@ def fused_mean(
         for i, part in zip(numbers, compiler.cut(mean, begins, sizes), strict=True):
             means[i] = part.reshape(leaves[i].shape)
     return means
+
+
+def fused_link_bytes(leaves: Sequence[ArrayLike], workers: int) -> int:
+    """Bytes that one device sends for their `fused_mean`."""
+    sizes: dict[Any, int] = {}
+    for leaf in leaves:
+        size = math.prod(leaf.shape) * leaf.dtype.itemsize
+        sizes[leaf.dtype] = sizes.get(leaf.dtype, 0) + size
+    return sum(wire.ring_bytes(size, workers) for size in sizes.values())

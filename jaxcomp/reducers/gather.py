@@ -103,13 +103,8 @@ class Gather:
         """`n − 1` payloads, and an all-reduce of the leaves that the policy leaves dense."""
         plan = trees.layout(self.uplink.policy, like)
         payload = wire.fused_bytes(wire.payload_like(plan))
-        sizes: dict[Any, int] = {}
-        for i in plan.dense:
-            leaf = plan.likes[i]
-            sizes[leaf.dtype] = sizes.get(leaf.dtype, 0) + leaf.size * leaf.dtype.itemsize
-        return (workers - 1) * payload + sum(
-            wire.ring_bytes(size, workers) for size in sizes.values()
-        )
+        dense = [plan.likes[i] for i in plan.dense]
+        return (workers - 1) * payload + dense_.fused_link_bytes(dense, workers)
 
 
 def _decode(batch: trees.Batch, key: Key, payload: Any, side: Any) -> Array:

@@ -39,14 +39,28 @@ def plan(reducer: Reducer, like: PyTree) -> trees.Layout:
 
 def payload_bytes(reducer: Reducer, layout: trees.Layout) -> int:
     """What one worker puts into the collectives for a tree of this layout."""
-    fused = wire.fused_bytes(wire.payload_like(layout))
-    return fused + trees.dense_bytes(layout, dense_dtype(reducer))
+    return round(sum(batch_bytes(reducer, layout))) + trees.dense_bytes(
+        layout, dense_dtype(reducer)
+    )
+
+
+def batch_bytes(reducer: Reducer, layout: trees.Layout) -> tuple[float, ...]:
+    """What each batch accounts for of it: its payload, unless the reducer knows better."""
+    own = getattr(settled(reducer), "payload_bytes", None)
+    if own is not None:
+        return own(layout.batches)
+    return tuple(float(wire.fused_bytes(part)) for part in wire.payload_like(layout))
 
 
 def dense_dtype(reducer: Reducer) -> Any:
     """The dtype that a reducer sends dense leaves in; None for their own."""
-    dtype = getattr(reducer, "dtype", None)
+    dtype = getattr(settled(reducer), "dtype", None)
     return None if dtype is None else jnp.dtype(dtype)
+
+
+def settled(reducer: Reducer) -> Reducer:
+    """The last reducer of one that changes with time; else itself."""
+    return getattr(reducer, "phases", ((0, reducer),))[-1][1]
 
 
 def feedback_of(reducer: Reducer) -> Feedback:

@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Bool, Int32, UInt32
 
+from jaxcomp import compiler
 from jaxcomp.protocols import Array
 
 WORD = 32
@@ -71,8 +72,13 @@ def places(bitmap: UInt32[Array, "n words"], k: int, kept: Kept) -> Int32[Array,
         >>> places(of(jnp.array([[False, True, True]])), 2, from_first(1))
         Array([[1, 2]], dtype=int32)
     """
+    # On its own: fused with what takes elements from these places, each would look them up again.
+    return compiler.outlined(lambda bitmap, *kept: _places(bitmap, k, *kept))(bitmap, *kept)
+
+
+def _places(bitmap: Array, k: int, base: Array, gap: Array, skip: Array) -> Int32[Array, "n k"]:
     before = _before(bitmap)
-    base, gap, skip = (part[:, None] for part in kept)
+    base, gap, skip = base[:, None], gap[:, None], skip[:, None]
     slot = lax.broadcasted_iota(jnp.int32, (bitmap.shape[0], k), 1)
     rank = slot + base + jnp.where(slot >= gap, skip, 0)
     group = _group_of(before.groups, k, base, gap, skip)

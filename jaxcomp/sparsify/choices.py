@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Int32, UInt32
 
 from jaxcomp import checks
@@ -126,11 +127,91 @@ class AtLeast:
         del count
         low = int(np.float32(self.value).view(np.int32))
         hits = bitmap.of(selection.size_bits(x) >= jnp.int32(low))
-        return Chosen(*_some(x, hits, self.room(x.shape[1]), start), state)
+        return Chosen(*as_many_as_fit(x, hits, self.room(x.shape[1]), start), state)
 
 
-def _some(
+@dataclasses.dataclass(frozen=True)
+class Sampled:
+    """All `|x|` above a threshold that a sample says the share exceeds.
+
+    Where more than `most` times the share exceed it, exactly the share of largest ones among them
+    (hierarchical re-selection); where less than `least` times, the threshold is lowered by a fifth,
+    up to ten times.
+
+    Args:
+        fraction: share of the elements to send, in (0, 1].
+        sample: share of the elements that is looked at; at least about 400 above the threshold.
+        least: how much less than the share is accepted, in [0, 1].
+        most: how much more is, at least 1; there is room for that.
+    """
+
+    fraction: int | float
+    sample: float = 0.01
+    least: float = 0.8
+    most: float = 1.3
+    fills = False
+    homogeneous = True
+
+    def __post_init__(self):
+        checks.fraction(self.fraction)
+        checks.number("sample", self.sample, 0.0, 1.0)
+        checks.number("least", self.least, 0.0, 1.0)
+        checks.number("most", self.most, 1.0)
+
+    def room(self, size: int) -> int:
+        return share(min(1.0, self.most * self.fraction), size)
+
+    def init(self, buckets: int, size: int) -> tuple:
+        del buckets, size
+        return ()
+
+    def choose(self, x: Array, count: Array, start: UInt32[Array, " n"], state: tuple) -> Chosen:
+        del count
+        room, k = self.room(x.shape[1]), share(self.fraction, x.shape[1])
+        low = selection.estimate(x, k, max(400, round(self.sample * k)))
+        reached = selection.count(selection.size_bits(x) >= low)
+
+        def few(state: Any) -> Array:
+            turn, _, reached = state
+            return (turn < 10) & jnp.any(reached < math.ceil(self.least * k))
+
+        def lower(state: Any) -> Any:
+            turn, low, reached = state
+            value = lax.bitcast_convert_type(low, jnp.float32) * jnp.float32(0.8)
+            low = jnp.where(
+                reached < math.ceil(self.least * k),
+                jnp.maximum(lax.bitcast_convert_type(value, jnp.int32), 1),
+                low,
+            )
+            # Tied to the threshold, or the bits of all elements would be written down first.
+            elements, low = lax.optimization_barrier((x, low))
+            return turn + 1, low, selection.count(selection.size_bits(elements) >= low)
+
+        _, low, reached = lax.while_loop(few, lower, (0, low, reached))
+        hits = bitmap.of(selection.size_bits(x) >= low)
+        places, number = as_many_as_fit(x, hits, room, start)
+
+        def exactly(x: Array) -> Array:
+            largest = selection.top_k(x, k)
+            return jnp.pad(largest, ((0, 0), (0, room - k)))
+
+        many = reached[:, 0] > room
+        places = lax.cond(
+            jnp.any(many),
+            lambda x: jnp.where(many[:, None], exactly(x), places),
+            lambda _: places,
+            x,
+        )
+        return Chosen(places, jnp.where(many, k, number), state)
+
+
+def as_many_as_fit(
     x: Array, hits: UInt32[Array, "n words"], room: int, start: UInt32[Array, " n"]
 ) -> tuple[UInt32[Array, "n room"], Int32[Array, " n"]]:
-    """As many hits as there is room for; what is not finite must be seen."""
-    return selection.some(hits, room, start, selection.nonfinite(x))
+    """As many hits as there is room for, by `selection.some`; what is not finite must be seen."""
+
+    def none(x: Array) -> Array:
+        return jnp.zeros_like(x[:, 0], jnp.int32) - 1
+
+    over = jnp.any(bitmap.count(hits) > room)
+    return selection.some(hits, room, start, lax.cond(over, selection.nonfinite, none, x))

@@ -84,7 +84,7 @@ class EliasFano:
     """
 
     def encode(self, places: UInt32[Array, "n k"], size: int) -> UInt32[Array, "n words"]:
-        n, k = places.shape
+        k = places.shape[1]
         low, ones = self._split(k, size)
         high = (places >> low) + jnp.arange(k, dtype=jnp.uint32)[None]
         parts = [_ones(high, ones)]

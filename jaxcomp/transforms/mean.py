@@ -1,7 +1,7 @@
 """`compressed_mean`: the mean of the workers' gradients, as an optax transformation."""
 
-import functools
 import warnings
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -15,6 +15,7 @@ from jaxcomp.protocols import Array, AxisName, Codec, PyTree, Reducer
 from jaxcomp.reducers import reduction
 from jaxcomp.reducers.gather import Gather
 from jaxcomp.reducers.reduction import ReductionState
+from jaxcomp.transforms import norms
 
 
 class Stats(NamedTuple):
@@ -22,7 +23,8 @@ class Stats(NamedTuple):
 
     Attributes:
         relative_error: `Σ‖message − sent‖² / Σ‖message‖²` over all workers' compressed leaves.
-        residual_ratio: root of `Σ‖residual‖² / Σ‖gradient‖²` likewise; zero without residual.
+        residual_ratio: root of `Σ‖residual‖² / Σ‖gradient‖²` likewise, where the residual is what
+            the feedback has not sent yet (with momentum: the velocity); zero without.
         payload_bytes: what one worker put into the collectives.
         link_bytes: what one device sent over its link.
     """
@@ -118,7 +120,8 @@ def compressed_mean(
         _check_local(updates, axis_name)
         step_key = noise.fold(state.key, state.step)
         result = reduction.reduce(reducer, step_key, updates, state.memory, axis_name, guard=guard)
-        measured = _measure(reducer, updates, result, axis_name) if stats else ()
+        before = state.memory.reducer
+        measured = _measure(reducer, updates, result, before, axis_name) if stats else ()
         return result.mean, CompressedMeanState(state.key, state.step + 1, result.state, measured)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
@@ -141,6 +144,35 @@ def as_reducer(codec: "Codec | Policy | Link | Reducer") -> Reducer:
         "`codec` must be a codec such as jaxcomp.qsgd_inf(bits=4), a Policy, a Link or a reducer "
         f"such as jaxcomp.Dense(), got {codec!r}"
     )
+
+
+def dense_leaves(codec: "Codec | Policy | Link | Reducer") -> Callable[[PyTree], PyTree]:
+    """Which leaves `compressed_mean` sends as they are, as a mask for `optax.masked`.
+
+    Under a feedback with momentum they need momentum of their own, after the mean.
+
+    Args:
+        codec: as given to `compressed_mean`.
+
+    Returns:
+        A function from a tree to a tree of bools, True for the leaves that are sent dense.
+
+    Raises:
+        ValueError: if `codec` is none of those.
+
+    Example:
+        >>> like = {"kernel": jnp.zeros((64, 64)), "bias": jnp.zeros(64)}
+        >>> import jaxcomp
+        >>> dense_leaves(jaxcomp.sign())(like)
+        {'bias': True, 'kernel': False}
+    """
+    reducer = as_reducer(codec)
+
+    def mask(tree: PyTree) -> PyTree:
+        plan = reduction.plan(reducer, tree)
+        return jax.tree.unflatten(plan.treedef, [i in plan.dense for i in range(len(plan.likes))])
+
+    return mask
 
 
 def _warn_if_idle(reducer: Reducer, params: PyTree) -> None:
@@ -180,37 +212,41 @@ def _no_stats() -> Stats:
 
 
 def _measure(
-    reducer: Reducer, grads: PyTree, result: reduction.Reduction, axis_name: AxisName
+    reducer: Reducer,
+    grads: PyTree,
+    result: reduction.Reduction,
+    before: PyTree,
+    axis_name: AxisName,
 ) -> Stats:
     plan = reduction.plan(reducer, grads)
-    memory = result.state.feedback
-    residual = memory.own() if memory.kind == "residual" else ()
+    unsent = getattr(reduction.feedback_of(reducer), "unsent", lambda _: ())
+    residual = unsent(result.state.feedback.own())
     xs, _ = trees.stacks(plan, grads)
     # Squares of large and small values leave the range of float32: measure in units of the largest.
-    top = axes.maximum(_largest((result.message, residual, xs)), axis_name)
-    unit = 1 / jnp.where(top > 0, jnp.clip(top, 2.0**-100, 2.0**100), 1)
+    top = axes.maximum(norms.largest((result.message, residual, xs)), axis_name)
+    unit = norms.unit(top)
     lost = [p - c for p, c in zip(result.message, result.sent, strict=True)]
-    norms = [_energy(tree, unit) for tree in (lost, result.message, residual, xs)]
-    lost, message, residual, energy = jax.lax.pmean(jnp.stack(norms), axis_name)
+    energies = [norms.energy(tree, unit) for tree in (lost, result.message, residual, xs)]
+    lost, message, residual, energy = jax.lax.pmean(jnp.stack(energies), axis_name)
+    payload, link = _costs(reducer, grads, before, axis_name)
     return Stats(
         relative_error=lost / jnp.where(message == 0, 1, message),
         residual_ratio=jnp.sqrt(residual / jnp.where(energy == 0, 1, energy)),
-        payload_bytes=_count(reduction.payload_bytes(reducer, plan)),
-        link_bytes=_count(wire.wire_bytes(reducer, grads, workers=axes.size(axis_name))),
+        payload_bytes=payload,
+        link_bytes=link,
     )
 
 
-def _largest(tree: PyTree) -> Array:
-    tops = [jnp.max(jnp.abs(leaf)).astype(jnp.float32) for leaf in jax.tree.leaves(tree)]
-    return functools.reduce(jnp.maximum, tops, jnp.zeros((), jnp.float32))
-
-
-def _energy(tree: PyTree, unit: Array) -> Array:
-    leaves = jax.tree.leaves(tree)
-    return sum(
-        (jnp.sum(jnp.square(leaf.astype(jnp.float32) * unit)) for leaf in leaves),
-        start=jnp.zeros((), jnp.float32),
-    )
+def _costs(
+    reducer: Reducer, grads: PyTree, state: PyTree, axis_name: AxisName
+) -> tuple[Array, Array]:
+    """Payload and link bytes of the step that began with this state of the reducer."""
+    phases = getattr(reducer, "phases", ((0, reducer),))
+    number = getattr(reducer, "phase", lambda _: 0)(state)
+    workers = axes.size(axis_name)
+    payload = [_count(reduction.payload_bytes(r, reduction.plan(r, grads))) for _, r in phases]
+    link = [_count(wire.wire_bytes(r, grads, workers=workers)) for _, r in phases]
+    return jnp.stack(payload)[number], jnp.stack(link)[number]
 
 
 def _count(size: int) -> Array:

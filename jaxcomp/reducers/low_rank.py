@@ -1,0 +1,185 @@
+"""A leaf as a matrix of low rank: which matrix it is, and the algebra of its factors.
+
+Factors are held as rows, `left: [n, rank, rows]` and `right: [n, rank, cols]`: a short last axis
+would be padded to 128 lanes on a TPU.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Float
+
+from jaxcomp import checks, noise, summing
+from jaxcomp.protocols import Array, ArrayLike, Key
+from jaxcomp.reducers import bases
+
+_START = np.array([0x4C6F7752, 0x616E6B], np.uint32)
+"""The key of the first factors: a constant, since all workers must start alike."""
+
+_EXACT = lax.Precision.HIGHEST
+"""GPUs and TPUs would round the factors of a float32 product to ten or seven bits."""
+
+
+class LowRankPayload(NamedTuple):
+    """Both factors of every matrix: `[buckets, stack, rank, rows]`, `[buckets, stack, rank, cols]`.
+
+    Attributes:
+        left: rows that are orthonormal, or zero where the matrix has a lower rank.
+        right: the matrix projected on them.
+    """
+
+    left: Array
+    right: Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LowRank:
+    """A leaf as the product of two thin matrices: one step of a power iteration.
+
+    `P = orth(M Q)`, `Qᵀ = Pᵀ M`, sent as `P Qᵀ`; the next step goes on from this `Q`. By itself
+    it is the codec of one sender; in `PowerIteration`, whose links it tells which leaves are worth
+    it, all workers find one `P` and one `Q` together.
+
+    A leaf of shape `(a, b, …, z)` is one matrix: its axes are split, in their order, into rows and
+    columns where `rows + cols` is smallest. A convolution `(3, 3, 64, 128)` is `576 × 128`, an
+    attention kernel `(512, 8, 64)` is `512 × 512`.
+
+    Args:
+        rank: columns of a factor; never more than the matrix has rows or columns.
+        stacked_axes: how many leading axes number layers or experts, as `flax.linen.scan` stacks
+            them: each entry is a matrix of its own.
+        min_ratio: a leaf is left dense unless its factors, as 32-bit floats, take so many times
+            fewer bytes.
+        matrix: filled in by the policy, which knows the leaf: `(stack, rows, cols)`.
+
+    Raises:
+        ValueError: for an argument out of range, or if `encode` is called without a `matrix`.
+
+    Example:
+        >>> import jaxcomp
+        >>> x = jnp.outer(jnp.arange(40.0), jnp.arange(64.0))
+        >>> bool(jnp.allclose(jaxcomp.roundtrip(LowRank(rank=1), 0, x), x, rtol=1e-5))
+        True
+    """
+
+    rank: int
+    stacked_axes: int = 0
+    min_ratio: int | float = 2.0
+    matrix: tuple[int, int, int] | None = None
+    bucket_size = None
+    unbiased = False
+    linear = False
+
+    def __post_init__(self):
+        checks.integer("rank", self.rank, 1)
+        checks.integer("stacked_axes", self.stacked_axes, 0)
+        checks.number("min_ratio", self.min_ratio, 0.0)
+
+    def for_leaf(self, shape: tuple[int, ...], dtype: Any) -> tuple["LowRank | None", str | None]:
+        """The codec of a leaf of this shape, or None and why it is better left dense."""
+        stacked, inner = shape[: self.stacked_axes], shape[self.stacked_axes :]
+        if len(inner) < 2:
+            beside = f" beside {len(stacked)} stacked axes" if stacked else ""
+            return None, f"{len(inner)}-D{beside}, no matrix"
+        rows, cols = min(
+            ((math.prod(inner[:i]), math.prod(inner[i:])) for i in range(1, len(inner))), key=sum
+        )
+        rank = min(self.rank, rows, cols)
+        if rank == 0 or 0 in stacked:
+            return None, "empty"
+        factors = rank * (rows + cols) * summing.wide(dtype).itemsize
+        ratio = rows * cols * jnp.dtype(dtype).itemsize / factors
+        if ratio < self.min_ratio:
+            return None, f"factors {ratio:.2g}x smaller, below min_ratio={self.min_ratio:g}"
+        matrix = (math.prod(stacked), rows, cols)
+        return LowRank(rank=rank, min_ratio=self.min_ratio, matrix=matrix), None
+
+    def init(self, like: ArrayLike) -> Float[Array, "n rank cols"]:
+        """The right factors to begin with: a hash of the position, the same on all workers."""
+        return start(self.factors(like)[1])
+
+    def factors(self, like: ArrayLike) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+        """Shape and dtype of the left and the right factors of a batch like this."""
+        stack, rows, cols = self._known
+        n, dtype = like.shape[0] * stack, summing.wide(like.dtype)
+        left, right = (jax.ShapeDtypeStruct((n, self.rank, size), dtype) for size in (rows, cols))
+        return left, right
+
+    def matrices(self, x: Array) -> Float[Array, "n rows cols"]:
+        """The matrices of a batch, in the dtype that arithmetic is done in."""
+        _, rows, cols = self._known
+        return x.astype(summing.wide(x.dtype)).reshape(-1, rows, cols)
+
+    def encode(self, key: Key, x: Array, count: Array, state: Array) -> tuple[LowRankPayload, Any]:
+        del key, count
+        matrices = self.matrices(x)
+        (left,) = bases.orthonormal([left_of(matrices, state)])
+        right = right_of(matrices, left)
+        shape = (x.shape[0], self._known[0], self.rank, -1)
+        payload = LowRankPayload(left.reshape(shape), right.reshape(shape))
+        return payload, bases.refreshed([right], [state])[0]
+
+    def decode(self, key: Key, payload: LowRankPayload, like: ArrayLike, side: Any = None) -> Array:
+        del key, side
+        flat = [part.reshape(-1, *part.shape[2:]) for part in payload]
+        return product(flat[0], flat[1], like)
+
+    @property
+    def _known(self) -> tuple[int, int, int]:
+        if self.matrix is None:
+            raise ValueError(
+                "`matrix` must be known, and a batch of buckets does not tell: use LowRank where "
+                "leaves are seen, in a Policy, a Link, a reducer or jaxcomp.encode, and not inside "
+                f"another codec; got {self!r}"
+            )
+        return self.matrix
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def start(like: ArrayLike) -> Float[Array, "n rank size"]:
+    """Factors in generic position, of length one: a hash of the position."""
+    n, rank, size = like.shape
+    high, low = noise.seeds(jnp.asarray(_START), jnp.uint32(0), n * rank)
+    word = noise.at(high[:, None], low[:, None], jnp.arange(size, dtype=jnp.uint32)[None])
+    values = lax.bitcast_convert_type(word, jnp.int32).astype(like.dtype)
+    return bases.unit(values.reshape(like.shape))
+
+
+def left_of(
+    matrices: Float[Array, "n rows cols"], right: Float[Array, "n rank cols"]
+) -> Float[Array, "n rank rows"]:
+    """`(M Q)ᵀ`."""
+    return _dots(right, matrices, (1, 1))
+
+
+def right_of(
+    matrices: Float[Array, "n rows cols"], left: Float[Array, "n rank rows"]
+) -> Float[Array, "n rank cols"]:
+    """`Pᵀ M`."""
+    return _dots(left, matrices, (1, 0))
+
+
+def product(
+    left: Float[Array, "n rank rows"], right: Float[Array, "n rank cols"], like: ArrayLike
+) -> Array:
+    """`P Qᵀ` in the shape and dtype of `like`; what is finite stays finite in a narrow one."""
+    whole = _dots(left, right, (0, 0)).reshape(like.shape)
+    largest = float(jnp.finfo(like.dtype).max)
+    if largest < float(jnp.finfo(whole.dtype).max):
+        whole = jnp.where(jnp.isfinite(whole), jnp.clip(whole, -largest, largest), whole)
+    return whole.astype(like.dtype)
+
+
+def _dots(a: Array, b: Array, over: tuple[int, int]) -> Array:
+    """The product of each pair of matrices, summed over one axis of each; none is transposed."""
+    if a.shape[0] == 1:  # A CPU spreads one product over its threads, but not a batch of one.
+        only = (((over[0],), (over[1],)), ((), ()))
+        return lax.dot_general(a[0], b[0], only, precision=_EXACT)[None]
+    pairs = (((over[0] + 1,), (over[1] + 1,)), ((0,), (0,)))
+    return lax.dot_general(a, b, pairs, precision=_EXACT)

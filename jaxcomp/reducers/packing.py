@@ -1,0 +1,47 @@
+"""Arrays of many shapes as one vector of each dtype, so that one collective moves them all."""
+
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from jaxcomp.protocols import Array, ArrayLike
+
+
+def rooms(sets: Sequence[Sequence[ArrayLike]]) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """One vector for each dtype, long enough for any of these sets of arrays.
+
+    Example:
+        >>> like = jax.ShapeDtypeStruct((2, 3), jnp.float32)
+        >>> rooms([[like, like], [like]])
+        (ShapeDtypeStruct(shape=(12,), dtype=float32),)
+    """
+    dtypes = dict.fromkeys(x.dtype for arrays in sets for x in arrays)
+    sizes = {
+        d: max(sum(math.prod(x.shape) for x in arrays if x.dtype == d) for arrays in sets)
+        for d in dtypes
+    }
+    return tuple(jax.ShapeDtypeStruct((size,), dtype) for dtype, size in sizes.items())
+
+
+def pack(into: Sequence[ArrayLike], arrays: Sequence[Array]) -> tuple[Array, ...]:
+    """The arrays one after another, in vectors like `into`, with zeros in what room is left."""
+    vectors = []
+    for room in into:
+        parts = [x.reshape(-1) for x in arrays if x.dtype == room.dtype]
+        left = room.shape[0] - sum(part.shape[0] for part in parts)
+        vectors.append(jnp.concatenate([*parts, jnp.zeros(left, room.dtype)]))
+    return tuple(vectors)
+
+
+def unpack(vectors: Sequence[Array], likes: Sequence[ArrayLike]) -> list[Array]:
+    """The arrays that `pack` made these vectors of."""
+    begins = {vector.dtype: 0 for vector in vectors}
+    whole = {vector.dtype: vector for vector in vectors}
+    arrays = []
+    for like in likes:
+        begin = begins[like.dtype]
+        begins[like.dtype] = end = begin + math.prod(like.shape)
+        arrays.append(whole[like.dtype][begin:end].reshape(like.shape))
+    return arrays

@@ -1,0 +1,212 @@
+"""SIDCo: a threshold from a law fitted to the magnitudes, sharpened where they exceed it."""
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Float32, Int32, UInt32
+
+from jaxcomp import checks
+from jaxcomp.protocols import Array
+from jaxcomp.quantize import exact
+from jaxcomp.sparsify import bitmap, selection, tails
+from jaxcomp.sparsify.choices import Chosen, as_many_as_fit, share
+from jaxcomp.sparsify.logarithm import log2
+
+_PART = 512
+_SAMPLE = 2**21
+"""Elements that a law is fitted to at least; of more, every second, third, … part of 512."""
+
+_PERIOD = 5
+"""Steps over which the share is averaged before the number of stages may change."""
+
+_TOLERANCE = 1.2
+"""How far from its target the share may be before it does."""
+
+
+class Stages(NamedTuple):
+    """How many stages each bucket takes, and what is known of other numbers.
+
+    Attributes:
+        number: stages now.
+        best: the number with the smallest error so far.
+        error: that error, `max(r, 1/r)` of the found share over its target.
+        last: the error of the number before.
+        way: whether the number was raised (1) or lowered (-1).
+        tried: a bit for each number that was tried.
+        ratio: sum of found over target since the last change.
+        steps: of them.
+    """
+
+    number: Int32[Array, " n"]
+    best: Int32[Array, " n"]
+    error: Float32[Array, " n"]
+    last: Float32[Array, " n"]
+    way: Int32[Array, " n"]
+    tried: Int32[Array, " n"]
+    ratio: Float32[Array, " n"]
+    steps: Int32[Array, " n"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """All `|x|` above the threshold that a fitted law says a share of them exceeds.
+
+    The law is fitted to all magnitudes for a share of `first`, then again to what exceeds the
+    threshold, stage after stage, for the same share of the rest each time. Zeros take no part.
+
+    Args:
+        fraction: share of the elements to send, in (0, 1].
+        law: "exponential", "pareto" (generalised), "gamma" or "gamma_approximate"; after the first
+            stage, the gammas continue with "pareto".
+        stages: how many; None to find the number, by bucket, from how many elements exceeded the
+            threshold in the steps before.
+        first: the share of the first of several stages.
+        room: places in a bucket, as a multiple of the share.
+
+    Raises:
+        ValueError: for a law that is not one of these, or numbers out of range.
+    """
+
+    fraction: int | float
+    law: str = "exponential"
+    stages: int | None = None
+    first: float = 0.25
+    slack: float = 1.3
+    fills = False
+    homogeneous = True
+
+    def __post_init__(self):
+        checks.fraction(self.fraction)
+        checks.choice("law", self.law, tuple(tails.LAWS))
+        if self.stages is not None:
+            checks.integer("stages", self.stages, 1, 30)
+        checks.number("first", self.first, 0.01, 0.99)
+        checks.number("slack", self.slack, 1.0)
+
+    @property
+    def most(self) -> int:
+        """The largest number of stages: `⌈log₂(1/fraction)⌉`."""
+        return max(1, math.ceil(math.log2(1 / self.fraction)))
+
+    def room(self, size: int) -> int:
+        return share(min(1.0, self.slack * self.fraction), size)
+
+    def init(self, buckets: int, size: int) -> Any:
+        del size
+        if self.stages is not None:
+            return ()
+        start = min(2, self.most)
+
+        def full(value, dtype=jnp.int32):
+            return jnp.full(buckets, value, dtype)
+
+        worst = full(jnp.finfo(jnp.float32).max, jnp.float32)
+        zeros = full(0, jnp.float32)
+        return Stages(full(start), full(start), worst, worst, full(1), full(0), zeros, full(0))
+
+    def choose(self, x: Array, count: Array, start: UInt32[Array, " n"], state: Any) -> Chosen:
+        del count
+        size, target = x.shape[1], share(self.fraction, x.shape[1])
+        level = self.threshold(x, None if state == () else state.number)
+        low = jnp.maximum(lax.bitcast_convert_type(level, jnp.int32), 1)
+        hits = bitmap.of(selection.size_bits(x) >= low)
+        found = bitmap.count(hits)
+
+        def largest(x: Array) -> Array:  # A law of a few elements may exceed them all.
+            return bitmap.of(selection.size_bits(x) >= jnp.maximum(selection.largest(x), 1))
+
+        none = found == 0
+        hits = lax.cond(
+            jnp.any(none),
+            lambda x: jnp.where(none[:, None], largest(x), hits),
+            lambda _: hits,
+            x,
+        )
+        places, number = as_many_as_fit(x, hits, self.room(size), start)
+        if state != ():
+            state = self._adapted(state, found.astype(jnp.float32) * jnp.float32(1 / target))
+        return Chosen(places, number, state)
+
+    def threshold(self, x: Array, stages: Int32[Array, " n"] | None) -> Float32[Array, "n 1"]:
+        """The threshold of each bucket, with this many stages; None for the fixed number."""
+        a = _sampled(x)
+        n, real = x.shape[0], a.shape[1] * a.shape[2]
+        initial, further = tails.LAWS[self.law]
+        found = tails.moments(a, log=self.law.startswith("gamma"))
+        # A share of all is a larger share of those that are not zero.
+        wanted = math.log(x.shape[1] / share(self.fraction, x.shape[1]))
+        zeros = (math.log2(real) - log2(jnp.maximum(found.number, 1))) * jnp.float32(math.log(2))
+        nats = jnp.maximum(jnp.float32(wanted) - zeros, 0)
+        most = self.most if self.stages is None else self.stages
+        number = jnp.full((n, 1), most, jnp.int32) if stages is None else stages[:, None]
+        begin = -math.log(self.first)
+        several = (number > 1) & (nats > begin)
+        level = initial(found, jnp.where(several, begin, nats)) * found.unit
+        each = (nats - jnp.float32(begin)) * exact.reciprocal(
+            jnp.maximum(number - 1, 1).astype(jnp.float32)
+        )
+
+        def stage(index: Any, level: Array) -> Array:
+            y = lax.optimization_barrier((a, level))[0] - level[..., None]
+            rest = tails.moments(y)
+            raised = level + further(rest, each) * rest.unit
+            return jnp.where(several & (index < number) & (rest.number > 0), raised, level)
+
+        level = lax.fori_loop(1, jnp.max(number), stage, level) if most > 1 else level
+        # What is not finite is above every threshold, and is all that is then.
+        return jnp.where(jnp.isfinite(level), level, jnp.inf)
+
+    def _adapted(self, state: Stages, ratio: Float32[Array, " n"]) -> Stages:
+        """The next number of stages: on in the same direction until it is worse, then the other
+        way, and from the last that was not tried back to the best.
+        """
+        total, steps = state.ratio + ratio, state.steps + 1
+        due = steps >= _PERIOD
+        mean = jnp.maximum(total * jnp.float32(1 / _PERIOD), 2.0**-20)
+        error = jnp.maximum(mean, exact.reciprocal(mean))
+        tried = state.tried | (1 << state.number)
+        better = error < state.error
+        # An old best that is not what it was is forgotten.
+        fresh = (state.number == state.best) & (error > state.error * _TOLERANCE)
+        best = jnp.where(better | fresh, state.number, state.best)
+        smallest = jnp.where(better | fresh, error, state.error)
+        tried = jnp.where(fresh, 1 << state.number, tried)
+        way = jnp.where(error > state.last, -state.way, state.way)
+        step = state.number + way
+        inside = (step >= 1) & (step <= self.most)
+        way = jnp.where(inside, way, -way)
+        step = jnp.clip(state.number + way, 1, self.most)
+        # From a number that made it worse, the other side of the best is next.
+        step = jnp.where((tried >> step) & 1 == 1, jnp.clip(best + way, 1, self.most), step)
+        step = jnp.where((tried >> step) & 1 == 1, best, step)
+        number = jnp.where(error <= _TOLERANCE, state.number, step)
+        found = Stages(
+            number,
+            best,
+            smallest,
+            error,
+            way,
+            tried,
+            jnp.zeros_like(total),
+            jnp.zeros_like(steps),
+        )
+        kept = state._replace(ratio=total, steps=steps)
+        return jax.tree.map(lambda new, old: jnp.where(due, new, old), found, kept)
+
+
+def _sampled(x: Array) -> Float32[Array, "n m size"]:
+    """Magnitudes in parts, of which a long bucket gives some at equal distances."""
+    n, size = x.shape
+    part = min(size, _PART)
+    whole = size // part
+    stride = max(1, size // _SAMPLE)
+    a = jnp.abs(x[:, : whole * part].astype(jnp.float32)).reshape(n, whole, part)[:, ::stride]
+    if stride == 1 and whole * part < size:
+        rest = jnp.abs(x[:, whole * part :].astype(jnp.float32))
+        rest = jnp.pad(rest, ((0, 0), (0, part - rest.shape[1])))[:, None]
+        a = jnp.concatenate([a, rest], axis=1)
+    return a

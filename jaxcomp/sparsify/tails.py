@@ -1,0 +1,184 @@
+"""Laws of magnitudes, and the threshold that a share of them exceeds.
+
+Each law is fitted by moments, in closed form, to magnitudes above a level, and gives how far above
+it the threshold for a share `δ = exp(−nats)` of them lies. Moments are sums in integers, and what
+is made of them takes neither a library's logarithm nor a product next to a sum: every platform
+finds the same threshold.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float32
+from scipy import special
+
+from jaxcomp.protocols import Array
+from jaxcomp.quantize import exact, sums
+from jaxcomp.sparsify import selection
+from jaxcomp.sparsify.logarithm import FRACTION, exp2, log2, log2_fixed, settled
+
+_LOG2E = math.log2(math.e)
+_LN2 = math.log(2)
+_TINY = float(np.finfo(np.float32).tiny)
+_SHAPES = (-4.0, 8.0, 256)
+"""Bounds and number of the grid of log₂ of a gamma law's shape."""
+_NATS = (0.0, 24.0, 192)
+"""Bounds and number of the grid of `nats`."""
+
+
+class Moments(NamedTuple):
+    """What the laws are fitted to, of the positive numbers of each row.
+
+    Attributes:
+        unit: `[n, 1]`, what the other moments are multiples of: the largest.
+        number: `[n, 1]`, how many there are.
+        mean: `[n, 1]`, of them.
+        square: `[n, 1]`, the mean of their squares.
+        log: `[n, 1]`, the mean of their natural logarithm; zero if it was not asked for.
+    """
+
+    unit: Array
+    number: Array
+    mean: Array
+    square: Array
+    log: Array
+
+
+def moments(y: Float32[Array, "n m size"], *, log: bool = False) -> Moments:
+    """The moments of the positive numbers of each row, added up in `m` parts.
+
+    Each part is measured by its own largest: of numbers far below the largest of a whole row,
+    nothing would be left in fixed point.
+    """
+    n, m, size = y.shape
+    parts = jnp.maximum(y, 0).reshape(n * m, size)
+    top = sums.max_abs(parts)
+    ratio = sums.unit(parts, top)
+    unit = sums.max_abs(top.reshape(n, m))
+    number = selection.count(y.reshape(n, -1) > 0).astype(jnp.float32)
+    share = exact.reciprocal(jnp.maximum(number, 1))
+    weight = sums.unit(top.reshape(n, m), unit)
+
+    def mean(ratio: Array, weight: Array) -> Array:
+        each = sums.total(ratio).reshape(n, m) * jnp.float32(1 / size)
+        return sums.total(each * weight) * (share * jnp.float32(size))
+
+    return Moments(
+        unit,
+        number,
+        mean(ratio, weight),
+        mean(ratio * ratio, weight * weight),
+        _mean_log(parts, unit, n, share) if log else jnp.zeros_like(unit),
+    )
+
+
+def _mean_log(parts: Array, unit: Array, n: int, share: Array) -> Float32[Array, "n 1"]:
+    """The mean natural logarithm of the positive numbers, in units of the largest."""
+    one = log2_fixed(jnp.maximum(unit, _TINY))[:, None]
+    below = one - log2_fixed(jnp.maximum(parts, _TINY).reshape(n, -1, parts.shape[1]))
+    below = jnp.where(parts.reshape(below.shape) > 0, jnp.maximum(below, 0), 0)
+    room = jnp.float32(2.0**-20)  # Terms below 1: logarithms span 254, in 2^-12.
+    each = sums.total((below.astype(jnp.float32) * room).reshape(parts.shape)).reshape(n, -1)
+    size = parts.shape[1]
+    total = sums.total(each * jnp.float32(1 / size)) * (share * jnp.float32(size))
+    return -total * jnp.float32(2.0**20 / 2**FRACTION * _LN2)
+
+
+def exponential(found: Moments, nats: Float32[Array, "n 1"]) -> Float32[Array, "n 1"]:
+    """`β · nats` with `β` the mean, in units."""
+    return found.mean * nats
+
+
+def pareto(found: Moments, nats: Float32[Array, "n 1"]) -> Float32[Array, "n 1"]:
+    """`β/α · (exp(α nats) − 1)` of the generalised Pareto law with `α = ½ (1 − μ²/σ²)` and
+    `β = ½ μ (μ²/σ² + 1)`, in units.
+    """
+    squared = settled(found.mean * found.mean)
+    spread = found.square - squared
+    # Numbers that are all equal have no spread: α far below zero, and a law that ends.
+    ratio = settled(squared * exact.reciprocal(jnp.maximum(spread, squared * (1 / 16) + _TINY)))
+    alpha = 0.5 * (1 - ratio)
+    beta = 0.5 * settled(found.mean * (ratio + 1))
+    grown = settled(alpha * nats)
+    small = jnp.abs(alpha) < 1e-3
+    size = jnp.where(small, 1, jnp.abs(alpha))
+    curved = settled(exp2(grown * jnp.float32(_LOG2E))) - 1
+    curved = jnp.sign(alpha) * curved * exact.reciprocal(size)
+    straight = nats * settled(1 + 0.5 * grown)
+    return beta * jnp.where(small, straight, curved)
+
+
+def gamma(found: Moments, nats: Float32[Array, "n 1"]) -> Float32[Array, "n 1"]:
+    """`β P⁻¹(α, 1 − δ)` of the gamma law with the approximate maximum-likelihood shape `α`."""
+    shape, beta = _gamma_fit(found)
+    return beta * _interpolated(_gamma_table(), _log_shape(shape), nats) * nats
+
+
+def gamma_approximate(found: Moments, nats: Float32[Array, "n 1"]) -> Float32[Array, "n 1"]:
+    """`β (nats − ln Γ(α))`, which holds for `α ≤ 1` and small `δ`."""
+    shape, beta = _gamma_fit(found)
+    log_gamma = _interpolated(_log_gamma_table(), _log_shape(shape), jnp.zeros_like(nats))
+    return jnp.maximum(beta * (nats - settled(log_gamma)), 0)
+
+
+LAWS: dict[str, tuple[Callable[..., Array], Callable[..., Array]]] = {
+    "exponential": (exponential, exponential),
+    "pareto": (pareto, pareto),
+    "gamma": (gamma, pareto),
+    "gamma_approximate": (gamma_approximate, pareto),
+}
+"""What all magnitudes are fitted by, and what those above a level are."""
+
+
+def _gamma_fit(found: Moments) -> tuple[Array, Array]:
+    """Shape and scale; `s = ln mean − mean ln`, `α = (3 − s + √((s − 3)² + 24 s)) / 12 s`."""
+    mean = jnp.maximum(found.mean, _TINY)
+    s = jnp.clip(settled(log2(mean) * jnp.float32(_LN2)) - found.log, 2.0**-10, 16.0)
+    root = exact.sqrt(settled((s - 3) * (s - 3)) + 24 * s)
+    shape = (3 - s + root) * exact.reciprocal(12 * s)
+    return shape, mean * exact.reciprocal(shape)
+
+
+def _log_shape(shape: Array) -> Array:
+    return log2(shape)
+
+
+def _interpolated(table: np.ndarray, shape: Array, nats: Array) -> Float32[Array, "n 1"]:
+    """Between the four nearest entries of a table over the grids of shapes and nats."""
+    (row, down), (column, right) = (_place(shape, _SHAPES), _place(nats, _NATS))
+    entries = jnp.asarray(table, jnp.float32)
+
+    def at(i: int, j: int) -> Array:
+        return entries[row + i, column + j]
+
+    upper = settled(at(0, 0) * (1 - right)) + settled(at(0, 1) * right)
+    lower = settled(at(1, 0) * (1 - right)) + settled(at(1, 1) * right)
+    return settled(upper * (1 - down)) + settled(lower * down)
+
+
+def _place(x: Array, grid: tuple[float, float, int]) -> tuple[Array, Array]:
+    low, high, number = grid
+    place = jnp.clip((x - low) * jnp.float32((number - 1) / (high - low)), 0, number - 1)
+    whole = jnp.minimum(place.astype(jnp.int32), number - 2)
+    return whole, settled(place) - whole.astype(jnp.float32)
+
+
+def _grid(grid: tuple[float, float, int]) -> np.ndarray:
+    return np.linspace(*grid)
+
+
+@functools.lru_cache
+def _gamma_table() -> np.ndarray:
+    """`P⁻¹(α, 1 − exp(−nats)) / nats`, which changes slowly."""
+    shapes, nats = np.exp2(_grid(_SHAPES))[:, None], np.maximum(_grid(_NATS), 1e-3)[None]
+    return special.gammainccinv(shapes, np.exp(-nats)) / nats
+
+
+@functools.lru_cache
+def _log_gamma_table() -> np.ndarray:
+    shapes = np.exp2(_grid(_SHAPES))[:, None]
+    return np.broadcast_to(special.gammaln(shapes), (shapes.size, _NATS[2])).copy()

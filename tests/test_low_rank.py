@@ -1,0 +1,142 @@
+"""Matrices of low rank: which leaf is which, their bases, and the codec of one sender."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+import jaxcomp
+from jaxcomp import testing, trees
+from jaxcomp.reducers import bases, reduction
+
+
+def gaussian(*shape, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
+
+
+@jax.jit
+def orthonormal(*sets):
+    return bases.orthonormal(sets)
+
+
+def gram(basis):
+    basis = np.asarray(basis, np.float64)
+    return basis @ np.swapaxes(basis, -1, -2)
+
+
+def test_a_matrix_of_rank_one_is_exact():
+    """Golden vector: `u vᵀ` at rank one comes back, and `Pᵀ P = 1`."""
+    x = jnp.outer(gaussian(40), gaussian(64, seed=1))
+    codec = jaxcomp.LowRank(rank=1)
+    payload = jaxcomp.encode(codec, 0, x)
+    left = payload.batches[0].left
+    assert (left.shape, payload.batches[0].right.shape) == ((1, 1, 1, 40), (1, 1, 1, 64))
+    np.testing.assert_allclose(gram(left), 1, atol=1e-6)
+    np.testing.assert_allclose(jaxcomp.decode(codec, 0, payload, x), x, rtol=1e-5, atol=1e-6)
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 2**31 - 1), exponent=st.sampled_from([-30, -10, 0, 10, 30]))
+def test_a_basis_is_orthonormal(seed, exponent):
+    """However the vectors are scaled, and however close they lie to each other."""
+    rng = np.random.default_rng(seed)
+    sets = []
+    for shape in [(3, 5, 50), (1, 2, 9000), (2, 5, 256)]:  # One is longer than one sum takes.
+        vectors = rng.standard_normal(shape)
+        vectors[-1, 1:] = vectors[-1, :1] * (1 + 1e-4 * vectors[-1, 1:])  # Nearly parallel.
+        sets.append(vectors * 10.0 ** rng.integers(-4, 4, (*shape[:2], 1)))
+    found = orthonormal(*(jnp.asarray(x * 10.0**exponent, jnp.float32) for x in sets))
+    for basis, vectors in zip(found, sets, strict=True):
+        assert basis.shape == vectors.shape
+        eyes = np.broadcast_to(np.eye(basis.shape[1]), (*basis.shape[:2], basis.shape[1]))
+        np.testing.assert_allclose(gram(basis), eyes, atol=1e-5)
+        for number in range(basis.shape[1]):  # In their order, they span what the vectors did.
+            some, whole = np.asarray(basis)[:, : number + 1], vectors[:, number : number + 1]
+            inside = whole @ np.swapaxes(some, 1, 2) @ some
+            assert (np.abs(inside - whole) <= 1e-5 * np.abs(whole).max(2, keepdims=True)).all()
+
+
+def test_a_basis_of_dependent_vectors():
+    x, y = gaussian(2, 50)
+    vectors = jnp.stack([x, 2 * x, 0 * x, y, x - y])
+    spoiled = [vectors.at[3, 3].set(bad) for bad in (np.nan, np.inf)]
+    whole = jnp.stack([vectors, *spoiled, 0 * vectors, jnp.full_like(vectors, 1e-40)])
+    basis = np.asarray(orthonormal(whole)[0])
+    np.testing.assert_allclose(gram(basis[0]), np.diag([1.0, 0, 0, 1, 0]), atol=1e-6)
+    assert not np.isfinite(basis[1:3, 3:]).any()
+    assert not basis[3].any()
+    assert np.isfinite(basis[4]).all()
+
+
+def test_the_codec_of_one_sender():
+    """By itself, `LowRank` is a contractive codec that remembers where it was."""
+    codec = jaxcomp.LowRank(rank=2)
+    testing.assert_is_setting(codec)
+    like = jax.ShapeDtypeStruct((3, 3, 16, 32), jnp.float32)
+    assert jaxcomp.wire_bytes(codec, like) == 4 * 2 * (144 + 32)
+    roundtrip = jax.jit(functools.partial(jaxcomp.roundtrip, codec, 0))
+    for x in (gaussian(30, 40), gaussian(30, 40) ** 3, jnp.zeros((30, 40)).at[7, 9].set(1.0)):
+        assert float(jnp.sum((roundtrip(x) - x) ** 2) / jnp.sum(x**2)) < 0.98
+    # A codec that is called again goes on from the last factors, and comes closer.
+    x = gaussian(30, 40)
+    (batch,) = trees.layout(codec, x).batches
+    encode = jax.jit(batch.codec.encode)
+    state, errors = batch.codec.init(batch.like), []
+    for _ in range(8):
+        payload, state = encode(None, x.reshape(1, -1), None, state)
+        back = batch.codec.decode(None, payload, batch.like)
+        errors.append(float(jnp.sum((back - x.reshape(1, -1)) ** 2)))
+    best = float((np.linalg.svd(x, compute_uv=False)[2:] ** 2).sum())
+    assert errors[0] > 1.05 * best
+    assert errors[-1] < 1.02 * best
+
+
+def test_which_leaf_is_which_matrix():
+    like = {
+        "conv": jnp.zeros((3, 3, 64, 128)),
+        "dense": jnp.zeros((576, 128)),
+        "heads": jnp.zeros((512, 8, 64)),
+        "scan": jnp.zeros((12, 64, 80)),
+        "norms": jnp.zeros((12, 256)),
+        "thin": jnp.zeros((300, 8)),
+        "half": jnp.zeros((64, 20), jnp.bfloat16),
+        "bias": jnp.zeros(4096),
+        "head": jnp.zeros((64, 64)),
+        "none": jnp.zeros((0, 64, 64)),
+    }
+    stacked = jaxcomp.LowRank(rank=2, stacked_axes=1)
+    rules = (
+        jaxcomp.Rule("scan", stacked),
+        jaxcomp.Rule("n*", stacked),
+        jaxcomp.Rule("head", None),
+    )
+    reducer = jaxcomp.PowerIteration(rank=4, rules=rules)
+    plan = reduction.plan(reducer, like)
+    found = {
+        path: (codec and (codec.rank, *codec.matrix), why)
+        for path, codec, why in zip(plan.paths, plan.codecs, plan.reasons, strict=True)
+    }
+    assert found["conv"] == found["dense"] == ((4, 1, 576, 128), "default")
+    assert found["heads"] == ((4, 1, 512, 512), "default")
+    assert found["scan"] == ((2, 12, 64, 80), "rule 'scan'")
+    assert found["norms"] == (None, "rule 'n*', 1-D beside 1 stacked axes, no matrix")
+    assert found["thin"] == (None, "default, factors 1.9x smaller, below min_ratio=2")
+    assert found["half"] == (None, "default, factors 1.9x smaller, below min_ratio=2")
+    assert found["bias"] == (None, "1-D, below min_ndim=2")
+    assert found["head"] == (None, "rule 'head'")
+    assert sorted(batch.buckets for batch in plan.batches) == [1, 1, 2]  # Of one shape, together.
+    less = jaxcomp.PowerIteration(rank=4, min_ratio=1.5)
+    assert reduction.plan(less, like).codecs[plan.paths.index("thin")] is not None
+
+
+def test_wrong_arguments_say_so():
+    with pytest.raises(ValueError, match="`stacked_axes` must be at least 0, got -1"):
+        jaxcomp.LowRank(rank=1, stacked_axes=-1)
+    with pytest.raises(ValueError, match="`rank` must be at least 1, got 0"):
+        jaxcomp.LowRank(rank=0)
+    rotated = jaxcomp.Rotated(codec=jaxcomp.LowRank(rank=1))
+    with pytest.raises(ValueError, match=r"`matrix` must be known.* inside another codec"):
+        jaxcomp.encode(rotated, 0, jnp.ones((8, 8)))

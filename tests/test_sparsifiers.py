@@ -1,0 +1,232 @@
+"""Sparsifiers as codecs: what is sent, what stays behind, and what it costs."""
+
+import re
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import fft
+from suite import law
+
+import jaxcomp
+from jaxcomp import noise, trees
+from jaxcomp.codecs.cosine import Cosine
+from jaxcomp.codecs.sparsifier import Sparsifier
+from jaxcomp.sparsify.choices import AtLeast
+from jaxcomp.sparsify.indices import Bitmap, Packed, Raw
+
+SIZE = 5000
+
+
+def steps(codec, grads):
+    """What each step sends, and what stays behind."""
+
+    def step(carry, inputs):
+        residual, state = carry
+        number, grad = inputs
+        key = trees.batch_key(noise.fold(noise.raw(1), number), 0, 0)
+        message = (grad + residual)[None]
+        count = jnp.full(1, SIZE, jnp.int32)
+        payload, state = codec.encode(key, message, count, state)
+        sent = codec.decode(key, payload, message)[0]
+        return (message[0] - sent, state), (sent, message[0])
+
+    init = codec.init(jax.ShapeDtypeStruct((1, SIZE), jnp.float32))
+    numbers = jnp.arange(len(grads))
+    return jax.jit(lambda g: jax.lax.scan(step, (jnp.zeros(SIZE), init), (numbers, g)))(grads)
+
+
+RAW = {
+    "top_k": jaxcomp.top_k(fraction=0.01),
+    "sidco": jaxcomp.sidco(fraction=0.01),
+    "dgc": jaxcomp.dgc(fraction=0.01),
+    "threshold, too little room": jaxcomp.threshold(0.5, fraction=0.01),
+}
+
+
+@pytest.mark.parametrize("name", RAW)
+def test_what_is_not_sent_stays_exactly(name):
+    """Each element is sent as it is or stays as it is, where there is too little room too."""
+    grads = jnp.stack([law("heavy", SIZE, seed) for seed in range(12)])
+    (residual, _), (sent, messages) = steps(RAW[name], grads)
+    room = RAW[name].choice.room(SIZE)
+    number = np.count_nonzero(sent, axis=1)
+    assert (number <= room).all()
+    assert number[-1] > 0
+    kept = np.asarray(messages) - np.asarray(sent)
+    np.testing.assert_array_equal(np.where(sent != 0, sent, kept), messages)
+    np.testing.assert_allclose(sent.sum(0) + residual, grads.sum(0), rtol=0, atol=1e-3)
+    if "room" in name:
+        assert (number == room).all()
+
+
+def test_values_may_be_quantised():
+    """To the last rounding of their own codec: they lie within a step of what they stand for."""
+    codec = jaxcomp.top_k(fraction=0.02, values=jaxcomp.qsgd_inf(bits=8, bucket_size=64))
+    grads = jnp.stack([law("gaussian", SIZE, seed) for seed in range(4)])
+    _, (sent, messages) = steps(codec, grads)
+    hits = np.asarray(sent) != 0
+    assert (hits.sum(1) == 100).all()
+    off = np.abs(np.asarray(messages) - np.asarray(sent))[hits]
+    assert off.max() <= np.abs(messages).max() / 127
+
+
+def test_the_largest_are_sent_with_the_energy_that_they_should_have():
+    x = law("gaussian", 2**20)
+    for share, want in ((0.1, 0.4393), (0.01, 0.0845), (0.001, 0.0127)):
+        kept = jax.jit(lambda x, f=share: jaxcomp.roundtrip(jaxcomp.top_k(f), 0, x))(x)
+        assert float(jnp.vdot(kept, kept) / jnp.vdot(x, x)) == pytest.approx(want, rel=0.03)
+
+
+def test_places_cost_what_they_should():
+    like = jax.ShapeDtypeStruct((2**20,), jnp.float32)
+    k = 10486
+    for indices, bits in ((Raw(), 32), (Packed(), 20), (Bitmap(), 100.0)):
+        spent = 8 * jaxcomp.wire_bytes(jaxcomp.top_k(0.01, indices=indices), like) / k - 32
+        assert spent == pytest.approx(bits, abs=0.1)
+    assert 8 * jaxcomp.wire_bytes(jaxcomp.top_k(0.01), like) / k - 32 <= 8.6
+    quantised = jaxcomp.top_k(0.01, values=jaxcomp.qsgd_inf(bits=4))
+    assert 8 * jaxcomp.wire_bytes(quantised, like) / k <= 8.6 + 4.2  # The last bucket is full.
+
+
+def test_dgc_sends_about_the_share_and_never_beyond_its_room():
+    run = jax.jit(lambda x: jaxcomp.roundtrip(jaxcomp.dgc(0.01), 0, x))
+    for kind in ("gaussian", "laplace", "heavy"):
+        sent = np.count_nonzero(run(law(kind, 2**18)))
+        assert 0.8 * 2621 < sent <= 1.3 * 2622
+
+
+def test_dgc_selects_again_where_a_sample_misleads():
+    """No sampled element is large: far too many exceed the threshold, and the largest are sent."""
+    x = np.random.default_rng(0).uniform(1, 2, 300_000).astype(np.float32)
+    codec = jaxcomp.dgc(0.01)
+    sampled = np.zeros(x.shape, bool)
+    sampled[::3] = True  # Of 300,000 every third is looked at.
+    x[sampled] *= 1e-3
+    sent = np.asarray(jax.jit(lambda x: jaxcomp.roundtrip(codec, 0, x))(jnp.asarray(x)))
+    want = np.sort(np.argsort(-x, kind="stable")[:3000])
+    np.testing.assert_array_equal(np.nonzero(sent)[0], want)
+
+
+def test_dgc_lowers_a_threshold_that_is_too_high():
+    x = np.random.default_rng(0).standard_normal(300_000).astype(np.float32)
+    x[::3] *= 1.5
+    sent = np.count_nonzero(
+        jax.jit(lambda x: jaxcomp.roundtrip(jaxcomp.dgc(0.01), 0, x))(jnp.asarray(x))
+    )
+    assert 0.8 * 3000 <= sent <= 1.3 * 3000
+
+
+def test_sidco_learns_its_stages_in_training():
+    """Cubed normals at 0.1 %: two stages find three times too many, three find the share."""
+    codec = jaxcomp.sidco(fraction=0.002)
+    grads = jnp.stack([law("gaussian", SIZE, seed) ** 3 for seed in range(30)])
+    (_, state), (sent, _) = steps(codec, grads)
+    assert int(state.number[0]) in range(1, codec.choice.most + 1)
+    assert np.count_nonzero(sent[-5:]) <= 5 * codec.choice.room(SIZE)
+    assert int(state.tried[0]) > 0
+
+
+def test_sidco_sends_something_whatever_it_is_given():
+    codec = jaxcomp.sidco(fraction=0.001)
+    run = jax.jit(lambda x: jaxcomp.roundtrip(codec, 0, x))
+    one = jnp.zeros(SIZE).at[77].set(-3.0)
+    np.testing.assert_array_equal(run(one), one)
+    constant = np.asarray(run(jnp.full(SIZE, 2.0)))
+    assert 1 <= np.count_nonzero(constant) <= codec.choice.room(SIZE)
+    np.testing.assert_array_equal(run(jnp.zeros(SIZE)), np.zeros(SIZE))
+
+
+def reads(codec, size):
+    """How many kernels of the compiled encoder read all elements, and how many every so many."""
+    like = jax.ShapeDtypeStruct((size,), jnp.float32)
+    text = jax.jit(lambda x: jaxcomp.encode(codec, 0, x)).lower(like).compile().as_text()
+    bodies = {match[1]: match[0] for match in re.finditer(r"%(\S+) \([^\n]*\n(?:.*\n)*?\}", text)}
+    entry = text[text.index("ENTRY") :].splitlines()
+    given = next(re.search(r"%(\S+) = ", line)[1] for line in entry if " parameter(0)" in line)
+    names = {given} | {
+        re.search(r"%(\S+) = ", line)[1] for line in entry if f"bitcast(%{given})" in line
+    }
+    every, strided = 0, 0
+    for line in entry:
+        call = re.search(r" fusion\(([^)]*)\).*calls=%([\w.\-]+)", line)
+        if call and names & {name.strip(" %") for name in call[1].split(",")}:
+            parts = re.search(r"slice\(.*\[0:\d+:\d\d+\]", bodies[call[2]])
+            every, strided = every + (not parts), strided + bool(parts)
+    return every, strided
+
+
+def test_the_laws_read_less_than_all_elements_once():
+    """Of 2²⁵ elements a sixteenth: by parts of 512 the largest, the number and the sum, and the
+    squares for the generalised Pareto law, stage after stage. Then one pass makes the bitmap, and
+    one takes the chosen values.
+    """
+    for name, kernels in (("exponential", 3), ("pareto", 5)):
+        every, strided = reads(jaxcomp.sidco(0.001, law=name, stages=2), 2**25)
+        assert every <= 2
+        assert 0 < strided <= 2 * kernels
+        assert strided / 16 < 1
+    assert reads(jaxcomp.threshold(1.0, 0.01), 2**25) == (2, 0)
+
+
+@pytest.mark.parametrize("workers", [1, 3, 20])
+def test_sums_of_payloads_are_deterministic(workers):
+    """One scatter of ascending places a worker: the same bits as one after another."""
+    codec = jaxcomp.top_k(fraction=0.05)
+    xs = jnp.stack([law("gaussian", 1000, seed) for seed in range(workers)])
+    key, plan = noise.raw(0), trees.layout(codec, xs[0])
+    payloads = [jaxcomp.encode(codec, key, x, worker=i).batches[0] for i, x in enumerate(xs)]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *payloads)
+    own = jnp.stack([trees.batch_key(key, 0, i).own for i in range(workers)])
+    keys = trees.batch_key(key, 0, 0)._replace(own=own)
+    got = jax.jit(lambda k, p: codec.decode_sum(k, p, plan.batches[0].like))(keys, stacked)
+    want = np.zeros(1000, np.float32)
+    for x in xs:
+        want = want + np.asarray(jaxcomp.roundtrip(codec, 0, x))
+    np.testing.assert_array_equal(got[0], want)
+
+
+def test_cosines_are_those_of_scipy_and_come_back():
+    codec = Cosine(codec=jaxcomp.top_k(fraction=0.5, bucket_size=600), chunk=8)
+    x = np.random.default_rng(0).standard_normal((3, 600)).astype(np.float32)
+    z = np.asarray(codec.transform(jnp.asarray(x)))
+    assert z.shape == (3, 640)
+    padded = np.pad(x, ((0, 0), (0, 40))).reshape(3, 10, 8, 8)
+    want = fft.dctn(padded, axes=(2, 3), norm="ortho")
+    np.testing.assert_allclose(z.reshape(want.shape), want, atol=1e-5)
+    np.testing.assert_allclose(codec.inverse(jnp.asarray(z), jnp.asarray(x)), x, atol=1e-5)
+
+
+def test_demo_sends_smooth_squares_in_few_coefficients():
+    row, column = jnp.meshgrid(jnp.arange(64.0), jnp.arange(64.0))
+    smooth = jnp.cos(row / 20) * jnp.cos(column / 30)
+    error = jaxcomp.roundtrip(jaxcomp.demo(k=32), 0, smooth) - smooth
+    direct = jaxcomp.top_k(fraction=32 / 4096, bucket_size=4096)
+    plain = jaxcomp.roundtrip(direct, 0, smooth) - smooth
+    assert float(jnp.linalg.norm(error)) < 0.03 * float(jnp.linalg.norm(plain))
+    like = jax.ShapeDtypeStruct((640, 64), jnp.float32)
+    assert jaxcomp.wire_bytes(jaxcomp.demo(k=32), like) == 10 * (32 * 4 + 36)
+    with pytest.raises(ValueError, match="`k` must be from 1 to 16, got 17"):
+        jaxcomp.demo(k=17, chunk=4)
+
+
+def test_more_places_than_elements_is_all_of_them():
+    x = law("gaussian", 3)
+    np.testing.assert_array_equal(jaxcomp.roundtrip(jaxcomp.top_k(1.0), 0, x), x)
+    np.testing.assert_array_equal(jaxcomp.roundtrip(jaxcomp.threshold(1e-6, 1.0), 0, x), x)
+    chex.assert_shape(jaxcomp.roundtrip(jaxcomp.sidco(0.5), 0, x[:1]), (1,))
+
+
+def test_wrong_settings_are_refused():
+    with pytest.raises(ValueError, match="`fraction` must be a number in"):
+        jaxcomp.top_k(fraction=1.01)
+    with pytest.raises(ValueError, match="`values` must be a codec without a state"):
+        jaxcomp.top_k(values=jaxcomp.sidco())
+    with pytest.raises(ValueError, match="`values` must"):
+        jaxcomp.top_k(values=jaxcomp.alq())
+    with pytest.raises(ValueError, match="`choice` must be an instance of a choice"):
+        Sparsifier(choice=AtLeast)
+    with pytest.raises(ValueError, match="every leaf must have a floating dtype"):
+        jaxcomp.encode(jaxcomp.top_k(), 0, jnp.arange(10))
