@@ -95,6 +95,34 @@ def torch_cast(dtype: str) -> Contender:
     return prepare
 
 
+def torch_top_k(fraction: float) -> Contender:
+    """As GRACE does it: float32 values and int64 places, of which 32 bits would do."""
+
+    def prepare(data: np.ndarray) -> Prepared:
+        import torch  # pyright: ignore[reportMissingImports]
+
+        x, k = torch.from_numpy(data), int(fraction * data.size)
+        out, held = torch.empty_like(x), []
+
+        def encode():
+            _, places = torch.topk(x.abs(), k, sorted=False)
+            held[:] = [torch.gather(x, 0, places), places]
+
+        def decode():
+            return out.zero_().scatter_(0, held[1], held[0])
+
+        def add():
+            out.zero_()
+            for _ in range(WORKERS):
+                out.scatter_add_(0, held[1], held[0])
+
+        encode()
+        runs = {"encode": encode, "decode": decode, "decode_sum_8": add}
+        return Prepared(runs, 64 * fraction, lambda: decode().numpy())
+
+    return prepare
+
+
 def piquant(bits: int, mode: str) -> Contender:
     """pi-quant's own buffers-to-buffers interface; its parameters are part of encoding."""
 
@@ -153,6 +181,8 @@ def fedjax(levels: int) -> Contender:
 PEERS: dict[str, tuple[str, Contender]] = {
     "torch bfloat16": ("torch", torch_cast("bfloat16")),
     "torch float16": ("torch", torch_cast("float16")),
+    "torch top-k 1 %, as GRACE": ("torch", torch_top_k(0.01)),
+    "torch top-k 0.1 %, as GRACE": ("torch", torch_top_k(0.001)),
     "pi-quant 4-bit nearest": ("piquant", piquant(4, "nearest")),
     "pi-quant 4-bit stochastic": ("piquant", piquant(4, "stochastic")),
     "pi-quant 8-bit nearest": ("piquant", piquant(8, "nearest")),

@@ -39,6 +39,14 @@ CODECS = {
     "cast bfloat16": jaxcomp.cast("bfloat16"),
     "cast float8_e4m3fn": jaxcomp.cast("float8_e4m3fn"),
     "top_k 1 %": jaxcomp.top_k(fraction=0.01),
+    "top_k 0.1 %": jaxcomp.top_k(fraction=0.001),
+    "top_k 1 %, 4-bit values": jaxcomp.top_k(fraction=0.01, values=jaxcomp.qsgd_inf(bits=4)),
+    "sidco 1 %": jaxcomp.sidco(fraction=0.01),
+    "sidco 0.1 %": jaxcomp.sidco(fraction=0.001),
+    "sidco 0.1 %, pareto": jaxcomp.sidco(fraction=0.001, law="pareto"),
+    "dgc 1 %": jaxcomp.dgc(fraction=0.01),
+    "dgc 0.1 %": jaxcomp.dgc(fraction=0.001),
+    "threshold 2.6": jaxcomp.threshold(2.6, fraction=0.012),
 }
 
 KERNEL_CODECS = {
