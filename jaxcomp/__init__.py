@@ -52,6 +52,7 @@ from jaxcomp.recipes.schedules import dgc_warmup as dgc_warmup
 from jaxcomp.recipes.sparsifiers import (
     demo as demo,
     dgc as dgc,
+    fastsgd as fastsgd,
     random_k as random_k,
     sidco as sidco,
     threshold as threshold,

@@ -44,10 +44,10 @@ VARIANTS = [
     jaxcomp.terngrad(shared=True),
     jaxcomp.sign(bucket_size=None),
     jaxcomp.top_k(fraction=0.05, bucket_size=64),
-    jaxcomp.top_k(fraction=0.1, values=jaxcomp.qsgd_inf(bits=8, bucket_size=32)),
-    jaxcomp.top_k(fraction=0.3, bucket_size=100, indices=Bitmap()),
-    jaxcomp.threshold(1.0, fraction=0.2, indices=Packed()),
-    jaxcomp.threshold(1.0, fraction=0.5, bucket_size=64, values=jaxcomp.natural()),
+    jaxcomp.top_k(fraction=0.1, values=jaxcomp.qsgd_inf(bits=8, bucket_size=32), indices=Packed()),
+    jaxcomp.threshold(
+        1.0, fraction=0.2, bucket_size=64, values=jaxcomp.natural(), indices=Bitmap()
+    ),
     jaxcomp.qsgd_inf(bits=4, levels="midrise", subtractive=True),
     jaxcomp.natural_dithering(bits=3, natural_norm=True),
     jaxcomp.natural(bits=8),

@@ -193,9 +193,10 @@ def test_cosines_are_those_of_scipy_and_come_back():
     x = np.random.default_rng(0).standard_normal((3, 600)).astype(np.float32)
     z = np.asarray(codec.transform(jnp.asarray(x)))
     assert z.shape == (3, 640)
+    up = codec._down
     padded = np.pad(x, ((0, 0), (0, 40))).reshape(3, 10, 8, 8)
     want = fft.dctn(padded, axes=(2, 3), norm="ortho")
-    np.testing.assert_allclose(z.reshape(want.shape), want, atol=1e-5)
+    np.testing.assert_allclose(up * z.reshape(want.shape), want, atol=1e-5)
     np.testing.assert_allclose(codec.inverse(jnp.asarray(z), jnp.asarray(x)), x, atol=1e-5)
 
 
@@ -210,6 +211,27 @@ def test_demo_sends_smooth_squares_in_few_coefficients():
     assert jaxcomp.wire_bytes(jaxcomp.demo(k=32), like) == 10 * (32 * 4 + 36)
     with pytest.raises(ValueError, match="`k` must be from 1 to 16, got 17"):
         jaxcomp.demo(k=17, chunk=4)
+
+
+@pytest.mark.parametrize("per_octave", [1, 2, 4, 8])
+def test_fastsgd_is_near_in_logarithms_and_keeps_what_fits(per_octave):
+    codec = jaxcomp.fastsgd(fraction=0.02, per_octave=per_octave, most=15)
+    x = law("laplace", 20_000)
+    sent = np.asarray(jax.jit(lambda x: jaxcomp.roundtrip(codec, 0, x))(x))
+    hits = sent != 0
+    assert 0 < hits.sum() <= 400
+    off = np.log2(np.abs(sent[hits] / np.asarray(x)[hits])) * per_octave
+    assert np.abs(off).max() <= 0.5 + 0.02
+    assert (np.sign(sent[hits]) == np.sign(x)[hits]).all()
+    # An integer threshold: one step lower would not have fitted.
+    sizes, top = np.abs(np.asarray(x)), np.abs(np.asarray(x)).max()
+    steps = np.round(np.log2(top / np.maximum(sizes, 1e-30)) * per_octave)
+    tau = steps[hits].max()
+    np.testing.assert_array_equal(hits, steps <= tau)
+    assert tau == 15 or (steps <= tau + 1).sum() > 400
+    order = np.argsort(np.abs(np.asarray(x)[hits]))
+    assert (np.diff(np.abs(sent[hits])[order]) >= 0).all()
+    assert codec.contractive
 
 
 def test_more_places_than_elements_is_all_of_them():

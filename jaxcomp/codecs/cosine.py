@@ -97,15 +97,24 @@ class Cosine:
         return self.inverse(z, summing.accumulator(like))
 
     def transform(self, x: Array) -> Float32[Array, "n padded"]:
-        """The coefficients of each bucket, filled up to whole squares."""
+        """The coefficients of each bucket, filled up to whole squares, over a power of two."""
         size = x.shape[1]
         x = jnp.pad(x.astype(jnp.float32), ((0, 0), (0, self._padded(size) - size)))
-        return _both(x, self.chunk, False)
+        return _both(x * jnp.float32(1 / self._down), self.chunk, False)
 
     def inverse(self, z: Array, like: ArrayLike) -> Array:
         """The inverse of `transform`, for buckets like these."""
         x = _both(z.astype(jnp.float32), self.chunk, True)
-        return x[:, : like.shape[1]].astype(like.dtype)
+        largest = jnp.finfo(like.dtype).max.astype(jnp.float32)
+        down = jnp.float32(self._down)
+        # What was finite stays so; what was not stays seen.
+        up = jnp.where(jnp.isfinite(x), jnp.clip(x, -largest / down, largest / down) * down, x)
+        return up[:, : like.shape[1]].astype(like.dtype)
+
+    @property
+    def _down(self) -> int:
+        """What elements are divided by, so that sums of the largest floats do not overflow."""
+        return 2 << (self.chunk - 1).bit_length()
 
     def _padded(self, size: int) -> int:
         square = self.chunk**2

@@ -67,7 +67,11 @@ class Sparsifier:
     @property
     def contractive(self) -> bool:
         """What is sent is closer to its elements than zero is, if its codec makes it so."""
-        return self.values is None or self.values.unbiased or offers.contractive(self.values)
+        if self.values is None or self.values.unbiased or offers.contractive(self.values):
+            return True
+        # Values in logarithmic steps are near all elements that are chosen, if not all there are.
+        levels = getattr(self.values, "levels", None)
+        return getattr(self.choice, "span", math.inf) <= getattr(levels, "span", 0.0)
 
     @property
     def homogeneous(self) -> bool:

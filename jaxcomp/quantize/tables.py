@@ -85,6 +85,65 @@ class LloydMax:
         return jnp.where(negative == 1, -size, size).astype(jnp.float32)
 
 
+@dataclasses.dataclass(frozen=True)
+class Geometric:
+    """`±b^-i` for `i` from 0 to `positive − 1`, with `b = 2^(1 / per_octave)`; no zero.
+
+    A code is a sign bit and the exponent `i`; an element takes the value whose logarithm is
+    nearest, so what is sent is within a factor `√b` of it, above `b^(½ − positive)`. Values have
+    eight significant bits. Dither changes nothing.
+
+    Args:
+        positive: values a side, 1 to 128.
+        per_octave: how many of them halve a value: 1, 2, 4 or 8.
+
+    Example:
+        >>> Geometric(positive=16).bits
+        5
+    """
+
+    positive: int
+    per_octave: int = 2
+    magnitude = 256
+    precision = 8
+    dithers = False
+
+    def __post_init__(self):
+        checks.integer("positive", self.positive, 1, 128)
+        checks.choice("per_octave", self.per_octave, (1, 2, 4, 8))
+
+    @property
+    def bits(self) -> int:
+        return 1 + (self.positive - 1).bit_length()
+
+    @property
+    def span(self) -> float:
+        """How many times smaller than the largest value an element may be to be near its value."""
+        return 2 ** ((self.positive - 0.5) / self.per_octave)
+
+    def codes(self, points: Float32[Array, "..."], dither: Array) -> UInt32[Array, "..."]:
+        del dither
+        word = lax.bitcast_convert_type(points, jnp.int32)
+        # Above the largest value's power of two, in steps of b: of the mantissa, how many middles
+        # of logarithms lie below it.
+        steps = (((word >> 23) & 0xFF) - (127 + FRACTION + 8)) * self.per_octave
+        for step in range(self.per_octave):
+            middle = np.exp2((2 * step + 1) / (2 * self.per_octave))
+            steps = steps + ((word & 0x7FFFFF) >= round((middle - 1) * 2**23)).astype(jnp.int32)
+        number = jnp.clip(-steps, 0, self.positive - 1)
+        sign = lax.shift_right_logical(word, jnp.full_like(word, 31))
+        return ((sign << (self.bits - 1)) | number).astype(jnp.uint32)
+
+    def values(self, codes: UInt32[Array, "..."]) -> Float32[Array, "..."]:
+        number = (codes & (2 ** (self.bits - 1) - 1)).astype(jnp.int32)
+        octave = number // self.per_octave
+        table = tuple(round(256 * 2 ** (-i / self.per_octave)) for i in range(self.per_octave))
+        size = _selected(number - octave * self.per_octave, table).astype(jnp.float32)
+        # A power of two: the product is exact.
+        size = size * lax.bitcast_convert_type((127 - octave) << 23, jnp.float32)
+        return jnp.where((codes >> (self.bits - 1)) & 1 == 1, -size, size)
+
+
 def _selected(number: Array, table: tuple[int, ...]) -> Array:
     """`table[number]` by halves, since not every kernel can look up."""
     if len(table) == 1:

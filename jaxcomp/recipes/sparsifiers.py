@@ -2,10 +2,15 @@
 
 from jaxcomp import checks
 from jaxcomp.codecs.cosine import Cosine
+from jaxcomp.codecs.quantizer import Quantizer
 from jaxcomp.codecs.sampled import RandomK
 from jaxcomp.codecs.sparsifier import Sparsifier
 from jaxcomp.protocols import Codec
-from jaxcomp.sparsify.choices import AtLeast, Largest, Sampled
+from jaxcomp.quantize.rounding import Nearest
+from jaxcomp.quantize.scales import MaxAbs
+from jaxcomp.quantize.tables import Geometric
+from jaxcomp.sparsify.choices import AtLeast, Largest, NearLargest, Sampled
+from jaxcomp.sparsify.deltas import Deltas
 from jaxcomp.sparsify.fitted import Fitted
 from jaxcomp.sparsify.indices import EliasFano, Indices
 
@@ -235,6 +240,56 @@ def demo(
     return Cosine(
         codec=Sparsifier(choice=largest, values=values, indices=indices, bucket_size=chunk**2),
         chunk=chunk,
+    )
+
+
+def fastsgd(
+    fraction: int | float = 0.01,
+    bucket_size: int | None = None,
+    *,
+    most: int = 15,
+    per_octave: int = 2,
+    indices: Indices = Deltas(),
+) -> Sparsifier:
+    """The elements near the largest one, by the logarithm of how much smaller they are.
+
+    `Iᵢ = round(log_b(M / |xᵢ|))` with `M` the largest magnitude and `b = 2^(1/per_octave)`. The
+    elements with `Iᵢ ≤ τ` are sent, as a sign and `Iᵢ`, and decoded to `± M b^-I`, which is within
+    a factor `√b` of them.
+
+    Args:
+        fraction: share of the elements that there is room for, in (0, 1].
+        bucket_size: elements that share `M` and the room; None for the whole leaf.
+        most: the largest `τ`; it is lowered until no more elements reach it than there is room for.
+        per_octave: how many steps halve a value: 1, 2, 4 or 8.
+        indices: how places become words.
+
+    Raises:
+        ValueError: for a share outside (0, 1], or other numbers out of range.
+
+    Example:
+        >>> import jaxcomp, jax.numpy as jnp
+        >>> jaxcomp.roundtrip(fastsgd(fraction=0.5), 0, jnp.array([8.0, -3.9, 0.01, 0.0]))
+        Array([ 8., -4.,  0.,  0.], dtype=float32)
+
+    References:
+        FastSGD: a fast compressed SGD framework for distributed machine learning, 2021.
+
+    Note:
+        A reconstruction: of the paper only the abstract could be read (a reciprocal mapper,
+        logarithmic quantisation, an integer threshold, fine-grained adaptive deltas of keys).
+        Places are `Deltas()`, which take a bit more than `EliasFano()`.
+    """
+    return Sparsifier(
+        choice=NearLargest(fraction, most, per_octave),
+        values=Quantizer(
+            levels=Geometric(positive=most + 1, per_octave=per_octave),
+            scale=MaxAbs(),
+            rounding=Nearest(),
+            bucket_size=None,
+        ),
+        indices=indices,
+        bucket_size=bucket_size,
     )
 
 

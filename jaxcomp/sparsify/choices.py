@@ -205,6 +205,68 @@ class Sampled:
         return Chosen(places, jnp.where(many, k, number), state)
 
 
+@dataclasses.dataclass(frozen=True)
+class NearLargest:
+    """All `|x| ≥ M b^-(τ + ½)` of each bucket, `M` its largest and `b = 2^(1 / per_octave)`.
+
+    That is, those whose logarithm to the base `b` rounds to an integer of at most `τ` below that of
+    `M`; `τ` is the largest up to `most` with which they fit.
+
+    Args:
+        fraction: share of the elements that there is room for, in (0, 1].
+        most: the largest `τ`, 0 to 254.
+        per_octave: how many steps of `b` halve a value.
+    """
+
+    fraction: int | float
+    most: int = 15
+    per_octave: int = 2
+    fills = False
+    homogeneous = True
+
+    def __post_init__(self):
+        checks.fraction(self.fraction)
+        checks.integer("most", self.most, 0, 254)
+        checks.integer("per_octave", self.per_octave, 1, 8)
+
+    def room(self, size: int) -> int:
+        return share(self.fraction, size)
+
+    def init(self, buckets: int, size: int) -> tuple:
+        del buckets, size
+        return ()
+
+    @property
+    def span(self) -> float:
+        """How many times smaller than the largest the smallest element that is chosen may be."""
+        return 2 ** ((self.most + 0.5) / self.per_octave)
+
+    def choose(self, x: Array, count: Array, start: UInt32[Array, " n"], state: tuple) -> Chosen:
+        del count
+        room = self.room(x.shape[1])
+        top = selection.largest(x)
+        ratios = jnp.asarray(np.exp2(-(np.arange(self.most + 1) + 0.5) / self.per_octave))
+
+        def level(step: Array) -> Array:
+            low = lax.bitcast_convert_type(top, jnp.float32) * ratios.astype(jnp.float32)[step]
+            low = lax.bitcast_convert_type(low, jnp.int32)
+            # Of what is not finite, only what is: and never a zero.
+            return jnp.where(top >= selection.INF, selection.INF, jnp.maximum(low, 1))
+
+        def bisect(_: Any, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+            fits, fails = bounds
+            middle = (fits + fails) // 2
+            elements, middle = lax.optimization_barrier((x, middle))
+            few = selection.count(selection.size_bits(elements) >= level(middle)) <= room
+            return jnp.where(few, middle, fits), jnp.where(few, fails, middle)
+
+        lowest = jnp.zeros_like(top)
+        turns = self.most.bit_length()
+        fits, _ = lax.fori_loop(0, turns, bisect, (lowest, lowest + self.most + 1))
+        hits = bitmap.of(selection.size_bits(x) >= level(fits))
+        return Chosen(*as_many_as_fit(x, hits, room, start), state)
+
+
 def as_many_as_fit(
     x: Array, hits: UInt32[Array, "n words"], room: int, start: UInt32[Array, " n"]
 ) -> tuple[UInt32[Array, "n room"], Int32[Array, " n"]]:

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Int32, UInt32
 
-from jaxcomp import chunks
 from jaxcomp.protocols import Array
 from jaxcomp.sparsify import bitmap
 
@@ -26,7 +25,7 @@ _STEP = 2**19
 """Where the estimate is off, how far to go first: a sixteenth of a power of two."""
 
 _TOP = 0x7FFFFFFF
-_INF = 0x7F800000
+INF = 0x7F800000
 
 _FAN = 16
 _TOGETHER = 512
@@ -52,20 +51,29 @@ def top_k(x: Array, k: int) -> UInt32[Array, "n k"]:
 
 @functools.partial(jax.jit, static_argnums=1)
 def _top_k(x: Array, k: int) -> UInt32[Array, "n k"]:
-    if x.shape[1] < _LONG:
-        return chunks.over_rows(lambda _, x: _of_short(size_bits(x), k), jnp.uint32(0), x)
-    return _of_long(x, k)
+    return (_of_short if x.shape[1] < _LONG else _of_long)(x, k)
 
 
-def _of_short(sizes: Int32[Array, "n size"], k: int) -> UInt32[Array, "n k"]:
+def _of_short(x: Array, k: int) -> UInt32[Array, "n k"]:
+    """By partial sorting, which is compiled in a tenth of the time."""
+    # A CPU selects float32 forty times faster than integers, with NaN on top as well.
+    places = lax.platform_dependent(
+        jnp.abs(x.astype(jnp.float32)),
+        cpu=lambda size: lax.top_k(size, k)[1],
+        default=lambda size: lax.top_k(size_bits(size), k)[1],
+    )
+    return jnp.sort(places, axis=1).astype(jnp.uint32)
+
+
+def _among(sizes: Int32[Array, "n size"], k: int) -> Int32[Array, "n k"]:
     last = _largest(sizes, k)
     above, equal = bitmap.of(sizes > last), bitmap.of(sizes == last)
     chosen = above | bitmap.first(equal, k - bitmap.count(above))
-    return bitmap.places(chosen, k, bitmap.from_first(len(sizes))).astype(jnp.uint32)
+    return bitmap.places(chosen, k, bitmap.from_first(len(sizes)))
 
 
 def _of_long(x: Array, k: int) -> UInt32[Array, "n k"]:
-    """The candidates above an estimate are few; among them, as in a short row."""
+    """The candidates above an estimate are few; among them, digit by digit."""
     n, size = x.shape
     room = min(size, k + k // 4 + 1024)
     low, found = _bracket(x, k, room)
@@ -80,9 +88,7 @@ def _of_long(x: Array, k: int) -> UInt32[Array, "n k"]:
     places = bitmap.places(hits, room, bitmap.from_first(n))
     real = lax.broadcasted_iota(jnp.int32, places.shape, 1) < jnp.minimum(found, room)
     candidates = jnp.where(real, size_bits(take(x, places)), -1)
-    return jnp.take_along_axis(places, _of_short(candidates, k).astype(jnp.int32), axis=1).astype(
-        jnp.uint32
-    )
+    return jnp.take_along_axis(places, _among(candidates, k), axis=1).astype(jnp.uint32)
 
 
 def some(
@@ -194,7 +200,7 @@ def largest(x: Array) -> Int32[Array, "n 1"]:
 def nonfinite(x: Array) -> Int32[Array, " n"]:
     """The last place of each row whose element is not finite, or -1."""
     place = lax.broadcasted_iota(jnp.int32, x.shape, 1)
-    return _reduced(jnp.where(size_bits(x) >= _INF, place, -1), jnp.max)[:, 0]
+    return _reduced(jnp.where(size_bits(x) >= INF, place, -1), jnp.max)[:, 0]
 
 
 def _reduced(numbers: Int32[Array, "n size"], reduce: Callable[..., Array]) -> Array:

@@ -1,0 +1,1 @@
+"""Codes of variable length, written and read by all lanes at once."""

@@ -1,0 +1,75 @@
+"""Streams of bits: numbers of different lengths, one after another, without a loop over them.
+
+Where each number begins is the sum of the lengths before it, so all are written at once: every
+number touches at most two words, no bit is touched twice, and adding is the same as setting bits.
+"""
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Int32, UInt32
+
+from jaxcomp.protocols import Array
+
+WORD = 32
+
+
+def write(
+    codes: UInt32[Array, "n k"], begins: Int32[Array, "n k"], words: int
+) -> UInt32[Array, "n words"]:
+    """The stream of each row, from the lowest bit of its first word on.
+
+    Args:
+        codes: `[n, k]`, numbers below `2^length` of lengths up to 32.
+        begins: `[n, k]`, the bit that each begins at, ascending; codes beyond the end are dropped.
+        words: the length of a stream.
+
+    Example:
+        >>> write(jnp.array([[1, 3, 2]], jnp.uint32), jnp.array([[0, 1, 3]]), 1)
+        Array([[23]], dtype=uint32)
+    """
+    n = codes.shape[0]
+    place, shift = begins >> 5, (begins & (WORD - 1)).astype(jnp.uint32)
+    # A shift by 32 is not defined, so the part in the next word is shifted twice.
+    upper = (codes >> 1) >> (jnp.uint32(WORD - 1) - shift)
+    row = jnp.arange(n)[:, None]
+    stream = jnp.zeros((n, words), jnp.uint32)
+    stream = stream.at[row, place].add(codes << shift, indices_are_sorted=True, mode="drop")
+    return stream.at[row, place + 1].add(upper, indices_are_sorted=True, mode="drop")
+
+
+def read(
+    stream: UInt32[Array, "n words"], begins: Int32[Array, "n k"], lengths: Int32[Array, "n k"]
+) -> UInt32[Array, "n k"]:
+    """The numbers of these lengths, up to 32, that begin at these bits.
+
+    Example:
+        >>> begins, lengths = jnp.array([[0, 1, 3]]), jnp.array([[1, 2, 2]])
+        >>> read(jnp.array([[23]], jnp.uint32), begins, lengths)
+        Array([[1, 3, 2]], dtype=uint32)
+    """
+    place, shift = begins >> 5, (begins & (WORD - 1)).astype(jnp.uint32)
+    low = jnp.take_along_axis(stream, place, axis=1, mode="clip") >> shift
+    next_word = jnp.take_along_axis(stream, place + 1, axis=1, mode="clip")
+    high = (next_word << 1) << (jnp.uint32(WORD - 1) - shift)
+    mask = jnp.uint32(0xFFFFFFFF) >> (WORD - jnp.maximum(lengths, 1)).astype(jnp.uint32)
+    return jnp.where(lengths > 0, (low | high) & mask, 0)
+
+
+def begins(lengths: Int32[Array, "n k"]) -> Int32[Array, "n k"]:
+    """The bit that each number begins at.
+
+    Example:
+        >>> begins(jnp.array([[1, 2, 2]]))
+        Array([[0, 1, 3]], dtype=int32)
+    """
+    return jnp.cumsum(lengths, axis=1) - lengths
+
+
+def width(numbers: UInt32[Array, "..."]) -> Int32[Array, "..."]:
+    """The bits that each number takes: none for zero.
+
+    Example:
+        >>> width(jnp.array([0, 1, 7, 8], jnp.uint32))
+        Array([0, 1, 3, 4], dtype=int32)
+    """
+    return WORD - lax.clz(numbers).astype(jnp.int32)
