@@ -4,6 +4,16 @@ import os
 
 os.environ.setdefault("JAX_PLATFORMS", os.environ.get("JAXCOMP_TEST_PLATFORM", "cpu"))
 
+# Most of the suite is compiling, and its arrays are small: no time for clever machine code. What is
+# computed is the same, bit for bit, which is what the tests hold it to.
+os.environ["XLA_FLAGS"] = " ".join(
+    [
+        os.environ.get("XLA_FLAGS", ""),
+        "--xla_backend_optimization_level=0",
+        "--xla_llvm_disable_expensive_passes=true",
+    ]
+)
+
 import jax
 import pytest
 
@@ -16,7 +26,13 @@ def mesh() -> jax.sharding.Mesh:
 
 
 def pytest_collection_modifyitems(items):
-    """What needs an accelerator runs where there is one."""
+    """What needs an accelerator runs where there is one, and of slow tests every third one; all of
+    them with `JAXCOMP_SLOW=1`.
+    """
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    for number, item in enumerate(slow):
+        if number % 3 and not os.environ.get("JAXCOMP_SLOW"):
+            item.add_marker(pytest.mark.skip(reason="slow: set JAXCOMP_SLOW=1"))
     for item in items:
         for platform in ("gpu", "tpu"):
             if item.get_closest_marker(platform) and jax.default_backend() != platform:

@@ -273,6 +273,7 @@ def found_over_target(rule, x, stages):
     return selection.count(jnp.abs(x) >= level)[0, 0] / (rule.fraction * x.shape[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", TABLE, ids=str)
 def test_fixed_stages_find_the_share_of_the_table(case):
     name, kind, share = case
@@ -284,6 +285,7 @@ def test_fixed_stages_find_the_share_of_the_table(case):
         assert ratio == pytest.approx(want, rel=0.12, abs=0.08 if share == 0.001 else 0.03), got
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.1, 0.01, 0.001])
 @pytest.mark.parametrize(("name", "most"), [("exponential", 1.25), ("pareto", 1.2)])
 def test_the_number_of_stages_is_found(name, most, share):
