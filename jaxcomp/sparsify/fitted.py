@@ -14,7 +14,7 @@ from jaxcomp.protocols import Array
 from jaxcomp.quantize import exact
 from jaxcomp.sparsify import bitmap, selection, tails
 from jaxcomp.sparsify.choices import Chosen, as_many_as_fit, share
-from jaxcomp.sparsify.logarithm import log2
+from jaxcomp.sparsify.logarithm import log2, settled
 
 _PART = 512
 _SAMPLE = 2**21
@@ -128,7 +128,8 @@ class Fitted:
         )
         places, number = as_many_as_fit(x, hits, self.room(size), start)
         if state != ():
-            state = self._adapted(state, found.astype(jnp.float32) * jnp.float32(1 / target))
+            ratio = settled(found.astype(jnp.float32) * jnp.float32(1 / target))
+            state = self._adapted(state, ratio)
         return Chosen(places, number, state)
 
     def threshold(self, x: Array, stages: Int32[Array, " n"] | None) -> Float32[Array, "n 1"]:
@@ -140,7 +141,7 @@ class Fitted:
         # A share of all is a larger share of those that are not zero.
         wanted = math.log(x.shape[1] / share(self.fraction, x.shape[1]))
         zeros = (math.log2(real) - log2(jnp.maximum(found.number, 1))) * jnp.float32(math.log(2))
-        nats = jnp.maximum(jnp.float32(wanted) - zeros, 0)
+        nats = jnp.maximum(jnp.float32(wanted) - settled(zeros), 0)
         most = self.most if self.stages is None else self.stages
         number = jnp.full((n, 1), most, jnp.int32) if stages is None else stages[:, None]
         begin = -math.log(self.first)
@@ -153,7 +154,7 @@ class Fitted:
         def stage(index: Any, level: Array) -> Array:
             y = lax.optimization_barrier((a, level))[0] - level[..., None]
             rest = tails.moments(y)
-            raised = level + further(rest, each) * rest.unit
+            raised = level + settled(further(rest, each) * rest.unit)
             return jnp.where(several & (index < number) & (rest.number > 0), raised, level)
 
         level = lax.fori_loop(1, jnp.max(number), stage, level) if most > 1 else level

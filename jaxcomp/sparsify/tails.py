@@ -98,7 +98,7 @@ def pareto(found: Moments, nats: Float32[Array, "n 1"]) -> Float32[Array, "n 1"]
     `β = ½ μ (μ²/σ² + 1)`, in units.
     """
     squared = settled(found.mean * found.mean)
-    spread = found.square - squared
+    spread = settled(found.square) - squared
     # Numbers that are all equal have no spread: α far below zero, and a law that ends.
     ratio = settled(squared * exact.reciprocal(jnp.maximum(spread, squared * (1 / 16) + _TINY)))
     alpha = 0.5 * (1 - ratio)
@@ -137,8 +137,8 @@ LAWS: dict[str, tuple[Callable[..., Array], Callable[..., Array]]] = {
 def _gamma_fit(found: Moments) -> tuple[Array, Array]:
     """Shape and scale; `s = ln mean − mean ln`, `α = (3 − s + √((s − 3)² + 24 s)) / 12 s`."""
     mean = jnp.maximum(found.mean, _TINY)
-    s = jnp.clip(settled(log2(mean) * jnp.float32(_LN2)) - found.log, 2.0**-10, 16.0)
-    root = exact.sqrt(settled((s - 3) * (s - 3)) + 24 * s)
+    s = jnp.clip(settled(log2(mean) * jnp.float32(_LN2)) - settled(found.log), 2.0**-10, 16.0)
+    root = exact.sqrt(settled((s - 3) * (s - 3)) + settled(24 * s))
     shape = (3 - s + root) * exact.reciprocal(12 * s)
     return shape, mean * exact.reciprocal(shape)
 
