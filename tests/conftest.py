@@ -26,13 +26,7 @@ def mesh() -> jax.sharding.Mesh:
 
 
 def pytest_collection_modifyitems(items):
-    """What needs an accelerator runs where there is one, and of slow tests every third one; all of
-    them with `JAXCOMP_SLOW=1`.
-    """
-    slow = [item for item in items if item.get_closest_marker("slow")]
-    for number, item in enumerate(slow):
-        if number % 3 and not os.environ.get("JAXCOMP_SLOW"):
-            item.add_marker(pytest.mark.skip(reason="slow: set JAXCOMP_SLOW=1"))
+    """What needs an accelerator runs where there is one."""
     for item in items:
         for platform in ("gpu", "tpu"):
             if item.get_closest_marker(platform) and jax.default_backend() != platform:

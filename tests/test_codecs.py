@@ -31,9 +31,7 @@ from jaxcomp.quantize import levels, rounding, scales
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "payloads.json"
 
 
-@pytest.mark.parametrize(
-    "codec", CODECS + [pytest.param(v, marks=pytest.mark.slow) for v in VARIANTS], ids=label
-)
+@pytest.mark.parametrize("codec", CODECS + VARIANTS, ids=label)
 def test_contract(codec):
     testing.check_codec(codec)
 
