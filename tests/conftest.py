@@ -4,16 +4,6 @@ import os
 
 os.environ.setdefault("JAX_PLATFORMS", os.environ.get("JAXCOMP_TEST_PLATFORM", "cpu"))
 
-# Most of the suite is compiling, and its arrays are small: no time for clever machine code. What is
-# computed is the same, bit for bit, which is what the tests hold it to.
-os.environ["XLA_FLAGS"] = " ".join(
-    [
-        os.environ.get("XLA_FLAGS", ""),
-        "--xla_backend_optimization_level=0",
-        "--xla_llvm_disable_expensive_passes=true",
-    ]
-)
-
 import jax
 import pytest
 
