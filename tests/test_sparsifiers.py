@@ -62,6 +62,22 @@ def test_what_is_not_sent_stays_exactly(name):
         assert (number == room).all()
 
 
+def test_every_choice_works_where_workers_are_typed_as_different(mesh):
+    """Loops and branches carry what differs between workers: `check_vma` looks at their types."""
+    codecs = [*RAW.values(), jaxcomp.fastsgd(fraction=0.02), jaxcomp.demo(k=2, chunk=16)]
+    xs = jnp.stack([law("laplace", 1024, seed) for seed in range(8)])
+
+    def all_of_them(x):
+        return [jaxcomp.roundtrip(codec, 0, x[0])[None] for codec in codecs]
+
+    spec = jax.P("data")
+    mapped = jax.shard_map(all_of_them, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=True)
+    wanted = jax.jit(lambda xs: [all_of_them(x[None]) for x in xs])(xs[:2])
+    for number, got in enumerate(jax.jit(mapped)(xs)):
+        for worker in range(2):
+            np.testing.assert_array_equal(got[worker], wanted[worker][number][0])
+
+
 def test_values_may_be_quantised():
     """To the last rounding of their own codec: they lie within a step of what they stand for."""
     codec = jaxcomp.top_k(fraction=0.02, values=jaxcomp.qsgd_inf(bits=8, bucket_size=64))

@@ -231,6 +231,20 @@ def test_the_second_stage_is_fitted_to_what_exceeds_the_first():
         assert float(got[0, 0]) == pytest.approx(want, rel=1e-5)
 
 
+@pytest.mark.parametrize("size", [5, 513, 600, 1024])
+def test_the_padding_of_the_last_part_is_no_zero(size):
+    """Zeros of the bucket raise the share of the others; those that fill up a part must not."""
+    a = np.random.default_rng(size).exponential(size=size).astype(np.float32)
+    rule = fitted.Fitted(fraction=0.2, stages=1)
+    got = float(jax.jit(lambda x: rule.threshold(x, None))(jnp.asarray(a)[None])[0, 0])
+    assert got == pytest.approx(a.mean() * np.log(size / choices.share(0.2, size)), rel=1e-4)
+    half = np.where(np.arange(size) % 2, a, 0)
+    number = np.count_nonzero(half)
+    got = float(jax.jit(lambda x: rule.threshold(x, None))(jnp.asarray(half)[None])[0, 0])
+    share = choices.share(0.2, size)
+    assert got == pytest.approx(half.sum() / number * np.log(number / share), rel=1e-4, abs=1e-5)
+
+
 @pytest.mark.parametrize("shape", [0.2, 0.7, 1.0, 3.0])
 def test_the_gamma_law_is_inverted(shape):
     a = special.gammaincinv(shape, (np.arange(20_000) + 0.5) / 20_000)

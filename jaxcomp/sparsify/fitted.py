@@ -65,7 +65,7 @@ class Fitted:
         stages: how many; None to find the number, by bucket, from how many elements exceeded the
             threshold in the steps before.
         first: the share of the first of several stages.
-        room: places in a bucket, as a multiple of the share.
+        slack: places in a bucket, as a multiple of the share.
 
     Raises:
         ValueError: for a law that is not one of these, or numbers out of range.
@@ -135,12 +135,12 @@ class Fitted:
     def threshold(self, x: Array, stages: Int32[Array, " n"] | None) -> Float32[Array, "n 1"]:
         """The threshold of each bucket, with this many stages; None for the fixed number."""
         a = _sampled(x)
-        n, real = x.shape[0], a.shape[1] * a.shape[2]
+        n, seen = x.shape[0], min(x.shape[1], a.shape[1] * a.shape[2])  # Without the padding.
         initial, further = tails.LAWS[self.law]
         found = tails.moments(a, log=self.law.startswith("gamma"))
         # A share of all is a larger share of those that are not zero.
         wanted = math.log(x.shape[1] / share(self.fraction, x.shape[1]))
-        zeros = (math.log2(real) - log2(jnp.maximum(found.number, 1))) * jnp.float32(math.log(2))
+        zeros = (math.log2(seen) - log2(jnp.maximum(found.number, 1))) * jnp.float32(math.log(2))
         nats = jnp.maximum(jnp.float32(wanted) - settled(zeros), 0)
         most = self.most if self.stages is None else self.stages
         number = jnp.full((n, 1), most, jnp.int32) if stages is None else stages[:, None]

@@ -13,6 +13,7 @@ from jax import lax
 from jaxtyping import Int32, UInt32
 
 from jaxcomp.protocols import Array
+from jaxcomp.quantize import sums
 from jaxcomp.sparsify import bitmap
 
 _LONG = 2**17
@@ -194,7 +195,7 @@ def count(hits: Array) -> Int32[Array, "n 1"]:
 
 def largest(x: Array) -> Int32[Array, "n 1"]:
     """The largest `|x|` of each row, as `size_bits`."""
-    return _reduced(size_bits(x), jnp.max)
+    return size_bits(sums.max_abs(x))
 
 
 def nonfinite(x: Array) -> Int32[Array, " n"]:

@@ -115,13 +115,13 @@ def pareto(found: Moments, nats: Float32[Array, "n 1"]) -> Float32[Array, "n 1"]
 def gamma(found: Moments, nats: Float32[Array, "n 1"]) -> Float32[Array, "n 1"]:
     """`β P⁻¹(α, 1 − δ)` of the gamma law with the approximate maximum-likelihood shape `α`."""
     shape, beta = _gamma_fit(found)
-    return beta * _interpolated(_gamma_table(), _log_shape(shape), nats) * nats
+    return beta * _interpolated(_gamma_table(), log2(shape), nats) * nats
 
 
 def gamma_approximate(found: Moments, nats: Float32[Array, "n 1"]) -> Float32[Array, "n 1"]:
     """`β (nats − ln Γ(α))`, which holds for `α ≤ 1` and small `δ`."""
     shape, beta = _gamma_fit(found)
-    log_gamma = _interpolated(_log_gamma_table(), _log_shape(shape), jnp.zeros_like(nats))
+    log_gamma = _interpolated(_log_gamma_table(), log2(shape), jnp.zeros_like(nats))
     return jnp.maximum(beta * (nats - settled(log_gamma)), 0)
 
 
@@ -141,10 +141,6 @@ def _gamma_fit(found: Moments) -> tuple[Array, Array]:
     root = exact.sqrt(settled((s - 3) * (s - 3)) + settled(24 * s))
     shape = (3 - s + root) * exact.reciprocal(12 * s)
     return shape, mean * exact.reciprocal(shape)
-
-
-def _log_shape(shape: Array) -> Array:
-    return log2(shape)
 
 
 def _interpolated(table: np.ndarray, shape: Array, nats: Array) -> Float32[Array, "n 1"]:
@@ -167,18 +163,17 @@ def _place(x: Array, grid: tuple[float, float, int]) -> tuple[Array, Array]:
     return whole, settled(place) - whole.astype(jnp.float32)
 
 
-def _grid(grid: tuple[float, float, int]) -> np.ndarray:
-    return np.linspace(*grid)
-
-
 @functools.lru_cache
 def _gamma_table() -> np.ndarray:
     """`P⁻¹(α, 1 − exp(−nats)) / nats`, which changes slowly."""
-    shapes, nats = np.exp2(_grid(_SHAPES))[:, None], np.maximum(_grid(_NATS), 1e-3)[None]
+    shapes, nats = (
+        np.exp2(np.linspace(*_SHAPES))[:, None],
+        np.maximum(np.linspace(*_NATS), 1e-3)[None],
+    )
     return special.gammainccinv(shapes, np.exp(-nats)) / nats
 
 
 @functools.lru_cache
 def _log_gamma_table() -> np.ndarray:
-    shapes = np.exp2(_grid(_SHAPES))[:, None]
+    shapes = np.exp2(np.linspace(*_SHAPES))[:, None]
     return np.broadcast_to(special.gammaln(shapes), (shapes.size, _NATS[2])).copy()
