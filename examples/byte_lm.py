@@ -96,7 +96,7 @@ def settings_of(
         **{option: getattr(args, option) for option in DECISIVE},
         "save_gradients": args.save_gradients and name == args.codec[0],
         "devices": f"{len(devices)} {devices[0].device_kind}",
-        "codec": repr(options.METHODS[name][1]),
+        "codec": repr(options.METHODS[name].mean),
         "text": text.digest,
         "jaxcomp": jaxcomp.__version__,
         **{name: metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax", "numpy")},

@@ -5,25 +5,70 @@ import math
 import pathlib
 import tempfile
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import optax
 
 import jaxcomp
 
-METHODS: dict[str, tuple[str, Any]] = {
-    "dense": ("dense", jaxcomp.Dense()),
-    "qsgd_inf": ("qsgd_inf 4-bit", jaxcomp.qsgd_inf(bits=4)),
-    "terngrad": ("terngrad", jaxcomp.terngrad()),
-    "sign": ("sign", jaxcomp.sign()),
-    "top_k": ("top_k 1 %", jaxcomp.top_k(fraction=0.01)),
-    "qsgd": ("qsgd 4-bit", jaxcomp.qsgd(bits=4)),
-    "bf16": ("bf16", jaxcomp.cast("bfloat16")),
+Optimizer = Callable[[optax.Schedule], optax.GradientTransformation]
+
+
+class Method(NamedTuple):
+    """A way of taking the mean of the workers' gradients.
+
+    Attributes:
+        label: what it is called in the table and the picture.
+        mean: the first argument of `jaxcomp.compressed_mean`.
+        optimizer: from a learning rate, where the one that is chosen for all would be wrong.
+        rate: what it multiplies the learning rate by.
+    """
+
+    label: str
+    mean: Any
+    optimizer: Optimizer | None = None
+    rate: float = 1.0
+
+
+def warmed_up(fraction: float) -> jaxcomp.Phases:
+    """Deep Gradient Compression, whose residual has the momentum: the optimizer must have none."""
+    feedback = jaxcomp.MomentumCorrection(momentum=0.9)
+    shares = jaxcomp.dgc_warmup(fraction, steps_per_epoch=20)
+    return jaxcomp.Phases(
+        tuple((start, jaxcomp.Link(jaxcomp.dgc(share), feedback)) for start, share in shares)
+    )
+
+
+def sign_of(rate: optax.Schedule) -> optax.GradientTransformation:
+    """What DeMo does with the mean: its residual is the momentum."""
+    return optax.chain(optax.scale_by_sign(), optax.scale_by_learning_rate(rate))
+
+
+METHODS: dict[str, Method] = {
+    "dense": Method("dense", jaxcomp.Dense()),
+    "qsgd_inf": Method("qsgd_inf 4-bit", jaxcomp.qsgd_inf(bits=4)),
+    "terngrad": Method("terngrad", jaxcomp.terngrad()),
+    "sign": Method("sign", jaxcomp.sign()),
+    "top_k": Method("top_k 1 %", jaxcomp.top_k(fraction=0.01)),
+    "qsgd": Method("qsgd 4-bit", jaxcomp.qsgd(bits=4)),
+    "bf16": Method("bf16", jaxcomp.cast("bfloat16")),
+    "top_k_alone": Method(
+        "top_k 1 %, no residual", jaxcomp.Link(jaxcomp.top_k(fraction=0.01), jaxcomp.NoFeedback())
+    ),
+    "sidco": Method("sidco 0.1 %", jaxcomp.sidco(fraction=0.001)),
+    "dgc": Method("dgc 0.1 %", warmed_up(0.001), optimizer=optax.sgd),
+    "powersgd": Method("PowerSGD rank 4", jaxcomp.PowerIteration(rank=4)),
+    "demo": Method(
+        "DeMo",
+        jaxcomp.Link(jaxcomp.demo(k=32), jaxcomp.Residual(decay=0.999)),
+        optimizer=sign_of,
+        rate=0.01,
+    ),
 }
 DEFAULT_METHODS = ["dense", "qsgd_inf", "terngrad", "sign", "top_k"]
 
-OPTIMIZERS: dict[str, Callable[..., Any]] = {
+OPTIMIZERS: dict[str, Optimizer] = {
     "sgd": optax.sgd,
     "momentum": lambda rate: optax.sgd(rate, momentum=0.9),
     "adam": optax.adam,
@@ -96,7 +141,7 @@ def parse(
 
 def label(name: str) -> str:
     """What a method is called in the table and the picture."""
-    return METHODS[name][0]
+    return METHODS[name].label
 
 
 def at_least(least: int) -> Callable[[str], int]:

@@ -27,6 +27,11 @@ COLORS = {
     "top_k": "#c2304c",
     "qsgd": "#7a5bb5",
     "bf16": "#8a6648",
+    "top_k_alone": "#e79aa9",
+    "sidco": "#0a8f99",
+    "dgc": "#b0539b",
+    "powersgd": "#64801a",
+    "demo": "#3f45b8",
 }
 
 
@@ -58,7 +63,11 @@ class Point(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
-    """What a training run reached, and what it cost; bytes are those that one device sends."""
+    """What a training run reached, and what it cost.
+
+    Bytes are those that one device sends, and those of a step are the last phase's; `phases` has
+    the step that each phase starts at and the bytes of its steps.
+    """
 
     name: str
     label: str
@@ -69,6 +78,7 @@ class Run:
     bits_per_element: float
     step_ms: float
     sent_mb: float
+    phases: list[tuple[int, int]]
     curve: list[Point]
 
 
@@ -136,6 +146,12 @@ def notes(runs: Sequence[Run], devices: Sequence[Any]) -> list[str]:
         "There is no slow link inside one machine, so the step times show only what compressing "
         "costs, not what it saves.",
     ]
+    phased = [run.label for run in runs if len(run.phases) > 1]
+    if phased:
+        said.append(
+            f"{' and '.join(phased)} sent more in its first steps: bytes a step are those of its "
+            "last phase, as `describe` has them, and those in all are of all phases."
+        )
     dense = next((run for run in runs if run.name == "dense"), None)
     others = [run for run in runs if run is not dense]
     if dense and others:
@@ -218,7 +234,16 @@ def against_dense(run: Run) -> str:
 
 def sent_so_far(run: Run) -> list[float]:
     """Megabytes that one device has sent at each point of the curve."""
-    return [point.step * run.bytes_per_step / 1e6 for point in run.curve]
+    return [sent(run.phases, point.step) / 1e6 for point in run.curve]
+
+
+def sent(phases: Sequence[tuple[int, int]], steps: int) -> int:
+    """Bytes that one device has sent after so many steps."""
+    ends = [start for start, _ in phases[1:]] + [steps]
+    return sum(
+        size * max(0, min(end, steps) - start)
+        for (start, size), end in zip(phases, ends, strict=True)
+    )
 
 
 def draw_curve(

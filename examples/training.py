@@ -18,12 +18,18 @@ AXIS = "data"
 
 
 class Ready(NamedTuple):
-    """A run before its first step; `sent` are bytes by kind of collective."""
+    """A run before its first step.
+
+    Attributes:
+        sent: bytes of a step by kind of collective, as the compiled program has them.
+        phases: the step that each phase of the method starts at, and the bytes of its steps.
+    """
 
     params: Any
     state: Any
     step: Callable[..., Any]
     sent: dict[str, int]
+    phases: list[tuple[int, int]]
     dense_bytes: int
     bits_per_element: float
 
@@ -71,23 +77,43 @@ def prepare(
         rate: the learning rate by step.
         batch: the first one, inputs and targets.
     """
-    _, codec = options.METHODS[name]
+    method = options.METHODS[name]
+    optimizer = method.optimizer or options.OPTIMIZERS[args.optimizer]
     tx = optax.chain(
-        jaxcomp.compressed_mean(codec, AXIS, key=args.seed),
-        options.OPTIMIZERS[args.optimizer](rate),
+        jaxcomp.compressed_mean(method.mean, AXIS, key=args.seed),
+        optimizer(lambda step: method.rate * rate(step)),
     )
     init = jax.jit(model.init, out_shardings=NamedSharding(mesh, PartitionSpec()))
     params: Any = init(jax.random.key(args.seed), batch[0][:1])
     state = jaxcomp.init_state(tx, params, mesh, AXIS)
     step = build_step(model, tx, mesh).lower(params, state, put(batch, mesh)).compile()
+    sent, phases = sent_by(method.mean, step, params, mesh.size)
     return Ready(
         params=params,
         state=state,
         step=step,
-        sent=jaxcomp.collective_bytes(step),  # Of this very program.
+        sent=sent,
+        phases=phases,
         dense_bytes=jaxcomp.wire_bytes(jaxcomp.Dense(), params, workers=mesh.size),
-        bits_per_element=jaxcomp.describe(codec, params).bits_per_element,
+        bits_per_element=jaxcomp.describe(method.mean, params).bits_per_element,
     )
+
+
+def sent_by(
+    mean: Any, step: Any, params: Any, workers: int
+) -> tuple[dict[str, int], list[tuple[int, int]]]:
+    """Bytes of a step by kind of collective, and by phase.
+
+    A program with several phases has the collectives of all of them, of which a step runs one.
+    """
+    if not isinstance(mean, jaxcomp.Phases):
+        sent = jaxcomp.collective_bytes(step)  # Of this very program.
+        return sent, [(0, sum(sent.values()))]
+    phases = [
+        (start, jaxcomp.describe(reducer, params, workers=workers).link_bytes)
+        for start, reducer in mean.phases
+    ]
+    return {"last phase": phases[-1][1]}, phases
 
 
 def put(batch: Any, mesh: Mesh) -> Any:
@@ -104,7 +130,7 @@ def summary(
     name: str, ready: Ready, curve: Sequence[report.Point], times: Sequence[float]
 ) -> report.Run:
     """What a run came to, after as many steps as there are times, in seconds."""
-    sent = sum(ready.sent.values())
+    sent = ready.phases[-1][1]
     return report.Run(
         name=name,
         label=options.label(name),
@@ -114,6 +140,7 @@ def summary(
         times_less_than_dense=ready.dense_bytes / sent,
         bits_per_element=ready.bits_per_element,
         step_ms=1e3 * statistics.median(times),
-        sent_mb=len(times) * sent / 1e6,
+        sent_mb=report.sent(ready.phases, len(times)) / 1e6,
+        phases=ready.phases,
         curve=list(curve),
     )

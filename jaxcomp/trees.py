@@ -7,6 +7,7 @@ into a batch. Its tail joins the others.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -254,9 +255,13 @@ def encode(
         >>> payload.batches[0].words.shape
         (4, 64)
     """
-    plan = layout(codec, tree)
+    return _encode(layout(codec, tree), noise.raw(key), tree, worker)
+
+
+# Compiled even where the caller is not: quicker, and one program for a codec and a shape.
+@functools.partial(jax.jit, static_argnums=0)
+def _encode(plan: Layout, key: Array, tree: PyTree, worker: Array | int) -> TreePayload:
     xs, dense = stacks(plan, tree)
-    key = noise.raw(key)
     payloads = []
     for number, (batch, x) in enumerate(zip(plan.batches, xs, strict=True)):
         state = batch.codec.init(batch.like)
@@ -298,7 +303,11 @@ def decode(
             f"({len(plan.batches)} batches, {len(plan.dense)} dense leaves), got "
             f"{jax.tree.map(jnp.shape, payload)}"
         )
-    key = noise.raw(key)
+    return _decode(plan, noise.raw(key), payload, worker)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _decode(plan: Layout, key: Array, payload: TreePayload, worker: Array | int) -> PyTree:
     stacks = [
         batch.codec.decode(batch_key(key, number, worker), part, batch.like)
         for number, (batch, part) in enumerate(zip(plan.batches, payload.batches, strict=True))

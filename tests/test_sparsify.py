@@ -141,7 +141,7 @@ def test_a_needed_place_is_never_left_out():
 def test_places_come_back(coding, n, size, k):
     rng = np.random.default_rng(k)
     places = np.sort([rng.choice(size, k, replace=False) for _ in range(n)]).astype(np.uint32)
-    for code in (coding, indices.EliasFano(), deltas.Deltas()):
+    for code in (coding, indices.EliasFano(), indices.Rice(), deltas.Deltas()):
         words = jax.jit(code.encode, static_argnums=1)(jnp.asarray(places), size)
         assert words.dtype == jnp.uint32
         decode = jax.jit(code.decode, static_argnums=(1, 2))
@@ -186,6 +186,38 @@ def test_elias_fano_has_its_size():
         like = jax.ShapeDtypeStruct((1, k), jnp.uint32)
         words = jax.eval_shape(lambda p: code.encode(p, 2**20), like)
         assert 32 * words.shape[1] / k <= most
+
+
+@pytest.mark.parametrize("code", [indices.EliasFano(), indices.Rice(), deltas.Deltas()], ids=repr)
+def test_places_come_back_where_slots_are_spare(code):
+    """The spare ones repeat a place: those before them must not suffer."""
+    for size, used, k in ((300, [3, 50, 51, 299], 9), (64, [63], 64), (1000, [], 5)):
+        spare = [used[-1] if used else 0] * (k - len(used))
+        places = jnp.array([used + spare], jnp.uint32)
+        got = jax.jit(code.decode, static_argnums=(1, 2))(code.encode(places, size), k, size)
+        np.testing.assert_array_equal(got[0, : len(used)], used)
+
+
+@pytest.mark.parametrize(
+    ("share", "want"), [(0.1, 4.756), (0.01, 8.108), (0.001, 11.495), (0.0001, 14.788)]
+)
+def test_rice_takes_what_it_should(share, want):
+    """Its length on random places, `r + 1 / (1 − (1 − p)^2ʳ)`, and its most on the worst."""
+    size, code = 2**22, indices.Rice()
+    k = round(share * size)
+    places = np.sort(np.random.default_rng(0).choice(size, k, replace=False)).astype(np.uint32)
+    used = int(jax.jit(code.bits, static_argnums=1)(jnp.asarray(places)[None], size)[0])
+    assert used / k == pytest.approx(want, rel=0.01)
+    low, _ = code._split(k, size)
+    gaps = np.zeros(k, np.int64)
+    gaps[: (size - k) >> low] = 1 << low
+    gaps[0] += ((size - k) >> low << low) - gaps.sum()
+    worst = (np.cumsum(gaps + 1) - 1).astype(np.uint32)[None]
+    words = jax.jit(code.encode, static_argnums=1)(jnp.asarray(worst), size)
+    decode = jax.jit(code.decode, static_argnums=(1, 2))
+    np.testing.assert_array_equal(decode(words, k, size), worst)
+    fano = jax.eval_shape(lambda p: indices.EliasFano().encode(p, size), jnp.asarray(worst))
+    assert words.shape[1] <= 1.05 * fano.shape[1]
 
 
 def test_logarithms_are_close_and_exact_at_powers_of_two():

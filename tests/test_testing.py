@@ -131,7 +131,7 @@ def test_a_good_codec_passes():
         (Expanding(), "must be contractive"),
         (Offset(), "must decode zeros to zeros"),
         (Unsummed(), "must be the sum of decode"),
-        (Flat(), "leading axis of 3 buckets"),
+        (Flat(), "leading axis of 6 buckets"),
         (Unhashable(), "must be hashable by value"),
         ("qsgd", "a codec must have"),
     ],

@@ -32,7 +32,8 @@ def top_k(
         bucket_size: elements among which to choose; None for the whole leaf.
         values: a codec for the values, such as `jaxcomp.qsgd_inf(bits=8)`; None for the values as
             they are.
-        indices: how places become words: `EliasFano()`, `Packed()`, `Bitmap()` or `Raw()`.
+        indices: how places become words, of `jaxcomp.sparsify.indices`: `EliasFano()`, `Rice()`,
+            `Packed()`, `Bitmap()` or `Raw()`.
 
     Raises:
         ValueError: for a fraction outside (0, 1], a bucket size that is not positive, or a codec of

@@ -9,7 +9,7 @@ from jaxtyping import Int32, UInt32
 
 from jaxcomp.entropy import stream
 from jaxcomp.protocols import Array
-from jaxcomp.sparsify.indices import EliasFano
+from jaxcomp.sparsify.indices import EliasFano, from_gaps, gaps
 
 _WIDTH = 6
 """Bits that say how wide the gaps of a block are: 0 to 32."""
@@ -38,12 +38,12 @@ class Deltas:
     def encode(self, places: UInt32[Array, "n k"], size: int) -> UInt32[Array, "n words"]:
         n, k = places.shape
         blocks, total = self._blocks(k), self._words(k, size)
-        gaps = _gaps(places)
-        widths = self._widths(gaps)
+        found = gaps(places)
+        widths = self._widths(found)
         lengths = jnp.repeat(widths, self.block, axis=1)[:, :k]
         begins = stream.begins(lengths)
         head = stream.write(widths.astype(jnp.uint32), _every(n, blocks), _head(blocks))
-        body = stream.write(gaps, begins, total - _head(blocks) - 1)
+        body = stream.write(found, begins, total - _head(blocks) - 1)
         deltas = jnp.concatenate([jnp.full((n, 1), _DELTAS, jnp.uint32), head, body], axis=1)
         coded = EliasFano().encode(places, size)
         spare = jnp.zeros((n, total - 1 - coded.shape[1]), jnp.uint32)
@@ -57,8 +57,8 @@ class Deltas:
         head, body = words[:, 1 : 1 + _head(blocks)], words[:, 1 + _head(blocks) :]
         widths = stream.read(head, _every(n, blocks), jnp.full((n, blocks), _WIDTH))
         lengths = jnp.repeat(widths.astype(jnp.int32), self.block, axis=1)[:, :k]
-        gaps = stream.read(body, stream.begins(lengths), lengths)
-        deltas = jnp.cumsum(gaps + jnp.uint32(1), axis=1) - jnp.uint32(1)
+        found = stream.read(body, stream.begins(lengths), lengths)
+        deltas = from_gaps(found)
         other = EliasFano().decode(words[:, 1 : 1 + _other_words(k, size)], k, size)
         return jnp.where(words[:, :1] == _DELTAS, deltas, other)
 
@@ -67,7 +67,7 @@ class Deltas:
         k = places.shape[1]
         begin = jnp.arange(self._blocks(k), dtype=jnp.int32) * self.block
         real = jnp.minimum(k - begin, self.block)
-        return jnp.sum(self._widths(_gaps(places)) * real + _WIDTH, axis=1)
+        return jnp.sum(self._widths(gaps(places)) * real + _WIDTH, axis=1)
 
     def _widths(self, gaps: UInt32[Array, "n k"]) -> Int32[Array, "n blocks"]:
         n, k = gaps.shape
@@ -82,12 +82,6 @@ class Deltas:
         """Words for either code, and the one that says which."""
         body = -(-math.ceil(k * (_ROOM + max(0.0, math.log2(size / k)))) // stream.WORD)
         return 1 + max(_other_words(k, size), _head(self._blocks(k)) + body)
-
-
-def _gaps(places: UInt32[Array, "n k"]) -> UInt32[Array, "n k"]:
-    """How many elements lie between each place and the one before; none for a place repeated."""
-    after = jnp.pad(places[:, :-1] + jnp.uint32(1), ((0, 0), (1, 0)))
-    return jnp.where(places < after, 0, places - after)
 
 
 def _other_words(k: int, size: int) -> int:

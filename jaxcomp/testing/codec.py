@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, cast
 
 import jax
@@ -37,8 +38,8 @@ def check_codec(codec: Codec, *, size: int = 700) -> None:
     x = gaussian(size)
     assert_keeps_shape(codec)
     assert_deterministic(codec, x)
-    assert_handles_extremes(codec)
-    assert_shows_nonfinite(codec)
+    assert_handles_extremes(codec, x)
+    assert_shows_nonfinite(codec, x)
     assert_sums(codec, x)
     assert_wire_bytes(codec, x)
     if codec.unbiased:
@@ -79,8 +80,9 @@ def assert_hashable(setting: Any) -> None:
 def assert_keeps_shape(codec: Codec) -> None:
     """Any shape and floating dtype comes back as it was, empty ones included."""
     for shape, dtype in [
-        *((shape, jnp.float32) for shape in [(), (1,), (7,), (0,), (3, 0, 2), (5, 129)]),
-        *((shape, dtype) for shape in [(7,), (5, 129)] for dtype in (jnp.bfloat16, jnp.float16)),
+        *((shape, jnp.float32) for shape in [(), (7,), (0,), (3, 0, 2), (5, 129)]),
+        ((7,), jnp.bfloat16),
+        ((5, 129), jnp.float16),
     ]:
         like = jax.ShapeDtypeStruct(shape, dtype)
         back = jax.eval_shape(lambda x: trees.roundtrip(codec, SEED, x), like)
@@ -89,10 +91,10 @@ def assert_keeps_shape(codec: Codec) -> None:
                 f"{codec!r} must return {like.dtype.name}{list(shape)} as it was, got "
                 f"{back.dtype.name}{list(back.shape)}"
             )
-    payload = trees.encode(codec, SEED, gaussian(300))
-    for batch, part in zip(
-        trees.layout(codec, gaussian(300)).batches, payload.batches, strict=True
-    ):
+    x = jax.ShapeDtypeStruct((5, 129), jnp.float32)
+    plan = trees.layout(codec, x)
+    payload = jax.eval_shape(lambda x: trees.encode(codec, SEED, x).batches, x)
+    for batch, part in zip(plan.batches, payload, strict=True):
         for leaf in jax.tree.leaves(part):
             if leaf.ndim == 0 or leaf.shape[0] != batch.buckets:
                 raise AssertionError(
@@ -101,58 +103,96 @@ def assert_keeps_shape(codec: Codec) -> None:
                 )
 
 
+# One program for the checks of a codec, and one for many keys and inputs at once.
+def _there_and_back(codec: Codec, key: Array, x: Array) -> tuple[PyTree, Array]:
+    """The payload, and what it is decoded to."""
+    payload = trees.encode(codec, key, x)
+    return payload, trees.decode(codec, key, payload, x)
+
+
+_compiled = jax.jit(_there_and_back, static_argnums=0)
+_MANY = 128
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _many(codec: Codec, keys: Array, xs: Array) -> tuple[PyTree, Array]:
+    return jax.vmap(functools.partial(_there_and_back, codec))(keys, xs)
+
+
+def _keys(start: int = 0) -> Array:
+    numbers = start + jnp.arange(_MANY, dtype=jnp.uint32)
+    return jax.vmap(lambda i: noise.fold(noise.raw(SEED), i))(numbers)
+
+
 def assert_deterministic(codec: Codec, x: Array) -> None:
-    """The same input and key give the same bits: twice, under `jit` and under `vmap`."""
-
-    def both(key, x):
-        payload = trees.encode(codec, key, x)
-        return payload, trees.decode(codec, key, payload, x)
-
-    keys = jnp.stack([noise.fold(noise.raw(SEED), i) for i in range(3)])
-    xs = jnp.stack([x, 2 * x, -x[::-1]])
-    eager = [both(key, row) for key, row in zip(keys, xs, strict=True)]
-    _same_bits(codec, "called twice", eager[0], both(keys[0], xs[0]))
-    compiled = jax.jit(both)
+    """The same input and key give the same bits: as one program, as two, and under `vmap`."""
+    _assert_traces_alike(codec, x)
+    keys, rows = _keys(), [x, 2 * x, -x[::-1]]
+    eager = [_there_and_back(codec, key, row) for key, row in zip(keys[:3], rows, strict=True)]
     for i, want in enumerate(eager):
-        _same_bits(codec, "under jit", want, compiled(keys[i], xs[i]))
-    _same_bits(
-        codec,
-        "under vmap",
-        jax.tree.map(lambda *leaves: jnp.stack(leaves), *eager),
-        jax.jit(jax.vmap(both))(keys, xs),
-    )
+        _same_bits(codec, "under jit", want, _compiled(codec, keys[i], rows[i]))
+    xs = jnp.stack([*rows, *[x] * (_MANY - 3)])
+    mapped = jax.tree.map(lambda leaf: leaf[:3], _many(codec, keys, xs))
+    wanted = jax.tree.map(lambda *leaves: jnp.stack(leaves), *eager)
+    _same_bits(codec, "under vmap", wanted, mapped)
 
 
-def assert_handles_extremes(codec: Codec) -> None:
-    """Zeros decode to zeros, and finite input of any size to finite output of that size."""
-    shape = (600,)
-    run = jax.jit(lambda x: trees.roundtrip(codec, SEED, x))
-    gauss = gaussian(shape[0])
+def _assert_traces_alike(codec: Codec, x: Array) -> None:
+    """Whenever it is called, it is the same program: it depends on nothing but its arguments."""
+    for batch in trees.layout(codec, x).batches:
+        key, like = trees.batch_key(noise.raw(SEED), 0, 0), batch.like
+
+        def both(x, batch=batch, key=key, like=like):
+            payload, _ = codec.encode(key, x, trees.counts(batch), codec.init(like))
+            return codec.decode(key, payload, like)
+
+        # A new function each time, since the trace of an old one is remembered.
+        first, second = (jax.make_jaxpr(lambda x: both(x))(like) for _ in range(2))
+        alike = [np.array_equal(a, b) for a, b in zip(first.consts, second.consts, strict=False)]
+        if str(first.jaxpr) != str(second.jaxpr) or not all(alike):
+            raise AssertionError(
+                f"{codec!r} must give the same bits whenever it is called, and traces to another "
+                "program the second time"
+            )
+
+
+def assert_handles_extremes(codec: Codec, x: Array) -> None:
+    """Zeros decode to zeros, and finite input of any size to finite output of that size.
+
+    Args:
+        codec: the codec.
+        x: `[n]`, of moderate size, such as `gaussian(700)`.
+
+    Raises:
+        AssertionError: naming the input.
+    """
+    run = _roundtrip(codec)
     inputs = {
-        "zeros": jnp.zeros(shape),
-        "1e-30": gauss * 1e-30,
-        "1e30": gauss * 1e30,
-        "denormals": jnp.full(shape, 1e-40),
-        "a constant": jnp.full(shape, 3.0),
-        "one outlier": gauss.at[17].set(1e4),
-        "one element": jnp.zeros(shape).at[599].set(-2.0),
+        "zeros": jnp.zeros_like(x),
+        "1e-30": x * 1e-30,
+        "1e30": x * 1e30,
+        "denormals": jnp.full_like(x, 1e-40),
+        "a constant": jnp.full_like(x, 3.0),
+        "one outlier": x.at[17].set(1e4),
+        "one element": jnp.zeros_like(x).at[-1].set(-2.0),
     }
-    for name, x in inputs.items():
-        y = np.asarray(run(x), np.float64)
+    for name, given in inputs.items():
+        y = np.asarray(run(given), np.float64)
         if not np.isfinite(y).all():
             raise AssertionError(f"{codec!r} must give finite output for {name}, got {y}")
         if name == "zeros" and y.any():
             raise AssertionError(f"{codec!r} must decode zeros to zeros, got {y[y != 0][:5]}")
-        top = float(jnp.max(jnp.abs(x)))
-        growth = 1 + (offers.variance_bound(codec, shape[0]) or 0)
-        bound = top * max(np.sqrt(shape[0]), growth) * 1.01 + 1e-37
+        top = float(jnp.max(jnp.abs(given)))
+        growth = 1 + (offers.variance_bound(codec, x.size) or 0)
+        bound = top * max(np.sqrt(x.size), growth) * 1.01 + 1e-37
         if np.abs(y).max() > bound:
             raise AssertionError(
                 f"{codec!r} decodes {name} (largest {top:g}) to {np.abs(y).max():g}, above "
                 f"{bound:g}"
             )
     for scale in (2.0**-40, 2.0**60) if offers.homogeneous(codec) else ():
-        want, got = np.asarray(run(gauss)) * np.float32(scale), np.asarray(run(gauss * scale))
+        want = np.asarray(run(x)) * np.float32(scale)
+        got = np.asarray(run(x * scale))
         if not np.array_equal(want, got):
             raise AssertionError(
                 f"{codec!r} must scale with its input bit for bit by powers of two; by {scale:g} "
@@ -160,12 +200,12 @@ def assert_handles_extremes(codec: Codec) -> None:
             )
 
 
-def assert_shows_nonfinite(codec: Codec) -> None:
+def assert_shows_nonfinite(codec: Codec, x: Array) -> None:
     """One NaN or Inf in the input makes at least that element of the output non-finite."""
-    run = jax.jit(lambda x: trees.roundtrip(codec, SEED, x))
+    run = _roundtrip(codec)
     for bad in (np.nan, np.inf, -np.inf):
-        for place in (0, 311, 599):
-            y = np.asarray(run(gaussian(600).at[place].set(bad)))
+        for place in (0, x.size // 2, x.size - 1):
+            y = np.asarray(run(x.at[place].set(bad)))
             if np.isfinite(y[place]):
                 raise AssertionError(
                     f"{codec!r} hides {bad} at element {place}: it decodes to {y[place]}, so no "
@@ -179,18 +219,18 @@ def assert_sums(codec: Codec, x: Array) -> None:
     key = noise.raw(SEED)
     rows = [x, -2 * x, x[::-1]]
     payloads = [trees.encode(codec, key, row, worker=i) for i, row in enumerate(rows)]
-    for weights in (None, jnp.array([1.0, 0.0, 2.0])):
-        for number, batch in enumerate(plan.batches):
-            keys = [trees.batch_key(key, number, i) for i in range(3)]
-            parts = [payload.batches[number] for payload in payloads]
-            stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *parts)
-            everyone = keys[0]._replace(own=jnp.stack([k.own for k in keys]))
-            got = summing.decode_sum(codec, everyone, stacked, batch.like, weights)
-            like = summing.accumulator(batch.like)
+    for number, batch in enumerate(plan.batches):
+        keys = [trees.batch_key(key, number, i) for i in range(3)]
+        parts = [payload.batches[number] for payload in payloads]
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *parts)
+        everyone = keys[0]._replace(own=jnp.stack([k.own for k in keys]))
+        like = summing.accumulator(batch.like)
+        alone = [_decoded(codec, k, part, like) for k, part in zip(keys, parts, strict=True)]
+        for weights in (None, jnp.array([1.0, 0.0, 2.0])):
+            got = _summed(codec, everyone, stacked, batch.like, weights)
             want = jnp.zeros(like.shape, like.dtype)
-            for i, (k, part) in enumerate(zip(keys, parts, strict=True)):
-                factor = 1.0 if weights is None else float(weights[i])
-                want = want + factor * codec.decode(k, part, like)
+            for i, row in enumerate(alone):
+                want = want + (1.0 if weights is None else float(weights[i])) * row
             close = functools.partial(
                 np.allclose, rtol=1e-5, atol=1e-6 * float(jnp.abs(want).max())
             )
@@ -200,6 +240,10 @@ def assert_sums(codec: Codec, x: Array) -> None:
                     f"decode_sum of {codec!r} must be the sum of decode in worker order"
                     + ("" if weights is None else f" with weights {weights}")
                 )
+
+
+_decoded = jax.jit(lambda codec, *args: codec.decode(*args), static_argnums=(0, 3))
+_summed = jax.jit(summing.decode_sum, static_argnums=(0, 3))
 
 
 def assert_wire_bytes(codec: Codec, like: ArrayLike) -> None:
@@ -233,7 +277,7 @@ def assert_unbiased(codec: Codec, x: Array, *, draws: int = 2048) -> None:
     Args:
         codec: the codec.
         x: the input.
-        draws: how many keys.
+        draws: how many keys, rounded up to a multiple of 128.
 
     Raises:
         AssertionError: naming the element that is furthest off.
@@ -241,20 +285,19 @@ def assert_unbiased(codec: Codec, x: Array, *, draws: int = 2048) -> None:
     x = jnp.asarray(x).reshape(-1).astype(jnp.float32)
     x = x / jnp.maximum(jnp.max(jnp.abs(x)), jnp.finfo(jnp.float32).tiny)
 
-    def moments(start):
-        numbers = start + jnp.arange(draws // 16, dtype=jnp.uint32)
-        keys = jax.vmap(lambda i: noise.fold(noise.raw(SEED), i))(numbers)
-        y = jax.vmap(lambda key: trees.roundtrip(codec, key, x))(keys)
-        error = (y - x).astype(jnp.float32)
-        return error.sum(0), (error * error).sum(0), jnp.max(jnp.abs(error))
-
-    starts = jnp.arange(16, dtype=jnp.uint32) * (draws // 16)
-    first, second, largest = jax.jit(lambda s: jax.lax.map(moments, s))(starts)
-    bias = np.asarray(first, np.float64).sum(0) / draws
-    spread = np.sqrt(np.maximum(np.asarray(second, np.float64).sum(0) / draws - bias**2, 0))
+    draws = -(-draws // _MANY) * _MANY
+    first, second, largest = np.zeros(x.size), np.zeros(x.size), 0.0
+    for start in range(0, draws, _MANY):
+        _, y = _many(codec, _keys(start), jnp.broadcast_to(x, (_MANY, x.size)))
+        off = np.asarray(y - x, np.float64)
+        first += off.sum(0)
+        second += (off * off).sum(0)
+        largest = max(largest, np.abs(off).max())
+    bias = first / draws
+    spread = np.sqrt(np.maximum(second / draws - bias**2, 0))
     error = spread / np.sqrt(draws) + 2.0**-18
     # What is less likely than 6 / draws may never have been drawn: allow for its weight.
-    unseen = 6 / draws * float(jnp.max(largest))
+    unseen = 6 / draws * float(largest)
     worst = int(np.argmax(np.abs(bias) / (6 * error + unseen)))
     if np.abs(bias[worst]) > 6 * error[worst] + unseen:
         raise AssertionError(
@@ -277,19 +320,24 @@ def assert_contractive(codec: Codec, x: Array, *, draws: int = 16) -> None:
         AssertionError: with the measured ratio.
     """
     x = jnp.asarray(x).reshape(-1).astype(jnp.float32)
-    keys = jnp.stack([noise.fold(noise.raw(SEED), i) for i in range(draws)])
+    keys, run = _keys()[:draws], _compiled
     for name, row in {
         "x": x,
         "x**3": x**3,
         "one element": jnp.zeros_like(x).at[0].set(1.0),
     }.items():
-        y = jax.jit(jax.vmap(lambda key, row=row: trees.roundtrip(codec, key, row)))(keys)
+        y = jnp.stack([run(codec, key, row)[1] for key in keys])
         ratio = float(jnp.mean(jnp.sum((y - row) ** 2, 1)) / jnp.sum(row**2))
         if not ratio < 1:
             raise AssertionError(
                 f"{codec!r} must be contractive: its error on {name} is {ratio:.4f} of the input's "
                 "energy, and feedback on it would grow"
             )
+
+
+def _roundtrip(codec: Codec) -> Callable[[Array], Array]:
+    """Of one key."""
+    return lambda x: _compiled(codec, noise.raw(SEED), x)[1]
 
 
 def gaussian(size: int) -> Array:
