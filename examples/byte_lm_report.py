@@ -41,7 +41,7 @@ def picture(runs: Sequence[report.Run], devices: int, settings: dict[str, Any]) 
     title = report.headline(runs, METRIC, alone="{} bits a byte")
     subtitle = (
         f"Transformer on the source of Python's library, {devices} workers, {settings['steps']} "
-        f"steps of {settings['optimizer']}: every codec with the same start, batches and optimizer"
+        f"steps of {settings['optimizer']}: {report.alike(runs)}"
     )
     figure.text(0.06, 0.925, title, size=17, weight="bold", color=report.INK)
     figure.text(0.06, 0.88, subtitle, size=10.5, color=report.FAINT)

@@ -37,7 +37,7 @@ def picture(runs: Sequence[report.Run], devices: int, settings: dict[str, Any]) 
     title = report.headline(runs, METRIC, alone="{} of the digits right")
     subtitle = (
         f"Handwritten digits, {devices} workers, {settings['epochs']} epochs of "
-        f"{settings['optimizer']}: every codec with the same start, batches and optimizer"
+        f"{settings['optimizer']}: {report.alike(runs)}"
     )
     figure.text(0.06, 1 - 0.45 / height, title, size=17, weight="bold", color=report.INK)
     figure.text(0.06, 1 - 0.73 / height, subtitle, size=10.5, color=report.FAINT)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import options
 from matplotlib.axes import Axes
 from rich import box
 from rich.console import Console
@@ -214,15 +215,22 @@ def headline(runs: Sequence[Run], metric: Metric, alone: str) -> str:
         metric: how their score is written.
         alone: format of a score that stands against none.
     """
-    least = min(runs, key=lambda run: run.bytes_per_step)
+    least = min(runs, key=lambda run: run.sent_mb)
     dense = next((run for run in runs if run.name == "dense"), None)
     score = metric.number.format(least.score)
     if dense is None or least is dense:
         return f"{alone.format(score)} for {least.sent_mb:,.3g} MB sent"
     return (
-        f"{least.label}: {least.times_less_than_dense:.1f}× fewer bytes than dense, "
+        f"{least.label}: {dense.sent_mb / least.sent_mb:.1f}× fewer bytes than dense, "
         f"{metric.verdict.format(score, metric.number.format(dense.score))}"
     )
+
+
+def alike(runs: Sequence[Run]) -> str:
+    """What the runs have in common."""
+    own = [run.label for run in runs if options.METHODS[run.name].optimizer]
+    but = f" (but {' and '.join(own)})" if own else ""
+    return f"every codec with the same start, batches and optimizer{but}"
 
 
 def against_dense(run: Run) -> str:

@@ -110,8 +110,7 @@ def sent_by(
         sent = jaxcomp.collective_bytes(step)  # Of this very program.
         return sent, [(0, sum(sent.values()))]
     phases = [
-        (start, jaxcomp.describe(reducer, params, workers=workers).link_bytes)
-        for start, reducer in mean.phases
+        (start, jaxcomp.wire_bytes(reducer, params, workers)) for start, reducer in mean.phases
     ]
     return {"last phase": phases[-1][1]}, phases
 
