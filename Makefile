@@ -36,6 +36,7 @@ bench: setup
 	@$(PIP) '.[peers]'
 	$(BIN)/python -W ignore benchmarks/codecs.py $(ARGS)
 	$(BIN)/python benchmarks/step.py
+	$(BIN)/python -W ignore benchmarks/low_rank.py
 
 # Compiles for an H100 and a TPU v5e without having one; downloads 1.3 GB of compilers once.
 AOT_GPU := jax-cuda12-pjrt==0.10.2 jax-cuda12-plugin==0.10.2 nvidia-cuda-nvcc-cu12

@@ -80,10 +80,10 @@ def series(
     ]
 
 
-def shares(name: str, make: Callable[..., Any]) -> list[Entry]:
+def shares(name: str, make: Callable[..., Any], *given: float) -> list[Entry]:
     return [
         Entry(series=name, setting=f"{100 * share:g} %", family="sparse", codec=make(share))
-        for share in (0.1, 0.01)
+        for share in given
     ]
 
 
@@ -94,6 +94,7 @@ def entries() -> list[Entry]:
     even, powers, ternary = "even levels", "powers of two", "signs and ternary"
     rotated, floats, composed = "rotated", "float formats", "composed"
     mx = ("mxfp4", "mxfp6", "mxfp6_e3m2", "mxfp8", "mxfp8_e5m2", "nvfp4")
+    four = jaxcomp.qsgd_inf(bits=4)
     pair = (jaxcomp.top_k(fraction=0.01, bucket_size=512), jaxcomp.qsgd_inf(bits=3))
     return [
         *series("qsgd", even, jaxcomp.qsgd, more),
@@ -126,8 +127,13 @@ def entries() -> list[Entry]:
         *series("ndsc", rotated, jaxcomp.ndsc, (0.5, 1, 2, 3, 4)),
         *series("dsc", rotated, jaxcomp.dsc, (1.5, 2, 3, 4)),
         *series("rotated_uniform", rotated, jaxcomp.rotated_uniform, (2, 3, 4)),
-        *shares("random_k", jaxcomp.random_k),
-        *shares("top_k", jaxcomp.top_k),
+        *shares("random_k", jaxcomp.random_k, 0.1, 0.01),
+        *shares("top_k", jaxcomp.top_k, 0.1, 0.01, 0.001),
+        *shares("top_k, 4-bit values", lambda share: jaxcomp.top_k(share, values=four), 0.01),
+        *shares("sidco", jaxcomp.sidco, 0.01, 0.001),
+        *shares("dgc", jaxcomp.dgc, 0.001),
+        *shares("fastsgd", jaxcomp.fastsgd, 0.01),
+        Entry(series="demo", family="sparse", codec=jaxcomp.demo()),
         *(Entry(series=name, family=floats, codec=jaxcomp.mx(name)) for name in mx),
         Entry(
             series="mxfp4, unbiased",
