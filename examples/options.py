@@ -33,12 +33,22 @@ class Method(NamedTuple):
 
 
 def warmed_up(fraction: float) -> jaxcomp.Phases:
-    """Deep Gradient Compression, whose residual has the momentum: the optimizer must have none."""
+    """Deep Gradient Compression, whose residual has the momentum."""
     feedback = jaxcomp.MomentumCorrection(momentum=0.9)
     shares = jaxcomp.dgc_warmup(fraction, steps_per_epoch=20)
     return jaxcomp.Phases(
         tuple((start, jaxcomp.Link(jaxcomp.dgc(share), feedback)) for start, share in shares)
     )
+
+
+def where_dense(reducer: jaxcomp.Reducer) -> Optimizer:
+    """Momentum for the leaves that are not compressed, whose residual has none."""
+
+    def optimizer(rate: optax.Schedule) -> optax.GradientTransformation:
+        momentum = optax.masked(optax.trace(0.9), jaxcomp.dense_leaves(reducer))
+        return optax.chain(momentum, optax.sgd(rate))
+
+    return optimizer
 
 
 def sign_of(rate: optax.Schedule) -> optax.GradientTransformation:
@@ -53,6 +63,7 @@ def without_memory(codec: jaxcomp.Codec) -> jaxcomp.Link:
         return jaxcomp.Link(codec, jaxcomp.NoFeedback())
 
 
+DGC = warmed_up(0.001)
 METHODS: dict[str, Method] = {
     "dense": Method("dense", jaxcomp.Dense()),
     "qsgd_inf": Method("qsgd_inf 4-bit", jaxcomp.qsgd_inf(bits=4)),
@@ -63,7 +74,7 @@ METHODS: dict[str, Method] = {
     "bf16": Method("bf16", jaxcomp.cast("bfloat16")),
     "top_k_alone": Method("top_k 1 % alone", without_memory(jaxcomp.top_k(fraction=0.01))),
     "sidco": Method("sidco 0.1 %", jaxcomp.sidco(fraction=0.001)),
-    "dgc": Method("dgc 0.1 %", warmed_up(0.001), optimizer=optax.sgd),
+    "dgc": Method("dgc 0.1 %", DGC, optimizer=where_dense(DGC)),
     "powersgd": Method("PowerSGD rank 4", jaxcomp.PowerIteration(rank=4)),
     "demo": Method(
         "DeMo",

@@ -51,13 +51,31 @@ def test_own_codec():
     assert "Int8 passes the contract" in run("own_codec.py")
 
 
-def test_train_digits(tmp_path):
-    run("train_digits.py", "--codec", "dense", "sign", "--epochs", 3, "--out", tmp_path)
-    results = json.loads((tmp_path / "results.json").read_text())
+LEAST = {"dense": 96.5, "top_k": 96, "powersgd": 96, "top_k_alone": 94} | dict.fromkeys(
+    ("sidco", "dgc", "demo"), 94
+)
+"""Test accuracy in percent, after 200 steps of momentum."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "methods",
+    [("dense", "top_k", "top_k_alone", "powersgd"), ("sidco", "dgc", "demo")],
+    ids="-".join,
+)
+def test_train_digits(methods, tmp_path):
+    settings = ("--optimizer", "momentum", "--epochs", 20)
+    run("train_digits.py", "--codec", *methods, *settings, "--out", tmp_path)
     assert (tmp_path / "digits.png").stat().st_size > 10_000
-    text = json.dumps(results)
-    assert "sign" in text
-    assert "dense" in text
+    found = {one["name"]: one for one in results_of(tmp_path)["runs"]}
+    assert tuple(found) == methods
+    score = {name: one["test_accuracy"] for name, one in found.items()}
+    assert all(score[name] >= LEAST[name] for name in methods), score
+    if "top_k" in methods:
+        assert score["top_k_alone"] < score["top_k"] <= score["dense"] + 0.5
+        assert found["top_k"]["times_less_than_dense"] > 15
+    if "dgc" in methods:  # Its first hundred steps send more.
+        assert found["dgc"]["sent_mb"] > 200 * found["dgc"]["bytes_per_step"] / 1e6
 
 
 @pytest.fixture(scope="module")
