@@ -279,7 +279,8 @@ def fastsgd(
     Note:
         A reconstruction: of the paper only the abstract could be read (a reciprocal mapper,
         logarithmic quantisation, an integer threshold, fine-grained adaptive deltas of keys).
-        Places are `Deltas()`, which take a bit more than `EliasFano()`.
+        Places are `Deltas()`, which take one bit more each than `EliasFano()`. Where tails are light,
+        few elements lie within whole steps of the largest, and less than the share is sent.
     """
     return Sparsifier(
         choice=NearLargest(fraction, most, per_octave),
