@@ -191,12 +191,12 @@ def test_elias_fano_has_its_size():
 
 @pytest.mark.parametrize("code", [indices.EliasFano(), indices.Rice(), deltas.Deltas()], ids=repr)
 def test_places_come_back_where_slots_are_spare(code):
-    """The spare ones repeat a place: those before them must not suffer."""
-    for size, used, k in ((300, [3, 50, 51, 299], 9), (64, [63], 64), (1000, [], 5)):
-        spare = [used[-1] if used else 0] * (k - len(used))
-        places = jnp.array([used + spare], jnp.uint32)
-        got = jax.jit(code.decode, static_argnums=(1, 2))(code.encode(places, size), k, size)
-        np.testing.assert_array_equal(got[0, : len(used)], used)
+    """The spare ones repeat a place, or are beyond the end: those before them must not suffer."""
+    for size, used, k in ((300, [3, 50, 51, 299], 9), (64, [63], 64), (1000, [], 5), (9, [8], 9)):
+        rows = [used + [spare] * (k - len(used)) for spare in (used[-1] if used else 0, size)]
+        words = code.encode(jnp.array(rows, jnp.uint32), size)
+        got = jax.jit(code.decode, static_argnums=(1, 2))(words, k, size)
+        np.testing.assert_array_equal(got[:, : len(used)], [used, used])
 
 
 @pytest.mark.parametrize(
