@@ -40,7 +40,9 @@ CODECS = {
     "cast float8_e4m3fn": jaxcomp.cast("float8_e4m3fn"),
     "top_k 1 %": jaxcomp.top_k(fraction=0.01),
     "top_k 0.1 %": jaxcomp.top_k(fraction=0.001),
-    "top_k 1 %, 4-bit values": jaxcomp.top_k(fraction=0.01, values=jaxcomp.qsgd_inf(bits=4)),
+    "top_k 1 %, 4-bit values": jaxcomp.top_k(
+        fraction=0.01, values=jaxcomp.qsgd_inf(bits=4, bucket_size=128)
+    ),
     "sidco 1 %": jaxcomp.sidco(fraction=0.01),
     "sidco 0.1 %": jaxcomp.sidco(fraction=0.001),
     "sidco 0.1 %, pareto": jaxcomp.sidco(fraction=0.001, law="pareto"),

@@ -94,7 +94,7 @@ def entries() -> list[Entry]:
     even, powers, ternary = "even levels", "powers of two", "signs and ternary"
     rotated, floats, composed = "rotated", "float formats", "composed"
     mx = ("mxfp4", "mxfp6", "mxfp6_e3m2", "mxfp8", "mxfp8_e5m2", "nvfp4")
-    four = jaxcomp.qsgd_inf(bits=4)
+    four = jaxcomp.qsgd_inf(bits=4, bucket_size=128)
     pair = (jaxcomp.top_k(fraction=0.01, bucket_size=512), jaxcomp.qsgd_inf(bits=3))
     return [
         *series("qsgd", even, jaxcomp.qsgd, more),

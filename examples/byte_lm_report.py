@@ -40,7 +40,7 @@ def picture(runs: Sequence[report.Run], devices: int, settings: dict[str, Any]) 
         figure.text(x, 0.735, heading, size=12, weight="bold", color=report.INK)
     title = report.headline(runs, METRIC, alone="{} bits a byte")
     subtitle = (
-        f"Transformer on the source of Python's library, {devices} workers, {settings['steps']} "
+        f"Transformer on Python's own source, {devices} workers, {settings['steps']} "
         f"steps of {settings['optimizer']}: {report.alike(runs)}"
     )
     figure.text(0.06, 0.925, title, size=17, weight="bold", color=report.INK)
@@ -50,7 +50,7 @@ def picture(runs: Sequence[report.Run], devices: int, settings: dict[str, Any]) 
 
 
 def name_runs(figure: Figure, runs: Sequence[report.Run]) -> None:
-    """One row of names, each with its score, in the colors of the lines."""
+    """Rows of names, each with its score, in the colors of the lines."""
     figure.legend(
         [Line2D([], [], color=report.COLORS[run.name], linewidth=4) for run in runs],
         [f"{run.label}  {METRIC.number.format(run.score)}" for run in runs],
@@ -58,7 +58,7 @@ def name_runs(figure: Figure, runs: Sequence[report.Run]) -> None:
         bbox_to_anchor=(0.06, 0.86),
         borderpad=0,
         borderaxespad=0.2,
-        ncols=len(runs),
+        ncols=len(runs) if len(runs) <= 5 else -(-len(runs) // 2),
         frameon=False,
         handlelength=0.9,
         handletextpad=0.5,

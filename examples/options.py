@@ -23,13 +23,19 @@ class Method(NamedTuple):
         label: what it is called in the table and the picture.
         mean: the first argument of `jaxcomp.compressed_mean`.
         optimizer: from a learning rate, where the one that is chosen for all would be wrong.
-        rate: what it multiplies the learning rate by.
+        rate: the optimizer whose learning rate that takes, or the rate itself.
     """
 
     label: str
     mean: Any
     optimizer: Optimizer | None = None
-    rate: float = 1.0
+    rate: str | float | None = None
+
+    def learning_rate(self, args: argparse.Namespace) -> float:
+        """The one for all, where it is for this method's optimizer."""
+        if self.rate is None or self.rate == args.optimizer:
+            return args.learning_rate
+        return args.rates[self.rate] if isinstance(self.rate, str) else self.rate
 
 
 def warmed_up(fraction: float) -> jaxcomp.Phases:
@@ -74,13 +80,13 @@ METHODS: dict[str, Method] = {
     "bf16": Method("bf16", jaxcomp.cast("bfloat16")),
     "top_k_alone": Method("top_k 1 % alone", without_memory(jaxcomp.top_k(fraction=0.01))),
     "sidco": Method("sidco 0.1 %", jaxcomp.sidco(fraction=0.001)),
-    "dgc": Method("dgc 0.1 %", DGC, optimizer=where_dense(DGC)),
+    "dgc": Method("dgc 0.1 %", DGC, optimizer=where_dense(DGC), rate="momentum"),
     "powersgd": Method("PowerSGD rank 4", jaxcomp.PowerIteration(rank=4)),
     "demo": Method(
         "DeMo",
         jaxcomp.Link(jaxcomp.demo(k=32), jaxcomp.Residual(decay=0.999)),
         optimizer=sign_of,
-        rate=0.01,
+        rate=1e-3,
     ),
 }
 DEFAULT_METHODS = ["dense", "qsgd_inf", "terngrad", "sign", "top_k"]
@@ -152,6 +158,7 @@ def parse(
     """The options, each checked as far as it can be on its own."""
     args = parser.parse_args(argv)
     args.codec = list(dict.fromkeys(args.codec))
+    args.rates = dict(rates)
     args.learning_rate = args.learning_rate or rates[args.optimizer]
     return args
 

@@ -150,8 +150,8 @@ def notes(runs: Sequence[Run], devices: Sequence[Any]) -> list[str]:
     phased = [run.label for run in runs if len(run.phases) > 1]
     if phased:
         said.append(
-            f"{' and '.join(phased)} sent more in its first steps: bytes a step are those of its "
-            "last phase, as `describe` has them, and those in all are of all phases."
+            f"{' and '.join(phased)} sent more in its first steps: its bytes a step are those of "
+            "the last phase, counted from shapes and not read, and those in all are of all phases."
         )
     dense = next((run for run in runs if run.name == "dense"), None)
     others = [run for run in runs if run is not dense]
@@ -229,8 +229,8 @@ def headline(runs: Sequence[Run], metric: Metric, alone: str) -> str:
 def alike(runs: Sequence[Run]) -> str:
     """What the runs have in common."""
     own = [run.label for run in runs if options.METHODS[run.name].optimizer]
-    but = f" (but {' and '.join(own)})" if own else ""
-    return f"every codec with the same start, batches and optimizer{but}"
+    but = f" but {' and '.join(own)}" if own else ""
+    return f"the same start, batches and optimizer for all{but}"
 
 
 def against_dense(run: Run) -> str:

@@ -79,9 +79,10 @@ def prepare(
     """
     method = options.METHODS[name]
     optimizer = method.optimizer or options.OPTIMIZERS[args.optimizer]
+    times = method.learning_rate(args) / args.learning_rate
     tx = optax.chain(
         jaxcomp.compressed_mean(method.mean, AXIS, key=args.seed),
-        optimizer(lambda step: method.rate * rate(step)),
+        optimizer(lambda step: times * rate(step)),
     )
     init = jax.jit(model.init, out_shardings=NamedSharding(mesh, PartitionSpec()))
     params: Any = init(jax.random.key(args.seed), batch[0][:1])
@@ -129,7 +130,7 @@ def summary(
     name: str, ready: Ready, curve: Sequence[report.Point], times: Sequence[float]
 ) -> report.Run:
     """What a run came to, after as many steps as there are times, in seconds."""
-    sent = ready.phases[-1][1]
+    sent = [size for start, size in ready.phases if start < len(times)][-1]
     return report.Run(
         name=name,
         label=options.label(name),

@@ -223,10 +223,11 @@ class MomentumCorrection:
 
 def _stored(x: Array, dtype: Any) -> Array:
     """What a memory of this dtype keeps of `x`."""
-    # What a narrower memory cannot hold it must not turn into Inf, which would stay.
-    largest = jnp.finfo(dtype).max.astype(x.dtype)
-    narrow = jnp.finfo(dtype).max < jnp.finfo(x.dtype).max
-    return (jnp.clip(x, -largest, largest) if narrow else x).astype(dtype)
+    if jnp.finfo(dtype).max < jnp.finfo(x.dtype).max:
+        # What a narrower memory cannot hold it must not turn into Inf, which would stay.
+        largest = jnp.finfo(dtype).max.astype(x.dtype)
+        x = jnp.clip(x, -largest, largest)
+    return x.astype(dtype)
 
 
 @dataclasses.dataclass(frozen=True)

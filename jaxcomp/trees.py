@@ -161,7 +161,7 @@ def _buckets(piece: Piece, size: int) -> int:
     return -(-(piece.stop - piece.start) // size)
 
 
-def stack(batch: Batch, leaves: Sequence[Array]) -> Array:
+def stack(batch: Batch, leaves: Sequence[Any]) -> Array:
     """The batch's pieces as `[buckets, size]`, each padded with zeros to whole buckets."""
     parts = []
     for piece in batch.pieces:
@@ -200,8 +200,22 @@ def counts(batch: Batch) -> Array:
 
 def assemble(plan: Layout, stacks: Sequence[Array], dense: Sequence[Array]) -> PyTree:
     """The tree whose batches are `stacks` and whose dense leaves are `dense`."""
-    found: list[list[tuple[int, Array]]] = [[] for _ in plan.likes]
-    for batch, whole in zip(plan.batches, stacks, strict=True):
+    return _whole(plan, _unstacked(plan.batches, plan.likes, stacks), dense)
+
+
+def _whole(plan: Layout, leaves: list[Array | None], dense: Sequence[Array]) -> PyTree:
+    """The tree of these leaves, of which the dense ones are still missing."""
+    for number, leaf in zip(plan.dense, dense, strict=True):
+        leaves[number] = leaf
+    return jax.tree.unflatten(plan.treedef, leaves)
+
+
+def _unstacked(
+    batches: Sequence[Batch], likes: Sequence[jax.ShapeDtypeStruct], stacks: Sequence[Array]
+) -> list[Array | None]:
+    """The leaves whose batches are `stacks`; None for the others."""
+    found: list[list[tuple[int, Array]]] = [[] for _ in likes]
+    for batch, whole in zip(batches, stacks, strict=True):
         flat = whole.reshape(-1)
         if len(batch.pieces) == 1 and batch.pieces[0].stop - batch.pieces[0].start == flat.size:
             found[batch.pieces[0].leaf].append((batch.pieces[0].start, flat))
@@ -214,16 +228,14 @@ def assemble(plan: Layout, stacks: Sequence[Array], dense: Sequence[Array]) -> P
         parts = compiler.cut(flat, begins, lengths)
         for piece, part in zip(batch.pieces, parts, strict=True):
             found[piece.leaf].append((piece.start, part))
-    leaves: list[Any] = []
-    for like, parts in zip(plan.likes, found, strict=True):
+    leaves: list[Array | None] = []
+    for like, parts in zip(likes, found, strict=True):
         ordered = [part for _, part in sorted(parts, key=lambda pair: pair[0])]
         flat = (
             None if not ordered else ordered[0] if len(ordered) == 1 else jnp.concatenate(ordered)
         )
         leaves.append(None if flat is None else flat.reshape(like.shape).astype(like.dtype))
-    for number, leaf in zip(plan.dense, dense, strict=True):
-        leaves[number] = leaf
-    return jax.tree.unflatten(plan.treedef, leaves)
+    return leaves
 
 
 def batch_key(key: Array, number: int, worker: Array | int) -> Key:
@@ -240,7 +252,7 @@ def encode(
     Args:
         codec: a codec, which takes every leaf, or a `Policy`.
         key: a seed, a raw `uint32[2]` key or a `jax.random.key`: the key of the step.
-        tree: floating arrays of any shape.
+        tree: floating arrays of any shape, all on the same devices.
         worker: whose private noise to draw.
 
     Returns:
@@ -255,19 +267,24 @@ def encode(
         >>> payload.batches[0].words.shape
         (4, 64)
     """
-    return _encode(layout(codec, tree), noise.raw(key), tree, worker)
+    plan = layout(codec, tree)
+    leaves = [jnp.asarray(leaf) for leaf in plan.treedef.flatten_up_to(tree)]
+    dense = tuple(leaves[i] for i in plan.dense)
+    compressed = [None if i in plan.dense else leaf for i, leaf in enumerate(leaves)]
+    return TreePayload(_encode(plan.batches, noise.raw(key), compressed, worker), dense)
 
 
-# Compiled even where the caller is not: quicker, and one program for a codec and a shape.
+# Compiled even where the caller is not: quicker, and one program for a codec and shapes.
 @functools.partial(jax.jit, static_argnums=0)
-def _encode(plan: Layout, key: Array, tree: PyTree, worker: Array | int) -> TreePayload:
-    xs, dense = stacks(plan, tree)
+def _encode(
+    batches: tuple[Batch, ...], key: Array, leaves: list[Array | None], worker: Array | int
+) -> tuple[PyTree, ...]:
     payloads = []
-    for number, (batch, x) in enumerate(zip(plan.batches, xs, strict=True)):
-        state = batch.codec.init(batch.like)
+    for number, batch in enumerate(batches):
+        x, state = stack(batch, leaves), batch.codec.init(batch.like)
         payload, _ = batch.codec.encode(batch_key(key, number, worker), x, counts(batch), state)
         payloads.append(payload)
-    return TreePayload(tuple(payloads), tuple(map(jnp.asarray, dense)))
+    return tuple(payloads)
 
 
 def decode(
@@ -303,16 +320,23 @@ def decode(
             f"({len(plan.batches)} batches, {len(plan.dense)} dense leaves), got "
             f"{jax.tree.map(jnp.shape, payload)}"
         )
-    return _decode(plan, noise.raw(key), payload, worker)
+    leaves = _decode((plan.batches, plan.likes), noise.raw(key), payload.batches, worker)
+    return _whole(plan, leaves, payload.dense)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _decode(plan: Layout, key: Array, payload: TreePayload, worker: Array | int) -> PyTree:
+def _decode(
+    static: tuple[tuple[Batch, ...], tuple[jax.ShapeDtypeStruct, ...]],
+    key: Array,
+    payloads: tuple[PyTree, ...],
+    worker: Array | int,
+) -> list[Array | None]:
+    batches, likes = static
     stacks = [
         batch.codec.decode(batch_key(key, number, worker), part, batch.like)
-        for number, (batch, part) in enumerate(zip(plan.batches, payload.batches, strict=True))
+        for number, (batch, part) in enumerate(zip(batches, payloads, strict=True))
     ]
-    return assemble(plan, stacks, payload.dense)
+    return _unstacked(batches, likes, stacks)
 
 
 def roundtrip(

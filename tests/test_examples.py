@@ -51,31 +51,32 @@ def test_own_codec():
     assert "Int8 passes the contract" in run("own_codec.py")
 
 
-LEAST = {"dense": 96.5, "top_k": 96, "powersgd": 96, "top_k_alone": 94} | dict.fromkeys(
-    ("sidco", "dgc", "demo"), 94
-)
-"""Test accuracy in percent, after 200 steps of momentum."""
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "methods",
-    [("dense", "top_k", "top_k_alone", "powersgd"), ("sidco", "dgc", "demo")],
-    ids="-".join,
-)
-def test_train_digits(methods, tmp_path):
-    settings = ("--optimizer", "momentum", "--epochs", 20)
-    run("train_digits.py", "--codec", *methods, *settings, "--out", tmp_path)
+def test_train_digits(tmp_path):
+    """Two hundred steps, in which a residual pays."""
+    methods, epochs = ("dense", "top_k", "top_k_alone", "sidco"), 20
+    settings = ("--optimizer", "momentum", "--epochs", epochs, "--out", tmp_path)
+    run("train_digits.py", "--codec", *methods, *settings)
     assert (tmp_path / "digits.png").stat().st_size > 10_000
     found = {one["name"]: one for one in results_of(tmp_path)["runs"]}
     assert tuple(found) == methods
     score = {name: one["test_accuracy"] for name, one in found.items()}
-    assert all(score[name] >= LEAST[name] for name in methods), score
-    if "top_k" in methods:
-        assert score["top_k_alone"] < score["top_k"] <= score["dense"] + 0.5
-        assert found["top_k"]["times_less_than_dense"] > 15
-    if "dgc" in methods:  # Its first hundred steps send more.
-        assert found["dgc"]["sent_mb"] > 200 * found["dgc"]["bytes_per_step"] / 1e6
+    assert min(score["dense"], score["top_k"]) > 96, score
+    assert score["top_k_alone"] < score["top_k"], score
+    assert score["sidco"] > 94, score
+    assert found["top_k"]["times_less_than_dense"] > 15
+    assert found["sidco"]["times_less_than_dense"] > 80
+
+
+def test_phases_are_counted_step_by_step(monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import report
+
+    phases = [(0, 100), (3, 10), (5, 1)]
+    assert [report.sent(phases, steps) for steps in (0, 1, 3, 4, 5, 7)] == [
+        *(0, 100, 300, 310, 320, 322),
+    ]
+    assert report.sent([(0, 7)], 6) == 42
 
 
 @pytest.fixture(scope="module")

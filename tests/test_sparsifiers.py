@@ -15,6 +15,7 @@ from jaxcomp import noise, trees
 from jaxcomp.codecs.cosine import Cosine
 from jaxcomp.codecs.sparsifier import Sparsifier
 from jaxcomp.sparsify.choices import AtLeast
+from jaxcomp.sparsify.deltas import Deltas
 from jaxcomp.sparsify.indices import Bitmap, Packed, Raw
 
 SIZE = 5000
@@ -103,7 +104,7 @@ def test_places_cost_what_they_should():
         spent = 8 * jaxcomp.wire_bytes(jaxcomp.top_k(0.01, indices=indices), like) / k - 32
         assert spent == pytest.approx(bits, abs=0.1)
     assert 8 * jaxcomp.wire_bytes(jaxcomp.top_k(0.01), like) / k - 32 <= 8.6
-    quantised = jaxcomp.top_k(0.01, values=jaxcomp.qsgd_inf(bits=4))
+    quantised = jaxcomp.top_k(0.01, values=jaxcomp.qsgd_inf(bits=4, bucket_size=128))
     assert 8 * jaxcomp.wire_bytes(quantised, like) / k <= 8.6 + 4.2  # The last bucket is full.
 
 
@@ -264,6 +265,16 @@ def test_wrong_settings_are_refused():
         jaxcomp.top_k(values=jaxcomp.sidco())
     with pytest.raises(ValueError, match="`values` must"):
         jaxcomp.top_k(values=jaxcomp.alq())
+    for values in (jaxcomp.qsgd_inf(bits=4), jaxcomp.qsgd(bits=2), jaxcomp.terngrad()):
+        with pytest.raises(ValueError, match="`values` must be a codec whose error is below its"):
+            jaxcomp.top_k(values=values)
+    assert jaxcomp.top_k(values=jaxcomp.qsgd_inf(bits=4, bucket_size=128)).contractive
+    with pytest.raises(ValueError, match="`codec` must scale with its input"):
+        jaxcomp.Cosine(codec=jaxcomp.threshold(0.5))
+    with pytest.raises(ValueError, match="`most` must be from 0 to 127, got 200"):
+        jaxcomp.fastsgd(most=200)
+    with pytest.raises(ValueError, match="`block` must be"):
+        Deltas(block=0)
     with pytest.raises(ValueError, match="`choice` must be an instance of a choice"):
         Sparsifier(choice=AtLeast)
     with pytest.raises(ValueError, match="every leaf must have a floating dtype"):

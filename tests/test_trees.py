@@ -96,5 +96,17 @@ residual = state.memory.feedback.tree.residual[0]
 assert residual.dtype == jnp.float64
 total = mean[0].sum() + residual.mean(0).sum()
 np.testing.assert_allclose(total, grads.mean(0).sum(), rtol=1e-12)
+# Long leaves are searched in loops, whose counts must not become 64 bits wide; neither must those
+# in payloads.
+long = jnp.asarray(np.random.default_rng(0).standard_normal(140_000))
+for dtype in (jnp.float32, jnp.float64):
+    sent = np.asarray(jaxcomp.roundtrip(jaxcomp.top_k(fraction=0.01), 0, long.astype(dtype)))
+    least = np.abs(sent[sent != 0]).min()
+    assert (sent != 0).sum() == 1400 and np.abs(long[sent == 0]).max() <= least
+    payload = jaxcomp.encode(jaxcomp.threshold(3.0), 0, long.astype(dtype))
+    assert payload.batches[0].number.dtype == jnp.int32
+assert jnp.isfinite(jaxcomp.roundtrip(jaxcomp.demo(k=2, chunk=4), 0, x)).all()
+clip = jax.vmap(lambda g: jaxcomp.clip_local(1.0, "data").update(g, ())[0], axis_name="data")
+np.testing.assert_allclose(clip(jnp.array([[3e300, 4e300]])), [[0.6, 0.8]], rtol=1e-12)
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=200)

@@ -27,7 +27,8 @@ class Cosine:
         chunk: the side of a square, 2 to 256.
 
     Raises:
-        ValueError: for a side out of range, or a codec whose decoders need more than the payload.
+        ValueError: for a side out of range, or a codec whose decoders need more than the payload or
+            that does not scale with its input, such as a fixed threshold.
 
     Example:
         >>> import jaxcomp
@@ -42,6 +43,11 @@ class Cosine:
 
     def __post_init__(self):
         offers.check_inner("codec", self.codec)
+        if not offers.homogeneous(self.codec):
+            raise ValueError(
+                "`codec` must scale with its input, since it is given coefficients over a power of "
+                f"two, got {self.codec!r}; take one such as jaxcomp.top_k(fraction=0.01)"
+            )
         checks.integer("chunk", self.chunk, 2, 256)
 
     @property
@@ -105,7 +111,7 @@ class Cosine:
     def inverse(self, z: Array, like: ArrayLike) -> Array:
         """The inverse of `transform`, for buckets like these."""
         x = _both(z.astype(jnp.float32), self.chunk, True)
-        largest = jnp.finfo(like.dtype).max.astype(jnp.float32)
+        largest = jnp.float32(min(float(jnp.finfo(d).max) for d in (like.dtype, jnp.float32)))
         down = jnp.float32(self._down)
         # What was finite stays so; what was not stays seen.
         up = jnp.where(jnp.isfinite(x), jnp.clip(x, -largest / down, largest / down) * down, x)

@@ -41,8 +41,8 @@ class Sparsifier:
         bucket_size: elements in a bucket; None for one bucket a leaf.
 
     Raises:
-        ValueError: for parts of the wrong kind, or a codec of values that has a state or whose
-            workers must agree on something.
+        ValueError: for parts of the wrong kind, or a codec of values that has a state, whose
+            workers must agree on something, or whose error may be larger than its input.
     """
 
     choice: Choice
@@ -61,14 +61,24 @@ class Sparsifier:
             if jax.tree.leaves(self.values.init(jax.ShapeDtypeStruct((1, 8), jnp.float32))):
                 raise ValueError(
                     f"`values` must be a codec without a state, got {self.values!r}; take one such "
-                    "as jaxcomp.qsgd_inf(bits=4)"
+                    "as jaxcomp.qsgd_inf(bits=8)"
+                )
+            if not self.contractive:
+                raise ValueError(
+                    "`values` must be a codec whose error is below its input, since what is not "
+                    f"sent is remembered, and that of {self.values!r} may be larger; take more "
+                    "bits, smaller buckets as in jaxcomp.qsgd_inf(bits=4, bucket_size=128), or "
+                    "jaxcomp.Contractive(codec)"
                 )
 
     @property
     def contractive(self) -> bool:
         """What is sent is closer to its elements than zero is, if its codec makes it so."""
-        if self.values is None or self.values.unbiased or offers.contractive(self.values):
+        if self.values is None or offers.contractive(self.values):
             return True
+        if self.values.unbiased:
+            bound = offers.variance_bound(self.values, self.values.bucket_size or 512)
+            return bound is None or bound < 1
         # Values in logarithmic steps are near all elements that are chosen, if not all there are.
         levels = getattr(self.values, "levels", None)
         return getattr(self.choice, "span", math.inf) <= getattr(levels, "span", 0.0)

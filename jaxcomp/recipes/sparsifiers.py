@@ -37,7 +37,7 @@ def top_k(
 
     Raises:
         ValueError: for a fraction outside (0, 1], a bucket size that is not positive, or a codec of
-            values that has a state.
+            values that has a state or whose error may be larger than its input.
 
     Example:
         >>> import jaxcomp, jax.numpy as jnp
@@ -50,7 +50,8 @@ def top_k(
         <https://arxiv.org/abs/1809.07599>`_, 2018.
 
     Note:
-        Places cost about `2 + log₂(n/k)` bits each (8.6 at 1 %), not 32.
+        Places cost about `2 + log₂(n/k)` bits each (8.6 at 1 %), not 32. float64 is compared as
+        float32.
     """
     return Sparsifier(
         choice=Largest(fraction), values=values, indices=indices, bucket_size=bucket_size
@@ -261,7 +262,8 @@ def fastsgd(
     Args:
         fraction: share of the elements that there is room for, in (0, 1].
         bucket_size: elements that share `M` and the room; None for the whole leaf.
-        most: the largest `τ`; it is lowered until no more elements reach it than there is room for.
+        most: the largest `τ`, up to 127; it is lowered until no more elements reach it than there
+            is room for.
         per_octave: how many steps halve a value: 1, 2, 4 or 8.
         indices: how places become words.
 
@@ -279,9 +281,10 @@ def fastsgd(
     Note:
         A reconstruction: of the paper only the abstract could be read (a reciprocal mapper,
         logarithmic quantisation, an integer threshold, fine-grained adaptive deltas of keys).
-        Places are `Deltas()`, which take one bit more each than `EliasFano()`. Where tails are light,
-        few elements lie within whole steps of the largest, and less than the share is sent.
+        Places are `Deltas()`, which take one bit more each than `EliasFano()`. Where tails are
+        light, few elements lie within whole steps of the largest: less than the share is sent.
     """
+    checks.integer("most", most, 0, min(127, 126 * per_octave))
     return Sparsifier(
         choice=NearLargest(fraction, most, per_octave),
         values=Quantizer(

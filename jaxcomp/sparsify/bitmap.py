@@ -42,7 +42,7 @@ def of(hits: Bool[Array, "n size"]) -> UInt32[Array, "n words"]:
 
 def count(bitmap: UInt32[Array, "n words"]) -> Int32[Array, " n"]:
     """The number of ones of each row."""
-    return jnp.sum(lax.population_count(bitmap).astype(jnp.int32), axis=1)
+    return jnp.sum(lax.population_count(bitmap).astype(jnp.int32), axis=1, dtype=jnp.int32)
 
 
 class Kept(NamedTuple):

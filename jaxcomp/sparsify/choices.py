@@ -125,7 +125,8 @@ class AtLeast:
 
     def choose(self, x: Array, count: Array, start: UInt32[Array, " n"], state: tuple) -> Chosen:
         del count
-        low = int(np.float32(self.value).view(np.int32))
+        # Zeros reach no threshold, not even one below the smallest float32.
+        low = max(1, int(np.float32(self.value).view(np.int32)))
         hits = bitmap.of(selection.size_bits(x) >= jnp.int32(low))
         return Chosen(*as_many_as_fit(x, hits, self.room(x.shape[1]), start), state)
 

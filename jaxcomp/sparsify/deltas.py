@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Int32, UInt32
 
+from jaxcomp import checks
 from jaxcomp.entropy import stream
 from jaxcomp.protocols import Array
 from jaxcomp.sparsify.indices import EliasFano, from_gaps, gaps
@@ -31,9 +32,15 @@ class Deltas:
 
     Args:
         block: places in a block.
+
+    Raises:
+        ValueError: for a block that is not positive.
     """
 
     block: int = 128
+
+    def __post_init__(self):
+        checks.integer("block", self.block, 1)
 
     def encode(self, places: UInt32[Array, "n k"], size: int) -> UInt32[Array, "n words"]:
         n, k = places.shape
@@ -67,7 +74,7 @@ class Deltas:
         k = places.shape[1]
         begin = jnp.arange(self._blocks(k), dtype=jnp.int32) * self.block
         real = jnp.minimum(k - begin, self.block)
-        return jnp.sum(self._widths(gaps(places)) * real + _WIDTH, axis=1)
+        return jnp.sum(self._widths(gaps(places)) * real + _WIDTH, axis=1, dtype=jnp.int32)
 
     def _widths(self, gaps: UInt32[Array, "n k"]) -> Int32[Array, "n blocks"]:
         n, k = gaps.shape

@@ -190,7 +190,7 @@ def estimate(x: Array, k: int, above: int) -> Int32[Array, "n 1"]:
 
 def count(hits: Array) -> Int32[Array, "n 1"]:
     """The number of hits in each row."""
-    return _reduced(hits.astype(jnp.int32), jnp.sum)
+    return _reduced(hits.astype(jnp.int32), functools.partial(jnp.sum, dtype=jnp.int32))
 
 
 def largest(x: Array) -> Int32[Array, "n 1"]:

@@ -226,7 +226,8 @@ def _measure(
     top = axes.maximum(norms.largest((result.message, residual, xs)), axis_name)
     unit = norms.unit(top)
     lost = [p - c for p, c in zip(result.message, result.sent, strict=True)]
-    energies = [norms.energy(tree, unit) for tree in (lost, result.message, residual, xs)]
+    measured = (lost, result.message, residual, xs)
+    energies = [norms.energy(tree, unit).astype(jnp.float32) for tree in measured]
     lost, message, residual, energy = jax.lax.pmean(jnp.stack(energies), axis_name)
     payload, link = _costs(reducer, grads, before, axis_name)
     return Stats(
