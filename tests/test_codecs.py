@@ -93,7 +93,9 @@ def test_lowers_for_accelerators(codec):
     state = jax.eval_shape(tx.init, like)
     many = jax.tree.map(lambda x: jax.ShapeDtypeStruct((4, *x.shape), x.dtype), (like, state))
     step = jax.jit(jax.vmap(tx.update, axis_name="data")).trace(*many)
-    for platform in ("cuda", "tpu"):
+    # From JAX 0.11 on, Triton kernels are lowered only where there is a GPU.
+    without = jax.__version_info__ >= (0, 11) and jax.default_backend() != "gpu"
+    for platform in ("tpu",) if without else ("cuda", "tpu"):
         text = step.lower(lowering_platforms=(platform,)).as_text()
         assert "func.func" in text
         assert "inlineable" not in text
