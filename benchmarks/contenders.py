@@ -95,6 +95,35 @@ def torch_cast(dtype: str) -> Contender:
     return prepare
 
 
+def lax_top_k(fraction: float) -> Contender:
+    """As one writes it in JAX: float32 values and int32 places."""
+
+    def prepare(data: np.ndarray) -> Prepared:
+        x, k = jnp.asarray(data), int(fraction * data.size)
+
+        def encode(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+            _, places = jax.lax.top_k(jnp.abs(x), k)
+            return x[places], places
+
+        values, places = sent = jax.jit(encode)(x)
+
+        def decode(values: jax.Array, places: jax.Array, times: int = 1) -> jax.Array:
+            total = jnp.zeros(x.shape, x.dtype)
+            for _ in range(times):
+                total = total.at[places].add(values, unique_indices=True)
+            return total
+
+        once = into_warm(decode, x, values, places)
+        runs = {
+            "encode": into_warm(encode, sent, x),
+            "decode": once,
+            "decode_sum_8": into_warm(lambda v, p: decode(v, p, WORKERS), x, values, places),
+        }
+        return Prepared(runs, 64 * fraction, lambda: np.asarray(once()))
+
+    return prepare
+
+
 def torch_top_k(fraction: float) -> Contender:
     """As GRACE does it: float32 values and int64 places, of which 32 bits would do."""
 
@@ -181,6 +210,8 @@ def fedjax(levels: int) -> Contender:
 PEERS: dict[str, tuple[str, Contender]] = {
     "torch bfloat16": ("torch", torch_cast("bfloat16")),
     "torch float16": ("torch", torch_cast("float16")),
+    "lax.top_k 1 %": ("jax", lax_top_k(0.01)),
+    "lax.top_k 0.1 %": ("jax", lax_top_k(0.001)),
     "torch top-k 1 %, as GRACE": ("torch", torch_top_k(0.01)),
     "torch top-k 0.1 %, as GRACE": ("torch", torch_top_k(0.001)),
     "pi-quant 4-bit nearest": ("piquant", piquant(4, "nearest")),
