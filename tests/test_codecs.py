@@ -103,7 +103,8 @@ def test_lowers_for_accelerators(codec):
 
 @pytest.mark.parametrize(
     ("dtype", "codec"),
-    [("bfloat16", codec) for codec in CODECS] + [("float16", codec) for codec in FEW],
+    [("bfloat16", codec) for codec in CODECS]
+    + [("float16", codec) for codec in FEW[:6] if codec in CODECS],
     ids=label,
 )
 def test_narrow_dtypes_decode_exactly(dtype, codec):
