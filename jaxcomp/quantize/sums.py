@@ -154,7 +154,9 @@ def _fan(x: Array, fan: int, rows: Rows) -> int:
         return size
     if fan == _MAX_FAN == size:  # Blocks of 32: in one go, no maximum is vectorised.
         return _FEW
-    return fan if size >= fan * _LANES else size
+    if size >= fan * _LANES:
+        return fan
+    return size // _LANES if size >= 4 * _LANES else size
 
 
 def _fold(x: Array, reduce: Callable[..., Array], fan: int) -> Array:
