@@ -101,13 +101,9 @@ def test_lowers_for_accelerators(codec):
         assert "inlineable" not in text
 
 
-@pytest.mark.parametrize(
-    ("dtype", "codec"),
-    [("bfloat16", codec) for codec in CODECS]
-    + [("float16", codec) for codec in FEW[:6] if codec in CODECS],
-    ids=label,
-)
-def test_narrow_dtypes_decode_exactly(dtype, codec):
+@pytest.mark.parametrize("codec", CODECS, ids=label)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_narrow_dtypes_decode_exactly(codec, dtype):
     """In the gradient's own dtype, the decoded value is the value: nothing rounds on the way."""
     x = jnp.asarray(np.random.default_rng(1).standard_normal(600) * 1e-3, dtype)
     narrow = jaxcomp.roundtrip(codec, 0, x)

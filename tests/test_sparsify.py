@@ -364,8 +364,10 @@ def test_the_number_of_stages_is_found(name, most, share):
         return jax.lax.scan(step, rule.init(len(kinds) + len(real), n), keys)[1][30:].mean(0)
 
     ratios = np.asarray(last_steps(jax.random.split(jax.random.key(0), 36)))
-    valid = np.delete(ratios, 3) if (name, share) == ("exponential", 0.1) else ratios
-    assert ((2 - most <= valid) & (valid <= most)).all(), ratios
+    drawn, others = ratios[: len(kinds)], ratios[len(kinds) :]
+    valid = drawn[:3] if (name, share) == ("exponential", 0.1) else drawn
+    assert ((1 / most <= valid) & (valid <= most)).all(), drawn
+    assert (np.abs(others - 1) <= most - 1).all(), others
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, 1.5, "all", True])
