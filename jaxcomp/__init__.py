@@ -14,7 +14,9 @@ from jaxcomp.feedback import (
     MomentumCorrection as MomentumCorrection,
     NoFeedback as NoFeedback,
     Residual as Residual,
+    Shift as Shift,
 )
+from jaxcomp.identity import Identity as Identity
 from jaxcomp.mesh import (
     data_parallel as data_parallel,
     init_state as init_state,
@@ -60,9 +62,11 @@ from jaxcomp.recipes.sparsifiers import (
 )
 from jaxcomp.reducers.dense import Dense as Dense
 from jaxcomp.reducers.gather import Gather as Gather
+from jaxcomp.reducers.hierarchical import Hierarchical as Hierarchical
 from jaxcomp.reducers.low_rank import LowRank as LowRank
 from jaxcomp.reducers.phases import Phases as Phases
 from jaxcomp.reducers.power import PowerIteration as PowerIteration
+from jaxcomp.reducers.two_shot import TwoShot as TwoShot
 from jaxcomp.transforms.clipping import clip_local as clip_local
 from jaxcomp.transforms.mean import (
     compressed_mean as compressed_mean,

@@ -46,6 +46,11 @@ def size(axis_name: AxisName) -> int:
     return lax.axis_size(axis_name) if bound(axis_name) else 1
 
 
+def sizes(axis_name: AxisName) -> tuple[int, ...]:
+    """The size of each axis; ones outside a mapped function."""
+    return tuple(size(name) for name in names(axis_name))
+
+
 def typed(axis_name: AxisName) -> bool:
     """Whether JAX tracks, in types, which values differ between the workers of this axis."""
     return varies(lax.axis_index(axis_name), axis_name)
@@ -116,3 +121,20 @@ def maximum(x: Array, axis_name: AxisName) -> Array:
     # Over the bits, which are ordered like the values, because a float maximum may drop NaN.
     bits = lax.bitcast_convert_type(x, jnp.int32)
     return lax.bitcast_convert_type(lax.pmax(bits, axis_name), jnp.float32)
+
+
+def exchange(rows: Array, axis_name: AxisName) -> Array:
+    """`[workers, words]`: row `j` goes to worker `j`, who gets what everyone had for it."""
+    size = rows.shape[1]
+
+    def swap(rows: Array) -> Array:
+        # As one vector, since a matrix of few rows would be padded to eight.
+        flat = vary(rows.reshape(-1), axis_name)
+        return lax.all_to_all(flat, axis_name, 0, 0, tiled=True).reshape(rows.shape)
+
+    def padded(rows: Array) -> Array:
+        return swap(jnp.pad(rows, ((0, 0), (0, -size % _TILE))))[:, :size]
+
+    if size % _TILE == 0:
+        return swap(rows)
+    return lax.platform_dependent(rows, tpu=padded, default=swap)

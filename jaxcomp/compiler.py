@@ -67,6 +67,17 @@ def _flattened(traced: Any) -> Callable[..., list[Any]]:
     return run
 
 
+def settled(x: jax.Array) -> jax.Array:
+    """`x` without its last bit: no longer a product, which might be fused with a sum.
+
+    Whether a product next to a sum is rounded is for the compiler to decide, and it decides
+    differently from one program to the next.
+    """
+    width = jnp.dtype(f"int{8 * x.dtype.itemsize}")
+    word = jax.lax.bitcast_convert_type(x, width)
+    return jax.lax.bitcast_convert_type(word & ~jnp.ones((), width), x.dtype)
+
+
 def cut(flat: jax.Array, begins: Sequence[int], lengths: Sequence[int]) -> list[jax.Array]:
     """The parts of a non-empty vector from each `begin`, each of its length.
 

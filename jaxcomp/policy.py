@@ -112,6 +112,12 @@ def of(codec: "Codec | Policy") -> Policy:
     return codec if isinstance(codec, Policy) else Policy(codec)
 
 
+def without_codecs(policy: Policy) -> tuple:
+    """What of a policy decides which leaves share a codec, whatever it is."""
+    rules = [(r.path, r.min_size, r.min_ndim, r.codec is None) for r in policy.rules]
+    return policy.min_size, policy.min_ndim, policy.codec is None, tuple(rules)
+
+
 def _check_codec(codec) -> None:
     if codec is not None and (isinstance(codec, type) or not isinstance(codec, Codec)):
         raise ValueError(

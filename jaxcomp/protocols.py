@@ -99,8 +99,10 @@ class Feedback(Protocol):
     """A sender's memory: what to send, and what to make of what came back.
 
     It sees the compressed leaves as one `[buckets, size]` array for each batch, but any tree of
-    arrays will do: it must treat every element alike. A method more is optional:
-    `unsent(state)`, what of past messages has not arrived yet and will be sent later.
+    arrays will do: it must treat every element alike. The state of one whose receivers remember
+    something too is a `Mirrored`. Two methods more are optional: `unsent(state)`, what of past
+    messages has not arrived yet and will be sent later; `check(codec, size)`, which raises a
+    `ValueError` for a codec of such buckets that it does not go with.
 
     Attributes:
         kind: what the memory is ("residual", "momentum", "shift", …); `resize_workers` moves it
@@ -131,6 +133,19 @@ class Feedback(Protocol):
         ...
 
 
+class Mirrored(NamedTuple):
+    """The memory of a feedback that the receivers follow.
+
+    Attributes:
+        own: what this sender remembers.
+        mirror: what a receiver remembers of all senders together, in the shape of the part of the
+            mean that it holds: the same on every device that holds the same part.
+    """
+
+    own: PyTree
+    mirror: PyTree
+
+
 class Collected(NamedTuple):
     """What the first half of a reduction brought to this device.
 
@@ -153,10 +168,20 @@ class Reducer(Protocol):
 
     `collect` brings this device its part of the mean, `spread` brings every part to every device.
     Both see the compressed leaves only, as one `[buckets, size]` array for each batch of
-    `trees.layout`; leaves that the policy leaves dense pass through `dense`. A reducer that changes
-    with time offers two more: `phases`, pairs of a start and a reducer, and `phase(state)`, the
-    number of the one that the next step is in. One that sends other things than its codecs'
-    payloads offers `payload_bytes(batches)`, what each batch accounts for.
+    `trees.layout`; leaves that the policy leaves dense pass through `dense`. More is optional:
+
+    * `batches_link_bytes(batches, workers)`: what of `link_bytes` the compressed leaves make up,
+      so that it may be part of another reducer;
+    * `fitted(batches, state, axis_name)`: the state for these workers, of one that may have been
+      made outside of the mapped function;
+    * `splits`: True if the part of the mean that `collect` brings to a device is a share of it;
+    * `shares(workers)`: into how many buckets to cut a leaf whose codec takes it whole;
+    * `enter(batches, message, axis_name)` and `leave(batches, mean, axis_name)`: what comes before
+      the feedback and after `spread`; the batches between are `within(batches, axis_name)`;
+    * `phases`, pairs of a start and a reducer, and `phase(state)`, the number of the one that the
+      next step is in, of a reducer that changes with time;
+    * `payload_bytes(batches)`, what each batch accounts for, where other things are sent than the
+      codecs' payloads.
     """
 
     @property
@@ -196,6 +221,8 @@ class Reducer(Protocol):
         """The mean of leaves that travel as they are."""
         ...
 
-    def link_bytes(self, like: PyTree, workers: int) -> int:
-        """Bytes that one device sends for the whole reduction over `workers` workers."""
+    def link_bytes(self, like: PyTree, workers: Any) -> int:
+        """Bytes that one device sends for the whole reduction over `workers` workers: a number, or
+        one for each axis.
+        """
         ...

@@ -17,37 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomp import compiler, noise, policy as policy_
+from jaxcomp.batches import Batch, Piece, batch_key, padded_buckets
 from jaxcomp.policy import Policy
-from jaxcomp.protocols import Array, Codec, Key, PyTree
+from jaxcomp.protocols import Array, Codec, PyTree
 
 _DIRECT_SIZE = 2**18
 _DIRECT_SHARE = 1 / 8
-
-
-class Piece(NamedTuple):
-    """Elements `start` to `stop` of a flattened leaf; only a leaf's last bucket is padded."""
-
-    leaf: int
-    start: int
-    stop: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Batch:
-    """Pieces of leaves that one call of a codec encodes, as `[buckets, size]`."""
-
-    codec: Codec
-    dtype: np.dtype
-    size: int
-    pieces: tuple[Piece, ...]
-
-    @property
-    def buckets(self) -> int:
-        return sum(_buckets(piece, self.size) for piece in self.pieces)
-
-    @property
-    def like(self) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((self.buckets, self.size), self.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,8 +57,13 @@ class TreePayload(NamedTuple):
     dense: tuple[Array, ...]
 
 
-def layout(codec: "Codec | Policy", tree: PyTree) -> Layout:
+def layout(codec: "Codec | Policy", tree: PyTree, shares: int = 1) -> Layout:
     """Plans the batches of a tree; a bare codec takes every leaf.
+
+    Args:
+        codec: which codec for which leaf.
+        tree: arrays, or their shapes and dtypes.
+        shares: into how many buckets to cut a leaf whose codec takes it whole.
 
     Raises:
         ValueError: if a leaf is not of a real floating dtype.
@@ -100,7 +80,7 @@ def layout(codec: "Codec | Policy", tree: PyTree) -> Layout:
         if picked is None or like.size == 0:
             dense.append(number)
             continue
-        size = min(picked.bucket_size or like.size, like.size)
+        size = min(picked.bucket_size or -(-like.size // shares), like.size)
         groups.setdefault((picked, like.dtype, size), []).append(Piece(number, 0, like.size))
     batches = []
     for (picked, dtype, size), pieces in groups.items():
@@ -157,10 +137,6 @@ def _split(pieces: list[Piece], size: int) -> tuple[list[Piece], list[Piece]]:
     return direct, rest
 
 
-def _buckets(piece: Piece, size: int) -> int:
-    return -(-(piece.stop - piece.start) // size)
-
-
 def stack(batch: Batch, leaves: Sequence[Any]) -> Array:
     """The batch's pieces as `[buckets, size]`, each padded with zeros to whole buckets."""
     parts = []
@@ -168,7 +144,7 @@ def stack(batch: Batch, leaves: Sequence[Any]) -> Array:
         flat = jnp.reshape(leaves[piece.leaf], -1)
         if (piece.start, piece.stop) != (0, flat.shape[0]):
             flat = flat[piece.start : piece.stop]
-        padding = _buckets(piece, batch.size) * batch.size - flat.shape[0]
+        padding = padded_buckets(piece, batch.size) * batch.size - flat.shape[0]
         parts += [flat, jnp.zeros(padding, batch.dtype)] if padding else [flat]
     whole = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
     return whole.reshape(batch.buckets, batch.size)
@@ -181,21 +157,6 @@ def stacks(plan: Layout, tree: PyTree) -> tuple[tuple[Array, ...], tuple[Array, 
         tuple(stack(batch, leaves) for batch in plan.batches),
         tuple(leaves[i] for i in plan.dense),
     )
-
-
-def counts(batch: Batch) -> Array:
-    """The number of real elements of each bucket, `int32[buckets]`."""
-    lasts, numbers, end = [], [], 0
-    for piece in batch.pieces:
-        end += _buckets(piece, batch.size)
-        tail = (piece.stop - piece.start) % batch.size
-        if tail:
-            lasts.append(end - 1)
-            numbers.append(tail)
-    full = jnp.full(batch.buckets, batch.size, jnp.int32)
-    if not lasts:
-        return full
-    return full.at[np.array(lasts)].set(np.array(numbers, np.int32))
 
 
 def assemble(plan: Layout, stacks: Sequence[Array], dense: Sequence[Array]) -> PyTree:
@@ -223,7 +184,7 @@ def _unstacked(
         begins, row = [], 0
         for piece in batch.pieces:
             begins.append(row * batch.size)
-            row += _buckets(piece, batch.size)
+            row += padded_buckets(piece, batch.size)
         lengths = [piece.stop - piece.start for piece in batch.pieces]
         parts = compiler.cut(flat, begins, lengths)
         for piece, part in zip(batch.pieces, parts, strict=True):
@@ -236,12 +197,6 @@ def _unstacked(
         )
         leaves.append(None if flat is None else flat.reshape(like.shape).astype(like.dtype))
     return leaves
-
-
-def batch_key(key: Array, number: int, worker: Array | int) -> Key:
-    """The key of batch `number` of a step's key, on this worker."""
-    shared = noise.fold(key, number)
-    return Key(shared, noise.fold(shared, worker), jnp.zeros((), jnp.uint32))
 
 
 def encode(
@@ -282,7 +237,7 @@ def _encode(
     payloads = []
     for number, batch in enumerate(batches):
         x, state = stack(batch, leaves), batch.codec.init(batch.like)
-        payload, _ = batch.codec.encode(batch_key(key, number, worker), x, counts(batch), state)
+        payload, _ = batch.codec.encode(batch_key(key, number, worker), x, batch.counts(), state)
         payloads.append(payload)
     return tuple(payloads)
 

@@ -15,7 +15,7 @@ from jaxtyping import UInt32
 
 from jaxcomp import bits, trees
 from jaxcomp.policy import Policy
-from jaxcomp.protocols import Array, Codec, PyTree
+from jaxcomp.protocols import Array, Batches, Codec, PyTree
 
 
 def fuse(payload: PyTree) -> UInt32[Array, " words"]:
@@ -81,19 +81,21 @@ def _from_words(words: Array, like) -> Array:
     return lax.bitcast_convert_type(codes, dtype)
 
 
-def payload_like(plan: trees.Layout) -> tuple[Any, ...]:
+def payload_like(batches: Batches) -> tuple[Any, ...]:
     """Shapes and dtypes of the payload of every batch, without computing any."""
 
     def encode(batch):
         key = trees.batch_key(jnp.zeros(2, jnp.uint32), 0, 0)
         x = jnp.zeros((batch.buckets, batch.size), batch.dtype)
-        payload, _ = batch.codec.encode(key, x, trees.counts(batch), batch.codec.init(batch.like))
-        return payload
+        count = jnp.zeros(batch.buckets, jnp.int32)
+        return batch.codec.encode(key, x, count, batch.codec.init(batch.like))[0]
 
-    return tuple(jax.eval_shape(lambda b=batch: encode(b)) for batch in plan.batches)
+    return tuple(jax.eval_shape(lambda b=batch: encode(b)) for batch in batches)
 
 
-def wire_bytes(codec_or_reducer: Any, like: PyTree, workers: int | None = None) -> int:
+def wire_bytes(
+    codec_or_reducer: Any, like: PyTree, workers: "int | tuple[int, ...] | None" = None
+) -> int:
     """Bytes that one worker sends for a tree like this.
 
     For a codec or a policy: **payload bytes**, what one worker puts into the collective, once.
@@ -104,7 +106,8 @@ def wire_bytes(codec_or_reducer: Any, like: PyTree, workers: int | None = None) 
     Args:
         codec_or_reducer: a codec (which takes every leaf), a `Policy`, or a reducer.
         like: the tree, or its shapes and dtypes.
-        workers: the number of workers; needed for a reducer, ignored for a codec.
+        workers: the number of workers, or one for each axis; needed for a reducer, ignored for a
+            codec.
 
     Raises:
         ValueError: if a reducer comes without `workers`, or the first argument is neither.
@@ -123,15 +126,19 @@ def wire_bytes(codec_or_reducer: Any, like: PyTree, workers: int | None = None) 
                 "`workers` must be given for a reducer: its link bytes depend on how many there "
                 "are. For payload bytes, pass the codec."
             )
-        if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-            raise ValueError(f"`workers` must be a positive integer, got {workers!r}")
+        for number in workers if isinstance(workers, tuple) else (workers,):
+            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+                raise ValueError(
+                    "`workers` must be a positive integer, or a tuple of one for each axis, got "
+                    f"{workers!r}"
+                )
         return codec_or_reducer.link_bytes(like, workers)
     if not isinstance(codec_or_reducer, Codec | Policy):
         raise ValueError(
             f"`codec_or_reducer` must be a codec, a Policy or a reducer, got {codec_or_reducer!r}"
         )
     plan = trees.layout(codec_or_reducer, like)
-    return fused_bytes(payload_like(plan)) + trees.dense_bytes(plan)
+    return fused_bytes(payload_like(plan.batches)) + trees.dense_bytes(plan)
 
 
 _COLLECTIVE = re.compile(

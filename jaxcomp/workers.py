@@ -8,11 +8,15 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from jaxcomp import axes
-from jaxcomp.protocols import AxisName, PyTree
+from jaxcomp.protocols import AxisName, Mirrored, PyTree
+from jaxcomp.quantize import blocks
 
 _MARK = "per_worker"
 """In a leaf's path, says that it differs between workers, even where a library (flax's nnx) has
 turned the `PerWorker` node itself into a plain mapping."""
+
+_SHARE = "per_worker_share"
+"""The same, for rows that are shared out: each worker has some of them, and none has all."""
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -24,8 +28,8 @@ class PerWorker:
 
     Args:
         tree: arrays with that leading axis.
-        kind: what they are ("residual", "momentum", "shift", "codec", "local"); `resize_workers`
-            reads it.
+        kind: what they are ("residual", "momentum", "shift", "codec", "local", or "share" for rows
+            of which each worker has its share); `resize_workers` reads it.
     """
 
     def __init__(self, tree: PyTree, kind: str):
@@ -58,7 +62,8 @@ class PerWorker:
         return jax.tree.map(lambda x: x[0], self.tree)
 
     def tree_flatten_with_keys(self):
-        return ((jax.tree_util.GetAttrKey(_MARK), self.tree),), self.kind
+        mark = _SHARE if self.kind == "share" else _MARK
+        return ((jax.tree_util.GetAttrKey(mark), self.tree),), self.kind
 
     @classmethod
     def tree_unflatten(cls, kind, children):
@@ -89,7 +94,29 @@ def is_per_worker(node: Any) -> bool:
 
 def marked(path: tuple) -> bool:
     """Whether the leaf at this path differs between workers."""
-    return any(_MARK in (getattr(k, "name", None), getattr(k, "key", None)) for k in path)
+    return _has(path, _MARK) or _has(path, _SHARE)
+
+
+def _has(path: tuple, mark: str) -> bool:
+    return any(mark in (getattr(k, "name", None), getattr(k, "key", None)) for k in path)
+
+
+def hold(memory: PyTree, kind: str, axis_name: AxisName, *, splits: bool = False) -> PyTree:
+    """A feedback's memory as it lies in a state: what a sender remembers differs between workers.
+
+    Its mirror, if it has one, is the same on all of them, unless each has a share of it (`splits`).
+    """
+    if not isinstance(memory, Mirrored):
+        return PerWorker.wrap(memory, kind, axis_name)
+    mirror = PerWorker.wrap(memory.mirror, "share", axis_name) if splits else memory.mirror
+    return Mirrored(PerWorker.wrap(memory.own, kind, axis_name), mirror)
+
+
+def held(state: PyTree) -> PyTree:
+    """The memory that `hold` wrapped, of this worker."""
+    return jax.tree.map(
+        lambda node: node.own() if is_per_worker(node) else node, state, is_leaf=is_per_worker
+    )
 
 
 def replicated(state: PyTree) -> PyTree:
@@ -110,10 +137,11 @@ def state_specs(state: PyTree, axis_name: AxisName) -> PyTree:
 def resize_workers(tx: Any, state: PyTree, params: PyTree, workers: int) -> PyTree:
     """Moves a state to another number of workers.
 
-    Replicated state stays. Of the memory of `n` workers, each of the new ones gets the mean, so
-    that the mean residual, the mean momentum and velocity (both are sums of gradients), and the
-    mean shift that the mirror must equal, stay what they were; counters, which are equal on all
-    workers, are kept.
+    Replicated state stays, such as the mirror of all shifts. Of the memory of `n` workers, each of
+    the new ones gets the mean, so that the mean residual, the mean momentum and velocity (both are
+    sums of gradients), and the mean shift that the mirror must equal, stay what they were;
+    counters, which are equal on all workers, are kept. Rows of which each worker has a share (the
+    memory of a downlink) are shared out again.
 
     Args:
         tx: the transformation that the state belongs to.
@@ -137,22 +165,48 @@ def resize_workers(tx: Any, state: PyTree, params: PyTree, workers: int) -> PyTr
             f"{jax.tree.map(jnp.shape, state)}"
         )
 
-    def move(path, x):
+    def move(path, x, like):
         if not marked(path):
             return x
-        if jnp.issubdtype(x.dtype, jnp.floating):
+        if _has(path, _SHARE):
+            return _shared_out(x, like.shape[1], workers)
+        if isinstance(x, blocks.Blocks8):
+            kept = blocks.pack(jnp.mean(jax.vmap(blocks.unpack)(x), axis=0))
+        elif jnp.issubdtype(x.dtype, jnp.floating):
             wide = jnp.promote_types(x.dtype, jnp.float32)
             kept = jnp.mean(x, axis=0, dtype=wide).astype(x.dtype)
         else:
             kept = x[0]
-        return jnp.broadcast_to(kept, (workers, *x.shape[1:]))
+        return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (workers, *leaf.shape)), kept)
 
-    return jax.tree_util.tree_map_with_path(move, state)
+    return jax.tree_util.tree_map_with_path(
+        move, state, expected, is_leaf=lambda node: isinstance(node, blocks.Blocks8)
+    )
+
+
+def _shared_out(x: Any, total: int, workers: int) -> Any:
+    """`[n, rows, …]`, of which `total` rows are real, as equal shares of so many workers."""
+    if isinstance(x, blocks.Blocks8):
+        whole = jax.vmap(blocks.unpack)(x)
+        return jax.vmap(blocks.pack)(_shared_out(whole, total, workers))
+    if x.ndim < 2 or x.shape[1] == 0:  # No rows: an empty memory stays one.
+        return jnp.broadcast_to(x[:1], (workers, *x.shape[1:]))
+    rows = x.reshape(-1, *x.shape[2:])[:total]
+    each = -(-total // workers)
+    missing = each * workers - rows.shape[0]
+    rows = jnp.pad(rows, [(0, missing)] + [(0, 0)] * (rows.ndim - 1))
+    return rows.reshape(workers, each, *x.shape[2:])
 
 
 def _shapes(state: PyTree) -> list[tuple]:
     """What must agree between states of different worker counts."""
+
+    def shape(path, leaf):
+        if _has(path, _SHARE):  # The number of rows need not.
+            return leaf.shape[2:] if leaf.ndim > 1 else leaf.shape[1:]
+        return leaf.shape[1:] if marked(path) else leaf.shape
+
     return [
-        (leaf.shape[1:] if marked(path) else leaf.shape, jnp.dtype(leaf.dtype))
+        (shape(path, leaf), jnp.dtype(leaf.dtype))
         for path, leaf in jax.tree_util.tree_leaves_with_path(state)
     ]

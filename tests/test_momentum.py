@@ -286,7 +286,7 @@ def test_wrong_arguments_say_so():
     with pytest.raises(ValueError, match="`nesterov` must be one of False, True, got 'yes'"):
         jaxcomp.MomentumCorrection(nesterov="yes")
     with pytest.raises(ValueError, match="`dtype` must be one of"):
-        jaxcomp.MomentumCorrection(dtype="int8")
+        jaxcomp.MomentumCorrection(dtype="int4")
     with pytest.warns(UserWarning, match="is not contractive: .* grows"):
         jaxcomp.Link(jaxcomp.qsgd(), jaxcomp.MomentumCorrection())
     with warnings.catch_warnings():

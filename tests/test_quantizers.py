@@ -274,7 +274,7 @@ def adapted(codec, x, turns=2):
     """The codec's error once its levels have been agreed on from the input."""
     plan = trees.layout(codec, x)
     (batch,), (rows,) = plan.batches, trees.stacks(plan, x)[0]
-    count, key = trees.counts(batch), trees.batch_key(KEY, 0, 0)
+    count, key = batch.counts(), trees.batch_key(KEY, 0, 0)
 
     def run(rows):
         state = codec.init(batch.like)

@@ -335,7 +335,7 @@ class Quantizer:
             rows = trees.stack(batch, jax.tree.leaves(x)).astype(jnp.float32)
             key = trees.batch_key(noise.raw(0), number, 0)
             high, low = (part[:, None] for part in noise.seeds(key.own, key.first, len(rows)))
-            blocks, count = self._in_blocks(rows), trees.counts(batch)
+            blocks, count = self._in_blocks(rows), batch.counts()
             derived = self._derive(blocks, count, None, high, low)
             step = derived.step[..., None]
             real = (

@@ -7,10 +7,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomp import compiler, policy as policy_, trees, wire
+from jaxcomp import axes, compiler, policy as policy_, trees, wire, workers as workers_
 from jaxcomp.feedback import NoFeedback
-from jaxcomp.protocols import Array, AxisName, Feedback, PyTree, Reducer, Stacks
-from jaxcomp.workers import PerWorker
+from jaxcomp.protocols import (
+    Array,
+    AxisName,
+    Batches,
+    Feedback,
+    Mirrored,
+    PyTree,
+    Reducer,
+    Stacks,
+)
+from jaxcomp.reducers import shares
 
 _LARGE = 2**16
 
@@ -18,7 +27,7 @@ _LARGE = 2**16
 class ReductionState(NamedTuple):
     """The memory of the workers' links, and what the reducer itself keeps."""
 
-    feedback: PerWorker
+    feedback: PyTree
     reducer: PyTree
 
 
@@ -31,10 +40,16 @@ class Reduction(NamedTuple):
     sent: Stacks
 
 
-def plan(reducer: Reducer, like: PyTree) -> trees.Layout:
-    """Which leaves the reducer compresses, in which batches."""
+def plan(reducer: Reducer, like: PyTree, workers: tuple[int, ...] = (1,)) -> trees.Layout:
+    """Which leaves the reducer compresses, in which batches, over axes of these sizes."""
     policy = policy_.NOTHING if reducer.uplink is None else reducer.uplink.policy
-    return trees.layout(policy, like)
+    shares = getattr(reducer, "shares", lambda _: 1)
+    return trees.layout(policy, like, shares=shares(workers))
+
+
+def plan_here(reducer: Reducer, like: PyTree, axis_name: AxisName) -> trees.Layout:
+    """The `plan` over the workers of this axis."""
+    return plan(reducer, like, axes.sizes(axis_name))
 
 
 def payload_bytes(reducer: Reducer, layout: trees.Layout) -> int:
@@ -49,7 +64,7 @@ def batch_bytes(reducer: Reducer, layout: trees.Layout) -> tuple[float, ...]:
     own = getattr(settled(reducer), "payload_bytes", None)
     if own is not None:
         return own(layout.batches)
-    return tuple(float(wire.fused_bytes(part)) for part in wire.payload_like(layout))
+    return tuple(float(wire.fused_bytes(part)) for part in wire.payload_like(layout.batches))
 
 
 def dense_dtype(reducer: Reducer) -> Any:
@@ -69,15 +84,54 @@ def feedback_of(reducer: Reducer) -> Feedback:
 
 
 def init(reducer: Reducer, like: PyTree, axis_name: AxisName) -> ReductionState:
-    """Memory for gradients like these."""
-    feedback, batches = feedback_of(reducer), plan(reducer, like).batches
-    memory = feedback.init(
-        tuple(batch.like for batch in batches), reducer.part_like(batches, axis_name)
-    )
+    """Memory for gradients like these.
+
+    Raises:
+        ValueError: if a codec does not go with the feedback around it.
+    """
+    feedback, batches = feedback_of(reducer), plan_here(reducer, like, axis_name).batches
+    for batch in batches:
+        getattr(feedback, "check", lambda codec, size: None)(batch.codec, batch.size)
+    memory = _memory(reducer, batches, axis_name)
     return ReductionState(
-        feedback=PerWorker.wrap(memory, feedback.kind, axis_name),
-        reducer=reducer.init(batches, axis_name),
+        feedback=_hold(reducer, memory, axis_name), reducer=reducer.init(batches, axis_name)
     )
+
+
+def _memory(reducer: Reducer, batches: Batches, axis_name: AxisName) -> PyTree:
+    """Of the uplink's feedback, without the workers' axis."""
+    inner = within(reducer, batches, axis_name)
+    return feedback_of(reducer).init(
+        tuple(batch.like for batch in inner), reducer.part_like(batches, axis_name)
+    )
+
+
+def _fitted(
+    reducer: Reducer, batches: Batches, state: ReductionState, axis_name: AxisName
+) -> ReductionState:
+    """The state for these workers, from one that may have been made where there was only one.
+
+    Raises:
+        ValueError: if it cannot be one for them.
+    """
+    memory = workers_.held(state.feedback)
+    wanted = jax.eval_shape(lambda: _memory(reducer, batches, axis_name))
+    if isinstance(memory, Mirrored) and getattr(reducer, "splits", False):
+        memory = memory._replace(mirror=shares.own(memory.mirror, wanted.mirror, axis_name))
+    if jax.tree.map(jnp.shape, memory) != jax.tree.map(jnp.shape, wanted):
+        raise ValueError(
+            "`state` must be one for these gradients and workers: its memory has shapes "
+            f"{jax.tree.map(jnp.shape, memory)} where {jax.tree.map(jnp.shape, wanted)} are "
+            "wanted. Make it with jaxcomp.init_state, or with tx.init inside the mapped function"
+        )
+    fit = getattr(reducer, "fitted", lambda batches, links, axis_name: links)
+    return ReductionState(_hold(reducer, memory, axis_name), fit(batches, state.reducer, axis_name))
+
+
+def within(reducer: Reducer, batches: Batches, axis_name: AxisName) -> Batches:
+    """The batches that links see: the reducer's own, if it begins with another exchange."""
+    inner = getattr(reducer, "within", None)
+    return batches if inner is None else inner(batches, axis_name)
 
 
 def reduce(
@@ -95,20 +149,41 @@ def reduce(
     The mirror of a shift memory is thus added before the downlink. With `guard`, a mean that is
     not finite leaves every memory as it was, alike on all workers, since all see the same mean.
     """
-    feedback, layout = feedback_of(reducer), plan(reducer, grads)
+    feedback, layout = feedback_of(reducer), plan_here(reducer, grads, axis_name)
+    batches = layout.batches
+    state = _fitted(reducer, batches, state, axis_name)
     xs, dense = trees.stacks(layout, grads)
-    message, memory = feedback.compensate(xs, state.feedback.own())
+    xs = enter(reducer, batches, xs, axis_name)
+    message, memory = feedback.compensate(xs, workers_.held(state.feedback))
     part, sent, share, links = reducer.collect(
-        key, layout.batches, message, state.reducer, axis_name, weight
+        key, batches, message, state.reducer, axis_name, weight
     )
     estimate, memory = feedback.update(message, sent, part, share, weight, memory)
-    means, links = reducer.spread(key, layout.batches, estimate, links, axis_name)
+    means, links = reducer.spread(key, batches, estimate, links, axis_name)
+    means = leave(reducer, batches, means, axis_name)
     dense = reducer.dense(dense, axis_name, weight)
-    new = ReductionState(PerWorker.wrap(memory, feedback.kind, axis_name), links)
+    new = ReductionState(_hold(reducer, memory, axis_name), links)
     if guard and jax.tree.leaves(new):  # Without memory there is nothing to guard.
         finite = all_finite((means, dense))
         new = jax.tree.map(lambda now, before: jnp.where(finite, now, before), new, state)
     return Reduction(trees.assemble(layout, means, dense), new, message, sent)
+
+
+def enter(reducer: Reducer, batches: Batches, message: Stacks, axis_name: AxisName) -> Stacks:
+    """What the reducer does before the feedback: nothing, for most."""
+    first = getattr(reducer, "enter", None)
+    return message if first is None else first(batches, message, axis_name)
+
+
+def leave(reducer: Reducer, batches: Batches, mean: Stacks, axis_name: AxisName) -> Stacks:
+    """What the reducer does in the end: nothing, for most."""
+    last = getattr(reducer, "leave", None)
+    return mean if last is None else last(batches, mean, axis_name)
+
+
+def _hold(reducer: Reducer, memory: PyTree, axis_name: AxisName) -> PyTree:
+    splits = getattr(reducer, "splits", False)
+    return workers_.hold(memory, feedback_of(reducer).kind, axis_name, splits=splits)
 
 
 def all_finite(tree: PyTree) -> Array:

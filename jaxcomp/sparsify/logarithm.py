@@ -17,12 +17,6 @@ FRACTION = 12
 _DIGITS = 20
 
 
-def settled(x: Float32[Array, "..."]) -> Float32[Array, "..."]:
-    """`x` without its last bit: no longer a product, which might be fused with a sum."""
-    word = lax.bitcast_convert_type(x, jnp.int32)
-    return lax.bitcast_convert_type(word & ~1, jnp.float32)
-
-
 def log2_fixed(x: Float32[Array, "..."]) -> Int32[Array, "..."]:
     """`log₂ x` of positive normal numbers in 2⁻¹², off by at most 0.0008.
 

@@ -16,10 +16,11 @@ import numpy as np
 from jaxtyping import Float32
 from scipy import special
 
+from jaxcomp.compiler import settled
 from jaxcomp.protocols import Array
 from jaxcomp.quantize import exact, sums
 from jaxcomp.sparsify import selection
-from jaxcomp.sparsify.logarithm import FRACTION, exp2, log2, log2_fixed, settled
+from jaxcomp.sparsify.logarithm import FRACTION, exp2, log2, log2_fixed
 
 _LOG2E = math.log2(math.e)
 _LN2 = math.log(2)

@@ -156,7 +156,7 @@ def _eagerly(codec: Codec, key: Array, x: Array) -> tuple[PyTree, Array]:
     payloads, stacks = [], []
     for number, batch in enumerate(plan.batches):
         key_, rows = trees.batch_key(key, number, 0), trees.stack(batch, [x])
-        payload, _ = codec.encode(key_, rows, trees.counts(batch), codec.init(batch.like))
+        payload, _ = codec.encode(key_, rows, batch.counts(), codec.init(batch.like))
         payloads.append(payload)
         stacks.append(codec.decode(key_, payload, batch.like))
     return trees.TreePayload(tuple(payloads), ()), trees.assemble(plan, stacks, ())
@@ -168,7 +168,7 @@ def _assert_traces_alike(codec: Codec, x: Array) -> None:
         key, like = trees.batch_key(noise.raw(SEED), 0, 0), batch.like
 
         def both(x, batch=batch, key=key, like=like):
-            payload, _ = codec.encode(key, x, trees.counts(batch), codec.init(like))
+            payload, _ = codec.encode(key, x, batch.counts(), codec.init(like))
             return codec.decode(key, payload, like)
 
         # A new function each time, since the trace of an old one is remembered.

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomp import noise, trees, workers as workers_
-from jaxcomp.protocols import Array, Feedback, PyTree, Reducer
+from jaxcomp.protocols import Array, Feedback, Mirrored, PyTree, Reducer
 from jaxcomp.reducers import reduction
 from jaxcomp.testing.codec import SEED, assert_hashable, gaussian
 
@@ -78,8 +78,8 @@ def _check_memory(feedback: Feedback, tree: PyTree) -> None:
                 f"{feedback!r} must lose nothing: what of a message did not arrive must be kept, "
                 f"and is off by {np.abs(left - rest).max():g}"
             )
-    if feedback.kind == "residual" and getattr(feedback, "decay", 1.0) == 1.0:
-        total = np.asarray(arrived, np.float64) + sum(leaves)
+    if feedback.kind == "residual" and unsent and getattr(feedback, "decay", 1.0) == 1.0:
+        total = np.asarray(arrived, np.float64) + np.asarray(unsent(state)["a"], np.float64)
         if not np.allclose(total, 4 * np.asarray(tree["a"]), rtol=2e-2, atol=2e-2):
             raise AssertionError(
                 f"{feedback!r} must lose nothing: sent and residual must add up to the inputs, "
@@ -88,7 +88,12 @@ def _check_memory(feedback: Feedback, tree: PyTree) -> None:
 
 
 def check_reducer(
-    reducer: Reducer, *, workers: int = 4, tolerance: float = 1e-5, downlink_tolerance: float = 1e-5
+    reducer: Reducer,
+    *,
+    workers: int | tuple[int, ...] = 4,
+    tolerance: float = 1e-5,
+    downlink_tolerance: float = 1e-5,
+    weighted: bool = True,
 ) -> None:
     """Runs the properties that a reducer must have, on workers simulated by `vmap`.
 
@@ -97,9 +102,10 @@ def check_reducer(
 
     Args:
         reducer: the reducer.
-        workers: how many to simulate.
+        workers: how many to simulate; one number for each axis, for a reducer over several.
         tolerance: relative error that the law may have; more for sums taken in narrow floats.
         downlink_tolerance: the same for the mean that arrives; more for a compressed downlink.
+        weighted: whether to try weights 0, 1, 2, … too; else only 0 and 1.
 
     Raises:
         AssertionError: naming the first property that does not hold.
@@ -109,42 +115,60 @@ def check_reducer(
         >>> check_reducer(jaxcomp.Gather(jaxcomp.qsgd_inf(bits=4)))
     """
     assert_hashable(reducer)
+    sizes: tuple[int, ...] = workers if isinstance(workers, tuple) else (workers,)
+    names = tuple(f"workers{i}" for i in range(len(sizes)))
+    axis_name = names if len(sizes) > 1 else names[0]
+    links = getattr(reducer, "link_axis", lambda name: name)(axis_name)
     like = {"w": jnp.zeros((40, 64)), "b": jnp.zeros(7)}
-    keys = jax.random.split(jax.random.key(SEED), workers)
-    grads = jax.vmap(lambda k: jax.tree.map(lambda x: jax.random.normal(k, x.shape), like))(keys)
-
-    plan = reduction.plan(reducer, like)
+    keys = jax.random.split(jax.random.key(SEED), sizes)
+    grads = _over(lambda k: jax.tree.map(lambda x: jax.random.normal(k, x.shape), like), names, 1)(
+        keys
+    )
 
     def collect(tree, weight):
-        key = noise.raw(SEED)
+        plan = reduction.plan_here(reducer, like, axis_name)
         message, dense = trees.stacks(plan, tree)
-        state = reducer.init(plan.batches, "workers")
-        got = reducer.collect(key, plan.batches, message, state, "workers", weight)
-        expected = jax.lax.pmean(_scaled(got.sent, weight), "workers")
-        mean, _ = reducer.spread(key, plan.batches, got.part, got.state, "workers")
-        exact = jax.lax.pmean(_scaled(dense, weight), "workers")
-        return (
-            (got.part, tuple(reducer.dense(dense, "workers", weight))),
-            (expected, exact),
-            mean,
-            got.share,
-        )
+        state = reducer.init(plan.batches, axis_name)
+        message = reduction.enter(reducer, plan.batches, message, axis_name)
+        key = noise.raw(SEED)
+        got = reducer.collect(key, plan.batches, message, state, axis_name, weight)
+        expected = jax.lax.pmean(_scaled(got.sent, weight), links)
+        mean, _ = reducer.spread(key, plan.batches, got.part, got.state, axis_name)
+        part = got.part
+        if getattr(reducer, "splits", False):  # All shares of it, one after another.
+            part = tuple(
+                jax.lax.all_gather(x, links, tiled=True)[: len(y)]
+                for x, y in zip(part, expected, strict=True)
+            )
+        mean = reduction.leave(reducer, plan.batches, mean, axis_name)
+        wanted = reduction.leave(reducer, plan.batches, expected, axis_name)
+        exact = jax.lax.pmean(_scaled(dense, weight), axis_name)
+        sent = (part, tuple(reducer.dense(dense, axis_name, weight)))
+        return sent, (expected, exact), (mean, wanted), got.share
 
-    for weights in (None, jnp.arange(workers, dtype=jnp.float32)):
-        run = jax.vmap(collect, in_axes=(0, None if weights is None else 0), axis_name="workers")
-        part, expected, mean, share = jax.jit(run)(grads, weights)
+    first, *others = sizes
+    top = jnp.arange(first, dtype=jnp.float32)
+    top = top if weighted else jnp.minimum(top, 1)
+    spread = jnp.broadcast_to(top.reshape(-1, *[1] * len(others)), sizes)
+    for weights in (None, spread):
+        run = (
+            _over(collect, names, 2)
+            if weights is not None
+            else _over(lambda tree: collect(tree, None), names, 1)
+        )
+        given = (grads,) if weights is None else (grads, weights)
+        part, expected, (mean, wanted_mean), share = jax.jit(run)(*given)
         wanted = 1.0 if weights is None else float(jnp.mean(weights))
         if not np.allclose(np.asarray(share), wanted, rtol=1e-6):
             raise AssertionError(f"{reducer!r}: share must be {wanted}, got {share}")
-        if jax.tree.map(_shape, part) == jax.tree.map(_shape, expected):
-            for got, want in zip(jax.tree.leaves(part), jax.tree.leaves(expected), strict=True):
-                bound = tolerance * float(jnp.abs(want).max())
-                if not np.allclose(got, want, rtol=tolerance, atol=bound):
-                    raise AssertionError(
-                        f"{reducer!r} breaks the law pmean(sent) == part by "
-                        f"{float(jnp.abs(got - want).max()):g}"
-                    )
-        for got, want in zip(jax.tree.leaves(mean), jax.tree.leaves(expected[0]), strict=True):
+        for got, want in zip(jax.tree.leaves(part), jax.tree.leaves(expected), strict=True):
+            bound = tolerance * float(jnp.abs(want).max())
+            if got.shape != want.shape or not np.allclose(got, want, rtol=tolerance, atol=bound):
+                raise AssertionError(
+                    f"{reducer!r} breaks the law pmean(sent) == part: {got.shape} for "
+                    f"{want.shape}, off by {float(jnp.abs(got - want).max()):g}"
+                )
+        for got, want in zip(jax.tree.leaves(mean), jax.tree.leaves(wanted_mean), strict=True):
             bound = downlink_tolerance * float(jnp.abs(want).max())
             if not np.allclose(got, want, rtol=downlink_tolerance, atol=bound):
                 raise AssertionError(
@@ -152,14 +176,23 @@ def check_reducer(
                     f"{float(jnp.abs(got - want).max()):g}"
                 )
         for leaf in jax.tree.leaves(mean):
-            if not (np.asarray(leaf) == np.asarray(leaf)[:1]).all():
+            flat = np.asarray(leaf).reshape(-1, *leaf.shape[len(sizes) :])
+            if not (flat == flat[:1]).all():
                 raise AssertionError(f"{reducer!r} must give every worker the same mean")
-    if reducer.link_bytes(like, 1) != 0:
+    one = 1 if len(sizes) == 1 else (1,) * len(sizes)
+    if reducer.link_bytes(like, one) != 0:
         raise AssertionError(f"{reducer!r}: one worker sends nothing, so its link_bytes must be 0")
-    if reducer.uplink is not None and not isinstance(
-        reduction.init(reducer, like, "workers").feedback, workers_.PerWorker
-    ):
+    held = reduction.init(reducer, like, axis_name).feedback
+    held = held.own if isinstance(held, Mirrored) else held
+    if reducer.uplink is not None and not isinstance(held, workers_.PerWorker):
         raise AssertionError(f"{reducer!r}: memory of links must be kept per worker")
+
+
+def _over(f: Any, names: tuple[str, ...], arguments: int) -> Any:
+    """`f` over a leading axis for each name, of every argument."""
+    for name in reversed(names):
+        f = jax.vmap(f, in_axes=(0,) * arguments, axis_name=name)
+    return f
 
 
 def _scaled(tree: PyTree, weight: Array | None) -> PyTree:

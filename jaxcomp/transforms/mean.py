@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomp import axes, feedback as feedback_, noise, trees, wire
+from jaxcomp import axes, feedback as feedback_, noise, trees, wire, workers as workers_
 from jaxcomp.feedback import Link
 from jaxcomp.policy import Policy
 from jaxcomp.protocols import Array, AxisName, Codec, PyTree, Reducer
@@ -220,7 +220,7 @@ def _measure(
 ) -> Stats:
     plan = reduction.plan(reducer, grads)
     unsent = getattr(reduction.feedback_of(reducer), "unsent", lambda _: ())
-    residual = unsent(result.state.feedback.own())
+    residual = unsent(workers_.held(result.state.feedback))
     xs, _ = trees.stacks(plan, grads)
     # Squares of large and small values leave the range of float32: measure in units of the largest.
     top = axes.maximum(norms.largest((result.message, residual, xs)), axis_name)

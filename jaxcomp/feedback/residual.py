@@ -1,0 +1,101 @@
+"""No memory, and error feedback: what a message lost is added to the next one."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxcomp import checks
+from jaxcomp.feedback import memory
+from jaxcomp.protocols import Array, PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class NoFeedback:
+    """Sends what it is given and remembers nothing."""
+
+    kind = "none"
+
+    def init(self, like: PyTree, part_like: PyTree) -> tuple:
+        del like, part_like
+        return ()
+
+    def compensate(self, x: PyTree, state: tuple) -> tuple[PyTree, tuple]:
+        return x, state
+
+    def update(
+        self,
+        message: PyTree,
+        sent: PyTree,
+        part: PyTree,
+        share: Array | float,
+        weight: Array | None,
+        state: tuple,
+    ) -> tuple[PyTree, tuple]:
+        return part, state
+
+
+class ResidualState(NamedTuple):
+    """What has not been sent yet, already decayed."""
+
+    residual: PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Residual:
+    """Error feedback: what a message lost is added to the next one.
+
+    `p = g + e`, send `C(p)`, `e ← decay · (p − C(p))`. With a contractive codec the error stays
+    bounded; on top of an unbiased codec whose error can exceed its input it may grow.
+
+    Args:
+        decay: how much of the residual is kept, in [0, 1].
+        dtype: dtype of the memory; None for that of the gradient, "int8" for eight-bit blocks.
+
+    References:
+        Seide et al., 1-bit stochastic gradient descent, 2014; Karimireddy et al.,
+        `Error feedback fixes SignSGD <https://arxiv.org/abs/1901.09847>`_, 2019.
+
+    Note:
+        The paper keeps `γg`, the step times the gradient; this keeps the gradient, which is the
+        same while the learning rate is constant. A worker that does not take part in a step
+        (weight zero) keeps its whole message.
+    """
+
+    decay: float = 1.0
+    dtype: str | None = None
+    kind = "residual"
+
+    def __post_init__(self):
+        checks.number("decay", self.decay, 0.0, 1.0)
+        memory.check(self.dtype)
+
+    def init(self, like: PyTree, part_like: PyTree) -> ResidualState:
+        del part_like
+        return ResidualState(jax.tree.map(lambda leaf: memory.zeros(leaf, self.dtype), like))
+
+    def compensate(self, x: PyTree, state: ResidualState) -> tuple[PyTree, ResidualState]:
+        residual = memory.tree(state.residual)
+        return jax.tree.map(lambda g, e: g + e.astype(g.dtype), x, residual), state
+
+    def update(
+        self,
+        message: PyTree,
+        sent: PyTree,
+        part: PyTree,
+        share: Array | float,
+        weight: Array | None,
+        state: ResidualState,
+    ) -> tuple[PyTree, ResidualState]:
+        def lost(p, c):
+            arrived = c if weight is None else jnp.where(weight == 0, 0, c)
+            rest = p - arrived
+            # Decayed before it is stored: a product next to a sum may or may not be fused with it.
+            rest = rest if self.decay == 1 else rest * self.decay
+            return memory.store(rest, self.dtype or p.dtype)
+
+        return part, ResidualState(jax.tree.map(lost, message, sent))
+
+    def unsent(self, state: ResidualState) -> PyTree:
+        return memory.tree(state.residual)

@@ -1,0 +1,120 @@
+"""Shifts: what is sent is the change against a memory that both ends keep."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from jaxcomp import checks, compiler, offers, summing
+from jaxcomp.feedback import memory
+from jaxcomp.protocols import Array, Codec, Mirrored, PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Shift:
+    """Sends changes: the gradient less a memory that follows it, which the receiver mirrors.
+
+    `m = g − h`, send `C(m)`, `h ← h + a · C(m)`; the estimate is `H + Σ wᵢ·C(mᵢ)/n`, and the mirror
+    `H ← H + a · Σ wᵢ·C(mᵢ)/n` stays the mean of all `hᵢ`. Gradients that settle make messages that
+    vanish, and with them the error of the codec: full gradients converge to the exact solution
+    however much they differ between workers.
+
+    * EF21 is `a = 1` around a contractive codec;
+    * DIANA is `a ≤ 1/(1 + ω)` around an unbiased codec of relative variance `ω`.
+
+    Memory: `h` of the size of the gradient on each worker, and one mirror for all workers, of the
+    size of the part of the mean that a device holds (`d` under `Gather`, `d/n` under `TwoShot`).
+
+    Args:
+        step: `a`, in (0, 1].
+        dtype: dtype of both memories; None for that of the gradient. Narrow gradients want
+            "float32": `h` and `H` round differently, and what they differ by stays.
+
+    Raises:
+        ValueError: for a step outside (0, 1] or another dtype. A `Link` raises if the codec does
+            not fit the step.
+
+    Example:
+        >>> import jaxcomp
+        >>> jaxcomp.Link(jaxcomp.sign(), Shift())  # EF21.
+        Link(codec=..., feedback=Shift(step=1.0, dtype=None))
+
+    References:
+        Richtárik et al., `EF21 <https://arxiv.org/abs/2106.05203>`_, 2021; Mishchenko et al.,
+        `Distributed learning with compressed gradient differences
+        <https://arxiv.org/abs/1901.09269>`_ (DIANA), 2019.
+
+    Note:
+        Memories begin at zero, where EF21 begins at the first gradients. A worker of weight zero
+        keeps its memory; with weights `w` the memory moves by `a · w`, so that the mirror stays
+        the mean (Artemis, which samples workers with probability `p`, has `a = p · α`).
+    """
+
+    step: float = 1.0
+    dtype: str | None = None
+    kind = "shift"
+
+    def __post_init__(self):
+        checks.number("step", self.step, 0.0, 1.0)
+        checks.positive("step", self.step)
+        memory.check(self.dtype, exact=True)
+
+    def check(self, codec: Codec, size: int | None) -> None:
+        """Raises a `ValueError` for a codec around which the memory would not follow."""
+        if offers.contractive(codec):
+            if self.step != 1:
+                raise ValueError(
+                    f"`feedback` must be Shift(step=1.0), EF21, around a contractive codec, whose "
+                    f"bias a shorter step does not average out, got {self!r} around {codec!r}; "
+                    "DIANA's shorter step wants an unbiased codec, such as jaxcomp.qsgd()"
+                )
+            return
+        if not codec.unbiased:
+            raise ValueError(
+                f"`feedback` must be Residual() or NoFeedback() around {codec!r}, which is neither "
+                "unbiased nor contractive, so that no shift is sure to follow; or take "
+                "jaxcomp.Contractive(codec), an unbiased codec, or a contractive one"
+            )
+        omega = None if size is None else offers.variance_bound(codec, size)
+        if omega is not None and self.step * (1 + omega) >= 2:
+            raise ValueError(
+                f"`step` must be at most 1/(1 + ω) = {1 / (1 + omega):.4g} for the variance "
+                f"ω = {omega:.4g} of {codec!r} on buckets of {size}, and below twice that the "
+                f"memory is sure not to grow, got {self.step}; or take "
+                "jaxcomp.Contractive(codec) with Shift(step=1.0)"
+            )
+
+    def init(self, like: PyTree, part_like: PyTree) -> Mirrored:
+        def zeros(tree):
+            return jax.tree.map(lambda leaf: memory.zeros(leaf, self.dtype), tree)
+
+        return Mirrored(own=zeros(like), mirror=zeros(part_like))
+
+    def compensate(self, x: PyTree, state: Mirrored) -> tuple[PyTree, Mirrored]:
+        return jax.tree.map(lambda g, h: (g - h).astype(g.dtype), x, state.own), state
+
+    def update(
+        self,
+        message: PyTree,
+        sent: PyTree,
+        part: PyTree,
+        share: Array | float,
+        weight: Array | None,
+        state: Mirrored,
+    ) -> tuple[PyTree, Mirrored]:
+        def moved(held, c, weight=None):
+            wide = summing.wide(held.dtype)
+            c = c.astype(wide)
+            if weight is not None or self.step != 1:
+                times = jnp.asarray(self.step, wide) * (1 if weight is None else weight)
+                # Settled, or the sum with the memory might round differently here and there.
+                c = compiler.settled(c * times.astype(wide))
+            return (held.astype(wide) + c).astype(held.dtype)
+
+        own = jax.tree.map(lambda h, c: moved(h, c, weight), state.own, sent)
+        if weight is not None:  # What did not arrive may be anything.
+            own = jax.tree.map(lambda h, now: jnp.where(weight == 0, h, now), state.own, own)
+        estimate = jax.tree.map(lambda m, p: m + p.astype(m.dtype), state.mirror, part)
+        mirror = jax.tree.map(moved, state.mirror, part)
+        estimate = jax.tree.map(lambda e, p: e.astype(p.dtype), estimate, part)
+        return estimate, Mirrored(own, mirror)

@@ -1,0 +1,50 @@
+"""The identity: what a codec does that does nothing."""
+
+import dataclasses
+from typing import NamedTuple
+
+from jaxcomp import checks
+from jaxcomp.protocols import Array, ArrayLike, Key
+
+
+class IdentityPayload(NamedTuple):
+    """The elements as they are."""
+
+    values: Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Identity:
+    """Each element as it is: lossless, and linear.
+
+    Args:
+        bucket_size: elements in a bucket; None for one bucket a leaf.
+    """
+
+    bucket_size: int | None = None
+    unbiased = True
+    linear = True
+
+    def __post_init__(self):
+        checks.bucket_size(self.bucket_size)
+
+    def variance_bound(self, size: int) -> float:
+        """Nothing is lost."""
+        del size
+        return 0.0
+
+    def init(self, like: ArrayLike) -> tuple:
+        del like
+        return ()
+
+    def encode(
+        self, key: Key, x: Array, count: Array, state: tuple
+    ) -> tuple[IdentityPayload, tuple]:
+        del key, count
+        return IdentityPayload(x), state
+
+    def decode(
+        self, key: Key, payload: IdentityPayload, like: ArrayLike, side: None = None
+    ) -> Array:
+        del key, side
+        return payload.values.astype(like.dtype)

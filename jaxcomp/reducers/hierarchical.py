@@ -1,0 +1,247 @@
+"""Two levels of links: dense where they are fast, compressed where they are slow."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxcomp import axes, batches as batches_, noise, trees, workers
+from jaxcomp.feedback import Link
+from jaxcomp.policy import Policy
+from jaxcomp.protocols import (
+    Array,
+    AxisName,
+    Batches,
+    Codec,
+    Collected,
+    PyTree,
+    Reducer,
+    Stacks,
+)
+from jaxcomp.reducers import dense as dense_
+from jaxcomp.reducers.dense import Dense
+from jaxcomp.reducers.gather import Gather
+
+
+@dataclasses.dataclass(frozen=True)
+class Hierarchical:
+    """A dense reduce-scatter over the fast axis, a compressed mean over the slow one, and back.
+
+    Of `n` fast neighbours each averages `1/n` of the vector, brings this share over the slow links
+    by the outer reducer, and tells its neighbours the result. A device sends `1/n` of the outer
+    reducer's bytes over its slow link, and keeps `1/n` of its links' memory.
+
+    Args:
+        inner: `Dense()`, or `Dense("bfloat16")` for what the fast links carry.
+        outer: the reducer over the slow axes; a codec, policy or link is `Gather` of it.
+
+    `axis_name` of `compressed_mean` is a tuple that ends with the fast axis, as in
+    `("dcn", "ici")`, and the numbers of workers are one for each axis.
+
+    Raises:
+        ValueError: for another inner reducer, or an outer one without links; on use, for fewer than
+            two axes.
+
+    Example:
+        >>> import jaxcomp
+        >>> codec = jaxcomp.qsgd_inf(bits=4)
+        >>> reducer = Hierarchical(jaxcomp.Dense(), jaxcomp.TwoShot(codec, codec))
+        >>> like = {"w": jnp.zeros((1024, 1024))}
+        >>> jaxcomp.wire_bytes(reducer, like, workers=(2, 4))  # Of which slow: 133,120.
+        6424576
+
+    Note:
+        Leaves that the policy leaves dense are averaged by one all-reduce over all axes. Make the
+        state by `jaxcomp.init_state`, or by `tx.init` inside the mapped function.
+    """
+
+    inner: Dense = Dense()
+    outer: "Reducer | Link | Codec | Policy" = Dense()
+    splits = True
+
+    def __post_init__(self):
+        if not isinstance(self.inner, Dense):
+            raise ValueError(
+                "`inner` must be jaxcomp.Dense(), or jaxcomp.Dense('bfloat16'), for the fast axis, "
+                f"got {self.inner!r}; the compressed reducer is `outer`"
+            )
+        if isinstance(self.outer, Link | Policy | Codec):
+            object.__setattr__(self, "outer", Gather(self.outer))
+        outer = self.outer
+        if isinstance(outer, type) or not isinstance(getattr(outer, "uplink", None), Link):
+            raise ValueError(
+                "`outer` must be a reducer with links, such as jaxcomp.TwoShot(codec, codec), or a "
+                f"codec, got {outer!r}"
+            )
+        for name in ("phases", "enter", "payload_bytes"):
+            if hasattr(outer, name):
+                raise ValueError(
+                    "`outer` must be a reducer of payloads, such as jaxcomp.Gather, "
+                    f"jaxcomp.TwoShot or jaxcomp.Psum, got {outer!r}"
+                )
+
+    @property
+    def uplink(self) -> Link:
+        """That over the slow axes."""
+        return self._outer.uplink
+
+    @property
+    def _outer(self) -> Any:
+        return cast(Any, self.outer)
+
+    def link_axis(self, axis_name: AxisName) -> AxisName:
+        """The slow axes, which the links cross."""
+        return self._axes(axis_name)[0]
+
+    def shares(self, workers: tuple[int, ...]) -> int:
+        """One bucket for each fast neighbour, and what the outer reducer makes of those."""
+        *outer, inner = workers
+        inside = getattr(self._outer, "shares", lambda _: 1)
+        return inner * inside((math.prod(outer),))
+
+    def within(self, batches: Batches, axis_name: AxisName) -> Batches:
+        """The share of this device among its fast neighbours."""
+        return batches_.shards(batches, self._axes(axis_name)[1])
+
+    def init(self, batches: Batches, axis_name: AxisName) -> PyTree:
+        outer, _ = self._axes(axis_name)
+        state = self._outer.init(self.within(batches, axis_name), outer)
+        return self._varying(state, axis_name)
+
+    def fitted(self, batches: Batches, state: PyTree, axis_name: AxisName) -> PyTree:
+        """As the outer reducer has it."""
+        fit = getattr(self._outer, "fitted", lambda batches, links, axis_name: links)
+        return fit(self.within(batches, axis_name), state, self.link_axis(axis_name))
+
+    def part_like(self, batches: Batches, axis_name: AxisName) -> PyTree:
+        return self._outer.part_like(self.within(batches, axis_name), self.link_axis(axis_name))
+
+    def enter(self, batches: Batches, message: Stacks, axis_name: AxisName) -> Stacks:
+        """The mean of this device's share over its fast neighbours."""
+        _, axis = self._axes(axis_name)
+        shards = batches_.shards(batches, axis)
+        n = axes.size(axis)
+        rows = [shard.rows(x) for shard, x in zip(shards, message, strict=True)]
+        found = _by_dtype(
+            self.inner.dtype,
+            [x.reshape(n, -1) for x in rows],
+            lambda flat: lax.psum_scatter(
+                axes.vary(flat.reshape(-1), axis), axis, scatter_dimension=0, tiled=True
+            ),
+        )
+        return tuple(
+            (x.astype(shard.dtype) * jnp.asarray(1 / n, shard.dtype)).reshape(shard.like.shape)
+            for x, shard in zip(found, shards, strict=True)
+        )
+
+    def leave(self, batches: Batches, mean: Stacks, axis_name: AxisName) -> Stacks:
+        """The shares of all fast neighbours."""
+        _, axis = self._axes(axis_name)
+        found = _by_dtype(
+            self.inner.dtype,
+            [x.reshape(1, -1) for x in mean],
+            lambda flat: axes.gather(flat.reshape(-1), axis),
+        )
+        return tuple(
+            x.reshape(-1, batch.size)[: batch.buckets].astype(batch.dtype)
+            for x, batch in zip(found, batches, strict=True)
+        )
+
+    def collect(
+        self,
+        key: Array,
+        batches: Batches,
+        message: Stacks,
+        state: PyTree,
+        axis_name: AxisName,
+        weight: Array | None = None,
+    ) -> Collected:
+        outer, _ = self._axes(axis_name)
+        shards = self.within(batches, axis_name)
+        own = self._key(key, axis_name)
+        return self._outer.collect(own, shards, message, state, outer, weight)
+
+    def spread(
+        self, key: Array, batches: Batches, part: Stacks, state: PyTree, axis_name: AxisName
+    ) -> tuple[Stacks, PyTree]:
+        outer, _ = self._axes(axis_name)
+        shards = self.within(batches, axis_name)
+        return self._outer.spread(self._key(key, axis_name), shards, part, state, outer)
+
+    def dense(
+        self, leaves: Sequence[Array], axis_name: AxisName, weight: Array | None = None
+    ) -> Sequence[Array]:
+        return dense_.fused_mean(leaves, axis_name, weight)
+
+    def link_bytes(self, like: PyTree, workers: int | tuple[int, ...]) -> int:
+        """What crosses both kinds of links."""
+        if not isinstance(workers, tuple) or len(workers) < 2:
+            raise ValueError(
+                "`workers` must be a tuple that ends with the number of fast neighbours, as in "
+                f"(2, 4), got {workers!r}"
+            )
+        plan = trees.layout(self.uplink.policy, like, shares=self.shares(workers))
+        dense = [plan.likes[i] for i in plan.dense]
+        everyone = math.prod(workers)
+        return self.batches_link_bytes(plan.batches, workers) + dense_.fused_link_bytes(
+            dense, everyone
+        )
+
+    def batches_link_bytes(self, batches: Batches, workers: tuple[int, ...]) -> int:
+        """What of it the batches account for."""
+        slow, fast = self.levels(batches, workers)
+        return slow + fast
+
+    def levels(self, batches: Batches, workers: tuple[int, ...]) -> tuple[int, int]:
+        """Bytes that one device sends over its slow link for them, and over its fast one."""
+        *outer, inner = workers
+        shards = tuple(batches_.Shard(batch, inner, None) for batch in batches)
+        slow = self._outer.batches_link_bytes(shards, math.prod(outer))
+        share = sum(
+            math.prod(shard.like.shape) * jnp.dtype(self.inner.dtype or shard.dtype).itemsize
+            for shard in shards
+        )
+        return slow, 2 * (inner - 1) * share
+
+    def _key(self, key: Array, axis_name: AxisName) -> Array:
+        """Of this share: neighbours must not draw alike."""
+        _, axis = self._axes(axis_name)
+        return noise.fold(key, lax.axis_index(axis))
+
+    def _axes(self, axis_name: AxisName) -> tuple[AxisName, AxisName]:
+        *outer, inner = axes.names(axis_name)
+        if not outer:
+            raise ValueError(
+                "`axis_name` must be a tuple of at least two axes for Hierarchical, of which the "
+                f"last one is the fast one, as in ('dcn', 'ici'), got {axis_name!r}"
+            )
+        return outer[0] if len(outer) == 1 else tuple(outer), inner
+
+    def _varying(self, state: PyTree, axis_name: AxisName) -> PyTree:
+        """Memory that differs between fast neighbours too."""
+        if not axes.bound(axis_name):
+            return state
+        return jax.tree.map(
+            lambda node: axes.vary(node, axis_name) if workers.is_per_worker(node) else node,
+            state,
+            is_leaf=workers.is_per_worker,
+        )
+
+
+def _by_dtype(dtype: Any, arrays: Sequence[Array], move: Any) -> list[Array]:
+    """What `move` makes of arrays `[k, …]`: those that travel in one dtype side by side."""
+    found: dict[int, Array] = {}
+    sent = [x.astype(dtype or x.dtype) for x in arrays]
+    for kind in dict.fromkeys(x.dtype for x in sent):
+        numbers = [i for i, x in enumerate(sent) if x.dtype == kind]
+        got = move(jnp.concatenate([sent[i] for i in numbers], axis=1))
+        got = got.reshape(-1, sum(sent[i].shape[1] for i in numbers))
+        begin = 0
+        for i in numbers:
+            found[i] = got[:, begin : begin + sent[i].shape[1]]
+            begin += sent[i].shape[1]
+    return [found[i] for i in range(len(sent))]

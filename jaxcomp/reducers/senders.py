@@ -1,0 +1,148 @@
+"""What every reducer of payloads does: encode one's own message, decode those of all."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxcomp import batches as batches_, compiler, noise, offers, summing
+from jaxcomp.protocols import Array, AxisName, Batches, Key, PyTree, Stacks
+
+
+class Encoded(NamedTuple):
+    """The payload of every batch, the state of its codec, and what its decoders know beside it."""
+
+    payloads: tuple[PyTree, ...]
+    states: tuple[PyTree, ...]
+    sides: tuple[Any, ...]
+
+
+def init(batches: Batches) -> tuple[PyTree, ...]:
+    """The state of the codec of every batch."""
+    return tuple(batch.codec.init(batch.like) for batch in batches)
+
+
+def encode(
+    key: Array,
+    batches: Batches,
+    message: Stacks,
+    states: tuple[PyTree, ...],
+    worker: Array,
+    axis_name: AxisName,
+    *,
+    first: bool = False,
+) -> Encoded:
+    """This worker's payloads.
+
+    Args:
+        key: of the step.
+        batches: the plan.
+        message: an array for each batch.
+        states: of the codecs.
+        worker: which this is.
+        axis_name: of those who must agree on something first.
+        first: whether each worker has buckets of its own, numbered one worker after another, of
+            which nothing but the decoders' levels needs to be agreed on.
+    """
+    found = []
+    for number, (batch, x, state) in enumerate(zip(batches, message, states, strict=True)):
+        own = batches_.batch_key(key, number, worker, worker * batch.buckets if first else 0)
+        count = batch.counts()
+        if not first or hasattr(batch.codec, "side"):
+            state = offers.agree(batch.codec, own, x, count, state, axis_name)
+        payload, after = batch.codec.encode(own, x, count, state)
+        found.append((payload, after, offers.side(batch.codec, state)))
+    return Encoded(*(tuple(column) for column in zip(*found, strict=True))) if found else _NOTHING
+
+
+_NOTHING = Encoded((), (), ())
+
+
+def decode(
+    key: Array,
+    batches: Batches,
+    payloads: tuple[PyTree, ...],
+    sides: tuple[Any, ...],
+    worker: Array,
+    *,
+    first: bool = False,
+) -> Stacks:
+    """What the others make of this worker's payloads."""
+
+    def one(batch: Any, key: Key, payload: PyTree, side: Any) -> Array:
+        def decode(key, payload, side):
+            return batch.codec.decode(key, payload, batch.like, side)
+
+        return compiler.outlined(decode)(key, payload, side)
+
+    return tuple(
+        one(
+            batch,
+            batches_.batch_key(key, number, worker, worker * batch.buckets if first else 0),
+            payload,
+            side,
+        )
+        for number, (batch, payload, side) in enumerate(zip(batches, payloads, sides, strict=True))
+    )
+
+
+def mean(
+    key: Array,
+    batches: Batches,
+    payloads: tuple[PyTree, ...],
+    sides: tuple[Any, ...],
+    weights: Array | None,
+    workers: int,
+    first: tuple[Array | int, ...] | None = None,
+) -> Stacks:
+    """`Σ wᵢ·decode(payloadᵢ) / n` of every batch.
+
+    Args:
+        key: of the step.
+        batches: the plan.
+        payloads: everyone's, with a leading axis of workers.
+        sides: what decoders know beside them.
+        weights: one for each worker, or None for all ones.
+        workers: how many.
+        first: the number of the first bucket of each batch; None for zero.
+    """
+    found = []
+    for number, (batch, payload, side) in enumerate(zip(batches, payloads, sides, strict=True)):
+        keys = everyone(key, number, workers, 0 if first is None else first[number])
+
+        def total(keys, payload, side, weights, batch=batch):
+            whole = summing.decode_sum(batch.codec, keys, payload, batch.like, weights, side)
+            # Times the reciprocal: compiled, division by a constant is that; eagerly it is not.
+            return (whole * jnp.asarray(1 / workers, whole.dtype)).astype(batch.dtype)
+
+        found.append(compiler.outlined(total)(keys, payload, side, weights))
+    return tuple(found)
+
+
+def all_shares(
+    key: Array,
+    batches: Batches,
+    payloads: tuple[PyTree, ...],
+    sides: tuple[Any, ...],
+    workers: int,
+) -> Stacks:
+    """The rows of all workers one after another, where each has encoded its own share."""
+    found = []
+    for number, (batch, payload, side) in enumerate(zip(batches, payloads, sides, strict=True)):
+        keys = everyone(key, number, workers, 0)
+
+        def decode(own, worker, payload, keys=keys, side=side, batch=batch):
+            first = (worker * batch.buckets).astype(jnp.uint32)
+            return batch.codec.decode(Key(keys.shared, own, first), payload, batch.like, side)
+
+        rows = jax.vmap(decode)(keys.own, jnp.arange(workers), payload)
+        found.append(rows.reshape(-1, batch.size))
+    return tuple(found)
+
+
+def everyone(key: Array, number: int, workers: int, first: Array | int) -> Key:
+    """The keys of all workers for batch `number`; `own` has a leading axis."""
+    shared = noise.fold(key, number)
+    numbers = jnp.arange(workers, dtype=jnp.uint32)
+    own = jax.vmap(noise.fold, in_axes=(None, 0))(shared, numbers)
+    return Key(shared, own, jnp.asarray(first).astype(jnp.uint32))
