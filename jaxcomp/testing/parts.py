@@ -146,10 +146,9 @@ def check_reducer(
         sent = (part, tuple(reducer.dense(dense, axis_name, weight)))
         return sent, (expected, exact), (mean, wanted), got.share
 
-    first, *others = sizes
-    top = jnp.arange(first, dtype=jnp.float32)
+    top = jnp.arange(max(sizes[:1]), dtype=jnp.float32)
     top = top if weighted else jnp.minimum(top, 1)
-    spread = jnp.broadcast_to(top.reshape(-1, *[1] * len(others)), sizes)
+    spread = jnp.broadcast_to(top.reshape(-1, *[1] * (len(sizes) - 1)), sizes)
     for weights in (None, spread):
         run = (
             _over(collect, names, 2)
