@@ -1,6 +1,7 @@
 """Communication-compressed training in JAX: gradient compression as optax transformations."""
 
 from jaxcomp import testing as testing
+from jaxcomp.codecs.ballot import Ballot as Ballot
 from jaxcomp.codecs.combinators import (
     Chained as Chained,
     Clipped as Clipped,
@@ -60,6 +61,8 @@ from jaxcomp.recipes.sparsifiers import (
     threshold as threshold,
     top_k as top_k,
 )
+from jaxcomp.recipes.votes import Vote as Vote
+from jaxcomp.reducers.cheapest import Cheapest as Cheapest
 from jaxcomp.reducers.dense import Dense as Dense
 from jaxcomp.reducers.gather import Gather as Gather
 from jaxcomp.reducers.hierarchical import Hierarchical as Hierarchical

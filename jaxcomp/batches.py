@@ -52,6 +52,11 @@ class Batch:
             return full
         return full.at[np.array(lasts)].set(np.array(numbers, np.int32))
 
+    @property
+    def full(self) -> bool:
+        """Whether no bucket is padded."""
+        return all((piece.stop - piece.start) % self.size == 0 for piece in self.pieces)
+
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
@@ -92,6 +97,11 @@ class Shard:
     def counts(self) -> Array:
         """The number of real elements of each bucket, `int32[buckets]`."""
         return self.own(self.whole.counts())
+
+    @property
+    def full(self) -> bool:
+        """Whether no bucket is padded, or empty."""
+        return self.whole.full and self.whole.buckets % self.shares == 0
 
     def padded(self, x: Array) -> Array:
         """The rows of the whole batch, and zeros for what is missing to full shares."""
@@ -149,6 +159,11 @@ class Recut:
         left = self.whole.counts()[:, None] - begins
         return jnp.clip(left, 0, self.size).reshape(-1)
 
+    @property
+    def full(self) -> bool:
+        """Whether no bucket is padded, or empty."""
+        return self.whole.full and self.whole.size % self.size == 0
+
     def cut(self, x: Array) -> Array:
         """Rows of the whole as these buckets."""
         missing = self.cuts * self.size - x.shape[1]
@@ -158,6 +173,18 @@ class Recut:
     def joined(self, x: Array) -> Array:
         """These buckets as rows of the whole."""
         return x.reshape(-1, self.cuts * self.size)[:, : self.whole.size]
+
+
+def real(batch: "Batch | Shard | Recut", x: Array) -> Array:
+    """The rows with zeros where there is nothing but padding.
+
+    A codec may decode padding to anything, as signs do. Left in a memory it would come back with
+    the next message, and count in scales.
+    """
+    if batch.full:
+        return x
+    place = lax.broadcasted_iota(jnp.int32, x.shape, 1)
+    return jnp.where(place < batch.counts()[:, None], x, 0)
 
 
 def shards(batches: "Sequence[Batch | Shard]", axis_name: AxisName) -> tuple[Shard, ...]:

@@ -11,6 +11,9 @@ from jaxcomp import wire
 from jaxcomp.feedback import Link
 from jaxcomp.protocols import PyTree
 from jaxcomp.reducers import reduction
+from jaxcomp.reducers.cheapest import Cheapest
+from jaxcomp.reducers.gather import Gather
+from jaxcomp.reducers.two_shot import TwoShot
 from jaxcomp.transforms import mean
 
 
@@ -39,6 +42,7 @@ class Description:
         picked: what was chosen for you, and why.
         link_bytes: what one device sends, or None without a number of workers.
         dense_link_bytes: the same for an uncompressed all-reduce.
+        offers: by name, what a device would send by each reducer that could be taken.
     """
 
     lines: tuple[Line, ...]
@@ -46,9 +50,10 @@ class Description:
     payload_bytes: int
     dense_bytes: int
     picked: str
-    workers: int | None = None
+    workers: int | tuple[int, ...] | None = None
     link_bytes: int | None = None
     dense_link_bytes: int | None = None
+    offers: tuple[tuple[str, int], ...] = ()
 
     @property
     def bits_per_element(self) -> float:
@@ -96,17 +101,31 @@ class Description:
             verdict = f"{1 / max(self.ratio, 1e-9):.2f}x MORE than"
         return (
             f"{said}\nlink {self.link_bytes:,} bytes a device over {self.workers} workers: "
-            f"{verdict} a dense all-reduce ({self.dense_link_bytes:,})"
+            f"{verdict} a dense all-reduce ({self.dense_link_bytes:,})" + self._compared()
+        )
+
+    def _compared(self) -> str:
+        """The other ways to reduce the same payload."""
+        if len(self.offers) < 2:
+            return ""
+        ways = ", ".join(f"{name} {size:,}" for name, size in self.offers)
+        return (
+            f"\nof which for the compressed leaves, by each reducer: {ways} (Gather brings n - 1 "
+            "payloads to each device, TwoShot a share of n - 1 payloads up and of one mean down, "
+            "Psum goes round twice with a share)"
         )
 
 
-def describe(codec_or_reducer: Any, params: PyTree, workers: int | None = None) -> Description:
+def describe(
+    codec_or_reducer: Any, params: PyTree, workers: int | tuple[int, ...] | None = None
+) -> Description:
     """What would be sent for a tree: leaf by leaf, in all, and what was picked and why.
 
     Args:
         codec_or_reducer: what you would give to `compressed_mean`.
         params: the parameters, or their shapes and dtypes.
-        workers: with it, also the bytes that one device sends over its link.
+        workers: with it, also the bytes that one device sends over its link, by the reducer that is
+            taken and by those that could be; a number for each axis of `Hierarchical`.
 
     Raises:
         ValueError: if the first argument is none of those.
@@ -120,7 +139,8 @@ def describe(codec_or_reducer: Any, params: PyTree, workers: int | None = None) 
         w Quantizer(Sign, MeanAbs, Nearest, bucket_size=512) 1.0625 default
     """
     reducer = mean.as_reducer(codec_or_reducer)
-    plan = reduction.plan(reducer, params)
+    axes = workers if isinstance(workers, tuple) else (workers or 1,)
+    plan = reduction.plan(reducer, params, axes)
     sizes = reduction.batch_bytes(reducer, plan)
     dtype = reduction.dense_dtype(reducer)
     spent = [0.0] * len(plan.likes)
@@ -151,14 +171,34 @@ def describe(codec_or_reducer: Any, params: PyTree, workers: int | None = None) 
         elements=sum(like.size for like in plan.likes),
         payload_bytes=reduction.payload_bytes(reducer, plan),
         dense_bytes=sum(like.size * jnp.dtype(like.dtype).itemsize for like in plan.likes),
-        picked=_picked(codec_or_reducer, reducer, bool(plan.batches))
+        picked=_picked(codec_or_reducer, reducer, plan, workers)
         + _phases(reducer, params)
         + "".join(f"\nrule {path!r} decides no leaf" for path in plan.unused),
         workers=workers,
         link_bytes=None if workers is None else wire.wire_bytes(reducer, like_tree, workers),
         dense_link_bytes=None
         if workers is None
-        else sum(wire.ring_bytes(like.size * like.dtype.itemsize, workers) for like in plan.likes),
+        else sum(
+            wire.ring_bytes(like.size * like.dtype.itemsize, math.prod(axes)) for like in plan.likes
+        ),
+        offers=_offers(reducer, params, workers),
+    )
+
+
+def _offers(reducer: Any, params: PyTree, workers: Any) -> tuple[tuple[str, int], ...]:
+    """What a device would send for the compressed leaves by each reducer for payloads."""
+    if not isinstance(workers, int) or not isinstance(reducer, Cheapest | Gather | TwoShot):
+        return ()
+    link = Cheapest(reducer.uplink)
+    known = (Gather(link.uplink), link.two_shot(whole=True), *link.reducers, reducer)
+    ways = {type(way): way for way in known if way is not None}
+    ways.pop(Cheapest, None)
+    return tuple(
+        (
+            kind.__name__,
+            way.batches_link_bytes(reduction.plan(way, params, (workers,)).batches, workers),
+        )
+        for kind, way in ways.items()
     )
 
 
@@ -188,20 +228,39 @@ def _phases(reducer: Any, params: PyTree) -> str:
     return "".join(lines)
 
 
-def _picked(given: Any, reducer: Any, compressed: bool) -> str:
+def _picked(given: Any, reducer: Any, plan: Any, workers: Any) -> str:
     if reducer.uplink is None:
         return f"reducer {reducer!r}, as given"
-    if not compressed:
+    if not plan.batches:
         return "no leaf is compressed: the policy leaves every one of them dense"
     feedback = type(reducer.uplink.feedback).__name__
-    if hasattr(given, "collect"):
-        return f"reducer {type(reducer).__name__} with {feedback}, as given"
+    name = type(reducer).__name__
+    if hasattr(given, "collect") and name != "Cheapest":
+        return f"reducer {name} with {feedback}, as given"
+    taken = f"reducer {_taken(reducer, plan, workers)}"
     if isinstance(given, Link):
-        return f"reducer {type(reducer).__name__} (the default for a link), {feedback} as given"
+        return f"{taken}, feedback {feedback} as given"
     if feedback == "Residual":
         why = "the codec is contractive: what it drops is sent later"
     elif all(codec.unbiased for codec in reducer.uplink.policy.codecs):
         why = "the codec is unbiased"
     else:
         why = "the codec's error can exceed its input, so a residual would grow"
-    return f"reducer {type(reducer).__name__} (the default), feedback {feedback} ({why})"
+    return f"{taken}, feedback {feedback} ({why})"
+
+
+def _taken(reducer: Cheapest, plan: Any, workers: Any) -> str:
+    """What the default takes for so many workers, and why."""
+    names = [type(way).__name__ for way in reducer.reducers]
+    if len(names) == 1:
+        why = (
+            "both halves of a shift"
+            if names == ["TwoShot"]
+            else "a codec takes its leaves whole, or has no feedback for the way down"
+        )
+        return f"{names[0]} (the default: {why})"
+    if not isinstance(workers, int):
+        return f"{' or '.join(names)} (the default: what moves fewer bytes for the workers)"
+    offers = reducer.priced(plan.batches, workers)
+    best = min(offers, key=lambda offer: offer.bytes)
+    return f"{type(best.reducer).__name__} (the default: it moves fewest bytes for {workers})"

@@ -107,6 +107,7 @@ class Feedback(Protocol):
     Attributes:
         kind: what the memory is ("residual", "momentum", "shift", …); `resize_workers` moves it
             by this.
+        mirrors (optional, by default False): whether its state is a `Mirrored`.
     """
 
     @property

@@ -97,6 +97,11 @@ def marked(path: tuple) -> bool:
     return _has(path, _MARK) or _has(path, _SHARE)
 
 
+def shared_out(path: tuple) -> bool:
+    """Whether the leaf at this path is a worker's share of rows."""
+    return _has(path, _SHARE)
+
+
 def _has(path: tuple, mark: str) -> bool:
     return any(mark in (getattr(k, "name", None), getattr(k, "key", None)) for k in path)
 
@@ -168,7 +173,7 @@ def resize_workers(tx: Any, state: PyTree, params: PyTree, workers: int) -> PyTr
     def move(path, x, like):
         if not marked(path):
             return x
-        if _has(path, _SHARE):
+        if shared_out(path):
             return _shared_out(x, like.shape[1], workers)
         if isinstance(x, blocks.Blocks8):
             kept = blocks.pack(jnp.mean(jax.vmap(blocks.unpack)(x), axis=0))
@@ -202,7 +207,7 @@ def _shapes(state: PyTree) -> list[tuple]:
     """What must agree between states of different worker counts."""
 
     def shape(path, leaf):
-        if _has(path, _SHARE):  # The number of rows need not.
+        if shared_out(path):  # The number of rows need not.
             return leaf.shape[2:] if leaf.ndim > 1 else leaf.shape[1:]
         return leaf.shape[1:] if marked(path) else leaf.shape
 

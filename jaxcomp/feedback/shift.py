@@ -53,6 +53,7 @@ class Shift:
     step: float = 1.0
     dtype: str | None = None
     kind = "shift"
+    mirrors = True
 
     def __post_init__(self):
         checks.number("step", self.step, 0.0, 1.0)

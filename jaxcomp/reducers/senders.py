@@ -67,13 +67,13 @@ def decode(
     *,
     first: bool = False,
 ) -> Stacks:
-    """What the others make of this worker's payloads."""
+    """What the others make of this worker's payloads; padding is zero."""
 
     def one(batch: Any, key: Key, payload: PyTree, side: Any) -> Array:
         def decode(key, payload, side):
             return batch.codec.decode(key, payload, batch.like, side)
 
-        return compiler.outlined(decode)(key, payload, side)
+        return batches_.real(batch, compiler.outlined(decode)(key, payload, side))
 
     return tuple(
         one(

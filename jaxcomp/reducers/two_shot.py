@@ -175,7 +175,7 @@ class TwoShot:
         key, worker = noise.fold(key, _DOWN), lax.axis_index(axis_name)
         cuts = self._down(batches, axis_name)
         memory = workers.held(state.memory)
-        part = tuple(cut.cut(x) for cut, x in zip(cuts, part, strict=True))
+        part = tuple(batches_.real(cut, cut.cut(x)) for cut, x in zip(cuts, part, strict=True))
         message, memory = self.feedback.compensate(part, memory)
         own = senders.encode(key, cuts, message, state.down.own(), worker, axis_name, first=True)
         gathered = wire.split(axes.gather(wire.fuse(own.payloads), axis_name), own.payloads)

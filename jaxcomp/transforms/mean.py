@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomp import axes, feedback as feedback_, noise, trees, wire, workers as workers_
+from jaxcomp import axes, noise, trees, wire, workers as workers_
 from jaxcomp.feedback import Link
 from jaxcomp.policy import Policy
 from jaxcomp.protocols import Array, AxisName, Codec, PyTree, Reducer
 from jaxcomp.reducers import reduction
-from jaxcomp.reducers.gather import Gather
+from jaxcomp.reducers.cheapest import Cheapest
 from jaxcomp.reducers.reduction import ReductionState
 from jaxcomp.transforms import norms
 
@@ -69,7 +69,8 @@ def compressed_mean(
 
     * a codec or policy without feedback gets `Residual()` if the codec is contractive (biased,
       with an error smaller than its input), and none otherwise;
-    * a link without a reducer is reduced by `Gather`;
+    * a link without a reducer is reduced by `Gather` or, where that moves fewer bytes for this
+      number of workers, by `TwoShot` with the same codec down (`Cheapest` has the rule);
     * a codec without a policy leaves one-dimensional leaves and leaves of fewer than 1,024
       elements dense, in their own dtype.
 
@@ -136,10 +137,8 @@ def as_reducer(codec: "Codec | Policy | Link | Reducer") -> Reducer:
         )
     if hasattr(codec, "collect"):
         return cast(Reducer, codec)
-    if isinstance(codec, Codec | Policy):
-        codec = Link(codec, feedback_.default(codec))
-    if isinstance(codec, Link):
-        return Gather(codec)
+    if isinstance(codec, Link | Codec | Policy):
+        return Cheapest(codec)
     raise ValueError(
         "`codec` must be a codec such as jaxcomp.qsgd_inf(bits=4), a Policy, a Link or a reducer "
         f"such as jaxcomp.Dense(), got {codec!r}"

@@ -1,0 +1,187 @@
+"""The reducer that is taken where none is named: what moves fewest bytes for these workers."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxcomp import axes, feedback as feedback_, offers, trees, workers
+from jaxcomp.feedback import Link, Shift
+from jaxcomp.policy import Policy
+from jaxcomp.protocols import Array, AxisName, Batches, Codec, Collected, PyTree, Reducer, Stacks
+from jaxcomp.reducers import dense as dense_
+from jaxcomp.reducers.gather import Gather
+from jaxcomp.reducers.two_shot import TwoShot, TwoShotState
+
+
+class Offer(NamedTuple):
+    """One way to reduce, and what a device would send for the compressed leaves."""
+
+    reducer: Any
+    bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Cheapest:
+    """`Gather`, or for many workers `TwoShot` with the same codec down: what moves fewer bytes.
+
+    `Gather` sends `n − 1` payloads, `TwoShot` two shares of `(n − 1)/n`: with equal codecs, the
+    second pays from three workers on. It rounds twice, and asks two things of the codec: buckets,
+    since a leaf that is encoded whole would change its meaning with the number of workers, and no
+    memory but what a downlink can have. A linear codec is summed on the way instead (`Psum`), where
+    nothing is rounded twice. Ties go to `Gather`.
+
+    The downlink has the feedback that its codec's error class asks for: none for unbiased ones, a
+    residual for contractive ones, or the other half of EF21 where the uplink is EF21.
+
+    Args:
+        link: the link from each worker; a bare codec or policy is `Link(codec)` with the feedback
+            of its error class.
+
+    Raises:
+        ValueError: if `link` is none of these.
+
+    Example:
+        >>> import jax.numpy as jnp, jaxcomp
+        >>> like = {"w": jnp.zeros((1024, 1024))}
+        >>> reducer = Cheapest(jaxcomp.qsgd_inf(bits=4))
+        >>> [type(reducer.picked(like, workers=n)).__name__ for n in (2, 3, 8)]
+        ['Gather', 'TwoShot', 'TwoShot']
+    """
+
+    link: "Link | Codec | Policy"
+
+    def __post_init__(self):
+        if not isinstance(self.link, Link):
+            given: Any = self.link
+            if isinstance(given, Codec | Policy) and not isinstance(given, type):
+                object.__setattr__(self, "link", Link(given, feedback_.default(given)))
+            else:
+                object.__setattr__(self, "link", Link(given))  # Which says what is wrong.
+
+    @property
+    def uplink(self) -> Link:
+        link: Any = self.link
+        return link
+
+    def picked(self, like: PyTree, workers: int) -> Reducer:
+        """What is taken for a tree like this and so many workers."""
+        return self._pick(trees.layout(self.uplink.policy, like).batches, workers)
+
+    def priced(self, batches: Batches, workers: int) -> tuple[Offer, ...]:
+        """What may be taken, and what a device would send for these batches."""
+        return tuple(
+            Offer(reducer, reducer.batches_link_bytes(batches, workers))
+            for reducer in self.reducers
+        )
+
+    @property
+    def reducers(self) -> tuple[Any, ...]:
+        """What may be taken."""
+        gather = Gather(self.uplink)
+        two_shot = self.two_shot()
+        if two_shot is None:
+            return (gather,)
+        return (two_shot,) if self.splits else (gather, two_shot)
+
+    @property
+    def splits(self) -> bool:
+        """Whether devices share the uplink's mirror: with one, it is always TwoShot."""
+        mirrors = getattr(self.uplink.feedback, "mirrors", False)
+        return mirrors and self.two_shot() is not None
+
+    def init(self, batches: Batches, axis_name: AxisName) -> PyTree:
+        state = self.reducers[-1].init(batches, axis_name)
+        # Outside of the mapped function no one knows the workers: the first step will.
+        return self._trimmed(batches, state, axis_name) if axes.bound(axis_name) else state
+
+    def fitted(self, batches: Batches, state: PyTree, axis_name: AxisName) -> PyTree:
+        """The state with the memory that what is picked needs."""
+        reducer = self._here(batches, axis_name)
+        if isinstance(reducer, TwoShot):
+            return reducer.fitted(batches, state, axis_name)
+        return self._trimmed(batches, state, axis_name)
+
+    def part_like(self, batches: Batches, axis_name: AxisName) -> PyTree:
+        return self._here(batches, axis_name).part_like(batches, axis_name)
+
+    def collect(
+        self,
+        key: Array,
+        batches: Batches,
+        message: Stacks,
+        state: PyTree,
+        axis_name: AxisName,
+        weight: Array | None = None,
+    ) -> Collected:
+        reducer = self._here(batches, axis_name)
+        own = _own(reducer, state)
+        got = reducer.collect(key, batches, message, own, axis_name, weight)
+        return got._replace(state=_within(reducer, state, got.state))
+
+    def spread(
+        self, key: Array, batches: Batches, part: Stacks, state: PyTree, axis_name: AxisName
+    ) -> tuple[Stacks, PyTree]:
+        reducer = self._here(batches, axis_name)
+        mean, own = reducer.spread(key, batches, part, _own(reducer, state), axis_name)
+        return mean, _within(reducer, state, own)
+
+    def dense(
+        self, leaves: Sequence[Array], axis_name: AxisName, weight: Array | None = None
+    ) -> Sequence[Array]:
+        return dense_.fused_mean(leaves, axis_name, weight)
+
+    def link_bytes(self, like: PyTree, workers: int) -> int:
+        """That of what is picked."""
+        return self.picked(like, workers).link_bytes(like, workers)
+
+    def batches_link_bytes(self, batches: Batches, workers: int) -> int:
+        """What of it the batches account for."""
+        return min(offer.bytes for offer in self.priced(batches, workers))
+
+    def _pick(self, batches: Batches, workers: int) -> Any:
+        return min(self.priced(batches, workers), key=lambda offer: offer.bytes).reducer
+
+    def _here(self, batches: Batches, axis_name: AxisName) -> Any:
+        return self._pick(batches, axes.size(axis_name))
+
+    def two_shot(self, *, whole: bool = False) -> TwoShot | None:
+        """`TwoShot` with this link, or None where the codec or feedback does not allow it.
+
+        Args:
+            whole: allow it for codecs that take a leaf whole too.
+        """
+        link, codecs = self.uplink, self.uplink.policy.codecs
+        if not whole and not all(codec.bucket_size for codec in codecs):
+            return None
+        shaped = any(hasattr(codec, "for_leaf") for codec in codecs)
+        if shaped or len({offers.contractive(codec) for codec in codecs}) != 1:
+            return None
+        feedback = link.feedback
+        if feedback != Shift() or not offers.contractive(codecs[0]):
+            feedback = feedback_.default(link.codec)
+        return TwoShot(link, Link(link.codec, feedback))
+
+    def _trimmed(self, batches: Batches, state: PyTree, axis_name: AxisName) -> PyTree:
+        """The state without a downlink's memory, where there is no downlink."""
+        reducer = self._here(batches, axis_name)
+        if isinstance(reducer, TwoShot) or not isinstance(state, TwoShotState):
+            return state
+        return jax.tree_util.tree_map_with_path(
+            lambda path, x: x[:, :0] if workers.shared_out(path) else x, state
+        )
+
+
+def _own(reducer: Any, state: PyTree) -> PyTree:
+    """What of the state is this reducer's."""
+    if isinstance(reducer, TwoShot) or not isinstance(state, TwoShotState):
+        return state
+    return state.up
+
+
+def _within(reducer: Any, state: PyTree, own: PyTree) -> PyTree:
+    """The state with what this reducer made of its own."""
+    if isinstance(reducer, TwoShot) or not isinstance(state, TwoShotState):
+        return own
+    return state._replace(up=own)
