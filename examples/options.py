@@ -69,7 +69,14 @@ def without_memory(codec: jaxcomp.Codec) -> jaxcomp.Link:
         return jaxcomp.Link(codec, jaxcomp.NoFeedback())
 
 
+def remembered(dtype: str) -> jaxcomp.Link:
+    """Signs with a residual that is kept in fewer bits than the gradient."""
+    return jaxcomp.Link(jaxcomp.sign(), jaxcomp.Residual(dtype=dtype))
+
+
 DGC = warmed_up(0.001)
+EF21 = jaxcomp.Link(jaxcomp.sign(), jaxcomp.Shift())
+TWO_WAYS = jaxcomp.TwoShot(up=EF21, down=EF21)
 METHODS: dict[str, Method] = {
     "dense": Method("dense", jaxcomp.Dense()),
     "qsgd_inf": Method("qsgd_inf 4-bit", jaxcomp.qsgd_inf(bits=4)),
@@ -82,6 +89,9 @@ METHODS: dict[str, Method] = {
     "sidco": Method("sidco 0.1 %", jaxcomp.sidco(fraction=0.001)),
     "dgc": Method("dgc 0.1 %", DGC, optimizer=where_dense(DGC), rate="momentum"),
     "powersgd": Method("PowerSGD rank 4", jaxcomp.PowerIteration(rank=4)),
+    "two_ways": Method("EF21, sign both ways", TWO_WAYS),
+    "sign_bf16": Method("sign, bf16 memory", remembered("bfloat16")),
+    "sign_int8": Method("sign, 8-bit memory", remembered("int8")),
     "demo": Method(
         "DeMo",
         jaxcomp.Link(jaxcomp.demo(k=32), jaxcomp.Residual(decay=0.999)),

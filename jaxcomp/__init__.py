@@ -1,6 +1,6 @@
 """Communication-compressed training in JAX: gradient compression as optax transformations."""
 
-from jaxcomp import testing as testing
+from jaxcomp import gates as gates, testing as testing
 from jaxcomp.codecs.ballot import Ballot as Ballot
 from jaxcomp.codecs.combinators import (
     Chained as Chained,
@@ -17,6 +17,15 @@ from jaxcomp.feedback import (
     Residual as Residual,
     Shift as Shift,
 )
+from jaxcomp.gates import (
+    Always as Always,
+    Bernoulli as Bernoulli,
+    Censored as Censored,
+    Coin as Coin,
+    Every as Every,
+    Phase as Phase,
+    Sampled as Sampled,
+)
 from jaxcomp.identity import Identity as Identity
 from jaxcomp.mesh import (
     data_parallel as data_parallel,
@@ -25,7 +34,13 @@ from jaxcomp.mesh import (
     place as place,
 )
 from jaxcomp.policy import Policy as Policy, Rule as Rule
-from jaxcomp.protocols import Codec as Codec, Feedback as Feedback, Key as Key, Reducer as Reducer
+from jaxcomp.protocols import (
+    Codec as Codec,
+    Feedback as Feedback,
+    Gate as Gate,
+    Key as Key,
+    Reducer as Reducer,
+)
 from jaxcomp.recipes.floats import (
     alq as alq,
     amq as amq,
@@ -61,6 +76,7 @@ from jaxcomp.recipes.sparsifiers import (
     threshold as threshold,
     top_k as top_k,
 )
+from jaxcomp.recipes.sums import int_sgd as int_sgd, thc as thc
 from jaxcomp.recipes.votes import Vote as Vote
 from jaxcomp.reducers.cheapest import Cheapest as Cheapest
 from jaxcomp.reducers.dense import Dense as Dense
@@ -69,6 +85,7 @@ from jaxcomp.reducers.hierarchical import Hierarchical as Hierarchical
 from jaxcomp.reducers.low_rank import LowRank as LowRank
 from jaxcomp.reducers.phases import Phases as Phases
 from jaxcomp.reducers.power import PowerIteration as PowerIteration
+from jaxcomp.reducers.psum import Psum as Psum
 from jaxcomp.reducers.two_shot import TwoShot as TwoShot
 from jaxcomp.transforms.clipping import clip_local as clip_local
 from jaxcomp.transforms.mean import (

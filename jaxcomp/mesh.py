@@ -1,6 +1,7 @@
 """How a training step and its state are laid on a mesh."""
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -29,15 +30,19 @@ def local(params: PyTree, axis_name: AxisName) -> PyTree:
     return axes.vary(params, axis_name)
 
 
-def place(tree: PyTree, mesh: Mesh, axis_name: AxisName) -> PyTree:
-    """Puts a tree on a mesh: `PerWorker` memory split over the axis, everything else replicated.
+def place(tree: PyTree, mesh: Mesh, axis_name: AxisName, *, params: PyTree | None = None) -> PyTree:
+    """Puts a tree on a mesh: memory split over workers and shards, everything else replicated.
 
     Memory of one worker, as `tx.init` makes it outside of a mapped function, is given to each.
+    Other arrays that lie on the mesh already stay as they lie.
 
     Args:
         tree: any tree, such as a flax `TrainState` or the state of an `nnx.Optimizer`.
         mesh: the device mesh.
         axis_name: the axis or axes that the workers are on.
+        params: sharded parameters, as they lie on the mesh: arrays of the tree that belong to one
+            (moments of Adam: their path ends with its path, and they have its shape) are laid like
+            it.
 
     Raises:
         ValueError: if `PerWorker` memory is for another number of workers.
@@ -48,14 +53,17 @@ def place(tree: PyTree, mesh: Mesh, axis_name: AxisName) -> PyTree:
         P()
     """
     mesh, workers = _automatic(mesh), _workers(mesh, axis_name)
+    homes = _homes(params, mesh)
 
     def put(path, leaf):
-        if not workers_.marked(path):
-            return jax.device_put(leaf, NamedSharding(mesh, PartitionSpec()))
-        if leaf.shape[0] == 1 and workers > 1:
-            leaf = jnp.broadcast_to(leaf, (workers, *leaf.shape[1:]))
-        _check_workers(leaf, workers)
-        return jax.device_put(leaf, NamedSharding(mesh, PartitionSpec(axis_name)))
+        if workers_.marked(path):
+            if leaf.shape[0] == 1 and workers > 1:
+                leaf = jnp.broadcast_to(leaf, (workers, *leaf.shape[1:]))
+            _check_workers(leaf, workers)
+        spec = _spec(path, leaf, homes, axis_name)
+        if spec == PartitionSpec() and (isinstance(leaf, core.Tracer) or _named(leaf, mesh)):
+            return leaf
+        return jax.device_put(leaf, NamedSharding(mesh, spec))
 
     return jax.tree_util.tree_map_with_path(put, tree)
 
@@ -66,6 +74,7 @@ def data_parallel(
     axis_name: AxisName,
     *,
     batch_argnums: int | tuple[int, ...] = -1,
+    batch_spec: PartitionSpec | None = None,
     donate_argnums: int | tuple[int, ...] = (),
     check_vma: bool = True,
 ) -> Callable[..., Any]:
@@ -74,7 +83,11 @@ def data_parallel(
     Each batch is split along its leading dimension, every other argument is replicated but for
     the `PerWorker` memory in it. What the step returns must be the same on all workers, again but
     for `PerWorker` memory: average the loss with `jax.lax.pmean`. Arguments are placed on the mesh
-    as needed.
+    as needed; what lies on it already stays as it lies.
+
+    Other axes of the mesh are automatic: parameters may be sharded over them, and a worker is then
+    all the devices that share its place on `axis_name`. There, what the step returns lies like what
+    it got of the same name and shape: parameters and moments stay where they were.
 
     Args:
         step: for instance `step(params, state, batch) -> (params, state, loss)`; collectives and
@@ -82,6 +95,8 @@ def data_parallel(
         mesh: a device mesh that has the axis.
         axis_name: the axis or axes that the workers are on.
         batch_argnums: which positional arguments are batches; the last one by default.
+        batch_spec: how batches lie on the whole mesh, if a worker's part is split further among
+            its devices, as in `PartitionSpec(("dcn", "fsdp"))`; it begins with `axis_name`.
         donate_argnums: arguments whose buffers the step may reuse.
         check_vma: let JAX check the types of replication. Without it, a result that differs
             between workers is not noticed: one worker's is returned.
@@ -90,9 +105,9 @@ def data_parallel(
         A function of the same arguments, with the methods `lower` and `trace` of `jax.jit`'s.
 
     Raises:
-        ValueError: if the mesh has no such axis, a batch does not divide by the number of
-            workers, memory is for another number of workers, or (with `check_vma`) a result
-            differs between workers.
+        ValueError: if the mesh has no such axis, `batch_spec` does not begin with it, a batch does
+            not divide by the number of workers, memory is for another number of workers, or (with
+            `check_vma`) a result differs between workers.
 
     Example:
         >>> mesh = jax.make_mesh((1,), ("data",))
@@ -109,26 +124,42 @@ def data_parallel(
     batches = (batch_argnums,) if isinstance(batch_argnums, int) else tuple(batch_argnums)
     workers = _workers(mesh, axis_name)
     split = PartitionSpec(axis_name)
+    pieces = workers if batch_spec is None else _pieces(batch_spec, mesh, axis_name)
+    of_batch = NamedSharding(mesh, split if batch_spec is None else batch_spec)
+
+    def which(args):
+        return {number % len(args) for number in batches} if args else set()
 
     def marks_of(args):
-        which = {number % len(args) for number in batches} if args else set()
         return [
             mark
             for number, arg in enumerate(args)
-            for mark in _marks(arg, everything=number in which)
+            for mark in _marks(arg, everything=number in which(args))
         ]
 
     def check(args):
-        for number in {number % len(args) for number in batches} if args else ():
-            _check_divides(args[number], number, workers)
+        for number in which(args):
+            _check_divides(args[number], number, pieces)
         _check_accumulators(args)
         for path, leaf in jax.tree_util.tree_leaves_with_path(args):
             if workers_.marked(path):
                 _check_workers(leaf, workers)
 
-    def mapped(*args):
+    def layout(args):
+        # Left to itself, the compiler may lay results otherwise, and have the step compiled twice.
+        homes = {}
+        for number in reversed(range(len(args))):  # Of two of a name, the first one counts.
+            homes |= {} if number in which(args) else _homes(args[number], mesh)
+        return tuple(homes.items()) if mesh.size > workers else ()
+
+    def mapped(*args, layout):
         check(args)
-        leaves, treedef = jax.tree.flatten(args)
+        if batch_spec is not None:
+            args = [
+                jax.lax.with_sharding_constraint(arg, of_batch) if number in which(args) else arg
+                for number, arg in enumerate(args)
+            ]
+        leaves, treedef = jax.tree.flatten(tuple(args))
         marks = marks_of(args)
         out = {}
 
@@ -149,37 +180,105 @@ def data_parallel(
             axis_names=set(axes.names(axis_name)),
             check_vma=check_vma,
         )(*_part(leaves, marks))
-        return jax.tree.unflatten(out["treedef"], _merge(out["marks"], *parts))
+        results = jax.tree.unflatten(out["treedef"], _merge(out["marks"], *parts))
+        return _at_home(results, mesh, dict(layout), axis_name) if layout else results
 
-    compiled = jax.jit(functools.wraps(step)(mapped), donate_argnums=donate_argnums)
-    places = {mark: NamedSharding(mesh, split if mark else PartitionSpec()) for mark in (0, 1)}
+    functools.update_wrapper(mapped, step)
+    del mapped.__wrapped__  # Whose signature lacks the layout.
+    compiled = jax.jit(mapped, donate_argnums=donate_argnums, static_argnames="layout")
+
+    def home(number, path, leaf, batches):
+        if number in batches:
+            return of_batch
+        return NamedSharding(mesh, _spec(path, leaf, {}, axis_name))
 
     @functools.wraps(step)
     def run(*args):
         check(args)
         # An argument that lies elsewhere the first time would have the step compiled twice.
-        leaves, treedef = jax.tree.flatten(args)
-        placed = [
-            leaf if _placed(leaf, mesh) else jax.device_put(leaf, places[mark])
-            for leaf, mark in zip(leaves, marks_of(args), strict=True)
-        ]
-        return compiled(*jax.tree.unflatten(treedef, placed))
+        numbers = which(args)
 
-    run.__dict__.update(lower=compiled.lower, trace=compiled.trace)
+        def put(number, path, leaf):
+            if _placed(leaf, mesh):
+                return leaf
+            return jax.device_put(leaf, home(number, path, leaf, numbers))
+
+        args = [
+            jax.tree_util.tree_map_with_path(functools.partial(put, number), arg)
+            for number, arg in enumerate(args)
+        ]
+        return compiled(*args, layout=layout(args))
+
+    run.__dict__.update(
+        lower=lambda *args: compiled.lower(*args, layout=layout(args)),
+        trace=lambda *args: compiled.trace(*args, layout=layout(args)),
+    )
     return run
 
 
 def init_state(tx: Any, params: PyTree, mesh: Mesh, axis_name: AxisName) -> PyTree:
     """The state of an optax transformation on a mesh, each worker's memory on its own device.
 
+    Of sharded parameters, the memory of each shard lies where the shard does, and what an optimizer
+    keeps for a parameter (its path ends with the parameter's, and it has its shape) is laid like
+    it. No device ever holds a whole array of those.
+
     Args:
         tx: any optax transformation that holds a `compressed_mean`, say.
-        params: the parameters, replicated.
+        params: the parameters; those that lie on the mesh are taken as they lie, for instance
+            sharded over its other axes, and others are replicated.
         mesh: the device mesh.
         axis_name: the axis or axes that the workers are on.
     """
+    params = place(params, mesh, axis_name)
     init = data_parallel(lambda p, _: tx.init(p), mesh, axis_name)
-    return place(init(params, ()), mesh, axis_name)
+    mesh, homes = _automatic(mesh), _homes(params, mesh)
+    lie = jax.tree_util.tree_map_with_path(
+        lambda path, leaf: NamedSharding(mesh, _spec(path, leaf, homes, axis_name)),
+        jax.eval_shape(init, params, ()),
+    )
+    return jax.jit(init, out_shardings=lie)(params, ())
+
+
+def _homes(params: PyTree, mesh: Mesh) -> dict[tuple, PartitionSpec]:
+    """By path and shape, how the parameters lie on the mesh."""
+    return {
+        (_names(path), leaf.shape): leaf.sharding.spec
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+        if _named(leaf, mesh) and leaf.sharding.mesh.shape == mesh.shape
+    }
+
+
+def _spec(path: tuple, leaf: Any, homes: dict, axis_name: AxisName) -> PartitionSpec:
+    """How an array of a state lies: as memory does, or like the parameter that it belongs to."""
+    spec = workers_.spec(path, axis_name)
+    if workers_.shard_axes(path) is not None:
+        return spec
+    return PartitionSpec(*spec, *(_home(path, jnp.shape(leaf)[len(spec) :], homes) or ()))
+
+
+def _home(path: tuple, shape: tuple[int, ...], homes: dict) -> PartitionSpec | None:
+    """That of the parameter of this shape whose path the path ends with."""
+    names = _names(path)
+    found = (homes.get((names[start:], shape)) for start in range(len(names) + 1))
+    return next((home for home in found if home is not None), None)
+
+
+def _at_home(results: PyTree, mesh: Mesh, homes: dict, axis_name: AxisName) -> PyTree:
+    """The results of a step, each laid like the argument that it comes instead of."""
+
+    def put(path, leaf):
+        memory = workers_.marked(path) or workers_.shard_axes(path) is not None
+        if not memory and _home(path, jnp.shape(leaf), homes) is None:
+            return leaf
+        spec = _spec(path, leaf, homes, axis_name)
+        return jax.lax.with_sharding_constraint(leaf, NamedSharding(mesh, spec))
+
+    return jax.tree_util.tree_map_with_path(put, results)
+
+
+def _names(path: tuple) -> tuple[str, ...]:
+    return tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
 
 
 def _placed(leaf: Any, mesh: Mesh) -> bool:
@@ -187,6 +286,12 @@ def _placed(leaf: Any, mesh: Mesh) -> bool:
     if isinstance(leaf, core.Tracer):
         return True
     return isinstance(leaf, jax.Array) and leaf.sharding.device_set == set(mesh.devices.flat)
+
+
+def _named(leaf: Any, mesh: Mesh) -> bool:
+    """Whether an array lies on the mesh in terms of its axes, or those of one like it."""
+    sharding = None if isinstance(leaf, core.Tracer) else getattr(leaf, "sharding", None)
+    return isinstance(sharding, NamedSharding) and sharding.device_set == set(mesh.devices.flat)
 
 
 def _automatic(mesh: Mesh) -> Mesh:
@@ -197,10 +302,20 @@ def _automatic(mesh: Mesh) -> Mesh:
 
 
 def _workers(mesh: Mesh, axis_name: AxisName) -> int:
-    total = 1
-    for name in axes.names(axis_name):
-        total *= mesh.shape[name]
-    return total
+    return math.prod(mesh.shape[name] for name in axes.names(axis_name))
+
+
+def _pieces(batch_spec: PartitionSpec, mesh: Mesh, axis_name: AxisName) -> int:
+    """Into how many the leading dimension of a batch is split."""
+    first = batch_spec[0] if len(batch_spec) else None
+    names = () if first is None else axes.names(first)
+    own = axes.names(axis_name)
+    if names[: len(own)] != own:
+        raise ValueError(
+            f"`batch_spec` must begin with the axis of the workers, {axis_name!r}, as in "
+            f"PartitionSpec({(*own, 'fsdp')!r}), got {batch_spec}"
+        )
+    return _workers(mesh, names)
 
 
 def _marks(tree: PyTree, everything: bool = False) -> list[bool]:
@@ -220,13 +335,13 @@ def _merge(marks: list[bool], replicated: list, per_worker: list) -> list:
     return [next(sources[split]) for split in marks]
 
 
-def _check_divides(batch: PyTree, number: int, workers: int) -> None:
+def _check_divides(batch: PyTree, number: int, pieces: int) -> None:
     for leaf in jax.tree.leaves(batch):
         shape = jnp.shape(leaf)
-        if not shape or shape[0] % workers:
+        if not shape or shape[0] % pieces:
             raise ValueError(
                 f"argument {number} is a batch, and the leading dimension of each of its arrays "
-                f"must be a multiple of the {workers} workers, got shape {shape}"
+                f"must be a multiple of the {pieces} workers, got shape {shape}"
             )
 
 

@@ -10,6 +10,11 @@ def contractive(codec: Codec) -> bool:
     return getattr(codec, "contractive", not codec.unbiased)
 
 
+def lossless(codec: Codec) -> bool:
+    """Whether buckets of any size are known to arrive as they are."""
+    return all(variance_bound(codec, size) == 0 for size in (1, codec.bucket_size or 2**20))
+
+
 def bits_per_element(codec: Codec) -> float | None:
     """What a full bucket costs an element, if the codec claims it."""
     return getattr(codec, "bits_per_element", None)
@@ -42,25 +47,54 @@ def side(codec: Codec, agreed: Any) -> Any:
     return None if hook is None else hook(agreed)
 
 
+def sided(codec: Codec) -> bool:
+    """Whether its decoders need what the workers agreed on."""
+    return getattr(codec, "sided", hasattr(codec, "side"))
+
+
+def summable(codec: Codec, workers: int) -> Codec:
+    """The codec whose payloads so many workers may add up: itself, if it is linear.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    if codec.linear:
+        return codec
+    hook = getattr(codec, "summable", None)
+    if hook is None:
+        raise not_summable(codec, "its payloads do not add up to one")
+    return hook(workers)
+
+
+def not_summable(codec: Codec, why: str) -> ValueError:
+    """What to raise for a codec whose payloads cannot be added, for this reason."""
+    return ValueError(
+        f"`codec` must have payloads that can be added on the way, and not be {codec!r}: {why}. "
+        "Take jaxcomp.Gather or jaxcomp.TwoShot, or a codec such as jaxcomp.random_k(), "
+        "jaxcomp.int_sgd(), jaxcomp.thc() or jaxcomp.terngrad(shared=True)"
+    )
+
+
 def for_leaf(codec: Codec, shape: tuple[int, ...], dtype: Any) -> tuple[Codec | None, str | None]:
     """The codec for a leaf of this shape, or None and why not: itself for most codecs."""
     hook = getattr(codec, "for_leaf", None)
     return (codec, None) if hook is None else hook(shape, dtype)
 
 
-def check_inner(name: str, codec: Any, *, agreement: bool = True) -> None:
+def check_inner(name: str, codec: Any, *, agreement: bool = True, sums: bool = False) -> None:
     """Raises a `ValueError` unless this is a codec that another may be made of.
 
     Args:
         name: of the argument.
         codec: the codec.
         agreement: whether it may ask the workers to agree on something first.
+        sums: whether decoders may need it, of payloads that are added.
     """
     if isinstance(codec, type) or not isinstance(codec, Codec):
         raise ValueError(
             f"`{name}` must be a codec such as jaxcomp.qsgd_inf(bits=4), got {codec!r}"
         )
-    if hasattr(codec, "side"):
+    if sided(codec) and not (sums and codec.linear):
         raise ValueError(
             f"`{name}` must have decoders that need the payload alone, and those of {codec!r} need "
             "levels that the workers agree on; take fixed ones, such as jaxcomp.nuqsgd()"

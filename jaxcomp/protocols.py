@@ -55,7 +55,9 @@ class Codec(Protocol):
     then given; `decode_sum(keys, payloads, like, weights=None)` where summing `n` payloads can be
     done better than one after another; `variance_bound(size)`, the relative variance of an
     unbiased codec in the worst case; `for_leaf(shape, dtype) -> (codec | None, why)` for a codec
-    that depends on the shape of the leaf, or would rather leave some dense.
+    that depends on the shape of the leaf, or would rather leave some dense; `summable(workers) ->
+    codec` for the linear codec, of equal buckets and state, that takes its place where the payloads
+    of so many workers are added on the way, or a `ValueError`.
 
     Attributes:
         bucket_size: elements in a bucket, or None for one bucket a leaf.
@@ -64,6 +66,7 @@ class Codec(Protocol):
         contractive (optional, by default `not unbiased`): whether
             `E‖decode(encode(x)) − x‖² ≤ (1 − δ)‖x‖²` for some `δ > 0` and every `x`.
         agrees (optional, by default whether there is an `agree`): whether to call it.
+        sided (optional, by default whether there is a `side`): whether decoders need it.
         reorders (optional, by default False): whether `decode_sum` adds in a domain of its own, and
             so equals the sum of `decode` only up to rounding.
         homogeneous (optional, by default True): whether an input `2^k` times as large decodes to an
@@ -163,6 +166,56 @@ class Collected(NamedTuple):
     state: PyTree
 
 
+class Opened(NamedTuple):
+    """What a gate says of a step.
+
+    Attributes:
+        go: bool scalar, whether anyone sends; the same on all workers, so that it may guard
+            collectives.
+        weight: this worker's mask, float32: 1.0 if it takes part, else 0.0. None if all do.
+        state: the gate's state for the next step.
+    """
+
+    go: Array
+    weight: Array | None
+    state: PyTree
+
+
+@runtime_checkable
+class Gate(Protocol):
+    """When, and who, communicates.
+
+    Its state is the same on all workers. More is optional: `check(feedback)`, which raises a
+    `ValueError`, or warns, for a feedback that it does not go with; and `measures`, True if `open`
+    looks at the messages.
+
+    Attributes:
+        closes: whether there are steps in which nobody sends.
+    """
+
+    @property
+    def closes(self) -> bool: ...
+
+    def factor(self, workers: int) -> float:
+        """What the sum of all messages that are sent is multiplied by to stand for all of them."""
+        ...
+
+    def init(self, like: PyTree) -> PyTree:
+        """State for parameters like these; `()` for the many that have none."""
+        ...
+
+    def open(
+        self,
+        key: Array,
+        tree: PyTree,
+        state: PyTree,
+        axis_name: AxisName,
+        params: PyTree | None = None,
+    ) -> Opened:
+        """Who sends in this step, from its key, this worker's messages and the parameters."""
+        ...
+
+
 @runtime_checkable
 class Reducer(Protocol):
     """How the links of all workers become one mean, in two halves.
@@ -181,6 +234,8 @@ class Reducer(Protocol):
       the feedback and after `spread`; the batches between are `within(batches, axis_name)`;
     * `phases`, pairs of a start and a reducer, and `phase(state)`, the number of the one that the
       next step is in, of a reducer that changes with time;
+    * `unchanged(batches, part, state, axis_name)`: of one with a way down, the mean that every
+      device knows when nothing is sent, where `part` is this device's, from the uplink's mirror;
     * `payload_bytes(batches)`, what each batch accounts for, where other things are sent than the
       codecs' payloads.
     """

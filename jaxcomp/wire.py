@@ -4,6 +4,7 @@ Small minor dimensions must not reach a collective (a TPU pads them to 128 lanes
 collective a leaf costs a latency each, so everything that a worker sends is one 1-D buffer.
 """
 
+import functools
 import math
 import re
 from typing import Any
@@ -83,14 +84,21 @@ def _from_words(words: Array, like) -> Array:
 
 def payload_like(batches: Batches) -> tuple[Any, ...]:
     """Shapes and dtypes of the payload of every batch, without computing any."""
+    return tuple(_payload_like(batch, jax.config.read("jax_enable_x64")) for batch in batches)
 
-    def encode(batch):
+
+@functools.lru_cache(maxsize=4096)
+def _payload_like(batch: Any, x64: bool) -> Any:
+    """Tracing an encoder takes a while, and reducers are compared by their bytes many times."""
+    del x64  # What dtypes come out may depend on it.
+
+    def encode():
         key = trees.batch_key(jnp.zeros(2, jnp.uint32), 0, 0)
         x = jnp.zeros((batch.buckets, batch.size), batch.dtype)
         count = jnp.zeros(batch.buckets, jnp.int32)
         return batch.codec.encode(key, x, count, batch.codec.init(batch.like))[0]
 
-    return tuple(jax.eval_shape(lambda b=batch: encode(b)) for batch in batches)
+    return jax.eval_shape(encode)
 
 
 def wire_bytes(

@@ -1,5 +1,6 @@
 """What differs between workers: the memory in an optimizer state, and how to tell it apart."""
 
+import functools
 import sys
 from typing import Any
 
@@ -14,6 +15,9 @@ from jaxcomp.quantize import blocks
 _MARK = "per_worker"
 """In a leaf's path, says that it differs between workers, even where a library (flax's nnx) has
 turned the `PerWorker` node itself into a plain mapping."""
+
+_SHARD = "per_shard:"
+"""The same for what differs between shards of the model, with the names of their axes after it."""
 
 _SHARE = "per_worker_share"
 """The same, for rows that are shared out: each worker has some of them, and none has all."""
@@ -73,11 +77,47 @@ class PerWorker:
         return f"PerWorker({self.tree!r}, kind={self.kind!r})"
 
 
+@jax.tree_util.register_pytree_with_keys_class
+class PerShard:
+    """A tree that differs between the shards of a model.
+
+    Its arrays carry an axis of length `shards`: after that of the workers in a `PerWorker`, and
+    before all others elsewhere.
+
+    Args:
+        tree: arrays with that axis.
+        axes: the names of the mesh axes that the model is sharded over.
+    """
+
+    def __init__(self, tree: PyTree, axes: tuple[str, ...]):
+        self.tree = tree
+        self.axes = axes
+        _tell_flax()
+
+    def tree_flatten_with_keys(self):
+        mark = _SHARD + ",".join(self.axes)
+        return ((jax.tree_util.GetAttrKey(mark), self.tree),), self.axes
+
+    @classmethod
+    def tree_unflatten(cls, axes, children):
+        return cls(children[0], axes)
+
+    def __repr__(self) -> str:
+        return f"PerShard({self.tree!r}, axes={self.axes!r})"
+
+
 def _tell_flax() -> None:
-    """Lets flax's msgpack checkpoints hold a `PerWorker`, if flax is in use at all."""
+    """Lets flax's msgpack checkpoints hold these nodes, if flax is in use at all."""
     serialization = sys.modules.get("flax.serialization")
     if serialization is None or PerWorker in serialization._STATE_DICT_REGISTRY:
         return
+    serialization.register_serialization_state(
+        PerShard,
+        lambda node: {_SHARD: serialization.to_state_dict(node.tree)},
+        lambda node, state: PerShard(
+            serialization.from_state_dict(node.tree, state[_SHARD]), node.axes
+        ),
+    )
     serialization.register_serialization_state(
         PerWorker,
         lambda node: {_MARK: serialization.to_state_dict(node.tree)},
@@ -103,7 +143,26 @@ def shared_out(path: tuple) -> bool:
 
 
 def _has(path: tuple, mark: str) -> bool:
-    return any(mark in (getattr(k, "name", None), getattr(k, "key", None)) for k in path)
+    return any(mark in _names(key) for key in path)
+
+
+def _names(key: Any) -> tuple:
+    return getattr(key, "name", None), getattr(key, "key", None)
+
+
+def shard_axes(path: tuple) -> tuple[str, ...] | None:
+    """The axes over which the leaf at this path differs between shards; None if it does not."""
+    for name in (name for key in path for name in _names(key)):
+        if isinstance(name, str) and name.startswith(_SHARD):
+            return tuple(filter(None, name.removeprefix(_SHARD).split(",")))
+    return None
+
+
+def spec(path: tuple, axis_name: AxisName) -> PartitionSpec:
+    """How the memory at this path lies on the whole mesh: over workers, shards, both or neither."""
+    shards = shard_axes(path)
+    over = [axis_name] if marked(path) else []
+    return PartitionSpec(*over, *([shards or None] if shards is not None else []))
 
 
 def hold(memory: PyTree, kind: str, axis_name: AxisName, *, splits: bool = False) -> PyTree:
@@ -158,7 +217,8 @@ def resize_workers(tx: Any, state: PyTree, params: PyTree, workers: int) -> PyTr
         ValueError: if `workers` is not positive or `state` is not a state of `tx`.
 
     Returns:
-        The state with leading axis `workers`; place it with `jax.device_put` and `state_specs`.
+        The state with leading axis `workers`; place it with `jax.device_put` and `state_specs`, or
+        with `jaxcomp.place`. That of a sharded model keeps its shards.
     """
     if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
         raise ValueError(f"`workers` must be a positive integer, got {workers!r}")
@@ -173,20 +233,29 @@ def resize_workers(tx: Any, state: PyTree, params: PyTree, workers: int) -> PyTr
     def move(path, x, like):
         if not marked(path):
             return x
+        sharded = shard_axes(path) is not None
         if shared_out(path):
-            return _shared_out(x, like.shape[1], workers)
-        if isinstance(x, blocks.Blocks8):
-            kept = blocks.pack(jnp.mean(jax.vmap(blocks.unpack)(x), axis=0))
-        elif jnp.issubdtype(x.dtype, jnp.floating):
-            wide = jnp.promote_types(x.dtype, jnp.float32)
-            kept = jnp.mean(x, axis=0, dtype=wide).astype(x.dtype)
+            rows = jax.tree.leaves(like)[0].shape[2 if sharded else 1]
+            change = functools.partial(_shared_out, total=rows, workers=workers)
         else:
-            kept = x[0]
-        return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (workers, *leaf.shape)), kept)
+            change = functools.partial(_averaged, workers=workers)
+        return jax.vmap(change, in_axes=1, out_axes=1)(x) if sharded else change(x)
 
     return jax.tree_util.tree_map_with_path(
         move, state, expected, is_leaf=lambda node: isinstance(node, blocks.Blocks8)
     )
+
+
+def _averaged(x: Any, workers: int) -> Any:
+    """`[n, …]`: their mean, or what is equal on all of them, for each of so many workers."""
+    if isinstance(x, blocks.Blocks8):
+        kept = blocks.pack(jnp.mean(jax.vmap(blocks.unpack)(x), axis=0))
+    elif jnp.issubdtype(x.dtype, jnp.floating):
+        wide = jnp.promote_types(x.dtype, jnp.float32)
+        kept = jnp.mean(x, axis=0, dtype=wide).astype(x.dtype)
+    else:
+        kept = x[0]
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (workers, *leaf.shape)), kept)
 
 
 def _shared_out(x: Any, total: int, workers: int) -> Any:
@@ -207,9 +276,10 @@ def _shapes(state: PyTree) -> list[tuple]:
     """What must agree between states of different worker counts."""
 
     def shape(path, leaf):
-        if shared_out(path):  # The number of rows need not.
-            return leaf.shape[2:] if leaf.ndim > 1 else leaf.shape[1:]
-        return leaf.shape[1:] if marked(path) else leaf.shape
+        if not marked(path):
+            return leaf.shape
+        kept, rows = leaf.shape[1:], 0 if shard_axes(path) is None else 1
+        return kept[:rows] + kept[rows + 1 :] if shared_out(path) else kept
 
     return [
         (shape(path, leaf), jnp.dtype(leaf.dtype))

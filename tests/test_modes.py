@@ -29,7 +29,20 @@ GRADS = [
     )
     for step in range(3)
 ]
+EF21 = jaxcomp.Link(jaxcomp.sign(), jaxcomp.Shift())
 LINKS = [*FEW, jaxcomp.rotated_uniform(), jaxcomp.natural_dithering(natural_norm=True)]
+"""Over eight workers those of buckets take two shots, those of whole leaves are gathered."""
+
+REDUCERS = [
+    jaxcomp.Gather(jaxcomp.qsgd_inf(bits=4)),
+    jaxcomp.Gather(EF21),
+    jaxcomp.TwoShot(EF21, EF21),
+    jaxcomp.Vote(),
+]
+
+
+def name(value):
+    return label(value) if isinstance(value, jaxcomp.Codec) else type(value).__name__
 
 
 def start(tx):
@@ -60,12 +73,15 @@ def mapped(tx, mode, mesh):
     )
 
 
-@pytest.mark.parametrize("codec", LINKS, ids=label)
+@pytest.mark.parametrize("codec", [*LINKS, *REDUCERS], ids=name)
 def test_four_modes_give_the_same_bits(codec, mesh):
-    """Means and states of compressed leaves, after three steps, bit for bit."""
+    """Means and states of compressed leaves, after three steps, bit for bit.
+
+    `pmap` is `shard_map` without types, so the latter is compiled for the reducers alone.
+    """
     tx = jaxcomp.compressed_mean(codec, "data", key=5)
     outcomes = {}
-    for mode in ("typed", "untyped", "pmap", "vmap"):
+    for mode in ("typed", "pmap", "vmap", *(("untyped",) if codec in REDUCERS else ())):
         step, state = mapped(tx, mode, mesh), start(tx)
         for grads in GRADS:
             mean, state = step(grads, state)

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Float32, UInt32
 
-from jaxcomp import axes, bits, checks, compiler, noise, summing, trees
+from jaxcomp import axes, bits, checks, compiler, noise, offers, summing, trees
+from jaxcomp.codecs.summed import Summed
 from jaxcomp.protocols import Array, ArrayLike, AxisName, Key
 from jaxcomp.quantize import fits, rounding as rounding_
 from jaxcomp.quantize.levels import FRACTION, Float, Levels, MidRise, Uniform
@@ -50,6 +51,9 @@ class Quantizer:
         fit: the step that is sent once the codes are chosen: "unbiased" (on buckets that were
             rotated at random), "least_squares" or "norm"; None for the one they were found by.
         shared: use the largest scale of all workers, so that codes may be added.
+        sum_bits: the width that a sum over the workers must fit where codes are added on the way
+            (`Psum`): `n` workers clip theirs to `(2^(sum_bits − 1) − 1) // n`. None to widen it
+            instead.
         implementation: "reference", "gpu" or "tpu" to force one, or "gpu_interpret" or
             "tpu_interpret" to run a kernel in an interpreter; None for the platform's own. All
             give the same bits. Steps other than `Exact()`, blocks, fits and subtracted dither have
@@ -67,6 +71,7 @@ class Quantizer:
     block: int | None = None
     fit: str | None = None
     shared: bool = False
+    sum_bits: int | None = None
     implementation: str | None = None
     linear = False
 
@@ -94,6 +99,13 @@ class Quantizer:
             )
         if self.shared and self.block:
             raise ValueError(f"`shared` must stand with whole buckets, got block={self.block}")
+        if self.sum_bits is not None:
+            checks.integer("sum_bits", self.sum_bits, 2, 16)
+            if not (self.shared and isinstance(self.levels, Uniform)) or self.scale.covers:
+                raise ValueError(
+                    "`sum_bits` must stand with shared=True, levels Uniform, and a scale that "
+                    f"leaves elements to be clipped, such as RootMeanSquare, got {self!r}"
+                )
         kernels = self._fused and not isinstance(self.rounding, Subtractive)
         if self.implementation not in (None, "reference") and not kernels:
             raise ValueError(
@@ -169,6 +181,34 @@ class Quantizer:
         """The largest scale of all workers."""
         del key, state
         return AgreedScale(axes.maximum(self.scale(x, count[:, None])[:, 0], axis_name))
+
+    def summable(self, workers: int) -> Summed:
+        """The same integers in fields that hold the sum over so many workers.
+
+        Raises:
+            ValueError: if one step is not worth the same for all, or the sum has too many bits.
+        """
+        if not self.shared:
+            raise offers.not_summable(self, "it needs one scale for all workers, `shared=True`")
+        if isinstance(self.rounding, Subtractive) or not isinstance(self.steps, Exact):
+            raise offers.not_summable(self, "it needs steps Exact(), and dither that stays")
+        limit = self.levels.magnitude
+        if self.sum_bits is not None:
+            most = 2 ** (self.sum_bits - 1) - 1
+            if workers > most:
+                raise ValueError(
+                    f"`workers` must be at most {most} for sums of sum_bits={self.sum_bits}, got "
+                    f"{workers}; take more bits, or sum_bits=None, with which sums widen"
+                )
+            limit = min(limit, most // workers)
+        return Summed(
+            levels=self.levels,
+            scale=self.scale,
+            rounding=self.rounding,
+            limit=limit,
+            workers=workers,
+            bucket_size=self.bucket_size,
+        )
 
     def encode(self, key: Key, x: Array, count: Array, state: Any) -> tuple[QuantizedPayload, Any]:
         agreed = state.scale if isinstance(state, AgreedScale) else None

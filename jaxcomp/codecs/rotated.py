@@ -54,7 +54,7 @@ class Rotated:
     unbiased_on_average: bool = False
 
     def __post_init__(self):
-        offers.check_inner("codec", self.codec)
+        offers.check_inner("codec", self.codec, sums=self.shared)
         checks.choice("block", self.block, tuple(2**i for i in range(1, 16)))
         checks.choice("times", self.times, (1, 2))
 
@@ -112,6 +112,25 @@ class Rotated:
         z = self.rotate(key, x)
         return offers.agree(self.codec, key, z, jnp.full_like(count, z.shape[1]), state, axis_name)
 
+    @property
+    def sided(self) -> bool:
+        """As the codec."""
+        return offers.sided(self.codec)
+
+    def side(self, agreed: Any) -> Any:
+        """As the codec's own."""
+        return offers.side(self.codec, agreed)
+
+    def summable(self, workers: int) -> "Rotated":
+        """The same rotation of what so many workers may add up, which is undone once.
+
+        Raises:
+            ValueError: if the rotation is not shared, or what is rotated cannot be added.
+        """
+        if not self.shared:
+            raise offers.not_summable(self, "it needs a rotation that is the same, `shared=True`")
+        return dataclasses.replace(self, codec=offers.summable(self.codec, workers))
+
     def encode(self, key: Key, x: Array, count: Array, state: Any) -> tuple[Any, Any]:
         def encode(first, x, count):
             own = key._replace(first=first)
@@ -123,14 +142,14 @@ class Rotated:
         return chunks.over_rows(lambda *some: encode(*some)[0], key.first, x, count), state
 
     def decode(self, key: Key, payload: Any, like: ArrayLike, side: Any = None) -> Array:
-        def some(first, payload):
+        def some(first, payload, side):
             rows = jax.tree.leaves(payload)[0].shape[0]
             part = jax.ShapeDtypeStruct((rows, like.shape[1]), like.dtype)
             own = key._replace(first=first)
             z = self.codec.decode(own, payload, self._like(part), side)
             return self.unrotate(own, z, part)
 
-        return chunks.over_rows(some, key.first, payload)
+        return chunks.over_rows(some, key.first, payload, side)
 
     def decode_sum(
         self, keys: Key, payloads: Any, like: ArrayLike, weights: Array | None = None

@@ -48,7 +48,11 @@ class Link:
                 "use Link(codec, Residual()).",
                 stacklevel=3,
             )
-        loose = [codec for codec in self.policy.codecs if not offers.contractive(codec)]
+        loose = [
+            codec
+            for codec in self.policy.codecs
+            if not offers.contractive(codec) and not offers.lossless(codec)
+        ]
         if loose and isinstance(self.feedback, Residual | MomentumCorrection):
             warnings.warn(
                 f"{loose[0]!r} is not contractive: where its error exceeds its input, a residual "

@@ -1,17 +1,20 @@
 """The reducer that is taken where none is named: what moves fewest bytes for these workers."""
 
 import dataclasses
+import math
+import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 
-from jaxcomp import axes, feedback as feedback_, offers, trees, workers
+from jaxcomp import axes, feedback as feedback_, offers, trees, wire, workers
 from jaxcomp.feedback import Link, Shift
 from jaxcomp.policy import Policy
 from jaxcomp.protocols import Array, AxisName, Batches, Codec, Collected, PyTree, Reducer, Stacks
 from jaxcomp.reducers import dense as dense_
 from jaxcomp.reducers.gather import Gather
+from jaxcomp.reducers.psum import Psum
 from jaxcomp.reducers.two_shot import TwoShot, TwoShotState
 
 
@@ -79,7 +82,9 @@ class Cheapest:
     @property
     def reducers(self) -> tuple[Any, ...]:
         """What may be taken."""
-        gather = Gather(self.uplink)
+        codecs, gather = self.uplink.policy.codecs, Gather(self.uplink)
+        if codecs and all(codec.linear for codec in codecs):
+            return gather, Psum(self.uplink)
         two_shot = self.two_shot()
         if two_shot is None:
             return (gather,)
@@ -116,6 +121,7 @@ class Cheapest:
         weight: Array | None = None,
     ) -> Collected:
         reducer = self._here(batches, axis_name)
+        self._warn(batches, axes.size(axis_name))
         own = _own(reducer, state)
         got = reducer.collect(key, batches, message, own, axis_name, weight)
         return got._replace(state=_within(reducer, state, got.state))
@@ -126,6 +132,14 @@ class Cheapest:
         reducer = self._here(batches, axis_name)
         mean, own = reducer.spread(key, batches, part, _own(reducer, state), axis_name)
         return mean, _within(reducer, state, own)
+
+    def unchanged(
+        self, batches: Batches, part: Stacks, state: PyTree, axis_name: AxisName
+    ) -> Stacks:
+        """As what is picked has it."""
+        reducer = self._here(batches, axis_name)
+        known = getattr(reducer, "unchanged", lambda batches, part, state, axis_name: part)
+        return known(batches, part, _own(reducer, state), axis_name)
 
     def dense(
         self, leaves: Sequence[Array], axis_name: AxisName, weight: Array | None = None
@@ -142,6 +156,19 @@ class Cheapest:
 
     def _pick(self, batches: Batches, workers: int) -> Any:
         return min(self.priced(batches, workers), key=lambda offer: offer.bytes).reducer
+
+    def _warn(self, batches: Batches, workers: int) -> None:
+        """Of a codec that should rather not be gathered by so many."""
+        sent = self.batches_link_bytes(batches, workers)
+        dense = sum(math.prod(b.like.shape) * b.dtype.itemsize for b in batches)
+        if sent > wire.ring_bytes(dense, workers):
+            warnings.warn(
+                f"over {workers} workers {self.uplink.codec!r} sends {sent:,} bytes a device, more "
+                f"than a dense all-reduce ({wire.ring_bytes(dense, workers):,}). Take fewer bits, "
+                "or jaxcomp.TwoShot(link, link), whose bytes do not grow with the workers; see "
+                "jaxcomp.describe(codec, params, workers).",
+                stacklevel=2,
+            )
 
     def _here(self, batches: Batches, axis_name: AxisName) -> Any:
         return self._pick(batches, axes.size(axis_name))

@@ -77,12 +77,12 @@ class Hierarchical:
                 "`outer` must be a reducer with links, such as jaxcomp.TwoShot(codec, codec), or a "
                 f"codec, got {outer!r}"
             )
-        for name in ("phases", "enter", "payload_bytes"):
-            if hasattr(outer, name):
-                raise ValueError(
-                    "`outer` must be a reducer of payloads, such as jaxcomp.Gather, "
-                    f"jaxcomp.TwoShot or jaxcomp.Psum, got {outer!r}"
-                )
+        mixed = any(hasattr(outer, name) for name in ("phases", "enter"))
+        if mixed or not hasattr(outer, "batches_link_bytes"):
+            raise ValueError(
+                "`outer` must be a reducer of payloads, such as jaxcomp.Gather, jaxcomp.TwoShot or "
+                f"jaxcomp.Psum, got {outer!r}"
+            )
 
     @property
     def uplink(self) -> Link:
@@ -171,6 +171,13 @@ class Hierarchical:
         outer, _ = self._axes(axis_name)
         shards = self.within(batches, axis_name)
         return self._outer.spread(self._key(key, axis_name), shards, part, state, outer)
+
+    def unchanged(
+        self, batches: Batches, part: Stacks, state: PyTree, axis_name: AxisName
+    ) -> Stacks:
+        """As the outer reducer has it."""
+        known = getattr(self._outer, "unchanged", lambda batches, part, state, axis_name: part)
+        return known(self.within(batches, axis_name), part, state, self.link_axis(axis_name))
 
     def dense(
         self, leaves: Sequence[Array], axis_name: AxisName, weight: Array | None = None

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomp import axes, compiler, policy as policy_, trees, wire, workers as workers_
-from jaxcomp.feedback import NoFeedback
+from jaxcomp.feedback import NoFeedback, Residual
 from jaxcomp.protocols import (
     Array,
     AxisName,
@@ -25,10 +25,17 @@ _LARGE = 2**16
 
 
 class ReductionState(NamedTuple):
-    """The memory of the workers' links, and what the reducer itself keeps."""
+    """The memory of the workers' links, and what the reducer itself keeps.
+
+    Attributes:
+        feedback: the links' memory.
+        reducer: the reducer's state.
+        dense: under a gate, the memory of the leaves that are sent as they are; else `()`.
+    """
 
     feedback: PyTree
     reducer: PyTree
+    dense: PyTree = ()
 
 
 class Reduction(NamedTuple):
@@ -38,6 +45,7 @@ class Reduction(NamedTuple):
     state: ReductionState
     message: Stacks
     sent: Stacks
+    turn: Any = None
 
 
 def plan(reducer: Reducer, like: PyTree, workers: tuple[int, ...] = (1,)) -> trees.Layout:
@@ -83,18 +91,33 @@ def feedback_of(reducer: Reducer) -> Feedback:
     return NoFeedback() if reducer.uplink is None else reducer.uplink.feedback
 
 
-def init(reducer: Reducer, like: PyTree, axis_name: AxisName) -> ReductionState:
-    """Memory for gradients like these.
+def aside_of(reducer: Reducer) -> Feedback:
+    """Under a gate, the feedback of the leaves that are sent as they are.
+
+    That of the others, but without momentum, which those leaves get after the mean.
+    """
+    feedback = feedback_of(reducer)
+    return Residual() if feedback.kind == "momentum" else feedback
+
+
+def init(
+    reducer: Reducer, like: PyTree, axis_name: AxisName, *, gated: bool = False
+) -> ReductionState:
+    """Memory for gradients like these; with `gated`, also for the leaves that are sent dense.
 
     Raises:
         ValueError: if a codec does not go with the feedback around it.
     """
-    feedback, batches = feedback_of(reducer), plan_here(reducer, like, axis_name).batches
+    feedback, layout = feedback_of(reducer), plan_here(reducer, like, axis_name)
+    batches = layout.batches
     for batch in batches:
         getattr(feedback, "check", lambda codec, size: None)(batch.codec, batch.size)
-    memory = _memory(reducer, batches, axis_name)
+    memory, aside = _memory(reducer, batches, axis_name), aside_of(reducer)
+    likes = tuple(layout.likes[i] for i in layout.dense)
     return ReductionState(
-        feedback=_hold(reducer, memory, axis_name), reducer=reducer.init(batches, axis_name)
+        feedback=hold(reducer, memory, axis_name),
+        reducer=reducer.init(batches, axis_name),
+        dense=hold_aside(reducer, aside.init(likes, likes), axis_name) if gated else (),
     )
 
 
@@ -106,7 +129,7 @@ def _memory(reducer: Reducer, batches: Batches, axis_name: AxisName) -> PyTree:
     )
 
 
-def _fitted(
+def fitted(
     reducer: Reducer, batches: Batches, state: ReductionState, axis_name: AxisName
 ) -> ReductionState:
     """The state for these workers, from one that may have been made where there was only one.
@@ -125,7 +148,11 @@ def _fitted(
             "wanted. Make it with jaxcomp.init_state, or with tx.init inside the mapped function"
         )
     fit = getattr(reducer, "fitted", lambda batches, links, axis_name: links)
-    return ReductionState(_hold(reducer, memory, axis_name), fit(batches, state.reducer, axis_name))
+    return ReductionState(
+        feedback=hold(reducer, memory, axis_name),
+        reducer=fit(batches, state.reducer, axis_name),
+        dense=state.dense,
+    )
 
 
 def within(reducer: Reducer, batches: Batches, axis_name: AxisName) -> Batches:
@@ -143,15 +170,17 @@ def reduce(
     *,
     weight: Array | None = None,
     guard: bool = True,
+    everywhere: tuple[str, ...] = (),
 ) -> Reduction:
     """stack → compensate → collect → the uplink's feedback on this device's part → spread.
 
     The mirror of a shift memory is thus added before the downlink. With `guard`, a mean that is
-    not finite leaves every memory as it was, alike on all workers, since all see the same mean.
+    not finite leaves every memory as it was, alike on all workers, since all see the same mean; and
+    alike over the axes `everywhere`, which have a part of it each.
     """
     feedback, layout = feedback_of(reducer), plan_here(reducer, grads, axis_name)
     batches = layout.batches
-    state = _fitted(reducer, batches, state, axis_name)
+    state = fitted(reducer, batches, state, axis_name)
     xs, dense = trees.stacks(layout, grads)
     xs = enter(reducer, batches, xs, axis_name)
     message, memory = feedback.compensate(xs, workers_.held(state.feedback))
@@ -162,9 +191,11 @@ def reduce(
     means, links = reducer.spread(key, batches, estimate, links, axis_name)
     means = leave(reducer, batches, means, axis_name)
     dense = reducer.dense(dense, axis_name, weight)
-    new = ReductionState(_hold(reducer, memory, axis_name), links)
+    new = ReductionState(hold(reducer, memory, axis_name), links)
     if guard and jax.tree.leaves(new):  # Without memory there is nothing to guard.
         finite = all_finite((means, dense))
+        if everywhere:
+            finite = jax.lax.pmin(finite.astype(jnp.int32), everywhere) == 1
         new = jax.tree.map(lambda now, before: jnp.where(finite, now, before), new, state)
     return Reduction(trees.assemble(layout, means, dense), new, message, sent)
 
@@ -181,9 +212,15 @@ def leave(reducer: Reducer, batches: Batches, mean: Stacks, axis_name: AxisName)
     return mean if last is None else last(batches, mean, axis_name)
 
 
-def _hold(reducer: Reducer, memory: PyTree, axis_name: AxisName) -> PyTree:
+def hold(reducer: Reducer, memory: PyTree, axis_name: AxisName) -> PyTree:
+    """The memory of the workers' links as it lies in a state."""
     splits = getattr(reducer, "splits", False)
     return workers_.hold(memory, feedback_of(reducer).kind, axis_name, splits=splits)
+
+
+def hold_aside(reducer: Reducer, memory: PyTree, axis_name: AxisName) -> PyTree:
+    """That of the leaves that are sent as they are, of whose mean every device has all."""
+    return workers_.hold(memory, aside_of(reducer).kind, axis_name)
 
 
 def all_finite(tree: PyTree) -> Array:

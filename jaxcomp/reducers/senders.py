@@ -48,7 +48,7 @@ def encode(
     for number, (batch, x, state) in enumerate(zip(batches, message, states, strict=True)):
         own = batches_.batch_key(key, number, worker, worker * batch.buckets if first else 0)
         count = batch.counts()
-        if not first or hasattr(batch.codec, "side"):
+        if not first or offers.sided(batch.codec):
             state = offers.agree(batch.codec, own, x, count, state, axis_name)
         payload, after = batch.codec.encode(own, x, count, state)
         found.append((payload, after, offers.side(batch.codec, state)))

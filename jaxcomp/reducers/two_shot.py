@@ -94,8 +94,7 @@ class TwoShot:
             object.__setattr__(self, "up", Link(self.up))
         if self.down is not None and not isinstance(self.down, Link):
             object.__setattr__(self, "down", Link(self.down))
-        if self.down is not None:
-            _check_down(self.uplink, cast(Link, self.down))
+        _check(self.uplink, self.downlink)
 
     @property
     def uplink(self) -> Link:
@@ -189,6 +188,16 @@ class TwoShot:
         down = PerWorker.wrap(own.states, "codec", axis_name)
         return mean, state._replace(down=down, memory=_hold(memory, axis_name))
 
+    def unchanged(
+        self, batches: Batches, part: Stacks, state: TwoShotState, axis_name: AxisName
+    ) -> Stacks:
+        """The mean in a round without messages: what all remember of the way down."""
+        cuts, memory = self._down(batches, axis_name), workers.held(state.memory)
+        return tuple(
+            cut.joined(x)[: batch.buckets].astype(batch.dtype)
+            for cut, x, batch in zip(cuts, memory.mirror, batches, strict=True)
+        )
+
     def dense(
         self, leaves: Sequence[Array], axis_name: AxisName, weight: Array | None = None
     ) -> Sequence[Array]:
@@ -224,7 +233,7 @@ class TwoShot:
         return tuple(batches_.Recut(shard, cast(Codec, link.codec)) for shard in shards)
 
 
-def _check_down(up: Link, down: Link) -> None:
+def _check(up: Link, down: Link) -> None:
     shaped = [c for c in (*up.policy.codecs, *down.policy.codecs) if hasattr(c, "for_leaf")]
     if shaped:
         raise ValueError(

@@ -15,4 +15,5 @@ from jaxcomp.testing.codec import (
     assert_wire_bytes as assert_wire_bytes,
     check_codec as check_codec,
 )
+from jaxcomp.testing.gates import check_gate as check_gate
 from jaxcomp.testing.parts import check_feedback as check_feedback, check_reducer as check_reducer

@@ -6,9 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomp import axes, checks
+from jaxcomp import axes, checks, norms
 from jaxcomp.protocols import AxisName, PyTree
-from jaxcomp.transforms import norms
 
 
 def clip_local(max_norm: float, axis_name: AxisName) -> optax.GradientTransformation:

@@ -8,21 +8,22 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomp import axes, noise, trees, wire, workers as workers_
+from jaxcomp import axes, noise, norms, trees, wire, workers as workers_
 from jaxcomp.feedback import Link
 from jaxcomp.policy import Policy
-from jaxcomp.protocols import Array, AxisName, Codec, PyTree, Reducer
-from jaxcomp.reducers import reduction
+from jaxcomp.protocols import Array, AxisName, Codec, Gate, PyTree, Reducer
+from jaxcomp.reducers import reduction, rounds
 from jaxcomp.reducers.cheapest import Cheapest
 from jaxcomp.reducers.reduction import ReductionState
-from jaxcomp.transforms import norms
+from jaxcomp.transforms import sharded
 
 
 class Stats(NamedTuple):
     """What the last step cost and lost; the same on every worker.
 
     Attributes:
-        relative_error: `Σ‖message − sent‖² / Σ‖message‖²` over all workers' compressed leaves.
+        relative_error: `Σ‖message − sent‖² / Σ‖message‖²` over all workers' compressed leaves; of
+            those that sent, under a gate.
         residual_ratio: root of `Σ‖residual‖² / Σ‖gradient‖²` likewise, where the residual is what
             the feedback has not sent yet (with momentum: the velocity); zero without.
         payload_bytes: what one worker put into the collectives.
@@ -35,6 +36,22 @@ class Stats(NamedTuple):
     link_bytes: Array
 
 
+class GateState(NamedTuple):
+    """What a gate goes on from, and what it let through; the same on every worker.
+
+    Attributes:
+        gate_key: the raw key that is drawn from.
+        state: the gate's own.
+        rounds: steps so far in which anyone sent.
+        messages: how many messages they sent together.
+    """
+
+    gate_key: Array
+    state: PyTree
+    rounds: Array
+    messages: Array
+
+
 class CompressedMeanState(NamedTuple):
     """State of `compressed_mean`.
 
@@ -43,20 +60,24 @@ class CompressedMeanState(NamedTuple):
         step: steps taken.
         memory: what the links and the reducer remember.
         stats: `Stats` of the last step, or `()`.
+        gate: `GateState` under a gate, or `()`.
     """
 
     key: Array
     step: Array
     memory: ReductionState
     stats: Any
+    gate: Any = ()
 
 
 def compressed_mean(
     codec: "Codec | Policy | Link | Reducer",
     axis_name: AxisName,
     *,
+    gate: Gate | None = None,
     key: Any = 0,
     guard: bool = True,
+    param_specs: PyTree | None = None,
     stats: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     """Replaces local gradients by the compressed mean over the workers of a mapped axis.
@@ -77,9 +98,24 @@ def compressed_mean(
     Args:
         codec: a codec, a `Policy`, a `Link` or a reducer such as `Dense()`.
         axis_name: the mapped axis, or a tuple of them.
+        gate: when, and which workers, communicate, as in `jaxcomp.Every(4)`; None for all in every
+            step. A closed round sends nothing over the links (a hierarchical reducer still uses the
+            fast ones): the mean is zero or, over `Shift`, what all know already, and what a worker
+            could not send its feedback keeps, for the leaves that are sent dense as for the others.
+            A gate that depends on them needs the parameters: `tx.update(grads, state, params)`.
+            `state.gate` counts rounds and messages. `jaxcomp.Phases` count open rounds.
         key: a seed, a raw `uint32[2]` key or a `jax.random.key`; the same on all workers.
-        guard: leave every memory as it was in a step whose mean is not finite.
-        stats: keep `Stats` of the last step in the state.
+        guard: leave every memory, and the gate's state, as it was in a step whose mean is not
+            finite. A worker that does not send in a step, and whose message is not finite, leaves
+            it out of its own memory.
+        param_specs: how the parameters are sharded over the other axes of the mesh: a tree of
+            `PartitionSpec` like them, or a prefix of one, in which None is replicated. Each device
+            then compresses its own shard, and sends nothing else (`docs/sharded.md`). A policy
+            decides by the shape of the shard, so its `min_size` counts the elements of that; what
+            is replicated over some of the axes is shared out over those first, and gathered again
+            after. Needs automatic axes, as `jaxcomp.data_parallel` makes them; where all axes are
+            manual, gradients are local shards already, and None is right.
+        stats: keep `Stats` of the last step in the state, over all shards; bytes are a device's.
 
     Returns:
         An optax transformation. Its state holds the memory of each worker in `PerWorker`.
@@ -103,27 +139,55 @@ def compressed_mean(
         raise ValueError(
             f"`axis_name` must be the name of a mapped axis, or a tuple of them, got {axis_name!r}"
         )
+    sharded.check_specs(param_specs, axis_name)
+    if gate is not None:
+        rounds.check(gate, reducer, whole=param_specs is None)
 
-    def init_fn(params: PyTree) -> Any:
+    def fresh(params: PyTree) -> Any:
         _warn_if_idle(reducer, params)
         return CompressedMeanState(
             key=jnp.array(seed),  # A copy: this one may be donated.
             step=jnp.zeros((), jnp.int32),
-            memory=reduction.init(reducer, params, axis_name),
+            memory=reduction.init(reducer, params, axis_name, gated=gate is not None),
             stats=_no_stats() if stats else (),
+            gate=() if gate is None else _closed(gate, seed, params),
         )
+
+    def step(
+        updates: PyTree, state: Any, shards: tuple[str, ...] = (), params: PyTree | None = None
+    ) -> tuple[PyTree, Any]:
+        _check_local(updates, axis_name)
+        step_key, counted = noise.fold(state.key, state.step), state.gate
+        given = (reducer, step_key, updates, state.memory, axis_name)
+        settings: Any = {"guard": guard, "everywhere": shards}
+        if gate is None:
+            result = reduction.reduce(*given, **settings)
+        else:
+            settings["gate_key"] = noise.fold(counted.gate_key, state.step)
+            result, after = rounds.reduce(
+                *given, gate=gate, gate_state=counted.state, params=params, **settings
+            )
+            counted = _counted(counted, after, result.turn)
+        before = state.memory.reducer
+        measured = _measure(reducer, updates, result, before, axis_name, shards) if stats else ()
+        return result.mean, CompressedMeanState(
+            state.key, state.step + 1, result.state, measured, counted
+        )
+
+    def init_fn(params: PyTree) -> Any:
+        if param_specs is None:
+            return fresh(params)
+        return sharded.init(fresh, params, param_specs, axis_name)
 
     def update_fn(
         updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any
     ) -> tuple[PyTree, Any]:
-        del params, extra
+        del extra
         axes.require(axis_name)
-        _check_local(updates, axis_name)
-        step_key = noise.fold(state.key, state.step)
-        result = reduction.reduce(reducer, step_key, updates, state.memory, axis_name, guard=guard)
-        before = state.memory.reducer
-        measured = _measure(reducer, updates, result, before, axis_name) if stats else ()
-        return result.mean, CompressedMeanState(state.key, state.step + 1, result.state, measured)
+        if param_specs is None:
+            sharded.warn_if_gathered(reducer, axis_name)
+            return step(updates, state, params=params)
+        return sharded.update(step, updates, state, param_specs, axis_name)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -205,6 +269,20 @@ def _check_local(updates: PyTree, axis_name: AxisName) -> None:
             )
 
 
+def _closed(gate: Gate, seed: Any, params: PyTree) -> GateState:
+    zero = jnp.zeros((), jnp.uint32)
+    return GateState(jnp.array(seed), gate.init(params), zero, jnp.zeros_like(zero))
+
+
+def _counted(before: GateState, state: PyTree, turn: rounds.Turn) -> GateState:
+    return GateState(
+        gate_key=before.gate_key,
+        state=state,
+        rounds=before.rounds + turn.go.astype(jnp.uint32),
+        messages=before.messages + turn.senders,
+    )
+
+
 def _no_stats() -> Stats:
     dtypes = (jnp.float32, jnp.float32, jnp.uint32, jnp.uint32)
     return Stats(*(jnp.zeros((), dtype) for dtype in dtypes))
@@ -216,19 +294,25 @@ def _measure(
     result: reduction.Reduction,
     before: PyTree,
     axis_name: AxisName,
+    shards: tuple[str, ...],
 ) -> Stats:
     plan = reduction.plan(reducer, grads)
     unsent = getattr(reduction.feedback_of(reducer), "unsent", lambda _: ())
     residual = unsent(workers_.held(result.state.feedback))
     xs, _ = trees.stacks(plan, grads)
     # Squares of large and small values leave the range of float32: measure in units of the largest.
-    top = axes.maximum(norms.largest((result.message, residual, xs)), axis_name)
+    everywhere = (*axes.names(axis_name), *shards)
+    top = axes.maximum(norms.largest((result.message, residual, xs)), everywhere)
     unit = norms.unit(top)
     lost = [p - c for p, c in zip(result.message, result.sent, strict=True)]
     measured = (lost, result.message, residual, xs)
     energies = [norms.energy(tree, unit).astype(jnp.float32) for tree in measured]
-    lost, message, residual, energy = jax.lax.pmean(jnp.stack(energies), axis_name)
+    if result.turn is not None:  # What nobody was to receive is not lost.
+        energies[:2] = [jnp.where(result.turn.taken, energy, 0) for energy in energies[:2]]
+    lost, message, residual, energy = jax.lax.pmean(jnp.stack(energies), everywhere)
     payload, link = _costs(reducer, grads, before, axis_name)
+    if result.turn is not None:
+        payload, link = (jnp.where(result.turn.go, cost, 0) for cost in (payload, link))
     return Stats(
         relative_error=lost / jnp.where(message == 0, 1, message),
         residual_ratio=jnp.sqrt(residual / jnp.where(energy == 0, 1, energy)),

@@ -1,0 +1,189 @@
+"""Integers that can be added on the way: fields of a word so wide that no sum carries."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float32, Int32, UInt32
+
+from jaxcomp import axes, checks, noise
+from jaxcomp.bits.planes import Plane, lanes
+from jaxcomp.protocols import Array, ArrayLike, AxisName, Key
+from jaxcomp.quantize import rounding as rounding_
+from jaxcomp.quantize.levels import FRACTION, Levels
+from jaxcomp.quantize.rounding import Rounding
+from jaxcomp.quantize.scales import Scale
+
+WIDEST = 16
+"""Bits of a field at most: a wider one has a word to itself, as much as a float32."""
+
+
+class SummedPayload(NamedTuple):
+    """Words of integers, or their sum over workers."""
+
+    words: UInt32[Array, "n words"]
+
+
+class AgreedSteps(NamedTuple):
+    """What all workers use in this step: the worth of one, and what brings elements to codes."""
+
+    step: Float32[Array, " n"]
+    factor: Float32[Array, " n"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Summed:
+    """Each bucket as integers times a step that all workers agree on; the integers may be added.
+
+    `Σᵢ x̂ᵢ = step · Σᵢ qᵢ` with `|qᵢ| ≤ limit`. A word is `Σₚ qₚ · 2^(w·p)` modulo 2³², and a sum of
+    words is that of the sums, which `limit · workers` in every field makes non-negative again. So
+    words are added exactly by any all-reduce of 32-bit integers, in any order, and a word of zeros
+    adds nothing. The width `w` holds `2 · limit · workers + 1` values; field `p` of word `j` is
+    element `p · words + j`.
+
+    Args:
+        levels: the values a code may stand for.
+        scale: what a bucket is measured against; the largest of all workers counts.
+        rounding: how an element finds its level.
+        limit: the largest integer a worker sends; elements beyond are clipped, if it is smaller
+            than the largest level.
+        workers: how many may be added.
+        bucket_size: elements in a bucket; None for one bucket a leaf.
+
+    Raises:
+        ValueError: if a sum may need more than 16 bits, or a limit is not of the levels.
+
+    Example:
+        >>> from jaxcomp.quantize import levels, rounding, scales
+        >>> parts = dict(scale=scales.MaxAbs(), rounding=rounding.Stochastic())
+        >>> Summed(levels=levels.Uniform(steps=7), limit=7, workers=8, **parts).width
+        7
+
+    Note:
+        The step does not travel with the integers, so nothing can be decoded without agreement.
+        Sums of elements beyond the largest float32, divided by the workers, overflow.
+    """
+
+    levels: Levels
+    scale: Scale
+    rounding: Rounding
+    limit: int
+    workers: int
+    bucket_size: int | None = 512
+    linear = True
+    contractive = False
+
+    def __post_init__(self):
+        checks.bucket_size(self.bucket_size)
+        checks.integer("limit", self.limit, 1, self.levels.magnitude)
+        checks.integer("workers", self.workers, 1)
+        if self.width > WIDEST:
+            most = (2**WIDEST - 1) // (2 * self.limit)
+            raise ValueError(
+                f"`workers` must be at most {most} for sums of integers up to ±{self.limit}, which "
+                f"may take {WIDEST} bits, got {self.workers}; take fewer bits, or send payloads "
+                "that are not added, by jaxcomp.TwoShot or jaxcomp.Gather"
+            )
+
+    @property
+    def unbiased(self) -> bool:
+        """Rounding is unbiased and nothing is clipped."""
+        return self.rounding.unbiased and self.levels.dithers and not self._clips
+
+    @property
+    def width(self) -> int:
+        """Bits of a field."""
+        return (2 * self._most).bit_length()
+
+    @property
+    def bits_per_element(self) -> float:
+        """Bits an element of a full bucket; what is agreed on is not counted."""
+        if self.bucket_size is None:
+            return 32 / self._plane.fields
+        return 32 * lanes(self.bucket_size, self._plane) / self.bucket_size
+
+    def init(self, like: ArrayLike) -> tuple:
+        del like
+        return ()
+
+    def agree(
+        self, key: Key, x: Array, count: Array, state: Any, axis_name: AxisName
+    ) -> AgreedSteps:
+        """The steps for the largest scale of all workers."""
+        del key, state
+        return self._steps(axes.maximum(self.scale(x, count[:, None]), axis_name), x.dtype)
+
+    def side(self, agreed: AgreedSteps) -> Float32[Array, " n"]:
+        """The step of each bucket."""
+        return agreed.step
+
+    def encode(self, key: Key, x: Array, count: Array, state: Any) -> tuple[SummedPayload, tuple]:
+        agreed = state
+        if not isinstance(state, AgreedSteps):
+            agreed = self._steps(self.scale(x, count[:, None]), x.dtype)
+        n, size = x.shape
+        seed = key.shared if self.rounding.shared else key.own
+        high, low = (part[:, None] for part in noise.seeds(seed, key.first, n))
+        points = x.astype(jnp.float32) * agreed.factor[:, None]
+        if self._clips:
+            end = float(self.limit << FRACTION)
+            points = jnp.clip(points, -end, end)
+        dither = self.rounding.dither(high, low, jnp.arange(size, dtype=jnp.uint32)[None])
+        values = self.levels.values(self.levels.codes(points, dither))
+        return SummedPayload(self._pack(values.astype(jnp.int32))), ()
+
+    def decode(
+        self, key: Key, payload: SummedPayload, like: ArrayLike, side: Array | None = None
+    ) -> Array:
+        del key
+        if side is None:
+            raise ValueError(
+                "`side` must be the steps that the workers agreed on, which do not travel with "
+                "the integers, got None"
+            )
+        values = self._unpack(payload.words, like.shape[1]).astype(jnp.float32)
+        return (values * side[:, None]).astype(like.dtype)  # A product that rounds nothing.
+
+    def _steps(self, scale: Float32[Array, "n 1"], dtype: Any) -> AgreedSteps:
+        """Steps whose products are exact, with a code in `dtype` and with a sum in float32."""
+        spare = 24 - rounding_.significant(1, dtype, 0)
+        whole = self.limit == self.levels.magnitude
+        own = self.levels.precision if whole else self.limit.bit_length()
+        precision = max(own, self._most.bit_length() - spare)
+        step, factor = rounding_.exact_step(
+            scale, self.levels.magnitude, dtype, precision=precision
+        )
+        return AgreedSteps(step[:, 0], factor[:, 0])
+
+    def _pack(self, values: Int32[Array, "n size"]) -> UInt32[Array, "n words"]:
+        n, size = values.shape
+        plane = self._plane
+        words = lanes(size, plane)
+        rows = jnp.pad(values.astype(jnp.uint32), ((0, 0), (0, plane.fields * words - size)))
+        rows = rows.reshape(n, plane.fields, words)
+        # Negative ones borrow from the fields above, and the sum modulo 2³² keeps account of it.
+        return jnp.sum(plane.put(rows, self._fields, whole=True), axis=1, dtype=jnp.uint32)
+
+    def _unpack(self, words: UInt32[Array, "n words"], size: int) -> Int32[Array, "n size"]:
+        plane = self._plane
+        ends = sum(self._most << (plane.width * field) for field in range(plane.fields))
+        fields = plane.take(words[:, None] + np.uint32(ends % 2**32), self._fields)
+        return fields.reshape(words.shape[0], -1)[:, :size].astype(jnp.int32) - self._most
+
+    @property
+    def _clips(self) -> bool:
+        return not self.scale.covers or self.limit < self.levels.magnitude
+
+    @property
+    def _most(self) -> int:
+        """The largest sum."""
+        return self.limit * self.workers
+
+    @property
+    def _plane(self) -> Plane:
+        return Plane(self.width)
+
+    @property
+    def _fields(self) -> np.ndarray:
+        return np.arange(self._plane.fields)[None, :, None]

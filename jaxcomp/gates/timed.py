@@ -1,0 +1,178 @@
+"""Gates that open at given times, for all workers alike."""
+
+import dataclasses
+import warnings
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxcomp import checks
+from jaxcomp.protocols import Array, AxisName, Feedback, Opened, PyTree
+
+_LAST_STEP = 2**31 - 1
+
+
+class WaitState(NamedTuple):
+    """How many steps `Every` stays closed for."""
+
+    gate_wait: Array
+
+
+class PhaseState(NamedTuple):
+    """How many steps `Phase` has seen."""
+
+    gate_step: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Always:
+    """Every worker sends in every step.
+
+    Example:
+        >>> import jaxcomp
+        >>> tx = jaxcomp.compressed_mean(jaxcomp.sign(), "data", gate=Always())
+    """
+
+    closes = False
+
+    def factor(self, workers: int) -> float:
+        return 1.0
+
+    def init(self, like: PyTree) -> tuple:
+        return ()
+
+    def open(
+        self, key: Array, tree: Any, state: tuple, axis_name: AxisName, params: PyTree | None = None
+    ) -> Opened:
+        return Opened(jnp.asarray(np.True_), None, state)
+
+
+@dataclasses.dataclass(frozen=True)
+class Every:
+    """All workers send in every `k`-th step: in the steps `offset`, `offset + k`, ….
+
+    By default in the last of each `k`: a residual then holds `k` gradients and sends their sum, and
+    nothing waits longer than it must. What arrives is that sum: a step `k` times as long.
+
+    Args:
+        k: steps from one round to the next.
+        offset: the first step with a round, counted from 0; None for `k − 1`.
+
+    Raises:
+        ValueError: if `k` is not positive, or `offset` negative.
+
+    Example:
+        >>> import jaxcomp
+        >>> link = jaxcomp.Link(jaxcomp.top_k(fraction=0.01), jaxcomp.Residual())
+        >>> tx = jaxcomp.compressed_mean(link, "data", gate=Every(4))
+
+    References:
+        Stich, `Local SGD converges fast and communicates little
+        <https://arxiv.org/abs/1805.09767>`_, 2019, with steps taken between the rounds.
+
+    Note:
+        Workers take no steps of their own between rounds: gradients are gathered at one point, as
+        `optax.MultiSteps` does. Without a memory the gradients of closed steps are lost.
+    """
+
+    k: int
+    offset: int | None = None
+
+    def __post_init__(self):
+        checks.integer("k", self.k, 1, _LAST_STEP)
+        if self.offset is not None:
+            checks.integer("offset", self.offset, 0, _LAST_STEP)
+
+    @property
+    def closes(self) -> bool:
+        return self.k > 1 or self._first > 0
+
+    @property
+    def _first(self) -> int:
+        return self.k - 1 if self.offset is None else self.offset
+
+    def check(self, feedback: Feedback) -> None:
+        """Warns of a feedback that forgets the messages of closed steps."""
+        _warn_if_lost(self, feedback)
+
+    def factor(self, workers: int) -> float:
+        return 1.0
+
+    def init(self, like: PyTree) -> WaitState:
+        return WaitState(jnp.asarray(self._first, jnp.int32))
+
+    def open(
+        self,
+        key: Array,
+        tree: Any,
+        state: WaitState,
+        axis_name: AxisName,
+        params: PyTree | None = None,
+    ) -> Opened:
+        go = state.gate_wait == 0
+        return Opened(go, None, WaitState(jnp.where(go, self.k, state.gate_wait) - 1))
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    """All workers send from the step `start` on, and until the step `stop`, counted from 0.
+
+    Args:
+        start: the first step with a round.
+        stop: the first step without one again; None for never.
+
+    Raises:
+        ValueError: if they do not ascend from 0.
+
+    Example:
+        >>> import jaxcomp
+        >>> link = jaxcomp.Link(jaxcomp.sign(), jaxcomp.Residual())
+        >>> tx = jaxcomp.compressed_mean(link, "data", gate=Phase(start=100))
+    """
+
+    start: int
+    stop: int | None = None
+
+    def __post_init__(self):
+        checks.integer("start", self.start, 0, _LAST_STEP)
+        if self.stop is not None:
+            checks.integer("stop", self.stop, self.start + 1, _LAST_STEP)
+
+    @property
+    def closes(self) -> bool:
+        return self.start > 0 or self.stop is not None
+
+    def check(self, feedback: Feedback) -> None:
+        """Warns of a feedback that forgets the messages of closed steps."""
+        _warn_if_lost(self, feedback)
+
+    def factor(self, workers: int) -> float:
+        return 1.0
+
+    def init(self, like: PyTree) -> PhaseState:
+        return PhaseState(jnp.zeros((), jnp.int32))
+
+    def open(
+        self,
+        key: Array,
+        tree: Any,
+        state: PhaseState,
+        axis_name: AxisName,
+        params: PyTree | None = None,
+    ) -> Opened:
+        step = state.gate_step
+        go = step >= self.start
+        go = go if self.stop is None else go & (step < self.stop)
+        # Stays at the last step there is, so that it never turns negative.
+        return Opened(go, None, PhaseState(jnp.minimum(step, _LAST_STEP - 1) + 1))
+
+
+def _warn_if_lost(gate: Any, feedback: Feedback) -> None:
+    if gate.closes and feedback.kind == "none":
+        warnings.warn(
+            f"{gate!r} without feedback loses the gradients of closed steps; use "
+            "Link(codec, Residual()) with a contractive codec, such as jaxcomp.Contractive(codec), "
+            "which sends them later.",
+            stacklevel=5,
+        )

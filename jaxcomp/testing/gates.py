@@ -1,0 +1,74 @@
+"""The contract of a gate."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxcomp import noise
+from jaxcomp.protocols import Gate
+from jaxcomp.testing.codec import SEED, assert_hashable
+
+
+def check_gate(gate: Gate, *, workers: int = 4, steps: int = 24) -> None:
+    """Runs the properties that a gate must have, on workers simulated by `vmap`.
+
+    It is a hashable setting; its state keeps structure, shapes and dtypes, and is the same on all
+    workers, as `go` is; a weight is 0 or 1, and nobody has 1 in a closed round; one that says that
+    it never closes does not; and its factor is at least 1.
+
+    Args:
+        gate: the gate.
+        workers: how many to simulate.
+        steps: how many steps to look at.
+
+    Raises:
+        AssertionError: naming the first property that does not hold.
+
+    Example:
+        >>> import jaxcomp
+        >>> check_gate(jaxcomp.Bernoulli(0.5))
+    """
+    assert_hashable(gate)
+    like = {"w": jnp.ones((3, 4))}
+    factor = gate.factor(workers)
+    if not (isinstance(factor, float) and np.isfinite(factor) and factor >= 1):
+        raise AssertionError(
+            f"{gate!r} must have a float of at least 1 as its factor, got {factor}"
+        )
+
+    def step(state: Any, number: Any) -> tuple:
+        def one(worker):
+            key = noise.fold(noise.raw(SEED), number)
+            tree = {"w": jnp.cos(number + 0.1 * worker) * like["w"]}
+            params = jax.tree.map(lambda x: x * jnp.sin(0.5 * number), like)
+            opened = gate.open(key, tree, state, "data", params)
+            weight = jnp.ones(()) if opened.weight is None else opened.weight
+            return opened.go, weight, opened.state
+
+        go, weight, new = jax.vmap(one, axis_name="data")(jnp.arange(workers))
+        leaves = [go, *jax.tree.leaves(new)]
+        alike = jnp.stack([jnp.all(leaf == leaf[:1]) for leaf in leaves]).all()
+        return jax.tree.map(lambda x: x[0], new), (go[0], weight, alike)
+
+    start = gate.init(like)
+    for got, want in zip(
+        jax.tree.leaves(jax.eval_shape(step, start, 0)[0]), jax.tree.leaves(start), strict=True
+    ):
+        if (got.shape, got.dtype) != (want.shape, want.dtype):
+            raise AssertionError(
+                f"{gate!r} must keep its state's shapes and dtypes: from {want.dtype}"
+                f"{list(want.shape)} to {got.dtype}{list(got.shape)}"
+            )
+    _, seen = jax.jit(lambda s: jax.lax.scan(step, s, jnp.arange(steps)))(start)
+    go, weight, alike = map(np.asarray, seen)
+    if not alike.all():
+        raise AssertionError(f"{gate!r} must answer alike on all workers, and keep equal states")
+    if not np.isin(weight, (0, 1)).all():
+        raise AssertionError(f"{gate!r} must have weights of 0 or 1, got {np.unique(weight)}")
+    chosen = (weight == 0).any()
+    if chosen and not (go == weight.any(axis=1)).all():
+        raise AssertionError(f"{gate!r} must be open exactly if a worker takes part")
+    if not gate.closes and not go.all():
+        raise AssertionError(f"{gate!r} must be open in every step, since it says so (`closes`)")

@@ -1,0 +1,339 @@
+"""Sharded models: every device compresses its own shard, and that alone crosses the slow axis.
+
+Left to itself, XLA gathers a leaf that is sharded over automatic axes before it compresses it, and
+every device then sends all of it. A second `shard_map` over those axes, within the one over the
+workers, keeps each shard where it lies. In there every gradient is local, and a step is the same as
+that of a model which is not sharded.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import AxisType, PartitionSpec
+
+from jaxcomp import axes, noise, trees, workers as workers_
+from jaxcomp.protocols import Array, AxisName, PyTree, Reducer
+from jaxcomp.workers import PerShard
+
+
+class Shards(NamedTuple):
+    """The axes that a model is sharded over, in the order of the mesh, and their sizes."""
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def number(self) -> int:
+        return math.prod(self.sizes)
+
+    def size(self, names: Sequence[str]) -> int:
+        """Of some of the axes together."""
+        return math.prod(self.sizes[self.names.index(name)] for name in names)
+
+
+class Cut(NamedTuple):
+    """How a leaf is laid over all shards, so that no two devices hold the same part of it.
+
+    Attributes:
+        shape: of the leaf.
+        home: how its user lays it.
+        spec: how it is laid here: over the axes that `home` leaves out, too.
+        local: shape of a device's part, with as many dimensions as the leaf.
+        split: where nothing else divides, the shape that has one dimension as two.
+        padding: how much is missing in the second of the two, and which it is.
+    """
+
+    shape: tuple[int, ...]
+    home: PartitionSpec
+    spec: PartitionSpec
+    local: tuple[int, ...]
+    split: tuple[int, ...] | None = None
+    padding: tuple[int, int] = (0, 0)
+
+    def lay(self, x: Array) -> Array:
+        """The leaf as `spec` has it."""
+        if self.split is None:
+            return x
+        missing, at = self.padding
+        widths = [(0, missing if number == at else 0) for number in range(len(self.split))]
+        return jnp.pad(x.reshape(self.split), widths)
+
+    def back(self, x: Array) -> Array:
+        """The leaf as it was, laid as at home."""
+        if self.split is not None:
+            _, at = self.padding
+            x = lax.slice_in_dim(x, 0, self.split[at], axis=at).reshape(self.shape)
+        # Else the compiler would be free to leave a replicated leaf as it was cut.
+        return x if self.spec == self.home else lax.with_sharding_constraint(x, self.home)
+
+
+def init(
+    make: Callable[[PyTree], Any], params: PyTree, param_specs: PyTree, axis_name: AxisName
+) -> Any:
+    """The state for a sharded model, from `make`, which makes that of one device's shard.
+
+    Raises:
+        ValueError: if neither the surroundings nor the parameters know the mesh, or the specs do
+            not fit.
+    """
+    shards = _shards_of(params, axis_name)
+    if shards is None:
+        raise ValueError(
+            "`param_specs` needs to know the mesh: make the state with "
+            f"jaxcomp.init_state(tx, params, mesh, {axis_name!r}), give tx.init parameters that "
+            "lie on the mesh, or call it within jax.set_mesh(mesh)"
+        )
+    leaves, treedef = jax.tree.flatten(params)
+    likes = [
+        jax.ShapeDtypeStruct(cut.local, jnp.result_type(leaf))
+        for leaf, cut in zip(leaves, _cuts(params, param_specs, axis_name, shards), strict=True)
+    ]
+    state = make(jax.tree.unflatten(treedef, likes))
+
+    def everyone(path, x):
+        at = _place(path)
+        return jnp.broadcast_to(
+            jnp.expand_dims(x, at), (*x.shape[:at], shards.number, *x.shape[at:])
+        )
+
+    memory = jax.tree_util.tree_map_with_path(everyone, state.memory)
+    return state._replace(memory=PerShard(memory, shards.names))
+
+
+def update(
+    step: Callable[[PyTree, Any, tuple[str, ...]], tuple[PyTree, Any]],
+    grads: PyTree,
+    state: Any,
+    param_specs: PyTree,
+    axis_name: AxisName,
+) -> tuple[PyTree, Any]:
+    """`step(grads, state, shard_axes)` on each device's own shard.
+
+    Raises:
+        ValueError: outside of a `shard_map` that leaves the axes of the shards automatic, or for
+            a state or specs that do not fit.
+    """
+    shards = _shards_here(axis_name)
+    cuts = _cuts(grads, param_specs, axis_name, shards)
+    memory, names = _memory(state, shards, axis_name), shards.names
+    leaves, treedef = jax.tree.flatten(grads)
+    common = state._replace(memory=())
+
+    def body(leaves: list[Array], memory: PyTree, common: Any) -> tuple[list[Array], PyTree, Any]:
+        own = [x.reshape(cut.local) for x, cut in zip(leaves, cuts, strict=True)]
+        memory = jax.tree_util.tree_map_with_path(lambda p, x: x.squeeze(_place(p)), memory)
+        # Else the shards would draw alike.
+        key = noise.fold(common.key, lax.axis_index(names) if names else 0)
+        mean, new = step(
+            jax.tree.unflatten(treedef, own), common._replace(key=key, memory=memory), names
+        )
+        memory = jax.tree_util.tree_map_with_path(
+            lambda p, x: jnp.expand_dims(x, _place(p)), new.memory
+        )
+        means = [m.reshape(x.shape) for m, x in zip(jax.tree.leaves(mean), leaves, strict=True)]
+        return means, memory, _alike(new._replace(key=common.key, memory=()), names)
+
+    if names:
+        of_memory = jax.tree_util.tree_map_with_path(
+            lambda p, _: PartitionSpec(*[None] * _place(p), names), memory
+        )
+        of_leaves = [cut.spec for cut in cuts]
+        body = jax.shard_map(
+            body,
+            in_specs=(of_leaves, of_memory, PartitionSpec()),
+            out_specs=(of_leaves, of_memory, PartitionSpec()),
+            axis_names=set(names),
+            check_vma=axes.typed(axis_name),
+        )
+    laid = [cut.lay(x) for x, cut in zip(leaves, cuts, strict=True)]
+    means, memory, common = body(laid, memory, common)
+    means = [cut.back(x) for x, cut in zip(means, cuts, strict=True)]
+    return jax.tree.unflatten(treedef, means), common._replace(memory=PerShard(memory, names))
+
+
+def warn_if_gathered(reducer: Reducer, axis_name: AxisName) -> None:
+    """Warns where XLA would gather leaves that are sharded, in order to compress them."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or reducer.uplink is None or not _manual(mesh, axis_name):
+        return
+    left = [name for name in _rest(mesh, axis_name) if mesh.shape[name] > 1]
+    if left:
+        warnings.warn(
+            f"the mesh has automatic axes {tuple(left)} beside {axis_name!r}: leaves that are "
+            "sharded over them are gathered before they are compressed, and every device sends "
+            "all of them. compressed_mean(..., param_specs=specs) has each send its own shard; "
+            "param_specs=jax.sharding.PartitionSpec() is for parameters that are all replicated.",
+            stacklevel=4,
+        )
+
+
+def check_specs(param_specs: PyTree, axis_name: AxisName) -> None:
+    """Raises a `ValueError` unless these are PartitionSpecs that leave the workers' axis alone."""
+    for leaf in jax.tree.leaves(param_specs, is_leaf=_is_spec):
+        if not _is_spec(leaf):
+            raise ValueError(
+                "`param_specs` must be a tree of jax.sharding.PartitionSpec, with None for what is "
+                f"replicated, got {leaf!r} in it"
+            )
+        for name in _named(_spec(leaf)):
+            if name in axes.names(axis_name):
+                raise ValueError(
+                    f"`param_specs` must leave out the axis of the workers, {axis_name!r}, over "
+                    f"which parameters are replicated, got {leaf!r}"
+                )
+
+
+def _shards_here(axis_name: AxisName) -> Shards:
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or not _manual(mesh, axis_name):
+        raise ValueError(
+            f"`param_specs` needs a surrounding jax.shard_map that is manual over {axis_name!r} "
+            "and leaves the axes of the shards automatic, as jaxcomp.data_parallel makes it; "
+            "within jax.vmap there are no shards, so leave it out"
+        )
+    return _shards(mesh, axis_name)
+
+
+def _shards_of(params: PyTree, axis_name: AxisName) -> Shards | None:
+    """From the surroundings, or else from where the parameters lie."""
+    found = [jax.sharding.get_abstract_mesh()]
+    found += [getattr(_sharding(leaf), "mesh", None) for leaf in jax.tree.leaves(params)]
+    for mesh in found:
+        if mesh is not None and set(axes.names(axis_name)) <= set(mesh.axis_names):
+            return _shards(mesh, axis_name)
+    return None
+
+
+def _sharding(leaf: Any) -> Any:
+    known = leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf)
+    return getattr(known, "sharding", None)
+
+
+def _shards(mesh: Any, axis_name: AxisName) -> Shards:
+    names = _rest(mesh, axis_name)
+    explicit = [n for n in names if _types(mesh)[n] == AxisType.Explicit]
+    if explicit:
+        raise ValueError(
+            f"the axes of the shards must be automatic for `param_specs`, and {explicit[0]!r} is "
+            "explicit: use jaxcomp.data_parallel, or a mesh with axis_types=(AxisType.Auto, ...)"
+        )
+    return Shards(names, tuple(mesh.shape[name] for name in names))
+
+
+def _rest(mesh: Any, axis_name: AxisName) -> tuple[str, ...]:
+    """The axes that are neither the workers' nor manual for another reason."""
+    return tuple(
+        name
+        for name, kind in _types(mesh).items()
+        if name not in axes.names(axis_name) and kind != AxisType.Manual
+    )
+
+
+def _manual(mesh: Any, axis_name: AxisName) -> bool:
+    return all(_types(mesh).get(name) == AxisType.Manual for name in axes.names(axis_name))
+
+
+def _types(mesh: Any) -> dict[str, AxisType]:
+    return dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+
+
+def _memory(state: Any, shards: Shards, axis_name: AxisName) -> PyTree:
+    memory = state.memory
+    fits = isinstance(memory, PerShard) and memory.axes == shards.names
+    flat = jax.tree_util.tree_leaves_with_path(memory.tree) if fits else []
+    if not fits or any(x.shape[_place(p) : _place(p) + 1] != (shards.number,) for p, x in flat):
+        raise ValueError(
+            f"`state` must hold the memory of the {shards.number} shards over {shards.names}: "
+            f"make it with jaxcomp.init_state(tx, params, mesh, {axis_name!r}) on this mesh"
+        )
+    return memory.tree
+
+
+def _place(path: tuple) -> int:
+    """Where in an array of the memory the axis of the shards is."""
+    return 1 if workers_.marked(path) else 0
+
+
+def _alike(tree: PyTree, names: tuple[str, ...]) -> PyTree:
+    """What is the same in all shards, typed so: a count, or the bytes of a phase."""
+    return jax.tree.map(
+        lambda x: lax.pmax(x, names) if names and axes.varies(x, names) else x, tree
+    )
+
+
+def _cuts(tree: PyTree, param_specs: PyTree, axis_name: AxisName, shards: Shards) -> list[Cut]:
+    flat, _ = jax.tree_util.tree_flatten_with_path(tree)
+    try:
+        whole = jax.tree.broadcast(param_specs, tree, is_leaf=_is_spec)
+    except ValueError as error:
+        raise ValueError(
+            "`param_specs` must be a tree of PartitionSpecs like the parameters, or a prefix of "
+            f"one: {error}"
+        ) from None
+    specs = map(_spec, jax.tree.leaves(whole, is_leaf=_is_spec))
+    return [
+        _cut(trees.path_name(path), jnp.shape(leaf), spec, shards)
+        for (path, leaf), spec in zip(flat, specs, strict=True)
+    ]
+
+
+def _cut(path: str, shape: tuple[int, ...], home: PartitionSpec, shards: Shards) -> Cut:
+    """A leaf over all shards: by the first dimension that divides, or else by the longest."""
+    for name in _named(home):
+        if name not in shards.names:
+            raise ValueError(
+                f"`param_specs` must name automatic axes of the surrounding mesh, of which there "
+                f"are {shards.names}, got {home} for '{path}'. Where all axes are manual, "
+                "gradients are local already: leave param_specs out"
+            )
+    entries = [_tuple(entry) for entry in home]
+    parts = [shards.size(entry) for entry in entries]
+    if len(entries) > len(shape) or any(n % k for n, k in zip(shape, parts, strict=False)):
+        raise ValueError(
+            f"`param_specs` must divide every leaf, got {home} for '{path}' of shape {shape}"
+        )
+    more = max(len(shape), 1) - len(entries)
+    entries, parts = entries + [()] * more, parts + [1] * more
+    inside = [n // k for n, k in zip(shape or (1,), parts, strict=True)]
+    missing = tuple(name for name in shards.names if name not in _named(home))
+    among = shards.size(missing)
+    if among == 1:
+        return Cut(shape, home, home, tuple(inside[: len(shape)]))
+    for at, size in enumerate(inside):
+        if size % among == 0:
+            entries[at] += missing
+            inside[at] //= among
+            return Cut(shape, home, _joined(entries), tuple(inside))
+    at = inside.index(max(inside))
+    laid = (*(shape or (1,))[:at], parts[at], inside[at], *shape[at + 1 :])
+    spec = _joined([*entries[: at + 1], missing, *entries[at + 1 :]])
+    padding = -inside[at] % among
+    inside[at] = (inside[at] + padding) // among
+    local = tuple(inside) if shape else ()
+    return Cut(shape, home, spec, local, laid, (padding, at + 1))
+
+
+def _is_spec(node: Any) -> bool:
+    return node is None or isinstance(getattr(node, "spec", node), PartitionSpec)
+
+
+def _spec(node: Any) -> PartitionSpec:
+    """Of a spec, a `NamedSharding`, or None for what is replicated."""
+    return PartitionSpec() if node is None else getattr(node, "spec", node)
+
+
+def _named(spec: PartitionSpec) -> tuple[str, ...]:
+    return tuple(name for entry in spec for name in _tuple(entry))
+
+
+def _joined(entries: Sequence[tuple[str, ...]]) -> PartitionSpec:
+    return PartitionSpec(*(entry or None for entry in entries))
+
+
+def _tuple(entry: Any) -> tuple[str, ...]:
+    return () if entry is None else entry if isinstance(entry, tuple) else (entry,)
