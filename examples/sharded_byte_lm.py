@@ -38,7 +38,9 @@ SLICES, SHARDS = 2, 4
 WHOLE_BATCH = PartitionSpec(("dcn", "fsdp"))
 CODECS = ["dense", "qsgd_inf", "sign"]
 SENDERS = {
-    **{"dense": jaxcomp.Dense(), "qsgd_inf": jaxcomp.qsgd_inf(bits=4), "sign": jaxcomp.sign()},
+    "dense": jaxcomp.Dense(),
+    "qsgd_inf": jaxcomp.qsgd_inf(bits=4),
+    "sign": jaxcomp.sign(),
     "top_k": jaxcomp.top_k(fraction=0.01),
 }
 
@@ -108,16 +110,38 @@ def crossing(compiled: Any) -> tuple[int, int]:
 
 
 def groups(line: str) -> list[list[int]]:
-    """The devices among which a collective moves data, in either way that HLO writes them."""
+    """The devices among which a collective moves data, in each way that HLO writes them."""
     listed = re.search(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,{}]*\})\}", line)
     if listed:
-        return [[int(n) for n in part.split(",")] for part in re.findall(r"[\d,]*\d", listed[1])]
-    given = re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line)
-    if not given:
+        return [numbers(part) for part in re.findall(r"[\d,]*\d", listed[1])]
+    counted = re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line)
+    if counted:
+        return in_order(counted[2], counted[3]).reshape(numbers(counted[1])).tolist()
+    named = re.search(
+        r"replica_groups=mesh\[(.+?)\]"
+        r"(?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{(.+?)\}",
+        line,
+    )
+    if not named:
         return [list(range(SLICES * SHARDS))]
-    shape, dims, order = ([int(n) for n in (g or "").split(",") if n] for g in given.groups())
-    devices = np.arange(math.prod(dims)).reshape(dims)
-    return (devices.transpose(order) if order else devices).reshape(shape).tolist()
+    sizes = re.findall(r"'(\w+)'=(\d+)", named[1])
+    dims = ",".join(size for _, size in sizes)
+    inside = [name in re.findall(r"'(\w+)'", named[4]) for name, _ in sizes]
+    devices = in_order(named[2] or dims, named[3]).reshape(numbers(dims))
+    devices = devices.transpose(np.argsort(inside, kind="stable"))
+    each = math.prod(n for n, own in zip(numbers(dims), inside, strict=True) if own)
+    return devices.reshape(-1, each).tolist()
+
+
+def in_order(dims: str, order: str | None) -> np.ndarray:
+    """The devices by number in an array of these dimensions, which are then put in an order."""
+    shape = numbers(dims)
+    devices = np.arange(math.prod(shape)).reshape(shape)
+    return devices.transpose(numbers(order)) if order else devices
+
+
+def numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
 
 
 def train(
@@ -167,7 +191,7 @@ def print_table(console: Console, runs: list[Run], dense: int) -> None:
         table.add_column(heading, justify="right")
     table.add_column("median\nstep", justify="right")
     for run in runs:
-        less = f"1/{dense / run.slow:.1f}"
+        less = f"{dense / run.slow:.1f} times less"
         row = (f"{run.score:.3f}", f"{run.slow:,}", less, f"{run.fast:,}", f"{run.step_ms:.1f} ms")
         table.add_row(run.codec, *row)
     console.print(table)
@@ -186,8 +210,8 @@ def main(argv: list[str] | None = None) -> None:
     mesh = jax.make_mesh((SLICES, SHARDS), ("dcn", "fsdp"), axis_types=kinds, devices=devices)
     console = report.console()
     console.print(
-        f"{SLICES} slices of {SHARDS} {devices[0].platform} devices; {args.steps} steps of AdamW at "
-        f"{args.learning_rate:g}, batch {args.batch_size} times {args.context} bytes"
+        f"{SLICES} slices of {SHARDS} {devices[0].platform} devices; {args.steps} steps of AdamW "
+        f"at {args.learning_rate:g}, batch {args.batch_size} times {args.context} bytes"
     )
     with report.progress(console) as bars:
         runs = [

@@ -165,7 +165,10 @@ def data_parallel(
 
         def body(replicated, per_worker):
             merged = _merge(marks, replicated, per_worker)
-            results = step(*jax.tree.unflatten(treedef, merged))
+            own = jax.tree.unflatten(treedef, merged)
+            results = step(
+                *(x if n in which(args) else _stay(x, dict(layout)) for n, x in enumerate(own))
+            )
             flat, out["treedef"] = jax.tree.flatten(results)
             out["marks"] = _marks(results)
             if check_vma:
@@ -251,6 +254,8 @@ def _homes(params: PyTree, mesh: Mesh) -> dict[tuple, PartitionSpec]:
 
 def _spec(path: tuple, leaf: Any, homes: dict, axis_name: AxisName) -> PartitionSpec:
     """How an array of a state lies: as memory does, or like the parameter that it belongs to."""
+    if 0 in jnp.shape(leaf):  # As a compiled step returns them, whatever it is told.
+        return PartitionSpec()
     spec = workers_.spec(path, axis_name)
     if workers_.shard_axes(path) is not None:
         return spec
@@ -262,6 +267,16 @@ def _home(path: tuple, shape: tuple[int, ...], homes: dict) -> PartitionSpec | N
     names = _names(path)
     found = (homes.get((names[start:], shape)) for start in range(len(names) + 1))
     return next((home for home in found if home is not None), None)
+
+
+def _stay(arg: PyTree, homes: dict) -> PyTree:
+    """The argument, held to its layout where a step begins."""
+
+    def put(path, leaf):
+        home = _home(path, jnp.shape(leaf), homes)
+        return leaf if home is None else jax.lax.with_sharding_constraint(leaf, home)
+
+    return jax.tree_util.tree_map_with_path(put, arg) if homes else arg
 
 
 def _at_home(results: PyTree, mesh: Mesh, homes: dict, axis_name: AxisName) -> PyTree:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import UInt32
 
-from jaxcomp import bits, trees
+from jaxcomp import bits, offers, trees
 from jaxcomp.policy import Policy
 from jaxcomp.protocols import Array, Batches, Codec, PyTree
 
@@ -99,6 +99,36 @@ def _payload_like(batch: Any, x64: bool) -> Any:
         return batch.codec.encode(key, x, count, batch.codec.init(batch.like))[0]
 
     return jax.eval_shape(encode)
+
+
+def agreed_bytes(batches: Batches, workers: int) -> int:
+    """Bytes that one device sends so that its codecs may agree on something before they encode.
+
+    It is what agreeing adds to the state of a codec, such as the scale of every bucket; what only
+    some steps agree on, and the state keeps, as adaptive levels are, is left out.
+    """
+    x64 = jax.config.read("jax_enable_x64")
+    return sum(ring_bytes(_agreed(batch, x64), workers) for batch in batches)
+
+
+@functools.lru_cache(maxsize=4096)
+def _agreed(batch: Any, x64: bool) -> int:
+    """The bytes of an all-reduce of what one batch agrees on."""
+    del x64
+    if not offers.agrees(batch.codec):
+        return 0
+
+    def agree(x):
+        key = trees.batch_key(jnp.zeros(2, jnp.uint32), 0, 0)
+        count, state = jnp.zeros(batch.buckets, jnp.int32), batch.codec.init(batch.like)
+        return state, offers.agree(batch.codec, key, x, count, state, "agree")
+
+    rows = jax.ShapeDtypeStruct((1, *batch.like.shape), batch.dtype)
+    before, after = jax.eval_shape(jax.vmap(agree, axis_name="agree"), rows)
+    kept, all_of_it = (
+        sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree)) for tree in (before, after)
+    )
+    return max(all_of_it - kept, 0)
 
 
 def wire_bytes(

@@ -68,6 +68,18 @@ def test_train_digits(tmp_path):
     assert found["sidco"]["times_less_than_dense"] > 80
 
 
+def test_sharded_byte_lm():
+    """Bytes over the slow axis are those of a quarter of the model, and of the loss."""
+    tiny = ("--layers", 1, "--width", 32, "--context", 16, "--batch-size", 8, "--steps", 3)
+    said = run("sharded_byte_lm.py", *tiny, "--codec", "dense", "qsgd_inf")
+    rows = [line.split() for line in said.splitlines() if "times less" in line]
+    dense, compressed = (int(row[2].replace(",", "")) for row in rows)
+    assert dense == 28_768 * 4 // 4 + 4
+    assert dense > 3 * compressed  # Most of a model this small is in too small shards to compress.
+    refused = run("sharded_byte_lm.py", "--batch-size", 12, code=2)
+    assert "argument --batch-size: must be a multiple of 8, got 12" in refused
+
+
 def test_phases_are_counted_step_by_step(monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES)
     import report

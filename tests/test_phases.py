@@ -127,7 +127,8 @@ def test_other_modes_do_the_same(mode, mesh, alone):
 
 def test_what_a_step_costs_is_what_its_phase_costs(typed):
     _, _, states, _ = typed
-    wanted = [jaxcomp.describe(link(fraction), LIKE, workers=8) for fraction in FRACTIONS]
+    gathers = [jaxcomp.Gather(link(fraction)) for fraction in FRACTIONS]
+    wanted = [jaxcomp.describe(gather, LIKE, workers=8) for gather in gathers]
     for number, state in enumerate(states[1:]):
         assert int(state.stats.payload_bytes) == wanted[number // 2].payload_bytes
         assert int(state.stats.link_bytes) == wanted[number // 2].link_bytes

@@ -133,6 +133,24 @@ def test_a_hierarchy_gives_the_same_bits_however_it_is_mapped():
             assert (outcome[leaf] == outcome[leaf][:1, :1]).all()
 
 
+def test_statistics_and_workers_over_two_axes():
+    """A reducer for one axis takes a tuple of them as one; a hierarchy measures its shares."""
+    mesh, axis = grid(2, 3)
+    grads = {n: jax.random.normal(jax.random.key(1), (6, *x.shape)) for n, x in LIKE.items()}
+    for reducer, workers in ((ONE_AXIS["two_shot"], 6), (HIERARCHIES["two_shot"], (2, 3))):
+        tx = jaxcomp.compressed_mean(reducer, axis, stats=True)
+
+        def update(state, grads, tx=tx):
+            return tx.update(jax.tree.map(lambda g: g[0], grads), state)
+
+        state = jaxcomp.init_state(tx, LIKE, mesh, axis)
+        mean, state = jaxcomp.data_parallel(update, mesh, axis)(state, grads)
+        assert mean["w"].shape == LIKE["w"].shape
+        assert int(state.stats.link_bytes) == jaxcomp.wire_bytes(reducer, LIKE, workers=workers)
+        assert 0.3 < float(state.stats.relative_error) < 0.45
+        assert 0.5 < float(state.stats.residual_ratio) < 0.7
+
+
 @pytest.mark.parametrize("name", ONE_AXIS)
 def test_replicas_stay_alike_for_a_thousand_steps(name, mesh):
     """Parameters and everything that is not a worker's own, bit for bit, on eight devices."""

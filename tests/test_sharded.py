@@ -2,6 +2,7 @@
 
 import functools
 import math
+import pathlib
 import re
 import warnings
 
@@ -366,7 +367,7 @@ def test_all_axes_manual_needs_no_specs(two):
 
 def test_in_a_shard_map_of_ones_own(two):
     """`state_specs` names the workers' axis alone; the rest lies as it is placed."""
-    tx = jaxcomp.compressed_mean(EF_SIGN, "dcn", param_specs=SPECS)
+    tx = jaxcomp.compressed_mean(jaxcomp.Gather(EF_SIGN), "dcn", param_specs=SPECS)
     params = zeros(SHAPES, two, SPECS)
     with pytest.raises(ValueError, match=r"needs to know the mesh.*init_state\(tx, params, mesh, "):
         tx.init({k: np.zeros(s, np.float32) for k, s in SHAPES.items()})
@@ -397,7 +398,7 @@ def test_in_a_shard_map_of_ones_own(two):
     "settings",
     [
         {"codec": jaxcomp.PowerIteration(rank=2)},
-        {"codec": EF_SIGN, "gate": jaxcomp.Every(2)} if hasattr(jaxcomp, "Every") else {},
+        {"codec": EF_SIGN, "gate": jaxcomp.Every(2)},
         {
             "codec": jaxcomp.Phases(
                 tuple(
@@ -505,6 +506,16 @@ def test_wrong_places_say_so(two):
         run(jnp.zeros(4))
 
 
+def test_the_page_runs():
+    """`docs/sharded.md`, as it stands there."""
+    page = (pathlib.Path(__file__).parent.parent / "docs" / "sharded.md").read_text()
+    (script,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    found = {}
+    exec(script, found)
+    assert found["params"]["in"].sharding.spec == P(None, "fsdp")
+    assert np.isfinite(float(found["loss"]))
+
+
 def test_cuts():
     """Every leaf is laid over all shards; what goes in comes out."""
     shards = sharded.Shards(("fsdp", "tp"), (2, 4))
@@ -524,5 +535,6 @@ def test_cuts():
         laid = cut.lay(jnp.arange(math.prod(shape)).reshape(shape))
         over = [(e if isinstance(e, tuple) else (e,)) if e else () for e in cut.spec]
         assert sorted(n for entry in over for n in entry) == ["fsdp", "tp"] or laid.size == 0
+        np.testing.assert_array_equal(cut.back(laid), jnp.arange(math.prod(shape)).reshape(shape))
         assert laid.size == 8 * math.prod(local) or not shape
         assert all(n % shards.size(e) == 0 for n, e in zip(laid.shape, over, strict=False))

@@ -67,9 +67,8 @@ def test_the_program_moves_what_wire_bytes_says(codec, mesh):
     update = len(directions) * [8 * 4, 2 * 512 * 4, 4] if adapts else []
     beside = sum(wire.ring_bytes(size, 8) for size in update) + scalars
     assert abs(sum(moved.values()) - jaxcomp.wire_bytes(reducer, FEWER, workers=8)) <= beside
-    assert sorted(ops(compiled)) == sorted(
-        ["all-reduce", *directions, *len(update) * ["all-reduce"]]
-    )
+    others = [op for op in ops(compiled) if op != "all-reduce"]  # XLA joins those.
+    assert sorted(others) == [op for op in directions if op != "all-reduce"]
     kernels = {k: v["kernel"] for k, v in FEWER.items()}
     if directions == ["all-gather"]:
         assert moved["all-gather"] == 7 * jaxcomp.wire_bytes(codec, kernels)
@@ -87,18 +86,19 @@ def test_the_program_moves_what_wire_bytes_says(codec, mesh):
 def test_bits_an_element(codec, most, mesh):
     """On a model of 100 leaves, which is two collectives all the same."""
     elements = sum(v["kernel"].size for v in PARAMS.values())
-    compiled = compiled_step(codec, mesh)
+    compiled = compiled_step(jaxcomp.Gather(jaxcomp.Cheapest(codec).uplink), mesh)
     assert sorted(ops(compiled)) == ["all-gather", "all-reduce"]
     moved = jaxcomp.collective_bytes(compiled)["all-gather"]
     assert 8 * moved / 7 / elements <= most
 
 
-def test_agreed_scales_cost_one_scalar_a_leaf(mesh):
-    compiled = compiled_step(jaxcomp.terngrad(shared=True), mesh)
-    extra = sum(jaxcomp.collective_bytes(compiled).values()) - jaxcomp.wire_bytes(
-        jaxcomp.Gather(jaxcomp.Link(jaxcomp.terngrad(shared=True))), PARAMS, workers=8
-    )
-    assert 0 <= extra <= 2 * 4 * LAYERS
+def test_agreed_scales_are_counted(mesh):
+    gather = jaxcomp.Gather(jaxcomp.terngrad(shared=True))
+    alone = jaxcomp.Gather(jaxcomp.terngrad())
+    said = jaxcomp.wire_bytes(gather, PARAMS, workers=8)
+    assert said - jaxcomp.wire_bytes(alone, PARAMS, workers=8) == 2 * 7 * 4 * LAYERS // 8
+    moved = sum(jaxcomp.collective_bytes(compiled_step(gather, mesh)).values())
+    assert abs(moved - said) <= 2
 
 
 def test_dense_costs_what_pmean_costs(mesh):
@@ -128,7 +128,7 @@ def test_wire_bytes_in_both_senses():
     assert jaxcomp.wire_bytes(jaxcomp.Dense("bfloat16"), like, workers=2) == 2 * like.size
     with pytest.raises(ValueError, match="`workers` must be given for a reducer"):
         jaxcomp.wire_bytes(jaxcomp.Dense(), like)
-    with pytest.raises(ValueError, match="`workers` must be a positive integer, got 0"):
+    with pytest.raises(ValueError, match="`workers` must be a positive integer, or a tuple"):
         jaxcomp.wire_bytes(jaxcomp.Dense(), like, workers=0)
     with pytest.raises(ValueError, match="must be a codec, a Policy or a reducer, got 3"):
         jaxcomp.wire_bytes(3, like)
@@ -243,7 +243,7 @@ def test_describe_says_what_is_dense_and_why():
     text = str(table)
     assert "net/kernel" in text
     assert "less than a dense all-reduce" in text
-    assert table.link_bytes == 7 * (8 * 68) + wire.ring_bytes(4 * 70, 8)
-    more = jaxcomp.describe(jaxcomp.cast("float32"), like, workers=8)
+    assert table.link_bytes == 2 * 7 * 68 + wire.ring_bytes(4 * 70, 8)
+    more = jaxcomp.describe(jaxcomp.Gather(jaxcomp.cast("float32")), like, workers=8)
     assert "MORE than" in str(more)
     assert "no leaf is compressed" in str(jaxcomp.describe(jaxcomp.sign(), {"b": jnp.zeros(5)}))

@@ -46,8 +46,8 @@ def int_sgd(bits: int = 8, alpha: int | float = 1.0, bucket_size: int | None = N
         largest norm is agreed on, not the mean of the squared ones, since a maximum has no order
         of rounding. What is clipped is lost: eight bits have room for `44 rms` up to 4 workers,
         `21 rms` at 8, and `1.4 rms` from 64 on. So the codec is declared neither unbiased nor
-        contractive, and gets no residual. Beyond ±31, which only fewer than 4 workers would have
-        room for, no step of a bfloat16 leaf were exact.
+        contractive, and gets no residual. Integers beyond ±31, for which only fewer than 4 workers
+        have room, would leave the steps of a bfloat16 leaf a single bit.
     """
     checks.integer("bits", bits, 2, 8)
     checks.positive("alpha", alpha)

@@ -1,5 +1,6 @@
 """The reducer that is taken where none is named: what moves fewest bytes for these workers."""
 
+import contextlib
 import dataclasses
 import math
 import warnings
@@ -33,7 +34,8 @@ class Cheapest:
     second pays from three workers on. It rounds twice, and asks two things of the codec: buckets,
     since a leaf that is encoded whole would change its meaning with the number of workers, and no
     memory but what a downlink can have. A linear codec is summed on the way instead (`Psum`), where
-    nothing is rounded twice. Ties go to `Gather`.
+    nothing is rounded twice; so is one of integers on a shared grid, if that moves fewer bytes. Of
+    equals, the one that rounds once is taken.
 
     The downlink has the feedback that its codec's error class asks for: none for unbiased ones, a
     residual for contractive ones, or the other half of EF21 where the uplink is EF21.
@@ -82,13 +84,14 @@ class Cheapest:
     @property
     def reducers(self) -> tuple[Any, ...]:
         """What may be taken."""
-        codecs, gather = self.uplink.policy.codecs, Gather(self.uplink)
-        if codecs and all(codec.linear for codec in codecs):
-            return gather, Psum(self.uplink)
-        two_shot = self.two_shot()
-        if two_shot is None:
-            return (gather,)
-        return (two_shot,) if self.splits else (gather, two_shot)
+        ways: list[Any] = [Gather(self.uplink)]
+        codecs, two_shot = self.uplink.policy.codecs, self.two_shot()
+        if codecs and all(codec.linear or hasattr(codec, "summable") for codec in codecs):
+            with contextlib.suppress(ValueError):  # Not by these settings.
+                ways.append(Psum(self.uplink))
+        if two_shot is not None and not all(codec.linear for codec in codecs):
+            ways = [two_shot] if self.splits else [*ways, two_shot]
+        return tuple(ways)
 
     @property
     def splits(self) -> bool:

@@ -77,7 +77,7 @@ class Gather:
         return dense_.fused_mean(leaves, axis_name, weight)
 
     def link_bytes(self, like: PyTree, workers: int) -> int:
-        """`n − 1` payloads, and an all-reduce of the leaves that the policy leaves dense."""
+        """`n − 1` payloads, what is agreed on first, and an all-reduce of the leaves left dense."""
         plan = trees.layout(self.uplink.policy, like)
         dense = [plan.likes[i] for i in plan.dense]
         return self.batches_link_bytes(plan.batches, workers) + dense_.fused_link_bytes(
@@ -86,4 +86,5 @@ class Gather:
 
     def batches_link_bytes(self, batches: Batches, workers: int) -> int:
         """What of it the batches account for."""
-        return (workers - 1) * wire.fused_bytes(wire.payload_like(batches))
+        payload = wire.fused_bytes(wire.payload_like(batches))
+        return (workers - 1) * payload + wire.agreed_bytes(batches, workers)

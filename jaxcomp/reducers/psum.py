@@ -52,10 +52,8 @@ class Psum:
         2755872 33094656
 
     Note:
-        `link_bytes` counts scales that are agreed on, since the integers travel without; `Gather`
-        counts those in its payloads, and leaves out the agreement. Payload bytes, as `describe` has
-        them, are those for two workers, the fewest between whom anything travels. A CPU's
-        all-reduce sends bfloat16 as float32; `collective_bytes` shows it.
+        Payload bytes, as `describe` has them, are those for two workers, the fewest between whom
+        anything travels. A CPU's all-reduce sends bfloat16 as float32; `collective_bytes` shows it.
     """
 
     link: "Link | Codec | Policy"
@@ -120,10 +118,8 @@ class Psum:
         """What of it the batches account for."""
         sums = _summable(batches, workers)
         payloads = jax.tree.leaves(wire.payload_like(sums))
-        agreed = [jax.tree.leaves(_side_like(batch)) for batch in sums]
-        return dense_.fused_link_bytes(payloads, workers) + sum(
-            dense_.fused_link_bytes(leaves, workers) for leaves in agreed
-        )
+        agreed = wire.agreed_bytes(sums, workers)
+        return dense_.fused_link_bytes(payloads, workers) + agreed
 
     def payload_bytes(self, batches: Batches) -> tuple[float, ...]:
         """What each batch accounts for, between two workers."""
@@ -138,22 +134,6 @@ def _summable(batches: Batches, workers: int) -> Batches:
         codec = offers.summable(batch.codec, workers)
         found.append(batch if codec is batch.codec else batches_.Recut(batch, codec))
     return tuple(found)
-
-
-def _side_like(batch: Any) -> PyTree:
-    """Shapes of what the workers agree on because decoders need it."""
-    if not offers.sided(batch.codec):
-        return None
-    codec, axis = batch.codec, "agree"
-
-    def agree(x: Array) -> Any:
-        key = batches_.batch_key(jnp.zeros(2, jnp.uint32), 0, 0)
-        count = jnp.zeros(batch.buckets, jnp.int32)
-        agreed = offers.agree(codec, key, x, count, codec.init(batch.like), axis)
-        return offers.side(codec, agreed)
-
-    rows = jax.ShapeDtypeStruct((1, *batch.like.shape), batch.dtype)
-    return jax.eval_shape(jax.vmap(agree, axis_name=axis), rows)
 
 
 def _weighted(payloads: PyTree, weight: Array | None) -> PyTree:

@@ -39,10 +39,20 @@ class ReductionState(NamedTuple):
 
 
 class Reduction(NamedTuple):
-    """A mean, the memory for the next step, and what the step's statistics need."""
+    """A mean, the memory for the next step, and what the step's statistics need.
+
+    Attributes:
+        mean: of the gradients.
+        state: for the next step.
+        given: what the links were given of this worker's gradient.
+        message: what they sent in place of it.
+        sent: what arrived of that.
+        turn: who sent, under a gate.
+    """
 
     mean: PyTree
     state: ReductionState
+    given: Stacks
     message: Stacks
     sent: Stacks
     turn: Any = None
@@ -197,7 +207,7 @@ def reduce(
         if everywhere:
             finite = jax.lax.pmin(finite.astype(jnp.int32), everywhere) == 1
         new = jax.tree.map(lambda now, before: jnp.where(finite, now, before), new, state)
-    return Reduction(trees.assemble(layout, means, dense), new, message, sent)
+    return Reduction(trees.assemble(layout, means, dense), new, xs, message, sent)
 
 
 def enter(reducer: Reducer, batches: Batches, message: Stacks, axis_name: AxisName) -> Stacks:

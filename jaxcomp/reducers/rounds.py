@@ -171,7 +171,7 @@ def reduce(
         new, opened = _kept(finite, (new, opened), (state, gate_state))
     mean = trees.assemble(layout, means, heard.dense)
     turn = Turn(go, taken, heard.senders)
-    return Reduction(mean, new, message, heard.sent, turn), opened
+    return Reduction(mean, new, xs, message, heard.sent, turn), opened
 
 
 def _kept(sound: Array, now: PyTree, before: PyTree) -> PyTree:

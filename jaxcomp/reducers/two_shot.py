@@ -1,6 +1,7 @@
 """Two shots: each worker averages a share of the vector, and tells all the others its result."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import NamedTuple, cast
 
@@ -112,8 +113,7 @@ class TwoShot:
 
     def shares(self, workers: tuple[int, ...]) -> int:
         """One bucket for each worker of a leaf that a codec takes whole."""
-        (n,) = workers
-        return n
+        return math.prod(workers)
 
     def init(self, batches: Batches, axis_name: AxisName) -> TwoShotState:
         cuts = self._down(batches, axis_name)
@@ -204,7 +204,7 @@ class TwoShot:
         return dense_.fused_mean(leaves, axis_name, weight)
 
     def link_bytes(self, like: PyTree, workers: int) -> int:
-        """`n − 1` shares of the payload up, as many down, and an all-reduce of dense leaves."""
+        """`n − 1` shares of the payload up, as many down, what is agreed on, and dense leaves."""
         plan = trees.layout(self.uplink.policy, like, shares=self.shares((workers,)))
         dense = [plan.likes[i] for i in plan.dense]
         return self.batches_link_bytes(plan.batches, workers) + dense_.fused_link_bytes(
@@ -219,7 +219,8 @@ class TwoShot:
             for shard, payload in zip(shards, wire.payload_like(batches), strict=True)
         )
         down = wire.payload_like(self._recut(shards))
-        return (workers - 1) * (wire.fused_bytes(up) + wire.fused_bytes(down))
+        sent = (workers - 1) * (wire.fused_bytes(up) + wire.fused_bytes(down))
+        return sent + wire.agreed_bytes(batches, workers)
 
     def _down(self, batches: Batches, axis_name: AxisName) -> tuple[batches_.Recut, ...]:
         """The shares as the downlink cuts them."""

@@ -1,5 +1,6 @@
 """`compressed_mean`: the mean of the workers' gradients, as an optax transformation."""
 
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
@@ -296,16 +297,14 @@ def _measure(
     axis_name: AxisName,
     shards: tuple[str, ...],
 ) -> Stats:
-    plan = reduction.plan(reducer, grads)
     unsent = getattr(reduction.feedback_of(reducer), "unsent", lambda _: ())
     residual = unsent(workers_.held(result.state.feedback))
-    xs, _ = trees.stacks(plan, grads)
     # Squares of large and small values leave the range of float32: measure in units of the largest.
     everywhere = (*axes.names(axis_name), *shards)
-    top = axes.maximum(norms.largest((result.message, residual, xs)), everywhere)
+    top = axes.maximum(norms.largest((result.message, residual, result.given)), everywhere)
     unit = norms.unit(top)
     lost = [p - c for p, c in zip(result.message, result.sent, strict=True)]
-    measured = (lost, result.message, residual, xs)
+    measured = (lost, result.message, residual, result.given)
     energies = [norms.energy(tree, unit).astype(jnp.float32) for tree in measured]
     if result.turn is not None:  # What nobody was to receive is not lost.
         energies[:2] = [jnp.where(result.turn.taken, energy, 0) for energy in energies[:2]]
@@ -327,8 +326,12 @@ def _costs(
     """Payload and link bytes of the step that began with this state of the reducer."""
     phases = getattr(reducer, "phases", ((0, reducer),))
     number = getattr(reducer, "phase", lambda _: 0)(state)
-    workers = axes.size(axis_name)
-    payload = [_count(reduction.payload_bytes(r, reduction.plan(r, grads))) for _, r in phases]
+    sizes = axes.sizes(axis_name)
+    plans = [reduction.plan(r, grads, sizes) for _, r in phases]
+    workers = sizes if hasattr(reducer, "link_axis") else math.prod(sizes)
+    payload = [
+        _count(reduction.payload_bytes(r, plan)) for (_, r), plan in zip(phases, plans, strict=True)
+    ]
     link = [_count(wire.wire_bytes(r, grads, workers=workers)) for _, r in phases]
     return jnp.stack(payload)[number], jnp.stack(link)[number]
 

@@ -41,35 +41,42 @@ class Cut(NamedTuple):
 
     Attributes:
         shape: of the leaf.
+        spec: how it is laid here: over the axes that its user leaves out, too.
         home: how its user lays it.
-        spec: how it is laid here: over the axes that `home` leaves out, too.
         local: shape of a device's part, with as many dimensions as the leaf.
-        split: where nothing else divides, the shape that has one dimension as two.
-        padding: how much is missing in the second of the two, and which it is.
+        missing: the axes that its user leaves out, if there is something to cut.
+        at: the dimension that is cut for them.
+        split: where none divides, the leaf's shape with one dimension as two, of which that is the
+            second; the specs are of this shape then.
+        padding: how much this one lacks.
     """
 
     shape: tuple[int, ...]
-    home: PartitionSpec
     spec: PartitionSpec
+    home: PartitionSpec
     local: tuple[int, ...]
+    missing: tuple[str, ...] = ()
+    at: int = 0
     split: tuple[int, ...] | None = None
-    padding: tuple[int, int] = (0, 0)
+    padding: int = 0
 
     def lay(self, x: Array) -> Array:
-        """The leaf as `spec` has it."""
+        """The leaf in the shape that `spec` is of."""
         if self.split is None:
             return x
-        missing, at = self.padding
-        widths = [(0, missing if number == at else 0) for number in range(len(self.split))]
+        widths = [(0, self.padding if at == self.at else 0) for at in range(len(self.split))]
         return jnp.pad(x.reshape(self.split), widths)
 
     def back(self, x: Array) -> Array:
-        """The leaf as it was, laid as at home."""
-        if self.split is not None:
-            _, at = self.padding
-            x = lax.slice_in_dim(x, 0, self.split[at], axis=at).reshape(self.shape)
-        # Else the compiler would be free to leave a replicated leaf as it was cut.
-        return x if self.spec == self.home else lax.with_sharding_constraint(x, self.home)
+        """The leaf in its own shape."""
+        if self.split is None:
+            return x
+        return lax.slice_in_dim(x, 0, self.split[self.at], axis=self.at).reshape(self.shape)
+
+    def joined(self, parts: Array) -> Array:
+        """`[parts, …]`, those of all devices along `missing`, as one."""
+        x = jnp.moveaxis(parts, 0, self.at)
+        return x.reshape(*x.shape[: self.at], -1, *x.shape[self.at + 2 :])
 
 
 def init(
@@ -136,17 +143,20 @@ def update(
             lambda p, x: jnp.expand_dims(x, _place(p)), new.memory
         )
         means = [m.reshape(x.shape) for m, x in zip(jax.tree.leaves(mean), leaves, strict=True)]
-        return means, memory, _alike(new._replace(key=common.key, memory=()), names)
+        return (
+            _gathered(means, cuts),
+            memory,
+            _alike(new._replace(key=common.key, memory=()), names),
+        )
 
     if names:
         of_memory = jax.tree_util.tree_map_with_path(
             lambda p, _: PartitionSpec(*[None] * _place(p), names), memory
         )
-        of_leaves = [cut.spec for cut in cuts]
         body = jax.shard_map(
             body,
-            in_specs=(of_leaves, of_memory, PartitionSpec()),
-            out_specs=(of_leaves, of_memory, PartitionSpec()),
+            in_specs=([cut.spec for cut in cuts], of_memory, PartitionSpec()),
+            out_specs=([cut.home for cut in cuts], of_memory, PartitionSpec()),
             axis_names=set(names),
             check_vma=axes.typed(axis_name),
         )
@@ -259,6 +269,23 @@ def _place(path: tuple) -> int:
     return 1 if workers_.marked(path) else 0
 
 
+def _gathered(means: list[Array], cuts: list[Cut]) -> list[Array]:
+    """What was cut for want of a sharding, whole again: one collective for all leaves of a kind."""
+    means, groups = list(means), {}
+    for number, cut in enumerate(cuts):
+        if cut.missing:
+            groups.setdefault((cut.missing, means[number].dtype), []).append(number)
+    for (missing, _), numbers in groups.items():
+        flat = jnp.concatenate([means[number].reshape(-1) for number in numbers])
+        everyone, begin = axes.gather(flat, missing), 0
+        for number in numbers:
+            own = means[number]
+            parts = lax.slice_in_dim(everyone, begin, begin + own.size, axis=1)
+            means[number] = cuts[number].joined(parts.reshape(-1, *own.shape))
+            begin += own.size
+    return means
+
+
 def _alike(tree: PyTree, names: tuple[str, ...]) -> PyTree:
     """What is the same in all shards, typed so: a count, or the bytes of a phase."""
     return jax.tree.map(
@@ -302,20 +329,28 @@ def _cut(path: str, shape: tuple[int, ...], home: PartitionSpec, shards: Shards)
     inside = [n // k for n, k in zip(shape or (1,), parts, strict=True)]
     missing = tuple(name for name in shards.names if name not in _named(home))
     among = shards.size(missing)
-    if among == 1:
+    if among == 1 or 0 in shape:
         return Cut(shape, home, home, tuple(inside[: len(shape)]))
     for at, size in enumerate(inside):
         if size % among == 0:
             entries[at] += missing
             inside[at] //= among
-            return Cut(shape, home, _joined(entries), tuple(inside))
+            return Cut(shape, _joined(entries), home, tuple(inside), missing, at)
     at = inside.index(max(inside))
-    laid = (*(shape or (1,))[:at], parts[at], inside[at], *shape[at + 1 :])
-    spec = _joined([*entries[: at + 1], missing, *entries[at + 1 :]])
+    split = (*shape[:at], parts[at], inside[at], *shape[at + 1 :])
+    laid, apart = entries[: at + 1], entries[at + 1 :]
     padding = -inside[at] % among
     inside[at] = (inside[at] + padding) // among
-    local = tuple(inside) if shape else ()
-    return Cut(shape, home, spec, local, laid, (padding, at + 1))
+    return Cut(
+        shape=shape,
+        spec=_joined([*laid, missing, *apart]),
+        home=_joined([*laid, (), *apart]),
+        local=tuple(inside[: len(shape)]),
+        missing=missing,
+        at=at + 1,
+        split=split,
+        padding=padding,
+    )
 
 
 def _is_spec(node: Any) -> bool:
