@@ -4,6 +4,7 @@ Small minor dimensions must not reach a collective (a TPU pads them to 128 lanes
 collective a leaf costs a latency each, so everything that a worker sends is one 1-D buffer.
 """
 
+import concurrent.futures
 import functools
 import math
 import re
@@ -114,17 +115,24 @@ def agreed_bytes(batches: Batches, workers: int) -> int:
 @functools.lru_cache(maxsize=4096)
 def _agreed(batch: Any, x64: bool) -> int:
     """The bytes of an all-reduce of what one batch agrees on."""
-    del x64
     if not offers.agrees(batch.codec):
         return 0
 
     def agree(x):
         key = trees.batch_key(jnp.zeros(2, jnp.uint32), 0, 0)
         count, state = jnp.zeros(batch.buckets, jnp.int32), batch.codec.init(batch.like)
-        return state, offers.agree(batch.codec, key, x, count, state, "agree")
+        after = offers.agree(batch.codec, key, x, count, state, "agree")
+        summed = offers.sided(batch.codec) and batch.codec.linear
+        return state, offers.side(batch.codec, after) if summed else after
 
-    rows = jax.ShapeDtypeStruct((1, *batch.like.shape), batch.dtype)
-    before, after = jax.eval_shape(jax.vmap(agree, axis_name="agree"), rows)
+    def shapes():
+        rows = jax.ShapeDtypeStruct((1, *batch.like.shape), batch.dtype)
+        with jax.enable_x64(x64):
+            return jax.eval_shape(jax.vmap(agree, axis_name="agree"), rows)
+
+    # In a thread of its own, where no mapped function is around that would want types of its axes.
+    with concurrent.futures.ThreadPoolExecutor(max_workers=1) as alone:
+        before, after = alone.submit(shapes).result()
     kept, all_of_it = (
         sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree)) for tree in (before, after)
     )
