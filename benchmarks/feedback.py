@@ -65,7 +65,7 @@ def time_average(codec: jaxcomp.Codec, dtype: str | None, steps: int) -> np.ndar
     def step(carry: Any, t: Any) -> Any:
         state, total = carry
         mean, state = jax.vmap(tx.update, axis_name=AXIS)(grads, state)
-        total = total + mean[0]
+        total = total + jnp.asarray(mean)[0]
         return (state, total), jnp.linalg.norm(total / (t + 1) - exact) / jnp.linalg.norm(exact)
 
     @jax.jit

@@ -259,6 +259,10 @@ def _group_size(line: str, everyone: int) -> int:
     found = re.search(r"replica_groups=\{\{([\d,]+)\}", line)
     if found:
         return len(found.group(1).split(","))
+    found = re.search(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}", line)
+    if found:  # By the names of the mesh's axes.
+        sizes = dict(re.findall(r"'?([\w.]+)'?=(\d+)", found.group(1)))
+        return math.prod(int(sizes[name]) for name in re.findall(r"[\w.]+", found.group(2)))
     return everyone
 
 

@@ -117,10 +117,12 @@ class AdaptiveQuantizer:
             mine = jnp.stack(self._reweighted(total, top, largest))
             everyone = adaptive.Histogram(*lax.psum(mine, axis_name))
             # What is the same on all workers is typed as what is not, as in the other branch.
-            return axes.vary((_fit(self.rule, self.width, everyone), *_EMPTY), axis_name)
+            fitted = axes.vary((_fit(self.rule, self.width, everyone), *_EMPTY), axis_name)
+            return tuple(axes.alike(x, magnitude)[0] for x in fitted)
 
         def keep():
-            return axes.vary((state.levels, *total, top), axis_name)
+            kept = axes.vary((state.levels, *total, top), axis_name)
+            return tuple(axes.alike(x, magnitude)[0] for x in kept)
 
         levels, weight, moment, top = lax.cond(due, update, keep)
         # The same already; a decoder must know it, and so must the types.

@@ -25,7 +25,7 @@ class Vote(TwoShot):
 
     Args:
         up: which leaves are voted on: a `Policy` of ballots.
-        down: how the outcome travels; not to be changed.
+        down: how the outcome travels: as the votes do, if it is None.
 
     Raises:
         ValueError: for codecs that are not ballots, or a feedback, which has nothing to go by where
@@ -51,9 +51,12 @@ class Vote(TwoShot):
     """
 
     up: "Link | Codec | Policy" = Ballot()
-    down: "Link | Codec | None" = Ballot()
+    down: "Link | Codec | Policy | None" = None
 
     def __post_init__(self):
+        if self.down is None:
+            given = self.up.codec if isinstance(self.up, Link) else self.up
+            object.__setattr__(self, "down", Link(given))
         super().__post_init__()
         for link in (self.uplink, self.downlink):
             if not all(isinstance(codec, Ballot) for codec in link.policy.codecs):

@@ -84,6 +84,16 @@ class Hierarchical:
                 f"jaxcomp.Psum, got {outer!r}"
             )
 
+        down = getattr(outer, "downlink", outer.uplink)
+        for link in (outer.uplink, down):
+            if getattr(link.feedback, "mirrors", False):
+                raise ValueError(
+                    "`outer` must have links without a mirror, which neighbours would not share: "
+                    f"got {link.feedback!r}. Take jaxcomp.Residual(), or for shifts the other way "
+                    "to share out a vector: compressed_mean(reducer, 'slow', "
+                    "param_specs=PartitionSpec())"
+                )
+
     @property
     def uplink(self) -> Link:
         """That over the slow axes."""

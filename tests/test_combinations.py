@@ -1,0 +1,180 @@
+"""Any codec × feedback × reducer × gate: what the checks allow converges, the rest says what would.
+
+The table is generated. The suite runs a choice of it, in which every part meets several others;
+`JAXCOMP_SLOW=1` runs all of it.
+"""
+
+import itertools
+import os
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxcomp
+from jaxcomp.testing import problems
+
+WORKERS, STEPS = 4, 160
+PROBLEM = problems.quadratics(workers=WORKERS, size=24, rows=60)
+
+CODECS = {
+    "qsgd_inf": jaxcomp.qsgd_inf(bits=4, bucket_size=8),
+    "qsgd": jaxcomp.qsgd(bits=2, bucket_size=8),
+    "sign": jaxcomp.sign(bucket_size=8),
+    "top_k": jaxcomp.top_k(fraction=0.25),
+    "random_k": jaxcomp.random_k(fraction=0.25, bucket_size=8),
+    "shared": jaxcomp.terngrad(clip=None, shared=True, bucket_size=8),
+    "eden": jaxcomp.eden(bits=4, bucket_size=8),
+    "identity": jaxcomp.Identity(),
+    "ballot": jaxcomp.Ballot(bucket_size=8),
+}
+FEEDBACKS = {
+    "none": jaxcomp.NoFeedback(),
+    "residual": jaxcomp.Residual(),
+    "8-bit": jaxcomp.Residual(dtype="int8"),
+    "ef21": jaxcomp.Shift(),
+    "diana": jaxcomp.Shift(step=0.1),
+    "momentum": jaxcomp.MomentumCorrection(momentum=0.5),
+}
+REDUCERS = {
+    "gather": jaxcomp.Gather,
+    "two_shot": jaxcomp.TwoShot,
+    "both_ways": lambda link: jaxcomp.TwoShot(link, link),
+    "psum": jaxcomp.Psum,
+    "cheapest": jaxcomp.Cheapest,
+    "hierarchy": lambda link: jaxcomp.Hierarchical(jaxcomp.Dense(), jaxcomp.Gather(link)),
+    "vote": jaxcomp.Vote,
+}
+GATES = {
+    "open": None,
+    "every": jaxcomp.Every(2),
+    "phase": jaxcomp.Phase(3),
+    "bernoulli": jaxcomp.Bernoulli(0.5),
+    "sampled": jaxcomp.Sampled(2),
+    "coin": jaxcomp.Coin(0.5),
+    "censored": jaxcomp.Censored(0.1),
+}
+ALL = list(itertools.product(CODECS, FEEDBACKS, REDUCERS, GATES))
+START = {"x": jnp.zeros((1, PROBLEM.solution.size))}
+
+
+def transformation(codec, feedback, reducer, gate):
+    """The mean that is made of these four, or a `ValueError`."""
+    link = jaxcomp.Link(jaxcomp.Policy(CODECS[codec], min_size=0, min_ndim=0), FEEDBACKS[feedback])
+    axis = ("slow", "fast") if reducer == "hierarchy" else "workers"
+    return jaxcomp.compressed_mean(REDUCERS[reducer](link), axis, gate=GATES[gate], key=3)
+
+
+def sizes(reducer):
+    return {"slow": 2, "fast": 2} if reducer == "hierarchy" else {"workers": WORKERS}
+
+
+def over(f, reducer, arguments):
+    """`f` over all workers, given leading axes of `[slow, fast]` or `[workers]`."""
+    for name in reversed(sizes(reducer)):
+        f = jax.vmap(f, in_axes=arguments, axis_name=name)
+    return f
+
+
+def verdict(case):
+    """None if the four go together, else why not."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # Some are unwise, which is their own affair.
+        try:
+            transformation(*case)
+        except ValueError as error:
+            return str(error)
+    return None
+
+
+def test_what_is_forbidden_says_what_would_work():
+    """All pairs of the four kinds, around parts that go with most."""
+    usual = {0: "qsgd_inf", 1: "none", 2: "gather", 3: "open"}
+    seen = set()
+    for first, second in itertools.combinations(range(4), 2):
+        for case in ALL:
+            if all(case[i] == usual[i] for i in range(4) if i not in (first, second)):
+                seen.add(case)
+    forbidden = {case: why for case in seen if (why := verdict(case)) is not None}
+    for case, why in forbidden.items():
+        assert why.startswith("`"), (case, why)  # The argument,
+        assert "must" in why or "needs" in why, (case, why)  # what it must be,
+        assert "jaxcomp." in why or "Link(" in why or "Shift" in why, (case, why)  # what would do.
+    assert ("qsgd_inf", "none", "psum", "open") in forbidden  # Not summable.
+    assert ("sign", "diana", "gather", "open") in forbidden  # Biased.
+    assert ("qsgd", "ef21", "gather", "open") in forbidden  # Too noisy for whole steps.
+    assert ("qsgd_inf", "none", "vote", "open") in forbidden  # Not a ballot.
+    assert ("qsgd_inf", "none", "gather", "censored") in forbidden  # Nothing to compare with.
+    assert ("qsgd_inf", "none", "two_shot", "open") not in forbidden
+
+
+CASES = [
+    ("qsgd_inf", "none", "two_shot", "bernoulli"),
+    ("qsgd_inf", "diana", "gather", "bernoulli"),
+    ("qsgd", "diana", "gather", "sampled"),
+    ("sign", "ef21", "both_ways", "open"),
+    ("sign", "ef21", "gather", "censored"),
+    ("sign", "residual", "cheapest", "every"),
+    ("sign", "8-bit", "both_ways", "coin"),
+    ("top_k", "ef21", "two_shot", "open"),
+    ("top_k", "residual", "hierarchy", "phase"),
+    ("top_k", "momentum", "gather", "every"),
+    ("top_k", "momentum", "both_ways", "sampled"),
+    ("random_k", "none", "psum", "sampled"),
+    ("random_k", "diana", "psum", "coin"),
+    ("shared", "none", "psum", "bernoulli"),
+    ("shared", "none", "hierarchy", "coin"),
+    ("eden", "none", "both_ways", "open"),
+    ("eden", "none", "cheapest", "sampled"),
+    ("identity", "ef21", "psum", "censored"),
+    ("identity", "8-bit", "gather", "bernoulli"),
+    ("identity", "momentum", "psum", "every"),
+    ("identity", "residual", "two_shot", "phase"),
+    ("ballot", "none", "vote", "open"),
+    ("ballot", "none", "vote", "bernoulli"),
+]
+
+
+@pytest.mark.parametrize("case", ALL if os.environ.get("JAXCOMP_SLOW") else CASES, ids="-".join)
+def test_what_is_allowed_converges(case):
+    why = verdict(case)
+    if why is not None:
+        assert case not in CASES, why
+        return
+    reducer = case[2]
+    shape = tuple(sizes(reducer).values())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        rate = 0.002 if reducer == "vote" else 0.1 / PROBLEM.smoothness
+        tx = optax.chain(transformation(*case), optax.sgd(rate))
+        matrices = PROBLEM.matrices.reshape(*shape, *PROBLEM.matrices.shape[1:])
+        targets = PROBLEM.targets.reshape(*shape, -1)
+
+        def one(params, matrix, target, state):
+            off = matrix @ params["x"][0] - target
+            grads = {"x": (matrix.T @ off + PROBLEM.ridge * params["x"][0])[None]}
+            return tx.update(grads, state, params)
+
+        everyone = over(one, reducer, (None, 0, 0, 0))
+
+        def step(carry, _):
+            params, state = carry
+            updates, state = everyone(params, matrices, targets, state)
+            changes = updates["x"].reshape(-1, 24)
+            alike = jnp.all((changes == changes[:1]) | ~jnp.isfinite(changes))
+            params = {"x": params["x"] + changes[:1]}
+            return (params, state), (PROBLEM.error(params["x"][0]), alike)
+
+        @jax.jit
+        def run():
+            init = over(lambda _: tx.init(START), reducer, 0)
+            state = init(jnp.zeros(shape))
+            return jax.lax.scan(step, (START, state), None, length=STEPS)[1]
+
+        error, alike = run()
+    assert bool(alike.all())
+    assert np.isfinite(error).all()
+    assert float(error[-20:].mean()) < 0.5, error[-1]
