@@ -148,7 +148,7 @@ def test_what_is_allowed_converges(case):
     shape = tuple(sizes(reducer).values())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        rate = 0.002 if reducer == "vote" else 0.1 / PROBLEM.smoothness
+        rate = 0.004 if reducer == "vote" else 0.1 / PROBLEM.smoothness
         tx = optax.chain(transformation(*case), optax.sgd(rate))
         matrices = PROBLEM.matrices.reshape(*shape, *PROBLEM.matrices.shape[1:])
         targets = PROBLEM.targets.reshape(*shape, -1)
