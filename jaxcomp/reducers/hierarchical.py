@@ -71,7 +71,7 @@ class Hierarchical:
             )
         if isinstance(self.outer, Link | Policy | Codec):
             object.__setattr__(self, "outer", Gather(self.outer))
-        outer = self.outer
+        outer: Any = self.outer
         if isinstance(outer, type) or not isinstance(getattr(outer, "uplink", None), Link):
             raise ValueError(
                 "`outer` must be a reducer with links, such as jaxcomp.TwoShot(codec, codec), or a "
