@@ -13,7 +13,7 @@ import jaxcomp
 from jaxcomp import testing
 
 LIKE = {"w": jnp.zeros((48, 130)), "v": jnp.zeros((40, 50)), "b": jnp.zeros(7)}
-QSGD, SIGN = jaxcomp.qsgd_inf(bits=4), jaxcomp.sign()
+QSGD, COARSE, SIGN = jaxcomp.qsgd_inf(bits=4), jaxcomp.qsgd_inf(bits=3), jaxcomp.sign()
 EF21 = jaxcomp.Link(SIGN, jaxcomp.Shift())
 RESIDUAL = jaxcomp.Link(SIGN, jaxcomp.Residual())
 
@@ -151,11 +151,16 @@ def test_statistics_and_workers_over_two_axes():
         assert 0.5 < float(state.stats.residual_ratio) < 0.7
 
 
-@pytest.mark.parametrize("name", ONE_AXIS)
-def test_replicas_stay_alike_for_a_thousand_steps(name, mesh):
+@pytest.mark.parametrize("name", [*ONE_AXIS, "phases", "hierarchy"])
+def test_replicas_stay_alike_for_a_thousand_steps(name):
     """Parameters and everything that is not a worker's own, bit for bit, on eight devices."""
-    reducer = ONE_AXIS[name]
-    tx = optax.chain(jaxcomp.compressed_mean(reducer, "data"), optax.adam(1e-2))
+    later = {
+        "phases": jaxcomp.Phases(((0, jaxcomp.Gather(QSGD)), (500, jaxcomp.Gather(COARSE)))),
+        "hierarchy": HIERARCHIES["two_shot"],
+    }
+    reducer = ONE_AXIS.get(name) or later[name]
+    mesh, axis = grid(2, 4) if name == "hierarchy" else grid(8)
+    tx = optax.chain(jaxcomp.compressed_mean(reducer, axis), optax.adam(1e-2))
     params = {"w": jnp.ones((16, 130)) * 0.1, "b": jnp.zeros(130)}
 
     def loss(params, x):
@@ -164,19 +169,19 @@ def test_replicas_stay_alike_for_a_thousand_steps(name, mesh):
     def run(params, state, x):
         def step(carry, t):
             params, state = carry
-            grads = jax.grad(loss)(jaxcomp.local(params, "data"), x * jnp.cos(t * 0.01))
+            grads = jax.grad(loss)(jaxcomp.local(params, axis), x * jnp.cos(t * 0.01))
             updates, state = tx.update(grads, state, params)
             return (optax.apply_updates(params, updates), state), loss(params, x)
 
-        times = jaxcomp.local(jnp.arange(1000.0), "data")
+        times = jaxcomp.local(jnp.arange(1000.0), axis)
         (params, state), losses = jax.lax.scan(step, (params, state), times)
         kept = jax.tree.leaves((params, jaxcomp.workers.replicated(state)))
-        apart = [jnp.any(jax.lax.pmax(y, "data") != jax.lax.pmin(y, "data")) for y in kept]
-        return params, jnp.stack(apart), jax.lax.pmean(losses[-1], "data")
+        apart = [jnp.any(jax.lax.pmax(y, axis) != jax.lax.pmin(y, axis)) for y in kept]
+        return params, jnp.stack(apart), jax.lax.pmean(losses[-1], axis)
 
     # Without types, nothing but the arithmetic keeps the replicas together.
-    train = jaxcomp.data_parallel(run, mesh, "data", check_vma=False)
-    state = jaxcomp.init_state(tx, params, mesh, "data")
+    train = jaxcomp.data_parallel(run, mesh, axis, check_vma=False)
+    state = jaxcomp.init_state(tx, params, mesh, axis)
     x = jax.random.normal(jax.random.key(0), (64, 16))
     _, apart, after = train(params, state, x)
     assert not np.asarray(apart).any()
