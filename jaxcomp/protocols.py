@@ -191,6 +191,8 @@ class Gate(Protocol):
 
     Attributes:
         closes: whether there are steps in which nobody sends.
+        idles (optional, by default False): whether it closes only where nobody takes part, so that
+            a round may as well be opened there.
     """
 
     @property

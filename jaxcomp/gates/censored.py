@@ -64,6 +64,7 @@ class Censored:
 
     threshold: float
     closes = True
+    idles = True
     measures = True
 
     def __post_init__(self):

@@ -45,6 +45,7 @@ class Bernoulli:
     """
 
     p: float
+    idles = True
 
     def __post_init__(self):
         _check_probability(self.p)

@@ -66,13 +66,27 @@ def check(gate: Gate, reducer: Reducer, *, whole: bool = True) -> None:
             f"`gate` {gate!r} needs phases that bring the whole mean to every device, such as "
             "jaxcomp.Gather, or else one reducer for all times"
         )
-    down = getattr(_outer(reducer), "downlink", None)
-    if gate.closes and down is not None and _mirrors(feedback) and not _mirrors(down.feedback):
+    if _hides(reducer) and _closes(gate, reducer):
         raise ValueError(
             f"`gate` {gate!r} closes, and then no one knows the other devices' shares of the "
             "uplink's mirror: use jaxcomp.Gather(link), or a downlink that is mirrored too, "
-            f"down=Link(codec, Shift()), got {down.feedback!r}"
+            "down=Link(codec, Shift())"
         )
+
+
+def _hides(reducer: Reducer) -> bool:
+    """Whether devices have shares of a mirror that the others know of by the downlink alone."""
+    down = getattr(_outer(reducer), "downlink", None)
+    if down is None or not _mirrors(reduction.feedback_of(reducer)):
+        return False
+    return not _mirrors(down.feedback)
+
+
+def _closes(gate: Gate, reducer: Reducer) -> bool:
+    """Whether rounds are left out: not those in which nobody happens to send, if all the same the
+    downlink has something to say.
+    """
+    return gate.closes and not (_hides(reducer) and getattr(gate, "idles", False))
 
 
 def _outer(reducer: Any) -> Any:
@@ -121,7 +135,8 @@ def reduce(
     message, memory = feedback.compensate(xs, before.feedback)
     dense, beside = aside.compensate(dense, before.dense)
     go, weight, opened = gate.open(gate_key, (message, dense), gate_state, links, params)
-    go, times = uniform(go, axis_name), factor(gate, reducer, inner, axes.size(links))
+    closes, times = _closes(gate, reducer), factor(gate, reducer, inner, axes.size(links))
+    go = uniform(go, axis_name) if closes else jnp.ones((), bool)
     counts = _counts(weight, times)
 
     def talk(key, message, dense, memory, weight, counts):
@@ -152,7 +167,7 @@ def reduce(
         return _Heard(means, still, after, none, jnp.zeros((), jnp.uint32))
 
     given = (key, message, dense, _Memory(memory, beside, state.reducer), weight, counts)
-    heard = either(go, talk, silent, *given) if gate.closes else talk(*given)
+    heard = either(go, talk, silent, *given) if closes else talk(*given)
     means = reduction.leave(reducer, batches, heard.means, axis_name)
     taken = go if weight is None else go & (weight != 0)
     own, beside = heard.memory.feedback, heard.memory.aside
