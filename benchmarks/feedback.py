@@ -120,14 +120,14 @@ def moments(steps: int) -> np.ndarray:
 def draw(
     curves: dict[str, np.ndarray], averages: dict[str, np.ndarray], path: pathlib.Path
 ) -> None:
-    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.8), width_ratios=[3, 2])
+    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 5.2), width_ratios=[3, 2])
     for name, errors in curves.items():
         at = moments(len(errors))
         left.loglog(at + 1, errors[at], label=name)
     left.set(
         xlabel="steps", ylabel="‖x − x*‖ / ‖x*‖", title="Descent, compressed in both directions"
     )
-    left.legend(fontsize=8, loc="lower left")
+    left.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=3)
     for name, errors in averages.items():
         right.loglog(np.arange(1, len(errors) + 1), errors, label=f"residuals in {name}")
     steps = np.arange(1, 1001)

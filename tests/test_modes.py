@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import PartitionSpec as P
-from suite import FEW, label
+from suite import label
 
 import jaxcomp
 
@@ -30,8 +30,21 @@ GRADS = [
     for step in range(3)
 ]
 EF21 = jaxcomp.Link(jaxcomp.sign(), jaxcomp.Shift())
-LINKS = [*FEW, jaxcomp.rotated_uniform(), jaxcomp.natural_dithering(natural_norm=True)]
-"""Over eight workers those of buckets take two shots, those of whole leaves are gathered."""
+LINKS = [
+    jaxcomp.sign(),
+    jaxcomp.qsgd(bits=4),
+    jaxcomp.terngrad(shared=True),
+    jaxcomp.mx("nvfp4"),
+    jaxcomp.eden(bits=4),
+    jaxcomp.alq(bits=3),
+    jaxcomp.top_k(fraction=0.01),
+    jaxcomp.sidco(fraction=0.01),
+    jaxcomp.natural_dithering(natural_norm=True),
+]
+"""Over eight workers those of buckets take two shots, those of whole leaves are gathered, and shared
+integers are summed. (That each codec alone gives the same bits compiled, under `vmap` and eagerly
+is in its contract.)
+"""
 
 REDUCERS = [
     jaxcomp.Gather(jaxcomp.qsgd_inf(bits=4)),

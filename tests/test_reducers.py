@@ -62,7 +62,7 @@ def test_a_device_sends_what_wire_bytes_says(name, workers):
     assert (moved == 0) == (workers == 1)
 
 
-@pytest.mark.parametrize("sizes", [(1, 1), (2, 4), (4, 2), (3, 2), (2, 1)])
+@pytest.mark.parametrize("sizes", [(1, 1), (2, 4), (3, 2)])
 def test_a_hierarchy_sends_what_wire_bytes_says(sizes):
     for reducer in HIERARCHIES.values():
         if reducer.inner.dtype and sizes[1] > 1:

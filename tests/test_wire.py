@@ -26,7 +26,7 @@ def layers(number):
     }
 
 
-PARAMS, FEWER = layers(LAYERS), layers(10)
+PARAMS, FEWER = layers(LAYERS), layers(4)
 
 
 def loss(params, x):
