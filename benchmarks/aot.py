@@ -196,7 +196,7 @@ def step(report: Report, found: list[Any]) -> None:
     ]
     ways += [
         (f"{name}, two shots", jaxcomp.TwoShot(link, link), {"all-gather", "all-to-all"}, link, 2)
-        for name, link in list(links.items())[:1] + [("sign", links["sign"])]
+        for name, link in [*list(links.items())[:1], ("sign", links["sign"])]
     ]
     for name, reducer, kinds, link, directions in ways:
         tx = optax.chain(jaxcomp.compressed_mean(reducer, "data"), optax.sgd(0.1))

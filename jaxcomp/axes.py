@@ -135,6 +135,8 @@ def exchange(rows: Array, axis_name: AxisName) -> Array:
     def padded(rows: Array) -> Array:
         return swap(jnp.pad(rows, ((0, 0), (0, -size % _TILE))))[:, :size]
 
+    if size == 0:
+        return rows
     if size % _TILE == 0:
         return swap(rows)
     return lax.platform_dependent(rows, tpu=padded, default=swap)

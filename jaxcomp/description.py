@@ -187,8 +187,9 @@ def describe(
 
 def _offers(reducer: Any, params: PyTree, workers: Any) -> tuple[tuple[str, int], ...]:
     """What a device would send for the compressed leaves by each reducer for payloads."""
-    if not isinstance(workers, int) or not isinstance(reducer, Cheapest | Gather | TwoShot):
+    if workers is None or not isinstance(reducer, Cheapest | Gather | TwoShot):
         return ()
+    workers = math.prod(workers) if isinstance(workers, tuple) else workers
     link = Cheapest(reducer.uplink)
     known = (Gather(link.uplink), link.two_shot(whole=True), *link.reducers, reducer)
     ways = {type(way): way for way in known if way is not None}
@@ -196,7 +197,9 @@ def _offers(reducer: Any, params: PyTree, workers: Any) -> tuple[tuple[str, int]
     return tuple(
         (
             kind.__name__,
-            way.batches_link_bytes(reduction.plan(way, params, (workers,)).batches, workers),
+            math.ceil(
+                way.batches_link_bytes(reduction.plan(way, params, (workers,)).batches, workers)
+            ),
         )
         for kind, way in ways.items()
     )
@@ -259,7 +262,8 @@ def _taken(reducer: Cheapest, plan: Any, workers: Any) -> str:
             else "a codec takes its leaves whole, or has no feedback for the way down"
         )
         return f"{names[0]} (the default: {why})"
-    if not isinstance(workers, int):
+    workers = math.prod(workers) if isinstance(workers, tuple) else workers
+    if workers is None:
         return f"{' or '.join(names)} (the default: what moves fewer bytes for the workers)"
     offers = reducer.priced(plan.batches, workers)
     best = min(offers, key=lambda offer: offer.bytes)

@@ -8,6 +8,7 @@ import concurrent.futures
 import functools
 import math
 import re
+from fractions import Fraction
 from typing import Any
 
 import jax
@@ -102,14 +103,14 @@ def _payload_like(batch: Any, x64: bool) -> Any:
     return jax.eval_shape(encode)
 
 
-def agreed_bytes(batches: Batches, workers: int) -> int:
+def agreed_bytes(batches: Batches, workers: int) -> Fraction:
     """Bytes that one device sends so that its codecs may agree on something before they encode.
 
     It is what agreeing adds to the state of a codec, such as the scale of every bucket; what only
     some steps agree on, and the state keeps, as adaptive levels are, is left out.
     """
     x64 = jax.config.read("jax_enable_x64")
-    return sum(ring_bytes(_agreed(batch, x64), workers) for batch in batches)
+    return ring(sum(_agreed(batch, x64) for batch in batches), workers)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -178,7 +179,9 @@ def wire_bytes(
                     "`workers` must be a positive integer, or a tuple of one for each axis, got "
                     f"{workers!r}"
                 )
-        return codec_or_reducer.link_bytes(like, workers)
+        if isinstance(workers, tuple) and not hasattr(codec_or_reducer, "link_axis"):
+            workers = math.prod(workers)  # To a reducer over one axis they are all the same.
+        return math.ceil(codec_or_reducer.link_bytes(like, workers))
     if not isinstance(codec_or_reducer, Codec | Policy):
         raise ValueError(
             f"`codec_or_reducer` must be a codec, a Policy or a reducer, got {codec_or_reducer!r}"
@@ -220,7 +223,7 @@ def collective_bytes(compiled: Any) -> dict[str, int]:
     for field in ("replica_count", "num_partitions"):
         found = re.search(rf"{field}=(\d+)", header)
         everyone *= int(found.group(1)) if found else 1
-    totals: dict[str, int] = {}
+    totals: dict[str, Fraction | int] = {}
     for line in text.splitlines():
         found = _COLLECTIVE.search(line)
         if not found:
@@ -233,23 +236,28 @@ def collective_bytes(compiled: Any) -> dict[str, int]:
                 arrays = arrays[len(arrays) // 2 :]  # (operands, results)
         sizes = [_physical_bytes(array) for array in arrays]
         totals[op] = totals.get(op, 0) + _sent(op, sum(sizes), group)
-    return {op: size for op, size in totals.items() if size}
+    return {op: math.ceil(size) for op, size in totals.items() if size}
 
 
-def _sent(op: str, result: int, group: int) -> int:
+def _sent(op: str, result: int, group: int) -> Fraction | int:
     """Bytes one device sends, from the bytes of the collective's result."""
     if op == "all-reduce":
-        return ring_bytes(result, group)
+        return ring(result, group)
     if op == "reduce-scatter":
         return result * (group - 1)
     if op in ("collective-permute", "collective-broadcast"):
         return result
-    return -(-result * (group - 1) // group)
+    return Fraction(result * (group - 1), group)
 
 
 def ring_bytes(size: int, workers: int) -> int:
     """Bytes one device sends in a ring all-reduce of `size` bytes over `workers` devices."""
-    return -(-2 * (workers - 1) * size // workers)
+    return math.ceil(ring(size, workers))
+
+
+def ring(size: int, workers: int) -> Fraction:
+    """The same before it is rounded, so that sums are: XLA may join all-reduces, or not."""
+    return Fraction(2 * (workers - 1) * size, workers)
 
 
 def _group_size(line: str, everyone: int) -> int:

@@ -226,8 +226,11 @@ def resize_workers(tx: Any, state: PyTree, params: PyTree, workers: int) -> PyTr
     same = jax.tree.structure(state) == jax.tree.structure(expected)
     if not same or _shapes(state) != _shapes(expected):
         raise ValueError(
-            f"`state` must be a state of `tx` for these `params`: expected {expected}, got "
-            f"{jax.tree.map(jnp.shape, state)}"
+            "`state` must be a state of `tx` for these `params`, with memory that does not depend "
+            "on the number of workers but for its shares, got shapes "
+            f"{[x for x in _shapes(state) if x not in _shapes(expected)]} that `tx` does not have. "
+            "What jaxcomp.Hierarchical remembers, and jaxcomp.TwoShot of leaves that a codec takes "
+            "whole, is cut by the number of workers: begin a new state with jaxcomp.init_state"
         )
 
     def move(path, x, like):

@@ -41,7 +41,7 @@ LINKS = [
     jaxcomp.sidco(fraction=0.01),
     jaxcomp.natural_dithering(natural_norm=True),
 ]
-"""Over eight workers those of buckets take two shots, those of whole leaves are gathered, and shared
+"""Over eight workers those of buckets take two shots, leaves taken whole are gathered, and shared
 integers are summed. (That each codec alone gives the same bits compiled, under `vmap` and eagerly
 is in its contract.)
 """

@@ -40,6 +40,7 @@ def store(x: Array, dtype: Any) -> Any:
         return blocks.pack(x.astype(jnp.float32))
     if jnp.finfo(dtype).max < jnp.finfo(x.dtype).max:
         # What a narrower memory cannot hold it must not turn into Inf, which would stay.
-        largest = jnp.finfo(dtype).max.astype(x.dtype)
-        x = jnp.clip(x, -largest, largest)
+        wide = jnp.promote_types(x.dtype, dtype)  # As which the largest value is what it is.
+        largest = jnp.finfo(dtype).max.astype(wide)
+        x = jnp.clip(x.astype(wide), -largest, largest)
     return x.astype(dtype)

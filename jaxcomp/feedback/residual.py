@@ -76,8 +76,14 @@ class Residual:
         return ResidualState(jax.tree.map(lambda leaf: memory.zeros(leaf, self.dtype), like))
 
     def compensate(self, x: PyTree, state: ResidualState) -> tuple[PyTree, ResidualState]:
-        residual = memory.tree(state.residual)
-        return jax.tree.map(lambda g, e: g + e.astype(g.dtype), x, residual), state
+        # In the wider dtype, for a wide memory is there to add up what a narrow gradient cannot.
+        total = jax.tree.map(
+            lambda g, e: g.astype(jnp.promote_types(g.dtype, e.dtype)) + e,
+            x,
+            memory.tree(state.residual),
+        )
+        message = jax.tree.map(lambda p, g: p.astype(g.dtype), total, x)
+        return message, ResidualState(total)
 
     def update(
         self,
@@ -88,14 +94,16 @@ class Residual:
         weight: Array | None,
         state: ResidualState,
     ) -> tuple[PyTree, ResidualState]:
+        del message  # It may be a narrower rounding of what there is to send.
+
         def lost(p, c):
             arrived = c if weight is None else jnp.where(weight == 0, 0, c)
             rest = p - arrived
             # Decayed before it is stored: a product next to a sum may or may not be fused with it.
             rest = rest if self.decay == 1 else rest * self.decay
-            return memory.store(rest, self.dtype or p.dtype)
+            return memory.store(rest, self.dtype or c.dtype)
 
-        return part, ResidualState(jax.tree.map(lost, message, sent))
+        return part, ResidualState(jax.tree.map(lost, state.residual, sent))
 
     def unsent(self, state: ResidualState) -> PyTree:
         return memory.tree(state.residual)

@@ -5,6 +5,7 @@ import dataclasses
 import math
 import warnings
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import jax
@@ -23,7 +24,7 @@ class Offer(NamedTuple):
     """One way to reduce, and what a device would send for the compressed leaves."""
 
     reducer: Any
-    bytes: int
+    bytes: Fraction | int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,8 +106,12 @@ class Cheapest:
         return self._trimmed(batches, state, axis_name) if axes.bound(axis_name) else state
 
     def fitted(self, batches: Batches, state: PyTree, axis_name: AxisName) -> PyTree:
-        """The state with the memory that what is picked needs."""
-        reducer = self._here(batches, axis_name)
+        """The state with the memory that what is picked needs.
+
+        Memory that a downlink has is kept, and with it the downlink: for two workers, where a
+        state of more may have come to, both ways send the same.
+        """
+        reducer = self._now(batches, state, axis_name)
         if isinstance(reducer, TwoShot):
             return reducer.fitted(batches, state, axis_name)
         return self._trimmed(batches, state, axis_name)
@@ -123,7 +128,7 @@ class Cheapest:
         axis_name: AxisName,
         weight: Array | None = None,
     ) -> Collected:
-        reducer = self._here(batches, axis_name)
+        reducer = self._now(batches, state, axis_name)
         self._warn(batches, axes.size(axis_name))
         own = _own(reducer, state)
         got = reducer.collect(key, batches, message, own, axis_name, weight)
@@ -132,7 +137,7 @@ class Cheapest:
     def spread(
         self, key: Array, batches: Batches, part: Stacks, state: PyTree, axis_name: AxisName
     ) -> tuple[Stacks, PyTree]:
-        reducer = self._here(batches, axis_name)
+        reducer = self._now(batches, state, axis_name)
         mean, own = reducer.spread(key, batches, part, _own(reducer, state), axis_name)
         return mean, _within(reducer, state, own)
 
@@ -140,7 +145,7 @@ class Cheapest:
         self, batches: Batches, part: Stacks, state: PyTree, axis_name: AxisName
     ) -> Stacks:
         """As what is picked has it."""
-        reducer = self._here(batches, axis_name)
+        reducer = self._now(batches, state, axis_name)
         known = getattr(reducer, "unchanged", lambda batches, part, state, axis_name: part)
         return known(batches, part, _own(reducer, state), axis_name)
 
@@ -153,7 +158,7 @@ class Cheapest:
         """That of what is picked."""
         return self.picked(like, workers).link_bytes(like, workers)
 
-    def batches_link_bytes(self, batches: Batches, workers: int) -> int:
+    def batches_link_bytes(self, batches: Batches, workers: int) -> Fraction | int:
         """What of it the batches account for."""
         return min(offer.bytes for offer in self.priced(batches, workers))
 
@@ -175,6 +180,11 @@ class Cheapest:
 
     def _here(self, batches: Batches, axis_name: AxisName) -> Any:
         return self._pick(batches, axes.size(axis_name))
+
+    def _now(self, batches: Batches, state: PyTree, axis_name: AxisName) -> Any:
+        """What is picked; two shots anyway, if a downlink has something to remember."""
+        two_shot = self.two_shot()
+        return two_shot if two_shot and _used(batches, state) else self._here(batches, axis_name)
 
     def two_shot(self, *, whole: bool = False) -> TwoShot | None:
         """`TwoShot` with this link, or None where the codec or feedback does not allow it.
@@ -201,6 +211,13 @@ class Cheapest:
         return jax.tree_util.tree_map_with_path(
             lambda path, x: x[:, :0] if workers.shared_out(path) else x, state
         )
+
+
+def _used(batches: Batches, state: PyTree) -> bool:
+    """Whether there is the memory of a share, neither empty nor as it is before the first step."""
+    whole = max((batch.buckets for batch in batches), default=0)
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    return any(workers.shared_out(path) and 0 < x.shape[1] < whole for path, x in leaves)
 
 
 def _own(reducer: Any, state: PyTree) -> PyTree:

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any
 
 import jax
@@ -95,10 +96,10 @@ def fused_mean(
     return means
 
 
-def fused_link_bytes(leaves: Sequence[ArrayLike], workers: int) -> int:
+def fused_link_bytes(leaves: Sequence[ArrayLike], workers: int) -> Fraction:
     """Bytes that one device sends for their `fused_mean`."""
     sizes: dict[Any, int] = {}
     for leaf in leaves:
         size = math.prod(leaf.shape) * leaf.dtype.itemsize
         sizes[leaf.dtype] = sizes.get(leaf.dtype, 0) + size
-    return sum(wire.ring_bytes(size, workers) for size in sizes.values())
+    return wire.ring(sum(sizes.values()), workers)

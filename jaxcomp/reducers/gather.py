@@ -1,7 +1,9 @@
 """Gather: every worker sends its payload to every other, and each decodes them all."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import cast
 
 import jax.numpy as jnp
@@ -55,7 +57,7 @@ class Gather:
         weight: Array | None = None,
     ) -> Collected:
         worker, workers = lax.axis_index(axis_name), axes.size(axis_name)
-        own = senders.encode(key, batches, message, state.own(), worker, axis_name)
+        own = senders.encode(key, batches, message, state.own(), worker, axis_name, weight=weight)
         everything = (own.payloads, () if weight is None else (weight,))
         gathered, weights = wire.split(axes.gather(wire.fuse(everything), axis_name), everything)
         total = weights[0] if weights else None
@@ -80,11 +82,11 @@ class Gather:
         """`n − 1` payloads, what is agreed on first, and an all-reduce of the leaves left dense."""
         plan = trees.layout(self.uplink.policy, like)
         dense = [plan.likes[i] for i in plan.dense]
-        return self.batches_link_bytes(plan.batches, workers) + dense_.fused_link_bytes(
-            dense, workers
+        return math.ceil(
+            self.batches_link_bytes(plan.batches, workers) + dense_.fused_link_bytes(dense, workers)
         )
 
-    def batches_link_bytes(self, batches: Batches, workers: int) -> int:
+    def batches_link_bytes(self, batches: Batches, workers: int) -> Fraction | int:
         """What of it the batches account for."""
         payload = wire.fused_bytes(wire.payload_like(batches))
         return (workers - 1) * payload + wire.agreed_bytes(batches, workers)

@@ -3,13 +3,14 @@
 import dataclasses
 import math
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomp import axes, batches as batches_, noise, trees, workers
+from jaxcomp import axes, batches as batches_, noise, summing, trees, workers
 from jaxcomp.feedback import Link
 from jaxcomp.policy import Policy
 from jaxcomp.protocols import (
@@ -59,8 +60,8 @@ class Hierarchical:
         state by `jaxcomp.init_state`, or by `tx.init` inside the mapped function.
     """
 
-    inner: Dense = Dense()
-    outer: "Reducer | Link | Codec | Policy" = Dense()
+    inner: Dense
+    outer: "Reducer | Link | Codec | Policy"
     splits = True
 
     def __post_init__(self):
@@ -144,7 +145,7 @@ class Hierarchical:
             ),
         )
         return tuple(
-            (x.astype(shard.dtype) * jnp.asarray(1 / n, shard.dtype)).reshape(shard.like.shape)
+            _scaled(x, n).astype(shard.dtype).reshape(shard.like.shape)
             for x, shard in zip(found, shards, strict=True)
         )
 
@@ -204,16 +205,17 @@ class Hierarchical:
         plan = trees.layout(self.uplink.policy, like, shares=self.shares(workers))
         dense = [plan.likes[i] for i in plan.dense]
         everyone = math.prod(workers)
-        return self.batches_link_bytes(plan.batches, workers) + dense_.fused_link_bytes(
-            dense, everyone
+        return math.ceil(
+            self.batches_link_bytes(plan.batches, workers)
+            + dense_.fused_link_bytes(dense, everyone)
         )
 
-    def batches_link_bytes(self, batches: Batches, workers: tuple[int, ...]) -> int:
+    def batches_link_bytes(self, batches: Batches, workers: tuple[int, ...]) -> Fraction | int:
         """What of it the batches account for."""
         slow, fast = self.levels(batches, workers)
         return slow + fast
 
-    def levels(self, batches: Batches, workers: tuple[int, ...]) -> tuple[int, int]:
+    def levels(self, batches: Batches, workers: tuple[int, ...]) -> tuple[Fraction | int, int]:
         """Bytes that one device sends over its slow link for them, and over its fast one."""
         *outer, inner = workers
         shards = tuple(batches_.Shard(batch, inner, None) for batch in batches)
@@ -247,6 +249,11 @@ class Hierarchical:
             state,
             is_leaf=workers.is_per_worker,
         )
+
+
+def _scaled(x: Array, n: int) -> Array:
+    wide = summing.wide(x.dtype)
+    return x.astype(wide) * jnp.asarray(1 / n, wide)
 
 
 def _by_dtype(dtype: Any, arrays: Sequence[Array], move: Any) -> list[Array]:

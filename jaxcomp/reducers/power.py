@@ -1,6 +1,7 @@
 """Power iteration: all workers find a low rank approximation of their mean together."""
 
 import dataclasses
+import math
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -191,7 +192,9 @@ class PowerIteration:
     def link_bytes(self, like: PyTree, workers: int) -> int:
         """One or two rounds of factors, and an all-reduce of the leaves that are left dense."""
         plan = trees.layout(self.uplink.policy, like)
-        return dense_.fused_link_bytes([plan.likes[i] for i in plan.dense], workers) + sum(
+        return math.ceil(
+            dense_.fused_link_bytes([plan.likes[i] for i in plan.dense], workers)
+        ) + sum(
             self._exchange.link_bytes(vectors, workers) for vectors in self._rounds(plan.batches)
         )
 

@@ -1,7 +1,9 @@
 """Psum: payloads are added on the way, by the all-reduce that a dense mean takes."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import Any, cast
 
 import jax
@@ -85,9 +87,7 @@ class Psum:
     ) -> Collected:
         worker, workers = lax.axis_index(axis_name), axes.size(axis_name)
         sums = _summable(batches, workers)
-        if weight is not None:  # Before the scales are agreed on, which NaN would spoil for all.
-            message = tuple(jnp.where(weight == 0, 0, x) for x in message)
-        own = senders.encode(key, sums, message, state.own(), worker, axis_name)
+        own = senders.encode(key, sums, message, state.own(), worker, axis_name, weight=weight)
         total = _all_reduce(_weighted(own.payloads, weight), axis_name)
         return Collected(
             part=_mean(key, sums, total, own.sides, workers),
@@ -110,11 +110,11 @@ class Psum:
         """An all-reduce of the payload, of agreed scales, and of the leaves that stay dense."""
         plan = trees.layout(self.uplink.policy, like)
         dense = [plan.likes[i] for i in plan.dense]
-        return self.batches_link_bytes(plan.batches, workers) + dense_.fused_link_bytes(
-            dense, workers
+        return math.ceil(
+            self.batches_link_bytes(plan.batches, workers) + dense_.fused_link_bytes(dense, workers)
         )
 
-    def batches_link_bytes(self, batches: Batches, workers: int) -> int:
+    def batches_link_bytes(self, batches: Batches, workers: int) -> Fraction | int:
         """What of it the batches account for."""
         sums = _summable(batches, workers)
         payloads = jax.tree.leaves(wire.payload_like(sums))
@@ -183,7 +183,7 @@ def _mean(
             # Times the reciprocal: compiled, division by a constant is that; eagerly it is not.
             return (whole * jnp.asarray(1 / workers, whole.dtype)).astype(batch.dtype)
 
-        return compiler.outlined(decode)
+        return lambda *given: batches_.real(batch, compiler.outlined(decode)(*given))
 
     # Whose key it is does not matter: what is linear draws nothing of its own when it decodes.
     return tuple(

@@ -30,6 +30,7 @@ def encode(
     worker: Array,
     axis_name: AxisName,
     *,
+    weight: Array | None = None,
     first: bool = False,
 ) -> Encoded:
     """This worker's payloads.
@@ -41,6 +42,7 @@ def encode(
         states: of the codecs.
         worker: which this is.
         axis_name: of those who must agree on something first.
+        weight: this worker's; of weight zero it has no say in what they agree on.
         first: whether each worker has buckets of its own, numbered one worker after another, of
             which nothing but the decoders' levels needs to be agreed on.
     """
@@ -48,6 +50,8 @@ def encode(
     for number, (batch, x, state) in enumerate(zip(batches, message, states, strict=True)):
         own = batches_.batch_key(key, number, worker, worker * batch.buckets if first else 0)
         count = batch.counts()
+        if weight is not None and offers.agrees(batch.codec):
+            x = jnp.where(weight == 0, 0, x)
         if not first or offers.sided(batch.codec):
             state = offers.agree(batch.codec, own, x, count, state, axis_name)
         payload, after = batch.codec.encode(own, x, count, state)
@@ -95,7 +99,7 @@ def mean(
     workers: int,
     first: tuple[Array | int, ...] | None = None,
 ) -> Stacks:
-    """`Σ wᵢ·decode(payloadᵢ) / n` of every batch.
+    """`Σ wᵢ·decode(payloadᵢ) / n` of every batch; padding is zero.
 
     Args:
         key: of the step.
@@ -115,7 +119,8 @@ def mean(
             # Times the reciprocal: compiled, division by a constant is that; eagerly it is not.
             return (whole * jnp.asarray(1 / workers, whole.dtype)).astype(batch.dtype)
 
-        found.append(compiler.outlined(total)(keys, payload, side, weights))
+        whole = compiler.outlined(total)(keys, payload, side, weights)
+        found.append(batches_.real(batch, whole))
     return tuple(found)
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import NamedTuple, cast
 
 import jax
@@ -149,7 +150,9 @@ class TwoShot:
         weight: Array | None = None,
     ) -> Collected:
         worker, n = lax.axis_index(axis_name), axes.size(axis_name)
-        own = senders.encode(key, batches, message, state.up.own(), worker, axis_name)
+        own = senders.encode(
+            key, batches, message, state.up.own(), worker, axis_name, weight=weight
+        )
         shards = batches_.shards(batches, axis_name)
         rows = tuple(
             jax.tree.map(shard.rows, payload)
@@ -157,7 +160,7 @@ class TwoShot:
         )
         weights = () if weight is None else (jnp.broadcast_to(weight, (n,)),)
         likes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (rows, weights))
-        sent = jax.vmap(wire.fuse)((rows, weights))
+        sent = jax.vmap(wire.fuse, axis_size=n)((rows, weights))
         arrived, weights = wire.split(axes.exchange(sent, axis_name), likes)
         total = weights[0] if weights else None
         first = tuple(worker * shard.buckets for shard in shards)
@@ -207,11 +210,11 @@ class TwoShot:
         """`n − 1` shares of the payload up, as many down, what is agreed on, and dense leaves."""
         plan = trees.layout(self.uplink.policy, like, shares=self.shares((workers,)))
         dense = [plan.likes[i] for i in plan.dense]
-        return self.batches_link_bytes(plan.batches, workers) + dense_.fused_link_bytes(
-            dense, workers
+        return math.ceil(
+            self.batches_link_bytes(plan.batches, workers) + dense_.fused_link_bytes(dense, workers)
         )
 
-    def batches_link_bytes(self, batches: Batches, workers: int) -> int:
+    def batches_link_bytes(self, batches: Batches, workers: int) -> Fraction | int:
         """What of it the batches account for."""
         shards = tuple(batches_.Shard(batch, workers, None) for batch in batches)
         up = tuple(
