@@ -118,11 +118,11 @@ class AdaptiveQuantizer:
             everyone = adaptive.Histogram(*lax.psum(mine, axis_name))
             # What is the same on all workers is typed as what is not, as in the other branch.
             fitted = axes.vary((_fit(self.rule, self.width, everyone), *_EMPTY), axis_name)
-            return tuple(axes.alike(x, magnitude)[0] for x in fitted)
+            return tuple(axes.alike(jnp.asarray(x), magnitude)[0] for x in fitted)
 
         def keep():
             kept = axes.vary((state.levels, *total, top), axis_name)
-            return tuple(axes.alike(x, magnitude)[0] for x in kept)
+            return tuple(axes.alike(jnp.asarray(x), magnitude)[0] for x in kept)
 
         levels, weight, moment, top = lax.cond(due, update, keep)
         # The same already; a decoder must know it, and so must the types.

@@ -60,8 +60,8 @@ class Hierarchical:
         state by `jaxcomp.init_state`, or by `tx.init` inside the mapped function.
     """
 
-    inner: Dense
-    outer: "Reducer | Link | Codec | Policy"
+    inner: Dense = Dense()
+    outer: "Reducer | Link | Codec | Policy | None" = None
     splits = True
 
     def __post_init__(self):

@@ -1,8 +1,8 @@
 """Power iteration: all workers find a low rank approximation of their mean together."""
 
 import dataclasses
-import math
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 

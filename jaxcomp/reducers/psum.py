@@ -87,7 +87,9 @@ class Psum:
     ) -> Collected:
         worker, workers = lax.axis_index(axis_name), axes.size(axis_name)
         sums = _summable(batches, workers)
-        own = senders.encode(key, sums, message, state.own(), worker, axis_name, weight=weight)
+        if weight is not None:  # Before the scales are agreed on, which NaN would spoil for all.
+            message = tuple(jnp.where(weight == 0, 0, x) for x in message)
+        own = senders.encode(key, sums, message, state.own(), worker, axis_name)
         total = _all_reduce(_weighted(own.payloads, weight), axis_name)
         return Collected(
             part=_mean(key, sums, total, own.sides, workers),
