@@ -1,6 +1,7 @@
 """What every reducer must keep: the bytes that it promises, and replicas that stay alike."""
 
 import re
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -217,3 +218,72 @@ def test_a_gather_that_sends_more_than_dense_says_so():
     grads = jnp.ones((40, 32, 64))
     with pytest.warns(UserWarning, match="more than a dense all-reduce"):
         jax.vmap(lambda g: tx.update(g, tx.init(g))[0], axis_name="workers")(grads)
+
+
+@pytest.mark.parametrize("name", ["gather", "two_shot", "psum"])
+def test_who_takes_no_part_has_no_say_in_shared_scales(name):
+    """Neither a NaN nor a huge gradient of an absent worker changes the mean of the others."""
+    codec = jaxcomp.terngrad(clip=None, shared=True, bucket_size=64)
+    reducer = {
+        "gather": jaxcomp.Gather(codec),
+        "two_shot": jaxcomp.TwoShot(codec),
+        "psum": jaxcomp.Psum(codec),
+    }[name]
+    tx = jaxcomp.compressed_mean(reducer, "workers", gate=jaxcomp.Sampled(2))
+    grads = jax.random.normal(jax.random.key(0), (4, 32, 64))
+    state = jax.vmap(tx.init, axis_name="workers")(grads)
+    step = jax.jit(lambda g: jax.vmap(tx.update, axis_name="workers")(g, state)[0])
+    plain = step(grads)
+    absent = [i for i in range(4) if np.array_equal(step(grads.at[i].set(1e6)), plain)]
+    assert len(absent) == 2
+    for worker in absent:
+        np.testing.assert_array_equal(step(grads.at[worker].set(np.nan)), plain)
+
+
+@pytest.mark.parametrize("tree", [{"b": jnp.zeros(10)}, {"e": jnp.zeros((0, 5))}, {}], ids=len)
+def test_a_tree_without_a_compressed_leaf_goes_through_every_reducer(tree):
+    for name, reducer in ONE_AXIS.items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            tx = jaxcomp.compressed_mean(reducer, "workers")
+            grads = jax.tree.map(lambda x: jnp.ones((3, *x.shape)), tree)
+            mean, _ = jax.vmap(
+                lambda g, tx=tx: tx.update(g, tx.init(tree)), axis_name="workers", axis_size=3
+            )(grads)
+        for leaf in jax.tree.leaves(mean):
+            np.testing.assert_allclose(leaf, 1, err_msg=name, rtol=1e-6)
+
+
+def test_workers_of_several_axes_count_together_for_flat_reducers():
+    for reducer in (ONE_AXIS["gather"], ONE_AXIS["cheapest"], ONE_AXIS["psum"]):
+        said = jaxcomp.wire_bytes(reducer, LIKE, workers=(2, 4))
+        assert said == jaxcomp.wire_bytes(reducer, LIKE, workers=8)
+        assert jaxcomp.describe(reducer, LIKE, workers=(2, 4)).link_bytes == said
+
+
+def test_a_downlinks_memory_outlives_fewer_workers():
+    """From four workers to two, where a gather would send as much: what is unsent stays known."""
+    tx = jaxcomp.compressed_mean(jaxcomp.sign(), "workers")
+    params = {"w": jnp.zeros((64, 64))}
+
+    def steps(state, workers, number):
+        for t in range(number):
+            key = jax.random.key(t)
+            grads = {"w": jax.random.normal(key, (workers, 64, 64))}
+            mean, state = jax.vmap(tx.update, axis_name="workers")(grads, state)
+        return mean, state
+
+    def outside(path, x):
+        return x[:, 0] if jaxcomp.workers.marked(path) else x[0]
+
+    def inside(path, x):
+        return x[:, None] if jaxcomp.workers.marked(path) else jnp.stack([x] * 2)
+
+    grads = {"w": jnp.zeros((4, 64, 64))}
+    state = jax.vmap(lambda g: tx.init(g), axis_name="workers")(grads)
+    _, state = steps(state, 4, 3)
+    fewer = jaxcomp.resize_workers(tx, jax.tree_util.tree_map_with_path(outside, state), params, 2)
+    held = fewer.memory.reducer.memory.tree.residual[0]
+    assert held.shape[:2] == (2, 4)
+    _, after = steps(jax.tree_util.tree_map_with_path(inside, fewer), 2, 1)
+    assert after.memory.reducer.memory.tree.residual[0].shape[2] == 4

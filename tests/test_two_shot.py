@@ -9,6 +9,7 @@ from suite import FEW, label
 
 import jaxcomp
 from jaxcomp import testing
+from jaxcomp.feedback import memory
 from jaxcomp.reducers import reduction
 from jaxcomp.testing import problems
 
@@ -279,3 +280,42 @@ def test_padding_never_enters_a_memory():
     assert float(jnp.abs(mean).max()) < 10
     residual = state.memory.feedback.tree.residual[0]
     assert not np.asarray(residual[..., 1, 1:]).any()
+
+
+def test_a_wide_residual_adds_up_what_a_narrow_gradient_cannot():
+    link = jaxcomp.Link(jaxcomp.Policy(SIGN, **ALL), jaxcomp.Residual(dtype="float32"))
+    tx = jaxcomp.compressed_mean(jaxcomp.Gather(link), "workers", gate=jaxcomp.Every(1001))
+    grads = jnp.full((1, 8), 1e-3, jnp.bfloat16)
+
+    def step(state, _):
+        return jax.vmap(tx.update, axis_name="workers")(grads, state)[1], None
+
+    state = jax.vmap(tx.init, axis_name="workers")(grads)
+    state, _ = jax.lax.scan(step, state, None, length=1000)
+    waiting = state.memory.feedback.tree.residual[0]
+    np.testing.assert_allclose(waiting, 1000 * float(grads[0, 0]), rtol=1e-3)
+
+
+def test_what_a_narrower_memory_cannot_hold_is_its_largest():
+    for dtype in (jnp.bfloat16, jnp.float32):
+        held = memory.store(jnp.array([1e30, 65500.0, -1e30], dtype), "float16")
+        np.testing.assert_array_equal(held, np.array([65504, 65504, -65504], np.float16))
+
+
+@pytest.mark.parametrize("reducer", [jaxcomp.Gather, lambda up: jaxcomp.TwoShot(up, up)])
+def test_padding_never_enters_a_mirror(reducer):
+    """It would grow by a sign's scale in every step, and overflow in float16."""
+    link = jaxcomp.Link(jaxcomp.Policy(jaxcomp.sign(bucket_size=64), **ALL), jaxcomp.Shift())
+    tx = jaxcomp.compressed_mean(reducer(link), "workers")
+    grads = jax.random.normal(jax.random.key(0), (2, 65)).astype(jnp.float16) * 200
+    state = jax.vmap(tx.init, axis_name="workers")(grads)
+
+    def step(state, _):
+        return jax.vmap(tx.update, axis_name="workers")(grads, state)[1], None
+
+    state, _ = jax.lax.scan(step, state, None, length=600)
+    assert all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(state.memory))
+    largest = max(
+        float(jnp.abs(x.astype(jnp.float32)).max()) for x in jax.tree.leaves(state.memory)
+    )
+    assert largest < 2000
