@@ -94,7 +94,7 @@ METHODS: dict[str, Method] = {
     "sign_int8": Method("sign, 8-bit memory", remembered("int8")),
     "demo": Method(
         "DeMo",
-        jaxcomp.Link(jaxcomp.demo(k=32), jaxcomp.Residual(decay=0.999)),
+        jaxcomp.Gather(jaxcomp.Link(jaxcomp.demo(k=32), jaxcomp.Residual(decay=0.999))),
         optimizer=sign_of,
         rate=1e-3,
     ),
