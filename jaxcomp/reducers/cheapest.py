@@ -167,7 +167,7 @@ class Cheapest:
 
     def _warn(self, batches: Batches, workers: int) -> None:
         """Of a codec that should rather not be gathered by so many."""
-        sent = self.batches_link_bytes(batches, workers)
+        sent = math.ceil(self.batches_link_bytes(batches, workers))
         dense = sum(math.prod(b.like.shape) * b.dtype.itemsize for b in batches)
         if sent > wire.ring_bytes(dense, workers):
             warnings.warn(
