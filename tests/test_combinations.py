@@ -4,6 +4,7 @@ The table is generated. The suite runs a choice of it, in which every part meets
 `JAXCOMP_SLOW=1` runs all of it.
 """
 
+import functools
 import itertools
 import os
 import warnings
@@ -168,7 +169,7 @@ def test_what_is_allowed_converges(case):
             params = {"x": params["x"] + changes[:1]}
             return (params, state), (PROBLEM.error(params["x"][0]), alike)
 
-        @jax.jit
+        @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
         def run():
             init = over(lambda _: tx.init(START), reducer, 0)
             state = init(jnp.zeros(shape))

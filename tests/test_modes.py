@@ -90,11 +90,11 @@ def mapped(tx, mode, mesh):
 def test_four_modes_give_the_same_bits(codec, mesh):
     """Means and states of compressed leaves, after three steps, bit for bit.
 
-    `pmap` is `shard_map` without types, so the latter is compiled for the reducers alone.
+    `pmap` is `shard_map` without types, so the latter is compiled for one of them alone.
     """
     tx = jaxcomp.compressed_mean(codec, "data", key=5)
     outcomes = {}
-    for mode in ("typed", "pmap", "vmap", *(("untyped",) if codec in REDUCERS else ())):
+    for mode in ("typed", "pmap", "vmap", *(("untyped",) if codec == REDUCERS[2] else ())):
         step, state = mapped(tx, mode, mesh), start(tx)
         for grads in GRADS:
             mean, state = step(grads, state)

@@ -50,7 +50,8 @@ def compiled(reducer, *sizes):
 
     run = jaxcomp.data_parallel(update, mesh, axis, batch_argnums=())
     state = jax.eval_shape(lambda: jaxcomp.init_state(tx, LIKE, mesh, axis))
-    return run.lower(LIKE, state).compile()
+    # What machine code comes of it does not matter to what it sends.
+    return run.lower(LIKE, state).compile({"xla_backend_optimization_level": 0})
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 8])
@@ -215,7 +216,7 @@ def test_the_default_is_what_moves_fewest_bytes():
 
 def test_a_gather_that_sends_more_than_dense_says_so():
     tx = jaxcomp.compressed_mean(jaxcomp.top_k(fraction=0.4), "workers")
-    grads = jnp.ones((40, 32, 64))
+    grads = jnp.ones((40, 128, 256))
     with pytest.warns(UserWarning, match="more than a dense all-reduce"):
         jax.vmap(lambda g: tx.update(g, tx.init(g))[0], axis_name="workers")(grads)
 

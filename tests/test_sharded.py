@@ -44,6 +44,9 @@ REDUCERS = {
     "two shot, both ways": jaxcomp.TwoShot(EF_SIGN, EF_SIGN),
 }
 
+QUICK = {"xla_backend_optimization_level": 0}
+"""What machine code comes of a program does not matter to what it sends."""
+
 
 def make_mesh(sizes):
     kinds = (AxisType.Auto,) * len(sizes)
@@ -158,7 +161,7 @@ def test_each_shard_crosses_alone(name, check_vma, two):
     drawn = [draw(SHAPES, seed) for seed in range(steps)]
     grads = [put(one, two, SPECS, "dcn") for one in drawn]
 
-    slow, others = crossings(run.lower(state, grads[0]).compile())
+    slow, others = crossings(run.lower(state, grads[0]).compile(QUICK))
     local = local_likes(SHAPES, SPECS, TWO)
     assert slow == jaxcomp.wire_bytes(reducer, local, workers=2)
     # Nothing is gathered over fsdp; with memory to guard, one flag is agreed on.
@@ -213,7 +216,7 @@ def test_without_specs_whole_leaves_cross(two):
     state = jaxcomp.init_state(tx, params, two, "dcn")
     grads = put(draw(SHAPES), two, SPECS, "dcn")
     with pytest.warns(UserWarning, match=r"automatic axes \('fsdp',\) beside 'dcn'.*param_specs"):
-        slow, others = crossings(stepper(tx, two).lower(state, grads).compile())
+        slow, others = crossings(stepper(tx, two).lower(state, grads).compile(QUICK))
     compressed = {"kernel": params["kernel"], "table": params["table"]}
     assert slow >= jaxcomp.wire_bytes(REDUCERS["gather"], compressed, workers=2)
     assert any(op == "all-gather" for op, *_ in others)
@@ -240,7 +243,7 @@ def test_leaves_that_are_not_sharded_are_shared_out(three):
 
     quiet = jaxcomp.compressed_mean(reducer, "dcn", param_specs=MIXED)
     state = jaxcomp.init_state(quiet, params, three, "dcn")
-    slow, _ = crossings(stepper(quiet, three).lower(state, laid).compile())
+    slow, _ = crossings(stepper(quiet, three).lower(state, laid).compile(QUICK))
     assert slow == jaxcomp.wire_bytes(reducer, local, workers=2)
 
 
@@ -358,7 +361,7 @@ def test_all_axes_manual_needs_no_specs(two):
         )
     )
     laid = put(grads, two, SPECS, "dcn")
-    slow, others = crossings(run.lower(state, laid).compile())
+    slow, others = crossings(run.lower(state, laid).compile(QUICK))
     local = local_likes(SHAPES, SPECS, TWO)
     assert slow == jaxcomp.wire_bytes(REDUCERS["gather"], local, workers=2)
     assert others == []

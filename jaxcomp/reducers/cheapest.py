@@ -20,6 +20,10 @@ from jaxcomp.reducers.psum import Psum
 from jaxcomp.reducers.two_shot import TwoShot, TwoShotState
 
 
+_NOTICED = 2**16
+"""Bytes of compressed leaves below which it is nobody's concern how they travel."""
+
+
 class Offer(NamedTuple):
     """One way to reduce, and what a device would send for the compressed leaves."""
 
@@ -169,7 +173,7 @@ class Cheapest:
         """Of a codec that should rather not be gathered by so many."""
         sent = math.ceil(self.batches_link_bytes(batches, workers))
         dense = sum(math.prod(b.like.shape) * b.dtype.itemsize for b in batches)
-        if sent > wire.ring_bytes(dense, workers):
+        if dense >= _NOTICED and sent > wire.ring_bytes(dense, workers):
             warnings.warn(
                 f"over {workers} workers {self.uplink.codec!r} sends {sent:,} bytes a device, more "
                 f"than a dense all-reduce ({wire.ring_bytes(dense, workers):,}). Take fewer bits, "
