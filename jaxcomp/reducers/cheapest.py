@@ -19,7 +19,6 @@ from jaxcomp.reducers.gather import Gather
 from jaxcomp.reducers.psum import Psum
 from jaxcomp.reducers.two_shot import TwoShot, TwoShotState
 
-
 _NOTICED = 2**16
 """Bytes of compressed leaves below which it is nobody's concern how they travel."""
 

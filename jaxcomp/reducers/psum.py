@@ -49,9 +49,9 @@ class Psum:
         >>> for workers in (2, 8, 64):
         ...     added = jaxcomp.wire_bytes(Psum(jaxcomp.thc()), like, workers)
         ...     print(added, jaxcomp.wire_bytes(jaxcomp.Gather(jaxcomp.thc()), like, workers))
-        700416 525312
-        1836800 3677184
-        2755872 33094656
+        700416 526336
+        1836800 3678976
+        2755872 33096672
 
     Note:
         Payload bytes, as `describe` has them, are those for two workers, the fewest between whom
