@@ -33,6 +33,9 @@ COLORS = {
     "dgc": "#b0539b",
     "powersgd": "#64801a",
     "demo": "#3f45b8",
+    "two_ways": "#13795b",
+    "sign_bf16": "#b08a2e",
+    "sign_int8": "#8c4f2b",
 }
 
 

@@ -34,12 +34,10 @@ LINKS = [
     jaxcomp.sign(),
     jaxcomp.qsgd(bits=4),
     jaxcomp.terngrad(shared=True),
-    jaxcomp.mx("nvfp4"),
     jaxcomp.eden(bits=4),
     jaxcomp.alq(bits=3),
     jaxcomp.top_k(fraction=0.01),
     jaxcomp.sidco(fraction=0.01),
-    jaxcomp.natural_dithering(natural_norm=True),
 ]
 """Over eight workers those of buckets take two shots, leaves taken whole are gathered, and shared
 integers are summed. (That each codec alone gives the same bits compiled, under `vmap` and eagerly
