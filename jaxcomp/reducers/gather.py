@@ -1,7 +1,6 @@
 """Gather: every worker sends its payload to every other, and each decodes them all."""
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import cast
@@ -9,11 +8,11 @@ from typing import cast
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomp import axes, trees, wire
+from jaxcomp import axes, wire
 from jaxcomp.feedback import Link
 from jaxcomp.policy import Policy
 from jaxcomp.protocols import Array, AxisName, Batches, Codec, Collected, PyTree, Stacks
-from jaxcomp.reducers import dense as dense_, senders
+from jaxcomp.reducers import dense as dense_, reduction, senders
 from jaxcomp.workers import PerWorker
 
 
@@ -80,11 +79,7 @@ class Gather:
 
     def link_bytes(self, like: PyTree, workers: int) -> int:
         """`n − 1` payloads, what is agreed on first, and an all-reduce of the leaves left dense."""
-        plan = trees.layout(self.uplink.policy, like)
-        dense = [plan.likes[i] for i in plan.dense]
-        return math.ceil(
-            self.batches_link_bytes(plan.batches, workers) + dense_.fused_link_bytes(dense, workers)
-        )
+        return reduction.link_bytes(self, like, workers)
 
     def batches_link_bytes(self, batches: Batches, workers: int) -> Fraction | int:
         """What of it the batches account for."""

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomp import axes, batches as batches_, noise, summing, trees, workers
+from jaxcomp import axes, batches as batches_, noise, summing, workers
 from jaxcomp.feedback import Link
 from jaxcomp.policy import Policy
 from jaxcomp.protocols import (
@@ -23,7 +23,7 @@ from jaxcomp.protocols import (
     Reducer,
     Stacks,
 )
-from jaxcomp.reducers import dense as dense_
+from jaxcomp.reducers import dense as dense_, reduction
 from jaxcomp.reducers.dense import Dense
 from jaxcomp.reducers.gather import Gather
 
@@ -202,13 +202,7 @@ class Hierarchical:
                 "`workers` must be a tuple that ends with the number of fast neighbours, as in "
                 f"(2, 4), got {workers!r}"
             )
-        plan = trees.layout(self.uplink.policy, like, shares=self.shares(workers))
-        dense = [plan.likes[i] for i in plan.dense]
-        everyone = math.prod(workers)
-        return math.ceil(
-            self.batches_link_bytes(plan.batches, workers)
-            + dense_.fused_link_bytes(dense, everyone)
-        )
+        return reduction.link_bytes(self, like, workers)
 
     def batches_link_bytes(self, batches: Batches, workers: tuple[int, ...]) -> Fraction | int:
         """What of it the batches account for."""

@@ -1,7 +1,6 @@
 """Psum: payloads are added on the way, by the all-reduce that a dense mean takes."""
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any, cast
@@ -10,11 +9,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomp import axes, batches as batches_, compiler, offers, summing, trees, wire
+from jaxcomp import axes, batches as batches_, compiler, offers, summing, wire
 from jaxcomp.feedback import Link
 from jaxcomp.policy import Policy
 from jaxcomp.protocols import Array, AxisName, Batches, Codec, Collected, PyTree, Stacks
-from jaxcomp.reducers import dense as dense_, senders
+from jaxcomp.reducers import dense as dense_, reduction, senders
 from jaxcomp.workers import PerWorker
 
 
@@ -110,11 +109,7 @@ class Psum:
 
     def link_bytes(self, like: PyTree, workers: int) -> int:
         """An all-reduce of the payload, of agreed scales, and of the leaves that stay dense."""
-        plan = trees.layout(self.uplink.policy, like)
-        dense = [plan.likes[i] for i in plan.dense]
-        return math.ceil(
-            self.batches_link_bytes(plan.batches, workers) + dense_.fused_link_bytes(dense, workers)
-        )
+        return reduction.link_bytes(self, like, workers)
 
     def batches_link_bytes(self, batches: Batches, workers: int) -> Fraction | int:
         """What of it the batches account for."""

@@ -1,6 +1,7 @@
 """The one path that every gradient takes through any reducer: feedback, uplink, downlink."""
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +20,7 @@ from jaxcomp.protocols import (
     Reducer,
     Stacks,
 )
-from jaxcomp.reducers import shares
+from jaxcomp.reducers import dense as dense_, shares
 
 _LARGE = 2**16
 
@@ -68,6 +69,14 @@ def plan(reducer: Reducer, like: PyTree, workers: tuple[int, ...] = (1,)) -> tre
 def plan_here(reducer: Reducer, like: PyTree, axis_name: AxisName) -> trees.Layout:
     """The `plan` over the workers of this axis."""
     return plan(reducer, like, axes.sizes(axis_name))
+
+
+def link_bytes(reducer: Any, like: PyTree, workers: Any) -> int:
+    """What one device sends over so many workers, for batches and for leaves left dense."""
+    sizes = workers if isinstance(workers, tuple) else (workers,)
+    layout = plan(reducer, like, sizes)
+    dense = dense_.fused_link_bytes([layout.likes[i] for i in layout.dense], math.prod(sizes))
+    return math.ceil(reducer.batches_link_bytes(layout.batches, workers) + dense)
 
 
 def payload_bytes(reducer: Reducer, layout: trees.Layout) -> int:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomp import axes, batches as batches_, noise, policy as policy_, trees, wire, workers
+from jaxcomp import axes, batches as batches_, noise, policy as policy_, wire, workers
 from jaxcomp.feedback import Link
 from jaxcomp.identity import Identity
 from jaxcomp.policy import Policy
@@ -26,7 +26,7 @@ from jaxcomp.protocols import (
     PyTree,
     Stacks,
 )
-from jaxcomp.reducers import dense as dense_, senders, shares
+from jaxcomp.reducers import dense as dense_, reduction, senders, shares
 from jaxcomp.workers import PerWorker
 
 _DOWN = 0x646F776E
@@ -208,11 +208,7 @@ class TwoShot:
 
     def link_bytes(self, like: PyTree, workers: int) -> int:
         """`n − 1` shares of the payload up, as many down, what is agreed on, and dense leaves."""
-        plan = trees.layout(self.uplink.policy, like, shares=self.shares((workers,)))
-        dense = [plan.likes[i] for i in plan.dense]
-        return math.ceil(
-            self.batches_link_bytes(plan.batches, workers) + dense_.fused_link_bytes(dense, workers)
-        )
+        return reduction.link_bytes(self, like, workers)
 
     def batches_link_bytes(self, batches: Batches, workers: int) -> Fraction | int:
         """What of it the batches account for."""
