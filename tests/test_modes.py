@@ -31,12 +31,9 @@ GRADS = [
 ]
 EF21 = jaxcomp.Link(jaxcomp.sign(), jaxcomp.Shift())
 LINKS = [
-    jaxcomp.sign(),
     jaxcomp.qsgd(bits=4),
     jaxcomp.terngrad(shared=True),
-    jaxcomp.eden(bits=4),
     jaxcomp.alq(bits=3),
-    jaxcomp.top_k(fraction=0.01),
     jaxcomp.sidco(fraction=0.01),
 ]
 """Over eight workers those of buckets take two shots, leaves taken whole are gathered, and shared
