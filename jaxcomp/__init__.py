@@ -27,12 +27,14 @@ from jaxcomp.gates import (
     Sampled as Sampled,
 )
 from jaxcomp.identity import Identity as Identity
+from jaxcomp.measuring import measure as measure
 from jaxcomp.mesh import (
     data_parallel as data_parallel,
     init_state as init_state,
     local as local,
     place as place,
 )
+from jaxcomp.planning import plan as plan
 from jaxcomp.policy import Policy as Policy, Rule as Rule
 from jaxcomp.protocols import (
     Codec as Codec,
@@ -87,6 +89,7 @@ from jaxcomp.reducers.phases import Phases as Phases
 from jaxcomp.reducers.power import PowerIteration as PowerIteration
 from jaxcomp.reducers.psum import Psum as Psum
 from jaxcomp.reducers.two_shot import TwoShot as TwoShot
+from jaxcomp.theory.cost import Network as Network
 from jaxcomp.transforms.clipping import clip_local as clip_local
 from jaxcomp.transforms.mean import (
     compressed_mean as compressed_mean,

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxcomp import wire
+from jaxcomp import tables, wire
 from jaxcomp.feedback import Link
 from jaxcomp.protocols import PyTree
 from jaxcomp.reducers import reduction
@@ -73,12 +73,7 @@ class Description:
             )
             for line in self.lines
         ]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        text = [
-            "  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows
-        ]
-        text.insert(1, "-" * max(map(len, text)))
-        text += ["", self.picked, self._totals()]
+        text = [*tables.text(rows), "", self.picked, self._totals()]
         return "\n".join(text)
 
     @property

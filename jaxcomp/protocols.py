@@ -228,6 +228,8 @@ class Reducer(Protocol):
 
     * `batches_link_bytes(batches, workers)`: what of `link_bytes` the compressed leaves make up,
       so that it may be part of another reducer;
+    * `efforts(batches, workers)`: pairs of a link, or a reducer, and the `theory.cost.Effort` that
+      is made for it, by which `plan` knows how long a mean takes;
     * `fitted(batches, state, axis_name)`: the state for these workers, of one that may have been
       made outside of the mapped function;
     * `splits`: True if the part of the mean that `collect` brings to a device is a share of it;

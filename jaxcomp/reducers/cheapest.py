@@ -18,6 +18,7 @@ from jaxcomp.reducers import dense as dense_
 from jaxcomp.reducers.gather import Gather
 from jaxcomp.reducers.psum import Psum
 from jaxcomp.reducers.two_shot import TwoShot, TwoShotState
+from jaxcomp.theory import cost
 
 _NOTICED = 2**16
 """Bytes of compressed leaves below which it is nobody's concern how they travel."""
@@ -156,6 +157,10 @@ class Cheapest:
         self, leaves: Sequence[Array], axis_name: AxisName, weight: Array | None = None
     ) -> Sequence[Array]:
         return dense_.fused_mean(leaves, axis_name, weight)
+
+    def efforts(self, batches: Batches, workers: int) -> tuple[tuple[Link, cost.Effort], ...]:
+        """Those of what is picked."""
+        return self._pick(batches, workers).efforts(batches, workers)
 
     def link_bytes(self, like: PyTree, workers: int) -> int:
         """That of what is picked."""

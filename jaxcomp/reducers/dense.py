@@ -13,6 +13,7 @@ from jax import lax
 from jaxcomp import checks, compiler, trees, wire
 from jaxcomp.policy import NOTHING
 from jaxcomp.protocols import Array, ArrayLike, AxisName, Batches, Collected, PyTree, Stacks
+from jaxcomp.theory import cost
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +62,10 @@ class Dense:
         sent = [leaf.astype(self.dtype or leaf.dtype) for leaf in leaves]
         means = weighted_mean(sent, axis_name, weight)
         return [mean.astype(leaf.dtype) for mean, leaf in zip(means, leaves, strict=True)]
+
+    def efforts(self, batches: Batches, workers: int) -> tuple[tuple[Any, cost.Effort], ...]:
+        """An all-reduce, and the casts around it."""
+        return ((self, cost.Effort(2 * (workers - 1), encodes=1)),)
 
     def link_bytes(self, like: PyTree, workers: int) -> int:
         """An all-reduce of every leaf: `2(n − 1)/n` of its bytes."""

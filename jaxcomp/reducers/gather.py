@@ -13,6 +13,7 @@ from jaxcomp.feedback import Link
 from jaxcomp.policy import Policy
 from jaxcomp.protocols import Array, AxisName, Batches, Codec, Collected, PyTree, Stacks
 from jaxcomp.reducers import dense as dense_, reduction, senders
+from jaxcomp.theory import cost
 from jaxcomp.workers import PerWorker
 
 
@@ -76,6 +77,11 @@ class Gather:
         self, leaves: Sequence[Array], axis_name: AxisName, weight: Array | None = None
     ) -> Sequence[Array]:
         return dense_.fused_mean(leaves, axis_name, weight)
+
+    def efforts(self, batches: Batches, workers: int) -> tuple[tuple[Link, cost.Effort], ...]:
+        """`n − 1` messages one after another, and `n` payloads to decode."""
+        n = workers
+        return ((self.uplink, cost.Effort(n - 1, encodes=1, decodes=1, adds=n - 1)),)
 
     def link_bytes(self, like: PyTree, workers: int) -> int:
         """`n − 1` payloads, what is agreed on first, and an all-reduce of the leaves left dense."""

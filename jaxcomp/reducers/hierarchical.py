@@ -26,6 +26,7 @@ from jaxcomp.protocols import (
 from jaxcomp.reducers import dense as dense_, reduction
 from jaxcomp.reducers.dense import Dense
 from jaxcomp.reducers.gather import Gather
+from jaxcomp.theory import cost
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,6 +209,15 @@ class Hierarchical:
         """What of it the batches account for."""
         slow, fast = self.levels(batches, workers)
         return slow + fast
+
+    def efforts(
+        self, batches: Batches, workers: tuple[int, ...]
+    ) -> tuple[tuple[Any, cost.Effort], ...]:
+        """Those of the outer reducer, for a share of the elements."""
+        *outer, inner = workers
+        shards = tuple(batches_.Shard(batch, inner, None) for batch in batches)
+        found = self._outer.efforts(shards, math.prod(outer))
+        return tuple((link, effort.shared(inner)) for link, effort in found)
 
     def levels(self, batches: Batches, workers: tuple[int, ...]) -> tuple[Fraction | int, int]:
         """Bytes that one device sends over its slow link for them, and over its fast one."""

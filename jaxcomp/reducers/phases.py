@@ -14,6 +14,7 @@ from jaxcomp.feedback import Link
 from jaxcomp.policy import Policy
 from jaxcomp.protocols import Array, AxisName, Batches, Collected, PyTree, Reducer, Stacks
 from jaxcomp.reducers.gather import Gather
+from jaxcomp.theory import cost
 
 _LAST_STEP = np.int32(2**31 - 1)
 
@@ -177,6 +178,11 @@ class Phases:
         self, leaves: Sequence[Array], axis_name: AxisName, weight: Array | None = None
     ) -> Sequence[Array]:
         return self.reducers[-1].dense(leaves, axis_name, weight)
+
+    def efforts(self, batches: Batches, workers: int) -> tuple[tuple[Any, cost.Effort], ...]:
+        """Those of the last phase."""
+        last: Any = self.reducers[-1]
+        return last.efforts(batches, workers)
 
     def link_bytes(self, like: PyTree, workers: int) -> int:
         """That of the last phase."""

@@ -28,6 +28,7 @@ from jaxcomp.reducers import bases, dense as dense_, low_rank, packing, reductio
 from jaxcomp.reducers.dense import Dense
 from jaxcomp.reducers.gather import Gather
 from jaxcomp.reducers.low_rank import LowRank
+from jaxcomp.theory import cost
 
 _Pairs: TypeAlias = list[tuple[Any, Any]]
 """The left and the right factors of each batch."""
@@ -188,6 +189,16 @@ class PowerIteration:
         )
         sizes = [left.size + right.size for left, right in _factors(batches)]
         return tuple(total * size / sum(sizes) for size in sizes)
+
+    def efforts(self, batches: Batches, workers: int) -> tuple[tuple[Any, cost.Effort], ...]:
+        """Each round's, with one device's arithmetic in all."""
+        exchange: Any = self._exchange
+        rounds = sum(
+            effort.rounds
+            for _ in self._rounds(batches)
+            for _, effort in exchange.efforts(batches, workers)
+        )
+        return ((self, cost.Effort(rounds, encodes=1)),)
 
     def link_bytes(self, like: PyTree, workers: int) -> int:
         """One or two rounds of factors, and an all-reduce of the leaves that are left dense."""

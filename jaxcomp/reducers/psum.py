@@ -14,6 +14,7 @@ from jaxcomp.feedback import Link
 from jaxcomp.policy import Policy
 from jaxcomp.protocols import Array, AxisName, Batches, Codec, Collected, PyTree, Stacks
 from jaxcomp.reducers import dense as dense_, reduction, senders
+from jaxcomp.theory import cost
 from jaxcomp.workers import PerWorker
 
 
@@ -106,6 +107,10 @@ class Psum:
         self, leaves: Sequence[Array], axis_name: AxisName, weight: Array | None = None
     ) -> Sequence[Array]:
         return dense_.fused_mean(leaves, axis_name, weight)
+
+    def efforts(self, batches: Batches, workers: int) -> tuple[tuple[Link, cost.Effort], ...]:
+        """Those of an all-reduce; one payload is decoded, the sum."""
+        return ((self.uplink, cost.Effort(2 * (workers - 1), encodes=1, decodes=1)),)
 
     def link_bytes(self, like: PyTree, workers: int) -> int:
         """An all-reduce of the payload, of agreed scales, and of the leaves that stay dense."""

@@ -27,6 +27,7 @@ from jaxcomp.protocols import (
     Stacks,
 )
 from jaxcomp.reducers import dense as dense_, reduction, senders, shares
+from jaxcomp.theory import cost
 from jaxcomp.workers import PerWorker
 
 _DOWN = 0x646F776E
@@ -205,6 +206,12 @@ class TwoShot:
         self, leaves: Sequence[Array], axis_name: AxisName, weight: Array | None = None
     ) -> Sequence[Array]:
         return dense_.fused_mean(leaves, axis_name, weight)
+
+    def efforts(self, batches: Batches, workers: int) -> tuple[tuple[Link, cost.Effort], ...]:
+        """Twice `n − 1` messages; `n` payloads of a share are decoded, and one of each share."""
+        n = workers
+        up = cost.Effort(n - 1, encodes=1, decodes=1 / n, adds=(n - 1) / n)
+        return (self.uplink, up), (self.downlink, cost.Effort(n - 1, encodes=1 / n, decodes=1))
 
     def link_bytes(self, like: PyTree, workers: int) -> int:
         """`n − 1` shares of the payload up, as many down, what is agreed on, and dense leaves."""

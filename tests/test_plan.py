@@ -1,0 +1,316 @@
+"""The cost of a mean on a link, plans made of it, and the command line around them."""
+
+import dataclasses
+import json
+import math
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxcomp
+from jaxcomp import cli, measuring, planning
+from jaxcomp.theory import cost, plan as plan_
+
+TEN_GBIT = cost.Network(1.25e9)
+RESNET = 25_600_000
+
+
+EF = jaxcomp.Link(jaxcomp.sign(), jaxcomp.Residual())
+
+
+def still(way) -> measuring.Measured:
+    """A device of 1 ns an element for each pass, without looking at what passes."""
+    if isinstance(way, jaxcomp.Dense):
+        return measuring.Measured(10**9, 0.0, 0.0, 0.0, 0.0)
+    return measuring.Measured(10**9, whole=2.0, decode=1.0, add=0.5, error=0.1)
+
+
+def test_a_model_of_resnet_takes_what_arithmetic_says():
+    n = 16
+
+    def ms(price):
+        return round(1e3 * price.seconds(TEN_GBIT), 1)
+
+    assert ms(cost.ring(4 * RESNET, n)) == 153.6
+    assert ms(cost.ring(2 * RESNET, n)) == 76.8
+    for bits, expected in ((8, 38.4), (4, 19.2), (1, 4.8)):
+        size = bits * RESNET / 8
+        assert ms(cost.reduce_scatter(size, n) + cost.all_gather(size / n, n)) == expected
+    assert ms(cost.all_gather(RESNET / 8, n)) == 38.4
+    assert ms(cost.all_gather(0.01 * RESNET * 8, n)) == 24.6
+
+
+def test_messages_cost_their_latency():
+    network = cost.Network(1e9, latency=1e-3)
+    assert cost.ring(0, 8).seconds(network) == pytest.approx(14e-3)
+    assert cost.all_gather(0, 8).seconds(network) == pytest.approx(7e-3)
+    assert cost.ring(123, 1) == cost.all_gather(123, 1) == cost.Price()
+
+
+numbers = st.floats(1e-3, 1e3)
+
+
+@hypothesis.settings(max_examples=300, deadline=None, derandomize=True)
+@hypothesis.given(numbers, numbers, numbers, numbers, st.integers(0, 9), st.integers(0, 9), numbers)
+def test_break_even_is_where_both_take_as_long(b1, b2, w1, w2, r1, r2, hidden):
+    dense, packed = cost.Price(1e9 * b1, r1, w1), cost.Price(1e9 * b2, r2, w2)
+    edge = cost.break_even(dense, packed, latency=0.1, hidden=hidden)
+
+    def gain(bandwidth):
+        network = cost.Network(bandwidth, 0.1)
+        both = (max(price.seconds(network) - hidden, 0.0) for price in (dense, packed))
+        return next(both) - next(both)
+
+    if edge == 0:  # It sends no less: on slow links that is what counts.
+        assert b2 >= b1
+        assert gain(1e3) <= 0
+    elif edge == math.inf:
+        assert gain(1e15) >= -1e-6
+    else:
+        assert gain(edge * 0.99) > 0
+        assert gain(edge * 1.01) <= 1e-9
+
+
+def test_a_step_hides_what_runs_beside_the_backward_pass():
+    assert cost.step(1.0, 0.5, backward=0.6, overlap=0.5) == pytest.approx(1.2)
+    assert cost.step(1.0, 0.2, backward=0.6, overlap=0.5) == 1.0
+    assert cost.step(1.0, 0.5, every=10) == pytest.approx(1.05)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: cost.Network(0.0), "`bandwidth`"),
+        (lambda: cost.Network(1.0, -1.0), "`latency`"),
+        (lambda: cost.step(1.0, 1.0, overlap=2.0), "`overlap`"),
+        (lambda: cost.ring(1.0, 0), "`workers`"),
+        (lambda: plan_.forecast([plan_.Way("x", cost.Price())], TEN_GBIT), "dense"),
+        (lambda: planning.plan(100, 1, TEN_GBIT), "`workers`"),
+        (lambda: planning.plan(100, (2, 4), TEN_GBIT), "`fast`"),
+        (lambda: planning.plan(100, 4, TEN_GBIT, fast=TEN_GBIT), "`fast`"),
+    ],
+)
+def test_wrong_use_says_what_is_allowed(make, said):
+    with pytest.raises(ValueError, match=said):
+        make()
+
+
+LIKE = {"w": jax.ShapeDtypeStruct((512, 512), jnp.float32), "b": jax.ShapeDtypeStruct((9,), "f4")}
+
+
+@pytest.mark.parametrize(
+    ("reducer", "n", "rounds", "work"),
+    [
+        # 1 ns to encode, 1 for the first payload of a sum, ½ for each further one.
+        (jaxcomp.Gather(jaxcomp.qsgd_inf(4)), 4, 3 + 6, 1 + 1 + 1.5),
+        (jaxcomp.TwoShot(EF, EF), 4, 6 + 6, 1 + 0.25 + 0.375 + 0.25 + 1),
+        (jaxcomp.Psum(jaxcomp.random_k(0.01)), 4, 6 + 6, 2),
+        (jaxcomp.PowerIteration(rank=2), 4, 12 + 6, 1),
+        (jaxcomp.PowerIteration(rank=2, alternate=True), 4, 6 + 6, 1),
+        (jaxcomp.Dense(), 8, 14, 0),
+    ],
+)
+def test_the_price_of_a_reducer_is_its_bytes_messages_and_passes(reducer, n, rounds, work):
+    spent, fast = planning.price(reducer, LIKE, (n,), still)
+    assert fast == cost.Price()
+    assert spent.bytes == jaxcomp.wire_bytes(reducer, LIKE, n)
+    assert spent.rounds == rounds
+    assert spent.work == pytest.approx(work * 512 * 512 * 1e-9)
+
+
+def test_two_levels_share_out_what_crosses_the_slow_links():
+    outer = jaxcomp.TwoShot(EF, EF)
+    reducer = jaxcomp.Hierarchical(jaxcomp.Dense(), outer)
+    like = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
+    slow, fast = planning.price(reducer, like, (4, 8), still)
+    assert slow.bytes == pytest.approx(jaxcomp.wire_bytes(outer, like, 4) / 8, rel=0.01)
+    assert fast.bytes == pytest.approx(2 * 7 / 8 * 4 * 2**20)
+    dense, near = planning.price(jaxcomp.Dense("bfloat16"), like, (4, 8), still)
+    assert dense.bytes == pytest.approx(2 * 3 / 4 * 2 * 2**20 / 8)
+    assert near.bytes == pytest.approx(2 * 7 / 8 * 2 * 2**20)
+
+
+def plan(link: float, **settings):
+    return planning.plan(25_000_000, 4, cost.Network(link), clock=still, **settings)
+
+
+def test_slow_links_are_worth_compressing_for_and_fast_ones_are_not():
+    slow, quick = plan(12.5e6), plan(12.5e9)
+    assert slow.compress
+    assert slow.best.speedup > 10
+    assert not quick.compress
+    assert "Do not compress" in str(quick)
+    edge = slow.best.break_even
+    name = slow.best.way.name
+    for times, faster in ((0.9, True), (1.1, False)):
+        lines = {line.way.name: line.step for line in plan(edge * times).forecasts}
+        assert (lines[name] < lines["dense bfloat16"]) is faster
+
+
+def test_a_codec_may_be_kept_from_losing_too_much():
+    def clock(way):
+        found = still(way)
+        few = isinstance(way, jaxcomp.Link) and way.codec == jaxcomp.sign()
+        return dataclasses.replace(found, error=0.4) if few else found
+
+    codecs = {"sign": jaxcomp.sign(), "qsgd_inf": jaxcomp.qsgd_inf(bits=4)}
+    link = cost.Network(12.5e6)
+    free = planning.plan(25_000_000, 4, link, codecs=codecs, clock=clock)
+    assert free.best.way.name.startswith("sign")
+    held = planning.plan(25_000_000, 4, link, codecs=codecs, clock=clock, max_error=0.2)
+    assert held.best.way.name == "qsgd_inf, TwoShot"
+    assert len(held.forecasts) == 4
+
+
+def test_nothing_is_won_where_the_mean_hides_behind_the_backward_pass():
+    assert plan(1.25e8).compress
+    hidden = plan(1.25e8, compute=30.0, backward=20.0, overlap=1.0)
+    assert not hidden.compress
+    assert hidden.best.speedup == 1.0
+
+
+def test_leaves_that_are_too_short_for_a_codec_stay_dense():
+    like = {"w": jnp.zeros((512, 512)), "b": jnp.zeros(512)}
+    found = planning.plan(like, 4, cost.Network(1e6), codecs={"sign": jaxcomp.sign()}, clock=still)
+    leaves = {leaf.path: leaf for leaf in found.leaves}
+    assert leaves["b"].codec is None
+    assert leaves["w"].codec == jaxcomp.sign()
+    assert 0 < leaves["w"].saved < found.on(cost.Network(1e6)).forecasts[-1].mean
+    assert "w " in str(found)
+
+
+def test_a_plan_is_json_too():
+    found = json.loads(plan(12.5e6).to_json())
+    assert found["compress"]
+    assert {"name", "step", "break_even", "bytes"} <= set(found["ways"][0])
+    assert found["best"] == found["ways"][0]["name"]
+
+
+def terngrad(parameters: int, compute: float) -> float:
+    """How many times more samples a second by ternary gradients: 16 hosts of 8, 1 Gbit/s."""
+    like = jax.ShapeDtypeStruct((parameters // 1000, 1000), jnp.float32)
+    found = planning.plan(
+        like,
+        (16, 8),
+        cost.Network(1.25e8, 1e-4),
+        codecs={"terngrad": jaxcomp.TwoShot(jaxcomp.terngrad(), jaxcomp.terngrad())},
+        fast=cost.Network(8e9, 1e-5),
+        compute=compute,
+        clock=still,
+    )
+    steps = {line.way.name: line.step for line in found.forecasts}
+    return steps["dense float32"] / steps["terngrad"]
+
+
+def test_ternary_gradients_win_most_where_parameters_are_many_for_the_arithmetic():
+    # AlexNet, VGG-16 and GoogLeNet: parameters, and seconds of a step of one device's batch.
+    alexnet, vgg, googlenet = (
+        terngrad(61_000_000, 0.1),
+        terngrad(138_000_000, 1.0),
+        terngrad(7_000_000, 0.35),
+    )
+    assert alexnet > googlenet > 1
+    assert vgg > googlenet
+
+
+def test_a_link_is_measured_on_this_device():
+    found = measuring.measure(jaxcomp.Cheapest(jaxcomp.sign()).uplink, 2**14, repeats=1)
+    assert found.error == pytest.approx(1 - 2 / math.pi, abs=0.01)
+    assert found.whole > 0
+    assert found.decode > 0
+    assert found.work.encode == pytest.approx(max(0, found.whole - found.decode) / found.elements)
+    assert measuring.measure(jaxcomp.Cheapest(jaxcomp.sign()).uplink, 2**14, repeats=1) is found
+    whole = measuring.measure(jaxcomp.PowerIteration(rank=2), 2**14, repeats=1)
+    assert whole.decode == whole.add == 0
+    assert whole.work.encode > 0
+
+
+def run(capsys, *argv: str) -> str:
+    cli.main(argv)
+    return capsys.readouterr().out
+
+
+def test_every_codec_is_listed_with_its_bits(capsys):
+    lines = json.loads(run(capsys, "codecs", "--json"))
+    assert [line["codec"] for line in lines] == list(cli.CATALOGUE)
+    bits = {line["codec"]: line["bits"] for line in lines}
+    assert bits["sign()"] == pytest.approx(1.0625)
+    nested = "top_k(fraction=0.01, values=qsgd_inf(bits=4, bucket_size=128))"
+    table = run(capsys, "codecs", "--codec", "sign()", nested)
+    assert "Residual" in table
+    assert nested in table
+
+
+def test_codecs_are_timed_beside_a_copy(capsys):
+    (line,) = json.loads(
+        run(capsys, "bench", "--codec", "sign()", "--elements", "4096", "--repeats", "1", "--json")
+    )
+    assert line["encode"] + line["decode"] > 0
+    assert line["copies"] > 0
+
+
+def test_a_plan_is_printed_and_drawn(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(measuring, "measure", lambda way, elements: still(way))
+    common = ["plan", "--params", "25M", "--workers", "4", "--link", "100Mbit"]
+    text = run(capsys, *common, "--plot", str(tmp_path / "plan.png"), "--step", "100ms")
+    assert "Take " in text
+    assert "(the array)" in text
+    assert (tmp_path / "plan.png").stat().st_size > 10_000
+    found = json.loads(run(capsys, *common, "--json", "--codec", "TwoShot(qsgd(), qsgd())"))
+    assert found["network"] == {"bandwidth": 12.5e6, "latency": 50e-6}
+    assert {way["name"] for way in found["ways"]} >= {"TwoShot(qsgd(), qsgd())", "dense bfloat16"}
+    links = ["--workers", "2x8", "--link", "10Gbit", "--fast-link", "400Gbit"]
+    two = run(capsys, *common[:3], *links)
+    assert "2 x 8 workers" in two
+
+
+def test_the_tree_and_the_step_may_be_the_users_own(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(measuring, "measure", lambda way, elements: still(way))
+    (tmp_path / "their_model.py").write_text(
+        "import jax.numpy as jnp\n"
+        "def shapes(): return {'kernel': jnp.zeros((300, 300)), 'bias': jnp.zeros(300)}\n"
+        "def step(): return jnp.zeros(3)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    theirs = ["--tree", "their_model:shapes", "--step", "their_model:step"]
+    text = run(capsys, "plan", *theirs, "--workers", "4", "--link", "1Mbit")
+    assert "kernel" in text
+    assert "300x300" in text
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ("codecs --codec __import__('os')", "name of jaxcomp"),
+        ("codecs --codec jaxcomp.sign()", "malformed"),
+        ("codecs --codec sign(", "no expression"),
+        ("codecs --codec sign(bitz=3)", "no expression"),
+        ("codecs --codec qsgd(bits=99)", "`bits`"),
+        ("codecs --codec Dense()", "must be a codec"),
+        ("plan --workers 4 --link 1Gbit", "--params and --tree"),
+        ("plan --params 9 --workers 4 --link 1Gbit --fast-link 1Gbit", "--fast-link"),
+        ("plan --params 9 --workers 4 --link 1Gbut", "a speed such as"),
+        ("plan --params 9.5 --workers 4 --link 1Gbit", "positive whole number"),
+        ("plan --params 9 --workers 1 --link 1Gbit", "at least 2"),
+        ("plan --params 9 --workers 4 --link 1Gbit --step soon", "a time such as"),
+        ("plan --tree nowhere:x --workers 4 --link 1Gbit", "cannot find 'nowhere:x'"),
+    ],
+)
+def test_the_command_line_says_what_is_wrong(argv, said, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(argv.split())
+    assert stopped.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_errors_of_a_number_do_not_come_as_tracebacks():
+    assert cli.bandwidth("10Gbit/s") == 1.25e9
+    assert cli.bandwidth("3.3TB") == 3.3e12
+    assert cli.seconds("50us") == pytest.approx(50e-6)
+    assert cli.count("25e6") == 25_000_000
+    assert cli.levels("4x8") == (4, 8)
+    assert np.isclose(cli.seconds("0.25"), 0.25)
