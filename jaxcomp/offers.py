@@ -10,11 +10,6 @@ def contractive(codec: Codec) -> bool:
     return getattr(codec, "contractive", not codec.unbiased)
 
 
-def lossless(codec: Codec) -> bool:
-    """Whether buckets of any size are known to arrive as they are."""
-    return all(variance_bound(codec, size) == 0 for size in (1, codec.bucket_size or 2**20))
-
-
 def bits_per_element(codec: Codec) -> float | None:
     """What a full bucket costs an element, if the codec claims it."""
     return getattr(codec, "bits_per_element", None)
@@ -103,6 +98,18 @@ def check_inner(name: str, codec: Any, *, agreement: bool = True, sums: bool = F
         raise ValueError(
             f"`{name}` must not ask the workers to agree on what it will be given only later, got "
             f"{codec!r}; take shared=False"
+        )
+
+
+def check_residual(feedback: Any, codec: Codec, size: int | None, decay: float = 1.0) -> None:
+    """Raises a `ValueError` for a codec whose errors would add up faster than they are sent."""
+    omega = None if size is None or contractive(codec) else variance_bound(codec, size)
+    if omega is not None and decay**2 * omega >= 1:
+        raise ValueError(
+            f"`feedback` must be NoFeedback() or a Shift around {codec!r}, whose variance on "
+            f"buckets of {size}, ω = {omega:.4g}, may exceed its input, so that what it loses "
+            f"grows from step to step, got {feedback!r}; or take jaxcomp.Contractive(codec), more "
+            "bits, shorter buckets, or a contractive codec such as jaxcomp.blockwise(bits=4)"
         )
 
 

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import UInt32
 
-from jaxcomp import bits, offers, trees
+from jaxcomp import axes, bits, offers, trees
 from jaxcomp.policy import Policy
-from jaxcomp.protocols import Array, Batches, Codec, PyTree
+from jaxcomp.protocols import Array, AxisName, Batches, Codec, PyTree
 
 
 def fuse(payload: PyTree) -> UInt32[Array, " words"]:
@@ -46,6 +46,35 @@ def split(buffer: UInt32[Array, "*workers words"], like: PyTree) -> PyTree:
         parts.append(_from_words(buffer[..., start : start + count], leaf))
         start += count
     return jax.tree.unflatten(treedef, parts)
+
+
+def gather(payload: PyTree, axis_name: AxisName, collectives: int = 1) -> PyTree:
+    """Everyone's payload trees, stacked, by so many collectives."""
+    leaves, treedef = jax.tree.flatten(payload)
+    found = [split(axes.gather(fuse(part), axis_name), part) for part in _runs(leaves, collectives)]
+    return jax.tree.unflatten(treedef, [leaf for part in found for leaf in part])
+
+
+def exchange(rows: PyTree, axis_name: AxisName, collectives: int = 1) -> PyTree:
+    """Of trees with an axis of workers, row `j` to worker `j`, and what came for this one."""
+    leaves, treedef = jax.tree.flatten(rows)
+    found = []
+    for part in _runs(leaves, collectives):
+        likes = [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in part]
+        sent = jax.vmap(fuse, axis_size=axes.size(axis_name))(part)
+        found += split(axes.exchange(sent, axis_name), likes)
+    return jax.tree.unflatten(treedef, found)
+
+
+def _runs(leaves: list[Array], count: int) -> list[list[Array]]:
+    """The leaves in their order, as at most so many runs of about equal bytes."""
+    total, done = sum(map(_word_count, leaves)), 0
+    runs: dict[int, list[Array]] = {}
+    for leaf in leaves:
+        size = _word_count(leaf)
+        runs.setdefault(int(count * (done + size / 2) / max(total, 1)), []).append(leaf)
+        done += size
+    return list(runs.values()) or [[]]
 
 
 def fused_bytes(like: PyTree) -> int:

@@ -170,8 +170,13 @@ def test_wrong_arguments_say_so(mesh):
     mixed = jaxcomp.Policy(jaxcomp.qsgd_inf(), rules=(jaxcomp.Rule("a", jaxcomp.top_k()),))
     with pytest.raises(ValueError, match="mixes contractive codecs"):
         mean(mixed)
-    with pytest.warns(UserWarning, match="is not contractive: .* grows"):
-        jaxcomp.Link(jaxcomp.qsgd(), jaxcomp.Residual())
+    with pytest.warns(UserWarning, match="is not known to be contractive: .* grows"):
+        jaxcomp.Link(jaxcomp.eden(), jaxcomp.Residual())
+    for feedback in (jaxcomp.Residual(), jaxcomp.MomentumCorrection()):
+        with pytest.raises(ValueError, match=r"`feedback` must be NoFeedback\(\) or a Shift"):
+            jaxcomp.Link(jaxcomp.qsgd(), feedback)
+    jaxcomp.Link(jaxcomp.qsgd(bits=8), jaxcomp.Residual())  # ω = 0.2
+    jaxcomp.Link(jaxcomp.qsgd(), jaxcomp.Residual(decay=0.5))
     for given in (jaxcomp.Dense, jaxcomp.Gather):
         with pytest.raises(ValueError, match=r"must be an instance, and .* is a class"):
             jaxcomp.compressed_mean(given, "data")

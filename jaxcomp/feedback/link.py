@@ -51,12 +51,14 @@ class Link:
         loose = [
             codec
             for codec in self.policy.codecs
-            if not offers.contractive(codec) and not offers.lossless(codec)
+            if not offers.contractive(codec)
+            and offers.variance_bound(codec, codec.bucket_size or 1) is None
         ]
         if loose and isinstance(self.feedback, Residual | MomentumCorrection):
             warnings.warn(
-                f"{loose[0]!r} is not contractive: where its error exceeds its input, a residual "
-                "on top of it grows from step to step. Use NoFeedback(), or a contractive codec.",
+                f"{loose[0]!r} is not known to be contractive: where its error exceeds its input, "
+                "a residual on top of it grows from step to step. Use NoFeedback(), or a "
+                "contractive codec.",
                 stacklevel=3,
             )
 

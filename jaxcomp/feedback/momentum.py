@@ -6,9 +6,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxcomp import checks
+from jaxcomp import checks, offers
 from jaxcomp.feedback import memory
-from jaxcomp.protocols import Array, PyTree
+from jaxcomp.protocols import Array, Codec, PyTree
 
 
 class MomentumState(NamedTuple):
@@ -78,6 +78,10 @@ class MomentumCorrection:
         checks.choice("nesterov", self.nesterov, (False, True))
         checks.choice("masking", self.masking, (False, True))
         memory.check(self.dtype)
+
+    def check(self, codec: Codec, size: int | None) -> None:
+        """Raises a `ValueError` for a codec around which the memory would grow."""
+        offers.check_residual(self, codec, size)
 
     def init(self, like: PyTree, part_like: PyTree) -> MomentumState:
         del part_like

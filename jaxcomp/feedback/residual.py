@@ -6,9 +6,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxcomp import checks
+from jaxcomp import checks, offers
 from jaxcomp.feedback import memory
-from jaxcomp.protocols import Array, PyTree
+from jaxcomp.protocols import Array, Codec, PyTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Residual:
     """Error feedback: what a message lost is added to the next one.
 
     `p = g + e`, send `C(p)`, `e ← decay · (p − C(p))`. With a contractive codec the error stays
-    bounded; on top of an unbiased codec whose error can exceed its input it may grow.
+    bounded, and with an unbiased one of variance ω while `decay² · ω < 1`; a `Link` raises beyond.
 
     Args:
         decay: how much of the residual is kept, in [0, 1].
@@ -70,6 +70,10 @@ class Residual:
     def __post_init__(self):
         checks.number("decay", self.decay, 0.0, 1.0)
         memory.check(self.dtype)
+
+    def check(self, codec: Codec, size: int | None) -> None:
+        """Raises a `ValueError` for a codec whose residual would grow."""
+        offers.check_residual(self, codec, size, self.decay)
 
     def init(self, like: PyTree, part_like: PyTree) -> ResidualState:
         del part_like

@@ -8,7 +8,7 @@ from typing import cast
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomp import axes, wire
+from jaxcomp import axes, checks, wire
 from jaxcomp.feedback import Link
 from jaxcomp.policy import Policy
 from jaxcomp.protocols import Array, AxisName, Batches, Codec, Collected, PyTree, Stacks
@@ -19,21 +19,25 @@ from jaxcomp.workers import PerWorker
 
 @dataclasses.dataclass(frozen=True)
 class Gather:
-    """The mean of all decoded payloads, by one all-gather for the whole model.
+    """The mean of all decoded payloads, by one all-gather for the whole model, or a few.
 
     One device sends `(n − 1)` payloads, so this pays for few workers or small payloads: b-bit
     codes beat a float32 all-reduce only if `b < 64 / n`.
 
     Args:
         link: the link from each worker; a bare codec or policy is `Link(codec)`.
+        collectives: into how many all-gathers to split the payload, whole arrays each, so that the
+            first can begin before the last gradient is there.
 
     Raises:
-        ValueError: if `link` is none of these.
+        ValueError: if `link` is none of these, or `collectives` is not positive.
     """
 
     link: "Link | Codec | Policy"
+    collectives: int = 1
 
     def __post_init__(self):
+        checks.integer("collectives", self.collectives, 1)
         if not isinstance(self.link, Link):
             object.__setattr__(self, "link", Link(self.link))
 
@@ -59,7 +63,7 @@ class Gather:
         worker, workers = lax.axis_index(axis_name), axes.size(axis_name)
         own = senders.encode(key, batches, message, state.own(), worker, axis_name, weight=weight)
         everything = (own.payloads, () if weight is None else (weight,))
-        gathered, weights = wire.split(axes.gather(wire.fuse(everything), axis_name), everything)
+        gathered, weights = wire.gather(everything, axis_name, self.collectives)
         total = weights[0] if weights else None
         return Collected(
             part=senders.mean(key, batches, gathered, own.sides, total, workers),

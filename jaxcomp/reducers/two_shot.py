@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomp import axes, batches as batches_, noise, policy as policy_, wire, workers
+from jaxcomp import axes, batches as batches_, checks, noise, policy as policy_, wire, workers
 from jaxcomp.feedback import Link
 from jaxcomp.identity import Identity
 from jaxcomp.policy import Policy
@@ -64,9 +64,12 @@ class TwoShot:
         down: the link to all of them, a codec or a `Link`; None sends the mean as it is. It takes
             the leaves that `up` compresses, whatever its own policy says, and needs buckets of the
             same size.
+        collectives: into how many the payload is split each way, whole arrays each, so that the
+            first can begin before the last gradient is there.
 
     Raises:
-        ValueError: if one of them is not a link, or the links do not fit together.
+        ValueError: if one of them is not a link, the links do not fit together, or `collectives` is
+            not positive.
 
     Example:
         >>> import jaxcomp
@@ -90,6 +93,7 @@ class TwoShot:
 
     up: "Link | Codec | Policy"
     down: "Link | Codec | None" = None
+    collectives: int = 1
     splits = True
 
     def __post_init__(self):
@@ -97,6 +101,7 @@ class TwoShot:
             object.__setattr__(self, "up", Link(self.up))
         if self.down is not None and not isinstance(self.down, Link):
             object.__setattr__(self, "down", Link(self.down))
+        checks.integer("collectives", self.collectives, 1)
         _check(self.uplink, self.downlink)
 
     @property
@@ -160,9 +165,7 @@ class TwoShot:
             for shard, payload in zip(shards, own.payloads, strict=True)
         )
         weights = () if weight is None else (jnp.broadcast_to(weight, (n,)),)
-        likes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (rows, weights))
-        sent = jax.vmap(wire.fuse, axis_size=n)((rows, weights))
-        arrived, weights = wire.split(axes.exchange(sent, axis_name), likes)
+        arrived, weights = wire.exchange((rows, weights), axis_name, self.collectives)
         total = weights[0] if weights else None
         first = tuple(worker * shard.buckets for shard in shards)
         return Collected(
@@ -181,7 +184,7 @@ class TwoShot:
         part = tuple(batches_.real(cut, cut.cut(x)) for cut, x in zip(cuts, part, strict=True))
         message, memory = self.feedback.compensate(part, memory)
         own = senders.encode(key, cuts, message, state.down.own(), worker, axis_name, first=True)
-        gathered = wire.split(axes.gather(wire.fuse(own.payloads), axis_name), own.payloads)
+        gathered = wire.gather(own.payloads, axis_name, self.collectives)
         whole = senders.all_shares(key, cuts, gathered, own.sides, axes.size(axis_name))
         sent = senders.decode(key, cuts, own.payloads, own.sides, worker, first=True)
         whole, memory = self.feedback.update(message, sent, whole, 1.0, None, memory)
