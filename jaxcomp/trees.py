@@ -57,13 +57,15 @@ class TreePayload(NamedTuple):
     dense: tuple[Array, ...]
 
 
-def layout(codec: "Codec | Policy", tree: PyTree, shares: int = 1) -> Layout:
+def layout(codec: "Codec | Policy", tree: PyTree, shares: int = 1, runs: int = 1) -> Layout:
     """Plans the batches of a tree; a bare codec takes every leaf.
 
     Args:
         codec: which codec for which leaf.
         tree: arrays, or their shapes and dtypes.
         shares: into how many buckets to cut a leaf whose codec takes it whole.
+        runs: leaves of as many runs of about equal size do not share a batch, so that one can be
+            encoded before the gradients of the next are there.
 
     Raises:
         ValueError: if a leaf is not of a real floating dtype.
@@ -83,7 +85,12 @@ def layout(codec: "Codec | Policy", tree: PyTree, shares: int = 1) -> Layout:
         size = min(picked.bucket_size or -(-like.size // shares), like.size)
         groups.setdefault((picked, like.dtype, size), []).append(Piece(number, 0, like.size))
     batches = []
-    for (picked, dtype, size), pieces in groups.items():
+    found = [
+        (kind, run)
+        for kind, pieces in groups.items()
+        for run in even_runs(pieces, [piece.stop for piece in pieces], runs)
+    ]
+    for (picked, dtype, size), pieces in found:
         direct, rest = _split(pieces, size)
         batches += [Batch(picked, dtype, size, (piece,)) for piece in direct]
         if rest:
@@ -104,6 +111,16 @@ def layout(codec: "Codec | Policy", tree: PyTree, shares: int = 1) -> Layout:
         ),
         treedef=treedef,
     )
+
+
+def even_runs(items: Sequence[Any], sizes: Sequence[int], count: int) -> list[list[Any]]:
+    """The items in their order, as at most so many runs of about equal size in all."""
+    total, done = sum(sizes), 0
+    runs: dict[int, list[Any]] = {}
+    for item, size in zip(items, sizes, strict=True):
+        runs.setdefault(int(count * (done + size / 2) / max(total, 1)), []).append(item)
+        done += size
+    return list(runs.values())
 
 
 def path_name(path) -> str:

@@ -67,14 +67,7 @@ def exchange(rows: PyTree, axis_name: AxisName, collectives: int = 1) -> PyTree:
 
 
 def _runs(leaves: list[Array], count: int) -> list[list[Array]]:
-    """The leaves in their order, as at most so many runs of about equal bytes."""
-    total, done = sum(map(_word_count, leaves)), 0
-    runs: dict[int, list[Array]] = {}
-    for leaf in leaves:
-        size = _word_count(leaf)
-        runs.setdefault(int(count * (done + size / 2) / max(total, 1)), []).append(leaf)
-        done += size
-    return list(runs.values()) or [[]]
+    return trees.even_runs(leaves, [_word_count(leaf) for leaf in leaves], count) or [[]]
 
 
 def fused_bytes(like: PyTree) -> int:
@@ -224,6 +217,7 @@ _COLLECTIVE = re.compile(
     r"(?P<op>all-gather|all-reduce|all-to-all|reduce-scatter|collective-permute"
     r"|collective-broadcast|ragged-all-to-all)(?P<start>-start)?\("
 )
+_CHAIN = re.compile(r"channel_id=\d+(?=, .*\bchain_id=)")
 _ARRAY = re.compile(r"(?P<dtype>[a-z]+\d*[a-z0-9]*)\[(?P<dims>[\d,]*)\](?:\{(?P<layout>[^}]*)\})?")
 _BITS = {"pred": 8, "s4": 4, "u4": 4, "s2": 2, "u2": 2, "bf16": 16, "c64": 64, "c128": 128}
 
@@ -253,10 +247,15 @@ def collective_bytes(compiled: Any) -> dict[str, int]:
         found = re.search(rf"{field}=(\d+)", header)
         everyone *= int(found.group(1)) if found else 1
     totals: dict[str, Fraction | int] = {}
+    chains: set[str] = set()
     for line in text.splitlines():
         found = _COLLECTIVE.search(line)
         if not found:
             continue
+        chain = _CHAIN.search(line)  # A TPU repeats one among the programs that run beside it.
+        if chain and chain[0] in chains:
+            continue
+        chains |= {chain[0]} if chain else set()
         op, group = found["op"], _group_size(line, everyone)
         arrays = list(_ARRAY.finditer(found["shape"]))
         if found["start"]:

@@ -171,7 +171,12 @@ def test_what_is_allowed_converges(case):
             state = init(jnp.zeros(shape))
             return jax.lax.scan(step, (START, state), None, length=STEPS)[1]
 
-        error, alike = run()
+        try:
+            error, alike = run()
+        except ValueError as refused:  # For these workers and sizes, which only the run knows.
+            assert case not in CASES
+            assert str(refused).startswith("`step` must be below"), refused
+            return
     assert bool(alike.all())
     assert np.isfinite(error).all()
     assert float(error[-20:].mean()) < 0.5, error[-1]

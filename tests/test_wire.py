@@ -232,6 +232,17 @@ def test_collectives_are_read_in_their_physical_layout(line, op, size):
     assert jaxcomp.collective_bytes(HEADER + "  " + line + "\n") == {op: size}
 
 
+def test_a_collective_that_is_carried_through_fusions_counts_once():
+    """As a TPU does it, which repeats the collective in each of them."""
+    line = (
+        "  %g.{0} = u32[4096]{{0:T(1024)}} all-gather(%p.{0}), channel_id=3, "
+        'replica_groups={{{{0,1,2,3}}}}, frontend_attributes={{chain_id="0"}}\n'
+    )
+    other = "  %h = u32[4096]{0} all-gather(%q), channel_id=4, replica_groups={{0,1,2,3}}\n"
+    text = HEADER + line.format(1) + line.format(2) + other
+    assert jaxcomp.collective_bytes(text) == {"all-gather": 2 * 3 * 4096}
+
+
 def test_describe_says_what_is_dense_and_why():
     like = {
         "net": {"kernel": jnp.zeros((64, 64)), "bias": jnp.zeros(64), "tiny": jnp.zeros((2, 3))}

@@ -63,7 +63,8 @@ def plan(reducer: Reducer, like: PyTree, workers: tuple[int, ...] = (1,)) -> tre
     """Which leaves the reducer compresses, in which batches, over axes of these sizes."""
     policy = policy_.NOTHING if reducer.uplink is None else reducer.uplink.policy
     shares = getattr(reducer, "shares", lambda _: 1)
-    return trees.layout(policy, like, shares=shares(workers))
+    runs = getattr(reducer, "collectives", 1)
+    return trees.layout(policy, like, shares=shares(workers), runs=runs)
 
 
 def plan_here(reducer: Reducer, like: PyTree, axis_name: AxisName) -> trees.Layout:
