@@ -174,8 +174,8 @@ def test_what_is_allowed_converges(case):
         try:
             error, alike = run()
         except ValueError as refused:  # For these workers and sizes, which only the run knows.
-            assert case not in CASES
-            assert str(refused).startswith("`step` must be below"), refused
+            if case in CASES or not str(refused).startswith("`step` must be below"):
+                raise
             return
     assert bool(alike.all())
     assert np.isfinite(error).all()
