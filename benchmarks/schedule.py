@@ -28,8 +28,8 @@ class Overlap(NamedTuple):
     starts: tuple[tuple[str, float], ...]
 
 
-def read(text: str) -> Overlap:
-    """The overlap of a compiled program."""
+def read(text: str, kinds: frozenset[str]) -> Overlap:
+    """The overlap of a compiled program with its collectives of these kinds."""
     program = _Program(text)
     total = beside = 0.0
     under_way: set[str] = set()
@@ -39,6 +39,7 @@ def read(text: str) -> Overlap:
         work = program.flops_of(line)
         carried = any(program.carries(body) for body in _called(line)) and work > 0
         found = _COLLECTIVE.search(line)
+        found = found if found and found[1] in kinds else None
         if found and found[2] == "-done":
             begun = re.search(r"-done\([^%]*%([\w.\-]+)", line)
             under_way.discard(begun[1] if begun else "")
