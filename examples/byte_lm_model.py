@@ -105,14 +105,17 @@ def read_text() -> Text:
     return Text(np.frombuffer(train, np.uint8), np.frombuffer(validation, np.uint8), digest)
 
 
-def batch_of(text: Text, step: int, *, size: int, context: int, seed: int) -> tuple:
+def batch_of(
+    text: Text, step: int, *, size: int, context: int, seed: int, rows: Any = slice(None)
+) -> tuple:
     """The batch of one step: drawn by the seed and the step alone, so there is nothing to store.
 
     Returns:
-        Bytes and the ones that follow them, `[size, context]` each.
+        Bytes and the ones that follow them, `[size, context]` each, or some `rows` of those.
     """
     draw = np.random.default_rng((seed, step))
-    return windows(text.train, draw.integers(len(text.train) - context, size=size), context)
+    starts = draw.integers(len(text.train) - context, size=size)
+    return windows(text.train, starts[rows], context)
 
 
 def validation_of(text: Text, context: int) -> tuple:

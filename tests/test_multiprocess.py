@@ -1,0 +1,182 @@
+"""Several processes compute what one does with as many devices, and do not wait for the dead."""
+
+import contextlib
+import json
+import os
+import pathlib
+import pickle
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+
+import jax
+import numpy as np
+import processes
+import pytest
+
+TESTS = pathlib.Path(__file__).parent
+EXAMPLE = TESTS.parent / "examples" / "multihost.py"
+WORKERS = 4
+PATIENCE = 240  # Seconds, of a machine that is busy with other tests.
+TINY = (
+    *("--layers", 1, "--width", 32, "--context", 32),
+    *("--batch-size", 8, "--steps", 6, "--codec", "sign"),
+)
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+import byte_lm_model, jax, multihost
+
+draw = byte_lm_model.batch_of
+
+def batch_of(text, step, **settings):
+    if step == 5 and jax.process_index() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return draw(text, step, **settings)
+
+byte_lm_model.batch_of = batch_of
+multihost.main(sys.argv[2:])
+"""
+DYING = ("-c", KILLED, EXAMPLE.parent)
+# Half of the time to compile; what is compared has the same flags.
+ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_backend_optimization_level=0"}
+
+
+@contextlib.contextmanager
+def started(commands):
+    """Processes with what they print; none outlives the test."""
+    with contextlib.ExitStack() as stack:
+        running = []
+        for command in commands:
+            said = stack.enter_context(tempfile.TemporaryFile("w+"))
+            process = subprocess.Popen(
+                [sys.executable, *map(str, command)],
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                env=os.environ | ENVIRONMENT,
+            )
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            running.append((process, said))
+        yield running
+
+
+def ended(process, said, within=PATIENCE):
+    """Exit code and output of a process, which ends in time."""
+    code = process.wait(timeout=within)
+    said.seek(0)
+    return code, said.read()
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("localhost", 0))
+        return found.getsockname()[1]
+
+
+def test_means_of_four_workers_in_one_two_and_four_processes(tmp_path):
+    """Compressed ones and all memory bit for bit; sums of floats, whose order is free, nearly."""
+    commands = []
+    for count in (1, 2, 4):
+        address = f"localhost:{free_port()}"
+        commands += [
+            (
+                *(TESTS / "processes.py", address, count, number, WORKERS // count),
+                tmp_path / f"{count}-{number}",
+            )
+            for number in range(count)
+        ]
+    with started(commands) as running:
+        for process, said in running:
+            code, text = ended(process, said)
+            assert code == 0, text
+    wanted = pickle.loads((tmp_path / "1-0").read_bytes())
+    for file in [*tmp_path.glob("2-*"), *tmp_path.glob("4-*")]:
+        for worker, found in pickle.loads(file.read_bytes()).items():
+            compare(found, wanted[worker])
+
+
+def compare(found, want):
+    """What a worker holds, with what it holds in one process."""
+    for name in processes.EXACT:
+        jax.tree.map(np.testing.assert_array_equal, found[name], want[name])
+    for name, times in processes.TIMES.items():
+        for step in range(processes.STEPS):
+            for leaf, rows in processes.gradients(step, range(WORKERS)).items():
+                got, expected = (one[name][0][step][leaf] for one in (found, want))
+                # For the mean: n times as much for the sum, which is n times as large.
+                bound = np.finfo(np.float32).eps * np.abs(times * rows).sum(axis=0)
+                assert (np.abs(got - expected) <= bound).all(), (name, step, leaf)
+
+
+def example(out, count, devices, *options, script=(EXAMPLE,)):
+    address = f"localhost:{free_port()}"
+    return [
+        (
+            *(*script, "--coordinator", address, "--num-processes", count, "--process-id", number),
+            *("--devices-per-process", devices, "--out", out, *options),
+        )
+        for number in range(count)
+    ]
+
+
+def digest(out):
+    return json.loads((out / "results.json").read_text())["settings"]["parameters_sha256"]
+
+
+def test_the_example_is_killed_and_resumed_and_equals_one_process(tmp_path):
+    """The second of two processes dies after a checkpoint, and the first does not wait for ever."""
+    together, alone = tmp_path / "together", tmp_path / "alone"
+    options, patience = (*TINY, "--checkpoint-every", 3), 40
+    dying = example(together, 2, 2, *options, "--timeout", patience, script=DYING)
+    with started([*dying, *example(alone, 1, 4, *TINY)]) as (*both, one):
+        (first, said), (second, _) = both
+        assert second.wait(timeout=PATIENCE) == -signal.SIGKILL
+        code, text = ended(first, said, within=2 * patience)
+        assert code == 1, text
+        assert re.search("multihost.py: error: (waited 40 .* for step 5|.* failed in a step)", text)
+        assert "Traceback" not in text
+        code, text = ended(*one)
+        assert code == 0, text
+    with started(example(together, 2, 2, *options, "--resume")) as running:
+        texts = []
+        for process, said in running:
+            code, text = ended(process, said)
+            assert code == 0, text
+            texts.append(text)
+    assert "bits a byte on held-out files" in texts[0]
+    assert "bits a byte" not in texts[1]
+    assert digest(together) == digest(alone)
+
+
+def test_a_missing_peer_ends_the_wait(tmp_path):
+    command, _ = example(tmp_path, 2, 1, "--timeout", 2)
+    with started([command]) as ((process, said),):
+        code, text = ended(process, said, within=120)
+    assert code == 1, text
+    assert "waited 2 seconds (--timeout) for 2 processes to join at localhost:" in text
+    assert "Traceback" not in text
+    assert "stack trace" not in text
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--process-id", 0], "--coordinator, --num-processes and --process-id: give all three"),
+        (
+            ["--coordinator", "localhost:1", "--num-processes", 2, "--process-id", 2],
+            "argument --process-id: must be below 2, got 2",
+        ),
+    ],
+    ids=["some", "outside"],
+)
+def test_refused_options(options, said, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(EXAMPLE.parent)
+    import multihost
+
+    with pytest.raises(SystemExit, match="2"):
+        multihost.parse(list(map(str, options)))
+    assert said in capsys.readouterr().err
