@@ -4,6 +4,8 @@ JAX's types of replication ("varying manual axes") exist only under `shard_map(c
 each helper here does the right thing with and without them.
 """
 
+import collections
+import itertools
 from typing import Any
 
 import jax
@@ -137,6 +139,46 @@ def exchange(rows: Array, axis_name: AxisName) -> Array:
 
     if size == 0:
         return rows
-    if size % _TILE == 0:
-        return swap(rows)
-    return lax.platform_dependent(rows, tpu=padded, default=swap)
+    # Between CPUs of several hosts, all at once: who is sent to by two waits for both, and the
+    # others for them.
+    own: dict[str, Any] = {} if size % _TILE == 0 else {"tpu": padded}
+    own |= {"cpu": lambda rows: _in_turns(rows, axis_name)} if jax.process_count() > 1 else {}
+    return lax.platform_dependent(rows, **own, default=swap) if own else swap(rows)
+
+
+def _in_turns(rows: Array, axis_name: AxisName) -> Array:
+    """The same by permutations, one after another: each worker sends to one and hears from one."""
+    (n, size), own, turns = rows.shape, lax.axis_index(axis_name), _turns(rows.shape[0])
+    parts = max(1, len(turns) // max(1, n - 1))
+    rows = jnp.pad(rows, ((0, 0), (0, -size % parts))).reshape(n, parts, -1)
+    found = rows = vary(rows, axis_name)
+    for ring, part in turns:
+        by = [ring.index(worker) for worker in range(n)]
+        to, of = jnp.array(ring)[own], jnp.array(part)[own]
+        came, where = jnp.array(by)[own], jnp.array([part[worker] for worker in by])[own]
+        sent = lax.dynamic_slice(rows, (to, of, 0), (1, 1, rows.shape[2]))
+        pairs = list(enumerate(ring))
+        rows, arrived = lax.optimization_barrier((rows, lax.ppermute(sent, axis_name, pairs)))
+        found = lax.dynamic_update_slice(found, arrived, (came, where, 0))
+    return found.reshape(n, -1)[:, :size]
+
+
+def _turns(n: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """To whom each worker sends, and which part of that row; in all, everyone's rows to everyone.
+
+    Gloo says on the connection to a worker both what it sends and what it is ready to hear, so two
+    who send to each other wait for each other. Shifts have no such pairs, except the one by half
+    the workers. Of four that would be a third of all: they send halves round the six cycles that
+    there are, in which every worker follows every other one twice.
+    """
+    if n != 4:
+        return [(tuple((i + turn) % n for i in range(n)), (0,) * n) for turn in range(1, n)]
+    turns: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+    sent: collections.Counter[tuple[int, int]] = collections.Counter()
+    for order in itertools.permutations(range(1, n)):
+        ring = [0] * n
+        for worker, then in itertools.pairwise((0, *order, 0)):
+            ring[worker] = then
+        turns.append((tuple(ring), tuple(sent[arc] for arc in enumerate(ring))))
+        sent.update(enumerate(ring))
+    return turns
