@@ -1,0 +1,92 @@
+"""How payloads travel: in one collective or a few, all at once or in turns."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import jaxcomp
+from jaxcomp import axes, trees
+from jaxcomp.reducers import reduction
+
+RNG = np.random.default_rng(0)
+LIKE = {f"w{i}": jnp.zeros((40 + i, 64)) for i in range(5)} | {"b": jnp.zeros(7)}
+GRADS = [
+    jax.tree.map(lambda x: jnp.asarray(RNG.standard_normal((4, *x.shape)), x.dtype), LIKE)
+    for _ in range(3)
+]
+
+
+def test_runs_are_whole_and_about_even():
+    for sizes in ([1] * 12, [5, 1, 1, 1, 8, 1, 1], [100], [0, 0], []):
+        for count in (1, 2, 3, 5):
+            runs = trees.even_runs(list(range(len(sizes))), sizes, count)
+            assert list(itertools.chain(*runs)) == list(range(len(sizes)))
+            assert len(runs) <= count
+            for run in runs:
+                assert sum(sizes[i] for i in run) <= sum(sizes) / count + max(sizes)
+
+
+@pytest.mark.parametrize("kind", [jaxcomp.Gather, jaxcomp.TwoShot])
+def test_the_mean_is_the_same_in_a_few_collectives(kind, mesh):
+    """Of signs, which draw nothing at random; each collective is there, and no byte more."""
+    link = jaxcomp.Link(jaxcomp.sign(bucket_size=64), jaxcomp.Residual())
+    links = (link,) if kind is jaxcomp.Gather else (link, link)
+    four = jax.sharding.Mesh(mesh.devices[:4], ("data",))
+    found = {}
+    for parts in (1, 3):
+        reducer = kind(*links, collectives=parts)
+        tx = jaxcomp.compressed_mean(reducer, "data")
+
+        def step(state, grads, tx=tx):
+            return tx.update(jax.tree.map(lambda g: g[0], grads), state)
+
+        state = jaxcomp.init_state(tx, LIKE, four, "data")
+        run = jaxcomp.data_parallel(step, four, "data").lower(state, GRADS[0]).compile()
+        text = run.as_text()
+        assert text.count(" all-gather(") == parts
+        assert text.count(" all-to-all(") == (parts if kind is jaxcomp.TwoShot else 0)
+        moved = sum(jaxcomp.collective_bytes(run).values())
+        assert abs(moved - jaxcomp.wire_bytes(reducer, LIKE, workers=4)) <= 1
+        for grads in GRADS:
+            mean, state = run(state, jax.device_put(grads, jax.NamedSharding(four, P("data"))))
+        found[parts] = mean
+    jax.tree.map(np.testing.assert_array_equal, found[1], found[3])
+
+
+def test_a_run_of_leaves_is_a_batch_of_its_own():
+    split = reduction.plan(jaxcomp.Gather(jaxcomp.qsgd_inf(bits=4), collectives=2), LIKE)
+    leaves = [{piece.leaf for piece in batch.pieces} for batch in split.batches]
+    assert len(leaves) == 2
+    assert not leaves[0] & leaves[1]
+    with pytest.raises(ValueError, match="`collectives` must be at least 1, got 0"):
+        jaxcomp.Gather(jaxcomp.qsgd_inf(), collectives=0)
+    with pytest.raises(ValueError, match="`collectives` must be"):
+        jaxcomp.TwoShot(jaxcomp.qsgd_inf(), collectives=2.5)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 8])
+def test_turns_bring_every_row_to_everyone(n, mesh):
+    turns = axes._turns(n)
+    parts = len(turns) // (n - 1)
+    seen = {(i, to, part[i]) for ring, part in turns for i, to in enumerate(ring)}
+    assert seen == {(i, j, k) for i in range(n) for j in range(n) for k in range(parts) if i != j}
+    swaps = sum(ring[ring[i]] == i for ring, _ in turns for i in range(n))
+    assert swaps == (0 if n % 2 or n == 4 else n)
+    some = jax.sharding.Mesh(mesh.devices[:n], ("data",))
+    rows = jnp.asarray(RNG.integers(0, 2**32, (n, n, 7), np.uint64), jnp.uint32)
+
+    def mapped(move):
+        own = jax.shard_map(
+            lambda x: move(x[0])[None], mesh=some, in_specs=P("data"), out_specs=P("data")
+        )
+        return np.asarray(jax.jit(own)(rows))
+
+    np.testing.assert_array_equal(
+        mapped(lambda x: axes._in_turns(x, "data")),
+        mapped(lambda x: lax.all_to_all(x, "data", 0, 0, tiled=True)),
+    )
