@@ -1,0 +1,101 @@
+"""What worker programs share: their place in the group, a clock, and the bytes that they sent."""
+
+import json
+import pathlib
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+import jaxcomp
+
+AXIS = "data"
+
+
+def place() -> dict[str, Any]:
+    """Which worker this is, of how many, and the settings of the program."""
+    return json.loads(sys.argv[1])
+
+
+def chosen(own: dict[str, Any], names: Iterable[str]) -> list[str]:
+    """Those that were asked for; all, if none was."""
+    return [name for name in names if name in (own["methods"] or names)]
+
+
+def matrix(elements: int) -> tuple[int, int]:
+    """The gradient's shape, nearly square, so that low rank applies too; rows as real ones are."""
+    columns = max(1, round(elements**0.5 / 1024)) * 1024
+    return round(elements / columns), columns
+
+
+def finish(own: dict[str, Any], results: dict[str, Any]) -> None:
+    pathlib.Path(own["out"]).write_text(json.dumps(results))
+
+
+def say(own: dict[str, Any], *words: str) -> None:
+    if own["rank"] == 0:
+        print("   ", *words, flush=True)
+
+
+def join(own: dict[str, Any]) -> Mesh:
+    """Brings the processes together: one device each."""
+    at = f"{own['address']}:{own['port']}"
+    jax.distributed.initialize(at, own["processes"], own["rank"])
+    return jax.make_mesh((own["processes"],), (AXIS,), axis_types=(AxisType.Auto,))
+
+
+def spread(mesh: Mesh, rows: np.ndarray) -> jax.Array:
+    """This worker's rows as its part of an array over all."""
+    where = NamedSharding(mesh, PartitionSpec(AXIS))
+    return jax.make_array_from_process_local_data(where, rows)
+
+
+def meeting(mesh: Mesh) -> Callable[..., float]:
+    """A function that returns, to all at the same time, the mean of what they brought."""
+    mean = jaxcomp.data_parallel(lambda x: lax.pmean(x.sum(), AXIS), mesh, AXIS)
+
+    def meet(value: float = 0.0) -> float:
+        return float(mean(spread(mesh, np.array([value], np.float32))))
+
+    return meet
+
+
+def timed(
+    run: Callable[[], Any], meet: Callable[[], Any], repeats: int, warm: int = 1
+) -> dict[str, Any]:
+    """Seconds of each repetition, which all begin together, and what one takes on this worker.
+
+    That is the bytes that it sent, its processor's seconds in its own code and in the kernel's, and
+    the pages of memory that were mapped.
+    """
+    seconds: list[float] = []
+    for _ in range(warm):
+        run()
+    meet()
+    before = _spent()
+    for _ in range(repeats):
+        meet()
+        start = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - start)
+    meet()  # What was in the queue has left now.
+    each = {name: (now - before[name]) / repeats for name, now in _spent().items()}
+    return {"seconds": seconds, **each}
+
+
+def _spent() -> dict[str, float]:
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    return {"sent": sent(), "user": own.ru_utime, "system": own.ru_stime, "pages": own.ru_minflt}
+
+
+def sent() -> int:
+    """Bytes that have left this host so far, headers and all."""
+    lines = pathlib.Path("/proc/net/dev").read_text().splitlines()
+    fields = next(line.split(":")[1] for line in lines if line.strip().startswith("eth0:"))
+    return int(fields.split()[8])

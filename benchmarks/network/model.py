@@ -1,0 +1,154 @@
+"""Holds the link model against what was measured, and looks beyond it.
+
+    python benchmarks/network/model.py out/network
+
+Of each group of processes three things are known beside the means: how long a collective of a few
+bytes takes, how fast a large all-gather of bytes is, and how long each codec takes when all of them
+encode or decode at the same time. From these and from the bytes that `wire_bytes` tells, the model
+of `jaxcomp.theory.cost` says what every mean should take, and `jaxcomp.plan` which way to choose;
+both are compared with the clock. A picture carries the model on to more workers and faster links.
+"""
+
+import dataclasses
+import json
+import pathlib
+import statistics
+import sys
+from typing import Any
+
+import mean
+import tables
+from rich.console import Console
+
+import jaxcomp
+from jaxcomp import measuring, planning
+from jaxcomp.theory import cost, plan as plan_
+
+WITHIN = 0.2
+COLUMNS = ("rate", "processes", "method", "measured", "predicted", "off by", "links", "work")
+
+
+def network_of(cell: dict[str, Any]) -> cost.Network:
+    """What the two micro-benchmarks of the wire say of a link."""
+    n, wire = cell["processes"], cell["wire"]
+    small = statistics.median(wire["all_gather, small"]["seconds"])
+    large = wire["all_gather, large"]
+    latency = small / (n - 1)
+    seconds = statistics.median(large["seconds"]) - small
+    return cost.Network(cost.all_gather(large["size"], n).bytes / seconds, latency)
+
+
+def clock_of(cells: list[dict[str, Any]], cell: dict[str, Any]) -> planning.Clock:
+    """What the third one says of codecs, for as many processes over any wire."""
+    (work,) = (
+        other["work"]
+        for other in cells
+        if "work" in other and other["processes"] == cell["processes"]
+    )
+
+    def clock(way: Any) -> measuring.Measured:
+        return measuring.Measured(**work[repr(way)])
+
+    return clock
+
+
+def price_of(cells: list[dict[str, Any]], cell: dict[str, Any], name: str) -> cost.Price:
+    """What a mean asks of a worker; bytes are those of the program that was run."""
+    n, like = cell["processes"], mean.like(cell["elements"])
+    reducer = mean.picked(mean.METHODS[name], like, n)
+    price, _ = planning.price(reducer, like, (n,), clock_of(cells, cell))
+    moved = cell["methods"][name]["collective_bytes"]
+    return dataclasses.replace(price, bytes=sum(moved.values()))
+
+
+def without(cell: dict[str, Any]) -> float:
+    """Seconds of a step that takes no mean."""
+    return statistics.median(cell["step"]["seconds"])
+
+
+def compare(cells: list[dict[str, Any]]) -> tuple[list[tuple[str, ...]], list[float]]:
+    """A row for each mean, and by what fraction each prediction of a shaped one is off."""
+    rows, errors = [], []
+    for cell in cells:
+        for name, found in cell["methods"].items():
+            if name not in mean.METHODS:
+                continue
+            measured = statistics.median(found["seconds"])
+            price = price_of(cells, cell, name)
+            work = price.work + without(cell)
+            predicted = price.seconds(network_of(cell)) + without(cell)
+            links = predicted - work
+            error = predicted / measured - 1
+            if tables.bytes_a_second(cell["rate"]) is not None:
+                errors.append(abs(error))
+            times = (f"{t:.3f}" for t in (measured, predicted))
+            parts = (f"{t:.3f}" for t in (links, work))
+            where = (cell["rate"], str(cell["processes"]), name)
+            rows.append((*where, *times, f"{100 * error:+.0f} %", *parts))
+    return rows, errors
+
+
+def advise(cells: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """What the plan takes for each group, and how that compares with the best that was measured."""
+    rows = []
+    for cell in cells:
+        names = [name for name in cell["methods"] if name in mean.METHODS]
+        ways = [
+            plan_.Way(
+                name,
+                price_of(cells, cell, name),
+                dense=isinstance(mean.METHODS[name], jaxcomp.Dense),
+            )
+            for name in names
+        ]
+        planned = plan_.forecast(ways, network_of(cell), compute=without(cell))
+        times = {name: statistics.median(cell["methods"][name]["seconds"]) for name in names}
+        best = min(times, key=times.__getitem__)
+        taken = planned.best.way.name
+        rows.append(
+            (
+                cell["rate"],
+                str(cell["processes"]),
+                taken,
+                f"{times[taken]:.3f}",
+                best,
+                f"{times[best]:.3f}",
+                f"{times[taken] / times[best]:.2f}",
+            )
+        )
+    return rows
+
+
+def write(folder: pathlib.Path) -> None:
+    book = json.loads((folder / "mean.json").read_text())
+    console = Console(width=max(140, Console().width))
+    rows, errors = compare(book["cells"])
+    good, middle = sum(error <= WITHIN for error in errors), statistics.median(errors or [0.0])
+    said = (
+        f"{good} of {len(errors)} means over shaped links are predicted within "
+        f"{100 * WITHIN:.0f} %; the median is off by {100 * middle:.0f} %."
+    )
+    links = [
+        (
+            cell["rate"],
+            str(cell["processes"]),
+            plan_.speed(network_of(cell).bandwidth),
+            plan_.duration(network_of(cell).latency),
+            plan_.duration(without(cell)),
+        )
+        for cell in book["cells"]
+    ]
+    advice = ("rate", "processes", "the plan takes", "measured", "best", "measured", "of the best")
+    columns = ("rate", "processes", "link as measured", "a message", "a step without a mean")
+    parts = [
+        tables.show("Links, by micro-benchmarks", columns, links, console),
+        tables.show("The model and the clock, seconds", COLUMNS, rows, console),
+        said,
+        tables.show("What the plan would take", advice, advise(book["cells"]), console),
+    ]
+    console.print(said)
+    (folder / "model.md").write_text("\n\n".join(parts) + "\n")
+
+
+if __name__ == "__main__":
+    write(pathlib.Path(sys.argv[1]))

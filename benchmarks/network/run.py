@@ -1,0 +1,162 @@
+"""Compressed means and training over a slow wire, beside the dense ones and PyTorch's.
+
+    sudo .venv/bin/python benchmarks/network/run.py
+    sudo .venv/bin/python benchmarks/network/run.py --rates 100mbit --processes 4 --only mean
+
+Workers are processes in network namespaces of their own, which a bridge connects: each link is held
+to a rate in both directions. It needs root, `ip`, `tc` and `unshare`, and says so where one is
+missing. All processes share the cores of this machine, so what they compute takes longer than it
+would on a machine each: at 100 Mbit/s the wire decides, at higher rates more and more the cores.
+
+Results are in the `--out` folder: `mean.json` and `train.json` are added to group by group, so a
+run may be cut into several; tables and pictures are drawn from them.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import platform
+import signal
+import sys
+import time
+from importlib import metadata
+from typing import Any
+
+import namespaces
+import plot
+import tables
+from launch import LaunchError, launch, threads
+
+UNSHAPED = "unshaped"
+JOBS = {
+    "mean": [("mean", "mean.py")],
+    "train": [("train", "train.py")],
+    "torch": [("mean", "torch_ddp.py"), ("train", "torch_ddp.py")],
+}
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    add = parser.add_argument
+    rates = ["100mbit", "1gbit", UNSHAPED]
+    add("--rates", nargs="+", default=rates, help=f"as tc writes them, or {UNSHAPED}")
+    add("--processes", nargs="+", type=int, default=[2, 4])
+    add("--only", nargs="+", choices=JOBS, default=list(JOBS))
+    add("--methods", nargs="+", metavar="NAME", help="some of them, by name")
+    add("--elements", type=int, default=25_000_000, help="of the mean; made a matrix")
+    add("--repeats", type=int, default=5, help="of each mean")
+    add("--steps", type=int, default=600, help="of training at most, and of its schedule")
+    add("--target", type=float, default=3.0, help="bits a byte to train to")
+    add("--every", type=int, default=10, help="steps from score to score")
+    add("--limit", type=float, default=3600, help="seconds for one program")
+    add("--out", type=pathlib.Path, default=pathlib.Path("out/network"))
+    options = parser.parse_args()
+    for rate in options.rates:
+        try:
+            tables.bytes_a_second(rate)
+        except ValueError as error:
+            parser.error(f"argument --rates: {error}")
+    if min(options.processes) < 2 or min(options.repeats, options.every, options.steps) < 1:
+        parser.error("--processes must be at least 2; --repeats, --every and --steps positive")
+    trains = {"train", "torch"} & set(options.only)
+    if trains and any(4 % n for n in options.processes):
+        parser.error("--processes must be 2 or 4 to train, so that all have equal parts of a batch")
+    return options
+
+
+def environment() -> dict[str, Any]:
+    packages = ("jax", "jaxlib", "optax", "flax", "torch", "numpy")
+    found = {name: _version(name) for name in ("jaxcomp", *packages)}
+    return {
+        **found,
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "cores": os.cpu_count(),
+        "shaper": "tbf " + " ".join(namespaces.BUCKET),
+        "congestion": namespaces.CONGESTION,
+    }
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "absent"
+
+
+def slowest(found: list[Any]) -> Any:
+    """What all ranks measured as one: the largest of every number."""
+    first = found[0]
+    if isinstance(first, dict):
+        return {key: slowest([one[key] for one in found]) for key in first}
+    if isinstance(first, list):
+        return [slowest(list(each)) for each in zip(*found, strict=True)]
+    return first if isinstance(first, str) else max(found)
+
+
+def keep(path: pathlib.Path, cell: dict[str, Any], found: dict[str, Any]) -> None:
+    """Adds what a program found to the file, in the place for its rate and its processes."""
+    book: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"cells": []}
+    book["environment"] = environment()
+    for held in book["cells"]:
+        if all(held[key] == value for key, value in cell.items()):
+            break
+    else:
+        book["cells"].append(held := {**cell, "methods": {}})
+    held["methods"].update(found.pop("methods"))
+    held.update(found)
+    path.write_text(json.dumps(book, indent=1) + "\n")
+
+
+def measured(path: pathlib.Path, processes: int) -> bool:
+    """Whether it is known how long codecs take, which does not depend on the wire."""
+    book = json.loads(path.read_text()) if path.exists() else {"cells": []}
+    return any("work" in cell for cell in book["cells"] if cell["processes"] == processes)
+
+
+def run(options: argparse.Namespace, rate: str, processes: int, job: str) -> bool:
+    """Whether all programs of the job came to an end."""
+    good = True
+    asked = ("methods", "elements", "repeats", "steps", "target", "every")
+    settings = {name: getattr(options, name) for name in asked}
+    settings["work"] = not measured(options.out / "mean.json", processes)
+    for what, program in JOBS[job]:
+        title = f"{rate}, {processes} processes: {what} by {program}"
+        print(title, flush=True)
+        folder = options.out / "logs" / f"{rate}-{processes}-{program.removesuffix('.py')}-{what}"
+        start = time.monotonic()
+        try:
+            with namespaces.network(processes, None if rate == UNSHAPED else rate) as net:
+                found = launch(net, program, {**settings, "what": what}, folder, options.limit)
+        except LaunchError as error:
+            print(f"{title}: failed, and left out. {error}", file=sys.stderr)
+            good = False
+            continue
+        cell = {"rate": rate, "processes": processes, "threads": threads(processes)}
+        cell |= {"target": options.target, "steps": options.steps} if what == "train" else {}
+        keep(options.out / f"{what}.json", cell, slowest(found))
+        print(f"    took {time.monotonic() - start:.0f} s", flush=True)
+    return good
+
+
+def main() -> None:
+    options = parse()
+    try:
+        why = namespaces.missing()
+    except RuntimeError as error:
+        sys.exit(f"not begun: {error}")
+    if why is not None:
+        print(f"skipped: {why}")
+        return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # So that the network is taken down.
+    options.out.mkdir(parents=True, exist_ok=True)
+    cells = [(rate, n) for rate in options.rates for n in options.processes]
+    good = [run(options, *cell, job) for cell in cells for job in options.only]
+    tables.write(options.out)
+    plot.draw(options.out)
+    sys.exit(0 if all(good) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""A worker that trains the byte model of the examples until it is as good as it is asked to be.
+
+The clock runs in steps alone: it stands still while the score is taken, to which each worker
+contributes windows of its own, so that all know the same mean and stop at the same step.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import byte_lm  # pyright: ignore[reportMissingImports]
+import byte_lm_model  # pyright: ignore[reportMissingImports]
+import group
+import jax
+import numpy as np
+import optax
+import training  # pyright: ignore[reportMissingImports]
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import jaxcomp
+
+LAYERS, WIDTH, CONTEXT, BATCH, RATE, SEED = 4, 160, 128, 16, 3e-3, 0
+TWO_SHOT = jaxcomp.Link(jaxcomp.qsgd_inf(bits=4))
+METHODS: dict[str, Any] = {
+    "dense": jaxcomp.Dense(),
+    "two shots, 4-bit": jaxcomp.TwoShot(TWO_SHOT, TWO_SHOT),
+    "default for sign()": jaxcomp.sign(),
+    "top_k 1 %": jaxcomp.top_k(fraction=0.01),
+    "PowerSGD rank 4": jaxcomp.PowerIteration(rank=4),
+}
+
+
+def parameters() -> int:
+    """How many the model has."""
+    model, tokens = byte_lm_model.ByteModel(LAYERS, WIDTH), np.zeros((1, CONTEXT), np.int32)
+    tree: Any = jax.eval_shape(model.init, jax.random.key(SEED), tokens)
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+def part(rows: Any, own: dict[str, Any]) -> tuple:
+    """This worker's rows of inputs and targets."""
+    cut = np.array_split(np.arange(len(rows[0])), own["processes"])[own["rank"]]
+    return tuple(half[cut] for half in rows)
+
+
+def batches(own: dict[str, Any]) -> tuple[Callable[[int], tuple], tuple]:
+    """This worker's part of the batch of each step, and of the windows that are held out."""
+    text = byte_lm_model.read_text()
+
+    def draw(step: int) -> tuple:
+        whole = byte_lm_model.batch_of(text, step, size=BATCH, context=CONTEXT, seed=SEED)
+        return part(whole, own)
+
+    return draw, part(byte_lm_model.validation_of(text, CONTEXT), own)
+
+
+def race(
+    step: Callable[[int], Any],
+    score: Callable[[], float],
+    own: dict[str, Any],
+    meet: Callable[..., float],
+) -> dict[str, Any]:
+    """The curve of (step, seconds, bits a byte, bytes that this worker sent) up to the target.
+
+    Args:
+        step: takes the step of this number, and waits for it.
+        score: of this worker's windows that are held out.
+        own: the settings.
+        meet: brings everyone's number to their mean.
+    """
+    seconds, sent, curve = 0.0, 0, []
+    for number in range(1, own["steps"] + 1):
+        before, start = group.sent(), time.perf_counter()
+        step(number)
+        seconds += time.perf_counter() - start
+        sent += group.sent() - before
+        if number % own["every"] == 0 or number == own["steps"]:
+            curve.append([number, seconds, meet(score()), sent])
+            if curve[-1][2] <= own["target"]:
+                break
+    reached = curve[-1][2] <= own["target"]
+    return {"curve": curve, "reached": reached, "steps": number, "seconds": seconds}
+
+
+def run(
+    method: Any, data: tuple, own: dict[str, Any], mesh: Mesh, meet: Callable[..., float]
+) -> dict[str, Any]:
+    draw, held_out = data
+    model = byte_lm_model.ByteModel(LAYERS, WIDTH)
+    rate = byte_lm.warm_and_decay(RATE, own["steps"])
+    tx = optax.chain(jaxcomp.compressed_mean(method, group.AXIS, key=SEED), optax.adam(rate))
+    replicated = NamedSharding(mesh, PartitionSpec())
+    init = jax.jit(
+        lambda: model.init(jax.random.key(SEED), draw(1)[0][:1]), out_shardings=replicated
+    )
+    params: Any = init()
+    held = [params, jaxcomp.init_state(tx, params, mesh, group.AXIS)]
+
+    def lay(number: int) -> tuple:
+        return tuple(group.spread(mesh, half) for half in draw(number))
+
+    compiled = training.build_step(model, tx, mesh).lower(*held, lay(1)).compile()
+
+    def step(number: int) -> None:
+        *held[:], loss = compiled(*held, lay(number))
+        jax.block_until_ready((held, loss))
+
+    def score() -> float:
+        return float(byte_lm_model.bits_per_byte(model, training.first_copy(held[0]), held_out))
+
+    del params
+    score()  # Compiled before the clock runs, as the step is.
+    meet()
+    return {
+        "parameters": parameters(),
+        "collective_bytes": jaxcomp.collective_bytes(compiled),
+        **race(step, score, own, meet),
+    }
+
+
+def main() -> None:
+    own = group.place()
+    mesh = group.join(own)
+    meet, data = group.meeting(mesh), batches(own)
+    found = {}
+    for name in group.chosen(own, METHODS):
+        found[name] = run(METHODS[name], data, own, mesh, meet)
+        *_, (steps, seconds, bits, _) = found[name]["curve"]
+        group.say(own, f"{seconds:8.1f} s  {name}: {bits:.3f} bits a byte after {steps} steps")
+    group.finish(own, {"methods": found})
+
+
+if __name__ == "__main__":
+    main()
