@@ -3,10 +3,10 @@
     python benchmarks/network/model.py out/network
 
 Of each group of processes three things are known beside the means: how long a collective of a few
-bytes takes, how fast a large all-gather of bytes is, and how long each codec takes when all of them
-encode or decode at the same time. From these and from the bytes that `wire_bytes` tells, the model
-of `jaxcomp.theory.cost` says what every mean should take, and `jaxcomp.plan` which way to choose;
-both are compared with the clock. A picture carries the model on to more workers and faster links.
+bytes takes, how fast large ones are (an all-gather of 4 MiB, a sum of 8), and how long each codec
+takes when all workers encode or decode at the same time. From these and from the bytes of the
+program, the model of `jaxcomp.theory.cost` says what every mean should take, and which way to
+choose; both are compared with the clock. `beyond.py` carries it on to more workers.
 """
 
 import dataclasses
@@ -28,14 +28,15 @@ WITHIN = 0.2
 COLUMNS = ("rate", "processes", "method", "measured", "predicted", "off by", "links", "work")
 
 
-def network_of(cell: dict[str, Any]) -> cost.Network:
-    """What the two micro-benchmarks of the wire say of a link."""
+def network_of(cell: dict[str, Any], kind: str = "all_gather") -> cost.Network:
+    """What the micro-benchmarks of the wire say of a link, by all-gathers or by all-reduces."""
     n, wire = cell["processes"], cell["wire"]
-    small = statistics.median(wire["all_gather, small"]["seconds"])
-    large = wire["all_gather, large"]
-    latency = small / (n - 1)
+    ideal = cost.all_gather if kind == "all_gather" else cost.ring
+    small = statistics.median(wire[f"{kind}, small"]["seconds"])
+    large = wire[f"{kind}, large"]
+    moved = ideal(large["size"], n)
     seconds = statistics.median(large["seconds"]) - small
-    return cost.Network(cost.all_gather(large["size"], n).bytes / seconds, latency)
+    return cost.Network(moved.bytes / seconds, small / moved.rounds)
 
 
 def clock_of(cells: list[dict[str, Any]], cell: dict[str, Any]) -> planning.Clock:
@@ -53,12 +54,21 @@ def clock_of(cells: list[dict[str, Any]], cell: dict[str, Any]) -> planning.Cloc
 
 
 def price_of(cells: list[dict[str, Any]], cell: dict[str, Any], name: str) -> cost.Price:
-    """What a mean asks of a worker; bytes are those of the program that was run."""
+    """What a mean asks of a worker, in bytes and messages of an all-gather.
+
+    Bytes are those of the program that was run.
+    """
     n, like = cell["processes"], mean.like(cell["elements"])
     reducer = mean.picked(mean.METHODS[name], like, n)
     price, _ = planning.price(reducer, like, (n,), clock_of(cells, cell))
     moved = cell["methods"][name]["collective_bytes"]
-    return dataclasses.replace(price, bytes=sum(moved.values()))
+    sums = moved.get("all-reduce", 0)
+    gathered = sum(moved.values()) - sums
+    # A sum is timed as sums are: between two, gloo's all-gather waits where its sum does not.
+    known, own = network_of(cell), network_of(cell, "psum")
+    bytes_ = gathered + sums * known.bandwidth / own.bandwidth
+    rounds = price.rounds * (own.latency / known.latency if sums > gathered else 1)
+    return dataclasses.replace(price, bytes=bytes_, rounds=rounds)
 
 
 def without(cell: dict[str, Any]) -> float:
