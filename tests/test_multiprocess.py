@@ -130,14 +130,14 @@ def digest(out):
 def test_the_example_is_killed_and_resumed_and_equals_one_process(tmp_path):
     """The second of two processes dies after a checkpoint, and the first does not wait for ever."""
     together, alone = tmp_path / "together", tmp_path / "alone"
-    options, patience = (*TINY, "--checkpoint-every", 3), 40
+    options, patience = (*TINY, "--checkpoint-every", 3), 30
     dying = example(together, 2, 2, *options, "--timeout", patience, script=DYING)
     with started([*dying, *example(alone, 1, 4, *TINY)]) as (*both, one):
         (first, said), (second, _) = both
         assert second.wait(timeout=PATIENCE) == -signal.SIGKILL
         code, text = ended(first, said, within=2 * patience)
         assert code == 1, text
-        assert re.search("multihost.py: error: (waited 40 .* for step 5|.* failed in a step)", text)
+        assert re.search("multihost.py: error: (waited 30 .* for step 5|.* failed in a step)", text)
         assert "Traceback" not in text
         code, text = ended(*one)
         assert code == 0, text

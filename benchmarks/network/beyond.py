@@ -64,6 +64,9 @@ def edges(clock: planning.Clock) -> dict[str, list[float]]:
 def draw(axes: Any, found: dict[str, list[float]], title: str) -> None:
     for name, speeds in found.items():
         known = [(n, speed) for n, speed in zip(WORKERS, speeds, strict=True) if speed > 0]
+        if not known:
+            axes.loglog([], [], marker="x", label=f"{name}: never")
+            continue
         line = axes.loglog(*zip(*known, strict=True), marker="o", markersize=3, label=name)
         if len(known) < len(WORKERS):  # From there on it sends more than bfloat16 does.
             axes.plot(*known[-1], marker="x", markersize=9, color=line[0].get_color())
