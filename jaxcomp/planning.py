@@ -80,6 +80,7 @@ def plan(
     every: int = 1,
     fast: Network | None = None,
     margin: float = 0.02,
+    doubt: float = 0.25,
     max_error: float | None = None,
     clock: Clock = measuring.measure,
 ) -> plan_.Plan:
@@ -101,7 +102,8 @@ def plan(
         overlap: the fraction of that which the mean runs beside; 0 for a mean after the gradients.
         every: steps from one mean to the next.
         fast: the link between the devices of a host.
-        margin: compressing must be faster by more than this to be advised.
+        margin: compressing must make a step faster by more than this to be advised.
+        doubt: and shorten the mean by more than this, by which forecasts may be off.
         max_error: leave out what loses more than this of one message, as mean squared error over
             mean square of elements of a normal law.
         clock: how long a link or reducer takes; measures it here by default.
@@ -145,6 +147,7 @@ def plan(
         fast=fast,
         baseline="dense bfloat16",
         margin=margin,
+        doubt=doubt,
         about=_about(params, levels, network),
     )
     taken = named[planned.best.way.name]

@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxcomp
 
-LAYERS, WIDTH, CONTEXT, BATCH, RATE, SEED = 4, 160, 128, 16, 3e-3, 0
+LAYERS, WIDTH, CONTEXT, BATCH, RATE, SEED = 4, 320, 32, 4, 1e-3, 0
 TWO_SHOT = jaxcomp.Link(jaxcomp.qsgd_inf(bits=4))
 METHODS: dict[str, Any] = {
     "dense": jaxcomp.Dense(),
