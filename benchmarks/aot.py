@@ -168,6 +168,32 @@ def kernels(report: Report, device: Any) -> None:
             )
 
 
+def rotations(report: Report, device: Any) -> None:
+    """Random rotations, there and back."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    from jaxcomp.rotate import hadamard
+
+    place = NamedSharding(Mesh(np.array([device]), ("x",)), PartitionSpec())
+    for block in (128, 256, 512, 1024, 2048, 4096, 8192):
+        x = jax.ShapeDtypeStruct((BUCKETS, block), jnp.float32, sharding=place)
+        seed = jax.ShapeDtypeStruct((BUCKETS,), jnp.uint32, sharding=place)
+        for turn in (hadamard.rotate, hadamard.unrotate):
+
+            def turned(x, high, low, turn=turn, block=block):
+                scaled = {"down": 1 / block, "up": 8.0}
+                return turn(x, high, low, block, **scaled, implementation=report.target)
+
+            report.compile(
+                f"{turn.__name__}, blocks of {block}",
+                lambda a=(x, seed, seed), f=turned: jax.jit(f).lower(*a),
+                4 * BUCKETS * block,
+            )
+
+
 def step(report: Report, found: list[Any]) -> None:
     """A training step over eight devices: what its collectives are, and what they move."""
     import jax
@@ -254,6 +280,7 @@ def main() -> None:
         found = devices(options.target)
         report = Report(options.target, dump)
         kernels(report, found[0])
+        rotations(report, found[0])
         step(report, found)
     import jax
 

@@ -25,9 +25,11 @@ from rich.progress import track
 
 import jaxcomp
 from jaxcomp import bits, noise
+from jaxcomp.rotate import hadamard
 
 KEY = noise.raw(3)
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 1.6)
+BLOCKS = (512, 4096, 8192)
 LAUNCHES = 10
 
 
@@ -59,6 +61,14 @@ def operations(n: int) -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
             found[f"encode {label}"] = (functools.partial(_encode, codec), (x, count))
             add = functools.partial(_add, codec, jax.ShapeDtypeStruct(x.shape, dtype))
             found[f"sum of 8, {label}"] = (add, (*payloads,))
+    for block in BLOCKS:
+        buckets = n * 512 // block
+        # Without the smallest elements: those below the normal ones a CPU counts as zero.
+        x = inputs(buckets, block, jnp.float32)[0].at[3].set(0).at[6, 1].set(0)
+        args = (x, *noise.seeds(KEY, jnp.uint32(0), buckets))
+        for turn in (hadamard.rotate, hadamard.unrotate):
+            run = functools.partial(_turn, turn, block)
+            found[f"{turn.__name__}, blocks of {block}"] = (run, args)
     return found
 
 
@@ -76,6 +86,11 @@ def _encode(codec, implementation, x, count):
 
 def _add(codec, like, implementation, words, steps):
     return bits.decode_sum(codec, words, steps, like, implementation=implementation)
+
+
+def _turn(turn, block, implementation, x, high, low):
+    scaled = {"down": 1 / block, "up": 8.0}
+    return turn(x, high, low, block, **scaled, implementation=implementation)
 
 
 def check(name: str, run: Callable[..., Any], args: tuple[Any, ...]) -> None:

@@ -1,7 +1,7 @@
 """What must be said to the compiler, kept in one place because it is not part of JAX's promise."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -10,6 +10,17 @@ from jax import core
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
+
+from jaxcomp import checks
+
+IMPLEMENTATIONS = ("reference", "gpu", "tpu", "gpu_interpret", "tpu_interpret")
+"""The names by which one implementation of what has kernels may be forced."""
+
+_PLATFORMS = {"gpu": "cuda", "tpu": "tpu"}
+
+
+class RefusedError(ValueError):
+    """A kernel cannot hold what it is given."""
 
 
 def outlined(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -101,6 +112,48 @@ def cut(flat: jax.Array, begins: Sequence[int], lengths: Sequence[int]) -> list[
         jax.lax.dynamic_slice(flat, (offset,), (length,))
         for offset, length in zip(offsets, lengths, strict=True)
     ]
+
+
+def implementation(
+    name: str | None, parts: Mapping[str, Any], work: str, *held: Any
+) -> Callable[..., Any]:
+    """One implementation of a piece of work, if it can do it.
+
+    Args:
+        name: one of `IMPLEMENTATIONS`; None for the reference.
+        parts: what has a function called `work`, by the names "reference", "gpu" and "tpu". Those
+            of the last two take `interpret`, and `refuses(*held)` says why they cannot work, or
+            None.
+        work: what to do.
+        *held: what a kernel must hold.
+
+    Raises:
+        ValueError: for another name, or, as a `RefusedError`, for what the kernel cannot hold.
+    """
+    checks.choice("implementation", name, (*IMPLEMENTATIONS, None))
+    if name in ("reference", None):
+        return getattr(parts["reference"], work)
+    kernels = parts[name.removesuffix("_interpret")]
+    refusal = kernels.refuses(*held)
+    if refusal:
+        raise RefusedError(f"`implementation` {name!r} cannot do this: {refusal}; 'reference' can")
+    return functools.partial(getattr(kernels, work), interpret=name.endswith("_interpret"))
+
+
+def dispatched(run: Callable[[str], Callable[..., Any]], name: str | None, *args: jax.Array) -> Any:
+    """`run(name)(*args)`; for None, with the name of the platform's own implementation.
+
+    Where that one refuses, and on other platforms, it is the reference.
+    """
+    if name is not None:
+        return run(name)(*args)
+    own = {}
+    for kernels, platform in _PLATFORMS.items():
+        try:
+            own[platform] = run(kernels)
+        except RefusedError:
+            continue
+    return by_platform(run("reference"), own, *args)
 
 
 _by_platform = jex_core.Primitive("jaxcomp_by_platform")

@@ -17,6 +17,13 @@ def wide(dtype: Any) -> Any:
     return jnp.dtype(jnp.float64 if jnp.dtype(dtype) == jnp.float64 else jnp.float32)
 
 
+def limit(dtype: Any) -> Any:
+    """The largest float32 that is finite in this dtype too."""
+    both = jnp.promote_types(dtype, jnp.float32)
+    least = min(jnp.finfo(dtype).max.astype(both), jnp.finfo(jnp.float32).max.astype(both))
+    return least.astype(jnp.float32)
+
+
 def accumulator(like: ArrayLike) -> jax.ShapeDtypeStruct:
     """`like` in the dtype that sums are taken in: float32, or float64 for float64."""
     return jax.ShapeDtypeStruct(like.shape, wide(like.dtype))

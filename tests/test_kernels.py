@@ -13,6 +13,7 @@ import jaxcomp
 from jaxcomp import bits, noise
 from jaxcomp.codecs.quantizer import QuantizedPayload
 from jaxcomp.quantize import exact, rounding
+from jaxcomp.rotate import hadamard
 
 KEY = noise.raw(3)
 FIRST = jnp.uint32(2**32 - 3)  # Bucket numbers wrap around.
@@ -152,6 +153,24 @@ def test_kernels_under_vmap_and_shard_map(implementation):
     )
 
 
+@pytest.mark.parametrize(
+    ("block", "implementation"),
+    [
+        *((block, "gpu_interpret") for block in (2, 64, 4096, 8192)),
+        *((block, "tpu_interpret") for block in (128, 1024)),
+        *(pytest.param(block, "gpu", marks=pytest.mark.gpu) for block in (2, 64, 4096, 8192)),
+        *(pytest.param(block, "tpu", marks=pytest.mark.tpu) for block in (128, 1024, 8192)),
+    ],
+)
+def test_kernels_rotate_the_same(block, implementation):
+    """Several blocks a bucket, where they are short; the last program, or group, has too few."""
+    x, _ = extremes(9, block * max(1, 256 // block))
+    seeds = noise.seeds(KEY, FIRST, len(x))
+    for turn in (hadamard.rotate, hadamard.unrotate):
+        rotated = functools.partial(turn, x, *seeds, block, down=1 / block, up=8.0)
+        assert_same_bits(rotated(implementation=implementation), rotated())
+
+
 CALLS = {"cuda": "__gpu$xla.gpu.triton", "tpu": "tpu_custom_call"}
 PLATFORMS = [
     pytest.param(
@@ -261,6 +280,17 @@ def test_a_bucket_that_a_kernel_cannot_hold_takes_the_reference():
         assert call not in lowered.as_text()
 
 
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_a_rotation_is_one_kernel(platform):
+    """One there, and one back, however often; blocks that no program can hold are left to XLA."""
+    whole = jaxcomp.qsgd_inf(bits=4, bucket_size=2**14)  # Which no kernel holds.
+    for block, calls in ((4096, 2), (2**14, 0)):
+        codec = jaxcomp.Rotated(codec=whole, block=block, times=2)
+        run = jax.jit(jax.vmap(lambda x, codec=codec: jaxcomp.roundtrip(codec, 0, x)))
+        text = run.trace(jnp.ones((2, 2**14))).lower(lowering_platforms=(platform,)).as_text()
+        assert text.count(f"@{CALLS[platform]}") == calls
+
+
 def test_forcing_fails_loudly():
     codes = jnp.zeros((1, 100), jnp.uint32)
     with pytest.raises(ValueError, match="`implementation` must be one of 'reference', 'gpu'"):
@@ -269,6 +299,10 @@ def test_forcing_fails_loudly():
         bits.pack(codes, bits=4, implementation="tpu")
     with pytest.raises(ValueError, match="a bucket must have 1 to 8192 elements"):
         bits.pack(jnp.zeros((1, 10_000), jnp.uint32), bits=4, implementation="gpu")
+    x, seeds = jnp.zeros((1, 2**14)), noise.seeds(KEY, FIRST, 1)
+    for name, block in (("gpu", 2**14), ("tpu", 64)):
+        with pytest.raises(ValueError, match=f"`implementation` '{name}' cannot do this: a block"):
+            hadamard.rotate(x, *seeds, block, implementation=name)
     if jax.default_backend() == "cpu":
         with pytest.raises(ValueError, match="interpret mode"):
             bits.pack(codes, bits=4, implementation="gpu")

@@ -9,27 +9,20 @@ forces one, and raises where that one cannot work.
 
 import functools
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float32, UInt32
 
-from jaxcomp import axes, checks, compiler
+from jaxcomp import axes, compiler
 from jaxcomp.bits import gpu, reference, tpu
 from jaxcomp.bits.grid import Grid
 from jaxcomp.bits.planes import Bits, planes, words
 from jaxcomp.protocols import Array, ArrayLike
 
-
-class RefusedError(ValueError):
-    """A kernel cannot hold these buckets."""
-
-
-IMPLEMENTATIONS = ("reference", "gpu", "tpu", "gpu_interpret", "tpu_interpret")
-_KERNELS: dict[str, ModuleType] = {"gpu": gpu, "tpu": tpu}
-_PLATFORMS = {"gpu": "cuda", "tpu": "tpu"}
+IMPLEMENTATIONS = compiler.IMPLEMENTATIONS
+_PARTS = {"reference": reference, "gpu": gpu, "tpu": tpu}
 
 
 def pack(
@@ -149,31 +142,11 @@ def decode_sum(
 def _dispatch(run: Callable[[str], Callable[..., Any]], implementation: Any, *args: Array) -> Any:
     """Runs the one that is forced, or leaves the choice to the platform."""
     # Whatever does the work, its results have the same types.
-    args = axes.alike(*map(jnp.asarray, args))
-    if implementation is not None:
-        return run(implementation)(*args)
-    own = {}
-    for name, platform in _PLATFORMS.items():
-        try:
-            own[platform] = run(name)
-        except RefusedError:
-            continue  # The kernel cannot hold these buckets: the reference takes them.
-    return compiler.by_platform(run("reference"), own, *args)
+    return compiler.dispatched(run, implementation, *axes.alike(*map(jnp.asarray, args)))
 
 
 def _one(
     work: str, implementation: str | None, bits: Bits, size: int, dtype: Any
 ) -> Callable[..., Any]:
     """One implementation of one piece of work, if it can do it."""
-    checks.choice("implementation", implementation, (*IMPLEMENTATIONS, None))
-    if implementation in ("reference", None):
-        return getattr(reference, work)
-    name = implementation.removesuffix("_interpret")
-    refusal = _KERNELS[name].refuses(bits, size, dtype)
-    if refusal:
-        raise RefusedError(
-            f"`implementation` {implementation!r} cannot do this: {refusal}; 'reference' can"
-        )
-    return functools.partial(
-        getattr(_KERNELS[name], work), interpret=implementation.endswith("_interpret")
-    )
+    return compiler.implementation(implementation, _PARTS, work, bits, size, dtype)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import UInt32
 
-from jaxcomp import checks, noise, offers
+from jaxcomp import checks, noise, offers, summing
 from jaxcomp.codecs.rotated import ROTATION
 from jaxcomp.protocols import Array, ArrayLike, AxisName, Codec, Key
 from jaxcomp.rotate import embedding, hadamard
@@ -93,7 +93,7 @@ class Embedded:
         n, size = like.shape
         real, block, blocks = self._sizes(size)
         z = self.codec.decode(key, payload, self._like(like), side)
-        largest = jnp.finfo(like.dtype).max.astype(jnp.float32)
+        largest = summing.limit(like.dtype)
         x = hadamard.unrotate(z * jnp.float32(1 / block), *self._seeds(key, n), block)
         x = x.reshape(n, blocks, block)[:, :, embedding.slots(real, block)]
         x = x.reshape(n, -1)[:, :size] * jnp.float32(block**0.5)

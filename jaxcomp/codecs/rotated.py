@@ -173,18 +173,16 @@ class Rotated:
         padded, block = self._padded(size)
         x = jnp.pad(x.astype(jnp.float32), ((0, 0), (0, padded - size)))
         for seeds in self._seeds(key, n):
-            x = hadamard.rotate(x * jnp.float32(1 / block), *seeds, block)
-            x = x * jnp.float32(_root(block))
+            x = hadamard.rotate(x, *seeds, block, down=1 / block, up=_root(block))
         return x
 
     def unrotate(self, key: Key, z: Array, like: ArrayLike) -> Array:
         """The inverse of `rotate`, for buckets like these."""
         n, size = like.shape
         _, block = self._padded(size)
-        largest = jnp.finfo(like.dtype).max.astype(jnp.float32)
+        largest = summing.limit(like.dtype)
         for seeds in reversed(self._seeds(key, n)):
-            z = hadamard.unrotate(z * jnp.float32(1 / block), *seeds, block)
-            z = z * jnp.float32(block / _root(block))
+            z = hadamard.unrotate(z, *seeds, block, down=1 / block, up=block / _root(block))
         z = jnp.where(jnp.isinf(z), jnp.sign(z) * largest, z)
         return z[:, :size].astype(like.dtype)
 

@@ -15,8 +15,8 @@ from jaxtyping import Float32, UInt32
 
 from jaxcomp.protocols import Array
 from jaxcomp.quantize import exact, sums
-from jaxcomp.rotate import hadamard
-from jaxcomp.rotate.hadamard import Seeds
+from jaxcomp.rotate import hadamard, reference
+from jaxcomp.rotate.reference import Seeds
 
 _LIMIT = 0.8
 """Where the first step clips, in units of `‖x‖ / √block`."""
@@ -117,7 +117,7 @@ def _democratic(x: Array, high: Array, low: Array, mask: Array, block: int) -> A
         return _embed(part, seeds, mask)
 
     blocks, seeds = x.reshape(-1, block), hadamard.block_seeds(x, high, low, block)
-    return hadamard.over_blocks(embedded, blocks, seeds).reshape(x.shape)
+    return reference.over_blocks(embedded, blocks, seeds).reshape(x.shape)
 
 
 def _embed(x: Float32[Array, "rows block"], seeds: Seeds, mask: Array) -> Array:
@@ -128,9 +128,9 @@ def _embed(x: Float32[Array, "rows block"], seeds: Seeds, mask: Array) -> Array:
 
     def step(turn, carry):
         v, z, limit = carry
-        u = hadamard.butterflies(hadamard.flip(v, seeds)) * jnp.float32(1 / block)
+        u = reference.butterflies(reference.flip(v, seeds)) * jnp.float32(1 / block)
         b = jnp.clip(u, -limit, limit)
-        v = v - jnp.where(mask[None], hadamard.butterflies(b, seeds), 0)
+        v = v - jnp.where(mask[None], reference.butterflies(b, seeds), 0)
         limit = jnp.where(turn == _STEPS - 1, jnp.inf, limit * jnp.float32(_DECAY))
         return v, z + b, limit
 

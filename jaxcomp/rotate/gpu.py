@@ -1,0 +1,160 @@
+"""Rotations as Pallas kernels for a GPU, lowered through Triton.
+
+One program holds a few blocks, or one, and reads and writes each element once. It works on sixteen
+parts of a block, element by element: four stages of the network. Then what was side by side is
+dealt to different parts, through the memory that threads share, for the next four; after all
+stages every element is back in its place.
+"""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+
+from jaxcomp import axes
+from jaxcomp.protocols import Array
+from jaxcomp.rotate.reference import Seeds, flip_at
+
+ELEMENTS = 4096
+"""Elements that a program holds at least: 32 for each thread of four warps."""
+
+LARGEST = 8192
+"""Elements of the largest block that a program can hold."""
+
+_STAGES = 4
+"""Stages between two exchanges. With five, a block of 4,096 would be exchanged as often, and take
+nearly twice as long to compile."""
+
+
+def refuses(block: int) -> str | None:
+    """Why such blocks cannot be worked on here, or None."""
+    if block > LARGEST:
+        return f"a block must have at most {LARGEST} elements, and this one has {block}"
+    return None
+
+
+def rotate(
+    blocks: Array, seeds: Seeds, down: float, up: float, *, interpret: bool = False
+) -> Array:
+    """As `reference.rotate`."""
+
+    def before(x: Array, flip: Callable[[Array], Array]) -> Array:
+        return flip(x * jnp.float32(down))
+
+    def after(z: Array, flip: Callable[[Array], Array]) -> Array:
+        del flip
+        return z * jnp.float32(up)
+
+    return _call(before, after, "rotate", blocks, seeds, interpret)
+
+
+def unrotate(
+    blocks: Array, seeds: Seeds, down: float, up: float, *, interpret: bool = False
+) -> Array:
+    """As `reference.unrotate`."""
+
+    def before(z: Array, flip: Callable[[Array], Array]) -> Array:
+        del flip
+        return z * jnp.float32(down)
+
+    def after(x: Array, flip: Callable[[Array], Array]) -> Array:
+        return flip(x) * jnp.float32(up)
+
+    return _call(before, after, "unrotate", blocks, seeds, interpret)
+
+
+def _network(parts: list[Array], radices: list[int]) -> Array:
+    """The transform of each row of `[rows, block]`, from its parts."""
+    rows, block = parts[0].shape[0], parts[0].shape[1] * len(parts)
+    x = _interleaved(_butterflies(parts))
+    for radix in radices[1:]:
+        pieces = lax.split(x.reshape(rows, radix, -1), [1] * radix, axis=1)
+        x = _interleaved(_butterflies([piece.reshape(rows, -1) for piece in pieces]))
+    return x.reshape(rows, block)
+
+
+def _butterflies(parts: list[Array]) -> list[Array]:
+    """The stages of the network between whole parts, the farthest first."""
+    stride = len(parts) // 2
+    while stride:
+        for number, first in enumerate(parts):
+            if not number & stride:
+                second = parts[number + stride]
+                parts[number], parts[number + stride] = first + second, first - second
+        stride //= 2
+    return parts
+
+
+def _interleaved(parts: list[Array]) -> Array:
+    """The first elements of all parts, then the second ones, and so on.
+
+    First one after another, each in the registers where it is, then transposed. Stacked along the
+    last axis at once, a block of 4,096 would be exchanged between threads seven times, not three.
+    """
+    (rows, _), count = parts[0].shape, len(parts)
+    while len(parts) > 1:
+        pairs = zip(parts[::2], parts[1::2], strict=True)
+        parts = [_transposed(jnp.stack(pair, axis=-1)).reshape(rows, -1) for pair in pairs]
+    return _transposed(parts[0].reshape(rows, count, -1))
+
+
+def _transposed(x: Array) -> Array:
+    return jnp.transpose(x, (0, 2, 1))
+
+
+def _radices(block: int) -> list[int]:
+    """The stages dealt to passes between exchanges, as evenly as they go, the most first."""
+    stages = block.bit_length() - 1
+    passes = -(-stages // _STAGES)
+    return [2 ** ((stages + i) // passes) for i in reversed(range(passes))]
+
+
+def _call(
+    before: Callable[[Array, Callable[[Array], Array]], Array],
+    after: Callable[[Array, Callable[[Array], Array]], Array],
+    name: str,
+    blocks: Array,
+    seeds: Seeds,
+    interpret: bool,
+) -> Array:
+    """The transform with elements prepared by `before(x, flip)` and finished by `after(x, flip)`,
+    where `flip` gives them their signs.
+    """
+    n, block = blocks.shape
+    radices, per = _radices(block), max(1, ELEMENTS // block)
+    stride = block // radices[0]
+
+    def kernel(high_ref, low_ref, begin_ref, x_ref, out_ref):
+        # The last program, where it has too few blocks, repeats the last one.
+        rows = jnp.minimum(pl.program_id(0) * per + lax.iota(jnp.int32, per), n - 1)
+        high, low, begin = (
+            triton.load(ref.at[rows])[:, None] for ref in (high_ref, low_ref, begin_ref)
+        )
+
+        def place(columns):
+            shape = per, columns.shape[1]
+            return jnp.broadcast_to(rows[:, None], shape), jnp.broadcast_to(columns, shape)
+
+        def flip_at_columns(columns):
+            return lambda x: flip_at(x, high, low, begin + columns.astype(jnp.uint32))
+
+        parts = []
+        for part in range(radices[0]):
+            columns = part * stride + lax.iota(jnp.int32, stride)[None]
+            x = triton.load(x_ref.at[place(columns)])
+            parts.append(before(x, flip_at_columns(columns)))
+        x = _network(parts, radices)
+        columns = lax.iota(jnp.int32, block)[None]
+        triton.store(out_ref.at[place(columns)], after(x, flip_at_columns(columns)))
+
+    arrays = axes.alike(*(word[:, 0] for word in seeds), blocks)
+    return pl.pallas_call(
+        kernel,
+        out_shape=axes.result(blocks.shape, blocks.dtype, arrays[-1]),
+        grid=(pl.cdiv(n, per),),
+        interpret=interpret,
+        compiler_params=triton.CompilerParams(num_warps=per * block // 1024, num_stages=1),
+        name=f"jaxcomp_{name}",
+    )(*arrays)

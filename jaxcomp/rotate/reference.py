@@ -1,0 +1,144 @@
+"""The transform in plain `jax.numpy`: the specification, and the path that a CPU takes."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Float32
+
+from jaxcomp import compiler, noise
+from jaxcomp.protocols import Array
+
+_STAGES = 4
+"""Stages of the network that one pass over memory does at most: every result adds up all its terms
+anew, and five stages have 32."""
+
+_CHUNK = 2**19
+"""Elements that a CPU transforms at a time: few enough for its cache, enough for its threads."""
+
+_SIGN = 0x80000000
+
+
+class Seeds(NamedTuple):
+    """What the signs of blocks are made of, `uint32[blocks, 1]` each.
+
+    Attributes:
+        high: the first seed word of the bucket that the block is of.
+        low: the second.
+        begin: where in its bucket the block begins.
+    """
+
+    high: Array
+    low: Array
+    begin: Array
+
+
+def transform(x: Float32[Array, "n size"], block: int) -> Float32[Array, "n size"]:
+    """As `hadamard.transform`."""
+    return over_blocks(lambda part, _: butterflies(part), x.reshape(-1, block)).reshape(x.shape)
+
+
+def rotate(blocks: Float32[Array, "blocks block"], seeds: Seeds, down: float, up: float) -> Array:
+    """`up · H D (down · x)` of each row."""
+
+    def rotated(part, seeds):
+        return butterflies(flip(part, seeds))
+
+    return over_blocks(rotated, blocks * jnp.float32(down), seeds) * jnp.float32(up)
+
+
+def unrotate(blocks: Float32[Array, "blocks block"], seeds: Seeds, down: float, up: float) -> Array:
+    """`up · D H (down · z)` of each row."""
+    return over_blocks(butterflies, blocks * jnp.float32(down), seeds) * jnp.float32(up)
+
+
+def over_blocks(
+    f: Callable[[Array, Any], Array], blocks: Float32[Array, "blocks block"], seeds: Any = None
+) -> Float32[Array, "blocks block"]:
+    """`f(blocks, seeds)`, a function of each row by itself, done as it suits the platform.
+
+    A CPU takes as many rows at a time as its cache holds, and puts the result in the place of the
+    argument: what several passes over memory cost is not the arithmetic but memory, above all the
+    first touch of every new page.
+    """
+
+    def in_chunks(blocks, seeds):
+        chunks, rest = divmod(blocks.shape[0], rows)
+
+        def step(blocks, begin, count):
+            def part(x):
+                return lax.dynamic_slice_in_dim(x, begin, count)
+
+            done = f(part(blocks), jax.tree.map(part, seeds))
+            return lax.dynamic_update_slice_in_dim(blocks, done, begin, 0)
+
+        blocks = lax.fori_loop(0, chunks, lambda i, x: step(x, i * rows, rows), blocks)
+        return step(blocks, chunks * rows, rest) if rest else blocks
+
+    rows = max(_CHUNK // blocks.shape[1], 1)
+    if blocks.shape[0] <= rows:
+        return f(blocks, seeds)
+    return lax.platform_dependent(blocks, seeds, cpu=in_chunks, default=f)
+
+
+def butterflies(
+    x: Float32[Array, "rows block"], seeds: Seeds | None = None
+) -> Float32[Array, "rows block"]:
+    """The transform of each row, followed by random signs if there are seeds."""
+    (rows, block), stride = x.shape, x.shape[1]
+    for radix in _radices(block):
+        stride //= radix
+        # Outside of what is compiled as one: with a result of another shape, the inner loop would
+        # divide to find its place, and take four times as long.
+        x = x.reshape(rows, block // (radix * stride), radix, stride)
+        # Fused, a pass would do the work of the one before again for each of its terms. A barrier
+        # is gone before a CPU's compiler fuses for the last time; a function of its own is not.
+        if seeds is None or stride > 1:
+            x = compiler.outlined(_pass)(x)
+        else:
+            x = compiler.outlined(_flipped_pass)(x, seeds)
+        x = lax.optimization_barrier(x)
+    return x.reshape(rows, block)
+
+
+def flip(x: Float32[Array, "rows ..."], seeds: Seeds) -> Float32[Array, "rows ..."]:
+    """Rows, or views of rows, with random signs."""
+    high, low, begin = (word.reshape(-1, *[1] * (x.ndim - 1)) for word in seeds)
+    position = begin + lax.iota(jnp.uint32, math.prod(x.shape[1:])).reshape(1, *x.shape[1:])
+    return flip_at(x, high, low, position)
+
+
+def flip_at(x: Array, high: Array, low: Array, position: Array) -> Array:
+    """Elements with the random signs of their positions in the buckets with these seeds."""
+    sign = noise.at(high, low, position) & jnp.uint32(_SIGN)
+    return lax.bitcast_convert_type(lax.bitcast_convert_type(x, jnp.uint32) ^ sign, jnp.float32)
+
+
+def _radices(block: int) -> list[int]:
+    """The stages of the network dealt to passes, as evenly as they go, the fewest first.
+
+    Elements far from each other tend to fall on the same lines of a cache.
+    """
+    stages = block.bit_length() - 1
+    passes = -(-stages // _STAGES)
+    return [2 ** ((stages + i) // passes) for i in range(passes)]
+
+
+def _pass(x: Float32[Array, "rows groups radix stride"]) -> Array:
+    """The stages between the `radix` elements at this stride: each result a tree of its terms."""
+    terms = [x[:, :, i : i + 1, :] for i in range(x.shape[2])]
+    number = np.arange(x.shape[2]).reshape(1, 1, -1, 1)
+    while len(terms) > 1:
+        half = len(terms) // 2
+        # A product by ±1 is exact, so it may be fused with the sum.
+        sign = jnp.asarray(np.where(number & half, -1, 1), jnp.float32)
+        terms = [a + sign * b for a, b in zip(terms[:half], terms[half:], strict=True)]
+    return terms[0]
+
+
+def _flipped_pass(x: Float32[Array, "rows groups radix stride"], seeds: Seeds) -> Array:
+    return flip(_pass(x), seeds)

@@ -1,0 +1,123 @@
+"""Rotations as Pallas kernels for a TPU.
+
+Eight blocks lie in registers of 8 × 128 elements, each register holding as many consecutive
+elements of every block as it has lanes. Elements at a distance of at least 128 are in different
+registers, and are simply added; nearer ones meet by rotating the lanes of a register.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from jaxcomp import axes
+from jaxcomp.protocols import Array
+from jaxcomp.rotate.reference import Seeds, flip_at
+
+LANES = 128
+ROWS = 8
+"""Blocks that are worked on at a time: the rows of a register."""
+
+LARGEST = 8192
+"""Elements of the largest block that fits in registers eight at a time."""
+
+_HELD = 2**17
+"""Elements that a program is given: half a megabyte of float32."""
+
+
+def refuses(block: int) -> str | None:
+    """Why such blocks cannot be worked on here, or None."""
+    if not LANES <= block <= LARGEST:
+        return f"a block must have {LANES} to {LARGEST} elements, and this one has {block}"
+    return None
+
+
+def rotate(
+    blocks: Array, seeds: Seeds, down: float, up: float, *, interpret: bool = False
+) -> Array:
+    """As `reference.rotate`."""
+
+    def work(x: Array, flip: Callable[[Array], Array]) -> Array:
+        return _network(flip(x * jnp.float32(down))) * jnp.float32(up)
+
+    return _call(work, "rotate", blocks, seeds, interpret)
+
+
+def unrotate(
+    blocks: Array, seeds: Seeds, down: float, up: float, *, interpret: bool = False
+) -> Array:
+    """As `reference.unrotate`."""
+
+    def work(z: Array, flip: Callable[[Array], Array]) -> Array:
+        return flip(_network(z * jnp.float32(down))) * jnp.float32(up)
+
+    return _call(work, "unrotate", blocks, seeds, interpret)
+
+
+def _network(x: Array) -> Array:
+    """The transform of eight blocks, `[block / 128, 8, 128]`."""
+    shape, stride = x.shape, x.shape[0] // 2
+    while stride:
+        pairs = x.reshape(-1, 2, stride, ROWS, LANES)
+        first, second = pairs[:, :1], pairs[:, 1:]
+        x = jnp.concatenate([first + second, first - second], axis=1).reshape(shape)
+        stride //= 2
+    lane = lax.broadcasted_iota(jnp.int32, shape, 2)
+    turn = LANES // 2
+    while turn:
+        second = (lane & turn) != 0
+        other = jnp.where(second, pltpu.roll(x, turn, 2), pltpu.roll(x, LANES - turn, 2))
+        x = other + jnp.where(second, -x, x)
+        turn //= 2
+    return x
+
+
+def _call(
+    work: Callable[[Array, Callable[[Array], Array]], Array],
+    name: str,
+    blocks: Array,
+    seeds: Seeds,
+    interpret: bool,
+) -> Array:
+    """`work(x, flip)` of eight blocks at a time; `flip` gives them their signs."""
+    n, block = blocks.shape
+    rows = min(max(_HELD // block, ROWS), pl.cdiv(n, ROWS) * ROWS)
+    starts = range(0, block, LANES)
+
+    def kernel(seeds_ref, x_ref, out_ref):
+        def eight(number, _):
+            own = pl.ds(number * ROWS, ROWS)
+            high, low, begin = (seeds_ref[own, word : word + 1] for word in range(3))
+            x = jnp.stack([x_ref[own, start : start + LANES] for start in starts])
+
+            def flip(x):
+                register = lax.broadcasted_iota(jnp.int32, x.shape, 0)
+                lane = lax.broadcasted_iota(jnp.int32, x.shape, 2)
+                position = begin[None] + (register * LANES + lane).astype(jnp.uint32)
+                return flip_at(x, high[None], low[None], position)
+
+            x = work(x, flip)
+            for register, start in enumerate(starts):
+                out_ref[own, start : start + LANES] = x[register]
+            return 0
+
+        lax.fori_loop(0, rows // ROWS, eight, 0)
+
+    words = jnp.concatenate(seeds, axis=1)
+    words, blocks = axes.alike(words, blocks)
+    return pl.pallas_call(
+        kernel,
+        out_shape=axes.result(blocks.shape, blocks.dtype, blocks),
+        grid=(pl.cdiv(n, rows),),
+        in_specs=[_rows(rows, len(Seeds._fields)), _rows(rows, block)],
+        out_specs=_rows(rows, block),
+        interpret=pltpu.InterpretParams() if interpret else False,
+        name=f"jaxcomp_{name}",
+    )(words, blocks)
+
+
+def _rows(rows: int, width: int) -> Any:
+    return pl.BlockSpec((rows, width), lambda i: (i, 0))
