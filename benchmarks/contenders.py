@@ -15,6 +15,12 @@ from harness import CODECS, WORKERS
 
 import jaxcomp
 from jaxcomp import noise, summing, trees
+from jaxcomp.sparsify import choices
+
+BUCKETS = (512, 1024, 4096, 65_536)
+SHARES = (0.001, 0.01, 0.1)
+EIGHTH = 0.00125
+"""Of the elements in each of eight payloads: a hundredth in all."""
 
 
 class Prepared(NamedTuple):
@@ -95,14 +101,17 @@ def torch_cast(dtype: str) -> Contender:
     return prepare
 
 
-def lax_top_k(fraction: float) -> Contender:
+def lax_top_k(fraction: float, bucket_size: int | None = None) -> Contender:
     """As one writes it in JAX: float32 values and int32 places."""
 
     def prepare(data: np.ndarray) -> Prepared:
-        x, k = jnp.asarray(data), int(fraction * data.size)
+        size = bucket_size or data.size
+        x, k = jnp.asarray(data), choices.share(fraction, size)
 
         def encode(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-            _, places = jax.lax.top_k(jnp.abs(x), k)
+            buckets = jnp.pad(x, (0, -x.size % size)).reshape(-1, size)
+            _, places = jax.lax.top_k(jnp.abs(buckets), k)
+            places = places + size * jnp.arange(len(buckets), dtype=jnp.int32)[:, None]
             return x[places], places
 
         values, places = sent = jax.jit(encode)(x)
@@ -119,7 +128,7 @@ def lax_top_k(fraction: float) -> Contender:
             "decode": once,
             "decode_sum_8": into_warm(lambda v, p: decode(v, p, WORKERS), x, values, places),
         }
-        return Prepared(runs, 64 * fraction, lambda: np.asarray(once()))
+        return Prepared(runs, 64 * k / size, lambda: np.asarray(once()))
 
     return prepare
 
@@ -220,6 +229,35 @@ PEERS: dict[str, tuple[str, Contender]] = {
     "pi-quant 8-bit stochastic": ("piquant", piquant(8, "stochastic")),
     "fedjax 16 levels": ("fedjax", fedjax(16)),
 }
+
+
+def encoding(contender: Contender) -> Contender:
+    """Of a contender, encoding alone."""
+
+    def prepare(data: np.ndarray) -> Prepared:
+        prepared = contender(data)
+        return prepared._replace(runs={"encode": prepared.runs["encode"]})
+
+    return prepare
+
+
+EIGHTHS: dict[str, Contender] = {
+    "top_k 0.125 %": ours(jaxcomp.top_k(EIGHTH)),
+    "sidco 0.125 %": ours(jaxcomp.sidco(EIGHTH)),
+    "dgc 0.125 %": ours(jaxcomp.dgc(EIGHTH)),
+    "lax.top_k 0.125 %": lax_top_k(EIGHTH),
+}
+IN_BUCKETS: dict[str, Contender] = {
+    f"{name} {100 * share:g} %, buckets of {size:,}": encoding(contender)
+    for size in BUCKETS
+    for share in SHARES
+    for name, contender in (
+        ("top_k", ours(jaxcomp.top_k(share, size))),
+        ("lax.top_k", lax_top_k(share, size)),
+    )
+}
+GROUPS = {"eighths": EIGHTHS, "buckets": IN_BUCKETS}
+"""Measured where they are asked for by the name of their group."""
 
 
 def contenders() -> tuple[dict[str, Contender], list[str]]:

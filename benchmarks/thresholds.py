@@ -4,13 +4,15 @@
     python benchmarks/thresholds.py
 
 Each leaf is given as it is for forty steps, of which the first thirty are to find the number of
-stages; what is shown is the mean of the last ten, as a multiple of the share. The leaves are those
-that `compressed_mean` would compress, and all of them as one.
+stages and the share to ask for; what is shown is the mean of the last ten, as a multiple of the
+share. Beside it, in how many cases there is a number of stages that would do by itself. The leaves
+are those that `compressed_mean` would compress, and all of them as one.
 """
 
 import argparse
 import functools
 import pathlib
+from typing import NamedTuple
 
 import gradients
 import jax
@@ -29,17 +31,39 @@ LAWS = {"exponential": 1.25, "pareto": 1.2}
 STEPS, LAST = 40, 10
 
 
+class Case(NamedTuple):
+    """What was found of one leaf, and would be with each number of stages from one on."""
+
+    moment: str
+    name: str
+    ratio: float
+    each: list[float]
+
+
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def found(law: str, share: float, x: jax.Array) -> jax.Array:
     """What exceeds the threshold in each step, as a multiple of the share."""
     rule = fitted.Fitted(fraction=share, law=law)
 
     def step(stages, _):
-        hits = selection.count(jnp.abs(x) >= rule.threshold(x, stages.number))[:, 0]
+        level = rule.threshold(x, stages.number, stages.aim)
+        hits = selection.count(jnp.abs(x) >= level)[:, 0]
         ratio = hits / choices.share(share, x.shape[1])
         return rule._adapted(stages, ratio), ratio[0]
 
     return jax.lax.scan(step, rule.init(1, x.shape[1]), None, length=STEPS)[1]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def of_each_number(law: str, share: float, x: jax.Array) -> jax.Array:
+    """What exceeds the threshold of each number of stages, as a multiple of the share."""
+    rule = fitted.Fitted(fraction=share, law=law)
+
+    def ratio(number):
+        hits = selection.count(jnp.abs(x) >= rule.threshold(x, number[None]))[0, 0]
+        return hits / choices.share(share, x.shape[1])
+
+    return jax.lax.map(ratio, jnp.arange(1, rule.most + 1, dtype=jnp.int32))
 
 
 def leaves(gradient: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -61,31 +85,39 @@ def main() -> None:
         for law in LAWS
         for share in SHARES
     ]
-    ratios: dict[tuple[str, float], list[tuple[str, str, float]]] = {}
+    ratios: dict[tuple[str, float], list[Case]] = {}
     for moment, name, law, share, leaf in track(cases, description="thresholds"):
-        ratio = float(found(law, share, jnp.asarray(leaf).reshape(1, -1))[-LAST:].mean())
-        ratios.setdefault((law, share), []).append((moment, name, ratio))
+        x = jnp.asarray(leaf).reshape(1, -1)
+        ratio = float(found(law, share, x)[-LAST:].mean())
+        each = np.asarray(of_each_number(law, share, x), float).round(3).tolist()
+        ratios.setdefault((law, share), []).append(Case(moment, name, ratio, each))
     rows = [row(law, share, some) for (law, share), some in ratios.items()]
-    columns = ("law", "share", "cases", "least", "median", "most", "further off than")
+    columns = ("law", "share", "cases", "least", "median", "most", "off", "no number of stages")
     title = "Elements above SIDCo's threshold, as a multiple of the share, after 30 steps"
     results = {"ratios": [[*key, *case] for key, some in ratios.items() for case in some]}
     show(title, columns, rows, results, options.out / "thresholds.md")
 
 
-def row(law: str, share: float, some: list[tuple[str, str, float]]) -> tuple[str, ...]:
-    numbers, most = [ratio for *_, ratio in some], LAWS[law]
-    off = [
-        f"{moment} {name.removeprefix('params/')} ({ratio:.2f})"
-        for moment, name, ratio in some
-        if not 2 - most <= ratio <= most
-    ]
+def row(law: str, share: float, some: list[Case]) -> tuple[str, ...]:
+    numbers, most = [case.ratio for case in some], LAWS[law]
+
+    def off(ratio: float) -> bool:
+        return not 2 - most <= ratio <= most
+
+    never = [case for case in some if all(off(ratio) for ratio in case.each)]
     return (
         law,
         f"{100 * share:g} %",
         str(len(some)),
         *(f"{value:.2f}" for value in (min(numbers), np.median(numbers), max(numbers))),
-        f"{100 * (most - 1):.0f} %: {', '.join(off) or 'none'}",
+        f"{100 * (most - 1):.0f} %: {named([case for case in some if off(case.ratio)])}",
+        named(never),
     )
+
+
+def named(some: list[Case]) -> str:
+    names = [f"{case.moment} {case.name.removeprefix('params/')}" for case in some]
+    return ", ".join(names) or "none"
 
 
 if __name__ == "__main__":

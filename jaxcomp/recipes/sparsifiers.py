@@ -154,8 +154,9 @@ def sidco(
     """The elements above a threshold in closed form, from a law fitted to the magnitudes.
 
     `η₁ = β ln(1/δ₁)` for the exponential law with mean `β`; then, stage by stage, the law is fitted
-    again to what exceeds the threshold: `η_m = η_{m−1} + β_m ln(1/δ_m)`. The number of stages is
-    found by itself, for each leaf, from how many elements exceeded the threshold before.
+    again to what exceeds the threshold: `η_m = η_{m−1} + β_m ln(1/δ_m)`. The number of stages, and
+    a correction of `δ`, are found by themselves, for each leaf, from how many elements exceeded the
+    threshold before.
 
     Args:
         fraction: share `δ` of the elements to send, in (0, 1].
@@ -181,7 +182,9 @@ def sidco(
     Note:
         The published rule for the number of stages starts from one and moves in a fixed direction,
         which never ends for heavy tails; this one starts from two, turns round where a move made it
-        worse, and remembers the best. Zeros take no part in the fit. Of a leaf of more than four
+        worse, and remembers the best. Where that still finds too many or too few, as in mixtures of
+        scales, the threshold is for a share up to four times smaller or larger. Zeros take no part
+        in the fit. Of a leaf of more than four
         million elements, the law sees every second, third, … part of 512. There is room for 1.3
         times the share; of more, a run that begins at random stays in the residual.
     """

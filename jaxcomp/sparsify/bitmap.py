@@ -19,19 +19,35 @@ WORD = 32
 _GROUP = WORD * WORD
 """Elements that are brought into order together: as many words as a word has bits."""
 
+_DENSE = 4
+"""Places to find in each word of a row from which on the word of each is known by marks alone."""
+
 
 def words(size: int) -> int:
-    """Words of a bitmap of `size` elements: whole groups of 32."""
-    return -(-size // _GROUP) * WORD
+    """Words of a bitmap of `size` elements: whole groups of 32, or a part of one, halved as often
+    as a short row allows.
+    """
+    needed = -(-size // WORD)
+    return 1 << (needed - 1).bit_length() if needed < WORD else -(-size // _GROUP) * WORD
 
 
 def of(hits: Bool[Array, "n size"]) -> UInt32[Array, "n words"]:
     """The bitmap of each row.
 
     Example:
-        >>> of(jnp.array([[True, False, True]]))[0, :2]
-        Array([5, 0], dtype=uint32)
+        >>> of(jnp.array([[True, False, True]]))
+        Array([[5]], dtype=uint32)
     """
+    n, size = hits.shape
+    if words(size) == WORD * -(-size // _GROUP):
+        return _in_groups(hits)
+    # Several short rows make up a group.
+    flat = jnp.pad(hits, ((0, 0), (0, WORD * words(size) - size))).reshape(1, -1)
+    return _in_groups(flat)[:, : n * words(size)].reshape(n, -1)
+
+
+def _in_groups(hits: Bool[Array, "n size"]) -> UInt32[Array, "n words"]:
+    """`of` whole groups and a part of one, which is filled up."""
     whole = hits.shape[1] // _GROUP * _GROUP
     parts = [_of(hits[:, :whole])] if whole else []
     if whole < hits.shape[1] or not parts:  # Apart: padding all would take twice as long.
@@ -77,16 +93,19 @@ def places(bitmap: UInt32[Array, "n words"], k: int, kept: Kept) -> Int32[Array,
 
 
 def _places(bitmap: Array, k: int, base: Array, gap: Array, skip: Array) -> Int32[Array, "n k"]:
-    before = _before(bitmap)
+    dense = _DENSE * bitmap.shape[1] <= k
+    before = _before_words(bitmap) if dense else _before(bitmap)
     base, gap, skip = base[:, None], gap[:, None], skip[:, None]
     slot = lax.broadcasted_iota(jnp.int32, (bitmap.shape[0], k), 1)
     rank = slot + base + jnp.where(slot >= gap, skip, 0)
     group = _group_of(before.groups, k, base, gap, skip)
-    rest = rank - _take(before.groups, group)
-    word = group * WORD
-    for step in (16, 8, 4, 2, 1):
-        word = jnp.where(_take(before.words, word + step) <= rest, word + step, word)
-    rest = rest - _take(before.words, word)
+    rest = rank - _take(before.groups, group) if before.groups.shape[1] > 1 else rank
+    word = group
+    if not dense:
+        word = group * _group_words(bitmap)
+        for step in _halves(bitmap):
+            word = jnp.where(_take(before.words, word + step) <= rest, word + step, word)
+        rest = rest - _take(before.words, word)
     return word * WORD + _select(_take(bitmap, word), rest)
 
 
@@ -95,20 +114,31 @@ def rank(bitmap: UInt32[Array, "n words"], place: Int32[Array, " n"]) -> Int32[A
     before, word = _before(bitmap), place[:, None] // WORD
     mask = (jnp.uint32(1) << (place[:, None] % WORD).astype(jnp.uint32)) - jnp.uint32(1)
     ones = lax.population_count(_take(bitmap, word) & mask).astype(jnp.int32)
-    return (_take(before.groups, word // WORD) + _take(before.words, word) + ones)[:, 0]
+    groups = _take(before.groups, word // _group_words(bitmap))
+    return (groups + _take(before.words, word) + ones)[:, 0]
 
 
 def first(bitmap: UInt32[Array, "n words"], k: Int32[Array, " n"]) -> UInt32[Array, "n words"]:
     """The bitmap of the first `k` ones of each row."""
     before = _before(bitmap)
     n, groups = before.groups.shape
-    ahead = (before.words.reshape(n, groups, WORD) + before.groups[..., None]).reshape(n, -1)
+    ahead = (before.words.reshape(n, groups, -1) + before.groups[..., None]).reshape(n, -1)
     left = k[:, None] - ahead
     # All ones below the one that is the first to be left out.
     end = _select(bitmap, left)
     below = (jnp.uint32(1) << end.astype(jnp.uint32)) - jnp.uint32(1)
     whole = left >= lax.population_count(bitmap).astype(jnp.int32)
     return jnp.where(left <= 0, jnp.uint32(0), jnp.where(whole, bitmap, bitmap & below))
+
+
+def _group_words(bitmap: Array) -> int:
+    """Words of a group: fewer than 32 where they are all there are."""
+    return min(WORD, bitmap.shape[1])
+
+
+def _halves(bitmap: Array) -> tuple[int, ...]:
+    """Half the words of a group, a quarter of them, and so on down to one."""
+    return tuple(step for step in (16, 8, 4, 2, 1) if step < _group_words(bitmap))
 
 
 class _Before(NamedTuple):
@@ -121,14 +151,20 @@ class _Before(NamedTuple):
 
 def _before(bitmap: Array) -> _Before:
     n = bitmap.shape[0]
-    ones = lax.population_count(bitmap).astype(jnp.int32).reshape(n, -1, WORD)
-    running = ones
-    for step in (1, 2, 4, 8, 16):
+    ones = lax.population_count(bitmap).astype(jnp.int32)
+    running = ones = ones.reshape(n, -1, _group_words(bitmap))
+    for step in reversed(_halves(bitmap)):
         shifted = jnp.pad(running[..., :-step], ((0, 0), (0, 0), (step, 0)))
         running = lax.optimization_barrier(running + shifted)
     sizes = running[..., -1]
     groups = jnp.cumsum(sizes, axis=1)
     return _Before((running - ones).reshape(n, -1), groups - sizes, sizes)
+
+
+def _before_words(bitmap: Array) -> _Before:
+    """As if each word were a group."""
+    sizes = lax.population_count(bitmap).astype(jnp.int32)
+    return _Before(jnp.zeros_like(sizes), jnp.cumsum(sizes, axis=1) - sizes, sizes)
 
 
 def _group_of(

@@ -24,18 +24,28 @@ _SAMPLE = 2**21
 _PERIOD = 5
 """Steps over which the share is averaged before the number of stages may change."""
 
-_TOLERANCE = 1.2
-"""How far from its target the share may be before it does."""
+_TOLERANCE = math.log(1.2)
+"""How far from its target the share may be before it does, as a logarithm."""
+
+_GAIN = 0.7
+"""How much of what is off is mended at once: the share may answer twice as much, and has noise."""
+
+_BOUND = math.log(4)
+"""How far a share other than the target may be asked for, as a logarithm."""
 
 
 class Stages(NamedTuple):
-    """How many stages each bucket takes, and what is known of other numbers.
+    """How many stages each bucket takes, what is known of other numbers, and what no number mends.
+
+    What a number of stages needs is the natural logarithm of found over target, had the target
+    itself been asked for.
 
     Attributes:
         number: stages now.
-        best: the number with the smallest error so far.
-        error: that error, `max(r, 1/r)` of the found share over its target.
-        last: the error of the number before.
+        aim: logarithm of the target over the share that is asked for.
+        best: the number that needs least.
+        needs: what that is.
+        last: the size of what the number before needed.
         way: whether the number was raised (1) or lowered (-1).
         tried: a bit for each number that was tried.
         ratio: sum of found over target since the last change.
@@ -43,8 +53,9 @@ class Stages(NamedTuple):
     """
 
     number: Int32[Array, " n"]
+    aim: Float32[Array, " n"]
     best: Int32[Array, " n"]
-    error: Float32[Array, " n"]
+    needs: Float32[Array, " n"]
     last: Float32[Array, " n"]
     way: Int32[Array, " n"]
     tried: Int32[Array, " n"]
@@ -64,7 +75,7 @@ class Fitted:
         law: "exponential", "pareto" (generalised), "gamma" or "gamma_approximate"; after the first
             stage, the gammas continue with "pareto".
         stages: how many; None to find the number, by bucket, from how many elements exceeded the
-            threshold in the steps before.
+            threshold in the steps before, and for what number does not suffice, a share to ask for.
         first: the share of the first of several stages.
         slack: places in a bucket, as a multiple of the share.
 
@@ -106,13 +117,13 @@ class Fitted:
             return jnp.full(buckets, value, dtype)
 
         worst = full(jnp.finfo(jnp.float32).max, jnp.float32)
-        zeros = full(0, jnp.float32)
-        return Stages(full(start), full(start), worst, worst, full(1), full(0), zeros, full(0))
+        zeros, none = full(0, jnp.float32), full(0)
+        return Stages(full(start), zeros, full(start), worst, worst, full(1), none, zeros, none)
 
     def choose(self, x: Array, count: Array, start: UInt32[Array, " n"], state: Any) -> Chosen:
         del count
         size, target = x.shape[1], share(self.fraction, x.shape[1])
-        level = self.threshold(x, None if state == () else state.number)
+        level = self.threshold(x, *(() if state == () else (state.number, state.aim)))
         low = jnp.maximum(lax.bitcast_convert_type(level, jnp.int32), 1)
         hits = bitmap.of(selection.size_bits(x) >= low)
         found = bitmap.count(hits)
@@ -133,8 +144,15 @@ class Fitted:
             state = self._adapted(state, ratio)
         return Chosen(places, number, state)
 
-    def threshold(self, x: Array, stages: Int32[Array, " n"] | None) -> Float32[Array, "n 1"]:
-        """The threshold of each bucket, with this many stages; None for the fixed number."""
+    def threshold(
+        self,
+        x: Array,
+        stages: Int32[Array, " n"] | None = None,
+        aim: Float32[Array, " n"] | None = None,
+    ) -> Float32[Array, "n 1"]:
+        """The threshold of each bucket, with this many stages (None for the fixed number), for
+        `exp(−aim)` times the share.
+        """
         a = _sampled(x)
         n, seen = x.shape[0], min(x.shape[1], a.shape[1] * a.shape[2])  # Without the padding.
         initial, further = tails.LAWS[self.law]
@@ -147,6 +165,10 @@ class Fitted:
         number = jnp.full((n, 1), most, jnp.int32) if stages is None else stages[:, None]
         begin = -math.log(self.first)
         several = (number > 1) & (nats > begin)
+        # Whether there are several is not for the aim to decide: the share would leap.
+        nats = jnp.maximum(
+            nats + (0 if aim is None else aim[:, None]), jnp.where(several, begin, 0)
+        )
         level = initial(found, jnp.where(several, begin, nats)) * found.unit
         each = (nats - jnp.float32(begin)) * exact.reciprocal(
             jnp.maximum(number - 1, 1).astype(jnp.float32)
@@ -164,18 +186,20 @@ class Fitted:
 
     def _adapted(self, state: Stages, ratio: Float32[Array, " n"]) -> Stages:
         """The next number of stages: on in the same direction until it is worse, then the other
-        way, and from the last that was not tried back to the best.
+        way, and from the last that was not tried back to the best; there, the next aim.
         """
         total, steps = state.ratio + ratio, state.steps + 1
         due = steps >= _PERIOD
         mean = jnp.maximum(total * jnp.float32(1 / _PERIOD), 2.0**-20)
-        error = jnp.maximum(mean, exact.reciprocal(mean))
+        off = settled(log2(mean) * jnp.float32(math.log(2)))
+        needs = state.aim + off
+        away, error, smallest = jnp.abs(off), jnp.abs(needs), jnp.abs(state.needs)
         tried = state.tried | (1 << state.number)
-        better = error < state.error
+        better = error < smallest
         # An old best that is not what it was is forgotten.
-        fresh = (state.number == state.best) & (error > state.error * _TOLERANCE)
+        fresh = (state.number == state.best) & (away > smallest + _TOLERANCE)
         best = jnp.where(better | fresh, state.number, state.best)
-        smallest = jnp.where(better | fresh, error, state.error)
+        least = jnp.where(better | fresh, needs, state.needs)
         tried = jnp.where(fresh, 1 << state.number, tried)
         way = jnp.where(error > state.last, -state.way, state.way)
         step = state.number + way
@@ -185,16 +209,19 @@ class Fitted:
         # From a number that made it worse, the other side of the best is next.
         step = jnp.where((tried >> step) & 1 == 1, jnp.clip(best + way, 1, self.most), step)
         step = jnp.where((tried >> step) & 1 == 1, best, step)
-        number = jnp.where(error <= _TOLERANCE, state.number, step)
+        number = jnp.where(away <= _TOLERANCE, state.number, step)
+        aim = state.aim + settled(off * jnp.float32(_GAIN))
+        aim = jnp.where(number == state.number, aim, jnp.where(number == best, least, 0))
         found = Stages(
-            number,
-            best,
-            smallest,
-            error,
-            way,
-            tried,
-            jnp.zeros_like(total),
-            jnp.zeros_like(steps),
+            number=number,
+            aim=jnp.clip(aim, -_BOUND, _BOUND),
+            best=best,
+            needs=least,
+            last=error,
+            way=way,
+            tried=tried,
+            ratio=jnp.zeros_like(total),
+            steps=jnp.zeros_like(steps),
         )
         kept = state._replace(ratio=total, steps=steps)
         return jax.tree.map(lambda new, old: jnp.where(due, new, old), found, kept)

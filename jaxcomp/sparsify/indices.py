@@ -197,5 +197,5 @@ def _ones(places: UInt32[Array, "n k"], size: int) -> UInt32[Array, "n words"]:
 def _places(words: UInt32[Array, "n words"], k: int) -> UInt32[Array, "n k"]:
     """Where the first `k` ones of a bitmap are."""
     n, count = words.shape
-    padded = jnp.pad(words, ((0, 0), (0, -count % bitmap.WORD)))
+    padded = jnp.pad(words, ((0, 0), (0, bitmap.words(bitmap.WORD * count) - count)))
     return bitmap.places(padded, k, bitmap.from_first(n)).astype(jnp.uint32)
