@@ -3,6 +3,7 @@
 import dataclasses
 import fnmatch
 import math
+from collections.abc import Callable
 from typing import Any
 
 from jaxcomp import checks, offers
@@ -100,6 +101,15 @@ class Policy:
         """Every codec that a leaf may get."""
         found = [rule.codec for rule in self.rules] + [self.codec]
         return tuple(codec for codec in found if codec is not None)
+
+    def map(self, f: Callable[[Codec], Codec]) -> "Policy":
+        """The same policy with `f(codec)` in place of every codec."""
+        rules = tuple(
+            rule if rule.codec is None else dataclasses.replace(rule, codec=f(rule.codec))
+            for rule in self.rules
+        )
+        codec = None if self.codec is None else f(self.codec)
+        return dataclasses.replace(self, codec=codec, rules=rules)
 
 
 def everywhere(codec: Codec) -> Policy:

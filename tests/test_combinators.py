@@ -42,6 +42,38 @@ def test_stages_multiply_what_is_left():
         jaxcomp.Chained(codecs=(jaxcomp.sign(), jaxcomp.sign(bucket_size=64)))
 
 
+def test_stages_of_a_bucket_that_is_not_full():
+    """Padding that a stage decodes to something is nothing to the next one."""
+    codec = jaxcomp.msc(jaxcomp.sign(bucket_size=8), 3)
+    x = jnp.asarray(np.random.default_rng(3).standard_normal(13), jnp.float32)
+    both = jaxcomp.roundtrip(codec, 0, x)
+    np.testing.assert_array_equal(both[8:], jaxcomp.roundtrip(codec, 0, x[8:]))
+
+
+def test_stages_of_an_unbiased_codec_stay_unbiased():
+    """And their variance is `q^R / (1 − q^R)`, which random places meet."""
+    once = jaxcomp.random_k(fraction=0.25, bucket_size=64)
+    codec = jaxcomp.msc(once, 2)
+    bound = codec.variance_bound(64)
+    assert bound == pytest.approx(0.75**2 / (1 - 0.75**2))
+    x = jnp.asarray(np.random.default_rng(3).standard_normal((1, 64)), jnp.float32)
+    many = jax.vmap(lambda seed: jaxcomp.roundtrip(codec, seed, x))(
+        jnp.stack([jnp.zeros(4000, jnp.uint32), jnp.arange(4000, dtype=jnp.uint32)], axis=1)
+    )
+    bias = jnp.linalg.norm(many.mean(axis=0) - x) / jnp.linalg.norm(x)
+    variance = jnp.mean(jnp.sum((many - x) ** 2, axis=(1, 2))) / jnp.sum(x**2)
+    assert bias < 3 * (bound / 4000) ** 0.5
+    assert variance == pytest.approx(bound, rel=0.02)
+
+
+def test_stages_of_the_largest_are_more_of_them():
+    x = jnp.asarray(np.random.default_rng(3).standard_normal(40), jnp.float32)
+    np.testing.assert_array_equal(
+        jaxcomp.roundtrip(jaxcomp.msc(jaxcomp.top_k(fraction=0.1), 3), 0, x),
+        jaxcomp.roundtrip(jaxcomp.top_k(fraction=0.3), 0, x),
+    )
+
+
 def test_clipping_is_undone_by_nothing():
     x = jnp.concatenate([jnp.full(511, 0.1), jnp.array([50.0])])
     y = roundtrip(jaxcomp.Clipped(codec=jaxcomp.qsgd_inf(bits=8), sigmas=1.0), x)

@@ -239,6 +239,9 @@ class Chained:
             states.append(own)
             if number < len(self.codecs) - 1:
                 rest = rest - codec.decode(_stage(key, number), payload, rest)
+                # Padding may decode to anything, and would count in the next one's scale.
+                place = jnp.arange(x.shape[1], dtype=count.dtype)
+                rest = jnp.where(place < count[:, None], rest, 0)
         return tuple(payloads), tuple(states)
 
     def decode(self, key: Key, payload: tuple, like: ArrayLike, side: Any = None) -> Array:

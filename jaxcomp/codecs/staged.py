@@ -1,0 +1,83 @@
+"""Stages of one unbiased codec that are unbiased together."""
+
+import dataclasses
+from typing import Any
+
+from jaxcomp import checks, offers
+from jaxcomp.codecs.combinators import Chained, Contractive, times
+from jaxcomp.protocols import Array, ArrayLike, AxisName, Codec, Key
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Staged:
+    """Encodes again and again what is missing yet, and stays unbiased.
+
+    Each of `R` stages is `Q / (1 + ω)` of what those before it missed, which leaves
+    `q^R · x` of the input in expectation, `q = ω/(1 + ω)`; the sum of the stages is divided by
+    `1 − q^R`. Its relative variance is at most `q^R / (1 − q^R)`.
+
+    Args:
+        codec: an unbiased codec `Q`.
+        stages: `R`, at least 1.
+        omega: its relative variance; None for its own bound for the size of bucket at hand.
+
+    Raises:
+        ValueError: as `Contractive`, or for fewer stages than one.
+
+    References:
+        Huang et al., `Lower bounds and nearly optimal algorithms in distributed learning with
+        communication compression <https://arxiv.org/abs/2206.03665>`_, 2022.
+    """
+
+    codec: Codec
+    stages: int
+    omega: float | None = None
+    unbiased = True
+    linear = False
+
+    def __post_init__(self):
+        checks.integer("stages", self.stages, 1)
+        self._chain()
+
+    def _chain(self) -> Chained:
+        return Chained(codecs=(Contractive(codec=self.codec, omega=self.omega),) * self.stages)
+
+    def _left(self, size: int) -> float | None:
+        """`q^R`."""
+        own = offers.variance_bound(self.codec, size)
+        omega = own if self.omega is None else self.omega
+        return None if omega is None else (omega / (1 + omega)) ** self.stages
+
+    @property
+    def bucket_size(self) -> int | None:
+        return self.codec.bucket_size
+
+    @property
+    def bits_per_element(self) -> float | None:
+        """`R` times the codec's."""
+        return self._chain().bits_per_element
+
+    def variance_bound(self, size: int) -> float | None:
+        """`q^R / (1 − q^R)`."""
+        left = self._left(size)
+        return None if left is None else left / (1 - left)
+
+    def init(self, like: ArrayLike) -> tuple:
+        return self._chain().init(like)
+
+    @property
+    def agrees(self) -> bool:
+        """As the first stage."""
+        return self._chain().agrees
+
+    def agree(self, key: Key, x: Array, count: Array, state: tuple, axis_name: AxisName) -> tuple:
+        return self._chain().agree(key, x, count, state, axis_name)
+
+    def encode(self, key: Key, x: Array, count: Array, state: tuple) -> tuple[tuple, tuple]:
+        return self._chain().encode(key, x, count, state)
+
+    def decode(self, key: Key, payload: tuple, like: ArrayLike, side: Any = None) -> Array:
+        del side
+        left = self._left(like.shape[1])
+        assert left is not None  # Or `Contractive` had raised.
+        return times(self._chain(), key, payload, like, 1 / (1 - left))
