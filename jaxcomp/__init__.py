@@ -1,6 +1,6 @@
 """Communication-compressed training in JAX: gradient compression as optax transformations."""
 
-from jaxcomp import gates as gates, testing as testing
+from jaxcomp import gates as gates, optimizers as optimizers, testing as testing
 from jaxcomp.codecs.ballot import Ballot as Ballot
 from jaxcomp.codecs.combinators import (
     Chained as Chained,
@@ -34,6 +34,20 @@ from jaxcomp.mesh import (
     local as local,
     place as place,
 )
+from jaxcomp.optimizers import (
+    L1 as L1,
+    L2 as L2,
+    L1Ball as L1Ball,
+    L2Ball as L2Ball,
+    SquaredL2 as SquaredL2,
+    average as average,
+    averaged as averaged,
+    projected as projected,
+    prox_adagrad as prox_adagrad,
+    rda_adagrad as rda_adagrad,
+    scale_by_one_bit_adam as scale_by_one_bit_adam,
+    step_by_zero_one_adam as step_by_zero_one_adam,
+)
 from jaxcomp.planning import plan as plan
 from jaxcomp.policy import Policy as Policy, Rule as Rule
 from jaxcomp.protocols import (
@@ -43,6 +57,36 @@ from jaxcomp.protocols import (
     Key as Key,
     Reducer as Reducer,
 )
+from jaxcomp.recipes.algorithms.composite import (
+    dgd_def as dgd_def,
+    dq_psgd as dq_psgd,
+    qcmd_adagrad as qcmd_adagrad,
+    qrda_adagrad as qrda_adagrad,
+)
+from jaxcomp.recipes.algorithms.residuals import (
+    double_squeeze as double_squeeze,
+    ef_sgd as ef_sgd,
+    ef_signsgd as ef_signsgd,
+    neolithic as neolithic,
+    signsgd as signsgd,
+)
+from jaxcomp.recipes.algorithms.shifts import (
+    cd_adam as cd_adam,
+    censored_heavy_ball as censored_heavy_ball,
+    clag as clag,
+    ef21 as ef21,
+    ef21_bc as ef21_bc,
+    ef21_sgdm as ef21_sgdm,
+    lag as lag,
+)
+from jaxcomp.recipes.algorithms.unbiased import (
+    artemis as artemis,
+    diana as diana,
+    dore as dore,
+    marina as marina,
+    mcm as mcm,
+    rand_mcm as rand_mcm,
+)
 from jaxcomp.recipes.floats import (
     alq as alq,
     amq as amq,
@@ -50,6 +94,10 @@ from jaxcomp.recipes.floats import (
     natural as natural,
     natural_dithering as natural_dithering,
     nuqsgd as nuqsgd,
+)
+from jaxcomp.recipes.optimizers import (
+    one_bit_adam as one_bit_adam,
+    zero_one_adam as zero_one_adam,
 )
 from jaxcomp.recipes.quantizers import (
     averaged_ternary as averaged_ternary,
@@ -78,6 +126,7 @@ from jaxcomp.recipes.sparsifiers import (
     threshold as threshold,
     top_k as top_k,
 )
+from jaxcomp.recipes.stages import msc as msc
 from jaxcomp.recipes.sums import int_sgd as int_sgd, thc as thc
 from jaxcomp.recipes.votes import Vote as Vote
 from jaxcomp.reducers.cheapest import Cheapest as Cheapest
@@ -90,10 +139,17 @@ from jaxcomp.reducers.power import PowerIteration as PowerIteration
 from jaxcomp.reducers.psum import Psum as Psum
 from jaxcomp.reducers.two_shot import TwoShot as TwoShot
 from jaxcomp.theory.cost import Network as Network
+from jaxcomp.transforms.accumulated import accumulate as accumulate
 from jaxcomp.transforms.clipping import clip_local as clip_local
+from jaxcomp.transforms.differences import compressed_differences as compressed_differences
 from jaxcomp.transforms.mean import (
     compressed_mean as compressed_mean,
     dense_leaves as dense_leaves,
+)
+from jaxcomp.transforms.view import (
+    displaced_mean as displaced_mean,
+    preserved_center as preserved_center,
+    view as view,
 )
 from jaxcomp.transforms.wrappers import per_worker as per_worker, skip_nonfinite as skip_nonfinite
 from jaxcomp.trees import decode as decode, encode as encode, roundtrip as roundtrip

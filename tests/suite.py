@@ -3,6 +3,7 @@
 import functools
 import importlib
 import inspect
+import os
 import pkgutil
 
 import jax
@@ -34,33 +35,40 @@ def _defaults() -> list[Codec]:
 CODECS = _defaults()
 """Every recipe with its default settings: adding a recipe adds no test code."""
 
+SLOW = bool(os.environ.get("JAXCOMP_SLOW"))
+"""Run what takes long: all variants, all pairs."""
+
 VARIANTS = [
     jaxcomp.cast("float16"),
-    jaxcomp.cast("float8_e4m3fn"),
     jaxcomp.qsgd_inf(bits=3),
     jaxcomp.qsgd_inf(bits=8, bucket_size=None),
-    jaxcomp.qsgd(bits=6, bucket_size=64),
     jaxcomp.terngrad(clip=None, bucket_size=100),
     jaxcomp.terngrad(shared=True),
-    jaxcomp.sign(bucket_size=None),
     jaxcomp.top_k(fraction=0.05, bucket_size=64),
     jaxcomp.top_k(fraction=0.1, values=jaxcomp.qsgd_inf(bits=8, bucket_size=32), indices=Packed()),
     jaxcomp.threshold(
         1.0, fraction=0.2, bucket_size=64, values=jaxcomp.natural(), indices=Bitmap()
     ),
     jaxcomp.qsgd_inf(bits=4, levels="midrise", subtractive=True),
-    jaxcomp.natural_dithering(bits=3, natural_norm=True),
-    jaxcomp.natural(bits=8),
     jaxcomp.mx("nvfp4"),
-    jaxcomp.mx("mxfp8", rule="ceil", rounding="stochastic"),
-    jaxcomp.eden(bits=2.5, bucket_size=512, scale="minimum_error"),
     jaxcomp.eden(bits=0.5, bucket_size=256, rotations=2),
     jaxcomp.ndsc(bits=2, bucket_size=64, dithered=False),
     jaxcomp.Contractive(codec=jaxcomp.qsgd(bits=2)),
     jaxcomp.Chained(codecs=(jaxcomp.sign(), jaxcomp.qsgd_inf(bits=2))),
-    jaxcomp.Clipped(codec=jaxcomp.blockwise(bits=4)),
 ]
 """Settings that take other paths: planes, whole leaves, odd buckets, agreement."""
+
+if SLOW:
+    VARIANTS += [
+        jaxcomp.cast("float8_e4m3fn"),
+        jaxcomp.qsgd(bits=6, bucket_size=64),
+        jaxcomp.sign(bucket_size=None),
+        jaxcomp.natural_dithering(bits=3, natural_norm=True),
+        jaxcomp.natural(bits=8),
+        jaxcomp.mx("mxfp8", rule="ceil", rounding="stochastic"),
+        jaxcomp.eden(bits=2.5, bucket_size=512, scale="minimum_error"),
+        jaxcomp.Clipped(codec=jaxcomp.blockwise(bits=4)),
+    ]
 
 
 FEW = [

@@ -6,7 +6,6 @@ The table is generated. The suite runs a choice of it, in which every part meets
 
 import functools
 import itertools
-import os
 import warnings
 
 import jax
@@ -14,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from suite import SLOW
 
 import jaxcomp
 from jaxcomp.testing import problems
@@ -151,7 +151,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", ALL if os.environ.get("JAXCOMP_SLOW") else CASES, ids="-".join)
+@pytest.mark.parametrize("case", ALL if SLOW else CASES, ids="-".join)
 def test_what_is_allowed_converges(case):
     why = verdict(case)
     if why is not None:

@@ -72,7 +72,7 @@ def test_skip_nonfinite_holds_the_optimizer(check_vma, mesh):
     np.testing.assert_array_equal(after[1].inner[0].mu["kernel"], state[1].inner[0].mu["kernel"])
 
 
-@pytest.mark.parametrize("codec", FEW[::2], ids=label)
+@pytest.mark.parametrize("codec", FEW[::3], ids=label)
 def test_odd_trees(codec, mesh):
     """Empty leaves, scalars, length one and odd lengths, narrow dtypes: all in one tree."""
     like = {

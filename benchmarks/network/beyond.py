@@ -91,7 +91,7 @@ def main() -> None:
     }
     figure = Figure(figsize=(13, 6.4), layout="constrained")
     grid = figure.subplots(2, len(WAYS), sharex=True, sharey=True)
-    colours = None
+    colours: Any = None
     for line, (label, found) in zip(grid, rows.items(), strict=True):
         for axes, (name, gain) in zip(line, found.items(), strict=True):
             colours = draw(axes, gain, name)

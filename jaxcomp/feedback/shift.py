@@ -29,15 +29,19 @@ class Shift:
         step: `a`, in (0, 1].
         dtype: dtype of both memories; None for that of the gradient. Narrow gradients want
             "float32": `h` and `H` round differently, and what they differ by stays.
+        absent: of workers that a gate leaves out, "remembered": the mirror stands for them; or
+            "left out": the estimate is `Σ_S (hᵢ + C(mᵢ)) / (p·n)` over those who take part, whose
+            noise does not vanish at the solution. To compare with: under `Gather` only, and the
+            `hᵢ` are averaged dense, which `wire_bytes` does not count.
 
     Raises:
-        ValueError: for a step outside (0, 1] or another dtype. A `Link` raises if the codec does
-            not fit the step.
+        ValueError: for a step outside (0, 1], another dtype or another way to treat the absent. A
+            `Link` raises if the codec does not fit the step.
 
     Example:
         >>> import jaxcomp
         >>> jaxcomp.Link(jaxcomp.sign(), Shift())  # EF21.
-        Link(codec=..., feedback=Shift(step=1.0, dtype=None))
+        Link(codec=..., feedback=Shift(step=1.0, dtype=None, absent='remembered'))
 
     References:
         Richtárik et al., `EF21 <https://arxiv.org/abs/2106.05203>`_, 2021; Mishchenko et al.,
@@ -52,6 +56,7 @@ class Shift:
 
     step: float = 1.0
     dtype: str | None = None
+    absent: str = "remembered"
     kind = "shift"
     mirrors = True
 
@@ -59,6 +64,7 @@ class Shift:
         checks.number("step", self.step, 0.0, 1.0)
         checks.positive("step", self.step)
         memory.check(self.dtype, exact=True)
+        checks.choice("absent", self.absent, ("remembered", "left out"))
 
     def check(self, codec: Codec, size: int | None) -> None:
         """Raises a `ValueError` for a codec around which the memory would not follow."""

@@ -61,6 +61,11 @@ def check(gate: Gate, reducer: Reducer, *, whole: bool = True) -> None:
             "jaxcomp.Hierarchical or `param_specs`; use it with jaxcomp.Gather or jaxcomp.TwoShot, "
             "on parameters that are replicated"
         )
+    if _forgets(feedback) and (getattr(reducer, "splits", False) or hasattr(reducer, "phases")):
+        raise ValueError(
+            f"`feedback` {feedback!r} must be under jaxcomp.Gather, where every device has the "
+            'whole mean; jaxcomp.Shift(step, absent="remembered") goes with every reducer'
+        )
     if any(getattr(phase, "splits", False) for _, phase in getattr(reducer, "phases", ())):
         raise ValueError(
             f"`gate` {gate!r} needs phases that bring the whole mean to every device, such as "
@@ -94,6 +99,11 @@ def _outer(reducer: Any) -> Any:
     reducer = getattr(reducer, "outer", reducer)
     picks = getattr(reducer, "two_shot", None)
     return picks() if picks is not None and reducer.splits else reducer
+
+
+def _forgets(feedback: Any) -> bool:
+    """Whether memories of workers that do not take part are left out."""
+    return getattr(feedback, "absent", "remembered") == "left out"
 
 
 def _mirrors(feedback: Any) -> bool:
@@ -145,6 +155,9 @@ def reduce(
         )
         part, share = scaled(part, times), share * times
         estimate, own = feedback.update(message, sent, part, share, counts, memory.feedback)
+        if _forgets(feedback) and weight is not None:
+            known = reducer.dense(memory.feedback.own, axis_name, weight)
+            estimate = jax.tree.map(jnp.add, part, scaled(tuple(known), times))
         means, after = reducer.spread(key, batches, estimate, after, axis_name)
         part = scaled(tuple(reducer.dense(dense, axis_name, weight)), times)
         narrow = reduction.dense_dtype(reducer)
@@ -157,7 +170,7 @@ def reduce(
         nothing, none = jnp.zeros((), jnp.float32), zeros(message)
         part = zeros(reducer.part_like(batches, axis_name))
         estimate, own = feedback.update(message, none, part, 0.0, nothing, memory.feedback)
-        if _mirrors(feedback):
+        if _mirrors(feedback) and not _forgets(feedback):
             known = getattr(reducer, "unchanged", lambda batches, part, state, axis_name: part)
             means = known(batches, estimate, memory.reducer, axis_name)
         else:

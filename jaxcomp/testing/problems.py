@@ -1,12 +1,14 @@
-"""A small problem whose solution is known, on which methods can be held to their theory."""
+"""Small problems whose solution is known, on which methods can be held to their theory."""
 
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from jaxcomp.protocols import Array
+from jaxcomp.transforms.view import view
 
 
 class Quadratics(NamedTuple):
@@ -32,9 +34,111 @@ class Quadratics(NamedTuple):
     def workers(self) -> int:
         return self.targets.shape[0]
 
+    @property
+    def data(self) -> tuple[Array, Array]:
+        """What each worker has of its own, along the leading axis."""
+        return self.matrices, self.targets
+
+    def gradient(self, x: Array, matrix: Array, target: Array) -> Array:
+        """Of one worker's loss."""
+        return matrix.T @ (matrix @ x - target) + self.ridge * x
+
     def error(self, x: Array) -> Array:
         """`‖x − x*‖² / ‖x*‖²`."""
         return jnp.sum((x - self.solution) ** 2) / jnp.sum(self.solution**2)
+
+
+class Logistic(NamedTuple):
+    """Logistic regression on data that is dealt out unevenly.
+
+    Attributes:
+        features: `[workers, rows, size]`.
+        labels: `[workers, rows]`, of −1 and 1.
+        ridge: the weight of `½‖x‖²`.
+        solution: of the mean of all losses, `[size]`.
+        smoothness: `L` of the mean loss.
+        condition: `κ` of the mean loss at the solution.
+    """
+
+    features: Array
+    labels: Array
+    ridge: float
+    solution: Array
+    smoothness: float
+    condition: float
+
+    @property
+    def workers(self) -> int:
+        return self.labels.shape[0]
+
+    @property
+    def data(self) -> tuple[Array, Array]:
+        """What each worker has of its own, along the leading axis."""
+        return self.features, self.labels
+
+    def gradient(self, x: Array, features: Array, labels: Array) -> Array:
+        """Of one worker's loss, the mean of `log(1 + exp(−y ⟨a, x⟩))` and the ridge."""
+        pull = labels * jax.nn.sigmoid(-labels * (features @ x))
+        return self.ridge * x - features.T @ pull / labels.shape[0]
+
+    def error(self, x: Array) -> Array:
+        """`‖x − x*‖² / ‖x*‖²`."""
+        return jnp.sum((x - self.solution) ** 2) / jnp.sum(self.solution**2)
+
+    def accuracy(self, x: Array) -> Array:
+        """The share of all rows that are on their side."""
+        return jnp.mean(jnp.sign(self.features @ x) == self.labels)
+
+
+def logistic(features: Any, labels: Any, workers: int, ridge: float = 0.01) -> Logistic:
+    """Logistic regression whose rows are sorted before they are dealt to workers.
+
+    Columns are brought to mean 0 and variance 1, and rows to the workers by their label and then by
+    their first principal component, so that most workers have one label only. What does not divide
+    by the workers is left out.
+
+    Args:
+        features: `[rows, columns]`; a column of ones is added.
+        labels: `[rows]`, two values.
+        workers: how many.
+        ridge: `λ`.
+
+    Raises:
+        ValueError: for labels of other than two values, or fewer rows than workers.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> a = rng.standard_normal((40, 3))
+        >>> logistic(a, a[:, 0] > 0, workers=4).features.shape
+        (4, 10, 4)
+    """
+    kinds = np.unique(labels)
+    if len(kinds) != 2 or len(labels) < workers:
+        raise ValueError(
+            f"`labels` must be of two values and at least {workers} rows, got the values {kinds} "
+            f"in {len(labels)} rows"
+        )
+    a = np.asarray(features, np.float64)
+    a = (a - a.mean(axis=0)) / np.where(a.std(axis=0) == 0, 1, a.std(axis=0))
+    y = np.where(np.asarray(labels) == kinds[1], 1.0, -1.0)
+    order = np.lexsort((a @ np.linalg.svd(a, full_matrices=False)[2][0], y))
+    rows = len(y) // workers * workers
+    a, y = np.column_stack([a, np.ones(len(a))])[order][:rows], y[order][:rows]
+    x = np.zeros(a.shape[1])
+    for _ in range(50):  # Newton's method.
+        chance = 1 / (1 + np.exp(y * (a @ x)))
+        gradient = ridge * x - a.T @ (y * chance) / rows
+        curvature = (a.T * (chance * (1 - chance))) @ a / rows + ridge * np.eye(len(x))
+        x = x - np.linalg.solve(curvature, gradient)
+    values = np.linalg.eigvalsh(curvature)
+    return Logistic(
+        features=jnp.asarray(a.reshape(workers, -1, len(x))),
+        labels=jnp.asarray(y.reshape(workers, -1)),
+        ridge=ridge,
+        solution=jnp.asarray(x),
+        smoothness=float(np.linalg.eigvalsh(a.T @ a / rows)[-1] / 4 + ridge),
+        condition=float(values[-1] / values[0]),
+    )
 
 
 def quadratics(
@@ -89,8 +193,11 @@ class Run(NamedTuple):
     state: Any
 
 
-def descend(tx: Any, problem: Quadratics, steps: int, axis_name: str = "workers") -> Run:
+def descend(tx: Any, problem: Quadratics | Logistic, steps: int, axis_name: str = "workers") -> Run:
     """Takes steps by a transformation that averages gradients, on workers simulated by `vmap`.
+
+    Gradients are full, and taken at `jaxcomp.view(params, state)`; what needs them elsewhere too
+    gets `grad_fn`.
 
     Args:
         tx: for instance `optax.chain(jaxcomp.compressed_mean(...), optax.sgd(rate))`; the
@@ -111,16 +218,19 @@ def descend(tx: Any, problem: Quadratics, steps: int, axis_name: str = "workers"
     """
     start = {"x": jnp.zeros((1, problem.solution.size), problem.solution.dtype)}
 
-    def one(params, matrix, target, state):
-        residual = matrix @ params["x"][0] - target
-        grads = {"x": (matrix.T @ residual + problem.ridge * params["x"][0])[None]}
-        return tx.update(grads, state, params)
+    inner: Any = optax.with_extra_args_support(tx)
 
-    everyone = jax.vmap(one, in_axes=(None, 0, 0, 0), axis_name=axis_name)
+    def one(params, data, state):
+        def grad_fn(at):
+            return {"x": problem.gradient(at["x"][0], *data)[None]}
+
+        return inner.update(grad_fn(view(params, state)), state, params, grad_fn=grad_fn)
+
+    everyone = jax.vmap(one, in_axes=(None, 0, 0), axis_name=axis_name)
 
     def step(carry, _):
         params, state = carry
-        updates, state = everyone(params, problem.matrices, problem.targets, state)
+        updates, state = everyone(params, problem.data, state)
         changes = updates["x"]
         params = {"x": params["x"] + changes[0]}
         alike = jnp.all(changes == changes[:1])  # A difference might be fused with a product.

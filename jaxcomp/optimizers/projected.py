@@ -1,0 +1,105 @@
+"""Steps that stay in a set, and the mean of all points that were passed."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxcomp.protocols import Array, PyTree
+
+
+def projected(projection: Callable[[PyTree], PyTree]) -> optax.GradientTransformationExtraArgs:
+    """Shortens each step so that the parameters stay in a set: `x + u ← Π(x + u)`.
+
+    Chain it after everything that makes the step.
+
+    Args:
+        projection: `Π`, from parameters to the nearest that are allowed.
+
+    Raises:
+        ValueError: on use, without `params` or with a projection that is no function.
+
+    Example:
+        >>> tx = projected(lambda x: optax.projections.projection_l2_ball(x, 1.0))
+        >>> x = jnp.array([1.0, 0.0])
+        >>> updates, _ = tx.update(jnp.array([3.0, 0.0]), tx.init(x), x)
+        >>> updates
+        Array([0., 0.], dtype=float32)
+    """
+    if not callable(projection):
+        raise ValueError(
+            "`projection` must be a function from parameters to parameters, such as lambda x: "
+            f"optax.projections.projection_l2_ball(x, 1.0), got {projection!r}"
+        )
+
+    def update_fn(
+        updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any
+    ) -> tuple[PyTree, Any]:
+        del extra
+        _require(params)
+        inside = projection(jax.tree.map(jnp.add, params, updates))
+        return jax.tree.map(jnp.subtract, inside, params), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
+
+
+class AveragedState(NamedTuple):
+    """State of `averaged`.
+
+    Attributes:
+        passed: steps taken.
+        average: the mean of the parameters after each.
+    """
+
+    passed: Array
+    average: PyTree
+
+
+def averaged() -> optax.GradientTransformationExtraArgs:
+    """Keeps the mean of all parameters that were passed: `x̄ ← x̄ + (x − x̄)/t`. Chain it last.
+
+    Example:
+        >>> tx = averaged()
+        >>> x = jnp.zeros(1)
+        >>> _, state = tx.update(jnp.ones(1), tx.init(x), x)
+        >>> average(state)
+        Array([1.], dtype=float32)
+    """
+
+    def init_fn(params: PyTree) -> Any:
+        return AveragedState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.array, params))
+
+    def update_fn(
+        updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any
+    ) -> tuple[PyTree, Any]:
+        del extra
+        _require(params)
+        passed = state.passed + 1
+
+        def moved(mean: Array, x: Array, u: Array) -> Array:
+            return mean + (x + u.astype(x.dtype) - mean) / passed.astype(x.dtype)
+
+        average = jax.tree.map(moved, state.average, params, updates)
+        return updates, AveragedState(passed, average)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def average(state: PyTree) -> PyTree:
+    """The mean of all parameters that were passed, from the state of a chain with `averaged`.
+
+    Raises:
+        ValueError: if there is none in it.
+    """
+    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, AveragedState))
+    found = [node for node in nodes if isinstance(node, AveragedState)]
+    if not found:
+        raise ValueError("`state` must be of a chain that keeps a mean, such as jaxcomp.dq_psgd")
+    return found[0].average
+
+
+def _require(params: PyTree | None) -> None:
+    if params is None:
+        raise ValueError("`params` must be given to the update: tx.update(grads, state, params)")

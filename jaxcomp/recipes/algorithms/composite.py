@@ -1,0 +1,181 @@
+"""Methods for composite and constrained problems."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import optax
+
+from jaxcomp.feedback import Link, Residual, default
+from jaxcomp.optimizers import prox_adagrad, rda_adagrad
+from jaxcomp.optimizers.projected import averaged, projected
+from jaxcomp.policy import Policy
+from jaxcomp.protocols import AxisName, Codec, Feedback, PyTree
+from jaxcomp.recipes.algorithms.words import Method, Rate
+from jaxcomp.recipes.quantizers import threshold_ternary
+from jaxcomp.recipes.rotations import ndsc
+from jaxcomp.reducers.gather import Gather
+from jaxcomp.transforms.mean import compressed_mean
+from jaxcomp.transforms.view import displaced_mean
+
+
+def qcmd_adagrad(
+    axis_name: AxisName,
+    *,
+    learning_rate: Rate,
+    regularizer: Any,
+    codec: Codec | Policy | None = None,
+    feedback: Feedback | None = None,
+    key: Any = 0,
+) -> Method:
+    """Composite mirror descent with AdaGrad's metric of quantised gradients: sparse solutions.
+
+    `ĝ = mean Q(gᵢ)`, `H = δ + √Σĝ²`, `x ← argmin γ⟨ĝ, x⟩ + γ r(x) + ½‖x − xᵏ‖²_H`.
+
+    Args:
+        axis_name: the mapped axis of the workers.
+        learning_rate: `γ`.
+        regularizer: `r`, such as `jaxcomp.optimizers.L1(1e-3)`.
+        codec: of the gradients; None for `threshold_ternary()`.
+        feedback: of the links; None for that of the codec's class, a residual for the ternary one,
+            where the paper has none (`NoFeedback()`). `Shift()` is exact in the end.
+        key: a seed or key, the same on all workers.
+
+    Example:
+        >>> import jaxcomp
+        >>> tx = jaxcomp.qcmd_adagrad(
+        ...     "data", learning_rate=0.1, regularizer=jaxcomp.optimizers.L1(1e-3)
+        ... )
+
+    References:
+        Xu et al., `Quantized composite mirror descent and regularized dual averaging with adaptive
+        metrics <https://arxiv.org/abs/2204.01237>`_, 2022.
+
+    Note:
+        The definition of the paper's threshold quantiser was not at hand: the optimal ternary one
+        takes its place. Chain nothing after this that changes the parameters.
+    """
+    reducer = _ternary(codec, feedback)
+    mean = compressed_mean(reducer, axis_name, key=key)
+    return optax.chain(mean, prox_adagrad(learning_rate, regularizer))
+
+
+def qrda_adagrad(
+    axis_name: AxisName,
+    *,
+    learning_rate: Rate,
+    regularizer: Any,
+    codec: Codec | Policy | None = None,
+    feedback: Feedback | None = None,
+    key: Any = 0,
+) -> Method:
+    """`qcmd_adagrad` by regularised dual averaging, whose solutions are sparser.
+
+    `x ← argmin γ⟨Σĝ, x⟩ + γ t r(x) + ½‖x‖²_H` after `t` steps.
+
+    Args:
+        axis_name: the mapped axis of the workers.
+        learning_rate: `γ`.
+        regularizer: `r`, such as `jaxcomp.optimizers.L1(1e-3)`.
+        codec: of the gradients; None for `threshold_ternary()`.
+        feedback: of the links, as of `qcmd_adagrad`.
+        key: a seed or key, the same on all workers.
+
+    Example:
+        >>> import jaxcomp
+        >>> tx = jaxcomp.qrda_adagrad(
+        ...     "data", learning_rate=0.1, regularizer=jaxcomp.optimizers.L1(1e-3)
+        ... )
+
+    References:
+        As of `qcmd_adagrad`.
+    """
+    reducer = _ternary(codec, feedback)
+    mean = compressed_mean(reducer, axis_name, key=key)
+    return optax.chain(mean, rda_adagrad(learning_rate, regularizer))
+
+
+def dgd_def(
+    axis_name: AxisName,
+    *,
+    learning_rate: float,
+    bits: float = 2,
+    codec: Codec | Policy | None = None,
+    key: Any = 0,
+) -> Method:
+    """Descent by democratically coded gradients, taken where no error had been made.
+
+    `z = x + γe`, `u = ∇f(z) − e`, send `q = D(E(u))`, `e ← q − u`, `x ← x − γ q`.
+
+    Args:
+        axis_name: the mapped axis of the workers.
+        learning_rate: `γ`; `2/(L + μ)`.
+        bits: an element, of the near-democratic code; fractions too.
+        codec: in its place, any contractive codec.
+        key: a seed or key, the same on all workers.
+
+    Example:
+        >>> import jaxcomp
+        >>> tx = jaxcomp.dgd_def("data", learning_rate=0.1)
+
+    References:
+        Saha, Pilanci and Goldsmith, `Minimax optimal quantization of linear models: information-
+        theoretic limits and efficient algorithms <https://arxiv.org/abs/2202.11277>`_, 2022, and
+        Efficient randomized subspace embeddings for distributed optimization under a communication
+        budget, 2022.
+
+    Note:
+        Guarantee: the linear rate `max{ν, β_R}`, `ν` that of descent without quantisation and
+        `β_R` falling as `2^−R`. Take the loss at `jaxcomp.view(params, state)`. The paper has one
+        worker; of several, each has its `e` and its point, and their messages are averaged.
+    """
+    with warnings.catch_warnings():
+        if codec is None:  # No contraction of every input, but it is the paper's own.
+            warnings.simplefilter("ignore", UserWarning)
+        link = Link(ndsc(bits=bits, dithered=False) if codec is None else codec, Residual())
+    mean = displaced_mean(Gather(link), axis_name, learning_rate=learning_rate, key=key)
+    return optax.chain(mean, optax.sgd(learning_rate))
+
+
+def dq_psgd(
+    axis_name: AxisName,
+    *,
+    learning_rate: Rate,
+    projection: Callable[[PyTree], PyTree],
+    bits: float = 2,
+    codec: Codec | Policy | None = None,
+    key: Any = 0,
+) -> Method:
+    """Projected stochastic subgradient descent by dithered democratic codes.
+
+    `x ← Π(x − γ · mean Q(gᵢ))`; the mean of all `x` is what converges: `jaxcomp.average(state)`.
+
+    Args:
+        axis_name: the mapped axis of the workers.
+        learning_rate: `γ`.
+        projection: `Π`, from parameters to the nearest that are allowed, as in
+            `optax.projections.projection_l2_ball`.
+        bits: an element, of the near-democratic code; below one too.
+        codec: in its place, any unbiased codec.
+        key: a seed or key, the same on all workers.
+
+    Example:
+        >>> import jaxcomp, optax
+        >>> ball = lambda params: optax.projections.projection_l2_ball(params, 1.0)
+        >>> tx = jaxcomp.dq_psgd("data", learning_rate=0.1, projection=ball)
+
+    References:
+        As of `dgd_def`.
+
+    Note:
+        Guarantee: `O(1/√(min(1, R)·T))` for convex losses of bounded subgradients. Gradients are
+        taken at `x`, as the paper writes it, where its code takes them at the mean.
+    """
+    given = Link(ndsc(bits=bits, dithered=True) if codec is None else codec)
+    mean = compressed_mean(Gather(given), axis_name, key=key)
+    return optax.chain(mean, optax.sgd(learning_rate), projected(projection), averaged())
+
+
+def _ternary(codec: Codec | Policy | None, feedback: Feedback | None) -> Gather:
+    given = threshold_ternary() if codec is None else codec
+    return Gather(Link(given, default(given) if feedback is None else feedback))

@@ -1,0 +1,15 @@
+"""What the methods' arguments and results are called."""
+
+from collections.abc import Callable
+from typing import Any
+
+import optax
+
+from jaxcomp.feedback import Link
+from jaxcomp.protocols import Reducer
+
+Method = optax.GradientTransformationExtraArgs
+Rate = Any
+"""A learning rate: a number, or an optax schedule."""
+Over = Callable[[Link], Reducer]
+"""What makes a reducer of one link, such as `Gather` or `TwoShot`."""

@@ -1,0 +1,143 @@
+"""Means of differences between two points, which sum up to an estimate of the gradient."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxcomp import axes, checks, noise
+from jaxcomp.feedback import Link
+from jaxcomp.policy import Policy
+from jaxcomp.protocols import Array, AxisName, Codec, Gate, PyTree, Reducer
+from jaxcomp.reducers import reduction, rounds
+from jaxcomp.reducers.dense import Dense
+from jaxcomp.transforms import branches
+from jaxcomp.transforms.mean import compressed_mean
+
+
+class DifferencesState(NamedTuple):
+    """State of `compressed_differences`; the same on every worker but for the memory of the means.
+
+    Attributes:
+        gate_key: the raw key that the gate draws from.
+        step: steps taken.
+        gate: the gate's own state.
+        point: where the last gradients were taken.
+        estimate: of the mean gradient there.
+        full: state of the mean of whole gradients.
+        change: state of the mean of differences.
+    """
+
+    gate_key: Array
+    step: Array
+    gate: PyTree
+    point: PyTree
+    estimate: PyTree
+    full: Any
+    change: Any
+
+
+def compressed_differences(
+    codec: "Codec | Policy | Link | Reducer",
+    axis_name: AxisName,
+    *,
+    restart: Gate,
+    full: "Codec | Policy | Link | Reducer | None" = None,
+    key: Any = 0,
+) -> optax.GradientTransformationExtraArgs:
+    """An estimate of the mean gradient that compressed differences keep up to date.
+
+    In steps in which the gate opens, and in the first, the mean of the gradients; in the others
+    the last estimate plus the compressed mean of `∇fᵢ(x) − ∇fᵢ(x⁻)`, both on the same minibatch.
+
+    The update takes `grad_fn`, a function from parameters to this worker's gradient on the
+    minibatch of this step, as optax's line searches take `value_fn`:
+    `tx.update(grads, state, params, grad_fn=grad_fn)`.
+
+    Args:
+        codec: how differences travel.
+        axis_name: the mapped axis.
+        restart: when whole gradients are sent: a gate that opens for all workers alike, such as
+            `jaxcomp.Coin(p)` or `jaxcomp.Every(k)`.
+        full: how they travel; None for dense.
+        key: a seed or key, the same on all workers.
+
+    Raises:
+        ValueError: for a gate that lets some workers through and not others; on use, without
+            `params` or `grad_fn`.
+
+    Note:
+        A step whose estimate is not finite leaves the state as it was. Only in steps that need it
+        is `grad_fn` called, once.
+    """
+    checks.part("restart", restart, Gate)
+    if getattr(restart, "idles", False) or (not restart.closes and restart.factor(2) != 1):
+        raise ValueError(
+            "`restart` must be a gate that opens for all workers alike, such as jaxcomp.Coin(0.1) "
+            f"or jaxcomp.Every(10), got {restart!r}"
+        )
+    whole = compressed_mean(Dense() if full is None else full, axis_name, key=key, guard=False)
+    change = compressed_mean(codec, axis_name, key=key, guard=False)
+    seed = noise.words(key)
+
+    def init_fn(params: PyTree) -> Any:
+        return DifferencesState(
+            gate_key=jnp.array(seed),
+            step=jnp.zeros((), jnp.int32),
+            gate=restart.init(params),
+            point=jax.tree.map(jnp.array, params),
+            estimate=jax.tree.map(jnp.zeros_like, params),
+            full=whole.init(params),
+            change=change.init(params),
+        )
+
+    def update_fn(
+        updates: PyTree,
+        state: Any,
+        params: PyTree | None = None,
+        *,
+        grad_fn: Callable[[PyTree], PyTree] | None = None,
+        **extra: Any,
+    ) -> tuple[PyTree, Any]:
+        del extra
+        check_two_points(params, grad_fn)
+        assert grad_fn is not None
+        turn = noise.fold(state.gate_key, state.step)
+        opened = restart.open(turn, updates, state.gate, axis_name, params)
+        go = rounds.uniform(opened.go | (state.step == 0), axis_name)
+        state = state._replace(
+            full=branches.fitted(whole, state.full, updates),
+            change=branches.fitted(change, state.change, updates),
+        )
+
+        def restarted(grads: PyTree, state: DifferencesState) -> tuple[PyTree, Any, Any]:
+            estimate, after = whole.update(grads, state.full)
+            return estimate, after, state.change
+
+        def continued(grads: PyTree, state: DifferencesState) -> tuple[PyTree, Any, Any]:
+            before = grad_fn(axes.vary(state.point, axis_name))
+            moved = jax.tree.map(jnp.subtract, grads, before)
+            mean, after = change.update(moved, state.change)
+            return jax.tree.map(jnp.add, state.estimate, mean), state.full, after
+
+        estimate, first, second = rounds.either(go, restarted, continued, updates, state)
+        new = DifferencesState(
+            state.gate_key, state.step + 1, opened.state, params, estimate, first, second
+        )
+        finite = reduction.all_finite(estimate)
+        kept = jax.tree.map(lambda now, old: jnp.where(finite, now, old), new, state)
+        return estimate, kept
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def check_two_points(params: PyTree, grad_fn: Any) -> None:
+    """Raises a `ValueError` unless gradients can be taken at two points."""
+    if params is None or not callable(grad_fn):
+        raise ValueError(
+            "`params` and `grad_fn` must be given to the update, which compares gradients at two "
+            "points of one minibatch: tx.update(grads, state, params, grad_fn=lambda p: "
+            f"jax.grad(loss)(p, batch)), got grad_fn={grad_fn!r}"
+        )

@@ -1,0 +1,231 @@
+"""Where the loss is taken at other parameters than the ones that are trained.
+
+`params` are always the centre: the same on all workers, what is evaluated and saved. A method whose
+workers look elsewhere keeps by how much in a node of its state with a field `offset`, and the loss
+is taken at `view(params, state)`.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxcomp import (
+    axes,
+    checks,
+    compiler,
+    noise,
+    policy as policy_,
+    summing,
+    trees,
+    workers as workers_,
+)
+from jaxcomp.feedback import Link, Residual, Shift
+from jaxcomp.policy import Policy
+from jaxcomp.protocols import Array, AxisName, Codec, PyTree, Reducer
+from jaxcomp.reducers import reduction
+from jaxcomp.transforms.mean import as_reducer, compressed_mean
+
+_DOWN = 0x646F776E
+"""Folded into a step's key, so that the way down has noise of its own."""
+
+
+def view(params: PyTree, state: PyTree) -> PyTree:
+    """The parameters at which this worker takes its loss.
+
+    `params` plus every offset in the state: of MCM the model that the workers were sent, of DGD-DEF
+    the point that the error of the last message has led away from, of local steps a worker's own.
+    Without any, `params`. Use it inside the mapped function:
+    `jax.grad(loss)(jaxcomp.local(jaxcomp.view(params, state), "data"), batch)`.
+
+    Args:
+        params: the centre.
+        state: of the optax transformation.
+
+    Raises:
+        ValueError: outside of the mapped function, for offsets of several workers.
+
+    Example:
+        >>> import jaxcomp
+        >>> tx = jaxcomp.mcm(jaxcomp.qsgd(bits=2), "data", learning_rate=0.1)
+        >>> params = {"x": jnp.ones((64, 64))}
+        >>> view(params, tx.init(params))["x"].shape  # Nothing has been sent down yet.
+        (64, 64)
+    """
+    nodes = jax.tree.leaves(state, is_leaf=_displaces)
+    for node in filter(_displaces, nodes):
+        offset = node.offset.own() if workers_.is_per_worker(node.offset) else node.offset
+        params = jax.tree.map(lambda p, by: p + by.astype(p.dtype), params, offset)
+    return params
+
+
+def _displaces(node: Any) -> bool:
+    return "offset" in getattr(node, "_fields", ())
+
+
+class PreservedState(NamedTuple):
+    """State of `preserved_center`.
+
+    Attributes:
+        key: the raw key that the noise of the way down is derived from.
+        step: steps taken.
+        known: `H`, what the workers have been told of the centre; of each, if `own`.
+        offset: what the workers look at, less the centre.
+    """
+
+    key: Array
+    step: Array
+    known: PyTree
+    offset: PyTree
+
+
+def preserved_center(
+    codec: "Codec | Policy",
+    axis_name: AxisName,
+    *,
+    step: float,
+    own: bool = False,
+    key: Any = 0,
+) -> optax.GradientTransformationExtraArgs:
+    """Sends the model, not the gradient, down through a codec, and keeps it whole on the server.
+
+    After the optimizer, with `w` the parameters and `w + u` the next ones: `Ω = C(w + u − H)`, the
+    workers look at `H + Ω` (`view`), and `H ← H + step · Ω`. Chain it last.
+
+    Args:
+        codec: of the way down.
+        axis_name: the mapped axis.
+        step: how fast `H` follows: at most `1/(1 + ω)` for an unbiased codec of variance `ω`, one
+            for a contractive codec.
+        own: a message of its own to every worker, with noise of its own.
+        key: a seed or key, the same on all workers.
+
+    Raises:
+        ValueError: for a step that does not fit the codec, or something that is no codec; on use,
+            without `params`.
+
+    Note:
+        Here every device holds the centre, so the way down is computed, not sent:
+        `jaxcomp.wire_bytes(codec, params)` is what a server would send to each worker. A step whose
+        updates are not finite leaves `H` as it was.
+    """
+    if not isinstance(codec, Codec | Policy) or isinstance(codec, type):
+        raise ValueError(
+            "`codec` must be a codec such as jaxcomp.qsgd(bits=4), or a Policy of them, got "
+            f"{codec!r}"
+        )
+    for member in policy_.of(codec).codecs:
+        Shift(step).check(member, member.bucket_size)
+    seed = noise.words(key)
+
+    def kept(tree: PyTree) -> PyTree:
+        return workers_.PerWorker.wrap(tree, "offset", axis_name) if own else tree
+
+    def init_fn(params: PyTree) -> Any:
+        return PreservedState(
+            key=jnp.array(seed),
+            step=jnp.zeros((), jnp.int32),
+            known=kept(jax.tree.map(jnp.array, params)),
+            offset=kept(jax.tree.map(jnp.zeros_like, params)),
+        )
+
+    def update_fn(
+        updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any
+    ) -> tuple[PyTree, Any]:
+        del extra
+        if params is None:
+            raise ValueError(
+                "`params` must be given to the update, which sends them down: "
+                "tx.update(grads, state, params)"
+            )
+        axes.require(axis_name)
+        held = workers_.held(state)
+        center = jax.tree.map(lambda w, u: w + u.astype(w.dtype), params, updates)
+        message = jax.tree.map(jnp.subtract, center, held.known)
+        turn = noise.fold(state.key, state.step, _DOWN)
+        worker = jax.lax.axis_index(axis_name) if own else 0
+        sent = trees.roundtrip(codec, turn, message, worker=worker)
+        seen = jax.tree.map(jnp.add, held.known, sent)
+        offset = jax.tree.map(jnp.subtract, seen, center)
+        known = jax.tree.map(lambda h, c: _moved(h, c, step), held.known, sent)
+        finite = reduction.all_finite(updates)
+        new = PreservedState(state.key, state.step + 1, kept(known), kept(offset))
+        return updates, jax.tree.map(lambda now, old: jnp.where(finite, now, old), new, state)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _moved(held: Array, sent: Array, step: float) -> Array:
+    """`held + step · sent`, of which only the sum rounds where it might otherwise be fused."""
+    if step == 1:
+        return held + sent
+    wide = summing.wide(held.dtype)
+    change = compiler.settled(sent.astype(wide) * jnp.asarray(step, wide))
+    return (held.astype(wide) + change).astype(held.dtype)
+
+
+class DisplacedState(NamedTuple):
+    """State of `displaced_mean`.
+
+    Attributes:
+        mean: that of the compressed mean.
+        offset: of each worker, by how much its messages have led the centre astray.
+    """
+
+    mean: Any
+    offset: workers_.PerWorker
+
+
+def displaced_mean(
+    codec: "Codec | Policy | Link | Reducer",
+    axis_name: AxisName,
+    *,
+    learning_rate: float,
+    key: Any = 0,
+) -> optax.GradientTransformationExtraArgs:
+    """A compressed mean with residuals whose workers take gradients where no error had been made.
+
+    With `r` what a worker has not sent, its loss is taken at `x − learning_rate · r` (`view`): for
+    one worker the point that exact descent would have come to.
+
+    Args:
+        codec: a contractive codec, a `Policy`, or a reducer of links with `Residual()`.
+        axis_name: the mapped axis.
+        learning_rate: of the plain descent that follows.
+        key: a seed or key, the same on all workers.
+
+    Raises:
+        ValueError: if the links have no residual.
+    """
+    checks.number("learning_rate", learning_rate, 0.0)
+    given = Link(codec, Residual()) if isinstance(codec, Codec | Policy) else codec
+    reducer = as_reducer(given)
+    feedback: Any = reduction.feedback_of(reducer)
+    if not hasattr(feedback, "unsent"):
+        raise ValueError(
+            "`codec` must have links that remember what was not sent, such as "
+            f"jaxcomp.Link(codec, jaxcomp.Residual()), got {codec!r}"
+        )
+    inner: Any = compressed_mean(reducer, axis_name, key=key)
+
+    def wrapped(tree: PyTree) -> workers_.PerWorker:
+        return workers_.PerWorker.wrap(tree, "offset", axis_name)
+
+    def init_fn(params: PyTree) -> Any:
+        return DisplacedState(inner.init(params), wrapped(jax.tree.map(jnp.zeros_like, params)))
+
+    def update_fn(
+        updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any
+    ) -> tuple[PyTree, Any]:
+        mean, after = inner.update(updates, state.mean, params, **extra)
+        plan = reduction.plan_here(reducer, updates, axis_name)
+        unsent = feedback.unsent(workers_.held(after.memory.feedback))
+        dense = tuple(jnp.zeros(plan.likes[i].shape, plan.likes[i].dtype) for i in plan.dense)
+        behind = jax.tree.map(
+            lambda r: compiler.settled(r * jnp.asarray(-learning_rate, r.dtype)),
+            trees.assemble(plan, unsent, dense),
+        )
+        return mean, DisplacedState(after, wrapped(behind))
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
