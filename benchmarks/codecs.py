@@ -5,10 +5,11 @@
 For each codec, and for the peers that are installed (`pip install 'jaxcomp[peers]'`): encode,
 decode, decode and sum of eight payloads, as ratios to a numpy copy, all into warm buffers (medians,
 taken in turns with the copy); the sum as a ratio to writing an array of zeros too, without which no
-sum of sparse payloads can be; bits an element as they would be sent; relative squared error; and
-the link speed below which sending the payload beats sending float32 from one worker to another, had
-they nothing else to do. The input is Gaussian, or Gaussian in blocks of 4,096 whose scales are
-lognormal (σ = 1.5), as layers of a network differ.
+sum of sparse payloads can be, both into warm memory and both into memory that is mapped anew; bits
+an element as they would be sent; relative squared error; and the link speed below which sending the
+payload beats sending float32 from one worker to another, had they nothing else to do. The input is
+Gaussian, or Gaussian in blocks of 4,096 whose scales are lognormal (σ = 1.5), as layers of a
+network differ.
 
 `--codec eighths` measures sums of payloads of 0.125 %, and `--codec buckets` top-k in buckets
 beside `lax.top_k`.
@@ -23,7 +24,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from codecs_plot import plot
-from contenders import GROUPS, Contender, Prepared, contenders, into_warm
+from contenders import GROUPS, Contender, Prepared, contenders, into_fresh, into_warm
 from harness import median_times, show
 from rich.console import Console
 from rich.progress import track
@@ -45,7 +46,11 @@ def draw(law: str, size: int) -> np.ndarray:
 
 def measure(prepared: Prepared, data: np.ndarray, repeats: int) -> dict[str, Any]:
     target = np.empty_like(data)
-    zeros = into_warm(lambda: jnp.zeros(data.shape, data.dtype), data)
+
+    def zeros() -> Any:
+        return jnp.zeros(data.shape, data.dtype)
+
+    blanks = {"decode_sum_8": into_warm(zeros, data), "fresh_sum_8": into_fresh(zeros)}
     found: dict[str, Any] = {"bits": prepared.bits}
     for name, run in prepared.runs.items():
         run()
@@ -53,10 +58,11 @@ def measure(prepared: Prepared, data: np.ndarray, repeats: int) -> dict[str, Any
         run()
         # What takes seconds need not be run often: a copy beside it takes milliseconds.
         turns = max(3, min(repeats, int(5 / (time.perf_counter() - start))))
-        runs = [lambda: np.copyto(target, data), run, *([zeros] if "sum" in name else [])]
+        beside = [blanks[name]] if name in blanks else []
+        runs = [lambda: np.copyto(target, data), run, *beside]
         copy, took, *blank = median_times(runs, turns)
         if blank:
-            found[f"{name}_zeros"], found["zeros_ms"] = took / blank[0], blank[0] * 1e3
+            found[f"{name}_zeros"], found[f"{name}_zeros_ms"] = took / blank[0], blank[0] * 1e3
         found[name], found[f"{name}_ms"], found["copy_ms"] = took / copy, took * 1e3, copy * 1e3
     error = prepared.decoded() - data
     found["nmse"] = float(np.vdot(error, error) / np.vdot(data, data))
@@ -89,6 +95,7 @@ COLUMNS = (
     "decode / copy",
     "sum of 8 / copy",
     "sum of 8 / zeros",
+    "both mapped anew",
     "encode, ns a float",
     "bits",
     "error, Gaussian",
@@ -97,7 +104,7 @@ COLUMNS = (
 )
 
 
-TIMES = ("encode", "decode", "decode_sum_8", "decode_sum_8_zeros")
+TIMES = ("encode", "decode", "decode_sum_8", "decode_sum_8_zeros", "fresh_sum_8_zeros")
 
 
 def table(results: dict[str, Any], sizes: list[int]) -> list[tuple[str, ...]]:
