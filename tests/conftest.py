@@ -15,6 +15,13 @@ def mesh() -> jax.sharding.Mesh:
     return jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
 
 
+@pytest.fixture
+def x64():
+    """Double precision."""
+    with jax.enable_x64(True):
+        yield
+
+
 def pytest_collection_modifyitems(items):
     """What needs an accelerator runs where there is one."""
     for item in items:

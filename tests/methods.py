@@ -1,0 +1,109 @@
+"""Every method with a codec that suits it, and what it comes from without compression."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import jaxcomp
+
+AXIS, SIZE = "workers", 50
+
+
+def everywhere(codec):
+    return jaxcomp.Policy(codec, min_size=0, min_ndim=0)
+
+
+IDENTITY = everywhere(jaxcomp.Identity())
+QSGD = everywhere(jaxcomp.qsgd(bits=2, bucket_size=SIZE))
+TOP = everywhere(jaxcomp.top_k(fraction=0.1))
+SIGN = everywhere(jaxcomp.sign(bucket_size=None))
+RANDOM = everywhere(jaxcomp.random_k(fraction=0.1, bucket_size=SIZE))
+RATE = 0.1
+
+
+def ball(tree):
+    return optax.projections.projection_l2_ball(tree, 1.5)
+
+
+TERNARY = everywhere(jaxcomp.threshold_ternary(bucket_size=SIZE))
+SPARSE = jaxcomp.L1(1e-3)
+
+
+def first(make, **settings):
+    """A method that takes a codec and the axis."""
+    return lambda codec, rate: make(codec, AXIS, learning_rate=rate, **settings)
+
+
+def named(make, **settings):
+    """One that need not be given a codec."""
+    return lambda codec, rate: make(AXIS, learning_rate=rate, codec=codec, **settings)
+
+
+def voted(codec, rate):
+    up = jaxcomp.Vote(everywhere(jaxcomp.Ballot()))
+    return jaxcomp.signsgd(AXIS, learning_rate=rate, momentum=0.9, up=up)
+
+
+METHODS = {
+    "ef_sgd": (first(jaxcomp.ef_sgd), TOP),
+    "ef21": (first(jaxcomp.ef21), TOP),
+    "ef21_sgdm": (first(jaxcomp.ef21_sgdm, eta=0.5), TOP),
+    "ef21_bc": (first(jaxcomp.ef21_bc), SIGN),
+    "double_squeeze": (first(jaxcomp.double_squeeze), TOP),
+    "neolithic": (first(jaxcomp.neolithic, stages=2), SIGN),
+    "cd_adam": (first(jaxcomp.cd_adam), SIGN),
+    "clag": (first(jaxcomp.clag, censoring=0.0), TOP),
+    "diana": (first(jaxcomp.diana), QSGD),
+    "marina": (first(jaxcomp.marina, p=0.3), RANDOM),
+    "artemis": (first(jaxcomp.artemis), QSGD),
+    "dore": (first(jaxcomp.dore, down=IDENTITY), QSGD),
+    "mcm": (first(jaxcomp.mcm), QSGD),
+    "rand_mcm": (first(jaxcomp.rand_mcm), QSGD),
+    "censored_heavy_ball": (named(jaxcomp.censored_heavy_ball, censoring=0.0), TOP),
+    "qcmd_adagrad": (named(jaxcomp.qcmd_adagrad, regularizer=SPARSE), TERNARY),
+    "qrda_adagrad": (named(jaxcomp.qrda_adagrad, regularizer=SPARSE), TERNARY),
+    "dgd_def": (named(jaxcomp.dgd_def), TOP),
+    "dq_psgd": (named(jaxcomp.dq_psgd, projection=ball), QSGD),
+    "one_bit_adam": (named(jaxcomp.one_bit_adam, freeze_step=2), SIGN),
+    "zero_one_adam": (named(jaxcomp.zero_one_adam, freeze_step=2), SIGN),
+    "signsgd": (voted, None),
+}
+"""Name to what makes it of a codec and a rate, and a codec that suits it. LAG and EF-signSGD are
+settings of others."""
+
+PARENTS = {
+    "ef21_sgdm": lambda rate: optax.chain(optax.ema(0.5, debias=False), optax.sgd(rate)),
+    "cd_adam": lambda rate: optax.amsgrad(rate, 0.9, 0.99),
+    "censored_heavy_ball": lambda rate: optax.sgd(rate, momentum=0.4),
+    "qcmd_adagrad": lambda rate: jaxcomp.prox_adagrad(rate, SPARSE),
+    "qrda_adagrad": lambda rate: jaxcomp.rda_adagrad(rate, SPARSE),
+    "dq_psgd": lambda rate: optax.chain(optax.sgd(rate), jaxcomp.projected(ball)),
+}
+"""Of those that are not plain descent."""
+ROUNDS = {"neolithic": 2}
+"""Steps to a round, between which a method stays where it is."""
+ALONE = ("signsgd", "one_bit_adam", "zero_one_adam")
+"""Votes have no identity; what the others come from is in `test_optimizers.py`."""
+
+
+def build(name, codec=None, rate=RATE):
+    make, own = METHODS[name]
+    return make(own if codec is None else codec, rate)
+
+
+def alone(tx, problem, steps):
+    """The errors of a transformation that is given the mean gradient."""
+    curvature = jnp.einsum("nmd,nme->de", problem.matrices, problem.matrices) / problem.workers
+    pull = jnp.einsum("nmd,nm->d", problem.matrices, problem.targets) / problem.workers
+    start = {"x": jnp.zeros((1, SIZE))}
+
+    def step(carry, _):
+        params, state = carry
+        x = params["x"][0]
+        grads = {"x": (curvature @ x - pull + problem.ridge * x)[None]}
+        updates, state = tx.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+        return (params, state), params["x"][0]
+
+    return np.asarray(jax.lax.scan(step, (start, tx.init(start)), None, length=steps)[1])
