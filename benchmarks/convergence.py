@@ -11,6 +11,7 @@ send in every step, what it did send.
 
 import argparse
 import pathlib
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,8 @@ import jaxcomp
 from jaxcomp.testing import problems
 
 AXIS = "workers"
+WARM = 200
+"""Dense steps of 1-bit Adam."""
 Problem = Any
 
 
@@ -40,6 +43,7 @@ def codecs(size: int) -> dict[str, jaxcomp.Policy]:
         "qsgd": everywhere(jaxcomp.qsgd(bits=2, bucket_size=size)),
         "random": everywhere(jaxcomp.random_k(fraction=0.1, bucket_size=size)),
         "whole": everywhere(jaxcomp.Identity()),
+        "coded": everywhere(jaxcomp.ndsc(bits=3, dithered=False, bucket_size=size)),
     }
 
 
@@ -55,7 +59,7 @@ def methods(problem: Problem) -> dict[str, tuple[Any, str, str | None]]:
     size = problem.solution.size
     with_, unit = codecs(size), 1 / problem.smoothness
     top, sign, qsgd, random = (with_[name] for name in ("top", "sign", "qsgd", "random"))
-    theory = ef21_rate(problem, 0.1)
+    theory, ballot = ef21_rate(problem, 0.1), everywhere(jaxcomp.Ballot())
 
     def decaying(step: Any) -> Any:
         return 0.02 / jnp.sqrt(1 + step / 100)
@@ -72,6 +76,27 @@ def methods(problem: Problem) -> dict[str, tuple[Any, str, str | None]]:
             "sign",
             "sign",
         ),
+        "signsgd, majority vote": (
+            jaxcomp.signsgd(AXIS, learning_rate=decaying, up=jaxcomp.Vote(ballot)),
+            "sign",
+            "sign",
+        ),
+        "one_bit_adam": (
+            jaxcomp.one_bit_adam(decaying, AXIS, freeze_step=WARM, codec=sign),
+            "sign",
+            "sign",
+        ),
+        "ef21_sgdm, top 10 %": (
+            jaxcomp.ef21_sgdm(top, AXIS, learning_rate=theory / 2, eta=0.5),
+            "top",
+            None,
+        ),
+        "dgd_def, 3 bits": (
+            jaxcomp.dgd_def(AXIS, learning_rate=0.5 * unit, codec=with_["coded"]),
+            "coded",
+            None,
+        ),
+        "lag": (jaxcomp.lag(AXIS, learning_rate=unit), "whole", None),
         "ef21, top 10 %": (jaxcomp.ef21(top, AXIS, learning_rate=theory), "top", None),
         "ef21_bc, sign": (jaxcomp.ef21_bc(sign, AXIS, learning_rate=0.15 * unit), "sign", "sign"),
         "cd_adam, sign": (jaxcomp.cd_adam(sign, AXIS, learning_rate=decaying), "sign", "sign"),
@@ -131,6 +156,9 @@ def traffic(name: str, run: problems.Run, problem: Problem, up: str, down: str |
     if name.startswith("marina"):
         chance = 0.1
         return chance * whole + (1 - chance) * bits(problem, up, down, 1, 1, 1)
+    if name == "one_bit_adam":
+        early = WARM / steps
+        return early * 2 * whole + (1 - early) * bits(problem, up, down, 1, 1, 1)
     gates = [n for n in _nodes(run.state) if hasattr(n, "messages")]
     if gates:
         rounds = float(gates[0].rounds[0]) / steps
@@ -222,6 +250,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20_000)
     options = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
+    # DGD-DEF's own code, which is no contraction of every input.
+    warnings.filterwarnings("ignore", message=".*not known to be contractive.*")
     digits: Any = datasets.load_digits()
     cancer: Any = datasets.load_breast_cancer()
     sets = {

@@ -13,6 +13,7 @@ import pytest
 from methods import (
     ALONE,
     AXIS,
+    IDENTITY,
     METHODS,
     PARENTS,
     QSGD,
