@@ -82,7 +82,7 @@ def methods(problem: Problem) -> dict[str, tuple[Any, str, str | None]]:
             "sign",
         ),
         "one_bit_adam": (
-            jaxcomp.one_bit_adam(decaying, AXIS, freeze_step=WARM, codec=sign),
+            jaxcomp.one_bit_adam(AXIS, learning_rate=decaying, freeze_step=WARM, codec=sign),
             "sign",
             "sign",
         ),

@@ -99,7 +99,7 @@ def methods(task: Task, steps: int) -> dict[str, optax.GradientTransformationExt
             optax.adam(adam),
         ),
         "cd_adam, sign": jaxcomp.cd_adam(sign, AXIS, learning_rate=adam),
-        "one_bit_adam": jaxcomp.one_bit_adam(adam, AXIS, freeze_step=steps // 5),
+        "one_bit_adam": jaxcomp.one_bit_adam(AXIS, learning_rate=adam, freeze_step=steps // 5),
     }
 
 

@@ -17,9 +17,9 @@ from jaxcomp.transforms.mean import compressed_mean
 
 
 def one_bit_adam(
-    learning_rate: optax.ScalarOrSchedule,
     axis_name: AxisName,
     *,
+    learning_rate: optax.ScalarOrSchedule,
     freeze_step: int,
     codec: "Codec | Policy" = quantizers.sign(),
     b1: float = 0.9,
@@ -35,8 +35,8 @@ def one_bit_adam(
     workers in two shots, compressed and with error feedback on both ways.
 
     Args:
-        learning_rate: `γ`, or a schedule of it.
         axis_name: the mapped axis.
+        learning_rate: `γ`, or a schedule of it.
         freeze_step: how many steps of warm-up: 15 to 25 % of all steps in the paper, and at least a
             few multiples of `1/(1 − b2)`.
         codec: of both ways, of buckets; contractive ones get `Residual()`.
@@ -54,7 +54,7 @@ def one_bit_adam(
 
     Example:
         >>> import jax.numpy as jnp
-        >>> tx = one_bit_adam(1e-3, "data", freeze_step=5000)
+        >>> tx = one_bit_adam("data", learning_rate=1e-3, freeze_step=5000)
         >>> tx.init({"w": jnp.zeros((32, 64))})[0].count
         Array(0, dtype=int32)
 
@@ -80,9 +80,9 @@ def one_bit_adam(
 
 
 def zero_one_adam(
-    learning_rate: optax.ScalarOrSchedule,
     axis_name: AxisName,
     *,
+    learning_rate: optax.ScalarOrSchedule,
     freeze_step: int,
     codec: "Codec | Policy" = quantizers.sign(),
     key: Any = 0,
@@ -96,8 +96,8 @@ def zero_one_adam(
     loss at `jaxcomp.view(params, state)`, which adds `oᵢ`.
 
     Args:
-        learning_rate: `γ`, or a schedule of it.
         axis_name: the mapped axis.
+        learning_rate: `γ`, or a schedule of it.
         freeze_step: the last step that may renew the variance: usually, where the learning rate has
             finished its warm-up.
         codec: of both ways, of buckets; contractive ones get `Residual()`.
@@ -114,7 +114,7 @@ def zero_one_adam(
     Example:
         >>> import jax.numpy as jnp
         >>> from jaxcomp.transforms.view import view
-        >>> tx = zero_one_adam(1e-3, "data", freeze_step=5000, max_interval=8)
+        >>> tx = zero_one_adam("data", learning_rate=1e-3, freeze_step=5000, max_interval=8)
         >>> params = {"w": jnp.zeros((32, 64))}
         >>> view(params, tx.init(params))["w"].shape
         (32, 64)
