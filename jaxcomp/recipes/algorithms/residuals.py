@@ -179,7 +179,7 @@ def neolithic(
         communication compression <https://arxiv.org/abs/2206.03665>`_, 2022.
 
     Note:
-        Guarantee: the lower bounds `jaxcomp.theory.limits.rounds_needed` up to logarithms.
+        Guarantee: the lower bounds of `jaxcomp.theory.rates.compressed_rate` up to logarithms.
         Reconstructed from the abstract and later work: whether the first version compensates
         errors besides is not known to us; here what all stages of a contractive codec lose stays in
         a residual. Compare by bits, not by steps.
