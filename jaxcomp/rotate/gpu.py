@@ -36,7 +36,7 @@ def refuses(block: int) -> str | None:
 
 
 def rotate(
-    blocks: Array, seeds: Seeds, down: float, up: float, *, interpret: bool = False
+    blocks: Array, seeds: Seeds, down: int | float, up: int | float, *, interpret: bool = False
 ) -> Array:
     """As `reference.rotate`."""
 
@@ -51,7 +51,7 @@ def rotate(
 
 
 def unrotate(
-    blocks: Array, seeds: Seeds, down: float, up: float, *, interpret: bool = False
+    blocks: Array, seeds: Seeds, down: int | float, up: int | float, *, interpret: bool = False
 ) -> Array:
     """As `reference.unrotate`."""
 

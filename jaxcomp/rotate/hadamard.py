@@ -53,8 +53,8 @@ def rotate(
     low: UInt32[Array, " n"],
     block: int,
     *,
-    down: float = 1,
-    up: float = 1,
+    down: int | float = 1,
+    up: int | float = 1,
     implementation: str | None = None,
 ) -> Float32[Array, "n size"]:
     """`H D x` of each block, where `D` are random signs.
@@ -92,8 +92,8 @@ def unrotate(
     low: UInt32[Array, " n"],
     block: int,
     *,
-    down: float = 1,
-    up: float = 1,
+    down: int | float = 1,
+    up: int | float = 1,
     implementation: str | None = None,
 ) -> Float32[Array, "n size"]:
     """`D H z` of each block: the adjoint of `rotate`, and its inverse times the block.
@@ -143,8 +143,8 @@ def _run(
     high: Array,
     low: Array,
     block: int,
-    down: float,
-    up: float,
+    down: int | float,
+    up: int | float,
     implementation: str | None,
 ) -> Array:
     if x.size == 0:

@@ -42,7 +42,9 @@ def transform(x: Float32[Array, "n size"], block: int) -> Float32[Array, "n size
     return over_blocks(lambda part, _: butterflies(part), x.reshape(-1, block)).reshape(x.shape)
 
 
-def rotate(blocks: Float32[Array, "blocks block"], seeds: Seeds, down: float, up: float) -> Array:
+def rotate(
+    blocks: Float32[Array, "blocks block"], seeds: Seeds, down: int | float, up: int | float
+) -> Array:
     """`up · H D (down · x)` of each row."""
 
     def rotated(part, seeds):
@@ -51,7 +53,9 @@ def rotate(blocks: Float32[Array, "blocks block"], seeds: Seeds, down: float, up
     return over_blocks(rotated, blocks * jnp.float32(down), seeds) * jnp.float32(up)
 
 
-def unrotate(blocks: Float32[Array, "blocks block"], seeds: Seeds, down: float, up: float) -> Array:
+def unrotate(
+    blocks: Float32[Array, "blocks block"], seeds: Seeds, down: int | float, up: int | float
+) -> Array:
     """`up · D H (down · z)` of each row."""
     return over_blocks(butterflies, blocks * jnp.float32(down), seeds) * jnp.float32(up)
 
