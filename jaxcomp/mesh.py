@@ -381,9 +381,9 @@ def _check_accumulators(args: PyTree) -> None:
             raise ValueError(
                 "optax.MultiSteps must not wrap compressed_mean: its accumulator would hold each "
                 "worker's own gradients as if they were replicated. Accumulate after the mean, "
-                "optax.chain(compressed_mean(...), optax.MultiSteps(opt, k)), or before it, "
-                "optax.chain(jaxcomp.per_worker(optax.MultiSteps(optax.identity(), k)), "
-                "compressed_mean(...), opt)."
+                "optax.chain(compressed_mean(...), optax.MultiSteps(opt, k)), or before it, with "
+                "nothing sent in between, jaxcomp.accumulate(optax.chain(compressed_mean(...), "
+                "opt), k, axis_name)."
             )
 
 

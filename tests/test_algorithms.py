@@ -178,6 +178,11 @@ def test_wrong_use_says_what_would_do():
         jaxcomp.marina(jaxcomp.sign(), AXIS, learning_rate=0.1, p=0.1)
     with pytest.raises(ValueError, match=r"`step` must be given"):
         jaxcomp.diana(jaxcomp.qsgd(bits=2, bucket_size=None), AXIS, learning_rate=0.1)
+    for make in (jaxcomp.diana, jaxcomp.artemis, jaxcomp.mcm):
+        with pytest.raises(ValueError, match=r"`codec` must be unbiased"):
+            make(jaxcomp.sign(), AXIS, learning_rate=0.1)
+    with pytest.raises(ValueError, match=r"`down` must be None where the absent are 'left out'"):
+        jaxcomp.artemis(QSGD, AXIS, learning_rate=0.1, p=0.5, absent="left out", down=QSGD)
     with pytest.raises(ValueError, match=r"`every` must be"):
         jaxcomp.accumulate(optax.sgd(0.1), 0, AXIS)
     with pytest.raises(ValueError, match=r"`codec` must be a codec"):

@@ -118,7 +118,7 @@ def artemis(
         p: probability that a worker takes part.
         step: `a/p`'s bound is `1/(1 + ω)`; None for `p / (2(1 + ω))`.
         absent: "remembered", the paper's second way (PP2), or "left out", the first (PP1), which
-            stalls; that one has no compressed way down here.
+            stalls, and has nothing compressed on the way down here.
         key: a seed or key, the same on all workers.
 
     Raises:
@@ -138,6 +138,8 @@ def artemis(
         only. The published code moves the mirror by `a/p` of what arrives, which is off on the way
         to the same point; here it stays the mean of the memories.
     """
+    if absent != "remembered" and down is not None:
+        raise ValueError(f"`down` must be None where the absent are {absent!r}, got {down!r}")
     a = p * _step(codec, 0.5) if step is None else step
     up = Link(codec, Shift(a, absent=absent))
     reducer = TwoShot(up, Link(down or codec)) if absent == "remembered" else Gather(up)
@@ -258,12 +260,13 @@ def _require_unbiased(codec: Codec | Policy) -> None:
     if biased:
         raise ValueError(
             f"`codec` must be unbiased, such as jaxcomp.qsgd() or jaxcomp.random_k(), got "
-            f"{biased[0]!r}, whose errors would add up"
+            f"{biased[0]!r}; jaxcomp.ef21 takes contractive ones"
         )
 
 
 def _step(codec: Codec | Policy, share: float) -> float:
     """`share / (1 + ω)` for the largest variance of these codecs."""
+    _require_unbiased(codec)
     worst = 0.0
     for one in policy_.of(codec).codecs:
         sizes = [one.bucket_size or size for size in (2, 2**20)]  # None may be any.
