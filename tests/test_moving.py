@@ -63,6 +63,12 @@ def test_a_run_of_leaves_is_a_batch_of_its_own():
     leaves = [{piece.leaf for piece in batch.pieces} for batch in split.batches]
     assert len(leaves) == 2
     assert not leaves[0] & leaves[1]
+    large = {f"w{i}": jax.ShapeDtypeStruct((2**10, 2**10), jnp.float32) for i in range(6)}
+    small = {"w": large["w0"]}
+    for like, runs in ((large, 4), (small, 1), (LIKE, 1)):
+        reducer = jaxcomp.TwoShot(jaxcomp.qsgd_inf(bits=4))
+        plan = reduction.plan(reducer, like)
+        assert reduction.collectives(reducer, plan.batches) == runs
     with pytest.raises(ValueError, match="`collectives` must be at least 1, got 0"):
         jaxcomp.Gather(jaxcomp.qsgd_inf(), collectives=0)
     with pytest.raises(ValueError, match="`collectives` must be"):

@@ -24,7 +24,7 @@ TWO_SHOT = jaxcomp.Link(jaxcomp.qsgd_inf(bits=4))
 METHODS: dict[str, Any] = {
     "dense": jaxcomp.Dense(),
     "two shots, 4-bit": jaxcomp.TwoShot(TWO_SHOT, TWO_SHOT),
-    "two shots, 4-bit, in 4 parts": jaxcomp.TwoShot(TWO_SHOT, TWO_SHOT, collectives=4),
+    "two shots, 4-bit, in 1 part": jaxcomp.TwoShot(TWO_SHOT, TWO_SHOT, collectives=1),
     "default for sign()": jaxcomp.sign(),
     "top_k 1 %": jaxcomp.top_k(fraction=0.01),
     "PowerSGD rank 4": jaxcomp.PowerIteration(rank=4),

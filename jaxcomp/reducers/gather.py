@@ -27,17 +27,19 @@ class Gather:
     Args:
         link: the link from each worker; a bare codec or policy is `Link(codec)`.
         collectives: into how many all-gathers to split the payload, whole arrays each, so that the
-            first can begin before the last gradient is there.
+            first can begin before the last gradient is there; None for four where there are at
+            least four million elements, else one.
 
     Raises:
         ValueError: if `link` is none of these, or `collectives` is not positive.
     """
 
     link: "Link | Codec | Policy"
-    collectives: int = 1
+    collectives: int | None = None
 
     def __post_init__(self):
-        checks.integer("collectives", self.collectives, 1)
+        if self.collectives is not None:
+            checks.integer("collectives", self.collectives, 1)
         if not isinstance(self.link, Link):
             object.__setattr__(self, "link", Link(self.link))
 
@@ -63,7 +65,8 @@ class Gather:
         worker, workers = lax.axis_index(axis_name), axes.size(axis_name)
         own = senders.encode(key, batches, message, state.own(), worker, axis_name, weight=weight)
         everything = (own.payloads, () if weight is None else (weight,))
-        gathered, weights = wire.gather(everything, axis_name, self.collectives)
+        runs = reduction.collectives(self, batches)
+        gathered, weights = wire.gather(everything, axis_name, runs)
         total = weights[0] if weights else None
         return Collected(
             part=senders.mean(key, batches, gathered, own.sides, total, workers),

@@ -24,6 +24,12 @@ from jaxcomp.reducers import dense as dense_, shares
 
 _LARGE = 2**16
 
+_PARTS = 4
+_WORTH_PARTS = 2**22
+"""From so many elements on, the first parts are on their way while the last gradients are computed;
+below, messages are too short for the wire to tell.
+"""
+
 
 class ReductionState(NamedTuple):
     """The memory of the workers' links, and what the reducer itself keeps.
@@ -63,8 +69,19 @@ def plan(reducer: Reducer, like: PyTree, workers: tuple[int, ...] = (1,)) -> tre
     """Which leaves the reducer compresses, in which batches, over axes of these sizes."""
     policy = policy_.NOTHING if reducer.uplink is None else reducer.uplink.policy
     shares = getattr(reducer, "shares", lambda _: 1)
-    runs = getattr(reducer, "collectives", 1)
-    return trees.layout(policy, like, shares=shares(workers), runs=runs)
+    whole = trees.layout(policy, like, shares=shares(workers))
+    runs = collectives(reducer, whole.batches)
+    return whole if runs == 1 else trees.layout(policy, like, shares=shares(workers), runs=runs)
+
+
+def collectives(reducer: Any, batches: Batches) -> int:
+    """Into how many collectives the payload of these batches is split each way, at most."""
+    own = getattr(reducer, "collectives", 1)
+    if own is not None:
+        return own
+    pieces = [piece for batch in batches for piece in batch.pieces]
+    large = sum(piece.stop - piece.start for piece in pieces) >= _WORTH_PARTS
+    return min(_PARTS, len({piece.leaf for piece in pieces})) if large else 1
 
 
 def plan_here(reducer: Reducer, like: PyTree, axis_name: AxisName) -> trees.Layout:

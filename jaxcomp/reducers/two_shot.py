@@ -65,7 +65,8 @@ class TwoShot:
             the leaves that `up` compresses, whatever its own policy says, and needs buckets of the
             same size.
         collectives: into how many the payload is split each way, whole arrays each, so that the
-            first can begin before the last gradient is there.
+            first can begin before the last gradient is there; None for four where there are at
+            least four million elements, else one.
 
     Raises:
         ValueError: if one of them is not a link, the links do not fit together, or `collectives` is
@@ -93,7 +94,7 @@ class TwoShot:
 
     up: "Link | Codec | Policy"
     down: "Link | Codec | None" = None
-    collectives: int = 1
+    collectives: int | None = None
     splits = True
 
     def __post_init__(self):
@@ -101,7 +102,8 @@ class TwoShot:
             object.__setattr__(self, "up", Link(self.up))
         if self.down is not None and not isinstance(self.down, Link):
             object.__setattr__(self, "down", Link(self.down))
-        checks.integer("collectives", self.collectives, 1)
+        if self.collectives is not None:
+            checks.integer("collectives", self.collectives, 1)
         _check(self.uplink, self.downlink)
 
     @property
@@ -165,7 +167,8 @@ class TwoShot:
             for shard, payload in zip(shards, own.payloads, strict=True)
         )
         weights = () if weight is None else (jnp.broadcast_to(weight, (n,)),)
-        arrived, weights = wire.exchange((rows, weights), axis_name, self.collectives)
+        runs = reduction.collectives(self, batches)
+        arrived, weights = wire.exchange((rows, weights), axis_name, runs)
         total = weights[0] if weights else None
         first = tuple(worker * shard.buckets for shard in shards)
         return Collected(
@@ -184,7 +187,8 @@ class TwoShot:
         part = tuple(batches_.real(cut, cut.cut(x)) for cut, x in zip(cuts, part, strict=True))
         message, memory = self.feedback.compensate(part, memory)
         own = senders.encode(key, cuts, message, state.down.own(), worker, axis_name, first=True)
-        gathered = wire.gather(own.payloads, axis_name, self.collectives)
+        runs = reduction.collectives(self, batches)
+        gathered = wire.gather(own.payloads, axis_name, runs)
         whole = senders.all_shares(key, cuts, gathered, own.sides, axes.size(axis_name))
         sent = senders.decode(key, cuts, own.payloads, own.sides, worker, first=True)
         whole, memory = self.feedback.update(message, sent, whole, 1.0, None, memory)
