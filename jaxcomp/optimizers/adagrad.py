@@ -76,8 +76,9 @@ def prox_adagrad(
         optimization <https://jmlr.org/papers/v12/duchi11a.html>`_, 2011.
 
     Note:
-        The groups of `L2` and the balls are leaves. Under a mesh axis that is manual and that
-        leaves are sharded over, they would be the shards.
+        Guarantee: for convex losses, regret of `O(√T)` against the best point, with the gradients'
+        own geometry. The groups of `L2` and the balls are leaves. Under a mesh axis that is manual
+        and that leaves are sharded over, they would be the shards.
     """
     _check(learning_rate, regularizer, delta)
 
@@ -141,9 +142,9 @@ def rda_adagrad(
         <https://jmlr.org/papers/v11/xiao10a.html>`_, 2010.
 
     Note:
-        Dual averaging starts at zero, wherever the parameters did: those given in the beginning
-        count for nothing but the first gradient. They are asked for because an update is a
-        difference.
+        Guarantee: as of `prox_adagrad`. Dual averaging starts at zero, wherever the parameters did:
+        those given in the beginning count for nothing but the first gradient. They are asked for
+        because an update is a difference.
     """
     _check(learning_rate, regularizer, delta)
 

@@ -60,6 +60,9 @@ class AveragedState(NamedTuple):
 def averaged() -> optax.GradientTransformationExtraArgs:
     """Keeps the mean of all parameters that were passed: `x̄ ← x̄ + (x − x̄)/t`. Chain it last.
 
+    Raises:
+        ValueError: on use, without `params`.
+
     Example:
         >>> tx = averaged()
         >>> x = jnp.zeros(1)
@@ -90,8 +93,16 @@ def averaged() -> optax.GradientTransformationExtraArgs:
 def average(state: PyTree) -> PyTree:
     """The mean of all parameters that were passed, from the state of a chain with `averaged`.
 
+    Args:
+        state: of the chain.
+
     Raises:
         ValueError: if there is none in it.
+
+    Example:
+        >>> tx = optax.chain(optax.sgd(0.1), averaged())
+        >>> average(tx.init(jnp.ones(2)))
+        Array([1., 1.], dtype=float32)
     """
     nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, AveragedState))
     found = [node for node in nodes if isinstance(node, AveragedState)]

@@ -37,8 +37,8 @@ def one_bit_adam(
     Args:
         axis_name: the mapped axis.
         learning_rate: `γ`, or a schedule of it.
-        freeze_step: how many steps of warm-up: 15 to 25 % of all steps in the paper, and at least a
-            few multiples of `1/(1 − b2)`.
+        freeze_step: how many steps of warm-up: 15 to 25 % of all steps are usual (from memory), and
+            at least a few multiples of `1/(1 − b2)`.
         codec: of both ways, of buckets; contractive ones get `Residual()`.
         b1: decay of the first moment.
         b2: decay of the second moment.
@@ -63,6 +63,10 @@ def one_bit_adam(
         convergence speed <https://arxiv.org/abs/2102.02888>`_, 2021.
 
     Note:
+        Guarantee: with the variance frozen and what codecs lose bounded, the order of SGD for
+        smooth losses and stochastic gradients, `O(1/√(nT))` (from memory). With full gradients and
+        workers that disagree it stays in a neighbourhood, as error feedback does.
+
         The warm-up corrects moments as Adam does, and the variance is frozen as corrected; the
         published code does neither. Its scale of a chunk is the root mean square, which is no
         contraction of a sparse chunk; `sign`'s is the mean magnitude of a bucket. One bit cannot
@@ -102,8 +106,8 @@ def zero_one_adam(
             finished its warm-up.
         codec: of both ways, of buckets; contractive ones get `Residual()`.
         key: a seed or key, the same on all workers.
-        settings: more of `step_by_zero_one_adam`: `renewals`, `double_every`, `max_interval`, `b1`,
-            `b2`, `eps` and `weight_decay`.
+        **settings: more of `step_by_zero_one_adam`: `renewals`, `double_every`, `max_interval`,
+            `b1`, `b2`, `eps` and `weight_decay`.
 
     Returns:
         A whole optimizer, to be given local gradients: no `compressed_mean` goes before it.
@@ -124,6 +128,10 @@ def zero_one_adam(
         <https://arxiv.org/abs/2202.06009>`_, 2022.
 
     Note:
+        Guarantee: as `one_bit_adam`, with a term more for the local steps (from memory); with full
+        gradients and workers that disagree, a neighbourhood. Intervals double after 16 renewals and
+        after 32,678 steps, as in the published code.
+
         `step_by_zero_one_adam` lists what differs from the published code: messages in units of
         momentum, corrected moments, the paper's own intervals, and decay of the centre. Scales are
         `sign`'s, as in `one_bit_adam`.

@@ -41,6 +41,9 @@ def qcmd_adagrad(
             where the paper has none (`NoFeedback()`). `Shift()` is exact in the end.
         key: a seed or key, the same on all workers.
 
+    Raises:
+        ValueError: for settings out of range or no regularizer; on use, without `params`.
+
     Example:
         >>> import jaxcomp
         >>> tx = jaxcomp.qcmd_adagrad(
@@ -48,12 +51,17 @@ def qcmd_adagrad(
         ... )
 
     References:
-        Xu et al., `Quantized composite mirror descent and regularized dual averaging with adaptive
-        metrics <https://arxiv.org/abs/2204.01237>`_, 2022.
+        Xu et al., `Quantized adaptive subgradient algorithms and their applications
+        <https://arxiv.org/abs/2208.05631>`_, 2022.
 
     Note:
-        The definition of the paper's threshold quantiser was not at hand: the optimal ternary one
-        takes its place. Chain nothing after this that changes the parameters.
+        Guarantee: with an unbiased codec that of AdaGrad's mirror descent, `O(1/√T)` for the mean
+        of all points, worse by the codec's noise; the paper's own bound, with its quantisation
+        error, could not be read. Reconstructed from the abstract, which has the metric of quantised
+        gradients and a threshold quantiser of small error: that one's definition was not at hand,
+        and the optimal ternary one takes its place. A ternary code with a threshold is biased, and
+        without feedback stalls where workers disagree. Chain nothing after this that changes the
+        parameters.
     """
     reducer = _ternary(codec, feedback)
     mean = compressed_mean(reducer, axis_name, key=key)
@@ -81,6 +89,9 @@ def qrda_adagrad(
         feedback: of the links, as of `qcmd_adagrad`.
         key: a seed or key, the same on all workers.
 
+    Raises:
+        ValueError: as `qcmd_adagrad`.
+
     Example:
         >>> import jaxcomp
         >>> tx = jaxcomp.qrda_adagrad(
@@ -89,6 +100,11 @@ def qrda_adagrad(
 
     References:
         As of `qcmd_adagrad`.
+
+    Note:
+        Guarantee, and what is reconstructed: as of `qcmd_adagrad`. Dual averaging starts at zero,
+        wherever the parameters did. Since the whole sum of gradients decides, it finds zeros that
+        the noise of single messages hides from `qcmd_adagrad`.
     """
     reducer = _ternary(codec, feedback)
     mean = compressed_mean(reducer, axis_name, key=key)
@@ -114,20 +130,23 @@ def dgd_def(
         codec: in its place, any contractive codec.
         key: a seed or key, the same on all workers.
 
+    Raises:
+        ValueError: for a learning rate that is negative, or a codec whose residual would grow.
+
     Example:
         >>> import jaxcomp
         >>> tx = jaxcomp.dgd_def("data", learning_rate=0.1)
 
     References:
-        Saha, Pilanci and Goldsmith, `Minimax optimal quantization of linear models: information-
-        theoretic limits and efficient algorithms <https://arxiv.org/abs/2202.11277>`_, 2022, and
-        Efficient randomized subspace embeddings for distributed optimization under a communication
-        budget, 2022.
+        Saha, Pilanci and Goldsmith, `Efficient randomized subspace embeddings for distributed
+        optimization under a communication budget <https://arxiv.org/abs/2103.07578>`_, 2022.
 
     Note:
-        Guarantee: the linear rate `max{ν, β_R}`, `ν` that of descent without quantisation and
-        `β_R` falling as `2^−R`. Take the loss at `jaxcomp.view(params, state)`. The paper has one
-        worker; of several, each has its `e` and its point, and their messages are averaged.
+        Guarantee: for smooth and strongly convex losses and one worker the linear rate
+        `max{ν, β_R}`, `ν` that of descent without quantisation and `β_R` falling as `2^−R`, times
+        about `√log d` for this code. Take the loss at `jaxcomp.view(params, state)`. The paper has
+        one worker; of several, each has its `e` and its point, and their messages are averaged,
+        which is ours, and comes to a neighbourhood.
     """
     with warnings.catch_warnings():
         if codec is None:  # No contraction of every input, but it is the paper's own.
@@ -159,6 +178,9 @@ def dq_psgd(
         codec: in its place, any unbiased codec.
         key: a seed or key, the same on all workers.
 
+    Raises:
+        ValueError: for a projection that is no function; on use, without `params`.
+
     Example:
         >>> import jaxcomp, optax
         >>> ball = lambda params: optax.projections.projection_l2_ball(params, 1.0)
@@ -168,8 +190,9 @@ def dq_psgd(
         As of `dgd_def`.
 
     Note:
-        Guarantee: `O(1/√(min(1, R)·T))` for convex losses of bounded subgradients. Gradients are
-        taken at `x`, as the paper writes it, where its code takes them at the mean.
+        Guarantee: `O(1/√(min(1, R)·T))` for convex losses of bounded subgradients, in a bounded
+        set, of the mean point. Gradients are taken at `x`, as the paper writes it, where its code
+        takes them at the mean. The paper has one worker; of several, messages are averaged.
     """
     given = Link(ndsc(bits=bits, dithered=True) if codec is None else codec)
     mean = compressed_mean(Gather(given), axis_name, key=key)

@@ -46,8 +46,10 @@ def ef_sgd(
         >>> tx = jaxcomp.ef_sgd(jaxcomp.top_k(fraction=0.01), "data", learning_rate=0.1)
 
     References:
-        Seide et al., 1-bit stochastic gradient descent, 2014; Stich and Karimireddy, `The
-        error-feedback framework <https://arxiv.org/abs/1909.05350>`_, 2020.
+        Seide et al., `1-bit stochastic gradient descent and its application to data-parallel
+        distributed training of speech DNNs
+        <https://research.microsoft.com/apps/mobile/Publication.aspx?id=230137>`_, 2014; Stich and
+        Karimireddy, `The error-feedback framework <https://arxiv.org/abs/1909.05350>`_, 2020.
 
     Note:
         Guarantee: the rate of SGD up to higher-order terms. With full gradients and workers that
@@ -64,6 +66,8 @@ def ef_signsgd(
 ) -> Method:
     """`ef_sgd` with one bit an element: signs, scaled by the mean magnitude of their bucket.
 
+    `C(p) = (‖p‖₁/d) · sign(p)` in each bucket of `d`, which leaves `1 − ‖p‖₁²/(d‖p‖²)` of `‖p‖²`.
+
     Args:
         axis_name: the mapped axis of the workers.
         learning_rate: a number or an optax schedule.
@@ -78,8 +82,12 @@ def ef_signsgd(
         >>> tx = jaxcomp.ef_signsgd("data", learning_rate=0.1)
 
     References:
-        Karimireddy et al., `Error feedback fixes SignSGD <https://arxiv.org/abs/1901.09847>`_,
-        2019, on one worker; here the scaled signs of all are averaged.
+        Karimireddy et al., `Error feedback fixes SignSGD and other gradient compression schemes
+        <https://arxiv.org/abs/1901.09847>`_, 2019.
+
+    Note:
+        Guarantee: as `ef_sgd`. The paper has one worker; here the scaled signs of all are averaged.
+        It scales a whole layer at once, and its sign of zero is zero, where one bit says plus.
     """
     return ef_sgd(sign(bucket_size), axis_name, learning_rate=learning_rate, key=key)
 
@@ -98,6 +106,9 @@ def signsgd(
         up: a `jaxcomp.Vote`, to say which leaves are voted on; None for the default.
         key: a seed or key, the same on all workers.
 
+    Raises:
+        ValueError: for an axis that is none; `jaxcomp.Vote` refuses what is no ballot.
+
     Example:
         >>> import jaxcomp
         >>> tx = jaxcomp.signsgd("data", learning_rate=1e-3, momentum=0.9)
@@ -107,8 +118,9 @@ def signsgd(
         <https://arxiv.org/abs/1810.05291>`_, 2019.
 
     Note:
-        Guarantee: converges where the noise of each gradient element is unimodal and symmetric;
-        with workers that disagree it need not.
+        Guarantee: for smooth losses, the order of SGD in the mean of `‖∇f‖₁`, where the noise of
+        each gradient element is unimodal and symmetric; with workers that disagree it need not
+        converge. A draw, and the sign of zero, is decided at random.
     """
     local = per_worker(optax.ema(momentum, debias=False)) if momentum else optax.identity()
     mean = compressed_mean(Vote() if up is None else up, axis_name, key=key)
@@ -125,12 +137,18 @@ def double_squeeze(
 ) -> Method:
     """Error feedback in both directions.
 
+    `pᵢ = gᵢ + eᵢ`, send `C(pᵢ)`, `eᵢ ← pᵢ − C(pᵢ)`; `q = mean C(pᵢ) + e`, send back `C'(q)`,
+    `e ← q − C'(q)`, `x ← x − γ · C'(q)`.
+
     Args:
         codec: of the way up, contractive.
         axis_name: the mapped axis of the workers.
         learning_rate: a number or an optax schedule.
         down: of the way down, contractive; None for the same.
         key: a seed or key, the same on all workers.
+
+    Raises:
+        ValueError: for a codec whose residual would grow, or that cannot be shared out.
 
     Example:
         >>> import jaxcomp
@@ -141,8 +159,10 @@ def double_squeeze(
         error-compensated compression <https://arxiv.org/abs/1905.05957>`_, 2019.
 
     Note:
-        Guarantee: the order of SGD for stochastic gradients; with full ones and workers that
-        disagree it stays in a neighbourhood, as `ef_sgd`.
+        Guarantee: the order of SGD for stochastic gradients, with a linear speed-up in the workers,
+        where what the codecs lose is bounded; with full ones and workers that disagree it stays in
+        a neighbourhood, as `ef_sgd`. Every worker is the server of a share of the elements, and
+        keeps `d/n` of the server's residual.
     """
     reducer = TwoShot(Link(codec, Residual()), Link(down or codec, Residual()))
     return optax.chain(compressed_mean(reducer, axis_name, key=key), optax.sgd(learning_rate))
@@ -163,12 +183,15 @@ def neolithic(
     `R`-stage compression of the codec (`jaxcomp.Chained`).
 
     Args:
-        codec: of the way up: a codec for each stage.
+        codec: of the way up, in every stage: unbiased or contractive.
         axis_name: the mapped axis of the workers.
         learning_rate: `γ`.
         stages: `R`, about `ln(…)/δ`, so that `(1 − δ)^R` is below the noise of the gradients.
         down: of the way down; None for the same.
         key: a seed or key, the same on all workers.
+
+    Raises:
+        ValueError: for no stages, or a codec that cannot be shared out.
 
     Example:
         >>> import jaxcomp
@@ -179,10 +202,12 @@ def neolithic(
         communication compression <https://arxiv.org/abs/2206.03665>`_, 2022.
 
     Note:
-        Guarantee: the lower bounds of `jaxcomp.theory.rates.compressed_rate` up to logarithms.
-        Reconstructed from the abstract and later work: whether the first version compensates
-        errors besides is not known to us; here what all stages of a contractive codec lose stays in
-        a residual. Compare by bits, not by steps.
+        Guarantee: for smooth losses and stochastic gradients, the lower bounds of
+        `jaxcomp.theory.rates.compressed_rate` up to logarithms. Reconstructed from the abstract and
+        later work, the choice of `R` too: whether the first version compensates errors besides is
+        not known to us; here what all stages of a contractive codec lose stays in a residual, which
+        with full gradients leaves a neighbourhood. Compare by bits, not by steps. Stages of `top_k`
+        are `top_k` of `R` times as many.
     """
     ways = (policy_.of(way).map(lambda c: msc(c, stages)) for way in (codec, down or codec))
     up, back = (Link(way, default(way)) for way in ways)

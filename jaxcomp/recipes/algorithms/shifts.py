@@ -38,7 +38,7 @@ def ef21(
         key: a seed or key, the same on all workers.
 
     Raises:
-        ValueError: for a codec that is not contractive.
+        ValueError: for a codec that is not contractive: one that is unbiased only, or neither.
 
     Example:
         >>> import jaxcomp
@@ -50,8 +50,9 @@ def ef21(
 
     Note:
         Guarantee: `O(1/T)` for smooth losses, linear under the Polyak–Łojasiewicz condition, with
-        full gradients, whatever the workers disagree on. Memories begin at zero, where the paper
-        begins with the first gradients.
+        full gradients, whatever the workers disagree on; with stochastic ones, up to their noise
+        (`ef21_sgdm`). Memories begin at zero, where the paper begins with the first gradients,
+        compressed or whole.
     """
     mean = compressed_mean(over(Link(codec, Shift())), axis_name, key=key)
     return optax.chain(mean, optax.sgd(learning_rate))
@@ -78,6 +79,9 @@ def ef21_sgdm(
         over: the reducer of the link.
         key: a seed or key, the same on all workers.
 
+    Raises:
+        ValueError: for a codec that is not contractive.
+
     Example:
         >>> import jaxcomp
         >>> tx = jaxcomp.ef21_sgdm(jaxcomp.top_k(fraction=0.01), "data", learning_rate=0.1)
@@ -87,8 +91,9 @@ def ef21_sgdm(
         <https://arxiv.org/abs/2305.15155>`_, 2023.
 
     Note:
-        Guarantee: the optimal order for stochastic gradients, without large batches. The average
-        starts at zero.
+        Guarantee: for smooth losses, the optimal order for stochastic gradients, without large
+        batches or bounds on how workers disagree. The average and the memories start at zero, where
+        the paper starts both with the first gradients.
     """
     local = per_worker(optax.ema(1 - eta, debias=False))
     return optax.chain(
@@ -106,6 +111,8 @@ def ef21_bc(
 ) -> Method:
     """`ef21` in both directions: changes go up, and changes of their mean come down.
 
+    `c = C(gᵢ − hᵢ)`, `hᵢ ← hᵢ + c`; `b = C'(mean hᵢ − H)`, `H ← H + b`, `x ← x − γ · H`.
+
     Args:
         codec: of the way up, contractive.
         axis_name: the mapped axis of the workers.
@@ -113,16 +120,20 @@ def ef21_bc(
         down: of the way down, contractive; None for the same.
         key: a seed or key, the same on all workers.
 
+    Raises:
+        ValueError: for a codec that is not contractive, or that cannot be shared out.
+
     Example:
         >>> import jaxcomp
         >>> tx = jaxcomp.ef21_bc(jaxcomp.sign(), "data", learning_rate=0.1)
 
     References:
-        Fatkhullin et al., `EF21 with bells and whistles <https://arxiv.org/abs/2110.03294>`_, 2021.
+        Fatkhullin et al., `EF21 with bells & whistles: six algorithmic extensions of modern error
+        feedback <https://arxiv.org/abs/2110.03294>`_, 2021.
 
     Note:
-        Every worker is the server of a share of the elements, and remembers `d/n` more for it.
-        Guarantee: as `ef21`.
+        Guarantee: as `ef21`, with shorter steps for the second loss. Every worker is the server of
+        a share of the elements, and remembers `d/n` more for it. All memories begin at zero.
     """
     reducer = TwoShot(Link(codec, Shift()), Link(down or codec, Shift()))
     mean = compressed_mean(reducer, axis_name, key=key)
@@ -142,6 +153,9 @@ def cd_adam(
 ) -> Method:
     """Communication-compressed AMSGrad: `ef21` in both directions before the adaptive step.
 
+    `H` as of `ef21_bc`, then `m ← β₁m + (1 − β₁)H`, `v ← β₂v + (1 − β₂)H²`, `v̂ ← max(v̂, v)`,
+    `x ← x − γ · m/(√v̂ + ε)`.
+
     Args:
         codec: of the way up, contractive.
         axis_name: the mapped axis of the workers.
@@ -152,6 +166,9 @@ def cd_adam(
         eps: added to its root.
         key: a seed or key, the same on all workers.
 
+    Raises:
+        ValueError: for a codec that is not contractive, or that cannot be shared out.
+
     Example:
         >>> import jaxcomp
         >>> tx = jaxcomp.cd_adam(jaxcomp.sign(), "data", learning_rate=1e-3)
@@ -161,10 +178,12 @@ def cd_adam(
         nonconvex optimization <https://arxiv.org/abs/2111.00705>`_, 2022.
 
     Note:
-        Guarantee: the order of AMSGrad. Memories begin at zero, so the first `1/δ` steps see small
-        gradients, which the largest second moment remembers. `optax.amsgrad` takes the largest of
-        the moments that are corrected for bias, the published code of the raw ones. Weight decay of
-        that code is `optax.add_decayed_weights` between the mean and the moments.
+        Guarantee: for smooth losses, convex or not, the order of AMSGrad without compression.
+        Memories begin at zero, so the first `1/δ` steps see small gradients, which the largest
+        second moment remembers. `optax.amsgrad` takes the largest of the moments that are corrected
+        for bias, the published code of the raw ones, corrected afterwards. That code compresses all
+        parameters as one vector, this each bucket; its weight decay is `optax.add_decayed_weights`
+        between the mean and the moments.
     """
     reducer = TwoShot(Link(codec, Shift()), Link(down or codec, Shift()))
     mean = compressed_mean(reducer, axis_name, key=key)
@@ -201,14 +220,17 @@ def censored_heavy_ball(
         >>> tx = jaxcomp.censored_heavy_ball("data", learning_rate=0.1)
 
     References:
-        Chen, Blum and Sadler, `Communication-efficient federated learning via censored heavy ball
-        <https://arxiv.org/abs/2209.11944>`_, 2022.
+        Chen, Blum and Sadler, `Communication-efficient federated learning using censored heavy ball
+        descent <https://arxiv.org/abs/2209.11944>`_, 2022.
 
     Note:
-        Guarantee: linear for strongly convex losses; with `Lₘ² ≤ ε₁` a worker never sends twice in
-        a row. The rule is the paper's, its defaults are from memory, and its sum over workers is a
-        mean here. `state[0].gate.messages` counts what was sent; bytes are saved only in steps
-        where all are silent.
+        Guarantee: linear for strongly convex losses and full gradients, as the heavy ball; with
+        `Lₘ² ≤ ε₁` a worker never sends twice in a row (derived here; the paper has at least half of
+        the messages saved under conditions that could not be read). The rule is the paper's, its
+        defaults are from memory, the best `ε₁` it leaves open, and its sum over workers is a mean
+        here, so its `ε₁` has a factor of `1/n²` besides. The noise of stochastic gradients is never
+        silent. `state[0].gate.messages` counts what was sent; bytes are saved only in steps where
+        all are silent.
     """
     checks.number("learning_rate", learning_rate, 0.0)
     checks.positive("learning_rate", learning_rate)
@@ -229,13 +251,20 @@ def lag(
         censoring: as of `censored_heavy_ball`.
         key: a seed or key, the same on all workers.
 
+    Raises:
+        ValueError: as `censored_heavy_ball`.
+
     Example:
         >>> import jaxcomp
         >>> tx = jaxcomp.lag("data", learning_rate=0.1)
 
     References:
-        Chen et al., `LAG: lazily aggregated gradient <https://arxiv.org/abs/1805.09965>`_, 2018,
-        whose rule compares with several of the last steps; this compares with one.
+        Chen et al., `LAG: lazily aggregated gradient for communication-efficient distributed
+        learning <https://arxiv.org/abs/1805.09965>`_, 2018.
+
+    Note:
+        Guarantee: the order of gradient descent, linear for strongly convex losses, with full
+        gradients. The paper's rule compares with several of the last steps; this with one.
     """
     return censored_heavy_ball(
         axis_name, learning_rate=learning_rate, momentum=0.0, censoring=censoring, key=key
@@ -255,9 +284,12 @@ def clag(
     Args:
         codec: a contractive codec.
         axis_name: the mapped axis of the workers.
-        learning_rate: as of `censored_heavy_ball`.
+        learning_rate: as of `censored_heavy_ball`; in theory that of `ef21`, or shorter.
         censoring: as of `censored_heavy_ball`.
         key: a seed or key, the same on all workers.
+
+    Raises:
+        ValueError: for a codec that is not contractive, and as `censored_heavy_ball`.
 
     Example:
         >>> import jaxcomp
@@ -265,8 +297,13 @@ def clag(
 
     References:
         Richtárik et al., `3PC: three point compressors for communication-efficient distributed
-        training <https://arxiv.org/abs/2202.00998>`_, 2022, whose trigger compares with the change
-        of the gradient where this compares with the step, as the censored heavy ball does.
+        training and a better theory for lazy aggregation <https://arxiv.org/abs/2202.00998>`_,
+        2022.
+
+    Note:
+        Guarantee: the paper's is that of `ef21`, for a trigger that compares with the change of the
+        worker's own gradient, `‖δ‖² > ζ‖∇fᵢ(xᵏ) − ∇fᵢ(xᵏ⁻¹)‖²`. This compares with the step, as the
+        censored heavy ball does, which is not covered by it.
     """
     return censored_heavy_ball(
         axis_name,

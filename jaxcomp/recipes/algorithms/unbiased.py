@@ -33,7 +33,7 @@ def diana(
     Args:
         codec: an unbiased codec of relative variance `ω`.
         axis_name: the mapped axis of the workers.
-        learning_rate: `γ`, about `1/(L + 6ωL/n)`.
+        learning_rate: `γ`, about `1/(L + 6ωL/n)`, from memory of the paper.
         step: `a`, at most `1/(1 + ω)`; None for that.
         over: the reducer of the link.
         key: a seed or key, the same on all workers.
@@ -50,7 +50,10 @@ def diana(
         <https://arxiv.org/abs/1901.09269>`_, 2019.
 
     Note:
-        Guarantee: linear to the solution with full gradients, whatever workers disagree on.
+        Guarantee: for smooth and strongly convex losses linear to the solution, with full
+        gradients, whatever workers disagree on; with stochastic ones, to their noise. The paper
+        quantises blocks by a norm of its choice; this takes any unbiased codec. Memories begin at
+        zero.
     """
     memory = Shift(_step(codec, 1.0) if step is None else step)
     mean = compressed_mean(over(Link(codec, memory)), axis_name, key=key)
@@ -85,9 +88,10 @@ def marina(
         <https://arxiv.org/abs/2102.07845>`_, 2021.
 
     Note:
-        Guarantee: the best known order for smooth losses and unbiased codecs, with full gradients.
-        The coin is common knowledge, so the dense mean is really left out. The step length is from
-        memory of the paper.
+        Guarantee: `O(1/T)` for smooth losses, convex or not, and linear under the
+        Polyak–Łojasiewicz condition, with full gradients; when it appeared, the least communication
+        known. The coin is common knowledge, so the dense mean is really left out. The first step is
+        whole. The step length is from memory of the paper.
     """
     _require_unbiased(codec)
     mean = compressed_differences(Gather(Link(codec)), axis_name, restart=Coin(p), key=key)
@@ -107,8 +111,8 @@ def artemis(
 ) -> Method:
     """Unbiased codecs in both directions, a memory on the way up, and workers that come and go.
 
-    `c = Q(gᵢ − hᵢ)`, `hᵢ ← hᵢ + a·c`; `x ← x − γ · Q'(h + Σ_S c / (p·n))` over the workers `S` that
-    take part.
+    `c = Q(gᵢ − hᵢ)`, `hᵢ ← hᵢ + (a/p)·c`; `x ← x − γ · Q'(h + Σ_S c / (p·n))` over the workers `S`
+    that take part.
 
     Args:
         codec: of the way up, unbiased.
@@ -134,9 +138,13 @@ def artemis(
         <https://arxiv.org/abs/2006.14591>`_, 2020.
 
     Note:
-        Guarantee: linear up to a noise that depends on the gradients' variance at the solution
-        only. The published code moves the mirror by `a/p` of what arrives, which is off on the way
-        to the same point; here it stays the mean of the memories.
+        Guarantee: for smooth and strongly convex losses linear, up to a noise that depends on the
+        gradients' variance at the solution only, not on how workers disagree. By default memories
+        move by `1/(2(1 + ω))` of `c`, as in the published code. That moves the mirror by `1/p` of
+        it for everyone who takes part, which is off on the way to the same point; here the mirror
+        stays the mean of the memories. They begin at zero, where that code begins with the first
+        gradients if all take part. The absent have nothing to be sent afterwards: every worker is
+        sent everything.
     """
     if absent != "remembered" and down is not None:
         raise ValueError(f"`down` must be None where the absent are {absent!r}, got {down!r}")
@@ -158,6 +166,8 @@ def dore(
 ) -> Method:
     """`diana` up, and error feedback on the way down.
 
+    `ĝ` of `diana`, `q = ĝ + e`, send back `C'(q)`, `e ← q − C'(q)`, `x ← x − γ · C'(q)`.
+
     Args:
         codec: of the way up, unbiased.
         axis_name: the mapped axis of the workers.
@@ -165,6 +175,10 @@ def dore(
         down: of the way down, contractive.
         step: of the memory; None for `1/(2(1 + ω))`.
         key: a seed or key, the same on all workers.
+
+    Raises:
+        ValueError: for a biased codec up, one down whose residual would grow, a step that is too
+            long, or None where `ω` is not known.
 
     Example:
         >>> import jaxcomp
@@ -177,9 +191,10 @@ def dore(
         <https://arxiv.org/abs/1910.07561>`_, 2020.
 
     Note:
-        Guarantee: linear to a neighbourhood that the noise of the gradients alone decides. The
-        residual is of the mean gradient, as in the published code of Artemis, where the paper's is
-        of the model's step.
+        Guarantee: for smooth and strongly convex losses, linear to a neighbourhood that the noise
+        of the gradients alone decides. The residual is of the mean gradient, as in the published
+        code of Artemis, where the paper's is of the model's step, with factors of its own that are
+        one here.
     """
     memory = Shift(_step(codec, 0.5) if step is None else step)
     reducer = TwoShot(Link(codec, memory), Link(down, Residual()))
@@ -212,6 +227,9 @@ def mcm(
         own: a message of its own for every worker (Rand-MCM).
         key: a seed or key, the same on all workers.
 
+    Raises:
+        ValueError: for biased codecs, a step that is too long, or None where `ω` is not known.
+
     Example:
         >>> import jaxcomp
         >>> tx = jaxcomp.mcm(jaxcomp.qsgd(bits=2), "data", learning_rate=0.1)
@@ -221,7 +239,8 @@ def mcm(
         distributed settings <https://arxiv.org/abs/2102.12528>`_, 2021.
 
     Note:
-        Guarantee: that of compression on the way up alone, to the first order in `γ`. `params` are
+        Guarantee: for smooth and convex losses that of compression on the way up alone, to the
+        first order in `γ`. Both steps' defaults are those of the published code. `params` are
         the preserved model: evaluate and save them. Every device keeps it, so here the way down is
         computed and not sent; `H` begins at the first parameters.
     """
@@ -245,12 +264,19 @@ def rand_mcm(codec: Codec | Policy, axis_name: AxisName, **settings: Any) -> Met
         axis_name: the mapped axis of the workers.
         **settings: as of `mcm`, but for `own`.
 
+    Raises:
+        ValueError: as `mcm`.
+
     Example:
         >>> import jaxcomp
         >>> tx = jaxcomp.rand_mcm(jaxcomp.qsgd(bits=2), "data", learning_rate=0.1)
 
     References:
-        As of `mcm`; the variant with a memory on the server for each worker.
+        As of `mcm`.
+
+    Note:
+        Guarantee: as `mcm`. The variant with a memory on the server for each worker; those with one
+        memory, or that begin anew now and then, are left out.
     """
     return mcm(codec, axis_name, own=True, **settings)
 
