@@ -56,6 +56,19 @@ def positive(name: str, value: Any) -> None:
         raise ValueError(f"`{name}` must be a positive number, got 0")
 
 
+def share(name: str, value: Any) -> None:
+    """A number above zero, at most one."""
+    positive(name, value)
+    number(name, value, 0.0, 1.0)
+
+
+def decay(name: str, value: Any) -> None:
+    """A number from zero to below one."""
+    number(name, value, 0.0, 1.0)
+    if value == 1:
+        raise ValueError(f"`{name}` must be below 1, got {value!r}")
+
+
 def part(name: str, value: Any, protocol: type) -> None:
     """An instance that offers what a Protocol asks for."""
     if isinstance(value, type) or not isinstance(value, protocol):

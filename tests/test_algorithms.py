@@ -195,6 +195,15 @@ def test_wrong_use_says_what_would_do():
         jaxcomp.average(optax.sgd(0.1).init(START))
     with pytest.raises(ValueError, match=r"`learning_rate` must be"):
         jaxcomp.censored_heavy_ball(AXIS, learning_rate=0.0)
+    with pytest.raises(ValueError, match=r"`momentum` must be below 1"):
+        jaxcomp.censored_heavy_ball(AXIS, learning_rate=0.1, momentum=1.0)
+    with pytest.raises(ValueError, match=r"`momentum` must be"):
+        jaxcomp.signsgd(AXIS, learning_rate=0.1, momentum=1.5)
+    with pytest.raises(ValueError, match=r"`eta` must be"):
+        jaxcomp.ef21_sgdm(jaxcomp.sign(), AXIS, learning_rate=0.1, eta=2.0)
+    for chance in (0, 1.5):
+        with pytest.raises(ValueError, match=r"`p` must be"):
+            jaxcomp.artemis(QSGD, AXIS, learning_rate=0.1, p=chance)
 
     def without(tx):
         return jax.vmap(lambda x: tx.update(x, tx.init(START))[0], axis_name=AXIS)(

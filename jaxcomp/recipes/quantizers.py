@@ -260,9 +260,9 @@ def threshold_ternary(rule: str = "optimal", bucket_size: int | None = 512) -> Q
         Array([3.5, 3.5, 0. , 0. ], dtype=float32)
 
     References:
-        Xu et al., Quantized composite mirror descent, 2022 (`arXiv 2208.05631
-        <https://arxiv.org/abs/2208.05631>`_), whose abstract asks for "a threshold quantization
-        strategy with relatively small error"; Li et al., `Ternary weight networks
+        Xu et al., `Quantized adaptive subgradient algorithms and their applications
+        <https://arxiv.org/abs/2208.05631>`_, 2022, whose abstract asks for "a threshold
+        quantization strategy with relatively small error"; Li et al., `Ternary weight networks
         <https://arxiv.org/abs/1605.04711>`_, 2016 (the heuristic).
 
     Note:

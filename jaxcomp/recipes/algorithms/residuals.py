@@ -4,7 +4,7 @@ from typing import Any
 
 import optax
 
-from jaxcomp import policy as policy_
+from jaxcomp import checks, policy as policy_
 from jaxcomp.feedback import Link, Residual, default
 from jaxcomp.policy import Policy
 from jaxcomp.protocols import AxisName, Codec
@@ -107,7 +107,8 @@ def signsgd(
         key: a seed or key, the same on all workers.
 
     Raises:
-        ValueError: for an axis that is none; `jaxcomp.Vote` refuses what is no ballot.
+        ValueError: for an axis that is none, or a momentum out of range; `jaxcomp.Vote` refuses
+            what is no ballot.
 
     Example:
         >>> import jaxcomp
@@ -122,6 +123,7 @@ def signsgd(
         each gradient element is unimodal and symmetric; with workers that disagree it need not
         converge. A draw, and the sign of zero, is decided at random.
     """
+    checks.decay("momentum", momentum)
     local = per_worker(optax.ema(momentum, debias=False)) if momentum else optax.identity()
     mean = compressed_mean(Vote() if up is None else up, axis_name, key=key)
     return optax.chain(local, mean, optax.sgd(learning_rate))

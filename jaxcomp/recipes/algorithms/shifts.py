@@ -95,6 +95,7 @@ def ef21_sgdm(
         batches or bounds on how workers disagree. The average and the memories start at zero, where
         the paper starts both with the first gradients.
     """
+    checks.share("eta", eta)
     local = per_worker(optax.ema(1 - eta, debias=False))
     return optax.chain(
         local, ef21(codec, axis_name, learning_rate=learning_rate, over=over, key=key)
@@ -213,7 +214,8 @@ def censored_heavy_ball(
         key: a seed or key, the same on all workers.
 
     Raises:
-        ValueError: for a learning rate or threshold out of range; on use, without `params`.
+        ValueError: for a learning rate, momentum or threshold out of range; on use, without
+            `params`.
 
     Example:
         >>> import jaxcomp
@@ -232,8 +234,8 @@ def censored_heavy_ball(
         silent. `state[0].gate.messages` counts what was sent; bytes are saved only in steps where
         all are silent.
     """
-    checks.number("learning_rate", learning_rate, 0.0)
     checks.positive("learning_rate", learning_rate)
+    checks.decay("momentum", momentum)
     given = policy_.everywhere(Identity()) if codec is None else codec
     gate = Censored(censoring / learning_rate**2)
     mean = compressed_mean(Gather(Link(given, Shift())), axis_name, gate=gate, key=key)

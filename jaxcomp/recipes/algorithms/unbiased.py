@@ -4,7 +4,7 @@ from typing import Any
 
 import optax
 
-from jaxcomp import offers, policy as policy_
+from jaxcomp import checks, offers, policy as policy_
 from jaxcomp.feedback import Link, Residual, Shift
 from jaxcomp.gates import Bernoulli, Coin
 from jaxcomp.policy import Policy
@@ -126,7 +126,8 @@ def artemis(
         key: a seed or key, the same on all workers.
 
     Raises:
-        ValueError: for biased codecs, a step that is too long, or None where `ω` is not known.
+        ValueError: for biased codecs, a probability out of range, a step that is too long, or None
+            where `ω` is not known.
 
     Example:
         >>> import jaxcomp
@@ -146,6 +147,7 @@ def artemis(
         gradients if all take part. The absent have nothing to be sent afterwards: every worker is
         sent everything.
     """
+    checks.share("p", p)
     if absent != "remembered" and down is not None:
         raise ValueError(f"`down` must be None where the absent are {absent!r}, got {down!r}")
     a = p * _step(codec, 0.5) if step is None else step
