@@ -2,6 +2,7 @@
 
 from jaxcomp import gates as gates, optimizers as optimizers, testing as testing
 from jaxcomp.codecs.ballot import Ballot as Ballot
+from jaxcomp.codecs.coded import Coded as Coded
 from jaxcomp.codecs.combinators import (
     Chained as Chained,
     Clipped as Clipped,
@@ -10,6 +11,10 @@ from jaxcomp.codecs.combinators import (
 from jaxcomp.codecs.cosine import Cosine as Cosine
 from jaxcomp.codecs.rotated import Rotated as Rotated
 from jaxcomp.description import Description as Description, describe as describe
+from jaxcomp.entropy.elias import Elias as Elias
+from jaxcomp.entropy.huffman import Huffman as Huffman
+from jaxcomp.entropy.rans import Rans as Rans
+from jaxcomp.entropy.rice import Rice as Rice
 from jaxcomp.feedback import (
     Link as Link,
     MomentumCorrection as MomentumCorrection,
@@ -33,6 +38,12 @@ from jaxcomp.mesh import (
     init_state as init_state,
     local as local,
     place as place,
+)
+from jaxcomp.messages import (
+    MessageError as MessageError,
+    from_bytes as from_bytes,
+    message_limit as message_limit,
+    to_bytes as to_bytes,
 )
 from jaxcomp.optimizers import (
     L1 as L1,
@@ -86,6 +97,11 @@ from jaxcomp.recipes.algorithms.unbiased import (
     marina as marina,
     mcm as mcm,
     rand_mcm as rand_mcm,
+)
+from jaxcomp.recipes.coded import (
+    ecsq as ecsq,
+    elias_qsgd as elias_qsgd,
+    huffman_nuqsgd as huffman_nuqsgd,
 )
 from jaxcomp.recipes.floats import (
     alq as alq,

@@ -51,6 +51,13 @@ def test_own_codec():
     assert "Int8 passes the contract" in run("own_codec.py")
 
 
+def test_federated_socket():
+    """Over real sockets, and without the stranger."""
+    said = run("federated_socket.py", "--clients", 2, "--rounds", 2)
+    assert "client 2 is refused: `data` must begin with" in said
+    assert "    2 " in said.splitlines()[-1]
+
+
 @pytest.mark.slow
 def test_train_digits(tmp_path):
     """Two hundred steps, in which a residual pays."""

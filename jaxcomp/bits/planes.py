@@ -36,12 +36,14 @@ class Plane:
     def fields(self) -> int:
         return 32 // self.width
 
-    def put(self, codes: Array, field: "int | np.ndarray | Array", whole: bool = False) -> Array:
+    def put(
+        self, codes: Array | np.ndarray, field: int | np.ndarray | Array, whole: bool = False
+    ) -> Any:
         """The part of a word that codes in this field make; `whole` if they are this wide."""
         part = codes if whole else (codes >> np.uint32(self.low)) & _mask(self.width)
         return part << _uint(field, self.width)
 
-    def take(self, words: Array, field: "int | np.ndarray | Array") -> Array:
+    def take(self, words: Array | np.ndarray, field: int | np.ndarray | Array) -> Any:
         """The part of the codes in this field."""
         part = words >> _uint(field, self.width)
         if self.width < 32:
@@ -55,13 +57,15 @@ class TritPlane:
 
     fields = 20
 
-    def put(self, codes: Array, field: "int | np.ndarray | Array", whole: bool = False) -> Array:
+    def put(
+        self, codes: Array | np.ndarray, field: int | np.ndarray | Array, whole: bool = False
+    ) -> Any:
         """The part of a word that codes in this field make."""
         del whole
         byte, place = _divide_by_five(field)
         return (codes * _pick(_POWERS, place)) << _uint(byte, 8)
 
-    def take(self, words: Array, field: "int | np.ndarray | Array") -> Array:
+    def take(self, words: Array | np.ndarray, field: int | np.ndarray | Array) -> Any:
         """The codes in this field."""
         byte, place = _divide_by_five(field)
         value = (words >> _uint(byte, 8)) & np.uint32(0xFF)

@@ -6,7 +6,7 @@ number touches at most two words, no bit is touched twice, and adding is the sam
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Int32, UInt32
+from jaxtyping import Int32, UInt16, UInt32
 
 from jaxcomp.protocols import Array
 
@@ -73,3 +73,53 @@ def width(numbers: UInt32[Array, "..."]) -> Int32[Array, "..."]:
         Array([0, 1, 3, 4], dtype=int32)
     """
     return WORD - lax.clz(numbers).astype(jnp.int32)
+
+
+def halves(words: UInt32[Array, "n words"]) -> UInt16[Array, "n halves"]:
+    """Each word as two numbers of sixteen bits, the lower first.
+
+    Example:
+        >>> halves(jnp.array([[0x20001]], jnp.uint32))
+        Array([[1, 2]], dtype=uint16)
+    """
+    both = jnp.stack([words & 0xFFFF, words >> 16], axis=-1)
+    return both.astype(jnp.uint16).reshape(words.shape[0], -1)
+
+
+def joined(halves: UInt16[Array, "n halves"]) -> UInt32[Array, "n words"]:
+    """Two numbers of sixteen bits to a word, the lower first; filled up with zero.
+
+    Example:
+        >>> joined(jnp.array([[1, 2]], jnp.uint16))
+        Array([[131073]], dtype=uint32)
+    """
+    n, length = halves.shape
+    pairs = jnp.pad(halves, ((0, 0), (0, length % 2))).reshape(n, -1, 2).astype(jnp.uint32)
+    return pairs[..., 0] | (pairs[..., 1] << 16)
+
+
+def ones(words: UInt32[Array, "n words"], k: int) -> Int32[Array, "n k"]:
+    """Where the first `k` ones of each row are, ascending; unspecified beyond the last one.
+
+    Example:
+        >>> ones(jnp.array([[0, 0b1010]], jnp.uint32), 2)
+        Array([[33, 35]], dtype=int32)
+    """
+    n = words.shape[0]
+    found = lax.population_count(words).astype(jnp.int32)
+    before = jnp.cumsum(found, axis=1) - found
+    # The last of the words that begin at a slot's rank or before is the one that has it.
+    row = jnp.arange(n)[:, None]
+    marks = jnp.zeros((n, k), jnp.int32).at[row, before].add(1, mode="drop")
+    word = lax.optimization_barrier(jnp.cumsum(marks, axis=1) - 1)
+    rank = lax.broadcasted_iota(jnp.int32, (n, k), 1)
+    rank = rank - jnp.take_along_axis(before, word, axis=1, mode="clip")
+    bits = jnp.take_along_axis(words, word, axis=1, mode="clip")
+    place = jnp.zeros_like(rank)
+    for step in (16, 8, 4, 2, 1):
+        low = (bits >> place.astype(jnp.uint32)) & jnp.uint32((1 << step) - 1)
+        lower = lax.population_count(low).astype(jnp.int32)
+        beyond = rank >= lower
+        place, rank = jnp.where(beyond, place + step, place), jnp.where(beyond, rank - lower, rank)
+    # Apart: whatever takes elements from these places would look them up again.
+    return lax.optimization_barrier(word * WORD + place)

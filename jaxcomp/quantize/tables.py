@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +16,9 @@ from jaxcomp.theory import limits
 
 _PRECISION = 10
 """Bits of the largest value: a value off by 2⁻¹¹ of it adds less than 1e-6 to the error."""
+
+_ENDS = {"gaussian": 7.0, "laplace": 14.0}
+"""Standard deviations beyond which one element in 10⁸ or fewer is clipped."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +90,78 @@ class LloydMax:
 
 
 @dataclasses.dataclass(frozen=True)
+class UniformThreshold:
+    """Zero and the values of least squared error at an entropy, for a law: for an entropy coder.
+
+    Evenly spaced thresholds but for the cell of zero, which is wider, and values at the centroids
+    of the cells, as integers below 2¹⁰. A code is a sign bit and the number of the value; dither
+    changes nothing.
+
+    Args:
+        entropy: bits an element that an ideal coder takes, above 0, at most 5.
+        law: "gaussian" or "laplace".
+
+    Raises:
+        ValueError: for other entropies or another law.
+
+    Example:
+        >>> UniformThreshold(entropy=1.0).half
+        (0, 252, 625, 1023)
+
+    References:
+        Gish and Pierce, Asymptotically efficient quantizing, 1968; Sullivan, Efficient scalar
+        quantization of exponential and Laplacian random variables, 1996.
+    """
+
+    entropy: int | float
+    law: str = "gaussian"
+    dithers = False
+    precision = _PRECISION
+
+    def __post_init__(self):
+        checks.positive("entropy", self.entropy)
+        checks.number("entropy", self.entropy, 0.0, 5.0)
+        checks.choice("law", self.law, tuple(_ENDS))
+
+    @property
+    def bits(self) -> int:
+        return (len(self.half) - 1).bit_length() + 1
+
+    @property
+    def magnitude(self) -> int:
+        return self.half[-1]
+
+    @property
+    def half(self) -> tuple[int, ...]:
+        """The values from zero on."""
+        return _evenly(self.entropy, self.law).half
+
+    @property
+    def reach(self) -> float:
+        """The largest value in units of the law's standard deviation."""
+        return _evenly(self.entropy, self.law).reach
+
+    def codes(self, points: Float32[Array, "..."], dither: Array) -> UInt32[Array, "..."]:
+        del dither
+        begin, spacing = _evenly(self.entropy, self.law)[2:]
+        word = lax.bitcast_convert_type(points, jnp.int32)
+        size = lax.bitcast_convert_type(word & 0x7FFFFFFF, jnp.float32).astype(jnp.int32)
+        # The difference in integers, so that no product is fused with it.
+        above = (size - round(begin * 2**FRACTION)).astype(jnp.float32)
+        number = (above * jnp.float32(1 / (spacing * 2**FRACTION))).astype(jnp.int32) + 1
+        number = jnp.where(above >= 0, jnp.minimum(number, len(self.half) - 1), 0)
+        sign = lax.shift_right_logical(word, jnp.full_like(word, 31))
+        return ((sign << (self.bits - 1)) | number).astype(jnp.uint32)
+
+    def values(self, codes: UInt32[Array, "..."]) -> Float32[Array, "..."]:
+        number = (codes & (2 ** (self.bits - 1) - 1)).astype(jnp.int32)
+        missing = 2 ** (self.bits - 1) - len(self.half)
+        size = _selected(number, self.half + (self.magnitude,) * missing)
+        negative = (codes >> (self.bits - 1)) & 1
+        return jnp.where(negative == 1, -size, size).astype(jnp.float32)
+
+
+@dataclasses.dataclass(frozen=True)
 class Geometric:
     """`±b^-i` for `i` from 0 to `positive − 1`, with `b = 2^(1 / per_octave)`; no zero.
 
@@ -152,6 +228,27 @@ def _selected(number: Array, table: tuple[int, ...]) -> Array:
     upper = number & half
     low, high = (_selected(number, part) for part in (table[:half], table[half:]))
     return jnp.where(upper != 0, high, low)
+
+
+class _Evenly(NamedTuple):
+    """Values from zero on, the largest in standard deviations; where the first threshold lies and
+    how far the next, in units of a value.
+    """
+
+    half: tuple[int, ...]
+    reach: float
+    begin: float
+    spacing: float
+
+
+@functools.lru_cache
+def _evenly(entropy: float, law: str) -> _Evenly:
+    thresholds, values = limits.uniform_threshold(entropy, law)
+    number = max(int(np.searchsorted(values, _ENDS[law])), 1)
+    reach = float(values[number - 1])
+    unit = (2**_PRECISION - 1) / reach
+    half = (0, *(int(v) for v in np.round(values[:number] * unit)))
+    return _Evenly(half, reach, thresholds[0] * unit, (thresholds[1] - thresholds[0]) * unit)
 
 
 @functools.lru_cache

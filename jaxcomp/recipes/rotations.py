@@ -8,7 +8,7 @@ from jaxcomp.codecs.rotated import Rotated
 from jaxcomp.protocols import Codec
 from jaxcomp.quantize import levels, rounding, scales, tables
 
-_FITS = {"unbiased": "unbiased", "minimum_error": "least_squares", "norm": "norm"}
+FITS = {"unbiased": "unbiased", "minimum_error": "least_squares", "norm": "norm"}
 
 
 def rotated_uniform(bits: int = 4, bucket_size: int | None = 4096) -> Rotated:
@@ -80,7 +80,7 @@ def eden(
         residual; the authors call it unbiased, which holds for uniformly random rotations.
     """
     checks.number("bits", bits, 0.0, 8.0)
-    checks.choice("scale", scale, tuple(_FITS))
+    checks.choice("scale", scale, tuple(FITS))
     if bits < 1:
         checks.positive("bits", bits)
 
@@ -91,7 +91,7 @@ def eden(
             scale=scales.RootMeanSquare(times=grid.reach),
             rounding=rounding.Nearest(),
             bucket_size=bucket_size,
-            fit=_FITS[scale],
+            fit=FITS[scale],
         )
 
     unbiased = scale == "unbiased"

@@ -138,8 +138,33 @@ def entropy_coded_scalar(bits: npt.ArrayLike, law: str = "gaussian") -> Any:
     """
     rates = _numbers("bits", bits, "[0, 10]")
     checks.choice("law", law, tuple(_REACH))
-    solve = np.vectorize(functools.partial(_entropy_coded, law=law), otypes=[float])
+    solve = np.vectorize(lambda rate: _entropy_coded(rate, law)[0] if rate else 1.0, otypes=[float])
     return solve(rates)[()]
+
+
+def uniform_threshold(bits: float, law: str = "gaussian") -> tuple[np.ndarray, np.ndarray]:
+    """The thresholds above zero and the values of the quantizer that `entropy_coded_scalar` is of.
+
+    Args:
+        bits: entropy in bits an element, above 0, at most 10.
+        law: "gaussian" or "laplace", of variance 1.
+
+    Returns:
+        Evenly spaced thresholds, and the values above each of them; below the first it is zero.
+
+    Raises:
+        ValueError: for other rates or another law.
+
+    Example:
+        >>> thresholds, values = uniform_threshold(2)
+        >>> print(thresholds[:3].round(3), values[:3].round(3))
+        [0.472 1.334 2.195] [0.852 1.689 2.528]
+    """
+    rate = float(_numbers("bits", bits, "(0, 10]"))
+    checks.choice("law", law, tuple(_REACH))
+    _, step, ratio = _entropy_coded(rate, law)
+    inner = step * (ratio + np.arange(math.ceil(_REACH[law] / step)))
+    return inner, _cells(np.append(inner, _FAR), law)[2]
 
 
 def unbiased_bound(bits: npt.ArrayLike) -> Any:
@@ -304,9 +329,8 @@ def _lloyd_max(levels: int, law: str) -> tuple[np.ndarray, np.ndarray, float]:
 
 
 @functools.cache
-def _entropy_coded(bits: float, law: str) -> float:
-    if bits == 0:
-        return 1.0
+def _entropy_coded(bits: float, law: str) -> tuple[float, float, float]:
+    """The error, the step, and where the central cell ends in steps, of a positive rate."""
 
     def measured(step: float, ratio: float) -> tuple[float, float]:
         """The entropy and the error, if the central cell ends at `ratio` steps."""
@@ -315,7 +339,7 @@ def _entropy_coded(bits: float, law: str) -> float:
         chances = special.entr(2 * mass[0]) + 2 * np.sum(special.entr(mass[1:]))
         return chances / math.log(2), 1 - 2 * np.sum(mass[1:] * mean[1:] ** 2)
 
-    def error(ratio: float) -> float:
+    def step_at(ratio: float) -> float:
         high = 1.0
         while measured(high, ratio)[0] > bits:
             high *= 2
@@ -323,10 +347,12 @@ def _entropy_coded(bits: float, law: str) -> float:
         while measured(low, ratio)[0] < bits:
             low /= 2
         step: Any = optimize.brentq(lambda step: measured(step, ratio)[0] - bits, low, high)
-        return measured(step, ratio)[1]
+        return step
 
-    best = optimize.minimize_scalar(error, bounds=(0.25, 1), method="bounded")
-    return float(best.fun)
+    best = optimize.minimize_scalar(
+        lambda ratio: measured(step_at(ratio), ratio)[1], bounds=(0.25, 1), method="bounded"
+    )
+    return float(best.fun), step_at(best.x), float(best.x)
 
 
 def _numbers(name: str, value: Any, interval: str) -> np.ndarray:

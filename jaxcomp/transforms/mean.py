@@ -1,6 +1,5 @@
 """`compressed_mean`: the mean of the workers' gradients, as an optax transformation."""
 
-import math
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
@@ -9,32 +8,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomp import axes, noise, norms, trees, wire, workers as workers_
+from jaxcomp import axes, noise, trees
 from jaxcomp.feedback import Link
 from jaxcomp.policy import Policy
 from jaxcomp.protocols import Array, AxisName, Codec, Gate, PyTree, Reducer
 from jaxcomp.reducers import reduction, rounds
 from jaxcomp.reducers.cheapest import Cheapest
 from jaxcomp.reducers.reduction import ReductionState
-from jaxcomp.transforms import sharded
-
-
-class Stats(NamedTuple):
-    """What the last step cost and lost; the same on every worker.
-
-    Attributes:
-        relative_error: `Σ‖message − sent‖² / Σ‖message‖²` over all workers' compressed leaves; of
-            those that sent, under a gate.
-        residual_ratio: root of `Σ‖residual‖² / Σ‖gradient‖²` likewise, where the residual is what
-            the feedback has not sent yet (with momentum: the velocity); zero without.
-        payload_bytes: what one worker put into the collectives.
-        link_bytes: what one device sent over its link.
-    """
-
-    relative_error: Array
-    residual_ratio: Array
-    payload_bytes: Array
-    link_bytes: Array
+from jaxcomp.transforms import sharded, stats as stats_
 
 
 class GateState(NamedTuple):
@@ -150,7 +131,7 @@ def compressed_mean(
             key=jnp.array(seed),  # A copy: this one may be donated.
             step=jnp.zeros((), jnp.int32),
             memory=reduction.init(reducer, params, axis_name, gated=gate is not None),
-            stats=_no_stats() if stats else (),
+            stats=stats_.nothing() if stats else (),
             gate=() if gate is None else _closed(gate, seed, params),
         )
 
@@ -169,8 +150,10 @@ def compressed_mean(
                 *given, gate=gate, gate_state=counted.state, params=params, **settings
             )
             counted = _counted(counted, after, result.turn)
-        before = state.memory.reducer
-        measured = _measure(reducer, updates, result, before, axis_name, shards) if stats else ()
+        measured: Any = ()
+        if stats:
+            before = state.memory.reducer
+            measured = stats_.measure(reducer, updates, result, before, axis_name, shards)
         return result.mean, CompressedMeanState(
             state.key, state.step + 1, result.state, measured, counted
         )
@@ -282,59 +265,3 @@ def _counted(before: GateState, state: PyTree, turn: rounds.Turn) -> GateState:
         rounds=before.rounds + turn.go.astype(jnp.uint32),
         messages=before.messages + turn.senders,
     )
-
-
-def _no_stats() -> Stats:
-    dtypes = (jnp.float32, jnp.float32, jnp.uint32, jnp.uint32)
-    return Stats(*(jnp.zeros((), dtype) for dtype in dtypes))
-
-
-def _measure(
-    reducer: Reducer,
-    grads: PyTree,
-    result: reduction.Reduction,
-    before: PyTree,
-    axis_name: AxisName,
-    shards: tuple[str, ...],
-) -> Stats:
-    unsent = getattr(reduction.feedback_of(reducer), "unsent", lambda _: ())
-    residual = unsent(workers_.held(result.state.feedback))
-    # Squares of large and small values leave the range of float32: measure in units of the largest.
-    everywhere = (*axes.names(axis_name), *shards)
-    top = axes.maximum(norms.largest((result.message, residual, result.given)), everywhere)
-    unit = norms.unit(top)
-    lost = [p - c for p, c in zip(result.message, result.sent, strict=True)]
-    measured = (lost, result.message, residual, result.given)
-    energies = [norms.energy(tree, unit).astype(jnp.float32) for tree in measured]
-    if result.turn is not None:  # What nobody was to receive is not lost.
-        energies[:2] = [jnp.where(result.turn.taken, energy, 0) for energy in energies[:2]]
-    lost, message, residual, energy = jax.lax.pmean(jnp.stack(energies), everywhere)
-    payload, link = _costs(reducer, grads, before, axis_name)
-    if result.turn is not None:
-        payload, link = (jnp.where(result.turn.go, cost, 0) for cost in (payload, link))
-    return Stats(
-        relative_error=lost / jnp.where(message == 0, 1, message),
-        residual_ratio=jnp.sqrt(residual / jnp.where(energy == 0, 1, energy)),
-        payload_bytes=payload,
-        link_bytes=link,
-    )
-
-
-def _costs(
-    reducer: Reducer, grads: PyTree, state: PyTree, axis_name: AxisName
-) -> tuple[Array, Array]:
-    """Payload and link bytes of the step that began with this state of the reducer."""
-    phases = getattr(reducer, "phases", ((0, reducer),))
-    number = getattr(reducer, "phase", lambda _: 0)(state)
-    sizes = axes.sizes(axis_name)
-    plans = [reduction.plan(r, grads, sizes) for _, r in phases]
-    workers = sizes if hasattr(reducer, "link_axis") else math.prod(sizes)
-    payload = [
-        _count(reduction.payload_bytes(r, plan)) for (_, r), plan in zip(phases, plans, strict=True)
-    ]
-    link = [_count(wire.wire_bytes(r, grads, workers=workers)) for _, r in phases]
-    return jnp.stack(payload)[number], jnp.stack(link)[number]
-
-
-def _count(size: int) -> Array:
-    return jnp.asarray(min(size, 2**32 - 1), jnp.uint32)

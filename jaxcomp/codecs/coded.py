@@ -1,0 +1,347 @@
+"""Quantizers whose codes are entropy coded: frequent levels take few bits, rare ones many."""
+
+import dataclasses
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Float32, UInt32
+
+from jaxcomp import axes, bits, checks, noise, offers, summing
+from jaxcomp.codecs.quantizer import QuantizedPayload, Quantizer
+from jaxcomp.entropy.coder import Coder
+from jaxcomp.entropy.rans import Rans
+from jaxcomp.protocols import Array, ArrayLike, AxisName, Key, PyTree
+
+_START = 0x436F6465
+"""Folded into the key that all workers share: where in a bucket its stream begins."""
+
+_COUNTED = 2**18
+"""Symbols of a step that the table is made from: enough for a ten-thousandth to be seen."""
+
+_DRAWN = 2**18
+"""Elements of a law that the first table is made from."""
+
+
+class CodedPayload(NamedTuple):
+    """A stream for each bucket, how many of its elements are in it, and what one step is worth."""
+
+    words: UInt32[Array, "n words"]
+    kept: Array
+    steps: tuple[Array, ...]
+
+
+class Spent(NamedTuple):
+    """What became of the capacity in the last step, on this worker.
+
+    Attributes:
+        spare: bytes of the streams that were left empty.
+        lost: elements that did not fit, of those that are not zero.
+    """
+
+    spare: Float32[Array, ""]
+    lost: Float32[Array, ""]
+
+
+class CodedState(NamedTuple):
+    """What the codec keeps.
+
+    Attributes:
+        codec: the quantizer's state.
+        table: the coder's table, the same on all workers; `()` if it is fixed, or there is none.
+        total: how often each symbol occurred on all workers, older steps less; likewise.
+        own: how often on this worker in the last step; likewise.
+        spent: of the last step.
+    """
+
+    codec: Any
+    table: PyTree
+    total: Any
+    own: Any
+    spent: Spent
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Coded:
+    """The codes of a quantizer in a stream of at most `capacity` bits an element.
+
+    Levels are numbered by magnitude and coded by `coder`. Where a bucket's stream is full, its
+    other elements are not sent and decode to zero: a residual keeps them, `Stats.lost` counts them,
+    and since a stream begins at a random element of the bucket, none is left out for ever. If there
+    is room for the packed codes themselves, a bucket that does not fit is sent so, and nothing is
+    ever lost.
+
+    Args:
+        codec: a quantizer.
+        coder: `Rans()`, `Huffman()`, `Elias()` or `Rice()`.
+        capacity: bits an element on the wire, beside the bucket's step and a count of two bytes;
+            None for as many as the packed codes take, which saves nothing on a link of static
+            shapes, and all of it in `to_bytes`.
+        memory: what share of the counts of former steps the table remembers: all workers add up how
+            often each symbol occurred, an all-reduce of a kilobyte a step. None for a fixed table.
+        law: what buckets look like to a fixed table, and to the first one: "gaussian" or "laplace".
+
+    Raises:
+        ValueError: for a codec that is no quantizer, a capacity that is not positive, one that
+            leaves elements out where no level is zero, or a memory out of range.
+
+    Example:
+        >>> import jaxcomp
+        >>> codec = Coded(codec=jaxcomp.qsgd(bits=4, bucket_size=8192), capacity=0.5)
+        >>> like = jax.ShapeDtypeStruct((2**20,), jnp.float32)
+        >>> 8 * jaxcomp.wire_bytes(codec, like) / like.size
+        0.505859375
+
+    References:
+        Alistarh et al., `QSGD <https://arxiv.org/abs/1610.02132>`_, 2017, for coding what is
+        quantised at random; Ziv, On universal quantization, 1985, for dither that is taken off.
+
+    Note:
+        With a capacity that may leave elements out, the codec is not unbiased, whatever the
+        quantizer is, not even where nothing is left out in practice.
+    """
+
+    codec: Quantizer
+    coder: Coder = Rans()
+    capacity: int | float | None = None
+    memory: float | None = None
+    law: str = "gaussian"
+    linear = False
+
+    def __post_init__(self):
+        if not isinstance(self.codec, Quantizer):
+            raise ValueError(
+                "`codec` must be a quantizer, whose levels have numbers, such as jaxcomp.qsgd(); "
+                f"got {self.codec!r}. Around a rotation, put it inside: Rotated(codec=Coded(...))"
+            )
+        checks.part("coder", self.coder, Coder)
+        checks.choice("law", self.law, ("gaussian", "laplace"))
+        if self.capacity is not None:
+            checks.positive("capacity", self.capacity)
+        if self.memory is not None:
+            checks.number("memory", self.memory, 0.0, 1.0)
+            if not self.coder.adaptive:
+                raise ValueError(
+                    f"`memory` must be None for a code that has no table, got {self.memory} with "
+                    f"{self.coder!r}; jaxcomp.Rans() and jaxcomp.Huffman() have one"
+                )
+        if not self._whole and self._numbers.zero is None:
+            raise ValueError(
+                f"`capacity` must be at least {self.codec.bits} bits for levels with no zero among "
+                f"them, got {self.capacity} with {self.codec.levels!r}; take levels Uniform"
+            )
+
+    @property
+    def bucket_size(self) -> int | None:
+        return self.codec.bucket_size
+
+    @property
+    def unbiased(self) -> bool:
+        """As the quantizer, if nothing can be lost."""
+        return self._whole and self.codec.unbiased
+
+    @property
+    def contractive(self) -> bool:
+        """As the quantizer; what is lost is no more than what there was."""
+        if offers.contractive(self.codec):
+            return True
+        bound = self.codec.variance_bound(self.bucket_size or _DRAWN)
+        return not self._whole and bound is not None and bound < 1
+
+    @property
+    def bits_per_element(self) -> float | None:
+        """Bits an element of a full bucket, with its step and its count."""
+        size = self.bucket_size
+        if size is None:
+            return None
+        packed = 32 * bits.words(size, self.codec.bits) / size
+        steps = self.codec.bits_per_element - packed
+        return (32 * self._words(size) + 8 * jnp.dtype(_counts(size)).itemsize) / size + steps
+
+    def variance_bound(self, size: int) -> float | None:
+        """That of the quantizer, if nothing can be lost."""
+        return self.codec.variance_bound(size) if self._whole else None
+
+    def init(self, like: ArrayLike) -> CodedState:
+        spent = Spent(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32))
+        if not self.sided:
+            return CodedState(self.codec.init(like), (), (), (), spent)
+        total = _occurrences(self.codec, self.law, like.shape[1])
+        return CodedState(
+            codec=self.codec.init(like),
+            table=self._fixed(like.shape[1]),
+            total=jnp.asarray(total),
+            own=jnp.zeros_like(total),
+            spent=spent,
+        )
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the table follows what is sent, or the quantizer agrees."""
+        return self.sided or offers.agrees(self.codec)
+
+    @property
+    def sided(self) -> bool:
+        """Whether decoders need a table that changes."""
+        return self.memory is not None
+
+    def agree(
+        self, key: Key, x: Array, count: Array, state: CodedState, axis_name: AxisName
+    ) -> CodedState:
+        """The table for what all workers sent so far."""
+        inner = offers.agree(self.codec, key, x, count, state.codec, axis_name)
+        if self.memory is None:
+            return state._replace(codec=inner)
+        kept = jnp.float32(self.memory / axes.size(axis_name))
+        total = lax.psum(state.total * kept + state.own, axis_name)
+        return state._replace(codec=inner, total=total, table=self.coder.table(total))
+
+    def side(self, agreed: CodedState) -> PyTree:
+        """The table, which every decoder has too; None if it is fixed."""
+        return agreed.table if self.sided else None
+
+    def encode(
+        self, key: Key, x: Array, count: Array, state: CodedState
+    ) -> tuple[CodedPayload, CodedState]:
+        n, size = x.shape
+        payload, inner = self.codec.encode(key, x, count, state.codec)
+        codes = bits.unpack(payload.words, bits=self.codec.bits, size=size)
+        symbols = jnp.asarray(self._numbers.symbols)[codes.astype(jnp.int32)]
+        symbols = jnp.roll(symbols, -self._start(key, size), axis=1)
+        words = self._words(size)
+        table = state.table if self.sided else self._fixed(size)
+        everything = jnp.full(n, size, jnp.int32)
+        stream = self.coder.encode(symbols, everything, table, words)
+        kept, sent, used = stream.kept, stream.words, stream.bits
+        if self._whole:
+            fits, room = kept == size, words - payload.words.shape[1]
+            packed = jnp.pad(payload.words, ((0, 0), (0, room)))
+            sent = jnp.where(fits[:, None], sent, packed)
+            used = jnp.where(fits, used, 32 * payload.words.shape[1])
+            kept, lost = jnp.where(fits, kept, 0), jnp.zeros(())
+        else:
+            lost = jnp.sum((jnp.arange(size) >= kept[:, None]) & (symbols > 0))
+        spare = jnp.sum((32 * words - used).astype(jnp.float32)) / 8
+        after = state._replace(codec=inner, spent=Spent(spare, lost.astype(jnp.float32)))
+        if self.sided:
+            some = symbols.reshape(-1)[:: max(n * size // _COUNTED, 1)]
+            own = jnp.zeros_like(state.own).at[some].add(1)
+            after = after._replace(own=own)
+        return CodedPayload(sent, kept.astype(_counts(size)), payload.steps), after
+
+    def decode(self, key: Key, payload: CodedPayload, like: ArrayLike, side: Any = None) -> Array:
+        return self.codec.decode(key, self._packed(key, payload, like.shape[1], side), like)
+
+    def decode_sum(
+        self,
+        keys: Key,
+        payloads: CodedPayload,
+        like: ArrayLike,
+        weights: Array | None = None,
+        side: Any = None,
+    ) -> Array:
+        # One worker after another: of all of them, the codes would take far more than the words.
+        packed = lax.map(lambda one: self._packed(keys, one, like.shape[1], side), payloads)
+        return summing.decode_sum(self.codec, keys, packed, like, weights)
+
+    def _packed(self, key: Key, payload: CodedPayload, size: int, side: Any) -> QuantizedPayload:
+        """What the quantizer made, with zeros for what was lost."""
+        kept, table = payload.kept.astype(jnp.int32), side if self.sided else self._fixed(size)
+        symbols = self.coder.decode(payload.words, kept, size, table).astype(jnp.int32)
+        symbols = jnp.roll(symbols, self._start(key, size), axis=1)
+        codes = jnp.asarray(self._numbers.codes)[symbols]
+        words = bits.pack(codes, bits=self.codec.bits)
+        if self._whole:
+            coded = (kept == size)[:, None]
+            words = jnp.where(coded, words, payload.words[:, : words.shape[1]])
+        return QuantizedPayload(words, payload.steps)
+
+    def _start(self, key: Key, size: int) -> Array:
+        """The element of each bucket that is coded first."""
+        if self._whole:
+            return jnp.zeros((), jnp.int32)
+        word = noise.fold(key.shared, _START)[0]
+        return (word % jnp.uint32(max(size, 1))).astype(jnp.int32)
+
+    def _fixed(self, size: int) -> PyTree:
+        """The table for buckets of the law."""
+        return jax.tree.map(jnp.asarray, _table(self, size))
+
+    @property
+    def _whole(self) -> bool:
+        """Whether there is room for the packed codes."""
+        return self.capacity is None or self.capacity >= self.codec.bits
+
+    def _words(self, size: int) -> int:
+        """Words of a stream."""
+        packed = bits.words(size, self.codec.bits)
+        if self.capacity is None:
+            return packed
+        chosen = math.ceil(size * self.capacity / 32)
+        return max(chosen, packed) if self._whole else chosen
+
+    @property
+    def _numbers(self) -> "_Numbers":
+        return _numbered(self.codec.levels)
+
+
+class _Numbers(NamedTuple):
+    """The symbol of each code, a code of each symbol, and the symbol that is zero, if one is."""
+
+    symbols: np.ndarray
+    codes: np.ndarray
+    zero: int | None
+
+
+@functools.lru_cache
+def _numbered(levels: Any) -> _Numbers:
+    """Levels by magnitude: zero, the smallest above zero, the smallest below, and so on."""
+    number = 3 if levels.bits < 2 and levels.bits > 1 else 2 ** int(levels.bits)
+    with jax.ensure_compile_time_eval():
+        values = np.asarray(levels.values(jnp.arange(number, dtype=jnp.uint32)))
+    sizes = np.unique(np.abs(values))
+    zero = 0 if sizes[0] == 0 else None
+    rank = np.searchsorted(sizes, np.abs(values)) * 2 + (values < 0)
+    symbols = np.where(values == 0, 0, rank - (1 if zero == 0 else 0)).astype(np.uint32)
+    codes = np.zeros(symbols.max() + 1, np.uint32)
+    codes[symbols[::-1]] = np.arange(number, dtype=np.uint32)[::-1]
+    return _Numbers(symbols, codes, zero)
+
+
+def _counts(size: int) -> Any:
+    """The dtype of the number of elements in a stream."""
+    return jnp.uint16 if size < 2**16 else jnp.uint32
+
+
+@functools.lru_cache
+def _table(codec: Coded, size: int) -> PyTree:
+    """The fixed table, as constants: made once, it is the same in every program."""
+    with jax.ensure_compile_time_eval():
+        table = codec.coder.table(jnp.asarray(_occurrences(codec.codec, codec.law, size)))
+        return jax.tree.map(np.asarray, table)
+
+
+@functools.lru_cache
+def _occurrences(codec: Quantizer, law: str, size: int) -> np.ndarray:
+    """How often each symbol occurs in buckets of a law."""
+    numbers, size = _numbered(codec.levels), max(size, 1)
+    size = 1 << (size - 1).bit_length()  # Tables need not be many.
+    rng, rows = np.random.default_rng(0), max(_DRAWN // size, 1)
+    draw = rng.standard_normal if law == "gaussian" else functools.partial(rng.laplace, 0.0, 1.0)
+    x = draw(size=(rows, size)).astype(np.float32)
+    alone = dataclasses.replace(codec, implementation=None, shared=False)
+
+    def draw_codes(x: Array) -> Array:
+        seed = jnp.zeros(2, jnp.uint32)
+        key = Key(seed, seed, jnp.zeros((), jnp.uint32))
+        payload, _ = alone.encode(key, x, jnp.full(rows, size, jnp.int32), alone.init(x))
+        return bits.unpack(payload.words, bits=codec.bits, size=size)
+
+    with jax.ensure_compile_time_eval():
+        codes = np.asarray(jax.jit(draw_codes)(jnp.asarray(x)))
+    found = np.bincount(numbers.symbols[codes].reshape(-1), minlength=len(numbers.codes))
+    return found.astype(np.float32)

@@ -1,0 +1,382 @@
+"""Range asymmetric numeral systems: a whole row as the digits of one number, in fractions of bits.
+
+A state `x` holds what was coded so far. A symbol of frequency `f` of 4096, the first of whose slots
+is `c`, makes it `⌊x / f⌋·4096 + c + x mod f`, so larger by the factor `4096 / f`, which is its
+information; before the state outgrows 32 bits, its lower sixteen are put away. What was put away
+last is needed first, so a decoder runs backwards, and an encoder that stops leaves a prefix.
+
+A row is dealt out to `lanes`, symbol `t·lanes + l` to lane `l` in step `t`, which all work at the
+same time, each with a state and a stack of its own.
+"""
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Bool, Float32, Int32, UInt8, UInt16, UInt32
+
+from jaxcomp import axes, checks
+from jaxcomp.entropy import stream
+from jaxcomp.entropy.coder import SYMBOLS, Stream
+from jaxcomp.protocols import Array
+
+PRECISION = 12
+"""Bits of a frequency: a step looks them up in a table that the fastest cache holds."""
+
+_TOTAL = 1 << PRECISION
+_HALF = 16
+_LOW = 1 << _HALF
+"""The least state, and the first: one has from seventeen to 32 bits."""
+
+_SYMBOLS_A_LANE = 2048
+"""What makes the 48 bits of a lane a small part of what it codes."""
+
+_MOST_LANES = 1024
+_BLOCK = 32
+"""Steps whose marks make up a word."""
+
+_WORST = PRECISION + math.log2(1 + 1 / 16)
+"""Bits by which a symbol of the least frequency makes a state longer: before, it is at least 16."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rans:
+    """Interleaved rANS: within a hundredth of a bit of the entropy, plus 48 bits a lane.
+
+    A stream is, in units of sixteen bits: how many of them each lane has put away (two units a lane
+    if it takes 2¹⁶ steps or more), the lanes' states, and what each put away, lane after lane.
+
+    Args:
+        lanes: how many symbols are coded at a time; None for the power of two below `size / 2048`,
+            from 1 to 1024.
+
+    Raises:
+        ValueError: for lanes that are not positive.
+
+    Example:
+        >>> coder, symbols = Rans(), jnp.array([[0, 1, 0, 2]], jnp.uint32)
+        >>> table = coder.table(jnp.array([2.0, 1.0, 1.0]))
+        >>> coded = coder.encode(symbols, jnp.array([4]), table, words=3)
+        >>> coder.decode(coded.words, coded.kept, 4, table)
+        Array([[0, 1, 0, 2]], dtype=uint32)
+
+    References:
+        Duda, `Asymmetric numeral systems <https://arxiv.org/abs/1311.2540>`_, 2013; Giesen,
+        `Interleaved entropy coders <https://arxiv.org/abs/1402.3392>`_, 2014.
+
+    Note:
+        Giesen's lanes share one stack, which takes a sum over lanes in each step to find one's
+        place. Here each has its own, for sixteen bits more a lane.
+    """
+
+    lanes: int | None = None
+    adaptive = True
+
+    def __post_init__(self):
+        if self.lanes is not None:
+            checks.integer("lanes", self.lanes, 1)
+
+    def table(self, counts: Float32[Array, " symbols"]) -> UInt32[Array, " symbols"]:
+        """The frequency of each symbol, of 4096 in all."""
+        return frequencies(counts)
+
+    def encode(
+        self,
+        symbols: UInt32[Array, "n size"],
+        count: Int32[Array, " n"],
+        table: UInt32[Array, " symbols"],
+        words: int,
+    ) -> Stream:
+        n, size = symbols.shape
+        plan = self._plan(size)
+        room = 2 * words - plan.head
+        if not plan.steps or room < plan.lanes:  # A first step might not fit.
+            zero = jnp.zeros_like(count)
+            return Stream(jnp.zeros((n, words), jnp.uint32), zero, zero)
+        done, low, marks = _run(_dealt(symbols, plan), count, _packed(table), plan, room)
+        rows = jnp.moveaxis(marks, 0, 2).reshape(n, -1)
+        lengths = jnp.sum(lax.population_count(rows.reshape(n, plan.lanes, -1)), axis=2)
+        body = _gathered(low, rows, plan, room)
+        body = jnp.where(jnp.arange(room)[None] < done.used[:, None], body, 0)
+        head = [lengths, lengths >> _HALF] if plan.long else [lengths]
+        head = jnp.concatenate([*head, done.state & (_LOW - 1), done.state >> _HALF], axis=1)
+        coded = jnp.concatenate([head.astype(jnp.uint16), body], axis=1)
+        coded = jnp.where(done.kept[:, None] > 0, coded, 0)
+        bits = jnp.where(done.kept > 0, _HALF * (plan.head + done.used), 0)
+        return Stream(stream.joined(coded), done.kept, bits)
+
+    def decode(
+        self,
+        words: UInt32[Array, "n words"],
+        kept: Int32[Array, " n"],
+        size: int,
+        table: UInt32[Array, " symbols"],
+    ) -> UInt32[Array, "n size"]:
+        return self.checked(words, kept, size, table)[0]
+
+    def checked(
+        self,
+        words: UInt32[Array, "n words"],
+        kept: Int32[Array, " n"],
+        size: int,
+        table: UInt32[Array, " symbols"],
+    ) -> tuple[UInt32[Array, "n size"], Bool[Array, " n"]]:
+        """What `decode` returns, and whether each row is what the encoder makes of some symbols.
+
+        Then a decoder ends in the first state with nothing left over, and nothing follows. For who
+        trusts no sender.
+        """
+        n, plan = words.shape[0], self._plan(size)
+        if not plan.steps:
+            return jnp.zeros((n, 0), jnp.uint32), jnp.all(words == 0, axis=1) & (kept == 0)
+        halves = stream.halves(words)
+        if halves.shape[1] <= plan.head:
+            halves = jnp.pad(halves, ((0, 0), (0, plan.head + 1 - halves.shape[1])))
+        head, body = halves[:, : plan.head].astype(jnp.uint32), halves[:, plan.head :]
+        *lengths, low, high = jnp.split(head, plan.head // plan.lanes, axis=1)
+        lengths = lengths[0] | (lengths[1] << _HALF) if plan.long else lengths[0]
+        # No lane has put away more than once a step, nor all together more than there is.
+        lengths = jnp.minimum(lengths, plan.steps).astype(jnp.int32)
+        ends = jnp.minimum(jnp.cumsum(lengths, axis=1), body.shape[1])
+        first = (low | (high << _HALF)).astype(jnp.uint32)
+        inside = jnp.clip(kept, 0, size)
+        symbols, state, left = _undone(body, first, ends, inside, _slots(table), plan)
+        used = jnp.sum(lengths, axis=1)
+        clean = jnp.all((state == _LOW) & (left == ends - lengths), axis=1)
+        rest = jnp.arange(body.shape[1])[None] >= used[:, None]
+        clean = clean & jnp.all(~rest | (body == 0), axis=1) & (used <= body.shape[1])
+        empty = jnp.all(words == 0, axis=1) & (kept == 0)
+        return symbols[:, :size], (clean & (kept == inside) & (kept > 0)) | empty
+
+    def worst_bits(self, size: int, symbols: int) -> int:
+        del symbols
+        plan = self._plan(size)
+        # And a step of room, without which the encoder does not begin the last one.
+        return _HALF * (plan.head + plan.lanes * (1 + math.floor(plan.steps * _WORST / _HALF)))
+
+    def _plan(self, size: int) -> "_Plan":
+        lanes = self.lanes
+        if lanes is None:
+            lanes = min(1 << max((size // _SYMBOLS_A_LANE).bit_length() - 1, 0), _MOST_LANES)
+        return _Plan(lanes, -(-size // lanes))
+
+
+class _Plan(NamedTuple):
+    """How a row is dealt out; static."""
+
+    lanes: int
+    steps: int
+
+    @property
+    def block(self) -> int:
+        return min(self.steps, _BLOCK)
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.steps // self.block)
+
+    @property
+    def long(self) -> bool:
+        """Whether a lane's length may not fit into sixteen bits."""
+        return self.steps >= _LOW
+
+    @property
+    def head(self) -> int:
+        """Units of sixteen bits before what the lanes put away."""
+        return self.lanes * (4 if self.long else 3)
+
+
+def frequencies(counts: Float32[Array, " symbols"]) -> UInt32[Array, " symbols"]:
+    """Frequencies in proportion to the counts: at least one each, and 4096 in all.
+
+    `fᵢ = max(1, round(s·cᵢ))` for the largest `s` whose frequencies are not too many, and of the
+    few that are still missing, one each to those that are nearest to the next integer.
+
+    Example:
+        >>> frequencies(jnp.array([3.0, 1.0, 0.0]))
+        Array([3071, 1024,    1], dtype=uint32)
+
+    Raises:
+        ValueError: for more symbols than 256, or none.
+    """
+    checks.integer("symbols", counts.size, 1, SYMBOLS)
+    counts = jnp.clip(jnp.where(counts > 0, counts, 0), 0, jnp.finfo(jnp.float32).max)
+    # What occurs alone has a frequency of 4095, which a state has the room for.
+    counts = jnp.pad(counts, (0, 1)) if counts.size == 1 else counts
+    shares = counts / jnp.where(jnp.max(counts) > 0, jnp.max(counts), 1)
+    total = jnp.sum(shares)
+    shares = jnp.where(total > 0, shares / jnp.where(total > 0, total, 1), 1 / counts.size)
+
+    def rounded(scale: Array) -> tuple[Array, Array]:
+        exact = shares * scale + 0.5
+        whole = jnp.maximum(jnp.floor(exact), 1)
+        return whole, exact - whole
+
+    def halve(_: Array, span: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = span
+        middle = (low + high) / 2
+        fits = jnp.sum(rounded(middle)[0]) <= _TOTAL
+        return jnp.where(fits, middle, low), jnp.where(fits, high, middle)
+
+    # At the upper end there are too many, at zero there is one each.
+    high = jnp.full((), _TOTAL + counts.size, jnp.float32)
+    low, _ = lax.fori_loop(0, 36, halve, axes.alike(0 * total, high)[:2])
+    whole, rest = rounded(low)
+    missing = _TOTAL - jnp.sum(whole).astype(jnp.int32)
+    rank = jnp.argsort(jnp.argsort(-rest))
+    return whole.astype(jnp.uint32) + (rank < missing).astype(jnp.uint32)
+
+
+def _begins(table: UInt32[Array, " symbols"]) -> UInt32[Array, " symbols"]:
+    return jnp.cumsum(table, dtype=jnp.uint32) - table
+
+
+def _packed(table: UInt32[Array, " symbols"]) -> UInt32[Array, " symbols"]:
+    """A symbol's frequency and, above it, its first slot: one look-up a symbol."""
+    return (_begins(table) << PRECISION) | table
+
+
+def _slots(table: UInt32[Array, " symbols"]) -> UInt32[Array, "4096"]:
+    """Of each slot its symbol, the symbol's frequency and the slot's number among the symbol's."""
+    begins = _begins(table)
+    slot = jnp.arange(_TOTAL, dtype=jnp.uint32)
+    marks = jnp.zeros(_TOTAL, jnp.int32).at[begins.astype(jnp.int32)].add(1, mode="drop")
+    symbol = jnp.clip(jnp.cumsum(marks) - 1, 0, min(table.size, SYMBOLS) - 1)
+    frequency = table[symbol] & (_TOTAL - 1)
+    within = (slot - begins[symbol]) & (_TOTAL - 1)
+    return symbol.astype(jnp.uint32) | (frequency << 8) | (within << 20)
+
+
+def _dealt(symbols: UInt32[Array, "n size"], plan: _Plan) -> UInt8[Array, "blocks block n lanes"]:
+    """The symbols by steps, filled up."""
+    n, size = symbols.shape
+    shape = (n, plan.blocks, plan.block, plan.lanes)
+    padded = jnp.pad(symbols.astype(jnp.uint8), ((0, 0), (0, math.prod(shape[1:]) - size)))
+    return jnp.transpose(padded.reshape(shape), (1, 2, 0, 3))
+
+
+class _Lanes(NamedTuple):
+    """An encoder at work: `state` and `marks` are `uint32[n, lanes]`, the rest is `int32[n]`.
+
+    Attributes:
+        state: what each lane holds.
+        marks: of the steps of this block, in which the lane put something away.
+        used: how often the row's lanes have put something away.
+        kept: the row's symbols so far.
+    """
+
+    state: Array
+    marks: Array
+    used: Array
+    kept: Array
+
+
+def _run(
+    symbols: UInt8[Array, "blocks block n lanes"],
+    count: Int32[Array, " n"],
+    packed: UInt32[Array, " symbols"],
+    plan: _Plan,
+    room: int,
+) -> tuple[_Lanes, UInt16[Array, "blocks block n lanes"], UInt32[Array, "blocks n lanes"]]:
+    """The lanes at the end, the lower half of each state before each step, and all marks."""
+    lane = jnp.arange(plan.lanes)[None]
+
+    def step(lanes: _Lanes, now: tuple[Array, Array, Array]) -> tuple[_Lanes, Array]:
+        time, bit, symbol = now
+        going = (lanes.kept == time * plan.lanes) & (lanes.used + plan.lanes <= room)
+        active = going[:, None] & (time * plan.lanes + lane < count[:, None])
+        # Apart: each of the results below would look it up again.
+        entry = lax.optimization_barrier(jnp.take(packed, symbol.astype(jnp.int32), mode="clip"))
+        frequency, begin = entry & (_TOTAL - 1), entry >> PRECISION
+        full = active & ((lanes.state >> (32 - PRECISION)) >= frequency)
+        low = lanes.state.astype(jnp.uint16)
+        state = jnp.where(full, lanes.state >> _HALF, lanes.state)
+        quotient, rest = _divided(state, frequency)
+        state = jnp.where(active, (quotient << PRECISION) + begin + rest, lanes.state)
+        marks = lanes.marks | (full.astype(jnp.uint32) << bit)
+        used = lanes.used + jnp.sum(full, axis=1, dtype=jnp.int32)
+        kept = jnp.where(going, jnp.minimum(lanes.kept + plan.lanes, count), lanes.kept)
+        return _Lanes(state, marks, used, kept), low
+
+    def block(lanes: _Lanes, now: tuple[Array, Array]) -> tuple[_Lanes, tuple[Array, Array]]:
+        number, symbols = now
+        bits = jnp.arange(plan.block, dtype=jnp.uint32)
+        times = number * plan.block + bits.astype(jnp.int32)
+        lanes = lanes._replace(marks=jnp.zeros_like(lanes.marks))
+        lanes, low = lax.scan(step, lanes, (times, bits, symbols))
+        return lanes, (low, lanes.marks)
+
+    # From what is there, since a scan's types of replication must not change.
+    nothing = count - count
+    empty = nothing[:, None].astype(jnp.uint32) + jnp.zeros((1, plan.lanes), jnp.uint32)
+    lanes = _Lanes(*axes.alike(empty + _LOW, empty, nothing, nothing, symbols, packed)[:4])
+    lanes, (low, marks) = lax.scan(block, lanes, (jnp.arange(plan.blocks), symbols))
+    return lanes, low, marks
+
+
+def _divided(x: UInt32[Array, "..."], by: UInt32[Array, "..."]) -> tuple[Array, Array]:
+    """Quotient, below 2²⁰, and remainder: by floats, of which a processor divides eight at a time.
+
+    They are off by less than one, so whatever they are the correction makes it exact.
+    """
+    divisor = by.astype(jnp.int32)
+    half = (x >> 1).astype(jnp.int32).astype(jnp.float32)
+    guess = (half / divisor.astype(jnp.float32) * 2).astype(jnp.int32)
+    rest = x.astype(jnp.int32) - guess * divisor
+    guess, rest = jnp.where(rest < 0, guess - 1, guess), jnp.where(rest < 0, rest + divisor, rest)
+    over = rest >= divisor
+    guess, rest = jnp.where(over, guess + 1, guess), jnp.where(over, rest - divisor, rest)
+    return guess.astype(jnp.uint32), rest.astype(jnp.uint32)
+
+
+def _gathered(
+    low: UInt16[Array, "blocks block n lanes"],
+    marks: UInt32[Array, "n words"],
+    plan: _Plan,
+    room: int,
+) -> UInt16[Array, "n room"]:
+    """What was put away, lane after lane."""
+    n = marks.shape[0]
+    place = stream.ones(marks, room)
+    word, bit = place // _BLOCK, place % _BLOCK
+    lane, block = word // plan.blocks, word % plan.blocks
+    row = jnp.arange(n, dtype=jnp.int32)[:, None]
+    index = ((block * plan.block + bit) * n + row) * plan.lanes + lane
+    return jnp.take(low.reshape(-1), index, mode="clip")
+
+
+def _undone(
+    body: UInt16[Array, "n halves"],
+    state: UInt32[Array, "n lanes"],
+    ends: Int32[Array, "n lanes"],
+    kept: Int32[Array, " n"],
+    slots: UInt32[Array, "4096"],
+    plan: _Plan,
+) -> tuple[UInt32[Array, "n padded"], UInt32[Array, "n lanes"], Int32[Array, "n lanes"]]:
+    """The symbols, from the last to the first, the lanes' states then, and their places."""
+    n, length = body.shape
+    flat = body.reshape(-1)
+    begin = jnp.arange(n, dtype=jnp.int32)[:, None] * length
+    lane = jnp.arange(plan.lanes)[None]
+
+    def step(lanes: tuple[Array, Array], time: Array) -> tuple[tuple[Array, Array], Array]:
+        state, place = lanes
+        active = time * plan.lanes + lane < kept[:, None]
+        slot = (state & (_TOTAL - 1)).astype(jnp.int32)
+        # Apart: each of the results below would look it up again.
+        entry = lax.optimization_barrier(jnp.take(slots, slot, mode="clip"))
+        symbol, frequency, within = entry & 0xFF, (entry >> 8) & (_TOTAL - 1), entry >> 20
+        less = frequency * (state >> PRECISION) + within
+        short = active & (less < _LOW)
+        back = jnp.take(flat, place - 1, mode="clip").astype(jnp.uint32)
+        less = jnp.where(short, (less << _HALF) | back, less)
+        found = jnp.where(active, symbol, 0).astype(jnp.uint8)
+        return (jnp.where(active, less, state), jnp.where(short, place - 1, place)), found
+
+    state, place, *_ = axes.alike(state, ends + begin, kept, slots, flat)
+    times = jnp.arange(plan.steps)
+    (state, place), found = lax.scan(step, (state, place), times, reverse=True)
+    symbols = jnp.moveaxis(found, 0, 1).reshape(n, -1).astype(jnp.uint32)
+    return symbols, state, place - begin

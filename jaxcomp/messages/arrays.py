@@ -1,0 +1,215 @@
+"""One array ↔ the bytes that say it: as it is, by byte planes, by codes, or with its rows trimmed.
+
+Everything is found by trying: what takes fewest bytes is sent, and never more than the array's own.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxcomp import bits as bits_
+from jaxcomp.bits.planes import Bits, lanes
+from jaxcomp.messages import streams
+from jaxcomp.messages.reading import MessageError, Reader
+from jaxcomp.protocols import ArrayLike
+from jaxcomp.quantize.levels import TRIT
+
+RAW, PLANES, TRIMMED, CODES = range(4)
+_WIDEST = 16
+_TRIT = 0
+"""What stands for the width of trits in a message."""
+
+
+class Split(NamedTuple):
+    """An array as streams of symbols.
+
+    Attributes:
+        head: what comes before them.
+        streams: symbols, and how they are best written.
+        size: bytes that all of it will take, nearly.
+    """
+
+    head: bytes
+    streams: tuple[tuple[np.ndarray, streams.Measure], ...]
+    size: float
+
+
+def encode(array: np.ndarray, widths: Iterable[Bits] = ()) -> tuple[int, bytes]:
+    """How an array is written, and its bytes: no more than it has itself.
+
+    Args:
+        array: of one of the dtypes in `frame.DTYPES`.
+        widths: of codes that it may hold, if it is of words.
+    """
+    items = _items(array)
+    offers = [(PLANES, _in_planes(items))]
+    if array.ndim == 2 and array.dtype == np.uint32:
+        offers += [(CODES, split) for split in (_in_codes(array, w) for w in widths) if split]
+    method, best = min(offers, key=lambda offer: offer[1].size)
+    trimmed = _trimmed(items, array.shape)
+    if trimmed is not None and len(trimmed) < min(best.size, array.nbytes):
+        return TRIMMED, trimmed
+    if best.size < array.nbytes:
+        body = best.head + b"".join(streams.encode(*stream) for stream in best.streams)
+        if len(body) < array.nbytes:
+            return method, body
+    return RAW, items.tobytes()
+
+
+def decode(method: int, body: memoryview, like: ArrayLike) -> np.ndarray:
+    """The array of this shape and dtype that `encode` wrote.
+
+    Raises:
+        MessageError: if `encode` cannot have written it.
+    """
+    reader = Reader(body)
+    size, dtype = math.prod(like.shape), np.dtype(like.dtype)
+    if method == RAW:
+        data = reader.take(size * dtype.itemsize, "an array")
+        items = np.frombuffer(data, f"<u{dtype.itemsize}")
+    elif method == PLANES:
+        items = _from_planes(reader, size, dtype.itemsize)
+    elif method == TRIMMED:
+        items = _untrimmed(reader, like.shape, dtype.itemsize)
+    elif method == CODES:
+        items = _from_codes(reader, like.shape, dtype)
+    else:
+        raise MessageError(f"`data` must write arrays in one of the ways 0 to 3, got {method}")
+    reader.end("an array")
+    if dtype == np.bool_ and size and items.max() > 1:
+        raise MessageError(f"`data` must hold 0 or 1 for a boolean, got {items.max()}")
+    # A copy, so that the array does not keep the message alive, and lies where it may be read fast.
+    return np.array(items, f"=u{dtype.itemsize}").view(dtype).reshape(like.shape)
+
+
+def _items(array: np.ndarray) -> np.ndarray:
+    """The bits of each element as a number, the lowest byte first."""
+    unsigned = np.ascontiguousarray(array).reshape(-1).view(f"=u{array.dtype.itemsize}")
+    return unsigned.astype(f"<u{array.dtype.itemsize}", copy=False)
+
+
+def _split(head: bytes, parts: Iterable[np.ndarray]) -> Split:
+    measured = tuple((part, streams.measure(part)) for part in parts)
+    return Split(head, measured, len(head) + sum(measure.size for _, measure in measured))
+
+
+def _in_planes(items: np.ndarray) -> Split:
+    """All lowest bytes, then all second lowest ones, and so on."""
+    in_bytes = items.view(np.uint8).reshape(-1, items.dtype.itemsize)
+    return _split(b"", [np.ascontiguousarray(plane) for plane in in_bytes.T])
+
+
+def _from_planes(reader: Reader, size: int, width: int) -> np.ndarray:
+    in_bytes = np.empty((size, width), np.uint8)
+    for number in range(width):
+        in_bytes[:, number] = streams.decode(reader, size)
+    return in_bytes.reshape(-1).view(f"<u{width}")
+
+
+def _in_codes(words: np.ndarray, bits: Bits) -> Split | None:
+    """The low bytes of all codes, then their high bytes; None if the words are not of codes."""
+    if not words.size or not (bits == TRIT or (isinstance(bits, int) and bits <= _WIDEST)):
+        return None
+    size = _most_codes(words.shape[1], bits)
+    if not size:
+        return None
+    codes = _unpacked(words, bits, size)
+    if not np.array_equal(_packed(codes, bits, words.shape[1]), words):
+        return None  # Bits that belong to no code, as between codes and the end of a word.
+    head = bytes([_TRIT if bits == TRIT else int(bits)])
+    parts = [codes & 255, codes >> 8] if codes.dtype == np.uint16 else [codes]
+    return _split(head, [part.reshape(-1).astype(np.uint8, copy=False) for part in parts])
+
+
+def _from_codes(reader: Reader, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    width = reader.take(1, "the width of codes")[0]
+    bits = TRIT if width == _TRIT else width
+    size = _most_codes(shape[1], bits) if len(shape) == 2 and width <= _WIDEST else 0
+    if dtype != np.uint32 or not size:
+        raise MessageError(
+            f"`data` must write as codes only words that hold some, got codes of {bits} bits in "
+            f"{dtype.name}{list(shape)}"
+        )
+    number = shape[0] * size
+    codes = streams.decode(reader, number)
+    if width > 8:
+        codes = codes | streams.decode(reader, number).astype(np.uint16) << 8
+    limit = 3 if width == _TRIT else 2**width
+    if number and codes.max() >= limit:
+        raise MessageError(f"`data` must hold codes below {limit}, got {codes.max()}")
+    return _packed(codes.reshape(shape[0], size), bits, shape[1]).reshape(-1)
+
+
+def _most_codes(words: int, bits: Bits) -> int:
+    """The most codes that take exactly so many words, or none."""
+    size = int(words * 32 / bits)
+    size = 20 * words if bits == TRIT else size
+    while size and bits_.words(size, bits) > words:
+        size -= 1
+    return size if bits_.words(size, bits) == words else 0
+
+
+def _unpacked(words: np.ndarray, bits: Bits, size: int) -> np.ndarray:
+    """`bits.unpack` on the host, where no shape of an array is compiled for."""
+    codes = np.zeros((words.shape[0], size), np.uint8 if bits <= 8 else np.uint16)
+    start = 0
+    for plane in bits_.planes(bits):
+        width = lanes(size, plane)
+        for field in range(-(-size // width)):
+            part = codes[:, field * width : (field + 1) * width]
+            taken = plane.take(words[:, start : start + part.shape[1]], field)
+            np.bitwise_or(part, taken.astype(codes.dtype), out=part)
+        start += width
+    return codes
+
+
+def _packed(codes: np.ndarray, bits: Bits, columns: int) -> np.ndarray:
+    """`bits.pack` on the host."""
+    n, size = codes.shape
+    words = np.zeros((n, columns), np.uint32)
+    start = 0
+    for plane in bits_.planes(bits):
+        width = lanes(size, plane)
+        for field in range(-(-size // width)):
+            part = codes[:, field * width : (field + 1) * width].astype(np.uint32)
+            words[:, start : start + part.shape[1]] += plane.put(part, field)
+        start += width
+    return words
+
+
+def _trimmed(items: np.ndarray, shape: tuple[int, ...]) -> bytes | None:
+    """The lengths of all rows, then the rows, without the zeros that they end in."""
+    if len(shape) < 2 or not items.size:
+        return None
+    rows = items.reshape(shape[0], -1)
+    width = rows.shape[1]
+    lengths = width - np.argmax(rows[:, ::-1] != 0, axis=1)
+    lengths = np.where(rows.any(axis=1), lengths, 0)
+    kept = rows[np.arange(width) < lengths[:, None]]
+    return lengths.astype(_length_dtype(width)).tobytes() + kept.tobytes()
+
+
+def _untrimmed(reader: Reader, shape: tuple[int, ...], width: int) -> np.ndarray:
+    size = math.prod(shape)
+    if len(shape) < 2 or not size:
+        raise MessageError(f"`data` must trim only arrays that have rows, got shape {list(shape)}")
+    columns = size // shape[0]
+    dtype = _length_dtype(columns)
+    lengths = np.frombuffer(reader.take(shape[0] * dtype.itemsize, "lengths of rows"), dtype)
+    if lengths.max() > columns:
+        raise MessageError(
+            f"`data` must keep at most the {columns} elements of a row, got {lengths.max()}"
+        )
+    kept = np.frombuffer(
+        reader.take(int(lengths.sum(dtype=np.int64)) * width, "trimmed rows"), f"<u{width}"
+    )
+    rows = np.zeros((shape[0], columns), f"<u{width}")
+    rows[np.arange(columns) < lengths[:, None].astype(np.int64)] = kept
+    return rows.reshape(-1)
+
+
+def _length_dtype(columns: int) -> np.dtype:
+    """The narrowest in which a row's length fits."""
+    return np.dtype("<u1" if columns < 2**8 else "<u2" if columns < 2**16 else "<u4")

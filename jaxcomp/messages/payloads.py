@@ -1,0 +1,171 @@
+"""Payloads that leave the program: bytes for any channel, and back, trusting nobody."""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxcomp import trees, wire
+from jaxcomp.messages import arrays, frame, identity
+from jaxcomp.policy import Policy
+from jaxcomp.protocols import Codec, PyTree
+from jaxcomp.trees import TreePayload
+
+
+class Expected(NamedTuple):
+    """What a message for this codec and tree must hold.
+
+    Attributes:
+        digest: of codec and plan.
+        likes: shape and dtype of every array, those of the payloads first.
+        widths: for each array, of the codes that may be in it.
+        treedef: how they make a payload.
+    """
+
+    digest: bytes
+    likes: tuple[jax.ShapeDtypeStruct, ...]
+    widths: tuple[tuple[int | float, ...], ...]
+    treedef: Any
+
+
+def to_bytes(
+    codec: "Codec | Policy", payload: TreePayload, like: PyTree, *, secret: bytes | None = None
+) -> bytes:
+    """A payload as bytes, for a socket, an HTTP body or a file.
+
+    Every array is written in the way that takes fewest bytes: as it is, by its bytes or packed
+    codes with an entropy coder whose table travels along, or without the zeros that its rows end
+    in. `docs/messages.md` has the format byte by byte.
+
+    Args:
+        codec: as given to `encode`.
+        payload: what `encode` returned.
+        like: the tree that was encoded, or its shapes and dtypes.
+        secret: 16 to 64 bytes that only sender and receiver know, by which the receiver can tell
+            that nobody else wrote the message; it does not hide what is in it.
+
+    Returns:
+        At most `message_limit(codec, like)` bytes.
+
+    Raises:
+        ValueError: if `payload` is not that of a tree like this under this codec, or `secret` is
+            too short or too long.
+
+    Example:
+        >>> import jaxcomp
+        >>> codec, x = jaxcomp.qsgd_inf(bits=4), jnp.sin(jnp.arange(4096.0)) ** 9
+        >>> payload = jaxcomp.encode(codec, 0, x)
+        >>> data = to_bytes(codec, payload, x)
+        >>> len(data) < jaxcomp.wire_bytes(codec, x) < 4096 * 4
+        True
+        >>> same = from_bytes(codec, data, x)
+        >>> bool(jnp.all(same.batches[0].words == payload.batches[0].words))
+        True
+
+    References:
+        Duda, `Asymmetric numeral systems <https://arxiv.org/abs/1311.2540>`_, 2013.
+        Saarinen and Aumasson, `BLAKE2 <https://www.rfc-editor.org/rfc/rfc7693>`_, 2015.
+    """
+    _check_secret(secret)
+    expected = _expected(codec, like)
+    leaves, treedef = jax.tree.flatten(payload)
+    found = [(jnp.shape(leaf), getattr(leaf, "dtype", None)) for leaf in leaves]
+    if treedef != expected.treedef or found != [(x.shape, x.dtype) for x in expected.likes]:
+        raise ValueError(
+            "`payload` must be what `encode` returned for this codec and a tree like `like`, "
+            f"{_shapes(expected.likes)}, got {_shapes(leaves)}"
+        )
+    parts = []
+    for leaf, like_, widths in zip(leaves, expected.likes, expected.widths, strict=True):
+        method, body = arrays.encode(np.asarray(leaf), widths)
+        parts.append(frame.Part(np.dtype(like_.dtype), like_.shape, method, body))
+    return frame.write(parts, expected.digest, secret)
+
+
+def from_bytes(
+    codec: "Codec | Policy",
+    data: bytes | bytearray | memoryview,
+    like: PyTree,
+    *,
+    secret: bytes | None = None,
+) -> TreePayload:
+    """The payload that `to_bytes` wrote, bit for bit.
+
+    `data` may come from anywhere: what is damaged, cut, forged, of another codec or another tree
+    raises, takes no more memory than the payload that is expected, and ends soon. Without a
+    `secret`, anyone can write a message of arbitrary values, and with one, an old message can be
+    sent again: `docs/messages.md` says what is left to the receiver.
+
+    Args:
+        codec: as given to `to_bytes`.
+        data: what it returned.
+        like: the tree that was encoded, or its shapes and dtypes.
+        secret: as given to `to_bytes`.
+
+    Returns:
+        What `encode` returned, for `decode` with the same codec, key and worker.
+
+    Raises:
+        MessageError: a `ValueError`, if `data` is not a message for this codec and tree.
+    """
+    _check_secret(secret)
+    expected = _expected(codec, like)
+    parts = frame.read(data, expected.digest, expected.likes, secret)
+    leaves = [
+        jnp.asarray(arrays.decode(part.method, part.body, like_))
+        for part, like_ in zip(parts, expected.likes, strict=True)
+    ]
+    return jax.tree.unflatten(expected.treedef, leaves)
+
+
+def message_limit(codec: "Codec | Policy", like: PyTree) -> int:
+    """The most bytes that `to_bytes` returns: what a receiver must be ready to read, and no more.
+
+    Example:
+        >>> import jaxcomp
+        >>> like = jax.ShapeDtypeStruct((1024,), jnp.float32)
+        >>> message_limit(jaxcomp.sign(), like) - jaxcomp.wire_bytes(jaxcomp.sign(), like)
+        64
+    """
+    return frame.limit(_expected(codec, like).likes)
+
+
+def _check_secret(secret: Any) -> None:
+    least, most = frame.SECRET
+    if secret is not None and not (isinstance(secret, bytes) and least <= len(secret) <= most):
+        came = f"{len(secret)} bytes" if isinstance(secret, bytes) else type(secret).__name__
+        raise ValueError(
+            f"`secret` must be {least} to {most} bytes, as secrets.token_bytes(32) gives, or None, "
+            f"got {came}"
+        )
+
+
+def _shapes(leaves: Any) -> str:
+    return ", ".join(f"{getattr(x, 'dtype', type(x).__name__)}{list(jnp.shape(x))}" for x in leaves)
+
+
+def _expected(codec: "Codec | Policy", like: PyTree) -> Expected:
+    leaves, treedef = jax.tree.flatten(like)
+    leaves = [leaf if hasattr(leaf, "dtype") else np.asarray(leaf) for leaf in leaves]
+    kinds = tuple((tuple(leaf.shape), leaf.dtype) for leaf in leaves)
+    return _expected_of(codec, treedef, kinds, jax.config.read("jax_enable_x64"))
+
+
+# A message may be read faster than its codec can be traced.
+@functools.lru_cache(maxsize=256)
+def _expected_of(
+    codec: "Codec | Policy", treedef: Any, kinds: tuple[tuple[tuple[int, ...], Any], ...], x64: bool
+) -> Expected:
+    del x64  # What dtypes come out may depend on it.
+    like = jax.tree.unflatten(treedef, [jax.ShapeDtypeStruct(*kind) for kind in kinds])
+    plan = trees.layout(codec, like)
+    dense: Any = tuple(plan.likes[number] for number in plan.dense)
+    payload = TreePayload(wire.payload_like(plan.batches), dense)
+    likes, treedef = jax.tree.flatten(payload)
+    widths = []
+    for batch, part in zip(plan.batches, payload.batches, strict=True):
+        widths += [identity.widths(batch.codec)] * len(jax.tree.leaves(part))
+    widths += [()] * len(plan.dense)
+    return Expected(identity.digest(codec, plan), tuple(likes), tuple(widths), treedef)

@@ -1,0 +1,108 @@
+"""What a step cost and lost, for those who want to watch it."""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxcomp import axes, norms, wire, workers as workers_
+from jaxcomp.codecs.coded import Spent
+from jaxcomp.protocols import Array, AxisName, PyTree, Reducer
+from jaxcomp.reducers import reduction
+
+
+class Stats(NamedTuple):
+    """What the last step cost and lost; the same on every worker.
+
+    Attributes:
+        relative_error: `Σ‖message − sent‖² / Σ‖message‖²` over all workers' compressed leaves; of
+            those that sent, under a gate.
+        residual_ratio: root of `Σ‖residual‖² / Σ‖gradient‖²` likewise, where the residual is what
+            the feedback has not sent yet (with momentum: the velocity); zero without.
+        payload_bytes: what one worker put into the collectives.
+        link_bytes: what one device sent over its link.
+        spare_bytes: of what one worker put into the collectives, both ways, what its entropy coders
+            left empty; the rest are the logical bytes. The mean over the workers.
+        lost: elements that did not fit into the capacity of a `Coded`, over all workers, both ways;
+            a residual sends them later.
+    """
+
+    relative_error: Array
+    residual_ratio: Array
+    payload_bytes: Array
+    link_bytes: Array
+    spare_bytes: Array
+    lost: Array
+
+
+def nothing() -> Stats:
+    """Before the first step."""
+    zero, none = jnp.zeros((), jnp.float32), jnp.zeros((), jnp.uint32)
+    return Stats(*map(jnp.array, (zero, zero, none, none, zero, zero)))
+
+
+def measure(
+    reducer: Reducer,
+    grads: PyTree,
+    result: reduction.Reduction,
+    before: PyTree,
+    axis_name: AxisName,
+    shards: tuple[str, ...],
+) -> Stats:
+    """Of a step, over all workers and shards."""
+    unsent = getattr(reduction.feedback_of(reducer), "unsent", lambda _: ())
+    residual = unsent(workers_.held(result.state.feedback))
+    # Squares of large and small values leave the range of float32: measure in units of the largest.
+    everywhere = (*axes.names(axis_name), *shards)
+    top = axes.maximum(norms.largest((result.message, residual, result.given)), everywhere)
+    unit = norms.unit(top)
+    lost = [p - c for p, c in zip(result.message, result.sent, strict=True)]
+    measured = (lost, result.message, residual, result.given)
+    energies = [norms.energy(tree, unit).astype(jnp.float32) for tree in measured]
+    if result.turn is not None:  # What nobody was to receive is not lost.
+        energies[:2] = [jnp.where(result.turn.taken, energy, 0) for energy in energies[:2]]
+    lost, message, residual, energy = lax.pmean(jnp.stack(energies), everywhere)
+    costs = (*_costs(reducer, grads, before, axis_name), *_spent(result.state, everywhere))
+    if result.turn is not None:
+        costs = tuple(jnp.where(result.turn.go, cost, 0) for cost in costs)
+    payload, link, spare, cut = costs
+    return Stats(
+        relative_error=lost / jnp.where(message == 0, 1, message),
+        residual_ratio=jnp.sqrt(residual / jnp.where(energy == 0, 1, energy)),
+        payload_bytes=payload,
+        link_bytes=link,
+        spare_bytes=spare,
+        lost=cut,
+    )
+
+
+def _spent(state: PyTree, everywhere: tuple[str, ...]) -> tuple[Array, Array]:
+    """Bytes that coders left empty, on average, and all elements that they left out."""
+    leaves = jax.tree.leaves(state, is_leaf=lambda part: isinstance(part, Spent))
+    found = [part for part in leaves if isinstance(part, Spent)]
+    if not found:
+        return jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32)
+    spare, lost = (sum(jnp.sum(x) for x in column) for column in zip(*found, strict=True))
+    return lax.pmean(spare, everywhere), lax.psum(lost, everywhere)
+
+
+def _costs(
+    reducer: Reducer, grads: PyTree, state: PyTree, axis_name: AxisName
+) -> tuple[Array, Array]:
+    """Payload and link bytes of the step that began with this state of the reducer."""
+    phases = getattr(reducer, "phases", ((0, reducer),))
+    number = getattr(reducer, "phase", lambda _: 0)(state)
+    sizes = axes.sizes(axis_name)
+    plans = [reduction.plan(r, grads, sizes) for _, r in phases]
+    workers = sizes if hasattr(reducer, "link_axis") else math.prod(sizes)
+    payload = [
+        _count(reduction.payload_bytes(r, plan)) for (_, r), plan in zip(phases, plans, strict=True)
+    ]
+    link = [_count(wire.wire_bytes(r, grads, workers=workers)) for _, r in phases]
+    return jnp.stack(payload)[number], jnp.stack(link)[number]
+
+
+def _count(size: int) -> Array:
+    return jnp.asarray(min(size, 2**32 - 1), jnp.uint32)

@@ -1,0 +1,225 @@
+"""Entropy-coded quantizers: what they send, what they leave out, and how close to the limits."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec as P
+from suite import KEY, law
+
+import jaxcomp
+from jaxcomp import trees
+from jaxcomp.theory import limits
+
+CODERS = [
+    jaxcomp.Rans(),
+    jaxcomp.Huffman(),
+    jaxcomp.Elias("omega"),
+    jaxcomp.Elias("delta", sparse=True),
+    jaxcomp.Rice(),
+]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def run(codec, key, x):
+    count = jnp.full(x.shape[0], x.shape[1], jnp.int32)
+    payload, state = codec.encode(key, x, count, codec.init(x))
+    return payload, state, codec.decode(key, payload, x)
+
+
+def batch(codec, x, number=0):
+    """What one encoding of rows makes: payload, state after, decoded."""
+    return run(codec, trees.batch_key(KEY, number, 0), x)
+
+
+@functools.cache
+def measured(bits, scale, law_name):
+    """Bits on the wire, relative error, share that came back, and elements that were lost."""
+    codec = jaxcomp.ecsq(bits, scale=scale, rotations=2 if scale == "unbiased" else 1)
+    x = law(law_name, 2**18).reshape(2, -1)
+    _, state, decoded = batch(codec, x)
+    energy = float(jnp.sum(x * x))
+    error = float(jnp.sum((decoded - x) ** 2)) / energy
+    wire = 8 * jaxcomp.wire_bytes(codec, x.reshape(-1)) / x.size
+    return wire, error, float(jnp.sum(decoded * x)) / energy, float(state.spent.lost)
+
+
+@pytest.mark.parametrize(("bits", "law_name"), [(1, "gaussian"), (2, "heavy"), (4, "gaussian")])
+def test_a_rotated_and_coded_bucket_is_near_the_limits(bits, law_name):
+    """At bits on the wire, with all that is sent counted, and nothing left out."""
+    wire, error, share, lost = measured(bits, "unbiased", law_name)
+    assert wire == bits
+    assert lost < 20
+    assert abs(share - 1) < 1e-3
+    assert error < 1.65 * limits.unbiased_bound(wire)
+    wire, error, _, _ = measured(bits, "minimum_error", law_name)
+    assert wire == bits
+    assert wire + 0.5 * np.log2(error) < 0.3  # Bits above the rate–distortion function.
+
+
+def test_twice_rotated_it_is_unbiased_even_where_one_element_is_all():
+    codec = jaxcomp.ecsq(2, bucket_size=4096, scale="unbiased", rotations=2)
+    x = jnp.zeros(4096).at[7].set(1.0).at[9].set(-0.5)
+    keys = jnp.arange(128, dtype=jnp.uint32)
+    draws = jax.lax.map(
+        lambda i: jaxcomp.roundtrip(codec, jnp.stack([i, i + 7]), x), keys, batch_size=16
+    )
+    mean, spread = np.mean(draws, axis=0), np.std(draws, axis=0) / np.sqrt(len(keys))
+    assert codec.unbiased
+    assert np.max(np.abs(mean - np.asarray(x)) / spread) < 6
+
+
+@pytest.mark.parametrize("coder", CODERS, ids=repr)
+def test_nothing_is_lost_where_there_is_room(coder):
+    """The decoded bucket is the quantizer's own, bit for bit; a bucket that would be longer coded
+    is sent as it is.
+    """
+    x = jnp.stack([law("gaussian", 600), law("heavy", 600), jnp.ones(600), jnp.zeros(600)])
+    for codec in (jaxcomp.qsgd_inf(bits=3, bucket_size=600), jaxcomp.nuqsgd(bucket_size=600)):
+        coded = jaxcomp.Coded(codec=codec, coder=coder)
+        payload, state, decoded = batch(coded, x)
+        own, _, wanted = batch(codec, x)
+        np.testing.assert_array_equal(decoded, wanted)
+        assert coded.unbiased
+        assert float(state.spent.lost) == 0
+        assert payload.words.shape == own.words.shape
+        assert int(payload.kept[3]) == 600  # Zeros are short.
+        assert 0 < float(state.spent.spare) < 4 * own.words.size
+
+
+def test_levels_with_no_zero_and_ternary_ones_have_numbers_too():
+    x = law("gaussian", 1000).reshape(2, 500)
+    for codec in (
+        jaxcomp.terngrad(clip=None, bucket_size=500),
+        jaxcomp.qsgd_inf(bits=4, bucket_size=500, levels="midrise"),
+        jaxcomp.qsgd_inf(bits=4, bucket_size=500, subtractive=True),
+    ):
+        _, _, decoded = batch(jaxcomp.Coded(codec=codec), x)
+        np.testing.assert_array_equal(decoded, batch(codec, x)[2])
+
+
+@pytest.mark.parametrize("coder", [CODERS[0], CODERS[2]], ids=repr)
+def test_what_does_not_fit_is_zero_and_counted(coder):
+    """Every element gets its turn, since streams begin anywhere."""
+    codec = jaxcomp.qsgd_inf(bits=4, bucket_size=512)
+    coded = jaxcomp.Coded(codec=codec, coder=coder, capacity=2)
+    x = law("gaussian", 2048).reshape(4, 512)
+    arrived = np.zeros(x.shape, bool)
+    for number in range(12):
+        payload, state, decoded = batch(coded, x, number)
+        wanted = np.asarray(batch(codec, x, number)[2])
+        there = np.asarray(decoded) == wanted
+        assert (np.asarray(decoded)[~there] == 0).all()
+        assert int(state.spent.lost) == np.sum(~there) > 0
+        assert payload.words.shape == (4, 32)
+        arrived |= there
+    assert arrived.all()
+    assert not coded.unbiased
+
+
+def test_a_residual_sends_what_did_not_fit(mesh):
+    """The statistics tell how much that was, and how much room was left."""
+    coded = jaxcomp.Coded(codec=jaxcomp.blockwise(bits=4), capacity=1.5)
+    tx = jaxcomp.compressed_mean(
+        jaxcomp.Gather(
+            jaxcomp.Link(jaxcomp.Policy(coded, min_size=0, min_ndim=0), jaxcomp.Residual())
+        ),
+        "data",
+        stats=True,
+    )
+    grads = {"w": jnp.stack([law("heavy", 2048, seed=i) for i in range(8)])}
+    like = {"w": jnp.zeros(2048)}
+    state = jaxcomp.init_state(tx, like, mesh, "data")
+    grads = jax.device_put(grads, NamedSharding(mesh, P("data")))
+    run = jaxcomp.data_parallel(
+        lambda state, grads: tx.update(jax.tree.map(lambda g: g[0], grads), state), mesh, "data"
+    )
+    total, lost = jnp.zeros(2048), []
+    for _ in range(30):
+        mean, state = run(state, grads)
+        total += mean["w"]
+        lost.append(float(state.stats.lost))
+    wanted = 30 * np.mean(np.asarray(grads["w"]), axis=0)
+    assert min(lost) > 0
+    assert float(state.stats.spare_bytes) < 64  # Where elements are left out, none is left over.
+    assert np.linalg.norm(total - wanted) < 0.1 * np.linalg.norm(wanted)
+
+
+@pytest.mark.parametrize("reducer", [jaxcomp.Gather, jaxcomp.TwoShot])
+def test_tables_follow_what_all_workers_send(reducer, mesh):
+    """From the counts of all: what is sparser than the law takes fewer bits from then on, and
+    replicas stay alike.
+    """
+    quantizer = jaxcomp.qsgd_inf(bits=4, bucket_size=1024)
+    spare = {}
+    grads = {"w": jnp.stack([law("heavy", 4096, seed=i).reshape(2, -1) for i in range(8)])}
+    like = {"w": jnp.zeros((2, 2048))}
+    for memory in (None, 0.5):
+        coded = jaxcomp.Coded(codec=quantizer, memory=memory)
+        links = [jaxcomp.Policy(coded, min_size=0)] * (1 if reducer is jaxcomp.Gather else 2)
+        tx = jaxcomp.compressed_mean(reducer(*links), "data", stats=True)
+        state = jaxcomp.init_state(tx, like, mesh, "data")
+        given = jax.device_put(grads, NamedSharding(mesh, P("data")))
+        run = jaxcomp.data_parallel(
+            lambda state, grads, tx=tx: tx.update(jax.tree.map(lambda g: g[0], grads), state),
+            mesh,
+            "data",
+        )
+        for _ in range(3):
+            mean, state = run(state, given)
+        spare[memory] = float(state.stats.spare_bytes)
+        shards = [np.asarray(shard.data) for shard in mean["w"].addressable_shards]
+        assert all((shard == shards[0]).all() for shard in shards)
+        exact = np.mean(np.asarray(grads["w"]), axis=0)
+        assert np.linalg.norm(mean["w"] - exact) < 0.7 * np.linalg.norm(exact)
+    assert spare[0.5] > 1.05 * spare[None]
+
+
+def test_qsgd_has_the_entropy_that_its_paper_promises():
+    """`s = √n`: at most 2.58 bits, while Elias' codes as they are take more than 2.8."""
+    n, s = 127**2, 127
+    codes = {}
+    for name in ("gaussian", "laplace"):
+        x = law(name, n)[None]
+        payload, _, _ = batch(jaxcomp.qsgd(bits=8, bucket_size=n), x)
+        codes[name] = np.asarray(jaxcomp.bits.unpack(payload.words, bits=8, size=n))[0]
+    flat = jnp.ones((1, n)) * jnp.where(jnp.arange(n) % 2 == 0, 1, -1)
+    payload, _, _ = batch(jaxcomp.qsgd(bits=8, bucket_size=n), flat)
+    codes["flat"] = np.asarray(jaxcomp.bits.unpack(payload.words, bits=8, size=n))[0]
+    entropies = {}
+    for name, found in codes.items():
+        share = np.bincount(found, minlength=2 * s + 1) / n
+        entropies[name] = -np.sum(share[share > 0] * np.log2(share[share > 0]))
+    assert max(entropies.values()) <= 2.58
+    assert abs(entropies["gaussian"] - 2.158) < 0.03
+    elias = jaxcomp.elias_qsgd(bits=8, bucket_size=n)
+    _, state, _ = batch(elias, law("gaussian", n)[None])
+    spent = 8 - 8 * float(state.spent.spare) / n
+    assert 2.8 < spent < 3.0
+    _, state, _ = batch(jaxcomp.Coded(codec=elias.codec), law("gaussian", n)[None])
+    # Of 255 levels each has at least 1/4096, though hardly twenty occur.
+    floor = -np.log2(1 - 235 / 4096)
+    assert 8 - 8 * float(state.spent.spare) / n < 1.01 * entropies["gaussian"] + floor + 48 * 4 / n
+
+
+def test_wrong_use_says_what_would_do():
+    with pytest.raises(ValueError, match=r"`codec` must be a quantizer"):
+        jaxcomp.Coded(codec=jaxcomp.top_k())
+    with pytest.raises(ValueError, match=r"put it inside: Rotated\(codec=Coded"):
+        jaxcomp.Coded(codec=jaxcomp.eden())
+    with pytest.raises(ValueError, match=r"`coder` must be an instance of a coder"):
+        jaxcomp.Coded(codec=jaxcomp.qsgd(), coder="rans")
+    with pytest.raises(ValueError, match=r"`capacity` must be"):
+        jaxcomp.Coded(codec=jaxcomp.qsgd(), capacity=0)
+    with pytest.raises(ValueError, match=r"`capacity` must be at least 4 bits for levels with no"):
+        jaxcomp.Coded(codec=jaxcomp.qsgd(levels="midrise"), capacity=3)
+    with pytest.raises(ValueError, match=r"`memory` must be None for a code that has no table"):
+        jaxcomp.Coded(codec=jaxcomp.qsgd(), coder=jaxcomp.Rice(), memory=0.9)
+    with pytest.raises(ValueError, match=r"`memory` must be"):
+        jaxcomp.Coded(codec=jaxcomp.qsgd(), memory=1.5)
+    with pytest.raises(ValueError, match=r"`bits` must be a number from 0.1 to 5"):
+        jaxcomp.ecsq(bits=6)
+    with pytest.raises(ValueError, match=r"`bucket_size` must be at least 4096"):
+        jaxcomp.ecsq(bucket_size=512)
