@@ -40,7 +40,7 @@ def test_contract(codec):
 @pytest.mark.parametrize("codec", CODECS + VARIANTS, ids=label)
 def test_repr_is_the_line_that_builds_it(codec):
     names = {}
-    for package in (jaxcomp.codecs, jaxcomp.quantize, jaxcomp.sparsify):
+    for package in (jaxcomp.codecs, jaxcomp.entropy, jaxcomp.quantize, jaxcomp.sparsify):
         for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
             names |= vars(importlib.import_module(module.name))
     assert eval(repr(codec), names) == codec

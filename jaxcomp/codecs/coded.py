@@ -16,6 +16,7 @@ from jaxcomp.codecs.quantizer import QuantizedPayload, Quantizer
 from jaxcomp.entropy.coder import Coder
 from jaxcomp.entropy.rans import Rans
 from jaxcomp.protocols import Array, ArrayLike, AxisName, Key, PyTree
+from jaxcomp.quantize.scales import MeanAbs, RootMeanSquare
 
 _START = 0x436F6465
 """Folded into the key that all workers share: where in a bucket its stream begins."""
@@ -170,7 +171,7 @@ class Coded:
         spent = Spent(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32))
         if not self.sided:
             return CodedState(self.codec.init(like), (), (), (), spent)
-        total = _occurrences(self.codec, self.law, like.shape[1])
+        total = _occurrences(self.codec, self.law, _near(self.codec, like.shape[1]))
         return CodedState(
             codec=self.codec.init(like),
             table=self._fixed(like.shape[1]),
@@ -269,7 +270,7 @@ class Coded:
 
     def _fixed(self, size: int) -> PyTree:
         """The table for buckets of the law."""
-        return jax.tree.map(jnp.asarray, _table(self, size))
+        return jax.tree.map(jnp.asarray, _table(self, _near(self.codec, size)))
 
     @property
     def _whole(self) -> bool:
@@ -317,6 +318,15 @@ def _counts(size: int) -> Any:
     return jnp.uint16 if size < 2**16 else jnp.uint32
 
 
+def _near(codec: Quantizer, size: int) -> int:
+    """A size whose table is as good, since tables take a while: in units of a mean, elements lie
+    alike in buckets of all sizes.
+    """
+    if isinstance(codec.scale, RootMeanSquare | MeanAbs):
+        return 2**14
+    return 1 << (max(size, 1) - 1).bit_length()
+
+
 @functools.lru_cache
 def _table(codec: Coded, size: int) -> PyTree:
     """The fixed table, as constants: made once, it is the same in every program."""
@@ -328,8 +338,7 @@ def _table(codec: Coded, size: int) -> PyTree:
 @functools.lru_cache
 def _occurrences(codec: Quantizer, law: str, size: int) -> np.ndarray:
     """How often each symbol occurs in buckets of a law."""
-    numbers, size = _numbered(codec.levels), max(size, 1)
-    size = 1 << (size - 1).bit_length()  # Tables need not be many.
+    numbers = _numbered(codec.levels)
     rng, rows = np.random.default_rng(0), max(_DRAWN // size, 1)
     draw = rng.standard_normal if law == "gaussian" else functools.partial(rng.laplace, 0.0, 1.0)
     x = draw(size=(rows, size)).astype(np.float32)

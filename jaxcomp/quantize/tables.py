@@ -245,10 +245,12 @@ class _Evenly(NamedTuple):
 def _evenly(entropy: float, law: str) -> _Evenly:
     thresholds, values = limits.uniform_threshold(entropy, law)
     number = max(int(np.searchsorted(values, _ENDS[law])), 1)
-    reach = float(values[number - 1])
-    unit = (2**_PRECISION - 1) / reach
+    unit = (2**_PRECISION - 1) / values[number - 1]
     half = (0, *(int(v) for v in np.round(values[:number] * unit)))
-    return _Evenly(half, reach, thresholds[0] * unit, (thresholds[1] - thresholds[0]) * unit)
+    spacing = (thresholds[1] - thresholds[0]) * unit
+    return _Evenly(
+        half, _settled(values[number - 1]), _settled(thresholds[0] * unit), _settled(spacing)
+    )
 
 
 @functools.lru_cache
@@ -256,4 +258,9 @@ def _positive(width: int, law: str) -> tuple[tuple[int, ...], float]:
     _, centroids, _ = limits.lloyd_max(2**width, law)
     upper = np.asarray(centroids[2 ** (width - 1) :])
     top = 1 if width == 1 else 2**_PRECISION - 1
-    return tuple(int(v) for v in np.round(upper / upper[-1] * top)), float(upper[-1])
+    return tuple(int(v) for v in np.round(upper / upper[-1] * top)), _settled(upper[-1])
+
+
+def _settled(x: float) -> float:
+    """Without the digits in which two machines' solvers differ: settings must be alike on all."""
+    return round(float(x), 6)

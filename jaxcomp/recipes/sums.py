@@ -98,7 +98,7 @@ def thc(bits: int = 4, clipped: float = 1 / 32, bucket_size: int | None = 4096) 
     checks.number("clipped", clipped, 0.0, 1.0)
     if clipped in (0, 1):
         raise ValueError(f"`clipped` must be a number in (0, 1), got {clipped}")
-    end = statistics.NormalDist().inv_cdf(1 - clipped / 2)
+    end = round(statistics.NormalDist().inv_cdf(1 - clipped / 2), 6)  # Alike on all machines.
     quantizer = Quantizer(
         levels=levels.Uniform(steps=2 ** (bits - 1) - 1),
         scale=scales.RootMeanSquare(times=end),

@@ -349,7 +349,7 @@ def _entropy_coded(bits: float, law: str) -> tuple[float, float, float]:
         step: Any = optimize.brentq(lambda step: measured(step, ratio)[0] - bits, low, high)
         return step
 
-    best = optimize.minimize_scalar(
+    best: Any = optimize.minimize_scalar(
         lambda ratio: measured(step_at(ratio), ratio)[1], bounds=(0.25, 1), method="bounded"
     )
     return float(best.fun), step_at(best.x), float(best.x)
