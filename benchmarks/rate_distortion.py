@@ -87,14 +87,20 @@ def shares(name: str, make: Callable[..., Any], *given: float) -> list[Entry]:
     ]
 
 
+def following(codec: Any, capacity: float) -> jaxcomp.Coded:
+    """With a table that follows what is sent, and room for Gaussian input."""
+    return jaxcomp.Coded(codec=codec, capacity=capacity, memory=0.5)
+
+
 def entries() -> list[Entry]:
     """Every recipe, at several widths."""
     midrise, subtractive = {"levels": "midrise"}, {"subtractive": True}
     few, more = (3, 4), (2, 3, 4, 8)
     even, powers, ternary = "even levels", "powers of two", "signs and ternary"
-    rotated, floats, composed = "rotated", "float formats", "composed"
+    rotated, floats, composed, coded = "rotated", "float formats", "composed", "entropy coded"
     mx = ("mxfp4", "mxfp6", "mxfp6_e3m2", "mxfp8", "mxfp8_e5m2", "nvfp4")
     four = jaxcomp.qsgd_inf(bits=4, bucket_size=128)
+    long = jaxcomp.qsgd_inf(bits=4, bucket_size=8192)
     pair = (jaxcomp.top_k(fraction=0.01, bucket_size=512), jaxcomp.qsgd_inf(bits=3))
     return [
         *series("qsgd", even, jaxcomp.qsgd, more),
@@ -127,6 +133,10 @@ def entries() -> list[Entry]:
         *series("ndsc", rotated, jaxcomp.ndsc, (0.5, 1, 2, 3, 4)),
         *series("dsc", rotated, jaxcomp.dsc, (1.5, 2, 3, 4)),
         *series("rotated_uniform", rotated, jaxcomp.rotated_uniform, (2, 3, 4)),
+        *series("ecsq", coded, jaxcomp.ecsq, (0.5, 1, 2, 3, 4), scale="unbiased", rotations=2),
+        *series("ecsq, minimum error", coded, jaxcomp.ecsq, (0.5, 1, 2, 3, 4)),
+        Entry(series="qsgd_inf 4, coded", family=coded, codec=following(long, 2.98)),
+        Entry(series="qsgd 4, coded", family=coded, codec=following(jaxcomp.qsgd(), 1.3)),
         *shares("random_k", jaxcomp.random_k, 0.1, 0.01),
         *shares("top_k", jaxcomp.top_k, 0.1, 0.01, 0.001),
         *shares("top_k, 4-bit values", lambda share: jaxcomp.top_k(share, values=four), 0.01),

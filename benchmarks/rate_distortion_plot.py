@@ -23,6 +23,7 @@ COLORS = {
     "signs and ternary": "#7b4fa3",
     "rotated": "#2a7f4f",
     "sparse": "#8a6240",
+    "entropy coded": "#0f9d9f",
     "float formats": "#d45fae",
     "composed": "#5f6b76",
 }
@@ -42,6 +43,10 @@ LABELS = {
     "sign": "sign",
     "eden 2": "eden",
     "eden, minimum error 4": "eden, least error",
+    "ecsq 2": "ecsq",
+    "ecsq, minimum error 3": "ecsq, least error",
+    "qsgd_inf 4, coded": "qsgd_inf, coded",
+    "qsgd 4, coded": "qsgd, coded",
     "drive": "drive",
     "ndsc 1": "ndsc",
     "dsc 1.5": "dsc",

@@ -1,6 +1,8 @@
 """Every method: its parent without compression, every way to map it, and which codecs it takes."""
 
 import functools
+import importlib
+import inspect
 import os
 import pathlib
 import warnings
@@ -35,6 +37,35 @@ def test_the_identity_gives_the_parent(name, x64):
     problem, steps = problems.quadratics(), 24
     run = problems.descend(build(name, IDENTITY), problem, steps, AXIS)
     parent = alone(PARENTS.get(name, optax.sgd)(RATE), problem, steps // ROUNDS.get(name, 1))
+    assert run.alike
+    np.testing.assert_allclose(run.params, parent[-1], rtol=0, atol=1e-10)
+
+
+def test_every_recipe_is_tried():
+    """But those that are another at one setting: no momentum, signs."""
+    parts = ["algorithms.residuals", "algorithms.shifts", "algorithms.unbiased"]
+    recipes = set()
+    for part in [*parts, "algorithms.composite", "optimizers"]:
+        module = importlib.import_module(f"jaxcomp.recipes.{part}")
+        made = inspect.getmembers(module, inspect.isfunction)
+        recipes |= {name for name, f in made if f.__module__ == module.__name__ and name[0] != "_"}
+    assert recipes - set(METHODS) == {"lag", "ef_signsgd"}
+
+
+@pytest.mark.parametrize("gate", [None, jaxcomp.Sampled(8)], ids=["diloco", "fedpaq"])
+def test_one_local_step_of_everyone_is_plain_descent(gate, x64):
+    """Each worker moves by itself, and the server goes where they went on average: DiLoCo's outer
+    step of length one after one inner step, and FedPAQ's where all take part.
+    """
+    problem = problems.quadratics()
+    tx = optax.chain(
+        jaxcomp.per_worker(optax.sgd(RATE)),
+        optax.scale(-1.0),
+        jaxcomp.compressed_mean(jaxcomp.Gather(IDENTITY), AXIS, gate=gate),
+        optax.sgd(1.0),
+    )
+    run = problems.descend(tx, problem, 24, AXIS)
+    parent = alone(optax.sgd(RATE), problem, 24)
     assert run.alike
     np.testing.assert_allclose(run.params, parent[-1], rtol=0, atol=1e-10)
 

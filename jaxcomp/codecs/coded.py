@@ -270,7 +270,9 @@ class Coded:
 
     def _fixed(self, size: int) -> PyTree:
         """The table for buckets of the law."""
-        return jax.tree.map(jnp.asarray, _table(self, _near(self.codec, size)))
+        table = jax.tree.map(jnp.asarray, _table(self, _near(self.codec, size)))
+        # Else what a coder makes of it is worked out by the compiler, which takes seconds.
+        return lax.optimization_barrier(table)
 
     @property
     def _whole(self) -> bool:

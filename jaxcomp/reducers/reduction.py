@@ -79,7 +79,8 @@ def collectives(reducer: Any, batches: Batches) -> int:
     own = getattr(reducer, "collectives", 1)
     if own is not None:
         return own
-    pieces = [piece for batch in batches for piece in batch.pieces]
+    # Shares of a hierarchy have none: their leaves are not in runs.
+    pieces = [piece for batch in batches for piece in getattr(batch, "pieces", ())]
     large = sum(piece.stop - piece.start for piece in pieces) >= _WORTH_PARTS
     return min(_PARTS, len({piece.leaf for piece in pieces})) if large else 1
 

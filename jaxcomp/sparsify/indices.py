@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Int32, UInt32
 
 from jaxcomp import bits
+from jaxcomp.entropy import rice
 from jaxcomp.protocols import Array
 from jaxcomp.sparsify import bitmap
 
@@ -140,9 +141,7 @@ class Rice:
 
     def _split(self, k: int, size: int) -> tuple[int, int]:
         """The low bits of a gap, and the bits of the runs at most."""
-        golden = (1 + math.sqrt(5)) / 2
-        ratio = math.log(golden - 1) / math.log1p(-k / size) if k < size else 0.0
-        low = max(0, 1 + math.floor(math.log2(ratio))) if ratio else 0
+        low = rice.parameter(k / size) if 0 < k < size else 0
         return low, k + ((size - k) >> low)
 
 

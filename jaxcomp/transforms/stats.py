@@ -80,12 +80,20 @@ def measure(
 
 def _spent(state: PyTree, everywhere: tuple[str, ...]) -> tuple[Array, Array]:
     """Bytes that coders left empty, on average, and all elements that they left out."""
+    spent = coders_spent(state)
+    if spent is None:
+        return jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32)
+    return lax.pmean(spent.spare, everywhere), lax.psum(spent.lost, everywhere)
+
+
+def coders_spent(state: PyTree) -> Spent | None:
+    """What all entropy coders that keep their state here spent; None if there is none."""
     leaves = jax.tree.leaves(state, is_leaf=lambda part: isinstance(part, Spent))
     found = [part for part in leaves if isinstance(part, Spent)]
     if not found:
-        return jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32)
-    spare, lost = (sum(jnp.sum(x) for x in column) for column in zip(*found, strict=True))
-    return lax.pmean(spare, everywhere), lax.psum(lost, everywhere)
+        return None
+    spare, lost = (sum(map(jnp.sum, column), jnp.float32(0)) for column in zip(*found, strict=True))
+    return Spent(spare, lost)
 
 
 def _costs(
