@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec as P
-from suite import KEY, law
+from suite import KEY, SLOW, law
 
 import jaxcomp
 from jaxcomp import trees
@@ -34,7 +34,6 @@ def batch(codec, x, number=0):
     return run(codec, trees.batch_key(KEY, number, 0), x)
 
 
-@functools.cache
 def measured(bits, scale, law_name):
     """Bits on the wire, relative error, share that came back, and elements that were lost."""
     codec = jaxcomp.ecsq(bits, scale=scale, rotations=2 if scale == "unbiased" else 1)
@@ -46,17 +45,22 @@ def measured(bits, scale, law_name):
     return wire, error, float(jnp.sum(decoded * x)) / energy, float(state.spent.lost)
 
 
-@pytest.mark.parametrize(("bits", "law_name"), [(1, "gaussian"), (2, "heavy"), (4, "gaussian")])
-def test_a_rotated_and_coded_bucket_is_near_the_limits(bits, law_name):
-    """At bits on the wire, with all that is sent counted, and nothing left out."""
-    wire, error, share, lost = measured(bits, "unbiased", law_name)
+@pytest.mark.parametrize("bits", [1, 2, 3, 4] if SLOW else [1])
+def test_rotated_and_coded_it_is_near_the_unbiased_bound(bits):
+    """At bits on the wire, with all that is sent counted, and next to nothing left out."""
+    wire, error, share, lost = measured(bits, "unbiased", "heavy")
     assert wire == bits
     assert lost < 20
     assert abs(share - 1) < 1e-3
     assert error < 1.65 * limits.unbiased_bound(wire)
-    wire, error, _, _ = measured(bits, "minimum_error", law_name)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 4] if SLOW else [4])
+def test_rotated_and_coded_it_is_near_the_rate_distortion_function(bits):
+    wire, error, _, lost = measured(bits, "minimum_error", "gaussian")
     assert wire == bits
-    assert wire + 0.5 * np.log2(error) < 0.3  # Bits above the rate–distortion function.
+    assert lost < 20
+    assert wire + 0.5 * np.log2(error) < 0.3  # Bits above it.
 
 
 def test_twice_rotated_it_is_unbiased_even_where_one_element_is_all():
@@ -77,7 +81,8 @@ def test_nothing_is_lost_where_there_is_room(coder):
     is sent as it is.
     """
     x = jnp.stack([law("gaussian", 600), law("heavy", 600), jnp.ones(600), jnp.zeros(600)])
-    for codec in (jaxcomp.qsgd_inf(bits=3, bucket_size=600), jaxcomp.nuqsgd(bucket_size=600)):
+    codecs = (jaxcomp.qsgd_inf(bits=3, bucket_size=600), jaxcomp.nuqsgd(bucket_size=600))
+    for codec in codecs if SLOW else codecs[len(repr(coder)) % 2 :][:1]:
         coded = jaxcomp.Coded(codec=codec, coder=coder)
         payload, state, decoded = batch(coded, x)
         own, _, wanted = batch(codec, x)
@@ -121,7 +126,7 @@ def test_what_does_not_fit_is_zero_and_counted(coder):
 
 def test_a_residual_sends_what_did_not_fit(mesh):
     """The statistics tell how much that was, and how much room was left."""
-    coded = jaxcomp.Coded(codec=jaxcomp.blockwise(bits=4), capacity=1.5)
+    coded = jaxcomp.Coded(codec=jaxcomp.blockwise(bits=4, bucket_size=1024), capacity=1.5)
     tx = jaxcomp.compressed_mean(
         jaxcomp.Gather(
             jaxcomp.Link(jaxcomp.Policy(coded, min_size=0, min_ndim=0), jaxcomp.Residual())
@@ -204,6 +209,33 @@ def test_qsgd_has_the_entropy_that_its_paper_promises():
     assert 8 - 8 * float(state.spent.spare) / n < 1.01 * entropies["gaussian"] + floor + 48 * 4 / n
 
 
+def test_gaps_may_be_as_long_as_the_row():
+    """In a row of 2¹⁷ with little in it, at its ends."""
+    x = (
+        jnp.zeros((1, 2**17))
+        .at[0, jnp.array([3, 60_000, 2**17 - 1])]
+        .set(jnp.array([1.0, -1, 0.5]))
+    )
+    codec = jaxcomp.qsgd_inf(bits=4, bucket_size=2**17)
+    for coder in (jaxcomp.Rice(), jaxcomp.Elias(sparse=True)) if SLOW else (jaxcomp.Rice(),):
+        payload, _, decoded = batch(jaxcomp.Coded(codec=codec, coder=coder), x)
+        assert int(payload.kept[0]) == 2**17
+        np.testing.assert_array_equal(decoded, batch(codec, x)[2])
+
+
+def test_short_buckets_are_sent_packed_and_tables_are_not_needed_to_decode():
+    """A bucket of whose stream little would be left after its beginning; a first table."""
+    codec = jaxcomp.ecsq(bits=2)
+    x = law("gaussian", 512)
+    sent = np.asarray(jaxcomp.roundtrip(codec, 0, x))
+    assert np.sum((sent - x) ** 2) < 0.12 * np.sum(np.square(x))
+    follows = jaxcomp.Coded(codec=jaxcomp.qsgd_inf(bits=4), memory=0.5)
+    fixed = jaxcomp.Coded(codec=jaxcomp.qsgd_inf(bits=4))
+    for one in (follows, fixed):
+        got = jaxcomp.roundtrip(one, 0, x)
+        np.testing.assert_array_equal(got, jaxcomp.roundtrip(one.codec, 0, x))
+
+
 def test_wrong_use_says_what_would_do():
     with pytest.raises(ValueError, match=r"`codec` must be a quantizer"):
         jaxcomp.Coded(codec=jaxcomp.top_k())
@@ -219,6 +251,17 @@ def test_wrong_use_says_what_would_do():
         jaxcomp.Coded(codec=jaxcomp.qsgd(), coder=jaxcomp.Rice(), memory=0.9)
     with pytest.raises(ValueError, match=r"`memory` must be"):
         jaxcomp.Coded(codec=jaxcomp.qsgd(), memory=1.5)
+    with pytest.raises(
+        ValueError, match=r"`capacity` must be at least 4 bits, or None, with dither"
+    ):
+        jaxcomp.Coded(codec=jaxcomp.qsgd_inf(subtractive=True), capacity=3)
+    with pytest.raises(ValueError, match=r"`bucket_size` must be at most 67108864 to be coded"):
+        jaxcomp.wire_bytes(
+            jaxcomp.Coded(codec=jaxcomp.qsgd(bucket_size=None)),
+            jax.ShapeDtypeStruct((2**27,), jnp.float32),
+        )
+    with pytest.raises(ValueError, match=r"`bucket_size` must be a multiple of 4096"):
+        jaxcomp.ecsq(bucket_size=5000)
     with pytest.raises(ValueError, match=r"`bits` must be a number from 0.1 to 5"):
         jaxcomp.ecsq(bits=6)
     with pytest.raises(ValueError, match=r"`bucket_size` must be at least 4096"):

@@ -116,10 +116,10 @@ def test_words_are_written_as_their_codes(bits):
     words = np.asarray(jaxcomp.bits.pack(jnp.asarray(codes), bits=bits))
     method, body = arrays.encode(words, [bits])
     assert method == arrays.CODES or bits == 1
-    np.testing.assert_array_equal(arrays.decode(method, memoryview(body), words), words)
+    np.testing.assert_array_equal(arrays.decode(method, memoryview(body), words, [bits]), words)
     spoilt = words | np.uint32(0xFFFFFFFF)  # No five trits are 255.
     method, body = arrays.encode(spoilt, [bits])
-    np.testing.assert_array_equal(arrays.decode(method, memoryview(body), spoilt), spoilt)
+    np.testing.assert_array_equal(arrays.decode(method, memoryview(body), spoilt, [bits]), spoilt)
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 500, 8_192, 8_193, 150_000])

@@ -266,12 +266,13 @@ def test_a_downlinks_memory_outlives_fewer_workers():
     """From four workers to two, where a gather would send as much: what is unsent stays known."""
     tx = jaxcomp.compressed_mean(jaxcomp.sign(), "workers")
     params = {"w": jnp.zeros((64, 64))}
+    update = jax.jit(jax.vmap(tx.update, axis_name="workers"))
 
     def steps(state, workers, number):
         for t in range(number):
             key = jax.random.key(t)
             grads = {"w": jax.random.normal(key, (workers, 64, 64))}
-            mean, state = jax.vmap(tx.update, axis_name="workers")(grads, state)
+            mean, state = update(grads, state)
         return mean, state
 
     def outside(path, x):

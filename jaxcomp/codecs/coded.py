@@ -10,12 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Float32, UInt32
+from scipy import special
 
 from jaxcomp import axes, bits, checks, noise, offers, summing
 from jaxcomp.codecs.quantizer import QuantizedPayload, Quantizer
 from jaxcomp.entropy.coder import Coder
 from jaxcomp.entropy.rans import Rans
 from jaxcomp.protocols import Array, ArrayLike, AxisName, Key, PyTree
+from jaxcomp.quantize.rounding import Subtractive
 from jaxcomp.quantize.scales import MeanAbs, RootMeanSquare
 
 _START = 0x436F6465
@@ -23,6 +25,15 @@ _START = 0x436F6465
 
 _COUNTED = 2**18
 """Symbols of a step that the table is made from: enough for a ten-thousandth to be seen."""
+
+_SHORT = 4
+"""A stream of which an eighth or more is spent on how it begins is not worth it: 32 bits / 4."""
+
+_STRIDE = 0x9E3779B1
+"""An odd number, so that it reaches every place among `2^k`."""
+
+_LONGEST = 2**26
+"""Elements of a bucket: no symbol takes more than 32 bits, and places of bits are below 2³¹."""
 
 _DRAWN = 2**18
 """Elements of a law that the first table is made from."""
@@ -79,7 +90,8 @@ class Coded:
     Args:
         codec: a quantizer.
         coder: `Rans()`, `Huffman()`, `Elias()` or `Rice()`.
-        capacity: bits an element on the wire, beside the bucket's step and a count of two bytes;
+        capacity: bits an element on the wire, beside the bucket's step and a count of two
+            bytes (four from 65,536 elements on);
             None for as many as the packed codes take, which saves nothing on a link of static
             shapes, and all of it in `to_bytes`.
         memory: what share of the counts of former steps the table remembers: all workers add up how
@@ -130,6 +142,11 @@ class Coded:
                     f"`memory` must be None for a code that has no table, got {self.memory} with "
                     f"{self.coder!r}; jaxcomp.Rans() and jaxcomp.Huffman() have one"
                 )
+        if not self._whole and isinstance(self.codec.rounding, Subtractive):
+            raise ValueError(
+                f"`capacity` must be at least {self.codec.bits} bits, or None, with dither that is "
+                f"subtracted, since what is left out would decode to it, got {self.capacity}"
+            )
         if not self._whole and self._numbers.zero is None:
             raise ValueError(
                 f"`capacity` must be at least {self.codec.bits} bits for levels with no zero among "
@@ -199,6 +216,9 @@ class Coded:
             return state._replace(codec=inner)
         kept = jnp.float32(self.memory / axes.size(axis_name))
         total = lax.psum(state.total * kept + state.own, axis_name)
+        # As long as nobody has sent anything, as at first.
+        first = _occurrences(self.codec, self.law, _near(self.codec, x.shape[1]))
+        total = jnp.where(jnp.sum(total) > 0, total, jnp.asarray(first))
         return state._replace(codec=inner, total=total, table=self.coder.table(total))
 
     def side(self, agreed: CodedState) -> PyTree:
@@ -218,7 +238,7 @@ class Coded:
         everything = jnp.full(n, size, jnp.int32)
         stream = self.coder.encode(symbols, everything, table, words)
         kept, sent, used = stream.kept, stream.words, stream.bits
-        if self._whole:
+        if self._packs(size):
             fits, room = kept == size, words - payload.words.shape[1]
             packed = jnp.pad(payload.words, ((0, 0), (0, room)))
             sent = jnp.where(fits[:, None], sent, packed)
@@ -229,8 +249,9 @@ class Coded:
         spare = jnp.sum((32 * words - used).astype(jnp.float32)) / 8
         after = state._replace(codec=inner, spent=Spent(spare, lost.astype(jnp.float32)))
         if self.sided:
-            some = symbols.reshape(-1)[:: max(n * size // _COUNTED, 1)]
-            own = jnp.zeros_like(state.own).at[some].add(1)
+            some = symbols.reshape(-1)[:: (n * size // _COUNTED) | 1]
+            # The zeros of a worker that takes no part count for nothing.
+            own = jnp.where(jnp.any(x != 0), jnp.zeros_like(state.own).at[some].add(1), 0)
             after = after._replace(own=own)
         return CodedPayload(sent, kept.astype(_counts(size)), payload.steps), after
 
@@ -251,41 +272,55 @@ class Coded:
 
     def _packed(self, key: Key, payload: CodedPayload, size: int, side: Any) -> QuantizedPayload:
         """What the quantizer made, with zeros for what was lost."""
-        kept, table = payload.kept.astype(jnp.int32), side if self.sided else self._fixed(size)
+        kept, table = payload.kept.astype(jnp.int32), self._fixed(size) if side is None else side
         symbols = self.coder.decode(payload.words, kept, size, table).astype(jnp.int32)
         symbols = jnp.roll(symbols, self._start(key, size), axis=1)
         codes = jnp.asarray(self._numbers.codes)[symbols]
         words = bits.pack(codes, bits=self.codec.bits)
-        if self._whole:
+        if self._packs(size):
             coded = (kept == size)[:, None]
             words = jnp.where(coded, words, payload.words[:, : words.shape[1]])
         return QuantizedPayload(words, payload.steps)
 
     def _start(self, key: Key, size: int) -> Array:
         """The element of each bucket that is coded first."""
-        if self._whole:
+        if self._packs(size):
             return jnp.zeros((), jnp.int32)
         word = noise.fold(key.shared, _START)[0]
         return (word % jnp.uint32(max(size, 1))).astype(jnp.int32)
 
     def _fixed(self, size: int) -> PyTree:
         """The table for buckets of the law."""
+        if not self.coder.adaptive:
+            return ()
         table = jax.tree.map(jnp.asarray, _table(self, _near(self.codec, size)))
         # Else what a coder makes of it is worked out by the compiler, which takes seconds.
         return lax.optimization_barrier(table)
 
     @property
     def _whole(self) -> bool:
-        """Whether there is room for the packed codes."""
+        """Whether there is room for the packed codes, whatever the size of a bucket."""
         return self.capacity is None or self.capacity >= self.codec.bits
+
+    def _packs(self, size: int) -> bool:
+        """Whether there is room for the packed codes of buckets of this size: there is in those so
+        short that their stream would be little but its beginning.
+        """
+        return self._whole or self._chosen(size) < self.coder.least_bits(size) // _SHORT
+
+    def _chosen(self, size: int) -> int:
+        """Words of the capacity."""
+        return 0 if self.capacity is None else math.ceil(size * self.capacity / 32)
 
     def _words(self, size: int) -> int:
         """Words of a stream."""
-        packed = bits.words(size, self.codec.bits)
-        if self.capacity is None:
-            return packed
-        chosen = math.ceil(size * self.capacity / 32)
-        return max(chosen, packed) if self._whole else chosen
+        if size > _LONGEST:
+            raise ValueError(
+                f"`bucket_size` must be at most {_LONGEST} to be coded, since a stream's bits are "
+                f"counted in 32 bits, got buckets of {size} of {self.codec!r}"
+            )
+        chosen = self._chosen(size)
+        return max(chosen, bits.words(size, self.codec.bits)) if self._packs(size) else chosen
 
     @property
     def _numbers(self) -> "_Numbers":
@@ -326,7 +361,7 @@ def _near(codec: Quantizer, size: int) -> int:
     """
     if isinstance(codec.scale, RootMeanSquare | MeanAbs):
         return 2**14
-    return 1 << (max(size, 1) - 1).bit_length()
+    return min(1 << (max(size, 1) - 1).bit_length(), 2**20)
 
 
 @functools.lru_cache
@@ -341,9 +376,15 @@ def _table(codec: Coded, size: int) -> PyTree:
 def _occurrences(codec: Quantizer, law: str, size: int) -> np.ndarray:
     """How often each symbol occurs in buckets of a law."""
     numbers = _numbered(codec.levels)
-    rng, rows = np.random.default_rng(0), max(_DRAWN // size, 1)
-    draw = rng.standard_normal if law == "gaussian" else functools.partial(rng.laplace, 0.0, 1.0)
-    x = draw(size=(rows, size)).astype(np.float32)
+    rows = max(_DRAWN // size, 1)
+    number = rows * size
+    # Quantiles, dealt out by a stride: unlike drawn numbers the same on all machines, and in all
+    # versions of numpy. They are rounded where solvers differ.
+    chance = (np.arange(number) * _STRIDE % number + 0.5) / number
+    tail = np.minimum(chance, 1 - chance)
+    inverse = special.ndtri(tail) if law == "gaussian" else np.log(2 * tail)
+    x = np.round(np.where(chance < 0.5, inverse, -inverse), 5).astype(np.float32)
+    x = x.reshape(rows, size)
     alone = dataclasses.replace(codec, implementation=None, shared=False)
 
     def draw_codes(x: Array) -> Array:

@@ -59,6 +59,10 @@ class Coder(Protocol):
         """The first `kept` symbols of each row, then zeros."""
         ...
 
+    def least_bits(self, size: int) -> int:
+        """What a row takes before its first symbols."""
+        ...
+
     def worst_bits(self, size: int, symbols: int) -> int:
         """What no row of `size` of so many different symbols exceeds, whatever the table."""
         ...

@@ -197,6 +197,9 @@ class Elias:
         found = (self._gaps if self.sparse else self._dense)(words, kept, size)
         return jnp.where(jnp.arange(size)[None] < kept[:, None], found, 0)
 
+    def least_bits(self, size: int) -> int:
+        return _head(size) if self.sparse else 0
+
     def worst_bits(self, size: int, symbols: int) -> int:
         longest = int(np.max(_lengths(self.code, symbols, dense=not self.sparse)))
         # Sparse: no gap has so many bits for each place that it takes as that of one.
@@ -225,7 +228,7 @@ class Elias:
     def _gaps(self, words: Array, kept: Array, size: int) -> UInt32[Array, "n size"]:
         n, head = kept.shape[0], _head(size)
         number = prefix.take(words, jnp.zeros_like(kept), head).astype(jnp.int32)
-        number = jnp.clip(number, 0, size)
+        number = jnp.clip(number, 0, jnp.clip(kept, 0, size))
         row = jnp.arange(n)
 
         def step(i: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:

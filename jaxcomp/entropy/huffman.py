@@ -85,6 +85,10 @@ class Huffman:
         _, found = lax.scan(step, begin, None, length=size)
         return jnp.where(jnp.arange(size)[None] < kept[:, None], found.T.astype(jnp.uint32), 0)
 
+    def least_bits(self, size: int) -> int:
+        del size
+        return 0
+
     def worst_bits(self, size: int, symbols: int) -> int:
         return size * max(1, min(self.limit, symbols - 1))
 

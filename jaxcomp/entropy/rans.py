@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Bool, Float32, Int32, UInt8, UInt16, UInt32
 
-from jaxcomp import axes, checks
+from jaxcomp import axes, checks, compiler
 from jaxcomp.entropy import stream
 from jaxcomp.entropy.coder import SYMBOLS, Stream
 from jaxcomp.protocols import Array
@@ -29,9 +29,6 @@ _TOTAL = 1 << PRECISION
 _HALF = 16
 _LOW = 1 << _HALF
 """The least state, and the first: one has from seventeen to 32 bits."""
-
-_SYMBOLS_A_LANE = 2048
-"""What makes the 48 bits of a lane a small part of what it codes."""
 
 _MOST_LANES = 1024
 _BLOCK = 32
@@ -49,11 +46,12 @@ class Rans:
     if it takes 2¹⁶ steps or more), the lanes' states, and what each put away, lane after lane.
 
     Args:
-        lanes: how many symbols are coded at a time; None for the power of two below `size / 2048`,
-            from 1 to 1024.
+        lanes: how many symbols are coded at a time; None for the power of two below
+            `size / symbols_a_lane`, from 1 to 1024.
+        symbols_a_lane: symbols of a row that the 48 bits of a lane are spread over.
 
     Raises:
-        ValueError: for lanes that are not positive.
+        ValueError: for lanes or symbols that are not positive.
 
     Example:
         >>> coder, symbols = Rans(), jnp.array([[0, 1, 0, 2]], jnp.uint32)
@@ -72,11 +70,13 @@ class Rans:
     """
 
     lanes: int | None = None
+    symbols_a_lane: int = 2048
     adaptive = True
 
     def __post_init__(self):
         if self.lanes is not None:
             checks.integer("lanes", self.lanes, 1)
+        checks.integer("symbols_a_lane", self.symbols_a_lane, 1)
 
     def table(self, counts: Float32[Array, " symbols"]) -> UInt32[Array, " symbols"]:
         """The frequency of each symbol, of 4096 in all."""
@@ -150,6 +150,11 @@ class Rans:
         empty = jnp.all(words == 0, axis=1) & (kept == 0)
         return symbols[:, :size], (clean & (kept == inside) & (kept > 0)) | empty
 
+    def least_bits(self, size: int) -> int:
+        """What a row takes before its first symbols."""
+        plan = self._plan(size)
+        return _HALF * (plan.head + plan.lanes)
+
     def worst_bits(self, size: int, symbols: int) -> int:
         del symbols
         plan = self._plan(size)
@@ -159,7 +164,8 @@ class Rans:
     def _plan(self, size: int) -> "_Plan":
         lanes = self.lanes
         if lanes is None:
-            lanes = min(1 << max((size // _SYMBOLS_A_LANE).bit_length() - 1, 0), _MOST_LANES)
+            share = size // self.symbols_a_lane
+            lanes = min(1 << max(share.bit_length() - 1, 0), _MOST_LANES)
         return _Plan(lanes, -(-size // lanes))
 
 
@@ -202,15 +208,18 @@ def frequencies(counts: Float32[Array, " symbols"]) -> UInt32[Array, " symbols"]
         ValueError: for more symbols than 256, or none.
     """
     checks.integer("symbols", counts.size, 1, SYMBOLS)
-    counts = jnp.clip(jnp.where(counts > 0, counts, 0), 0, jnp.finfo(jnp.float32).max)
+    counts = jnp.clip(jnp.where(counts > 0, counts, 0), 0, 2.0**126)
     # What occurs alone has a frequency of 4095, which a state has the room for.
     counts = jnp.pad(counts, (0, 1)) if counts.size == 1 else counts
-    shares = counts / jnp.where(jnp.max(counts) > 0, jnp.max(counts), 1)
+    # By a power of two, which rounds nothing: the sum of counts is the same in any order.
+    largest = lax.bitcast_convert_type(jnp.max(counts), jnp.int32)
+    exponent = largest & 0x7F800000
+    shares = counts * lax.bitcast_convert_type((254 << 23) - exponent, jnp.float32)
     total = jnp.sum(shares)
     shares = jnp.where(total > 0, shares / jnp.where(total > 0, total, 1), 1 / counts.size)
 
     def rounded(scale: Array) -> tuple[Array, Array]:
-        exact = shares * scale + 0.5
+        exact = compiler.settled(shares * scale) + 0.5
         whole = jnp.maximum(jnp.floor(exact), 1)
         return whole, exact - whole
 
@@ -342,9 +351,10 @@ def _gathered(
     place = stream.ones(marks, room)
     word, bit = place // _BLOCK, place % _BLOCK
     lane, block = word // plan.blocks, word % plan.blocks
-    row = jnp.arange(n, dtype=jnp.int32)[:, None]
-    index = ((block * plan.block + bit) * n + row) * plan.lanes + lane
-    return jnp.take(low.reshape(-1), index, mode="clip")
+    row, time = jnp.arange(n, dtype=jnp.int32)[:, None], block * plan.block + bit
+    if low.size >= 2**31:  # Places have 32 bits.
+        return low.reshape(-1, n, plan.lanes)[time, row, lane]
+    return jnp.take(low.reshape(-1), (time * n + row) * plan.lanes + lane, mode="clip")
 
 
 def _undone(

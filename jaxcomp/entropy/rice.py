@@ -7,8 +7,10 @@ at once and say where everything is, so nothing is read one after another.
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Bool, Float32, Int32, UInt32
 
 from jaxcomp import checks
@@ -188,14 +190,16 @@ class Rice:
         begins = begins + (below + number * best)[:, None]
         level = stream.read(words, begins, digits + 1)
         size_of = (jnp.uint32(1) << digits.astype(jnp.uint32)) | (level >> 1)
-        # No gap is longer than the row, whatever the words are, nor their sum than 2³¹.
-        most = jnp.uint32(2**31 // max(size, 1) - 1)
-        gaps = jnp.minimum((quotients << best[:, None].astype(jnp.uint32)) | rest, most)
-        place = jnp.cumsum(gaps.astype(jnp.int32) + 1, axis=1) - 1
+        # No gap is longer than the row, whatever the words are, nor is their sum.
+        gaps = jnp.minimum((quotients << best[:, None].astype(jnp.uint32)) | rest, size)
+        place = lax.associative_scan(_saturating(size + 1), gaps.astype(jnp.int32) + 1, axis=1) - 1
         place = jnp.where(real, jnp.minimum(place, size), size)
         found = jnp.zeros((kept.shape[0], size), jnp.uint32)
         found = found.at[row, place].set(prefix.symbol(size_of, level & 1), mode="drop")
         return jnp.where(slot < kept[:, None], found, 0)
+
+    def least_bits(self, size: int) -> int:
+        return _head(size)
 
     def worst_bits(self, size: int, symbols: int) -> int:
         digits = max((symbols // 2).bit_length() - 1, 0)
@@ -216,6 +220,11 @@ class Rice:
         number = jnp.sum(hits, axis=1, dtype=jnp.float32)
         bounds = jnp.array([_densities()], jnp.float32) * count.astype(jnp.float32)[:, None]
         return jnp.sum(number[:, None] <= bounds, axis=1, dtype=jnp.uint32)
+
+
+def _saturating(most: int) -> Callable[[Array, Array], Array]:
+    """Addition that never exceeds `most`, so that sums of nonsense do not overflow."""
+    return lambda a, b: jnp.minimum(a + b, most)
 
 
 def _densities() -> tuple[float, ...]:

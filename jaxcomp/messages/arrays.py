@@ -58,8 +58,10 @@ def encode(array: np.ndarray, widths: Iterable[Bits] = ()) -> tuple[int, bytes]:
     return RAW, items.tobytes()
 
 
-def decode(method: int, body: memoryview, like: ArrayLike) -> np.ndarray:
-    """The array of this shape and dtype that `encode` wrote.
+def decode(
+    method: int, body: memoryview, like: ArrayLike, widths: Iterable[Bits] = ()
+) -> np.ndarray:
+    """The array of this shape and dtype that `encode` wrote, given the same widths of codes.
 
     Raises:
         MessageError: if `encode` cannot have written it.
@@ -74,7 +76,7 @@ def decode(method: int, body: memoryview, like: ArrayLike) -> np.ndarray:
     elif method == TRIMMED:
         items = _untrimmed(reader, like.shape, dtype.itemsize)
     elif method == CODES:
-        items = _from_codes(reader, like.shape, dtype)
+        items = _from_codes(reader, like.shape, dtype, widths)
     else:
         raise MessageError(f"`data` must write arrays in one of the ways 0 to 3, got {method}")
     reader.end("an array")
@@ -123,10 +125,13 @@ def _in_codes(words: np.ndarray, bits: Bits) -> Split | None:
     return _split(head, [part.reshape(-1).astype(np.uint8, copy=False) for part in parts])
 
 
-def _from_codes(reader: Reader, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+def _from_codes(
+    reader: Reader, shape: tuple[int, ...], dtype: np.dtype, widths: Iterable[Bits]
+) -> np.ndarray:
     width = reader.take(1, "the width of codes")[0]
     bits = TRIT if width == _TRIT else width
-    size = _most_codes(shape[1], bits) if len(shape) == 2 and width <= _WIDEST else 0
+    # Of another width there might be many more codes than there are.
+    size = _most_codes(shape[1], bits) if len(shape) == 2 and bits in tuple(widths) else 0
     if dtype != np.uint32 or not size:
         raise MessageError(
             f"`data` must write as codes only words that hold some, got codes of {bits} bits in "

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import numbers
 from typing import Any
 
 from jaxcomp.quantize.levels import TRIT
@@ -42,6 +43,9 @@ def text(setting: Any) -> str:
     if isinstance(setting, type) or not dataclasses.is_dataclass(setting):
         if isinstance(setting, tuple):
             return f"({', '.join(map(text, setting))})"
+        if isinstance(setting, numbers.Real) and not isinstance(setting, bool):
+            number = float(setting)  # Equal numbers may be written differently.
+            return repr(int(number) if number.is_integer() else number)
         written = repr(setting)
         if " at 0x" in written:
             raise ValueError(

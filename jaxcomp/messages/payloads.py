@@ -94,7 +94,7 @@ def from_bytes(
     """The payload that `to_bytes` wrote, bit for bit.
 
     `data` may come from anywhere: what is damaged, cut, forged, of another codec or another tree
-    raises, takes no more memory than the payload that is expected, and ends soon. Without a
+    raises, takes no more memory than a few times the expected payload, and ends soon. Without a
     `secret`, anyone can write a message of arbitrary values, and with one, an old message can be
     sent again: `docs/messages.md` says what is left to the receiver.
 
@@ -114,8 +114,8 @@ def from_bytes(
     expected = _expected(codec, like)
     parts = frame.read(data, expected.digest, expected.likes, secret)
     leaves = [
-        jnp.asarray(arrays.decode(part.method, part.body, like_))
-        for part, like_ in zip(parts, expected.likes, strict=True)
+        jnp.asarray(arrays.decode(part.method, part.body, like_, widths))
+        for part, like_, widths in zip(parts, expected.likes, expected.widths, strict=True)
     ]
     return jax.tree.unflatten(expected.treedef, leaves)
 

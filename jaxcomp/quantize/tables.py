@@ -106,7 +106,7 @@ class UniformThreshold:
 
     Example:
         >>> UniformThreshold(entropy=1.0).half
-        (0, 252, 625, 1023)
+        (0, 252, 624, 1023)
 
     References:
         Gish and Pierce, Asymptotically efficient quantizing, 1968; Sullivan, Efficient scalar

@@ -33,8 +33,8 @@ def ecsq(
 
     Args:
         bits: bits an element of a full bucket on the wire, with all that is not codes; 0.1 to 5.
-        bucket_size: elements that share a step and a stream, at least 4,096; shorter buckets leave
-            more room for chance, and shorter leaves have more elements that do not fit.
+        bucket_size: elements that share a step and a stream, a multiple of 4,096; shorter buckets
+            leave more room for chance, and of shorter leaves more elements do not fit.
         scale: "minimum_error", a contraction, for use with a residual; "unbiased"; or "norm".
         rotations: 1, or 2 for an unbiased codec, as for `eden`.
 
@@ -56,8 +56,10 @@ def ecsq(
     """
     checks.number("bits", bits, 0.1, 5.0)
     checks.integer("bucket_size", bucket_size, 4096)
+    if bucket_size % 4096:
+        raise ValueError(f"`bucket_size` must be a multiple of 4096, got {bucket_size}")
     checks.choice("scale", scale, tuple(FITS))
-    lanes = max(bucket_size // _SYMBOLS_A_LANE, 1)
+    lanes = 1 << max((bucket_size // _SYMBOLS_A_LANE).bit_length() - 1, 0)
     # Of each bucket: its step, the count of its elements, and the heads of the lanes. Lengths vary
     # by 0.75 bits over the root of the bucket's size, and frequencies of twelve bits are not exact.
     capacity = bits - (32 + (16 if bucket_size < 2**16 else 32)) / bucket_size
@@ -70,7 +72,7 @@ def ecsq(
         bucket_size=bucket_size,
         fit=FITS[scale],
     )
-    coded = Coded(codec=quantizer, coder=Rans(lanes=lanes), capacity=capacity)
+    coded = Coded(codec=quantizer, coder=Rans(symbols_a_lane=_SYMBOLS_A_LANE), capacity=capacity)
     return Rotated(codec=coded, times=rotations, unbiased_on_average=scale == "unbiased")
 
 

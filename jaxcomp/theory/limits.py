@@ -158,7 +158,7 @@ def uniform_threshold(bits: float, law: str = "gaussian") -> tuple[np.ndarray, n
     Example:
         >>> thresholds, values = uniform_threshold(2)
         >>> print(thresholds[:3].round(3), values[:3].round(3))
-        [0.472 1.334 2.195] [0.852 1.689 2.528]
+        [0.537 1.626 2.716] [0.981 1.981 2.998]
     """
     rate = float(_numbers("bits", bits, "(0, 10]"))
     checks.choice("law", law, tuple(_REACH))
