@@ -100,7 +100,6 @@ def entries() -> list[Entry]:
     rotated, floats, composed, coded = "rotated", "float formats", "composed", "entropy coded"
     mx = ("mxfp4", "mxfp6", "mxfp6_e3m2", "mxfp8", "mxfp8_e5m2", "nvfp4")
     four = jaxcomp.qsgd_inf(bits=4, bucket_size=128)
-    long = jaxcomp.qsgd_inf(bits=4, bucket_size=8192)
     pair = (jaxcomp.top_k(fraction=0.01, bucket_size=512), jaxcomp.qsgd_inf(bits=3))
     return [
         *series("qsgd", even, jaxcomp.qsgd, more),
@@ -135,7 +134,6 @@ def entries() -> list[Entry]:
         *series("rotated_uniform", rotated, jaxcomp.rotated_uniform, (2, 3, 4)),
         *series("ecsq", coded, jaxcomp.ecsq, (0.5, 1, 2, 3, 4), scale="unbiased", rotations=2),
         *series("ecsq, minimum error", coded, jaxcomp.ecsq, (0.5, 1, 2, 3, 4)),
-        Entry(series="qsgd_inf 4, coded", family=coded, codec=following(long, 2.98)),
         Entry(series="qsgd 4, coded", family=coded, codec=following(jaxcomp.qsgd(), 1.3)),
         *shares("random_k", jaxcomp.random_k, 0.1, 0.01),
         *shares("top_k", jaxcomp.top_k, 0.1, 0.01, 0.001),

@@ -45,7 +45,6 @@ LABELS = {
     "eden, minimum error 4": "eden, least error",
     "ecsq 2": "ecsq",
     "ecsq, minimum error 3": "ecsq, least error",
-    "qsgd_inf 4, coded": "qsgd_inf, coded",
     "qsgd 4, coded": "qsgd, coded",
     "drive": "drive",
     "ndsc 1": "ndsc",
