@@ -222,7 +222,9 @@ def explain(figure: Figure) -> None:
         "D(R) of a Gaussian, no bound here": Line2D([], [], color=FAINT),
     }
     options = {"loc": "upper left", "frameon": False, "fontsize": 9, "handletextpad": 0.4}
-    figure.legend(families, COLORS, ncols=8, bbox_to_anchor=(0.055, 0.935), **options)
+    figure.legend(
+        families, COLORS, ncols=9, columnspacing=1.1, bbox_to_anchor=(0.055, 0.935), **options
+    )
     figure.legend(kinds.values(), kinds, ncols=4, bbox_to_anchor=(0.055, 0.915), **options)
     figure.text(
         0.065, 0.972, "What each codec makes of its bits", size=16, weight="bold", color=INK
