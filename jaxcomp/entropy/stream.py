@@ -115,11 +115,21 @@ def ones(words: UInt32[Array, "n words"], k: int) -> Int32[Array, "n k"]:
     rank = lax.broadcasted_iota(jnp.int32, (n, k), 1)
     rank = rank - jnp.take_along_axis(before, word, axis=1, mode="clip")
     bits = jnp.take_along_axis(words, word, axis=1, mode="clip")
+    # Apart: whatever takes elements from these places would look them up again.
+    return lax.optimization_barrier(word * WORD + select(bits, rank))
+
+
+def select(word: UInt32[Array, "..."], rank: Int32[Array, "..."]) -> Int32[Array, "..."]:
+    """The place of the one of this rank in each word.
+
+    Example:
+        >>> select(jnp.array([0b1010], jnp.uint32), jnp.array([1]))
+        Array([3], dtype=int32)
+    """
     place = jnp.zeros_like(rank)
     for step in (16, 8, 4, 2, 1):
-        low = (bits >> place.astype(jnp.uint32)) & jnp.uint32((1 << step) - 1)
-        lower = lax.population_count(low).astype(jnp.int32)
-        beyond = rank >= lower
-        place, rank = jnp.where(beyond, place + step, place), jnp.where(beyond, rank - lower, rank)
-    # Apart: whatever takes elements from these places would look them up again.
-    return lax.optimization_barrier(word * WORD + place)
+        low = (word >> place.astype(jnp.uint32)) & jnp.uint32((1 << step) - 1)
+        ones = lax.population_count(low).astype(jnp.int32)
+        beyond = rank >= ones
+        place, rank = jnp.where(beyond, place + step, place), jnp.where(beyond, rank - ones, rank)
+    return place

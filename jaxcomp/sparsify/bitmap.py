@@ -13,6 +13,7 @@ from jax import lax
 from jaxtyping import Bool, Int32, UInt32
 
 from jaxcomp import compiler
+from jaxcomp.entropy import stream
 from jaxcomp.protocols import Array
 
 WORD = 32
@@ -106,7 +107,7 @@ def _places(bitmap: Array, k: int, base: Array, gap: Array, skip: Array) -> Int3
         for step in _halves(bitmap):
             word = jnp.where(_take(before.words, word + step) <= rest, word + step, word)
         rest = rest - _take(before.words, word)
-    return word * WORD + _select(_take(bitmap, word), rest)
+    return word * WORD + stream.select(_take(bitmap, word), rest)
 
 
 def rank(bitmap: UInt32[Array, "n words"], place: Int32[Array, " n"]) -> Int32[Array, " n"]:
@@ -125,7 +126,7 @@ def first(bitmap: UInt32[Array, "n words"], k: Int32[Array, " n"]) -> UInt32[Arr
     ahead = (before.words.reshape(n, groups, -1) + before.groups[..., None]).reshape(n, -1)
     left = k[:, None] - ahead
     # All ones below the one that is the first to be left out.
-    end = _select(bitmap, left)
+    end = stream.select(bitmap, left)
     below = (jnp.uint32(1) << end.astype(jnp.uint32)) - jnp.uint32(1)
     whole = left >= lax.population_count(bitmap).astype(jnp.int32)
     return jnp.where(left <= 0, jnp.uint32(0), jnp.where(whole, bitmap, bitmap & below))
@@ -195,17 +196,6 @@ def _of(hits: Bool[Array, "n size"]) -> UInt32[Array, "n words"]:
 
 def _take(table: Array, places: Array) -> Array:
     return jnp.take_along_axis(table, places, axis=1, mode="clip")
-
-
-def _select(word: UInt32[Array, "..."], rank: Int32[Array, "..."]) -> Int32[Array, "..."]:
-    """The place of the one of this rank in each word."""
-    place = jnp.zeros_like(rank)
-    for step in (16, 8, 4, 2, 1):
-        low = (word >> place.astype(jnp.uint32)) & jnp.uint32((1 << step) - 1)
-        ones = lax.population_count(low).astype(jnp.int32)
-        beyond = rank >= ones
-        place, rank = jnp.where(beyond, place + step, place), jnp.where(beyond, rank - ones, rank)
-    return place
 
 
 def _transposed(groups: UInt32[Array, "n groups 32"]) -> UInt32[Array, "n groups 32"]:
