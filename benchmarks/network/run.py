@@ -30,9 +30,10 @@ from launch import LaunchError, launch, threads
 
 UNSHAPED = "unshaped"
 JOBS = {
-    "mean": [("mean", "mean.py")],
-    "train": [("train", "train.py")],
-    "torch": [("mean", "torch_ddp.py"), ("train", "torch_ddp.py")],
+    "mean": ("mean", "mean.py"),
+    "train": ("train", "train.py"),
+    "torch-mean": ("mean", "torch_ddp.py"),
+    "torch-train": ("train", "torch_ddp.py"),
 }
 
 
@@ -45,7 +46,7 @@ def parse() -> argparse.Namespace:
     add("--only", nargs="+", choices=JOBS, default=list(JOBS))
     add("--methods", nargs="+", metavar="NAME", help="some of them, by name")
     add("--elements", type=int, default=25_000_000, help="of the mean; made a matrix")
-    add("--repeats", type=int, default=5, help="of each mean")
+    add("--repeats", type=int, default=5, help="of each mean and each training")
     add("--steps", type=int, default=200, help="of training at most, and of its schedule")
     add("--target", type=float, default=4.0, help="bits a byte to train to")
     add("--every", type=int, default=5, help="steps from score to score")
@@ -59,7 +60,7 @@ def parse() -> argparse.Namespace:
             parser.error(f"argument --rates: {error}")
     if min(options.processes) < 2 or min(options.repeats, options.every, options.steps) < 1:
         parser.error("--processes must be at least 2; --repeats, --every and --steps positive")
-    trains = {"train", "torch"} & set(options.only)
+    trains = {"train", "torch-train"} & set(options.only)
     if trains and any(4 % n for n in options.processes):
         parser.error("--processes must be 2 or 4 to train, so that all have equal parts of a batch")
     return options
@@ -95,6 +96,14 @@ def slowest(found: list[Any]) -> Any:
     return first if isinstance(first, str) else max(found)
 
 
+def middle(found: dict[str, Any], target: float) -> dict[str, Any]:
+    """What was found, with the seconds of every race but only the curve of the median one."""
+    curves = sorted(found.pop("curves"), key=lambda curve: curve[-1][1])
+    curve = curves[(len(curves) - 1) // 2]
+    seconds = [each[-1][1] for each in curves]
+    return {**found, "curve": curve, "reached": curve[-1][2] <= target, "seconds": seconds}
+
+
 def keep(path: pathlib.Path, cell: dict[str, Any], found: dict[str, Any]) -> None:
     """Adds what a program found to the file, in the place for its rate and its processes."""
     book: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"cells": []}
@@ -116,28 +125,30 @@ def measured(path: pathlib.Path, processes: int) -> bool:
 
 
 def run(options: argparse.Namespace, rate: str, processes: int, job: str) -> bool:
-    """Whether all programs of the job came to an end."""
-    good = True
+    """Whether the program of the job came to an end."""
     asked = ("methods", "elements", "repeats", "steps", "target", "every")
     settings = {name: getattr(options, name) for name in asked}
     settings["work"] = not measured(options.out / "mean.json", processes)
-    for what, program in JOBS[job]:
-        title = f"{rate}, {processes} processes: {what} by {program}"
-        print(title, flush=True)
-        folder = options.out / "logs" / f"{rate}-{processes}-{program.removesuffix('.py')}-{what}"
-        start = time.monotonic()
-        try:
-            with namespaces.network(processes, None if rate == UNSHAPED else rate) as net:
-                found = launch(net, program, {**settings, "what": what}, folder, options.limit)
-        except LaunchError as error:
-            print(f"{title}: failed, and left out. {error}", file=sys.stderr)
-            good = False
-            continue
-        cell = {"rate": rate, "processes": processes, "threads": threads(processes)}
-        cell |= {"target": options.target, "steps": options.steps} if what == "train" else {}
-        keep(options.out / f"{what}.json", cell, slowest(found))
-        print(f"    took {time.monotonic() - start:.0f} s", flush=True)
-    return good
+    what, program = JOBS[job]
+    title = f"{rate}, {processes} processes: {what} by {program}"
+    print(title, flush=True)
+    folder = options.out / "logs" / f"{rate}-{processes}-{program.removesuffix('.py')}-{what}"
+    start = time.monotonic()
+    try:
+        with namespaces.network(processes, None if rate == UNSHAPED else rate) as net:
+            found = launch(net, program, {**settings, "what": what}, folder, options.limit)
+    except LaunchError as error:
+        print(f"{title}: failed, and left out. {error}", file=sys.stderr)
+        return False
+    cell = {"rate": rate, "processes": processes, "threads": threads(processes)}
+    whole = slowest(found)
+    if what == "train":
+        cell |= {"target": options.target, "steps": options.steps}
+        of = {name: middle(one, options.target) for name, one in whole["methods"].items()}
+        whole["methods"] = of
+    keep(options.out / f"{what}.json", cell, whole)
+    print(f"    took {time.monotonic() - start:.0f} s", flush=True)
+    return True
 
 
 def main() -> None:

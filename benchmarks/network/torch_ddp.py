@@ -88,36 +88,40 @@ def mean(own: dict[str, Any], hook: Any, meet: Callable[[], Any]) -> dict[str, A
 
 
 def training(
-    own: dict[str, Any], hook: Any, data: tuple, meet: Callable[..., float]
+    own: dict[str, Any], hook_of: Callable[[int], Any], data: tuple, meet: Callable[..., float]
 ) -> dict[str, Any]:
     draw, held_out = data
-    torch.manual_seed(train.SEED)
-    module = torch_model.ByteModel(train.LAYERS, train.WIDTH)
-    parameters = sum(weight.numel() for weight in module.parameters())
-    if parameters != train.parameters():
-        raise RuntimeError(f"{parameters} parameters here, and {train.parameters()} in JAX")
-    model, score_of = wrapped(module, hook), nn.CrossEntropyLoss()
+    score_of = nn.CrossEntropyLoss()
     rates = np.asarray(byte_lm.warm_and_decay(train.RATE, own["steps"])(np.arange(own["steps"])))
-    adam = torch.optim.Adam(model.parameters())
 
     def loss_of(net: nn.Module, batch: tuple) -> torch.Tensor:
         inputs, targets = (torch.from_numpy(half).long() for half in batch)
         return score_of(net(inputs).flatten(0, 1), targets.flatten())
 
-    def step(number: int) -> None:
-        adam.param_groups[0]["lr"] = float(rates[number - 1])
-        adam.zero_grad(set_to_none=True)
-        loss_of(model, draw(number)).backward()
-        adam.step()
+    def begin() -> tuple[Callable[[int], Any], Callable[[], float]]:
+        torch.manual_seed(train.SEED)
+        module = torch_model.ByteModel(train.LAYERS, train.WIDTH)
+        parameters = sum(weight.numel() for weight in module.parameters())
+        if parameters != train.parameters():
+            raise RuntimeError(f"{parameters} parameters here, and {train.parameters()} in JAX")
+        model = wrapped(module, hook_of(START["train"]))
+        adam = torch.optim.Adam(model.parameters())
 
-    @torch.no_grad()
-    def score() -> float:
-        windows = len(held_out[0])
-        parts = [tuple(half[i : i + 32] for half in held_out) for i in range(0, windows, 32)]
-        return float(np.mean([loss_of(module, part).item() for part in parts]) / np.log(2))
+        def step(number: int) -> None:
+            adam.param_groups[0]["lr"] = float(rates[number - 1])
+            adam.zero_grad(set_to_none=True)
+            loss_of(model, draw(number)).backward()
+            adam.step()
 
-    meet()
-    return {"parameters": parameters, **train.race(step, score, own, meet)}
+        @torch.no_grad()
+        def score() -> float:
+            windows = len(held_out[0])
+            parts = [tuple(half[i : i + 32] for half in held_out) for i in range(0, windows, 32)]
+            return float(np.mean([loss_of(module, part).item() for part in parts]) / np.log(2))
+
+        return step, score
+
+    return {"parameters": train.parameters(), **train.races(begin, own, meet)}
 
 
 def main() -> None:
@@ -137,14 +141,12 @@ def main() -> None:
     data = train.batches(own) if what == "train" else ()
     found = {}
     for name in group.chosen(own, HOOKS):
-        hook = HOOKS[name](START[what])
         if what == "mean":
-            found[name] = mean(own, hook, meet)
+            found[name] = mean(own, HOOKS[name](START[what]), meet)
             group.say(own, f"{np.median(found[name]['seconds']):8.3f} s  {name}")
         else:
-            found[name] = training(own, hook, data, meet)
-            steps, seconds, bits, _ = found[name]["curve"][-1]
-            group.say(own, f"{seconds:8.1f} s  {name}: {bits:.3f} bits a byte, {steps} steps")
+            found[name] = training(own, HOOKS[name], data, meet)
+            train.say(own, name, found[name]["curves"])
     group.finish(own, {"methods": found})
     distributed.destroy_process_group()
 
