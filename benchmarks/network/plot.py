@@ -24,8 +24,9 @@ def colour(name: str) -> str:
     return TORCH if name.startswith("torch") else DENSE if name.startswith("dense") else OURS
 
 
-def bars(axes: Axes, cell: dict[str, Any]) -> None:
+def bars(axes: Axes, cell: dict[str, Any], names: list[str]) -> None:
     """Seconds of every method, with the least that its bytes take on the link."""
+    del names
     methods = cell["methods"]
     base = statistics.median(methods[tables.BASE]["seconds"]) if tables.BASE in methods else None
     for place, (name, method) in enumerate(methods.items()):
@@ -44,13 +45,16 @@ def bars(axes: Axes, cell: dict[str, Any]) -> None:
     axes.set_title(f"{cell['rate']}, {cell['processes']} processes", fontsize=10)
 
 
-def curves(axes: Axes, cell: dict[str, Any]) -> None:
-    """Bits a byte of held-out text against the seconds of training."""
-    for number, (name, method) in enumerate(cell["methods"].items()):
+def curves(axes: Axes, cell: dict[str, Any], names: list[str]) -> None:
+    """Bits a byte of held-out text against the seconds of training, of the median run.
+
+    Each method has its own colour, which depends on its place among `names`.
+    """
+    for name, method in cell["methods"].items():
         _, seconds, bits, _ = zip(*method["curve"], strict=True)
-        style = "--" if name.startswith("torch") else "-"
-        axes.plot(seconds, bits, style, color=f"C{number}", linewidth=1.4, label=name)
-        axes.plot(seconds[-1], bits[-1], "o", color=f"C{number}", markersize=4)
+        style, shade = "--" if name.startswith("torch") else "-", f"C{names.index(name)}"
+        axes.plot(seconds, bits, style, color=shade, linewidth=1.4, label=name)
+        axes.plot(seconds[-1], bits[-1], "o", color=shade, markersize=4)
     axes.axhline(cell["target"], color="black", linewidth=0.8, linestyle=":")
     axes.set_xscale("log")
     axes.set_xlabel("seconds of training")
@@ -69,13 +73,14 @@ def draw(folder: pathlib.Path) -> None:
         if not path.exists():
             continue
         cells = json.loads(path.read_text())["cells"]
+        names = list(dict.fromkeys(name for cell in cells for name in cell["methods"]))
         columns = min(2, len(cells))
         lines = max(len(cell["methods"]) for cell in cells) if panel is bars else 18
         rows, height = math.ceil(len(cells) / columns), 1 + 0.21 * lines
         size = (6.4 * columns, height * rows + 0.4)
         figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False)
         for place, cell in zip(axes.flat, cells, strict=False):
-            panel(place, cell)
+            panel(place, cell, names)
             place.grid(axis="both", color="#dddddd", linewidth=0.6)
             place.set_axisbelow(True)
             place.spines[["top", "right"]].set_visible(False)
