@@ -105,9 +105,18 @@ def middle(found: dict[str, Any], target: float) -> dict[str, Any]:
 
 
 def keep(path: pathlib.Path, cell: dict[str, Any], found: dict[str, Any]) -> None:
-    """Adds what a program found to the file, in the place for its rate and its processes."""
-    book: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"cells": []}
-    book["environment"] = environment()
+    """Adds what a program found to the file, in the place for its rate and its processes.
+
+    A file has one environment, that of what came first; what was measured in another says so.
+    """
+    now = environment()
+    new: dict[str, Any] = {"cells": [], "environment": now}
+    book = json.loads(path.read_text()) if path.exists() else new
+    other = {name: value for name, value in now.items() if book["environment"].get(name) != value}
+    if other:
+        found["methods"] = {
+            name: {**method, "environment": other} for name, method in found["methods"].items()
+        }
     for held in book["cells"]:
         if all(held[key] == value for key, value in cell.items()):
             break

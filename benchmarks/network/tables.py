@@ -86,6 +86,21 @@ def title(cell: dict[str, Any]) -> str:
     return f"{what}, {cell['processes']} processes, {cell['rate']}"
 
 
+def settings(environment: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in environment.items())
+
+
+def elsewhere(cells: list[dict[str, Any]]) -> list[str]:
+    """What was measured in another environment than the rest, and how that one differs."""
+    found: dict[str, list[str]] = {}
+    for cell in cells:
+        for name, method in cell["methods"].items():
+            if "environment" in method:
+                where = f"{name} ({cell['rate']}, {cell['processes']} processes)"
+                found.setdefault(settings(method["environment"]), []).append(where)
+    return [f"With {other}: {'; '.join(names)}." for other, names in found.items()]
+
+
 def show(heading: str, columns: tuple[str, ...], rows: Rows, console: Console) -> str:
     """Prints a table, and returns it as Markdown."""
     table = Table(title=heading)
@@ -106,8 +121,7 @@ def write(folder: pathlib.Path) -> None:
         if not path.exists():
             continue
         book = json.loads(path.read_text())
-        where = ", ".join(f"{key} {value}" for key, value in book["environment"].items())
-        parts = [f"{where}."]
+        parts = [f"{settings(book['environment'])}.", *elsewhere(book["cells"])]
         parts += [show(title(cell), columns, rows_of(cell), console) for cell in book["cells"]]
         path.with_suffix(".md").write_text("\n\n".join(parts) + "\n")
         console.print(f"written to {path.with_suffix('.md')}, from {path}")
