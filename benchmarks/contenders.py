@@ -14,7 +14,8 @@ import numpy as np
 from harness import CODECS, WORKERS
 
 import jaxcomp
-from jaxcomp import noise, summing, trees
+from jaxcomp import noise, trees
+from jaxcomp.reducers import senders
 from jaxcomp.sparsify import choices
 
 BUCKETS = (512, 1024, 4096, 65_536)
@@ -58,13 +59,10 @@ def into_fresh(f: Callable[..., Any], *args: Any) -> Callable[[], Any]:
     return lambda: jax.block_until_ready(compiled(*args))
 
 
-def decode_sum(codec: Any, plan: trees.Layout, key: Any, payloads: Any) -> Any:
-    """The sum of what eight workers sent, as a reducer takes it."""
-    stacks = []
-    for number, (batch, part) in enumerate(zip(plan.batches, payloads.batches, strict=True)):
-        own = [trees.batch_key(key, number, worker).own for worker in range(WORKERS)]
-        keys = trees.batch_key(key, number, 0)._replace(own=jnp.stack(own))
-        stacks.append(summing.decode_sum(codec, keys, part, batch.like))
+def decode_sum(plan: trees.Layout, key: Any, payloads: Any) -> Any:
+    """The mean of what eight workers sent, as a reducer takes it."""
+    sides = (None,) * len(plan.batches)
+    stacks = senders.mean(key, plan.batches, payloads.batches, sides, None, WORKERS)
     return trees.assemble(plan, stacks, ())
 
 
@@ -79,8 +77,8 @@ def ours(codec: Any) -> Contender:
         runs = {
             "encode": into_warm(lambda x: jaxcomp.encode(codec, key, x), payload, x),
             "decode": decode,
-            "decode_sum_8": into_warm(lambda p: decode_sum(codec, plan, key, p), like, payloads),
-            "fresh_sum_8": into_fresh(lambda p: decode_sum(codec, plan, key, p), payloads),
+            "decode_sum_8": into_warm(lambda p: decode_sum(plan, key, p), like, payloads),
+            "fresh_sum_8": into_fresh(lambda p: decode_sum(plan, key, p), payloads),
         }
         bits = 8 * jaxcomp.wire_bytes(codec, like) / data.size
         return Prepared(runs, bits, lambda: np.asarray(decode()))

@@ -1,8 +1,9 @@
 """What one call of a codec encodes: pieces of leaves as rows, and a device's share of the rows."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -185,6 +186,15 @@ def real(batch: "Batch | Shard | Recut", x: Array) -> Array:
         return x
     place = lax.broadcasted_iota(jnp.int32, x.shape, 1)
     return jnp.where(place < batch.counts()[:, None], x, 0)
+
+
+def lanes(payload: Any, size: int) -> int:
+    """How many neighbours of a decoded bucket come from neighbouring words of its payload.
+
+    Codes are planar: each field of the words holds the codes of so many elements side by side.
+    """
+    words = [leaf.shape[-1] for leaf in jax.tree.leaves(payload) if leaf.dtype == jnp.uint32]
+    return math.gcd(size, *words) if words else 1
 
 
 def shards(batches: "Sequence[Batch | Shard]", axis_name: AxisName) -> tuple[Shard, ...]:

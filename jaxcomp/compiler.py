@@ -23,20 +23,31 @@ class RefusedError(ValueError):
     """A kernel cannot hold what it is given."""
 
 
-def outlined(f: Callable[..., Any]) -> Callable[..., Any]:
+def outlined(f: Callable[..., Any], lanes: int = 1) -> Callable[..., Any]:
     """`f` compiled once, as a function of its own.
 
     XLA fuses a cheap producer into each of its consumers. A decoder whose result is sliced into a
     hundred leaves would be compiled a hundred times, together with whatever consumes each leaf.
     On a CPU, where compiling is slow and a call is free, it becomes a function in the program;
     other platforms get `f` as it is.
+
+    Args:
+        f: a function of trees of arrays.
+        lanes: how many neighbours of its result are made from neighbours of its input, such as the
+            codes in the words of a bucket; `in_rows` says why.
     """
 
     def separate(*args: Any) -> Any:
         traced, shapes = jax.make_jaxpr(f, return_shape=True)(*args)
+        likes, structure = jax.tree.flatten(shapes)
+
+        def run(*given: Any) -> list[Any]:
+            return [in_rows(x, lanes) for x in _flattened(traced)(*given)]
+
         with set_xla_metadata(inlineable="false"):
-            out = jax.jit(_flattened(traced), inline=False)(*jax.tree.leaves(args))
-        return jax.tree.unflatten(jax.tree.structure(shapes), out)
+            out = jax.jit(run, inline=False)(*jax.tree.leaves(args))
+        whole = [x.reshape(like.shape) for x, like in zip(out, likes, strict=True)]
+        return jax.tree.unflatten(structure, whole)
 
     @functools.wraps(f)
     def call(*args: Any) -> Any:
@@ -45,6 +56,19 @@ def outlined(f: Callable[..., Any]) -> Callable[..., Any]:
         return jax.lax.platform_dependent(*args, cpu=separate, default=f)
 
     return call
+
+
+def in_rows(x: jax.Array, lanes: int) -> jax.Array:
+    """`x` in rows of `lanes` elements, if it is so many whole rows and they are not short.
+
+    On a CPU, XLA loops over what a fusion returns. In rows as long as the stretches that are read,
+    neighbours are read as one vector; along anything longer, one by one, which takes three times as
+    long.
+    """
+    return x if lanes < _FEWEST_LANES or x.size % lanes else x.reshape(-1, lanes)
+
+
+_FEWEST_LANES = 8
 
 
 def _flattened(traced: Any) -> Callable[..., list[Any]]:

@@ -9,14 +9,15 @@ into a batch. Its tail joins the others.
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomp import compiler, noise, policy as policy_
+from jaxcomp import batches as batches_, compiler, noise, policy as policy_
 from jaxcomp.batches import Batch, Piece, batch_key, padded_buckets
 from jaxcomp.policy import Policy
 from jaxcomp.protocols import Array, Codec, PyTree
@@ -189,9 +190,15 @@ def _whole(plan: Layout, leaves: list[Array | None], dense: Sequence[Array]) -> 
 
 
 def _unstacked(
-    batches: Sequence[Batch], likes: Sequence[jax.ShapeDtypeStruct], stacks: Sequence[Array]
+    batches: Sequence[Batch],
+    likes: Sequence[jax.ShapeDtypeStruct],
+    stacks: Sequence[Array],
+    rows: Mapping[int, int] = MappingProxyType({}),
 ) -> list[Array | None]:
-    """The leaves whose batches are `stacks`; None for the others."""
+    """The leaves whose batches are `stacks`; None for the others.
+
+    The parts of a leaf are put together in rows of `rows[leaf]`, if it is among them.
+    """
     found: list[list[tuple[int, Array]]] = [[] for _ in likes]
     for batch, whole in zip(batches, stacks, strict=True):
         flat = whole.reshape(-1)
@@ -207,12 +214,12 @@ def _unstacked(
         for piece, part in zip(batch.pieces, parts, strict=True):
             found[piece.leaf].append((piece.start, part))
     leaves: list[Array | None] = []
-    for like, parts in zip(likes, found, strict=True):
+    for number, (like, parts) in enumerate(zip(likes, found, strict=True)):
         ordered = [part for _, part in sorted(parts, key=lambda pair: pair[0])]
-        flat = (
-            None if not ordered else ordered[0] if len(ordered) == 1 else jnp.concatenate(ordered)
-        )
-        leaves.append(None if flat is None else flat.reshape(like.shape).astype(like.dtype))
+        if len(ordered) > 1:
+            wide = [compiler.in_rows(part, rows.get(number, 1)) for part in ordered]
+            ordered = [jnp.concatenate(wide)]
+        leaves.append(ordered[0].reshape(like.shape).astype(like.dtype) if ordered else None)
     return leaves
 
 
@@ -304,11 +311,20 @@ def _decode(
     worker: Array | int,
 ) -> list[Array | None]:
     batches, likes = static
-    stacks = [
-        batch.codec.decode(batch_key(key, number, worker), part, batch.like)
-        for number, (batch, part) in enumerate(zip(batches, payloads, strict=True))
-    ]
-    return _unstacked(batches, likes, stacks)
+    stacks, rows = [], {}
+    for number, (batch, payload) in enumerate(zip(batches, payloads, strict=True)):
+
+        def one(key, payload, batch=batch):
+            return batch.codec.decode(key, payload, batch.like)
+
+        (leaf, start, stop), lanes = batch.pieces[0], batches_.lanes(payload, batch.size)
+        size = math.prod(likes[leaf].shape)
+        if len(batch.pieces) > 1 or stop - start == size:
+            one = compiler.outlined(one, lanes)
+        else:  # Decoded while the parts of the leaf are put together.
+            rows[leaf] = math.gcd(lanes, size)
+        stacks.append(one(batch_key(key, number, worker), payload))
+    return _unstacked(batches, likes, stacks, rows)
 
 
 def roundtrip(

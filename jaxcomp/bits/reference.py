@@ -17,12 +17,15 @@ def pack(codes: UInt32[Array, "n size"], bits: Bits) -> UInt32[Array, "n words"]
     packed = []
     for plane in planes(bits):
         width = lanes(size, plane)
-        rows = jnp.pad(codes, ((0, 0), (0, plane.fields * width - size)))
+        full = size // width
+        fields, whole = _fields(plane), len(planes(bits)) == 1
         # One reduction, not a slice a field: it reads the codes once, so they need not exist.
-        parts = plane.put(
-            rows.reshape(n, plane.fields, width), _fields(plane), whole=len(planes(bits)) == 1
-        )
-        packed.append(jnp.sum(parts, axis=1, dtype=jnp.uint32))
+        rows = codes[:, : full * width].reshape(n, full, width)
+        words = jnp.sum(plane.put(rows, fields[:, :full], whole=whole), axis=1, dtype=jnp.uint32)
+        if full * width < size:  # Filled up on its own: in the loop above, it takes three times.
+            last = jnp.pad(codes[:, full * width :], ((0, 0), (0, (full + 1) * width - size)))
+            words = words + plane.put(last, fields[:, full], whole=whole)
+        packed.append(words)
     return packed[0] if len(packed) == 1 else jnp.concatenate(packed, axis=1)
 
 

@@ -185,7 +185,11 @@ def _mean(
             # Times the reciprocal: compiled, division by a constant is that; eagerly it is not.
             return (whole * jnp.asarray(1 / workers, whole.dtype)).astype(batch.dtype)
 
-        return lambda *given: batches_.real(batch, compiler.outlined(decode)(*given))
+        def real(key, payload, side):
+            lanes = batches_.lanes(payload, batch.size)
+            return batches_.real(batch, compiler.outlined(decode, lanes)(key, payload, side))
+
+        return real
 
     # Whose key it is does not matter: what is linear draws nothing of its own when it decodes.
     return tuple(

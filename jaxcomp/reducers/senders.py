@@ -77,7 +77,8 @@ def decode(
         def decode(key, payload, side):
             return batch.codec.decode(key, payload, batch.like, side)
 
-        return batches_.real(batch, compiler.outlined(decode)(key, payload, side))
+        lanes = batches_.lanes(payload, batch.size)
+        return batches_.real(batch, compiler.outlined(decode, lanes)(key, payload, side))
 
     return tuple(
         one(
@@ -119,7 +120,8 @@ def mean(
             # Times the reciprocal: compiled, division by a constant is that; eagerly it is not.
             return (whole * jnp.asarray(1 / workers, whole.dtype)).astype(batch.dtype)
 
-        whole = compiler.outlined(total)(keys, payload, side, weights)
+        lanes = batches_.lanes(payload, batch.size)
+        whole = compiler.outlined(total, lanes)(keys, payload, side, weights)
         found.append(batches_.real(batch, whole))
     return tuple(found)
 
@@ -140,7 +142,9 @@ def all_shares(
             first = (worker * batch.buckets).astype(jnp.uint32)
             return batch.codec.decode(Key(keys.shared, own, first), payload, batch.like, side)
 
-        rows = jax.vmap(decode)(keys.own, jnp.arange(workers), payload)
+        lanes = batches_.lanes(payload, batch.size)
+        every = compiler.outlined(jax.vmap(decode), lanes)
+        rows = every(keys.own, jnp.arange(workers), payload)
         found.append(rows.reshape(-1, batch.size))
     return tuple(found)
 
