@@ -188,13 +188,26 @@ def real(batch: "Batch | Shard | Recut", x: Array) -> Array:
     return jnp.where(place < batch.counts()[:, None], x, 0)
 
 
-def lanes(payload: Any, size: int) -> int:
-    """How many neighbours of a decoded bucket come from neighbouring words of its payload.
+def lanes(payload: Any, size: int, leading: int = 1) -> int:
+    """How many neighbours of a decoded bucket are made from neighbours in its payload.
 
-    Codes are planar: each field of the words holds the codes of so many elements side by side.
+    Codes are planar: each field of the words holds the codes of so many elements side by side. What
+    else a bucket has several of belongs to an element each, as in a cast, or to a stretch of them,
+    as the steps of blocks do.
+
+    Args:
+        payload: of a batch.
+        size: elements in a bucket.
+        leading: how many axes of the payload come before those of a bucket.
     """
-    words = [leaf.shape[-1] for leaf in jax.tree.leaves(payload) if leaf.dtype == jnp.uint32]
-    return math.gcd(size, *words) if words else 1
+    found, planar = size, False
+    for leaf in jax.tree.leaves(payload):
+        length = math.prod(leaf.shape[leading:])
+        if leaf.ndim > leading and (leaf.dtype == jnp.uint32 or length == size):
+            found, planar = math.gcd(found, length), True
+        elif length > 1:
+            found = math.gcd(found, size // length)
+    return found if planar else 1
 
 
 def shards(batches: "Sequence[Batch | Shard]", axis_name: AxisName) -> tuple[Shard, ...]:

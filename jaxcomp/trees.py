@@ -9,7 +9,7 @@ into a batch. Its tail joins the others.
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -311,20 +311,41 @@ def _decode(
     worker: Array | int,
 ) -> list[Array | None]:
     batches, likes = static
-    stacks, rows = [], {}
+
+    def one(number: int, payload: PyTree) -> Array:
+        batch = batches[number]
+        return batch.codec.decode(batch_key(key, number, worker), payload, batch.like)
+
+    return decoded(batches, likes, payloads, one)
+
+
+def decoded(
+    batches: Sequence[Batch],
+    likes: Sequence[jax.ShapeDtypeStruct],
+    payloads: Sequence[PyTree],
+    decode: Callable[[int, PyTree], Array],
+    leading: int = 1,
+) -> list[Array | None]:
+    """The leaves that are in batches, from `decode(number, payload)` of each; None for the others.
+
+    Args:
+        batches: of a layout.
+        likes: of the same.
+        payloads: one a batch.
+        decode: gives the `[buckets, size]` that a batch's payload stands for.
+        leading: how many axes of the payloads come before those of a bucket.
+    """
+    found, rows = [], {}
     for number, (batch, payload) in enumerate(zip(batches, payloads, strict=True)):
-
-        def one(key, payload, batch=batch):
-            return batch.codec.decode(key, payload, batch.like)
-
-        (leaf, start, stop), lanes = batch.pieces[0], batches_.lanes(payload, batch.size)
+        one = functools.partial(decode, number)
+        (leaf, start, stop), lanes = batch.pieces[0], batches_.lanes(payload, batch.size, leading)
         size = math.prod(likes[leaf].shape)
         if len(batch.pieces) > 1 or stop - start == size:
             one = compiler.outlined(one, lanes)
         else:  # Decoded while the parts of the leaf are put together.
             rows[leaf] = math.gcd(lanes, size)
-        stacks.append(one(batch_key(key, number, worker), payload))
-    return _unstacked(batches, likes, stacks, rows)
+        found.append(one(payload))
+    return _unstacked(batches, likes, found, rows)
 
 
 def roundtrip(

@@ -120,7 +120,7 @@ def mean(
             # Times the reciprocal: compiled, division by a constant is that; eagerly it is not.
             return (whole * jnp.asarray(1 / workers, whole.dtype)).astype(batch.dtype)
 
-        lanes = batches_.lanes(payload, batch.size)
+        lanes = batches_.lanes(payload, batch.size, leading=2)
         whole = compiler.outlined(total, lanes)(keys, payload, side, weights)
         found.append(batches_.real(batch, whole))
     return tuple(found)
@@ -142,7 +142,7 @@ def all_shares(
             first = (worker * batch.buckets).astype(jnp.uint32)
             return batch.codec.decode(Key(keys.shared, own, first), payload, batch.like, side)
 
-        lanes = batches_.lanes(payload, batch.size)
+        lanes = batches_.lanes(payload, batch.size, leading=2)
         every = compiler.outlined(jax.vmap(decode), lanes)
         rows = every(keys.own, jnp.arange(workers), payload)
         found.append(rows.reshape(-1, batch.size))
