@@ -23,18 +23,18 @@ from torch.distributed.algorithms.ddp_comm_hooks import (  # pyright: ignore[rep
 from torch.nn.parallel import DistributedDataParallel  # pyright: ignore[reportMissingImports]
 
 RANK = 4
-START = {"mean": 2, "train": 10}
-"""Steps that PowerSGD sends dense: two is the least that its hook takes, a thousand its default."""
+START = 2
+"""Steps that PowerSGD sends dense: the least that its hook takes, a thousand is its default."""
 
 
-def power(start: int) -> tuple[Any, Any]:
-    state = low_rank.PowerSGDState(None, matrix_approximation_rank=RANK, start_powerSGD_iter=start)
+def power() -> tuple[Any, Any]:
+    state = low_rank.PowerSGDState(None, matrix_approximation_rank=RANK, start_powerSGD_iter=START)
     return state, low_rank.powerSGD_hook
 
 
-HOOKS: dict[str, Callable[[int], Any]] = {
-    "torch DDP": lambda start: None,
-    "torch DDP, fp16_compress_hook": lambda start: (None, default_hooks.fp16_compress_hook),
+HOOKS: dict[str, Callable[[], Any]] = {
+    "torch DDP": lambda: None,
+    "torch DDP, fp16_compress_hook": lambda: (None, default_hooks.fp16_compress_hook),
     f"torch DDP, powerSGD_hook rank {RANK}": power,
 }
 ONE_BUCKET = 1024
@@ -84,11 +84,11 @@ def mean(own: dict[str, Any], hook: Any, meet: Callable[[], Any]) -> dict[str, A
         module.zero_grad(set_to_none=True)
         loss = module(gradient)  # It costs nothing, and the next one waits for none.
 
-    return group.timed(run, meet, own["repeats"], warm=START["mean"] + 1)
+    return group.timed(run, meet, own["repeats"], warm=START + 1)
 
 
 def training(
-    own: dict[str, Any], hook_of: Callable[[int], Any], data: tuple, meet: Callable[..., float]
+    own: dict[str, Any], hook_of: Callable[[], Any], data: tuple, meet: Callable[..., float]
 ) -> dict[str, Any]:
     draw, held_out = data
     score_of = nn.CrossEntropyLoss()
@@ -104,7 +104,7 @@ def training(
         parameters = sum(weight.numel() for weight in module.parameters())
         if parameters != train.parameters():
             raise RuntimeError(f"{parameters} parameters here, and {train.parameters()} in JAX")
-        model = wrapped(module, hook_of(START["train"]))
+        model = wrapped(module, hook_of())
         adam = torch.optim.Adam(model.parameters())
 
         def step(number: int) -> None:
@@ -142,7 +142,7 @@ def main() -> None:
     found = {}
     for name in group.chosen(own, HOOKS):
         if what == "mean":
-            found[name] = mean(own, HOOKS[name](START[what]), meet)
+            found[name] = mean(own, HOOKS[name](), meet)
             group.say(own, f"{np.median(found[name]['seconds']):8.3f} s  {name}")
         else:
             found[name] = training(own, HOOKS[name], data, meet)
