@@ -1,4 +1,4 @@
-"""Every codec against what information theory allows: squared error against the bits it sends.
+"""The codecs against what information theory allows: squared error against the bits it sends.
 
     python examples/byte_lm.py --codec dense --save-gradients
     python benchmarks/rate_distortion.py
@@ -93,7 +93,11 @@ def following(codec: Any, capacity: float) -> jaxcomp.Coded:
 
 
 def entries() -> list[Entry]:
-    """Every recipe, at several widths."""
+    """Most recipes, many at several widths, two chains and a quantizer with a coder.
+
+    Left out are `threshold`, `elias_qsgd`, `huffman_nuqsgd`, `int_sgd`, `thc`, `msc` and `Ballot`;
+    the combinators `Contractive` and `Clipped`; undithered `ndsc` and `dsc`; and other variants.
+    """
     midrise, subtractive = {"levels": "midrise"}, {"subtractive": True}
     few, more = (3, 4), (2, 3, 4, 8)
     even, powers, ternary = "even levels", "powers of two", "signs and ternary"
