@@ -60,7 +60,8 @@ def parse(argv: list[str] | None = None) -> tuple[argparse.ArgumentParser, argpa
     """The options, each checked as far as it can be before there are devices."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     add, at_least = parser.add_argument, options.at_least
-    add("--coordinator", metavar="HOST:PORT", help="where process 0 listens (default: launcher's)")
+    where = "where process 0 listens (default: launcher's)"
+    add("--coordinator", type=host_and_port, metavar="HOST:PORT", help=where)
     add("--num-processes", type=at_least(1), help="how many there are (default: launcher's)")
     add("--process-id", type=at_least(0), help="which one this is (default: launcher's)")
     add("--timeout", type=at_least(1), default=100, help="to wait, in seconds (default: 100)")
@@ -87,6 +88,17 @@ def parse(argv: list[str] | None = None) -> tuple[argparse.ArgumentParser, argpa
     if args.num_processes and args.process_id >= args.num_processes:
         options.refuse(parser, "--process-id", f"below {args.num_processes}", args.process_id)
     return parser, args
+
+
+def host_and_port(text: str) -> str:
+    """An address as it is, which JAX takes apart without a look."""
+    host, _, port = text.rpartition(":")
+    known = host and (":" not in host or host[0] + host[-1] == "[]")  # As of IPv6.
+    if not known or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise argparse.ArgumentTypeError(
+            f"must be HOST:PORT with a port from 1 to 65535, as in localhost:1234, got {text!r}"
+        )
+    return text
 
 
 def fail(said: str) -> NoReturn:

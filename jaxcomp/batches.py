@@ -24,12 +24,21 @@ class Piece(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Pieces of leaves that one call of a codec encodes, as `[buckets, size]`."""
+    """Pieces of leaves that one call of a codec encodes, as `[buckets, size]`.
+
+    Attributes:
+        codec: what encodes them.
+        dtype: of the leaves.
+        size: elements in a bucket.
+        pieces: what is encoded, in this order.
+        parted: whether it is most of one leaf, of which the rest is in another batch.
+    """
 
     codec: Codec
     dtype: np.dtype
     size: int
     pieces: tuple[Piece, ...]
+    parted: bool = False
 
     @property
     def buckets(self) -> int:

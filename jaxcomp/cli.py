@@ -25,11 +25,14 @@ from jaxcomp.theory import plan as plan_
 
 CATALOGUE = (
     "cast('bfloat16')",
+    "cast('float8_e4m3fn')",
+    "cast('float8_e5m2')",
     "qsgd(bits=4)",
     "qsgd_inf(bits=4)",
     "qsgd_inf(bits=8)",
     "nuqsgd(bits=4)",
     "alq(bits=4)",
+    "amq(bits=4)",
     "blockwise(bits=4)",
     "natural()",
     "natural_dithering(bits=4)",
@@ -39,9 +42,18 @@ CATALOGUE = (
     "eden(bits=4)",
     "drive()",
     "ndsc(bits=4)",
+    "dsc(bits=4)",
+    "rotated_uniform(bits=4)",
+    "ecsq(bits=2)",
+    "elias_qsgd(bits=4)",
+    "huffman_nuqsgd(bits=4)",
+    "int_sgd(bits=8)",
+    "thc(bits=4)",
     "terngrad()",
     "threshold_ternary()",
+    "averaged_ternary(workers=8)",
     "sign()",
+    "msc(sign(), stages=2)",
     "random_k(fraction=0.01)",
     "top_k(fraction=0.01)",
     "threshold(2.6, fraction=0.012)",
@@ -75,7 +87,7 @@ def build() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=jaxcomp.__version__)
     commands = parser.add_subparsers(dest="command", required=True)
-    listed = commands.add_parser("codecs", help="every codec: bits an element, kind, feedback")
+    listed = commands.add_parser("codecs", help="every recipe of a codec: bits, kind, feedback")
     bench = commands.add_parser("bench", help="how long codecs take on this device")
     plan = commands.add_parser("plan", help="whether compressing pays on a link, and by what")
     for command, run in ((listed, codecs_), (bench, bench_), (plan, plan_for)):
@@ -125,7 +137,7 @@ def _options_of_plan(add: Callable[..., Any]) -> None:
 
 
 def codecs_(args: argparse.Namespace) -> None:
-    """Every codec, without running one."""
+    """Every recipe, without running one."""
     side = max(1, round(args.elements**0.5))
     like = jax.ShapeDtypeStruct((side, -(-args.elements // side)), jnp.float32)
     found = []

@@ -117,3 +117,9 @@ def variance_bound(codec: Codec, size: int) -> float | None:
     """The smallest known relative variance of buckets of this size, None where none is known."""
     hook = getattr(codec, "variance_bound", None)
     return None if hook is None else hook(size)
+
+
+def peaked_bound(codec: Codec, size: int, peak: float) -> float | None:
+    """As `variance_bound`, of buckets whose largest element has this share of their energy."""
+    hook = getattr(codec, "peaked_bound", None)
+    return None if hook is None else hook(size, peak)

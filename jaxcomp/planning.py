@@ -87,7 +87,8 @@ def plan(
     """Whether compressing pays: what a step takes by each way to average the gradients.
 
     Bytes are those of the programs; encoding and decoding are timed on this device, once for each
-    codec; what the link adds is `rounds · α + bytes / β`. The baseline is a mean in bfloat16.
+    codec; what the link adds is `rounds · α + bytes / β`, the rounds of every collective. The
+    baseline is a mean in bfloat16.
 
     Args:
         params: the parameters, or their shapes and dtypes; or how many there are, as one square
@@ -148,7 +149,8 @@ def plan(
         baseline="dense bfloat16",
         margin=margin,
         doubt=doubt,
-        about=_about(params, levels, network),
+        elements=sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params)),
+        workers=levels,
     )
     taken = named[planned.best.way.name]
     leaves = _leaves(taken, params, levels, network, clock)
@@ -264,11 +266,3 @@ def _leaves(
         codec = layout.codecs[number] if saved > 0 else None
         found.append(Leaf(path, leaf.shape, codec, max(saved, 0.0)))
     return Leaves(found)
-
-
-def _about(like: PyTree, workers: tuple[int, ...], network: Network) -> str:
-    elements = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(like))
-    return (
-        f"{elements:,} elements over {' x '.join(map(str, workers))} workers, "
-        f"{plan_.speed(network.bandwidth)}, {plan_.duration(network.latency)} a message"
-    )

@@ -93,7 +93,8 @@ def layout(codec: "Codec | Policy", tree: PyTree, shares: int = 1, runs: int = 1
     ]
     for (picked, dtype, size), pieces in found:
         direct, rest = _split(pieces, size)
-        batches += [Batch(picked, dtype, size, (piece,)) for piece in direct]
+        tails = {piece.leaf for piece in rest}
+        batches += [Batch(picked, dtype, size, (p,), parted=p.leaf in tails) for p in direct]
         if rest:
             batches.append(Batch(picked, dtype, size, tuple(rest)))
     return Layout(
@@ -164,8 +165,7 @@ def stack(batch: Batch, leaves: Sequence[Any]) -> Array:
             flat = flat[piece.start : piece.stop]
         padding = padded_buckets(piece, batch.size) * batch.size - flat.shape[0]
         parts += [flat, jnp.zeros(padding, batch.dtype)] if padding else [flat]
-    whole = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
-    return whole.reshape(batch.buckets, batch.size)
+    return compiler.joined(parts).reshape(batch.buckets, batch.size)
 
 
 def stacks(plan: Layout, tree: PyTree) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
@@ -216,10 +216,15 @@ def _unstacked(
     leaves: list[Array | None] = []
     for number, (like, parts) in enumerate(zip(likes, found, strict=True)):
         ordered = [part for _, part in sorted(parts, key=lambda pair: pair[0])]
-        if len(ordered) > 1:
-            wide = [compiler.in_rows(part, rows.get(number, 1)) for part in ordered]
-            ordered = [jnp.concatenate(wide)]
-        leaves.append(ordered[0].reshape(like.shape).astype(like.dtype) if ordered else None)
+        if not ordered:
+            leaves.append(None)
+            continue
+        if number in rows:
+            lanes = math.gcd(rows[number], *(part.size for part in ordered))
+            whole = jnp.concatenate([compiler.in_rows(part, lanes) for part in ordered])
+        else:
+            whole = compiler.joined(ordered)
+        leaves.append(whole.reshape(like.shape).astype(like.dtype))
     return leaves
 
 
@@ -338,12 +343,12 @@ def decoded(
     found, rows = [], {}
     for number, (batch, payload) in enumerate(zip(batches, payloads, strict=True)):
         one = functools.partial(decode, number)
-        (leaf, start, stop), lanes = batch.pieces[0], batches_.lanes(payload, batch.size, leading)
-        size = math.prod(likes[leaf].shape)
-        if len(batch.pieces) > 1 or stop - start == size:
+        lanes = batches_.lanes(payload, batch.size, leading)
+        if batch.parted:  # Decoded while the parts of the leaf are put together.
+            leaf = batch.pieces[0].leaf
+            rows[leaf] = lanes
+        else:
             one = compiler.outlined(one, lanes)
-        else:  # Decoded while the parts of the leaf are put together.
-            rows[leaf] = math.gcd(lanes, size)
         found.append(one(payload))
     return _unstacked(batches, likes, found, rows)
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import UInt32
 
-from jaxcomp import axes, bits, offers, trees
+from jaxcomp import axes, bits, compiler, offers, trees
 from jaxcomp.policy import Policy
 from jaxcomp.protocols import Array, AxisName, Batches, Codec, PyTree
 
@@ -26,11 +26,14 @@ def fuse(payload: PyTree) -> UInt32[Array, " words"]:
 
     Narrow dtypes are packed; each array begins on a word.
     """
-    parts = [_to_words(leaf) for leaf in jax.tree.leaves(payload)]
-    if not parts:
+    leaves = jax.tree.leaves(payload)
+    if not leaves:
         return jnp.zeros(0, jnp.uint32)
-    # The barrier keeps the compiler from moving the decoder's widening before the collective.
-    return lax.optimization_barrier(parts[0] if len(parts) == 1 else jnp.concatenate(parts))
+    words = [_to_words(leaf) for leaf in leaves]
+    # Apart from the encoder, whose loops would else be those over the words of the buffer: a CPU
+    # takes five times as long. The barrier keeps the compiler from moving the decoder's widening
+    # before the collective.
+    return lax.optimization_barrier(compiler.outlined(compiler.joined)(words))
 
 
 def split(buffer: UInt32[Array, "*workers words"], like: PyTree) -> PyTree:
@@ -66,7 +69,12 @@ def exchange(rows: PyTree, axis_name: AxisName, collectives: int = 1) -> PyTree:
     return jax.tree.unflatten(treedef, found)
 
 
-def _runs(leaves: list[Array], count: int) -> list[list[Array]]:
+def collectives(payload: PyTree, at_most: int) -> int:
+    """How many there are, where `gather` or `exchange` is given this payload and that number."""
+    return len(_runs(jax.tree.leaves(payload), at_most))
+
+
+def _runs(leaves: list[Any], count: int) -> list[list[Any]]:
     return trees.even_runs(leaves, [_word_count(leaf) for leaf in leaves], count) or [[]]
 
 
@@ -81,14 +89,13 @@ def _word_count(leaf) -> int:
 
 
 def _to_words(x: Array) -> Array:
-    flat = x.reshape(-1)
-    if flat.dtype == jnp.bool_:
-        flat = flat.astype(jnp.uint8)
-    width = 8 * flat.dtype.itemsize
+    """An array of any shape as 32-bit words, in a shape as near to its own as may be."""
+    if x.dtype == jnp.bool_:
+        x = x.astype(jnp.uint8)
+    width = 8 * x.dtype.itemsize
     if width >= 32:
-        words = lax.bitcast_convert_type(flat, jnp.uint32)
-        return words.reshape(-1)
-    codes = lax.bitcast_convert_type(flat, jnp.dtype(f"uint{width}")).astype(jnp.uint32)
+        return lax.bitcast_convert_type(x, jnp.uint32)
+    codes = lax.bitcast_convert_type(x.reshape(-1), jnp.dtype(f"uint{width}")).astype(jnp.uint32)
     return bits.pack(codes[None], bits=width)[0]
 
 

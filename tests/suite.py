@@ -35,10 +35,15 @@ def _defaults() -> list[Codec]:
 SLOW = bool(os.environ.get("JAXCOMP_SLOW"))
 """Run what takes long: all variants, all pairs."""
 
-CODECS = [codec for codec in _defaults() if SLOW or not isinstance(codec, jaxcomp.Coded)]
-"""Every recipe with its default settings: adding a recipe adds no test code. The codes of QSGD and
-NUQSGD take long to compile; `ecsq`, which is rotated, stands for them.
-"""
+_ALIKE = ("elias_qsgd", "huffman_nuqsgd", "amq", "dsc")
+"""What takes long and differs in little: `ecsq`, `alq` and `ndsc` stand for them."""
+
+CODECS = [
+    codec
+    for codec in _defaults()
+    if SLOW or codec not in [getattr(jaxcomp, name)() for name in _ALIKE]
+]
+"""Every recipe with its default settings: adding a recipe adds no test code."""
 
 VARIANTS = [
     jaxcomp.cast("float16"),
@@ -70,6 +75,14 @@ if SLOW:
         jaxcomp.mx("mxfp8", rule="ceil", rounding="stochastic"),
         jaxcomp.eden(bits=2.5, bucket_size=512, scale="minimum_error"),
         jaxcomp.Clipped(codec=jaxcomp.blockwise(bits=4)),
+        jaxcomp.msc(jaxcomp.natural(), 2),
+        jaxcomp.drive(scale="minimum_error"),
+        jaxcomp.drive(bucket_size=8, rotations=2),
+        jaxcomp.eden(bits=0.5, bucket_size=512, scale="norm"),
+        jaxcomp.terngrad(scaler="clip"),
+        jaxcomp.mx("mxfp6", rule="even"),
+        jaxcomp.ndsc(bits=0.5, bucket_size=512),
+        jaxcomp.dsc(bits=0.5, bucket_size=512),
     ]
 
 

@@ -170,8 +170,16 @@ def test_a_missing_peer_ends_the_wait(tmp_path):
             ["--coordinator", "localhost:1", "--num-processes", 2, "--process-id", 2],
             "argument --process-id: must be below 2, got 2",
         ),
+        *(
+            (
+                ["--coordinator", given, "--num-processes", 2, "--process-id", 0],
+                "argument --coordinator: must be HOST:PORT with a port from 1 to 65535, as in "
+                f"localhost:1234, got {given!r}",
+            )
+            for given in ("localhost", ":1234", "localhost:http", "localhost:99999", "::1")
+        ),
     ],
-    ids=["some", "outside"],
+    ids=lambda value: str(value[1]) if isinstance(value, list) else "",
 )
 def test_refused_options(options, said, monkeypatch, capsys):
     monkeypatch.syspath_prepend(EXAMPLE.parent)

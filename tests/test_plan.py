@@ -1,6 +1,7 @@
 """The cost of a mean on a link, plans made of it, and the command line around them."""
 
 import dataclasses
+import inspect
 import json
 import math
 
@@ -122,6 +123,39 @@ def test_the_price_of_a_reducer_is_its_bytes_messages_and_passes(reducer, n, rou
     assert spent.work == pytest.approx(work * 512 * 512 * 1e-9)
 
 
+Q4 = jaxcomp.qsgd_inf(bits=4)
+EVEN = [jax.ShapeDtypeStruct((1024, 1024), jnp.float32)] * 8
+UNEVEN = [jax.ShapeDtypeStruct((64, 1024, 1024), jnp.float32), *EVEN]
+ONE = jax.ShapeDtypeStruct((8192, 1024), jnp.float32)
+
+
+@pytest.mark.parametrize(
+    ("reducer", "like", "rounds"),
+    [
+        (jaxcomp.Gather(Q4), EVEN, 4 * 3),
+        (jaxcomp.Gather(Q4, collectives=2), EVEN, 2 * 3),
+        (jaxcomp.TwoShot(EF, EF), EVEN, 4 * 6),
+        (jaxcomp.TwoShot(EF, EF, collectives=1), EVEN, 6),
+        # Whole arrays travel: one is most of this tree, and the others go together.
+        (jaxcomp.Gather(Q4), UNEVEN, 2 * 3),
+        (jaxcomp.Gather(Q4), ONE, 3),
+        # What has no collectives to choose, and small factors of large leaves.
+        (jaxcomp.Psum(jaxcomp.random_k(0.01)), EVEN, 6),
+        (jaxcomp.PowerIteration(rank=2, factors=Q4), EVEN, 2 * 3),
+    ],
+)
+def test_each_collective_of_a_large_tree_waits_for_its_own_messages(reducer, like, rounds):
+    spent, _ = planning.price(reducer, like, (4,), still)
+    assert spent.rounds == rounds
+
+
+def test_collectives_of_a_large_tree_are_in_what_a_plan_says_of_latency():
+    slow = cost.Network(1e30, latency=1.0)
+    found = planning.plan(EVEN, 4, slow, codecs={"q": jaxcomp.TwoShot(Q4, Q4)}, clock=still)
+    (line,) = (line for line in found.forecasts if not line.way.dense)
+    assert line.links == pytest.approx(24)
+
+
 def test_two_levels_share_out_what_crosses_the_slow_links():
     outer = jaxcomp.TwoShot(EF, EF)
     reducer = jaxcomp.Hierarchical(jaxcomp.Dense(), outer)
@@ -188,6 +222,20 @@ def test_a_plan_is_json_too():
     assert found["compress"]
     assert {"name", "step", "break_even", "bytes"} <= set(found["ways"][0])
     assert found["best"] == found["ways"][0]["name"]
+    assert (found["elements"], found["workers"]) == (25_000_000, [4])
+
+
+def test_a_plan_tells_programs_what_to_do_with_each_leaf():
+    like, codec = {"w": jnp.zeros((512, 512)), "b": jnp.zeros(512)}, jaxcomp.sign()
+    found = planning.plan(like, 4, cost.Network(1e6), codecs={"sign": codec}, clock=still)
+    told = json.loads(found.to_json())
+    saved = [leaf.saved for leaf in found.leaves]
+    assert told["leaves"] == [
+        {"path": "b", "shape": [512], "codec": None, "saved": saved[0]},
+        {"path": "w", "shape": [512, 512], "codec": repr(codec), "saved": saved[1]},
+    ]
+    elsewhere = found.on(cost.Network(2e6))
+    assert elsewhere.about == "262,656 elements over 4 workers, 16 Mbit/s, 0 s a message"
 
 
 def terngrad(parameters: int, compute: float) -> float:
@@ -245,6 +293,25 @@ def test_every_codec_is_listed_with_its_bits(capsys):
     assert nested in table
 
 
+NO_CODECS = {
+    "dgc_warmup": "a schedule, of fractions",
+    "one_bit_adam": "an optimizer",
+    "zero_one_adam": "an optimizer",
+}
+"""Recipes of something else, as all algorithms are."""
+
+
+def test_no_recipe_of_a_codec_is_forgotten_in_the_list():
+    recipes = {
+        name
+        for name, made in vars(jaxcomp).items()
+        if inspect.isfunction(made)
+        and made.__module__.startswith("jaxcomp.recipes.")
+        and ".algorithms." not in made.__module__
+    }
+    assert {entry.partition("(")[0] for entry in cli.CATALOGUE} == recipes - set(NO_CODECS)
+
+
 def test_codecs_are_timed_beside_a_copy(capsys):
     (line,) = json.loads(
         run(capsys, "bench", "--codec", "sign()", "--elements", "4096", "--repeats", "1", "--json")
@@ -266,6 +333,7 @@ def test_a_plan_is_printed_and_drawn(capsys, tmp_path, monkeypatch):
     links = ["--workers", "2x8", "--link", "10Gbit", "--fast-link", "400Gbit"]
     two = run(capsys, *common[:3], *links)
     assert "2 x 8 workers" in two
+    assert json.loads(run(capsys, *common[:3], *links, "--json"))["workers"] == [2, 8]
 
 
 def test_the_tree_and_the_step_may_be_the_users_own(capsys, tmp_path, monkeypatch):

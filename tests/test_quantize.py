@@ -156,30 +156,39 @@ def test_l2_scale_meets_its_worst_case(steps, d):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("codec", "gaussian", "laplace"),
+    ("codec", "gaussian", "laplace", "heavy"),
     [
-        (jaxcomp.qsgd(bits=2), 17.05, 15.01),
-        (jaxcomp.qsgd(bits=3), 5.02, 4.34),
-        (jaxcomp.qsgd(bits=4), 1.580, 1.334),
-        (jaxcomp.qsgd(bits=8), 0.0053, 0.0053),
-        (jaxcomp.qsgd_inf(bits=2), 1.601, 2.419),
-        (jaxcomp.qsgd_inf(bits=3), 0.1987, 0.4060),
-        (jaxcomp.qsgd_inf(bits=4), 0.0365, 0.0802),
-        (jaxcomp.qsgd_inf(bits=4, bucket_size=8192), 0.0539, 0.1525),
-        (jaxcomp.qsgd_inf(bits=8), 0.00011, 0.00025),
+        (jaxcomp.qsgd(bits=2), 17.05, 15.01, 8.33),
+        (jaxcomp.qsgd(bits=3), 5.02, 4.34, 2.18),
+        (jaxcomp.qsgd(bits=4), 1.580, 1.334, 0.640),
+        (jaxcomp.qsgd(bits=8), 0.0053, 0.0053, 0.0039),
+        (jaxcomp.qsgd_inf(bits=2), 1.601, 2.419, 2.831),
+        (jaxcomp.qsgd_inf(bits=3), 0.1987, 0.4060, 0.6090),
+        (jaxcomp.qsgd_inf(bits=4), 0.0365, 0.0802, 0.1561),
+        (jaxcomp.qsgd_inf(bits=4, bucket_size=8192), 0.0539, 0.1525, None),
+        (jaxcomp.qsgd_inf(bits=8), 0.00011, 0.00025, 0.00078),
     ],
     ids=lambda v: v if isinstance(v, float) else None,
 )
-def test_error_on_standard_inputs(codec, gaussian, laplace):
-    """Reference errors on Gaussian and Laplace input, to the digits they are known to."""
+def test_error_on_standard_inputs(codec, gaussian, laplace, heavy):
+    """Reference errors on Gaussian, Laplace and cubed Gaussian input, to the digits known."""
     rng = np.random.default_rng(4)
     n = 2**11 * max(codec.bucket_size, 512)  # As many buckets for large ones.
-    for draw, want in ((rng.standard_normal(n), gaussian), (rng.laplace(size=n), laplace)):
-        got = nmse(codec, jnp.asarray(draw, jnp.float32))
+    laws = {
+        "gaussian": (lambda: rng.standard_normal(n), gaussian),
+        "laplace": (lambda: rng.laplace(size=n), laplace),
+        "heavy": (lambda: rng.standard_normal(n) ** 3, heavy),
+    }
+    for law, (draw, want) in laws.items():
+        if want is None:  # In `test_standard_inputs`.
+            continue
+        got = nmse(codec, jnp.asarray(draw(), jnp.float32))
         digit = 0.5 * 10.0 ** -len(str(want).split(".")[1])
         # The references are means over 2^20 elements: 2,048 small buckets, but 128 large ones.
         slack = 0.015 if codec.bucket_size <= 512 else 0.03
-        assert abs(got - want) <= slack * want + digit
+        # A few buckets have most of what largest cubes add up to: seeds differ by up to 6 %.
+        slack = 0.03 if law == "heavy" and codec.scale == scales.MaxAbs() else slack
+        assert abs(got - want) <= slack * want + digit, (law, got, want)
 
 
 def test_terngrad_clips_where_it_says():
@@ -196,6 +205,19 @@ def test_terngrad_clips_where_it_says():
     np.testing.assert_allclose(
         scales.ClippedMax()(flat[None], jnp.array([[100]])), [[2.0]], rtol=1e-6
     )
+
+
+def test_terngrad_takes_the_clip_itself_where_nothing_reaches_it():
+    """Of elements ±1, whose deviation is 1, the step is 2.5 with `scaler="clip"`, not 1."""
+    codec, x = jaxcomp.terngrad(scaler="clip"), jnp.tile(jnp.array([1.0, -1.0]), 2**15)
+    y = np.asarray(jaxcomp.roundtrip(codec, 0, x))
+    np.testing.assert_allclose(np.unique(y), [-2.5, 0, 2.5], rtol=1e-4)
+    np.testing.assert_allclose(np.mean(y * x), 1, atol=0.02)
+    np.testing.assert_array_equal(jaxcomp.roundtrip(jaxcomp.terngrad(), 0, x), x)
+    beyond = jnp.asarray(np.random.default_rng(6).standard_normal(2**16), jnp.float32)
+    y = np.asarray(jaxcomp.roundtrip(codec, 0, beyond))
+    np.testing.assert_allclose(np.abs(y).max(), 2.5 * np.std(beyond), rtol=1e-3)
+    np.testing.assert_array_equal(y, jaxcomp.roundtrip(jaxcomp.terngrad(), 0, beyond))
 
 
 @pytest.mark.parametrize("size", [1, 5, 16, 511, 512, 700, 5000, 2**17 + 3])

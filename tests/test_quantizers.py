@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 from suite import KEY, SLOW, law, nmse, roundtrip
 
 import jaxcomp
@@ -77,26 +78,34 @@ def test_golden_mxfp4():
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"),
+    ("name", "dtype", "rule"),
     [
-        ("mxfp4", ml_dtypes.float4_e2m1fn),
-        ("mxfp6", ml_dtypes.float6_e2m3fn),
-        ("mxfp6_e3m2", ml_dtypes.float6_e3m2fn),
-        ("mxfp8", ml_dtypes.float8_e4m3fn),
-        ("mxfp8_e5m2", ml_dtypes.float8_e5m2),
+        ("mxfp4", ml_dtypes.float4_e2m1fn, "floor"),
+        ("mxfp6", ml_dtypes.float6_e2m3fn, "floor"),
+        ("mxfp6_e3m2", ml_dtypes.float6_e3m2fn, "floor"),
+        ("mxfp8", ml_dtypes.float8_e4m3fn, "floor"),
+        ("mxfp8_e5m2", ml_dtypes.float8_e5m2, "floor"),
+        ("mxfp4", ml_dtypes.float4_e2m1fn, "even"),
+        ("mxfp8", ml_dtypes.float8_e4m3fn, "even"),
     ],
 )
-def test_microscaling_elements_are_those_of_the_format(name, dtype):
+def test_microscaling_elements_are_those_of_the_format(name, dtype, rule):
     """Against another implementation of each format, element by element, ties included."""
-    largest = float(ml_dtypes.finfo(dtype).max)
+    mantissa, largest = ml_dtypes.finfo(dtype).nmant, float(ml_dtypes.finfo(dtype).max)
     rng = np.random.default_rng(1)
     x = (rng.standard_normal((64, 512)) * 2.0 ** rng.integers(-30, 30, (64, 1))).astype(np.float32)
     x[0, :8] = np.arange(8) / 4  # Ties.
+    edge = np.float32(2 - 2.0 ** -(mantissa + 1))  # From here on "even" rounds up to 2.
+    x[1] /= np.abs(x[1]).max()
+    x[1, ::64], x[1, 32::64] = edge, np.nextafter(edge, np.float32(0))
     blocks = x.reshape(-1, 32)
     top = np.abs(blocks).max(1, keepdims=True)
+    if rule == "even":  # The largest element, with a mantissa as short as the format's.
+        unit = 2.0 ** (np.floor(np.log2(top)) - mantissa)
+        top = np.floor(top / unit + 0.5) * unit
     scale = 2.0 ** (np.floor(np.log2(top)) - np.floor(np.log2(largest)))
     want = np.clip(blocks / scale, -largest, largest).astype(dtype).astype(np.float64) * scale
-    got = np.asarray(roundtrip(jaxcomp.mx(name), jnp.asarray(x))).reshape(-1, 32)
+    got = np.asarray(roundtrip(jaxcomp.mx(name, rule=rule), jnp.asarray(x))).reshape(-1, 32)
     np.testing.assert_array_equal(got, want)
 
 
@@ -157,6 +166,30 @@ def test_golden_averaged_ternary():
         sums = rng.integers(-limit, limit + 1, 5000).astype(np.float32)
         mean = sums * scaler * np.float32(1 / 8)
         np.testing.assert_allclose(roundtrip(codec, jnp.asarray(mean)), mean, rtol=2e-6)
+
+
+def test_the_mean_of_ternary_codes_comes_down_exactly(mesh):
+    """17 levels hold every sum of eight codes, also where the largest sum is not eight."""
+    x = np.random.default_rng(0).uniform(-1, 1, (40, 128)).astype(np.float32)
+    weights = np.array([1] + 7 * [0.5], np.float32)  # So one worker has the scaler of all.
+    codec = jaxcomp.terngrad(clip=None, shared=True)
+    up = jaxcomp.Link(jaxcomp.Policy(codec, min_size=0, min_ndim=0))
+    means = [
+        jaxcomp.compressed_mean(jaxcomp.TwoShot(up, down), "data")
+        for down in (None, jaxcomp.Link(jaxcomp.averaged_ternary(workers=8)))
+    ]
+
+    def run(x):
+        return [tx.update(x[0], tx.init(x[0]))[0] for tx in means]
+
+    mapped = jax.shard_map(run, mesh=mesh, in_specs=P("data"), out_specs=P())
+    whole, narrow = map(np.asarray, jax.jit(mapped)(weights[:, None, None] * x))
+    np.testing.assert_allclose(narrow, whole, rtol=2e-6)
+    scaler = np.abs(x).reshape(8, -1).max(1, keepdims=True)  # Of each worker's share.
+    sums = whole.reshape(8, -1) * 8 / scaler
+    np.testing.assert_allclose(sums, np.rint(sums), atol=1e-4)
+    assert set(np.rint(sums).ravel()) == set(range(-8, 9))
+    assert np.rint(np.abs(sums).max(1)).min() < 8
 
 
 def test_powers_by_roots_and_products():
@@ -319,6 +352,68 @@ def test_adaptive_levels_follow_their_schedule():
     changes = [i for i in range(1, 8) if seen[i] != seen[i - 1]]
     assert changes == [1, 4, 7]
     assert int(state.step[0]) == 8
+
+
+@pytest.mark.parametrize(
+    "codec",
+    [jaxcomp.alq(3, every=2), jaxcomp.amq(3, every=2, pooled=True)],
+    ids=["alq", "pooled amq"],
+)
+def test_levels_are_those_of_what_all_workers_saw(codec):
+    """Histograms add up over workers and turns, by squared norm unless pooled; no bias after."""
+    turns, half, size = 2, 4, 512
+    draws = (np.asarray(law(name, turns * half * size)) for name in ("gaussian", "heavy"))
+    draws = (x.reshape(turns, half, size) for x in draws)
+    gaussian, heavy = (x / np.linalg.norm(x, axis=2, keepdims=True) for x in draws)
+    none = np.zeros_like(gaussian)
+
+    def rows(first, second):  # Those of one worker; zeros are not counted.
+        return np.concatenate([first, second], axis=1)
+
+    cases = {
+        "apart": (rows(gaussian, none), rows(none, heavy)),
+        "together": (rows(gaussian, heavy), rows(none, none)),
+        "in turns": (np.stack([gaussian, heavy]).reshape(turns, -1, size), rows(none, none)),
+        "gaussian": (rows(gaussian, none), rows(none, none)),
+        "heavy": (rows(none, heavy), rows(none, none)),
+        "long": (rows(gaussian, none), rows(none, 64 * heavy)),
+    }
+    like, count = jax.ShapeDtypeStruct((2 * half, size), jnp.float32), jnp.full(2 * half, size)
+
+    def run(seen):
+        def turn(state, x):
+            key = trees.batch_key(KEY, 0, 0)
+            return codec.agree(key, x, count, state, "data"), None
+
+        return jax.lax.scan(turn, codec.init(like), seen)[0].levels
+
+    all_of_them = np.stack([np.stack(seen) for seen in cases.values()])
+    found = np.asarray(jax.jit(jax.vmap(jax.vmap(run, axis_name="data")))(all_of_them))
+    np.testing.assert_array_equal(found[:, 0], found[:, 1])
+    levels = dict(zip(cases, found[:, 0], strict=True))
+
+    def same(one, other):  # Sums are in another order, and a level is rounded.
+        np.testing.assert_allclose(levels[one], levels[other], rtol=5e-3, atol=1)
+
+    same("apart", "together")
+    same("in turns", "together")
+    same("long", "together" if codec.pooled else "heavy")
+    # Without a sum over workers the largest level of any would win.
+    alone = levels["gaussian"], levels["heavy"]
+    for other in (*alone, np.maximum(*alone)):
+        assert np.abs(other[1:-1] / levels["together"][1:-1] - 1).max() > 0.03
+
+    state = codec.init(like)._replace(levels=jnp.asarray(levels["apart"]))
+    x, times = jnp.asarray(rows(gaussian, heavy)[0]), 1024
+
+    def draw(number):
+        key = trees.batch_key(noise.fold(KEY, number), 0, 0)
+        payload, _ = codec.encode(key, x, count, state)
+        return codec.decode(key, payload, like, codec.side(state))
+
+    y = np.asarray(jax.jit(jax.vmap(draw))(jnp.arange(times, dtype=jnp.uint32)), np.float64)
+    variance = ((y - np.asarray(x)) ** 2).mean(0).sum()
+    assert ((y.mean(0) - np.asarray(x)) ** 2).sum() < 1.5 * variance / times
 
 
 def test_papers_orderings():

@@ -1,14 +1,19 @@
-"""Draws where compressing pays, for 8 to 4,096 workers at 1 to 400 Gbit/s: a picture for the docs.
+"""Where compressing pays, for 8 to 4,096 workers at 1 to 400 Gbit/s: a picture, and its numbers.
 
-    python benchmarks/network/beyond.py --out docs/break_even.png
+    python benchmarks/network/beyond.py --out out/network/beyond.png
 
 In the upper row codecs take as long as they do on this machine. The lower one is what an
 accelerator would make of it whose kernels run at 80 % of a memory bandwidth of 3.35 TB/s, an
 H100's: every element is read and its code written once to encode, and the other way round to
-decode. That is an assumption: nothing was timed there.
+decode. That is an assumption: nothing was timed there. Beside the picture is a JSON file with the
+price of each mean and the speed of a link below which it pays.
 """
 
 import argparse
+import dataclasses
+import json
+import math
+import os
 import pathlib
 from typing import Any
 
@@ -20,6 +25,7 @@ from matplotlib.figure import Figure
 
 import jaxcomp
 from jaxcomp import measuring, planning
+from jaxcomp.theory import cost
 
 WORKERS = [2**k for k in range(3, 13)]
 SPEEDS = np.geomspace(1e9, 400e9, 60) / 8
@@ -27,6 +33,7 @@ SPEEDS = np.geomspace(1e9, 400e9, 60) / 8
 SIDE = 5000
 LATENCY = 20e-6
 BANDWIDTH = 0.8 * 3.35e12
+BASE = "dense bfloat16"
 Q4, SIGN = jaxcomp.Link(jaxcomp.qsgd_inf(bits=4)), jaxcomp.Link(jaxcomp.sign(), jaxcomp.Residual())
 WAYS: dict[str, Any] = {
     "4 bits, two shots": jaxcomp.TwoShot(Q4, Q4),
@@ -49,18 +56,39 @@ def accelerator(way: Any) -> measuring.Measured:
     return measuring.Measured(1, encode + decode, decode, code / BANDWIDTH, 0.0)
 
 
-def gains(clock: planning.Clock) -> dict[str, np.ndarray]:
-    """By way, how many times sooner a mean is there than in bfloat16, `[speeds, workers]`."""
+def prices(clock: planning.Clock) -> dict[str, list[cost.Price]]:
+    """By way, what a mean asks of a worker, for each number of workers."""
     like = jax.ShapeDtypeStruct((SIDE, SIDE), jnp.float32)
-    found: dict[str, np.ndarray] = {name: np.empty((len(SPEEDS), len(WORKERS))) for name in WAYS}
-    for column, n in enumerate(WORKERS):
-        dense, _ = planning.price(jaxcomp.Dense("bfloat16"), like, (n,), clock)
-        for name, way in WAYS.items():
-            price, _ = planning.price(way, like, (n,), clock)
-            for row, speed in enumerate(SPEEDS):
-                link = jaxcomp.Network(float(speed), LATENCY)
-                found[name][row, column] = dense.seconds(link) / price.seconds(link)
-    return found
+    ways = {BASE: jaxcomp.Dense("bfloat16"), **WAYS}
+    return {
+        name: [planning.price(way, like, (n,), clock)[0] for n in WORKERS]
+        for name, way in ways.items()
+    }
+
+
+def gains(found: dict[str, list[cost.Price]], name: str) -> np.ndarray:
+    """How many times sooner a mean is there than in bfloat16, `[speeds, workers]`."""
+
+    def seconds(name: str) -> np.ndarray:
+        links = [cost.Network(float(speed), LATENCY) for speed in SPEEDS]
+        return np.array([[price.seconds(link) for price in found[name]] for link in links])
+
+    return seconds(BASE) / seconds(name)
+
+
+def told(found: dict[str, list[cost.Price]], name: str) -> list[dict[str, Any]]:
+    """What is written of a way: for each number of workers, its price, and below what it pays.
+
+    That is in bits a second, and null if it pays at any speed.
+    """
+    edges = [
+        8 * cost.break_even(dense, price, latency=LATENCY)
+        for dense, price in zip(found[BASE], found[name], strict=True)
+    ]
+    return [
+        {"workers": n, **dataclasses.asdict(price), "pays_below": edge if edge < math.inf else None}
+        for n, price, edge in zip(WORKERS, found[name], edges, strict=True)
+    ]
 
 
 def draw(axes: Any, gain: np.ndarray, title: str) -> Any:
@@ -81,38 +109,49 @@ def draw(axes: Any, gain: np.ndarray, title: str) -> Any:
     return colours
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("out/break_even.png"))
-    path = parser.parse_args().out
-    rows = {
-        "two CPU cores, as measured": gains(lambda way: measuring.measure(way, SIDE**2)),
-        "an accelerator of 3.35 TB/s,\nkernels at 80 % of it (assumed)": gains(accelerator),
-    }
+def picture(rows: dict[str, dict[str, list[cost.Price]]]) -> Figure:
+    """A row of panels for each device, a column for each way."""
     figure = Figure(figsize=(13, 6.4), layout="constrained")
     grid = figure.subplots(2, len(WAYS), sharex=True, sharey=True)
     colours: Any = None
     for line, (label, found) in zip(grid, rows.items(), strict=True):
-        for axes, (name, gain) in zip(line, found.items(), strict=True):
-            colours = draw(axes, gain, name)
-            at = {
-                f"{speed:g} Gbit/s": np.argmin(abs(8 * SPEEDS / 1e9 - speed))
-                for speed in (1, 10, 100, 400)
-            }
-            print(
-                label.replace("\n", " "),
-                "|",
-                name,
-                {k: [f"{g:.2g}" for g in gain[row]] for k, row in at.items()},
-            )
+        for axes, name in zip(line, WAYS, strict=True):
+            colours = draw(axes, gains(found, name), name)
         line[0].set_ylabel(f"{label}\n\nGbit/s of a link")
     for axes in grid[-1]:
         axes.set_xlabel("workers")
     bar = figure.colorbar(colours, ax=grid, ticks=COLOURS, label="times sooner than bfloat16")
     bar.ax.set_yticklabels([f"{edge:.2g}" for edge in COLOURS])
     figure.suptitle("A mean of 25 million elements: blue pays, red costs, black is break-even")
+    return figure
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("out/network/beyond.png"))
+    path = parser.parse_args().out
+    rows = {
+        "two CPU cores, as measured": prices(lambda way: measuring.measure(way, SIDE**2)),
+        "an accelerator of 3.35 TB/s,\nkernels at 80 % of it (assumed)": prices(accelerator),
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
+    picture(rows).savefig(path, dpi=130)
+    everything = {
+        "environment": {
+            "jaxcomp": jaxcomp.__version__,
+            "jax": jax.__version__,
+            "device": jax.devices()[0].device_kind,
+            "cores": os.cpu_count(),
+        },
+        "elements": SIDE**2,
+        "latency": LATENCY,
+        "rows": {
+            label.replace("\n", " "): {name: told(found, name) for name in found}
+            for label, found in rows.items()
+        },
+    }
+    path.with_suffix(".json").write_text(json.dumps(everything, indent=1) + "\n")
+    print(f"drawn to {path}, with its numbers in {path.with_suffix('.json')}")
 
 
 if __name__ == "__main__":

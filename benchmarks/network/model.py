@@ -2,9 +2,9 @@
 
     python benchmarks/network/model.py out/network
 
-Of each group of processes three things are known beside the means: how long a collective of a few
-bytes takes, how fast large ones are (an all-gather of 4 MiB, a sum of 8), and how long each codec
-takes when all workers encode or decode at the same time. From these and from the bytes of the
+Of each group of processes three things are known beside the means: how long an all-gather and a sum
+of a few bytes take, how fast large ones are (an all-gather of 4 MiB, a sum of 8), and how long each
+codec takes when all workers encode or decode at the same time. From these and from the bytes of the
 program, the model of `jaxcomp.theory.cost` says what every mean should take, and which way to
 choose; both are compared with the clock. `beyond.py` carries it on to more workers.
 """
@@ -28,15 +28,21 @@ WITHIN = 0.2
 COLUMNS = ("rate", "processes", "method", "measured", "predicted", "off by", "links", "work")
 
 
-def network_of(cell: dict[str, Any], kind: str = "all_gather") -> cost.Network:
-    """What the micro-benchmarks of the wire say of a link, by all-gathers or by all-reduces."""
+def network_of(
+    cell: dict[str, Any], kind: str = "all_gather", *, nominal: bool = False
+) -> cost.Network:
+    """What the micro-benchmarks of the wire say of a link, by all-gathers or by all-reduces.
+
+    With `nominal`, its speed is what the shaper was told instead, if there was one.
+    """
     n, wire = cell["processes"], cell["wire"]
     ideal = cost.all_gather if kind == "all_gather" else cost.ring
     small = statistics.median(wire[f"{kind}, small"]["seconds"])
     large = wire[f"{kind}, large"]
     moved = ideal(large["size"], n)
     seconds = statistics.median(large["seconds"]) - small
-    return cost.Network(moved.bytes / seconds, small / moved.rounds)
+    told = tables.bytes_a_second(cell["rate"]) if nominal else None
+    return cost.Network(told or moved.bytes / seconds, small / moved.rounds)
 
 
 def clock_of(cells: list[dict[str, Any]], cell: dict[str, Any]) -> planning.Clock:
@@ -53,7 +59,9 @@ def clock_of(cells: list[dict[str, Any]], cell: dict[str, Any]) -> planning.Cloc
     return clock
 
 
-def price_of(cells: list[dict[str, Any]], cell: dict[str, Any], name: str) -> cost.Price:
+def price_of(
+    cells: list[dict[str, Any]], cell: dict[str, Any], name: str, *, nominal: bool = False
+) -> cost.Price:
     """What a mean asks of a worker, in bytes and messages of an all-gather.
 
     Bytes are those of the program that was run.
@@ -65,7 +73,7 @@ def price_of(cells: list[dict[str, Any]], cell: dict[str, Any], name: str) -> co
     sums = moved.get("all-reduce", 0)
     gathered = sum(moved.values()) - sums
     # A sum is timed as sums are: between two, gloo's all-gather waits where its sum does not.
-    known, own = network_of(cell), network_of(cell, "psum")
+    known, own = (network_of(cell, kind, nominal=nominal) for kind in ("all_gather", "psum"))
     bytes_ = gathered + sums * known.bandwidth / own.bandwidth
     rounds = price.rounds * (own.latency / known.latency if sums > gathered else 1)
     return dataclasses.replace(price, bytes=bytes_, rounds=rounds)
@@ -76,7 +84,9 @@ def without(cell: dict[str, Any]) -> float:
     return statistics.median(cell["step"]["seconds"])
 
 
-def compare(cells: list[dict[str, Any]]) -> tuple[list[tuple[str, ...]], list[float]]:
+def compare(
+    cells: list[dict[str, Any]], *, nominal: bool = False
+) -> tuple[list[tuple[str, ...]], list[float]]:
     """A row for each mean, and by what fraction each prediction of a shaped one is off."""
     rows, errors = [], []
     for cell in cells:
@@ -84,9 +94,10 @@ def compare(cells: list[dict[str, Any]]) -> tuple[list[tuple[str, ...]], list[fl
             if name not in mean.METHODS:
                 continue
             measured = statistics.median(found["seconds"])
-            price = price_of(cells, cell, name)
+            price = price_of(cells, cell, name, nominal=nominal)
             work = price.work + without(cell)
-            predicted = price.seconds(network_of(cell)) + without(cell)
+            network = network_of(cell, nominal=nominal)
+            predicted = price.seconds(network) + without(cell)
             links = predicted - work
             error = predicted / measured - 1
             if tables.bytes_a_second(cell["rate"]) is not None:
@@ -129,14 +140,22 @@ def advise(cells: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     return rows
 
 
+def _within(errors: list[float]) -> str:
+    good, middle = sum(error <= WITHIN for error in errors), statistics.median(errors or [0.0])
+    return (
+        f"{good} of {len(errors)} means over shaped links are predicted within "
+        f"{100 * WITHIN:.0f} %, and the median is off by {100 * middle:.0f} %"
+    )
+
+
 def write(folder: pathlib.Path) -> None:
     book = json.loads((folder / "mean.json").read_text())
     console = Console(width=max(140, Console().width))
     rows, errors = compare(book["cells"])
-    good, middle = sum(error <= WITHIN for error in errors), statistics.median(errors or [0.0])
+    _, others = compare(book["cells"], nominal=True)
     said = (
-        f"{good} of {len(errors)} means over shaped links are predicted within "
-        f"{100 * WITHIN:.0f} %; the median is off by {100 * middle:.0f} %."
+        f"{_within(errors)}. With the rate that the shaper was told, in place of the speed of each "
+        f"link as measured, {_within(others)}."
     )
     links = [
         (

@@ -23,8 +23,8 @@ BRIDGE = PREFIX + "bridge"
 BUCKET = ("burst", "256kb", "limit", "4mb")
 """Of the shapers: what may pass at once, and what may wait before packets are dropped."""
 CONGESTION = "reno"
-"""TCP's control of congestion. Some kernels take BBR by default, which leaves such links idle for a
-quarter of the time where two hosts send to each other; this one fills them, and is in all kernels.
+"""TCP's control of congestion. Some kernels take BBR by default, which leaves such links idle at
+times where two hosts send to each other; this one fills them, and is in all kernels.
 """
 TOOLS = ("ip", "tc", "unshare", "mount", "hostname")
 _ENTER = 'hostname "$0" && mount --bind "$1" /etc/hosts && shift && exec "$@"'

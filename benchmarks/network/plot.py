@@ -24,9 +24,8 @@ def colour(name: str) -> str:
     return TORCH if name.startswith("torch") else DENSE if name.startswith("dense") else OURS
 
 
-def bars(axes: Axes, cell: dict[str, Any], names: list[str]) -> None:
+def bars(axes: Axes, cell: dict[str, Any]) -> None:
     """Seconds of every method, with the least that its bytes take on the link."""
-    del names
     methods = cell["methods"]
     base = statistics.median(methods[tables.BASE]["seconds"]) if tables.BASE in methods else None
     for place, (name, method) in enumerate(methods.items()):
@@ -64,30 +63,34 @@ def curves(axes: Axes, cell: dict[str, Any], names: list[str]) -> None:
 
 
 def draw(folder: pathlib.Path) -> None:
-    panels = {
-        "mean": (bars, "One mean: the black mark is bytes ÷ link rate, × is over dense float32"),
-        "train": (curves, "Training over the slow wire: a dot where the target is reached, or not"),
+    headings = {
+        "mean": "One mean: the black mark is bytes ÷ link rate, × is over dense float32",
+        "train": "Training over the slow wire: a dot where the target is reached, or not",
     }
-    for name, (panel, heading) in panels.items():
+    for name, heading in headings.items():
         path = folder / f"{name}.json"
         if not path.exists():
             continue
         cells = json.loads(path.read_text())["cells"]
         names = list(dict.fromkeys(name for cell in cells for name in cell["methods"]))
         columns = min(2, len(cells))
-        lines = max(len(cell["methods"]) for cell in cells) if panel is bars else 18
+        lines = max(len(cell["methods"]) for cell in cells) if name == "mean" else 18
         rows, height = math.ceil(len(cells) / columns), 1 + 0.21 * lines
         size = (6.4 * columns, height * rows + 0.4)
-        figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False)
+        # Constrained, since a tight layout puts the heading over the titles of the upper panels.
+        panels = {"figsize": size, "squeeze": False, "layout": "constrained"}
+        figure, axes = plt.subplots(rows, columns, **panels)
         for place, cell in zip(axes.flat, cells, strict=False):
-            panel(place, cell, names)
+            if name == "mean":
+                bars(place, cell)
+            else:
+                curves(place, cell, names)
             place.grid(axis="both", color="#dddddd", linewidth=0.6)
             place.set_axisbelow(True)
             place.spines[["top", "right"]].set_visible(False)
         for place in list(axes.flat)[len(cells) :]:
             place.remove()
         figure.suptitle(heading, fontsize=11)
-        figure.tight_layout()
         figure.savefig(path.with_suffix(".png"), dpi=140)
         plt.close(figure)
         print(f"drawn to {path.with_suffix('.png')}")

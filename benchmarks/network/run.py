@@ -8,6 +8,8 @@ to a rate in both directions. It needs root, `ip`, `tc` and `unshare`, and says 
 missing. All processes share the cores of this machine, so what they compute takes longer than it
 would on a machine each: at 100 Mbit/s the wire decides, at higher rates more and more the cores.
 
+The two jobs of PyTorch need `pip install -e '.[peers]'`; `--only mean train` leaves them out.
+
 Results are in the `--out` folder: `mean.json` and `train.json` are added to group by group, so a
 run may be cut into several; tables and pictures are drawn from them.
 """
@@ -18,6 +20,7 @@ import os
 import pathlib
 import platform
 import signal
+import subprocess
 import sys
 import time
 from importlib import metadata
@@ -26,7 +29,7 @@ from typing import Any
 import namespaces
 import plot
 import tables
-from launch import LaunchError, launch, threads
+from launch import HERE, LaunchError, launch, threads
 
 UNSHAPED = "unshaped"
 JOBS = {
@@ -71,12 +74,26 @@ def environment() -> dict[str, Any]:
     found = {name: _version(name) for name in ("jaxcomp", *packages)}
     return {
         **found,
+        "commit": commit(),
         "python": platform.python_version(),
         "kernel": platform.release(),
         "cores": os.cpu_count(),
         "shaper": "tbf " + " ".join(namespaces.BUCKET),
         "congestion": namespaces.CONGESTION,
     }
+
+
+def commit() -> str | None:
+    """Which one the code is from; None outside of a checkout."""
+    # The checkout is rarely root's own, and git reads no others unless it is told to.
+    git = ("git", "-C", str(HERE), "-c", "safe.directory=*")
+    try:
+        found = subprocess.check_output(
+            (*git, "rev-parse", "--short", "HEAD"), text=True, stderr=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return found.strip()
 
 
 def _version(name: str) -> str:
@@ -169,7 +186,9 @@ def main() -> None:
     if why is not None:
         print(f"skipped: {why}")
         return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # So that the network is taken down.
+    for number in (signal.SIGTERM, signal.SIGHUP):  # So that the network is taken down.
+        if signal.getsignal(number) is not signal.SIG_IGN:  # As nohup has it.
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
     options.out.mkdir(parents=True, exist_ok=True)
     cells = [(rate, n) for rate in options.rates for n in options.processes]
     good = [run(options, *cell, job) for cell in cells for job in options.only]

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float32, UInt32
 
-from jaxcomp import noise, summing
+from jaxcomp import compiler, noise, summing
 from jaxcomp.bits.grid import Grid
 from jaxcomp.bits.planes import Bits, Plane, TritPlane, lanes, planes
 from jaxcomp.protocols import Array, ArrayLike
@@ -68,12 +68,21 @@ def decode_sum(
     like: ArrayLike,
 ) -> Array:
     """Unpacks, scales and accumulates the payloads of all workers in their order."""
+    size, (plane, *others) = like.shape[1], planes(grid.bits)
+    width = lanes(size, plane)
+    filled = size if others else plane.fields * width
 
-    def term(index):
-        codes = unpack(packed[index], grid.bits, like.shape[1])
-        return (grid.values(codes) * steps[index][:, None]).astype(summing.wide(like.dtype))
+    def total(packed, steps):
+        def term(index):
+            codes = unpack(packed[index], grid.bits, filled)
+            return (grid.values(codes) * steps[index][:, None]).astype(summing.wide(like.dtype))
 
-    return summing.in_order(term, packed.shape[0]).astype(like.dtype)
+        return summing.in_order(term, packed.shape[0]).astype(like.dtype)
+
+    if filled == size:
+        return total(packed, steps)
+    # Cut off afterwards: a loop over what is left of each row would read word by word.
+    return compiler.outlined(total, width)(packed, steps)[:, :size]
 
 
 def _fields(plane: Plane | TritPlane) -> np.ndarray:

@@ -14,7 +14,7 @@ from jaxcomp.protocols import Array, ArrayLike, AxisName, Codec, Key
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Part:
-    """The first `⌈fraction · size⌉` elements of each bucket, sent larger in proportion.
+    """The first `⌈fraction · size⌉` elements of each bucket; they stand for the rest too.
 
     For buckets that were rotated at random, of which one part is as good as another: less than a
     bit an element.
@@ -22,7 +22,8 @@ class Part:
     Args:
         codec: what encodes them.
         fraction: their share, in (0, 1].
-        scaled: whether to make up for the others, by `size / k`.
+        power: how to make up for the others, by `(size / k)^power`: 1 is unbiased, ½ keeps the
+            length, 0 counts the rest as zero.
 
     Raises:
         ValueError: for a fraction outside (0, 1], or a codec whose decoders need more than the
@@ -31,18 +32,19 @@ class Part:
 
     codec: Codec
     fraction: int | float
-    scaled: bool = True
+    power: float = 1.0
     unbiased = False
     linear = False
 
     def __post_init__(self):
         offers.check_inner("codec", self.codec)
         checks.fraction(self.fraction)
+        checks.choice("power", self.power, (0, 0.5, 1))
 
     @property
     def contractive(self) -> bool:
         """As the codec, where the rest counts as zero."""
-        return not self.scaled and offers.contractive(self.codec)
+        return self.power == 0 and offers.contractive(self.codec)
 
     @property
     def bucket_size(self) -> int | None:
@@ -67,7 +69,7 @@ class Part:
     def decode(self, key: Key, payload: Any, like: ArrayLike, side: Any = None) -> Array:
         del side
         part = self._like(like)
-        factor = like.shape[1] / part.shape[1] if self.scaled else 1.0
+        factor = (like.shape[1] / part.shape[1]) ** self.power
         found = times(self.codec, key, payload, part, factor)
         return jnp.pad(found, ((0, 0), (0, like.shape[1] - part.shape[1])))
 

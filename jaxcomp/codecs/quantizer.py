@@ -1,6 +1,7 @@
 """The quantizer: scale, levels, rounding and steps as settings of one codec."""
 
 import dataclasses
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +15,7 @@ from jaxcomp.protocols import Array, ArrayLike, AxisName, Key
 from jaxcomp.quantize import fits, rounding as rounding_
 from jaxcomp.quantize.levels import FRACTION, Float, Levels, MidRise, Uniform
 from jaxcomp.quantize.rounding import Rounding, Subtractive
-from jaxcomp.quantize.scales import L2, MaxAbs, MeanAbs, Scale
+from jaxcomp.quantize.scales import L2, MaxAbs, MeanAbs, PNorm, Scale
 from jaxcomp.quantize.steps import Derived, Exact, Steps
 from jaxcomp.quantize.sums import Rows
 from jaxcomp.theory import worst_case
@@ -154,19 +155,45 @@ class Quantizer:
         """The smallest known `ω` with `E‖x̂ − x‖² ≤ ω‖x‖²` for every bucket of `size` elements;
         None where the codec is biased or no bound is known.
         """
-        if not self.unbiased or not isinstance(self.steps, Exact) or self.block:
+        if not self.unbiased or self.block:
             return None
-        if isinstance(self.levels, Uniform):
-            if isinstance(self.scale, L2):
-                return worst_case.omega_l2(size, self.levels.steps)
-            if isinstance(self.scale, MaxAbs):
-                return worst_case.omega_max(size, self.levels.steps)
-        if isinstance(self.levels, Float) and not self.levels.mantissa:
-            if isinstance(self.scale, L2):
+        omega = self._bound(size)
+        if omega is None or isinstance(self.steps, Exact):
+            return omega
+        return worst_case.omega_both(omega, worst_case.NATURAL_COMPRESSION)
+
+    def peaked_bound(self, size: int, peak: float) -> float | None:
+        """A bound on `ω` where the largest element has at most this share of a bucket's energy,
+        on average: for what was rotated at random; None as for `variance_bound`.
+        """
+        even = isinstance(self.levels, Uniform | MidRise)
+        if not self.unbiased or self.block or not even or not isinstance(self.scale, MaxAbs):
+            return None
+        return peak * self._even_bound(size) if isinstance(self.steps, Exact) else None
+
+    def _bound(self, size: int) -> float | None:
+        """`variance_bound` with the steps as they are found."""
+        p = {L2: 2.0, MaxAbs: math.inf}.get(type(self.scale), getattr(self.scale, "p", None))
+        if p is None:
+            return None
+        if isinstance(self.levels, Float):
+            if self.levels.mantissa:
+                return None
+            if p >= 2:
                 return worst_case.omega_exponential_l2(size, self.levels.positive)
-            if isinstance(self.scale, MaxAbs):
-                return worst_case.omega_natural(size, self.levels.positive, float("inf"))
-        return None
+            return worst_case.omega_natural(size, self.levels.positive, p)
+        if isinstance(self.scale, PNorm):
+            return None
+        if isinstance(self.levels, MidRise) or isinstance(self.rounding, Subtractive):
+            return self._even_bound(size)
+        worst = worst_case.omega_l2 if isinstance(self.scale, L2) else worst_case.omega_max
+        return worst(size, self.levels.steps)
+
+    def _even_bound(self, size: int) -> float:
+        """As much as evenly spaced levels can cost, in squared scales."""
+        spacing = 2 if isinstance(self.levels, MidRise) else 1
+        parts = size * (spacing / self.levels.magnitude) ** 2
+        return parts / (12 if isinstance(self.rounding, Subtractive) else 4)
 
     def init(self, like: ArrayLike) -> tuple:
         del like

@@ -11,9 +11,15 @@ from jaxcomp import checks, chunks, noise, offers, summing
 from jaxcomp.codecs.parts import Part
 from jaxcomp.protocols import Array, ArrayLike, AxisName, Codec, Key
 from jaxcomp.rotate import hadamard
+from jaxcomp.theory import worst_case
 
 ROTATION = 0x526F7461
 """Folded into the key, so that signs and dither have nothing in common."""
+
+_UNBIASED_BLOCK = 64
+"""Elements that two rotations mix well enough: of 8, one bit brings 1 and 0.6 back as 1.12 and
+0.40, of 32 and more as what they were.
+"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,7 +28,7 @@ class Rotated:
 
     Rotated, every bucket looks Gaussian, and none has an outlier; rotated back, the error is spread
     evenly. A bucket is filled up with zeros to whole blocks; one that is smaller than a block, to
-    the next power of two.
+    the next power of two, and to 64 where it is rotated twice.
 
     Args:
         codec: what encodes the rotated buckets.
@@ -69,9 +75,10 @@ class Rotated:
         Of a `Part`, random signs alone are enough: `E[D Hᵀ P H D] = B · k/B` for `k` rows `P`.
         """
         inner = self.codec
-        if isinstance(inner, Part) and inner.scaled and inner.codec.unbiased:
+        if isinstance(inner, Part) and inner.power == 1 and inner.codec.unbiased:
             return True
-        return inner.unbiased or (self.unbiased_on_average and self.times == 2)
+        twice = self.times == 2 and self.block >= _UNBIASED_BLOCK
+        return inner.unbiased or (self.unbiased_on_average and twice)
 
     @property
     def contractive(self) -> bool:
@@ -97,8 +104,13 @@ class Rotated:
         return offers.bits_per_element(self.codec)
 
     def variance_bound(self, size: int) -> float | None:
-        """That of the codec for the rotated bucket."""
-        return offers.variance_bound(self.codec, self._padded(size)[0])
+        """That of the codec for the rotated bucket, which has no outlier."""
+        padded, block = self._padded(size)
+        bounds = [
+            offers.variance_bound(self.codec, padded),
+            offers.peaked_bound(self.codec, padded, worst_case.rotated_peak(block)),
+        ]
+        return min((bound for bound in bounds if bound is not None), default=None)
 
     def init(self, like: ArrayLike) -> Any:
         return self.codec.init(self._like(like))
@@ -195,7 +207,8 @@ class Rotated:
 
     def _padded(self, size: int) -> tuple[int, int]:
         """A bucket's size in whole blocks, and the block."""
-        block = min(self.block, max(2, 1 << (size - 1).bit_length()))
+        least = _UNBIASED_BLOCK if self.times == 2 else 2
+        block = min(self.block, max(least, 1 << (size - 1).bit_length()))
         return -(-size // block) * block, block
 
     def _like(self, like: ArrayLike) -> jax.ShapeDtypeStruct:

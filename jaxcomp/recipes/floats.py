@@ -205,7 +205,8 @@ def mx(
         bucket_size: elements that are packed together; None for the whole leaf.
 
     Raises:
-        ValueError: for another format, rule or rounding, or a bucket size that is not positive.
+        ValueError: for another format, rule or rounding, a rule for "nvfp4", or a bucket size that
+            is not positive.
 
     Example:
         >>> mx("mxfp4").bits_per_element, mx("nvfp4").bits_per_element
@@ -223,6 +224,11 @@ def mx(
     """
     checks.choice("format", format, tuple(MX))
     checks.choice("rounding", rounding, ("even", "away", "stochastic"))
+    if format == "nvfp4" and rule != "floor":
+        raise ValueError(
+            f"`rule` must be left out for 'nvfp4', whose steps are no powers of two, got {rule!r}; "
+            "'mxfp4' takes one"
+        )
     found, block = MX[format]
     ties = "even" if rounding == "even" else "away"
     return Quantizer(

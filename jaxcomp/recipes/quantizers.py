@@ -66,15 +66,16 @@ def qsgd(
     """Uniform levels, Euclidean bucket scale, unbiased rounding.
 
     `x̂ᵢ = ‖x‖₂ · qᵢ / s` with `s = 2^(bits−1) − 1` levels a side and zero among them; relative
-    variance at most `√d/s − 1` for `d ≥ 4s²`, else `d/4s²`. `qsgd_inf` is better at the same bits
-    on nearly every input.
+    variance at most `√d/s − 1` for `d ≥ 4s²`, else `d/4s²` (mid-rise: `d/(2^bits − 1)²`).
+    `qsgd_inf` is better at the same bits on nearly every input.
 
     Args:
         bits: width of a code, 2 to 8 (1 to 8 for "midrise").
         bucket_size: elements that share a norm; None for one norm a leaf.
         levels: "midtread" has a zero; "midrise" has `2^bits` levels and none.
         subtractive: the decoder draws the dither again and takes it off, which leaves a third of
-            the worst variance, and the same for every element.
+            the worst variance of an element, but the same for every element, zeros too: in a bucket
+            with one large element it is more, `d/12s²` in all (mid-rise: `d/3(2^bits − 1)²`).
         shared_dither: all workers draw the same dither.
 
     Raises:
@@ -108,7 +109,7 @@ def qsgd_inf(
     """Uniform levels, largest-element bucket scale, unbiased rounding.
 
     `x̂ᵢ = max|x| · qᵢ / s` with `s = 2^(bits−1) − 1`; relative variance at most
-    `½(√(1 + (d − 1)/s²) − 1)`.
+    `½(√(1 + (d − 1)/s²) − 1)` (mid-rise: `d/(2^bits − 1)²`).
 
     Args:
         bits: width of a code, 2 to 8 (1 to 8 for "midrise").

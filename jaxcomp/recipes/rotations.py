@@ -14,8 +14,8 @@ FITS = {"unbiased": "unbiased", "minimum_error": "least_squares", "norm": "norm"
 def rotated_uniform(bits: int = 4, bucket_size: int | None = 4096) -> Rotated:
     """A rotation that all workers share, then evenly spaced levels with unbiased rounding.
 
-    The relative variance is about `2 ln(2d) / (2^bits − 1)²` whatever the input, and a sum over
-    workers is rotated back once.
+    The relative variance is at most `2(ln(2d) + 1) / (2^bits − 1)²` whatever the input, on average
+    over rotations, and about half of that on most; a sum over workers is rotated back once.
 
     Args:
         bits: width of a code, 1 to 8.
@@ -94,9 +94,11 @@ def eden(
             fit=FITS[scale],
         )
 
-    unbiased = scale == "unbiased"
+    power = {"unbiased": 1, "norm": 0.5, "minimum_error": 0}[scale]
     return Rotated(
-        codec=_at_rate(bits, at, scaled=unbiased), times=rotations, unbiased_on_average=unbiased
+        codec=_at_rate(bits, at, power),
+        times=rotations,
+        unbiased_on_average=scale == "unbiased",
     )
 
 
@@ -193,17 +195,17 @@ def dsc(
     Note:
         Steps of the iteration are fewer and were found by trying; what remains at its end is kept.
         Elements are kept at places that are spread evenly, not drawn at random. Bits are counted as
-        for `ndsc`, which is better from two bits an element on (three to nearest): the constant
+        for `ndsc`, which is better at two, three and four bits an element: the constant
         that is gained is worth less there than the bits that `λ` times the coordinates cost.
     """
     codec = _spread(bits / redundancy, bucket_size, dithered)
     return Embedded(codec=codec, redundancy=redundancy)
 
 
-def _at_rate(bits: int | float, at, scaled: bool) -> Codec:
-    """A codec of any rate for rotated buckets, of codecs of whole widths."""
+def _at_rate(bits: int | float, at, power: float) -> Codec:
+    """A codec of any rate for rotated buckets, of codecs of whole widths; `power` as for `Part`."""
     if bits < 1:
-        return Part(codec=at(1), fraction=bits, scaled=scaled)
+        return Part(codec=at(1), fraction=bits, power=power)
     whole = int(bits)
     if whole == bits:
         return at(whole)
@@ -225,7 +227,7 @@ def _spread(bits: int | float, bucket_size: int | None, dithered: bool) -> Codec
             bucket_size=bucket_size,
         )
 
-    return _at_rate(bits, at, scaled=dithered)
+    return _at_rate(bits, at, 1 if dithered else 0)
 
 
 def _dithered(width: int, bucket_size: int | None) -> Quantizer:

@@ -92,7 +92,7 @@ def fused_mean(
             groups.setdefault(leaf.dtype, []).append(number)
     means = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in leaves]  # Stays for empty leaves.
     for numbers in groups.values():
-        flat = jnp.concatenate([leaves[i].reshape(-1) for i in numbers])
+        flat = compiler.joined([leaves[i] for i in numbers])
         mean = weighted_mean(flat, axis_name, weight)
         sizes = [leaves[i].size for i in numbers]
         begins = [sum(sizes[:i]) for i in range(len(sizes))]

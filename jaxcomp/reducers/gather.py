@@ -86,9 +86,9 @@ class Gather:
         return dense_.fused_mean(leaves, axis_name, weight)
 
     def efforts(self, batches: Batches, workers: int) -> tuple[tuple[Link, cost.Effort], ...]:
-        """`n − 1` messages one after another, and `n` payloads to decode."""
-        n = workers
-        return ((self.uplink, cost.Effort(n - 1, encodes=1, decodes=1, adds=n - 1)),)
+        """`n − 1` messages one after another in each all-gather, and `n` payloads to decode."""
+        rounds = reduction.rounds(self, batches, wire.payload_like(batches), workers)
+        return ((self.uplink, cost.Effort(rounds, encodes=1, decodes=1, adds=workers - 1)),)
 
     def link_bytes(self, like: PyTree, workers: int) -> int:
         """`n − 1` payloads, what is agreed on first, and an all-reduce of the leaves left dense."""

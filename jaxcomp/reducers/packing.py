@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from jaxcomp import compiler
 from jaxcomp.protocols import Array, ArrayLike
 
 
@@ -29,9 +30,9 @@ def pack(into: Sequence[ArrayLike], arrays: Sequence[Array]) -> tuple[Array, ...
     """The arrays one after another, in vectors like `into`, with zeros in what room is left."""
     vectors = []
     for room in into:
-        parts = [x.reshape(-1) for x in arrays if x.dtype == room.dtype]
-        left = room.shape[0] - sum(part.shape[0] for part in parts)
-        vectors.append(jnp.concatenate([*parts, jnp.zeros(left, room.dtype)]))
+        parts = [x for x in arrays if x.dtype == room.dtype]
+        left = room.shape[0] - sum(part.size for part in parts)
+        vectors.append(compiler.joined([*parts, jnp.zeros(left, room.dtype)]))
     return tuple(vectors)
 
 

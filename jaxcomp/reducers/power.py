@@ -195,8 +195,8 @@ class PowerIteration:
         exchange: Any = self._exchange
         rounds = sum(
             effort.rounds
-            for _ in self._rounds(batches)
-            for _, effort in exchange.efforts(batches, workers)
+            for vectors in self._rounds(batches)
+            for _, effort in exchange.efforts(reduction.plan(exchange, vectors).batches, workers)
         )
         return ((self, cost.Effort(rounds, encodes=1)),)
 

@@ -163,7 +163,7 @@ def _all_reduce(payloads: PyTree, axis_name: AxisName) -> PyTree:
         if leaf.size:
             groups.setdefault(leaf.dtype, []).append(number)
     for numbers in groups.values():
-        flat = jnp.concatenate([leaves[i].reshape(-1) for i in numbers])
+        flat = compiler.joined([leaves[i] for i in numbers])
         total = lax.psum(axes.vary(flat, axis_name), axis_name)
         sizes = [leaves[i].size for i in numbers]
         begins = [sum(sizes[:i]) for i in range(len(sizes))]

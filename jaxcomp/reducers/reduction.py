@@ -85,6 +85,14 @@ def collectives(reducer: Any, batches: Batches) -> int:
     return min(_PARTS, len({piece.leaf for piece in pieces})) if large else 1
 
 
+def rounds(reducer: Any, batches: Batches, payload: PyTree, workers: int) -> int:
+    """Messages one after another, where this is sent one way: `n − 1` for each collective.
+
+    Those of one step do not depend on each other and may share the wire, but no plan counts on it.
+    """
+    return wire.collectives(payload, collectives(reducer, batches)) * (workers - 1)
+
+
 def plan_here(reducer: Reducer, like: PyTree, axis_name: AxisName) -> trees.Layout:
     """The `plan` over the workers of this axis."""
     return plan(reducer, like, axes.sizes(axis_name))

@@ -215,10 +215,12 @@ class TwoShot:
         return dense_.fused_mean(leaves, axis_name, weight)
 
     def efforts(self, batches: Batches, workers: int) -> tuple[tuple[Link, cost.Effort], ...]:
-        """Twice `n − 1` messages; `n` payloads of a share are decoded, and one of each share."""
+        """As many messages up as down; `n` payloads of a share are decoded, and one of each."""
         n = workers
-        up = cost.Effort(n - 1, encodes=1, decodes=1 / n, adds=(n - 1) / n)
-        return (self.uplink, up), (self.downlink, cost.Effort(n - 1, encodes=1 / n, decodes=1))
+        up, down = (reduction.rounds(self, batches, sent, n) for sent in self._sent(batches, n))
+        first = cost.Effort(up, encodes=1, decodes=1 / n, adds=(n - 1) / n)
+        second = cost.Effort(down, encodes=1 / n, decodes=1)
+        return (self.uplink, first), (self.downlink, second)
 
     def link_bytes(self, like: PyTree, workers: int) -> int:
         """`n − 1` shares of the payload up, as many down, what is agreed on, and dense leaves."""
@@ -226,14 +228,17 @@ class TwoShot:
 
     def batches_link_bytes(self, batches: Batches, workers: int) -> Fraction | int:
         """What of it the batches account for."""
+        share = sum(map(wire.fused_bytes, self._sent(batches, workers)))
+        return (workers - 1) * share + wire.agreed_bytes(batches, workers)
+
+    def _sent(self, batches: Batches, workers: int) -> tuple[PyTree, PyTree]:
+        """Shapes and dtypes of what one worker sends to another, up and down."""
         shards = tuple(batches_.Shard(batch, workers, None) for batch in batches)
         up = tuple(
             jax.tree.map(lambda x, n=shard.buckets: _rows(x, n), payload)
             for shard, payload in zip(shards, wire.payload_like(batches), strict=True)
         )
-        down = wire.payload_like(self._recut(shards))
-        sent = (workers - 1) * (wire.fused_bytes(up) + wire.fused_bytes(down))
-        return sent + wire.agreed_bytes(batches, workers)
+        return up, wire.payload_like(self._recut(shards))
 
     def _down(self, batches: Batches, axis_name: AxisName) -> tuple[batches_.Recut, ...]:
         """The shares as the downlink cuts them."""

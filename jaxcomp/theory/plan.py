@@ -70,7 +70,6 @@ class Plan:
     baseline: str
     network: cost.Network
     conditions: dict[str, Any]
-    about: str = ""
     leaves: Any = None
 
     @property
@@ -88,10 +87,21 @@ class Plan:
         """By what part a forecast of a mean may be off."""
         return self.conditions["doubt"]
 
+    @property
+    def about(self) -> str:
+        """A line of what was planned for; empty if that was not said."""
+        elements, workers = self.conditions["elements"], self.conditions["workers"]
+        if elements is None:
+            return ""
+        return (
+            f"{elements:,} elements over {' x '.join(map(str, workers))} workers, "
+            f"{speed(self.network.bandwidth)}, {duration(self.network.latency)} a message"
+        )
+
     def on(self, network: cost.Network) -> "Plan":
         """The same on another link."""
         ways = [line.way for line in self.forecasts]
-        return forecast(ways, network, baseline=self.baseline, about=self.about, **self.conditions)
+        return forecast(ways, network, baseline=self.baseline, **self.conditions)
 
     @property
     def best(self) -> Forecast:
@@ -149,6 +159,8 @@ class Plan:
 
         return json.dumps(
             {
+                "elements": self.conditions["elements"],
+                "workers": self.conditions["workers"],
                 "network": dataclasses.asdict(self.network),
                 "compute": self.compute,
                 "baseline": self.baseline,
@@ -168,6 +180,15 @@ class Plan:
                     }
                     for f in self.forecasts
                 ],
+                "leaves": [
+                    {
+                        "path": leaf.path,
+                        "shape": leaf.shape,
+                        "codec": None if leaf.codec is None else repr(leaf.codec),
+                        "saved": leaf.saved,
+                    }
+                    for leaf in self.leaves or ()
+                ],
             },
             indent=1,
         )
@@ -185,7 +206,8 @@ def forecast(
     baseline: str | None = None,
     margin: float = 0.02,
     doubt: float = 0.25,
-    about: str = "",
+    elements: int | None = None,
+    workers: tuple[int, ...] = (),
 ) -> Plan:
     """Compares ways to take a mean on one link.
 
@@ -202,8 +224,9 @@ def forecast(
         baseline: the name of the way to compare with; the first dense one by default.
         margin: how much faster compressing must be to be worth it.
         doubt: by what part a forecast of a mean may be off: compressing must save more of it. Nine
-            of ten over shaped links were within 0.2, and a difference is of two of them.
-        about: a line to print above the table.
+            of ten over shaped links of known speed were within 0.2, and a difference is of two.
+        elements: how many the mean is of, to be printed and written with the rest.
+        workers: how many there are on each level, likewise.
 
     Raises:
         ValueError: without a dense way, for an unknown baseline or numbers out of range, or if a
@@ -247,8 +270,10 @@ def forecast(
         "fast": fast,
         "margin": margin,
         "doubt": doubt,
+        "elements": elements,
+        "workers": workers,
     }
-    return Plan(ordered, baseline, network, conditions, about)
+    return Plan(ordered, baseline, network, conditions)
 
 
 def _cost(way: Way, network: cost.Network, fast: cost.Network | None) -> tuple[float, float]:

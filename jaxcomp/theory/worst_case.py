@@ -126,3 +126,49 @@ def omega_natural(size: int, nonzero: int, p: float = math.inf) -> float:
     checks.number("p", min(p, 2), 1.0)
     reach = size ** (1 / min(p, 2)) * 2.0 ** (1 - nonzero)
     return NATURAL_COMPRESSION + reach * min(1, reach)
+
+
+def omega_both(first: float, second: float) -> float:
+    """ω of one unbiased codec after another: `(1 + ω₁)(1 + ω₂) − 1`.
+
+    Args:
+        first: of one.
+        second: of the other, which draws on its own.
+
+    Raises:
+        ValueError: for negative numbers.
+
+    Example:
+        >>> omega_both(0.5, NATURAL_COMPRESSION)
+        0.6875
+
+    References:
+        Horvath et al., `Natural compression <https://arxiv.org/abs/1905.10988>`_, 2019.
+    """
+    checks.number("first", first, 0.0)
+    checks.number("second", second, 0.0)
+    return (1 + first) * (1 + second) - 1
+
+
+def rotated_peak(block: int) -> float:
+    """The most that the largest element of a rotated block has of its energy, on average.
+
+    With random signs before the Hadamard transform every element is sub-Gaussian with `1/B` of the
+    energy, so `E max zᵢ² ≤ 2(log(2B) + 1)/B · ‖x‖²`.
+
+    Args:
+        block: elements that are rotated together, `B`.
+
+    Raises:
+        ValueError: for a number that is not a positive integer.
+
+    Example:
+        >>> round(rotated_peak(4096), 4)
+        0.0049
+
+    References:
+        Suresh et al., `Distributed mean estimation with limited communication
+        <https://arxiv.org/abs/1611.00429>`_, 2017, whose lemma this is with its constant.
+    """
+    checks.integer("block", block, 1)
+    return min(1.0, 2 * (math.log(2 * block) + 1) / block)

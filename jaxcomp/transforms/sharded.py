@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
-from jaxcomp import axes, noise, trees, workers as workers_
+from jaxcomp import axes, compiler, noise, trees, workers as workers_
 from jaxcomp.protocols import Array, AxisName, PyTree, Reducer
 from jaxcomp.workers import PerShard
 
@@ -276,7 +276,7 @@ def _gathered(means: list[Array], cuts: list[Cut]) -> list[Array]:
         if cut.missing:
             groups.setdefault((cut.missing, means[number].dtype), []).append(number)
     for (missing, _), numbers in groups.items():
-        flat = jnp.concatenate([means[number].reshape(-1) for number in numbers])
+        flat = compiler.joined([means[number] for number in numbers])
         everyone, begin = axes.gather(flat, missing), 0
         for number in numbers:
             own = means[number]
