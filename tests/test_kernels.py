@@ -13,6 +13,7 @@ from suite import SLOW
 import jaxcomp
 from jaxcomp import bits, noise
 from jaxcomp.codecs.quantizer import QuantizedPayload
+from jaxcomp.protocols import Key
 from jaxcomp.quantize import exact, rounding
 from jaxcomp.rotate import hadamard
 
@@ -117,9 +118,12 @@ def test_kernels_quantise_the_same(name, implementation):
 def test_kernels_sum_levels_that_are_a_table(implementation):
     """What EDEN sends: its encoder has no kernel, its decoder has."""
     codec = jaxcomp.eden(bits=4, bucket_size=512).codec
-    words = jnp.asarray(np.random.default_rng(1).integers(0, 2**32, (2, 5, 64), np.uint32))
-    steps = jnp.asarray(np.random.default_rng(2).standard_normal((2, 5)), jnp.float32)
-    like = jax.ShapeDtypeStruct((5, 512), jnp.float32)
+    x, count = extremes(6, 512)
+    sent = jax.vmap(lambda x: codec.encode(Key(KEY, KEY, FIRST), x, count, ())[0])(
+        jnp.stack([x, -2 * x])
+    )
+    words, steps = sent.words, sent.steps[0]
+    like = jax.ShapeDtypeStruct(x.shape, jnp.float32)
     add = jax.jit(
         lambda implementation: bits.decode_sum(
             codec, words, steps, like, implementation=implementation

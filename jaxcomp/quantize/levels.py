@@ -183,6 +183,8 @@ class Float:
 
     def codes(self, points: Float32[Array, "..."], dither: Array) -> UInt32[Array, "..."]:
         word = lax.bitcast_convert_type(points, jnp.int32)
+        # The bits of a NaN are for the compiler to choose, and would run into the next code's.
+        word = jnp.where((word & 0x7FFFFFFF) > 0x7F800000, 0, word)
         spare = 23 - self.mantissa
         # Without the bits that dither does not reach: what is added below is then no longer a
         # product, which might be fused with the sum.

@@ -11,10 +11,13 @@ _BITS = 20
 """Binary digits of the exponent's fraction, a square root each."""
 
 
-def power(x: Float32[Array, "..."], exponent: int | float) -> Float32[Array, "..."]:
+def power(
+    x: Float32[Array, "..."], exponent: int | float, digits: bool = False
+) -> Float32[Array, "..."]:
     """`x^exponent` for `x ≥ 0`, the exponent positive and rounded to a multiple of 2⁻²⁰.
 
-    A library's `pow` differs from one machine to the next.
+    A library's `pow` differs from one machine to the next. With `digits` roots are taken by digits
+    on every platform, as inside of a kernel.
 
     Example:
         >>> power(jnp.float32(4.0), 1.5)
@@ -27,7 +30,7 @@ def power(x: Float32[Array, "..."], exponent: int | float) -> Float32[Array, "..
         square, whole = square * square, whole >> 1
     root = jnp.where(x < np.finfo(np.float32).tiny, 0, x)
     while fraction:
-        root, fraction = exact.sqrt(root), 2 * fraction
+        root, fraction = exact.sqrt(root, digits), 2 * fraction
         if fraction >= 2**_BITS:
             result, fraction = result * root, fraction - 2**_BITS
     return result

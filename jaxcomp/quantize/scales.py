@@ -97,8 +97,10 @@ class PNorm:
     def __call__(self, x: Array, count: Array, rows: Rows = sums.IN_XLA) -> Float32[Array, "n 1"]:
         top = sums.max_abs(x, rows)
         ratio = jnp.abs(sums.unit(x, top, rows))
-        total = sums.total(ratio if self.p == 1 else power.power(ratio, self.p), rows)
-        length = jnp.maximum(total if self.p == 1 else power.power(total, 1 / self.p), 1)
+        total = sums.total(ratio if self.p == 1 else power.power(ratio, self.p, rows.digits), rows)
+        length = jnp.maximum(
+            total if self.p == 1 else power.power(total, 1 / self.p, rows.digits), 1
+        )
         return jnp.where(sums.is_finite(top), jnp.minimum(top * length, _LARGEST), top)
 
 
