@@ -184,10 +184,10 @@ class Quantizer:
             return worst_case.omega_natural(size, self.levels.positive, p)
         if isinstance(self.scale, PNorm):
             return None
-        if isinstance(self.levels, MidRise) or isinstance(self.rounding, Subtractive):
-            return self._even_bound(size)
-        worst = worst_case.omega_l2 if isinstance(self.scale, L2) else worst_case.omega_max
-        return worst(size, self.levels.steps)
+        if isinstance(self.levels, Uniform) and not isinstance(self.rounding, Subtractive):
+            worst = worst_case.omega_l2 if isinstance(self.scale, L2) else worst_case.omega_max
+            return worst(size, self.levels.steps)
+        return self._even_bound(size) if isinstance(self.levels, Uniform | MidRise) else None
 
     def _even_bound(self, size: int) -> float:
         """As much as evenly spaced levels can cost, in squared scales."""
