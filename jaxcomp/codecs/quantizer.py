@@ -1,7 +1,6 @@
 """The quantizer: scale, levels, rounding and steps as settings of one codec."""
 
 import dataclasses
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -12,13 +11,12 @@ from jaxtyping import Float32, UInt32
 from jaxcomp import axes, bits, checks, compiler, noise, offers, summing, trees
 from jaxcomp.codecs.summed import Summed
 from jaxcomp.protocols import Array, ArrayLike, AxisName, Key
-from jaxcomp.quantize import fits, rounding as rounding_
-from jaxcomp.quantize.levels import FRACTION, Float, Levels, MidRise, Uniform
+from jaxcomp.quantize import bounds, fits, rounding as rounding_
+from jaxcomp.quantize.levels import FRACTION, Levels, MidRise, Uniform
 from jaxcomp.quantize.rounding import Rounding, Subtractive
-from jaxcomp.quantize.scales import L2, MaxAbs, MeanAbs, PNorm, Scale
+from jaxcomp.quantize.scales import MaxAbs, MeanAbs, Scale
 from jaxcomp.quantize.steps import Derived, Exact, Steps
 from jaxcomp.quantize.sums import Rows
-from jaxcomp.theory import worst_case
 
 
 class QuantizedPayload(NamedTuple):
@@ -157,43 +155,18 @@ class Quantizer:
         """
         if not self.unbiased or self.block:
             return None
-        omega = self._bound(size)
-        if omega is None or isinstance(self.steps, Exact):
-            return omega
-        return worst_case.omega_both(omega, worst_case.NATURAL_COMPRESSION)
+        return bounds.variance(self.levels, self.scale, self.rounding, self.steps, size)
 
     def peaked_bound(self, size: int, peak: float) -> float | None:
         """A bound on `ω` where the largest element has at most this share of a bucket's energy,
-        on average: for what was rotated at random; None as for `variance_bound`.
+        on average, as after a rotation at random; None as for `variance_bound`.
         """
-        even = isinstance(self.levels, Uniform | MidRise)
-        if not self.unbiased or self.block or not even or not isinstance(self.scale, MaxAbs):
+        plain = isinstance(self.scale, MaxAbs) and isinstance(self.steps, Exact)
+        if not (self.unbiased and plain) or self.block:
             return None
-        return peak * self._even_bound(size) if isinstance(self.steps, Exact) else None
-
-    def _bound(self, size: int) -> float | None:
-        """`variance_bound` with the steps as they are found."""
-        p = {L2: 2.0, MaxAbs: math.inf}.get(type(self.scale), getattr(self.scale, "p", None))
-        if p is None:
+        if not isinstance(self.levels, Uniform | MidRise):
             return None
-        if isinstance(self.levels, Float):
-            if self.levels.mantissa:
-                return None
-            if p >= 2:
-                return worst_case.omega_exponential_l2(size, self.levels.positive)
-            return worst_case.omega_natural(size, self.levels.positive, p)
-        if isinstance(self.scale, PNorm):
-            return None
-        if isinstance(self.levels, Uniform) and not isinstance(self.rounding, Subtractive):
-            worst = worst_case.omega_l2 if isinstance(self.scale, L2) else worst_case.omega_max
-            return worst(size, self.levels.steps)
-        return self._even_bound(size) if isinstance(self.levels, Uniform | MidRise) else None
-
-    def _even_bound(self, size: int) -> float:
-        """As much as evenly spaced levels can cost, in squared scales."""
-        spacing = 2 if isinstance(self.levels, MidRise) else 1
-        parts = size * (spacing / self.levels.magnitude) ** 2
-        return parts / (12 if isinstance(self.rounding, Subtractive) else 4)
+        return peak * bounds.even(self.levels, self.rounding, size)
 
     def init(self, like: ArrayLike) -> tuple:
         del like
