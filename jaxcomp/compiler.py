@@ -58,6 +58,14 @@ def outlined(f: Callable[..., Any], lanes: int = 1) -> Callable[..., Any]:
     return call
 
 
+def large(size: int) -> bool:
+    """Whether so many elements take long enough that more kernels, which must be compiled, pay."""
+    return size >= _LARGE
+
+
+_LARGE = 2**18
+
+
 def in_rows(x: jax.Array, lanes: int) -> jax.Array:
     """`x` in rows of `lanes` elements, if it is so many whole rows and they are not short.
 
@@ -129,7 +137,7 @@ def joined(parts: Sequence[jax.Array]) -> jax.Array:
     sizes = [part.size for part in parts]
     total = sum(sizes)
     uneven = len(parts) * max(sizes) > _UNEVEN * total and max(sizes) * _FEW > total
-    if not uneven or not isinstance(parts[0], core.Tracer):
+    if not (uneven and large(total)) or not isinstance(parts[0], core.Tracer):
         return known(*parts)
 
     def in_place(*parts):

@@ -345,9 +345,8 @@ def decoded(
         one = functools.partial(decode, number)
         lanes = batches_.lanes(payload, batch.size, leading)
         if batch.parted:  # Decoded while the parts of the leaf are put together.
-            leaf = batch.pieces[0].leaf
-            rows[leaf] = lanes
-        else:
+            rows[batch.pieces[0].leaf] = lanes
+        elif compiler.large(batch.buckets * batch.size):
             one = compiler.outlined(one, lanes)
         found.append(one(payload))
     return _unstacked(batches, likes, found, rows)

@@ -79,7 +79,8 @@ def decode_sum(
 
         return summing.in_order(term, packed.shape[0]).astype(like.dtype)
 
-    if filled == size:
+    if filled == size or not compiler.large(packed.shape[1] * size):
+        filled = size
         return total(packed, steps)
     # Cut off afterwards: a loop over what is left of each row would read word by word.
     return compiler.outlined(total, width)(packed, steps)[:, :size]

@@ -32,7 +32,7 @@ class Part:
 
     codec: Codec
     fraction: int | float
-    power: float = 1.0
+    power: int | float = 1
     unbiased = False
     linear = False
 

@@ -51,7 +51,7 @@ def even(levels: Uniform | MidRise, rounding: Rounding, size: int) -> float:
 def _powers(levels: Float, scale: Scale, size: int) -> float | None:
     """Of powers of two as levels."""
     if isinstance(scale, PNorm) and scale.p < 2:
-        return worst_case.omega_natural(size, levels.positive, scale.p)
+        return worst_case.omega_natural(size, levels.positive, float(scale.p))
     if isinstance(scale, L2 | MaxAbs | PNorm):
         return worst_case.omega_exponential_l2(size, levels.positive)
     return None

@@ -202,7 +202,7 @@ def dsc(
     return Embedded(codec=codec, redundancy=redundancy)
 
 
-def _at_rate(bits: int | float, at, power: float) -> Codec:
+def _at_rate(bits: int | float, at, power: int | float) -> Codec:
     """A codec of any rate for rotated buckets, of codecs of whole widths; `power` as for `Part`."""
     if bits < 1:
         return Part(codec=at(1), fraction=bits, power=power)

@@ -143,7 +143,9 @@ def all_shares(
             return batch.codec.decode(Key(keys.shared, own, first), payload, batch.like, side)
 
         lanes = batches_.lanes(payload, batch.size, leading=2)
-        every = compiler.outlined(jax.vmap(decode), lanes)
+        every = jax.vmap(decode)
+        if compiler.large(batch.buckets * batch.size):
+            every = compiler.outlined(every, lanes)
         rows = every(keys.own, jnp.arange(workers), payload)
         found.append(rows.reshape(-1, batch.size))
     return tuple(found)
