@@ -176,7 +176,7 @@ def test_memory_moves_to_another_number_of_workers():
         trained(2, jax.tree.map(lambda x: x[:2], again))
 
 
-@pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["int8", "bfloat16"] if SLOW else ["bfloat16"])
 def test_narrow_memories(dtype):
     """A residual in eight bits stays close to the exact one, and loses nothing it could keep."""
     feedback = jaxcomp.Residual(dtype=dtype)
