@@ -1,0 +1,155 @@
+"""The benchmark of a slow wire: its network, how it keeps results, and what they have to show."""
+
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+import time
+from importlib import import_module
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "network"
+
+SEND = """
+import socket, sys
+where = (sys.argv[1], 29400)
+if sys.argv[2] == "receive":
+    with socket.create_server(where) as server:
+        print("ready", flush=True)
+        connection, _ = server.accept()
+        while connection.recv(1 << 16):
+            pass
+        connection.sendall(b"!")
+else:
+    with socket.create_connection(where) as connection:
+        connection.sendall(bytes(int(sys.argv[3])))
+        connection.shutdown(socket.SHUT_WR)
+        connection.recv(1)
+"""
+
+
+@pytest.fixture
+def module(monkeypatch):
+    """Imports a module of the benchmark by its name."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks" / "network")
+    return import_module
+
+
+def test_links_are_shaped_and_gone_afterwards(module):
+    """A megabyte at 10 Mbit/s takes 0.84 s, less what the bucket lets through at once."""
+    namespaces = module("namespaces")
+    try:
+        why = namespaces.missing()
+    except RuntimeError as error:  # A benchmark is running.
+        why = str(error)
+    if why is not None:
+        pytest.skip(why)
+
+    def start(net, rank, *words):
+        argv = [sys.executable, "-c", SEND, namespaces.address(0), *words]
+        return net.start(rank, argv, stdout=subprocess.PIPE, text=True)
+
+    def use():
+        with namespaces.network(2, "10mbit") as net:
+            assert start(net, 0, "receive").stdout.readline() == "ready\n"
+            begin = time.monotonic()
+            assert start(net, 1, "send", "1000000").wait(timeout=30) == 0
+            assert 0.5 < time.monotonic() - begin < 20
+            left.append(net.start(1, ["sleep", "60"]))
+            raise ZeroDivisionError
+
+    left: list[subprocess.Popen] = []
+    with pytest.raises(ZeroDivisionError):
+        use()
+    assert left[0].wait(timeout=10) != 0  # What runs there goes with the network.
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
+    assert namespaces.PREFIX not in listed.stdout
+
+
+@pytest.mark.parametrize(
+    ("rate", "bytes_"), [("100mbit", 12.5e6), ("1.5gbit", 187.5e6), ("unshaped", None)]
+)
+def test_rates(module, rate, bytes_):
+    assert module("tables").bytes_a_second(rate) == bytes_
+
+
+@pytest.mark.parametrize("rate", ["100", "fast", "1 gbit", "-1mbit"])
+def test_a_wrong_rate_is_named(module, rate):
+    with pytest.raises(ValueError, match="must be like 100mbit"):
+        module("tables").bytes_a_second(rate)
+
+
+def test_ranks_become_one(module):
+    """A mean is there when the last of its workers has it."""
+    found = [{"a": [1.0, 5.0], "b": "x"}, {"a": [2.0, 3.0], "b": "x"}]
+    assert module("run").slowest(found) == {"a": [2.0, 5.0], "b": "x"}
+
+
+def test_a_training_is_the_median_of_its_races(module):
+    curves = [[[0, 0.0, 8.0, 0], [5, seconds, 3.9, 7]] for seconds in (3.0, 9.0, 2.0)]
+    found = module("run").middle({"curves": curves, "reducer": "r"}, target=4.0)
+    assert found == {
+        "reducer": "r",
+        "curve": curves[0],
+        "reached": True,
+        "seconds": [2.0, 3.0, 9.0],
+    }
+
+
+def test_results_are_added_to(module, tmp_path, monkeypatch):
+    """A second program of a cell joins it, and says in what it was run differently."""
+    run = module("run")
+    path, cell = tmp_path / "mean.json", {"rate": "1gbit", "processes": 2}
+    monkeypatch.setattr(run, "environment", lambda: {"torch": "absent"})
+    run.keep(path, cell, {"methods": {"dense": {"seconds": [1.0]}}, "elements": 8})
+    monkeypatch.setattr(run, "environment", lambda: {"torch": "2.0"})
+    run.keep(path, cell, {"methods": {"torch DDP": {"seconds": [2.0]}}})
+    run.keep(path, {**cell, "processes": 4}, {"methods": {}})
+    book = json.loads(path.read_text())
+    first, second = book["cells"]
+    assert first["methods"]["dense"] == {"seconds": [1.0]}
+    assert first["methods"]["torch DDP"] == {"seconds": [2.0], "environment": {"torch": "2.0"}}
+    assert (first["elements"], second["processes"]) == (8, 4)
+    assert len(module("tables").elsewhere(book["cells"])) == 1
+
+
+def cells(what):
+    found = json.loads((RESULTS / f"{what}.json").read_text())["cells"]
+    return {(cell["rate"], cell["processes"]): cell for cell in found}
+
+
+def test_what_was_measured_is_what_must_hold():
+    """At 100 Mbit/s over four workers; means of 25 million elements, and training to a loss."""
+    methods = cells("mean")["100mbit", 4]["methods"]
+    times = {name: statistics.median(method["seconds"]) for name, method in methods.items()}
+    assert min(len(method["seconds"]) for method in methods.values()) >= 5
+    assert times["dense float32"] / times["two shots, 4-bit"] >= 6.5
+    assert times["dense float32"] / times["two shots, 1-bit"] >= 15
+    assert times["dense float32"] / times["threshold 1 %"] >= 20
+    assert times["two shots, 4-bit"] <= 1.25 * methods["two shots, 4-bit"]["link_bytes"] / 12.5e6
+
+    methods = cells("train")["100mbit", 4]["methods"]
+    times = {name: statistics.median(method["seconds"]) for name, method in methods.items()}
+    best = times["two shots, 4-bit"]
+    assert times["dense"] / best >= 5
+    assert min(times["torch DDP"], times["torch DDP, fp16 hook"]) > best
+    ours = min(seconds for name, seconds in times.items() if not name.startswith("torch"))
+    assert ours < min(seconds for name, seconds in times.items() if name.startswith("torch"))
+
+
+def test_the_model_agrees_with_the_clock(module):
+    """Nine of ten shaped means within a fifth; the plan is within a tenth of the best of each."""
+    found = list(cells("mean").values())
+    model = module("model")
+    _, errors = model.compare(found)
+    assert len(errors) == 64
+    assert sum(error <= model.WITHIN for error in errors) >= 0.9 * len(errors)
+    advice = {(rate, int(n)): row for rate, n, *row in model.advise(found)}
+    for (rate, _), (taken, took, best, _, ratio) in advice.items():
+        if rate != "unshaped":
+            assert float(ratio) <= 1.1
+        elif best.startswith("dense"):
+            assert taken == best, took
