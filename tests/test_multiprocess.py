@@ -46,17 +46,17 @@ ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_backend_optimization_
 
 
 @contextlib.contextmanager
-def started(commands):
-    """Processes with what they print; none outlives the test."""
+def started(commands, launcher=None):
+    """Processes with what they print; none outlives the test. A launcher has variables for each."""
     with contextlib.ExitStack() as stack:
         running = []
-        for command in commands:
+        for number, command in enumerate(commands):
             said = stack.enter_context(tempfile.TemporaryFile("w+"))
             process = subprocess.Popen(
                 [sys.executable, *map(str, command)],
                 stdout=said,
                 stderr=subprocess.STDOUT,
-                env=os.environ | ENVIRONMENT,
+                env=os.environ | ENVIRONMENT | (launcher(number) if launcher else {}),
             )
             stack.callback(process.wait)
             stack.callback(process.kill)
@@ -123,12 +123,31 @@ def example(out, count, devices, *options, script=(EXAMPLE,)):
     ]
 
 
+def slurm(count):
+    """What Slurm tells each of so many tasks on this host: JAX takes the port from the job."""
+    first = 2**16 - 2**12
+    for job in range(2**12):
+        with socket.socket() as free, contextlib.suppress(OSError):
+            free.bind(("localhost", first + job))
+            break
+    known = {"JOB_ID": job, "STEP_NODELIST": "localhost", "NTASKS": count, "STEP_NUM_NODES": 1}
+
+    def launcher(number):
+        told = known | {"PROCID": number, "LOCALID": number}
+        return {f"SLURM_{name}": str(value) for name, value in told.items()}
+
+    return launcher
+
+
 def digest(out):
     return json.loads((out / "results.json").read_text())["settings"]["parameters_sha256"]
 
 
 def test_the_example_is_killed_and_resumed_and_equals_one_process(tmp_path):
-    """The second of two processes dies after a checkpoint, and the first does not wait for ever."""
+    """The second of two processes dies after a checkpoint, and the first does not wait for ever.
+
+    They come back under Slurm, which says who is who in the environment.
+    """
     together, alone = tmp_path / "together", tmp_path / "alone"
     options, patience = (*TINY, "--checkpoint-every", 3), 30
     dying = example(together, 2, 2, *options, "--timeout", patience, script=DYING)
@@ -141,7 +160,9 @@ def test_the_example_is_killed_and_resumed_and_equals_one_process(tmp_path):
         assert "Traceback" not in text
         code, text = ended(*one)
         assert code == 0, text
-    with started(example(together, 2, 2, *options, "--resume")) as running:
+    # Together again as Slurm would start them.
+    command = (EXAMPLE, "--devices-per-process", 2, "--out", together, *options, "--resume")
+    with started([command, command], slurm(2)) as running:
         texts = []
         for process, said in running:
             code, text = ended(process, said)

@@ -16,6 +16,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import tables
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, NullFormatter
 
 OURS, DENSE, TORCH = "#1b6ca8", "#8a8f98", "#d1495b"
 
@@ -40,6 +41,10 @@ def bars(axes: Axes, cell: dict[str, Any]) -> None:
     axes.set_xscale("log")
     least, most = axes.get_xlim()
     axes.set_xlim(least, most * (most / least) ** 0.25)  # Room for the numbers.
+    if most < 100 * least:  # Of so few powers of ten, all labels would run into each other.
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("seconds")
     axes.set_title(f"{cell['rate']}, {cell['processes']} processes", fontsize=10)
 

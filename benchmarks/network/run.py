@@ -16,6 +16,7 @@ run may be cut into several; tables and pictures are drawn from them.
 
 import argparse
 import json
+import math
 import os
 import pathlib
 import platform
@@ -122,7 +123,8 @@ def middle(found: dict[str, Any], target: float) -> dict[str, Any]:
 
 
 def keep(path: pathlib.Path, cell: dict[str, Any], found: dict[str, Any]) -> None:
-    """Adds what a program found to the file, in the place for its rate and its processes.
+    """Adds what a program found to the file, in the place for its rate and its processes: slow
+    links come first.
 
     A file has one environment, that of what came first; what was measured in another says so.
     """
@@ -141,6 +143,9 @@ def keep(path: pathlib.Path, cell: dict[str, Any], found: dict[str, Any]) -> Non
         book["cells"].append(held := {**cell, "methods": {}})
     held["methods"].update(found.pop("methods"))
     held.update(found)
+    book["cells"].sort(
+        key=lambda held: (tables.bytes_a_second(held["rate"]) or math.inf, held["processes"])
+    )
     path.write_text(json.dumps(book, indent=1) + "\n")
 
 
