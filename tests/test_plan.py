@@ -100,6 +100,19 @@ def test_wrong_use_says_what_is_allowed(make, said):
         make()
 
 
+@pytest.mark.parametrize(
+    ("work", "said"),
+    [(0.0, "pays on links of any speed."), (1.0, "pays on links below 0.032 kbit/s.")],
+)
+def test_the_verdict_says_on_which_links(work, said):
+    """Four bytes are saved for a second, or for nothing."""
+    ways = [
+        plan_.Way("dense", cost.Price(bytes=8.0), dense=True),
+        plan_.Way("x", cost.Price(bytes=4.0, work=work)),
+    ]
+    assert plan_.forecast(ways, cost.Network(1.0)).verdict.endswith(said)
+
+
 LIKE = {"w": jax.ShapeDtypeStruct((512, 512), jnp.float32), "b": jax.ShapeDtypeStruct((9,), "f4")}
 
 

@@ -140,9 +140,10 @@ class Plan:
         """The answer in a sentence."""
         best = self.best
         if self.compress:
+            which = "of" if best.break_even == math.inf else "below"
             return (
                 f"Take {best.way.name}: a step of {duration(best.step)}, {best.speedup:.3g} times "
-                f"shorter than by {self.baseline}; it pays on links below "
+                f"shorter than by {self.baseline}; it pays on links {which} "
                 f"{speed(best.break_even)}."
             )
         return (
