@@ -1,6 +1,5 @@
 """Sharded models: each device compresses its own shard, and only that crosses the slow axis."""
 
-import functools
 import math
 import pathlib
 import re
@@ -9,135 +8,34 @@ import warnings
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from flax import serialization
-from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from jax.sharding import AxisType, PartitionSpec as P
+from sharding import (
+    EF_SIGN,
+    MIXED,
+    MIXED_LOCAL,
+    MIXED_SHAPES,
+    QSGD,
+    QUICK,
+    REDUCERS,
+    SHAPES,
+    SPECS,
+    THREE,
+    TWO,
+    crossings,
+    draw,
+    homes,
+    local_likes,
+    make_mesh,
+    put,
+    simulator,
+    stepper,
+    zeros,
+)
 
 import jaxcomp
-from jaxcomp import noise, wire
+from jaxcomp import noise
 from jaxcomp.transforms import sharded
-
-TWO, THREE = {"dcn": 2, "fsdp": 4}, {"dcn": 2, "fsdp": 2, "tp": 2}
-SPECS = {"kernel": P("fsdp"), "table": P(None, "fsdp"), "bias": P("fsdp")}
-SHAPES = {"kernel": (64, 96), "table": (40, 128), "bias": (96,)}
-# Replicated over tp or over all: cut further where something divides, and filled up elsewhere.
-_MIXED = {
-    "kernel": ((64, 96), P("fsdp", "tp"), (32, 48)),
-    "wide": ((32, 128), P(None, ("tp", "fsdp")), (32, 32)),
-    "half": ((64, 80), P("fsdp"), (16, 80)),
-    "head": ((64, 64), None, (16, 64)),
-    "odd": ((46, 57), P("fsdp"), (23, 29)),
-    "prime": ((47, 43), P(), (12, 43)),
-    "scale": ((), P(), ()),
-    "empty": ((0, 3), P(), (0, 3)),
-}
-MIXED_SHAPES, MIXED, MIXED_LOCAL = (
-    {name: given[number] for name, given in _MIXED.items()} for number in range(3)
-)
-QSGD = jaxcomp.qsgd_inf(bits=8, bucket_size=128)
-EF_SIGN = jaxcomp.Link(jaxcomp.sign(bucket_size=256), jaxcomp.Residual())
-REDUCERS = {
-    "dense": jaxcomp.Dense(),
-    "gather": jaxcomp.Gather(QSGD),
-    "two shot": jaxcomp.TwoShot(QSGD),
-    "two shot, both ways": jaxcomp.TwoShot(EF_SIGN, EF_SIGN),
-}
-
-QUICK = {"xla_backend_optimization_level": 0}
-"""What machine code comes of a program does not matter to what it sends."""
-
-
-def make_mesh(sizes):
-    kinds = (AxisType.Auto,) * len(sizes)
-    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=kinds)
-
-
-def put(tree, mesh, specs, *before):
-    def one(x, spec):
-        return jax.device_put(x, NamedSharding(mesh, P(*before, *(spec or P()))))
-
-    return {name: one(x, specs[name]) for name, x in tree.items()}
-
-
-def draw(shapes, seed=0, workers=2):
-    rng = np.random.default_rng(seed)
-    return {k: rng.standard_normal((workers, *s)).astype(np.float32) for k, s in shapes.items()}
-
-
-def zeros(shapes, mesh, specs):
-    return put({k: np.zeros(s, np.float32) for k, s in shapes.items()}, mesh, specs)
-
-
-def homes(tree):
-    return [x.sharding for x in jax.tree.leaves(tree)]
-
-
-def stepper(tx, mesh, **settings):
-    """Gradients come with a leading axis of workers."""
-
-    def step(state, grads):
-        mean, state = tx.update(jax.tree.map(lambda x: x[0], grads), state)
-        return state, mean
-
-    return jaxcomp.data_parallel(step, mesh, "dcn", **settings)
-
-
-def local_likes(shapes, specs, sizes):
-    def one(shape, spec):
-        over = [(e if isinstance(e, tuple) else (e,)) if e else () for e in spec]
-        over += [()] * (len(shape) - len(over))
-        local = [n // math.prod(sizes[a] for a in e) for n, e in zip(shape, over, strict=True)]
-        return jax.ShapeDtypeStruct(tuple(local), jnp.float32)
-
-    return {name: one(shape, specs[name]) for name, shape in shapes.items()}
-
-
-def groups_of(line):
-    """The groups of devices among which a collective moves data."""
-    found = re.search(r"replica_groups=\{(\{.*?\})\}", line)
-    pairs = re.search(r"source_target_pairs=\{(\{.*?\})\}", line)
-    if found or pairs:
-        text = (found or pairs)[1]
-        return [[int(n) for n in part.split(",")] for part in re.findall(r"\{([\d,]+)\}", text)]
-    found = re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line)
-    shape, dims, order = ([int(n) for n in (part or "").split(",") if n] for part in found.groups())
-    devices = np.arange(math.prod(dims)).reshape(dims)
-    return (devices.transpose(order) if order else devices).reshape(shape).tolist()
-
-
-def crossings(compiled, slow=2):
-    """Bytes a device sends over dcn, and the other collectives: their name, dtype and size."""
-    text = compiled.as_text()
-    header, *lines = text.splitlines()
-    total, others, each = 0, [], jax.device_count() // slow
-    for line in lines:
-        moved = wire.collective_bytes(f"{header}\n{line}")
-        if not moved:
-            continue
-        if any(len({device // each for device in group}) > 1 for group in groups_of(line)):
-            assert all(len(group) == slow for group in groups_of(line)), line  # {0, 4}, {1, 5}, …
-            total += sum(moved.values())
-        else:
-            others.append((*moved, *re.search(r" = \(?(\w+)\[([\d,]*)\]", line).groups()))
-    return total, others
-
-
-def simulator(reducer, workers=2):
-    """What one shard's devices come to on their own: a model that is not sharded, under vmap."""
-    tx = jaxcomp.compressed_mean(reducer, "dcn")
-    each = functools.partial(jax.vmap, axis_name="dcn", axis_size=workers)
-    update = jax.jit(each(tx.update))
-
-    def run(grads, shard):
-        state = each(lambda g: tx.init(g))(grads[0])
-        key = noise.fold(noise.raw(0), shard)
-        state = state._replace(key=jnp.broadcast_to(key, (workers, 2)))
-        for one in grads:
-            mean, state = update(one, state)
-        return jax.tree.map(lambda x: np.asarray(x[0]), mean), state
-
-    return run
 
 
 @pytest.fixture(scope="module")
@@ -245,103 +143,6 @@ def test_leaves_that_are_not_sharded_are_shared_out(three):
     state = jaxcomp.init_state(quiet, params, three, "dcn")
     slow, _ = crossings(stepper(quiet, three).lower(state, laid).compile(QUICK))
     assert slow == jaxcomp.wire_bytes(reducer, local, workers=2)
-
-
-def loss_of(params, batch):
-    x, y = batch
-    hidden = jnp.tanh(x @ params["in"] + params["bias"])
-    return jnp.mean((hidden @ params["out"] - y) ** 2)
-
-
-MODEL = {"in": (32, 256), "bias": (256,), "out": (256, 32)}
-MODEL_SPECS = {"in": P("fsdp", "tp"), "bias": P(), "out": P("tp", "fsdp")}
-BATCH = tuple(jnp.asarray(x[0]) for x in draw({"x": (64, 32), "y": (64, 32)}, 7, 1).values())
-
-
-def trainer(mesh, specs, reducer=REDUCERS["two shot, both ways"], **settings):
-    tx = optax.chain(
-        jaxcomp.compressed_mean(reducer, "dcn", param_specs=specs, **settings), optax.adamw(1e-2)
-    )
-
-    def step(params, state, batch):
-        loss, grads = jax.value_and_grad(loss_of)(jaxcomp.local(params, "dcn"), batch)
-        updates, state = tx.update(grads, state, params)
-        return optax.apply_updates(params, updates), state, jax.lax.pmean(loss, "dcn")
-
-    return tx, jaxcomp.data_parallel(step, mesh, "dcn", batch_spec=P(("dcn", "fsdp")))
-
-
-@pytest.fixture(scope="module")
-def trained(three):
-    """Six steps: the step, and what there was before each and in the end."""
-    tx, run = trainer(three, MODEL_SPECS)
-    start = {k: x[0] * 0.1 for k, x in draw(MODEL, 3, 1).items()}
-    params = put(start, three, MODEL_SPECS)
-    state, seen, losses = jaxcomp.init_state(tx, params, three, "dcn"), [], []
-    for _ in range(6):
-        seen.append((params, state))
-        params, state, loss = run(params, state, BATCH)
-        losses.append(float(loss))
-    return tx, run, [*seen, (params, state)], losses
-
-
-def test_trains_with_adamw(trained):
-    _, _, seen, losses = trained
-    assert losses[-1] < 0.9 * losses[0]
-    params, state = seen[-1]
-    for x in params.values():  # Replicas have the same bits.
-        for shard in x.addressable_shards:
-            np.testing.assert_array_equal(shard.data, np.asarray(x)[shard.index])
-    assert len({jax.tree.structure(one) for one in seen}) == 1
-    assert all(homes(one) == homes(seen[0]) for one in seen)  # So nothing is compiled twice.
-    mean, (adam, *_) = state
-    assert {k: x.sharding.spec for k, x in adam.mu.items()} == MODEL_SPECS
-    memory = jax.tree.leaves(mean.memory)
-    assert all(x.sharding.spec == P("dcn", ("fsdp", "tp")) for x in memory)
-    assert all(x.shape[:2] == (2, 4) for x in memory)
-    assert all(x.addressable_shards[0].data.shape[:2] == (1, 1) for x in memory)
-
-
-def test_checkpoints(trained, three):
-    """What was saved is placed again, and goes on bit for bit."""
-    tx, run, seen, _ = trained
-    (params, state), end = seen[3], seen[-1]
-    saved = jax.device_get((params, state))
-    again = jax.device_put(saved, jax.tree.map(lambda x: x.sharding, (params, state)))
-    placed = jaxcomp.place(saved[1], three, "dcn", params=params)
-    assert homes(placed) == homes(state)
-    for one in (again, (params, placed)):
-        for _ in range(3):
-            *one, _ = run(*one, BATCH)
-        jax.tree.map(np.testing.assert_array_equal, tuple(one), end)
-
-    held = serialization.from_bytes(state, serialization.to_bytes(state))
-    jax.tree.map(np.testing.assert_array_equal, held, saved[1])
-    more = jaxcomp.resize_workers(tx, state, params, 3)
-    first = jax.tree.leaves(state[0].memory.tree.feedback)[0]
-    moved = jax.tree.leaves(more[0].memory.tree.feedback)[0]
-    assert moved.shape == (3, *first.shape[1:])
-    np.testing.assert_allclose(moved[2], np.mean(first, axis=0), rtol=1e-6)
-
-
-def test_one_shard_that_is_not_finite_stops_all(trained):
-    _, run, seen, _ = trained
-    params, state = seen[-1]
-    params["out"] = params["out"].at[0, 0].set(jnp.nan)  # In the forward pass it reaches all.
-    _, after, _ = run(params, state, BATCH)
-    jax.tree.map(np.testing.assert_array_equal, after[0].memory, state[0].memory)
-
-
-def test_guard_agrees_between_shards(two):
-    tx = jaxcomp.compressed_mean(EF_SIGN, "dcn", param_specs=SPECS)
-    state = jaxcomp.init_state(tx, zeros(SHAPES, two, SPECS), two, "dcn")
-    run, grads = stepper(tx, two), draw(SHAPES)
-    before, _ = run(state, put(grads, two, SPECS, "dcn"))
-    grads["kernel"][1, 20, 3] = np.inf  # Of one worker, and one shard.
-    after, mean = run(before, put(grads, two, SPECS, "dcn"))
-    assert np.isfinite(np.asarray(mean["kernel"])).all(axis=1).reshape(4, 16).all(axis=1).sum() == 3
-    jax.tree.map(np.testing.assert_array_equal, after.memory, before.memory)
-    assert int(after.step) == 2
 
 
 def test_all_axes_manual_needs_no_specs(two):
