@@ -46,7 +46,9 @@ def test_the_mean_is_the_same_in_a_few_collectives(kind, mesh):
             return tx.update(jax.tree.map(lambda g: g[0], grads), state)
 
         state = jaxcomp.init_state(tx, LIKE, four, "data")
-        run = jaxcomp.data_parallel(step, four, "data").lower(state, GRADS[0]).compile()
+        # Half of the time to compile, and what is compared has the same setting.
+        lowered = jaxcomp.data_parallel(step, four, "data").lower(state, GRADS[0])
+        run = lowered.compile({"xla_backend_optimization_level": 0})
         text = run.as_text()
         assert text.count(" all-gather(") == parts
         assert text.count(" all-to-all(") == (parts if kind is jaxcomp.TwoShot else 0)
