@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from scipy import special
+from suite import SLOW
 
 from jaxcomp.entropy import stream
 from jaxcomp.sparsify import (
@@ -108,6 +109,12 @@ def test_a_bad_sample_costs_passes_not_exactness():
         np.testing.assert_array_equal(selection.top_k(jnp.asarray(x), k), largest(x, k))
 
 
+@functools.partial(jax.jit, static_argnums=1)
+def some(hits, room, start):
+    """The places of hits, as many as there is room for."""
+    return selection.some(bitmap.of(hits), room, start, jnp.full(len(hits), -1, jnp.int32))
+
+
 @given(
     seed=st.integers(0, 2**31 - 1),
     density=st.sampled_from([0.0, 0.01, 0.05]),
@@ -118,9 +125,7 @@ def test_what_does_not_fit_is_a_run_that_begins_at_random(seed, density, room):
     rng = np.random.default_rng(seed)
     hits = rng.random((2, 3000)) < density
     start = rng.integers(0, 2**32, 2, dtype=np.uint32)
-    none = jnp.full(2, -1, jnp.int32)
-    run = jax.jit(selection.some, static_argnums=1)
-    places, number = run(bitmap.of(jnp.asarray(hits)), room, jnp.asarray(start), none)
+    places, number = some(hits, room, start)
     for row, found, count, begin in zip(hits, np.asarray(places), number, start, strict=True):
         ones = np.nonzero(row)[0]
         over = max(len(ones) - room, 0)
@@ -355,7 +360,7 @@ def real_gradients(n):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("share", [0.1, 0.01, 0.001])
+@pytest.mark.parametrize("share", [0.1, *([0.01] if SLOW else []), 0.001])
 @pytest.mark.parametrize(("name", "most"), [("exponential", 1.25), ("pareto", 1.2)])
 def test_the_number_of_stages_is_found(name, most, share):
     """Within 30 steps, whatever the law, and where no number of stages would do by itself."""
