@@ -23,7 +23,7 @@ class RefusedError(ValueError):
     """A kernel cannot hold what it is given."""
 
 
-def outlined(f: Callable[..., Any], lanes: int = 1) -> Callable[..., Any]:
+def outlined(f: Callable[..., Any], lanes: int = 1, size: int | None = None) -> Callable[..., Any]:
     """`f` compiled once, as a function of its own.
 
     XLA fuses a cheap producer into each of its consumers. A decoder whose result is sliced into a
@@ -35,7 +35,10 @@ def outlined(f: Callable[..., Any], lanes: int = 1) -> Callable[..., Any]:
         f: a function of trees of arrays.
         lanes: how many neighbours of its result are made from neighbours of its input, such as the
             codes in the words of a bucket; `in_rows` says why.
+        size: elements that it works on, if it is only worth it for many (`large`); else always.
     """
+    if size is not None and not large(size):
+        return f
 
     def separate(*args: Any) -> Any:
         traced, shapes = jax.make_jaxpr(f, return_shape=True)(*args)

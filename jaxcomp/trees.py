@@ -346,8 +346,8 @@ def decoded(
         lanes = batches_.lanes(payload, batch.size, leading)
         if batch.parted:  # Decoded while the parts of the leaf are put together.
             rows[batch.pieces[0].leaf] = lanes
-        elif compiler.large(batch.buckets * batch.size):
-            one = compiler.outlined(one, lanes)
+        else:
+            one = compiler.outlined(one, lanes, batch.buckets * batch.size)
         found.append(one(payload))
     return _unstacked(batches, likes, found, rows)
 

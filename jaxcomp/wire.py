@@ -30,9 +30,7 @@ def fuse(payload: PyTree) -> UInt32[Array, " words"]:
     if not leaves:
         return jnp.zeros(0, jnp.uint32)
     words = [_to_words(leaf) for leaf in leaves]
-    join = compiler.joined
-    if compiler.large(sum(part.size for part in words)):
-        join = compiler.outlined(join)
+    join = compiler.outlined(compiler.joined, size=sum(part.size for part in words))
     # Apart from the encoder, whose loops would else be those over the words of the buffer: a CPU
     # takes five times as long. The barrier keeps the compiler from moving the decoder's widening
     # before the collective.

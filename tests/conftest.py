@@ -6,6 +6,7 @@ os.environ.setdefault("JAX_PLATFORMS", os.environ.get("JAXCOMP_TEST_PLATFORM", "
 
 import jax
 import pytest
+import sharding
 
 jax.config.update("jax_num_cpu_devices", 8)
 
@@ -13,6 +14,18 @@ jax.config.update("jax_num_cpu_devices", 8)
 @pytest.fixture(scope="session")
 def mesh() -> jax.sharding.Mesh:
     return jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+
+
+@pytest.fixture(scope="session")
+def two() -> jax.sharding.Mesh:
+    """Two slices, of four devices that share a model."""
+    return sharding.make_mesh(sharding.TWO)
+
+
+@pytest.fixture(scope="session")
+def three() -> jax.sharding.Mesh:
+    """Two slices, of devices that share a model along two axes."""
+    return sharding.make_mesh(sharding.THREE)
 
 
 @pytest.fixture

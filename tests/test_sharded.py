@@ -20,13 +20,11 @@ from sharding import (
     REDUCERS,
     SHAPES,
     SPECS,
-    THREE,
     TWO,
     crossings,
     draw,
     homes,
     local_likes,
-    make_mesh,
     put,
     simulator,
     stepper,
@@ -36,16 +34,6 @@ from sharding import (
 import jaxcomp
 from jaxcomp import noise
 from jaxcomp.transforms import sharded
-
-
-@pytest.fixture(scope="module")
-def two():
-    return make_mesh(TWO)
-
-
-@pytest.fixture(scope="module")
-def three():
-    return make_mesh(THREE)
 
 
 @pytest.mark.parametrize("check_vma", [True, False], ids=["typed", "untyped"])

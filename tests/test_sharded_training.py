@@ -12,27 +12,14 @@ from sharding import (
     REDUCERS,
     SHAPES,
     SPECS,
-    THREE,
-    TWO,
     draw,
     homes,
-    make_mesh,
     put,
     stepper,
     zeros,
 )
 
 import jaxcomp
-
-
-@pytest.fixture(scope="module")
-def two():
-    return make_mesh(TWO)
-
-
-@pytest.fixture(scope="module")
-def three():
-    return make_mesh(THREE)
 
 
 def loss_of(params, batch):

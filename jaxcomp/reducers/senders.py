@@ -143,9 +143,7 @@ def all_shares(
             return batch.codec.decode(Key(keys.shared, own, first), payload, batch.like, side)
 
         lanes = batches_.lanes(payload, batch.size, leading=2)
-        every = jax.vmap(decode)
-        if compiler.large(batch.buckets * batch.size):
-            every = compiler.outlined(every, lanes)
+        every = compiler.outlined(jax.vmap(decode), lanes, batch.buckets * batch.size)
         rows = every(keys.own, jnp.arange(workers), payload)
         found.append(rows.reshape(-1, batch.size))
     return tuple(found)
