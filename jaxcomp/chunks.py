@@ -9,9 +9,14 @@ import jax.numpy as jnp
 from jax import core, lax
 
 from jaxcomp import axes, compiler
+from jaxcomp.protocols import Array
 
 _CHUNK = 2**19
 """Elements that a CPU works on at a time: few enough for its cache, enough for its threads."""
+
+_PART = 2**20
+_MOST_PARTS = 24
+"""Each takes some ten milliseconds to compile."""
 
 
 def over_rows(f: Callable[..., Any], first: Any, *arrays: Any) -> Any:
@@ -58,3 +63,35 @@ def over_rows(f: Callable[..., Any], first: Any, *arrays: Any) -> Any:
         return lax.fori_loop(0, -(-rows // chunk), step, empty)
 
     return lax.platform_dependent(first, *arrays, cpu=in_chunks, default=f)
+
+
+def in_turn(f: Callable[..., Array], *arrays: Array) -> Array:
+    """`f(*arrays)` for a function of each row by itself that reads its rows more than once.
+
+    As `over_rows`, but for results that are small, and without a loop. What a loop works on must be
+    in memory before it begins; here the slice of a leaf, or the sum with a residual, is fused with
+    each pass over the rows that it makes.
+
+    Args:
+        f: gives an array with a row for each row of `arrays`.
+        *arrays: with a leading axis of rows.
+    """
+    rows, size = arrays[0].shape[0], arrays[0].size
+    each = max(-(-rows // max(min(size // _PART, _MOST_PARTS), 1)), 1)
+    if each == rows or not any(isinstance(x, core.Tracer) for x in arrays):
+        return f(*arrays)
+    parts = -(-rows // each)
+
+    def one_by_one(*arrays: Array) -> Array:
+        found, traced_once = [], jax.jit(f, inline=True)
+        # The last part reaches back into the one before.
+        begins = [min(number * each, rows - each) for number in range(parts)]
+        for begin in compiler.hidden(begins, compiler.zero_after(arrays[0])):
+            begin = begin + compiler.zero_after(found[-1]) if found else begin
+            some = (lax.dynamic_slice_in_dim(x, begin, each) for x in arrays)
+            found.append(traced_once(*some))
+        found[-1] = found[-1][parts * each - rows :]
+        return jnp.concatenate(found)
+
+    arrays = axes.alike(*arrays)
+    return compiler.by_platform(f, {"cpu": one_by_one}, *arrays)

@@ -100,7 +100,7 @@ def _flattened(traced: Any) -> Callable[..., list[Any]]:
             given = [read(x) for x in eqn.invars]
             if eqn.primitive.name in ("jit", "pjit"):
                 out = _flattened(eqn.params["jaxpr"])(*given)
-            elif eqn.primitive is _by_platform:  # This is what a CPU takes.
+            elif eqn.primitive is _by_platform:  # No kernels of other platforms are needed.
                 out = _flattened(eqn.params["traced"])(*given)
             else:
                 bound = eqn.primitive.get_bind_params(eqn.params)
@@ -176,21 +176,28 @@ def cut(flat: jax.Array, begins: Sequence[int], lengths: Sequence[int]) -> list[
     hidden from it: cutting a batch into fifty leaves of two shapes is two kernels, not fifty.
     """
 
-    def places(zero):
-        return tuple(zero + begin for begin in begins)
-
     def known(zero):
-        return places(jnp.zeros_like(zero))
+        return tuple(jnp.zeros_like(zero) + begin for begin in begins)
 
     if not isinstance(flat, core.Tracer):
         return [flat[begin : begin + length] for begin, length in zip(begins, lengths, strict=True)]
-    # Zero for every value, which the compiler cannot know.
-    zero = jnp.minimum(flat[0].astype(jnp.int32) & 1, 0)
-    offsets = jax.lax.platform_dependent(zero, cpu=outlined(places), default=known)
+    offsets = jax.lax.platform_dependent(
+        zero_after(flat), cpu=lambda zero: hidden(begins, zero), default=known
+    )
     return [
         jax.lax.dynamic_slice(flat, (offset,), (length,))
         for offset, length in zip(offsets, lengths, strict=True)
     ]
+
+
+def zero_after(x: jax.Array) -> jax.Array:
+    """Zero, whatever is in `x`: which the compiler cannot know, so that it waits for `x`."""
+    return jnp.minimum(x.reshape(-1)[0].astype(jnp.int32) & 1, 0)
+
+
+def hidden(numbers: Sequence[int], zero: jax.Array) -> tuple[jax.Array, ...]:
+    """The numbers as arguments of what uses them, made from a zero that is not known to be one."""
+    return outlined(lambda zero: tuple(zero + number for number in numbers))(zero)
 
 
 def implementation(
@@ -249,7 +256,8 @@ def by_platform(
     must return arrays of the same shapes and dtypes; derivatives are those of `default`.
 
     Own functions are kernels, which XLA cannot split over devices: where it might have to (under a
-    mesh axis that is not manual), every platform takes `default`.
+    mesh axis that is not manual), every platform takes `default`. So does a CPU under `vmap`: there
+    slices at places that are computed become gathers.
     """
     traced, shapes = jax.make_jaxpr(default, return_shape=True)(*args)
     flat = tuple((platform, _flat(f)) for platform, f in own.items())
@@ -278,7 +286,8 @@ def _batched(args: Any, dims: Any, *, default: Any, own: Any, traced: Any) -> An
     def batch(f):
         return jax.vmap(f, in_axes=tuple(dims))  # None where an argument is not mapped.
 
-    out = by_platform(batch(default), {name: batch(f) for name, f in own}, *args)
+    kernels = {platform: batch(f) for platform, f in own if platform != "cpu"}
+    out = by_platform(batch(default), kernels, *args)
     return out, [0] * len(out)
 
 
@@ -311,5 +320,5 @@ _by_platform.def_abstract_eval(lambda *_, traced, **__: list(traced.out_avals))
 batching.primitive_batchers[_by_platform] = _batched
 ad.primitive_jvps[_by_platform] = _differentiated
 mlir.register_lowering(_by_platform, _lowered(None))
-for _platform in ("cuda", "tpu"):
+for _platform in ("cpu", "cuda", "tpu"):
     mlir.register_lowering(_by_platform, _lowered(_platform), platform=_platform)

@@ -4,8 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import jaxcomp
+from jaxcomp import chunks
 from jaxcomp.codecs.quantizer import Quantizer
 from jaxcomp.quantize import levels, rounding, scales, sums
 
@@ -224,13 +226,38 @@ def test_terngrad_takes_the_clip_itself_where_nothing_reaches_it():
 def test_sums_are_exact_whatever_their_order(size):
     terms = np.random.default_rng(size).uniform(-1, 1, (2, size)).astype(np.float32)
     got = np.asarray(sums.total(jnp.asarray(terms)), np.float64)[:, 0]
-    exact = np.floor(terms.astype(np.float64) * 2**22)
-    exact = np.floor((np.trunc(terms.astype(np.float64) * 2**22) + 1) / 2).sum(1) / 2**21
+    exact = np.rint(terms.astype(np.float64) * 2**21).sum(1) / 2**21
     np.testing.assert_allclose(got, exact, rtol=2e-7)
     shuffled = np.random.default_rng(0).permutation(terms, axis=1)
     np.testing.assert_array_equal(got, sums.total(jnp.asarray(shuffled))[:, 0])
     tops = sums.max_abs(jnp.asarray(terms))[:, 0]
     np.testing.assert_array_equal(tops, np.abs(terms).max(1))
+
+
+@pytest.mark.parametrize("scale", [scales.L2(), scales.PNorm(3), scales.ClippedMax()])
+def test_rows_that_are_read_in_parts_have_the_scales_of_each(monkeypatch, scale):
+    """The last part reaches back into the one before; under `vmap`, slices would be gathers."""
+    monkeypatch.setattr(chunks, "_PART", 2**16)
+    x = np.random.default_rng(1).standard_normal((601, 512)).astype(np.float32)
+    x[3], x[130], x[-2, 7], x[-1, 100:] = 0, x[130] * 1e30, np.nan, 0
+    count = np.full((601, 1), 512, np.int32)
+    count[-1] = 100
+    expected = scale(jnp.asarray(x), jnp.asarray(count))
+
+    def of_slice(longer, count):  # As the rows of a leaf that ends within a bucket.
+        return scale(longer[: x.size].reshape(x.shape), count)
+
+    longer = np.append(x.reshape(-1), np.float32(1))
+    traced = jax.jit(of_slice).lower(longer, count)
+    assert traced.as_text().count("dynamic_slice") >= 4
+    np.testing.assert_array_equal(traced.compile()(longer, count), expected)
+    if isinstance(scale, scales.L2):
+        traced = jax.jit(jax.vmap(scale, in_axes=(0, None))).lower(np.stack([x, x]), count)
+        assert "gather" not in traced.as_text()
+        np.testing.assert_array_equal(traced.compile()(np.stack([x, x]), count)[1], expected)
+        mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+        run = jax.shard_map(scale, mesh=mesh, in_specs=(P("data"), P()), out_specs=P("data"))
+        np.testing.assert_array_equal(jax.jit(run)(x, count), expected)
 
 
 def test_scales_survive_extremes():

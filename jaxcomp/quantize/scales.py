@@ -7,14 +7,16 @@ bucket has scale zero, and a non-finite element makes its bucket's scale non-fin
 """
 
 import dataclasses
-from typing import Protocol, runtime_checkable
+import functools
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Float32
 
-from jaxcomp import checks
+from jaxcomp import checks, chunks
 from jaxcomp.protocols import Array
 from jaxcomp.quantize import exact, power, sums
 from jaxcomp.quantize.sums import Rows
@@ -36,6 +38,18 @@ class Scale(Protocol):
     ) -> Float32[Array, "n 1"]: ...
 
 
+def _passes(scale: Callable[..., Array]) -> Callable[..., Array]:
+    """Of a scale that reads its rows more than once: a CPU reads them from memory only once."""
+
+    @functools.wraps(scale)
+    def call(self: Any, x: Array, count: Array, rows: Rows = sums.IN_XLA) -> Array:
+        if not rows.staged:
+            return scale(self, x, count, rows)
+        return chunks.in_turn(lambda x, count: scale(self, x, count, rows), x, count)
+
+    return call
+
+
 @dataclasses.dataclass(frozen=True)
 class MaxAbs:
     """The largest absolute value of each bucket."""
@@ -52,6 +66,7 @@ class L2:
 
     covers = True
 
+    @_passes
     def __call__(self, x: Array, count: Array, rows: Rows = sums.IN_XLA) -> Float32[Array, "n 1"]:
         top = sums.max_abs(x, rows)
         ratio = sums.unit(x, top, rows)  # Squares of tiny values underflow, of large ones overflow.
@@ -74,6 +89,7 @@ class RootMeanSquare:
     def __post_init__(self):
         checks.positive("times", self.times)
 
+    @_passes
     def __call__(self, x: Array, count: Array, rows: Rows = sums.IN_XLA) -> Float32[Array, "n 1"]:
         norm = L2()(x, count, rows)
         share = jnp.float32(self.times) * exact.sqrt(_share(count, rows), rows.digits)
@@ -94,6 +110,7 @@ class PNorm:
     def __post_init__(self):
         checks.number("p", self.p, 1.0)
 
+    @_passes
     def __call__(self, x: Array, count: Array, rows: Rows = sums.IN_XLA) -> Float32[Array, "n 1"]:
         top = sums.max_abs(x, rows)
         ratio = jnp.abs(sums.unit(x, top, rows))
@@ -118,6 +135,7 @@ class MeanAbs:
     def __post_init__(self):
         checks.positive("times", self.times)
 
+    @_passes
     def __call__(self, x: Array, count: Array, rows: Rows = sums.IN_XLA) -> Float32[Array, "n 1"]:
         top = sums.max_abs(x, rows)
         mean = sums.total(jnp.abs(sums.unit(x, top, rows)), rows) * _share(count, rows)
@@ -144,6 +162,7 @@ class ClippedMax:
     def __post_init__(self):
         checks.positive("sigmas", self.sigmas)
 
+    @_passes
     def __call__(self, x: Array, count: Array, rows: Rows = sums.IN_XLA) -> Float32[Array, "n 1"]:
         top = sums.max_abs(x, rows)
         ratio = sums.unit(x, top, rows)

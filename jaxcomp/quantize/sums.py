@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Float32, Int32
 
@@ -20,6 +21,9 @@ from jaxcomp.quantize import exact
 
 FRACTION = 21
 """Bits behind the point of the terms of `total`: terms of at most 1 in size are exact to 2⁻²²."""
+
+_ANCHOR = np.float32(1.5 * 2**23)
+"""Between 2²³ and 2²⁴ the floats are the integers, and so they are 2²² around this one."""
 
 _LIMB = 15
 _INF = 0x7F800000
@@ -100,10 +104,13 @@ def total(terms: Float32[Array, "n size"], rows: Rows = IN_XLA) -> Float32[Array
         >>> total(jnp.full((1, 1000), 0.25))
         Array([[250.]], dtype=float32)
     """
-    scaled = (terms * jnp.float32(2 ** (FRACTION + 1))).astype(jnp.int32)
-    if scaled.shape[1] == 0:
+    if terms.shape[1] == 0:
         return jnp.zeros((terms.shape[0], 1), jnp.float32)
-    return _added([(scaled + 1) >> 1], 2**FRACTION, rows)
+    # The sum with `_ANCHOR` has the integer in its last bits, rounded; a conversion would take four
+    # instructions more, to saturate. The product is exact, so it may be fused with the sum.
+    anchored = terms * jnp.float32(2**FRACTION) + _ANCHOR
+    integers = lax.bitcast_convert_type(anchored, jnp.int32) - _ANCHOR.view(np.int32)
+    return _added([integers], 2**FRACTION, rows)
 
 
 def _largest(bits: Array, rows: Rows) -> Array:
