@@ -76,7 +76,9 @@ def median_times(runs: list[Callable[[], Any]], repeats: int) -> list[float]:
 
 
 def environment() -> dict[str, Any]:
+    """Where a result comes from; `malloc` if JAX's buffers lie in huge pages, as numpy's do."""
     device = jax.devices()[0]
+    tuned = [part for part in os.environ.get("GLIBC_TUNABLES", "").split(":") if "malloc" in part]
     return {
         "jax": jax.__version__,
         "python": platform.python_version(),
@@ -84,6 +86,7 @@ def environment() -> dict[str, Any]:
         "platform": device.platform,
         "cores": os.cpu_count(),
         "jaxcomp": jaxcomp.__version__,
+        **({"malloc": ", ".join(tuned)} if tuned else {}),
     }
 
 
