@@ -30,11 +30,11 @@ format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# The peers to compare with are installed first. For torch its CPU build is enough: where an index
-# offers it, install that beforehand, or several gigabytes of CUDA come along.
 # Numpy asks for huge pages for its arrays and JAX does not: with this, copy and codec have the same.
 HUGE_PAGES := GLIBC_TUNABLES=glibc.malloc.hugetlb=1
 
+# The peers to compare with are installed first. For torch its CPU build is enough: where an index
+# offers it, install that beforehand, or several gigabytes of CUDA come along.
 bench: setup
 	@$(PIP) '.[peers]'
 	$(HUGE_PAGES) $(BIN)/python -W ignore benchmarks/codecs.py $(ARGS)

@@ -15,8 +15,10 @@ _CHUNK = 2**19
 """Elements that a CPU works on at a time: few enough for its cache, enough for its threads."""
 
 _PART = 2**20
+"""Elements in a part of what is read several times: few enough for the cache that cores share."""
+
 _MOST_PARTS = 24
-"""Each takes some ten milliseconds to compile."""
+"""Each is compiled anew, which takes some twenty milliseconds."""
 
 
 def over_rows(f: Callable[..., Any], first: Any, *arrays: Any) -> Any:
@@ -76,10 +78,11 @@ def in_turn(f: Callable[..., Array], *arrays: Array) -> Array:
         f: gives an array with a row for each row of `arrays`.
         *arrays: with a leading axis of rows.
     """
-    rows, size = arrays[0].shape[0], arrays[0].size
-    each = max(-(-rows // max(min(size // _PART, _MOST_PARTS), 1)), 1)
-    if each == rows or not any(isinstance(x, core.Tracer) for x in arrays):
+    rows = arrays[0].shape[0]
+    parts = min(arrays[0].size // _PART, _MOST_PARTS, rows)
+    if parts < 2 or not any(isinstance(x, core.Tracer) for x in arrays):
         return f(*arrays)
+    each = -(-rows // parts)
     parts = -(-rows // each)
 
     def one_by_one(*arrays: Array) -> Array:

@@ -89,7 +89,6 @@ class RootMeanSquare:
     def __post_init__(self):
         checks.positive("times", self.times)
 
-    @_passes
     def __call__(self, x: Array, count: Array, rows: Rows = sums.IN_XLA) -> Float32[Array, "n 1"]:
         norm = L2()(x, count, rows)
         share = jnp.float32(self.times) * exact.sqrt(_share(count, rows), rows.digits)
