@@ -25,6 +25,13 @@ def homogeneous(codec: Codec) -> bool:
     return getattr(codec, "homogeneous", True)
 
 
+def mixed(codec: Codec) -> float:
+    """Elements that must be rotated together at random for what the codec sends of some of them to
+    stand for all: 0 for most codecs.
+    """
+    return getattr(codec, "mixed", 0)
+
+
 def agrees(codec: Codec) -> bool:
     """Whether workers agree on something before they encode."""
     return getattr(codec, "agrees", hasattr(codec, "agree"))
@@ -98,6 +105,17 @@ def check_inner(name: str, codec: Any, *, agreement: bool = True, sums: bool = F
         raise ValueError(
             f"`{name}` must not ask the workers to agree on what it will be given only later, got "
             f"{codec!r}; take shared=False"
+        )
+
+
+def check_mixed(codec: Codec, block: int) -> None:
+    """Raises a `ValueError` for a codec that needs more elements mixed than a rotation mixes."""
+    if mixed(codec) > block:
+        raise ValueError(
+            "`codec` must not let one fitted step, or one part, stand for more elements than are "
+            f"rotated together, block={block}: blocks that are small beside others would come back "
+            f"too large, or never. Got {codec!r}; set block={block} in its parts, or a bucket size "
+            "of at most that"
         )
 
 

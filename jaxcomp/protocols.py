@@ -71,6 +71,8 @@ class Codec(Protocol):
             so equals the sum of `decode` only up to rounding.
         homogeneous (optional, by default True): whether an input `2^k` times as large decodes to an
             output `2^k` times as large; a fixed threshold is not.
+        mixed (optional, by default 0): elements that one fitted step or one part stands for, so
+            that they must be rotated together at random; `math.inf` for a whole leaf.
         bits_per_element (optional): what a full bucket costs an element, as the codec claims;
             `testing.assert_wire_bytes` holds it against the payload.
     """

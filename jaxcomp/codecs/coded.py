@@ -184,6 +184,11 @@ class Coded:
         """That of the quantizer, if nothing can be lost."""
         return self.codec.variance_bound(size) if self._whole else None
 
+    @property
+    def mixed(self) -> float:
+        """As the quantizer."""
+        return self.codec.mixed
+
     def init(self, like: ArrayLike) -> CodedState:
         spent = Spent(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32))
         if not self.sided:

@@ -73,6 +73,16 @@ class Contractive:
         """As the codec's own."""
         return offers.bits_per_element(self.codec)
 
+    @property
+    def reorders(self) -> bool:
+        """As the codec."""
+        return offers.reorders(self.codec)
+
+    @property
+    def homogeneous(self) -> bool:
+        """As the codec."""
+        return offers.homogeneous(self.codec)
+
     def init(self, like: ArrayLike) -> Any:
         return self.codec.init(like)
 
@@ -134,6 +144,21 @@ class Clipped:
     def bits_per_element(self) -> float | None:
         """As the codec's own."""
         return offers.bits_per_element(self.codec)
+
+    @property
+    def reorders(self) -> bool:
+        """As the codec."""
+        return offers.reorders(self.codec)
+
+    @property
+    def homogeneous(self) -> bool:
+        """As the codec."""
+        return offers.homogeneous(self.codec)
+
+    @property
+    def mixed(self) -> float:
+        """As the codec."""
+        return offers.mixed(self.codec)
 
     def init(self, like: ArrayLike) -> Any:
         return self.codec.init(like)
@@ -215,6 +240,16 @@ class Chained:
         """The sum of theirs, if each knows its own."""
         each = [offers.bits_per_element(codec) for codec in self.codecs]
         return None if None in each else float(sum(b for b in each if b is not None))
+
+    @property
+    def homogeneous(self) -> bool:
+        """If all are."""
+        return all(offers.homogeneous(codec) for codec in self.codecs)
+
+    @property
+    def mixed(self) -> float:
+        """The most of theirs."""
+        return max(offers.mixed(codec) for codec in self.codecs)
 
     def init(self, like: ArrayLike) -> tuple:
         return tuple(codec.init(like) for codec in self.codecs)

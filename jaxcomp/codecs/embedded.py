@@ -49,6 +49,7 @@ class Embedded:
         offers.check_inner("codec", self.codec)
         checks.number("redundancy", self.redundancy, 1.0, 4.0)
         checks.choice("block", self.block, tuple(4**i for i in range(1, 8)))
+        offers.check_mixed(self.codec, self.block)
 
     @property
     def bucket_size(self) -> int | None:
@@ -61,6 +62,11 @@ class Embedded:
     def unbiased(self) -> bool:
         """As the codec: the way back is linear."""
         return self.codec.unbiased
+
+    @property
+    def homogeneous(self) -> bool:
+        """As the codec."""
+        return offers.homogeneous(self.codec)
 
     def init(self, like: ArrayLike) -> Any:
         return self.codec.init(self._like(like))

@@ -1,4 +1,4 @@
-"""Codecs of a part of each bucket, where one part is as good as another."""
+"""Codecs of a part of each rotated block, where one part is as good as another."""
 
 import dataclasses
 import math
@@ -14,41 +14,51 @@ from jaxcomp.protocols import Array, ArrayLike, AxisName, Codec, Key
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Part:
-    """The first `⌈fraction · size⌉` elements of each bucket; they stand for the rest too.
+    """The first `⌈fraction · block⌉` elements of each block; they stand for the rest too.
 
-    For buckets that were rotated at random, of which one part is as good as another: less than a
-    bit an element.
+    For blocks that were rotated at random, of which one part is as good as another: less than a
+    bit an element. Put it inside of `Rotated`, which knows how its error and its mean follow from
+    `power`; alone it is neither unbiased nor contractive.
 
     Args:
         codec: what encodes them.
         fraction: their share, in (0, 1].
-        power: how to make up for the others, by `(size / k)^power`: 1 is unbiased, ½ keeps the
+        power: how to make up for the others, by `(block / k)^power`: 1 is unbiased, ½ keeps the
             length, 0 counts the rest as zero.
+        block: elements that were rotated together; None for the whole bucket.
 
     Raises:
-        ValueError: for a fraction outside (0, 1], or a codec whose decoders need more than the
-            payload, as those of adaptive levels do.
+        ValueError: for a fraction outside (0, 1], a block that is not positive, or a codec whose
+            decoders need more than the payload, as those of adaptive levels do.
     """
 
     codec: Codec
     fraction: int | float
     power: int | float = 1
+    block: int | None = None
     unbiased = False
+    contractive = False
     linear = False
 
     def __post_init__(self):
         offers.check_inner("codec", self.codec)
         checks.fraction(self.fraction)
         checks.choice("power", self.power, (0, 0.5, 1))
-
-    @property
-    def contractive(self) -> bool:
-        """As the codec, where the rest counts as zero."""
-        return self.power == 0 and offers.contractive(self.codec)
+        _check_block(self.block)
 
     @property
     def bucket_size(self) -> int | None:
         return self.codec.bucket_size
+
+    @property
+    def mixed(self) -> float:
+        """A whole block, whose part stands for it."""
+        return max(self.block or self.bucket_size or math.inf, offers.mixed(self.codec))
+
+    @property
+    def homogeneous(self) -> bool:
+        """As the codec."""
+        return offers.homogeneous(self.codec)
 
     def init(self, like: ArrayLike) -> Any:
         return self.codec.init(self._like(like))
@@ -59,52 +69,64 @@ class Part:
         return offers.agrees(self.codec)
 
     def agree(self, key: Key, x: Array, count: Array, state: Any, axis_name: AxisName) -> Any:
-        k = self._k(x.shape[1])
-        return offers.agree(self.codec, key, x[:, :k], jnp.minimum(count, k), state, axis_name)
+        return offers.agree(self.codec, key, *self._part(x, count), state, axis_name)
 
     def encode(self, key: Key, x: Array, count: Array, state: Any) -> tuple[Any, Any]:
-        k = self._k(x.shape[1])
-        return self.codec.encode(key, x[:, :k], jnp.minimum(count, k), state)
+        return self.codec.encode(key, *self._part(x, count), state)
 
     def decode(self, key: Key, payload: Any, like: ArrayLike, side: Any = None) -> Array:
         del side
-        part = self._like(like)
-        factor = (like.shape[1] / part.shape[1]) ** self.power
-        found = times(self.codec, key, payload, part, factor)
-        return jnp.pad(found, ((0, 0), (0, like.shape[1] - part.shape[1])))
+        n, size = like.shape
+        block, k = self._sizes(size)
+        found = times(self.codec, key, payload, self._like(like), (block / k) ** self.power)
+        whole = jnp.pad(found.reshape(n, -1, k), ((0, 0), (0, 0), (0, block - k)))
+        return whole.reshape(n, -1)[:, :size]
 
-    def _k(self, size: int) -> int:
-        return max(1, math.ceil(round(self.fraction * size, 6)))
+    def _part(self, x: Array, count: Array) -> tuple[Array, Array]:
+        """The elements that are sent, and how many of them are real."""
+        block, k = self._sizes(x.shape[1])
+        blocks, left = _in_blocks(x, count, block)
+        return blocks[..., :k].reshape(x.shape[0], -1), jnp.minimum(left, k).sum(1)
+
+    def _sizes(self, size: int) -> tuple[int, int]:
+        """Elements of a block, and those of it that are sent."""
+        block = min(self.block or size, size)
+        return block, max(1, math.ceil(round(self.fraction * block, 6)))
 
     def _like(self, like: ArrayLike) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((like.shape[0], self._k(like.shape[1])), like.dtype)
+        n, size = like.shape
+        block, k = self._sizes(size)
+        return jax.ShapeDtypeStruct((n, -(-size // block) * k), like.dtype)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Split:
-    """The first `⌈fraction · size⌉` elements of each bucket to one codec, the rest to another.
+    """The first `fraction · block` elements of each block to one codec, the rest to another.
 
-    For buckets that were rotated at random: widths between two whole numbers.
+    For blocks that were rotated at random: widths between two whole numbers.
 
     Args:
         first: what encodes the first ones.
         second: what encodes the rest.
         fraction: the share of the first ones, in (0, 1].
+        block: elements that were rotated together; None for the whole bucket.
 
     Raises:
-        ValueError: for another fraction, codecs of different bucket sizes, or decoders that need
-            more than the payload, as those of adaptive levels do.
+        ValueError: for another fraction, a block that is not positive, codecs of different bucket
+            sizes, or decoders that need more than the payload, as those of adaptive levels do.
     """
 
     first: Codec
     second: Codec
     fraction: int | float
+    block: int | None = None
     linear = False
 
     def __post_init__(self):
         offers.check_inner("first", self.first)
         offers.check_inner("second", self.second)
         checks.fraction(self.fraction)
+        _check_block(self.block)
         if self.first.bucket_size != self.second.bucket_size:
             raise ValueError(
                 "`first` and `second` must have the same bucket size, got "
@@ -123,6 +145,16 @@ class Split:
     @property
     def bucket_size(self) -> int | None:
         return self.first.bucket_size
+
+    @property
+    def mixed(self) -> float:
+        """As the codecs."""
+        return max(offers.mixed(self.first), offers.mixed(self.second))
+
+    @property
+    def homogeneous(self) -> bool:
+        """If both are."""
+        return offers.homogeneous(self.first) and offers.homogeneous(self.second)
 
     def init(self, like: ArrayLike) -> tuple:
         return tuple(codec.init(part) for codec, part in self._parts(like))
@@ -147,24 +179,49 @@ class Split:
 
     def decode(self, key: Key, payload: tuple, like: ArrayLike, side: Any = None) -> Array:
         del side
+        n, size = like.shape
+        blocks = self._blocks(size)
         found = [
-            codec.decode(key, own, part)
+            codec.decode(key, own, part).reshape(n, blocks, -1)
             for (codec, part), own in zip(self._parts(like), payload, strict=True)
         ]
-        return jnp.concatenate(found, axis=1)
+        return jnp.concatenate(found, axis=2).reshape(n, -1)[:, :size]
 
     def _cut(self, x: Array, count: Array) -> list[tuple[Codec, Array, Array]]:
         """Each codec with its columns, and how many of them are real."""
+        n, size = x.shape
+        blocks, left = _in_blocks(x, count, self._block(size))
         found, begin = [], 0
         for codec, part in self._parts(x):
-            end = begin + part.shape[1]
-            left = jnp.clip(count - begin, 0, part.shape[1])
-            found.append((codec, x[:, begin:end], left))
-            begin = end
+            width = part.shape[1] // self._blocks(size)
+            columns = blocks[..., begin : begin + width].reshape(n, -1)
+            found.append((codec, columns, jnp.clip(left - begin, 0, width).sum(1)))
+            begin += width
         return found
 
     def _parts(self, like: ArrayLike) -> list[tuple[Codec, jax.ShapeDtypeStruct]]:
         n, size = like.shape
-        k = min(max(1, round(self.fraction * size)), size)
-        sizes = [(self.first, k), (self.second, size - k)]
-        return [(c, jax.ShapeDtypeStruct((n, s), like.dtype)) for c, s in sizes if s]
+        block, blocks = self._block(size), self._blocks(size)
+        k = min(max(1, round(self.fraction * block)), block)
+        sizes = [(self.first, k), (self.second, block - k)]
+        return [(c, jax.ShapeDtypeStruct((n, blocks * s), like.dtype)) for c, s in sizes if s]
+
+    def _block(self, size: int) -> int:
+        return min(self.block or size, size)
+
+    def _blocks(self, size: int) -> int:
+        return -(-size // self._block(size))
+
+
+def _check_block(block: Any) -> None:
+    if block is not None:
+        checks.integer("block", block, 1)
+
+
+def _in_blocks(x: Array, count: Array, block: int) -> tuple[Array, Array]:
+    """`[n, size]` as `[n, blocks, block]`, filled up with zeros, and the real elements of each."""
+    n, size = x.shape
+    number = -(-size // block)
+    x = jnp.pad(x, ((0, 0), (0, number * block - size))).reshape(n, number, block)
+    begin = jnp.arange(number, dtype=count.dtype) * block
+    return x, jnp.clip(count[:, None] - begin, 0, block)

@@ -1,6 +1,7 @@
 """The quantizer: scale, levels, rounding and steps as settings of one codec."""
 
 import dataclasses
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -47,8 +48,9 @@ class Quantizer:
         steps: how the steps travel.
         bucket_size: elements in a bucket; None for one bucket a leaf.
         block: elements that share a step, fewer than a bucket; None for the whole bucket.
-        fit: the step that is sent once the codes are chosen: "unbiased" (on buckets that were
-            rotated at random), "least_squares" or "norm"; None for the one they were found by.
+        fit: the step that is sent once the codes are chosen: "unbiased" (where the elements that
+            share the step were rotated together at random), "least_squares" or "norm"; None for the
+            one they were found by.
         shared: use the largest scale of all workers, so that codes may be added.
         sum_bits: the width that a sum over the workers must fit where codes are added on the way
             (`Psum`): `n` workers clip theirs to `(2^(sum_bits − 1) − 1) // n`. None to widen it
@@ -84,10 +86,9 @@ class Quantizer:
         if self.block is not None:
             checks.integer("block", self.block, 1)
         checks.choice("implementation", self.implementation, (None, *bits.IMPLEMENTATIONS))
-        if self.fit and (self.block or self.shared or not isinstance(self.steps, Exact)):
+        if self.fit and (self.shared or not isinstance(self.steps, Exact)):
             raise ValueError(
-                f"`fit` {self.fit!r} must stand with whole buckets, their own scales and steps "
-                f"Exact(), got {self!r}"
+                f"`fit` {self.fit!r} requires shared=False and steps=Exact(), got {self!r}"
             )
         if isinstance(self.rounding, Subtractive) and not isinstance(
             self.levels, Uniform | MidRise
@@ -135,6 +136,11 @@ class Quantizer:
         if isinstance(self.levels, MidRise) or self.fit:
             return False  # Elements much smaller than the scale grow to its lowest level.
         return not self.rounding.unbiased and isinstance(self.scale, MaxAbs) and not self.shared
+
+    @property
+    def mixed(self) -> float:
+        """Elements that share a step fitted "unbiased": so many must be rotated together."""
+        return (self.block or self.bucket_size or math.inf) if self.fit == "unbiased" else 0
 
     @property
     def bits(self) -> int | float:
@@ -226,8 +232,8 @@ class Quantizer:
         """`encode` of what no kernel does."""
         n, size = x.shape
         high, low = (part[:, None] for part in noise.seeds(seed, first, n))
-        blocks = self._in_blocks(x)
-        derived = self._derive(blocks, count, agreed, high, low)
+        blocks, left = self._in_blocks(x), self._left(x, count)
+        derived = self._derive(blocks, left, agreed, high, low)
         position = jnp.arange(blocks.shape[1] * blocks.shape[2], dtype=jnp.uint32)
         codes = self.codes(
             blocks,
@@ -240,18 +246,23 @@ class Quantizer:
         if self.fit:  # Kept, not found twice: both uses compare with every level.
             kept = compiler.outlined(lambda codes: codes.astype(jnp.uint8))
             codes = kept(codes).astype(jnp.uint32)
-            values = self.levels.values(codes)
-            step = fits.fitted(self.fit, self.levels, values, x, count[:, None], x.dtype)
-            sent = (step[:, 0],)
+            values = self._in_blocks(self.levels.values(codes)).reshape(-1, blocks.shape[2])
+            rows = blocks.reshape(values.shape)
+            step = fits.fitted(self.fit, self.levels, values, rows, left, x.dtype)
+            sent = (step.reshape(n if self.block is None else blocks.shape[:2]),)
         return QuantizedPayload(bits.pack(codes, bits=self.bits), sent)
 
+    def _left(self, x: Array, count: Array) -> Array:
+        """The real elements of each block, `[n · blocks, 1]`."""
+        block = self._block(x.shape[1])
+        begin = jnp.arange(self._blocks(x.shape[1]), dtype=count.dtype)[None] * block
+        return jnp.clip(count[:, None] - begin, 0, block).reshape(-1, 1)
+
     def _derive(
-        self, blocks: Array, count: Array, agreed: Array | None, high: Array, low: Array
+        self, blocks: Array, left: Array, agreed: Array | None, high: Array, low: Array
     ) -> Derived:
-        """The steps of `[n, blocks, block]` elements."""
+        """The steps of `[n, blocks, block]` elements, of which `left` are real."""
         n, number, block = blocks.shape
-        begin = jnp.arange(number, dtype=count.dtype)[None] * block
-        left = jnp.clip(count[:, None] - begin, 0, block).reshape(-1, 1)
         scale = self.scale(blocks.reshape(-1, block), left).reshape(n, number)
         scale = scale if agreed is None else agreed[:, None]
 
@@ -339,14 +350,17 @@ class Quantizer:
             return self.levels.magnitude.bit_length() + rounding_.SUBTRACTED + 1
         return self.levels.precision
 
+    def _block(self, size: int) -> int:
+        """Elements that share a step in a bucket of this size."""
+        return min(self.block or size, size)
+
     def _blocks(self, size: int) -> int:
-        return -(-size // (self.block or size))
+        return -(-size // self._block(size))
 
     def _in_blocks(self, x: Array) -> Array:
         """`[n, size]` as `[n, blocks, block]`, filled up with zeros."""
         n, size = x.shape
-        number = self._blocks(size)
-        block = size if self.block is None else self.block
+        number, block = self._blocks(size), self._block(size)
         missing = number * block - size
         x = jnp.pad(x, ((0, 0), (0, missing))) if missing else x
         return x.reshape(n, number, block)
@@ -376,7 +390,7 @@ class Quantizer:
             key = trees.batch_key(noise.raw(0), number, 0)
             high, low = (part[:, None] for part in noise.seeds(key.own, key.first, len(rows)))
             blocks, count = self._in_blocks(rows), batch.counts()
-            derived = self._derive(blocks, count, None, high, low)
+            derived = self._derive(blocks, self._left(rows, count), None, high, low)
             step = derived.step[..., None]
             real = (
                 self._in_blocks(lax.broadcasted_iota(jnp.int32, rows.shape, 1))

@@ -41,8 +41,9 @@ class Rotated:
             `fit="unbiased"` is.
 
     Raises:
-        ValueError: for a block that is not such a power of two, `times` other than 1 or 2, or a
-            codec whose decoders need more than the payload, as those of adaptive levels do.
+        ValueError: for a block that is not such a power of two, `times` other than 1 or 2, a codec
+            whose decoders need more than the payload, as those of adaptive levels do, or one that
+            lets a fitted step or a part stand for more elements than are rotated together.
 
     References:
         Suresh et al., `Distributed mean estimation with limited communication
@@ -63,6 +64,7 @@ class Rotated:
         offers.check_inner("codec", self.codec, sums=self.shared)
         checks.choice("block", self.block, tuple(2**i for i in range(1, 16)))
         checks.choice("times", self.times, (1, 2))
+        offers.check_mixed(self.codec, self.block)
 
     @property
     def bucket_size(self) -> int | None:
@@ -72,7 +74,8 @@ class Rotated:
     def unbiased(self) -> bool:
         """As the codec; on average over rotations only where they are two.
 
-        Of a `Part`, random signs alone are enough: `E[D Hᵀ P H D] = B · k/B` for `k` rows `P`.
+        Of a `Part`, random signs alone are enough: `E[D Hᵀ P H D] = B · k/B` for `k` rows `P` of
+        each block.
         """
         inner = self.codec
         if isinstance(inner, Part) and inner.power == 1 and inner.codec.unbiased:
@@ -82,8 +85,15 @@ class Rotated:
 
     @property
     def contractive(self) -> bool:
-        """As the codec's own: a rotation keeps lengths."""
-        return offers.contractive(self.codec) and not self.unbiased_on_average
+        """As the codec's own: a rotation keeps lengths.
+
+        Of a `Part` whose rest counts as zero too: with random signs, `k` rows of each block have
+        `k/B` of its energy on average, whatever it holds.
+        """
+        inner = self.codec
+        if isinstance(inner, Part):
+            return inner.power == 0 and offers.contractive(inner.codec)
+        return offers.contractive(inner) and not self.unbiased_on_average
 
     @property
     def linear(self) -> bool:
@@ -102,6 +112,11 @@ class Rotated:
         if size is not None and self._padded(size)[0] != size:
             return None
         return offers.bits_per_element(self.codec)
+
+    @property
+    def homogeneous(self) -> bool:
+        """As the codec."""
+        return offers.homogeneous(self.codec)
 
     def variance_bound(self, size: int) -> float | None:
         """That of the codec for the rotated bucket, which has no outlier."""

@@ -62,6 +62,11 @@ class Staged:
         left = self._left(size)
         return None if left is None else left / (1 - left)
 
+    @property
+    def homogeneous(self) -> bool:
+        """As the codec."""
+        return offers.homogeneous(self.codec)
+
     def init(self, like: ArrayLike) -> tuple:
         return self._chain().init(like)
 

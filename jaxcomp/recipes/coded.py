@@ -12,7 +12,7 @@ from jaxcomp.entropy.rans import Rans
 from jaxcomp.quantize import rounding, scales, tables
 from jaxcomp.recipes.floats import nuqsgd
 from jaxcomp.recipes.quantizers import qsgd
-from jaxcomp.recipes.rotations import FITS
+from jaxcomp.recipes.rotations import BLOCK, FITS
 
 _SYMBOLS_A_LANE = 2**14
 """A lane's 48 bits are then three thousandths of a bit an element."""
@@ -33,8 +33,9 @@ def ecsq(
 
     Args:
         bits: bits an element of a full bucket on the wire, with all that is not codes; 0.1 to 5.
-        bucket_size: elements that share a step and a stream, a multiple of 4,096; shorter buckets
-            leave more room for chance, and of shorter leaves more elements do not fit.
+        bucket_size: elements that share a stream, a multiple of 4,096, each 4,096 of which have a
+            rotation and a step of their own; shorter buckets leave more room for chance, and of
+            shorter leaves more elements do not fit.
         scale: "minimum_error", a contraction, for use with a residual; "unbiased"; or "norm".
         rotations: 1, or 2 for an unbiased codec, as for `eden`.
 
@@ -55,21 +56,22 @@ def ecsq(
         are counted (`Stats.lost`). "unbiased" leaves that much of a bias.
     """
     checks.number("bits", bits, 0.1, 5.0)
-    checks.integer("bucket_size", bucket_size, 4096)
-    if bucket_size % 4096:
-        raise ValueError(f"`bucket_size` must be a multiple of 4096, got {bucket_size}")
+    checks.integer("bucket_size", bucket_size, BLOCK)
+    if bucket_size % BLOCK:
+        raise ValueError(f"`bucket_size` must be a multiple of {BLOCK}, got {bucket_size}")
     checks.choice("scale", scale, tuple(FITS))
     lanes = 1 << max((bucket_size // _SYMBOLS_A_LANE).bit_length() - 1, 0)
-    # Of each bucket: its step, the count of its elements, and the heads of the lanes. Lengths vary
-    # by 0.75 bits over the root of the bucket's size, and frequencies of twelve bits are not exact.
-    capacity = bits - (32 + (16 if bucket_size < 2**16 else 32)) / bucket_size
-    entropy = capacity - 48 * lanes / bucket_size - 2.2 / math.sqrt(bucket_size) - 5e-4 * 2**bits
+    # Of each bucket: its steps, the count of its elements, and the heads of the lanes. Lengths vary
+    # by 0.1 to 0.65 bits over the root of the size, and frequencies of twelve bits are not exact.
+    capacity = bits - 32 / BLOCK - (16 if bucket_size < 2**16 else 32) / bucket_size
+    entropy = capacity - 48 * lanes / bucket_size - 1.5 / math.sqrt(bucket_size) - 5e-4 * 2**bits
     grid = tables.UniformThreshold(entropy=round(entropy, 4))
     quantizer = Quantizer(
         levels=grid,
         scale=scales.RootMeanSquare(times=grid.reach),
         rounding=rounding.Nearest(),
         bucket_size=bucket_size,
+        block=None if bucket_size == BLOCK else BLOCK,
         fit=FITS[scale],
     )
     coded = Coded(codec=quantizer, coder=Rans(symbols_a_lane=_SYMBOLS_A_LANE), capacity=capacity)

@@ -1,5 +1,7 @@
 """Codecs that rotate a bucket at random before they quantise it."""
 
+import math
+
 from jaxcomp import checks
 from jaxcomp.codecs.embedded import Embedded
 from jaxcomp.codecs.parts import Part, Split
@@ -7,6 +9,9 @@ from jaxcomp.codecs.quantizer import Quantizer
 from jaxcomp.codecs.rotated import Rotated
 from jaxcomp.protocols import Codec
 from jaxcomp.quantize import levels, rounding, scales, tables
+
+BLOCK = 4096
+"""Elements that are rotated together."""
 
 FITS = {"unbiased": "unbiased", "minimum_error": "least_squares", "norm": "norm"}
 
@@ -56,7 +61,8 @@ def eden(
 
     Args:
         bits: bits an element, above 0, at most 8.
-        bucket_size: elements that share a rotation and a scale; None for one scale a leaf.
+        bucket_size: elements in a bucket; None for one bucket a leaf. Each block of 4,096 in it has
+            a rotation and a scale of its own.
         scale: "unbiased"; "minimum_error", a contraction that is smaller by `1 − D`, for use with a
             residual; or "norm", which keeps the length.
         rotations: 1, or 2 for an unbiased codec: with one, it is unbiased for dense input, while an
@@ -84,19 +90,20 @@ def eden(
     if bits < 1:
         checks.positive("bits", bits)
 
-    def at(width: int) -> Quantizer:
+    def at(width: int, block: int | None) -> Quantizer:
         grid = tables.LloydMax(width)
         return Quantizer(
             levels=grid,
             scale=scales.RootMeanSquare(times=grid.reach),
             rounding=rounding.Nearest(),
             bucket_size=bucket_size,
+            block=block,
             fit=FITS[scale],
         )
 
     power = {"unbiased": 1, "norm": 0.5, "minimum_error": 0}[scale]
     return Rotated(
-        codec=_at_rate(bits, at, power),
+        codec=_at_rate(bits, at, power, bucket_size),
         times=rotations,
         unbiased_on_average=scale == "unbiased",
     )
@@ -110,7 +117,7 @@ def drive(
     `x̂ = S · R⁻¹ sign(R x)` with `S = ‖x‖² / ‖R x‖₁` unbiased: relative error `π/2 − 1`.
 
     Args:
-        bucket_size: elements that share a rotation and a scale; None for one scale a leaf.
+        bucket_size: as for `eden`.
         scale: "unbiased", "minimum_error" (`‖R x‖₁ / d`) or "norm" (`‖x‖ / √d`).
         rotations: as for `eden`.
 
@@ -135,7 +142,8 @@ def ndsc(
 
     `‖z‖∞ ≤ 2√(log(2N)/N) ‖x‖` with high probability, so the error does not grow with the size.
     Dithered, unbiased rounding to `2^bits` levels that include both ends; else the middles of as
-    many cells. Below one bit, `⌊n · bits⌋` of the rotated elements are sent, one bit each.
+    many cells. Below one bit, `⌈B · bits⌉` elements of each rotated block of `B` are sent, one bit
+    each.
 
     Args:
         bits: bits an element, above 0, at most 8.
@@ -202,14 +210,30 @@ def dsc(
     return Embedded(codec=codec, redundancy=redundancy)
 
 
-def _at_rate(bits: int | float, at, power: int | float) -> Codec:
-    """A codec of any rate for rotated buckets, of codecs of whole widths; `power` as for `Part`."""
-    if bits < 1:
-        return Part(codec=at(1), fraction=bits, power=power)
+def _at_rate(bits: int | float, at, power: int | float, bucket_size: int | None) -> Codec:
+    """A codec of any rate for rotated buckets, of codecs `at(width, block)` of whole widths.
+
+    What they fit they fit to a rotated block, or to the elements of it that they are given: one
+    scale for blocks of different sizes would bring the small ones back too large.
+
+    Args:
+        bits: the rate.
+        at: a codec of so many bits, of buckets in which so many elements share a scale.
+        power: as for `Part`.
+        bucket_size: elements in a bucket.
+    """
     whole = int(bits)
+    one_block = bucket_size is not None and bucket_size <= BLOCK
+    block = None if one_block else BLOCK
     if whole == bits:
-        return at(whole)
-    return Split(first=at(whole + 1), second=at(whole), fraction=bits - whole)
+        return at(whole, block)
+    sent = bits if bits < 1 else bits - whole
+    k = math.ceil(sent * BLOCK) if bits < 1 else round(sent * BLOCK)
+    wide = at(whole + 1, None if one_block else max(k, 1))
+    if bits < 1:
+        return Part(codec=wide, fraction=bits, power=power, block=block)
+    narrow = at(whole, None if one_block else max(BLOCK - k, 1))
+    return Split(first=wide, second=narrow, fraction=sent, block=block)
 
 
 def _spread(bits: int | float, bucket_size: int | None, dithered: bool) -> Codec:
@@ -217,7 +241,8 @@ def _spread(bits: int | float, bucket_size: int | None, dithered: bool) -> Codec
     if bits < 1:
         checks.positive("bits", bits)
 
-    def at(width: int) -> Quantizer:
+    def at(width: int, block: int | None) -> Quantizer:
+        del block  # These fit nothing, so one scale may do for all.
         if dithered:
             return _dithered(width, bucket_size)
         return Quantizer(
@@ -227,7 +252,7 @@ def _spread(bits: int | float, bucket_size: int | None, dithered: bool) -> Codec
             bucket_size=bucket_size,
         )
 
-    return _at_rate(bits, at, 1 if dithered else 0)
+    return _at_rate(bits, at, 1 if dithered else 0, bucket_size)
 
 
 def _dithered(width: int, bucket_size: int | None) -> Quantizer:

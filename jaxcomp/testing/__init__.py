@@ -3,15 +3,19 @@
 Each raises an `AssertionError` that says what was promised and what came.
 """
 
-from jaxcomp.testing.codec import (
+from jaxcomp.testing.bias import (
     assert_contractive as assert_contractive,
+    assert_every_part_arrives as assert_every_part_arrives,
+    assert_feedback_sends_all as assert_feedback_sends_all,
+    assert_unbiased as assert_unbiased,
+)
+from jaxcomp.testing.codec import (
     assert_deterministic as assert_deterministic,
     assert_handles_extremes as assert_handles_extremes,
     assert_is_setting as assert_is_setting,
     assert_keeps_shape as assert_keeps_shape,
     assert_shows_nonfinite as assert_shows_nonfinite,
     assert_sums as assert_sums,
-    assert_unbiased as assert_unbiased,
     assert_wire_bytes as assert_wire_bytes,
     check_codec as check_codec,
 )

@@ -1,7 +1,6 @@
 """The contract of a codec: what it must do on inputs that training produces sooner or later."""
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -11,8 +10,8 @@ import numpy as np
 
 from jaxcomp import noise, offers, summing, trees, wire
 from jaxcomp.protocols import Array, ArrayLike, Codec, Key, PyTree
-
-SEED = 20240229
+from jaxcomp.testing import bias, programs
+from jaxcomp.testing.programs import SEED
 
 
 def check_codec(codec: Codec, *, size: int = 700, eager: bool = True) -> None:
@@ -36,7 +35,7 @@ def check_codec(codec: Codec, *, size: int = 700, eager: bool = True) -> None:
         >>> check_codec(jaxcomp.top_k(fraction=0.1))
     """
     assert_is_setting(codec)
-    x = gaussian(size)
+    x = bias.gaussian(size)
     assert_keeps_shape(codec)
     assert_deterministic(codec, x, eager=eager)
     assert_handles_extremes(codec, x)
@@ -44,9 +43,11 @@ def check_codec(codec: Codec, *, size: int = 700, eager: bool = True) -> None:
     assert_sums(codec, x)
     assert_wire_bytes(codec, x)
     if codec.unbiased:
-        assert_unbiased(codec, x)
+        bias.assert_unbiased(codec, x)
+        bias.assert_every_part_arrives(codec, size)
     if offers.contractive(codec):
-        assert_contractive(codec, x)
+        bias.assert_contractive(codec, x)
+        bias.assert_feedback_sends_all(codec, size)
 
 
 def assert_is_setting(codec: Any) -> None:
@@ -104,27 +105,6 @@ def assert_keeps_shape(codec: Codec) -> None:
                 )
 
 
-# One program for the checks of a codec, and one for many keys and inputs at once.
-def _there_and_back(codec: Codec, key: Array, x: Array) -> tuple[PyTree, Array]:
-    """The payload, and what it is decoded to."""
-    payload = trees.encode(codec, key, x)
-    return payload, trees.decode(codec, key, payload, x)
-
-
-_compiled = jax.jit(_there_and_back, static_argnums=0)
-_MANY = 128
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _many(codec: Codec, keys: Array, xs: Array) -> tuple[PyTree, Array]:
-    return jax.vmap(functools.partial(_there_and_back, codec))(keys, xs)
-
-
-def _keys(start: int = 0) -> Array:
-    numbers = start + jnp.arange(_MANY, dtype=jnp.uint32)
-    return jax.vmap(lambda i: noise.fold(noise.raw(SEED), i))(numbers)
-
-
 def assert_deterministic(codec: Codec, x: Array, *, eager: bool = True) -> None:
     """The same input and key give the same bits.
 
@@ -138,20 +118,22 @@ def assert_deterministic(codec: Codec, x: Array, *, eager: bool = True) -> None:
             under `vmap`, or operation by operation.
     """
     _assert_traces_alike(codec, x)
-    keys, rows = _keys(), [x, 2 * x, -x[::-1]]
-    apart = [_there_and_back(codec, key, row) for key, row in zip(keys[:3], rows, strict=True)]
+    keys, rows = programs.keys(), [x, 2 * x, -x[::-1]]
+    apart = [
+        programs.there_and_back(codec, key, row) for key, row in zip(keys[:3], rows, strict=True)
+    ]
     for i, want in enumerate(apart):
-        _same_bits(codec, "as one program", want, _compiled(codec, keys[i], rows[i]))
+        _same_bits(codec, "as one program", want, programs.compiled(codec, keys[i], rows[i]))
     if eager:
         _same_bits(codec, "operation by operation", apart[0], _eagerly(codec, keys[0], x))
-    xs = jnp.stack([*rows, *[x] * (_MANY - 3)])
-    mapped = jax.tree.map(lambda leaf: leaf[:3], _many(codec, keys, xs))
+    xs = jnp.stack([*rows, *[x] * (programs.MANY - 3)])
+    mapped = jax.tree.map(lambda leaf: leaf[:3], programs.many(codec, keys, xs))
     wanted = jax.tree.map(lambda *leaves: jnp.stack(leaves), *apart)
     _same_bits(codec, "under vmap", wanted, mapped)
 
 
 def _eagerly(codec: Codec, key: Array, x: Array) -> tuple[PyTree, Array]:
-    """As `_there_and_back`, without compiling more than the codec itself does."""
+    """As `programs.there_and_back`, without compiling more than the codec itself does."""
     plan = trees.layout(codec, x)
     payloads, stacks = [], []
     for number, batch in enumerate(plan.batches):
@@ -317,78 +299,9 @@ def assert_wire_bytes(codec: Codec, like: ArrayLike) -> None:
         )
 
 
-def assert_unbiased(codec: Codec, x: Array, *, draws: int = 2048) -> None:
-    """The mean of `roundtrip(x)` over many keys is `x`, within six standard errors.
-
-    Args:
-        codec: the codec.
-        x: the input.
-        draws: how many keys, rounded up to a multiple of 128.
-
-    Raises:
-        AssertionError: naming the element that is furthest off.
-    """
-    x = jnp.asarray(x).reshape(-1).astype(jnp.float32)
-    x = x / jnp.maximum(jnp.max(jnp.abs(x)), jnp.finfo(jnp.float32).tiny)
-
-    draws = -(-draws // _MANY) * _MANY
-    first, second, largest = np.zeros(x.size), np.zeros(x.size), 0.0
-    for start in range(0, draws, _MANY):
-        _, y = _many(codec, _keys(start), jnp.broadcast_to(x, (_MANY, x.size)))
-        off = np.asarray(y - x, np.float64)
-        first += off.sum(0)
-        second += (off * off).sum(0)
-        largest = max(largest, np.abs(off).max())
-    bias = first / draws
-    spread = np.sqrt(np.maximum(second / draws - bias**2, 0))
-    error = spread / np.sqrt(draws) + 2.0**-18
-    # What is less likely than 6 / draws may never have been drawn: allow for its weight.
-    unseen = 6 / draws * float(largest)
-    worst = int(np.argmax(np.abs(bias) / (6 * error + unseen)))
-    if np.abs(bias[worst]) > 6 * error[worst] + unseen:
-        raise AssertionError(
-            f"{codec!r} must be unbiased: over {draws} keys element {worst} = {x[worst]:.5f} is "
-            f"off by {bias[worst]:+.2e} on average, {np.abs(bias[worst]) / error[worst]:.1f} "
-            "standard errors"
-        )
-    total = float(np.sqrt((error**2).sum()))
-    if abs(bias.sum()) > 6 * total + unseen:
-        raise AssertionError(
-            f"{codec!r} must be unbiased: the sum of all elements is off by {bias.sum():+.2e} on "
-            f"average, {abs(bias.sum()) / total:.1f} standard errors"
-        )
-
-
-def assert_contractive(codec: Codec, x: Array, *, draws: int = 16) -> None:
-    """The mean of `‖roundtrip(x) − x‖²` over keys is below `‖x‖²`.
-
-    Raises:
-        AssertionError: with the measured ratio.
-    """
-    x = jnp.asarray(x).reshape(-1).astype(jnp.float32)
-    keys = jnp.concatenate([_keys(start) for start in range(0, draws, _MANY)])[:draws]
-    for name, row in {
-        "x": x,
-        "x**3": x**3,
-        "one element": jnp.zeros_like(x).at[0].set(1.0),
-    }.items():
-        y = jnp.stack([_compiled(codec, key, row)[1] for key in keys])
-        ratio = float(jnp.mean(jnp.sum((y - row) ** 2, 1)) / jnp.sum(row**2))
-        if not ratio < 1:
-            raise AssertionError(
-                f"{codec!r} must be contractive: its error on {name} is {ratio:.4f} of the input's "
-                "energy, and feedback on it would grow"
-            )
-
-
 def _roundtrip(codec: Codec) -> Callable[[Array], Array]:
     """Of one key."""
-    return lambda x: _compiled(codec, noise.raw(SEED), x)[1]
-
-
-def gaussian(size: int) -> Array:
-    """The standard input of the checks."""
-    return jax.random.normal(jax.random.key(SEED), (size,))
+    return lambda x: programs.compiled(codec, noise.raw(SEED), x)[1]
 
 
 def _same_bits(codec: Codec, how: str, want: PyTree, got: PyTree) -> None:

@@ -9,7 +9,9 @@ import numpy as np
 from jaxcomp import noise, trees, workers as workers_
 from jaxcomp.protocols import Array, Feedback, Mirrored, PyTree, Reducer
 from jaxcomp.reducers import reduction
-from jaxcomp.testing.codec import SEED, assert_hashable, gaussian
+from jaxcomp.testing.bias import gaussian
+from jaxcomp.testing.codec import assert_hashable
+from jaxcomp.testing.programs import SEED
 
 
 def check_feedback(feedback: Feedback) -> None:
