@@ -47,12 +47,14 @@ def measured(bits, scale, law_name):
 
 @pytest.mark.parametrize("bits", [1, 2, 3, 4] if SLOW else [1])
 def test_rotated_and_coded_it_is_near_the_unbiased_bound(bits):
-    """At bits on the wire, with all that is sent counted, and next to nothing left out."""
+    """At bits on the wire, with all that is sent counted, a step for each block of 4,096 included,
+    and next to nothing left out.
+    """
     wire, error, share, lost = measured(bits, "unbiased", "heavy")
     assert wire == bits
     assert lost < 20
     assert abs(share - 1) < 1e-3
-    assert error < 1.65 * limits.unbiased_bound(wire)
+    assert error < 1.66 * limits.unbiased_bound(wire)
 
 
 @pytest.mark.parametrize("bits", [1, 2, 3, 4] if SLOW else [4])
