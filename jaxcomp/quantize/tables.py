@@ -141,6 +141,11 @@ class UniformThreshold:
         """The largest value in units of the law's standard deviation."""
         return _evenly(self.entropy, self.law).reach
 
+    @property
+    def dead(self) -> float:
+        """Standard deviations of the law below which an element becomes zero."""
+        return self.reach * _evenly(self.entropy, self.law).begin / self.magnitude
+
     def codes(self, points: Float32[Array, "..."], dither: Array) -> UInt32[Array, "..."]:
         del dither
         begin, spacing = _evenly(self.entropy, self.law)[2:]

@@ -23,7 +23,7 @@ def ecsq(
     bucket_size: int = 2**17,
     *,
     scale: str = "minimum_error",
-    rotations: int = 1,
+    rotations: int | None = None,
 ) -> Rotated:
     """Entropy-coded scalar quantisation of a rotated bucket: closest to what any codec can reach.
 
@@ -37,10 +37,12 @@ def ecsq(
             rotation and a step of their own; shorter buckets leave more room for chance, and of
             shorter leaves more elements do not fit.
         scale: "minimum_error", a contraction, for use with a residual; "unbiased"; or "norm".
-        rotations: 1, or 2 for an unbiased codec, as for `eden`.
+        rotations: 1, or 2 for an unbiased codec, as for `eden`; None for 1, or 2 below 1.3 bits.
+            There, elements up to their root mean square become zero, which is all of a single
+            element that is rotated once: it would never be sent.
 
     Raises:
-        ValueError: for other rates or scales, or shorter buckets.
+        ValueError: for other rates or scales, shorter buckets, or one rotation at so low a rate.
 
     Example:
         >>> ecsq(bits=2).bits_per_element
@@ -66,6 +68,14 @@ def ecsq(
     capacity = bits - 32 / BLOCK - (16 if bucket_size < 2**16 else 32) / bucket_size
     entropy = capacity - 48 * lanes / bucket_size - 1.5 / math.sqrt(bucket_size) - 5e-4 * 2**bits
     grid = tables.UniformThreshold(entropy=round(entropy, 4))
+    least = 1 if grid.dead < 1 else 2
+    rotations = least if rotations is None else rotations
+    checks.choice("rotations", rotations, (1, 2))
+    if rotations < least:
+        raise ValueError(
+            f"`rotations` must be 2, or None, at bits={bits}: elements up to their root mean "
+            "square become zero, and rotated once, a single element would never be sent"
+        )
     quantizer = Quantizer(
         levels=grid,
         scale=scales.RootMeanSquare(times=grid.reach),
