@@ -18,6 +18,7 @@ import argparse
 import dataclasses
 import functools
 import itertools
+import json
 import pathlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
@@ -299,6 +300,7 @@ def main() -> None:
     add("--gradients", type=folder, default=folder("out/byte_lm/gradients"), metavar="DIR")
     add("--picture", type=folder, help="where to draw it (default: in the --out folder)")
     add("--out", type=folder, default=folder("out/rate_distortion"))
+    add("--update", action="store_true", help="keep what --out has of codecs not measured now")
     options = parser.parse_args()
     if min(options.size, options.draws) < 1:
         parser.error("--size and --draws must be positive")
@@ -320,10 +322,15 @@ def main() -> None:
         found = pool.map(lambda entry: measure(entry, inputs, options.draws), chosen)
         found = track(found, f"{len(inputs)} inputs", len(chosen), console=console, transient=True)
         rows = {entry.name: row for entry, row in zip(chosen, found, strict=True)}
+    path = options.out / "codecs.md"
+    if options.update:
+        before = json.loads(path.with_suffix(".json").read_text())
+        if (before["size"], before["draws"]) != (options.size, options.draws):
+            parser.error("argument --update: sizes and draws must be those of the results in --out")
+        rows = {entry.name: (before["codecs"] | rows)[entry.name] for entry in every}
     results = {"size": options.size, "draws": options.draws, "codecs": rows}
     results["eden"] = eden_widths(rows)
     title = f"Relative squared error at so many bits an element, {options.size:,} numbers a law"
-    path = options.out / "codecs.md"
     show(title, COLUMNS, table(rows), results, path)
     for bits, row in results["eden"].items():
         console.print(

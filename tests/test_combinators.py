@@ -7,10 +7,12 @@ import pytest
 from suite import law, nmse, roundtrip
 
 import jaxcomp
-from jaxcomp import noise, offers, trees
+from jaxcomp import noise, offers, testing, trees
+from jaxcomp.codecs.cosine import Cosine
 from jaxcomp.codecs.embedded import Embedded
 from jaxcomp.codecs.parts import Part, Split
 from jaxcomp.codecs.rotated import Rotated
+from jaxcomp.codecs.staged import Staged
 
 
 def test_contractions_of_unbiased_codecs():
@@ -132,3 +134,35 @@ def test_codecs_whose_decoders_need_more_are_refused():
         jaxcomp.Chained(codecs=(jaxcomp.sign(64), SHARED))
     with pytest.raises(ValueError, match="`codec` must be a codec such as"):
         Rotated(codec=jaxcomp.qsgd)
+
+
+def wrapped(codec):
+    """The codec inside of everything that takes one."""
+    return [
+        jaxcomp.Contractive(codec=codec, omega=1.0),
+        jaxcomp.Clipped(codec=codec),
+        jaxcomp.Chained(codecs=(codec, codec)),
+        jaxcomp.Rotated(codec=codec),
+        Part(codec=codec, fraction=0.5, block=64),
+        Split(first=codec, second=codec, fraction=0.5),
+        Embedded(codec=codec),
+        Staged(codec=codec, stages=2, omega=1.0),
+    ]
+
+
+def test_what_is_wrapped_is_asked_whether_it_scales_with_its_input():
+    class Fixed(type(jaxcomp.natural())):
+        homogeneous = False
+
+    for outer in wrapped(Fixed(bucket_size=64)):
+        assert not offers.homogeneous(outer), outer
+    for outer in wrapped(jaxcomp.natural()):
+        assert offers.homogeneous(outer), outer
+    with pytest.raises(ValueError, match="scale with its input"):
+        Cosine(codec=jaxcomp.Clipped(codec=jaxcomp.threshold(1.0)))
+
+
+def test_a_sum_in_a_domain_of_its_own_stays_one_when_it_is_wrapped():
+    inner = jaxcomp.random_k(0.1, bucket_size=64)
+    for codec in (jaxcomp.Contractive(codec=inner), jaxcomp.Clipped(codec=inner)):
+        testing.assert_sums(codec, jnp.linspace(-1, 1, 300))

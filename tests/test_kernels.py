@@ -12,7 +12,7 @@ from suite import SLOW
 
 import jaxcomp
 from jaxcomp import bits, noise
-from jaxcomp.codecs.quantizer import QuantizedPayload
+from jaxcomp.codecs.payload import QuantizedPayload
 from jaxcomp.protocols import Key
 from jaxcomp.quantize import exact, rounding
 from jaxcomp.rotate import hadamard

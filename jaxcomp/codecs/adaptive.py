@@ -11,7 +11,7 @@ from jax import lax
 from jaxtyping import Float32, Int32
 
 from jaxcomp import axes, bits, checks, noise, summing
-from jaxcomp.codecs.quantizer import QuantizedPayload
+from jaxcomp.codecs.payload import QuantizedPayload
 from jaxcomp.protocols import Array, ArrayLike, AxisName, Key
 from jaxcomp.quantize import adaptive, rounding, sums
 from jaxcomp.quantize.scales import L2, Scale

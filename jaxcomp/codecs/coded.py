@@ -13,7 +13,8 @@ from jaxtyping import Float32, UInt32
 from scipy import special
 
 from jaxcomp import axes, bits, checks, noise, offers, summing
-from jaxcomp.codecs.quantizer import QuantizedPayload, Quantizer
+from jaxcomp.codecs.payload import QuantizedPayload
+from jaxcomp.codecs.quantizer import Quantizer
 from jaxcomp.entropy.coder import Coder
 from jaxcomp.entropy.rans import Rans
 from jaxcomp.protocols import Array, ArrayLike, AxisName, Key, PyTree

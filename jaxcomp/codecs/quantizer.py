@@ -2,14 +2,15 @@
 
 import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Float32, UInt32
+from jaxtyping import Float32
 
 from jaxcomp import axes, bits, checks, compiler, noise, offers, summing, trees
+from jaxcomp.codecs.payload import AgreedScale, QuantizedPayload
 from jaxcomp.codecs.summed import Summed
 from jaxcomp.protocols import Array, ArrayLike, AxisName, Key
 from jaxcomp.quantize import bounds, fits, rounding as rounding_
@@ -18,19 +19,6 @@ from jaxcomp.quantize.rounding import Rounding, Subtractive
 from jaxcomp.quantize.scales import MaxAbs, MeanAbs, Scale
 from jaxcomp.quantize.steps import Derived, Exact, Steps
 from jaxcomp.quantize.sums import Rows
-
-
-class QuantizedPayload(NamedTuple):
-    """Packed codes, and what says what one step of each bucket, or of each block, is worth."""
-
-    words: UInt32[Array, "n words"]
-    steps: tuple[Array, ...]
-
-
-class AgreedScale(NamedTuple):
-    """The bucket scales that all workers use in this step."""
-
-    scale: Float32[Array, " n"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

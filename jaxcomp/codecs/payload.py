@@ -1,0 +1,20 @@
+"""What a quantizer sends, and what its workers agree on."""
+
+from typing import NamedTuple
+
+from jaxtyping import Float32, UInt32
+
+from jaxcomp.protocols import Array
+
+
+class QuantizedPayload(NamedTuple):
+    """Packed codes, and what says what one step of each bucket, or of each block, is worth."""
+
+    words: UInt32[Array, "n words"]
+    steps: tuple[Array, ...]
+
+
+class AgreedScale(NamedTuple):
+    """The bucket scales that all workers use in this step."""
+
+    scale: Float32[Array, " n"]
