@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxcomp import trees, wire
 from jaxcomp.messages import arrays, frame, identity
+from jaxcomp.messages.reading import MessageError
 from jaxcomp.policy import Policy
 from jaxcomp.protocols import Codec, PyTree
 from jaxcomp.trees import TreePayload
@@ -90,25 +91,41 @@ def from_bytes(
     like: PyTree,
     *,
     secret: bytes | None = None,
+    finite: bool = True,
 ) -> TreePayload:
     """The payload that `to_bytes` wrote, bit for bit.
 
-    `data` may come from anywhere: what is damaged, cut, forged, of another codec or another tree
-    raises, takes no more memory than a few times the expected payload, and ends soon. Without a
-    `secret`, anyone can write a message of arbitrary values, and with one, an old message can be
-    sent again: `docs/messages.md` says what is left to the receiver.
+    `data` may come from anywhere. A message that is damaged, cut, forged, of another codec or of
+    another tree raises an error; so does one that decodes to NaN or Inf, which would spoil every
+    mean that it enters. Reading takes no more memory than a few times the expected payload and the
+    tree. Without a `secret`, anyone can write a message of arbitrary finite values, and with one,
+    an old message can be sent again: `docs/messages.md` says what is left to the receiver.
 
     Args:
         codec: as given to `to_bytes`.
         data: what it returned.
         like: the tree that was encoded, or its shapes and dtypes.
         secret: as given to `to_bytes`.
+        finite: refuse a payload that holds or decodes to NaN or Inf, at the cost of decoding it
+            once. False for a receiver that handles these itself, or wants the exact bits of a
+            payload whose gradient had overflowed.
 
     Returns:
         What `encode` returned, for `decode` with the same codec, key and worker.
 
     Raises:
-        MessageError: a `ValueError`, if `data` is not a message for this codec and tree.
+        MessageError: a `ValueError`, if `data` is not a message for this codec and tree, or is not
+            `finite`.
+
+    Example:
+        >>> import jaxcomp
+        >>> codec, x = jaxcomp.sign(), jnp.full(64, jnp.nan)
+        >>> data = to_bytes(codec, jaxcomp.encode(codec, 0, x), x)
+        >>> from_bytes(codec, data, x)
+        Traceback (most recent call last):
+        jaxcomp.messages.reading.MessageError: `data` must hold finite values, got NaN or Inf ...
+        >>> from_bytes(codec, data, x, finite=False).batches[0].steps[0]
+        Array([nan], dtype=float32)
     """
     _check_secret(secret)
     expected = _expected(codec, like)
@@ -117,7 +134,10 @@ def from_bytes(
         jnp.asarray(arrays.decode(part.method, part.body, like_, widths))
         for part, like_, widths in zip(parts, expected.likes, expected.widths, strict=True)
     ]
-    return jax.tree.unflatten(expected.treedef, leaves)
+    payload = jax.tree.unflatten(expected.treedef, leaves)
+    if finite:
+        _check_finite(codec, payload, like, leaves)
+    return payload
 
 
 def message_limit(codec: "Codec | Policy", like: PyTree) -> int:
@@ -130,6 +150,24 @@ def message_limit(codec: "Codec | Policy", like: PyTree) -> int:
         64
     """
     return frame.limit(_expected(codec, like).likes)
+
+
+def _check_finite(codec: "Codec | Policy", payload: TreePayload, like: PyTree, leaves: Any) -> None:
+    """Refuses NaN and Inf, in the arrays or in what they decode to."""
+    for leaf in leaves:
+        if jnp.issubdtype(leaf.dtype, jnp.floating) and not np.isfinite(np.asarray(leaf)).all():
+            raise MessageError(
+                f"`data` must hold finite values, got NaN or Inf in {_shapes([leaf])}; pass "
+                "finite=False to read it all the same"
+            )
+    # Narrow scales and exponents travel as integers: only their decoder knows which are NaN. A
+    # key changes signs and positions, not which scales and codes there are, so any will do.
+    decoded = trees.decode(codec, 0, payload, like)
+    if not all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(decoded)):
+        raise MessageError(
+            "`data` must decode to finite values, got a scale or code that decodes to NaN or Inf; "
+            "pass finite=False to read it all the same"
+        )
 
 
 def _check_secret(secret: Any) -> None:
