@@ -11,7 +11,6 @@ import importlib
 import json
 import math
 import pathlib
-import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,8 +19,7 @@ import jax
 import jax.numpy as jnp
 
 import jaxcomp
-from jaxcomp import measuring, offers, pictures, planning, tables
-from jaxcomp.theory import plan as plan_
+from jaxcomp import measuring, models, offers, options, pictures, planning, tables, units
 
 CATALOGUE = (
     "cast('bfloat16')",
@@ -62,8 +60,6 @@ CATALOGUE = (
     "fastsgd()",
     "demo()",
 )
-_UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
-_TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -97,42 +93,80 @@ def build() -> argparse.ArgumentParser:
             "--codec", nargs="+", metavar="EXPRESSION", help="these, and no others"
         )
     for command in (listed, bench):
-        command.add_argument("--elements", type=count, default=2**22, help="(default: 4,194,304)")
-    bench.add_argument("--repeats", type=count, default=5, help="a median is of (default: 5)")
+        command.add_argument(
+            "--elements", type=options.count, default=2**22, help="(default: 4,194,304)"
+        )
+    bench.add_argument(
+        "--repeats", type=options.count, default=7, help="the fastest counts (default: 7)"
+    )
     _options_of_plan(plan.add_argument)
     return parser
 
 
 def _options_of_plan(add: Callable[..., Any]) -> None:
-    add("--params", type=count, help="how many parameters, as in 125e6")
+    add(
+        "--params",
+        type=options.count,
+        help="as in 125e6: a transformer like GPT-2 of so many parameters",
+    )
+    add("--model", choices=models.MODELS, help="the shapes of a known model")
     add(
         "--tree",
         type=tree,
         metavar="MODULE:NAME",
         help="a tree of parameters or shapes, or what returns one",
     )
-    add("--workers", type=levels, required=True, help="8; or 4x8: hosts of eight devices")
-    add("--link", type=bandwidth, required=True, help="of a worker, as in 10Gbit or 1.2GB")
-    add("--latency", type=seconds, default=50e-6, help="of a message (default: 50us)")
-    add("--fast-link", type=bandwidth, help="between the devices of a host")
-    add("--fast-latency", type=seconds, default=5e-6, help="(default: 5us)")
+    add("--workers", type=options.levels, required=True, help="8; or 4x8: hosts of eight devices")
+    add(
+        "--link",
+        type=options.bandwidth,
+        required=True,
+        help="speed of the slow link of one worker, or of one host with --workers 4x8, as in "
+        "10Gbit or 1.2GB",
+    )
+    add(
+        "--link-per",
+        choices=("host", "device"),
+        default="host",
+        help="with --workers 4x8, whose link that is: of a host, whose devices share it, or of "
+        "each device (default: host)",
+    )
+    add(
+        "--link-only",
+        action="store_true",
+        help="count the links alone: time no codec, as if encoding and decoding took no time",
+    )
+    add("--latency", type=options.seconds, default=50e-6, help="of a message (default: 50us)")
+    add("--fast-link", type=options.bandwidth, help="of one device to the others of its host")
+    add("--fast-latency", type=options.seconds, default=5e-6, help="(default: 5us)")
     add(
         "--step",
         type=step,
         default=0.0,
         help="without communication: 250ms, or MODULE:NAME to call and time",
     )
-    add("--backward", type=seconds, default=0.0, help="of that, the backward pass")
+    add("--backward", type=options.seconds, default=0.0, help="of that, the backward pass")
     add("--overlap", type=float, default=0.0, help="share of it that the mean runs beside")
-    add("--every", type=count, default=1, help="steps from one mean to the next (default: 1)")
-    add("--max-error", type=float, help="leave out what loses more of one normal message")
+    add(
+        "--every",
+        type=options.count,
+        default=1,
+        help="steps from one mean to the next (default: 1)",
+    )
+    add("--max-error", type=float, help="leave out codecs with a larger error, as in 0.5")
     add(
         "--device-bandwidth",
-        type=bandwidth,
+        type=options.bandwidth,
         help="memory bandwidth of the device to plan for, as in 3.3TB: codecs are timed here, and "
         "taken to be faster by so much as its memory is",
     )
-    add("--elements", type=count, default=2**22, help="to time codecs with (default: 4,194,304)")
+    add(
+        "--elements",
+        type=options.count,
+        default=2**22,
+        help="to time codecs with (default: 4,194,304)",
+    )
+    add("--repeats", type=options.count, default=7, help="of which the fastest counts (default: 7)")
     add("--plot", type=pathlib.Path, metavar="FILE", help="draw it, as .png, .svg or .pdf")
 
 
@@ -183,52 +217,68 @@ def bench_(args: argparse.Namespace) -> None:
                 "decode": took.decode,
                 "add": took.add,
                 "copies": took.whole / copy,
+                "spread": took.spread,
                 "error": took.error,
                 "even_with_bfloat16": max(0.0, even),
             }
         )
         _progress(text)
-    heads = ("codec", "bits", "encode", "decode", "add one", "copies", "error", "pays below")
+    heads = (
+        "codec",
+        "bits",
+        "encode",
+        "decode",
+        "add one",
+        "spread",
+        "copies",
+        "error",
+        "pays below",
+    )
     rows = [
         (
             line["codec"],
             f"{line['bits']:.2f}",
-            *(plan_.duration(line[name]) for name in ("encode", "decode", "add")),
+            *(units.duration(line[name]) for name in ("encode", "decode", "add")),
+            f"{100 * line['spread']:.0f} %",
             f"{line['copies']:.1f}",
             f"{line['error']:.2g}",
-            plan_.speed(line["even_with_bfloat16"]),
+            units.speed(line["even_with_bfloat16"]),
         )
         for line in found
     ]
     device = jax.devices()[0].device_kind
     about = (
         f"{args.elements:,} float32 on {device}, with feedback; a copy takes "
-        f"{plan_.duration(copy)}. Pays below: between two workers, against bfloat16."
+        f"{units.duration(copy)}. Times are the fastest of {args.repeats} repeats; spread: how far "
+        "their median is above it. Pays below: between two workers, against bfloat16."
     )
-    _show(args, found, heads, rows, right=[False] + [True] * 7, about=about)
+    _show(args, found, heads, rows, right=[False] + [True] * 8, about=about)
 
 
 def plan_for(args: argparse.Namespace) -> None:
     """A plan for a model, a number of workers and a link."""
-    if (args.params is None) == (args.tree is None):
-        raise ValueError("one of --params and --tree must be given, and not both")
+    if sum(given is not None for given in (args.params, args.model, args.tree)) != 1:
+        raise ValueError("one of --params, --model and --tree must be given, and only one")
     if (len(args.workers) > 1) != (args.fast_link is not None):
         raise ValueError("--fast-link goes with two numbers of --workers, as in 4x8, and only then")
     fast = args.fast_link and jaxcomp.Network(args.fast_link, args.fast_latency)
     workers = args.workers if len(args.workers) > 1 else args.workers[0]
     codecs = None if args.codec is None else {text: _expression(text) for text in args.codec}
+    like = models.MODELS[args.model]() if args.model else args.params or args.tree
     planned = planning.plan(
-        args.params if args.tree is None else args.tree,
+        like,
         workers,
         jaxcomp.Network(args.link, args.latency),
         codecs=codecs,
-        compute=args.step if isinstance(args.step, float) else measuring.seconds(args.step),
+        compute=args.step if isinstance(args.step, float) else min(measuring.times(args.step)),
         backward=args.backward,
         overlap=args.overlap,
         every=args.every,
         fast=fast,
+        link_per=args.link_per,
+        link_only=args.link_only,
         max_error=args.max_error,
-        clock=_clock(args),
+        clock=None if args.link_only else _clock(args),
     )
     if args.plot is not None:
         pictures.save(planned, args.plot)
@@ -239,8 +289,8 @@ def _clock(args: argparse.Namespace) -> planning.Clock:
     """Measures here; on a device with faster memory, takes the same so many times faster."""
 
     def here(way: Any) -> measuring.Measured:
-        took = measuring.measure(way, args.elements)
-        _progress(plan_.duration(took.whole))
+        took = measuring.measure(way, args.elements, repeats=args.repeats)
+        _progress(units.duration(took.whole))
         return took
 
     if args.device_bandwidth is None:
@@ -322,50 +372,12 @@ def tree(text: str) -> Any:
     return jax.eval_shape(found) if callable(found) else found
 
 
-def count(text: str) -> int:
-    """A number of things: 25000000, 25e6, 25M."""
-    value = _number(text, _UNITS, "a positive whole number, as in 25e6 or 25M")
-    if value < 1 or value != round(value):
-        raise argparse.ArgumentTypeError(f"must be a positive whole number, got {text!r}")
-    return round(value)
-
-
-def levels(text: str) -> tuple[int, ...]:
-    """How many workers on each level: 8, or 4x8."""
-    found = tuple(int(part) if part.isdecimal() else 0 for part in text.split("x"))
-    if not 1 <= len(found) <= 2 or min(found) < 1 or math.prod(found) < 2:
-        raise argparse.ArgumentTypeError(f"must be like 8 or 4x8, at least 2 in all, got {text!r}")
-    return found
-
-
-def bandwidth(text: str) -> float:
-    """Bytes a second: 100Mbit, 10Gbit/s, 3.3TB."""
-    units = {f"{k}bit": v / 8 for k, v in _UNITS.items()} | {f"{k}b": v for k, v in _UNITS.items()}
-    return _number(text.removesuffix("/s"), units, "a speed such as 100Mbit, 10Gbit or 3.3TB")
-
-
-def seconds(text: str) -> float:
-    """A time: 0.25, 250ms, 50us."""
-    return _number(text, {"": 1.0, **_TIMES}, "a time such as 0.25, 250ms or 50us")
-
-
 def step(text: str) -> float | Callable[[], Any]:
     """A time, or what takes as long: a function of no arguments."""
     if ":" not in text:
-        return seconds(text)
+        return options.seconds(text)
     run = _named(text)
     return lambda: jax.block_until_ready(run())
-
-
-def _number(text: str, units: dict[str, float], wanted: str) -> float:
-    found = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?\d+)?)\s*([a-zµ]*)\s*", text.lower())
-    try:
-        number = float(found.group(1)) * units[found.group(2)] if found else math.nan
-    except (KeyError, ValueError):
-        number = math.nan
-    if not 0 <= number < math.inf:
-        raise argparse.ArgumentTypeError(f"must be {wanted}, got {text!r}")
-    return number
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ _MORE = 4
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """Seconds for `elements` elements on this device, medians.
+    """Seconds for `elements` elements on this device.
 
     Attributes:
         elements: how many.
@@ -36,6 +36,8 @@ class Measured:
         add: each further payload of a sum.
         error: mean squared error over mean square of what arrives of a first message, of elements
             drawn from a normal law.
+        spread: by what fraction of `whole` the median of its repeats was above the fastest one: a
+            machine that does other work scatters.
     """
 
     elements: int
@@ -43,12 +45,18 @@ class Measured:
     decode: float
     add: float
     error: float
+    spread: float = 0.0
 
     def faster(self, times: float) -> "Measured":
         """The same on a device that is so many times faster."""
         return dataclasses.replace(
             self, whole=self.whole / times, decode=self.decode / times, add=self.add / times
         )
+
+    @property
+    def free(self) -> "Measured":
+        """The same where encoding and decoding cost nothing."""
+        return dataclasses.replace(self, whole=0.0, decode=0.0, add=0.0, spread=0.0)
 
     @property
     def work(self) -> Work:
@@ -65,12 +73,14 @@ def measure(
     dtype: str = "float32",
     repeats: int = 5,
     meet: Callable[[], Any] | None = None,
+    choose: Callable[[list[float]], float] = min,
 ) -> Measured:
     """Measures a link, or a whole reducer, on this process's first device, in its own programs.
 
     A link is measured as `Gather` uses it. A reducer is measured over one worker, with nothing to
     send. Outputs are written over buffers of the call before, since fresh ones cost a page fault a
-    page. What was measured once is remembered.
+    page. What was measured once is remembered. Times are the fastest of the repeats: other work on
+    the machine only ever adds to them.
 
     Args:
         way: a `Link`, or a reducer.
@@ -79,29 +89,59 @@ def measure(
         repeats: timed calls after two that warm up.
         meet: called before each of them: processes that share a machine wait for each other there,
             to compete for it as they do in training.
+        choose: which of the repeated times counts: the fastest by default; `statistics.median`
+            where the competition of `meet` belongs to the answer.
 
     Raises:
         ValueError: if there is nothing to measure or no time to tell.
     """
     checks.integer("elements", elements, 1)
     checks.integer("repeats", repeats, 1)
-    side = max(1, round(elements**0.5))
-    shape = (side, -(-elements // side))
-    x = jnp.asarray(np.random.default_rng(0).standard_normal(shape, np.float32), dtype)
-    clock = functools.partial(seconds, repeats=repeats, meet=meet)
-    reducer = Gather(way) if isinstance(way, Link) else way
-    whole, first = _whole(reducer, x, clock)
+    x = _normal(elements, dtype)
+    clock = functools.partial(times, repeats=repeats, meet=meet)
+    again, first = _whole(_reducer(way), x)
+    whole = clock(again)
     decode = add = 0.0
     if isinstance(way, Link):
-        one, more = (_sum(way, x, count, clock) for count in (1, 1 + _MORE))
+        one, more = (choose(_sum(way, x, count, clock)) for count in (1, 1 + _MORE))
         decode, add = one, max(0.0, (more - one) / _MORE)
+    spread = statistics.median(whole) / min(whole) - 1
+    return Measured(x.size, choose(whole), decode, add, _error(first, x), spread)
+
+
+@functools.lru_cache(maxsize=256)
+def untimed(way: Any, elements: int = 2**18, *, dtype: str = "float32") -> Measured:
+    """What `measure` finds without a clock: the error alone, and no time for the work.
+
+    Args:
+        way: as for `measure`.
+        elements: likewise.
+        dtype: likewise.
+    """
+    checks.integer("elements", elements, 1)
+    x = _normal(elements, dtype)
+    _, first = _whole(_reducer(way), x)
+    return Measured(x.size, 0.0, 0.0, 0.0, _error(first, x))
+
+
+def _reducer(way: Any) -> Any:
+    return Gather(way) if isinstance(way, Link) else way
+
+
+def _normal(elements: int, dtype: str) -> Array:
+    """A square matrix, or nearly one, of a normal law."""
+    side = max(1, round(elements**0.5))
+    shape = (side, -(-elements // side))
+    return jnp.asarray(np.random.default_rng(0).standard_normal(shape, np.float32), dtype)
+
+
+def _error(first: np.ndarray, x: Array) -> float:
     wide = np.asarray(x, np.float64)
-    error = float(np.mean((first - wide) ** 2) / np.mean(wide**2))
-    return Measured(x.size, whole, decode, add, error)
+    return float(np.mean((first - wide) ** 2) / np.mean(wide**2))
 
 
-def _whole(reducer: Any, x: Array, clock: Callable[..., float]) -> tuple[float, np.ndarray]:
-    """Seconds of a mean over one worker, and the first of these means."""
+def _whole(reducer: Any, x: Array) -> tuple[Callable[[], None], np.ndarray]:
+    """What takes a mean over one worker, to be timed, and the first of these means."""
     mesh = jax.make_mesh((1,), (_AXIS,), devices=jax.local_devices()[:1])
     tx = compressed_mean(reducer, _AXIS)
 
@@ -116,13 +156,13 @@ def _whole(reducer: Any, x: Array, clock: Callable[..., float]) -> tuple[float, 
     held = list(run(jnp.zeros_like(x), state, x))
     first = np.asarray(held[0], np.float64)
 
-    def again():
+    def again() -> None:
         held[:] = jax.block_until_ready(run(*held, x))
 
-    return clock(again), first
+    return again, first
 
 
-def _sum(link: Link, x: Array, count: int, clock: Callable[..., float]) -> float:
+def _sum(link: Link, x: Array, count: int, clock: Callable[..., list[float]]) -> list[float]:
     """Seconds of decoding so many payloads into one mean."""
     layout, key = reduction.plan(Gather(link), x), jnp.zeros(2, jnp.uint32)
     batches, worker = layout.batches, jnp.zeros((), jnp.uint32)
@@ -150,19 +190,19 @@ def _sum(link: Link, x: Array, count: int, clock: Callable[..., float]) -> float
     return clock(again)
 
 
-def seconds(
+def times(
     run: Callable[[], Any], repeats: int = 5, meet: Callable[[], Any] | None = None
-) -> float:
-    """The median time of a call, after two that warm up."""
-    times = []
+) -> list[float]:
+    """Seconds of so many calls, after two that warm up."""
+    found = []
     for turn in range(repeats + 2):
         if meet is not None:
             meet()
         start = time.perf_counter()
         run()
         if turn >= 2:
-            times.append(time.perf_counter() - start)
-    return statistics.median(times)
+            found.append(time.perf_counter() - start)
+    return found
 
 
 def copy(elements: int = 2**22, repeats: int = 9) -> float:
@@ -174,4 +214,4 @@ def copy(elements: int = 2**22, repeats: int = 9) -> float:
     def again():
         held[:] = [jax.block_until_ready(run(held[0], x))]
 
-    return seconds(again, repeats) / elements
+    return min(times(again, repeats)) / elements

@@ -5,6 +5,7 @@ import math
 import pathlib
 from typing import Any
 
+from jaxcomp import units
 from jaxcomp.theory import plan as plan_
 
 _DECADES = 6
@@ -54,7 +55,7 @@ def draw(axes: Any, planned: plan_.Plan) -> None:
     axes.text(
         8 * here,
         0.99,
-        f" {plan_.speed(here)}",
+        f" {units.speed(here)}",
         rotation=90,
         va="top",
         ha="right",

@@ -2,14 +2,14 @@
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from jaxcomp import measuring, tables, wire
+from jaxcomp import checks, measuring, models, tables, units, wire
 from jaxcomp.description import describe, short
 from jaxcomp.protocols import PyTree
 from jaxcomp.recipes.quantizers import qsgd_inf, sign
@@ -56,16 +56,33 @@ class Leaf:
 
 
 class Leaves(tuple):
-    """The leaves of a plan, printed as a table."""
+    """The leaves of a plan, printed as a table in which leaves that differ in a number are one."""
 
     def __str__(self) -> str:
-        rows = [("leaf", "shape", "send it by", "saves")]
+        groups: dict[tuple[str, ...], list[Leaf]] = {}
         for leaf in self:
             codec = "dense" if leaf.codec is None else short(leaf.codec)
-            saved = "" if leaf.codec is None else plan_.duration(leaf.saved)
-            shape = "x".join(map(str, leaf.shape)) or "scalar"
-            rows.append((leaf.path or "(the array)", shape, codec, saved))
-        return "\n".join(tables.text(rows))
+            kind = "" if leaf.codec is None else _shape(leaf)  # Dense ones are of many shapes.
+            groups.setdefault((re.sub(r"\d+", "*", leaf.path), kind, codec), []).append(leaf)
+        rows = [("leaf", "leaves", "shape", "send it by", "saves")]
+        for (_, _, codec), leaves in groups.items():
+            shapes = {_shape(leaf) for leaf in leaves}
+            shape = shapes.pop() if len(shapes) == 1 else "various"
+            saved = sum(leaf.saved for leaf in leaves)
+            told = "" if leaves[0].codec is None else units.duration(saved)
+            name = _common([leaf.path for leaf in leaves]) or "(the array)"
+            rows.append((name, str(len(leaves)), shape, codec, told))
+        return "\n".join(tables.text(rows, right=(False, True)))
+
+
+def _shape(leaf: Leaf) -> str:
+    return "x".join(map(str, leaf.shape)) or "scalar"
+
+
+def _common(paths: list[str]) -> str:
+    """Paths that differ in numbers alone, as one: `block*/up` for `block0/up` and `block1/up`."""
+    pieces = zip(*(re.split(r"(\d+)", path) for path in paths), strict=True)
+    return "".join(same[0] if len(set(same)) == 1 else "*" for same in pieces)
 
 
 def plan(
@@ -79,10 +96,12 @@ def plan(
     overlap: float = 0.0,
     every: int = 1,
     fast: Network | None = None,
+    link_per: str = "host",
+    link_only: bool = False,
     margin: float = 0.02,
     doubt: float = 0.25,
     max_error: float | None = None,
-    clock: Clock = measuring.measure,
+    clock: Clock | None = None,
 ) -> plan_.Plan:
     """Whether compressing pays: what a step takes by each way to average the gradients.
 
@@ -91,11 +110,11 @@ def plan(
     baseline is a mean in bfloat16.
 
     Args:
-        params: the parameters, or their shapes and dtypes; or how many there are, as one square
-            matrix.
+        params: the parameters, or their shapes and dtypes; or how many there are, as those of a
+            transformer like GPT-2 (`jaxcomp.models.transformer`).
         workers: how many there are; a tuple such as `(hosts, devices)` where the last ones are
             joined by `fast` links: each way is then `Hierarchical` over them.
-        network: the link of a worker, or of a device where it leaves the host.
+        network: the link of a worker; where `workers` is a tuple, of what `link_per` says.
         codecs: by name, codecs or reducers to look at; a codec is looked at by each reducer that
             can take it. A usual choice by default.
         compute: seconds of a training step without communication.
@@ -103,6 +122,9 @@ def plan(
         overlap: the fraction of that which the mean runs beside; 0 for a mean after the gradients.
         every: steps from one mean to the next.
         fast: the link between the devices of a host.
+        link_per: "host" where all devices of a host share one `network` link, as they do a network
+            card; "device" where each device has such a link of its own.
+        link_only: count the links alone: nothing is timed, encoding and decoding take no time.
         margin: compressing must make a step faster by more than this to be advised.
         doubt: and shorten the mean by more than this, by which forecasts may be off.
         max_error: leave out what loses more than this of one message, as mean squared error over
@@ -110,19 +132,20 @@ def plan(
         clock: how long a link or reducer takes; measures it here by default.
 
     Raises:
-        ValueError: for numbers out of range, fewer than two workers, or more levels of them without
-            `fast`.
+        ValueError: for numbers out of range, fewer than two workers, more levels of them without
+            `fast`, or a `link_per` that is neither.
 
     Example:
         >>> import jaxcomp
         >>> slow = Network(bandwidth=12.5e6, latency=1e-4)  # 100 Mbit/s.
         >>> found = plan(100_000, 8, slow, codecs={"sign": jaxcomp.sign()})
         >>> found.best.way.name, round(found.best.way.price.bytes / 1e3)
-        ('sign, TwoShot', 24)
+        ('sign, TwoShot', 31)
 
     Note:
-        The model knows nothing of convergence: a codec that loses more may take more steps. `error`
-        is what one message loses of a normal vector, before any feedback.
+        Ways are ranked by the time of a step alone. The model knows nothing of convergence: a codec
+        that loses more may take more steps. `error` is what one message loses of a normal vector,
+        before any feedback; `caution` says so where the best way loses nearly all of it.
     """
     levels = workers if isinstance(workers, tuple) else (workers,)
     if math.prod(levels) < 2:
@@ -132,11 +155,16 @@ def plan(
             "`fast` must be the network of the last workers if `workers` has a number for each "
             f"level, and only then, got workers={workers!r} and fast={fast!r}"
         )
+    checks.choice("link_per", link_per, ("host", "device"))
     if isinstance(params, int):
-        side = max(1, round(params**0.5))
-        params = jax.ShapeDtypeStruct((side, -(-params // side)), jnp.float32)
+        params = models.transformer(params)
+    clock = clock or (measuring.untimed if link_only else measuring.measure)
+    if link_only:
+        clock = _free(clock)
+    # What crosses the link of a host is from all of its devices.
+    sharing = levels[-1] if len(levels) > 1 and link_per == "host" else 1
     named = ways(CODECS if codecs is None else codecs, levels)
-    found = [_way(name, reducer, params, levels, clock) for name, reducer in named.items()]
+    found = [_way(name, reducer, params, levels, clock, sharing) for name, reducer in named.items()]
     kept = [way for way in found if max_error is None or (way.error or 0.0) <= max_error]
     planned = plan_.forecast(
         kept,
@@ -151,10 +179,17 @@ def plan(
         doubt=doubt,
         elements=sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params)),
         workers=levels,
+        link_per=link_per,
+        timed=not link_only,
     )
     taken = named[planned.best.way.name]
-    leaves = _leaves(taken, params, levels, network, clock)
+    leaves = _leaves(taken, params, levels, network, clock, sharing)
     return dataclasses.replace(planned, leaves=leaves)
+
+
+def _free(clock: Clock) -> Clock:
+    """The same, where work takes no time."""
+    return lambda way: clock(way).free
 
 
 def ways(codecs: Mapping[str, Any], levels: tuple[int, ...]) -> dict[str, Any]:
@@ -231,19 +266,32 @@ def _dense(
 
 
 def _way(
-    name: str, reducer: Any, like: PyTree, workers: tuple[int, ...], clock: Clock
+    name: str, reducer: Any, like: PyTree, workers: tuple[int, ...], clock: Clock, sharing: int
 ) -> plan_.Way:
-    spent, fast = price(reducer, like, workers, clock)
+    timed: list[measuring.Measured] = []
+
+    def noted(way: Any) -> measuring.Measured:
+        timed.append(clock(way))
+        return timed[-1]
+
+    spent, fast = price(reducer, like, workers, noted)
+    spent = dataclasses.replace(spent, bytes=sharing * spent.bytes)
     dense = isinstance(reducer, Dense)
     link = getattr(reducer, "uplink", None)
     error = None
     if not dense:
-        error = clock(reducer if isinstance(reducer, PowerIteration) else link).error
-    return plan_.Way(name, spent, dense=dense, error=error, fast=fast)
+        error = noted(reducer if isinstance(reducer, PowerIteration) else link).error
+    spread = max((found.spread for found in timed), default=0.0)
+    return plan_.Way(name, spent, dense=dense, error=error, fast=fast, spread=spread)
 
 
 def _leaves(
-    reducer: Any, like: PyTree, workers: tuple[int, ...], network: Network, clock: Clock
+    reducer: Any,
+    like: PyTree,
+    workers: tuple[int, ...],
+    network: Network,
+    clock: Clock,
+    sharing: int,
 ) -> Leaves:
     """Leaf by leaf, what the best way makes of it, and what that saves.
 
@@ -262,7 +310,7 @@ def _leaves(
         if number in compressed:
             sent = (spent.bytes - float(dense)) * lines[number].payload_bytes / payload
             other = float(wire.ring(2 * leaf.size, devices)) / workers[-1] ** (len(workers) > 1)
-            saved = (other - sent) / network.bandwidth - spent.work * leaf.size / elements
+            saved = sharing * (other - sent) / network.bandwidth - spent.work * leaf.size / elements
         codec = layout.codecs[number] if saved > 0 else None
         found.append(Leaf(path, leaf.shape, codec, max(saved, 0.0)))
     return Leaves(found)

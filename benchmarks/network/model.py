@@ -21,7 +21,7 @@ import tables
 from rich.console import Console
 
 import jaxcomp
-from jaxcomp import measuring, planning
+from jaxcomp import measuring, planning, units
 from jaxcomp.theory import cost, plan as plan_
 
 WITHIN = 0.2
@@ -161,9 +161,9 @@ def write(folder: pathlib.Path) -> None:
         (
             cell["rate"],
             str(cell["processes"]),
-            plan_.speed(network_of(cell).bandwidth),
-            plan_.duration(network_of(cell).latency),
-            plan_.duration(without(cell)),
+            units.speed(network_of(cell).bandwidth),
+            units.duration(network_of(cell).latency),
+            units.duration(without(cell)),
         )
         for cell in book["cells"]
     ]

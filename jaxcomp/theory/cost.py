@@ -13,7 +13,7 @@ from jaxcomp import checks
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """The link of a device.
+    """A link: of a worker, or of a host whose devices share it.
 
     Args:
         bandwidth: bytes a second that it can send, β: 1 Gbit/s is 1.25e8.

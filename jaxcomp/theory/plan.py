@@ -3,10 +3,20 @@
 import dataclasses
 import json
 import math
+import textwrap
 from typing import Any
 
 from jaxcomp import checks, tables
 from jaxcomp.theory import cost
+from jaxcomp.units import duration, speed
+
+HIGH_ERROR = 0.9
+"""From here on a message loses nearly everything of a random vector, and a plan says so."""
+_OF_WORK = ("of it work", "spread", "pays below")
+"""Columns that say nothing where no work is counted."""
+_COLUMNS = 100
+_SCATTER = 0.2
+"""A spread of times above which a plan says that the machine was not idle."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,10 +25,11 @@ class Way:
 
     Args:
         name: what it is called.
-        price: what it asks of a device and its slow link.
+        price: what it asks of a slow link, and of a device in work.
         dense: whether it sends every element, at full or half precision.
         error: mean squared error over mean square of one message, or None if it is not known.
         fast: the same over the fast links that lie before the slow ones, if there are any.
+        spread: by what fraction the timed work scattered.
     """
 
     name: str
@@ -26,6 +37,12 @@ class Way:
     dense: bool = False
     error: float | None = None
     fast: cost.Price = cost.Price()
+    spread: float = 0.0
+
+    @property
+    def risky(self) -> bool:
+        """Whether a message loses nearly everything of a random vector, or more."""
+        return self.error is not None and self.error >= HIGH_ERROR
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +79,8 @@ class Plan:
         network: the slow link.
         conditions: the other arguments of `forecast`, such as `compute`.
         best: the forecast to go by: dense, unless compressing shortens the step by more than
-            `margin` and the mean by more than `doubt`.
+            `margin` and the mean by more than `doubt`. Convergence is not part of this: see
+            `caution` and `notes`.
         leaves: the choice for each leaf under `best`, as `describe` has it, if a tree was given.
     """
 
@@ -93,9 +111,13 @@ class Plan:
         elements, workers = self.conditions["elements"], self.conditions["workers"]
         if elements is None:
             return ""
+        link = speed(self.network.bandwidth)
+        if len(workers) > 1:
+            shared = self.conditions["link_per"] == "host"
+            link += f" for each host of {workers[-1]} devices" if shared else " for each device"
         return (
-            f"{elements:,} elements over {' x '.join(map(str, workers))} workers, "
-            f"{speed(self.network.bandwidth)}, {duration(self.network.latency)} a message"
+            f"{elements:,} elements over {' x '.join(map(str, workers))} workers, {link}, "
+            f"{duration(self.network.latency)} a message"
         )
 
     def on(self, network: cost.Network) -> "Plan":
@@ -115,25 +137,44 @@ class Plan:
         """Whether to compress at all."""
         return not self.best.way.dense
 
+    @property
+    def cautious(self) -> Forecast:
+        """The shortest step of those whose messages keep more of a random vector."""
+        return next(found for found in self.forecasts if not found.way.risky)
+
     def __str__(self) -> str:
-        rows = [("", "step", "mean", "of it work", "MB sent", "speed-up", "pays below", "error")]
-        for forecast in self.forecasts:
-            way = forecast.way
-            rows.append(
-                (
-                    ("→ " if forecast is self.best else "  ") + way.name,
-                    duration(forecast.step),
-                    duration(forecast.mean),
-                    duration(forecast.work),
-                    f"{way.price.bytes / 1e6:.4g}",
-                    f"{forecast.speedup:.3g}x",
-                    "" if way.name == self.baseline else speed(forecast.break_even),
-                    "" if way.error is None else f"{way.error:.2g}",
-                )
-            )
-        lines = tables.text(rows, right=[False] + [True] * 7)
-        text = [*([self.about, ""] if self.about else []), *lines, "", self.verdict]
+        columns = [
+            ("", lambda f: ("→ " if f is self.best else "  ") + f.way.name),
+            ("step", lambda f: duration(f.step)),
+            ("mean", lambda f: duration(f.mean)),
+            ("of it work", lambda f: duration(f.work)),
+            ("spread", lambda f: f"{100 * f.way.spread:.0f} %"),
+            ("MB sent", lambda f: f"{f.way.price.bytes / 1e6:.4g}"),
+            ("speed-up", lambda f: f"{f.speedup:.3g}x"),
+            ("pays below", self._edge),
+            ("error", lambda f: "" if f.way.error is None else f"{f.way.error:.2g}"),
+            ("", lambda f: "!" if f.way.risky else ""),
+        ]
+        if not self.timed:
+            columns = [each for each in columns if each[0] not in _OF_WORK]
+        rows = [[head for head, _ in columns]]
+        rows += [[cell(forecast) for _, cell in columns] for forecast in self.forecasts]
+        text = [self.about, ""] if self.about else []
+        text += tables.text(rows, right=[False] + [True] * (len(columns) - 1))
+        said = " ".join(filter(None, (self.verdict, self.caution)))
+        text += ["", textwrap.fill(said, _COLUMNS), ""]
+        text += [
+            textwrap.fill(f"* {note}", _COLUMNS, subsequent_indent="  ") for note in self.notes
+        ]
         return "\n".join(text + ([] if self.leaves is None else ["", str(self.leaves)]))
+
+    def _edge(self, forecast: Forecast) -> str:
+        return "" if forecast.way.name == self.baseline else speed(forecast.break_even)
+
+    @property
+    def timed(self) -> bool:
+        """Whether the time of encoding and decoding is counted, and not the links alone."""
+        return self.conditions["timed"]
 
     @property
     def verdict(self) -> str:
@@ -141,16 +182,56 @@ class Plan:
         best = self.best
         if self.compress:
             which = "of" if best.break_even == math.inf else "below"
+            told = f"; it pays on links {which} {speed(best.break_even)}"
+            told = told if self.timed else ", counting the links alone"
             return (
                 f"Take {best.way.name}: a step of {duration(best.step)}, {best.speedup:.3g} times "
-                f"shorter than by {self.baseline}; it pays on links {which} "
-                f"{speed(best.break_even)}."
+                f"shorter than by {self.baseline}{told}."
             )
         return (
             f"Do not compress: {best.way.name} takes {duration(best.step)} a step, and nothing "
             f"that was looked at is more than {100 * self.margin:.0f} % faster with a mean that is "
             f"more than {100 * self.doubt:.0f} % shorter."
         )
+
+    @property
+    def caution(self) -> str:
+        """What to check before the best way is taken; empty if its error is not high."""
+        if not self.best.way.risky:
+            return ""
+        other = self.cautious
+        return (
+            f"But its error is {self.best.way.error:.2g}: training may need many more steps, or "
+            f"fail. The fastest way with an error below {HIGH_ERROR} is {other.way.name}: a step "
+            f"of {duration(other.step)}, {other.speedup:.3g} times shorter than by {self.baseline}."
+        )
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """How to read the table."""
+        found = [
+            "Ranked by the time of a step. How many steps training needs is not counted: it "
+            "depends on the codec, and only a training run tells."
+        ]
+        if any(forecast.way.error is not None for forecast in self.forecasts):
+            found.append(
+                "error: what one message loses of a random vector (mean squared error over mean "
+                "square), before error feedback sends it later. Gradients that are nearly sparse "
+                f"or of low rank lose less. ! marks {HIGH_ERROR} and more: nearly everything."
+            )
+        if not self.timed:
+            found.append(
+                "Links alone: no codec was timed; encoding and decoding are counted as no time."
+            )
+        elif max(forecast.way.spread for forecast in self.forecasts) > _SCATTER:
+            found.append(
+                "spread: how far the median of the timed repeats is above the fastest one, which "
+                "counts here. This machine was busy: run it again when it is idle."
+            )
+        if len(self.conditions["workers"]) > 1:
+            own = "host" if self.conditions["link_per"] == "host" else "device"
+            found.append(f"MB sent: over the slow link of one {own}.")
+        return tuple(found)
 
     def to_json(self) -> str:
         """Everything, in seconds, bytes and bytes a second; `null` where a number is infinite."""
@@ -165,14 +246,22 @@ class Plan:
                 "network": dataclasses.asdict(self.network),
                 "compute": self.compute,
                 "baseline": self.baseline,
+                "link_per": self.conditions["link_per"],
+                "timed": self.timed,
                 "best": self.best.way.name,
                 "compress": self.compress,
+                "ranked_by": "step",
+                "cautious": self.cautious.way.name,
+                "caution": self.caution,
+                "notes": self.notes,
                 "ways": [
                     {
                         "name": f.way.name,
                         "dense": f.way.dense,
                         "bytes": f.way.price.bytes,
                         "error": f.way.error,
+                        "risky": f.way.risky,
+                        "spread": f.way.spread,
                         "step": f.step,
                         "mean": f.mean,
                         "work": f.work,
@@ -209,6 +298,8 @@ def forecast(
     doubt: float = 0.25,
     elements: int | None = None,
     workers: tuple[int, ...] = (),
+    link_per: str = "host",
+    timed: bool = True,
 ) -> Plan:
     """Compares ways to take a mean on one link.
 
@@ -228,6 +319,8 @@ def forecast(
             of ten over shaped links of known speed were within 0.2, and a difference is of two.
         elements: how many the mean is of, to be printed and written with the rest.
         workers: how many there are on each level, likewise.
+        link_per: "host" or "device", whose slow link `network` and the prices are of, likewise.
+        timed: whether the prices have the time of encoding and decoding, likewise.
 
     Raises:
         ValueError: without a dense way, for an unknown baseline or numbers out of range, or if a
@@ -273,6 +366,8 @@ def forecast(
         "doubt": doubt,
         "elements": elements,
         "workers": workers,
+        "link_per": link_per,
+        "timed": timed,
     }
     return Plan(ordered, baseline, network, conditions)
 
@@ -291,23 +386,3 @@ def _on(price: cost.Price, fast: cost.Network | None) -> float:
             "`fast` must be the network between the devices of a host, for ways that cross it"
         )
     return price.seconds(fast)
-
-
-def duration(seconds: float) -> str:
-    """As people say it: 1.23 s, 45.6 ms, 7.89 µs."""
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= scale:
-            return f"{seconds / scale:.3g} {unit}"
-    return "0 s" if seconds == 0 else f"{seconds / 1e-9:.3g} ns"
-
-
-def speed(bandwidth: float) -> str:
-    """A bandwidth in bits a second, from one in bytes: 9.6 Gbit/s."""
-    if bandwidth == math.inf:
-        return "any speed"
-    if bandwidth <= 0:
-        return "never"
-    for unit, scale in (("Tbit/s", 1e12), ("Gbit/s", 1e9), ("Mbit/s", 1e6)):
-        if 8 * bandwidth >= scale:
-            return f"{8 * bandwidth / scale:.3g} {unit}"
-    return f"{8 * bandwidth / 1e3:.3g} kbit/s"
