@@ -72,7 +72,7 @@ def draw(axes: Any, planned: plan_.Plan) -> None:
             transform=axes.get_xaxis_transform(),
             color="grey",
         )
-    axes.set_xlabel("bits a second that a worker sends")
+    axes.set_xlabel("bits a second of the slow link")
     axes.set_ylabel("seconds a step" if planned.compute else "seconds a mean")
     axes.set_title(planned.about, fontsize=10)
     axes.grid(alpha=0.3)

@@ -117,7 +117,7 @@ class Plan:
             link += f" for each host of {workers[-1]} devices" if shared else " for each device"
         return (
             f"{elements:,} elements over {' x '.join(map(str, workers))} workers, {link}, "
-            f"{duration(self.network.latency)} a message"
+            f"{duration(self.network.latency)} a message{'' if self.timed else ', links alone'}"
         )
 
     def on(self, network: cost.Network) -> "Plan":
