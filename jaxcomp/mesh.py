@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import core
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxcomp import axes, workers as workers_
+from jaxcomp import axes, placement, workers as workers_
 from jaxcomp.protocols import AxisName, PyTree
 
 
@@ -52,18 +52,19 @@ def place(tree: PyTree, mesh: Mesh, axis_name: AxisName, *, params: PyTree | Non
         >>> place({"w": jnp.ones(2)}, mesh, "data")["w"].sharding.spec
         P()
     """
-    mesh, workers = _automatic(mesh), _workers(mesh, axis_name)
-    homes = _homes(params, mesh)
+    workers, homes = _workers(mesh, axis_name), placement.homes(params, mesh)
 
     def put(path, leaf):
+        spec = placement.spec(path, leaf, homes, axis_name)
         if workers_.marked(path):
-            if leaf.shape[0] == 1 and workers > 1:
-                leaf = jnp.broadcast_to(leaf, (workers, *leaf.shape[1:]))
+            if jnp.ndim(leaf) and leaf.shape[0] == 1 and workers > 1:
+                return placement.shared(leaf, mesh, workers, spec)
             _check_workers(leaf, workers)
-        spec = _spec(path, leaf, homes, axis_name)
-        if spec == PartitionSpec() and (isinstance(leaf, core.Tracer) or _named(leaf, mesh)):
+        if spec != PartitionSpec():
+            return jax.device_put(leaf, NamedSharding(mesh, spec))
+        if isinstance(leaf, core.Tracer) or placement.named(leaf, mesh):
             return leaf
-        return jax.device_put(leaf, NamedSharding(mesh, spec))
+        return jax.device_put(leaf, placement.destination(leaf, mesh, spec))
 
     return jax.tree_util.tree_map_with_path(put, tree)
 
@@ -120,12 +121,13 @@ def data_parallel(
         raise ValueError(
             f"`axis_name` must name axes of the mesh {mesh.axis_names}, got {missing[0]!r}"
         )
-    mesh = _automatic(mesh)
+    inside = placement.automatic(mesh)
     batches = (batch_argnums,) if isinstance(batch_argnums, int) else tuple(batch_argnums)
-    workers = _workers(mesh, axis_name)
+    workers, typed = _workers(mesh, axis_name), bool(placement.explicit(mesh))
+    shards = mesh.size > workers or (typed and len(mesh.axis_names) > len(axes.names(axis_name)))
     split = PartitionSpec(axis_name)
     pieces = workers if batch_spec is None else _pieces(batch_spec, mesh, axis_name)
-    of_batch = NamedSharding(mesh, split if batch_spec is None else batch_spec)
+    of_batch = split if batch_spec is None else batch_spec
 
     def which(args):
         return {number % len(args) for number in batches} if args else set()
@@ -149,14 +151,20 @@ def data_parallel(
         # Left to itself, the compiler may lay results otherwise, and have the step compiled twice.
         homes = {}
         for number in reversed(range(len(args))):  # Of two of a name, the first one counts.
-            homes |= {} if number in which(args) else _homes(args[number], mesh)
-        return tuple(homes.items()) if mesh.size > workers else ()
+            homes |= {} if number in which(args) else placement.homes(args[number], mesh)
+        return tuple(homes.items()) if shards else ()
 
     def mapped(*args, layout):
         check(args)
+        with jax.sharding.use_abstract_mesh(inside.abstract_mesh):
+            results = spread(placement.to_automatic(args, inside), dict(layout))
+        return placement.to_given(results, mesh, dict(layout), axis_name) if typed else results
+
+    def spread(args, homes):
         if batch_spec is not None:
+            home = NamedSharding(inside, batch_spec)
             args = [
-                jax.lax.with_sharding_constraint(arg, of_batch) if number in which(args) else arg
+                jax.lax.with_sharding_constraint(arg, home) if number in which(args) else arg
                 for number, arg in enumerate(args)
             ]
         leaves, treedef = jax.tree.flatten(tuple(args))
@@ -167,7 +175,7 @@ def data_parallel(
             merged = _merge(marks, replicated, per_worker)
             own = jax.tree.unflatten(treedef, merged)
             results = step(
-                *(x if n in which(args) else _stay(x, dict(layout)) for n, x in enumerate(own))
+                *(x if n in which(args) else placement.stay(x, homes) for n, x in enumerate(own))
             )
             flat, out["treedef"] = jax.tree.flatten(results)
             out["marks"] = _marks(results)
@@ -177,45 +185,51 @@ def data_parallel(
 
         parts = jax.shard_map(
             body,
-            mesh=mesh,
+            mesh=inside,
             in_specs=(PartitionSpec(), split),
             out_specs=(PartitionSpec(), split),
             axis_names=set(axes.names(axis_name)),
             check_vma=check_vma,
         )(*_part(leaves, marks))
         results = jax.tree.unflatten(out["treedef"], _merge(out["marks"], *parts))
-        return _at_home(results, mesh, dict(layout), axis_name) if layout else results
+        return placement.at_home(results, inside, homes, axis_name)
 
     functools.update_wrapper(mapped, step)
     del mapped.__wrapped__  # Whose signature lacks the layout.
     compiled = jax.jit(mapped, donate_argnums=donate_argnums, static_argnames="layout")
 
-    def home(number, path, leaf, batches):
-        if number in batches:
-            return of_batch
-        return NamedSharding(mesh, _spec(path, leaf, {}, axis_name))
+    def arrange(args, put):
+        """Each array that does not lie on the mesh, and where it belongs, through `put`."""
+
+        def one(number, path, leaf):
+            if placement.placed(leaf, mesh):
+                return leaf
+            spec = of_batch if number in which(args) else placement.spec(path, leaf, {}, axis_name)
+            return put(leaf, placement.destination(leaf, mesh, spec))
+
+        return [
+            jax.tree_util.tree_map_with_path(functools.partial(one, number), arg)
+            for number, arg in enumerate(args)
+        ]
 
     @functools.wraps(step)
     def run(*args):
         check(args)
-        # An argument that lies elsewhere the first time would have the step compiled twice.
-        numbers = which(args)
+        with placement.surroundings(mesh):
+            # An argument that lies elsewhere the first time would have the step compiled twice.
+            args = arrange(args, jax.device_put)
+            return compiled(*args, layout=layout(args))
 
-        def put(number, path, leaf):
-            if _placed(leaf, mesh):
-                return leaf
-            return jax.device_put(leaf, home(number, path, leaf, numbers))
+    def staged(stage):
+        def of(*args):
+            check(args)
+            with placement.surroundings(mesh):
+                args = arrange(args, placement.like)
+                return stage(*args, layout=layout(args))
 
-        args = [
-            jax.tree_util.tree_map_with_path(functools.partial(put, number), arg)
-            for number, arg in enumerate(args)
-        ]
-        return compiled(*args, layout=layout(args))
+        return of
 
-    run.__dict__.update(
-        lower=lambda *args: compiled.lower(*args, layout=layout(args)),
-        trace=lambda *args: compiled.trace(*args, layout=layout(args)),
-    )
+    run.__dict__.update(lower=staged(compiled.lower), trace=staged(compiled.trace))
     return run
 
 
@@ -235,85 +249,15 @@ def init_state(tx: Any, params: PyTree, mesh: Mesh, axis_name: AxisName) -> PyTr
     """
     params = place(params, mesh, axis_name)
     init = data_parallel(lambda p, _: tx.init(p), mesh, axis_name)
-    mesh, homes = _automatic(mesh), _homes(params, mesh)
-    lie = jax.tree_util.tree_map_with_path(
-        lambda path, leaf: NamedSharding(mesh, _spec(path, leaf, homes, axis_name)),
-        jax.eval_shape(init, params, ()),
-    )
-    return jax.jit(init, out_shardings=lie)(params, ())
+    homes = placement.homes(params, mesh)
 
+    def lie(path, leaf):
+        return NamedSharding(mesh, placement.spec(path, leaf, homes, axis_name))
 
-def _homes(params: PyTree, mesh: Mesh) -> dict[tuple, PartitionSpec]:
-    """By path and shape, how the parameters lie on the mesh."""
-    return {
-        (_names(path), leaf.shape): leaf.sharding.spec
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
-        if _named(leaf, mesh) and leaf.sharding.mesh.shape == mesh.shape
-    }
-
-
-def _spec(path: tuple, leaf: Any, homes: dict, axis_name: AxisName) -> PartitionSpec:
-    """How an array of a state lies: as memory does, or like the parameter that it belongs to."""
-    if 0 in jnp.shape(leaf):  # As a compiled step returns them, whatever it is told.
-        return PartitionSpec()
-    spec = workers_.spec(path, axis_name)
-    if workers_.shard_axes(path) is not None:
-        return spec
-    return PartitionSpec(*spec, *(_home(path, jnp.shape(leaf)[len(spec) :], homes) or ()))
-
-
-def _home(path: tuple, shape: tuple[int, ...], homes: dict) -> PartitionSpec | None:
-    """That of the parameter of this shape whose path the path ends with."""
-    names = _names(path)
-    found = (homes.get((names[start:], shape)) for start in range(len(names) + 1))
-    return next((home for home in found if home is not None), None)
-
-
-def _stay(arg: PyTree, homes: dict) -> PyTree:
-    """The argument, held to its layout where a step begins."""
-
-    def put(path, leaf):
-        home = _home(path, jnp.shape(leaf), homes)
-        return leaf if home is None else jax.lax.with_sharding_constraint(leaf, home)
-
-    return jax.tree_util.tree_map_with_path(put, arg) if homes else arg
-
-
-def _at_home(results: PyTree, mesh: Mesh, homes: dict, axis_name: AxisName) -> PyTree:
-    """The results of a step, each laid like the argument that it comes instead of."""
-
-    def put(path, leaf):
-        memory = workers_.marked(path) or workers_.shard_axes(path) is not None
-        if not memory and _home(path, jnp.shape(leaf), homes) is None:
-            return leaf
-        spec = _spec(path, leaf, homes, axis_name)
-        return jax.lax.with_sharding_constraint(leaf, NamedSharding(mesh, spec))
-
-    return jax.tree_util.tree_map_with_path(put, results)
-
-
-def _names(path: tuple) -> tuple[str, ...]:
-    return tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
-
-
-def _placed(leaf: Any, mesh: Mesh) -> bool:
-    """Whether an argument lies on the mesh already; how it lies there is not ours to change."""
-    if isinstance(leaf, core.Tracer):
-        return True
-    return isinstance(leaf, jax.Array) and leaf.sharding.device_set == set(mesh.devices.flat)
-
-
-def _named(leaf: Any, mesh: Mesh) -> bool:
-    """Whether an array lies on the mesh in terms of its axes, or those of one like it."""
-    sharding = None if isinstance(leaf, core.Tracer) else getattr(leaf, "sharding", None)
-    return isinstance(sharding, NamedSharding) and sharding.device_set == set(mesh.devices.flat)
-
-
-def _automatic(mesh: Mesh) -> Mesh:
-    """The same devices with automatic axes: explicit ones, `jax.make_mesh`'s default, would
-    reject every array that is not yet placed on the mesh.
-    """
-    return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
+    with placement.surroundings(mesh):
+        state = jax.eval_shape(init, params, ())
+        lies = jax.tree_util.tree_map_with_path(lie, state)
+        return jax.jit(init, out_shardings=lies)(params, ())
 
 
 def _workers(mesh: Mesh, axis_name: AxisName) -> int:

@@ -1,0 +1,196 @@
+"""How the arrays of a training step lie on a mesh.
+
+A step is compiled for the mesh with automatic axes, since explicit ones (`jax.make_mesh`'s default)
+reject arrays that are not placed on the mesh yet, and a nested `shard_map`. Arguments and results
+have the types of the mesh that the user gave. `to_automatic` and `to_given` change between the two
+within the compiled program, where that is a matter of types and moves no data.
+"""
+
+import contextlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import core
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from jaxcomp import workers as workers_
+from jaxcomp.protocols import AxisName, PyTree
+
+Homes = dict[tuple, PartitionSpec]
+"""By path and shape, how parameters lie on the mesh."""
+
+
+def automatic(mesh: Mesh) -> Mesh:
+    """The same devices, all axes automatic."""
+    return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
+
+
+def explicit(mesh: Any) -> tuple:
+    """The names of the explicit axes."""
+    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    return tuple(name for name, kind in kinds if kind == AxisType.Explicit)
+
+
+def surroundings(mesh: Mesh) -> contextlib.AbstractContextManager:
+    """Sets the mesh, so that another one in the surroundings changes nothing.
+
+    While JAX traces, it cannot be set, and the surroundings stay.
+    """
+    try:
+        return jax.set_mesh(mesh)
+    except ValueError:
+        return contextlib.nullcontext()
+
+
+def to_automatic(args: PyTree, mesh: Mesh) -> PyTree:
+    """Arguments of a compiled function, those of explicit type typed for the automatic `mesh`."""
+    plain = NamedSharding(mesh, PartitionSpec())
+
+    def one(leaf):
+        return jax.sharding.reshard(leaf, plain) if explicit(_type(leaf).mesh) else leaf
+
+    return jax.tree.map(one, args)
+
+
+def to_given(results: PyTree, mesh: Mesh, homes: Homes, axis_name: AxisName) -> PyTree:
+    """Results of a compiled function, typed for `mesh`, where some axes are explicit.
+
+    What has no home is replicated over the explicit axes other than the workers'.
+    """
+    names = explicit(mesh)
+
+    def one(path, leaf):
+        of = spec(path, leaf, homes, axis_name)
+        kept = PartitionSpec(*(_only(entry, names) for entry in of))
+        return jax.sharding.reshard(leaf, NamedSharding(mesh, kept))
+
+    return jax.tree_util.tree_map_with_path(one, results)
+
+
+def _only(entry: Any, names: tuple) -> tuple | None:
+    entries = entry if isinstance(entry, tuple) else (entry,)
+    return tuple(name for name in entries if name in names) or None
+
+
+def destination(leaf: Any, mesh: Mesh, spec: PartitionSpec) -> NamedSharding:
+    """Where to put an array that does not lie on the mesh.
+
+    What lies on a mesh of the same devices with other types of axes is not moved.
+    """
+    here = getattr(leaf, "sharding", None)
+    found = here.mesh if isinstance(here, NamedSharding) else None
+    if isinstance(found, Mesh) and automatic(found) == automatic(mesh):
+        return NamedSharding(mesh, here.spec, memory_kind=here.memory_kind)
+    return NamedSharding(mesh, spec)
+
+
+def placed(leaf: Any, mesh: Mesh) -> bool:
+    """Whether an argument lies on the mesh already; how it lies there is not ours to change."""
+    if isinstance(leaf, core.Tracer):
+        return True
+    here = getattr(leaf, "sharding", None)
+    found = here.mesh if isinstance(here, NamedSharding) else None
+    if here is None or found in (mesh, mesh.abstract_mesh):
+        return here is not None
+    if explicit(mesh) or (found is not None and explicit(found)):
+        return False
+    return not isinstance(found, AbstractMesh) and here.device_set == set(mesh.devices.flat)
+
+
+def named(leaf: Any, mesh: Mesh) -> bool:
+    """Whether an array lies on the mesh in terms of its axes, or those of one like it."""
+    here = getattr(leaf, "sharding", None)
+    return (
+        not isinstance(leaf, core.Tracer) and isinstance(here, NamedSharding) and placed(leaf, mesh)
+    )
+
+
+def like(leaf: Any, home: NamedSharding) -> jax.ShapeDtypeStruct:
+    """The type of an argument that will be put there."""
+    kind = jax.typeof(leaf) if not isinstance(leaf, jax.ShapeDtypeStruct) else leaf
+    return jax.ShapeDtypeStruct(kind.shape, kind.dtype, sharding=home, weak_type=kind.weak_type)
+
+
+def shared(leaf: Any, mesh: Mesh, workers: int, spec: PartitionSpec) -> jax.Array:
+    """`[1, …]`, one worker's memory, as that of each of so many workers."""
+    shape = (workers, *leaf.shape[1:])
+    if isinstance(leaf, core.Tracer):
+        return jax.device_put(jnp.broadcast_to(leaf, shape), NamedSharding(mesh, spec))
+    # Every device has all of one worker's part, which is what it has of all workers' parts.
+    own = jax.device_put(leaf, NamedSharding(mesh, PartitionSpec(None, *spec[1:])))
+    parts = [shard.data for shard in own.addressable_shards]
+    return jax.make_array_from_single_device_arrays(shape, NamedSharding(mesh, spec), parts)
+
+
+def homes(params: PyTree, mesh: Mesh) -> Homes:
+    """How the parameters lie on the mesh."""
+    found = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        home = _home_of(leaf, mesh)
+        if home is not None:
+            found[_names(path), jnp.shape(leaf)] = home
+    return found
+
+
+def _home_of(leaf: Any, mesh: Mesh) -> PartitionSpec | None:
+    if named(leaf, mesh):
+        return leaf.sharding.spec if leaf.sharding.mesh.shape == mesh.shape else None
+    if not isinstance(leaf, core.Tracer) or _type(leaf).mesh != mesh.abstract_mesh:
+        return None
+    names = explicit(mesh)
+    if len(names) == len(mesh.axis_names):
+        return _type(leaf).spec
+    # Of automatic axes, the type of a traced array says nothing.
+    entries = (PartitionSpec.UNCONSTRAINED if e is None else e for e in _type(leaf).spec)
+    return PartitionSpec(*entries) if names else None
+
+
+def spec(path: tuple, leaf: Any, homes: Homes, axis_name: AxisName) -> PartitionSpec:
+    """How an array of a state lies: as memory does, or like the parameter that it belongs to."""
+    if 0 in jnp.shape(leaf):  # As a compiled step returns them, whatever it is told.
+        return PartitionSpec()
+    of_memory = workers_.spec(path, axis_name)
+    if workers_.shard_axes(path) is not None:
+        return of_memory
+    rest = jnp.shape(leaf)[len(of_memory) :]
+    return PartitionSpec(*of_memory, *(_home(path, rest, homes) or ()))
+
+
+def _home(path: tuple, shape: tuple[int, ...], homes: Homes) -> PartitionSpec | None:
+    """That of the parameter of this shape whose path the path ends with."""
+    names = _names(path)
+    found = (homes.get((names[start:], shape)) for start in range(len(names) + 1))
+    return next((home for home in found if home is not None), None)
+
+
+def stay(arg: PyTree, homes: Homes) -> PyTree:
+    """The argument, held to its layout where a step begins."""
+
+    def hold(path, leaf):
+        home = _home(path, jnp.shape(leaf), homes)
+        return leaf if home is None else jax.lax.with_sharding_constraint(leaf, home)
+
+    return jax.tree_util.tree_map_with_path(hold, arg) if homes else arg
+
+
+def at_home(results: PyTree, mesh: Mesh, homes: Homes, axis_name: AxisName) -> PyTree:
+    """The results of a step, each laid like the argument that it comes instead of."""
+
+    def hold(path, leaf):
+        memory = workers_.marked(path) or workers_.shard_axes(path) is not None
+        if not memory and _home(path, jnp.shape(leaf), homes) is None:
+            return leaf
+        home = NamedSharding(mesh, spec(path, leaf, homes, axis_name))
+        return jax.lax.with_sharding_constraint(leaf, home)
+
+    return jax.tree_util.tree_map_with_path(hold, results) if homes else results
+
+
+def _names(path: tuple) -> tuple[str, ...]:
+    return tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
+
+
+def _type(leaf: Any) -> NamedSharding:
+    """The sharding in the type of an array, on an abstract mesh."""
+    return jax.typeof(leaf).sharding
