@@ -135,15 +135,22 @@ def homes(params: PyTree, mesh: Mesh) -> Homes:
 
 def _home_of(leaf: Any, mesh: Mesh) -> PartitionSpec | None:
     if named(leaf, mesh):
-        return leaf.sharding.spec if leaf.sharding.mesh.shape == mesh.shape else None
-    if not isinstance(leaf, core.Tracer) or _type(leaf).mesh != mesh.abstract_mesh:
-        return None
+        return _short(leaf.sharding.spec) if leaf.sharding.mesh.shape == mesh.shape else None
     names = explicit(mesh)
+    if not names or not isinstance(leaf, core.Tracer) or _type(leaf).mesh != mesh.abstract_mesh:
+        return None
     if len(names) == len(mesh.axis_names):
-        return _type(leaf).spec
+        return _short(_type(leaf).spec)
     # Of automatic axes, the type of a traced array says nothing.
-    entries = (PartitionSpec.UNCONSTRAINED if e is None else e for e in _type(leaf).spec)
-    return PartitionSpec(*entries) if names else None
+    return PartitionSpec(*(e or PartitionSpec.UNCONSTRAINED for e in _type(leaf).spec))
+
+
+def _short(spec: PartitionSpec) -> PartitionSpec:
+    """As it comes, or as a compiled step returns it: without the dimensions that are not split."""
+    entries = list(spec)
+    while entries and not entries[-1]:
+        entries.pop()
+    return PartitionSpec(*entries)
 
 
 def spec(path: tuple, leaf: Any, homes: Homes, axis_name: AxisName) -> PartitionSpec:

@@ -17,9 +17,9 @@ AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
 SPECS = {"in": P(None, "fsdp"), "bias": P("fsdp"), "out": P("fsdp")}
 RNG = np.random.default_rng(0)
 PARAMS = {
-    "in": RNG.standard_normal((16, 128), np.float32) / 4,
-    "bias": np.zeros(128, np.float32),
-    "out": RNG.standard_normal((128, 16), np.float32) / 12,
+    "in": RNG.standard_normal((16, 512), np.float32) / 4,
+    "bias": np.zeros(512, np.float32),
+    "out": RNG.standard_normal((512, 16), np.float32) / 24,
 }
 BATCH = RNG.standard_normal((32, 16), np.float32)
 
@@ -108,3 +108,44 @@ def test_training_and_evaluation(kind, ambient, check_vma, expected):
         np.testing.assert_allclose(value, expected[2], rtol=1e-6)
         assert_lies(grads, mesh)
         assert_lies(optax.apply_updates(params, grads), mesh)
+
+
+@pytest.mark.parametrize("ambient", [False, True], ids=["", "set_mesh"])
+@pytest.mark.parametrize(
+    "kinds",
+    [(EXPLICIT, EXPLICIT), (EXPLICIT, AUTO), (AUTO, EXPLICIT)],
+    ids=["explicit", "automatic shards", "explicit shards"],
+)
+def test_sharded_models(kinds, ambient, sharded_run):
+    """Parameters stay sharded, each shard's memory lies beside it, and nothing is gathered."""
+    mesh = jax.make_mesh((2, 4), ("dcn", "fsdp"), axis_types=kinds)
+    tx, run, traces = trainer(mesh, "dcn", SPECS, batch_spec=P(("dcn", "fsdp")))
+    batch = jax.device_put(BATCH, NamedSharding(mesh, P(("dcn", "fsdp"))))
+    params = {k: jax.device_put(x, NamedSharding(mesh, SPECS[k])) for k, x in PARAMS.items()}
+    with around(mesh if ambient else None):
+        state = jaxcomp.init_state(tx, params, mesh, "dcn")
+        lies = [x.sharding for x in jax.tree.leaves((params, state))]
+        with compilations() as programs:
+            for _ in range(2):
+                params, state, _ = run(params, state, batch)
+        assert len(traces) == len(programs) == 1
+        for x, before in zip(jax.tree.leaves((params, state)), lies, strict=True):
+            assert x.sharding.is_equivalent_to(before, x.ndim)
+        assert_lies((params, state), mesh)
+        # A product of two arrays that are split alike is for JAX's users to resolve.
+        evaluate = jax.sharding.auto_axes(loss_of, out_sharding=NamedSharding(mesh, P()))
+        value = jax.jit(evaluate)(params, batch)
+    want, after = sharded_run
+    jax.tree.map(np.testing.assert_array_equal, (params, state), want)
+    np.testing.assert_allclose(value, after, rtol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def sharded_run():
+    mesh = jax.make_mesh((2, 4), ("dcn", "fsdp"), axis_types=(AUTO, AUTO))
+    tx, run, _ = trainer(mesh, "dcn", SPECS, batch_spec=P(("dcn", "fsdp")))
+    params = {k: jax.device_put(x, NamedSharding(mesh, SPECS[k])) for k, x in PARAMS.items()}
+    state = jaxcomp.init_state(tx, params, mesh, "dcn")
+    for _ in range(2):
+        params, state, _ = run(params, state, BATCH)
+    return (params, state), loss_of(params, BATCH)
