@@ -286,11 +286,15 @@ def test_wrong_places_say_so(two):
     with pytest.raises(ValueError, match=r"memory of the 4 shards over \('fsdp',\): make it with"):
         stepper(tx, two)(other, grads)
     explicit = jax.make_mesh((2, 4), ("dcn", "fsdp"))
-    with (
-        jax.set_mesh(explicit),
-        pytest.raises(ValueError, match="must be automatic for `param_specs`, and 'fsdp' is expl"),
-    ):
-        tx.init(params)
+    own = jax.shard_map(
+        lambda g: tx.update(jax.tree.map(lambda x: x[0], g), state)[0],
+        mesh=explicit,
+        in_specs=P("dcn"),
+        out_specs=P(),
+        axis_names={"dcn"},
+    )
+    with pytest.raises(ValueError, match="must be automatic for `param_specs`, and 'fsdp' is expl"):
+        jax.eval_shape(own, grads)
     with pytest.raises(ValueError, match=r"`batch_spec` must begin with the axis of the workers"):
         jaxcomp.data_parallel(lambda x: x, two, "dcn", batch_spec=P("fsdp"))
     run = jaxcomp.data_parallel(lambda x: x, two, "dcn", batch_spec=P(("dcn", "fsdp")))

@@ -206,6 +206,12 @@ def _shards_here(axis_name: AxisName) -> Shards:
             "and leaves the axes of the shards automatic, as jaxcomp.data_parallel makes it; "
             "within jax.vmap there are no shards, so leave it out"
         )
+    explicit = [n for n in _rest(mesh, axis_name) if _types(mesh)[n] == AxisType.Explicit]
+    if explicit:
+        raise ValueError(
+            f"the axes of the shards must be automatic for `param_specs`, and {explicit[0]!r} is "
+            "explicit: use jaxcomp.data_parallel, or a mesh with axis_types=(AxisType.Auto, ...)"
+        )
     return _shards(mesh, axis_name)
 
 
@@ -226,12 +232,6 @@ def _sharding(leaf: Any) -> Any:
 
 def _shards(mesh: Any, axis_name: AxisName) -> Shards:
     names = _rest(mesh, axis_name)
-    explicit = [n for n in names if _types(mesh)[n] == AxisType.Explicit]
-    if explicit:
-        raise ValueError(
-            f"the axes of the shards must be automatic for `param_specs`, and {explicit[0]!r} is "
-            "explicit: use jaxcomp.data_parallel, or a mesh with axis_types=(AxisType.Auto, ...)"
-        )
     return Shards(names, tuple(mesh.shape[name] for name in names))
 
 
