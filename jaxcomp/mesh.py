@@ -11,7 +11,7 @@ import optax
 from jax import core
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxcomp import axes, placement, workers as workers_
+from jaxcomp import axes, axis_types, placement, workers as workers_
 from jaxcomp.protocols import AxisName, PyTree
 
 
@@ -64,7 +64,7 @@ def place(tree: PyTree, mesh: Mesh, axis_name: AxisName, *, params: PyTree | Non
             return jax.device_put(leaf, NamedSharding(mesh, spec))
         if isinstance(leaf, core.Tracer) or placement.named(leaf, mesh):
             return leaf
-        return jax.device_put(leaf, placement.destination(leaf, mesh, spec))
+        return placement.put(leaf, mesh, spec)
 
     return jax.tree_util.tree_map_with_path(put, tree)
 
@@ -121,9 +121,9 @@ def data_parallel(
         raise ValueError(
             f"`axis_name` must name axes of the mesh {mesh.axis_names}, got {missing[0]!r}"
         )
-    inside = placement.automatic(mesh)
+    inside = axis_types.automatic(mesh)
     batches = (batch_argnums,) if isinstance(batch_argnums, int) else tuple(batch_argnums)
-    workers, typed = _workers(mesh, axis_name), bool(placement.explicit(mesh))
+    workers, typed = _workers(mesh, axis_name), bool(axis_types.explicit(mesh))
     shards = mesh.size > workers or (typed and len(mesh.axis_names) > len(axes.names(axis_name)))
     split = PartitionSpec(axis_name)
     pieces = workers if batch_spec is None else _pieces(batch_spec, mesh, axis_name)
@@ -198,14 +198,14 @@ def data_parallel(
     del mapped.__wrapped__  # Whose signature lacks the layout.
     compiled = jax.jit(mapped, donate_argnums=donate_argnums, static_argnames="layout")
 
-    def arrange(args, put):
-        """Each array that does not lie on the mesh, and where it belongs, through `put`."""
+    def arrange(args, move):
+        """Each array that does not lie on the mesh, and where it belongs, through `move`."""
 
         def one(number, path, leaf):
             if placement.placed(leaf, mesh):
                 return leaf
             spec = of_batch if number in which(args) else placement.spec(path, leaf, {}, axis_name)
-            return put(leaf, placement.destination(leaf, mesh, spec))
+            return move(leaf, mesh, spec)
 
         return [
             jax.tree_util.tree_map_with_path(functools.partial(one, number), arg)
@@ -215,15 +215,15 @@ def data_parallel(
     @functools.wraps(step)
     def run(*args):
         check(args)
-        with placement.surroundings(mesh):
+        with axis_types.surroundings(mesh):
             # An argument that lies elsewhere the first time would have the step compiled twice.
-            args = arrange(args, jax.device_put)
+            args = arrange(args, placement.put)
             return compiled(*args, layout=layout(args))
 
     def staged(stage):
         def of(*args):
             check(args)
-            with placement.surroundings(mesh):
+            with axis_types.surroundings(mesh):
                 args = arrange(args, placement.like)
                 return stage(*args, layout=layout(args))
 
@@ -254,7 +254,7 @@ def init_state(tx: Any, params: PyTree, mesh: Mesh, axis_name: AxisName) -> PyTr
     def lie(path, leaf):
         return NamedSharding(mesh, placement.spec(path, leaf, homes, axis_name))
 
-    with placement.surroundings(mesh):
+    with axis_types.surroundings(mesh):
         state = jax.eval_shape(init, params, ())
         lies = jax.tree_util.tree_map_with_path(lie, state)
         return jax.jit(init, out_shardings=lies)(params, ())

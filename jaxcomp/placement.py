@@ -1,46 +1,23 @@
 """How the arrays of a training step lie on a mesh.
 
-A step is compiled for the mesh with automatic axes, since explicit ones (`jax.make_mesh`'s default)
-reject arrays that are not placed on the mesh yet, and a nested `shard_map`. Arguments and results
-have the types of the mesh that the user gave. `to_automatic` and `to_given` change between the two
-within the compiled program, where that is a matter of types and moves no data.
+A step is compiled for the mesh with automatic axes, since explicit ones reject arrays that are not
+placed on the mesh yet. `to_automatic` and `to_given` change the types of arguments and results
+within the compiled program, where that moves no data.
 """
 
-import contextlib
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import core
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from jaxcomp import workers as workers_
+from jaxcomp import axis_types, workers as workers_
+from jaxcomp.axis_types import automatic, explicit
 from jaxcomp.protocols import AxisName, PyTree
 
 Homes = dict[tuple, PartitionSpec]
 """By path and shape, how parameters lie on the mesh."""
-
-
-def automatic(mesh: Mesh) -> Mesh:
-    """The same devices, all axes automatic."""
-    return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
-
-
-def explicit(mesh: Any) -> tuple:
-    """The names of the explicit axes."""
-    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
-    return tuple(name for name, kind in kinds if kind == AxisType.Explicit)
-
-
-def surroundings(mesh: Mesh) -> contextlib.AbstractContextManager:
-    """Sets the mesh, so that another one in the surroundings changes nothing.
-
-    While JAX traces, it cannot be set, and the surroundings stay.
-    """
-    try:
-        return jax.set_mesh(mesh)
-    except ValueError:
-        return contextlib.nullcontext()
 
 
 def to_automatic(args: PyTree, mesh: Mesh) -> PyTree:
@@ -73,16 +50,12 @@ def _only(entry: Any, names: tuple) -> tuple | None:
     return tuple(name for name in entries if name in names) or None
 
 
-def destination(leaf: Any, mesh: Mesh, spec: PartitionSpec) -> NamedSharding:
-    """Where to put an array that does not lie on the mesh.
-
-    What lies on a mesh of the same devices with other types of axes is not moved.
-    """
-    here = getattr(leaf, "sharding", None)
-    found = here.mesh if isinstance(here, NamedSharding) else None
-    if isinstance(found, Mesh) and automatic(found) == automatic(mesh):
-        return NamedSharding(mesh, here.spec, memory_kind=here.memory_kind)
-    return NamedSharding(mesh, spec)
+def put(leaf: Any, mesh: Mesh, spec: PartitionSpec) -> jax.Array:
+    """An array on the mesh: from one with other types of axes as it lies there, else by `spec`."""
+    found = axis_types.mesh_of(leaf)
+    if found is not None and isinstance(leaf, jax.Array) and automatic(found) == automatic(mesh):
+        return axis_types.retyped(leaf, mesh)
+    return jax.device_put(leaf, NamedSharding(mesh, spec))
 
 
 def placed(leaf: Any, mesh: Mesh) -> bool:
@@ -106,9 +79,13 @@ def named(leaf: Any, mesh: Mesh) -> bool:
     )
 
 
-def like(leaf: Any, home: NamedSharding) -> jax.ShapeDtypeStruct:
-    """The type of an argument that will be put there."""
-    kind = jax.typeof(leaf) if not isinstance(leaf, jax.ShapeDtypeStruct) else leaf
+def like(leaf: Any, mesh: Mesh, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
+    """The type of what `put` returns."""
+    found = axis_types.mesh_of(leaf)
+    if found is not None and automatic(found) == automatic(mesh):
+        spec = leaf.sharding.spec
+    kind = leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf)
+    home = NamedSharding(mesh, spec)
     return jax.ShapeDtypeStruct(kind.shape, kind.dtype, sharding=home, weak_type=kind.weak_type)
 
 

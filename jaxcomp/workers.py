@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from jaxcomp import axes
+from jaxcomp import axes, axis_types
 from jaxcomp.protocols import AxisName, Mirrored, PyTree
 from jaxcomp.quantize import blocks
 
@@ -198,6 +198,7 @@ def state_specs(state: PyTree, axis_name: AxisName) -> PyTree:
     )
 
 
+@axis_types.automatically
 def resize_workers(tx: Any, state: PyTree, params: PyTree, workers: int) -> PyTree:
     """Moves a state to another number of workers.
 

@@ -10,6 +10,7 @@ import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from sharding import EF_SIGN
+from suite import SLOW
 
 import jaxcomp
 
@@ -81,12 +82,22 @@ def expected():
     return params, state, loss_of(params, BATCH)
 
 
-@pytest.mark.parametrize("check_vma", [True, False], ids=["typed", "untyped"])
-@pytest.mark.parametrize("ambient", [None, EXPLICIT, AUTO], ids=["", "set_mesh", "other mesh"])
-@pytest.mark.parametrize("kind", [EXPLICIT, AUTO], ids=["explicit", "auto"])
+@pytest.mark.parametrize(
+    ("kind", "ambient", "check_vma"),
+    [
+        (EXPLICIT, None, True),
+        (EXPLICIT, EXPLICIT, True),
+        (EXPLICIT, EXPLICIT, False),
+        (EXPLICIT, AUTO, True),
+        (AUTO, EXPLICIT, True),
+        *([(EXPLICIT, None, False), (AUTO, None, True), (AUTO, AUTO, False)] if SLOW else []),
+    ],
+)
 def test_training_and_evaluation(kind, ambient, check_vma, expected):
     mesh = jax.make_mesh((8,), ("data",), axis_types=(kind,))
-    surroundings = None if ambient is None else jax.make_mesh((8,), ("data",), axis_types=(ambient,))
+    surroundings = (
+        None if ambient is None else jax.make_mesh((8,), ("data",), axis_types=(ambient,))
+    )
     tx, run, traces = trainer(mesh, "data", check_vma=check_vma, donate_argnums=(0, 1))
     batch = jax.device_put(BATCH, NamedSharding(mesh, P("data")))
     with around(surroundings):
@@ -110,11 +121,15 @@ def test_training_and_evaluation(kind, ambient, check_vma, expected):
         assert_lies(optax.apply_updates(params, grads), mesh)
 
 
-@pytest.mark.parametrize("ambient", [False, True], ids=["", "set_mesh"])
 @pytest.mark.parametrize(
-    "kinds",
-    [(EXPLICIT, EXPLICIT), (EXPLICIT, AUTO), (AUTO, EXPLICIT)],
-    ids=["explicit", "automatic shards", "explicit shards"],
+    ("kinds", "ambient"),
+    [
+        ((EXPLICIT, EXPLICIT), False),
+        ((EXPLICIT, EXPLICIT), True),
+        ((EXPLICIT, AUTO), True),
+        ((AUTO, EXPLICIT), False),
+        *([((EXPLICIT, AUTO), False), ((AUTO, EXPLICIT), True)] if SLOW else []),
+    ],
 )
 def test_sharded_models(kinds, ambient, sharded_run):
     """Parameters stay sharded, each shard's memory lies beside it, and nothing is gathered."""
@@ -149,3 +164,93 @@ def sharded_run():
     for _ in range(2):
         params, state, _ = run(params, state, BATCH)
     return (params, state), loss_of(params, BATCH)
+
+
+@pytest.mark.parametrize("ambient", [None, "old", "new"])
+def test_another_number_of_workers_and_a_checkpoint(ambient, tmp_path):
+    """With memory of both directions, resized, saved, restored and put on another mesh."""
+    old, new = (
+        jax.make_mesh((n,), ("data",), devices=jax.devices()[:n], axis_types=(EXPLICIT,))
+        for n in (8, 4)
+    )
+    reducer = jaxcomp.TwoShot(EF_SIGN, EF_SIGN)
+    tx = optax.chain(jaxcomp.compressed_mean(reducer, "data"), optax.adam(1e-2))
+    params = jaxcomp.place(PARAMS, old, "data")
+    state = jaxcomp.init_state(tx, params, old, "data")
+    state = jax.tree.map(lambda x: x + jnp.ones((), x.dtype), state)
+    with around({None: None, "old": old, "new": new}[ambient]):
+        moved = jaxcomp.resize_workers(tx, state, params, 4)
+        assert_lies(moved, old)
+        moved = jaxcomp.place(moved, new, "data")
+        assert_lies(moved, new)
+
+        with ocp.PyTreeCheckpointer() as checkpointer:
+            checkpointer.save(tmp_path / "state", moved)
+            target = ocp.checkpoint_utils.construct_restore_args(moved)
+            restored = checkpointer.restore(tmp_path / "state", item=moved, restore_args=target)
+    assert_lies(restored, new)
+    jax.tree.map(np.testing.assert_array_equal, restored, moved)
+    for x, before in zip(*map(jax.tree.leaves, (restored, moved)), strict=True):
+        assert x.sharding == before.sharding
+
+
+def test_arrays_change_types_where_they_are(expected):
+    """From a mesh with automatic axes to the explicit one: the same buffers."""
+    explicit = jax.make_mesh((8,), ("data",))
+    _, run, traces = trainer(explicit, "data")
+    params, state, _ = expected
+    moved, memory = jaxcomp.place((params, state), explicit, "data")
+    assert_lies((moved, memory), explicit)
+    for x, before in zip(*map(jax.tree.leaves, ((moved, memory), (params, state))), strict=True):
+        here, there = (
+            [s.data.unsafe_buffer_pointer() for s in y.addressable_shards] for y in (x, before)
+        )
+        assert here == there
+    want = run(moved, memory, BATCH)
+    jax.tree.map(np.testing.assert_array_equal, run(params, state, BATCH), want)
+    assert len(traces) == 1
+
+
+def test_within_programs():
+    """Lowered, and in a program that computes with what comes back."""
+    mesh = jax.make_mesh((2, 4), ("dcn", "fsdp"))
+    tx, run, _ = trainer(mesh, "dcn", SPECS)
+    params = {k: jax.device_put(x, NamedSharding(mesh, SPECS[k])) for k, x in PARAMS.items()}
+    state = jaxcomp.init_state(tx, params, mesh, "dcn")
+    compiled = run.lower(params, state, BATCH).compile()
+    want = compiled(params, state, BATCH)
+    assert_lies(want, mesh)
+
+    @jax.jit
+    def many(params, state, batches):
+        def one(carry, x):
+            params, state, loss = run(*carry, x)
+            return (params, state), loss
+
+        return jax.lax.scan(one, (params, state), batches)
+
+    (got, _), losses = many(params, state, BATCH[None])
+    assert {k: x.sharding.spec for k, x in got.items()} == {
+        k: x.sharding.spec for k, x in want[0].items()
+    }
+    assert_lies(got, mesh)
+    np.testing.assert_allclose(losses[0], want[2], rtol=1e-6)
+
+
+def test_in_a_shard_map_of_ones_own():
+    mesh = jax.make_mesh((8,), ("data",))
+    tx = jaxcomp.compressed_mean(jaxcomp.Gather(EF_SIGN), "data")
+    state = jaxcomp.place(tx.init(PARAMS), mesh, "data")
+    specs = jaxcomp.state_specs(state, "data")
+    grads = jax.tree.map(lambda x: np.broadcast_to(x, (8, *x.shape)), PARAMS)
+    grads = jax.device_put(grads, NamedSharding(mesh, P("data")))
+
+    def step(state, grads):
+        mean, state = tx.update(jax.tree.map(lambda x: x[0], grads), state)
+        return state, mean
+
+    own = jax.shard_map(step, mesh=mesh, in_specs=(specs, P("data")), out_specs=(specs, P()))
+    got = jax.jit(own)(state, grads)
+    assert_lies(got, mesh)
+    want = jaxcomp.data_parallel(step, mesh, "data")(state, grads)
+    jax.tree.map(np.testing.assert_array_equal, got, want)
