@@ -1,0 +1,91 @@
+"""The programs of `docs/frameworks.md`, as they stand there."""
+
+import pathlib
+import re
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+
+import jaxcomp
+
+PAGE = (pathlib.Path(__file__).parent.parent / "docs" / "frameworks.md").read_text()
+PROGRAMS = {
+    title: re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    for title, text in re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, flags=re.DOTALL | re.M)
+}
+
+
+@pytest.fixture
+def traces(monkeypatch):
+    """One entry each time that a loss is traced."""
+    found, local = [], jaxcomp.local
+
+    def counted(*args):
+        found.append(args)
+        return local(*args)
+
+    monkeypatch.setattr(jaxcomp, "local", counted)
+    return found
+
+
+def run(script, names, traces):
+    """Thirty steps, traced once."""
+    traces.clear()
+    exec(script, names)
+    assert len(traces) == 1
+    assert float(names["loss"]) < 0.5
+
+
+def check_state(state, mesh):
+    """Everything lies on the mesh; each worker has a residual of its own."""
+    for x in jax.tree.leaves(state):
+        assert isinstance(x.sharding, NamedSharding)
+        assert x.sharding.mesh == mesh
+    memory = [x for x in jax.tree.leaves(state) if x.shape[:1] == (8,) and x.ndim == 3]
+    assert len(memory) == 2  # Of the way up and of the way down.
+    for x in memory:
+        assert x.sharding.spec[0] == "data"
+        assert not np.array_equal(*np.asarray(x)[:2])
+
+
+def test_nnx(traces):
+    """Both ways give the same bits; statistics and counters are those of thirty steps."""
+    from flax import nnx
+
+    names, found = {}, []
+    for script in PROGRAMS["Flax NNX"]:
+        run(script, names, traces)
+        model, optimizer = names["model"], names["optimizer"]
+        check_state(nnx.state((model, optimizer)), names["mesh"])
+        assert int(model.dropout.rngs.count[...]) == int(optimizer.step[...]) == 30
+        assert float(abs(model.norm.mean[...]).max()) > 0
+        found.append(jax.tree.leaves(nnx.state((model, optimizer), nnx.Not(nnx.RngKey))))
+        model.eval()
+        assert np.isfinite(nnx.jit(lambda model, x: model(x))(model, names["x"])).all()
+    jax.tree.map(np.testing.assert_array_equal, *found)
+
+
+def test_linen(traces):
+    names = {}
+    run(*PROGRAMS["Flax Linen"], names, traces)
+    state = names["state"]
+    check_state(state, names["mesh"])
+    assert int(state.step) == 30
+    assert float(abs(state.stats["BatchNorm_0"]["mean"]).max()) > 0
+
+
+def test_equinox(traces):
+    names = {}
+    run(*PROGRAMS["Equinox"], names, traces)
+    check_state((names["params"], names["state"]), names["mesh"])
+    assert names["model"](names["x"][0]).shape == (16,)
+
+
+def test_haiku(traces):
+    names = {}
+    run(*PROGRAMS["Haiku"], names, traces)
+    check_state((names["params"], names["stats"], names["state"]), names["mesh"])
+    counters = [x for x in jax.tree.leaves(names["stats"]) if x.dtype == np.int32]
+    assert [int(x) for x in counters] == [30, 30]
