@@ -34,7 +34,9 @@ def place(tree: PyTree, mesh: Mesh, axis_name: AxisName, *, params: PyTree | Non
     """Puts a tree on a mesh: memory split over workers and shards, everything else replicated.
 
     Memory of one worker, as `tx.init` makes it outside of a mapped function, is given to each.
-    Other arrays that lie on the mesh already stay as they lie.
+    Other arrays that lie on the mesh already stay as they lie. Arrays that lie on the same devices
+    and axes, but with other axis types, change only their type: no data is copied, so the old array
+    and the new one share their buffers.
 
     Args:
         tree: any tree, such as a flax `TrainState` or the state of an `nnx.Optimizer`.
@@ -86,9 +88,12 @@ def data_parallel(
     for `PerWorker` memory: average the loss with `jax.lax.pmean`. Arguments are placed on the mesh
     as needed; what lies on it already stays as it lies.
 
-    Other axes of the mesh are automatic: parameters may be sharded over them, and a worker is then
-    all the devices that share its place on `axis_name`. There, what the step returns lies like what
-    it got of the same name and shape: parameters and moments stay where they were.
+    Parameters may be sharded over other axes of the mesh, and a worker is then all the devices that
+    share its place on `axis_name`. There, what the step returns lies like what it got of the same
+    name and shape: parameters and moments stay where they were.
+
+    The axes of the mesh may be explicit or automatic; inside the step, those of the shards are
+    automatic. Results lie on the given mesh, with its axis types, whatever `jax.set_mesh` says.
 
     Args:
         step: for instance `step(params, state, batch) -> (params, state, loss)`; collectives and
@@ -244,7 +249,7 @@ def init_state(tx: Any, params: PyTree, mesh: Mesh, axis_name: AxisName) -> PyTr
         tx: any optax transformation that holds a `compressed_mean`, say.
         params: the parameters; those that lie on the mesh are taken as they lie, for instance
             sharded over its other axes, and others are replicated.
-        mesh: the device mesh.
+        mesh: the device mesh, on which the state lies, with its axis types.
         axis_name: the axis or axes that the workers are on.
     """
     params = place(params, mesh, axis_name)

@@ -191,8 +191,11 @@ def replicated(state: PyTree) -> PyTree:
 
 
 def state_specs(state: PyTree, axis_name: AxisName) -> PyTree:
-    """PartitionSpecs for any tree: `PerWorker` split over the axis, everything else replicated."""
+    """PartitionSpecs for any tree: `PerWorker` split over the axis, everything else replicated.
 
+    `jax.shard_map` takes them as they are. For `nnx.shard_map`, wrap those of an optimizer:
+    `nnx.StateSharding(jaxcomp.state_specs(nnx.state(optimizer), axis_name))`.
+    """
     return jax.tree_util.tree_map_with_path(
         lambda path, _: PartitionSpec(axis_name) if marked(path) else PartitionSpec(), state
     )
@@ -218,8 +221,9 @@ def resize_workers(tx: Any, state: PyTree, params: PyTree, workers: int) -> PyTr
         ValueError: if `workers` is not positive or `state` is not a state of `tx`.
 
     Returns:
-        The state with leading axis `workers`; place it with `jax.device_put` and `state_specs`, or
-        with `jaxcomp.place`. That of a sharded model keeps its shards.
+        The state with leading axis `workers`, on the mesh where it was; place it on the new one
+        with `jaxcomp.place`, or with `jax.device_put` and `state_specs`. That of a sharded model
+        keeps its shards.
     """
     if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
         raise ValueError(f"`workers` must be a positive integer, got {workers!r}")

@@ -11,7 +11,7 @@ import sys
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxcomp
 
@@ -72,7 +72,7 @@ def means(reducer, mesh, own):
 def main(address, processes, number, devices, file):
     jax.config.update("jax_num_cpu_devices", devices)
     jax.distributed.initialize(address, processes, number, initialization_timeout=200)
-    mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
+    mesh = jax.make_mesh((jax.device_count(),), ("data",))
     own = range(number * devices, (number + 1) * devices)
     found = {name: means(one, mesh, own) for name, one in {**EXACT, **ROUNDED}.items()}
     held = {
