@@ -8,11 +8,17 @@ import jax.numpy as jnp
 import pytest
 
 import jaxcomp
-from jaxcomp import testing
+from jaxcomp import noise, summing, testing
 
 
 class HalfPayload(NamedTuple):
     values: jax.Array
+
+
+def rounded(x, dtype):
+    """What is finite stays finite."""
+    largest = summing.limit(dtype)
+    return jnp.where(jnp.isfinite(x), jnp.clip(x, -largest, largest), x).astype(dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,10 +34,10 @@ class Good:
         return ()
 
     def encode(self, key, x, count, state):
-        return HalfPayload(x.astype(jnp.bfloat16)), state
+        return HalfPayload(rounded(x.astype(jnp.float32), jnp.bfloat16)), state
 
     def decode(self, key, payload, like, side=None):
-        return payload.values.astype(like.dtype)
+        return rounded(payload.values.astype(jnp.float32), like.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +113,50 @@ class Flat(Good):
         return payload.values.reshape(like.shape).astype(like.dtype)
 
 
+@dataclasses.dataclass(frozen=True)
+class Placed(Good):
+    """Draws noise by the place in the array, whatever the number of its first bucket."""
+
+    def encode(self, key, x, count, state):
+        seeds = noise.seeds(key.own, jnp.uint32(0), x.shape[0])
+        up = noise.below(8, *(part[:, None] for part in seeds), jnp.arange(x.shape[1])[None])
+        return HalfPayload((x * jnp.where(up > 127, 1, 0.875)).astype(jnp.bfloat16)), state
+
+
+@dataclasses.dataclass(frozen=True)
+class Misread(Placed):
+    """Encodes by the number, and decodes by the place."""
+
+    def encode(self, key, x, count, state):
+        return HalfPayload((x * self._turned(key, x.shape)).astype(jnp.bfloat16)), state
+
+    def decode(self, key, payload, like, side=None):
+        turned = self._turned(key._replace(first=jnp.uint32(0)), like.shape)
+        return (payload.values * turned).astype(like.dtype)
+
+    def _turned(self, key, shape):
+        seeds = noise.seeds(key.own, key.first, shape[0])
+        up = noise.below(8, *(part[:, None] for part in seeds), jnp.arange(shape[1])[None])
+        return jnp.where(up > 127, 1, -1).astype(jnp.bfloat16)
+
+
+@dataclasses.dataclass(frozen=True)
+class Overflowing(Good):
+    """The largest float32 is finite, the largest float16 is rounded up to infinity."""
+
+    def decode(self, key, payload, like, side=None):
+        return payload.values.astype(like.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Coarse(Good):
+    """Nothing but zero is smaller than 1e-32."""
+
+    def encode(self, key, x, count, state):
+        tiny = (x != 0) & (jnp.abs(x) < 1e-32)
+        return HalfPayload(jnp.where(tiny, 1e-32 * jnp.sign(x), x).astype(jnp.bfloat16)), state
+
+
 @dataclasses.dataclass
 class Unhashable:
     """Not frozen, so equal ones would not share a compilation."""
@@ -131,6 +181,10 @@ def test_a_good_codec_passes():
         (Expanding(), "must be contractive"),
         (Offset(), "must decode zeros to zeros"),
         (Unsummed(), "must be the sum of decode"),
+        (Placed(), "key.first"),
+        (Misread(), "key.first"),
+        (Overflowing(), "the largest float16"),
+        (Coarse(), "must be contractive for inputs of 1e-35"),
         (Flat(), "leading axis of 6 buckets"),
         (Unhashable(), "must be hashable by value"),
         ("qsgd", "a codec must have"),

@@ -78,7 +78,10 @@ class Cast:
         del key, side
         values = _widened(payload.values)
         if isinstance(payload, ScaledCastPayload):
-            values = values * payload.scales[:, None]
+            # Rounded up, the largest floats would leave the range; what is not finite stays seen.
+            largest = jnp.finfo(jnp.float32).max
+            scaled = jnp.clip(values * payload.scales[:, None], -largest, largest)
+            values = jnp.where(jnp.isfinite(values), scaled, values)
         return _saturated(values, like.dtype)
 
 

@@ -224,7 +224,7 @@ class Quantizer:
         derived = self._derive(blocks, left, agreed, high, low)
         position = jnp.arange(blocks.shape[1] * blocks.shape[2], dtype=jnp.uint32)
         codes = self.codes(
-            blocks,
+            self._lifted(blocks, derived),
             derived.factor[..., None],
             high[..., None],
             low[..., None],
@@ -263,6 +263,12 @@ class Quantizer:
             return derived._replace(sent=tuple(part.reshape(n) for part in derived.sent))
         return derived
 
+    def _lifted(self, blocks: Array, derived: Derived) -> Array:
+        """What the factors are for."""
+        if derived.lift is None:
+            return blocks
+        return blocks.astype(jnp.float32) * derived.lift[..., None]
+
     def decode(
         self, key: Key, payload: QuantizedPayload, like: ArrayLike, side: Any = None
     ) -> Array:
@@ -277,6 +283,9 @@ class Quantizer:
         if self.block is None:
             sent = tuple(part[..., None] for part in sent)
         steps = self.steps.received(sent)
+        if isinstance(self.rounding, Subtractive):  # Up to half a spacing beyond the last level.
+            reach = self.levels.magnitude + self._spacing / 2
+            steps = jnp.minimum(steps, rounding_.largest_step(reach, like.dtype))
         if weights is not None:
             precision = self._precision
             steps = rounding_.weighted_step(steps, weights.astype(jnp.float32), precision)
@@ -296,8 +305,7 @@ class Quantizer:
                 seed = keys.shared if self.rounding.shared else keys.own[index]
                 high, low = (part[:, None] for part in noise.seeds(seed, keys.first, n))
                 position = jnp.arange(size, dtype=jnp.uint32)[None]
-                spacing = 2.0 if isinstance(self.levels, MidRise) else 1.0
-                values = values + spacing * self.rounding.offset(high, low, position)
+                values = values + self._spacing * self.rounding.offset(high, low, position)
             values = self._in_blocks(values) * steps[index][..., None]
             return values.reshape(n, -1)[:, :size].astype(summing.wide(like.dtype))
 
@@ -306,7 +314,12 @@ class Quantizer:
     def step(self, scale: Array, dtype: Any, rows: Rows) -> tuple[Array, Array]:
         """What one step is worth for each scale, and what brings elements to codes."""
         return rounding_.exact_step(
-            scale, self.levels.magnitude, dtype, rows, precision=self._precision
+            scale,
+            self.levels.magnitude,
+            dtype,
+            rows,
+            precision=self._precision,
+            smallest=rounding_.smallest_step(self.levels),
         )
 
     def codes(self, x: Array, factor: Array, high: Array, low: Array, position: Array) -> Array:
@@ -341,6 +354,11 @@ class Quantizer:
     def _block(self, size: int) -> int:
         """Elements that share a step in a bucket of this size."""
         return min(self.block or size, size)
+
+    @property
+    def _spacing(self) -> float:
+        """Between even levels, in steps."""
+        return 2.0 if isinstance(self.levels, MidRise) else 1.0
 
     def _blocks(self, size: int) -> int:
         return -(-size // self._block(size))
@@ -384,7 +402,7 @@ class Quantizer:
                 self._in_blocks(lax.broadcasted_iota(jnp.int32, rows.shape, 1))
                 < count[:, None, None]
             )
-            points = self._points(blocks, derived.factor[..., None])
+            points = self._points(self._lifted(blocks, derived), derived.factor[..., None])
             lower, upper = (
                 self.levels.values(self.levels.codes(points, jnp.full(points.shape, end)))
                 for end in (jnp.int32(0), jnp.int32((1 << FRACTION) - 1))
@@ -392,8 +410,7 @@ class Quantizer:
             inside = points * 2.0**-FRACTION
             variance = jnp.abs((inside - lower) * (upper - inside))
             if isinstance(self.rounding, Subtractive):
-                spacing = 2.0 if isinstance(self.levels, MidRise) else 1.0
-                variance = jnp.full_like(variance, spacing**2 / 12)
+                variance = jnp.full_like(variance, self._spacing**2 / 12)
             variance = variance * step * step + (blocks - inside * step) ** 2
             total += jnp.sum(jnp.where(real, variance, 0))
         return total

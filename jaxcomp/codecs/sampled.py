@@ -102,8 +102,7 @@ class RandomK:
         group, _ = self._groups(size)
         factor = jnp.asarray(group if self.scaled else 1, values.dtype)
         largest = jnp.finfo(like.dtype).max.astype(values.dtype)
-        values = values * factor
-        values = jnp.where(jnp.isinf(values), jnp.sign(values) * largest, values)
+        values = jnp.clip(values * factor, -largest, largest)  # NaN stays.
         chosen = self._chosen(key, n, size)[..., None]
         place = lax.broadcasted_iota(jnp.int32, (*values.shape, group), 2)
         rows = jnp.where((place == chosen) | jnp.isnan(values)[..., None], values[..., None], 0)

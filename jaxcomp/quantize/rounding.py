@@ -11,11 +11,12 @@ from jaxtyping import Float32
 from jaxcomp import compiler, noise
 from jaxcomp.protocols import Array
 from jaxcomp.quantize import exact, sums
-from jaxcomp.quantize.levels import FRACTION
+from jaxcomp.quantize.levels import FRACTION, Levels, Sign
 from jaxcomp.quantize.sums import Rows
 
 _TINY = float(np.finfo(np.float32).tiny)
-_SMALLEST = 2.0**-106
+SMALLEST = 2.0**-106
+"""The step below which points, in 2⁻²⁰ of a step, would need a factor that is no float32."""
 
 
 @runtime_checkable
@@ -105,15 +106,16 @@ def exact_step(
     dtype: Any,
     rows: Rows = sums.IN_XLA,
     precision: int | None = None,
+    smallest: float = SMALLEST,
 ) -> tuple[Float32[Array, "..."], Float32[Array, "..."]]:
     """The step of each bucket such that code × step is exact in `dtype`, and `2²⁰ / step`.
 
     The step is `scale / magnitude` rounded up to as many significant bits as a product with a
     code leaves room for, so a sum of decoded values rounds only where it adds. An element times
     `2²⁰ / step` is its place among the levels in fixed point, and no element within the scale
-    falls outside of them. Steps are at least 2⁻¹⁰⁶, so that this factor does not overflow; a
-    scale below the smallest normal number counts as zero, with step and factor zero; a non-finite
-    scale gives a NaN step, so that the whole bucket decodes to NaN.
+    falls outside of them. Steps are at least `smallest`, by default 2⁻¹⁰⁶, so that this factor does
+    not overflow; a scale below the smallest normal number counts as zero, with step and factor
+    zero; a non-finite scale gives a NaN step, so that the whole bucket decodes to NaN.
     """
     dtype = jnp.dtype(dtype)
     bits = significant(magnitude, dtype, precision)
@@ -124,10 +126,11 @@ def exact_step(
         step = lax.bitcast_convert_type((raw + mask) & ~mask, jnp.float32)
         if dtype == jnp.float16:  # Its subnormal numbers are multiples of 2^-24.
             step = jnp.ceil(step * 2.0**24) * jnp.float32(2.0**-24)
-        step = jnp.clip(step, _SMALLEST, largest_step(magnitude, dtype, bits))
+        step = jnp.clip(step, smallest, largest_step(magnitude, dtype, bits))
         finite = sums.is_finite(scale)
         usable = finite & (scale >= _TINY)
         inverse = jnp.float32(2**FRACTION) * exact.reciprocal(step, rows.digits)
+        inverse = jnp.minimum(inverse, jnp.float32(2**FRACTION / SMALLEST))
         factor = jnp.where(usable, jnp.minimum(inverse, most(scale, magnitude, rows)), 0)
         return jnp.where(usable, step, jnp.where(finite, 0, jnp.nan)), factor
 
@@ -135,6 +138,13 @@ def exact_step(
         return derive(scale)
     # Computed once a bucket: fused into the loop, it would be computed once an element.
     return compiler.outlined(derive)(scale)
+
+
+def smallest_step(levels: Levels) -> float:
+    """The smallest step of these levels: of signs, which need no place between two levels, the
+    smallest normal number.
+    """
+    return _TINY if isinstance(levels, Sign) else SMALLEST
 
 
 def most(
@@ -173,7 +183,7 @@ def weighted_step(
     return jnp.where(weight == 0, 0, rounded)
 
 
-def largest_step(magnitude: int, dtype: Any, bits: int = 24) -> np.float32:
+def largest_step(magnitude: int | float, dtype: Any, bits: int = 24) -> np.float32:
     """The largest step of so many significant bits whose product with every code is finite."""
     dtype = jnp.dtype(dtype)
     top = float(jnp.finfo(dtype).max if dtype.itemsize < 4 else np.finfo(np.float32).max)

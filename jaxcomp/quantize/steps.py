@@ -19,16 +19,27 @@ from jaxcomp.quantize import exact, rounding, sums
 from jaxcomp.quantize.levels import FRACTION, Float, Levels
 
 _TINY = float(np.finfo(np.float32).tiny)
+_LIFT = 24
+"""Binary digits that elements of the smallest steps are lifted by."""
 _NOISE = 1 << 31
 """Position of the noise of block 0's step, which no element of a bucket reaches."""
 
 
 class Derived(NamedTuple):
-    """Steps as the decoder will see them, factors, and what travels."""
+    """Steps as the decoder will see them, factors, and what travels.
+
+    Attributes:
+        step: of each block.
+        factor: what brings elements to points.
+        sent: what the decoder gets.
+        lift: a power of two that elements are multiplied by before that, since the factor of
+            the smallest steps is no float32; None for one.
+    """
 
     step: Float32[Array, "n blocks"]
     factor: Float32[Array, "n blocks"]
     sent: tuple[Array, ...]
+    lift: Float32[Array, "n blocks"] | None = None
 
 
 @runtime_checkable
@@ -75,7 +86,11 @@ class Exact:
     ) -> Derived:
         del high, low
         step, factor = rounding.exact_step(
-            scale, levels.magnitude, dtype, precision=levels.precision
+            scale,
+            levels.magnitude,
+            dtype,
+            precision=levels.precision,
+            smallest=rounding.smallest_step(levels),
         )
         return Derived(step, factor, (step,))
 
@@ -101,7 +116,8 @@ class PowerOfTwo:
         for distributed deep learning <https://arxiv.org/abs/1905.10988>`_, 2019 ("stochastic").
 
     Note:
-        The byte 0 is a step of zero, for a block of zeros; 255 is NaN.
+        The byte 0 is a step of zero, for a block of zeros; 255 is NaN. Steps are at least 2⁻¹²⁶,
+        the smallest float32 that a CPU does not flush to zero ("stochastic": 2⁻¹⁰⁶).
     """
 
     rule: str = "floor"
@@ -136,15 +152,17 @@ class PowerOfTwo:
             half = 1 << (22 - max(levels.precision - 1, 0)) if self.rule == "even" else 0
             power = ((size + half) >> 23) - (most >> 23)
         power = jnp.clip(power, *_powers(levels.magnitude, dtype))
+        lift = None
         if self.rule != "stochastic":
-            factor = _power(FRACTION - power)
+            lifted = jnp.where(power < FRACTION - 126, _LIFT, 0)
+            factor, lift = _power(FRACTION - power - lifted), _power(lifted)
             if self.covers:  # Even where the largest float did not leave room for the step.
                 factor = jnp.minimum(factor, rounding.most(scale, levels.magnitude))
         finite = sums.is_finite(scale)
         usable = finite & (scale >= _TINY)
         byte = jnp.where(usable, power + 127, jnp.where(finite, 0, 255)).astype(jnp.uint8)
         step = self.received((byte,))
-        return Derived(step, jnp.where(usable, factor, 0), (byte,))
+        return Derived(step, jnp.where(usable, factor, 0), (byte,), lift)
 
     def received(self, sent: tuple[Array, ...]) -> Float32[Array, "... n blocks"]:
         byte = sent[0].astype(jnp.int32)
@@ -206,5 +224,5 @@ def _powers(magnitude: int, dtype: Any) -> tuple[int, int]:
     """Exponents of the smallest step, and of the largest that no level brings beyond the dtype."""
     dtype = jnp.dtype(dtype)
     largest = float(min(float(jnp.finfo(dtype).max), float(np.finfo(np.float32).max)))
-    smallest = -24 if dtype == jnp.float16 else -106
+    smallest = -24 if dtype == jnp.float16 else -126
     return smallest, min(int(np.floor(np.log2(largest / magnitude))), 126)

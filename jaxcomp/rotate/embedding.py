@@ -134,13 +134,17 @@ def _embed(x: Float32[Array, "rows block"], seeds: Seeds, mask: Array) -> Array:
         limit = jnp.where(turn == _STEPS - 1, jnp.inf, limit * jnp.float32(_DECAY))
         return v, z + b, limit
 
-    down, up = _to_one(sums.max_abs(x))
+    top = sums.max_abs(x)
+    down, up = _to_one(top)
     v = x * down
     quarter = v * jnp.float32(0.25)
     length = exact.sqrt(sums.total(quarter * quarter))
     start = v * jnp.float32(block), jnp.zeros_like(x), length * jnp.float32(4 * _LIMIT)
     _, z, _ = lax.fori_loop(0, _STEPS + 1, step, start)
-    return z * (up * jnp.float32(block**-0.5))
+    z = z * (up * jnp.float32(block**-0.5))
+    # Coordinates may be larger than the elements: of the largest floats they stay finite.
+    largest = jnp.finfo(jnp.float32).max
+    return jnp.where(sums.is_finite(top), jnp.clip(z, -largest, largest), z)
 
 
 def _to_one(top: Float32[Array, "rows 1"]) -> tuple[Array, Array]:

@@ -10,17 +10,20 @@ import numpy as np
 
 from jaxcomp import noise, offers, summing, trees, wire
 from jaxcomp.protocols import Array, ArrayLike, Codec, Key, PyTree
-from jaxcomp.testing import bias, programs
+from jaxcomp.testing import bias, programs, rows as rows_
 from jaxcomp.testing.programs import SEED
+
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 def check_codec(codec: Codec, *, size: int = 700, eager: bool = True) -> None:
     """Runs every property that a codec must have on a few inputs.
 
     It is a hashable setting; shapes and dtypes survive; zeros stay zeros; extreme but finite
-    inputs give finite results; what is not finite stays visible; `jit`, `vmap` and eager agree bit
-    for bit and twice the same; `decode_sum` is the sum of `decode`; the payload costs what is
-    claimed; it is unbiased, or contractive, as declared.
+    inputs of every dtype give finite results; what is not finite stays visible; `jit`, `vmap` and
+    eager agree bit for bit and twice the same; a part of a batch is encoded as it is within the
+    whole; `decode_sum` is the sum of `decode`; the payload costs what is claimed; it is unbiased,
+    or contractive, as declared.
 
     Args:
         codec: the codec.
@@ -38,7 +41,9 @@ def check_codec(codec: Codec, *, size: int = 700, eager: bool = True) -> None:
     x = bias.gaussian(size)
     assert_keeps_shape(codec)
     assert_deterministic(codec, x, eager=eager)
+    rows_.assert_follows_first(codec)
     assert_handles_extremes(codec, x)
+    rows_.assert_handles_largest(codec)
     assert_shows_nonfinite(codec, x)
     assert_sums(codec, x)
     assert_wire_bytes(codec, x)
@@ -164,7 +169,8 @@ def _assert_traces_alike(codec: Codec, x: Array) -> None:
 
 
 def assert_handles_extremes(codec: Codec, x: Array) -> None:
-    """Zeros decode to zeros, and finite input of any size to finite output of that size.
+    """Zeros decode to zeros, and finite input of any size to finite output of that size; of a
+    contractive codec, to output that is no further off than zero.
 
     Args:
         codec: the codec.
@@ -182,6 +188,8 @@ def assert_handles_extremes(codec: Codec, x: Array) -> None:
         "a constant": jnp.full_like(x, 3.0),
         "one outlier": x.at[17].set(1e4),
         "one element": jnp.zeros_like(x).at[-1].set(-2.0),
+        "the largest float32": jnp.full_like(x, _LARGEST),
+        "the largest float32 of both signs": jnp.where(x > 0, _LARGEST, -_LARGEST),
     }
     for name, given in inputs.items():
         y = np.asarray(run(given), np.float64)
@@ -196,6 +204,15 @@ def assert_handles_extremes(codec: Codec, x: Array) -> None:
             raise AssertionError(
                 f"{codec!r} decodes {name} (largest {top:g}) to {np.abs(y).max():g}, above "
                 f"{bound:g}"
+            )
+    if offers.contractive(codec):
+        tiny = np.asarray(x * 1e-35, np.float64)
+        lost = np.asarray(run(x * 1e-35), np.float64) - tiny
+        ratio = np.sum(lost**2) / np.sum(tiny**2)
+        if not ratio < 1 + 1e-3:
+            raise AssertionError(
+                f"{codec!r} must be contractive for inputs of 1e-35, too: its error there is "
+                f"{ratio:.4g} of the input's energy"
             )
     for scale in (2.0**-40, 2.0**60) if offers.homogeneous(codec) else ():
         want = np.asarray(run(x)) * np.float32(scale)

@@ -1,0 +1,97 @@
+"""What a codec must do with any few rows of a batch: number their noise, and survive any dtype."""
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxcomp import noise, offers, summing, trees
+from jaxcomp.protocols import Array, Codec, PyTree
+
+_SEED = 20240229
+_ROWS, _SIZE = 3, 64
+
+
+def assert_follows_first(codec: Codec) -> None:
+    """A part of a batch is encoded and decoded as it is within the whole batch.
+
+    The part has the buckets from number one on, and a key whose `first` is one. `TwoShot` relies on
+    it, where each worker has buckets of its own, and so does every receiver of a part.
+
+    Args:
+        codec: the codec.
+
+    Raises:
+        AssertionError: where a bucket's bits depend on its place in the array instead of its
+            number.
+    """
+    for batch, x, count in _batches(codec, jnp.float16):
+        whole = _there_and_back(batch.codec, 0, x, count)
+        # As many rows as the whole has, so that nothing is compiled twice: the last is another.
+        part = _there_and_back(batch.codec, 1, np.roll(x, -1, 0), np.roll(count, -1))
+        for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(part), strict=True):
+            want, got = np.asarray(a)[1:], np.asarray(b)[:-1]
+            if want.tobytes() != got.tobytes():
+                raise AssertionError(
+                    f"{codec!r} must draw the noise of bucket i of an array from the number "
+                    "key.first + i, when it encodes and when it decodes: a part of a batch, with "
+                    f"key.first = 1, differs from the same rows of the whole batch in "
+                    f"{np.sum(want != got)} of {want.size} values"
+                )
+
+
+def assert_handles_largest(codec: Codec) -> None:
+    """The largest finite value of every dtype decodes to something finite.
+
+    In half precision, and in double precision where it is enabled; there up to the largest float32,
+    which is what scales are kept in.
+
+    Args:
+        codec: the codec.
+
+    Raises:
+        AssertionError: naming the dtype and the input.
+    """
+    wide = [jnp.float64] if jax.config.jax_enable_x64 else []
+    for dtype in (jnp.float16, jnp.bfloat16, *wide):
+        largest = float(summing.limit(dtype))
+        for batch, x, count in _batches(codec, dtype):
+            real = np.arange(x.shape[1]) < count[:, None]
+            inputs = {
+                "in every element": np.where(real, largest, 0),
+                "of both signs": np.where(real, np.where(x > 0, largest, -largest), 0),
+                "in one element": np.where(np.arange(x.shape[1]) == 3, -largest, 0) * real,
+            }
+            for name, given in inputs.items():
+                _, y = _there_and_back(batch.codec, 0, given.astype(dtype), count)
+                y = np.asarray(y, np.float64)
+                growth = 1 + (offers.variance_bound(codec, x.shape[1]) or 0)
+                bound = largest * max(np.sqrt(x.shape[1]), growth) * 1.01
+                if not (np.abs(y) <= bound).all():  # Which NaN is not, either.
+                    raise AssertionError(
+                        f"{codec!r} must give finite output for the largest "
+                        f"{jnp.dtype(dtype).name}, {largest:g}, {name}, below {bound:g}; "
+                        f"{np.sum(~(np.abs(y) <= bound))} of {y.size} elements are not"
+                    )
+
+
+def _batches(codec: Codec, dtype: Any) -> Iterator[tuple[Any, np.ndarray, np.ndarray]]:
+    """The batches of a few equal leaves, their rows, and how many elements of each are real."""
+    drawn = np.random.default_rng(_SEED).standard_normal((_ROWS, _SIZE))
+    leaves = list(jnp.asarray(drawn, dtype))
+    for batch in trees.layout(codec, leaves).batches:
+        yield batch, np.asarray(trees.stack(batch, leaves)), np.asarray(batch.counts())
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _there_and_back(
+    codec: Codec, first: Array | int, x: Array, count: Array
+) -> tuple[PyTree, Array]:
+    """The payload of rows that are numbered from `first`, and what it is decoded to."""
+    key = trees.batch_key(noise.raw(_SEED), 0, 0, first)
+    like = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    payload, _ = codec.encode(key, x, count, codec.init(like))
+    return payload, codec.decode(key, payload, like)
