@@ -1,7 +1,6 @@
 """The ends of the floats: the smallest steps, and the largest values of every dtype."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 

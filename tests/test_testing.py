@@ -62,7 +62,7 @@ class Hiding(Good):
     """Turns NaN and Inf into numbers."""
 
     def encode(self, key, x, count, state):
-        return HalfPayload(jnp.nan_to_num(x).astype(jnp.bfloat16)), state
+        return HalfPayload(rounded(jnp.nan_to_num(x), jnp.bfloat16)), state
 
 
 CALLS = []
@@ -82,7 +82,10 @@ class Expanding(Good):
     """Sends four times the gradient."""
 
     def decode(self, key, payload, like, side=None):
-        return (4 * payload.values.astype(jnp.float32)).astype(like.dtype)
+        values = payload.values.astype(jnp.float32)
+        largest = summing.limit(like.dtype)
+        four = jnp.where(jnp.isfinite(values), jnp.clip(4 * values, -largest, largest), values)
+        return four.astype(like.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +122,9 @@ class Placed(Good):
 
     def encode(self, key, x, count, state):
         seeds = noise.seeds(key.own, jnp.uint32(0), x.shape[0])
-        up = noise.below(8, *(part[:, None] for part in seeds), jnp.arange(x.shape[1])[None])
+        up = noise.below(
+            8, *(part[:, None] for part in seeds), jnp.arange(x.shape[1], dtype=jnp.uint32)[None]
+        )
         return HalfPayload((x * jnp.where(up > 127, 1, 0.875)).astype(jnp.bfloat16)), state
 
 
@@ -136,7 +141,9 @@ class Misread(Placed):
 
     def _turned(self, key, shape):
         seeds = noise.seeds(key.own, key.first, shape[0])
-        up = noise.below(8, *(part[:, None] for part in seeds), jnp.arange(shape[1])[None])
+        up = noise.below(
+            8, *(part[:, None] for part in seeds), jnp.arange(shape[1], dtype=jnp.uint32)[None]
+        )
         return jnp.where(up > 127, 1, -1).astype(jnp.bfloat16)
 
 
@@ -154,7 +161,8 @@ class Coarse(Good):
 
     def encode(self, key, x, count, state):
         tiny = (x != 0) & (jnp.abs(x) < 1e-32)
-        return HalfPayload(jnp.where(tiny, 1e-32 * jnp.sign(x), x).astype(jnp.bfloat16)), state
+        x = jnp.where(tiny, 1e-32 * jnp.sign(x), x).astype(jnp.float32)
+        return HalfPayload(rounded(x, jnp.bfloat16)), state
 
 
 @dataclasses.dataclass

@@ -85,7 +85,7 @@ def compressed_differences(
     def init_fn(params: PyTree) -> Any:
         return DifferencesState(
             gate_key=jnp.array(seed),
-            step=jnp.zeros((), jnp.int32),
+            step=jnp.zeros((), jnp.uint32),
             gate=restart.init(params),
             point=jax.tree.map(jnp.array, params),
             estimate=jax.tree.map(jnp.zeros_like, params),

@@ -26,6 +26,9 @@ class GateState(NamedTuple):
         state: the gate's own.
         rounds: steps so far in which anyone sent.
         messages: how many messages they sent together.
+
+    Both stay at 2³² − 1 when they have reached it: the messages of 1,024 workers after four million
+    rounds.
     """
 
     gate_key: Array
@@ -39,7 +42,7 @@ class CompressedMeanState(NamedTuple):
 
     Attributes:
         key: the raw key that every step's noise is derived from.
-        step: steps taken.
+        step: steps taken, modulo 2³², after which the noise of the first steps comes again.
         memory: what the links and the reducer remember.
         stats: `Stats` of the last step, or `()`.
         gate: `GateState` under a gate, or `()`.
@@ -129,7 +132,7 @@ def compressed_mean(
         _warn_if_idle(reducer, params)
         return CompressedMeanState(
             key=jnp.array(seed),  # A copy: this one may be donated.
-            step=jnp.zeros((), jnp.int32),
+            step=jnp.zeros((), jnp.uint32),
             memory=reduction.init(reducer, params, axis_name, gated=gate is not None),
             stats=stats_.nothing() if stats else (),
             gate=() if gate is None else _closed(gate, seed, params),
@@ -262,6 +265,11 @@ def _counted(before: GateState, state: PyTree, turn: rounds.Turn) -> GateState:
     return GateState(
         gate_key=before.gate_key,
         state=state,
-        rounds=before.rounds + turn.go.astype(jnp.uint32),
-        messages=before.messages + turn.senders,
+        rounds=_raised(before.rounds, turn.go.astype(jnp.uint32)),
+        messages=_raised(before.messages, turn.senders),
     )
+
+
+def _raised(count: Array, by: Array) -> Array:
+    """A count that stays at its largest number instead of beginning anew."""
+    return count + jnp.minimum(by, jnp.uint32(2**32 - 1) - count)

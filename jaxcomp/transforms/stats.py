@@ -27,6 +27,8 @@ class Stats(NamedTuple):
             left empty; the rest are the logical bytes. The mean over the workers.
         lost: elements that did not fit into the capacity of a `Coded`, over all workers, both ways;
             a residual sends them later.
+
+    All are float32: bytes are exact up to 16 MB and rounded to 24 bits above.
     """
 
     relative_error: Array
@@ -39,8 +41,7 @@ class Stats(NamedTuple):
 
 def nothing() -> Stats:
     """Before the first step."""
-    zero, none = jnp.zeros((), jnp.float32), jnp.zeros((), jnp.uint32)
-    return Stats(*map(jnp.array, (zero, zero, none, none, zero, zero)))
+    return Stats(*(jnp.zeros((), jnp.float32) for _ in Stats._fields))
 
 
 def measure(
@@ -113,4 +114,4 @@ def _costs(
 
 
 def _count(size: int) -> Array:
-    return jnp.asarray(min(size, 2**32 - 1), jnp.uint32)
+    return jnp.asarray(float(size), jnp.float32)

@@ -125,7 +125,7 @@ def preserved_center(
     def init_fn(params: PyTree) -> Any:
         return PreservedState(
             key=jnp.array(seed),
-            step=jnp.zeros((), jnp.int32),
+            step=jnp.zeros((), jnp.uint32),
             known=kept(jax.tree.map(jnp.array, params)),
             offset=kept(jax.tree.map(jnp.zeros_like, params)),
         )
