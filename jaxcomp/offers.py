@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jaxcomp.protocols import Array, AxisName, Codec, Key
+from jaxcomp.protocols import Array, ArrayLike, AxisName, Codec, Key
 
 
 def contractive(codec: Codec) -> bool:
@@ -52,6 +52,18 @@ def side(codec: Codec, agreed: Any) -> Any:
 def sided(codec: Codec) -> bool:
     """Whether its decoders need what the workers agreed on."""
     return getattr(codec, "sided", hasattr(codec, "side"))
+
+
+def names_senders(codec: Codec) -> bool:
+    """Whether its payloads say which elements were sent, so that a mean may be over the senders."""
+    return getattr(codec, "names_senders", hasattr(codec, "mean_of_senders"))
+
+
+def mean_of_senders(
+    codec: Any, keys: Key, payloads: Any, like: ArrayLike, weights: Array | None = None
+) -> Array:
+    """The mean of each element over those who sent it, of a codec that names them."""
+    return codec.mean_of_senders(keys, payloads, like, weights)
 
 
 def summable(codec: Codec, workers: int) -> Codec:

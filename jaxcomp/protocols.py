@@ -53,11 +53,12 @@ class Codec(Protocol):
     `agree(key, x, count, state, axis_name) -> state` for what all workers must agree on before they
     encode; `side(agreed)` for what of it the decoder needs, which `decode` and `decode_sum` are
     then given; `decode_sum(keys, payloads, like, weights=None)` where summing `n` payloads can be
-    done better than one after another; `variance_bound(size)`, the relative variance of an
-    unbiased codec in the worst case; `for_leaf(shape, dtype) -> (codec | None, why)` for a codec
-    that depends on the shape of the leaf, or would rather leave some dense; `summable(workers) ->
-    codec` for the linear codec, of equal buckets and state, that takes its place where the payloads
-    of so many workers are added on the way, or a `ValueError`.
+    done better than one after another; `mean_of_senders(keys, payloads, like, weights=None)` of one
+    that does not send every element, the mean over those who did; `variance_bound(size)`, the
+    relative variance of an unbiased codec in the worst case; `for_leaf(shape, dtype) ->
+    (codec | None, why)` for a codec that depends on the shape of the leaf, or would rather leave
+    some dense; `summable(workers) -> codec` for the linear codec, of equal buckets and state, that
+    takes its place where the payloads of so many workers are added on the way, or a `ValueError`.
 
     Attributes:
         bucket_size: elements in a bucket, or None for one bucket a leaf.
@@ -67,6 +68,8 @@ class Codec(Protocol):
             `E‖decode(encode(x)) − x‖² ≤ (1 − δ)‖x‖²` for some `δ > 0` and every `x`.
         agrees (optional, by default whether there is an `agree`): whether to call it.
         sided (optional, by default whether there is a `side`): whether decoders need it.
+        names_senders (optional, by default whether there is a `mean_of_senders`): whether to call
+            it.
         reorders (optional, by default False): whether `decode_sum` adds in a domain of its own, and
             so equals the sum of `decode` only up to rounding.
         homogeneous (optional, by default True): whether an input `2^k` times as large decodes to an

@@ -151,7 +151,7 @@ class AdaptiveQuantizer:
         dither = noise.below(_FRACTION, high, low, jnp.arange(size, dtype=jnp.uint32)[None])
         # Points are in 2⁻²⁰ of a step, which five bits too many for an integer.
         spare = jnp.float32(2.0 ** (_FRACTION - rounding.FRACTION))
-        size_ = (jnp.abs(x.astype(jnp.float32)) * (factor * spare)).astype(jnp.int32)
+        size_ = rounding.points(jnp.abs(x), factor * spare).astype(jnp.int32)
         number = jnp.zeros(x.shape, jnp.int32)
         for place in range(2 ** (self.width - 1) - 1):
             # A threshold at random between two levels: passed with the right probability.

@@ -102,6 +102,18 @@ class Cosine:
         z = summing.decode_sum(self.codec, keys, payloads, inner, weights)
         return self.inverse(z, summing.accumulator(like))
 
+    @property
+    def names_senders(self) -> bool:
+        """As the codec."""
+        return offers.names_senders(self.codec)
+
+    def mean_of_senders(
+        self, keys: Key, payloads: Any, like: ArrayLike, weights: Array | None = None
+    ) -> Array:
+        """Of each coefficient, over those who sent it."""
+        z = offers.mean_of_senders(self.codec, keys, payloads, self._like(like), weights)
+        return self.inverse(z, summing.accumulator(like))
+
     def transform(self, x: Array) -> Float32[Array, "n padded"]:
         """The coefficients of each bucket, filled up to whole squares, over a power of two."""
         size = x.shape[1]

@@ -224,7 +224,7 @@ class Quantizer:
         derived = self._derive(blocks, left, agreed, high, low)
         position = jnp.arange(blocks.shape[1] * blocks.shape[2], dtype=jnp.uint32)
         codes = self.codes(
-            self._lifted(blocks, derived),
+            blocks,
             derived.factor[..., None],
             high[..., None],
             low[..., None],
@@ -262,12 +262,6 @@ class Quantizer:
         if self.block is None:  # One a bucket.
             return derived._replace(sent=tuple(part.reshape(n) for part in derived.sent))
         return derived
-
-    def _lifted(self, blocks: Array, derived: Derived) -> Array:
-        """What the factors are for."""
-        if derived.lift is None:
-            return blocks
-        return blocks.astype(jnp.float32) * derived.lift[..., None]
 
     def decode(
         self, key: Key, payload: QuantizedPayload, like: ArrayLike, side: Any = None
@@ -314,12 +308,7 @@ class Quantizer:
     def step(self, scale: Array, dtype: Any, rows: Rows) -> tuple[Array, Array]:
         """What one step is worth for each scale, and what brings elements to codes."""
         return rounding_.exact_step(
-            scale,
-            self.levels.magnitude,
-            dtype,
-            rows,
-            precision=self._precision,
-            smallest=rounding_.smallest_step(self.levels),
+            scale, self.levels.magnitude, dtype, rows, precision=self._precision
         )
 
     def codes(self, x: Array, factor: Array, high: Array, low: Array, position: Array) -> Array:
@@ -333,7 +322,7 @@ class Quantizer:
 
     def _points(self, x: Array, factor: Array) -> Array:
         """Where each element lies among the levels, in 2⁻²⁰ of a step."""
-        points = x.astype(jnp.float32) * factor
+        points = rounding_.points(x, factor)
         if self.scale.covers and self.steps.covers:
             return points
         end = float(self.levels.magnitude << FRACTION)
@@ -402,7 +391,7 @@ class Quantizer:
                 self._in_blocks(lax.broadcasted_iota(jnp.int32, rows.shape, 1))
                 < count[:, None, None]
             )
-            points = self._points(self._lifted(blocks, derived), derived.factor[..., None])
+            points = self._points(blocks, derived.factor[..., None])
             lower, upper = (
                 self.levels.values(self.levels.codes(points, jnp.full(points.shape, end)))
                 for end in (jnp.int32(0), jnp.int32((1 << FRACTION) - 1))

@@ -12,6 +12,7 @@ from jaxtyping import Int32, UInt32
 
 from jaxcomp import checks, noise, offers, summing
 from jaxcomp.protocols import Array, ArrayLike, Codec, Key
+from jaxcomp.quantize import exact
 from jaxcomp.sparsify import selection
 from jaxcomp.sparsify.choices import Choice
 from jaxcomp.sparsify.indices import EliasFano, Indices
@@ -117,25 +118,59 @@ class Sparsifier:
     ) -> Array:
         """One scatter of sorted, unique places a worker: deterministic on every platform."""
         like = summing.accumulator(like)
+        return self._sum(keys, payloads, jnp.zeros(like.shape, like.dtype), weights)
 
+    def mean_of_senders(
+        self, keys: Key, payloads: SparsePayload, like: ArrayLike, weights: Array | None = None
+    ) -> Array:
+        """`Σ wᵢ·decode(payloadᵢ) / Σ wᵢ` over those who sent an element, zero where none did."""
+        total = self.decode_sum(keys, payloads, like, weights)
+        none = jnp.zeros(like.shape, jnp.float32)
+        count = self._sum(keys, payloads, none, weights, counted=True)
+        sent = count > 0
+        count = jnp.where(sent, count, 1)
+        if total.dtype == jnp.float64:
+            return jnp.where(sent, total / count, 0)
+        return jnp.where(sent, total * exact.reciprocal(count), 0)
+
+    def _sum(
+        self,
+        keys: Key,
+        payloads: SparsePayload,
+        total: Array,
+        weights: Array | None,
+        *,
+        counted: bool = False,
+    ) -> Array:
         def add(index, total):
             key = keys._replace(own=keys.own[index])
             payload = jax.tree.map(lambda leaf: leaf[index], payloads)
-            return self._add(key, total, payload, None if weights is None else weights[index])
+            weight = None if weights is None else weights[index]
+            return self._add(key, total, payload, weight, counted)
 
-        total, workers = jnp.zeros(like.shape, like.dtype), keys.own.shape[0]
+        workers = keys.own.shape[0]
         for index in range(min(workers, summing.UNROLLED)):
             total = add(index, total)
         if workers > summing.UNROLLED:
             total = lax.fori_loop(summing.UNROLLED, workers, add, total)
         return total
 
-    @functools.partial(jax.jit, static_argnums=0)
-    def _add(self, key: Key, total: Array, payload: SparsePayload, weight: Array | None) -> Array:
+    @functools.partial(jax.jit, static_argnums=(0, 5))
+    def _add(
+        self,
+        key: Key,
+        total: Array,
+        payload: SparsePayload,
+        weight: Array | None,
+        counted: bool = False,
+    ) -> Array:
+        """The total with what one worker sent added to it, or one for each of its elements."""
         n, size = total.shape
         room = self.choice.room(size)
         places = self.indices.decode(payload.places, room, size).astype(jnp.int32)
-        values = self._decoded(key, payload.values, (n, room), total.dtype)
+        values = jnp.ones(places.shape, total.dtype)
+        if not counted:
+            values = self._decoded(key, payload.values, (n, room), total.dtype)
         values = summing.weighted(values.astype(total.dtype), weight)
         if not isinstance(payload.number, tuple):  # To places that do not exist, each to another.
             slot = lax.broadcasted_iota(jnp.int32, places.shape, 1)

@@ -125,7 +125,7 @@ class Summed:
         n, size = x.shape
         seed = key.shared if self.rounding.shared else key.own
         high, low = (part[:, None] for part in noise.seeds(seed, key.first, n))
-        points = x.astype(jnp.float32) * agreed.factor[:, None]
+        points = rounding_.points(x, agreed.factor[:, None])
         if self._clips:
             end = float(self.limit << FRACTION)
             points = jnp.clip(points, -end, end)

@@ -37,7 +37,7 @@ def pack(x: Float32[Array, "..."]) -> Blocks8:
     rows = _rows(x)
     step, factor = rounding.exact_step(sums.max_abs(rows), 127, jnp.float32)
     # In fixed point, as every rounding here: halves go up, on every platform.
-    points = (rows * factor).astype(jnp.int32) + (1 << (FRACTION - 1))
+    points = rounding.points(rows, factor).astype(jnp.int32) + (1 << (FRACTION - 1))
     codes = (points >> FRACTION).astype(jnp.int8)
     return Blocks8(codes.reshape(-1)[: x.size].reshape(x.shape), step[:, 0])
 

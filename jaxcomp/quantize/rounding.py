@@ -11,12 +11,14 @@ from jaxtyping import Float32
 from jaxcomp import compiler, noise
 from jaxcomp.protocols import Array
 from jaxcomp.quantize import exact, sums
-from jaxcomp.quantize.levels import FRACTION, Levels, Sign
+from jaxcomp.quantize.levels import FRACTION
 from jaxcomp.quantize.sums import Rows
 
 _TINY = float(np.finfo(np.float32).tiny)
-SMALLEST = 2.0**-106
-"""The step below which points, in 2⁻²⁰ of a step, would need a factor that is no float32."""
+LOW = 2.0**-106
+"""The step below which 2²⁰ / step is no float32."""
+LIFTED = 24
+"""Binary digits that elements of such buckets are lifted by first; a negative factor says so."""
 
 
 @runtime_checkable
@@ -106,16 +108,15 @@ def exact_step(
     dtype: Any,
     rows: Rows = sums.IN_XLA,
     precision: int | None = None,
-    smallest: float = SMALLEST,
 ) -> tuple[Float32[Array, "..."], Float32[Array, "..."]]:
-    """The step of each bucket such that code × step is exact in `dtype`, and `2²⁰ / step`.
+    """The step of each bucket such that code × step is exact in `dtype`, and its factor.
 
     The step is `scale / magnitude` rounded up to as many significant bits as a product with a
     code leaves room for, so a sum of decoded values rounds only where it adds. An element times
     `2²⁰ / step` is its place among the levels in fixed point, and no element within the scale
-    falls outside of them. Steps are at least `smallest`, by default 2⁻¹⁰⁶, so that this factor does
-    not overflow; a scale below the smallest normal number counts as zero, with step and factor
-    zero; a non-finite scale gives a NaN step, so that the whole bucket decodes to NaN.
+    falls outside of them; `points` makes that product from the factor. Steps are at least the
+    smallest normal number, which a scale below counts as zero for, with step and factor zero; a
+    non-finite scale gives a NaN step, so that the whole bucket decodes to NaN.
     """
     dtype = jnp.dtype(dtype)
     bits = significant(magnitude, dtype, precision)
@@ -126,12 +127,13 @@ def exact_step(
         step = lax.bitcast_convert_type((raw + mask) & ~mask, jnp.float32)
         if dtype == jnp.float16:  # Its subnormal numbers are multiples of 2^-24.
             step = jnp.ceil(step * 2.0**24) * jnp.float32(2.0**-24)
-        step = jnp.clip(step, smallest, largest_step(magnitude, dtype, bits))
+        step = jnp.clip(step, _TINY, largest_step(magnitude, dtype, bits))
         finite = sums.is_finite(scale)
         usable = finite & (scale >= _TINY)
-        inverse = jnp.float32(2**FRACTION) * exact.reciprocal(step, rows.digits)
-        inverse = jnp.minimum(inverse, jnp.float32(2**FRACTION / SMALLEST))
-        factor = jnp.where(usable, jnp.minimum(inverse, most(scale, magnitude, rows)), 0)
+        low = step < LOW
+        inverse = unit(low) * exact.reciprocal(step, rows.digits)
+        factor = jnp.minimum(inverse, most(scale, magnitude, rows, low))
+        factor = jnp.where(usable, lifted(factor, low), 0)
         return jnp.where(usable, step, jnp.where(finite, 0, jnp.nan)), factor
 
     if rows.digits:
@@ -140,23 +142,32 @@ def exact_step(
     return compiler.outlined(derive)(scale)
 
 
-def smallest_step(levels: Levels) -> float:
-    """The smallest step of these levels: of signs, which need no place between two levels, the
-    smallest normal number.
-    """
-    return _TINY if isinstance(levels, Sign) else SMALLEST
+def points(x: Array, factor: Float32[Array, "..."]) -> Float32[Array, "..."]:
+    """Elements in 2⁻²⁰ of a step, by the factor of their bucket."""
+    lift = jnp.where(factor < 0, jnp.float32(2.0**LIFTED), jnp.float32(1))
+    return (x.astype(jnp.float32) * lift) * jnp.abs(factor)
+
+
+def unit(low: Array) -> Float32[Array, "..."]:
+    """A step in points; where `low`, before the lift."""
+    return jnp.where(low, jnp.float32(2.0 ** (FRACTION - LIFTED)), jnp.float32(2.0**FRACTION))
+
+
+def lifted(factor: Float32[Array, "..."], low: Array) -> Float32[Array, "..."]:
+    """A factor as `points` takes it; where `low`, it is given without the lift."""
+    return jnp.where(low, -factor, factor)
 
 
 def most(
-    scale: Float32[Array, "..."], magnitude: int, rows: Rows = sums.IN_XLA
+    scale: Float32[Array, "..."], magnitude: int, rows: Rows = sums.IN_XLA, low: Any = False
 ) -> Float32[Array, "..."]:
     """The factor that brings the scale to a little less than the last level, in points.
 
     So no rounding on the way leads beyond it: a clip of every element would cost a tenth of the
-    whole encoding.
+    whole encoding. Where `low`, without the lift.
     """
     down = jnp.where(scale > 1, jnp.float32(2.0**-4), jnp.float32(1))  # 1/2^127 would vanish.
-    end = jnp.float32(magnitude * (1 - 2.0**-22) * 2**FRACTION) * down
+    end = jnp.float32(magnitude * (1 - 2.0**-22)) * unit(low) * down
     return end * exact.reciprocal(scale * down, rows.digits)
 
 

@@ -19,27 +19,16 @@ from jaxcomp.quantize import exact, rounding, sums
 from jaxcomp.quantize.levels import FRACTION, Float, Levels
 
 _TINY = float(np.finfo(np.float32).tiny)
-_LIFT = 24
-"""Binary digits that elements of the smallest steps are lifted by."""
 _NOISE = 1 << 31
 """Position of the noise of block 0's step, which no element of a bucket reaches."""
 
 
 class Derived(NamedTuple):
-    """Steps as the decoder will see them, factors, and what travels.
-
-    Attributes:
-        step: of each block.
-        factor: what brings elements to points.
-        sent: what the decoder gets.
-        lift: a power of two that elements are multiplied by before that, since the factor of
-            the smallest steps is no float32; None for one.
-    """
+    """Steps as the decoder will see them, factors for `rounding.points`, and what travels."""
 
     step: Float32[Array, "n blocks"]
     factor: Float32[Array, "n blocks"]
     sent: tuple[Array, ...]
-    lift: Float32[Array, "n blocks"] | None = None
 
 
 @runtime_checkable
@@ -86,11 +75,7 @@ class Exact:
     ) -> Derived:
         del high, low
         step, factor = rounding.exact_step(
-            scale,
-            levels.magnitude,
-            dtype,
-            precision=levels.precision,
-            smallest=rounding.smallest_step(levels),
+            scale, levels.magnitude, dtype, precision=levels.precision
         )
         return Derived(step, factor, (step,))
 
@@ -117,7 +102,7 @@ class PowerOfTwo:
 
     Note:
         The byte 0 is a step of zero, for a block of zeros; 255 is NaN. Steps are at least 2⁻¹²⁶,
-        the smallest float32 that a CPU does not flush to zero ("stochastic": 2⁻¹⁰⁶).
+        the smallest float32 that a CPU does not flush to zero.
     """
 
     rule: str = "floor"
@@ -152,17 +137,17 @@ class PowerOfTwo:
             half = 1 << (22 - max(levels.precision - 1, 0)) if self.rule == "even" else 0
             power = ((size + half) >> 23) - (most >> 23)
         power = jnp.clip(power, *_powers(levels.magnitude, dtype))
-        lift = None
         if self.rule != "stochastic":
-            lifted = jnp.where(power < FRACTION - 126, _LIFT, 0)
-            factor, lift = _power(FRACTION - power - lifted), _power(lifted)
+            low = power < FRACTION - 126
+            factor = _power(FRACTION - power - jnp.where(low, rounding.LIFTED, 0))
             if self.covers:  # Even where the largest float did not leave room for the step.
-                factor = jnp.minimum(factor, rounding.most(scale, levels.magnitude))
+                factor = jnp.minimum(factor, rounding.most(scale, levels.magnitude, low=low))
+            factor = rounding.lifted(factor, low)
         finite = sums.is_finite(scale)
         usable = finite & (scale >= _TINY)
         byte = jnp.where(usable, power + 127, jnp.where(finite, 0, 255)).astype(jnp.uint8)
         step = self.received((byte,))
-        return Derived(step, jnp.where(usable, factor, 0), (byte,), lift)
+        return Derived(step, jnp.where(usable, factor, 0), (byte,))
 
     def received(self, sent: tuple[Array, ...]) -> Float32[Array, "... n blocks"]:
         byte = sent[0].astype(jnp.int32)
@@ -199,13 +184,15 @@ class TwoLevel:
             dtype,
             precision=levels.precision + _E4M3.precision,
         )
-        points = scale * (factor * jnp.float32(1 / levels.magnitude))
+        points = rounding.points(scale, factor * jnp.float32(1 / levels.magnitude))
         codes = _E4M3.codes(points, jnp.int32(1 << (FRACTION - 1)))
         sent = (codes.astype(jnp.uint8), unit[..., 0])
         step = self.received(sent)
         usable = step >= _TINY
-        inverse = exact.reciprocal(jnp.where(usable, step, 1))
-        return Derived(step, jnp.where(usable, inverse * jnp.float32(2**FRACTION), 0), sent)
+        low = step < rounding.LOW
+        inverse = exact.reciprocal(jnp.where(usable, step, 1)) * rounding.unit(low)
+        factor = rounding.lifted(inverse, low)
+        return Derived(step, jnp.where(usable, factor, 0), sent)
 
     def received(self, sent: tuple[Array, ...]) -> Float32[Array, "... n blocks"]:
         codes, unit = sent

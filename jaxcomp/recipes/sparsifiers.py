@@ -180,9 +180,10 @@ def sidco(
         distributed training systems <https://arxiv.org/abs/2101.10761>`_, 2021.
 
     Note:
-        The published rule for the number of stages starts from one and moves in a fixed direction,
-        which never ends for heavy tails; this one starts from two, turns round where a move made it
-        worse, and remembers the best. Where that still finds too many or too few, as in mixtures of
+        Of the three rules for the number of stages in the authors' code, which start from one, the
+        first moves in a fixed direction, which never ends for heavy tails, and the other two turn
+        round where a move made it worse; this one starts from two, turns round likewise, and
+        remembers the best. Where that still finds too many or too few, as in mixtures of
         scales, the threshold is for a share up to four times smaller or larger. Zeros take no part
         in the fit. Of a leaf of more than four
         million elements, the law sees every second, third, … part of 512. There is room for 1.3
@@ -214,6 +215,10 @@ def demo(
             optax.scale_by_learning_rate(1e-3),
         )
 
+    By default a coefficient counts as zero for the workers that do not send it: that mean goes
+    with every reducer, under gates and both ways. The authors take the mean over the workers that
+    send it: `jaxcomp.Gather(Link(demo(), Residual(decay=0.999)), over="senders")`.
+
     Args:
         k: coefficients sent of each square.
         chunk: the side of a square, 2 to 256; a bucket is one square.
@@ -235,9 +240,10 @@ def demo(
     Note:
         A square is `chunk²` consecutive elements of the flattened leaf; the published code cuts
         matrices into tiles, along both of their dimensions, which is the same where a row has
-        `chunk` elements. A coefficient that several workers send is averaged over all workers, not
-        over those that sent it; of the sign that is taken next, that changes nothing. Places take 9
-        bits, not 64, and sums are deterministic.
+        `chunk` elements. The two means differ in signs too, since each element is a sum of
+        coefficients that different numbers of workers sent. Of four workers whose gradients are one
+        Gaussian signal and noise of their own, with 0.3, 1 and 3 times its deviation, 86, 93 and
+        97 % of the signs agree. Places take 9 bits, not 64, and sums are deterministic.
     """
     checks.integer("chunk", chunk, 2, 256)
     checks.integer("k", k, 1, chunk**2)

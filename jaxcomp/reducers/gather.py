@@ -8,7 +8,7 @@ from typing import cast
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomp import axes, checks, wire
+from jaxcomp import axes, checks, offers, wire
 from jaxcomp.feedback import Link
 from jaxcomp.policy import Policy
 from jaxcomp.protocols import Array, AxisName, Batches, Codec, Collected, PyTree, Stacks
@@ -29,19 +29,42 @@ class Gather:
         collectives: into how many all-gathers to split the payload, whole arrays each, so that the
             first can begin before the last gradient is there; None for four where there are at
             least four million elements, else one.
+        over: "workers" for the mean over all workers, in which an element counts as zero where it
+            was not sent; "senders" for that over the workers that sent it, as in DeMo, which is
+            larger where few did. It is no mean of what was sent: it goes with sparsifiers, and with
+            memories of a worker's own (`Residual`, `MomentumCorrection`).
 
     Raises:
-        ValueError: if `link` is none of these, or `collectives` is not positive.
+        ValueError: if `link` is none of these, or `collectives` is not positive; with "senders",
+            for a codec that sends every element, or a feedback that the receivers follow.
     """
 
     link: "Link | Codec | Policy"
     collectives: int | None = None
+    over: str = "workers"
 
     def __post_init__(self):
         if self.collectives is not None:
             checks.integer("collectives", self.collectives, 1)
         if not isinstance(self.link, Link):
             object.__setattr__(self, "link", Link(self.link))
+        checks.choice("over", self.over, ("workers", "senders"))
+        if self.over == "senders":
+            self._check_senders()
+
+    def _check_senders(self) -> None:
+        dense = [c for c in self.uplink.policy.codecs if not offers.names_senders(c)]
+        if dense:
+            raise ValueError(
+                f"`over` must be 'workers' for codecs that send every element, got {dense[0]!r}; "
+                "'senders' goes with sparsifiers such as jaxcomp.demo() or jaxcomp.top_k()"
+            )
+        if getattr(self.uplink.feedback, "mirrors", False):
+            raise ValueError(
+                "`over` must be 'workers' under a feedback whose receivers follow the mean of "
+                f"what was sent, got {self.uplink.feedback!r}; 'senders' goes with "
+                "jaxcomp.Residual()"
+            )
 
     @property
     def uplink(self) -> Link:
@@ -69,7 +92,7 @@ class Gather:
         gathered, weights = wire.gather(everything, axis_name, runs)
         total = weights[0] if weights else None
         return Collected(
-            part=senders.mean(key, batches, gathered, own.sides, total, workers),
+            part=senders.mean(key, batches, gathered, own.sides, total, workers, over=self.over),
             sent=senders.decode(key, batches, own.payloads, own.sides, worker),
             share=1.0 if total is None else jnp.sum(total) * (1 / workers),
             state=PerWorker.wrap(own.states, "codec", axis_name),

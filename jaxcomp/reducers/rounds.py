@@ -226,7 +226,7 @@ def factor(gate: Gate, reducer: Reducer, batches: Batches, workers: int) -> floa
     messages no factor makes right on average.
 
     Raises:
-        ValueError: if shifts would move too far by it.
+        ValueError: if shifts would move too far by it, or for a mean over senders.
     """
     feedback = reduction.feedback_of(reducer)
     wanted = float(np.float32(gate.factor(workers)))
@@ -234,6 +234,12 @@ def factor(gate: Gate, reducer: Reducer, batches: Batches, workers: int) -> floa
     biased = any(map(offers.contractive, codecs))
     if hasattr(feedback, "unsent") or (_mirrors(feedback) and biased):
         return 1.0
+    if wanted != 1 and getattr(reducer, "over", "workers") == "senders":
+        raise ValueError(
+            f"`over` must be 'workers' under {gate!r}, whose messages count {wanted:.4g} times to "
+            "stand for all, or take a feedback that sends later what it could not send, such as "
+            "jaxcomp.Residual(), got 'senders'"
+        )
     step = getattr(feedback, "step", None)
     if wanted > 1 and _mirrors(feedback) and step is not None:
         bounds = [offers.variance_bound(batch.codec, batch.size) or 0.0 for batch in batches]

@@ -99,6 +99,8 @@ def mean(
     weights: Array | None,
     workers: int,
     first: tuple[Array | int, ...] | None = None,
+    *,
+    over: str = "workers",
 ) -> Stacks:
     """`Σ wᵢ·decode(payloadᵢ) / n` of every batch; padding is zero.
 
@@ -110,12 +112,16 @@ def mean(
         weights: one for each worker, or None for all ones.
         workers: how many.
         first: the number of the first bucket of each batch; None for zero.
+        over: "workers", or "senders" to divide each element by the weights of those who sent it.
     """
     found = []
     for number, (batch, payload, side) in enumerate(zip(batches, payloads, sides, strict=True)):
         keys = everyone(key, number, workers, 0 if first is None else first[number])
 
         def total(keys, payload, side, weights, batch=batch):
+            if over == "senders":
+                own = offers.mean_of_senders(batch.codec, keys, payload, batch.like, weights)
+                return own.astype(batch.dtype)
             whole = summing.decode_sum(batch.codec, keys, payload, batch.like, weights, side)
             # Times the reciprocal: compiled, division by a constant is that; eagerly it is not.
             return (whole * jnp.asarray(1 / workers, whole.dtype)).astype(batch.dtype)
