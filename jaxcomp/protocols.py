@@ -246,7 +246,8 @@ class Reducer(Protocol):
     * `unchanged(batches, part, state, axis_name)`: of one with a way down, the mean that every
       device knows when nothing is sent, where `part` is this device's, from the uplink's mirror;
     * `payload_bytes(batches)`, what each batch accounts for, where other things are sent than the
-      codecs' payloads.
+      codecs' payloads;
+    * `for_small_leaves`, what to write to have small leaves compressed, where that is not a policy.
     """
 
     @property

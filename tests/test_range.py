@@ -1,6 +1,9 @@
 """The ends of the floats: the smallest steps, and the largest values of every dtype."""
 
+import dataclasses
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -53,6 +56,31 @@ def test_mx_follows_its_scales_down_to_the_smallest_float(format):
     assert np.all(np.abs(got - given) <= np.maximum(np.abs(given) / 4, 2.0**-127))
 
 
+def test_tiny_buckets_are_quantised_as_others_are():
+    """Down to steps of the smallest normal float32, bit for bit."""
+    x = gaussian(700)
+    x = jnp.copysign(jnp.maximum(jnp.abs(x), 0.1), x)  # Nothing that would not be normal.
+    for codec in (jaxcomp.qsgd_inf(bits=4), jaxcomp.blockwise(bits=4), jaxcomp.sign()):
+        run = jax.jit(lambda x, codec=codec: jaxcomp.roundtrip(codec, 0, x))
+        for scale in (2.0**-108, 2.0**-118):
+            np.testing.assert_array_equal(run(x * scale), np.asarray(run(x)) * np.float32(scale))
+
+
+def test_kernels_quantise_tiny_buckets_alike():
+    x = (gaussian(8 * 128) * 2.0 ** -np.repeat(np.arange(100, 116, 2), 128)).astype(jnp.float32)
+    want, *others = (
+        jaxcomp.encode(
+            dataclasses.replace(jaxcomp.qsgd_inf(bits=4, bucket_size=128), implementation=name),
+            0,
+            x,
+        )
+        for name in ("reference", "gpu_interpret", "tpu_interpret")
+    )
+    for got in others:
+        for a, b in zip(jax.tree.leaves(want), jax.tree.leaves(got), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
 def test_signs_of_tiny_buckets_are_a_contraction():
     x = gaussian(700).reshape(-1)
     for scale in (1e-30, 1e-33, 1e-36):
@@ -83,3 +111,8 @@ def test_signs_of_tiny_buckets_are_a_contraction():
 def test_the_largest_values_stay_finite(codec):
     testing.assert_handles_largest(codec)
     testing.assert_handles_extremes(codec, gaussian(700))
+
+
+def test_double_precision_keeps_the_largest_of_single(x64):
+    for codec in (jaxcomp.cast("float16"), jaxcomp.qsgd_inf(bits=4), jaxcomp.demo(k=2, chunk=8)):
+        testing.assert_handles_largest(codec)

@@ -34,7 +34,8 @@ class Cast:
 
     bfloat16 has the range of float32. The other narrow dtypes do not, so each bucket is divided
     by a power of two first that brings its largest element just below the largest value of the
-    dtype: neither 1e30 nor 1e-30 overflows or vanishes.
+    dtype: neither 1e30 nor 1e-30 overflows or vanishes. Scales are float32: of a float64 gradient,
+    elements above 3.4e38 become 3.4e38 under "float32" and "bfloat16", else infinite.
 
     Args:
         dtype: "float32", "bfloat16", "float16", "float8_e4m3fn" or "float8_e5m2".

@@ -49,9 +49,10 @@ class Shift:
         <https://arxiv.org/abs/1901.09269>`_ (DIANA), 2019.
 
     Note:
-        Memories begin at zero, where EF21 begins at the first gradients. A worker of weight zero
-        keeps its memory; with weights `w` the memory moves by `a · w`, so that the mirror stays
-        the mean (Artemis, which samples workers with probability `p`, has `a = p · α`).
+        Memories begin at zero, so that EF21's are `C(∇f(x⁰))` after the first message, as in the
+        paper. A worker of weight zero keeps its memory; with weights `w` the memory moves by
+        `a · w`, so that the mirror stays the mean (Artemis, which samples workers with probability
+        `p`, has `a = p · α`).
     """
 
     step: float = 1.0

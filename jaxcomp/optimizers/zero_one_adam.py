@@ -220,6 +220,8 @@ def step_by_zero_one_adam(
           quadratics, with one bit and a cosine schedule, the error ended at 6e-2, here at 3e-4;
         * moments are corrected as Adam's up to `freeze_step`, the second by the number of its
           renewals, and the variance is frozen as corrected; the published code corrects nowhere;
+        * the step `freeze_step` is the last that may renew the variance; the published code
+          compares after the step, so that there `freeze_step + 1` is;
         * renewals follow the paper's `2^⌊j/κ⌋`, and meetings are counted from `freeze_step`; the
           published code takes the steps that divide by the interval, which shifts some of them;
         * weights decay where the workers meet, by the rates since the last meeting; published, they

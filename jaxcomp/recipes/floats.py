@@ -218,9 +218,14 @@ def mx(
         specification 1.0, 2023; NVIDIA, Pretraining large language models with NVFP4, 2025.
 
     Note:
-        "ceil" is the smallest power of two that covers the block, not the power above its largest
-        element. NVFP4's float32 belongs to a bucket here, to a tensor there. Elements are packed
-        field by field, not in the order that matrix units expect.
+        Steps, the smallest elements of blocks, are at least 2⁻¹²⁶, the smallest float32 that a CPU
+        does not flush to zero. So blocks are as specified from a largest element of 2⁻¹²³ (MXFP4),
+        2⁻¹²¹ (E2M3), 2⁻¹¹⁸ (E3M2), 2⁻¹⁰⁹ (E4M3) or 2⁻⁹⁵ (E5M2) on; in blocks below that, where the
+        specification's smallest elements are no normal floats, elements near 2⁻¹²⁶ are rounded to
+        multiples of it, and the largest are not clipped. "ceil" is the smallest power of two that
+        covers the block, not the power above its largest element. NVFP4's float32 belongs to a
+        bucket here, to a tensor there. Elements are packed field by field, not in the order that
+        matrix units expect.
     """
     checks.choice("format", format, tuple(MX))
     checks.choice("rounding", rounding, ("even", "away", "stochastic"))

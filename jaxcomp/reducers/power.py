@@ -93,16 +93,17 @@ class PowerIteration:
         `alternate` is that of the authors' later `code <https://github.com/epfml/powersgd>`_.
 
     Note:
-        A worker keeps what its own projection lost, as in the paper's Algorithm 2; the authors'
-        code keeps the difference from the mean that came back, which has the same mean over the
-        workers. Vectors that depend on those before them are zero in `P`, where the authors add an
-        epsilon or complete the basis, and a zero in `Q` does not replace what was there, so a
-        step of zeros does no harm. Between steps `Q` is kept with columns of length one, which
-        changes nothing but rounding. Compression begins with the first step, where the authors'
-        code can send the first ones dense. All workers compute `P` for themselves from the same
-        sum: on devices that round differently, replicas would drift apart in the last bits. A mean
-        of bfloat16 is rounded to bfloat16, which no residual sees, and a CPU's all-reduce sends it
-        as float32.
+        A worker keeps what its own projection lost, as in the paper's Algorithm 2 and, of the
+        public implementations, the authors' experiments with one product a step
+        (`HalfRankKReducer`); their package and `RankKReducer` keep the difference from the mean
+        that came back, which has the same mean over the workers. Vectors that depend on those
+        before them are zero in `P`, where the authors add an epsilon or complete the basis, and a
+        zero in `Q` does not replace what was there, so a step of zeros does no harm. Between steps
+        `Q` is kept with columns of length one, which changes nothing but rounding. Compression
+        begins with the first step, where the authors' code can send the first ones dense. All
+        workers compute `P` for themselves from the same sum: on devices that round differently,
+        replicas would drift apart in the last bits. A mean of bfloat16 is rounded to bfloat16,
+        which no residual sees, and a CPU's all-reduce sends it as float32.
     """
 
     rank: int = 4
@@ -111,6 +112,10 @@ class PowerIteration:
     factors: "str | Codec | None" = None
     rules: tuple[Rule, ...] = ()
     feedback: Feedback = Residual()
+    for_small_leaves = (
+        'jaxcomp.PowerIteration(rules=(jaxcomp.Rule("*", jaxcomp.LowRank(rank=1, min_ratio=1)),)) '
+        "compresses every matrix whose factors are smaller"
+    )
 
     def __post_init__(self):
         if not isinstance(self.alternate, bool):

@@ -55,8 +55,10 @@ def assert_handles_largest(codec: Codec) -> None:
     Raises:
         AssertionError: naming the dtype and the input.
     """
-    wide = [jnp.float64] if jax.config.jax_enable_x64 else []
-    for dtype in (jnp.float16, jnp.bfloat16, *wide):
+    dtypes = [jnp.float16, jnp.bfloat16]
+    if jnp.zeros(()).dtype == jnp.float64:
+        dtypes.append(jnp.float64)
+    for dtype in dtypes:
         largest = float(summing.limit(dtype))
         for batch, x, count in _batches(codec, dtype):
             real = np.arange(x.shape[1]) < count[:, None]

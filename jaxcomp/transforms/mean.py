@@ -235,10 +235,16 @@ def _warn_if_idle(reducer: Reducer, params: PyTree) -> None:
             stacklevel=3,
         )
     if not plan.batches:
+        reasons = ", ".join(f"'{reason}'" for reason in dict.fromkeys(plan.reasons))
+        outer = getattr(reducer, "outer", reducer)
+        remedy = getattr(
+            outer,
+            "for_small_leaves",
+            "jaxcomp.Policy(codec, min_size=0, min_ndim=0) compresses everything",
+        )
         warnings.warn(
-            "compressed_mean compresses no leaf of these parameters: all are one-dimensional or "
-            "smaller than the policy's min_size, and are sent dense. jaxcomp.describe shows why; "
-            "jaxcomp.Policy(codec, min_size=0, min_ndim=0) compresses everything.",
+            "compressed_mean compresses no leaf of these parameters, all of which are sent dense "
+            f"({reasons}). jaxcomp.describe shows each; {remedy}.",
             stacklevel=3,
         )
 

@@ -51,8 +51,8 @@ def ef21(
     Note:
         Guarantee: `O(1/T)` for smooth losses, linear under the Polyak–Łojasiewicz condition, with
         full gradients, whatever the workers disagree on; with stochastic ones, up to their noise
-        (`ef21_sgdm`). Memories begin at zero, where the paper begins with the first gradients,
-        compressed or whole.
+        (`ef21_sgdm`). Memories begin at zero, so that the first message is `C(∇f(x⁰))`: that
+        is the paper's start, `g⁰ = C(∇f(x⁰))`.
     """
     mean = compressed_mean(over(Link(codec, Shift())), axis_name, key=key)
     return optax.chain(mean, optax.sgd(learning_rate))
