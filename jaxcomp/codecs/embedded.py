@@ -103,7 +103,7 @@ class Embedded:
         x = hadamard.unrotate(z * jnp.float32(1 / block), *self._seeds(key, n), block)
         x = x.reshape(n, blocks, block)[:, :, embedding.slots(real, block)]
         x = x.reshape(n, -1)[:, :size] * jnp.float32(block**0.5)
-        return jnp.clip(x, -largest, largest).astype(like.dtype)  # NaN stays.
+        return jnp.where(jnp.abs(x) > largest, jnp.sign(x) * largest, x).astype(like.dtype)
 
     def _seeds(self, key: Key, n: int) -> tuple[UInt32[Array, " n"], UInt32[Array, " n"]]:
         seed = key.shared if self.shared else key.own

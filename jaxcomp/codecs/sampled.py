@@ -102,7 +102,8 @@ class RandomK:
         group, _ = self._groups(size)
         factor = jnp.asarray(group if self.scaled else 1, values.dtype)
         largest = jnp.finfo(like.dtype).max.astype(values.dtype)
-        values = jnp.clip(values * factor, -largest, largest)  # NaN stays.
+        values = values * factor
+        values = jnp.where(jnp.abs(values) > largest, jnp.sign(values) * largest, values)
         chosen = self._chosen(key, n, size)[..., None]
         place = lax.broadcasted_iota(jnp.int32, (*values.shape, group), 2)
         rows = jnp.where((place == chosen) | jnp.isnan(values)[..., None], values[..., None], 0)
