@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from suite import SLOW
 
 import jaxcomp
 from jaxcomp import testing
@@ -35,7 +36,7 @@ def specified(format, x):
     return (np.sign(blocks) * rounded * scale).reshape(-1), scale
 
 
-@pytest.mark.parametrize("format", MX)
+@pytest.mark.parametrize("format", MX if SLOW else ["mxfp4", "mxfp8_e5m2"])
 def test_mx_follows_its_scales_down_to_the_smallest_float(format):
     """Where the smallest element of a block is a normal float32, no bit differs."""
     _, unit, _, emax = MX[format]
@@ -92,13 +93,8 @@ def test_signs_of_tiny_buckets_are_a_contraction():
 @pytest.mark.parametrize(
     "codec",
     [
-        jaxcomp.cast("float16"),
         jaxcomp.cast("float8_e4m3fn"),
-        jaxcomp.cast("float8_e5m2"),
-        jaxcomp.qsgd_inf(bits=4, levels="midrise", subtractive=True),
-        jaxcomp.qsgd_inf(bits=8, subtractive=True),
         jaxcomp.qsgd_inf(bits=2, subtractive=True),
-        jaxcomp.random_k(fraction=0.1),
         Quantizer(
             levels=levels.Uniform(7),
             scale=scales.MaxAbs(),
@@ -115,4 +111,4 @@ def test_the_largest_values_stay_finite(codec):
 
 def test_double_precision_keeps_the_largest_of_single(x64):
     for codec in (jaxcomp.cast("float16"), jaxcomp.qsgd_inf(bits=4), jaxcomp.demo(k=2, chunk=8)):
-        testing.assert_handles_largest(codec)
+        testing.assert_handles_largest(codec, ("float64",))

@@ -210,7 +210,8 @@ class Rotated:
         largest = summing.limit(like.dtype)
         for seeds in reversed(self._seeds(key, n)):
             z = hadamard.unrotate(z, *seeds, block, down=1 / block, up=block / _root(block))
-        z = jnp.where(jnp.isinf(z), jnp.sign(z) * largest, z)
+        # Beyond the range of a narrow dtype, too, what was finite stays so.
+        z = jnp.where(jnp.abs(z) > largest, jnp.sign(z) * largest, z)
         return z[:, :size].astype(like.dtype)
 
     def _seeds(self, key: Key, n: int) -> list[tuple[UInt32[Array, " n"], UInt32[Array, " n"]]]:

@@ -10,13 +10,19 @@ import numpy as np
 
 from jaxcomp import noise, offers, summing, trees, wire
 from jaxcomp.protocols import Array, ArrayLike, Codec, Key, PyTree
-from jaxcomp.testing import bias, programs, rows as rows_
+from jaxcomp.testing import bias, programs, rows
 from jaxcomp.testing.programs import SEED
 
 _LARGEST = float(np.finfo(np.float32).max)
 
 
-def check_codec(codec: Codec, *, size: int = 700, eager: bool = True) -> None:
+def check_codec(
+    codec: Codec,
+    *,
+    size: int = 700,
+    eager: bool = True,
+    dtypes: tuple[str, ...] = ("float16", "bfloat16"),
+) -> None:
     """Runs every property that a codec must have on a few inputs.
 
     It is a hashable setting; shapes and dtypes survive; zeros stay zeros; extreme but finite
@@ -29,6 +35,7 @@ def check_codec(codec: Codec, *, size: int = 700, eager: bool = True) -> None:
         codec: the codec.
         size: elements of the test input.
         eager: whether to run it also operation by operation, which takes longest.
+        dtypes: in which the largest finite value is tried, besides float32.
 
     Raises:
         AssertionError: naming the first property that does not hold.
@@ -41,9 +48,9 @@ def check_codec(codec: Codec, *, size: int = 700, eager: bool = True) -> None:
     x = bias.gaussian(size)
     assert_keeps_shape(codec)
     assert_deterministic(codec, x, eager=eager)
-    rows_.assert_follows_first(codec)
+    rows.assert_follows_first(codec)
     assert_handles_extremes(codec, x)
-    rows_.assert_handles_largest(codec)
+    rows.assert_handles_largest(codec, dtypes)
     assert_shows_nonfinite(codec, x)
     assert_sums(codec, x)
     assert_wire_bytes(codec, x)
