@@ -10,8 +10,9 @@ import numpy as np
 
 from jaxcomp import noise, offers, summing, trees
 from jaxcomp.protocols import Array, Codec, PyTree
+from jaxcomp.testing.programs import SEED
 
-_SEED = 20240229
+
 _ROWS, _SIZE = 3, 64
 
 
@@ -77,7 +78,7 @@ def assert_handles_largest(codec: Codec, dtypes: tuple[str, ...] = ("float16", "
 
 def _batches(codec: Codec, dtype: Any) -> Iterator[tuple[Any, np.ndarray, np.ndarray]]:
     """The batches of a few equal leaves, their rows, and how many elements of each are real."""
-    drawn = np.random.default_rng(_SEED).standard_normal((_ROWS, _SIZE))
+    drawn = np.random.default_rng(SEED).standard_normal((_ROWS, _SIZE))
     leaves = list(jnp.asarray(drawn, dtype))
     for batch in trees.layout(codec, leaves).batches:
         yield batch, np.asarray(trees.stack(batch, leaves)), np.asarray(batch.counts())
@@ -88,7 +89,7 @@ def _there_and_back(
     codec: Codec, first: Array | int, x: Array, count: Array
 ) -> tuple[PyTree, Array]:
     """The payload of rows that are numbered from `first`, and what it is decoded to."""
-    key = trees.batch_key(noise.raw(_SEED), 0, 0, first)
+    key = trees.batch_key(noise.raw(SEED), 0, 0, first)
     like = jax.ShapeDtypeStruct(x.shape, x.dtype)
     payload, _ = codec.encode(key, x, count, codec.init(like))
     return payload, codec.decode(key, payload, like)
