@@ -12,7 +12,6 @@ from jaxcomp import noise, offers, summing, trees
 from jaxcomp.protocols import Array, Codec, PyTree
 from jaxcomp.testing.programs import SEED
 
-
 _ROWS, _SIZE = 3, 64
 
 
