@@ -116,6 +116,8 @@ class Feedback(Protocol):
         kind: what the memory is ("residual", "momentum", "shift", …); `resize_workers` moves it
             by this.
         mirrors (optional, by default False): whether its state is a `Mirrored`.
+        bounded (optional, by default False): whether its memory stays finite wherever the mean of
+            the messages is; if not, workers tell each other of a memory that does not.
     """
 
     @property

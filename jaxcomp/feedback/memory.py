@@ -36,11 +36,21 @@ def tree(memory: Any) -> Any:
 
 def store(x: Array, dtype: Any) -> Any:
     """What a memory of this dtype keeps of `x`."""
+    # What a memory cannot hold it must not turn into Inf, which would stay.
     if dtype == "int8":
-        return blocks.pack(x.astype(jnp.float32))
-    if jnp.finfo(dtype).max < jnp.finfo(x.dtype).max:
-        # What a narrower memory cannot hold it must not turn into Inf, which would stay.
-        wide = jnp.promote_types(x.dtype, dtype)  # As which the largest value is what it is.
-        largest = jnp.finfo(dtype).max.astype(wide)
-        x = jnp.clip(x.astype(wide), -largest, largest)
-    return x.astype(dtype)
+        # 127 steps of a block may be a little more than its largest element.
+        return blocks.pack(_saturated(x.astype(jnp.float32), jnp.float32(2.0**127)))
+    wide = jnp.promote_types(x.dtype, dtype)  # As which the largest value is what it is.
+    return _saturated(x.astype(wide), jnp.finfo(dtype).max.astype(wide)).astype(dtype)
+
+
+def added(x: Array, held: Array) -> Array:
+    """`x + held`, where the sum of two finite numbers saturates; what is in `x` stays seen."""
+    total = x + held
+    over = jnp.isinf(total) & jnp.isfinite(x)
+    return jnp.where(over, jnp.sign(total) * jnp.finfo(total.dtype).max, total)
+
+
+def _saturated(x: Array, largest: Array) -> Array:
+    """Infinite values, too, become the largest; NaN stays."""
+    return jnp.where(jnp.abs(x) > largest, jnp.sign(x) * largest, x)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxcomp import checks, offers
+from jaxcomp import checks, offers, summing
 from jaxcomp.feedback import memory
 from jaxcomp.protocols import Array, Codec, PyTree
 
@@ -72,6 +72,7 @@ class MomentumCorrection:
     masking: bool = True
     dtype: str | None = None
     kind = "momentum"
+    bounded = True
 
     def __post_init__(self):
         checks.number("momentum", self.momentum, 0.0, 1.0)
@@ -97,12 +98,12 @@ class MomentumCorrection:
         wide = jax.tree.map(
             lambda g, u: g.astype(jnp.promote_types(g.dtype, u.dtype)), x, held.momentum
         )
-        total = jax.tree.map(jnp.add, wide, held.momentum)
+        total = jax.tree.map(memory.added, wide, held.momentum)
         # Decayed before it is stored: a product next to a sum may or may not be fused with it.
         momentum = jax.tree.map(lambda u: u * self.momentum, total)
-        step = jax.tree.map(jnp.add, wide, momentum) if self.nesterov else total
-        velocity = jax.tree.map(jnp.add, held.velocity, step)
-        message = jax.tree.map(lambda v, g: v.astype(g.dtype), velocity, x)
+        step = jax.tree.map(memory.added, wide, momentum) if self.nesterov else total
+        velocity = jax.tree.map(memory.added, step, held.velocity)
+        message = jax.tree.map(lambda v, g: summing.narrowed(v, g.dtype), velocity, x)
         return message, MomentumState(momentum, velocity)
 
     def update(

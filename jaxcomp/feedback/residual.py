@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxcomp import checks, offers
+from jaxcomp import checks, offers, summing
 from jaxcomp.feedback import memory
 from jaxcomp.protocols import Array, Codec, PyTree
 
@@ -16,6 +16,7 @@ class NoFeedback:
     """Sends what it is given and remembers nothing."""
 
     kind = "none"
+    bounded = True
 
     def init(self, like: PyTree, part_like: PyTree) -> tuple:
         del like, part_like
@@ -59,13 +60,15 @@ class Residual:
 
     Note:
         The paper keeps `γg`, the step times the gradient; this keeps the gradient, which is the
-        same while the learning rate is constant. A worker that does not take part in a step
+        same while the learning rate is constant. Messages and residuals of finite gradients
+        saturate at the largest number of their dtype; what exceeds it is lost. A worker that does not take part in a step
         (weight zero) keeps its whole message.
     """
 
     decay: float = 1.0
     dtype: str | None = None
     kind = "residual"
+    bounded = True
 
     def __post_init__(self):
         checks.number("decay", self.decay, 0.0, 1.0)
@@ -82,11 +85,11 @@ class Residual:
     def compensate(self, x: PyTree, state: ResidualState) -> tuple[PyTree, ResidualState]:
         # In the wider dtype, for a wide memory is there to add up what a narrow gradient cannot.
         total = jax.tree.map(
-            lambda g, e: g.astype(jnp.promote_types(g.dtype, e.dtype)) + e,
+            lambda g, e: memory.added(g.astype(jnp.promote_types(g.dtype, e.dtype)), e),
             x,
             memory.tree(state.residual),
         )
-        message = jax.tree.map(lambda p, g: p.astype(g.dtype), total, x)
+        message = jax.tree.map(lambda p, g: summing.narrowed(p, g.dtype), total, x)
         return message, ResidualState(total)
 
     def update(

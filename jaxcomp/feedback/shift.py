@@ -119,7 +119,12 @@ class Shift:
                 c = compiler.settled(c * times.astype(wide))
             return (held.astype(wide) + c).astype(held.dtype)
 
-        own = jax.tree.map(lambda h, c: moved(h, c, weight), state.own, sent)
+        def followed(h, c):
+            # What saturated when it was decoded is not what the mean of all messages holds.
+            whole = jnp.abs(c) < jnp.finfo(c.dtype).max
+            return jnp.where(whole, moved(h, c, weight), jnp.nan)
+
+        own = jax.tree.map(followed, state.own, sent)
         if weight is not None:  # What did not arrive may be anything.
             own = jax.tree.map(lambda h, now: jnp.where(weight == 0, h, now), state.own, own)
         estimate = jax.tree.map(lambda m, p: m + p.astype(m.dtype), state.mirror, part)

@@ -96,10 +96,10 @@ def prox_adagrad(
         def step(g: Array, s: Array, x: Array) -> Array:
             metric, eta = delta + jnp.sqrt(s), rate.astype(s.dtype)
             move = _divided(-eta * g.astype(s.dtype), metric)
-            if regularizer is None:  # Without rounding it to the parameters' own digits.
-                return move.astype(x.dtype)
-            wide = x.astype(s.dtype)
-            return (regularizer.nearest(wide + move, metric, eta) - wide).astype(x.dtype)
+            if regularizer is not None:  # Else it is not rounded to the parameters' own digits.
+                wide = x.astype(s.dtype)
+                move = regularizer.nearest(wide + move, metric, eta) - wide
+            return _seen(move, s).astype(x.dtype)
 
         moves = jax.tree.map(step, updates, squares, params)
         return moves, ProxAdagradState(rates.after(state.count), squares)
@@ -165,7 +165,7 @@ def rda_adagrad(
             best = _divided(-eta * total, metric)
             if regularizer is not None:
                 best = regularizer.nearest(best, metric, eta * count.astype(s.dtype))
-            return (best - x.astype(s.dtype)).astype(x.dtype)
+            return _seen(best - x.astype(s.dtype), s).astype(x.dtype)
 
         moves = jax.tree.map(step, sums, squares, params)
         return moves, RdaAdagradState(count, sums, squares)
@@ -195,6 +195,12 @@ def _zeros(params: PyTree) -> PyTree:
 
 def _add_square(g: Array, s: Array) -> Array:
     return s + jnp.square(g.astype(s.dtype))
+
+
+def _seen(move: Array, squares: Array) -> Array:
+    """The move, and NaN where the sum of squares is not finite: divided by that, it would be zero,
+    and no guard would keep the sum out of the state."""
+    return jnp.where(jnp.isfinite(squares), move, jnp.nan)
 
 
 def _divided(x: Array, metric: Array) -> Array:

@@ -208,8 +208,9 @@ class PowerIteration:
     def link_bytes(self, like: PyTree, workers: int) -> int:
         """One or two rounds of factors, and an all-reduce of the leaves that are left dense."""
         plan = trees.layout(self.uplink.policy, like)
+        told = reduction.told_bytes(self, plan.batches, workers)
         return math.ceil(
-            dense_.fused_link_bytes([plan.likes[i] for i in plan.dense], workers)
+            told + dense_.fused_link_bytes([plan.likes[i] for i in plan.dense], workers)
         ) + sum(
             self._exchange.link_bytes(vectors, workers) for vectors in self._rounds(plan.batches)
         )

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import jax
@@ -103,7 +104,13 @@ def link_bytes(reducer: Any, like: PyTree, workers: Any) -> int:
     sizes = workers if isinstance(workers, tuple) else (workers,)
     layout = plan(reducer, like, sizes)
     dense = dense_.fused_link_bytes([layout.likes[i] for i in layout.dense], math.prod(sizes))
-    return math.ceil(reducer.batches_link_bytes(layout.batches, workers) + dense)
+    told = told_bytes(reducer, layout.batches, math.prod(sizes))
+    return math.ceil(reducer.batches_link_bytes(layout.batches, workers) + dense + told)
+
+
+def told_bytes(reducer: Any, batches: Batches, workers: int) -> Fraction | int:
+    """Those of the number by which workers say that their memories are finite."""
+    return wire.ring(4, workers) if tells(reducer, batches) else 0
 
 
 def payload_bytes(reducer: Reducer, layout: trees.Layout) -> int:
@@ -222,7 +229,8 @@ def reduce(
 
     The mirror of a shift memory is thus added before the downlink. With `guard`, a mean that is
     not finite leaves every memory as it was, alike on all workers, since all see the same mean; and
-    alike over the axes `everywhere`, which have a part of it each.
+    alike over the axes `everywhere`, which have a part of it each. If the memory of one worker
+    would not be finite, the mean is made NaN on all.
     """
     feedback, layout = feedback_of(reducer), plan_here(reducer, grads, axis_name)
     batches = layout.batches
@@ -236,7 +244,14 @@ def reduce(
     estimate, memory = feedback.update(message, sent, part, share, weight, memory)
     means, links = reducer.spread(key, batches, estimate, links, axis_name)
     means = leave(reducer, batches, means, axis_name)
-    dense = reducer.dense(dense, axis_name, weight)
+    if not guard or not tells(reducer, batches):
+        dense = reducer.dense(dense, axis_name, weight)
+    elif weight is None:  # With the dense leaves, so that it is no collective more.
+        *dense, flag = reducer.dense((*dense, unsound(memory)), axis_name)
+        means, dense = spoilt((means, dense), flag)
+    else:
+        dense, flag = reducer.dense(dense, axis_name, weight), told(memory, axis_name)
+        means, dense = spoilt((means, dense), flag)
     new = ReductionState(hold(reducer, memory, axis_name), links)
     if guard and jax.tree.leaves(new):  # Without memory there is nothing to guard.
         finite = all_finite((means, dense))
@@ -244,6 +259,32 @@ def reduce(
             finite = jax.lax.pmin(finite.astype(jnp.int32), everywhere) == 1
         new = jax.tree.map(lambda now, before: jnp.where(finite, now, before), new, state)
     return Reduction(trees.assemble(layout, means, dense), new, xs, message, sent)
+
+
+def tells(reducer: Reducer, batches: Batches) -> bool:
+    """Whether a worker's memory may be lost in a step whose mean is finite, so that it must say so.
+
+    One worker alone cannot keep what it had: a mirror would no longer be the mean of what it
+    mirrors.
+    """
+    return bool(batches) and not getattr(feedback_of(reducer), "bounded", False)
+
+
+def unsound(memory: PyTree) -> Array:
+    """NaN if a worker's memory holds what is not finite, else zero."""
+    own = memory.own if isinstance(memory, Mirrored) else memory
+    floating = [x for x in jax.tree.leaves(own) if jnp.issubdtype(x.dtype, jnp.floating)]
+    return jnp.where(all_finite(floating), jnp.float32(0), jnp.float32(jnp.nan))
+
+
+def told(memory: PyTree, axis_name: AxisName) -> Array:
+    """The same of all workers together."""
+    return jax.lax.psum(axes.vary(unsound(memory), axis_name), axis_name)
+
+
+def spoilt(tree: PyTree, flag: Array) -> PyTree:
+    """The tree, all NaN if the flag is."""
+    return jax.tree.map(lambda x: jnp.where(jnp.isnan(flag), jnp.nan, x), tree)
 
 
 def enter(reducer: Reducer, batches: Batches, message: Stacks, axis_name: AxisName) -> Stacks:

@@ -132,6 +132,8 @@ def reduce(
 
     With `guard`, a step whose mean is not finite leaves the gate's state, too, as it was. A message
     that is not finite and was not sent shows in no mean; it leaves its own worker's memory alone.
+    Where the memory of one worker would not be finite, the mean is made NaN on all, as in
+    `reduction.reduce`; in a round without messages, shifts stay as they are.
     """
     feedback, aside = reduction.feedback_of(reducer), reduction.aside_of(reducer)
     layout = reduction.plan_here(reducer, grads, axis_name)
@@ -163,6 +165,9 @@ def reduce(
         narrow = reduction.dense_dtype(reducer)
         arrived = tuple(x.astype(narrow or x.dtype).astype(x.dtype) for x in dense)
         known, beside = aside.update(dense, arrived, part, share, counts, memory.aside)
+        if guard and reduction.tells(reducer, batches):
+            flag = reduction.told(own, axis_name)
+            means, known = reduction.spoilt((means, known), flag)
         return _Heard(means, known, _Memory(own, beside, after), sent, _senders(weight, links))
 
     def silent(key, message, dense, memory, weight, counts):
