@@ -61,8 +61,8 @@ class Residual:
     Note:
         The paper keeps `γg`, the step times the gradient; this keeps the gradient, which is the
         same while the learning rate is constant. Messages and residuals of finite gradients
-        saturate at the largest number of their dtype; what exceeds it is lost. A worker that does not take part in a step
-        (weight zero) keeps its whole message.
+        saturate at the largest number of their dtype; what exceeds it is lost. A worker that does
+        not take part in a step (weight zero) keeps its whole message.
     """
 
     decay: float = 1.0

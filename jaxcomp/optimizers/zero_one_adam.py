@@ -93,7 +93,8 @@ class _Rule:
         drift = jax.tree.map(jnp.subtract, m, state.mu)
         step = self._against(given, m, state.nu, given.rate)
         offset = jax.tree.map(jnp.add, given.own.offset, step)
-        own = _either(reduction.all_finite(given.grads), _Own(drift, offset), given.own)
+        own = _Own(drift, offset)
+        own = _either(reduction.all_finite(own), own, given.own)
         still = jax.tree.map(jnp.zeros_like, state.mu)
         return _Taken(still, given.total, state.mu, state.nu, own, state.dense, state.compressed)
 

@@ -310,6 +310,21 @@ def hold_aside(reducer: Reducer, memory: PyTree, axis_name: AxisName) -> PyTree:
     return workers_.hold(memory, aside_of(reducer).kind, axis_name)
 
 
+def none_lost(after: PyTree, before: PyTree) -> Array:
+    """Whether no floating element of a state has become non-finite.
+
+    One that was so before may mean something: a best loss begins at infinity.
+    """
+    pairs = zip(jax.tree.leaves(after), jax.tree.leaves(before), strict=True)
+    floating = [pair for pair in pairs if jnp.issubdtype(pair[0].dtype, jnp.floating)]
+
+    def check(pairs):
+        fine = [jnp.all(jnp.isfinite(new) | ~jnp.isfinite(old)) for new, old in pairs]
+        return functools.reduce(jnp.logical_and, fine, jnp.asarray(np.True_))
+
+    return compiler.outlined(check)(floating)
+
+
 def all_finite(tree: PyTree) -> Array:
     """Whether every element of every leaf is finite."""
     leaves = [leaf.reshape(-1) for leaf in jax.tree.leaves(tree)]

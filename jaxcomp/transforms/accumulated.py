@@ -8,7 +8,7 @@ import optax
 
 from jaxcomp import checks, compiler
 from jaxcomp.protocols import Array, AxisName, PyTree
-from jaxcomp.reducers import rounds
+from jaxcomp.reducers import reduction, rounds
 from jaxcomp.transforms import branches
 from jaxcomp.workers import PerWorker
 
@@ -18,12 +18,14 @@ class AccumulatedState(NamedTuple):
 
     Attributes:
         waited: gradients since the last round.
-        total: of each worker, their sum.
+        total: of each worker, their sum, without those that were not finite.
+        spoilt: of each worker, whether there were such: zero, or more.
         inner: the state of what is wrapped.
     """
 
     waited: Array
     total: PerWorker
+    spoilt: PerWorker
     inner: Any
 
 
@@ -34,6 +36,10 @@ def accumulate(
 
     As `optax.MultiSteps`, which must not wrap a mean over workers: here each worker has a sum of
     its own, and in the steps between nothing is sent, for what is wrapped is not run.
+
+    A gradient that is not finite spoils its round: what is wrapped is given NaN at the end of it,
+    which all workers see, and the next round begins with empty sums. Within or around
+    `skip_nonfinite`, such a round is left out and the run goes on.
 
     Args:
         tx: for instance `optax.chain(jaxcomp.compressed_mean(...), optax.adamw(3e-4))`.
@@ -51,20 +57,30 @@ def accumulate(
     checks.integer("every", every, 1)
     inner = optax.with_extra_args_support(tx)
 
+    def wrapped(tree: PyTree) -> PerWorker:
+        return PerWorker.wrap(tree, "accumulator", axis_name)
+
     def init_fn(params: PyTree) -> Any:
         zeros = jax.tree.map(jnp.zeros_like, params)
-        held = PerWorker.wrap(zeros, "accumulator", axis_name)
-        return AccumulatedState(jnp.zeros((), jnp.int32), held, inner.init(params))
+        return AccumulatedState(
+            jnp.zeros((), jnp.int32), wrapped(zeros), wrapped(jnp.zeros(())), inner.init(params)
+        )
 
     def update_fn(
         updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any
     ) -> tuple[PyTree, Any]:
-        total = jax.tree.map(lambda t, g: t + g.astype(t.dtype), state.total.own(), updates)
+        before = state.total.own()
+        total = jax.tree.map(lambda t, g: t + g.astype(t.dtype), before, updates)
+        # Nobody can be told before the end of the round, and until then a sum must stay finite.
+        sound = reduction.all_finite(total)
+        total = jax.tree.map(lambda now, old: jnp.where(sound, now, old), total, before)
+        spoilt = jnp.where(sound, state.spoilt.own(), 1)
 
         def talk(total: PyTree, state: Any, params: PyTree | None) -> tuple[PyTree, Any, PyTree]:
             mean = jax.tree.map(
                 lambda t: compiler.settled(t * jnp.asarray(1 / every, t.dtype)), total
             )
+            mean = jax.tree.map(lambda m: jnp.where(spoilt > 0, jnp.nan, m), mean)
             made, after = inner.update(mean, state, params, **extra)
             return made, after, jax.tree.map(jnp.zeros_like, total)
 
@@ -74,10 +90,10 @@ def accumulate(
             return nothing, state, total
 
         go = rounds.uniform(state.waited == every - 1, axis_name)
-        fitted = branches.fitted(inner, state.inner, updates)
+        fitted = branches.fitted(inner, state.inner, updates, params, **extra)
         made, after, kept = rounds.either(go, talk, silent, total, fitted, params)
         waited = jnp.where(go, 0, state.waited + 1)
-        held = PerWorker.wrap(kept, "accumulator", axis_name)
-        return made, AccumulatedState(waited, held, after)
+        spoilt = jnp.where(go, 0, spoilt)
+        return made, AccumulatedState(waited, wrapped(kept), wrapped(spoilt), after)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -1,22 +1,57 @@
-"""Transformations that are run in some steps and left out in others."""
+"""Transformations that are run in some steps and left out in others, or whose steps are undone."""
 
 import warnings
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from jaxcomp.protocols import PyTree
 
+FIT = "fit_only"
+"""The extra argument by which a mean is asked for its state as it would begin the step with it,
+and for nothing else: it sends nothing, and hands its updates on as they are."""
 
-def fitted(tx: optax.GradientTransformation, state: PyTree, like: PyTree) -> PyTree:
-    """The state for these workers, of one that may have been made where there was only one.
 
-    A mean fits its own state in its first step; but where it may be left out, the state must have
-    its shapes before. One that has other shapes has not been in use, so a new one is as good.
+def fitted(
+    tx: optax.GradientTransformationExtraArgs,
+    state: PyTree,
+    updates: PyTree,
+    params: PyTree | None = None,
+    **extra: Any,
+) -> PyTree:
+    """The state for these workers, of one that may have been made for others.
+
+    A mean fits its own state in the step: one that was made outside of the mapped function, where
+    there was only one worker, or that comes from another number of them. But where the step may be
+    left out, the state must have its shapes before.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # What there is to say was said when it was made.
-        wanted = jax.eval_shape(tx.init, like)
-        if [x.shape for x in jax.tree.leaves(wanted)] == [x.shape for x in jax.tree.leaves(state)]:
-            return state
-        return tx.init(like)
+        wanted = jax.eval_shape(tx.init, updates)
+    if shapes(wanted) == shapes(state):
+        return state
+    return refitted(tx, state, updates, params, **extra)
+
+
+def refitted(
+    tx: optax.GradientTransformationExtraArgs,
+    state: PyTree,
+    updates: PyTree,
+    params: PyTree | None = None,
+    **extra: Any,
+) -> PyTree:
+    """The same, where it is known to have other shapes than after the step."""
+    _, found = tx.update(updates, state, params, **{**extra, FIT: True})
+
+    def kept(new: jax.Array, old: jax.Array) -> jax.Array:
+        # What is wrapped beside a mean has made a step, which the compiler leaves out.
+        return old if new.shape == old.shape else new
+
+    return jax.tree.map(kept, found, state)
+
+
+def shapes(state: PyTree) -> list[tuple[int, ...]]:
+    """Of all arrays of a state."""
+    return [jnp.shape(x) for x in jax.tree.leaves(state)]

@@ -78,8 +78,8 @@ def compressed_differences(
             "`restart` must be a gate that opens for all workers alike, such as jaxcomp.Coin(0.1) "
             f"or jaxcomp.Every(10), got {restart!r}"
         )
-    whole = compressed_mean(Dense() if full is None else full, axis_name, key=key, guard=False)
-    change = compressed_mean(codec, axis_name, key=key, guard=False)
+    whole = compressed_mean(Dense() if full is None else full, axis_name, key=key)
+    change = compressed_mean(codec, axis_name, key=key)
     seed = noise.words(key)
 
     def init_fn(params: PyTree) -> Any:
@@ -101,7 +101,11 @@ def compressed_differences(
         grad_fn: Callable[[PyTree], PyTree] | None = None,
         **extra: Any,
     ) -> tuple[PyTree, Any]:
-        del extra
+        if extra.get(branches.FIT):
+            return updates, state._replace(
+                full=branches.fitted(whole, state.full, updates),
+                change=branches.fitted(change, state.change, updates),
+            )
         check_two_points(params, grad_fn)
         assert grad_fn is not None
         turn = noise.fold(state.gate_key, state.step)

@@ -15,7 +15,7 @@ from jaxcomp.protocols import Array, AxisName, Codec, Gate, PyTree, Reducer
 from jaxcomp.reducers import reduction, rounds
 from jaxcomp.reducers.cheapest import Cheapest
 from jaxcomp.reducers.reduction import ReductionState
-from jaxcomp.transforms import sharded, stats as stats_
+from jaxcomp.transforms import branches, sharded, stats as stats_
 
 
 class GateState(NamedTuple):
@@ -91,8 +91,12 @@ def compressed_mean(
             `state.gate` counts rounds and messages. `jaxcomp.Phases` count open rounds.
         key: a seed, a raw `uint32[2]` key or a `jax.random.key`; the same on all workers.
         guard: leave every memory, and the gate's state, as it was in a step whose mean is not
-            finite. A worker that does not send in a step, and whose message is not finite, leaves
-            it out of its own memory.
+            finite, alike on all workers: `skip_nonfinite` then skips the whole step. Residuals and
+            momenta of finite gradients are finite, since they saturate. A shift that saturated
+            would not be what the mirror has of it, so a step in which the shift of one worker
+            leaves the range of its dtype has a mean of NaN on all workers, and is undone like any
+            other; they tell each other by four bytes beside the dense leaves. A worker that does
+            not send in a step, and whose message is not finite, leaves it out of its own memory.
         param_specs: how the parameters are sharded over the other axes of the mesh: a tree of
             `PartitionSpec` like them, or a prefix of one, in which None is replicated. Each device
             then compresses its own shard, and sends nothing else (`docs/sharded.md`). A policy
@@ -138,6 +142,12 @@ def compressed_mean(
             gate=() if gate is None else _closed(gate, seed, params),
         )
 
+    def fit(updates: PyTree, state: Any, shards: tuple[str, ...] = ()) -> tuple[PyTree, Any]:
+        del shards
+        batches = reduction.plan_here(reducer, updates, axis_name).batches
+        memory = reduction.fitted(reducer, batches, state.memory, axis_name)
+        return updates, state._replace(memory=memory)
+
     def step(
         updates: PyTree, state: Any, shards: tuple[str, ...] = (), params: PyTree | None = None
     ) -> tuple[PyTree, Any]:
@@ -169,8 +179,11 @@ def compressed_mean(
     def update_fn(
         updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any
     ) -> tuple[PyTree, Any]:
-        del extra
         axes.require(axis_name)
+        if extra.get(branches.FIT):
+            if param_specs is None:
+                return fit(updates, state)
+            return sharded.update(fit, updates, state, param_specs, axis_name)
         if param_specs is None:
             sharded.warn_if_gathered(reducer, axis_name)
             return step(updates, state, params=params)

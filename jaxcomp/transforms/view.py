@@ -149,7 +149,8 @@ def preserved_center(
         seen = jax.tree.map(jnp.add, held.known, sent)
         offset = jax.tree.map(jnp.subtract, seen, center)
         known = jax.tree.map(lambda h, c: _moved(h, c, step), held.known, sent)
-        finite = reduction.all_finite(updates)
+        # What is too large for `H` must not stay in it; of an `own` message that is one worker's.
+        finite = reduction.all_finite((updates, known, offset))
         new = PreservedState(state.key, state.step + 1, kept(known), kept(offset))
         return updates, jax.tree.map(lambda now, old: jnp.where(finite, now, old), new, state)
 
@@ -222,10 +223,13 @@ def displaced_mean(
         plan = reduction.plan_here(reducer, updates, axis_name)
         unsent = feedback.unsent(workers_.held(after.memory.feedback))
         dense = tuple(jnp.zeros(plan.likes[i].shape, plan.likes[i].dtype) for i in plan.dense)
-        behind = jax.tree.map(
-            lambda r: compiler.settled(r * jnp.asarray(-learning_rate, r.dtype)),
-            trees.assemble(plan, unsent, dense),
-        )
+
+        def moved(r: Array) -> Array:
+            by = compiler.settled(r * jnp.asarray(-learning_rate, r.dtype))
+            largest = jnp.finfo(r.dtype).max
+            return jnp.where(jnp.isinf(by), jnp.sign(by) * largest, by)  # As residuals do.
+
+        behind = jax.tree.map(moved, trees.assemble(plan, unsent, dense))
         return mean, DisplacedState(after, wrapped(behind))
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -6,8 +6,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxcomp import workers
 from jaxcomp.protocols import Array, PyTree
-from jaxcomp.reducers.reduction import all_finite
+from jaxcomp.reducers.reduction import all_finite, none_lost
+from jaxcomp.transforms import branches
+from jaxcomp.transforms.accumulated import AccumulatedState
 from jaxcomp.workers import PerWorker
 
 
@@ -17,6 +20,11 @@ def per_worker(tx: optax.GradientTransformation) -> optax.GradientTransformation
     Local momentum, clipping statistics and the accumulator of `optax.MultiSteps` see gradients
     that are not averaged yet. Declared as replicated, their state would silently differ between
     devices; wrapped, it is kept once a worker.
+
+    A worker whose gradient is not finite hands on NaN, which all see in the mean, and leaves the
+    floating part of its own state as it was; so it does if an element of that state would become
+    non-finite. The other workers, which cannot know, have taken the step: their states hold it.
+    To undo it on all, wrap the chain: `skip_nonfinite(chain(per_worker(...), mean, ...))`.
 
     Args:
         tx: any optax transformation.
@@ -37,8 +45,17 @@ def per_worker(tx: optax.GradientTransformation) -> optax.GradientTransformation
     def update_fn(
         updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any
     ) -> tuple[PyTree, Any]:
-        updates, own = inner.update(updates, state.own(), params, **extra)
-        return updates, PerWorker.wrap(own, "local")
+        before = state.own()
+        made, after = inner.update(updates, before, params, **extra)
+        sound = all_finite(updates) & none_lost(after, before)
+
+        def kept(new: Array, old: Array) -> Array:
+            # Counters go on, so that they stay the same on all workers.
+            floating = jnp.issubdtype(new.dtype, jnp.floating)
+            return jnp.where(sound, new, old) if floating else new
+
+        made = jax.tree.map(lambda u: jnp.where(sound, u, jnp.nan), made)
+        return made, PerWorker.wrap(jax.tree.map(kept, after, before), "local")
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -53,9 +70,14 @@ class SkipNonfiniteState(NamedTuple):
 def skip_nonfinite(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """Skips a step whose updates come out non-finite: no update, and the state stays.
 
-    Unlike `optax.apply_if_finite` it works inside `shard_map` with `check_vma=True`, and it may
-    wrap a chain that holds `compressed_mean`: the decision is taken from the outcome, which is
-    the same on every worker.
+    So it does if an element of the state would become non-finite, as a second moment in float16
+    does that is out of range: its updates are zero from then on. Unlike `optax.apply_if_finite` it
+    works inside `shard_map` with `check_vma=True`, and it may wrap a chain that holds
+    `compressed_mean`: the decision is taken from the outcome, and from the replicated part of the
+    state, which are the same on every worker. Of `jaxcomp.accumulate` it skips the whole round.
+
+    A transformation that is chained before it takes the step that is skipped here: wrap the whole
+    chain, `per_worker` included, if the run is to go on as if the step had never been.
 
     Args:
         tx: any optax transformation whose updates are the same on all workers.
@@ -74,10 +96,22 @@ def skip_nonfinite(tx: optax.GradientTransformation) -> optax.GradientTransforma
     def update_fn(
         updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any
     ) -> tuple[PyTree, Any]:
-        updates, new = inner.update(updates, state.inner, params, **extra)
-        finite = all_finite(updates)
-        updates = jax.tree.map(lambda x: jnp.where(finite, x, 0), updates)
-        kept = jax.tree.map(lambda now, old: jnp.where(finite, now, old), new, state.inner)
-        return updates, SkipNonfiniteState(kept, state.skipped + jnp.where(finite, 0, 1))
+        made, new = inner.update(updates, state.inner, params, **extra)
+        old = state.inner
+        if branches.shapes(new) != branches.shapes(old):
+            old = branches.refitted(inner, old, updates, params, **extra)
+        finite = all_finite(made) & none_lost(workers.replicated(new), workers.replicated(old))
+
+        def kept(new: Any, old: Any) -> Any:
+            if isinstance(new, AccumulatedState):
+                # Its sums are finite, and a round that came to nothing would come to it again.
+                return new._replace(inner=undone(new.inner, old.inner))
+            return jnp.where(finite, new, old)
+
+        def undone(new: PyTree, old: PyTree) -> PyTree:
+            return jax.tree.map(kept, new, old, is_leaf=lambda x: isinstance(x, AccumulatedState))
+
+        made = jax.tree.map(lambda x: jnp.where(finite, x, 0), made)
+        return made, SkipNonfiniteState(undone(new, old), state.skipped + jnp.where(finite, 0, 1))
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
