@@ -22,6 +22,9 @@ from jaxcomp.reducers import bases
 _START = np.array([0x4C6F7752, 0x616E6B], np.uint32)
 """The key of the first factors: a constant, since all workers must start alike."""
 
+_DOWN = 2.0**-12
+"""What matrices are multiplied by, exactly, so that sums of the largest floats do not overflow."""
+
 _EXACT = lax.Precision.HIGHEST
 """GPUs and TPUs would round the factors of a float32 product to ten or seven bits."""
 
@@ -112,9 +115,10 @@ class LowRank:
         return left, right
 
     def matrices(self, x: Array) -> Float[Array, "n rows cols"]:
-        """The matrices of a batch, in the dtype that arithmetic is done in."""
+        """The matrices of a batch over 2¹², in the dtype that arithmetic is done in."""
         _, rows, cols = self._known
-        return x.astype(summing.wide(x.dtype)).reshape(-1, rows, cols)
+        wide = summing.wide(x.dtype)
+        return (x.astype(wide) * jnp.asarray(_DOWN, wide)).reshape(-1, rows, cols)
 
     def encode(self, key: Key, x: Array, count: Array, state: Array) -> tuple[LowRankPayload, Any]:
         del key, count
@@ -168,12 +172,11 @@ def right_of(
 def product(
     left: Float[Array, "n rank rows"], right: Float[Array, "n rank cols"], like: ArrayLike
 ) -> Array:
-    """`P Qᵀ` in the shape and dtype of `like`; what is finite stays finite in a narrow one."""
+    """`P Qᵀ` times 2¹² in the shape and dtype of `like`, in which what is finite stays so."""
     whole = _dots(left, right, (0, 0)).reshape(like.shape)
-    largest = float(jnp.finfo(like.dtype).max)
-    if largest < float(jnp.finfo(whole.dtype).max):
-        whole = jnp.where(jnp.isfinite(whole), jnp.clip(whole, -largest, largest), whole)
-    return whole.astype(like.dtype)
+    largest = min(float(jnp.finfo(dtype).max) for dtype in (like.dtype, whole.dtype)) * _DOWN
+    whole = jnp.where(jnp.isfinite(whole), jnp.clip(whole, -largest, largest), whole)
+    return (whole * jnp.asarray(1 / _DOWN, whole.dtype)).astype(like.dtype)
 
 
 def _dots(a: Array, b: Array, over: tuple[int, int]) -> Array:

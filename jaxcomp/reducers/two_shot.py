@@ -78,9 +78,9 @@ class TwoShot:
         >>> reducer = TwoShot(up=ef21, down=ef21)
         >>> like = {"w": jnp.zeros((1024, 1024))}
         >>> jaxcomp.wire_bytes(reducer, like, workers=8)
-        243712
+        243719
         >>> jaxcomp.wire_bytes(jaxcomp.Gather(ef21), like, workers=8)
-        974848
+        974855
 
     References:
         Tang et al., `1-bit Adam <https://arxiv.org/abs/2102.02888>`_, 2021, whose
