@@ -59,8 +59,59 @@ def decode_sum(
         side: what the codec's decoder knows beside the payload.
 
     Returns:
-        The sum in the dtype of `accumulator(like)`, if the codec has no method of its own.
+        The sum in the dtype of `accumulator(like)`: in a narrower one it might overflow.
     """
+    like = accumulator(like)
+    return _decode_sum(codec, keys, payloads, like, weights, side).astype(like.dtype)
+
+
+def decode_mean(
+    codec: Codec,
+    keys: Key,
+    payloads: Any,
+    like: ArrayLike,
+    weights: Array | None = None,
+    side: Any = None,
+) -> Array:
+    """`Σ wᵢ · decode(payloadᵢ) / n` in the dtype of `like`, to which it is rounded once.
+
+    Args:
+        codec: as for `decode_sum`, as are all the others.
+        keys: each worker's key.
+        payloads: the payload tree.
+        like: shape and dtype of one decoded batch.
+        weights: `[workers]`, or None for all ones.
+        side: what the codec's decoder knows beside the payload.
+    """
+    workers = keys.own.shape[0]
+    before, after = mean_factors(workers)
+    if before != 1:  # As weights, by which a quantizer multiplies its steps and nothing else.
+        weights = jnp.ones(workers, jnp.float32) if weights is None else weights
+        weights = weights * jnp.float32(before)
+    if after == 1:  # A kernel then writes the mean in its own dtype.
+        return _decode_sum(codec, keys, payloads, like, weights, side).astype(like.dtype)
+    total = decode_sum(codec, keys, payloads, like, weights, side)
+    # Times the reciprocal: compiled, division by a constant is that; eagerly it is not.
+    return (total * jnp.asarray(after, total.dtype)).astype(like.dtype)
+
+
+def mean_factors(workers: int) -> tuple[float, float]:
+    """Two factors, of each term and of the sum, that make it a mean which does not overflow.
+
+    The first is a power of two, so that no other bit changes: only terms below `2⁻¹²⁶ / first`
+    become subnormal numbers, which many processors take for zero.
+
+    Example:
+        >>> mean_factors(8), mean_factors(6)
+        ((0.125, 1.0), (0.125, 1.3333333333333333))
+    """
+    power = 1 << (workers - 1).bit_length()
+    return 1 / power, power / workers
+
+
+def _decode_sum(
+    codec: Codec, keys: Key, payloads: Any, like: ArrayLike, weights: Array | None, side: Any
+) -> Array:
     own = getattr(codec, "decode_sum", None)
     if own is not None:
         return own(keys, payloads, like, weights, **({} if side is None else {"side": side}))
@@ -76,7 +127,16 @@ def decode_sum(
     return in_order(term, keys.own.shape[0])
 
 
-def weighted(x: Array, weight: Array | None) -> Array:
+def widened(x: Array) -> Array:
+    """`x` in the dtype that sums are taken in."""
+    if x.dtype != jnp.bfloat16:
+        return x.astype(wide(x.dtype))
+    # By hand, since a CPU converts whole arrays of bfloat16 before it fuses anything with them.
+    halves = lax.bitcast_convert_type(x, jnp.uint16).astype(jnp.uint32)
+    return lax.bitcast_convert_type(halves << 16, jnp.float32)
+
+
+def weighted(x: Array, weight: Array | None = None) -> Array:
     """`weight * x`, exactly zero for weight zero; `x` for None."""
     if weight is None:
         return x

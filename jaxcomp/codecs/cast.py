@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxcomp import checks
+from jaxcomp import checks, summing
 from jaxcomp.protocols import Array, ArrayLike, Key
 from jaxcomp.quantize import sums
 
@@ -77,7 +77,7 @@ class Cast:
 
     def decode(self, key: Key, payload: Any, like: ArrayLike, side: Any = None) -> Array:
         del key, side
-        values = _widened(payload.values)
+        values = summing.widened(payload.values)
         if isinstance(payload, ScaledCastPayload):
             # Rounded up, the largest floats would leave the range; what is not finite stays seen.
             largest = jnp.finfo(jnp.float32).max
@@ -92,15 +92,6 @@ def _saturated(x: Array, dtype: Any) -> Array:
     if largest >= float(jnp.finfo(x.dtype).max):
         return x.astype(dtype)
     return jnp.where(jnp.isfinite(x), jnp.clip(x, -largest, largest), x).astype(dtype)
-
-
-def _widened(values: Array) -> Array:
-    """The values in float32."""
-    if values.dtype != jnp.bfloat16:
-        return values.astype(jnp.float32)
-    # By hand, since a CPU converts whole arrays of bfloat16 before it fuses anything with them.
-    halves = lax.bitcast_convert_type(values, jnp.uint16).astype(jnp.uint32)
-    return lax.bitcast_convert_type(halves << 16, jnp.float32)
 
 
 def _power_of_two(top: Array, dtype: str) -> Array:

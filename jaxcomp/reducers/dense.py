@@ -13,6 +13,7 @@ from jax import lax
 from jaxcomp import checks, compiler, trees, wire
 from jaxcomp.policy import NOTHING
 from jaxcomp.protocols import Array, ArrayLike, AxisName, Batches, Collected, PyTree, Stacks
+from jaxcomp.reducers import over_workers
 from jaxcomp.theory import cost
 
 
@@ -24,7 +25,13 @@ class Dense:
         dtype: what to send the elements as, for instance "bfloat16"; None for their own dtype.
 
     Note:
-        A CPU's all-reduce sends bfloat16 as float32; `collective_bytes` shows it.
+        Floats of 16 bits are added in float32 and rounded once. Where the platform's all-reduce
+        does not do that, as for float16 and on a CPU, they are sent in two shots, an all-to-all and
+        an all-gather, of the same bytes: `link_bytes` are theirs. On an accelerator, bfloat16 takes
+        its all-reduce, which adds in bfloat16 and sends up to `4(n − 1)` bytes less, since shares
+        need not be whole numbers. A sum of float32 or float64 that exceeds the largest number of
+        its dtype is infinite, as in `jax.lax.pmean`: a mean of `n` workers is finite as long as the
+        sum of each element is.
     """
 
     dtype: str | None = None
@@ -60,7 +67,7 @@ class Dense:
         self, leaves: Sequence[Array], axis_name: AxisName, weight: Array | None = None
     ) -> Sequence[Array]:
         sent = [leaf.astype(self.dtype or leaf.dtype) for leaf in leaves]
-        means = weighted_mean(sent, axis_name, weight)
+        means = over_workers.mean(sent, axis_name, weight)
         return [mean.astype(leaf.dtype) for mean, leaf in zip(means, leaves, strict=True)]
 
     def efforts(self, batches: Batches, workers: int) -> tuple[tuple[Any, cost.Effort], ...]:
@@ -69,17 +76,9 @@ class Dense:
 
     def link_bytes(self, like: PyTree, workers: int) -> int:
         """An all-reduce of every leaf: `2(n − 1)/n` of its bytes."""
-        return sum(
-            wire.ring_bytes(leaf.size * jnp.dtype(self.dtype or leaf.dtype).itemsize, workers)
-            for leaf in trees.layout(NOTHING, like).likes
-        )
-
-
-def weighted_mean(tree: PyTree, axis_name: AxisName, weight: Array | None) -> PyTree:
-    """`Σ wᵢ·xᵢ / n`; a worker of weight zero adds nothing, even if it is not finite."""
-    if weight is not None:
-        tree = jax.tree.map(lambda x: jnp.where(weight == 0, 0, weight.astype(x.dtype) * x), tree)
-    return lax.pmean(tree, axis_name)
+        likes = trees.layout(NOTHING, like).likes
+        sent = [jax.ShapeDtypeStruct(x.shape, jnp.dtype(self.dtype or x.dtype)) for x in likes]
+        return math.ceil(fused_link_bytes(sent, workers))
 
 
 def fused_mean(
@@ -93,7 +92,7 @@ def fused_mean(
     means = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in leaves]  # Stays for empty leaves.
     for numbers in groups.values():
         flat = compiler.joined([leaves[i] for i in numbers])
-        mean = weighted_mean(flat, axis_name, weight)
+        (mean,) = over_workers.mean([flat], axis_name, weight)
         sizes = [leaves[i].size for i in numbers]
         begins = [sum(sizes[:i]) for i in range(len(sizes))]
         for i, part in zip(numbers, compiler.cut(mean, begins, sizes), strict=True):
@@ -102,9 +101,13 @@ def fused_mean(
 
 
 def fused_link_bytes(leaves: Sequence[ArrayLike], workers: int) -> Fraction:
-    """Bytes that one device sends for their `fused_mean`."""
+    """Bytes that one device sends for their mean."""
     sizes: dict[Any, int] = {}
     for leaf in leaves:
-        size = math.prod(leaf.shape) * leaf.dtype.itemsize
-        sizes[leaf.dtype] = sizes.get(leaf.dtype, 0) + size
-    return wire.ring(sum(sizes.values()), workers)
+        sizes[leaf.dtype] = sizes.get(leaf.dtype, 0) + math.prod(leaf.shape)
+    total = Fraction(0)
+    for dtype, size in sizes.items():
+        if over_workers.is_narrow(dtype):  # In equal shares, of whole numbers.
+            size = -(-size // workers) * workers
+        total += wire.ring(size * dtype.itemsize, workers)
+    return total

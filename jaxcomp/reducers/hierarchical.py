@@ -1,6 +1,7 @@
 """Two levels of links: dense where they are fast, compressed where they are slow."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from fractions import Fraction
@@ -10,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomp import axes, batches as batches_, noise, summing, workers
+from jaxcomp import axes, batches as batches_, noise, workers
 from jaxcomp.feedback import Link
 from jaxcomp.policy import Policy
 from jaxcomp.protocols import (
@@ -23,7 +24,7 @@ from jaxcomp.protocols import (
     Reducer,
     Stacks,
 )
-from jaxcomp.reducers import dense as dense_, reduction
+from jaxcomp.reducers import dense as dense_, over_workers, reduction
 from jaxcomp.reducers.dense import Dense
 from jaxcomp.reducers.gather import Gather
 from jaxcomp.theory import cost
@@ -141,12 +142,10 @@ class Hierarchical:
         found = _by_dtype(
             self.inner.dtype,
             [x.reshape(n, -1) for x in rows],
-            lambda flat: lax.psum_scatter(
-                axes.vary(flat.reshape(-1), axis), axis, scatter_dimension=0, tiled=True
-            ),
+            functools.partial(over_workers.mean_of_rows, axis_name=axis),
         )
         return tuple(
-            _scaled(x, n).astype(shard.dtype).reshape(shard.like.shape)
+            x.astype(shard.dtype).reshape(shard.like.shape)
             for x, shard in zip(found, shards, strict=True)
         )
 
@@ -156,7 +155,7 @@ class Hierarchical:
         found = _by_dtype(
             self.inner.dtype,
             [x.reshape(1, -1) for x in mean],
-            lambda flat: axes.gather(flat.reshape(-1), axis),
+            lambda flat: over_workers.gathered(flat.reshape(-1), axis),
         )
         return tuple(
             x.reshape(-1, batch.size)[: batch.buckets].astype(batch.dtype)
@@ -253,11 +252,6 @@ class Hierarchical:
             state,
             is_leaf=workers.is_per_worker,
         )
-
-
-def _scaled(x: Array, n: int) -> Array:
-    wide = summing.wide(x.dtype)
-    return x.astype(wide) * jnp.asarray(1 / n, wide)
 
 
 def _by_dtype(dtype: Any, arrays: Sequence[Array], move: Any) -> list[Array]:

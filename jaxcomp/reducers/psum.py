@@ -13,7 +13,7 @@ from jaxcomp import axes, batches as batches_, compiler, offers, summing, wire
 from jaxcomp.feedback import Link
 from jaxcomp.policy import Policy
 from jaxcomp.protocols import Array, AxisName, Batches, Codec, Collected, PyTree, Stacks
-from jaxcomp.reducers import dense as dense_, reduction, senders
+from jaxcomp.reducers import dense as dense_, over_workers, reduction, senders
 from jaxcomp.theory import cost
 from jaxcomp.workers import PerWorker
 
@@ -28,9 +28,10 @@ class Psum:
     on the largest scale first. Integers travel in fields that hold the sum over all workers, so
     that payloads widen with the logarithm of their number, and nothing overflows.
 
-    Sums of integers are exact: every way of mapping gives the same bits. Sums of floats are taken
-    in the dtype of the payload, in an order that is up to the compiler: they agree only to
-    `n · ε · Σ|xᵢ|`.
+    Sums of integers are exact. Sums of floats are taken in the order of the workers between the
+    CPUs of one process, however they are mapped; between several processes and on accelerators the
+    order is that of the all-reduce, by which they may differ to `n · ε · Σ|xᵢ|`. Floats of 16 bits
+    travel as such, and are added in float32 where `Dense` does so.
 
     Args:
         link: the link from each worker; a bare codec or policy is `Link(codec)`.
@@ -55,7 +56,7 @@ class Psum:
 
     Note:
         Payload bytes, as `describe` has them, are those for two workers, the fewest between whom
-        anything travels. A CPU's all-reduce sends bfloat16 as float32; `collective_bytes` shows it.
+        anything travels.
     """
 
     link: "Link | Codec | Policy"
@@ -90,9 +91,10 @@ class Psum:
         if weight is not None:  # Before the scales are agreed on, which NaN would spoil for all.
             message = tuple(jnp.where(weight == 0, 0, x) for x in message)
         own = senders.encode(key, sums, message, state.own(), worker, axis_name)
-        total = _all_reduce(_weighted(own.payloads, weight), axis_name)
+        factors = tuple(_factors(payload, workers) for payload in own.payloads)
+        total = _all_reduce(own.payloads, factors, axis_name, weight)
         return Collected(
-            part=_mean(key, sums, total, own.sides, workers),
+            part=_mean(key, sums, total, own.sides, factors),
             sent=senders.decode(key, sums, own.payloads, own.sides, worker),
             share=1.0 if weight is None else lax.pmean(weight, axis_name),
             state=PerWorker.wrap(own.states, "codec", axis_name),
@@ -138,21 +140,32 @@ def _summable(batches: Batches, workers: int) -> Batches:
     return tuple(found)
 
 
-def _weighted(payloads: PyTree, weight: Array | None) -> PyTree:
-    """Floats times the weight, integers as they are; zeros for weight zero."""
-    if weight is None:
-        return payloads
+def _factors(payload: PyTree, workers: int) -> tuple[float, float]:
+    """Of each term and of the decoded sum, which make it a mean.
 
-    def times(x: Array) -> Array:
-        whole = jnp.issubdtype(x.dtype, jnp.integer)
-        return jnp.where(weight == 0, 0, x if whole else weight.astype(x.dtype) * x)
+    Floats whose sum might overflow are divided first, as far as it rounds nothing; those of 16 bits
+    are averaged on the way.
+    """
+    dtypes = {leaf.dtype for leaf in jax.tree.leaves(payload)}
+    if any(jnp.issubdtype(dtype, jnp.integer) for dtype in dtypes):
+        return 1.0, 1 / workers
+    before, after = summing.mean_factors(workers)
+    return (before * after, 1.0) if any(map(over_workers.is_narrow, dtypes)) else (before, after)
 
-    return jax.tree.map(times, payloads)
 
-
-def _all_reduce(payloads: PyTree, axis_name: AxisName) -> PyTree:
+def _all_reduce(
+    payloads: tuple[PyTree, ...],
+    factors: tuple[tuple[float, float], ...],
+    axis_name: AxisName,
+    weight: Array | None,
+) -> PyTree:
     """Their sums over the workers, by one collective for each dtype."""
     leaves, treedef = jax.tree.flatten(payloads)
+    before = [
+        factor
+        for payload, (factor, _) in zip(payloads, factors, strict=True)
+        for _ in jax.tree.leaves(payload)
+    ]
     groups: dict[Any, list[int]] = {}
     for number, leaf in enumerate(leaves):
         if not jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype.itemsize < 4:
@@ -162,9 +175,13 @@ def _all_reduce(payloads: PyTree, axis_name: AxisName) -> PyTree:
             )
         if leaf.size:
             groups.setdefault(leaf.dtype, []).append(number)
-    for numbers in groups.values():
-        flat = compiler.joined([leaves[i] for i in numbers])
-        total = lax.psum(axes.vary(flat, axis_name), axis_name)
+    for dtype, numbers in groups.items():
+        if over_workers.is_narrow(dtype):
+            flat = compiler.joined([leaves[i] for i in numbers])
+            (total,) = over_workers.mean([flat], axis_name, weight)
+        else:
+            flat = compiler.joined([_weighted(leaves[i], weight, before[i]) for i in numbers])
+            (total,) = over_workers.total([flat], axis_name)
         sizes = [leaves[i].size for i in numbers]
         begins = [sum(sizes[:i]) for i in range(len(sizes))]
         for i, part in zip(numbers, compiler.cut(total, begins, sizes), strict=True):
@@ -172,18 +189,29 @@ def _all_reduce(payloads: PyTree, axis_name: AxisName) -> PyTree:
     return jax.tree.unflatten(treedef, leaves)
 
 
-def _mean(
-    key: Array, batches: Batches, total: PyTree, sides: tuple[Any, ...], workers: int
-) -> Stacks:
-    """The decoded sums, times the reciprocal of the number of workers."""
+def _weighted(x: Array, weight: Array | None, factor: float) -> Array:
+    """Floats times the weight and the factor, integers as they are; zeros for weight zero."""
+    if jnp.issubdtype(x.dtype, jnp.integer):
+        return x if weight is None else jnp.where(weight == 0, 0, x)
+    return summing.weighted(x * jnp.asarray(factor, x.dtype), weight)
 
-    def mean(batch: Any) -> Callable[..., Array]:
+
+def _mean(
+    key: Array,
+    batches: Batches,
+    total: PyTree,
+    sides: tuple[Any, ...],
+    factors: tuple[tuple[float, float], ...],
+) -> Stacks:
+    """The decoded sums, times what makes them means."""
+
+    def mean(batch: Any, factor: float) -> Callable[..., Array]:
         like = summing.accumulator(batch.like)
 
         def decode(key, payload, side):
             whole = batch.codec.decode(key, payload, like, side)
             # Times the reciprocal: compiled, division by a constant is that; eagerly it is not.
-            return (whole * jnp.asarray(1 / workers, whole.dtype)).astype(batch.dtype)
+            return (whole * jnp.asarray(factor, whole.dtype)).astype(batch.dtype)
 
         def real(key, payload, side):
             lanes = batches_.lanes(payload, batch.size)
@@ -193,6 +221,8 @@ def _mean(
 
     # Whose key it is does not matter: what is linear draws nothing of its own when it decodes.
     return tuple(
-        mean(batch)(batches_.batch_key(key, number, 0), payload, side)
-        for number, (batch, payload, side) in enumerate(zip(batches, total, sides, strict=True))
+        mean(batch, factor)(batches_.batch_key(key, number, 0), payload, side)
+        for number, (batch, payload, side, (_, factor)) in enumerate(
+            zip(batches, total, sides, factors, strict=True)
+        )
     )

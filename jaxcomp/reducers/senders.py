@@ -122,9 +122,7 @@ def mean(
             if over == "senders":
                 own = offers.mean_of_senders(batch.codec, keys, payload, batch.like, weights)
                 return own.astype(batch.dtype)
-            whole = summing.decode_sum(batch.codec, keys, payload, batch.like, weights, side)
-            # Times the reciprocal: compiled, division by a constant is that; eagerly it is not.
-            return (whole * jnp.asarray(1 / workers, whole.dtype)).astype(batch.dtype)
+            return summing.decode_mean(batch.codec, keys, payload, batch.like, weights, side)
 
         lanes = batches_.lanes(payload, batch.size, leading=2)
         whole = compiler.outlined(total, lanes)(keys, payload, side, weights)

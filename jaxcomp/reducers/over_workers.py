@@ -1,0 +1,248 @@
+"""Sums and means of what all workers have, with the same bits whichever way workers are mapped.
+
+An all-reduce between the CPUs of one process adds in the order of the workers. Under `vmap` there
+is no all-reduce, and XLA adds up the rows of a matrix in an order of its own. So `vmap` gets a rule
+of its own here, which adds in the order of the workers too.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend import core as jex_core
+from jax.interpreters import ad, batching, mlir
+
+from jaxcomp import axes, compiler, summing
+from jaxcomp.protocols import Array, AxisName
+
+_Collective: TypeAlias = Callable[..., list[Array]]
+"""`(axis_name, *arrays) ↦ arrays` for those of one worker."""
+
+_Together: TypeAlias = Callable[..., list[Array]]
+"""`(*arrays) ↦ arrays` for those of all workers, stacked in their order."""
+
+
+def total(arrays: Sequence[Array], axis_name: AxisName) -> list[Array]:
+    """`Σ xᵢ` of each array in its own dtype, by an all-reduce."""
+    return _over(_all_reduce, _ordered, _all_reduce, arrays, axis_name)
+
+
+def mean(
+    arrays: Sequence[Array], axis_name: AxisName, weight: Array | None = None
+) -> list[Array]:
+    """`Σ wᵢ·xᵢ / n` of each array; of weight zero, a worker that is not finite adds nothing.
+
+    Floats of 16 bits are added in float32 and rounded once, where the platform has no all-reduce
+    that does it: every worker adds up a share of them, and sends its mean to all. On a CPU, whose
+    all-reduce sends bfloat16 as float32, these are both kinds; elsewhere it is float16, whose sum
+    overflows long before the mean. Others are added in their own dtype.
+    """
+    found = list(arrays)
+    narrow = [i for i, x in enumerate(arrays) if is_narrow(x.dtype) and x.size]
+    rest = [i for i, x in enumerate(arrays) if not is_narrow(x.dtype)]
+    sums = total([summing.weighted(arrays[i], weight) for i in rest], axis_name)
+    for i, x in zip(rest, sums, strict=True):
+        # Times the reciprocal: compiled, division by a constant is that; eagerly it is not.
+        found[i] = x * jnp.asarray(1 / axes.size(axis_name), x.dtype)
+    for dtype in dict.fromkeys(arrays[i].dtype for i in narrow):
+        alike = [i for i in narrow if arrays[i].dtype == dtype]
+        ways = (_narrow_means, _stacked_means, _plain_means)
+        given = [arrays[i] for i in alike] + ([] if weight is None else [weight])
+        each = [functools.partial(way, len(alike)) for way in ways]
+        for i, x in zip(alike, _over(*each, given, axis_name), strict=True):
+            found[i] = x
+    return found
+
+
+def is_narrow(dtype: Any) -> bool:
+    """Whether these are floats of 16 bits."""
+    return jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize == 2
+
+
+def mean_of_rows(rows: Array, axis_name: AxisName) -> Array:
+    """`[n, size]`: on worker `j`, the mean of all workers' row `j`.
+
+    A reduce-scatter on accelerators; for float16, and on a CPU, an all-to-all and a sum in order.
+    """
+    rows = axes.vary(rows, axis_name)
+
+    def exchanged(rows: Array) -> Array:
+        return _mean_of(_exchanged(rows, axis_name))
+
+    def scattered(rows: Array) -> Array:
+        before, after = summing.mean_factors(len(rows))
+        flat = rows.reshape(-1) * jnp.asarray(before, rows.dtype)
+        own = lax.psum_scatter(flat, axis_name, scatter_dimension=0, tiled=True)
+        return (summing.widened(own) * jnp.asarray(after, summing.wide(own.dtype))).astype(rows.dtype)
+
+    if rows.dtype == jnp.float16:
+        return exchanged(rows)
+    return lax.platform_dependent(rows, cpu=exchanged, default=scattered)
+
+
+def gathered(x: Array, axis_name: AxisName) -> Array:
+    """Every worker's vector, stacked, by an all-gather of as many bits as it has."""
+    if not is_narrow(x.dtype):
+        return axes.gather(x, axis_name)
+    # As integers, or a CPU sends float32; the barrier keeps a widening after the collective.
+    words = lax.optimization_barrier(_as_words(x))
+    return lax.bitcast_convert_type(axes.gather(words, axis_name), x.dtype)
+
+
+def _exchanged(rows: Array, axis_name: AxisName) -> Array:
+    """`[n, size]`: what all workers had in this worker's row."""
+    if not is_narrow(rows.dtype):
+        return axes.exchange(rows, axis_name)
+    return lax.bitcast_convert_type(axes.exchange(_as_words(rows), axis_name), rows.dtype)
+
+
+def _as_words(x: Array) -> Array:
+    """Floats of 16 bits as integers, which no compiler widens on their way."""
+    return lax.bitcast_convert_type(x, jnp.uint16)
+
+
+def _all_reduce(axis_name: AxisName, *arrays: Array) -> list[Array]:
+    return list(lax.psum(arrays, axis_name))
+
+
+def _ordered(*stacks: Array) -> list[Array]:
+    return [summing.in_order(x.__getitem__, len(x)) for x in stacks]
+
+
+def _narrow_means(count: int, axis_name: AxisName, *args: Array) -> list[Array]:
+    shots = functools.partial(_two_shots, count, axis_name)
+    if args[0].dtype == jnp.float16:
+        return shots(*args)
+    plain = functools.partial(_plain_means, count, axis_name)
+    return lax.platform_dependent(*args, cpu=shots, default=plain)
+
+
+def _two_shots(count: int, axis_name: AxisName, *args: Array) -> list[Array]:
+    leaves, weight = args[:count], args[count:]
+    n, flat = axes.size(axis_name), compiler.joined(leaves)
+    rows = jnp.pad(flat, (0, -flat.size % n)).reshape(n, -1)
+    everyone = [axes.gather(w.reshape(1), axis_name)[:, 0] for w in weight]
+    whole = gathered(_mean_of(_exchanged(rows, axis_name), *everyone), axis_name).reshape(-1)
+    sizes = [x.size for x in leaves]
+    parts = compiler.cut(whole, [sum(sizes[:i]) for i in range(count)], sizes)
+    return [part.reshape(x.shape) for part, x in zip(parts, leaves, strict=True)]
+
+
+def _stacked_means(count: int, *args: Array) -> list[Array]:
+    return [_mean_of(x, *args[count:]) for x in args[:count]]
+
+
+def _mean_of(stack: Array, weights: Array | None = None) -> Array:
+    before, after = summing.mean_factors(len(stack))
+    wide = summing.wide(stack.dtype)
+
+    def term(index: Any) -> Array:
+        scaled = summing.widened(stack[index]) * jnp.asarray(before, wide)
+        return summing.weighted(scaled, None if weights is None else weights[index])
+
+    return (summing.in_order(term, len(stack)) * jnp.asarray(after, wide)).astype(stack.dtype)
+
+
+def _plain_means(count: int, axis_name: AxisName, *args: Array) -> list[Array]:
+    return [lax.pmean(summing.weighted(x, *args[count:]), axis_name) for x in args[:count]]
+
+
+_over_workers = jex_core.Primitive("jaxcomp_over_workers")
+_over_workers.multiple_results = True
+
+
+def _over(
+    collective: _Collective,
+    together: _Together,
+    plain: _Collective,
+    args: Sequence[Array],
+    axis_name: AxisName,
+) -> list[Array]:
+    """`collective(axis_name, *args)`; under `vmap`, `together` of all workers' arguments.
+
+    Args:
+        collective: what to do where workers are devices.
+        together: the same for workers that are rows.
+        plain: as `collective`, of JAX's own collectives, for derivatives.
+        args: this worker's arrays.
+        axis_name: the workers.
+    """
+    if not args:
+        return []
+    names = axes.names(axis_name)
+    ways = {"collective": collective, "together": together, "plain": plain}
+    return _bind(axes.vary(tuple(args), axis_name), order=names, left=names, rows=(), **ways)
+
+
+def _bind(args: Sequence[Array], **params: Any) -> list[Array]:
+    if not params["left"]:
+        return _run(args, **params)
+    traced = jax.make_jaxpr(lambda *args: _run(args, **params))(*args)
+    return _over_workers.bind(*args, traced=traced, **params)
+
+
+def _run(
+    args: Sequence[Array],
+    *,
+    order: tuple,
+    left: tuple,
+    rows: tuple,
+    collective: _Collective,
+    together: _Together,
+    plain: _Collective,
+) -> list[Array]:
+    """Of arrays with a leading axis for each of `rows`, and workers on devices along `left`."""
+    del plain
+    found = list(args)
+    if rows:
+        places = [rows.index(name) for name in order if name in rows]
+        stacks = [x.transpose(*places, *range(len(rows), x.ndim)) for x in args]
+        depth = len(rows)
+        found = together(*(x.reshape(math.prod(x.shape[:depth]), *x.shape[depth:]) for x in stacks))
+    return list(collective(left[0] if len(left) == 1 else left, *found)) if left else found
+
+
+def _batched(axis: Any, args: Any, dims: Any, *, traced: Any, **params: Any) -> Any:
+    del traced
+    ours = axis.name in params["left"]
+    if not ours and all(dim is None for dim in dims):
+        out = _bind(args, **params)
+        return out, [None] * len(out)
+
+    def in_front(x: Array, dim: Any) -> Array:
+        if dim is None:
+            return jnp.broadcast_to(x, (axis.size, *x.shape))
+        return jnp.moveaxis(x, dim, 0)
+
+    args = [in_front(x, dim) for x, dim in zip(args, dims, strict=True)]
+    if ours:
+        left = tuple(name for name in params["left"] if name != axis.name)
+        out = _bind(args, **params | {"left": left, "rows": (axis.name, *params["rows"])})
+        return out, [None] * len(out)
+    # One after another, since every one is shared out among the workers as a whole.
+    out = lax.map(lambda args: _bind(args, **params), args)
+    return out, [0] * len(out)
+
+
+def _differentiated(primals: Any, tangents: Any, *, traced: Any, **params: Any) -> Any:
+    del traced
+    plain = params | {"collective": params["plain"]}
+    given = tuple(ad.instantiate_zeros(tangent) for tangent in tangents)
+    _, tangent = jax.jvp(lambda *args: _run(args, **plain), tuple(primals), given)
+    return _bind(primals, **params), tangent
+
+
+def _evaluated(*args: Array, traced: Any, **params: Any) -> list[Array]:
+    del params
+    return jex_core.jaxpr_as_fun(traced)(*args)
+
+
+_over_workers.def_impl(_evaluated)
+_over_workers.def_abstract_eval(lambda *_, traced, **__: list(traced.out_avals))
+batching.fancy_primitive_batchers[_over_workers] = _batched
+ad.primitive_jvps[_over_workers] = _differentiated
+mlir.register_lowering(_over_workers, mlir.lower_fun(_evaluated, multiple_results=True))
