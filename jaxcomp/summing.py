@@ -87,12 +87,12 @@ def decode_mean(
     before, after = mean_factors(workers)
     if before != 1:  # As weights, by which a quantizer multiplies its steps and nothing else.
         weights = jnp.ones(workers, jnp.float32) if weights is None else weights
-        weights = weights * jnp.float32(before)
-    if after == 1:  # A kernel then writes the mean in its own dtype.
-        return _decode_sum(codec, keys, payloads, like, weights, side).astype(like.dtype)
-    total = decode_sum(codec, keys, payloads, like, weights, side)
+        weights = weights * kept(before, jnp.float32)
+    # Without a factor, a kernel writes the mean in its own dtype.
+    sum_like = like if after == 1 else accumulator(like)
+    total = _decode_sum(codec, keys, payloads, sum_like, weights, side)
     # Times the reciprocal: compiled, division by a constant is that; eagerly it is not.
-    return (total * jnp.asarray(after, total.dtype)).astype(like.dtype)
+    return saturated(total * jnp.asarray(after, total.dtype), like.dtype)
 
 
 def mean_factors(workers: int) -> tuple[float, float]:
@@ -107,6 +107,22 @@ def mean_factors(workers: int) -> tuple[float, float]:
     """
     power = 1 << (workers - 1).bit_length()
     return 1 / power, power / workers
+
+
+def saturated(x: Array, dtype: Any) -> Array:
+    """`x` in the dtype; what is finite stays finite, even where rounding up would overflow."""
+    largest = float(jnp.finfo(dtype).max)
+    if largest >= float(jnp.finfo(x.dtype).max):
+        return x.astype(dtype)
+    return jnp.where(jnp.isfinite(x), jnp.clip(x, -largest, largest), x).astype(dtype)
+
+
+def kept(factor: float, dtype: Any) -> Array:
+    """A factor of every term of a sum, which XLA must not take out of the sum.
+
+    It does so with a constant that is a power of two, since only overflow could tell.
+    """
+    return lax.optimization_barrier(jnp.asarray(factor, dtype))
 
 
 def _decode_sum(

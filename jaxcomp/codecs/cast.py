@@ -70,7 +70,7 @@ class Cast:
     def encode(self, key: Key, x: Array, count: Array, state: tuple) -> tuple[Any, tuple]:
         del key, count
         if self.dtype in _WIDE:
-            return CastPayload(_saturated(x, self.dtype)), state
+            return CastPayload(summing.saturated(x, self.dtype)), state
         scale = _power_of_two(sums.max_abs(x), self.dtype)
         values = (x.astype(jnp.float32) * (1 / scale)).astype(self.dtype)
         return ScaledCastPayload(values, scale[:, 0]), state
@@ -83,15 +83,7 @@ class Cast:
             largest = jnp.finfo(jnp.float32).max
             scaled = jnp.clip(values * payload.scales[:, None], -largest, largest)
             values = jnp.where(jnp.isfinite(values), scaled, values)
-        return _saturated(values, like.dtype)
-
-
-def _saturated(x: Array, dtype: Any) -> Array:
-    """`x` in the dtype; what is finite stays finite, even where rounding up would overflow."""
-    largest = float(jnp.finfo(dtype).max)
-    if largest >= float(jnp.finfo(x.dtype).max):
-        return x.astype(dtype)
-    return jnp.where(jnp.isfinite(x), jnp.clip(x, -largest, largest), x).astype(dtype)
+        return summing.saturated(values, like.dtype)
 
 
 def _power_of_two(top: Array, dtype: str) -> Array:

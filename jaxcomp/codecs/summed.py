@@ -62,7 +62,6 @@ class Summed:
 
     Note:
         The step does not travel with the integers, so nothing can be decoded without agreement.
-        Sums of elements beyond the largest float32, divided by the workers, overflow.
     """
 
     levels: Levels
@@ -117,6 +116,10 @@ class Summed:
     def side(self, agreed: AgreedSteps) -> Float32[Array, " n"]:
         """The step of each bucket."""
         return agreed.step
+
+    def side_times(self, side: Float32[Array, " n"], factor: float) -> Float32[Array, " n"]:
+        """The steps by which a sum decodes to so much of itself: exact for a power of two."""
+        return side * jnp.float32(factor)
 
     def encode(self, key: Key, x: Array, count: Array, state: Any) -> tuple[SummedPayload, tuple]:
         agreed = state

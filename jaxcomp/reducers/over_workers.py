@@ -75,7 +75,7 @@ def mean_of_rows(rows: Array, axis_name: AxisName) -> Array:
 
     def scattered(rows: Array) -> Array:
         before, after = summing.mean_factors(len(rows))
-        flat = rows.reshape(-1) * jnp.asarray(before, rows.dtype)
+        flat = rows.reshape(-1) * summing.kept(before, rows.dtype)
         own = lax.psum_scatter(flat, axis_name, scatter_dimension=0, tiled=True)
         return (summing.widened(own) * jnp.asarray(after, summing.wide(own.dtype))).astype(rows.dtype)
 
@@ -139,12 +139,21 @@ def _stacked_means(count: int, *args: Array) -> list[Array]:
 def _mean_of(stack: Array, weights: Array | None = None) -> Array:
     before, after = summing.mean_factors(len(stack))
     wide = summing.wide(stack.dtype)
+    kept = summing.kept(before, wide)
 
     def term(index: Any) -> Array:
-        scaled = summing.widened(stack[index]) * jnp.asarray(before, wide)
+        scaled = _widened(stack[index]) * kept
         return summing.weighted(scaled, None if weights is None else weights[index])
 
     return (summing.in_order(term, len(stack)) * jnp.asarray(after, wide)).astype(stack.dtype)
+
+
+@jax.custom_jvp
+def _widened(x: Array) -> Array:
+    return summing.widened(x)  # By its bits, which have no derivative.
+
+
+_widened.defjvps(lambda tangent, out, x: tangent.astype(out.dtype))
 
 
 def _plain_means(count: int, axis_name: AxisName, *args: Array) -> list[Array]:

@@ -1,6 +1,7 @@
 """Psum: payloads are added on the way, by the all-reduce that a dense mean takes."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any, cast
@@ -91,7 +92,7 @@ class Psum:
         if weight is not None:  # Before the scales are agreed on, which NaN would spoil for all.
             message = tuple(jnp.where(weight == 0, 0, x) for x in message)
         own = senders.encode(key, sums, message, state.own(), worker, axis_name)
-        factors = tuple(_factors(payload, workers) for payload in own.payloads)
+        factors = tuple(map(functools.partial(_factors, workers), sums, own.payloads))
         total = _all_reduce(own.payloads, factors, axis_name, weight)
         return Collected(
             part=_mean(key, sums, total, own.sides, factors),
@@ -140,16 +141,16 @@ def _summable(batches: Batches, workers: int) -> Batches:
     return tuple(found)
 
 
-def _factors(payload: PyTree, workers: int) -> tuple[float, float]:
-    """Of each term and of the decoded sum, which make it a mean.
+def _factors(workers: int, batch: Any, payload: PyTree) -> tuple[float, float]:
+    """Of each term, or of what decodes their sum, and of the decoded sum: they make it a mean.
 
-    Floats whose sum might overflow are divided first, as far as it rounds nothing; those of 16 bits
-    are averaged on the way.
+    What might overflow is divided before it is a sum, as far as that rounds nothing; floats of 16
+    bits are averaged on the way.
     """
     dtypes = {leaf.dtype for leaf in jax.tree.leaves(payload)}
-    if any(jnp.issubdtype(dtype, jnp.integer) for dtype in dtypes):
-        return 1.0, 1 / workers
     before, after = summing.mean_factors(workers)
+    if any(jnp.issubdtype(dtype, jnp.integer) for dtype in dtypes):
+        return (before, after) if hasattr(batch.codec, "side_times") else (1.0, 1 / workers)
     return (before * after, 1.0) if any(map(over_workers.is_narrow, dtypes)) else (before, after)
 
 
@@ -193,7 +194,7 @@ def _weighted(x: Array, weight: Array | None, factor: float) -> Array:
     """Floats times the weight and the factor, integers as they are; zeros for weight zero."""
     if jnp.issubdtype(x.dtype, jnp.integer):
         return x if weight is None else jnp.where(weight == 0, 0, x)
-    return summing.weighted(x * jnp.asarray(factor, x.dtype), weight)
+    return summing.weighted(x * summing.kept(factor, x.dtype), weight)
 
 
 def _mean(
@@ -205,10 +206,12 @@ def _mean(
 ) -> Stacks:
     """The decoded sums, times what makes them means."""
 
-    def mean(batch: Any, factor: float) -> Callable[..., Array]:
+    def mean(batch: Any, before: float, factor: float) -> Callable[..., Array]:
         like = summing.accumulator(batch.like)
 
         def decode(key, payload, side):
+            if hasattr(batch.codec, "side_times"):
+                side = batch.codec.side_times(side, before)
             whole = batch.codec.decode(key, payload, like, side)
             # Times the reciprocal: compiled, division by a constant is that; eagerly it is not.
             return (whole * jnp.asarray(factor, whole.dtype)).astype(batch.dtype)
@@ -221,8 +224,8 @@ def _mean(
 
     # Whose key it is does not matter: what is linear draws nothing of its own when it decodes.
     return tuple(
-        mean(batch, factor)(batches_.batch_key(key, number, 0), payload, side)
-        for number, (batch, payload, side, (_, factor)) in enumerate(
+        mean(batch, *pair)(batches_.batch_key(key, number, 0), payload, side)
+        for number, (batch, payload, side, pair) in enumerate(
             zip(batches, total, sides, factors, strict=True)
         )
     )

@@ -1,0 +1,208 @@
+"""A mean that can be represented is finite, halves travel as halves, and derivatives exist."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+from suite import SLOW
+
+import jaxcomp
+from jaxcomp import noise, trees
+from jaxcomp.reducers import over_workers, reduction
+
+SIGN, QSGD = jaxcomp.sign(), jaxcomp.qsgd_inf(bits=4)
+LARGE = {"float16": 6e4, "bfloat16": 8e37, "float32": 8e37}
+"""A sum of five overflows. (The step of a code is at most 2¹²⁶, 8.5e37.)"""
+WEIGHTS = np.array([8, 0, 0, 0, 0, 0, 0, 0], np.float32)
+
+
+def kept(codec):
+    """A biased codec, with what it drops kept."""
+    return jaxcomp.Link(codec, jaxcomp.Residual())
+
+
+REDUCERS = {
+    "gathered signs": jaxcomp.Gather(kept(SIGN)),
+    "gathered codes": jaxcomp.Gather(QSGD),
+    "gathered sparse": jaxcomp.Gather(kept(jaxcomp.top_k(fraction=1.0))),
+    "two shots": jaxcomp.TwoShot(QSGD, QSGD),
+    "added": jaxcomp.Psum(jaxcomp.Identity()),
+    "added integers": jaxcomp.Psum(jaxcomp.terngrad(clip=None, shared=True)),
+}
+if SLOW:
+    REDUCERS |= {
+        "gathered rotated": jaxcomp.Gather(jaxcomp.eden(4, 512)),
+        "gathered casts": jaxcomp.Gather(kept(jaxcomp.cast("bfloat16"))),
+        "two shots of signs": jaxcomp.TwoShot(kept(SIGN), kept(SIGN)),
+        "cheapest": jaxcomp.Cheapest(QSGD),
+        "added samples": jaxcomp.Psum(jaxcomp.random_k(fraction=1.0)),
+    }
+
+
+def mean_of(reducer, weighted, axis_name="data"):
+    """The mean of trees with a leading axis of workers."""
+
+    def run(grads, weight):
+        layout = reduction.plan_here(reducer, grads, axis_name)
+        message, dense = trees.stacks(layout, grads)
+        message = reduction.enter(reducer, layout.batches, message, axis_name)
+        weight = weight if weighted else None
+        state = reducer.init(layout.batches, axis_name)
+        key = noise.raw(1)
+        got = reducer.collect(key, layout.batches, message, state, axis_name, weight)
+        mean, _ = reducer.spread(key, layout.batches, got.part, got.state, axis_name)
+        mean = reduction.leave(reducer, layout.batches, mean, axis_name)
+        return trees.assemble(layout, mean, reducer.dense(dense, axis_name, weight))
+
+    return run
+
+
+def large(*lead, names=LARGE):
+    """The same large number everywhere, in leaves that are compressed and in dense ones."""
+    tree = {}
+    for name in names:
+        tree[name] = jnp.full((*lead, 32, 40), LARGE[name], name)
+        if name == "float16":  # A float32 sum is the all-reduce's own, and ends at the largest.
+            tree[f"{name} dense"] = jnp.full((*lead, 37), LARGE[name], name)
+    return tree
+
+
+def assert_large(mean, rtol=0.15):
+    for name, leaf in mean.items():
+        want = LARGE[name.removesuffix(" dense")]
+        np.testing.assert_allclose(np.asarray(leaf, np.float64), want, rtol=rtol, err_msg=name)
+
+
+@pytest.mark.parametrize("name", REDUCERS)
+def test_a_mean_that_can_be_represented_is_finite(name):
+    """Of eight workers, each with nearly the largest number of its dtype."""
+    run = jax.vmap(mean_of(REDUCERS[name], False), in_axes=(0, None), axis_name="data")
+    assert_large(jax.jit(run)(large(8), jnp.ones(8)))
+
+
+@pytest.mark.parametrize("name", ["two shots", "added", *(["gathered codes"] if SLOW else [])])
+def test_a_weighted_mean_that_can_be_represented_is_finite(name):
+    """The weight times the number is more than the dtype holds, and the mean is not."""
+    run = jax.vmap(mean_of(REDUCERS[name], True), axis_name="data")
+    mean = jax.jit(run)(large(8), jnp.asarray(WEIGHTS))
+    assert_large(mean)
+    few = large(8, names=["float16"])
+    few["float16"] = few["float16"].at[1:].set(jnp.nan)  # Of weight zero.
+    assert_large(jax.jit(run)(few, jnp.asarray(WEIGHTS)))
+
+
+def test_means_over_two_levels_are_finite():
+    for inner in (jaxcomp.Dense(), *([jaxcomp.Dense("bfloat16")] if SLOW else [])):
+        run = mean_of(jaxcomp.Hierarchical(inner, jaxcomp.Gather(kept(SIGN))), False, ("slow", "fast"))
+        run = jax.vmap(run, in_axes=(0, None), axis_name="fast")
+        run = jax.vmap(run, in_axes=(0, None), axis_name="slow")
+        assert_large(jax.jit(run)(large(2, 4), jnp.ones(8)))
+
+
+@pytest.mark.parametrize("workers", [3, 8])
+def test_dense_means_and_their_limit(workers):
+    """Of 16 bits any; of float32 those whose sum is finite, which is what the docs promise."""
+    run = jax.vmap(mean_of(jaxcomp.Dense(), False), in_axes=(0, None), axis_name="data")
+    narrow = large(workers, names=["float16", "bfloat16"])
+    share = float(np.finfo(np.float32).max) / workers
+    mean = jax.jit(run)(
+        narrow
+        | {
+            "float32": jnp.full((workers, 9), 0.999 * share),
+            "more": jnp.full((workers, 9), 1.001 * share),
+        },
+        jnp.ones(workers),
+    )
+    assert np.isinf(mean.pop("more")).all()
+    assert np.isfinite(mean.pop("float32")).all()
+    assert_large(mean, rtol=4e-3)
+
+
+def test_low_rank_means_and_their_limit():
+    """Products of float32 matrices must be finite; those of float16 always are."""
+    reducer = jaxcomp.PowerIteration(rank=1, rules=(jaxcomp.Rule("*", jaxcomp.LowRank(rank=1, min_ratio=0)),))
+    run = jax.vmap(mean_of(reducer, False), in_axes=(0, None), axis_name="data")
+    tree = large(8, names=["float16"]) | {"float32": jnp.full((8, 32, 40), 1e36)}
+    mean = jax.jit(run)(tree, jnp.ones(8))
+    np.testing.assert_allclose(mean.pop("float32"), 1e36, rtol=1e-4)
+    assert_large(mean)
+
+
+def test_halves_are_rounded_once():
+    """The mean of eight workers is the float32 mean, rounded to nearest."""
+    x = np.random.default_rng(0).standard_normal((8, 300)).astype(np.float32)
+    for dtype in ("bfloat16", "float16"):
+        halves = jnp.asarray(x, dtype)
+        whole = functools.reduce(np.add, np.asarray(halves, np.float32)) * np.float32(1 / 8)
+        run = jax.vmap(lambda x: over_workers.mean([x], "data")[0], axis_name="data")
+        np.testing.assert_array_equal(run(halves)[0], jnp.asarray(whole, dtype))
+
+
+SENT = {
+    "dense as bfloat16": (jaxcomp.Dense("bfloat16"), "float32"),
+    "dense as float16": (jaxcomp.Dense("float16"), "float32"),
+    "bfloat16 as it is": (jaxcomp.Dense(), "bfloat16"),
+    "float16 as it is": (jaxcomp.Dense(), "float16"),
+    "beside codes": (jaxcomp.Gather(QSGD), "bfloat16"),
+    "added": (jaxcomp.Psum(jaxcomp.Identity()), "float16"),
+    "factors": (jaxcomp.PowerIteration(rank=1, factors="bfloat16"), "float32"),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "workers"),
+    [(name, n) for name in SENT for n in (2, 8) if SLOW or n == 8 or "dense" in name],
+)
+def test_halves_travel_as_halves(name, workers):
+    """The compiled program sends what `wire_bytes` says, and no float of 16 bits as 32."""
+    reducer, dtype = SENT[name]
+    mesh = jax.make_mesh(
+        (workers,),
+        ("data",),
+        axis_types=(jax.sharding.AxisType.Auto,),
+        devices=jax.devices()[:workers],
+    )
+    like = {"w": jnp.zeros((40, 65), dtype), "b": jnp.zeros(523, dtype), "c": jnp.zeros(7)}
+
+    def step(grads, weight):
+        return mean_of(reducer, False)(jax.tree.map(lambda x: x[0], grads), weight)
+
+    mapped = jax.shard_map(step, mesh=mesh, in_specs=(P("data"), P()), out_specs=P())
+    stacked = jax.tree.map(lambda x: jax.ShapeDtypeStruct((workers, *x.shape), x.dtype), like)
+    program = jax.jit(mapped).lower(stacked, jax.ShapeDtypeStruct((), jnp.float32)).compile()
+    moved = sum(jaxcomp.collective_bytes(program).values())
+    said = jaxcomp.wire_bytes(reducer, like, workers=workers)
+    assert abs(moved - said) <= 2
+    assert jaxcomp.describe(reducer, like, workers=workers).link_bytes == said
+    if isinstance(reducer, jaxcomp.Dense):
+        halves = jaxcomp.wire_bytes(jaxcomp.Dense(), jax.tree.map(jnp.float16, like), workers)
+        assert said - halves <= (0 if reducer.dtype else 2 * 7 * 2)
+
+
+def test_means_have_derivatives_and_may_be_mapped_again():
+    """As `lax.pmean` has; and an axis that is none of the workers' changes nothing."""
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((3, 8, 5)), jnp.float32)
+
+    def mean(x, weight):
+        return over_workers.mean([x, x.astype(jnp.bfloat16)], "data", weight)
+
+    def loss(x):
+        wide, narrow = jax.vmap(lambda x: mean(x, None), axis_name="data")(x)
+        return jnp.sum(wide**2) + jnp.sum(narrow.astype(jnp.float32))
+
+    grad = jax.grad(loss)(x[0])
+    np.testing.assert_allclose(grad, 2 * x[0].mean(0)[None].repeat(8, 0) + 1, rtol=1e-5)
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    weights = jnp.arange(24.0).reshape(3, 8) / 8
+
+    def body(x, weight):  # The same for three trees at once.
+        return jax.vmap(mean)(x[:, 0], weight[:, 0])
+
+    specs = (P(None, "data"), P(None, "data"))
+    got = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=P()))(x, weights)
+    rows = jax.vmap(jax.vmap(mean, axis_name="data"))(x, weights)
+    for one, other in zip(got, rows, strict=True):
+        np.testing.assert_array_equal(one, other[:, 0])
