@@ -53,8 +53,10 @@ class Codec(Protocol):
     `agree(key, x, count, state, axis_name) -> state` for what all workers must agree on before they
     encode; `side(agreed)` for what of it the decoder needs, which `decode` and `decode_sum` are
     then given; `decode_sum(keys, payloads, like, weights=None)` where summing `n` payloads can be
-    done better than one after another; `mean_of_senders(keys, payloads, like, weights=None)` of one
-    that does not send every element, the mean over those who did; `variance_bound(size)`, the
+    done better than one after another, added in float32 or wider whatever `like` is;
+    `mean_of_senders(keys, payloads, like, weights=None)` of one that does not send every element,
+    the mean over those who did; `side_times(side, factor)`, the side by which a sum of integers
+    decodes to `factor` times as much, for a power of two; `variance_bound(size)`, the
     relative variance of an unbiased codec in the worst case; `for_leaf(shape, dtype) ->
     (codec | None, why)` for a codec that depends on the shape of the leaf, or would rather leave
     some dense; `summable(workers) -> codec` for the linear codec, of equal buckets and state, that

@@ -11,6 +11,7 @@ from suite import SLOW
 
 import jaxcomp
 from jaxcomp import noise, trees
+from jaxcomp.protocols import AxisName
 from jaxcomp.reducers import over_workers, reduction
 
 SIGN, QSGD = jaxcomp.sign(), jaxcomp.qsgd_inf(bits=4)
@@ -42,7 +43,7 @@ if SLOW:
     }
 
 
-def mean_of(reducer, weighted, axis_name="data"):
+def mean_of(reducer, weighted, axis_name: AxisName = "data"):
     """The mean of trees with a leading axis of workers."""
 
     def run(grads, weight):
@@ -96,7 +97,9 @@ def test_a_weighted_mean_that_can_be_represented_is_finite(name):
 
 def test_means_over_two_levels_are_finite():
     for inner in (jaxcomp.Dense(), *([jaxcomp.Dense("bfloat16")] if SLOW else [])):
-        run = mean_of(jaxcomp.Hierarchical(inner, jaxcomp.Gather(kept(SIGN))), False, ("slow", "fast"))
+        run = mean_of(
+            jaxcomp.Hierarchical(inner, jaxcomp.Gather(kept(SIGN))), False, ("slow", "fast")
+        )
         run = jax.vmap(run, in_axes=(0, None), axis_name="fast")
         run = jax.vmap(run, in_axes=(0, None), axis_name="slow")
         assert_large(jax.jit(run)(large(2, 4), jnp.ones(8)))
@@ -123,7 +126,9 @@ def test_dense_means_and_their_limit(workers):
 
 def test_low_rank_means_and_their_limit():
     """Products of float32 matrices must be finite; those of float16 always are."""
-    reducer = jaxcomp.PowerIteration(rank=1, rules=(jaxcomp.Rule("*", jaxcomp.LowRank(rank=1, min_ratio=0)),))
+    reducer = jaxcomp.PowerIteration(
+        rank=1, rules=(jaxcomp.Rule("*", jaxcomp.LowRank(rank=1, min_ratio=0)),)
+    )
     run = jax.vmap(mean_of(reducer, False), in_axes=(0, None), axis_name="data")
     tree = large(8, names=["float16"]) | {"float32": jnp.full((8, 32, 40), 1e36)}
     mean = jax.jit(run)(tree, jnp.ones(8))

@@ -31,9 +31,7 @@ def total(arrays: Sequence[Array], axis_name: AxisName) -> list[Array]:
     return _over(_all_reduce, _ordered, _all_reduce, arrays, axis_name)
 
 
-def mean(
-    arrays: Sequence[Array], axis_name: AxisName, weight: Array | None = None
-) -> list[Array]:
+def mean(arrays: Sequence[Array], axis_name: AxisName, weight: Array | None = None) -> list[Array]:
     """`Σ wᵢ·xᵢ / n` of each array; of weight zero, a worker that is not finite adds nothing.
 
     Floats of 16 bits are added in float32 and rounded once, where the platform has no all-reduce
@@ -50,10 +48,15 @@ def mean(
         found[i] = x * jnp.asarray(1 / axes.size(axis_name), x.dtype)
     for dtype in dict.fromkeys(arrays[i].dtype for i in narrow):
         alike = [i for i in narrow if arrays[i].dtype == dtype]
-        ways = (_narrow_means, _stacked_means, _plain_means)
         given = [arrays[i] for i in alike] + ([] if weight is None else [weight])
-        each = [functools.partial(way, len(alike)) for way in ways]
-        for i, x in zip(alike, _over(*each, given, axis_name), strict=True):
+        means = _over(
+            functools.partial(_narrow_means, len(alike)),
+            functools.partial(_stacked_means, len(alike)),
+            functools.partial(_plain_means, len(alike)),
+            given,
+            axis_name,
+        )
+        for i, x in zip(alike, means[: len(alike)], strict=True):
             found[i] = x
     return found
 
@@ -77,7 +80,9 @@ def mean_of_rows(rows: Array, axis_name: AxisName) -> Array:
         before, after = summing.mean_factors(len(rows))
         flat = rows.reshape(-1) * summing.kept(before, rows.dtype)
         own = lax.psum_scatter(flat, axis_name, scatter_dimension=0, tiled=True)
-        return (summing.widened(own) * jnp.asarray(after, summing.wide(own.dtype))).astype(rows.dtype)
+        return (summing.widened(own) * jnp.asarray(after, summing.wide(own.dtype))).astype(
+            rows.dtype
+        )
 
     if rows.dtype == jnp.float16:
         return exchanged(rows)

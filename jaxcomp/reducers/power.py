@@ -103,7 +103,9 @@ class PowerIteration:
         begins with the first step, where the authors' code can send the first ones dense. All
         workers compute `P` for themselves from the same sum: on devices that round differently,
         replicas would drift apart in the last bits. A mean of bfloat16 is rounded to bfloat16,
-        which no residual sees, and a CPU's all-reduce sends it as float32.
+        which no residual sees. Products of matrices are added in an order that XLA picks by their
+        shapes, so under `vmap` the last bits may differ from those of other ways of mapping.
+        Products with factors, and their sums over the workers, are float32 and must be finite.
     """
 
     rank: int = 4
