@@ -154,6 +154,7 @@ from jaxcomp.reducers.phases import Phases as Phases
 from jaxcomp.reducers.power import PowerIteration as PowerIteration
 from jaxcomp.reducers.psum import Psum as Psum
 from jaxcomp.reducers.two_shot import TwoShot as TwoShot
+from jaxcomp.resizing import resize_workers as resize_workers
 from jaxcomp.theory.cost import Network as Network
 from jaxcomp.transforms.accumulated import accumulate as accumulate
 from jaxcomp.transforms.clipping import clip_local as clip_local
@@ -170,10 +171,6 @@ from jaxcomp.transforms.view import (
 from jaxcomp.transforms.wrappers import per_worker as per_worker, skip_nonfinite as skip_nonfinite
 from jaxcomp.trees import decode as decode, encode as encode, roundtrip as roundtrip
 from jaxcomp.wire import collective_bytes as collective_bytes, wire_bytes as wire_bytes
-from jaxcomp.workers import (
-    PerWorker as PerWorker,
-    resize_workers as resize_workers,
-    state_specs as state_specs,
-)
+from jaxcomp.workers import PerWorker as PerWorker, state_specs as state_specs
 
 __version__ = "0.1.0"

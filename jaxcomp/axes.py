@@ -5,7 +5,10 @@ each helper here does the right thing with and without them.
 """
 
 import collections
+import contextlib
+import contextvars
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -17,6 +20,24 @@ from jaxcomp.protocols import Array, AxisName, PyTree
 _TILE = 128
 """A TPU gathers vectors of whole tiles; of another length, it adds up everyone's, each in its place
 among zeros, which sends twice the bytes."""
+
+
+_PLANNED: contextvars.ContextVar[int | None] = contextvars.ContextVar("workers", default=None)
+
+
+@contextlib.contextmanager
+def planned(workers: int) -> Iterator[None]:
+    """Outside of a mapped function, states that are made in here are for so many workers."""
+    token = _PLANNED.set(workers)
+    try:
+        yield
+    finally:
+        _PLANNED.reset(token)
+
+
+def known(axis_name: AxisName) -> bool:
+    """Whether the number of workers is known: inside a mapped function, or as it is `planned`."""
+    return bound(axis_name) or _PLANNED.get() is not None
 
 
 def names(axis_name: AxisName) -> tuple:
@@ -44,12 +65,14 @@ def require(axis_name: AxisName) -> None:
 
 
 def size(axis_name: AxisName) -> int:
-    """The number of workers on the axis; 1 outside a mapped function."""
-    return lax.axis_size(axis_name) if bound(axis_name) else 1
+    """The number of workers on the axis; 1 outside a mapped function, or as many as `planned`."""
+    return lax.axis_size(axis_name) if bound(axis_name) else _PLANNED.get() or 1
 
 
 def sizes(axis_name: AxisName) -> tuple[int, ...]:
-    """The size of each axis; ones outside a mapped function."""
+    """The size of each axis; ones outside a mapped function, but the first as `planned`."""
+    if not bound(axis_name):
+        return (size(axis_name), *(1 for _ in names(axis_name)[1:]))
     return tuple(size(name) for name in names(axis_name))
 
 

@@ -1,6 +1,5 @@
 """What differs between workers: the memory in an optimizer state, and how to tell it apart."""
 
-import functools
 import sys
 from typing import Any
 
@@ -8,9 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from jaxcomp import axes, axis_types
+from jaxcomp import axes
 from jaxcomp.protocols import AxisName, Mirrored, PyTree
-from jaxcomp.quantize import blocks
 
 _MARK = "per_worker"
 """In a leaf's path, says that it differs between workers, even where a library (flax's nnx) has
@@ -32,8 +30,10 @@ class PerWorker:
 
     Args:
         tree: arrays with that leading axis.
-        kind: what they are ("residual", "momentum", "shift", "codec", "local", or "share" for rows
-            of which each worker has its share); `resize_workers` reads it.
+        kind: what they are; `resize_workers` reads it. "share" is rows of which each worker has its
+            share, "codec" the state of a codec, "codec share" that of a codec which encodes a
+            worker's share of rows. All others ("residual", "momentum", "shift", "local", …) are
+            averaged.
     """
 
     def __init__(self, tree: PyTree, kind: str):
@@ -199,97 +199,3 @@ def state_specs(state: PyTree, axis_name: AxisName) -> PyTree:
     return jax.tree_util.tree_map_with_path(
         lambda path, _: PartitionSpec(axis_name) if marked(path) else PartitionSpec(), state
     )
-
-
-@axis_types.automatically
-def resize_workers(tx: Any, state: PyTree, params: PyTree, workers: int) -> PyTree:
-    """Moves a state to another number of workers.
-
-    Replicated state stays, such as the mirror of all shifts. Of the memory of `n` workers, each of
-    the new ones gets the mean, so that the mean residual, the mean momentum and velocity (both are
-    sums of gradients), and the mean shift that the mirror must equal, stay what they were;
-    counters, which are equal on all workers, are kept. Rows of which each worker has a share (the
-    memory of a downlink) are shared out again.
-
-    Args:
-        tx: the transformation that the state belongs to.
-        state: its state, outside of the mapped function (leading axis `n`).
-        params: the parameters.
-        workers: the new number of workers.
-
-    Raises:
-        ValueError: if `workers` is not positive or `state` is not a state of `tx`.
-
-    Returns:
-        The state with leading axis `workers`, on the mesh where it was; place it on the new one
-        with `jaxcomp.place`, or with `jax.device_put` and `state_specs`. That of a sharded model
-        keeps its shards.
-    """
-    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-        raise ValueError(f"`workers` must be a positive integer, got {workers!r}")
-    expected = jax.eval_shape(tx.init, params)
-    same = jax.tree.structure(state) == jax.tree.structure(expected)
-    if not same or _shapes(state) != _shapes(expected):
-        raise ValueError(
-            "`state` must be a state of `tx` for these `params`, with memory that does not depend "
-            "on the number of workers but for its shares, got shapes "
-            f"{[x for x in _shapes(state) if x not in _shapes(expected)]} that `tx` does not have. "
-            "What jaxcomp.Hierarchical remembers, and jaxcomp.TwoShot of leaves that a codec takes "
-            "whole, is cut by the number of workers: begin a new state with jaxcomp.init_state"
-        )
-
-    def move(path, x, like):
-        if not marked(path):
-            return x
-        sharded = shard_axes(path) is not None
-        if shared_out(path):
-            rows = jax.tree.leaves(like)[0].shape[2 if sharded else 1]
-            change = functools.partial(_shared_out, total=rows, workers=workers)
-        else:
-            change = functools.partial(_averaged, workers=workers)
-        return jax.vmap(change, in_axes=1, out_axes=1)(x) if sharded else change(x)
-
-    return jax.tree_util.tree_map_with_path(
-        move, state, expected, is_leaf=lambda node: isinstance(node, blocks.Blocks8)
-    )
-
-
-def _averaged(x: Any, workers: int) -> Any:
-    """`[n, …]`: their mean, or what is equal on all of them, for each of so many workers."""
-    if isinstance(x, blocks.Blocks8):
-        kept = blocks.pack(jnp.mean(jax.vmap(blocks.unpack)(x), axis=0))
-    elif jnp.issubdtype(x.dtype, jnp.floating):
-        wide = jnp.promote_types(x.dtype, jnp.float32)
-        kept = jnp.mean(x, axis=0, dtype=wide).astype(x.dtype)
-    else:
-        kept = x[0]
-    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (workers, *leaf.shape)), kept)
-
-
-def _shared_out(x: Any, total: int, workers: int) -> Any:
-    """`[n, rows, …]`, of which `total` rows are real, as equal shares of so many workers."""
-    if isinstance(x, blocks.Blocks8):
-        whole = jax.vmap(blocks.unpack)(x)
-        return jax.vmap(blocks.pack)(_shared_out(whole, total, workers))
-    if x.ndim < 2 or x.shape[1] == 0:  # No rows: an empty memory stays one.
-        return jnp.broadcast_to(x[:1], (workers, *x.shape[1:]))
-    rows = x.reshape(-1, *x.shape[2:])[:total]
-    each = -(-total // workers)
-    missing = each * workers - rows.shape[0]
-    rows = jnp.pad(rows, [(0, missing)] + [(0, 0)] * (rows.ndim - 1))
-    return rows.reshape(workers, each, *x.shape[2:])
-
-
-def _shapes(state: PyTree) -> list[tuple]:
-    """What must agree between states of different worker counts."""
-
-    def shape(path, leaf):
-        if not marked(path):
-            return leaf.shape
-        kept, rows = leaf.shape[1:], 0 if shard_axes(path) is None else 1
-        return kept[:rows] + kept[rows + 1 :] if shared_out(path) else kept
-
-    return [
-        (shape(path, leaf), jnp.dtype(leaf.dtype))
-        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
-    ]

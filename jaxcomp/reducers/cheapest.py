@@ -6,11 +6,11 @@ import math
 import warnings
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 
-from jaxcomp import axes, feedback as feedback_, offers, trees, wire, workers
+from jaxcomp import axes, feedback as feedback_, offers, trees, wire
 from jaxcomp.feedback import Link, Shift
 from jaxcomp.policy import Policy
 from jaxcomp.protocols import Array, AxisName, Batches, Codec, Collected, PyTree, Reducer, Stacks
@@ -107,15 +107,15 @@ class Cheapest:
     def init(self, batches: Batches, axis_name: AxisName) -> PyTree:
         state = self.reducers[-1].init(batches, axis_name)
         # Outside of the mapped function no one knows the workers: the first step will.
-        return self._trimmed(batches, state, axis_name) if axes.bound(axis_name) else state
+        return self._trimmed(batches, state, axis_name) if axes.known(axis_name) else state
 
     def fitted(self, batches: Batches, state: PyTree, axis_name: AxisName) -> PyTree:
         """The state with the memory that what is picked needs.
 
-        Memory that a downlink has is kept, and with it the downlink: for two workers, where a
-        state of more may have come to, both ways send the same.
+        Raises:
+            ValueError: for the memory of a downlink that other workers had.
         """
-        reducer = self._now(batches, state, axis_name)
+        reducer = self._here(batches, axis_name)
         if isinstance(reducer, TwoShot):
             return reducer.fitted(batches, state, axis_name)
         return self._trimmed(batches, state, axis_name)
@@ -132,7 +132,7 @@ class Cheapest:
         axis_name: AxisName,
         weight: Array | None = None,
     ) -> Collected:
-        reducer = self._now(batches, state, axis_name)
+        reducer = self._here(batches, axis_name)
         self._warn(batches, axes.size(axis_name))
         own = _own(reducer, state)
         got = reducer.collect(key, batches, message, own, axis_name, weight)
@@ -141,7 +141,7 @@ class Cheapest:
     def spread(
         self, key: Array, batches: Batches, part: Stacks, state: PyTree, axis_name: AxisName
     ) -> tuple[Stacks, PyTree]:
-        reducer = self._now(batches, state, axis_name)
+        reducer = self._here(batches, axis_name)
         mean, own = reducer.spread(key, batches, part, _own(reducer, state), axis_name)
         return mean, _within(reducer, state, own)
 
@@ -149,7 +149,7 @@ class Cheapest:
         self, batches: Batches, part: Stacks, state: PyTree, axis_name: AxisName
     ) -> Stacks:
         """As what is picked has it."""
-        reducer = self._now(batches, state, axis_name)
+        reducer = self._here(batches, axis_name)
         known = getattr(reducer, "unchanged", lambda batches, part, state, axis_name: part)
         return known(batches, part, _own(reducer, state), axis_name)
 
@@ -189,11 +189,6 @@ class Cheapest:
     def _here(self, batches: Batches, axis_name: AxisName) -> Any:
         return self._pick(batches, axes.size(axis_name))
 
-    def _now(self, batches: Batches, state: PyTree, axis_name: AxisName) -> Any:
-        """What is picked; two shots anyway, if a downlink has something to remember."""
-        two_shot = self.two_shot()
-        return two_shot if two_shot and _used(batches, state) else self._here(batches, axis_name)
-
     def two_shot(self, *, whole: bool = False) -> TwoShot | None:
         """`TwoShot` with this link, or None where the codec or feedback does not allow it.
 
@@ -216,16 +211,16 @@ class Cheapest:
         reducer = self._here(batches, axis_name)
         if isinstance(reducer, TwoShot) or not isinstance(state, TwoShotState):
             return state
-        return jax.tree_util.tree_map_with_path(
-            lambda path, x: x[:, :0] if workers.shared_out(path) else x, state
-        )
-
-
-def _used(batches: Batches, state: PyTree) -> bool:
-    """Whether there is the memory of a share, neither empty nor as it is before the first step."""
-    whole = max((batch.buckets for batch in batches), default=0)
-    leaves = jax.tree_util.tree_leaves_with_path(state)
-    return any(workers.shared_out(path) and 0 < x.shape[1] < whole for path, x in leaves)
+        down, rows = cast(TwoShot, self.two_shot()).feedback, tuple(b.like for b in batches)
+        unused = jax.tree.leaves(jax.eval_shape(lambda: down.init(rows, rows)))
+        for x, like in zip(jax.tree.leaves(state.memory), unused, strict=True):
+            if x.shape[1] not in (0, like.shape[0]):
+                raise ValueError(
+                    f"`state` must be one for these {axes.size(axis_name)} workers, who have no "
+                    "downlink: it remembers shares of what a downlink has not sent yet. Move it "
+                    "here with jaxcomp.resize_workers"
+                )
+        return state._replace(memory=jax.tree.map(lambda x: x[:, :0], state.memory))
 
 
 def _own(reducer: Any, state: PyTree) -> PyTree:

@@ -5,7 +5,7 @@ import functools
 import math
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,12 @@ from jaxcomp.reducers import dense as dense_, over_workers, reduction
 from jaxcomp.reducers.dense import Dense
 from jaxcomp.reducers.gather import Gather
 from jaxcomp.theory import cost
+
+
+class HierarchicalState(NamedTuple):
+    """The state of the outer reducer, of which fast neighbours have different rows."""
+
+    outer: PyTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,15 +126,18 @@ class Hierarchical:
         """The share of this device among its fast neighbours."""
         return batches_.shards(batches, self._axes(axis_name)[1])
 
-    def init(self, batches: Batches, axis_name: AxisName) -> PyTree:
+    def init(self, batches: Batches, axis_name: AxisName) -> HierarchicalState:
         outer, _ = self._axes(axis_name)
         state = self._outer.init(self.within(batches, axis_name), outer)
-        return self._varying(state, axis_name)
+        return HierarchicalState(self._varying(state, axis_name))
 
-    def fitted(self, batches: Batches, state: PyTree, axis_name: AxisName) -> PyTree:
+    def fitted(
+        self, batches: Batches, state: HierarchicalState, axis_name: AxisName
+    ) -> HierarchicalState:
         """As the outer reducer has it."""
         fit = getattr(self._outer, "fitted", lambda batches, links, axis_name: links)
-        return fit(self.within(batches, axis_name), state, self.link_axis(axis_name))
+        shards = self.within(batches, axis_name)
+        return HierarchicalState(fit(shards, state.outer, self.link_axis(axis_name)))
 
     def part_like(self, batches: Batches, axis_name: AxisName) -> PyTree:
         return self._outer.part_like(self.within(batches, axis_name), self.link_axis(axis_name))
@@ -167,28 +176,37 @@ class Hierarchical:
         key: Array,
         batches: Batches,
         message: Stacks,
-        state: PyTree,
+        state: HierarchicalState,
         axis_name: AxisName,
         weight: Array | None = None,
     ) -> Collected:
         outer, _ = self._axes(axis_name)
         shards = self.within(batches, axis_name)
         own = self._key(key, axis_name)
-        return self._outer.collect(own, shards, message, state, outer, weight)
+        got = self._outer.collect(own, shards, message, state.outer, outer, weight)
+        return got._replace(state=HierarchicalState(got.state))
 
     def spread(
-        self, key: Array, batches: Batches, part: Stacks, state: PyTree, axis_name: AxisName
-    ) -> tuple[Stacks, PyTree]:
+        self,
+        key: Array,
+        batches: Batches,
+        part: Stacks,
+        state: HierarchicalState,
+        axis_name: AxisName,
+    ) -> tuple[Stacks, HierarchicalState]:
         outer, _ = self._axes(axis_name)
         shards = self.within(batches, axis_name)
-        return self._outer.spread(self._key(key, axis_name), shards, part, state, outer)
+        own = self._key(key, axis_name)
+        mean, after = self._outer.spread(own, shards, part, state.outer, outer)
+        return mean, HierarchicalState(after)
 
     def unchanged(
-        self, batches: Batches, part: Stacks, state: PyTree, axis_name: AxisName
+        self, batches: Batches, part: Stacks, state: HierarchicalState, axis_name: AxisName
     ) -> Stacks:
         """As the outer reducer has it."""
         known = getattr(self._outer, "unchanged", lambda batches, part, state, axis_name: part)
-        return known(self.within(batches, axis_name), part, state, self.link_axis(axis_name))
+        shards = self.within(batches, axis_name)
+        return known(shards, part, state.outer, self.link_axis(axis_name))
 
     def dense(
         self, leaves: Sequence[Array], axis_name: AxisName, weight: Array | None = None

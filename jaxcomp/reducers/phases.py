@@ -110,6 +110,11 @@ class Phases:
         """That of the last phase."""
         return self.reducers[-1].uplink
 
+    @property
+    def splits(self) -> bool:
+        """Whether devices share the uplink's mirror, as they do in every phase or in none."""
+        return all(getattr(reducer, "splits", False) for reducer in self.reducers)
+
     def phase(self, state: PhasesState) -> Array:
         """The number of the phase that the next step is in."""
         return jnp.sum(state.phase_step >= np.array(self.starts[1:], np.int32), dtype=jnp.int32)
@@ -127,6 +132,11 @@ class Phases:
                     f"{self.reducers[0]!r} has {self.reducers[number]!r}"
                 )
         return PhasesState(jnp.zeros((), jnp.int32), first())
+
+    def fitted(self, batches: Batches, state: PhasesState, axis_name: AxisName) -> PhasesState:
+        """As the last phase has it, whose state is that of all."""
+        fit = getattr(self.reducers[-1], "fitted", lambda batches, state, axis_name: state)
+        return state._replace(current=fit(batches, state.current, axis_name))
 
     def part_like(self, batches: Batches, axis_name: AxisName) -> PyTree:
         parts = [r.part_like(self._own(r, batches), axis_name) for r in self.reducers]

@@ -21,7 +21,7 @@ from jaxcomp.protocols import (
     Reducer,
     Stacks,
 )
-from jaxcomp.reducers import dense as dense_, shares
+from jaxcomp.reducers import carry, dense as dense_, shares
 
 _LARGE = 2**16
 
@@ -44,6 +44,30 @@ class ReductionState(NamedTuple):
     feedback: PyTree
     reducer: PyTree
     dense: PyTree = ()
+
+    def carried(self, like: "ReductionState", workers: int, *, sharded: bool) -> "ReductionState":
+        """The state on its way to so many workers, with nothing that they have no place for.
+
+        `jaxcomp.resize_workers` calls this before it moves the arrays.
+
+        Args:
+            like: shapes and dtypes of a state of the new workers.
+            workers: how many they are.
+            sharded: whether the arrays have an axis of shards, after that of the workers.
+
+        Raises:
+            ValueError: if something is remembered that only these workers can send.
+        """
+        if hasattr(self.reducer, "outer") and jax.tree.leaves((self.feedback, self.reducer)):
+            raise ValueError(
+                f"`state` cannot be moved to {workers} workers: which rows a device of "
+                "jaxcomp.Hierarchical remembers depends on the sizes of all axes. Begin a new "
+                "state with jaxcomp.init_state"
+            )
+        feedback, reducer = carry.up(
+            self.feedback, self.reducer, like.reducer, workers, sharded=sharded
+        )
+        return self._replace(feedback=feedback, reducer=reducer)
 
 
 class Reduction(NamedTuple):
@@ -193,7 +217,10 @@ def fitted(
     memory = workers_.held(state.feedback)
     wanted = jax.eval_shape(lambda: _memory(reducer, batches, axis_name))
     if isinstance(memory, Mirrored) and getattr(reducer, "splits", False):
-        memory = memory._replace(mirror=shares.own(memory.mirror, wanted.mirror, axis_name))
+        rows = tuple(batch.like for batch in batches)
+        whole = jax.eval_shape(lambda: feedback_of(reducer).init(rows, rows)).mirror
+        mirror = shares.own(memory.mirror, wanted.mirror, axis_name, whole)
+        memory = memory._replace(mirror=mirror)
     if jax.tree.map(jnp.shape, memory) != jax.tree.map(jnp.shape, wanted):
         raise ValueError(
             "`state` must be one for these gradients and workers: its memory has shapes "

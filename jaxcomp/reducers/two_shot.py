@@ -129,21 +129,33 @@ class TwoShot:
         memory = self.feedback.init(_likes(cuts), _likes(cuts, axes.size(axis_name)))
         return TwoShotState(
             up=PerWorker.wrap(senders.init(batches), "codec", axis_name),
-            down=PerWorker.wrap(senders.init(cuts), "codec", axis_name),
+            down=PerWorker.wrap(senders.init(cuts), "codec share", axis_name),
             memory=_hold(memory, axis_name),
         )
 
     def fitted(self, batches: Batches, state: TwoShotState, axis_name: AxisName) -> TwoShotState:
         """The state with the memory of this worker's share alone."""
         cuts, memory = self._down(batches, axis_name), workers.held(state.memory)
-        n = axes.size(axis_name)
+        n, rows = axes.size(axis_name), _likes(self._alone(batches, axis_name))
+        whole = jax.eval_shape(lambda: self.feedback.init(rows, rows))
         wanted = jax.eval_shape(lambda: self.feedback.init(_likes(cuts), _likes(cuts, n)))
         if isinstance(memory, Mirrored):
-            own = shares.own(memory.own, wanted.own, axis_name)
+            own = shares.own(memory.own, wanted.own, axis_name, whole.own)
             memory = Mirrored(own, shares.padded(memory.mirror, wanted.mirror))
         else:
-            memory = shares.own(memory, wanted, axis_name)
-        return state._replace(memory=_hold(memory, axis_name))
+            memory = shares.own(memory, wanted, axis_name, whole)
+        return state._replace(
+            down=self._fresh(cuts, state.down, axis_name), memory=_hold(memory, axis_name)
+        )
+
+    def _fresh(
+        self, cuts: Sequence[batches_.Recut], down: PerWorker, axis_name: AxisName
+    ) -> PerWorker:
+        """The codecs' states for this share; in place of those for all rows, which no step saw."""
+        wanted = jax.eval_shape(lambda: senders.init(cuts))
+        if jax.tree.map(jnp.shape, down.own()) == jax.tree.map(jnp.shape, wanted):
+            return down
+        return PerWorker.wrap(senders.init(cuts), "codec share", axis_name)
 
     def part_like(self, batches: Batches, axis_name: AxisName) -> PyTree:
         return tuple(shard.like for shard in batches_.shards(batches, axis_name))
@@ -196,7 +208,7 @@ class TwoShot:
             cut.joined(x)[: batch.buckets]
             for cut, x, batch in zip(cuts, whole, batches, strict=True)
         )
-        down = PerWorker.wrap(own.states, "codec", axis_name)
+        down = PerWorker.wrap(own.states, "codec share", axis_name)
         return mean, state._replace(down=down, memory=_hold(memory, axis_name))
 
     def unchanged(
@@ -243,6 +255,10 @@ class TwoShot:
     def _down(self, batches: Batches, axis_name: AxisName) -> tuple[batches_.Recut, ...]:
         """The shares as the downlink cuts them."""
         return self._recut(batches_.shards(batches, axis_name))
+
+    def _alone(self, batches: Batches, axis_name: AxisName) -> tuple[batches_.Recut, ...]:
+        """All rows as the downlink cuts them, which are the share of one worker alone."""
+        return self._recut([batches_.Shard(batch, 1, axis_name) for batch in batches])
 
     def _recut(self, shards: Sequence[batches_.Shard]) -> tuple[batches_.Recut, ...]:
         link = self.downlink
