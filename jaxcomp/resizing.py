@@ -62,10 +62,20 @@ def resize_workers(tx: Any, state: PyTree, params: PyTree, workers: int) -> PyTr
     """
     if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
         raise ValueError(f"`workers` must be a positive integer, got {workers!r}")
-    one = jax.eval_shape(tx.init, params)
-    now = _check(state, one)
-    if now in (None, workers):
+    counts = {
+        jnp.shape(leaf)[:1]
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+        if workers_.marked(path)
+    }
+    if counts == {(workers,)}:
         return state
+    one = jax.eval_shape(tx.init, params)
+    _check(state, one)
+    if len(counts) > 1:
+        raise ValueError(
+            "`state` must hold the memory of one number of workers, got leading axes "
+            f"{sorted(counts)}"
+        )
     with axes.planned(workers), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # The first one has said it.
         wanted = jax.eval_shape(lambda params: tx.init(params), params)
@@ -105,9 +115,7 @@ def _moved(workers: int, path: tuple, node: Any, one: Any, wanted: Any) -> Any:
         at, (whole, each) = 2 if sharded else 1, (jax.tree.leaves(t)[0].shape for t in (one, like))
         same = jax.tree.leaves(x)[0].shape[1:] == whole[1:] == each[1:]
         if node.kind == "share" or (node.kind == "codec share" and not same):
-            own = functools.partial(
-                _shared_out, total=whole[at], each=each[at], workers=workers
-            )
+            own = functools.partial(_shared_out, total=whole[at], each=each[at], workers=workers)
         elif node.kind in ("codec", "codec share"):
             own = functools.partial(_handed_on, workers=workers)
         else:
@@ -157,24 +165,19 @@ def _is_blocks(node: Any) -> bool:
     return isinstance(node, blocks.Blocks8)
 
 
-def _check(state: PyTree, one: PyTree) -> int | None:
-    """How many workers the state is for, None if it has no memory of theirs.
-
-    Raises:
-        ValueError: if the state is not like `one`, that of one worker.
-    """
+def _check(state: PyTree, one: PyTree) -> None:
+    """Raises a `ValueError` unless the state is like `one`, that of one worker."""
     wrong = "`state` must be a state of `tx` for these `params`"
     if jax.tree.structure(state) != jax.tree.structure(one):
         raise ValueError(f"{wrong}, got another tree. {_WHOLE}")
-    counts = set()
 
     def check(path, node, like):
         split = workers_.is_per_worker(node)
         at = split + (workers_.shard_axes(path) is not None)
         shares = node.kind in ("share", "codec share") if split else _mirrors(path)
-        for x, want in zip(*(jax.tree.leaves(n, is_leaf=_is_blocks) for n in (node, like))):
+        held = (jax.tree.leaves(n, is_leaf=_is_blocks) for n in (node, like))
+        for x, want in zip(*held, strict=True):
             x, want = jax.tree.leaves(x)[0], jax.tree.leaves(want)[0]
-            counts.update(jnp.shape(x)[:split])
             if not _fits(jnp.shape(x), want.shape, split, at if shares else None) or (
                 jnp.result_type(x) != want.dtype
             ):
@@ -185,11 +188,6 @@ def _check(state: PyTree, one: PyTree) -> int | None:
                 )
 
     jax.tree_util.tree_map_with_path(check, state, one, is_leaf=workers_.is_per_worker)
-    if len(counts) > 1:
-        raise ValueError(
-            f"{wrong}, and its memory of one number of workers, got leading axes {sorted(counts)}"
-        )
-    return next(iter(counts), None)
 
 
 def _fits(shape: tuple, want: tuple, split: int, at: int | None) -> bool:

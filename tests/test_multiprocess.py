@@ -40,7 +40,24 @@ def batch_of(text, step, **settings):
 byte_lm_model.batch_of = batch_of
 multihost.main(sys.argv[2:])
 """
+TORN = """
+import os, pathlib, signal, sys
+sys.path.insert(0, sys.argv[1])
+import jax, multihost
+
+rename = os.rename
+
+def dies(source, target, **settings):
+    if pathlib.Path(target).name == "6":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return rename(source, target, **settings)
+
+os.rename = dies
+multihost.main(sys.argv[2:])
+"""
+"""Dies where a checkpoint is all but complete: under its name of a draft, before it is renamed."""
 DYING = ("-c", KILLED, EXAMPLE.parent)
+TEARING = ("-c", TORN, EXAMPLE.parent)
 # Half of the time to compile; what is compared has the same flags.
 ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_backend_optimization_level=0"}
 
@@ -146,7 +163,9 @@ def digest(out):
 def test_the_example_is_killed_and_resumed_and_equals_one_process(tmp_path):
     """The second of two processes dies after a checkpoint, and the first does not wait for ever.
 
-    They come back under Slurm, which says who is who in the environment.
+    One process goes on alone, and dies while it writes the last checkpoint: what is there of it is
+    not taken for one. Both come back under Slurm, which says who is who in the environment, go on
+    from the checkpoint before, and end with the bits of the run that was never stopped.
     """
     together, alone = tmp_path / "together", tmp_path / "alone"
     options, patience = (*TINY, "--checkpoint-every", 3), 30
@@ -160,6 +179,13 @@ def test_the_example_is_killed_and_resumed_and_equals_one_process(tmp_path):
         assert "Traceback" not in text
         code, text = ended(*one)
         assert code == 0, text
+    with started(example(together, 1, 4, *options, "--resume", script=TEARING)) as ((torn, said),):
+        code, text = ended(torn, said)
+        assert code == -signal.SIGKILL, text
+    kept = sorted(path.name for path in (together / "checkpoints" / "sign").iterdir())
+    assert kept[0] == "3"
+    assert kept[1].startswith("6.")  # All of it, under the name of a draft.
+    assert list((together / "checkpoints" / "sign" / kept[1]).rglob("*"))
     # Together again as Slurm would start them.
     command = (EXAMPLE, "--devices-per-process", 2, "--out", together, *options, "--resume")
     with started([command, command], slurm(2)) as running:

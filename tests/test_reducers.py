@@ -261,7 +261,7 @@ def test_workers_of_several_axes_count_together_for_flat_reducers():
 
 
 def test_a_downlinks_memory_outlives_fewer_workers():
-    """From four workers to two, where a gather would send as much: what is unsent stays known."""
+    """From four workers to two, which gather: what was unsent is sent by the uplinks."""
     tx = jaxcomp.compressed_mean(jaxcomp.sign(), "workers")
     params = {"w": jnp.zeros((64, 64))}
     update = jax.jit(jax.vmap(tx.update, axis_name="workers"))
@@ -282,8 +282,16 @@ def test_a_downlinks_memory_outlives_fewer_workers():
     grads = {"w": jnp.zeros((4, 64, 64))}
     state = jax.vmap(lambda g: tx.init(g), axis_name="workers")(grads)
     _, state = steps(state, 4, 3)
-    fewer = jaxcomp.resize_workers(tx, jax.tree_util.tree_map_with_path(outside, state), params, 2)
-    held = fewer.memory.reducer.memory.tree.residual[0]
-    assert held.shape[:2] == (2, 4)
+    many = jax.tree_util.tree_map_with_path(outside, state)
+    fewer = jaxcomp.resize_workers(tx, many, params, 2)
+    up, down = (s.tree.residual[0] for s in (many.memory.feedback, many.memory.reducer.memory))
+    assert float(jnp.abs(down).max()) > 0
+    np.testing.assert_allclose(
+        fewer.memory.feedback.tree.residual[0][1], up.mean(0) + down.reshape(up[0].shape), atol=1e-6
+    )
     _, after = steps(jax.tree_util.tree_map_with_path(inside, fewer), 2, 1)
-    assert after.memory.reducer.memory.tree.residual[0].shape[2] == 4
+    assert after.memory.reducer.memory.tree.residual[0].shape[2] == 0
+    # Moved by hand, it would be lost: refused.
+    kept = jax.tree.map(lambda x: x[:2] if x.shape[:1] == (4,) else x, many)
+    with pytest.raises(ValueError, match="Move it here with"):
+        steps(jax.tree_util.tree_map_with_path(inside, kept), 2, 1)

@@ -14,7 +14,7 @@ from resizing import AXIS, PARAMS, check_moved, filled, shapes
 from suite import CODECS, SLOW, label
 
 import jaxcomp
-from jaxcomp import workers as workers_
+from jaxcomp import trees, workers as workers_
 
 MOVES = [(8, 1), (8, 3), (8, 4), (1, 8)]
 SIGN = everywhere(jaxcomp.sign(bucket_size=64))
@@ -50,6 +50,12 @@ def mean(codec, **settings):
     return jaxcomp.compressed_mean(codec, AXIS, key=3, **settings)
 
 
+def twice(codec):
+    """Both ways, with a residual for each."""
+    link = jaxcomp.Link(codec, jaxcomp.Residual())
+    return jaxcomp.TwoShot(link, link)
+
+
 RESIDUAL = jaxcomp.Link(SIGN, jaxcomp.Residual())
 COMPOSITIONS = {
     **{
@@ -59,10 +65,10 @@ COMPOSITIONS = {
         )
     },
     "diana": lambda: mean(jaxcomp.Link(QSGD, jaxcomp.Shift(step=0.02))),
-    "sidco": lambda: mean(jaxcomp.TwoShot(SIDCO, SIDCO)),
+    "sidco": lambda: mean(twice(SIDCO)),
     "sidco by default": lambda: mean(SIDCO),
-    "levels": lambda: mean(jaxcomp.TwoShot(ADAPTIVE, ADAPTIVE)),
-    "tables": lambda: mean(jaxcomp.TwoShot(ECSQ, ECSQ)),
+    "levels": lambda: mean(jaxcomp.TwoShot(ADAPTIVE, ADAPTIVE.codec)),
+    "tables": lambda: mean(twice(ECSQ)),
     "sum": lambda: mean(jaxcomp.Psum(everywhere(jaxcomp.int_sgd(bucket_size=64)))),
     "vote": lambda: mean(jaxcomp.Vote(everywhere(jaxcomp.Ballot()))),
     "low rank": lambda: mean(jaxcomp.PowerIteration(rank=2)),
@@ -76,11 +82,36 @@ COMPOSITIONS = {
     "displaced": lambda: jaxcomp.displaced_mean(SIGN, AXIS, learning_rate=0.1),
     "own models": lambda: jaxcomp.preserved_center(QSGD, AXIS, step=0.02, own=True),
 }
+METHOD = {f"{name} in buckets": lambda name=name: bucketed(name) for name in METHODS}
 WHOLE = {
-    "whole": lambda: mean(jaxcomp.TwoShot(everywhere(jaxcomp.top_k(0.1)), RESIDUAL)),
+    "whole": lambda: mean(twice(everywhere(jaxcomp.top_k(0.1)))),
     **{name: lambda name=name: build(name) for name in METHODS},
 }
-SMALL = {"sign": SIGN, "top": TOP}
+CUT = [
+    "whole",
+    "ef21_bc",
+    "double_squeeze",
+    "neolithic",
+    "cd_adam",
+    "one_bit_adam",
+    "zero_one_adam",
+]
+"""Of those, two shots of leaves that are taken whole."""
+EVERY = {
+    **COMPOSITIONS,
+    **METHOD,
+    **{name: make for name, make in WHOLE.items() if name not in CUT},
+}
+RARE = ("decayed", "bfloat16", "wide ef21", "sidco by default", "levels")
+
+
+def cases():
+    """All compositions with two moves each, by turns; by `JAXCOMP_SLOW=1` with all four."""
+    names = [name for name in EVERY if SLOW or not name.endswith(RARE)]
+    for number, name in enumerate(names):
+        if SLOW or "int8" not in name or name.startswith("recut"):
+            for move in MOVES if SLOW else MOVES[number % 2 :: 2]:
+                yield pytest.param(name, *move, id=f"{name}, {move[0]} to {move[1]}")
 
 
 def bucketed(name):
@@ -89,3 +120,159 @@ def bucketed(name):
     if codec is None or codec.codec.bucket_size is not None:
         return build(name)
     return build(name, SIGN if codec is methods.SIGN else TOP)
+
+
+def moved(tx, state, workers):
+    """The state for other workers, in the shapes that theirs has from the start."""
+    found = jaxcomp.resize_workers(tx, state, PARAMS, workers)
+    jax.tree.map(check_alike, found, shapes(tx, (workers,)))
+    return found
+
+
+def check_alike(x, like):
+    assert (x.shape, x.dtype) == (like.shape, like.dtype)
+
+
+def random_state(tx, *sizes):
+    """A state of so many workers, and the shapes of that of one."""
+    one = jax.eval_shape(tx.init, PARAMS)
+    return filled(shapes(tx, sizes), one), one
+
+
+@pytest.mark.filterwarnings("ignore:compressed_mean compresses")
+@pytest.mark.parametrize(("name", "workers", "others"), list(cases()))
+def test_nothing_unsent_is_lost(name, workers, others):
+    """Mean residuals, shifts and their mirrors, shares and counters, whatever is composed."""
+    tx = EVERY[name]()
+    state, one = random_state(tx, workers)
+    check_moved(state, moved(tx, state, others), one, 5e-2 if "int8" in name else 1e-2)
+
+
+@pytest.mark.parametrize("codec", CODECS if SLOW else CODECS[::3], ids=label)
+def test_every_recipe_moves(codec):
+    """With the feedback of its class and what it keeps itself."""
+    tx = mean(jaxcomp.Gather(jaxcomp.Cheapest(everywhere(codec)).uplink))
+    state, one = random_state(tx, 8)
+    check_moved(state, moved(tx, state, 3), one, 1e-2)
+
+
+@pytest.mark.parametrize("name", CUT if SLOW else CUT[:2])
+def test_leaves_that_are_taken_whole_are_refused(name):
+    """Under two shots the number of workers says what a bucket is."""
+    tx = WHOLE[name]()
+    for workers, others in MOVES:
+        state, _ = random_state(tx, workers)
+        assert jaxcomp.resize_workers(tx, state, PARAMS, workers) is state
+        with pytest.raises(ValueError, match=r"memory.*takes whole is cut by the number"):
+            jaxcomp.resize_workers(tx, state, PARAMS, others)
+
+
+def test_a_hierarchy_is_refused():
+    """Of one bucket a batch, too, where all shapes are those of other workers."""
+    params = {"w": jnp.zeros((8, 8))}
+    link = jaxcomp.Link(SIGN, jaxcomp.Residual())
+    codec = jaxcomp.qsgd(bucket_size=64)
+    plain = everywhere(codec)
+    for outer in (link, jaxcomp.TwoShot(link, link), jaxcomp.TwoShot(plain, link)):
+        reducer = jaxcomp.Hierarchical(jaxcomp.Dense(), outer)
+        tx = jaxcomp.compressed_mean(reducer, ("slow", "fast"))
+        state = shapes(tx, (2, 4), params)
+        for workers in (1, 3, 4):
+            with pytest.raises(ValueError, match=r"jaxcomp\.Hierarchical remembers depends on"):
+                jaxcomp.resize_workers(tx, state, params, workers)
+    forgetful = jaxcomp.Hierarchical(jaxcomp.Dense(), jaxcomp.TwoShot(plain, codec))
+    tx = jaxcomp.compressed_mean(forgetful, ("slow", "fast"))
+    state = tx.init(params)
+    assert jax.tree.leaves(jaxcomp.resize_workers(tx, state, params, 4))
+
+
+def test_a_downlink_with_nowhere_to_go_is_refused():
+    with pytest.warns(UserWarning, match="what it drops is lost"):
+        link = jaxcomp.Link(SIGN, jaxcomp.NoFeedback())
+    tx = mean(link)
+    state, one = random_state(tx, 8)
+    check_moved(state, moved(tx, state, 3), one)
+    with pytest.raises(ValueError, match="no memory that could take over the downlink's residual"):
+        jaxcomp.resize_workers(tx, state, PARAMS, 1)
+    even, _ = random_state(mean(twice(SIGN)), 8)
+    uneven = jax.tree_util.tree_map_with_path(
+        lambda path, x: x[:4] if x.shape[:1] == (8,) and not workers_.shared_out(path) else x, even
+    )
+    with pytest.raises(ValueError, match="memory of one number of workers, got leading"):
+        jaxcomp.resize_workers(mean(twice(SIGN)), uneven, PARAMS, 3)
+
+
+def test_both_ways_go_on_after_a_move():
+    """EF21 in both directions, whose replicated mirror was filled up for other workers."""
+    tx = mean(jaxcomp.Link(SIGN, jaxcomp.Shift()))
+    state, one = random_state(tx, 8)
+    after = moved(tx, state, 3)
+    grads = jax.tree.map(lambda p: jnp.ones((3, *p.shape), p.dtype), PARAMS)
+    mean_of, last = jax.jit(jax.vmap(tx.update, axis_name=AXIS))(grads, inside(after, 3))
+    assert all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(mean_of))
+    down = jax.tree_util.tree_map_with_path(
+        lambda path, x: x[:, 0] if workers_.marked(path) else x[0], last
+    ).memory.reducer.memory
+    whole = resizing.counts(one.memory.reducer.memory.own)
+    batches = trees.layout(SIGN, PARAMS).batches
+    for batch, (own, mirror) in zip(batches, resizing.shift(down, whole), strict=True):
+        real = np.arange(batch.size) < np.asarray(batch.counts())[:, None]
+        np.testing.assert_allclose(own[real], mirror[real], rtol=1e-2)
+
+
+def inside(state, workers):
+    """As `vmap` has it: everything with an axis of workers."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, x: x[:, None] if workers_.marked(path) else jnp.stack([x] * workers), state
+    )
+
+
+@pytest.mark.parametrize("codec", [HALF, jaxcomp.sidco(0.1, bucket_size=64)], ids=["cut", "sidco"])
+def test_states_made_outside_fit_downlinks_of_their_own(codec):
+    """In shorter buckets than the uplink's, or with a codec that counts for each bucket."""
+    tx = mean(jaxcomp.TwoShot(RESIDUAL, jaxcomp.Link(codec, jaxcomp.Residual())))
+    one = tx.init(PARAMS)
+    grads = jax.tree.map(lambda p: jnp.ones((3, *p.shape), p.dtype), PARAMS)
+    state = jax.tree.map(lambda x: jnp.stack([x] * 3), one)
+    _, after = jax.eval_shape(jax.vmap(tx.update, axis_name=AXIS), grads, state)
+    for x, like in zip(jax.tree.leaves(after), jax.tree.leaves(inside_shapes(tx, 3)), strict=True):
+        check_alike(x, like)
+
+
+def inside_shapes(tx, workers):
+    grads = jax.tree.map(lambda p: jnp.ones((workers, *p.shape), p.dtype), PARAMS)
+    return jax.eval_shape(jax.vmap(tx.init, axis_name=AXIS), grads)
+
+
+def test_shards_keep_their_own():
+    """Of a sharded model, the residual of each shard's downlink joins that shard's residuals."""
+    mesh = jax.make_mesh((4, 2), (AXIS, "fsdp"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    lie = jax.NamedSharding(mesh, jax.P("fsdp"))
+    params = {"w": jax.device_put(jnp.zeros((40, 33)), lie)}
+    tx = mean(SIGN, param_specs={"w": jax.P("fsdp")})
+    rng = np.random.default_rng(0)
+
+    def drawn(path, x):
+        if not workers_.marked(path):
+            return jnp.zeros(x.shape, x.dtype)
+        shape = (4, *x.shape[1:])
+        if workers_.shared_out(path):  # Eleven buckets a shard, three a worker and one empty one.
+            shape = (4, 2, 3, *x.shape[3:])
+        held = rng.standard_normal(shape)
+        if workers_.shared_out(path):
+            held[3, :, 2:] = 0
+        return jnp.asarray(held, x.dtype)
+
+    one = jax.eval_shape(tx.init, params)
+    state = jax.tree_util.tree_map_with_path(drawn, one)
+    after = jaxcomp.resize_workers(tx, state, params, 1)
+    up, down, kept = (
+        s.memory.tree.feedback.tree.residual[0]
+        if at == "up"
+        else s.memory.tree.reducer.memory.tree.residual[0]
+        for s, at in ((state, "up"), (state, "down"), (after, "up"))
+    )
+    assert kept.shape == (1, 2, 11, 64)
+    for shard in range(2):
+        want = up[:, shard].mean(0) + down[:, shard].reshape(-1, 64)[:11]
+        np.testing.assert_allclose(kept[0, shard], want, rtol=1e-5, atol=1e-6)

@@ -38,7 +38,9 @@ def up(
     if not any(left):
         return feedback, reducer
     (unsent,) = [node.tree for node, gone in zip(nodes, left, strict=True) if gone] or [None]
-    kept = [_emptied(node, sharded) if gone else node for node, gone in zip(nodes, left)]
+    kept = [
+        _emptied(node, sharded) if gone else node for node, gone in zip(nodes, left, strict=True)
+    ]
     return _joined(feedback, unsent, workers, sharded), jax.tree.unflatten(treedef, kept)
 
 

@@ -65,5 +65,4 @@ def _changed(memory: PyTree, wanted: PyTree, change: Any, whole: PyTree) -> PyTr
             return memory_.store(rows, "int8")
         return change(x, like.shape[0], every.shape[0])
 
-    is_leaf = lambda node: isinstance(node, Blocks8)
-    return jax.tree.map(one, memory, wanted, whole, is_leaf=is_leaf)
+    return jax.tree.map(one, memory, wanted, whole, is_leaf=lambda node: isinstance(node, Blocks8))
