@@ -202,7 +202,7 @@ def _fits(shape: tuple, want: tuple, split: int, at: int | None) -> bool:
     if len(shape) != len(want) or at is None or len(shape) <= at:
         return len(shape) == len(want) and shape[split:] == want[split:]
     rows = math.prod(shape[:split]) * shape[at]
-    enough = rows >= want[at] or (split and rows == 0)
+    enough = rows >= want[at] or (split == 1 and rows == 0)
     return enough and shape[split:at] + shape[at + 1 :] == want[split:at] + want[at + 1 :]
 
 

@@ -58,7 +58,7 @@ def _emptied(node: Any, sharded: bool) -> Any:
 
 
 def _joined(feedback: Any, unsent: Any, workers: int, sharded: bool) -> Any:
-    held = feedback.tree if workers_.is_per_worker(feedback) else None
+    held: Any = feedback.tree if workers_.is_per_worker(feedback) else None
     field = _UNSENT.get(type(held), "")
     own, more = getattr(held, field, ()), getattr(unsent, "residual", ())
     rows = [x.shape[2 if sharded else 1 :] for x in map(_codes, own)]
