@@ -24,16 +24,6 @@ def limit(dtype: Any) -> Any:
     return least.astype(jnp.float32)
 
 
-def narrowed(x: Array, dtype: Any) -> Array:
-    """`x` in this dtype, in which nothing finite becomes infinite: what is too large saturates."""
-    held, given = jnp.finfo(dtype), jnp.finfo(x.dtype)
-    if held.max >= given.max.astype(jnp.promote_types(dtype, x.dtype)):
-        return x.astype(dtype)
-    largest = held.max.astype(x.dtype)
-    over = (jnp.abs(x) > largest) & jnp.isfinite(x)
-    return jnp.where(over, jnp.sign(x) * largest, x).astype(dtype)
-
-
 def accumulator(like: ArrayLike) -> jax.ShapeDtypeStruct:
     """`like` in the dtype that sums are taken in: float32, or float64 for float64."""
     return jax.ShapeDtypeStruct(like.shape, wide(like.dtype))

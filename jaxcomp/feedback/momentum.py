@@ -103,7 +103,7 @@ class MomentumCorrection:
         momentum = jax.tree.map(lambda u: u * self.momentum, total)
         step = jax.tree.map(memory.added, wide, momentum) if self.nesterov else total
         velocity = jax.tree.map(memory.added, step, held.velocity)
-        message = jax.tree.map(lambda v, g: summing.narrowed(v, g.dtype), velocity, x)
+        message = jax.tree.map(lambda v, g: summing.saturated(v, g.dtype), velocity, x)
         return message, MomentumState(momentum, velocity)
 
     def update(

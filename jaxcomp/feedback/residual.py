@@ -89,7 +89,7 @@ class Residual:
             x,
             memory.tree(state.residual),
         )
-        message = jax.tree.map(lambda p, g: summing.narrowed(p, g.dtype), total, x)
+        message = jax.tree.map(lambda p, g: summing.saturated(p, g.dtype), total, x)
         return message, ResidualState(total)
 
     def update(
