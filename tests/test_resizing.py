@@ -110,7 +110,8 @@ def cases():
     names = [name for name in EVERY if SLOW or not name.endswith(RARE)]
     for number, name in enumerate(names):
         if SLOW or "int8" not in name or name.startswith("recut"):
-            for move in MOVES if SLOW else MOVES[number % 2 :: 2]:
+            gathers = [(8, 2), (2, 8)] if name == "cheapest, residual" else []  # Two, by default.
+            for move in [*(MOVES if SLOW else MOVES[number % 2 :: 2]), *gathers]:
                 yield pytest.param(name, *move, id=f"{name}, {move[0]} to {move[1]}")
 
 

@@ -118,6 +118,8 @@ class Cheapest:
         reducer = self._here(batches, axis_name)
         if isinstance(reducer, TwoShot):
             return reducer.fitted(batches, state, axis_name)
+        if isinstance(state, TwoShotState):
+            self._check_unused(batches, state, axis_name)
         return self._trimmed(batches, state, axis_name)
 
     def part_like(self, batches: Batches, axis_name: AxisName) -> PyTree:
@@ -206,11 +208,8 @@ class Cheapest:
             feedback = feedback_.default(link.codec)
         return TwoShot(link, Link(link.codec, feedback))
 
-    def _trimmed(self, batches: Batches, state: PyTree, axis_name: AxisName) -> PyTree:
-        """The state without a downlink's memory, where there is no downlink."""
-        reducer = self._here(batches, axis_name)
-        if isinstance(reducer, TwoShot) or not isinstance(state, TwoShotState):
-            return state
+    def _check_unused(self, batches: Batches, state: TwoShotState, axis_name: AxisName) -> None:
+        """Raises a `ValueError` for a downlink's memory that a step has seen."""
         down, rows = cast(TwoShot, self.two_shot()).feedback, tuple(b.like for b in batches)
         unused = jax.tree.leaves(jax.eval_shape(lambda: down.init(rows, rows)))
         for x, like in zip(jax.tree.leaves(state.memory), unused, strict=True):
@@ -220,6 +219,12 @@ class Cheapest:
                     "downlink: it remembers shares of what a downlink has not sent yet. Move it "
                     "here with jaxcomp.resize_workers"
                 )
+
+    def _trimmed(self, batches: Batches, state: PyTree, axis_name: AxisName) -> PyTree:
+        """The state without a downlink's memory, where there is no downlink."""
+        reducer = self._here(batches, axis_name)
+        if isinstance(reducer, TwoShot) or not isinstance(state, TwoShotState):
+            return state
         return state._replace(memory=jax.tree.map(lambda x: x[:, :0], state.memory))
 
 
