@@ -22,7 +22,6 @@ _WHOLE = (
 _pack, _unpack = jax.jit(jax.vmap(blocks.pack)), jax.jit(jax.vmap(blocks.unpack))
 
 
-@axis_types.automatically
 def resize_workers(tx: Any, state: PyTree, params: PyTree, workers: int) -> PyTree:
     """Moves a state to another number of workers, and loses nothing that has not been sent.
 
@@ -69,6 +68,12 @@ def resize_workers(tx: Any, state: PyTree, params: PyTree, workers: int) -> PyTr
     }
     if counts == {(workers,)}:
         return state
+    return _resized(tx, state, params, workers, counts)
+
+
+@axis_types.automatically
+def _resized(tx: Any, state: PyTree, params: PyTree, workers: int, counts: set) -> PyTree:
+    """`resize_workers` of a state that comes from so many workers."""
     one = jax.eval_shape(tx.init, params)
     _check(state, one)
     if len(counts) > 1:
