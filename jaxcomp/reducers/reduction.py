@@ -257,7 +257,7 @@ def reduce(
     The mirror of a shift memory is thus added before the downlink. With `guard`, a mean that is
     not finite leaves every memory as it was, alike on all workers, since all see the same mean; and
     alike over the axes `everywhere`, which have a part of it each. If the memory of one worker
-    would not be finite, the mean is made NaN on all.
+    would not be finite, a leaf of the mean is made NaN on all.
     """
     feedback, layout = feedback_of(reducer), plan_here(reducer, grads, axis_name)
     batches = layout.batches
@@ -310,8 +310,12 @@ def told(memory: PyTree, axis_name: AxisName) -> Array:
 
 
 def spoilt(tree: PyTree, flag: Array) -> PyTree:
-    """The tree, all NaN if the flag is."""
-    return jax.tree.map(lambda x: jnp.where(jnp.isnan(flag), jnp.nan, x), tree)
+    """The tree, with NaN for its smallest leaf if the flag is: all of it would be one more pass."""
+    leaves, treedef = jax.tree.flatten(tree)
+    sizes = [leaf.size or math.inf for leaf in leaves]
+    number = sizes.index(min(sizes))
+    leaves[number] = jnp.where(jnp.isnan(flag), jnp.nan, leaves[number])
+    return jax.tree.unflatten(treedef, leaves)
 
 
 def enter(reducer: Reducer, batches: Batches, message: Stacks, axis_name: AxisName) -> Stacks:

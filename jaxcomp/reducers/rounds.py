@@ -132,7 +132,7 @@ def reduce(
 
     With `guard`, a step whose mean is not finite leaves the gate's state, too, as it was. A message
     that is not finite and was not sent shows in no mean; it leaves its own worker's memory alone.
-    Where the memory of one worker would not be finite, the mean is made NaN on all, as in
+    Where the memory of one worker would not be finite, a leaf of the mean is made NaN on all, as in
     `reduction.reduce`; in a round without messages, shifts stay as they are.
     """
     feedback, aside = reduction.feedback_of(reducer), reduction.aside_of(reducer)

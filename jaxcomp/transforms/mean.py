@@ -94,7 +94,7 @@ def compressed_mean(
             finite, alike on all workers: `skip_nonfinite` then skips the whole step. Residuals and
             momenta of finite gradients are finite, since they saturate. A shift that saturated
             would not be what the mirror has of it, so a step in which the shift of one worker
-            leaves the range of its dtype has a mean of NaN on all workers, and is undone like any
+            leaves the range of its dtype has NaN in its mean on all workers, and is undone like any
             other; they tell each other by four bytes beside the dense leaves. A worker that does
             not send in a step, and whose message is not finite, leaves it out of its own memory.
         param_specs: how the parameters are sharded over the other axes of the mesh: a tree of

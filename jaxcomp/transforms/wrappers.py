@@ -8,7 +8,7 @@ import optax
 
 from jaxcomp import workers
 from jaxcomp.protocols import Array, PyTree
-from jaxcomp.reducers.reduction import all_finite, none_lost
+from jaxcomp.reducers.reduction import ReductionState, all_finite, none_lost
 from jaxcomp.transforms import branches
 from jaxcomp.transforms.accumulated import AccumulatedState
 from jaxcomp.workers import PerWorker
@@ -100,7 +100,7 @@ def skip_nonfinite(tx: optax.GradientTransformation) -> optax.GradientTransforma
         old = state.inner
         if branches.shapes(new) != branches.shapes(old):
             old = branches.refitted(inner, old, updates, params, **extra)
-        finite = all_finite(made) & none_lost(workers.replicated(new), workers.replicated(old))
+        finite = all_finite(made) & none_lost(_unguarded(new), _unguarded(old))
 
         def kept(new: Any, old: Any) -> Any:
             if isinstance(new, AccumulatedState):
@@ -115,3 +115,13 @@ def skip_nonfinite(tx: optax.GradientTransformation) -> optax.GradientTransforma
         return made, SkipNonfiniteState(undone(new, old), state.skipped + jnp.where(finite, 0, 1))
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _unguarded(state: PyTree) -> PyTree:
+    """What is the same on all workers, but for what a mean remembers, which it guards itself."""
+
+    def is_guarded(node: Any) -> bool:
+        return isinstance(node, ReductionState)
+
+    rest = jax.tree.map(lambda x: None if is_guarded(x) else x, state, is_leaf=is_guarded)
+    return workers.replicated(rest)
