@@ -25,7 +25,7 @@ def homogeneous(codec: Codec) -> bool:
     return getattr(codec, "homogeneous", True)
 
 
-def mixed(codec: Codec) -> float:
+def mixed(codec: Codec) -> int | float:
     """Elements that must be rotated together at random for what the codec sends of some of them to
     stand for all: 0 for most codecs.
     """

@@ -186,7 +186,7 @@ class Coded:
         return self.codec.variance_bound(size) if self._whole else None
 
     @property
-    def mixed(self) -> float:
+    def mixed(self) -> int | float:
         """As the quantizer."""
         return self.codec.mixed
 

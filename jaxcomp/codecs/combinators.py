@@ -156,7 +156,7 @@ class Clipped:
         return offers.homogeneous(self.codec)
 
     @property
-    def mixed(self) -> float:
+    def mixed(self) -> int | float:
         """As the codec."""
         return offers.mixed(self.codec)
 
@@ -247,7 +247,7 @@ class Chained:
         return all(offers.homogeneous(codec) for codec in self.codecs)
 
     @property
-    def mixed(self) -> float:
+    def mixed(self) -> int | float:
         """The most of theirs."""
         return max(offers.mixed(codec) for codec in self.codecs)
 

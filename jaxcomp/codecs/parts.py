@@ -51,7 +51,7 @@ class Part:
         return self.codec.bucket_size
 
     @property
-    def mixed(self) -> float:
+    def mixed(self) -> int | float:
         """A whole block, whose part stands for it."""
         return max(self.block or self.bucket_size or math.inf, offers.mixed(self.codec))
 
@@ -147,7 +147,7 @@ class Split:
         return self.first.bucket_size
 
     @property
-    def mixed(self) -> float:
+    def mixed(self) -> int | float:
         """As the codecs."""
         return max(offers.mixed(self.first), offers.mixed(self.second))
 

@@ -126,7 +126,7 @@ class Quantizer:
         return not self.rounding.unbiased and isinstance(self.scale, MaxAbs) and not self.shared
 
     @property
-    def mixed(self) -> float:
+    def mixed(self) -> int | float:
         """Elements that share a step fitted "unbiased": so many must be rotated together."""
         return (self.block or self.bucket_size or math.inf) if self.fit == "unbiased" else 0
 

@@ -51,6 +51,6 @@ def added(x: Array, held: Array) -> Array:
     return jnp.where(over, jnp.sign(total) * jnp.finfo(total.dtype).max, total)
 
 
-def _saturated(x: Array, largest: Array) -> Array:
+def _saturated(x: Array, largest: Any) -> Array:
     """Infinite values, too, become the largest; NaN stays."""
     return jnp.where(jnp.abs(x) > largest, jnp.sign(x) * largest, x)

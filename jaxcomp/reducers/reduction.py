@@ -32,6 +32,10 @@ below, messages are too short for the wire to tell.
 """
 
 
+class OtherShapesError(ValueError):
+    """The memory of a state has shapes that none has which has been in use over these workers."""
+
+
 class ReductionState(NamedTuple):
     """The memory of the workers' links, and what the reducer itself keeps.
 
@@ -212,7 +216,7 @@ def fitted(
     """The state for these workers, from one that may have been made where there was only one.
 
     Raises:
-        ValueError: if it cannot be one for them.
+        OtherShapesError: a `ValueError`, if it cannot be one for them.
     """
     memory = workers_.held(state.feedback)
     wanted = jax.eval_shape(lambda: _memory(reducer, batches, axis_name))
@@ -222,7 +226,7 @@ def fitted(
         mirror = shares.own(memory.mirror, wanted.mirror, axis_name, whole)
         memory = memory._replace(mirror=mirror)
     if jax.tree.map(jnp.shape, memory) != jax.tree.map(jnp.shape, wanted):
-        raise ValueError(
+        raise OtherShapesError(
             "`state` must be one for these gradients and workers: its memory has shapes "
             f"{jax.tree.map(jnp.shape, memory)} where {jax.tree.map(jnp.shape, wanted)} are "
             "wanted. Make it with jaxcomp.init_state, or with tx.init inside the mapped function"

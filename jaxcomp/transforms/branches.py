@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomp.protocols import PyTree
+from jaxcomp.reducers import reduction
 
 FIT = "fit_only"
 """The extra argument by which a mean is asked for its state as it would begin the step with it,
@@ -25,14 +26,18 @@ def fitted(
 
     A mean fits its own state in the step: one that was made outside of the mapped function, where
     there was only one worker, or that comes from another number of them. But where the step may be
-    left out, the state must have its shapes before.
+    left out, the state must have its shapes before. A state that cannot be fitted was made outside
+    and has not been in use, since `resize_workers` makes none of such shapes: a new one is as good.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # What there is to say was said when it was made.
         wanted = jax.eval_shape(tx.init, updates)
     if shapes(wanted) == shapes(state):
         return state
-    return refitted(tx, state, updates, params, **extra)
+    try:
+        return refitted(tx, state, updates, params, **extra)
+    except reduction.OtherShapesError:
+        return tx.init(updates)
 
 
 def refitted(

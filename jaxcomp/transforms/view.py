@@ -149,10 +149,19 @@ def preserved_center(
         seen = jax.tree.map(jnp.add, held.known, sent)
         offset = jax.tree.map(jnp.subtract, seen, center)
         known = jax.tree.map(lambda h, c: _moved(h, c, step), held.known, sent)
-        # What is too large for `H` must not stay in it; of an `own` message that is one worker's.
-        finite = reduction.all_finite((updates, known, offset))
-        new = PreservedState(state.key, state.step + 1, kept(known), kept(offset))
-        return updates, jax.tree.map(lambda now, old: jnp.where(finite, now, old), new, state)
+        finite = reduction.all_finite(updates)
+        # What is too large for `H` must not stay in it. Of an `own` message each worker decides.
+        sound = finite & reduction.all_finite((known, offset))
+
+        def guarded(now: PyTree, before: PyTree) -> PyTree:
+            return jax.tree.map(lambda now, old: jnp.where(sound, now, old), now, before)
+
+        return updates, PreservedState(
+            key=state.key,
+            step=jnp.where(finite, state.step + 1, state.step),
+            known=guarded(kept(known), state.known),
+            offset=guarded(kept(offset), state.offset),
+        )
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
