@@ -124,6 +124,16 @@ def settled(x: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(word & ~jnp.ones((), width), x.dtype)
 
 
+def kept(few: jax.Array) -> jax.Array:
+    """`few` numbers, computed once and then read by the loops over many elements that use them.
+
+    XLA fuses what is computed digit by digit into such a loop. There it is the same for all lanes,
+    and the vectorizer of LLVM (from JAX 0.11 on) needs time exponential in the number of digits to
+    find that out: with twenty of them, a compilation does not end.
+    """
+    return jax.lax.optimization_barrier(few)
+
+
 def joined(parts: Sequence[jax.Array]) -> jax.Array:
     """The elements of arrays of one dtype, one array after another.
 

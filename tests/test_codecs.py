@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from lowering import lowered, mesh_of
 from suite import CODECS, FEW, SLOW, VARIANTS, label
 
 import jaxcomp
@@ -97,11 +98,9 @@ def test_lowers_for_accelerators(codec):
     tx = jaxcomp.compressed_mean(codec, "data")
     state = jax.eval_shape(tx.init, like)
     many = jax.tree.map(lambda x: jax.ShapeDtypeStruct((4, *x.shape), x.dtype), (like, state))
-    step = jax.jit(jax.vmap(tx.update, axis_name="data")).trace(*many)
-    # From JAX 0.11 on, Triton kernels are lowered only where there is a GPU.
-    without = jax.__version_info__ >= (0, 11) and jax.default_backend() != "gpu"
-    for platform in ("tpu",) if without else ("cuda", "tpu"):
-        text = step.lower(lowering_platforms=(platform,)).as_text()
+    step = jax.vmap(tx.update, axis_name="data")
+    for platform in ("cuda", "tpu"):
+        text = lowered(step, *many, mesh=mesh_of(platform))
         assert "func.func" in text
         assert "inlineable" not in text
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec as P
+from lowering import lowered, mesh_of
 from suite import SLOW
 
 import jaxcomp
@@ -198,50 +199,41 @@ def test_kernels_rotate_the_same(block, implementation):
 
 
 CALLS = {"cuda": "__gpu$xla.gpu.triton", "tpu": "tpu_custom_call"}
-PLATFORMS = [
-    pytest.param(
-        "cuda",
-        marks=pytest.mark.skipif(
-            jax.__version_info__ >= (0, 11) and jax.default_backend() != "gpu",
-            reason="from JAX 0.11 on, Triton kernels are lowered only where there is a GPU",
-        ),
-    ),
-    "tpu",
-]
 
 
-def lowered(codec, platform, mesh):
-    """A training step over the first axis of the mesh, for another platform than this one."""
+def lowered_step(codec, mesh):
+    """A training step over the first axis of the mesh."""
     reducer = jaxcomp.Gather(jaxcomp.Cheapest(codec).uplink)
     tx = jaxcomp.compressed_mean(reducer, "data")
     params = {"w": jnp.ones((64, 640)), "v": jnp.ones(5000)}
-    state = jaxcomp.init_state(tx, params, mesh, "data")
-    workers = mesh.shape["data"]
-    grads = jax.tree.map(lambda p: jnp.stack([p] * workers), params)
-    step = jaxcomp.data_parallel(
-        lambda state, grads: tx.update(jax.tree.map(lambda g: g[0], grads), state), mesh, "data"
-    )
-    return step.trace(state, grads).lower(lowering_platforms=(platform,)).as_text()
+    given = params, jax.eval_shape(tx.init, params)
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct((8, *x.shape), x.dtype), given)
+
+    def step(grads, state):
+        mean, state = tx.update(*jax.tree.map(lambda x: x[0], (grads, state)))
+        return mean, jax.tree.map(lambda x: x[None], state)
+
+    specs = {"in_specs": P("data"), "out_specs": (P(), P("data")), "axis_names": {"data"}}
+    return lowered(jax.shard_map(step, mesh=mesh, **specs), *like, mesh=mesh)
 
 
-@pytest.mark.parametrize("platform", PLATFORMS)
+@pytest.mark.parametrize("platform", CALLS)
 @pytest.mark.parametrize("name", CODECS)
-def test_each_platform_takes_its_own_kernel(name, platform, mesh):
+def test_each_platform_takes_its_own_kernel(name, platform):
     """One kernel encodes, one decodes and sums; with a residual, one decodes what was sent."""
     codec = CODECS[name]
-    text = lowered(codec, platform, mesh)
+    text = lowered_step(codec, mesh_of(platform, (8,), ("data",)))
     assert text.count(f"@{CALLS[platform]}") == (3 if codec.contractive else 2)
     if name == "four bits":
-        assert CALLS[platform] not in lowered(codec, "cpu", mesh)
+        assert CALLS[platform] not in lowered_step(codec, mesh_of("cpu", (8,), ("data",)))
 
 
-@pytest.mark.parametrize("platform", PLATFORMS)
+@pytest.mark.parametrize("platform", CALLS)
 def test_under_an_axis_that_is_not_manual_xla_does_the_work(platform):
     """XLA cannot split a kernel over devices, so there is none where it might have to."""
-    auto = (AxisType.Auto,) * 2
-    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=auto)
+    mesh = mesh_of(platform, (8, 4), ("data", "model"))
     with pytest.warns(UserWarning, match="param_specs"):  # Nothing lies on the other axis here.
-        text = lowered(CODECS["four bits"], platform, mesh)
+        text = lowered_step(CODECS["four bits"], mesh)
     assert CALLS[platform] not in text
 
 
@@ -300,20 +292,20 @@ def test_the_choice_of_a_platform_is_transparent_to_transformations():
 
 def test_a_bucket_that_a_kernel_cannot_hold_takes_the_reference():
     codec = jaxcomp.qsgd_inf(bits=4, bucket_size=None)
-    encode = jax.jit(lambda x: jaxcomp.encode(codec, 0, x))
+    x = jnp.ones(100_000)
     for platform, call in CALLS.items():
-        lowered = encode.trace(jnp.ones(100_000)).lower(lowering_platforms=(platform,))
-        assert call not in lowered.as_text()
+        encode = lowered(lambda x: jaxcomp.encode(codec, 0, x), x, mesh=mesh_of(platform))
+        assert call not in encode
 
 
-@pytest.mark.parametrize("platform", PLATFORMS)
+@pytest.mark.parametrize("platform", CALLS)
 def test_a_rotation_is_one_kernel(platform):
     """One there, and one back, however often; blocks that no program can hold are left to XLA."""
     whole = jaxcomp.qsgd_inf(bits=4, bucket_size=2**14)  # Which no kernel holds.
     for block, calls in ((4096, 2), (2**14, 0)):
         codec = jaxcomp.Rotated(codec=whole, block=block, times=2)
-        run = jax.jit(jax.vmap(lambda x, codec=codec: jaxcomp.roundtrip(codec, 0, x)))
-        text = run.trace(jnp.ones((2, 2**14))).lower(lowering_platforms=(platform,)).as_text()
+        run = jax.vmap(lambda x, codec=codec: jaxcomp.roundtrip(codec, 0, x))
+        text = lowered(run, jnp.ones((2, 2**14)), mesh=mesh_of(platform))
         assert text.count(f"@{CALLS[platform]}") == calls
 
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
+from lowering import lowered, mesh_of
 
 from jaxcomp import compiler, noise
 from jaxcomp.rotate import embedding, hadamard
@@ -160,8 +161,7 @@ def test_lowers_for(platform):
         z = z + embedding.democratic(x, high, low, 3000, 4096)
         return hadamard.unrotate(z, high, low, 4096)
 
-    traced = jax.jit(run).trace(jnp.zeros((300, 4096)), *seeds_of(300))
-    text = traced.lower(lowering_platforms=(platform,)).as_text()
+    text = lowered(run, jnp.zeros((300, 4096)), *seeds_of(300), mesh=mesh_of(platform))
     assert "optimization_barrier" in text
     assert "dynamic_update_slice" not in text  # What a CPU does.
     assert "stablehlo.dot" not in text

@@ -18,7 +18,7 @@ from jaxcomp import axes, noise, summing
 from jaxcomp.bits.grid import Grid
 from jaxcomp.bits.planes import Bits, lanes, planes, words as words_of
 from jaxcomp.protocols import Array, ArrayLike
-from jaxcomp.quantize.sums import IN_KERNEL
+from jaxcomp.quantize.sums import IN_KERNEL, INTERPRETED
 
 ELEMENTS = 2048
 """Elements that a program holds: sixteen for each thread of four warps."""
@@ -82,6 +82,7 @@ def encode(
     n, size = x.shape
     seeds = jnp.concatenate([key, first[None]])
     given = () if scale is None else (scale[:, None],)
+    how = INTERPRETED if interpret else IN_KERNEL
 
     def kernel(seeds_ref, count_ref, *refs):
         *scale_ref, x_ref, words_ref, steps_ref = refs
@@ -91,8 +92,8 @@ def encode(
             scales = _load(scale_ref[0], rows, _columns(1))
         else:
             whole = _load(x_ref, rows, columns, inside)
-            scales = grid.scale(whole, _load(count_ref, rows, _columns(1)), IN_KERNEL)
-        step, factor = grid.step(scales, x.dtype, IN_KERNEL)
+            scales = grid.scale(whole, _load(count_ref, rows, _columns(1)), how)
+        step, factor = grid.step(scales, x.dtype, how)
         _store(steps_ref, rows, _columns(1), _columns(1) < 1, step)
         number = seeds_ref[2] + rows.astype(jnp.uint32)
         high, low = noise.absorb(seeds_ref[0], seeds_ref[1], number)

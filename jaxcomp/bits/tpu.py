@@ -20,7 +20,7 @@ from jaxcomp import axes, noise
 from jaxcomp.bits.grid import Grid
 from jaxcomp.bits.planes import Bits, Plane, TritPlane, lanes, planes, words as words_of
 from jaxcomp.protocols import Array, ArrayLike
-from jaxcomp.quantize.sums import IN_KERNEL
+from jaxcomp.quantize.sums import IN_KERNEL, INTERPRETED
 
 LANES = 128
 TOGETHER = 8
@@ -115,6 +115,7 @@ def encode(
     (n, size), dtype = x.shape, x.dtype
     groups, words = _groups(n, size), words_of(x.shape[1], grid.bits)
     given = count if scale is None else scale
+    how = INTERPRETED if interpret else IN_KERNEL
 
     def kernel(seeds_ref, given_ref, x_ref, words_ref, steps_ref, tile_ref):
         _lay_out(tile_ref, x_ref[...].astype(jnp.float32))
@@ -126,9 +127,9 @@ def encode(
         for bucket in range(TOGETHER):
             mine = given[:, bucket : bucket + 1]
             if scale is None:
-                mine = scale_of(_bucket(tile_ref, bucket), mine, IN_KERNEL)
+                mine = scale_of(_bucket(tile_ref, bucket), mine, how)
             scales = jnp.where(lane == bucket, mine, scales)
-        step, factor = grid.step(scales, dtype, IN_KERNEL)
+        step, factor = grid.step(scales, dtype, how)
         steps_ref[...] = step
         group = lax.broadcasted_iota(jnp.int32, (groups, LANES), 0) + pl.program_id(0) * groups
         number = seeds_ref[0, 2] + (group * TOGETHER + lane).astype(jnp.uint32)

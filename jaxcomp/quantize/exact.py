@@ -7,12 +7,19 @@ give the same bits, take their place.
 """
 
 from collections.abc import Callable
+from typing import Literal
 
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Float32
 
+from jaxcomp import compiler
 from jaxcomp.protocols import Array
+
+Digits = bool | Literal["interpreted"]
+"""Whether to work by digits on every platform, as a kernel must; or as an interpreted kernel, whose
+result the compiler must keep out of loops over elements.
+"""
 
 _HIDDEN = 1 << 23
 _MANTISSA = _HIDDEN - 1
@@ -20,12 +27,12 @@ _DIGITS = 25
 """One more than a float32 holds, to round by; a tie cannot occur."""
 
 
-def reciprocal(x: Float32[Array, "..."], digits: bool = False) -> Float32[Array, "..."]:
+def reciprocal(x: Float32[Array, "..."], digits: Digits = False) -> Float32[Array, "..."]:
     """`1 / x` rounded to nearest, for normal `x > 0`; zero where that is below the normal numbers.
 
     Args:
         x: positive and normal; for other numbers the result means nothing.
-        digits: whether to build it by digits on every platform, as a kernel must.
+        digits: whether to build it by digits on every platform.
 
     Example:
         >>> reciprocal(jnp.float32(3.0))
@@ -34,7 +41,7 @@ def reciprocal(x: Float32[Array, "..."], digits: bool = False) -> Float32[Array,
     return _choose(lambda x: 1 / x, reciprocal_by_digits, x, digits)
 
 
-def sqrt(x: Float32[Array, "..."], digits: bool = False) -> Float32[Array, "..."]:
+def sqrt(x: Float32[Array, "..."], digits: Digits = False) -> Float32[Array, "..."]:
     """`√x` rounded to nearest, for `x` that is zero, or positive and normal.
 
     Example:
@@ -84,5 +91,10 @@ def _parts(x: Array) -> tuple[Array, Array]:
     return (bits >> 23) & 0xFF, (bits & _MANTISSA) | _HIDDEN
 
 
-def _choose(native: Callable[[Array], Array], digits: Callable[[Array], Array], x: Array, forced):
-    return digits(x) if forced else lax.platform_dependent(x, cpu=native, default=digits)
+def _choose(
+    native: Callable[[Array], Array], by_digits: Callable[[Array], Array], x: Array, digits: Digits
+) -> Array:
+    if not digits:
+        return lax.platform_dependent(x, cpu=native, default=by_digits)
+    found = by_digits(x)
+    return compiler.kept(found) if digits == "interpreted" else found

@@ -12,7 +12,7 @@ _BITS = 20
 
 
 def power(
-    x: Float32[Array, "..."], exponent: int | float, digits: bool = False
+    x: Float32[Array, "..."], exponent: int | float, digits: exact.Digits = False
 ) -> Float32[Array, "..."]:
     """`x^exponent` for `x ≥ 0`, the exponent positive and rounded to a multiple of 2⁻²⁰.
 

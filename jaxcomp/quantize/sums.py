@@ -38,7 +38,7 @@ class Rows(NamedTuple):
     """
 
     staged: bool
-    digits: bool
+    digits: exact.Digits
 
 
 IN_XLA = Rows(staged=True, digits=False)
@@ -46,6 +46,9 @@ IN_XLA = Rows(staged=True, digits=False)
 
 IN_KERNEL = Rows(staged=False, digits=True)
 """For a kernel that holds a row of at most 2¹⁵ elements in registers."""
+
+INTERPRETED = Rows(staged=False, digits="interpreted")
+"""For such a kernel in an interpreter, where XLA compiles it for a CPU."""
 
 # Elements at a distance that one pass brings together: as many as a CPU's compiler unrolls, so that
 # neighbours share a register (a sum of 32 takes three times as long as one of 16), and at least so

@@ -9,6 +9,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Float32, Int32
 
+from jaxcomp import compiler
 from jaxcomp.protocols import Array
 
 FRACTION = 12
@@ -48,7 +49,7 @@ def log2(x: Float32[Array, "..."]) -> Float32[Array, "..."]:
         mantissa = jnp.where(one, mantissa * 0.5, mantissa)
         digits = (digits << 1) | one.astype(jnp.int32)
     whole = ((word >> 23) - 127).astype(jnp.float32)
-    return whole + digits.astype(jnp.float32) * jnp.float32(2.0**-_DIGITS)
+    return compiler.kept(whole + digits.astype(jnp.float32) * jnp.float32(2.0**-_DIGITS))
 
 
 def exp2(x: Float32[Array, "..."]) -> Float32[Array, "..."]:
@@ -63,4 +64,4 @@ def exp2(x: Float32[Array, "..."]) -> Float32[Array, "..."]:
     for digit in range(16):
         factor = jnp.float32(np.exp2(2.0 ** (digit - 16)))
         result = jnp.where((fixed >> digit) & 1 == 1, result * factor, result)
-    return result
+    return compiler.kept(result)
