@@ -31,6 +31,10 @@ def outlined(f: Callable[..., Any], lanes: int = 1, size: int | None = None) -> 
     On a CPU, where compiling is slow and a call is free, it becomes a function in the program;
     other platforms get `f` as it is.
 
+    What is computed digit by digit for a row must be outlined: in a loop over the row's elements it
+    is the same for all lanes, and to find that out the vectorizer of LLVM (from JAX 0.11 on) needs
+    time exponential in the number of digits. With twenty of them, a compilation does not end.
+
     Args:
         f: a function of trees of arrays.
         lanes: how many neighbours of its result are made from neighbours of its input, such as the
@@ -122,16 +126,6 @@ def settled(x: jax.Array) -> jax.Array:
     width = jnp.dtype(f"int{8 * x.dtype.itemsize}")
     word = jax.lax.bitcast_convert_type(x, width)
     return jax.lax.bitcast_convert_type(word & ~jnp.ones((), width), x.dtype)
-
-
-def kept(few: jax.Array) -> jax.Array:
-    """`few` numbers, computed once and then read by the loops over many elements that use them.
-
-    XLA fuses what is computed digit by digit into such a loop. There it is the same for all lanes,
-    and the vectorizer of LLVM (from JAX 0.11 on) needs time exponential in the number of digits to
-    find that out: with twenty of them, a compilation does not end.
-    """
-    return jax.lax.optimization_barrier(few)
 
 
 def joined(parts: Sequence[jax.Array]) -> jax.Array:

@@ -96,5 +96,4 @@ def _choose(
 ) -> Array:
     if not digits:
         return lax.platform_dependent(x, cpu=native, default=by_digits)
-    found = by_digits(x)
-    return compiler.kept(found) if digits == "interpreted" else found
+    return compiler.outlined(by_digits)(x) if digits == "interpreted" else by_digits(x)

@@ -40,6 +40,10 @@ def log2(x: Float32[Array, "..."]) -> Float32[Array, "..."]:
         >>> log2(jnp.float32(0.125))
         Array(-3., dtype=float32)
     """
+    return compiler.outlined(_log2)(x)
+
+
+def _log2(x: Array) -> Array:
     word = lax.bitcast_convert_type(x, jnp.int32)
     mantissa = lax.bitcast_convert_type((word & 0x7FFFFF) | 0x3F800000, jnp.float32)
     digits = jnp.zeros_like(word)
@@ -49,7 +53,7 @@ def log2(x: Float32[Array, "..."]) -> Float32[Array, "..."]:
         mantissa = jnp.where(one, mantissa * 0.5, mantissa)
         digits = (digits << 1) | one.astype(jnp.int32)
     whole = ((word >> 23) - 127).astype(jnp.float32)
-    return compiler.kept(whole + digits.astype(jnp.float32) * jnp.float32(2.0**-_DIGITS))
+    return whole + digits.astype(jnp.float32) * jnp.float32(2.0**-_DIGITS)
 
 
 def exp2(x: Float32[Array, "..."]) -> Float32[Array, "..."]:
@@ -59,9 +63,13 @@ def exp2(x: Float32[Array, "..."]) -> Float32[Array, "..."]:
         >>> exp2(jnp.float32(-2.0))
         Array(0.25, dtype=float32)
     """
+    return compiler.outlined(_exp2)(x)
+
+
+def _exp2(x: Array) -> Array:
     fixed = (jnp.clip(x, -126, 127) * jnp.float32(2**16)).astype(jnp.int32)
     result = lax.bitcast_convert_type(((fixed >> 16) + 127) << 23, jnp.float32)
     for digit in range(16):
         factor = jnp.float32(np.exp2(2.0 ** (digit - 16)))
         result = jnp.where((fixed >> digit) & 1 == 1, result * factor, result)
-    return compiler.kept(result)
+    return result
