@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e
 
-.PHONY: setup demo test lint format bench aot clean
+.PHONY: setup demo test matrix lint format bench aot clean
 
 setup: $(STAMP)
 
@@ -19,6 +19,13 @@ demo: setup
 # Compiling keeps one core busy, so there is a process a core; each may take a few gigabytes.
 test: setup
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal $(ARGS)
+
+# The core suite on the lowest versions that are declared and on newer ones than .venv has. A missing
+# Python is looked for in pyenv; PYTHON311=…, PYTHON312=… and PYTHON313=… name another.
+export PYTHON311 PYTHON312 PYTHON313
+
+matrix:
+	$(PYTHON) tests/matrix.py $(ARGS)
 
 lint: setup
 	$(BIN)/ruff format --check .
@@ -53,4 +60,4 @@ aot: setup
 	$(BIN)/python benchmarks/aot.py tpu $(ARGS)
 
 clean:
-	rm -rf .venv .aot out
+	rm -rf .venv .aot .matrix out

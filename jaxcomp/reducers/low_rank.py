@@ -84,7 +84,7 @@ class LowRank:
         checks.integer("stacked_axes", self.stacked_axes, 0)
         checks.number("min_ratio", self.min_ratio, 0.0)
 
-    def for_leaf(self, shape: tuple[int, ...], dtype: Any) -> tuple["LowRank | None", str | None]:
+    def for_leaf(self, shape: tuple[int, ...], dtype: Any) -> "tuple[LowRank | None, str | None]":
         """The codec of a leaf of this shape, or None and why it is better left dense."""
         stacked, inner = shape[: self.stacked_axes], shape[self.stacked_axes :]
         if len(inner) < 2:
