@@ -1,7 +1,8 @@
 """What must be said to the compiler, kept in one place because it is not part of JAX's promise."""
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,6 +22,17 @@ _PLATFORMS = {"gpu": "cuda", "tpu": "tpu"}
 
 class RefusedError(ValueError):
     """A kernel cannot hold what it is given."""
+
+
+@contextlib.contextmanager
+def constants() -> Iterator[None]:
+    """Within it, eager operations are run at once, even while a program is traced.
+
+    The mesh of that program is left aside, or JAX would take the constants for parts of its arrays.
+    """
+    empty = jax.sharding.AbstractMesh((), ())
+    with jax.ensure_compile_time_eval(), jax.sharding.use_abstract_mesh(empty):
+        yield
 
 
 def outlined(f: Callable[..., Any], lanes: int = 1, size: int | None = None) -> Callable[..., Any]:

@@ -254,3 +254,13 @@ def test_in_a_shard_map_of_ones_own():
     assert_lies(got, mesh)
     want = jaxcomp.data_parallel(step, mesh, "data")(state, grads)
     jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+@pytest.mark.parametrize("codec", [jaxcomp.amq(bits=3), jaxcomp.ecsq(bits=3)], ids=["amq", "ecsq"])
+def test_constants_of_a_codec_may_be_found_first_within_a_mapped_function(codec):
+    """Levels and tables are computed while the program is traced, and are no part of its mesh."""
+    mesh = jax.make_mesh((8,), ("data",))
+    tx = jaxcomp.compressed_mean(codec, "data")
+    like = {"w": jnp.zeros((64, 72))}
+    state = jaxcomp.init_state(tx, like, mesh, "data")
+    assert state.step.sharding.mesh == mesh

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Float32, Int32
 
-from jaxcomp import axes, bits, checks, noise, summing
+from jaxcomp import axes, bits, checks, compiler, noise, summing
 from jaxcomp.codecs.payload import QuantizedPayload
 from jaxcomp.protocols import Array, ArrayLike, AxisName, Key
 from jaxcomp.quantize import adaptive, rounding, sums
@@ -223,5 +223,5 @@ def _fit(rule: str, width: int, histogram: adaptive.Histogram) -> Int32[Array, "
 @functools.lru_cache
 def _start(rule: str, width: int, size: int) -> tuple[int, ...]:
     """The levels for a Gaussian bucket, as constants."""
-    with jax.ensure_compile_time_eval():
+    with compiler.constants():
         return tuple(map(int, _fit(rule, width, adaptive.half_normal(size))))

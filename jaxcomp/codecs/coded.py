@@ -12,7 +12,7 @@ from jax import lax
 from jaxtyping import Float32, UInt32
 from scipy import special
 
-from jaxcomp import axes, bits, checks, noise, offers, summing
+from jaxcomp import axes, bits, checks, compiler, noise, offers, summing
 from jaxcomp.codecs.payload import QuantizedPayload
 from jaxcomp.codecs.quantizer import Quantizer
 from jaxcomp.entropy.coder import Coder
@@ -345,7 +345,7 @@ class _Numbers(NamedTuple):
 def _numbered(levels: Any) -> _Numbers:
     """Levels by magnitude: zero, the smallest above zero, the smallest below, and so on."""
     number = 3 if levels.bits < 2 and levels.bits > 1 else 2 ** int(levels.bits)
-    with jax.ensure_compile_time_eval():
+    with compiler.constants():
         values = np.asarray(levels.values(jnp.arange(number, dtype=jnp.uint32)))
     sizes = np.unique(np.abs(values))
     zero = 0 if sizes[0] == 0 else None
@@ -373,7 +373,7 @@ def _near(codec: Quantizer, size: int) -> int:
 @functools.lru_cache
 def _table(codec: Coded, size: int) -> PyTree:
     """The fixed table, as constants: made once, it is the same in every program."""
-    with jax.ensure_compile_time_eval():
+    with compiler.constants():
         table = codec.coder.table(jnp.asarray(_occurrences(codec.codec, codec.law, size)))
         return jax.tree.map(np.asarray, table)
 
@@ -399,7 +399,7 @@ def _occurrences(codec: Quantizer, law: str, size: int) -> np.ndarray:
         payload, _ = alone.encode(key, x, jnp.full(rows, size, jnp.int32), alone.init(x))
         return bits.unpack(payload.words, bits=codec.bits, size=size)
 
-    with jax.ensure_compile_time_eval():
+    with compiler.constants():
         codes = np.asarray(jax.jit(draw_codes)(jnp.asarray(x)))
     found = np.bincount(numbers.symbols[codes].reshape(-1), minlength=len(numbers.codes))
     return found.astype(np.float32)
