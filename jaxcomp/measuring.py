@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from jaxcomp import checks, mesh as mesh_, trees
 from jaxcomp.feedback import Link
@@ -142,7 +142,7 @@ def _error(first: np.ndarray, x: Array) -> float:
 
 def _whole(reducer: Any, x: Array) -> tuple[Callable[[], None], np.ndarray]:
     """What takes a mean over one worker, to be timed, and the first of these means."""
-    mesh = jax.make_mesh((1,), (_AXIS,), devices=jax.local_devices()[:1])
+    mesh = Mesh(np.array(jax.local_devices()[:1]), (_AXIS,))
     tx = compressed_mean(reducer, _AXIS)
 
     def step(mean: Array, state: PyTree, x: Array) -> tuple[Any, PyTree]:
