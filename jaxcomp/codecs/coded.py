@@ -13,6 +13,7 @@ from jaxtyping import Float32, UInt32
 from scipy import special
 
 from jaxcomp import axes, bits, checks, compiler, noise, offers, summing
+from jaxcomp.codecs import symbols as symbols_
 from jaxcomp.codecs.payload import QuantizedPayload
 from jaxcomp.codecs.quantizer import Quantizer
 from jaxcomp.entropy.coder import Coder
@@ -329,31 +330,8 @@ class Coded:
         return max(chosen, bits.words(size, self.codec.bits)) if self._packs(size) else chosen
 
     @property
-    def _numbers(self) -> "_Numbers":
-        return _numbered(self.codec.levels)
-
-
-class _Numbers(NamedTuple):
-    """The symbol of each code, a code of each symbol, and the symbol that is zero, if one is."""
-
-    symbols: np.ndarray
-    codes: np.ndarray
-    zero: int | None
-
-
-@functools.lru_cache
-def _numbered(levels: Any) -> _Numbers:
-    """Levels by magnitude: zero, the smallest above zero, the smallest below, and so on."""
-    number = 3 if levels.bits < 2 and levels.bits > 1 else 2 ** int(levels.bits)
-    with compiler.constants():
-        values = np.asarray(levels.values(jnp.arange(number, dtype=jnp.uint32)))
-    sizes = np.unique(np.abs(values))
-    zero = 0 if sizes[0] == 0 else None
-    rank = np.searchsorted(sizes, np.abs(values)) * 2 + (values < 0)
-    symbols = np.where(values == 0, 0, rank - (1 if zero == 0 else 0)).astype(np.uint32)
-    codes = np.zeros(symbols.max() + 1, np.uint32)
-    codes[symbols[::-1]] = np.arange(number, dtype=np.uint32)[::-1]
-    return _Numbers(symbols, codes, zero)
+    def _numbers(self) -> symbols_.Numbers:
+        return symbols_.numbered(self.codec.levels)
 
 
 def _counts(size: int) -> Any:
@@ -381,7 +359,7 @@ def _table(codec: Coded, size: int) -> PyTree:
 @functools.lru_cache
 def _occurrences(codec: Quantizer, law: str, size: int) -> np.ndarray:
     """How often each symbol occurs in buckets of a law."""
-    numbers = _numbered(codec.levels)
+    numbers = symbols_.numbered(codec.levels)
     rows = max(_DRAWN // size, 1)
     number = rows * size
     # Quantiles, dealt out by a stride: unlike drawn numbers the same on all machines, and in all
