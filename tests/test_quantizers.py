@@ -336,7 +336,7 @@ def test_settings_that_do_not_go_together():
             lambda: jaxcomp.Rotated(codec=jaxcomp.sign(), block=100),
             "`block` must be one of 2, 4, 8",
         ),
-        (lambda: Quantizer(**four, fit="unbiased", block=32), "`fit` 'unbiased' must stand with"),
+        (lambda: Quantizer(**four, fit="unbiased", shared=True), "`fit` 'unbiased' requires"),
         (lambda: Quantizer(**four, block=32, implementation="gpu"), "`implementation` 'gpu' must"),
         (
             lambda: Quantizer(**{**four, "rounding": rounding.Subtractive()}, implementation="gpu"),
