@@ -12,7 +12,7 @@ import jaxcomp
 from jaxcomp import testing
 from jaxcomp.codecs.quantizer import Quantizer
 from jaxcomp.quantize import levels, rounding, scales
-from jaxcomp.testing.codec import gaussian
+from jaxcomp.testing.bias import gaussian
 
 # Mantissa bits, smallest element and largest element of each format, and its largest exponent.
 MX = {
