@@ -33,13 +33,16 @@ ENVIRONMENTS = (
 )
 
 CORE = (
-    ("test_codecs", "golden or compile_once or lowers or variants_agree or half_precision"),
-    ("test_codecs", "test_contract and (Fitted or Chained or fit or AdaptiveQ or Bitmap)"),
+    (
+        "test_codecs",
+        "golden or compile_once or lowers or variants_agree or half_precision or "
+        "test_contract and (Fitted or Chained or fit or AdaptiveQ or Bitmap)",
+    ),
     ("test_messages", "golden or family"),
     ("test_kernels", "own_kernel or is_one_kernel or (the_same and (two or 4 or 64) and gpu)"),
     ("test_digits", ""),
     ("test_modes", ""),
-    ("test_sharded", "not fits_other_parts"),
+    ("test_sharded", ""),
     ("test_composition", ""),
     ("test_nonfinite", ""),
     ("test_wire", "moves or agreed or describe or dense"),
@@ -81,7 +84,7 @@ def build(environment: Environment) -> pathlib.Path:
         return python
     shutil.rmtree(home, ignore_errors=True)
     subprocess.run([find(environment.python), "-m", "venv", home], check=True)
-    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    install = [python, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
     command = [*install, "-e", ".[examples,test]", *environment.packages]
     subprocess.run(command, cwd=ROOT, check=True)
     stamp.write_text(wanted)
@@ -108,7 +111,8 @@ def run(environment: Environment, python: pathlib.Path) -> tuple[int, int, float
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
     }
     for file, select in CORE:
-        command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/{file}.py"]
+        command = [python, "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal"]
+        command += ["-p", "no:cacheprovider", f"tests/{file}.py"]
         command += ["-k", select] if select else []
         start = time.monotonic()
         try:
