@@ -94,6 +94,13 @@ def groups_of(line):
     if found or pairs:
         text = (found or pairs)[1]
         return [[int(n) for n in part.split(",")] for part in re.findall(r"\{([\d,]+)\}", text)]
+    found = re.search(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}", line)
+    if found:  # JAX 0.11 writes the mesh, and the axes along which a group lies.
+        sizes = {name: int(size) for name, size in re.findall(r"'?([\w.]+)'?=(\d+)", found[1])}
+        along = [list(sizes).index(name) for name in re.findall(r"[\w.]+", found[2])]
+        devices = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
+        last = np.moveaxis(devices, along, range(-len(along), 0))
+        return last.reshape(-1, math.prod(last.shape[-len(along) :])).tolist()
     found = re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line)
     shape, dims, order = ([int(n) for n in (part or "").split(",") if n] for part in found.groups())
     devices = np.arange(math.prod(dims)).reshape(dims)

@@ -35,12 +35,15 @@ class Network(NamedTuple):
 
     processes: int
     hosts: pathlib.Path
+    started: list[subprocess.Popen]
 
     def start(self, rank: int, argv: Sequence[str], **settings: Any) -> subprocess.Popen:
         """Starts a program in the namespaces of one rank; `settings` are those of `Popen`."""
         inside = ("unshare", "--mount", "--uts", "sh", "-c", _ENTER)
         names = (_host(rank), str(self.hosts / str(rank)))
-        return subprocess.Popen([*_within(_namespace(rank)), *inside, *names, *argv], **settings)
+        command = [*_within(_namespace(rank)), *inside, *names, *argv]
+        self.started.append(subprocess.Popen(command, **settings))
+        return self.started[-1]
 
 
 def address(rank: int) -> str:
@@ -61,13 +64,18 @@ def network(processes: int, rate: str | None) -> Iterator[Network]:
     """
     with tempfile.TemporaryDirectory() as hosts, _alone():
         _clear()  # What a run left that was killed.
+        started: list[subprocess.Popen] = []
         try:
             _build(processes, rate)
             for rank in range(processes):
                 text = f"127.0.0.1 localhost\n{address(rank)} {_host(rank)}\n"
                 pathlib.Path(hosts, str(rank)).write_text(text)
-            yield Network(processes, pathlib.Path(hosts))
+            yield Network(processes, pathlib.Path(hosts), started)
         finally:
+            for (
+                process
+            ) in started:  # One that has not yet entered its namespace is not found there.
+                process.kill()
             _clear()
 
 
