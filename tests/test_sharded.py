@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, PartitionSpec as P
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from sharding import (
     EF_SIGN,
     MIXED,
@@ -293,6 +293,7 @@ def test_wrong_places_say_so(two):
         out_specs=P(),
         axis_names={"dcn"},
     )
+    grads = jax.device_put(grads, NamedSharding(explicit, P("dcn")))
     with pytest.raises(ValueError, match="must be automatic for `param_specs`, and 'fsdp' is expl"):
         jax.eval_shape(own, grads)
     with pytest.raises(ValueError, match=r"`batch_spec` must begin with the axis of the workers"):
