@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, Protocol
 from jax.extend.core import Literal
 
 
-
 class Step(NamedTuple):
     """One equation of a program.
 
@@ -89,9 +88,7 @@ def _history(values: list[tuple[Any, Any]]) -> list[Step]:
 
 def _step(equation: Any, inputs: Sequence[Any], reverse: bool) -> Step:
     scope = equation.source_info.name_stack
-    return Step(
-        equation.primitive.name, equation.params, inputs, equation.outvars, scope, reverse
-    )
+    return Step(equation.primitive.name, equation.params, inputs, equation.outvars, scope, reverse)
 
 
 def _look(atom: Any, rule: Rule, found: dict[Hashable, Any]) -> Any:
@@ -120,7 +117,11 @@ def _inside(step: Step, inputs: list[Any], rule: Rule) -> list[Any] | None:
         return _loop(params["body_jaxpr"], consts, carry, [], step, rule)
     if step.name == "scan":
         first, second = params["num_consts"], params["num_carry"]
-        consts, carry, rows = inputs[:first], inputs[first : first + second], inputs[first + second :]
+        consts, carry, rows = (
+            inputs[:first],
+            inputs[first : first + second],
+            inputs[first + second :],
+        )
         return _loop(params["jaxpr"], consts, carry, rows, step, rule)
     body = params.get("jaxpr", params.get("call_jaxpr"))
     inner = getattr(body, "jaxpr", body)

@@ -7,11 +7,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import core
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxcomp import axes, axis_types, placement, workers as workers_
+from jaxcomp import arguments, axes, axis_types, placement, replicas, workers as workers_
 from jaxcomp.protocols import AxisName, PyTree
 
 
@@ -47,7 +46,8 @@ def place(tree: PyTree, mesh: Mesh, axis_name: AxisName, *, params: PyTree | Non
             it.
 
     Raises:
-        ValueError: if `PerWorker` memory is for another number of workers.
+        ValueError: if `PerWorker` memory is for another number of workers, or another array lies
+            split over them.
 
     Example:
         >>> mesh = jax.make_mesh((1,), ("data",))
@@ -55,6 +55,7 @@ def place(tree: PyTree, mesh: Mesh, axis_name: AxisName, *, params: PyTree | Non
         P()
     """
     workers, homes = _workers(mesh, axis_name), placement.homes(params, mesh)
+    arguments.check_whole(tree, axis_name, workers, "`tree`")
 
     def put(path, leaf):
         spec = placement.spec(path, leaf, homes, axis_name)
@@ -76,9 +77,11 @@ def data_parallel(
     mesh: Mesh,
     axis_name: AxisName,
     *,
-    batch_argnums: int | tuple[int, ...] = -1,
+    batch_argnums: int | tuple[int, ...] | None = None,
+    batch_argnames: str | tuple[str, ...] = (),
     batch_spec: PartitionSpec | None = None,
     donate_argnums: int | tuple[int, ...] = (),
+    donate_argnames: str | tuple[str, ...] = (),
     check_vma: bool = True,
 ) -> Callable[..., Any]:
     """A compiled training step, one worker a device of the mesh axis.
@@ -100,20 +103,25 @@ def data_parallel(
             `compressed_mean` inside it use `axis_name`.
         mesh: a device mesh that has the axis.
         axis_name: the axis or axes that the workers are on.
-        batch_argnums: which positional arguments are batches; the last one by default.
+        batch_argnums: the numbers of the arguments that are batches. By default the last argument
+            is the batch, unless it is a PRNG key or another one looks like a batch too.
+        batch_argnames: the names of arguments that are batches.
         batch_spec: how batches lie on the whole mesh, if a worker's part is split further among
             its devices, as in `PartitionSpec(("dcn", "fsdp"))`; it begins with `axis_name`.
-        donate_argnums: arguments whose buffers the step may reuse.
-        check_vma: let JAX check the types of replication. Without it, a result that differs
-            between workers is not noticed: one worker's is returned.
+        donate_argnums: the numbers of arguments whose buffers the step may reuse.
+        donate_argnames: the names of such arguments.
+        check_vma: let JAX check the types of replication. Without it, the results of the first call
+            are compared between the workers, bit for bit; a difference that begins later is not
+            noticed, and one worker's result is returned.
 
     Returns:
         A function of the same arguments, with the methods `lower` and `trace` of `jax.jit`'s.
 
     Raises:
         ValueError: if the mesh has no such axis, `batch_spec` does not begin with it, a batch does
-            not divide by the number of workers, memory is for another number of workers, or (with
-            `check_vma`) a result differs between workers.
+            not divide by the number of workers, it is unclear which arguments are batches, another
+            argument lies split over the workers, memory is for another number of workers, or a
+            result differs between workers.
 
     Example:
         >>> mesh = jax.make_mesh((1,), ("data",))
@@ -127,60 +135,64 @@ def data_parallel(
             f"`axis_name` must name axes of the mesh {mesh.axis_names}, got {missing[0]!r}"
         )
     inside = axis_types.automatic(mesh)
-    batches = (batch_argnums,) if isinstance(batch_argnums, int) else tuple(batch_argnums)
+    given = arguments.Arguments(
+        step, batch_argnums, batch_argnames, donate_argnums, donate_argnames
+    )
     workers, typed = _workers(mesh, axis_name), bool(axis_types.explicit(mesh))
     shards = mesh.size > workers or (typed and len(mesh.axis_names) > len(axes.names(axis_name)))
     split = PartitionSpec(axis_name)
     pieces = workers if batch_spec is None else _pieces(batch_spec, mesh, axis_name)
     of_batch = split if batch_spec is None else batch_spec
 
-    def which(args):
-        return {number % len(args) for number in batches} if args else set()
-
-    def marks_of(args):
+    def marks_of(args, batches):
         return [
             mark
             for number, arg in enumerate(args)
-            for mark in _marks(arg, everything=number in which(args))
+            for mark in _marks(arg, everything=number in batches)
         ]
 
-    def check(args):
-        for number in which(args):
-            _check_divides(args[number], number, pieces)
-        _check_accumulators(args)
+    def check(args, keywords):
+        given.check(args, keywords, pieces)
+        names, batches = given.names(len(args), keywords), given.which(len(args), keywords)
+        for number, arg in enumerate(args):
+            if number not in batches:
+                name = arguments.named(number, names)
+                arguments.check_whole(arg, axis_name, workers, name, arguments.OR_BATCH)
         for path, leaf in jax.tree_util.tree_leaves_with_path(args):
             if workers_.marked(path):
                 _check_workers(leaf, workers)
 
-    def layout(args):
+    def layout(args, batches):
         # Left to itself, the compiler may lay results otherwise, and have the step compiled twice.
         homes = {}
         for number in reversed(range(len(args))):  # Of two of a name, the first one counts.
-            homes |= {} if number in which(args) else placement.homes(args[number], mesh)
+            homes |= {} if number in batches else placement.homes(args[number], mesh)
         return tuple(homes.items()) if shards else ()
 
-    def mapped(*args, layout):
-        check(args)
+    def mapped(*args, layout, keywords):
+        check(args, keywords)
         with jax.sharding.use_abstract_mesh(inside.abstract_mesh):
-            results = spread(placement.to_automatic(args, inside), dict(layout))
+            results = spread(placement.to_automatic(args, inside), dict(layout), keywords)
         return placement.to_given(results, mesh, dict(layout), axis_name) if typed else results
 
-    def spread(args, homes):
+    def spread(args, homes, keywords):
+        batches, doubts = given.which(len(args), keywords), given.doubts(args, keywords)
         if batch_spec is not None:
             home = NamedSharding(inside, batch_spec)
             args = [
-                jax.lax.with_sharding_constraint(arg, home) if number in which(args) else arg
+                jax.lax.with_sharding_constraint(arg, home) if number in batches else arg
                 for number, arg in enumerate(args)
             ]
         leaves, treedef = jax.tree.flatten(tuple(args))
-        marks = marks_of(args)
+        marks = marks_of(args, batches)
         out = {}
 
         def body(replicated, per_worker):
             merged = _merge(marks, replicated, per_worker)
             own = jax.tree.unflatten(treedef, merged)
-            results = step(
-                *(x if n in which(args) else placement.stay(x, homes) for n, x in enumerate(own))
+            own = [x if n in batches else placement.stay(x, homes) for n, x in enumerate(own)]
+            results = arguments.run(
+                lambda: step(*own[: len(own) - len(keywords)], **named(own, keywords)), args, doubts
             )
             flat, out["treedef"] = jax.tree.flatten(results)
             out["marks"] = _marks(results)
@@ -199,17 +211,24 @@ def data_parallel(
         results = jax.tree.unflatten(out["treedef"], _merge(out["marks"], *parts))
         return placement.at_home(results, inside, homes, axis_name)
 
+    def named(args, keywords):
+        return dict(zip(keywords, args[len(args) - len(keywords) :], strict=True))
+
     functools.update_wrapper(mapped, step)
     del mapped.__wrapped__  # Whose signature lacks the layout.
-    compiled = jax.jit(mapped, donate_argnums=donate_argnums, static_argnames="layout")
 
-    def arrange(args, move):
+    @functools.cache
+    def compiled(count, keywords):
+        donated, static = given.donate(count, keywords), ("layout", "keywords")
+        return jax.jit(mapped, donate_argnums=donated, static_argnames=static)
+
+    def arrange(args, batches, move):
         """Each array that does not lie on the mesh, and where it belongs, through `move`."""
 
         def one(number, path, leaf):
             if placement.placed(leaf, mesh):
                 return leaf
-            spec = of_batch if number in which(args) else placement.spec(path, leaf, {}, axis_name)
+            spec = of_batch if number in batches else placement.spec(path, leaf, {}, axis_name)
             return move(leaf, mesh, spec)
 
         return [
@@ -217,24 +236,32 @@ def data_parallel(
             for number, arg in enumerate(args)
         ]
 
-    @functools.wraps(step)
-    def run(*args):
-        check(args)
+    def call(args, kwargs, move, stage):
+        args, keywords = given.bind(args, kwargs)
+        check(args, keywords)
+        batches = given.which(len(args), keywords)
         with axis_types.surroundings(mesh):
             # An argument that lies elsewhere the first time would have the step compiled twice.
-            args = arrange(args, placement.put)
-            return compiled(*args, layout=layout(args))
+            args = arrange(args, batches, move)
+            chosen = stage(compiled(len(args), keywords))
+            return chosen(*args, layout=layout(args, batches), keywords=keywords)
+
+    unseen = not check_vma
+
+    @functools.wraps(step)
+    def run(*args, **kwargs):
+        nonlocal unseen
+        results = call(args, kwargs, placement.put, lambda step: step)
+        if unseen:
+            unseen = not replicas.check(results, mesh, axis_name)
+        return results
 
     def staged(stage):
-        def of(*args):
-            check(args)
-            with axis_types.surroundings(mesh):
-                args = arrange(args, placement.like)
-                return stage(*args, layout=layout(args))
+        return lambda *args, **kwargs: call(args, kwargs, placement.like, stage)
 
-        return of
-
-    run.__dict__.update(lower=staged(compiled.lower), trace=staged(compiled.trace))
+    run.__dict__.update(
+        lower=staged(lambda step: step.lower), trace=staged(lambda step: step.trace)
+    )
     return run
 
 
@@ -251,6 +278,10 @@ def init_state(tx: Any, params: PyTree, mesh: Mesh, axis_name: AxisName) -> PyTr
             sharded over its other axes, and others are replicated.
         mesh: the device mesh, on which the state lies, with its axis types.
         axis_name: the axis or axes that the workers are on.
+
+    Raises:
+        ValueError: if parameters lie split over the workers, or if optax keeps arrays of gradients
+            before the mean (wrap that transformation with `jaxcomp.per_worker`).
     """
     params = place(params, mesh, axis_name)
     init = data_parallel(lambda p, _: tx.init(p), mesh, axis_name)
@@ -261,6 +292,7 @@ def init_state(tx: Any, params: PyTree, mesh: Mesh, axis_name: AxisName) -> PyTr
 
     with axis_types.surroundings(mesh):
         state = jax.eval_shape(init, params, ())
+        workers_.check_order(state)
         lies = jax.tree_util.tree_map_with_path(lie, state)
         return jax.jit(init, out_shardings=lies)(params, ())
 
@@ -299,16 +331,6 @@ def _merge(marks: list[bool], replicated: list, per_worker: list) -> list:
     return [next(sources[split]) for split in marks]
 
 
-def _check_divides(batch: PyTree, number: int, pieces: int) -> None:
-    for leaf in jax.tree.leaves(batch):
-        shape = jnp.shape(leaf)
-        if not shape or shape[0] % pieces:
-            raise ValueError(
-                f"argument {number} is a batch, and the leading dimension of each of its arrays "
-                f"must be a multiple of the {pieces} workers, got shape {shape}"
-            )
-
-
 def _check_workers(leaf: Any, workers: int) -> None:
     if jnp.ndim(leaf) == 0 or leaf.shape[0] != workers:
         raise ValueError(
@@ -319,30 +341,10 @@ def _check_workers(leaf: Any, workers: int) -> None:
         )
 
 
-def _check_accumulators(args: PyTree) -> None:
-    def accumulates(node):
-        return isinstance(node, optax.MultiStepsState)
-
-    nodes = jax.tree.leaves(args, is_leaf=lambda n: accumulates(n) or workers_.is_per_worker(n))
-    for node in filter(accumulates, nodes):
-        inner = jax.tree.leaves(node.inner_opt_state, is_leaf=workers_.is_per_worker)
-        if any(map(workers_.is_per_worker, inner)):
-            raise ValueError(
-                "optax.MultiSteps must not wrap compressed_mean: its accumulator would hold each "
-                "worker's own gradients as if they were replicated. Accumulate after the mean, "
-                "optax.chain(compressed_mean(...), optax.MultiSteps(opt, k)), or before it, with "
-                "nothing sent in between, jaxcomp.accumulate(optax.chain(compressed_mean(...), "
-                "opt), k, axis_name)."
-            )
-
-
 def _check_replicated(results: PyTree, axis_name: AxisName) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(results):
         if not workers_.marked(path) and axes.varies(jnp.asarray(leaf), axis_name):
             raise ValueError(
                 f"result{jax.tree_util.keystr(path)} differs between the workers of "
-                f"{axis_name!r}. A loss or metric: average it with jax.lax.pmean. Optimizer state "
-                "that sees gradients before the mean (local momentum, clipping statistics, "
-                "optax.MultiSteps): wrap that transformation with jaxcomp.per_worker, or chain it "
-                "after compressed_mean. Parameters: let compressed_mean see their gradient."
+                f"{axis_name!r}. {replicas.REMEDIES}"
             )

@@ -151,7 +151,7 @@ class _Loss:
         return one / by if isinstance(by, float) and by != 0 else None
 
     def _counts(self, number: float) -> bool:
-        """Whether it is a multiple of the number of workers: of all their examples, for instance."""
+        """Whether it is a multiple of the number of workers, as the number of all examples is."""
         parts = number / self.size
         return math.isfinite(parts) and parts > 0.5 and abs(parts - round(parts)) < 1e-4 * parts
 

@@ -1,6 +1,7 @@
 """What differs between workers: the memory in an optimizer state, and how to tell it apart."""
 
 import sys
+from collections import OrderedDict
 from typing import Any
 
 import jax
@@ -190,12 +191,78 @@ def replicated(state: PyTree) -> PyTree:
     )
 
 
+def check_order(tree: PyTree) -> None:
+    """Refuses a chain's state in which optax keeps arrays before the mean over the workers.
+
+    Such a transformation sees each worker's own gradients, and its state is not marked as such. A
+    mean's state says by `averages` that it is one. In a tree without tuples, such as a flattened
+    one, there is nothing to see.
+    """
+    for node in jax.tree.leaves(tree, is_leaf=_is_sequence):
+        parts = _parts(node)
+        for part in parts:
+            check_order(part)
+        means = [at for at, part in enumerate(parts) if _averages(part)]
+        if not means or not all(map(_is_state, parts)):
+            continue  # Not a chain: parameters and a state, for instance.
+        for part in parts[: means[0]]:
+            for state in jax.tree.leaves(part, is_leaf=_is_optax):
+                if _is_optax(state) and _has_arrays(state):
+                    raise ValueError(
+                        f"`state` has optax's {type(state).__name__} before the mean of the "
+                        "gradients: it sees each worker's own, so it differs between the workers, "
+                        "and it is not marked as such. Wrap its transformation with "
+                        "jaxcomp.per_worker, or chain it after compressed_mean."
+                    )
+
+
+def _is_sequence(node: Any) -> bool:
+    return type(node) is tuple or isinstance(node, OrderedDict)
+
+
+def _parts(node: Any) -> list[Any]:
+    """Of the state of a chain, or of one with names, that of each transformation."""
+    if not _is_sequence(node):
+        return []
+    return list(node.values()) if isinstance(node, OrderedDict) else list(node)
+
+
+def _is_state(part: Any) -> bool:
+    if _is_sequence(part):
+        return all(map(_is_state, _parts(part)))
+    return is_per_worker(part) or hasattr(part, "_fields")
+
+
+def _is_optax(node: Any) -> bool:
+    return hasattr(node, "_fields") and type(node).__module__.split(".", 1)[0] == "optax"
+
+
+def _averages(part: PyTree) -> bool:
+    def is_mean(node: Any) -> bool:
+        return getattr(type(node), "averages", False)
+
+    return any(map(is_mean, jax.tree.leaves(part, is_leaf=is_mean)))
+
+
+def _has_arrays(state: PyTree) -> bool:
+    """Whether a state has replicated arrays of floating numbers, other than scalars."""
+    return any(
+        jnp.ndim(leaf) and jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+        if not marked(path)
+    )
+
+
 def state_specs(state: PyTree, axis_name: AxisName) -> PyTree:
     """PartitionSpecs for any tree: `PerWorker` split over the axis, everything else replicated.
 
     `jax.shard_map` takes them as they are. For `nnx.shard_map`, wrap those of an optimizer:
     `nnx.StateSharding(jaxcomp.state_specs(nnx.state(optimizer), axis_name))`.
+
+    Raises:
+        ValueError: if a state holds arrays of gradients before the mean outside of `PerWorker`.
     """
+    check_order(state)
     return jax.tree_util.tree_map_with_path(
         lambda path, _: PartitionSpec(axis_name) if marked(path) else PartitionSpec(), state
     )

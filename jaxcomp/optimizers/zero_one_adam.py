@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomp import checks
+from jaxcomp import checks, own_gradients
 from jaxcomp.optimizers import means, moments, rates
 from jaxcomp.protocols import Array, AxisName, PyTree
 from jaxcomp.reducers import reduction, rounds
@@ -264,6 +264,7 @@ def step_by_zero_one_adam(
                 "`params` must be given to the update, for `weight_decay` is of them: "
                 "tx.update(grads, state, params), got None"
             )
+        own_gradients.check(updates, axis_name)
 
         def exchange(given: _Given, first: Array) -> _Taken:
             # One mean for both phases, so that its codec is compiled once.

@@ -5,6 +5,7 @@ from typing import Any
 import optax
 
 from jaxcomp import feedback
+from jaxcomp.callers import whole
 from jaxcomp.feedback import Link
 from jaxcomp.optimizers.one_bit_adam import scale_by_one_bit_adam
 from jaxcomp.optimizers.zero_one_adam import step_by_zero_one_adam
@@ -16,6 +17,7 @@ from jaxcomp.reducers.two_shot import TwoShot
 from jaxcomp.transforms.mean import compressed_mean
 
 
+@whole
 def one_bit_adam(
     axis_name: AxisName,
     *,
@@ -83,6 +85,7 @@ def one_bit_adam(
     return optax.chain(adam, decay, optax.scale_by_learning_rate(learning_rate))
 
 
+@whole
 def zero_one_adam(
     axis_name: AxisName,
     *,

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomp import checks, compiler
+from jaxcomp import checks, compiler, own_gradients
 from jaxcomp.protocols import Array, AxisName, PyTree
 from jaxcomp.reducers import reduction, rounds
 from jaxcomp.transforms import branches
@@ -69,6 +69,7 @@ def accumulate(
     def update_fn(
         updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any
     ) -> tuple[PyTree, Any]:
+        own_gradients.check(updates, axis_name)
         before = state.total.own()
         total = jax.tree.map(lambda t, g: t + g.astype(t.dtype), before, updates)
         # Nobody can be told before the end of the round, and until then a sum must stay finite.

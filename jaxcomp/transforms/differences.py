@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomp import axes, checks, noise
+from jaxcomp import axes, checks, noise, own_gradients
 from jaxcomp.feedback import Link
 from jaxcomp.policy import Policy
 from jaxcomp.protocols import Array, AxisName, Codec, Gate, PyTree, Reducer
@@ -107,6 +107,7 @@ def compressed_differences(
                 change=branches.fitted(change, state.change, updates),
             )
         check_two_points(params, grad_fn)
+        own_gradients.check(updates, axis_name)
         assert grad_fn is not None
         turn = noise.fold(state.gate_key, state.step)
         opened = restart.open(turn, updates, state.gate, axis_name, params)

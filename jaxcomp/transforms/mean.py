@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomp import axes, noise, trees
+from jaxcomp import axes, callers, noise, own_gradients, trees
 from jaxcomp.feedback import Link
 from jaxcomp.policy import Policy
 from jaxcomp.protocols import Array, AxisName, Codec, Gate, PyTree, Reducer
@@ -53,6 +53,8 @@ class CompressedMeanState(NamedTuple):
     memory: ReductionState
     stats: Any
     gate: Any = ()
+
+    averages = True
 
 
 def compressed_mean(
@@ -172,6 +174,7 @@ def compressed_mean(
         )
 
     def init_fn(params: PyTree) -> Any:
+        callers.check_wrappers()
         if param_specs is None:
             return fresh(params)
         return sharded.init(fresh, params, param_specs, axis_name)
@@ -179,11 +182,13 @@ def compressed_mean(
     def update_fn(
         updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any
     ) -> tuple[PyTree, Any]:
+        callers.check_wrappers()
         axes.require(axis_name)
         if extra.get(branches.FIT):
             if param_specs is None:
                 return fit(updates, state)
             return sharded.update(fit, updates, state, param_specs, axis_name)
+        own_gradients.check(updates, axis_name)
         if param_specs is None:
             sharded.warn_if_gathered(reducer, axis_name)
             return step(updates, state, params=params)

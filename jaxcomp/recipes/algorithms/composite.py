@@ -6,6 +6,7 @@ from typing import Any
 
 import optax
 
+from jaxcomp.callers import whole
 from jaxcomp.feedback import Link, Residual, default
 from jaxcomp.optimizers import prox_adagrad, rda_adagrad
 from jaxcomp.optimizers.projected import averaged, projected
@@ -19,6 +20,7 @@ from jaxcomp.transforms.mean import compressed_mean
 from jaxcomp.transforms.view import displaced_mean
 
 
+@whole
 def qcmd_adagrad(
     axis_name: AxisName,
     *,
@@ -68,6 +70,7 @@ def qcmd_adagrad(
     return optax.chain(mean, prox_adagrad(learning_rate, regularizer))
 
 
+@whole
 def qrda_adagrad(
     axis_name: AxisName,
     *,
@@ -111,6 +114,7 @@ def qrda_adagrad(
     return optax.chain(mean, rda_adagrad(learning_rate, regularizer))
 
 
+@whole
 def dgd_def(
     axis_name: AxisName,
     *,
@@ -156,6 +160,7 @@ def dgd_def(
     return optax.chain(mean, optax.sgd(learning_rate))
 
 
+@whole
 def dq_psgd(
     axis_name: AxisName,
     *,

@@ -5,6 +5,7 @@ from typing import Any
 import optax
 
 from jaxcomp import checks, policy as policy_
+from jaxcomp.callers import whole
 from jaxcomp.feedback import Link, Residual, default
 from jaxcomp.policy import Policy
 from jaxcomp.protocols import AxisName, Codec
@@ -19,6 +20,7 @@ from jaxcomp.transforms.mean import compressed_mean
 from jaxcomp.transforms.wrappers import per_worker
 
 
+@whole
 def ef_sgd(
     codec: Codec | Policy,
     axis_name: AxisName,
@@ -61,6 +63,7 @@ def ef_sgd(
     return optax.chain(mean, optax.sgd(learning_rate))
 
 
+@whole
 def ef_signsgd(
     axis_name: AxisName, *, learning_rate: Rate, bucket_size: int | None = 512, key: Any = 0
 ) -> Method:
@@ -92,6 +95,7 @@ def ef_signsgd(
     return ef_sgd(sign(bucket_size), axis_name, learning_rate=learning_rate, key=key)
 
 
+@whole
 def signsgd(
     axis_name: AxisName, *, learning_rate: Rate, momentum: float = 0.0, up: Any = None, key: Any = 0
 ) -> Method:
@@ -129,6 +133,7 @@ def signsgd(
     return optax.chain(local, mean, optax.sgd(learning_rate))
 
 
+@whole
 def double_squeeze(
     codec: Codec | Policy,
     axis_name: AxisName,
@@ -170,6 +175,7 @@ def double_squeeze(
     return optax.chain(compressed_mean(reducer, axis_name, key=key), optax.sgd(learning_rate))
 
 
+@whole
 def neolithic(
     codec: Codec | Policy,
     axis_name: AxisName,

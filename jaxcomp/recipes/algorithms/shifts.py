@@ -5,6 +5,7 @@ from typing import Any
 import optax
 
 from jaxcomp import checks, policy as policy_
+from jaxcomp.callers import whole
 from jaxcomp.feedback import Link, Shift
 from jaxcomp.gates import Censored
 from jaxcomp.identity import Identity
@@ -17,6 +18,7 @@ from jaxcomp.transforms.mean import compressed_mean
 from jaxcomp.transforms.wrappers import per_worker
 
 
+@whole
 def ef21(
     codec: Codec | Policy,
     axis_name: AxisName,
@@ -58,6 +60,7 @@ def ef21(
     return optax.chain(mean, optax.sgd(learning_rate))
 
 
+@whole
 def ef21_sgdm(
     codec: Codec | Policy,
     axis_name: AxisName,
@@ -102,6 +105,7 @@ def ef21_sgdm(
     )
 
 
+@whole
 def ef21_bc(
     codec: Codec | Policy,
     axis_name: AxisName,
@@ -141,6 +145,7 @@ def ef21_bc(
     return optax.chain(mean, optax.sgd(learning_rate))
 
 
+@whole
 def cd_adam(
     codec: Codec | Policy,
     axis_name: AxisName,
@@ -191,6 +196,7 @@ def cd_adam(
     return optax.chain(mean, optax.amsgrad(learning_rate, b1, b2, eps))
 
 
+@whole
 def censored_heavy_ball(
     axis_name: AxisName,
     *,
@@ -242,6 +248,7 @@ def censored_heavy_ball(
     return optax.chain(mean, optax.sgd(learning_rate, momentum=momentum or None))
 
 
+@whole
 def lag(
     axis_name: AxisName, *, learning_rate: float, censoring: float = 0.1, key: Any = 0
 ) -> Method:
@@ -273,6 +280,7 @@ def lag(
     )
 
 
+@whole
 def clag(
     codec: Codec | Policy,
     axis_name: AxisName,

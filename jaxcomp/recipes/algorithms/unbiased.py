@@ -5,6 +5,7 @@ from typing import Any
 import optax
 
 from jaxcomp import checks, offers, policy as policy_
+from jaxcomp.callers import whole
 from jaxcomp.feedback import Link, Residual, Shift
 from jaxcomp.gates import Bernoulli, Coin
 from jaxcomp.policy import Policy
@@ -17,6 +18,7 @@ from jaxcomp.transforms.mean import compressed_mean
 from jaxcomp.transforms.view import preserved_center
 
 
+@whole
 def diana(
     codec: Codec | Policy,
     axis_name: AxisName,
@@ -60,6 +62,7 @@ def diana(
     return optax.chain(mean, optax.sgd(learning_rate))
 
 
+@whole
 def marina(
     codec: Codec | Policy, axis_name: AxisName, *, learning_rate: Rate, p: float, key: Any = 0
 ) -> Method:
@@ -98,6 +101,7 @@ def marina(
     return optax.chain(mean, optax.sgd(learning_rate))
 
 
+@whole
 def artemis(
     codec: Codec | Policy,
     axis_name: AxisName,
@@ -157,6 +161,7 @@ def artemis(
     return optax.chain(mean, optax.sgd(learning_rate))
 
 
+@whole
 def dore(
     codec: Codec | Policy,
     axis_name: AxisName,
@@ -203,6 +208,7 @@ def dore(
     return optax.chain(compressed_mean(reducer, axis_name, key=key), optax.sgd(learning_rate))
 
 
+@whole
 def mcm(
     codec: Codec | Policy,
     axis_name: AxisName,
@@ -258,6 +264,7 @@ def mcm(
     return optax.chain(up, preserved_center(way, axis_name, step=b, own=own, key=key))
 
 
+@whole
 def rand_mcm(codec: Codec | Policy, axis_name: AxisName, **settings: Any) -> Method:
     """`mcm` with a message of its own for every worker, whose errors average out in the mean.
 
