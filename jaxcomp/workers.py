@@ -206,7 +206,8 @@ def check_order(tree: PyTree) -> None:
         if not means or not all(map(_is_state, parts)):
             continue  # Not a chain: parameters and a state, for instance.
         for part in parts[: means[0]]:
-            for state in jax.tree.leaves(part, is_leaf=_is_optax):
+            found = jax.tree.leaves(part, is_leaf=lambda n: _is_optax(n) or is_per_worker(n))
+            for state in found:
                 if _is_optax(state) and _has_arrays(state):
                     raise ValueError(
                         f"`state` has optax's {type(state).__name__} before the mean of the "

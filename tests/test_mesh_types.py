@@ -108,7 +108,9 @@ def test_training_and_evaluation(kind, ambient, check_vma, expected):
             for _ in range(3):
                 before = params, state
                 params, state, loss = run(params, state, batch)
-        assert len(traces) == len(programs) == 1
+        # Without types, one more compares the first results between the workers.
+        assert len(traces) == 1
+        assert len(programs) == (1 if check_vma else 2)
     assert all(x.is_deleted() for x in jax.tree.leaves(before))
     assert_lies((params, state, loss), mesh)
     assert {x.sharding.spec[0] for x in jax.tree.leaves(state[0].memory)} == {"data"}

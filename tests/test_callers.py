@@ -1,0 +1,101 @@
+"""What may come before and after a whole method, and around a mean, in optax's words."""
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import jaxcomp
+
+GRADS = {"w": jnp.ones((2, 64, 64)), "b": jnp.ones((2, 8))}
+
+
+def update(tx):
+    """One update of two workers, by types alone."""
+
+    def step(grads):
+        return tx.update(grads, tx.init(grads), grads)[0]
+
+    jax.eval_shape(jax.vmap(step, axis_name="data"), GRADS)
+
+
+def ef21():
+    return jaxcomp.ef21(jaxcomp.top_k(fraction=0.5), "data", learning_rate=1.0)
+
+
+def signs(learning_rate):
+    return optax.chain(optax.scale_by_sign(), optax.scale_by_learning_rate(learning_rate))
+
+
+OPTIMIZERS = {
+    "sgd": lambda: optax.sgd(0.1),
+    "sgd at one": lambda: optax.sgd(1.0),
+    "adamw": lambda: optax.adamw(1e-3),
+    "warm-up": lambda: optax.adam(optax.linear_schedule(0.0, 1e-3, 100)),
+    "scale": lambda: optax.scale(-0.1),
+    "scale_by_learning_rate": lambda: optax.scale_by_learning_rate(0.1),
+    "scale_by_schedule": lambda: optax.scale_by_schedule(lambda count: -0.1 * count),
+    "inject_hyperparams": lambda: optax.inject_hyperparams(optax.adam)(learning_rate=0.1),
+    "injected by hand": lambda: optax.inject_hyperparams(signs)(learning_rate=0.1),
+    "masked": lambda: optax.masked(optax.adam(1e-3), {"w": True, "b": False}),
+    "partition": lambda: optax.partition(
+        {"a": optax.adam(1e-3), "b": optax.set_to_zero()}, {"w": "a", "b": "b"}
+    ),
+    "skip_nonfinite": lambda: jaxcomp.skip_nonfinite(optax.adam(1e-3)),
+    "named_chain": lambda: optax.named_chain(("adam", optax.adam(1e-3))),
+    "MultiSteps": lambda: optax.MultiSteps(optax.adam(1e-3), 2).gradient_transformation(),
+    "another method": ef21,
+    "own": lambda: signs(0.1),
+}
+
+HARMLESS = {
+    "clip": lambda: optax.clip_by_global_norm(1.0),
+    "half": lambda: optax.scale(0.5),
+    "ascent": lambda: optax.scale(-1.0),
+    "as a gradient": lambda: optax.chain(optax.scale(-1.0), optax.adam(1e-3)),
+    "schedule": lambda: optax.scale_by_schedule(optax.cosine_decay_schedule(1.0, 10)),
+    "weights of the loss": lambda: optax.trace(0.9),
+    "injected": lambda: optax.inject_hyperparams(optax.scale)(step_size=0.5),
+}
+
+
+@pytest.mark.parametrize("after", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_no_optimizer_follows_a_method(after):
+    with pytest.raises(ValueError, match=r"jaxcomp.ef21 must not stand before an optimizer"):
+        update(optax.chain(ef21(), after()))
+
+
+@pytest.mark.parametrize("after", HARMLESS.values(), ids=HARMLESS)
+def test_what_does_not_turn_a_step_round_may_follow(after):
+    update(optax.chain(ef21(), after()))
+
+
+def test_chains_within_and_around():
+    with pytest.raises(ValueError, match=r"jaxcomp.ef21 must not stand"):
+        update(optax.named_chain(("method", ef21()), ("adam", optax.adam(1e-3))))
+    with pytest.raises(ValueError, match=r"jaxcomp.ef21 must not stand"):
+        update(optax.chain(optax.chain(optax.clip(1.0), ef21()), optax.adam(1e-3)))
+    with pytest.raises(ValueError, match=r"jaxcomp.ef21 must not stand"):
+        update(optax.chain(jaxcomp.skip_nonfinite(ef21()), optax.adam(1e-3)))
+    update(optax.chain(optax.adam(-1e-3), jaxcomp.skip_nonfinite(optax.chain(ef21()))))
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        lambda: jaxcomp.one_bit_adam("data", learning_rate=0.1, freeze_step=10),
+        lambda: jaxcomp.zero_one_adam("data", learning_rate=0.1, freeze_step=10),
+        lambda: jaxcomp.diana(jaxcomp.qsgd(bits=4), "data", learning_rate=0.1),
+        lambda: jaxcomp.neolithic(jaxcomp.sign(), "data", learning_rate=0.1, stages=2),
+        lambda: jaxcomp.signsgd("data", learning_rate=0.1, momentum=0.9),
+    ],
+)
+def test_methods_of_all_kinds(method):
+    with pytest.raises(ValueError, match="must not stand before an optimizer"):
+        update(optax.chain(method(), optax.adam(1e-3)))
+
+
+def test_wrappers_beside_a_mean_are_no_mistake():
+    mean = jaxcomp.compressed_mean(jaxcomp.Dense(), "data")
+    update(optax.chain(mean, optax.apply_if_finite(optax.sgd(0.1), 3)))
+    update(optax.chain(mean, optax.MultiSteps(optax.sgd(0.1), 2)))
