@@ -6,6 +6,7 @@ after the wrappers, and optax's chain holds its parts in local variables.
 
 import contextlib
 import functools
+import inspect
 import math
 import sys
 from collections.abc import Callable, Iterator
@@ -113,13 +114,12 @@ def _sign(update: Any) -> int:
     if name == "named_chain":
         return math.prod(_sign(tx.update) for _, tx in held.get("transforms", ()))
     if name == "scale":
-        return -1 if _is_negative(lambda: held["step_size"]) else 1
+        return -1 if _number(lambda: held["step_size"]) < 0 else 1
     if name == "scale_by_schedule":
         rate = held["step_size_fn"]
-        return -1 if any(_is_negative(lambda at=at: rate(at)) for at in _COUNTS) else 1
+        return -1 if any(_number(lambda at=at: rate(at)) < 0 for at in _COUNTS) else 1
     if name == "inject_hyperparams":
-        factory = held.get("inner_factory")
-        return -1 if getattr(factory, "__module__", "").startswith(_OPTIMIZERS) else 1
+        return _injected(held["inner_factory"], held.get("other_hps", {}))
     return min((_sign(part) for value in held.values() for part in _updates(value)), default=1)
 
 
@@ -128,7 +128,7 @@ def _is_negation(update: Any) -> bool:
     held = _held(update)
     if _name(update) == "with_extra_args_support":
         return _is_negation(held["tx"].update)
-    return _name(update) == "scale" and not _is_negative(lambda: held["step_size"] + 1)
+    return _name(update) == "scale" and _number(lambda: held["step_size"]) == -1
 
 
 _COUNTS = (0, 1, 10, 1000, 100_000)
@@ -137,12 +137,23 @@ _COUNTS = (0, 1, 10, 1000, 100_000)
 _OPTIMIZERS = ("optax._src.alias", "optax.contrib")
 
 
-def _is_negative(number: Callable[[], Any]) -> bool:
+def _injected(factory: Any, settings: dict[str, Any]) -> int:
+    """Of what a factory makes whose numbers are known in the step only: rates are positive."""
+    if getattr(factory, "__module__", "").startswith(_OPTIMIZERS):
+        return -1
+    try:
+        rest = dict.fromkeys(set(inspect.signature(factory).parameters) - set(settings), 1.0)
+        return _sign(factory(**settings, **rest).update)
+    except Exception:  # It takes other numbers: there is nothing to say.
+        return 1
+
+
+def _number(make: Callable[[], Any]) -> float:
     try:
         with compiler.constants():
-            return float(number()) < 0
+            return float(make())
     except Exception:  # Someone else's schedule, or a traced number: there is nothing to say.
-        return False
+        return math.nan
 
 
 def _updates(value: Any) -> list[Any]:
