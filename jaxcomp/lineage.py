@@ -1,7 +1,7 @@
 """How a traced value was computed: the equations behind it, and what follows from them.
 
-JAX has no public way from a traced value to its equations. `_origin` is the only place that reads
-the private attributes (JAX 0.10 to 0.12); where they are missing, a value has no history.
+JAX has no public way from a traced value to its equations. Only this module reads the private
+attributes (JAX 0.10 to 0.12); where they are missing, a value has no history.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -55,10 +55,16 @@ class Rule(Protocol):
 
 
 def trace(leaves: Iterable[Any], rule: Rule) -> list[Any]:
-    """The property of each traced value, from the equations behind it, in linear time."""
+    """The property of each traced value, from the equations behind it, in linear time.
+
+    All are unknown where JAX keeps its equations otherwise.
+    """
     values = [_origin(leaf) for leaf in leaves]
     found = {}
-    _flow(_history(values), rule, found)
+    try:
+        _flow(_history(values), rule, found)
+    except (AttributeError, KeyError):
+        return [rule.unknown] * len(values)
     return [_look(atom, rule, found) for atom, _ in values]
 
 
@@ -116,12 +122,7 @@ def _inside(step: Step, inputs: list[Any], rule: Rule) -> list[Any] | None:
         consts, carry = inputs[first : first + second], inputs[first + second :]
         return _loop(params["body_jaxpr"], consts, carry, [], step, rule)
     if step.name == "scan":
-        first, second = params["num_consts"], params["num_carry"]
-        consts, carry, rows = (
-            inputs[:first],
-            inputs[first : first + second],
-            inputs[first + second :],
-        )
+        consts, carry, rows = _of_scan(params, inputs)
         return _loop(params["jaxpr"], consts, carry, rows, step, rule)
     body = params.get("jaxpr", params.get("call_jaxpr"))
     inner = getattr(body, "jaxpr", body)
@@ -129,6 +130,15 @@ def _inside(step: Step, inputs: list[Any], rule: Rule) -> list[Any] | None:
         return None
     results = _run(body, inputs, step, rule)
     return results if len(results) == len(step.outputs) else None
+
+
+def _of_scan(params: dict[str, Any], inputs: list[Any]) -> list[list[Any]]:
+    """What a scan has as constants, carries and scans."""
+    if "ft_in" in params:  # Since JAX 0.11.
+        return [list(part) for part in params["ft_in"].update(inputs).unpack()]
+    first = params["num_consts"]
+    second = first + params["num_carry"]
+    return [inputs[:first], inputs[first:second], inputs[second:]]
 
 
 def _loop(
