@@ -22,6 +22,10 @@ def local(params: PyTree, axis_name: AxisName) -> PyTree:
     here instead: `jax.grad(loss)(local(params, "data"), batch)`. Under `pmap`, `vmap` and
     `check_vma=False` this is the identity.
 
+    The loss must be this worker's own. Average its value after `jax.value_and_grad`: of a loss that
+    `jax.lax.pmean` has averaged inside the function, JAX divides the gradients by the number of
+    workers, and `compressed_mean` refuses them.
+
     Raises:
         ValueError: if the axis is not bound.
     """

@@ -113,8 +113,9 @@ def compressed_mean(
 
     Raises:
         ValueError: on construction for arguments of the wrong kind; on use outside of a mapped
-            axis, for gradients that are already summed over it, or for leaves that are not
-            floating.
+            axis, for gradients that are already averaged over it, or whose loss was averaged before
+            it was differentiated, for leaves that are not floating, or within
+            `optax.apply_if_finite`, `conditionally_transform` or `MultiSteps`.
 
     Example:
         >>> import jaxcomp

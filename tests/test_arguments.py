@@ -1,0 +1,96 @@
+"""How the arguments of a step are named, split and given."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+import jaxcomp
+
+X, Y = jnp.arange(16.0), jnp.arange(16.0) + 1
+
+
+def step(params, x, scale=1.0, *, y=None):
+    y = x if y is None else y
+    return params * scale, jax.lax.pmean(jnp.sum(x * y), "data")
+
+
+def test_arguments_by_name(mesh):
+    """Each way to give the same arguments gives the same result, compiled once a way."""
+    run = jaxcomp.data_parallel(step, mesh, "data", batch_argnames=("x", "y"))
+    params, wanted = jnp.ones(3), np.sum(X * Y) / 8
+    for args, kwargs in [
+        ((params, X), {"y": Y}),
+        ((params,), {"y": Y, "x": X}),
+        ((), {"y": Y, "x": X, "scale": 2.0, "params": params}),
+        ((params, X, 2.0), {"y": Y}),
+    ]:
+        found, value = run(*args, **kwargs)
+        np.testing.assert_array_equal(value, wanted)
+        np.testing.assert_array_equal(found, params * (2.0 if len(args + tuple(kwargs)) > 3 else 1))
+    text = run.lower(params, X, y=Y).as_text()
+    assert "tensor<16xf32>" in text
+    assert run.trace(params, X, y=Y).jaxpr.out_avals[0].shape == (3,)
+    np.testing.assert_array_equal(run(params, X)[1], np.sum(X * X) / 8)
+
+
+def test_donated_by_name(mesh):
+    run = jaxcomp.data_parallel(
+        step, mesh, "data", batch_argnames="y", donate_argnames="params", donate_argnums=1
+    )
+    params, x, y = (jax.device_put(a, NamedSharding(mesh, P())) for a in (jnp.ones(3), X, Y[:8]))
+    run(y=y, x=jnp.ones(1), params=params)
+    assert params.is_deleted()
+    assert not y.is_deleted()
+    assert not x.is_deleted()
+
+
+def test_errors_name_arguments(mesh):
+    parallel = functools.partial(jaxcomp.data_parallel, step, mesh, "data")
+    with pytest.raises(ValueError, match=r"`batch_argnames` must name arguments.*got 'z'"):
+        parallel(batch_argnames="z")
+    with pytest.raises(ValueError, match=r"`donate_argnames` must name arguments.*got 'z'"):
+        parallel(donate_argnames=("params", "z"))
+    with pytest.raises(ValueError, match=r"`batch_argnums` must be numbers of the 2 arguments"):
+        parallel(batch_argnums=(1, 2)).lower(jnp.ones(3), X)
+    with pytest.raises(ValueError, match=r"argument 1 \('x'\) is a batch.*got shape \(7,\)"):
+        parallel().lower(jnp.ones(3), jnp.ones(7))
+    with pytest.raises(ValueError, match=r"argument 2 \('y'\) is a batch.*got shape \(7,\)"):
+        parallel(batch_argnames=("x", "y")).lower(jnp.ones(3), X, y=jnp.ones(7))
+    with pytest.raises(TypeError, match="unexpected keyword argument"):
+        parallel().lower(jnp.ones(3), X, z=3)
+
+
+def test_what_is_returned_is_no_batch(mesh):
+    """Parameters whose leading dimension happens to be that of the batch."""
+
+    def train(params, x):
+        mean = jax.lax.pmean(x.mean(), "data")
+        return jax.tree.map(lambda p: p + mean, params)
+
+    like = {"w": jnp.ones((16, 2)), "b": jnp.ones(16)}
+    jaxcomp.data_parallel(train, mesh, "data").lower(like, X)
+    evaluate = jaxcomp.data_parallel(lambda p, x: jax.lax.pmean(x.sum(), "data"), mesh, "data")
+    with pytest.raises(ValueError, match=r"argument 0 \('p'\) has the same leading dimension"):
+        evaluate.lower(like, X)
+    chosen = jaxcomp.data_parallel(
+        lambda p, x: jax.lax.pmean(x.sum(), "data"), mesh, "data", batch_argnums=1
+    )
+    chosen.lower(like, X)
+
+
+def test_a_step_that_fails_for_the_shapes_is_told(mesh):
+    run = jaxcomp.data_parallel(lambda x, y: jax.lax.pmean((x - y).sum(), "data"), mesh, "data")
+    with pytest.raises(TypeError, match="incompatible shapes") as error:
+        run(X, Y)
+    (note,) = [note for note in error.value.__notes__ if "jaxcomp" in note]
+    assert "argument 0 ('x') has the same leading dimension as the last argument" in note
+    assert "batch_argnames" in note
+
+
+def test_a_step_without_a_signature(mesh):
+    run = jaxcomp.data_parallel(max, mesh, "data", batch_argnums=())
+    np.testing.assert_array_equal(run(jnp.float32(1), jnp.float32(2)), 2)
