@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import core
 from jax.sharding import NamedSharding
 
-from jaxcomp import axes, workers as workers_
+from jaxcomp import axes
 from jaxcomp.protocols import AxisName, PyTree
 
 Numbers = int | tuple[int, ...]
@@ -147,23 +147,20 @@ def run(call: Callable[[], Any], args: Sequence[Any], doubts: dict[int, str]) ->
     return results
 
 
-def check_whole(tree: PyTree, axis_name: AxisName, size: int, name: str, batches: str = "") -> None:
-    """Refuses arrays that lie split over the workers and are not their memory.
+def check_whole(leaf: Any, axis_name: AxisName, name: Callable[[], str], batch: str = "") -> None:
+    """Refuses an array that lies split over several workers, and is not memory of theirs.
 
     Raises:
-        ValueError: for the first such array.
+        ValueError: if it does, naming it.
     """
-    if size == 1:
+    if not _split_over(leaf) & set(axes.names(axis_name)):
         return
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        if not workers_.marked(path) and _split_over(leaf) & set(axes.names(axis_name)):
-            raise ValueError(
-                f"{name}{jax.tree_util.keystr(path)} lies sharded over {axis_name!r}, the axis of "
-                "the workers, of whom each has all parameters: every device would gather it. "
-                "Split that axis of the mesh into two, as in jax.make_mesh((workers, shards), "
-                "('data', 'fsdp')), shard parameters over the second one, and give "
-                f"compressed_mean their `param_specs`.{batches}"
-            )
+    raise ValueError(
+        f"{name()} lies sharded over {axis_name!r}, the axis of the workers, of whom each has all "
+        "parameters: every device would gather it. Split that axis of the mesh into two, as in "
+        "jax.make_mesh((workers, shards), ('data', 'fsdp')), shard parameters over the second one, "
+        f"and give compressed_mean their `param_specs`.{batch}"
+    )
 
 
 OR_BATCH = " A batch: name it by `batch_argnums` or `batch_argnames`."

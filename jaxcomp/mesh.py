@@ -59,7 +59,6 @@ def place(tree: PyTree, mesh: Mesh, axis_name: AxisName, *, params: PyTree | Non
         P()
     """
     workers, homes = _workers(mesh, axis_name), placement.homes(params, mesh)
-    arguments.check_whole(tree, axis_name, workers, "`tree`")
 
     def put(path, leaf):
         spec = placement.spec(path, leaf, homes, axis_name)
@@ -67,6 +66,9 @@ def place(tree: PyTree, mesh: Mesh, axis_name: AxisName, *, params: PyTree | Non
             if jnp.ndim(leaf) and leaf.shape[0] == 1 and workers > 1:
                 return placement.shared(leaf, mesh, workers, spec)
             _check_workers(leaf, workers)
+        elif workers > 1:
+            name = functools.partial(_named, "`tree`", path)
+            arguments.check_whole(leaf, axis_name, name)
         if spec != PartitionSpec():
             return jax.device_put(leaf, NamedSharding(mesh, spec))
         if isinstance(leaf, core.Tracer) or placement.named(leaf, mesh):
@@ -158,13 +160,13 @@ def data_parallel(
     def check(args, keywords):
         given.check(args, keywords, pieces)
         names, batches = given.names(len(args), keywords), given.which(len(args), keywords)
-        for number, arg in enumerate(args):
-            if number not in batches:
-                name = arguments.named(number, names)
-                arguments.check_whole(arg, axis_name, workers, name, arguments.OR_BATCH)
         for path, leaf in jax.tree_util.tree_leaves_with_path(args):
+            number = path[0].idx
             if workers_.marked(path):
                 _check_workers(leaf, workers)
+            elif workers > 1 and number not in batches:
+                name = functools.partial(_named, arguments.named(number, names), path[1:])
+                arguments.check_whole(leaf, axis_name, name, arguments.OR_BATCH)
 
     def layout(args, batches):
         # Left to itself, the compiler may lay results otherwise, and have the step compiled twice.
@@ -299,6 +301,10 @@ def init_state(tx: Any, params: PyTree, mesh: Mesh, axis_name: AxisName) -> PyTr
         workers_.check_order(state)
         lies = jax.tree_util.tree_map_with_path(lie, state)
         return jax.jit(init, out_shardings=lies)(params, ())
+
+
+def _named(tree: str, path: tuple) -> str:
+    return tree + jax.tree_util.keystr(path)
 
 
 def _workers(mesh: Mesh, axis_name: AxisName) -> int:

@@ -92,5 +92,13 @@ def test_a_step_that_fails_for_the_shapes_is_told(mesh):
 
 
 def test_a_step_without_a_signature(mesh):
-    run = jaxcomp.data_parallel(max, mesh, "data", batch_argnums=())
-    np.testing.assert_array_equal(run(jnp.float32(1), jnp.float32(2)), 2)
+    """Such as some callables that are compiled."""
+
+    def larger(x, y):
+        return jnp.maximum(x, y)
+
+    larger.__signature__ = "none"
+    run = jaxcomp.data_parallel(larger, mesh, "data", batch_argnums=())
+    np.testing.assert_array_equal(run(jnp.float32(1), y=jnp.float32(2)), 2)
+    with pytest.raises(ValueError, match=r"argument 1 is a batch.*got shape \(7,\)"):
+        jaxcomp.data_parallel(larger, mesh, "data")(X, jnp.ones(7))
