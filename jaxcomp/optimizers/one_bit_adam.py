@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxcomp import own_gradients
 from jaxcomp.optimizers import means, moments, rates
 from jaxcomp.protocols import Array, AxisName, PyTree
 from jaxcomp.reducers import rounds
