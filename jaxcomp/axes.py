@@ -87,6 +87,12 @@ def varies(x: Array, axis_name: AxisName) -> bool:
     return kind is not None and set(names(axis_name)) <= set(kind.varying)
 
 
+def varying(x: Any) -> frozenset:
+    """The axes over which the type of an array, or a type itself, says that it differs."""
+    kind = getattr(jax.typeof(x) if hasattr(x, "__array__") else x, "manual_axis_type", None)
+    return frozenset() if kind is None else frozenset(kind.varying)
+
+
 def vary(tree: PyTree, axis_name: AxisName) -> PyTree:
     """The tree typed as different on each worker, where such types exist."""
     if not typed(axis_name):

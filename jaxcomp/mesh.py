@@ -10,7 +10,15 @@ import jax.numpy as jnp
 from jax import core
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxcomp import arguments, axes, axis_types, placement, replicas, workers as workers_
+from jaxcomp import (
+    arguments,
+    axes,
+    axis_types,
+    placement,
+    replicas,
+    retyping,
+    workers as workers_,
+)
 from jaxcomp.protocols import AxisName, PyTree
 
 
@@ -193,7 +201,7 @@ def data_parallel(
         marks = marks_of(args, batches)
         out = {}
 
-        def body(replicated, per_worker):
+        def body(step, replicated, per_worker):
             merged = _merge(marks, replicated, per_worker)
             own = jax.tree.unflatten(treedef, merged)
             own = [x if n in batches else placement.stay(x, homes) for n, x in enumerate(own)]
@@ -206,14 +214,20 @@ def data_parallel(
                 _check_replicated(results, axis_name)
             return _part(flat, out["marks"])
 
-        parts = jax.shard_map(
-            body,
-            mesh=inside,
-            in_specs=(PartitionSpec(), split),
-            out_specs=(PartitionSpec(), split),
-            axis_names=set(axes.names(axis_name)),
-            check_vma=check_vma,
-        )(*_part(leaves, marks))
+        def parts_of(step):
+            return jax.shard_map(
+                functools.partial(body, step),
+                mesh=inside,
+                in_specs=(PartitionSpec(), split),
+                out_specs=(PartitionSpec(), split),
+                axis_names=set(axes.names(axis_name)),
+                check_vma=check_vma,
+            )(*_part(leaves, marks))
+
+        try:
+            parts = parts_of(step)
+        except _DiffersError:  # Or is typed so only, as the zeros of frozen leaves are.
+            parts = parts_of(retyping.narrowed(step))
         results = jax.tree.unflatten(out["treedef"], _merge(out["marks"], *parts))
         return placement.at_home(results, inside, homes, axis_name)
 
@@ -351,10 +365,14 @@ def _check_workers(leaf: Any, workers: int) -> None:
         )
 
 
+class _DiffersError(ValueError):
+    """A result is typed as different between workers."""
+
+
 def _check_replicated(results: PyTree, axis_name: AxisName) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(results):
         if not workers_.marked(path) and axes.varies(jnp.asarray(leaf), axis_name):
-            raise ValueError(
+            raise _DiffersError(
                 f"result{jax.tree_util.keystr(path)} differs between the workers of "
                 f"{axis_name!r}. {replicas.REMEDIES}"
             )

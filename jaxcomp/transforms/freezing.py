@@ -1,0 +1,44 @@
+"""Parameters that are not trained: nothing is sent for them."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxcomp.protocols import PyTree
+
+
+def freeze(
+    tx: optax.GradientTransformation, frozen: PyTree
+) -> optax.GradientTransformationExtraArgs:
+    """Trains the other parameters with `tx`, and sends nothing for the frozen ones.
+
+    The updates of frozen parameters are zero, and `tx` does not see them: its compressor has no
+    memory for them, its optimizer no moments, and no byte of their gradients is sent. Inside of
+    `data_parallel`, `optax.partition` with `optax.set_to_zero()` does the same. This also works in
+    a `jax.shard_map` of your own, whose `out_specs` refuse the zeros of `optax.set_to_zero()`.
+
+    Args:
+        tx: for instance `optax.chain(jaxcomp.compressed_mean(...), optax.adamw(3e-4))`.
+        frozen: a tree like the parameters, or a prefix of one, with True for the frozen ones; or a
+            function that makes it from the parameters.
+
+    Example:
+        >>> import jaxcomp
+        >>> mean = jaxcomp.compressed_mean(jaxcomp.qsgd_inf(bits=4), axis_name="data")
+        >>> tx = freeze(optax.chain(mean, optax.adamw(3e-4)), {"base": True, "lora": False})
+    """
+
+    def labels(tree: PyTree) -> PyTree:
+        mask = frozen(tree) if callable(frozen) else frozen
+        return jax.tree.map(lambda stays: "frozen" if stays else "trained", mask)
+
+    # Optax's zeros are like the gradients: typed as different on each worker.
+    none = optax.GradientTransformation(lambda _: optax.EmptyState(), _no_update)
+    return optax.partition({"trained": tx, "frozen": none}, labels)
+
+
+def _no_update(updates: PyTree, state: Any, params: PyTree | None = None) -> tuple[PyTree, Any]:
+    del params
+    return jax.tree.map(lambda g: jnp.zeros(jnp.shape(g), jnp.result_type(g)), updates), state
