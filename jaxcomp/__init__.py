@@ -160,6 +160,7 @@ from jaxcomp.transforms.accumulated import accumulate as accumulate
 from jaxcomp.transforms.clipping import clip_local as clip_local
 from jaxcomp.transforms.differences import compressed_differences as compressed_differences
 from jaxcomp.transforms.freezing import freeze as freeze
+from jaxcomp.transforms.grafting import graft as graft
 from jaxcomp.transforms.mean import (
     compressed_mean as compressed_mean,
     dense_leaves as dense_leaves,

@@ -14,6 +14,7 @@ from jaxcomp import (
     arguments,
     axes,
     axis_types,
+    hints,
     placement,
     replicas,
     retyping,
@@ -205,9 +206,12 @@ def data_parallel(
             merged = _merge(marks, replicated, per_worker)
             own = jax.tree.unflatten(treedef, merged)
             own = [x if n in batches else placement.stay(x, homes) for n, x in enumerate(own)]
-            results = arguments.run(
-                lambda: step(*own[: len(own) - len(keywords)], **named(own, keywords)), args, doubts
-            )
+
+            def call():
+                return step(*own[: len(own) - len(keywords)], **named(own, keywords))
+
+            with hints.added(axis_name):
+                results = arguments.run(call, args, doubts)
             flat, out["treedef"] = jax.tree.flatten(results)
             out["marks"] = _marks(results)
             if check_vma:

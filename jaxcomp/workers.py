@@ -22,8 +22,41 @@ _SHARE = "per_worker_share"
 """The same, for rows that are shared out: each worker has some of them, and none has all."""
 
 
+class _KnownToFlax(type):
+    """Lets flax's msgpack checkpoints hold a class, whenever flax is imported.
+
+    Flax looks the class up in a dict of serializers, and so asks for its hash just before.
+    """
+
+    stored: str
+
+    def __hash__(cls) -> int:
+        serialization = sys.modules.get("flax.serialization")
+        if hasattr(serialization, "from_bytes"):  # Else it is not imported, or not to its end.
+            _tell(serialization, cls)
+        return super().__hash__()
+
+
+_told: dict[str, Any] = {}
+"""By the name of a class, the module of flax that knows it."""
+
+
+def _tell(serialization: Any, cls: Any) -> None:
+    if _told.get(cls.__name__) is serialization:
+        return
+    _told[cls.__name__] = serialization  # First, because registering asks for the hash again.
+
+    def restored(node: Any, state: dict) -> Any:
+        tree = serialization.from_state_dict(node.tree, state[cls.stored])
+        return cls.tree_unflatten(node.tree_flatten_with_keys()[1], (tree,))
+
+    serialization.register_serialization_state(
+        cls, lambda node: {cls.stored: serialization.to_state_dict(node.tree)}, restored
+    )
+
+
 @jax.tree_util.register_pytree_with_keys_class
-class PerWorker:
+class PerWorker(metaclass=_KnownToFlax):
     """A tree that differs between workers.
 
     Its arrays carry a leading axis: of length 1 inside the mapped function, of length `workers`
@@ -37,10 +70,11 @@ class PerWorker:
             averaged.
     """
 
+    stored = _MARK
+
     def __init__(self, tree: PyTree, kind: str):
         self.tree = tree
         self.kind = kind
-        _tell_flax()
 
     @classmethod
     def wrap(cls, tree: PyTree, kind: str, axis_name: AxisName | None = None) -> "PerWorker":
@@ -79,7 +113,7 @@ class PerWorker:
 
 
 @jax.tree_util.register_pytree_with_keys_class
-class PerShard:
+class PerShard(metaclass=_KnownToFlax):
     """A tree that differs between the shards of a model.
 
     Its arrays carry an axis of length `shards`: after that of the workers in a `PerWorker`, and
@@ -90,10 +124,11 @@ class PerShard:
         axes: the names of the mesh axes that the model is sharded over.
     """
 
+    stored = _SHARD
+
     def __init__(self, tree: PyTree, axes: tuple[str, ...]):
         self.tree = tree
         self.axes = axes
-        _tell_flax()
 
     def tree_flatten_with_keys(self):
         mark = _SHARD + ",".join(self.axes)
@@ -105,27 +140,6 @@ class PerShard:
 
     def __repr__(self) -> str:
         return f"PerShard({self.tree!r}, axes={self.axes!r})"
-
-
-def _tell_flax() -> None:
-    """Lets flax's msgpack checkpoints hold these nodes, if flax is in use at all."""
-    serialization = sys.modules.get("flax.serialization")
-    if serialization is None or PerWorker in serialization._STATE_DICT_REGISTRY:
-        return
-    serialization.register_serialization_state(
-        PerShard,
-        lambda node: {_SHARD: serialization.to_state_dict(node.tree)},
-        lambda node, state: PerShard(
-            serialization.from_state_dict(node.tree, state[_SHARD]), node.axes
-        ),
-    )
-    serialization.register_serialization_state(
-        PerWorker,
-        lambda node: {_MARK: serialization.to_state_dict(node.tree)},
-        lambda node, state: PerWorker(
-            serialization.from_state_dict(node.tree, state[_MARK]), node.kind
-        ),
-    )
 
 
 def is_per_worker(node: Any) -> bool:

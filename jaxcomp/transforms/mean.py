@@ -176,6 +176,7 @@ def compressed_mean(
 
     def init_fn(params: PyTree) -> Any:
         callers.check_wrappers()
+        params = _trained(params)
         if param_specs is None:
             return fresh(params)
         return sharded.init(fresh, params, param_specs, axis_name)
@@ -185,6 +186,7 @@ def compressed_mean(
     ) -> tuple[PyTree, Any]:
         callers.check_wrappers()
         axes.require(axis_name)
+        _check_state(state)
         if extra.get(branches.FIT):
             if param_specs is None:
                 return fit(updates, state)
@@ -192,7 +194,7 @@ def compressed_mean(
         own_gradients.check(updates, axis_name)
         if param_specs is None:
             sharded.warn_if_gathered(reducer, axis_name)
-            return step(updates, state, params=params)
+            return step(updates, state, params=_trained(params))
         return sharded.update(step, updates, state, param_specs, axis_name)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
@@ -242,6 +244,24 @@ def dense_leaves(codec: "Codec | Policy | Link | Reducer") -> Callable[[PyTree],
         return jax.tree.unflatten(plan.treedef, [i in plan.dense for i in range(len(plan.likes))])
 
     return mask
+
+
+def _trained(params: PyTree) -> PyTree:
+    """The parameters that gradients are taken of; `optax.lookahead` has others beside them."""
+    return params.fast if isinstance(params, optax.LookaheadParams) else params
+
+
+def _check_state(state: Any) -> None:
+    if not isinstance(state, CompressedMeanState):
+        raise ValueError(
+            "`state` must be that of this transformation, and compressed_mean got "
+            f"{type(state).__name__} in place of its CompressedMeanState. Make it with "
+            "jaxcomp.init_state(tx, params, mesh, axis_name). From the state of an optimizer that "
+            "was trained without compression, or a checkpoint that was restored without a target, "
+            "make it with jaxcomp.graft(tx, state, params, mesh, axis_name). A target for a "
+            "restore is jax.eval_shape(lambda p: jaxcomp.init_state(tx, p, mesh, axis_name), "
+            "params)."
+        )
 
 
 def _warn_if_idle(reducer: Reducer, params: PyTree) -> None:

@@ -1,0 +1,47 @@
+"""What to do about errors of other libraries in a training step, as notes that Python prints."""
+
+import contextlib
+from collections.abc import Iterator
+
+from jaxcomp.protocols import AxisName
+
+_OF_CONSTRAINTS = (
+    "jaxcomp: inside of the step, each worker has its own part of the batch, and nothing is split "
+    "over {axis!r}. Leave with_sharding_constraint and reshard out where they name {axis!r}, or "
+    "have them name other axes of the mesh only, as with_sharding_constraint(x, "
+    "PartitionSpec(None, 'model')), without a mesh."
+)
+
+_OF_LOOPS = (
+    "jaxcomp: gradients of jaxcomp.local parameters differ between the workers of {axis!r}, and "
+    "what a loop begins with must be typed so too. Begin it with jaxcomp.local(zeros, {axis!r}), "
+    "or with the zeros_like of the local parameters."
+)
+
+_OF_CHAINS = (
+    "jaxcomp: this state is not one of this chain. Make it with jaxcomp.init_state(tx, params, "
+    "mesh, axis_name), or bring the moments of another chain, such as one without "
+    "compressed_mean, with jaxcomp.graft(tx, state, params, mesh, axis_name)."
+)
+
+_HINTS = {
+    "with_sharding_constraint can only refer to Auto axes": _OF_CONSTRAINTS,
+    "passed to reshard cannot contain axis names": _OF_CONSTRAINTS,
+    "manual axis types do not match": _OF_LOOPS,
+    "The number of updates and states has to be the same in chain": _OF_CHAINS,
+}
+"""By a part of the error's text."""
+
+
+@contextlib.contextmanager
+def added(axis_name: AxisName) -> Iterator[None]:
+    """Adds a note to an error that passes through, if its text is a known one."""
+    try:
+        yield
+    except Exception as error:
+        notes = getattr(error, "__notes__", [])
+        for text, hint in _HINTS.items():
+            said = hint.format(axis=axis_name)
+            if text in str(error) and said not in notes:
+                error.add_note(said)
+        raise
