@@ -10,7 +10,7 @@ from jaxcomp.feedback import Link
 from jaxcomp.optimizers.one_bit_adam import scale_by_one_bit_adam
 from jaxcomp.optimizers.zero_one_adam import step_by_zero_one_adam
 from jaxcomp.policy import Policy
-from jaxcomp.protocols import AxisName, Codec
+from jaxcomp.protocols import AxisName, Codec, PyTree
 from jaxcomp.recipes import quantizers
 from jaxcomp.reducers.dense import Dense
 from jaxcomp.reducers.two_shot import TwoShot
@@ -29,6 +29,7 @@ def one_bit_adam(
     eps: float = 1e-8,
     weight_decay: float = 0.0,
     key: Any = 0,
+    param_specs: PyTree | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Adam with a dense warm-up, then momentum in one bit an element over a frozen variance.
 
@@ -47,6 +48,7 @@ def one_bit_adam(
         eps: `ε`.
         weight_decay: `λ`, decoupled; others than zero need `params` in the update.
         key: a seed or key, the same on all workers.
+        param_specs: how the parameters are sharded, as of `compressed_mean`.
 
     Returns:
         A whole optimizer, to be given local gradients: no `compressed_mean` goes before it.
@@ -76,8 +78,10 @@ def one_bit_adam(
         no gradient in the whole warm-up stays as it is.
     """
     link = Link(codec, feedback.default(codec))
-    dense = compressed_mean(Dense(), axis_name)
-    lossy = compressed_mean(TwoShot(up=link, down=link), axis_name, key=key)
+    dense = compressed_mean(Dense(), axis_name, param_specs=param_specs)
+    lossy = compressed_mean(
+        TwoShot(up=link, down=link), axis_name, key=key, param_specs=param_specs
+    )
     adam = scale_by_one_bit_adam(
         dense, lossy, axis_name, freeze_step=freeze_step, b1=b1, b2=b2, eps=eps
     )
@@ -93,6 +97,7 @@ def zero_one_adam(
     freeze_step: int,
     codec: "Codec | Policy" = quantizers.sign(),
     key: Any = 0,
+    param_specs: PyTree | None = None,
     **settings: Any,
 ) -> optax.GradientTransformationExtraArgs:
     """0/1 Adam: a variance renewed ever more rarely, one bit in between, and local steps after it.
@@ -109,6 +114,7 @@ def zero_one_adam(
             finished its warm-up.
         codec: of both ways, of buckets; contractive ones get `Residual()`.
         key: a seed or key, the same on all workers.
+        param_specs: how the parameters are sharded, as of `compressed_mean`.
         **settings: more of `step_by_zero_one_adam`: `renewals`, `double_every`, `max_interval`,
             `b1`, `b2`, `eps` and `weight_decay`.
 
@@ -140,8 +146,10 @@ def zero_one_adam(
         `sign`'s, as in `one_bit_adam`.
     """
     link = Link(codec, feedback.default(codec))
-    dense = compressed_mean(Dense(), axis_name)
-    lossy = compressed_mean(TwoShot(up=link, down=link), axis_name, key=key)
+    dense = compressed_mean(Dense(), axis_name, param_specs=param_specs)
+    lossy = compressed_mean(
+        TwoShot(up=link, down=link), axis_name, key=key, param_specs=param_specs
+    )
     return step_by_zero_one_adam(
         learning_rate, dense, lossy, axis_name, freeze_step=freeze_step, **settings
     )

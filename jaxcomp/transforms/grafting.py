@@ -11,6 +11,7 @@ from jaxcomp import mesh as mesh_, workers as workers_
 from jaxcomp.protocols import AxisName, PyTree
 from jaxcomp.transforms.mean import CompressedMeanState
 
+
 def graft(tx: Any, state: PyTree, params: PyTree, mesh: Mesh, axis_name: AxisName) -> PyTree:
     """A state of `tx` with the moments and counters of another chain's state.
 

@@ -29,6 +29,7 @@ def qcmd_adagrad(
     codec: Codec | Policy | None = None,
     feedback: Feedback | None = None,
     key: Any = 0,
+    param_specs: PyTree | None = None,
 ) -> Method:
     """Composite mirror descent with AdaGrad's metric of quantised gradients: sparse solutions.
 
@@ -42,6 +43,7 @@ def qcmd_adagrad(
         feedback: of the links; None for that of the codec's class, a residual for the ternary one,
             where the paper has none (`NoFeedback()`). `Shift()` is exact in the end.
         key: a seed or key, the same on all workers.
+        param_specs: how the parameters are sharded, as of `compressed_mean`.
 
     Raises:
         ValueError: for settings out of range or no regularizer; on use, without `params`.
@@ -66,7 +68,7 @@ def qcmd_adagrad(
         parameters.
     """
     reducer = _ternary(codec, feedback)
-    mean = compressed_mean(reducer, axis_name, key=key)
+    mean = compressed_mean(reducer, axis_name, key=key, param_specs=param_specs)
     return optax.chain(mean, prox_adagrad(learning_rate, regularizer))
 
 
@@ -79,6 +81,7 @@ def qrda_adagrad(
     codec: Codec | Policy | None = None,
     feedback: Feedback | None = None,
     key: Any = 0,
+    param_specs: PyTree | None = None,
 ) -> Method:
     """`qcmd_adagrad` by regularised dual averaging, whose solutions are sparser.
 
@@ -91,6 +94,7 @@ def qrda_adagrad(
         codec: of the gradients; None for `threshold_ternary()`.
         feedback: of the links, as of `qcmd_adagrad`.
         key: a seed or key, the same on all workers.
+        param_specs: how the parameters are sharded, as of `compressed_mean`.
 
     Raises:
         ValueError: as `qcmd_adagrad`.
@@ -110,7 +114,7 @@ def qrda_adagrad(
         the noise of single messages hides from `qcmd_adagrad`.
     """
     reducer = _ternary(codec, feedback)
-    mean = compressed_mean(reducer, axis_name, key=key)
+    mean = compressed_mean(reducer, axis_name, key=key, param_specs=param_specs)
     return optax.chain(mean, rda_adagrad(learning_rate, regularizer))
 
 
@@ -169,6 +173,7 @@ def dq_psgd(
     bits: float = 2,
     codec: Codec | Policy | None = None,
     key: Any = 0,
+    param_specs: PyTree | None = None,
 ) -> Method:
     """Projected stochastic subgradient descent by dithered democratic codes.
 
@@ -182,6 +187,7 @@ def dq_psgd(
         bits: an element, of the near-democratic code; below one too.
         codec: in its place, any unbiased codec.
         key: a seed or key, the same on all workers.
+        param_specs: how the parameters are sharded, as of `compressed_mean`.
 
     Raises:
         ValueError: for a projection that is no function; on use, without `params`.
@@ -200,7 +206,7 @@ def dq_psgd(
         takes them at the mean. The paper has one worker; of several, messages are averaged.
     """
     given = Link(ndsc(bits=bits, dithered=True) if codec is None else codec)
-    mean = compressed_mean(Gather(given), axis_name, key=key)
+    mean = compressed_mean(Gather(given), axis_name, key=key, param_specs=param_specs)
     return optax.chain(mean, optax.sgd(learning_rate), projected(projection), averaged())
 
 

@@ -8,7 +8,7 @@ from jaxcomp import checks, policy as policy_
 from jaxcomp.callers import whole
 from jaxcomp.feedback import Link, Residual, default
 from jaxcomp.policy import Policy
-from jaxcomp.protocols import AxisName, Codec
+from jaxcomp.protocols import AxisName, Codec, PyTree
 from jaxcomp.recipes.algorithms.words import Method, Over, Rate
 from jaxcomp.recipes.quantizers import sign
 from jaxcomp.recipes.stages import msc
@@ -28,6 +28,7 @@ def ef_sgd(
     learning_rate: Rate,
     over: Over = Gather,
     key: Any = 0,
+    param_specs: PyTree | None = None,
 ) -> Method:
     """SGD with error feedback: what a message lost is added to the next one (EF, EF14).
 
@@ -39,6 +40,7 @@ def ef_sgd(
         learning_rate: `γ`, a number or an optax schedule.
         over: the reducer of the link.
         key: a seed or key, the same on all workers.
+        param_specs: how the parameters are sharded, as of `compressed_mean`.
 
     Raises:
         ValueError: for a codec whose residual would grow.
@@ -59,13 +61,20 @@ def ef_sgd(
         `ef21` comes to the solution. The papers keep `γg`; this keeps `g`, which is the same while
         `γ` is constant.
     """
-    mean = compressed_mean(over(Link(codec, Residual())), axis_name, key=key)
+    mean = compressed_mean(
+        over(Link(codec, Residual())), axis_name, key=key, param_specs=param_specs
+    )
     return optax.chain(mean, optax.sgd(learning_rate))
 
 
 @whole
 def ef_signsgd(
-    axis_name: AxisName, *, learning_rate: Rate, bucket_size: int | None = 512, key: Any = 0
+    axis_name: AxisName,
+    *,
+    learning_rate: Rate,
+    bucket_size: int | None = 512,
+    key: Any = 0,
+    param_specs: PyTree | None = None,
 ) -> Method:
     """`ef_sgd` with one bit an element: signs, scaled by the mean magnitude of their bucket.
 
@@ -76,6 +85,7 @@ def ef_signsgd(
         learning_rate: a number or an optax schedule.
         bucket_size: elements that share a magnitude; None for a whole leaf, as in the paper.
         key: a seed or key, the same on all workers.
+        param_specs: how the parameters are sharded, as of `compressed_mean`.
 
     Raises:
         ValueError: for a bucket size that is not positive.
@@ -92,12 +102,20 @@ def ef_signsgd(
         Guarantee: as `ef_sgd`. The paper has one worker; here the scaled signs of all are averaged.
         It scales a whole layer at once, and its sign of zero is zero, where one bit says plus.
     """
-    return ef_sgd(sign(bucket_size), axis_name, learning_rate=learning_rate, key=key)
+    return ef_sgd(
+        sign(bucket_size), axis_name, learning_rate=learning_rate, key=key, param_specs=param_specs
+    )
 
 
 @whole
 def signsgd(
-    axis_name: AxisName, *, learning_rate: Rate, momentum: float = 0.0, up: Any = None, key: Any = 0
+    axis_name: AxisName,
+    *,
+    learning_rate: Rate,
+    momentum: float = 0.0,
+    up: Any = None,
+    key: Any = 0,
+    param_specs: PyTree | None = None,
 ) -> Method:
     """The sign that most workers have, one bit an element both ways; with momentum, signum.
 
@@ -109,6 +127,7 @@ def signsgd(
         momentum: of each worker by itself, in [0, 1).
         up: a `jaxcomp.Vote`, to say which leaves are voted on; None for the default.
         key: a seed or key, the same on all workers.
+        param_specs: how the parameters are sharded, as of `compressed_mean`.
 
     Raises:
         ValueError: for an axis that is none, or a momentum out of range; `jaxcomp.Vote` refuses
@@ -129,7 +148,9 @@ def signsgd(
     """
     checks.decay("momentum", momentum)
     local = per_worker(optax.ema(momentum, debias=False)) if momentum else optax.identity()
-    mean = compressed_mean(Vote() if up is None else up, axis_name, key=key)
+    mean = compressed_mean(
+        Vote() if up is None else up, axis_name, key=key, param_specs=param_specs
+    )
     return optax.chain(local, mean, optax.sgd(learning_rate))
 
 
@@ -141,6 +162,7 @@ def double_squeeze(
     learning_rate: Rate,
     down: Codec | Policy | None = None,
     key: Any = 0,
+    param_specs: PyTree | None = None,
 ) -> Method:
     """Error feedback in both directions.
 
@@ -153,6 +175,7 @@ def double_squeeze(
         learning_rate: a number or an optax schedule.
         down: of the way down, contractive; None for the same.
         key: a seed or key, the same on all workers.
+        param_specs: how the parameters are sharded, as of `compressed_mean`.
 
     Raises:
         ValueError: for a codec whose residual would grow, or that cannot be shared out.
@@ -172,7 +195,10 @@ def double_squeeze(
         keeps `d/n` of the server's residual.
     """
     reducer = TwoShot(Link(codec, Residual()), Link(down or codec, Residual()))
-    return optax.chain(compressed_mean(reducer, axis_name, key=key), optax.sgd(learning_rate))
+    return optax.chain(
+        compressed_mean(reducer, axis_name, key=key, param_specs=param_specs),
+        optax.sgd(learning_rate),
+    )
 
 
 @whole
@@ -184,6 +210,7 @@ def neolithic(
     stages: int,
     down: Codec | Policy | None = None,
     key: Any = 0,
+    param_specs: PyTree | None = None,
 ) -> Method:
     """As many stages of compression as gradients are accumulated for, in both directions.
 
@@ -197,6 +224,7 @@ def neolithic(
         stages: `R`, about `ln(…)/δ`, so that `(1 − δ)^R` is below the noise of the gradients.
         down: of the way down; None for the same.
         key: a seed or key, the same on all workers.
+        param_specs: how the parameters are sharded, as of `compressed_mean`.
 
     Raises:
         ValueError: for no stages, or a codec that cannot be shared out.
@@ -219,5 +247,5 @@ def neolithic(
     """
     ways = (policy_.of(way).map(lambda c: msc(c, stages)) for way in (codec, down or codec))
     up, back = (Link(way, default(way)) for way in ways)
-    mean = compressed_mean(TwoShot(up, back), axis_name, key=key)
+    mean = compressed_mean(TwoShot(up, back), axis_name, key=key, param_specs=param_specs)
     return accumulate(optax.chain(mean, optax.sgd(learning_rate)), stages, axis_name)

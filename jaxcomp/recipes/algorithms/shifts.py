@@ -10,7 +10,7 @@ from jaxcomp.feedback import Link, Shift
 from jaxcomp.gates import Censored
 from jaxcomp.identity import Identity
 from jaxcomp.policy import Policy
-from jaxcomp.protocols import AxisName, Codec
+from jaxcomp.protocols import AxisName, Codec, PyTree
 from jaxcomp.recipes.algorithms.words import Method, Over, Rate
 from jaxcomp.reducers.gather import Gather
 from jaxcomp.reducers.two_shot import TwoShot
@@ -26,6 +26,7 @@ def ef21(
     learning_rate: Rate,
     over: Over = Gather,
     key: Any = 0,
+    param_specs: PyTree | None = None,
 ) -> Method:
     """Sends contractively compressed changes of the gradient, and is exact in the end.
 
@@ -38,6 +39,7 @@ def ef21(
             `δ' = 1 − δ` is what the codec leaves of a message's energy.
         over: the reducer of the link.
         key: a seed or key, the same on all workers.
+        param_specs: how the parameters are sharded, as of `compressed_mean`.
 
     Raises:
         ValueError: for a codec that is not contractive: one that is unbiased only, or neither.
@@ -56,7 +58,7 @@ def ef21(
         (`ef21_sgdm`). Memories begin at zero, so that the first message is `C(∇f(x⁰))`: that
         is the paper's start, `g⁰ = C(∇f(x⁰))`.
     """
-    mean = compressed_mean(over(Link(codec, Shift())), axis_name, key=key)
+    mean = compressed_mean(over(Link(codec, Shift())), axis_name, key=key, param_specs=param_specs)
     return optax.chain(mean, optax.sgd(learning_rate))
 
 
@@ -69,6 +71,7 @@ def ef21_sgdm(
     eta: float = 0.1,
     over: Over = Gather,
     key: Any = 0,
+    param_specs: PyTree | None = None,
 ) -> Method:
     """`ef21` on a local moving average of stochastic gradients.
 
@@ -81,6 +84,7 @@ def ef21_sgdm(
         eta: `η`, in (0, 1]; one is `ef21`.
         over: the reducer of the link.
         key: a seed or key, the same on all workers.
+        param_specs: how the parameters are sharded, as of `compressed_mean`.
 
     Raises:
         ValueError: for a codec that is not contractive.
@@ -101,7 +105,15 @@ def ef21_sgdm(
     checks.share("eta", eta)
     local = per_worker(optax.ema(1 - eta, debias=False))
     return optax.chain(
-        local, ef21(codec, axis_name, learning_rate=learning_rate, over=over, key=key)
+        local,
+        ef21(
+            codec,
+            axis_name,
+            learning_rate=learning_rate,
+            over=over,
+            key=key,
+            param_specs=param_specs,
+        ),
     )
 
 
@@ -113,6 +125,7 @@ def ef21_bc(
     learning_rate: Rate,
     down: Codec | Policy | None = None,
     key: Any = 0,
+    param_specs: PyTree | None = None,
 ) -> Method:
     """`ef21` in both directions: changes go up, and changes of their mean come down.
 
@@ -124,6 +137,7 @@ def ef21_bc(
         learning_rate: `γ`.
         down: of the way down, contractive; None for the same.
         key: a seed or key, the same on all workers.
+        param_specs: how the parameters are sharded, as of `compressed_mean`.
 
     Raises:
         ValueError: for a codec that is not contractive, or that cannot be shared out.
@@ -141,7 +155,7 @@ def ef21_bc(
         a share of the elements, and remembers `d/n` more for it. All memories begin at zero.
     """
     reducer = TwoShot(Link(codec, Shift()), Link(down or codec, Shift()))
-    mean = compressed_mean(reducer, axis_name, key=key)
+    mean = compressed_mean(reducer, axis_name, key=key, param_specs=param_specs)
     return optax.chain(mean, optax.sgd(learning_rate))
 
 
@@ -156,6 +170,7 @@ def cd_adam(
     b2: float = 0.99,
     eps: float = 1e-8,
     key: Any = 0,
+    param_specs: PyTree | None = None,
 ) -> Method:
     """Communication-compressed AMSGrad: `ef21` in both directions before the adaptive step.
 
@@ -171,6 +186,7 @@ def cd_adam(
         b2: decay of the second moment.
         eps: added to its root.
         key: a seed or key, the same on all workers.
+        param_specs: how the parameters are sharded, as of `compressed_mean`.
 
     Raises:
         ValueError: for a codec that is not contractive, or that cannot be shared out.
@@ -192,7 +208,7 @@ def cd_adam(
         between the mean and the moments.
     """
     reducer = TwoShot(Link(codec, Shift()), Link(down or codec, Shift()))
-    mean = compressed_mean(reducer, axis_name, key=key)
+    mean = compressed_mean(reducer, axis_name, key=key, param_specs=param_specs)
     return optax.chain(mean, optax.amsgrad(learning_rate, b1, b2, eps))
 
 

@@ -9,7 +9,7 @@ from jaxcomp.callers import whole
 from jaxcomp.feedback import Link, Residual, Shift
 from jaxcomp.gates import Bernoulli, Coin
 from jaxcomp.policy import Policy
-from jaxcomp.protocols import AxisName, Codec
+from jaxcomp.protocols import AxisName, Codec, PyTree
 from jaxcomp.recipes.algorithms.words import Method, Over, Rate
 from jaxcomp.reducers.gather import Gather
 from jaxcomp.reducers.two_shot import TwoShot
@@ -27,6 +27,7 @@ def diana(
     step: float | None = None,
     over: Over = Gather,
     key: Any = 0,
+    param_specs: PyTree | None = None,
 ) -> Method:
     """Sends changes of the gradient through an unbiased codec, against a memory that follows.
 
@@ -39,6 +40,7 @@ def diana(
         step: `a`, at most `1/(1 + ω)`; None for that.
         over: the reducer of the link.
         key: a seed or key, the same on all workers.
+        param_specs: how the parameters are sharded, as of `compressed_mean`.
 
     Raises:
         ValueError: for a biased codec, a step that is too long, or None where `ω` is not known.
@@ -58,7 +60,7 @@ def diana(
         zero.
     """
     memory = Shift(_step(codec, 1.0) if step is None else step)
-    mean = compressed_mean(over(Link(codec, memory)), axis_name, key=key)
+    mean = compressed_mean(over(Link(codec, memory)), axis_name, key=key, param_specs=param_specs)
     return optax.chain(mean, optax.sgd(learning_rate))
 
 
@@ -112,6 +114,7 @@ def artemis(
     step: float | None = None,
     absent: str = "remembered",
     key: Any = 0,
+    param_specs: PyTree | None = None,
 ) -> Method:
     """Unbiased codecs in both directions, a memory on the way up, and workers that come and go.
 
@@ -128,6 +131,7 @@ def artemis(
         absent: "remembered", the paper's second way (PP2), or "left out", the first (PP1), which
             stalls, and has nothing compressed on the way down here.
         key: a seed or key, the same on all workers.
+        param_specs: how the parameters are sharded, as of `compressed_mean`.
 
     Raises:
         ValueError: for biased codecs, a probability out of range, a step that is too long, or None
@@ -157,7 +161,9 @@ def artemis(
     a = p * _step(codec, 0.5) if step is None else step
     up = Link(codec, Shift(a, absent=absent))
     reducer = TwoShot(up, Link(down or codec)) if absent == "remembered" else Gather(up)
-    mean = compressed_mean(reducer, axis_name, gate=Bernoulli(p) if p < 1 else None, key=key)
+    mean = compressed_mean(
+        reducer, axis_name, gate=Bernoulli(p) if p < 1 else None, key=key, param_specs=param_specs
+    )
     return optax.chain(mean, optax.sgd(learning_rate))
 
 
@@ -170,6 +176,7 @@ def dore(
     down: Codec | Policy,
     step: float | None = None,
     key: Any = 0,
+    param_specs: PyTree | None = None,
 ) -> Method:
     """`diana` up, and error feedback on the way down.
 
@@ -182,6 +189,7 @@ def dore(
         down: of the way down, contractive.
         step: of the memory; None for `1/(2(1 + ω))`.
         key: a seed or key, the same on all workers.
+        param_specs: how the parameters are sharded, as of `compressed_mean`.
 
     Raises:
         ValueError: for a biased codec up, one down whose residual would grow, a step that is too
@@ -205,7 +213,10 @@ def dore(
     """
     memory = Shift(_step(codec, 0.5) if step is None else step)
     reducer = TwoShot(Link(codec, memory), Link(down, Residual()))
-    return optax.chain(compressed_mean(reducer, axis_name, key=key), optax.sgd(learning_rate))
+    return optax.chain(
+        compressed_mean(reducer, axis_name, key=key, param_specs=param_specs),
+        optax.sgd(learning_rate),
+    )
 
 
 @whole
