@@ -27,6 +27,7 @@ _OF_CHAINS = (
 _HINTS = {
     "with_sharding_constraint can only refer to Auto axes": _OF_CONSTRAINTS,
     "passed to reshard cannot contain axis names": _OF_CONSTRAINTS,
+    "field of ShapedArray should be of type `Manual`": _OF_CONSTRAINTS,
     "manual axis types do not match": _OF_LOOPS,
     "The number of updates and states has to be the same in chain": _OF_CHAINS,
 }

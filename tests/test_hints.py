@@ -1,0 +1,137 @@
+"""Errors of other libraries in a step say what works here; and what they say does."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec as P
+from sharding import TWO, make_mesh
+
+import jaxcomp
+
+PARAMS = {"w": jnp.eye(32), "v": jnp.eye(32)}
+BATCH = jnp.asarray(np.random.default_rng(0).standard_normal((32, 32)), jnp.float32)
+
+
+def loss_of(params, x, lay=lambda h: h):
+    return jnp.mean((lay(x @ params["w"]) @ params["v"] - 1) ** 2)
+
+
+def step_of(grad, axis="data"):
+    tx = jaxcomp.compressed_mean(jaxcomp.Dense(), axis)
+    state = tx.init(PARAMS)
+
+    def step(params, batch):
+        updates, _ = tx.update(grad(jaxcomp.local(params, axis), batch), state)
+        return jax.tree.map(lambda p, u: p - 0.1 * u, params, updates)
+
+    return step
+
+
+def notes_of(step, mesh, error):
+    with pytest.raises(error) as caught:
+        jaxcomp.data_parallel(step, mesh, "data")(PARAMS, BATCH)
+    return [note for note in caught.value.__notes__ if note.startswith("jaxcomp:")]
+
+
+@pytest.mark.parametrize("how", ["spec", "sharding", "reshard"])
+def test_constraints_on_the_axis_of_the_workers(how, mesh):
+    def lay(h):
+        if how == "reshard":
+            return jax.sharding.reshard(h, P("data"))
+        spec = P("data") if how == "spec" else NamedSharding(mesh, P("data"))
+        return jax.lax.with_sharding_constraint(h, spec)
+
+    step = step_of(jax.grad(lambda p, x: loss_of(p, x, lay)))
+    (note,) = notes_of(step, mesh, ValueError)
+    assert "nothing is split over 'data'" in note
+
+
+def test_constraints_on_other_axes_work():
+    def lay(h):
+        return jax.lax.with_sharding_constraint(h, P(None, "fsdp"))
+
+    mesh = make_mesh(TWO)
+    got, want = (
+        jaxcomp.data_parallel(step_of(jax.grad(f), "dcn"), mesh, "dcn")(PARAMS, BATCH)
+        for f in (lambda p, x: loss_of(p, x, lay), loss_of)
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), got, want)
+
+
+def accumulated(start, loop):
+    """Gradients of two micro-batches, summed up from what `start` makes of the parameters."""
+
+    def grad(params, x):
+        parts = x.reshape(2, -1, 32)
+
+        def add(total, part):
+            return jax.tree.map(jnp.add, total, jax.grad(loss_of)(params, part))
+
+        zeros = start(params)
+        if loop == "scan":
+            total, _ = jax.lax.scan(lambda t, part: (add(t, part), None), zeros, parts)
+        else:
+            total = jax.lax.fori_loop(0, 2, lambda i, t: add(t, parts[i]), zeros)
+        return jax.tree.map(lambda t: t / 2, total)
+
+    return grad
+
+
+def plain(params):
+    return jax.tree.map(lambda p: jnp.zeros(p.shape), params)
+
+
+@pytest.mark.parametrize("loop", ["scan", "fori"])
+def test_micro_batches(loop, mesh):
+    (note,) = notes_of(step_of(accumulated(plain, loop)), mesh, TypeError)
+    assert "jaxcomp.local(zeros, 'data')" in note
+    want = jaxcomp.data_parallel(step_of(jax.grad(loss_of)), mesh, "data")(PARAMS, BATCH)
+    for start in (
+        lambda params: jaxcomp.local(plain(params), "data"),
+        lambda params: jax.tree.map(jnp.zeros_like, params),
+    ):
+        step = step_of(accumulated(start, loop))
+        got = jaxcomp.data_parallel(step, mesh, "data")(PARAMS, BATCH)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), got, want)
+
+
+def test_other_errors_are_as_they_were(mesh):
+    def grad(params, x):
+        raise ValueError("of the user")
+
+    assert notes_of_other(step_of(grad), mesh) == []
+
+
+def notes_of_other(step, mesh):
+    with pytest.raises(ValueError, match="of the user") as caught:
+        jaxcomp.data_parallel(step, mesh, "data")(PARAMS, BATCH)
+    return [note for note in getattr(caught.value, "__notes__", []) if "jaxcomp" in note]
+
+
+@pytest.mark.parametrize("place", ["before", "inside"])
+def test_lookahead(place, mesh):
+    mean = jaxcomp.compressed_mean(jaxcomp.sign(bucket_size=64), "data")
+
+    def ahead(tx):
+        return optax.lookahead(tx, sync_period=2, slow_step_size=0.5)
+
+    sgd = optax.sgd(0.1)
+    tx = optax.chain(mean, ahead(sgd)) if place == "before" else ahead(optax.chain(mean, sgd))
+    params = optax.LookaheadParams.init_synced({"w": jnp.ones((64, 64)) / 64, "v": jnp.eye(64)})
+    state = jaxcomp.init_state(tx, params, mesh, "data")
+    assert sum(x.shape[0] == 8 for x in jax.tree.leaves(state) if x.ndim > 1) == 2
+
+    def step(params, state, batch):
+        grads = jax.grad(loss_of)(jaxcomp.local(params.fast, "data"), batch)
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    batch = jnp.tile(BATCH, (1, 2))
+    run, first = jaxcomp.data_parallel(step, mesh, "data"), loss_of(params.fast, batch)
+    for _ in range(4):
+        params, state = run(params, state, batch)
+    assert loss_of(params.slow, batch) < first
+    for fast, slow in zip(*map(jax.tree.leaves, params), strict=True):
+        np.testing.assert_allclose(fast, slow, atol=1e-6)  # After four steps they have met.

@@ -1,0 +1,77 @@
+"""Methods by their names, of a sharded model: each device sends its shard."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+from sharding import QUICK, TWO, crossings, local_likes, put
+from suite import SLOW
+
+import jaxcomp
+
+SHAPES, SPECS = {"in": (64, 256), "out": (256, 64)}, {"in": P(None, "fsdp"), "out": P("fsdp")}
+SIGN, QSGD, TOP = jaxcomp.sign(), jaxcomp.qsgd_inf(bits=4), jaxcomp.top_k(0.1)
+
+
+def first(make, codec, **settings):
+    return lambda **specs: make(codec, "dcn", learning_rate=0.01, **settings, **specs)
+
+
+def named(make, **settings):
+    return lambda **specs: make("dcn", learning_rate=0.01, **settings, **specs)
+
+
+L1 = jaxcomp.L1(1e-3)
+METHODS = {
+    "ef21_bc": first(jaxcomp.ef21_bc, SIGN),
+    "one_bit_adam": named(jaxcomp.one_bit_adam, freeze_step=1),
+}
+ALL = METHODS | {
+    "ef_sgd": first(jaxcomp.ef_sgd, TOP),
+    "ef_signsgd": named(jaxcomp.ef_signsgd),
+    "signsgd": named(jaxcomp.signsgd, momentum=0.9),
+    "double_squeeze": first(jaxcomp.double_squeeze, SIGN),
+    "neolithic": first(jaxcomp.neolithic, SIGN, stages=2),
+    "ef21": first(jaxcomp.ef21, TOP),
+    "ef21_sgdm": first(jaxcomp.ef21_sgdm, TOP),
+    "cd_adam": first(jaxcomp.cd_adam, SIGN),
+    "diana": first(jaxcomp.diana, QSGD),
+    "artemis": first(jaxcomp.artemis, QSGD),
+    "dore": first(jaxcomp.dore, QSGD, down=SIGN),
+    "qcmd_adagrad": named(jaxcomp.qcmd_adagrad, regularizer=L1),
+    "qrda_adagrad": named(jaxcomp.qrda_adagrad, regularizer=L1),
+    "dq_psgd": named(jaxcomp.dq_psgd, codec=QSGD, projection=lambda tree: tree),
+    "zero_one_adam": named(jaxcomp.zero_one_adam, freeze_step=1),
+}
+
+
+@pytest.mark.parametrize("name", ALL if SLOW else METHODS)
+@pytest.mark.filterwarnings("error::UserWarning")  # Such as that leaves will be gathered.
+def test_each_shard_crosses_alone(name, two):
+    tx = ALL[name](param_specs=SPECS)
+    rng = np.random.default_rng(0)
+    drawn = {k: rng.standard_normal(s).astype(np.float32) / 16 for k, s in SHAPES.items()}
+    params = put(drawn, two, SPECS)
+    state = jaxcomp.init_state(tx, params, two, "dcn")
+
+    def step(params, state, x):
+        at = jaxcomp.view(params, state) if name == "zero_one_adam" else params
+        grads = jax.grad(lambda p: jnp.mean((jnp.tanh(x @ p["in"]) @ p["out"] - x) ** 2))(
+            jaxcomp.local(at, "dcn")
+        )
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    run, x = jaxcomp.data_parallel(step, two, "dcn"), jnp.ones((16, 64))
+    compiled = run.lower(params, state, x).compile(QUICK)
+    slow, _ = crossings(compiled)
+    dense = jaxcomp.wire_bytes(jaxcomp.Dense(), local_likes(SHAPES, SPECS, TWO), workers=2)
+    warmed = dense if name in ("one_bit_adam", "zero_one_adam") else 0  # Both are in the program.
+    assert 0 < slow - warmed < dense / 2
+    for _ in range(2):
+        params, state = run(params, state, x)
+    for key, leaf in params.items():
+        assert leaf.sharding.spec == SPECS[key]
+        assert np.isfinite(leaf).all()
