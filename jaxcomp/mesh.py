@@ -51,7 +51,9 @@ def place(tree: PyTree, mesh: Mesh, axis_name: AxisName, *, params: PyTree | Non
     and the new one share their buffers.
 
     Args:
-        tree: any tree, such as a flax `TrainState` or the state of an `nnx.Optimizer`.
+        tree: any tree, such as a flax `TrainState` or the state of an `nnx.Optimizer`. Of shapes
+            and dtypes (`jax.ShapeDtypeStruct`), those with shardings are returned: a target to
+            restore a checkpoint into.
         mesh: the device mesh.
         axis_name: the axis or axes that the workers are on.
         params: sharded parameters, as they lie on the mesh: arrays of the tree that belong to one
@@ -71,13 +73,18 @@ def place(tree: PyTree, mesh: Mesh, axis_name: AxisName, *, params: PyTree | Non
 
     def put(path, leaf):
         spec = placement.spec(path, leaf, homes, axis_name)
+        shape = isinstance(leaf, jax.ShapeDtypeStruct)
         if workers_.marked(path):
-            if jnp.ndim(leaf) and leaf.shape[0] == 1 and workers > 1:
+            if not shape and jnp.ndim(leaf) and leaf.shape[0] == 1 and workers > 1:
                 return placement.shared(leaf, mesh, workers, spec)
             _check_workers(leaf, workers)
         elif workers > 1:
             name = functools.partial(_named, "`tree`", path)
             arguments.check_whole(leaf, axis_name, name)
+        if shape:
+            return jax.ShapeDtypeStruct(
+                leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec), weak_type=leaf.weak_type
+            )
         if spec != PartitionSpec():
             return jax.device_put(leaf, NamedSharding(mesh, spec))
         if isinstance(leaf, core.Tracer) or placement.named(leaf, mesh):

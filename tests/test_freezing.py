@@ -149,9 +149,7 @@ def test_what_differs_is_refused_with_advice_that_works(mesh, alone):
     late = optax.chain(optax.masked(mean(), TRAINED), optax.adam(1e-2), zeros())
     with pytest.raises(ValueError, match=r"mu\['base'\] differs .* jaxcomp\.freeze\(tx, frozen\)"):
         run(late, mesh)
-    with pytest.raises(
-        ValueError, match=r"\[0\]\['base'\] differs .* around the whole chain"
-    ):
+    with pytest.raises(ValueError, match=r"\[0\]\['base'\] differs .* around the whole chain"):
         run(optax.chain(optax.masked(mean(), TRAINED), optax.sgd(1e-2)), mesh)
     params, sent = run(jaxcomp.freeze(tuned(), FROZEN), mesh)
     np.testing.assert_array_equal(params["lora"], alone[0]["lora"])

@@ -11,6 +11,7 @@ import optax
 import orbax.checkpoint as ocp
 import pytest
 from flax import serialization
+from jax.sharding import AxisType, NamedSharding
 
 import jaxcomp
 
@@ -102,15 +103,20 @@ def test_from_a_checkpoint_without_a_target(library, compressed, dense, mesh, tm
     same(jaxcomp.graft(tx, found, PARAMS, mesh, "data")[1], dense)
 
 
-def test_the_advised_target_restores_all(compressed, mesh, tmp_path):
-    tx = optax.chain(signs(), adamw())
-    target = jax.eval_shape(lambda p: jaxcomp.init_state(tx, p, mesh, "data"), PARAMS)
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_the_advised_target_restores_all(kind, compressed, tmp_path):
+    tx, mesh = optax.chain(signs(), adamw()), jax.make_mesh((8,), ("data",), axis_types=(kind,))
+    shapes = jax.eval_shape(lambda p: jaxcomp.init_state(tx, p, mesh, "data"), PARAMS)
+    target = jaxcomp.place(shapes, mesh, "data", params=PARAMS)
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "state", compressed)
         checkpointer.wait_until_finished()
         found = checkpointer.restore(tmp_path / "state", target)
     assert jax.tree.structure(found) == jax.tree.structure(compressed)
     same(found, compressed)
+    jaxcomp.data_parallel(step_of(tx), mesh, "data").lower(PARAMS, found, BATCH)
+    for got, want in zip(*map(jax.tree.leaves, (found, compressed)), strict=True):
+        assert got.sharding == NamedSharding(mesh, want.sharding.spec)
 
 
 OTHERS = {
@@ -165,6 +171,7 @@ tx = jaxcomp.compressed_mean(jaxcomp.sign(), "data")
 state = tx.init({"w": jnp.ones((64, 64))})
 assert "flax" not in sys.modules
 from flax import serialization
+from jax.sharding import AxisType, NamedSharding
 
 data = serialization.to_bytes(state)
 back = serialization.from_bytes(jax.tree.map(jnp.zeros_like, state), data)

@@ -259,8 +259,8 @@ def _check_state(state: Any) -> None:
             "jaxcomp.init_state(tx, params, mesh, axis_name). From the state of an optimizer that "
             "was trained without compression, or a checkpoint that was restored without a target, "
             "make it with jaxcomp.graft(tx, state, params, mesh, axis_name). A target for a "
-            "restore is jax.eval_shape(lambda p: jaxcomp.init_state(tx, p, mesh, axis_name), "
-            "params)."
+            "restore is jaxcomp.place(jax.eval_shape(lambda p: jaxcomp.init_state(tx, p, mesh, "
+            "axis_name), params), mesh, axis_name, params=params)."
         )
 
 

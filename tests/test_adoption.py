@@ -1,0 +1,96 @@
+"""The blocks of `docs/adoption.md`, as they stand there, and that they do what the page says."""
+
+import pathlib
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxcomp
+
+PAGE = (pathlib.Path(__file__).parent.parent / "docs" / "adoption.md").read_text()
+BLOCKS = {
+    title.splitlines()[0]: re.findall(r"```python\n(.*?)```", title, flags=re.DOTALL)
+    for title in re.split(r"^#+ ", PAGE, flags=re.M)[1:]
+}
+
+
+@pytest.fixture
+def names():
+    """What the first block defines."""
+    found = {}
+    exec(BLOCKS["In a training script of your own"][0], found)
+    return found
+
+
+def run(title, names):
+    for block in BLOCKS[title]:
+        exec(block, names)
+    return names
+
+
+def test_means_over_tokens(names):
+    """The loss, and with a dense mean the gradient, are those of all tokens."""
+    names["mean"] = lambda: jaxcomp.compressed_mean(jaxcomp.Dense(), "data")
+    run("Means over tokens", names)
+
+    def whole(params):
+        x, weight = names["x"], names["weight"]
+        losses = jnp.mean((names["forward"](params, x) - x[:, ::-1]) ** 2, axis=1)
+        return jnp.sum(losses * weight) / jnp.sum(weight)
+
+    assert sorted(np.asarray(names["weight"]).reshape(8, 8).sum(axis=1)) == list(range(1, 9))
+    check_gradient(names, names["token_loss"], whole, (names["x"], names["weight"]))
+    np.testing.assert_allclose(names["loss"], whole(names["params"]), rtol=1e-5)
+
+
+def check_gradient(names, loss_fn, whole, batch):
+    """The mean of the workers' gradients is that of the whole batch."""
+    tx, params = jaxcomp.compressed_mean(jaxcomp.Dense(), "data"), names["params"]
+    step = names["make_step"](tx, jax.value_and_grad(loss_fn))
+    after, *_ = step(params, jaxcomp.init_state(tx, params, names["mesh"], "data"), batch)
+    grads = jax.tree.map(jnp.subtract, after, params)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), grads, jax.grad(whole)(params)
+    )
+
+
+def test_batch_norm(names):
+    run("Batch norm", names)
+    one = jax.vmap(names["normalised"], in_axes=(None, 0), axis_name="data")
+
+    def whole(params):
+        return one(params, names["x"][None])[0]
+
+    check_gradient(names, names["normalised"], whole, names["x"])
+
+
+def test_random_numbers(names):
+    assert np.isfinite(run("Random numbers", names)["loss"])
+
+
+def test_freezing(names):
+    run("Freezing and LoRA", names)
+    np.testing.assert_array_equal(names["tuned"]["base"], names["params"]["base"])
+    assert np.any(np.asarray(names["tuned"]["lora"]["b"]))
+    wanted = jaxcomp.wire_bytes(jaxcomp.Dense(), names["params"]["lora"], workers=8)
+    assert sum(names["sent"].values()) < wanted
+
+
+def test_clipping_accumulation_scaling(names):
+    run("Clipping, accumulation, gradient scaling", names)
+    np.testing.assert_allclose(names["loss"], names["loss_fn"](names["params"], names["x"]), 1e-5)
+
+
+def test_checkpoints(names):
+    run("Checkpoints", names)
+    for got in (names["restored"], names["state"]):
+        assert isinstance(got[0], type(names["restored"][0]))
+    jax.tree.map(np.testing.assert_array_equal, names["dense"], names["trained"])
+
+
+def test_fsdp(names):
+    state = run("FSDP", names)["state"]
+    assert state[1][0].mu["base"].sharding.spec == jax.P(None, "fsdp")
