@@ -14,6 +14,7 @@ import pathlib
 import statistics
 import sys
 import warnings
+from typing import Any
 
 import jax
 import numpy as np
@@ -33,8 +34,8 @@ OUT = pathlib.Path(__file__).parent / "results" / "convergence"
 SIGN, FOUR, AXIS = jaxcomp.sign(), jaxcomp.blockwise(bits=4), training.AXIS
 
 
-def adamw(codec, **settings):
-    settings = {"b2": 0.98, "eps": 1e-9, "weight_decay": 0.1} | settings
+def adamw(codec: Any, **given: float) -> Any:
+    settings: dict[str, Any] = {"b2": 0.98, "eps": 1e-9, "weight_decay": 0.1} | given
 
     def make(rate, steps):
         del steps
@@ -129,7 +130,7 @@ def main() -> None:
         print(lines[-1], flush=True)
     said = ", ".join(f"{key} {value}" for key, value in environment().items())
     head = f"# A tagger of rare tokens under AdamW, {args.steps} steps\n\n{said}.\n\n"
-    head += (__doc__ or "").split("\n\n")[2]
+    head += (__doc__ or "").split("\n\n")[2].rstrip()
     head += "\n\n| mean | bits | learning rate | loss |\n|---|---:|---:|---:|\n"
     (OUT / "signs.md").write_text(head + "\n".join(lines) + "\n")
 

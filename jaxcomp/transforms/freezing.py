@@ -1,7 +1,5 @@
 """Parameters that are not trained: nothing is sent for them."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import optax
@@ -35,10 +33,9 @@ def freeze(
         return jax.tree.map(lambda stays: "frozen" if stays else "trained", mask)
 
     # Optax's zeros are like the gradients: typed as different on each worker.
-    none = optax.GradientTransformation(lambda _: optax.EmptyState(), _no_update)
-    return optax.partition({"trained": tx, "frozen": none}, labels)
+    return optax.partition({"trained": tx, "frozen": optax.stateless(_zeros)}, labels)
 
 
-def _no_update(updates: PyTree, state: Any, params: PyTree | None = None) -> tuple[PyTree, Any]:
+def _zeros(updates: PyTree, params: PyTree | None = None) -> PyTree:
     del params
-    return jax.tree.map(lambda g: jnp.zeros(jnp.shape(g), jnp.result_type(g)), updates), state
+    return jax.tree.map(lambda g: jnp.zeros(jnp.shape(g), jnp.result_type(g)), updates)

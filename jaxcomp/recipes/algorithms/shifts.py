@@ -205,7 +205,8 @@ def cd_adam(
         second moment remembers. `optax.amsgrad` takes the largest of the moments that are corrected
         for bias, the published code of the raw ones, corrected afterwards. That code compresses all
         parameters as one vector, this each bucket; its weight decay is `optax.add_decayed_weights`
-        between the mean and the moments.
+        between the mean and the moments. Where gradients differ much in size, one bit may learn
+        nothing at the learning rate of AMSGrad, and four (`blockwise(bits=4)`) do.
     """
     reducer = TwoShot(Link(codec, Shift()), Link(down or codec, Shift()))
     mean = compressed_mean(reducer, axis_name, key=key, param_specs=param_specs)
