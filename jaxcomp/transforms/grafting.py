@@ -34,8 +34,8 @@ def graft(tx: Any, state: PyTree, params: PyTree, mesh: Mesh, axis_name: AxisNam
         axis_name: the axis or axes that the workers are on.
 
     Returns:
-        The state, placed as `init_state` places it. Arrays that lie there already are not copied, so
-        that a step which donates the new state invalidates the old one.
+        The state, placed as `init_state` places it. Arrays that lie there already are not copied: a
+        step which donates the new state invalidates the old one.
 
     Raises:
         ValueError: if something that the new optimizer remembers is not in `state`, or not in the
