@@ -22,9 +22,9 @@ def train(codec, params, x):
     )
 
     def step(params, state, x):
-        loss, grads = jax.value_and_grad(loss_fn)(jaxcomp.local(params, "data"), x)
+        loss, grads = jaxcomp.value_and_grad(loss_fn, "data")(params, x)
         updates, state = tx.update(grads, state, params)
-        return optax.apply_updates(params, updates), state, jax.lax.pmean(loss, "data")
+        return optax.apply_updates(params, updates), state, loss
 
     state = jaxcomp.init_state(tx, params, mesh, "data")
     step = jaxcomp.data_parallel(step, mesh, "data").lower(params, state, x).compile()

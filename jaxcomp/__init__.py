@@ -31,6 +31,7 @@ from jaxcomp.gates import (
     Phase as Phase,
     Sampled as Sampled,
 )
+from jaxcomp.gradients import value_and_grad as value_and_grad
 from jaxcomp.identity import Identity as Identity
 from jaxcomp.measuring import measure as measure
 from jaxcomp.mesh import (
@@ -165,6 +166,7 @@ from jaxcomp.transforms.mean import (
     compressed_mean as compressed_mean,
     dense_leaves as dense_leaves,
 )
+from jaxcomp.transforms.pmean import pmean as pmean
 from jaxcomp.transforms.view import (
     displaced_mean as displaced_mean,
     preserved_center as preserved_center,

@@ -15,6 +15,7 @@ from jaxcomp import (
     axes,
     axis_types,
     hints,
+    objects,
     placement,
     replicas,
     retyping,
@@ -28,27 +29,37 @@ def local(params: PyTree, axis_name: AxisName) -> PyTree:
 
     Under `shard_map` with `check_vma=True`, JAX hands the gradient of a replicated parameter out
     already summed over the axis, and there is nothing left to compress. Differentiate the loss
-    here instead: `jax.grad(loss)(local(params, "data"), batch)`. Under `pmap`, `vmap` and
-    `check_vma=False` this is the identity.
+    here instead: `jax.grad(loss)(local(params, "data"), batch)`, or take
+    `jaxcomp.value_and_grad(loss, "data")(params, batch)`, which also averages the loss. Under
+    `pmap`, `vmap` and `check_vma=False` this is the identity.
 
     The loss must be this worker's own. Average its value after `jax.value_and_grad`: of a loss that
     `jax.lax.pmean` has averaged inside the function, JAX divides the gradients by the number of
     workers, and `compressed_mean` refuses them.
 
     Raises:
-        ValueError: if the axis is not bound.
+        ValueError: if the axis is not bound, or for an nnx object, whose copy would lose what
+            changes in place.
     """
     axes.require(axis_name)
-    return axes.vary(params, axis_name)
+    if objects.holds(params):
+        raise ValueError(
+            "`params` must be a tree of arrays, got an nnx object: a call of its copy would change "
+            "random streams and batch statistics of the copy only. Use "
+            f"jaxcomp.value_and_grad(loss_fn, {axis_name!r})(model, batch), which changes the "
+            "model in place."
+        )
+    return objects.vary(params, axis_name)
 
 
 def place(tree: PyTree, mesh: Mesh, axis_name: AxisName, *, params: PyTree | None = None) -> PyTree:
     """Puts a tree on a mesh: memory split over workers and shards, everything else replicated.
 
     Memory of one worker, as `tx.init` makes it outside of a mapped function, is given to each.
-    Other arrays that lie on the mesh already stay as they lie. Arrays that lie on the same devices
-    and axes, but with other axis types, change only their type: no data is copied, so the old array
-    and the new one share their buffers.
+    Leaves that are not arrays, such as functions in an equinox module, stay. Other arrays that lie
+    on the mesh already stay as they lie. Arrays that lie on the same devices and axes, but with
+    other axis types, change only their type: no data is copied, so the old array and the new one
+    share their buffers.
 
     Args:
         tree: any tree, such as a flax `TrainState` or the state of an `nnx.Optimizer`. Of shapes
@@ -75,7 +86,7 @@ def place(tree: PyTree, mesh: Mesh, axis_name: AxisName, *, params: PyTree | Non
         spec = placement.spec(path, leaf, homes, axis_name)
         shape = isinstance(leaf, jax.ShapeDtypeStruct)
         if workers_.marked(path):
-            if not shape and jnp.ndim(leaf) and leaf.shape[0] == 1 and workers > 1:
+            if not shape and placement.of_one(leaf, workers):
                 return placement.shared(leaf, mesh, workers, spec)
             _check_workers(leaf, workers)
         elif workers > 1:
@@ -91,7 +102,8 @@ def place(tree: PyTree, mesh: Mesh, axis_name: AxisName, *, params: PyTree | Non
             return leaf
         return placement.put(leaf, mesh, spec)
 
-    return jax.tree_util.tree_map_with_path(put, tree)
+    kept, rest = objects.select(tree, objects.dynamic(tree))
+    return objects.combine(jax.tree_util.tree_map_with_path(put, kept), rest)
 
 
 def data_parallel(
@@ -110,8 +122,15 @@ def data_parallel(
 
     Each batch is split along its leading dimension, every other argument is replicated but for
     the `PerWorker` memory in it. What the step returns must be the same on all workers, again but
-    for `PerWorker` memory: average the loss with `jax.lax.pmean`. Arguments are placed on the mesh
-    as needed; what lies on it already stays as it lies.
+    for `PerWorker` memory: average the loss with `jax.lax.pmean`, or take it from
+    `jaxcomp.value_and_grad`. Arguments are placed on the mesh as needed; what lies on it already
+    stays as it lies. Memory of one worker, as `tx.init` makes it, is given to each.
+
+    Objects of flax's nnx (modules, optimizers, metrics) are arguments as they are, and change in
+    place, as under `nnx.jit`. Batch statistics (`nnx.BatchStat`) and `nnx.metrics.Average` or
+    `Accuracy` that differ between workers at the end are averaged. Modules of equinox are arguments
+    and results as they are: their leaves that are not arrays are static, and the step is compiled
+    again where these change.
 
     Parameters may be sharded over other axes of the mesh, and a worker is then all the devices that
     share its place on `axis_name`. There, what the step returns lies like what it got of the same
@@ -191,13 +210,14 @@ def data_parallel(
             homes |= {} if number in batches else placement.homes(args[number], mesh)
         return tuple(homes.items()) if shards else ()
 
-    def mapped(*args, layout, keywords):
+    def mapped(*args, layout, keywords, rest):
         check(args, keywords)
         with jax.sharding.use_abstract_mesh(inside.abstract_mesh):
-            results = spread(placement.to_automatic(args, inside), dict(layout), keywords)
+            args = placement.to_automatic(args, inside)
+            results = spread(args, dict(layout), keywords, rest)
         return placement.to_given(results, mesh, dict(layout), axis_name) if typed else results
 
-    def spread(args, homes, keywords):
+    def spread(args, homes, keywords, rest):
         batches, doubts = given.which(len(args), keywords), given.doubts(args, keywords)
         if batch_spec is not None:
             home = NamedSharding(inside, batch_spec)
@@ -214,10 +234,12 @@ def data_parallel(
             own = jax.tree.unflatten(treedef, merged)
             own = [x if n in batches else placement.stay(x, homes) for n, x in enumerate(own)]
 
-            def call():
-                return step(*own[: len(own) - len(keywords)], **named(own, keywords))
+            def named(*own):
+                placed = len(own) - len(keywords)
+                return step(*own[:placed], **dict(zip(keywords, own[placed:], strict=True)))
 
             with hints.added(axis_name):
+                call = functools.partial(objects.call, named, own, rest, axis_name)
                 results = arguments.run(call, args, doubts)
             flat, out["treedef"] = jax.tree.flatten(results)
             out["marks"] = _marks(results)
@@ -242,15 +264,27 @@ def data_parallel(
         results = jax.tree.unflatten(out["treedef"], _merge(out["marks"], *parts))
         return placement.at_home(results, inside, homes, axis_name)
 
-    def named(args, keywords):
-        return dict(zip(keywords, args[len(args) - len(keywords) :], strict=True))
-
     functools.update_wrapper(mapped, step)
     del mapped.__wrapped__  # Whose signature lacks the layout.
 
+    def whole(args, batches):
+        """Trees of arrays, with memory of all workers, and the rest of the arguments."""
+
+        def one(path, leaf):
+            if not (workers_.marked(path) and placement.of_one(leaf, workers)):
+                return leaf
+            return placement.shared(leaf, mesh, workers, placement.spec(path, leaf, {}, axis_name))
+
+        plain, rest = objects.part(args, batches)
+        plain = [
+            arg if n in batches else jax.tree_util.tree_map_with_path(one, arg)
+            for n, arg in enumerate(plain)
+        ]
+        return plain, rest
+
     @functools.cache
     def compiled(count, keywords):
-        donated, static = given.donate(count, keywords), ("layout", "keywords")
+        donated, static = given.donate(count, keywords), ("layout", "keywords", "rest")
         return jax.jit(mapped, donate_argnums=donated, static_argnames=static)
 
     def arrange(args, batches, move):
@@ -269,26 +303,31 @@ def data_parallel(
 
     def call(args, kwargs, move, stage):
         args, keywords = given.bind(args, kwargs)
-        check(args, keywords)
         batches = given.which(len(args), keywords)
+        plain, rest = whole(args, batches)
+        check(plain, keywords)
         with axis_types.surroundings(mesh):
             # An argument that lies elsewhere the first time would have the step compiled twice.
-            args = arrange(args, batches, move)
+            plain = arrange(plain, batches, move)
             chosen = stage(compiled(len(args), keywords))
-            return chosen(*args, layout=layout(args, batches), keywords=keywords)
+            homes = layout(plain, batches)
+            return args, rest, chosen(*plain, layout=homes, keywords=keywords, rest=rest)
 
     unseen = not check_vma
 
     @functools.wraps(step)
     def run(*args, **kwargs):
         nonlocal unseen
-        results = call(args, kwargs, placement.put, lambda step: step)
+        if workers > 1:
+            everything = (*args, *kwargs.values())
+            objects.renew(everything, lambda tx, params: init_state(tx, params, mesh, axis_name))
+        args, rest, results = call(args, kwargs, placement.put, lambda step: step)
         if unseen:
             unseen = not replicas.check(results, mesh, axis_name)
-        return results
+        return objects.finish(args, rest, results)
 
     def staged(stage):
-        return lambda *args, **kwargs: call(args, kwargs, placement.like, stage)
+        return lambda *args, **kwargs: call(args, kwargs, placement.like, stage)[2]
 
     run.__dict__.update(
         lower=staged(lambda step: step.lower), trace=staged(lambda step: step.trace)

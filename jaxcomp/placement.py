@@ -89,9 +89,16 @@ def like(leaf: Any, mesh: Mesh, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(kind.shape, kind.dtype, sharding=home, weak_type=kind.weak_type)
 
 
-def shared(leaf: Any, mesh: Mesh, workers: int, spec: PartitionSpec) -> jax.Array:
+def of_one(leaf: Any, workers: int) -> bool:
+    """Whether memory is of one worker, where there are several."""
+    return workers > 1 and jnp.ndim(leaf) > 0 and leaf.shape[0] == 1
+
+
+def shared(leaf: Any, mesh: Mesh, workers: int, spec: PartitionSpec) -> Any:
     """`[1, …]`, one worker's memory, as that of each of so many workers."""
     shape = (workers, *leaf.shape[1:])
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
     if isinstance(leaf, core.Tracer):
         return jax.device_put(jnp.broadcast_to(leaf, shape), NamedSharding(mesh, spec))
     # Every device has all of one worker's part, which is what it has of all workers' parts.

@@ -270,9 +270,10 @@ def test_flax_nnx_optimizer(mesh):
         return nnx.state((model, optimizer)), jax.lax.pmean(value, "data")
 
     run = jaxcomp.data_parallel(step, mesh, "data")
-    with pytest.raises(ValueError, match=r"memory of 1 workers and the mesh has 8.*jaxcomp.place"):
-        run(state, BATCH)
-    state = jaxcomp.place(state, mesh, "data")
+    placed = run(jaxcomp.place(state, mesh, "data"), BATCH)
+    jax.tree.map(np.testing.assert_array_equal, run(state, BATCH), placed)
+    with pytest.raises(ValueError, match=r"memory of 4 workers and the mesh has 8.*jaxcomp.place"):
+        run(jaxcomp.place(state, jax.make_mesh((4,), ("data",)), "data"), BATCH)
     values = []
     for _ in range(5):
         state, value = run(state, BATCH)

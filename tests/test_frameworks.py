@@ -20,13 +20,13 @@ PROGRAMS = {
 @pytest.fixture
 def traces(monkeypatch):
     """One entry each time that a loss is traced."""
-    found, local = [], jaxcomp.local
+    found, value_and_grad = [], jaxcomp.value_and_grad
 
-    def counted(*args):
+    def counted(*args, **settings):
         found.append(args)
-        return local(*args)
+        return value_and_grad(*args, **settings)
 
-    monkeypatch.setattr(jaxcomp, "local", counted)
+    monkeypatch.setattr(jaxcomp, "value_and_grad", counted)
     return found
 
 
@@ -48,6 +48,18 @@ def check_state(state, mesh):
     for x in memory:
         assert x.sharding.spec[0] == "data"
         assert not np.array_equal(*np.asarray(x)[:2])
+
+
+def test_plain_jit(traces):
+    """At most ten lines change."""
+    names = {}
+    run(*PROGRAMS["From plain `jit`"], names, traces)
+    assert names["params"]["inner"].sharding.mesh == names["mesh"]
+    (diff,) = re.findall(r"```diff\n(.*?)```", PAGE, flags=re.DOTALL)
+    added = [line for line in diff.splitlines() if line.startswith("+") and line.strip("+ ")]
+    assert len(added) <= 10
+    program = PROGRAMS["From plain `jit`"][0].splitlines()
+    assert all(line[1:] in program for line in added)
 
 
 def test_nnx(traces):
@@ -77,9 +89,12 @@ def test_linen(traces):
 
 
 def test_equinox(traces):
+    import equinox as eqx
+
     names = {}
     run(*PROGRAMS["Equinox"], names, traces)
-    check_state((names["params"], names["state"]), names["mesh"])
+    arrays = eqx.filter((names["model"], names["state"]), eqx.is_array)
+    check_state(arrays, names["mesh"])
     assert names["model"](names["x"][0]).shape == (16,)
 
 

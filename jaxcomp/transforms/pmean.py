@@ -1,0 +1,62 @@
+"""`pmean`: a compressed mean for programs without optax."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxcomp import axes, noise
+from jaxcomp.policy import Policy
+from jaxcomp.protocols import AxisName, Codec, PyTree, Reducer
+from jaxcomp.transforms.mean import compressed_mean
+
+
+def pmean(
+    updates: PyTree, axis_name: AxisName, codec: "Codec | Policy | Reducer", key: Any
+) -> PyTree:
+    """Like `jax.lax.pmean` of this worker's gradients, by messages of a codec without memory.
+
+    It is the mean that `compressed_mean` computes, for programs without optax. Codecs that are sent
+    with error feedback, such as `sign` and `top_k`, need memory from step to step, which only
+    `compressed_mean` keeps.
+
+    Args:
+        updates: this worker's own gradients, as from `jaxcomp.value_and_grad`.
+        axis_name: the mapped axis, or a tuple of them.
+        codec: a codec, policy or reducer without memory, such as `jaxcomp.qsgd_inf(bits=4)`.
+        key: what the noise of this step is drawn from: the number of the step, a `jax.random.key`
+            or a raw key, the same on all workers. It must be another one in each step. Otherwise
+            the rounding errors of the steps are not independent, and do not average out.
+
+    Raises:
+        ValueError: outside of a mapped function, for a codec with memory, for a key that differs
+            between workers, or for gradients that are summed already.
+
+    Example:
+        >>> import jaxcomp
+        >>> def step(w, number, x):
+        ...     loss, grad = jaxcomp.value_and_grad(lambda w, x: (x @ w).sum(), "data")(w, x)
+        ...     return w - pmean(grad, "data", jaxcomp.qsgd_inf(bits=4), number)
+        >>> mesh = jax.make_mesh((1,), ("data",))
+        >>> step = jaxcomp.data_parallel(step, mesh, "data")
+        >>> step(jnp.zeros((64, 64)), 0, jnp.ones((1, 64))).shape
+        (64, 64)
+    """
+    axes.require(axis_name)
+    if any(axes.varies(x, axis_name) for x in jax.tree.leaves(key)):
+        raise ValueError(
+            f"`key` must be the same on all workers of {axis_name!r}: the number of the step, say"
+        )
+    tx = compressed_mean(codec, axis_name)
+    state: Any = tx.init(updates)
+    if jax.tree.leaves(state.memory):
+        raise ValueError(
+            f"`codec` must need no memory, got {codec!r}, whose memory (of error feedback, say) "
+            "lasts from step to step: use jaxcomp.compressed_mean, whose state keeps it"
+        )
+    if jnp.ndim(key) == 0 and jnp.issubdtype(jnp.result_type(key), jnp.integer):
+        state = state._replace(step=jnp.asarray(key).astype(jnp.uint32))
+    else:
+        state = state._replace(key=jnp.asarray(noise.words(key)))
+    mean, _ = tx.update(updates, state)
+    return mean

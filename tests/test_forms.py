@@ -1,0 +1,367 @@
+"""`value_and_grad`, and steps whose arguments are nnx objects or equinox modules."""
+
+import functools
+import subprocess
+import sys
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from jax.sharding import AxisType, PartitionSpec as P
+
+import jaxcomp
+
+MESH = jax.make_mesh((8,), ("data",))
+AUTO = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+X = jax.random.normal(jax.random.key(0), (16, 4))
+W = jnp.arange(1.0, 5.0)
+
+
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        self.inner = nnx.Linear(4, 32, rngs=rngs)
+        self.norm = nnx.BatchNorm(32, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+        self.outer = nnx.Linear(32, 4, rngs=rngs)
+        self.seen = nnx.Variable(jnp.zeros(()))
+
+    def __call__(self, x):
+        return self.outer(self.dropout(nnx.relu(self.norm(self.inner(x)))))
+
+
+def mapped(function, way):
+    """The function of parameters and a batch, mapped over the workers; results of all of them."""
+    if way == "vmap":
+        return jax.vmap(function, in_axes=(None, 0), axis_name="data")
+    if way == "pmap":
+        return jax.pmap(function, in_axes=(None, 0), axis_name="data")
+
+    def own(w, x):
+        return jax.tree.map(lambda leaf: leaf[None], function(w, x[0]))
+
+    specs = {"in_specs": (P(), P("data")), "out_specs": P("data")}
+    return jax.jit(jax.shard_map(own, mesh=AUTO, **specs, check_vma=way == "shard_map"))
+
+
+@pytest.mark.parametrize("way", ["shard_map", "shard_map without vma", "pmap", "vmap"])
+def test_losses_are_averaged_and_gradients_are_not(way):
+    """Metrics are averaged as the loss is; other arrays, and gradients, are a worker's own."""
+
+    def loss_fn(params, x):
+        y = x @ params["w"]
+        return jnp.mean(y**2), {"logits": y, "metric": jnp.max(y), "count": jnp.sum(y > 0)}
+
+    def step(w, x):
+        params = {"w": w, "steps": jnp.int32(3)}
+        (loss, aux), grads = jaxcomp.value_and_grad(loss_fn, "data", has_aux=True)(params, x)
+        assert grads.pop("steps") is None
+        return loss, aux, grads["w"]
+
+    parts = X.reshape(8, 2, 4)
+    loss, aux, grads = mapped(step, way)(W, parts)
+    want = [jax.value_and_grad(lambda w, x=x: jnp.mean((x @ w) ** 2))(W) for x in parts]
+    np.testing.assert_allclose(loss, np.full(8, np.mean([v for v, _ in want])), rtol=1e-5)
+    np.testing.assert_allclose(grads, np.stack([g for _, g in want]), rtol=1e-5)
+    np.testing.assert_allclose(aux["logits"], parts @ W, rtol=1e-5)
+    np.testing.assert_allclose(aux["metric"], np.full(8, np.max(parts @ W, 1).mean()), rtol=1e-5)
+    np.testing.assert_array_equal(aux["count"], np.sum(parts @ W > 0, 1))
+
+
+@pytest.mark.parametrize("way", ["shard_map", "pmap"])
+def test_keys_differ_between_workers(way):
+    key, raw = jax.random.key(1), jax.random.PRNGKey(1)
+
+    def drawn(w, keys, raw, x):
+        draws = [jax.random.normal(k) for k in (keys["dropout"][0], keys["dropout"][1], raw)]
+        return jnp.sum(w * x), (jnp.stack(draws), keys["table"] + 0)
+
+    def step(w, x):
+        keys = {"dropout": jax.random.split(key), "table": raw}
+        found = []
+        for fold in (True, False):
+            grad = jaxcomp.value_and_grad(drawn, "data", has_aux=True, fold_keys=fold)
+            (_, (draws, table)), _ = grad(w, keys, x=x, raw=raw)
+            found.append(draws)
+        return found, table
+
+    (folded, kept), table = mapped(step, way)(W, X.reshape(8, 2, 4))
+    assert len(np.unique(folded)) == 24
+    assert len(np.unique(kept)) == 3
+    np.testing.assert_array_equal(table, np.tile(raw, (8, 1)))  # Not a key: two words of a table.
+    own = jax.random.normal(jax.random.fold_in(raw, 5))
+    np.testing.assert_array_equal(folded[5, 2], own)
+
+
+def test_keys_that_differ_already_stay():
+    def loss_fn(w, key):
+        return jnp.sum(w * jax.random.normal(key))
+
+    def step(w, seeds):
+        loss, _ = jaxcomp.value_and_grad(loss_fn, "data")(w, jax.random.key(seeds[0]))
+        return loss
+
+    loss = jaxcomp.data_parallel(step, MESH, "data")(jnp.ones(()), jnp.arange(8))
+    want = np.mean([jax.random.normal(jax.random.key(i)) for i in range(8)])
+    np.testing.assert_allclose(loss, want, rtol=1e-5)
+
+
+def test_a_loss_that_is_averaged_already_is_refused():
+    def loss_fn(w, x):
+        return jax.lax.pmean(jnp.mean((x @ w) ** 2), "data")
+
+    step = jaxcomp.data_parallel(jaxcomp.value_and_grad(loss_fn, "data"), MESH, "data")
+    with pytest.raises(ValueError, match=r"without jax\.lax\.pmean or psum"):
+        step(W, X)
+    with pytest.raises(ValueError, match="is not bound here"):
+        jaxcomp.value_and_grad(loss_fn, "data")(W, X)
+    with pytest.raises(ValueError, match=r"`argnums` must be .* of which there are 2, got 2"):
+        mapped(jaxcomp.value_and_grad(loss_fn, "data", argnums=2), "shard_map")(W, X[:, None])
+
+
+def test_several_arguments_are_differentiated():
+    def step(w, b, x):
+        grad = jaxcomp.value_and_grad(lambda x, w, b: jnp.sum(x @ w + b), "data", argnums=(1, -1))
+        _, grads = grad(x, w, b)
+        return jax.lax.pmean(grads, "data")
+
+    w, b = jaxcomp.data_parallel(step, MESH, "data")(W, jnp.zeros(()), X)
+    np.testing.assert_allclose(w, X.sum(0) / 8, rtol=1e-5)
+    assert b == 2
+
+
+def test_pmean_is_the_mean_of_compressed_mean():
+    codec = jaxcomp.qsgd_inf(bits=4)
+    tx = jaxcomp.compressed_mean(codec, axis_name="data")
+
+    def step(_, x):
+        grads, number = x, jnp.int32(3)
+        state = tx.init(grads)._replace(step=jnp.uint32(number))
+        want, _ = tx.update(grads, state)
+        keys = [number, number + 1, jax.random.key(3)]
+        return want, [jaxcomp.pmean(grads, "data", codec, key) for key in keys]
+
+    grads = jax.random.normal(jax.random.key(2), (8, 32, 32))
+    want, (same, *others) = mapped(step, "shard_map")(W, grads)
+    np.testing.assert_array_equal(same, want)
+    assert len({x.tobytes() for x in map(np.asarray, (same, *others))}) == 3
+
+    def refused(codec, key, match):
+        step = mapped(lambda _, x: jaxcomp.pmean(x, "data", codec, key(x)), "shard_map")
+        with pytest.raises(ValueError, match=match):
+            step(W, grads)
+
+    refused(jaxcomp.sign(), lambda x: 0, "`codec` must need no memory, got .*compressed_mean")
+    refused(codec, lambda x: x[0, 0].astype(int), "`key` must be the same on all workers")
+
+
+def trainer(loss_fn, codec, **settings):
+    """A model, its optimizer, and the step of a tutorial."""
+    model = Net(nnx.Rngs(0))
+    tx = optax.chain(jaxcomp.compressed_mean(codec, axis_name="data"), optax.sgd(0.1))
+
+    def step(model, optimizer, metrics, x):
+        grad = jaxcomp.value_and_grad(loss_fn, "data", has_aux=True)
+        (loss, y), grads = grad(model, x)
+        metrics.update(loss=loss, logits=y, labels=jnp.argmax(x, -1))
+        optimizer.update(model, grads)
+        return loss
+
+    step = jaxcomp.data_parallel(step, MESH, "data", **settings)
+    return model, nnx.Optimizer(model, tx, wrt=nnx.Param), step
+
+
+def test_nnx_objects_change_in_place():
+    """One step is that of a loop over the workers; the state of further ones is in place."""
+    traces = []
+
+    def loss_fn(model, x):
+        traces.append(x)
+        y = model(x)
+        return jnp.mean((y - x) ** 2), y
+
+    model, optimizer, step = trainer(loss_fn, jaxcomp.Dense(), donate_argnums=(0, 1))
+    metrics = nnx.MultiMetric(accuracy=nnx.metrics.Accuracy(), loss=nnx.metrics.Average("loss"))
+    keys = nnx.state(model, nnx.RngKey)
+    found = []
+    for worker, x in enumerate(X.reshape(8, 2, 4)):
+        own = nnx.clone(model)
+        own.dropout.rngs.key[...] = jax.random.fold_in(own.dropout.rngs.key[...], worker)
+        (loss, y), grads = nnx.value_and_grad(loss_fn, has_aux=True)(own, x)
+        accuracy = jnp.mean(jnp.argmax(y, -1) == jnp.argmax(x, -1))
+        stats = nnx.as_pure(nnx.state(own, nnx.BatchStat))
+        found.append((loss, nnx.as_pure(grads), stats, accuracy))
+    loss, grads, stats, accuracy = jax.tree.map(lambda *x: np.mean(x, 0), *found)
+    before = nnx.as_pure(nnx.state(model, nnx.Param))
+    want = jax.tree.map(lambda p, g: p - 0.1 * g, before, grads)
+
+    def check(got, want):
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), got, want)
+
+    traces.clear()
+    check(step(model, optimizer, metrics, X), loss)
+    check(nnx.as_pure(nnx.state(model, nnx.Param)), want)
+    check(nnx.as_pure(nnx.state(model, nnx.BatchStat)), stats)
+    check(metrics.compute(), {"accuracy": accuracy, "loss": loss})
+    for _ in range(2):
+        step(model, optimizer, metrics, X)
+    assert len(traces) == 1
+    assert int(model.dropout.rngs.count[...]) == int(optimizer.step[...]) == 3
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        *map(jax.random.key_data, (keys.dropout.rngs.key[...], model.dropout.rngs.key[...])),
+    )
+    model.eval()
+    assert np.isfinite(nnx.jit(lambda model, x: model(x))(model, X)).all()
+
+
+def test_batch_statistics_of_a_step_without_types():
+    """Those that the step writes are averaged, with whatever it takes gradients."""
+    model = nnx.BatchNorm(4, momentum=0.5, rngs=nnx.Rngs(0))
+
+    def step(model, metrics, x):
+        loss = jnp.mean(model(x) ** 2)
+        if metrics is not None:
+            metrics.update(loss=loss)
+        return jax.lax.pmean(loss, "data")
+
+    step = jaxcomp.data_parallel(step, MESH, "data", check_vma=False)
+    step(model, None, X)
+    np.testing.assert_allclose(model.mean[...], 0.5 * X.mean(0), rtol=1e-5)
+    with pytest.raises(ValueError, match="with `check_vma=True`"):
+        step(model, nnx.metrics.Average("loss"), X)
+
+
+def test_memory_of_a_new_nnx_optimizer_is_for_all_workers():
+    """With residuals both ways, of which the downlink's depends on the number of workers."""
+    traces = []
+
+    def loss_fn(model, x):
+        traces.append(x)
+        y = model(x)
+        return jnp.mean((y - x) ** 2), y
+
+    both = jaxcomp.Link(
+        jaxcomp.Policy(jaxcomp.sign(bucket_size=64), min_size=0), jaxcomp.Residual()
+    )
+    model, optimizer, step = trainer(loss_fn, jaxcomp.TwoShot(both, both))
+    metrics = nnx.metrics.Average("loss")
+    for _ in range(3):
+        step(model, optimizer, metrics, X)
+    assert len(traces) == 1
+    state = jax.tree_util.tree_leaves_with_path(nnx.state(optimizer))
+    memory = [x for path, x in state if "per_worker" in jax.tree_util.keystr(path)]
+    assert memory
+    assert all(x.shape[0] == 8 and x.sharding.spec[0] == "data" for x in memory)
+    assert not np.array_equal(*np.asarray(memory[0])[:2])
+    assert step.lower(model, optimizer, metrics, X).as_text()
+
+
+def refused(loss_fn, metrics, match, step=None):
+    model, optimizer, plain = trainer(loss_fn, jaxcomp.Dense())
+    with pytest.raises(ValueError, match=match):
+        (plain if step is None else jaxcomp.data_parallel(step, MESH, "data"))(
+            model, optimizer, metrics, X
+        )
+
+
+def test_nnx_state_that_cannot_be_averaged_is_refused():
+    def loss_fn(model, x):
+        y = model(x)
+        return jnp.mean((y - x) ** 2), y
+
+    def writes(model, x):
+        model.seen[...] += jnp.sum(x)
+        return loss_fn(model, x)
+
+    def sows(model, x):
+        model.sown = nnx.Intermediate(jnp.sum(x))
+        return loss_fn(model, x)
+
+    def changes(model, optimizer, metrics, x):
+        model.eval()
+        return jnp.zeros(())
+
+    def returns(model, optimizer, metrics, x):
+        return model
+
+    average = nnx.metrics.Average("logits")
+    refused(loss_fn, nnx.metrics.Welford("logits"), "the metric at 2 differs between the workers")
+    refused(writes, average, r"the variable at \[0\]\['seen'\].* differs between the workers")
+    refused(sows, average, "adds or removes the variable .*sown")
+    refused(None, average, "must not change the structure of nnx objects", changes)
+    refused(None, average, "must not return nnx objects", returns)
+
+
+def test_local_refuses_nnx_objects():
+    def step(model, x):
+        grads = nnx.grad(lambda model: jnp.mean(model(x) ** 2))(jaxcomp.local(model, "data"))
+        return jax.lax.pmean(nnx.as_pure(nnx.state(grads, nnx.Param)), "data")
+
+    with pytest.raises(ValueError, match=r"Use jaxcomp\.value_and_grad\(loss_fn, .data.\)"):
+        jaxcomp.data_parallel(step, MESH, "data")(Net(nnx.Rngs(0)), X)
+
+
+class Block(eqx.Module):
+    """A module with leaves of every kind."""
+
+    mlp: eqx.nn.MLP
+    dropout: eqx.nn.Dropout
+    table: jax.Array
+    name: str
+
+    def __call__(self, x, key):
+        assert self.name == "block"
+        return self.dropout(self.mlp(x), key=key) + 0 * self.table.sum()
+
+
+def test_equinox_modules_are_arguments_and_results():
+    traces = []
+    key = jax.random.key(0)
+    mlp = eqx.nn.MLP(4, 4, 32, 1, key=key)
+    model = Block(mlp, eqx.nn.Dropout(0.5), jnp.arange(3), "block")
+    tx = optax.chain(jaxcomp.compressed_mean(jaxcomp.Dense(), "data"), optax.sgd(0.1))
+    state = tx.init(eqx.filter(model, eqx.is_inexact_array))
+
+    def loss_fn(model, x, key):
+        traces.append(x)
+        y = jax.vmap(model)(x, jax.random.split(key, len(x)))
+        return jnp.mean((y - x) ** 2)
+
+    want = [
+        eqx.filter_value_and_grad(loss_fn)(model, x, jax.random.fold_in(key, worker))
+        for worker, x in enumerate(X.reshape(8, 2, 4))
+    ]
+    loss, grads = jax.tree.map(lambda *x: np.mean(x, 0), *want)
+    params = eqx.filter(model, eqx.is_inexact_array)
+    want = jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+
+    @functools.partial(jaxcomp.data_parallel, mesh=MESH, axis_name="data")
+    def step(model, state, key, x):
+        loss, grads = jaxcomp.value_and_grad(loss_fn, "data")(model, x, key)
+        updates, state = tx.update(grads, state)
+        return eqx.apply_updates(model, updates), state, loss
+
+    traces.clear()
+    model, state, found = step(model, state, key, X)
+    np.testing.assert_allclose(found, loss, rtol=1e-5)
+    got = eqx.filter(model, eqx.is_inexact_array)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), got, want)
+    for _ in range(2):
+        model, state, _ = step(model, state, key, X)
+    assert len(traces) == 1
+    assert model.mlp.activation is mlp.activation
+    assert model.name == "block"
+    assert model.dropout.inference is False
+    assert jaxcomp.place(model, MESH, "data").name == "block"
+    model = eqx.nn.inference_mode(model)  # Another static leaf: another program.
+    step(model, state, key, X)
+    assert len(traces) == 2
+
+
+def test_flax_and_equinox_are_not_imported():
+    script = "import sys, jaxcomp; assert not {'flax', 'equinox'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True)
