@@ -106,7 +106,7 @@ def test_other_errors_are_as_they_were(mesh):
 
 def notes_of_other(step, mesh):
     with pytest.raises(ValueError, match="of the user") as caught:
-        jaxcomp.data_parallel(step, mesh, "data")(PARAMS, BATCH)
+        jaxcomp.data_parallel(step, mesh, "data", batch_argnums=1)(PARAMS, BATCH)
     return [note for note in getattr(caught.value, "__notes__", []) if "jaxcomp" in note]
 
 
