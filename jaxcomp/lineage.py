@@ -5,7 +5,7 @@ attributes (JAX 0.10 to 0.12); where they are missing, a value has no history.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jax.extend.core import Literal
 
@@ -35,6 +35,7 @@ class Step(NamedTuple):
         return "transpose(" in scope or (self.reverse and "rematted_computation" not in scope)
 
 
+@runtime_checkable
 class Rule(Protocol):
     """A property of values, and how it passes through equations."""
 
