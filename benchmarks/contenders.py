@@ -14,7 +14,7 @@ import numpy as np
 from harness import CODECS, WORKERS
 
 import jaxcomp
-from jaxcomp import noise, summing, trees
+from jaxcomp import decoding, noise, trees
 from jaxcomp.reducers import senders
 from jaxcomp.sparsify import choices
 
@@ -64,7 +64,7 @@ def decode_sum(plan: trees.Layout, key: Any, payloads: Any) -> Any:
 
     def one(number: int, part: Any) -> Any:
         batch, keys = plan.batches[number], senders.everyone(key, number, WORKERS, 0)
-        return summing.decode_sum(batch.codec, keys, part, batch.like)
+        return decoding.decode_sum(batch.codec, keys, part, batch.like)
 
     leaves = trees.decoded(plan.batches, plan.likes, payloads.batches, one, leading=2)
     return jax.tree.unflatten(plan.treedef, leaves)

@@ -38,8 +38,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from jaxcomp import noise, trees
-from jaxcomp.protocols import Array
 from jaxcomp.quantize.levels import FRACTION
+from jaxcomp.types import Array
 
 WORDS = 2**20
 SIZE = 512

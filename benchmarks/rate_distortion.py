@@ -33,7 +33,7 @@ from rich.console import Console
 from rich.progress import track
 
 import jaxcomp
-from jaxcomp import noise, offers
+from jaxcomp import noise
 from jaxcomp.theory import limits
 
 SIZE = 2**20
@@ -68,7 +68,7 @@ class Entry:
     def declared(self) -> str:
         if self.codec.unbiased:
             return "unbiased"
-        return "contractive" if offers.contractive(self.codec) else "neither"
+        return "contractive" if self.codec.contractive else "neither"
 
 
 def series(

@@ -14,16 +14,13 @@ class Payload(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Int8:
+class Int8(jaxcomp.Codec):
     """Each element in 1/127 of its bucket's largest, to nearest."""
 
     bucket_size: int | None = 256
     unbiased = False  # Rounding to nearest is biased, but its error is below its input:
-    linear = False  # compressed_mean adds a residual by itself.
+    # compressed_mean adds a residual by itself.
     bits_per_element = 8 + 32 / 256
-
-    def init(self, like):
-        return ()
 
     def encode(self, key, x, count, state):
         scales = jnp.max(jnp.abs(x.astype(jnp.float32)), axis=1)

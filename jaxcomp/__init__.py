@@ -1,6 +1,7 @@
 """Communication-compressed training in JAX: gradient compression as optax transformations."""
 
 from jaxcomp import gates as gates, optimizers as optimizers, testing as testing
+from jaxcomp.base import Codec as Codec, Feedback as Feedback, Gate as Gate, Reducer as Reducer
 from jaxcomp.codecs.ballot import Ballot as Ballot
 from jaxcomp.codecs.coded import Coded as Coded
 from jaxcomp.codecs.combinators import (
@@ -62,13 +63,6 @@ from jaxcomp.optimizers import (
 )
 from jaxcomp.planning import plan as plan
 from jaxcomp.policy import Policy as Policy, Rule as Rule
-from jaxcomp.protocols import (
-    Codec as Codec,
-    Feedback as Feedback,
-    Gate as Gate,
-    Key as Key,
-    Reducer as Reducer,
-)
 from jaxcomp.recipes.algorithms.composite import (
     dgd_def as dgd_def,
     dq_psgd as dq_psgd,
@@ -174,6 +168,7 @@ from jaxcomp.transforms.view import (
 )
 from jaxcomp.transforms.wrappers import per_worker as per_worker, skip_nonfinite as skip_nonfinite
 from jaxcomp.trees import decode as decode, encode as encode, roundtrip as roundtrip
+from jaxcomp.types import Key as Key
 from jaxcomp.wire import collective_bytes as collective_bytes, wire_bytes as wire_bytes
 from jaxcomp.workers import PerWorker as PerWorker, state_specs as state_specs
 

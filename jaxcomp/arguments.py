@@ -11,7 +11,7 @@ from jax import core
 from jax.sharding import NamedSharding
 
 from jaxcomp import axes
-from jaxcomp.protocols import AxisName, PyTree
+from jaxcomp.types import AxisName, PyTree
 
 Numbers = int | tuple[int, ...]
 Names = str | tuple[str, ...]

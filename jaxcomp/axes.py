@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomp.protocols import Array, AxisName, PyTree
+from jaxcomp.types import Array, AxisName, PyTree
 
 _TILE = 128
 """A TPU gathers vectors of whole tiles; of another length, it adds up everyone's, each in its place

@@ -11,7 +11,8 @@ import numpy as np
 from jax import lax
 
 from jaxcomp import axes, noise
-from jaxcomp.protocols import Array, AxisName, Codec, Key
+from jaxcomp.base import Codec
+from jaxcomp.types import Array, AxisName, Key
 
 
 class Piece(NamedTuple):

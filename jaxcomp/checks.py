@@ -70,8 +70,8 @@ def decay(name: str, value: Any) -> None:
 
 
 def part(name: str, value: Any, protocol: type) -> None:
-    """An instance that offers what a Protocol asks for."""
-    if isinstance(value, type) or not isinstance(value, protocol):
+    """An instance of an interface."""
+    if not isinstance(value, protocol):
         raise ValueError(
             f"`{name}` must be an instance of a {protocol.__name__.lower()}, as in "
             f"{getattr(value, '__name__', 'Name')}(...), got {value!r}"

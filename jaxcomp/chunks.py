@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import core, lax
 
 from jaxcomp import axes, compiler
-from jaxcomp.protocols import Array
+from jaxcomp.types import Array
 
 _CHUNK = 2**19
 """Elements that a CPU works on at a time: few enough for its cache, enough for its threads."""

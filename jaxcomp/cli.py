@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 import jaxcomp
-from jaxcomp import measuring, models, offers, options, pictures, planning, tables, units
+from jaxcomp import measuring, models, options, pictures, planning, tables, units
 
 CATALOGUE = (
     "cast('bfloat16')",
@@ -177,7 +177,7 @@ def codecs_(args: argparse.Namespace) -> None:
     found = []
     for text in args.codec or CATALOGUE:
         codec = _codec(text)
-        kind = "contractive" if offers.contractive(codec) else "biased"
+        kind = "contractive" if codec.contractive else "biased"
         found.append(
             {
                 "codec": text,

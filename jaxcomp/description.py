@@ -8,13 +8,14 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomp import tables, wire
+from jaxcomp.base import Reducer
 from jaxcomp.feedback import Link
-from jaxcomp.protocols import PyTree
 from jaxcomp.reducers import reduction
 from jaxcomp.reducers.cheapest import Cheapest
 from jaxcomp.reducers.gather import Gather
 from jaxcomp.reducers.two_shot import TwoShot
 from jaxcomp.transforms import mean
+from jaxcomp.types import PyTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,7 +221,7 @@ def short(setting: Any) -> str:
 def _phases(reducer: Any, params: PyTree) -> str:
     """What a reducer that changes with time sends at which; the table is of its last phase."""
     lines = []
-    for start, phase in getattr(reducer, "phases", ()):
+    for start, phase in reducer.phases if reducer.scheduled else ():
         size = reduction.payload_bytes(phase, reduction.plan(phase, params))
         lines.append(f"\nfrom step {start:,}: {short(phase.uplink.codec)}, payload {size:,} bytes")
     return "".join(lines)
@@ -233,7 +234,7 @@ def _picked(given: Any, reducer: Any, plan: Any, workers: Any) -> str:
         return "no leaf is compressed: the policy leaves every one of them dense"
     feedback = type(reducer.uplink.feedback).__name__
     name = type(reducer).__name__
-    if hasattr(given, "collect") and name != "Cheapest":
+    if isinstance(given, Reducer) and name != "Cheapest":
         return f"reducer {name} with {feedback}, as given"
     taken = f"reducer {_taken(reducer, plan, workers)}"
     if isinstance(given, Link):

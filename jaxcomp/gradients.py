@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomp import axes, objects
-from jaxcomp.protocols import AxisName, PyTree
+from jaxcomp.types import AxisName, PyTree
 
 
 def value_and_grad(

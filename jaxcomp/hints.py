@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 
-from jaxcomp.protocols import AxisName
+from jaxcomp.types import AxisName
 
 _OF_CONSTRAINTS = (
     "jaxcomp: inside of the step, each worker has its own part of the batch, and nothing is split "

@@ -4,7 +4,8 @@ import dataclasses
 from typing import NamedTuple
 
 from jaxcomp import checks
-from jaxcomp.protocols import Array, ArrayLike, Key
+from jaxcomp.base import Codec
+from jaxcomp.types import Array, ArrayLike, Key
 
 
 class IdentityPayload(NamedTuple):
@@ -14,7 +15,7 @@ class IdentityPayload(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Identity:
+class Identity(Codec):
     """Each element as it is: lossless, and linear.
 
     Args:
@@ -32,10 +33,6 @@ class Identity:
         """Nothing is lost."""
         del size
         return 0.0
-
-    def init(self, like: ArrayLike) -> tuple:
-        del like
-        return ()
 
     def encode(
         self, key: Key, x: Array, count: Array, state: tuple

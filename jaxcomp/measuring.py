@@ -14,11 +14,11 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jaxcomp import checks, mesh as mesh_, trees
 from jaxcomp.feedback import Link
-from jaxcomp.protocols import Array, PyTree
 from jaxcomp.reducers import reduction, senders
 from jaxcomp.reducers.gather import Gather
 from jaxcomp.theory.cost import Work
 from jaxcomp.transforms.mean import compressed_mean
+from jaxcomp.types import Array, PyTree
 
 _AXIS = "measured"
 _MORE = 4

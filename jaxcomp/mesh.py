@@ -21,7 +21,7 @@ from jaxcomp import (
     retyping,
     workers as workers_,
 )
-from jaxcomp.protocols import AxisName, PyTree
+from jaxcomp.types import AxisName, PyTree
 
 
 def local(params: PyTree, axis_name: AxisName) -> PyTree:

@@ -14,7 +14,7 @@ from jax import core, lax
 from jaxtyping import UInt32
 
 from jaxcomp import compiler
-from jaxcomp.protocols import Array
+from jaxcomp.types import Array
 
 _GOLDEN = 0x9E3779B9
 _SILVER = 0x85EBCA6B

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomp import summing
-from jaxcomp.protocols import Array, PyTree
+from jaxcomp.types import Array, PyTree
 
 
 def largest(tree: PyTree) -> Array:

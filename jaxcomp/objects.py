@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import core, lax
 
 from jaxcomp import axes, workers as workers_
-from jaxcomp.protocols import AxisName, PyTree
+from jaxcomp.types import AxisName, PyTree
 
 _ARRAY = "array"
 """Stands for an array among the static leaves of a tree."""

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from jaxcomp import axes, lineage
-from jaxcomp.protocols import AxisName, PyTree
+from jaxcomp.types import AxisName, PyTree
 
 _REDUCTIONS = {"psum", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant"}
 """Their results are the same on all workers."""

@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxcomp import axis_types, workers as workers_
 from jaxcomp.axis_types import automatic, explicit
-from jaxcomp.protocols import AxisName, PyTree
+from jaxcomp.types import AxisName, PyTree
 
 Homes = dict[tuple, PartitionSpec]
 """By path and shape, how parameters lie on the mesh."""

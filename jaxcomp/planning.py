@@ -11,7 +11,6 @@ import jax
 
 from jaxcomp import checks, measuring, models, tables, units, wire
 from jaxcomp.description import describe, short
-from jaxcomp.protocols import PyTree
 from jaxcomp.recipes.quantizers import qsgd_inf, sign
 from jaxcomp.recipes.sparsifiers import sidco, top_k
 from jaxcomp.reducers import dense as dense_, reduction
@@ -22,6 +21,7 @@ from jaxcomp.reducers.power import PowerIteration
 from jaxcomp.theory import cost, plan as plan_
 from jaxcomp.theory.cost import Network
 from jaxcomp.transforms import mean
+from jaxcomp.types import PyTree
 
 Clock = Callable[[Any], measuring.Measured]
 
@@ -224,7 +224,7 @@ def price(
     Raises:
         ValueError: if the reducer does not say what efforts it makes.
     """
-    if not hasattr(reducer, "efforts"):
+    if reducer.efforts((), workers) is None:
         raise ValueError(
             "`reducer` must have a method efforts(batches, workers), by which its time is told, "
             f"got {reducer!r}"
@@ -277,7 +277,7 @@ def _way(
     spent, fast = price(reducer, like, workers, noted)
     spent = dataclasses.replace(spent, bytes=sharing * spent.bytes)
     dense = isinstance(reducer, Dense)
-    link = getattr(reducer, "uplink", None)
+    link = reducer.uplink
     error = None
     if not dense:
         error = noted(reducer if isinstance(reducer, PowerIteration) else link).error

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from jaxcomp import checks, offers
-from jaxcomp.protocols import Codec
+from jaxcomp import checks
+from jaxcomp.base import Codec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Policy:
     ) -> tuple[Codec | None, str]:
         """The codec of a leaf, None for dense, and why."""
         codec, why = self._decide(path, shape)
-        fitting, objection = (None, None) if codec is None else offers.for_leaf(codec, shape, dtype)
+        fitting, objection = (None, None) if codec is None else codec.for_leaf(shape, dtype)
         return fitting, why if objection is None else f"{why}, {objection}"
 
     def _decide(self, path: str, shape: tuple[int, ...]) -> tuple[Codec | None, str]:
@@ -129,7 +129,7 @@ def without_codecs(policy: Policy) -> tuple:
 
 
 def _check_codec(codec) -> None:
-    if codec is not None and (isinstance(codec, type) or not isinstance(codec, Codec)):
+    if codec is not None and not isinstance(codec, Codec):
         raise ValueError(
             "`codec` must be a codec such as jaxcomp.qsgd_inf(bits=4), or None for dense, "
             f"got {codec!r}"

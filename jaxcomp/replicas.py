@@ -9,7 +9,7 @@ from jax import core, lax
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxcomp import axes, axis_types, placement, workers as workers_
-from jaxcomp.protocols import Array, AxisName, PyTree
+from jaxcomp.types import Array, AxisName, PyTree
 
 
 def check(results: PyTree, mesh: Mesh, axis_name: AxisName) -> bool:

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomp import axes, axis_types, workers as workers_
-from jaxcomp.protocols import Array, PyTree
 from jaxcomp.quantize import blocks
+from jaxcomp.types import Array, PyTree
 
 _WHOLE = (
     "What jaxcomp.TwoShot remembers of leaves that a codec takes whole is cut by the number of "

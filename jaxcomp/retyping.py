@@ -14,7 +14,7 @@ from jax import lax
 from jax.extend import core as jex_core
 
 from jaxcomp import axes
-from jaxcomp.protocols import Array
+from jaxcomp.types import Array
 
 _DECLARATIONS = ("pvary", "pcast")
 _CALLS = ("jit", "pjit")

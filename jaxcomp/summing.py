@@ -1,12 +1,13 @@
-"""The sum of what all workers sent: the decoder's hot path."""
+"""Sums over workers: their order, their dtype, their weights."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomp.protocols import Array, ArrayLike, Codec, Key
+from jaxcomp.types import Array, ArrayLike, Key
 
 UNROLLED = 16
 """Workers whose payloads are decoded and added in one fused pass; the rest follow in a loop."""
@@ -29,60 +30,22 @@ def accumulator(like: ArrayLike) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(like.shape, wide(like.dtype))
 
 
-def decode_sum(
-    codec: Codec,
+def one_by_one(
+    decode: Callable[..., Array],
     keys: Key,
     payloads: Any,
     like: ArrayLike,
     weights: Array | None = None,
-    side: Any = None,
 ) -> Array:
-    """`Σ wᵢ · decode(payloadᵢ)` in worker order, by the codec's own method if it has one.
+    """`Σ wᵢ · decode(keyᵢ, payloadᵢ, wide)` in worker order, as wide as `accumulator(like)`."""
+    wide = accumulator(like)
 
-    Args:
-        codec: what made the payloads.
-        keys: each worker's key; `own` has a leading workers axis.
-        payloads: the payload tree with a leading workers axis.
-        like: shape and dtype of one decoded batch.
-        weights: `[workers]`, or None for all ones. A worker of weight zero adds exactly nothing,
-            even if its payload is not finite.
-        side: what the codec's decoder knows beside the payload.
+    def term(index):
+        key = keys._replace(own=keys.own[index])
+        payload = jax.tree.map(lambda leaf: leaf[index], payloads)
+        return weighted(decode(key, payload, wide), None if weights is None else weights[index])
 
-    Returns:
-        The sum in the dtype of `accumulator(like)`: in a narrower one it might overflow.
-    """
-    like = accumulator(like)
-    return _decode_sum(codec, keys, payloads, like, weights, side).astype(like.dtype)
-
-
-def decode_mean(
-    codec: Codec,
-    keys: Key,
-    payloads: Any,
-    like: ArrayLike,
-    weights: Array | None = None,
-    side: Any = None,
-) -> Array:
-    """`Σ wᵢ · decode(payloadᵢ) / n` in the dtype of `like`, to which it is rounded once.
-
-    Args:
-        codec: as for `decode_sum`, as are all the others.
-        keys: each worker's key.
-        payloads: the payload tree.
-        like: shape and dtype of one decoded batch.
-        weights: `[workers]`, or None for all ones.
-        side: what the codec's decoder knows beside the payload.
-    """
-    workers = keys.own.shape[0]
-    before, after = mean_factors(workers)
-    if before != 1:  # As weights, by which a quantizer multiplies its steps and nothing else.
-        weights = jnp.ones(workers, jnp.float32) if weights is None else weights
-        weights = weights * kept(before, jnp.float32)
-    # Without a factor, a kernel writes the mean in its own dtype.
-    sum_like = like if after == 1 else accumulator(like)
-    total = _decode_sum(codec, keys, payloads, sum_like, weights, side)
-    # Times the reciprocal: compiled, division by a constant is that; eagerly it is not.
-    return saturated(total * jnp.asarray(after, total.dtype), like.dtype)
+    return in_order(term, keys.own.shape[0])
 
 
 def mean_factors(workers: int) -> tuple[float, float]:
@@ -113,24 +76,6 @@ def kept(factor: float, dtype: Any) -> Array:
     It does so with a constant that is a power of two, since only overflow could tell.
     """
     return lax.optimization_barrier(jnp.asarray(factor, dtype))
-
-
-def _decode_sum(
-    codec: Codec, keys: Key, payloads: Any, like: ArrayLike, weights: Array | None, side: Any
-) -> Array:
-    own = getattr(codec, "decode_sum", None)
-    if own is not None:
-        return own(keys, payloads, like, weights, **({} if side is None else {"side": side}))
-    like = accumulator(like)
-
-    def term(index):
-        key = keys._replace(own=keys.own[index])
-        payload = jax.tree.map(lambda leaf: leaf[index], payloads)
-        return weighted(
-            codec.decode(key, payload, like, side), None if weights is None else weights[index]
-        )
-
-    return in_order(term, keys.own.shape[0])
 
 
 def widened(x: Array) -> Array:

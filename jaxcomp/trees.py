@@ -18,9 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomp import batches as batches_, compiler, noise, policy as policy_
+from jaxcomp.base import Codec
 from jaxcomp.batches import Batch, Piece, batch_key, padded_buckets
 from jaxcomp.policy import Policy
-from jaxcomp.protocols import Array, Codec, PyTree
+from jaxcomp.types import Array, PyTree
 
 _DIRECT_SIZE = 2**18
 _DIRECT_SHARE = 1 / 8

@@ -16,9 +16,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import UInt32
 
-from jaxcomp import axes, bits, compiler, offers, trees
+from jaxcomp import axes, bits, compiler, trees
+from jaxcomp.base import Codec, Reducer
 from jaxcomp.policy import Policy
-from jaxcomp.protocols import Array, AxisName, Batches, Codec, PyTree
+from jaxcomp.types import Array, AxisName, Batches, PyTree
 
 
 def fuse(payload: PyTree) -> UInt32[Array, " words"]:
@@ -146,15 +147,15 @@ def agreed_bytes(batches: Batches, workers: int) -> Fraction:
 @functools.lru_cache(maxsize=4096)
 def _agreed(batch: Any, x64: bool) -> int:
     """The bytes of an all-reduce of what one batch agrees on."""
-    if not offers.agrees(batch.codec):
+    if not batch.codec.agrees:
         return 0
 
     def agree(x):
         key = trees.batch_key(jnp.zeros(2, jnp.uint32), 0, 0)
         count, state = jnp.zeros(batch.buckets, jnp.int32), batch.codec.init(batch.like)
-        after = offers.agree(batch.codec, key, x, count, state, "agree")
-        summed = offers.sided(batch.codec) and batch.codec.linear
-        return state, offers.side(batch.codec, after) if summed else after
+        after = batch.codec.agree(key, x, count, state, "agree")
+        summed = batch.codec.sided and batch.codec.linear
+        return state, batch.codec.side(after) if summed else after
 
     def shapes():
         rows = jax.ShapeDtypeStruct((1, *batch.like.shape), batch.dtype)
@@ -197,7 +198,7 @@ def wire_bytes(
         >>> wire_bytes(jaxcomp.Dense(), like, workers=8)
         7340032
     """
-    if hasattr(codec_or_reducer, "link_bytes"):
+    if isinstance(codec_or_reducer, Reducer):
         if workers is None:
             raise ValueError(
                 "`workers` must be given for a reducer: its link bytes depend on how many there "
@@ -209,7 +210,7 @@ def wire_bytes(
                     "`workers` must be a positive integer, or a tuple of one for each axis, got "
                     f"{workers!r}"
                 )
-        if isinstance(workers, tuple) and not hasattr(codec_or_reducer, "link_axis"):
+        if isinstance(workers, tuple) and not codec_or_reducer.hierarchical:
             workers = math.prod(workers)  # To a reducer over one axis they are all the same.
         return math.ceil(codec_or_reducer.link_bytes(like, workers))
     if not isinstance(codec_or_reducer, Codec | Policy):

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from jaxcomp import axes
-from jaxcomp.protocols import AxisName, Mirrored, PyTree
+from jaxcomp.base import Mirrored
+from jaxcomp.types import AxisName, PyTree
 
 _MARK = "per_worker"
 """In a leaf's path, says that it differs between workers, even where a library (flax's nnx) has

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomp import workers as workers_
+from jaxcomp.base import Mirrored
 from jaxcomp.feedback import MomentumState, ResidualState
-from jaxcomp.protocols import Mirrored
 from jaxcomp.quantize import blocks
 from jaxcomp.reducers.reduction import ReductionState
 from jaxcomp.reducers.two_shot import TwoShotState

@@ -13,7 +13,7 @@ import numpy as np
 import jaxcomp
 import jaxcomp.recipes
 from jaxcomp import noise
-from jaxcomp.protocols import Codec
+from jaxcomp.base import Codec
 from jaxcomp.sparsify.indices import Bitmap, Packed
 
 

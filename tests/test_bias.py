@@ -11,10 +11,10 @@ from suite import SLOW, label, law, nmse
 
 import jaxcomp
 import jaxcomp.recipes
-from jaxcomp import offers, testing
+from jaxcomp import testing
+from jaxcomp.base import Codec
 from jaxcomp.codecs.parts import Part
 from jaxcomp.codecs.rotated import Rotated
-from jaxcomp.protocols import Codec
 from jaxcomp.testing.bias import gaussian
 
 SIZES = (512, 4096, 8192, 131_072, None)
@@ -66,7 +66,7 @@ FEW = [
 def test_every_block_of_a_bucket_is_served(codec):
     if codec.unbiased:
         testing.assert_every_part_arrives(codec, BLOCKS, parts=6)
-    if offers.contractive(codec):
+    if codec.contractive:
         testing.assert_contractive(codec, gaussian(BLOCKS))
         # Signs of a bucket with a single element send one part in 12,288 a step.
         testing.assert_feedback_sends_all(codec, BLOCKS, parts=6, steps=2**16 if SLOW else 2**12)
@@ -107,6 +107,6 @@ def test_a_part_alone_promises_nothing():
     part = Part(codec=jaxcomp.sign(bucket_size=64), fraction=0.5, power=0, block=64)
     assert not part.unbiased
     assert not part.contractive
-    assert offers.contractive(Rotated(codec=part))
+    assert Rotated(codec=part).contractive
     with pytest.raises(ValueError, match="`block`"):
         Part(codec=jaxcomp.sign(), fraction=0.5, block=0)

@@ -1,5 +1,7 @@
 """Codecs of codecs: what they do, what they pass on, and what they refuse."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,8 @@ import pytest
 from suite import law, nmse, roundtrip
 
 import jaxcomp
-from jaxcomp import noise, offers, testing, trees
+from jaxcomp import noise, testing, trees
+from jaxcomp.base import Codec, WrappedCodec
 from jaxcomp.codecs.cosine import Cosine
 from jaxcomp.codecs.embedded import Embedded
 from jaxcomp.codecs.parts import Part, Split
@@ -106,10 +109,10 @@ def test_what_workers_agree_on_is_passed_on(codec):
     count, key = jnp.full(1, 32), trees.batch_key(noise.raw(0), 0, 0)
 
     def run(x):
-        state = offers.agree(codec, key, x, count, codec.init(x), "data")
+        state = codec.agree(key, x, count, codec.init(x), "data")
         return codec.encode(key, x, count, state)[0]
 
-    assert offers.agrees(codec)
+    assert codec.agrees
     payload = jax.vmap(run, axis_name="data")(x)
     steps = next(leaf for leaf in jax.tree.leaves(payload) if leaf.dtype == jnp.float32)
     assert (steps > 0).all()
@@ -128,7 +131,7 @@ def test_codecs_whose_decoders_need_more_are_refused():
         lambda: jaxcomp.Clipped(codec=alq),
         lambda: jaxcomp.Chained(codecs=(alq, jaxcomp.qsgd(3))),
     ):
-        with pytest.raises(ValueError, match="must have decoders that need the payload alone"):
+        with pytest.raises(ValueError, match=r"cannot be .* its decoders need levels"):
             make()
     with pytest.raises(ValueError, match="`codecs` must not ask the workers to agree"):
         jaxcomp.Chained(codecs=(jaxcomp.sign(64), SHARED))
@@ -151,13 +154,19 @@ def wrapped(codec):
 
 
 def test_what_is_wrapped_is_asked_whether_it_scales_with_its_input():
-    class Fixed(type(jaxcomp.natural())):
+    @dataclasses.dataclass(frozen=True)
+    class Fixed(WrappedCodec):
+        codec: Codec = jaxcomp.natural(bucket_size=64)
+        unbiased = True
         homogeneous = False
 
-    for outer in wrapped(Fixed(bucket_size=64)):
-        assert not offers.homogeneous(outer), outer
+        def variance_bound(self, size):
+            return self.codec.variance_bound(size)
+
+    for outer in wrapped(Fixed()):
+        assert not outer.homogeneous, outer
     for outer in wrapped(jaxcomp.natural()):
-        assert offers.homogeneous(outer), outer
+        assert outer.homogeneous, outer
     with pytest.raises(ValueError, match="scale with its input"):
         Cosine(codec=jaxcomp.Clipped(codec=jaxcomp.threshold(1.0)))
 

@@ -14,9 +14,9 @@ from suite import SLOW
 import jaxcomp
 from jaxcomp import bits, noise
 from jaxcomp.codecs.payload import QuantizedPayload
-from jaxcomp.protocols import Key
 from jaxcomp.quantize import exact, rounding
 from jaxcomp.rotate import hadamard
+from jaxcomp.types import Key
 
 KEY = noise.raw(3)
 FIRST = jnp.uint32(2**32 - 3)  # Bucket numbers wrap around.

@@ -11,8 +11,8 @@ from suite import SLOW
 
 import jaxcomp
 from jaxcomp import noise, trees
-from jaxcomp.protocols import AxisName
 from jaxcomp.reducers import over_workers, reduction
+from jaxcomp.types import AxisName
 
 SIGN, QSGD = jaxcomp.sign(), jaxcomp.qsgd_inf(bits=4)
 LARGE = {"float16": 6e4, "bfloat16": 8e37, "float32": 8e37}

@@ -1,5 +1,6 @@
 """Momentum before compression: what is sent, what waits, and what of its momentum is forgotten."""
 
+import dataclasses
 import warnings
 
 import jax
@@ -10,6 +11,7 @@ import pytest
 
 import jaxcomp
 from jaxcomp import noise, testing
+from jaxcomp.base import Feedback, WrappedFeedback
 from jaxcomp.feedback import MomentumState
 from jaxcomp.reducers import reduction
 
@@ -272,7 +274,10 @@ def test_the_contract_holds():
     for settings in ({}, {"nesterov": True}, {"masking": False}, {"dtype": "float32"}):
         testing.check_feedback(jaxcomp.MomentumCorrection(**settings))
 
-    class Forgetful(jaxcomp.MomentumCorrection):
+    @dataclasses.dataclass(frozen=True)
+    class Forgetful(WrappedFeedback):
+        feedback: Feedback = jaxcomp.MomentumCorrection()
+
         def update(self, message, sent, part, share, weight, state):
             return part, jax.tree.map(jnp.zeros_like, state)
 

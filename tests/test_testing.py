@@ -9,6 +9,7 @@ import pytest
 
 import jaxcomp
 from jaxcomp import noise, summing, testing
+from jaxcomp.base import Feedback, Reducer, WrappedFeedback, WrappedReducer
 
 
 class HalfPayload(NamedTuple):
@@ -21,17 +22,12 @@ def rounded(x, dtype):
     return jnp.where(jnp.isfinite(x), jnp.clip(x, -largest, largest), x).astype(dtype)
 
 
-@dataclasses.dataclass(frozen=True)
-class Good:
-    """A correct codec of a user's own: bfloat16, rounded to nearest."""
+class Half(jaxcomp.Codec, abstract=True):
+    """A correct codec: bfloat16, rounded to nearest."""
 
-    bucket_size: int | None = 128
+    bucket_size = 128
     unbiased = False
-    linear = False
     bits_per_element = 16
-
-    def init(self, like):
-        return ()
 
     def encode(self, key, x, count, state):
         return HalfPayload(rounded(x.astype(jnp.float32), jnp.bfloat16)), state
@@ -41,7 +37,12 @@ class Good:
 
 
 @dataclasses.dataclass(frozen=True)
-class Biased(Good):
+class Good(Half):
+    """As it should be."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Biased(Half):
     """Shrinks and says that it is unbiased."""
 
     unbiased = True
@@ -51,14 +52,14 @@ class Biased(Good):
 
 
 @dataclasses.dataclass(frozen=True)
-class Larger(Good):
+class Larger(Half):
     """Claims eight bits and sends sixteen."""
 
     bits_per_element = 8
 
 
 @dataclasses.dataclass(frozen=True)
-class Hiding(Good):
+class Hiding(Half):
     """Turns NaN and Inf into numbers."""
 
     def encode(self, key, x, count, state):
@@ -69,7 +70,7 @@ CALLS = []
 
 
 @dataclasses.dataclass(frozen=True)
-class Moody(Good):
+class Moody(Half):
     """Depends on how often it was called."""
 
     def encode(self, key, x, count, state):
@@ -78,7 +79,7 @@ class Moody(Good):
 
 
 @dataclasses.dataclass(frozen=True)
-class Expanding(Good):
+class Expanding(Half):
     """Sends four times the gradient."""
 
     def decode(self, key, payload, like, side=None):
@@ -89,7 +90,7 @@ class Expanding(Good):
 
 
 @dataclasses.dataclass(frozen=True)
-class Offset(Good):
+class Offset(Half):
     """Zero does not stay zero."""
 
     def decode(self, key, payload, like, side=None):
@@ -98,15 +99,15 @@ class Offset(Good):
 
 
 @dataclasses.dataclass(frozen=True)
-class Unsummed(Good):
+class Unsummed(Half):
     """Its own sum is the mean."""
 
-    def decode_sum(self, keys, payloads, like, weights=None):
+    def decode_sum(self, keys, payloads, like, weights=None, side=None):
         return payloads.values.astype(jnp.float32).mean(0)
 
 
 @dataclasses.dataclass(frozen=True)
-class Flat(Good):
+class Flat(Half):
     """Forgets the buckets axis."""
 
     def encode(self, key, x, count, state):
@@ -117,7 +118,7 @@ class Flat(Good):
 
 
 @dataclasses.dataclass(frozen=True)
-class Placed(Good):
+class Placed(Half):
     """Draws noise by the place in the array, whatever the number of its first bucket."""
 
     def encode(self, key, x, count, state):
@@ -129,7 +130,7 @@ class Placed(Good):
 
 
 @dataclasses.dataclass(frozen=True)
-class Misread(Placed):
+class Misread(Half):
     """Encodes by the number, and decodes by the place."""
 
     def encode(self, key, x, count, state):
@@ -148,7 +149,7 @@ class Misread(Placed):
 
 
 @dataclasses.dataclass(frozen=True)
-class Overflowing(Good):
+class Overflowing(Half):
     """The largest float32 is finite, the largest float16 is rounded up to infinity."""
 
     def decode(self, key, payload, like, side=None):
@@ -156,7 +157,7 @@ class Overflowing(Good):
 
 
 @dataclasses.dataclass(frozen=True)
-class Coarse(Good):
+class Coarse(Half):
     """Nothing but zero is smaller than 1e-32."""
 
     def encode(self, key, x, count, state):
@@ -166,13 +167,8 @@ class Coarse(Good):
 
 
 @dataclasses.dataclass
-class Unhashable:
+class Unhashable(Half):
     """Not frozen, so equal ones would not share a compilation."""
-
-    bucket_size: int | None = 128
-    unbiased = False
-    linear = False
-    init, encode, decode = Good.init, Good.encode, Good.decode
 
 
 def test_a_good_codec_passes():
@@ -195,7 +191,7 @@ def test_a_good_codec_passes():
         (Coarse(), "must be contractive for inputs of 1e-35"),
         (Flat(), "leading axis of 6 buckets"),
         (Unhashable(), "must be hashable by value"),
-        ("qsgd", "a codec must have"),
+        ("qsgd", "a codec must derive from jaxcomp.Codec"),
     ],
     ids=lambda v: type(v).__name__,
 )
@@ -208,7 +204,7 @@ def test_a_tiny_bias_is_found():
     """One percent too large, on average: six standard errors see it."""
 
     @dataclasses.dataclass(frozen=True)
-    class Generous(Good):
+    class Generous(Half):
         unbiased = True
 
         def decode(self, key, payload, like, side=None):
@@ -236,7 +232,9 @@ def test_reducers_and_feedbacks_pass():
 
 def test_wrong_feedbacks_and_reducers_fail():
     @dataclasses.dataclass(frozen=True)
-    class Doubling(jaxcomp.NoFeedback):
+    class Doubling(WrappedFeedback):
+        feedback: Feedback = jaxcomp.NoFeedback()
+
         def update(self, message, sent, part, share, weight, state):
             return jax.tree.map(lambda p: 2 * p, part), state
 
@@ -244,7 +242,9 @@ def test_wrong_feedbacks_and_reducers_fail():
         testing.check_feedback(Doubling())
 
     @dataclasses.dataclass(frozen=True)
-    class Forgetful(jaxcomp.Residual):
+    class Forgetful(WrappedFeedback):
+        feedback: Feedback = jaxcomp.Residual()
+
         def update(self, message, sent, part, share, weight, state):
             return part, jax.tree.map(jnp.zeros_like, state)
 
@@ -252,7 +252,9 @@ def test_wrong_feedbacks_and_reducers_fail():
         testing.check_feedback(Forgetful())
 
     @dataclasses.dataclass(frozen=True)
-    class Poisoned(jaxcomp.Residual):
+    class Poisoned(WrappedFeedback):
+        feedback: Feedback = jaxcomp.Residual()
+
         def update(self, message, sent, part, share, weight, state):
             memory = jax.tree.map(lambda e: 1e30 * (e + jnp.ones_like(e)), state)
             return part, jax.tree.map(lambda e: e * e, memory)
@@ -264,20 +266,24 @@ def test_wrong_feedbacks_and_reducers_fail():
         testing.check_feedback(Poisoned())
 
     @dataclasses.dataclass(frozen=True)
-    class Doubled(jaxcomp.Gather):
+    class Doubled(WrappedReducer):
+        reducer: Reducer
+
         def spread(self, key, batches, part, state, axis_name):
             return tuple(2 * p for p in part), state
 
     with pytest.raises(AssertionError, match="spreads another mean than it collected"):
-        testing.check_reducer(Doubled(jaxcomp.qsgd_inf(bits=4)))
+        testing.check_reducer(Doubled(jaxcomp.Gather(jaxcomp.qsgd_inf(bits=4))))
     with pytest.raises(AssertionError, match="check an instance"):
         testing.check_feedback(jaxcomp.Residual)
 
     @dataclasses.dataclass(frozen=True)
-    class Loud(jaxcomp.Gather):
-        def collect(self, *args, **kwargs):
-            got = super().collect(*args, **kwargs)
+    class Loud(WrappedReducer):
+        reducer: Reducer
+
+        def collect(self, key, batches, message, state, axis_name, weight=None):
+            got = self.reducer.collect(key, batches, message, state, axis_name, weight)
             return got._replace(part=tuple(2 * p for p in got.part))
 
     with pytest.raises(AssertionError, match=r"breaks the law pmean\(sent\) == part"):
-        testing.check_reducer(Loud(jaxcomp.qsgd_inf(bits=4)))
+        testing.check_reducer(Loud(jaxcomp.Gather(jaxcomp.qsgd_inf(bits=4))))

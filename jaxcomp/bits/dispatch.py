@@ -19,7 +19,7 @@ from jaxcomp import axes, compiler
 from jaxcomp.bits import gpu, reference, tpu
 from jaxcomp.bits.grid import Grid
 from jaxcomp.bits.planes import Bits, planes, words
-from jaxcomp.protocols import Array, ArrayLike
+from jaxcomp.types import Array, ArrayLike
 
 IMPLEMENTATIONS = compiler.IMPLEMENTATIONS
 _PARTS = {"reference": reference, "gpu": gpu, "tpu": tpu}

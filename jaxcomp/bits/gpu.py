@@ -17,8 +17,8 @@ from jax.experimental.pallas import triton
 from jaxcomp import axes, noise, summing
 from jaxcomp.bits.grid import Grid
 from jaxcomp.bits.planes import Bits, lanes, planes, words as words_of
-from jaxcomp.protocols import Array, ArrayLike
 from jaxcomp.quantize.sums import IN_KERNEL, INTERPRETED
+from jaxcomp.types import Array, ArrayLike
 
 ELEMENTS = 2048
 """Elements that a program holds: sixteen for each thread of four warps."""

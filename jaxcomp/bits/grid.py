@@ -2,8 +2,8 @@
 
 from typing import Any, Protocol, runtime_checkable
 
-from jaxcomp.protocols import Array
 from jaxcomp.quantize.sums import Rows
+from jaxcomp.types import Array
 
 
 @runtime_checkable

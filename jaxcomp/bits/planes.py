@@ -12,8 +12,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomp.protocols import Array
 from jaxcomp.quantize.levels import TRIT
+from jaxcomp.types import Array
 
 Bits = int | float
 """Width of a code: a whole number, or `TRIT` for codes below 3."""

@@ -7,8 +7,8 @@ from jaxtyping import Float32, UInt32
 from jaxcomp import compiler, noise, summing
 from jaxcomp.bits.grid import Grid
 from jaxcomp.bits.planes import Bits, Plane, TritPlane, lanes, planes
-from jaxcomp.protocols import Array, ArrayLike
 from jaxcomp.quantize.sums import IN_XLA
+from jaxcomp.types import Array, ArrayLike
 
 
 def pack(codes: UInt32[Array, "n size"], bits: Bits) -> UInt32[Array, "n words"]:

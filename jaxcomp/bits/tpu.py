@@ -19,8 +19,8 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxcomp import axes, noise
 from jaxcomp.bits.grid import Grid
 from jaxcomp.bits.planes import Bits, Plane, TritPlane, lanes, planes, words as words_of
-from jaxcomp.protocols import Array, ArrayLike
 from jaxcomp.quantize.sums import IN_KERNEL, INTERPRETED
+from jaxcomp.types import Array, ArrayLike
 
 LANES = 128
 TOGETHER = 8

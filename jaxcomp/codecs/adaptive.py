@@ -11,10 +11,11 @@ from jax import lax
 from jaxtyping import Float32, Int32
 
 from jaxcomp import axes, bits, checks, compiler, noise, summing
+from jaxcomp.base import Codec
 from jaxcomp.codecs.payload import QuantizedPayload
-from jaxcomp.protocols import Array, ArrayLike, AxisName, Key
 from jaxcomp.quantize import adaptive, rounding, sums
 from jaxcomp.quantize.scales import L2, Scale
+from jaxcomp.types import Array, ArrayLike, AxisName, Key
 
 _PRECISION = 14
 """Bits of a level: 2⁻¹⁴ of the scale is fine enough for buckets of 8,192."""
@@ -41,7 +42,7 @@ class AdaptiveState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AdaptiveQuantizer:
+class AdaptiveQuantizer(Codec):
     """Unbiased rounding to levels that are set anew, now and then, to fit what was seen.
 
     Between two updates each worker keeps a histogram of its magnitudes `|x| / scale`; at an update
@@ -69,7 +70,6 @@ class AdaptiveQuantizer:
     scale: Scale = L2()
     bucket_size: int | None = 512
     unbiased = True
-    linear = False
 
     def __post_init__(self):
         checks.integer("width", self.width, 2, 8)

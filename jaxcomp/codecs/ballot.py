@@ -7,8 +7,9 @@ import jax.numpy as jnp
 from jaxtyping import Bool, UInt32
 
 from jaxcomp import bits, checks, noise
-from jaxcomp.protocols import Array, ArrayLike, Key
+from jaxcomp.base import Codec
 from jaxcomp.quantize import sums
+from jaxcomp.types import Array, ArrayLike, Key
 
 
 class BallotPayload(NamedTuple):
@@ -19,7 +20,7 @@ class BallotPayload(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Ballot:
+class Ballot(Codec):
     """One bit an element: `+1` or `−1`, whatever its size; a zero is either, at random.
 
     What `jaxcomp.Vote` is made of. It is neither unbiased nor a contraction: no residual and no
@@ -47,15 +48,10 @@ class Ballot:
     bucket_size: int | None = 512
     unbiased = False
     contractive = False
-    linear = False
     homogeneous = False
 
     def __post_init__(self):
         checks.bucket_size(self.bucket_size)
-
-    def init(self, like: ArrayLike) -> tuple:
-        del like
-        return ()
 
     def encode(self, key: Key, x: Array, count: Array, state: tuple) -> tuple[BallotPayload, tuple]:
         del count

@@ -8,8 +8,9 @@ import numpy as np
 from jax import lax
 
 from jaxcomp import checks, summing
-from jaxcomp.protocols import Array, ArrayLike, Key
+from jaxcomp.base import Codec
 from jaxcomp.quantize import sums
+from jaxcomp.types import Array, ArrayLike, Key
 
 _WIDE = ("float32", "bfloat16")
 _NARROW = ("float16", "float8_e4m3fn", "float8_e5m2")
@@ -29,7 +30,7 @@ class ScaledCastPayload(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Cast:
+class Cast(Codec):
     """Each element rounded to the nearest value of a narrower dtype.
 
     bfloat16 has the range of float32. The other narrow dtypes do not, so each bucket is divided
@@ -44,7 +45,6 @@ class Cast:
 
     dtype: str
     bucket_size: int | None = 512
-    linear = False
 
     def __post_init__(self):
         checks.choice("dtype", self.dtype, _WIDE + _NARROW)
@@ -62,10 +62,6 @@ class Cast:
         if self.dtype in _WIDE or self.bucket_size is None:
             return float(width)
         return width + 32 / self.bucket_size
-
-    def init(self, like: ArrayLike) -> tuple:
-        del like
-        return ()
 
     def encode(self, key: Key, x: Array, count: Array, state: tuple) -> tuple[Any, tuple]:
         del key, count

@@ -12,15 +12,16 @@ from jax import lax
 from jaxtyping import Float32, UInt32
 from scipy import special
 
-from jaxcomp import axes, bits, checks, compiler, noise, offers, summing
+from jaxcomp import axes, bits, checks, compiler, noise
+from jaxcomp.base import WrappedCodec
 from jaxcomp.codecs import symbols as symbols_
 from jaxcomp.codecs.payload import QuantizedPayload
 from jaxcomp.codecs.quantizer import Quantizer
 from jaxcomp.entropy.coder import Coder
 from jaxcomp.entropy.rans import Rans
-from jaxcomp.protocols import Array, ArrayLike, AxisName, Key, PyTree
 from jaxcomp.quantize.rounding import Subtractive
 from jaxcomp.quantize.scales import MeanAbs, RootMeanSquare
+from jaxcomp.types import Array, ArrayLike, AxisName, Key, PyTree
 
 _START = 0x436F6465
 """Folded into the key that all workers share: where in a bucket its stream begins."""
@@ -80,7 +81,7 @@ class CodedState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Coded:
+class Coded(WrappedCodec):
     """The codes of a quantizer in a stream of at most `capacity` bits an element.
 
     Levels are numbered by magnitude and coded by `coder`. Where a bucket's stream is full, its
@@ -125,7 +126,6 @@ class Coded:
     capacity: int | float | None = None
     memory: float | None = None
     law: str = "gaussian"
-    linear = False
 
     def __post_init__(self):
         if not isinstance(self.codec, Quantizer):
@@ -156,10 +156,6 @@ class Coded:
             )
 
     @property
-    def bucket_size(self) -> int | None:
-        return self.codec.bucket_size
-
-    @property
     def unbiased(self) -> bool:
         """As the quantizer, if nothing can be lost."""
         return self._whole and self.codec.unbiased
@@ -167,7 +163,7 @@ class Coded:
     @property
     def contractive(self) -> bool:
         """As the quantizer; what is lost is no more than what there was."""
-        if offers.contractive(self.codec):
+        if self.codec.contractive:
             return True
         bound = self.codec.variance_bound(self.bucket_size or _DRAWN)
         return not self._whole and bound is not None and bound < 1
@@ -186,11 +182,6 @@ class Coded:
         """That of the quantizer, if nothing can be lost."""
         return self.codec.variance_bound(size) if self._whole else None
 
-    @property
-    def mixed(self) -> int | float:
-        """As the quantizer."""
-        return self.codec.mixed
-
     def init(self, like: ArrayLike) -> CodedState:
         spent = Spent(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32))
         if not self.sided:
@@ -207,7 +198,7 @@ class Coded:
     @property
     def agrees(self) -> bool:
         """Whether the table follows what is sent, or the quantizer agrees."""
-        return self.sided or offers.agrees(self.codec)
+        return self.sided or self.codec.agrees
 
     @property
     def sided(self) -> bool:
@@ -218,7 +209,7 @@ class Coded:
         self, key: Key, x: Array, count: Array, state: CodedState, axis_name: AxisName
     ) -> CodedState:
         """The table for what all workers sent so far."""
-        inner = offers.agree(self.codec, key, x, count, state.codec, axis_name)
+        inner = self.codec.agree(key, x, count, state.codec, axis_name)
         if self.memory is None:
             return state._replace(codec=inner)
         kept = jnp.float32(self.memory / axes.size(axis_name))
@@ -275,7 +266,7 @@ class Coded:
     ) -> Array:
         # One worker after another: of all of them, the codes would take far more than the words.
         packed = lax.map(lambda one: self._packed(keys, one, like.shape[1], side), payloads)
-        return summing.decode_sum(self.codec, keys, packed, like, weights)
+        return self.codec.decode_sum(keys, packed, like, weights)
 
     def _packed(self, key: Key, payload: CodedPayload, size: int, side: Any) -> QuantizedPayload:
         """What the quantizer made, with zeros for what was lost."""

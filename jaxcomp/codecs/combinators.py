@@ -6,9 +6,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxcomp import checks, noise, offers, summing
-from jaxcomp.protocols import Array, ArrayLike, AxisName, Codec, Key
+from jaxcomp import checks, decoding, noise, summing
+from jaxcomp.base import Codec, WrappedCodec
+from jaxcomp.codecs import inner
 from jaxcomp.quantize.scales import ClippedMax
+from jaxcomp.types import Array, ArrayLike, AxisName, Key
 
 
 def times(codec: Codec, key: Key, payload: Any, like: ArrayLike, factor: float) -> Array:
@@ -16,11 +18,11 @@ def times(codec: Codec, key: Key, payload: Any, like: ArrayLike, factor: float) 
     weight = jnp.full(1, factor, jnp.float32)
     payloads = jax.tree.map(lambda leaf: leaf[None], payload)
     keys = key._replace(own=key.own[None])
-    return summing.decode_sum(codec, keys, payloads, like, weight).astype(like.dtype)
+    return decoding.decode_sum(codec, keys, payloads, like, weight).astype(like.dtype)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Contractive:
+class Contractive(WrappedCodec):
     """An unbiased codec, scaled down so that feedback may be put on it: `C(x) / (1 + ω)`.
 
     With `E‖C(x) − x‖² ≤ ω‖x‖²`, its error is at most `ω/(1 + ω) · ‖x‖²` in expectation, whatever
@@ -43,10 +45,9 @@ class Contractive:
     omega: float | None = None
     unbiased = False
     contractive = True
-    linear = False
 
     def __post_init__(self):
-        offers.check_inner("codec", self.codec)
+        inner.check("codec", self.codec)
         if not self.codec.unbiased:
             raise ValueError(f"`codec` must be unbiased, got {self.codec!r}")
         if self.omega is not None:
@@ -55,7 +56,7 @@ class Contractive:
             self._omega(self.codec.bucket_size or 512)
 
     def _omega(self, size: int) -> float:
-        bound = offers.variance_bound(self.codec, size)
+        bound = self.codec.variance_bound(size)
         omega = bound if self.omega is None else self.omega
         if omega is None:
             raise ValueError(
@@ -64,53 +65,26 @@ class Contractive:
             )
         return omega
 
-    @property
-    def bucket_size(self) -> int | None:
-        return self.codec.bucket_size
-
-    @property
-    def bits_per_element(self) -> float | None:
-        """As the codec's own."""
-        return offers.bits_per_element(self.codec)
-
-    @property
-    def reorders(self) -> bool:
-        """As the codec."""
-        return offers.reorders(self.codec)
-
-    @property
-    def homogeneous(self) -> bool:
-        """As the codec."""
-        return offers.homogeneous(self.codec)
-
-    def init(self, like: ArrayLike) -> Any:
-        return self.codec.init(like)
-
-    @property
-    def agrees(self) -> bool:
-        """As the codec."""
-        return offers.agrees(self.codec)
-
-    def agree(self, key: Key, x: Array, count: Array, state: Any, axis_name: AxisName) -> Any:
-        return offers.agree(self.codec, key, x, count, state, axis_name)
-
-    def encode(self, key: Key, x: Array, count: Array, state: Any) -> tuple[Any, Any]:
-        return self.codec.encode(key, x, count, state)
-
     def decode(self, key: Key, payload: Any, like: ArrayLike, side: Any = None) -> Array:
         del side
         return times(self.codec, key, payload, like, 1 / (1 + self._omega(like.shape[1])))
 
     def decode_sum(
-        self, keys: Key, payloads: Any, like: ArrayLike, weights: Array | None = None
+        self,
+        keys: Key,
+        payloads: Any,
+        like: ArrayLike,
+        weights: Array | None = None,
+        side: Any = None,
     ) -> Array:
+        del side
         factor = jnp.float32(1 / (1 + self._omega(like.shape[1])))
         weights = jnp.ones(keys.own.shape[0], jnp.float32) if weights is None else weights
-        return summing.decode_sum(self.codec, keys, payloads, like, weights * factor)
+        return decoding.decode_sum(self.codec, keys, payloads, like, weights * factor)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Clipped:
+class Clipped(WrappedCodec):
     """Elements beyond so many standard deviations of their bucket are clipped before encoding.
 
     Args:
@@ -125,72 +99,33 @@ class Clipped:
     codec: Codec
     sigmas: float = 2.5
     unbiased = False
-    linear = False
 
     def __post_init__(self):
-        offers.check_inner("codec", self.codec)
+        inner.check("codec", self.codec)
         checks.positive("sigmas", self.sigmas)
 
-    @property
-    def contractive(self) -> bool:
-        """As the codec's own: clipping brings elements closer to zero, never beyond it."""
-        return offers.contractive(self.codec)
-
-    @property
-    def bucket_size(self) -> int | None:
-        return self.codec.bucket_size
-
-    @property
-    def bits_per_element(self) -> float | None:
-        """As the codec's own."""
-        return offers.bits_per_element(self.codec)
-
-    @property
-    def reorders(self) -> bool:
-        """As the codec."""
-        return offers.reorders(self.codec)
-
-    @property
-    def homogeneous(self) -> bool:
-        """As the codec."""
-        return offers.homogeneous(self.codec)
-
-    @property
-    def mixed(self) -> int | float:
-        """As the codec."""
-        return offers.mixed(self.codec)
-
-    def init(self, like: ArrayLike) -> Any:
-        return self.codec.init(like)
-
-    @property
-    def agrees(self) -> bool:
-        """As the codec."""
-        return offers.agrees(self.codec)
-
-    def agree(self, key: Key, x: Array, count: Array, state: Any, axis_name: AxisName) -> Any:
-        return offers.agree(self.codec, key, self._clip(x, count), count, state, axis_name)
-
-    def encode(self, key: Key, x: Array, count: Array, state: Any) -> tuple[Any, Any]:
-        return self.codec.encode(key, self._clip(x, count), count, state)
-
-    def _clip(self, x: Array, count: Array) -> Array:
+    def transform(self, key: Key, x: Array, count: Array) -> tuple[Array, Array]:
+        """Elements beyond `sigmas` standard deviations are set to the clip."""
+        del key
         end = ClippedMax(sigmas=self.sigmas)(x, count[:, None])
         # In the dtype of x, and above the clip rather than below; NaN stays.
         end = jnp.minimum(end * jnp.float32(1 + 2.0**-7), jnp.finfo(x.dtype).max.astype(end.dtype))
-        return jnp.where(jnp.isfinite(x), jnp.clip(x, -end.astype(x.dtype), end.astype(x.dtype)), x)
-
-    def decode(self, key: Key, payload: Any, like: ArrayLike, side: Any = None) -> Array:
-        return self.codec.decode(key, payload, like, side)
+        clipped = jnp.clip(x, -end.astype(x.dtype), end.astype(x.dtype))
+        return jnp.where(jnp.isfinite(x), clipped, x), count
 
     def decode_sum(
-        self, keys: Key, payloads: Any, like: ArrayLike, weights: Array | None = None
+        self,
+        keys: Key,
+        payloads: Any,
+        like: ArrayLike,
+        weights: Array | None = None,
+        side: Any = None,
     ) -> Array:
-        return summing.decode_sum(self.codec, keys, payloads, like, weights)
+        return self.codec.decode_sum(keys, payloads, like, weights, side)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Chained:
+class Chained(Codec):
     """Each codec encodes what those before it missed; the decoded parts are added up.
 
     `x̂ = Σᵣ x̂ᵣ` with `x̂ᵣ = Cᵣ(x − x̂₁ − … − x̂ᵣ₋₁)`. With contractions of `δ`, `R` of them leave at
@@ -210,11 +145,10 @@ class Chained:
     """
 
     codecs: tuple[Codec, ...]
-    linear = False
 
     def __post_init__(self):
         for number, codec in enumerate(self.codecs):
-            offers.check_inner("codecs", codec, agreement=number == 0)
+            inner.check("codecs", codec, agreement=number == 0)
         sizes = {codec.bucket_size for codec in self.codecs}
         if len(sizes) != 1:
             raise ValueError(
@@ -229,7 +163,7 @@ class Chained:
 
     @property
     def contractive(self) -> bool:
-        return not self.unbiased and all(offers.contractive(codec) for codec in self.codecs)
+        return not self.unbiased and all(codec.contractive for codec in self.codecs)
 
     @property
     def bucket_size(self) -> int | None:
@@ -238,18 +172,18 @@ class Chained:
     @property
     def bits_per_element(self) -> float | None:
         """The sum of theirs, if each knows its own."""
-        each = [offers.bits_per_element(codec) for codec in self.codecs]
+        each = [codec.bits_per_element for codec in self.codecs]
         return None if None in each else float(sum(b for b in each if b is not None))
 
     @property
     def homogeneous(self) -> bool:
         """If all are."""
-        return all(offers.homogeneous(codec) for codec in self.codecs)
+        return all(codec.homogeneous for codec in self.codecs)
 
     @property
     def mixed(self) -> int | float:
         """The most of theirs."""
-        return max(offers.mixed(codec) for codec in self.codecs)
+        return max(codec.mixed for codec in self.codecs)
 
     def init(self, like: ArrayLike) -> tuple:
         return tuple(codec.init(like) for codec in self.codecs)
@@ -257,12 +191,12 @@ class Chained:
     @property
     def agrees(self) -> bool:
         """As the first: what is left for the others is not known before it has encoded."""
-        return offers.agrees(self.codecs[0])
+        return self.codecs[0].agrees
 
     def agree(self, key: Key, x: Array, count: Array, state: tuple, axis_name: AxisName) -> tuple:
         first, *rest = state
         return (
-            offers.agree(self.codecs[0], _stage(key, 0), x, count, first, axis_name),
+            self.codecs[0].agree(_stage(key, 0), x, count, first, axis_name),
             *rest,
         )
 

@@ -10,12 +10,14 @@ import numpy as np
 from jax import lax
 from jaxtyping import Float32
 
-from jaxcomp import checks, offers, summing
-from jaxcomp.protocols import Array, ArrayLike, AxisName, Codec, Key
+from jaxcomp import checks, decoding, summing
+from jaxcomp.base import Codec, WrappedCodec
+from jaxcomp.codecs import inner
+from jaxcomp.types import Array, ArrayLike, Key
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Cosine:
+class Cosine(WrappedCodec):
     """A codec of the orthonormal two-dimensional cosine transform (DCT-II) of squares.
 
     Each bucket is cut into squares of `chunk × chunk` consecutive elements, `z = A X Aᵀ`. What
@@ -42,8 +44,8 @@ class Cosine:
     chunk: int = 64
 
     def __post_init__(self):
-        offers.check_inner("codec", self.codec)
-        if not offers.homogeneous(self.codec):
+        inner.check("codec", self.codec)
+        if not self.codec.homogeneous:
             raise ValueError(
                 "`codec` must scale with its input, since it is given coefficients over a power of "
                 f"two, got {self.codec!r}; take one such as jaxcomp.top_k(fraction=0.01)"
@@ -51,77 +53,55 @@ class Cosine:
         checks.integer("chunk", self.chunk, 2, 256)
 
     @property
-    def bucket_size(self) -> int | None:
-        return self.codec.bucket_size
-
-    @property
     def unbiased(self) -> bool:
         """As the codec: the transform is linear."""
         return self.codec.unbiased
-
-    @property
-    def contractive(self) -> bool:
-        """As the codec: the transform keeps lengths."""
-        return offers.contractive(self.codec)
 
     @property
     def linear(self) -> bool:
         """As the codec."""
         return self.codec.linear
 
-    @property
-    def homogeneous(self) -> bool:
-        """As the codec."""
-        return offers.homogeneous(self.codec)
-
     reorders = True
-
-    def init(self, like: ArrayLike) -> Any:
-        return self.codec.init(self._like(like))
-
-    @property
-    def agrees(self) -> bool:
-        """As the codec."""
-        return offers.agrees(self.codec)
-
-    def agree(self, key: Key, x: Array, count: Array, state: Any, axis_name: AxisName) -> Any:
-        z = self.transform(x)
-        return offers.agree(self.codec, key, z, jnp.full_like(count, z.shape[1]), state, axis_name)
-
-    def encode(self, key: Key, x: Array, count: Array, state: Any) -> tuple[Any, Any]:
-        z = self.transform(x)
-        return self.codec.encode(key, z, jnp.full_like(count, z.shape[1]), state)
-
-    def decode(self, key: Key, payload: Any, like: ArrayLike, side: Any = None) -> Array:
-        return self.inverse(self.codec.decode(key, payload, self._like(like), side), like)
+    bits_per_element = None
+    mixed = 0
 
     def decode_sum(
-        self, keys: Key, payloads: Any, like: ArrayLike, weights: Array | None = None
+        self,
+        keys: Key,
+        payloads: Any,
+        like: ArrayLike,
+        weights: Array | None = None,
+        side: Any = None,
     ) -> Array:
-        inner = self._like(like)
-        z = summing.decode_sum(self.codec, keys, payloads, inner, weights)
-        return self.inverse(z, summing.accumulator(like))
+        z = decoding.decode_sum(self.codec, keys, payloads, self.inner_like(like), weights, side)
+        return self.restore(keys, z, summing.accumulator(like))
 
     @property
     def names_senders(self) -> bool:
         """As the codec."""
-        return offers.names_senders(self.codec)
+        return self.codec.names_senders
 
     def mean_of_senders(
         self, keys: Key, payloads: Any, like: ArrayLike, weights: Array | None = None
     ) -> Array:
         """Of each coefficient, over those who sent it."""
-        z = offers.mean_of_senders(self.codec, keys, payloads, self._like(like), weights)
-        return self.inverse(z, summing.accumulator(like))
+        z = self.codec.mean_of_senders(keys, payloads, self.inner_like(like), weights)
+        return self.restore(keys, z, summing.accumulator(like))
 
-    def transform(self, x: Array) -> Float32[Array, "n padded"]:
+    def transform(
+        self, key: Key, x: Array, count: Array
+    ) -> tuple[Float32[Array, "n padded"], Array]:
         """The coefficients of each bucket, filled up to whole squares, over a power of two."""
+        del key
         size = x.shape[1]
         x = jnp.pad(x.astype(jnp.float32), ((0, 0), (0, self._padded(size) - size)))
-        return _both(x * jnp.float32(1 / self._down), self.chunk, False)
+        z = _both(x * jnp.float32(1 / self._down), self.chunk, False)
+        return z, jnp.full_like(count, z.shape[1])
 
-    def inverse(self, z: Array, like: ArrayLike) -> Array:
+    def restore(self, key: Key, z: Array, like: ArrayLike) -> Array:
         """The inverse of `transform`, for buckets like these."""
+        del key
         x = _both(z.astype(jnp.float32), self.chunk, True)
         largest = jnp.float32(min(float(jnp.finfo(d).max) for d in (like.dtype, jnp.float32)))
         down = jnp.float32(self._down)
@@ -138,7 +118,7 @@ class Cosine:
         square = self.chunk**2
         return -(-size // square) * square
 
-    def _like(self, like: ArrayLike) -> jax.ShapeDtypeStruct:
+    def inner_like(self, like: ArrayLike) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((like.shape[0], self._padded(like.shape[1])), jnp.float32)
 
 

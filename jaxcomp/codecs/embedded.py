@@ -1,20 +1,21 @@
 """Codecs of democratic coordinates: more of them than elements, and none of them large."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import UInt32
 
-from jaxcomp import checks, noise, offers, summing
+from jaxcomp import checks, noise, summing
+from jaxcomp.base import Codec, WrappedCodec
+from jaxcomp.codecs import inner
 from jaxcomp.codecs.rotated import ROTATION
-from jaxcomp.protocols import Array, ArrayLike, AxisName, Codec, Key
 from jaxcomp.rotate import embedding, hadamard
+from jaxcomp.types import Array, ArrayLike, Key
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Embedded:
+class Embedded(WrappedCodec):
     """A codec of democratic coordinates: more of them than elements, and none of them large.
 
     Each block of `B` coordinates `z` holds `⌊B / redundancy⌋` elements: `x = S z`, the frame `S`
@@ -43,13 +44,15 @@ class Embedded:
     block: int = 4096
     shared: bool = False
     contractive = False
-    linear = False
+    bits_per_element = None
+    reorders = False
+    mixed = 0
 
     def __post_init__(self):
-        offers.check_inner("codec", self.codec)
+        inner.check("codec", self.codec)
         checks.number("redundancy", self.redundancy, 1.0, 4.0)
         checks.choice("block", self.block, tuple(4**i for i in range(1, 8)))
-        offers.check_mixed(self.codec, self.block)
+        inner.check_mixed(self.codec, self.block)
 
     @property
     def bucket_size(self) -> int | None:
@@ -63,28 +66,7 @@ class Embedded:
         """As the codec: the way back is linear."""
         return self.codec.unbiased
 
-    @property
-    def homogeneous(self) -> bool:
-        """As the codec."""
-        return offers.homogeneous(self.codec)
-
-    def init(self, like: ArrayLike) -> Any:
-        return self.codec.init(self._like(like))
-
-    @property
-    def agrees(self) -> bool:
-        """As the codec."""
-        return offers.agrees(self.codec)
-
-    def agree(self, key: Key, x: Array, count: Array, state: Any, axis_name: AxisName) -> Any:
-        z = self._embed(key, x)
-        return offers.agree(self.codec, key, z, jnp.full_like(count, z.shape[1]), state, axis_name)
-
-    def encode(self, key: Key, x: Array, count: Array, state: Any) -> tuple[Any, Any]:
-        z = self._embed(key, x)
-        return self.codec.encode(key, z, jnp.full_like(count, z.shape[1]), state)
-
-    def _embed(self, key: Key, x: Array) -> Array:
+    def transform(self, key: Key, x: Array, count: Array) -> tuple[Array, Array]:
         """The coordinates of each bucket."""
         n, size = x.shape
         real, block, blocks = self._sizes(size)
@@ -93,12 +75,13 @@ class Embedded:
         rows = rows.reshape(n, blocks, real)
         spread = jnp.zeros((n, blocks, block), jnp.float32).at[:, :, kept].set(rows)
         high, low = self._seeds(key, n)
-        return embedding.democratic(spread.reshape(n, -1), high, low, real, block, kept)
+        z = embedding.democratic(spread.reshape(n, -1), high, low, real, block, kept)
+        return z, jnp.full_like(count, z.shape[1])
 
-    def decode(self, key: Key, payload: Any, like: ArrayLike, side: Any = None) -> Array:
+    def restore(self, key: Key, z: Array, like: ArrayLike) -> Array:
+        """The elements of coordinates, for buckets like these."""
         n, size = like.shape
         real, block, blocks = self._sizes(size)
-        z = self.codec.decode(key, payload, self._like(like), side)
         largest = summing.limit(like.dtype)
         x = hadamard.unrotate(z * jnp.float32(1 / block), *self._seeds(key, n), block)
         x = x.reshape(n, blocks, block)[:, :, embedding.slots(real, block)]
@@ -117,6 +100,6 @@ class Embedded:
         real = max(1, int(block / self.redundancy))
         return real, block, -(-size // real)
 
-    def _like(self, like: ArrayLike) -> jax.ShapeDtypeStruct:
+    def inner_like(self, like: ArrayLike) -> jax.ShapeDtypeStruct:
         _, block, blocks = self._sizes(like.shape[1])
         return jax.ShapeDtypeStruct((like.shape[0], block * blocks), jnp.float32)

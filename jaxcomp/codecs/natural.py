@@ -9,9 +9,10 @@ from jax import lax
 from jaxtyping import Float32, Int32, UInt8, UInt32
 
 from jaxcomp import bits, checks, noise
-from jaxcomp.protocols import Array, ArrayLike, Key
+from jaxcomp.base import Codec
 from jaxcomp.quantize import sums
 from jaxcomp.theory import worst_case
+from jaxcomp.types import Array, ArrayLike, Key
 
 _MANTISSA = 23
 _NORMAL = 1 << _MANTISSA
@@ -31,7 +32,7 @@ class TopPayload(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Natural:
+class Natural(Codec):
     """Each element as `±2ᵏ`, one of the two powers around it; below 2⁻¹²⁶ as zero.
 
     Args:
@@ -44,7 +45,6 @@ class Natural:
     bits: int = 9
     unbiased: bool = True
     bucket_size: int | None = 512
-    linear = False
 
     def __post_init__(self):
         checks.choice("bits", self.bits, (9, 8))
@@ -62,10 +62,6 @@ class Natural:
         """`ω` with `E‖x̂ − x‖² ≤ ω‖x‖²`: 1/8, met by elements of 4/3 of a power of two."""
         del size
         return worst_case.NATURAL_COMPRESSION if self.unbiased and self.bits == 9 else None
-
-    def init(self, like: ArrayLike) -> tuple:
-        del like
-        return ()
 
     def encode(self, key: Key, x: Array, count: Array, state: tuple) -> tuple[Any, tuple]:
         del count

@@ -7,13 +7,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxcomp import checks, offers
+from jaxcomp import checks
+from jaxcomp.base import Codec, WrappedCodec
+from jaxcomp.codecs import inner
 from jaxcomp.codecs.combinators import times
-from jaxcomp.protocols import Array, ArrayLike, AxisName, Codec, Key
+from jaxcomp.types import Array, ArrayLike, AxisName, Key
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Part:
+class Part(WrappedCodec):
     """The first `⌈fraction · block⌉` elements of each block; they stand for the rest too.
 
     For blocks that were rotated at random, of which one part is as good as another: less than a
@@ -38,52 +40,31 @@ class Part:
     block: int | None = None
     unbiased = False
     contractive = False
-    linear = False
+    bits_per_element = None
+    reorders = False
 
     def __post_init__(self):
-        offers.check_inner("codec", self.codec)
+        inner.check("codec", self.codec)
         checks.fraction(self.fraction)
         checks.choice("power", self.power, (0, 0.5, 1))
         _check_block(self.block)
 
     @property
-    def bucket_size(self) -> int | None:
-        return self.codec.bucket_size
-
-    @property
     def mixed(self) -> int | float:
         """A whole block, whose part stands for it."""
-        return max(self.block or self.bucket_size or math.inf, offers.mixed(self.codec))
-
-    @property
-    def homogeneous(self) -> bool:
-        """As the codec."""
-        return offers.homogeneous(self.codec)
-
-    def init(self, like: ArrayLike) -> Any:
-        return self.codec.init(self._like(like))
-
-    @property
-    def agrees(self) -> bool:
-        """As the codec."""
-        return offers.agrees(self.codec)
-
-    def agree(self, key: Key, x: Array, count: Array, state: Any, axis_name: AxisName) -> Any:
-        return offers.agree(self.codec, key, *self._part(x, count), state, axis_name)
-
-    def encode(self, key: Key, x: Array, count: Array, state: Any) -> tuple[Any, Any]:
-        return self.codec.encode(key, *self._part(x, count), state)
+        return max(self.block or self.bucket_size or math.inf, self.codec.mixed)
 
     def decode(self, key: Key, payload: Any, like: ArrayLike, side: Any = None) -> Array:
         del side
         n, size = like.shape
         block, k = self._sizes(size)
-        found = times(self.codec, key, payload, self._like(like), (block / k) ** self.power)
+        found = times(self.codec, key, payload, self.inner_like(like), (block / k) ** self.power)
         whole = jnp.pad(found.reshape(n, -1, k), ((0, 0), (0, 0), (0, block - k)))
         return whole.reshape(n, -1)[:, :size]
 
-    def _part(self, x: Array, count: Array) -> tuple[Array, Array]:
+    def transform(self, key: Key, x: Array, count: Array) -> tuple[Array, Array]:
         """The elements that are sent, and how many of them are real."""
+        del key
         block, k = self._sizes(x.shape[1])
         blocks, left = _in_blocks(x, count, block)
         return blocks[..., :k].reshape(x.shape[0], -1), jnp.minimum(left, k).sum(1)
@@ -93,14 +74,14 @@ class Part:
         block = min(self.block or size, size)
         return block, max(1, math.ceil(round(self.fraction * block, 6)))
 
-    def _like(self, like: ArrayLike) -> jax.ShapeDtypeStruct:
+    def inner_like(self, like: ArrayLike) -> jax.ShapeDtypeStruct:
         n, size = like.shape
         block, k = self._sizes(size)
         return jax.ShapeDtypeStruct((n, -(-size // block) * k), like.dtype)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Split:
+class Split(Codec):
     """The first `fraction · block` elements of each block to one codec, the rest to another.
 
     For blocks that were rotated at random: widths between two whole numbers.
@@ -120,11 +101,10 @@ class Split:
     second: Codec
     fraction: int | float
     block: int | None = None
-    linear = False
 
     def __post_init__(self):
-        offers.check_inner("first", self.first)
-        offers.check_inner("second", self.second)
+        inner.check("first", self.first)
+        inner.check("second", self.second)
         checks.fraction(self.fraction)
         _check_block(self.block)
         if self.first.bucket_size != self.second.bucket_size:
@@ -140,7 +120,7 @@ class Split:
 
     @property
     def contractive(self) -> bool:
-        return offers.contractive(self.first) and offers.contractive(self.second)
+        return self.first.contractive and self.second.contractive
 
     @property
     def bucket_size(self) -> int | None:
@@ -149,12 +129,12 @@ class Split:
     @property
     def mixed(self) -> int | float:
         """As the codecs."""
-        return max(offers.mixed(self.first), offers.mixed(self.second))
+        return max(self.first.mixed, self.second.mixed)
 
     @property
     def homogeneous(self) -> bool:
         """If both are."""
-        return offers.homogeneous(self.first) and offers.homogeneous(self.second)
+        return self.first.homogeneous and self.second.homogeneous
 
     def init(self, like: ArrayLike) -> tuple:
         return tuple(codec.init(part) for codec, part in self._parts(like))
@@ -162,11 +142,11 @@ class Split:
     @property
     def agrees(self) -> bool:
         """If one of them does."""
-        return offers.agrees(self.first) or offers.agrees(self.second)
+        return self.first.agrees or self.second.agrees
 
     def agree(self, key: Key, x: Array, count: Array, state: tuple, axis_name: AxisName) -> tuple:
         return tuple(
-            offers.agree(codec, key, part, left, own, axis_name)
+            codec.agree(key, part, left, own, axis_name)
             for (codec, part, left), own in zip(self._cut(x, count), state, strict=True)
         )
 

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from jaxtyping import Float32, UInt32
 
-from jaxcomp.protocols import Array
+from jaxcomp.types import Array
 
 
 class QuantizedPayload(NamedTuple):

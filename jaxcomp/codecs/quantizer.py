@@ -9,20 +9,21 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Float32
 
-from jaxcomp import axes, bits, checks, compiler, noise, offers, summing, trees
+from jaxcomp import axes, base, bits, checks, compiler, noise, summing, trees
+from jaxcomp.base import Codec
 from jaxcomp.codecs.payload import AgreedScale, QuantizedPayload
 from jaxcomp.codecs.summed import Summed
-from jaxcomp.protocols import Array, ArrayLike, AxisName, Key
 from jaxcomp.quantize import bounds, fits, rounding as rounding_
 from jaxcomp.quantize.levels import FRACTION, Levels, MidRise, Uniform
 from jaxcomp.quantize.rounding import Rounding, Subtractive
 from jaxcomp.quantize.scales import MaxAbs, MeanAbs, Scale
 from jaxcomp.quantize.steps import Derived, Exact, Steps
 from jaxcomp.quantize.sums import Rows
+from jaxcomp.types import Array, ArrayLike, AxisName, Key
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Quantizer:
+class Quantizer(Codec, public=("bits", "codes", "exact_variance", "step", "values")):
     """Each bucket as small integers times one step.
 
     `x̂ᵢ = step · round(xᵢ / step)` with `step = scale(x) / levels.magnitude`, clipped to the levels.
@@ -62,7 +63,6 @@ class Quantizer:
     shared: bool = False
     sum_bits: int | None = None
     implementation: str | None = None
-    linear = False
 
     def __post_init__(self):
         checks.bucket_size(self.bucket_size)
@@ -162,18 +162,16 @@ class Quantizer:
             return None
         return peak * bounds.even(self.levels, self.rounding, size)
 
-    def init(self, like: ArrayLike) -> tuple:
-        del like
-        return ()
-
     @property
     def agrees(self) -> bool:
         """Whether the scale is shared."""
         return self.shared
 
     def agree(self, key: Key, x: Array, count: Array, state: tuple, axis_name: AxisName) -> Any:
-        """The largest scale of all workers."""
-        del key, state
+        """The largest scale of all workers, if it is shared."""
+        del key
+        if not self.shared:
+            return state
         return AgreedScale(axes.maximum(self.scale(x, count[:, None])[:, 0], axis_name))
 
     def summable(self, workers: int) -> Summed:
@@ -183,9 +181,9 @@ class Quantizer:
             ValueError: if one step is not worth the same for all, or the sum has too many bits.
         """
         if not self.shared:
-            raise offers.not_summable(self, "it needs one scale for all workers, `shared=True`")
+            raise base.not_summable(self, "it needs one scale for all workers, `shared=True`")
         if isinstance(self.rounding, Subtractive) or not isinstance(self.steps, Exact):
-            raise offers.not_summable(self, "it needs steps Exact(), and dither that stays")
+            raise base.not_summable(self, "it needs steps Exact(), and dither that stays")
         limit = self.levels.magnitude
         if self.sum_bits is not None:
             most = 2 ** (self.sum_bits - 1) - 1
@@ -271,8 +269,14 @@ class Quantizer:
         return self.decode_sum(keys, jax.tree.map(lambda x: x[None], payload), like)
 
     def decode_sum(
-        self, keys: Key, payloads: QuantizedPayload, like: ArrayLike, weights: Array | None = None
+        self,
+        keys: Key,
+        payloads: QuantizedPayload,
+        like: ArrayLike,
+        weights: Array | None = None,
+        side: Any = None,
     ) -> Array:
+        del side
         sent = payloads.steps
         if self.block is None:
             sent = tuple(part[..., None] for part in sent)

@@ -7,11 +7,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import UInt32
 
-from jaxcomp import checks, chunks, noise, offers, summing
+from jaxcomp import base, checks, chunks, decoding, noise, summing
+from jaxcomp.base import Codec, WrappedCodec
+from jaxcomp.codecs import inner
 from jaxcomp.codecs.parts import Part
-from jaxcomp.protocols import Array, ArrayLike, AxisName, Codec, Key
 from jaxcomp.rotate import hadamard
 from jaxcomp.theory import worst_case
+from jaxcomp.types import Array, ArrayLike, Key
 
 ROTATION = 0x526F7461
 """Folded into the key, so that signs and dither have nothing in common."""
@@ -23,7 +25,7 @@ _UNBIASED_BLOCK = 64
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Rotated:
+class Rotated(WrappedCodec, public=("rotate", "unrotate")):
     """A codec of `H D x / √B`: random signs, then the Hadamard transform, in blocks of `B`.
 
     Rotated, every bucket looks Gaussian, and none has an outlier; rotated back, the error is spread
@@ -61,14 +63,10 @@ class Rotated:
     unbiased_on_average: bool = False
 
     def __post_init__(self):
-        offers.check_inner("codec", self.codec, sums=self.shared)
+        inner.check("codec", self.codec, sums=self.shared)
         checks.choice("block", self.block, tuple(2**i for i in range(1, 16)))
         checks.choice("times", self.times, (1, 2))
-        offers.check_mixed(self.codec, self.block)
-
-    @property
-    def bucket_size(self) -> int | None:
-        return self.codec.bucket_size
+        inner.check_mixed(self.codec, self.block)
 
     @property
     def unbiased(self) -> bool:
@@ -92,8 +90,8 @@ class Rotated:
         """
         inner = self.codec
         if isinstance(inner, Part):
-            return inner.power == 0 and offers.contractive(inner.codec)
-        return offers.contractive(inner) and not self.unbiased_on_average
+            return inner.power == 0 and inner.codec.contractive
+        return inner.contractive and not self.unbiased_on_average
 
     @property
     def linear(self) -> bool:
@@ -111,42 +109,18 @@ class Rotated:
         size = self.bucket_size
         if size is not None and self._padded(size)[0] != size:
             return None
-        return offers.bits_per_element(self.codec)
+        return self.codec.bits_per_element
 
-    @property
-    def homogeneous(self) -> bool:
-        """As the codec."""
-        return offers.homogeneous(self.codec)
+    mixed = 0
 
     def variance_bound(self, size: int) -> float | None:
         """That of the codec for the rotated bucket, which has no outlier."""
         padded, block = self._padded(size)
         bounds = [
-            offers.variance_bound(self.codec, padded),
-            offers.peaked_bound(self.codec, padded, worst_case.rotated_peak(block)),
+            self.codec.variance_bound(padded),
+            self.codec.peaked_bound(padded, worst_case.rotated_peak(block)),
         ]
         return min((bound for bound in bounds if bound is not None), default=None)
-
-    def init(self, like: ArrayLike) -> Any:
-        return self.codec.init(self._like(like))
-
-    @property
-    def agrees(self) -> bool:
-        """As the codec."""
-        return offers.agrees(self.codec)
-
-    def agree(self, key: Key, x: Array, count: Array, state: Any, axis_name: AxisName) -> Any:
-        z = self.rotate(key, x)
-        return offers.agree(self.codec, key, z, jnp.full_like(count, z.shape[1]), state, axis_name)
-
-    @property
-    def sided(self) -> bool:
-        """As the codec."""
-        return offers.sided(self.codec)
-
-    def side(self, agreed: Any) -> Any:
-        """As the codec's own."""
-        return offers.side(self.codec, agreed)
 
     def summable(self, workers: int) -> "Rotated":
         """The same rotation of what so many workers may add up, which is undone once.
@@ -155,14 +129,13 @@ class Rotated:
             ValueError: if the rotation is not shared, or what is rotated cannot be added.
         """
         if not self.shared:
-            raise offers.not_summable(self, "it needs a rotation that is the same, `shared=True`")
-        return dataclasses.replace(self, codec=offers.summable(self.codec, workers))
+            raise base.not_summable(self, "it needs a rotation that is the same, `shared=True`")
+        return dataclasses.replace(self, codec=self.codec.summable(workers))
 
     def encode(self, key: Key, x: Array, count: Array, state: Any) -> tuple[Any, Any]:
         def encode(first, x, count):
             own = key._replace(first=first)
-            z = self.rotate(own, x)
-            return self.codec.encode(own, z, jnp.full_like(count, z.shape[1]), state)
+            return self.codec.encode(own, *self.transform(own, x, count), state)
 
         if jax.tree.leaves(state):  # Which belongs to the whole batch.
             return encode(key.first, x, count)
@@ -173,26 +146,28 @@ class Rotated:
             rows = jax.tree.leaves(payload)[0].shape[0]
             part = jax.ShapeDtypeStruct((rows, like.shape[1]), like.dtype)
             own = key._replace(first=first)
-            z = self.codec.decode(own, payload, self._like(part), side)
+            z = self.codec.decode(own, payload, self.inner_like(part), side)
             return self.unrotate(own, z, part)
 
         return chunks.over_rows(some, key.first, payload, side)
 
     def decode_sum(
-        self, keys: Key, payloads: Any, like: ArrayLike, weights: Array | None = None
+        self,
+        keys: Key,
+        payloads: Any,
+        like: ArrayLike,
+        weights: Array | None = None,
+        side: Any = None,
     ) -> Array:
-        inner, wide = self._like(like), summing.accumulator(like)
-        if self.shared:
-            z = summing.decode_sum(self.codec, keys, payloads, inner, weights)
-            return self.unrotate(keys, z, wide)
+        if not self.shared:
+            return super().decode_sum(keys, payloads, like, weights, side)
+        z = decoding.decode_sum(self.codec, keys, payloads, self.inner_like(like), weights, side)
+        return self.unrotate(keys, z, summing.accumulator(like))
 
-        def term(index):
-            key = keys._replace(own=keys.own[index])
-            payload = jax.tree.map(lambda leaf: leaf[index], payloads)
-            x = self.decode(key, payload, wide)
-            return summing.weighted(x, None if weights is None else weights[index])
-
-        return summing.in_order(term, keys.own.shape[0])
+    def transform(self, key: Key, x: Array, count: Array) -> tuple[Array, Array]:
+        """The rotated buckets, whole blocks of which every element is real."""
+        z = self.rotate(key, x)
+        return z, jnp.full_like(count, z.shape[1])
 
     def rotate(self, key: Key, x: Array) -> Array:
         """`[n, size]` rotated, filled up to whole blocks, float32."""
@@ -227,7 +202,7 @@ class Rotated:
         block = min(self.block, max(least, 1 << (size - 1).bit_length()))
         return -(-size // block) * block, block
 
-    def _like(self, like: ArrayLike) -> jax.ShapeDtypeStruct:
+    def inner_like(self, like: ArrayLike) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((like.shape[0], self._padded(like.shape[1])[0]), jnp.float32)
 
 

@@ -9,8 +9,9 @@ from jax import lax
 from jaxtyping import Int32
 
 from jaxcomp import checks, noise, summing
-from jaxcomp.protocols import Array, ArrayLike, Key
+from jaxcomp.base import Codec
 from jaxcomp.quantize import sums
+from jaxcomp.types import Array, ArrayLike, Key
 
 
 class SampledPayload(NamedTuple):
@@ -20,7 +21,7 @@ class SampledPayload(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RandomK:
+class RandomK(Codec, public=("group",)):
     """One element at random of each group of `w` neighbours, the same on all workers.
 
     Unbiased, it is sent `w` times as large: `ω = w − 1`. Payloads are linear: the sum of the
@@ -57,10 +58,6 @@ class RandomK:
         """`ω` with `E‖x̂ − x‖² = ω‖x‖²`."""
         return min(self.group, size) - 1.0 if self.scaled else None
 
-    def init(self, like: ArrayLike) -> tuple:
-        del like
-        return ()
-
     def encode(
         self, key: Key, x: Array, count: Array, state: tuple
     ) -> tuple[SampledPayload, tuple]:
@@ -84,9 +81,15 @@ class RandomK:
         return self._spread(key, payload.values.astype(summing.wide(like.dtype)), like)
 
     def decode_sum(
-        self, keys: Key, payloads: SampledPayload, like: ArrayLike, weights: Array | None = None
+        self,
+        keys: Key,
+        payloads: SampledPayload,
+        like: ArrayLike,
+        weights: Array | None = None,
+        side: Any = None,
     ) -> Array:
         """The values of all workers are added first, and put in their places once."""
+        del side
         dtype = summing.wide(like.dtype)
 
         def term(index):

@@ -10,12 +10,14 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Int32, UInt32
 
-from jaxcomp import checks, noise, offers, summing
-from jaxcomp.protocols import Array, ArrayLike, Codec, Key
+from jaxcomp import checks, noise, summing
+from jaxcomp.base import Codec
+from jaxcomp.codecs import inner
 from jaxcomp.quantize import exact
 from jaxcomp.sparsify import selection
 from jaxcomp.sparsify.choices import Choice
 from jaxcomp.sparsify.indices import EliasFano, Indices
+from jaxcomp.types import Array, ArrayLike, Key
 
 _CHOICE = 0x53706172
 """Folded into the key, so that what is left out and how values are rounded are independent."""
@@ -32,7 +34,7 @@ class SparsePayload(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Sparsifier:
+class Sparsifier(Codec):
     """A few elements of each bucket and their places; the others decode to zero.
 
     Args:
@@ -51,14 +53,13 @@ class Sparsifier:
     indices: Indices = EliasFano()
     bucket_size: int | None = None
     unbiased = False
-    linear = False
 
     def __post_init__(self):
         checks.part("choice", self.choice, Choice)
         checks.part("indices", self.indices, Indices)
         checks.bucket_size(self.bucket_size)
         if self.values is not None:
-            offers.check_inner("values", self.values, agreement=False)
+            inner.check("values", self.values, agreement=False)
             if jax.tree.leaves(self.values.init(jax.ShapeDtypeStruct((1, 8), jnp.float32))):
                 raise ValueError(
                     f"`values` must be a codec without a state, got {self.values!r}; take one such "
@@ -75,10 +76,10 @@ class Sparsifier:
     @property
     def contractive(self) -> bool:
         """What is sent is closer to its elements than zero is, if its codec makes it so."""
-        if self.values is None or offers.contractive(self.values):
+        if self.values is None or self.values.contractive:
             return True
         if self.values.unbiased:
-            bound = offers.variance_bound(self.values, self.values.bucket_size or 512)
+            bound = self.values.variance_bound(self.values.bucket_size or 512)
             return bound is None or bound < 1
         # Values in logarithmic steps are near all elements that are chosen, if not all there are.
         levels = getattr(self.values, "levels", None)
@@ -87,7 +88,7 @@ class Sparsifier:
     @property
     def homogeneous(self) -> bool:
         """As the choice, and the codec of the values."""
-        inner = self.values is None or offers.homogeneous(self.values)
+        inner = self.values is None or self.values.homogeneous
         return self.choice.homogeneous and inner
 
     def init(self, like: ArrayLike) -> Any:
@@ -114,9 +115,15 @@ class Sparsifier:
         return self._add(key, jnp.zeros(like.shape, like.dtype), payload, None)
 
     def decode_sum(
-        self, keys: Key, payloads: SparsePayload, like: ArrayLike, weights: Array | None = None
+        self,
+        keys: Key,
+        payloads: SparsePayload,
+        like: ArrayLike,
+        weights: Array | None = None,
+        side: Any = None,
     ) -> Array:
         """One scatter of sorted, unique places a worker: deterministic on every platform."""
+        del side
         like = summing.accumulator(like)
         return self._sum(keys, payloads, jnp.zeros(like.shape, like.dtype), weights)
 

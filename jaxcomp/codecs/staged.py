@@ -3,13 +3,14 @@
 import dataclasses
 from typing import Any
 
-from jaxcomp import checks, offers
+from jaxcomp import checks
+from jaxcomp.base import Codec, WrappedCodec
 from jaxcomp.codecs.combinators import Chained, Contractive, times
-from jaxcomp.protocols import Array, ArrayLike, AxisName, Codec, Key
+from jaxcomp.types import Array, ArrayLike, AxisName, Key
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Staged:
+class Staged(WrappedCodec):
     """Encodes again and again what is missing yet, and stays unbiased.
 
     Each of `R` stages is `Q / (1 + ω)` of what those before it missed, which leaves
@@ -33,7 +34,8 @@ class Staged:
     stages: int
     omega: float | None = None
     unbiased = True
-    linear = False
+    contractive = False
+    reorders = False
 
     def __post_init__(self):
         checks.integer("stages", self.stages, 1)
@@ -44,13 +46,9 @@ class Staged:
 
     def _left(self, size: int) -> float | None:
         """`q^R`."""
-        own = offers.variance_bound(self.codec, size)
+        own = self.codec.variance_bound(size)
         omega = own if self.omega is None else self.omega
         return None if omega is None else (omega / (1 + omega)) ** self.stages
-
-    @property
-    def bucket_size(self) -> int | None:
-        return self.codec.bucket_size
 
     @property
     def bits_per_element(self) -> float | None:
@@ -62,18 +60,8 @@ class Staged:
         left = self._left(size)
         return None if left is None else left / (1 - left)
 
-    @property
-    def homogeneous(self) -> bool:
-        """As the codec."""
-        return offers.homogeneous(self.codec)
-
     def init(self, like: ArrayLike) -> tuple:
         return self._chain().init(like)
-
-    @property
-    def agrees(self) -> bool:
-        """As the first stage."""
-        return self._chain().agrees
 
     def agree(self, key: Key, x: Array, count: Array, state: tuple, axis_name: AxisName) -> tuple:
         return self._chain().agree(key, x, count, state, axis_name)

@@ -8,12 +8,13 @@ import numpy as np
 from jaxtyping import Float32, Int32, UInt32
 
 from jaxcomp import axes, checks, noise
+from jaxcomp.base import Codec
 from jaxcomp.bits.planes import Plane, lanes
-from jaxcomp.protocols import Array, ArrayLike, AxisName, Key
 from jaxcomp.quantize import rounding as rounding_
 from jaxcomp.quantize.levels import FRACTION, Levels
 from jaxcomp.quantize.rounding import Rounding
 from jaxcomp.quantize.scales import Scale
+from jaxcomp.types import Array, ArrayLike, AxisName, Key
 
 WIDEST = 16
 """Bits of a field at most: a wider one has a word to itself, as much as a float32."""
@@ -33,7 +34,7 @@ class AgreedSteps(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Summed:
+class Summed(Codec, public=("width",)):
     """Each bucket as integers times a step that all workers agree on; the integers may be added.
 
     `Σᵢ x̂ᵢ = step · Σᵢ qᵢ` with `|qᵢ| ≤ limit`. A word is `Σₚ qₚ · 2^(w·p)` modulo 2³², and a sum of
@@ -101,10 +102,6 @@ class Summed:
         if self.bucket_size is None:
             return 32 / self._plane.fields
         return 32 * lanes(self.bucket_size, self._plane) / self.bucket_size
-
-    def init(self, like: ArrayLike) -> tuple:
-        del like
-        return ()
 
     def agree(
         self, key: Key, x: Array, count: Array, state: Any, axis_name: AxisName

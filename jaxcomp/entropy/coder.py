@@ -4,7 +4,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Float32, Int32, UInt32
 
-from jaxcomp.protocols import Array, PyTree
+from jaxcomp.types import Array, PyTree
 
 SYMBOLS = 256
 """The largest alphabet."""

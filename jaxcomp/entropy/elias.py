@@ -11,7 +11,7 @@ from jaxtyping import Float32, Int32, UInt32
 from jaxcomp import axes, checks
 from jaxcomp.entropy import prefix, stream
 from jaxcomp.entropy.coder import SYMBOLS, Stream
-from jaxcomp.protocols import Array
+from jaxcomp.types import Array
 
 CODES = ("omega", "gamma", "delta")
 

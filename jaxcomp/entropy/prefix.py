@@ -7,7 +7,7 @@ from jax import lax
 from jaxtyping import Bool, Int32, UInt32
 
 from jaxcomp.entropy import stream
-from jaxcomp.protocols import Array
+from jaxcomp.types import Array
 
 
 class Fitting(NamedTuple):

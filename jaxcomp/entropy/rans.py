@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float32, Int32, UInt8, UInt16, UInt32
 from jaxcomp import axes, checks, compiler
 from jaxcomp.entropy import stream
 from jaxcomp.entropy.coder import SYMBOLS, Stream
-from jaxcomp.protocols import Array
+from jaxcomp.types import Array
 
 PRECISION = 12
 """Bits of a frequency: a step looks them up in a table that the fastest cache holds."""

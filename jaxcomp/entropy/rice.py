@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float32, Int32, UInt32
 from jaxcomp import checks
 from jaxcomp.entropy import prefix, stream
 from jaxcomp.entropy.coder import Stream
-from jaxcomp.protocols import Array
+from jaxcomp.types import Array
 
 _GOLDEN = (math.sqrt(5) - 1) / 2
 _MOST = 30

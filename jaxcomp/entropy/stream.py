@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Int32, UInt16, UInt32
 
-from jaxcomp.protocols import Array
+from jaxcomp.types import Array
 
 WORD = 32
 

@@ -3,11 +3,11 @@
 import dataclasses
 import warnings
 
-from jaxcomp import offers, policy as policy_
+from jaxcomp import policy as policy_
+from jaxcomp.base import Codec, Feedback
 from jaxcomp.feedback.momentum import MomentumCorrection
 from jaxcomp.feedback.residual import NoFeedback, Residual
 from jaxcomp.policy import Policy
-from jaxcomp.protocols import Codec, Feedback
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,17 +31,17 @@ class Link:
     feedback: Feedback = NoFeedback()
 
     def __post_init__(self):
-        if isinstance(self.codec, type) or not isinstance(self.codec, Codec | Policy):
+        if not isinstance(self.codec, Codec | Policy):
             raise ValueError(
                 "`codec` must be a codec such as jaxcomp.qsgd_inf(bits=4), or a Policy, "
                 f"got {self.codec!r}"
             )
-        if isinstance(self.feedback, type) or not hasattr(self.feedback, "compensate"):
+        if not isinstance(self.feedback, Feedback):
             raise ValueError(
                 "`feedback` must be a feedback such as jaxcomp.Residual() or jaxcomp.NoFeedback(), "
                 f"got {self.feedback!r}"
             )
-        lossy = [codec for codec in self.policy.codecs if offers.contractive(codec)]
+        lossy = [codec for codec in self.policy.codecs if codec.contractive]
         if lossy and isinstance(self.feedback, NoFeedback):
             warnings.warn(
                 f"{lossy[0]!r} is biased, and without feedback what it drops is lost for good; "
@@ -51,8 +51,7 @@ class Link:
         loose = [
             codec
             for codec in self.policy.codecs
-            if not offers.contractive(codec)
-            and offers.variance_bound(codec, codec.bucket_size or 1) is None
+            if not codec.contractive and codec.variance_bound(codec.bucket_size or 1) is None
         ]
         if loose and isinstance(self.feedback, Residual | MomentumCorrection):
             warnings.warn(
@@ -63,7 +62,7 @@ class Link:
             )
 
         for codec in self.policy.codecs:
-            getattr(self.feedback, "check", lambda codec, size: None)(codec, codec.bucket_size)
+            self.feedback.check(codec, codec.bucket_size)
 
     @property
     def policy(self) -> Policy:
@@ -77,7 +76,7 @@ def default(codec: "Codec | Policy") -> Feedback:
     Raises:
         ValueError: if a policy mixes both classes, since one feedback serves the whole tree.
     """
-    classes = {offers.contractive(member) for member in policy_.of(codec).codecs}
+    classes = {member.contractive for member in policy_.of(codec).codecs}
     if len(classes) > 1:
         raise ValueError(
             "`codec` is a policy that mixes contractive codecs, which need feedback, with others, "

@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomp import checks
-from jaxcomp.protocols import Array, ArrayLike
+from jaxcomp.base import Codec
 from jaxcomp.quantize import blocks
+from jaxcomp.types import Array, ArrayLike
 
 _FLOATS = (None, "float64", "float32", "bfloat16", "float16")
 
@@ -15,6 +16,18 @@ _FLOATS = (None, "float64", "float32", "bfloat16", "float16")
 def check(dtype: Any, *, exact: bool = False) -> None:
     """Raises a `ValueError` unless memories may be stored so; `exact` leaves out the lossy ones."""
     checks.choice("dtype", dtype, _FLOATS[:3] if exact else (*_FLOATS, "int8"))
+
+
+def check_residual(feedback: Any, codec: Codec, size: int | None, decay: float = 1.0) -> None:
+    """Raises a `ValueError` for a codec whose errors would add up faster than they are sent."""
+    omega = None if size is None or codec.contractive else codec.variance_bound(size)
+    if omega is not None and decay**2 * omega >= 1:
+        raise ValueError(
+            f"`feedback` must be NoFeedback() or a Shift around {codec!r}, whose variance on "
+            f"buckets of {size}, ω = {omega:.4g}, may exceed its input, so that what it loses "
+            f"grows from step to step, got {feedback!r}; or take jaxcomp.Contractive(codec), more "
+            "bits, shorter buckets, or a contractive codec such as jaxcomp.blockwise(bits=4)"
+        )
 
 
 def zeros(like: ArrayLike, dtype: str | None) -> Any:

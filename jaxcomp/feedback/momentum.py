@@ -6,9 +6,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxcomp import checks, offers, summing
+from jaxcomp import checks, summing
+from jaxcomp.base import Codec, Feedback
 from jaxcomp.feedback import memory
-from jaxcomp.protocols import Array, Codec, PyTree
+from jaxcomp.types import Array, PyTree
 
 
 class MomentumState(NamedTuple):
@@ -24,7 +25,7 @@ class MomentumState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class MomentumCorrection:
+class MomentumCorrection(Feedback):
     """Momentum before compression, so that an element that waits gathers its momentum too.
 
     `u ← m·u + g`, `v ← v + u`, send `C(v)`, `v ← v − C(v)`, and `u ← 0` where `C(v) ≠ 0` (factor
@@ -82,7 +83,7 @@ class MomentumCorrection:
 
     def check(self, codec: Codec, size: int | None) -> None:
         """Raises a `ValueError` for a codec around which the memory would grow."""
-        offers.check_residual(self, codec, size)
+        memory.check_residual(self, codec, size)
 
     def init(self, like: PyTree, part_like: PyTree) -> MomentumState:
         del part_like

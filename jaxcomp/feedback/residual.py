@@ -6,13 +6,14 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxcomp import checks, offers, summing
+from jaxcomp import checks, summing
+from jaxcomp.base import Codec, Feedback
 from jaxcomp.feedback import memory
-from jaxcomp.protocols import Array, Codec, PyTree
+from jaxcomp.types import Array, PyTree
 
 
 @dataclasses.dataclass(frozen=True)
-class NoFeedback:
+class NoFeedback(Feedback):
     """Sends what it is given and remembers nothing."""
 
     kind = "none"
@@ -44,7 +45,7 @@ class ResidualState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Residual:
+class Residual(Feedback):
     """Error feedback: what a message lost is added to the next one.
 
     `p = g + e`, send `C(p)`, `e ← decay · (p − C(p))`. With a contractive codec the error stays
@@ -76,7 +77,7 @@ class Residual:
 
     def check(self, codec: Codec, size: int | None) -> None:
         """Raises a `ValueError` for a codec whose residual would grow."""
-        offers.check_residual(self, codec, size, self.decay)
+        memory.check_residual(self, codec, size, self.decay)
 
     def init(self, like: PyTree, part_like: PyTree) -> ResidualState:
         del part_like

@@ -5,13 +5,14 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jaxcomp import checks, compiler, offers, summing
+from jaxcomp import checks, compiler, summing
+from jaxcomp.base import Codec, Feedback, Mirrored
 from jaxcomp.feedback import memory
-from jaxcomp.protocols import Array, Codec, Mirrored, PyTree
+from jaxcomp.types import Array, PyTree
 
 
 @dataclasses.dataclass(frozen=True)
-class Shift:
+class Shift(Feedback):
     """Sends changes: the gradient less a memory that follows it, which the receiver mirrors.
 
     `m = g − h`, send `C(m)`, `h ← h + a · C(m)`; the estimate is `H + Σ wᵢ·C(mᵢ)/n`, and the mirror
@@ -69,7 +70,7 @@ class Shift:
 
     def check(self, codec: Codec, size: int | None) -> None:
         """Raises a `ValueError` for a codec around which the memory would not follow."""
-        if offers.contractive(codec):
+        if codec.contractive:
             if self.step != 1:
                 raise ValueError(
                     f"`feedback` must be Shift(step=1.0), EF21, around a contractive codec, whose "
@@ -83,7 +84,7 @@ class Shift:
                 "unbiased nor contractive, so that no shift is sure to follow; or take "
                 "jaxcomp.Contractive(codec), an unbiased codec, or a contractive one"
             )
-        omega = None if size is None else offers.variance_bound(codec, size)
+        omega = None if size is None else codec.variance_bound(size)
         if omega is not None and self.step * (1 + omega) >= 2:
             raise ValueError(
                 f"`step` must be at most 1/(1 + ω) = {1 / (1 + omega):.4g} for the variance "

@@ -9,7 +9,8 @@ import numpy as np
 from jax import lax
 
 from jaxcomp import checks, norms, summing
-from jaxcomp.protocols import Array, AxisName, Feedback, Opened, PyTree
+from jaxcomp.base import Feedback, Gate, Opened
+from jaxcomp.types import Array, AxisName, PyTree
 
 
 class CensoredState(NamedTuple):
@@ -25,7 +26,7 @@ class CensoredState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Censored:
+class Censored(Gate):
     """A worker sends only if its gradient has changed enough since it last sent.
 
     Worker `m` sends iff `‖δ_m‖² > threshold · ‖θ^k − θ^{k−1}‖²`, where `δ_m` is its message: over
@@ -72,7 +73,7 @@ class Censored:
 
     def check(self, feedback: Feedback) -> None:
         """Raises a `ValueError` for a feedback whose messages are not changes."""
-        if not getattr(feedback, "mirrors", False):
+        if not feedback.mirrors:
             raise ValueError(
                 "`gate` Censored needs messages that are changes, so that silence means no "
                 f"change: use Link(codec, Shift()), got {feedback!r}"

@@ -9,14 +9,15 @@ import numpy as np
 from jax import lax
 
 from jaxcomp import axes, checks, noise
-from jaxcomp.protocols import Array, AxisName, Opened, PyTree
+from jaxcomp.base import Gate, Opened
+from jaxcomp.types import Array, AxisName, PyTree
 
 _GATE = 0x67617465
 """Folded into a step's key, so that who sends has nothing to do with the noise of the codecs."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Bernoulli:
+class Bernoulli(Gate):
     """Each worker takes part with probability `p`, drawn anew in every step.
 
     The sum of what is sent counts `1/p` times, `Σ_S c_i / (p·n)`, so that its expectation is the
@@ -68,7 +69,7 @@ class Bernoulli:
 
 
 @dataclasses.dataclass(frozen=True)
-class Sampled:
+class Sampled(Gate):
     """Exactly `r` of the `n` workers take part, drawn anew in every step.
 
     They are those with the smallest words of a hash of the shared key. The sum of what is sent
@@ -116,7 +117,7 @@ class Sampled:
 
 
 @dataclasses.dataclass(frozen=True)
-class Coin:
+class Coin(Gate):
     """All workers send with probability `p`, else none does.
 
     Args:

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomp import checks
-from jaxcomp.protocols import Array, AxisName, Feedback, Opened, PyTree
+from jaxcomp.base import Feedback, Gate, Opened
+from jaxcomp.types import Array, AxisName, PyTree
 
 _LAST_STEP = 2**31 - 1
 
@@ -26,7 +27,7 @@ class PhaseState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Always:
+class Always(Gate):
     """Every worker sends in every step.
 
     Example:
@@ -49,7 +50,7 @@ class Always:
 
 
 @dataclasses.dataclass(frozen=True)
-class Every:
+class Every(Gate):
     """All workers send in every `k`-th step: in the steps `offset`, `offset + k`, ….
 
     By default in the last of each `k`: a residual then holds `k` gradients and sends their sum, and
@@ -115,7 +116,7 @@ class Every:
 
 
 @dataclasses.dataclass(frozen=True)
-class Phase:
+class Phase(Gate):
     """All workers send from the step `start` on, and until the step `stop`, counted from 0.
 
     Args:

@@ -13,8 +13,8 @@ from jaxcomp import bits as bits_
 from jaxcomp.bits.planes import Bits, lanes
 from jaxcomp.messages import streams
 from jaxcomp.messages.reading import MessageError, Reader
-from jaxcomp.protocols import ArrayLike
 from jaxcomp.quantize.levels import TRIT
+from jaxcomp.types import ArrayLike
 
 RAW, PLANES, TRIMMED, CODES = range(4)
 _WIDEST = 16

@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxcomp.messages.identity import DIGEST
 from jaxcomp.messages.reading import MessageError, Reader, number
-from jaxcomp.protocols import ArrayLike
+from jaxcomp.types import ArrayLike
 
 MAGIC = b"\x8bJXC"
 VERSION = 1

@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomp import trees, wire
+from jaxcomp.base import Codec
 from jaxcomp.messages import arrays, frame, identity
 from jaxcomp.messages.reading import MessageError
 from jaxcomp.policy import Policy
-from jaxcomp.protocols import Codec, PyTree
 from jaxcomp.trees import TreePayload
+from jaxcomp.types import PyTree
 
 
 class Expected(NamedTuple):

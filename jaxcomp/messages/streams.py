@@ -14,7 +14,7 @@ from jaxtyping import Bool, Int32, UInt8, UInt32
 from jaxcomp.entropy.coder import SYMBOLS, Stream
 from jaxcomp.entropy.rans import PRECISION, Rans
 from jaxcomp.messages.reading import MessageError, Reader, number
-from jaxcomp.protocols import Array
+from jaxcomp.types import Array
 
 RAW, CONSTANT, CODED = range(3)
 _TOTAL = 1 << PRECISION

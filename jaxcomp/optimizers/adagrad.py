@@ -9,7 +9,7 @@ import optax
 from jaxcomp import checks, summing
 from jaxcomp.optimizers import rates, regularizers
 from jaxcomp.optimizers.regularizers import Regularizer
-from jaxcomp.protocols import Array, PyTree
+from jaxcomp.types import Array, PyTree
 
 
 class ProxAdagradState(NamedTuple):

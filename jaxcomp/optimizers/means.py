@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomp.protocols import PyTree
+from jaxcomp.types import PyTree
 
 
 def check(name: str, tx: Any) -> optax.GradientTransformationExtraArgs:

@@ -9,7 +9,7 @@ import optax
 
 from jaxcomp import checks
 from jaxcomp.optimizers import rates
-from jaxcomp.protocols import Array, PyTree
+from jaxcomp.types import Array, PyTree
 
 
 @dataclasses.dataclass(frozen=True)

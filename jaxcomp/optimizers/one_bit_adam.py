@@ -8,9 +8,9 @@ import optax
 
 from jaxcomp import own_gradients
 from jaxcomp.optimizers import means, moments, rates
-from jaxcomp.protocols import Array, AxisName, PyTree
 from jaxcomp.reducers import rounds
 from jaxcomp.transforms import branches
+from jaxcomp.types import Array, AxisName, PyTree
 
 
 class OneBitAdamState(NamedTuple):

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomp.protocols import Array, PyTree
+from jaxcomp.types import Array, PyTree
 
 
 def projected(projection: Callable[[PyTree], PyTree]) -> optax.GradientTransformationExtraArgs:

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomp import checks
-from jaxcomp.protocols import Array
+from jaxcomp.types import Array
 
 LAST = 2**31 - 1
 """The last step that an int32 counts."""

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomp import axes, checks, norms
-from jaxcomp.protocols import Array
+from jaxcomp.types import Array
 
 _STEPS = 60
 """Bisections: more than the digits of a float64, and the brackets below are narrow."""

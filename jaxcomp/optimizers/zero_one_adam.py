@@ -9,9 +9,9 @@ import optax
 
 from jaxcomp import checks, own_gradients
 from jaxcomp.optimizers import means, moments, rates
-from jaxcomp.protocols import Array, AxisName, PyTree
 from jaxcomp.reducers import reduction, rounds
 from jaxcomp.transforms import branches
+from jaxcomp.types import Array, AxisName, PyTree
 from jaxcomp.workers import PerWorker
 
 

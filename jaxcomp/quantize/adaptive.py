@@ -17,7 +17,7 @@ from jax import lax
 from jaxtyping import Float32
 
 from jaxcomp import checks
-from jaxcomp.protocols import Array
+from jaxcomp.types import Array
 
 BINS = 512
 """Bins of a histogram: 32 in each of the 16 powers of two below 1; the first reaches down to 0."""

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Float32, Int8
 
-from jaxcomp.protocols import Array
 from jaxcomp.quantize import rounding, sums
 from jaxcomp.quantize.levels import FRACTION
+from jaxcomp.types import Array
 
 BLOCK = 256
 """Elements that share a step: neighbours in the flattened array."""

@@ -14,7 +14,7 @@ from jax import lax
 from jaxtyping import Float32
 
 from jaxcomp import compiler
-from jaxcomp.protocols import Array
+from jaxcomp.types import Array
 
 Digits = bool | Literal["interpreted"]
 """Whether to work by digits on every platform, as a kernel must; or as an interpreted kernel, whose

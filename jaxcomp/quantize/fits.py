@@ -11,9 +11,9 @@ from jax import lax
 from jaxtyping import Float32
 
 from jaxcomp import compiler
-from jaxcomp.protocols import Array
 from jaxcomp.quantize import exact, rounding, sums
 from jaxcomp.quantize.levels import Levels
+from jaxcomp.types import Array
 
 FITS = (None, "unbiased", "least_squares", "norm")
 

@@ -12,7 +12,7 @@ from jax import lax
 from jaxtyping import Float32, UInt32
 
 from jaxcomp import checks
-from jaxcomp.protocols import Array
+from jaxcomp.types import Array
 
 FRACTION = 20
 """Bits behind the point in which an element is rounded: dither is an integer below 2²⁰."""

@@ -8,9 +8,9 @@ from jax import lax
 from jaxtyping import Float32, Int32
 
 from jaxcomp import checks
-from jaxcomp.protocols import Array
 from jaxcomp.quantize import exact, sums
 from jaxcomp.quantize.sums import Rows
+from jaxcomp.types import Array
 
 
 @dataclasses.dataclass(frozen=True)

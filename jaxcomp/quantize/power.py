@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float32
 
-from jaxcomp.protocols import Array
 from jaxcomp.quantize import exact
+from jaxcomp.types import Array
 
 _BITS = 20
 """Binary digits of the exponent's fraction, a square root each."""

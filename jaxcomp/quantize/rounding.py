@@ -9,10 +9,10 @@ from jax import lax
 from jaxtyping import Float32
 
 from jaxcomp import compiler, noise
-from jaxcomp.protocols import Array
 from jaxcomp.quantize import exact, sums
 from jaxcomp.quantize.levels import FRACTION
 from jaxcomp.quantize.sums import Rows
+from jaxcomp.types import Array
 
 _TINY = float(np.finfo(np.float32).tiny)
 LOW = 2.0**-106

@@ -17,9 +17,9 @@ from jax import lax
 from jaxtyping import Float32
 
 from jaxcomp import checks, chunks
-from jaxcomp.protocols import Array
 from jaxcomp.quantize import exact, power, sums
 from jaxcomp.quantize.sums import Rows
+from jaxcomp.types import Array
 
 _LARGEST = float(np.finfo(np.float32).max)
 

@@ -14,9 +14,9 @@ from jax import lax
 from jaxtyping import Float32
 
 from jaxcomp import checks, noise
-from jaxcomp.protocols import Array
 from jaxcomp.quantize import exact, rounding, sums
 from jaxcomp.quantize.levels import FRACTION, Float, Levels
+from jaxcomp.types import Array
 
 _TINY = float(np.finfo(np.float32).tiny)
 _NOISE = 1 << 31

@@ -16,8 +16,8 @@ from jax import lax
 from jaxtyping import Float32, Int32
 
 from jaxcomp import compiler
-from jaxcomp.protocols import Array
 from jaxcomp.quantize import exact
+from jaxcomp.types import Array
 
 FRACTION = 21
 """Bits behind the point of the terms of `total`: terms of at most 1 in size are exact to 2⁻²²."""

@@ -10,9 +10,9 @@ from jax import lax
 from jaxtyping import Float32, UInt32
 
 from jaxcomp import checks
-from jaxcomp.protocols import Array
 from jaxcomp.quantize.levels import FRACTION
 from jaxcomp.theory import limits
+from jaxcomp.types import Array
 
 _PRECISION = 10
 """Bits of the largest value: a value off by 2⁻¹¹ of it adds less than 1e-6 to the error."""

@@ -5,16 +5,17 @@ from typing import Any
 import optax
 
 from jaxcomp import feedback
+from jaxcomp.base import Codec
 from jaxcomp.callers import whole
 from jaxcomp.feedback import Link
 from jaxcomp.optimizers.one_bit_adam import scale_by_one_bit_adam
 from jaxcomp.optimizers.zero_one_adam import step_by_zero_one_adam
 from jaxcomp.policy import Policy
-from jaxcomp.protocols import AxisName, Codec, PyTree
 from jaxcomp.recipes import quantizers
 from jaxcomp.reducers.dense import Dense
 from jaxcomp.reducers.two_shot import TwoShot
 from jaxcomp.transforms.mean import compressed_mean
+from jaxcomp.types import AxisName, PyTree
 
 
 @whole

@@ -3,11 +3,11 @@
 import math
 
 from jaxcomp import checks
+from jaxcomp.base import Codec
 from jaxcomp.codecs.embedded import Embedded
 from jaxcomp.codecs.parts import Part, Split
 from jaxcomp.codecs.quantizer import Quantizer
 from jaxcomp.codecs.rotated import Rotated
-from jaxcomp.protocols import Codec
 from jaxcomp.quantize import levels, rounding, scales, tables
 
 BLOCK = 4096

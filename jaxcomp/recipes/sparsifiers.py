@@ -1,11 +1,11 @@
 """Sparsifiers by their names in the literature."""
 
 from jaxcomp import checks
+from jaxcomp.base import Codec
 from jaxcomp.codecs.cosine import Cosine
 from jaxcomp.codecs.quantizer import Quantizer
 from jaxcomp.codecs.sampled import RandomK
 from jaxcomp.codecs.sparsifier import Sparsifier
-from jaxcomp.protocols import Codec
 from jaxcomp.quantize.rounding import Nearest
 from jaxcomp.quantize.scales import MaxAbs
 from jaxcomp.quantize.tables import Geometric

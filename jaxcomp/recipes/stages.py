@@ -1,9 +1,9 @@
 """Compression in several stages."""
 
 from jaxcomp import checks
+from jaxcomp.base import Codec
 from jaxcomp.codecs.combinators import Chained
 from jaxcomp.codecs.staged import Staged
-from jaxcomp.protocols import Codec
 
 
 def msc(codec: Codec, stages: int) -> Chained | Staged:

@@ -1,16 +1,17 @@
 """Majority votes on the sign of each element."""
 
 import dataclasses
+from typing import Any
 
+from jaxcomp.base import Codec, WrappedReducer
 from jaxcomp.codecs.ballot import Ballot
 from jaxcomp.feedback import Link
 from jaxcomp.policy import Policy
-from jaxcomp.protocols import Codec
 from jaxcomp.reducers.two_shot import TwoShot
 
 
 @dataclasses.dataclass(frozen=True)
-class Vote(TwoShot):
+class Vote(WrappedReducer):
     """The sign that most workers have, by one bit an element in both directions.
 
     `sign(Σ wᵢ · sign(gᵢ))`: every worker counts the votes on its share of the elements and tells
@@ -57,8 +58,7 @@ class Vote(TwoShot):
         if self.down is None:
             given = self.up.codec if isinstance(self.up, Link) else self.up
             object.__setattr__(self, "down", Link(given))
-        super().__post_init__()
-        for link in (self.uplink, self.downlink):
+        for link in (self.reducer.uplink, self.reducer.downlink):
             if not all(isinstance(codec, Ballot) for codec in link.policy.codecs):
                 raise ValueError(
                     "`up` and `down` must be jaxcomp.Ballot(), or a Policy of it, since a vote is "
@@ -69,3 +69,9 @@ class Vote(TwoShot):
                     "`up` and `down` must have no feedback, since a ballot has no size, got "
                     f"{link.feedback!r}; jaxcomp.Link(jaxcomp.sign(), jaxcomp.Residual()) has one"
                 )
+
+    @property
+    def reducer(self) -> TwoShot:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """A two-shot mean of ballots, whose downlink sends the sign of the mean."""
+        down: Any = self.down
+        return TwoShot(self.up, down)

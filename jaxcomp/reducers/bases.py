@@ -14,7 +14,7 @@ from jax import lax
 from jaxtyping import Float
 
 from jaxcomp import axes
-from jaxcomp.protocols import Array
+from jaxcomp.types import Array
 
 _LANES = 128
 

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 
 from jaxcomp import workers as workers_
 from jaxcomp.feedback import MomentumState, ResidualState, memory as memory_
-from jaxcomp.protocols import Array, PyTree
 from jaxcomp.quantize.blocks import Blocks8
+from jaxcomp.types import Array, PyTree
 
 _UNSENT = {ResidualState: "residual", MomentumState: "velocity"}
 """Which array of a memory is sent later, whatever is added to it."""

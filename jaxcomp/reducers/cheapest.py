@@ -10,15 +10,16 @@ from typing import Any, NamedTuple, cast
 
 import jax
 
-from jaxcomp import axes, feedback as feedback_, offers, trees, wire
+from jaxcomp import axes, feedback as feedback_, trees, wire
+from jaxcomp.base import Codec, Collected, Reducer
 from jaxcomp.feedback import Link, Shift
 from jaxcomp.policy import Policy
-from jaxcomp.protocols import Array, AxisName, Batches, Codec, Collected, PyTree, Reducer, Stacks
 from jaxcomp.reducers import dense as dense_
 from jaxcomp.reducers.gather import Gather
 from jaxcomp.reducers.psum import Psum
 from jaxcomp.reducers.two_shot import TwoShot, TwoShotState
 from jaxcomp.theory import cost
+from jaxcomp.types import Array, AxisName, Batches, PyTree, Stacks
 
 _NOTICED = 2**16
 """Bytes of compressed leaves below which it is nobody's concern how they travel."""
@@ -32,7 +33,7 @@ class Offer(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Cheapest:
+class Cheapest(Reducer, public=("picked", "priced", "reducers", "two_shot")):
     """`Gather`, or for many workers `TwoShot` with the same codec down: what moves fewer bytes.
 
     `Gather` sends `n − 1` payloads, `TwoShot` two shares of `(n − 1)/n`: with equal codecs, the
@@ -91,7 +92,7 @@ class Cheapest:
         """What may be taken."""
         ways: list[Any] = [Gather(self.uplink)]
         codecs, two_shot = self.uplink.policy.codecs, self.two_shot()
-        if codecs and all(codec.linear or hasattr(codec, "summable") for codec in codecs):
+        if codecs and all(codec.may_sum for codec in codecs):
             with contextlib.suppress(ValueError):  # Not by these settings.
                 ways.append(Psum(self.uplink))
         if two_shot is not None and not all(codec.linear for codec in codecs):
@@ -101,8 +102,13 @@ class Cheapest:
     @property
     def splits(self) -> bool:
         """Whether devices share the uplink's mirror: with one, it is always TwoShot."""
-        mirrors = getattr(self.uplink.feedback, "mirrors", False)
-        return mirrors and self.two_shot() is not None
+        return self.uplink.feedback.mirrors and self.two_shot() is not None
+
+    @property
+    def downlink(self) -> Link | None:
+        """That of `TwoShot` where it is always taken; else none is known before the workers are."""
+        two_shot = self.two_shot() if self.splits else None
+        return None if two_shot is None else two_shot.downlink
 
     def init(self, batches: Batches, axis_name: AxisName) -> PyTree:
         state = self.reducers[-1].init(batches, axis_name)
@@ -152,8 +158,7 @@ class Cheapest:
     ) -> Stacks:
         """As what is picked has it."""
         reducer = self._here(batches, axis_name)
-        known = getattr(reducer, "unchanged", lambda batches, part, state, axis_name: part)
-        return known(batches, part, _own(reducer, state), axis_name)
+        return reducer.unchanged(batches, part, _own(reducer, state), axis_name)
 
     def dense(
         self, leaves: Sequence[Array], axis_name: AxisName, weight: Array | None = None
@@ -200,11 +205,11 @@ class Cheapest:
         link, codecs = self.uplink, self.uplink.policy.codecs
         if not whole and not all(codec.bucket_size for codec in codecs):
             return None
-        shaped = any(hasattr(codec, "for_leaf") for codec in codecs)
-        if shaped or len({offers.contractive(codec) for codec in codecs}) != 1:
+        shaped = any(codec.shaped for codec in codecs)
+        if shaped or len({codec.contractive for codec in codecs}) != 1:
             return None
         feedback = link.feedback
-        if feedback != Shift() or not offers.contractive(codecs[0]):
+        if feedback != Shift() or not codecs[0].contractive:
             feedback = feedback_.default(link.codec)
         return TwoShot(link, Link(link.codec, feedback))
 

@@ -11,14 +11,15 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomp import checks, compiler, trees, wire
+from jaxcomp.base import Collected, Reducer
 from jaxcomp.policy import NOTHING
-from jaxcomp.protocols import Array, ArrayLike, AxisName, Batches, Collected, PyTree, Stacks
 from jaxcomp.reducers import over_workers
 from jaxcomp.theory import cost
+from jaxcomp.types import Array, ArrayLike, AxisName, Batches, PyTree, Stacks
 
 
 @dataclasses.dataclass(frozen=True)
-class Dense:
+class Dense(Reducer):
     """The mean of the gradients by an all-reduce.
 
     Args:

@@ -8,17 +8,18 @@ from typing import cast
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomp import axes, checks, offers, wire
+from jaxcomp import axes, checks, wire
+from jaxcomp.base import Codec, Collected, Reducer
 from jaxcomp.feedback import Link
 from jaxcomp.policy import Policy
-from jaxcomp.protocols import Array, AxisName, Batches, Codec, Collected, PyTree, Stacks
 from jaxcomp.reducers import dense as dense_, reduction, senders
 from jaxcomp.theory import cost
+from jaxcomp.types import Array, AxisName, Batches, PyTree, Stacks
 from jaxcomp.workers import PerWorker
 
 
 @dataclasses.dataclass(frozen=True)
-class Gather:
+class Gather(Reducer):
     """The mean of all decoded payloads, by one all-gather for the whole model, or a few.
 
     One device sends `(n − 1)` payloads, so this pays for few workers or small payloads: b-bit
@@ -53,13 +54,13 @@ class Gather:
             self._check_senders()
 
     def _check_senders(self) -> None:
-        dense = [c for c in self.uplink.policy.codecs if not offers.names_senders(c)]
+        dense = [c for c in self.uplink.policy.codecs if not c.names_senders]
         if dense:
             raise ValueError(
                 f"`over` must be 'workers' for codecs that send every element, got {dense[0]!r}; "
                 "'senders' goes with sparsifiers such as jaxcomp.demo() or jaxcomp.top_k()"
             )
-        if getattr(self.uplink.feedback, "mirrors", False):
+        if self.uplink.feedback.mirrors:
             raise ValueError(
                 "`over` must be 'workers' under a feedback whose receivers follow the mean of "
                 f"what was sent, got {self.uplink.feedback!r}; 'senders' goes with "
@@ -97,11 +98,6 @@ class Gather:
             share=1.0 if total is None else jnp.sum(total) * (1 / workers),
             state=PerWorker.wrap(own.states, "codec", axis_name),
         )
-
-    def spread(
-        self, key: Array, batches: Batches, part: Stacks, state: PyTree, axis_name: AxisName
-    ) -> tuple[Stacks, PyTree]:
-        return part, state
 
     def dense(
         self, leaves: Sequence[Array], axis_name: AxisName, weight: Array | None = None

@@ -12,22 +12,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomp import axes, batches as batches_, noise, workers
+from jaxcomp.base import Codec, Collected, Reducer
 from jaxcomp.feedback import Link
 from jaxcomp.policy import Policy
-from jaxcomp.protocols import (
-    Array,
-    AxisName,
-    Batches,
-    Codec,
-    Collected,
-    PyTree,
-    Reducer,
-    Stacks,
-)
 from jaxcomp.reducers import dense as dense_, over_workers, reduction
 from jaxcomp.reducers.dense import Dense
 from jaxcomp.reducers.gather import Gather
 from jaxcomp.theory import cost
+from jaxcomp.types import Array, AxisName, Batches, PyTree, Stacks
 
 
 class HierarchicalState(NamedTuple):
@@ -37,7 +29,7 @@ class HierarchicalState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Hierarchical:
+class Hierarchical(Reducer, public=("levels",)):
     """A dense reduce-scatter over the fast axis, a compressed mean over the slow one, and back.
 
     Of `n` fast neighbours each averages `1/n` of the vector, brings this share over the slow links
@@ -71,6 +63,7 @@ class Hierarchical:
     inner: Dense = Dense()
     outer: "Reducer | Link | Codec | Policy | None" = None
     splits = True
+    hierarchical = True
 
     def __post_init__(self):
         if not isinstance(self.inner, Dense):
@@ -81,21 +74,19 @@ class Hierarchical:
         if isinstance(self.outer, Link | Policy | Codec):
             object.__setattr__(self, "outer", Gather(self.outer))
         outer: Any = self.outer
-        if isinstance(outer, type) or not isinstance(getattr(outer, "uplink", None), Link):
+        if not isinstance(outer, Reducer) or outer.uplink is None:
             raise ValueError(
                 "`outer` must be a reducer with links, such as jaxcomp.TwoShot(codec, codec), or a "
                 f"codec, got {outer!r}"
             )
-        mixed = any(hasattr(outer, name) for name in ("phases", "enter"))
-        if mixed or not hasattr(outer, "batches_link_bytes"):
+        if outer.scheduled or outer.hierarchical or not outer.composes:
             raise ValueError(
                 "`outer` must be a reducer of payloads, such as jaxcomp.Gather, jaxcomp.TwoShot or "
                 f"jaxcomp.Psum, got {outer!r}"
             )
 
-        down = getattr(outer, "downlink", outer.uplink)
-        for link in (outer.uplink, down):
-            if getattr(link.feedback, "mirrors", False):
+        for link in (outer.uplink, outer.downlink or outer.uplink):
+            if link.feedback.mirrors:
                 raise ValueError(
                     "`outer` must have links without a mirror, which neighbours would not share: "
                     f"got {link.feedback!r}. Take jaxcomp.Residual(), or for shifts the other way "
@@ -109,6 +100,16 @@ class Hierarchical:
         return self._outer.uplink
 
     @property
+    def downlink(self) -> Link | None:
+        """That over the slow axes."""
+        return self._outer.downlink
+
+    @property
+    def for_small_leaves(self) -> str:
+        """As the outer reducer."""
+        return self._outer.for_small_leaves
+
+    @property
     def _outer(self) -> Any:
         return cast(Any, self.outer)
 
@@ -119,8 +120,7 @@ class Hierarchical:
     def shares(self, workers: tuple[int, ...]) -> int:
         """One bucket for each fast neighbour, and what the outer reducer makes of those."""
         *outer, inner = workers
-        inside = getattr(self._outer, "shares", lambda _: 1)
-        return inner * inside((math.prod(outer),))
+        return inner * self._outer.shares((math.prod(outer),))
 
     def within(self, batches: Batches, axis_name: AxisName) -> Batches:
         """The share of this device among its fast neighbours."""
@@ -135,9 +135,8 @@ class Hierarchical:
         self, batches: Batches, state: HierarchicalState, axis_name: AxisName
     ) -> HierarchicalState:
         """As the outer reducer has it."""
-        fit = getattr(self._outer, "fitted", lambda batches, links, axis_name: links)
         shards = self.within(batches, axis_name)
-        return HierarchicalState(fit(shards, state.outer, self.link_axis(axis_name)))
+        return HierarchicalState(self._outer.fitted(shards, state.outer, self.link_axis(axis_name)))
 
     def part_like(self, batches: Batches, axis_name: AxisName) -> PyTree:
         return self._outer.part_like(self.within(batches, axis_name), self.link_axis(axis_name))
@@ -204,9 +203,8 @@ class Hierarchical:
         self, batches: Batches, part: Stacks, state: HierarchicalState, axis_name: AxisName
     ) -> Stacks:
         """As the outer reducer has it."""
-        known = getattr(self._outer, "unchanged", lambda batches, part, state, axis_name: part)
         shards = self.within(batches, axis_name)
-        return known(shards, part, state.outer, self.link_axis(axis_name))
+        return self._outer.unchanged(shards, part, state.outer, self.link_axis(axis_name))
 
     def dense(
         self, leaves: Sequence[Array], axis_name: AxisName, weight: Array | None = None

@@ -16,8 +16,9 @@ from jax import lax
 from jaxtyping import Float
 
 from jaxcomp import checks, noise, summing
-from jaxcomp.protocols import Array, ArrayLike, Key
+from jaxcomp.base import Codec
 from jaxcomp.reducers import bases
+from jaxcomp.types import Array, ArrayLike, Key
 
 _START = np.array([0x4C6F7752, 0x616E6B], np.uint32)
 """The key of the first factors: a constant, since all workers must start alike."""
@@ -42,7 +43,7 @@ class LowRankPayload(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LowRank:
+class LowRank(Codec, public=("factors", "matrices")):
     """A leaf as the product of two thin matrices: one step of a power iteration.
 
     `P = orth(M Q)`, `Qᵀ = Pᵀ M`, sent as `P Qᵀ`; the next step goes on from this `Q`. By itself

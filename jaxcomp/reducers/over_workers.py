@@ -17,7 +17,7 @@ from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
 
 from jaxcomp import axes, compiler, summing
-from jaxcomp.protocols import Array, AxisName
+from jaxcomp.types import Array, AxisName
 
 _Collective: TypeAlias = Callable[..., list[Array]]
 """`(axis_name, *arrays) ↦ arrays` for those of one worker."""

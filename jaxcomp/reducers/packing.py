@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomp import compiler
-from jaxcomp.protocols import Array, ArrayLike
+from jaxcomp.types import Array, ArrayLike
 
 
 def rooms(sets: Sequence[Sequence[ArrayLike]]) -> tuple[jax.ShapeDtypeStruct, ...]:

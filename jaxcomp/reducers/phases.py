@@ -10,11 +10,12 @@ import numpy as np
 from jax import lax
 
 from jaxcomp import checks
+from jaxcomp.base import Collected, Reducer
 from jaxcomp.feedback import Link
 from jaxcomp.policy import Policy
-from jaxcomp.protocols import Array, AxisName, Batches, Collected, PyTree, Reducer, Stacks
 from jaxcomp.reducers.gather import Gather
 from jaxcomp.theory import cost
+from jaxcomp.types import Array, AxisName, Batches, PyTree, Stacks
 
 _LAST_STEP = np.int32(2**31 - 1)
 
@@ -32,7 +33,7 @@ class PhasesState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Phases:
+class Phases(Reducer, public=("reducers", "starts")):
     """Changes the reducer at given steps, as a warm-up of the sparsity does, without recompiling.
 
     Payloads have static shapes, so every phase is a program of its own; all are compiled into one
@@ -71,6 +72,7 @@ class Phases:
     """
 
     phases: tuple[tuple[int, "Reducer | Link"], ...]
+    scheduled = True
 
     def __post_init__(self):
         if (
@@ -113,7 +115,7 @@ class Phases:
     @property
     def splits(self) -> bool:
         """Whether devices share the uplink's mirror, as they do in every phase or in none."""
-        return all(getattr(reducer, "splits", False) for reducer in self.reducers)
+        return all(reducer.splits for reducer in self.reducers)
 
     def phase(self, state: PhasesState) -> Array:
         """The number of the phase that the next step is in."""
@@ -135,8 +137,8 @@ class Phases:
 
     def fitted(self, batches: Batches, state: PhasesState, axis_name: AxisName) -> PhasesState:
         """As the last phase has it, whose state is that of all."""
-        fit = getattr(self.reducers[-1], "fitted", lambda batches, state, axis_name: state)
-        return state._replace(current=fit(batches, state.current, axis_name))
+        current = self.reducers[-1].fitted(batches, state.current, axis_name)
+        return state._replace(current=current)
 
     def part_like(self, batches: Batches, axis_name: AxisName) -> PyTree:
         parts = [r.part_like(self._own(r, batches), axis_name) for r in self.reducers]
@@ -207,7 +209,7 @@ class Phases:
 def _reducer(given: Any) -> Any:
     if isinstance(given, Link):
         return Gather(given)
-    if not isinstance(given, type) and isinstance(getattr(given, "uplink", None), Link):
+    if isinstance(given, Reducer) and given.uplink is not None:
         return given
     raise ValueError(
         "`phases` must hold links, such as jaxcomp.Link(jaxcomp.top_k(), jaxcomp.Residual()), or "
@@ -216,7 +218,7 @@ def _reducer(given: Any) -> Any:
 
 
 def _check_fit(link: Link, last: Link) -> None:
-    shaped = [codec for codec in link.policy.codecs if hasattr(codec, "for_leaf")]
+    shaped = [codec for codec in link.policy.codecs if codec.shaped]
     if shaped:
         raise ValueError(
             "`phases` must have codecs that are the same for leaves of every shape, so that phases "

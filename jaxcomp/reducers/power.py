@@ -11,24 +11,15 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomp import axes, checks, feedback as feedback_, noise, policy as policy_, trees
+from jaxcomp.base import Codec, Collected, Feedback, Reducer
 from jaxcomp.feedback import Link, Residual
 from jaxcomp.policy import Policy, Rule
-from jaxcomp.protocols import (
-    Array,
-    AxisName,
-    Batches,
-    Codec,
-    Collected,
-    Feedback,
-    PyTree,
-    Reducer,
-    Stacks,
-)
 from jaxcomp.reducers import bases, dense as dense_, low_rank, packing, reduction
 from jaxcomp.reducers.dense import Dense
 from jaxcomp.reducers.gather import Gather
 from jaxcomp.reducers.low_rank import LowRank
 from jaxcomp.theory import cost
+from jaxcomp.types import Array, AxisName, Batches, PyTree, Stacks
 
 _Pairs: TypeAlias = list[tuple[Any, Any]]
 """The left and the right factors of each batch."""
@@ -54,7 +45,7 @@ class PowerState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class PowerIteration:
+class PowerIteration(Reducer):
     """PowerSGD: the mean of the workers' matrices, projected on the few directions that matter.
 
     `P = orth(Σ Mᵢ Q / n)`, `Q = Σ Mᵢᵀ P / n`, and the mean is `P Qᵀ`. The next step starts from

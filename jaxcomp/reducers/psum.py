@@ -10,17 +10,18 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomp import axes, batches as batches_, compiler, offers, summing, wire
+from jaxcomp import axes, batches as batches_, compiler, summing, wire
+from jaxcomp.base import Codec, Collected, Reducer
 from jaxcomp.feedback import Link
 from jaxcomp.policy import Policy
-from jaxcomp.protocols import Array, AxisName, Batches, Codec, Collected, PyTree, Stacks
 from jaxcomp.reducers import dense as dense_, over_workers, reduction, senders
 from jaxcomp.theory import cost
+from jaxcomp.types import Array, AxisName, Batches, PyTree, Stacks
 from jaxcomp.workers import PerWorker
 
 
 @dataclasses.dataclass(frozen=True)
-class Psum:
+class Psum(Reducer):
     """The decoded sum of all payloads, by one all-reduce for each dtype that they have.
 
     `mean = decode(Σ payloadᵢ) / n`: one device sends `2(n − 1)/n` of a payload and decodes a single
@@ -66,7 +67,7 @@ class Psum:
         if not isinstance(self.link, Link):
             object.__setattr__(self, "link", Link(self.link))
         for codec in self.uplink.policy.codecs:
-            offers.summable(codec, 1)
+            codec.summable(1)
 
     @property
     def uplink(self) -> Link:
@@ -101,11 +102,6 @@ class Psum:
             state=PerWorker.wrap(own.states, "codec", axis_name),
         )
 
-    def spread(
-        self, key: Array, batches: Batches, part: Stacks, state: PyTree, axis_name: AxisName
-    ) -> tuple[Stacks, PyTree]:
-        return part, state
-
     def dense(
         self, leaves: Sequence[Array], axis_name: AxisName, weight: Array | None = None
     ) -> Sequence[Array]:
@@ -136,7 +132,7 @@ def _summable(batches: Batches, workers: int) -> Batches:
     """The batches with codecs whose payloads so many workers may add up."""
     found = []
     for batch in batches:
-        codec = offers.summable(batch.codec, workers)
+        codec = batch.codec.summable(workers)
         found.append(batch if codec is batch.codec else batches_.Recut(batch, codec))
     return tuple(found)
 
@@ -150,7 +146,7 @@ def _factors(workers: int, batch: Any, payload: PyTree) -> tuple[float, float]:
     dtypes = {leaf.dtype for leaf in jax.tree.leaves(payload)}
     before, after = summing.mean_factors(workers)
     if any(jnp.issubdtype(dtype, jnp.integer) for dtype in dtypes):
-        return (before, after) if hasattr(batch.codec, "side_times") else (1.0, 1 / workers)
+        return (before, after) if batch.codec.scales_sums else (1.0, 1 / workers)
     return (before * after, 1.0) if any(map(over_workers.is_narrow, dtypes)) else (before, after)
 
 
@@ -210,7 +206,7 @@ def _mean(
         like = summing.accumulator(batch.like)
 
         def decode(key, payload, side):
-            if hasattr(batch.codec, "side_times"):
+            if batch.codec.scales_sums:
                 side = batch.codec.side_times(side, before)
             whole = batch.codec.decode(key, payload, like, side)
             # Times the reciprocal: compiled, division by a constant is that; eagerly it is not.

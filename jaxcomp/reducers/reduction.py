@@ -10,18 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomp import axes, compiler, policy as policy_, trees, wire, workers as workers_
+from jaxcomp.base import Feedback, Mirrored, Reducer
 from jaxcomp.feedback import NoFeedback, Residual
-from jaxcomp.protocols import (
-    Array,
-    AxisName,
-    Batches,
-    Feedback,
-    Mirrored,
-    PyTree,
-    Reducer,
-    Stacks,
-)
 from jaxcomp.reducers import carry, dense as dense_, shares
+from jaxcomp.types import Array, AxisName, Batches, PyTree, Stacks
 
 _LARGE = 2**16
 
@@ -97,17 +89,16 @@ class Reduction(NamedTuple):
 def plan(reducer: Reducer, like: PyTree, workers: tuple[int, ...] = (1,)) -> trees.Layout:
     """Which leaves the reducer compresses, in which batches, over axes of these sizes."""
     policy = policy_.NOTHING if reducer.uplink is None else reducer.uplink.policy
-    shares = getattr(reducer, "shares", lambda _: 1)
-    whole = trees.layout(policy, like, shares=shares(workers))
+    shares = reducer.shares(workers)
+    whole = trees.layout(policy, like, shares=shares)
     runs = collectives(reducer, whole.batches)
-    return whole if runs == 1 else trees.layout(policy, like, shares=shares(workers), runs=runs)
+    return whole if runs == 1 else trees.layout(policy, like, shares=shares, runs=runs)
 
 
 def collectives(reducer: Any, batches: Batches) -> int:
     """Into how many collectives the payload of these batches is split each way, at most."""
-    own = getattr(reducer, "collectives", 1)
-    if own is not None:
-        return own
+    if reducer.collectives is not None:
+        return reducer.collectives
     # Shares of a hierarchy have none: their leaves are not in runs.
     pieces = [piece for batch in batches for piece in getattr(batch, "pieces", ())]
     large = sum(piece.stop - piece.start for piece in pieces) >= _WORTH_PARTS
@@ -150,21 +141,21 @@ def payload_bytes(reducer: Reducer, layout: trees.Layout) -> int:
 
 def batch_bytes(reducer: Reducer, layout: trees.Layout) -> tuple[float, ...]:
     """What each batch accounts for of it: its payload, unless the reducer knows better."""
-    own = getattr(settled(reducer), "payload_bytes", None)
+    own = settled(reducer).payload_bytes(layout.batches)
     if own is not None:
-        return own(layout.batches)
+        return own
     return tuple(float(wire.fused_bytes(part)) for part in wire.payload_like(layout.batches))
 
 
 def dense_dtype(reducer: Reducer) -> Any:
     """The dtype that a reducer sends dense leaves in; None for their own."""
-    dtype = getattr(settled(reducer), "dtype", None)
+    dtype = settled(reducer).dtype
     return None if dtype is None else jnp.dtype(dtype)
 
 
 def settled(reducer: Reducer) -> Reducer:
     """The last reducer of one that changes with time; else itself."""
-    return getattr(reducer, "phases", ((0, reducer),))[-1][1]
+    return reducer.phases[-1][1]
 
 
 def feedback_of(reducer: Reducer) -> Feedback:
@@ -192,7 +183,7 @@ def init(
     feedback, layout = feedback_of(reducer), plan_here(reducer, like, axis_name)
     batches = layout.batches
     for batch in batches:
-        getattr(feedback, "check", lambda codec, size: None)(batch.codec, batch.size)
+        feedback.check(batch.codec, batch.size)
     memory, aside = _memory(reducer, batches, axis_name), aside_of(reducer)
     likes = tuple(layout.likes[i] for i in layout.dense)
     return ReductionState(
@@ -204,7 +195,7 @@ def init(
 
 def _memory(reducer: Reducer, batches: Batches, axis_name: AxisName) -> PyTree:
     """Of the uplink's feedback, without the workers' axis."""
-    inner = within(reducer, batches, axis_name)
+    inner = reducer.within(batches, axis_name)
     return feedback_of(reducer).init(
         tuple(batch.like for batch in inner), reducer.part_like(batches, axis_name)
     )
@@ -220,7 +211,7 @@ def fitted(
     """
     memory = workers_.held(state.feedback)
     wanted = jax.eval_shape(lambda: _memory(reducer, batches, axis_name))
-    if isinstance(memory, Mirrored) and getattr(reducer, "splits", False):
+    if isinstance(memory, Mirrored) and reducer.splits:
         rows = tuple(batch.like for batch in batches)
         whole = jax.eval_shape(lambda: feedback_of(reducer).init(rows, rows)).mirror
         mirror = shares.own(memory.mirror, wanted.mirror, axis_name, whole)
@@ -231,18 +222,11 @@ def fitted(
             f"{jax.tree.map(jnp.shape, memory)} where {jax.tree.map(jnp.shape, wanted)} are "
             "wanted. Make it with jaxcomp.init_state, or with tx.init inside the mapped function"
         )
-    fit = getattr(reducer, "fitted", lambda batches, links, axis_name: links)
     return ReductionState(
         feedback=hold(reducer, memory, axis_name),
-        reducer=fit(batches, state.reducer, axis_name),
+        reducer=reducer.fitted(batches, state.reducer, axis_name),
         dense=state.dense,
     )
-
-
-def within(reducer: Reducer, batches: Batches, axis_name: AxisName) -> Batches:
-    """The batches that links see: the reducer's own, if it begins with another exchange."""
-    inner = getattr(reducer, "within", None)
-    return batches if inner is None else inner(batches, axis_name)
 
 
 def reduce(
@@ -267,14 +251,14 @@ def reduce(
     batches = layout.batches
     state = fitted(reducer, batches, state, axis_name)
     xs, dense = trees.stacks(layout, grads)
-    xs = enter(reducer, batches, xs, axis_name)
+    xs = reducer.enter(batches, xs, axis_name)
     message, memory = feedback.compensate(xs, workers_.held(state.feedback))
     part, sent, share, links = reducer.collect(
         key, batches, message, state.reducer, axis_name, weight
     )
     estimate, memory = feedback.update(message, sent, part, share, weight, memory)
     means, links = reducer.spread(key, batches, estimate, links, axis_name)
-    means = leave(reducer, batches, means, axis_name)
+    means = reducer.leave(batches, means, axis_name)
     if not guard or not tells(reducer, batches):
         dense = reducer.dense(dense, axis_name, weight)
     elif weight is None:  # With the dense leaves, so that it is no collective more.
@@ -298,7 +282,7 @@ def tells(reducer: Reducer, batches: Batches) -> bool:
     One worker alone cannot keep what it had: a mirror would no longer be the mean of what it
     mirrors.
     """
-    return bool(batches) and not getattr(feedback_of(reducer), "bounded", False)
+    return bool(batches) and not feedback_of(reducer).bounded
 
 
 def unsound(memory: PyTree) -> Array:
@@ -322,22 +306,10 @@ def spoilt(tree: PyTree, flag: Array) -> PyTree:
     return jax.tree.unflatten(treedef, leaves)
 
 
-def enter(reducer: Reducer, batches: Batches, message: Stacks, axis_name: AxisName) -> Stacks:
-    """What the reducer does before the feedback: nothing, for most."""
-    first = getattr(reducer, "enter", None)
-    return message if first is None else first(batches, message, axis_name)
-
-
-def leave(reducer: Reducer, batches: Batches, mean: Stacks, axis_name: AxisName) -> Stacks:
-    """What the reducer does in the end: nothing, for most."""
-    last = getattr(reducer, "leave", None)
-    return mean if last is None else last(batches, mean, axis_name)
-
-
 def hold(reducer: Reducer, memory: PyTree, axis_name: AxisName) -> PyTree:
     """The memory of the workers' links as it lies in a state."""
-    splits = getattr(reducer, "splits", False)
-    return workers_.hold(memory, feedback_of(reducer).kind, axis_name, splits=splits)
+    kind, splits = feedback_of(reducer).kind, reducer.splits
+    return workers_.hold(memory, kind, axis_name, splits=splits)
 
 
 def hold_aside(reducer: Reducer, memory: PyTree, axis_name: AxisName) -> PyTree:

@@ -9,10 +9,11 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex_core
 
-from jaxcomp import axes, checks, compiler, offers, summing, trees, workers as workers_
-from jaxcomp.protocols import Array, AxisName, Batches, Gate, PyTree, Reducer, Stacks
+from jaxcomp import axes, checks, compiler, summing, trees, workers as workers_
+from jaxcomp.base import Feedback, Gate, Reducer
 from jaxcomp.reducers import reduction
 from jaxcomp.reducers.reduction import Reduction, ReductionState
+from jaxcomp.types import Array, AxisName, Batches, PyTree, Stacks
 
 
 class Turn(NamedTuple):
@@ -54,19 +55,19 @@ def check(gate: Gate, reducer: Reducer, *, whole: bool = True) -> None:
     """
     checks.part("gate", gate, Gate)
     feedback = reduction.feedback_of(reducer)
-    getattr(gate, "check", lambda feedback: None)(feedback)
-    if getattr(gate, "measures", False) and (hasattr(reducer, "link_axis") or not whole):
+    gate.check(feedback)
+    if gate.measures and (reducer.hierarchical or not whole):
         raise ValueError(
             f"`gate` {gate!r} compares whole messages, of which devices have only shares under "
             "jaxcomp.Hierarchical or `param_specs`; use it with jaxcomp.Gather or jaxcomp.TwoShot, "
             "on parameters that are replicated"
         )
-    if _forgets(feedback) and (getattr(reducer, "splits", False) or hasattr(reducer, "phases")):
+    if _forgets(feedback) and (reducer.splits or reducer.scheduled):
         raise ValueError(
             f"`feedback` {feedback!r} must be under jaxcomp.Gather, where every device has the "
             'whole mean; jaxcomp.Shift(step, absent="remembered") goes with every reducer'
         )
-    if any(getattr(phase, "splits", False) for _, phase in getattr(reducer, "phases", ())):
+    if reducer.scheduled and any(phase.splits for _, phase in reducer.phases):
         raise ValueError(
             f"`gate` {gate!r} needs phases that bring the whole mean to every device, such as "
             "jaxcomp.Gather, or else one reducer for all times"
@@ -81,33 +82,22 @@ def check(gate: Gate, reducer: Reducer, *, whole: bool = True) -> None:
 
 def _hides(reducer: Reducer) -> bool:
     """Whether devices have shares of a mirror that the others know of by the downlink alone."""
-    down = getattr(_outer(reducer), "downlink", None)
-    if down is None or not _mirrors(reduction.feedback_of(reducer)):
+    down = reducer.downlink
+    if down is None or not reduction.feedback_of(reducer).mirrors:
         return False
-    return not _mirrors(down.feedback)
+    return not down.feedback.mirrors
 
 
 def _closes(gate: Gate, reducer: Reducer) -> bool:
     """Whether rounds are left out: not those in which nobody happens to send, if all the same the
     downlink has something to say.
     """
-    return gate.closes and not (_hides(reducer) and getattr(gate, "idles", False))
+    return gate.closes and not (_hides(reducer) and gate.idles)
 
 
-def _outer(reducer: Any) -> Any:
-    """What crosses the slow links, of a reducer that leaves it to another."""
-    reducer = getattr(reducer, "outer", reducer)
-    picks = getattr(reducer, "two_shot", None)
-    return picks() if picks is not None and reducer.splits else reducer
-
-
-def _forgets(feedback: Any) -> bool:
+def _forgets(feedback: Feedback) -> bool:
     """Whether memories of workers that do not take part are left out."""
-    return getattr(feedback, "absent", "remembered") == "left out"
-
-
-def _mirrors(feedback: Any) -> bool:
-    return getattr(feedback, "mirrors", False)
+    return feedback.absent == "left out"
 
 
 def reduce(
@@ -139,10 +129,10 @@ def reduce(
     layout = reduction.plan_here(reducer, grads, axis_name)
     batches = layout.batches
     state = reduction.fitted(reducer, batches, state, axis_name)
-    inner = reduction.within(reducer, batches, axis_name)
-    links = getattr(reducer, "link_axis", lambda name: name)(axis_name)
+    inner = reducer.within(batches, axis_name)
+    links = reducer.link_axis(axis_name)
     xs, dense = trees.stacks(layout, grads)
-    xs = reduction.enter(reducer, batches, xs, axis_name)
+    xs = reducer.enter(batches, xs, axis_name)
     before = workers_.held(state)
     message, memory = feedback.compensate(xs, before.feedback)
     dense, beside = aside.compensate(dense, before.dense)
@@ -175,9 +165,8 @@ def reduce(
         nothing, none = jnp.zeros((), jnp.float32), zeros(message)
         part = zeros(reducer.part_like(batches, axis_name))
         estimate, own = feedback.update(message, none, part, 0.0, nothing, memory.feedback)
-        if _mirrors(feedback) and not _forgets(feedback):
-            known = getattr(reducer, "unchanged", lambda batches, part, state, axis_name: part)
-            means = known(batches, estimate, memory.reducer, axis_name)
+        if feedback.mirrors and not _forgets(feedback):
+            means = reducer.unchanged(batches, estimate, memory.reducer, axis_name)
         else:
             means = zeros([batch.like for batch in inner])
         still, beside = aside.update(dense, zeros(dense), zeros(dense), 0.0, nothing, memory.aside)
@@ -186,10 +175,10 @@ def reduce(
 
     given = (key, message, dense, _Memory(memory, beside, state.reducer), weight, counts)
     heard = either(go, talk, silent, *given) if closes else talk(*given)
-    means = reduction.leave(reducer, batches, heard.means, axis_name)
+    means = reducer.leave(batches, heard.means, axis_name)
     taken = go if weight is None else go & (weight != 0)
     own, beside = heard.memory.feedback, heard.memory.aside
-    if guard and not _mirrors(feedback):  # With a mirror, who does not send keeps its memory.
+    if guard and not feedback.mirrors:  # With a mirror, who does not send keeps its memory.
         sound = taken | reduction.all_finite((message, dense))
         own, beside = _kept(sound, (own, beside), (before.feedback, before.dense))
     new = ReductionState(
@@ -236,18 +225,18 @@ def factor(gate: Gate, reducer: Reducer, batches: Batches, workers: int) -> floa
     feedback = reduction.feedback_of(reducer)
     wanted = float(np.float32(gate.factor(workers)))
     codecs = () if reducer.uplink is None else reducer.uplink.policy.codecs
-    biased = any(map(offers.contractive, codecs))
-    if hasattr(feedback, "unsent") or (_mirrors(feedback) and biased):
+    biased = any(codec.contractive for codec in codecs)
+    if feedback.keeps_unsent or (feedback.mirrors and biased):
         return 1.0
-    if wanted != 1 and getattr(reducer, "over", "workers") == "senders":
+    if wanted != 1 and reducer.over == "senders":
         raise ValueError(
             f"`over` must be 'workers' under {gate!r}, whose messages count {wanted:.4g} times to "
             "stand for all, or take a feedback that sends later what it could not send, such as "
             "jaxcomp.Residual(), got 'senders'"
         )
-    step = getattr(feedback, "step", None)
-    if wanted > 1 and _mirrors(feedback) and step is not None:
-        bounds = [offers.variance_bound(batch.codec, batch.size) or 0.0 for batch in batches]
+    step = feedback.step
+    if wanted > 1 and feedback.mirrors and step is not None:
+        bounds = [batch.codec.variance_bound(batch.size) or 0.0 for batch in batches]
         most = 2 / (1 + max(bounds, default=0.0)) / wanted
         if step >= most:
             raise ValueError(

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxcomp import batches as batches_, compiler, noise, offers, summing
-from jaxcomp.protocols import Array, AxisName, Batches, Key, PyTree, Stacks
+from jaxcomp import batches as batches_, compiler, decoding, noise
+from jaxcomp.types import Array, AxisName, Batches, Key, PyTree, Stacks
 
 
 class Encoded(NamedTuple):
@@ -50,12 +50,12 @@ def encode(
     for number, (batch, x, state) in enumerate(zip(batches, message, states, strict=True)):
         own = batches_.batch_key(key, number, worker, worker * batch.buckets if first else 0)
         count = batch.counts()
-        if weight is not None and offers.agrees(batch.codec):
+        if weight is not None and batch.codec.agrees:
             x = jnp.where(weight == 0, 0, x)
-        if not first or offers.sided(batch.codec):
-            state = offers.agree(batch.codec, own, x, count, state, axis_name)
+        if not first or batch.codec.sided:
+            state = batch.codec.agree(own, x, count, state, axis_name)
         payload, after = batch.codec.encode(own, x, count, state)
-        found.append((payload, after, offers.side(batch.codec, state)))
+        found.append((payload, after, batch.codec.side(state)))
     return Encoded(*(tuple(column) for column in zip(*found, strict=True))) if found else _NOTHING
 
 
@@ -120,9 +120,9 @@ def mean(
 
         def total(keys, payload, side, weights, batch=batch):
             if over == "senders":
-                own = offers.mean_of_senders(batch.codec, keys, payload, batch.like, weights)
+                own = batch.codec.mean_of_senders(keys, payload, batch.like, weights)
                 return own.astype(batch.dtype)
-            return summing.decode_mean(batch.codec, keys, payload, batch.like, weights, side)
+            return decoding.decode_mean(batch.codec, keys, payload, batch.like, weights, side)
 
         lanes = batches_.lanes(payload, batch.size, leading=2)
         whole = compiler.outlined(total, lanes)(keys, payload, side, weights)

@@ -12,8 +12,8 @@ from jax import lax
 
 from jaxcomp import axes
 from jaxcomp.feedback import memory as memory_
-from jaxcomp.protocols import Array, AxisName, PyTree
 from jaxcomp.quantize.blocks import Blocks8
+from jaxcomp.types import Array, AxisName, PyTree
 
 
 def own(memory: PyTree, wanted: PyTree, axis_name: AxisName, whole: PyTree) -> PyTree:

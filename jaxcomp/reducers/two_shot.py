@@ -11,23 +11,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomp import axes, batches as batches_, checks, noise, policy as policy_, wire, workers
+from jaxcomp.base import Codec, Collected, Feedback, Mirrored, Reducer
 from jaxcomp.feedback import Link
 from jaxcomp.identity import Identity
 from jaxcomp.policy import Policy
-from jaxcomp.protocols import (
-    Array,
-    ArrayLike,
-    AxisName,
-    Batches,
-    Codec,
-    Collected,
-    Feedback,
-    Mirrored,
-    PyTree,
-    Stacks,
-)
 from jaxcomp.reducers import dense as dense_, reduction, senders, shares
 from jaxcomp.theory import cost
+from jaxcomp.types import Array, ArrayLike, AxisName, Batches, PyTree, Stacks
 from jaxcomp.workers import PerWorker
 
 _DOWN = 0x646F776E
@@ -49,7 +39,7 @@ class TwoShotState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class TwoShot:
+class TwoShot(Reducer, public=("feedback",)):
     """A compressed reduce-scatter, then a compressed all-gather.
 
     Every worker sends each other one its share of the payload (an all-to-all), decodes and averages
@@ -269,7 +259,7 @@ class TwoShot:
 
 
 def _check(up: Link, down: Link) -> None:
-    shaped = [c for c in (*up.policy.codecs, *down.policy.codecs) if hasattr(c, "for_leaf")]
+    shaped = [c for c in (*up.policy.codecs, *down.policy.codecs) if c.shaped]
     if shaped:
         raise ValueError(
             f"`up` and `down` must have codecs of buckets, which can be shared out, got "

@@ -13,10 +13,10 @@ import numpy as np
 from jax import lax
 from jaxtyping import Float32, UInt32
 
-from jaxcomp.protocols import Array
 from jaxcomp.quantize import exact, sums
 from jaxcomp.rotate import hadamard, reference
 from jaxcomp.rotate.reference import Seeds
+from jaxcomp.types import Array
 
 _LIMIT = 0.8
 """Where the first step clips, in units of `‖x‖ / √block`."""

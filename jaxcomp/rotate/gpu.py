@@ -14,8 +14,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from jaxcomp import axes
-from jaxcomp.protocols import Array
 from jaxcomp.rotate.reference import Seeds, flip_at
+from jaxcomp.types import Array
 
 ELEMENTS = 4096
 """Elements that a program holds at least: 32 for each thread of four warps."""

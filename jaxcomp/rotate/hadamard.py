@@ -17,8 +17,8 @@ from jax import lax
 from jaxtyping import Float32, UInt32
 
 from jaxcomp import axes, compiler
-from jaxcomp.protocols import Array
 from jaxcomp.rotate import gpu, reference, tpu
+from jaxcomp.types import Array
 
 LARGEST = 2**15
 """The largest block."""

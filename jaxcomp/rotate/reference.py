@@ -11,7 +11,7 @@ from jax import lax
 from jaxtyping import Float32
 
 from jaxcomp import compiler, noise
-from jaxcomp.protocols import Array
+from jaxcomp.types import Array
 
 _STAGES = 4
 """Stages of the network that one pass over memory does at most: every result adds up all its terms

@@ -14,8 +14,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from jaxcomp import axes
-from jaxcomp.protocols import Array
 from jaxcomp.rotate.reference import Seeds, flip_at
+from jaxcomp.types import Array
 
 LANES = 128
 ROWS = 8

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Int32, UInt32
 
 from jaxcomp import compiler
 from jaxcomp.entropy import stream
-from jaxcomp.protocols import Array
+from jaxcomp.types import Array
 
 WORD = 32
 _GROUP = WORD * WORD

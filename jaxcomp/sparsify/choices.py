@@ -14,8 +14,8 @@ from jax import lax
 from jaxtyping import Int32, UInt32
 
 from jaxcomp import checks
-from jaxcomp.protocols import Array
 from jaxcomp.sparsify import bitmap, selection
+from jaxcomp.types import Array
 
 
 class Chosen(NamedTuple):

@@ -9,8 +9,8 @@ from jaxtyping import Int32, UInt32
 
 from jaxcomp import checks
 from jaxcomp.entropy import stream
-from jaxcomp.protocols import Array
 from jaxcomp.sparsify.indices import EliasFano, from_gaps, gaps
+from jaxcomp.types import Array
 
 _WIDTH = 6
 """Bits that say how wide the gaps of a block are: 0 to 32."""

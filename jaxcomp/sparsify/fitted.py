@@ -11,11 +11,11 @@ from jaxtyping import Float32, Int32, UInt32
 
 from jaxcomp import checks
 from jaxcomp.compiler import settled
-from jaxcomp.protocols import Array
 from jaxcomp.quantize import exact
 from jaxcomp.sparsify import bitmap, selection, tails
 from jaxcomp.sparsify.choices import Chosen, as_many_as_fit, share
 from jaxcomp.sparsify.logarithm import log2
+from jaxcomp.types import Array
 
 _PART = 512
 _SAMPLE = 2**21

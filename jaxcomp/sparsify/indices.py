@@ -13,8 +13,8 @@ from jaxtyping import Int32, UInt32
 
 from jaxcomp import bits
 from jaxcomp.entropy import rice
-from jaxcomp.protocols import Array
 from jaxcomp.sparsify import bitmap
+from jaxcomp.types import Array
 
 
 @runtime_checkable

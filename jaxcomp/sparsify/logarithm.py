@@ -10,7 +10,7 @@ from jax import lax
 from jaxtyping import Float32, Int32
 
 from jaxcomp import compiler
-from jaxcomp.protocols import Array
+from jaxcomp.types import Array
 
 FRACTION = 12
 """Bits behind the point of `log2_fixed`."""

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Int, Int32, UInt32
 
-from jaxcomp.protocols import Array
 from jaxcomp.quantize import sums
 from jaxcomp.sparsify import bitmap
+from jaxcomp.types import Array
 
 _LONG = 2**17
 """Elements from which on a row's threshold is estimated from a sample first."""

@@ -17,10 +17,10 @@ from jaxtyping import Float32
 from scipy import special
 
 from jaxcomp.compiler import settled
-from jaxcomp.protocols import Array
 from jaxcomp.quantize import exact, sums
 from jaxcomp.sparsify import selection
 from jaxcomp.sparsify.logarithm import FRACTION, exp2, log2, log2_fixed
+from jaxcomp.types import Array
 
 _LOG2E = math.log2(math.e)
 _LN2 = math.log(2)

@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomp import noise
-from jaxcomp.protocols import Array, Codec
+from jaxcomp.base import Codec
 from jaxcomp.testing import programs
 from jaxcomp.testing.programs import SEED
+from jaxcomp.types import Array
 
 
 def assert_unbiased(codec: Codec, x: Array, *, draws: int = 2048) -> None:

@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomp import noise, offers, summing, trees, wire
-from jaxcomp.protocols import Array, ArrayLike, Codec, Key, PyTree
+from jaxcomp import decoding, noise, summing, trees, wire
+from jaxcomp.base import Codec
 from jaxcomp.testing import bias, programs, rows
 from jaxcomp.testing.programs import SEED
+from jaxcomp.types import Array, ArrayLike, Key, PyTree
 
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -57,22 +58,17 @@ def check_codec(
     if codec.unbiased:
         bias.assert_unbiased(codec, x)
         bias.assert_every_part_arrives(codec, size)
-    if offers.contractive(codec):
+    if codec.contractive:
         bias.assert_contractive(codec, x)
         bias.assert_feedback_sends_all(codec, size)
 
 
 def assert_is_setting(codec: Any) -> None:
-    """It offers what the `Codec` protocol asks for, and is hashable and comparable by value."""
+    """It is a `Codec`, hashable and comparable by value."""
     if isinstance(codec, type):
         raise AssertionError(f"check an instance, as in {codec.__name__}(...), not the class")
     if not isinstance(codec, Codec):
-        missing = [
-            name
-            for name in ("bucket_size", "unbiased", "linear", "init", "encode", "decode")
-            if not hasattr(codec, name)
-        ]
-        raise AssertionError(f"a codec must have {missing}, and {codec!r} does not")
+        raise AssertionError(f"a codec must derive from jaxcomp.Codec, and {codec!r} does not")
     assert_hashable(codec)
 
 
@@ -205,14 +201,14 @@ def assert_handles_extremes(codec: Codec, x: Array) -> None:
         if name == "zeros" and y.any():
             raise AssertionError(f"{codec!r} must decode zeros to zeros, got {y[y != 0][:5]}")
         top = float(jnp.max(jnp.abs(given)))
-        growth = 1 + (offers.variance_bound(codec, x.size) or 0)
+        growth = 1 + (codec.variance_bound(x.size) or 0)
         bound = top * max(np.sqrt(x.size), growth) * 1.01 + 1e-37
         if np.abs(y).max() > bound:
             raise AssertionError(
                 f"{codec!r} decodes {name} (largest {top:g}) to {np.abs(y).max():g}, above "
                 f"{bound:g}"
             )
-    if offers.contractive(codec):
+    if codec.contractive:
         tiny = np.asarray(x * 1e-35, np.float64)
         lost = np.asarray(run(x * 1e-35), np.float64) - tiny
         ratio = np.sum(lost**2) / np.sum(tiny**2)
@@ -221,7 +217,7 @@ def assert_handles_extremes(codec: Codec, x: Array) -> None:
                 f"{codec!r} must be contractive for inputs of 1e-35, too: its error there is "
                 f"{ratio:.4g} of the input's energy"
             )
-    for scale in (2.0**-40, 2.0**60) if offers.homogeneous(codec) else ():
+    for scale in (2.0**-40, 2.0**60) if codec.homogeneous else ():
         want = np.asarray(run(x)) * np.float32(scale)
         got = np.asarray(run(x * scale))
         if not np.array_equal(want, got):
@@ -261,7 +257,7 @@ def assert_sums(codec: Codec, x: Array) -> None:
             # differs by that when compiled must be equal operation by operation.
             alike, close = _sums(codec, _decoded, _summed, *given)
             if close and not alike:
-                alike, _ = _sums(codec, type(codec).decode, summing.decode_sum, *given)
+                alike, _ = _sums(codec, type(codec).decode, decoding.decode_sum, *given)
             if not alike:
                 raise AssertionError(
                     f"decode_sum of {codec!r} must be the sum of decode in worker order"
@@ -291,11 +287,11 @@ def _sums(
     atol = 1e-6 * float(jnp.abs(want).max())
     close = np.allclose(np.asarray(want), np.asarray(got), rtol=1e-5, atol=atol)
     equal = np.array_equal(np.asarray(want), np.asarray(got))
-    return (close if offers.reorders(codec) else equal), close
+    return (close if codec.reorders else equal), close
 
 
 _decoded = jax.jit(lambda codec, *args: codec.decode(*args), static_argnums=(0, 3))
-_summed = jax.jit(summing.decode_sum, static_argnums=(0, 3))
+_summed = jax.jit(decoding.decode_sum, static_argnums=(0, 3))
 
 
 def assert_wire_bytes(codec: Codec, like: ArrayLike) -> None:
@@ -309,7 +305,7 @@ def assert_wire_bytes(codec: Codec, like: ArrayLike) -> None:
     counted = wire.wire_bytes(codec, like)
     if measured != counted:
         raise AssertionError(f"{codec!r} sends {measured} bytes, and wire_bytes says {counted}")
-    claim = offers.bits_per_element(codec)
+    claim = codec.bits_per_element
     if claim is None:
         return
     size = codec.bucket_size or 4096

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomp import noise
-from jaxcomp.protocols import Gate
+from jaxcomp.base import Gate
 from jaxcomp.testing.codec import SEED, assert_hashable
 
 

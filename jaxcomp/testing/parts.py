@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomp import noise, trees, workers as workers_
-from jaxcomp.protocols import Array, Feedback, Mirrored, PyTree, Reducer
+from jaxcomp.base import Feedback, Mirrored, Reducer
 from jaxcomp.reducers import reduction
 from jaxcomp.testing.bias import gaussian
 from jaxcomp.testing.codec import assert_hashable
 from jaxcomp.testing.programs import SEED
+from jaxcomp.types import Array, PyTree
 
 
 def check_feedback(feedback: Feedback) -> None:
@@ -71,7 +72,7 @@ def _check_memory(feedback: Feedback, tree: PyTree) -> None:
     leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(state)]
     if not all(np.isfinite(leaf).all() for leaf in leaves):
         raise AssertionError(f"{feedback!r} must keep its memory finite, got {leaves}")
-    unsent = getattr(feedback, "unsent", None)
+    unsent = feedback.unsent if feedback.keeps_unsent else None
     if feedback.kind == "momentum" and unsent is not None:
         left = np.asarray(unsent(state)["a"], np.float64)
         rest = 0.5 * np.asarray(message["a"], np.float64)
@@ -80,7 +81,7 @@ def _check_memory(feedback: Feedback, tree: PyTree) -> None:
                 f"{feedback!r} must lose nothing: what of a message did not arrive must be kept, "
                 f"and is off by {np.abs(left - rest).max():g}"
             )
-    if feedback.kind == "residual" and unsent and getattr(feedback, "decay", 1.0) == 1.0:
+    if feedback.kind == "residual" and unsent and feedback.decay == 1.0:
         total = np.asarray(arrived, np.float64) + np.asarray(unsent(state)["a"], np.float64)
         if not np.allclose(total, 4 * np.asarray(tree["a"]), rtol=2e-2, atol=2e-2):
             raise AssertionError(
@@ -120,7 +121,7 @@ def check_reducer(
     sizes: tuple[int, ...] = workers if isinstance(workers, tuple) else (workers,)
     names = tuple(f"workers{i}" for i in range(len(sizes)))
     axis_name = names if len(sizes) > 1 else names[0]
-    links = getattr(reducer, "link_axis", lambda name: name)(axis_name)
+    links = reducer.link_axis(axis_name)
     like = {"w": jnp.zeros((40, 64)), "b": jnp.zeros(7)}
     keys = jax.random.split(jax.random.key(SEED), sizes)
     grads = _over(lambda k: jax.tree.map(lambda x: jax.random.normal(k, x.shape), like), names, 1)(
@@ -131,20 +132,20 @@ def check_reducer(
         plan = reduction.plan_here(reducer, like, axis_name)
         message, dense = trees.stacks(plan, tree)
         state = reducer.init(plan.batches, axis_name)
-        message = reduction.enter(reducer, plan.batches, message, axis_name)
+        message = reducer.enter(plan.batches, message, axis_name)
         key = noise.raw(SEED)
         got = reducer.collect(key, plan.batches, message, state, axis_name, weight)
         expected = jax.lax.pmean(_scaled(got.sent, weight), links)
         mean, _ = reducer.spread(key, plan.batches, got.part, got.state, axis_name)
         part = got.part
         shorter = any(len(x) < len(y) for x, y in zip(part, expected, strict=True))
-        if shorter or getattr(reducer, "splits", False):  # All shares of it, one after another.
+        if shorter or reducer.splits:  # All shares of it, one after another.
             part = tuple(
                 jax.lax.all_gather(x, links, tiled=True)[: len(y)]
                 for x, y in zip(part, expected, strict=True)
             )
-        mean = reduction.leave(reducer, plan.batches, mean, axis_name)
-        wanted = reduction.leave(reducer, plan.batches, expected, axis_name)
+        mean = reducer.leave(plan.batches, mean, axis_name)
+        wanted = reducer.leave(plan.batches, expected, axis_name)
         exact = jax.lax.pmean(_scaled(dense, weight), axis_name)
         sent = (part, tuple(reducer.dense(dense, axis_name, weight)))
         return sent, (expected, exact), (mean, wanted), got.share

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxcomp.protocols import Array
 from jaxcomp.transforms.view import view
+from jaxcomp.types import Array
 
 
 class Quadratics(NamedTuple):

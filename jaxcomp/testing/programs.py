@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomp import noise, trees
-from jaxcomp.protocols import Array, Codec, PyTree
+from jaxcomp.base import Codec
+from jaxcomp.types import Array, PyTree
 
 SEED = 20240229
 

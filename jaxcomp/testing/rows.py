@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomp import noise, offers, summing, trees
-from jaxcomp.protocols import Array, Codec, PyTree
+from jaxcomp import noise, summing, trees
+from jaxcomp.base import Codec
 from jaxcomp.testing.programs import SEED
+from jaxcomp.types import Array, PyTree
 
 _ROWS, _SIZE = 3, 64
 
@@ -65,7 +66,7 @@ def assert_handles_largest(codec: Codec, dtypes: tuple[str, ...] = ("float16", "
             for name, given in inputs.items():
                 _, y = _there_and_back(batch.codec, 0, given.astype(dtype), count)
                 y = np.asarray(y, np.float64)
-                growth = 1 + (offers.variance_bound(codec, x.shape[1]) or 0)
+                growth = 1 + (codec.variance_bound(x.shape[1]) or 0)
                 bound = largest * max(np.sqrt(x.shape[1]), growth) * 1.01
                 if not (np.abs(y) <= bound).all():  # Which NaN is not, either.
                     raise AssertionError(

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomp import checks, compiler, own_gradients
-from jaxcomp.protocols import Array, AxisName, PyTree
 from jaxcomp.reducers import reduction, rounds
 from jaxcomp.transforms import branches
+from jaxcomp.types import Array, AxisName, PyTree
 from jaxcomp.workers import PerWorker
 
 

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomp.protocols import PyTree
 from jaxcomp.reducers import reduction
+from jaxcomp.types import PyTree
 
 FIT = "fit_only"
 """The extra argument by which a mean is asked for its state as it would begin the step with it,

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomp import axes, checks, norms
-from jaxcomp.protocols import AxisName, PyTree
+from jaxcomp.types import AxisName, PyTree
 
 
 def clip_local(max_norm: float, axis_name: AxisName) -> optax.GradientTransformation:

@@ -8,13 +8,14 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomp import axes, checks, noise, own_gradients
+from jaxcomp.base import Codec, Gate, Reducer
 from jaxcomp.feedback import Link
 from jaxcomp.policy import Policy
-from jaxcomp.protocols import Array, AxisName, Codec, Gate, PyTree, Reducer
 from jaxcomp.reducers import reduction, rounds
 from jaxcomp.reducers.dense import Dense
 from jaxcomp.transforms import branches
 from jaxcomp.transforms.mean import compressed_mean
+from jaxcomp.types import Array, AxisName, PyTree
 
 
 class DifferencesState(NamedTuple):
@@ -73,7 +74,7 @@ def compressed_differences(
         is `grad_fn` called, once.
     """
     checks.part("restart", restart, Gate)
-    if getattr(restart, "idles", False) or (not restart.closes and restart.factor(2) != 1):
+    if restart.idles or (not restart.closes and restart.factor(2) != 1):
         raise ValueError(
             "`restart` must be a gate that opens for all workers alike, such as jaxcomp.Coin(0.1) "
             f"or jaxcomp.Every(10), got {restart!r}"

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomp.protocols import PyTree
+from jaxcomp.types import PyTree
 
 
 def freeze(

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxcomp import mesh as mesh_, workers as workers_
-from jaxcomp.protocols import AxisName, PyTree
 from jaxcomp.transforms.mean import CompressedMeanState
+from jaxcomp.types import AxisName, PyTree
 
 
 def graft(tx: Any, state: PyTree, params: PyTree, mesh: Mesh, axis_name: AxisName) -> PyTree:

@@ -2,20 +2,21 @@
 
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from jaxcomp import axes, callers, noise, own_gradients, trees
+from jaxcomp.base import Codec, Gate, Reducer
 from jaxcomp.feedback import Link
 from jaxcomp.policy import Policy
-from jaxcomp.protocols import Array, AxisName, Codec, Gate, PyTree, Reducer
 from jaxcomp.reducers import reduction, rounds
 from jaxcomp.reducers.cheapest import Cheapest
 from jaxcomp.reducers.reduction import ReductionState
 from jaxcomp.transforms import branches, sharded, stats as stats_
+from jaxcomp.types import Array, AxisName, PyTree
 
 
 class GateState(NamedTuple):
@@ -207,8 +208,8 @@ def as_reducer(codec: "Codec | Policy | Link | Reducer") -> Reducer:
             f"`codec` must be an instance, and {codec.__name__} is a class: give its settings, as "
             f"in {codec.__name__}(...)"
         )
-    if hasattr(codec, "collect"):
-        return cast(Reducer, codec)
+    if isinstance(codec, Reducer):
+        return codec
     if isinstance(codec, Link | Codec | Policy):
         return Cheapest(codec)
     raise ValueError(
@@ -275,15 +276,9 @@ def _warn_if_idle(reducer: Reducer, params: PyTree) -> None:
         )
     if not plan.batches:
         reasons = ", ".join(f"'{reason}'" for reason in dict.fromkeys(plan.reasons))
-        outer = getattr(reducer, "outer", reducer)
-        remedy = getattr(
-            outer,
-            "for_small_leaves",
-            "jaxcomp.Policy(codec, min_size=0, min_ndim=0) compresses everything",
-        )
         warnings.warn(
             "compressed_mean compresses no leaf of these parameters, all of which are sent dense "
-            f"({reasons}). jaxcomp.describe shows each; {remedy}.",
+            f"({reasons}). jaxcomp.describe shows each; {reducer.for_small_leaves}.",
             stacklevel=3,
         )
 

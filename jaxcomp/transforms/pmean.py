@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomp import axes, noise
+from jaxcomp.base import Codec, Reducer
 from jaxcomp.policy import Policy
-from jaxcomp.protocols import AxisName, Codec, PyTree, Reducer
 from jaxcomp.transforms.mean import compressed_mean
+from jaxcomp.types import AxisName, PyTree
 
 
 def pmean(

@@ -17,7 +17,8 @@ from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
 from jaxcomp import axes, compiler, noise, trees, workers as workers_
-from jaxcomp.protocols import Array, AxisName, PyTree, Reducer
+from jaxcomp.base import Reducer
+from jaxcomp.types import Array, AxisName, PyTree
 from jaxcomp.workers import PerShard
 
 

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomp import axes, norms, wire, workers as workers_
+from jaxcomp.base import Reducer
 from jaxcomp.codecs.coded import Spent
-from jaxcomp.protocols import Array, AxisName, PyTree, Reducer
 from jaxcomp.reducers import reduction
+from jaxcomp.types import Array, AxisName, PyTree
 
 
 class Stats(NamedTuple):
@@ -53,8 +54,7 @@ def measure(
     shards: tuple[str, ...],
 ) -> Stats:
     """Of a step, over all workers and shards."""
-    unsent = getattr(reduction.feedback_of(reducer), "unsent", lambda _: ())
-    residual = unsent(workers_.held(result.state.feedback))
+    residual = reduction.feedback_of(reducer).unsent(workers_.held(result.state.feedback))
     # Squares of large and small values leave the range of float32: measure in units of the largest.
     everywhere = (*axes.names(axis_name), *shards)
     top = axes.maximum(norms.largest((result.message, residual, result.given)), everywhere)
@@ -101,11 +101,10 @@ def _costs(
     reducer: Reducer, grads: PyTree, state: PyTree, axis_name: AxisName
 ) -> tuple[Array, Array]:
     """Payload and link bytes of the step that began with this state of the reducer."""
-    phases = getattr(reducer, "phases", ((0, reducer),))
-    number = getattr(reducer, "phase", lambda _: 0)(state)
+    phases, number = reducer.phases, reducer.phase(state)
     sizes = axes.sizes(axis_name)
     plans = [reduction.plan(r, grads, sizes) for _, r in phases]
-    workers = sizes if hasattr(reducer, "link_axis") else math.prod(sizes)
+    workers = sizes if reducer.hierarchical else math.prod(sizes)
     payload = [
         _count(reduction.payload_bytes(r, plan)) for (_, r), plan in zip(phases, plans, strict=True)
     ]

@@ -21,11 +21,12 @@ from jaxcomp import (
     trees,
     workers as workers_,
 )
+from jaxcomp.base import Codec, Reducer
 from jaxcomp.feedback import Link, Residual, Shift
 from jaxcomp.policy import Policy
-from jaxcomp.protocols import Array, AxisName, Codec, PyTree, Reducer
 from jaxcomp.reducers import reduction
 from jaxcomp.transforms.mean import as_reducer, compressed_mean
+from jaxcomp.types import Array, AxisName, PyTree
 
 _DOWN = 0x646F776E
 """Folded into a step's key, so that the way down has noise of its own."""
@@ -212,7 +213,7 @@ def displaced_mean(
     given = Link(codec, Residual()) if isinstance(codec, Codec | Policy) else codec
     reducer = as_reducer(given)
     feedback: Any = reduction.feedback_of(reducer)
-    if not hasattr(feedback, "unsent"):
+    if not feedback.keeps_unsent:
         raise ValueError(
             "`codec` must have links that remember what was not sent, such as "
             f"jaxcomp.Link(codec, jaxcomp.Residual()), got {codec!r}"

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomp import workers
-from jaxcomp.protocols import Array, PyTree
 from jaxcomp.reducers.reduction import ReductionState, all_finite, none_lost
 from jaxcomp.transforms import branches
 from jaxcomp.transforms.accumulated import AccumulatedState
+from jaxcomp.types import Array, PyTree
 from jaxcomp.workers import PerWorker
 
 

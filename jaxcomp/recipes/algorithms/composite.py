@@ -6,18 +6,19 @@ from typing import Any
 
 import optax
 
+from jaxcomp.base import Codec, Feedback
 from jaxcomp.callers import whole
 from jaxcomp.feedback import Link, Residual, default
 from jaxcomp.optimizers import prox_adagrad, rda_adagrad
 from jaxcomp.optimizers.projected import averaged, projected
 from jaxcomp.policy import Policy
-from jaxcomp.protocols import AxisName, Codec, Feedback, PyTree
 from jaxcomp.recipes.algorithms.words import Method, Rate
 from jaxcomp.recipes.quantizers import threshold_ternary
 from jaxcomp.recipes.rotations import ndsc
 from jaxcomp.reducers.gather import Gather
 from jaxcomp.transforms.mean import compressed_mean
 from jaxcomp.transforms.view import displaced_mean
+from jaxcomp.types import AxisName, PyTree
 
 
 @whole

@@ -5,10 +5,10 @@ from typing import Any
 import optax
 
 from jaxcomp import checks, policy as policy_
+from jaxcomp.base import Codec
 from jaxcomp.callers import whole
 from jaxcomp.feedback import Link, Residual, default
 from jaxcomp.policy import Policy
-from jaxcomp.protocols import AxisName, Codec, PyTree
 from jaxcomp.recipes.algorithms.words import Method, Over, Rate
 from jaxcomp.recipes.quantizers import sign
 from jaxcomp.recipes.stages import msc
@@ -18,6 +18,7 @@ from jaxcomp.reducers.two_shot import TwoShot
 from jaxcomp.transforms.accumulated import accumulate
 from jaxcomp.transforms.mean import compressed_mean
 from jaxcomp.transforms.wrappers import per_worker
+from jaxcomp.types import AxisName, PyTree
 
 
 @whole

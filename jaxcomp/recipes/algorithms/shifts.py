@@ -5,17 +5,18 @@ from typing import Any
 import optax
 
 from jaxcomp import checks, policy as policy_
+from jaxcomp.base import Codec
 from jaxcomp.callers import whole
 from jaxcomp.feedback import Link, Shift
 from jaxcomp.gates import Censored
 from jaxcomp.identity import Identity
 from jaxcomp.policy import Policy
-from jaxcomp.protocols import AxisName, Codec, PyTree
 from jaxcomp.recipes.algorithms.words import Method, Over, Rate
 from jaxcomp.reducers.gather import Gather
 from jaxcomp.reducers.two_shot import TwoShot
 from jaxcomp.transforms.mean import compressed_mean
 from jaxcomp.transforms.wrappers import per_worker
+from jaxcomp.types import AxisName, PyTree
 
 
 @whole

@@ -4,18 +4,19 @@ from typing import Any
 
 import optax
 
-from jaxcomp import checks, offers, policy as policy_
+from jaxcomp import checks, policy as policy_
+from jaxcomp.base import Codec
 from jaxcomp.callers import whole
 from jaxcomp.feedback import Link, Residual, Shift
 from jaxcomp.gates import Bernoulli, Coin
 from jaxcomp.policy import Policy
-from jaxcomp.protocols import AxisName, Codec, PyTree
 from jaxcomp.recipes.algorithms.words import Method, Over, Rate
 from jaxcomp.reducers.gather import Gather
 from jaxcomp.reducers.two_shot import TwoShot
 from jaxcomp.transforms.differences import compressed_differences
 from jaxcomp.transforms.mean import compressed_mean
 from jaxcomp.transforms.view import preserved_center
+from jaxcomp.types import AxisName, PyTree
 
 
 @whole
@@ -316,7 +317,7 @@ def _step(codec: Codec | Policy, share: float) -> float:
     worst = 0.0
     for one in policy_.of(codec).codecs:
         sizes = [one.bucket_size or size for size in (2, 2**20)]  # None may be any.
-        least, most = (offers.variance_bound(one, size) for size in sizes)
+        least, most = (one.variance_bound(size) for size in sizes)
         if least is None or least != most:
             raise ValueError(
                 f"`step` must be given for {one!r}, of which no bound of the variance is known "

@@ -5,8 +5,8 @@ from typing import Any
 
 import optax
 
+from jaxcomp.base import Reducer
 from jaxcomp.feedback import Link
-from jaxcomp.protocols import Reducer
 
 Method = optax.GradientTransformationExtraArgs
 Rate = Any

@@ -1,0 +1,216 @@
+"""Interfaces hold every hook, wrappers forward them, and a class that does not fit is refused."""
+
+import dataclasses
+import inspect
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxcomp
+from jaxcomp import base, interface, testing
+from jaxcomp.base import Codec, Feedback, Gate, Reducer, WrappedCodec
+
+NOUNS = (Codec, Feedback, Gate, Reducer)
+CLAIMS = {"unbiased", "linear", "variance_bound", "peaked_bound"}
+"""What a wrapper may break, so that it must claim it anew."""
+AROUND = {"may_sum", "summable", "names_senders", "mean_of_senders", "scales_sums", "side_times"}
+AROUND |= {"for_leaf", "shaped", "decode_sum"}
+"""Ways past `decode`, which lead past a wrapper's own: it has those of every codec, or its own."""
+
+
+def concrete(noun):
+    found = [noun]
+    for kind in found:
+        found += [sub for sub in kind.__subclasses__() if sub not in found]
+    return [kind for kind in found if not kind._abstract and kind.__module__.startswith("jaxcomp")]
+
+
+WRAPPERS = concrete(WrappedCodec)
+
+
+def odd():
+    """A codec that answers every question otherwise than the default does."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Odd(Codec):
+        bucket_size: int | None = 48
+        unbiased: bool = True
+        contractive = True
+        bits_per_element = 7.25
+        reorders = True
+        homogeneous = False
+        mixed = 2
+        agrees = True
+
+        def agree(self, key, x, count, state, axis_name):
+            return "agreed"
+
+        def variance_bound(self, size):
+            return 0.25
+
+        def init(self, like):
+            return jnp.zeros(like.shape)
+
+        def encode(self, key, x, count, state):
+            return (x,), state
+
+        def decode(self, key, payload, like, side=None):
+            return payload[0]
+
+    return Odd()
+
+
+def around(wrapper, codec):
+    """An instance, with whatever else it must be given."""
+    made = object.__new__(wrapper)
+    for field in dataclasses.fields(wrapper):
+        known = field.default is not dataclasses.MISSING
+        given = {"codec": codec, "fraction": 0.5, "stages": 2, "omega": 1.0}
+        value = given.get(field.name, field.default if known else None)
+        object.__setattr__(made, field.name, value)
+    return made
+
+
+@pytest.mark.parametrize("hook", [n for n in interface.hooks(Codec) if n not in CLAIMS | AROUND])
+@pytest.mark.parametrize("wrapper", WRAPPERS, ids=lambda kind: kind.__name__)
+def test_every_wrapper_forwards_every_hook(wrapper, hook):
+    """Unless it says itself what changes."""
+    if hook in vars(wrapper):
+        return
+    codec = odd()
+    outer = around(wrapper, codec)
+    if not inspect.isfunction(vars(Codec).get(hook)):
+        assert getattr(outer, hook) == getattr(codec, hook)
+        return
+    assert getattr(wrapper, hook) is getattr(WrappedCodec, hook)
+
+
+@pytest.mark.parametrize("hook", [n for n in interface.hooks(Codec) if n not in CLAIMS | AROUND])
+def test_the_forwarding_base_calls_every_method(hook):
+    called = []
+
+    class Spy:
+        agrees = True
+
+        def __getattr__(self, name):
+            return lambda *args: called.append(name) or args[1:3]
+
+    @dataclasses.dataclass(frozen=True)
+    class Plain(WrappedCodec):
+        codec: Codec
+        unbiased = True
+
+    if inspect.isfunction(vars(Codec).get(hook)):
+        x = jnp.zeros((1, 64))
+        given = {"x": x, "count": jnp.full(1, 64), "like": x}
+        names = list(inspect.signature(getattr(Codec, hook)).parameters)[1:]
+        getattr(Plain(Spy()), hook)(*(given.get(name) for name in names))
+        assert called == [hook]
+
+
+@pytest.mark.parametrize("noun", NOUNS, ids=lambda kind: kind.__name__)
+def test_hooks_have_docstrings_and_parts_are_final_settings(noun):
+    for name in interface.hooks(noun):
+        hook = vars(noun).get(name)
+        text = hook.fget.__doc__ if isinstance(hook, property) else inspect.getdoc(hook)
+        plain = name in inspect.get_annotations(noun) or not (
+            inspect.isfunction(hook) or isinstance(hook, property)
+        )
+        assert f"{name}:" in noun.__doc__ if plain else text, name
+    for kind in concrete(noun):
+        assert dataclasses.is_dataclass(kind), kind
+        assert kind.__dataclass_params__.frozen, kind
+        with pytest.raises(TypeError, match="which is final: wrap an instance of it"):
+            type("Derived", (kind,), {})
+
+
+def test_a_sum_in_another_domain_is_forwarded():
+    inner = jaxcomp.random_k(0.1, bucket_size=64)
+    x = testing.bias.gaussian(700)
+    testing.assert_sums(jaxcomp.Contractive(codec=inner), x)
+
+
+def test_a_misspelt_hook_raises():
+    with pytest.raises(TypeError, match="decode_summ is no hook of Codec; did you mean dec"):
+
+        class Bad(Codec):
+            bucket_size = None
+            unbiased = True
+
+            def encode(self, key, x, count, state):
+                return x, state
+
+            def decode(self, key, payload, like, side=None):
+                return payload
+
+            def decode_summ(self, keys, payloads, like, weights=None, side=None):
+                return payloads
+
+
+def test_a_half_implemented_hook_raises():
+    with pytest.raises(TypeError, match="Half must define decode, as Codec says"):
+
+        class Half(Codec):
+            bucket_size = None
+            unbiased = True
+
+            def encode(self, key, x, count, state):
+                return x, state
+
+    with pytest.raises(TypeError, match="Classless must have unbiased, as Codec says"):
+
+        class Classless(Codec):
+            bucket_size = None
+
+            def encode(self, key, x, count, state):
+                return x, state
+
+            def decode(self, key, payload, like, side=None):
+                return payload
+
+    with pytest.raises(TypeError, match=r"Blind.decode must have the arguments \(self, key, payl"):
+
+        class Blind(Codec):
+            bucket_size = None
+            unbiased = True
+
+            def encode(self, key, x, count, state):
+                return x, state
+
+            def decode(self, key, payload, like):
+                return payload
+
+    with pytest.raises(TypeError, match="Nameless must have kind, as Feedback says"):
+
+        class Nameless(Feedback):
+            def init(self, like, part_like):
+                return ()
+
+            def compensate(self, x, state):
+                return x, state
+
+            def update(self, message, sent, part, share, weight, state):
+                return part, state
+
+    with pytest.raises(TypeError, match=r"Shut\.opens is no hook of Gate"):
+
+        class Shut(Gate):
+            closes = False
+
+            def opens(self):
+                return True
+
+
+def test_names_of_its_own_are_listed():
+    class Named(Gate, public=("period",)):
+        closes = False
+
+        def period(self):
+            return 3
+
+        def open(self, key, tree, state, axis_name, params=None):
+            return base.Opened(jnp.ones((), bool), None, state)
+
+    assert Named().period() == 3
+    assert Named().init(jax.ShapeDtypeStruct((), jnp.float32)) == ()
