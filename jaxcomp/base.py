@@ -413,7 +413,7 @@ class Reducer(Interface, abstract=True):
         downlink: the `Link` back to them, or None where there is nothing to send.
         splits: whether the part of the mean that `collect` brings to a device is a share of it.
         hierarchical: whether it reduces over two levels of axes, so that `workers` is a tuple.
-        scheduled: whether it changes with time: then `phases` has more than itself.
+        scheduled: whether it changes with time: then `schedule` has more than itself.
         collectives: into how many collectives the payload is split each way, at most; None for a
             number that depends on the size.
         over: "workers" for the mean over all of them, "senders" for that over those who sent an
@@ -530,7 +530,7 @@ class Reducer(Interface, abstract=True):
         return None
 
     @interface.derived
-    def phases(self) -> "tuple[tuple[int, Reducer], ...]":
+    def schedule(self) -> "tuple[tuple[int, Reducer], ...]":
         """Pairs of a first step and the reducer from there on."""
         return ((0, self),)
 

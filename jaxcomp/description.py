@@ -221,7 +221,7 @@ def short(setting: Any) -> str:
 def _phases(reducer: Any, params: PyTree) -> str:
     """What a reducer that changes with time sends at which; the table is of its last phase."""
     lines = []
-    for start, phase in reducer.phases if reducer.scheduled else ():
+    for start, phase in reducer.schedule if reducer.scheduled else ():
         size = reduction.payload_bytes(phase, reduction.plan(phase, params))
         lines.append(f"\nfrom step {start:,}: {short(phase.uplink.codec)}, payload {size:,} bytes")
     return "".join(lines)

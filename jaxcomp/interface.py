@@ -69,6 +69,12 @@ class Interface(metaclass=abc.ABCMeta):  # noqa: B024 - Its subclasses have the 
 
 def _check_names(cls: type, bases: list[type], public: tuple[str, ...]) -> None:
     fields = set(inspect.get_annotations(cls))
+    for name in fields - set(vars(cls)):
+        if any(isinstance(vars(base).get(name), property) for base in bases):
+            raise TypeError(
+                f"{cls.__name__}.{name} must have a default, or not be a field: without one, the "
+                "interface's property would be taken for it"
+            )
     for name, found in vars(cls).items():
         if name.startswith("_") or name in public:
             continue

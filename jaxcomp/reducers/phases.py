@@ -98,6 +98,11 @@ class Phases(Reducer, public=("reducers", "starts")):
             _check_fit(reducer.uplink, self.uplink)
 
     @property
+    def schedule(self) -> tuple[tuple[int, Reducer], ...]:
+        """The phases, each with its reducer."""
+        return tuple(zip(self.starts, self.reducers, strict=True))
+
+    @property
     def starts(self) -> tuple[int, ...]:
         """The step that each phase starts at."""
         return tuple(start for start, _ in self.phases)

@@ -155,7 +155,7 @@ def dense_dtype(reducer: Reducer) -> Any:
 
 def settled(reducer: Reducer) -> Reducer:
     """The last reducer of one that changes with time; else itself."""
-    return reducer.phases[-1][1]
+    return reducer.schedule[-1][1]
 
 
 def feedback_of(reducer: Reducer) -> Feedback:

@@ -67,7 +67,7 @@ def check(gate: Gate, reducer: Reducer, *, whole: bool = True) -> None:
             f"`feedback` {feedback!r} must be under jaxcomp.Gather, where every device has the "
             'whole mean; jaxcomp.Shift(step, absent="remembered") goes with every reducer'
         )
-    if reducer.scheduled and any(phase.splits for _, phase in reducer.phases):
+    if reducer.scheduled and any(phase.splits for _, phase in reducer.schedule):
         raise ValueError(
             f"`gate` {gate!r} needs phases that bring the whole mean to every device, such as "
             "jaxcomp.Gather, or else one reducer for all times"

@@ -101,7 +101,7 @@ def _costs(
     reducer: Reducer, grads: PyTree, state: PyTree, axis_name: AxisName
 ) -> tuple[Array, Array]:
     """Payload and link bytes of the step that began with this state of the reducer."""
-    phases, number = reducer.phases, reducer.phase(state)
+    phases, number = reducer.schedule, reducer.phase(state)
     sizes = axes.sizes(axis_name)
     plans = [reduction.plan(r, grads, sizes) for _, r in phases]
     workers = sizes if reducer.hierarchical else math.prod(sizes)
