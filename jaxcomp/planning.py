@@ -224,15 +224,16 @@ def price(
     Raises:
         ValueError: if the reducer does not say what efforts it makes.
     """
-    if reducer.efforts((), workers) is None:
-        raise ValueError(
-            "`reducer` must have a method efforts(batches, workers), by which its time is told, "
-            f"got {reducer!r}"
-        )
     if isinstance(reducer, Dense) and len(workers) > 1:
         return _dense(reducer, like, workers, clock)
     across: Any = workers if isinstance(reducer, Hierarchical) else math.prod(workers)
     layout = reduction.plan(reducer, like, workers)
+    efforts = reducer.efforts(layout.batches, across)
+    if efforts is None:
+        raise ValueError(
+            "`reducer` must have a method efforts(batches, workers), by which its time is told, "
+            f"got {reducer!r}"
+        )
     compressed = sum(like.size for like in layout.likes) - sum(
         layout.likes[i].size for i in layout.dense
     )
@@ -244,7 +245,7 @@ def price(
         size -= near
         fast = cost.Price(near, cost.ring(0, across[-1]).rounds)
     total = cost.Price(float(size))
-    for who, effort in reducer.efforts(layout.batches, across):
+    for who, effort in efforts:
         work = effort.seconds(clock(who).work, elements)
         total += cost.Price(rounds=effort.rounds, work=work)
     if reducer.uplink and layout.dense:
