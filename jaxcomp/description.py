@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxcomp import tables, wire
 from jaxcomp.base import Reducer
 from jaxcomp.feedback import Link
-from jaxcomp.reducers import reduction
+from jaxcomp.reducers import accounting
 from jaxcomp.reducers.cheapest import Cheapest
 from jaxcomp.reducers.gather import Gather
 from jaxcomp.reducers.two_shot import TwoShot
@@ -136,9 +136,9 @@ def describe(
     """
     reducer = mean.as_reducer(codec_or_reducer)
     axes = workers if isinstance(workers, tuple) else (workers or 1,)
-    plan = reduction.plan(reducer, params, axes)
-    sizes = reduction.batch_bytes(reducer, plan)
-    dtype = reduction.dense_dtype(reducer)
+    plan = accounting.plan(reducer, params, axes)
+    sizes = accounting.batch_bytes(reducer, plan)
+    dtype = accounting.dense_dtype(reducer)
     spent = [0.0] * len(plan.likes)
     for batch, size in zip(plan.batches, sizes, strict=True):
         bucket = size / batch.buckets
@@ -165,7 +165,7 @@ def describe(
     return Description(
         lines=tuple(lines),
         elements=sum(like.size for like in plan.likes),
-        payload_bytes=reduction.payload_bytes(reducer, plan),
+        payload_bytes=accounting.payload_bytes(reducer, plan),
         dense_bytes=sum(like.size * jnp.dtype(like.dtype).itemsize for like in plan.likes),
         picked=_picked(codec_or_reducer, reducer, plan, workers)
         + _phases(reducer, params)
@@ -194,7 +194,7 @@ def _offers(reducer: Any, params: PyTree, workers: Any) -> tuple[tuple[str, int]
         (
             kind.__name__,
             math.ceil(
-                way.batches_link_bytes(reduction.plan(way, params, (workers,)).batches, workers)
+                way.batches_link_bytes(accounting.plan(way, params, (workers,)).batches, workers)
             ),
         )
         for kind, way in ways.items()
@@ -222,7 +222,7 @@ def _phases(reducer: Any, params: PyTree) -> str:
     """What a reducer that changes with time sends at which; the table is of its last phase."""
     lines = []
     for start, phase in reducer.schedule if reducer.scheduled else ():
-        size = reduction.payload_bytes(phase, reduction.plan(phase, params))
+        size = accounting.payload_bytes(phase, accounting.plan(phase, params))
         lines.append(f"\nfrom step {start:,}: {short(phase.uplink.codec)}, payload {size:,} bytes")
     return "".join(lines)
 

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jaxcomp import checks, mesh as mesh_, trees
 from jaxcomp.feedback import Link
-from jaxcomp.reducers import reduction, senders
+from jaxcomp.reducers import accounting, senders
 from jaxcomp.reducers.gather import Gather
 from jaxcomp.theory.cost import Work
 from jaxcomp.transforms.mean import compressed_mean
@@ -164,7 +164,7 @@ def _whole(reducer: Any, x: Array) -> tuple[Callable[[], None], np.ndarray]:
 
 def _sum(link: Link, x: Array, count: int, clock: Callable[..., list[float]]) -> list[float]:
     """Seconds of decoding so many payloads into one mean."""
-    layout, key = reduction.plan(Gather(link), x), jnp.zeros(2, jnp.uint32)
+    layout, key = accounting.plan(Gather(link), x), jnp.zeros(2, jnp.uint32)
     batches, worker = layout.batches, jnp.zeros((), jnp.uint32)
     if not batches:
         raise ValueError(f"`way` must compress a matrix of shape {x.shape}, got {link!r}")

@@ -13,7 +13,7 @@ from jaxcomp import checks, measuring, models, tables, units, wire
 from jaxcomp.description import describe, short
 from jaxcomp.recipes.quantizers import qsgd_inf, sign
 from jaxcomp.recipes.sparsifiers import sidco, top_k
-from jaxcomp.reducers import dense as dense_, reduction
+from jaxcomp.reducers import accounting, dense as dense_
 from jaxcomp.reducers.cheapest import Cheapest
 from jaxcomp.reducers.dense import Dense
 from jaxcomp.reducers.hierarchical import Hierarchical
@@ -227,7 +227,7 @@ def price(
     if isinstance(reducer, Dense) and len(workers) > 1:
         return _dense(reducer, like, workers, clock)
     across: Any = workers if isinstance(reducer, Hierarchical) else math.prod(workers)
-    layout = reduction.plan(reducer, like, workers)
+    layout = accounting.plan(reducer, like, workers)
     efforts = reducer.efforts(layout.batches, across)
     if efforts is None:
         raise ValueError(
@@ -258,9 +258,9 @@ def _dense(
 ) -> tuple[cost.Price, cost.Price]:
     """A dense mean in two levels: each device brings a share over its slow link."""
     *outer, inner = workers
-    layout = reduction.plan(reducer, like)
+    layout = accounting.plan(reducer, like)
     elements = sum(leaf.size for leaf in layout.likes)
-    size = reduction.payload_bytes(reducer, layout)
+    size = accounting.payload_bytes(reducer, layout)
     slow = cost.ring(size / inner, math.prod(outer))
     work = elements * clock(reducer).work.encode
     return slow + cost.Price(work=work), cost.ring(size, inner)
@@ -298,7 +298,7 @@ def _leaves(
 
     A leaf travels with the others: it has a share of their bytes and work, and no messages.
     """
-    layout, devices = reduction.plan(reducer, like, workers), math.prod(workers)
+    layout, devices = accounting.plan(reducer, like, workers), math.prod(workers)
     spent, _ = price(reducer, like, workers, clock)
     dense = dense_.fused_link_bytes([layout.likes[i] for i in layout.dense], devices)
     lines = describe(reducer, like).lines

@@ -10,7 +10,7 @@ from jaxcomp import workers as workers_
 from jaxcomp.base import Mirrored
 from jaxcomp.feedback import MomentumState, ResidualState
 from jaxcomp.quantize import blocks
-from jaxcomp.reducers.reduction import ReductionState
+from jaxcomp.reducers.state import ReductionState
 from jaxcomp.reducers.two_shot import TwoShotState
 
 AXIS = "workers"

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings, strategies as st
 
 import jaxcomp
 from jaxcomp import testing, trees
-from jaxcomp.reducers import bases, reduction
+from jaxcomp.reducers import accounting, bases
 
 
 def gaussian(*shape, seed=0):
@@ -117,7 +117,7 @@ def test_which_leaf_is_which_matrix():
         jaxcomp.Rule("head", None),
     )
     reducer = jaxcomp.PowerIteration(rank=4, rules=rules)
-    plan = reduction.plan(reducer, like)
+    plan = accounting.plan(reducer, like)
     found = {
         path: (codec and (codec.rank, *codec.matrix), why)
         for path, codec, why in zip(plan.paths, plan.codecs, plan.reasons, strict=True)
@@ -132,7 +132,7 @@ def test_which_leaf_is_which_matrix():
     assert found["head"] == (None, "rule 'head'")
     assert sorted(batch.buckets for batch in plan.batches) == [1, 1, 2]  # Of one shape, together.
     less = jaxcomp.PowerIteration(rank=4, min_ratio=1.5)
-    assert reduction.plan(less, like).codecs[plan.paths.index("thin")] is not None
+    assert accounting.plan(less, like).codecs[plan.paths.index("thin")] is not None
 
 
 def test_wrong_arguments_say_so():

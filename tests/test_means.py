@@ -11,7 +11,7 @@ from suite import SLOW
 
 import jaxcomp
 from jaxcomp import noise, trees
-from jaxcomp.reducers import over_workers, reduction
+from jaxcomp.reducers import accounting, over_workers
 from jaxcomp.types import AxisName
 
 SIGN, QSGD = jaxcomp.sign(), jaxcomp.qsgd_inf(bits=4)
@@ -47,7 +47,7 @@ def mean_of(reducer, weighted, axis_name: AxisName = "data"):
     """The mean of trees with a leading axis of workers."""
 
     def run(grads, weight):
-        layout = reduction.plan_here(reducer, grads, axis_name)
+        layout = accounting.plan_here(reducer, grads, axis_name)
         message, dense = trees.stacks(layout, grads)
         message = reduction.enter(reducer, layout.batches, message, axis_name)
         weight = weight if weighted else None

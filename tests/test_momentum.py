@@ -13,7 +13,7 @@ import jaxcomp
 from jaxcomp import noise, testing
 from jaxcomp.base import Feedback, WrappedFeedback
 from jaxcomp.feedback import MomentumState
-from jaxcomp.reducers import reduction
+from jaxcomp.reducers import reduce as reduce_, state as state_
 
 WORKERS, STEPS, DECAY = 4, 7, 0.9
 RNG = np.random.default_rng(0)
@@ -158,8 +158,8 @@ def test_a_worker_that_does_not_take_part_keeps_everything():
     grads = {"w": GRADS[0]["kernel"]}
 
     def step(grads, weight):
-        state = reduction.init(reducer, like, "data")
-        result = reduction.reduce(reducer, noise.raw(0), grads, state, "data", weight=weight)
+        state = state_.init(reducer, like, "data")
+        result = reduce_.reduce(reducer, noise.raw(0), grads, state, "data", weight=weight)
         return result.mean, result.state.feedback.own()
 
     weights = jnp.array([1.0, 0.0, 2.0, 1.0])

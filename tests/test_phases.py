@@ -13,7 +13,7 @@ import pytest
 import jaxcomp
 from jaxcomp import noise, testing
 from jaxcomp.description import short
-from jaxcomp.reducers import reduction
+from jaxcomp.reducers import reduce as reduce_, state as state_
 
 WORKERS, STEPS = 8, 6
 RNG = np.random.default_rng(0)
@@ -47,9 +47,9 @@ def alone():
 
     def step(number, key, grads, memory):
         reducer = jaxcomp.Gather(link(FRACTIONS[number]))
-        state = reduction.init(reducer, LIKE, "data")
+        state = state_.init(reducer, LIKE, "data")
         memory = jaxcomp.PerWorker.wrap(memory, "momentum", "data")
-        result = reduction.reduce(reducer, key, grads, state._replace(feedback=memory), "data")
+        result = reduce_.reduce(reducer, key, grads, state._replace(feedback=memory), "data")
         return result.mean, result.state.feedback.own()
 
     steps = [

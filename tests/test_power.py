@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 
 import jaxcomp
 from jaxcomp import noise, testing, trees
-from jaxcomp.reducers import reduction
+from jaxcomp.reducers import accounting
 
 PLAIN = jaxcomp.PowerIteration(rank=4)
 TURNS = jaxcomp.PowerIteration(rank=4, alternate=True)
@@ -53,7 +53,7 @@ def step(reducer, grads, state, weight=None):
     """One reduction without feedback over the workers of the leading axis, which is simulated."""
 
     def collect(tree, state, weight):
-        plan = reduction.plan(reducer, tree)
+        plan = accounting.plan(reducer, tree)
         message, _ = trees.stacks(plan, tree)
         got = reducer.collect(noise.raw(1), plan.batches, message, state, "data", weight)
         return *(trees.assemble(plan, x, ()) for x in (got.part, got.sent)), got.state
@@ -65,7 +65,7 @@ def step(reducer, grads, state, weight=None):
 def start(reducer, grads):
     workers = jax.tree.leaves(grads)[0].shape[0]
     like = jax.tree.map(lambda g: jax.ShapeDtypeStruct(g.shape[1:], g.dtype), grads)
-    state = reducer.init(reduction.plan(reducer, like).batches, "data")
+    state = reducer.init(accounting.plan(reducer, like).batches, "data")
     return replicate(state, workers)
 
 

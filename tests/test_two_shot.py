@@ -10,7 +10,7 @@ from suite import FEW, SLOW, label
 import jaxcomp
 from jaxcomp import testing
 from jaxcomp.feedback import memory
-from jaxcomp.reducers import reduction
+from jaxcomp.reducers import state as state_
 from jaxcomp.testing import problems
 
 SIGN = jaxcomp.sign(bucket_size=None)
@@ -181,9 +181,7 @@ def test_narrow_memories(dtype):
     """A residual in eight bits stays close to the exact one, and loses nothing it could keep."""
     feedback = jaxcomp.Residual(dtype=dtype)
     testing.check_feedback(feedback)
-    state = reduction.init(
-        jaxcomp.TwoShot(jaxcomp.Link(jaxcomp.sign(), feedback)), PARAMS, "workers"
-    )
+    state = state_.init(jaxcomp.TwoShot(jaxcomp.Link(jaxcomp.sign(), feedback)), PARAMS, "workers")
     held = sum(x.nbytes for x in jax.tree.leaves(state.feedback))
     plain = sum(x.size for x in jax.tree.leaves(jaxcomp.trees.layout(SIGN, PARAMS).likes))
     assert held < {"int8": 1.3, "bfloat16": 2.5}[dtype] * plain

@@ -6,9 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomp import own_gradients
+from jaxcomp import conditional, own_gradients
 from jaxcomp.optimizers import means, moments, rates
-from jaxcomp.reducers import rounds
 from jaxcomp.transforms import branches
 from jaxcomp.types import Array, AxisName, PyTree
 
@@ -130,12 +129,12 @@ def scale_by_one_bit_adam(
             return _Scaled(scaled, mu, state.nu, state.dense, after)
 
         count = rates.after(state.count)
-        early = rounds.uniform(count <= freeze_step, axis_name)
+        early = conditional.uniform(count <= freeze_step, axis_name)
         state = state._replace(
             dense=branches.fitted(exact, state.dense, state.mu),
             compressed=branches.fitted(lossy, state.compressed, state.mu),
         )
-        made = rounds.either(early, warm_up, frozen, updates, count, state, params)
+        made = conditional.either(early, warm_up, frozen, updates, count, state, params)
         return made.updates, OneBitAdamState(count, *made[1:])
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomp import checks, own_gradients
+from jaxcomp import checks, conditional, own_gradients
 from jaxcomp.optimizers import means, moments, rates
-from jaxcomp.reducers import reduction, rounds
+from jaxcomp.reducers import guarding
 from jaxcomp.transforms import branches
 from jaxcomp.types import Array, AxisName, PyTree
 from jaxcomp.workers import PerWorker
@@ -94,7 +94,7 @@ class _Rule:
         step = self._against(given, m, state.nu, given.rate)
         offset = jax.tree.map(jnp.add, given.own.offset, step)
         own = _Own(drift, offset)
-        own = _either(reduction.all_finite(own), own, given.own)
+        own = guarding.kept(guarding.all_finite(own), own, given.own)
         still = jax.tree.map(jnp.zeros_like, state.mu)
         return _Taken(still, given.total, state.mu, state.nu, own, state.dense, state.compressed)
 
@@ -113,14 +113,16 @@ class _Rule:
         scale = self.adam.root(given.state.nu, given.renewals)
         averages = jax.tree.map(mean, given.own.offset, scale, self._moment(given))
         averages = moments.seen(averages, given.state.nu)
-        return _either(given.frozen, averages, optax.tree.cast_like(given.grads, given.state.mu))
+        return guarding.kept(
+            given.frozen, averages, optax.tree.cast_like(given.grads, given.state.mu)
+        )
 
     def met(self, given: _Given, mean: PyTree, after: Any) -> _Taken:
         """A step on a compressed mean, of either."""
         state = given.state
         fed = self.adam.first(mean, state.mu)
-        mu = _either(given.frozen, moments.seen(mean, state.nu), fed)
-        moved = _either(given.frozen, mu, self.adam.unbiased(mu, given.step))
+        mu = guarding.kept(given.frozen, moments.seen(mean, state.nu), fed)
+        moved = guarding.kept(given.frozen, mu, self.adam.unbiased(mu, given.step))
         change = self._change(given, moved, state.nu)
         own = jax.tree.map(jnp.zeros_like, given.own)
         none = jnp.zeros_like(given.total)
@@ -278,12 +280,12 @@ def step_by_zero_one_adam(
 
         def otherwise(given: _Given, first: Array) -> _Taken:
             del first
-            return rounds.either(given.frozen, rule.alone, renew, given)
+            return conditional.either(given.frozen, rule.alone, renew, given)
 
         step = rates.after(state.count)
         rate = rates.at(learning_rate, state.count).astype(state.total.dtype)
         renews, times = moments.doubling(jnp.minimum(step, freeze_step), renewals)
-        frozen = rounds.uniform(step > freeze_step, axis_name)
+        frozen = conditional.uniform(step > freeze_step, axis_name)
         meets = _meets(step - freeze_step, double_every, max_interval)
         state = state._replace(
             dense=branches.fitted(exact, state.dense, state.mu),
@@ -300,8 +302,8 @@ def step_by_zero_one_adam(
             renewals=times,
             frozen=frozen,
         )
-        go = rounds.uniform(jnp.where(frozen, meets, ~renews), axis_name)
-        taken = rounds.either(go, exchange, otherwise, given, step == freeze_step + 1)
+        go = conditional.uniform(jnp.where(frozen, meets, ~renews), axis_name)
+        taken = conditional.either(go, exchange, otherwise, given, step == freeze_step + 1)
         return taken.updates, ZeroOneAdamState(
             count=step,
             total=taken.total,
@@ -314,10 +316,6 @@ def step_by_zero_one_adam(
         )
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
-
-
-def _either(first: Array, one: PyTree, other: PyTree) -> PyTree:
-    return jax.tree.map(lambda a, b: jnp.where(first, a, b), one, other)
 
 
 def _meets(local_step: Array, double_every: int, max_interval: int) -> Array:

@@ -12,7 +12,7 @@ from jaxcomp import axes, checks, wire
 from jaxcomp.base import Codec, Collected, Reducer
 from jaxcomp.feedback import Link
 from jaxcomp.policy import Policy
-from jaxcomp.reducers import dense as dense_, reduction, senders
+from jaxcomp.reducers import accounting, dense as dense_, senders
 from jaxcomp.theory import cost
 from jaxcomp.types import Array, AxisName, Batches, PyTree, Stacks
 from jaxcomp.workers import PerWorker
@@ -89,7 +89,7 @@ class Gather(Reducer):
         worker, workers = lax.axis_index(axis_name), axes.size(axis_name)
         own = senders.encode(key, batches, message, state.own(), worker, axis_name, weight=weight)
         everything = (own.payloads, () if weight is None else (weight,))
-        runs = reduction.collectives(self, batches)
+        runs = accounting.collectives(self, batches)
         gathered, weights = wire.gather(everything, axis_name, runs)
         total = weights[0] if weights else None
         return Collected(
@@ -106,12 +106,12 @@ class Gather(Reducer):
 
     def efforts(self, batches: Batches, workers: int) -> tuple[tuple[Link, cost.Effort], ...]:
         """`n − 1` messages one after another in each all-gather, and `n` payloads to decode."""
-        rounds = reduction.rounds(self, batches, wire.payload_like(batches), workers)
+        rounds = accounting.rounds(self, batches, wire.payload_like(batches), workers)
         return ((self.uplink, cost.Effort(rounds, encodes=1, decodes=1, adds=workers - 1)),)
 
     def link_bytes(self, like: PyTree, workers: int) -> int:
         """`n − 1` payloads, what is agreed on first, and an all-reduce of the leaves left dense."""
-        return reduction.link_bytes(self, like, workers)
+        return accounting.link_bytes(self, like, workers)
 
     def batches_link_bytes(self, batches: Batches, workers: int) -> Fraction | int:
         """What of it the batches account for."""

@@ -15,7 +15,7 @@ from jaxcomp import axes, batches as batches_, noise, workers
 from jaxcomp.base import Codec, Collected, Reducer
 from jaxcomp.feedback import Link
 from jaxcomp.policy import Policy
-from jaxcomp.reducers import dense as dense_, over_workers, reduction
+from jaxcomp.reducers import accounting, dense as dense_, over_workers
 from jaxcomp.reducers.dense import Dense
 from jaxcomp.reducers.gather import Gather
 from jaxcomp.theory import cost
@@ -218,7 +218,7 @@ class Hierarchical(Reducer, public=("levels",)):
                 "`workers` must be a tuple that ends with the number of fast neighbours, as in "
                 f"(2, 4), got {workers!r}"
             )
-        return reduction.link_bytes(self, like, workers)
+        return accounting.link_bytes(self, like, workers)
 
     def batches_link_bytes(self, batches: Batches, workers: tuple[int, ...]) -> Fraction | int:
         """What of it the batches account for."""

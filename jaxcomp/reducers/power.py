@@ -14,7 +14,7 @@ from jaxcomp import axes, checks, feedback as feedback_, noise, policy as policy
 from jaxcomp.base import Codec, Collected, Feedback, Reducer
 from jaxcomp.feedback import Link, Residual
 from jaxcomp.policy import Policy, Rule
-from jaxcomp.reducers import bases, dense as dense_, low_rank, packing, reduction
+from jaxcomp.reducers import accounting, bases, dense as dense_, low_rank, packing
 from jaxcomp.reducers.dense import Dense
 from jaxcomp.reducers.gather import Gather
 from jaxcomp.reducers.low_rank import LowRank
@@ -140,7 +140,7 @@ class PowerIteration(Reducer):
             right=tuple(low_rank.start(right) for _, right in pairs),
             turn=jnp.zeros((), jnp.int32) if self.alternate else (),
             rounds=tuple(
-                self._exchange.init(reduction.plan(self._exchange, vectors).batches, axis_name)
+                self._exchange.init(accounting.plan(self._exchange, vectors).batches, axis_name)
                 for vectors in self._rounds(batches)
             ),
         )
@@ -182,7 +182,7 @@ class PowerIteration(Reducer):
     def payload_bytes(self, batches: Batches) -> tuple[float, ...]:
         """What each batch accounts for of what one worker puts into the collectives."""
         total = sum(
-            reduction.payload_bytes(self._exchange, reduction.plan(self._exchange, vectors))
+            accounting.payload_bytes(self._exchange, accounting.plan(self._exchange, vectors))
             for vectors in self._rounds(batches)
         )
         sizes = [left.size + right.size for left, right in _factors(batches)]
@@ -194,14 +194,14 @@ class PowerIteration(Reducer):
         rounds = sum(
             effort.rounds
             for vectors in self._rounds(batches)
-            for _, effort in exchange.efforts(reduction.plan(exchange, vectors).batches, workers)
+            for _, effort in exchange.efforts(accounting.plan(exchange, vectors).batches, workers)
         )
         return ((self, cost.Effort(rounds, encodes=1)),)
 
     def link_bytes(self, like: PyTree, workers: int) -> int:
         """One or two rounds of factors, and an all-reduce of the leaves that are left dense."""
         plan = trees.layout(self.uplink.policy, like)
-        told = reduction.told_bytes(self, plan.batches, workers)
+        told = accounting.told_bytes(self, plan.batches, workers)
         return math.ceil(
             told + dense_.fused_link_bytes([plan.likes[i] for i in plan.dense], workers)
         ) + sum(
@@ -228,12 +228,12 @@ class PowerIteration(Reducer):
         self, key: Array, vectors: Stacks, state: PyTree, axis_name: AxisName, weight: Array | None
     ) -> tuple[Stacks, Stacks, PyTree]:
         """The mean of all workers' vectors, this worker's as they arrived, the round's state."""
-        exchange, plan = self._exchange, reduction.plan(self._exchange, vectors)
+        exchange, plan = self._exchange, accounting.plan(self._exchange, vectors)
         message, dense = trees.stacks(plan, vectors)
         got = exchange.collect(key, plan.batches, message, state, axis_name, weight)
         part, after = exchange.spread(key, plan.batches, got.part, got.state, axis_name)
         means = trees.assemble(plan, part, exchange.dense(dense, axis_name, weight))
-        narrow = [x.astype(reduction.dense_dtype(exchange) or x.dtype) for x in dense]
+        narrow = [x.astype(accounting.dense_dtype(exchange) or x.dtype) for x in dense]
         dense = [x.astype(like.dtype) for x, like in zip(narrow, dense, strict=True)]
         return means, trees.assemble(plan, got.sent, dense), after
 

@@ -14,7 +14,7 @@ from jaxcomp import axes, batches as batches_, compiler, summing, wire
 from jaxcomp.base import Codec, Collected, Reducer
 from jaxcomp.feedback import Link
 from jaxcomp.policy import Policy
-from jaxcomp.reducers import dense as dense_, over_workers, reduction, senders
+from jaxcomp.reducers import accounting, dense as dense_, over_workers, senders
 from jaxcomp.theory import cost
 from jaxcomp.types import Array, AxisName, Batches, PyTree, Stacks
 from jaxcomp.workers import PerWorker
@@ -113,7 +113,7 @@ class Psum(Reducer):
 
     def link_bytes(self, like: PyTree, workers: int) -> int:
         """An all-reduce of the payload, of agreed scales, and of the leaves that stay dense."""
-        return reduction.link_bytes(self, like, workers)
+        return accounting.link_bytes(self, like, workers)
 
     def batches_link_bytes(self, batches: Batches, workers: int) -> Fraction | int:
         """What of it the batches account for."""

@@ -15,7 +15,7 @@ from jaxcomp.base import Codec, Collected, Feedback, Mirrored, Reducer
 from jaxcomp.feedback import Link
 from jaxcomp.identity import Identity
 from jaxcomp.policy import Policy
-from jaxcomp.reducers import dense as dense_, reduction, senders, shares
+from jaxcomp.reducers import accounting, dense as dense_, senders, shares
 from jaxcomp.theory import cost
 from jaxcomp.types import Array, ArrayLike, AxisName, Batches, PyTree, Stacks
 from jaxcomp.workers import PerWorker
@@ -169,7 +169,7 @@ class TwoShot(Reducer, public=("feedback",)):
             for shard, payload in zip(shards, own.payloads, strict=True)
         )
         weights = () if weight is None else (jnp.broadcast_to(weight, (n,)),)
-        runs = reduction.collectives(self, batches)
+        runs = accounting.collectives(self, batches)
         arrived, weights = wire.exchange((rows, weights), axis_name, runs)
         total = weights[0] if weights else None
         first = tuple(worker * shard.buckets for shard in shards)
@@ -189,7 +189,7 @@ class TwoShot(Reducer, public=("feedback",)):
         part = tuple(batches_.real(cut, cut.cut(x)) for cut, x in zip(cuts, part, strict=True))
         message, memory = self.feedback.compensate(part, memory)
         own = senders.encode(key, cuts, message, state.down.own(), worker, axis_name, first=True)
-        runs = reduction.collectives(self, batches)
+        runs = accounting.collectives(self, batches)
         gathered = wire.gather(own.payloads, axis_name, runs)
         whole = senders.all_shares(key, cuts, gathered, own.sides, axes.size(axis_name))
         sent = senders.decode(key, cuts, own.payloads, own.sides, worker, first=True)
@@ -219,14 +219,14 @@ class TwoShot(Reducer, public=("feedback",)):
     def efforts(self, batches: Batches, workers: int) -> tuple[tuple[Link, cost.Effort], ...]:
         """As many messages up as down; `n` payloads of a share are decoded, and one of each."""
         n = workers
-        up, down = (reduction.rounds(self, batches, sent, n) for sent in self._sent(batches, n))
+        up, down = (accounting.rounds(self, batches, sent, n) for sent in self._sent(batches, n))
         first = cost.Effort(up, encodes=1, decodes=1 / n, adds=(n - 1) / n)
         second = cost.Effort(down, encodes=1 / n, decodes=1)
         return (self.uplink, first), (self.downlink, second)
 
     def link_bytes(self, like: PyTree, workers: int) -> int:
         """`n − 1` shares of the payload up, as many down, what is agreed on, and dense leaves."""
-        return reduction.link_bytes(self, like, workers)
+        return accounting.link_bytes(self, like, workers)
 
     def batches_link_bytes(self, batches: Batches, workers: int) -> Fraction | int:
         """What of it the batches account for."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxcomp import noise, trees, workers as workers_
 from jaxcomp.base import Feedback, Mirrored, Reducer
-from jaxcomp.reducers import reduction
+from jaxcomp.reducers import accounting, state as state_
 from jaxcomp.testing.bias import gaussian
 from jaxcomp.testing.codec import assert_hashable
 from jaxcomp.testing.programs import SEED
@@ -129,7 +129,7 @@ def check_reducer(
     )
 
     def collect(tree, weight):
-        plan = reduction.plan_here(reducer, like, axis_name)
+        plan = accounting.plan_here(reducer, like, axis_name)
         message, dense = trees.stacks(plan, tree)
         state = reducer.init(plan.batches, axis_name)
         message = reducer.enter(plan.batches, message, axis_name)
@@ -185,7 +185,7 @@ def check_reducer(
     one = 1 if len(sizes) == 1 else (1,) * len(sizes)
     if reducer.link_bytes(like, one) != 0:
         raise AssertionError(f"{reducer!r}: one worker sends nothing, so its link_bytes must be 0")
-    held = reduction.init(reducer, like, axis_name).feedback
+    held = state_.init(reducer, like, axis_name).feedback
     held = held.own if isinstance(held, Mirrored) else held
     if reducer.uplink is not None and not isinstance(held, workers_.PerWorker):
         raise AssertionError(f"{reducer!r}: memory of links must be kept per worker")

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomp import checks, compiler, own_gradients
-from jaxcomp.reducers import reduction, rounds
+from jaxcomp import checks, compiler, conditional, own_gradients
+from jaxcomp.reducers import guarding
 from jaxcomp.transforms import branches
 from jaxcomp.types import Array, AxisName, PyTree
 from jaxcomp.workers import PerWorker
@@ -73,8 +73,8 @@ def accumulate(
         before = state.total.own()
         total = jax.tree.map(lambda t, g: t + g.astype(t.dtype), before, updates)
         # Nobody can be told before the end of the round, and until then a sum must stay finite.
-        sound = reduction.all_finite(total)
-        total = jax.tree.map(lambda now, old: jnp.where(sound, now, old), total, before)
+        sound = guarding.all_finite(total)
+        total = guarding.kept(sound, total, before)
         spoilt = jnp.where(sound, state.spoilt.own(), 1)
 
         def talk(total: PyTree, state: Any, params: PyTree | None) -> tuple[PyTree, Any, PyTree]:
@@ -90,9 +90,9 @@ def accumulate(
             nothing = jax.tree.map(lambda like: jnp.zeros(like.shape, like.dtype), likes)
             return nothing, state, total
 
-        go = rounds.uniform(state.waited == every - 1, axis_name)
+        go = conditional.uniform(state.waited == every - 1, axis_name)
         fitted = branches.fitted(inner, state.inner, updates, params, **extra)
-        made, after, kept = rounds.either(go, talk, silent, total, fitted, params)
+        made, after, kept = conditional.either(go, talk, silent, total, fitted, params)
         waited = jnp.where(go, 0, state.waited + 1)
         spoilt = jnp.where(go, 0, spoilt)
         return made, AccumulatedState(waited, wrapped(kept), wrapped(spoilt), after)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomp.reducers import reduction
+from jaxcomp.reducers import state as state_
 from jaxcomp.types import PyTree
 
 FIT = "fit_only"
@@ -36,7 +36,7 @@ def fitted(
         return state
     try:
         return refitted(tx, state, updates, params, **extra)
-    except reduction.OtherShapesError:
+    except state_.OtherShapesError:
         return tx.init(updates)
 
 

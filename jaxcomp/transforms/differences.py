@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomp import axes, checks, noise, own_gradients
+from jaxcomp import axes, checks, conditional, noise, own_gradients
 from jaxcomp.base import Codec, Gate, Reducer
 from jaxcomp.feedback import Link
 from jaxcomp.policy import Policy
-from jaxcomp.reducers import reduction, rounds
+from jaxcomp.reducers import guarding
 from jaxcomp.reducers.dense import Dense
 from jaxcomp.transforms import branches
 from jaxcomp.transforms.mean import compressed_mean
@@ -112,7 +112,7 @@ def compressed_differences(
         assert grad_fn is not None
         turn = noise.fold(state.gate_key, state.step)
         opened = restart.open(turn, updates, state.gate, axis_name, params)
-        go = rounds.uniform(opened.go | (state.step == 0), axis_name)
+        go = conditional.uniform(opened.go | (state.step == 0), axis_name)
         state = state._replace(
             full=branches.fitted(whole, state.full, updates),
             change=branches.fitted(change, state.change, updates),
@@ -128,13 +128,12 @@ def compressed_differences(
             mean, after = change.update(moved, state.change)
             return jax.tree.map(jnp.add, state.estimate, mean), state.full, after
 
-        estimate, first, second = rounds.either(go, restarted, continued, updates, state)
+        estimate, first, second = conditional.either(go, restarted, continued, updates, state)
         new = DifferencesState(
             state.gate_key, state.step + 1, opened.state, params, estimate, first, second
         )
-        finite = reduction.all_finite(estimate)
-        kept = jax.tree.map(lambda now, old: jnp.where(finite, now, old), new, state)
-        return estimate, kept
+        finite = guarding.all_finite(estimate)
+        return estimate, guarding.kept(finite, new, state)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 

@@ -12,9 +12,9 @@ from jaxcomp import axes, callers, noise, own_gradients, trees
 from jaxcomp.base import Codec, Gate, Reducer
 from jaxcomp.feedback import Link
 from jaxcomp.policy import Policy
-from jaxcomp.reducers import reduction, rounds
+from jaxcomp.reducers import accounting, gating, reduce as reduce_, state as state_
 from jaxcomp.reducers.cheapest import Cheapest
-from jaxcomp.reducers.reduction import ReductionState
+from jaxcomp.reducers.state import ReductionState
 from jaxcomp.transforms import branches, sharded, stats as stats_
 from jaxcomp.types import Array, AxisName, PyTree
 
@@ -134,22 +134,22 @@ def compressed_mean(
         )
     sharded.check_specs(param_specs, axis_name)
     if gate is not None:
-        rounds.check(gate, reducer, whole=param_specs is None)
+        gating.check(gate, reducer, whole=param_specs is None)
 
     def fresh(params: PyTree) -> Any:
         _warn_if_idle(reducer, params)
         return CompressedMeanState(
             key=jnp.array(seed),  # A copy: this one may be donated.
             step=jnp.zeros((), jnp.uint32),
-            memory=reduction.init(reducer, params, axis_name, gated=gate is not None),
+            memory=state_.init(reducer, params, axis_name, gated=gate is not None),
             stats=stats_.nothing() if stats else (),
             gate=() if gate is None else _closed(gate, seed, params),
         )
 
     def fit(updates: PyTree, state: Any, shards: tuple[str, ...] = ()) -> tuple[PyTree, Any]:
         del shards
-        batches = reduction.plan_here(reducer, updates, axis_name).batches
-        memory = reduction.fitted(reducer, batches, state.memory, axis_name)
+        batches = accounting.plan_here(reducer, updates, axis_name).batches
+        memory = state_.fitted(reducer, batches, state.memory, axis_name)
         return updates, state._replace(memory=memory)
 
     def step(
@@ -159,14 +159,12 @@ def compressed_mean(
         step_key, counted = noise.fold(state.key, state.step), state.gate
         given = (reducer, step_key, updates, state.memory, axis_name)
         settings: Any = {"guard": guard, "everywhere": shards}
-        if gate is None:
-            result = reduction.reduce(*given, **settings)
-        else:
+        if gate is not None:
+            settings |= {"gate": gate, "gate_state": counted.state, "params": params}
             settings["gate_key"] = noise.fold(counted.gate_key, state.step)
-            result, after = rounds.reduce(
-                *given, gate=gate, gate_state=counted.state, params=params, **settings
-            )
-            counted = _counted(counted, after, result.turn)
+        result = reduce_.reduce(*given, **settings)
+        if result.participation is not None:
+            counted = _counted(counted, result.gate, result.participation)
         measured: Any = ()
         if stats:
             before = state.memory.reducer
@@ -241,7 +239,7 @@ def dense_leaves(codec: "Codec | Policy | Link | Reducer") -> Callable[[PyTree],
     reducer = as_reducer(codec)
 
     def mask(tree: PyTree) -> PyTree:
-        plan = reduction.plan(reducer, tree)
+        plan = accounting.plan(reducer, tree)
         return jax.tree.unflatten(plan.treedef, [i in plan.dense for i in range(len(plan.likes))])
 
     return mask
@@ -268,7 +266,7 @@ def _check_state(state: Any) -> None:
 def _warn_if_idle(reducer: Reducer, params: PyTree) -> None:
     if reducer.uplink is None or not jax.tree.leaves(params):
         return
-    plan = reduction.plan(reducer, params)
+    plan = accounting.plan(reducer, params)
     if plan.unused:
         warnings.warn(
             f"no leaf is decided by the policy's rules {plan.unused}: the leaves are {plan.paths}",
@@ -301,12 +299,12 @@ def _closed(gate: Gate, seed: Any, params: PyTree) -> GateState:
     return GateState(jnp.array(seed), gate.init(params), zero, jnp.zeros_like(zero))
 
 
-def _counted(before: GateState, state: PyTree, turn: rounds.Turn) -> GateState:
+def _counted(before: GateState, state: PyTree, participation: gating.Participation) -> GateState:
     return GateState(
         gate_key=before.gate_key,
         state=state,
-        rounds=_raised(before.rounds, turn.go.astype(jnp.uint32)),
-        messages=_raised(before.messages, turn.senders),
+        rounds=_raised(before.rounds, participation.go.astype(jnp.uint32)),
+        messages=_raised(before.messages, participation.senders),
     )
 
 

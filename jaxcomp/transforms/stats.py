@@ -10,7 +10,7 @@ from jax import lax
 from jaxcomp import axes, norms, wire, workers as workers_
 from jaxcomp.base import Reducer
 from jaxcomp.codecs.coded import Spent
-from jaxcomp.reducers import reduction
+from jaxcomp.reducers import accounting, reduce as reduce_
 from jaxcomp.types import Array, AxisName, PyTree
 
 
@@ -48,13 +48,13 @@ def nothing() -> Stats:
 def measure(
     reducer: Reducer,
     grads: PyTree,
-    result: reduction.Reduction,
+    result: reduce_.Reduction,
     before: PyTree,
     axis_name: AxisName,
     shards: tuple[str, ...],
 ) -> Stats:
     """Of a step, over all workers and shards."""
-    residual = reduction.feedback_of(reducer).unsent(workers_.held(result.state.feedback))
+    residual = accounting.feedback_of(reducer).unsent(workers_.held(result.state.feedback))
     # Squares of large and small values leave the range of float32: measure in units of the largest.
     everywhere = (*axes.names(axis_name), *shards)
     top = axes.maximum(norms.largest((result.message, residual, result.given)), everywhere)
@@ -62,12 +62,12 @@ def measure(
     lost = [p - c for p, c in zip(result.message, result.sent, strict=True)]
     measured = (lost, result.message, residual, result.given)
     energies = [norms.energy(tree, unit).astype(jnp.float32) for tree in measured]
-    if result.turn is not None:  # What nobody was to receive is not lost.
-        energies[:2] = [jnp.where(result.turn.taken, energy, 0) for energy in energies[:2]]
+    if result.participation is not None:  # What nobody was to receive is not lost.
+        energies[:2] = [jnp.where(result.participation.taken, energy, 0) for energy in energies[:2]]
     lost, message, residual, energy = lax.pmean(jnp.stack(energies), everywhere)
     costs = (*_costs(reducer, grads, before, axis_name), *_spent(result.state, everywhere))
-    if result.turn is not None:
-        costs = tuple(jnp.where(result.turn.go, cost, 0) for cost in costs)
+    if result.participation is not None:
+        costs = tuple(jnp.where(result.participation.go, cost, 0) for cost in costs)
     payload, link, spare, cut = costs
     return Stats(
         relative_error=lost / jnp.where(message == 0, 1, message),
@@ -103,11 +103,10 @@ def _costs(
     """Payload and link bytes of the step that began with this state of the reducer."""
     phases, number = reducer.schedule, reducer.phase(state)
     sizes = axes.sizes(axis_name)
-    plans = [reduction.plan(r, grads, sizes) for _, r in phases]
+    plans = [accounting.plan(r, grads, sizes) for _, r in phases]
     workers = sizes if reducer.hierarchical else math.prod(sizes)
-    payload = [
-        _count(reduction.payload_bytes(r, plan)) for (_, r), plan in zip(phases, plans, strict=True)
-    ]
+    pairs = zip(phases, plans, strict=True)
+    payload = [_count(accounting.payload_bytes(r, plan)) for (_, r), plan in pairs]
     link = [_count(wire.wire_bytes(r, grads, workers=workers)) for _, r in phases]
     return jnp.stack(payload)[number], jnp.stack(link)[number]
 

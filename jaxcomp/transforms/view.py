@@ -24,7 +24,7 @@ from jaxcomp import (
 from jaxcomp.base import Codec, Reducer
 from jaxcomp.feedback import Link, Residual, Shift
 from jaxcomp.policy import Policy
-from jaxcomp.reducers import reduction
+from jaxcomp.reducers import accounting, guarding
 from jaxcomp.transforms.mean import as_reducer, compressed_mean
 from jaxcomp.types import Array, AxisName, PyTree
 
@@ -150,18 +150,15 @@ def preserved_center(
         seen = jax.tree.map(jnp.add, held.known, sent)
         offset = jax.tree.map(jnp.subtract, seen, center)
         known = jax.tree.map(lambda h, c: _moved(h, c, step), held.known, sent)
-        finite = reduction.all_finite(updates)
+        finite = guarding.all_finite(updates)
         # What is too large for `H` must not stay in it. Of an `own` message each worker decides.
-        sound = finite & reduction.all_finite((known, offset))
-
-        def guarded(now: PyTree, before: PyTree) -> PyTree:
-            return jax.tree.map(lambda now, old: jnp.where(sound, now, old), now, before)
+        sound = finite & guarding.all_finite((known, offset))
 
         return updates, PreservedState(
             key=state.key,
             step=jnp.where(finite, state.step + 1, state.step),
-            known=guarded(kept(known), state.known),
-            offset=guarded(kept(offset), state.offset),
+            known=guarding.kept(sound, kept(known), state.known),
+            offset=guarding.kept(sound, kept(offset), state.offset),
         )
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
@@ -212,7 +209,7 @@ def displaced_mean(
     checks.number("learning_rate", learning_rate, 0.0)
     given = Link(codec, Residual()) if isinstance(codec, Codec | Policy) else codec
     reducer = as_reducer(given)
-    feedback: Any = reduction.feedback_of(reducer)
+    feedback: Any = accounting.feedback_of(reducer)
     if not feedback.keeps_unsent:
         raise ValueError(
             "`codec` must have links that remember what was not sent, such as "
@@ -230,7 +227,7 @@ def displaced_mean(
         updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any
     ) -> tuple[PyTree, Any]:
         mean, after = inner.update(updates, state.mean, params, **extra)
-        plan = reduction.plan_here(reducer, updates, axis_name)
+        plan = accounting.plan_here(reducer, updates, axis_name)
         unsent = feedback.unsent(workers_.held(after.memory.feedback))
         dense = tuple(jnp.zeros(plan.likes[i].shape, plan.likes[i].dtype) for i in plan.dense)
 

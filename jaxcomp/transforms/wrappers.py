@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomp import workers
-from jaxcomp.reducers.reduction import ReductionState, all_finite, none_lost
+from jaxcomp.reducers.guarding import all_finite, none_lost
+from jaxcomp.reducers.state import ReductionState
 from jaxcomp.transforms import branches
 from jaxcomp.transforms.accumulated import AccumulatedState
 from jaxcomp.types import Array, PyTree

@@ -1,0 +1,71 @@
+"""What keeps a step that is not finite out of every memory, alike on all workers."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxcomp import axes, compiler
+from jaxcomp.base import Mirrored
+from jaxcomp.types import Array, AxisName, PyTree
+
+_LARGE = 2**16
+
+
+def kept(sound: Array, now: PyTree, before: PyTree) -> PyTree:
+    """`now` if the step is sound, else `before`."""
+    return jax.tree.map(lambda new, old: jnp.where(sound, new, old), now, before)
+
+
+def all_finite(tree: PyTree) -> Array:
+    """Whether every element of every leaf is finite."""
+    leaves = [leaf.reshape(-1) for leaf in jax.tree.leaves(tree)]
+    large = [leaf for leaf in leaves if leaf.size >= _LARGE]
+    small = [leaf for leaf in leaves if leaf.size < _LARGE]
+
+    def check(large, small):
+        # Small leaves as one vector: one reduction to compile instead of some for each leaf.
+        finite = [jnp.all(jnp.isfinite(leaf)) for leaf in large]
+        if small:
+            finite.append(jnp.all(jnp.concatenate([jnp.isfinite(leaf) for leaf in small])))
+        return functools.reduce(jnp.logical_and, finite, jnp.asarray(np.True_))
+
+    return compiler.outlined(check)(large, small)
+
+
+def none_lost(after: PyTree, before: PyTree) -> Array:
+    """Whether no floating element of a state has become non-finite.
+
+    One that was so before may mean something: a best loss begins at infinity.
+    """
+    pairs = zip(jax.tree.leaves(after), jax.tree.leaves(before), strict=True)
+    floating = [pair for pair in pairs if jnp.issubdtype(pair[0].dtype, jnp.floating)]
+
+    def check(pairs):
+        fine = [jnp.all(jnp.isfinite(new) | ~jnp.isfinite(old)) for new, old in pairs]
+        return functools.reduce(jnp.logical_and, fine, jnp.asarray(np.True_))
+
+    return compiler.outlined(check)(floating)
+
+
+def unsound(memory: PyTree) -> Array:
+    """NaN if a worker's memory holds what is not finite, else zero."""
+    own = memory.own if isinstance(memory, Mirrored) else memory
+    floating = [x for x in jax.tree.leaves(own) if jnp.issubdtype(x.dtype, jnp.floating)]
+    return jnp.where(all_finite(floating), jnp.float32(0), jnp.float32(jnp.nan))
+
+
+def told(memory: PyTree, axis_name: AxisName) -> Array:
+    """The same of all workers together."""
+    return jax.lax.psum(axes.vary(unsound(memory), axis_name), axis_name)
+
+
+def spoilt(tree: PyTree, flag: Array) -> PyTree:
+    """The tree, with NaN for its smallest leaf if the flag is: all of it would be one more pass."""
+    leaves, treedef = jax.tree.flatten(tree)
+    sizes = [leaf.size or math.inf for leaf in leaves]
+    number = sizes.index(min(sizes))
+    leaves[number] = jnp.where(jnp.isnan(flag), jnp.nan, leaves[number])
+    return jax.tree.unflatten(treedef, leaves)
