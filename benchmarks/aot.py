@@ -213,7 +213,7 @@ def step(report: Report, found: list[Any]) -> None:
     def loss(params, x):
         return sum(jnp.mean(jnp.tanh(x @ w) ** 2) for w in params.values())
 
-    links = {name: jaxcomp.Cheapest(codec).uplink for name, codec in KERNEL_CODECS.items()}
+    links = {name: jaxcomp.Auto(codec).uplink for name, codec in KERNEL_CODECS.items()}
     # Of each direction, one kernel encodes and one decodes; with a residual, another one decodes
     # what was sent.
     ways = [

@@ -140,7 +140,7 @@ from jaxcomp.recipes.sparsifiers import (
 from jaxcomp.recipes.stages import msc as msc
 from jaxcomp.recipes.sums import int_sgd as int_sgd, thc as thc
 from jaxcomp.recipes.votes import Vote as Vote
-from jaxcomp.reducers.cheapest import Cheapest as Cheapest
+from jaxcomp.reducers.auto import Auto as Auto
 from jaxcomp.reducers.dense import Dense as Dense
 from jaxcomp.reducers.gather import Gather as Gather
 from jaxcomp.reducers.hierarchical import Hierarchical as Hierarchical

@@ -432,6 +432,21 @@ class Reducer(Interface, abstract=True):
     dtype: str | None = None
     for_small_leaves = "jaxcomp.Policy(codec, min_size=0, min_ndim=0) compresses everything"
 
+    def resolve(self, batches: Batches, workers: tuple[int, ...]) -> "Reducer":
+        """The reducer that reduces these batches over axes of these sizes: itself, for most."""
+        del batches, workers
+        return self
+
+    def resolved_state(self, resolved: "Reducer", state: PyTree) -> PyTree:
+        """The state of the `resolved` reducer, of this one's."""
+        del resolved
+        return state
+
+    def unresolved_state(self, resolved: "Reducer", after: PyTree, state: PyTree) -> PyTree:
+        """This reducer's state, of the `resolved` one's after a step from `state`."""
+        del resolved, state
+        return after
+
     def shares(self, workers: tuple[int, ...]) -> int:
         """Into how many buckets to cut a leaf whose codec takes it whole."""
         del workers

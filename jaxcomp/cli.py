@@ -184,7 +184,7 @@ def codecs_(args: argparse.Namespace) -> None:
                 "bits": 8 * jaxcomp.wire_bytes(codec, like) / math.prod(like.shape),
                 "kind": "unbiased" if codec.unbiased else kind,
                 "linear": codec.linear,
-                "feedback": type(jaxcomp.Cheapest(codec).uplink.feedback).__name__,
+                "feedback": type(jaxcomp.Auto(codec).uplink.feedback).__name__,
             }
         )
     heads = ("codec", "bits/element", "kind", "linear", "feedback by default")
@@ -205,7 +205,7 @@ def bench_(args: argparse.Namespace) -> None:
     """Encoding and decoding on this device, beside a copy."""
     copy, found = measuring.copy(args.elements) * args.elements, []
     for text in args.codec or CATALOGUE:
-        link = jaxcomp.Cheapest(_codec(text)).uplink
+        link = jaxcomp.Auto(_codec(text)).uplink
         took = measuring.measure(link, args.elements, repeats=args.repeats)
         bits = 8 * jaxcomp.wire_bytes(link.codec, jnp.zeros((1024, 1024))) / 2**20
         even = (16 - bits) / 8 * took.elements / (took.whole + took.add)

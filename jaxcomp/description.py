@@ -11,7 +11,7 @@ from jaxcomp import tables, wire
 from jaxcomp.base import Reducer
 from jaxcomp.feedback import Link
 from jaxcomp.reducers import accounting
-from jaxcomp.reducers.cheapest import Cheapest
+from jaxcomp.reducers.auto import Auto
 from jaxcomp.reducers.gather import Gather
 from jaxcomp.reducers.two_shot import TwoShot
 from jaxcomp.transforms import mean
@@ -183,13 +183,13 @@ def describe(
 
 def _offers(reducer: Any, params: PyTree, workers: Any) -> tuple[tuple[str, int], ...]:
     """What a device would send for the compressed leaves by each reducer for payloads."""
-    if workers is None or not isinstance(reducer, Cheapest | Gather | TwoShot):
+    if workers is None or not isinstance(reducer, Auto | Gather | TwoShot):
         return ()
     workers = math.prod(workers) if isinstance(workers, tuple) else workers
-    link = Cheapest(reducer.uplink)
+    link = Auto(reducer.uplink)
     known = (Gather(link.uplink), link.two_shot(whole=True), *link.reducers, reducer)
     ways = {type(way): way for way in known if way is not None}
-    ways.pop(Cheapest, None)
+    ways.pop(Auto, None)
     return tuple(
         (
             kind.__name__,
@@ -234,7 +234,7 @@ def _picked(given: Any, reducer: Any, plan: Any, workers: Any) -> str:
         return "no leaf is compressed: the policy leaves every one of them dense"
     feedback = type(reducer.uplink.feedback).__name__
     name = type(reducer).__name__
-    if isinstance(given, Reducer) and name != "Cheapest":
+    if isinstance(given, Reducer) and name != "Auto":
         return f"reducer {name} with {feedback}, as given"
     taken = f"reducer {_taken(reducer, plan, workers)}"
     if isinstance(given, Link):
@@ -248,7 +248,7 @@ def _picked(given: Any, reducer: Any, plan: Any, workers: Any) -> str:
     return f"{taken}, feedback {feedback} ({why})"
 
 
-def _taken(reducer: Cheapest, plan: Any, workers: Any) -> str:
+def _taken(reducer: Auto, plan: Any, workers: Any) -> str:
     """What the default takes for so many workers, and why."""
     names = [type(way).__name__ for way in reducer.reducers]
     if len(names) == 1:

@@ -14,7 +14,7 @@ from jaxcomp.description import describe, short
 from jaxcomp.recipes.quantizers import qsgd_inf, sign
 from jaxcomp.recipes.sparsifiers import sidco, top_k
 from jaxcomp.reducers import accounting, dense as dense_
-from jaxcomp.reducers.cheapest import Cheapest
+from jaxcomp.reducers.auto import Auto
 from jaxcomp.reducers.dense import Dense
 from jaxcomp.reducers.hierarchical import Hierarchical
 from jaxcomp.reducers.power import PowerIteration
@@ -200,7 +200,7 @@ def ways(codecs: Mapping[str, Any], levels: tuple[int, ...]) -> dict[str, Any]:
     }
     for name, given in codecs.items():
         reducer = mean.as_reducer(given)
-        if not isinstance(reducer, Cheapest):
+        if not isinstance(reducer, Auto):
             found[name] = reducer
             continue
         for way in reducer.reducers:

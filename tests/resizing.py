@@ -10,6 +10,7 @@ from jaxcomp import workers as workers_
 from jaxcomp.base import Mirrored
 from jaxcomp.feedback import MomentumState, ResidualState
 from jaxcomp.quantize import blocks
+from jaxcomp.reducers.auto import AutoState
 from jaxcomp.reducers.state import ReductionState
 from jaxcomp.reducers.two_shot import TwoShotState
 
@@ -131,7 +132,7 @@ def unsent(node, one):
     elif isinstance(memory, MomentumState):
         up = memory.velocity
     found = [x.mean(0) for x in arrays(up)]
-    pairs = zip(*(nodes(x.reducer, TwoShotState) for x in (node, one)), strict=True)
+    pairs = zip(*(nodes(x.reducer, TwoShotState | AutoState) for x in (node, one)), strict=True)
     for state, like in pairs:
         held = getattr(state.memory, "tree", None)
         if not isinstance(held, ResidualState):

@@ -47,7 +47,7 @@ REDUCERS = {
     "two_shot": jaxcomp.TwoShot,
     "both_ways": lambda link: jaxcomp.TwoShot(link, link),
     "psum": jaxcomp.Psum,
-    "cheapest": jaxcomp.Cheapest,
+    "cheapest": jaxcomp.Auto,
     "hierarchy": lambda link: jaxcomp.Hierarchical(jaxcomp.Dense(), jaxcomp.Gather(link)),
     "vote": jaxcomp.Vote,
 }

@@ -203,7 +203,7 @@ CALLS = {"cuda": "__gpu$xla.gpu.triton", "tpu": "tpu_custom_call"}
 
 def lowered_step(codec, mesh):
     """A training step over the first axis of the mesh."""
-    reducer = jaxcomp.Gather(jaxcomp.Cheapest(codec).uplink)
+    reducer = jaxcomp.Gather(jaxcomp.Auto(codec).uplink)
     tx = jaxcomp.compressed_mean(reducer, "data")
     params = {"w": jnp.ones((64, 640)), "v": jnp.ones(5000)}
     given = params, jax.eval_shape(tx.init, params)

@@ -38,7 +38,7 @@ if SLOW:
         "gathered rotated": jaxcomp.Gather(jaxcomp.eden(4, 512)),
         "gathered casts": jaxcomp.Gather(kept(jaxcomp.cast("bfloat16"))),
         "two shots of signs": jaxcomp.TwoShot(kept(SIGN), kept(SIGN)),
-        "cheapest": jaxcomp.Cheapest(QSGD),
+        "cheapest": jaxcomp.Auto(QSGD),
         "added samples": jaxcomp.Psum(jaxcomp.random_k(fraction=1.0)),
     }
 

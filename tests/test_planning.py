@@ -108,7 +108,7 @@ def test_the_fastest_of_the_repeats_counts_and_their_spread_is_told(monkeypatch)
     given = [0.011, 0.022, 0.033]
     monkeypatch.setattr(measuring, "times", lambda run, repeats, meet: given)
     measure = measuring.measure.__wrapped__  # Nothing of this may be remembered.
-    way = jaxcomp.Cheapest(SIGN).uplink
+    way = jaxcomp.Auto(SIGN).uplink
     found = measure(way, 2**12)
     assert (found.whole, found.decode, found.add) == (0.011, 0.011, 0.0)
     assert found.spread == pytest.approx(1.0)

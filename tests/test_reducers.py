@@ -23,7 +23,7 @@ ONE_AXIS = {
     "gather": jaxcomp.Gather(QSGD),
     "two_shot": jaxcomp.TwoShot(RESIDUAL, RESIDUAL),
     "two_shot_ef21": jaxcomp.TwoShot(EF21, EF21),
-    "cheapest": jaxcomp.Cheapest(QSGD),
+    "cheapest": jaxcomp.Auto(QSGD),
     "vote": jaxcomp.Vote(),
     "psum": jaxcomp.Psum(jaxcomp.random_k(fraction=0.1)),
     "power": jaxcomp.PowerIteration(rank=2),
@@ -209,7 +209,7 @@ def test_the_default_is_what_moves_fewest_bytes():
     mixed = jaxcomp.Policy(jaxcomp.terngrad(), rules=(jaxcomp.Rule("*", SIGN, min_size=9),))
     with pytest.warns(UserWarning, match="not known to be contractive"):
         link = jaxcomp.Link(mixed, jaxcomp.Residual())
-    assert [type(r).__name__ for r in jaxcomp.Cheapest(link).reducers] == ["Gather"]
+    assert [type(r).__name__ for r in jaxcomp.Auto(link).reducers] == ["Gather"]
 
 
 def test_a_gather_that_sends_more_than_dense_says_so():

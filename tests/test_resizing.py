@@ -152,7 +152,7 @@ def test_nothing_unsent_is_lost(name, workers, others):
 @pytest.mark.parametrize("codec", CODECS if SLOW else CODECS[::3], ids=label)
 def test_every_recipe_moves(codec):
     """With the feedback of its class and what it keeps itself."""
-    tx = mean(jaxcomp.Gather(jaxcomp.Cheapest(everywhere(codec)).uplink))
+    tx = mean(jaxcomp.Gather(jaxcomp.Auto(everywhere(codec)).uplink))
     state, one = random_state(tx, 8)
     check_moved(state, moved(tx, state, 3), one, 1e-2)
 

@@ -37,7 +37,7 @@ def test_the_law(codec):
     [
         jaxcomp.TwoShot(jaxcomp.qsgd_inf(bits=4), jaxcomp.qsgd_inf(bits=8, bucket_size=128)),
         *([jaxcomp.TwoShot(jaxcomp.eden(bits=4), jaxcomp.eden(bits=4))] if SLOW else []),
-        jaxcomp.Cheapest(jaxcomp.qsgd_inf(bits=4)),
+        jaxcomp.Auto(jaxcomp.qsgd_inf(bits=4)),
         jaxcomp.Vote(),
     ],
     ids=lambda r: type(r).__name__,

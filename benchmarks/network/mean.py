@@ -31,10 +31,10 @@ METHODS: dict[str, Any] = {
     "dense bfloat16": jaxcomp.Dense(dtype="bfloat16"),
     **{f"gather, {name}": Gather(link) for name, link in CODECS.items()},
     **{f"two shots, {name}": TwoShot(link, link) for name, link in CODECS.items()},
-    **{name: jaxcomp.Cheapest(codec) for name, codec in SPARSE.items()},
+    **{name: jaxcomp.Auto(codec) for name, codec in SPARSE.items()},
     "PowerSGD rank 4": jaxcomp.PowerIteration(rank=4),
-    "default for qsgd_inf(bits=4)": jaxcomp.Cheapest(jaxcomp.qsgd_inf(bits=4)),
-    "default for sign()": jaxcomp.Cheapest(jaxcomp.sign()),
+    "default for qsgd_inf(bits=4)": jaxcomp.Auto(jaxcomp.qsgd_inf(bits=4)),
+    "default for sign()": jaxcomp.Auto(jaxcomp.sign()),
 }
 MIB = 2**20
 

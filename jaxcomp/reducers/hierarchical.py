@@ -126,6 +126,22 @@ class Hierarchical(Reducer, public=("levels",)):
         """The share of this device among its fast neighbours."""
         return batches_.shards(batches, self._axes(axis_name)[1])
 
+    def resolve(self, batches: Batches, workers: tuple[int, ...]) -> Reducer:
+        """With the outer reducer resolved for the share of a device."""
+        *outer, inner = workers
+        shards = tuple(batches_.Shard(batch, inner, None) for batch in batches)
+        return dataclasses.replace(self, outer=self._outer.resolve(shards, tuple(outer)))
+
+    def resolved_state(self, resolved: Reducer, state: HierarchicalState) -> HierarchicalState:
+        inner = cast(Hierarchical, resolved)._outer
+        return HierarchicalState(self._outer.resolved_state(inner, state.outer))
+
+    def unresolved_state(
+        self, resolved: Reducer, after: HierarchicalState, state: HierarchicalState
+    ) -> HierarchicalState:
+        inner = cast(Hierarchical, resolved)._outer
+        return HierarchicalState(self._outer.unresolved_state(inner, after.outer, state.outer))
+
     def init(self, batches: Batches, axis_name: AxisName) -> HierarchicalState:
         outer, _ = self._axes(axis_name)
         state = self._outer.init(self.within(batches, axis_name), outer)

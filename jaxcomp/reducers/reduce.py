@@ -126,9 +126,11 @@ def reduce(
     """
     layout = accounting.plan_here(reducer, grads, axis_name)
     batches, feedback = layout.batches, accounting.feedback_of(reducer)
+    whole, reducer = reducer, reducer.resolve(batches, axes.sizes(axis_name))
     aside = NoFeedback() if gate is None else accounting.aside_of(reducer)
-    state = state_.fitted(reducer, batches, state, axis_name)
+    state = state_.fitted(whole, batches, state, axis_name)
     before = workers_.held(state)
+    own_state = whole.resolved_state(reducer, state.reducer)
     xs, dense = trees.stacks(layout, grads)
     xs = reducer.enter(batches, xs, axis_name)
     message, memory = feedback.compensate(xs, before.feedback)
@@ -147,7 +149,7 @@ def reduce(
     )
     counts = gating.counts(opened.weight, times)
     given = _Exchange(
-        key, message, dense, _Memory(memory, beside, state.reducer), opened.weight, counts
+        key, message, dense, _Memory(memory, beside, own_state), opened.weight, counts
     )
     if closes:
         go = conditional.uniform(opened.go, axis_name)
@@ -168,7 +170,7 @@ def reduce(
             own, beside = guarding.kept(sound, (own, beside), old)
     new = ReductionState(
         state_.hold(reducer, own, axis_name),
-        heard.memory.reducer,
+        whole.unresolved_state(reducer, heard.memory.reducer, state.reducer),
         () if gate is None else state_.hold_aside(reducer, beside, axis_name),
     )
     after = opened.state

@@ -131,21 +131,22 @@ def check_reducer(
     def collect(tree, weight):
         plan = accounting.plan_here(reducer, like, axis_name)
         message, dense = trees.stacks(plan, tree)
-        state = reducer.init(plan.batches, axis_name)
-        message = reducer.enter(plan.batches, message, axis_name)
+        chosen = reducer.resolve(plan.batches, sizes)
+        state = chosen.init(plan.batches, axis_name)
+        message = chosen.enter(plan.batches, message, axis_name)
         key = noise.raw(SEED)
-        got = reducer.collect(key, plan.batches, message, state, axis_name, weight)
+        got = chosen.collect(key, plan.batches, message, state, axis_name, weight)
         expected = jax.lax.pmean(_scaled(got.sent, weight), links)
-        mean, _ = reducer.spread(key, plan.batches, got.part, got.state, axis_name)
+        mean, _ = chosen.spread(key, plan.batches, got.part, got.state, axis_name)
         part = got.part
         shorter = any(len(x) < len(y) for x, y in zip(part, expected, strict=True))
-        if shorter or reducer.splits:  # All shares of it, one after another.
+        if shorter or chosen.splits:  # All shares of it, one after another.
             part = tuple(
                 jax.lax.all_gather(x, links, tiled=True)[: len(y)]
                 for x, y in zip(part, expected, strict=True)
             )
-        mean = reducer.leave(plan.batches, mean, axis_name)
-        wanted = reducer.leave(plan.batches, expected, axis_name)
+        mean = chosen.leave(plan.batches, mean, axis_name)
+        wanted = chosen.leave(plan.batches, expected, axis_name)
         exact = jax.lax.pmean(_scaled(dense, weight), axis_name)
         sent = (part, tuple(reducer.dense(dense, axis_name, weight)))
         return sent, (expected, exact), (mean, wanted), got.share

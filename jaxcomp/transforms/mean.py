@@ -13,7 +13,7 @@ from jaxcomp.base import Codec, Gate, Reducer
 from jaxcomp.feedback import Link
 from jaxcomp.policy import Policy
 from jaxcomp.reducers import accounting, gating, reduce as reduce_, state as state_
-from jaxcomp.reducers.cheapest import Cheapest
+from jaxcomp.reducers.auto import Auto
 from jaxcomp.reducers.state import ReductionState
 from jaxcomp.transforms import branches, sharded, stats as stats_
 from jaxcomp.types import Array, AxisName, PyTree
@@ -79,7 +79,7 @@ def compressed_mean(
     * a codec or policy without feedback gets `Residual()` if the codec is contractive (biased,
       with an error smaller than its input), and none otherwise;
     * a link without a reducer is reduced by `Gather` or, where that moves fewer bytes for this
-      number of workers, by `TwoShot` with the same codec down (`Cheapest` has the rule);
+      number of workers, by `TwoShot` with the same codec down (`Auto` has the rule);
     * a codec without a policy leaves one-dimensional leaves and leaves of fewer than 1,024
       elements dense, in their own dtype.
 
@@ -209,7 +209,7 @@ def as_reducer(codec: "Codec | Policy | Link | Reducer") -> Reducer:
     if isinstance(codec, Reducer):
         return codec
     if isinstance(codec, Link | Codec | Policy):
-        return Cheapest(codec)
+        return Auto(codec)
     raise ValueError(
         "`codec` must be a codec such as jaxcomp.qsgd_inf(bits=4), a Policy, a Link or a reducer "
         f"such as jaxcomp.Dense(), got {codec!r}"

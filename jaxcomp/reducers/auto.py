@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 
@@ -33,7 +33,7 @@ class Offer(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Cheapest(Reducer, public=("picked", "priced", "reducers", "two_shot")):
+class Auto(Reducer, public=("picked", "priced", "reducers", "two_shot")):
     """`Gather`, or for many workers `TwoShot` with the same codec down: what moves fewer bytes.
 
     `Gather` sends `n − 1` payloads, `TwoShot` two shares of `(n − 1)/n`: with equal codecs, the
@@ -56,7 +56,7 @@ class Cheapest(Reducer, public=("picked", "priced", "reducers", "two_shot")):
     Example:
         >>> import jax.numpy as jnp, jaxcomp
         >>> like = {"w": jnp.zeros((1024, 1024))}
-        >>> reducer = Cheapest(jaxcomp.qsgd_inf(bits=4))
+        >>> reducer = Auto(jaxcomp.qsgd_inf(bits=4))
         >>> [type(reducer.picked(like, workers=n)).__name__ for n in (2, 3, 8)]
         ['Gather', 'TwoShot', 'TwoShot']
     """
@@ -110,23 +110,37 @@ class Cheapest(Reducer, public=("picked", "priced", "reducers", "two_shot")):
         two_shot = self.two_shot() if self.splits else None
         return None if two_shot is None else two_shot.downlink
 
-    def init(self, batches: Batches, axis_name: AxisName) -> PyTree:
-        state = self.reducers[-1].init(batches, axis_name)
-        # Outside of the mapped function no one knows the workers: the first step will.
-        return self._trimmed(batches, state, axis_name) if axes.known(axis_name) else state
+    def resolve(self, batches: Batches, workers: tuple[int, ...]) -> Reducer:
+        """The reducer that moves fewest bytes; warns if a dense mean would move fewer."""
+        self._warn(batches, math.prod(workers))
+        return self._pick(batches, math.prod(workers))
 
-    def fitted(self, batches: Batches, state: PyTree, axis_name: AxisName) -> PyTree:
-        """The state with the memory that what is picked needs.
+    def init(self, batches: Batches, axis_name: AxisName) -> "AutoState":
+        last = self.reducers[-1]
+        state = last.init(batches, axis_name)
+        whole = AutoState(*state) if isinstance(state, TwoShotState) else AutoState(state, (), ())
+        # Outside of the mapped function no one knows the workers: the first step will.
+        return self._trimmed(batches, whole, axis_name) if axes.known(axis_name) else whole
+
+    def fitted(self, batches: Batches, state: "AutoState", axis_name: AxisName) -> "AutoState":
+        """The state with the memory that the resolved reducer needs.
 
         Raises:
             ValueError: for the memory of a downlink that other workers had.
         """
-        reducer = self._here(batches, axis_name)
-        if isinstance(reducer, TwoShot):
-            return reducer.fitted(batches, state, axis_name)
-        if isinstance(state, TwoShotState):
-            self._check_unused(batches, state, axis_name)
+        resolved = self._here(batches, axis_name)
+        if isinstance(resolved, TwoShot):
+            return AutoState(*resolved.fitted(batches, TwoShotState(*state), axis_name))
+        self._check_unused(batches, state, axis_name)
         return self._trimmed(batches, state, axis_name)
+
+    def resolved_state(self, resolved: Reducer, state: "AutoState") -> PyTree:
+        return TwoShotState(*state) if isinstance(resolved, TwoShot) else state.up
+
+    def unresolved_state(self, resolved: Reducer, after: PyTree, state: "AutoState") -> "AutoState":
+        if isinstance(resolved, TwoShot):
+            return AutoState(*after)
+        return state._replace(up=after)
 
     def part_like(self, batches: Batches, axis_name: AxisName) -> PyTree:
         return self._here(batches, axis_name).part_like(batches, axis_name)
@@ -140,25 +154,7 @@ class Cheapest(Reducer, public=("picked", "priced", "reducers", "two_shot")):
         axis_name: AxisName,
         weight: Array | None = None,
     ) -> Collected:
-        reducer = self._here(batches, axis_name)
-        self._warn(batches, axes.size(axis_name))
-        own = _own(reducer, state)
-        got = reducer.collect(key, batches, message, own, axis_name, weight)
-        return got._replace(state=_within(reducer, state, got.state))
-
-    def spread(
-        self, key: Array, batches: Batches, part: Stacks, state: PyTree, axis_name: AxisName
-    ) -> tuple[Stacks, PyTree]:
-        reducer = self._here(batches, axis_name)
-        mean, own = reducer.spread(key, batches, part, _own(reducer, state), axis_name)
-        return mean, _within(reducer, state, own)
-
-    def unchanged(
-        self, batches: Batches, part: Stacks, state: PyTree, axis_name: AxisName
-    ) -> Stacks:
-        """As what is picked has it."""
-        reducer = self._here(batches, axis_name)
-        return reducer.unchanged(batches, part, _own(reducer, state), axis_name)
+        raise TypeError("jaxcomp.Auto does not reduce: its `resolve` returns the reducer that does")
 
     def dense(
         self, leaves: Sequence[Array], axis_name: AxisName, weight: Array | None = None
@@ -213,10 +209,13 @@ class Cheapest(Reducer, public=("picked", "priced", "reducers", "two_shot")):
             feedback = feedback_.default(link.codec)
         return TwoShot(link, Link(link.codec, feedback))
 
-    def _check_unused(self, batches: Batches, state: TwoShotState, axis_name: AxisName) -> None:
+    def _check_unused(self, batches: Batches, state: "AutoState", axis_name: AxisName) -> None:
         """Raises a `ValueError` for a downlink's memory that a step has seen."""
-        down, rows = cast(TwoShot, self.two_shot()).feedback, tuple(b.like for b in batches)
-        unused = jax.tree.leaves(jax.eval_shape(lambda: down.init(rows, rows)))
+        two_shot = self.two_shot()
+        if two_shot is None:
+            return
+        rows = tuple(batch.like for batch in batches)
+        unused = jax.tree.leaves(jax.eval_shape(lambda: two_shot.feedback.init(rows, rows)))
         for x, like in zip(jax.tree.leaves(state.memory), unused, strict=True):
             if x.shape[1] not in (0, like.shape[0]):
                 raise ValueError(
@@ -225,23 +224,24 @@ class Cheapest(Reducer, public=("picked", "priced", "reducers", "two_shot")):
                     "here with jaxcomp.resize_workers"
                 )
 
-    def _trimmed(self, batches: Batches, state: PyTree, axis_name: AxisName) -> PyTree:
+    def _trimmed(self, batches: Batches, state: "AutoState", axis_name: AxisName) -> "AutoState":
         """The state without a downlink's memory, where there is no downlink."""
-        reducer = self._here(batches, axis_name)
-        if isinstance(reducer, TwoShot) or not isinstance(state, TwoShotState):
+        if isinstance(self._here(batches, axis_name), TwoShot):
             return state
         return state._replace(memory=jax.tree.map(lambda x: x[:, :0], state.memory))
 
 
-def _own(reducer: Any, state: PyTree) -> PyTree:
-    """What of the state is this reducer's."""
-    if isinstance(reducer, TwoShot) or not isinstance(state, TwoShotState):
-        return state
-    return state.up
+class AutoState(NamedTuple):
+    """The state of whichever reducer is resolved, in the fields of `TwoShotState`.
 
+    Where there is no downlink, `memory` has no rows.
 
-def _within(reducer: Any, state: PyTree, own: PyTree) -> PyTree:
-    """The state with what this reducer made of its own."""
-    if isinstance(reducer, TwoShot) or not isinstance(state, TwoShotState):
-        return own
-    return state._replace(up=own)
+    Attributes:
+        up: state of the uplink's codecs.
+        down: state of the downlink's; `()` if there never is one.
+        memory: of the downlink's feedback.
+    """
+
+    up: PyTree
+    down: PyTree
+    memory: PyTree
