@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 from suite import SLOW
 
 import jaxcomp
-from jaxcomp import noise, trees
+from jaxcomp import axes, noise, trees
 from jaxcomp.reducers import accounting, over_workers
 from jaxcomp.types import AxisName
 
@@ -49,14 +49,15 @@ def mean_of(reducer, weighted, axis_name: AxisName = "data"):
     def run(grads, weight):
         layout = accounting.plan_here(reducer, grads, axis_name)
         message, dense = trees.stacks(layout, grads)
-        message = reduction.enter(reducer, layout.batches, message, axis_name)
+        chosen = reducer.resolve(layout.batches, axes.sizes(axis_name))
+        message = chosen.enter(layout.batches, message, axis_name)
         weight = weight if weighted else None
-        state = reducer.init(layout.batches, axis_name)
+        state = chosen.init(layout.batches, axis_name)
         key = noise.raw(1)
-        got = reducer.collect(key, layout.batches, message, state, axis_name, weight)
-        mean, _ = reducer.spread(key, layout.batches, got.part, got.state, axis_name)
-        mean = reduction.leave(reducer, layout.batches, mean, axis_name)
-        return trees.assemble(layout, mean, reducer.dense(dense, axis_name, weight))
+        got = chosen.collect(key, layout.batches, message, state, axis_name, weight)
+        mean, _ = chosen.spread(key, layout.batches, got.part, got.state, axis_name)
+        mean = chosen.leave(layout.batches, mean, axis_name)
+        return trees.assemble(layout, mean, chosen.dense(dense, axis_name, weight))
 
     return run
 
