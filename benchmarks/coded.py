@@ -21,7 +21,8 @@ from rich.console import Console
 from rich.progress import track
 
 import jaxcomp
-from jaxcomp import noise, trees
+from jaxcomp.layout import trees
+from jaxcomp.numerics import noise
 from jaxcomp.transforms.stats import coders_spent
 
 SIZE = 25_000_000

@@ -14,8 +14,9 @@ import numpy as np
 from harness import CODECS, WORKERS
 
 import jaxcomp
-from jaxcomp import decoding, noise, trees
-from jaxcomp.reducers import senders
+from jaxcomp.base import decode_sum as decode_sum_
+from jaxcomp.layout import trees
+from jaxcomp.numerics import noise
 from jaxcomp.sparsify import choices
 
 BUCKETS = (512, 1024, 4096, 65_536)
@@ -63,8 +64,8 @@ def decode_sum(plan: trees.Layout, key: Any, payloads: Any) -> Any:
     """The sum of what eight workers sent."""
 
     def one(number: int, part: Any) -> Any:
-        batch, keys = plan.batches[number], senders.everyone(key, number, WORKERS, 0)
-        return decoding.decode_sum(batch.codec, keys, part, batch.like)
+        batch, keys = plan.batches[number], payloads.everyone(key, number, WORKERS, 0)
+        return decode_sum_.decode_sum(batch.codec, keys, part, batch.like)
 
     leaves = trees.decoded(plan.batches, plan.likes, payloads.batches, one, leading=2)
     return jax.tree.unflatten(plan.treedef, leaves)

@@ -24,7 +24,8 @@ from rich.console import Console
 from rich.progress import track
 
 import jaxcomp
-from jaxcomp import bits, noise
+from jaxcomp import bits
+from jaxcomp.numerics import noise
 from jaxcomp.rotate import hadamard
 
 KEY = noise.raw(3)

@@ -37,7 +37,8 @@ from harness import show
 from rich.console import Console
 from rich.progress import Progress
 
-from jaxcomp import noise, trees
+from jaxcomp.layout import trees
+from jaxcomp.numerics import noise
 from jaxcomp.quantize.levels import FRACTION
 from jaxcomp.types import Array
 

@@ -33,7 +33,7 @@ from rich.console import Console
 from rich.progress import track
 
 import jaxcomp
-from jaxcomp import noise
+from jaxcomp.numerics import noise
 from jaxcomp.theory import limits
 
 SIZE = 2**20

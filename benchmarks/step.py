@@ -20,7 +20,8 @@ import optax
 from harness import CODECS, WORKERS, median_times, show
 
 import jaxcomp
-from jaxcomp import axes, wire
+from jaxcomp.backend import axes
+from jaxcomp.wire import buffer
 
 MODEL = {
     f"layer{i:02d}": {
@@ -63,7 +64,7 @@ def stages(codec: Any, repeats: int) -> dict[str, float]:
         "gradients": lambda params, x: own(gradients(params, x)),
         "and encoding": lambda params, x: own(encoded(params, x)),
         "and the collective": lambda params, x: axes.gather(
-            wire.fuse(encoded(params, x).batches), "data"
+            buffer.fuse(encoded(params, x).batches), "data"
         ),
         "and decoding: the mean": whole,
     }

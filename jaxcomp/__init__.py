@@ -1,8 +1,41 @@
 """Communication-compressed training in JAX: gradient compression as optax transformations."""
 
 from jaxcomp import gates as gates, optimizers as optimizers, testing as testing
+from jaxcomp.algorithms.adaptive import (
+    one_bit_adam as one_bit_adam,
+    zero_one_adam as zero_one_adam,
+)
+from jaxcomp.algorithms.composite import (
+    dgd_def as dgd_def,
+    dq_psgd as dq_psgd,
+    qcmd_adagrad as qcmd_adagrad,
+    qrda_adagrad as qrda_adagrad,
+)
+from jaxcomp.algorithms.residuals import (
+    double_squeeze as double_squeeze,
+    ef_sgd as ef_sgd,
+    ef_signsgd as ef_signsgd,
+    neolithic as neolithic,
+    signsgd as signsgd,
+)
+from jaxcomp.algorithms.shifts import (
+    cd_adam as cd_adam,
+    censored_heavy_ball as censored_heavy_ball,
+    clag as clag,
+    ef21 as ef21,
+    ef21_bc as ef21_bc,
+    ef21_sgdm as ef21_sgdm,
+    lag as lag,
+)
+from jaxcomp.algorithms.unbiased import (
+    artemis as artemis,
+    diana as diana,
+    dore as dore,
+    marina as marina,
+    mcm as mcm,
+    rand_mcm as rand_mcm,
+)
 from jaxcomp.base import Codec as Codec, Feedback as Feedback, Gate as Gate, Reducer as Reducer
-from jaxcomp.codecs.ballot import Ballot as Ballot
 from jaxcomp.codecs.coded import Coded as Coded
 from jaxcomp.codecs.combinators import (
     Chained as Chained,
@@ -11,7 +44,7 @@ from jaxcomp.codecs.combinators import (
 )
 from jaxcomp.codecs.cosine import Cosine as Cosine
 from jaxcomp.codecs.rotated import Rotated as Rotated
-from jaxcomp.description import Description as Description, describe as describe
+from jaxcomp.codecs.sign_bits import Ballot as Ballot
 from jaxcomp.entropy.elias import Elias as Elias
 from jaxcomp.entropy.huffman import Huffman as Huffman
 from jaxcomp.entropy.rans import Rans as Rans
@@ -32,15 +65,14 @@ from jaxcomp.gates import (
     Phase as Phase,
     Sampled as Sampled,
 )
-from jaxcomp.gradients import value_and_grad as value_and_grad
 from jaxcomp.identity import Identity as Identity
-from jaxcomp.measuring import measure as measure
-from jaxcomp.mesh import (
-    data_parallel as data_parallel,
-    init_state as init_state,
-    local as local,
-    place as place,
-)
+from jaxcomp.layout.policy import Policy as Policy, Rule as Rule
+from jaxcomp.layout.trees import decode as decode, encode as encode, roundtrip as roundtrip
+from jaxcomp.mesh.data_parallel import data_parallel as data_parallel, init_state as init_state
+from jaxcomp.mesh.gradients import local as local, value_and_grad as value_and_grad
+from jaxcomp.mesh.per_worker import PerWorker as PerWorker, state_specs as state_specs
+from jaxcomp.mesh.place import place as place
+from jaxcomp.mesh.resizing import resize_workers as resize_workers
 from jaxcomp.messages import (
     MessageError as MessageError,
     from_bytes as from_bytes,
@@ -61,38 +93,9 @@ from jaxcomp.optimizers import (
     scale_by_one_bit_adam as scale_by_one_bit_adam,
     step_by_zero_one_adam as step_by_zero_one_adam,
 )
-from jaxcomp.planning import plan as plan
-from jaxcomp.policy import Policy as Policy, Rule as Rule
-from jaxcomp.recipes.algorithms.composite import (
-    dgd_def as dgd_def,
-    dq_psgd as dq_psgd,
-    qcmd_adagrad as qcmd_adagrad,
-    qrda_adagrad as qrda_adagrad,
-)
-from jaxcomp.recipes.algorithms.residuals import (
-    double_squeeze as double_squeeze,
-    ef_sgd as ef_sgd,
-    ef_signsgd as ef_signsgd,
-    neolithic as neolithic,
-    signsgd as signsgd,
-)
-from jaxcomp.recipes.algorithms.shifts import (
-    cd_adam as cd_adam,
-    censored_heavy_ball as censored_heavy_ball,
-    clag as clag,
-    ef21 as ef21,
-    ef21_bc as ef21_bc,
-    ef21_sgdm as ef21_sgdm,
-    lag as lag,
-)
-from jaxcomp.recipes.algorithms.unbiased import (
-    artemis as artemis,
-    diana as diana,
-    dore as dore,
-    marina as marina,
-    mcm as mcm,
-    rand_mcm as rand_mcm,
-)
+from jaxcomp.planning.description import Description as Description, describe as describe
+from jaxcomp.planning.planner import plan as plan
+from jaxcomp.planning.timing import measure as measure
 from jaxcomp.recipes.coded import (
     ecsq as ecsq,
     elias_qsgd as elias_qsgd,
@@ -105,10 +108,6 @@ from jaxcomp.recipes.floats import (
     natural as natural,
     natural_dithering as natural_dithering,
     nuqsgd as nuqsgd,
-)
-from jaxcomp.recipes.optimizers import (
-    one_bit_adam as one_bit_adam,
-    zero_one_adam as zero_one_adam,
 )
 from jaxcomp.recipes.quantizers import (
     averaged_ternary as averaged_ternary,
@@ -145,11 +144,10 @@ from jaxcomp.reducers.dense import Dense as Dense
 from jaxcomp.reducers.gather import Gather as Gather
 from jaxcomp.reducers.hierarchical import Hierarchical as Hierarchical
 from jaxcomp.reducers.low_rank import LowRank as LowRank
-from jaxcomp.reducers.phases import Phases as Phases
 from jaxcomp.reducers.power import PowerIteration as PowerIteration
 from jaxcomp.reducers.psum import Psum as Psum
+from jaxcomp.reducers.schedule import Phases as Phases
 from jaxcomp.reducers.two_shot import TwoShot as TwoShot
-from jaxcomp.resizing import resize_workers as resize_workers
 from jaxcomp.theory.cost import Network as Network
 from jaxcomp.transforms.accumulated import accumulate as accumulate
 from jaxcomp.transforms.clipping import clip_local as clip_local
@@ -167,9 +165,8 @@ from jaxcomp.transforms.view import (
     view as view,
 )
 from jaxcomp.transforms.wrappers import per_worker as per_worker, skip_nonfinite as skip_nonfinite
-from jaxcomp.trees import decode as decode, encode as encode, roundtrip as roundtrip
 from jaxcomp.types import Key as Key
-from jaxcomp.wire import collective_bytes as collective_bytes, wire_bytes as wire_bytes
-from jaxcomp.workers import PerWorker as PerWorker, state_specs as state_specs
+from jaxcomp.wire.cost import wire_bytes as wire_bytes
+from jaxcomp.wire.hlo import collective_bytes as collective_bytes
 
 __version__ = "0.1.0"

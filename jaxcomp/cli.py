@@ -19,7 +19,8 @@ import jax
 import jax.numpy as jnp
 
 import jaxcomp
-from jaxcomp import measuring, models, options, pictures, planning, tables, units
+from jaxcomp.planning import models, options, planner, plots, timing
+from jaxcomp.theory import tables, units
 
 CATALOGUE = (
     "cast('bfloat16')",
@@ -203,10 +204,10 @@ def codecs_(args: argparse.Namespace) -> None:
 
 def bench_(args: argparse.Namespace) -> None:
     """Encoding and decoding on this device, beside a copy."""
-    copy, found = measuring.copy(args.elements) * args.elements, []
+    copy, found = timing.copy(args.elements) * args.elements, []
     for text in args.codec or CATALOGUE:
         link = jaxcomp.Auto(_codec(text)).uplink
-        took = measuring.measure(link, args.elements, repeats=args.repeats)
+        took = timing.measure(link, args.elements, repeats=args.repeats)
         bits = 8 * jaxcomp.wire_bytes(link.codec, jnp.zeros((1024, 1024))) / 2**20
         even = (16 - bits) / 8 * took.elements / (took.whole + took.add)
         found.append(
@@ -265,12 +266,12 @@ def plan_for(args: argparse.Namespace) -> None:
     workers = args.workers if len(args.workers) > 1 else args.workers[0]
     codecs = None if args.codec is None else {text: _expression(text) for text in args.codec}
     like = models.MODELS[args.model]() if args.model else args.params or args.tree
-    planned = planning.plan(
+    planned = planner.plan(
         like,
         workers,
         jaxcomp.Network(args.link, args.latency),
         codecs=codecs,
-        compute=args.step if isinstance(args.step, float) else min(measuring.times(args.step)),
+        compute=args.step if isinstance(args.step, float) else min(timing.times(args.step)),
         backward=args.backward,
         overlap=args.overlap,
         every=args.every,
@@ -281,21 +282,21 @@ def plan_for(args: argparse.Namespace) -> None:
         clock=None if args.link_only else _clock(args),
     )
     if args.plot is not None:
-        pictures.save(planned, args.plot)
+        plots.save(planned, args.plot)
     print(planned.to_json() if args.json else planned)
 
 
-def _clock(args: argparse.Namespace) -> planning.Clock:
+def _clock(args: argparse.Namespace) -> planner.Clock:
     """Measures here; on a device with faster memory, takes the same so many times faster."""
 
-    def here(way: Any) -> measuring.Measured:
-        took = measuring.measure(way, args.elements, repeats=args.repeats)
+    def here(way: Any) -> timing.Measured:
+        took = timing.measure(way, args.elements, repeats=args.repeats)
         _progress(units.duration(took.whole))
         return took
 
     if args.device_bandwidth is None:
         return here
-    own = 8 / measuring.copy(args.elements)  # Bytes a second, read and written.
+    own = 8 / timing.copy(args.elements)  # Bytes a second, read and written.
     return lambda way: here(way).faster(args.device_bandwidth / own)
 
 

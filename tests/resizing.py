@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomp import workers as workers_
 from jaxcomp.base import Mirrored
 from jaxcomp.feedback import MomentumState, ResidualState
+from jaxcomp.mesh import per_worker
 from jaxcomp.quantize import blocks
 from jaxcomp.reducers.auto import AutoState
 from jaxcomp.reducers.state import ReductionState
@@ -39,7 +39,7 @@ def shapes(tx, sizes, params=PARAMS):
 
     def outside(path, x):
         own = x.shape[len(sizes) :]
-        shape = (int(np.prod(sizes)), *own[1:]) if workers_.marked(path) else own
+        shape = (int(np.prod(sizes)), *own[1:]) if per_worker.marked(path) else own
         return jax.ShapeDtypeStruct(shape, x.dtype)
 
     return jax.tree_util.tree_map_with_path(outside, state)
@@ -72,12 +72,12 @@ def filled(state, one, seed=0):
         return jnp.asarray(rng.integers(1, 5, x.shape), x.dtype)
 
     def memory(node, like):
-        if not workers_.is_per_worker(node):
+        if not per_worker.is_per_worker(node):
             return draw(node)
         tree = jax.tree.map(draw, node.tree, is_leaf=is_node(blocks.Blocks8))
         if node.kind == "share":
             tree = jax.tree.map(real, tree, like.tree, is_leaf=is_node(blocks.Blocks8))
-        return workers_.PerWorker(tree, node.kind)
+        return per_worker.PerWorker(tree, node.kind)
 
     def real(x, like):
         held, like = (x, like) if hasattr(x, "ndim") else (x.codes, like.codes)
@@ -92,9 +92,9 @@ def filled(state, one, seed=0):
         own, mirror = node.own, node.mirror
         if own.kind == "share":  # Of a downlink, all of whose shares everyone knows.
             return Mirrored(own, jax.tree.map(lambda h: h.reshape(-1, h.shape[-1]), own.tree))
-        if workers_.is_per_worker(mirror):
+        if per_worker.is_per_worker(mirror):
             share = jax.tree.map(shared_mean, own.tree, mirror.tree)
-            return Mirrored(own, workers_.PerWorker(share, "share"))
+            return Mirrored(own, per_worker.PerWorker(share, "share"))
         return Mirrored(own, jax.tree.map(lambda h: h.mean(0, dtype=h.dtype), own.tree))
 
     def shared_mean(own, mirror):
@@ -102,7 +102,7 @@ def filled(state, one, seed=0):
         missing = mirror.shape[0] * mirror.shape[1] - mean.shape[0]
         return jnp.pad(mean, ((0, missing), (0, 0))).reshape(mirror.shape)
 
-    state = jax.tree.map(memory, state, one, is_leaf=workers_.is_per_worker)
+    state = jax.tree.map(memory, state, one, is_leaf=per_worker.is_per_worker)
     return jax.tree.map(mirrored, state, is_leaf=is_node(Mirrored))
 
 
@@ -176,7 +176,7 @@ def check_moved(before, after, one, tolerance=1e-5):
         for got, want in zip(unsent(new, like), unsent(old, like), strict=True):
             close(got, want)
     uplinks = {id(node.feedback) for node in nodes(after, ReductionState)}
-    kinds = zip(*(nodes(s, workers_.PerWorker) for s in (before, after, one)), strict=True)
+    kinds = zip(*(nodes(s, per_worker.PerWorker) for s in (before, after, one)), strict=True)
     for old, new, like in kinds:
         if old.kind == "codec":
             check_handed_on(old, new)
@@ -204,7 +204,7 @@ def shift(node, whole):
         mirrors = [x[None] for x in arrays(node.mirror)]
         means = [rows(x, count) for x, count in zip(own, whole, strict=True)]
     else:
-        split = workers_.is_per_worker(node.mirror)
+        split = per_worker.is_per_worker(node.mirror)
         mirrors = arrays(node.mirror.tree) if split else [x[None] for x in arrays(node.mirror)]
         means = [x.mean(0) for x in own]
     seen = [rows(x, count) for x, count in zip(mirrors, whole, strict=True)]
@@ -232,5 +232,5 @@ def shared(state):
     return [
         np.asarray(x)
         for path, x in jax.tree_util.tree_leaves_with_path(state)
-        if not workers_.marked(path) and "mirror" not in jax.tree_util.keystr(path)
+        if not per_worker.marked(path) and "mirror" not in jax.tree_util.keystr(path)
     ]

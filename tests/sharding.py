@@ -10,7 +10,8 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import jaxcomp
-from jaxcomp import noise, wire
+from jaxcomp.numerics import noise
+from jaxcomp.wire import hlo
 
 TWO, THREE = {"dcn": 2, "fsdp": 4}, {"dcn": 2, "fsdp": 2, "tp": 2}
 SPECS = {"kernel": P("fsdp"), "table": P(None, "fsdp"), "bias": P("fsdp")}
@@ -113,7 +114,7 @@ def crossings(compiled, slow=2):
     header, *lines = text.splitlines()
     total, others, each = 0, [], jax.device_count() // slow
     for line in lines:
-        moved = wire.collective_bytes(f"{header}\n{line}")
+        moved = hlo.collective_bytes(f"{header}\n{line}")
         if not moved:
             continue
         if any(len({device // each for device in group}) > 1 for group in groups_of(line)):

@@ -12,8 +12,8 @@ import numpy as np
 
 import jaxcomp
 import jaxcomp.recipes
-from jaxcomp import noise
 from jaxcomp.base import Codec
+from jaxcomp.numerics import noise
 from jaxcomp.sparsify.indices import Bitmap, Packed
 
 
@@ -105,7 +105,7 @@ FEW = [
 
 def label(value: object) -> str:
     """A short test id."""
-    from jaxcomp.description import short
+    from jaxcomp.planning.description import short
 
     text = short(value) if isinstance(value, Codec) else repr(value)
     return text.replace("Quantizer", "Q").replace("bucket_size", "b").replace(" ", "")

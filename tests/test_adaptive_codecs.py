@@ -7,7 +7,8 @@ import pytest
 from suite import KEY, SLOW, law, nmse
 
 import jaxcomp
-from jaxcomp import noise, trees
+from jaxcomp.layout import trees
+from jaxcomp.numerics import noise
 
 
 def adapted(codec, x, turns=2):

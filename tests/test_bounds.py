@@ -7,7 +7,7 @@ import pytest
 from suite import KEY, label, law
 
 import jaxcomp
-from jaxcomp import noise
+from jaxcomp.numerics import noise
 from jaxcomp.theory import worst_case
 
 SIZE = 512

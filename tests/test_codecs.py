@@ -20,14 +20,17 @@ from suite import CODECS, FEW, SLOW, VARIANTS, label
 import jaxcomp
 import jaxcomp.codecs
 import jaxcomp.quantize
-from jaxcomp import noise, testing, trees, wire
+from jaxcomp import testing
 from jaxcomp.codecs.cast import Cast
 from jaxcomp.codecs.cosine import Cosine
 from jaxcomp.codecs.embedded import Embedded
 from jaxcomp.codecs.quantizer import Quantizer
 from jaxcomp.codecs.rotated import Rotated
 from jaxcomp.codecs.sparsifier import Sparsifier
+from jaxcomp.layout import trees
+from jaxcomp.numerics import noise
 from jaxcomp.quantize import levels, rounding, scales
+from jaxcomp.wire import buffer
 
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "payloads.json"
 
@@ -54,7 +57,7 @@ def test_golden_payload_bytes_are_unchanged():
     x = jnp.asarray(np.random.default_rng(7).standard_normal((37, 29)), jnp.float32)
     found = {}
     for codec in CODECS + VARIANTS:
-        payload = jax.jit(lambda x, c=codec: wire.fuse(jaxcomp.encode(c, 5, x, worker=3)))(x)
+        payload = jax.jit(lambda x, c=codec: buffer.fuse(jaxcomp.encode(c, 5, x, worker=3)))(x)
         found[label(codec)] = hashlib.sha256(np.asarray(payload).tobytes()).hexdigest()[:16]
     known = json.loads(GOLDEN.read_text())
     if os.environ.get("JAXCOMP_WRITE_GOLDEN"):

@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 from suite import KEY, SLOW, law
 
 import jaxcomp
-from jaxcomp import trees
+from jaxcomp.layout import trees
 from jaxcomp.theory import limits
 
 CODERS = [

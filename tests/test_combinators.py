@@ -9,13 +9,15 @@ import pytest
 from suite import law, nmse, roundtrip
 
 import jaxcomp
-from jaxcomp import noise, testing, trees
+from jaxcomp import testing
 from jaxcomp.base import Codec, WrappedCodec
 from jaxcomp.codecs.cosine import Cosine
 from jaxcomp.codecs.embedded import Embedded
 from jaxcomp.codecs.parts import Part, Split
 from jaxcomp.codecs.rotated import Rotated
 from jaxcomp.codecs.staged import Staged
+from jaxcomp.layout import trees
+from jaxcomp.numerics import noise
 
 
 def test_contractions_of_unbiased_codecs():

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxcomp.quantize import exact
+from jaxcomp.numerics import exact
 from jaxcomp.sparsify import logarithm
 
 CHAINS = {

@@ -15,7 +15,7 @@ from posted import CODEC, FIXED, MATRIX, draws, message, sealed
 from suite import SLOW
 
 import jaxcomp
-from jaxcomp.messages import frame, identity, payloads
+from jaxcomp.messages import fingerprint, frame, payloads
 from jaxcomp.messages.reading import number
 
 SECRET = bytes(range(32))
@@ -82,7 +82,7 @@ def test_what_is_not_a_payload_is_refused():
             jaxcomp.to_bytes(CODEC, wrong, MATRIX)
 
     with pytest.raises(ValueError, match="repr is the same in every process"):
-        identity.text((object(),))
+        fingerprint.text((object(),))
 
 
 def replaced(data, **fields):

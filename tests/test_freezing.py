@@ -10,7 +10,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import jaxcomp
-from jaxcomp import axes, retyping
+from jaxcomp.backend import axes
+from jaxcomp.mesh import retyping
 
 RNG = np.random.default_rng(0)
 PARAMS = {

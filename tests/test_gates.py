@@ -8,7 +8,9 @@ import pytest
 from gated import ALL, GRADS, IDENTITY, LIKE, WORKERS, gather, own
 
 import jaxcomp
-from jaxcomp import batches, noise, testing
+from jaxcomp import testing
+from jaxcomp.layout import batches
+from jaxcomp.numerics import noise
 from jaxcomp.testing import problems
 
 GATES = [

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 import jaxcomp
-from jaxcomp import base, interface, testing
-from jaxcomp.base import Codec, Feedback, Gate, Reducer, WrappedCodec
+from jaxcomp import base, testing
+from jaxcomp.base import Codec, Feedback, Gate, Reducer, WrappedCodec, interface
 
 NOUNS = (Codec, Feedback, Gate, Reducer)
 CLAIMS = {"unbiased", "linear", "variance_bound", "peaked_bound"}

@@ -12,9 +12,10 @@ from lowering import lowered, mesh_of
 from suite import SLOW
 
 import jaxcomp
-from jaxcomp import bits, noise
+from jaxcomp import bits
 from jaxcomp.codecs.payload import QuantizedPayload
-from jaxcomp.quantize import exact, rounding
+from jaxcomp.numerics import exact, noise
+from jaxcomp.quantize import rounding
 from jaxcomp.rotate import hadamard
 from jaxcomp.types import Key
 

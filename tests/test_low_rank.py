@@ -9,8 +9,9 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 
 import jaxcomp
-from jaxcomp import testing, trees
-from jaxcomp.reducers import accounting, bases
+from jaxcomp import testing
+from jaxcomp.layout import trees
+from jaxcomp.reducers import accounting, orthonormal as orthonormal_
 
 
 def gaussian(*shape, seed=0):
@@ -19,7 +20,7 @@ def gaussian(*shape, seed=0):
 
 @jax.jit
 def orthonormal(*sets):
-    return bases.orthonormal(sets)
+    return orthonormal_.orthonormal(sets)
 
 
 def gram(basis):

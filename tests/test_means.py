@@ -10,7 +10,9 @@ from jax.sharding import PartitionSpec as P
 from suite import SLOW
 
 import jaxcomp
-from jaxcomp import axes, noise, trees
+from jaxcomp.backend import axes
+from jaxcomp.layout import trees
+from jaxcomp.numerics import noise
 from jaxcomp.reducers import accounting, over_workers
 from jaxcomp.types import AxisName
 
@@ -50,13 +52,13 @@ def mean_of(reducer, weighted, axis_name: AxisName = "data"):
         layout = accounting.plan_here(reducer, grads, axis_name)
         message, dense = trees.stacks(layout, grads)
         chosen = reducer.resolve(layout.batches, axes.sizes(axis_name))
-        message = chosen.enter(layout.batches, message, axis_name)
+        message = chosen.pre_reduce(layout.batches, message, axis_name)
         weight = weight if weighted else None
         state = chosen.init(layout.batches, axis_name)
         key = noise.raw(1)
         got = chosen.collect(key, layout.batches, message, state, axis_name, weight)
         mean, _ = chosen.spread(key, layout.batches, got.part, got.state, axis_name)
-        mean = chosen.leave(layout.batches, mean, axis_name)
+        mean = chosen.post_reduce(layout.batches, mean, axis_name)
         return trees.assemble(layout, mean, chosen.dense(dense, axis_name, weight))
 
     return run

@@ -12,6 +12,8 @@ from jax.sharding import PartitionSpec as P
 from suite import SLOW, label
 
 import jaxcomp
+from jaxcomp.mesh import per_worker
+from jaxcomp.numerics import noise
 
 WORKERS = 8
 RNG = np.random.default_rng(0)
@@ -123,7 +125,7 @@ def test_the_mean_is_that_of_the_loop_over_workers(mesh):
             warnings.simplefilter("ignore")  # No feedback, on purpose.
             tx = jaxcomp.compressed_mean(jaxcomp.Gather(jaxcomp.Link(link)), "data", key=9)
         mean, _ = mapped(tx, "typed", mesh)(GRADS[0], start(tx))
-        key = jaxcomp.noise.fold(jaxcomp.noise.raw(9), 0)
+        key = noise.fold(noise.raw(9), 0)
         sent = [
             jaxcomp.roundtrip(link, key, jax.tree.map(lambda g, i=i: g[i], GRADS[0]), worker=i)
             for i in range(WORKERS)
@@ -156,7 +158,7 @@ def test_ten_training_steps_agree(codec, mesh):
         params = optax.apply_updates(params, updates)
         spread = [
             jax.lax.pmax(x, "data") - jax.lax.pmin(x, "data")
-            for x in jax.tree.leaves((params, jaxcomp.workers.replicated(state)))
+            for x in jax.tree.leaves((params, per_worker.replicated(state)))
         ]
         return params, state, functools.reduce(jnp.maximum, [jnp.max(jnp.abs(s)) for s in spread])
 

@@ -10,9 +10,10 @@ import optax
 import pytest
 
 import jaxcomp
-from jaxcomp import noise, testing
+from jaxcomp import testing
 from jaxcomp.base import Feedback, WrappedFeedback
 from jaxcomp.feedback import MomentumState
+from jaxcomp.numerics import noise
 from jaxcomp.reducers import reduce as reduce_, state as state_
 
 WORKERS, STEPS, DECAY = 4, 7, 0.9

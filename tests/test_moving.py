@@ -10,7 +10,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import jaxcomp
-from jaxcomp import axes, trees
+from jaxcomp.backend import axes
+from jaxcomp.layout import trees
 from jaxcomp.reducers import accounting
 
 RNG = np.random.default_rng(0)

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import jaxcomp
-from jaxcomp import noise, trees
+from jaxcomp.layout import trees
+from jaxcomp.numerics import noise
 
 ZERO = jnp.uint32(0)
 MANY = 2**17

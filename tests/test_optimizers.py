@@ -9,10 +9,10 @@ import optax
 import pytest
 
 import jaxcomp
+from jaxcomp.algorithms.adaptive import one_bit_adam, zero_one_adam
 from jaxcomp.optimizers import moments, zero_one_adam as zero_one
 from jaxcomp.optimizers.one_bit_adam import scale_by_one_bit_adam
 from jaxcomp.optimizers.zero_one_adam import step_by_zero_one_adam
-from jaxcomp.recipes.optimizers import one_bit_adam, zero_one_adam
 from jaxcomp.testing import problems
 from jaxcomp.transforms.view import view
 

@@ -11,8 +11,10 @@ import optax
 import pytest
 
 import jaxcomp
-from jaxcomp import noise, testing
-from jaxcomp.description import short
+from jaxcomp import testing
+from jaxcomp.layout import trees
+from jaxcomp.numerics import noise
+from jaxcomp.planning.description import short
 from jaxcomp.reducers import reduce as reduce_, state as state_
 
 WORKERS, STEPS = 8, 6
@@ -56,9 +58,7 @@ def alone():
         jax.jit(jax.vmap(functools.partial(step, number), in_axes=(None, 0, 0), axis_name="data"))
         for number in range(3)
     ]
-    like = (
-        jaxcomp.trees.layout(jaxcomp.Policy(jaxcomp.sign(bucket_size=None)), LIKE).batches[0].like
-    )
+    like = trees.layout(jaxcomp.Policy(jaxcomp.sign(bucket_size=None)), LIKE).batches[0].like
     memory = FEEDBACK.init((like,), ())
     memory = jax.tree.map(lambda x: jnp.stack([x] * WORKERS), memory)
     results = []

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import jaxcomp
-from jaxcomp import cli, measuring, options, planning
+from jaxcomp import cli
+from jaxcomp.planning import options, planner, timing
 from jaxcomp.theory import cost, plan as plan_
 
 TEN_GBIT = cost.Network(1.25e9)
@@ -23,11 +24,11 @@ RESNET = 25_600_000
 EF = jaxcomp.Link(jaxcomp.sign(), jaxcomp.Residual())
 
 
-def still(way) -> measuring.Measured:
+def still(way) -> timing.Measured:
     """A device of 1 ns an element for each pass, without looking at what passes."""
     if isinstance(way, jaxcomp.Dense):
-        return measuring.Measured(10**9, 0.0, 0.0, 0.0, 0.0)
-    return measuring.Measured(10**9, whole=2.0, decode=1.0, add=0.5, error=0.1)
+        return timing.Measured(10**9, 0.0, 0.0, 0.0, 0.0)
+    return timing.Measured(10**9, whole=2.0, decode=1.0, add=0.5, error=0.1)
 
 
 def test_a_model_of_resnet_takes_what_arithmetic_says():
@@ -90,10 +91,10 @@ def test_a_step_hides_what_runs_beside_the_backward_pass():
         (lambda: cost.step(1.0, 1.0, overlap=2.0), "`overlap`"),
         (lambda: cost.ring(1.0, 0), "`workers`"),
         (lambda: plan_.forecast([plan_.Way("x", cost.Price())], TEN_GBIT), "dense"),
-        (lambda: planning.plan(100, 1, TEN_GBIT), "`workers`"),
-        (lambda: planning.plan(100, (2, 4), TEN_GBIT), "`fast`"),
-        (lambda: planning.plan(100, 4, TEN_GBIT, fast=TEN_GBIT), "`fast`"),
-        (lambda: planning.plan(100, 4, TEN_GBIT, link_per="rack"), "`link_per`"),
+        (lambda: planner.plan(100, 1, TEN_GBIT), "`workers`"),
+        (lambda: planner.plan(100, (2, 4), TEN_GBIT), "`fast`"),
+        (lambda: planner.plan(100, 4, TEN_GBIT, fast=TEN_GBIT), "`fast`"),
+        (lambda: planner.plan(100, 4, TEN_GBIT, link_per="rack"), "`link_per`"),
     ],
 )
 def test_wrong_use_says_what_is_allowed(make, said):
@@ -130,7 +131,7 @@ LIKE = {"w": jax.ShapeDtypeStruct((512, 512), jnp.float32), "b": jax.ShapeDtypeS
     ],
 )
 def test_the_price_of_a_reducer_is_its_bytes_messages_and_passes(reducer, n, rounds, work):
-    spent, fast = planning.price(reducer, LIKE, (n,), still)
+    spent, fast = planner.price(reducer, LIKE, (n,), still)
     assert fast == cost.Price()
     assert spent.bytes == jaxcomp.wire_bytes(reducer, LIKE, n)
     assert spent.rounds == rounds
@@ -159,13 +160,13 @@ ONE = jax.ShapeDtypeStruct((8192, 1024), jnp.float32)
     ],
 )
 def test_each_collective_of_a_large_tree_waits_for_its_own_messages(reducer, like, rounds):
-    spent, _ = planning.price(reducer, like, (4,), still)
+    spent, _ = planner.price(reducer, like, (4,), still)
     assert spent.rounds == rounds
 
 
 def test_collectives_of_a_large_tree_are_in_what_a_plan_says_of_latency():
     slow = cost.Network(1e30, latency=1.0)
-    found = planning.plan(EVEN, 4, slow, codecs={"q": jaxcomp.TwoShot(Q4, Q4)}, clock=still)
+    found = planner.plan(EVEN, 4, slow, codecs={"q": jaxcomp.TwoShot(Q4, Q4)}, clock=still)
     (line,) = (line for line in found.forecasts if not line.way.dense)
     assert line.links == pytest.approx(24)
 
@@ -174,10 +175,10 @@ def test_two_levels_share_out_what_crosses_the_slow_links():
     outer = jaxcomp.TwoShot(EF, EF)
     reducer = jaxcomp.Hierarchical(jaxcomp.Dense(), outer)
     like = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
-    slow, fast = planning.price(reducer, like, (4, 8), still)
+    slow, fast = planner.price(reducer, like, (4, 8), still)
     assert slow.bytes == pytest.approx(jaxcomp.wire_bytes(outer, like, 4) / 8, rel=0.01)
     assert fast.bytes == pytest.approx(2 * 7 / 8 * 4 * 2**20)
-    dense, near = planning.price(jaxcomp.Dense("bfloat16"), like, (4, 8), still)
+    dense, near = planner.price(jaxcomp.Dense("bfloat16"), like, (4, 8), still)
     assert dense.bytes == pytest.approx(2 * 3 / 4 * 2 * 2**20 / 8)
     assert near.bytes == pytest.approx(2 * 7 / 8 * 2 * 2**20)
 
@@ -186,7 +187,7 @@ LARGE = jax.ShapeDtypeStruct((5000, 5000), jnp.float32)
 
 
 def plan(link: float, **settings):
-    return planning.plan(LARGE, 4, cost.Network(link), clock=still, **settings)
+    return planner.plan(LARGE, 4, cost.Network(link), clock=still, **settings)
 
 
 def test_slow_links_are_worth_compressing_for_and_fast_ones_are_not():
@@ -210,9 +211,9 @@ def test_a_codec_may_be_kept_from_losing_too_much():
 
     codecs = {"sign": jaxcomp.sign(), "qsgd_inf": jaxcomp.qsgd_inf(bits=4)}
     link = cost.Network(12.5e6)
-    free = planning.plan(LARGE, 4, link, codecs=codecs, clock=clock)
+    free = planner.plan(LARGE, 4, link, codecs=codecs, clock=clock)
     assert free.best.way.name.startswith("sign")
-    held = planning.plan(LARGE, 4, link, codecs=codecs, clock=clock, max_error=0.2)
+    held = planner.plan(LARGE, 4, link, codecs=codecs, clock=clock, max_error=0.2)
     assert held.best.way.name == "qsgd_inf, TwoShot"
     assert len(held.forecasts) == 4
 
@@ -226,7 +227,7 @@ def test_nothing_is_won_where_the_mean_hides_behind_the_backward_pass():
 
 def test_leaves_that_are_too_short_for_a_codec_stay_dense():
     like = {"w": jnp.zeros((512, 512)), "b": jnp.zeros(512)}
-    found = planning.plan(like, 4, cost.Network(1e6), codecs={"sign": jaxcomp.sign()}, clock=still)
+    found = planner.plan(like, 4, cost.Network(1e6), codecs={"sign": jaxcomp.sign()}, clock=still)
     leaves = {leaf.path: leaf for leaf in found.leaves}
     assert leaves["b"].codec is None
     assert leaves["w"].codec == jaxcomp.sign()
@@ -244,7 +245,7 @@ def test_a_plan_is_json_too():
 
 def test_a_plan_tells_programs_what_to_do_with_each_leaf():
     like, codec = {"w": jnp.zeros((512, 512)), "b": jnp.zeros(512)}, jaxcomp.sign()
-    found = planning.plan(like, 4, cost.Network(1e6), codecs={"sign": codec}, clock=still)
+    found = planner.plan(like, 4, cost.Network(1e6), codecs={"sign": codec}, clock=still)
     told = json.loads(found.to_json())
     saved = [leaf.saved for leaf in found.leaves]
     assert told["leaves"] == [
@@ -272,14 +273,14 @@ def test_ternary_gradients_win_most_where_parameters_are_many_for_the_arithmetic
         (cost.Network(1.25e8, 1e-4), slow),
         (cost.Network(1.25e10, 5e-6), fast),
     ):
-        found = planning.plan(
+        found = planner.plan(
             like,
             (16, 8),
             between,
             codecs={"terngrad": jaxcomp.TwoShot(jaxcomp.terngrad(), jaxcomp.terngrad())},
             fast=cost.Network(8e9, 1e-5),
             compute=compute,
-            clock=lambda way: measuring.Measured(1, 0.0, 0.0, 0.0, 0.0),
+            clock=lambda way: timing.Measured(1, 0.0, 0.0, 0.0, 0.0),
         )
         steps = {line.way.name: line.step for line in found.forecasts}
         for base, times in zip(("dense float32", "dense bfloat16"), wanted, strict=True):
@@ -287,13 +288,13 @@ def test_ternary_gradients_win_most_where_parameters_are_many_for_the_arithmetic
 
 
 def test_a_link_is_measured_on_this_device():
-    found = measuring.measure(jaxcomp.Auto(jaxcomp.sign()).uplink, 2**14, repeats=1)
+    found = timing.measure(jaxcomp.Auto(jaxcomp.sign()).uplink, 2**14, repeats=1)
     assert found.error == pytest.approx(1 - 2 / math.pi, abs=0.01)
     assert found.whole > 0
     assert found.decode > 0
     assert found.work.encode == pytest.approx(max(0, found.whole - found.decode) / found.elements)
-    assert measuring.measure(jaxcomp.Auto(jaxcomp.sign()).uplink, 2**14, repeats=1) is found
-    whole = measuring.measure(jaxcomp.PowerIteration(rank=2), 2**14, repeats=1)
+    assert timing.measure(jaxcomp.Auto(jaxcomp.sign()).uplink, 2**14, repeats=1) is found
+    whole = timing.measure(jaxcomp.PowerIteration(rank=2), 2**14, repeats=1)
     assert whole.decode == whole.add == 0
     assert whole.work.encode > 0
 

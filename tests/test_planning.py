@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import pytest
 
 import jaxcomp
-from jaxcomp import cli, measuring, models, planning
+from jaxcomp import cli
+from jaxcomp.planning import models, planner, timing
 from jaxcomp.theory import cost
 
 LIKE = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
@@ -19,14 +20,14 @@ PORT = cost.Network(25e9 / 8, 50e-6)
 INSIDE = cost.Network(400e9 / 8, 5e-6)
 
 
-def clock(way) -> measuring.Measured:
+def clock(way) -> timing.Measured:
     """Nothing takes time; top-k loses nearly everything."""
     lossy = isinstance(way, jaxcomp.Link) and way.codec == TOP
-    return measuring.Measured(1, 0.0, 0.0, 0.0, error=0.95 if lossy else 0.4)
+    return timing.Measured(1, 0.0, 0.0, 0.0, error=0.95 if lossy else 0.4)
 
 
 def on_hosts(network=PORT, **settings):
-    return planning.plan(
+    return planner.plan(
         LIKE, (4, 8), network, codecs={"sign": SIGN}, fast=INSIDE, clock=clock, **settings
     )
 
@@ -61,7 +62,7 @@ def test_a_plan_says_whose_link_it_is():
 
 def test_a_best_way_that_loses_nearly_everything_does_not_stand_alone():
     codecs = {"sign": SIGN, "top": TOP}
-    found = planning.plan(LIKE, 4, cost.Network(1e6), codecs=codecs, clock=clock)
+    found = planner.plan(LIKE, 4, cost.Network(1e6), codecs=codecs, clock=clock)
     assert found.best.way.name == "top, Gather"
     assert found.best.way.risky
     assert found.cautious.way.name == "sign, TwoShot"
@@ -75,7 +76,7 @@ def test_a_best_way_that_loses_nearly_everything_does_not_stand_alone():
     assert (told["best"], told["cautious"]) == ("top, Gather", "sign, TwoShot")
     assert (told["caution"], told["notes"]) == (found.caution, list(found.notes))
     assert {way["name"]: way["risky"] for way in told["ways"]}["top, Gather"]
-    safe = planning.plan(LIKE, 4, cost.Network(1e6), codecs=codecs, clock=clock, max_error=0.9)
+    safe = planner.plan(LIKE, 4, cost.Network(1e6), codecs=codecs, clock=clock, max_error=0.9)
     assert safe.caution == ""
     assert "!" not in str(safe).partition("*")[0]
 
@@ -87,7 +88,7 @@ def test_links_alone_are_not_timed(monkeypatch):
     monkeypatch.setattr(measuring, "measure", refuse)
     monkeypatch.setattr(measuring, "times", refuse)
     codecs = {"sign": SIGN}
-    found = planning.plan(LIKE, 4, cost.Network(1e6), codecs=codecs, link_only=True)
+    found = planner.plan(LIKE, 4, cost.Network(1e6), codecs=codecs, link_only=True)
     assert all(line.work == 0 for line in found.forecasts)
     assert found.best.way.error == pytest.approx(1 - 2 / math.pi, abs=0.01)
     text = str(found)
@@ -97,9 +98,9 @@ def test_links_alone_are_not_timed(monkeypatch):
     assert json.loads(found.to_json())["timed"] is False
 
     def slow(way):
-        return measuring.Measured(1, 1.0, 1.0, 1.0, error=0.4, spread=2.0)
+        return timing.Measured(1, 1.0, 1.0, 1.0, error=0.4, spread=2.0)
 
-    other = planning.plan(LIKE, 4, cost.Network(1e6), codecs=codecs, link_only=True, clock=slow)
+    other = planner.plan(LIKE, 4, cost.Network(1e6), codecs=codecs, link_only=True, clock=slow)
     assert [line.step for line in other.forecasts] == [line.step for line in found.forecasts]
 
 
@@ -107,7 +108,7 @@ def test_the_fastest_of_the_repeats_counts_and_their_spread_is_told(monkeypatch)
     """By a clock that is made up: eleven milliseconds, and more when something else runs."""
     given = [0.011, 0.022, 0.033]
     monkeypatch.setattr(measuring, "times", lambda run, repeats, meet: given)
-    measure = measuring.measure.__wrapped__  # Nothing of this may be remembered.
+    measure = timing.measure.__wrapped__  # Nothing of this may be remembered.
     way = jaxcomp.Auto(SIGN).uplink
     found = measure(way, 2**12)
     assert (found.whole, found.decode, found.add) == (0.011, 0.011, 0.0)
@@ -121,10 +122,10 @@ def test_the_fastest_of_the_repeats_counts_and_their_spread_is_told(monkeypatch)
         return dataclasses.replace(found, spread=0.5)
 
     network = cost.Network(1e6)
-    said = str(planning.plan(LIKE, 4, network, codecs={"sign": SIGN}, clock=busy))
+    said = str(planner.plan(LIKE, 4, network, codecs={"sign": SIGN}, clock=busy))
     assert "50 %" in said
     assert "This machine was busy" in " ".join(said.split())
-    idle = str(planning.plan(LIKE, 4, network, codecs={"sign": SIGN}, clock=clock))
+    idle = str(planner.plan(LIKE, 4, network, codecs={"sign": SIGN}, clock=clock))
     assert "busy" not in idle
 
 
@@ -154,9 +155,9 @@ def test_known_models_have_the_parameters_that_are_known():
 def test_a_number_of_parameters_is_planned_as_many_leaves():
     """PowerSGD sends factors of each matrix, many more bytes than those of one large matrix."""
     codecs = {"PowerSGD": jaxcomp.PowerIteration(rank=4)}
-    found = planning.plan(1_000_000, 4, cost.Network(1e6), codecs=codecs, clock=clock)
+    found = planner.plan(1_000_000, 4, cost.Network(1e6), codecs=codecs, clock=clock)
     assert found.conditions["elements"] == 1_000_000
-    one = planning.plan(LIKE, 4, cost.Network(1e6), codecs=codecs, clock=clock)
+    one = planner.plan(LIKE, 4, cost.Network(1e6), codecs=codecs, clock=clock)
     sent, sent_by_one = (
         next(line.way.price.bytes for line in each.forecasts if not line.way.dense)
         for each in (found, one)

@@ -15,7 +15,10 @@ from flax import serialization
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 import jaxcomp
-from jaxcomp import noise, testing, trees
+from jaxcomp import testing
+from jaxcomp.layout import trees
+from jaxcomp.mesh import per_worker
+from jaxcomp.numerics import noise
 from jaxcomp.reducers import accounting
 
 PLAIN = jaxcomp.PowerIteration(rank=4)
@@ -230,7 +233,7 @@ def test_four_modes_agree(reducer, mesh):
             grads = {k: gaussian(8, *x.shape, seed=number) for k, x in like.items()}
             mean, state = update(grads, state)
         ends[mode] = jax.tree.map(np.asarray, (mean, state.memory.feedback))
-        for leaf in jax.tree.leaves((mean, jaxcomp.workers.replicated(state))):
+        for leaf in jax.tree.leaves((mean, per_worker.replicated(state))):
             assert (np.asarray(leaf) == np.asarray(leaf)[:1]).all()
         for got, want in zip(*map(jax.tree.leaves, (ends[mode], ends["typed"])), strict=True):
             np.testing.assert_allclose(got, want, atol=1e-4)

@@ -11,8 +11,9 @@ from jax.sharding import PartitionSpec as P
 from suite import label
 
 import jaxcomp
-from jaxcomp import noise, trees
 from jaxcomp.codecs.quantizer import Quantizer
+from jaxcomp.layout import trees
+from jaxcomp.numerics import noise
 from jaxcomp.quantize import levels, rounding, scales, steps
 
 WORKERS = 8

@@ -7,8 +7,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import jaxcomp
-from jaxcomp import chunks
 from jaxcomp.codecs.quantizer import Quantizer
+from jaxcomp.numerics import noise
 from jaxcomp.quantize import levels, rounding, scales, sums
 
 ONE = 1 << levels.FRACTION
@@ -103,15 +103,13 @@ def test_exact_variance_meets_the_samples():
     x = jnp.asarray(np.random.default_rng(2).standard_normal(2000), jnp.float32)
     for codec in (jaxcomp.qsgd_inf(bits=3), jaxcomp.qsgd(bits=4), jaxcomp.terngrad(clip=None)):
         keys = jnp.arange(400)
-        draw = jax.jit(
-            jax.vmap(lambda k, c=codec: jaxcomp.roundtrip(c, jaxcomp.noise.fold(KEY, k), x))
-        )
+        draw = jax.jit(jax.vmap(lambda k, c=codec: jaxcomp.roundtrip(c, noise.fold(KEY, k), x)))
         errors = np.asarray(jnp.sum((draw(keys) - x) ** 2, 1), np.float64)
         exact = float(codec.exact_variance(x))
         assert abs(errors.mean() - exact) < 6 * errors.std() / 20 + 1e-6 * exact
 
 
-KEY = jaxcomp.noise.raw(11)
+KEY = noise.raw(11)
 
 
 def nmse(codec, x):

@@ -11,9 +11,9 @@ from jax.sharding import PartitionSpec as P
 from suite import KEY, law, nmse, roundtrip
 
 import jaxcomp
-from jaxcomp import noise
 from jaxcomp.codecs import natural
 from jaxcomp.codecs.quantizer import Quantizer
+from jaxcomp.numerics import noise
 from jaxcomp.quantize import levels, power, rounding, scales, steps, tables
 from jaxcomp.theory import worst_case
 

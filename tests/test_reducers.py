@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxcomp
 from jaxcomp import testing
+from jaxcomp.mesh import per_worker
 
 LIKE = {"w": jnp.zeros((48, 130)), "v": jnp.zeros((40, 50)), "b": jnp.zeros(7)}
 QSGD, COARSE, SIGN = jaxcomp.qsgd_inf(bits=4), jaxcomp.qsgd_inf(bits=3), jaxcomp.sign()
@@ -175,7 +176,7 @@ def test_replicas_stay_alike_for_a_thousand_steps(name):
 
         times = jaxcomp.local(jnp.arange(1000.0), axis)
         (params, state), losses = jax.lax.scan(step, (params, state), times)
-        kept = jax.tree.leaves((params, jaxcomp.workers.replicated(state)))
+        kept = jax.tree.leaves((params, per_worker.replicated(state)))
         apart = [jnp.any(jax.lax.pmax(y, axis) != jax.lax.pmin(y, axis)) for y in kept]
         return params, jnp.stack(apart), jax.lax.pmean(losses[-1], axis)
 
@@ -274,10 +275,10 @@ def test_a_downlinks_memory_outlives_fewer_workers():
         return mean, state
 
     def outside(path, x):
-        return x[:, 0] if jaxcomp.workers.marked(path) else x[0]
+        return x[:, 0] if per_worker.marked(path) else x[0]
 
     def inside(path, x):
-        return x[:, None] if jaxcomp.workers.marked(path) else jnp.stack([x] * 2)
+        return x[:, None] if per_worker.marked(path) else jnp.stack([x] * 2)
 
     grads = {"w": jnp.zeros((4, 64, 64))}
     state = jax.vmap(lambda g: tx.init(g), axis_name="workers")(grads)

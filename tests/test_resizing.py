@@ -14,7 +14,8 @@ from resizing import AXIS, PARAMS, check_moved, filled, shapes
 from suite import CODECS, SLOW, label
 
 import jaxcomp
-from jaxcomp import trees, workers as workers_
+from jaxcomp.layout import trees
+from jaxcomp.mesh import per_worker
 
 MOVES = [(8, 1), (8, 3), (8, 4), (1, 8)]
 SIGN = everywhere(jaxcomp.sign(bucket_size=64))
@@ -197,7 +198,8 @@ def test_a_downlink_with_nowhere_to_go_is_refused():
         jaxcomp.resize_workers(tx, state, PARAMS, 1)
     even, _ = random_state(mean(twice(SIGN)), 8)
     uneven = jax.tree_util.tree_map_with_path(
-        lambda path, x: x[:4] if x.shape[:1] == (8,) and not workers_.shared_out(path) else x, even
+        lambda path, x: x[:4] if x.shape[:1] == (8,) and not per_worker.shared_out(path) else x,
+        even,
     )
     with pytest.raises(ValueError, match="memory of one number of workers, got leading"):
         jaxcomp.resize_workers(mean(twice(SIGN)), uneven, PARAMS, 3)
@@ -212,7 +214,7 @@ def test_both_ways_go_on_after_a_move():
     mean_of, last = jax.jit(jax.vmap(tx.update, axis_name=AXIS))(grads, inside(after, 3))
     assert all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(mean_of))
     down = jax.tree_util.tree_map_with_path(
-        lambda path, x: x[:, 0] if workers_.marked(path) else x[0], last
+        lambda path, x: x[:, 0] if per_worker.marked(path) else x[0], last
     ).memory.reducer.memory
     whole = resizing.counts(one.memory.reducer.memory.own)
     batches = trees.layout(SIGN, PARAMS).batches
@@ -224,7 +226,7 @@ def test_both_ways_go_on_after_a_move():
 def inside(state, workers):
     """As `vmap` has it: everything with an axis of workers."""
     return jax.tree_util.tree_map_with_path(
-        lambda path, x: x[:, None] if workers_.marked(path) else jnp.stack([x] * workers), state
+        lambda path, x: x[:, None] if per_worker.marked(path) else jnp.stack([x] * workers), state
     )
 
 
@@ -254,13 +256,13 @@ def test_shards_keep_their_own():
     rng = np.random.default_rng(0)
 
     def drawn(path, x):
-        if not workers_.marked(path):
+        if not per_worker.marked(path):
             return jnp.zeros(x.shape, x.dtype)
         shape = (4, *x.shape[1:])
-        if workers_.shared_out(path):  # Eleven buckets a shard, three a worker and one empty one.
+        if per_worker.shared_out(path):  # Eleven buckets a shard, three a worker and one empty one.
             shape = (4, 2, 3, *x.shape[3:])
         held = rng.standard_normal(shape)
-        if workers_.shared_out(path):
+        if per_worker.shared_out(path):
             held[3, :, 2:] = 0
         return jnp.asarray(held, x.dtype)
 

@@ -9,7 +9,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 from lowering import lowered, mesh_of
 
-from jaxcomp import compiler, noise
+from jaxcomp.backend import xla
+from jaxcomp.numerics import noise
 from jaxcomp.rotate import embedding, hadamard
 
 BLOCK = 64
@@ -95,13 +96,15 @@ def test_every_mode_gives_the_same_bits():
                 [f(x[:5], high[:5], low[:5]), f(x[5:], high[5:], low[5:])]
             ),
             "fused": jax.jit(lambda x, *s, f=f: jnp.abs(0.125 + f(3 * x + x, *s)))(x, high, low),
-            "outlined": jax.jit(compiler.outlined(lambda *a, f=f: f(*a) * 3))(x, high, low),
+            "compile_separately": jax.jit(xla.compile_separately(lambda *a, f=f: f(*a) * 3))(
+                x, high, low
+            ),
         }
         with jax.disable_jit():
             modes["op by op"] = f(x, high, low)
         expected = dict.fromkeys(modes, want)
         expected["fused"] = np.abs(np.float32(0.125) + 4 * want)
-        expected["outlined"] = want * np.float32(3)
+        expected["compile_separately"] = want * np.float32(3)
         for mode, got in modes.items():
             np.testing.assert_array_equal(got.reshape(x.shape), expected[mode], err_msg=mode)
 

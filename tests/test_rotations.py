@@ -10,7 +10,8 @@ from jax.sharding import PartitionSpec as P
 from suite import KEY, SLOW, law, nmse, roundtrip
 
 import jaxcomp
-from jaxcomp import chunks, noise, trees
+from jaxcomp.layout import trees
+from jaxcomp.numerics import noise
 from jaxcomp.quantize import fits, levels, tables
 from jaxcomp.theory import limits
 

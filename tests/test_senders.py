@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import jaxcomp
-from jaxcomp import noise
+from jaxcomp.numerics import noise
 
 WORKERS, CHUNK, K, DECAY = 8, 8, 6, 0.9
 SHAPE = (32, CHUNK)  # Squares of consecutive elements are tiles along both dimensions here.

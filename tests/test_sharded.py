@@ -32,7 +32,7 @@ from sharding import (
 )
 
 import jaxcomp
-from jaxcomp import noise
+from jaxcomp.numerics import noise
 from jaxcomp.transforms import sharded
 
 

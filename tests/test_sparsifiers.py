@@ -11,9 +11,10 @@ from scipy import fft
 from suite import law
 
 import jaxcomp
-from jaxcomp import noise, trees
 from jaxcomp.codecs.cosine import Cosine
 from jaxcomp.codecs.sparsifier import Sparsifier
+from jaxcomp.layout import trees
+from jaxcomp.numerics import noise
 from jaxcomp.sparsify.choices import AtLeast
 from jaxcomp.sparsify.deltas import Deltas
 from jaxcomp.sparsify.indices import Bitmap, Packed, Raw

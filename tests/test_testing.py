@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import pytest
 
 import jaxcomp
-from jaxcomp import noise, summing, testing
+from jaxcomp import testing
 from jaxcomp.base import Feedback, Reducer, WrappedFeedback, WrappedReducer
+from jaxcomp.numerics import noise, summing
 
 
 class HalfPayload(NamedTuple):

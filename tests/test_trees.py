@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import jaxcomp
-from jaxcomp import trees
+from jaxcomp.layout import trees
 
 
 def numbered(sizes):

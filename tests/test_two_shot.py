@@ -10,6 +10,8 @@ from suite import FEW, SLOW, label
 import jaxcomp
 from jaxcomp import testing
 from jaxcomp.feedback import memory
+from jaxcomp.layout import trees
+from jaxcomp.mesh import per_worker
 from jaxcomp.reducers import state as state_
 from jaxcomp.testing import problems
 
@@ -144,7 +146,7 @@ def test_memory_moves_to_another_number_of_workers():
     def outside(state):
         """As `shard_map` has it: memory with an axis of workers, the rest without."""
         return jax.tree_util.tree_map_with_path(
-            lambda path, x: x[:, 0] if jaxcomp.workers.marked(path) else x[0], state
+            lambda path, x: x[:, 0] if per_worker.marked(path) else x[0], state
         )
 
     _, state = trained(8, jax.vmap(tx.init, axis_name="workers")(noisy(0, 8)))
@@ -168,7 +170,7 @@ def test_memory_moves_to_another_number_of_workers():
         assert not np.asarray(rows[kept:]).any()
         assert not np.asarray(moved[kept:]).any()
     again = jax.tree_util.tree_map_with_path(
-        lambda path, x: x[:, None] if jaxcomp.workers.marked(path) else jnp.stack([x] * 3), after
+        lambda path, x: x[:, None] if per_worker.marked(path) else jnp.stack([x] * 3), after
     )
     mean, _ = trained(3, again)
     assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(mean))
@@ -183,7 +185,7 @@ def test_narrow_memories(dtype):
     testing.check_feedback(feedback)
     state = state_.init(jaxcomp.TwoShot(jaxcomp.Link(jaxcomp.sign(), feedback)), PARAMS, "workers")
     held = sum(x.nbytes for x in jax.tree.leaves(state.feedback))
-    plain = sum(x.size for x in jax.tree.leaves(jaxcomp.trees.layout(SIGN, PARAMS).likes))
+    plain = sum(x.size for x in jax.tree.leaves(trees.layout(SIGN, PARAMS).likes))
     assert held < {"int8": 1.3, "bfloat16": 2.5}[dtype] * plain
 
     def outcome(kind):

@@ -10,8 +10,9 @@ import pytest
 from suite import CODECS, FEW, SLOW, VARIANTS, label
 
 import jaxcomp
-from jaxcomp import testing, wire
+from jaxcomp import testing
 from jaxcomp.codecs.adaptive import AdaptiveQuantizer
+from jaxcomp.wire import buffer, cost as wire_cost
 
 LAYERS = 50
 
@@ -67,7 +68,7 @@ def test_the_program_moves_what_wire_bytes_says(codec, mesh):
     # Adaptive levels are agreed on in each: now and then, in a branch, two histograms and a norm.
     adapts = isinstance(codec, AdaptiveQuantizer)
     update = len(directions) * [8 * 4, 2 * 512 * 4, 4] if adapts else []
-    beside = sum(wire.ring_bytes(size, 8) for size in update) + scalars
+    beside = sum(wire_cost.ring_bytes(size, 8) for size in update) + scalars
     assert abs(sum(moved.values()) - jaxcomp.wire_bytes(reducer, FEWER, workers=8)) <= beside
     others = [op for op in ops(compiled) if op != "all-reduce"]  # XLA joins those.
     assert sorted(others) == [op for op in directions if op != "all-reduce"]
@@ -154,17 +155,17 @@ def test_fuse_and_split_are_inverse(dtype):
         "a": jnp.asarray(rng.integers(0, 2, (3, 5)), dtype),
         "b": (jnp.asarray(rng.integers(0, 100, 7)).astype(dtype), jnp.ones(2)),
     }
-    buffer = wire.fuse(tree)
-    assert buffer.dtype == jnp.uint32
-    assert buffer.nbytes == wire.fused_bytes(tree)
-    back = wire.split(buffer, tree)
-    stacked = wire.split(jnp.stack([buffer] * 3), tree)
+    fused = buffer.fuse(tree)
+    assert fused.dtype == jnp.uint32
+    assert fused.nbytes == buffer.fused_bytes(tree)
+    back = buffer.split(buffer, tree)
+    stacked = buffer.split(jnp.stack([buffer] * 3), tree)
     for got, many, want in zip(*map(jax.tree.leaves, (back, stacked, tree)), strict=True):
         assert got.dtype == want.dtype
         np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
         np.testing.assert_array_equal(np.asarray(many[2]), np.asarray(want))
     with pytest.raises(ValueError, match="`buffer` must have"):
-        wire.split(buffer[:-1], tree)
+        buffer.split(buffer[:-1], tree)
 
 
 HEADER = "HloModule m, is_scheduled=true, replica_count=1, num_partitions=4\n"
@@ -257,7 +258,7 @@ def test_describe_says_what_is_dense_and_why():
     text = str(table)
     assert "net/kernel" in text
     assert "less than a dense all-reduce" in text
-    assert table.link_bytes == 2 * 7 * 68 + wire.ring_bytes(4 * 70, 8)
+    assert table.link_bytes == 2 * 7 * 68 + wire_cost.ring_bytes(4 * 70, 8)
     more = jaxcomp.describe(jaxcomp.Gather(jaxcomp.cast("float32")), like, workers=8)
     assert "MORE than" in str(more)
     assert "no leaf is compressed" in str(jaxcomp.describe(jaxcomp.sign(), {"b": jnp.zeros(5)}))

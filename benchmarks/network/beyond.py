@@ -24,7 +24,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
 import jaxcomp
-from jaxcomp import measuring, planning
+from jaxcomp.planning import planner, timing
 from jaxcomp.theory import cost
 
 WORKERS = [2**k for k in range(3, 13)]
@@ -45,23 +45,23 @@ COLOURS = np.array([1 / 16, 1 / 8, 1 / 4, 1 / 2, 1 / 1.1, 1.1, 2, 4, 8, 16])
 """Edges of the colours; what is within a tenth of bfloat16 is white."""
 
 
-def accelerator(way: Any) -> measuring.Measured:
+def accelerator(way: Any) -> timing.Measured:
     """What the memory of an accelerator allows, an element; a residual is read and written too."""
     if isinstance(way, jaxcomp.Dense):
         both = 2 * (4 + 2) / BANDWIDTH if way.dtype else 0.0
-        return measuring.Measured(1, both, 0.0, 0.0, 0.0)
+        return timing.Measured(1, both, 0.0, 0.0, 0.0)
     code = jaxcomp.wire_bytes(way.codec, jax.ShapeDtypeStruct((SIDE, SIDE), jnp.float32)) / SIDE**2
     memory = 12 if isinstance(way.feedback, jaxcomp.Residual) else 0
     encode, decode = ((4 + code + extra) / BANDWIDTH for extra in (memory, 0))
-    return measuring.Measured(1, encode + decode, decode, code / BANDWIDTH, 0.0)
+    return timing.Measured(1, encode + decode, decode, code / BANDWIDTH, 0.0)
 
 
-def prices(clock: planning.Clock) -> dict[str, list[cost.Price]]:
+def prices(clock: planner.Clock) -> dict[str, list[cost.Price]]:
     """By way, what a mean asks of a worker, for each number of workers."""
     like = jax.ShapeDtypeStruct((SIDE, SIDE), jnp.float32)
     ways = {BASE: jaxcomp.Dense("bfloat16"), **WAYS}
     return {
-        name: [planning.price(way, like, (n,), clock)[0] for n in WORKERS]
+        name: [planner.price(way, like, (n,), clock)[0] for n in WORKERS]
         for name, way in ways.items()
     }
 
@@ -131,7 +131,7 @@ def main() -> None:
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("out/network/beyond.png"))
     path = parser.parse_args().out
     rows = {
-        "two CPU cores, as measured": prices(lambda way: measuring.measure(way, SIDE**2)),
+        "two CPU cores, as measured": prices(lambda way: timing.measure(way, SIDE**2)),
         "an accelerator of 3.35 TB/s,\nkernels at 80 % of it (assumed)": prices(accelerator),
     }
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,8 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxcomp
-from jaxcomp import Gather, Link, NoFeedback, Residual, TwoShot, measuring, planning
+from jaxcomp import Gather, Link, NoFeedback, Residual, TwoShot
+from jaxcomp.planning import planner, timing
 
 CODECS = {f"{bits}-bit": Link(jaxcomp.qsgd_inf(bits=bits), NoFeedback()) for bits in (8, 4, 2)}
 CODECS["1-bit"] = Link(jaxcomp.sign(), Residual())
@@ -120,8 +121,8 @@ def work(
     """What the link model asks of codecs, on all workers at the same time: they share the cores."""
     found: dict[str, dict[str, float]] = {}
 
-    def clock(way: Any) -> measuring.Measured:
-        measured = measuring.measure(
+    def clock(way: Any) -> timing.Measured:
+        measured = timing.measure(
             way, elements, repeats=repeats, meet=meet, choose=statistics.median
         )
         found[repr(way)] = dataclasses.asdict(measured)
@@ -129,7 +130,7 @@ def work(
 
     for method in METHODS.values():
         reducer = picked(method, like(elements), processes)
-        planning.price(reducer, like(elements), (processes,), clock)
+        planner.price(reducer, like(elements), (processes,), clock)
     return found
 
 

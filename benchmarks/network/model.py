@@ -21,8 +21,8 @@ import tables
 from rich.console import Console
 
 import jaxcomp
-from jaxcomp import measuring, planning, units
-from jaxcomp.theory import cost, plan as plan_
+from jaxcomp.planning import planner, timing
+from jaxcomp.theory import cost, plan as plan_, units
 
 WITHIN = 0.2
 COLUMNS = ("rate", "processes", "method", "measured", "predicted", "off by", "links", "work")
@@ -45,7 +45,7 @@ def network_of(
     return cost.Network(told or moved.bytes / seconds, small / moved.rounds)
 
 
-def clock_of(cells: list[dict[str, Any]], cell: dict[str, Any]) -> planning.Clock:
+def clock_of(cells: list[dict[str, Any]], cell: dict[str, Any]) -> planner.Clock:
     """What the third one says of codecs, for as many processes over any wire."""
     (work,) = (
         other["work"]
@@ -53,8 +53,8 @@ def clock_of(cells: list[dict[str, Any]], cell: dict[str, Any]) -> planning.Cloc
         if "work" in other and other["processes"] == cell["processes"]
     )
 
-    def clock(way: Any) -> measuring.Measured:
-        return measuring.Measured(**work[repr(way)])
+    def clock(way: Any) -> timing.Measured:
+        return timing.Measured(**work[repr(way)])
 
     return clock
 
@@ -68,7 +68,7 @@ def price_of(
     """
     n, like = cell["processes"], mean.like(cell["elements"])
     reducer = mean.picked(mean.METHODS[name], like, n)
-    price, _ = planning.price(reducer, like, (n,), clock_of(cells, cell))
+    price, _ = planner.price(reducer, like, (n,), clock_of(cells, cell))
     moved = cell["methods"][name]["collective_bytes"]
     sums = moved.get("all-reduce", 0)
     gathered = sum(moved.values()) - sums

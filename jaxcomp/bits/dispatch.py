@@ -15,13 +15,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float32, UInt32
 
-from jaxcomp import axes, compiler
+from jaxcomp.backend import axes, xla
 from jaxcomp.bits import gpu, reference, tpu
 from jaxcomp.bits.grid import Grid
 from jaxcomp.bits.planes import Bits, planes, words
 from jaxcomp.types import Array, ArrayLike
 
-IMPLEMENTATIONS = compiler.IMPLEMENTATIONS
+IMPLEMENTATIONS = xla.IMPLEMENTATIONS
 _PARTS = {"reference": reference, "gpu": gpu, "tpu": tpu}
 
 
@@ -142,11 +142,11 @@ def decode_sum(
 def _dispatch(run: Callable[[str], Callable[..., Any]], implementation: Any, *args: Array) -> Any:
     """Runs the one that is forced, or leaves the choice to the platform."""
     # Whatever does the work, its results have the same types.
-    return compiler.dispatched(run, implementation, *axes.alike(*map(jnp.asarray, args)))
+    return xla.dispatched(run, implementation, *axes.alike(*map(jnp.asarray, args)))
 
 
 def _one(
     work: str, implementation: str | None, bits: Bits, size: int, dtype: Any
 ) -> Callable[..., Any]:
     """One implementation of one piece of work, if it can do it."""
-    return compiler.implementation(implementation, _PARTS, work, bits, size, dtype)
+    return xla.implementation(implementation, _PARTS, work, bits, size, dtype)

@@ -14,9 +14,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from jaxcomp import axes, noise, summing
+from jaxcomp.backend import axes
 from jaxcomp.bits.grid import Grid
 from jaxcomp.bits.planes import Bits, lanes, planes, words as words_of
+from jaxcomp.numerics import noise, summing
 from jaxcomp.quantize.sums import IN_KERNEL, INTERPRETED
 from jaxcomp.types import Array, ArrayLike
 

@@ -4,9 +4,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float32, UInt32
 
-from jaxcomp import compiler, noise, summing
+from jaxcomp.backend import xla
 from jaxcomp.bits.grid import Grid
 from jaxcomp.bits.planes import Bits, Plane, TritPlane, lanes, planes
+from jaxcomp.numerics import noise, summing
 from jaxcomp.quantize.sums import IN_XLA
 from jaxcomp.types import Array, ArrayLike
 
@@ -79,11 +80,11 @@ def decode_sum(
 
         return summing.in_order(term, packed.shape[0]).astype(like.dtype)
 
-    if filled == size or not compiler.large(packed.shape[1] * size):
+    if filled == size or not xla.large(packed.shape[1] * size):
         filled = size
         return total(packed, steps)
     # Cut off afterwards: a loop over what is left of each row would read word by word.
-    return compiler.outlined(total, width)(packed, steps)[:, :size]
+    return xla.compile_separately(total, width)(packed, steps)[:, :size]
 
 
 def _fields(plane: Plane | TritPlane) -> np.ndarray:

@@ -16,9 +16,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from jaxcomp import axes, noise
+from jaxcomp.backend import axes
 from jaxcomp.bits.grid import Grid
 from jaxcomp.bits.planes import Bits, Plane, TritPlane, lanes, planes, words as words_of
+from jaxcomp.numerics import noise
 from jaxcomp.quantize.sums import IN_KERNEL, INTERPRETED
 from jaxcomp.types import Array, ArrayLike
 

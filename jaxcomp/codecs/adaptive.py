@@ -10,9 +10,11 @@ import numpy as np
 from jax import lax
 from jaxtyping import Float32, Int32
 
-from jaxcomp import axes, bits, checks, compiler, noise, summing
+from jaxcomp import bits, checks
+from jaxcomp.backend import axes, xla
 from jaxcomp.base import Codec
 from jaxcomp.codecs.payload import QuantizedPayload
+from jaxcomp.numerics import noise, summing
 from jaxcomp.quantize import adaptive, rounding, sums
 from jaxcomp.quantize.scales import L2, Scale
 from jaxcomp.types import Array, ArrayLike, AxisName, Key
@@ -223,5 +225,5 @@ def _fit(rule: str, width: int, histogram: adaptive.Histogram) -> Int32[Array, "
 @functools.lru_cache
 def _start(rule: str, width: int, size: int) -> tuple[int, ...]:
     """The levels for a Gaussian bucket, as constants."""
-    with compiler.constants():
+    with xla.constants():
         return tuple(map(int, _fit(rule, width, adaptive.half_normal(size))))

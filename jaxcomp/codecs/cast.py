@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxcomp import checks, summing
+from jaxcomp import checks
 from jaxcomp.base import Codec
+from jaxcomp.numerics import summing
 from jaxcomp.quantize import sums
 from jaxcomp.types import Array, ArrayLike, Key
 

@@ -12,13 +12,15 @@ from jax import lax
 from jaxtyping import Float32, UInt32
 from scipy import special
 
-from jaxcomp import axes, bits, checks, compiler, noise
+from jaxcomp import bits, checks
+from jaxcomp.backend import axes, xla
 from jaxcomp.base import WrappedCodec
 from jaxcomp.codecs import symbols as symbols_
 from jaxcomp.codecs.payload import QuantizedPayload
 from jaxcomp.codecs.quantizer import Quantizer
 from jaxcomp.entropy.coder import Coder
 from jaxcomp.entropy.rans import Rans
+from jaxcomp.numerics import noise
 from jaxcomp.quantize.rounding import Subtractive
 from jaxcomp.quantize.scales import MeanAbs, RootMeanSquare
 from jaxcomp.types import Array, ArrayLike, AxisName, Key, PyTree
@@ -342,7 +344,7 @@ def _near(codec: Quantizer, size: int) -> int:
 @functools.lru_cache
 def _table(codec: Coded, size: int) -> PyTree:
     """The fixed table, as constants: made once, it is the same in every program."""
-    with compiler.constants():
+    with xla.constants():
         table = codec.coder.table(jnp.asarray(_occurrences(codec.codec, codec.law, size)))
         return jax.tree.map(np.asarray, table)
 
@@ -368,7 +370,7 @@ def _occurrences(codec: Quantizer, law: str, size: int) -> np.ndarray:
         payload, _ = alone.encode(key, x, jnp.full(rows, size, jnp.int32), alone.init(x))
         return bits.unpack(payload.words, bits=codec.bits, size=size)
 
-    with compiler.constants():
+    with xla.constants():
         codes = np.asarray(jax.jit(draw_codes)(jnp.asarray(x)))
     found = np.bincount(numbers.symbols[codes].reshape(-1), minlength=len(numbers.codes))
     return found.astype(np.float32)

@@ -6,9 +6,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxcomp import checks, decoding, noise, summing
-from jaxcomp.base import Codec, WrappedCodec
+from jaxcomp import checks
+from jaxcomp.base import Codec, WrappedCodec, decode_sum
 from jaxcomp.codecs import inner
+from jaxcomp.numerics import noise, summing
 from jaxcomp.quantize.scales import ClippedMax
 from jaxcomp.types import Array, ArrayLike, AxisName, Key
 
@@ -18,7 +19,7 @@ def times(codec: Codec, key: Key, payload: Any, like: ArrayLike, factor: float) 
     weight = jnp.full(1, factor, jnp.float32)
     payloads = jax.tree.map(lambda leaf: leaf[None], payload)
     keys = key._replace(own=key.own[None])
-    return decoding.decode_sum(codec, keys, payloads, like, weight).astype(like.dtype)
+    return decode_sum.decode_sum(codec, keys, payloads, like, weight).astype(like.dtype)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,7 +81,7 @@ class Contractive(WrappedCodec):
         del side
         factor = jnp.float32(1 / (1 + self._omega(like.shape[1])))
         weights = jnp.ones(keys.own.shape[0], jnp.float32) if weights is None else weights
-        return decoding.decode_sum(self.codec, keys, payloads, like, weights * factor)
+        return decode_sum.decode_sum(self.codec, keys, payloads, like, weights * factor)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,9 +10,10 @@ import numpy as np
 from jax import lax
 from jaxtyping import Float32
 
-from jaxcomp import checks, decoding, summing
-from jaxcomp.base import Codec, WrappedCodec
+from jaxcomp import checks
+from jaxcomp.base import Codec, WrappedCodec, decode_sum
 from jaxcomp.codecs import inner
+from jaxcomp.numerics import summing
 from jaxcomp.types import Array, ArrayLike, Key
 
 
@@ -74,7 +75,7 @@ class Cosine(WrappedCodec):
         weights: Array | None = None,
         side: Any = None,
     ) -> Array:
-        z = decoding.decode_sum(self.codec, keys, payloads, self.inner_like(like), weights, side)
+        z = decode_sum.decode_sum(self.codec, keys, payloads, self.inner_like(like), weights, side)
         return self.restore(keys, z, summing.accumulator(like))
 
     @property

@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import UInt32
 
-from jaxcomp import checks, noise, summing
+from jaxcomp import checks
 from jaxcomp.base import Codec, WrappedCodec
 from jaxcomp.codecs import inner
 from jaxcomp.codecs.rotated import ROTATION
+from jaxcomp.numerics import noise, summing
 from jaxcomp.rotate import embedding, hadamard
 from jaxcomp.types import Array, ArrayLike, Key
 

@@ -8,8 +8,9 @@ import numpy as np
 from jax import lax
 from jaxtyping import Float32, Int32, UInt8, UInt32
 
-from jaxcomp import bits, checks, noise
+from jaxcomp import bits, checks
 from jaxcomp.base import Codec
+from jaxcomp.numerics import noise
 from jaxcomp.quantize import sums
 from jaxcomp.theory import worst_case
 from jaxcomp.types import Array, ArrayLike, Key

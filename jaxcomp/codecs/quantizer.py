@@ -9,10 +9,13 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Float32
 
-from jaxcomp import axes, base, bits, checks, compiler, noise, summing, trees
+from jaxcomp import base, bits, checks
+from jaxcomp.backend import axes, xla
 from jaxcomp.base import Codec
 from jaxcomp.codecs.payload import AgreedScale, QuantizedPayload
 from jaxcomp.codecs.summed import Summed
+from jaxcomp.layout import trees
+from jaxcomp.numerics import noise, summing
 from jaxcomp.quantize import bounds, fits, rounding as rounding_
 from jaxcomp.quantize.levels import FRACTION, Levels, MidRise, Uniform
 from jaxcomp.quantize.rounding import Rounding, Subtractive
@@ -230,7 +233,7 @@ class Quantizer(Codec, public=("bits", "codes", "exact_variance", "step", "value
         ).reshape(n, -1)[:, :size]
         sent = derived.sent
         if self.fit:  # Kept, not found twice: both uses compare with every level.
-            kept = compiler.outlined(lambda codes: codes.astype(jnp.uint8))
+            kept = xla.compile_separately(lambda codes: codes.astype(jnp.uint8))
             codes = kept(codes).astype(jnp.uint32)
             values = self._in_blocks(self.levels.values(codes)).reshape(-1, blocks.shape[2])
             rows = blocks.reshape(values.shape)
@@ -256,7 +259,7 @@ class Quantizer(Codec, public=("bits", "codes", "exact_variance", "step", "value
             return self.steps.derive(scale, self.levels, blocks.dtype, high, low)
 
         # Once a block: fused with what rounds the elements, it would be done for each of them.
-        derived = compiler.outlined(derive)(scale, high, low)
+        derived = xla.compile_separately(derive)(scale, high, low)
         if self.block is None:  # One a bucket.
             return derived._replace(sent=tuple(part.reshape(n) for part in derived.sent))
         return derived

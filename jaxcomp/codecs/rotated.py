@@ -7,10 +7,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import UInt32
 
-from jaxcomp import base, checks, chunks, decoding, noise, summing
-from jaxcomp.base import Codec, WrappedCodec
+from jaxcomp import base, checks
+from jaxcomp.backend import blocking
+from jaxcomp.base import Codec, WrappedCodec, decode_sum
 from jaxcomp.codecs import inner
 from jaxcomp.codecs.parts import Part
+from jaxcomp.numerics import noise, summing
 from jaxcomp.rotate import hadamard
 from jaxcomp.theory import worst_case
 from jaxcomp.types import Array, ArrayLike, Key
@@ -139,7 +141,7 @@ class Rotated(WrappedCodec, public=("rotate", "unrotate")):
 
         if jax.tree.leaves(state):  # Which belongs to the whole batch.
             return encode(key.first, x, count)
-        return chunks.over_rows(lambda *some: encode(*some)[0], key.first, x, count), state
+        return blocking.over_rows(lambda *some: encode(*some)[0], key.first, x, count), state
 
     def decode(self, key: Key, payload: Any, like: ArrayLike, side: Any = None) -> Array:
         def some(first, payload, side):
@@ -149,7 +151,7 @@ class Rotated(WrappedCodec, public=("rotate", "unrotate")):
             z = self.codec.decode(own, payload, self.inner_like(part), side)
             return self.unrotate(own, z, part)
 
-        return chunks.over_rows(some, key.first, payload, side)
+        return blocking.over_rows(some, key.first, payload, side)
 
     def decode_sum(
         self,
@@ -161,7 +163,7 @@ class Rotated(WrappedCodec, public=("rotate", "unrotate")):
     ) -> Array:
         if not self.shared:
             return super().decode_sum(keys, payloads, like, weights, side)
-        z = decoding.decode_sum(self.codec, keys, payloads, self.inner_like(like), weights, side)
+        z = decode_sum.decode_sum(self.codec, keys, payloads, self.inner_like(like), weights, side)
         return self.unrotate(keys, z, summing.accumulator(like))
 
     def transform(self, key: Key, x: Array, count: Array) -> tuple[Array, Array]:

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Int32, UInt32
 
-from jaxcomp import checks, noise, summing
+from jaxcomp import checks
 from jaxcomp.base import Codec
 from jaxcomp.codecs import inner
-from jaxcomp.quantize import exact
+from jaxcomp.numerics import exact, noise, summing
 from jaxcomp.sparsify import selection
 from jaxcomp.sparsify.choices import Choice
 from jaxcomp.sparsify.indices import EliasFano, Indices

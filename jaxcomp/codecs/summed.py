@@ -7,9 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float32, Int32, UInt32
 
-from jaxcomp import axes, checks, noise
+from jaxcomp import checks
+from jaxcomp.backend import axes
 from jaxcomp.base import Codec
 from jaxcomp.bits.planes import Plane, lanes
+from jaxcomp.numerics import noise
 from jaxcomp.quantize import rounding as rounding_
 from jaxcomp.quantize.levels import FRACTION, Levels
 from jaxcomp.quantize.rounding import Rounding

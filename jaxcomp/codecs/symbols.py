@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomp import compiler
+from jaxcomp.backend import xla
 
 
 class Numbers(NamedTuple):
@@ -21,7 +21,7 @@ class Numbers(NamedTuple):
 def numbered(levels: Any) -> Numbers:
     """Levels by magnitude: zero, the smallest above zero, the smallest below, and so on."""
     number = 3 if levels.bits < 2 and levels.bits > 1 else 2 ** int(levels.bits)
-    with compiler.constants():
+    with xla.constants():
         values = np.asarray(levels.values(jnp.arange(number, dtype=jnp.uint32)))
     sizes = np.unique(np.abs(values))
     zero = 0 if sizes[0] == 0 else None

@@ -7,7 +7,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Float32, Int32, UInt32
 
-from jaxcomp import axes, checks
+from jaxcomp import checks
+from jaxcomp.backend import axes
 from jaxcomp.entropy import prefix, stream
 from jaxcomp.entropy.coder import SYMBOLS, Stream
 from jaxcomp.types import Array

@@ -17,7 +17,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Bool, Float32, Int32, UInt8, UInt16, UInt32
 
-from jaxcomp import axes, checks, compiler
+from jaxcomp import checks
+from jaxcomp.backend import axes, xla
 from jaxcomp.entropy import stream
 from jaxcomp.entropy.coder import SYMBOLS, Stream
 from jaxcomp.types import Array
@@ -219,7 +220,7 @@ def frequencies(counts: Float32[Array, " symbols"]) -> UInt32[Array, " symbols"]
     shares = jnp.where(total > 0, shares / jnp.where(total > 0, total, 1), 1 / counts.size)
 
     def rounded(scale: Array) -> tuple[Array, Array]:
-        exact = compiler.settled(shares * scale) + 0.5
+        exact = xla.block_fma(shares * scale) + 0.5
         whole = jnp.maximum(jnp.floor(exact), 1)
         return whole, exact - whole
 

@@ -3,11 +3,11 @@
 import dataclasses
 import warnings
 
-from jaxcomp import policy as policy_
 from jaxcomp.base import Codec, Feedback
 from jaxcomp.feedback.momentum import MomentumCorrection
 from jaxcomp.feedback.residual import NoFeedback, Residual
-from jaxcomp.policy import Policy
+from jaxcomp.layout import policy as policy_
+from jaxcomp.layout.policy import Policy
 
 
 @dataclasses.dataclass(frozen=True)

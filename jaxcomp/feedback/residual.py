@@ -6,9 +6,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxcomp import checks, summing
+from jaxcomp import checks
 from jaxcomp.base import Codec, Feedback
 from jaxcomp.feedback import memory
+from jaxcomp.numerics import summing
 from jaxcomp.types import Array, PyTree
 
 

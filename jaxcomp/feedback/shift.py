@@ -5,9 +5,11 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jaxcomp import checks, compiler, summing
+from jaxcomp import checks
+from jaxcomp.backend import xla
 from jaxcomp.base import Codec, Feedback, Mirrored
 from jaxcomp.feedback import memory
+from jaxcomp.numerics import summing
 from jaxcomp.types import Array, PyTree
 
 
@@ -117,7 +119,7 @@ class Shift(Feedback):
             if weight is not None or self.step != 1:
                 times = jnp.asarray(self.step, wide) * (1 if weight is None else weight)
                 # Settled, or the sum with the memory might round differently here and there.
-                c = compiler.settled(c * times.astype(wide))
+                c = xla.block_fma(c * times.astype(wide))
             return (held.astype(wide) + c).astype(held.dtype)
 
         def followed(h, c):

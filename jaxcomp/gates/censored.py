@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxcomp import checks, norms, summing
+from jaxcomp import checks
 from jaxcomp.base import Feedback, Gate, Opened
+from jaxcomp.numerics import norms, summing
 from jaxcomp.types import Array, AxisName, PyTree
 
 

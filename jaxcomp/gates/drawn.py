@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxcomp import axes, checks, noise
+from jaxcomp import checks
+from jaxcomp.backend import axes
 from jaxcomp.base import Gate, Opened
+from jaxcomp.numerics import noise
 from jaxcomp.types import Array, AxisName, PyTree
 
 _GATE = 0x67617465

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomp.messages.identity import DIGEST
+from jaxcomp.messages.fingerprint import DIGEST
 from jaxcomp.messages.reading import MessageError, Reader, number
 from jaxcomp.types import ArrayLike
 

@@ -7,13 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomp import trees, wire
 from jaxcomp.base import Codec
-from jaxcomp.messages import arrays, frame, identity
+from jaxcomp.layout import trees
+from jaxcomp.layout.policy import Policy
+from jaxcomp.layout.trees import TreePayload
+from jaxcomp.messages import arrays, fingerprint, frame
 from jaxcomp.messages.reading import MessageError
-from jaxcomp.policy import Policy
-from jaxcomp.trees import TreePayload
 from jaxcomp.types import PyTree
+from jaxcomp.wire import cost as wire_cost
 
 
 class Expected(NamedTuple):
@@ -201,10 +202,10 @@ def _expected_of(
     like = jax.tree.unflatten(treedef, [jax.ShapeDtypeStruct(*kind) for kind in kinds])
     plan = trees.layout(codec, like)
     dense: Any = tuple(plan.likes[number] for number in plan.dense)
-    payload = TreePayload(wire.payload_like(plan.batches), dense)
+    payload = TreePayload(wire_cost.payload_like(plan.batches), dense)
     likes, treedef = jax.tree.flatten(payload)
     widths = []
     for batch, part in zip(plan.batches, payload.batches, strict=True):
-        widths += [identity.widths(batch.codec)] * len(jax.tree.leaves(part))
+        widths += [fingerprint.widths(batch.codec)] * len(jax.tree.leaves(part))
     widths += [()] * len(plan.dense)
-    return Expected(identity.digest(codec, plan), tuple(likes), tuple(widths), treedef)
+    return Expected(fingerprint.digest(codec, plan), tuple(likes), tuple(widths), treedef)

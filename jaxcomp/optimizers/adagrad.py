@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomp import checks, summing
+from jaxcomp import checks
+from jaxcomp.numerics import summing
 from jaxcomp.optimizers import rates, regularizers
 from jaxcomp.optimizers.regularizers import Regularizer
 from jaxcomp.types import Array, PyTree

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomp import conditional, own_gradients
+from jaxcomp.backend import conditional
+from jaxcomp.misuse import own_gradients
 from jaxcomp.optimizers import means, moments, rates
 from jaxcomp.transforms import branches
 from jaxcomp.types import Array, AxisName, PyTree

@@ -7,7 +7,9 @@ from typing import Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 
-from jaxcomp import axes, checks, norms
+from jaxcomp import checks
+from jaxcomp.backend import axes
+from jaxcomp.numerics import norms
 from jaxcomp.types import Array
 
 _STEPS = 60

@@ -7,12 +7,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomp import checks, conditional, own_gradients
+from jaxcomp import checks
+from jaxcomp.backend import conditional
+from jaxcomp.mesh.per_worker import PerWorker
+from jaxcomp.misuse import own_gradients
 from jaxcomp.optimizers import means, moments, rates
 from jaxcomp.reducers import guarding
 from jaxcomp.transforms import branches
 from jaxcomp.types import Array, AxisName, PyTree
-from jaxcomp.workers import PerWorker
 
 
 class ZeroOneAdamState(NamedTuple):

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Float32
 
-from jaxcomp import compiler
-from jaxcomp.quantize import exact, rounding, sums
+from jaxcomp.backend import xla
+from jaxcomp.numerics import exact
+from jaxcomp.quantize import rounding, sums
 from jaxcomp.quantize.levels import Levels
 from jaxcomp.types import Array
 
@@ -44,7 +45,7 @@ def fitted(
     unit = sums.unit(x, top)
     if fit == "unbiased":
         # On its own: fused with the sum, a CPU's compiler vectorises neither.
-        product = compiler.outlined(lambda a, b: a * b)(unit, values)
+        product = xla.compile_separately(lambda a, b: a * b)(unit, values)
         ratio = _divide(sums.total(unit * unit), sums.total(product))
     elif fit == "least_squares":
         ratio = _divide(sums.total(unit * values), sums.total(values * values))

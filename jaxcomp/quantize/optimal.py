@@ -8,7 +8,8 @@ from jax import lax
 from jaxtyping import Float32, Int32
 
 from jaxcomp import checks
-from jaxcomp.quantize import exact, sums
+from jaxcomp.numerics import exact
+from jaxcomp.quantize import sums
 from jaxcomp.quantize.sums import Rows
 from jaxcomp.types import Array
 

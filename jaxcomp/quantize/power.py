@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float32
 
-from jaxcomp.quantize import exact
+from jaxcomp.numerics import exact
 from jaxcomp.types import Array
 
 _BITS = 20

@@ -8,8 +8,9 @@ import numpy as np
 from jax import lax
 from jaxtyping import Float32
 
-from jaxcomp import compiler, noise
-from jaxcomp.quantize import exact, sums
+from jaxcomp.backend import xla
+from jaxcomp.numerics import exact, noise
+from jaxcomp.quantize import sums
 from jaxcomp.quantize.levels import FRACTION
 from jaxcomp.quantize.sums import Rows
 from jaxcomp.types import Array
@@ -139,7 +140,7 @@ def exact_step(
     if rows.digits:
         return derive(scale)
     # Computed once a bucket: fused into the loop, it would be computed once an element.
-    return compiler.outlined(derive)(scale)
+    return xla.compile_separately(derive)(scale)
 
 
 def points(x: Array, factor: Float32[Array, "..."]) -> Float32[Array, "..."]:

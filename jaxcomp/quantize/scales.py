@@ -16,8 +16,10 @@ import numpy as np
 from jax import lax
 from jaxtyping import Float32
 
-from jaxcomp import checks, chunks
-from jaxcomp.quantize import exact, power, sums
+from jaxcomp import checks
+from jaxcomp.backend import blocking
+from jaxcomp.numerics import exact
+from jaxcomp.quantize import power, sums
 from jaxcomp.quantize.sums import Rows
 from jaxcomp.types import Array
 
@@ -45,7 +47,7 @@ def _passes(scale: Callable[..., Array]) -> Callable[..., Array]:
     def call(self: Any, x: Array, count: Array, rows: Rows = sums.IN_XLA) -> Array:
         if not rows.staged:
             return scale(self, x, count, rows)
-        return chunks.in_turn(lambda x, count: scale(self, x, count, rows), x, count)
+        return blocking.in_turn(lambda x, count: scale(self, x, count, rows), x, count)
 
     return call
 

@@ -13,8 +13,9 @@ import numpy as np
 from jax import lax
 from jaxtyping import Float32
 
-from jaxcomp import checks, noise
-from jaxcomp.quantize import exact, rounding, sums
+from jaxcomp import checks
+from jaxcomp.numerics import exact, noise
+from jaxcomp.quantize import rounding, sums
 from jaxcomp.quantize.levels import FRACTION, Float, Levels
 from jaxcomp.types import Array
 

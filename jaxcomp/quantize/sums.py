@@ -15,8 +15,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Float32, Int32
 
-from jaxcomp import compiler
-from jaxcomp.quantize import exact
+from jaxcomp.backend import xla
+from jaxcomp.numerics import exact
 from jaxcomp.types import Array
 
 FRACTION = 21
@@ -144,7 +144,7 @@ def _apart(f: Callable[..., Any], folded: Any, rows: Rows) -> Any:
     twice as long as one after another, while two do not.
     """
     left = jax.tree.leaves(folded)[0].shape[1]
-    return compiler.outlined(f)(folded) if rows.staged and left > _MAX_FAN else f(folded)
+    return xla.compile_separately(f)(folded) if rows.staged and left > _MAX_FAN else f(folded)
 
 
 def _carry(limbs: list[Int32[Array, "n lanes"]]) -> list[Int32[Array, "n lanes"]]:

@@ -4,7 +4,7 @@ from jaxcomp import checks
 from jaxcomp.base import Codec
 from jaxcomp.codecs.cosine import Cosine
 from jaxcomp.codecs.quantizer import Quantizer
-from jaxcomp.codecs.sampled import RandomK
+from jaxcomp.codecs.random_k import RandomK
 from jaxcomp.codecs.sparsifier import Sparsifier
 from jaxcomp.quantize.rounding import Nearest
 from jaxcomp.quantize.scales import MaxAbs

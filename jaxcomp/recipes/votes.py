@@ -4,9 +4,9 @@ import dataclasses
 from typing import Any
 
 from jaxcomp.base import Codec, WrappedReducer
-from jaxcomp.codecs.ballot import Ballot
+from jaxcomp.codecs.sign_bits import Ballot
 from jaxcomp.feedback import Link
-from jaxcomp.policy import Policy
+from jaxcomp.layout.policy import Policy
 from jaxcomp.reducers.two_shot import TwoShot
 
 

@@ -6,11 +6,13 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxcomp import axes, policy as policy_, trees, wire
+from jaxcomp.backend import axes
 from jaxcomp.base import Feedback, Reducer
 from jaxcomp.feedback import NoFeedback, Residual
+from jaxcomp.layout import policy as policy_, trees
 from jaxcomp.reducers import dense as dense_
 from jaxcomp.types import AxisName, Batches, PyTree
+from jaxcomp.wire import buffer, cost as wire_cost
 
 _PARTS = 4
 _WORTH_PARTS = 2**22
@@ -43,7 +45,7 @@ def rounds(reducer: Any, batches: Batches, payload: PyTree, workers: int) -> int
 
     Those of one step do not depend on each other and may share the wire, but no plan counts on it.
     """
-    return wire.collectives(payload, collectives(reducer, batches)) * (workers - 1)
+    return buffer.collectives(payload, collectives(reducer, batches)) * (workers - 1)
 
 
 def plan_here(reducer: Reducer, like: PyTree, axis_name: AxisName) -> trees.Layout:
@@ -62,7 +64,7 @@ def link_bytes(reducer: Any, like: PyTree, workers: Any) -> int:
 
 def told_bytes(reducer: Any, batches: Batches, workers: int) -> Fraction | int:
     """Those of the number by which workers say that their memories are finite."""
-    return wire.ring(4, workers) if tells(reducer, batches) else 0
+    return wire_cost.ring(4, workers) if tells(reducer, batches) else 0
 
 
 def tells(reducer: Reducer, batches: Batches) -> bool:
@@ -83,19 +85,19 @@ def payload_bytes(reducer: Reducer, layout: trees.Layout) -> int:
 
 def batch_bytes(reducer: Reducer, layout: trees.Layout) -> tuple[float, ...]:
     """What each batch accounts for of it: its payload, unless the reducer knows better."""
-    own = settled(reducer).payload_bytes(layout.batches)
+    own = final_phase(reducer).payload_bytes(layout.batches)
     if own is not None:
         return own
-    return tuple(float(wire.fused_bytes(part)) for part in wire.payload_like(layout.batches))
+    return tuple(float(buffer.fused_bytes(part)) for part in wire_cost.payload_like(layout.batches))
 
 
 def dense_dtype(reducer: Reducer) -> Any:
     """The dtype that a reducer sends dense leaves in; None for their own."""
-    dtype = settled(reducer).dtype
+    dtype = final_phase(reducer).dtype
     return None if dtype is None else jnp.dtype(dtype)
 
 
-def settled(reducer: Reducer) -> Reducer:
+def final_phase(reducer: Reducer) -> Reducer:
     """The last reducer of one that changes with time; else itself."""
     return reducer.schedule[-1][1]
 

@@ -10,16 +10,19 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxcomp import axes, feedback as feedback_, trees, wire
+from jaxcomp import feedback as feedback_
+from jaxcomp.backend import axes
 from jaxcomp.base import Codec, Collected, Reducer
 from jaxcomp.feedback import Link, Shift
-from jaxcomp.policy import Policy
+from jaxcomp.layout import trees
+from jaxcomp.layout.policy import Policy
 from jaxcomp.reducers import dense as dense_
 from jaxcomp.reducers.gather import Gather
 from jaxcomp.reducers.psum import Psum
 from jaxcomp.reducers.two_shot import TwoShot, TwoShotState
 from jaxcomp.theory import cost
 from jaxcomp.types import Array, AxisName, Batches, PyTree, Stacks
+from jaxcomp.wire import cost as wire_cost
 
 _NOTICED = 2**16
 """Bytes of compressed leaves below which it is nobody's concern how they travel."""
@@ -180,10 +183,11 @@ class Auto(Reducer, public=("picked", "priced", "reducers", "two_shot")):
         """Of a codec that should rather not be gathered by so many."""
         sent = math.ceil(self.batches_link_bytes(batches, workers))
         dense = sum(math.prod(b.like.shape) * b.dtype.itemsize for b in batches)
-        if dense >= _NOTICED and sent > wire.ring_bytes(dense, workers):
+        ring = wire_cost.ring_bytes(dense, workers)
+        if dense >= _NOTICED and sent > ring:
             warnings.warn(
                 f"over {workers} workers {self.uplink.codec!r} sends {sent:,} bytes a device, more "
-                f"than a dense all-reduce ({wire.ring_bytes(dense, workers):,}). Take fewer bits, "
+                f"than a dense all-reduce ({ring:,}). Take fewer bits, "
                 "or jaxcomp.TwoShot(link, link), whose bytes do not grow with the workers; see "
                 "jaxcomp.describe(codec, params, workers).",
                 stacklevel=2,

@@ -5,8 +5,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxcomp import workers as workers_
 from jaxcomp.feedback import MomentumState, ResidualState, memory as memory_
+from jaxcomp.mesh import per_worker
 from jaxcomp.quantize.blocks import Blocks8
 from jaxcomp.types import Array, PyTree
 
@@ -32,7 +32,7 @@ def up(
     Raises:
         ValueError: if the uplink has no memory that could take the residual over.
     """
-    nodes, treedef = jax.tree.flatten(reducer, is_leaf=workers_.is_per_worker)
+    nodes, treedef = jax.tree.flatten(reducer, is_leaf=per_worker.is_per_worker)
     likes = treedef.flatten_up_to(like)
     left = [_left_behind(*pair, sharded) for pair in zip(nodes, likes, strict=True)]
     if not any(left):
@@ -46,7 +46,7 @@ def up(
 
 def _left_behind(node: Any, like: Any, sharded: bool) -> bool:
     """Whether this is the memory of a downlink for which the new workers have no place."""
-    if not workers_.is_per_worker(node) or node.kind != "share":
+    if not per_worker.is_per_worker(node) or node.kind != "share":
         return False
     at = 2 if sharded else 1
     pairs = zip(*map(jax.tree.leaves, (node.tree, like.tree)), strict=True)
@@ -58,7 +58,7 @@ def _emptied(node: Any, sharded: bool) -> Any:
 
 
 def _joined(feedback: Any, unsent: Any, workers: int, sharded: bool) -> Any:
-    held: Any = feedback.tree if workers_.is_per_worker(feedback) else None
+    held: Any = feedback.tree if per_worker.is_per_worker(feedback) else None
     field = _UNSENT.get(type(held), "")
     own, more = getattr(held, field, ()), getattr(unsent, "residual", ())
     rows = [x.shape[2 if sharded else 1 :] for x in map(_codes, own)]
@@ -88,7 +88,7 @@ def _joined(feedback: Any, unsent: Any, workers: int, sharded: bool) -> Any:
     # Compiled as a whole: one by one, the operations of eight-bit memories take seconds.
     change = jax.jit(jax.vmap(joined, in_axes=1, out_axes=1) if sharded else joined)
     found = tuple(change(x, r) for x, r in zip(own, more, strict=True))
-    return workers_.PerWorker(held._replace(**{field: found}), feedback.kind)
+    return per_worker.PerWorker(held._replace(**{field: found}), feedback.kind)
 
 
 def _codes(x: Any) -> Array:

@@ -10,12 +10,15 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomp import checks, compiler, trees, wire
+from jaxcomp import checks
+from jaxcomp.backend import xla
 from jaxcomp.base import Collected, Reducer
-from jaxcomp.policy import NOTHING
+from jaxcomp.layout import trees
+from jaxcomp.layout.policy import NOTHING
 from jaxcomp.reducers import over_workers
 from jaxcomp.theory import cost
 from jaxcomp.types import Array, ArrayLike, AxisName, Batches, PyTree, Stacks
+from jaxcomp.wire import cost as wire_cost
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,11 +95,11 @@ def fused_mean(
             groups.setdefault(leaf.dtype, []).append(number)
     means = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in leaves]  # Stays for empty leaves.
     for numbers in groups.values():
-        flat = compiler.joined([leaves[i] for i in numbers])
+        flat = xla.joined([leaves[i] for i in numbers])
         (mean,) = over_workers.mean([flat], axis_name, weight)
         sizes = [leaves[i].size for i in numbers]
         begins = [sum(sizes[:i]) for i in range(len(sizes))]
-        for i, part in zip(numbers, compiler.cut(mean, begins, sizes), strict=True):
+        for i, part in zip(numbers, xla.cut(mean, begins, sizes), strict=True):
             means[i] = part.reshape(leaves[i].shape)
     return means
 
@@ -110,5 +113,5 @@ def fused_link_bytes(leaves: Sequence[ArrayLike], workers: int) -> Fraction:
     for dtype, size in sizes.items():
         if over_workers.is_narrow(dtype):  # In equal shares, of whole numbers.
             size = -(-size // workers) * workers
-        total += wire.ring(size * dtype.itemsize, workers)
+        total += wire_cost.ring(size * dtype.itemsize, workers)
     return total

@@ -8,14 +8,16 @@ from typing import cast
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomp import axes, checks, wire
+from jaxcomp import checks
+from jaxcomp.backend import axes
 from jaxcomp.base import Codec, Collected, Reducer
 from jaxcomp.feedback import Link
-from jaxcomp.policy import Policy
-from jaxcomp.reducers import accounting, dense as dense_, senders
+from jaxcomp.layout.policy import Policy
+from jaxcomp.mesh.per_worker import PerWorker
+from jaxcomp.reducers import accounting, dense as dense_, payloads
 from jaxcomp.theory import cost
 from jaxcomp.types import Array, AxisName, Batches, PyTree, Stacks
-from jaxcomp.workers import PerWorker
+from jaxcomp.wire import buffer, cost as wire_cost
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +74,7 @@ class Gather(Reducer):
         return cast(Link, self.link)
 
     def init(self, batches: Batches, axis_name: AxisName) -> PerWorker:
-        return PerWorker.wrap(senders.init(batches), "codec", axis_name)
+        return PerWorker.wrap(payloads.init(batches), "codec", axis_name)
 
     def part_like(self, batches: Batches, axis_name: AxisName) -> tuple:
         return tuple(batch.like for batch in batches)
@@ -87,14 +89,14 @@ class Gather(Reducer):
         weight: Array | None = None,
     ) -> Collected:
         worker, workers = lax.axis_index(axis_name), axes.size(axis_name)
-        own = senders.encode(key, batches, message, state.own(), worker, axis_name, weight=weight)
+        own = payloads.encode(key, batches, message, state.own(), worker, axis_name, weight=weight)
         everything = (own.payloads, () if weight is None else (weight,))
         runs = accounting.collectives(self, batches)
-        gathered, weights = wire.gather(everything, axis_name, runs)
+        gathered, weights = buffer.gather(everything, axis_name, runs)
         total = weights[0] if weights else None
         return Collected(
-            part=senders.mean(key, batches, gathered, own.sides, total, workers, over=self.over),
-            sent=senders.decode(key, batches, own.payloads, own.sides, worker),
+            part=payloads.mean(key, batches, gathered, own.sides, total, workers, over=self.over),
+            sent=payloads.decode(key, batches, own.payloads, own.sides, worker),
             share=1.0 if total is None else jnp.sum(total) * (1 / workers),
             state=PerWorker.wrap(own.states, "codec", axis_name),
         )
@@ -106,7 +108,7 @@ class Gather(Reducer):
 
     def efforts(self, batches: Batches, workers: int) -> tuple[tuple[Link, cost.Effort], ...]:
         """`n − 1` messages one after another in each all-gather, and `n` payloads to decode."""
-        rounds = accounting.rounds(self, batches, wire.payload_like(batches), workers)
+        rounds = accounting.rounds(self, batches, wire_cost.payload_like(batches), workers)
         return ((self.uplink, cost.Effort(rounds, encodes=1, decodes=1, adds=workers - 1)),)
 
     def link_bytes(self, like: PyTree, workers: int) -> int:
@@ -115,5 +117,5 @@ class Gather(Reducer):
 
     def batches_link_bytes(self, batches: Batches, workers: int) -> Fraction | int:
         """What of it the batches account for."""
-        payload = wire.fused_bytes(wire.payload_like(batches))
-        return (workers - 1) * payload + wire.agreed_bytes(batches, workers)
+        payload = buffer.fused_bytes(wire_cost.payload_like(batches))
+        return (workers - 1) * payload + wire_cost.agreed_bytes(batches, workers)

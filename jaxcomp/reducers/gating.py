@@ -7,8 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxcomp import axes, checks, compiler, summing
+from jaxcomp import checks
+from jaxcomp.backend import axes, xla
 from jaxcomp.base import Feedback, Gate, Reducer
+from jaxcomp.numerics import summing
 from jaxcomp.reducers import accounting
 from jaxcomp.types import Array, AxisName, Batches, PyTree
 
@@ -134,6 +136,6 @@ def scaled(tree: PyTree, factor: float) -> PyTree:
     def times(x: Array) -> Array:
         wide = summing.wide(x.dtype)
         # Settled, or the sum with a memory might round differently here and there.
-        return compiler.settled(x.astype(wide) * jnp.asarray(factor, wide)).astype(x.dtype)
+        return xla.block_fma(x.astype(wide) * jnp.asarray(factor, wide)).astype(x.dtype)
 
     return jax.tree.map(times, tree)

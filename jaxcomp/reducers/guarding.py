@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomp import axes, compiler
+from jaxcomp.backend import axes, xla
 from jaxcomp.base import Mirrored
 from jaxcomp.types import Array, AxisName, PyTree
 
@@ -32,7 +32,7 @@ def all_finite(tree: PyTree) -> Array:
             finite.append(jnp.all(jnp.concatenate([jnp.isfinite(leaf) for leaf in small])))
         return functools.reduce(jnp.logical_and, finite, jnp.asarray(np.True_))
 
-    return compiler.outlined(check)(large, small)
+    return xla.compile_separately(check)(large, small)
 
 
 def none_lost(after: PyTree, before: PyTree) -> Array:
@@ -47,7 +47,7 @@ def none_lost(after: PyTree, before: PyTree) -> Array:
         fine = [jnp.all(jnp.isfinite(new) | ~jnp.isfinite(old)) for new, old in pairs]
         return functools.reduce(jnp.logical_and, fine, jnp.asarray(np.True_))
 
-    return compiler.outlined(check)(floating)
+    return xla.compile_separately(check)(floating)
 
 
 def unsound(memory: PyTree) -> Array:

@@ -11,10 +11,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomp import axes, batches as batches_, noise, workers
+from jaxcomp.backend import axes
 from jaxcomp.base import Codec, Collected, Reducer
 from jaxcomp.feedback import Link
-from jaxcomp.policy import Policy
+from jaxcomp.layout import batches as batches_
+from jaxcomp.layout.policy import Policy
+from jaxcomp.mesh import per_worker
+from jaxcomp.numerics import noise
 from jaxcomp.reducers import accounting, dense as dense_, over_workers
 from jaxcomp.reducers.dense import Dense
 from jaxcomp.reducers.gather import Gather
@@ -157,7 +160,7 @@ class Hierarchical(Reducer, public=("levels",)):
     def part_like(self, batches: Batches, axis_name: AxisName) -> PyTree:
         return self._outer.part_like(self.within(batches, axis_name), self.link_axis(axis_name))
 
-    def enter(self, batches: Batches, message: Stacks, axis_name: AxisName) -> Stacks:
+    def pre_reduce(self, batches: Batches, message: Stacks, axis_name: AxisName) -> Stacks:
         """The mean of this device's share over its fast neighbours."""
         _, axis = self._axes(axis_name)
         shards = batches_.shards(batches, axis)
@@ -173,7 +176,7 @@ class Hierarchical(Reducer, public=("levels",)):
             for x, shard in zip(found, shards, strict=True)
         )
 
-    def leave(self, batches: Batches, mean: Stacks, axis_name: AxisName) -> Stacks:
+    def post_reduce(self, batches: Batches, mean: Stacks, axis_name: AxisName) -> Stacks:
         """The shares of all fast neighbours."""
         _, axis = self._axes(axis_name)
         found = _by_dtype(
@@ -280,9 +283,9 @@ class Hierarchical(Reducer, public=("levels",)):
         if not axes.bound(axis_name):
             return state
         return jax.tree.map(
-            lambda node: axes.vary(node, axis_name) if workers.is_per_worker(node) else node,
+            lambda node: axes.vary(node, axis_name) if per_worker.is_per_worker(node) else node,
             state,
-            is_leaf=workers.is_per_worker,
+            is_leaf=per_worker.is_per_worker,
         )
 
 

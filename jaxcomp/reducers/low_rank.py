@@ -15,9 +15,10 @@ import numpy as np
 from jax import lax
 from jaxtyping import Float
 
-from jaxcomp import checks, noise, summing
+from jaxcomp import checks
 from jaxcomp.base import Codec
-from jaxcomp.reducers import bases
+from jaxcomp.numerics import noise, summing
+from jaxcomp.reducers import orthonormal
 from jaxcomp.types import Array, ArrayLike, Key
 
 _START = np.array([0x4C6F7752, 0x616E6B], np.uint32)
@@ -124,11 +125,11 @@ class LowRank(Codec, public=("factors", "matrices")):
     def encode(self, key: Key, x: Array, count: Array, state: Array) -> tuple[LowRankPayload, Any]:
         del key, count
         matrices = self.matrices(x)
-        (left,) = bases.orthonormal([left_of(matrices, state)])
+        (left,) = orthonormal.orthonormal([left_of(matrices, state)])
         right = right_of(matrices, left)
         shape = (x.shape[0], self._known[0], self.rank, -1)
         payload = LowRankPayload(left.reshape(shape), right.reshape(shape))
-        return payload, bases.refreshed([right], [state])[0]
+        return payload, orthonormal.refreshed([right], [state])[0]
 
     def decode(self, key: Key, payload: LowRankPayload, like: ArrayLike, side: Any = None) -> Array:
         del key, side
@@ -153,7 +154,7 @@ def start(like: ArrayLike) -> Float[Array, "n rank size"]:
     high, low = noise.seeds(jnp.asarray(_START), jnp.uint32(0), n * rank)
     word = noise.at(high[:, None], low[:, None], jnp.arange(size, dtype=jnp.uint32)[None])
     values = lax.bitcast_convert_type(word, jnp.int32).astype(like.dtype)
-    return bases.unit(values.reshape(like.shape))
+    return orthonormal.unit(values.reshape(like.shape))
 
 
 def left_of(

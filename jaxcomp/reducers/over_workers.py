@@ -16,7 +16,8 @@ from jax import lax
 from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
 
-from jaxcomp import axes, compiler, summing
+from jaxcomp.backend import axes, xla
+from jaxcomp.numerics import summing
 from jaxcomp.types import Array, AxisName
 
 _Collective: TypeAlias = Callable[..., list[Array]]
@@ -128,12 +129,12 @@ def _narrow_means(count: int, axis_name: AxisName, *args: Array) -> list[Array]:
 
 def _two_shots(count: int, axis_name: AxisName, *args: Array) -> list[Array]:
     leaves, weight = args[:count], args[count:]
-    n, flat = axes.size(axis_name), compiler.joined(leaves)
+    n, flat = axes.size(axis_name), xla.joined(leaves)
     rows = jnp.pad(flat, (0, -flat.size % n)).reshape(n, -1)
     everyone = [axes.gather(w.reshape(1), axis_name)[:, 0] for w in weight]
     whole = gathered(_mean_of(_exchanged(rows, axis_name), *everyone), axis_name).reshape(-1)
     sizes = [x.size for x in leaves]
-    parts = compiler.cut(whole, [sum(sizes[:i]) for i in range(count)], sizes)
+    parts = xla.cut(whole, [sum(sizes[:i]) for i in range(count)], sizes)
     return [part.reshape(x.shape) for part, x in zip(parts, leaves, strict=True)]
 
 

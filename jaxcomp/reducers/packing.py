@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from jaxcomp import compiler
+from jaxcomp.backend import xla
 from jaxcomp.types import Array, ArrayLike
 
 
@@ -32,7 +32,7 @@ def pack(into: Sequence[ArrayLike], arrays: Sequence[Array]) -> tuple[Array, ...
     for room in into:
         parts = [x for x in arrays if x.dtype == room.dtype]
         left = room.shape[0] - sum(part.size for part in parts)
-        vectors.append(compiler.joined([*parts, jnp.zeros(left, room.dtype)]))
+        vectors.append(xla.joined([*parts, jnp.zeros(left, room.dtype)]))
     return tuple(vectors)
 
 

@@ -10,11 +10,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomp import axes, checks, feedback as feedback_, noise, policy as policy_, trees
+from jaxcomp import checks, feedback as feedback_
+from jaxcomp.backend import axes
 from jaxcomp.base import Codec, Collected, Feedback, Reducer
 from jaxcomp.feedback import Link, Residual
-from jaxcomp.policy import Policy, Rule
-from jaxcomp.reducers import accounting, bases, dense as dense_, low_rank, packing
+from jaxcomp.layout import policy as policy_, trees
+from jaxcomp.layout.policy import Policy, Rule
+from jaxcomp.numerics import noise
+from jaxcomp.reducers import accounting, dense as dense_, low_rank, orthonormal, packing
 from jaxcomp.reducers.dense import Dense
 from jaxcomp.reducers.gather import Gather
 from jaxcomp.reducers.low_rank import LowRank
@@ -244,11 +247,11 @@ class PowerIteration(Reducer):
         first, second = self._rounds(batches)
         lefts = list(map(low_rank.left_of, matrices, state.right))
         means, _, one = mean(0, packing.pack(first, lefts))
-        basis = bases.orthonormal(packing.unpack(means, lefts))
+        basis = orthonormal.orthonormal(packing.unpack(means, lefts))
         rights = list(map(low_rank.right_of, matrices, basis))
         means, own, two = mean(1, packing.pack(second, rights))
         means, own = packing.unpack(means, rights), packing.unpack(own, rights)
-        right = tuple(bases.refreshed(means, state.right))
+        right = tuple(orthonormal.refreshed(means, state.right))
         after = state._replace(right=right, rounds=(one, two))
         return list(zip(basis, means, strict=True)), list(zip(basis, own, strict=True)), after
 
@@ -261,7 +264,7 @@ class PowerIteration(Reducer):
         kept = list(zip(state.left, state.right, strict=True))
 
         def project(turn: Sequence[int], matrices: list[Array], kept: _Pairs) -> tuple:
-            basis = bases.orthonormal(_sides(kept, _other(turn)))
+            basis = orthonormal.orthonormal(_sides(kept, _other(turn)))
             fresh = [
                 low_rank.right_of(matrix, base) if side else low_rank.left_of(matrix, base)
                 for matrix, base, side in zip(matrices, basis, turn, strict=True)
@@ -271,7 +274,7 @@ class PowerIteration(Reducer):
         def finish(turn: Sequence[int], basis: Stacks, means: Stacks, own: Stacks, kept: _Pairs):
             basis = packing.unpack(basis, _sides(pairs, _other(turn)))
             means, own = (packing.unpack(x, _sides(pairs, turn)) for x in (means, own))
-            fresh = bases.refreshed(means, _sides(kept, turn))
+            fresh = orthonormal.refreshed(means, _sides(kept, turn))
             found = (
                 map(_pair, turn, means, basis),
                 map(_pair, turn, own, basis),

@@ -10,14 +10,17 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomp import axes, batches as batches_, compiler, summing, wire
+from jaxcomp.backend import axes, xla
 from jaxcomp.base import Codec, Collected, Reducer
 from jaxcomp.feedback import Link
-from jaxcomp.policy import Policy
-from jaxcomp.reducers import accounting, dense as dense_, over_workers, senders
+from jaxcomp.layout import batches as batches_
+from jaxcomp.layout.policy import Policy
+from jaxcomp.mesh.per_worker import PerWorker
+from jaxcomp.numerics import summing
+from jaxcomp.reducers import accounting, dense as dense_, over_workers, payloads
 from jaxcomp.theory import cost
 from jaxcomp.types import Array, AxisName, Batches, PyTree, Stacks
-from jaxcomp.workers import PerWorker
+from jaxcomp.wire import buffer, cost as wire_cost
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +77,7 @@ class Psum(Reducer):
         return cast(Link, self.link)
 
     def init(self, batches: Batches, axis_name: AxisName) -> PerWorker:
-        return PerWorker.wrap(senders.init(batches), "codec", axis_name)
+        return PerWorker.wrap(payloads.init(batches), "codec", axis_name)
 
     def part_like(self, batches: Batches, axis_name: AxisName) -> tuple:
         return tuple(batch.like for batch in batches)
@@ -92,12 +95,12 @@ class Psum(Reducer):
         sums = _summable(batches, workers)
         if weight is not None:  # Before the scales are agreed on, which NaN would spoil for all.
             message = tuple(jnp.where(weight == 0, 0, x) for x in message)
-        own = senders.encode(key, sums, message, state.own(), worker, axis_name)
+        own = payloads.encode(key, sums, message, state.own(), worker, axis_name)
         factors = tuple(map(functools.partial(_factors, workers), sums, own.payloads))
         total = _all_reduce(own.payloads, factors, axis_name, weight)
         return Collected(
             part=_mean(key, sums, total, own.sides, factors),
-            sent=senders.decode(key, sums, own.payloads, own.sides, worker),
+            sent=payloads.decode(key, sums, own.payloads, own.sides, worker),
             share=1.0 if weight is None else lax.pmean(weight, axis_name),
             state=PerWorker.wrap(own.states, "codec", axis_name),
         )
@@ -118,14 +121,14 @@ class Psum(Reducer):
     def batches_link_bytes(self, batches: Batches, workers: int) -> Fraction | int:
         """What of it the batches account for."""
         sums = _summable(batches, workers)
-        payloads = jax.tree.leaves(wire.payload_like(sums))
-        agreed = wire.agreed_bytes(sums, workers)
+        payloads = jax.tree.leaves(wire_cost.payload_like(sums))
+        agreed = wire_cost.agreed_bytes(sums, workers)
         return dense_.fused_link_bytes(payloads, workers) + agreed
 
     def payload_bytes(self, batches: Batches) -> tuple[float, ...]:
         """What each batch accounts for, between two workers."""
-        likes = wire.payload_like(_summable(batches, 2))
-        return tuple(float(wire.fused_bytes(part)) for part in likes)
+        likes = wire_cost.payload_like(_summable(batches, 2))
+        return tuple(float(buffer.fused_bytes(part)) for part in likes)
 
 
 def _summable(batches: Batches, workers: int) -> Batches:
@@ -174,14 +177,14 @@ def _all_reduce(
             groups.setdefault(leaf.dtype, []).append(number)
     for dtype, numbers in groups.items():
         if over_workers.is_narrow(dtype):
-            flat = compiler.joined([leaves[i] for i in numbers])
+            flat = xla.joined([leaves[i] for i in numbers])
             (total,) = over_workers.mean([flat], axis_name, weight)
         else:
-            flat = compiler.joined([_weighted(leaves[i], weight, before[i]) for i in numbers])
+            flat = xla.joined([_weighted(leaves[i], weight, before[i]) for i in numbers])
             (total,) = over_workers.total([flat], axis_name)
         sizes = [leaves[i].size for i in numbers]
         begins = [sum(sizes[:i]) for i in range(len(sizes))]
-        for i, part in zip(numbers, compiler.cut(total, begins, sizes), strict=True):
+        for i, part in zip(numbers, xla.cut(total, begins, sizes), strict=True):
             leaves[i] = part.reshape(leaves[i].shape)
     return jax.tree.unflatten(treedef, leaves)
 
@@ -214,7 +217,7 @@ def _mean(
 
         def real(key, payload, side):
             lanes = batches_.lanes(payload, batch.size)
-            return batches_.real(batch, compiler.outlined(decode, lanes)(key, payload, side))
+            return batches_.real(batch, xla.compile_separately(decode, lanes)(key, payload, side))
 
         return real
 

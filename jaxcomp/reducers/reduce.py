@@ -7,9 +7,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomp import axes, conditional, trees, workers as workers_
+from jaxcomp.backend import axes, conditional
 from jaxcomp.base import Feedback, Gate, Opened, Reducer
 from jaxcomp.feedback import NoFeedback
+from jaxcomp.layout import trees
+from jaxcomp.mesh import per_worker
 from jaxcomp.reducers import accounting, gating, guarding, state as state_
 from jaxcomp.reducers.gating import Participation
 from jaxcomp.reducers.state import ReductionState
@@ -129,10 +131,10 @@ def reduce(
     whole, reducer = reducer, reducer.resolve(batches, axes.sizes(axis_name))
     aside = NoFeedback() if gate is None else accounting.aside_of(reducer)
     state = state_.fitted(whole, batches, state, axis_name)
-    before = workers_.held(state)
+    before = per_worker.unwrap(state)
     own_state = whole.resolved_state(reducer, state.reducer)
     xs, dense = trees.stacks(layout, grads)
-    xs = reducer.enter(batches, xs, axis_name)
+    xs = reducer.pre_reduce(batches, xs, axis_name)
     message, memory = feedback.compensate(xs, before.feedback)
     dense, beside = aside.compensate(tuple(dense), before.dense)
     links = reducer.link_axis(axis_name)
@@ -158,7 +160,7 @@ def reduce(
         )
     else:
         go, heard = jnp.ones((), bool), _talk(settings, given)
-    means = reducer.leave(batches, heard.means, axis_name)
+    means = reducer.post_reduce(batches, heard.means, axis_name)
     own, beside = heard.memory.feedback, heard.memory.aside
     participation = None
     if gate is not None:

@@ -5,9 +5,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxcomp import workers as workers_
 from jaxcomp.base import Mirrored, Reducer
-from jaxcomp.reducers import accounting, carry, shares
+from jaxcomp.mesh import per_worker
+from jaxcomp.reducers import accounting, carry, shard_memory
 from jaxcomp.types import AxisName, Batches, PyTree
 
 
@@ -93,12 +93,12 @@ def fitted(
     Raises:
         OtherShapesError: a `ValueError`, if it cannot be one for them.
     """
-    memory = workers_.held(state.feedback)
+    memory = per_worker.unwrap(state.feedback)
     wanted = jax.eval_shape(lambda: _memory(reducer, batches, axis_name))
     if isinstance(memory, Mirrored) and reducer.splits:
         rows = tuple(batch.like for batch in batches)
         whole = jax.eval_shape(lambda: accounting.feedback_of(reducer).init(rows, rows)).mirror
-        mirror = shares.own(memory.mirror, wanted.mirror, axis_name, whole)
+        mirror = shard_memory.own(memory.mirror, wanted.mirror, axis_name, whole)
         memory = memory._replace(mirror=mirror)
     if jax.tree.map(jnp.shape, memory) != jax.tree.map(jnp.shape, wanted):
         raise OtherShapesError(
@@ -116,9 +116,9 @@ def fitted(
 def hold(reducer: Reducer, memory: PyTree, axis_name: AxisName) -> PyTree:
     """The memory of the workers' links as it lies in a state."""
     kind, splits = accounting.feedback_of(reducer).kind, reducer.splits
-    return workers_.hold(memory, kind, axis_name, splits=splits)
+    return per_worker.wrap(memory, kind, axis_name, splits=splits)
 
 
 def hold_aside(reducer: Reducer, memory: PyTree, axis_name: AxisName) -> PyTree:
     """That of the leaves that are sent as they are, of whose mean every device has all."""
-    return workers_.hold(memory, accounting.aside_of(reducer).kind, axis_name)
+    return per_worker.wrap(memory, accounting.aside_of(reducer).kind, axis_name)

@@ -10,15 +10,20 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomp import axes, batches as batches_, checks, noise, policy as policy_, wire, workers
+from jaxcomp import checks
+from jaxcomp.backend import axes
 from jaxcomp.base import Codec, Collected, Feedback, Mirrored, Reducer
 from jaxcomp.feedback import Link
 from jaxcomp.identity import Identity
-from jaxcomp.policy import Policy
-from jaxcomp.reducers import accounting, dense as dense_, senders, shares
+from jaxcomp.layout import batches as batches_, policy as policy_
+from jaxcomp.layout.policy import Policy
+from jaxcomp.mesh import per_worker
+from jaxcomp.mesh.per_worker import PerWorker
+from jaxcomp.numerics import noise
+from jaxcomp.reducers import accounting, dense as dense_, payloads, shard_memory
 from jaxcomp.theory import cost
 from jaxcomp.types import Array, ArrayLike, AxisName, Batches, PyTree, Stacks
-from jaxcomp.workers import PerWorker
+from jaxcomp.wire import buffer, cost as wire_cost
 
 _DOWN = 0x646F776E
 """Folded into the key of a step for the way down."""
@@ -118,22 +123,22 @@ class TwoShot(Reducer, public=("feedback",)):
         cuts = self._down(batches, axis_name)
         memory = self.feedback.init(_likes(cuts), _likes(cuts, axes.size(axis_name)))
         return TwoShotState(
-            up=PerWorker.wrap(senders.init(batches), "codec", axis_name),
-            down=PerWorker.wrap(senders.init(cuts), "codec share", axis_name),
+            up=PerWorker.wrap(payloads.init(batches), "codec", axis_name),
+            down=PerWorker.wrap(payloads.init(cuts), "codec share", axis_name),
             memory=_hold(memory, axis_name),
         )
 
     def fitted(self, batches: Batches, state: TwoShotState, axis_name: AxisName) -> TwoShotState:
         """The state with the memory of this worker's share alone."""
-        cuts, memory = self._down(batches, axis_name), workers.held(state.memory)
+        cuts, memory = self._down(batches, axis_name), per_worker.unwrap(state.memory)
         n, rows = axes.size(axis_name), _likes(self._alone(batches, axis_name))
         whole = jax.eval_shape(lambda: self.feedback.init(rows, rows))
         wanted = jax.eval_shape(lambda: self.feedback.init(_likes(cuts), _likes(cuts, n)))
         if isinstance(memory, Mirrored):
-            own = shares.own(memory.own, wanted.own, axis_name, whole.own)
-            memory = Mirrored(own, shares.padded(memory.mirror, wanted.mirror))
+            own = shard_memory.own(memory.own, wanted.own, axis_name, whole.own)
+            memory = Mirrored(own, shard_memory.padded(memory.mirror, wanted.mirror))
         else:
-            memory = shares.own(memory, wanted, axis_name, whole)
+            memory = shard_memory.own(memory, wanted, axis_name, whole)
         return state._replace(
             down=self._fresh(cuts, state.down, axis_name), memory=_hold(memory, axis_name)
         )
@@ -142,10 +147,10 @@ class TwoShot(Reducer, public=("feedback",)):
         self, cuts: Sequence[batches_.Recut], down: PerWorker, axis_name: AxisName
     ) -> PerWorker:
         """The codecs' states for this share; in place of those for all rows, which no step saw."""
-        wanted = jax.eval_shape(lambda: senders.init(cuts))
+        wanted = jax.eval_shape(lambda: payloads.init(cuts))
         if jax.tree.map(jnp.shape, down.own()) == jax.tree.map(jnp.shape, wanted):
             return down
-        return PerWorker.wrap(senders.init(cuts), "codec share", axis_name)
+        return PerWorker.wrap(payloads.init(cuts), "codec share", axis_name)
 
     def part_like(self, batches: Batches, axis_name: AxisName) -> PyTree:
         return tuple(shard.like for shard in batches_.shards(batches, axis_name))
@@ -160,7 +165,7 @@ class TwoShot(Reducer, public=("feedback",)):
         weight: Array | None = None,
     ) -> Collected:
         worker, n = lax.axis_index(axis_name), axes.size(axis_name)
-        own = senders.encode(
+        own = payloads.encode(
             key, batches, message, state.up.own(), worker, axis_name, weight=weight
         )
         shards = batches_.shards(batches, axis_name)
@@ -170,12 +175,12 @@ class TwoShot(Reducer, public=("feedback",)):
         )
         weights = () if weight is None else (jnp.broadcast_to(weight, (n,)),)
         runs = accounting.collectives(self, batches)
-        arrived, weights = wire.exchange((rows, weights), axis_name, runs)
+        arrived, weights = buffer.exchange((rows, weights), axis_name, runs)
         total = weights[0] if weights else None
         first = tuple(worker * shard.buckets for shard in shards)
         return Collected(
-            part=senders.mean(key, shards, arrived, own.sides, total, n, first),
-            sent=senders.decode(key, batches, own.payloads, own.sides, worker),
+            part=payloads.mean(key, shards, arrived, own.sides, total, n, first),
+            sent=payloads.decode(key, batches, own.payloads, own.sides, worker),
             share=1.0 if total is None else lax.pmean(weight, axis_name),
             state=state._replace(up=PerWorker.wrap(own.states, "codec", axis_name)),
         )
@@ -185,14 +190,14 @@ class TwoShot(Reducer, public=("feedback",)):
     ) -> tuple[Stacks, TwoShotState]:
         key, worker = noise.fold(key, _DOWN), lax.axis_index(axis_name)
         cuts = self._down(batches, axis_name)
-        memory = workers.held(state.memory)
+        memory = per_worker.unwrap(state.memory)
         part = tuple(batches_.real(cut, cut.cut(x)) for cut, x in zip(cuts, part, strict=True))
         message, memory = self.feedback.compensate(part, memory)
-        own = senders.encode(key, cuts, message, state.down.own(), worker, axis_name, first=True)
+        own = payloads.encode(key, cuts, message, state.down.own(), worker, axis_name, first=True)
         runs = accounting.collectives(self, batches)
-        gathered = wire.gather(own.payloads, axis_name, runs)
-        whole = senders.all_shares(key, cuts, gathered, own.sides, axes.size(axis_name))
-        sent = senders.decode(key, cuts, own.payloads, own.sides, worker, first=True)
+        gathered = buffer.gather(own.payloads, axis_name, runs)
+        whole = payloads.all_shares(key, cuts, gathered, own.sides, axes.size(axis_name))
+        sent = payloads.decode(key, cuts, own.payloads, own.sides, worker, first=True)
         whole, memory = self.feedback.update(message, sent, whole, 1.0, None, memory)
         mean = tuple(
             cut.joined(x)[: batch.buckets]
@@ -205,7 +210,7 @@ class TwoShot(Reducer, public=("feedback",)):
         self, batches: Batches, part: Stacks, state: TwoShotState, axis_name: AxisName
     ) -> Stacks:
         """The mean in a round without messages: what all remember of the way down."""
-        cuts, memory = self._down(batches, axis_name), workers.held(state.memory)
+        cuts, memory = self._down(batches, axis_name), per_worker.unwrap(state.memory)
         return tuple(
             cut.joined(x)[: batch.buckets].astype(batch.dtype)
             for cut, x, batch in zip(cuts, memory.mirror, batches, strict=True)
@@ -230,17 +235,17 @@ class TwoShot(Reducer, public=("feedback",)):
 
     def batches_link_bytes(self, batches: Batches, workers: int) -> Fraction | int:
         """What of it the batches account for."""
-        share = sum(map(wire.fused_bytes, self._sent(batches, workers)))
-        return (workers - 1) * share + wire.agreed_bytes(batches, workers)
+        share = sum(map(buffer.fused_bytes, self._sent(batches, workers)))
+        return (workers - 1) * share + wire_cost.agreed_bytes(batches, workers)
 
     def _sent(self, batches: Batches, workers: int) -> tuple[PyTree, PyTree]:
         """Shapes and dtypes of what one worker sends to another, up and down."""
         shards = tuple(batches_.Shard(batch, workers, None) for batch in batches)
         up = tuple(
             jax.tree.map(lambda x, n=shard.buckets: _rows(x, n), payload)
-            for shard, payload in zip(shards, wire.payload_like(batches), strict=True)
+            for shard, payload in zip(shards, wire_cost.payload_like(batches), strict=True)
         )
-        return up, wire.payload_like(self._recut(shards))
+        return up, wire_cost.payload_like(self._recut(shards))
 
     def _down(self, batches: Batches, axis_name: AxisName) -> tuple[batches_.Recut, ...]:
         """The shares as the downlink cuts them."""
@@ -292,4 +297,4 @@ def _likes(batches: Sequence[batches_.Recut], times: int = 1) -> tuple:
 
 
 def _hold(memory: PyTree, axis_name: AxisName) -> PyTree:
-    return workers.hold(memory, "share", axis_name)
+    return per_worker.wrap(memory, "share", axis_name)

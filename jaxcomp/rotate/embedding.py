@@ -13,7 +13,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Float32, UInt32
 
-from jaxcomp.quantize import exact, sums
+from jaxcomp.numerics import exact
+from jaxcomp.quantize import sums
 from jaxcomp.rotate import hadamard, reference
 from jaxcomp.rotate.reference import Seeds
 from jaxcomp.types import Array

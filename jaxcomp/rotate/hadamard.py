@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Float32, UInt32
 
-from jaxcomp import axes, compiler
+from jaxcomp.backend import axes, xla
 from jaxcomp.rotate import gpu, reference, tpu
 from jaxcomp.types import Array
 
@@ -151,12 +151,12 @@ def _run(
         return x  # A kernel has nothing to run over.
 
     def run(name: str) -> Callable[..., Any]:
-        rotated = compiler.implementation(name, _PARTS, work, block)
+        rotated = xla.implementation(name, _PARTS, work, block)
         return lambda blocks, *seeds: rotated(blocks, reference.Seeds(*seeds), down, up)
 
     # Whatever does the work, its result has the same type.
     args = axes.alike(x.reshape(-1, block), *block_seeds(x, high, low, block))
-    return compiler.dispatched(run, implementation, *args).reshape(x.shape)
+    return xla.dispatched(run, implementation, *args).reshape(x.shape)
 
 
 def block_seeds(

@@ -10,7 +10,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Float32
 
-from jaxcomp import compiler, noise
+from jaxcomp.backend import xla
+from jaxcomp.numerics import noise
 from jaxcomp.types import Array
 
 _STAGES = 4
@@ -102,9 +103,9 @@ def butterflies(
         # Fused, a pass would do the work of the one before again for each of its terms. A barrier
         # is gone before a CPU's compiler fuses for the last time; a function of its own is not.
         if seeds is None or stride > 1:
-            x = compiler.outlined(_pass)(x)
+            x = xla.compile_separately(_pass)(x)
         else:
-            x = compiler.outlined(_flipped_pass)(x, seeds)
+            x = xla.compile_separately(_flipped_pass)(x, seeds)
         x = lax.optimization_barrier(x)
     return x.reshape(rows, block)
 

@@ -13,7 +13,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from jaxcomp import axes
+from jaxcomp.backend import axes
 from jaxcomp.rotate.reference import Seeds, flip_at
 from jaxcomp.types import Array
 

@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Bool, Int32, UInt32
 
-from jaxcomp import compiler
+from jaxcomp.backend import xla
 from jaxcomp.entropy import stream
 from jaxcomp.types import Array
 
@@ -90,7 +90,7 @@ def places(bitmap: UInt32[Array, "n words"], k: int, kept: Kept) -> Int32[Array,
         Array([[1, 2]], dtype=int32)
     """
     # On its own: fused with what takes elements from these places, each would look them up again.
-    return compiler.outlined(lambda bitmap, *kept: _places(bitmap, k, *kept))(bitmap, *kept)
+    return xla.compile_separately(lambda bitmap, *kept: _places(bitmap, k, *kept))(bitmap, *kept)
 
 
 def _places(bitmap: Array, k: int, base: Array, gap: Array, skip: Array) -> Int32[Array, "n k"]:

@@ -10,8 +10,8 @@ from jax import lax
 from jaxtyping import Float32, Int32, UInt32
 
 from jaxcomp import checks
-from jaxcomp.compiler import settled
-from jaxcomp.quantize import exact
+from jaxcomp.backend.xla import block_fma
+from jaxcomp.numerics import exact
 from jaxcomp.sparsify import bitmap, selection, tails
 from jaxcomp.sparsify.choices import Chosen, as_many_as_fit, share
 from jaxcomp.sparsify.logarithm import log2
@@ -140,7 +140,7 @@ class Fitted:
         )
         places, number = as_many_as_fit(x, hits, self.room(size), start)
         if state != ():
-            ratio = settled(found.astype(jnp.float32) * jnp.float32(1 / target))
+            ratio = block_fma(found.astype(jnp.float32) * jnp.float32(1 / target))
             state = self._adapted(state, ratio)
         return Chosen(places, number, state)
 
@@ -160,7 +160,7 @@ class Fitted:
         # A share of all is a larger share of those that are not zero.
         wanted = math.log(x.shape[1] / share(self.fraction, x.shape[1]))
         zeros = (math.log2(seen) - log2(jnp.maximum(found.number, 1))) * jnp.float32(math.log(2))
-        nats = jnp.maximum(jnp.float32(wanted) - settled(zeros), 0)
+        nats = jnp.maximum(jnp.float32(wanted) - block_fma(zeros), 0)
         most = self.most if self.stages is None else self.stages
         number = jnp.full((n, 1), most, jnp.int32) if stages is None else stages[:, None]
         begin = -math.log(self.first)
@@ -177,7 +177,7 @@ class Fitted:
         def stage(index: Any, level: Array) -> Array:
             y = lax.optimization_barrier((a, level))[0] - level[..., None]
             rest = tails.moments(y)
-            raised = level + settled(further(rest, each) * rest.unit)
+            raised = level + block_fma(further(rest, each) * rest.unit)
             return jnp.where(several & (index < number) & (rest.number > 0), raised, level)
 
         level = lax.fori_loop(1, jnp.max(number), stage, level) if most > 1 else level
@@ -191,7 +191,7 @@ class Fitted:
         total, steps = state.ratio + ratio, state.steps + 1
         due = steps >= _PERIOD
         mean = jnp.maximum(total * jnp.float32(1 / _PERIOD), 2.0**-20)
-        off = settled(log2(mean) * jnp.float32(math.log(2)))
+        off = block_fma(log2(mean) * jnp.float32(math.log(2)))
         needs = state.aim + off
         away, error, smallest = jnp.abs(off), jnp.abs(needs), jnp.abs(state.needs)
         tried = state.tried | (1 << state.number)
@@ -210,7 +210,7 @@ class Fitted:
         step = jnp.where((tried >> step) & 1 == 1, jnp.clip(best + way, 1, self.most), step)
         step = jnp.where((tried >> step) & 1 == 1, best, step)
         number = jnp.where(away <= _TOLERANCE, state.number, step)
-        aim = state.aim + settled(off * jnp.float32(_GAIN))
+        aim = state.aim + block_fma(off * jnp.float32(_GAIN))
         aim = jnp.where(number == state.number, aim, jnp.where(number == best, least, 0))
         found = Stages(
             number=number,

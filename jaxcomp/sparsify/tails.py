@@ -16,8 +16,9 @@ import numpy as np
 from jaxtyping import Float32
 from scipy import special
 
-from jaxcomp.compiler import settled
-from jaxcomp.quantize import exact, sums
+from jaxcomp.backend.xla import block_fma
+from jaxcomp.numerics import exact
+from jaxcomp.quantize import sums
 from jaxcomp.sparsify import selection
 from jaxcomp.sparsify.logarithm import FRACTION, exp2, log2, log2_fixed
 from jaxcomp.types import Array
@@ -98,18 +99,18 @@ def pareto(found: Moments, nats: Float32[Array, "n 1"]) -> Float32[Array, "n 1"]
     """`β/α · (exp(α nats) − 1)` of the generalised Pareto law with `α = ½ (1 − μ²/σ²)` and
     `β = ½ μ (μ²/σ² + 1)`, in units.
     """
-    squared = settled(found.mean * found.mean)
-    spread = settled(found.square) - squared
+    squared = block_fma(found.mean * found.mean)
+    spread = block_fma(found.square) - squared
     # Numbers that are all equal have no spread: α far below zero, and a law that ends.
-    ratio = settled(squared * exact.reciprocal(jnp.maximum(spread, squared * (1 / 16) + _TINY)))
+    ratio = block_fma(squared * exact.reciprocal(jnp.maximum(spread, squared * (1 / 16) + _TINY)))
     alpha = 0.5 * (1 - ratio)
-    beta = 0.5 * settled(found.mean * (ratio + 1))
-    grown = settled(alpha * nats)
+    beta = 0.5 * block_fma(found.mean * (ratio + 1))
+    grown = block_fma(alpha * nats)
     small = jnp.abs(alpha) < 1e-3
     size = jnp.where(small, 1, jnp.abs(alpha))
-    curved = settled(exp2(grown * jnp.float32(_LOG2E))) - 1
+    curved = block_fma(exp2(grown * jnp.float32(_LOG2E))) - 1
     curved = jnp.sign(alpha) * curved * exact.reciprocal(size)
-    straight = nats * settled(1 + 0.5 * grown)
+    straight = nats * block_fma(1 + 0.5 * grown)
     return beta * jnp.where(small, straight, curved)
 
 
@@ -123,7 +124,7 @@ def gamma_approximate(found: Moments, nats: Float32[Array, "n 1"]) -> Float32[Ar
     """`β (nats − ln Γ(α))`, which holds for `α ≤ 1` and small `δ`."""
     shape, beta = _gamma_fit(found)
     log_gamma = _interpolated(_log_gamma_table(), log2(shape), jnp.zeros_like(nats))
-    return jnp.maximum(beta * (nats - settled(log_gamma)), 0)
+    return jnp.maximum(beta * (nats - block_fma(log_gamma)), 0)
 
 
 LAWS: dict[str, tuple[Callable[..., Array], Callable[..., Array]]] = {
@@ -138,8 +139,8 @@ LAWS: dict[str, tuple[Callable[..., Array], Callable[..., Array]]] = {
 def _gamma_fit(found: Moments) -> tuple[Array, Array]:
     """Shape and scale; `s = ln mean − mean ln`, `α = (3 − s + √((s − 3)² + 24 s)) / 12 s`."""
     mean = jnp.maximum(found.mean, _TINY)
-    s = jnp.clip(settled(log2(mean) * jnp.float32(_LN2)) - settled(found.log), 2.0**-10, 16.0)
-    root = exact.sqrt(settled((s - 3) * (s - 3)) + settled(24 * s))
+    s = jnp.clip(block_fma(log2(mean) * jnp.float32(_LN2)) - block_fma(found.log), 2.0**-10, 16.0)
+    root = exact.sqrt(block_fma((s - 3) * (s - 3)) + block_fma(24 * s))
     shape = (3 - s + root) * exact.reciprocal(12 * s)
     return shape, mean * exact.reciprocal(shape)
 
@@ -152,16 +153,16 @@ def _interpolated(table: np.ndarray, shape: Array, nats: Array) -> Float32[Array
     def at(i: int, j: int) -> Array:
         return entries[row + i, column + j]
 
-    upper = settled(at(0, 0) * (1 - right)) + settled(at(0, 1) * right)
-    lower = settled(at(1, 0) * (1 - right)) + settled(at(1, 1) * right)
-    return settled(upper * (1 - down)) + settled(lower * down)
+    upper = block_fma(at(0, 0) * (1 - right)) + block_fma(at(0, 1) * right)
+    lower = block_fma(at(1, 0) * (1 - right)) + block_fma(at(1, 1) * right)
+    return block_fma(upper * (1 - down)) + block_fma(lower * down)
 
 
 def _place(x: Array, grid: tuple[float, float, int]) -> tuple[Array, Array]:
     low, high, number = grid
     place = jnp.clip((x - low) * jnp.float32((number - 1) / (high - low)), 0, number - 1)
     whole = jnp.minimum(place.astype(jnp.int32), number - 2)
-    return whole, settled(place) - whole.astype(jnp.float32)
+    return whole, block_fma(place) - whole.astype(jnp.float32)
 
 
 @functools.lru_cache

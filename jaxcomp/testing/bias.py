@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomp import noise
 from jaxcomp.base import Codec
+from jaxcomp.numerics import noise
 from jaxcomp.testing import programs
 from jaxcomp.testing.programs import SEED
 from jaxcomp.types import Array

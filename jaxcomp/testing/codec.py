@@ -8,11 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomp import decoding, noise, summing, trees, wire
-from jaxcomp.base import Codec
+from jaxcomp.base import Codec, decode_sum
+from jaxcomp.layout import trees
+from jaxcomp.numerics import noise, summing
 from jaxcomp.testing import bias, programs, rows
 from jaxcomp.testing.programs import SEED
 from jaxcomp.types import Array, ArrayLike, Key, PyTree
+from jaxcomp.wire import buffer, cost as wire_cost
 
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -257,7 +259,7 @@ def assert_sums(codec: Codec, x: Array) -> None:
             # differs by that when compiled must be equal operation by operation.
             alike, close = _sums(codec, _decoded, _summed, *given)
             if close and not alike:
-                alike, _ = _sums(codec, type(codec).decode, decoding.decode_sum, *given)
+                alike, _ = _sums(codec, type(codec).decode, decode_sum.decode_sum, *given)
             if not alike:
                 raise AssertionError(
                     f"decode_sum of {codec!r} must be the sum of decode in worker order"
@@ -291,7 +293,7 @@ def _sums(
 
 
 _decoded = jax.jit(lambda codec, *args: codec.decode(*args), static_argnums=(0, 3))
-_summed = jax.jit(decoding.decode_sum, static_argnums=(0, 3))
+_summed = jax.jit(decode_sum.decode_sum, static_argnums=(0, 3))
 
 
 def assert_wire_bytes(codec: Codec, like: ArrayLike) -> None:
@@ -301,8 +303,8 @@ def assert_wire_bytes(codec: Codec, like: ArrayLike) -> None:
     """
     x = jnp.zeros(like.shape, like.dtype)
     payload = trees.encode(codec, SEED, x)
-    measured = wire.fuse(payload.batches).nbytes + sum(leaf.nbytes for leaf in payload.dense)
-    counted = wire.wire_bytes(codec, like)
+    measured = buffer.fuse(payload.batches).nbytes + sum(leaf.nbytes for leaf in payload.dense)
+    counted = wire_cost.wire_bytes(codec, like)
     if measured != counted:
         raise AssertionError(f"{codec!r} sends {measured} bytes, and wire_bytes says {counted}")
     claim = codec.bits_per_element
@@ -310,7 +312,7 @@ def assert_wire_bytes(codec: Codec, like: ArrayLike) -> None:
         return
     size = codec.bucket_size or 4096
     full = jax.ShapeDtypeStruct((8, size), like.dtype)
-    sent = 8 * wire.wire_bytes(codec, full) / (8 * size)
+    sent = 8 * wire_cost.wire_bytes(codec, full) / (8 * size)
     slack = 0 if codec.bucket_size else 32 * 2 * 8 / size
     if sent > claim + slack + 1e-9:
         raise AssertionError(

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomp import noise
 from jaxcomp.base import Gate
+from jaxcomp.numerics import noise
 from jaxcomp.testing.codec import SEED, assert_hashable
 
 

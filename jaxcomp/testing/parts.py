@@ -6,8 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomp import noise, trees, workers as workers_
 from jaxcomp.base import Feedback, Mirrored, Reducer
+from jaxcomp.layout import trees
+from jaxcomp.mesh import per_worker
+from jaxcomp.numerics import noise
 from jaxcomp.reducers import accounting, state as state_
 from jaxcomp.testing.bias import gaussian
 from jaxcomp.testing.codec import assert_hashable
@@ -133,7 +135,7 @@ def check_reducer(
         message, dense = trees.stacks(plan, tree)
         chosen = reducer.resolve(plan.batches, sizes)
         state = chosen.init(plan.batches, axis_name)
-        message = chosen.enter(plan.batches, message, axis_name)
+        message = chosen.pre_reduce(plan.batches, message, axis_name)
         key = noise.raw(SEED)
         got = chosen.collect(key, plan.batches, message, state, axis_name, weight)
         expected = jax.lax.pmean(_scaled(got.sent, weight), links)
@@ -145,8 +147,8 @@ def check_reducer(
                 jax.lax.all_gather(x, links, tiled=True)[: len(y)]
                 for x, y in zip(part, expected, strict=True)
             )
-        mean = chosen.leave(plan.batches, mean, axis_name)
-        wanted = chosen.leave(plan.batches, expected, axis_name)
+        mean = chosen.post_reduce(plan.batches, mean, axis_name)
+        wanted = chosen.post_reduce(plan.batches, expected, axis_name)
         exact = jax.lax.pmean(_scaled(dense, weight), axis_name)
         sent = (part, tuple(reducer.dense(dense, axis_name, weight)))
         return sent, (expected, exact), (mean, wanted), got.share
@@ -188,7 +190,7 @@ def check_reducer(
         raise AssertionError(f"{reducer!r}: one worker sends nothing, so its link_bytes must be 0")
     held = state_.init(reducer, like, axis_name).feedback
     held = held.own if isinstance(held, Mirrored) else held
-    if reducer.uplink is not None and not isinstance(held, workers_.PerWorker):
+    if reducer.uplink is not None and not isinstance(held, per_worker.PerWorker):
         raise AssertionError(f"{reducer!r}: memory of links must be kept per worker")
 
 

@@ -5,8 +5,9 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from jaxcomp import noise, trees
 from jaxcomp.base import Codec
+from jaxcomp.layout import trees
+from jaxcomp.numerics import noise
 from jaxcomp.types import Array, PyTree
 
 SEED = 20240229

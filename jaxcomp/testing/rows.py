@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomp import noise, summing, trees
 from jaxcomp.base import Codec
+from jaxcomp.layout import trees
+from jaxcomp.numerics import noise, summing
 from jaxcomp.testing.programs import SEED
 from jaxcomp.types import Array, PyTree
 

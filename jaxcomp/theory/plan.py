@@ -6,9 +6,9 @@ import math
 import textwrap
 from typing import Any
 
-from jaxcomp import checks, tables
-from jaxcomp.theory import cost
-from jaxcomp.units import duration, speed
+from jaxcomp import checks
+from jaxcomp.theory import cost, tables
+from jaxcomp.theory.units import duration, speed
 
 HIGH_ERROR = 0.9
 """From here on a message loses nearly everything of a random vector, and a plan says so."""

@@ -6,11 +6,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomp import checks, compiler, conditional, own_gradients
+from jaxcomp import checks
+from jaxcomp.backend import conditional, xla
+from jaxcomp.mesh.per_worker import PerWorker
+from jaxcomp.misuse import own_gradients
 from jaxcomp.reducers import guarding
 from jaxcomp.transforms import branches
 from jaxcomp.types import Array, AxisName, PyTree
-from jaxcomp.workers import PerWorker
 
 
 class AccumulatedState(NamedTuple):
@@ -78,9 +80,7 @@ def accumulate(
         spoilt = jnp.where(sound, state.spoilt.own(), 1)
 
         def talk(total: PyTree, state: Any, params: PyTree | None) -> tuple[PyTree, Any, PyTree]:
-            mean = jax.tree.map(
-                lambda t: compiler.settled(t * jnp.asarray(1 / every, t.dtype)), total
-            )
+            mean = jax.tree.map(lambda t: xla.block_fma(t * jnp.asarray(1 / every, t.dtype)), total)
             mean = jax.tree.map(lambda m: jnp.where(spoilt > 0, jnp.nan, m), mean)
             made, after = inner.update(mean, state, params, **extra)
             return made, after, jax.tree.map(jnp.zeros_like, total)

@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomp import axes, checks, norms
+from jaxcomp import checks
+from jaxcomp.backend import axes
+from jaxcomp.numerics import norms
 from jaxcomp.types import AxisName, PyTree
 
 

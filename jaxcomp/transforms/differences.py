@@ -7,10 +7,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomp import axes, checks, conditional, noise, own_gradients
+from jaxcomp import checks
+from jaxcomp.backend import axes, conditional
 from jaxcomp.base import Codec, Gate, Reducer
 from jaxcomp.feedback import Link
-from jaxcomp.policy import Policy
+from jaxcomp.layout.policy import Policy
+from jaxcomp.misuse import own_gradients
+from jaxcomp.numerics import noise
 from jaxcomp.reducers import guarding
 from jaxcomp.reducers.dense import Dense
 from jaxcomp.transforms import branches

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jaxcomp import mesh as mesh_, workers as workers_
+from jaxcomp.mesh import data_parallel, per_worker
 from jaxcomp.transforms.mean import CompressedMeanState
 from jaxcomp.types import AxisName, PyTree
 
@@ -52,7 +52,7 @@ def graft(tx: Any, state: PyTree, params: PyTree, mesh: Mesh, axis_name: AxisNam
         >>> type(state[1][0]).__name__
         'ScaleByAdamState'
     """
-    new, typed = mesh_.init_state(tx, params, mesh, axis_name), _is_typed(state)
+    new, typed = data_parallel.init_state(tx, params, mesh, axis_name), _is_typed(state)
     wanted, given = (_remembered(tree, typed) for tree in (new, state))
     for name in wanted | given:
         _check("/".join(name), wanted.get(name, []), given.get(name, []))
@@ -87,7 +87,7 @@ def _mapped(
     made = [child for _, child in children]
     for number in _in_order([key for (key,), _ in children]):
         (key,), child = children[number]
-        if workers_.marked((key,)) or workers_.shard_axes((key,)) is not None:
+        if per_worker.marked((key,)) or per_worker.shard_axes((key,)) is not None:
             continue
         made[number] = _mapped(f, child, typed, (*name, *_part_of_name(node, key, typed)))
     return treedef.unflatten(made)

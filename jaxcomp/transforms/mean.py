@@ -8,10 +8,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomp import axes, callers, noise, own_gradients, trees
+from jaxcomp.backend import axes
 from jaxcomp.base import Codec, Gate, Reducer
 from jaxcomp.feedback import Link
-from jaxcomp.policy import Policy
+from jaxcomp.layout import trees
+from jaxcomp.layout.policy import Policy
+from jaxcomp.misuse import callers, own_gradients
+from jaxcomp.numerics import noise
 from jaxcomp.reducers import accounting, gating, reduce as reduce_, state as state_
 from jaxcomp.reducers.auto import Auto
 from jaxcomp.reducers.state import ReductionState

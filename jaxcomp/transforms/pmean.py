@@ -5,9 +5,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxcomp import axes, noise
+from jaxcomp.backend import axes
 from jaxcomp.base import Codec, Reducer
-from jaxcomp.policy import Policy
+from jaxcomp.layout.policy import Policy
+from jaxcomp.numerics import noise
 from jaxcomp.transforms.mean import compressed_mean
 from jaxcomp.types import AxisName, PyTree
 

@@ -16,10 +16,13 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
-from jaxcomp import axes, compiler, noise, trees, workers as workers_
+from jaxcomp.backend import axes, xla
 from jaxcomp.base import Reducer
+from jaxcomp.layout import trees
+from jaxcomp.mesh import per_worker
+from jaxcomp.mesh.per_worker import PerShard
+from jaxcomp.numerics import noise
 from jaxcomp.types import Array, AxisName, PyTree
-from jaxcomp.workers import PerShard
 
 
 class Shards(NamedTuple):
@@ -267,7 +270,7 @@ def _memory(state: Any, shards: Shards, axis_name: AxisName) -> PyTree:
 
 def _place(path: tuple) -> int:
     """Where in an array of the memory the axis of the shards is."""
-    return 1 if workers_.marked(path) else 0
+    return 1 if per_worker.marked(path) else 0
 
 
 def _gathered(means: list[Array], cuts: list[Cut]) -> list[Array]:
@@ -277,7 +280,7 @@ def _gathered(means: list[Array], cuts: list[Cut]) -> list[Array]:
         if cut.missing:
             groups.setdefault((cut.missing, means[number].dtype), []).append(number)
     for (missing, _), numbers in groups.items():
-        flat = compiler.joined([means[number] for number in numbers])
+        flat = xla.joined([means[number] for number in numbers])
         everyone, begin = axes.gather(flat, missing), 0
         for number in numbers:
             own = means[number]

@@ -7,11 +7,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomp import axes, norms, wire, workers as workers_
+from jaxcomp.backend import axes
 from jaxcomp.base import Reducer
 from jaxcomp.codecs.coded import Spent
+from jaxcomp.mesh import per_worker
+from jaxcomp.numerics import norms
 from jaxcomp.reducers import accounting, reduce as reduce_
 from jaxcomp.types import Array, AxisName, PyTree
+from jaxcomp.wire import cost as wire_cost
 
 
 class Stats(NamedTuple):
@@ -54,7 +57,7 @@ def measure(
     shards: tuple[str, ...],
 ) -> Stats:
     """Of a step, over all workers and shards."""
-    residual = accounting.feedback_of(reducer).unsent(workers_.held(result.state.feedback))
+    residual = accounting.feedback_of(reducer).unsent(per_worker.unwrap(result.state.feedback))
     # Squares of large and small values leave the range of float32: measure in units of the largest.
     everywhere = (*axes.names(axis_name), *shards)
     top = axes.maximum(norms.largest((result.message, residual, result.given)), everywhere)
@@ -107,7 +110,7 @@ def _costs(
     workers = sizes if reducer.hierarchical else math.prod(sizes)
     pairs = zip(phases, plans, strict=True)
     payload = [_count(accounting.payload_bytes(r, plan)) for (_, r), plan in pairs]
-    link = [_count(wire.wire_bytes(r, grads, workers=workers)) for _, r in phases]
+    link = [_count(wire_cost.wire_bytes(r, grads, workers=workers)) for _, r in phases]
     return jnp.stack(payload)[number], jnp.stack(link)[number]
 
 

@@ -11,19 +11,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomp import (
-    axes,
-    checks,
-    compiler,
-    noise,
-    policy as policy_,
-    summing,
-    trees,
-    workers as workers_,
-)
+from jaxcomp import checks
+from jaxcomp.backend import axes, xla
 from jaxcomp.base import Codec, Reducer
 from jaxcomp.feedback import Link, Residual, Shift
-from jaxcomp.policy import Policy
+from jaxcomp.layout import policy as policy_, trees
+from jaxcomp.layout.policy import Policy
+from jaxcomp.mesh import per_worker
+from jaxcomp.numerics import noise, summing
 from jaxcomp.reducers import accounting, guarding
 from jaxcomp.transforms.mean import as_reducer, compressed_mean
 from jaxcomp.types import Array, AxisName, PyTree
@@ -56,7 +51,7 @@ def view(params: PyTree, state: PyTree) -> PyTree:
     """
     nodes = jax.tree.leaves(state, is_leaf=_displaces)
     for node in filter(_displaces, nodes):
-        offset = node.offset.own() if workers_.is_per_worker(node.offset) else node.offset
+        offset = node.offset.own() if per_worker.is_per_worker(node.offset) else node.offset
         params = jax.tree.map(lambda p, by: p + by.astype(p.dtype), params, offset)
     return params
 
@@ -121,7 +116,7 @@ def preserved_center(
     seed = noise.words(key)
 
     def kept(tree: PyTree) -> PyTree:
-        return workers_.PerWorker.wrap(tree, "offset", axis_name) if own else tree
+        return per_worker.PerWorker.wrap(tree, "offset", axis_name) if own else tree
 
     def init_fn(params: PyTree) -> Any:
         return PreservedState(
@@ -141,7 +136,7 @@ def preserved_center(
                 "tx.update(grads, state, params)"
             )
         axes.require(axis_name)
-        held = workers_.held(state)
+        held = per_worker.unwrap(state)
         center = jax.tree.map(lambda w, u: w + u.astype(w.dtype), params, updates)
         message = jax.tree.map(jnp.subtract, center, held.known)
         turn = noise.fold(state.key, state.step, _DOWN)
@@ -169,7 +164,7 @@ def _moved(held: Array, sent: Array, step: float) -> Array:
     if step == 1:
         return held + sent
     wide = summing.wide(held.dtype)
-    change = compiler.settled(sent.astype(wide) * jnp.asarray(step, wide))
+    change = xla.block_fma(sent.astype(wide) * jnp.asarray(step, wide))
     return (held.astype(wide) + change).astype(held.dtype)
 
 
@@ -182,7 +177,7 @@ class DisplacedState(NamedTuple):
     """
 
     mean: Any
-    offset: workers_.PerWorker
+    offset: per_worker.PerWorker
 
 
 def displaced_mean(
@@ -217,8 +212,8 @@ def displaced_mean(
         )
     inner: Any = compressed_mean(reducer, axis_name, key=key)
 
-    def wrapped(tree: PyTree) -> workers_.PerWorker:
-        return workers_.PerWorker.wrap(tree, "offset", axis_name)
+    def wrapped(tree: PyTree) -> per_worker.PerWorker:
+        return per_worker.PerWorker.wrap(tree, "offset", axis_name)
 
     def init_fn(params: PyTree) -> Any:
         return DisplacedState(inner.init(params), wrapped(jax.tree.map(jnp.zeros_like, params)))
@@ -228,11 +223,11 @@ def displaced_mean(
     ) -> tuple[PyTree, Any]:
         mean, after = inner.update(updates, state.mean, params, **extra)
         plan = accounting.plan_here(reducer, updates, axis_name)
-        unsent = feedback.unsent(workers_.held(after.memory.feedback))
+        unsent = feedback.unsent(per_worker.unwrap(after.memory.feedback))
         dense = tuple(jnp.zeros(plan.likes[i].shape, plan.likes[i].dtype) for i in plan.dense)
 
         def moved(r: Array) -> Array:
-            by = compiler.settled(r * jnp.asarray(-learning_rate, r.dtype))
+            by = xla.block_fma(r * jnp.asarray(-learning_rate, r.dtype))
             largest = jnp.finfo(r.dtype).max
             return jnp.where(jnp.isinf(by), jnp.sign(by) * largest, by)  # As residuals do.
 

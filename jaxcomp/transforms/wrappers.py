@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxcomp import workers
+from jaxcomp.mesh import per_worker as per_worker_
+from jaxcomp.mesh.per_worker import PerWorker
 from jaxcomp.reducers.guarding import all_finite, none_lost
 from jaxcomp.reducers.state import ReductionState
 from jaxcomp.transforms import branches
 from jaxcomp.transforms.accumulated import AccumulatedState
 from jaxcomp.types import Array, PyTree
-from jaxcomp.workers import PerWorker
 
 
 def per_worker(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
@@ -125,4 +125,4 @@ def _unguarded(state: PyTree) -> PyTree:
         return isinstance(node, ReductionState)
 
     rest = jax.tree.map(lambda x: None if is_guarded(x) else x, state, is_leaf=is_guarded)
-    return workers.replicated(rest)
+    return per_worker_.replicated(rest)

@@ -1,0 +1,216 @@
+"""Methods for composite and constrained problems."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import optax
+
+from jaxcomp.algorithms.types import Method, Rate
+from jaxcomp.base import Codec, Feedback
+from jaxcomp.feedback import Link, Residual, default
+from jaxcomp.layout.policy import Policy
+from jaxcomp.misuse.callers import whole
+from jaxcomp.optimizers import prox_adagrad, rda_adagrad
+from jaxcomp.optimizers.projected import averaged, projected
+from jaxcomp.recipes.quantizers import threshold_ternary
+from jaxcomp.recipes.rotations import ndsc
+from jaxcomp.reducers.gather import Gather
+from jaxcomp.transforms.mean import compressed_mean
+from jaxcomp.transforms.view import displaced_mean
+from jaxcomp.types import AxisName, PyTree
+
+
+@whole
+def qcmd_adagrad(
+    axis_name: AxisName,
+    *,
+    learning_rate: Rate,
+    regularizer: Any,
+    codec: Codec | Policy | None = None,
+    feedback: Feedback | None = None,
+    key: Any = 0,
+    param_specs: PyTree | None = None,
+) -> Method:
+    """Composite mirror descent with AdaGrad's metric of quantised gradients: sparse solutions.
+
+    `ĝ = mean Q(gᵢ)`, `H = δ + √Σĝ²`, `x ← argmin γ⟨ĝ, x⟩ + γ r(x) + ½‖x − xᵏ‖²_H`.
+
+    Args:
+        axis_name: the mapped axis of the workers.
+        learning_rate: `γ`.
+        regularizer: `r`, such as `jaxcomp.optimizers.L1(1e-3)`.
+        codec: of the gradients; None for `threshold_ternary()`.
+        feedback: of the links; None for that of the codec's class, a residual for the ternary one,
+            where the paper has none (`NoFeedback()`). `Shift()` is exact in the end.
+        key: a seed or key, the same on all workers.
+        param_specs: how the parameters are sharded, as of `compressed_mean`.
+
+    Raises:
+        ValueError: for settings out of range or no regularizer; on use, without `params`.
+
+    Example:
+        >>> import jaxcomp
+        >>> tx = jaxcomp.qcmd_adagrad(
+        ...     "data", learning_rate=0.1, regularizer=jaxcomp.optimizers.L1(1e-3)
+        ... )
+
+    References:
+        Xu et al., `Quantized adaptive subgradient algorithms and their applications
+        <https://arxiv.org/abs/2208.05631>`_, 2022.
+
+    Note:
+        Guarantee: with an unbiased codec that of AdaGrad's mirror descent, `O(1/√T)` for the mean
+        of all points, worse by the codec's noise; the paper's own bound, with its quantisation
+        error, could not be read. Reconstructed from the abstract, which has the metric of quantised
+        gradients and a threshold quantiser of small error: that one's definition was not at hand,
+        and the optimal ternary one takes its place. A ternary code with a threshold is biased, and
+        without feedback stalls where workers disagree. Chain nothing after this that changes the
+        parameters.
+    """
+    reducer = _ternary(codec, feedback)
+    mean = compressed_mean(reducer, axis_name, key=key, param_specs=param_specs)
+    return optax.chain(mean, prox_adagrad(learning_rate, regularizer))
+
+
+@whole
+def qrda_adagrad(
+    axis_name: AxisName,
+    *,
+    learning_rate: Rate,
+    regularizer: Any,
+    codec: Codec | Policy | None = None,
+    feedback: Feedback | None = None,
+    key: Any = 0,
+    param_specs: PyTree | None = None,
+) -> Method:
+    """`qcmd_adagrad` by regularised dual averaging, whose solutions are sparser.
+
+    `x ← argmin γ⟨Σĝ, x⟩ + γ t r(x) + ½‖x‖²_H` after `t` steps.
+
+    Args:
+        axis_name: the mapped axis of the workers.
+        learning_rate: `γ`.
+        regularizer: `r`, such as `jaxcomp.optimizers.L1(1e-3)`.
+        codec: of the gradients; None for `threshold_ternary()`.
+        feedback: of the links, as of `qcmd_adagrad`.
+        key: a seed or key, the same on all workers.
+        param_specs: how the parameters are sharded, as of `compressed_mean`.
+
+    Raises:
+        ValueError: as `qcmd_adagrad`.
+
+    Example:
+        >>> import jaxcomp
+        >>> tx = jaxcomp.qrda_adagrad(
+        ...     "data", learning_rate=0.1, regularizer=jaxcomp.optimizers.L1(1e-3)
+        ... )
+
+    References:
+        As of `qcmd_adagrad`.
+
+    Note:
+        Guarantee, and what is reconstructed: as of `qcmd_adagrad`. Dual averaging starts at zero,
+        wherever the parameters did. Since the whole sum of gradients decides, it finds zeros that
+        the noise of single messages hides from `qcmd_adagrad`.
+    """
+    reducer = _ternary(codec, feedback)
+    mean = compressed_mean(reducer, axis_name, key=key, param_specs=param_specs)
+    return optax.chain(mean, rda_adagrad(learning_rate, regularizer))
+
+
+@whole
+def dgd_def(
+    axis_name: AxisName,
+    *,
+    learning_rate: float,
+    bits: float = 2,
+    codec: Codec | Policy | None = None,
+    key: Any = 0,
+) -> Method:
+    """Descent by democratically coded gradients, taken where no error had been made.
+
+    `z = x + γe`, `u = ∇f(z) − e`, send `q = D(E(u))`, `e ← q − u`, `x ← x − γ q`.
+
+    Args:
+        axis_name: the mapped axis of the workers.
+        learning_rate: `γ`; `2/(L + μ)`.
+        bits: an element, of the near-democratic code; fractions too.
+        codec: in its place, any contractive codec.
+        key: a seed or key, the same on all workers.
+
+    Raises:
+        ValueError: for a learning rate that is negative, or a codec whose residual would grow.
+
+    Example:
+        >>> import jaxcomp
+        >>> tx = jaxcomp.dgd_def("data", learning_rate=0.1)
+
+    References:
+        Saha, Pilanci and Goldsmith, `Efficient randomized subspace embeddings for distributed
+        optimization under a communication budget <https://arxiv.org/abs/2103.07578>`_, 2022.
+
+    Note:
+        Guarantee: for smooth and strongly convex losses and one worker the linear rate
+        `max{ν, β_R}`, `ν` that of descent without quantisation and `β_R` falling as `2^−R`, times
+        about `√log d` for this code. Take the loss at `jaxcomp.view(params, state)`. The paper has
+        one worker; of several, each has its `e` and its point, and their messages are averaged,
+        which is ours, and comes to a neighbourhood.
+    """
+    with warnings.catch_warnings():
+        if codec is None:  # No contraction of every input, but it is the paper's own.
+            warnings.simplefilter("ignore", UserWarning)
+        link = Link(ndsc(bits=bits, dithered=False) if codec is None else codec, Residual())
+    mean = displaced_mean(Gather(link), axis_name, learning_rate=learning_rate, key=key)
+    return optax.chain(mean, optax.sgd(learning_rate))
+
+
+@whole
+def dq_psgd(
+    axis_name: AxisName,
+    *,
+    learning_rate: Rate,
+    projection: Callable[[PyTree], PyTree],
+    bits: float = 2,
+    codec: Codec | Policy | None = None,
+    key: Any = 0,
+    param_specs: PyTree | None = None,
+) -> Method:
+    """Projected stochastic subgradient descent by dithered democratic codes.
+
+    `x ← Π(x − γ · mean Q(gᵢ))`; the mean of all `x` is what converges: `jaxcomp.average(state)`.
+
+    Args:
+        axis_name: the mapped axis of the workers.
+        learning_rate: `γ`.
+        projection: `Π`, from parameters to the nearest that are allowed, as in
+            `optax.projections.projection_l2_ball`.
+        bits: an element, of the near-democratic code; below one too.
+        codec: in its place, any unbiased codec.
+        key: a seed or key, the same on all workers.
+        param_specs: how the parameters are sharded, as of `compressed_mean`.
+
+    Raises:
+        ValueError: for a projection that is no function; on use, without `params`.
+
+    Example:
+        >>> import jaxcomp, optax
+        >>> ball = lambda params: optax.projections.projection_l2_ball(params, 1.0)
+        >>> tx = jaxcomp.dq_psgd("data", learning_rate=0.1, projection=ball)
+
+    References:
+        As of `dgd_def`.
+
+    Note:
+        Guarantee: `O(1/√(min(1, R)·T))` for convex losses of bounded subgradients, in a bounded
+        set, of the mean point. Gradients are taken at `x`, as the paper writes it, where its code
+        takes them at the mean. The paper has one worker; of several, messages are averaged.
+    """
+    given = Link(ndsc(bits=bits, dithered=True) if codec is None else codec)
+    mean = compressed_mean(Gather(given), axis_name, key=key, param_specs=param_specs)
+    return optax.chain(mean, optax.sgd(learning_rate), projected(projection), averaged())
+
+
+def _ternary(codec: Codec | Policy | None, feedback: Feedback | None) -> Gather:
+    given = threshold_ternary() if codec is None else codec
+    return Gather(Link(given, default(given) if feedback is None else feedback))

@@ -1,0 +1,253 @@
+"""Methods with residuals and signs: what a message loses is sent later."""
+
+from typing import Any
+
+import optax
+
+from jaxcomp import checks
+from jaxcomp.algorithms.types import Method, Over, Rate
+from jaxcomp.base import Codec
+from jaxcomp.feedback import Link, Residual, default
+from jaxcomp.layout import policy as policy_
+from jaxcomp.layout.policy import Policy
+from jaxcomp.misuse.callers import whole
+from jaxcomp.recipes.quantizers import sign
+from jaxcomp.recipes.stages import msc
+from jaxcomp.recipes.votes import Vote
+from jaxcomp.reducers.gather import Gather
+from jaxcomp.reducers.two_shot import TwoShot
+from jaxcomp.transforms.accumulated import accumulate
+from jaxcomp.transforms.mean import compressed_mean
+from jaxcomp.transforms.wrappers import per_worker
+from jaxcomp.types import AxisName, PyTree
+
+
+@whole
+def ef_sgd(
+    codec: Codec | Policy,
+    axis_name: AxisName,
+    *,
+    learning_rate: Rate,
+    over: Over = Gather,
+    key: Any = 0,
+    param_specs: PyTree | None = None,
+) -> Method:
+    """SGD with error feedback: what a message lost is added to the next one (EF, EF14).
+
+    `p = g + e`, send `C(p)`, `e ← p − C(p)`, `x ← x − γ · mean C(p)`.
+
+    Args:
+        codec: a contractive codec, or a `Policy` of them.
+        axis_name: the mapped axis of the workers.
+        learning_rate: `γ`, a number or an optax schedule.
+        over: the reducer of the link.
+        key: a seed or key, the same on all workers.
+        param_specs: how the parameters are sharded, as of `compressed_mean`.
+
+    Raises:
+        ValueError: for a codec whose residual would grow.
+
+    Example:
+        >>> import jaxcomp
+        >>> tx = jaxcomp.ef_sgd(jaxcomp.top_k(fraction=0.01), "data", learning_rate=0.1)
+
+    References:
+        Seide et al., `1-bit stochastic gradient descent and its application to data-parallel
+        distributed training of speech DNNs
+        <https://research.microsoft.com/apps/mobile/Publication.aspx?id=230137>`_, 2014; Stich and
+        Karimireddy, `The error-feedback framework <https://arxiv.org/abs/1909.05350>`_, 2020.
+
+    Note:
+        Guarantee: the rate of SGD up to higher-order terms. With full gradients and workers that
+        disagree it comes to a neighbourhood of the solution, the smaller the shorter the steps;
+        `ef21` comes to the solution. The papers keep `γg`; this keeps `g`, which is the same while
+        `γ` is constant.
+    """
+    mean = compressed_mean(
+        over(Link(codec, Residual())), axis_name, key=key, param_specs=param_specs
+    )
+    return optax.chain(mean, optax.sgd(learning_rate))
+
+
+@whole
+def ef_signsgd(
+    axis_name: AxisName,
+    *,
+    learning_rate: Rate,
+    bucket_size: int | None = 512,
+    key: Any = 0,
+    param_specs: PyTree | None = None,
+) -> Method:
+    """`ef_sgd` with one bit an element: signs, scaled by the mean magnitude of their bucket.
+
+    `C(p) = (‖p‖₁/d) · sign(p)` in each bucket of `d`, which leaves `1 − ‖p‖₁²/(d‖p‖²)` of `‖p‖²`.
+
+    Args:
+        axis_name: the mapped axis of the workers.
+        learning_rate: a number or an optax schedule.
+        bucket_size: elements that share a magnitude; None for a whole leaf, as in the paper.
+        key: a seed or key, the same on all workers.
+        param_specs: how the parameters are sharded, as of `compressed_mean`.
+
+    Raises:
+        ValueError: for a bucket size that is not positive.
+
+    Example:
+        >>> import jaxcomp
+        >>> tx = jaxcomp.ef_signsgd("data", learning_rate=0.1)
+
+    References:
+        Karimireddy et al., `Error feedback fixes SignSGD and other gradient compression schemes
+        <https://arxiv.org/abs/1901.09847>`_, 2019.
+
+    Note:
+        Guarantee: as `ef_sgd`. The paper has one worker; here the scaled signs of all are averaged.
+        It scales a whole layer at once, and its sign of zero is zero, where one bit says plus.
+    """
+    return ef_sgd(
+        sign(bucket_size), axis_name, learning_rate=learning_rate, key=key, param_specs=param_specs
+    )
+
+
+@whole
+def signsgd(
+    axis_name: AxisName,
+    *,
+    learning_rate: Rate,
+    momentum: float = 0.0,
+    up: Any = None,
+    key: Any = 0,
+    param_specs: PyTree | None = None,
+) -> Method:
+    """The sign that most workers have, one bit an element both ways; with momentum, signum.
+
+    `x ← x − γ · sign(Σ sign(mᵢ))`, `mᵢ ← momentum · mᵢ + (1 − momentum) · gᵢ`.
+
+    Args:
+        axis_name: the mapped axis of the workers.
+        learning_rate: `γ`: all there is of a step's length.
+        momentum: of each worker by itself, in [0, 1).
+        up: a `jaxcomp.Vote`, to say which leaves are voted on; None for the default.
+        key: a seed or key, the same on all workers.
+        param_specs: how the parameters are sharded, as of `compressed_mean`.
+
+    Raises:
+        ValueError: for an axis that is none, or a momentum out of range; `jaxcomp.Vote` refuses
+            what is no ballot.
+
+    Example:
+        >>> import jaxcomp
+        >>> tx = jaxcomp.signsgd("data", learning_rate=1e-3, momentum=0.9)
+
+    References:
+        Bernstein et al., `signSGD with majority vote is communication efficient and fault tolerant
+        <https://arxiv.org/abs/1810.05291>`_, 2019.
+
+    Note:
+        Guarantee: for smooth losses, the order of SGD in the mean of `‖∇f‖₁`, where the noise of
+        each gradient element is unimodal and symmetric; with workers that disagree it need not
+        converge. A draw, and the sign of zero, is decided at random.
+    """
+    checks.decay("momentum", momentum)
+    local = per_worker(optax.ema(momentum, debias=False)) if momentum else optax.identity()
+    mean = compressed_mean(
+        Vote() if up is None else up, axis_name, key=key, param_specs=param_specs
+    )
+    return optax.chain(local, mean, optax.sgd(learning_rate))
+
+
+@whole
+def double_squeeze(
+    codec: Codec | Policy,
+    axis_name: AxisName,
+    *,
+    learning_rate: Rate,
+    down: Codec | Policy | None = None,
+    key: Any = 0,
+    param_specs: PyTree | None = None,
+) -> Method:
+    """Error feedback in both directions.
+
+    `pᵢ = gᵢ + eᵢ`, send `C(pᵢ)`, `eᵢ ← pᵢ − C(pᵢ)`; `q = mean C(pᵢ) + e`, send back `C'(q)`,
+    `e ← q − C'(q)`, `x ← x − γ · C'(q)`.
+
+    Args:
+        codec: of the way up, contractive.
+        axis_name: the mapped axis of the workers.
+        learning_rate: a number or an optax schedule.
+        down: of the way down, contractive; None for the same.
+        key: a seed or key, the same on all workers.
+        param_specs: how the parameters are sharded, as of `compressed_mean`.
+
+    Raises:
+        ValueError: for a codec whose residual would grow, or that cannot be shared out.
+
+    Example:
+        >>> import jaxcomp
+        >>> tx = jaxcomp.double_squeeze(jaxcomp.sign(), "data", learning_rate=0.1)
+
+    References:
+        Tang et al., `DoubleSqueeze: parallel stochastic gradient descent with double-pass
+        error-compensated compression <https://arxiv.org/abs/1905.05957>`_, 2019.
+
+    Note:
+        Guarantee: the order of SGD for stochastic gradients, with a linear speed-up in the workers,
+        where what the codecs lose is bounded; with full ones and workers that disagree it stays in
+        a neighbourhood, as `ef_sgd`. Every worker is the server of a share of the elements, and
+        keeps `d/n` of the server's residual.
+    """
+    reducer = TwoShot(Link(codec, Residual()), Link(down or codec, Residual()))
+    return optax.chain(
+        compressed_mean(reducer, axis_name, key=key, param_specs=param_specs),
+        optax.sgd(learning_rate),
+    )
+
+
+@whole
+def neolithic(
+    codec: Codec | Policy,
+    axis_name: AxisName,
+    *,
+    learning_rate: Rate,
+    stages: int,
+    down: Codec | Policy | None = None,
+    key: Any = 0,
+    param_specs: PyTree | None = None,
+) -> Method:
+    """As many stages of compression as gradients are accumulated for, in both directions.
+
+    Every `R` steps: `x ← x − γ · M(mean M(gᵢ))` with `gᵢ` the mean of `R` gradients and `M` the
+    `R`-stage compression of the codec (`jaxcomp.Chained`).
+
+    Args:
+        codec: of the way up, in every stage: unbiased or contractive.
+        axis_name: the mapped axis of the workers.
+        learning_rate: `γ`.
+        stages: `R`, about `ln(…)/δ`, so that `(1 − δ)^R` is below the noise of the gradients.
+        down: of the way down; None for the same.
+        key: a seed or key, the same on all workers.
+        param_specs: how the parameters are sharded, as of `compressed_mean`.
+
+    Raises:
+        ValueError: for no stages, or a codec that cannot be shared out.
+
+    Example:
+        >>> import jaxcomp
+        >>> tx = jaxcomp.neolithic(jaxcomp.sign(), "data", learning_rate=0.1, stages=4)
+
+    References:
+        Huang et al., `Lower bounds and nearly optimal algorithms in distributed learning with
+        communication compression <https://arxiv.org/abs/2206.03665>`_, 2022.
+
+    Note:
+        Guarantee: for smooth losses and stochastic gradients, the lower bounds of
+        `jaxcomp.theory.rates.compressed_rate` up to logarithms. Reconstructed from the abstract and
+        later work, the choice of `R` too: whether the first version compensates errors besides is
+        not known to us; here what all stages of a contractive codec lose stays in a residual, which
+        with full gradients leaves a neighbourhood. Compare by bits, not by steps. Stages of `top_k`
+        are `top_k` of `R` times as many.
+    """
+    ways = (policy_.of(way).map(lambda c: msc(c, stages)) for way in (codec, down or codec))
+    up, back = (Link(way, default(way)) for way in ways)
+    mean = compressed_mean(TwoShot(up, back), axis_name, key=key, param_specs=param_specs)
+    return accumulate(optax.chain(mean, optax.sgd(learning_rate)), stages, axis_name)

@@ -1,0 +1,328 @@
+"""Methods of unbiased codecs: memories that follow, differences, and a preserved model."""
+
+from typing import Any
+
+import optax
+
+from jaxcomp import checks
+from jaxcomp.algorithms.types import Method, Over, Rate
+from jaxcomp.base import Codec
+from jaxcomp.feedback import Link, Residual, Shift
+from jaxcomp.gates import Bernoulli, Coin
+from jaxcomp.layout import policy as policy_
+from jaxcomp.layout.policy import Policy
+from jaxcomp.misuse.callers import whole
+from jaxcomp.reducers.gather import Gather
+from jaxcomp.reducers.two_shot import TwoShot
+from jaxcomp.transforms.differences import compressed_differences
+from jaxcomp.transforms.mean import compressed_mean
+from jaxcomp.transforms.view import preserved_center
+from jaxcomp.types import AxisName, PyTree
+
+
+@whole
+def diana(
+    codec: Codec | Policy,
+    axis_name: AxisName,
+    *,
+    learning_rate: Rate,
+    step: float | None = None,
+    over: Over = Gather,
+    key: Any = 0,
+    param_specs: PyTree | None = None,
+) -> Method:
+    """Sends changes of the gradient through an unbiased codec, against a memory that follows.
+
+    `c = Q(gᵢ − hᵢ)`, `hᵢ ← hᵢ + a·c`, `x ← x − γ · (h + mean c)` with `h = mean hᵢ`.
+
+    Args:
+        codec: an unbiased codec of relative variance `ω`.
+        axis_name: the mapped axis of the workers.
+        learning_rate: `γ`, about `1/(L + 6ωL/n)`, from memory of the paper.
+        step: `a`, at most `1/(1 + ω)`; None for that.
+        over: the reducer of the link.
+        key: a seed or key, the same on all workers.
+        param_specs: how the parameters are sharded, as of `compressed_mean`.
+
+    Raises:
+        ValueError: for a biased codec, a step that is too long, or None where `ω` is not known.
+
+    Example:
+        >>> import jaxcomp
+        >>> tx = jaxcomp.diana(jaxcomp.qsgd(bits=2), "data", learning_rate=0.1)
+
+    References:
+        Mishchenko et al., `Distributed learning with compressed gradient differences
+        <https://arxiv.org/abs/1901.09269>`_, 2019.
+
+    Note:
+        Guarantee: for smooth and strongly convex losses linear to the solution, with full
+        gradients, whatever workers disagree on; with stochastic ones, to their noise. The paper
+        quantises blocks by a norm of its choice; this takes any unbiased codec. Memories begin at
+        zero.
+    """
+    memory = Shift(_step(codec, 1.0) if step is None else step)
+    mean = compressed_mean(over(Link(codec, memory)), axis_name, key=key, param_specs=param_specs)
+    return optax.chain(mean, optax.sgd(learning_rate))
+
+
+@whole
+def marina(
+    codec: Codec | Policy, axis_name: AxisName, *, learning_rate: Rate, p: float, key: Any = 0
+) -> Method:
+    """Compressed differences of gradients at two points, and now and then a whole gradient.
+
+    `v ← mean gᵢ(x)` with probability `p`, else `v ← v + mean Q(gᵢ(x) − gᵢ(x⁻))`; `x ← x − γ v`.
+
+    Args:
+        codec: an unbiased codec.
+        axis_name: the mapped axis of the workers.
+        learning_rate: `γ`, about `1/(L + L̃·√((1 − p)ω/(p·n)))`.
+        p: probability of a whole gradient, in (0, 1]; about a payload's share of a dense one.
+        key: a seed or key, the same on all workers.
+
+    Raises:
+        ValueError: for a biased codec; on use, without `params` or `grad_fn`.
+
+    Example:
+        >>> import jaxcomp
+        >>> tx = jaxcomp.marina(jaxcomp.random_k(0.1), "data", learning_rate=0.1, p=0.1)
+
+        `tx.update(grads, state, params, grad_fn=lambda p: jax.grad(loss)(p, batch))`
+
+    References:
+        Gorbunov et al., `MARINA: faster non-convex distributed learning with compression
+        <https://arxiv.org/abs/2102.07845>`_, 2021.
+
+    Note:
+        Guarantee: `O(1/T)` for smooth losses, convex or not, and linear under the
+        Polyak–Łojasiewicz condition, with full gradients; when it appeared, the least communication
+        known. The coin is common knowledge, so the dense mean is really left out. The first step is
+        whole. The step length is from memory of the paper.
+    """
+    _require_unbiased(codec)
+    mean = compressed_differences(Gather(Link(codec)), axis_name, restart=Coin(p), key=key)
+    return optax.chain(mean, optax.sgd(learning_rate))
+
+
+@whole
+def artemis(
+    codec: Codec | Policy,
+    axis_name: AxisName,
+    *,
+    learning_rate: Rate,
+    down: Codec | Policy | None = None,
+    p: float = 1.0,
+    step: float | None = None,
+    absent: str = "remembered",
+    key: Any = 0,
+    param_specs: PyTree | None = None,
+) -> Method:
+    """Unbiased codecs in both directions, a memory on the way up, and workers that come and go.
+
+    `c = Q(gᵢ − hᵢ)`, `hᵢ ← hᵢ + (a/p)·c`; `x ← x − γ · Q'(h + Σ_S c / (p·n))` over the workers `S`
+    that take part.
+
+    Args:
+        codec: of the way up, unbiased.
+        axis_name: the mapped axis of the workers.
+        learning_rate: `γ`.
+        down: of the way down, unbiased; None for the same.
+        p: probability that a worker takes part.
+        step: `a/p`'s bound is `1/(1 + ω)`; None for `p / (2(1 + ω))`.
+        absent: "remembered", the paper's second way (PP2), or "left out", the first (PP1), which
+            stalls, and has nothing compressed on the way down here.
+        key: a seed or key, the same on all workers.
+        param_specs: how the parameters are sharded, as of `compressed_mean`.
+
+    Raises:
+        ValueError: for biased codecs, a probability out of range, a step that is too long, or None
+            where `ω` is not known.
+
+    Example:
+        >>> import jaxcomp
+        >>> tx = jaxcomp.artemis(jaxcomp.qsgd(bits=2), "data", learning_rate=0.1, p=0.5)
+
+    References:
+        Philippenko and Dieuleveut, `Bidirectional compression in heterogeneous settings for
+        distributed or federated learning with partial participation
+        <https://arxiv.org/abs/2006.14591>`_, 2020.
+
+    Note:
+        Guarantee: for smooth and strongly convex losses linear, up to a noise that depends on the
+        gradients' variance at the solution only, not on how workers disagree. By default memories
+        move by `1/(2(1 + ω))` of `c`, as in the published code. That moves the mirror by `1/p` of
+        it for everyone who takes part, which is off on the way to the same point; here the mirror
+        stays the mean of the memories. They begin at zero, where that code begins with the first
+        gradients if all take part. The absent have nothing to be sent afterwards: every worker is
+        sent everything.
+    """
+    checks.share("p", p)
+    if absent != "remembered" and down is not None:
+        raise ValueError(f"`down` must be None where the absent are {absent!r}, got {down!r}")
+    a = p * _step(codec, 0.5) if step is None else step
+    up = Link(codec, Shift(a, absent=absent))
+    reducer = TwoShot(up, Link(down or codec)) if absent == "remembered" else Gather(up)
+    mean = compressed_mean(
+        reducer, axis_name, gate=Bernoulli(p) if p < 1 else None, key=key, param_specs=param_specs
+    )
+    return optax.chain(mean, optax.sgd(learning_rate))
+
+
+@whole
+def dore(
+    codec: Codec | Policy,
+    axis_name: AxisName,
+    *,
+    learning_rate: Rate,
+    down: Codec | Policy,
+    step: float | None = None,
+    key: Any = 0,
+    param_specs: PyTree | None = None,
+) -> Method:
+    """`diana` up, and error feedback on the way down.
+
+    `ĝ` of `diana`, `q = ĝ + e`, send back `C'(q)`, `e ← q − C'(q)`, `x ← x − γ · C'(q)`.
+
+    Args:
+        codec: of the way up, unbiased.
+        axis_name: the mapped axis of the workers.
+        learning_rate: `γ`.
+        down: of the way down, contractive.
+        step: of the memory; None for `1/(2(1 + ω))`.
+        key: a seed or key, the same on all workers.
+        param_specs: how the parameters are sharded, as of `compressed_mean`.
+
+    Raises:
+        ValueError: for a biased codec up, one down whose residual would grow, a step that is too
+            long, or None where `ω` is not known.
+
+    Example:
+        >>> import jaxcomp
+        >>> tx = jaxcomp.dore(
+        ...     jaxcomp.qsgd(bits=2), "data", learning_rate=0.1, down=jaxcomp.sign()
+        ... )
+
+    References:
+        Liu et al., `A double residual compression algorithm for efficient distributed learning
+        <https://arxiv.org/abs/1910.07561>`_, 2020.
+
+    Note:
+        Guarantee: for smooth and strongly convex losses, linear to a neighbourhood that the noise
+        of the gradients alone decides. The residual is of the mean gradient, as in the published
+        code of Artemis, where the paper's is of the model's step, with factors of its own that are
+        one here.
+    """
+    memory = Shift(_step(codec, 0.5) if step is None else step)
+    reducer = TwoShot(Link(codec, memory), Link(down, Residual()))
+    return optax.chain(
+        compressed_mean(reducer, axis_name, key=key, param_specs=param_specs),
+        optax.sgd(learning_rate),
+    )
+
+
+@whole
+def mcm(
+    codec: Codec | Policy,
+    axis_name: AxisName,
+    *,
+    learning_rate: Rate,
+    down: Codec | Policy | None = None,
+    step: float | None = None,
+    down_step: float | None = None,
+    own: bool = False,
+    key: Any = 0,
+) -> Method:
+    """Both directions at the rate of one: the model goes down compressed, and is kept whole.
+
+    `x ← x − γ ĝ` with `ĝ` of `diana`, from gradients at `x̂` (`jaxcomp.view(params, state)`);
+    `Ω = Q'(x − H)`, `x̂ = H + Ω`, `H ← H + b·Ω`.
+
+    Args:
+        codec: of the way up, unbiased.
+        axis_name: the mapped axis of the workers.
+        learning_rate: `γ`.
+        down: of the way down, unbiased; None for the same.
+        step: of the memory up; None for `1/(2(1 + ω))`.
+        down_step: `b`; None for `1/(2(1 + ω'))`.
+        own: a message of its own for every worker (Rand-MCM).
+        key: a seed or key, the same on all workers.
+
+    Raises:
+        ValueError: for biased codecs, a step that is too long, or None where `ω` is not known.
+
+    Example:
+        >>> import jaxcomp
+        >>> tx = jaxcomp.mcm(jaxcomp.qsgd(bits=2), "data", learning_rate=0.1)
+
+    References:
+        Philippenko and Dieuleveut, `Preserved central model for faster bidirectional compression in
+        distributed settings <https://arxiv.org/abs/2102.12528>`_, 2021.
+
+    Note:
+        Guarantee: for smooth and convex losses that of compression on the way up alone, to the
+        first order in `γ`. Both steps' defaults are those of the published code. `params` are
+        the preserved model: evaluate and save them. Every device keeps it, so here the way down is
+        computed and not sent; `H` begins at the first parameters.
+    """
+    way = down or codec
+    up = diana(
+        codec,
+        axis_name,
+        learning_rate=learning_rate,
+        step=_step(codec, 0.5) if step is None else step,
+        key=key,
+    )
+    b = _step(way, 0.5) if down_step is None else down_step
+    return optax.chain(up, preserved_center(way, axis_name, step=b, own=own, key=key))
+
+
+@whole
+def rand_mcm(codec: Codec | Policy, axis_name: AxisName, **settings: Any) -> Method:
+    """`mcm` with a message of its own for every worker, whose errors average out in the mean.
+
+    Args:
+        codec: of the way up, unbiased.
+        axis_name: the mapped axis of the workers.
+        **settings: as of `mcm`, but for `own`.
+
+    Raises:
+        ValueError: as `mcm`.
+
+    Example:
+        >>> import jaxcomp
+        >>> tx = jaxcomp.rand_mcm(jaxcomp.qsgd(bits=2), "data", learning_rate=0.1)
+
+    References:
+        As of `mcm`.
+
+    Note:
+        Guarantee: as `mcm`. The variant with a memory on the server for each worker; those with one
+        memory, or that begin anew now and then, are left out.
+    """
+    return mcm(codec, axis_name, own=True, **settings)
+
+
+def _require_unbiased(codec: Codec | Policy) -> None:
+    biased = [one for one in policy_.of(codec).codecs if not one.unbiased]
+    if biased:
+        raise ValueError(
+            f"`codec` must be unbiased, such as jaxcomp.qsgd() or jaxcomp.random_k(), got "
+            f"{biased[0]!r}; jaxcomp.ef21 takes contractive ones"
+        )
+
+
+def _step(codec: Codec | Policy, share: float) -> float:
+    """`share / (1 + ω)` for the largest variance of these codecs."""
+    _require_unbiased(codec)
+    worst = 0.0
+    for one in policy_.of(codec).codecs:
+        sizes = [one.bucket_size or size for size in (2, 2**20)]  # None may be any.
+        least, most = (one.variance_bound(size) for size in sizes)
+        if least is None or least != most:
+            raise ValueError(
+                f"`step` must be given for {one!r}, of which no bound of the variance is known "
+                "before its buckets are: at most 1/(1 + ω)"
+            )
+        worst = max(worst, least)
+    return share / (1 + worst)

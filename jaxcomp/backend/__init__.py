@@ -1,0 +1,1 @@
+"""The compiler and the collectives of JAX: what only they care about."""

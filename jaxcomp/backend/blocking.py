@@ -1,0 +1,100 @@
+"""Work through rows as many at a time as a cache holds, where a CPU does it."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import core, lax
+
+from jaxcomp.backend import axes, xla
+from jaxcomp.types import Array
+
+_CHUNK = 2**19
+"""Elements that a CPU works on at a time: few enough for its cache, enough for its threads."""
+
+_PART = 2**20
+"""Elements in a part of what is read several times: few enough for the cache that cores share."""
+
+_MOST_PARTS = 24
+"""Each is compiled anew, which takes some twenty milliseconds."""
+
+
+def over_rows(f: Callable[..., Any], first: Any, *arrays: Any) -> Any:
+    """`f(first, *arrays)` for a function of each row by itself, done as it suits the platform.
+
+    What several passes over an array cost a CPU is memory, above all the first touch of the pages
+    of what is kept between them. So it takes some rows through all passes before it goes on.
+
+    Args:
+        f: `f(first, *parts)` of some rows and the number of the first of them; every array that it
+            returns has a row for each.
+        first: the number of the first row.
+        *arrays: trees of arrays with a leading axis of rows.
+    """
+    leaves, treedef = jax.tree.flatten((first, arrays))
+    if not any(isinstance(leaf, core.Tracer) for leaf in leaves):
+        return f(first, *arrays)
+    leaves = axes.alike(*map(jnp.asarray, leaves))
+    first, arrays = jax.tree.unflatten(treedef, leaves)
+    like = jax.eval_shape(f, first, *arrays)
+    rows = leaves[1].shape[0]
+    every = [*leaves[1:], *jax.tree.leaves(like)]
+    chunk = max(_CHUNK // max(math.prod(leaf.shape[1:]) for leaf in every), 1)
+    if rows <= chunk:
+        return f(first, *arrays)
+
+    def some(first: Any, begin: Any, arrays: Any) -> Any:
+        parts = jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, begin, chunk), arrays)
+        return f(first + begin.astype(first.dtype), *parts)
+
+    def in_chunks(first: Any, *arrays: Any) -> Any:
+        def step(number: Any, found: Any) -> Any:
+            # The last chunk reaches back into the one before: the same rows give the same results.
+            begin = jnp.minimum(number * chunk, rows - chunk)
+            return jax.tree.map(
+                lambda whole, part: lax.dynamic_update_slice_in_dim(whole, part, begin, 0),
+                found,
+                xla.compile_separately(some)(first, begin, arrays),
+            )
+
+        empty = jax.tree.map(
+            lambda leaf: axes.alike(jnp.zeros(leaf.shape, leaf.dtype), first)[0], like
+        )
+        return lax.fori_loop(0, -(-rows // chunk), step, empty)
+
+    return lax.platform_dependent(first, *arrays, cpu=in_chunks, default=f)
+
+
+def in_turn(f: Callable[..., Array], *arrays: Array) -> Array:
+    """`f(*arrays)` for a function of each row by itself that reads its rows more than once.
+
+    As `over_rows`, but for results that are small, and without a loop. What a loop works on must be
+    in memory before it begins; here the slice of a leaf, or the sum with a residual, is fused with
+    each pass over the rows that it makes.
+
+    Args:
+        f: gives an array with a row for each row of `arrays`.
+        *arrays: with a leading axis of rows.
+    """
+    rows = arrays[0].shape[0]
+    parts = min(arrays[0].size // _PART, _MOST_PARTS, rows)
+    if parts < 2 or not any(isinstance(x, core.Tracer) for x in arrays):
+        return f(*arrays)
+    each = -(-rows // parts)
+    parts = -(-rows // each)
+
+    def one_by_one(*arrays: Array) -> Array:
+        found, traced_once = [], jax.jit(f, inline=True)
+        # The last part reaches back into the one before.
+        begins = [min(number * each, rows - each) for number in range(parts)]
+        for begin in xla.hidden(begins, xla.zero_after(arrays[0])):
+            begin = begin + xla.zero_after(found[-1]) if found else begin
+            some = (lax.dynamic_slice_in_dim(x, begin, each) for x in arrays)
+            found.append(traced_once(*some))
+        found[-1] = found[-1][parts * each - rows :]
+        return jnp.concatenate(found)
+
+    arrays = axes.alike(*arrays)
+    return xla.by_platform(f, {"cpu": one_by_one}, *arrays)

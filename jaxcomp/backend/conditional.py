@@ -1,0 +1,48 @@
+"""Branches that workers take together: one of two programs, decided alike on all of them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend import core as jex_core
+
+from jaxcomp.backend import axes
+from jaxcomp.types import Array, AxisName
+
+
+def uniform(go: Array, axis_name: AxisName) -> Array:
+    """`go`, typed as the same on all workers, which it is."""
+    kind = getattr(jax.typeof(go), "manual_axis_type", None)
+    differs = () if kind is None else tuple(n for n in axes.names(axis_name) if n in kind.varying)
+    # Only where a replicated state was passed as if it differed between workers.
+    return lax.pmax(go.astype(jnp.int32), differs) > 0 if differs else go
+
+
+def either(go: Array, talk: Callable[..., Any], silent: Callable[..., Any], *args: Any) -> Any:
+    """`talk(*args)` if `go`, else `silent(*args)`, whose results may differ in type of replication.
+
+    Both are typed as varying where one of them is.
+    """
+    leaves, _ = jax.tree.flatten(args)
+    traced = [jax.make_jaxpr(branch, return_shape=True)(*args) for branch in (talk, silent)]
+    (_, shapes), _ = traced
+    pairs = list(zip(*(jaxpr.out_avals for jaxpr, _ in traced), strict=True))
+
+    def branch(number: int) -> Callable[..., list[Array]]:
+        run = jex_core.jaxpr_as_fun(traced[number][0])
+        missing = [_varying(pair[1 - number]) - _varying(pair[number]) for pair in pairs]
+        return lambda *flat: [
+            lax.pcast(x, tuple(sorted(names, key=str)), to="varying") if names else x
+            for x, names in zip(run(*flat), missing, strict=True)
+        ]
+
+    return jax.tree.unflatten(
+        jax.tree.structure(shapes), lax.cond(go, branch(0), branch(1), *leaves)
+    )
+
+
+def _varying(aval: Any) -> frozenset:
+    kind = getattr(aval, "manual_axis_type", None)
+    return frozenset() if kind is None else frozenset(kind.varying)

@@ -1,0 +1,22 @@
+"""The nouns of the library as abstract classes, with a default for every hook.
+
+Settings are frozen dataclasses that are hashable by value; everything traced is a `NamedTuple` of
+arrays. A caller calls a hook and never asks whether a part has it.
+"""
+
+from jaxcomp.base.codec import (
+    Codec as Codec,
+    WrappedCodec as WrappedCodec,
+    not_summable as not_summable,
+)
+from jaxcomp.base.feedback import (
+    Feedback as Feedback,
+    Mirrored as Mirrored,
+    WrappedFeedback as WrappedFeedback,
+)
+from jaxcomp.base.gate import Gate as Gate, Opened as Opened
+from jaxcomp.base.reducer import (
+    Collected as Collected,
+    Reducer as Reducer,
+    WrappedReducer as WrappedReducer,
+)

@@ -1,0 +1,226 @@
+"""A codec: one batch of buckets ↔ the payload that crosses the wire."""
+
+import abc
+from typing import Any
+
+from jaxcomp.base import interface
+from jaxcomp.base.interface import Interface
+from jaxcomp.numerics import summing
+from jaxcomp.types import Array, ArrayLike, AxisName, Key, PyTree
+
+
+class Codec(Interface, abstract=True):
+    """One batch of buckets ↔ the payload that crosses the wire.
+
+    A codec sees `x: [buckets, size]`, zero-padded, of which `count[b]` elements of bucket `b`
+    are real. Every array of its payload has a leading `buckets` axis. `encode` and `decode` must be
+    given; every other hook has a default.
+
+    Attributes:
+        bucket_size: elements in a bucket, or None for one bucket a leaf.
+        unbiased: whether `E[decode(encode(x))] = x`.
+        linear: whether `decode(Σ payloads) = Σ decode(payloads)`, so that payloads may be summed.
+        bits_per_element: bits an element of a full bucket, as the codec claims them (the contract
+            suite holds them against the payload); None for no claim.
+        reorders: whether `decode_sum` adds in a domain of its own, and so equals the sum of
+            `decode` only up to rounding.
+        homogeneous: whether an input `2^k` times as large decodes to an output `2^k` times as
+            large; a fixed threshold is not.
+        mixed: elements that one fitted step, or one part, stands for, so that they must be rotated
+            together at random; `math.inf` for a whole leaf.
+    """
+
+    bucket_size: int | None
+    unbiased: bool
+    linear = False
+    bits_per_element = None
+    reorders = False
+    homogeneous = True
+    mixed = 0
+
+    @interface.derived
+    def contractive(self) -> bool:
+        """Whether `E‖decode(encode(x)) − x‖² ≤ (1 − δ)‖x‖²` for some `δ > 0` and every `x`.
+
+        By default every biased codec is.
+        """
+        return not self.unbiased
+
+    def variance_bound(self, size: int) -> float | None:
+        """The relative variance of an unbiased codec in the worst case, for buckets of `size`.
+
+        `ω` with `E‖decode(encode(x)) − x‖² ≤ ω‖x‖²`; None where no bound is known.
+        """
+        del size
+        return None
+
+    def peaked_bound(self, size: int, peak: float) -> float | None:
+        """As `variance_bound`, if the largest element has this share of its bucket's energy."""
+        del size, peak
+        return None
+
+    def init(self, like: ArrayLike) -> PyTree:
+        """State of the codec for a batch like this; `()` for the many that have none."""
+        del like
+        return ()
+
+    @abc.abstractmethod
+    def encode(self, key: Key, x: Array, count: Array, state: PyTree) -> tuple[PyTree, PyTree]:
+        """The payload of a batch, and the state for the next step."""
+
+    @abc.abstractmethod
+    def decode(self, key: Key, payload: PyTree, like: ArrayLike, side: Any = None) -> Array:
+        """The batch that a payload stands for, in the shape and dtype of `like`."""
+
+    def decode_sum(
+        self,
+        keys: Key,
+        payloads: PyTree,
+        like: ArrayLike,
+        weights: Array | None = None,
+        side: Any = None,
+    ) -> Array:
+        """`Σ wᵢ · decode(payloadᵢ)` in worker order, in the dtype of `summing.accumulator(like)`.
+
+        Args:
+            keys: each worker's key; `own` has a leading workers axis.
+            payloads: the payload tree with a leading workers axis.
+            like: shape and dtype of one decoded batch.
+            weights: `[workers]`, or None for all ones. A worker of weight zero adds exactly
+                nothing, even if its payload is not finite.
+            side: what the decoder knows beside the payload.
+        """
+
+        def decode(key: Key, payload: PyTree, wide: ArrayLike) -> Array:
+            return self.decode(key, payload, wide, side)
+
+        return summing.one_by_one(decode, keys, payloads, like, weights)
+
+    @interface.derived
+    def agrees(self) -> bool:
+        """Whether the workers agree on something before they encode."""
+        return type(self).agree is not Codec.agree
+
+    def agree(self, key: Key, x: Array, count: Array, state: PyTree, axis_name: AxisName) -> PyTree:
+        """The state after the workers have agreed on what all must know before they encode."""
+        del key, x, count, axis_name
+        return state
+
+    @interface.derived
+    def sided(self) -> bool:
+        """Whether decoders need what `side` returns."""
+        return type(self).side is not Codec.side
+
+    def side(self, agreed: PyTree) -> Any:
+        """The part of the agreed state that decoders need beside the payload."""
+        del agreed
+        return None
+
+    def side_times(self, side: Any, factor: float) -> Any:
+        """The side by which a sum of integers decodes to `factor` times as much.
+
+        `factor` is a power of two. Only codecs with `scales_sums` have it.
+        """
+        raise NotImplementedError(f"{self!r} has no side that can be scaled")
+
+    @interface.derived
+    def scales_sums(self) -> bool:
+        """Whether `side_times` scales what a sum decodes to."""
+        return type(self).side_times is not Codec.side_times
+
+    @interface.derived
+    def names_senders(self) -> bool:
+        """Whether payloads say which elements were sent, so that a mean may be over senders."""
+        return type(self).mean_of_senders is not Codec.mean_of_senders
+
+    def mean_of_senders(
+        self, keys: Key, payloads: PyTree, like: ArrayLike, weights: Array | None = None
+    ) -> Array:
+        """The mean of each element over the workers that sent it, zero where none did."""
+        raise NotImplementedError(f"{self!r} does not say which elements were sent")
+
+    def for_leaf(self, shape: tuple[int, ...], dtype: Any) -> "tuple[Codec | None, str | None]":
+        """The codec for a leaf of this shape, or None to leave it dense, and why."""
+        del shape, dtype
+        return self, None
+
+    @interface.derived
+    def shaped(self) -> bool:
+        """Whether the codec depends on the shape of a leaf, so that `for_leaf` must be asked."""
+        return type(self).for_leaf is not Codec.for_leaf
+
+    @interface.derived
+    def may_sum(self) -> bool:
+        """Whether `summable` may succeed."""
+        return self.linear or type(self).summable is not Codec.summable
+
+    def summable(self, workers: int) -> "Codec":
+        """The linear codec, of equal buckets and state, for sums of this many workers' payloads.
+
+        Raises:
+            ValueError: if there is none.
+        """
+        del workers
+        if self.linear:
+            return self
+        raise not_summable(self, "its payloads do not add up to one")
+
+
+class WrappedCodec(Codec, abstract=True):
+    """A codec around another one, `codec`.
+
+    What `codec` says of itself and what workers agree on is forwarded. Claims that the wrapper may
+    break have the safe default of every codec, and the wrapper makes them anew: `linear`,
+    `variance_bound`, `decode_sum`, `summable`, `mean_of_senders`, ….
+
+    A wrapper that changes the elements overrides `transform`, `restore` and `inner_like`; `init`,
+    `agree`, `encode` and `decode` follow from them.
+
+    Attributes:
+        codec: what is wrapped.
+    """
+
+    codec: Codec
+
+    def transform(self, key: Key, x: Array, count: Array) -> tuple[Array, Array]:
+        """The elements that `codec` encodes, and how many of each bucket are real."""
+        del key
+        return x, count
+
+    def restore(self, key: Key, z: Array, like: ArrayLike) -> Array:
+        """The inverse of `transform`, in the shape and dtype of `like`."""
+        del key, like
+        return z
+
+    def inner_like(self, like: ArrayLike) -> ArrayLike:
+        """Shape and dtype of what `transform` makes of a batch like this."""
+        return like
+
+    def init(self, like: ArrayLike) -> PyTree:
+        return self.codec.init(self.inner_like(like))
+
+    def agree(self, key: Key, x: Array, count: Array, state: PyTree, axis_name: AxisName) -> PyTree:
+        if not self.codec.agrees:
+            return state
+        return self.codec.agree(key, *self.transform(key, x, count), state, axis_name)
+
+    def encode(self, key: Key, x: Array, count: Array, state: PyTree) -> tuple[PyTree, PyTree]:
+        return self.codec.encode(key, *self.transform(key, x, count), state)
+
+    def decode(self, key: Key, payload: PyTree, like: ArrayLike, side: Any = None) -> Array:
+        z = self.codec.decode(key, payload, self.inner_like(like), side)
+        return self.restore(key, z, like)
+
+
+_FACTS = ("bucket_size", "bits_per_element", "reorders", "homogeneous", "mixed", "contractive")
+_AGREED = ("agrees", "sided", "side")
+interface.forward(WrappedCodec, "codec", _FACTS + _AGREED)
+
+
+def not_summable(codec: Codec, why: str) -> ValueError:
+    """The error for a codec whose payloads cannot be added, for this reason."""
+    return ValueError(
+        f"`codec` must have payloads that can be added on the way, and not be {codec!r}: {why}. "
+        "Take jaxcomp.Gather or jaxcomp.TwoShot, or a codec such as jaxcomp.random_k(), "
+        "jaxcomp.int_sgd(), jaxcomp.thc() or jaxcomp.terngrad(shared=True)"
+    )

@@ -1,0 +1,238 @@
+"""What one call of a codec encodes: pieces of leaves as rows, and a device's share of the rows."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxcomp.backend import axes
+from jaxcomp.base import Codec
+from jaxcomp.numerics import noise
+from jaxcomp.types import Array, AxisName, Key
+
+
+class Piece(NamedTuple):
+    """Elements `start` to `stop` of a flattened leaf; only a leaf's last bucket is padded."""
+
+    leaf: int
+    start: int
+    stop: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """Pieces of leaves that one call of a codec encodes, as `[buckets, size]`.
+
+    Attributes:
+        codec: what encodes them.
+        dtype: of the leaves.
+        size: elements in a bucket.
+        pieces: what is encoded, in this order.
+        parted: whether it is most of one leaf, of which the rest is in another batch.
+    """
+
+    codec: Codec
+    dtype: np.dtype
+    size: int
+    pieces: tuple[Piece, ...]
+    parted: bool = False
+
+    @property
+    def buckets(self) -> int:
+        return sum(padded_buckets(piece, self.size) for piece in self.pieces)
+
+    @property
+    def like(self) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((self.buckets, self.size), self.dtype)
+
+    def counts(self) -> Array:
+        """The number of real elements of each bucket, `int32[buckets]`."""
+        lasts, numbers, end = [], [], 0
+        for piece in self.pieces:
+            end += padded_buckets(piece, self.size)
+            tail = (piece.stop - piece.start) % self.size
+            if tail:
+                lasts.append(end - 1)
+                numbers.append(tail)
+        full = jnp.full(self.buckets, self.size, jnp.int32)
+        if not lasts:
+            return full
+        return full.at[np.array(lasts)].set(np.array(numbers, np.int32))
+
+    @property
+    def full(self) -> bool:
+        """Whether no bucket is padded."""
+        return all((piece.stop - piece.start) % self.size == 0 for piece in self.pieces)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """One device's share of a batch: every `n`-th part of its buckets, in their order.
+
+    What the last shares lack is made up by empty buckets.
+
+    Attributes:
+        whole: the batch.
+        shares: how many there are.
+        axis_name: the axis whose workers have one each.
+    """
+
+    whole: "Batch | Shard"
+    shares: int
+    axis_name: AxisName
+
+    @property
+    def codec(self) -> Codec:
+        return self.whole.codec
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.whole.dtype
+
+    @property
+    def size(self) -> int:
+        return self.whole.size
+
+    @property
+    def buckets(self) -> int:
+        return -(-self.whole.buckets // self.shares)
+
+    @property
+    def like(self) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((self.buckets, self.size), self.dtype)
+
+    def counts(self) -> Array:
+        """The number of real elements of each bucket, `int32[buckets]`."""
+        return self.own(self.whole.counts())
+
+    @property
+    def full(self) -> bool:
+        """Whether no bucket is padded, or empty."""
+        return self.whole.full and self.whole.buckets % self.shares == 0
+
+    def padded(self, x: Array) -> Array:
+        """The rows of the whole batch, and zeros for what is missing to full shares."""
+        missing = self.buckets * self.shares - x.shape[0]
+        return jnp.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1)) if missing else x
+
+    def rows(self, x: Array) -> Array:
+        """The rows of the whole batch as `[shares, buckets, …]`."""
+        return self.padded(x).reshape(self.shares, self.buckets, *x.shape[1:])
+
+    def own(self, x: Array) -> Array:
+        """This device's share of the rows of the whole batch."""
+        if self.shares == 1:
+            return x
+        start = lax.axis_index(self.axis_name) * self.buckets
+        return lax.dynamic_slice_in_dim(self.padded(x), start, self.buckets)
+
+
+@dataclasses.dataclass(frozen=True)
+class Recut:
+    """The same rows in shorter buckets, for another codec; each row is filled up at its end.
+
+    Attributes:
+        whole: the batch or share.
+        codec: what encodes them.
+    """
+
+    whole: "Batch | Shard"
+    codec: Codec
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.whole.dtype
+
+    @property
+    def size(self) -> int:
+        return min(self.codec.bucket_size or self.whole.size, self.whole.size)
+
+    @property
+    def cuts(self) -> int:
+        """Buckets that a row becomes."""
+        return -(-self.whole.size // self.size)
+
+    @property
+    def buckets(self) -> int:
+        return self.whole.buckets * self.cuts
+
+    @property
+    def like(self) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((self.buckets, self.size), self.dtype)
+
+    def counts(self) -> Array:
+        """The number of real elements of each bucket, `int32[buckets]`."""
+        begins = jnp.arange(self.cuts, dtype=jnp.int32) * self.size
+        left = self.whole.counts()[:, None] - begins
+        return jnp.clip(left, 0, self.size).reshape(-1)
+
+    @property
+    def full(self) -> bool:
+        """Whether no bucket is padded, or empty."""
+        return self.whole.full and self.whole.size % self.size == 0
+
+    def cut(self, x: Array) -> Array:
+        """Rows of the whole as these buckets."""
+        missing = self.cuts * self.size - x.shape[1]
+        x = jnp.pad(x, ((0, 0), (0, missing))) if missing else x
+        return x.reshape(-1, self.size)
+
+    def joined(self, x: Array) -> Array:
+        """These buckets as rows of the whole."""
+        return x.reshape(-1, self.cuts * self.size)[:, : self.whole.size]
+
+
+def real(batch: "Batch | Shard | Recut", x: Array) -> Array:
+    """The rows with zeros where there is nothing but padding.
+
+    A codec may decode padding to anything, as signs do. Left in a memory it would come back with
+    the next message, and count in scales.
+    """
+    if batch.full:
+        return x
+    place = lax.broadcasted_iota(jnp.int32, x.shape, 1)
+    return jnp.where(place < batch.counts()[:, None], x, 0)
+
+
+def lanes(payload: Any, size: int, leading: int = 1) -> int:
+    """How many neighbours of a decoded bucket are made from neighbours in its payload.
+
+    Codes are planar: each field of the words holds the codes of so many elements side by side. What
+    else a bucket has several of belongs to an element each, as in a cast, or to a stretch of them,
+    as the steps of blocks do.
+
+    Args:
+        payload: of a batch.
+        size: elements in a bucket.
+        leading: how many axes of the payload come before those of a bucket.
+    """
+    found, planar = size, False
+    for leaf in jax.tree.leaves(payload):
+        length = math.prod(leaf.shape[leading:])
+        if leaf.ndim > leading and (leaf.dtype == jnp.uint32 or length == size):
+            found, planar = math.gcd(found, length), True
+        elif length > 1:
+            found = math.gcd(found, size // length)
+    return found if planar else 1
+
+
+def shards(batches: "Sequence[Batch | Shard]", axis_name: AxisName) -> tuple[Shard, ...]:
+    """Every batch shared out over the workers of an axis."""
+    workers = axes.size(axis_name)
+    return tuple(Shard(batch, workers, axis_name) for batch in batches)
+
+
+def padded_buckets(piece: Piece, size: int) -> int:
+    """How many buckets a piece takes."""
+    return -(-(piece.stop - piece.start) // size)
+
+
+def batch_key(key: Array, number: int, worker: Array | int, first: Array | int = 0) -> Key:
+    """The key of batch `number` of a step's key, on this worker, from bucket `first` on."""
+    shared = noise.fold(key, number)
+    return Key(shared, noise.fold(shared, worker), jnp.asarray(first).astype(jnp.uint32))

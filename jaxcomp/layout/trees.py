@@ -1,0 +1,377 @@
+"""Pytree ↔ leaves ↔ batches of buckets: the only place between gradients and codecs.
+
+All leaves that share a codec, a dtype and a bucket size are encoded as one batch, so a model is
+one fused loop and one compilation, however many leaves it has. A leaf that dominates its batch is
+a batch of its own up to its last whole bucket: it is encoded where it lies instead of being copied
+into a batch. Its tail joins the others.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxcomp.backend import xla
+from jaxcomp.base import Codec
+from jaxcomp.layout import batches as batches_, policy as policy_
+from jaxcomp.layout.batches import Batch, Piece, batch_key, padded_buckets
+from jaxcomp.layout.policy import Policy
+from jaxcomp.numerics import noise
+from jaxcomp.types import Array, PyTree
+
+_DIRECT_SIZE = 2**18
+_DIRECT_SHARE = 1 / 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Where each leaf of a tree goes: into batches, or dense.
+
+    Attributes:
+        batches: one encode each.
+        dense: numbers of the leaves that travel as they are.
+        likes: shape and dtype of every leaf.
+        paths: path of every leaf, as `"params/Dense_0/kernel"`.
+        codecs: codec of every leaf, None for dense.
+        reasons: why that codec.
+        unused: globs of rules that decide no leaf.
+        treedef: the structure of the tree.
+    """
+
+    batches: tuple[Batch, ...]
+    dense: tuple[int, ...]
+    likes: tuple[jax.ShapeDtypeStruct, ...]
+    paths: tuple[str, ...]
+    codecs: tuple[Codec | None, ...]
+    reasons: tuple[str, ...]
+    unused: tuple[str, ...]
+    treedef: Any
+
+
+class TreePayload(NamedTuple):
+    """The payload of every batch, and the leaves that are sent as they are."""
+
+    batches: tuple[Any, ...]
+    dense: tuple[Array, ...]
+
+
+def layout(codec: "Codec | Policy", tree: PyTree, shares: int = 1, runs: int = 1) -> Layout:
+    """Plans the batches of a tree; a bare codec takes every leaf.
+
+    Args:
+        codec: which codec for which leaf.
+        tree: arrays, or their shapes and dtypes.
+        shares: into how many buckets to cut a leaf whose codec takes it whole.
+        runs: leaves of as many runs of about equal size do not share a batch, so that one can be
+            encoded before the gradients of the next are there.
+
+    Raises:
+        ValueError: if a leaf is not of a real floating dtype.
+    """
+    rules = codec if isinstance(codec, Policy) else policy_.everywhere(codec)
+    flat, treedef = jax.tree_util.tree_flatten_with_path(tree)
+    paths = tuple(path_name(path) for path, _ in flat)
+    likes = tuple(_like(path, leaf) for path, (_, leaf) in zip(paths, flat, strict=True))
+    chosen = [
+        rules.choose(path, like.shape, like.dtype) for path, like in zip(paths, likes, strict=True)
+    ]
+    dense, groups = [], {}
+    for number, (like, (picked, _)) in enumerate(zip(likes, chosen, strict=True)):
+        if picked is None or like.size == 0:
+            dense.append(number)
+            continue
+        size = min(picked.bucket_size or -(-like.size // shares), like.size)
+        groups.setdefault((picked, like.dtype, size), []).append(Piece(number, 0, like.size))
+    batches = []
+    found = [
+        (kind, run)
+        for kind, pieces in groups.items()
+        for run in even_runs(pieces, [piece.stop for piece in pieces], runs)
+    ]
+    for (picked, dtype, size), pieces in found:
+        direct, rest = _split(pieces, size)
+        tails = {piece.leaf for piece in rest}
+        batches += [Batch(picked, dtype, size, (p,), parted=p.leaf in tails) for p in direct]
+        if rest:
+            batches.append(Batch(picked, dtype, size, tuple(rest)))
+    return Layout(
+        batches=tuple(batches),
+        dense=tuple(dense),
+        likes=likes,
+        paths=paths,
+        codecs=tuple(picked for picked, _ in chosen),
+        reasons=tuple(why for _, why in chosen),
+        unused=tuple(
+            rule.path
+            for rule in rules.rules
+            if not any(
+                rule.matches(path, like.shape) for path, like in zip(paths, likes, strict=True)
+            )
+        ),
+        treedef=treedef,
+    )
+
+
+def even_runs(items: Sequence[Any], sizes: Sequence[int], count: int) -> list[list[Any]]:
+    """The items in their order, as at most so many runs of about equal size in all."""
+    total, done = sum(sizes), 0
+    runs: dict[int, list[Any]] = {}
+    for item, size in zip(items, sizes, strict=True):
+        runs.setdefault(int(count * (done + size / 2) / max(total, 1)), []).append(item)
+        done += size
+    return list(runs.values())
+
+
+def path_name(path) -> str:
+    """A leaf's path as a user would write it: `params/Dense_0/kernel`."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def _like(path: str, leaf: Any) -> jax.ShapeDtypeStruct:
+    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+        leaf = np.asarray(leaf)
+    if not jnp.issubdtype(leaf.dtype, jnp.floating) or jnp.dtype(leaf.dtype).itemsize < 2:
+        raise ValueError(
+            f"every leaf must have a floating dtype, and '{path}' is {leaf.dtype}"
+            f"{list(leaf.shape)} (8-bit floats are too narrow for gradients). Keep it out of the "
+            "gradient with `optax.masked`, or cast it."
+        )
+    return jax.ShapeDtypeStruct(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype))
+
+
+def _split(pieces: list[Piece], size: int) -> tuple[list[Piece], list[Piece]]:
+    """Pieces that are batches of their own, and the rest with the tails of those."""
+    total = sum(piece.stop for piece in pieces)
+    direct, rest = [], []
+    for piece in pieces:
+        dominates = piece.stop >= max(_DIRECT_SIZE, _DIRECT_SHARE * total)
+        whole = piece.stop // size * size if dominates else 0
+        if whole:
+            direct.append(Piece(piece.leaf, 0, whole))
+        if whole < piece.stop:
+            rest.append(Piece(piece.leaf, whole, piece.stop))
+    return direct, rest
+
+
+def stack(batch: Batch, leaves: Sequence[Any]) -> Array:
+    """The batch's pieces as `[buckets, size]`, each padded with zeros to whole buckets."""
+    parts = []
+    for piece in batch.pieces:
+        flat = jnp.reshape(leaves[piece.leaf], -1)
+        if (piece.start, piece.stop) != (0, flat.shape[0]):
+            flat = flat[piece.start : piece.stop]
+        padding = padded_buckets(piece, batch.size) * batch.size - flat.shape[0]
+        parts += [flat, jnp.zeros(padding, batch.dtype)] if padding else [flat]
+    return xla.joined(parts).reshape(batch.buckets, batch.size)
+
+
+def stacks(plan: Layout, tree: PyTree) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+    """The compressed leaves of a tree, an array for each batch, and its dense leaves."""
+    leaves = plan.treedef.flatten_up_to(tree)
+    return (
+        tuple(stack(batch, leaves) for batch in plan.batches),
+        tuple(leaves[i] for i in plan.dense),
+    )
+
+
+def assemble(plan: Layout, stacks: Sequence[Array], dense: Sequence[Array]) -> PyTree:
+    """The tree whose batches are `stacks` and whose dense leaves are `dense`."""
+    return _whole(plan, _unstacked(plan.batches, plan.likes, stacks), dense)
+
+
+def _whole(plan: Layout, leaves: list[Array | None], dense: Sequence[Array]) -> PyTree:
+    """The tree of these leaves, of which the dense ones are still missing."""
+    for number, leaf in zip(plan.dense, dense, strict=True):
+        leaves[number] = leaf
+    return jax.tree.unflatten(plan.treedef, leaves)
+
+
+def _unstacked(
+    batches: Sequence[Batch],
+    likes: Sequence[jax.ShapeDtypeStruct],
+    stacks: Sequence[Array],
+    rows: Mapping[int, int] = MappingProxyType({}),
+) -> list[Array | None]:
+    """The leaves whose batches are `stacks`; None for the others.
+
+    The parts of a leaf are put together in rows of `rows[leaf]`, if it is among them.
+    """
+    found: list[list[tuple[int, Array]]] = [[] for _ in likes]
+    for batch, whole in zip(batches, stacks, strict=True):
+        flat = whole.reshape(-1)
+        if len(batch.pieces) == 1 and batch.pieces[0].stop - batch.pieces[0].start == flat.size:
+            found[batch.pieces[0].leaf].append((batch.pieces[0].start, flat))
+            continue
+        begins, row = [], 0
+        for piece in batch.pieces:
+            begins.append(row * batch.size)
+            row += padded_buckets(piece, batch.size)
+        lengths = [piece.stop - piece.start for piece in batch.pieces]
+        parts = xla.cut(flat, begins, lengths)
+        for piece, part in zip(batch.pieces, parts, strict=True):
+            found[piece.leaf].append((piece.start, part))
+    leaves: list[Array | None] = []
+    for number, (like, parts) in enumerate(zip(likes, found, strict=True)):
+        ordered = [part for _, part in sorted(parts, key=lambda pair: pair[0])]
+        if not ordered:
+            leaves.append(None)
+            continue
+        if number in rows:
+            lanes = math.gcd(rows[number], *(part.size for part in ordered))
+            whole = jnp.concatenate([xla.in_rows(part, lanes) for part in ordered])
+        else:
+            whole = xla.joined(ordered)
+        leaves.append(whole.reshape(like.shape).astype(like.dtype))
+    return leaves
+
+
+def encode(
+    codec: "Codec | Policy", key: Any, tree: PyTree, *, worker: Array | int = 0
+) -> TreePayload:
+    """Encodes an array or a pytree without a mesh: what worker `worker` would send.
+
+    Args:
+        codec: a codec, which takes every leaf, or a `Policy`.
+        key: a seed, a raw `uint32[2]` key or a `jax.random.key`: the key of the step.
+        tree: floating arrays of any shape, all on the same devices.
+        worker: whose private noise to draw.
+
+    Returns:
+        The payload: exactly the arrays that would cross the network.
+
+    Raises:
+        ValueError: if `key` is not a key, or a leaf is not floating.
+
+    Example:
+        >>> import jaxcomp
+        >>> payload = jaxcomp.encode(jaxcomp.qsgd_inf(bits=4), 0, jnp.ones((64, 32)))
+        >>> payload.batches[0].words.shape
+        (4, 64)
+    """
+    plan = layout(codec, tree)
+    leaves = [jnp.asarray(leaf) for leaf in plan.treedef.flatten_up_to(tree)]
+    dense = tuple(leaves[i] for i in plan.dense)
+    compressed = [None if i in plan.dense else leaf for i, leaf in enumerate(leaves)]
+    return TreePayload(_encode(plan.batches, noise.raw(key), compressed, worker), dense)
+
+
+# Compiled even where the caller is not: quicker, and one program for a codec and shapes.
+@functools.partial(jax.jit, static_argnums=0)
+def _encode(
+    batches: tuple[Batch, ...], key: Array, leaves: list[Array | None], worker: Array | int
+) -> tuple[PyTree, ...]:
+    payloads = []
+    for number, batch in enumerate(batches):
+        x, state = stack(batch, leaves), batch.codec.init(batch.like)
+        payload, _ = batch.codec.encode(batch_key(key, number, worker), x, batch.counts(), state)
+        payloads.append(payload)
+    return tuple(payloads)
+
+
+def decode(
+    codec: "Codec | Policy",
+    key: Any,
+    payload: TreePayload,
+    like: PyTree,
+    *,
+    worker: Array | int = 0,
+) -> PyTree:
+    """Decodes what `encode` made with the same codec, key and worker.
+
+    Args:
+        codec: as given to `encode`.
+        key: as given to `encode`.
+        payload: what `encode` returned.
+        like: the tree, or its shapes and dtypes.
+        worker: as given to `encode`.
+
+    Returns:
+        A tree with the structure, shapes and dtypes of `like`.
+
+    Raises:
+        ValueError: if `payload` is not that of a tree like this under this codec.
+    """
+    plan = layout(codec, like)
+    if not isinstance(payload, TreePayload) or (len(payload.batches), len(payload.dense)) != (
+        len(plan.batches),
+        len(plan.dense),
+    ):
+        raise ValueError(
+            f"`payload` must be what `encode` returned for this codec and a tree like `like` "
+            f"({len(plan.batches)} batches, {len(plan.dense)} dense leaves), got "
+            f"{jax.tree.map(jnp.shape, payload)}"
+        )
+    leaves = _decode((plan.batches, plan.likes), noise.raw(key), payload.batches, worker)
+    return _whole(plan, leaves, payload.dense)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _decode(
+    static: tuple[tuple[Batch, ...], tuple[jax.ShapeDtypeStruct, ...]],
+    key: Array,
+    payloads: tuple[PyTree, ...],
+    worker: Array | int,
+) -> list[Array | None]:
+    batches, likes = static
+
+    def one(number: int, payload: PyTree) -> Array:
+        batch = batches[number]
+        return batch.codec.decode(batch_key(key, number, worker), payload, batch.like)
+
+    return decoded(batches, likes, payloads, one)
+
+
+def decoded(
+    batches: Sequence[Batch],
+    likes: Sequence[jax.ShapeDtypeStruct],
+    payloads: Sequence[PyTree],
+    decode: Callable[[int, PyTree], Array],
+    leading: int = 1,
+) -> list[Array | None]:
+    """The leaves that are in batches, from `decode(number, payload)` of each; None for the others.
+
+    Args:
+        batches: of a layout.
+        likes: of the same.
+        payloads: one a batch.
+        decode: gives the `[buckets, size]` that a batch's payload stands for.
+        leading: how many axes of the payloads come before those of a bucket.
+    """
+    found, rows = [], {}
+    for number, (batch, payload) in enumerate(zip(batches, payloads, strict=True)):
+        one = functools.partial(decode, number)
+        lanes = batches_.lanes(payload, batch.size, leading)
+        if batch.parted:  # Decoded while the parts of the leaf are put together.
+            rows[batch.pieces[0].leaf] = lanes
+        else:
+            one = xla.compile_separately(one, lanes, batch.buckets * batch.size)
+        found.append(one(payload))
+    return _unstacked(batches, likes, found, rows)
+
+
+def roundtrip(
+    codec: "Codec | Policy", key: Any, tree: PyTree, *, worker: Array | int = 0
+) -> PyTree:
+    """`decode(encode(tree))`: the tree as the other workers would see it.
+
+    Example:
+        >>> import jaxcomp
+        >>> jaxcomp.roundtrip(jaxcomp.sign(), 0, jnp.array([1.0, -2.0, 3.0]))
+        Array([ 2., -2.,  2.], dtype=float32)
+    """
+    payload = encode(codec, key, tree, worker=worker)
+    return decode(codec, key, payload, tree, worker=worker)
+
+
+def dense_bytes(plan: Layout, dtype: Any = None) -> int:
+    """Bytes of the leaves that travel as they are, in their own dtype or in `dtype`."""
+    return sum(
+        math.prod(plan.likes[i].shape) * np.dtype(dtype or plan.likes[i].dtype).itemsize
+        for i in plan.dense
+    )

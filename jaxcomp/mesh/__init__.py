@@ -1,0 +1,1 @@
+"""Training steps and their state on a mesh of devices."""

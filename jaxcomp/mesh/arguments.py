@@ -1,0 +1,233 @@
+"""The arguments of a training step: their names, which ones are batches, and how they may lie."""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import core
+from jax.sharding import NamedSharding
+
+from jaxcomp.backend import axes
+from jaxcomp.types import AxisName, PyTree
+
+Numbers = int | tuple[int, ...]
+Names = str | tuple[str, ...]
+
+
+class Arguments:
+    """How a step is called: by position and by name, and what is said of its arguments.
+
+    A call is kept as one list, of which the last ones are given by keywords.
+
+    Args:
+        step: the step, whose signature has the names.
+        batch_argnums: which are batches; None, with no names either, for the last one.
+        batch_argnames: the same, by name.
+        donate_argnums: which may be overwritten.
+        donate_argnames: the same, by name.
+    """
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        batch_argnums: Numbers | None,
+        batch_argnames: Names,
+        donate_argnums: Numbers,
+        donate_argnames: Names,
+    ):
+        try:
+            self.signature = inspect.signature(step)
+        except (TypeError, ValueError):  # Of a function in C.
+            self.signature = None
+        self.default = batch_argnums is None and not batch_argnames
+        last = (-1,) if self.default else ()
+        self.batches = last if batch_argnums is None else _tuple(batch_argnums)
+        self.batch_names, self.donated = _tuple(batch_argnames), _tuple(donate_argnums)
+        self.donated_names = _tuple(donate_argnames)
+        self._check_names("batch_argnames", self.batch_names)
+        self._check_names("donate_argnames", self.donated_names)
+
+    def _check_names(self, setting: str, names: tuple[str, ...]) -> None:
+        if self.signature is None:
+            return
+        kinds = {parameter.kind for parameter in self.signature.parameters.values()}
+        known = tuple(self.signature.parameters)
+        for name in names:
+            if name not in known and inspect.Parameter.VAR_KEYWORD not in kinds:
+                raise ValueError(
+                    f"`{setting}` must name arguments of the step {known}, got {name!r}"
+                )
+
+    def bind(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, tuple[str, ...]]:
+        """All arguments of a call, in order, and the keywords of the last ones."""
+        if kwargs and self.signature is not None:
+            bound = self.signature.bind(*args, **kwargs)
+            args, kwargs = bound.args, bound.kwargs
+        return (*args, *kwargs.values()), tuple(kwargs)
+
+    def names(self, count: int, keywords: tuple[str, ...]) -> list[str]:
+        """Of each argument of a call, its name, or an empty string."""
+        found = []
+        for name, parameter in self.signature.parameters.items() if self.signature else ():
+            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+                found.append(name)
+        placed = count - len(keywords)
+        return [*found[:placed], *[""] * (placed - len(found)), *keywords]
+
+    def which(self, count: int, keywords: tuple[str, ...]) -> set[int]:
+        """The numbers of the batches."""
+        if not count:
+            return set()
+        for number in self.batches:
+            if not -count <= number < count:
+                raise ValueError(
+                    f"`batch_argnums` must be numbers of the {count} arguments of the call, got "
+                    f"{number}"
+                )
+        return {number % count for number in self.batches} | set(
+            self._numbers(self.batch_names, count, keywords)
+        )
+
+    def donate(self, count: int, keywords: tuple[str, ...]) -> tuple[int, ...]:
+        """The numbers of those that may be overwritten."""
+        by_number = {number for number in self.donated if number < count - len(keywords)}
+        return tuple(sorted(by_number | set(self._numbers(self.donated_names, count, keywords))))
+
+    def _numbers(self, names: tuple, count: int, keywords: tuple[str, ...]) -> Iterable[int]:
+        known = self.names(count, keywords)
+        return [known.index(name) for name in names if name in known]
+
+    def check(self, args: tuple, keywords: tuple[str, ...], pieces: int) -> None:
+        """Refuses batches that do not divide, and a default that may not be what is meant."""
+        names = self.names(len(args), keywords)
+        for number in sorted(self.which(len(args), keywords)):
+            if self.default and _is_key(args[number]):
+                raise ValueError(
+                    f"the last argument, {named(number, names)}, is a PRNG key, and would be split "
+                    f"as the batch. {_which_of(names)}"
+                )
+            _check_divides(args[number], named(number, names), pieces)
+
+    def doubts(self, args: tuple, keywords: tuple[str, ...]) -> dict[int, str]:
+        """Arguments that look like batches as well, though only the last one is taken for one."""
+        if not self.default or len(args) < 2:
+            return {}
+        sizes = _leading(args[-1])
+        if sizes is None or len(sizes) != 1:
+            return {}
+        names = self.names(len(args), keywords)
+        return {
+            number: f"{named(number, names)} has the same leading dimension as the last argument, "
+            f"{named(len(args) - 1, names)}, and is not split over the workers: each would take "
+            f"all of it. {_which_of(names)}"
+            for number, arg in enumerate(args[:-1])
+            if _leading(arg) == sizes
+        }
+
+
+def run(call: Callable[[], Any], args: Sequence[Any], doubts: dict[int, str]) -> Any:
+    """The results of a step; refuses a doubtful argument that is not part of what it returns.
+
+    What a step returns anew, such as parameters, is no batch. A step that fails for its arguments'
+    shapes is told of the doubt.
+    """
+    try:
+        results = call()
+    except (TypeError, ValueError) as error:
+        for doubt in doubts.values():
+            error.add_note(f"jaxcomp.data_parallel: {doubt}")
+        raise
+    made = [_kind(leaf) for leaf in jax.tree.leaves(results)]
+    for number, doubt in doubts.items():
+        if not all(_kind(leaf) in made for leaf in jax.tree.leaves(args[number])):
+            raise ValueError(doubt)
+    return results
+
+
+def check_whole(leaf: Any, axis_name: AxisName, name: Callable[[], str], batch: str = "") -> None:
+    """Refuses an array that lies split over several workers, and is not memory of theirs.
+
+    Raises:
+        ValueError: if it does, naming it.
+    """
+    if not _split_over(leaf) & set(axes.names(axis_name)):
+        return
+    raise ValueError(
+        f"{name()} lies sharded over {axis_name!r}, the axis of the workers, of whom each has all "
+        "parameters: every device would gather it. Split that axis of the mesh into two, as in "
+        "jax.make_mesh((workers, shards), ('data', 'fsdp')), shard parameters over the second one, "
+        f"and give compressed_mean their `param_specs`.{batch}"
+    )
+
+
+OR_BATCH = " A batch: name it by `batch_argnums` or `batch_argnames`."
+"""What else an argument may be that lies split over the workers."""
+
+
+def named(number: int, names: list[str]) -> str:
+    """An argument in an error."""
+    return f"argument {number} ('{names[number]}')" if names[number] else f"argument {number}"
+
+
+def _which_of(names: list[str]) -> str:
+    known = ", ".join(repr(name) if name else str(at) for at, name in enumerate(names))
+    return f"Name the batches among ({known}) by `batch_argnums` or `batch_argnames`."
+
+
+def _check_divides(batch: PyTree, name: str, pieces: int) -> None:
+    for leaf in jax.tree.leaves(batch):
+        shape = jnp.shape(leaf)
+        if not shape or shape[0] % pieces:
+            raise ValueError(
+                f"{name} is a batch, and the leading dimension of each of its arrays "
+                f"must be a multiple of the {pieces} workers, got shape {shape}"
+            )
+
+
+def _is_key(arg: Any) -> bool:
+    kind = getattr(arg, "dtype", None)
+    if kind is None:
+        return False
+    if jnp.issubdtype(kind, jax.dtypes.prng_key):
+        return True
+    return kind == jnp.uint32 and bool(arg.shape) and arg.shape[-1] == 2
+
+
+def _leading(arg: PyTree) -> set[int] | None:
+    """The leading dimensions of an array, or of a flat collection of them; None for others."""
+    parts = arg.values() if isinstance(arg, dict) else arg if type(arg) in (tuple, list) else [arg]
+    shapes = [getattr(part, "shape", None) for part in parts]
+    if not shapes or any(not shape for shape in shapes):
+        return None
+    return {shape[0] for shape in shapes if shape}
+
+
+def _kind(leaf: Any) -> tuple:
+    return jnp.shape(leaf), jnp.result_type(leaf)
+
+
+@functools.singledispatch
+def _tuple(one: Any) -> tuple:
+    return tuple(one)
+
+
+@_tuple.register(int)
+@_tuple.register(str)
+def _(one: Any) -> tuple:
+    return (one,)
+
+
+def _split_over(leaf: Any) -> set[str]:
+    """The mesh axes that an array lies split over, as far as it is known."""
+    sharding = getattr(leaf, "sharding", None)
+    if isinstance(leaf, core.Tracer):
+        sharding = getattr(jax.typeof(leaf), "sharding", None)
+    if not isinstance(sharding, NamedSharding):
+        return set()
+    found = set()
+    for entry in sharding.spec:
+        found |= set(entry) if isinstance(entry, tuple) else {entry}
+    return found

@@ -1,0 +1,236 @@
+"""Gradients of one worker: local parameters, and `value_and_grad` at them."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxcomp.backend import axes
+from jaxcomp.mesh import objects
+from jaxcomp.types import AxisName, PyTree
+
+
+def local(params: PyTree, axis_name: AxisName) -> PyTree:
+    """The parameters, typed so that their gradient is this worker's own.
+
+    Under `shard_map` with `check_vma=True`, JAX hands the gradient of a replicated parameter out
+    already summed over the axis, and there is nothing left to compress. Differentiate the loss
+    here instead: `jax.grad(loss)(local(params, "data"), batch)`, or take
+    `jaxcomp.value_and_grad(loss, "data")(params, batch)`, which also averages the loss. Under
+    `pmap`, `vmap` and `check_vma=False` this is the identity.
+
+    The loss must be this worker's own. Average its value after `jax.value_and_grad`: of a loss that
+    `jax.lax.pmean` has averaged inside the function, JAX divides the gradients by the number of
+    workers, and `compressed_mean` refuses them.
+
+    Raises:
+        ValueError: if the axis is not bound, or for an nnx object, whose copy would lose what
+            changes in place.
+    """
+    axes.require(axis_name)
+    if objects.holds(params):
+        raise ValueError(
+            "`params` must be a tree of arrays, got an nnx object: a call of its copy would change "
+            "random streams and batch statistics of the copy only. Use "
+            f"jaxcomp.value_and_grad(loss_fn, {axis_name!r})(model, batch), which changes the "
+            "model in place."
+        )
+    return objects.vary(params, axis_name)
+
+
+def value_and_grad(
+    loss_fn: Callable[..., Any],
+    axis_name: AxisName,
+    *,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    wrt: Any = None,
+    fold_keys: bool = True,
+) -> Callable[..., Any]:
+    """Like `jax.value_and_grad`, of each worker's own loss: what `compressed_mean` takes.
+
+    `loss, grads = value_and_grad(loss_fn, "data")(params, batch)` returns the loss averaged over
+    the workers, and the gradient of this worker's loss. Call it inside of a mapped function, such
+    as a step of `data_parallel`. `loss_fn` must not average the loss itself.
+
+    Random numbers differ between workers: PRNG keys that are the same on all of them are folded
+    with the worker's index before `loss_fn` sees them. Those are typed keys anywhere in arguments
+    that are not differentiated, and raw keys that are an argument by themselves (`uint32[2]`).
+    Keys that `loss_fn` closes over are not folded.
+
+    Of an argument that is an nnx object, the variables `wrt` are differentiated, and the gradient
+    is an `nnx.State`, as from `nnx.value_and_grad`. All nnx objects among the arguments change in
+    place: counts of random streams advance, and batch statistics (`nnx.BatchStat`) are averaged
+    over the workers. Their keys (`nnx.RngKey`) are folded for `loss_fn` only.
+
+    Of any other argument, the floating arrays are differentiated. Integers, functions and whatever
+    else a module of equinox has are not, and have None as gradient, as from
+    `eqx.filter_value_and_grad`.
+
+    Args:
+        loss_fn: returns this worker's loss, or with `has_aux` a pair of it and anything else.
+        axis_name: the mapped axis or axes that the workers are on.
+        argnums: which positional arguments are differentiated.
+        has_aux: `loss_fn` returns a pair. Floating scalars in its second part are metrics and are
+            averaged over the workers; other arrays, such as logits, stay this worker's own.
+        wrt: which variables of an nnx object are differentiated, as a filter of nnx; `nnx.Param`
+            by default.
+        fold_keys: whether keys are folded with the worker's index.
+
+    Returns:
+        A function of the same arguments that returns the loss, or with `has_aux` a pair of the loss
+        and the auxiliary data, and then the gradients.
+
+    Raises:
+        ValueError: outside of a mapped function; if the loss is the same on all workers already,
+            which types show only under `check_vma=True`; if `loss_fn` adds variables to an nnx
+            object, or leaves one that differs between workers and is not a batch statistic.
+
+    Example:
+        >>> import jaxcomp
+        >>> mesh = jax.make_mesh((1,), ("data",))
+        >>> def step(w, x):
+        ...     loss, grad = value_and_grad(lambda w, x: (w * x).sum(), "data")(w, x)
+        ...     return loss, jax.lax.pmean(grad, "data")
+        >>> jaxcomp.data_parallel(step, mesh, "data")(jnp.float32(2), jnp.arange(4.0))
+        (Array(12., dtype=float32), Array(6., dtype=float32))
+    """
+
+    @functools.wraps(loss_fn)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        axes.require(axis_name)
+        numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+        if any(not -len(args) <= number < len(args) for number in numbers):
+            raise ValueError(
+                f"`argnums` must be numbers of positional arguments, of which there are "
+                f"{len(args)}, got {argnums}"
+            )
+        numbers = tuple(number % len(args) for number in numbers)
+        slots: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
+        held = _Held({slot: arg for slot, arg in slots.items() if objects.holds(arg)}, numbers, wrt)
+        plain = {n: objects.select(args[n], _floats(args[n])) for n in numbers if n not in held}
+        at = {number: objects.vary(kept, axis_name) for number, (kept, _) in plain.items()}
+        if fold_keys:
+            held.keys = _folded(held.keys, axis_name)
+            slots = {
+                slot: arg if slot in numbers or slot in held else _folded(arg, axis_name, raw=True)
+                for slot, arg in slots.items()
+            }
+
+        def own(at: dict, of_objects: PyTree) -> Any:
+            whole = slots | {n: objects.combine(kept, plain[n][1]) for n, kept in at.items()}
+            whole |= (inside := held.whole(of_objects))
+            found = loss_fn(*(whole[n] for n in range(len(args))), **{k: whole[k] for k in kwargs})
+            loss, aux = found if has_aux else (found, ())
+            _check_own(loss, axis_name)
+            return loss, (aux, held.after(inside))
+
+        own_grad = jax.value_and_grad(own, argnums=(0, 1), has_aux=True)
+        (loss, (aux, after)), found = own_grad(at, axes.vary(held.differentiated, axis_name))
+        held.update(after, axis_name)
+        grads = tuple(held.part(found[1], n) if n in held else found[0][n] for n in numbers)
+        loss = lax.pmean(loss, axis_name)
+        aux = jax.tree.map(lambda x: _metric(x, axis_name), aux)
+        return (loss, aux) if has_aux else loss, grads[0] if isinstance(argnums, int) else grads
+
+    return run
+
+
+class _Held:
+    """The nnx objects among the arguments of a loss, split."""
+
+    def __init__(self, slots: dict, numbers: tuple[int, ...], wrt: Any):
+        self.slots, self.given = list(slots), tuple(slots.values())
+        self.graph = None
+        self.differentiated, self.keys, self.rest = (), (), ()
+        if not slots:
+            return
+        nnx = objects.nnx()
+        at = {self.slots.index(number) for number in numbers if number in slots}
+        wanted = nnx.filterlib.to_predicate(nnx.Param if wrt is None else wrt)
+        self.filters = (lambda path, x: path[0] in at and wanted(path[1:], x), nnx.RngKey, ...)
+        split = nnx.split(self.given, *self.filters)
+        self.graph, self.differentiated, self.keys, self.rest = split
+
+    def __contains__(self, slot: Any) -> bool:
+        return slot in self.slots
+
+    def whole(self, differentiated: PyTree) -> dict:
+        """New objects by argument, for one evaluation of the loss."""
+        if not self.slots:
+            return {}
+        made = objects.nnx().merge(self.graph, differentiated, self.keys, self.rest, copy=True)
+        return dict(zip(self.slots, made, strict=True))
+
+    def after(self, inside: dict) -> PyTree:
+        """The state that the evaluation left in them."""
+        if not self.slots:
+            return ()
+        nnx = objects.nnx()
+        made = tuple(inside[slot] for slot in self.slots)
+        *_, rest = nnx.split(made, *self.filters)
+        paths = [_paths(state) for state in (self.rest, rest)]
+        if paths[0] != paths[1]:
+            other = min(paths[0] ^ paths[1])
+            raise ValueError(
+                f"the loss function adds or removes the variable {other} of an nnx object: return "
+                "such values with `has_aux=True`, instead of sowing them"
+            )
+        return rest
+
+    def update(self, state: PyTree, axis_name: AxisName) -> None:
+        """Writes it into the objects that were given, averaged over the workers."""
+        if self.slots:
+            before = objects.values(self.given)
+            objects.nnx().update(self.given, state)
+            objects.average(self.given, axis_name, before)
+
+    def part(self, state: PyTree, slot: Any) -> PyTree:
+        """Of a state of all objects, that of one argument."""
+        return state.get(self.slots.index(slot), objects.nnx().State({}))
+
+
+def _paths(state: PyTree) -> set[str]:
+    found = jax.tree_util.tree_leaves_with_path(state)
+    return {jax.tree_util.keystr(path) for path, _ in found}
+
+
+def _floats(tree: PyTree) -> list[bool]:
+    leaves = zip(jax.tree.leaves(tree), objects.dynamic(tree), strict=True)
+    return [known and jnp.issubdtype(jnp.result_type(x), jnp.inexact) for x, known in leaves]
+
+
+def _folded(tree: PyTree, axis_name: AxisName, *, raw: bool = False) -> PyTree:
+    """The tree with the worker's index in its keys; a raw key only if it is all of the tree."""
+
+    def fold(key: Any) -> Any:
+        if not hasattr(key, "dtype") or axes.varies(key, axis_name):
+            return key
+        worker = lax.axis_index(axis_name)
+        if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+            words = jax.vmap(lambda k: jax.random.fold_in(k, worker))(key.reshape(-1))
+            return words.reshape(key.shape)
+        if raw and key is tree and key.shape == (2,) and key.dtype == jnp.uint32:
+            return jax.random.fold_in(key, worker)
+        return key
+
+    return jax.tree.map(fold, tree)
+
+
+def _check_own(loss: Any, axis_name: AxisName) -> None:
+    if axes.typed(axis_name) and not axes.varies(loss, axis_name):
+        raise ValueError(
+            f"the loss is already the same on all workers of {axis_name!r}, so its gradient would "
+            "be that of one worker times their number. Return this worker's own loss, without "
+            "jax.lax.pmean or psum: jaxcomp.value_and_grad averages the loss that it returns."
+        )
+
+
+def _metric(x: Any, axis_name: AxisName) -> Any:
+    known = hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating) and jnp.ndim(x) == 0
+    if not known or (axes.typed(axis_name) and not axes.varies(x, axis_name)):
+        return x
+    return lax.pmean(x, axis_name)

@@ -1,0 +1,284 @@
+"""What differs between workers: the memory in an optimizer state, and how to tell it apart."""
+
+import sys
+from collections import OrderedDict
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from jaxcomp.backend import axes
+from jaxcomp.base import Mirrored
+from jaxcomp.types import AxisName, PyTree
+
+_MARK = "per_worker"
+"""In a leaf's path, says that it differs between workers, even where a library (flax's nnx) has
+turned the `PerWorker` node itself into a plain mapping."""
+
+_SHARD = "per_shard:"
+"""The same for what differs between shards of the model, with the names of their axes after it."""
+
+_SHARE = "per_worker_share"
+"""The same, for rows that are shared out: each worker has some of them, and none has all."""
+
+
+class _KnownToFlax(type):
+    """Lets flax's msgpack checkpoints hold a class, whenever flax is imported.
+
+    Flax looks the class up in a dict of serializers, and so asks for its hash just before.
+    """
+
+    stored: str
+
+    def __hash__(cls) -> int:
+        serialization = sys.modules.get("flax.serialization")
+        if hasattr(serialization, "from_bytes"):  # Else it is not imported, or not to its end.
+            _tell(serialization, cls)
+        return super().__hash__()
+
+
+_told: dict[str, Any] = {}
+"""By the name of a class, the module of flax that knows it."""
+
+
+def _tell(serialization: Any, cls: Any) -> None:
+    if _told.get(cls.__name__) is serialization:
+        return
+    _told[cls.__name__] = serialization  # First, because registering asks for the hash again.
+
+    def restored(node: Any, state: dict) -> Any:
+        tree = serialization.from_state_dict(node.tree, state[cls.stored])
+        return cls.tree_unflatten(node.tree_flatten_with_keys()[1], (tree,))
+
+    serialization.register_serialization_state(
+        cls, lambda node: {cls.stored: serialization.to_state_dict(node.tree)}, restored
+    )
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class PerWorker(metaclass=_KnownToFlax):
+    """A tree that differs between workers.
+
+    Its arrays carry a leading axis: of length 1 inside the mapped function, of length `workers`
+    outside. Everything in an optimizer state that is not inside a `PerWorker` is replicated.
+
+    Args:
+        tree: arrays with that leading axis.
+        kind: what they are; `resize_workers` reads it. "share" is rows of which each worker has its
+            share, "codec" the state of a codec, "codec share" that of a codec which encodes a
+            worker's share of rows. All others ("residual", "momentum", "shift", "local", …) are
+            averaged.
+    """
+
+    stored = _MARK
+
+    def __init__(self, tree: PyTree, kind: str):
+        self.tree = tree
+        self.kind = kind
+
+    @classmethod
+    def wrap(cls, tree: PyTree, kind: str, axis_name: AxisName | None = None) -> "PerWorker":
+        """One worker's tree, without the leading axis, as a `PerWorker`."""
+        tree = jax.tree.map(lambda x: jnp.asarray(x)[None], tree)
+        if axis_name is not None and axes.bound(axis_name):
+            tree = axes.vary(tree, axis_name)
+        return cls(tree, kind)
+
+    def own(self) -> PyTree:
+        """This worker's tree, without the leading axis.
+
+        Raises:
+            ValueError: if the leading axis is not of length 1.
+        """
+        for leaf in jax.tree.leaves(self.tree):
+            if leaf.ndim == 0 or leaf.shape[0] != 1:
+                raise ValueError(
+                    "`state` holds the memory of several workers where one worker's was expected "
+                    f"(a leaf of shape {leaf.shape}). Inside the mapped function the leading axis "
+                    "is 1: pass the state with in_specs=jaxcomp.state_specs(state, axis_name), or "
+                    "let jaxcomp.data_parallel do it."
+                )
+        return jax.tree.map(lambda x: x[0], self.tree)
+
+    def tree_flatten_with_keys(self):
+        mark = _SHARE if self.kind == "share" else _MARK
+        return ((jax.tree_util.GetAttrKey(mark), self.tree),), self.kind
+
+    @classmethod
+    def tree_unflatten(cls, kind, children):
+        return cls(children[0], kind)
+
+    def __repr__(self) -> str:
+        return f"PerWorker({self.tree!r}, kind={self.kind!r})"
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class PerShard(metaclass=_KnownToFlax):
+    """A tree that differs between the shards of a model.
+
+    Its arrays carry an axis of length `shards`: after that of the workers in a `PerWorker`, and
+    before all others elsewhere.
+
+    Args:
+        tree: arrays with that axis.
+        axes: the names of the mesh axes that the model is sharded over.
+    """
+
+    stored = _SHARD
+
+    def __init__(self, tree: PyTree, axes: tuple[str, ...]):
+        self.tree = tree
+        self.axes = axes
+
+    def tree_flatten_with_keys(self):
+        mark = _SHARD + ",".join(self.axes)
+        return ((jax.tree_util.GetAttrKey(mark), self.tree),), self.axes
+
+    @classmethod
+    def tree_unflatten(cls, axes, children):
+        return cls(children[0], axes)
+
+    def __repr__(self) -> str:
+        return f"PerShard({self.tree!r}, axes={self.axes!r})"
+
+
+def is_per_worker(node: Any) -> bool:
+    """Whether a node of a tree is a `PerWorker`."""
+    return isinstance(node, PerWorker)
+
+
+def marked(path: tuple) -> bool:
+    """Whether the leaf at this path differs between workers."""
+    return _has(path, _MARK) or _has(path, _SHARE)
+
+
+def shared_out(path: tuple) -> bool:
+    """Whether the leaf at this path is a worker's share of rows."""
+    return _has(path, _SHARE)
+
+
+def _has(path: tuple, mark: str) -> bool:
+    return any(mark in _names(key) for key in path)
+
+
+def _names(key: Any) -> tuple:
+    return getattr(key, "name", None), getattr(key, "key", None)
+
+
+def shard_axes(path: tuple) -> tuple[str, ...] | None:
+    """The axes over which the leaf at this path differs between shards; None if it does not."""
+    for name in (name for key in path for name in _names(key)):
+        if isinstance(name, str) and name.startswith(_SHARD):
+            return tuple(filter(None, name.removeprefix(_SHARD).split(",")))
+    return None
+
+
+def spec(path: tuple, axis_name: AxisName) -> PartitionSpec:
+    """How the memory at this path lies on the whole mesh: over workers, shards, both or neither."""
+    shards = shard_axes(path)
+    over = [axis_name] if marked(path) else []
+    return PartitionSpec(*over, *([shards or None] if shards is not None else []))
+
+
+def wrap(memory: PyTree, kind: str, axis_name: AxisName, *, splits: bool = False) -> PyTree:
+    """A feedback's memory as it lies in a state: what a sender remembers differs between workers.
+
+    Its mirror, if it has one, is the same on all of them, unless each has a share of it (`splits`).
+    """
+    if not isinstance(memory, Mirrored):
+        return PerWorker.wrap(memory, kind, axis_name)
+    mirror = PerWorker.wrap(memory.mirror, "share", axis_name) if splits else memory.mirror
+    return Mirrored(PerWorker.wrap(memory.own, kind, axis_name), mirror)
+
+
+def unwrap(state: PyTree) -> PyTree:
+    """The memory that `wrap` wrapped, of this worker."""
+    return jax.tree.map(
+        lambda node: node.own() if is_per_worker(node) else node, state, is_leaf=is_per_worker
+    )
+
+
+def replicated(state: PyTree) -> PyTree:
+    """The part of a state that is the same on every worker; None in place of the rest."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: None if marked(path) else leaf, state
+    )
+
+
+def check_order(tree: PyTree) -> None:
+    """Refuses a chain's state in which optax keeps arrays before the mean over the workers.
+
+    Such a transformation sees each worker's own gradients, and its state is not marked as such. A
+    mean's state says by `averages` that it is one. In a tree without tuples, such as a flattened
+    one, there is nothing to see.
+    """
+    for node in jax.tree.leaves(tree, is_leaf=_is_sequence):
+        parts = _parts(node)
+        for part in parts:
+            check_order(part)
+        means = [at for at, part in enumerate(parts) if _averages(part)]
+        if not means or not all(map(_is_state, parts)):
+            continue  # Not a chain: parameters and a state, for instance.
+        for part in parts[: means[0]]:
+            found = jax.tree.leaves(part, is_leaf=lambda n: _is_optax(n) or is_per_worker(n))
+            for state in found:
+                if _is_optax(state) and _has_arrays(state):
+                    raise ValueError(
+                        f"`state` has optax's {type(state).__name__} before the mean of the "
+                        "gradients: it sees each worker's own, so it differs between the workers, "
+                        "and it is not marked as such. Wrap its transformation with "
+                        "jaxcomp.per_worker, or chain it after compressed_mean."
+                    )
+
+
+def _is_sequence(node: Any) -> bool:
+    return type(node) is tuple or isinstance(node, OrderedDict)
+
+
+def _parts(node: Any) -> list[Any]:
+    """Of the state of a chain, or of one with names, that of each transformation."""
+    if not _is_sequence(node):
+        return []
+    return list(node.values()) if isinstance(node, OrderedDict) else list(node)
+
+
+def _is_state(part: Any) -> bool:
+    if _is_sequence(part):
+        return all(map(_is_state, _parts(part)))
+    return is_per_worker(part) or hasattr(part, "_fields")
+
+
+def _is_optax(node: Any) -> bool:
+    return hasattr(node, "_fields") and type(node).__module__.split(".", 1)[0] == "optax"
+
+
+def _averages(part: PyTree) -> bool:
+    def is_mean(node: Any) -> bool:
+        return getattr(type(node), "averages", False)
+
+    return any(map(is_mean, jax.tree.leaves(part, is_leaf=is_mean)))
+
+
+def _has_arrays(state: PyTree) -> bool:
+    """Whether a state has replicated arrays of floating numbers, other than scalars."""
+    return any(
+        jnp.ndim(leaf) and jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+        if not marked(path)
+    )
+
+
+def state_specs(state: PyTree, axis_name: AxisName) -> PyTree:
+    """PartitionSpecs for any tree: `PerWorker` split over the axis, everything else replicated.
+
+    `jax.shard_map` takes them as they are. For `nnx.shard_map`, wrap those of an optimizer:
+    `nnx.StateSharding(jaxcomp.state_specs(nnx.state(optimizer), axis_name))`.
+
+    Raises:
+        ValueError: if a state holds arrays of gradients before the mean outside of `PerWorker`.
+    """
+    check_order(state)
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: PartitionSpec(axis_name) if marked(path) else PartitionSpec(), state
+    )

@@ -1,0 +1,89 @@
+"""Trees on a mesh: memory split over workers and shards, everything else replicated."""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import core
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxcomp.backend import axes
+from jaxcomp.mesh import arguments, objects, per_worker, placement
+from jaxcomp.types import AxisName, PyTree
+
+
+def place(tree: PyTree, mesh: Mesh, axis_name: AxisName, *, params: PyTree | None = None) -> PyTree:
+    """Puts a tree on a mesh: memory split over workers and shards, everything else replicated.
+
+    Memory of one worker, as `tx.init` makes it outside of a mapped function, is given to each.
+    Leaves that are not arrays, such as functions in an equinox module, stay. Other arrays that lie
+    on the mesh already stay as they lie. Arrays that lie on the same devices and axes, but with
+    other axis types, change only their type: no data is copied, so the old array and the new one
+    share their buffers.
+
+    Args:
+        tree: any tree, such as a flax `TrainState` or the state of an `nnx.Optimizer`. Of shapes
+            and dtypes (`jax.ShapeDtypeStruct`), those with shardings are returned: a target to
+            restore a checkpoint into.
+        mesh: the device mesh.
+        axis_name: the axis or axes that the workers are on.
+        params: sharded parameters, as they lie on the mesh: arrays of the tree that belong to one
+            (moments of Adam: their path ends with its path, and they have its shape) are laid like
+            it.
+
+    Raises:
+        ValueError: if `PerWorker` memory is for another number of workers, or another array lies
+            split over them.
+
+    Example:
+        >>> mesh = jax.make_mesh((1,), ("data",))
+        >>> place({"w": jnp.ones(2)}, mesh, "data")["w"].sharding.spec
+        P()
+    """
+    workers, homes = workers_of(mesh, axis_name), placement.homes(params, mesh)
+
+    def put(path, leaf):
+        spec = placement.spec(path, leaf, homes, axis_name)
+        shape = isinstance(leaf, jax.ShapeDtypeStruct)
+        if per_worker.marked(path):
+            if not shape and placement.of_one(leaf, workers):
+                return placement.shared(leaf, mesh, workers, spec)
+            check_workers(leaf, workers)
+        elif workers > 1:
+            name = functools.partial(named, "`tree`", path)
+            arguments.check_whole(leaf, axis_name, name)
+        if shape:
+            return jax.ShapeDtypeStruct(
+                leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec), weak_type=leaf.weak_type
+            )
+        if spec != PartitionSpec():
+            return jax.device_put(leaf, NamedSharding(mesh, spec))
+        if isinstance(leaf, core.Tracer) or placement.named(leaf, mesh):
+            return leaf
+        return placement.put(leaf, mesh, spec)
+
+    kept, rest = objects.select(tree, objects.dynamic(tree))
+    return objects.combine(jax.tree_util.tree_map_with_path(put, kept), rest)
+
+
+def workers_of(mesh: Mesh, axis_name: AxisName) -> int:
+    """The number of workers on the axis."""
+    return math.prod(mesh.shape[name] for name in axes.names(axis_name))
+
+
+def check_workers(leaf: Any, workers: int) -> None:
+    """Raises a `ValueError` for memory of another number of workers."""
+    if jnp.ndim(leaf) == 0 or leaf.shape[0] != workers:
+        raise ValueError(
+            f"the state holds the memory of {leaf.shape[0] if jnp.ndim(leaf) else 'no'} workers "
+            f"and the mesh has {workers}: make it with jaxcomp.init_state(tx, params, mesh, "
+            "axis_name), bring one worker's to the mesh with jaxcomp.place, or move it from "
+            "another worker count with jaxcomp.resize_workers"
+        )
+
+
+def named(tree: str, path: tuple) -> str:
+    """The name of a leaf in an error message."""
+    return tree + jax.tree_util.keystr(path)

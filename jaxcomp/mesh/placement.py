@@ -1,0 +1,187 @@
+"""How the arrays of a training step lie on a mesh.
+
+A step is compiled for the mesh with automatic axes, since explicit ones reject arrays that are not
+placed on the mesh yet. `to_automatic` and `to_given` change the types of arguments and results
+within the compiled program, where that moves no data.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import core
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+
+from jaxcomp.mesh import axis_types, per_worker
+from jaxcomp.mesh.axis_types import automatic, explicit
+from jaxcomp.types import AxisName, PyTree
+
+Homes = dict[tuple, PartitionSpec]
+"""By path and shape, how parameters lie on the mesh."""
+
+
+def to_automatic(args: PyTree, mesh: Mesh) -> PyTree:
+    """Arguments of a compiled function, those of explicit type typed for the automatic `mesh`."""
+    plain = NamedSharding(mesh, PartitionSpec())
+
+    def one(leaf):
+        return jax.sharding.reshard(leaf, plain) if explicit(_type(leaf).mesh) else leaf
+
+    return jax.tree.map(one, args)
+
+
+def to_given(results: PyTree, mesh: Mesh, homes: Homes, axis_name: AxisName) -> PyTree:
+    """Results of a compiled function, typed for `mesh`, where some axes are explicit.
+
+    What has no home is replicated over the explicit axes other than the workers'.
+    """
+    names = explicit(mesh)
+
+    def one(path, leaf):
+        of = spec(path, leaf, homes, axis_name)
+        kept = PartitionSpec(*(_only(entry, names) for entry in of))
+        return jax.sharding.reshard(leaf, NamedSharding(mesh, kept))
+
+    return jax.tree_util.tree_map_with_path(one, results)
+
+
+def _only(entry: Any, names: tuple) -> tuple | None:
+    entries = entry if isinstance(entry, tuple) else (entry,)
+    return tuple(name for name in entries if name in names) or None
+
+
+def put(leaf: Any, mesh: Mesh, spec: PartitionSpec) -> jax.Array:
+    """An array on the mesh: from one with other types of axes as it lies there, else by `spec`."""
+    found = axis_types.mesh_of(leaf)
+    if found is not None and isinstance(leaf, jax.Array) and automatic(found) == automatic(mesh):
+        return axis_types.retyped(leaf, mesh)
+    return jax.device_put(leaf, NamedSharding(mesh, spec))
+
+
+def placed(leaf: Any, mesh: Mesh) -> bool:
+    """Whether an argument lies on the mesh already; how it lies there is not ours to change."""
+    if isinstance(leaf, core.Tracer):
+        return True
+    here = getattr(leaf, "sharding", None)
+    found = here.mesh if isinstance(here, NamedSharding) else None
+    if here is None or found in (mesh, mesh.abstract_mesh):
+        return here is not None
+    if explicit(mesh) or (found is not None and explicit(found)):
+        return False
+    return not isinstance(found, AbstractMesh) and here.device_set == set(mesh.devices.flat)
+
+
+def named(leaf: Any, mesh: Mesh) -> bool:
+    """Whether an array lies on the mesh in terms of its axes, or those of one like it."""
+    here = getattr(leaf, "sharding", None)
+    return (
+        not isinstance(leaf, core.Tracer) and isinstance(here, NamedSharding) and placed(leaf, mesh)
+    )
+
+
+def like(leaf: Any, mesh: Mesh, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
+    """The type of what `put` returns."""
+    found = axis_types.mesh_of(leaf)
+    if found is not None and automatic(found) == automatic(mesh):
+        spec = leaf.sharding.spec
+    kind = leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf)
+    home = NamedSharding(mesh, spec)
+    return jax.ShapeDtypeStruct(kind.shape, kind.dtype, sharding=home, weak_type=kind.weak_type)
+
+
+def of_one(leaf: Any, workers: int) -> bool:
+    """Whether memory is of one worker, where there are several."""
+    return workers > 1 and jnp.ndim(leaf) > 0 and leaf.shape[0] == 1
+
+
+def shared(leaf: Any, mesh: Mesh, workers: int, spec: PartitionSpec) -> Any:
+    """`[1, …]`, one worker's memory, as that of each of so many workers."""
+    shape = (workers, *leaf.shape[1:])
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
+    if isinstance(leaf, core.Tracer):
+        return jax.device_put(jnp.broadcast_to(leaf, shape), NamedSharding(mesh, spec))
+    # Every device has all of one worker's part, which is what it has of all workers' parts.
+    own = jax.device_put(leaf, NamedSharding(mesh, PartitionSpec(None, *spec[1:])))
+    parts = [shard.data for shard in own.addressable_shards]
+    return jax.make_array_from_single_device_arrays(shape, NamedSharding(mesh, spec), parts)
+
+
+def homes(params: PyTree, mesh: Mesh) -> Homes:
+    """How the parameters lie on the mesh."""
+    found = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        home = _home_of(leaf, mesh)
+        if home is not None:
+            found[_names(path), jnp.shape(leaf)] = home
+    return found
+
+
+def _home_of(leaf: Any, mesh: Mesh) -> PartitionSpec | None:
+    if named(leaf, mesh):
+        return _short(leaf.sharding.spec) if leaf.sharding.mesh.shape == mesh.shape else None
+    names = explicit(mesh)
+    if not names or not isinstance(leaf, core.Tracer) or _type(leaf).mesh != mesh.abstract_mesh:
+        return None
+    if len(names) == len(mesh.axis_names):
+        return _short(_type(leaf).spec)
+    # Of automatic axes, the type of a traced array says nothing.
+    return PartitionSpec(*(e or PartitionSpec.UNCONSTRAINED for e in _type(leaf).spec))
+
+
+def _short(spec: PartitionSpec) -> PartitionSpec:
+    """As it comes, or as a compiled step returns it: without the dimensions that are not split."""
+    entries = list(spec)
+    while entries and not entries[-1]:
+        entries.pop()
+    return PartitionSpec(*entries)
+
+
+def spec(path: tuple, leaf: Any, homes: Homes, axis_name: AxisName) -> PartitionSpec:
+    """How an array of a state lies: as memory does, or like the parameter that it belongs to."""
+    if 0 in jnp.shape(leaf):  # As a compiled step returns them, whatever it is told.
+        return PartitionSpec()
+    of_memory = per_worker.spec(path, axis_name)
+    if per_worker.shard_axes(path) is not None:
+        return of_memory
+    rest = jnp.shape(leaf)[len(of_memory) :]
+    return PartitionSpec(*of_memory, *(_home(path, rest, homes) or ()))
+
+
+def _home(path: tuple, shape: tuple[int, ...], homes: Homes) -> PartitionSpec | None:
+    """That of the parameter of this shape whose path the path ends with."""
+    names = _names(path)
+    found = (homes.get((names[start:], shape)) for start in range(len(names) + 1))
+    return next((home for home in found if home is not None), None)
+
+
+def stay(arg: PyTree, homes: Homes) -> PyTree:
+    """The argument, held to its layout where a step begins."""
+
+    def hold(path, leaf):
+        home = _home(path, jnp.shape(leaf), homes)
+        return leaf if home is None else jax.lax.with_sharding_constraint(leaf, home)
+
+    return jax.tree_util.tree_map_with_path(hold, arg) if homes else arg
+
+
+def at_home(results: PyTree, mesh: Mesh, homes: Homes, axis_name: AxisName) -> PyTree:
+    """The results of a step, each laid like the argument that it comes instead of."""
+
+    def hold(path, leaf):
+        memory = per_worker.marked(path) or per_worker.shard_axes(path) is not None
+        if not memory and _home(path, jnp.shape(leaf), homes) is None:
+            return leaf
+        home = NamedSharding(mesh, spec(path, leaf, homes, axis_name))
+        return jax.lax.with_sharding_constraint(leaf, home)
+
+    return jax.tree_util.tree_map_with_path(hold, results) if homes else results
+
+
+def _names(path: tuple) -> tuple[str, ...]:
+    return tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
+
+
+def _type(leaf: Any) -> NamedSharding:
+    """The sharding in the type of an array, on an abstract mesh."""
+    return jax.typeof(leaf).sharding

@@ -1,0 +1,225 @@
+"""An optimizer state on its way to another number of workers."""
+
+import functools
+import math
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxcomp.backend import axes
+from jaxcomp.mesh import axis_types, per_worker
+from jaxcomp.quantize import blocks
+from jaxcomp.types import Array, PyTree
+
+_WHOLE = (
+    "What jaxcomp.TwoShot remembers of leaves that a codec takes whole is cut by the number of "
+    "workers: give the codec a bucket_size, or begin a new state with jaxcomp.init_state"
+)
+
+# Compiled as wholes: one by one, their operations take seconds for each shape.
+_pack, _unpack = jax.jit(jax.vmap(blocks.pack)), jax.jit(jax.vmap(blocks.unpack))
+
+
+def resize_workers(tx: Any, state: PyTree, params: PyTree, workers: int) -> PyTree:
+    """Moves a state to another number of workers, and loses nothing that has not been sent.
+
+    What was the memory of `n` workers becomes that of `workers` by these rules:
+
+    * residuals, velocities, momenta, shifts, offsets and accumulators: each new worker has the
+      mean. So the mean residual is what it was, and the mean shift stays equal to its mirror;
+    * rows of which each worker has a share (the memory of a downlink): shared out again;
+    * the residual of a downlink, where the new workers have none (by default one or two workers
+      gather): added to the residual of every worker, so that the sum of the residual of the
+      downlink and the mean residual of the uplink is what it was;
+    * the state of a codec, and whatever is not floating: worker `j` goes on with that of the old
+      worker `j * n // workers`, unmixed. State of a codec for each bucket of a share moves with its
+      bucket;
+    * replicated state stays. Mirrors of a downlink are filled up to equal shares again.
+
+    Means are rounded to the dtype of the memory. With as many workers as before, the state is
+    returned as it is.
+
+    Args:
+        tx: the transformation that the state belongs to.
+        state: its state, outside of the mapped function (leading axis `n`).
+        params: the parameters.
+        workers: the new number of workers.
+
+    Raises:
+        ValueError: if `workers` is not positive, `state` is not a state of `tx`, or it remembers
+            something that has no place with other workers: rows of jaxcomp.Hierarchical, which
+            depend on the sizes of all axes; rows of leaves that a codec takes whole
+            (`bucket_size=None`) in jaxcomp.TwoShot; the residual of a downlink that the new workers
+            do not have, where the uplink has no residual.
+
+    Returns:
+        The state with leading axis `workers`, in the shapes that jaxcomp.init_state would give it;
+        place it with `jax.device_put` and `state_specs`, or with `jaxcomp.place`. That of a sharded
+        model keeps its shards.
+    """
+    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+        raise ValueError(f"`workers` must be a positive integer, got {workers!r}")
+    counts = {
+        jnp.shape(leaf)[:1]
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+        if per_worker.marked(path)
+    }
+    if counts == {(workers,)}:
+        return state
+    return _resized(tx, state, params, workers, counts)
+
+
+@axis_types.automatically
+def _resized(tx: Any, state: PyTree, params: PyTree, workers: int, counts: set) -> PyTree:
+    """`resize_workers` of a state that comes from so many workers."""
+    one = jax.eval_shape(tx.init, params)
+    _check(state, one)
+    if len(counts) > 1:
+        raise ValueError(
+            "`state` must hold the memory of one number of workers, got leading axes "
+            f"{sorted(counts)}"
+        )
+    with axes.planned(workers), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # The first one has said it.
+        wanted = jax.eval_shape(lambda params: tx.init(params), params)
+
+    def carried(path, node, like):
+        if not _carries(node):
+            return node
+        return node.carried(like, workers, sharded=per_worker.shard_axes(path) is not None)
+
+    if jax.tree.structure(wanted) != jax.tree.structure(one):
+        raise ValueError(
+            f"`state` cannot be moved to {workers} workers, whose state is another tree. {_WHOLE}"
+        )
+    over = jax.tree_util.tree_map_with_path
+    state = over(carried, state, wanted, is_leaf=_carries)
+    move = functools.partial(_moved, workers)
+    return over(move, state, one, wanted, is_leaf=per_worker.is_per_worker)
+
+
+def _carries(node: Any) -> bool:
+    return hasattr(node, "carried")
+
+
+def _moved(workers: int, path: tuple, node: Any, one: Any, wanted: Any) -> Any:
+    """A `PerWorker`, or one replicated array."""
+    sharded = per_worker.shard_axes(path) is not None
+    if not per_worker.is_per_worker(node):
+        x = node
+        if x.shape != wanted.shape and _mirrors(path):  # Whose last rows are padding.
+            at = 1 if sharded else 0
+            x = jnp.moveaxis(x, at, 0)[: one.shape[at]]
+            x = jnp.moveaxis(_padded(x, wanted.shape[at]), 0, at)
+        _check_moved(path, x.shape, wanted.shape, workers)
+        return x
+
+    def change(x: Any, one: Any, like: Any) -> Any:
+        at, (whole, each) = 2 if sharded else 1, (jax.tree.leaves(t)[0].shape for t in (one, like))
+        same = jax.tree.leaves(x)[0].shape[1:] == whole[1:] == each[1:]
+        if node.kind == "share" or (node.kind == "codec share" and not same):
+            own = functools.partial(_shared_out, total=whole[at], each=each[at], workers=workers)
+        elif node.kind in ("codec", "codec share"):
+            own = functools.partial(_handed_on, workers=workers)
+        else:
+            own = functools.partial(_averaged, workers=workers)
+        found = jax.vmap(own, in_axes=1, out_axes=1)(x) if sharded else own(x)
+        for got, want in zip(jax.tree.leaves(found), jax.tree.leaves(like), strict=True):
+            _check_moved(path, got.shape, (workers, *want.shape[1:]), workers)
+        return found
+
+    tree = jax.tree.map(change, node.tree, one.tree, wanted.tree, is_leaf=_is_blocks)
+    return per_worker.PerWorker(tree, node.kind)
+
+
+def _averaged(x: Any, workers: int) -> Any:
+    """`[n, …]`: the mean for each of so many workers; what is not floating is handed on."""
+    if isinstance(x, blocks.Blocks8):
+        kept = _pack(jnp.mean(_unpack(x), axis=0, keepdims=True))
+        kept = jax.tree.map(lambda leaf: leaf[0], kept)
+    elif jnp.issubdtype(x.dtype, jnp.floating):
+        wide = jnp.promote_types(x.dtype, jnp.float32)
+        kept = jnp.mean(x, axis=0, dtype=wide).astype(x.dtype)
+    else:
+        return _handed_on(x, workers)
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (workers, *leaf.shape)), kept)
+
+
+def _handed_on(x: Array, workers: int) -> Array:
+    """`[n, …]`: to each of so many workers what one of the old ones had."""
+    return x[np.arange(workers) * x.shape[0] // workers]
+
+
+def _shared_out(x: Any, total: int, each: int, workers: int) -> Any:
+    """`[n, rows, …]`, of which the first `total` rows are real, as shares of `each` rows."""
+    if isinstance(x, blocks.Blocks8):
+        return _pack(_shared_out(_unpack(x), total, each, workers))
+    rows = _padded(x.reshape(-1, *x.shape[2:])[:total], workers * each)
+    return rows.reshape(workers, each, *x.shape[2:])
+
+
+def _padded(rows: Array, number: int) -> Array:
+    """So many rows, the last of them zeros."""
+    missing = number - rows.shape[0]
+    return jnp.pad(rows, [(0, missing)] + [(0, 0)] * (rows.ndim - 1)) if missing > 0 else rows
+
+
+def _is_blocks(node: Any) -> bool:
+    return isinstance(node, blocks.Blocks8)
+
+
+def _check(state: PyTree, one: PyTree) -> None:
+    """Raises a `ValueError` unless the state is like `one`, that of one worker."""
+    wrong = "`state` must be a state of `tx` for these `params`"
+    if jax.tree.structure(state) != jax.tree.structure(one):
+        raise ValueError(f"{wrong}, got another tree. {_WHOLE}")
+
+    def check(path, node, like):
+        split = per_worker.is_per_worker(node)
+        at = split + (per_worker.shard_axes(path) is not None)
+        shares = node.kind in ("share", "codec share") if split else _mirrors(path)
+        held = (jax.tree.leaves(n, is_leaf=_is_blocks) for n in (node, like))
+        for x, want in zip(*held, strict=True):
+            x, want = jax.tree.leaves(x)[0], jax.tree.leaves(want)[0]
+            if not _fits(jnp.shape(x), want.shape, split, at if shares else None) or (
+                jnp.result_type(x) != want.dtype
+            ):
+                raise ValueError(
+                    f"{wrong}, got shape {jnp.shape(x)} and {jnp.result_type(x)} at "
+                    f"{jax.tree_util.keystr(path)}, where `tx` has {want.shape} and {want.dtype} "
+                    f"for one worker. {_WHOLE}"
+                )
+
+    jax.tree_util.tree_map_with_path(check, state, one, is_leaf=per_worker.is_per_worker)
+
+
+def _fits(shape: tuple, want: tuple, split: int, at: int | None) -> bool:
+    """Whether an array may be what one worker has in shape `want`.
+
+    Args:
+        shape: of the array.
+        want: of that of one worker.
+        split: 1 if they begin with an axis of workers, else 0.
+        at: the axis of rows that may be shares, or filled up to equal shares; None without.
+    """
+    if len(shape) != len(want) or at is None or len(shape) <= at:
+        return len(shape) == len(want) and shape[split:] == want[split:]
+    rows = math.prod(shape[:split]) * shape[at]
+    enough = rows >= want[at] or (split == 1 and rows == 0)
+    return enough and shape[split:at] + shape[at + 1 :] == want[split:at] + want[at + 1 :]
+
+
+def _mirrors(path: tuple) -> bool:
+    """Whether this is what receivers remember of all senders."""
+    return any(getattr(key, "name", None) == "mirror" for key in path)
+
+
+def _check_moved(path: tuple, got: tuple, want: tuple, workers: int) -> None:
+    if got != want:
+        raise ValueError(
+            f"`state` cannot be moved to {workers} workers: "
+            f"{jax.tree_util.keystr(path)} would have shape {got}, and theirs has {want}. {_WHOLE}"
+        )

@@ -1,0 +1,81 @@
+"""Which codec a message was made with, said so that every process says it alike."""
+
+import dataclasses
+import hashlib
+import numbers
+from typing import Any
+
+from jaxcomp.layout.trees import Layout
+from jaxcomp.quantize.levels import TRIT
+
+DIGEST = 16
+"""Bytes of a digest."""
+
+
+def digest(codec: Any, plan: Layout) -> bytes:
+    """The codec or policy, every leaf, and how leaves were put together to batches."""
+    lines = [text(codec)]
+    lines += [
+        f"{path} {like.dtype.name}{list(like.shape)}"
+        for path, like in zip(plan.paths, plan.likes, strict=True)
+    ]
+    for batch in plan.batches:
+        pieces = [tuple(piece) for piece in batch.pieces]
+        lines.append(f"{text(batch.codec)} {batch.dtype.name} {batch.size} {pieces}")
+    lines.append(str(list(plan.dense)))
+    return hashlib.blake2b("\n".join(lines).encode(), digest_size=DIGEST).digest()
+
+
+def text(setting: Any) -> str:
+    """A setting by its name and fields, but for those that are None or say where it is computed.
+
+    So a field that later versions add, and that is off, changes nothing, and a server on a GPU
+    reads what clients on CPUs wrote.
+
+    Raises:
+        ValueError: if a part is written with its address in memory.
+
+    Example:
+        >>> import jaxcomp
+        >>> text(jaxcomp.Contractive(codec=jaxcomp.natural()))
+        'Contractive(codec=Natural(bits=9, unbiased=True, bucket_size=512))'
+    """
+    if isinstance(setting, type) or not dataclasses.is_dataclass(setting):
+        if isinstance(setting, tuple):
+            return f"({', '.join(map(text, setting))})"
+        if isinstance(setting, numbers.Real) and not isinstance(setting, bool):
+            number = float(setting)  # Equal numbers may be written differently.
+            return repr(int(number) if number.is_integer() else number)
+        written = repr(setting)
+        if " at 0x" in written:
+            raise ValueError(
+                "`codec` must be of parts whose repr is the same in every process, as that of a "
+                f"frozen dataclass is, got {written}"
+            )
+        return written
+    values = [(field.name, getattr(setting, field.name)) for field in dataclasses.fields(setting)]
+    inside = [
+        f"{name}={text(value)}"
+        for name, value in values
+        if value is not None and name != "implementation"
+    ]
+    return f"{type(setting).__name__}({', '.join(inside)})"
+
+
+def widths(setting: Any) -> tuple[int | float, ...]:
+    """The widths of the codes that the parts of a codec pack, from 1 to 16 bits or those of trits.
+
+    Example:
+        >>> import jaxcomp
+        >>> widths(jaxcomp.Chained(codecs=(jaxcomp.sign(), jaxcomp.qsgd(bits=4))))
+        (1, 4)
+    """
+    found = set()
+    if isinstance(setting, tuple):
+        found.update(*map(widths, setting))
+    elif dataclasses.is_dataclass(setting) and not isinstance(setting, type):
+        bits = getattr(setting, "bits", None)
+        if bits == TRIT or (type(bits) is int and 1 <= bits <= 16):
+            found.add(bits)
+        found.update(*(widths(getattr(setting, f.name)) for f in dataclasses.fields(setting)))
+    return tuple(sorted(found))

@@ -1,0 +1,1 @@
+"""Refuses wrong use that would train wrongly without an error."""

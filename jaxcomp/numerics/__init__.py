@@ -1,0 +1,1 @@
+"""Arithmetic that every codec and reducer shares."""

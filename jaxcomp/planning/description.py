@@ -1,0 +1,268 @@
+"""What would be sent for each leaf, and why: the table behind `describe`."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxcomp.base import Reducer
+from jaxcomp.feedback import Link
+from jaxcomp.reducers import accounting
+from jaxcomp.reducers.auto import Auto
+from jaxcomp.reducers.gather import Gather
+from jaxcomp.reducers.two_shot import TwoShot
+from jaxcomp.theory import tables
+from jaxcomp.transforms import mean
+from jaxcomp.types import PyTree
+from jaxcomp.wire import cost as wire_cost
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """One leaf: what it is, which codec it gets and why, and what it costs."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    codec: str
+    bits_per_element: float
+    payload_bytes: float
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """The table that `describe` returns; `print` it.
+
+    Attributes:
+        lines: one for each leaf.
+        elements: how many there are.
+        payload_bytes: what one worker puts into the collectives.
+        dense_bytes: the same uncompressed.
+        picked: what was chosen for you, and why.
+        link_bytes: what one device sends, or None without a number of workers.
+        dense_link_bytes: the same for an uncompressed all-reduce.
+        offers: by name, what a device would send by each reducer that could be taken.
+    """
+
+    lines: tuple[Line, ...]
+    elements: int
+    payload_bytes: int
+    dense_bytes: int
+    picked: str
+    workers: int | tuple[int, ...] | None = None
+    link_bytes: int | None = None
+    dense_link_bytes: int | None = None
+    offers: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def bits_per_element(self) -> float:
+        """Payload bits an element over the whole tree."""
+        return 8 * self.payload_bytes / max(self.elements, 1)
+
+    def __str__(self) -> str:
+        rows = [("leaf", "shape", "codec", "bits/elem", "bytes", "why")]
+        rows += [
+            (
+                line.path or "(the array)",
+                "x".join(map(str, line.shape)) or "scalar",
+                line.codec,
+                f"{line.bits_per_element:.2f}",
+                f"{math.ceil(line.payload_bytes):,}",
+                line.reason,
+            )
+            for line in self.lines
+        ]
+        text = [*tables.text(rows), "", self.picked, self._totals()]
+        return "\n".join(text)
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times less a device sends than for a dense all-reduce; None without workers."""
+        if self.link_bytes is None or self.dense_link_bytes is None:
+            return None
+        return self.dense_link_bytes / max(self.link_bytes, 1)
+
+    def _totals(self) -> str:
+        said = (
+            f"payload {self.payload_bytes:,} bytes for {self.elements:,} elements: "
+            f"{self.bits_per_element:.3f} bits an element, "
+            f"{self.dense_bytes / max(self.payload_bytes, 1):.2f}x less than dense"
+        )
+        if self.ratio is None:
+            return said
+        verdict = f"{self.ratio:.2f}x less than"
+        if self.ratio < 1:
+            verdict = f"{1 / max(self.ratio, 1e-9):.2f}x MORE than"
+        return (
+            f"{said}\nlink {self.link_bytes:,} bytes a device over {self.workers} workers: "
+            f"{verdict} a dense all-reduce ({self.dense_link_bytes:,})" + self._compared()
+        )
+
+    def _compared(self) -> str:
+        """The other ways to reduce the same payload."""
+        if len(self.offers) < 2:
+            return ""
+        ways = ", ".join(f"{name} {size:,}" for name, size in self.offers)
+        return (
+            f"\nof which for the compressed leaves, by each reducer: {ways} (Gather brings n - 1 "
+            "payloads to each device, TwoShot a share of n - 1 payloads up and of one mean down, "
+            "Psum goes round twice with a share)"
+        )
+
+
+def describe(
+    codec_or_reducer: Any, params: PyTree, workers: int | tuple[int, ...] | None = None
+) -> Description:
+    """What would be sent for a tree: leaf by leaf, in all, and what was picked and why.
+
+    Args:
+        codec_or_reducer: what you would give to `compressed_mean`.
+        params: the parameters, or their shapes and dtypes.
+        workers: with it, also the bytes that one device sends over its link, by the reducer that is
+            taken and by those that could be; a number for each axis of `Hierarchical`.
+
+    Raises:
+        ValueError: if the first argument is none of those.
+
+    Example:
+        >>> import jaxcomp
+        >>> like = {"w": jnp.zeros((64, 64)), "b": jnp.zeros(64)}
+        >>> for line in describe(jaxcomp.sign(), like).lines:
+        ...     print(line.path, line.codec, line.bits_per_element, line.reason)
+        b dense float32 32.0 1-D, below min_ndim=2
+        w Quantizer(Sign, MeanAbs, Nearest, bucket_size=512) 1.0625 default
+    """
+    reducer = mean.as_reducer(codec_or_reducer)
+    axes = workers if isinstance(workers, tuple) else (workers or 1,)
+    plan = accounting.plan(reducer, params, axes)
+    sizes = accounting.batch_bytes(reducer, plan)
+    dtype = accounting.dense_dtype(reducer)
+    spent = [0.0] * len(plan.likes)
+    for batch, size in zip(plan.batches, sizes, strict=True):
+        bucket = size / batch.buckets
+        for piece in batch.pieces:
+            spent[piece.leaf] += bucket * -(-(piece.stop - piece.start) // batch.size)
+    lines = []
+    for number, like in enumerate(plan.likes):
+        codec = plan.codecs[number]
+        dense = dtype or like.dtype
+        bytes_ = spent[number] if codec is not None else float(like.size * dense.itemsize)
+        bits = 8 * bytes_ / like.size if like.size else 8.0 * dense.itemsize
+        lines.append(
+            Line(
+                path=plan.paths[number],
+                shape=like.shape,
+                dtype=like.dtype.name,
+                codec=f"dense {dense.name}" if codec is None else short(codec),
+                bits_per_element=bits,
+                payload_bytes=bytes_,
+                reason="dense reducer" if reducer.uplink is None else plan.reasons[number],
+            )
+        )
+    like_tree = jax.tree.unflatten(plan.treedef, plan.likes)
+    return Description(
+        lines=tuple(lines),
+        elements=sum(like.size for like in plan.likes),
+        payload_bytes=accounting.payload_bytes(reducer, plan),
+        dense_bytes=sum(like.size * jnp.dtype(like.dtype).itemsize for like in plan.likes),
+        picked=_picked(codec_or_reducer, reducer, plan, workers)
+        + _phases(reducer, params)
+        + "".join(f"\nrule {path!r} decides no leaf" for path in plan.unused),
+        workers=workers,
+        link_bytes=None if workers is None else wire_cost.wire_bytes(reducer, like_tree, workers),
+        dense_link_bytes=None
+        if workers is None
+        else sum(
+            wire_cost.ring_bytes(like.size * like.dtype.itemsize, math.prod(axes))
+            for like in plan.likes
+        ),
+        offers=_offers(reducer, params, workers),
+    )
+
+
+def _offers(reducer: Any, params: PyTree, workers: Any) -> tuple[tuple[str, int], ...]:
+    """What a device would send for the compressed leaves by each reducer for payloads."""
+    if workers is None or not isinstance(reducer, Auto | Gather | TwoShot):
+        return ()
+    workers = math.prod(workers) if isinstance(workers, tuple) else workers
+    link = Auto(reducer.uplink)
+    known = (Gather(link.uplink), link.two_shot(whole=True), *link.reducers, reducer)
+    ways = {type(way): way for way in known if way is not None}
+    ways.pop(Auto, None)
+    return tuple(
+        (
+            kind.__name__,
+            math.ceil(
+                way.batches_link_bytes(accounting.plan(way, params, (workers,)).batches, workers)
+            ),
+        )
+        for kind, way in ways.items()
+    )
+
+
+def short(setting: Any) -> str:
+    """A codec or a part of it on one line: what is not as it is by default."""
+    if not dataclasses.is_dataclass(setting):
+        return repr(setting)
+    settings = []
+    for field in dataclasses.fields(setting):
+        value = getattr(setting, field.name)
+        if dataclasses.is_dataclass(value) and value != field.default:
+            settings.append(short(value))
+        elif isinstance(value, tuple) and value and all(map(dataclasses.is_dataclass, value)):
+            settings.append(", ".join(map(short, value)))
+        elif value != field.default or field.name == "bucket_size":
+            settings.append(f"{field.name}={value!r}")
+    inside = ", ".join(settings)
+    return f"{type(setting).__name__}({inside})" if inside else type(setting).__name__
+
+
+def _phases(reducer: Any, params: PyTree) -> str:
+    """What a reducer that changes with time sends at which; the table is of its last phase."""
+    lines = []
+    for start, phase in reducer.schedule if reducer.scheduled else ():
+        size = accounting.payload_bytes(phase, accounting.plan(phase, params))
+        lines.append(f"\nfrom step {start:,}: {short(phase.uplink.codec)}, payload {size:,} bytes")
+    return "".join(lines)
+
+
+def _picked(given: Any, reducer: Any, plan: Any, workers: Any) -> str:
+    if reducer.uplink is None:
+        return f"reducer {reducer!r}, as given"
+    if not plan.batches:
+        return "no leaf is compressed: the policy leaves every one of them dense"
+    feedback = type(reducer.uplink.feedback).__name__
+    name = type(reducer).__name__
+    if isinstance(given, Reducer) and name != "Auto":
+        return f"reducer {name} with {feedback}, as given"
+    taken = f"reducer {_taken(reducer, plan, workers)}"
+    if isinstance(given, Link):
+        return f"{taken}, feedback {feedback} as given"
+    if feedback == "Residual":
+        why = "the codec is contractive: what it drops is sent later"
+    elif all(codec.unbiased for codec in reducer.uplink.policy.codecs):
+        why = "the codec is unbiased"
+    else:
+        why = "the codec's error can exceed its input, so a residual would grow"
+    return f"{taken}, feedback {feedback} ({why})"
+
+
+def _taken(reducer: Auto, plan: Any, workers: Any) -> str:
+    """What the default takes for so many workers, and why."""
+    names = [type(way).__name__ for way in reducer.reducers]
+    if len(names) == 1:
+        why = (
+            "both halves of a shift"
+            if names == ["TwoShot"]
+            else "a codec takes its leaves whole, or has no feedback for the way down"
+        )
+        return f"{names[0]} (the default: {why})"
+    workers = math.prod(workers) if isinstance(workers, tuple) else workers
+    if workers is None:
+        return f"{' or '.join(names)} (the default: what moves fewer bytes for the workers)"
+    offers = reducer.priced(plan.batches, workers)
+    best = min(offers, key=lambda offer: offer.bytes)
+    return f"{type(best.reducer).__name__} (the default: it moves fewest bytes for {workers})"

@@ -1,0 +1,321 @@
+"""Before training: what a step would take, dense and by each codec and reducer, on your link."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import Any
+
+import jax
+
+from jaxcomp import checks
+from jaxcomp.planning import models, timing
+from jaxcomp.planning.description import describe, short
+from jaxcomp.recipes.quantizers import qsgd_inf, sign
+from jaxcomp.recipes.sparsifiers import sidco, top_k
+from jaxcomp.reducers import accounting, dense as dense_
+from jaxcomp.reducers.auto import Auto
+from jaxcomp.reducers.dense import Dense
+from jaxcomp.reducers.hierarchical import Hierarchical
+from jaxcomp.reducers.power import PowerIteration
+from jaxcomp.theory import cost, plan as plan_, tables, units
+from jaxcomp.theory.cost import Network
+from jaxcomp.transforms import mean
+from jaxcomp.types import PyTree
+from jaxcomp.wire import cost as wire_cost
+
+Clock = Callable[[Any], timing.Measured]
+
+CODECS: Mapping[str, Any] = {
+    "qsgd_inf 8-bit": qsgd_inf(bits=8),
+    "qsgd_inf 4-bit": qsgd_inf(bits=4),
+    "qsgd_inf 2-bit": qsgd_inf(bits=2),
+    "sign": sign(),
+    "top_k 1 %": top_k(fraction=0.01),
+    "sidco 0.1 %": sidco(fraction=0.001),
+    "PowerSGD rank 4": PowerIteration(rank=4),
+}
+"""What is looked at where nothing is named."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """What a plan says of a leaf.
+
+    Attributes:
+        path: where in the tree.
+        shape: its own.
+        codec: what to send it by: None for dense.
+        saved: seconds of a mean that this saves against sending the leaf in the baseline's dtype;
+            0.0 for leaves that stay dense.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    codec: Any
+    saved: float
+
+
+class Leaves(tuple):
+    """The leaves of a plan, printed as a table in which leaves that differ in a number are one."""
+
+    def __str__(self) -> str:
+        groups: dict[tuple[str, ...], list[Leaf]] = {}
+        for leaf in self:
+            codec = "dense" if leaf.codec is None else short(leaf.codec)
+            kind = "" if leaf.codec is None else _shape(leaf)  # Dense ones are of many shapes.
+            groups.setdefault((re.sub(r"\d+", "*", leaf.path), kind, codec), []).append(leaf)
+        rows = [("leaf", "leaves", "shape", "send it by", "saves")]
+        for (_, _, codec), leaves in groups.items():
+            shapes = {_shape(leaf) for leaf in leaves}
+            shape = shapes.pop() if len(shapes) == 1 else "various"
+            saved = sum(leaf.saved for leaf in leaves)
+            told = "" if leaves[0].codec is None else units.duration(saved)
+            name = _common([leaf.path for leaf in leaves]) or "(the array)"
+            rows.append((name, str(len(leaves)), shape, codec, told))
+        return "\n".join(tables.text(rows, right=(False, True)))
+
+
+def _shape(leaf: Leaf) -> str:
+    return "x".join(map(str, leaf.shape)) or "scalar"
+
+
+def _common(paths: list[str]) -> str:
+    """Paths that differ in numbers alone, as one: `block*/up` for `block0/up` and `block1/up`."""
+    pieces = zip(*(re.split(r"(\d+)", path) for path in paths), strict=True)
+    return "".join(same[0] if len(set(same)) == 1 else "*" for same in pieces)
+
+
+def plan(
+    params: PyTree | int,
+    workers: int | tuple[int, ...],
+    network: Network,
+    *,
+    codecs: Mapping[str, Any] | None = None,
+    compute: float = 0.0,
+    backward: float = 0.0,
+    overlap: float = 0.0,
+    every: int = 1,
+    fast: Network | None = None,
+    link_per: str = "host",
+    link_only: bool = False,
+    margin: float = 0.02,
+    doubt: float = 0.25,
+    max_error: float | None = None,
+    clock: Clock | None = None,
+) -> plan_.Plan:
+    """Whether compressing pays: what a step takes by each way to average the gradients.
+
+    Bytes are those of the programs; encoding and decoding are timed on this device, once for each
+    codec; what the link adds is `rounds · α + bytes / β`, the rounds of every collective. The
+    baseline is a mean in bfloat16.
+
+    Args:
+        params: the parameters, or their shapes and dtypes; or how many there are, as those of a
+            transformer like GPT-2 (`jaxcomp.planning.models.transformer`).
+        workers: how many there are; a tuple such as `(hosts, devices)` where the last ones are
+            joined by `fast` links: each way is then `Hierarchical` over them.
+        network: the link of a worker; where `workers` is a tuple, of what `link_per` says.
+        codecs: by name, codecs or reducers to look at; a codec is looked at by each reducer that
+            can take it. A usual choice by default.
+        compute: seconds of a training step without communication.
+        backward: seconds of its backward pass.
+        overlap: the fraction of that which the mean runs beside; 0 for a mean after the gradients.
+        every: steps from one mean to the next.
+        fast: the link between the devices of a host.
+        link_per: "host" where all devices of a host share one `network` link, as they do a network
+            card; "device" where each device has such a link of its own.
+        link_only: count the links alone: nothing is timed, encoding and decoding take no time.
+        margin: compressing must make a step faster by more than this to be advised.
+        doubt: and shorten the mean by more than this, by which forecasts may be off.
+        max_error: leave out what loses more than this of one message, as mean squared error over
+            mean square of elements of a normal law.
+        clock: how long a link or reducer takes; measures it here by default.
+
+    Raises:
+        ValueError: for numbers out of range, fewer than two workers, more levels of them without
+            `fast`, or a `link_per` that is neither.
+
+    Example:
+        >>> import jaxcomp
+        >>> slow = Network(bandwidth=12.5e6, latency=1e-4)  # 100 Mbit/s.
+        >>> found = plan(100_000, 8, slow, codecs={"sign": jaxcomp.sign()})
+        >>> found.best.way.name, round(found.best.way.price.bytes / 1e3)
+        ('sign, TwoShot', 31)
+
+    Note:
+        Ways are ranked by the time of a step alone. The model knows nothing of convergence: a codec
+        that loses more may take more steps. `error` is what one message loses of a normal vector,
+        before any feedback; `caution` says so where the best way loses nearly all of it.
+    """
+    levels = workers if isinstance(workers, tuple) else (workers,)
+    if math.prod(levels) < 2:
+        raise ValueError(f"`workers` must be at least 2 in all, got {workers!r}")
+    if (len(levels) > 1) != (fast is not None):
+        raise ValueError(
+            "`fast` must be the network of the last workers if `workers` has a number for each "
+            f"level, and only then, got workers={workers!r} and fast={fast!r}"
+        )
+    checks.choice("link_per", link_per, ("host", "device"))
+    if isinstance(params, int):
+        params = models.transformer(params)
+    clock = clock or (timing.untimed if link_only else timing.measure)
+    if link_only:
+        clock = _free(clock)
+    # What crosses the link of a host is from all of its devices.
+    sharing = levels[-1] if len(levels) > 1 and link_per == "host" else 1
+    named = ways(CODECS if codecs is None else codecs, levels)
+    found = [_way(name, reducer, params, levels, clock, sharing) for name, reducer in named.items()]
+    kept = [way for way in found if max_error is None or (way.error or 0.0) <= max_error]
+    planned = plan_.forecast(
+        kept,
+        network,
+        compute=compute,
+        backward=backward,
+        overlap=overlap,
+        every=every,
+        fast=fast,
+        baseline="dense bfloat16",
+        margin=margin,
+        doubt=doubt,
+        elements=sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params)),
+        workers=levels,
+        link_per=link_per,
+        timed=not link_only,
+    )
+    taken = named[planned.best.way.name]
+    leaves = _leaves(taken, params, levels, network, clock, sharing)
+    return dataclasses.replace(planned, leaves=leaves)
+
+
+def _free(clock: Clock) -> Clock:
+    """The same, where work takes no time."""
+    return lambda way: clock(way).free
+
+
+def ways(codecs: Mapping[str, Any], levels: tuple[int, ...]) -> dict[str, Any]:
+    """By name, dense means and the given codecs by each reducer that can take them."""
+    found: dict[str, Any] = {
+        "dense float32": Dense(),
+        "dense bfloat16": Dense("bfloat16"),
+    }
+    for name, given in codecs.items():
+        reducer = mean.as_reducer(given)
+        if not isinstance(reducer, Auto):
+            found[name] = reducer
+            continue
+        for way in reducer.reducers:
+            found[f"{name}, {type(way).__name__}"] = way
+    if len(levels) == 1:
+        return found
+    return {
+        name: reducer
+        if isinstance(reducer, Dense | Hierarchical)
+        else Hierarchical(Dense(), reducer)
+        for name, reducer in found.items()
+        if not isinstance(reducer, PowerIteration)  # Which Hierarchical does not take.
+    }
+
+
+def price(
+    reducer: Any, like: PyTree, workers: tuple[int, ...], clock: Clock = timing.measure
+) -> tuple[cost.Price, cost.Price]:
+    """What a device spends on a mean, on its slow link and in work, and on fast links before it.
+
+    Raises:
+        ValueError: if the reducer does not say what efforts it makes.
+    """
+    if isinstance(reducer, Dense) and len(workers) > 1:
+        return _dense(reducer, like, workers, clock)
+    across: Any = workers if isinstance(reducer, Hierarchical) else math.prod(workers)
+    layout = accounting.plan(reducer, like, workers)
+    efforts = reducer.efforts(layout.batches, across)
+    if efforts is None:
+        raise ValueError(
+            "`reducer` must have a method efforts(batches, workers), by which its time is told, "
+            f"got {reducer!r}"
+        )
+    compressed = sum(like.size for like in layout.likes) - sum(
+        layout.likes[i].size for i in layout.dense
+    )
+    elements = compressed if reducer.uplink else sum(like.size for like in layout.likes)
+    size: Fraction | int = wire_cost.wire_bytes(reducer, like, across)
+    fast = cost.Price()
+    if isinstance(reducer, Hierarchical):
+        _, near = reducer.levels(layout.batches, workers)
+        size -= near
+        fast = cost.Price(near, cost.ring(0, across[-1]).rounds)
+    total = cost.Price(float(size))
+    for who, effort in efforts:
+        work = effort.seconds(clock(who).work, elements)
+        total += cost.Price(rounds=effort.rounds, work=work)
+    if reducer.uplink and layout.dense:
+        total += cost.Price(rounds=cost.ring(0, math.prod(workers)).rounds)
+    return total, fast
+
+
+def _dense(
+    reducer: Dense, like: PyTree, workers: tuple[int, ...], clock: Clock
+) -> tuple[cost.Price, cost.Price]:
+    """A dense mean in two levels: each device brings a share over its slow link."""
+    *outer, inner = workers
+    layout = accounting.plan(reducer, like)
+    elements = sum(leaf.size for leaf in layout.likes)
+    size = accounting.payload_bytes(reducer, layout)
+    slow = cost.ring(size / inner, math.prod(outer))
+    work = elements * clock(reducer).work.encode
+    return slow + cost.Price(work=work), cost.ring(size, inner)
+
+
+def _way(
+    name: str, reducer: Any, like: PyTree, workers: tuple[int, ...], clock: Clock, sharing: int
+) -> plan_.Way:
+    timed: list[timing.Measured] = []
+
+    def noted(way: Any) -> timing.Measured:
+        timed.append(clock(way))
+        return timed[-1]
+
+    spent, fast = price(reducer, like, workers, noted)
+    spent = dataclasses.replace(spent, bytes=sharing * spent.bytes)
+    dense = isinstance(reducer, Dense)
+    link = reducer.uplink
+    error = None
+    if not dense:
+        error = noted(reducer if isinstance(reducer, PowerIteration) else link).error
+    spread = max((found.spread for found in timed), default=0.0)
+    return plan_.Way(name, spent, dense=dense, error=error, fast=fast, spread=spread)
+
+
+def _leaves(
+    reducer: Any,
+    like: PyTree,
+    workers: tuple[int, ...],
+    network: Network,
+    clock: Clock,
+    sharing: int,
+) -> Leaves:
+    """Leaf by leaf, what the best way makes of it, and what that saves.
+
+    A leaf travels with the others: it has a share of their bytes and work, and no messages.
+    """
+    layout, devices = accounting.plan(reducer, like, workers), math.prod(workers)
+    spent, _ = price(reducer, like, workers, clock)
+    dense = dense_.fused_link_bytes([layout.likes[i] for i in layout.dense], devices)
+    lines = describe(reducer, like).lines
+    compressed = [i for i, codec in enumerate(layout.codecs) if codec and layout.likes[i].size]
+    payload = sum(lines[i].payload_bytes for i in compressed)
+    elements = sum(layout.likes[i].size for i in compressed)
+    found = []
+    for number, (path, leaf) in enumerate(zip(layout.paths, layout.likes, strict=True)):
+        saved = 0.0
+        if number in compressed:
+            sent = (spent.bytes - float(dense)) * lines[number].payload_bytes / payload
+            other = float(wire_cost.ring(2 * leaf.size, devices)) / workers[-1] ** (
+                len(workers) > 1
+            )
+            saved = sharing * (other - sent) / network.bandwidth - spent.work * leaf.size / elements
+        codec = layout.codecs[number] if saved > 0 else None
+        found.append(Leaf(path, leaf.shape, codec, max(saved, 0.0)))
+    return Leaves(found)

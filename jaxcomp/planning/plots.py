@@ -1,0 +1,78 @@
+"""What a plan looks like: the time of a step over the speed of the link."""
+
+import dataclasses
+import math
+import pathlib
+from typing import Any
+
+from jaxcomp.theory import plan as plan_, units
+
+_DECADES = 6
+_POINTS = 240
+
+
+def save(planned: plan_.Plan, path: pathlib.Path) -> None:
+    """Draws a plan on slower and faster links too, and writes it as the path's ending says.
+
+    Raises:
+        ValueError: if matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ValueError(
+            "a plot needs matplotlib, which is not installed: pip install 'jaxcomp[plot]'"
+        ) from None
+    figure = Figure(figsize=(9, 5.2), layout="constrained")
+    draw(figure.add_subplot(), planned)
+    figure.savefig(path, dpi=160)
+
+
+def draw(axes: Any, planned: plan_.Plan) -> None:
+    """Seconds of a step over bits a second, a line a way, on axes of matplotlib."""
+    here = planned.network.bandwidth
+    low = math.log10(here) - _DECADES / 2
+    speeds = [10 ** (low + _DECADES * i / (_POINTS - 1)) for i in range(_POINTS)]
+    names = [forecast.way.name for forecast in planned.forecasts]
+    curves: dict[str, list[float]] = {name: [] for name in names}
+    for bandwidth in speeds:
+        network = dataclasses.replace(planned.network, bandwidth=bandwidth)
+        for forecast in planned.on(network).forecasts:
+            curves[forecast.way.name].append(forecast.step)
+    dense = {forecast.way.name for forecast in planned.forecasts if forecast.way.dense}
+    for name in names:
+        style = {"color": "black", "linestyle": "-" if name == planned.baseline else ":"}
+        width = 2.5 if name in (planned.baseline, planned.best.way.name) else 1.2
+        axes.loglog(
+            [8 * speed for speed in speeds],
+            curves[name],
+            linewidth=width,
+            label=name,
+            **(style if name in dense else {}),
+        )
+    axes.axvline(8 * here, color="grey", linewidth=0.8)
+    axes.text(
+        8 * here,
+        0.99,
+        f" {units.speed(here)}",
+        rotation=90,
+        va="top",
+        ha="right",
+        transform=axes.get_xaxis_transform(),
+        color="grey",
+    )
+    edge = planned.best.break_even
+    if planned.compress and speeds[0] < edge < speeds[-1]:
+        axes.axvspan(8 * edge, 8 * speeds[-1], color="grey", alpha=0.12)
+        axes.text(
+            8 * edge,
+            0.02,
+            f" {planned.best.way.name} no longer pays",
+            transform=axes.get_xaxis_transform(),
+            color="grey",
+        )
+    axes.set_xlabel("bits a second of the slow link")
+    axes.set_ylabel("seconds a step" if planned.compute else "seconds a mean")
+    axes.set_title(planned.about, fontsize=10)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8, loc="upper right")

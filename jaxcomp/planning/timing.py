@@ -1,0 +1,219 @@
+"""How long a codec or a reducer takes on this very device: the clock behind `plan` and `bench`."""
+
+import dataclasses
+import functools
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+
+from jaxcomp import checks
+from jaxcomp.feedback import Link
+from jaxcomp.layout import trees
+from jaxcomp.mesh import data_parallel
+from jaxcomp.reducers import accounting
+from jaxcomp.reducers.gather import Gather
+from jaxcomp.theory.cost import Work
+from jaxcomp.transforms.mean import compressed_mean
+from jaxcomp.types import Array, PyTree
+
+_AXIS = "measured"
+_MORE = 4
+"""Payloads on top of the first one by which the time of adding one is told."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """Seconds for `elements` elements on this device.
+
+    Attributes:
+        elements: how many.
+        whole: a mean over one worker: encode, what the feedback does, and decode.
+        decode: one payload, for a link; 0.0 for a reducer that is measured as a whole.
+        add: each further payload of a sum.
+        error: mean squared error over mean square of what arrives of a first message, of elements
+            drawn from a normal law.
+        spread: by what fraction of `whole` the median of its repeats was above the fastest one: a
+            machine that does other work scatters.
+    """
+
+    elements: int
+    whole: float
+    decode: float
+    add: float
+    error: float
+    spread: float = 0.0
+
+    def faster(self, times: float) -> "Measured":
+        """The same on a device that is so many times faster."""
+        return dataclasses.replace(
+            self, whole=self.whole / times, decode=self.decode / times, add=self.add / times
+        )
+
+    @property
+    def free(self) -> "Measured":
+        """The same where encoding and decoding cost nothing."""
+        return dataclasses.replace(self, whole=0.0, decode=0.0, add=0.0, spread=0.0)
+
+    @property
+    def work(self) -> Work:
+        """The same an element."""
+        encode = max(0.0, self.whole - self.decode)
+        return Work(*(seconds / self.elements for seconds in (encode, self.decode, self.add)))
+
+
+@functools.lru_cache(maxsize=256)
+def measure(
+    way: Any,
+    elements: int = 2**22,
+    *,
+    dtype: str = "float32",
+    repeats: int = 5,
+    meet: Callable[[], Any] | None = None,
+    choose: Callable[[list[float]], float] = min,
+) -> Measured:
+    """Measures a link, or a whole reducer, on this process's first device, in its own programs.
+
+    A link is measured as `Gather` uses it. A reducer is measured over one worker, with nothing to
+    send. Outputs are written over buffers of the call before, since fresh ones cost a page fault a
+    page. What was measured once is remembered. Times are the fastest of the repeats: other work on
+    the machine only ever adds to them.
+
+    Args:
+        way: a `Link`, or a reducer.
+        elements: of a square matrix, or nearly one.
+        dtype: of the elements.
+        repeats: timed calls after two that warm up.
+        meet: called before each of them: processes that share a machine wait for each other there,
+            to compete for it as they do in training.
+        choose: which of the repeated times counts: the fastest by default; `statistics.median`
+            where the competition of `meet` belongs to the answer.
+
+    Raises:
+        ValueError: if there is nothing to measure or no time to tell.
+    """
+    checks.integer("elements", elements, 1)
+    checks.integer("repeats", repeats, 1)
+    x = _normal(elements, dtype)
+    clock = functools.partial(times, repeats=repeats, meet=meet)
+    again, first = _whole(_reducer(way), x)
+    whole = clock(again)
+    decode = add = 0.0
+    if isinstance(way, Link):
+        one, more = (choose(_sum(way, x, count, clock)) for count in (1, 1 + _MORE))
+        decode, add = one, max(0.0, (more - one) / _MORE)
+    spread = statistics.median(whole) / min(whole) - 1
+    return Measured(x.size, choose(whole), decode, add, _error(first, x), spread)
+
+
+@functools.lru_cache(maxsize=256)
+def untimed(way: Any, elements: int = 2**18, *, dtype: str = "float32") -> Measured:
+    """What `measure` finds without a clock: the error alone, and no time for the work.
+
+    Args:
+        way: as for `measure`.
+        elements: likewise.
+        dtype: likewise.
+    """
+    checks.integer("elements", elements, 1)
+    x = _normal(elements, dtype)
+    _, first = _whole(_reducer(way), x)
+    return Measured(x.size, 0.0, 0.0, 0.0, _error(first, x))
+
+
+def _reducer(way: Any) -> Any:
+    return Gather(way) if isinstance(way, Link) else way
+
+
+def _normal(elements: int, dtype: str) -> Array:
+    """A square matrix, or nearly one, of a normal law."""
+    side = max(1, round(elements**0.5))
+    shape = (side, -(-elements // side))
+    return jnp.asarray(np.random.default_rng(0).standard_normal(shape, np.float32), dtype)
+
+
+def _error(first: np.ndarray, x: Array) -> float:
+    wide = np.asarray(x, np.float64)
+    return float(np.mean((first - wide) ** 2) / np.mean(wide**2))
+
+
+def _whole(reducer: Any, x: Array) -> tuple[Callable[[], None], np.ndarray]:
+    """What takes a mean over one worker, to be timed, and the first of these means."""
+    mesh = Mesh(np.array(jax.local_devices()[:1]), (_AXIS,))
+    tx = compressed_mean(reducer, _AXIS)
+
+    def step(mean: Array, state: PyTree, x: Array) -> tuple[Any, PyTree]:
+        del mean  # Its buffer is written over.
+        return tx.update(x, state)
+
+    here = PartitionSpec()
+    mapped = jax.shard_map(step, mesh=mesh, in_specs=here, out_specs=here, check_vma=False)
+    run = jax.jit(mapped, donate_argnums=(0, 1), keep_unused=True)
+    state = data_parallel.init_state(tx, x, mesh, _AXIS)
+    held = list(run(jnp.zeros_like(x), state, x))
+    first = np.asarray(held[0], np.float64)
+
+    def again() -> None:
+        held[:] = jax.block_until_ready(run(*held, x))
+
+    return again, first
+
+
+def _sum(link: Link, x: Array, count: int, clock: Callable[..., list[float]]) -> list[float]:
+    """Seconds of decoding so many payloads into one mean."""
+    layout, key = accounting.plan(Gather(link), x), jnp.zeros(2, jnp.uint32)
+    batches, worker = layout.batches, jnp.zeros((), jnp.uint32)
+    if not batches:
+        raise ValueError(f"`way` must compress a matrix of shape {x.shape}, got {link!r}")
+
+    def encode(x: Array) -> tuple[Any, Any]:
+        stacks, _ = trees.stacks(layout, x)
+        own = payloads.encode(key, batches, stacks, payloads.init(batches), worker, _AXIS)
+        return own.payloads, own.sides
+
+    def total(mean: PyTree, payloads: PyTree, sides: PyTree) -> PyTree:
+        del mean
+        return payloads.mean(key, batches, payloads, sides, None, count)
+
+    payloads, sides = jax.jit(jax.vmap(encode, axis_name=_AXIS))(x[None])
+    many = jax.tree.map(lambda leaf: jnp.concatenate([leaf] * count), payloads)
+    sides = jax.tree.map(lambda leaf: leaf[0], sides)
+    run = jax.jit(total, donate_argnums=0, keep_unused=True)
+    held = [tuple(jnp.zeros(b.like.shape, b.dtype) for b in batches)]
+
+    def again():
+        held[:] = [jax.block_until_ready(run(held[0], many, sides))]
+
+    return clock(again)
+
+
+def times(
+    run: Callable[[], Any], repeats: int = 5, meet: Callable[[], Any] | None = None
+) -> list[float]:
+    """Seconds of so many calls, after two that warm up."""
+    found = []
+    for turn in range(repeats + 2):
+        if meet is not None:
+            meet()
+        start = time.perf_counter()
+        run()
+        if turn >= 2:
+            found.append(time.perf_counter() - start)
+    return found
+
+
+def copy(elements: int = 2**22, repeats: int = 9) -> float:
+    """Seconds an element of a float32 copy on the first device, into a buffer that is there."""
+    x = jnp.ones(elements)
+    run = jax.jit(lambda out, x: x + 1, donate_argnums=0, keep_unused=True)
+    held = [jnp.zeros(elements)]
+
+    def again():
+        held[:] = [jax.block_until_ready(run(held[0], x))]
+
+    return min(times(again, repeats)) / elements

@@ -1,0 +1,262 @@
+"""Phases: other reducers at other times, within one compiled step."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxcomp import checks
+from jaxcomp.base import Collected, Reducer
+from jaxcomp.feedback import Link
+from jaxcomp.layout.policy import Policy
+from jaxcomp.reducers.gather import Gather
+from jaxcomp.theory import cost
+from jaxcomp.types import Array, AxisName, Batches, PyTree, Stacks
+
+_LAST_STEP = np.int32(2**31 - 1)
+
+
+class PhasesState(NamedTuple):
+    """The state of the reducers, which they hand from one to the next, and the time.
+
+    Attributes:
+        phase_step: steps that were counted so far; the same on all workers.
+        current: the state of the reducer of the phase.
+    """
+
+    phase_step: Array
+    current: PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Phases(Reducer, public=("reducers", "starts")):
+    """Changes the reducer at given steps, as a warm-up of the sparsity does, without recompiling.
+
+    Payloads have static shapes, so every phase is a program of its own; all are compiled into one
+    step, which takes the branch of its phase (under `vmap`, which only simulates, it may compute
+    all and select one). The phases share one feedback and one state, so that nothing that has not
+    been sent is lost between them.
+
+    Args:
+        phases: pairs of the step that a phase starts at and its reducer; a link is `Gather(link)`.
+            The first starts at 0, and the last one stays.
+
+    Raises:
+        ValueError: if the starts do not ascend from 0, an entry is not a reducer with a link, or
+            phases do not fit together: they must have equal feedbacks, and policies that differ in
+            nothing but settings of codecs that leave the buckets as they are.
+
+    Example:
+        >>> import jaxcomp
+        >>> feedback = jaxcomp.MomentumCorrection(momentum=0.9)
+        >>> warmup = jaxcomp.dgc_warmup(fraction=0.001, steps_per_epoch=500)
+        >>> reducer = Phases(
+        ...     tuple(
+        ...         (start, jaxcomp.Link(jaxcomp.top_k(fraction=fraction), feedback))
+        ...         for start, fraction in warmup
+        ...     )
+        ... )
+        >>> reducer.starts
+        (0, 500, 1000, 1500, 2000, 2500)
+
+    Note:
+        A step whose mean is not finite is not counted if `compressed_mean` guards: it leaves the
+        time as it leaves the memory, so that a warm-up is as many steps as have taken effect.
+        `describe` and `wire_bytes` say what the last phase costs, `Stats` what the last step did;
+        `collective_bytes`, which reads the program, adds up the collectives of all phases. Leaves
+        that the policy leaves dense travel at all times as the last phase sends them.
+    """
+
+    phases: tuple[tuple[int, "Reducer | Link"], ...]
+    scheduled = True
+
+    def __post_init__(self):
+        if (
+            not isinstance(self.phases, tuple)
+            or not self.phases
+            or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in self.phases)
+        ):
+            raise ValueError(
+                "`phases` must be a tuple of pairs (start, reducer), as in ((0, early), (500, "
+                f"late)), got {self.phases!r}"
+            )
+        pairs = tuple((start, _reducer(given)) for start, given in self.phases)
+        object.__setattr__(self, "phases", pairs)
+        for start in self.starts:
+            checks.integer("start", start, 0, int(_LAST_STEP))
+        if self.starts[0] or any(
+            a >= b for a, b in zip(self.starts, self.starts[1:], strict=False)
+        ):
+            raise ValueError(
+                f"`phases` must have starts that ascend from 0, as in (0, 500), got {self.starts}"
+            )
+        for reducer in self.reducers:
+            _check_fit(reducer.uplink, self.uplink)
+
+    @property
+    def schedule(self) -> tuple[tuple[int, Reducer], ...]:
+        """The phases, each with its reducer."""
+        return tuple(zip(self.starts, self.reducers, strict=True))
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """The step that each phase starts at."""
+        return tuple(start for start, _ in self.phases)
+
+    @property
+    def reducers(self) -> tuple[Reducer, ...]:
+        """The reducer of each phase."""
+        return tuple(cast(Reducer, reducer) for _, reducer in self.phases)
+
+    @property
+    def uplink(self) -> Link:
+        """That of the last phase."""
+        return self.reducers[-1].uplink
+
+    @property
+    def splits(self) -> bool:
+        """Whether devices share the uplink's mirror, as they do in every phase or in none."""
+        return all(reducer.splits for reducer in self.reducers)
+
+    def phase(self, state: PhasesState) -> Array:
+        """The number of the phase that the next step is in."""
+        return jnp.sum(state.phase_step >= np.array(self.starts[1:], np.int32), dtype=jnp.int32)
+
+    def init(self, batches: Batches, axis_name: AxisName) -> PhasesState:
+        first, *others = [
+            lambda r=reducer: r.init(self._own(r, batches), axis_name) for reducer in self.reducers
+        ]
+        wanted = _shapes(jax.eval_shape(first))
+        for number, other in enumerate(others, 1):
+            if _shapes(jax.eval_shape(other)) != wanted:
+                raise ValueError(
+                    "`phases` must have reducers of equal state, which they hand on, as those of "
+                    "one kind with one kind of codec have; other arrays than "
+                    f"{self.reducers[0]!r} has {self.reducers[number]!r}"
+                )
+        return PhasesState(jnp.zeros((), jnp.int32), first())
+
+    def fitted(self, batches: Batches, state: PhasesState, axis_name: AxisName) -> PhasesState:
+        """As the last phase has it, whose state is that of all."""
+        current = self.reducers[-1].fitted(batches, state.current, axis_name)
+        return state._replace(current=current)
+
+    def part_like(self, batches: Batches, axis_name: AxisName) -> PyTree:
+        parts = [r.part_like(self._own(r, batches), axis_name) for r in self.reducers]
+        if any(_shapes(part) != _shapes(parts[0]) for part in parts):
+            raise ValueError(
+                "`phases` must have reducers that bring equal parts of the mean to a device, got "
+                f"{[type(reducer).__name__ for reducer in self.reducers]}; take one kind for all"
+            )
+        return parts[-1]
+
+    def collect(
+        self,
+        key: Array,
+        batches: Batches,
+        message: Stacks,
+        state: PhasesState,
+        axis_name: AxisName,
+        weight: Array | None = None,
+    ) -> Collected:
+        def branch(reducer: Reducer) -> Callable[..., Collected]:
+            own = self._own(reducer, batches)
+
+            def collect(key, message, state, weight):
+                got = reducer.collect(key, own, message, state, axis_name, weight)
+                return got._replace(share=jnp.asarray(got.share, jnp.float32))
+
+            return collect
+
+        given = (key, message, state.current, weight)
+        got = lax.switch(self.phase(state), [branch(r) for r in self.reducers], *given)
+        return got._replace(
+            share=1.0 if weight is None else got.share, state=state._replace(current=got.state)
+        )
+
+    def spread(
+        self, key: Array, batches: Batches, part: Stacks, state: PhasesState, axis_name: AxisName
+    ) -> tuple[Stacks, PhasesState]:
+        def branch(reducer: Reducer) -> Callable[..., tuple[Stacks, PyTree]]:
+            own = self._own(reducer, batches)
+            return lambda key, part, state: reducer.spread(key, own, part, state, axis_name)
+
+        given = (key, part, state.current)
+        mean, current = lax.switch(self.phase(state), [branch(r) for r in self.reducers], *given)
+        # Stays at the last step there is, so that it never turns negative.
+        step = jnp.minimum(state.phase_step, _LAST_STEP - 1) + 1
+        return mean, PhasesState(step, current)
+
+    def dense(
+        self, leaves: Sequence[Array], axis_name: AxisName, weight: Array | None = None
+    ) -> Sequence[Array]:
+        return self.reducers[-1].dense(leaves, axis_name, weight)
+
+    def efforts(self, batches: Batches, workers: int) -> tuple[tuple[Any, cost.Effort], ...]:
+        """Those of the last phase."""
+        last: Any = self.reducers[-1]
+        return last.efforts(batches, workers)
+
+    def link_bytes(self, like: PyTree, workers: int) -> int:
+        """That of the last phase."""
+        return self.reducers[-1].link_bytes(like, workers)
+
+    def _own(self, reducer: Reducer, batches: Batches) -> Batches:
+        """The batches, which are the last phase's, with the codecs of another phase's reducer."""
+        codecs = dict(zip(self.uplink.policy.codecs, reducer.uplink.policy.codecs, strict=True))
+        return tuple(dataclasses.replace(batch, codec=codecs[batch.codec]) for batch in batches)
+
+
+def _reducer(given: Any) -> Any:
+    if isinstance(given, Link):
+        return Gather(given)
+    if isinstance(given, Reducer) and given.uplink is not None:
+        return given
+    raise ValueError(
+        "`phases` must hold links, such as jaxcomp.Link(jaxcomp.top_k(), jaxcomp.Residual()), or "
+        f"reducers that have one, such as jaxcomp.Gather(link), got {given!r}"
+    )
+
+
+def _check_fit(link: Link, last: Link) -> None:
+    shaped = [codec for codec in link.policy.codecs if codec.shaped]
+    if shaped:
+        raise ValueError(
+            "`phases` must have codecs that are the same for leaves of every shape, so that phases "
+            f"share buckets, got {shaped[0]!r}"
+        )
+    if link.feedback != last.feedback:
+        raise ValueError(
+            "`phases` must have equal feedbacks, whose memory they hand on, got "
+            f"{link.feedback!r} and {last.feedback!r}"
+        )
+    if _buckets(link.policy) != _buckets(last.policy):
+        raise ValueError(
+            "`phases` must have policies with the same rules, and codecs of equal bucket_size for "
+            f"the same leaves, got {link.policy!r} and {last.policy!r}"
+        )
+    pairs = set(zip(last.policy.codecs, link.policy.codecs, strict=True))
+    if len(pairs) > len(set(last.policy.codecs)):
+        raise ValueError(
+            "`phases` must give leaves that share a codec in the last phase one codec in every "
+            f"phase, since they share buckets, got {link.policy!r} before {last.policy!r}"
+        )
+
+
+def _buckets(policy: Policy) -> tuple:
+    """What of a policy decides which leaves share buckets, and of which size."""
+
+    def size(codec):
+        return None if codec is None else (codec.bucket_size,)
+
+    rules = [(r.path, r.min_size, r.min_ndim, size(r.codec)) for r in policy.rules]
+    return policy.min_size, policy.min_ndim, size(policy.codec), tuple(rules)
+
+
+def _shapes(tree: PyTree) -> tuple:
+    leaves, treedef = jax.tree.flatten(tree)
+    return treedef, [(leaf.shape, jnp.dtype(leaf.dtype)) for leaf in leaves]

@@ -1,0 +1,102 @@
+"""Bytes that the collectives of a compiled program send."""
+
+import math
+import re
+from fractions import Fraction
+from typing import Any
+
+from jaxcomp.wire import cost
+
+_COLLECTIVE = re.compile(
+    r" = (?P<shape>.*?) "
+    r"(?P<op>all-gather|all-reduce|all-to-all|reduce-scatter|collective-permute"
+    r"|collective-broadcast|ragged-all-to-all)(?P<start>-start)?\("
+)
+_CHAIN = re.compile(r"channel_id=\d+(?=, .*\bchain_id=)")
+_ARRAY = re.compile(r"(?P<dtype>[a-z]+\d*[a-z0-9]*)\[(?P<dims>[\d,]*)\](?:\{(?P<layout>[^}]*)\})?")
+_BITS = {"pred": 8, "s4": 4, "u4": 4, "s2": 2, "u2": 2, "bf16": 16, "c64": 64, "c128": 128}
+
+
+def collective_bytes(compiled: Any) -> dict[str, int]:
+    """Bytes that one device sends in a compiled program, by kind of collective.
+
+    Read from the compiled HLO in its physical layout (padding of tiles included), with the usual
+    ring algorithms: of `n` devices, each sends `n − 1` times what it contributes to an
+    all-gather, `2(n − 1)/n` of an all-reduce, `(n − 1)/n` of a reduce-scatter's or all-to-all's
+    input. A collective inside a loop counts once.
+
+    Args:
+        compiled: what `jax.jit(f).lower(...).compile()` returns, or its text.
+
+    Returns:
+        Operation name to bytes; operations that do not occur are left out.
+
+    Example:
+        >>> collective_bytes(jax.jit(lambda x: x + 1).lower(1.0).compile())
+        {}
+    """
+    text = compiled if isinstance(compiled, str) else compiled.as_text()
+    header = text[: text.find("\n")]
+    everyone = 1
+    for field in ("replica_count", "num_partitions"):
+        found = re.search(rf"{field}=(\d+)", header)
+        everyone *= int(found.group(1)) if found else 1
+    totals: dict[str, Fraction | int] = {}
+    chains: set[str] = set()
+    for line in text.splitlines():
+        found = _COLLECTIVE.search(line)
+        if not found:
+            continue
+        chain = _CHAIN.search(line)  # A TPU repeats one among the programs that run beside it.
+        if chain and chain[0] in chains:
+            continue
+        chains |= {chain[0]} if chain else set()
+        op, group = found["op"], _group_size(line, everyone)
+        arrays = list(_ARRAY.finditer(found["shape"]))
+        if found["start"]:
+            arrays = [a for a in arrays if (a["dtype"], a["dims"]) != ("u32", "")]  # Contexts.
+            if op != "all-reduce" and len(arrays) > 1:
+                arrays = arrays[len(arrays) // 2 :]  # (operands, results)
+        sizes = [_physical_bytes(array) for array in arrays]
+        totals[op] = totals.get(op, 0) + _sent(op, sum(sizes), group)
+    return {op: math.ceil(size) for op, size in totals.items() if size}
+
+
+def _sent(op: str, result: int, group: int) -> Fraction | int:
+    """Bytes one device sends, from the bytes of the collective's result."""
+    if op == "all-reduce":
+        return cost.ring(result, group)
+    if op == "reduce-scatter":
+        return result * (group - 1)
+    if op in ("collective-permute", "collective-broadcast"):
+        return result
+    return Fraction(result * (group - 1), group)
+
+
+def _group_size(line: str, everyone: int) -> int:
+    found = re.search(r"replica_groups=\[\d+,(\d+)\]", line)
+    if found:
+        return int(found.group(1))
+    found = re.search(r"replica_groups=\{\{([\d,]+)\}", line)
+    if found:
+        return len(found.group(1).split(","))
+    found = re.search(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}", line)
+    if found:  # By the names of the mesh's axes.
+        sizes = dict(re.findall(r"'?([\w.]+)'?=(\d+)", found.group(1)))
+        return math.prod(int(sizes[name]) for name in re.findall(r"[\w.]+", found.group(2)))
+    return everyone
+
+
+def _physical_bytes(array: re.Match) -> int:
+    """Bytes of an HLO array with its tiles' padding: `u32[4,64]{1,0:T(8,128)}` is 8 × 128 words."""
+    dims = [int(d) for d in array["dims"].split(",") if d]
+    order, _, tiling = (array["layout"] or "").partition(":")
+    tile = re.search(r"T\(([\d,]+)\)", tiling)
+    if tile and order:
+        sides = [int(t) for t in tile.group(1).split(",")]
+        minor_to_major = [int(d) for d in order.split(",")]
+        for side, dim in zip(reversed(sides), minor_to_major, strict=False):
+            dims[dim] = -(-dims[dim] // side) * side
+    name = array["dtype"]
+    width = _BITS.get(name) or int(re.findall(r"\d+", name)[0])
+    return -(-math.prod(dims) * width // 8)
