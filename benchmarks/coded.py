@@ -31,18 +31,21 @@ INF, SHORT = jaxcomp.qsgd_inf(bits=4, bucket_size=BUCKET), jaxcomp.qsgd(bits=4)
 
 
 def coded(codec: Any, coder: Any, capacity: float) -> Any:
-    return jaxcomp.Coded(codec=codec, coder=coder, capacity=capacity)
+    return jaxcomp.codecs.Coded(codec=codec, coder=coder, capacity=capacity)
 
 
 PAIRS: dict[str, tuple[Any, Any]] = {
-    "qsgd_inf 4-bit, rANS": (INF, coded(INF, jaxcomp.Rans(), 2.97)),
-    "qsgd_inf 4-bit, Huffman": (INF, coded(INF, jaxcomp.Huffman(), 3.02)),
-    "qsgd 4-bit, Elias omega": (SHORT, coded(SHORT, jaxcomp.Elias(), 2.2)),
-    "qsgd 4-bit, Elias omega of gaps": (SHORT, coded(SHORT, jaxcomp.Elias(sparse=True), 2.2)),
-    "qsgd 4-bit, Rice": (SHORT, coded(SHORT, jaxcomp.Rice(), 1.6)),
+    "qsgd_inf 4-bit, rANS": (INF, coded(INF, jaxcomp.codecs.Rans(), 2.97)),
+    "qsgd_inf 4-bit, Huffman": (INF, coded(INF, jaxcomp.codecs.Huffman(), 3.02)),
+    "qsgd 4-bit, Elias omega": (SHORT, coded(SHORT, jaxcomp.codecs.Elias(), 2.2)),
+    "qsgd 4-bit, Elias omega of gaps": (
+        SHORT,
+        coded(SHORT, jaxcomp.codecs.Elias(sparse=True), 2.2),
+    ),
+    "qsgd 4-bit, Rice": (SHORT, coded(SHORT, jaxcomp.codecs.Rice(), 1.6)),
     "nuqsgd 4-bit, Huffman": (
         jaxcomp.nuqsgd(bits=4),
-        coded(jaxcomp.nuqsgd(bits=4), jaxcomp.Huffman(), 3.2),
+        coded(jaxcomp.nuqsgd(bits=4), jaxcomp.codecs.Huffman(), 3.2),
     ),
     "eden 4-bit, ecsq 3.75 bits": (jaxcomp.eden(bits=4), jaxcomp.ecsq(bits=3.75)),
 }

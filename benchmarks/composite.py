@@ -107,19 +107,19 @@ def proximal(problem: Composite, axis_name: str) -> dict[str, tuple[Any, Prices]
     threshold = everywhere(jaxcomp.threshold_ternary(bucket_size=size))
     stochastic = everywhere(jaxcomp.terngrad(clip=None, bucket_size=size))
     ways = {
-        "not quantised": (everywhere(jaxcomp.Identity()), None),
+        "not quantised": (everywhere(jaxcomp.codecs.Identity()), None),
         "stochastic ternary": (stochastic, None),
         "threshold, nothing fed back": (threshold, jaxcomp.NoFeedback()),
         "threshold, residuals": (threshold, jaxcomp.Residual()),
         "threshold, shifts": (threshold, jaxcomp.Shift()),
     }
     found = {}
-    for make in (jaxcomp.qcmd_adagrad, jaxcomp.qrda_adagrad):
+    for make in (jaxcomp.algorithms.qcmd_adagrad, jaxcomp.algorithms.qrda_adagrad):
         for name, (codec, feedback) in ways.items():
             tx = make(
                 axis_name,
                 learning_rate=0.1,
-                regularizer=jaxcomp.L1(problem.weight),
+                regularizer=jaxcomp.optimizers.L1(problem.weight),
                 codec=codec,
                 feedback=feedback,
             )
@@ -142,9 +142,11 @@ def subgradients(
 
     found = {}
     for bits in (None, 4, 2, 1, 0.5):
-        code = jaxcomp.Identity() if bits is None else jaxcomp.ndsc(bits=bits, bucket_size=size)
+        code = (
+            jaxcomp.codecs.Identity() if bits is None else jaxcomp.ndsc(bits=bits, bucket_size=size)
+        )
         codec = everywhere(code)
-        tx = jaxcomp.dq_psgd(axis_name, learning_rate=rate, projection=ball, codec=codec)
+        tx = jaxcomp.algorithms.dq_psgd(axis_name, learning_rate=rate, projection=ball, codec=codec)
         prices = Prices(price(codec, size), 0.0, 64.0 * size, problem.workers)
         named = {None: "whole subgradients", 1: "1 bit"}.get(bits, f"{bits} bits")
         found[f"dq_psgd, {named}"] = (tx, prices)

@@ -77,10 +77,10 @@ def codecs(size: int) -> dict[str, jaxcomp.Policy]:
         "top": everywhere(jaxcomp.top_k(fraction=0.1)),
         "sign": everywhere(sign),
         "signs": everywhere(jaxcomp.msc(sign, STAGES)),
-        "ballot": everywhere(jaxcomp.Ballot()),
+        "ballot": everywhere(jaxcomp.codecs.Ballot()),
         "qsgd": everywhere(jaxcomp.qsgd(bits=2, bucket_size=size)),
         "random": everywhere(jaxcomp.random_k(fraction=0.1, bucket_size=size)),
-        "whole": everywhere(jaxcomp.Identity()),
+        "whole": everywhere(jaxcomp.codecs.Identity()),
         "coded": everywhere(jaxcomp.ndsc(bits=3, dithered=False, bucket_size=size)),
     }
 
@@ -108,57 +108,73 @@ def methods(problem: Problem) -> dict[str, Method]:
     adam = {"learning_rate": decaying, "freeze_step": WARM, "codec": sign}
     return {
         "dense descent": Method(optax.chain(dense, optax.sgd(unit)), "whole", "whole"),
-        "ef_sgd, top 10 %": Method(at(jaxcomp.ef_sgd, top, 0.2 * unit), "top", None, False),
-        "ef_signsgd": Method(at(jaxcomp.ef_sgd, sign, 0.2 * unit), "sign", None, False),
+        "ef_sgd, top 10 %": Method(
+            at(jaxcomp.algorithms.ef_sgd, top, 0.2 * unit), "top", None, False
+        ),
+        "ef_signsgd": Method(at(jaxcomp.algorithms.ef_sgd, sign, 0.2 * unit), "sign", None, False),
         "double_squeeze, top 10 %": Method(
-            at(jaxcomp.double_squeeze, top, 0.2 * unit), "top", "top", False
+            at(jaxcomp.algorithms.double_squeeze, top, 0.2 * unit), "top", "top", False
         ),
         "neolithic, 4 signs": Method(
-            at(jaxcomp.neolithic, sign, 0.3 * unit, stages=STAGES), "signs", "signs", False
+            at(jaxcomp.algorithms.neolithic, sign, 0.3 * unit, stages=STAGES),
+            "signs",
+            "signs",
+            False,
         ),
         "signsgd, majority vote": Method(
-            jaxcomp.signsgd(AXIS, learning_rate=decaying, up=jaxcomp.Vote(with_["ballot"])),
+            jaxcomp.algorithms.signsgd(
+                AXIS, learning_rate=decaying, up=jaxcomp.Vote(with_["ballot"])
+            ),
             "ballot",
             "ballot",
             False,
         ),
-        "one_bit_adam": Method(jaxcomp.one_bit_adam(AXIS, **adam), "sign", "sign", False),
+        "one_bit_adam": Method(
+            jaxcomp.algorithms.one_bit_adam(AXIS, **adam), "sign", "sign", False
+        ),
         "zero_one_adam, 16 local steps": Method(
-            jaxcomp.zero_one_adam(AXIS, **adam, double_every=1000), "sign", "sign", False
+            jaxcomp.algorithms.zero_one_adam(AXIS, **adam, double_every=1000), "sign", "sign", False
         ),
         "zero_one_adam, no local steps": Method(
-            jaxcomp.zero_one_adam(AXIS, **adam, max_interval=1), "sign", "sign", False
+            jaxcomp.algorithms.zero_one_adam(AXIS, **adam, max_interval=1), "sign", "sign", False
         ),
         "dgd_def, 3 bits": Method(
-            jaxcomp.dgd_def(AXIS, learning_rate=0.5 * unit, codec=with_["coded"]),
+            jaxcomp.algorithms.dgd_def(AXIS, learning_rate=0.5 * unit, codec=with_["coded"]),
             "coded",
             None,
             False,
         ),
-        "ef21, top 10 %": Method(at(jaxcomp.ef21, top, theory), "top", None),
-        "ef21_sgdm, top 10 %": Method(at(jaxcomp.ef21_sgdm, top, theory / 2, eta=0.5), "top", None),
-        "ef21_bc, sign": Method(at(jaxcomp.ef21_bc, sign, 0.15 * unit), "sign", "sign"),
-        "cd_adam, sign": Method(at(jaxcomp.cd_adam, sign, decaying), "sign", "sign"),
-        "diana, qsgd": Method(at(jaxcomp.diana, qsgd, 0.052 * unit), "qsgd", None),
+        "ef21, top 10 %": Method(at(jaxcomp.algorithms.ef21, top, theory), "top", None),
+        "ef21_sgdm, top 10 %": Method(
+            at(jaxcomp.algorithms.ef21_sgdm, top, theory / 2, eta=0.5), "top", None
+        ),
+        "ef21_bc, sign": Method(at(jaxcomp.algorithms.ef21_bc, sign, 0.15 * unit), "sign", "sign"),
+        "cd_adam, sign": Method(at(jaxcomp.algorithms.cd_adam, sign, decaying), "sign", "sign"),
+        "diana, qsgd": Method(at(jaxcomp.algorithms.diana, qsgd, 0.052 * unit), "qsgd", None),
         "marina, random 10 %": Method(
-            at(jaxcomp.marina, random, 0.15 * unit, p=0.1), "random", None
+            at(jaxcomp.algorithms.marina, random, 0.15 * unit, p=0.1), "random", None
         ),
         "artemis, half of the workers": Method(
-            at(jaxcomp.artemis, qsgd, 0.02 * unit, p=0.5), "qsgd", "qsgd"
+            at(jaxcomp.algorithms.artemis, qsgd, 0.02 * unit, p=0.5), "qsgd", "qsgd"
         ),
         "artemis PP1, half of the workers": Method(
-            at(jaxcomp.artemis, qsgd, 0.02 * unit, p=0.5, absent="left out"), "qsgd", None, False
+            at(jaxcomp.algorithms.artemis, qsgd, 0.02 * unit, p=0.5, absent="left out"),
+            "qsgd",
+            None,
+            False,
         ),
         "dore, qsgd and sign": Method(
-            at(jaxcomp.dore, qsgd, 0.02 * unit, down=sign), "qsgd", "sign"
+            at(jaxcomp.algorithms.dore, qsgd, 0.02 * unit, down=sign), "qsgd", "sign"
         ),
-        "mcm, qsgd": Method(at(jaxcomp.mcm, qsgd, 0.052 * unit), "qsgd", "qsgd"),
-        "rand_mcm, qsgd": Method(at(jaxcomp.rand_mcm, qsgd, 0.052 * unit), "qsgd", "qsgd"),
-        "lag": Method(jaxcomp.lag(AXIS, learning_rate=unit), "whole", None),
+        "mcm, qsgd": Method(at(jaxcomp.algorithms.mcm, qsgd, 0.052 * unit), "qsgd", "qsgd"),
+        "rand_mcm, qsgd": Method(
+            at(jaxcomp.algorithms.rand_mcm, qsgd, 0.052 * unit), "qsgd", "qsgd"
+        ),
+        "lag": Method(jaxcomp.algorithms.lag(AXIS, learning_rate=unit), "whole", None),
         "censored heavy ball": Method(
-            jaxcomp.censored_heavy_ball(AXIS, learning_rate=unit), "whole", None
+            jaxcomp.algorithms.censored_heavy_ball(AXIS, learning_rate=unit), "whole", None
         ),
-        "clag, top 10 %": Method(at(jaxcomp.clag, top, theory), "top", None),
+        "clag, top 10 %": Method(at(jaxcomp.algorithms.clag, top, theory), "top", None),
     }
 
 
@@ -188,7 +204,7 @@ def race(
     for name, way in track(ways.items(), description=title):
 
         def far(params: Any, state: Any, averaged: bool = name.startswith("dq_psgd")) -> Any:
-            point = jaxcomp.average(state) if averaged else params
+            point = jaxcomp.optimizers.average(state) if averaged else params
             return problem.error(point["x"][0])
 
         run = problems.descend(ledger.kept(way.tx, steps, way.prices, far), problem, steps, AXIS)
@@ -258,11 +274,11 @@ def sparse(problem: Problem, steps: int) -> list[tuple[str, ...]]:
     ternary: dict[str, jaxcomp.Codec] = {
         "threshold_ternary": jaxcomp.threshold_ternary(bucket_size=size),
         "stochastic ternary": jaxcomp.terngrad(clip=None, bucket_size=size),
-        "not quantised": jaxcomp.Identity(),
+        "not quantised": jaxcomp.codecs.Identity(),
     }
     recipes: dict[str, Callable[..., Any]] = {
-        "qcmd_adagrad": jaxcomp.qcmd_adagrad,
-        "qrda_adagrad": jaxcomp.qrda_adagrad,
+        "qcmd_adagrad": jaxcomp.algorithms.qcmd_adagrad,
+        "qrda_adagrad": jaxcomp.algorithms.qrda_adagrad,
     }
     for recipe, make in recipes.items():
         for name, codec in ternary.items():

@@ -43,7 +43,7 @@ def artemis(step: float | None) -> jaxcomp.TwoShot:
     return jaxcomp.TwoShot(jaxcomp.Link(policy(QSGD), up), jaxcomp.Link(QSGD))
 
 
-HALF = jaxcomp.Bernoulli(0.5)
+HALF = jaxcomp.gates.Bernoulli(0.5)
 CASES: dict[str, tuple[Any, Any, float, int]] = {
     "dense": (jaxcomp.Dense(), None, 1.0, 500),
     "sign, nothing remembered": (both(SIGN, jaxcomp.NoFeedback()), None, 0.1, 2000),

@@ -88,7 +88,7 @@ def methods(task: Task, steps: int) -> dict[str, optax.GradientTransformationExt
     return {
         "dense, Adam": optax.chain(dense, optax.adam(adam)),
         "dense, momentum": optax.chain(dense, optax.sgd(descent, momentum=0.9)),
-        "ef21_sgdm, top 5 %": jaxcomp.ef21_sgdm(
+        "ef21_sgdm, top 5 %": jaxcomp.algorithms.ef21_sgdm(
             top, AXIS, learning_rate=lambda step: 10 * descent(step)
         ),
         "ef21_sgdm's mean, top 5 %, Adam": optax.chain(
@@ -98,8 +98,10 @@ def methods(task: Task, steps: int) -> dict[str, optax.GradientTransformationExt
             ),
             optax.adam(adam),
         ),
-        "cd_adam, sign": jaxcomp.cd_adam(sign, AXIS, learning_rate=adam),
-        "one_bit_adam": jaxcomp.one_bit_adam(AXIS, learning_rate=adam, freeze_step=steps // 5),
+        "cd_adam, sign": jaxcomp.algorithms.cd_adam(sign, AXIS, learning_rate=adam),
+        "one_bit_adam": jaxcomp.algorithms.one_bit_adam(
+            AXIS, learning_rate=adam, freeze_step=steps // 5
+        ),
     }
 
 

@@ -88,9 +88,9 @@ def shares(name: str, make: Callable[..., Any], *given: float) -> list[Entry]:
     ]
 
 
-def following(codec: Any, capacity: float) -> jaxcomp.Coded:
+def following(codec: Any, capacity: float) -> jaxcomp.codecs.Coded:
     """With a table that follows what is sent, and room for Gaussian input."""
-    return jaxcomp.Coded(codec=codec, capacity=capacity, memory=0.5)
+    return jaxcomp.codecs.Coded(codec=codec, capacity=capacity, memory=0.5)
 
 
 def entries() -> list[Entry]:
@@ -157,12 +157,12 @@ def entries() -> list[Entry]:
         Entry(
             series="sign of sign",
             family=composed,
-            codec=jaxcomp.Chained(codecs=(jaxcomp.sign(), jaxcomp.sign())),
+            codec=jaxcomp.codecs.Chained(codecs=(jaxcomp.sign(), jaxcomp.sign())),
         ),
         Entry(
             series="top_k 1 %, then qsgd_inf 3",
             family=composed,
-            codec=jaxcomp.Chained(codecs=pair),
+            codec=jaxcomp.codecs.Chained(codecs=pair),
         ),
     ]
 

@@ -1,54 +1,19 @@
 """Communication-compressed training in JAX: gradient compression as optax transformations."""
 
-from jaxcomp import gates as gates, optimizers as optimizers, testing as testing
-from jaxcomp.algorithms.adaptive import (
-    one_bit_adam as one_bit_adam,
-    zero_one_adam as zero_one_adam,
+from jaxcomp import (
+    algorithms as algorithms,
+    codecs as codecs,
+    gates as gates,
+    optimizers as optimizers,
+    planning as planning,
+    testing as testing,
 )
-from jaxcomp.algorithms.composite import (
-    dgd_def as dgd_def,
-    dq_psgd as dq_psgd,
-    qcmd_adagrad as qcmd_adagrad,
-    qrda_adagrad as qrda_adagrad,
+from jaxcomp.base import (
+    Codec as Codec,
+    Feedback as Feedback,
+    Gate as Gate,
+    Reducer as Reducer,
 )
-from jaxcomp.algorithms.residuals import (
-    double_squeeze as double_squeeze,
-    ef_sgd as ef_sgd,
-    ef_signsgd as ef_signsgd,
-    neolithic as neolithic,
-    signsgd as signsgd,
-)
-from jaxcomp.algorithms.shifts import (
-    cd_adam as cd_adam,
-    censored_heavy_ball as censored_heavy_ball,
-    clag as clag,
-    ef21 as ef21,
-    ef21_bc as ef21_bc,
-    ef21_sgdm as ef21_sgdm,
-    lag as lag,
-)
-from jaxcomp.algorithms.unbiased import (
-    artemis as artemis,
-    diana as diana,
-    dore as dore,
-    marina as marina,
-    mcm as mcm,
-    rand_mcm as rand_mcm,
-)
-from jaxcomp.base import Codec as Codec, Feedback as Feedback, Gate as Gate, Reducer as Reducer
-from jaxcomp.codecs.coded import Coded as Coded
-from jaxcomp.codecs.combinators import (
-    Chained as Chained,
-    Clipped as Clipped,
-    Contractive as Contractive,
-)
-from jaxcomp.codecs.cosine import Cosine as Cosine
-from jaxcomp.codecs.rotated import Rotated as Rotated
-from jaxcomp.codecs.sign_bits import Ballot as Ballot
-from jaxcomp.entropy.elias import Elias as Elias
-from jaxcomp.entropy.huffman import Huffman as Huffman
-from jaxcomp.entropy.rans import Rans as Rans
-from jaxcomp.entropy.rice import Rice as Rice
 from jaxcomp.feedback import (
     Link as Link,
     MomentumCorrection as MomentumCorrection,
@@ -56,46 +21,46 @@ from jaxcomp.feedback import (
     Residual as Residual,
     Shift as Shift,
 )
-from jaxcomp.gates import (
-    Always as Always,
-    Bernoulli as Bernoulli,
-    Censored as Censored,
-    Coin as Coin,
-    Every as Every,
-    Phase as Phase,
-    Sampled as Sampled,
+from jaxcomp.layout.policy import (
+    Policy as Policy,
+    Rule as Rule,
 )
-from jaxcomp.identity import Identity as Identity
-from jaxcomp.layout.policy import Policy as Policy, Rule as Rule
-from jaxcomp.layout.trees import decode as decode, encode as encode, roundtrip as roundtrip
-from jaxcomp.mesh.data_parallel import data_parallel as data_parallel, init_state as init_state
-from jaxcomp.mesh.gradients import local as local, value_and_grad as value_and_grad
-from jaxcomp.mesh.per_worker import PerWorker as PerWorker, state_specs as state_specs
-from jaxcomp.mesh.place import place as place
-from jaxcomp.mesh.resizing import resize_workers as resize_workers
+from jaxcomp.layout.trees import (
+    decode as decode,
+    encode as encode,
+    roundtrip as roundtrip,
+)
+from jaxcomp.mesh.data_parallel import (
+    data_parallel as data_parallel,
+    init_state as init_state,
+)
+from jaxcomp.mesh.gradients import (
+    local as local,
+    value_and_grad as value_and_grad,
+)
+from jaxcomp.mesh.per_worker import (
+    PerWorker as PerWorker,
+    state_specs as state_specs,
+)
+from jaxcomp.mesh.place import (
+    place as place,
+)
+from jaxcomp.mesh.resizing import (
+    resize_workers as resize_workers,
+)
 from jaxcomp.messages import (
     MessageError as MessageError,
     from_bytes as from_bytes,
     message_limit as message_limit,
     to_bytes as to_bytes,
 )
-from jaxcomp.optimizers import (
-    L1 as L1,
-    L2 as L2,
-    L1Ball as L1Ball,
-    L2Ball as L2Ball,
-    SquaredL2 as SquaredL2,
-    average as average,
-    averaged as averaged,
-    projected as projected,
-    prox_adagrad as prox_adagrad,
-    rda_adagrad as rda_adagrad,
-    scale_by_one_bit_adam as scale_by_one_bit_adam,
-    step_by_zero_one_adam as step_by_zero_one_adam,
+from jaxcomp.planning.description import (
+    Description as Description,
+    describe as describe,
 )
-from jaxcomp.planning.description import Description as Description, describe as describe
-from jaxcomp.planning.planner import plan as plan
-from jaxcomp.planning.timing import measure as measure
+from jaxcomp.planning.planner import (
+    plan as plan,
+)
 from jaxcomp.recipes.coded import (
     ecsq as ecsq,
     elias_qsgd as elias_qsgd,
@@ -126,7 +91,9 @@ from jaxcomp.recipes.rotations import (
     ndsc as ndsc,
     rotated_uniform as rotated_uniform,
 )
-from jaxcomp.recipes.schedules import dgc_warmup as dgc_warmup
+from jaxcomp.recipes.schedules import (
+    dgc_warmup as dgc_warmup,
+)
 from jaxcomp.recipes.sparsifiers import (
     demo as demo,
     dgc as dgc,
@@ -136,37 +103,74 @@ from jaxcomp.recipes.sparsifiers import (
     threshold as threshold,
     top_k as top_k,
 )
-from jaxcomp.recipes.stages import msc as msc
-from jaxcomp.recipes.sums import int_sgd as int_sgd, thc as thc
-from jaxcomp.recipes.votes import Vote as Vote
-from jaxcomp.reducers.auto import Auto as Auto
-from jaxcomp.reducers.dense import Dense as Dense
-from jaxcomp.reducers.gather import Gather as Gather
-from jaxcomp.reducers.hierarchical import Hierarchical as Hierarchical
-from jaxcomp.reducers.low_rank import LowRank as LowRank
-from jaxcomp.reducers.power import PowerIteration as PowerIteration
-from jaxcomp.reducers.psum import Psum as Psum
-from jaxcomp.reducers.schedule import Phases as Phases
-from jaxcomp.reducers.two_shot import TwoShot as TwoShot
-from jaxcomp.theory.cost import Network as Network
-from jaxcomp.transforms.accumulated import accumulate as accumulate
-from jaxcomp.transforms.clipping import clip_local as clip_local
-from jaxcomp.transforms.differences import compressed_differences as compressed_differences
-from jaxcomp.transforms.freezing import freeze as freeze
-from jaxcomp.transforms.grafting import graft as graft
+from jaxcomp.recipes.stages import (
+    msc as msc,
+)
+from jaxcomp.recipes.sums import (
+    int_sgd as int_sgd,
+    thc as thc,
+)
+from jaxcomp.recipes.votes import (
+    Vote as Vote,
+)
+from jaxcomp.reducers.auto import (
+    Auto as Auto,
+)
+from jaxcomp.reducers.dense import (
+    Dense as Dense,
+)
+from jaxcomp.reducers.gather import (
+    Gather as Gather,
+)
+from jaxcomp.reducers.hierarchical import (
+    Hierarchical as Hierarchical,
+)
+from jaxcomp.reducers.power import (
+    PowerIteration as PowerIteration,
+)
+from jaxcomp.reducers.psum import (
+    Psum as Psum,
+)
+from jaxcomp.reducers.schedule import (
+    Phases as Phases,
+)
+from jaxcomp.reducers.two_shot import (
+    TwoShot as TwoShot,
+)
+from jaxcomp.transforms.accumulated import (
+    accumulate as accumulate,
+)
+from jaxcomp.transforms.clipping import (
+    clip_local as clip_local,
+)
+from jaxcomp.transforms.freezing import (
+    freeze as freeze,
+)
+from jaxcomp.transforms.grafting import (
+    graft as graft,
+)
 from jaxcomp.transforms.mean import (
     compressed_mean as compressed_mean,
     dense_leaves as dense_leaves,
 )
-from jaxcomp.transforms.pmean import pmean as pmean
+from jaxcomp.transforms.pmean import (
+    pmean as pmean,
+)
 from jaxcomp.transforms.view import (
-    displaced_mean as displaced_mean,
-    preserved_center as preserved_center,
     view as view,
 )
-from jaxcomp.transforms.wrappers import per_worker as per_worker, skip_nonfinite as skip_nonfinite
-from jaxcomp.types import Key as Key
-from jaxcomp.wire.cost import wire_bytes as wire_bytes
-from jaxcomp.wire.hlo import collective_bytes as collective_bytes
+from jaxcomp.transforms.wrappers import (
+    per_worker as per_worker,
+    skip_nonfinite as skip_nonfinite,
+)
+from jaxcomp.types import (
+    Key as Key,
+)
+from jaxcomp.wire.cost import (
+    wire_bytes as wire_bytes,
+)
+from jaxcomp.wire.hlo import (
+    collective_bytes as collective_bytes,
+)
 
 __version__ = "0.1.0"

@@ -262,14 +262,14 @@ def plan_for(args: argparse.Namespace) -> None:
         raise ValueError("one of --params, --model and --tree must be given, and only one")
     if (len(args.workers) > 1) != (args.fast_link is not None):
         raise ValueError("--fast-link goes with two numbers of --workers, as in 4x8, and only then")
-    fast = args.fast_link and jaxcomp.Network(args.fast_link, args.fast_latency)
+    fast = args.fast_link and jaxcomp.planning.Network(args.fast_link, args.fast_latency)
     workers = args.workers if len(args.workers) > 1 else args.workers[0]
     codecs = None if args.codec is None else {text: _expression(text) for text in args.codec}
     like = models.MODELS[args.model]() if args.model else args.params or args.tree
     planned = planner.plan(
         like,
         workers,
-        jaxcomp.Network(args.link, args.latency),
+        jaxcomp.planning.Network(args.link, args.latency),
         codecs=codecs,
         compute=args.step if isinstance(args.step, float) else min(timing.times(args.step)),
         backward=args.backward,

@@ -14,7 +14,7 @@ RNG = np.random.default_rng(0)
 GRADS = jax.tree.map(
     lambda p: jnp.asarray(RNG.standard_normal((6, WORKERS, *p.shape)), jnp.float32), LIKE
 )
-IDENTITY, ALL = jaxcomp.Identity(), {"min_size": 0, "min_ndim": 0}
+IDENTITY, ALL = jaxcomp.codecs.Identity(), {"min_size": 0, "min_ndim": 0}
 
 
 def gather(codec, feedback):

@@ -14,7 +14,7 @@ def everywhere(codec):
     return jaxcomp.Policy(codec, min_size=0, min_ndim=0)
 
 
-IDENTITY = everywhere(jaxcomp.Identity())
+IDENTITY = everywhere(jaxcomp.codecs.Identity())
 QSGD = everywhere(jaxcomp.qsgd(bits=2, bucket_size=SIZE))
 TOP = everywhere(jaxcomp.top_k(fraction=0.1))
 SIGN = everywhere(jaxcomp.sign(bucket_size=None))
@@ -27,7 +27,7 @@ def ball(tree):
 
 
 TERNARY = everywhere(jaxcomp.threshold_ternary(bucket_size=SIZE))
-SPARSE = jaxcomp.L1(1e-3)
+SPARSE = jaxcomp.optimizers.L1(1e-3)
 
 
 def first(make, **settings):
@@ -41,32 +41,32 @@ def named(make, **settings):
 
 
 def voted(codec, rate):
-    up = jaxcomp.Vote(everywhere(jaxcomp.Ballot()))
-    return jaxcomp.signsgd(AXIS, learning_rate=rate, momentum=0.9, up=up)
+    up = jaxcomp.Vote(everywhere(jaxcomp.codecs.Ballot()))
+    return jaxcomp.algorithms.signsgd(AXIS, learning_rate=rate, momentum=0.9, up=up)
 
 
 METHODS = {
-    "ef_sgd": (first(jaxcomp.ef_sgd), TOP),
-    "ef21": (first(jaxcomp.ef21), TOP),
-    "ef21_sgdm": (first(jaxcomp.ef21_sgdm, eta=0.5), TOP),
-    "ef21_bc": (first(jaxcomp.ef21_bc), SIGN),
-    "double_squeeze": (first(jaxcomp.double_squeeze), TOP),
-    "neolithic": (first(jaxcomp.neolithic, stages=2), SIGN),
-    "cd_adam": (first(jaxcomp.cd_adam), SIGN),
-    "clag": (first(jaxcomp.clag, censoring=0.0), TOP),
-    "diana": (first(jaxcomp.diana), QSGD),
-    "marina": (first(jaxcomp.marina, p=0.3), RANDOM),
-    "artemis": (first(jaxcomp.artemis), QSGD),
-    "dore": (first(jaxcomp.dore, down=IDENTITY), QSGD),
-    "mcm": (first(jaxcomp.mcm), QSGD),
-    "rand_mcm": (first(jaxcomp.rand_mcm), QSGD),
-    "censored_heavy_ball": (named(jaxcomp.censored_heavy_ball, censoring=0.0), TOP),
-    "qcmd_adagrad": (named(jaxcomp.qcmd_adagrad, regularizer=SPARSE), TERNARY),
-    "qrda_adagrad": (named(jaxcomp.qrda_adagrad, regularizer=SPARSE), TERNARY),
-    "dgd_def": (named(jaxcomp.dgd_def), TOP),
-    "dq_psgd": (named(jaxcomp.dq_psgd, projection=ball), QSGD),
-    "one_bit_adam": (named(jaxcomp.one_bit_adam, freeze_step=2), SIGN),
-    "zero_one_adam": (named(jaxcomp.zero_one_adam, freeze_step=2), SIGN),
+    "ef_sgd": (first(jaxcomp.algorithms.ef_sgd), TOP),
+    "ef21": (first(jaxcomp.algorithms.ef21), TOP),
+    "ef21_sgdm": (first(jaxcomp.algorithms.ef21_sgdm, eta=0.5), TOP),
+    "ef21_bc": (first(jaxcomp.algorithms.ef21_bc), SIGN),
+    "double_squeeze": (first(jaxcomp.algorithms.double_squeeze), TOP),
+    "neolithic": (first(jaxcomp.algorithms.neolithic, stages=2), SIGN),
+    "cd_adam": (first(jaxcomp.algorithms.cd_adam), SIGN),
+    "clag": (first(jaxcomp.algorithms.clag, censoring=0.0), TOP),
+    "diana": (first(jaxcomp.algorithms.diana), QSGD),
+    "marina": (first(jaxcomp.algorithms.marina, p=0.3), RANDOM),
+    "artemis": (first(jaxcomp.algorithms.artemis), QSGD),
+    "dore": (first(jaxcomp.algorithms.dore, down=IDENTITY), QSGD),
+    "mcm": (first(jaxcomp.algorithms.mcm), QSGD),
+    "rand_mcm": (first(jaxcomp.algorithms.rand_mcm), QSGD),
+    "censored_heavy_ball": (named(jaxcomp.algorithms.censored_heavy_ball, censoring=0.0), TOP),
+    "qcmd_adagrad": (named(jaxcomp.algorithms.qcmd_adagrad, regularizer=SPARSE), TERNARY),
+    "qrda_adagrad": (named(jaxcomp.algorithms.qrda_adagrad, regularizer=SPARSE), TERNARY),
+    "dgd_def": (named(jaxcomp.algorithms.dgd_def), TOP),
+    "dq_psgd": (named(jaxcomp.algorithms.dq_psgd, projection=ball), QSGD),
+    "one_bit_adam": (named(jaxcomp.algorithms.one_bit_adam, freeze_step=2), SIGN),
+    "zero_one_adam": (named(jaxcomp.algorithms.zero_one_adam, freeze_step=2), SIGN),
     "signsgd": (voted, None),
 }
 """Name to what makes it of a codec and a rate, and a codec that suits it. LAG and EF-signSGD are
@@ -76,9 +76,9 @@ PARENTS = {
     "ef21_sgdm": lambda rate: optax.chain(optax.ema(0.5, debias=False), optax.sgd(rate)),
     "cd_adam": lambda rate: optax.amsgrad(rate, 0.9, 0.99),
     "censored_heavy_ball": lambda rate: optax.sgd(rate, momentum=0.4),
-    "qcmd_adagrad": lambda rate: jaxcomp.prox_adagrad(rate, SPARSE),
-    "qrda_adagrad": lambda rate: jaxcomp.rda_adagrad(rate, SPARSE),
-    "dq_psgd": lambda rate: optax.chain(optax.sgd(rate), jaxcomp.projected(ball)),
+    "qcmd_adagrad": lambda rate: jaxcomp.optimizers.prox_adagrad(rate, SPARSE),
+    "qrda_adagrad": lambda rate: jaxcomp.optimizers.rda_adagrad(rate, SPARSE),
+    "dq_psgd": lambda rate: optax.chain(optax.sgd(rate), jaxcomp.optimizers.projected(ball)),
 }
 """Of those that are not plain descent."""
 ROUNDS = {"neolithic": 2}

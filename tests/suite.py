@@ -59,8 +59,8 @@ VARIANTS = [
     jaxcomp.qsgd_inf(bits=4, levels="midrise", subtractive=True),
     jaxcomp.mx("nvfp4"),
     jaxcomp.ndsc(bits=2, bucket_size=64, dithered=False),
-    jaxcomp.Contractive(codec=jaxcomp.qsgd(bits=2)),
-    jaxcomp.Chained(codecs=(jaxcomp.sign(), jaxcomp.qsgd_inf(bits=2))),
+    jaxcomp.codecs.Contractive(codec=jaxcomp.qsgd(bits=2)),
+    jaxcomp.codecs.Chained(codecs=(jaxcomp.sign(), jaxcomp.qsgd_inf(bits=2))),
 ]
 """Settings that take other paths: planes, whole leaves, odd buckets, agreement."""
 
@@ -73,7 +73,7 @@ if SLOW:
         jaxcomp.natural(bits=8),
         jaxcomp.mx("mxfp8", rule="ceil", rounding="stochastic"),
         jaxcomp.eden(bits=2.5, bucket_size=512, scale="minimum_error"),
-        jaxcomp.Clipped(codec=jaxcomp.blockwise(bits=4)),
+        jaxcomp.codecs.Clipped(codec=jaxcomp.blockwise(bits=4)),
         jaxcomp.msc(jaxcomp.natural(), 2),
         jaxcomp.eden(bits=0.5, bucket_size=256, rotations=2),
         jaxcomp.drive(scale="minimum_error"),

@@ -169,7 +169,9 @@ def test_wrong_arguments_of_adagrad_say_so():
         tx = make(0.1, L1(1.0))
         with pytest.raises(ValueError, match="`params` must be given to the update"):
             tx.update(jnp.ones(2), tx.init(jnp.ones(2)))
-        with pytest.raises(ValueError, match=r"`regularizer` must be one, such as jaxcomp.L1"):
+        with pytest.raises(
+            ValueError, match=r"`regularizer` must be one, such as jaxcomp.optimizers.L1"
+        ):
             make(0.1, L1)
         with pytest.raises(ValueError, match=r"`learning_rate` must be a number at least 0.0"):
             make(-0.1)

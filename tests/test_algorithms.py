@@ -52,7 +52,7 @@ def test_every_recipe_is_tried():
     assert recipes - set(METHODS) == {"lag", "ef_signsgd"}
 
 
-@pytest.mark.parametrize("gate", [None, jaxcomp.Sampled(8)], ids=["diloco", "fedpaq"])
+@pytest.mark.parametrize("gate", [None, jaxcomp.gates.Sampled(8)], ids=["diloco", "fedpaq"])
 def test_one_local_step_of_everyone_is_plain_descent(gate, x64):
     """Each worker moves by itself, and the server goes where they went on average: DiLoCo's outer
     step of length one after one inner step, and FedPAQ's where all take part.
@@ -173,8 +173,12 @@ def accepted():
     """Which method takes which class of codec, as a table."""
     ways = {
         **{name: functools.partial(build, name) for name in METHODS if name != "signsgd"},
-        "dore, down": lambda codec: jaxcomp.dore(QSGD, AXIS, learning_rate=RATE, down=codec),
-        "mcm, down": lambda codec: jaxcomp.mcm(QSGD, AXIS, learning_rate=RATE, down=codec),
+        "dore, down": lambda codec: jaxcomp.algorithms.dore(
+            QSGD, AXIS, learning_rate=RATE, down=codec
+        ),
+        "mcm, down": lambda codec: jaxcomp.algorithms.mcm(
+            QSGD, AXIS, learning_rate=RATE, down=codec
+        ),
     }
     lines = ["| method | " + " | ".join(CLASSES) + " |", "|---|" + "---|" * len(CLASSES)]
     for name, make in ways.items():
@@ -201,40 +205,42 @@ def test_wrong_use_says_what_would_do():
         jaxcomp.Shift(absent="gone")
     with pytest.raises(ValueError, match=r"must be under jaxcomp.Gather"):
         jaxcomp.compressed_mean(
-            jaxcomp.TwoShot(forgetful, QSGD.codec), AXIS, gate=jaxcomp.Bernoulli(0.5)
+            jaxcomp.TwoShot(forgetful, QSGD.codec), AXIS, gate=jaxcomp.gates.Bernoulli(0.5)
         )
     with pytest.raises(ValueError, match=r"`restart` must be a gate that opens for all"):
-        jaxcomp.compressed_differences(QSGD, AXIS, restart=jaxcomp.Bernoulli(0.5))
+        jaxcomp.algorithms.compressed_differences(QSGD, AXIS, restart=jaxcomp.gates.Bernoulli(0.5))
     with pytest.raises(ValueError, match=r"`codec` must be unbiased"):
-        jaxcomp.marina(jaxcomp.sign(), AXIS, learning_rate=0.1, p=0.1)
+        jaxcomp.algorithms.marina(jaxcomp.sign(), AXIS, learning_rate=0.1, p=0.1)
     with pytest.raises(ValueError, match=r"`step` must be given"):
-        jaxcomp.diana(jaxcomp.qsgd(bits=2, bucket_size=None), AXIS, learning_rate=0.1)
-    for make in (jaxcomp.diana, jaxcomp.artemis, jaxcomp.mcm):
+        jaxcomp.algorithms.diana(jaxcomp.qsgd(bits=2, bucket_size=None), AXIS, learning_rate=0.1)
+    for make in (jaxcomp.algorithms.diana, jaxcomp.algorithms.artemis, jaxcomp.algorithms.mcm):
         with pytest.raises(ValueError, match=r"`codec` must be unbiased"):
             make(jaxcomp.sign(), AXIS, learning_rate=0.1)
     with pytest.raises(ValueError, match=r"`down` must be None where the absent are 'left out'"):
-        jaxcomp.artemis(QSGD, AXIS, learning_rate=0.1, p=0.5, absent="left out", down=QSGD)
+        jaxcomp.algorithms.artemis(
+            QSGD, AXIS, learning_rate=0.1, p=0.5, absent="left out", down=QSGD
+        )
     with pytest.raises(ValueError, match=r"`every` must be"):
         jaxcomp.accumulate(optax.sgd(0.1), 0, AXIS)
     with pytest.raises(ValueError, match=r"`codec` must be a codec"):
-        jaxcomp.preserved_center(jaxcomp.Dense(), AXIS, step=0.1)
+        jaxcomp.algorithms.preserved_center(jaxcomp.Dense(), AXIS, step=0.1)
     with pytest.raises(ValueError, match=r"`codec` must have links that remember"):
-        jaxcomp.displaced_mean(jaxcomp.Link(QSGD), AXIS, learning_rate=0.1)
+        jaxcomp.algorithms.displaced_mean(jaxcomp.Link(QSGD), AXIS, learning_rate=0.1)
     with pytest.raises(ValueError, match=r"`projection` must be a function"):
-        jaxcomp.dq_psgd(AXIS, learning_rate=0.1, projection=1.0)
+        jaxcomp.algorithms.dq_psgd(AXIS, learning_rate=0.1, projection=1.0)
     with pytest.raises(ValueError, match=r"`state` must be of a chain that keeps a mean"):
-        jaxcomp.average(optax.sgd(0.1).init(START))
+        jaxcomp.optimizers.average(optax.sgd(0.1).init(START))
     with pytest.raises(ValueError, match=r"`learning_rate` must be"):
-        jaxcomp.censored_heavy_ball(AXIS, learning_rate=0.0)
+        jaxcomp.algorithms.censored_heavy_ball(AXIS, learning_rate=0.0)
     with pytest.raises(ValueError, match=r"`momentum` must be below 1"):
-        jaxcomp.censored_heavy_ball(AXIS, learning_rate=0.1, momentum=1.0)
+        jaxcomp.algorithms.censored_heavy_ball(AXIS, learning_rate=0.1, momentum=1.0)
     with pytest.raises(ValueError, match=r"`momentum` must be"):
-        jaxcomp.signsgd(AXIS, learning_rate=0.1, momentum=1.5)
+        jaxcomp.algorithms.signsgd(AXIS, learning_rate=0.1, momentum=1.5)
     with pytest.raises(ValueError, match=r"`eta` must be"):
-        jaxcomp.ef21_sgdm(jaxcomp.sign(), AXIS, learning_rate=0.1, eta=2.0)
+        jaxcomp.algorithms.ef21_sgdm(jaxcomp.sign(), AXIS, learning_rate=0.1, eta=2.0)
     for chance in (0, 1.5):
         with pytest.raises(ValueError, match=r"`p` must be"):
-            jaxcomp.artemis(QSGD, AXIS, learning_rate=0.1, p=chance)
+            jaxcomp.algorithms.artemis(QSGD, AXIS, learning_rate=0.1, p=chance)
 
     def without(tx):
         return jax.vmap(lambda x: tx.update(x, tx.init(START))[0], axis_name=AXIS)(
@@ -244,9 +250,9 @@ def test_wrong_use_says_what_would_do():
     with pytest.raises(ValueError, match=r"`params` and `grad_fn` must be given"):
         without(build("marina"))
     with pytest.raises(ValueError, match=r"`params` must be given"):
-        without(jaxcomp.preserved_center(QSGD, AXIS, step=0.1))
+        without(jaxcomp.algorithms.preserved_center(QSGD, AXIS, step=0.1))
     with pytest.raises(ValueError, match=r"`params` must be given"):
-        without(jaxcomp.projected(lambda x: x))
+        without(jaxcomp.optimizers.projected(lambda x: x))
 
 
 def test_a_state_made_outside_fits_the_workers(mesh):

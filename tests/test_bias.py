@@ -99,7 +99,7 @@ def test_one_scale_for_more_than_is_rotated_together_is_refused():
     with pytest.raises(ValueError, match="rotated together"):
         Rotated(codec=Part(codec=jaxcomp.qsgd_inf(4, None), fraction=0.5))
     with pytest.raises(ValueError, match="rotated together"):
-        Rotated(codec=jaxcomp.Clipped(codec=wide))
+        Rotated(codec=jaxcomp.codecs.Clipped(codec=wide))
     assert Rotated(codec=wide, block=8192).bucket_size == 8192
 
 

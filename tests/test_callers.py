@@ -20,7 +20,7 @@ def update(tx):
 
 
 def ef21():
-    return jaxcomp.ef21(jaxcomp.top_k(fraction=0.5), "data", learning_rate=1.0)
+    return jaxcomp.algorithms.ef21(jaxcomp.top_k(fraction=0.5), "data", learning_rate=1.0)
 
 
 def signs(learning_rate):
@@ -61,7 +61,9 @@ HARMLESS = {
 
 @pytest.mark.parametrize("after", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_no_optimizer_follows_a_method(after):
-    with pytest.raises(ValueError, match=r"jaxcomp.ef21 must not stand before an optimizer"):
+    with pytest.raises(
+        ValueError, match=r"jaxcomp.algorithms.ef21 must not stand before an optimizer"
+    ):
         update(optax.chain(ef21(), after()))
 
 
@@ -71,11 +73,11 @@ def test_what_does_not_turn_a_step_round_may_follow(after):
 
 
 def test_chains_within_and_around():
-    with pytest.raises(ValueError, match=r"jaxcomp.ef21 must not stand"):
+    with pytest.raises(ValueError, match=r"jaxcomp.algorithms.ef21 must not stand"):
         update(optax.named_chain(("method", ef21()), ("adam", optax.adam(1e-3))))
-    with pytest.raises(ValueError, match=r"jaxcomp.ef21 must not stand"):
+    with pytest.raises(ValueError, match=r"jaxcomp.algorithms.ef21 must not stand"):
         update(optax.chain(optax.chain(optax.clip(1.0), ef21()), optax.adam(1e-3)))
-    with pytest.raises(ValueError, match=r"jaxcomp.ef21 must not stand"):
+    with pytest.raises(ValueError, match=r"jaxcomp.algorithms.ef21 must not stand"):
         update(optax.chain(jaxcomp.skip_nonfinite(ef21()), optax.adam(1e-3)))
     update(optax.chain(optax.adam(-1e-3), jaxcomp.skip_nonfinite(optax.chain(ef21()))))
 
@@ -83,11 +85,11 @@ def test_chains_within_and_around():
 @pytest.mark.parametrize(
     "method",
     [
-        lambda: jaxcomp.one_bit_adam("data", learning_rate=0.1, freeze_step=10),
-        lambda: jaxcomp.zero_one_adam("data", learning_rate=0.1, freeze_step=10),
-        lambda: jaxcomp.diana(jaxcomp.qsgd(bits=4), "data", learning_rate=0.1),
-        lambda: jaxcomp.neolithic(jaxcomp.sign(), "data", learning_rate=0.1, stages=2),
-        lambda: jaxcomp.signsgd("data", learning_rate=0.1, momentum=0.9),
+        lambda: jaxcomp.algorithms.one_bit_adam("data", learning_rate=0.1, freeze_step=10),
+        lambda: jaxcomp.algorithms.zero_one_adam("data", learning_rate=0.1, freeze_step=10),
+        lambda: jaxcomp.algorithms.diana(jaxcomp.qsgd(bits=4), "data", learning_rate=0.1),
+        lambda: jaxcomp.algorithms.neolithic(jaxcomp.sign(), "data", learning_rate=0.1, stages=2),
+        lambda: jaxcomp.algorithms.signsgd("data", learning_rate=0.1, momentum=0.9),
     ],
 )
 def test_methods_of_all_kinds(method):

@@ -14,11 +14,11 @@ from jaxcomp.layout import trees
 from jaxcomp.theory import limits
 
 CODERS = [
-    jaxcomp.Rans(),
-    jaxcomp.Huffman(),
-    jaxcomp.Elias("omega"),
-    jaxcomp.Elias("delta", sparse=True),
-    jaxcomp.Rice(),
+    jaxcomp.codecs.Rans(),
+    jaxcomp.codecs.Huffman(),
+    jaxcomp.codecs.Elias("omega"),
+    jaxcomp.codecs.Elias("delta", sparse=True),
+    jaxcomp.codecs.Rice(),
 ]
 
 
@@ -85,7 +85,7 @@ def test_nothing_is_lost_where_there_is_room(coder):
     x = jnp.stack([law("gaussian", 600), law("heavy", 600), jnp.ones(600), jnp.zeros(600)])
     codecs = (jaxcomp.qsgd_inf(bits=3, bucket_size=600), jaxcomp.nuqsgd(bucket_size=600))
     for codec in codecs if SLOW else codecs[len(repr(coder)) % 2 :][:1]:
-        coded = jaxcomp.Coded(codec=codec, coder=coder)
+        coded = jaxcomp.codecs.Coded(codec=codec, coder=coder)
         payload, state, decoded = batch(coded, x)
         own, _, wanted = batch(codec, x)
         np.testing.assert_array_equal(decoded, wanted)
@@ -103,7 +103,7 @@ def test_levels_with_no_zero_and_ternary_ones_have_numbers_too():
         jaxcomp.qsgd_inf(bits=4, bucket_size=500, levels="midrise"),
         jaxcomp.qsgd_inf(bits=4, bucket_size=500, subtractive=True),
     ):
-        _, _, decoded = batch(jaxcomp.Coded(codec=codec), x)
+        _, _, decoded = batch(jaxcomp.codecs.Coded(codec=codec), x)
         np.testing.assert_array_equal(decoded, batch(codec, x)[2])
 
 
@@ -111,7 +111,7 @@ def test_levels_with_no_zero_and_ternary_ones_have_numbers_too():
 def test_what_does_not_fit_is_zero_and_counted(coder):
     """Every element gets its turn, since streams begin anywhere."""
     codec = jaxcomp.qsgd_inf(bits=4, bucket_size=512)
-    coded = jaxcomp.Coded(codec=codec, coder=coder, capacity=2)
+    coded = jaxcomp.codecs.Coded(codec=codec, coder=coder, capacity=2)
     x = law("gaussian", 2048).reshape(4, 512)
     arrived = np.zeros(x.shape, bool)
     for number in range(12):
@@ -128,7 +128,7 @@ def test_what_does_not_fit_is_zero_and_counted(coder):
 
 def test_a_residual_sends_what_did_not_fit(mesh):
     """The statistics tell how much that was, and how much room was left."""
-    coded = jaxcomp.Coded(codec=jaxcomp.blockwise(bits=4, bucket_size=1024), capacity=1.5)
+    coded = jaxcomp.codecs.Coded(codec=jaxcomp.blockwise(bits=4, bucket_size=1024), capacity=1.5)
     tx = jaxcomp.compressed_mean(
         jaxcomp.Gather(
             jaxcomp.Link(jaxcomp.Policy(coded, min_size=0, min_ndim=0), jaxcomp.Residual())
@@ -164,7 +164,7 @@ def test_tables_follow_what_all_workers_send(reducer, mesh):
     grads = {"w": jnp.stack([law("heavy", 4096, seed=i).reshape(2, -1) for i in range(8)])}
     like = {"w": jnp.zeros((2, 2048))}
     for memory in (None, 0.5):
-        coded = jaxcomp.Coded(codec=quantizer, memory=memory)
+        coded = jaxcomp.codecs.Coded(codec=quantizer, memory=memory)
         links = [jaxcomp.Policy(coded, min_size=0)] * (1 if reducer is jaxcomp.Gather else 2)
         tx = jaxcomp.compressed_mean(reducer(*links), "data", stats=True)
         state = jaxcomp.init_state(tx, like, mesh, "data")
@@ -205,7 +205,7 @@ def test_qsgd_has_the_entropy_that_its_paper_promises():
     _, state, _ = batch(elias, law("gaussian", n)[None])
     spent = 8 - 8 * float(state.spent.spare) / n
     assert 2.8 < spent < 3.0
-    _, state, _ = batch(jaxcomp.Coded(codec=elias.codec), law("gaussian", n)[None])
+    _, state, _ = batch(jaxcomp.codecs.Coded(codec=elias.codec), law("gaussian", n)[None])
     # Of 255 levels each has at least 1/4096, though hardly twenty occur.
     floor = -np.log2(1 - 235 / 4096)
     assert 8 - 8 * float(state.spent.spare) / n < 1.01 * entropies["gaussian"] + floor + 48 * 4 / n
@@ -219,8 +219,12 @@ def test_gaps_may_be_as_long_as_the_row():
         .set(jnp.array([1.0, -1, 0.5]))
     )
     codec = jaxcomp.qsgd_inf(bits=4, bucket_size=2**17)
-    for coder in (jaxcomp.Rice(), jaxcomp.Elias(sparse=True)) if SLOW else (jaxcomp.Rice(),):
-        payload, _, decoded = batch(jaxcomp.Coded(codec=codec, coder=coder), x)
+    for coder in (
+        (jaxcomp.codecs.Rice(), jaxcomp.codecs.Elias(sparse=True))
+        if SLOW
+        else (jaxcomp.codecs.Rice(),)
+    ):
+        payload, _, decoded = batch(jaxcomp.codecs.Coded(codec=codec, coder=coder), x)
         assert int(payload.kept[0]) == 2**17
         np.testing.assert_array_equal(decoded, batch(codec, x)[2])
 
@@ -231,8 +235,8 @@ def test_short_buckets_are_sent_packed_and_tables_are_not_needed_to_decode():
     x = law("gaussian", 512)
     sent = np.asarray(jaxcomp.roundtrip(codec, 0, x))
     assert np.sum((sent - x) ** 2) < 0.12 * np.sum(np.square(x))
-    follows = jaxcomp.Coded(codec=jaxcomp.qsgd_inf(bits=4), memory=0.5)
-    fixed = jaxcomp.Coded(codec=jaxcomp.qsgd_inf(bits=4))
+    follows = jaxcomp.codecs.Coded(codec=jaxcomp.qsgd_inf(bits=4), memory=0.5)
+    fixed = jaxcomp.codecs.Coded(codec=jaxcomp.qsgd_inf(bits=4))
     for one in (follows, fixed):
         got = jaxcomp.roundtrip(one, 0, x)
         np.testing.assert_array_equal(got, jaxcomp.roundtrip(one.codec, 0, x))
@@ -240,26 +244,26 @@ def test_short_buckets_are_sent_packed_and_tables_are_not_needed_to_decode():
 
 def test_wrong_use_says_what_would_do():
     with pytest.raises(ValueError, match=r"`codec` must be a quantizer"):
-        jaxcomp.Coded(codec=jaxcomp.top_k())
+        jaxcomp.codecs.Coded(codec=jaxcomp.top_k())
     with pytest.raises(ValueError, match=r"put it inside: Rotated\(codec=Coded"):
-        jaxcomp.Coded(codec=jaxcomp.eden())
+        jaxcomp.codecs.Coded(codec=jaxcomp.eden())
     with pytest.raises(ValueError, match=r"`coder` must be an instance of a coder"):
-        jaxcomp.Coded(codec=jaxcomp.qsgd(), coder="rans")
+        jaxcomp.codecs.Coded(codec=jaxcomp.qsgd(), coder="rans")
     with pytest.raises(ValueError, match=r"`capacity` must be"):
-        jaxcomp.Coded(codec=jaxcomp.qsgd(), capacity=0)
+        jaxcomp.codecs.Coded(codec=jaxcomp.qsgd(), capacity=0)
     with pytest.raises(ValueError, match=r"`capacity` must be at least 4 bits for levels with no"):
-        jaxcomp.Coded(codec=jaxcomp.qsgd(levels="midrise"), capacity=3)
+        jaxcomp.codecs.Coded(codec=jaxcomp.qsgd(levels="midrise"), capacity=3)
     with pytest.raises(ValueError, match=r"`memory` must be None for a code that has no table"):
-        jaxcomp.Coded(codec=jaxcomp.qsgd(), coder=jaxcomp.Rice(), memory=0.9)
+        jaxcomp.codecs.Coded(codec=jaxcomp.qsgd(), coder=jaxcomp.codecs.Rice(), memory=0.9)
     with pytest.raises(ValueError, match=r"`memory` must be"):
-        jaxcomp.Coded(codec=jaxcomp.qsgd(), memory=1.5)
+        jaxcomp.codecs.Coded(codec=jaxcomp.qsgd(), memory=1.5)
     with pytest.raises(
         ValueError, match=r"`capacity` must be at least 4 bits, or None, with dither"
     ):
-        jaxcomp.Coded(codec=jaxcomp.qsgd_inf(subtractive=True), capacity=3)
+        jaxcomp.codecs.Coded(codec=jaxcomp.qsgd_inf(subtractive=True), capacity=3)
     with pytest.raises(ValueError, match=r"`bucket_size` must be at most 67108864 to be coded"):
         jaxcomp.wire_bytes(
-            jaxcomp.Coded(codec=jaxcomp.qsgd(bucket_size=None)),
+            jaxcomp.codecs.Coded(codec=jaxcomp.qsgd(bucket_size=None)),
             jax.ShapeDtypeStruct((2**27,), jnp.float32),
         )
     with pytest.raises(ValueError, match=r"`bucket_size` must be a multiple of 4096"):

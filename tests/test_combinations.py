@@ -31,8 +31,8 @@ CODECS = {
     "random_k": jaxcomp.random_k(fraction=0.25, bucket_size=8),
     "shared": jaxcomp.terngrad(clip=None, shared=True, bucket_size=8),
     "eden": jaxcomp.eden(bits=4, bucket_size=8),
-    "identity": jaxcomp.Identity(),
-    "ballot": jaxcomp.Ballot(bucket_size=8),
+    "identity": jaxcomp.codecs.Identity(),
+    "ballot": jaxcomp.codecs.Ballot(bucket_size=8),
 }
 FEEDBACKS = {
     "none": jaxcomp.NoFeedback(),
@@ -53,12 +53,12 @@ REDUCERS = {
 }
 GATES = {
     "open": None,
-    "every": jaxcomp.Every(2),
-    "phase": jaxcomp.Phase(3),
-    "bernoulli": jaxcomp.Bernoulli(0.5),
-    "sampled": jaxcomp.Sampled(2),
-    "coin": jaxcomp.Coin(0.5),
-    "censored": jaxcomp.Censored(0.1),
+    "every": jaxcomp.gates.Every(2),
+    "phase": jaxcomp.gates.Phase(3),
+    "bernoulli": jaxcomp.gates.Bernoulli(0.5),
+    "sampled": jaxcomp.gates.Sampled(2),
+    "coin": jaxcomp.gates.Coin(0.5),
+    "censored": jaxcomp.gates.Censored(0.1),
 }
 ALL = list(itertools.product(CODECS, FEEDBACKS, REDUCERS, GATES))
 START = {"x": jnp.zeros((1, PROBLEM.solution.size))}

@@ -23,30 +23,30 @@ from jaxcomp.numerics import noise
 def test_contractions_of_unbiased_codecs():
     x = law("heavy", 4096)
     for codec in (jaxcomp.qsgd(bits=2), jaxcomp.random_k(fraction=0.1), jaxcomp.natural()):
-        wrapped = jaxcomp.Contractive(codec=codec)
+        wrapped = jaxcomp.codecs.Contractive(codec=codec)
         omega = codec.variance_bound(codec.bucket_size or 4096)
         small, large = roundtrip(wrapped, x), roundtrip(codec, x)
         np.testing.assert_allclose(small, large / (1 + omega), rtol=1e-4)
         assert nmse(wrapped, x) < 1
         assert wrapped.contractive
     with pytest.raises(ValueError, match="`codec` must be unbiased"):
-        jaxcomp.Contractive(codec=jaxcomp.sign())
+        jaxcomp.codecs.Contractive(codec=jaxcomp.sign())
     with pytest.raises(ValueError, match="`omega` must be given"):
-        jaxcomp.Contractive(codec=jaxcomp.mx(rule="ceil", rounding="stochastic"))
+        jaxcomp.codecs.Contractive(codec=jaxcomp.mx(rule="ceil", rounding="stochastic"))
 
 
 def test_stages_multiply_what_is_left():
     """R times a contraction leaves (1 − δ)^R; the last one decides about bias."""
     x = law("gaussian", 2**16)
-    left = [nmse(jaxcomp.Chained(codecs=(jaxcomp.sign(),) * r), x) for r in (1, 2, 3)]
+    left = [nmse(jaxcomp.codecs.Chained(codecs=(jaxcomp.sign(),) * r), x) for r in (1, 2, 3)]
     np.testing.assert_allclose(left[0], 1 - 2 / np.pi, rtol=0.01)
     assert left[1] < 0.5 * left[0]
     assert left[2] < 0.5 * left[1]
-    mended = jaxcomp.Chained(codecs=(jaxcomp.sign(), jaxcomp.qsgd_inf(bits=2)))
+    mended = jaxcomp.codecs.Chained(codecs=(jaxcomp.sign(), jaxcomp.qsgd_inf(bits=2)))
     assert mended.unbiased
     assert not mended.contractive
     with pytest.raises(ValueError, match="all with the same bucket size"):
-        jaxcomp.Chained(codecs=(jaxcomp.sign(), jaxcomp.sign(bucket_size=64)))
+        jaxcomp.codecs.Chained(codecs=(jaxcomp.sign(), jaxcomp.sign(bucket_size=64)))
 
 
 def test_stages_of_a_bucket_that_is_not_full():
@@ -83,7 +83,7 @@ def test_stages_of_the_largest_are_more_of_them():
 
 def test_clipping_is_undone_by_nothing():
     x = jnp.concatenate([jnp.full(511, 0.1), jnp.array([50.0])])
-    y = roundtrip(jaxcomp.Clipped(codec=jaxcomp.qsgd_inf(bits=8), sigmas=1.0), x)
+    y = roundtrip(jaxcomp.codecs.Clipped(codec=jaxcomp.qsgd_inf(bits=8), sigmas=1.0), x)
     assert float(jnp.max(y)) < 3
     np.testing.assert_allclose(y[:511], 0.1, atol=0.02)
 
@@ -99,9 +99,9 @@ SHARED = jaxcomp.terngrad(clip=None, shared=True, bucket_size=64)
         Part(codec=SHARED, fraction=0.5),
         Split(first=SHARED, second=SHARED, fraction=0.5),
         Embedded(codec=SHARED, block=64),
-        jaxcomp.Contractive(codec=SHARED),
-        jaxcomp.Clipped(codec=SHARED),
-        jaxcomp.Chained(codecs=(SHARED, jaxcomp.terngrad(clip=None, bucket_size=64))),
+        jaxcomp.codecs.Contractive(codec=SHARED),
+        jaxcomp.codecs.Clipped(codec=SHARED),
+        jaxcomp.codecs.Chained(codecs=(SHARED, jaxcomp.terngrad(clip=None, bucket_size=64))),
     ],
     ids=lambda codec: type(codec).__name__,
 )
@@ -129,14 +129,14 @@ def test_codecs_whose_decoders_need_more_are_refused():
         lambda: Part(codec=alq, fraction=0.5),
         lambda: Split(first=jaxcomp.qsgd(3), second=alq, fraction=0.5),
         lambda: Embedded(codec=alq),
-        lambda: jaxcomp.Contractive(codec=alq, omega=1.0),
-        lambda: jaxcomp.Clipped(codec=alq),
-        lambda: jaxcomp.Chained(codecs=(alq, jaxcomp.qsgd(3))),
+        lambda: jaxcomp.codecs.Contractive(codec=alq, omega=1.0),
+        lambda: jaxcomp.codecs.Clipped(codec=alq),
+        lambda: jaxcomp.codecs.Chained(codecs=(alq, jaxcomp.qsgd(3))),
     ):
         with pytest.raises(ValueError, match=r"cannot be .* its decoders need levels"):
             make()
     with pytest.raises(ValueError, match="`codecs` must not ask the workers to agree"):
-        jaxcomp.Chained(codecs=(jaxcomp.sign(64), SHARED))
+        jaxcomp.codecs.Chained(codecs=(jaxcomp.sign(64), SHARED))
     with pytest.raises(ValueError, match="`codec` must be a codec such as"):
         Rotated(codec=jaxcomp.qsgd)
 
@@ -144,10 +144,10 @@ def test_codecs_whose_decoders_need_more_are_refused():
 def wrapped(codec):
     """The codec inside of everything that takes one."""
     return [
-        jaxcomp.Contractive(codec=codec, omega=1.0),
-        jaxcomp.Clipped(codec=codec),
-        jaxcomp.Chained(codecs=(codec, codec)),
-        jaxcomp.Rotated(codec=codec),
+        jaxcomp.codecs.Contractive(codec=codec, omega=1.0),
+        jaxcomp.codecs.Clipped(codec=codec),
+        jaxcomp.codecs.Chained(codecs=(codec, codec)),
+        jaxcomp.codecs.Rotated(codec=codec),
         Part(codec=codec, fraction=0.5, block=64),
         Split(first=codec, second=codec, fraction=0.5),
         Embedded(codec=codec),
@@ -170,10 +170,10 @@ def test_what_is_wrapped_is_asked_whether_it_scales_with_its_input():
     for outer in wrapped(jaxcomp.natural()):
         assert outer.homogeneous, outer
     with pytest.raises(ValueError, match="scale with its input"):
-        Cosine(codec=jaxcomp.Clipped(codec=jaxcomp.threshold(1.0)))
+        Cosine(codec=jaxcomp.codecs.Clipped(codec=jaxcomp.threshold(1.0)))
 
 
 def test_a_sum_in_a_domain_of_its_own_stays_one_when_it_is_wrapped():
     inner = jaxcomp.random_k(0.1, bucket_size=64)
-    for codec in (jaxcomp.Contractive(codec=inner), jaxcomp.Clipped(codec=inner)):
+    for codec in (jaxcomp.codecs.Contractive(codec=inner), jaxcomp.codecs.Clipped(codec=inner)):
         testing.assert_sums(codec, jnp.linspace(-1, 1, 300))

@@ -38,28 +38,32 @@ def test_memories_are_exact_where_residuals_are_not(x64):
     """On workers that disagree, after 2,000 steps at the lengths that the theory allows."""
     problem = problems.quadratics()
     unit = 1 / problem.smoothness
-    assert last(jaxcomp.ef21(TOP, AXIS, learning_rate=theory(problem, 0.1)), 2000) < 1e-14
-    assert last(jaxcomp.ef_sgd(TOP, AXIS, learning_rate=0.2 * unit), 2000) > 1e-3
-    assert last(jaxcomp.double_squeeze(TOP, AXIS, learning_rate=0.2 * unit), 2000) > 1e-3
+    assert (
+        last(jaxcomp.algorithms.ef21(TOP, AXIS, learning_rate=theory(problem, 0.1)), 2000) < 1e-14
+    )
+    assert last(jaxcomp.algorithms.ef_sgd(TOP, AXIS, learning_rate=0.2 * unit), 2000) > 1e-3
+    assert last(jaxcomp.algorithms.double_squeeze(TOP, AXIS, learning_rate=0.2 * unit), 2000) > 1e-3
     bare = optax.chain(
         jaxcomp.compressed_mean(jaxcomp.Gather(jaxcomp.Link(QSGD)), AXIS), optax.sgd(0.052 * unit)
     )
-    diana = last(jaxcomp.diana(QSGD, AXIS, learning_rate=0.052 * unit), 2000)
+    diana = last(jaxcomp.algorithms.diana(QSGD, AXIS, learning_rate=0.052 * unit), 2000)
     assert diana < 1e-7
     assert last(bare, 2000) > 1e-3
-    mcm = last(jaxcomp.mcm(QSGD, AXIS, learning_rate=0.052 * unit), 2000)
+    mcm = last(jaxcomp.algorithms.mcm(QSGD, AXIS, learning_rate=0.052 * unit), 2000)
     assert np.log(mcm) < 0.85 * np.log(diana)  # The slope is within 15 % of one way's.
     omega, workers, p = 9, problem.workers, 0.1
     left = np.sqrt(np.mean(curvatures(problem) ** 2) * (1 - p) * omega / (p * workers))
     rate = 1 / (problem.smoothness + left)
-    assert last(jaxcomp.marina(RANDOM, AXIS, learning_rate=rate, p=p), 2000) < 1e-15
+    assert last(jaxcomp.algorithms.marina(RANDOM, AXIS, learning_rate=rate, p=p), 2000) < 1e-15
 
 
 def test_the_absent_are_remembered(x64):
     """Artemis with half of the workers: exact by their memory (PP2), and not without it (PP1)."""
     rate = 0.02 / problems.quadratics().smoothness
     both = {
-        absent: last(jaxcomp.artemis(QSGD, AXIS, learning_rate=rate, p=0.5, absent=absent), 20_000)
+        absent: last(
+            jaxcomp.algorithms.artemis(QSGD, AXIS, learning_rate=rate, p=0.5, absent=absent), 20_000
+        )
         for absent in ("remembered", "left out")
     }
     assert both["remembered"] < 1e-20
@@ -78,7 +82,7 @@ def test_one_bit_both_ways_before_an_adaptive_step(x64):
         pulls = jax.vmap(functools.partial(problem.gradient, run.params))(*problem.data)
         return float(jnp.sum(pulls.mean(axis=0) ** 2))
 
-    assert steepness(jaxcomp.cd_adam(SIGN, AXIS, learning_rate=rate)) < 1e-20
+    assert steepness(jaxcomp.algorithms.cd_adam(SIGN, AXIS, learning_rate=rate)) < 1e-20
     link = jaxcomp.Link(SIGN, jaxcomp.Residual())
     residuals = optax.chain(
         jaxcomp.compressed_mean(jaxcomp.TwoShot(link, link), AXIS), optax.amsgrad(rate, 0.9, 0.99)
@@ -111,7 +115,7 @@ def test_who_is_silent_and_how_often(x64):
     start = {"x": jnp.zeros((1, SIZE))}
 
     def run(censoring):
-        tx = jaxcomp.censored_heavy_ball(AXIS, learning_rate=rate, censoring=censoring)
+        tx = jaxcomp.algorithms.censored_heavy_ball(AXIS, learning_rate=rate, censoring=censoring)
 
         def one(params, data, state):
             grads = {"x": problem.gradient(params["x"][0], *data)[None]}
@@ -155,7 +159,7 @@ def test_gradients_where_no_error_had_been_made(x64):
         codec = everywhere(jaxcomp.ndsc(bits=bits, dithered=False, bucket_size=SIZE))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # Of every input it is no contraction.
-            tx = jaxcomp.dgd_def(AXIS, learning_rate=rate, codec=codec)
+            tx = jaxcomp.algorithms.dgd_def(AXIS, learning_rate=rate, codec=codec)
         return problems.descend(tx, problem, steps, AXIS)
 
     run = coded(2, 12)
@@ -173,9 +177,9 @@ def test_sparse_solutions_of_real_data(x64):
     problem = problems.logistic(data.data, data.target, workers=8)._replace(ridge=0.0)
     found = {}
     for name, make, codec in (
-        ("whole", jaxcomp.qrda_adagrad, IDENTITY),
-        ("ternary", jaxcomp.qrda_adagrad, everywhere(jaxcomp.threshold_ternary())),
-        ("mirror", jaxcomp.qcmd_adagrad, everywhere(jaxcomp.threshold_ternary())),
+        ("whole", jaxcomp.algorithms.qrda_adagrad, IDENTITY),
+        ("ternary", jaxcomp.algorithms.qrda_adagrad, everywhere(jaxcomp.threshold_ternary())),
+        ("mirror", jaxcomp.algorithms.qcmd_adagrad, everywhere(jaxcomp.threshold_ternary())),
     ):
         settings = {"learning_rate": 0.1, "regularizer": jaxcomp.optimizers.L1(0.02)}
         run = problems.descend(make(AXIS, codec=codec, **settings), problem, 400, AXIS)
@@ -195,7 +199,7 @@ def test_subgradients_in_a_ball(x64):
     def shrink(tree):
         return optax.projections.projection_l2_ball(tree, 1.0)
 
-    tx = jaxcomp.dq_psgd(AXIS, learning_rate=0.02, projection=shrink, codec=codec)
+    tx = jaxcomp.algorithms.dq_psgd(AXIS, learning_rate=0.02, projection=shrink, codec=codec)
     start = {"x": jnp.zeros((1, SIZE))}
 
     def one(params, own, state):
@@ -209,7 +213,7 @@ def test_subgradients_in_a_ball(x64):
 
     state = jax.vmap(lambda _: tx.init(start), axis_name=AXIS)(jnp.arange(4))
     _, state = jax.lax.scan(step, (start, state), None, length=4000)[0]
-    mean = jaxcomp.average(jax.tree.map(lambda leaf: leaf[0], state))["x"]
+    mean = jaxcomp.optimizers.average(jax.tree.map(lambda leaf: leaf[0], state))["x"]
 
     def loss(x):
         return float(jnp.mean(jnp.linalg.norm(x - target, axis=(1, 2))))

@@ -19,7 +19,7 @@ def stepped(tx, change):
 
 
 def test_a_gate_counts_up_to_the_end_and_stays_there():
-    tx = jaxcomp.compressed_mean(jaxcomp.cast("bfloat16"), "data", gate=jaxcomp.Every(1))
+    tx = jaxcomp.compressed_mean(jaxcomp.cast("bfloat16"), "data", gate=jaxcomp.gates.Every(1))
     for rounds, messages in ((7, 2**32 - 5), (2**32 - 1, 2**32 - 1), (0, 0)):
 
         def late(state, rounds=rounds, messages=messages):

@@ -14,15 +14,15 @@ from jaxcomp.numerics import noise
 from jaxcomp.testing import problems
 
 GATES = [
-    jaxcomp.Always(),
-    jaxcomp.Every(3),
-    jaxcomp.Every(1),
-    jaxcomp.Phase(2, 9),
-    jaxcomp.Bernoulli(0.3),
-    jaxcomp.Bernoulli(1.0),
-    jaxcomp.Sampled(2),
-    jaxcomp.Coin(0.4, rescaled=True),
-    jaxcomp.Censored(1.0),
+    jaxcomp.gates.Always(),
+    jaxcomp.gates.Every(3),
+    jaxcomp.gates.Every(1),
+    jaxcomp.gates.Phase(2, 9),
+    jaxcomp.gates.Bernoulli(0.3),
+    jaxcomp.gates.Bernoulli(1.0),
+    jaxcomp.gates.Sampled(2),
+    jaxcomp.gates.Coin(0.4, rescaled=True),
+    jaxcomp.gates.Censored(1.0),
 ]
 
 
@@ -43,19 +43,19 @@ def test_times():
 
         return np.flatnonzero(jax.lax.scan(step, gate.init(()), None, length=steps)[1]).tolist()
 
-    assert opens(jaxcomp.Every(4)) == [3, 7, 11]
-    assert opens(jaxcomp.Every(4, offset=0)) == [0, 4, 8]
-    assert opens(jaxcomp.Every(4, offset=6)) == [6, 10]
-    assert opens(jaxcomp.Every(1)) == list(range(12))
-    assert opens(jaxcomp.Phase(5)) == list(range(5, 12))
-    assert opens(jaxcomp.Phase(0, 2)) == [0, 1]
-    late = jaxcomp.Phase(3).init(())._replace(gate_step=jnp.int32(2**31 - 1))
-    go, _, state = jaxcomp.Phase(3).open(None, (), late, "data")
+    assert opens(jaxcomp.gates.Every(4)) == [3, 7, 11]
+    assert opens(jaxcomp.gates.Every(4, offset=0)) == [0, 4, 8]
+    assert opens(jaxcomp.gates.Every(4, offset=6)) == [6, 10]
+    assert opens(jaxcomp.gates.Every(1)) == list(range(12))
+    assert opens(jaxcomp.gates.Phase(5)) == list(range(5, 12))
+    assert opens(jaxcomp.gates.Phase(0, 2)) == [0, 1]
+    late = jaxcomp.gates.Phase(3).init(())._replace(gate_step=jnp.int32(2**31 - 1))
+    go, _, state = jaxcomp.gates.Phase(3).open(None, (), late, "data")
     assert bool(go)
     assert int(state.gate_step) == 2**31 - 1
-    assert not jaxcomp.Every(1).closes
-    assert not jaxcomp.Phase(0).closes
-    assert jaxcomp.Every(1, offset=1).closes
+    assert not jaxcomp.gates.Every(1).closes
+    assert not jaxcomp.gates.Phase(0).closes
+    assert jaxcomp.gates.Every(1, offset=1).closes
 
 
 def drawn(gate, steps=4000):
@@ -77,7 +77,11 @@ def drawn(gate, steps=4000):
 
 @pytest.mark.parametrize(
     ("gate", "rate"),
-    [(jaxcomp.Bernoulli(0.3), 0.3), (jaxcomp.Sampled(3), 3 / 8), (jaxcomp.Coin(0.1), 0.1)],
+    [
+        (jaxcomp.gates.Bernoulli(0.3), 0.3),
+        (jaxcomp.gates.Sampled(3), 3 / 8),
+        (jaxcomp.gates.Coin(0.1), 0.1),
+    ],
     ids=lambda x: repr(x),
 )
 def test_draws(gate, rate):
@@ -90,11 +94,11 @@ def test_draws(gate, rate):
     assert np.abs((centred * (2 * bits - 1)).mean(0)).max() < error
     assert np.abs((centred[1:] * centred[:-1]).mean(0)).max() < error
     between = (centred[:, :, None] * centred[:, None]).mean(0)[~np.eye(WORKERS, dtype=bool)]
-    if isinstance(gate, jaxcomp.Sampled):
+    if isinstance(gate, jaxcomp.gates.Sampled):
         assert (weight.sum(1) == 3).all()
         expected = rate * 2 / 7 - rate**2
     else:
-        expected = rate * (1 - rate) if isinstance(gate, jaxcomp.Coin) else 0
+        expected = rate * (1 - rate) if isinstance(gate, jaxcomp.gates.Coin) else 0
     np.testing.assert_allclose(between, expected, atol=error)
 
 
@@ -106,10 +110,10 @@ def test_rare_and_sure_draws():
             )
         )
 
-    assert weight(jaxcomp.Bernoulli(1.0)).all()
-    assert weight(jaxcomp.Sampled(8)).all()
-    assert not weight(jaxcomp.Bernoulli(1e-12)).any()
-    assert bool(jaxcomp.Coin(1.0).open(noise.raw(0), (), (), "data").go)
+    assert weight(jaxcomp.gates.Bernoulli(1.0)).all()
+    assert weight(jaxcomp.gates.Sampled(8)).all()
+    assert not weight(jaxcomp.gates.Bernoulli(1e-12)).any()
+    assert bool(jaxcomp.gates.Coin(1.0).open(noise.raw(0), (), (), "data").go)
 
 
 # Methods that are made of gates.
@@ -137,8 +141,8 @@ def test_artemis_is_exact_where_sampling_alone_plateaus(in_float64):
         assert found.alike
         return found.error[-1]
 
-    assert error(jaxcomp.Shift(0.2), jaxcomp.Bernoulli(0.5)) < 1e-24
-    assert error(jaxcomp.NoFeedback(), jaxcomp.Sampled(4)) > 1e-4
+    assert error(jaxcomp.Shift(0.2), jaxcomp.gates.Bernoulli(0.5)) < 1e-24
+    assert error(jaxcomp.NoFeedback(), jaxcomp.gates.Sampled(4)) > 1e-4
 
 
 def test_censored_heavy_ball(in_float64):
@@ -181,10 +185,10 @@ def test_censored_heavy_ball(in_float64):
         return int(np.argmax(error < 1e-16))
 
     plain, _, _ = trained(None)
-    open_, sent, _ = trained(jaxcomp.Censored(0.0))
+    open_, sent, _ = trained(jaxcomp.gates.Censored(0.0))
     assert sent[0].all()
     np.testing.assert_allclose(open_, plain, rtol=1e-9, atol=1e-12)
-    error, sent, gate = trained(jaxcomp.Censored(limit))
+    error, sent, gate = trained(jaxcomp.gates.Censored(limit))
     assert int(gate.messages[0]) == sent.sum()
     assert int(gate.rounds[0]) == sent.any(1).sum()
     assert (smooth**2 <= limit).any()
@@ -197,7 +201,7 @@ def test_censored_heavy_ball(in_float64):
 
 def test_censoring_at_any_scale():
     """Norms whose squares leave the range of 32-bit floats; and NaN is sent, so that it shows."""
-    gate = jaxcomp.Censored(4.0)
+    gate = jaxcomp.gates.Censored(4.0)
 
     def sends(size, step):
         known = gate.init(LIKE)._replace(gate_known=jnp.asarray(True))
@@ -217,32 +221,32 @@ def test_censoring_at_any_scale():
 
 def test_wrong_settings_say_so():
     for make, said in (
-        (lambda: jaxcomp.Every(0), "`k` must be from 1 to"),
-        (lambda: jaxcomp.Every(2, offset=-1), "`offset` must be from 0"),
-        (lambda: jaxcomp.Phase(3, 3), "`stop` must be from 4"),
-        (lambda: jaxcomp.Bernoulli(0.0), "`p` must be a positive number, got 0"),
-        (lambda: jaxcomp.Coin(1.5), "`p` must be a number from 0.0 to 1.0, got 1.5"),
-        (lambda: jaxcomp.Coin(0.5, rescaled=2), "`rescaled` must be one of"),
-        (lambda: jaxcomp.Sampled(0), "`r` must be at least 1, got 0"),
-        (lambda: jaxcomp.Censored(-1.0), "`threshold` must be a number at least 0"),
+        (lambda: jaxcomp.gates.Every(0), "`k` must be from 1 to"),
+        (lambda: jaxcomp.gates.Every(2, offset=-1), "`offset` must be from 0"),
+        (lambda: jaxcomp.gates.Phase(3, 3), "`stop` must be from 4"),
+        (lambda: jaxcomp.gates.Bernoulli(0.0), "`p` must be a positive number, got 0"),
+        (lambda: jaxcomp.gates.Coin(1.5), "`p` must be a number from 0.0 to 1.0, got 1.5"),
+        (lambda: jaxcomp.gates.Coin(0.5, rescaled=2), "`rescaled` must be one of"),
+        (lambda: jaxcomp.gates.Sampled(0), "`r` must be at least 1, got 0"),
+        (lambda: jaxcomp.gates.Censored(-1.0), "`threshold` must be a number at least 0"),
     ):
         with pytest.raises(ValueError, match=said):
             make()
     residual = gather(jaxcomp.sign(), jaxcomp.Residual())
     with pytest.raises(ValueError, match="`gate` must be an instance of a gate"):
-        jaxcomp.compressed_mean(residual, "data", gate=jaxcomp.Every)
+        jaxcomp.compressed_mean(residual, "data", gate=jaxcomp.gates.Every)
     with pytest.raises(ValueError, match=r"use Link\(codec, Shift\(\)\), got Residual"):
-        jaxcomp.compressed_mean(residual, "data", gate=jaxcomp.Censored(1.0))
+        jaxcomp.compressed_mean(residual, "data", gate=jaxcomp.gates.Censored(1.0))
     with pytest.warns(UserWarning, match="loses the gradients of closed steps"):
-        jaxcomp.compressed_mean(jaxcomp.qsgd_inf(bits=4), "data", gate=jaxcomp.Every(2))
+        jaxcomp.compressed_mean(jaxcomp.qsgd_inf(bits=4), "data", gate=jaxcomp.gates.Every(2))
     link = jaxcomp.Link(jaxcomp.sign(), jaxcomp.Shift())
     two_shot = jaxcomp.TwoShot(link)
     with pytest.raises(ValueError, match=r"jaxcomp.Gather\(link\), or a downlink that is"):
-        jaxcomp.compressed_mean(two_shot, "data", gate=jaxcomp.Every(2))
-    jaxcomp.compressed_mean(two_shot, "data", gate=jaxcomp.Sampled(2))  # Which never closes.
+        jaxcomp.compressed_mean(two_shot, "data", gate=jaxcomp.gates.Every(2))
+    jaxcomp.compressed_mean(two_shot, "data", gate=jaxcomp.gates.Sampled(2))  # Which never closes.
     phases = jaxcomp.Phases(((0, two_shot), (1, two_shot)))
     with pytest.raises(ValueError, match="phases that bring the whole mean to every device"):
-        jaxcomp.compressed_mean(phases, "data", gate=jaxcomp.Every(2))
+        jaxcomp.compressed_mean(phases, "data", gate=jaxcomp.gates.Every(2))
 
 
 def test_wrong_use_says_so():
@@ -255,9 +259,9 @@ def test_wrong_use_says_so():
         )
 
     with pytest.raises(ValueError, match="`r` must be at most the number of workers, 8, got 9"):
-        update(IDENTITY, jaxcomp.NoFeedback(), jaxcomp.Sampled(9))
+        update(IDENTITY, jaxcomp.NoFeedback(), jaxcomp.gates.Sampled(9))
     with pytest.raises(ValueError, match=r"tx.update\(grads, state, params\)"):
-        update(IDENTITY, jaxcomp.Shift(), jaxcomp.Censored(1.0), None)
+        update(IDENTITY, jaxcomp.Shift(), jaxcomp.gates.Censored(1.0), None)
     with pytest.raises(ValueError, match=r"`step` must be below 1, .* count 2 times under Bern"):
-        update(IDENTITY, jaxcomp.Shift(), jaxcomp.Bernoulli(0.5))
-    update(jaxcomp.sign(), jaxcomp.Shift(), jaxcomp.Bernoulli(0.5))  # EF21's count once.
+        update(IDENTITY, jaxcomp.Shift(), jaxcomp.gates.Bernoulli(0.5))
+    update(jaxcomp.sign(), jaxcomp.Shift(), jaxcomp.gates.Bernoulli(0.5))  # EF21's count once.

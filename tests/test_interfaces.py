@@ -128,7 +128,7 @@ def test_hooks_have_docstrings_and_parts_are_final_settings(noun):
 def test_a_sum_in_another_domain_is_forwarded():
     inner = jaxcomp.random_k(0.1, bucket_size=64)
     x = testing.bias.gaussian(700)
-    testing.assert_sums(jaxcomp.Contractive(codec=inner), x)
+    testing.assert_sums(jaxcomp.codecs.Contractive(codec=inner), x)
 
 
 def test_a_misspelt_hook_raises():

@@ -304,7 +304,7 @@ def test_a_rotation_is_one_kernel(platform):
     """One there, and one back, however often; blocks that no program can hold are left to XLA."""
     whole = jaxcomp.qsgd_inf(bits=4, bucket_size=2**14)  # Which no kernel holds.
     for block, calls in ((4096, 2), (2**14, 0)):
-        codec = jaxcomp.Rotated(codec=whole, block=block, times=2)
+        codec = jaxcomp.codecs.Rotated(codec=whole, block=block, times=2)
         run = jax.vmap(lambda x, codec=codec: jaxcomp.roundtrip(codec, 0, x))
         text = lowered(run, jnp.ones((2, 2**14)), mesh=mesh_of(platform))
         assert text.count(f"@{CALLS[platform]}") == calls

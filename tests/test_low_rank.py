@@ -11,7 +11,8 @@ from hypothesis import example, given, settings, strategies as st
 import jaxcomp
 from jaxcomp import testing
 from jaxcomp.layout import trees
-from jaxcomp.reducers import accounting, orthonormal as orthonormal_
+from jaxcomp.numerics import orthonormal as orthonormal_
+from jaxcomp.reducers import accounting
 
 
 def gaussian(*shape, seed=0):
@@ -31,7 +32,7 @@ def gram(basis):
 def test_a_matrix_of_rank_one_is_exact():
     """Golden vector: `u vᵀ` at rank one comes back, and `Pᵀ P = 1`."""
     x = jnp.outer(gaussian(40), gaussian(64, seed=1))
-    codec = jaxcomp.LowRank(rank=1)
+    codec = jaxcomp.codecs.LowRank(rank=1)
     payload = jaxcomp.encode(codec, 0, x)
     left = payload.batches[0].left
     assert (left.shape, payload.batches[0].right.shape) == ((1, 1, 1, 40), (1, 1, 1, 64))
@@ -77,7 +78,7 @@ def test_a_basis_of_dependent_vectors():
 
 def test_the_codec_of_one_sender():
     """By itself, `LowRank` is a contractive codec that remembers where it was."""
-    codec = jaxcomp.LowRank(rank=2)
+    codec = jaxcomp.codecs.LowRank(rank=2)
     testing.assert_is_setting(codec)
     like = jax.ShapeDtypeStruct((3, 3, 16, 32), jnp.float32)
     assert jaxcomp.wire_bytes(codec, like) == 4 * 2 * (144 + 32)
@@ -111,7 +112,7 @@ def test_which_leaf_is_which_matrix():
         "head": jnp.zeros((64, 64)),
         "none": jnp.zeros((0, 64, 64)),
     }
-    stacked = jaxcomp.LowRank(rank=2, stacked_axes=1)
+    stacked = jaxcomp.codecs.LowRank(rank=2, stacked_axes=1)
     rules = (
         jaxcomp.Rule("scan", stacked),
         jaxcomp.Rule("n*", stacked),
@@ -138,9 +139,9 @@ def test_which_leaf_is_which_matrix():
 
 def test_wrong_arguments_say_so():
     with pytest.raises(ValueError, match="`stacked_axes` must be at least 0, got -1"):
-        jaxcomp.LowRank(rank=1, stacked_axes=-1)
+        jaxcomp.codecs.LowRank(rank=1, stacked_axes=-1)
     with pytest.raises(ValueError, match="`rank` must be at least 1, got 0"):
-        jaxcomp.LowRank(rank=0)
-    rotated = jaxcomp.Rotated(codec=jaxcomp.LowRank(rank=1))
+        jaxcomp.codecs.LowRank(rank=0)
+    rotated = jaxcomp.codecs.Rotated(codec=jaxcomp.codecs.LowRank(rank=1))
     with pytest.raises(ValueError, match=r"`matrix` must be known.* inside another codec"):
         jaxcomp.encode(rotated, 0, jnp.ones((8, 8)))

@@ -32,7 +32,7 @@ REDUCERS = {
     "gathered codes": jaxcomp.Gather(QSGD),
     "gathered sparse": jaxcomp.Gather(kept(jaxcomp.top_k(fraction=1.0))),
     "two shots": jaxcomp.TwoShot(QSGD, QSGD),
-    "added": jaxcomp.Psum(jaxcomp.Identity()),
+    "added": jaxcomp.Psum(jaxcomp.codecs.Identity()),
     "added integers": jaxcomp.Psum(jaxcomp.terngrad(clip=None, shared=True)),
 }
 if SLOW:
@@ -130,7 +130,7 @@ def test_dense_means_and_their_limit(workers):
 def test_low_rank_means_and_their_limit():
     """Products of float32 matrices must be finite; those of float16 always are."""
     reducer = jaxcomp.PowerIteration(
-        rank=1, rules=(jaxcomp.Rule("*", jaxcomp.LowRank(rank=1, min_ratio=0)),)
+        rank=1, rules=(jaxcomp.Rule("*", jaxcomp.codecs.LowRank(rank=1, min_ratio=0)),)
     )
     run = jax.vmap(mean_of(reducer, False), in_axes=(0, None), axis_name="data")
     tree = large(8, names=["float16"]) | {"float32": jnp.full((8, 32, 40), 1e36)}
@@ -155,7 +155,7 @@ SENT = {
     "bfloat16 as it is": (jaxcomp.Dense(), "bfloat16"),
     "float16 as it is": (jaxcomp.Dense(), "float16"),
     "beside codes": (jaxcomp.Gather(QSGD), "bfloat16"),
-    "added": (jaxcomp.Psum(jaxcomp.Identity()), "float16"),
+    "added": (jaxcomp.Psum(jaxcomp.codecs.Identity()), "float16"),
     "factors": (jaxcomp.PowerIteration(rank=1, factors="bfloat16"), "float32"),
 }
 

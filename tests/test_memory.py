@@ -21,7 +21,7 @@ def stated(mean, rate=0.1):
     return jaxcomp.skip_nonfinite(optax.chain(mean, optax.sgd(rate)))
 
 
-ROTATED = jaxcomp.Rotated(codec=jaxcomp.sign())
+ROTATED = jaxcomp.codecs.Rotated(codec=jaxcomp.sign())
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_one_large_step_does_not_stop_training(codec, value):
     assert moved[BAD + 1 :].all()
 
 
-@pytest.mark.parametrize("gate", [None, jaxcomp.Always()], ids=str)
+@pytest.mark.parametrize("gate", [None, jaxcomp.gates.Always()], ids=str)
 def test_a_shift_that_left_its_range_is_undone_on_all_workers(gate):
     """As if the step had never been: the mean of all shifts must be the mirror."""
     link = jaxcomp.Link(jaxcomp.sign(), jaxcomp.Shift())
@@ -85,7 +85,7 @@ def test_a_spoilt_round_of_gradients_is_left_out(outside):
 
 
 def test_neolithic_recovers():
-    method = jaxcomp.neolithic(jaxcomp.sign(), AXIS, learning_rate=0.1, stages=2)
+    method = jaxcomp.algorithms.neolithic(jaxcomp.sign(), AXIS, learning_rate=0.1, stages=2)
     grads = jnp.asarray(GRADS, jnp.float32).at[BAD, 2, 0, 0].set(np.nan)
     state, _, finite, moved = runner(jaxcomp.skip_nonfinite(method), grads)(grads)
     assert_finite(state)

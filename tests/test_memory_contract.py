@@ -26,7 +26,7 @@ REDUCERS = {
     "two_shot_ef21": jaxcomp.TwoShot(EF21, EF21),
     "two_shot_ef21_residual": jaxcomp.TwoShot(EF21, jaxcomp.Link(SIGN, jaxcomp.Residual())),
     "rotated_ef21": jaxcomp.Gather(
-        jaxcomp.Link(jaxcomp.Rotated(codec=jaxcomp.sign()), jaxcomp.Shift())
+        jaxcomp.Link(jaxcomp.codecs.Rotated(codec=jaxcomp.sign()), jaxcomp.Shift())
     ),
     "diana": jaxcomp.Gather(jaxcomp.Link(jaxcomp.qsgd(bits=4, bucket_size=64), jaxcomp.Shift(0.3))),
     "dgc": jaxcomp.Gather(jaxcomp.Link(jaxcomp.top_k(0.1), jaxcomp.MomentumCorrection())),
@@ -49,9 +49,9 @@ REDUCERS = {
     "dense": jaxcomp.Dense(),
 }
 GATES = {
-    "every": jaxcomp.Every(3),
-    "bernoulli": jaxcomp.Bernoulli(0.5),
-    "censored": jaxcomp.Censored(0.5),
+    "every": jaxcomp.gates.Every(3),
+    "bernoulli": jaxcomp.gates.Bernoulli(0.5),
+    "censored": jaxcomp.gates.Censored(0.5),
 }
 
 

@@ -37,7 +37,7 @@ FAMILIES = [
     jaxcomp.threshold(
         1.0, fraction=0.2, bucket_size=64, values=jaxcomp.natural(), indices=Bitmap()
     ),
-    jaxcomp.Chained(codecs=(jaxcomp.sign(), jaxcomp.qsgd_inf(bits=2))),
+    jaxcomp.codecs.Chained(codecs=(jaxcomp.sign(), jaxcomp.qsgd_inf(bits=2))),
 ]
 
 

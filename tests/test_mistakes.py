@@ -65,12 +65,12 @@ def typed(text: str, otherwise: str | None) -> dict[str, str | None]:
 POOLED = r"averaged over the workers of 'data' inside the differentiated function.*own loss"
 LEFT_OVER = r"leave out the jax.lax.pmean"
 LOCAL = r"before the mean.*jaxcomp.per_worker"
-WHOLE = r"jaxcomp.ef21 must not stand before an optimizer.*learning_rate"
+WHOLE = r"jaxcomp.algorithms.ef21 must not stand before an optimizer.*learning_rate"
 
 
 def ef21(*after):
     codec = jaxcomp.Policy(jaxcomp.top_k(fraction=0.5), min_size=0, min_ndim=0)
-    method = jaxcomp.ef21(codec, "data", learning_rate=0.1)
+    method = jaxcomp.algorithms.ef21(codec, "data", learning_rate=0.1)
     return lambda: optax.chain(method, *after)
 
 

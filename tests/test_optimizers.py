@@ -25,7 +25,7 @@ def everything(codec):
     return jaxcomp.Policy(codec, min_size=0, min_ndim=0)
 
 
-LOSSLESS = everything(jaxcomp.Identity(bucket_size=16))
+LOSSLESS = everything(jaxcomp.codecs.Identity(bucket_size=16))
 ONE_BIT = everything(jaxcomp.sign(bucket_size=16))
 
 

@@ -299,7 +299,7 @@ def test_link_bytes():
 
 def test_stacked_layers_are_matrices_of_their_own():
     layers = jnp.stack([of_rank(2, 40, 64, seed=i) for i in range(3)])
-    stacked = jaxcomp.LowRank(rank=2, stacked_axes=1)
+    stacked = jaxcomp.codecs.LowRank(rank=2, stacked_axes=1)
     reducer = jaxcomp.PowerIteration(rank=2, rules=(jaxcomp.Rule("*", stacked, min_ndim=3),))
     grads = replicate(layers, 2)
     mean, _, _ = step(reducer, grads, start(reducer, grads))

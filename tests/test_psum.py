@@ -47,7 +47,7 @@ def gradients(workers=WORKERS, seed=0):
 @pytest.mark.parametrize(
     ("reducer", "weighted"),
     [
-        (jaxcomp.Psum(jaxcomp.Identity()), True),
+        (jaxcomp.Psum(jaxcomp.codecs.Identity()), True),
         (jaxcomp.Psum(jaxcomp.random_k(fraction=0.1)), True),
         (
             jaxcomp.Psum(
@@ -165,7 +165,7 @@ def test_integers_give_the_same_bits_in_every_mode(codec, modes, mesh):
 def test_floats_agree_within_the_bound(mesh):
     grads = gradients()
     for mode in ("typed", "vmap"):
-        mean = mapped(jaxcomp.Psum(jaxcomp.Identity()), mode, mesh)(grads)
+        mean = mapped(jaxcomp.Psum(jaxcomp.codecs.Identity()), mode, mesh)(grads)
         for name in ("w", "v"):
             x = np.asarray(grads[name], np.float64)
             bound = (WORKERS + 1) * float(jnp.finfo(LIKE[name].dtype).eps) * np.abs(x).mean(0)
@@ -231,7 +231,7 @@ def test_not_finite_is_seen_by_all(codec):
 
 
 @pytest.mark.parametrize(
-    "codec", [FOUR_BITS, jaxcomp.thc(bucket_size=512), jaxcomp.Identity()], ids=label
+    "codec", [FOUR_BITS, jaxcomp.thc(bucket_size=512), jaxcomp.codecs.Identity()], ids=label
 )
 def test_weight_zero_adds_nothing(codec):
     """Whatever the worker has: not to the sum, and not to the scale that all agree on."""
@@ -320,4 +320,4 @@ def test_settings_that_do_not_go_together():
     with pytest.raises(ValueError, match="`side` must be the steps"):
         jaxcomp.roundtrip(alone, 0, jnp.ones(8))
     with pytest.raises(ValueError, match=r"cannot be .* its decoders need levels"):
-        jaxcomp.Clipped(codec=alone)
+        jaxcomp.codecs.Clipped(codec=alone)

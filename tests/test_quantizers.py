@@ -333,7 +333,7 @@ def test_settings_that_do_not_go_together():
         (lambda: jaxcomp.random_k(fraction=0), r"`fraction` must be a number in \(0, 1\]"),
         (lambda: jaxcomp.alq(every=0), "`every` must be at least 1, got 0"),
         (
-            lambda: jaxcomp.Rotated(codec=jaxcomp.sign(), block=100),
+            lambda: jaxcomp.codecs.Rotated(codec=jaxcomp.sign(), block=100),
             "`block` must be one of 2, 4, 8",
         ),
         (lambda: Quantizer(**four, fit="unbiased", shared=True), "`fit` 'unbiased' requires"),

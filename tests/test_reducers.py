@@ -229,7 +229,7 @@ def test_who_takes_no_part_has_no_say_in_shared_scales(name):
         "two_shot": jaxcomp.TwoShot(codec),
         "psum": jaxcomp.Psum(codec),
     }[name]
-    tx = jaxcomp.compressed_mean(reducer, "workers", gate=jaxcomp.Sampled(2))
+    tx = jaxcomp.compressed_mean(reducer, "workers", gate=jaxcomp.gates.Sampled(2))
     grads = jax.random.normal(jax.random.key(0), (4, 32, 64))
     state = jax.vmap(tx.init, axis_name="workers")(grads)
     step = jax.jit(lambda g: jax.vmap(tx.update, axis_name="workers")(g, state)[0])

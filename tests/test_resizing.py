@@ -71,17 +71,19 @@ COMPOSITIONS = {
     "levels": lambda: mean(jaxcomp.TwoShot(ADAPTIVE, ADAPTIVE.codec)),
     "tables": lambda: mean(twice(ECSQ)),
     "sum": lambda: mean(jaxcomp.Psum(everywhere(jaxcomp.int_sgd(bucket_size=64)))),
-    "vote": lambda: mean(jaxcomp.Vote(everywhere(jaxcomp.Ballot()))),
+    "vote": lambda: mean(jaxcomp.Vote(everywhere(jaxcomp.codecs.Ballot()))),
     "low rank": lambda: mean(jaxcomp.PowerIteration(rank=2)),
     "low rank in turns": lambda: mean(jaxcomp.PowerIteration(rank=2, alternate=True)),
     "coded factors": lambda: mean(jaxcomp.PowerIteration(rank=2, factors=jaxcomp.sidco(0.1, 64))),
-    "gated": lambda: mean(RESIDUAL, gate=jaxcomp.Every(2), stats=True),
-    "gated shifts": lambda: mean(jaxcomp.Link(SIGN, jaxcomp.Shift()), gate=jaxcomp.Bernoulli(0.5)),
+    "gated": lambda: mean(RESIDUAL, gate=jaxcomp.gates.Every(2), stats=True),
+    "gated shifts": lambda: mean(
+        jaxcomp.Link(SIGN, jaxcomp.Shift()), gate=jaxcomp.gates.Bernoulli(0.5)
+    ),
     "before": lambda: optax.chain(jaxcomp.per_worker(optax.trace(0.9)), mean(TOP), optax.adam(0.1)),
     "accumulated": lambda: jaxcomp.accumulate(optax.chain(mean(SIGN), optax.adam(0.1)), 4, AXIS),
     "skipping": lambda: jaxcomp.skip_nonfinite(optax.chain(mean(SIGN), optax.sgd(0.1))),
-    "displaced": lambda: jaxcomp.displaced_mean(SIGN, AXIS, learning_rate=0.1),
-    "own models": lambda: jaxcomp.preserved_center(QSGD, AXIS, step=0.02, own=True),
+    "displaced": lambda: jaxcomp.algorithms.displaced_mean(SIGN, AXIS, learning_rate=0.1),
+    "own models": lambda: jaxcomp.algorithms.preserved_center(QSGD, AXIS, step=0.02, own=True),
 }
 METHOD = {f"{name} in buckets": lambda name=name: bucketed(name) for name in METHODS}
 WHOLE = {

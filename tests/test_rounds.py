@@ -26,10 +26,10 @@ def fewer(fraction):
 @pytest.mark.parametrize(
     ("reducer", "gate"),
     [
-        (gather(IDENTITY, jaxcomp.Residual()), jaxcomp.Every(3)),
-        (gather(jaxcomp.top_k(fraction=0.1), jaxcomp.Residual()), jaxcomp.Every(3)),
-        (gather(fewer(0.1), jaxcomp.Residual()), jaxcomp.Bernoulli(0.4)),
-        (jaxcomp.TwoShot(jaxcomp.Link(IDENTITY, jaxcomp.Residual())), jaxcomp.Bernoulli(0.4)),
+        (gather(IDENTITY, jaxcomp.Residual()), jaxcomp.gates.Every(3)),
+        (gather(jaxcomp.top_k(fraction=0.1), jaxcomp.Residual()), jaxcomp.gates.Every(3)),
+        (gather(fewer(0.1), jaxcomp.Residual()), jaxcomp.gates.Bernoulli(0.4)),
+        (jaxcomp.TwoShot(jaxcomp.Link(IDENTITY, jaxcomp.Residual())), jaxcomp.gates.Bernoulli(0.4)),
     ],
     ids=["all", "top_k", "some", "two_shot"],
 )
@@ -44,7 +44,7 @@ def test_nothing_is_lost(reducer, gate):
     }
     for name in LIKE:
         np.testing.assert_allclose(arrived[name] + waits[name], came[name], atol=2e-6)
-    if gate == jaxcomp.Every(3):
+    if gate == jaxcomp.gates.Every(3):
         quiet = jax.tree.map(lambda m: np.abs(m[[0, 1, 3, 4]]).max(), means)
         assert max(jax.tree.leaves(quiet)) == 0
         assert not waits["b"].any()  # The sixth step sent all there was.
@@ -56,7 +56,11 @@ def test_nothing_is_lost(reducer, gate):
 
 def test_without_memory_the_mean_of_those_drawn_is_unbiased():
     """`Σ_S g / (p n)`, which is `Σ_S g / r` if exactly `r` are drawn."""
-    for gate in (jaxcomp.Bernoulli(0.5), jaxcomp.Sampled(3), jaxcomp.Coin(0.5, rescaled=True)):
+    for gate in (
+        jaxcomp.gates.Bernoulli(0.5),
+        jaxcomp.gates.Sampled(3),
+        jaxcomp.gates.Coin(0.5, rescaled=True),
+    ):
         tx = jaxcomp.compressed_mean(gather(IDENTITY, jaxcomp.NoFeedback()), "data", gate=gate)
         means, states = run(tx)
         sizes = np.diff(np.asarray(states.gate.messages[:, 0]), prepend=0)
@@ -76,7 +80,9 @@ def test_momentum_gathers_through_closed_steps():
     """With everything sent in the end, as ungated momentum correction of the summed gradients."""
     feedback = jaxcomp.MomentumCorrection(momentum=0.5, masking=False)
     codec = jaxcomp.top_k(fraction=1.0)
-    means, _ = run(jaxcomp.compressed_mean(gather(codec, feedback), "data", gate=jaxcomp.Every(2)))
+    means, _ = run(
+        jaxcomp.compressed_mean(gather(codec, feedback), "data", gate=jaxcomp.gates.Every(2))
+    )
     u, sums = 0.0, []
     for g in np.asarray(GRADS["w"], np.float64).mean(1):
         u = 0.5 * u + g
@@ -90,7 +96,7 @@ def test_momentum_gathers_through_closed_steps():
 def test_a_mirror_stays_the_mean_of_all_shifts():
     """Whoever takes part, and whatever the messages count; also of leaves that are sent dense."""
     codec = jaxcomp.qsgd_inf(bits=8)
-    for gate in (jaxcomp.Bernoulli(0.3), jaxcomp.Sampled(3)):
+    for gate in (jaxcomp.gates.Bernoulli(0.3), jaxcomp.gates.Sampled(3)):
         tx = jaxcomp.compressed_mean(gather(codec, jaxcomp.Shift(0.2)), "data", gate=gate)
         _, states = run(tx)
         for memory in (states.memory.feedback, states.memory.dense):
@@ -101,7 +107,7 @@ def test_a_mirror_stays_the_mean_of_all_shifts():
 
 def test_a_closed_two_shot_knows_the_mirror_of_the_way_down():
     link = jaxcomp.Link(jaxcomp.sign(), jaxcomp.Shift())
-    gate = jaxcomp.Every(2)
+    gate = jaxcomp.gates.Every(2)
     means, states = run(jaxcomp.compressed_mean(jaxcomp.TwoShot(link, link), "data", gate=gate))
     mirror = np.asarray(states.memory.reducer.memory.mirror[0])[:, 0].reshape(6, -1)
     for number in range(6):
@@ -119,7 +125,9 @@ def test_other_reducers_under_a_gate():
     link = jaxcomp.Link(fewer(0.2), jaxcomp.Residual())
     early = jaxcomp.Link(fewer(0.1), jaxcomp.Residual())
     phases = jaxcomp.Phases(((0, early), (2, link)))
-    means, states = run(jaxcomp.compressed_mean(phases, "data", gate=jaxcomp.Every(2), stats=True))
+    means, states = run(
+        jaxcomp.compressed_mean(phases, "data", gate=jaxcomp.gates.Every(2), stats=True)
+    )
     assert states.memory.reducer.phase_step[:, 0].tolist() == [0, 1, 1, 2, 2, 3]
     costs = [jaxcomp.describe(one, LIKE).payload_bytes for one in (early, link)]
     assert states.stats.payload_bytes[:, 0].tolist() == [0, costs[0], 0, costs[0], 0, costs[1]]
@@ -127,7 +135,7 @@ def test_other_reducers_under_a_gate():
     assert (states.stats.relative_error[1::2] > 0.1).all()
     assert (states.stats.residual_ratio > 0.1).all()
     power = jaxcomp.PowerIteration(rank=2)
-    means, states = run(jaxcomp.compressed_mean(power, "data", gate=jaxcomp.Bernoulli(0.4)))
+    means, states = run(jaxcomp.compressed_mean(power, "data", gate=jaxcomp.gates.Bernoulli(0.4)))
     memory = np.asarray(states.memory.feedback.tree.residual[0][-1]).mean(0)[0]
     total_ = total(means)["w"] + memory.reshape(LIKE["w"].shape)
     np.testing.assert_allclose(total_, all_means()["w"], atol=1e-5)
@@ -150,8 +158,8 @@ def entry(compiled):
 def test_a_closed_round_skips_the_collectives(mesh, kind):
     link = jaxcomp.Link(jaxcomp.sign(), jaxcomp.Residual())
     reducer = {"gather": jaxcomp.Gather(link), "two_shot": jaxcomp.TwoShot(link, link)}[kind]
-    step = on(mesh, jaxcomp.compressed_mean(reducer, "data", gate=jaxcomp.Every(3)))
-    tx = jaxcomp.compressed_mean(reducer, "data", gate=jaxcomp.Every(3))
+    step = on(mesh, jaxcomp.compressed_mean(reducer, "data", gate=jaxcomp.gates.Every(3)))
+    tx = jaxcomp.compressed_mean(reducer, "data", gate=jaxcomp.gates.Every(3))
     state = jaxcomp.init_state(tx, LIKE, mesh, "data")
     first = jax.tree.map(lambda g: g[0], GRADS)
     compiled = step.lower(state, first).compile()
@@ -166,14 +174,14 @@ def test_a_closed_round_skips_the_collectives(mesh, kind):
     assert [norm > 0 for norm in norms] == [False, False, True] * 2
     if kind == "two_shot":
         return
-    always = on(mesh, jaxcomp.compressed_mean(reducer, "data", gate=jaxcomp.Always()))
+    always = on(mesh, jaxcomp.compressed_mean(reducer, "data", gate=jaxcomp.gates.Always()))
     compiled = always.lower(state._replace(gate=state.gate._replace(state=())), first).compile()
     assert " conditional(" not in compiled.as_text()
 
 
 def test_four_modes_give_the_same_bits(mesh):
     shifts = gather(jaxcomp.qsgd_inf(bits=4), jaxcomp.Shift(0.3))
-    tx = jaxcomp.compressed_mean(shifts, "data", gate=jaxcomp.Bernoulli(0.4))
+    tx = jaxcomp.compressed_mean(shifts, "data", gate=jaxcomp.gates.Bernoulli(0.4))
     outcomes = {}
     for mode in ("typed", "untyped", "pmap", "vmap"):
         if "typed" in mode:
@@ -209,8 +217,8 @@ def test_two_levels_are_gated_where_they_are_slow():
     names = ("dcn", "ici")
     came = all_means()
     for outer, gate in (
-        (gather(IDENTITY, jaxcomp.Residual()), jaxcomp.Every(2)),
-        (jaxcomp.TwoShot(jaxcomp.Link(IDENTITY, jaxcomp.Residual())), jaxcomp.Bernoulli(0.5)),
+        (gather(IDENTITY, jaxcomp.Residual()), jaxcomp.gates.Every(2)),
+        (jaxcomp.TwoShot(jaxcomp.Link(IDENTITY, jaxcomp.Residual())), jaxcomp.gates.Bernoulli(0.5)),
     ):
         tx = jaxcomp.compressed_mean(jaxcomp.Hierarchical(outer=outer), names, gate=gate)
         step, state = on(grid, tx, names), jaxcomp.init_state(tx, LIKE, grid, names)
@@ -223,7 +231,7 @@ def test_two_levels_are_gated_where_they_are_slow():
         np.testing.assert_allclose(arrived["b"] + waits, came["b"], atol=2e-6)
         rounds, messages = int(state.gate.rounds), int(state.gate.messages)
         assert rounds <= messages <= 2 * rounds
-        if gate == jaxcomp.Every(2):
+        if gate == jaxcomp.gates.Every(2):
             np.testing.assert_allclose(arrived["w"], came["w"], atol=2e-6)
             assert (rounds, messages) == (3, 6)
     with pytest.raises(ValueError, match="must have links without a mirror"):
@@ -235,7 +243,7 @@ def test_two_levels_are_gated_where_they_are_slow():
 
 def test_what_is_not_finite_and_not_sent_stays_out():
     """Of the mean, of everyone's memory, and of the counts; what is sent shows, and is undone."""
-    gate = jaxcomp.Bernoulli(0.5)
+    gate = jaxcomp.gates.Bernoulli(0.5)
     for feedback in (jaxcomp.Residual(), jaxcomp.Shift(0.5)):
         tx = jaxcomp.compressed_mean(gather(IDENTITY, feedback), "data", gate=gate)
         _, states = run(tx)
@@ -256,7 +264,7 @@ def test_what_is_not_finite_and_not_sent_stays_out():
 
 def test_a_step_that_is_undone_does_not_count_in_time():
     tx = jaxcomp.compressed_mean(
-        gather(IDENTITY, jaxcomp.Residual()), "data", gate=jaxcomp.Every(2)
+        gather(IDENTITY, jaxcomp.Residual()), "data", gate=jaxcomp.gates.Every(2)
     )
     grads = jax.tree.map(lambda g: g.at[1, 0].set(jnp.nan), GRADS)
     means, states = run(tx, grads)
@@ -274,14 +282,14 @@ def test_no_gate_no_state():
     assert state.gate == ()
     assert state.memory.dense == ()
     gated = jaxcomp.compressed_mean(
-        gather(jaxcomp.sign(), jaxcomp.Residual()), "data", gate=jaxcomp.Every(2)
+        gather(jaxcomp.sign(), jaxcomp.Residual()), "data", gate=jaxcomp.gates.Every(2)
     ).init(LIKE)
     assert isinstance(gated.gate, GateState)
     assert int(optax.tree.get(gated, "rounds")) == 0
     assert int(optax.tree.get(gated, "gate_wait")) == 1
     smaller = jaxcomp.resize_workers(
         jaxcomp.compressed_mean(
-            gather(jaxcomp.sign(), jaxcomp.Residual()), "data", gate=jaxcomp.Every(2)
+            gather(jaxcomp.sign(), jaxcomp.Residual()), "data", gate=jaxcomp.gates.Every(2)
         ),
         gated,
         LIKE,
@@ -296,7 +304,7 @@ def test_shards_of_a_model_open_together():
     specs, like = {"w": jax.P("fsdp")}, {"w": jnp.zeros((128, 40))}
     params = jax.tree.map(lambda x, s: jax.device_put(x, jax.NamedSharding(grid, s)), like, specs)
     link = jaxcomp.Link(fewer(0.5), jaxcomp.Residual())
-    settings = {"gate": jaxcomp.Bernoulli(0.5), "param_specs": specs}
+    settings = {"gate": jaxcomp.gates.Bernoulli(0.5), "param_specs": specs}
     tx = jaxcomp.compressed_mean(jaxcomp.Gather(link), "dcn", **settings)
     state = jaxcomp.init_state(tx, params, grid, "dcn")
     step = jaxcomp.data_parallel(lambda s, g: tx.update(own(g), s), grid, "dcn")
@@ -311,4 +319,4 @@ def test_shards_of_a_model_open_together():
     assert int(state.gate.rounds) == np.stack(shares)[:, 0].sum()
     shift = jaxcomp.Gather(jaxcomp.Link(IDENTITY, jaxcomp.Shift()))
     with pytest.raises(ValueError, match="on parameters that are replicated"):
-        jaxcomp.compressed_mean(shift, "dcn", gate=jaxcomp.Censored(1.0), param_specs=specs)
+        jaxcomp.compressed_mean(shift, "dcn", gate=jaxcomp.gates.Censored(1.0), param_specs=specs)

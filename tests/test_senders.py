@@ -89,7 +89,7 @@ def test_demo_over_senders_is_the_published_rule():
 
 def test_the_mean_over_senders_counts_those_who_take_part():
     """Weights of a gate are drawn from a key that all share, so the model knows them."""
-    gate = jaxcomp.Bernoulli(0.5)
+    gate = jaxcomp.gates.Bernoulli(0.5)
     tx = jaxcomp.compressed_mean(jaxcomp.Gather(LINK, over="senders"), "data", gate=gate)
 
     def with_weights(grads):

@@ -190,7 +190,7 @@ def test_in_a_shard_map_of_ones_own(two):
     "settings",
     [
         {"codec": jaxcomp.PowerIteration(rank=2)},
-        {"codec": EF_SIGN, "gate": jaxcomp.Every(2)},
+        {"codec": EF_SIGN, "gate": jaxcomp.gates.Every(2)},
         {
             "codec": jaxcomp.Phases(
                 tuple(

@@ -23,27 +23,27 @@ def named(make, **settings):
     return lambda **specs: make("dcn", learning_rate=0.01, **settings, **specs)
 
 
-L1 = jaxcomp.L1(1e-3)
+L1 = jaxcomp.optimizers.L1(1e-3)
 METHODS = {
-    "ef21_bc": first(jaxcomp.ef21_bc, SIGN),
-    "one_bit_adam": named(jaxcomp.one_bit_adam, freeze_step=1),
+    "ef21_bc": first(jaxcomp.algorithms.ef21_bc, SIGN),
+    "one_bit_adam": named(jaxcomp.algorithms.one_bit_adam, freeze_step=1),
 }
 ALL = METHODS | {
-    "ef_sgd": first(jaxcomp.ef_sgd, TOP),
-    "ef_signsgd": named(jaxcomp.ef_signsgd),
-    "signsgd": named(jaxcomp.signsgd, momentum=0.9),
-    "double_squeeze": first(jaxcomp.double_squeeze, SIGN),
-    "neolithic": first(jaxcomp.neolithic, SIGN, stages=2),
-    "ef21": first(jaxcomp.ef21, TOP),
-    "ef21_sgdm": first(jaxcomp.ef21_sgdm, TOP),
-    "cd_adam": first(jaxcomp.cd_adam, SIGN),
-    "diana": first(jaxcomp.diana, QSGD),
-    "artemis": first(jaxcomp.artemis, QSGD),
-    "dore": first(jaxcomp.dore, QSGD, down=SIGN),
-    "qcmd_adagrad": named(jaxcomp.qcmd_adagrad, regularizer=L1),
-    "qrda_adagrad": named(jaxcomp.qrda_adagrad, regularizer=L1),
-    "dq_psgd": named(jaxcomp.dq_psgd, codec=QSGD, projection=lambda tree: tree),
-    "zero_one_adam": named(jaxcomp.zero_one_adam, freeze_step=1),
+    "ef_sgd": first(jaxcomp.algorithms.ef_sgd, TOP),
+    "ef_signsgd": named(jaxcomp.algorithms.ef_signsgd),
+    "signsgd": named(jaxcomp.algorithms.signsgd, momentum=0.9),
+    "double_squeeze": first(jaxcomp.algorithms.double_squeeze, SIGN),
+    "neolithic": first(jaxcomp.algorithms.neolithic, SIGN, stages=2),
+    "ef21": first(jaxcomp.algorithms.ef21, TOP),
+    "ef21_sgdm": first(jaxcomp.algorithms.ef21_sgdm, TOP),
+    "cd_adam": first(jaxcomp.algorithms.cd_adam, SIGN),
+    "diana": first(jaxcomp.algorithms.diana, QSGD),
+    "artemis": first(jaxcomp.algorithms.artemis, QSGD),
+    "dore": first(jaxcomp.algorithms.dore, QSGD, down=SIGN),
+    "qcmd_adagrad": named(jaxcomp.algorithms.qcmd_adagrad, regularizer=L1),
+    "qrda_adagrad": named(jaxcomp.algorithms.qrda_adagrad, regularizer=L1),
+    "dq_psgd": named(jaxcomp.algorithms.dq_psgd, codec=QSGD, projection=lambda tree: tree),
+    "zero_one_adam": named(jaxcomp.algorithms.zero_one_adam, freeze_step=1),
 }
 
 

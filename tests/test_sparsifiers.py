@@ -272,7 +272,7 @@ def test_wrong_settings_are_refused():
             jaxcomp.top_k(values=values)
     assert jaxcomp.top_k(values=jaxcomp.qsgd_inf(bits=4, bucket_size=128)).contractive
     with pytest.raises(ValueError, match="`codec` must scale with its input"):
-        jaxcomp.Cosine(codec=jaxcomp.threshold(0.5))
+        jaxcomp.codecs.Cosine(codec=jaxcomp.threshold(0.5))
     with pytest.raises(ValueError, match="`most` must be from 0 to 127, got 200"):
         jaxcomp.fastsgd(most=200)
     with pytest.raises(ValueError, match="`block` must be"):

@@ -222,14 +222,14 @@ def test_illegal_pairs_say_what_would_work():
     with pytest.raises(ValueError, match="buckets no longer than those of `up`"):
         jaxcomp.TwoShot(jaxcomp.qsgd_inf(bucket_size=64), jaxcomp.qsgd_inf(bucket_size=128))
     with pytest.raises(ValueError, match="PowerIteration"):
-        jaxcomp.TwoShot(jaxcomp.Link(jaxcomp.LowRank(rank=2), jaxcomp.Residual()))
+        jaxcomp.TwoShot(jaxcomp.Link(jaxcomp.codecs.LowRank(rank=2), jaxcomp.Residual()))
     with pytest.raises(ValueError, match="rules of `up`"):
         jaxcomp.TwoShot(
             jaxcomp.qsgd_inf(), jaxcomp.Link(jaxcomp.Policy(jaxcomp.qsgd_inf(), min_size=7))
         )
     with pytest.raises(ValueError, match="neither unbiased nor contractive"):
-        jaxcomp.Vote(jaxcomp.Link(jaxcomp.Ballot(), jaxcomp.Shift()))
-    with pytest.raises(ValueError, match=r"must be jaxcomp.Ballot\(\)"):
+        jaxcomp.Vote(jaxcomp.Link(jaxcomp.codecs.Ballot(), jaxcomp.Shift()))
+    with pytest.raises(ValueError, match=r"must be jaxcomp.codecs.Ballot\(\)"):
         jaxcomp.Vote(jaxcomp.qsgd_inf())
     for wrong in (0.0, 1.5, True, "1"):
         with pytest.raises(ValueError, match="`step` must be"):
@@ -286,7 +286,7 @@ def test_padding_never_enters_a_memory():
 
 def test_a_wide_residual_adds_up_what_a_narrow_gradient_cannot():
     link = jaxcomp.Link(jaxcomp.Policy(SIGN, **ALL), jaxcomp.Residual(dtype="float32"))
-    tx = jaxcomp.compressed_mean(jaxcomp.Gather(link), "workers", gate=jaxcomp.Every(1001))
+    tx = jaxcomp.compressed_mean(jaxcomp.Gather(link), "workers", gate=jaxcomp.gates.Every(1001))
     grads = jnp.full((1, 8), 1e-3, jnp.bfloat16)
 
     def step(state, _):

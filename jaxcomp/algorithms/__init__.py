@@ -1,7 +1,49 @@
 """Distributed methods by their names: links, a reducer and a gate, chained with plain optax.
 
-Each takes the codec and the axis as `compressed_mean` does, and the step in place of an optimizer.
-A bare codec leaves small and one-dimensional leaves dense; a `Policy` says otherwise. What a method
-assumes of the codec is checked where the parts meet. A mean over workers is a mean, so a learning
-rate is that of the mean loss.
+Each takes the codec first and then the axis, as `compressed_mean` does, and stands in place of an
+optimizer. A bare codec leaves small and one-dimensional leaves dense; a `Policy` says otherwise.
+The method checks the codec's properties that it relies on. A mean over workers is a mean, so a
+learning rate is that of the mean loss.
 """
+
+from jaxcomp.algorithms.adaptive import (
+    one_bit_adam as one_bit_adam,
+    zero_one_adam as zero_one_adam,
+)
+from jaxcomp.algorithms.composite import (
+    dgd_def as dgd_def,
+    dq_psgd as dq_psgd,
+    qcmd_adagrad as qcmd_adagrad,
+    qrda_adagrad as qrda_adagrad,
+)
+from jaxcomp.algorithms.residuals import (
+    double_squeeze as double_squeeze,
+    ef_sgd as ef_sgd,
+    ef_signsgd as ef_signsgd,
+    neolithic as neolithic,
+    signsgd as signsgd,
+)
+from jaxcomp.algorithms.shifts import (
+    cd_adam as cd_adam,
+    censored_heavy_ball as censored_heavy_ball,
+    clag as clag,
+    ef21 as ef21,
+    ef21_bc as ef21_bc,
+    ef21_sgdm as ef21_sgdm,
+    lag as lag,
+)
+from jaxcomp.algorithms.unbiased import (
+    artemis as artemis,
+    diana as diana,
+    dore as dore,
+    marina as marina,
+    mcm as mcm,
+    rand_mcm as rand_mcm,
+)
+from jaxcomp.transforms.differences import (
+    compressed_differences as compressed_differences,
+)
+from jaxcomp.transforms.view import (
+    displaced_mean as displaced_mean,
+    preserved_center as preserved_center,
+)

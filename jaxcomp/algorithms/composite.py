@@ -51,7 +51,7 @@ def qcmd_adagrad(
 
     Example:
         >>> import jaxcomp
-        >>> tx = jaxcomp.qcmd_adagrad(
+        >>> tx = jaxcomp.algorithms.qcmd_adagrad(
         ...     "data", learning_rate=0.1, regularizer=jaxcomp.optimizers.L1(1e-3)
         ... )
 
@@ -102,7 +102,7 @@ def qrda_adagrad(
 
     Example:
         >>> import jaxcomp
-        >>> tx = jaxcomp.qrda_adagrad(
+        >>> tx = jaxcomp.algorithms.qrda_adagrad(
         ...     "data", learning_rate=0.1, regularizer=jaxcomp.optimizers.L1(1e-3)
         ... )
 
@@ -144,7 +144,7 @@ def dgd_def(
 
     Example:
         >>> import jaxcomp
-        >>> tx = jaxcomp.dgd_def("data", learning_rate=0.1)
+        >>> tx = jaxcomp.algorithms.dgd_def("data", learning_rate=0.1)
 
     References:
         Saha, Pilanci and Goldsmith, `Efficient randomized subspace embeddings for distributed
@@ -178,7 +178,7 @@ def dq_psgd(
 ) -> Method:
     """Projected stochastic subgradient descent by dithered democratic codes.
 
-    `x ← Π(x − γ · mean Q(gᵢ))`; the mean of all `x` is what converges: `jaxcomp.average(state)`.
+    `x ← Π(x − γ · mean Q(gᵢ))`. The mean of all `x` converges: `jaxcomp.optimizers.average(state)`.
 
     Args:
         axis_name: the mapped axis of the workers.
@@ -196,7 +196,7 @@ def dq_psgd(
     Example:
         >>> import jaxcomp, optax
         >>> ball = lambda params: optax.projections.projection_l2_ball(params, 1.0)
-        >>> tx = jaxcomp.dq_psgd("data", learning_rate=0.1, projection=ball)
+        >>> tx = jaxcomp.algorithms.dq_psgd("data", learning_rate=0.1, projection=ball)
 
     References:
         As of `dgd_def`.

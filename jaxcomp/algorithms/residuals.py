@@ -49,7 +49,7 @@ def ef_sgd(
 
     Example:
         >>> import jaxcomp
-        >>> tx = jaxcomp.ef_sgd(jaxcomp.top_k(fraction=0.01), "data", learning_rate=0.1)
+        >>> tx = jaxcomp.algorithms.ef_sgd(jaxcomp.top_k(fraction=0.01), "data", learning_rate=0.1)
 
     References:
         Seide et al., `1-bit stochastic gradient descent and its application to data-parallel
@@ -94,7 +94,7 @@ def ef_signsgd(
 
     Example:
         >>> import jaxcomp
-        >>> tx = jaxcomp.ef_signsgd("data", learning_rate=0.1)
+        >>> tx = jaxcomp.algorithms.ef_signsgd("data", learning_rate=0.1)
 
     References:
         Karimireddy et al., `Error feedback fixes SignSGD and other gradient compression schemes
@@ -137,7 +137,7 @@ def signsgd(
 
     Example:
         >>> import jaxcomp
-        >>> tx = jaxcomp.signsgd("data", learning_rate=1e-3, momentum=0.9)
+        >>> tx = jaxcomp.algorithms.signsgd("data", learning_rate=1e-3, momentum=0.9)
 
     References:
         Bernstein et al., `signSGD with majority vote is communication efficient and fault tolerant
@@ -184,7 +184,7 @@ def double_squeeze(
 
     Example:
         >>> import jaxcomp
-        >>> tx = jaxcomp.double_squeeze(jaxcomp.sign(), "data", learning_rate=0.1)
+        >>> tx = jaxcomp.algorithms.double_squeeze(jaxcomp.sign(), "data", learning_rate=0.1)
 
     References:
         Tang et al., `DoubleSqueeze: parallel stochastic gradient descent with double-pass
@@ -217,7 +217,7 @@ def neolithic(
     """As many stages of compression as gradients are accumulated for, in both directions.
 
     Every `R` steps: `x ← x − γ · M(mean M(gᵢ))` with `gᵢ` the mean of `R` gradients and `M` the
-    `R`-stage compression of the codec (`jaxcomp.Chained`).
+    `R`-stage compression of the codec (`jaxcomp.codecs.Chained`).
 
     Args:
         codec: of the way up, in every stage: unbiased or contractive.
@@ -233,7 +233,7 @@ def neolithic(
 
     Example:
         >>> import jaxcomp
-        >>> tx = jaxcomp.neolithic(jaxcomp.sign(), "data", learning_rate=0.1, stages=4)
+        >>> tx = jaxcomp.algorithms.neolithic(jaxcomp.sign(), "data", learning_rate=0.1, stages=4)
 
     References:
         Huang et al., `Lower bounds and nearly optimal algorithms in distributed learning with

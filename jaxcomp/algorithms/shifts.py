@@ -7,9 +7,9 @@ import optax
 from jaxcomp import checks
 from jaxcomp.algorithms.types import Method, Over, Rate
 from jaxcomp.base import Codec
+from jaxcomp.codecs.identity import Identity
 from jaxcomp.feedback import Link, Shift
 from jaxcomp.gates import Censored
-from jaxcomp.identity import Identity
 from jaxcomp.layout import policy as policy_
 from jaxcomp.layout.policy import Policy
 from jaxcomp.misuse.callers import whole
@@ -48,7 +48,7 @@ def ef21(
 
     Example:
         >>> import jaxcomp
-        >>> tx = jaxcomp.ef21(jaxcomp.top_k(fraction=0.01), "data", learning_rate=0.1)
+        >>> tx = jaxcomp.algorithms.ef21(jaxcomp.top_k(fraction=0.01), "data", learning_rate=0.1)
 
     References:
         Richtárik, Sokolov and Fatkhullin, `EF21: a new, simpler, theoretically better, and
@@ -93,7 +93,8 @@ def ef21_sgdm(
 
     Example:
         >>> import jaxcomp
-        >>> tx = jaxcomp.ef21_sgdm(jaxcomp.top_k(fraction=0.01), "data", learning_rate=0.1)
+        >>> codec = jaxcomp.top_k(fraction=0.01)
+        >>> tx = jaxcomp.algorithms.ef21_sgdm(codec, "data", learning_rate=0.1)
 
     References:
         Fatkhullin, Tyurin and Richtárik, `Momentum provably improves error feedback
@@ -146,7 +147,7 @@ def ef21_bc(
 
     Example:
         >>> import jaxcomp
-        >>> tx = jaxcomp.ef21_bc(jaxcomp.sign(), "data", learning_rate=0.1)
+        >>> tx = jaxcomp.algorithms.ef21_bc(jaxcomp.sign(), "data", learning_rate=0.1)
 
     References:
         Fatkhullin et al., `EF21 with bells & whistles: six algorithmic extensions of modern error
@@ -195,7 +196,7 @@ def cd_adam(
 
     Example:
         >>> import jaxcomp
-        >>> tx = jaxcomp.cd_adam(jaxcomp.sign(), "data", learning_rate=1e-3)
+        >>> tx = jaxcomp.algorithms.cd_adam(jaxcomp.sign(), "data", learning_rate=1e-3)
 
     References:
         Wang, Lin and Chen, `Communication-compressed adaptive gradient method for distributed
@@ -233,7 +234,7 @@ def censored_heavy_ball(
     Args:
         axis_name: the mapped axis of the workers.
         learning_rate: `γ`, a number, since `ε₁` depends on it; `1/L`.
-        momentum: `β`; zero is LAG (`jaxcomp.lag`).
+        momentum: `β`; zero is LAG (`jaxcomp.algorithms.lag`).
         censoring: `c`; `β + √c` should be below one.
         codec: of the changes, contractive; None sends them whole, and every leaf.
         key: a seed or key, the same on all workers.
@@ -244,7 +245,7 @@ def censored_heavy_ball(
 
     Example:
         >>> import jaxcomp
-        >>> tx = jaxcomp.censored_heavy_ball("data", learning_rate=0.1)
+        >>> tx = jaxcomp.algorithms.censored_heavy_ball("data", learning_rate=0.1)
 
     References:
         Chen, Blum and Sadler, `Communication-efficient federated learning using censored heavy ball
@@ -284,7 +285,7 @@ def lag(
 
     Example:
         >>> import jaxcomp
-        >>> tx = jaxcomp.lag("data", learning_rate=0.1)
+        >>> tx = jaxcomp.algorithms.lag("data", learning_rate=0.1)
 
     References:
         Chen et al., `LAG: lazily aggregated gradient for communication-efficient distributed
@@ -322,7 +323,7 @@ def clag(
 
     Example:
         >>> import jaxcomp
-        >>> tx = jaxcomp.clag(jaxcomp.top_k(0.1), "data", learning_rate=0.1)
+        >>> tx = jaxcomp.algorithms.clag(jaxcomp.top_k(0.1), "data", learning_rate=0.1)
 
     References:
         Richtárik et al., `3PC: three point compressors for communication-efficient distributed

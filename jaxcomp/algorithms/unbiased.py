@@ -49,7 +49,7 @@ def diana(
 
     Example:
         >>> import jaxcomp
-        >>> tx = jaxcomp.diana(jaxcomp.qsgd(bits=2), "data", learning_rate=0.1)
+        >>> tx = jaxcomp.algorithms.diana(jaxcomp.qsgd(bits=2), "data", learning_rate=0.1)
 
     References:
         Mishchenko et al., `Distributed learning with compressed gradient differences
@@ -86,7 +86,7 @@ def marina(
 
     Example:
         >>> import jaxcomp
-        >>> tx = jaxcomp.marina(jaxcomp.random_k(0.1), "data", learning_rate=0.1, p=0.1)
+        >>> tx = jaxcomp.algorithms.marina(jaxcomp.random_k(0.1), "data", learning_rate=0.1, p=0.1)
 
         `tx.update(grads, state, params, grad_fn=lambda p: jax.grad(loss)(p, batch))`
 
@@ -141,7 +141,7 @@ def artemis(
 
     Example:
         >>> import jaxcomp
-        >>> tx = jaxcomp.artemis(jaxcomp.qsgd(bits=2), "data", learning_rate=0.1, p=0.5)
+        >>> tx = jaxcomp.algorithms.artemis(jaxcomp.qsgd(bits=2), "data", learning_rate=0.1, p=0.5)
 
     References:
         Philippenko and Dieuleveut, `Bidirectional compression in heterogeneous settings for
@@ -199,7 +199,7 @@ def dore(
 
     Example:
         >>> import jaxcomp
-        >>> tx = jaxcomp.dore(
+        >>> tx = jaxcomp.algorithms.dore(
         ...     jaxcomp.qsgd(bits=2), "data", learning_rate=0.1, down=jaxcomp.sign()
         ... )
 
@@ -253,7 +253,7 @@ def mcm(
 
     Example:
         >>> import jaxcomp
-        >>> tx = jaxcomp.mcm(jaxcomp.qsgd(bits=2), "data", learning_rate=0.1)
+        >>> tx = jaxcomp.algorithms.mcm(jaxcomp.qsgd(bits=2), "data", learning_rate=0.1)
 
     References:
         Philippenko and Dieuleveut, `Preserved central model for faster bidirectional compression in
@@ -291,7 +291,7 @@ def rand_mcm(codec: Codec | Policy, axis_name: AxisName, **settings: Any) -> Met
 
     Example:
         >>> import jaxcomp
-        >>> tx = jaxcomp.rand_mcm(jaxcomp.qsgd(bits=2), "data", learning_rate=0.1)
+        >>> tx = jaxcomp.algorithms.rand_mcm(jaxcomp.qsgd(bits=2), "data", learning_rate=0.1)
 
     References:
         As of `mcm`.
@@ -308,7 +308,7 @@ def _require_unbiased(codec: Codec | Policy) -> None:
     if biased:
         raise ValueError(
             f"`codec` must be unbiased, such as jaxcomp.qsgd() or jaxcomp.random_k(), got "
-            f"{biased[0]!r}; jaxcomp.ef21 takes contractive ones"
+            f"{biased[0]!r}; jaxcomp.algorithms.ef21 takes contractive ones"
         )
 
 

@@ -144,7 +144,7 @@ class Coded(WrappedCodec):
             if not self.coder.adaptive:
                 raise ValueError(
                     f"`memory` must be None for a code that has no table, got {self.memory} with "
-                    f"{self.coder!r}; jaxcomp.Rans() and jaxcomp.Huffman() have one"
+                    f"{self.coder!r}; jaxcomp.codecs.Rans() and jaxcomp.codecs.Huffman() have one"
                 )
         if not self._whole and isinstance(self.codec.rounding, Subtractive):
             raise ValueError(

@@ -70,7 +70,7 @@ class Sparsifier(Codec):
                     "`values` must be a codec whose error is below its input, since what is not "
                     f"sent is remembered, and that of {self.values!r} may be larger; take more "
                     "bits, smaller buckets as in jaxcomp.qsgd_inf(bits=4, bucket_size=128), or "
-                    "jaxcomp.Contractive(codec)"
+                    "jaxcomp.codecs.Contractive(codec)"
                 )
 
     @property

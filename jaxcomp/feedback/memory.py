@@ -25,8 +25,9 @@ def check_residual(feedback: Any, codec: Codec, size: int | None, decay: float =
         raise ValueError(
             f"`feedback` must be NoFeedback() or a Shift around {codec!r}, whose variance on "
             f"buckets of {size}, ω = {omega:.4g}, may exceed its input, so that what it loses "
-            f"grows from step to step, got {feedback!r}; or take jaxcomp.Contractive(codec), more "
-            "bits, shorter buckets, or a contractive codec such as jaxcomp.blockwise(bits=4)"
+            f"grows from step to step, got {feedback!r}; or take "
+            "jaxcomp.codecs.Contractive(codec), more bits, shorter buckets, or a contractive codec "
+            "such as jaxcomp.blockwise(bits=4)"
         )
 
 

@@ -84,7 +84,7 @@ class Shift(Feedback):
             raise ValueError(
                 f"`feedback` must be Residual() or NoFeedback() around {codec!r}, which is neither "
                 "unbiased nor contractive, so that no shift is sure to follow; or take "
-                "jaxcomp.Contractive(codec), an unbiased codec, or a contractive one"
+                "jaxcomp.codecs.Contractive(codec), an unbiased codec, or a contractive one"
             )
         omega = None if size is None else codec.variance_bound(size)
         if omega is not None and self.step * (1 + omega) >= 2:
@@ -92,7 +92,7 @@ class Shift(Feedback):
                 f"`step` must be at most 1/(1 + ω) = {1 / (1 + omega):.4g} for the variance "
                 f"ω = {omega:.4g} of {codec!r} on buckets of {size}, and below twice that the "
                 f"memory is sure not to grow, got {self.step}; or take "
-                "jaxcomp.Contractive(codec) with Shift(step=1.0)"
+                "jaxcomp.codecs.Contractive(codec) with Shift(step=1.0)"
             )
 
     def init(self, like: PyTree, part_like: PyTree) -> Mirrored:

@@ -45,7 +45,7 @@ class Censored(Gate):
 
     Example:
         >>> import jaxcomp, optax
-        >>> changes = jaxcomp.Gather(jaxcomp.Link(jaxcomp.Identity(), jaxcomp.Shift()))
+        >>> changes = jaxcomp.Gather(jaxcomp.Link(jaxcomp.codecs.Identity(), jaxcomp.Shift()))
         >>> tx = optax.chain(
         ...     jaxcomp.compressed_mean(changes, "data", gate=Censored(0.1 / 0.05**2)),
         ...     optax.sgd(0.05, momentum=0.4),

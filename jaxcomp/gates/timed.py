@@ -173,7 +173,7 @@ def _warn_if_lost(gate: Any, feedback: Feedback) -> None:
     if gate.closes and feedback.kind == "none":
         warnings.warn(
             f"{gate!r} without feedback loses the gradients of closed steps; use "
-            "Link(codec, Residual()) with a contractive codec, such as jaxcomp.Contractive(codec), "
-            "which sends them later.",
+            "Link(codec, Residual()) with a contractive codec, such as "
+            "jaxcomp.codecs.Contractive(codec), which sends them later.",
             stacklevel=5,
         )

@@ -37,7 +37,7 @@ def text(setting: Any) -> str:
 
     Example:
         >>> import jaxcomp
-        >>> text(jaxcomp.Contractive(codec=jaxcomp.natural()))
+        >>> text(jaxcomp.codecs.Contractive(codec=jaxcomp.natural()))
         'Contractive(codec=Natural(bits=9, unbiased=True, bucket_size=512))'
     """
     if isinstance(setting, type) or not dataclasses.is_dataclass(setting):
@@ -67,7 +67,7 @@ def widths(setting: Any) -> tuple[int | float, ...]:
 
     Example:
         >>> import jaxcomp
-        >>> widths(jaxcomp.Chained(codecs=(jaxcomp.sign(), jaxcomp.qsgd(bits=4))))
+        >>> widths(jaxcomp.codecs.Chained(codecs=(jaxcomp.sign(), jaxcomp.qsgd(bits=4))))
         (1, 4)
     """
     found = set()

@@ -107,7 +107,9 @@ def average(state: PyTree) -> PyTree:
     nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, AveragedState))
     found = [node for node in nodes if isinstance(node, AveragedState)]
     if not found:
-        raise ValueError("`state` must be of a chain that keeps a mean, such as jaxcomp.dq_psgd")
+        raise ValueError(
+            "`state` must be of a chain that keeps a mean, such as jaxcomp.algorithms.dq_psgd"
+        )
     return found[0].average
 
 

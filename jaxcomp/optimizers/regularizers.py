@@ -193,8 +193,8 @@ def check(regularizer: Regularizer | None) -> None:
         return
     if isinstance(regularizer, type) or not isinstance(regularizer, Regularizer):
         raise ValueError(
-            "`regularizer` must be one, such as jaxcomp.L1(1e-4), jaxcomp.SquaredL2(1e-4), "
-            "jaxcomp.L2(1e-4), jaxcomp.L2Ball(1.0) or jaxcomp.L1Ball(1.0), or None, got "
+            "`regularizer` must be None or one of jaxcomp.optimizers, such as L1(1e-4), "
+            "SquaredL2(1e-4), L2(1e-4), L2Ball(1.0) or L1Ball(1.0), got "
             f"{regularizer!r}"
         )
 

@@ -22,7 +22,7 @@ class Vote(WrappedReducer):
     With weights (from a gate) it is the weighted majority. Momentum belongs before the vote:
     `optax.chain(jaxcomp.per_worker(optax.trace(0.9)), jaxcomp.compressed_mean(Vote(), "data"),
     optax.sgd(1e-3))` is signum. Leaves that the policy leaves dense are averaged, not voted on:
-    `Vote(jaxcomp.Policy(jaxcomp.Ballot(), min_size=0, min_ndim=0))` votes on all.
+    `Vote(jaxcomp.Policy(jaxcomp.codecs.Ballot(), min_size=0, min_ndim=0))` votes on all.
 
     Args:
         up: which leaves are voted on: a `Policy` of ballots.
@@ -34,7 +34,8 @@ class Vote(WrappedReducer):
 
     Example:
         >>> import jax, jax.numpy as jnp, jaxcomp
-        >>> tx = jaxcomp.compressed_mean(Vote(jaxcomp.Policy(jaxcomp.Ballot(), min_size=0)), "data")
+        >>> policy = jaxcomp.Policy(jaxcomp.codecs.Ballot(), min_size=0)
+        >>> tx = jaxcomp.compressed_mean(Vote(policy), "data")
         >>> grads = jnp.array([[[3.0, -1.0]], [[-1.0, -1.0]], [[0.1, 5.0]]])
         >>> vote = lambda g: tx.update(g, tx.init(g))[0]
         >>> jax.vmap(vote, axis_name="data")(grads)[0]
@@ -61,8 +62,8 @@ class Vote(WrappedReducer):
         for link in (self.reducer.uplink, self.reducer.downlink):
             if not all(isinstance(codec, Ballot) for codec in link.policy.codecs):
                 raise ValueError(
-                    "`up` and `down` must be jaxcomp.Ballot(), or a Policy of it, since a vote is "
-                    f"about signs, got {link.codec!r}; TwoShot takes the mean by any codec"
+                    "`up` and `down` must be jaxcomp.codecs.Ballot(), or a Policy of it, since a "
+                    f"vote is about signs, got {link.codec!r}; TwoShot takes the mean by any codec"
                 )
             if link.feedback.kind != "none":
                 raise ValueError(

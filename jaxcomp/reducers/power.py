@@ -13,14 +13,15 @@ from jax import lax
 from jaxcomp import checks, feedback as feedback_
 from jaxcomp.backend import axes
 from jaxcomp.base import Codec, Collected, Feedback, Reducer
+from jaxcomp.codecs import low_rank
+from jaxcomp.codecs.low_rank import LowRank
 from jaxcomp.feedback import Link, Residual
 from jaxcomp.layout import policy as policy_, trees
 from jaxcomp.layout.policy import Policy, Rule
-from jaxcomp.numerics import noise
-from jaxcomp.reducers import accounting, dense as dense_, low_rank, orthonormal, packing
+from jaxcomp.numerics import noise, orthonormal
+from jaxcomp.reducers import accounting, dense as dense_, packing
 from jaxcomp.reducers.dense import Dense
 from jaxcomp.reducers.gather import Gather
-from jaxcomp.reducers.low_rank import LowRank
 from jaxcomp.theory import cost
 from jaxcomp.types import Array, AxisName, Batches, PyTree, Stacks
 
@@ -109,7 +110,8 @@ class PowerIteration(Reducer):
     rules: tuple[Rule, ...] = ()
     feedback: Feedback = Residual()
     for_small_leaves = (
-        'jaxcomp.PowerIteration(rules=(jaxcomp.Rule("*", jaxcomp.LowRank(rank=1, min_ratio=1)),)) '
+        'jaxcomp.PowerIteration(rules=(jaxcomp.Rule("*", jaxcomp.codecs.LowRank(rank=1, '
+        "min_ratio=1)),)) "
         "compresses every matrix whose factors are smaller"
     )
 
@@ -126,7 +128,7 @@ class PowerIteration(Reducer):
         for codec in self.uplink.policy.codecs:
             if not isinstance(codec, LowRank):
                 raise ValueError(
-                    "`rules` must give leaves a jaxcomp.LowRank, or None for dense, got "
+                    "`rules` must give leaves a jaxcomp.codecs.LowRank, or None for dense, got "
                     f"{codec!r}; other codecs need another reducer, such as jaxcomp.Gather"
                 )
 

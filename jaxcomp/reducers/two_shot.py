@@ -13,8 +13,8 @@ from jax import lax
 from jaxcomp import checks
 from jaxcomp.backend import axes
 from jaxcomp.base import Codec, Collected, Feedback, Mirrored, Reducer
+from jaxcomp.codecs.identity import Identity
 from jaxcomp.feedback import Link
-from jaxcomp.identity import Identity
 from jaxcomp.layout import batches as batches_, policy as policy_
 from jaxcomp.layout.policy import Policy
 from jaxcomp.mesh import per_worker

@@ -28,7 +28,7 @@ def check_gate(gate: Gate, *, workers: int = 4, steps: int = 24) -> None:
 
     Example:
         >>> import jaxcomp
-        >>> check_gate(jaxcomp.Bernoulli(0.5))
+        >>> check_gate(jaxcomp.gates.Bernoulli(0.5))
     """
     assert_hashable(gate)
     like = {"w": jnp.ones((3, 4))}

@@ -41,8 +41,8 @@ def compressed_rate(
         communication compression <https://arxiv.org/abs/2206.03665>`_, 2022.
 
     Note:
-        The form of the bounds is from memory of the paper; `jaxcomp.neolithic` comes to them up to
-        logarithms.
+        The form of the bounds is from memory of the paper; `jaxcomp.algorithms.neolithic`
+        comes to them up to logarithms.
     """
     checks.integer("rounds", rounds, 1)
     checks.integer("workers", workers, 1)

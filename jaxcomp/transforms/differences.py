@@ -64,7 +64,7 @@ def compressed_differences(
         codec: how differences travel.
         axis_name: the mapped axis.
         restart: when whole gradients are sent: a gate that opens for all workers alike, such as
-            `jaxcomp.Coin(p)` or `jaxcomp.Every(k)`.
+            `jaxcomp.gates.Coin(p)` or `jaxcomp.gates.Every(k)`.
         full: how they travel; None for dense.
         key: a seed or key, the same on all workers.
 
@@ -79,8 +79,8 @@ def compressed_differences(
     checks.part("restart", restart, Gate)
     if restart.idles or (not restart.closes and restart.factor(2) != 1):
         raise ValueError(
-            "`restart` must be a gate that opens for all workers alike, such as jaxcomp.Coin(0.1) "
-            f"or jaxcomp.Every(10), got {restart!r}"
+            "`restart` must be a gate that opens for all workers alike, such as "
+            f"jaxcomp.gates.Coin(0.1) or jaxcomp.gates.Every(10), got {restart!r}"
         )
     whole = compressed_mean(Dense() if full is None else full, axis_name, key=key)
     change = compressed_mean(codec, axis_name, key=key)

@@ -89,10 +89,10 @@ def compressed_mean(
     Args:
         codec: a codec, a `Policy`, a `Link` or a reducer such as `Dense()`.
         axis_name: the mapped axis, or a tuple of them.
-        gate: when, and which workers, communicate, as in `jaxcomp.Every(4)`; None for all in every
-            step. A closed round sends nothing over the links (a hierarchical reducer still uses the
-            fast ones): the mean is zero or, over `Shift`, what all know already, and what a worker
-            could not send its feedback keeps, for the leaves that are sent dense as for the others.
+        gate: when, and which workers, communicate, as in `jaxcomp.gates.Every(4)`; None for all in
+            every step. A closed round sends nothing over the links (a hierarchical reducer still
+            uses the fast ones). Its mean is zero or, over `Shift`, the shift that all know already;
+            the feedback keeps what a worker could not send, for dense leaves too.
             A gate that depends on them needs the parameters: `tx.update(grads, state, params)`.
             `state.gate` counts rounds and messages. `jaxcomp.Phases` count open rounds.
         key: a seed, a raw `uint32[2]` key or a `jax.random.key`; the same on all workers.

@@ -44,7 +44,7 @@ def view(params: PyTree, state: PyTree) -> PyTree:
 
     Example:
         >>> import jaxcomp
-        >>> tx = jaxcomp.mcm(jaxcomp.qsgd(bits=2), "data", learning_rate=0.1)
+        >>> tx = jaxcomp.algorithms.mcm(jaxcomp.qsgd(bits=2), "data", learning_rate=0.1)
         >>> params = {"x": jnp.ones((64, 64))}
         >>> view(params, tx.init(params))["x"].shape  # Nothing has been sent down yet.
         (64, 64)

@@ -17,8 +17,7 @@ from jaxtyping import Float
 
 from jaxcomp import checks
 from jaxcomp.base import Codec
-from jaxcomp.numerics import noise, summing
-from jaxcomp.reducers import orthonormal
+from jaxcomp.numerics import noise, orthonormal, summing
 from jaxcomp.types import Array, ArrayLike, Key
 
 _START = np.array([0x4C6F7752, 0x616E6B], np.uint32)
