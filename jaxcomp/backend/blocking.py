@@ -97,4 +97,4 @@ def in_turn(f: Callable[..., Array], *arrays: Array) -> Array:
         return jnp.concatenate(found)
 
     arrays = axes.alike(*arrays)
-    return xla.by_platform(f, {"cpu": one_by_one}, *arrays)
+    return xla.by_platform(xla.program(f, *arrays), {"cpu": one_by_one}, *arrays)

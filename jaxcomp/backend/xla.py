@@ -245,29 +245,22 @@ def implementation(
     return functools.partial(getattr(kernels, work), interpret=name.endswith("_interpret"))
 
 
-def dispatched(run: Callable[[str], Callable[..., Any]], name: str | None, *args: jax.Array) -> Any:
-    """`run(name)(*args)`; for None, with the name of the platform's own implementation.
-
-    Where that one refuses, and on other platforms, it is the reference.
-    """
-    if name is not None:
-        return run(name)(*args)
+def kernels(run: Callable[[str], Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+    """`run(name)` of each platform that has an implementation of its own and does not refuse."""
     own = {}
-    for kernels, platform in _PLATFORMS.items():
+    for name, platform in _PLATFORMS.items():
         try:
-            own[platform] = run(kernels)
+            own[platform] = run(name)
         except RefusedError:
             continue
-    return by_platform(run("reference"), own, *args)
+    return own
 
 
 _by_platform = jex_core.Primitive("jaxcomp_by_platform")
 _by_platform.multiple_results = True
 
 
-def by_platform(
-    default: Callable[..., Any], own: dict[str, Callable[..., Any]], *args: jax.Array
-) -> Any:
+def by_platform(default: Any, own: dict[str, Callable[..., Any]], *args: jax.Array) -> Any:
     """`own[platform](*args)` on the platforms that have an own function, else `default(*args)`.
 
     As `jax.lax.platform_dependent`, but an own function is traced only when a program is lowered
@@ -277,11 +270,21 @@ def by_platform(
     Own functions are kernels, which XLA cannot split over devices: where it might have to (under a
     mesh axis that is not manual), every platform takes `default`. So does a CPU under `vmap`: there
     slices at places that are computed become gathers.
+
+    Args:
+        default: `program(function, *args)`.
+        own: by platform, its own function.
+        *args: arrays.
     """
-    traced, shapes = jax.make_jaxpr(default, return_shape=True)(*args)
+    jaxpr, shapes = default
     flat = tuple((platform, _flat(f)) for platform, f in own.items())
-    out = _by_platform.bind(*args, default=jex_core.jaxpr_as_fun(traced), own=flat, traced=traced)
+    out = _by_platform.bind(*args, default=jex_core.jaxpr_as_fun(jaxpr), own=flat, traced=jaxpr)
     return jax.tree.unflatten(jax.tree.structure(shapes), out)
+
+
+def program(function: Callable[..., Any], *args: jax.Array) -> tuple[Any, Any]:
+    """The program of a function, and the shapes of its results."""
+    return jax.make_jaxpr(function, return_shape=True)(*args)
 
 
 def _flat(f: Callable[..., Any]) -> Callable[..., list[jax.Array]]:
@@ -306,7 +309,7 @@ def _batched(args: Any, dims: Any, *, default: Any, own: Any, traced: Any) -> An
         return jax.vmap(f, in_axes=tuple(dims))  # None where an argument is not mapped.
 
     kernels = {platform: batch(f) for platform, f in own if platform != "cpu"}
-    out = by_platform(batch(default), kernels, *args)
+    out = by_platform(program(batch(default), *args), kernels, *args)
     return out, [0] * len(out)
 
 

@@ -106,7 +106,12 @@ def encode(
         return functools.partial(_one("encode", name, grid.bits, x.shape[1], x.dtype), grid)
 
     number = jnp.asarray(first).astype(jnp.uint32)
-    return _dispatch(run, implementation, x, count, key, number, *given)
+    args = _alike(x, count, key, number, *given)
+    if implementation is not None:
+        return run(implementation)(*args)
+    # Traced here, so that the stack of the arithmetic has one frame less.
+    default = jax.make_jaxpr(run("reference"), return_shape=True)(*args)
+    return xla.by_platform(default, xla.kernels(run), *args)
 
 
 def decode_sum(
@@ -136,13 +141,15 @@ def decode_sum(
         work = _one("decode_sum", name, grid.bits, like.shape[1], like.dtype)
         return lambda packed, steps: work(grid, packed, steps, like)
 
-    return _dispatch(run, implementation, packed, steps)
+    args = _alike(packed, steps)
+    if implementation is not None:
+        return run(implementation)(*args)
+    return xla.by_platform(xla.program(run("reference"), *args), xla.kernels(run), *args)
 
 
-def _dispatch(run: Callable[[str], Callable[..., Any]], implementation: Any, *args: Array) -> Any:
-    """Runs the one that is forced, or leaves the choice to the platform."""
-    # Whatever does the work, its results have the same types.
-    return xla.dispatched(run, implementation, *axes.alike(*map(jnp.asarray, args)))
+def _alike(*args: Array) -> tuple[Array, ...]:
+    """The arguments of one type, so that the results of every implementation have the same."""
+    return axes.alike(*map(jnp.asarray, args))
 
 
 def _one(

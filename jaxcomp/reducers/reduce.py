@@ -1,4 +1,4 @@
-"""The one path of every gradient through any reducer: feedback, uplink, downlink."""
+"""The one path of every gradient through any reducer: prepare, exchange, finish."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from jaxcomp.mesh import per_worker
 from jaxcomp.reducers import accounting, gating, guarding, state as state_
 from jaxcomp.reducers.gating import Participation
 from jaxcomp.reducers.state import ReductionState
-from jaxcomp.types import Array, AxisName, Batches, PyTree, Stacks
+from jaxcomp.types import Array, AxisName, PyTree, Stacks
 
 
 class Reduction(NamedTuple):
@@ -41,7 +41,7 @@ class Reduction(NamedTuple):
 
 
 class _Memory(NamedTuple):
-    """What an exchange goes on from, without the workers' axis."""
+    """The memory at the start of an exchange, without the workers' axis."""
 
     feedback: PyTree
     aside: PyTree
@@ -49,7 +49,7 @@ class _Memory(NamedTuple):
 
 
 class _Exchange(NamedTuple):
-    """The arguments of an exchange that are arrays."""
+    """The arrays of an exchange."""
 
     key: Array
     message: Stacks
@@ -60,7 +60,7 @@ class _Exchange(NamedTuple):
 
 
 class _Heard(NamedTuple):
-    """The result of an exchange, or of its absence."""
+    """The result of an exchange, or of a closed round."""
 
     means: Stacks
     dense: Stacks
@@ -69,20 +69,69 @@ class _Heard(NamedTuple):
     senders: Array
 
 
-class _Settings(NamedTuple):
-    """The arguments of an exchange that are settings."""
+class Settings(NamedTuple):
+    """The static part of a reduction.
+
+    Attributes:
+        reducer: as it was given.
+        resolved: the reducer that reduces these batches over these workers.
+        axis_name: the axes of the workers.
+        gate: when, and which workers, communicate; None for all workers in every step.
+        guard: keep the memory of a step that is not finite as it was.
+        everywhere: axes over which the mean is split.
+    """
 
     reducer: Reducer
-    feedback: Feedback
-    aside: Feedback
-    batches: Batches
+    resolved: Reducer
     axis_name: AxisName
-    times: float
+    gate: Gate | None
     guard: bool
-    gated: bool
+    everywhere: tuple[str, ...]
+
+    @property
+    def feedback(self) -> Feedback:
+        """Of the compressed leaves."""
+        return accounting.feedback_of(self.resolved)
+
+    @property
+    def aside(self) -> Feedback:
+        """Of the leaves that are sent dense: they have a memory under a gate only."""
+        return NoFeedback() if self.gate is None else accounting.aside_of(self.resolved)
+
+
+class Prepared(NamedTuple):
+    """A reduction before its exchange.
+
+    Attributes:
+        settings: the static part.
+        layout: which leaves travel in which batches.
+        factor: by which messages stand for those of all workers, under a gate.
+        state: the memory as the step found it.
+        given: the links' input, made of this worker's gradient.
+        opened: the gate's answer.
+        gate_state: the gate's state as the step found it.
+        exchange: the arrays of the exchange.
+    """
+
+    settings: Settings
+    layout: trees.Layout
+    factor: float
+    state: ReductionState
+    given: Stacks
+    opened: Opened
+    gate_state: PyTree
+    exchange: _Exchange
 
 
 def reduce(
+    reducer: Reducer, key: Array, grads: PyTree, state: ReductionState, axis_name: AxisName, **rest
+) -> Reduction:
+    """`finish(prepared, exchange(prepared))` of `prepare` with these arguments."""
+    prepared = prepare(reducer, key, grads, state, axis_name, **rest)
+    return finish(prepared, exchange(prepared))
+
+
+def prepare(
     reducer: Reducer,
     key: Array,
     grads: PyTree,
@@ -96,21 +145,8 @@ def reduce(
     weight: Array | None = None,
     guard: bool = True,
     everywhere: tuple[str, ...] = (),
-) -> Reduction:
-    """stack → compensate → collect → the uplink's feedback on this device's part → spread.
-
-    The mirror of a shift memory is thus added before the downlink.
-
-    Under a gate the reducer runs in open rounds only. In a closed round nothing is sent, and the
-    mean is the one that every device knows already: the mirror of all shifts, or else zero. The
-    leaves that are sent dense have a memory under a gate too, since what a closed round holds back
-    would be lost with them.
-
-    With `guard`, a mean that is not finite leaves every memory and the gate's state as they were,
-    alike on all workers, since all see the same mean; and alike over the axes `everywhere`, which
-    have a part of it each. If the memory of one worker would not be finite, a leaf of the mean is
-    made NaN on all workers. A non-finite message on a non-participating worker shows in no mean; it
-    does not update that worker's memory.
+) -> Prepared:
+    """The messages to send, and whether the gate opens: stack → compensate → open.
 
     Args:
         reducer: how the links become one mean.
@@ -127,68 +163,51 @@ def reduce(
         everywhere: axes over which the mean is split.
     """
     layout = accounting.plan_here(reducer, grads, axis_name)
-    batches, feedback = layout.batches, accounting.feedback_of(reducer)
-    whole, reducer = reducer, reducer.resolve(batches, axes.sizes(axis_name))
-    aside = NoFeedback() if gate is None else accounting.aside_of(reducer)
-    state = state_.fitted(whole, batches, state, axis_name)
+    batches = layout.batches
+    resolved = reducer.resolve(batches, axes.sizes(axis_name))
+    settings = Settings(reducer, resolved, axis_name, gate, guard, everywhere)
+    state = state_.fitted(reducer, batches, state, axis_name)
     before = per_worker.unwrap(state)
-    own_state = whole.resolved_state(reducer, state.reducer)
     xs, dense = trees.stacks(layout, grads)
-    xs = reducer.pre_reduce(batches, xs, axis_name)
-    message, memory = feedback.compensate(xs, before.feedback)
-    dense, beside = aside.compensate(tuple(dense), before.dense)
-    links = reducer.link_axis(axis_name)
-    opened = Opened(jnp.ones((), bool), weight, ())
-    times, closes = 1.0, False
+    xs = resolved.pre_reduce(batches, xs, axis_name)
+    message, memory = settings.feedback.compensate(xs, before.feedback)
+    dense, beside = settings.aside.compensate(tuple(dense), before.dense)
+    opened, factor = Opened(jnp.ones((), bool), weight, ()), 1.0
     if gate is not None:
         assert gate_key is not None
+        links = resolved.link_axis(axis_name)
         opened = gate.open(gate_key, (message, dense), gate_state, links, params)
-        inner = reducer.within(batches, axis_name)
-        times = gating.factor(gate, reducer, inner, axes.size(links))
-        closes = gating.closes(gate, reducer)
-    settings = _Settings(
-        reducer, feedback, aside, batches, axis_name, times, guard, gate is not None
-    )
-    counts = gating.counts(opened.weight, times)
-    given = _Exchange(
-        key, message, dense, _Memory(memory, beside, own_state), opened.weight, counts
-    )
-    if closes:
-        go = conditional.uniform(opened.go, axis_name)
-        heard = conditional.either(
-            go, lambda own: _talk(settings, own), lambda own: _silent(settings, own), given
+        inner = resolved.within(batches, axis_name)
+        factor = gating.factor(gate, resolved, inner, axes.size(links))
+    counts = gating.counts(opened.weight, factor)
+    own = _Memory(memory, beside, reducer.resolved_state(resolved, state.reducer))
+    arrays = _Exchange(key, message, dense, own, opened.weight, counts)
+    return Prepared(settings, layout, factor, state, xs, opened, gate_state, arrays)
+
+
+def exchange(prepared: Prepared, *, opened: bool = False) -> _Heard:
+    """collect → the uplink's feedback on this device's part → spread, in open rounds only.
+
+    The mirror of a shift memory is thus added before the downlink. In a closed round nothing is
+    sent, and the mean is the one that every device knows already: the mirror of all shifts, or else
+    zero. Dense leaves have a memory under a gate too, since what a closed round holds back would be
+    lost with them.
+
+    Args:
+        prepared: the reduction.
+        opened: the round is known to be open.
+    """
+    (_, reducer, axis_name, gate, guard, _), layout, times, *_ = prepared
+    feedback, aside, batches = prepared.settings.feedback, prepared.settings.aside, layout.batches
+    if not opened and gate is not None and gating.closes(gate, reducer):
+        go = conditional.uniform(prepared.opened.go, axis_name)
+        return conditional.either(
+            go,
+            lambda own: exchange(prepared._replace(exchange=own), opened=True),
+            lambda own: _silent(prepared._replace(exchange=own)),
+            prepared.exchange,
         )
-    else:
-        go, heard = jnp.ones((), bool), _talk(settings, given)
-    means = reducer.post_reduce(batches, heard.means, axis_name)
-    own, beside = heard.memory.feedback, heard.memory.aside
-    participation = None
-    if gate is not None:
-        taken = go if opened.weight is None else go & (opened.weight != 0)
-        participation = Participation(go, taken, heard.senders)
-        if guard and not feedback.mirrors:  # With a mirror, who does not send keeps its memory.
-            sound = participation.taken | guarding.all_finite((message, dense))
-            old = (before.feedback, before.dense)
-            own, beside = guarding.kept(sound, (own, beside), old)
-    new = ReductionState(
-        state_.hold(reducer, own, axis_name),
-        whole.unresolved_state(reducer, heard.memory.reducer, state.reducer),
-        () if gate is None else state_.hold_aside(reducer, beside, axis_name),
-    )
-    after = opened.state
-    if guard and jax.tree.leaves((new, after)):  # Without memory there is nothing to guard.
-        finite = guarding.all_finite((means, heard.dense))
-        if everywhere:
-            finite = lax.pmin(finite.astype(jnp.int32), everywhere) == 1
-        new, after = guarding.kept(finite, (new, after), (state, gate_state))
-    mean = trees.assemble(layout, means, heard.dense)
-    return Reduction(mean, new, xs, message, heard.sent, participation, after)
-
-
-def _talk(settings: _Settings, given: _Exchange) -> _Heard:
-    """An open round."""
-    reducer, feedback, aside, batches, axis_name, times, guard, gated = settings
-    key, message, dense, memory, weight, counts = given
+    key, message, dense, memory, weight, counts = prepared.exchange
     part, sent, share, after = reducer.collect(
         key, batches, message, memory.reducer, axis_name, weight
     )
@@ -198,8 +217,7 @@ def _talk(settings: _Settings, given: _Exchange) -> _Heard:
         known = reducer.dense(memory.feedback.own, axis_name, weight)
         estimate = jax.tree.map(jnp.add, part, gating.scaled(tuple(known), times))
     means, after = reducer.spread(key, batches, estimate, after, axis_name)
-    tells = guard and accounting.tells(reducer, batches)
-    flag = None
+    tells, flag = guard and accounting.tells(reducer, batches), None
     if tells and weight is None:  # With the dense leaves, so that it is no collective more.
         *known, flag = reducer.dense((*dense, guarding.unsound(own)), axis_name, weight)
     else:
@@ -211,15 +229,57 @@ def _talk(settings: _Settings, given: _Exchange) -> _Heard:
     if flag is not None:
         means, known = guarding.spoilt((means, known), flag)
     senders = jnp.zeros((), jnp.uint32)  # Counted in open rounds only: it takes a collective.
-    if gated:
+    if gate is not None:
         senders = gating.senders(weight, reducer.link_axis(axis_name))
     return _Heard(tuple(means), tuple(known), _Memory(own, beside, after), tuple(sent), senders)
 
 
-def _silent(settings: _Settings, given: _Exchange) -> _Heard:
-    """A closed round: what every device knows without a message."""
-    reducer, feedback, aside, batches, axis_name, *_ = settings
-    message, dense, memory = given.message, given.dense, given.memory
+def finish(prepared: Prepared, heard: _Heard) -> Reduction:
+    """The mean as a tree, and the memory for the next step.
+
+    With `guard`, a mean that is not finite leaves every memory and the gate's state as they were,
+    alike on all workers, since all see the same mean; and alike over the axes `everywhere`, which
+    have a part of it each. If the memory of one worker would not be finite, a leaf of the mean is
+    made NaN on all workers. A non-finite message on a non-participating worker shows in no mean; it
+    does not update that worker's memory.
+    """
+    (reducer, resolved, axis_name, gate, guard, everywhere), layout, *_ = prepared
+    _, _, _, state, given, opened, gate_state, arrays = prepared
+    feedback = prepared.settings.feedback
+    means = resolved.post_reduce(layout.batches, heard.means, axis_name)
+    own, beside = heard.memory.feedback, heard.memory.aside
+    participation = None
+    if gate is not None:
+        go = jnp.ones((), bool)
+        if gating.closes(gate, resolved):
+            go = conditional.uniform(opened.go, axis_name)
+        taken = go if opened.weight is None else go & (opened.weight != 0)
+        participation = Participation(go, taken, heard.senders)
+        if guard and not feedback.mirrors:  # With a mirror, who does not send keeps its memory.
+            before = per_worker.unwrap(state)
+            sound = taken | guarding.all_finite((arrays.message, arrays.dense))
+            old = (before.feedback, before.dense)
+            own, beside = guarding.kept(sound, (own, beside), old)
+    new = ReductionState(
+        state_.hold(resolved, own, axis_name),
+        reducer.unresolved_state(resolved, heard.memory.reducer, state.reducer),
+        () if gate is None else state_.hold_aside(resolved, beside, axis_name),
+    )
+    after = opened.state
+    if guard and jax.tree.leaves((new, after)):  # Without memory there is nothing to guard.
+        finite = guarding.all_finite((means, heard.dense))
+        if everywhere:
+            finite = lax.pmin(finite.astype(jnp.int32), everywhere) == 1
+        new, after = guarding.kept(finite, (new, after), (state, gate_state))
+    mean = trees.assemble(layout, means, heard.dense)
+    return Reduction(mean, new, given, arrays.message, heard.sent, participation, after)
+
+
+def _silent(prepared: Prepared) -> _Heard:
+    """A closed round: every device takes the mean that it knows without a message."""
+    (_, reducer, axis_name, *_), layout, *_ = prepared
+    feedback, aside, batches = prepared.settings.feedback, prepared.settings.aside, layout.batches
+    message, dense, memory = prepared.exchange[1:4]
     nothing, none = jnp.zeros((), jnp.float32), _zeros(message)
     part = _zeros(reducer.part_like(batches, axis_name))
     estimate, own = feedback.update(message, none, part, 0.0, nothing, memory.feedback)

@@ -155,26 +155,34 @@ def compressed_mean(
         memory = state_.fitted(reducer, batches, state.memory, axis_name)
         return updates, state._replace(memory=memory)
 
-    def step(
+    def opening(
         updates: PyTree, state: Any, shards: tuple[str, ...] = (), params: PyTree | None = None
-    ) -> tuple[PyTree, Any]:
+    ) -> reduce_.Prepared:
         _check_local(updates, axis_name)
-        step_key, counted = noise.fold(state.key, state.step), state.gate
-        given = (reducer, step_key, updates, state.memory, axis_name)
         settings: Any = {"guard": guard, "everywhere": shards}
         if gate is not None:
-            settings |= {"gate": gate, "gate_state": counted.state, "params": params}
-            settings["gate_key"] = noise.fold(counted.gate_key, state.step)
-        result = reduce_.reduce(*given, **settings)
+            settings |= {"gate": gate, "gate_state": state.gate.state, "params": params}
+            settings["gate_key"] = noise.fold(state.gate.gate_key, state.step)
+        key = noise.fold(state.key, state.step)
+        return reduce_.prepare(reducer, key, updates, state.memory, axis_name, **settings)
+
+    def closing(
+        updates: PyTree, state: Any, prepared: reduce_.Prepared, heard: Any
+    ) -> tuple[PyTree, Any]:
+        result, counted = reduce_.finish(prepared, heard), state.gate
         if result.participation is not None:
             counted = _counted(counted, result.gate, result.participation)
         measured: Any = ()
         if stats:
-            before = state.memory.reducer
+            before, shards = state.memory.reducer, prepared.settings.everywhere
             measured = stats_.measure(reducer, updates, result, before, axis_name, shards)
         return result.mean, CompressedMeanState(
             state.key, state.step + 1, result.state, measured, counted
         )
+
+    def of_shard(updates: PyTree, state: Any, shards: tuple[str, ...] = ()) -> tuple[PyTree, Any]:
+        prepared = opening(updates, state, shards)
+        return closing(updates, state, prepared, reduce_.exchange(prepared))
 
     def init_fn(params: PyTree) -> Any:
         callers.check_wrappers()
@@ -194,10 +202,11 @@ def compressed_mean(
                 return fit(updates, state)
             return sharded.update(fit, updates, state, param_specs, axis_name)
         own_gradients.check(updates, axis_name)
-        if param_specs is None:
-            sharded.warn_if_gathered(reducer, axis_name)
-            return step(updates, state, params=_trained(params))
-        return sharded.update(step, updates, state, param_specs, axis_name)
+        if param_specs is not None:
+            return sharded.update(of_shard, updates, state, param_specs, axis_name)
+        sharded.warn_if_gathered(reducer, axis_name)
+        prepared = opening(updates, state, params=_trained(params))
+        return closing(updates, state, prepared, reduce_.exchange(prepared))
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
