@@ -1,7 +1,8 @@
 """The command line: `jaxcomp codecs`, `jaxcomp bench`, `jaxcomp plan`.
 
 Codecs and reducers are written as in Python, for instance `"qsgd_inf(bits=4)"` or
-`"TwoShot(up=qsgd(bits=4), down=qsgd(bits=8))"`; nothing but the names of `jaxcomp` is known there.
+`"TwoShot(up=qsgd(bits=4), down=qsgd(bits=8))"`; only the names of `jaxcomp` and
+`jaxcomp.codecs` are known there.
 """
 
 import argparse
@@ -20,47 +21,8 @@ import jax.numpy as jnp
 
 import jaxcomp
 from jaxcomp.planning import models, options, planner, plots, timing
+from jaxcomp.recipes import catalogue
 from jaxcomp.theory import tables, units
-
-CATALOGUE = (
-    "cast('bfloat16')",
-    "cast('float8_e4m3fn')",
-    "cast('float8_e5m2')",
-    "qsgd(bits=4)",
-    "qsgd_inf(bits=4)",
-    "qsgd_inf(bits=8)",
-    "nuqsgd(bits=4)",
-    "alq(bits=4)",
-    "amq(bits=4)",
-    "blockwise(bits=4)",
-    "natural()",
-    "natural_dithering(bits=4)",
-    "mx('mxfp4')",
-    "mx('nvfp4')",
-    "eden(bits=2)",
-    "eden(bits=4)",
-    "drive()",
-    "ndsc(bits=4)",
-    "dsc(bits=4)",
-    "rotated_uniform(bits=4)",
-    "ecsq(bits=2)",
-    "elias_qsgd(bits=4)",
-    "huffman_nuqsgd(bits=4)",
-    "int_sgd(bits=8)",
-    "thc(bits=4)",
-    "terngrad()",
-    "threshold_ternary()",
-    "averaged_ternary(workers=8)",
-    "sign()",
-    "msc(sign(), stages=2)",
-    "random_k(fraction=0.01)",
-    "top_k(fraction=0.01)",
-    "threshold(2.6, fraction=0.012)",
-    "sidco(fraction=0.001)",
-    "dgc(fraction=0.001)",
-    "fastsgd()",
-    "demo()",
-)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -176,7 +138,7 @@ def codecs_(args: argparse.Namespace) -> None:
     side = max(1, round(args.elements**0.5))
     like = jax.ShapeDtypeStruct((side, -(-args.elements // side)), jnp.float32)
     found = []
-    for text in args.codec or CATALOGUE:
+    for text in args.codec or catalogue.expressions():
         codec = _codec(text)
         kind = "contractive" if codec.contractive else "biased"
         found.append(
@@ -205,7 +167,7 @@ def codecs_(args: argparse.Namespace) -> None:
 def bench_(args: argparse.Namespace) -> None:
     """Encoding and decoding on this device, beside a copy."""
     copy, found = timing.copy(args.elements) * args.elements, []
-    for text in args.codec or CATALOGUE:
+    for text in args.codec or catalogue.expressions():
         link = jaxcomp.Auto(_codec(text)).uplink
         took = timing.measure(link, args.elements, repeats=args.repeats)
         bits = 8 * jaxcomp.wire_bytes(link.codec, jnp.zeros((1024, 1024))) / 2**20
@@ -338,10 +300,14 @@ def _expression(text: str) -> Any:
     def value(node: ast.expr) -> Any:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             name = node.func.id
-            made = getattr(jaxcomp, name, None)
+            made = getattr(jaxcomp, name, None) or getattr(jaxcomp.codecs, name, None)
             if name.startswith("_") or not callable(made):
-                close = ", ".join(sorted(entry.partition("(")[0] for entry in CATALOGUE))
-                raise ValueError(f"{name!r} in {text!r} must be a name of jaxcomp, such as {close}")
+                entries = catalogue.expressions()
+                close = ", ".join(sorted({entry.partition("(")[0] for entry in entries}))
+                raise ValueError(
+                    f"{name!r} in {text!r} must be a name of jaxcomp or jaxcomp.codecs, such as "
+                    f"{close}"
+                )
             settings = {str(word.arg): value(word.value) for word in node.keywords}
             return made(*map(value, node.args), **settings)
         return ast.literal_eval(node)

@@ -15,6 +15,7 @@ import pytest
 import jaxcomp
 from jaxcomp import cli
 from jaxcomp.planning import options, planner, timing
+from jaxcomp.recipes import catalogue
 from jaxcomp.theory import cost, plan as plan_
 
 TEN_GBIT = cost.Network(1.25e9)
@@ -306,7 +307,7 @@ def run(capsys, *argv: str) -> str:
 
 def test_every_codec_is_listed_with_its_bits(capsys):
     lines = json.loads(run(capsys, "codecs", "--json"))
-    assert [line["codec"] for line in lines] == list(cli.CATALOGUE)
+    assert [line["codec"] for line in lines] == list(catalogue.expressions())
     bits = {line["codec"]: line["bits"] for line in lines}
     assert bits["sign()"] == pytest.approx(1.0625)
     nested = "top_k(fraction=0.01, values=qsgd_inf(bits=4, bucket_size=128))"
@@ -315,23 +316,16 @@ def test_every_codec_is_listed_with_its_bits(capsys):
     assert nested in table
 
 
-NO_CODECS = {
-    "dgc_warmup": "a schedule, of fractions",
-    "one_bit_adam": "an optimizer",
-    "zero_one_adam": "an optimizer",
-}
-"""Recipes of something else, as all algorithms are."""
-
-
-def test_no_recipe_of_a_codec_is_forgotten_in_the_list():
+def test_every_public_recipe_of_a_codec_is_listed():
+    """`dgc_warmup` is a schedule of fractions."""
     recipes = {
         name
         for name, made in vars(jaxcomp).items()
-        if inspect.isfunction(made)
-        and made.__module__.startswith("jaxcomp.recipes.")
-        and ".algorithms." not in made.__module__
+        if inspect.isfunction(made) and made.__module__.startswith("jaxcomp.recipes.")
     }
-    assert {entry.partition("(")[0] for entry in cli.CATALOGUE} == recipes - set(NO_CODECS)
+    assert {entry.partition("(")[0] for entry in catalogue.expressions()} | {
+        "dgc_warmup"
+    } == recipes
 
 
 def test_codecs_are_timed_beside_a_copy(capsys):

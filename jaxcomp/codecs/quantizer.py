@@ -6,15 +6,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
-from jaxtyping import Float32
 
 from jaxcomp import base, bits, checks
 from jaxcomp.backend import axes, xla
 from jaxcomp.base import Codec
 from jaxcomp.codecs.payload import AgreedScale, QuantizedPayload
 from jaxcomp.codecs.summed import Summed
-from jaxcomp.layout import trees
 from jaxcomp.numerics import noise, summing
 from jaxcomp.quantize import bounds, fits, rounding as rounding_
 from jaxcomp.quantize.levels import FRACTION, Levels, MidRise, Uniform
@@ -26,7 +23,7 @@ from jaxcomp.types import Array, ArrayLike, AxisName, Key
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Quantizer(Codec, public=("bits", "codes", "exact_variance", "step", "values")):
+class Quantizer(Codec, public=("bits", "codes", "step", "values")):
     """Each bucket as small integers times one step.
 
     `x̂ᵢ = step · round(xᵢ / step)` with `step = scale(x) / levels.magnitude`, clipped to the levels.
@@ -366,47 +363,3 @@ class Quantizer(Codec, public=("bits", "codes", "exact_variance", "step", "value
         missing = number * block - size
         x = jnp.pad(x, ((0, 0), (0, missing))) if missing else x
         return x.reshape(n, number, block)
-
-    def exact_variance(self, x: Array) -> Float32[Array, ""]:
-        """The expected squared error of stochastic rounding, without sampling it.
-
-        `Σ step² · (p − l)(u − p)` over the elements, `l ≤ p ≤ u` an element and the levels around
-        it in steps (for subtracted dither, a twelfth of a squared spacing each); what clipping
-        costs is added. Steps that are rounded at random are taken as drawn.
-
-        Args:
-            x: an array of any shape; it is cut into buckets as `jaxcomp.encode` does.
-
-        Raises:
-            ValueError: if the rounding is not stochastic.
-        """
-        if not (self.rounding.unbiased and self.levels.dithers):
-            raise ValueError(
-                f"`rounding` must be stochastic, on `levels` that take dither, for a variance, got "
-                f"{self.rounding!r} and {self.levels!r}; measure the error of a deterministic "
-                "codec with `jaxcomp.roundtrip`"
-            )
-        total = jnp.zeros((), jnp.float32)
-        for number, batch in enumerate(trees.layout(self, x).batches):
-            rows = trees.stack(batch, jax.tree.leaves(x)).astype(jnp.float32)
-            key = trees.batch_key(noise.raw(0), number, 0)
-            high, low = (part[:, None] for part in noise.seeds(key.own, key.first, len(rows)))
-            blocks, count = self._in_blocks(rows), batch.counts()
-            derived = self._derive(blocks, self._left(rows, count), None, high, low)
-            step = derived.step[..., None]
-            real = (
-                self._in_blocks(lax.broadcasted_iota(jnp.int32, rows.shape, 1))
-                < count[:, None, None]
-            )
-            points = self._points(blocks, derived.factor[..., None])
-            lower, upper = (
-                self.levels.values(self.levels.codes(points, jnp.full(points.shape, end)))
-                for end in (jnp.int32(0), jnp.int32((1 << FRACTION) - 1))
-            )
-            inside = points * 2.0**-FRACTION
-            variance = jnp.abs((inside - lower) * (upper - inside))
-            if isinstance(self.rounding, Subtractive):
-                variance = jnp.full_like(variance, self._spacing**2 / 12)
-            variance = variance * step * step + (blocks - inside * step) ** 2
-            total += jnp.sum(jnp.where(real, variance, 0))
-        return total

@@ -25,3 +25,4 @@ from jaxcomp.testing.rows import (
     assert_follows_first as assert_follows_first,
     assert_handles_largest as assert_handles_largest,
 )
+from jaxcomp.testing.variance import exact_variance as exact_variance
