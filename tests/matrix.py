@@ -48,7 +48,7 @@ CORE = (
     ("test_wire", "moves or agreed or describe or dense"),
     ("test_annotations", ""),
     ("test_network", "ranks or median or added"),
-    ("test_examples", "quickstart or own_codec or readme"),
+    ("test_examples", "quickstart or contract or readme"),
 )
 """Files and what is selected in them: every recipe's bytes, and each part of the library once."""
 

@@ -1,5 +1,6 @@
 """Every example runs, and says what it should."""
 
+import ast
 import json
 import pathlib
 import re
@@ -48,8 +49,15 @@ def test_quickstart():
     assert len((EXAMPLES / "quickstart.py").read_text().splitlines()) <= 40
 
 
-def test_own_codec():
-    assert "Int8 passes the contract" in run("own_codec.py")
+@pytest.mark.parametrize(
+    ("part", "name"), [("codec", "Int8"), ("reducer", "Wide"), ("gate", "Slowing")]
+)
+def test_a_part_of_ones_own_takes_fifteen_lines_and_passes_its_contract(part, name):
+    assert f"{name} passes the contract" in run(f"own_{part}.py")
+    source = (EXAMPLES / f"own_{part}.py").read_text()
+    made = next(node for node in ast.parse(source).body if getattr(node, "name", "") == name)
+    lines = source.splitlines()[made.lineno - 1 : made.end_lineno]
+    assert sum(bool(line.strip()) for line in lines) <= 15
 
 
 def test_federated_socket():

@@ -95,18 +95,20 @@ class Reducer(Interface, abstract=True):
         del batches, axis_name
         return mean
 
-    @abc.abstractmethod
     def init(self, batches: Batches, axis_name: AxisName) -> PyTree:
-        """State for batches like these."""
+        """State for batches like these; `()` for none."""
+        del batches, axis_name
+        return ()
 
     def fitted(self, batches: Batches, state: PyTree, axis_name: AxisName) -> PyTree:
         """The state for the workers here, from one that may have been made for one worker."""
         del batches, axis_name
         return state
 
-    @abc.abstractmethod
     def part_like(self, batches: Batches, axis_name: AxisName) -> PyTree:
-        """Shape and dtype of this device's part of the mean of each batch."""
+        """Shape and dtype of this device's part of the mean of each batch: all of it, for most."""
+        del axis_name
+        return tuple(batch.like for batch in batches)
 
     @abc.abstractmethod
     def collect(
@@ -183,12 +185,6 @@ class WrappedReducer(Reducer, abstract=True):
     """A reducer around another one, `reducer`, whose hooks it has but for those it changes."""
 
     reducer: Reducer
-
-    def init(self, batches: Batches, axis_name: AxisName) -> PyTree:
-        return self.reducer.init(batches, axis_name)
-
-    def part_like(self, batches: Batches, axis_name: AxisName) -> PyTree:
-        return self.reducer.part_like(batches, axis_name)
 
     def collect(
         self,

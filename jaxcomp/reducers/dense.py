@@ -44,12 +44,6 @@ class Dense(Reducer):
     def __post_init__(self):
         checks.choice("dtype", self.dtype, (None, "float32", "bfloat16", "float16"))
 
-    def init(self, batches: Batches, axis_name: AxisName) -> tuple:
-        return ()
-
-    def part_like(self, batches: Batches, axis_name: AxisName) -> tuple:
-        return ()
-
     def collect(
         self,
         key: Array,
@@ -61,11 +55,6 @@ class Dense(Reducer):
     ) -> Collected:
         share = 1.0 if weight is None else lax.pmean(weight, axis_name)
         return Collected(message, message, share, state)  # Nothing is compressed: both are empty.
-
-    def spread(
-        self, key: Array, batches: Batches, part: Stacks, state: tuple, axis_name: AxisName
-    ) -> tuple[Stacks, tuple]:
-        return part, state
 
     def dense(
         self, leaves: Sequence[Array], axis_name: AxisName, weight: Array | None = None

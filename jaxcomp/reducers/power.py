@@ -150,9 +150,6 @@ class PowerIteration(Reducer):
             ),
         )
 
-    def part_like(self, batches: Batches, axis_name: AxisName) -> tuple:
-        return tuple(batch.like for batch in batches)
-
     def collect(
         self,
         key: Array,

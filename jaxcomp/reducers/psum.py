@@ -79,9 +79,6 @@ class Psum(Reducer):
     def init(self, batches: Batches, axis_name: AxisName) -> PerWorker:
         return PerWorker.wrap(payloads.init(batches), "codec", axis_name)
 
-    def part_like(self, batches: Batches, axis_name: AxisName) -> tuple:
-        return tuple(batch.like for batch in batches)
-
     def collect(
         self,
         key: Array,
