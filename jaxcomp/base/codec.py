@@ -28,6 +28,8 @@ class Codec(Interface, abstract=True):
             large; a fixed threshold is not.
         mixed: elements that one fitted step, or one part, stands for, so that they must be rotated
             together at random; `math.inf` for a whole leaf.
+        span: how many times smaller than the largest an element may be and still decode to a value
+            close to it; 0.0 where small elements do not.
     """
 
     bucket_size: int | None
@@ -37,6 +39,7 @@ class Codec(Interface, abstract=True):
     reorders = False
     homogeneous = True
     mixed = 0
+    span = 0.0
 
     @interface.derived
     def contractive(self) -> bool:
@@ -212,9 +215,10 @@ class WrappedCodec(Codec, abstract=True):
         return self.restore(key, z, like)
 
 
-_FACTS = ("bucket_size", "bits_per_element", "reorders", "homogeneous", "mixed", "contractive")
+_FACTS = ("bucket_size", "bits_per_element", "contractive")
+_NUMERICS = ("reorders", "homogeneous", "mixed", "span")
 _AGREED = ("agrees", "sided", "side")
-interface.forward(WrappedCodec, "codec", _FACTS + _AGREED)
+interface.forward(WrappedCodec, "codec", _FACTS + _NUMERICS + _AGREED)
 
 
 def not_summable(codec: Codec, why: str) -> ValueError:

@@ -131,6 +131,11 @@ class Quantizer(Codec, public=("bits", "codes", "step", "values")):
         return (self.block or self.bucket_size or math.inf) if self.fit == "unbiased" else 0
 
     @property
+    def span(self) -> float:
+        """As the levels."""
+        return self.levels.span
+
+    @property
     def bits(self) -> int | float:
         """Width of a code."""
         return self.levels.bits

@@ -82,8 +82,7 @@ class Sparsifier(Codec):
             bound = self.values.variance_bound(self.values.bucket_size or 512)
             return bound is None or bound < 1
         # Values in logarithmic steps are near all elements that are chosen, if not all there are.
-        levels = getattr(self.values, "levels", None)
-        return getattr(self.choice, "span", math.inf) <= getattr(levels, "span", 0.0)
+        return self.choice.span <= self.values.span
 
     @property
     def homogeneous(self) -> bool:

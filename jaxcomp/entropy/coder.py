@@ -1,9 +1,11 @@
 """What every entropy coder offers: rows of symbols to streams of bits and back."""
 
-from typing import NamedTuple, Protocol, runtime_checkable
+import abc
+from typing import NamedTuple
 
 from jaxtyping import Float32, Int32, UInt32
 
+from jaxcomp.base.interface import Interface
 from jaxcomp.types import Array, PyTree
 
 SYMBOLS = 256
@@ -24,8 +26,7 @@ class Stream(NamedTuple):
     bits: Int32[Array, " n"]
 
 
-@runtime_checkable
-class Coder(Protocol):
+class Coder(Interface, abstract=True):
     """Symbols ↔ a stream in which frequent symbols are short.
 
     Symbols number a quantizer's levels by magnitude: 0 is zero, `2m − 1` is `+m`, `2m` is `−m`, at
@@ -37,32 +38,31 @@ class Coder(Protocol):
         adaptive: whether the code follows a table, made from how often each symbol occurs.
     """
 
-    @property
-    def adaptive(self) -> bool: ...
+    adaptive: bool
 
+    @abc.abstractmethod
     def table(self, counts: Float32[Array, " symbols"]) -> PyTree:
         """What both sides must know, from any weights of the symbols; `()` if nothing.
 
         A symbol of weight zero can still be coded. All weights zero are like all equal.
         """
-        ...
 
+    @abc.abstractmethod
     def encode(
         self, symbols: UInt32[Array, "n size"], count: Int32[Array, " n"], table: PyTree, words: int
     ) -> Stream:
         """The symbols of each row, as many as fit into the words."""
-        ...
 
+    @abc.abstractmethod
     def decode(
         self, words: UInt32[Array, "n words"], kept: Int32[Array, " n"], size: int, table: PyTree
     ) -> UInt32[Array, "n size"]:
         """The first `kept` symbols of each row, then zeros."""
-        ...
 
+    @abc.abstractmethod
     def least_bits(self, size: int) -> int:
         """What a row takes before its first symbols."""
-        ...
 
+    @abc.abstractmethod
     def worst_bits(self, size: int, symbols: int) -> int:
         """What no row of `size` of so many different symbols exceeds, whatever the table."""
-        ...

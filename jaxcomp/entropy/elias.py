@@ -11,7 +11,7 @@ from jaxtyping import Float32, Int32, UInt32
 from jaxcomp import checks
 from jaxcomp.backend import axes
 from jaxcomp.entropy import prefix, stream
-from jaxcomp.entropy.coder import SYMBOLS, Stream
+from jaxcomp.entropy.coder import SYMBOLS, Coder, Stream
 from jaxcomp.types import Array
 
 CODES = ("omega", "gamma", "delta")
@@ -117,7 +117,7 @@ def _digits(words: Array, begin: Array, bits: Array) -> tuple[Array, Array]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Elias:
+class Elias(Coder):
     """QSGD's own codes: each level by its magnitude, and a sign where there is one to tell.
 
     Dense: Elias of `magnitude + 1`, then the sign if it is not zero. Sparse: how many levels are

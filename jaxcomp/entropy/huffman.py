@@ -10,12 +10,12 @@ from jaxtyping import Float32, Int32, UInt32
 from jaxcomp import checks
 from jaxcomp.backend import axes
 from jaxcomp.entropy import prefix, stream
-from jaxcomp.entropy.coder import SYMBOLS, Stream
+from jaxcomp.entropy.coder import SYMBOLS, Coder, Stream
 from jaxcomp.types import Array
 
 
 @dataclasses.dataclass(frozen=True)
-class Huffman:
+class Huffman(Coder):
     """The shortest code of whole bits, none longer than `limit`.
 
     Without a limit it takes at most `p + 0.086` bits more than the entropy, where `p` is the

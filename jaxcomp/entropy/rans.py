@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float32, Int32, UInt8, UInt16, UInt32
 from jaxcomp import checks
 from jaxcomp.backend import axes, xla
 from jaxcomp.entropy import stream
-from jaxcomp.entropy.coder import SYMBOLS, Stream
+from jaxcomp.entropy.coder import SYMBOLS, Coder, Stream
 from jaxcomp.types import Array
 
 PRECISION = 12
@@ -40,7 +40,7 @@ _WORST = PRECISION + math.log2(1 + 1 / 16)
 
 
 @dataclasses.dataclass(frozen=True)
-class Rans:
+class Rans(Coder, public=("checked",)):
     """Interleaved rANS: within a hundredth of a bit of the entropy, plus 48 bits a lane.
 
     A stream is, in units of sixteen bits: how many of them each lane has put away (two units a lane

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float32, Int32, UInt32
 
 from jaxcomp import checks
 from jaxcomp.entropy import prefix, stream
-from jaxcomp.entropy.coder import Stream
+from jaxcomp.entropy.coder import Coder, Stream
 from jaxcomp.types import Array
 
 _GOLDEN = (math.sqrt(5) - 1) / 2
@@ -88,7 +88,7 @@ def decode(words: UInt32[Array, "n words"], k: int, parameter: int) -> UInt32[Ar
 
 
 @dataclasses.dataclass(frozen=True)
-class Rice:
+class Rice(Coder):
     """The gaps between levels that are not zero in Rice codes; each level with a sign.
 
     A stream is: how many levels are not zero, in `⌊log₂ size⌋ + 1` bits; the parameter, in five;

@@ -1,14 +1,15 @@
 """Regularizers, each with the point that it prefers to another in a diagonal metric."""
 
+import abc
 import dataclasses
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 
 from jaxcomp import checks
 from jaxcomp.backend import axes
+from jaxcomp.base.interface import Interface
 from jaxcomp.numerics import norms
 from jaxcomp.types import Array
 
@@ -16,10 +17,10 @@ _STEPS = 60
 """Bisections: more than the digits of a float64, and the brackets below are narrow."""
 
 
-@runtime_checkable
-class Regularizer(Protocol):
+class Regularizer(Interface, abstract=True):
     """A function `φ` of each leaf, by its proximal point."""
 
+    @abc.abstractmethod
     def nearest(self, z: Array, metric: Array, times: Array) -> Array:
         """The `x` at which `½ Σ metric · (x − z)² + times · φ(x)` is least.
 
@@ -28,11 +29,10 @@ class Regularizer(Protocol):
             metric: like `z`, not negative; an element of metric zero is not held by anything.
             times: a scalar, not negative.
         """
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
-class L1:
+class L1(Regularizer):
     """`weight · Σ|x|`: elements that matter little become exactly zero.
 
     Args:
@@ -57,7 +57,7 @@ class L1:
 
 
 @dataclasses.dataclass(frozen=True)
-class SquaredL2:
+class SquaredL2(Regularizer):
     """`weight/2 · Σx²`.
 
     Args:
@@ -81,7 +81,7 @@ class SquaredL2:
 
 
 @dataclasses.dataclass(frozen=True)
-class L2:
+class L2(Regularizer):
     """`weight · ‖x‖` of each leaf as one group: leaves that matter little become exactly zero.
 
     Args:
@@ -121,7 +121,7 @@ class L2:
 
 
 @dataclasses.dataclass(frozen=True)
-class L2Ball:
+class L2Ball(Regularizer):
     """Each leaf within `‖x‖ ≤ radius`.
 
     Args:
@@ -156,7 +156,7 @@ class L2Ball:
 
 
 @dataclasses.dataclass(frozen=True)
-class L1Ball:
+class L1Ball(Regularizer):
     """Each leaf within `Σ|x| ≤ radius`.
 
     Args:

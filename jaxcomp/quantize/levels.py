@@ -4,14 +4,15 @@ A level set knows how a scaled element becomes a code and what a code is worth; 
 small integers, so that code × step is exact in float32 and decoding rounds nothing.
 """
 
+import abc
 import dataclasses
-from typing import Protocol, runtime_checkable
 
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Float32, UInt32
 
 from jaxcomp import checks
+from jaxcomp.base.interface import Interface
 from jaxcomp.types import Array
 
 FRACTION = 20
@@ -21,43 +22,38 @@ TRIT = 1.6
 """Width of a code below 3: five of them share a byte."""
 
 
-@runtime_checkable
-class Levels(Protocol):
-    """A frozen dataclass that maps elements, measured in steps, to codes and back."""
+class Levels(Interface, abstract=True):
+    """A frozen dataclass that maps elements, measured in steps, to codes and back.
 
-    @property
-    def bits(self) -> int | float:
-        """Width of a code: a whole number, or `TRIT`."""
-        ...
+    Attributes:
+        bits: width of a code: a whole number, or `TRIT`.
+        magnitude: the largest value; a bucket's step is its scale divided by this.
+        precision: significant bits that a product with a value needs beyond those of the step.
+        dithers: whether dither moves an element to either neighbour, so that rounding can be
+            unbiased.
+        span: how many times smaller than the largest value an element may be and still have a value
+            close to it; 0.0 where small elements have none.
+    """
 
-    @property
-    def magnitude(self) -> int:
-        """The largest value; a bucket's step is its scale divided by this."""
-        ...
+    bits: int | float
+    magnitude: int
+    precision: int
+    dithers: bool
+    span = 0.0
 
-    @property
-    def precision(self) -> int:
-        """Significant bits that a product with a value needs beyond those of the step."""
-        ...
-
-    @property
-    def dithers(self) -> bool:
-        """Whether dither moves an element to either neighbour, so that rounding can be unbiased."""
-        ...
-
+    @abc.abstractmethod
     def codes(self, points: Float32[Array, "..."], dither: Array) -> UInt32[Array, "..."]:
         """The code of each element, given in 2⁻²⁰ of a step and within the levels; `dither` is in
         `[0, 2²⁰)`.
         """
-        ...
 
+    @abc.abstractmethod
     def values(self, codes: UInt32[Array, "..."]) -> Float32[Array, "..."]:
         """What each code is worth in steps."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
-class Uniform:
+class Uniform(Levels):
     """`2 * steps + 1` evenly spaced values from `-steps` to `steps`: a mid-tread grid.
 
     Example:
@@ -93,7 +89,7 @@ class Uniform:
 
 
 @dataclasses.dataclass(frozen=True)
-class MidRise:
+class MidRise(Levels):
     """`2^width` evenly spaced values with no zero among them: `±1, ±3, …, ±(2^width − 1)`.
 
     Args:
@@ -139,7 +135,7 @@ class MidRise:
 
 
 @dataclasses.dataclass(frozen=True)
-class Float:
+class Float(Levels):
     """Zero and `positive` values a side, spaced as floats with `mantissa` bits behind the point.
 
     The first `2^mantissa` are `0, 1, 2, …` units, and each further `2^mantissa` lie twice as far
@@ -216,7 +212,7 @@ class Float:
 
 
 @dataclasses.dataclass(frozen=True)
-class Sign:
+class Sign(Levels):
     """The two values ±1; what is within 2⁻²⁰ of a step of zero counts as positive."""
 
     bits = 1

@@ -10,12 +10,13 @@ from jaxtyping import Float32, Int32
 from jaxcomp import checks
 from jaxcomp.numerics import exact
 from jaxcomp.quantize import sums
+from jaxcomp.quantize.scales import Scale
 from jaxcomp.quantize.sums import Rows
 from jaxcomp.types import Array
 
 
 @dataclasses.dataclass(frozen=True)
-class OptimalTernary:
+class OptimalTernary(Scale):
     """The `α` of the ternary bucket `α · {−1, 0, 1}` closest to the elements.
 
     With magnitudes in falling order and `Sₖ` the sum of the first `k`, `k* = argmax Sₖ² / k` and
@@ -41,7 +42,7 @@ class OptimalTernary:
 
 
 @dataclasses.dataclass(frozen=True)
-class Lattice:
+class Lattice(Scale):
     """A scale of which every element is a multiple of a `steps`th part, if there is one.
 
     The mean over `N` workers of ternary gradients with a shared scaler has elements `k · s/N` with

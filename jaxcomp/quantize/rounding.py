@@ -1,7 +1,8 @@
 """How an element finds its level: the dither that is added, and the step that is divided by."""
 
+import abc
 import dataclasses
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +10,7 @@ from jax import lax
 from jaxtyping import Float32
 
 from jaxcomp.backend import xla
+from jaxcomp.base.interface import Interface
 from jaxcomp.numerics import exact, noise
 from jaxcomp.quantize import sums
 from jaxcomp.quantize.levels import FRACTION
@@ -22,29 +24,26 @@ LIFTED = 24
 """Binary digits that elements of such buckets are lifted by first; a negative factor says so."""
 
 
-@runtime_checkable
-class Rounding(Protocol):
-    """A frozen dataclass that makes the dither added before rounding down."""
+class Rounding(Interface, abstract=True):
+    """A frozen dataclass that makes the dither added before rounding down.
 
-    @property
-    def unbiased(self) -> bool:
-        """Whether the expectation of the rounded value is the value."""
-        ...
+    Attributes:
+        unbiased: whether the expectation of the rounded value is the value.
+        shared: whether all workers draw the same dither.
+    """
 
-    @property
-    def shared(self) -> bool:
-        """Whether all workers draw the same dither."""
-        ...
+    unbiased: bool
+    shared: bool
 
+    @abc.abstractmethod
     def dither(self, high: Array, low: Array, position: Array) -> Array:
         """Integers in `[0, 2²⁰)` for the elements at these positions of the buckets with these
         seeds (`noise.seeds`).
         """
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
-class Nearest:
+class Nearest(Rounding):
     """To the nearest level; halves go up."""
 
     unbiased = False
@@ -56,7 +55,7 @@ class Nearest:
 
 
 @dataclasses.dataclass(frozen=True)
-class Stochastic:
+class Stochastic(Rounding):
     """Up with the probability that makes the expectation exact (to 2⁻²⁰ of a step).
 
     Args:
@@ -72,7 +71,7 @@ class Stochastic:
 
 
 @dataclasses.dataclass(frozen=True)
-class Subtractive:
+class Subtractive(Rounding, public=("offset",)):
     """Dither that the decoder draws again and takes off: the error is uniform, whatever the input.
 
     `x̂ = q − u + ½` steps with `q = ⌊p + u⌋` and `u` uniform: unbiased, with variance 1/12 of a

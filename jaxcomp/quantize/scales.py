@@ -6,10 +6,11 @@ survives what training produces: nothing overflows or underflows that need not, 
 bucket has scale zero, and a non-finite element makes its bucket's scale non-finite.
 """
 
+import abc
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,6 +19,7 @@ from jaxtyping import Float32
 
 from jaxcomp import checks
 from jaxcomp.backend import blocking
+from jaxcomp.base.interface import Interface
 from jaxcomp.numerics import exact
 from jaxcomp.quantize import power, sums
 from jaxcomp.quantize.sums import Rows
@@ -26,18 +28,18 @@ from jaxcomp.types import Array
 _LARGEST = float(np.finfo(np.float32).max)
 
 
-@runtime_checkable
-class Scale(Protocol):
-    """A frozen dataclass that maps buckets and their counts to one float32 a bucket."""
+class Scale(Interface, abstract=True):
+    """A frozen dataclass that maps buckets and their counts to one float32 a bucket.
 
-    @property
-    def covers(self) -> bool:
-        """Whether no element is ever larger than the scale."""
-        ...
+    Attributes:
+        covers: whether no element is ever larger than the scale.
+    """
 
-    def __call__(
-        self, x: Array, count: Array, rows: Rows = sums.IN_XLA
-    ) -> Float32[Array, "n 1"]: ...
+    covers: bool
+
+    @abc.abstractmethod
+    def __call__(self, x: Array, count: Array, rows: Rows = sums.IN_XLA) -> Float32[Array, "n 1"]:
+        """The value."""
 
 
 def _passes(scale: Callable[..., Array]) -> Callable[..., Array]:
@@ -53,7 +55,7 @@ def _passes(scale: Callable[..., Array]) -> Callable[..., Array]:
 
 
 @dataclasses.dataclass(frozen=True)
-class MaxAbs:
+class MaxAbs(Scale):
     """The largest absolute value of each bucket."""
 
     covers = True
@@ -63,7 +65,7 @@ class MaxAbs:
 
 
 @dataclasses.dataclass(frozen=True)
-class L2:
+class L2(Scale):
     """The Euclidean norm of each bucket, at most the largest float32."""
 
     covers = True
@@ -78,7 +80,7 @@ class L2:
 
 
 @dataclasses.dataclass(frozen=True)
-class RootMeanSquare:
+class RootMeanSquare(Scale):
     """The root of the mean square of the real elements of each bucket, so many times.
 
     Args:
@@ -98,7 +100,7 @@ class RootMeanSquare:
 
 
 @dataclasses.dataclass(frozen=True)
-class PNorm:
+class PNorm(Scale):
     """The p-norm `(Σ|xᵢ|ᵖ)^(1/p)` of each bucket, for any `p ≥ 1`.
 
     Args:
@@ -123,7 +125,7 @@ class PNorm:
 
 
 @dataclasses.dataclass(frozen=True)
-class MeanAbs:
+class MeanAbs(Scale):
     """The mean absolute value of the real elements of each bucket, so many times.
 
     Args:
@@ -145,7 +147,7 @@ class MeanAbs:
 
 
 @dataclasses.dataclass(frozen=True)
-class ClippedMax:
+class ClippedMax(Scale):
     """The largest absolute value after clipping at `sigmas` standard deviations.
 
     The deviation is the population's, about the mean, over the real elements of each bucket. The

@@ -5,8 +5,9 @@ elements to points (2⁻²⁰ of a step), for any shape of scales; the last axis
 one bucket.
 """
 
+import abc
 import dataclasses
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +15,7 @@ from jax import lax
 from jaxtyping import Float32
 
 from jaxcomp import checks
+from jaxcomp.base.interface import Interface
 from jaxcomp.numerics import exact, noise
 from jaxcomp.quantize import rounding, sums
 from jaxcomp.quantize.levels import FRACTION, Float, Levels
@@ -32,37 +34,34 @@ class Derived(NamedTuple):
     sent: tuple[Array, ...]
 
 
-@runtime_checkable
-class Steps(Protocol):
-    """A frozen dataclass that says how steps are rounded and sent."""
+class Steps(Interface, abstract=True):
+    """A frozen dataclass that says how steps are rounded and sent.
 
-    @property
-    def covers(self) -> bool:
-        """Whether the largest level is never below the scale."""
-        ...
+    Attributes:
+        covers: whether the largest level is never below the scale.
+        unbiased: whether elements stay unbiased if their rounding is, and nothing is clipped.
+    """
 
-    @property
-    def unbiased(self) -> bool:
-        """Whether elements stay unbiased if their rounding is, and nothing is clipped."""
-        ...
+    covers: bool
+    unbiased: bool
 
+    @abc.abstractmethod
     def bits(self, blocks: int) -> float:
         """What the steps of a bucket of so many blocks cost."""
-        ...
 
+    @abc.abstractmethod
     def derive(
         self, scale: Float32[Array, "n blocks"], levels: Levels, dtype: Any, high: Array, low: Array
     ) -> Derived:
         """Steps, factors, and what is sent; `high, low: [n, 1]` seed what noise there is."""
-        ...
 
+    @abc.abstractmethod
     def received(self, sent: tuple[Array, ...]) -> Float32[Array, "... n blocks"]:
         """The steps again, from what was sent."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
-class Exact:
+class Exact(Steps):
     """32 bits, rounded up to as many significant bits as products with codes leave room for."""
 
     covers = True
@@ -85,7 +84,7 @@ class Exact:
 
 
 @dataclasses.dataclass(frozen=True)
-class PowerOfTwo:
+class PowerOfTwo(Steps):
     """A power of two, in eight bits (E8M0): `2ᵏ` with `k` from `⌊log₂⌋` of the scale and of the
     largest level, or the smallest `2ᵏ` that covers.
 
@@ -157,7 +156,7 @@ class PowerOfTwo:
 
 
 @dataclasses.dataclass(frozen=True)
-class TwoLevel:
+class TwoLevel(Steps):
     """Eight bits a block (FP8 E4M3) as multiples of one float32 a bucket.
 
     References:

@@ -10,7 +10,7 @@ from jax import lax
 from jaxtyping import Float32, UInt32
 
 from jaxcomp import checks
-from jaxcomp.quantize.levels import FRACTION
+from jaxcomp.quantize.levels import FRACTION, Levels
 from jaxcomp.theory import limits
 from jaxcomp.types import Array
 
@@ -22,7 +22,13 @@ _ENDS = {"gaussian": 7.0, "laplace": 14.0}
 
 
 @dataclasses.dataclass(frozen=True)
-class LloydMax:
+class LloydMax(
+    Levels,
+    public=(
+        "half",
+        "reach",
+    ),
+):
     """The `2^width` values of least squared error for elements of a law, as integers below 2¹⁰.
 
     A code is a sign bit and the number of the value; an element takes the nearest one, and dither
@@ -90,7 +96,14 @@ class LloydMax:
 
 
 @dataclasses.dataclass(frozen=True)
-class UniformThreshold:
+class UniformThreshold(
+    Levels,
+    public=(
+        "half",
+        "reach",
+        "dead",
+    ),
+):
     """Zero and the values of least squared error at an entropy, for a law: for an entropy coder.
 
     Evenly spaced thresholds but for the cell of zero, which is wider, and values at the centroids
@@ -167,7 +180,7 @@ class UniformThreshold:
 
 
 @dataclasses.dataclass(frozen=True)
-class Geometric:
+class Geometric(Levels):
     """`±b^-i` for `i` from 0 to `positive − 1`, with `b = 2^(1 / per_octave)`; no zero.
 
     A code is a sign bit and the exponent `i`; an element takes the value whose logarithm is

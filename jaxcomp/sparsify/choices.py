@@ -4,9 +4,10 @@ A rule finds at most `room` places in each bucket and says how many it found. It
 what does not fit is not sent, and stays in the feedback's residual.
 """
 
+import abc
 import dataclasses
 import math
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +15,7 @@ from jax import lax
 from jaxtyping import Int32, UInt32
 
 from jaxcomp import checks
+from jaxcomp.base.interface import Interface
 from jaxcomp.sparsify import bitmap, selection
 from jaxcomp.types import Array
 
@@ -32,28 +34,28 @@ class Chosen(NamedTuple):
     state: Any
 
 
-@runtime_checkable
-class Choice(Protocol):
-    """A frozen dataclass that chooses elements of each bucket."""
+class Choice(Interface, abstract=True):
+    """A frozen dataclass that chooses elements of each bucket.
 
-    @property
-    def fills(self) -> bool:
-        """Whether the room is always filled."""
-        ...
+    Attributes:
+        fills: whether the room is always filled.
+        span: how many times smaller than the largest the smallest chosen element may be.
+        homogeneous: whether an input `2^k` times as large has the same places chosen.
+    """
 
-    @property
-    def homogeneous(self) -> bool:
-        """Whether an input `2^k` times as large has the same places chosen."""
-        ...
+    fills: bool
+    homogeneous: bool
+    span = math.inf
 
+    @abc.abstractmethod
     def room(self, size: int) -> int:
         """Places for a bucket of this size."""
-        ...
 
+    @abc.abstractmethod
     def init(self, buckets: int, size: int) -> Any:
         """State of the rule; `()` for those that have none."""
-        ...
 
+    @abc.abstractmethod
     def choose(self, x: Array, count: Array, start: UInt32[Array, " n"], state: Any) -> Chosen:
         """Places in each of the buckets `x`, of which `count` elements are real.
 
@@ -63,7 +65,6 @@ class Choice(Protocol):
             start: a random word for each bucket.
             state: of the rule.
         """
-        ...
 
 
 def share(fraction: int | float, size: int) -> int:
@@ -72,7 +73,7 @@ def share(fraction: int | float, size: int) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class Largest:
+class Largest(Choice):
     """The `⌈fraction · size⌉` largest `|x|` of each bucket; equal ones by the lower place.
 
     Args:
@@ -99,7 +100,7 @@ class Largest:
 
 
 @dataclasses.dataclass(frozen=True)
-class AtLeast:
+class AtLeast(Choice):
     """All `|x| ≥ value` of each bucket, and what is not finite, as far as there is room.
 
     Args:
@@ -132,7 +133,7 @@ class AtLeast:
 
 
 @dataclasses.dataclass(frozen=True)
-class Sampled:
+class Sampled(Choice):
     """All `|x|` above a threshold that a sample says the share exceeds.
 
     Where more than `most` times the share exceed it, exactly the share of largest ones among them
@@ -207,7 +208,7 @@ class Sampled:
 
 
 @dataclasses.dataclass(frozen=True)
-class NearLargest:
+class NearLargest(Choice):
     """All `|x| ≥ M b^-(τ + ½)` of each bucket, `M` its largest and `b = 2^(1 / per_octave)`.
 
     That is, those whose logarithm to the base `b` rounds to an integer of at most `τ` below that of

@@ -9,7 +9,7 @@ from jaxtyping import Int32, UInt32
 
 from jaxcomp import checks
 from jaxcomp.entropy import stream
-from jaxcomp.sparsify.indices import EliasFano, from_gaps, gaps
+from jaxcomp.sparsify.indices import EliasFano, Indices, from_gaps, gaps
 from jaxcomp.types import Array
 
 _WIDTH = 6
@@ -22,7 +22,7 @@ _DELTAS, _ELIAS_FANO = 0, 1
 
 
 @dataclasses.dataclass(frozen=True)
-class Deltas:
+class Deltas(Indices, public=("bits",)):
     """Gaps in blocks of 128, in `⌈log₂ largest gap⌉` bits each, and six bits a block.
 
     Where places are so uneven that this takes more than `3 + log₂(size / k)` bits each, they are

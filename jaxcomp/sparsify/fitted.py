@@ -13,7 +13,7 @@ from jaxcomp import checks
 from jaxcomp.backend.xla import block_fma
 from jaxcomp.numerics import exact
 from jaxcomp.sparsify import bitmap, selection, tails
-from jaxcomp.sparsify.choices import Chosen, as_many_as_fit, share
+from jaxcomp.sparsify.choices import Choice, Chosen, as_many_as_fit, share
 from jaxcomp.sparsify.logarithm import log2
 from jaxcomp.types import Array
 
@@ -64,7 +64,13 @@ class Stages(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Fitted:
+class Fitted(
+    Choice,
+    public=(
+        "most",
+        "threshold",
+    ),
+):
     """All `|x|` above the threshold that a fitted law says a share of them exceeds.
 
     The law is fitted to all magnitudes for a share of `first`, then again to what exceeds the

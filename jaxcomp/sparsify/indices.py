@@ -4,34 +4,34 @@ Places are ascending and below the size of the bucket. Where there are fewer tha
 repeats a place and is left out by who knows the number. All are of a static size.
 """
 
+import abc
 import dataclasses
 import math
-from typing import Protocol, runtime_checkable
 
 import jax.numpy as jnp
 from jaxtyping import Int32, UInt32
 
 from jaxcomp import bits
+from jaxcomp.base.interface import Interface
 from jaxcomp.entropy import rice
 from jaxcomp.sparsify import bitmap
 from jaxcomp.types import Array
 
 
-@runtime_checkable
-class Indices(Protocol):
+class Indices(Interface, abstract=True):
     """A frozen dataclass that maps ascending places to words and back."""
 
+    @abc.abstractmethod
     def encode(self, places: UInt32[Array, "n k"], size: int) -> UInt32[Array, "n words"]:
         """The words of `k` places below `size` in each row."""
-        ...
 
+    @abc.abstractmethod
     def decode(self, words: UInt32[Array, "n words"], k: int, size: int) -> UInt32[Array, "n k"]:
         """The places again."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
-class Raw:
+class Raw(Indices):
     """A word each: 32 bits."""
 
     def encode(self, places: UInt32[Array, "n k"], size: int) -> UInt32[Array, "n words"]:
@@ -44,7 +44,7 @@ class Raw:
 
 
 @dataclasses.dataclass(frozen=True)
-class Packed:
+class Packed(Indices):
     """`⌈log₂ size⌉` bits each, in any order."""
 
     def encode(self, places: UInt32[Array, "n k"], size: int) -> UInt32[Array, "n words"]:
@@ -55,7 +55,7 @@ class Packed:
 
 
 @dataclasses.dataclass(frozen=True)
-class Bitmap:
+class Bitmap(Indices):
     """A bit for every element of the bucket: the smallest from a density of about a quarter on.
 
     Every slot must be used, each by a place of its own.
@@ -69,7 +69,7 @@ class Bitmap:
 
 
 @dataclasses.dataclass(frozen=True)
-class EliasFano:
+class EliasFano(Indices):
     """`2 + log₂(size / k)` bits each, within half a bit of what a random choice costs at least.
 
     The `l = ⌊log₂(size / k)⌋` low bits of each place are packed; of the rest, place `i` sets bit
@@ -102,7 +102,7 @@ class EliasFano:
 
 
 @dataclasses.dataclass(frozen=True)
-class Rice:
+class Rice(Indices, public=("bits",)):
     """Gaps in `r` low bits each and a run of as many zeros as the rest says, ended by a one.
 
     A gap `g` takes `r + 1 + ⌊g / 2ʳ⌋` bits, with `r = max(0, 1 + ⌊log₂(ln(φ − 1) / ln(1 − p))⌋)`
