@@ -117,10 +117,10 @@ def proximal(problem: Composite, axis_name: str) -> dict[str, tuple[Any, Prices]
     for make in (jaxcomp.algorithms.qcmd_adagrad, jaxcomp.algorithms.qrda_adagrad):
         for name, (codec, feedback) in ways.items():
             tx = make(
+                codec,
                 axis_name,
                 learning_rate=0.1,
                 regularizer=jaxcomp.optimizers.L1(problem.weight),
-                codec=codec,
                 feedback=feedback,
             )
             prices = Prices(price(codec, size), 0.0, 64.0 * size, problem.workers)
@@ -146,7 +146,7 @@ def subgradients(
             jaxcomp.codecs.Identity() if bits is None else jaxcomp.ndsc(bits=bits, bucket_size=size)
         )
         codec = everywhere(code)
-        tx = jaxcomp.algorithms.dq_psgd(axis_name, learning_rate=rate, projection=ball, codec=codec)
+        tx = jaxcomp.algorithms.dq_psgd(codec, axis_name, learning_rate=rate, projection=ball)
         prices = Prices(price(codec, size), 0.0, 64.0 * size, problem.workers)
         named = {None: "whole subgradients", 1: "1 bit"}.get(bits, f"{bits} bits")
         found[f"dq_psgd, {named}"] = (tx, prices)

@@ -105,7 +105,7 @@ def methods(problem: Problem) -> dict[str, Method]:
         return make(codec, AXIS, learning_rate=rate, **settings)
 
     dense = jaxcomp.compressed_mean(jaxcomp.Dense(), AXIS)
-    adam = {"learning_rate": decaying, "freeze_step": WARM, "codec": sign}
+    adam = {"learning_rate": decaying, "freeze_step": WARM}
     return {
         "dense descent": Method(optax.chain(dense, optax.sgd(unit)), "whole", "whole"),
         "ef_sgd, top 10 %": Method(
@@ -130,16 +130,22 @@ def methods(problem: Problem) -> dict[str, Method]:
             False,
         ),
         "one_bit_adam": Method(
-            jaxcomp.algorithms.one_bit_adam(AXIS, **adam), "sign", "sign", False
+            jaxcomp.algorithms.one_bit_adam(sign, AXIS, **adam), "sign", "sign", False
         ),
         "zero_one_adam, 16 local steps": Method(
-            jaxcomp.algorithms.zero_one_adam(AXIS, **adam, double_every=1000), "sign", "sign", False
+            jaxcomp.algorithms.zero_one_adam(sign, AXIS, **adam, double_every=1000),
+            "sign",
+            "sign",
+            False,
         ),
         "zero_one_adam, no local steps": Method(
-            jaxcomp.algorithms.zero_one_adam(AXIS, **adam, max_interval=1), "sign", "sign", False
+            jaxcomp.algorithms.zero_one_adam(sign, AXIS, **adam, max_interval=1),
+            "sign",
+            "sign",
+            False,
         ),
         "dgd_def, 3 bits": Method(
-            jaxcomp.algorithms.dgd_def(AXIS, learning_rate=0.5 * unit, codec=with_["coded"]),
+            jaxcomp.algorithms.dgd_def(with_["coded"], AXIS, learning_rate=0.5 * unit),
             "coded",
             None,
             False,
@@ -172,7 +178,7 @@ def methods(problem: Problem) -> dict[str, Method]:
         ),
         "lag": Method(jaxcomp.algorithms.lag(AXIS, learning_rate=unit), "whole", None),
         "censored heavy ball": Method(
-            jaxcomp.algorithms.censored_heavy_ball(AXIS, learning_rate=unit), "whole", None
+            jaxcomp.algorithms.censored_heavy_ball(None, AXIS, learning_rate=unit), "whole", None
         ),
         "clag, top 10 %": Method(at(jaxcomp.algorithms.clag, top, theory), "top", None),
     }
@@ -283,10 +289,10 @@ def sparse(problem: Problem, steps: int) -> list[tuple[str, ...]]:
     for recipe, make in recipes.items():
         for name, codec in ternary.items():
             tx = make(
+                everywhere(codec),
                 AXIS,
                 learning_rate=0.1,
                 regularizer=jaxcomp.optimizers.L1(0.02),
-                codec=everywhere(codec),
             )
             run = problems.descend(tx, problem._replace(ridge=0.0), steps, AXIS)
             zeros = int((run.params == 0).sum())

@@ -100,7 +100,7 @@ def methods(task: Task, steps: int) -> dict[str, optax.GradientTransformationExt
         ),
         "cd_adam, sign": jaxcomp.algorithms.cd_adam(sign, AXIS, learning_rate=adam),
         "one_bit_adam": jaxcomp.algorithms.one_bit_adam(
-            AXIS, learning_rate=adam, freeze_step=steps // 5
+            jaxcomp.sign(), AXIS, learning_rate=adam, freeze_step=steps // 5
         ),
     }
 

@@ -38,11 +38,11 @@ class Method(NamedTuple):
         return args.rates[self.rate] if isinstance(self.rate, str) else self.rate
 
 
-def warmed_up(fraction: float) -> jaxcomp.Phases:
+def warmed_up(fraction: float) -> jaxcomp.ReducerSchedule:
     """Deep Gradient Compression, whose residual has the momentum."""
     feedback = jaxcomp.MomentumCorrection(momentum=0.9)
     shares = jaxcomp.dgc_warmup(fraction, steps_per_epoch=20)
-    return jaxcomp.Phases(
+    return jaxcomp.ReducerSchedule(
         tuple((start, jaxcomp.Link(jaxcomp.dgc(share), feedback)) for start, share in shares)
     )
 

@@ -107,7 +107,7 @@ def sent_by(
 
     A program with several phases has the collectives of all of them, of which a step runs one.
     """
-    if not isinstance(mean, jaxcomp.Phases):
+    if not isinstance(mean, jaxcomp.ReducerSchedule):
         sent = jaxcomp.collective_bytes(step)  # Of this very program.
         return sent, [(0, sum(sent.values()))]
     phases = [

@@ -132,7 +132,7 @@ from jaxcomp.reducers.psum import (
     Psum as Psum,
 )
 from jaxcomp.reducers.schedule import (
-    Phases as Phases,
+    ReducerSchedule as ReducerSchedule,
 )
 from jaxcomp.reducers.two_shot import (
     TwoShot as TwoShot,

@@ -37,6 +37,13 @@ def integer(name: str, value: Any, low: int, high: int | None = None) -> None:
         raise ValueError(f"`{name}` must be {span}, got {value}")
 
 
+def multiple(name: str, value: Any, of: int) -> None:
+    """A positive multiple of an integer."""
+    integer(name, value, of)
+    if value % of:
+        raise ValueError(f"`{name}` must be a multiple of {of}, got {value}")
+
+
 def number(name: str, value: Any, low: float, high: float = math.inf) -> None:
     """A finite number in a closed range."""
     if (

@@ -35,11 +35,6 @@ def first(make, **settings):
     return lambda codec, rate: make(codec, AXIS, learning_rate=rate, **settings)
 
 
-def named(make, **settings):
-    """One that need not be given a codec."""
-    return lambda codec, rate: make(AXIS, learning_rate=rate, codec=codec, **settings)
-
-
 def voted(codec, rate):
     up = jaxcomp.Vote(everywhere(jaxcomp.codecs.Ballot()))
     return jaxcomp.algorithms.signsgd(AXIS, learning_rate=rate, momentum=0.9, up=up)
@@ -60,13 +55,13 @@ METHODS = {
     "dore": (first(jaxcomp.algorithms.dore, down=IDENTITY), QSGD),
     "mcm": (first(jaxcomp.algorithms.mcm), QSGD),
     "rand_mcm": (first(jaxcomp.algorithms.rand_mcm), QSGD),
-    "censored_heavy_ball": (named(jaxcomp.algorithms.censored_heavy_ball, censoring=0.0), TOP),
-    "qcmd_adagrad": (named(jaxcomp.algorithms.qcmd_adagrad, regularizer=SPARSE), TERNARY),
-    "qrda_adagrad": (named(jaxcomp.algorithms.qrda_adagrad, regularizer=SPARSE), TERNARY),
-    "dgd_def": (named(jaxcomp.algorithms.dgd_def), TOP),
-    "dq_psgd": (named(jaxcomp.algorithms.dq_psgd, projection=ball), QSGD),
-    "one_bit_adam": (named(jaxcomp.algorithms.one_bit_adam, freeze_step=2), SIGN),
-    "zero_one_adam": (named(jaxcomp.algorithms.zero_one_adam, freeze_step=2), SIGN),
+    "censored_heavy_ball": (first(jaxcomp.algorithms.censored_heavy_ball, censoring=0.0), TOP),
+    "qcmd_adagrad": (first(jaxcomp.algorithms.qcmd_adagrad, regularizer=SPARSE), TERNARY),
+    "qrda_adagrad": (first(jaxcomp.algorithms.qrda_adagrad, regularizer=SPARSE), TERNARY),
+    "dgd_def": (first(jaxcomp.algorithms.dgd_def), TOP),
+    "dq_psgd": (first(jaxcomp.algorithms.dq_psgd, projection=ball), QSGD),
+    "one_bit_adam": (first(jaxcomp.algorithms.one_bit_adam, freeze_step=2), SIGN),
+    "zero_one_adam": (first(jaxcomp.algorithms.zero_one_adam, freeze_step=2), SIGN),
     "signsgd": (voted, None),
 }
 """Name to what makes it of a codec and a rate, and a codec that suits it. LAG and EF-signSGD are

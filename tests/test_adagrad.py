@@ -8,14 +8,14 @@ import pytest
 import scipy.optimize
 
 from jaxcomp.optimizers.adagrad import prox_adagrad, rda_adagrad
-from jaxcomp.optimizers.regularizers import L1, L2, L1Ball, L2Ball, SquaredL2
+from jaxcomp.optimizers.regularizers import L1, GroupLasso, L1Ball, L2Ball, SquaredL2
 
 RNG = np.random.default_rng(0)
 PENALTIES = {
     L1(0.4): lambda x: 0.4 * np.abs(x).sum(),
     SquaredL2(0.7): lambda x: 0.35 * (x**2).sum(),
-    L2(0.9): lambda x: 0.9 * np.linalg.norm(x),
-    L2(9.0): lambda x: 9.0 * np.linalg.norm(x),
+    GroupLasso(0.9): lambda x: 0.9 * np.linalg.norm(x),
+    GroupLasso(9.0): lambda x: 9.0 * np.linalg.norm(x),
 }
 
 
@@ -83,7 +83,7 @@ def test_proximal_points_at_the_ends_of_the_range():
     for regularizer, want in (
         (L1(1.0), [2, -3, 0]),
         (SquaredL2(1.0), [1.5, -2, 0]),
-        (L2(2.5), [1.5, -2, 0]),
+        (GroupLasso(2.5), [1.5, -2, 0]),
         (L2Ball(2.5), [1.5, -2, 0]),
         (L1Ball(5.0), [2, -3, 0]),
     ):
@@ -94,7 +94,7 @@ def test_proximal_points_at_the_ends_of_the_range():
         assert jax.eval_shape(near, z[:0], metric[:0], one).shape == (0,)
         if hasattr(regularizer, "weight"):  # A rate of zero.
             np.testing.assert_array_equal(near(z, metric, 0 * one), z)
-        if isinstance(regularizer, L2):
+        if isinstance(regularizer, GroupLasso):
             for scale in (1e-30, 1e30):  # In both, or the balance is another one.
                 same = near(z * scale, metric, one * scale)
                 same = np.asarray(same, np.float64) / scale
@@ -136,7 +136,7 @@ def test_what_a_regularizer_makes_zero_is_zero_and_dual_averaging_makes_more_of_
     txs = {
         "mirror": (prox_adagrad(1.0, L1(0.2)), "float32"),
         "dual": (rda_adagrad(1.0, L1(0.2)), "float32"),
-        "group": (prox_adagrad(1.0, L2(50.0)), "bfloat16"),
+        "group": (prox_adagrad(1.0, GroupLasso(50.0)), "bfloat16"),
         "narrow": (rda_adagrad(1.0, L1(0.2)), "bfloat16"),
         "ball": (prox_adagrad(1.0, L2Ball(0.5)), "float32"),
         "diamond": (rda_adagrad(1.0, L1Ball(0.5)), "float32"),
@@ -175,7 +175,7 @@ def test_wrong_arguments_of_adagrad_say_so():
             make(-0.1)
         with pytest.raises(ValueError, match=r"`delta` must be a number at least 0.0"):
             make(0.1, delta=-1.0)
-    for make in (L1, L2, SquaredL2):
+    for make in (L1, GroupLasso, SquaredL2):
         with pytest.raises(ValueError, match="`weight` must be a positive number"):
             make(0.0)
     for make in (L1Ball, L2Ball):

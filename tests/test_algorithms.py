@@ -51,7 +51,7 @@ def test_every_recipe_is_tried():
     assert recipes - set(METHODS) == {"lag", "ef_signsgd"}
 
 
-@pytest.mark.parametrize("gate", [None, jaxcomp.gates.Sampled(8)], ids=["diloco", "fedpaq"])
+@pytest.mark.parametrize("gate", [None, jaxcomp.gates.SampledWorkers(8)], ids=["diloco", "fedpaq"])
 def test_one_local_step_of_everyone_is_plain_descent(gate, x64):
     """Each worker moves by itself, and the server goes where they went on average: DiLoCo's outer
     step of length one after one inner step, and FedPAQ's where all take part.
@@ -226,13 +226,13 @@ def test_wrong_use_says_what_would_do():
     with pytest.raises(ValueError, match=r"`codec` must have links that remember"):
         jaxcomp.algorithms.displaced_mean(jaxcomp.Link(QSGD), AXIS, learning_rate=0.1)
     with pytest.raises(ValueError, match=r"`projection` must be a function"):
-        jaxcomp.algorithms.dq_psgd(AXIS, learning_rate=0.1, projection=1.0)
+        jaxcomp.algorithms.dq_psgd(jaxcomp.ndsc(2), AXIS, learning_rate=0.1, projection=1.0)
     with pytest.raises(ValueError, match=r"`state` must be of a chain that keeps a mean"):
         jaxcomp.optimizers.average(optax.sgd(0.1).init(START))
     with pytest.raises(ValueError, match=r"`learning_rate` must be"):
-        jaxcomp.algorithms.censored_heavy_ball(AXIS, learning_rate=0.0)
+        jaxcomp.algorithms.censored_heavy_ball(None, AXIS, learning_rate=0.0)
     with pytest.raises(ValueError, match=r"`momentum` must be below 1"):
-        jaxcomp.algorithms.censored_heavy_ball(AXIS, learning_rate=0.1, momentum=1.0)
+        jaxcomp.algorithms.censored_heavy_ball(None, AXIS, learning_rate=0.1, momentum=1.0)
     with pytest.raises(ValueError, match=r"`momentum` must be"):
         jaxcomp.algorithms.signsgd(AXIS, learning_rate=0.1, momentum=1.5)
     with pytest.raises(ValueError, match=r"`eta` must be"):

@@ -26,7 +26,7 @@ for codec in FEW if SLOW else FEW[::2]:
     jaxcomp.describe(codec, tree, workers=3)
 late = jaxcomp.Link(jaxcomp.top_k(), jaxcomp.MomentumCorrection(nesterov=True))
 early = jaxcomp.Link(jaxcomp.top_k(fraction=0.5), late.feedback)
-phases = jaxcomp.Phases(((0, early), (2, late)))
+phases = jaxcomp.ReducerSchedule(((0, early), (2, late)))
 powers = (jaxcomp.PowerIteration(), jaxcomp.PowerIteration(alternate=True))
 for reducer in (phases, powers[0], *([jaxcomp.Dense(), *powers[1:]] if SLOW else [])):
     jaxcomp.testing.check_reducer(reducer)

@@ -85,8 +85,12 @@ def test_chains_within_and_around():
 @pytest.mark.parametrize(
     "method",
     [
-        lambda: jaxcomp.algorithms.one_bit_adam("data", learning_rate=0.1, freeze_step=10),
-        lambda: jaxcomp.algorithms.zero_one_adam("data", learning_rate=0.1, freeze_step=10),
+        lambda: jaxcomp.algorithms.one_bit_adam(
+            jaxcomp.sign(), "data", learning_rate=0.1, freeze_step=10
+        ),
+        lambda: jaxcomp.algorithms.zero_one_adam(
+            jaxcomp.sign(), "data", learning_rate=0.1, freeze_step=10
+        ),
         lambda: jaxcomp.algorithms.diana(jaxcomp.qsgd(bits=4), "data", learning_rate=0.1),
         lambda: jaxcomp.algorithms.neolithic(jaxcomp.sign(), "data", learning_rate=0.1, stages=2),
         lambda: jaxcomp.algorithms.signsgd("data", learning_rate=0.1, momentum=0.9),

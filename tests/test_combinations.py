@@ -56,7 +56,7 @@ GATES = {
     "every": jaxcomp.gates.Every(2),
     "phase": jaxcomp.gates.Phase(3),
     "bernoulli": jaxcomp.gates.Bernoulli(0.5),
-    "sampled": jaxcomp.gates.Sampled(2),
+    "sampled": jaxcomp.gates.SampledWorkers(2),
     "coin": jaxcomp.gates.Coin(0.5),
     "censored": jaxcomp.gates.Censored(0.1),
 }

@@ -115,7 +115,9 @@ def test_who_is_silent_and_how_often(x64):
     start = {"x": jnp.zeros((1, SIZE))}
 
     def run(censoring):
-        tx = jaxcomp.algorithms.censored_heavy_ball(AXIS, learning_rate=rate, censoring=censoring)
+        tx = jaxcomp.algorithms.censored_heavy_ball(
+            None, AXIS, learning_rate=rate, censoring=censoring
+        )
 
         def one(params, data, state):
             grads = {"x": problem.gradient(params["x"][0], *data)[None]}
@@ -159,7 +161,7 @@ def test_gradients_where_no_error_had_been_made(x64):
         codec = everywhere(jaxcomp.ndsc(bits=bits, dithered=False, bucket_size=SIZE))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # Of every input it is no contraction.
-            tx = jaxcomp.algorithms.dgd_def(AXIS, learning_rate=rate, codec=codec)
+            tx = jaxcomp.algorithms.dgd_def(codec, AXIS, learning_rate=rate)
         return problems.descend(tx, problem, steps, AXIS)
 
     run = coded(2, 12)
@@ -182,7 +184,7 @@ def test_sparse_solutions_of_real_data(x64):
         ("mirror", jaxcomp.algorithms.qcmd_adagrad, everywhere(jaxcomp.threshold_ternary())),
     ):
         settings = {"learning_rate": 0.1, "regularizer": jaxcomp.optimizers.L1(0.02)}
-        run = problems.descend(make(AXIS, codec=codec, **settings), problem, 400, AXIS)
+        run = problems.descend(make(codec, AXIS, **settings), problem, 400, AXIS)
         assert problem.accuracy(run.params) > 0.97
         found[name] = np.asarray(run.params == 0)
     assert found["whole"].sum() >= 8
@@ -199,7 +201,7 @@ def test_subgradients_in_a_ball(x64):
     def shrink(tree):
         return optax.projections.projection_l2_ball(tree, 1.0)
 
-    tx = jaxcomp.algorithms.dq_psgd(AXIS, learning_rate=0.02, projection=shrink, codec=codec)
+    tx = jaxcomp.algorithms.dq_psgd(codec, AXIS, learning_rate=0.02, projection=shrink)
     start = {"x": jnp.zeros((1, SIZE))}
 
     def one(params, own, state):

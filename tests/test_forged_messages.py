@@ -47,10 +47,10 @@ def test_what_is_damaged_is_refused(good):
     refused(os.urandom(2_000), "must begin with")
     refused("text", "must be bytes, got str")
     newer = bytearray(good)
-    newer[4] = 2
-    refused(bytes(newer), "format version 1, got 2; take a newer jaxcomp")
+    newer[4] = 3
+    refused(bytes(newer), "format version 1 or 2, got 3; take a newer jaxcomp")
     newer[4] = 0
-    refused(bytes(newer), "format version 1, got 0$")
+    refused(bytes(newer), "format version 1 or 2, got 0$")
 
 
 def test_what_is_meant_for_others_is_refused(good):
@@ -218,12 +218,12 @@ def mutated(draw, data, other, expected):
         return sealed(damaged(draw, data, other))
     if way == 2:  # Past its fixed fields, which say what they should.
         return sealed(data[:FIXED] + damaged(draw, data[FIXED:], other[FIXED:]))
-    parts = frame.read(data, expected.digest, expected.likes, None)
+    parts = frame.read(data, expected.digests, expected.likes, None)
     which = int(draw.integers(len(parts)))
     method = int(draw.integers(4)) if draw.random() < 0.3 else parts[which].method
     body = damaged(draw, bytes(parts[which].body), other)
     parts[which] = parts[which]._replace(method=method, body=body)
-    return frame.write(parts, expected.digest, None)
+    return frame.write(parts, expected.digests, None)
 
 
 def test_no_message_does_more_than_raise():

@@ -20,7 +20,7 @@ GATES = [
     jaxcomp.gates.Phase(2, 9),
     jaxcomp.gates.Bernoulli(0.3),
     jaxcomp.gates.Bernoulli(1.0),
-    jaxcomp.gates.Sampled(2),
+    jaxcomp.gates.SampledWorkers(2),
     jaxcomp.gates.Coin(0.4, rescaled=True),
     jaxcomp.gates.Censored(1.0),
 ]
@@ -79,7 +79,7 @@ def drawn(gate, steps=4000):
     ("gate", "rate"),
     [
         (jaxcomp.gates.Bernoulli(0.3), 0.3),
-        (jaxcomp.gates.Sampled(3), 3 / 8),
+        (jaxcomp.gates.SampledWorkers(3), 3 / 8),
         (jaxcomp.gates.Coin(0.1), 0.1),
     ],
     ids=lambda x: repr(x),
@@ -94,7 +94,7 @@ def test_draws(gate, rate):
     assert np.abs((centred * (2 * bits - 1)).mean(0)).max() < error
     assert np.abs((centred[1:] * centred[:-1]).mean(0)).max() < error
     between = (centred[:, :, None] * centred[:, None]).mean(0)[~np.eye(WORKERS, dtype=bool)]
-    if isinstance(gate, jaxcomp.gates.Sampled):
+    if isinstance(gate, jaxcomp.gates.SampledWorkers):
         assert (weight.sum(1) == 3).all()
         expected = rate * 2 / 7 - rate**2
     else:
@@ -111,7 +111,7 @@ def test_rare_and_sure_draws():
         )
 
     assert weight(jaxcomp.gates.Bernoulli(1.0)).all()
-    assert weight(jaxcomp.gates.Sampled(8)).all()
+    assert weight(jaxcomp.gates.SampledWorkers(8)).all()
     assert not weight(jaxcomp.gates.Bernoulli(1e-12)).any()
     assert bool(jaxcomp.gates.Coin(1.0).open(noise.raw(0), (), (), "data").go)
 
@@ -142,7 +142,7 @@ def test_artemis_is_exact_where_sampling_alone_plateaus(in_float64):
         return found.error[-1]
 
     assert error(jaxcomp.Shift(0.2), jaxcomp.gates.Bernoulli(0.5)) < 1e-24
-    assert error(jaxcomp.NoFeedback(), jaxcomp.gates.Sampled(4)) > 1e-4
+    assert error(jaxcomp.NoFeedback(), jaxcomp.gates.SampledWorkers(4)) > 1e-4
 
 
 def test_censored_heavy_ball(in_float64):
@@ -227,7 +227,7 @@ def test_wrong_settings_say_so():
         (lambda: jaxcomp.gates.Bernoulli(0.0), "`p` must be a positive number, got 0"),
         (lambda: jaxcomp.gates.Coin(1.5), "`p` must be a number from 0.0 to 1.0, got 1.5"),
         (lambda: jaxcomp.gates.Coin(0.5, rescaled=2), "`rescaled` must be one of"),
-        (lambda: jaxcomp.gates.Sampled(0), "`r` must be at least 1, got 0"),
+        (lambda: jaxcomp.gates.SampledWorkers(0), "`r` must be at least 1, got 0"),
         (lambda: jaxcomp.gates.Censored(-1.0), "`threshold` must be a number at least 0"),
     ):
         with pytest.raises(ValueError, match=said):
@@ -243,8 +243,10 @@ def test_wrong_settings_say_so():
     two_shot = jaxcomp.TwoShot(link)
     with pytest.raises(ValueError, match=r"jaxcomp.Gather\(link\), or a downlink that is"):
         jaxcomp.compressed_mean(two_shot, "data", gate=jaxcomp.gates.Every(2))
-    jaxcomp.compressed_mean(two_shot, "data", gate=jaxcomp.gates.Sampled(2))  # Which never closes.
-    phases = jaxcomp.Phases(((0, two_shot), (1, two_shot)))
+    jaxcomp.compressed_mean(
+        two_shot, "data", gate=jaxcomp.gates.SampledWorkers(2)
+    )  # Which never closes.
+    phases = jaxcomp.ReducerSchedule(((0, two_shot), (1, two_shot)))
     with pytest.raises(ValueError, match="phases that bring the whole mean to every device"):
         jaxcomp.compressed_mean(phases, "data", gate=jaxcomp.gates.Every(2))
 
@@ -259,7 +261,7 @@ def test_wrong_use_says_so():
         )
 
     with pytest.raises(ValueError, match="`r` must be at most the number of workers, 8, got 9"):
-        update(IDENTITY, jaxcomp.NoFeedback(), jaxcomp.gates.Sampled(9))
+        update(IDENTITY, jaxcomp.NoFeedback(), jaxcomp.gates.SampledWorkers(9))
     with pytest.raises(ValueError, match=r"tx.update\(grads, state, params\)"):
         update(IDENTITY, jaxcomp.Shift(), jaxcomp.gates.Censored(1.0), None)
     with pytest.raises(ValueError, match=r"`step` must be below 1, .* count 2 times under Bern"):

@@ -36,7 +36,7 @@ REDUCERS = {
     "wide": jaxcomp.Gather(jaxcomp.Link(SIGN, jaxcomp.Residual(dtype="float32"))),
     "narrow": jaxcomp.Gather(jaxcomp.Link(SIGN, jaxcomp.Residual(dtype="float16"))),
     "eight_bits": jaxcomp.Gather(jaxcomp.Link(SIGN, jaxcomp.Residual(dtype="int8"))),
-    "phases": jaxcomp.Phases(
+    "phases": jaxcomp.ReducerSchedule(
         tuple(
             (start, jaxcomp.Link(jaxcomp.top_k(fraction), jaxcomp.Residual()))
             for start, fraction in ((0, 0.3), (10, 0.1))

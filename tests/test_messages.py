@@ -1,6 +1,7 @@
 """Payloads as bytes: exact, no larger than they must be, the same for ever, and safe to read."""
 
 import base64
+import dataclasses
 import hashlib
 import json
 import os
@@ -14,11 +15,12 @@ from posted import FIXED, MATRIX, assert_same, draws, message, sealed
 from suite import CODECS, SLOW, VARIANTS, label
 
 import jaxcomp
-from jaxcomp.messages import arrays, frame, streams
+from jaxcomp.messages import arrays, fingerprint, frame, streams
 from jaxcomp.messages.reading import Reader
-from jaxcomp.sparsify.indices import Bitmap
+from jaxcomp.sparsify.indices import Bitmap, RiceGaps
 
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "messages.json"
+IDENTITY = slice(20, 36)
 SECRET = bytes(range(32))
 
 FAMILIES = [
@@ -191,18 +193,46 @@ def test_what_cannot_be_compressed_grows_by_the_header_alone():
     assert len(message(codec, x)[1]) == jaxcomp.message_limit(codec, x) == x.nbytes + FIXED + 7
 
 
-@pytest.mark.parametrize("codec", FAMILIES[2:5] + FAMILIES[11:12], ids=label)
+RENAMED = jaxcomp.top_k(fraction=0.1, bucket_size=64, indices=RiceGaps())
+
+
+@pytest.mark.parametrize("codec", [*FAMILIES[2:5], FAMILIES[11], RENAMED], ids=label)
 def test_golden_messages(codec):
-    """Old bytes are read, and the same bytes are written."""
+    """The messages of every format version are read, and the last one is what is written."""
     x = jnp.round(draws(2_000, 7) ** 3 * 4) / 4
     payload, data = message(codec, x)
-    known = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
+    known = json.loads(GOLDEN.read_text())
+    name = f"version {fingerprint.VERSION} {label(codec)}"
     if os.environ.get("JAXCOMP_WRITE_GOLDEN"):
-        known[label(codec)] = base64.b64encode(data).decode()
+        known[name] = base64.b64encode(data).decode()
         GOLDEN.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
-    old = base64.b64decode(known[label(codec)])
+    # What 0.1 wrote has no version in its name.
+    for old in (known[label(codec)], known[name]):
+        assert_same(jaxcomp.from_bytes(codec, base64.b64decode(old), x), payload)
+    assert data == base64.b64decode(known[name])
+
+
+def test_former_names_are_read(monkeypatch):
+    """A class or a field that was renamed has its former name in old messages."""
+    monkeypatch.setitem(fingerprint.RENAMED, 1, {"RiceGaps": "Rice", "Largest.fraction": "share"})
+    codec, x = jaxcomp.top_k(0.11, bucket_size=64, indices=RiceGaps()), draws(640)
+    assert "Largest(share=0.11)" in fingerprint.text(codec, 1)
+    assert "Largest(fraction=0.11)" in fingerprint.text(codec)
+    payload, data = message(codec, x)
+    with monkeypatch.context() as before:
+        before.setattr(frame, "VERSION", 1)
+        old = message(codec, x)[1]
+    assert (old[4], data[4]) == (1, 2)
+    assert old[IDENTITY] != data[IDENTITY]
     assert_same(jaxcomp.from_bytes(codec, old, x), payload)
-    assert data == old
+
+
+def test_names_of_others_are_never_translated():
+    @dataclasses.dataclass(frozen=True)
+    class RiceGaps:  # As one of ours.
+        k: int = 1
+
+    assert fingerprint.text(RiceGaps(), 1) == "RiceGaps(k=1)"
 
 
 def test_golden_streams():

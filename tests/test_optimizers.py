@@ -87,7 +87,7 @@ def uncompressed():
     """1-bit Adam through a codec that loses nothing."""
     with jax.enable_x64(True):
         tx = one_bit_adam(
-            "workers", learning_rate=rate, freeze_step=FREEZE, codec=LOSSLESS, weight_decay=DECAY
+            LOSSLESS, "workers", learning_rate=rate, freeze_step=FREEZE, weight_decay=DECAY
         )
         return run(tx, ADAM_STEPS)[0]
 
@@ -120,10 +120,10 @@ def test_without_a_freeze_it_is_optax_adamw(uncompressed):
 def test_zero_one_adam_at_intervals_of_one_without_loss_is_the_same(uncompressed):
     with jax.enable_x64(True):
         tx = zero_one_adam(
+            LOSSLESS,
             "workers",
             learning_rate=rate,
             freeze_step=FREEZE,
-            codec=LOSSLESS,
             renewals=FREEZE,
             max_interval=1,
             weight_decay=DECAY,
@@ -141,7 +141,7 @@ def test_zero_one_adam_is_the_published_recursion():
     settings = {"freeze_step": 7, "renewals": 2, "double_every": 3, "max_interval": 4}
     steps = 24
     with jax.enable_x64(True):
-        tx = zero_one_adam("workers", learning_rate=RATE, codec=LOSSLESS, **settings)
+        tx = zero_one_adam(LOSSLESS, "workers", learning_rate=RATE, **settings)
         centres, views, state = run(tx, steps, bad=(12, 5))
     matrices, targets = np.asarray(PROBLEM.matrices), np.asarray(PROBLEM.targets)
     renewed, met = (1, 2, 4, 6), (8, 9, 10, 11, 13, 15, 19, 23)  # By hand.
@@ -195,7 +195,7 @@ EARLY, LONG = 10, 800
 def one_bit(make):
     more = {"double_every": 100, "max_interval": 4} if make is zero_one_adam else {}
     schedule = optax.cosine_decay_schedule(0.05, LONG)
-    return make("workers", learning_rate=schedule, freeze_step=EARLY, codec=ONE_BIT, **more)
+    return make(ONE_BIT, "workers", learning_rate=schedule, freeze_step=EARLY, **more)
 
 
 @pytest.fixture(scope="module", params=[one_bit_adam, zero_one_adam])
@@ -259,7 +259,7 @@ def test_shard_map_and_vmap_agree(trained, mesh):
 def test_states_made_outside_and_narrow_dtypes(make):
     """A step from the state of one worker is a legal program, and keeps what is in the state."""
     params = {"w": jnp.zeros((64, 33), jnp.bfloat16), "b": jnp.zeros(7)}
-    tx = make("workers", learning_rate=1e-3, freeze_step=3)
+    tx = make(jaxcomp.sign(), "workers", learning_rate=1e-3, freeze_step=3)
     single = jax.eval_shape(tx.init, params)
 
     def many(tree, dtype=None):
@@ -288,10 +288,12 @@ def test_wrong_arguments_of_adam_say_so():
         with pytest.raises(ValueError, match=r"`b2` must be a number in \[0, 1\), got 1"):
             scale(mean, mean, "workers", freeze_step=1, b2=1)
     with pytest.raises(ValueError, match="`max_interval` must be from 1 to"):
-        zero_one_adam("workers", learning_rate=0.1, freeze_step=1, max_interval=0)
+        zero_one_adam(jaxcomp.sign(), "workers", learning_rate=0.1, freeze_step=1, max_interval=0)
     with pytest.raises(ValueError, match=r"`learning_rate` must be a number at least 0.0"):
-        zero_one_adam("workers", learning_rate=-0.1, freeze_step=1)
-    tx = zero_one_adam("workers", learning_rate=0.1, freeze_step=1, weight_decay=0.1)
+        zero_one_adam(jaxcomp.sign(), "workers", learning_rate=-0.1, freeze_step=1)
+    tx = zero_one_adam(
+        jaxcomp.sign(), "workers", learning_rate=0.1, freeze_step=1, weight_decay=0.1
+    )
     with pytest.raises(
         ValueError, match="`params` must be given to the update, for `weight_decay`"
     ):

@@ -34,7 +34,7 @@ def link(fraction, feedback=FEEDBACK, **settings):
     return jaxcomp.Link(codec, feedback)
 
 
-PHASES = jaxcomp.Phases(
+PHASES = jaxcomp.ReducerSchedule(
     tuple((start, link(fraction)) for start, fraction in zip(STARTS, FRACTIONS, strict=True))
 )
 
@@ -138,7 +138,7 @@ def test_what_a_step_costs_is_what_its_phase_costs(typed):
     assert described.payload_bytes == wanted[-1].payload_bytes
     assert described.link_bytes == wanted[-1].link_bytes
     said = str(described)
-    assert "reducer Phases with MomentumCorrection, as given" in said
+    assert "reducer ReducerSchedule with MomentumCorrection, as given" in said
     codec = short(link(0.1).codec)
     assert f"from step 2: {codec}, payload {wanted[1].payload_bytes:,} bytes" in said
 
@@ -184,7 +184,7 @@ def test_state_is_handed_from_phase_to_phase(mesh):
         adaptive = dataclasses.replace(jaxcomp.alq(bits=3), every=every)
         return jaxcomp.Link(jaxcomp.Policy(adaptive, rules=(rule,)))
 
-    reducer = jaxcomp.Phases(((0, phase(1, 8)), (3, phase(100, 4))))
+    reducer = jaxcomp.ReducerSchedule(((0, phase(1, 8)), (3, phase(100, 4))))
     tx = jaxcomp.compressed_mean(reducer, "data")
     step = jaxcomp.data_parallel(lambda s, g: tx.update(own(g), s), mesh, "data")
     state, levels, errors = jaxcomp.init_state(tx, LIKE, mesh, "data"), [], []
@@ -204,7 +204,7 @@ def test_the_contract_holds():
 
 
 def test_equal_phases_are_equal_settings():
-    again = jaxcomp.Phases(PHASES.phases)
+    again = jaxcomp.ReducerSchedule(PHASES.phases)
     assert again == PHASES
     assert hash(again) == hash(PHASES)
     assert repr(again) == repr(PHASES)
@@ -214,31 +214,31 @@ def test_wrong_phases_say_so():
     good = link(0.1)
     for given in ((), [(0, good)], (good,), ((0, good, 1),)):
         with pytest.raises(ValueError, match="`phases` must be a tuple of pairs"):
-            jaxcomp.Phases(given)
+            jaxcomp.ReducerSchedule(given)
     for starts in ((1, 2), (0, 0), (0, 5, 3)):
         with pytest.raises(ValueError, match=r"starts that ascend from 0, as in \(0, 500\), got"):
-            jaxcomp.Phases(tuple((start, good) for start in starts))
+            jaxcomp.ReducerSchedule(tuple((start, good) for start in starts))
     with pytest.raises(ValueError, match=r"`start` must be an integer, got 0.5"):
-        jaxcomp.Phases(((0.5, good),))
+        jaxcomp.ReducerSchedule(((0.5, good),))
     for given in (jaxcomp.Dense(), jaxcomp.top_k(), jaxcomp.Gather, 3):
         with pytest.raises(ValueError, match="`phases` must hold links"):
-            jaxcomp.Phases(((0, given),))
+            jaxcomp.ReducerSchedule(((0, given),))
     with pytest.raises(ValueError, match="must have equal feedbacks"):
-        jaxcomp.Phases(((0, link(0.1, jaxcomp.Residual())), (9, good)))
+        jaxcomp.ReducerSchedule(((0, link(0.1, jaxcomp.Residual())), (9, good)))
     with pytest.raises(ValueError, match="codecs of equal bucket_size"):
-        jaxcomp.Phases(((0, link(0.1, bucket_size=64)), (9, good)))
+        jaxcomp.ReducerSchedule(((0, link(0.1, bucket_size=64)), (9, good)))
     dense_bias = jaxcomp.Policy(jaxcomp.top_k(fraction=0.1), min_ndim=1)
     with pytest.raises(ValueError, match="policies with the same rules"):
-        jaxcomp.Phases(((0, good), (9, jaxcomp.Link(dense_bias, FEEDBACK))))
+        jaxcomp.ReducerSchedule(((0, good), (9, jaxcomp.Link(dense_bias, FEEDBACK))))
 
     def two(first, second):
         rule = jaxcomp.Rule("bias", jaxcomp.top_k(fraction=first))
         return jaxcomp.Link(jaxcomp.Policy(jaxcomp.top_k(fraction=second), (rule,)), FEEDBACK)
 
-    jaxcomp.Phases(((0, two(0.1, 0.1)), (9, two(0.1, 0.2))))
+    jaxcomp.ReducerSchedule(((0, two(0.1, 0.1)), (9, two(0.1, 0.2))))
     with pytest.raises(ValueError, match="leaves that share a codec in the last phase"):
-        jaxcomp.Phases(((0, two(0.1, 0.2)), (9, two(0.1, 0.1))))
-    other = jaxcomp.Phases(
+        jaxcomp.ReducerSchedule(((0, two(0.1, 0.2)), (9, two(0.1, 0.1))))
+    other = jaxcomp.ReducerSchedule(
         ((0, jaxcomp.Link(jaxcomp.alq(bits=3))), (9, jaxcomp.Link(jaxcomp.alq(bits=4))))
     )
     with pytest.raises(ValueError, match="`phases` must have reducers of equal state"):
@@ -271,7 +271,7 @@ def test_the_published_schedules():
 
 def test_the_whole_recipe_trains(mesh):
     """Clipping, warm-up, momentum correction and momentum for the dense leaf, step by step."""
-    reducer = jaxcomp.Phases(
+    reducer = jaxcomp.ReducerSchedule(
         tuple(
             (start, jaxcomp.Link(jaxcomp.top_k(fraction=fraction), FEEDBACK))
             for start, fraction in jaxcomp.dgc_warmup(0.05, 3, epochs=1)

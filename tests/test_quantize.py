@@ -236,7 +236,7 @@ def test_sums_are_exact_whatever_their_order(size):
 @pytest.mark.parametrize("scale", [scales.L2(), scales.PNorm(3), scales.ClippedMax()])
 def test_rows_that_are_read_in_parts_have_the_scales_of_each(monkeypatch, scale):
     """The last part reaches back into the one before; under `vmap`, slices would be gathers."""
-    monkeypatch.setattr(chunks, "_PART", 2**16)
+    monkeypatch.setattr(blocking, "_PART", 2**16)
     x = np.random.default_rng(1).standard_normal((601, 512)).astype(np.float32)
     x[3], x[130], x[-2, 7], x[-1, 100:] = 0, x[130] * 1e30, np.nan, 0
     count = np.full((601, 1), 512, np.int32)

@@ -110,5 +110,9 @@ def test_the_largest_values_stay_finite(codec):
 
 
 def test_double_precision_keeps_the_largest_of_single(x64):
-    for codec in (jaxcomp.cast("float16"), jaxcomp.qsgd_inf(bits=4), jaxcomp.demo(k=2, chunk=8)):
+    for codec in (
+        jaxcomp.cast("float16"),
+        jaxcomp.qsgd_inf(bits=4),
+        jaxcomp.demo(k=2, chunk=8),
+    ):
         testing.assert_handles_largest(codec, ("float64",))

@@ -156,7 +156,9 @@ def test_statistics_and_workers_over_two_axes():
 def test_replicas_stay_alike_for_a_thousand_steps(name):
     """Parameters and everything that is not a worker's own, bit for bit, on eight devices."""
     later = {
-        "phases": jaxcomp.Phases(((0, jaxcomp.Gather(QSGD)), (500, jaxcomp.Gather(COARSE)))),
+        "phases": jaxcomp.ReducerSchedule(
+            ((0, jaxcomp.Gather(QSGD)), (500, jaxcomp.Gather(COARSE)))
+        ),
         "hierarchy": HIERARCHIES["two_shot"],
     }
     reducer = ONE_AXIS.get(name) or later[name]
@@ -229,7 +231,7 @@ def test_who_takes_no_part_has_no_say_in_shared_scales(name):
         "two_shot": jaxcomp.TwoShot(codec),
         "psum": jaxcomp.Psum(codec),
     }[name]
-    tx = jaxcomp.compressed_mean(reducer, "workers", gate=jaxcomp.gates.Sampled(2))
+    tx = jaxcomp.compressed_mean(reducer, "workers", gate=jaxcomp.gates.SampledWorkers(2))
     grads = jax.random.normal(jax.random.key(0), (4, 32, 64))
     state = jax.vmap(tx.init, axis_name="workers")(grads)
     step = jax.jit(lambda g: jax.vmap(tx.update, axis_name="workers")(g, state)[0])

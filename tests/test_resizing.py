@@ -42,8 +42,8 @@ REDUCERS = {
     "both ways": lambda link: jaxcomp.TwoShot(link, link),
     "recut": lambda link: jaxcomp.TwoShot(link, jaxcomp.Link(HALF, jaxcomp.Residual())),
     "mirrored": lambda link: jaxcomp.TwoShot(link, jaxcomp.Link(HALF, jaxcomp.Shift())),
-    "phases": lambda link: jaxcomp.Phases(((0, link), (5, link))),
-    "phases of shots": lambda link: jaxcomp.Phases(((0, jaxcomp.TwoShot(link, link)),)),
+    "phases": lambda link: jaxcomp.ReducerSchedule(((0, link), (5, link))),
+    "phases of shots": lambda link: jaxcomp.ReducerSchedule(((0, jaxcomp.TwoShot(link, link)),)),
 }
 
 

@@ -58,7 +58,7 @@ def test_without_memory_the_mean_of_those_drawn_is_unbiased():
     """`Σ_S g / (p n)`, which is `Σ_S g / r` if exactly `r` are drawn."""
     for gate in (
         jaxcomp.gates.Bernoulli(0.5),
-        jaxcomp.gates.Sampled(3),
+        jaxcomp.gates.SampledWorkers(3),
         jaxcomp.gates.Coin(0.5, rescaled=True),
     ):
         tx = jaxcomp.compressed_mean(gather(IDENTITY, jaxcomp.NoFeedback()), "data", gate=gate)
@@ -96,7 +96,7 @@ def test_momentum_gathers_through_closed_steps():
 def test_a_mirror_stays_the_mean_of_all_shifts():
     """Whoever takes part, and whatever the messages count; also of leaves that are sent dense."""
     codec = jaxcomp.qsgd_inf(bits=8)
-    for gate in (jaxcomp.gates.Bernoulli(0.3), jaxcomp.gates.Sampled(3)):
+    for gate in (jaxcomp.gates.Bernoulli(0.3), jaxcomp.gates.SampledWorkers(3)):
         tx = jaxcomp.compressed_mean(gather(codec, jaxcomp.Shift(0.2)), "data", gate=gate)
         _, states = run(tx)
         for memory in (states.memory.feedback, states.memory.dense):
@@ -124,7 +124,7 @@ def test_a_closed_two_shot_knows_the_mirror_of_the_way_down():
 def test_other_reducers_under_a_gate():
     link = jaxcomp.Link(fewer(0.2), jaxcomp.Residual())
     early = jaxcomp.Link(fewer(0.1), jaxcomp.Residual())
-    phases = jaxcomp.Phases(((0, early), (2, link)))
+    phases = jaxcomp.ReducerSchedule(((0, early), (2, link)))
     means, states = run(
         jaxcomp.compressed_mean(phases, "data", gate=jaxcomp.gates.Every(2), stats=True)
     )

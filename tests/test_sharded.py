@@ -192,7 +192,7 @@ def test_in_a_shard_map_of_ones_own(two):
         {"codec": jaxcomp.PowerIteration(rank=2)},
         {"codec": EF_SIGN, "gate": jaxcomp.gates.Every(2)},
         {
-            "codec": jaxcomp.Phases(
+            "codec": jaxcomp.ReducerSchedule(
                 tuple(
                     (n, jaxcomp.Link(jaxcomp.top_k(fraction=f), jaxcomp.Residual()))
                     for n, f in ((0, 0.1), (2, 0.01))

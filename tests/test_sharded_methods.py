@@ -23,10 +23,10 @@ def named(make, **settings):
     return lambda **specs: make("dcn", learning_rate=0.01, **settings, **specs)
 
 
-L1 = jaxcomp.optimizers.L1(1e-3)
+L1, TERNARY = jaxcomp.optimizers.L1(1e-3), jaxcomp.threshold_ternary()
 METHODS = {
     "ef21_bc": first(jaxcomp.algorithms.ef21_bc, SIGN),
-    "one_bit_adam": named(jaxcomp.algorithms.one_bit_adam, freeze_step=1),
+    "one_bit_adam": first(jaxcomp.algorithms.one_bit_adam, SIGN, freeze_step=1),
 }
 ALL = METHODS | {
     "ef_sgd": first(jaxcomp.algorithms.ef_sgd, TOP),
@@ -40,10 +40,10 @@ ALL = METHODS | {
     "diana": first(jaxcomp.algorithms.diana, QSGD),
     "artemis": first(jaxcomp.algorithms.artemis, QSGD),
     "dore": first(jaxcomp.algorithms.dore, QSGD, down=SIGN),
-    "qcmd_adagrad": named(jaxcomp.algorithms.qcmd_adagrad, regularizer=L1),
-    "qrda_adagrad": named(jaxcomp.algorithms.qrda_adagrad, regularizer=L1),
-    "dq_psgd": named(jaxcomp.algorithms.dq_psgd, codec=QSGD, projection=lambda tree: tree),
-    "zero_one_adam": named(jaxcomp.algorithms.zero_one_adam, freeze_step=1),
+    "qcmd_adagrad": first(jaxcomp.algorithms.qcmd_adagrad, TERNARY, regularizer=L1),
+    "qrda_adagrad": first(jaxcomp.algorithms.qrda_adagrad, TERNARY, regularizer=L1),
+    "dq_psgd": first(jaxcomp.algorithms.dq_psgd, QSGD, projection=lambda tree: tree),
+    "zero_one_adam": first(jaxcomp.algorithms.zero_one_adam, SIGN, freeze_step=1),
 }
 
 

@@ -154,7 +154,7 @@ def test_a_needed_place_is_never_left_out():
 
 CODINGS = [
     *(indices.Raw(), indices.Packed(), indices.Bitmap()),
-    *(indices.EliasFano(), indices.Rice(), deltas.Deltas()),
+    *(indices.EliasFano(), indices.RiceGaps(), deltas.Deltas()),
 ]
 
 
@@ -224,7 +224,7 @@ def test_places_come_back_where_slots_are_spare(code):
 )
 def test_rice_takes_what_it_should(share, want):
     """Its length on random places, `r + 1 / (1 − (1 − p)^2ʳ)`, and its most on the worst."""
-    size, code = 2**22, indices.Rice()
+    size, code = 2**22, indices.RiceGaps()
     k = round(share * size)
     places = np.sort(np.random.default_rng(0).choice(size, k, replace=False)).astype(np.uint32)
     used = int(jax.jit(code.bits, static_argnums=1)(jnp.asarray(places)[None], size)[0])

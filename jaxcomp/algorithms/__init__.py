@@ -1,9 +1,9 @@
 """Distributed methods by their names: links, a reducer and a gate, chained with plain optax.
 
-Each takes the codec first and then the axis, as `compressed_mean` does, and stands in place of an
-optimizer. A bare codec leaves small and one-dimensional leaves dense; a `Policy` says otherwise.
-The method checks the codec's properties that it relies on. A mean over workers is a mean, so a
-learning rate is that of the mean loss.
+The codec comes first and the axis second, as in `compressed_mean`. A method takes the descent step
+itself, so no optimizer follows it. A bare codec leaves small and one-dimensional leaves dense; a
+`Policy` says otherwise. What a method assumes of the codec is checked where the parts meet. A mean
+over workers is a mean, so a learning rate is that of the mean loss.
 """
 
 from jaxcomp.algorithms.adaptive import (

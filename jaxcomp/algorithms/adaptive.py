@@ -9,9 +9,9 @@ from jaxcomp.base import Codec
 from jaxcomp.feedback import Link
 from jaxcomp.layout.policy import Policy
 from jaxcomp.misuse.callers import whole
+from jaxcomp.optimizers.moments import Adam
 from jaxcomp.optimizers.one_bit_adam import scale_by_one_bit_adam
-from jaxcomp.optimizers.zero_one_adam import step_by_zero_one_adam
-from jaxcomp.recipes import quantizers
+from jaxcomp.optimizers.zero_one_adam import Intervals, by_zero_one_adam
 from jaxcomp.reducers.dense import Dense
 from jaxcomp.reducers.two_shot import TwoShot
 from jaxcomp.transforms.mean import compressed_mean
@@ -20,11 +20,11 @@ from jaxcomp.types import AxisName, PyTree
 
 @whole
 def one_bit_adam(
+    codec: Codec | Policy,
     axis_name: AxisName,
     *,
     learning_rate: optax.ScalarOrSchedule,
     freeze_step: int,
-    codec: "Codec | Policy" = quantizers.sign(),
     b1: float = 0.9,
     b2: float = 0.999,
     eps: float = 1e-8,
@@ -39,11 +39,12 @@ def one_bit_adam(
     workers in two shots, compressed and with error feedback on both ways.
 
     Args:
+        codec: of both ways, with buckets, such as the paper's `sign()`; contractive codecs get
+            `Residual()`.
         axis_name: the mapped axis.
         learning_rate: `γ`, or a schedule of it.
         freeze_step: how many steps of warm-up: 15 to 25 % of all steps are usual (from memory), and
             at least a few multiples of `1/(1 − b2)`.
-        codec: of both ways, of buckets; contractive ones get `Residual()`.
         b1: decay of the first moment.
         b2: decay of the second moment.
         eps: `ε`.
@@ -59,7 +60,8 @@ def one_bit_adam(
 
     Example:
         >>> import jax.numpy as jnp
-        >>> tx = one_bit_adam("data", learning_rate=1e-3, freeze_step=5000)
+        >>> from jaxcomp.recipes.quantizers import sign
+        >>> tx = one_bit_adam(sign(), "data", learning_rate=1e-3, freeze_step=5000)
         >>> tx.init({"w": jnp.zeros((32, 64))})[0].count
         Array(0, dtype=int32)
 
@@ -78,11 +80,7 @@ def one_bit_adam(
         say zero: the published code has momentum that is always zero masked by hand; here, what has
         no gradient in the whole warm-up stays as it is.
     """
-    link = Link(codec, feedback.default(codec))
-    dense = compressed_mean(Dense(), axis_name, param_specs=param_specs)
-    lossy = compressed_mean(
-        TwoShot(up=link, down=link), axis_name, key=key, param_specs=param_specs
-    )
+    dense, lossy = _means(codec, axis_name, key, param_specs)
     adam = scale_by_one_bit_adam(
         dense, lossy, axis_name, freeze_step=freeze_step, b1=b1, b2=b2, eps=eps
     )
@@ -92,14 +90,20 @@ def one_bit_adam(
 
 @whole
 def zero_one_adam(
+    codec: Codec | Policy,
     axis_name: AxisName,
     *,
     learning_rate: optax.ScalarOrSchedule,
     freeze_step: int,
-    codec: "Codec | Policy" = quantizers.sign(),
+    renewals: int = 16,
+    double_every: int = 32678,
+    max_interval: int = 16,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
     key: Any = 0,
     param_specs: PyTree | None = None,
-    **settings: Any,
 ) -> optax.GradientTransformationExtraArgs:
     """0/1 Adam: a variance renewed ever more rarely, one bit in between, and local steps after it.
 
@@ -109,15 +113,21 @@ def zero_one_adam(
     loss at `jaxcomp.view(params, state)`, which adds `oᵢ`.
 
     Args:
+        codec: of both ways, with buckets, such as the paper's `sign()`; contractive codecs get
+            `Residual()`.
         axis_name: the mapped axis.
         learning_rate: `γ`, or a schedule of it.
         freeze_step: the last step that may renew the variance: usually, where the learning rate has
             finished its warm-up.
-        codec: of both ways, of buckets; contractive ones get `Residual()`.
+        renewals: how many renewals there are at one interval.
+        double_every: steps until the interval between meetings doubles.
+        max_interval: the most local steps to a meeting; 1 for one at every step.
+        b1: decay of the first moment.
+        b2: decay of the second moment.
+        eps: `ε`.
+        weight_decay: of the centre, times the learning rate, at every meeting.
         key: a seed or key, the same on all workers.
         param_specs: how the parameters are sharded, as of `compressed_mean`.
-        **settings: more of `step_by_zero_one_adam`: `renewals`, `double_every`, `max_interval`,
-            `b1`, `b2`, `eps` and `weight_decay`.
 
     Returns:
         A whole optimizer, to be given local gradients: no `compressed_mean` goes before it.
@@ -128,7 +138,10 @@ def zero_one_adam(
     Example:
         >>> import jax.numpy as jnp
         >>> from jaxcomp.transforms.view import view
-        >>> tx = zero_one_adam("data", learning_rate=1e-3, freeze_step=5000, max_interval=8)
+        >>> from jaxcomp.recipes.quantizers import sign
+        >>> tx = zero_one_adam(
+        ...     sign(), "data", learning_rate=1e-3, freeze_step=5000, max_interval=8
+        ... )
         >>> params = {"w": jnp.zeros((32, 64))}
         >>> view(params, tx.init(params))["w"].shape
         (32, 64)
@@ -146,11 +159,17 @@ def zero_one_adam(
         momentum, corrected moments, the paper's own intervals, and decay of the centre. Scales are
         `sign`'s, as in `one_bit_adam`.
     """
+    dense, lossy = _means(codec, axis_name, key, param_specs)
+    adam = Adam(freeze_step, b1, b2, eps)
+    intervals = Intervals(renewals, double_every, max_interval)
+    return by_zero_one_adam(learning_rate, dense, lossy, axis_name, adam, intervals, weight_decay)
+
+
+def _means(
+    codec: Codec | Policy, axis_name: AxisName, key: Any, param_specs: PyTree | None
+) -> tuple[optax.GradientTransformation, optax.GradientTransformation]:
+    """A dense mean, and one that is compressed on both ways."""
     link = Link(codec, feedback.default(codec))
     dense = compressed_mean(Dense(), axis_name, param_specs=param_specs)
-    lossy = compressed_mean(
-        TwoShot(up=link, down=link), axis_name, key=key, param_specs=param_specs
-    )
-    return step_by_zero_one_adam(
-        learning_rate, dense, lossy, axis_name, freeze_step=freeze_step, **settings
-    )
+    two_shot = TwoShot(up=link, down=link)
+    return dense, compressed_mean(two_shot, axis_name, key=key, param_specs=param_specs)

@@ -8,13 +8,13 @@ import optax
 
 from jaxcomp.algorithms.types import Method, Rate
 from jaxcomp.base import Codec, Feedback
+from jaxcomp.codecs.rotated import Rotated
 from jaxcomp.feedback import Link, Residual, default
+from jaxcomp.layout import policy as policy_
 from jaxcomp.layout.policy import Policy
 from jaxcomp.misuse.callers import whole
 from jaxcomp.optimizers import prox_adagrad, rda_adagrad
 from jaxcomp.optimizers.projected import averaged, projected
-from jaxcomp.recipes.quantizers import threshold_ternary
-from jaxcomp.recipes.rotations import ndsc
 from jaxcomp.reducers.gather import Gather
 from jaxcomp.transforms.mean import compressed_mean
 from jaxcomp.transforms.view import displaced_mean
@@ -23,11 +23,11 @@ from jaxcomp.types import AxisName, PyTree
 
 @whole
 def qcmd_adagrad(
+    codec: Codec | Policy,
     axis_name: AxisName,
     *,
     learning_rate: Rate,
     regularizer: Any,
-    codec: Codec | Policy | None = None,
     feedback: Feedback | None = None,
     key: Any = 0,
     param_specs: PyTree | None = None,
@@ -37,12 +37,12 @@ def qcmd_adagrad(
     `ĝ = mean Q(gᵢ)`, `H = δ + √Σĝ²`, `x ← argmin γ⟨ĝ, x⟩ + γ r(x) + ½‖x − xᵏ‖²_H`.
 
     Args:
+        codec: of the gradients; `threshold_ternary()` stands for the paper's.
         axis_name: the mapped axis of the workers.
         learning_rate: `γ`.
         regularizer: `r`, such as `jaxcomp.optimizers.L1(1e-3)`.
-        codec: of the gradients; None for `threshold_ternary()`.
-        feedback: of the links; None for that of the codec's class, a residual for the ternary one,
-            where the paper has none (`NoFeedback()`). `Shift()` is exact in the end.
+        feedback: of the link; None for that of the codec's class, a residual for the ternary one,
+            where the paper has none (`NoFeedback()`). `Shift()` converges to the exact solution.
         key: a seed or key, the same on all workers.
         param_specs: how the parameters are sharded, as of `compressed_mean`.
 
@@ -51,9 +51,8 @@ def qcmd_adagrad(
 
     Example:
         >>> import jaxcomp
-        >>> tx = jaxcomp.algorithms.qcmd_adagrad(
-        ...     "data", learning_rate=0.1, regularizer=jaxcomp.optimizers.L1(1e-3)
-        ... )
+        >>> codec, l1 = jaxcomp.threshold_ternary(), jaxcomp.optimizers.L1(1e-3)
+        >>> tx = jaxcomp.algorithms.qcmd_adagrad(codec, "data", learning_rate=0.1, regularizer=l1)
 
     References:
         Xu et al., `Quantized adaptive subgradient algorithms and their applications
@@ -68,18 +67,18 @@ def qcmd_adagrad(
         without feedback stalls where workers disagree. Chain nothing after this that changes the
         parameters.
     """
-    reducer = _ternary(codec, feedback)
+    reducer = _gathered(codec, feedback)
     mean = compressed_mean(reducer, axis_name, key=key, param_specs=param_specs)
     return optax.chain(mean, prox_adagrad(learning_rate, regularizer))
 
 
 @whole
 def qrda_adagrad(
+    codec: Codec | Policy,
     axis_name: AxisName,
     *,
     learning_rate: Rate,
     regularizer: Any,
-    codec: Codec | Policy | None = None,
     feedback: Feedback | None = None,
     key: Any = 0,
     param_specs: PyTree | None = None,
@@ -89,11 +88,11 @@ def qrda_adagrad(
     `x ← argmin γ⟨Σĝ, x⟩ + γ t r(x) + ½‖x‖²_H` after `t` steps.
 
     Args:
+        codec: of the gradients; `threshold_ternary()` stands for the paper's.
         axis_name: the mapped axis of the workers.
         learning_rate: `γ`.
         regularizer: `r`, such as `jaxcomp.optimizers.L1(1e-3)`.
-        codec: of the gradients; None for `threshold_ternary()`.
-        feedback: of the links, as of `qcmd_adagrad`.
+        feedback: of the link, as of `qcmd_adagrad`.
         key: a seed or key, the same on all workers.
         param_specs: how the parameters are sharded, as of `compressed_mean`.
 
@@ -102,9 +101,8 @@ def qrda_adagrad(
 
     Example:
         >>> import jaxcomp
-        >>> tx = jaxcomp.algorithms.qrda_adagrad(
-        ...     "data", learning_rate=0.1, regularizer=jaxcomp.optimizers.L1(1e-3)
-        ... )
+        >>> codec, l1 = jaxcomp.threshold_ternary(), jaxcomp.optimizers.L1(1e-3)
+        >>> tx = jaxcomp.algorithms.qrda_adagrad(codec, "data", learning_rate=0.1, regularizer=l1)
 
     References:
         As of `qcmd_adagrad`.
@@ -114,18 +112,17 @@ def qrda_adagrad(
         wherever the parameters did. Since the whole sum of gradients decides, it finds zeros that
         the noise of single messages hides from `qcmd_adagrad`.
     """
-    reducer = _ternary(codec, feedback)
+    reducer = _gathered(codec, feedback)
     mean = compressed_mean(reducer, axis_name, key=key, param_specs=param_specs)
     return optax.chain(mean, rda_adagrad(learning_rate, regularizer))
 
 
 @whole
 def dgd_def(
+    codec: Codec | Policy,
     axis_name: AxisName,
     *,
     learning_rate: float,
-    bits: float = 2,
-    codec: Codec | Policy | None = None,
     key: Any = 0,
 ) -> Method:
     """Descent by democratically coded gradients, taken where no error had been made.
@@ -133,10 +130,9 @@ def dgd_def(
     `z = x + γe`, `u = ∇f(z) − e`, send `q = D(E(u))`, `e ← q − u`, `x ← x − γ q`.
 
     Args:
+        codec: the paper's is `ndsc(bits, dithered=False)`; any contractive codec will do.
         axis_name: the mapped axis of the workers.
         learning_rate: `γ`; `2/(L + μ)`.
-        bits: an element, of the near-democratic code; fractions too.
-        codec: in its place, any contractive codec.
         key: a seed or key, the same on all workers.
 
     Raises:
@@ -144,7 +140,8 @@ def dgd_def(
 
     Example:
         >>> import jaxcomp
-        >>> tx = jaxcomp.algorithms.dgd_def("data", learning_rate=0.1)
+        >>> codec = jaxcomp.ndsc(2, dithered=False)
+        >>> tx = jaxcomp.algorithms.dgd_def(codec, "data", learning_rate=0.1)
 
     References:
         Saha, Pilanci and Goldsmith, `Efficient randomized subspace embeddings for distributed
@@ -158,21 +155,21 @@ def dgd_def(
         which is ours, and comes to a neighbourhood.
     """
     with warnings.catch_warnings():
-        if codec is None:  # No contraction of every input, but it is the paper's own.
+        # The paper's code is contractive for nearly every rotation, which a link cannot know.
+        if all(isinstance(one, Rotated) and not one.shared for one in policy_.of(codec).codecs):
             warnings.simplefilter("ignore", UserWarning)
-        link = Link(ndsc(bits=bits, dithered=False) if codec is None else codec, Residual())
+        link = Link(codec, Residual())
     mean = displaced_mean(Gather(link), axis_name, learning_rate=learning_rate, key=key)
     return optax.chain(mean, optax.sgd(learning_rate))
 
 
 @whole
 def dq_psgd(
+    codec: Codec | Policy,
     axis_name: AxisName,
     *,
     learning_rate: Rate,
     projection: Callable[[PyTree], PyTree],
-    bits: float = 2,
-    codec: Codec | Policy | None = None,
     key: Any = 0,
     param_specs: PyTree | None = None,
 ) -> Method:
@@ -181,12 +178,11 @@ def dq_psgd(
     `x ← Π(x − γ · mean Q(gᵢ))`. The mean of all `x` converges: `jaxcomp.optimizers.average(state)`.
 
     Args:
+        codec: the paper's is `ndsc(bits)`, below one bit too; any unbiased codec will do.
         axis_name: the mapped axis of the workers.
         learning_rate: `γ`.
         projection: `Π`, from parameters to the nearest that are allowed, as in
             `optax.projections.projection_l2_ball`.
-        bits: an element, of the near-democratic code; below one too.
-        codec: in its place, any unbiased codec.
         key: a seed or key, the same on all workers.
         param_specs: how the parameters are sharded, as of `compressed_mean`.
 
@@ -196,7 +192,8 @@ def dq_psgd(
     Example:
         >>> import jaxcomp, optax
         >>> ball = lambda params: optax.projections.projection_l2_ball(params, 1.0)
-        >>> tx = jaxcomp.algorithms.dq_psgd("data", learning_rate=0.1, projection=ball)
+        >>> settings = {"learning_rate": 0.1, "projection": ball}
+        >>> tx = jaxcomp.algorithms.dq_psgd(jaxcomp.ndsc(2), "data", **settings)
 
     References:
         As of `dgd_def`.
@@ -206,11 +203,9 @@ def dq_psgd(
         set, of the mean point. Gradients are taken at `x`, as the paper writes it, where its code
         takes them at the mean. The paper has one worker; of several, messages are averaged.
     """
-    given = Link(ndsc(bits=bits, dithered=True) if codec is None else codec)
-    mean = compressed_mean(Gather(given), axis_name, key=key, param_specs=param_specs)
+    mean = compressed_mean(Gather(Link(codec)), axis_name, key=key, param_specs=param_specs)
     return optax.chain(mean, optax.sgd(learning_rate), projected(projection), averaged())
 
 
-def _ternary(codec: Codec | Policy | None, feedback: Feedback | None) -> Gather:
-    given = threshold_ternary() if codec is None else codec
-    return Gather(Link(given, default(given) if feedback is None else feedback))
+def _gathered(codec: Codec | Policy, feedback: Feedback | None) -> Gather:
+    return Gather(Link(codec, default(codec) if feedback is None else feedback))

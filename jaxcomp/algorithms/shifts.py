@@ -107,17 +107,8 @@ def ef21_sgdm(
     """
     checks.share("eta", eta)
     local = per_worker(optax.ema(1 - eta, debias=False))
-    return optax.chain(
-        local,
-        ef21(
-            codec,
-            axis_name,
-            learning_rate=learning_rate,
-            over=over,
-            key=key,
-            param_specs=param_specs,
-        ),
-    )
+    mean = compressed_mean(over(Link(codec, Shift())), axis_name, key=key, param_specs=param_specs)
+    return optax.chain(local, mean, optax.sgd(learning_rate))
 
 
 @whole
@@ -218,12 +209,12 @@ def cd_adam(
 
 @whole
 def censored_heavy_ball(
+    codec: Codec | Policy | None,
     axis_name: AxisName,
     *,
     learning_rate: float,
     momentum: float = 0.4,
     censoring: float = 0.1,
-    codec: Codec | Policy | None = None,
     key: Any = 0,
 ) -> Method:
     """Heavy-ball descent in which a worker is silent while its gradient has hardly changed.
@@ -232,11 +223,11 @@ def censored_heavy_ball(
     the last gradient that it sent stands for it; `x ← x − γ·h + β (xᵏ − xᵏ⁻¹)`.
 
     Args:
+        codec: of the changes, contractive; None sends them whole, for every leaf.
         axis_name: the mapped axis of the workers.
         learning_rate: `γ`, a number, since `ε₁` depends on it; `1/L`.
         momentum: `β`; zero is LAG (`jaxcomp.algorithms.lag`).
         censoring: `c`; `β + √c` should be below one.
-        codec: of the changes, contractive; None sends them whole, and every leaf.
         key: a seed or key, the same on all workers.
 
     Raises:
@@ -245,7 +236,7 @@ def censored_heavy_ball(
 
     Example:
         >>> import jaxcomp
-        >>> tx = jaxcomp.algorithms.censored_heavy_ball("data", learning_rate=0.1)
+        >>> tx = jaxcomp.algorithms.censored_heavy_ball(None, "data", learning_rate=0.1)
 
     References:
         Chen, Blum and Sadler, `Communication-efficient federated learning using censored heavy ball
@@ -296,7 +287,7 @@ def lag(
         gradients. The paper's rule compares with several of the last steps; this with one.
     """
     return censored_heavy_ball(
-        axis_name, learning_rate=learning_rate, momentum=0.0, censoring=censoring, key=key
+        None, axis_name, learning_rate=learning_rate, momentum=0.0, censoring=censoring, key=key
     )
 
 
@@ -336,10 +327,5 @@ def clag(
         censored heavy ball does, which is not covered by it.
     """
     return censored_heavy_ball(
-        axis_name,
-        learning_rate=learning_rate,
-        momentum=0.0,
-        censoring=censoring,
-        codec=codec,
-        key=key,
+        codec, axis_name, learning_rate=learning_rate, momentum=0.0, censoring=censoring, key=key
     )

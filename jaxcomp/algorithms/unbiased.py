@@ -8,8 +8,8 @@ from jaxcomp import checks
 from jaxcomp.algorithms.types import Method, Over, Rate
 from jaxcomp.base import Codec
 from jaxcomp.feedback import Link, Residual, Shift
+from jaxcomp.feedback.steps import require_unbiased, step_for
 from jaxcomp.gates import Bernoulli, Coin
-from jaxcomp.layout import policy as policy_
 from jaxcomp.layout.policy import Policy
 from jaxcomp.misuse.callers import whole
 from jaxcomp.reducers.gather import Gather
@@ -61,7 +61,7 @@ def diana(
         quantises blocks by a norm of its choice; this takes any unbiased codec. Memories begin at
         zero.
     """
-    memory = Shift(_step(codec, 1.0) if step is None else step)
+    memory = Shift(step_for(codec) if step is None else step)
     mean = compressed_mean(over(Link(codec, memory)), axis_name, key=key, param_specs=param_specs)
     return optax.chain(mean, optax.sgd(learning_rate))
 
@@ -100,7 +100,7 @@ def marina(
         known. The coin is common knowledge, so the dense mean is really left out. The first step is
         whole. The step length is from memory of the paper.
     """
-    _require_unbiased(codec)
+    require_unbiased(codec)
     mean = compressed_differences(Gather(Link(codec)), axis_name, restart=Coin(p), key=key)
     return optax.chain(mean, optax.sgd(learning_rate))
 
@@ -160,7 +160,7 @@ def artemis(
     checks.share("p", p)
     if absent != "remembered" and down is not None:
         raise ValueError(f"`down` must be None where the absent are {absent!r}, got {down!r}")
-    a = p * _step(codec, 0.5) if step is None else step
+    a = p * step_for(codec, 0.5) if step is None else step
     up = Link(codec, Shift(a, absent=absent))
     reducer = TwoShot(up, Link(down or codec)) if absent == "remembered" else Gather(up)
     mean = compressed_mean(
@@ -213,7 +213,7 @@ def dore(
         code of Artemis, where the paper's is of the model's step, with factors of its own that are
         one here.
     """
-    memory = Shift(_step(codec, 0.5) if step is None else step)
+    memory = Shift(step_for(codec, 0.5) if step is None else step)
     reducer = TwoShot(Link(codec, memory), Link(down, Residual()))
     return optax.chain(
         compressed_mean(reducer, axis_name, key=key, param_specs=param_specs),
@@ -270,21 +270,34 @@ def mcm(
         codec,
         axis_name,
         learning_rate=learning_rate,
-        step=_step(codec, 0.5) if step is None else step,
+        step=step_for(codec, 0.5) if step is None else step,
         key=key,
     )
-    b = _step(way, 0.5) if down_step is None else down_step
+    b = step_for(way, 0.5) if down_step is None else down_step
     return optax.chain(up, preserved_center(way, axis_name, step=b, own=own, key=key))
 
 
 @whole
-def rand_mcm(codec: Codec | Policy, axis_name: AxisName, **settings: Any) -> Method:
+def rand_mcm(
+    codec: Codec | Policy,
+    axis_name: AxisName,
+    *,
+    learning_rate: Rate,
+    down: Codec | Policy | None = None,
+    step: float | None = None,
+    down_step: float | None = None,
+    key: Any = 0,
+) -> Method:
     """`mcm` with a message of its own for every worker, whose errors average out in the mean.
 
     Args:
         codec: of the way up, unbiased.
         axis_name: the mapped axis of the workers.
-        **settings: as of `mcm`, but for `own`.
+        learning_rate: `γ`.
+        down: of the way down, unbiased; None for the same.
+        step: of the memory up; None for `1/(2(1 + ω))`.
+        down_step: of the memory down; None for `1/(2(1 + ω'))`.
+        key: a seed or key, the same on all workers.
 
     Raises:
         ValueError: as `mcm`.
@@ -300,29 +313,13 @@ def rand_mcm(codec: Codec | Policy, axis_name: AxisName, **settings: Any) -> Met
         Guarantee: as `mcm`. The variant with a memory on the server for each worker; those with one
         memory, or that begin anew now and then, are left out.
     """
-    return mcm(codec, axis_name, own=True, **settings)
-
-
-def _require_unbiased(codec: Codec | Policy) -> None:
-    biased = [one for one in policy_.of(codec).codecs if not one.unbiased]
-    if biased:
-        raise ValueError(
-            f"`codec` must be unbiased, such as jaxcomp.qsgd() or jaxcomp.random_k(), got "
-            f"{biased[0]!r}; jaxcomp.algorithms.ef21 takes contractive ones"
-        )
-
-
-def _step(codec: Codec | Policy, share: float) -> float:
-    """`share / (1 + ω)` for the largest variance of these codecs."""
-    _require_unbiased(codec)
-    worst = 0.0
-    for one in policy_.of(codec).codecs:
-        sizes = [one.bucket_size or size for size in (2, 2**20)]  # None may be any.
-        least, most = (one.variance_bound(size) for size in sizes)
-        if least is None or least != most:
-            raise ValueError(
-                f"`step` must be given for {one!r}, of which no bound of the variance is known "
-                "before its buckets are: at most 1/(1 + ω)"
-            )
-        worst = max(worst, least)
-    return share / (1 + worst)
+    return mcm(
+        codec,
+        axis_name,
+        learning_rate=learning_rate,
+        down=down,
+        step=step,
+        down_step=down_step,
+        own=True,
+        key=key,
+    )

@@ -40,7 +40,7 @@ _WORST = PRECISION + math.log2(1 + 1 / 16)
 
 
 @dataclasses.dataclass(frozen=True)
-class Rans(Coder, public=("checked",)):
+class Rans(Coder, public=("checked", "head_bits")):
     """Interleaved rANS: within a hundredth of a bit of the entropy, plus 48 bits a lane.
 
     A stream is, in units of sixteen bits: how many of them each lane has put away (two units a lane
@@ -150,6 +150,10 @@ class Rans(Coder, public=("checked",)):
         clean = clean & jnp.all(~rest | (body == 0), axis=1) & (used <= body.shape[1])
         empty = jnp.all(words == 0, axis=1) & (kept == 0)
         return symbols[:, :size], (clean & (kept == inside) & (kept > 0)) | empty
+
+    def head_bits(self, size: int) -> int:
+        """Bits of a row for the lengths and the states of its lanes."""
+        return _HALF * self._plan(size).head
 
     def least_bits(self, size: int) -> int:
         """What a row takes before its first symbols."""

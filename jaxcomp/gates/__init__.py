@@ -5,5 +5,9 @@ that they exchange. So its answer may guard collectives, and a closed round send
 """
 
 from jaxcomp.gates.censored import Censored as Censored
-from jaxcomp.gates.drawn import Bernoulli as Bernoulli, Coin as Coin, Sampled as Sampled
+from jaxcomp.gates.drawn import (
+    Bernoulli as Bernoulli,
+    Coin as Coin,
+    SampledWorkers as SampledWorkers,
+)
 from jaxcomp.gates.timed import Always as Always, Every as Every, Phase as Phase

@@ -71,7 +71,7 @@ class Bernoulli(Gate):
 
 
 @dataclasses.dataclass(frozen=True)
-class Sampled(Gate):
+class SampledWorkers(Gate):
     """Exactly `r` of the `n` workers take part, drawn anew in every step.
 
     They are those with the smallest words of a hash of the shared key. The sum of what is sent
@@ -85,7 +85,7 @@ class Sampled(Gate):
 
     Example:
         >>> import jaxcomp
-        >>> tx = jaxcomp.compressed_mean(jaxcomp.qsgd(bits=4), "data", gate=Sampled(3))
+        >>> tx = jaxcomp.compressed_mean(jaxcomp.qsgd(bits=4), "data", gate=SampledWorkers(3))
 
     References:
         Reisizadeh et al., `FedPAQ <https://arxiv.org/abs/1909.13014>`_, 2020.

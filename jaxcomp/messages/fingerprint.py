@@ -11,23 +11,41 @@ from jaxcomp.quantize.levels import TRIT
 DIGEST = 16
 """Bytes of a digest."""
 
+VERSION = 2
+"""The format version that is written. A new version is needed where a class or field is renamed."""
 
-def digest(codec: Any, plan: Layout) -> bytes:
+READABLE = (1, 2)
+"""The versions that are read."""
+
+RENAMED = {1: {"RiceGaps": "Rice"}}
+"""For each former version, the names that it used where today's differ: by `Class`, or by
+`Class.field` for a field. A class that is renamed now gets a line for every former version.
+"""
+
+
+def digests(codec: Any, plan: Layout) -> dict[int, bytes]:
+    """The digest in each version that is read."""
+    return {version: digest(codec, plan, version) for version in READABLE}
+
+
+def digest(codec: Any, plan: Layout, version: int = VERSION) -> bytes:
     """The codec or policy, every leaf, and how leaves were put together to batches."""
-    lines = [text(codec)]
+    lines = [text(codec, version)]
     lines += [
         f"{path} {like.dtype.name}{list(like.shape)}"
         for path, like in zip(plan.paths, plan.likes, strict=True)
     ]
     for batch in plan.batches:
         pieces = [tuple(piece) for piece in batch.pieces]
-        lines.append(f"{text(batch.codec)} {batch.dtype.name} {batch.size} {pieces}")
+        lines.append(f"{text(batch.codec, version)} {batch.dtype.name} {batch.size} {pieces}")
     lines.append(str(list(plan.dense)))
     return hashlib.blake2b("\n".join(lines).encode(), digest_size=DIGEST).digest()
 
 
-def text(setting: Any) -> str:
+def text(setting: Any, version: int = VERSION) -> str:
     """A setting by its name and fields, but for those that are None or say where it is computed.
+
+    In a former version, with the names of that version.
 
     So a field that later versions add, and that is off, changes nothing, and a server on a GPU
     reads what clients on CPUs wrote.
@@ -39,10 +57,13 @@ def text(setting: Any) -> str:
         >>> import jaxcomp
         >>> text(jaxcomp.codecs.Contractive(codec=jaxcomp.natural()))
         'Contractive(codec=Natural(bits=9, unbiased=True, bucket_size=512))'
+        >>> from jaxcomp.sparsify.indices import RiceGaps
+        >>> text(RiceGaps()), text(RiceGaps(), version=1)
+        ('RiceGaps()', 'Rice()')
     """
     if isinstance(setting, type) or not dataclasses.is_dataclass(setting):
         if isinstance(setting, tuple):
-            return f"({', '.join(map(text, setting))})"
+            return f"({', '.join(text(part, version) for part in setting)})"
         if isinstance(setting, numbers.Real) and not isinstance(setting, bool):
             number = float(setting)  # Equal numbers may be written differently.
             return repr(int(number) if number.is_integer() else number)
@@ -54,12 +75,14 @@ def text(setting: Any) -> str:
             )
         return written
     values = [(field.name, getattr(setting, field.name)) for field in dataclasses.fields(setting)]
+    former = RENAMED.get(version, {}) if type(setting).__module__.startswith("jaxcomp.") else {}
+    kind = type(setting).__name__
     inside = [
-        f"{name}={text(value)}"
+        f"{former.get(f'{kind}.{name}', name)}={text(value, version)}"
         for name, value in values
         if value is not None and name != "implementation"
     ]
-    return f"{type(setting).__name__}({', '.join(inside)})"
+    return f"{former.get(kind, kind)}({', '.join(inside)})"
 
 
 def widths(setting: Any) -> tuple[int | float, ...]:

@@ -8,18 +8,17 @@ import hashlib
 import hmac
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcomp.messages.fingerprint import DIGEST
+from jaxcomp.messages.fingerprint import DIGEST, READABLE, VERSION
 from jaxcomp.messages.reading import MessageError, Reader, number
 from jaxcomp.types import ArrayLike
 
 MAGIC = b"\x8bJXC"
-VERSION = 1
 _KEYED = 1
 _PERSON = b"jaxcomp message"
 _FIXED = struct.Struct(f"<4sBBHIQ{DIGEST}s{DIGEST}s")
@@ -47,21 +46,27 @@ class Part(NamedTuple):
     body: Any
 
 
-def write(parts: Sequence[Part], identity: bytes, secret: bytes | None) -> bytes:
-    """The message of these arrays."""
+def write(parts: Sequence[Part], digests: Mapping[int, bytes], secret: bytes | None) -> bytes:
+    """The message of these arrays, in the present version."""
     table = b"".join(_entry(part.dtype, part.shape, part.method, len(part.body)) for part in parts)
     body = table + b"".join(part.body for part in parts)
     flags = 0 if secret is None else _KEYED
     length = _FIXED.size + len(body)
-    blank = (MAGIC, VERSION, flags, 0, len(parts), length, identity)
+    blank = (MAGIC, VERSION, flags, 0, len(parts), length, digests[VERSION])
     checksum = _checksum(_FIXED.pack(*blank, bytes(DIGEST)), body, secret)
     return _FIXED.pack(*blank, checksum) + body
 
 
 def read(
-    data: Any, identity: bytes, likes: Sequence[ArrayLike], secret: bytes | None
+    data: Any, digests: Mapping[int, bytes], likes: Sequence[ArrayLike], secret: bytes | None
 ) -> list[Part]:
     """The arrays of a message, which are those that are expected, still as they are written.
+
+    Args:
+        data: the message.
+        digests: of codec and plan, in each version that is read.
+        likes: shape and dtype of every array that is expected.
+        secret: of sender and receiver.
 
     Raises:
         MessageError: for anything else.
@@ -69,15 +74,15 @@ def read(
     if not isinstance(data, bytes | bytearray | memoryview):
         raise MessageError(f"`data` must be bytes, got {type(data).__name__}")
     whole = memoryview(data.tobytes() if isinstance(data, memoryview) else data)
-    count, found, checksum = _opened(whole, limit(likes), secret)
+    version, count, found, checksum = _opened(whole, limit(likes), secret)
     blank = bytes(whole[:_CHECKSUM]) + bytes(DIGEST)
     if not hmac.compare_digest(_checksum(blank, whole[_FIXED.size :], secret), checksum):
         way = "the `secret` is another one" if secret else "it was damaged on the way"
         raise MessageError(f"`data` must have the checksum of what it holds, got another: {way}")
-    if found != identity:
+    if found != digests[version]:
         raise MessageError(
             "`data` must come from `to_bytes` with the same codec and a tree like `like`, got "
-            f"codec and leaves {found.hex()}, and these are {identity.hex()}"
+            f"codec and leaves {found.hex()}, and these are {digests[version].hex()}"
         )
     if count != len(likes):
         raise MessageError(f"`data` must hold {len(likes)} arrays, got {count}")
@@ -101,8 +106,8 @@ def limit(likes: Sequence[ArrayLike]) -> int:
     return _FIXED.size + sum(map(len, entries)) + sum(sizes)
 
 
-def _opened(whole: memoryview, most: int, secret: bytes | None) -> tuple[int, bytes, bytes]:
-    """The number of arrays, the digest and the checksum, once the rest may be looked at."""
+def _opened(whole: memoryview, most: int, secret: bytes | None) -> tuple[int, int, bytes, bytes]:
+    """The version, the number of arrays, the digest and the checksum, once the rest may be read."""
     if len(whole) < _FIXED.size:
         raise MessageError(
             f"`data` must hold a message, of at least {_FIXED.size} bytes, got {len(whole)}"
@@ -110,9 +115,10 @@ def _opened(whole: memoryview, most: int, secret: bytes | None) -> tuple[int, by
     magic, version, flags, zero, count, length, identity, checksum = _FIXED.unpack_from(whole)
     if magic != MAGIC:
         raise MessageError(f"`data` must begin with {MAGIC!r}, as messages do, got {magic!r}")
-    if version != VERSION:
+    if version not in READABLE:
+        known = " or ".join(map(str, READABLE))
         newer = "; take a newer jaxcomp" if version > VERSION else ""
-        raise MessageError(f"`data` must be of format version {VERSION}, got {version}{newer}")
+        raise MessageError(f"`data` must be of format version {known}, got {version}{newer}")
     if flags & ~_KEYED or zero:
         raise MessageError(f"`data` must have no flags but {_KEYED}, got {flags} and {zero}")
     if bool(flags & _KEYED) != (secret is not None):
@@ -129,7 +135,7 @@ def _opened(whole: memoryview, most: int, secret: bytes | None) -> tuple[int, by
             f"`data` must have at most {most:,} bytes for this codec and a tree like `like`, got "
             f"{length:,}"
         )
-    return count, identity, checksum
+    return version, count, identity, checksum
 
 
 def _checksum(fixed: bytes, body: Any, secret: bytes | None) -> bytes:

@@ -21,13 +21,13 @@ class Expected(NamedTuple):
     """What a message for this codec and tree must hold.
 
     Attributes:
-        digest: of codec and plan.
+        digests: of codec and plan, in each format version that is read.
         likes: shape and dtype of every array, those of the payloads first.
         widths: for each array, of the codes that may be in it.
         treedef: how they make a payload.
     """
 
-    digest: bytes
+    digests: dict[int, bytes]
     likes: tuple[jax.ShapeDtypeStruct, ...]
     widths: tuple[tuple[int | float, ...], ...]
     treedef: Any
@@ -84,7 +84,7 @@ def to_bytes(
     for leaf, like_, widths in zip(leaves, expected.likes, expected.widths, strict=True):
         method, body = arrays.encode(np.asarray(leaf), widths)
         parts.append(frame.Part(np.dtype(like_.dtype), like_.shape, method, body))
-    return frame.write(parts, expected.digest, secret)
+    return frame.write(parts, expected.digests, secret)
 
 
 def from_bytes(
@@ -131,7 +131,7 @@ def from_bytes(
     """
     _check_secret(secret)
     expected = _expected(codec, like)
-    parts = frame.read(data, expected.digest, expected.likes, secret)
+    parts = frame.read(data, expected.digests, expected.likes, secret)
     leaves = [
         jnp.asarray(arrays.decode(part.method, part.body, like_, widths))
         for part, like_, widths in zip(parts, expected.likes, expected.widths, strict=True)
@@ -208,4 +208,4 @@ def _expected_of(
     for batch, part in zip(plan.batches, payload.batches, strict=True):
         widths += [fingerprint.widths(batch.codec)] * len(jax.tree.leaves(part))
     widths += [()] * len(plan.dense)
-    return Expected(fingerprint.digest(codec, plan), tuple(likes), tuple(widths), treedef)
+    return Expected(fingerprint.digests(codec, plan), tuple(likes), tuple(widths), treedef)

@@ -9,7 +9,7 @@ from jaxcomp.optimizers.projected import (
 )
 from jaxcomp.optimizers.regularizers import (
     L1 as L1,
-    L2 as L2,
+    GroupLasso as GroupLasso,
     L1Ball as L1Ball,
     L2Ball as L2Ball,
     SquaredL2 as SquaredL2,

@@ -78,8 +78,8 @@ def prox_adagrad(
 
     Note:
         Guarantee: for convex losses, regret of `O(√T)` against the best point, with the gradients'
-        own geometry. The groups of `L2` and the balls are leaves. Under a mesh axis that is manual
-        and that leaves are sharded over, they would be the shards.
+        own geometry. The groups of `GroupLasso` and the balls are leaves. Under a mesh axis that is
+        manual and that leaves are sharded over, they would be the shards.
     """
     _check(learning_rate, regularizer, delta)
 

@@ -81,7 +81,7 @@ class SquaredL2(Regularizer):
 
 
 @dataclasses.dataclass(frozen=True)
-class L2(Regularizer):
+class GroupLasso(Regularizer):
     """`weight · ‖x‖` of each leaf as one group: leaves that matter little become exactly zero.
 
     Args:
@@ -91,9 +91,9 @@ class L2(Regularizer):
         ValueError: if `weight` is not positive.
 
     Example:
-        >>> L2(5.0).nearest(jnp.array([6.0, 8.0]), jnp.ones(2), jnp.ones(())).round(4)
+        >>> GroupLasso(5.0).nearest(jnp.array([6.0, 8.0]), jnp.ones(2), jnp.ones(())).round(4)
         Array([3., 4.], dtype=float32)
-        >>> L2(10.0).nearest(jnp.array([6.0, 8.0]), jnp.ones(2), jnp.ones(()))
+        >>> GroupLasso(10.0).nearest(jnp.array([6.0, 8.0]), jnp.ones(2), jnp.ones(()))
         Array([0., 0.], dtype=float32)
     """
 
@@ -194,7 +194,7 @@ def check(regularizer: Regularizer | None) -> None:
     if isinstance(regularizer, type) or not isinstance(regularizer, Regularizer):
         raise ValueError(
             "`regularizer` must be None or one of jaxcomp.optimizers, such as L1(1e-4), "
-            "SquaredL2(1e-4), L2(1e-4), L2Ball(1.0) or L1Ball(1.0), got "
+            "SquaredL2(1e-4), GroupLasso(1e-4), L2Ball(1.0) or L1Ball(1.0), got "
             f"{regularizer!r}"
         )
 

@@ -75,6 +75,28 @@ class _Taken(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
+class Intervals:
+    """When the variance is renewed, and when workers meet after local steps.
+
+    Args:
+        renewals: how many renewals there are at one interval.
+        double_every: steps until the interval between meetings doubles.
+        max_interval: the most local steps to a meeting; 1 for one at every step.
+
+    Raises:
+        ValueError: for numbers that are not positive.
+    """
+
+    renewals: int = 16
+    double_every: int = 32678
+    max_interval: int = 16
+
+    def __post_init__(self):
+        for name in ("renewals", "double_every", "max_interval"):
+            checks.integer(name, getattr(self, name), 1, rates.LAST)
+
+
+@dataclasses.dataclass(frozen=True)
 class _Rule:
     """The arithmetic of a step, once its mean is there."""
 
@@ -236,12 +258,25 @@ def step_by_zero_one_adam(
         * an element without any gradient at the renewals so far does not move: one bit cannot say
           zero, and it would be divided by `ε` alone.
     """
+    adam = moments.Adam(freeze_step, b1, b2, eps)
+    intervals = Intervals(renewals, double_every, max_interval)
+    return by_zero_one_adam(
+        learning_rate, dense, compressed, axis_name, adam, intervals, weight_decay
+    )
+
+
+def by_zero_one_adam(
+    learning_rate: optax.ScalarOrSchedule,
+    dense: optax.GradientTransformation,
+    compressed: optax.GradientTransformation,
+    axis_name: AxisName,
+    adam: moments.Adam,
+    intervals: Intervals,
+    weight_decay: float,
+) -> optax.GradientTransformationExtraArgs:
+    """`step_by_zero_one_adam`, with its settings in groups."""
     rates.check(learning_rate)
     exact, lossy = means.check("dense", dense), means.check("compressed", compressed)
-    adam = moments.Adam(freeze_step, b1, b2, eps)
-    checks.integer("renewals", renewals, 1, rates.LAST)
-    checks.integer("double_every", double_every, 1, rates.LAST)
-    checks.integer("max_interval", max_interval, 1, rates.LAST)
     checks.number("weight_decay", weight_decay, 0.0)
     rule = _Rule(adam, weight_decay)
 
@@ -286,9 +321,9 @@ def step_by_zero_one_adam(
 
         step = rates.after(state.count)
         rate = rates.at(learning_rate, state.count).astype(state.total.dtype)
-        renews, times = moments.doubling(jnp.minimum(step, freeze_step), renewals)
-        frozen = conditional.uniform(step > freeze_step, axis_name)
-        meets = _meets(step - freeze_step, double_every, max_interval)
+        renews, times = moments.doubling(jnp.minimum(step, adam.freeze_step), intervals.renewals)
+        frozen = conditional.uniform(step > adam.freeze_step, axis_name)
+        meets = _meets(step - adam.freeze_step, intervals.double_every, intervals.max_interval)
         state = state._replace(
             dense=branches.fitted(exact, state.dense, state.mu),
             compressed=branches.fitted(lossy, state.compressed, state.mu),
@@ -305,7 +340,7 @@ def step_by_zero_one_adam(
             frozen=frozen,
         )
         go = conditional.uniform(jnp.where(frozen, meets, ~renews), axis_name)
-        taken = conditional.either(go, exchange, otherwise, given, step == freeze_step + 1)
+        taken = conditional.either(go, exchange, otherwise, given, step == adam.freeze_step + 1)
         return taken.updates, ZeroOneAdamState(
             count=step,
             total=taken.total,

@@ -9,6 +9,8 @@ bucket has scale zero, and a non-finite element makes its bucket's scale non-fin
 import abc
 import dataclasses
 import functools
+import math
+import statistics
 from collections.abc import Callable
 from typing import Any
 
@@ -97,6 +99,40 @@ class RootMeanSquare(Scale):
         norm = L2()(x, count, rows)
         share = jnp.float32(self.times) * exact.sqrt(_share(count, rows), rows.digits)
         return jnp.where(sums.is_finite(norm), jnp.minimum(norm * share, _LARGEST), norm)
+
+
+def clipping(clipped: float) -> RootMeanSquare:
+    """The scale that this share of Gaussian elements exceeds.
+
+    Args:
+        clipped: the share, above 0 and below 1.
+
+    Raises:
+        ValueError: for another share.
+
+    Example:
+        >>> clipping(1 / 32)
+        RootMeanSquare(times=2.153875)
+    """
+    checks.number("clipped", clipped, 0.0, 1.0)
+    if clipped in (0, 1):
+        raise ValueError(f"`clipped` must be a number in (0, 1), got {clipped}")
+    end = statistics.NormalDist().inv_cdf(1 - clipped / 2)
+    return RootMeanSquare(times=round(end, 6))  # Alike on all machines.
+
+
+def for_steps(steps: int, alpha: int | float) -> RootMeanSquare:
+    """The scale of `steps` steps, each of `√2 / alpha` root mean squares.
+
+    Raises:
+        ValueError: for an `alpha` that is not positive.
+
+    Example:
+        >>> round(for_steps(steps=31, alpha=1.0).times, 3)
+        43.841
+    """
+    checks.positive("alpha", alpha)
+    return RootMeanSquare(times=steps * math.sqrt(2) / alpha)
 
 
 @dataclasses.dataclass(frozen=True)

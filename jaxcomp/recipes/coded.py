@@ -1,21 +1,16 @@
 """Quantizers with an entropy coder behind them."""
 
-import math
-
 from jaxcomp import checks
+from jaxcomp.codecs import gaussian, rates
 from jaxcomp.codecs.coded import Coded
-from jaxcomp.codecs.quantizer import Quantizer
 from jaxcomp.codecs.rotated import Rotated
 from jaxcomp.entropy.elias import Elias
 from jaxcomp.entropy.huffman import Huffman
 from jaxcomp.entropy.rans import Rans
-from jaxcomp.quantize import rounding, scales, tables
+from jaxcomp.quantize import tables
 from jaxcomp.recipes.floats import nuqsgd
 from jaxcomp.recipes.quantizers import qsgd
-from jaxcomp.recipes.rotations import BLOCK, FITS
-
-_SYMBOLS_A_LANE = 2**14
-"""A lane's 48 bits are then three thousandths of a bit an element."""
+from jaxcomp.recipes.rotations import BLOCK
 
 
 def ecsq(
@@ -58,34 +53,14 @@ def ecsq(
         are counted (`Stats.lost`). "unbiased" leaves that much of a bias.
     """
     checks.number("bits", bits, 0.1, 5.0)
-    checks.integer("bucket_size", bucket_size, BLOCK)
-    if bucket_size % BLOCK:
-        raise ValueError(f"`bucket_size` must be a multiple of {BLOCK}, got {bucket_size}")
-    checks.choice("scale", scale, tuple(FITS))
-    lanes = 1 << max((bucket_size // _SYMBOLS_A_LANE).bit_length() - 1, 0)
-    # Of each bucket: its steps, the count of its elements, and the heads of the lanes. Lengths vary
-    # by 0.1 to 0.65 bits over the root of the size, and frequencies of twelve bits are not exact.
-    capacity = bits - 32 / BLOCK - (16 if bucket_size < 2**16 else 32) / bucket_size
-    entropy = capacity - 48 * lanes / bucket_size - 1.5 / math.sqrt(bucket_size) - 5e-4 * 2**bits
-    grid = tables.UniformThreshold(entropy=round(entropy, 4))
-    least = 1 if grid.dead < 1 else 2
-    rotations = least if rotations is None else rotations
-    checks.choice("rotations", rotations, (1, 2))
-    if rotations < least:
-        raise ValueError(
-            f"`rotations` must be 2, or None, at bits={bits}: elements up to their root mean "
-            "square become zero, and rotated once, a single element would never be sent"
-        )
-    quantizer = Quantizer(
-        levels=grid,
-        scale=scales.RootMeanSquare(times=grid.reach),
-        rounding=rounding.Nearest(),
-        bucket_size=bucket_size,
-        block=None if bucket_size == BLOCK else BLOCK,
-        fit=FITS[scale],
-    )
-    coded = Coded(codec=quantizer, coder=Rans(symbols_a_lane=_SYMBOLS_A_LANE), capacity=capacity)
-    return Rotated(codec=coded, times=rotations, unbiased_on_average=scale == "unbiased")
+    checks.multiple("bucket_size", bucket_size, BLOCK)
+    coder = Rans(symbols_a_lane=2**14)  # Its 48 bits a lane are then 0.003 bits an element.
+    capacity, entropy = rates.budget(bits, coder, bucket_size, BLOCK)
+    table = tables.UniformThreshold(entropy=entropy)
+    quantizer = gaussian.quantizer(table, scale, bucket_size, BLOCK)
+    codec = Coded(codec=quantizer, coder=coder, capacity=capacity)
+    times = gaussian.rotations(table, rotations)
+    return Rotated(codec=codec, times=times, unbiased_on_average=scale == "unbiased")
 
 
 def elias_qsgd(

@@ -4,17 +4,7 @@ from jaxcomp import checks
 from jaxcomp.codecs.adaptive import AdaptiveQuantizer
 from jaxcomp.codecs.natural import Natural
 from jaxcomp.codecs.quantizer import Quantizer
-from jaxcomp.quantize import levels, rounding as rounding_, scales, steps
-
-MX = {
-    "mxfp4": (levels.Float(7, 1), 32),
-    "mxfp6": (levels.Float(31, 3), 32),
-    "mxfp6_e3m2": (levels.Float(31, 2), 32),
-    "mxfp8": (levels.Float(126, 3), 32),
-    "mxfp8_e5m2": (levels.Float(123, 2), 32),
-    "nvfp4": (levels.Float(7, 1), 16),
-}
-"""Elements and block of each format: E2M1, E2M3, E3M2, E4M3, E5M2, E2M1."""
+from jaxcomp.quantize import formats, levels, rounding as rounding_, scales, steps
 
 
 def nuqsgd(bits: int = 4, bucket_size: int | None = 512) -> Quantizer:
@@ -227,20 +217,12 @@ def mx(
         bucket here, to a tensor there. Elements are packed field by field, not in the order that
         matrix units expect.
     """
-    checks.choice("format", format, tuple(MX))
-    checks.choice("rounding", rounding, ("even", "away", "stochastic"))
-    if format == "nvfp4" and rule != "floor":
-        raise ValueError(
-            f"`rule` must be left out for 'nvfp4', whose steps are no powers of two, got {rule!r}; "
-            "'mxfp4' takes one"
-        )
-    found, block = MX[format]
-    ties = "even" if rounding == "even" else "away"
+    grid, found = formats.rounded(format, rounding)
     return Quantizer(
-        levels=levels.Float(found.positive, found.mantissa, ties),
+        levels=grid,
         scale=scales.MaxAbs(),
-        rounding=rounding_.Stochastic() if rounding == "stochastic" else rounding_.Nearest(),
-        steps=steps.TwoLevel() if format == "nvfp4" else steps.PowerOfTwo(rule),
+        rounding=found,
+        steps=formats.block_steps(format, rule),
         bucket_size=bucket_size,
-        block=block,
+        block=formats.FORMATS[format].block,
     )

@@ -198,12 +198,10 @@ def terngrad(
         the workers pull, the mean, is `averaged_ternary`.
     """
     checks.choice("scaler", scaler, ("max", "clip"))
-    scale = (
-        scales.ClippedMax(sigmas=clip, at_most_max=scaler == "max") if clip is not None else None
-    )
+    clipped = scales.ClippedMax(clip, at_most_max=scaler == "max") if clip is not None else None
     return Quantizer(
         levels=levels_.Uniform(steps=1),
-        scale=scale or scales.MaxAbs(),
+        scale=clipped or scales.MaxAbs(),
         rounding=rounding.Stochastic(),
         bucket_size=bucket_size,
         shared=shared,

@@ -1,19 +1,15 @@
 """Codecs that rotate a bucket at random before they quantise it."""
 
-import math
-
 from jaxcomp import checks
 from jaxcomp.base import Codec
+from jaxcomp.codecs import gaussian, rates
 from jaxcomp.codecs.embedded import Embedded
-from jaxcomp.codecs.parts import Part, Split
 from jaxcomp.codecs.quantizer import Quantizer
 from jaxcomp.codecs.rotated import Rotated
 from jaxcomp.quantize import levels, rounding, scales, tables
 
 BLOCK = 4096
 """Elements that are rotated together."""
-
-FITS = {"unbiased": "unbiased", "minimum_error": "least_squares", "norm": "norm"}
 
 
 def rotated_uniform(bits: int = 4, bucket_size: int | None = 4096) -> Rotated:
@@ -44,7 +40,7 @@ def rotated_uniform(bits: int = 4, bucket_size: int | None = 4096) -> Rotated:
         vector.
     """
     checks.integer("bits", bits, 1, 8)
-    return Rotated(codec=_dithered(bits, bucket_size), shared=True)
+    return Rotated(codec=_even(bits, bucket_size), shared=True)
 
 
 def eden(
@@ -87,28 +83,13 @@ def eden(
         With one rotation the codec is declared neither unbiased nor contractive, so it gets no
         residual; the authors call it unbiased, which holds for uniformly random rotations.
     """
-    checks.number("bits", bits, 0.0, 8.0)
-    checks.choice("scale", scale, tuple(FITS))
-    if bits < 1:
-        checks.positive("bits", bits)
 
-    def at(width: int, block: int | None) -> Quantizer:
-        grid = tables.LloydMax(width)
-        return Quantizer(
-            levels=grid,
-            scale=scales.RootMeanSquare(times=grid.reach),
-            rounding=rounding.Nearest(),
-            bucket_size=bucket_size,
-            block=block,
-            fit=FITS[scale],
-        )
+    def make(width: int, block: int | None) -> Quantizer:
+        return gaussian.quantizer(tables.LloydMax(width), scale, bucket_size, block)
 
-    power = {"unbiased": 1, "norm": 0.5, "minimum_error": 0}[scale]
-    return Rotated(
-        codec=_at_rate(bits, at, power, bucket_size),
-        times=rotations,
-        unbiased_on_average=scale == "unbiased",
-    )
+    power = gaussian.power(scale)
+    codec = rates.at_rate(bits, make, power=power, bucket_size=bucket_size, block=BLOCK)
+    return Rotated(codec=codec, times=rotations, unbiased_on_average=scale == "unbiased")
 
 
 def drive(
@@ -169,7 +150,7 @@ def ndsc(
         place of the paper's random slots, and those that are sent below one bit are not drawn at
         random, since the rotation has made them alike.
     """
-    return Rotated(codec=_spread(bits, bucket_size, dithered), unbiased_on_average=dithered)
+    return Rotated(codec=_even_at_rate(bits, bucket_size, dithered), unbiased_on_average=dithered)
 
 
 def dsc(
@@ -208,59 +189,23 @@ def dsc(
         for `ndsc`, which is better at two, three and four bits an element: the constant
         that is gained is worth less there than the bits that `λ` times the coordinates cost.
     """
-    codec = _spread(bits / redundancy, bucket_size, dithered)
+    codec = _even_at_rate(bits / redundancy, bucket_size, dithered)
     return Embedded(codec=codec, redundancy=redundancy)
 
 
-def _at_rate(bits: int | float, at, power: int | float, bucket_size: int | None) -> Codec:
-    """A codec of any rate for rotated buckets, of codecs `at(width, block)` of whole widths.
+def _even_at_rate(bits: int | float, bucket_size: int | None, dithered: bool) -> Codec:
+    def make(width: int, block: int | None) -> Quantizer:
+        del block  # The step is not fitted, so that one for the whole bucket is enough.
+        return _even(width, bucket_size, dithered)
 
-    What they fit they fit to a rotated block, or to the elements of it that they are given: one
-    scale for blocks of different sizes would bring the small ones back too large.
-
-    Args:
-        bits: the rate.
-        at: a codec of so many bits, of buckets in which so many elements share a scale.
-        power: as for `Part`.
-        bucket_size: elements in a bucket.
-    """
-    whole = int(bits)
-    one_block = bucket_size is not None and bucket_size <= BLOCK
-    block = None if one_block else BLOCK
-    if whole == bits:
-        return at(whole, block)
-    sent = bits if bits < 1 else bits - whole
-    k = math.ceil(sent * BLOCK) if bits < 1 else round(sent * BLOCK)
-    wide = at(whole + 1, None if one_block else max(k, 1))
-    if bits < 1:
-        return Part(codec=wide, fraction=bits, power=power, block=block)
-    narrow = at(whole, None if one_block else max(BLOCK - k, 1))
-    return Split(first=wide, second=narrow, fraction=sent, block=block)
+    power = 1 if dithered else 0
+    return rates.at_rate(bits, make, power=power, bucket_size=bucket_size, block=BLOCK)
 
 
-def _spread(bits: int | float, bucket_size: int | None, dithered: bool) -> Codec:
-    checks.number("bits", bits, 0.0, 8.0)
-    if bits < 1:
-        checks.positive("bits", bits)
-
-    def at(width: int, block: int | None) -> Quantizer:
-        del block  # These fit nothing, so one scale may do for all.
-        if dithered:
-            return _dithered(width, bucket_size)
-        return Quantizer(
-            levels=levels.MidRise(width, cells=True),
-            scale=scales.MaxAbs(),
-            rounding=rounding.Nearest(),
-            bucket_size=bucket_size,
-        )
-
-    return _at_rate(bits, at, 1 if dithered else 0, bucket_size)
-
-
-def _dithered(width: int, bucket_size: int | None) -> Quantizer:
+def _even(width: int, bucket_size: int | None, dithered: bool = True) -> Quantizer:
     return Quantizer(
-        levels=levels.MidRise(width),
+        levels=levels.MidRise(width, cells=not dithered),
         scale=scales.MaxAbs(),
-        rounding=rounding.Stochastic(),
+        rounding=rounding.Stochastic() if dithered else rounding.Nearest(),
         bucket_size=bucket_size,
     )

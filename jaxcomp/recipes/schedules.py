@@ -1,6 +1,7 @@
 """Schedules by their papers, as data."""
 
 from jaxcomp import checks
+from jaxcomp.reducers.schedule import piecewise_constant
 
 _QUARTERS = (0.25, 0.0625, 0.015625, 0.004, 0.001)
 
@@ -22,7 +23,7 @@ def dgc_warmup(
 
     Returns:
         Pairs of the step that a phase starts at and the fraction that it sends, for
-        `jaxcomp.Phases`.
+        `jaxcomp.ReducerSchedule`.
 
     Raises:
         ValueError: for a fraction outside (0, 1], another schedule, or numbers out of range.
@@ -54,8 +55,4 @@ def dgc_warmup(
         early = [max(share, fraction) for share in _QUARTERS[:epochs]]
     else:
         early = [fraction ** ((epoch + 1) / (epochs + 1)) for epoch in range(epochs)]
-    phases: list[tuple[int, float]] = []
-    for epoch, share in enumerate([*early, fraction]):
-        if not phases or share != phases[-1][1]:
-            phases.append((epoch * steps_per_epoch, share))
-    return tuple(phases)
+    return piecewise_constant([*early, fraction], every=steps_per_epoch)

@@ -32,7 +32,7 @@ def top_k(
         bucket_size: elements among which to choose; None for the whole leaf.
         values: a codec for the values, such as `jaxcomp.qsgd_inf(bits=8)`; None for the values as
             they are.
-        indices: how places become words, of `jaxcomp.sparsify.indices`: `EliasFano()`, `Rice()`,
+        indices: how places become words, of `jaxcomp.codecs`: `EliasFano()`, `RiceGaps()`,
             `Packed()`, `Bitmap()` or `Raw()`.
 
     Raises:
@@ -107,10 +107,11 @@ def dgc(
     values: Codec | None = None,
     indices: Indices = EliasFano(),
 ) -> Sparsifier:
-    """The elements above a threshold that is found in a sample: between 0.8 and 1.3 times a share.
+    """The elements above a threshold from a sample: between 0.8 and 1.3 times a fraction of them.
 
-    The selection of Deep Gradient Compression. Its momentum correction is a feedback, its warm-up
-    a reducer of several phases, and its clipping a transformation before the mean:
+    The codec of Deep Gradient Compression (DGC). The momentum correction of the method is a
+    feedback, its warm-up is a `ReducerSchedule` with `dgc_warmup`, and its clipping is `clip_local`
+    before the mean:
 
         Link(dgc(0.001), MomentumCorrection(momentum=0.9))
 
@@ -126,7 +127,8 @@ def dgc(
 
     Example:
         >>> import jaxcomp
-        >>> jaxcomp.Link(dgc(0.001), jaxcomp.MomentumCorrection(momentum=0.9)).feedback.momentum
+        >>> feedback = jaxcomp.MomentumCorrection(momentum=0.9)
+        >>> jaxcomp.Link(dgc(0.001), feedback).feedback.momentum
         0.9
 
     References:
@@ -294,17 +296,10 @@ def fastsgd(
         light, few elements lie within whole steps of the largest: less than the share is sent.
     """
     checks.integer("most", most, 0, min(127, 126 * per_octave))
-    return Sparsifier(
-        choice=NearLargest(fraction, most, per_octave),
-        values=Quantizer(
-            levels=Geometric(positive=most + 1, per_octave=per_octave),
-            scale=MaxAbs(),
-            rounding=Nearest(),
-            bucket_size=None,
-        ),
-        indices=indices,
-        bucket_size=bucket_size,
-    )
+    choice = NearLargest(fraction, most, per_octave)
+    table = Geometric(positive=most + 1, per_octave=per_octave)
+    values = Quantizer(levels=table, scale=MaxAbs(), rounding=Nearest(), bucket_size=None)
+    return Sparsifier(choice=choice, values=values, indices=indices, bucket_size=bucket_size)
 
 
 def random_k(

@@ -1,8 +1,5 @@
 """Quantizers whose integers are added on the way, by their names in the literature."""
 
-import math
-import statistics
-
 from jaxcomp import checks
 from jaxcomp.codecs.quantizer import Quantizer
 from jaxcomp.codecs.rotated import Rotated
@@ -50,11 +47,10 @@ def int_sgd(bits: int = 8, alpha: int | float = 1.0, bucket_size: int | None = N
         have room, would leave the steps of a bfloat16 leaf a single bit.
     """
     checks.integer("bits", bits, 2, 8)
-    checks.positive("alpha", alpha)
     steps = min(2 ** (bits - 1) - 1, 31)
     return Quantizer(
         levels=levels.Uniform(steps=steps),
-        scale=scales.RootMeanSquare(times=steps * math.sqrt(2) / alpha),
+        scale=scales.for_steps(steps, alpha),
         rounding=rounding.Stochastic(),
         bucket_size=bucket_size,
         shared=True,
@@ -95,13 +91,9 @@ def thc(bits: int = 4, clipped: float = 1 / 32, bucket_size: int | None = 4096) 
         where the paper has one.
     """
     checks.integer("bits", bits, 2, 8)
-    checks.number("clipped", clipped, 0.0, 1.0)
-    if clipped in (0, 1):
-        raise ValueError(f"`clipped` must be a number in (0, 1), got {clipped}")
-    end = round(statistics.NormalDist().inv_cdf(1 - clipped / 2), 6)  # Alike on all machines.
     quantizer = Quantizer(
         levels=levels.Uniform(steps=2 ** (bits - 1) - 1),
-        scale=scales.RootMeanSquare(times=end),
+        scale=scales.clipping(clipped),
         rounding=rounding.Stochastic(),
         bucket_size=bucket_size,
         shared=True,

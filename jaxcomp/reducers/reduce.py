@@ -124,10 +124,16 @@ class Prepared(NamedTuple):
 
 
 def reduce(
-    reducer: Reducer, key: Array, grads: PyTree, state: ReductionState, axis_name: AxisName, **rest
+    reducer: Reducer,
+    key: Array,
+    grads: PyTree,
+    state: ReductionState,
+    axis_name: AxisName,
+    *,
+    weight: Array | None = None,
 ) -> Reduction:
     """`finish(prepared, exchange(prepared))` of `prepare` with these arguments."""
-    prepared = prepare(reducer, key, grads, state, axis_name, **rest)
+    prepared = prepare(reducer, key, grads, state, axis_name, weight=weight)
     return finish(prepared, exchange(prepared))
 
 

@@ -1,4 +1,4 @@
-"""Phases: other reducers at other times, within one compiled step."""
+"""Schedules of reducers: another reducer from a given step on, within one compiled step."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from jaxcomp.types import Array, AxisName, Batches, PyTree, Stacks
 _LAST_STEP = np.int32(2**31 - 1)
 
 
-class PhasesState(NamedTuple):
+class ReducerScheduleState(NamedTuple):
     """The state of the reducers, which they hand from one to the next, and the time.
 
     Attributes:
@@ -33,7 +33,7 @@ class PhasesState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Phases(Reducer, public=("reducers", "starts")):
+class ReducerSchedule(Reducer, public=("reducers", "starts")):
     """Changes the reducer at given steps, as a warm-up of the sparsity does, without recompiling.
 
     Payloads have static shapes, so every phase is a program of its own; all are compiled into one
@@ -54,7 +54,7 @@ class Phases(Reducer, public=("reducers", "starts")):
         >>> import jaxcomp
         >>> feedback = jaxcomp.MomentumCorrection(momentum=0.9)
         >>> warmup = jaxcomp.dgc_warmup(fraction=0.001, steps_per_epoch=500)
-        >>> reducer = Phases(
+        >>> reducer = ReducerSchedule(
         ...     tuple(
         ...         (start, jaxcomp.Link(jaxcomp.top_k(fraction=fraction), feedback))
         ...         for start, fraction in warmup
@@ -122,11 +122,11 @@ class Phases(Reducer, public=("reducers", "starts")):
         """Whether devices share the uplink's mirror, as they do in every phase or in none."""
         return all(reducer.splits for reducer in self.reducers)
 
-    def phase(self, state: PhasesState) -> Array:
+    def phase(self, state: ReducerScheduleState) -> Array:
         """The number of the phase that the next step is in."""
         return jnp.sum(state.phase_step >= np.array(self.starts[1:], np.int32), dtype=jnp.int32)
 
-    def init(self, batches: Batches, axis_name: AxisName) -> PhasesState:
+    def init(self, batches: Batches, axis_name: AxisName) -> ReducerScheduleState:
         first, *others = [
             lambda r=reducer: r.init(self._own(r, batches), axis_name) for reducer in self.reducers
         ]
@@ -138,9 +138,11 @@ class Phases(Reducer, public=("reducers", "starts")):
                     "one kind with one kind of codec have; other arrays than "
                     f"{self.reducers[0]!r} has {self.reducers[number]!r}"
                 )
-        return PhasesState(jnp.zeros((), jnp.int32), first())
+        return ReducerScheduleState(jnp.zeros((), jnp.int32), first())
 
-    def fitted(self, batches: Batches, state: PhasesState, axis_name: AxisName) -> PhasesState:
+    def fitted(
+        self, batches: Batches, state: ReducerScheduleState, axis_name: AxisName
+    ) -> ReducerScheduleState:
         """As the last phase has it, whose state is that of all."""
         current = self.reducers[-1].fitted(batches, state.current, axis_name)
         return state._replace(current=current)
@@ -159,7 +161,7 @@ class Phases(Reducer, public=("reducers", "starts")):
         key: Array,
         batches: Batches,
         message: Stacks,
-        state: PhasesState,
+        state: ReducerScheduleState,
         axis_name: AxisName,
         weight: Array | None = None,
     ) -> Collected:
@@ -179,8 +181,13 @@ class Phases(Reducer, public=("reducers", "starts")):
         )
 
     def spread(
-        self, key: Array, batches: Batches, part: Stacks, state: PhasesState, axis_name: AxisName
-    ) -> tuple[Stacks, PhasesState]:
+        self,
+        key: Array,
+        batches: Batches,
+        part: Stacks,
+        state: ReducerScheduleState,
+        axis_name: AxisName,
+    ) -> tuple[Stacks, ReducerScheduleState]:
         def branch(reducer: Reducer) -> Callable[..., tuple[Stacks, PyTree]]:
             own = self._own(reducer, batches)
             return lambda key, part, state: reducer.spread(key, own, part, state, axis_name)
@@ -189,7 +196,7 @@ class Phases(Reducer, public=("reducers", "starts")):
         mean, current = lax.switch(self.phase(state), [branch(r) for r in self.reducers], *given)
         # Stays at the last step there is, so that it never turns negative.
         step = jnp.minimum(state.phase_step, _LAST_STEP - 1) + 1
-        return mean, PhasesState(step, current)
+        return mean, ReducerScheduleState(step, current)
 
     def dense(
         self, leaves: Sequence[Array], axis_name: AxisName, weight: Array | None = None
@@ -209,6 +216,27 @@ class Phases(Reducer, public=("reducers", "starts")):
         """The batches, which are the last phase's, with the codecs of another phase's reducer."""
         codecs = dict(zip(self.uplink.policy.codecs, reducer.uplink.policy.codecs, strict=True))
         return tuple(dataclasses.replace(batch, codec=codecs[batch.codec]) for batch in batches)
+
+
+def piecewise_constant(values: Sequence[float], every: int) -> tuple[tuple[int, float], ...]:
+    """Pairs of a step and the value from that step on: the next value after each `every` steps.
+
+    Equal neighbours become one pair, so that each is one phase of a `ReducerSchedule`.
+
+    Args:
+        values: the values in their order; the last one stays.
+        every: steps for which a value holds.
+
+    Raises:
+        ValueError: if `every` is not positive.
+
+    Example:
+        >>> piecewise_constant([0.25, 0.1, 0.1, 0.01], every=100)
+        ((0, 0.25), (100, 0.1), (300, 0.01))
+    """
+    checks.integer("every", every, 1)
+    changes = [at for at, value in enumerate(values) if at == 0 or value != values[at - 1]]
+    return tuple((at * every, values[at]) for at in changes)
 
 
 def _reducer(given: Any) -> Any:

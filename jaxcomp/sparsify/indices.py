@@ -102,7 +102,7 @@ class EliasFano(Indices):
 
 
 @dataclasses.dataclass(frozen=True)
-class Rice(Indices, public=("bits",)):
+class RiceGaps(Indices, public=("bits",)):
     """Gaps in `r` low bits each and a run of as many zeros as the rest says, ended by a one.
 
     A gap `g` takes `r + 1 + ⌊g / 2ʳ⌋` bits, with `r = max(0, 1 + ⌊log₂(ln(φ − 1) / ln(1 − p))⌋)`
@@ -113,9 +113,9 @@ class Rice(Indices, public=("bits",)):
 
     Example:
         >>> places = jnp.array([[3, 4, 7, 13, 14, 15, 21, 43]], jnp.uint32)
-        >>> Rice().decode(Rice().encode(places, 48), 8, 48)
+        >>> RiceGaps().decode(RiceGaps().encode(places, 48), 8, 48)
         Array([[ 3,  4,  7, 13, 14, 15, 21, 43]], dtype=uint32)
-        >>> Rice().bits(places, 48)
+        >>> RiceGaps().bits(places, 48)
         Array([31], dtype=int32)
 
     References:

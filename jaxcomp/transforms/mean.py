@@ -94,7 +94,7 @@ def compressed_mean(
             uses the fast ones). Its mean is zero or, over `Shift`, the shift that all know already;
             the feedback keeps what a worker could not send, for dense leaves too.
             A gate that depends on them needs the parameters: `tx.update(grads, state, params)`.
-            `state.gate` counts rounds and messages. `jaxcomp.Phases` count open rounds.
+            `state.gate` counts rounds and messages. `jaxcomp.ReducerSchedule` count open rounds.
         key: a seed, a raw `uint32[2]` key or a `jax.random.key`; the same on all workers.
         guard: leave every memory, and the gate's state, as it was in a step whose mean is not
             finite, alike on all workers: `skip_nonfinite` then skips the whole step. Residuals and

@@ -1,0 +1,125 @@
+"""Every setting is written as the line that builds it again, in names that are public."""
+
+import dataclasses
+import importlib
+import inspect
+import pkgutil
+
+import pytest
+from suite import CODECS, VARIANTS, label
+
+import jaxcomp
+from jaxcomp import codecs, gates, optimizers
+from jaxcomp.base.interface import Interface
+
+PUBLIC = (jaxcomp, codecs, gates, optimizers)
+"""The modules whose names a user types."""
+
+PARTS = ("quantize", "sparsify", "entropy", "layout.policy", "feedback", "optimizers.regularizers")
+"""Where settings are that are no codec, feedback, gate or reducer."""
+
+
+def names_of(module):
+    listed = getattr(module, "__all__", [name for name in vars(module) if name[0] != "_"])
+    found = {name: getattr(module, name) for name in listed}
+    return {name: value for name, value in found.items() if not inspect.ismodule(value)}
+
+
+NAMES = {name: value for module in PUBLIC for name, value in names_of(module).items()}
+
+
+def settings():
+    """Every concrete class of the package that a user may set something with."""
+    for found in pkgutil.walk_packages(jaxcomp.__path__, "jaxcomp."):
+        if found.name.endswith("__main__"):
+            continue
+        for name, kind in inspect.getmembers(importlib.import_module(found.name), inspect.isclass):
+            if kind.__module__ != found.name or name[0] == "_":
+                continue
+            part = found.name.removeprefix("jaxcomp.").startswith(PARTS)
+            if dataclasses.is_dataclass(kind) and (part or issubclass(kind, Interface)):
+                yield kind
+
+
+LINK = jaxcomp.Link(jaxcomp.top_k(0.01), jaxcomp.Residual(decay=0.9))
+FOUR, NARROW = jaxcomp.qsgd_inf(bits=4), jaxcomp.qsgd_inf(bits=8, bucket_size=32)
+GRID = codecs.Uniform(7)
+ARGUMENTS = {
+    "AtLeast": {"value": 0.5, "fraction": 0.1},
+    "Auto": {"link": LINK},
+    "Bernoulli": {"p": 0.5},
+    "Cast": {"dtype": "float16"},
+    "Censored": {"threshold": 0.1},
+    "Chained": {"codecs": (jaxcomp.sign(), FOUR)},
+    "Clipped": {"codec": jaxcomp.blockwise()},
+    "Coded": {"codec": FOUR, "coder": jaxcomp.codecs.Rice(k=2), "capacity": 3.5},
+    "Coin": {"p": 0.5},
+    "Contractive": {"codec": FOUR},
+    "Cosine": {"codec": jaxcomp.top_k(0.1, bucket_size=4096)},
+    "Embedded": {"codec": FOUR, "redundancy": 1.5},
+    "Every": {"k": 4},
+    "Fitted": {"fraction": 0.01},
+    "Float": {"positive": 7, "mantissa": 1},
+    "Gather": {"link": LINK},
+    "Geometric": {"positive": 16},
+    "GroupLasso": {"weight": 0.1},
+    "Hierarchical": {"outer": LINK},
+    "L1": {"weight": 0.1},
+    "L1Ball": {"radius": 2.0},
+    "L2Ball": {"radius": 2.0},
+    "Largest": {"fraction": 0.1},
+    "Lattice": {"steps": 8},
+    "Link": {"codec": jaxcomp.top_k(0.01), "feedback": jaxcomp.Shift(dtype="float32")},
+    "LloydMax": {"width": 2, "law": "laplace"},
+    "LowRank": {"rank": 2},
+    "MidRise": {"width": 2, "cells": True},
+    "NearLargest": {"fraction": 0.1},
+    "Part": {"codec": FOUR, "fraction": 0.5},
+    "Phase": {"start": 3, "stop": 9},
+    "Policy": {"codec": FOUR, "rules": (jaxcomp.Rule("*head*", None),), "min_size": 64},
+    "Psum": {"link": jaxcomp.int_sgd()},
+    "Quantizer": {"levels": GRID, "scale": codecs.L2(), "rounding": codecs.Subtractive()},
+    "RandomK": {"fraction": 0.1},
+    "ReducerSchedule": {"phases": ((0, jaxcomp.Gather(LINK)), (5, LINK))},
+    "Rotated": {"codec": FOUR, "shared": True},
+    "Rule": {"path": "*bias", "codec": FOUR},
+    "Sampled": {"fraction": 0.1},
+    "SampledWorkers": {"r": 3},
+    "Sparsifier": {"choice": codecs.Largest(0.1), "values": NARROW, "indices": codecs.Bitmap()},
+    "Split": {"first": FOUR, "second": FOUR, "fraction": 0.5},
+    "SquaredL2": {"weight": 0.1},
+    "Staged": {"codec": FOUR, "stages": 2},
+    "Summed": {
+        "levels": GRID,
+        "scale": codecs.RootMeanSquare(2.5),
+        "rounding": codecs.Stochastic(),
+        "limit": 7,
+        "workers": 4,
+    },
+    "TwoShot": {"up": LINK, "down": LINK},
+    "Uniform": {"steps": 7},
+    "UniformThreshold": {"entropy": 1.5},
+}
+"""For each class whose fields have no defaults."""
+
+
+def test_a_public_name_has_one_meaning():
+    for module in PUBLIC:
+        for name, value in names_of(module).items():
+            assert value is NAMES[name], f"{module.__name__}.{name}"
+
+
+@pytest.mark.parametrize("kind", list(settings()), ids=lambda kind: kind.__name__)
+def test_every_class_is_written_as_the_line_that_builds_it(kind):
+    setting = kind(**ARGUMENTS.get(kind.__name__, {}))
+    assert eval(repr(setting), dict(NAMES)) == setting
+    assert NAMES[kind.__name__] is kind
+
+
+ALIKE = [jaxcomp.elias_qsgd(), jaxcomp.huffman_nuqsgd(), jaxcomp.amq(), jaxcomp.dsc()]
+"""Recipes that the contract suites leave out of a short run."""
+
+
+@pytest.mark.parametrize("codec", CODECS + VARIANTS + ALIKE, ids=label)
+def test_every_recipe_is_written_as_the_line_that_builds_it(codec):
+    assert eval(repr(codec), dict(NAMES)) == codec
