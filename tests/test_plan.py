@@ -337,7 +337,7 @@ def test_codecs_are_timed_beside_a_copy(capsys):
 
 
 def test_a_plan_is_printed_and_drawn(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(measuring, "measure", lambda way, elements, repeats: still(way))
+    monkeypatch.setattr(timing, "measure", lambda way, elements, repeats: still(way))
     common = ["plan", "--params", "25M", "--workers", "4", "--link", "100Mbit"]
     few = ["--codec", "TwoShot(qsgd(), qsgd())", "sign()"]
     text = run(capsys, *common, *few, "--plot", str(tmp_path / "plan.png"), "--step", "100ms")
@@ -354,7 +354,7 @@ def test_a_plan_is_printed_and_drawn(capsys, tmp_path, monkeypatch):
 
 
 def test_the_tree_and_the_step_may_be_the_users_own(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(measuring, "measure", lambda way, elements, repeats: still(way))
+    monkeypatch.setattr(timing, "measure", lambda way, elements, repeats: still(way))
     (tmp_path / "their_model.py").write_text(
         "import jax.numpy as jnp\n"
         "def shapes(): return {'kernel': jnp.zeros((300, 300)), 'bias': jnp.zeros(300)}\n"

@@ -85,8 +85,8 @@ def test_links_alone_are_not_timed(monkeypatch):
     def refuse(*args, **kwargs):
         raise AssertionError("a codec was timed")
 
-    monkeypatch.setattr(measuring, "measure", refuse)
-    monkeypatch.setattr(measuring, "times", refuse)
+    monkeypatch.setattr(timing, "measure", refuse)
+    monkeypatch.setattr(timing, "times", refuse)
     codecs = {"sign": SIGN}
     found = planner.plan(LIKE, 4, cost.Network(1e6), codecs=codecs, link_only=True)
     assert all(line.work == 0 for line in found.forecasts)
@@ -107,7 +107,7 @@ def test_links_alone_are_not_timed(monkeypatch):
 def test_the_fastest_of_the_repeats_counts_and_their_spread_is_told(monkeypatch):
     """By a clock that is made up: eleven milliseconds, and more when something else runs."""
     given = [0.011, 0.022, 0.033]
-    monkeypatch.setattr(measuring, "times", lambda run, repeats, meet: given)
+    monkeypatch.setattr(timing, "times", lambda run, repeats, meet: given)
     measure = timing.measure.__wrapped__  # Nothing of this may be remembered.
     way = jaxcomp.Auto(SIGN).uplink
     found = measure(way, 2**12)

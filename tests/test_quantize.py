@@ -8,6 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxcomp
 from jaxcomp import testing
+from jaxcomp.backend import blocking
 from jaxcomp.codecs.quantizer import Quantizer
 from jaxcomp.numerics import noise
 from jaxcomp.quantize import levels, rounding, scales, sums

@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec as P
 from suite import KEY, SLOW, law, nmse, roundtrip
 
 import jaxcomp
+from jaxcomp.backend import blocking
 from jaxcomp.layout import trees
 from jaxcomp.numerics import noise
 from jaxcomp.quantize import fits, levels, tables
@@ -189,7 +190,7 @@ def test_rows_in_chunks_are_the_same_bits(check_vma, mesh, monkeypatch):
     # In a shape of its own: what is compiled for the other must know the smaller chunks.
     want = [jaxcomp.roundtrip(codec, 5, x[i].reshape(7, 512), worker=i) for i in range(workers)]
     want = [row.reshape(-1) for row in want]
-    monkeypatch.setattr(chunks, "_CHUNK", 1024)
+    monkeypatch.setattr(blocking, "_CHUNK", 1024)
 
     def run(x, worker):
         return jaxcomp.roundtrip(codec, 5, x, worker=worker)
