@@ -16,7 +16,7 @@ from jaxcomp import checks
 from jaxcomp.feedback import Link
 from jaxcomp.layout import trees
 from jaxcomp.mesh import data_parallel
-from jaxcomp.reducers import accounting
+from jaxcomp.reducers import accounting, payloads as payloads_
 from jaxcomp.reducers.gather import Gather
 from jaxcomp.theory.cost import Work
 from jaxcomp.transforms.mean import compressed_mean
@@ -173,12 +173,12 @@ def _sum(link: Link, x: Array, count: int, clock: Callable[..., list[float]]) ->
 
     def encode(x: Array) -> tuple[Any, Any]:
         stacks, _ = trees.stacks(layout, x)
-        own = payloads.encode(key, batches, stacks, payloads.init(batches), worker, _AXIS)
+        own = payloads_.encode(key, batches, stacks, payloads_.init(batches), worker, _AXIS)
         return own.payloads, own.sides
 
     def total(mean: PyTree, payloads: PyTree, sides: PyTree) -> PyTree:
         del mean
-        return payloads.mean(key, batches, payloads, sides, None, count)
+        return payloads_.mean(key, batches, payloads, sides, None, count)
 
     payloads, sides = jax.jit(jax.vmap(encode, axis_name=_AXIS))(x[None])
     many = jax.tree.map(lambda leaf: jnp.concatenate([leaf] * count), payloads)
