@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e
 
-.PHONY: setup demo test matrix lint format bench aot clean
+.PHONY: setup demo test matrix lint check-results format bench aot clean
 
 setup: $(STAMP)
 
@@ -32,6 +32,11 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+	$(BIN)/python benchmarks/check.py
+
+# Reads the committed results of the benchmarks; measures nothing.
+check-results: setup
+	$(BIN)/python benchmarks/check.py
 
 format: setup
 	$(BIN)/ruff format .

@@ -9,7 +9,7 @@ of the step move is one dense buffer of words, as long as `wire_bytes` says.
 """
 
 import argparse
-import json
+import contextlib
 import os
 import pathlib
 import re
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from typing import Any
 
 H100 = """
@@ -35,10 +36,12 @@ runtime_version { major: 12 minor: 8 patch: 0 } device_description_str: "NVIDIA 
 NAMES = {"gpu": "H100", "tpu": "TPU v5e"}
 CALLS = {"gpu": "__gpu$xla.gpu.triton", "tpu": "tpu_custom_call"}
 BUCKETS, WORKERS = 4800, 8
+BLOCKS = (128, 256, 512, 1024, 2048, 4096, 8192)
 
 
 def prepare(target: str, wheels: pathlib.Path, dump: pathlib.Path) -> None:
     """What must be in the environment before JAX is imported."""
+    sys.path.append(str(pathlib.Path(__file__).parents[1] / "examples"))
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["JAX_NUM_CPU_DEVICES"] = str(WORKERS)
     if target == "tpu":
@@ -118,80 +121,42 @@ class Report:
         return {"registers": registers, "spilled bytes": spilled}
 
 
-def kernels(report: Report, device: Any) -> None:
-    """Every operation, alone on one device."""
+def operations(report: Report, device: Any) -> None:
+    """Every operation that has a kernel, alone on one device."""
     import jax
     import jax.numpy as jnp
-    import numpy as np
-    from harness import KERNEL_CODECS
-    from jax.sharding import Mesh, NamedSharding, PartitionSpec
-
-    from jaxcomp import bits
-
-    place = NamedSharding(Mesh(np.array([device]), ("x",)), PartitionSpec())
-
-    def like(*shape, dtype: Any = jnp.uint32):
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
-
-    own: dict[str, Any] = {"implementation": report.target}
-    for width in (1, 2, 3, 4, 5, 6, 7, 8, 1.6):
-        size = 640 if width == 1.6 else 512
-        codes, words = like(BUCKETS, size), like(BUCKETS, bits.words(size, width))
-        pack = jax.jit(lambda x, width=width: bits.pack(x, bits=width, **own))
-        unpack = jax.jit(lambda x, w=width, s=size: bits.unpack(x, bits=w, size=s, **own))
-        report.compile(f"pack {width}", lambda f=pack, x=codes: f.lower(x), 4 * BUCKETS * size)
-        report.compile(f"unpack {width}", lambda f=unpack, x=words: f.lower(x), 4 * BUCKETS * size)
-    for name, codec in KERNEL_CODECS.items():
-        size = codec.bucket_size or 0
-        for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
-            if dtype == jnp.float16 and report.target == "tpu":
-                continue  # A TPU takes the reference.
-            x, out = like(BUCKETS, size, dtype=dtype), jax.ShapeDtypeStruct((BUCKETS, size), dtype)
-
-            def encode(x, count, key, codec=codec):
-                return bits.encode(codec, x, count, key, jnp.uint32(0), **own)
-
-            def add(words, steps, codec=codec, out=out):
-                return bits.decode_sum(codec, words, steps, out, **own)
-
-            given = (x, like(BUCKETS, dtype=jnp.int32), like(2))
-            payloads = (
-                like(WORKERS, BUCKETS, bits.words(size, codec.bits)),
-                like(WORKERS, BUCKETS, dtype=jnp.float32),
-            )
-            label, large = f"{name}, {jnp.dtype(dtype).name}", BUCKETS * size * x.dtype.itemsize
-            report.compile(f"encode {label}", lambda a=given, f=encode: jax.jit(f).lower(*a), large)
-            report.compile(
-                f"decode and sum of 8, {label}",
-                lambda a=payloads, f=add: jax.jit(f).lower(*a),
-                large,
-            )
-
-
-def rotations(report: Report, device: Any) -> None:
-    """Random rotations, there and back."""
-    import jax
-    import jax.numpy as jnp
+    import kernels
     import numpy as np
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-    from jaxcomp.rotate import hadamard
-
     place = NamedSharding(Mesh(np.array([device]), ("x",)), PartitionSpec())
-    for block in (128, 256, 512, 1024, 2048, 4096, 8192):
-        x = jax.ShapeDtypeStruct((BUCKETS, block), jnp.float32, sharding=place)
-        seed = jax.ShapeDtypeStruct((BUCKETS,), jnp.uint32, sharding=place)
-        for turn in (hadamard.rotate, hadamard.unrotate):
+    dtypes: tuple[Any, ...] = (jnp.float32, jnp.bfloat16)
+    if report.target == "gpu":
+        dtypes += (jnp.float16,)  # A TPU takes the reference.
+    every = [*kernels.packing(BUCKETS), *kernels.coding(BUCKETS, dtypes)]
+    for block in BLOCKS:
+        every += kernels.rotations(BUCKETS * block, (block,))
+    for one in every:
+        run = jax.jit(lambda *args, one=one: one.run(*args, implementation=report.target))
+        shapes = jax.eval_shape(one.inputs)
+        args = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place) for x in shapes]
+        report.compile(one.name, lambda run=run, args=args: run.lower(*args), one.bytes)
 
-            def turned(x, high, low, turn=turn, block=block):
-                scaled = {"down": 1 / block, "up": 8.0}
-                return turn(x, high, low, block, **scaled, implementation=report.target)
 
-            report.compile(
-                f"{turn.__name__}, blocks of {block}",
-                lambda a=(x, seed, seed), f=turned: jax.jit(f).lower(*a),
-                4 * BUCKETS * block,
-            )
+def training_state(tx: Any, params: Any, mesh: Any, axis: str) -> tuple[Any, Any]:
+    """Parameters on every device of a mesh, and the state of a transformation, as shapes."""
+    import jax
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    import jaxcomp
+
+    def placed(x, spec):
+        shape = (WORKERS, *x.shape[1:]) if axis in spec else x.shape
+        return jax.ShapeDtypeStruct(shape, x.dtype, sharding=NamedSharding(mesh, spec))
+
+    state = jax.eval_shape(tx.init, params)
+    like = jax.tree.map(lambda x: placed(x, PartitionSpec()), params)
+    return like, jax.tree.map(placed, state, jaxcomp.state_specs(state, axis))
 
 
 def step(report: Report, found: list[Any]) -> None:
@@ -200,7 +165,7 @@ def step(report: Report, found: list[Any]) -> None:
     import jax.numpy as jnp
     import numpy as np
     import optax
-    from harness import KERNEL_CODECS
+    from cases import KERNEL_CODECS
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
     import jaxcomp
@@ -232,18 +197,7 @@ def step(report: Report, found: list[Any]) -> None:
             updates, state = tx.update(grads, state, params)
             return optax.apply_updates(params, updates), state
 
-        state = jax.eval_shape(tx.init, params)
-        specs = jaxcomp.state_specs(state, "data")
-
-        def placed(x, spec):
-            shape = (WORKERS, *x.shape[1:]) if "data" in spec else x.shape
-            return jax.ShapeDtypeStruct(shape, x.dtype, sharding=NamedSharding(mesh, spec))
-
-        args = (
-            jax.tree.map(lambda x: placed(x, PartitionSpec()), params),
-            jax.tree.map(placed, state, specs),
-            batch,
-        )
+        args = (*training_state(tx, params, mesh, "data"), batch)
         run = jaxcomp.data_parallel(train, mesh, "data")
         calls = directions * (3 if isinstance(link.feedback, jaxcomp.Residual) else 2)
         compiled = report.compile(f"step, {name}", lambda r=run, a=args: r.lower(*a), 0, calls)
@@ -265,30 +219,36 @@ def step(report: Report, found: list[Any]) -> None:
             raise SystemExit(f"{NAMES[report.target]}, {name}: {shapes}, expected words")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+@contextlib.contextmanager
+def compiler(doc: str | None, out: str, **sizes: int) -> Iterator[tuple[Any, list[Any], Any]]:
+    """Reads the command line, and yields options, devices, and the folder of what is dumped."""
+    parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
     parser.add_argument("target", choices=NAMES)
     parser.add_argument("--wheels", type=pathlib.Path, default=pathlib.Path(".aot"))
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("out/aot"))
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path(out))
+    for name, size in sizes.items():
+        parser.add_argument(f"--{name}", type=int, default=size)
     options = parser.parse_args()
     wheels = options.wheels.resolve()
     if not (wheels / options.target).is_dir():
         parser.error(f"--wheels has no folder {options.target!r}; `make aot` installs it")
     with tempfile.TemporaryDirectory() as folder:
-        dump = pathlib.Path(folder)
-        prepare(options.target, wheels, dump)
-        found = devices(options.target)
+        prepare(options.target, wheels, pathlib.Path(folder))
+        yield options, devices(options.target), pathlib.Path(folder)
+
+
+def main() -> None:
+    with compiler(__doc__, "out/aot") as (options, found, dump):
         report = Report(options.target, dump)
-        kernels(report, found[0])
-        rotations(report, found[0])
+        operations(report, found[0])
         step(report, found)
     import jax
+    from reporting import keep
 
-    options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / f"{options.target}.json"
-    results = {"target": NAMES[options.target], "jax": jax.__version__, "programs": report.rows}
-    path.write_text(json.dumps(results, indent=1) + "\n")
-    print(f"{len(report.rows)} programs compiled for a {NAMES[options.target]}; written to {path}")
+    target = NAMES[options.target]
+    keep(path, {"target": target, "jax": jax.__version__, "programs": report.rows})
+    print(f"{len(report.rows)} programs compiled for a {target}; written to {path}")
 
 
 if __name__ == "__main__":

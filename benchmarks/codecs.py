@@ -2,37 +2,35 @@
 
     make bench
 
-For each codec, and for the peers that are installed (`pip install 'jaxcomp[peers]'`): encode,
-decode, decode and sum of eight payloads, as ratios to a numpy copy, all into warm buffers (medians,
-taken in turns with the copy); the sum as a ratio to writing an array of zeros too, without which no
-sum of sparse payloads can be, both into warm memory and both into memory that is mapped anew; bits
-an element as they would be sent; relative squared error; and the link speed below which sending the
-payload beats sending float32 from one worker to another, had they nothing else to do. The input is
-Gaussian, or Gaussian in blocks of 4,096 whose scales are lognormal (σ = 1.5), as layers of a
-network differ.
+The program takes every codec and the peers that are installed (`pip install 'jaxcomp[peers]'`). It
+times encode, decode, and decode and sum of eight payloads as ratios to a numpy copy, in turns with
+it, into warm buffers. A sum of sparse payloads has to write an array of zeros first: the sum is
+compared with that too, into warm memory and into memory that is mapped anew. The other columns are
+bits an element as sent, relative squared error, and the link speed below which sending the payload
+beats sending float32 from one worker to another that have nothing else to do. The input is
+Gaussian, or Gaussian in blocks of 4,096 whose scales are lognormal (σ = 1.5), as layers differ.
 
-`--codec eighths` measures sums of payloads of 0.125 %, and `--codec buckets` top-k in buckets
-beside `lax.top_k`.
+`--codec eighths` measures sums of payloads of 0.125 %, `--codec buckets` top-k in buckets beside
+`lax.top_k`. `--runs 9` measures everything nine times and writes how much the runs scatter.
 """
 
-import argparse
 import gc
 import pathlib
-import time
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from codecs_plot import plot
-from contenders import GROUPS, Contender, Prepared, contenders, into_fresh, into_warm
-from harness import median_times, show
+import reporting
+import timing
+from contenders import GROUPS, Contender, Prepared, contenders
 from rich.console import Console
 from rich.progress import track
 
 MAIN = 25_000_000
-SIZES = (1_000_000, MAIN, 100_000_000)
-LAWS = ("gaussian", "blocks")
-BLOCK = 4096
+SIZES = [1_000_000, MAIN, 100_000_000]
+LAWS = {"gaussian": "Gaussian", "blocks": "in blocks"}
+BLOCK, SECONDS = 4096, 5.0
+Rows = dict[str, dict[str, Any]]
 
 
 def draw(law: str, size: int) -> np.ndarray:
@@ -45,118 +43,161 @@ def draw(law: str, size: int) -> np.ndarray:
 
 
 def measure(prepared: Prepared, data: np.ndarray, repeats: int) -> dict[str, Any]:
-    target = np.empty_like(data)
-
     def zeros() -> Any:
         return jnp.zeros(data.shape, data.dtype)
 
-    blanks = {"decode_sum_8": into_warm(zeros, data), "fresh_sum_8": into_fresh(zeros)}
+    blanks = {"decode_sum_8": timing.into_warm(zeros), "fresh_sum_8": timing.into_fresh(zeros)}
     found: dict[str, Any] = {"bits": prepared.bits}
     for name, run in prepared.runs.items():
-        run()
-        start = time.perf_counter()
-        run()
-        # What takes seconds need not be run often: a copy beside it takes milliseconds.
-        turns = max(3, min(repeats, int(5 / (time.perf_counter() - start))))
-        beside = [blanks[name]] if name in blanks else []
-        runs = [lambda: np.copyto(target, data), run, *beside]
-        copy, took, *blank = median_times(runs, turns)
-        if blank:
-            found[f"{name}_zeros"], found[f"{name}_zeros_ms"] = took / blank[0], blank[0] * 1e3
-        found[name], found[f"{name}_ms"], found["copy_ms"] = took / copy, took * 1e3, copy * 1e3
+        # Slow work is timed less often: a copy beside it takes milliseconds.
+        turns = {"copy": timing.copy_of(data), "run": run}
+        turns |= {"zeros": blanks[name]} if name in blanks else {}
+        took = timing.in_turns(turns, repeats, within=SECONDS)
+        copy, own = took["copy"].median, took["run"]
+        if "zeros" in took:
+            found[f"{name}_zeros"] = own.median / took["zeros"].median
+            found[f"{name}_zeros_ms"] = 1e3 * took["zeros"].median
+        found |= {name: own.median / copy, f"{name}_ms": 1e3 * own.median, "copy_ms": 1e3 * copy}
+        found[f"{name}_range_ms"] = [1e3 * own.least, 1e3 * own.most]
     error = prepared.decoded() - data
     found["nmse"] = float(np.vdot(error, error) / np.vdot(data, data))
-    saved = data.size * (32 - prepared.bits)
     spent = found["encode_ms"] + found.get("decode_ms", 0)
-    found["break_even_gbps"] = saved / spent / 1e6
+    found["break_even_gbps"] = data.size * (32 - prepared.bits) / spent / 1e6
     return found
 
 
-def run(
-    named: dict[str, Contender], laws: list[str], sizes: list[int], repeats: int
-) -> dict[str, Any]:
+def run(named: dict[str, Contender], laws: list[str], sizes: list[int], repeats: int) -> Any:
     """`results[law][size][name]`; laws differ in the error alone, so other sizes take one."""
     results: dict[str, Any] = {law: {} for law in LAWS}
-    todo = [(law, size) for size in sizes for law in laws if law == LAWS[0] or size == MAIN]
     console = Console()
-    for law, size in todo:
+    for law, size in [(law, s) for s in sizes for law in laws if law == "gaussian" or s == MAIN]:
         data = draw(law, size)
         rows = results[law][str(size)] = {}
         for name in track(named, f"{law}, {size:,} floats", console=console, transient=True):
             rows[name] = measure(named[name](data), data, repeats)
             gc.collect()
-        console.print(f"{law}, {size:,} floats: done")
     return results
 
 
 COLUMNS = (
-    "codec",
-    "encode / copy",
-    "decode / copy",
-    "sum of 8 / copy",
-    "sum of 8 / zeros",
-    "both mapped anew",
-    "encode, ns a float",
-    "bits",
-    "error, Gaussian",
-    "error, blocks",
-    "break-even Gbit/s",
+    "codec {name} | encode / copy {encode:.2f} | decode / copy {decode:.2f} | "
+    "sum of 8 / copy {decode_sum_8:.2f} | sum of 8 / zeros {decode_sum_8_zeros:.2f} | "
+    "both mapped anew {fresh_sum_8_zeros:.2f} | encode, ns a float {each} | bits {bits:.3f} | "
+    "error, Gaussian {nmse:.3g} | error, blocks {blocks[nmse]:.3g} | break-even Gbit/s {even}"
 )
 
 
-TIMES = ("encode", "decode", "decode_sum_8", "decode_sum_8_zeros", "fresh_sum_8_zeros")
+def records(results: Any, main: str) -> list[dict[str, Any]]:
+    gaussian, blocks = results["gaussian"], results["blocks"].get(main, {})
+    return [
+        {
+            **row,
+            "name": name,
+            "each": " / ".join(
+                f"{1e6 * gaussian[size][name]['encode_ms'] / int(size):.2f}" for size in gaussian
+            ),
+            "even": f"{row['break_even_gbps']:.1f}" if row["bits"] < 32 else "never",
+            **({"blocks": blocks[name]} if name in blocks else {}),
+        }
+        for name, row in gaussian[main].items()
+    ]
 
 
-def table(results: dict[str, Any], sizes: list[int]) -> list[tuple[str, ...]]:
-    main = str(MAIN if MAIN in sizes else sizes[-1])
-    gaussian = results["gaussian"]
-    rows = []
-    for name, row in gaussian[main].items():
-        times = [f"{row[time]:.2f}" if time in row else "" for time in TIMES]
-        each = [1e6 * gaussian[size][name]["encode_ms"] / int(size) for size in gaussian]
-        blocks = results["blocks"].get(main, {}).get(name)
-        even = f"{row['break_even_gbps']:.1f}" if row["bits"] < 32 else "never"
-        rows.append(
-            (
-                name,
-                *times,
-                " / ".join(f"{nanoseconds:.2f}" for nanoseconds in each),
-                f"{row['bits']:.3f}",
-                f"{row['nmse']:.3g}",
-                f"{blocks['nmse']:.3g}" if blocks else "",
-                even,
-            )
+SCATTER = (
+    "codec {name} | runs {runs} | "
+    "encode, median run {encode[0]:.2f} | from {encode[1]:.2f} | to {encode[2]:.2f} | "
+    "decode, median run {decode[0]:.2f} | from {decode[1]:.2f} | to {decode[2]:.2f}"
+)
+KEPT = [
+    "encode",
+    "decode",
+    "encode_ms",
+    "decode_ms",
+    "copy_ms",
+    "fresh_sum_8_ms",
+    "fresh_sum_8_zeros_ms",
+]
+
+
+def scatter(several: list[Rows], size: int, repeats: int, path: pathlib.Path) -> None:
+    """Writes how ratios differ from run to run."""
+    runs = {
+        name: [{key: rows[name][key] for key in KEPT if key in rows[name]} for rows in several]
+        for name in several[0]
+    }
+    records = []
+    for name, some in runs.items():
+        row: dict[str, Any] = {"name": name, "runs": len(some)}
+        for key in ("encode", "decode"):
+            found = [one[key] for one in some if key in one]
+            row |= {key: timing.spread(found)} if found else {}
+        records.append(row)
+    title = f"{size:,} floats, as multiples of a copy: {len(several)} runs, medians of {repeats}"
+    results = {"elements": size, "repeats": repeats, "runs": runs}
+    reporting.show(reporting.Table(title, SCATTER, records), results, path)
+
+
+MARKS = {
+    "encode": ("encode", "o", "#1b6ca8"),
+    "decode": ("decode", "s", "#d1495b"),
+    "decode_sum_8": ("decode and sum of 8", "D", "#edae49"),
+}
+ERRORS = {"gaussian": ("o", "#30638e"), "blocks": ("s", "#9b2226")}
+
+
+def plot(results: Any, size: str, path: pathlib.Path) -> None:
+    """Time and error of everything that was measured, side by side."""
+    rows: Rows = results["gaussian"][size]
+    figure, ((left, right),) = reporting.panels(
+        1, 2, (11, 1.6 + 0.34 * len(rows)), sharey=True, width_ratios=(3, 2)
+    )
+    place = {name: len(rows) - number for number, name in enumerate(rows)}
+    for key, (label, mark, colour) in MARKS.items():
+        points = {place[name]: row[key] for name, row in rows.items() if key in row}
+        left.scatter(
+            points.values(), points.keys(), marker=mark, color=colour, label=label, zorder=3
         )
-    return rows
+    for law, (mark, colour) in ERRORS.items():
+        found = results[law].get(size, {})
+        points = {place[name]: max(row["nmse"], 1e-9) for name, row in found.items()}
+        right.scatter(points.values(), points.keys(), marker=mark, color=colour, label=LAWS[law])
+    labels = [f"{name}  ({row['bits']:.3g} bits)" for name, row in rows.items()]
+    left.set_yticks(list(place.values()), labels)
+    left.set_xlabel(f"time, in copies of the same {int(size):,} floats")
+    right.set_xlabel("relative squared error (1: as of nothing)")
+    for axes in (left, right):
+        axes.axvline(1, color="black", linewidth=1)
+        axes.set_xscale("log")
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False)
+    reporting.draw(figure, path)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--size", type=int, nargs="+", default=list(SIZES), help="floats")
-    parser.add_argument("--law", nargs="+", choices=LAWS, default=list(LAWS), help="of the input")
-    parser.add_argument("--repeats", type=int, default=11, help="runs a median is taken over")
-    parser.add_argument("--codec", nargs="+", metavar="NAME", help="some of them, or a group")
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("out/bench"))
-    options = parser.parse_args()
-    if min(options.size) < 1 or options.repeats < 1:
-        parser.error("--size and --repeats must be positive")
     named, missing = contenders()
     if missing:
         print(f"not installed, and left out: {', '.join(missing)}")
-    groups = GROUPS | {name: {name: contender} for name, contender in named.items()}
-    for name in options.codec or ():
-        if name not in groups:
-            parser.error(f"argument --codec: must be one of {', '.join(groups)}, got {name!r}")
-    some = [groups[name] for name in options.codec or named]
-    named = {name: contender for group in some for name, contender in group.items()}
-    results = run(named, options.law, options.size, options.repeats)
-    main_size = MAIN if MAIN in options.size else options.size[-1]
+    groups = {name: {name: contender} for name, contender in named.items()} | GROUPS
+    options = reporting.options(
+        __doc__,
+        "out/bench",
+        size=(SIZES, "floats"),
+        law=(LAWS, "of the input"),
+        repeats=(11, "runs that a median is taken over"),
+        runs=(1, "times that everything is measured"),
+        codec=(groups, "some of them, or a group (default: all but the groups)"),
+    )
+    chosen = named if options.codec == list(groups) else options.codec
+    named = {name: one for group in chosen for name, one in groups[group].items()}
+    several = [run(named, options.law, options.size, options.repeats) for _ in range(options.runs)]
+    results, main = several[-1], MAIN if MAIN in options.size else options.size[-1]
     sizes = " / ".join(f"{size:,}" for size in options.size)
-    title = f"{main_size:,} floats, as multiples of a copy; nanoseconds a float at {sizes}"
-    path = options.out / "codecs.md"
-    show(title, COLUMNS, table(results, options.size), {"laws": results}, path)
-    plot(results, str(main_size), path.with_suffix(".png"))
-    print(f"drawn to {path.with_suffix('.png')}")
+    title = f"{main:,} floats, as multiples of a copy; nanoseconds a float at {sizes}"
+    table = reporting.Table(title, COLUMNS, records(results, str(main)))
+    reporting.show(table, {"laws": results}, options.out / "codecs.md")
+    plot(results, str(main), options.out / "codecs.png")
+    if options.runs > 1:
+        rows = [each["gaussian"][str(main)] for each in several]
+        scatter(rows, main, options.repeats, options.out / "scatter.md")
 
 
 if __name__ == "__main__":

@@ -2,22 +2,21 @@
 
     python benchmarks/coded.py
 
-For each pair: encode and decode as multiples of a numpy copy and of the codec of fixed width (in
-turns, medians, into warm buffers), bits an element on the wire, and the link speed below which the
-bits that are saved take longer than the coding, from one worker to another with nothing else to do.
-The input is Gaussian. A capacity leaves some room above the entropy; what did not fit is counted.
+For each pair the program times encode and decode as multiples of a numpy copy, in turns with the
+codec of fixed width, into warm buffers. It counts bits an element on the wire, and the link speed
+below which the saved bits take longer than the coding, from one worker to another that have nothing
+else to do. The input is Gaussian. A capacity leaves some room above the entropy; elements that did
+not fit are counted.
 """
 
-import argparse
-import pathlib
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import reporting
+import timing
 from contenders import ours
-from harness import median_times, show
-from rich.console import Console
 from rich.progress import track
 
 import jaxcomp
@@ -34,6 +33,7 @@ def coded(codec: Any, coder: Any, capacity: float) -> Any:
     return jaxcomp.codecs.Coded(codec=codec, coder=coder, capacity=capacity)
 
 
+NON_UNIFORM = jaxcomp.nuqsgd(bits=4)
 PAIRS: dict[str, tuple[Any, Any]] = {
     "qsgd_inf 4-bit, rANS": (INF, coded(INF, jaxcomp.codecs.Rans(), 2.97)),
     "qsgd_inf 4-bit, Huffman": (INF, coded(INF, jaxcomp.codecs.Huffman(), 3.02)),
@@ -43,10 +43,7 @@ PAIRS: dict[str, tuple[Any, Any]] = {
         coded(SHORT, jaxcomp.codecs.Elias(sparse=True), 2.2),
     ),
     "qsgd 4-bit, Rice": (SHORT, coded(SHORT, jaxcomp.codecs.Rice(), 1.6)),
-    "nuqsgd 4-bit, Huffman": (
-        jaxcomp.nuqsgd(bits=4),
-        coded(jaxcomp.nuqsgd(bits=4), jaxcomp.codecs.Huffman(), 3.2),
-    ),
+    "nuqsgd 4-bit, Huffman": (NON_UNIFORM, coded(NON_UNIFORM, jaxcomp.codecs.Huffman(), 3.2)),
     "eden 4-bit, ecsq 3.75 bits": (jaxcomp.eden(bits=4), jaxcomp.ecsq(bits=3.75)),
 }
 """Of a name: the codec of fixed width, and the coded one."""
@@ -70,68 +67,47 @@ def lost(codec: Any, x: jax.Array) -> tuple[float, float]:
 
 
 def measure(fixed: Any, other: Any, data: np.ndarray, repeats: int) -> dict[str, Any]:
-    target = np.empty_like(data)
     plain, entropy = ours(fixed)(data), ours(other)(data)
     found: dict[str, Any] = {"bits": entropy.bits, "fixed_bits": plain.bits}
     extra = 0.0
     for name in ("encode", "decode"):
-        runs = [lambda: np.copyto(target, data), plain.runs[name], entropy.runs[name]]
-        copy, before, after = median_times(runs, repeats)
+        runs = {"fixed": plain.runs[name], "coded": entropy.runs[name]}
+        took = timing.in_turns({"copy": timing.copy_of(data), **runs}, repeats)
+        copy, before, after = (seconds.median for seconds in took.values())
         found |= {name: after / copy, f"{name}_fixed": before / copy, f"{name}_s": after}
         extra += after - before
     found["spare"], found["lost"] = lost(other, jnp.asarray(data))
-    saved = (plain.bits - entropy.bits) * data.size
-    found["pays_below_mbps"] = saved / extra / 1e6
+    found["pays_below_mbps"] = (plain.bits - entropy.bits) * data.size / extra / 1e6
     return found
 
 
 COLUMNS = (
-    "codec",
-    "bits",
-    "bits at fixed width",
-    "room left",
-    "did not fit",
-    "encode / copy",
-    "fixed",
-    "decode / copy",
-    "fixed",
-    "ns a float, both ways",
-    "pays below, Mbit/s",
+    "codec {name} | bits {bits:.3f} | bits at fixed width {fixed_bits:.3f} | "
+    "room left {spare:.3f} | did not fit {lost:.2g} | encode / copy {encode:.1f} | "
+    "fixed {encode_fixed:.2f} | decode / copy {decode:.1f} | fixed {decode_fixed:.2f} | "
+    "ns a float, both ways {each:.1f} | pays below, Mbit/s {pays_below_mbps:.0f}"
 )
 
 
-def row(name: str, found: dict[str, Any], size: int) -> tuple[str, ...]:
-    return (
-        name,
-        f"{found['bits']:.3f}",
-        f"{found['fixed_bits']:.3f}",
-        f"{found['spare']:.3f}",
-        f"{found['lost']:.2g}",
-        f"{found['encode']:.1f}",
-        f"{found['encode_fixed']:.2f}",
-        f"{found['decode']:.1f}",
-        f"{found['decode_fixed']:.2f}",
-        f"{1e9 * (found['encode_s'] + found['decode_s']) / size:.1f}",
-        f"{found['pays_below_mbps']:.0f}",
-    )
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--size", type=int, default=SIZE, help="floats")
-    parser.add_argument("--repeats", type=int, default=5, help="runs a median is taken over")
-    parser.add_argument("--codec", nargs="+", choices=PAIRS, default=list(PAIRS), metavar="NAME")
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("out/coded"))
-    options = parser.parse_args()
-    if min(options.size, options.repeats) < 1:
-        parser.error("--size and --repeats must be positive")
+    options = reporting.options(
+        __doc__,
+        "out/coded",
+        size=(SIZE, "floats"),
+        repeats=(5, "runs that a median is taken over"),
+        codec=(PAIRS, "some of the pairs"),
+    )
     data = np.random.default_rng(0).standard_normal(options.size, np.float32)
-    console, results = Console(), {}
-    for name in track(options.codec, "pairs", console=console, transient=True):
-        results[name] = measure(*PAIRS[name], data, options.repeats)
-    rows = [row(name, found, options.size) for name, found in results.items()]
+    chosen = track(options.codec, "pairs", transient=True)
+    results = {name: measure(*PAIRS[name], data, options.repeats) for name in chosen}
+    records = [
+        {**found, "name": name, "each": 1e9 * (found["encode_s"] + found["decode_s"]) / data.size}
+        for name, found in results.items()
+    ]
     title = f"{options.size:,} Gaussian floats, coded and at fixed width"
-    show(title, COLUMNS, rows, {"pairs": results}, options.out / "coded.md")
+    reporting.show(
+        reporting.Table(title, COLUMNS, records), {"pairs": results}, options.out / "coded.md"
+    )
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from ledger import Prices, price
+from convergence import AXIS, Prices, Way, everywhere, price
 from sklearn.svm import LinearSVC
 
 import jaxcomp
@@ -97,12 +97,8 @@ def in_a_ball(features: Any, labels: Any, workers: int) -> tuple[Composite, floa
     return problem, float(jnp.linalg.norm(solution))
 
 
-def everywhere(codec: jaxcomp.Codec) -> jaxcomp.Policy:
-    return jaxcomp.Policy(codec, min_size=0, min_ndim=0)
-
-
-def proximal(problem: Composite, axis_name: str) -> dict[str, tuple[Any, Prices]]:
-    """QCMD and QRDA, through the ways that there are to quantise, and none."""
+def proximal(problem: Composite) -> dict[str, Way]:
+    """QCMD and QRDA with each kind of quantisation, and with none."""
     size = problem.solution.size
     threshold = everywhere(jaxcomp.threshold_ternary(bucket_size=size))
     stochastic = everywhere(jaxcomp.terngrad(clip=None, bucket_size=size))
@@ -117,20 +113,20 @@ def proximal(problem: Composite, axis_name: str) -> dict[str, tuple[Any, Prices]
     for make in (jaxcomp.algorithms.qcmd_adagrad, jaxcomp.algorithms.qrda_adagrad):
         for name, (codec, feedback) in ways.items():
             tx = make(
-                codec,
-                axis_name,
+                AXIS,
                 learning_rate=0.1,
                 regularizer=jaxcomp.optimizers.L1(problem.weight),
+                codec=codec,
                 feedback=feedback,
             )
             prices = Prices(price(codec, size), 0.0, 64.0 * size, problem.workers)
-            found[f"{make.__name__}, {name}"] = (tx, prices)
+            found[f"{make.__name__}, {name}"] = Way(
+                tx, prices, make is jaxcomp.algorithms.qcmd_adagrad
+            )
     return found
 
 
-def subgradients(
-    problem: Composite, radius: float, axis_name: str
-) -> dict[str, tuple[Any, Prices]]:
+def subgradients(problem: Composite, radius: float) -> dict[str, Way]:
     """DQ-PSGD with codes of several lengths, and whole subgradients."""
     size = problem.solution.size
 
@@ -146,8 +142,8 @@ def subgradients(
             jaxcomp.codecs.Identity() if bits is None else jaxcomp.ndsc(bits=bits, bucket_size=size)
         )
         codec = everywhere(code)
-        tx = jaxcomp.algorithms.dq_psgd(codec, axis_name, learning_rate=rate, projection=ball)
+        tx = jaxcomp.algorithms.dq_psgd(AXIS, learning_rate=rate, projection=ball, codec=codec)
         prices = Prices(price(codec, size), 0.0, 64.0 * size, problem.workers)
         named = {None: "whole subgradients", 1: "1 bit"}.get(bits, f"{bits} bits")
-        found[f"dq_psgd, {named}"] = (tx, prices)
+        found[f"dq_psgd, {named}"] = Way(tx, prices, averaged=True)
     return found

@@ -11,12 +11,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from harness import CODECS, WORKERS
+from cases import CODECS, WORKERS
+from timing import into_fresh, into_warm
 
 import jaxcomp
-from jaxcomp.base import decode_sum as decode_sum_
+from jaxcomp.base import decode_sum as sums
 from jaxcomp.layout import trees
 from jaxcomp.numerics import noise
+from jaxcomp.reducers import payloads as keys_of
 from jaxcomp.sparsify import choices
 
 BUCKETS = (512, 1024, 4096, 65_536)
@@ -42,30 +44,12 @@ class Prepared(NamedTuple):
 Contender = Callable[[np.ndarray], Prepared]
 
 
-def into_warm(f: Callable[..., Any], like: Any, *args: Any) -> Callable[[], Any]:
-    """Runs `f` with its result in the buffers of the last one, so that no page is mapped anew."""
-    compiled = jax.jit(lambda held, *rest: f(*rest), donate_argnums=0, keep_unused=True)
-    held = [jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)]
-
-    def run():
-        held[0] = jax.block_until_ready(compiled(held[0], *args))
-        return held[0]
-
-    return run
-
-
-def into_fresh(f: Callable[..., Any], *args: Any) -> Callable[[], Any]:
-    """Runs `f` with its result in memory that is mapped anew, as where nothing is donated."""
-    compiled = jax.jit(f)
-    return lambda: jax.block_until_ready(compiled(*args))
-
-
 def decode_sum(plan: trees.Layout, key: Any, payloads: Any) -> Any:
     """The sum of what eight workers sent."""
 
     def one(number: int, part: Any) -> Any:
-        batch, keys = plan.batches[number], payloads.everyone(key, number, WORKERS, 0)
-        return decode_sum_.decode_sum(batch.codec, keys, part, batch.like)
+        batch, keys = plan.batches[number], keys_of.everyone(key, number, WORKERS, 0)
+        return sums.decode_sum(batch.codec, keys, part, batch.like)
 
     leaves = trees.decoded(plan.batches, plan.likes, payloads.batches, one, leading=2)
     return jax.tree.unflatten(plan.treedef, leaves)
@@ -78,11 +62,11 @@ def ours(codec: Any) -> Contender:
         like = jax.ShapeDtypeStruct(x.shape, x.dtype)
         payload = jax.jit(lambda x: jaxcomp.encode(codec, key, x))(x)
         payloads = jax.tree.map(lambda leaf: jnp.stack([leaf] * WORKERS), payload)
-        decode = into_warm(lambda p: jaxcomp.decode(codec, key, p, like), like, payload)
+        decode = into_warm(lambda p: jaxcomp.decode(codec, key, p, like), payload)
         runs = {
-            "encode": into_warm(lambda x: jaxcomp.encode(codec, key, x), payload, x),
+            "encode": into_warm(lambda x: jaxcomp.encode(codec, key, x), x),
             "decode": decode,
-            "decode_sum_8": into_warm(lambda p: decode_sum(plan, key, p), like, payloads),
+            "decode_sum_8": into_warm(lambda p: decode_sum(plan, key, p), payloads),
             "fresh_sum_8": into_fresh(lambda p: decode_sum(plan, key, p), payloads),
         }
         bits = 8 * jaxcomp.wire_bytes(codec, like) / data.size
@@ -124,7 +108,7 @@ def lax_top_k(fraction: float, bucket_size: int | None = None) -> Contender:
             places = places + size * jnp.arange(len(buckets), dtype=jnp.int32)[:, None]
             return x[places], places
 
-        values, places = sent = jax.jit(encode)(x)
+        values, places = jax.jit(encode)(x)
 
         def decode(values: jax.Array, places: jax.Array, times: int = 1) -> jax.Array:
             total = jnp.zeros(x.shape, x.dtype)
@@ -132,11 +116,11 @@ def lax_top_k(fraction: float, bucket_size: int | None = None) -> Contender:
                 total = total.at[places].add(values, unique_indices=True)
             return total
 
-        once = into_warm(decode, x, values, places)
+        once = into_warm(decode, values, places)
         runs = {
-            "encode": into_warm(encode, sent, x),
+            "encode": into_warm(encode, x),
             "decode": once,
-            "decode_sum_8": into_warm(lambda v, p: decode(v, p, WORKERS), x, values, places),
+            "decode_sum_8": into_warm(lambda v, p: decode(v, p, WORKERS), values, places),
             "fresh_sum_8": into_fresh(lambda v, p: decode(v, p, WORKERS), values, places),
         }
         return Prepared(runs, 64 * k / size, lambda: np.asarray(once()))
@@ -221,7 +205,7 @@ def fedjax(levels: int) -> Contender:
         )
 
         x, key = jnp.asarray(data), jax.random.key(0)
-        encode = into_warm(lambda x: compression.uniform_stochastic_quantize(x, levels, key), x, x)
+        encode = into_warm(lambda x: compression.uniform_stochastic_quantize(x, levels, key), x)
         return Prepared({"encode": encode}, 32.0, lambda: np.asarray(encode()))
 
     return prepare

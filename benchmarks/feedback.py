@@ -7,40 +7,34 @@ float64: whatever error is left in the end is the compression's. Written are a t
 and a picture.
 """
 
-import argparse
 import pathlib
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import matplotlib.pyplot as plt
 import numpy as np
 import optax
-from harness import show
+import reporting
+from convergence import AXIS, Way, everywhere, solve
 from rich.progress import track
 
 import jaxcomp
 from jaxcomp.testing import problems
 
-AXIS = "workers"
 SIGN = jaxcomp.sign(bucket_size=None)
 QSGD = jaxcomp.qsgd(bits=2, bucket_size=None)
 """Of levels −1, 0, 1: what TernGrad and QSGD with `s = 1` send."""
 
 
-def policy(codec: jaxcomp.Codec) -> jaxcomp.Policy:
-    return jaxcomp.Policy(codec, min_size=0, min_ndim=0)
-
-
 def both(codec: jaxcomp.Codec, feedback: Any) -> jaxcomp.TwoShot:
-    up = jaxcomp.Link(policy(codec), feedback)
+    up = jaxcomp.Link(everywhere(codec), feedback)
     return jaxcomp.TwoShot(up, jaxcomp.Link(codec, feedback))
 
 
 def artemis(step: float | None) -> jaxcomp.TwoShot:
     """Unbiased both ways, with a memory on the way up."""
     up = jaxcomp.Shift(step) if step else jaxcomp.NoFeedback()
-    return jaxcomp.TwoShot(jaxcomp.Link(policy(QSGD), up), jaxcomp.Link(QSGD))
+    return jaxcomp.TwoShot(jaxcomp.Link(everywhere(QSGD), up), jaxcomp.Link(QSGD))
 
 
 HALF = jaxcomp.gates.Bernoulli(0.5)
@@ -77,70 +71,65 @@ def time_average(codec: jaxcomp.Codec, dtype: str | None, steps: int) -> np.ndar
     return np.asarray(run())
 
 
+COLUMNS = (
+    "case {case} | rate {rate} | 500 steps {errors[0]} | 2,000 steps {errors[1]} | "
+    "20,000 steps {errors[2]} | replicas alike {alike}"
+)
+
+
+def at(errors: np.ndarray, steps: tuple[int, ...]) -> list[str]:
+    return [f"{errors[t - 1]:.1e}" if t <= len(errors) else "" for t in steps]
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("out/feedback"))
-    options = parser.parse_args()
+    options = reporting.options(__doc__, "out/feedback", steps=(20_000, "of each case at most"))
     jax.config.update("jax_enable_x64", True)
     problem = problems.quadratics()
     curves: dict[str, np.ndarray] = {}
-    rows = []
+    records: list[dict[str, Any]] = []
     for name, (reducer, gate, rate, steps) in track(CASES.items(), description="descents"):
-        tx = optax.chain(
-            jaxcomp.compressed_mean(reducer, AXIS, gate=gate),
-            optax.sgd(rate / problem.smoothness),
-        )
-        run = problems.descend(tx, problem, steps, AXIS)
-        curves[name] = np.sqrt(run.error)
-        cells = [f"{curves[name][t - 1]:.1e}" if t <= steps else "" for t in (500, 2000, 20_000)]
-        rows.append((name, f"{rate:g}/L", *cells, "yes" if run.alike else "NO"))
+        mean = jaxcomp.compressed_mean(reducer, AXIS, gate=gate)
+        way = Way(optax.chain(mean, optax.sgd(rate / problem.smoothness)))
+        run = solve(problem, way, min(steps, options.steps))
+        curves[name] = np.sqrt(run.errors)
+        row = {"case": name, "rate": f"{rate:g}/L", "alike": "yes" if run.alike else "NO"}
+        records.append({**row, "errors": at(curves[name], (500, 2000, 20_000))})
+    dtypes = {"float64": None, "bfloat16": "bfloat16", "8-bit blocks": "int8"}
     averages = {
-        label: time_average(SIGN, dtype, 1000)
-        for label, dtype in (("float64", None), ("bfloat16", "bfloat16"), ("8-bit blocks", "int8"))
+        label: time_average(SIGN, dtype, min(1000, options.steps))
+        for label, dtype in dtypes.items()
     }
     for label, errors in averages.items():
-        cells = [f"{errors[t - 1]:.1e}" for t in (10, 100, 1000)]
-        rows.append(
-            (f"mean of T outputs, residuals in {label} (T = 10, 100, 1000)", "", *cells, "")
-        )
-    columns = ("case", "rate", "500 steps", "2,000 steps", "20,000 steps", "replicas alike")
+        case = f"mean of T outputs, residuals in {label} (T = 10, 100, 1000)"
+        records.append({"case": case, "errors": at(errors, (10, 100, 1000))})
     kept = {
-        name: [[int(t) + 1, float(errors[t])] for t in moments(len(errors))]
+        name: [[int(t) + 1, float(errors[t])] for t in reporting.moments(len(errors), 60)]
         for name, errors in {**curves, **averages}.items()
     }
     title = "Relative error ‖x − x*‖/‖x*‖ of compressed descent, 8 workers with optima of their own"
-    show(title, columns, rows, {"errors": kept}, options.out / "feedback.md")
+    table = reporting.Table(title, COLUMNS, records)
+    reporting.show(table, {"errors": kept}, options.out / "feedback.md")
     draw(curves, averages, options.out / "feedback.png")
-
-
-def moments(steps: int) -> np.ndarray:
-    return np.unique(np.geomspace(1, steps, 60).astype(int)) - 1
 
 
 def draw(
     curves: dict[str, np.ndarray], averages: dict[str, np.ndarray], path: pathlib.Path
 ) -> None:
-    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 5.2), width_ratios=[3, 2])
+    figure, ((left, right),) = reporting.panels(1, 2, (12, 5.2), width_ratios=[3, 2])
     for name, errors in curves.items():
-        at = moments(len(errors))
-        left.loglog(at + 1, errors[at], label=name)
-    left.set(
-        xlabel="steps", ylabel="‖x − x*‖ / ‖x*‖", title="Descent, compressed in both directions"
-    )
+        drawn = reporting.moments(len(errors), 60)
+        left.loglog(drawn + 1, errors[drawn], label=name)
+    title = "Descent, compressed in both directions"
+    left.set(xlabel="steps", ylabel="‖x − x*‖ / ‖x*‖", title=title)
     left.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=3)
     for name, errors in averages.items():
         right.loglog(np.arange(1, len(errors) + 1), errors, label=f"residuals in {name}")
-    steps = np.arange(1, 1001)
+    steps = np.arange(1, len(averages["float64"]) + 1)
     right.loglog(steps, averages["float64"][0] / steps, "k:", label="1/T")
-    right.set(
-        xlabel="T", ylabel="relative error", title="Mean of T outputs of signs, inputs constant"
-    )
+    title = "Mean of T outputs of signs, inputs constant"
+    right.set(xlabel="T", ylabel="relative error", title=title)
     right.legend(fontsize=8)
-    for axes in (left, right):
-        axes.grid(alpha=0.3)
-    figure.tight_layout()
-    figure.savefig(path, dpi=150)
-    print(f"drawn to {path}")
+    reporting.draw(figure, path, dpi=150)
 
 
 if __name__ == "__main__":

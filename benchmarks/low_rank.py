@@ -7,16 +7,15 @@ the step before; what is left to time is the two products with the factors, thei
 and the residual. torch's hook is called as its data-parallel wrapper does it, with a group of one.
 """
 
-import argparse
 import datetime
-import pathlib
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from harness import median_times, show
+import reporting
+import timing
 
 import jaxcomp
 
@@ -83,35 +82,41 @@ def torch_hook(gradient: np.ndarray, rank: int) -> Callable[[], Any]:
     return run
 
 
+COLUMNS = "what {name} | rank {rank} | ms {ms:.1f} | copies {copies:.1f}"
+
+
+def measure(gradient: np.ndarray, rank: int, repeats: int) -> dict[str, float]:
+    runs = {
+        "copy": timing.copy_of(gradient),
+        "PowerIteration": ours(gradient, rank),
+        "PowerIteration, alternate": ours(gradient, rank, alternate=True),
+    }
+    try:
+        runs["torch powerSGD_hook"] = torch_hook(gradient, rank)
+    except ImportError:
+        print("torch is not installed, and left out: pip install '.[peers]'")
+    return {name: took.median for name, took in timing.in_turns(runs, repeats).items()}
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    add = parser.add_argument
-    add("--side", type=int, default=5000, help="of the matrix")
-    add("--rank", type=int, nargs="+", default=[1, 4, 16])
-    add("--repeats", type=int, default=9)
-    add("--out", type=pathlib.Path, default=pathlib.Path("out/bench"))
-    options = parser.parse_args()
+    options = reporting.options(
+        __doc__,
+        "out/bench",
+        side=(5000, "of the matrix"),
+        rank=([1, 4, 16], "of the approximation"),
+        repeats=(9, "runs that a median is taken over"),
+    )
     gradient = np.random.default_rng(0).standard_normal((options.side,) * 2, np.float32)
-    other = np.empty_like(gradient)
-    rows, results = [], {}
-    for rank in options.rank:
-        runs = {
-            "copy": lambda: np.copyto(other, gradient),
-            "PowerIteration": ours(gradient, rank),
-            "PowerIteration, alternate": ours(gradient, rank, alternate=True),
-        }
-        try:
-            runs["torch powerSGD_hook"] = torch_hook(gradient, rank)
-        except ImportError:
-            print("torch is not installed, and left out: pip install '.[peers]'")
-        times = dict(zip(runs, median_times(list(runs.values()), options.repeats), strict=True))
-        results[rank] = times
-        for name in list(runs)[1:]:
-            copies = times[name] / times["copy"]
-            rows.append((name, str(rank), f"{1e3 * times[name]:.1f}", f"{copies:.1f}"))
+    results = {rank: measure(gradient, rank, options.repeats) for rank in options.rank}
+    records = [
+        {"name": name, "rank": rank, "ms": 1e3 * seconds, "copies": seconds / times["copy"]}
+        for rank, times in results.items()
+        for name, seconds in times.items()
+        if name != "copy"
+    ]
     title = f"One reduction of a {options.side:,} × {options.side:,} matrix, one worker"
-    columns = ("what", "rank", "ms", "copies")
-    show(title, columns, rows, {"seconds": results}, options.out / "low_rank.md")
+    table = reporting.Table(title, COLUMNS, records)
+    reporting.show(table, {"seconds": results}, options.out / "low_rank.md")
 
 
 if __name__ == "__main__":

@@ -1,160 +1,265 @@
-"""Methods for stochastic gradients beside dense Adam, on real networks, at equal steps.
+"""Whether every method does what its theory says: error against steps and against bits.
 
-    PYTHONPATH=examples python benchmarks/methods.py
+    python benchmarks/methods.py
 
-Handwritten digits by the perceptron of `examples/train_digits.py` and bytes of source text by the
-transformer of `examples/byte_lm.py`, over eight simulated workers: the same initial parameters, the
-same batches in the same order, the same number of steps. Bytes are read off the compiled program,
-which has the collectives of all phases of a method.
+Workers have losses of their own, with optima of their own, and take full gradients in float64: the
+error that is left in the end comes from compression. The problems are least squares of eight
+workers, and logistic regression on two real sets, sorted before they are dealt to eight and to
+twenty workers. Methods of composite problems have an l1 norm or a ball (`composite.py`), and are
+compared by the objective. Bits are those that a worker has sent up and was sent down by each step,
+from the payloads that were made and the messages that the states of the methods have counted.
 """
 
-import argparse
 import pathlib
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+import warnings
+from collections.abc import Mapping
+from typing import Any
 
-import byte_lm_model  # pyright: ignore[reportMissingImports]
+import composite
 import jax
+import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 import optax
-import train_digits  # pyright: ignore[reportMissingImports]
-import training  # pyright: ignore[reportMissingImports]
-from harness import show
-from rich.progress import track
+import reporting
+from convergence import AXIS, Curve, Prices, Way, everywhere, price, solve, solve_all
+from sklearn import datasets
 
 import jaxcomp
+from jaxcomp.testing import problems
 
-AXIS, WORKERS, SEED = training.AXIS, 8, 0
-
-
-class Task(NamedTuple):
-    """What is learned.
-
-    Attributes:
-        model: a flax module from inputs to logits.
-        batches: of the whole run.
-        score: of parameters, on held-out data.
-        metric: what the score is.
-        rates: of Adam, and of descent with momentum.
-        every: steps from score to score.
-    """
-
-    model: Any
-    batches: Callable[[int], Iterator[tuple]]
-    score: Callable[[Any], float]
-    metric: str
-    rates: tuple[float, float]
-    every: int
+WARM, STAGES = 200, 4
+"""Steps before 1-bit and 0/1 Adam freeze their variance; stages of NEOLITHIC."""
+COMPOSITE = ("breast cancer with an l1 norm", "digits, hinge loss in a ball")
 
 
-def digits() -> Task:
-    data = train_digits.load()
-
-    def batches(steps: int) -> Iterator[tuple]:
-        order, images = np.random.default_rng(SEED), data.train[0]
-        for _ in range(steps):
-            chosen = order.permutation(len(images))[:128]
-            yield data.train[0][chosen], data.train[1][chosen]
-
-    def score(params: Any) -> float:
-        return float(train_digits.accuracy_of(params, *data.test))
-
-    return Task(train_digits.MODEL, batches, score, "test accuracy, %", (1e-3, 0.05), 10)
+def ef21_rate(problem: Any, delta: float) -> float:
+    """The longest step that the theory of EF21 allows around a contraction of `delta`."""
+    worst = problem.smoothness * 1.6  # The root of the mean square of the workers' own.
+    theta = 1 - np.sqrt(1 - delta)
+    return float(1 / (problem.smoothness + worst * np.sqrt((1 - delta) / theta**2)))
 
 
-def bytes_() -> Task:
-    text, context = byte_lm_model.read_text(), 64
-    model = byte_lm_model.ByteModel(3, 128)
-    held_out = byte_lm_model.validation_of(text, context)
-
-    def batches(steps: int) -> Iterator[tuple]:
-        for step in range(1, steps + 1):
-            yield byte_lm_model.batch_of(text, step, size=16, context=context, seed=SEED)
-
-    def score(params: Any) -> float:
-        return float(byte_lm_model.bits_per_byte(model, params, held_out))
-
-    return Task(model, batches, score, "bits a byte, held out", (3e-3, 0.1), 20)
+def decaying(step: Any) -> Any:
+    return 0.02 / jnp.sqrt(1 + step / 100)
 
 
-def methods(task: Task, steps: int) -> dict[str, optax.GradientTransformationExtraArgs]:
-    fast, slow = task.rates
-    adam, descent = (
-        optax.warmup_cosine_decay_schedule(0, rate, steps // 10, steps) for rate in (fast, slow)
-    )
-    top, sign = jaxcomp.top_k(fraction=0.05), jaxcomp.sign()
+def methods(problem: Any) -> dict[str, Way]:
+    """Every method of smooth problems, with the prices of its messages."""
+    size, unit, theory = problem.solution.size, 1 / problem.smoothness, ef21_rate(problem, 0.1)
+    plain_sign = jaxcomp.sign(bucket_size=None)
+    sign, top = everywhere(plain_sign), everywhere(jaxcomp.top_k(fraction=0.1))
+    signs, ballot = everywhere(jaxcomp.msc(plain_sign, STAGES)), everywhere(jaxcomp.codecs.Ballot())
+    qsgd = everywhere(jaxcomp.qsgd(bits=2, bucket_size=size))
+    random = everywhere(jaxcomp.random_k(fraction=0.1, bucket_size=size))
+    whole = everywhere(jaxcomp.codecs.Identity())
+    coded = everywhere(jaxcomp.ndsc(bits=3, dithered=False, bucket_size=size))
     dense = jaxcomp.compressed_mean(jaxcomp.Dense(), AXIS)
+    vote = jaxcomp.algorithms.signsgd(AXIS, learning_rate=decaying, up=jaxcomp.Vote(ballot))
+
+    def way(tx: Any, up: Any, down: Any = None, exact: bool = True) -> Way:
+        costs = price(up, size), price(down, size) if down else 0.0
+        return Way(tx, Prices(*costs, 64.0 * size, problem.workers), exact)
+
+    def at(make: Any, codec: Any, rate: Any, **settings: Any) -> Any:
+        return make(codec, AXIS, learning_rate=rate, **settings)
+
+    def adam(make: Any, **settings: Any) -> Any:
+        return make(AXIS, learning_rate=decaying, freeze_step=WARM, codec=sign, **settings)
+
     return {
-        "dense, Adam": optax.chain(dense, optax.adam(adam)),
-        "dense, momentum": optax.chain(dense, optax.sgd(descent, momentum=0.9)),
-        "ef21_sgdm, top 5 %": jaxcomp.algorithms.ef21_sgdm(
-            top, AXIS, learning_rate=lambda step: 10 * descent(step)
+        "dense descent": way(optax.chain(dense, optax.sgd(unit)), whole, whole),
+        "ef_sgd, top 10 %": way(at(jaxcomp.algorithms.ef_sgd, top, 0.2 * unit), top, exact=False),
+        "ef_signsgd": way(at(jaxcomp.algorithms.ef_sgd, sign, 0.2 * unit), sign, exact=False),
+        "double_squeeze, top 10 %": way(
+            at(jaxcomp.algorithms.double_squeeze, top, 0.2 * unit), top, top, exact=False
         ),
-        "ef21_sgdm's mean, top 5 %, Adam": optax.chain(
-            jaxcomp.per_worker(optax.ema(0.9, debias=False)),
-            jaxcomp.compressed_mean(
-                jaxcomp.Gather(jaxcomp.Link(top, jaxcomp.Shift())), AXIS, key=SEED
-            ),
-            optax.adam(adam),
+        "neolithic, 4 signs": way(
+            at(jaxcomp.algorithms.neolithic, sign, 0.3 * unit, stages=STAGES),
+            signs,
+            signs,
+            exact=False,
         ),
-        "cd_adam, sign": jaxcomp.algorithms.cd_adam(sign, AXIS, learning_rate=adam),
-        "one_bit_adam": jaxcomp.algorithms.one_bit_adam(
-            jaxcomp.sign(), AXIS, learning_rate=adam, freeze_step=steps // 5
+        "signsgd, majority vote": way(vote, ballot, ballot, exact=False),
+        "one_bit_adam": way(adam(jaxcomp.algorithms.one_bit_adam), sign, sign, exact=False),
+        "zero_one_adam, 16 local steps": way(
+            adam(jaxcomp.algorithms.zero_one_adam, double_every=1000), sign, sign, exact=False
         ),
+        "zero_one_adam, no local steps": way(
+            adam(jaxcomp.algorithms.zero_one_adam, max_interval=1), sign, sign, exact=False
+        ),
+        "dgd_def, 3 bits": way(
+            jaxcomp.algorithms.dgd_def(AXIS, learning_rate=0.5 * unit, codec=coded),
+            coded,
+            exact=False,
+        ),
+        "ef21, top 10 %": way(at(jaxcomp.algorithms.ef21, top, theory), top),
+        "ef21_sgdm, top 10 %": way(at(jaxcomp.algorithms.ef21_sgdm, top, theory / 2, eta=0.5), top),
+        "ef21_bc, sign": way(at(jaxcomp.algorithms.ef21_bc, sign, 0.15 * unit), sign, sign),
+        "cd_adam, sign": way(at(jaxcomp.algorithms.cd_adam, sign, decaying), sign, sign),
+        "diana, qsgd": way(at(jaxcomp.algorithms.diana, qsgd, 0.052 * unit), qsgd),
+        "marina, random 10 %": way(
+            at(jaxcomp.algorithms.marina, random, 0.15 * unit, p=0.1), random
+        ),
+        "artemis, half of the workers": way(
+            at(jaxcomp.algorithms.artemis, qsgd, 0.02 * unit, p=0.5), qsgd, qsgd
+        ),
+        "artemis PP1, half of the workers": way(
+            at(jaxcomp.algorithms.artemis, qsgd, 0.02 * unit, p=0.5, absent="left out"),
+            qsgd,
+            exact=False,
+        ),
+        "dore, qsgd and sign": way(
+            at(jaxcomp.algorithms.dore, qsgd, 0.02 * unit, down=sign), qsgd, sign
+        ),
+        "mcm, qsgd": way(at(jaxcomp.algorithms.mcm, qsgd, 0.052 * unit), qsgd, qsgd),
+        "rand_mcm, qsgd": way(at(jaxcomp.algorithms.rand_mcm, qsgd, 0.052 * unit), qsgd, qsgd),
+        "lag": way(jaxcomp.algorithms.lag(AXIS, learning_rate=unit), whole),
+        "censored heavy ball": way(
+            jaxcomp.algorithms.censored_heavy_ball(AXIS, learning_rate=unit), whole
+        ),
+        "clag, top 10 %": way(at(jaxcomp.algorithms.clag, top, theory), top),
     }
 
 
-class Run(NamedTuple):
-    """What came of a method: its curve of (step, score), and the bytes of its program's step."""
+COLUMNS = (
+    "problem {problem} | method {method} | 100 steps {errors[0]:.1e} | 1,000 {errors[1]:.1e} | "
+    "STEPS {errors[2]:.1e} | kB by 1,000 {sent[0]:,.1f} | kB by STEPS {sent[1]:,.1f} | "
+    "accuracy {accuracy:.3f} | zeros {zeros} | replicas alike {alike}"
+)
 
-    curve: list[tuple[int, float]]
-    sent: dict[str, int]
+
+def record(title: str, name: str, problem: Any, curve: Curve) -> dict[str, Any]:
+    steps = len(curve.errors)
+    marks = [min(step, steps) - 1 for step in (100, 1000, steps)]
+    found: dict[str, Any] = {"problem": title, "method": name}
+    if hasattr(problem, "accuracy"):
+        found["accuracy"] = float(problem.accuracy(curve.params))
+    if getattr(problem, "weight", 0):
+        found["zeros"] = f"{int((curve.params == 0).sum())} of {curve.params.size}"
+    return {
+        **found,
+        "errors": [curve.errors[at] for at in marks],
+        "sent": [curve.bits[at] / 8e3 for at in marks[1:]],
+        "alike": "yes" if curve.alike else "NO",
+    }
 
 
-def run(task: Task, tx: Any, steps: int, mesh: Any) -> Run:
-    first = next(task.batches(1))
-    params: Any = jax.jit(task.model.init)(jax.random.key(SEED), first[0][:1])
-    state = jaxcomp.init_state(tx, params, mesh, AXIS)
-    params = jaxcomp.place(params, mesh, AXIS)
-    build = training.build_step(task.model, tx, mesh)
-    step = build.lower(params, state, training.put(first, mesh)).compile()
-    curve = []
-    for number, rows in enumerate(task.batches(steps), start=1):
-        params, state, loss = step(params, state, training.put(rows, mesh))
-        float(loss)  # Waits: on a few cores, simulated devices must not queue up steps.
-        if number % task.every == 0 or number == steps:
-            curve.append((number, task.score(training.first_copy(params))))
-    return Run(curve, jaxcomp.collective_bytes(step))
+def thinned(curve: Curve) -> dict[str, list[Any]]:
+    at = reporting.moments(len(curve.errors), 80)
+    return {
+        "steps": [int(t) + 1 for t in at],
+        "errors": [float(f"{curve.errors[t]:.4g}") for t in at],
+        "bits": [round(float(curve.bits[t])) for t in at],
+    }
+
+
+def draw(found: Mapping[str, Mapping[str, Curve]], path: pathlib.Path) -> None:
+    """Solid: theory says that it reaches the solution. Dashed: a neighbourhood, or QRDA."""
+    figure, grid = reporting.panels(len(found), 2, (16, 5.2 * len(found)))
+    shades = [plt.get_cmap("tab20")(n) for n in (*range(0, 20, 2), *range(1, 20, 2))]
+    for (left, right), (title, curves) in zip(grid, found.items(), strict=True):
+        seen, drawn = {True: 0, False: 0}, []
+        for name, curve in curves.items():
+            at = reporting.moments(len(curve.errors), 80)
+            line = "-" if curve.exact else "--"
+            style: dict[str, Any] = {"color": shades[seen[curve.exact] % 20], "linestyle": line}
+            if name == "dense descent":
+                style = {"color": "black", "linestyle": ":", "linewidth": 2.2}
+            else:
+                seen[curve.exact] += 1
+            height = np.maximum(curve.errors[at], 1e-32)
+            left.loglog(at + 1, height, **style)
+            (handle,) = right.loglog(curve.bits[at] / 8e3, height, label=name, **style)
+            drawn.append((curve.errors[-1], handle))
+        drawn.sort(key=lambda pair: -pair[0])
+        error = "(F(x) − F*) / (F(0) − F*)" if title in COMPOSITE else "‖x − x*‖² / ‖x*‖²"
+        left.set(title=title, xlabel="steps", ylabel=error)
+        right.set(title=title, xlabel="kB that a worker sent and was sent")
+        place = {"loc": "center left", "bbox_to_anchor": (1.01, 0.5)}
+        handles = [handle for _, handle in drawn]
+        right.legend(handles=handles, fontsize=8, title="by error in the end", **place)
+    reporting.draw(figure, path, dpi=100)
+
+
+SPARSE = (
+    "problem {problem} | method {method} | gradients {gradients} | zeros {zeros} | "
+    "accuracy {accuracy:.3f}"
+)
+
+
+def sparse(title: str, problem: Any, steps: int) -> list[dict[str, Any]]:
+    """QCMD and QRDA with an l1 norm: how sparse, and how accurate."""
+    size, found = problem.solution.size, []
+    ternary: dict[str, jaxcomp.Codec] = {
+        "threshold_ternary": jaxcomp.threshold_ternary(bucket_size=size),
+        "stochastic ternary": jaxcomp.terngrad(clip=None, bucket_size=size),
+        "not quantised": jaxcomp.codecs.Identity(),
+    }
+    l1 = jaxcomp.optimizers.L1(0.02)
+    for make in (jaxcomp.algorithms.qcmd_adagrad, jaxcomp.algorithms.qrda_adagrad):
+        for name, codec in ternary.items():
+            tx = make(AXIS, learning_rate=0.1, regularizer=l1, codec=everywhere(codec))
+            params = solve(problem._replace(ridge=0.0), Way(tx), steps).params
+            row = {"problem": title, "method": make.__name__, "gradients": name}
+            zeros = f"{int((params == 0).sum())} of {size}"
+            found.append({**row, "zeros": zeros, "accuracy": float(problem.accuracy(params))})
+    return found
+
+
+def cases() -> dict[str, tuple[Any, dict[str, Way]]]:
+    """By title, a problem and the methods on it."""
+    digits: Any = datasets.load_digits()
+    cancer: Any = datasets.load_breast_cancer()
+    sets = {
+        "breast cancer": (cancer.data, cancer.target),
+        "digits, odd or even": (digits.data, digits.target % 2),
+    }
+    smooth: dict[str, Any] = {"least squares, 8 workers": problems.quadratics()}
+    for name, (features, labels) in sets.items():
+        for workers in (8, 20):
+            smooth[f"{name}, {workers} workers"] = problems.logistic(features, labels, workers)
+    l1 = composite.with_l1(*sets["breast cancer"], workers=8)
+    hinge, radius = composite.in_a_ball(*sets["digits, odd or even"], workers=8)
+    others = (l1, composite.proximal(l1)), (hinge, composite.subgradients(hinge, radius))
+    found = {title: (problem, methods(problem)) for title, problem in smooth.items()}
+    return found | dict(zip(COMPOSITE, others, strict=True))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--steps", type=int, nargs=2, default=(140, 300), help="of either task")
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("out/convergence"))
-    options = parser.parse_args()
-    jax.config.update("jax_num_cpu_devices", WORKERS)
-    mesh = training.make_mesh(jax.devices()[:WORKERS])
-    figure, panels = plt.subplots(1, 2, figsize=(12, 4.6))
-    rows, kept = [], {}
-    for panel, make, steps in zip(panels, (digits, bytes_), options.steps, strict=True):
-        task = make()
-        for name, tx in track(methods(task, steps).items(), description=task.metric):
-            done = run(task, tx, steps, mesh)
-            kept[f"{task.metric}: {name}"] = done.curve
-            panel.plot(*zip(*done.curve, strict=True), label=name)
-            score = f"{done.curve[-1][1]:.2f}"
-            rows.append((task.metric, name, str(steps), score, f"{sum(done.sent.values()):,}"))
-        panel.set(xlabel="steps", ylabel=task.metric)
-        panel.grid(alpha=0.3)
-    panels[1].legend(fontsize=8)
-    panels[0].set_ylim(80, 100)
-    figure.tight_layout()
-    columns = ("score", "method", "steps", "in the end", "bytes in the program")
-    title = f"Equal steps over {WORKERS} workers"
-    show(title, columns, rows, {"curves": kept}, options.out / "networks.md")
-    figure.savefig(options.out / "networks.png", dpi=120)
-    print(f"drawn to {options.out / 'networks.png'}")
+    options = reporting.options(__doc__, "out/convergence", steps=(10_000, "of each method"))
+    jax.config.update("jax_enable_x64", True)
+    # DGD-DEF's own code, which is no contraction of every input.
+    warnings.filterwarnings("ignore", message=".*not known to be contractive.*")
+    # QCMD and QRDA with nothing fed back, for comparison.
+    warnings.filterwarnings("ignore", message=".*what it drops is lost for good.*")
+    every = cases()
+    found = {
+        title: solve_all(title, problem, ways, options.steps)
+        for title, (problem, ways) in every.items()
+    }
+    records = [
+        record(title, name, every[title][0], curve)
+        for title, curves in found.items()
+        for name, curve in curves.items()
+    ]
+    title = "Relative squared error; with an l1 norm or in a ball, relative gap of the objective"
+    kept = {
+        title: {name: thinned(curve) for name, curve in curves.items()}
+        for title, curves in found.items()
+    }
+    table = reporting.Table(title, COLUMNS.replace("STEPS", f"{options.steps:,}"), records)
+    reporting.show(table, {"curves": kept}, options.out / "methods.md")
+    rows = [
+        row
+        for title, (problem, _) in every.items()
+        if hasattr(problem, "accuracy") and title not in COMPOSITE
+        for row in sparse(title, problem, min(1000, options.steps))
+    ]
+    table = reporting.Table("With an l1 norm, 1,000 steps", SPARSE, rows)
+    reporting.show(table, {"runs": rows}, options.out / "sparse.md")
+    chosen = {title: curves for title, curves in found.items() if "20" not in title}
+    draw(chosen, options.out / "methods.png")
 
 
 if __name__ == "__main__":

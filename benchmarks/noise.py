@@ -18,7 +18,6 @@ upper ones, and seeds 0, 1, 2, ... that nothing mixed. One is a reference that m
 Philox.
 """
 
-import argparse
 import dataclasses
 import itertools
 import pathlib
@@ -32,8 +31,8 @@ import dieharder
 import jax
 import jax.numpy as jnp
 import numpy as np
+import reporting
 from dieharder import ATTEMPTS, FAILED, TESTS, WEAK, Feed, Result, Test, assess
-from harness import show
 from rich.console import Console
 from rich.progress import Progress
 
@@ -281,28 +280,22 @@ def examine_all(names: list[str], seconds: float) -> dict[str, Outcome]:
 
 
 COLUMNS = (
-    "stream",
-    "p-values",
-    "weak",
-    "still weak",
-    "failed",
-    "not run",
-    "10⁹ words",
-    "verdict",
+    "stream {name} | p-values {pvalues} | weak {weak} | still weak {still} | failed {failed} | "
+    "not run {missing} | 10⁹ words {words:.1f} | verdict {verdict}"
 )
 
 
-def rows(outcomes: dict[str, Outcome]) -> list[tuple[str, ...]]:
-    return [
-        (
-            name,
-            *map(str, (len(found.results), found.first_weak, found.count("WEAK"))),
-            *map(str, (found.count("FAILED"), found.missing)),
-            f"{found.words / 1e9:.1f}",
-            found.verdict(STREAMS[name].good),
-        )
-        for name, found in outcomes.items()
-    ]
+def record(name: str, found: Outcome) -> dict[str, Any]:
+    return {
+        "name": name,
+        "pvalues": len(found.results),
+        "weak": found.first_weak,
+        "still": found.count("WEAK"),
+        "failed": found.count("FAILED"),
+        "missing": found.missing,
+        "words": found.words / 1e9,
+        "verdict": found.verdict(STREAMS[name].good),
+    }
 
 
 def arithmetic(outcomes: dict[str, Outcome]) -> str:
@@ -329,13 +322,13 @@ def arithmetic(outcomes: dict[str, Outcome]) -> str:
 
 
 def matrix(title: str, outcomes: dict[str, Outcome]) -> str:
-    """Markdown: a row for each test, a column for each stream."""
-    tests = dict.fromkeys(result.test for found in outcomes.values() for result in found.results)
-    cells = [{result.test: str(result) for result in found.results} for found in outcomes.values()]
-    lines = [f"\n## {title}\n", "| test | " + " | ".join(outcomes) + " |"]
-    lines.append("|---" + "|---:" * len(outcomes) + "|")
-    lines += [f"| {test} | " + " | ".join(c.get(test, "") for c in cells) + " |" for test in tests]
-    return "\n".join(lines) + "\n"
+    """A section in Markdown: a row for each test, a column for each stream."""
+    rows: dict[str, dict[str, str]] = {}
+    for name, found in outcomes.items():
+        for result in found.results:
+            rows.setdefault(result.test, {"test": result.test})[name] = str(result)
+    columns = " | ".join(f"{name} {{{name}}}" for name in ("test", *outcomes))
+    return f"\n## {title}\n\n{reporting.Table(title, columns, [*rows.values()]).markdown()}\n"
 
 
 def report(outcomes: dict[str, Outcome], version: str, path: pathlib.Path) -> None:
@@ -350,33 +343,31 @@ def report(outcomes: dict[str, Outcome], version: str, path: pathlib.Path) -> No
         }
         for name, found in outcomes.items()
     }
-    title = f"The noise under dieharder {version}"
-    show(title, COLUMNS, rows(outcomes), {"dieharder": version, "streams": streams}, path)
     parts = [arithmetic(outcomes)]
     for title, names in {"Whole words": WHOLE, "Dither": DITHER, "Others": OTHERS}.items():
         chosen = {name: found for name, found in outcomes.items() if name in names}
-        if chosen:
-            parts.append(matrix(title, chosen))
-    with path.open("a") as file:
-        file.writelines(parts)
+        parts += [matrix(title, chosen)] if chosen else []
+    title = f"The noise under dieharder {version}"
+    table = reporting.Table(title, COLUMNS, [record(*pair) for pair in outcomes.items()])
+    results = {"dieharder": version, "streams": streams}
+    reporting.show(table, results, path, after="".join(parts))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--minutes", type=float, default=50, help="for all streams together")
-    parser.add_argument("--stream", nargs="+", choices=STREAMS, default=list(STREAMS))
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("out/noise"))
-    options = parser.parse_args()
+    options = reporting.options(
+        __doc__,
+        "out/noise",
+        minutes=(50.0, "for all streams together"),
+        stream=(STREAMS, "some of them"),
+    )
     version = dieharder.version()
     if version is None:
         sys.exit("dieharder is not installed; on Debian or Ubuntu: sudo apt-get install dieharder")
     outcomes = examine_all(options.stream, 60 * options.minutes)
     report(outcomes, version, options.out / "dieharder.md")
-    bad = [
-        name
-        for name, found in outcomes.items()
-        if found.verdict(STREAMS[name].good) not in ("passed", "fails, as it must")
-    ]
+    verdicts = {name: found.verdict(STREAMS[name].good) for name, found in outcomes.items()}
+    good = ("passed", "fails, as it must")
+    bad = [name for name, verdict in verdicts.items() if verdict not in good]
     if bad:
         sys.exit(f"not as it should be: {', '.join(bad)}")
 

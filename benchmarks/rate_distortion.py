@@ -14,11 +14,9 @@ first: they are unbiased on average over all rotations, and declared as neither 
 single Hadamard rotation is not quite that for sparse input.
 """
 
-import argparse
 import dataclasses
 import functools
 import itertools
-import json
 import pathlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
@@ -27,9 +25,8 @@ from typing import Any
 import gradients
 import jax
 import numpy as np
-from harness import show
+import reporting
 from rate_distortion_plot import plot
-from rich.console import Console
 from rich.progress import track
 
 import jaxcomp
@@ -46,14 +43,14 @@ LAWS: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
 Tree = dict[str, np.ndarray]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Entry:
-    """A codec, and where it belongs: `series` are the settings of one recipe."""
+    """A codec, and where it belongs: a series is one recipe at several settings."""
 
     series: str
-    setting: str = ""
     family: str
     codec: Any
+    setting: str = ""
 
     @property
     def name(self) -> str:
@@ -76,16 +73,11 @@ def series(
 ) -> list[Entry]:
     """One recipe at several settings, its first argument."""
     make = functools.partial(make, **options)
-    return [
-        Entry(series=name, setting=str(each), family=family, codec=make(each)) for each in settings
-    ]
+    return [Entry(name, family, make(each), str(each)) for each in settings]
 
 
 def shares(name: str, make: Callable[..., Any], *given: float) -> list[Entry]:
-    return [
-        Entry(series=name, setting=f"{100 * share:g} %", family="sparse", codec=make(share))
-        for share in given
-    ]
+    return [Entry(name, "sparse", make(share), f"{100 * share:g} %") for share in given]
 
 
 def following(codec: Any, capacity: float) -> jaxcomp.codecs.Coded:
@@ -102,6 +94,7 @@ def entries() -> list[Entry]:
     midrise, subtractive = {"levels": "midrise"}, {"subtractive": True}
     few, more = (3, 4), (2, 3, 4, 8)
     even, powers, ternary = "even levels", "powers of two", "signs and ternary"
+    dithering, signs = jaxcomp.natural_dithering, jaxcomp.sign()
     rotated, floats, composed, coded = "rotated", "float formats", "composed", "entropy coded"
     mx = ("mxfp4", "mxfp6", "mxfp6_e3m2", "mxfp8", "mxfp8_e5m2", "nvfp4")
     four = jaxcomp.qsgd_inf(bits=4, bucket_size=128)
@@ -116,54 +109,36 @@ def entries() -> list[Entry]:
         *series("blockwise", even, jaxcomp.blockwise, more),
         *series("averaged_ternary", even, jaxcomp.averaged_ternary, [8]),
         *series("nuqsgd", powers, jaxcomp.nuqsgd, few),
-        *series("natural_dithering", powers, jaxcomp.natural_dithering, few),
-        *series(
-            "natural_dithering, natural norm",
-            powers,
-            jaxcomp.natural_dithering,
-            few,
-            natural_norm=True,
-        ),
+        *series("natural_dithering", powers, dithering, few),
+        *series("natural_dithering, natural norm", powers, dithering, few, natural_norm=True),
         *series("natural", powers, jaxcomp.natural, (8, 9)),
         *series("alq", "adaptive levels", jaxcomp.alq, few),
         *series("amq", "adaptive levels", jaxcomp.amq, few),
-        Entry(series="terngrad", family=ternary, codec=jaxcomp.terngrad()),
-        Entry(series="terngrad, not clipped", family=ternary, codec=jaxcomp.terngrad(clip=None)),
+        Entry("terngrad", ternary, jaxcomp.terngrad()),
+        Entry("terngrad, not clipped", ternary, jaxcomp.terngrad(clip=None)),
         *series("threshold_ternary", ternary, jaxcomp.threshold_ternary, ("optimal", "heuristic")),
-        Entry(series="sign", family=ternary, codec=jaxcomp.sign()),
+        Entry("sign", ternary, signs),
         *series("eden", rotated, jaxcomp.eden, (0.25, 0.5, 1, 1.5, 2, 2.5, 3, 4)),
         *series("eden, minimum error", rotated, jaxcomp.eden, (1, 2, 3, 4), scale="minimum_error"),
-        Entry(series="drive", family=rotated, codec=jaxcomp.drive()),
+        Entry("drive", rotated, jaxcomp.drive()),
         *series("ndsc", rotated, jaxcomp.ndsc, (0.5, 1, 2, 3, 4)),
         *series("dsc", rotated, jaxcomp.dsc, (1.5, 2, 3, 4)),
         *series("rotated_uniform", rotated, jaxcomp.rotated_uniform, (2, 3, 4)),
         *series("ecsq", coded, jaxcomp.ecsq, (0.5, 1, 2, 3, 4), scale="unbiased", rotations=2),
         *series("ecsq, minimum error", coded, jaxcomp.ecsq, (0.5, 1, 2, 3, 4)),
-        Entry(series="qsgd 4, coded", family=coded, codec=following(jaxcomp.qsgd(), 1.3)),
+        Entry("qsgd 4, coded", coded, following(jaxcomp.qsgd(), 1.3)),
         *shares("random_k", jaxcomp.random_k, 0.1, 0.01),
         *shares("top_k", jaxcomp.top_k, 0.1, 0.01, 0.001),
         *shares("top_k, 4-bit values", lambda share: jaxcomp.top_k(share, values=four), 0.01),
         *shares("sidco", jaxcomp.sidco, 0.01, 0.001),
         *shares("dgc", jaxcomp.dgc, 0.001),
         *shares("fastsgd", jaxcomp.fastsgd, 0.01),
-        Entry(series="demo", family="sparse", codec=jaxcomp.demo()),
-        *(Entry(series=name, family=floats, codec=jaxcomp.mx(name)) for name in mx),
-        Entry(
-            series="mxfp4, unbiased",
-            family=floats,
-            codec=jaxcomp.mx("mxfp4", rule="ceil", rounding="stochastic"),
-        ),
+        Entry("demo", "sparse", jaxcomp.demo()),
+        *(Entry(name, floats, jaxcomp.mx(name)) for name in mx),
+        Entry("mxfp4, unbiased", floats, jaxcomp.mx("mxfp4", rule="ceil", rounding="stochastic")),
         *series("cast", floats, jaxcomp.cast, ("bfloat16", "float8_e4m3fn", "float8_e5m2")),
-        Entry(
-            series="sign of sign",
-            family=composed,
-            codec=jaxcomp.codecs.Chained(codecs=(jaxcomp.sign(), jaxcomp.sign())),
-        ),
-        Entry(
-            series="top_k 1 %, then qsgd_inf 3",
-            family=composed,
-            codec=jaxcomp.codecs.Chained(codecs=pair),
-        ),
+        Entry("sign of sign", composed, jaxcomp.codecs.Chained(codecs=(signs, signs))),
+        Entry("top_k 1 %, then qsgd_inf 3", composed, jaxcomp.codecs.Chained(codecs=pair)),
     ]
 
 
@@ -188,7 +163,7 @@ def real(folder: pathlib.Path) -> dict[str, Tree]:
 
 def sender(codec: Any) -> Callable[[Tree], Iterator[Any]]:
     """What makes of a tree what arrives of it, in one step after another."""
-    if not hasattr(codec, "side"):
+    if not codec.sided:
         send = jax.jit(functools.partial(jaxcomp.roundtrip, codec))
         return lambda tree: (send(noise.raw(seed), tree) for seed in itertools.count())
     # Levels that follow the gradients are agreed on by workers: here one, which is all of them.
@@ -255,92 +230,67 @@ def eden_widths(rows: dict[str, Any]) -> dict[str, dict[str, float]]:
 
 
 COLUMNS = (
-    "codec",
-    "class",
-    "bits",
-    "error, Gaussian",
-    "times 1/(4^b − 1)",
-    "times 4^−b",
-    "Laplace",
-    "normal³",
-    "gradients " + " / ".join(MOMENTS),
-    "bits, gradients",
+    "codec {name} | class {class} | bits {bits[gaussian]:.3f} | "
+    "error, Gaussian {error[gaussian]:.3g} | times 1/(4^b − 1) {unbiased} | times 4^−b {biased} | "
+    "Laplace {error[laplace]:.3g} | normal³ {error[heavy]:.3g} | "
+    "gradients early / middle / late {trained} | bits, gradients {bits[early]:.3f}"
 )
 
 
-def table(rows: dict[str, Any]) -> list[tuple[str, ...]]:
-    lines = []
-    for name, row in rows.items():
-        bits, errors, times = row["bits"], row["error"], row["over_bound"]
-        over = f"{times:.2f}" if times < 100 else f"{times:.0f}"
-        trained = [moment for moment in MOMENTS if moment in errors]
-        lines.append(
-            (
-                name,
-                row["class"],
-                f"{bits['gaussian']:.3f}",
-                f"{errors['gaussian']:.3g}",
-                over if row["aims_unbiased"] else "",
-                "" if row["aims_unbiased"] else over,
-                f"{errors['laplace']:.3g}",
-                f"{errors['heavy']:.3g}",
-                " / ".join(f"{errors[moment]:.3g}" for moment in trained),
-                f"{bits[trained[0]]:.3f}" if trained else "",
-            )
+def record(name: str, row: dict[str, Any]) -> dict[str, Any]:
+    times, errors = row["over_bound"], row["error"]
+    over = f"{times:.2f}" if times < 100 else f"{times:.0f}"
+    trained = " / ".join(f"{errors[moment]:.3g}" for moment in MOMENTS if moment in errors)
+    kind = "unbiased" if row["aims_unbiased"] else "biased"
+    return {**row, "name": name, kind: over, "trained": trained}
+
+
+def inputs_of(size: int, folder: pathlib.Path) -> dict[str, Tree]:
+    try:
+        return draw(size) | real(folder)
+    except FileNotFoundError:
+        print(
+            f"no gradients in {folder}, and left out: make them by "
+            "`python examples/byte_lm.py --codec dense --save-gradients`"
         )
-    return lines
+        return draw(size)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    add, folder = parser.add_argument, pathlib.Path
-    add("--size", type=int, default=SIZE, help="numbers drawn from each law")
-    add("--draws", type=int, default=4, help="of a codec's noise, to average")
-    add("--codec", nargs="+", metavar="NAME", help="some of them, by recipe")
-    add("--gradients", type=folder, default=folder("out/byte_lm/gradients"), metavar="DIR")
-    add("--picture", type=folder, help="where to draw it (default: in the --out folder)")
-    add("--out", type=folder, default=folder("out/rate_distortion"))
-    add("--update", action="store_true", help="keep what --out has of codecs not measured now")
-    options = parser.parse_args()
-    if min(options.size, options.draws) < 1:
-        parser.error("--size and --draws must be positive")
-    every = entries()
-    for name in options.codec or ():
-        if name not in (known := sorted({entry.series for entry in every})):
-            parser.error(f"argument --codec: must be one of {', '.join(known)}, got {name!r}")
-    chosen = [entry for entry in every if entry.series in (options.codec or [entry.series])]
-    inputs = draw(options.size)
-    try:
-        inputs |= real(options.gradients)
-    except FileNotFoundError:
-        print(
-            f"no gradients in {options.gradients}, and left out: make them by "
-            "`python examples/byte_lm.py --codec dense --save-gradients`"
-        )
-    console = Console()
+    every, folder = entries(), pathlib.Path
+    options = reporting.options(
+        __doc__,
+        "out/rate_distortion",
+        size=(SIZE, "numbers drawn from each law"),
+        draws=(4, "of a codec's noise, to average"),
+        codec=({entry.series: entry for entry in every}, "some of them, by recipe"),
+        gradients=(folder("out/byte_lm/gradients"), "folder of real ones"),
+        update=(False, "keep rows that --out has of codecs not measured now"),
+    )
+    chosen = [entry for entry in every if entry.series in options.codec]
+    inputs = inputs_of(options.size, options.gradients)
     with futures.ThreadPoolExecutor(2) as pool:  # Most of the time goes into compiling.
         found = pool.map(lambda entry: measure(entry, inputs, options.draws), chosen)
-        found = track(found, f"{len(inputs)} inputs", len(chosen), console=console, transient=True)
+        found = track(found, f"{len(inputs)} inputs", len(chosen), transient=True)
         rows = {entry.name: row for entry, row in zip(chosen, found, strict=True)}
     path = options.out / "codecs.md"
     if options.update:
-        before = json.loads(path.with_suffix(".json").read_text())
+        before = reporting.read(path.with_suffix(".json"))
         if (before["size"], before["draws"]) != (options.size, options.draws):
-            parser.error("argument --update: sizes and draws must be those of the results in --out")
+            raise SystemExit("--update needs the sizes and draws of the results in --out")
         rows = {entry.name: (before["codecs"] | rows)[entry.name] for entry in every}
     results = {"size": options.size, "draws": options.draws, "codecs": rows}
     results["eden"] = eden_widths(rows)
     title = f"Relative squared error at so many bits an element, {options.size:,} numbers a law"
-    show(title, COLUMNS, table(rows), results, path)
+    records = [record(name, row) for name, row in rows.items()]
+    reporting.show(reporting.Table(title, COLUMNS, records), results, path)
     for bits, row in results["eden"].items():
-        console.print(
+        print(
             f"eden {bits}: error {row['error']:.4f} (theory {row['theory']:.4f}), "
             f"{row['over_bound_at_width']:.2f} times the unbiased bound at {bits} bits, "
             f"{row['over_bound_at_payload']:.2f} times that at the payload's"
         )
-    picture = options.picture or options.out / "rate_distortion.png"
-    plot(rows, picture)
-    console.print(f"drawn to {picture}")
+    plot(rows, options.out / "rate_distortion.png")
 
 
 if __name__ == "__main__":

@@ -4,11 +4,8 @@ import itertools
 import pathlib
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import numpy as np
+import reporting
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -27,37 +24,32 @@ COLORS = {
     "float formats": "#d45fae",
     "composed": "#5f6b76",
 }
+SETTINGS = {
+    "qsgd": "4",
+    "qsgd mid-rise": "2",
+    "qsgd_inf": "4",
+    "blockwise": "8",
+    "nuqsgd": "4",
+    "natural": "9",
+    "alq": "3",
+    "amq": "3",
+    "eden": "2",
+    "ecsq": "2",
+    "ndsc": "1",
+    "dsc": "1.5",
+}
+"""Of series with one point that is named, the setting of that point."""
 LABELS = {
-    "qsgd 4": "qsgd",
-    "qsgd mid-rise 2": "qsgd mid-rise",
-    "qsgd_inf 4": "qsgd_inf",
+    **{f"{series} {setting}": series for series, setting in SETTINGS.items()},
+    **{name: name for name in ("terngrad", "sign", "drive", "mxfp4", "mxfp6", "mxfp8", "nvfp4")},
+    **{f"{kind}_k {part} %": f"{kind} {part} %" for kind in ("random", "top") for part in (10, 1)},
     "qsgd_inf subtractive 8": "qsgd_inf\nsubtractive",
-    "blockwise 8": "blockwise",
-    "nuqsgd 4": "nuqsgd",
     "natural_dithering 4": "natural dithering",
-    "natural 9": "natural",
-    "alq 3": "alq",
-    "amq 3": "amq",
-    "terngrad": "terngrad",
     "threshold_ternary optimal": "threshold\nternary",
-    "sign": "sign",
-    "eden 2": "eden",
     "eden, minimum error 4": "eden, least error",
-    "ecsq 2": "ecsq",
     "ecsq, minimum error 3": "ecsq, least error",
     "qsgd 4, coded": "qsgd, coded",
-    "drive": "drive",
-    "ndsc 1": "ndsc",
-    "dsc 1.5": "dsc",
     "rotated_uniform 2": "rotated\nuniform",
-    "random_k 10 %": "random 10 %",
-    "random_k 1 %": "random 1 %",
-    "top_k 10 %": "top 10 %",
-    "top_k 1 %": "top 1 %",
-    "mxfp4": "mxfp4",
-    "mxfp6": "mxfp6",
-    "mxfp8": "mxfp8",
-    "nvfp4": "nvfp4",
     "cast float8_e4m3fn": "cast float8",
     "averaged_ternary 8": "averaged ternary",
 }
@@ -78,7 +70,8 @@ bound: where a few elements are much of the whole, codes may pass below it."""
 
 
 def plot(rows: dict[str, Any], path: pathlib.Path) -> None:
-    figure, grid = plt.subplots(2, 2, figsize=(12, 12.8), sharex=True, sharey=True)
+    shared = {"sharex": True, "sharey": True, "layout": None}
+    figure, grid = reporting.panels(2, 2, (12, 12.8), **shared)
     figure.subplots_adjust(0.065, 0.06, 0.985, 0.842, wspace=0.04, hspace=0.09)
     for axes, (name, title) in zip(grid.flat, PANELS.items(), strict=True):
         shown = {key: row for key, row in rows.items() if name in row["error"]}
@@ -92,9 +85,7 @@ def plot(rows: dict[str, Any], path: pathlib.Path) -> None:
     for axes in grid[:, 0]:
         axes.set_ylabel("relative squared error  ‖x̂ − x‖² / ‖x‖²")
     explain(figure)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    reporting.draw(figure, path)
 
 
 def draw_limits(axes: Axes, name: str) -> list[np.ndarray]:
@@ -133,15 +124,8 @@ def draw_codecs(axes: Axes, name: str, rows: dict[str, Any]) -> dict[str, tuple[
             axes.plot(*zip(*path, strict=True), color=color, linewidth=0.7, alpha=0.45, zorder=2)
         for key, row, bits, error in seen:
             points[key] = (bits, error, color)
-            axes.scatter(
-                bits,
-                error,
-                s=26,
-                facecolor=color if row["aims_unbiased"] else "white",
-                edgecolor=color,
-                linewidth=1.3,
-                zorder=3,
-            )
+            mark = {"facecolor": color if row["aims_unbiased"] else "white", "edgecolor": color}
+            axes.scatter(bits, error, s=26, linewidth=1.3, zorder=3, **mark)
     return points
 
 
@@ -150,9 +134,6 @@ def style(axes: Axes, title: str, measured: bool) -> None:
     axes.set_yscale("log")
     axes.set_ylim(LEAST, MOST)
     axes.set_xticks(range(10))
-    axes.grid(color="#e4e4e4", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
     axes.set_title(title, loc="left", size=11, weight="bold", color=INK)
     if not measured:
         axes.text(0.5, 0.5, "no gradients were saved", transform=axes.transAxes, ha="center")

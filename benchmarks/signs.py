@@ -1,4 +1,4 @@
-"""What to do where one bit an element diverges under AdamW: ways, rates, and where they end.
+"""What to do where one bit an element diverges under AdamW: ways, rates, and their final losses.
 
     python benchmarks/signs.py
 
@@ -9,28 +9,25 @@ divides each element by its own root mean square, so that elements of small grad
 as the others. The loss is the mean of the last 20 steps; ln 16 = 2.77 is that of a guess.
 """
 
-import argparse
-import pathlib
 import statistics
-import sys
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
+import convergence
 import jax
 import numpy as np
 import optax
-
-sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "examples"))
-import byte_lm_model
-import training
-from harness import WORKERS, environment
+import reporting
+from rich.progress import track
 
 import jaxcomp
 
-jax.config.update("jax_num_cpu_devices", WORKERS)
+# isort: split
+import byte_lm_model  # pyright: ignore[reportMissingImports]
+import training  # pyright: ignore[reportMissingImports]
 
 TOKENS, TAGS, CONTEXT, BATCH = 256, 16, 32, 64
-OUT = pathlib.Path(__file__).parent / "results" / "convergence"
 SIGN, FOUR, AXIS = jaxcomp.sign(), jaxcomp.blockwise(bits=4), training.AXIS
 
 
@@ -55,22 +52,16 @@ def cd_adam(codec):
 
 
 EMBEDDING_DENSE = jaxcomp.Policy(SIGN, rules=(jaxcomp.Rule("*embedding/kernel", None),))
+CODECS: dict[str, Any] = {
+    "`Dense()`": jaxcomp.Dense(),
+    "`qsgd_inf(bits=4)`": jaxcomp.qsgd_inf(bits=4),
+    "`blockwise(bits=4)`": FOUR,
+    "`eden(bits=2, rotations=2)`": jaxcomp.eden(bits=2, rotations=2),
+    "`eden(bits=1, rotations=2)`": jaxcomp.eden(bits=1, rotations=2),
+    "`PowerIteration(rank=4)`": jaxcomp.PowerIteration(rank=4),
+}
 WAYS = {
-    "`Dense()`": (adamw(jaxcomp.Dense()), jaxcomp.Dense()),
-    "`qsgd_inf(bits=4)`": (adamw(jaxcomp.qsgd_inf(bits=4)), jaxcomp.qsgd_inf(bits=4)),
-    "`blockwise(bits=4)`": (adamw(FOUR), FOUR),
-    "`eden(bits=2, rotations=2)`": (
-        adamw(jaxcomp.eden(bits=2, rotations=2)),
-        jaxcomp.eden(bits=2, rotations=2),
-    ),
-    "`eden(bits=1, rotations=2)`": (
-        adamw(jaxcomp.eden(bits=1, rotations=2)),
-        jaxcomp.eden(bits=1, rotations=2),
-    ),
-    "`PowerIteration(rank=4)`": (
-        adamw(jaxcomp.PowerIteration(rank=4)),
-        jaxcomp.PowerIteration(rank=4),
-    ),
+    **{name: (adamw(codec), codec) for name, codec in CODECS.items()},
     "`one_bit_adam`, a fifth of the steps dense": (one_bit_adam, SIGN),
     "`cd_adam` of `blockwise(bits=4)`": (cd_adam(FOUR), FOUR),
     "`cd_adam` of `sign()`": (cd_adam(SIGN), SIGN),
@@ -81,6 +72,7 @@ WAYS = {
     "`sign()`, `b2=0.999`": (adamw(SIGN, b2=0.999), SIGN),
     "`sign()`, `eps=1e-4`": (adamw(SIGN, eps=1e-4), SIGN),
 }
+"""Name to a function of the schedule and the steps, and the codec whose bits are counted."""
 LOWER = ("`Dense()`", "`sign()`", "`cd_adam` of `sign()`")
 """Ways that are run at other rates too."""
 
@@ -93,46 +85,43 @@ def batch_of(rng: np.random.Generator, tables: np.ndarray) -> tuple[np.ndarray, 
     return tokens.astype(np.int32), tags.astype(np.int32)
 
 
-def run(way: str, rate: float, steps: int) -> float:
-    """The loss in the end."""
-    mesh, model = training.make_mesh(jax.devices()), byte_lm_model.ByteModel(layers=1, width=64)
-    rng, tables = np.random.default_rng(0), np.random.default_rng(99).integers(TAGS, size=TOKENS)
-    schedule = optax.warmup_cosine_decay_schedule(0.0, rate, steps // 10, steps, rate / 10)
-    tx = WAYS[way][0](schedule, steps)
-    params = model.init(jax.random.key(0), batch_of(rng, tables)[0][:1])
-    params = jaxcomp.place(params, mesh, AXIS)
-    state = jaxcomp.init_state(tx, params, mesh, AXIS)
-    step, losses = training.build_step(model, tx, mesh), []
-    for _ in range(steps):
-        batch = training.put(batch_of(rng, tables), mesh)
-        params, state, loss = step(params, state, batch)
-        losses.append(float(loss))
-    return statistics.mean(losses[-20:])
+def batches(steps: int, seed: int) -> Iterator[tuple]:
+    rng, tables = np.random.default_rng(seed), np.random.default_rng(99).integers(TAGS, size=TOKENS)
+    batch_of(rng, tables)
+    yield from (batch_of(rng, tables) for _ in range(steps))
 
 
-def bits_of(way: str) -> float:
-    """Of the leaves that are compressed and of those that are not, an element."""
-    model = byte_lm_model.ByteModel(layers=1, width=64)
-    like = jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, CONTEXT), np.int32))
-    return jaxcomp.describe(WAYS[way][1], like).bits_per_element
+TASK = convergence.Task(byte_lm_model.ByteModel(layers=1, width=64), batches)
+
+
+def bits_of(codec: Any) -> float:
+    """Bits an element, of compressed and of dense leaves together."""
+    like = jax.eval_shape(TASK.model.init, jax.random.key(0), np.zeros((1, CONTEXT), np.int32))
+    return jaxcomp.describe(codec, like).bits_per_element
+
+
+COLUMNS = "mean {mean} | bits {bits:.2f} | learning rate {rate:g} | loss {loss:.3f}"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Where AdamW ends after compressed means.")
-    parser.add_argument("--steps", type=int, default=300)
-    args = parser.parse_args()
+    options = convergence.options(
+        __doc__, steps=(300, "of each way"), ways=(WAYS, "some of them"), rates=([1e-2], "of all")
+    )
     warnings.simplefilter("ignore", UserWarning)
-    todo = [(way, 1e-2) for way in WAYS] + [(way, rate) for way in LOWER for rate in (3e-3, 1e-3)]
-    lines = []
-    for way, rate in todo:
-        loss = run(way, rate, args.steps)
-        lines.append(f"| {way} | {bits_of(way):.2f} | {rate:g} | {loss:.3f} |")
-        print(lines[-1], flush=True)
-    said = ", ".join(f"{key} {value}" for key, value in environment().items())
-    head = f"# A tagger of rare tokens under AdamW, {args.steps} steps\n\n{said}.\n\n"
-    head += (__doc__ or "").split("\n\n")[2].rstrip()
-    head += "\n\n| mean | bits | learning rate | loss |\n|---|---:|---:|---:|\n"
-    (OUT / "signs.md").write_text(head + "\n".join(lines) + "\n")
+    todo = [(way, rate) for way in options.ways for rate in options.rates]
+    todo += [(way, rate) for way in options.ways if way in LOWER for rate in (3e-3, 1e-3)]
+    records, steps = [], options.steps
+    for way, rate in track(todo):
+        make, codec = WAYS[way]
+        warm = steps // 10
+        schedule = optax.warmup_cosine_decay_schedule(0.0, rate, warm, steps, rate / 10)
+        losses = convergence.train(TASK, make(schedule, steps), steps).losses
+        loss = statistics.mean(losses[-20:])
+        records.append({"mean": way, "bits": bits_of(codec), "rate": rate, "loss": loss})
+    title = f"A tagger of rare tokens under AdamW, {steps} steps"
+    text = (__doc__ or "").split("\n\n")[2].rstrip()
+    table = reporting.Table(title, COLUMNS, records)
+    reporting.show(table, {"runs": records}, options.out / "signs.md", before=text)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,6 @@ the price of compressing, and not what it saves. A second table says where the t
 goes: programs that end after the gradients, after encoding, after the collective, and the whole.
 """
 
-import argparse
-import pathlib
 import statistics
 import time
 from typing import Any
@@ -17,7 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from harness import CODECS, WORKERS, median_times, show
+import reporting
+import timing
+from cases import CODECS, WORKERS
 
 import jaxcomp
 from jaxcomp.backend import axes
@@ -68,11 +68,11 @@ def stages(codec: Any, repeats: int) -> dict[str, float]:
         ),
         "and decoding: the mean": whole,
     }
-    runs, x = [], data()
-    for program in programs.values():
+    runs, x = {}, data()
+    for name, program in programs.items():
         compiled = jaxcomp.data_parallel(program, mesh, "data").lower(MODEL, x).compile()
-        runs.append(lambda c=compiled: jax.block_until_ready(c(MODEL, x)))
-    return dict(zip(programs, (1e3 * t for t in median_times(runs, repeats)), strict=True))
+        runs[name] = lambda c=compiled: jax.block_until_ready(c(MODEL, x))
+    return {name: 1e3 * took.median for name, took in timing.in_turns(runs, repeats).items()}
 
 
 def measure(names: list[str], repeats: int) -> dict[str, dict[str, float]]:
@@ -86,16 +86,11 @@ def measure(names: list[str], repeats: int) -> dict[str, dict[str, float]]:
             lambda updates, state, params=None: (jax.lax.pmean(updates, "data"), state),
         )
 
-    means = {
-        "pmean by hand": by_hand(),
-        "Dense()": jaxcomp.compressed_mean(jaxcomp.Dense(), "data"),
-    }
-    for name in names:
-        codec = CODECS[name]
-        means[name] = jaxcomp.compressed_mean(codec, "data")
+    codecs = {"Dense()": jaxcomp.Dense(), **{name: CODECS[name] for name in names}}
+    means = {name: jaxcomp.compressed_mean(codec, "data") for name, codec in codecs.items()}
     found: dict[str, dict[str, float]] = {}
-    runs = []
-    for name, mean in means.items():
+    runs = {}
+    for name, mean in {"pmean by hand": by_hand(), **means}.items():
         tx = optax.chain(mean, optax.sgd(0.1))
 
         def step(params, state, x, tx=tx):
@@ -115,50 +110,51 @@ def measure(names: list[str], repeats: int) -> dict[str, dict[str, float]]:
             "compile_s": statistics.median(compiling),
             "link_bytes": sum(jaxcomp.collective_bytes(compiled).values()),
         }
-        runs.append(lambda c=compiled, s=state: jax.block_until_ready(c(params, s, batch)))
-    for name, seconds in zip(found, median_times(runs, repeats), strict=True):
-        found[name]["step_ms"] = 1e3 * seconds
+        runs[name] = lambda c=compiled, s=state: jax.block_until_ready(c(params, s, batch))
+    for name, took in timing.in_turns(runs, repeats).items():
+        found[name]["step_ms"] = 1e3 * took.median
     return found
 
 
-COLUMNS = ("mean", "compile s", "of dense", "step ms", "of dense", "link bytes")
-
-
-def rows(steps: dict[str, dict[str, float]]) -> list[tuple[str, ...]]:
-    base = steps["pmean by hand"]
-    return [
-        (
-            name,
-            f"{row['compile_s']:.2f}",
-            f"{row['compile_s'] / base['compile_s']:.2f}",
-            f"{row['step_ms']:.1f}",
-            f"{row['step_ms'] / base['step_ms']:.2f}",
-            f"{row['link_bytes']:,.0f}",
-        )
-        for name, row in steps.items()
-    ]
+COLUMNS = (
+    "mean {name} | compile s {compile_s:.2f} | of dense {compiling:.2f} | "
+    "step ms {step_ms:.1f} | of dense {stepping:.2f} | link bytes {link_bytes:,.0f}"
+)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--repeats", type=int, default=11, help="runs a median is taken over")
-    parser.add_argument("--codec", nargs="+", choices=CODECS, default=list(CODECS))
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("out/bench"))
-    options = parser.parse_args()
-    if options.repeats < 1:
-        parser.error(f"--repeats must be positive, got {options.repeats}")
+    options = reporting.options(
+        __doc__,
+        "out/bench",
+        repeats=(11, "runs that a median is taken over"),
+        codec=(CODECS, "some of them"),
+    )
     steps = measure(options.codec, options.repeats)
-    split = {name: stages(CODECS[name], options.repeats) for name in options.codec[:1]}
+    base = steps["pmean by hand"]
+    records = [
+        {
+            **row,
+            "name": name,
+            "compiling": row["compile_s"] / base["compile_s"],
+            "stepping": row["step_ms"] / base["step_ms"],
+        }
+        for name, row in steps.items()
+    ]
     title = "One step of a model of 100 leaves over 8 simulated devices"
-    show(title, COLUMNS, rows(steps), {"steps": steps}, options.out / "step.md")
-    for name, times in split.items():
-        before = [0.0, *times.values()]
-        lines = [
-            (stage, f"{spent:.1f}", f"{spent - earlier:+.1f}")
-            for (stage, spent), earlier in zip(times.items(), before, strict=False)
-        ]
-        title = f"Where the step of {name} goes"
-        show(title, ("until", "ms", "more"), lines, {name: times}, options.out / "stages.md")
+    reporting.show(
+        reporting.Table(title, COLUMNS, records), {"steps": steps}, options.out / "step.md"
+    )
+    name = options.codec[0]
+    times = stages(CODECS[name], options.repeats)
+    before = [0.0, *times.values()]
+    records = [
+        {"until": stage, "ms": spent, "more": spent - earlier}
+        for (stage, spent), earlier in zip(times.items(), before, strict=False)
+    ]
+    table = reporting.Table(
+        f"Where the step of {name} goes", "until {until} | ms {ms:.1f} | more {more:+.1f}", records
+    )
+    reporting.show(table, {name: times}, options.out / "stages.md")
 
 
 if __name__ == "__main__":

@@ -9,16 +9,15 @@ share. Beside it, in how many cases there is a number of stages that would do by
 are those that `compressed_mean` would compress, and all of them as one.
 """
 
-import argparse
 import functools
 import pathlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import gradients
 import jax
 import jax.numpy as jnp
 import numpy as np
-from harness import show
+import reporting
 from rich.progress import track
 
 from jaxcomp.sparsify import choices, fitted, selection
@@ -72,12 +71,39 @@ def leaves(gradient: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {**large, "all as one": gradients.flat(gradient)}
 
 
+COLUMNS = (
+    "law {law} | share {share:g} % | cases {cases} | least {least:.2f} | median {median:.2f} | "
+    "most {most:.2f} | off {off} | no number of stages {never}"
+)
+
+
+def record(law: str, share: float, some: list[Case]) -> dict[str, Any]:
+    numbers, most = [case.ratio for case in some], LAWS[law]
+
+    def off(ratio: float) -> bool:
+        return not 2 - most <= ratio <= most
+
+    never = [case for case in some if all(off(ratio) for ratio in case.each)]
+    return {
+        "law": law,
+        "share": 100 * share,
+        "cases": len(some),
+        "least": min(numbers),
+        "median": np.median(numbers),
+        "most": max(numbers),
+        "off": f"{100 * (most - 1):.0f} %: {named([case for case in some if off(case.ratio)])}",
+        "never": named(never),
+    }
+
+
+def named(some: list[Case]) -> str:
+    names = [f"{case.moment} {case.name.removeprefix('params/')}" for case in some]
+    return ", ".join(names) or "none"
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    add = parser.add_argument
-    add("--gradients", type=pathlib.Path, default=pathlib.Path("out/byte_lm/gradients"))
-    add("--out", type=pathlib.Path, default=pathlib.Path("out/thresholds"))
-    options = parser.parse_args()
+    folder = pathlib.Path("out/byte_lm/gradients")
+    options = reporting.options(__doc__, "out/thresholds", gradients=(folder, "of the example"))
     cases = [
         (moment, name, law, share, leaf)
         for moment in MOMENTS
@@ -91,33 +117,10 @@ def main() -> None:
         ratio = float(found(law, share, x)[-LAST:].mean())
         each = np.asarray(of_each_number(law, share, x), float).round(3).tolist()
         ratios.setdefault((law, share), []).append(Case(moment, name, ratio, each))
-    rows = [row(law, share, some) for (law, share), some in ratios.items()]
-    columns = ("law", "share", "cases", "least", "median", "most", "off", "no number of stages")
     title = "Elements above SIDCo's threshold, as a multiple of the share, after 30 steps"
+    table = reporting.Table(title, COLUMNS, [record(*key, some) for key, some in ratios.items()])
     results = {"ratios": [[*key, *case] for key, some in ratios.items() for case in some]}
-    show(title, columns, rows, results, options.out / "thresholds.md")
-
-
-def row(law: str, share: float, some: list[Case]) -> tuple[str, ...]:
-    numbers, most = [case.ratio for case in some], LAWS[law]
-
-    def off(ratio: float) -> bool:
-        return not 2 - most <= ratio <= most
-
-    never = [case for case in some if all(off(ratio) for ratio in case.each)]
-    return (
-        law,
-        f"{100 * share:g} %",
-        str(len(some)),
-        *(f"{value:.2f}" for value in (min(numbers), np.median(numbers), max(numbers))),
-        f"{100 * (most - 1):.0f} %: {named([case for case in some if off(case.ratio)])}",
-        named(never),
-    )
-
-
-def named(some: list[Case]) -> str:
-    names = [f"{case.moment} {case.name.removeprefix('params/')}" for case in some]
-    return ", ".join(names) or "none"
+    reporting.show(table, results, options.out / "thresholds.md")
 
 
 if __name__ == "__main__":

@@ -1,20 +1,16 @@
 """Where compressing pays, for 8 to 4,096 workers at 1 to 400 Gbit/s: a picture, and its numbers.
 
-    python benchmarks/network/beyond.py --out out/network/beyond.png
+    python benchmarks/network/beyond.py
 
 In the upper row codecs take as long as they do on this machine. The lower one is what an
 accelerator would make of it whose kernels run at 80 % of a memory bandwidth of 3.35 TB/s, an
 H100's: every element is read and its code written once to encode, and the other way round to
-decode. That is an assumption: nothing was timed there. Beside the picture is a JSON file with the
+decode. That is an assumption: nothing was timed there. `beyond.json` beside `beyond.png` has the
 price of each mean and the speed of a link below which it pays.
 """
 
-import argparse
 import dataclasses
-import json
 import math
-import os
-import pathlib
 from typing import Any
 
 import jax
@@ -22,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
+from tables import reporting
 
 import jaxcomp
 from jaxcomp.planning import planner, timing
@@ -92,27 +89,20 @@ def told(found: dict[str, list[cost.Price]], name: str) -> list[dict[str, Any]]:
 
 
 def draw(axes: Any, gain: np.ndarray, title: str) -> Any:
-    colours = axes.contourf(
-        WORKERS,
-        8 * SPEEDS / 1e9,
-        gain,
-        COLOURS,
-        cmap="RdBu",
-        norm=LogNorm(1 / 16, 16),
-        extend="both",
-    )
+    style = {"cmap": "RdBu", "norm": LogNorm(1 / 16, 16), "extend": "both"}
+    colours = axes.contourf(WORKERS, 8 * SPEEDS / 1e9, gain, COLOURS, **style)
     axes.contour(WORKERS, 8 * SPEEDS / 1e9, gain, [1.0], colors="black", linewidths=2)
     axes.set(xscale="log", yscale="log", title=title)
     axes.set_xticks([8, 64, 512, 4096], ["8", "64", "512", "4,096"])
     axes.set_yticks([1, 10, 100, 400], ["1", "10", "100", "400"])
     axes.minorticks_off()
+    axes.grid(visible=False)
     return colours
 
 
 def picture(rows: dict[str, dict[str, list[cost.Price]]]) -> Figure:
     """A row of panels for each device, a column for each way."""
-    figure = Figure(figsize=(13, 6.4), layout="constrained")
-    grid = figure.subplots(2, len(WAYS), sharex=True, sharey=True)
+    figure, grid = reporting.panels(2, len(WAYS), (13, 6.4), sharex=True, sharey=True)
     colours: Any = None
     for line, (label, found) in zip(grid, rows.items(), strict=True):
         for axes, name in zip(line, WAYS, strict=True):
@@ -127,31 +117,24 @@ def picture(rows: dict[str, dict[str, list[cost.Price]]]) -> Figure:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("out/network/beyond.png"))
-    path = parser.parse_args().out
+    options = reporting.options(__doc__, "out/network", side=(SIDE, "of the matrix"))
+    elements = options.side**2
     rows = {
-        "two CPU cores, as measured": prices(lambda way: timing.measure(way, SIDE**2)),
+        "two CPU cores, as measured": prices(lambda way: timing.measure(way, elements)),
         "an accelerator of 3.35 TB/s,\nkernels at 80 % of it (assumed)": prices(accelerator),
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    picture(rows).savefig(path, dpi=130)
-    everything = {
-        "environment": {
-            "jaxcomp": jaxcomp.__version__,
-            "jax": jax.__version__,
-            "device": jax.devices()[0].device_kind,
-            "cores": os.cpu_count(),
-        },
-        "elements": SIDE**2,
+    reporting.draw(picture(rows), options.out / "beyond.png")
+    where = reporting.environment()
+    results = {
+        "environment": {name: where[name] for name in ("jaxcomp", "jax", "device", "cores")},
+        "elements": elements,
         "latency": LATENCY,
         "rows": {
             label.replace("\n", " "): {name: told(found, name) for name in found}
             for label, found in rows.items()
         },
     }
-    path.with_suffix(".json").write_text(json.dumps(everything, indent=1) + "\n")
-    print(f"drawn to {path}, with its numbers in {path.with_suffix('.json')}")
+    reporting.keep(options.out / "beyond.json", results)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import jaxcomp
 from jaxcomp import Gather, Link, NoFeedback, Residual, TwoShot
 from jaxcomp.planning import planner, timing
+from jaxcomp.reducers import accounting
 
 CODECS = {f"{bits}-bit": Link(jaxcomp.qsgd_inf(bits=bits), NoFeedback()) for bits in (8, 4, 2)}
 CODECS["1-bit"] = Link(jaxcomp.sign(), Residual())
@@ -47,7 +48,8 @@ def like(elements: int) -> jax.ShapeDtypeStruct:
 
 def picked(method: Any, like: Any, workers: int) -> Any:
     """The reducer that a method comes to."""
-    return method.picked(like, workers) if hasattr(method, "picked") else method
+    batches = accounting.plan(method, like, (workers,)).batches
+    return method.resolve(batches, (workers,))
 
 
 def mean_of(

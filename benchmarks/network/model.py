@@ -10,7 +10,6 @@ choose; both are compared with the clock. `beyond.py` carries it on to more work
 """
 
 import dataclasses
-import json
 import pathlib
 import statistics
 import sys
@@ -18,14 +17,22 @@ from typing import Any
 
 import mean
 import tables
-from rich.console import Console
+from tables import Table, reporting
 
-import jaxcomp
 from jaxcomp.planning import planner, timing
 from jaxcomp.theory import cost, plan as plan_, units
 
 WITHIN = 0.2
-COLUMNS = ("rate", "processes", "method", "measured", "predicted", "off by", "links", "work")
+WHERE = "rate {rate} | processes {processes} | "
+LINKS = WHERE + "link as measured {link} | a message {message} | a step without a mean {step}"
+COLUMNS = WHERE + (
+    "method {method} | measured {measured:.3f} | predicted {predicted:.3f} | "
+    "off by {off:+.0f} % | links {links:.3f} | work {work:.3f}"
+)
+ADVICE = WHERE + (
+    "the plan takes {taken} | measured {took:.3f} | best {best} | measured {least:.3f} | "
+    "of the best {ratio:.2f}"
+)
 
 
 def network_of(
@@ -86,7 +93,7 @@ def without(cell: dict[str, Any]) -> float:
 
 def compare(
     cells: list[dict[str, Any]], *, nominal: bool = False
-) -> tuple[list[tuple[str, ...]], list[float]]:
+) -> tuple[list[dict[str, Any]], list[float]]:
     """A row for each mean, and by what fraction each prediction of a shaped one is off."""
     rows, errors = [], []
     for cell in cells:
@@ -102,41 +109,32 @@ def compare(
             error = predicted / measured - 1
             if tables.bytes_a_second(cell["rate"]) is not None:
                 errors.append(abs(error))
-            times = (f"{t:.3f}" for t in (measured, predicted))
-            parts = (f"{t:.3f}" for t in (links, work))
-            where = (cell["rate"], str(cell["processes"]), name)
-            rows.append((*where, *times, f"{100 * error:+.0f} %", *parts))
+            times = {"measured": measured, "predicted": predicted, "links": links, "work": work}
+            rows.append({**place(cell), "method": name, **times, "off": 100 * error})
     return rows, errors
 
 
-def advise(cells: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+def place(cell: dict[str, Any]) -> dict[str, Any]:
+    return {"rate": cell["rate"], "processes": cell["processes"]}
+
+
+def advise(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What the plan takes for each group, and how that compares with the best that was measured."""
     rows = []
     for cell in cells:
-        names = [name for name in cell["methods"] if name in mean.METHODS]
+        times = {
+            name: statistics.median(found["seconds"])
+            for name, found in cell["methods"].items()
+            if name in mean.METHODS
+        }
         ways = [
-            plan_.Way(
-                name,
-                price_of(cells, cell, name),
-                dense=isinstance(mean.METHODS[name], jaxcomp.Dense),
-            )
-            for name in names
+            plan_.Way(name, price_of(cells, cell, name), dense=name.startswith("dense"))
+            for name in times
         ]
         planned = plan_.forecast(ways, network_of(cell), compute=without(cell))
-        times = {name: statistics.median(cell["methods"][name]["seconds"]) for name in names}
-        best = min(times, key=times.__getitem__)
-        taken = planned.best.way.name
-        rows.append(
-            (
-                cell["rate"],
-                str(cell["processes"]),
-                taken,
-                f"{times[taken]:.3f}",
-                best,
-                f"{times[best]:.3f}",
-                f"{times[taken] / times[best]:.2f}",
-            )
-        )
+        best, taken = min(times, key=times.__getitem__), planned.best.way.name
+        row = {**place(cell), "taken": taken, "took": times[taken], "best": best}
+        rows.append({**row, "least": times[best], "ratio": times[taken] / times[best]})
     return rows
 
 
@@ -148,35 +146,30 @@ def _within(errors: list[float]) -> str:
     )
 
 
-def write(folder: pathlib.Path) -> None:
-    book = json.loads((folder / "mean.json").read_text())
-    console = Console(width=max(140, Console().width))
-    rows, errors = compare(book["cells"])
-    _, others = compare(book["cells"], nominal=True)
+def write(folder: pathlib.Path, *, quiet: bool = False) -> None:
+    cells = reporting.read(folder / "mean.json")["cells"]
+    rows, errors = compare(cells)
+    _, others = compare(cells, nominal=True)
     said = (
         f"{_within(errors)}. With the rate that the shaper was told, in place of the speed of each "
         f"link as measured, {_within(others)}."
     )
     links = [
-        (
-            cell["rate"],
-            str(cell["processes"]),
-            units.speed(network_of(cell).bandwidth),
-            units.duration(network_of(cell).latency),
-            units.duration(without(cell)),
-        )
-        for cell in book["cells"]
+        {
+            **place(cell),
+            "link": units.speed(network_of(cell).bandwidth),
+            "message": units.duration(network_of(cell).latency),
+            "step": units.duration(without(cell)),
+        }
+        for cell in cells
     ]
-    advice = ("rate", "processes", "the plan takes", "measured", "best", "measured", "of the best")
-    columns = ("rate", "processes", "link as measured", "a message", "a step without a mean")
     parts = [
-        tables.show("Links, by micro-benchmarks", columns, links, console),
-        tables.show("The model and the clock, seconds", COLUMNS, rows, console),
+        Table("Links, by micro-benchmarks", LINKS, links),
+        Table("The model and the clock, seconds", COLUMNS, rows),
         said,
-        tables.show("What the plan would take", advice, advise(book["cells"]), console),
+        Table("What the plan would take", ADVICE, advise(cells)),
     ]
-    console.print(said)
-    (folder / "model.md").write_text("\n\n".join(parts) + "\n")
+    reporting.sections(parts, folder / "model.md", quiet=quiet)
 
 
 if __name__ == "__main__":

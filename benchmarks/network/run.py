@@ -28,7 +28,6 @@ from importlib import metadata
 from typing import Any
 
 import namespaces
-import plot
 import tables
 from launch import HERE, LaunchError, launch, threads
 
@@ -198,7 +197,7 @@ def main() -> None:
     cells = [(rate, n) for rate in options.rates for n in options.processes]
     good = [run(options, *cell, job) for cell in cells for job in options.only]
     tables.write(options.out)
-    plot.draw(options.out)
+    tables.draw(options.out)
     sys.exit(0 if all(good) else 1)
 
 

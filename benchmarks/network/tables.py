@@ -1,30 +1,34 @@
-"""The tables of what was measured over the slow wire, printed and as Markdown.
+"""Tables and pictures of what was measured over the slow wire, printed and as Markdown.
 
 python benchmarks/network/tables.py out/network
 """
 
-import json
+import math
 import pathlib
 import re
 import statistics
 import sys
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, NullFormatter
+
+sys.path.append(str(pathlib.Path(__file__).parents[1]))
+import reporting
+from reporting import Table
 
 BASE = "dense float32"
 UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 MEAN = (
-    *("method", "seconds", "from", "to", "link bytes, MB", "sent, MB"),
-    *("time ÷ (bytes ÷ rate)", "times faster than dense"),
+    "method {name} | seconds {seconds:.3f} | from {least:.3f} | to {most:.3f} | "
+    "link bytes, MB {link} | sent, MB {sent:.2f} | time ÷ (bytes ÷ rate) {over} | "
+    "times faster than dense {faster}"
 )
 TRAIN = (
-    *("method", "bits a byte", "steps", "runs", "seconds", "from", "to", "sent, MB"),
-    "times faster than dense",
+    "method {name} | bits a byte {bits:.3f} | steps {steps} | runs {runs} | "
+    "seconds {seconds:.1f} | from {least:.1f} | to {most:.1f} | sent, MB {sent:.0f} | "
+    "times faster than dense {faster}"
 )
-
-Rows = list[tuple[str, ...]]
 
 
 def bytes_a_second(rate: str) -> float | None:
@@ -43,38 +47,31 @@ def bound(cell: dict[str, Any], method: dict[str, Any]) -> float | None:
     return None if speed is None else method.get("link_bytes", method["sent"]) / speed
 
 
-def mean_rows(cell: dict[str, Any]) -> Rows:
-    base = cell["methods"].get(BASE)
-    rows = []
-    for name, method in cell["methods"].items():
-        seconds, least = statistics.median(method["seconds"]), bound(cell, method)
-        known = "link_bytes" in method
-        rows.append(
-            (
-                name,
-                *(f"{t:.3f}" for t in (seconds, min(method["seconds"]), max(method["seconds"]))),
-                f"{method['link_bytes'] / 1e6:.2f}" if known else "–",
-                f"{method['sent'] / 1e6:.2f}",
-                f"{seconds / least:.2f}" if least else "–",
-                f"{statistics.median(base['seconds']) / seconds:.2f}" if base else "–",
-            )
-        )
-    return rows
+def spread(name: str, method: dict[str, Any]) -> dict[str, Any]:
+    seconds = method["seconds"]
+    times = {"seconds": statistics.median(seconds), "least": min(seconds), "most": max(seconds)}
+    return {"name": name, **times}
 
 
-def train_rows(cell: dict[str, Any]) -> Rows:
-    base = cell["methods"].get("dense")
-    rows = []
-    for name, method in cell["methods"].items():
-        steps, _, bits, sent = method["curve"][-1]
-        runs = method["seconds"]
-        seconds = statistics.median(runs)
-        both = base and base["reached"] and method["reached"]
-        ratio = f"{statistics.median(base['seconds']) / seconds:.2f}" if both else "not reached"
-        times = (f"{t:.1f}" for t in (seconds, min(runs), max(runs)))
-        row = (name, f"{bits:.3f}", f"{steps}", f"{len(runs)}", *times, f"{sent / 1e6:.0f}", ratio)
-        rows.append(row)
-    return rows
+def mean_record(cell: dict[str, Any], name: str, method: dict[str, Any]) -> dict[str, Any]:
+    found, least, base = spread(name, method), bound(cell, method), cell["methods"].get(BASE)
+    dense = base and f"{statistics.median(base['seconds']) / found['seconds']:.2f}"
+    return {
+        **found,
+        "link": f"{method['link_bytes'] / 1e6:.2f}" if "link_bytes" in method else "–",
+        "sent": method["sent"] / 1e6,
+        "over": f"{found['seconds'] / least:.2f}" if least else "–",
+        "faster": dense or "–",
+    }
+
+
+def train_record(cell: dict[str, Any], name: str, method: dict[str, Any]) -> dict[str, Any]:
+    found, base = spread(name, method), cell["methods"].get("dense")
+    steps, _, bits, sent = method["curve"][-1]
+    both = base and base["reached"] and method["reached"]
+    dense = both and f"{statistics.median(base['seconds']) / found['seconds']:.2f}"
+    ends = {"steps": steps, "bits": bits, "sent": sent / 1e6, "runs": len(method["seconds"])}
+    return {**found, **ends, "faster": dense or "not reached"}
 
 
 def title(cell: dict[str, Any]) -> str:
@@ -86,10 +83,6 @@ def title(cell: dict[str, Any]) -> str:
     return f"{what}, {cell['processes']} processes, {cell['rate']}"
 
 
-def settings(environment: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in environment.items())
-
-
 def elsewhere(cells: list[dict[str, Any]]) -> list[str]:
     """What was measured in another environment than the rest, and how that one differs."""
     found: dict[str, list[str]] = {}
@@ -97,35 +90,101 @@ def elsewhere(cells: list[dict[str, Any]]) -> list[str]:
         for name, method in cell["methods"].items():
             if "environment" in method:
                 where = f"{name} ({cell['rate']}, {cell['processes']} processes)"
-                found.setdefault(settings(method["environment"]), []).append(where)
+                found.setdefault(reporting.line(method["environment"]), []).append(where)
     return [f"With {other}: {'; '.join(names)}." for other, names in found.items()]
 
 
-def show(heading: str, columns: tuple[str, ...], rows: Rows, console: Console) -> str:
-    """Prints a table, and returns it as Markdown."""
-    table = Table(title=heading)
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number else "left")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
-    lines = [f"## {heading}", "", "| " + " | ".join(columns) + " |"]
-    lines += ["|---" + "|---:" * (len(columns) - 1) + "|"]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
-
-
-def write(folder: pathlib.Path) -> None:
-    console = Console(width=max(140, Console().width))
-    for name, columns, rows_of in (("mean", MEAN, mean_rows), ("train", TRAIN, train_rows)):
+def write(folder: pathlib.Path, *, quiet: bool = False) -> None:
+    jobs = {"mean": (MEAN, mean_record), "train": (TRAIN, train_record)}
+    for name, (columns, record) in jobs.items():
         path = folder / f"{name}.json"
         if not path.exists():
             continue
-        book = json.loads(path.read_text())
-        parts = [f"{settings(book['environment'])}.", *elsewhere(book["cells"])]
-        parts += [show(title(cell), columns, rows_of(cell), console) for cell in book["cells"]]
-        path.with_suffix(".md").write_text("\n\n".join(parts) + "\n")
-        console.print(f"written to {path.with_suffix('.md')}, from {path}")
+        book = reporting.read(path)
+        parts = [f"{reporting.line(book['environment'])}.", *elsewhere(book["cells"])]
+        for cell in book["cells"]:
+            records = [record(cell, *pair) for pair in cell["methods"].items()]
+            parts.append(Table(title(cell), columns, records))
+        reporting.sections(parts, path.with_suffix(".md"), quiet=quiet)
+
+
+OURS, DENSE, TORCH = "#1b6ca8", "#8a8f98", "#d1495b"
+
+
+def colour(name: str) -> str:
+    return TORCH if name.startswith("torch") else DENSE if name.startswith("dense") else OURS
+
+
+def bars(axes: Axes, cell: dict[str, Any]) -> None:
+    """Seconds of every method, with the least that its bytes take on the link."""
+    methods = cell["methods"]
+    base = statistics.median(methods[BASE]["seconds"]) if BASE in methods else None
+    for place, (name, method) in enumerate(methods.items()):
+        seconds, least = statistics.median(method["seconds"]), bound(cell, method)
+        axes.barh(place, seconds, color=colour(name), height=0.72)
+        ratio = "" if base is None else f"  {base / seconds:.1f}×"
+        axes.text(seconds, place, f" {seconds:.3g} s{ratio}", va="center", fontsize=7)
+        if least:
+            axes.plot([least] * 2, [place - 0.42, place + 0.42], color="black", linewidth=2)
+    axes.set_yticks(range(len(methods)), list(methods), fontsize=7)
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    least, most = axes.get_xlim()
+    axes.set_xlim(least, most * (most / least) ** 0.25)  # Room for the numbers.
+    if most < 100 * least:  # Of so few powers of ten, all labels would run into each other.
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel("seconds")
+    axes.set_title(f"{cell['rate']}, {cell['processes']} processes", fontsize=10)
+
+
+def curves(axes: Axes, cell: dict[str, Any], names: list[str]) -> None:
+    """Bits a byte of held-out text against the seconds of training, of the median run.
+
+    Each method has its own colour, which depends on its place among `names`.
+    """
+    for name, method in cell["methods"].items():
+        _, seconds, bits, _ = zip(*method["curve"], strict=True)
+        style, shade = "--" if name.startswith("torch") else "-", f"C{names.index(name)}"
+        axes.plot(seconds, bits, style, color=shade, linewidth=1.4, label=name)
+        axes.plot(seconds[-1], bits[-1], "o", color=shade, markersize=4)
+    axes.axhline(cell["target"], color="black", linewidth=0.8, linestyle=":")
+    axes.set_xscale("log")
+    axes.set_xlabel("seconds of training")
+    axes.set_ylabel("bits a byte, held out")
+    axes.set_title(f"{cell['rate']}, {cell['processes']} processes", fontsize=10)
+    axes.legend(fontsize=7, frameon=False)
+
+
+HEADINGS = {
+    "mean": "One mean: the black mark is bytes ÷ link rate, × is over dense float32",
+    "train": "Training over the slow wire: a dot where the target is reached, or not",
+}
+
+
+def draw(folder: pathlib.Path) -> None:
+    for name, heading in HEADINGS.items():
+        path = folder / f"{name}.json"
+        if not path.exists():
+            continue
+        cells = reporting.read(path)["cells"]
+        names = list(dict.fromkeys(name for cell in cells for name in cell["methods"]))
+        columns = min(2, len(cells))
+        lines = max(len(cell["methods"]) for cell in cells) if name == "mean" else 18
+        rows, height = math.ceil(len(cells) / columns), 1 + 0.21 * lines
+        figure, axes = reporting.panels(rows, columns, (6.4 * columns, height * rows + 0.4))
+        for place, cell in zip(axes.flat, cells, strict=False):
+            if name == "mean":
+                bars(place, cell)
+            else:
+                curves(place, cell, names)
+        for place in list(axes.flat)[len(cells) :]:
+            place.remove()
+        figure.suptitle(heading, fontsize=11)
+        reporting.draw(figure, path.with_suffix(".png"), dpi=140)
 
 
 if __name__ == "__main__":
     write(pathlib.Path(sys.argv[1]))
+    draw(pathlib.Path(sys.argv[1]))

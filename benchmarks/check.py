@@ -1,0 +1,134 @@
+"""Checks the committed results: bounds that the documentation states, tables, and commands.
+
+    python benchmarks/check.py
+
+It reads files and measures nothing.
+"""
+
+import pathlib
+import re
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import reporting
+from reporting import HERE, RESULTS
+
+sys.path.append(str(HERE / "network"))
+import model
+import tables
+
+Found = Iterator[tuple[str, bool]]
+"""Claims, and whether they hold."""
+
+
+def commands() -> Found:
+    """README.md names the command of every file, and every command's program exists."""
+    text = (HERE / "README.md").read_text()
+    for path in sorted(RESULTS.rglob("*.*")):
+        name = str(path.relative_to(RESULTS))
+        yield f"README.md has a command for {name}", f"`{name}`" in text
+    for program in sorted(set(re.findall(r"(?:benchmarks|examples)/[\w/]+\.py", text))):
+        yield f"{program} exists", (HERE.parent / program).is_file()
+
+
+def environments() -> Found:
+    for path in sorted(RESULTS.rglob("*.json")):
+        found = reporting.read(path)
+        where = found.get("environment", found)
+        yield f"{path.relative_to(RESULTS)} names its version of JAX", "jax" in where
+
+
+def cells(job: str) -> dict[tuple[str, int], dict[str, Any]]:
+    found = reporting.read(RESULTS / "network" / f"{job}.json")["cells"]
+    return {(cell["rate"], cell["processes"]): cell for cell in found}
+
+
+def medians(methods: dict[str, Any]) -> dict[str, float]:
+    return {name: statistics.median(method["seconds"]) for name, method in methods.items()}
+
+
+def slow_wire() -> Found:
+    """At 100 Mbit/s over four workers: means of 25 million elements, and training to a loss."""
+    methods = cells("mean")["100mbit", 4]["methods"]
+    times, repeats = medians(methods), min(len(one["seconds"]) for one in methods.values())
+    dense = times["dense float32"]
+    yield "each mean was repeated five times", repeats >= 5
+    for name, faster in {
+        "two shots, 4-bit": 6.5,
+        "two shots, 1-bit": 15,
+        "threshold 1 %": 20,
+    }.items():
+        yield f"{name} is {faster} times faster than dense", dense / times[name] >= faster
+    least = methods["two shots, 4-bit"]["link_bytes"] / 12.5e6
+    yield (
+        "two shots of 4 bits take 1.25 times their bytes",
+        times["two shots, 4-bit"] <= (1.25 * least),
+    )
+    times = medians(cells("train")["100mbit", 4]["methods"])
+    four, torch = times["two shots, 4-bit"], {n: t for n, t in times.items() if "torch" in n}
+    ours = min(times[name] for name in times if name not in torch)
+    yield "training with two shots of 4 bits is 5 times faster", times["dense"] / four >= 5
+    for name in ("torch DDP", "torch DDP, fp16_compress_hook"):
+        yield f"training with two shots of 4 bits is faster than {name}", four < torch[name]
+    yield "the fastest training is faster than the fastest of torch", ours < min(torch.values())
+
+
+def link_model() -> Found:
+    """Nine of ten shaped means within a fifth; the plan is within a tenth of the best of each."""
+    found = list(cells("mean").values())
+    _, errors = model.compare(found)
+    good = sum(error <= model.WITHIN for error in errors)
+    yield "64 means over shaped links are predicted", len(errors) == 64
+    yield "nine of ten predictions are within a fifth", good >= 0.9 * len(errors)
+    for row in model.advise(found):
+        where = f"{row['rate']} and {row['processes']} processes"
+        if row["rate"] != "unshaped":
+            yield f"the plan is within a tenth of the best at {where}", row["ratio"] <= 1.1
+        elif row["best"].startswith("dense"):
+            yield f"the plan takes the best at {where}", row["taken"] == row["best"]
+
+
+def same_tables() -> Found:
+    """The tables of the slow wire are those that its JSON files give."""
+    names = ("mean", "train", "model")
+    with tempfile.TemporaryDirectory() as name:
+        folder, source = pathlib.Path(name), RESULTS / "network"
+        for job in ("mean", "train"):
+            (folder / f"{job}.json").write_text((source / f"{job}.json").read_text())
+        tables.write(folder, quiet=True)
+        model.write(folder, quiet=True)
+        for name in names:
+            same = (folder / f"{name}.md").read_text() == (source / f"{name}.md").read_text()
+            yield f"network/{name}.md agrees with its JSON", same
+
+
+def others() -> Found:
+    streams = reporting.read(RESULTS / "noise" / "dieharder.json")["streams"]
+    for name, stream in streams.items():
+        verdict = "fails, as it must" if name.startswith("control") else "passed"
+        yield f"dieharder: {name} {verdict}", stream["verdict"] == verdict
+    for target in ("gpu", "tpu"):
+        programs = reporting.read(RESULTS / "aot" / f"{target}.json")["programs"]
+        spilled = sum(one.get("spilled bytes", 0) for one in programs)
+        yield f"nothing spills on a {target.upper()}", spilled == 0
+        kernels = min(one["kernels"] for one in programs)
+        yield f"every program has a kernel on a {target.upper()}", kernels > 0
+
+
+def failures() -> list[str]:
+    """Claims that do not hold."""
+    every = (commands, environments, slow_wire, link_model, same_tables, others)
+    return [claim for check in every for claim, holds in check() if not holds]
+
+
+def main() -> None:
+    wrong = failures()
+    print("\n".join(f"does not hold: {claim}" for claim in wrong) or "all claims hold")
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""Methods for stochastic gradients beside dense Adam, on real networks, at equal steps.
+
+    python benchmarks/networks.py
+
+Handwritten digits by the perceptron of `examples/train_digits.py` and bytes of source text by the
+transformer of `examples/byte_lm.py`, over eight simulated workers: the same initial parameters, the
+same batches in the same order, the same number of steps. Bytes are read off the compiled program,
+which has the collectives of all phases of a method.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import convergence
+import numpy as np
+import optax
+import reporting
+from convergence import Task
+from rich.progress import track
+
+import jaxcomp
+
+# isort: split
+import byte_lm_model  # pyright: ignore[reportMissingImports]
+import train_digits  # pyright: ignore[reportMissingImports]
+
+AXIS = train_digits.training.AXIS
+
+
+def digits() -> Task:
+    data = train_digits.load()
+
+    def batches(steps: int, seed: int) -> Iterator[tuple]:
+        order, images = np.random.default_rng(seed), data.train[0]
+        for _ in range(steps):
+            chosen = order.permutation(len(images))[:128]
+            yield data.train[0][chosen], data.train[1][chosen]
+
+    def score(params: Any) -> float:
+        return float(train_digits.accuracy_of(params, *data.test))
+
+    return Task(train_digits.MODEL, batches, score, "test accuracy, %", 10)
+
+
+def bytes_() -> Task:
+    text, context = byte_lm_model.read_text(), 64
+    model = byte_lm_model.ByteModel(3, 128)
+    held_out = byte_lm_model.validation_of(text, context)
+
+    def batches(steps: int, seed: int) -> Iterator[tuple]:
+        for step in range(1, steps + 1):
+            yield byte_lm_model.batch_of(text, step, size=16, context=context, seed=seed)
+
+    def score(params: Any) -> float:
+        return float(byte_lm_model.bits_per_byte(model, params, held_out))
+
+    return Task(model, batches, score, "bits a byte, held out", 20)
+
+
+def methods(
+    fast: float, slow: float, steps: int, seed: int
+) -> dict[str, optax.GradientTransformationExtraArgs]:
+    adam, descent = (
+        optax.warmup_cosine_decay_schedule(0, rate, steps // 10, steps) for rate in (fast, slow)
+    )
+    top, sign = jaxcomp.top_k(fraction=0.05), jaxcomp.sign()
+    dense = jaxcomp.compressed_mean(jaxcomp.Dense(), AXIS)
+    return {
+        "dense, Adam": optax.chain(dense, optax.adam(adam)),
+        "dense, momentum": optax.chain(dense, optax.sgd(descent, momentum=0.9)),
+        "ef21_sgdm, top 5 %": jaxcomp.algorithms.ef21_sgdm(
+            top, AXIS, learning_rate=lambda step: 10 * descent(step)
+        ),
+        "ef21_sgdm's mean, top 5 %, Adam": optax.chain(
+            jaxcomp.per_worker(optax.ema(0.9, debias=False)),
+            jaxcomp.compressed_mean(
+                jaxcomp.Gather(jaxcomp.Link(top, jaxcomp.Shift())), AXIS, key=seed
+            ),
+            optax.adam(adam),
+        ),
+        "cd_adam, sign": jaxcomp.algorithms.cd_adam(sign, AXIS, learning_rate=adam),
+        "one_bit_adam": jaxcomp.algorithms.one_bit_adam(
+            AXIS, learning_rate=adam, freeze_step=steps // 5
+        ),
+    }
+
+
+COLUMNS = (
+    "score {metric} | method {name} | steps {steps} | in the end {score:.2f} | "
+    "bytes in the program {sent:,}"
+)
+
+
+def main() -> None:
+    options = convergence.options(
+        __doc__, steps=([140, 300], "of either task"), seed=(0, "of the parameters and batches")
+    )
+    figure, (panels,) = reporting.panels(1, 2, (12, 4.6))
+    records, kept = [], {}
+    tasks = ((digits, 1e-3, 0.05), (bytes_, 3e-3, 0.1))
+    for panel, (make, *rates), steps in zip(panels, tasks, options.steps, strict=True):
+        task = make()
+        ways = methods(*rates, steps, options.seed)
+        for name, tx in track(ways.items(), description=task.metric):
+            done = convergence.train(task, tx, steps, options.seed)
+            kept[f"{task.metric}: {name}"] = done.curve
+            panel.plot(*zip(*done.curve, strict=True), label=name)
+            row = {"metric": task.metric, "name": name, "steps": steps}
+            records.append({**row, "score": done.curve[-1][1], "sent": sum(done.sent.values())})
+        panel.set(xlabel="steps", ylabel=task.metric)
+    panels[1].legend(fontsize=8)
+    panels[0].set_ylim(80, 100)
+    title = f"Equal steps over {convergence.DEVICES} workers"
+    table = reporting.Table(title, COLUMNS, records)
+    reporting.show(table, {"curves": kept}, options.out / "networks.md")
+    reporting.draw(figure, options.out / "networks.png")
+
+
+if __name__ == "__main__":
+    main()
