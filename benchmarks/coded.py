@@ -20,6 +20,7 @@ from contenders import ours
 from rich.progress import track
 
 import jaxcomp
+from jaxcomp import codecs
 from jaxcomp.layout import trees
 from jaxcomp.numerics import noise
 from jaxcomp.transforms.stats import coders_spent
@@ -30,20 +31,20 @@ INF, SHORT = jaxcomp.qsgd_inf(bits=4, bucket_size=BUCKET), jaxcomp.qsgd(bits=4)
 
 
 def coded(codec: Any, coder: Any, capacity: float) -> Any:
-    return jaxcomp.codecs.Coded(codec=codec, coder=coder, capacity=capacity)
+    return codecs.Coded(codec=codec, coder=coder, capacity=capacity)
 
 
 NON_UNIFORM = jaxcomp.nuqsgd(bits=4)
 PAIRS: dict[str, tuple[Any, Any]] = {
-    "qsgd_inf 4-bit, rANS": (INF, coded(INF, jaxcomp.codecs.Rans(), 2.97)),
-    "qsgd_inf 4-bit, Huffman": (INF, coded(INF, jaxcomp.codecs.Huffman(), 3.02)),
-    "qsgd 4-bit, Elias omega": (SHORT, coded(SHORT, jaxcomp.codecs.Elias(), 2.2)),
+    "qsgd_inf 4-bit, rANS": (INF, coded(INF, codecs.Rans(), 2.97)),
+    "qsgd_inf 4-bit, Huffman": (INF, coded(INF, codecs.Huffman(), 3.02)),
+    "qsgd 4-bit, Elias omega": (SHORT, coded(SHORT, codecs.Elias(), 2.2)),
     "qsgd 4-bit, Elias omega of gaps": (
         SHORT,
-        coded(SHORT, jaxcomp.codecs.Elias(sparse=True), 2.2),
+        coded(SHORT, codecs.Elias(sparse=True), 2.2),
     ),
-    "qsgd 4-bit, Rice": (SHORT, coded(SHORT, jaxcomp.codecs.Rice(), 1.6)),
-    "nuqsgd 4-bit, Huffman": (NON_UNIFORM, coded(NON_UNIFORM, jaxcomp.codecs.Huffman(), 3.2)),
+    "qsgd 4-bit, Rice": (SHORT, coded(SHORT, codecs.Rice(), 1.6)),
+    "nuqsgd 4-bit, Huffman": (NON_UNIFORM, coded(NON_UNIFORM, codecs.Huffman(), 3.2)),
     "eden 4-bit, ecsq 3.75 bits": (jaxcomp.eden(bits=4), jaxcomp.ecsq(bits=3.75)),
 }
 """Of a name: the codec of fixed width, and the coded one."""

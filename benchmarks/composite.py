@@ -10,6 +10,7 @@ from convergence import AXIS, Prices, Way, everywhere, price
 from sklearn.svm import LinearSVC
 
 import jaxcomp
+from jaxcomp import algorithms, codecs, optimizers
 from jaxcomp.testing import problems
 
 Problem = Any
@@ -103,26 +104,24 @@ def proximal(problem: Composite) -> dict[str, Way]:
     threshold = everywhere(jaxcomp.threshold_ternary(bucket_size=size))
     stochastic = everywhere(jaxcomp.terngrad(clip=None, bucket_size=size))
     ways = {
-        "not quantised": (everywhere(jaxcomp.codecs.Identity()), None),
+        "not quantised": (everywhere(codecs.Identity()), None),
         "stochastic ternary": (stochastic, None),
         "threshold, nothing fed back": (threshold, jaxcomp.NoFeedback()),
         "threshold, residuals": (threshold, jaxcomp.Residual()),
         "threshold, shifts": (threshold, jaxcomp.Shift()),
     }
     found = {}
-    for make in (jaxcomp.algorithms.qcmd_adagrad, jaxcomp.algorithms.qrda_adagrad):
+    for make in (algorithms.qcmd_adagrad, algorithms.qrda_adagrad):
         for name, (codec, feedback) in ways.items():
             tx = make(
                 AXIS,
                 learning_rate=0.1,
-                regularizer=jaxcomp.optimizers.L1(problem.weight),
+                regularizer=optimizers.L1(problem.weight),
                 codec=codec,
                 feedback=feedback,
             )
             prices = Prices(price(codec, size), 0.0, 64.0 * size, problem.workers)
-            found[f"{make.__name__}, {name}"] = Way(
-                tx, prices, make is jaxcomp.algorithms.qcmd_adagrad
-            )
+            found[f"{make.__name__}, {name}"] = Way(tx, prices, make is algorithms.qcmd_adagrad)
     return found
 
 
@@ -138,11 +137,9 @@ def subgradients(problem: Composite, radius: float) -> dict[str, Way]:
 
     found = {}
     for bits in (None, 4, 2, 1, 0.5):
-        code = (
-            jaxcomp.codecs.Identity() if bits is None else jaxcomp.ndsc(bits=bits, bucket_size=size)
-        )
+        code = codecs.Identity() if bits is None else jaxcomp.ndsc(bits=bits, bucket_size=size)
         codec = everywhere(code)
-        tx = jaxcomp.algorithms.dq_psgd(AXIS, learning_rate=rate, projection=ball, codec=codec)
+        tx = algorithms.dq_psgd(AXIS, learning_rate=rate, projection=ball, codec=codec)
         prices = Prices(price(codec, size), 0.0, 64.0 * size, problem.workers)
         named = {None: "whole subgradients", 1: "1 bit"}.get(bits, f"{bits} bits")
         found[f"dq_psgd, {named}"] = Way(tx, prices, averaged=True)

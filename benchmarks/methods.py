@@ -10,6 +10,7 @@ compared by the objective. Bits are those that a worker has sent up and was sent
 from the payloads that were made and the messages that the states of the methods have counted.
 """
 
+import itertools
 import pathlib
 import warnings
 from collections.abc import Mapping
@@ -26,6 +27,7 @@ from convergence import AXIS, Curve, Prices, Way, everywhere, price, solve, solv
 from sklearn import datasets
 
 import jaxcomp
+from jaxcomp import algorithms, codecs
 from jaxcomp.testing import problems
 
 WARM, STAGES = 200, 4
@@ -49,76 +51,59 @@ def methods(problem: Any) -> dict[str, Way]:
     size, unit, theory = problem.solution.size, 1 / problem.smoothness, ef21_rate(problem, 0.1)
     plain_sign = jaxcomp.sign(bucket_size=None)
     sign, top = everywhere(plain_sign), everywhere(jaxcomp.top_k(fraction=0.1))
-    signs, ballot = everywhere(jaxcomp.msc(plain_sign, STAGES)), everywhere(jaxcomp.codecs.Ballot())
+    signs = everywhere(jaxcomp.msc(plain_sign, STAGES))
+    ballot, whole = everywhere(codecs.Ballot()), everywhere(codecs.Identity())
     qsgd = everywhere(jaxcomp.qsgd(bits=2, bucket_size=size))
     random = everywhere(jaxcomp.random_k(fraction=0.1, bucket_size=size))
-    whole = everywhere(jaxcomp.codecs.Identity())
     coded = everywhere(jaxcomp.ndsc(bits=3, dithered=False, bucket_size=size))
-    dense = jaxcomp.compressed_mean(jaxcomp.Dense(), AXIS)
-    vote = jaxcomp.algorithms.signsgd(AXIS, learning_rate=decaying, up=jaxcomp.Vote(ballot))
+    dense = optax.chain(jaxcomp.compressed_mean(jaxcomp.Dense(), AXIS), optax.sgd(unit))
+    vote = algorithms.signsgd(AXIS, learning_rate=decaying, up=jaxcomp.Vote(ballot))
+    dgd = algorithms.dgd_def(AXIS, learning_rate=0.5 * unit, codec=coded)
+    heavy = algorithms.censored_heavy_ball(AXIS, learning_rate=unit)
 
-    def way(tx: Any, up: Any, down: Any = None, exact: bool = True) -> Way:
-        costs = price(up, size), price(down, size) if down else 0.0
+    def way(tx: Any, up: Any, back: Any = None, exact: bool = True) -> Way:
+        costs = price(up, size), price(back, size) if back else 0.0
         return Way(tx, Prices(*costs, 64.0 * size, problem.workers), exact)
 
-    def at(make: Any, codec: Any, rate: Any, **settings: Any) -> Any:
-        return make(codec, AXIS, learning_rate=rate, **settings)
+    def at(make: Any, codec: Any, rate: Any, *, up=None, back=None, exact=True, **given: Any):
+        return way(make(codec, AXIS, learning_rate=rate, **given), up or codec, back, exact)
 
-    def adam(make: Any, **settings: Any) -> Any:
-        return make(AXIS, learning_rate=decaying, freeze_step=WARM, codec=sign, **settings)
+    def adam(make: Any, **given: Any) -> Way:
+        tx = make(AXIS, learning_rate=decaying, freeze_step=WARM, codec=sign, **given)
+        return way(tx, sign, sign, exact=False)
 
+    near: Any = {"exact": False}
     return {
-        "dense descent": way(optax.chain(dense, optax.sgd(unit)), whole, whole),
-        "ef_sgd, top 10 %": way(at(jaxcomp.algorithms.ef_sgd, top, 0.2 * unit), top, exact=False),
-        "ef_signsgd": way(at(jaxcomp.algorithms.ef_sgd, sign, 0.2 * unit), sign, exact=False),
-        "double_squeeze, top 10 %": way(
-            at(jaxcomp.algorithms.double_squeeze, top, 0.2 * unit), top, top, exact=False
+        "dense descent": way(dense, whole, whole),
+        "ef_sgd, top 10 %": at(algorithms.ef_sgd, top, 0.2 * unit, **near),
+        "ef_signsgd": at(algorithms.ef_sgd, sign, 0.2 * unit, **near),
+        "double_squeeze, top 10 %": at(
+            algorithms.double_squeeze, top, 0.2 * unit, back=top, **near
         ),
-        "neolithic, 4 signs": way(
-            at(jaxcomp.algorithms.neolithic, sign, 0.3 * unit, stages=STAGES),
-            signs,
-            signs,
-            exact=False,
+        "neolithic, 4 signs": at(
+            algorithms.neolithic, sign, 0.3 * unit, up=signs, back=signs, stages=STAGES, **near
         ),
         "signsgd, majority vote": way(vote, ballot, ballot, exact=False),
-        "one_bit_adam": way(adam(jaxcomp.algorithms.one_bit_adam), sign, sign, exact=False),
-        "zero_one_adam, 16 local steps": way(
-            adam(jaxcomp.algorithms.zero_one_adam, double_every=1000), sign, sign, exact=False
+        "one_bit_adam": adam(algorithms.one_bit_adam),
+        "zero_one_adam, 16 local steps": adam(algorithms.zero_one_adam, double_every=1000),
+        "zero_one_adam, no local steps": adam(algorithms.zero_one_adam, max_interval=1),
+        "dgd_def, 3 bits": way(dgd, coded, exact=False),
+        "ef21, top 10 %": at(algorithms.ef21, top, theory),
+        "ef21_sgdm, top 10 %": at(algorithms.ef21_sgdm, top, theory / 2, eta=0.5),
+        "ef21_bc, sign": at(algorithms.ef21_bc, sign, 0.15 * unit, back=sign),
+        "cd_adam, sign": at(algorithms.cd_adam, sign, decaying, back=sign),
+        "diana, qsgd": at(algorithms.diana, qsgd, 0.052 * unit),
+        "marina, random 10 %": at(algorithms.marina, random, 0.15 * unit, p=0.1),
+        "artemis, half of the workers": at(algorithms.artemis, qsgd, 0.02 * unit, back=qsgd, p=0.5),
+        "artemis PP1, half of the workers": at(
+            algorithms.artemis, qsgd, 0.02 * unit, p=0.5, absent="left out", **near
         ),
-        "zero_one_adam, no local steps": way(
-            adam(jaxcomp.algorithms.zero_one_adam, max_interval=1), sign, sign, exact=False
-        ),
-        "dgd_def, 3 bits": way(
-            jaxcomp.algorithms.dgd_def(AXIS, learning_rate=0.5 * unit, codec=coded),
-            coded,
-            exact=False,
-        ),
-        "ef21, top 10 %": way(at(jaxcomp.algorithms.ef21, top, theory), top),
-        "ef21_sgdm, top 10 %": way(at(jaxcomp.algorithms.ef21_sgdm, top, theory / 2, eta=0.5), top),
-        "ef21_bc, sign": way(at(jaxcomp.algorithms.ef21_bc, sign, 0.15 * unit), sign, sign),
-        "cd_adam, sign": way(at(jaxcomp.algorithms.cd_adam, sign, decaying), sign, sign),
-        "diana, qsgd": way(at(jaxcomp.algorithms.diana, qsgd, 0.052 * unit), qsgd),
-        "marina, random 10 %": way(
-            at(jaxcomp.algorithms.marina, random, 0.15 * unit, p=0.1), random
-        ),
-        "artemis, half of the workers": way(
-            at(jaxcomp.algorithms.artemis, qsgd, 0.02 * unit, p=0.5), qsgd, qsgd
-        ),
-        "artemis PP1, half of the workers": way(
-            at(jaxcomp.algorithms.artemis, qsgd, 0.02 * unit, p=0.5, absent="left out"),
-            qsgd,
-            exact=False,
-        ),
-        "dore, qsgd and sign": way(
-            at(jaxcomp.algorithms.dore, qsgd, 0.02 * unit, down=sign), qsgd, sign
-        ),
-        "mcm, qsgd": way(at(jaxcomp.algorithms.mcm, qsgd, 0.052 * unit), qsgd, qsgd),
-        "rand_mcm, qsgd": way(at(jaxcomp.algorithms.rand_mcm, qsgd, 0.052 * unit), qsgd, qsgd),
-        "lag": way(jaxcomp.algorithms.lag(AXIS, learning_rate=unit), whole),
-        "censored heavy ball": way(
-            jaxcomp.algorithms.censored_heavy_ball(AXIS, learning_rate=unit), whole
-        ),
-        "clag, top 10 %": way(at(jaxcomp.algorithms.clag, top, theory), top),
+        "dore, qsgd and sign": at(algorithms.dore, qsgd, 0.02 * unit, down=sign, back=sign),
+        "mcm, qsgd": at(algorithms.mcm, qsgd, 0.052 * unit, back=qsgd),
+        "rand_mcm, qsgd": at(algorithms.rand_mcm, qsgd, 0.052 * unit, back=qsgd),
+        "lag": way(algorithms.lag(AXIS, learning_rate=unit), whole),
+        "censored heavy ball": way(heavy, whole),
+        "clag, top 10 %": at(algorithms.clag, top, theory),
     }
 
 
@@ -159,26 +144,21 @@ def draw(found: Mapping[str, Mapping[str, Curve]], path: pathlib.Path) -> None:
     figure, grid = reporting.panels(len(found), 2, (16, 5.2 * len(found)))
     shades = [plt.get_cmap("tab20")(n) for n in (*range(0, 20, 2), *range(1, 20, 2))]
     for (left, right), (title, curves) in zip(grid, found.items(), strict=True):
-        seen, drawn = {True: 0, False: 0}, []
+        colours, lines = {True: itertools.cycle(shades), False: itertools.cycle(shades)}, []
         for name, curve in curves.items():
+            style: dict[str, Any] = {"color": "black", "linestyle": ":", "linewidth": 2.2}
+            if name != "dense descent":
+                style = {"color": next(colours[curve.exact]), "ls": "-" if curve.exact else "--"}
             at = reporting.moments(len(curve.errors), 80)
-            line = "-" if curve.exact else "--"
-            style: dict[str, Any] = {"color": shades[seen[curve.exact] % 20], "linestyle": line}
-            if name == "dense descent":
-                style = {"color": "black", "linestyle": ":", "linewidth": 2.2}
-            else:
-                seen[curve.exact] += 1
             height = np.maximum(curve.errors[at], 1e-32)
             left.loglog(at + 1, height, **style)
-            (handle,) = right.loglog(curve.bits[at] / 8e3, height, label=name, **style)
-            drawn.append((curve.errors[-1], handle))
-        drawn.sort(key=lambda pair: -pair[0])
+            lines += right.loglog(curve.bits[at] / 8e3, height, label=name, **style)
         error = "(F(x) − F*) / (F(0) − F*)" if title in COMPOSITE else "‖x − x*‖² / ‖x*‖²"
         left.set(title=title, xlabel="steps", ylabel=error)
         right.set(title=title, xlabel="kB that a worker sent and was sent")
+        lines.sort(key=lambda line: -line.get_ydata()[-1])
         place = {"loc": "center left", "bbox_to_anchor": (1.01, 0.5)}
-        handles = [handle for _, handle in drawn]
-        right.legend(handles=handles, fontsize=8, title="by error in the end", **place)
+        right.legend(handles=lines, fontsize=8, title="by error in the end", **place)
     reporting.draw(figure, path, dpi=100)
 
 
@@ -194,10 +174,10 @@ def sparse(title: str, problem: Any, steps: int) -> list[dict[str, Any]]:
     ternary: dict[str, jaxcomp.Codec] = {
         "threshold_ternary": jaxcomp.threshold_ternary(bucket_size=size),
         "stochastic ternary": jaxcomp.terngrad(clip=None, bucket_size=size),
-        "not quantised": jaxcomp.codecs.Identity(),
+        "not quantised": codecs.Identity(),
     }
     l1 = jaxcomp.optimizers.L1(0.02)
-    for make in (jaxcomp.algorithms.qcmd_adagrad, jaxcomp.algorithms.qrda_adagrad):
+    for make in (algorithms.qcmd_adagrad, algorithms.qrda_adagrad):
         for name, codec in ternary.items():
             tx = make(AXIS, learning_rate=0.1, regularizer=l1, codec=everywhere(codec))
             params = solve(problem._replace(ridge=0.0), Way(tx), steps).params
@@ -227,13 +207,18 @@ def cases() -> dict[str, tuple[Any, dict[str, Way]]]:
 
 
 def main() -> None:
-    options = reporting.options(__doc__, "out/convergence", steps=(10_000, "of each method"))
+    options = reporting.options(
+        __doc__,
+        "out/convergence",
+        steps=(10_000, "of each method"),
+        problems=("", "those whose title has this in it"),
+    )
     jax.config.update("jax_enable_x64", True)
     # DGD-DEF's own code, which is no contraction of every input.
     warnings.filterwarnings("ignore", message=".*not known to be contractive.*")
     # QCMD and QRDA with nothing fed back, for comparison.
     warnings.filterwarnings("ignore", message=".*what it drops is lost for good.*")
-    every = cases()
+    every = {title: case for title, case in cases().items() if options.problems in title}
     found = {
         title: solve_all(title, problem, ways, options.steps)
         for title, (problem, ways) in every.items()

@@ -19,6 +19,7 @@ from convergence import Task
 from rich.progress import track
 
 import jaxcomp
+from jaxcomp import algorithms
 
 # isort: split
 import byte_lm_model  # pyright: ignore[reportMissingImports]
@@ -68,7 +69,7 @@ def methods(
     return {
         "dense, Adam": optax.chain(dense, optax.adam(adam)),
         "dense, momentum": optax.chain(dense, optax.sgd(descent, momentum=0.9)),
-        "ef21_sgdm, top 5 %": jaxcomp.algorithms.ef21_sgdm(
+        "ef21_sgdm, top 5 %": algorithms.ef21_sgdm(
             top, AXIS, learning_rate=lambda step: 10 * descent(step)
         ),
         "ef21_sgdm's mean, top 5 %, Adam": optax.chain(
@@ -78,10 +79,8 @@ def methods(
             ),
             optax.adam(adam),
         ),
-        "cd_adam, sign": jaxcomp.algorithms.cd_adam(sign, AXIS, learning_rate=adam),
-        "one_bit_adam": jaxcomp.algorithms.one_bit_adam(
-            AXIS, learning_rate=adam, freeze_step=steps // 5
-        ),
+        "cd_adam, sign": algorithms.cd_adam(sign, AXIS, learning_rate=adam),
+        "one_bit_adam": algorithms.one_bit_adam(AXIS, learning_rate=adam, freeze_step=steps // 5),
     }
 
 
@@ -98,9 +97,9 @@ def main() -> None:
     figure, (panels,) = reporting.panels(1, 2, (12, 4.6))
     records, kept = [], {}
     tasks = ((digits, 1e-3, 0.05), (bytes_, 3e-3, 0.1))
-    for panel, (make, *rates), steps in zip(panels, tasks, options.steps, strict=True):
+    for panel, (make, fast, slow), steps in zip(panels, tasks, options.steps, strict=True):
         task = make()
-        ways = methods(*rates, steps, options.seed)
+        ways = methods(fast, slow, steps, options.seed)
         for name, tx in track(ways.items(), description=task.metric):
             done = convergence.train(task, tx, steps, options.seed)
             kept[f"{task.metric}: {name}"] = done.curve

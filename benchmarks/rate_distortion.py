@@ -30,6 +30,7 @@ from rate_distortion_plot import plot
 from rich.progress import track
 
 import jaxcomp
+from jaxcomp import codecs
 from jaxcomp.numerics import noise
 from jaxcomp.theory import limits
 
@@ -80,9 +81,9 @@ def shares(name: str, make: Callable[..., Any], *given: float) -> list[Entry]:
     return [Entry(name, "sparse", make(share), f"{100 * share:g} %") for share in given]
 
 
-def following(codec: Any, capacity: float) -> jaxcomp.codecs.Coded:
+def following(codec: Any, capacity: float) -> codecs.Coded:
     """With a table that follows what is sent, and room for Gaussian input."""
-    return jaxcomp.codecs.Coded(codec=codec, capacity=capacity, memory=0.5)
+    return codecs.Coded(codec=codec, capacity=capacity, memory=0.5)
 
 
 def entries() -> list[Entry]:
@@ -137,8 +138,8 @@ def entries() -> list[Entry]:
         *(Entry(name, floats, jaxcomp.mx(name)) for name in mx),
         Entry("mxfp4, unbiased", floats, jaxcomp.mx("mxfp4", rule="ceil", rounding="stochastic")),
         *series("cast", floats, jaxcomp.cast, ("bfloat16", "float8_e4m3fn", "float8_e5m2")),
-        Entry("sign of sign", composed, jaxcomp.codecs.Chained(codecs=(signs, signs))),
-        Entry("top_k 1 %, then qsgd_inf 3", composed, jaxcomp.codecs.Chained(codecs=pair)),
+        Entry("sign of sign", composed, codecs.Chained(codecs=(signs, signs))),
+        Entry("top_k 1 %, then qsgd_inf 3", composed, codecs.Chained(codecs=pair)),
     ]
 
 

@@ -124,8 +124,9 @@ def draw_codecs(axes: Axes, name: str, rows: dict[str, Any]) -> dict[str, tuple[
             axes.plot(*zip(*path, strict=True), color=color, linewidth=0.7, alpha=0.45, zorder=2)
         for key, row, bits, error in seen:
             points[key] = (bits, error, color)
-            mark = {"facecolor": color if row["aims_unbiased"] else "white", "edgecolor": color}
-            axes.scatter(bits, error, s=26, linewidth=1.3, zorder=3, **mark)
+            inside = color if row["aims_unbiased"] else "white"
+            mark: Any = {"facecolor": inside, "edgecolor": color, "linewidth": 1.3}
+            axes.scatter(bits, error, s=26, zorder=3, **mark)
     return points
 
 

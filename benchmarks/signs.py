@@ -22,6 +22,7 @@ import reporting
 from rich.progress import track
 
 import jaxcomp
+from jaxcomp import algorithms
 
 # isort: split
 import byte_lm_model  # pyright: ignore[reportMissingImports]
@@ -42,13 +43,13 @@ def adamw(codec: Any, **given: float) -> Any:
 
 
 def one_bit_adam(rate, steps):
-    return jaxcomp.algorithms.one_bit_adam(
-        jaxcomp.sign(), AXIS, learning_rate=rate, freeze_step=steps // 5, b2=0.98, weight_decay=0.1
+    return algorithms.one_bit_adam(
+        AXIS, learning_rate=rate, freeze_step=steps // 5, b2=0.98, weight_decay=0.1
     )
 
 
 def cd_adam(codec):
-    return lambda rate, steps: jaxcomp.algorithms.cd_adam(codec, AXIS, learning_rate=rate)
+    return lambda rate, steps: algorithms.cd_adam(codec, AXIS, learning_rate=rate)
 
 
 EMBEDDING_DENSE = jaxcomp.Policy(SIGN, rules=(jaxcomp.Rule("*embedding/kernel", None),))

@@ -101,11 +101,13 @@ def write(folder: pathlib.Path, *, quiet: bool = False) -> None:
         if not path.exists():
             continue
         book = reporting.read(path)
-        parts = [f"{reporting.line(book['environment'])}.", *elsewhere(book["cells"])]
-        for cell in book["cells"]:
-            records = [record(cell, *pair) for pair in cell["methods"].items()]
-            parts.append(Table(title(cell), columns, records))
-        reporting.sections(parts, path.with_suffix(".md"), quiet=quiet)
+        cells = book["cells"]
+        texts = [f"{reporting.line(book['environment'])}.", *elsewhere(cells)]
+        found = [
+            Table(title(cell), columns, [record(cell, *one) for one in cell["methods"].items()])
+            for cell in cells
+        ]
+        reporting.sections([*texts, *found], path.with_suffix(".md"), quiet=quiet)
 
 
 OURS, DENSE, TORCH = "#1b6ca8", "#8a8f98", "#d1495b"
