@@ -39,10 +39,7 @@ PAIRS: dict[str, tuple[Any, Any]] = {
     "qsgd_inf 4-bit, rANS": (INF, coded(INF, codecs.Rans(), 2.97)),
     "qsgd_inf 4-bit, Huffman": (INF, coded(INF, codecs.Huffman(), 3.02)),
     "qsgd 4-bit, Elias omega": (SHORT, coded(SHORT, codecs.Elias(), 2.2)),
-    "qsgd 4-bit, Elias omega of gaps": (
-        SHORT,
-        coded(SHORT, codecs.Elias(sparse=True), 2.2),
-    ),
+    "qsgd 4-bit, Elias omega of gaps": (SHORT, coded(SHORT, codecs.Elias(sparse=True), 2.2)),
     "qsgd 4-bit, Rice": (SHORT, coded(SHORT, codecs.Rice(), 1.6)),
     "nuqsgd 4-bit, Huffman": (NON_UNIFORM, coded(NON_UNIFORM, codecs.Huffman(), 3.2)),
     "eden 4-bit, ecsq 3.75 bits": (jaxcomp.eden(bits=4), jaxcomp.ecsq(bits=3.75)),
