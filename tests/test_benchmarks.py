@@ -1,12 +1,56 @@
-"""The committed results of the benchmarks meet the bounds that the documentation states."""
+"""The drivers of the benchmarks, and the bounds that their committed results meet."""
 
+import itertools
 import pathlib
+
+import pytest
 
 BENCHMARKS = pathlib.Path(__file__).parents[1] / "benchmarks"
 
 
-def test_committed_results_hold(monkeypatch):
+@pytest.fixture(autouse=True)
+def importable(monkeypatch):
     monkeypatch.syspath_prepend(BENCHMARKS)
+
+
+def test_committed_results_hold():
     import check
 
     assert check.failures() == []
+
+
+def test_a_slower_result_is_found(monkeypatch):
+    import check
+
+    cells = check.cells("mean")
+    seconds = cells["100mbit", 4]["methods"]["two shots, 4-bit"]["seconds"]
+    seconds[:] = [2 * each for each in seconds]
+    held = {"mean": cells, "train": check.cells("train")}
+    monkeypatch.setattr(check, "cells", held.get)
+    wrong = [claim for claim, holds in check.slow_wire() if not holds]
+    assert "two shots, 4-bit is 6.5 times faster than dense" in wrong
+
+
+def test_tables_leave_cells_without_a_value_empty():
+    from reporting import Table
+
+    table = Table("codecs", "codec {name} | bits {found[bits]:.1f}", [
+        {"name": "sign", "found": {"bits": 1.06}}, {"name": "dense", "found": {}}
+    ])  # fmt: skip
+    lines = ["| codec | bits |", "|---|---:|", "| sign | 1.1 |", "| dense |  |"]
+    assert table.markdown().splitlines() == lines
+
+
+def test_runs_are_timed_in_turns(monkeypatch):
+    """After two turns to warm up; slow work is timed three times."""
+    import timing
+
+    ticks, order = itertools.count(), []
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: float(next(ticks)))
+    runs = {"a": lambda: order.append("a"), "b": lambda: (next(ticks), order.append("b"))}
+    found = timing.in_turns(runs, 4)
+    assert "".join(order) == "ab" * 6
+    assert found == {"a": (1.0, 1.0, 1.0), "b": (2.0, 2.0, 2.0)}
+    order.clear()
+    timing.in_turns(runs, 100, within=2.0)
+    assert order.count("b") == 2 + 2 + 3  # Twice to see how long it takes, twice to warm up.
