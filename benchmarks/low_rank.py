@@ -8,6 +8,7 @@ and the residual. torch's hook is called as its data-parallel wrapper does it, w
 """
 
 import datetime
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -20,26 +21,15 @@ import timing
 import jaxcomp
 
 
-class Bucket:
+def bucket_of(parameter: Any, flat: Any) -> Any:
     """What torch's hook asks of a bucket of gradients, which only its wrapper can make."""
-
-    def __init__(self, parameter: Any, gradient: Any):
-        self._parameter, self._flat = parameter, gradient.reshape(-1)
-
-    def buffer(self) -> Any:
-        return self._flat
-
-    def gradients(self) -> list[Any]:
-        return [self._flat.view_as(self._parameter)]
-
-    def parameters(self) -> list[Any]:
-        return [self._parameter]
-
-    def index(self) -> int:
-        return 0
-
-    def is_last(self) -> bool:
-        return True
+    return types.SimpleNamespace(
+        buffer=lambda: flat,
+        gradients=lambda: [flat.view_as(parameter)],
+        parameters=lambda: [parameter],
+        index=lambda: 0,
+        is_last=lambda: True,
+    )
 
 
 def ours(gradient: np.ndarray, rank: int, alternate: bool = False) -> Callable[[], Any]:
@@ -73,7 +63,7 @@ def torch_hook(gradient: np.ndarray, rank: int) -> Callable[[], Any]:
     state.iter = 2
     there = torch.from_numpy(gradient)
     buffer = there.clone()
-    bucket: Any = Bucket(torch.nn.Parameter(there), buffer)
+    bucket = bucket_of(torch.nn.Parameter(there), buffer.reshape(-1))
 
     def run():
         buffer.copy_(there.reshape(buffer.shape))  # The mean is written over the gradient.
