@@ -40,7 +40,7 @@ BLOCKS = (128, 256, 512, 1024, 2048, 4096, 8192)
 
 
 def prepare(target: str, wheels: pathlib.Path, dump: pathlib.Path) -> None:
-    """What must be in the environment before JAX is imported."""
+    """Sets the environment variables that JAX and the compilers read at import."""
     sys.path.append(str(pathlib.Path(__file__).parents[1] / "examples"))
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["JAX_NUM_CPU_DEVICES"] = str(WORKERS)
@@ -71,7 +71,7 @@ def devices(target: str) -> list[Any]:
 
 
 class Report:
-    """What was compiled, and whether it is as it should be."""
+    """Compiles programs, checks each, and keeps a row for it."""
 
     def __init__(self, target: str, dump: pathlib.Path):
         self.target, self.dump, self.seen = target, dump, set(dump.glob("*.ptx"))
@@ -106,7 +106,7 @@ class Report:
         return compiled
 
     def _registers(self) -> dict[str, int]:
-        """What the assembler says of the kernels that were compiled last (GPU only)."""
+        """Registers and spills of the kernels compiled last, from the assembler (GPU only)."""
         if self.target != "gpu":
             return {}
         new, self.seen = set(self.dump.glob("*.ptx")) - self.seen, set(self.dump.glob("*.ptx"))
@@ -160,7 +160,7 @@ def training_state(tx: Any, params: Any, mesh: Any, axis: str) -> tuple[Any, Any
 
 
 def step(report: Report, found: list[Any]) -> None:
-    """A training step over eight devices: what its collectives are, and what they move."""
+    """Compiles a training step over eight devices, and checks what its collectives move."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -179,8 +179,8 @@ def step(report: Report, found: list[Any]) -> None:
         return sum(jnp.mean(jnp.tanh(x @ w) ** 2) for w in params.values())
 
     links = {name: jaxcomp.Auto(codec).uplink for name, codec in KERNEL_CODECS.items()}
-    # Of each direction, one kernel encodes and one decodes; with a residual, another one decodes
-    # what was sent.
+    # In each direction one kernel encodes and one decodes. With a residual, another one decodes
+    # the own message.
     ways = [
         (f"{name}, gathered", jaxcomp.Gather(link), {"all-gather"}, link, 1)
         for name, link in links.items()
@@ -211,7 +211,7 @@ def step(report: Report, found: list[Any]) -> None:
         sent = jaxcomp.wire_bytes(reducer, params, workers=WORKERS)
         print(f"  collectives: {shapes}; {moved} bytes sent by a device, {sent} by its shapes")
         report.rows[-1] |= {"collectives": [s[0] for s in shapes], "link bytes": moved}
-        # A TPU fills tiles of 1,024 words, for each worker that a share goes to.
+        # A TPU pads the words for each worker to tiles of 1,024.
         room = directions * WORKERS * 4096
         if not sent <= sum(moved.values()) <= sent * 1.01 + room or set(moved) != kinds:
             raise SystemExit(f"{NAMES[report.target]}, {name}: {moved}, expected {sent}")

@@ -1,4 +1,4 @@
-"""How fast the codecs are on this machine, against a copy of the same array in the same run.
+"""Times the codecs on this machine beside a copy of the same array in the same run.
 
     make bench
 

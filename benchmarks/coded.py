@@ -1,4 +1,4 @@
-"""What entropy coding costs and saves beside the same codes at fixed width, on this machine.
+"""Compares entropy coding with the same codes at fixed width, in time and in bits.
 
     python benchmarks/coded.py
 
@@ -48,7 +48,7 @@ PAIRS: dict[str, tuple[Any, Any]] = {
 
 
 def lost(codec: Any, x: jax.Array) -> tuple[float, float]:
-    """Bits an element that stayed empty, and the share of the elements that did not fit."""
+    """Unused bits an element, and the fraction of the elements that did not fit."""
     plan = trees.layout(codec, x)
 
     def spent(x: jax.Array) -> Any:

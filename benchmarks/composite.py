@@ -17,7 +17,7 @@ Problem = Any
 
 
 class Composite(NamedTuple):
-    """Losses of workers, and what is added to them or where they are looked at.
+    """Losses of workers with an l1 norm, or inside a ball.
 
     Attributes:
         loss: "logistic" or "hinge", the mean over a worker's rows.
@@ -83,9 +83,10 @@ def with_l1(features: Any, labels: Any, workers: int, weight: float = 0.02) -> C
 
 
 def in_a_ball(features: Any, labels: Any, workers: int) -> tuple[Composite, float]:
-    """A support vector machine in the ball that a solution with a ridge lies on, and its radius.
+    """A support vector machine in a ball, and the radius of the ball.
 
-    What is least with a ridge is least among all points that are no longer than itself.
+    The minimiser with a ridge also minimises the loss without a ridge over all points whose norm is
+    at most its own. Its norm is the radius.
     """
     dealt = problems.logistic(features, labels, workers)
     a, y = np.asarray(dealt.features), np.asarray(dealt.labels)

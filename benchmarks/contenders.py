@@ -1,7 +1,7 @@
-"""What `make bench` compares: every codec of the library, and what people use today.
+"""The contenders of `make bench`: every codec of the library, and tools that people use today.
 
-Each is prepared on one vector, into buffers that are warm from then on; then it can encode, decode,
-and (where it offers that) decode and sum eight payloads.
+Each contender prepares its buffers for one vector. Then it encodes, decodes, and, where it can,
+decodes and sums eight payloads.
 """
 
 import importlib
@@ -129,7 +129,7 @@ def lax_top_k(fraction: float, bucket_size: int | None = None) -> Contender:
 
 
 def torch_top_k(fraction: float) -> Contender:
-    """As GRACE does it: float32 values and int64 places, of which 32 bits would do."""
+    """As GRACE does it: float32 values and int64 indices, although 32 bits would suffice."""
 
     def prepare(data: np.ndarray) -> Prepared:
         import torch  # pyright: ignore[reportMissingImports]

@@ -37,10 +37,10 @@ class Prices(NamedTuple):
     workers: int
 
     def spent(self, state: Any) -> Any:
-        """Bits that a worker has sent and received, by the means that the state has counted.
+        """Bits that a worker has sent and received, from the counts in the state.
 
-        Under a gate the messages and rounds count. What optimizers with two means call `dense`,
-        and MARINA `full`, is whole.
+        A mean without a gate counts steps, one with a gate counts messages and rounds. The mean
+        that optimizers call `dense`, and MARINA `full`, sends whole gradients.
         """
         total = jnp.zeros(())
         for path, node in jax.tree_util.tree_leaves_with_path(state, is_leaf=_counts):

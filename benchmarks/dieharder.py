@@ -1,4 +1,4 @@
-"""dieharder: which of its tests are run, how words reach it, and what its p-values say.
+"""Runs dieharder: the chosen tests, a pipe of words, and a verdict from the p-values.
 
 Left out are tests 5, 6 and 7 (OPSO, OQSO, DNA), which `dieharder -l` itself calls suspect, and 14
 (sums), which it says not to use.

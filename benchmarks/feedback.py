@@ -1,9 +1,9 @@
-"""What memory is worth: one bit an element in both directions, on workers that disagree.
+"""Measures error feedback: one bit an element in both directions, on workers that disagree.
 
     python benchmarks/feedback.py
 
 Eight workers have least squares of their own, with optima of their own, and take full gradients in
-float64: whatever error is left in the end is the compression's. Written are a table, its numbers,
+float64: the final error comes from compression alone. Written are a table, its numbers,
 and a picture.
 """
 

@@ -1,4 +1,4 @@
-"""Every kernel on a GPU: its bits against the reference, then its speed against a copy.
+"""Compares every kernel on a GPU with the reference, bit for bit, and times it beside a copy.
 
     python benchmarks/gpu.py --out benchmarks/results/gpu
 

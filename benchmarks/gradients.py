@@ -1,4 +1,4 @@
-"""Real gradients to judge codecs by, as `examples/byte_lm.py --save-gradients` leaves them.
+"""Real gradients as input of codecs, as `examples/byte_lm.py --save-gradients` saves them.
 
     python examples/byte_lm.py --codec dense --save-gradients
     gradient = gradients.load("out/byte_lm/gradients/early.npz")

@@ -18,7 +18,7 @@ KEY = 3
 
 
 class Operation(NamedTuple):
-    """What a kernel does.
+    """An operation that has a kernel.
 
     Attributes:
         name: in results.

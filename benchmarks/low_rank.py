@@ -1,4 +1,4 @@
-"""PowerSGD beside PyTorch's own hook: the time of one reduction where no link is slow.
+"""Times one reduction by PowerSGD and by PyTorch's own hook, without a slow link.
 
     python benchmarks/low_rank.py
 

@@ -1,4 +1,4 @@
-"""Whether every method does what its theory says: error against steps and against bits.
+"""Compares every method with its theory: error against steps and against bits.
 
     python benchmarks/methods.py
 
@@ -214,9 +214,9 @@ def main() -> None:
         problems=("", "those whose title has this in it"),
     )
     jax.config.update("jax_enable_x64", True)
-    # DGD-DEF's own code, which is no contraction of every input.
+    # DGD-DEF's own codec does not contract every input.
     warnings.filterwarnings("ignore", message=".*not known to be contractive.*")
-    # QCMD and QRDA with nothing fed back, for comparison.
+    # One case of QCMD and QRDA has no error feedback, for comparison.
     warnings.filterwarnings("ignore", message=".*what it drops is lost for good.*")
     every = {title: case for title, case in cases().items() if options.problems in title}
     found = {

@@ -1,4 +1,4 @@
-"""Methods for stochastic gradients beside dense Adam, on real networks, at equal steps.
+"""Compares methods for stochastic gradients with dense Adam on real networks, at equal steps.
 
     python benchmarks/networks.py
 

@@ -1,4 +1,4 @@
-"""Whether the noise is random enough: dieharder on every way that training cuts through it.
+"""Tests with dieharder whether the noise is random along every number that it depends on.
 
     python benchmarks/noise.py --minutes 50 --out benchmarks/results/noise
 
@@ -8,7 +8,7 @@ these and poor along another. So each stream varies one of them and holds the ot
 next), `bucket`, `step`, `batch`, `worker` (the same element every time), and `key` (the same
 element for 1,024 seeds in a row, then the next). Each is drawn twice: as whole words (`noise.at`),
 and as the 20 bits of dither that codecs round with (`noise.below`), packed without gaps, eight in
-five words: all bits that are used reach the tests, and none that are not.
+five words: exactly the bits that codecs use reach the tests.
 
 dieharder reads the words from a pipe without end, so nothing is read twice. What is weak is drawn
 again under another key, with more p-values; only what is weak every time counts. What fails counts

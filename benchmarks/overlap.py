@@ -1,4 +1,4 @@
-"""What an H100 and a TPU v5e would compute while a compressed mean is under way.
+"""Reads from schedules how much an H100 and a TPU v5e compute beside a compressed mean.
 
     make aot, and then: python benchmarks/overlap.py gpu; python benchmarks/overlap.py tpu
 
@@ -81,7 +81,7 @@ class _Program:
         return any("chain_id=" in line for line in self.bodies.get(body, ()))
 
     def flops_of(self, line: str, shapes: dict[str, list[int]] | None = None) -> float:
-        """Of one instruction, with what it calls."""
+        """Operations of one instruction and of the computations that it calls."""
         if _COLLECTIVE.search(line):
             return 0.0
         own = _product(line, shapes or {})
@@ -169,7 +169,7 @@ def measure(compiled: Any) -> dict[str, Any]:
 
     moved = jaxcomp.collective_bytes(compiled)
     sent = sum(moved.values())
-    # Those of small leaves, which stay dense, are under way for long, and do not matter.
+    # Collectives of small dense leaves move few bytes, and would count as under way for long.
     kinds = frozenset(kind for kind, size in moved.items() if size > 0.01 * sent)
     return {"bytes": sent, **read(compiled.as_text(), kinds)._asdict()}
 

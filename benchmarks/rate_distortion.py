@@ -1,4 +1,4 @@
-"""The codecs against what information theory allows: squared error against the bits it sends.
+"""Compares the squared error of codecs with the bounds of information theory at their bits.
 
     python examples/byte_lm.py --codec dense --save-gradients
     python benchmarks/rate_distortion.py
@@ -163,11 +163,11 @@ def real(folder: pathlib.Path) -> dict[str, Tree]:
 
 
 def sender(codec: Any) -> Callable[[Tree], Iterator[Any]]:
-    """What makes of a tree what arrives of it, in one step after another."""
+    """A function from a tree to the decoded trees of successive steps."""
     if not codec.sided:
         send = jax.jit(functools.partial(jaxcomp.roundtrip, codec))
         return lambda tree: (send(noise.raw(seed), tree) for seed in itertools.count())
-    # Levels that follow the gradients are agreed on by workers: here one, which is all of them.
+    # Workers agree on levels that follow the gradients. Here there is one worker.
     link = jaxcomp.Link(jaxcomp.Policy(codec, min_size=0, min_ndim=0))
     mean = jaxcomp.compressed_mean(link, "workers", guard=False)
     begin = jax.jit(jax.vmap(mean.init, axis_name="workers"))

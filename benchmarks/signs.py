@@ -1,4 +1,4 @@
-"""What to do where one bit an element diverges under AdamW: ways, rates, and their final losses.
+"""Compares remedies where one bit an element diverges under AdamW, by their final losses.
 
     python benchmarks/signs.py
 

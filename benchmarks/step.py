@@ -1,10 +1,10 @@
-"""What a training step costs to compile and to run, compressed and by a hand-written `pmean`.
+"""Times compiling and running a training step, compressed and by a hand-written `pmean`.
 
     python benchmarks/step.py --out out/bench
 
-A model of 100 leaves over eight simulated devices of one machine: no link is slow here, so this is
-the price of compressing, and not what it saves. A second table says where the time of one codec
-goes: programs that end after the gradients, after encoding, after the collective, and the whole.
+A model of 100 leaves over eight simulated devices of one machine: no link is slow here, so the
+times show the cost of compression and not its savings. A second table splits the time of one codec:
+programs that end after the gradients, after encoding, after the collective, and the whole step.
 """
 
 import statistics

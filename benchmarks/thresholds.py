@@ -1,4 +1,4 @@
-"""How near SIDCo's thresholds come to the share that they are for, on a transformer's gradients.
+"""Compares the fraction that SIDCo's thresholds select with the wanted one, on real gradients.
 
     python examples/byte_lm.py --codec dense --save-gradients
     python benchmarks/thresholds.py

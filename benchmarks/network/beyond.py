@@ -1,4 +1,4 @@
-"""Where compressing pays, for 8 to 4,096 workers at 1 to 400 Gbit/s: a picture, and its numbers.
+"""Draws where compression pays, for 8 to 4,096 workers at 1 to 400 Gbit/s.
 
     python benchmarks/network/beyond.py
 
@@ -43,7 +43,7 @@ COLOURS = np.array([1 / 16, 1 / 8, 1 / 4, 1 / 2, 1 / 1.1, 1.1, 2, 4, 8, 16])
 
 
 def accelerator(way: Any) -> timing.Measured:
-    """What the memory of an accelerator allows, an element; a residual is read and written too."""
+    """Seconds an element at the memory bandwidth; a residual is read and written too."""
     if isinstance(way, jaxcomp.Dense):
         both = 2 * (4 + 2) / BANDWIDTH if way.dtype else 0.0
         return timing.Measured(1, both, 0.0, 0.0, 0.0)
@@ -54,7 +54,7 @@ def accelerator(way: Any) -> timing.Measured:
 
 
 def prices(clock: planner.Clock) -> dict[str, list[cost.Price]]:
-    """By way, what a mean asks of a worker, for each number of workers."""
+    """By way, the price of a mean for each number of workers."""
     like = jax.ShapeDtypeStruct((SIDE, SIDE), jnp.float32)
     ways = {BASE: jaxcomp.Dense("bfloat16"), **WAYS}
     return {
@@ -64,7 +64,7 @@ def prices(clock: planner.Clock) -> dict[str, list[cost.Price]]:
 
 
 def gains(found: dict[str, list[cost.Price]], name: str) -> np.ndarray:
-    """How many times sooner a mean is there than in bfloat16, `[speeds, workers]`."""
+    """How many times faster a mean is than in bfloat16, `[speeds, workers]`."""
 
     def seconds(name: str) -> np.ndarray:
         links = [cost.Network(float(speed), LATENCY) for speed in SPEEDS]
@@ -74,9 +74,9 @@ def gains(found: dict[str, list[cost.Price]], name: str) -> np.ndarray:
 
 
 def told(found: dict[str, list[cost.Price]], name: str) -> list[dict[str, Any]]:
-    """What is written of a way: for each number of workers, its price, and below what it pays.
+    """For each number of workers, the price of a way and the link speed below which it pays.
 
-    That is in bits a second, and null if it pays at any speed.
+    The speed is in bits a second, and null if the way pays at any speed.
     """
     edges = [
         8 * cost.break_even(dense, price, latency=LATENCY)

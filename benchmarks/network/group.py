@@ -1,4 +1,4 @@
-"""What worker programs share: their place in the group, a clock, and the bytes that they sent."""
+"""Helpers of worker programs: their place in the group, a clock, and counts of bytes sent."""
 
 import json
 import pathlib
@@ -19,12 +19,12 @@ AXIS = "data"
 
 
 def place() -> dict[str, Any]:
-    """Which worker this is, of how many, and the settings of the program."""
+    """The rank of this worker, the number of workers, and the settings of the program."""
     return json.loads(sys.argv[1])
 
 
 def chosen(own: dict[str, Any], names: Iterable[str]) -> list[str]:
-    """Those that were asked for; all, if none was."""
+    """The methods that were asked for, or all."""
     return [name for name in names if name in (own["methods"] or names)]
 
 
@@ -69,10 +69,10 @@ def meeting(mesh: Mesh) -> Callable[..., float]:
 def timed(
     run: Callable[[], Any], meet: Callable[[], Any], repeats: int, warm: int = 1
 ) -> dict[str, Any]:
-    """Seconds of each repetition, which all begin together, and what one takes on this worker.
+    """Seconds of each repetition, and the cost of one on this worker.
 
-    That is the bytes that it sent, its processor's seconds in its own code and in the kernel's, and
-    the pages of memory that were mapped.
+    All workers begin a repetition together. The cost is the bytes sent, processor seconds in user
+    and in kernel code, and the pages of memory that were mapped.
     """
     seconds: list[float] = []
     for _ in range(warm):
@@ -84,7 +84,7 @@ def timed(
         start = time.perf_counter()
         run()
         seconds.append(time.perf_counter() - start)
-    meet()  # What was in the queue has left now.
+    meet()  # All queued bytes have left now.
     each = {name: (now - before[name]) / repeats for name, now in _spent().items()}
     return {"seconds": seconds, **each}
 

@@ -1,4 +1,4 @@
-"""Runs a worker program on every host of a network, and brings back what each has measured."""
+"""Runs a worker program on every host of a network, and collects the results."""
 
 import json
 import os
@@ -20,14 +20,14 @@ class LaunchError(Exception):
 
 
 def threads(processes: int) -> int:
-    """Of each process: together they are to have no more than there are cores."""
+    """Threads of each process: together the processes use no more than there are cores."""
     return max(1, (os.cpu_count() or 1) // processes)
 
 
 def launch(
     net: Network, program: str, settings: dict[str, Any], folder: pathlib.Path, limit: float
 ) -> list[dict[str, Any]]:
-    """The results of all ranks, in order; what rank 0 prints is shown.
+    """The results of all ranks, in order; rank 0 prints to this terminal.
 
     Args:
         net: where to run.

@@ -1,4 +1,4 @@
-"""A worker that takes the mean of one large gradient in many ways, and measures what they rest on.
+"""A worker that times means of one large gradient, and the links and codecs that they use.
 
 Every repetition begins together and ends where this worker has the mean, added to its parameters;
 the gradient stays the same, the parameters and the memory are given away and come back.
@@ -47,7 +47,7 @@ def like(elements: int) -> jax.ShapeDtypeStruct:
 
 
 def picked(method: Any, like: Any, workers: int) -> Any:
-    """The reducer that a method comes to."""
+    """The reducer that a method resolves to."""
     batches = accounting.plan(method, like, (workers,)).batches
     return method.resolve(batches, (workers,))
 
@@ -84,7 +84,7 @@ def mean_of(
 
 
 def wire_speed(mesh: Mesh, meet: Callable[[], Any], repeats: int) -> dict[str, Any]:
-    """Collectives with nothing to compute: of a few bytes for the latency, of many for the speed.
+    """Times collectives without computation: of a few bytes for the latency, of many for the speed.
 
     `size` is the bytes that one worker puts in.
     """
@@ -120,7 +120,7 @@ def wire_speed(mesh: Mesh, meet: Callable[[], Any], repeats: int) -> dict[str, A
 def work(
     elements: int, processes: int, meet: Callable[[], Any], repeats: int
 ) -> dict[str, dict[str, float]]:
-    """What the link model asks of codecs, on all workers at the same time: they share the cores."""
+    """Times the codecs for the link model, on all workers at once: they share the cores."""
     found: dict[str, dict[str, float]] = {}
 
     def clock(way: Any) -> timing.Measured:

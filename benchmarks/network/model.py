@@ -1,4 +1,4 @@
-"""Holds the link model against what was measured, and looks beyond it.
+"""Compares the link model with the measured means.
 
     python benchmarks/network/model.py out/network
 
@@ -38,7 +38,7 @@ ADVICE = WHERE + (
 def network_of(
     cell: dict[str, Any], kind: str = "all_gather", *, nominal: bool = False
 ) -> cost.Network:
-    """What the micro-benchmarks of the wire say of a link, by all-gathers or by all-reduces.
+    """The speed and latency of a link, from micro-benchmarks of all-gathers or all-reduces.
 
     With `nominal`, its speed is what the shaper was told instead, if there was one.
     """
@@ -53,7 +53,7 @@ def network_of(
 
 
 def clock_of(cells: list[dict[str, Any]], cell: dict[str, Any]) -> planner.Clock:
-    """What the third one says of codecs, for as many processes over any wire."""
+    """Times of codecs with as many processes, over any wire."""
     (work,) = (
         other["work"]
         for other in cells
@@ -69,9 +69,9 @@ def clock_of(cells: list[dict[str, Any]], cell: dict[str, Any]) -> planner.Clock
 def price_of(
     cells: list[dict[str, Any]], cell: dict[str, Any], name: str, *, nominal: bool = False
 ) -> cost.Price:
-    """What a mean asks of a worker, in bytes and messages of an all-gather.
+    """The price of a mean, in bytes and messages of an all-gather.
 
-    Bytes are those of the program that was run.
+    The bytes are those of the compiled program.
     """
     n, like = cell["processes"], mean.like(cell["elements"])
     reducer = mean.picked(mean.METHODS[name], like, n)
@@ -79,7 +79,7 @@ def price_of(
     moved = cell["methods"][name]["collective_bytes"]
     sums = moved.get("all-reduce", 0)
     gathered = sum(moved.values()) - sums
-    # A sum is timed as sums are: between two, gloo's all-gather waits where its sum does not.
+    # A sum has the speed of sums: between two processes gloo's all-gather waits, its sum does not.
     known, own = (network_of(cell, kind, nominal=nominal) for kind in ("all_gather", "psum"))
     bytes_ = gathered + sums * known.bandwidth / own.bandwidth
     rounds = price.rounds * (own.latency / known.latency if sums > gathered else 1)
@@ -119,7 +119,7 @@ def place(cell: dict[str, Any]) -> dict[str, Any]:
 
 
 def advise(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What the plan takes for each group, and how that compares with the best that was measured."""
+    """The choice of the plan for each group, beside the best measured one."""
     rows = []
     for cell in cells:
         times = {

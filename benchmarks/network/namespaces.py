@@ -52,7 +52,7 @@ def address(rank: int) -> str:
 
 @contextlib.contextmanager
 def network(processes: int, rate: str | None) -> Iterator[Network]:
-    """A network of so many hosts, taken down with all that runs in it whatever happens.
+    """A network of hosts; on exit it is removed, and every program in it is ended.
 
     Args:
         processes: how many hosts.

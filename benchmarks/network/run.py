@@ -84,7 +84,7 @@ def environment() -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """Which one the code is from; None outside of a checkout."""
+    """The commit of the code; None outside of a checkout."""
     # The checkout is rarely root's own, and git reads no others unless it is told to.
     git = ("git", "-C", str(HERE), "-c", "safe.directory=*")
     try:
@@ -104,7 +104,7 @@ def _version(name: str) -> str:
 
 
 def slowest(found: list[Any]) -> Any:
-    """What all ranks measured as one: the largest of every number."""
+    """The results of all ranks as one: the largest of every number."""
     first = found[0]
     if isinstance(first, dict):
         return {key: slowest([one[key] for one in found]) for key in first}
@@ -114,7 +114,7 @@ def slowest(found: list[Any]) -> Any:
 
 
 def middle(found: dict[str, Any], target: float) -> dict[str, Any]:
-    """What was found, with the seconds of every race but only the curve of the median one."""
+    """The results with the seconds of every race, but only the curve of the median race."""
     curves = sorted(found.pop("curves"), key=lambda curve: curve[-1][1])
     curve = curves[(len(curves) - 1) // 2]
     seconds = [each[-1][1] for each in curves]
@@ -122,10 +122,10 @@ def middle(found: dict[str, Any], target: float) -> dict[str, Any]:
 
 
 def keep(path: pathlib.Path, cell: dict[str, Any], found: dict[str, Any]) -> None:
-    """Adds what a program found to the file, in the place for its rate and its processes: slow
-    links come first.
+    """Adds the results of a program to the cell of its rate and number of processes.
 
-    A file has one environment, that of what came first; what was measured in another says so.
+    Slow links come first. A file has the environment of its first results; results from another
+    environment name the differences.
     """
     now = environment()
     new: dict[str, Any] = {"cells": [], "environment": now}
@@ -149,7 +149,7 @@ def keep(path: pathlib.Path, cell: dict[str, Any], found: dict[str, Any]) -> Non
 
 
 def measured(path: pathlib.Path, processes: int) -> bool:
-    """Whether it is known how long codecs take, which does not depend on the wire."""
+    """Whether the file has times of codecs, which do not depend on the wire."""
     book = json.loads(path.read_text()) if path.exists() else {"cells": []}
     return any("work" in cell for cell in book["cells"] if cell["processes"] == processes)
 

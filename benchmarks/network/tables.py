@@ -1,4 +1,4 @@
-"""Tables and pictures of what was measured over the slow wire, printed and as Markdown.
+"""Tables and pictures of the results over the slow wire.
 
 python benchmarks/network/tables.py out/network
 """
@@ -84,7 +84,7 @@ def title(cell: dict[str, Any]) -> str:
 
 
 def elsewhere(cells: list[dict[str, Any]]) -> list[str]:
-    """What was measured in another environment than the rest, and how that one differs."""
+    """Texts that name the results from other environments, and the differences."""
     found: dict[str, list[str]] = {}
     for cell in cells:
         for name, method in cell["methods"].items():

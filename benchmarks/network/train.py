@@ -1,4 +1,4 @@
-"""A worker that trains the byte model of the examples until it is as good as it is asked to be.
+"""A worker that trains the byte model of the examples until it reaches a target score.
 
 The clock runs in steps alone: it stands still while the score is taken, to which each worker
 contributes windows of its own, so that all know the same mean and stop at the same step.
