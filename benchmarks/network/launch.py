@@ -11,7 +11,7 @@ from typing import Any
 from namespaces import Network, address
 
 HERE = pathlib.Path(__file__).parent
-EXAMPLES = HERE.parents[1] / "examples"
+ROOT = HERE.parents[1]
 PORT = 29500
 
 
@@ -66,7 +66,7 @@ def _environment(processes: int, programs: pathlib.Path) -> dict[str, str]:
     number = str(threads(processes))
     return {
         **os.environ,
-        "PYTHONPATH": str(EXAMPLES),
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'examples'}",
         "PJRT_NPROC": number,  # Of XLA's threads; torch is told by its own function.
         "OMP_NUM_THREADS": number,
         "GLOO_SOCKET_IFNAME": "eth0",
