@@ -115,10 +115,10 @@ def proximal(problem: Composite) -> dict[str, Way]:
     for make in (algorithms.qcmd_adagrad, algorithms.qrda_adagrad):
         for name, (codec, feedback) in ways.items():
             tx = make(
+                codec,
                 AXIS,
                 learning_rate=0.1,
                 regularizer=optimizers.L1(problem.weight),
-                codec=codec,
                 feedback=feedback,
             )
             prices = Prices(price(codec, size), 0.0, 64.0 * size, problem.workers)
@@ -140,7 +140,7 @@ def subgradients(problem: Composite, radius: float) -> dict[str, Way]:
     for bits in (None, 4, 2, 1, 0.5):
         code = codecs.Identity() if bits is None else jaxcomp.ndsc(bits=bits, bucket_size=size)
         codec = everywhere(code)
-        tx = algorithms.dq_psgd(AXIS, learning_rate=rate, projection=ball, codec=codec)
+        tx = algorithms.dq_psgd(codec, AXIS, learning_rate=rate, projection=ball)
         prices = Prices(price(codec, size), 0.0, 64.0 * size, problem.workers)
         named = {None: "whole subgradients", 1: "1 bit"}.get(bits, f"{bits} bits")
         found[f"dq_psgd, {named}"] = Way(tx, prices, averaged=True)

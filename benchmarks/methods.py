@@ -58,8 +58,8 @@ def methods(problem: Any) -> dict[str, Way]:
     coded = everywhere(jaxcomp.ndsc(bits=3, dithered=False, bucket_size=size))
     dense = optax.chain(jaxcomp.compressed_mean(jaxcomp.Dense(), AXIS), optax.sgd(unit))
     vote = algorithms.signsgd(AXIS, learning_rate=decaying, up=jaxcomp.Vote(ballot))
-    dgd = algorithms.dgd_def(AXIS, learning_rate=0.5 * unit, codec=coded)
-    heavy = algorithms.censored_heavy_ball(AXIS, learning_rate=unit)
+    dgd = algorithms.dgd_def(coded, AXIS, learning_rate=0.5 * unit)
+    heavy = algorithms.censored_heavy_ball(None, AXIS, learning_rate=unit)
 
     def way(tx: Any, up: Any, back: Any = None, exact: bool = True) -> Way:
         costs = price(up, size), price(back, size) if back else 0.0
@@ -69,7 +69,7 @@ def methods(problem: Any) -> dict[str, Way]:
         return way(make(codec, AXIS, learning_rate=rate, **given), up or codec, back, exact)
 
     def adam(make: Any, **given: Any) -> Way:
-        tx = make(AXIS, learning_rate=decaying, freeze_step=WARM, codec=sign, **given)
+        tx = make(sign, AXIS, learning_rate=decaying, freeze_step=WARM, **given)
         return way(tx, sign, sign, exact=False)
 
     near: Any = {"exact": False}
@@ -179,7 +179,7 @@ def sparse(title: str, problem: Any, steps: int) -> list[dict[str, Any]]:
     l1 = jaxcomp.optimizers.L1(0.02)
     for make in (algorithms.qcmd_adagrad, algorithms.qrda_adagrad):
         for name, codec in ternary.items():
-            tx = make(AXIS, learning_rate=0.1, regularizer=l1, codec=everywhere(codec))
+            tx = make(everywhere(codec), AXIS, learning_rate=0.1, regularizer=l1)
             params = solve(problem._replace(ridge=0.0), Way(tx), steps).params
             row = {"problem": title, "method": make.__name__, "gradients": name}
             zeros = f"{int((params == 0).sum())} of {size}"

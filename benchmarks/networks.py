@@ -80,7 +80,9 @@ def methods(
             optax.adam(adam),
         ),
         "cd_adam, sign": algorithms.cd_adam(sign, AXIS, learning_rate=adam),
-        "one_bit_adam": algorithms.one_bit_adam(AXIS, learning_rate=adam, freeze_step=steps // 5),
+        "one_bit_adam": algorithms.one_bit_adam(
+            sign, AXIS, learning_rate=adam, freeze_step=steps // 5
+        ),
     }
 
 

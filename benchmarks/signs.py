@@ -44,7 +44,7 @@ def adamw(codec: Any, **given: float) -> Any:
 
 def one_bit_adam(rate, steps):
     return algorithms.one_bit_adam(
-        AXIS, learning_rate=rate, freeze_step=steps // 5, b2=0.98, weight_decay=0.1
+        SIGN, AXIS, learning_rate=rate, freeze_step=steps // 5, b2=0.98, weight_decay=0.1
     )
 
 
