@@ -371,7 +371,10 @@ def test_wrong_arguments_say_so():
         ({"factors": "int8"}, "`factors` must be one of None, 'bfloat16', got 'int8'"),
         ({"factors": jaxcomp.terngrad(bucket_size=None)}, "`factors` must be a codec with buckets"),
         ({"rules": [jaxcomp.Rule("*", None)]}, "`rules` must be a tuple of jaxcomp.Rule"),
-        ({"rules": (jaxcomp.Rule("*", jaxcomp.sign()),)}, "`rules` must give leaves a jaxcomp.codecs.Low"),
+        (
+            {"rules": (jaxcomp.Rule("*", jaxcomp.sign()),)},
+            "`rules` must give leaves a jaxcomp.codecs.Low",
+        ),
         ({"feedback": jaxcomp.sign()}, "`feedback` must be a feedback"),
     ]:
         with pytest.raises(ValueError, match=re.escape(message)):

@@ -1,8 +1,9 @@
 """A reducer: how the links of all workers become one mean."""
 
 import abc
+import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from jaxcomp.base import interface
 from jaxcomp.base.interface import Interface
@@ -186,6 +187,21 @@ class WrappedReducer(Reducer, abstract=True):
 
     reducer: Reducer
 
+    def resolve(self, batches: Batches, workers: tuple[int, ...]) -> Reducer:
+        """This wrapper, around the resolved reducer."""
+        inner: Any = self.reducer.resolve(batches, workers)
+        if inner == self.reducer:
+            return self
+        settings: Any = {"reducer": inner}
+        return dataclasses.replace(cast(Any, self), **settings)
+
+    def resolved_state(self, resolved: Reducer, state: PyTree) -> PyTree:
+        return self.reducer.resolved_state(cast(WrappedReducer, resolved).reducer, state)
+
+    def unresolved_state(self, resolved: Reducer, after: PyTree, state: PyTree) -> PyTree:
+        inner = cast(WrappedReducer, resolved).reducer
+        return self.reducer.unresolved_state(inner, after, state)
+
     def collect(
         self,
         key: Array,
@@ -206,4 +222,8 @@ class WrappedReducer(Reducer, abstract=True):
         return self.reducer.link_bytes(like, workers)
 
 
-interface.forward(WrappedReducer, "reducer", interface.hooks(Reducer))
+_OF_TIME = {"scheduled", "schedule", "phase"}
+"""A wrapper is one reducer for all times, whatever is in it."""
+interface.forward(
+    WrappedReducer, "reducer", tuple(n for n in interface.hooks(Reducer) if n not in _OF_TIME)
+)

@@ -79,10 +79,11 @@ def _check_last(name: str) -> None:
         turning = [part for part in later if _sign(part) < 0]
         if len(turning) % 2 and not (len(turning) == 1 and _is_negation(turning[0])):
             raise ValueError(
-                f"jaxcomp.{name} must not stand before an optimizer in optax.chain: it takes the "
-                "descent step itself, with its own `learning_rate`, and the optimizer would turn "
-                f"the step round, so the loss would rise. Use jaxcomp.{name} alone, or give the "
-                "optimizer the mean only: optax.chain(jaxcomp.compressed_mean(...), opt)."
+                f"jaxcomp.algorithms.{name} must not stand before an optimizer in optax.chain: it "
+                "takes the descent step itself, with its own `learning_rate`, and the optimizer "
+                "would turn the step round, so the loss would rise. Use "
+                f"jaxcomp.algorithms.{name} alone, or give the optimizer the mean only: "
+                "optax.chain(jaxcomp.compressed_mean(...), opt)."
             )
 
 
