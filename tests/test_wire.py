@@ -158,8 +158,8 @@ def test_fuse_and_split_are_inverse(dtype):
     fused = buffer.fuse(tree)
     assert fused.dtype == jnp.uint32
     assert fused.nbytes == buffer.fused_bytes(tree)
-    back = buffer.split(buffer, tree)
-    stacked = buffer.split(jnp.stack([buffer] * 3), tree)
+    back = buffer.split(fused, tree)
+    stacked = buffer.split(jnp.stack([fused] * 3), tree)
     for got, many, want in zip(*map(jax.tree.leaves, (back, stacked, tree)), strict=True):
         assert got.dtype == want.dtype
         np.testing.assert_array_equal(np.asarray(got), np.asarray(want))

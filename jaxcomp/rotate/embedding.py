@@ -79,7 +79,7 @@ def democratic(
             as many as `real`.
 
     Example:
-        >>> from jaxcomp import noise
+        >>> from jaxcomp.numerics import noise
         >>> high, low = noise.seeds(noise.raw(7), jnp.uint32(0), 1)
         >>> x = jnp.zeros((1, 64)).at[0, slots(40, 64)].set(jnp.arange(40.0))
         >>> z = democratic(x, high, low, 40, 64, slots(40, 64))

@@ -77,7 +77,7 @@ def rotate(
             blocks that a forced kernel cannot hold.
 
     Example:
-        >>> from jaxcomp import noise
+        >>> from jaxcomp.numerics import noise
         >>> high, low = noise.seeds(noise.raw(7), jnp.uint32(0), 1)
         >>> rotate(jnp.array([[0.0, 8.0, 0.0, 0.0]]), high, low, 4)
         Array([[ 8., -8.,  8., -8.]], dtype=float32)
@@ -111,7 +111,7 @@ def unrotate(
         ValueError: as `rotate` does.
 
     Example:
-        >>> from jaxcomp import noise
+        >>> from jaxcomp.numerics import noise
         >>> high, low = noise.seeds(noise.raw(7), jnp.uint32(0), 1)
         >>> z = rotate(jnp.array([[1.0, 2.0, 3.0, 4.0]]), high, low, 4)
         >>> unrotate(z, high, low, 4) / 4

@@ -32,6 +32,7 @@ def collective_bytes(compiled: Any) -> dict[str, int]:
         Operation name to bytes; operations that do not occur are left out.
 
     Example:
+        >>> import jax
         >>> collective_bytes(jax.jit(lambda x: x + 1).lower(1.0).compile())
         {}
     """
