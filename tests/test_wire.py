@@ -165,7 +165,7 @@ def test_fuse_and_split_are_inverse(dtype):
         np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
         np.testing.assert_array_equal(np.asarray(many[2]), np.asarray(want))
     with pytest.raises(ValueError, match="`buffer` must have"):
-        buffer.split(buffer[:-1], tree)
+        buffer.split(fused[:-1], tree)
 
 
 HEADER = "HloModule m, is_scheduled=true, replica_count=1, num_partitions=4\n"
