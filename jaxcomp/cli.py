@@ -295,7 +295,7 @@ def _codec(text: str) -> Any:
 
 
 def _expression(text: str) -> Any:
-    """What an expression of names of jaxcomp, calls of them and literals stands for."""
+    """Evaluates an expression of names of jaxcomp, calls of them and literals."""
 
     def value(node: ast.expr) -> Any:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
@@ -319,7 +319,7 @@ def _expression(text: str) -> Any:
 
 
 def _named(text: str) -> Any:
-    """What `module:name` stands for; modules of the folder that one is in are found too."""
+    """Imports `module:name`; modules of the working directory are found too."""
     module, _, name = text.partition(":")
     if not name:
         wanted = "must be MODULE:NAME, as in my_model:shapes"

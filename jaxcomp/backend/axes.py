@@ -1,4 +1,4 @@
-"""What is known about a mapped axis, the same under `shard_map`, `pmap` and `vmap`.
+"""Facts about a mapped axis and collectives over it, under `shard_map`, `pmap` and `vmap`.
 
 JAX's types of replication ("varying manual axes") exist only under `shard_map(check_vma=True)`;
 each helper here does the right thing with and without them.

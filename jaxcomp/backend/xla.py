@@ -1,4 +1,4 @@
-"""What must be said to the compiler, kept in one place because it is not part of JAX's promise."""
+"""Directions to the compiler, in one place because JAX does not promise that they work."""
 
 import contextlib
 import functools

@@ -9,7 +9,7 @@ from jaxcomp.types import Array, AxisName, PyTree
 
 
 class Opened(NamedTuple):
-    """What a gate says of a step.
+    """A gate's answer for a step.
 
     Attributes:
         go: bool scalar, whether anyone sends; the same on all workers, so that it may guard
@@ -42,7 +42,7 @@ class Gate(Interface, abstract=True):
         del feedback
 
     def factor(self, workers: int) -> float:
-        """What the sum of all messages that are sent is multiplied by to stand for all of them."""
+        """The factor by which the sum of the sent messages stands for the sum of all."""
         del workers
         return 1.0
 

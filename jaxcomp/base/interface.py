@@ -1,4 +1,4 @@
-"""What every interface of the library checks when a class of it is made.
+"""Checks that every interface of the library makes when a class of it is made.
 
 An abstract class holds every hook with its default. A concrete class is final, and may have no
 public name that is not a hook: a misspelt hook is an error here, and not a default that applies

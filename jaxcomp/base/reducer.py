@@ -11,7 +11,7 @@ from jaxcomp.types import Array, AxisName, Batches, PyTree, Stacks
 
 
 class Collected(NamedTuple):
-    """What the first half of a reduction brought to this device.
+    """The result of the first half of a reduction on this device.
 
     Attributes:
         part: this device's part of `Σ wᵢ·cᵢ / n` over the decoded messages `cᵢ`.

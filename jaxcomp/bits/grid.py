@@ -1,4 +1,4 @@
-"""What a fused kernel must know of a quantizer, and nothing else of it."""
+"""The interface between a fused kernel and a quantizer."""
 
 from typing import Any, Protocol, runtime_checkable
 
@@ -30,5 +30,5 @@ class Grid(Protocol):
         ...
 
     def values(self, codes: Array) -> Array:
-        """What each code is worth in steps, as float32."""
+        """The value of each code in steps, as float32."""
         ...

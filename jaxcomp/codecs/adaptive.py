@@ -27,7 +27,7 @@ _FRACTION = 15
 
 
 class AdaptiveState(NamedTuple):
-    """What the codec knows so far.
+    """The levels, and the histogram since they were set.
 
     Attributes:
         levels: `int32[positive + 1]`, the levels in 2⁻¹⁴ of the scale, from zero; the same on every

@@ -53,7 +53,7 @@ class CodedPayload(NamedTuple):
 
 
 class Spent(NamedTuple):
-    """What became of the capacity in the last step, on this worker.
+    """The use of the capacity in the last step, on this worker.
 
     Attributes:
         spare: bytes of the streams that were left empty.
@@ -65,7 +65,7 @@ class Spent(NamedTuple):
 
 
 class CodedState(NamedTuple):
-    """What the codec keeps.
+    """The state of the codec.
 
     Attributes:
         codec: the quantizer's state.
@@ -271,7 +271,7 @@ class Coded(WrappedCodec):
         return self.codec.decode_sum(keys, packed, like, weights)
 
     def _packed(self, key: Key, payload: CodedPayload, size: int, side: Any) -> QuantizedPayload:
-        """What the quantizer made, with zeros for what was lost."""
+        """The quantizer's payload, with zeros for lost elements."""
         kept, table = payload.kept.astype(jnp.int32), self._fixed(size) if side is None else side
         symbols = self.coder.decode(payload.words, kept, size, table).astype(jnp.int32)
         symbols = jnp.roll(symbols, self._start(key, size), axis=1)

@@ -112,7 +112,7 @@ class Cosine(WrappedCodec):
 
     @property
     def _down(self) -> int:
-        """What elements are divided by, so that sums of the largest floats do not overflow."""
+        """The divisor of all elements, so that sums of the largest floats do not overflow."""
         return 2 << (self.chunk - 1).bit_length()
 
     def _padded(self, size: int) -> int:

@@ -24,7 +24,7 @@ _START = np.array([0x4C6F7752, 0x616E6B], np.uint32)
 """The key of the first factors: a constant, since all workers must start alike."""
 
 _DOWN = 2.0**-12
-"""What matrices are multiplied by, exactly, so that sums of the largest floats do not overflow."""
+"""An exact factor of all matrices, so that sums of the largest floats do not overflow."""
 
 _EXACT = lax.Precision.HIGHEST
 """GPUs and TPUs would round the factors of a float32 product to ten or seven bits."""

@@ -1,4 +1,4 @@
-"""What a quantizer sends, and what its workers agree on."""
+"""The payload of a quantizer, and the scale that its workers agree on."""
 
 from typing import NamedTuple
 

@@ -315,7 +315,7 @@ class Quantizer(Codec, public=("bits", "codes", "step", "values")):
         return summing.in_order(term, packed.shape[0]).astype(like.dtype)
 
     def step(self, scale: Array, dtype: Any, rows: Rows) -> tuple[Array, Array]:
-        """What one step is worth for each scale, and what brings elements to codes."""
+        """The step size for each scale, and the factor that brings elements to codes."""
         return rounding_.exact_step(
             scale, self.levels.magnitude, dtype, rows, precision=self._precision
         )
@@ -326,7 +326,7 @@ class Quantizer(Codec, public=("bits", "codes", "step", "values")):
         return self.levels.codes(self._points(x, factor), dither)
 
     def values(self, codes: Array) -> Array:
-        """What each code is worth in steps."""
+        """The value of each code in steps."""
         return self.levels.values(codes)
 
     def _points(self, x: Array, factor: Array) -> Array:

@@ -75,7 +75,7 @@ class Sparsifier(Codec):
 
     @property
     def contractive(self) -> bool:
-        """What is sent is closer to its elements than zero is, if its codec makes it so."""
+        """Whether the sent values are closer to their elements than zero is."""
         if self.values is None or self.values.contractive:
             return True
         if self.values.unbiased:
@@ -187,7 +187,7 @@ class Sparsifier(Codec):
         )
 
     def _encoded(self, key: Key, values: Array, number: Array | None) -> Any:
-        """What is sent of the values: every array of it has a row for each bucket."""
+        """The payload of the values: each of its arrays has a row for each bucket."""
         if self.values is None:
             return values
         (n, room), (parts, size) = values.shape, self._parts(values.shape[1])

@@ -29,7 +29,7 @@ class SummedPayload(NamedTuple):
 
 
 class AgreedSteps(NamedTuple):
-    """What all workers use in this step: the worth of one, and what brings elements to codes."""
+    """The step size that all workers use, and the factor that brings elements to codes."""
 
     step: Float32[Array, " n"]
     factor: Float32[Array, " n"]

@@ -1,4 +1,4 @@
-"""What every entropy coder offers: rows of symbols to streams of bits and back."""
+"""The interface of entropy coders: rows of symbols to streams of bits and back."""
 
 import abc
 from typing import NamedTuple
@@ -42,7 +42,7 @@ class Coder(Interface, abstract=True):
 
     @abc.abstractmethod
     def table(self, counts: Float32[Array, " symbols"]) -> PyTree:
-        """What both sides must know, from any weights of the symbols; `()` if nothing.
+        """The table that both sides must know, from any weights of the symbols; `()` for none.
 
         A symbol of weight zero can still be coded. All weights zero are like all equal.
         """
@@ -61,8 +61,8 @@ class Coder(Interface, abstract=True):
 
     @abc.abstractmethod
     def least_bits(self, size: int) -> int:
-        """What a row takes before its first symbols."""
+        """Bits of a row before its first symbols."""
 
     @abc.abstractmethod
     def worst_bits(self, size: int, symbols: int) -> int:
-        """What no row of `size` of so many different symbols exceeds, whatever the table."""
+        """The most bits of a row of `size` symbols out of `symbols` kinds, whatever the table."""

@@ -160,7 +160,7 @@ def _packed(table: UInt32[Array, " symbols"], limit: int) -> UInt32[Array, " sym
 
 
 def _lookup(table: UInt32[Array, " symbols"], limit: int) -> UInt32[Array, " slots"]:
-    """What each `limit` bits begin with: a symbol, and above it how long its codeword is."""
+    """The first symbol in each word of `limit` bits, and above it the length of its codeword."""
     length, begins = _canonical(table, limit)
     order = jnp.argsort(length)
     marks = jnp.zeros(1 << limit, jnp.int32)

@@ -1,4 +1,4 @@
-"""What codes of whole bits share: which symbols fit, where each begins, which sign they have."""
+"""Parts that codes of whole bits share: which symbols fit, where each begins, their signs."""
 
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ class Fitting(NamedTuple):
 
 
 def fitting(lengths: Int32[Array, "n size"], count: Int32[Array, " n"], room: int) -> Fitting:
-    """What of the first `count` symbols of each row `room` bits hold.
+    """The part of the first `count` symbols of each row that fits into `room` bits.
 
     Example:
         >>> fitting(jnp.array([[3, 0, 2, 1]]), jnp.array([4]), 4).kept

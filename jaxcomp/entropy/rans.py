@@ -124,7 +124,7 @@ class Rans(Coder, public=("checked", "head_bits")):
         size: int,
         table: UInt32[Array, " symbols"],
     ) -> tuple[UInt32[Array, "n size"], Bool[Array, " n"]]:
-        """What `decode` returns, and whether each row is what the encoder makes of some symbols.
+        """As `decode`, and whether the encoder can have made each row.
 
         Then a decoder ends in the first state with nothing left over, and nothing follows. For who
         trusts no sender.
@@ -156,7 +156,7 @@ class Rans(Coder, public=("checked", "head_bits")):
         return _HALF * self._plan(size).head
 
     def least_bits(self, size: int) -> int:
-        """What a row takes before its first symbols."""
+        """Bits of a row before its first symbols."""
         plan = self._plan(size)
         return _HALF * (plan.head + plan.lanes)
 
@@ -351,7 +351,7 @@ def _gathered(
     plan: _Plan,
     room: int,
 ) -> UInt16[Array, "n room"]:
-    """What was put away, lane after lane."""
+    """The stored words, lane after lane."""
     n = marks.shape[0]
     place = stream.ones(marks, room)
     word, bit = place // _BLOCK, place % _BLOCK

@@ -1,4 +1,4 @@
-"""What a sender remembers of what it could not say, and the link that joins it to a codec."""
+"""The memory of a sender, and the link that joins it to a codec."""
 
 from jaxcomp.feedback.link import Link as Link, default as default
 from jaxcomp.feedback.momentum import (

@@ -1,4 +1,4 @@
-"""What a memory is stored in: the gradient's dtype, another float, or blocks of eight bits."""
+"""Storage of memories: the gradient's dtype, another float, or blocks of eight bits."""
 
 from typing import Any
 
@@ -49,7 +49,7 @@ def tree(memory: Any) -> Any:
 
 
 def store(x: Array, dtype: Any) -> Any:
-    """What a memory of this dtype keeps of `x`."""
+    """`x` as a memory of this dtype stores it."""
     # What a memory cannot hold it must not turn into Inf, which would stay.
     if dtype == "int8":
         # 127 steps of a block may be a little more than its largest element.

@@ -14,7 +14,7 @@ from jaxcomp.types import Array, PyTree
 
 
 class MomentumState(NamedTuple):
-    """What a sender with momentum remembers.
+    """The memory of a sender with momentum.
 
     Attributes:
         momentum: `m·u`, decayed already: what the next gradient is added to.

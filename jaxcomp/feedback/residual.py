@@ -40,7 +40,7 @@ class NoFeedback(Feedback):
 
 
 class ResidualState(NamedTuple):
-    """What has not been sent yet, already decayed."""
+    """The unsent rest of past messages, already decayed."""
 
     residual: PyTree
 

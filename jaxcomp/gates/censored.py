@@ -15,7 +15,7 @@ from jaxcomp.types import Array, AxisName, PyTree
 
 
 class CensoredState(NamedTuple):
-    """What `Censored` measures the parameters' last step by.
+    """The parameters of the last step, as `Censored` needs them.
 
     Attributes:
         gate_params: the parameters of the step before.

@@ -1,4 +1,4 @@
-"""What one call of a codec encodes: pieces of leaves as rows, and a device's share of the rows."""
+"""Batches: pieces of leaves as the rows of one call of a codec, and a device's share of them."""
 
 import dataclasses
 import math

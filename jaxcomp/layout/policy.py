@@ -123,7 +123,7 @@ def of(codec: "Codec | Policy") -> Policy:
 
 
 def without_codecs(policy: Policy) -> tuple:
-    """What of a policy decides which leaves share a codec, whatever it is."""
+    """The part of a policy that decides which leaves share a codec."""
     rules = [(r.path, r.min_size, r.min_ndim, r.codec is None) for r in policy.rules]
     return policy.min_size, policy.min_ndim, policy.codec is None, tuple(rules)
 

@@ -164,7 +164,7 @@ def check_whole(leaf: Any, axis_name: AxisName, name: Callable[[], str], batch: 
 
 
 OR_BATCH = " A batch: name it by `batch_argnums` or `batch_argnames`."
-"""What else an argument may be that lies split over the workers."""
+"""Other meanings of an argument that is split over the workers."""
 
 
 def named(number: int, names: list[str]) -> str:

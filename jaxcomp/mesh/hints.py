@@ -1,4 +1,4 @@
-"""What to do about errors of other libraries in a training step, as notes that Python prints."""
+"""Notes on errors of other libraries in a training step: they say what works."""
 
 import contextlib
 from collections.abc import Iterator

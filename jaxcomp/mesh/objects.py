@@ -120,7 +120,7 @@ def _likes(tree: PyTree) -> list[tuple]:
 
 
 class Rest(NamedTuple):
-    """What the arguments of a step hold beside arrays; hashable.
+    """The leaves of a step's arguments that are not arrays; hashable.
 
     Attributes:
         numbers: the arguments with nnx objects.
@@ -142,7 +142,7 @@ class _Root:
 
 @jax.tree_util.register_pytree_with_keys_class
 class Returned:
-    """What a step with such arguments returns: arrays, the static leaves, and state of objects."""
+    """The results of a step with such arguments: arrays, static leaves, and state of objects."""
 
     def __init__(self, results: PyTree, states: PyTree, static: tuple):
         self.results = results
@@ -215,7 +215,7 @@ def call(step: Callable[..., Any], args: list, rest: Rest, axis_name: AxisName) 
 
 
 def finish(args: tuple, rest: Rest, returned: PyTree) -> PyTree:
-    """What the step returned; nnx objects among its arguments change."""
+    """Returns the step's results and updates the nnx objects among its arguments."""
     if not isinstance(returned, Returned):
         return returned
     if rest.numbers:

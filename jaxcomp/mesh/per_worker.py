@@ -1,4 +1,4 @@
-"""What differs between workers: the memory in an optimizer state, and how to tell it apart."""
+"""Memory that differs between workers, as marked nodes of an optimizer state."""
 
 import sys
 from collections import OrderedDict

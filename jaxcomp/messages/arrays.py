@@ -19,7 +19,7 @@ from jaxcomp.types import ArrayLike
 RAW, PLANES, TRIMMED, CODES = range(4)
 _WIDEST = 16
 _TRIT = 0
-"""What stands for the width of trits in a message."""
+"""The mark for the width of trits in a message."""
 
 
 class Split(NamedTuple):

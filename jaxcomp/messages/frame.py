@@ -34,7 +34,7 @@ _NAMES = (
     *("float8_e4m3b11fnuz", "float8_e4m3fnuz", "float8_e5m2fnuz"),
 )
 DTYPES = tuple(np.dtype(getattr(jnp, name)) for name in _NAMES)
-"""What an array may be of; its place in this list is what a message says."""
+"""The dtypes of arrays; a message holds the place in this list."""
 
 
 class Part(NamedTuple):

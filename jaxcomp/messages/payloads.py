@@ -18,7 +18,7 @@ from jaxcomp.wire import cost as wire_cost
 
 
 class Expected(NamedTuple):
-    """What a message for this codec and tree must hold.
+    """The contents of a message for this codec and tree.
 
     Attributes:
         digests: of codec and plan, in each format version that is read.

@@ -1,4 +1,4 @@
-"""What is left of a message while it is read: nothing is taken that is not there."""
+"""The unread rest of a message: a read beyond its end raises."""
 
 from typing import Any
 

@@ -19,7 +19,7 @@ def largest(tree: PyTree) -> Array:
 
 
 def unit(top: Array) -> Array:
-    """What to multiply elements by before they are squared, where `top` is the largest."""
+    """The factor of elements before they are squared, if `top` is the largest."""
     most = 2.0**1000 if top.dtype == jnp.float64 else 2.0**100
     return 1 / jnp.where(top > 0, jnp.clip(top, 1 / most, most), 1)
 

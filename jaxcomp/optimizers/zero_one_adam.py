@@ -42,14 +42,14 @@ class ZeroOneAdamState(NamedTuple):
 
 
 class _Own(NamedTuple):
-    """What a worker has of its own."""
+    """The part of the state that is a worker's own."""
 
     drift: PyTree
     offset: PyTree
 
 
 class _Given(NamedTuple):
-    """What a step is taken from; `total` has its rate in it already."""
+    """The input of a step; `total` has its rate in it already."""
 
     grads: PyTree
     state: ZeroOneAdamState
@@ -63,7 +63,7 @@ class _Given(NamedTuple):
 
 
 class _Taken(NamedTuple):
-    """What becomes of the state and the centre."""
+    """The next state and the change of the centre."""
 
     updates: PyTree
     total: Array
@@ -123,7 +123,7 @@ class _Rule:
         return _Taken(still, given.total, state.mu, state.nu, own, state.dense, state.compressed)
 
     def message(self, given: _Given) -> PyTree:
-        """What is sent through the codec: gradients, or the mean of a worker's moments.
+        """The message for the codec: gradients, or the mean of a worker's moments.
 
         Each moment counts by its rate: what a worker has come by is minus their sum, over `D`.
         """

@@ -1,4 +1,4 @@
-"""What would be sent for each leaf, and why: the table behind `describe`."""
+"""The payload of each leaf, and the reason: the table behind `describe`."""
 
 import dataclasses
 import math
@@ -116,7 +116,7 @@ class Description:
 def describe(
     codec_or_reducer: Any, params: PyTree, workers: int | tuple[int, ...] | None = None
 ) -> Description:
-    """What would be sent for a tree: leaf by leaf, in all, and what was picked and why.
+    """The payload of a tree, leaf by leaf and in all, and the reducer that was picked and why.
 
     Args:
         codec_or_reducer: what you would give to `compressed_mean`.
@@ -184,7 +184,7 @@ def describe(
 
 
 def _offers(reducer: Any, params: PyTree, workers: Any) -> tuple[tuple[str, int], ...]:
-    """What a device would send for the compressed leaves by each reducer for payloads."""
+    """The link bytes of the compressed leaves under each reducer of payloads."""
     if workers is None or not isinstance(reducer, Auto | Gather | TwoShot):
         return ()
     workers = math.prod(workers) if isinstance(workers, tuple) else workers
@@ -221,7 +221,7 @@ def short(setting: Any) -> str:
 
 
 def _phases(reducer: Any, params: PyTree) -> str:
-    """What a reducer that changes with time sends at which; the table is of its last phase."""
+    """The payload of each phase of a schedule; the table is of its last phase."""
     lines = []
     for start, phase in reducer.schedule if reducer.scheduled else ():
         size = accounting.payload_bytes(phase, accounting.plan(phase, params))
@@ -251,7 +251,7 @@ def _picked(given: Any, reducer: Any, plan: Any, workers: Any) -> str:
 
 
 def _taken(reducer: Auto, plan: Any, workers: Any) -> str:
-    """What the default takes for so many workers, and why."""
+    """The reducer that the default takes for this number of workers, and why."""
     names = [type(way).__name__ for way in reducer.reducers]
     if len(names) == 1:
         why = (

@@ -36,12 +36,12 @@ CODECS: Mapping[str, Any] = {
     "sidco 0.1 %": sidco(fraction=0.001),
     "PowerSGD rank 4": PowerIteration(rank=4),
 }
-"""What is looked at where nothing is named."""
+"""The codecs that a plan compares by default."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """What a plan says of a leaf.
+    """The plan of one leaf.
 
     Attributes:
         path: where in the tree.
@@ -221,7 +221,7 @@ def ways(codecs: Mapping[str, Any], levels: tuple[int, ...]) -> dict[str, Any]:
 def price(
     reducer: Any, like: PyTree, workers: tuple[int, ...], clock: Clock = timing.measure
 ) -> tuple[cost.Price, cost.Price]:
-    """What a device spends on a mean, on its slow link and in work, and on fast links before it.
+    """The cost of a mean to a device: its slow link and its work, and the fast links before it.
 
     Raises:
         ValueError: if the reducer does not say what efforts it makes.

@@ -1,4 +1,4 @@
-"""What a plan looks like: the time of a step over the speed of the link."""
+"""The picture of a plan: the time of a step over the speed of the link."""
 
 import dataclasses
 import math

@@ -113,7 +113,7 @@ def measure(
 
 @functools.lru_cache(maxsize=256)
 def untimed(way: Any, elements: int = 2**18, *, dtype: str = "float32") -> Measured:
-    """What `measure` finds without a clock: the error alone, and no time for the work.
+    """`measure` without a clock: the error alone, and no time for the work.
 
     Args:
         way: as for `measure`.
@@ -143,7 +143,7 @@ def _error(first: np.ndarray, x: Array) -> float:
 
 
 def _whole(reducer: Any, x: Array) -> tuple[Callable[[], None], np.ndarray]:
-    """What takes a mean over one worker, to be timed, and the first of these means."""
+    """A function that takes a mean over one worker, to be timed, and the first of these means."""
     mesh = Mesh(np.array(jax.local_devices()[:1]), (_AXIS,))
     tx = compressed_mean(reducer, _AXIS)
 

@@ -1,1 +1,1 @@
-"""What a quantizer is made of: a scale for each bucket, a set of levels, a rule of rounding."""
+"""The parts of a quantizer: a scale for each bucket, a set of levels, a rule of rounding."""

@@ -127,7 +127,7 @@ def half_normal(size: int) -> Histogram:
 
 
 def variance(histogram: Histogram, levels: Float32[Array, " levels"]) -> Float32[Array, ""]:
-    """What unbiased rounding of a magnitude to these levels adds to its square, on average.
+    """The variance that unbiased rounding to these levels adds to a magnitude.
 
     `Ψ(l) = Σⱼ ∫_{lⱼ}^{lⱼ₊₁} (r − lⱼ)(lⱼ₊₁ − r) dF(r)`
 

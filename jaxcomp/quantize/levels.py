@@ -49,7 +49,7 @@ class Levels(Interface, abstract=True):
 
     @abc.abstractmethod
     def values(self, codes: UInt32[Array, "..."]) -> Float32[Array, "..."]:
-        """What each code is worth in steps."""
+        """The value of each code in steps."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,7 +207,7 @@ class Float(Levels):
         return lax.bitcast_convert_type(word | sign, jnp.float32)
 
     def _offset(self, fraction: int) -> int:
-        """What the upper bits of a float in `2^-fraction` units exceed its number by."""
+        """The offset of the upper bits of a float in `2^-fraction` units from its number."""
         return (126 + fraction + self.mantissa) << self.mantissa
 
 

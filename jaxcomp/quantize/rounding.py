@@ -92,7 +92,7 @@ class Subtractive(Rounding, public=("offset",)):
         return noise.below(FRACTION, high, low, position)
 
     def offset(self, high: Array, low: Array, position: Array) -> Float32[Array, "..."]:
-        """What the decoder adds to each value, in steps: within ½, in multiples of 2⁻⁹."""
+        """The decoder's addend for each value, in steps: within ½, in multiples of 2⁻⁹."""
         upper = self.dither(high, low, position) >> (FRACTION - SUBTRACTED)
         whole = (1 << SUBTRACTED) - 1 - 2 * upper
         return whole.astype(jnp.float32) * jnp.float32(0.5**SUBTRACTED / 2)

@@ -47,7 +47,7 @@ class Steps(Interface, abstract=True):
 
     @abc.abstractmethod
     def bits(self, blocks: int) -> float:
-        """What the steps of a bucket of so many blocks cost."""
+        """Bits of the steps of a bucket of this many blocks."""
 
     @abc.abstractmethod
     def derive(

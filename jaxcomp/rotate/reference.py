@@ -25,7 +25,7 @@ _SIGN = 0x80000000
 
 
 class Seeds(NamedTuple):
-    """What the signs of blocks are made of, `uint32[blocks, 1]` each.
+    """The seeds of the signs of blocks, `uint32[blocks, 1]` each.
 
     Attributes:
         high: the first seed word of the bucket that the block is of.

@@ -1,4 +1,4 @@
-"""What a codec loses on average: the checks of unbiased and of contractive ones."""
+"""Checks of the average error: of unbiased and of contractive codecs."""
 
 import jax
 import jax.numpy as jnp

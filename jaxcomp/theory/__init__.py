@@ -1,1 +1,1 @@
-"""What is possible: the limits that every codec is measured against."""
+"""Limits that codecs are measured against, and models of cost."""

@@ -1,4 +1,4 @@
-"""What a mean costs: the α–β model of a link, and the work that codecs do beside it.
+"""The cost of a mean: the α–β model of a link, and the work of codecs beside it.
 
 `T = rounds · α + bytes / β + work`: a collective over `n` devices is so many messages one after
 another, each of which takes `α` seconds however small it is, so many bytes that a device sends at
@@ -57,7 +57,7 @@ class Work:
 
 @dataclasses.dataclass(frozen=True)
 class Effort:
-    """What a reducer asks of one device.
+    """The effort of one device for a reducer.
 
     Args:
         rounds: messages one after another.
@@ -72,7 +72,7 @@ class Effort:
     adds: float = 0.0
 
     def seconds(self, work: Work, elements: int) -> float:
-        """What of it a device's own arithmetic takes."""
+        """The part of it that a device's own arithmetic takes."""
         passes = self.encodes * work.encode + self.decodes * work.decode + self.adds * work.add
         return elements * passes
 
@@ -84,7 +84,7 @@ class Effort:
 
 @dataclasses.dataclass(frozen=True)
 class Price:
-    """What one device spends on a mean.
+    """The price of a mean to one device.
 
     Args:
         bytes: what it sends.

@@ -47,7 +47,7 @@ class Way:
 
 @dataclasses.dataclass(frozen=True)
 class Forecast:
-    """What a step takes by one way.
+    """The time of a step by one way.
 
     Attributes:
         way: which.
@@ -71,7 +71,7 @@ class Forecast:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What `plan` found; `print` it, or take `best`.
+    """The result of `plan`; `print` it, or take `best`.
 
     Attributes:
         forecasts: one for each way, the shortest step first.
@@ -196,7 +196,7 @@ class Plan:
 
     @property
     def caution(self) -> str:
-        """What to check before the best way is taken; empty if its error is not high."""
+        """A check to make before the best way is taken; empty if its error is not high."""
         if not self.best.way.risky:
             return ""
         other = self.cautious

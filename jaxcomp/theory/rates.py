@@ -15,7 +15,7 @@ def compressed_rate(
     omega: float | None = None,
     delta: float | None = None,
 ) -> float:
-    """What no method's expected squared gradient norm can be below, on the hardest smooth losses.
+    """A lower bound on the expected squared gradient norm of any method, on smooth losses.
 
     `σ √(LΔ / (nT)) + (1 + ω) LΔ / T` for unbiased codecs of variance `ω`, and
     `σ √(LΔ / (nT)) + LΔ / (δT)` for contractions of `δ`, without constants.

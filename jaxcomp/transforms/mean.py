@@ -23,7 +23,7 @@ from jaxcomp.types import Array, AxisName, PyTree
 
 
 class GateState(NamedTuple):
-    """What a gate goes on from, and what it let through; the same on every worker.
+    """The state of a gate and the counts of its rounds; the same on every worker.
 
     Attributes:
         gate_key: the raw key that is drawn from.

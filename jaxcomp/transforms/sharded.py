@@ -274,7 +274,7 @@ def _place(path: tuple) -> int:
 
 
 def _gathered(means: list[Array], cuts: list[Cut]) -> list[Array]:
-    """What was cut for want of a sharding, whole again: one collective for all leaves of a kind."""
+    """Leaves that were cut for lack of a sharding, whole again: one collective for each kind."""
     means, groups = list(means), {}
     for number, cut in enumerate(cuts):
         if cut.missing:
@@ -291,7 +291,7 @@ def _gathered(means: list[Array], cuts: list[Cut]) -> list[Array]:
 
 
 def _alike(tree: PyTree, names: tuple[str, ...]) -> PyTree:
-    """What is the same in all shards, typed so: a count, or the bytes of a phase."""
+    """Values that are the same in all shards, typed so: a count, or the bytes of a phase."""
     return jax.tree.map(
         lambda x: lax.pmax(x, names) if names and axes.varies(x, names) else x, tree
     )

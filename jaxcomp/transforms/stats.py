@@ -1,4 +1,4 @@
-"""What a step cost and lost, for those who want to watch it."""
+"""Statistics of a step: its bytes, its error, its residual."""
 
 import math
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from jaxcomp.wire import cost as wire_cost
 
 
 class Stats(NamedTuple):
-    """What the last step cost and lost; the same on every worker.
+    """Statistics of the last step; the same on every worker.
 
     Attributes:
         relative_error: `Σ‖message − sent‖² / Σ‖message‖²` over all workers' compressed leaves; of
@@ -91,7 +91,7 @@ def _spent(state: PyTree, everywhere: tuple[str, ...]) -> tuple[Array, Array]:
 
 
 def coders_spent(state: PyTree) -> Spent | None:
-    """What all entropy coders that keep their state here spent; None if there is none."""
+    """The spare and lost capacity of all entropy coders in this state; None without one."""
     leaves = jax.tree.leaves(state, is_leaf=lambda part: isinstance(part, Spent))
     found = [part for part in leaves if isinstance(part, Spent)]
     if not found:

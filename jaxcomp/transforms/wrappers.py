@@ -119,7 +119,7 @@ def skip_nonfinite(tx: optax.GradientTransformation) -> optax.GradientTransforma
 
 
 def _unguarded(state: PyTree) -> PyTree:
-    """What is the same on all workers, but for what a mean remembers, which it guards itself."""
+    """The state that is the same on all workers, without the memory that a mean guards itself."""
 
     def is_guarded(node: Any) -> bool:
         return isinstance(node, ReductionState)
