@@ -60,4 +60,4 @@ class Gate(Interface, abstract=True):
         axis_name: AxisName,
         params: PyTree | None = None,
     ) -> Opened:
-        """Who sends in this step, from its key, this worker's messages and the parameters."""
+        """Decides who sends in this step, by its key, this worker's messages and the parameters."""

@@ -181,7 +181,7 @@ class Coded(WrappedCodec):
         return (32 * self._words(size) + 8 * jnp.dtype(_counts(size)).itemsize) / size + steps
 
     def variance_bound(self, size: int) -> float | None:
-        """That of the quantizer, if nothing can be lost."""
+        """The quantizer's bound, if nothing can be lost."""
         return self.codec.variance_bound(size) if self._whole else None
 
     def init(self, like: ArrayLike) -> CodedState:

@@ -86,7 +86,7 @@ class Cosine(WrappedCodec):
     def mean_of_senders(
         self, keys: Key, payloads: Any, like: ArrayLike, weights: Array | None = None
     ) -> Array:
-        """Of each coefficient, over those who sent it."""
+        """The mean of each coefficient over the workers that sent it."""
         z = self.codec.mean_of_senders(keys, payloads, self.inner_like(like), weights)
         return self.restore(keys, z, summing.accumulator(like))
 

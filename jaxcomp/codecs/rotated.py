@@ -116,7 +116,7 @@ class Rotated(WrappedCodec, public=("rotate", "unrotate")):
     mixed = 0
 
     def variance_bound(self, size: int) -> float | None:
-        """That of the codec for the rotated bucket, which has no outlier."""
+        """The codec's bound for the rotated bucket, which has no outlier."""
         padded, block = self._padded(size)
         bounds = [
             self.codec.variance_bound(padded),

@@ -171,7 +171,7 @@ def _lookup(table: UInt32[Array, " symbols"], limit: int) -> UInt32[Array, " slo
 
 
 def _reversal(limit: int) -> np.ndarray:
-    """Of each number of `limit` bits the one that is read from the other end."""
+    """Each number of `limit` bits, read from the other end."""
     number, turned = np.arange(1 << limit), np.zeros(1 << limit, int)
     for bit in range(limit):
         turned |= ((number >> bit) & 1) << (limit - 1 - bit)

@@ -253,7 +253,7 @@ def _packed(table: UInt32[Array, " symbols"]) -> UInt32[Array, " symbols"]:
 
 
 def _slots(table: UInt32[Array, " symbols"]) -> UInt32[Array, "4096"]:
-    """Of each slot its symbol, the symbol's frequency and the slot's number among the symbol's."""
+    """The symbol of each slot, its frequency, and the slot's number among the symbol's slots."""
     begins = _begins(table)
     slot = jnp.arange(_TOTAL, dtype=jnp.uint32)
     marks = jnp.zeros(_TOTAL, jnp.int32).at[begins.astype(jnp.int32)].add(1, mode="drop")

@@ -69,7 +69,7 @@ class Arguments:
         return (*args, *kwargs.values()), tuple(kwargs)
 
     def names(self, count: int, keywords: tuple[str, ...]) -> list[str]:
-        """Of each argument of a call, its name, or an empty string."""
+        """The name of each argument of a call, or an empty string."""
         found = []
         for name, parameter in self.signature.parameters.items() if self.signature else ():
             if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):

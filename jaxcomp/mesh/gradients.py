@@ -189,7 +189,7 @@ class _Held:
             objects.average(self.given, axis_name, before)
 
     def part(self, state: PyTree, slot: Any) -> PyTree:
-        """Of a state of all objects, that of one argument."""
+        """The part of the state of all objects that belongs to one argument."""
         return state.get(self.slots.index(slot), objects.nnx().State({}))
 
 

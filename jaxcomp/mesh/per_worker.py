@@ -237,7 +237,7 @@ def _is_sequence(node: Any) -> bool:
 
 
 def _parts(node: Any) -> list[Any]:
-    """Of the state of a chain, or of one with names, that of each transformation."""
+    """The state of each transformation of a chain, with or without names."""
     if not _is_sequence(node):
         return []
     return list(node.values()) if isinstance(node, OrderedDict) else list(node)

@@ -149,7 +149,7 @@ def spec(path: tuple, leaf: Any, homes: Homes, axis_name: AxisName) -> Partition
 
 
 def _home(path: tuple, shape: tuple[int, ...], homes: Homes) -> PartitionSpec | None:
-    """That of the parameter of this shape whose path the path ends with."""
+    """The home of the parameter that has this shape and whose path ends this path."""
     names = _names(path)
     found = (homes.get((names[start:], shape)) for start in range(len(names) + 1))
     return next((home for home in found if home is not None), None)

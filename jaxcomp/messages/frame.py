@@ -139,7 +139,7 @@ def _opened(whole: memoryview, most: int, secret: bytes | None) -> tuple[int, in
 
 
 def _checksum(fixed: bytes, body: Any, secret: bytes | None) -> bytes:
-    """Of everything but itself, in whose place there are zeros."""
+    """The checksum of the whole message, with zeros in the checksum's own place."""
     digest = hashlib.blake2b(fixed, digest_size=DIGEST, key=secret or b"", person=_PERSON)
     digest.update(body)
     return digest.digest()

@@ -96,7 +96,7 @@ def decode(reader: Reader, size: int) -> np.ndarray:
 
 
 def _frequencies(counts: np.ndarray) -> np.ndarray:
-    """Of 4096, in proportion to the counts: none for what does not occur, else at least one.
+    """Frequencies out of 4096 in proportion to the counts; a symbol that occurs has at least one.
 
     Those of the coder's own table are never zero, which a few codes of few bits would pay for.
     """

@@ -1,4 +1,4 @@
-"""Who calls a transformation: optax wrappers that must not hold it, and what comes after it.
+"""Finds the callers of a transformation: optax wrappers around it, and parts of a chain after it.
 
 A transformation is not told what it is wrapped in. The frames that call it know: they are named
 after the wrappers, and optax's chain holds its parts in local variables.
@@ -139,7 +139,7 @@ _OPTIMIZERS = ("optax._src.alias", "optax.contrib")
 
 
 def _injected(factory: Any, settings: dict[str, Any]) -> int:
-    """Of what a factory makes whose numbers are known in the step only: rates are positive."""
+    """The sign of a factory's transformation whose numbers the step decides: rates are positive."""
     if getattr(factory, "__module__", "").startswith(_OPTIMIZERS):
         return -1
     try:

@@ -40,19 +40,19 @@ class Rule(Protocol):
     """A property of values, and how it passes through equations."""
 
     unknown: Any
-    """Of a value without a history, such as an argument of the mapped function."""
+    """The fact of a value without a history, such as an argument of the mapped function."""
 
     constant: Any
-    """Of an array that is part of the program."""
+    """The fact of an array that is part of the program."""
 
     def literal(self, value: Any) -> Any:
-        """Of a number that is part of the program."""
+        """The fact of a number that is part of the program."""
 
     def join(self, one: Any, other: Any) -> Any:
-        """Of a value that is one or the other, or depends on both."""
+        """The fact of a value that is one or the other, or depends on both."""
 
     def through(self, step: Step, inputs: list[Any]) -> Any:
-        """Of the results of an equation."""
+        """The facts of the results of an equation."""
 
 
 def trace(leaves: Iterable[Any], rule: Rule) -> list[Any]:
@@ -112,7 +112,7 @@ def _flow(steps: Iterable[Step], rule: Rule, found: dict[Hashable, Any]) -> None
 
 
 def _inside(step: Step, inputs: list[Any], rule: Rule) -> list[Any] | None:
-    """Of the results of an equation that holds programs; None for others."""
+    """The facts of the results of an equation that holds programs; None for others."""
     params = step.params
     if step.name == "cond":
         which, *rest = inputs
@@ -154,7 +154,7 @@ def _loop(
 
 
 def _run(body: Any, inputs: list[Any], step: Step, rule: Rule) -> list[Any]:
-    """Of the results of a program within an equation."""
+    """The facts of the results of a program within an equation."""
     inner = getattr(body, "jaxpr", body)
     found = dict.fromkeys(inner.constvars, rule.constant)
     found.update(zip(inner.invars, inputs, strict=True))

@@ -158,7 +158,7 @@ class _Rule:
         return self.adam.first(given.grads, before)
 
     def _change(self, given: _Given, m: PyTree, nu: PyTree) -> PyTree:
-        """Of the centre, with the decay of its weights, by all rates since the last meeting."""
+        """The change of the centre, with weight decay, by all rates since the last exchange."""
         change = self._against(given, m, nu, given.total)
         if not self.weight_decay:
             return change

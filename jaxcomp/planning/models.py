@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxcomp import checks
 
 _WIDTH = 64
-"""Of a layer, times the layers: GPT-2 has 12 layers of width 768."""
+"""The parameters of a layer times the layers: GPT-2 has 12 layers of width 768."""
 _IN_BLOCKS = 0.7
 """The share of the blocks in small models, as in GPT-2 (0.68)."""
 _VOCABULARY = 50_257

@@ -49,7 +49,7 @@ def even(levels: Uniform | MidRise, rounding: Rounding, size: int) -> float:
 
 
 def _powers(levels: Float, scale: Scale, size: int) -> float | None:
-    """Of powers of two as levels."""
+    """The bound for levels that are powers of two."""
     if isinstance(scale, PNorm) and scale.p < 2:
         return worst_case.omega_natural(size, levels.positive, float(scale.p))
     if isinstance(scale, L2 | MaxAbs | PNorm):

@@ -45,7 +45,7 @@ class Scale(Interface, abstract=True):
 
 
 def _passes(scale: Callable[..., Array]) -> Callable[..., Array]:
-    """Of a scale that reads its rows more than once: a CPU reads them from memory only once."""
+    """A scale in parts: it reads its rows more than once, a CPU reads each from memory once."""
 
     @functools.wraps(scale)
     def call(self: Any, x: Array, count: Array, rows: Rows = sums.IN_XLA) -> Array:

@@ -63,7 +63,7 @@ def link_bytes(reducer: Any, like: PyTree, workers: Any) -> int:
 
 
 def told_bytes(reducer: Any, batches: Batches, workers: int) -> Fraction | int:
-    """Those of the number by which workers say that their memories are finite."""
+    """Bytes of the number by which workers say that their memories are finite."""
     return wire_cost.ring(4, workers) if tells(reducer, batches) else 0
 
 

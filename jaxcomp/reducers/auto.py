@@ -109,7 +109,7 @@ class Auto(Reducer, public=("picked", "priced", "reducers", "two_shot")):
 
     @property
     def downlink(self) -> Link | None:
-        """That of `TwoShot` where it is always taken; else none is known before the workers are."""
+        """The downlink of `TwoShot` where it is always taken; otherwise the workers decide."""
         two_shot = self.two_shot() if self.splits else None
         return None if two_shot is None else two_shot.downlink
 
@@ -165,11 +165,11 @@ class Auto(Reducer, public=("picked", "priced", "reducers", "two_shot")):
         return dense_.fused_mean(leaves, axis_name, weight)
 
     def efforts(self, batches: Batches, workers: int) -> tuple[tuple[Link, cost.Effort], ...]:
-        """Those of what is picked."""
+        """The efforts of the resolved reducer."""
         return self._pick(batches, workers).efforts(batches, workers)
 
     def link_bytes(self, like: PyTree, workers: int) -> int:
-        """That of what is picked."""
+        """The link bytes of the resolved reducer."""
         return self.picked(like, workers).link_bytes(like, workers)
 
     def batches_link_bytes(self, batches: Batches, workers: int) -> Fraction | int:
@@ -180,7 +180,7 @@ class Auto(Reducer, public=("picked", "priced", "reducers", "two_shot")):
         return min(self.priced(batches, workers), key=lambda offer: offer.bytes).reducer
 
     def _warn(self, batches: Batches, workers: int) -> None:
-        """Of a codec that should rather not be gathered by so many."""
+        """Warns of a codec whose gathered payloads exceed a dense mean."""
         sent = math.ceil(self.batches_link_bytes(batches, workers))
         dense = sum(math.prod(b.like.shape) * b.dtype.itemsize for b in batches)
         ring = wire_cost.ring_bytes(dense, workers)

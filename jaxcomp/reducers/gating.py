@@ -16,7 +16,7 @@ from jaxcomp.types import Array, AxisName, Batches, PyTree
 
 
 class Participation(NamedTuple):
-    """Who sent in a step.
+    """The workers that sent in a step.
 
     Attributes:
         go: whether anyone did.

@@ -247,7 +247,7 @@ class Hierarchical(Reducer, public=("levels",)):
     def efforts(
         self, batches: Batches, workers: tuple[int, ...]
     ) -> tuple[tuple[Any, cost.Effort], ...]:
-        """Those of the outer reducer, for a share of the elements."""
+        """The efforts of the outer reducer, for a device's share of the elements."""
         *outer, inner = workers
         shards = tuple(batches_.Shard(batch, inner, None) for batch in batches)
         found = self._outer.efforts(shards, math.prod(outer))
@@ -265,7 +265,7 @@ class Hierarchical(Reducer, public=("levels",)):
         return slow, 2 * (inner - 1) * share
 
     def _key(self, key: Array, axis_name: AxisName) -> Array:
-        """Of this share: neighbours must not draw alike."""
+        """The key of this device's share: neighbours must not draw alike."""
         _, axis = self._axes(axis_name)
         return noise.fold(key, lax.axis_index(axis))
 

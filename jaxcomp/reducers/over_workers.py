@@ -210,7 +210,7 @@ def _run(
     together: _Together,
     plain: _Collective,
 ) -> list[Array]:
-    """Of arrays with a leading axis for each of `rows`, and workers on devices along `left`."""
+    """The sum of arrays with a leading axis for each of `rows`, over workers along `left`."""
     del plain
     found = list(args)
     if rows:

@@ -108,7 +108,7 @@ class Psum(Reducer):
         return dense_.fused_mean(leaves, axis_name, weight)
 
     def efforts(self, batches: Batches, workers: int) -> tuple[tuple[Link, cost.Effort], ...]:
-        """Those of an all-reduce; one payload is decoded, the sum."""
+        """The efforts of an all-reduce; one payload is decoded, the sum."""
         return ((self.uplink, cost.Effort(2 * (workers - 1), encodes=1, decodes=1)),)
 
     def link_bytes(self, like: PyTree, workers: int) -> int:
@@ -138,7 +138,7 @@ def _summable(batches: Batches, workers: int) -> Batches:
 
 
 def _factors(workers: int, batch: Any, payload: PyTree) -> tuple[float, float]:
-    """Of each term, or of what decodes their sum, and of the decoded sum: they make it a mean.
+    """The factors of each term, or of its decoder, and of the decoded sum: they make it a mean.
 
     What might overflow is divided before it is a sum, as far as that rounds nothing; floats of 16
     bits are averaged on the way.

@@ -90,12 +90,12 @@ class Settings(NamedTuple):
 
     @property
     def feedback(self) -> Feedback:
-        """Of the compressed leaves."""
+        """The feedback of the compressed leaves."""
         return accounting.feedback_of(self.resolved)
 
     @property
     def aside(self) -> Feedback:
-        """Of the leaves that are sent dense: they have a memory under a gate only."""
+        """The feedback of the leaves that are sent dense: they have a memory under a gate only."""
         return NoFeedback() if self.gate is None else accounting.aside_of(self.resolved)
 
 

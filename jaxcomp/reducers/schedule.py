@@ -114,7 +114,7 @@ class ReducerSchedule(Reducer, public=("reducers", "starts")):
 
     @property
     def uplink(self) -> Link:
-        """That of the last phase."""
+        """The uplink of the last phase."""
         return self.reducers[-1].uplink
 
     @property
@@ -204,12 +204,12 @@ class ReducerSchedule(Reducer, public=("reducers", "starts")):
         return self.reducers[-1].dense(leaves, axis_name, weight)
 
     def efforts(self, batches: Batches, workers: int) -> tuple[tuple[Any, cost.Effort], ...]:
-        """Those of the last phase."""
+        """The efforts of the last phase."""
         last: Any = self.reducers[-1]
         return last.efforts(batches, workers)
 
     def link_bytes(self, like: PyTree, workers: int) -> int:
-        """That of the last phase."""
+        """The link bytes of the last phase."""
         return self.reducers[-1].link_bytes(like, workers)
 
     def _own(self, reducer: Reducer, batches: Batches) -> Batches:

@@ -78,7 +78,7 @@ def init(
 
 
 def _memory(reducer: Reducer, batches: Batches, axis_name: AxisName) -> PyTree:
-    """Of the uplink's feedback, without the workers' axis."""
+    """The memory of the uplink's feedback, without the workers' axis."""
     inner = reducer.within(batches, axis_name)
     return accounting.feedback_of(reducer).init(
         tuple(batch.like for batch in inner), reducer.part_like(batches, axis_name)
@@ -120,5 +120,5 @@ def hold(reducer: Reducer, memory: PyTree, axis_name: AxisName) -> PyTree:
 
 
 def hold_aside(reducer: Reducer, memory: PyTree, axis_name: AxisName) -> PyTree:
-    """That of the leaves that are sent as they are, of whose mean every device has all."""
+    """The memory of the leaves that are sent dense; every device has their whole mean."""
     return per_worker.wrap(memory, accounting.aside_of(reducer).kind, axis_name)

@@ -322,7 +322,7 @@ def assert_wire_bytes(codec: Codec, like: ArrayLike) -> None:
 
 
 def _roundtrip(codec: Codec) -> Callable[[Array], Array]:
-    """Of one key."""
+    """A round trip with one key."""
     return lambda x: programs.compiled(codec, noise.raw(SEED), x)[1]
 
 

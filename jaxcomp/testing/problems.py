@@ -40,7 +40,7 @@ class Quadratics(NamedTuple):
         return self.matrices, self.targets
 
     def gradient(self, x: Array, matrix: Array, target: Array) -> Array:
-        """Of one worker's loss."""
+        """The gradient of one worker's loss."""
         return matrix.T @ (matrix @ x - target) + self.ridge * x
 
     def error(self, x: Array) -> Array:
@@ -77,7 +77,7 @@ class Logistic(NamedTuple):
         return self.features, self.labels
 
     def gradient(self, x: Array, features: Array, labels: Array) -> Array:
-        """Of one worker's loss, the mean of `log(1 + exp(−y ⟨a, x⟩))` and the ridge."""
+        """The gradient of a worker's loss: the mean of `log(1 + exp(−y ⟨a, x⟩))`, and the ridge."""
         pull = labels * jax.nn.sigmoid(-labels * (features @ x))
         return self.ridge * x - features.T @ pull / labels.shape[0]
 

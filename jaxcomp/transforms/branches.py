@@ -58,5 +58,5 @@ def refitted(
 
 
 def shapes(state: PyTree) -> list[tuple[int, ...]]:
-    """Of all arrays of a state."""
+    """The shapes of all arrays of a state."""
     return [jnp.shape(x) for x in jax.tree.leaves(state)]

@@ -36,7 +36,7 @@ class Shards(NamedTuple):
         return math.prod(self.sizes)
 
     def size(self, names: Sequence[str]) -> int:
-        """Of some of the axes together."""
+        """The number of devices along some of the axes together."""
         return math.prod(self.sizes[self.names.index(name)] for name in names)
 
 
@@ -362,7 +362,7 @@ def _is_spec(node: Any) -> bool:
 
 
 def _spec(node: Any) -> PartitionSpec:
-    """Of a spec, a `NamedSharding`, or None for what is replicated."""
+    """The spec of a spec, of a `NamedSharding`, or of None for a replicated leaf."""
     return PartitionSpec() if node is None else getattr(node, "spec", node)
 
 

@@ -56,7 +56,7 @@ def measure(
     axis_name: AxisName,
     shards: tuple[str, ...],
 ) -> Stats:
-    """Of a step, over all workers and shards."""
+    """The statistics of a step, over all workers and shards."""
     residual = accounting.feedback_of(reducer).unsent(per_worker.unwrap(result.state.feedback))
     # Squares of large and small values leave the range of float32: measure in units of the largest.
     everywhere = (*axes.names(axis_name), *shards)

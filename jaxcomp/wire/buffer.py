@@ -57,7 +57,7 @@ def gather(payload: PyTree, axis_name: AxisName, collectives: int = 1) -> PyTree
 
 
 def exchange(rows: PyTree, axis_name: AxisName, collectives: int = 1) -> PyTree:
-    """Of trees with an axis of workers, row `j` to worker `j`, and what came for this one."""
+    """Sends row `j` of trees with an axis of workers to worker `j`; returns the received rows."""
     leaves, treedef = jax.tree.flatten(rows)
     found = []
     for part in _runs(leaves, collectives):
