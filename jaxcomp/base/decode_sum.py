@@ -17,7 +17,7 @@ def decode_sum(
     weights: Array | None = None,
     side: Any = None,
 ) -> Array:
-    """`Σ wᵢ · decode(payloadᵢ)` in worker order, by the codec's own method if it has one.
+    """`Σ wᵢ · decode(payloadᵢ)` in worker order, as wide as `accumulator(like)`.
 
     Args:
         codec: what made the payloads.

@@ -115,8 +115,9 @@ class Auto(Reducer, public=("picked", "priced", "reducers", "two_shot")):
 
     def resolve(self, batches: Batches, workers: tuple[int, ...]) -> Reducer:
         """The reducer that moves fewest bytes; warns if a dense mean would move fewer."""
-        self._warn(batches, math.prod(workers))
-        return self._pick(batches, math.prod(workers))
+        offer = self._offer(batches, math.prod(workers))
+        self._warn(batches, math.prod(workers), math.ceil(offer.bytes))
+        return offer.reducer
 
     def init(self, batches: Batches, axis_name: AxisName) -> "AutoState":
         last = self.reducers[-1]
@@ -174,14 +175,17 @@ class Auto(Reducer, public=("picked", "priced", "reducers", "two_shot")):
 
     def batches_link_bytes(self, batches: Batches, workers: int) -> Fraction | int:
         """What of it the batches account for."""
-        return min(offer.bytes for offer in self.priced(batches, workers))
+        return self._offer(batches, workers).bytes
 
     def _pick(self, batches: Batches, workers: int) -> Any:
-        return min(self.priced(batches, workers), key=lambda offer: offer.bytes).reducer
+        return self._offer(batches, workers).reducer
 
-    def _warn(self, batches: Batches, workers: int) -> None:
+    def _offer(self, batches: Batches, workers: int) -> Offer:
+        """The offer of fewest bytes; of equals, the first one."""
+        return min(self.priced(batches, workers), key=lambda offer: offer.bytes)
+
+    def _warn(self, batches: Batches, workers: int, sent: int) -> None:
         """Warns of a codec whose gathered payloads exceed a dense mean."""
-        sent = math.ceil(self.batches_link_bytes(batches, workers))
         dense = sum(math.prod(b.like.shape) * b.dtype.itemsize for b in batches)
         ring = wire_cost.ring_bytes(dense, workers)
         if dense >= _NOTICED and sent > ring:

@@ -1,4 +1,4 @@
-"""What a gate asks of a reducer, and what the messages of an open round are multiplied by."""
+"""The demands of a gate on a reducer, and the factor of the messages of an open round."""
 
 from typing import NamedTuple
 

@@ -183,6 +183,9 @@ def prepare(
         assert gate_key is not None
         links = resolved.link_axis(axis_name)
         opened = gate.open(gate_key, (message, dense), gate_state, links, params)
+        closes = gating.closes(gate, resolved)
+        go = conditional.uniform(opened.go, axis_name) if closes else jnp.ones((), bool)
+        opened = opened._replace(go=go)
         inner = resolved.within(batches, axis_name)
         factor = gating.factor(gate, resolved, inner, axes.size(links))
     counts = gating.counts(opened.weight, factor)
@@ -206,9 +209,8 @@ def exchange(prepared: Prepared, *, opened: bool = False) -> _Heard:
     (_, reducer, axis_name, gate, guard, _), layout, times, *_ = prepared
     feedback, aside, batches = prepared.settings.feedback, prepared.settings.aside, layout.batches
     if not opened and gate is not None and gating.closes(gate, reducer):
-        go = conditional.uniform(prepared.opened.go, axis_name)
         return conditional.either(
-            go,
+            prepared.opened.go,
             lambda own: exchange(prepared._replace(exchange=own), opened=True),
             lambda own: _silent(prepared._replace(exchange=own)),
             prepared.exchange,
@@ -256,11 +258,8 @@ def finish(prepared: Prepared, heard: _Heard) -> Reduction:
     own, beside = heard.memory.feedback, heard.memory.aside
     participation = None
     if gate is not None:
-        go = jnp.ones((), bool)
-        if gating.closes(gate, resolved):
-            go = conditional.uniform(opened.go, axis_name)
-        taken = go if opened.weight is None else go & (opened.weight != 0)
-        participation = Participation(go, taken, heard.senders)
+        taken = opened.go if opened.weight is None else opened.go & (opened.weight != 0)
+        participation = Participation(opened.go, taken, heard.senders)
         if guard and not feedback.mirrors:  # With a mirror, who does not send keeps its memory.
             before = per_worker.unwrap(state)
             sound = taken | guarding.all_finite((arrays.message, arrays.dense))
