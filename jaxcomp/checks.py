@@ -1,11 +1,11 @@
-"""What settings may be: each check raises a `ValueError` that says what is allowed."""
+"""Checks of settings: each raises a `ValueError` that names the argument and the allowed values."""
 
 import math
 from typing import Any
 
 
 def bucket_size(value: Any) -> None:
-    """A positive number of elements, or None for one bucket a leaf."""
+    """Requires a positive number of elements, or None for one bucket a leaf."""
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -16,20 +16,20 @@ def bucket_size(value: Any) -> None:
 
 
 def fraction(value: Any) -> None:
-    """A share of the elements, more than none and at most all."""
+    """Requires a fraction of the elements, above zero and at most one."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
         raise ValueError(f"`fraction` must be a number in (0, 1], got {value!r}")
 
 
 def choice(name: str, value: Any, allowed: tuple) -> None:
-    """One of a few values."""
+    """Requires one of the allowed values."""
     if value not in allowed:
         listed = ", ".join(repr(option) for option in allowed)
         raise ValueError(f"`{name}` must be one of {listed}, got {value!r}")
 
 
 def integer(name: str, value: Any, low: int, high: int | None = None) -> None:
-    """An integer in a range."""
+    """Requires an integer in a range."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"`{name}` must be an integer, got {value!r}")
     if value < low or (high is not None and value > high):
@@ -38,14 +38,14 @@ def integer(name: str, value: Any, low: int, high: int | None = None) -> None:
 
 
 def multiple(name: str, value: Any, of: int) -> None:
-    """A positive multiple of an integer."""
+    """Requires a positive multiple of an integer."""
     integer(name, value, of)
     if value % of:
         raise ValueError(f"`{name}` must be a multiple of {of}, got {value}")
 
 
 def number(name: str, value: Any, low: float, high: float = math.inf) -> None:
-    """A finite number in a closed range."""
+    """Requires a finite number in a closed range."""
     if (
         isinstance(value, bool)
         or not isinstance(value, int | float)
@@ -57,27 +57,27 @@ def number(name: str, value: Any, low: float, high: float = math.inf) -> None:
 
 
 def positive(name: str, value: Any) -> None:
-    """A finite number above zero."""
+    """Requires a finite number above zero."""
     number(name, value, 0.0)
     if value == 0:
         raise ValueError(f"`{name}` must be a positive number, got 0")
 
 
 def share(name: str, value: Any) -> None:
-    """A number above zero, at most one."""
+    """Requires a number above zero, at most one."""
     positive(name, value)
     number(name, value, 0.0, 1.0)
 
 
 def decay(name: str, value: Any) -> None:
-    """A number from zero to below one."""
+    """Requires a number from zero to below one."""
     number(name, value, 0.0, 1.0)
     if value == 1:
         raise ValueError(f"`{name}` must be below 1, got {value!r}")
 
 
 def part(name: str, value: Any, protocol: type) -> None:
-    """An instance of an interface."""
+    """Requires an instance of an interface."""
     if not isinstance(value, protocol):
         raise ValueError(
             f"`{name}` must be an instance of a {protocol.__name__.lower()}, as in "

@@ -26,19 +26,19 @@ from jaxcomp.theory import tables, units
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs a command; errors of its arguments end it with what is allowed and what came."""
+    """Runs a command; an invalid argument ends it with an error message."""
     parser = build()
     args = parser.parse_args(argv)
     try:
         args.run(args)
     except ValueError as error:
         parser.exit(2, f"jaxcomp {args.command}: {error}\n")
-    except BrokenPipeError:  # Of `jaxcomp codecs | head`.
+    except BrokenPipeError:  # For instance `jaxcomp codecs | head`.
         sys.stderr.close()
 
 
 def build() -> argparse.ArgumentParser:
-    """The commands and their options."""
+    """Builds the parser of the commands and their options."""
     parser = argparse.ArgumentParser(
         prog="jaxcomp",
         description="Communication-compressed training: what there is, what it takes, if it pays.",
@@ -134,7 +134,7 @@ def _options_of_plan(add: Callable[..., Any]) -> None:
 
 
 def codecs_(args: argparse.Namespace) -> None:
-    """Every recipe, without running one."""
+    """Prints every recipe, without running one."""
     side = max(1, round(args.elements**0.5))
     like = jax.ShapeDtypeStruct((side, -(-args.elements // side)), jnp.float32)
     found = []
@@ -165,7 +165,7 @@ def codecs_(args: argparse.Namespace) -> None:
 
 
 def bench_(args: argparse.Namespace) -> None:
-    """Encoding and decoding on this device, beside a copy."""
+    """Times encoding and decoding on this device, in comparison with a copy."""
     copy, found = timing.copy(args.elements) * args.elements, []
     for text in args.codec or catalogue.expressions():
         link = jaxcomp.Auto(_codec(text)).uplink
@@ -219,11 +219,13 @@ def bench_(args: argparse.Namespace) -> None:
 
 
 def plan_for(args: argparse.Namespace) -> None:
-    """A plan for a model, a number of workers and a link."""
+    """Prints a plan for a model, a number of workers and a link."""
     if sum(given is not None for given in (args.params, args.model, args.tree)) != 1:
-        raise ValueError("one of --params, --model and --tree must be given, and only one")
+        raise ValueError("`plan` needs exactly one of --params, --model and --tree")
     if (len(args.workers) > 1) != (args.fast_link is not None):
-        raise ValueError("--fast-link goes with two numbers of --workers, as in 4x8, and only then")
+        raise ValueError(
+            "--fast-link and two numbers of --workers, as in 4x8, must be given together"
+        )
     fast = args.fast_link and jaxcomp.planning.Network(args.fast_link, args.fast_latency)
     workers = args.workers if len(args.workers) > 1 else args.workers[0]
     codecs = None if args.codec is None else {text: _expression(text) for text in args.codec}
@@ -249,7 +251,7 @@ def plan_for(args: argparse.Namespace) -> None:
 
 
 def _clock(args: argparse.Namespace) -> planner.Clock:
-    """Measures here; on a device with faster memory, takes the same so many times faster."""
+    """Measures on this device, and scales the times to the target device's memory bandwidth."""
 
     def here(way: Any) -> timing.Measured:
         took = timing.measure(way, args.elements, repeats=args.repeats)
@@ -258,12 +260,12 @@ def _clock(args: argparse.Namespace) -> planner.Clock:
 
     if args.device_bandwidth is None:
         return here
-    own = 8 / timing.copy(args.elements)  # Bytes a second, read and written.
+    own = 8 / timing.copy(args.elements)  # Bytes a second, reads plus writes.
     return lambda way: here(way).faster(args.device_bandwidth / own)
 
 
 def _progress(said: str) -> None:
-    """A sign of life where someone is looking."""
+    """Prints progress if the output is a terminal."""
     if sys.stderr.isatty():
         print(f"\r\033[Kmeasured {said}", end="", file=sys.stderr, flush=True)
 
@@ -290,12 +292,12 @@ def _show(
 def _codec(text: str) -> Any:
     codec = _expression(text)
     if not isinstance(codec, jaxcomp.Codec):
-        raise ValueError(f"{text!r} must be a codec, as in 'sign()', and is {codec!r}")
+        raise ValueError(f"{text!r} must be a codec, as in 'sign()', got {codec!r}")
     return codec
 
 
 def _expression(text: str) -> Any:
-    """Evaluates an expression of names of jaxcomp, calls of them and literals."""
+    """Evaluates an expression made of jaxcomp's names, calls and literals."""
 
     def value(node: ast.expr) -> Any:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
@@ -315,7 +317,9 @@ def _expression(text: str) -> Any:
     try:
         return value(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, TypeError) as error:
-        raise ValueError(f"{text!r} is no expression such as 'qsgd_inf(bits=4)': {error}") from None
+        raise ValueError(
+            f"{text!r} must be an expression such as 'qsgd_inf(bits=4)': {error}"
+        ) from None
 
 
 def _named(text: str) -> Any:
@@ -334,13 +338,13 @@ def _named(text: str) -> Any:
 
 
 def tree(text: str) -> Any:
-    """Parameters, or their shapes, by where they are."""
+    """Parses `module:name` of a tree of parameters or shapes."""
     found = _named(text)
     return jax.eval_shape(found) if callable(found) else found
 
 
 def step(text: str) -> float | Callable[[], Any]:
-    """A time, or what takes as long: a function of no arguments."""
+    """Parses the time of a step, or `module:name` of a function to time."""
     if ":" not in text:
         return options.seconds(text)
     run = _named(text)

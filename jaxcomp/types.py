@@ -1,4 +1,4 @@
-"""The types that every part speaks in: arrays, trees, names of axes, keys."""
+"""Types used throughout the library: arrays, trees, names of axes, keys."""
 
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -26,13 +26,13 @@ class ArrayLike(Protocol):
 
 
 class Key(NamedTuple):
-    """The randomness of one encoding; every receiver can rebuild it, so it never travels.
+    """The random key of one encoding; every receiver can derive it, so it is never sent.
 
     Attributes:
-        shared: `uint32[2]`, the same on all workers: random coordinates, common rotations.
-        own: `uint32[2]`, this worker's: private dither.
-        first: `uint32` scalar, the number of bucket 0 of the array at hand, so that a part of a
-            batch draws the noise that the whole batch would have drawn there.
+        shared: `uint32[2]`, the same on all workers: for random coordinates and common rotations.
+        own: `uint32[2]`, this worker's key: for private dither.
+        first: `uint32` scalar, the index of the array's first bucket in the whole batch, so that a
+            slice of a batch draws the same noise as the whole batch does there.
     """
 
     shared: Array

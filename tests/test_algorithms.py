@@ -202,7 +202,7 @@ def test_wrong_use_says_what_would_do():
     forgetful = jaxcomp.Link(QSGD, jaxcomp.Shift(0.05, absent="left out"))
     with pytest.raises(ValueError, match=r"`absent` must be one of"):
         jaxcomp.Shift(absent="gone")
-    with pytest.raises(ValueError, match=r"must be under jaxcomp.Gather"):
+    with pytest.raises(ValueError, match=r"requires jaxcomp.Gather"):
         jaxcomp.compressed_mean(
             jaxcomp.TwoShot(forgetful, QSGD.codec), AXIS, gate=jaxcomp.gates.Bernoulli(0.5)
         )
@@ -223,11 +223,13 @@ def test_wrong_use_says_what_would_do():
         jaxcomp.accumulate(optax.sgd(0.1), 0, AXIS)
     with pytest.raises(ValueError, match=r"`codec` must be a codec"):
         jaxcomp.algorithms.preserved_center(jaxcomp.Dense(), AXIS, step=0.1)
-    with pytest.raises(ValueError, match=r"`codec` must have links that remember"):
+    with pytest.raises(ValueError, match=r"`codec` must have links with a residual"):
         jaxcomp.algorithms.displaced_mean(jaxcomp.Link(QSGD), AXIS, learning_rate=0.1)
     with pytest.raises(ValueError, match=r"`projection` must be a function"):
         jaxcomp.algorithms.dq_psgd(jaxcomp.ndsc(2), AXIS, learning_rate=0.1, projection=1.0)
-    with pytest.raises(ValueError, match=r"`state` must be of a chain that keeps a mean"):
+    with pytest.raises(
+        ValueError, match=r"`state` must be that of a chain with jaxcomp.optimizers.averaged"
+    ):
         jaxcomp.optimizers.average(optax.sgd(0.1).init(START))
     with pytest.raises(ValueError, match=r"`learning_rate` must be"):
         jaxcomp.algorithms.censored_heavy_ball(None, AXIS, learning_rate=0.0)

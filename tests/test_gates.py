@@ -241,13 +241,13 @@ def test_wrong_settings_say_so():
         jaxcomp.compressed_mean(jaxcomp.qsgd_inf(bits=4), "data", gate=jaxcomp.gates.Every(2))
     link = jaxcomp.Link(jaxcomp.sign(), jaxcomp.Shift())
     two_shot = jaxcomp.TwoShot(link)
-    with pytest.raises(ValueError, match=r"jaxcomp.Gather\(link\), or a downlink that is"):
+    with pytest.raises(ValueError, match=r"jaxcomp.Gather\(link\), or a downlink with a"):
         jaxcomp.compressed_mean(two_shot, "data", gate=jaxcomp.gates.Every(2))
     jaxcomp.compressed_mean(
         two_shot, "data", gate=jaxcomp.gates.SampledWorkers(2)
     )  # Which never closes.
     phases = jaxcomp.ReducerSchedule(((0, two_shot), (1, two_shot)))
-    with pytest.raises(ValueError, match="phases that bring the whole mean to every device"):
+    with pytest.raises(ValueError, match="phases that give every device the whole mean"):
         jaxcomp.compressed_mean(phases, "data", gate=jaxcomp.gates.Every(2))
 
 

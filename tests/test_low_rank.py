@@ -143,5 +143,5 @@ def test_wrong_arguments_say_so():
     with pytest.raises(ValueError, match="`rank` must be at least 1, got 0"):
         jaxcomp.codecs.LowRank(rank=0)
     rotated = jaxcomp.codecs.Rotated(codec=jaxcomp.codecs.LowRank(rank=1))
-    with pytest.raises(ValueError, match=r"`matrix` must be known.* inside another codec"):
+    with pytest.raises(ValueError, match=r"`matrix` must be set.* inside another codec"):
         jaxcomp.encode(rotated, 0, jnp.ones((8, 8)))

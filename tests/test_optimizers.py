@@ -295,6 +295,6 @@ def test_wrong_arguments_of_adam_say_so():
         jaxcomp.sign(), "workers", learning_rate=0.1, freeze_step=1, weight_decay=0.1
     )
     with pytest.raises(
-        ValueError, match="`params` must be given to the update, for `weight_decay`"
+        ValueError, match="`params` must be given to the update, since `weight_decay`"
     ):
         tx.update(jnp.zeros((40, 40)), tx.init(jnp.zeros((40, 40))))

@@ -216,7 +216,7 @@ def test_wrong_phases_say_so():
         with pytest.raises(ValueError, match="`phases` must be a tuple of pairs"):
             jaxcomp.ReducerSchedule(given)
     for starts in ((1, 2), (0, 0), (0, 5, 3)):
-        with pytest.raises(ValueError, match=r"starts that ascend from 0, as in \(0, 500\), got"):
+        with pytest.raises(ValueError, match=r"starts that increase from 0, as in \(0, 500\), got"):
             jaxcomp.ReducerSchedule(tuple((start, good) for start in starts))
     with pytest.raises(ValueError, match=r"`start` must be an integer, got 0.5"):
         jaxcomp.ReducerSchedule(((0.5, good),))
@@ -241,7 +241,7 @@ def test_wrong_phases_say_so():
     other = jaxcomp.ReducerSchedule(
         ((0, jaxcomp.Link(jaxcomp.alq(bits=3))), (9, jaxcomp.Link(jaxcomp.alq(bits=4))))
     )
-    with pytest.raises(ValueError, match="`phases` must have reducers of equal state"):
+    with pytest.raises(ValueError, match="`phases` must have reducers with states of equal"):
         jaxcomp.compressed_mean(other, "data").init(LIKE)
 
 

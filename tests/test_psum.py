@@ -287,12 +287,12 @@ def update(codec):
     ("codec", "why"),
     [
         (jaxcomp.sign(), "`shared=True`"),
-        (jaxcomp.terngrad(), "`shared=True`"),
+        (jaxcomp.terngrad(), "one scale for all workers: use shared=True"),
         (jaxcomp.top_k(), "do not add up"),
-        (jaxcomp.rotated_uniform(), "`shared=True`"),
-        (jaxcomp.eden(), "the same, `shared=True`"),
-        (dataclasses.replace(FOUR_BITS, steps=steps.PowerOfTwo()), r"steps Exact\(\)"),
-        (dataclasses.replace(FOUR_BITS, rounding=rounding.Subtractive()), "dither that stays"),
+        (jaxcomp.rotated_uniform(), "use shared=True"),
+        (jaxcomp.eden(), "one rotation for all workers: use shared=True"),
+        (dataclasses.replace(FOUR_BITS, steps=steps.PowerOfTwo()), r"steps=Exact\(\)"),
+        (dataclasses.replace(FOUR_BITS, rounding=rounding.Subtractive()), "no subtractive dither"),
     ],
     ids=lambda value: None if isinstance(value, str) else label(value),
 )
@@ -306,7 +306,7 @@ def test_what_cannot_be_added_says_what_would_work(codec, why):
 
 
 def test_settings_that_do_not_go_together():
-    with pytest.raises(ValueError, match="`sum_bits` must stand with shared=True"):
+    with pytest.raises(ValueError, match="`sum_bits` requires shared=True"):
         dataclasses.replace(FOUR_BITS, sum_bits=8)
     with pytest.raises(ValueError, match="`sum_bits` must be from 2 to 16, got 17"):
         dataclasses.replace(jaxcomp.int_sgd(), sum_bits=17)
@@ -319,5 +319,5 @@ def test_settings_that_do_not_go_together():
     alone = jaxcomp.thc().summable(2)
     with pytest.raises(ValueError, match="`side` must be the steps"):
         jaxcomp.roundtrip(alone, 0, jnp.ones(8))
-    with pytest.raises(ValueError, match=r"cannot be .* its decoders need levels"):
+    with pytest.raises(ValueError, match=r"decodes from its payload alone, got .* needs levels"):
         jaxcomp.codecs.Clipped(codec=alone)

@@ -348,10 +348,12 @@ def test_settings_that_do_not_go_together():
             lambda: Quantizer(**{**four, "rounding": rounding.Subtractive()}, implementation="gpu"),
             "`implementation` 'gpu' must stand with",
         ),
-        (lambda: Quantizer(**four, block=32, shared=True), "`shared` must stand with whole"),
+        (lambda: Quantizer(**four, block=32, shared=True), "`shared=True` requires block=None"),
         (lambda: Quantizer(**four, steps=steps.Exact), "`steps` must be an instance of a steps"),
     ]:
         with pytest.raises(ValueError, match=said):
             make()
-    with pytest.raises(ValueError, match="`rounding` that subtracts its dither must stand with"):
+    with pytest.raises(
+        ValueError, match=r"`rounding=Subtractive\(\)` requires evenly spaced levels"
+    ):
         Quantizer(levels=levels.Float(7), scale=scales.MaxAbs(), rounding=rounding.Subtractive())

@@ -296,5 +296,5 @@ def test_a_downlinks_memory_outlives_fewer_workers():
     assert after.memory.reducer.memory.tree.residual[0].shape[2] == 0
     # Moved by hand, it would be lost: refused.
     kept = jax.tree.map(lambda x: x[:2] if x.shape[:1] == (4,) else x, many)
-    with pytest.raises(ValueError, match="Move it here with"):
+    with pytest.raises(ValueError, match="convert it with"):
         steps(jax.tree_util.tree_map_with_path(inside, kept), 2, 1)

@@ -140,7 +140,7 @@ def test_elements_that_nobody_sent_are_zero_and_what_is_not_finite_is_seen():
 def test_what_has_no_mean_over_senders_is_refused():
     with pytest.raises(ValueError, match="codecs that send every element"):
         jaxcomp.Gather(jaxcomp.Link(jaxcomp.sign(), jaxcomp.Residual()), over="senders")
-    with pytest.raises(ValueError, match="whose receivers follow"):
+    with pytest.raises(ValueError, match="a feedback that has a mirror"):
         jaxcomp.Gather(jaxcomp.Link(jaxcomp.top_k(), jaxcomp.Shift()), over="senders")
     with pytest.raises(ValueError, match="`over` must be"):
         jaxcomp.Gather(LINK, over="everyone")

@@ -1,9 +1,9 @@
 """Distributed methods by their names: links, a reducer and a gate, chained with plain optax.
 
 The codec comes first and the axis second, as in `compressed_mean`. A method takes the descent step
-itself, so no optimizer follows it. A bare codec leaves small and one-dimensional leaves dense; a
-`Policy` says otherwise. What a method assumes of the codec is checked where the parts meet. A mean
-over workers is a mean, so a learning rate is that of the mean loss.
+itself, so no optimizer follows it. With a bare codec, small and one-dimensional leaves stay dense;
+a `Policy` changes that. A method checks its assumptions about the codec when it is built. Gradients
+are averaged over workers, not summed, so the learning rate is that of the mean loss.
 """
 
 from jaxcomp.algorithms.adaptive import (

@@ -1,4 +1,4 @@
-"""Optimizers that compress what they make of gradients, by their papers."""
+"""Optimizers that compress their momentum rather than the gradient."""
 
 from typing import Any
 
@@ -34,29 +34,29 @@ def one_bit_adam(
 ) -> optax.GradientTransformationExtraArgs:
     """Adam with a dense warm-up, then momentum in one bit an element over a frozen variance.
 
-    Up to step `freeze_step`, Adam on the dense mean of the gradients. Then `v` stays, and
-    `m ← C̄(b1·m + (1 − b1)·gᵢ)`, `x ← x − γ(m/(√v̂ + ε) + λx)`, where `C̄` is the mean over the
-    workers in two shots, compressed and with error feedback on both ways.
+    Up to step `freeze_step` it is Adam on the dense mean of the gradients. Then `v` is frozen, and
+    `m ← C̄(b1·m + (1 − b1)·gᵢ)`, `x ← x − γ(m/(√v̂ + ε) + λx)`, where `C̄` is the two-shot mean over
+    the workers, compressed with error feedback on uplink and downlink.
 
     Args:
-        codec: of both ways, with buckets, such as the paper's `sign()`; contractive codecs get
-            `Residual()`.
+        codec: the codec of uplink and downlink, with buckets, such as the paper's `sign()`; a
+            contractive codec gets `Residual()`.
         axis_name: the mapped axis.
         learning_rate: `γ`, or a schedule of it.
-        freeze_step: how many steps of warm-up: 15 to 25 % of all steps are usual (from memory), and
+        freeze_step: the number of warm-up steps: usually 15 to 25 % of all steps (from memory), and
             at least a few multiples of `1/(1 − b2)`.
         b1: decay of the first moment.
         b2: decay of the second moment.
         eps: `ε`.
-        weight_decay: `λ`, decoupled; others than zero need `params` in the update.
+        weight_decay: `λ`, decoupled; a value above zero needs `params` in the update.
         key: a seed or key, the same on all workers.
-        param_specs: how the parameters are sharded, as of `compressed_mean`.
+        param_specs: how the parameters are sharded, as for `compressed_mean`.
 
     Returns:
-        A whole optimizer, to be given local gradients: no `compressed_mean` goes before it.
+        A complete optimizer that takes local gradients: chain no `compressed_mean` before it.
 
     Raises:
-        ValueError: for settings out of range, or a codec that cannot be shared out.
+        ValueError: for settings out of range, or a codec that cannot be split over the workers.
 
     Example:
         >>> import jax.numpy as jnp
@@ -70,15 +70,16 @@ def one_bit_adam(
         convergence speed <https://arxiv.org/abs/2102.02888>`_, 2021.
 
     Note:
-        Guarantee: with the variance frozen and what codecs lose bounded, the order of SGD for
+        Guarantee: with a frozen variance and bounded compression error, the order of SGD for
         smooth losses and stochastic gradients, `O(1/√(nT))` (from memory). With full gradients and
-        workers that disagree it stays in a neighbourhood, as error feedback does.
+        heterogeneous workers it reaches only a neighbourhood, as error feedback does.
 
-        The warm-up corrects moments as Adam does, and the variance is frozen as corrected; the
-        published code does neither. Its scale of a chunk is the root mean square, which is no
-        contraction of a sparse chunk; `sign`'s is the mean magnitude of a bucket. One bit cannot
-        say zero: the published code has momentum that is always zero masked by hand; here, what has
-        no gradient in the whole warm-up stays as it is.
+        The warm-up corrects the bias of the moments as Adam does, and freezes the corrected
+        variance; the published code does neither. The published code scales a chunk by its root
+        mean square, which is not contractive for a sparse chunk; `sign` scales a bucket by its mean
+        magnitude. One bit cannot represent zero: in the published code the user masks momentum
+        that is always zero; here, an element without a gradient in the whole warm-up is not
+        updated.
     """
     dense, lossy = _means(codec, axis_name, key, param_specs)
     adam = scale_by_one_bit_adam(
@@ -105,35 +106,37 @@ def zero_one_adam(
     key: Any = 0,
     param_specs: PyTree | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """0/1 Adam: a variance renewed ever more rarely, one bit in between, and local steps after it.
+    """0/1 Adam: rare updates of the variance, one-bit momentum, and local steps.
 
-    Up to step `freeze_step`, `v` is renewed from dense means at intervals that double, and between
-    them `m` from means of one bit an element. Then workers take up to 16 local steps
-    `oᵢ ← oᵢ − γmᵢ/D` over `D = √v̂ + ε`, and meet: `m ← C̄(−oᵢ·D/Σγ)`, `x ← x − Σγ·m/D`. Take the
-    loss at `jaxcomp.view(params, state)`, which adds `oᵢ`.
+    Up to step `freeze_step`, `v` is updated from dense means at intervals that double, and in the
+    steps between, `m` is updated from means of one bit an element. Afterwards each worker takes up
+    to 16 local steps `oᵢ ← oᵢ − γmᵢ/D` with `D = √v̂ + ε`, and then all communicate:
+    `m ← C̄(−oᵢ·D/Σγ)`, `x ← x − Σγ·m/D`. Take the loss at `jaxcomp.view(params, state)`, which adds
+    `oᵢ`.
 
     Args:
-        codec: of both ways, with buckets, such as the paper's `sign()`; contractive codecs get
-            `Residual()`.
+        codec: the codec of uplink and downlink, with buckets, such as the paper's `sign()`; a
+            contractive codec gets `Residual()`.
         axis_name: the mapped axis.
         learning_rate: `γ`, or a schedule of it.
-        freeze_step: the last step that may renew the variance: usually, where the learning rate has
-            finished its warm-up.
-        renewals: how many renewals there are at one interval.
-        double_every: steps until the interval between meetings doubles.
-        max_interval: the most local steps to a meeting; 1 for one at every step.
+        freeze_step: the last step that may update the variance: usually the end of the learning
+            rate's warm-up.
+        renewals: the number of variance updates before their interval doubles.
+        double_every: the number of steps before the interval between communications doubles.
+        max_interval: the largest number of local steps between communications; 1 communicates in
+            every step.
         b1: decay of the first moment.
         b2: decay of the second moment.
         eps: `ε`.
-        weight_decay: of the centre, times the learning rate, at every meeting.
+        weight_decay: applied to the centre, times the learning rate, at every communication.
         key: a seed or key, the same on all workers.
-        param_specs: how the parameters are sharded, as of `compressed_mean`.
+        param_specs: how the parameters are sharded, as for `compressed_mean`.
 
     Returns:
-        A whole optimizer, to be given local gradients: no `compressed_mean` goes before it.
+        A complete optimizer that takes local gradients: chain no `compressed_mean` before it.
 
     Raises:
-        ValueError: for settings out of range, or a codec that cannot be shared out.
+        ValueError: for settings out of range, or a codec that cannot be split over the workers.
 
     Example:
         >>> import jax.numpy as jnp
@@ -151,13 +154,13 @@ def zero_one_adam(
         <https://arxiv.org/abs/2202.06009>`_, 2022.
 
     Note:
-        Guarantee: as `one_bit_adam`, with a term more for the local steps (from memory); with full
-        gradients and workers that disagree, a neighbourhood. Intervals double after 16 renewals and
-        after 32,678 steps, as in the published code.
+        Guarantee: as for `one_bit_adam`, plus a term for the local steps (from memory); with full
+        gradients and heterogeneous workers it reaches only a neighbourhood. By default the
+        intervals double after 16 variance updates and after 32,678 steps, as in the published code.
 
-        `step_by_zero_one_adam` lists what differs from the published code: messages in units of
-        momentum, corrected moments, the paper's own intervals, and decay of the centre. Scales are
-        `sign`'s, as in `one_bit_adam`.
+        `step_by_zero_one_adam` lists the differences from the published code: messages in units of
+        momentum, bias-corrected moments, the paper's own intervals, and decay of the centre.
+        Scales are those of `sign`, as in `one_bit_adam`.
     """
     dense, lossy = _means(codec, axis_name, key, param_specs)
     adam = Adam(freeze_step, b1, b2, eps)
@@ -168,7 +171,7 @@ def zero_one_adam(
 def _means(
     codec: Codec | Policy, axis_name: AxisName, key: Any, param_specs: PyTree | None
 ) -> tuple[optax.GradientTransformation, optax.GradientTransformation]:
-    """A dense mean, and one that is compressed on both ways."""
+    """A dense mean, and a mean that is compressed on uplink and downlink."""
     link = Link(codec, feedback.default(codec))
     dense = compressed_mean(Dense(), axis_name, param_specs=param_specs)
     two_shot = TwoShot(up=link, down=link)

@@ -32,22 +32,23 @@ def qcmd_adagrad(
     key: Any = 0,
     param_specs: PyTree | None = None,
 ) -> Method:
-    """Composite mirror descent with AdaGrad's metric of quantised gradients: sparse solutions.
+    """Composite mirror descent with AdaGrad's metric, on quantised gradients: sparse solutions.
 
     `ĝ = mean Q(gᵢ)`, `H = δ + √Σĝ²`, `x ← argmin γ⟨ĝ, x⟩ + γ r(x) + ½‖x − xᵏ‖²_H`.
 
     Args:
-        codec: of the gradients; `threshold_ternary()` stands for the paper's.
+        codec: the codec of the gradients; `threshold_ternary()` replaces the paper's.
         axis_name: the mapped axis of the workers.
         learning_rate: `γ`.
         regularizer: `r`, such as `jaxcomp.optimizers.L1(1e-3)`.
-        feedback: of the link; None for that of the codec's class, a residual for the ternary one,
-            where the paper has none (`NoFeedback()`). `Shift()` converges to the exact solution.
+        feedback: the link's feedback; None for the default of the codec's class, which is a
+            residual for the ternary codec, where the paper has none (`NoFeedback()`). `Shift()`
+            converges to the exact solution.
         key: a seed or key, the same on all workers.
-        param_specs: how the parameters are sharded, as of `compressed_mean`.
+        param_specs: how the parameters are sharded, as for `compressed_mean`.
 
     Raises:
-        ValueError: for settings out of range or no regularizer; on use, without `params`.
+        ValueError: for settings out of range or without a regularizer; on use, without `params`.
 
     Example:
         >>> import jaxcomp
@@ -59,13 +60,13 @@ def qcmd_adagrad(
         <https://arxiv.org/abs/2208.05631>`_, 2022.
 
     Note:
-        Guarantee: with an unbiased codec that of AdaGrad's mirror descent, `O(1/√T)` for the mean
-        of all points, worse by the codec's noise; the paper's own bound, with its quantisation
-        error, could not be read. Reconstructed from the abstract, which has the metric of quantised
-        gradients and a threshold quantiser of small error: that one's definition was not at hand,
-        and the optimal ternary one takes its place. A ternary code with a threshold is biased, and
-        without feedback stalls where workers disagree. Chain nothing after this that changes the
-        parameters.
+        Guarantee: with an unbiased codec, that of AdaGrad's mirror descent, `O(1/√T)` for the mean
+        of all iterates, plus the codec's noise; we could not read the paper's own bound, with its
+        quantisation error. The method is reconstructed from the abstract, which describes the
+        metric of quantised gradients and a threshold quantiser of small error. Its definition was
+        not available, so the optimal ternary quantiser replaces it. A ternary code with a threshold
+        is biased, and without feedback it stalls with heterogeneous workers. Chain nothing after
+        this method that changes the parameters.
     """
     reducer = _gathered(codec, feedback)
     mean = compressed_mean(reducer, axis_name, key=key, param_specs=param_specs)
@@ -88,16 +89,16 @@ def qrda_adagrad(
     `x ← argmin γ⟨Σĝ, x⟩ + γ t r(x) + ½‖x‖²_H` after `t` steps.
 
     Args:
-        codec: of the gradients; `threshold_ternary()` stands for the paper's.
+        codec: the codec of the gradients; `threshold_ternary()` replaces the paper's.
         axis_name: the mapped axis of the workers.
         learning_rate: `γ`.
         regularizer: `r`, such as `jaxcomp.optimizers.L1(1e-3)`.
-        feedback: of the link, as of `qcmd_adagrad`.
+        feedback: the link's feedback, as for `qcmd_adagrad`.
         key: a seed or key, the same on all workers.
-        param_specs: how the parameters are sharded, as of `compressed_mean`.
+        param_specs: how the parameters are sharded, as for `compressed_mean`.
 
     Raises:
-        ValueError: as `qcmd_adagrad`.
+        ValueError: for the same reasons as `qcmd_adagrad`.
 
     Example:
         >>> import jaxcomp
@@ -105,12 +106,12 @@ def qrda_adagrad(
         >>> tx = jaxcomp.algorithms.qrda_adagrad(codec, "data", learning_rate=0.1, regularizer=l1)
 
     References:
-        As of `qcmd_adagrad`.
+        See `qcmd_adagrad`.
 
     Note:
-        Guarantee, and what is reconstructed: as of `qcmd_adagrad`. Dual averaging starts at zero,
-        wherever the parameters did. Since the whole sum of gradients decides, it finds zeros that
-        the noise of single messages hides from `qcmd_adagrad`.
+        The guarantee and the reconstruction are those of `qcmd_adagrad`. Dual averaging starts at
+        zero, whatever the initial parameters. It uses the whole sum of gradients, so it finds zeros
+        that the noise of single messages hides from `qcmd_adagrad`.
     """
     reducer = _gathered(codec, feedback)
     mean = compressed_mean(reducer, axis_name, key=key, param_specs=param_specs)
@@ -125,12 +126,12 @@ def dgd_def(
     learning_rate: float,
     key: Any = 0,
 ) -> Method:
-    """Descent by democratically coded gradients, taken where no error had been made.
+    """Descent by democratically coded gradients, taken at the point that exact descent would reach.
 
     `z = x + γe`, `u = ∇f(z) − e`, send `q = D(E(u))`, `e ← q − u`, `x ← x − γ q`.
 
     Args:
-        codec: the paper's is `ndsc(bits, dithered=False)`; any contractive codec will do.
+        codec: a contractive codec; the paper's is `ndsc(bits, dithered=False)`.
         axis_name: the mapped axis of the workers.
         learning_rate: `γ`; `2/(L + μ)`.
         key: a seed or key, the same on all workers.
@@ -148,14 +149,14 @@ def dgd_def(
         optimization under a communication budget <https://arxiv.org/abs/2103.07578>`_, 2022.
 
     Note:
-        Guarantee: for smooth and strongly convex losses and one worker the linear rate
-        `max{ν, β_R}`, `ν` that of descent without quantisation and `β_R` falling as `2^−R`, times
-        about `√log d` for this code. Take the loss at `jaxcomp.view(params, state)`. The paper has
-        one worker; of several, each has its `e` and its point, and their messages are averaged,
-        which is ours, and comes to a neighbourhood.
+        Guarantee: for smooth and strongly convex losses and one worker, the linear rate
+        `max{ν, β_R}`, where `ν` is the rate of descent without quantisation and `β_R` falls as
+        `2^−R`, times about `√log d` for this code. Take the loss at `jaxcomp.view(params, state)`.
+        The paper has one worker. With several workers, each has its own `e` and its own point, and
+        their messages are averaged; this extension is ours, and reaches a neighbourhood.
     """
     with warnings.catch_warnings():
-        # The paper's code is contractive for nearly every rotation, which a link cannot know.
+        # The paper's code is contractive for nearly every rotation, but a link cannot know that.
         if all(isinstance(one, Rotated) and not one.shared for one in policy_.of(codec).codecs):
             warnings.simplefilter("ignore", UserWarning)
         link = Link(codec, Residual())
@@ -178,16 +179,16 @@ def dq_psgd(
     `x ← Π(x − γ · mean Q(gᵢ))`. The mean of all `x` converges: `jaxcomp.optimizers.average(state)`.
 
     Args:
-        codec: the paper's is `ndsc(bits)`, below one bit too; any unbiased codec will do.
+        codec: an unbiased codec; the paper's is `ndsc(bits)`, for less than one bit too.
         axis_name: the mapped axis of the workers.
         learning_rate: `γ`.
-        projection: `Π`, from parameters to the nearest that are allowed, as in
+        projection: `Π`, a function from parameters to the nearest allowed ones, such as
             `optax.projections.projection_l2_ball`.
         key: a seed or key, the same on all workers.
-        param_specs: how the parameters are sharded, as of `compressed_mean`.
+        param_specs: how the parameters are sharded, as for `compressed_mean`.
 
     Raises:
-        ValueError: for a projection that is no function; on use, without `params`.
+        ValueError: for a projection that is not a function; on use, without `params`.
 
     Example:
         >>> import jaxcomp, optax
@@ -196,12 +197,12 @@ def dq_psgd(
         >>> tx = jaxcomp.algorithms.dq_psgd(jaxcomp.ndsc(2), "data", **settings)
 
     References:
-        As of `dgd_def`.
+        See `dgd_def`.
 
     Note:
-        Guarantee: `O(1/√(min(1, R)·T))` for convex losses of bounded subgradients, in a bounded
-        set, of the mean point. Gradients are taken at `x`, as the paper writes it, where its code
-        takes them at the mean. The paper has one worker; of several, messages are averaged.
+        Guarantee: `O(1/√(min(1, R)·T))` at the mean iterate, for convex losses with bounded
+        subgradients on a bounded set. Gradients are taken at `x`, as in the paper; its code takes
+        them at the mean iterate. The paper has one worker; with several, messages are averaged.
     """
     mean = compressed_mean(Gather(Link(codec)), axis_name, key=key, param_specs=param_specs)
     return optax.chain(mean, optax.sgd(learning_rate), projected(projection), averaged())

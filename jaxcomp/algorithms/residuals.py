@@ -1,4 +1,4 @@
-"""Methods with residuals and signs: what a message loses is sent later."""
+"""Methods with residuals and signs: the compression error of a message is sent later."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def ef_sgd(
     key: Any = 0,
     param_specs: PyTree | None = None,
 ) -> Method:
-    """SGD with error feedback: what a message lost is added to the next one (EF, EF14).
+    """SGD with error feedback: the compression error is added to the next message (EF, EF14).
 
     `p = g + e`, send `C(p)`, `e ← p − C(p)`, `x ← x − γ · mean C(p)`.
 
@@ -42,7 +42,7 @@ def ef_sgd(
         learning_rate: `γ`, a number or an optax schedule.
         over: the reducer of the link.
         key: a seed or key, the same on all workers.
-        param_specs: how the parameters are sharded, as of `compressed_mean`.
+        param_specs: how the parameters are sharded, as for `compressed_mean`.
 
     Raises:
         ValueError: for a codec whose residual would grow.
@@ -58,10 +58,10 @@ def ef_sgd(
         Karimireddy, `The error-feedback framework <https://arxiv.org/abs/1909.05350>`_, 2020.
 
     Note:
-        Guarantee: the rate of SGD up to higher-order terms. With full gradients and workers that
-        disagree it comes to a neighbourhood of the solution, the smaller the shorter the steps;
-        `ef21` comes to the solution. The papers keep `γg`; this keeps `g`, which is the same while
-        `γ` is constant.
+        Guarantee: the rate of SGD up to higher-order terms. With full gradients and heterogeneous
+        workers it reaches a neighbourhood of the solution, which shrinks with the learning rate;
+        `ef21` reaches the solution. The papers store `γg`; this stores `g`, which is the same as
+        long as `γ` is constant.
     """
     mean = compressed_mean(
         over(Link(codec, Residual())), axis_name, key=key, param_specs=param_specs
@@ -80,14 +80,14 @@ def ef_signsgd(
 ) -> Method:
     """`ef_sgd` with one bit an element: signs, scaled by the mean magnitude of their bucket.
 
-    `C(p) = (‖p‖₁/d) · sign(p)` in each bucket of `d`, which leaves `1 − ‖p‖₁²/(d‖p‖²)` of `‖p‖²`.
+    `C(p) = (‖p‖₁/d) · sign(p)` in each bucket of `d`, with error `(1 − ‖p‖₁²/(d‖p‖²))·‖p‖²`.
 
     Args:
         axis_name: the mapped axis of the workers.
         learning_rate: a number or an optax schedule.
         bucket_size: elements that share a magnitude; None for a whole leaf, as in the paper.
         key: a seed or key, the same on all workers.
-        param_specs: how the parameters are sharded, as of `compressed_mean`.
+        param_specs: how the parameters are sharded, as for `compressed_mean`.
 
     Raises:
         ValueError: for a bucket size that is not positive.
@@ -101,8 +101,9 @@ def ef_signsgd(
         <https://arxiv.org/abs/1901.09847>`_, 2019.
 
     Note:
-        Guarantee: as `ef_sgd`. The paper has one worker; here the scaled signs of all are averaged.
-        It scales a whole layer at once, and its sign of zero is zero, where one bit says plus.
+        Guarantee: as for `ef_sgd`. The paper has one worker; here the scaled signs of all workers
+        are averaged. The paper scales a whole layer at once, and its sign of zero is zero; here the
+        one bit of zero means plus.
     """
     return ef_sgd(
         sign(bucket_size), axis_name, learning_rate=learning_rate, key=key, param_specs=param_specs
@@ -119,21 +120,21 @@ def signsgd(
     key: Any = 0,
     param_specs: PyTree | None = None,
 ) -> Method:
-    """The sign that most workers have, one bit an element both ways; with momentum, signum.
+    """SignSGD with majority vote, one bit an element each way; with momentum, signum.
 
     `x ← x − γ · sign(Σ sign(mᵢ))`, `mᵢ ← momentum · mᵢ + (1 − momentum) · gᵢ`.
 
     Args:
         axis_name: the mapped axis of the workers.
-        learning_rate: `γ`: all there is of a step's length.
-        momentum: of each worker by itself, in [0, 1).
-        up: a `jaxcomp.Vote`, to say which leaves are voted on; None for the default.
+        learning_rate: `γ`, the size of every element's step.
+        momentum: the decay of each worker's own momentum, in [0, 1).
+        up: a `jaxcomp.Vote`, which chooses the leaves that are voted on; None for the default.
         key: a seed or key, the same on all workers.
-        param_specs: how the parameters are sharded, as of `compressed_mean`.
+        param_specs: how the parameters are sharded, as for `compressed_mean`.
 
     Raises:
-        ValueError: for an axis that is none, or a momentum out of range; `jaxcomp.Vote` refuses
-            what is no ballot.
+        ValueError: for an invalid axis name, or a momentum out of range; `jaxcomp.Vote` refuses
+            codecs that do not send one sign bit an element.
 
     Example:
         >>> import jaxcomp
@@ -144,9 +145,9 @@ def signsgd(
         <https://arxiv.org/abs/1810.05291>`_, 2019.
 
     Note:
-        Guarantee: for smooth losses, the order of SGD in the mean of `‖∇f‖₁`, where the noise of
-        each gradient element is unimodal and symmetric; with workers that disagree it need not
-        converge. A draw, and the sign of zero, is decided at random.
+        Guarantee: for smooth losses, the order of SGD in the mean of `‖∇f‖₁`, if the noise of each
+        gradient element is unimodal and symmetric; with heterogeneous workers it need not
+        converge. A tie, and the sign of zero, are decided at random.
     """
     checks.decay("momentum", momentum)
     local = per_worker(optax.ema(momentum, debias=False)) if momentum else optax.identity()
@@ -172,15 +173,15 @@ def double_squeeze(
     `e ← q − C'(q)`, `x ← x − γ · C'(q)`.
 
     Args:
-        codec: of the way up, contractive.
+        codec: the uplink codec, contractive.
         axis_name: the mapped axis of the workers.
         learning_rate: a number or an optax schedule.
-        down: of the way down, contractive; None for the same.
+        down: the downlink codec, contractive; None for `codec`.
         key: a seed or key, the same on all workers.
-        param_specs: how the parameters are sharded, as of `compressed_mean`.
+        param_specs: how the parameters are sharded, as for `compressed_mean`.
 
     Raises:
-        ValueError: for a codec whose residual would grow, or that cannot be shared out.
+        ValueError: for a codec whose residual would grow, or that cannot be split over the workers.
 
     Example:
         >>> import jaxcomp
@@ -191,10 +192,10 @@ def double_squeeze(
         error-compensated compression <https://arxiv.org/abs/1905.05957>`_, 2019.
 
     Note:
-        Guarantee: the order of SGD for stochastic gradients, with a linear speed-up in the workers,
-        where what the codecs lose is bounded; with full ones and workers that disagree it stays in
-        a neighbourhood, as `ef_sgd`. Every worker is the server of a share of the elements, and
-        keeps `d/n` of the server's residual.
+        Guarantee: with bounded compression error, the order of SGD for stochastic gradients, with
+        a linear speed-up in the number of workers; with full gradients and heterogeneous workers it
+        reaches only a neighbourhood, as `ef_sgd` does. Each worker is the server of `d/n` elements,
+        and keeps the server's residual for those.
     """
     reducer = TwoShot(Link(codec, Residual()), Link(down or codec, Residual()))
     return optax.chain(
@@ -214,22 +215,22 @@ def neolithic(
     key: Any = 0,
     param_specs: PyTree | None = None,
 ) -> Method:
-    """As many stages of compression as gradients are accumulated for, in both directions.
+    """Multi-stage compression of accumulated gradients, in both directions.
 
     Every `R` steps: `x ← x − γ · M(mean M(gᵢ))` with `gᵢ` the mean of `R` gradients and `M` the
     `R`-stage compression of the codec (`jaxcomp.codecs.Chained`).
 
     Args:
-        codec: of the way up, in every stage: unbiased or contractive.
+        codec: the uplink codec of every stage, unbiased or contractive.
         axis_name: the mapped axis of the workers.
         learning_rate: `γ`.
         stages: `R`, about `ln(…)/δ`, so that `(1 − δ)^R` is below the noise of the gradients.
-        down: of the way down; None for the same.
+        down: the downlink codec; None for `codec`.
         key: a seed or key, the same on all workers.
-        param_specs: how the parameters are sharded, as of `compressed_mean`.
+        param_specs: how the parameters are sharded, as for `compressed_mean`.
 
     Raises:
-        ValueError: for no stages, or a codec that cannot be shared out.
+        ValueError: for fewer than one stage, or a codec that cannot be split over the workers.
 
     Example:
         >>> import jaxcomp
@@ -241,11 +242,11 @@ def neolithic(
 
     Note:
         Guarantee: for smooth losses and stochastic gradients, the lower bounds of
-        `jaxcomp.theory.rates.compressed_rate` up to logarithms. Reconstructed from the abstract and
-        later work, the choice of `R` too: whether the first version compensates errors besides is
-        not known to us; here what all stages of a contractive codec lose stays in a residual, which
-        with full gradients leaves a neighbourhood. Compare by bits, not by steps. Stages of `top_k`
-        are `top_k` of `R` times as many.
+        `jaxcomp.theory.rates.compressed_rate` up to logarithms. The method and the choice of `R`
+        are reconstructed from the abstract and later work. We do not know whether the first version
+        has error feedback as well. Here the error that remains after all stages of a contractive
+        codec goes into a residual, so full gradients reach only a neighbourhood. Compare runs by
+        bits, not by steps. `R` stages of `top_k(k)` equal one `top_k(R·k)`.
     """
     ways = (policy_.of(way).map(lambda c: msc(c, stages)) for way in (codec, down or codec))
     up, back = (Link(way, default(way)) for way in ways)

@@ -1,4 +1,4 @@
-"""Methods that send changes through contractive codecs, and are exact in the end."""
+"""Methods that compress gradient differences with contractive codecs and converge exactly."""
 
 from typing import Any
 
@@ -30,21 +30,21 @@ def ef21(
     key: Any = 0,
     param_specs: PyTree | None = None,
 ) -> Method:
-    """Sends contractively compressed changes of the gradient, and is exact in the end.
+    """Compresses gradient differences with a contractive codec, and converges exactly.
 
     `c = C(gᵢ − hᵢ)`, `hᵢ ← hᵢ + c`, `x ← x − γ · mean hᵢ`.
 
     Args:
         codec: a contractive codec, such as `top_k` or `sign`.
         axis_name: the mapped axis of the workers.
-        learning_rate: `γ`; the theory's is `1/(L + L̃·√(β/θ))`, `θ = 1 − √δ'`, `β = δ'/θ`, where
-            `δ' = 1 − δ` is what the codec leaves of a message's energy.
+        learning_rate: `γ`; in theory `1/(L + L̃·√(β/θ))`, `θ = 1 − √δ'`, `β = δ'/θ`, where
+            `δ' = 1 − δ` is the fraction of a message's energy that the codec loses.
         over: the reducer of the link.
         key: a seed or key, the same on all workers.
-        param_specs: how the parameters are sharded, as of `compressed_mean`.
+        param_specs: how the parameters are sharded, as for `compressed_mean`.
 
     Raises:
-        ValueError: for a codec that is not contractive: one that is unbiased only, or neither.
+        ValueError: for a codec that is not contractive, such as one that is only unbiased.
 
     Example:
         >>> import jaxcomp
@@ -55,10 +55,10 @@ def ef21(
         practically faster error feedback <https://arxiv.org/abs/2106.05203>`_, 2021.
 
     Note:
-        Guarantee: `O(1/T)` for smooth losses, linear under the Polyak–Łojasiewicz condition, with
-        full gradients, whatever the workers disagree on; with stochastic ones, up to their noise
-        (`ef21_sgdm`). Memories begin at zero, so that the first message is `C(∇f(x⁰))`: that
-        is the paper's start, `g⁰ = C(∇f(x⁰))`.
+        Guarantee: with full gradients, `O(1/T)` for smooth losses and linear convergence under the
+        Polyak–Łojasiewicz condition, for heterogeneous workers too; with stochastic gradients, up
+        to their noise (`ef21_sgdm` avoids that). Memories start at zero, so the first message is
+        `C(∇f(x⁰))`, which is the paper's `g⁰`.
     """
     mean = compressed_mean(over(Link(codec, Shift())), axis_name, key=key, param_specs=param_specs)
     return optax.chain(mean, optax.sgd(learning_rate))
@@ -83,10 +83,10 @@ def ef21_sgdm(
         codec: a contractive codec.
         axis_name: the mapped axis of the workers.
         learning_rate: `γ`.
-        eta: `η`, in (0, 1]; one is `ef21`.
+        eta: `η`, in (0, 1]; `η = 1` is `ef21`.
         over: the reducer of the link.
         key: a seed or key, the same on all workers.
-        param_specs: how the parameters are sharded, as of `compressed_mean`.
+        param_specs: how the parameters are sharded, as for `compressed_mean`.
 
     Raises:
         ValueError: for a codec that is not contractive.
@@ -102,8 +102,8 @@ def ef21_sgdm(
 
     Note:
         Guarantee: for smooth losses, the optimal order for stochastic gradients, without large
-        batches or bounds on how workers disagree. The average and the memories start at zero, where
-        the paper starts both with the first gradients.
+        batches or bounds on heterogeneity. The average and the memories start at zero; the paper
+        starts both with the first gradients.
     """
     checks.share("eta", eta)
     local = per_worker(optax.ema(1 - eta, debias=False))
@@ -121,20 +121,20 @@ def ef21_bc(
     key: Any = 0,
     param_specs: PyTree | None = None,
 ) -> Method:
-    """`ef21` in both directions: changes go up, and changes of their mean come down.
+    """`ef21` in both directions: compressed differences on the uplink and on the downlink.
 
     `c = C(gᵢ − hᵢ)`, `hᵢ ← hᵢ + c`; `b = C'(mean hᵢ − H)`, `H ← H + b`, `x ← x − γ · H`.
 
     Args:
-        codec: of the way up, contractive.
+        codec: the uplink codec, contractive.
         axis_name: the mapped axis of the workers.
         learning_rate: `γ`.
-        down: of the way down, contractive; None for the same.
+        down: the downlink codec, contractive; None for `codec`.
         key: a seed or key, the same on all workers.
-        param_specs: how the parameters are sharded, as of `compressed_mean`.
+        param_specs: how the parameters are sharded, as for `compressed_mean`.
 
     Raises:
-        ValueError: for a codec that is not contractive, or that cannot be shared out.
+        ValueError: for a codec that is not contractive, or that cannot be split over the workers.
 
     Example:
         >>> import jaxcomp
@@ -145,8 +145,9 @@ def ef21_bc(
         feedback <https://arxiv.org/abs/2110.03294>`_, 2021.
 
     Note:
-        Guarantee: as `ef21`, with shorter steps for the second loss. Every worker is the server of
-        a share of the elements, and remembers `d/n` more for it. All memories begin at zero.
+        Guarantee: as for `ef21`, with a smaller learning rate because of the second compression.
+        Each worker is the server of `d/n` elements, and stores the server's memory for those. All
+        memories start at zero.
     """
     reducer = TwoShot(Link(codec, Shift()), Link(down or codec, Shift()))
     mean = compressed_mean(reducer, axis_name, key=key, param_specs=param_specs)
@@ -168,22 +169,22 @@ def cd_adam(
 ) -> Method:
     """Communication-compressed AMSGrad: `ef21` in both directions before the adaptive step.
 
-    `H` as of `ef21_bc`, then `m ← β₁m + (1 − β₁)H`, `v ← β₂v + (1 − β₂)H²`, `v̂ ← max(v̂, v)`,
+    `H` from `ef21_bc`, then `m ← β₁m + (1 − β₁)H`, `v ← β₂v + (1 − β₂)H²`, `v̂ ← max(v̂, v)`,
     `x ← x − γ · m/(√v̂ + ε)`.
 
     Args:
-        codec: of the way up, contractive.
+        codec: the uplink codec, contractive.
         axis_name: the mapped axis of the workers.
         learning_rate: a number or an optax schedule.
-        down: of the way down, contractive; None for the same.
+        down: the downlink codec, contractive; None for `codec`.
         b1: decay of the first moment.
         b2: decay of the second moment.
-        eps: added to its root.
+        eps: added to the root of the second moment.
         key: a seed or key, the same on all workers.
-        param_specs: how the parameters are sharded, as of `compressed_mean`.
+        param_specs: how the parameters are sharded, as for `compressed_mean`.
 
     Raises:
-        ValueError: for a codec that is not contractive, or that cannot be shared out.
+        ValueError: for a codec that is not contractive, or that cannot be split over the workers.
 
     Example:
         >>> import jaxcomp
@@ -195,12 +196,13 @@ def cd_adam(
 
     Note:
         Guarantee: for smooth losses, convex or not, the order of AMSGrad without compression.
-        Memories begin at zero, so the first `1/δ` steps see small gradients, which the largest
-        second moment remembers. `optax.amsgrad` takes the largest of the moments that are corrected
-        for bias, the published code of the raw ones, corrected afterwards. That code compresses all
-        parameters as one vector, this each bucket; its weight decay is `optax.add_decayed_weights`
-        between the mean and the moments. Where gradients differ much in size, one bit may learn
-        nothing at the learning rate of AMSGrad, and four (`blockwise(bits=4)`) do.
+        Memories start at zero, so the first `1/δ` steps see small estimates of the gradient, which
+        affect the second moment. `optax.amsgrad` takes the maximum of the bias-corrected moments;
+        the published code takes that of the raw moments, and corrects it afterwards. The published
+        code compresses all parameters as one vector; this method compresses each bucket. For its
+        weight decay, chain `optax.add_decayed_weights` between the mean and the moments. If
+        gradients differ much in size, one bit may fail to train at AMSGrad's learning rate;
+        four bits (`blockwise(bits=4)`) train.
     """
     reducer = TwoShot(Link(codec, Shift()), Link(down or codec, Shift()))
     mean = compressed_mean(reducer, axis_name, key=key, param_specs=param_specs)
@@ -217,13 +219,13 @@ def censored_heavy_ball(
     censoring: float = 0.1,
     key: Any = 0,
 ) -> Method:
-    """Heavy-ball descent in which a worker is silent while its gradient has hardly changed.
+    """Heavy-ball descent in which a worker does not send while its gradient hardly changes.
 
-    Worker `m` sends `δ = gₘ − hₘ` if `‖δ‖² > ε₁ ‖xᵏ − xᵏ⁻¹‖²` with `ε₁ = c/γ²`, else nothing, and
-    the last gradient that it sent stands for it; `x ← x − γ·h + β (xᵏ − xᵏ⁻¹)`.
+    Worker `m` sends `δ = gₘ − hₘ` if `‖δ‖² > ε₁ ‖xᵏ − xᵏ⁻¹‖²` with `ε₁ = c/γ²`. Otherwise it sends
+    nothing, and its last sent gradient is used: `x ← x − γ·h + β (xᵏ − xᵏ⁻¹)`.
 
     Args:
-        codec: of the changes, contractive; None sends them whole, for every leaf.
+        codec: the codec of the differences, contractive; None sends every leaf uncompressed.
         axis_name: the mapped axis of the workers.
         learning_rate: `γ`, a number, since `ε₁` depends on it; `1/L`.
         momentum: `β`; zero is LAG (`jaxcomp.algorithms.lag`).
@@ -243,13 +245,13 @@ def censored_heavy_ball(
         descent <https://arxiv.org/abs/2209.11944>`_, 2022.
 
     Note:
-        Guarantee: linear for strongly convex losses and full gradients, as the heavy ball; with
-        `Lₘ² ≤ ε₁` a worker never sends twice in a row (derived here; the paper has at least half of
-        the messages saved under conditions that could not be read). The rule is the paper's, its
-        defaults are from memory, the best `ε₁` it leaves open, and its sum over workers is a mean
-        here, so its `ε₁` has a factor of `1/n²` besides. The noise of stochastic gradients is never
-        silent. `state[0].gate.messages` counts what was sent; bytes are saved only in steps where
-        all are silent.
+        Guarantee: linear for strongly convex losses and full gradients, like the heavy ball. With
+        `Lₘ² ≤ ε₁` a worker never sends twice in a row (derived here; the paper saves at least half
+        of the messages, under conditions that we could not read). The rule is the paper's; its
+        defaults are from memory, and it leaves the best `ε₁` open. The paper sums over workers,
+        while we average, so the paper's `ε₁` has a further factor of `1/n²`. With stochastic
+        gradients, the noise makes workers send all the time. `state[0].gate.messages` counts the
+        messages sent; bytes are saved only in steps in which no worker sends.
     """
     checks.positive("learning_rate", learning_rate)
     checks.decay("momentum", momentum)
@@ -267,12 +269,12 @@ def lag(
 
     Args:
         axis_name: the mapped axis of the workers.
-        learning_rate: as of `censored_heavy_ball`.
-        censoring: as of `censored_heavy_ball`.
+        learning_rate: as for `censored_heavy_ball`.
+        censoring: as for `censored_heavy_ball`.
         key: a seed or key, the same on all workers.
 
     Raises:
-        ValueError: as `censored_heavy_ball`.
+        ValueError: for the same reasons as `censored_heavy_ball`.
 
     Example:
         >>> import jaxcomp
@@ -283,8 +285,8 @@ def lag(
         learning <https://arxiv.org/abs/1805.09965>`_, 2018.
 
     Note:
-        Guarantee: the order of gradient descent, linear for strongly convex losses, with full
-        gradients. The paper's rule compares with several of the last steps; this with one.
+        Guarantee: with full gradients, the order of gradient descent, linear for strongly convex
+        losses. The paper's rule compares with several of the last steps; this rule uses one.
     """
     return censored_heavy_ball(
         None, axis_name, learning_rate=learning_rate, momentum=0.0, censoring=censoring, key=key
@@ -300,17 +302,17 @@ def clag(
     censoring: float = 0.1,
     key: Any = 0,
 ) -> Method:
-    """Compressed lazy aggregation: `lag` whose changes are sent through a contractive codec.
+    """Compressed lazy aggregation: `lag` with contractive compression of the differences.
 
     Args:
         codec: a contractive codec.
         axis_name: the mapped axis of the workers.
-        learning_rate: as of `censored_heavy_ball`; in theory that of `ef21`, or shorter.
-        censoring: as of `censored_heavy_ball`.
+        learning_rate: as for `censored_heavy_ball`; in theory at most that of `ef21`.
+        censoring: as for `censored_heavy_ball`.
         key: a seed or key, the same on all workers.
 
     Raises:
-        ValueError: for a codec that is not contractive, and as `censored_heavy_ball`.
+        ValueError: for a codec that is not contractive, and where `censored_heavy_ball` raises.
 
     Example:
         >>> import jaxcomp
@@ -322,9 +324,9 @@ def clag(
         2022.
 
     Note:
-        Guarantee: the paper's is that of `ef21`, for a trigger that compares with the change of the
-        worker's own gradient, `‖δ‖² > ζ‖∇fᵢ(xᵏ) − ∇fᵢ(xᵏ⁻¹)‖²`. This compares with the step, as the
-        censored heavy ball does, which is not covered by it.
+        Guarantee: the paper proves the rate of `ef21` for a trigger that compares with the change
+        of the worker's own gradient, `‖δ‖² > ζ‖∇fᵢ(xᵏ) − ∇fᵢ(xᵏ⁻¹)‖²`. This method compares with
+        the step, as the censored heavy ball does, and the proof does not cover that.
     """
     return censored_heavy_ball(
         codec, axis_name, learning_rate=learning_rate, momentum=0.0, censoring=censoring, key=key

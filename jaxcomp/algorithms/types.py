@@ -1,4 +1,4 @@
-"""What the methods' arguments and results are called."""
+"""Type names for the methods' arguments and results."""
 
 from collections.abc import Callable
 from typing import Any

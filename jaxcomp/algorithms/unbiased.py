@@ -1,4 +1,4 @@
-"""Methods of unbiased codecs: memories that follow, differences, and a preserved model."""
+"""Methods with unbiased codecs: shifts, gradient differences, and a preserved model."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ def diana(
     key: Any = 0,
     param_specs: PyTree | None = None,
 ) -> Method:
-    """Sends changes of the gradient through an unbiased codec, against a memory that follows.
+    """Compresses each gradient's difference from a learned shift with an unbiased codec.
 
     `c = Q(gᵢ − hᵢ)`, `hᵢ ← hᵢ + a·c`, `x ← x − γ · (h + mean c)` with `h = mean hᵢ`.
 
@@ -42,7 +42,7 @@ def diana(
         step: `a`, at most `1/(1 + ω)`; None for that.
         over: the reducer of the link.
         key: a seed or key, the same on all workers.
-        param_specs: how the parameters are sharded, as of `compressed_mean`.
+        param_specs: how the parameters are sharded, as for `compressed_mean`.
 
     Raises:
         ValueError: for a biased codec, a step that is too long, or None where `ω` is not known.
@@ -56,10 +56,10 @@ def diana(
         <https://arxiv.org/abs/1901.09269>`_, 2019.
 
     Note:
-        Guarantee: for smooth and strongly convex losses linear to the solution, with full
-        gradients, whatever workers disagree on; with stochastic ones, to their noise. The paper
-        quantises blocks by a norm of its choice; this takes any unbiased codec. Memories begin at
-        zero.
+        Guarantee: for smooth and strongly convex losses and full gradients, linear convergence to
+        the solution, for heterogeneous workers too; with stochastic gradients, up to their noise.
+        The paper quantises blocks by a chosen norm; this takes any unbiased codec. Memories start
+        at zero.
     """
     memory = Shift(step_for(codec) if step is None else step)
     mean = compressed_mean(over(Link(codec, memory)), axis_name, key=key, param_specs=param_specs)
@@ -70,7 +70,7 @@ def diana(
 def marina(
     codec: Codec | Policy, axis_name: AxisName, *, learning_rate: Rate, p: float, key: Any = 0
 ) -> Method:
-    """Compressed differences of gradients at two points, and now and then a whole gradient.
+    """Compressed differences of gradients at two points, with an occasional full gradient.
 
     `v ← mean gᵢ(x)` with probability `p`, else `v ← v + mean Q(gᵢ(x) − gᵢ(x⁻))`; `x ← x − γ v`.
 
@@ -78,7 +78,8 @@ def marina(
         codec: an unbiased codec.
         axis_name: the mapped axis of the workers.
         learning_rate: `γ`, about `1/(L + L̃·√((1 − p)ω/(p·n)))`.
-        p: probability of a whole gradient, in (0, 1]; about a payload's share of a dense one.
+        p: the probability of a full gradient, in (0, 1]; about the ratio of the payload's bytes to
+            those of a dense gradient.
         key: a seed or key, the same on all workers.
 
     Raises:
@@ -95,10 +96,11 @@ def marina(
         <https://arxiv.org/abs/2102.07845>`_, 2021.
 
     Note:
-        Guarantee: `O(1/T)` for smooth losses, convex or not, and linear under the
-        Polyak–Łojasiewicz condition, with full gradients; when it appeared, the least communication
-        known. The coin is common knowledge, so the dense mean is really left out. The first step is
-        whole. The step length is from memory of the paper.
+        Guarantee: with full gradients, `O(1/T)` for smooth losses, convex or not, and linear
+        convergence under the Polyak–Łojasiewicz condition; when it appeared, the least
+        communication known. All workers draw the same coin, so steps without a full gradient run
+        no dense mean. The first step sends the full gradient. The learning rate is from memory of
+        the paper.
     """
     require_unbiased(codec)
     mean = compressed_differences(Gather(Link(codec)), axis_name, restart=Coin(p), key=key)
@@ -118,22 +120,22 @@ def artemis(
     key: Any = 0,
     param_specs: PyTree | None = None,
 ) -> Method:
-    """Unbiased codecs in both directions, a memory on the way up, and workers that come and go.
+    """Unbiased codecs in both directions, an uplink memory, and partial participation.
 
     `c = Q(gᵢ − hᵢ)`, `hᵢ ← hᵢ + (a/p)·c`; `x ← x − γ · Q'(h + Σ_S c / (p·n))` over the workers `S`
     that take part.
 
     Args:
-        codec: of the way up, unbiased.
+        codec: the uplink codec, unbiased.
         axis_name: the mapped axis of the workers.
         learning_rate: `γ`.
-        down: of the way down, unbiased; None for the same.
+        down: the downlink codec, unbiased; None for `codec`.
         p: probability that a worker takes part.
-        step: `a/p`'s bound is `1/(1 + ω)`; None for `p / (2(1 + ω))`.
-        absent: "remembered", the paper's second way (PP2), or "left out", the first (PP1), which
-            stalls, and has nothing compressed on the way down here.
+        step: `a`, with `a/p` at most `1/(1 + ω)`; None for `p / (2(1 + ω))`.
+        absent: "remembered", the paper's second variant (PP2), or "left out", its first (PP1). PP1
+            stalls, and here it has an uncompressed downlink.
         key: a seed or key, the same on all workers.
-        param_specs: how the parameters are sharded, as of `compressed_mean`.
+        param_specs: how the parameters are sharded, as for `compressed_mean`.
 
     Raises:
         ValueError: for biased codecs, a probability out of range, a step that is too long, or None
@@ -149,13 +151,14 @@ def artemis(
         <https://arxiv.org/abs/2006.14591>`_, 2020.
 
     Note:
-        Guarantee: for smooth and strongly convex losses linear, up to a noise that depends on the
-        gradients' variance at the solution only, not on how workers disagree. By default memories
-        move by `1/(2(1 + ω))` of `c`, as in the published code. That moves the mirror by `1/p` of
-        it for everyone who takes part, which is off on the way to the same point; here the mirror
-        stays the mean of the memories. They begin at zero, where that code begins with the first
-        gradients if all take part. The absent have nothing to be sent afterwards: every worker is
-        sent everything.
+        Guarantee: for smooth and strongly convex losses, linear convergence up to a noise that
+        depends only on the gradients' variance at the solution, not on heterogeneity. By default
+        memories move by `1/(2(1 + ω))` of `c`, as in the published code. The published code moves
+        the mirror by `1/p` of that for each participant, so its mirror differs from the mean of the
+        memories before convergence; here the mirror always equals that mean. Memories start at
+        zero; the published code starts with the first gradients if all workers participate.
+        Non-participants need no later catch-up, because every worker receives every downlink
+        message.
     """
     checks.share("p", p)
     if absent != "remembered" and down is not None:
@@ -180,22 +183,22 @@ def dore(
     key: Any = 0,
     param_specs: PyTree | None = None,
 ) -> Method:
-    """`diana` up, and error feedback on the way down.
+    """`diana` on the uplink, and error feedback on the downlink.
 
-    `ĝ` of `diana`, `q = ĝ + e`, send back `C'(q)`, `e ← q − C'(q)`, `x ← x − γ · C'(q)`.
+    `ĝ` from `diana`, `q = ĝ + e`, send back `C'(q)`, `e ← q − C'(q)`, `x ← x − γ · C'(q)`.
 
     Args:
-        codec: of the way up, unbiased.
+        codec: the uplink codec, unbiased.
         axis_name: the mapped axis of the workers.
         learning_rate: `γ`.
-        down: of the way down, contractive.
-        step: of the memory; None for `1/(2(1 + ω))`.
+        down: the downlink codec, contractive.
+        step: the step size of the memory; None for `1/(2(1 + ω))`.
         key: a seed or key, the same on all workers.
-        param_specs: how the parameters are sharded, as of `compressed_mean`.
+        param_specs: how the parameters are sharded, as for `compressed_mean`.
 
     Raises:
-        ValueError: for a biased codec up, one down whose residual would grow, a step that is too
-            long, or None where `ω` is not known.
+        ValueError: for a biased uplink codec, a downlink codec whose residual would grow, a `step`
+            that is too long, or a `step` of None if `ω` is not known.
 
     Example:
         >>> import jaxcomp
@@ -208,10 +211,10 @@ def dore(
         <https://arxiv.org/abs/1910.07561>`_, 2020.
 
     Note:
-        Guarantee: for smooth and strongly convex losses, linear to a neighbourhood that the noise
-        of the gradients alone decides. The residual is of the mean gradient, as in the published
-        code of Artemis, where the paper's is of the model's step, with factors of its own that are
-        one here.
+        Guarantee: for smooth and strongly convex losses, linear convergence to a neighbourhood that
+        depends only on the gradients' noise. The residual is that of the mean gradient, as in the
+        published code of Artemis; the paper's residual is that of the model's step, with factors
+        that are one here.
     """
     memory = Shift(step_for(codec, 0.5) if step is None else step)
     reducer = TwoShot(Link(codec, memory), Link(down, Residual()))
@@ -233,19 +236,20 @@ def mcm(
     own: bool = False,
     key: Any = 0,
 ) -> Method:
-    """Both directions at the rate of one: the model goes down compressed, and is kept whole.
+    """Compresses both directions at the rate of uplink compression alone.
 
-    `x ← x − γ ĝ` with `ĝ` of `diana`, from gradients at `x̂` (`jaxcomp.view(params, state)`);
+    The server keeps the exact model, and sends a compressed one:
+    `x ← x − γ ĝ` with `ĝ` from `diana`, from gradients at `x̂` (`jaxcomp.view(params, state)`);
     `Ω = Q'(x − H)`, `x̂ = H + Ω`, `H ← H + b·Ω`.
 
     Args:
-        codec: of the way up, unbiased.
+        codec: the uplink codec, unbiased.
         axis_name: the mapped axis of the workers.
         learning_rate: `γ`.
-        down: of the way down, unbiased; None for the same.
-        step: of the memory up; None for `1/(2(1 + ω))`.
+        down: the downlink codec, unbiased; None for `codec`.
+        step: the step size of the uplink memory; None for `1/(2(1 + ω))`.
         down_step: `b`; None for `1/(2(1 + ω'))`.
-        own: a message of its own for every worker (Rand-MCM).
+        own: True for a separate downlink message to every worker (Rand-MCM).
         key: a seed or key, the same on all workers.
 
     Raises:
@@ -260,10 +264,10 @@ def mcm(
         distributed settings <https://arxiv.org/abs/2102.12528>`_, 2021.
 
     Note:
-        Guarantee: for smooth and convex losses that of compression on the way up alone, to the
-        first order in `γ`. Both steps' defaults are those of the published code. `params` are
-        the preserved model: evaluate and save them. Every device keeps it, so here the way down is
-        computed and not sent; `H` begins at the first parameters.
+        Guarantee: for smooth and convex losses, that of uplink compression alone, to the first
+        order in `γ`. The defaults of both step sizes are those of the published code. `params` is
+        the preserved model: evaluate and save it. Every device stores it, so here the downlink is
+        computed and not sent; `H` starts at the initial parameters.
     """
     way = down or codec
     up = diana(
@@ -288,30 +292,30 @@ def rand_mcm(
     down_step: float | None = None,
     key: Any = 0,
 ) -> Method:
-    """`mcm` with a message of its own for every worker, whose errors average out in the mean.
+    """`mcm` with a separate downlink message for each worker, so that errors average out.
 
     Args:
-        codec: of the way up, unbiased.
+        codec: the uplink codec, unbiased.
         axis_name: the mapped axis of the workers.
         learning_rate: `γ`.
-        down: of the way down, unbiased; None for the same.
-        step: of the memory up; None for `1/(2(1 + ω))`.
-        down_step: of the memory down; None for `1/(2(1 + ω'))`.
+        down: the downlink codec, unbiased; None for `codec`.
+        step: the step size of the uplink memory; None for `1/(2(1 + ω))`.
+        down_step: the step size of the downlink memory; None for `1/(2(1 + ω'))`.
         key: a seed or key, the same on all workers.
 
     Raises:
-        ValueError: as `mcm`.
+        ValueError: for the same reasons as `mcm`.
 
     Example:
         >>> import jaxcomp
         >>> tx = jaxcomp.algorithms.rand_mcm(jaxcomp.qsgd(bits=2), "data", learning_rate=0.1)
 
     References:
-        As of `mcm`.
+        See `mcm`.
 
     Note:
-        Guarantee: as `mcm`. The variant with a memory on the server for each worker; those with one
-        memory, or that begin anew now and then, are left out.
+        Guarantee: as for `mcm`. This is the variant with one server memory for each worker; the
+        variants with a single memory, or with restarts, are not implemented.
     """
     return mcm(
         codec,

@@ -1,4 +1,4 @@
-"""A codec: one batch of buckets ↔ the payload that crosses the wire."""
+"""The interface of a codec: one batch of buckets ↔ the payload that crosses the wire."""
 
 import abc
 from typing import Any
@@ -12,24 +12,24 @@ from jaxcomp.types import Array, ArrayLike, AxisName, Key, PyTree
 class Codec(Interface, abstract=True):
     """One batch of buckets ↔ the payload that crosses the wire.
 
-    A codec sees `x: [buckets, size]`, zero-padded, of which `count[b]` elements of bucket `b`
-    are real. Every array of its payload has a leading `buckets` axis. `encode` and `decode` must be
-    given; every other hook has a default.
+    A codec sees `x: [buckets, size]`, zero-padded; the first `count[b]` elements of bucket `b` are
+    real. Every array of its payload has a leading `buckets` axis. A codec must define `encode` and
+    `decode`; every other hook has a default.
 
     Attributes:
         bucket_size: elements in a bucket, or None for one bucket a leaf.
         unbiased: whether `E[decode(encode(x))] = x`.
         linear: whether `decode(Σ payloads) = Σ decode(payloads)`, so that payloads may be summed.
-        bits_per_element: bits an element of a full bucket, as the codec claims them (the contract
-            suite holds them against the payload); None for no claim.
-        reorders: whether `decode_sum` adds in a domain of its own, and so equals the sum of
+        bits_per_element: the codec's claim of its bits an element in a full bucket (the contract
+            suite checks it against the payload); None for no claim.
+        reorders: whether `decode_sum` adds in a transformed domain, so that it equals the sum of
             `decode` only up to rounding.
         homogeneous: whether an input `2^k` times as large decodes to an output `2^k` times as
-            large; a fixed threshold is not.
-        mixed: elements that one fitted step, or one part, stands for, so that they must be rotated
-            together at random; `math.inf` for a whole leaf.
-        span: how many times smaller than the largest an element may be and still decode to a value
-            close to it; 0.0 where small elements do not.
+            large; a codec with a fixed threshold is not homogeneous.
+        mixed: the number of elements that share a fitted step, or that a sent part represents, and
+            that must therefore be rotated together at random; `math.inf` for a whole leaf.
+        span: the largest ratio of a bucket's largest element to an element that still decodes to a
+            close value; 0.0 if small elements do not.
     """
 
     bucket_size: int | None
@@ -45,35 +45,35 @@ class Codec(Interface, abstract=True):
     def contractive(self) -> bool:
         """Whether `E‖decode(encode(x)) − x‖² ≤ (1 − δ)‖x‖²` for some `δ > 0` and every `x`.
 
-        By default every biased codec is.
+        By default True for every biased codec.
         """
         return not self.unbiased
 
     def variance_bound(self, size: int) -> float | None:
         """The relative variance of an unbiased codec in the worst case, for buckets of `size`.
 
-        `ω` with `E‖decode(encode(x)) − x‖² ≤ ω‖x‖²`; None where no bound is known.
+        `ω` with `E‖decode(encode(x)) − x‖² ≤ ω‖x‖²`; None if no bound is known.
         """
         del size
         return None
 
     def peaked_bound(self, size: int, peak: float) -> float | None:
-        """As `variance_bound`, if the largest element has this share of its bucket's energy."""
+        """`variance_bound` if the largest element has a fraction `peak` of its bucket's energy."""
         del size, peak
         return None
 
     def init(self, like: ArrayLike) -> PyTree:
-        """State of the codec for a batch like this; `()` for the many that have none."""
+        """The codec's state for a batch like this; `()` for a codec without state."""
         del like
         return ()
 
     @abc.abstractmethod
     def encode(self, key: Key, x: Array, count: Array, state: PyTree) -> tuple[PyTree, PyTree]:
-        """The payload of a batch, and the state for the next step."""
+        """Returns the payload of a batch, and the state for the next step."""
 
     @abc.abstractmethod
     def decode(self, key: Key, payload: PyTree, like: ArrayLike, side: Any = None) -> Array:
-        """The batch that a payload stands for, in the shape and dtype of `like`."""
+        """Decodes a payload to a batch of the shape and dtype of `like`."""
 
     def decode_sum(
         self,
@@ -91,7 +91,7 @@ class Codec(Interface, abstract=True):
             like: shape and dtype of one decoded batch.
             weights: `[workers]`, or None for all ones. A worker of weight zero adds exactly
                 nothing, even if its payload is not finite.
-            side: what the decoder knows beside the payload.
+            side: the decoder's side information, as `side` returns it.
         """
 
         def decode(key: Key, payload: PyTree, wide: ArrayLike) -> Array:
@@ -105,7 +105,7 @@ class Codec(Interface, abstract=True):
         return type(self).agree is not Codec.agree
 
     def agree(self, key: Key, x: Array, count: Array, state: PyTree, axis_name: AxisName) -> PyTree:
-        """The state after the workers have agreed on what all must know before they encode."""
+        """The state after the workers have agreed on shared values, such as scales or levels."""
         del key, x, count, axis_name
         return state
 
@@ -120,20 +120,20 @@ class Codec(Interface, abstract=True):
         return None
 
     def side_times(self, side: Any, factor: float) -> Any:
-        """The side by which a sum of integers decodes to `factor` times as much.
+        """Side information with which a sum of integers decodes to `factor` times its value.
 
-        `factor` is a power of two. Only codecs with `scales_sums` have it.
+        `factor` is a power of two. Only codecs with `scales_sums` define it.
         """
-        raise NotImplementedError(f"{self!r} has no side that can be scaled")
+        raise NotImplementedError(f"{self!r} has no side information that can be scaled")
 
     @interface.derived
     def scales_sums(self) -> bool:
-        """Whether `side_times` scales what a sum decodes to."""
+        """Whether `side_times` can scale a decoded sum."""
         return type(self).side_times is not Codec.side_times
 
     @interface.derived
     def names_senders(self) -> bool:
-        """Whether payloads say which elements were sent, so that a mean may be over senders."""
+        """Whether payloads say which elements were sent, so that senders can be averaged."""
         return type(self).mean_of_senders is not Codec.mean_of_senders
 
     def mean_of_senders(
@@ -143,7 +143,7 @@ class Codec(Interface, abstract=True):
         raise NotImplementedError(f"{self!r} does not say which elements were sent")
 
     def for_leaf(self, shape: tuple[int, ...], dtype: Any) -> "tuple[Codec | None, str | None]":
-        """The codec for a leaf of this shape, or None to leave it dense, and why."""
+        """The codec for a leaf of this shape, or None and the reason to leave it dense."""
         del shape, dtype
         return self, None
 
@@ -158,10 +158,10 @@ class Codec(Interface, abstract=True):
         return self.linear or type(self).summable is not Codec.summable
 
     def summable(self, workers: int) -> "Codec":
-        """The linear codec, of equal buckets and state, for sums of this many workers' payloads.
+        """The linear codec, with equal buckets and state, for sums of `workers` payloads.
 
         Raises:
-            ValueError: if there is none.
+            ValueError: if the payloads cannot be summed.
         """
         del workers
         if self.linear:
@@ -172,21 +172,21 @@ class Codec(Interface, abstract=True):
 class WrappedCodec(Codec, abstract=True):
     """A codec around another one, `codec`.
 
-    What `codec` says of itself and what workers agree on is forwarded. Claims that the wrapper may
-    break have the safe default of every codec, and the wrapper makes them anew: `linear`,
-    `variance_bound`, `decode_sum`, `summable`, `mean_of_senders`, ….
+    Properties of `codec`, and the agreement between workers, are forwarded. Hooks that the wrapper
+    may invalidate are not: `linear`, `variance_bound`, `decode_sum`, `summable`, `mean_of_senders`
+    and others keep the safe default of every codec unless the wrapper overrides them.
 
     A wrapper that changes the elements overrides `transform`, `restore` and `inner_like`; `init`,
     `agree`, `encode` and `decode` follow from them.
 
     Attributes:
-        codec: what is wrapped.
+        codec: the wrapped codec.
     """
 
     codec: Codec
 
     def transform(self, key: Key, x: Array, count: Array) -> tuple[Array, Array]:
-        """The elements that `codec` encodes, and how many of each bucket are real."""
+        """The elements that `codec` encodes, and the number of real elements in each bucket."""
         del key
         return x, count
 
@@ -196,7 +196,7 @@ class WrappedCodec(Codec, abstract=True):
         return z
 
     def inner_like(self, like: ArrayLike) -> ArrayLike:
-        """Shape and dtype of what `transform` makes of a batch like this."""
+        """Shape and dtype of `transform`'s output for a batch like this."""
         return like
 
     def init(self, like: ArrayLike) -> PyTree:
@@ -222,7 +222,7 @@ interface.forward(WrappedCodec, "codec", _FACTS + _NUMERICS + _AGREED)
 
 
 def not_summable(codec: Codec, why: str) -> ValueError:
-    """The error for a codec whose payloads cannot be added, for this reason."""
+    """The error for a codec whose payloads cannot be added, with the reason."""
     return ValueError(
         f"`codec` must have payloads that can be added on the way, and not be {codec!r}: {why}. "
         "Take jaxcomp.Gather or jaxcomp.TwoShot, or a codec such as jaxcomp.random_k(), "

@@ -1,4 +1,4 @@
-"""The sum and the mean of what all workers sent, decoded: the receiver's hot path."""
+"""The decoded sum and mean of all workers' payloads: the receiver's hot path."""
 
 from typing import Any
 
@@ -17,16 +17,16 @@ def decode_sum(
     weights: Array | None = None,
     side: Any = None,
 ) -> Array:
-    """`Σ wᵢ · decode(payloadᵢ)` in worker order, as wide as `accumulator(like)`.
+    """`Σ wᵢ · decode(payloadᵢ)` in worker order, in the dtype of `accumulator(like)`.
 
     Args:
-        codec: what made the payloads.
+        codec: the codec of the payloads.
         keys: each worker's key; `own` has a leading workers axis.
         payloads: the payload tree with a leading workers axis.
         like: shape and dtype of one decoded batch.
         weights: `[workers]`, or None for all ones. A worker of weight zero adds exactly nothing,
             even if its payload is not finite.
-        side: what the codec's decoder knows beside the payload.
+        side: the decoder's side information, as `Codec.side` returns it.
 
     Returns:
         The sum in the dtype of `summing.accumulator(like)`: in a narrower one it might overflow.
@@ -43,23 +43,23 @@ def decode_mean(
     weights: Array | None = None,
     side: Any = None,
 ) -> Array:
-    """`Σ wᵢ · decode(payloadᵢ) / n` in the dtype of `like`, to which it is rounded once.
+    """`Σ wᵢ · decode(payloadᵢ) / n`, rounded once to the dtype of `like`.
 
     Args:
-        codec: as for `decode_sum`, as are all the others.
+        codec: the codec of the payloads; all arguments are those of `decode_sum`.
         keys: each worker's key.
         payloads: the payload tree.
         like: shape and dtype of one decoded batch.
         weights: `[workers]`, or None for all ones.
-        side: what the codec's decoder knows beside the payload.
+        side: the decoder's side information.
     """
     workers = keys.own.shape[0]
     before, after = summing.mean_factors(workers)
-    if before != 1:  # As weights, by which a quantizer multiplies its steps and nothing else.
+    if before != 1:  # Passed as weights, since a quantizer applies weights to its steps only.
         weights = jnp.ones(workers, jnp.float32) if weights is None else weights
         weights = weights * summing.kept(before, jnp.float32)
-    # Without a factor, a kernel writes the mean in its own dtype.
+    # Without a factor, a kernel can write the mean directly in its own dtype.
     sum_like = like if after == 1 else summing.accumulator(like)
     total = codec.decode_sum(keys, payloads, sum_like, weights, side)
-    # Times the reciprocal: compiled, division by a constant is that; eagerly it is not.
+    # Multiply by the reciprocal: compiled code divides by a constant so, and eager code does not.
     return summing.saturated(total * jnp.asarray(after, total.dtype), like.dtype)

@@ -1,4 +1,4 @@
-"""A feedback: the memory of a sender."""
+"""The interface of a feedback: the memory of a sender."""
 
 import abc
 from typing import NamedTuple
@@ -10,22 +10,22 @@ from jaxcomp.types import Array, PyTree
 
 
 class Feedback(Interface, abstract=True):
-    """A sender's memory: the message to send, and the estimate made of what came back.
+    """A sender's memory: chooses the message to send, and computes the estimate of the mean.
 
-    It sees the compressed leaves as one `[buckets, size]` array for each batch, but any tree of
-    arrays will do: it must treat every element alike. The state of a feedback whose receivers
-    remember something too is a `Mirrored`.
+    It sees the compressed leaves as one `[buckets, size]` array for each batch, but must work for
+    any tree of arrays, element by element. If the receivers have memory too, its state is a
+    `Mirrored`.
 
     Attributes:
-        kind: what the memory is ("residual", "momentum", "shift", …); `resize_workers` moves it
-            by this.
+        kind: the kind of memory ("residual", "momentum", "shift", …), which tells `resize_workers`
+            how to move it.
         mirrors: whether its state is a `Mirrored`.
-        bounded: whether its memory stays finite wherever the mean of the messages is; if not,
-            workers tell each other of a memory that does not.
-        absent: what a worker that does not take part does with its message: "remembered" in the
-            memory, or "left out" of it.
-        step: the step `a` of a shift towards what was sent.
-        decay: the share of a residual that is kept.
+        bounded: whether its memory is finite whenever the mean of the messages is; if not, workers
+            exchange a flag for non-finite memory.
+        absent: the message of a non-participating worker is "remembered" in the memory, or
+            "left out" of it.
+        step: the step size `a` of a shift.
+        decay: the fraction of a residual that is kept.
     """
 
     kind: str
@@ -36,12 +36,12 @@ class Feedback(Interface, abstract=True):
     decay = 1.0
 
     def check(self, codec: Codec, size: int | None) -> None:
-        """Raises a `ValueError` for a codec of such buckets that this feedback does not go with."""
+        """Raises a `ValueError` if this feedback cannot be used with `codec` and bucket `size`."""
         del codec, size
 
     @abc.abstractmethod
     def init(self, like: PyTree, part_like: PyTree) -> PyTree:
-        """Memory for messages like `like`, on a device that holds `part_like` of their mean."""
+        """The memory for messages like `like` on a device whose part of the mean is `part_like`."""
 
     @abc.abstractmethod
     def compensate(self, x: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
@@ -60,18 +60,18 @@ class Feedback(Interface, abstract=True):
         """This device's part of the estimate, and the memory for the next step."""
 
     def unsent(self, state: PyTree) -> PyTree:
-        """The part of past messages that has not arrived yet and will be sent later."""
+        """The unsent part of past messages, which will be sent later."""
         del state
         return ()
 
     @interface.derived
     def keeps_unsent(self) -> bool:
-        """Whether `unsent` has anything."""
+        """Whether `unsent` returns arrays."""
         return type(self).unsent is not Feedback.unsent
 
 
 class WrappedFeedback(Feedback, abstract=True):
-    """A feedback around another one, `feedback`, whose hooks it has but for those it changes."""
+    """A feedback around another one, `feedback`; it forwards every hook that it does not define."""
 
     feedback: Feedback
 
@@ -97,12 +97,12 @@ interface.forward(WrappedFeedback, "feedback", interface.hooks(Feedback))
 
 
 class Mirrored(NamedTuple):
-    """The memory of a feedback that the receivers follow.
+    """The memory of a feedback whose receivers have memory too.
 
     Attributes:
-        own: what this sender remembers.
-        mirror: what a receiver remembers of all senders together, in the shape of the part of the
-            mean that it holds: the same on every device that holds the same part.
+        own: this sender's memory.
+        mirror: a receiver's copy of the senders' mean memory, in the shape of its part of the mean;
+            the same on every device that holds the same part.
     """
 
     own: PyTree

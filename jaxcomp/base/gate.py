@@ -1,4 +1,4 @@
-"""A gate: when, and which workers, communicate."""
+"""The interface of a gate, which decides when, and which workers, communicate."""
 
 import abc
 from typing import NamedTuple
@@ -12,9 +12,9 @@ class Opened(NamedTuple):
     """A gate's answer for a step.
 
     Attributes:
-        go: bool scalar, whether anyone sends; the same on all workers, so that it may guard
+        go: bool scalar, whether any worker sends; the same on all workers, so that it may guard
             collectives.
-        weight: this worker's mask, float32: 1.0 if it takes part, else 0.0. None if all do.
+        weight: this worker's mask, float32: 1.0 if it participates, else 0.0. None if all do.
         state: the gate's state for the next step.
     """
 
@@ -24,12 +24,12 @@ class Opened(NamedTuple):
 
 
 class Gate(Interface, abstract=True):
-    """When, and which workers, communicate. Its state is the same on all workers.
+    """Decides when, and which workers, communicate. Its state is the same on all workers.
 
     Attributes:
-        closes: whether there are steps in which nobody sends.
-        idles: whether it closes only where nobody takes part, so that a round may as well be
-            opened there.
+        closes: whether there are steps in which no worker sends.
+        idles: whether a round is closed only because no worker participates, so that opening it
+            gives the same result.
         measures: whether `open` looks at the messages.
     """
 
@@ -38,16 +38,16 @@ class Gate(Interface, abstract=True):
     measures = False
 
     def check(self, feedback: Feedback) -> None:
-        """Raises a `ValueError`, or warns, for a feedback that this gate does not go with."""
+        """Raises a `ValueError`, or warns, if this gate cannot be used with `feedback`."""
         del feedback
 
     def factor(self, workers: int) -> float:
-        """The factor by which the sum of the sent messages stands for the sum of all."""
+        """The factor that makes the sum of the sent messages an estimate of the sum of all."""
         del workers
         return 1.0
 
     def init(self, like: PyTree) -> PyTree:
-        """State for parameters like these; `()` for the many that have none."""
+        """The gate's state for parameters like these; `()` for a gate without state."""
         del like
         return ()
 
@@ -60,4 +60,4 @@ class Gate(Interface, abstract=True):
         axis_name: AxisName,
         params: PyTree | None = None,
     ) -> Opened:
-        """Decides who sends in this step, by its key, this worker's messages and the parameters."""
+        """Decides who sends in this step, from its key, this worker's messages and parameters."""

@@ -1,8 +1,8 @@
-"""Checks that every interface of the library makes when a class of it is made.
+"""Checks of every class that implements an interface, made when the class is created.
 
-An abstract class holds every hook with its default. A concrete class is final, and may have no
-public name that is not a hook: a misspelt hook is an error here, and not a default that applies
-without notice.
+An abstract class holds every hook with its default. A concrete class is final, and must not have a
+public name that is not a hook. So a misspelt hook is an error, instead of silently leaving the
+default in place.
 """
 
 import abc
@@ -26,11 +26,11 @@ def derived(value: Callable[[Any], T]) -> T:
 
 
 class Interface(metaclass=abc.ABCMeta):  # noqa: B024 - Its subclasses have the methods.
-    """Base of the interfaces, such as `Codec`; a subclass is checked when it is made.
+    """Base of the interfaces, such as `Codec`; a subclass is checked when it is created.
 
     Args:
-        abstract: the subclass is a base for others, with hooks of its own.
-        public: names that a concrete class offers beside the hooks, such as methods for tests.
+        abstract: True for a subclass that is an interface itself and may define hooks.
+        public: the public names of a concrete class beside the hooks, such as methods for tests.
 
     Raises:
         TypeError: if a concrete class has a public name that is neither a hook, a field nor in
@@ -131,9 +131,9 @@ def _attributes(base: type) -> dict[str, Any]:
 
 
 def forward(wrapper: type, field: str, names: tuple[str, ...]) -> None:
-    """Gives `wrapper` these hooks of its base, as the part at `field` has them.
+    """Makes `wrapper` forward these hooks to the object in its field `field`.
 
-    A hook that `wrapper` defines itself stays.
+    A hook that `wrapper` defines itself is kept.
     """
     base = wrapper.__mro__[1]
     for name in names:

@@ -1,4 +1,4 @@
-"""A reducer: how the links of all workers become one mean."""
+"""The interface of a reducer, which computes the mean over all workers' links."""
 
 import abc
 import dataclasses
@@ -27,24 +27,24 @@ class Collected(NamedTuple):
 
 
 class Reducer(Interface, abstract=True):
-    """How the links of all workers become one mean, in two halves.
+    """Computes the mean over all workers' links, in two halves.
 
-    `collect` brings this device its part of the mean, `spread` brings every part to every device.
-    Both see the compressed leaves only, as one `[buckets, size]` array for each batch of
-    `trees.layout`; leaves that the policy leaves dense pass through `dense`.
+    `collect` computes this device's part of the mean; `spread` sends every part to every device.
+    Both see only the compressed leaves, as one `[buckets, size]` array for each batch of
+    `trees.layout`; dense leaves go through `dense`.
 
     Attributes:
-        uplink: the `Link` from the workers, or None where every leaf travels as it is.
-        downlink: the `Link` back to them, or None where there is nothing to send.
-        splits: whether the part of the mean that `collect` brings to a device is a share of it.
+        uplink: the `Link` from the workers, or None if every leaf is sent dense.
+        downlink: the `Link` back to the workers, or None if there is nothing to send back.
+        splits: whether `collect` gives a device only a slice of the mean, not all of it.
         hierarchical: whether it reduces over two levels of axes, so that `workers` is a tuple.
-        scheduled: whether it changes with time: then `schedule` has more than itself.
-        collectives: into how many collectives the payload is split each way, at most; None for a
-            number that depends on the size.
-        over: "workers" for the mean over all of them, "senders" for that over those who sent an
-            element.
-        dtype: dtype that dense leaves are sent in; None for their own.
-        for_small_leaves: advice on how to have small leaves compressed too.
+        scheduled: whether it changes with time; then `schedule` has several entries.
+        collectives: the maximum number of collectives that the payload is split into each way; None
+            for a number that depends on the size.
+        over: "workers" for the mean over all workers, "senders" for the mean over the workers that
+            sent an element.
+        dtype: the dtype in which dense leaves are sent; None for their own.
+        for_small_leaves: advice on compressing small leaves too, for messages.
     """
 
     uplink: Any
@@ -58,22 +58,22 @@ class Reducer(Interface, abstract=True):
     for_small_leaves = "jaxcomp.Policy(codec, min_size=0, min_ndim=0) compresses everything"
 
     def resolve(self, batches: Batches, workers: tuple[int, ...]) -> "Reducer":
-        """The reducer that reduces these batches over axes of these sizes: itself, for most."""
+        """The reducer to use for these batches and axes of these sizes; by default itself."""
         del batches, workers
         return self
 
     def resolved_state(self, resolved: "Reducer", state: PyTree) -> PyTree:
-        """The state of the `resolved` reducer, of this one's."""
+        """Converts this reducer's state to that of the `resolved` reducer."""
         del resolved
         return state
 
     def unresolved_state(self, resolved: "Reducer", after: PyTree, state: PyTree) -> PyTree:
-        """This reducer's state, of the `resolved` one's after a step from `state`."""
+        """Converts the `resolved` reducer's state `after` a step back to this reducer's state."""
         del resolved, state
         return after
 
     def shares(self, workers: tuple[int, ...]) -> int:
-        """Into how many buckets to cut a leaf whose codec takes it whole."""
+        """The number of buckets into which to cut a leaf whose codec has no bucket size."""
         del workers
         return 1
 
@@ -82,32 +82,32 @@ class Reducer(Interface, abstract=True):
         return axis_name
 
     def within(self, batches: Batches, axis_name: AxisName) -> Batches:
-        """The batches that the links see, between `enter` and `leave`."""
+        """The batches that the links see, between `pre_reduce` and `post_reduce`."""
         del axis_name
         return batches
 
     def pre_reduce(self, batches: Batches, message: Stacks, axis_name: AxisName) -> Stacks:
-        """The exchange before the feedback: none for most reducers."""
+        """Communicates before the feedback; by default not at all."""
         del batches, axis_name
         return message
 
     def post_reduce(self, batches: Batches, mean: Stacks, axis_name: AxisName) -> Stacks:
-        """The exchange after `spread`: none for most reducers."""
+        """Communicates after `spread`; by default not at all."""
         del batches, axis_name
         return mean
 
     def init(self, batches: Batches, axis_name: AxisName) -> PyTree:
-        """State for batches like these; `()` for none."""
+        """The state for batches like these; `()` for none."""
         del batches, axis_name
         return ()
 
     def fitted(self, batches: Batches, state: PyTree, axis_name: AxisName) -> PyTree:
-        """The state for the workers here, from one that may have been made for one worker."""
+        """Adapts state initialised outside the mapped function to the current workers."""
         del batches, axis_name
         return state
 
     def part_like(self, batches: Batches, axis_name: AxisName) -> PyTree:
-        """Shape and dtype of this device's part of the mean of each batch: all of it, for most."""
+        """Shape and dtype of this device's part of each batch's mean; by default all of it."""
         del axis_name
         return tuple(batch.like for batch in batches)
 
@@ -121,19 +121,19 @@ class Reducer(Interface, abstract=True):
         axis_name: AxisName,
         weight: Array | None = None,
     ) -> Collected:
-        """This device's part of the mean of all messages."""
+        """Computes this device's part of the mean of all messages."""
 
     def spread(
         self, key: Array, batches: Batches, part: Stacks, state: PyTree, axis_name: AxisName
     ) -> tuple[Stacks, PyTree]:
-        """The whole mean, the same on every device."""
+        """Computes the whole mean, the same on every device."""
         del key, batches, axis_name
         return part, state
 
     def unchanged(
         self, batches: Batches, part: Stacks, state: PyTree, axis_name: AxisName
     ) -> Stacks:
-        """The mean that every device knows when nothing is sent, from its part of a mirror."""
+        """The mean in a closed round, from each device's part of a mirror."""
         del batches, state, axis_name
         return part
 
@@ -141,16 +141,17 @@ class Reducer(Interface, abstract=True):
     def dense(
         self, leaves: Sequence[Array], axis_name: AxisName, weight: Array | None = None
     ) -> Sequence[Array]:
-        """The mean of leaves that travel as they are."""
+        """The mean of the dense leaves."""
 
     @abc.abstractmethod
     def link_bytes(self, like: PyTree, workers: Any) -> int:
-        """Bytes that one device sends for the whole reduction over `workers` workers: a number, or
-        one for each axis.
+        """Bytes that one device sends for the whole reduction over `workers` workers.
+
+        It is one number, or one for each axis.
         """
 
     def batches_link_bytes(self, batches: Batches, workers: Any) -> Any:
-        """The part of `link_bytes` that the compressed leaves account for."""
+        """The part of `link_bytes` for the compressed leaves."""
         raise NotImplementedError(f"{self!r} cannot be part of another reducer")
 
     @interface.derived
@@ -159,36 +160,36 @@ class Reducer(Interface, abstract=True):
         return type(self).batches_link_bytes is not Reducer.batches_link_bytes
 
     def payload_bytes(self, batches: Batches) -> tuple[float, ...] | None:
-        """Payload bytes of each batch, where other arrays are sent than the codecs' payloads."""
+        """Payload bytes of each batch; None if the codecs' payloads are what is sent."""
         del batches
         return None
 
     def efforts(self, batches: Batches, workers: Any) -> tuple[tuple[Any, Any], ...] | None:
-        """Pairs of a link, or a reducer, and the `theory.cost.Effort` that is made for it.
+        """Pairs of a link or reducer and its `theory.cost.Effort`.
 
-        `plan` forecasts times from them; None where they are not known.
+        `plan` forecasts times from them; None if they are not known.
         """
         del batches, workers
         return None
 
     @interface.derived
     def schedule(self) -> "tuple[tuple[int, Reducer], ...]":
-        """Pairs of a first step and the reducer from there on."""
+        """Pairs of a first step and the reducer used from that step on."""
         return ((0, self),)
 
     def phase(self, state: PyTree) -> Any:
-        """The number of the phase that the next step is in."""
+        """The index of the next step's phase."""
         del state
         return 0
 
 
 class WrappedReducer(Reducer, abstract=True):
-    """A reducer around another one, `reducer`, whose hooks it has but for those it changes."""
+    """A reducer around another one, `reducer`; it forwards every hook that it does not define."""
 
     reducer: Reducer
 
     def resolve(self, batches: Batches, workers: tuple[int, ...]) -> Reducer:
-        """This wrapper, around the resolved reducer."""
+        """This wrapper around the resolved reducer."""
         inner: Any = self.reducer.resolve(batches, workers)
         if inner == self.reducer:
             return self

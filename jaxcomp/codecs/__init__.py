@@ -1,4 +1,4 @@
-"""The classes that codecs are made of, combinators of codecs, and entropy coders.
+"""The parts of codecs, combinators of codecs, and entropy coders.
 
 Levels, scales, roundings and steps are parts of a `Quantizer`; choices and indices are parts of a
 `Sparsifier`; coders are parts of `Coded`.

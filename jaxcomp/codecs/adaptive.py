@@ -1,4 +1,4 @@
-"""A quantizer whose levels follow the gradients: they are state, and all workers share them."""
+"""A quantizer whose levels adapt to the gradients; the levels are state shared by all workers."""
 
 import dataclasses
 import functools
@@ -27,14 +27,14 @@ _FRACTION = 15
 
 
 class AdaptiveState(NamedTuple):
-    """The levels, and the histogram since they were set.
+    """The levels, and the histogram since the last update of the levels.
 
     Attributes:
-        levels: `int32[positive + 1]`, the levels in 2⁻¹⁴ of the scale, from zero; the same on every
-            worker.
-        histogram: magnitudes that this worker has seen since the levels were last set.
-        top: a power of two no smaller than any norm among them; its square has weight one.
-        step: how often the codec has been used.
+        levels: `int32[positive + 1]`, the levels in units of 2⁻¹⁴ of the scale, from zero; the same
+            on every worker.
+        histogram: this worker's histogram of magnitudes since the last update.
+        top: a power of two that is at least every norm in the histogram; its square has weight one.
+        step: the number of calls of the codec.
     """
 
     levels: Int32[Array, " levels"]
@@ -45,20 +45,20 @@ class AdaptiveState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AdaptiveQuantizer(Codec):
-    """Unbiased rounding to levels that are set anew, now and then, to fit what was seen.
+    """Unbiased rounding to levels that are updated from time to time to fit the gradients.
 
-    Between two updates each worker keeps a histogram of its magnitudes `|x| / scale`; at an update
-    they are added up (an all-reduce of four kilobytes), and the levels become those of least
-    variance for the sum; each step all-reduces the levels themselves, four bytes each. Until the
-    first update they are those for a Gaussian bucket. Without a mesh (`jaxcomp.encode`) nothing is
-    agreed on, and they stay so.
+    Between two updates each worker keeps a histogram of its magnitudes `|x| / scale`. At an update
+    the histograms are summed (an all-reduce of four kilobytes), and the levels become those of
+    least variance for the sum. Each step all-reduces the levels themselves, four bytes each. Until
+    the first update they are the levels for a Gaussian bucket. Without a mesh (`jaxcomp.encode`)
+    there is no agreement, and the levels do not change.
 
     Args:
-        width: bits of a code, 2 to 8: a sign and `2^(width − 1) − 1` levels above zero.
-        rule: "alq" moves each level on its own, "amq" has levels `p, p², …` and moves `p`.
-        every: steps from one update to the next; the first comes after one step.
-        pooled: count buckets alike, not by their squared norm.
-        scale: what a bucket is measured against.
+        width: the bits of a code, 2 to 8: a sign and `2^(width − 1) − 1` levels above zero.
+        rule: "alq" moves each level separately, "amq" has levels `p, p², …` and moves `p`.
+        every: the number of steps between updates; the first update comes after one step.
+        pooled: True to weight all buckets equally, False to weight them by their squared norm.
+        scale: the scale of a bucket.
         bucket_size: elements in a bucket; None for one bucket a leaf.
 
     Raises:
@@ -101,7 +101,7 @@ class AdaptiveQuantizer(Codec):
     def agree(
         self, key: Key, x: Array, count: Array, state: AdaptiveState, axis_name: AxisName
     ) -> AdaptiveState:
-        """The histogram of all workers, and new levels if it is time."""
+        """Sums the histograms over workers and updates the levels if an update is due."""
         del key
         scale = self.scale(x, count[:, None])
         usable = sums.is_finite(scale) & (scale >= jnp.finfo(jnp.float32).tiny)
@@ -118,7 +118,7 @@ class AdaptiveQuantizer(Codec):
             largest = axes.maximum(top, axis_name)
             mine = jnp.stack(self._reweighted(total, top, largest))
             everyone = adaptive.Histogram(*lax.psum(mine, axis_name))
-            # What is the same on all workers is typed as what is not, as in the other branch.
+            # Type replicated values as varying, as in the other branch.
             fitted = axes.vary((_fit(self.rule, self.width, everyone), *_EMPTY), axis_name)
             return tuple(axes.alike(jnp.asarray(x), magnitude)[0] for x in fitted)
 
@@ -127,20 +127,20 @@ class AdaptiveQuantizer(Codec):
             return tuple(axes.alike(jnp.asarray(x), magnitude)[0] for x in kept)
 
         levels, weight, moment, top = lax.cond(due, update, keep)
-        # The same already; a decoder must know it, and so must the types.
+        # Equal on all workers already; this makes the type say so, which a decoder needs.
         levels = axes.maximum(levels.astype(jnp.float32), axis_name).astype(jnp.int32)
         return AdaptiveState(levels, adaptive.Histogram(weight, moment), top, state.step + 1)
 
     def _reweighted(
         self, histogram: adaptive.Histogram, old: Array, new: Array
     ) -> adaptive.Histogram:
-        """The histogram with weights in units of another norm's square."""
+        """Rescales the histogram's weights to units of another norm's square."""
         share = jnp.where(new > 0, old / jnp.where(new > 0, new, 1), 0)
         factor = jnp.ones_like(share) if self.pooled else share * share
         return jax.tree.map(lambda part: part * factor, histogram)
 
     def side(self, agreed: AdaptiveState) -> Int32[Array, " levels"]:
-        """The levels, which every decoder has too."""
+        """The levels, which all decoders share."""
         return agreed.levels
 
     def encode(
@@ -151,12 +151,12 @@ class AdaptiveQuantizer(Codec):
         step, factor = rounding.exact_step(scale, 1 << _PRECISION, x.dtype, precision=_PRECISION)
         high, low = (part[:, None] for part in noise.seeds(key.own, key.first, n))
         dither = noise.below(_FRACTION, high, low, jnp.arange(size, dtype=jnp.uint32)[None])
-        # Points are in 2⁻²⁰ of a step, which five bits too many for an integer.
+        # Points are in 2⁻²⁰ of a step, which needs five bits more than the integer has.
         spare = jnp.float32(2.0 ** (_FRACTION - rounding.FRACTION))
         size_ = rounding.points(jnp.abs(x), factor * spare).astype(jnp.int32)
         number = jnp.zeros(x.shape, jnp.int32)
         for place in range(2 ** (self.width - 1) - 1):
-            # A threshold at random between two levels: passed with the right probability.
+            # A random threshold between two levels gives each its right probability.
             lower, upper = state.levels[place], state.levels[place + 1]
             threshold = (upper << _FRACTION) - (upper - lower) * dither
             number = number + (size_ >= threshold).astype(jnp.int32)
@@ -209,7 +209,7 @@ _EMPTY = (
 
 
 def _power_of_two(x: Float32[Array, ""]) -> Float32[Array, ""]:
-    """The next power of two, so that a change of units rounds nothing; 2¹²⁷ at most."""
+    """The next power of two, 2¹²⁷ at most; a change of units by it does not round."""
     bits = lax.bitcast_convert_type(x, jnp.int32)
     above = jnp.minimum((bits + (2**23 - 1)) >> 23, 254) << 23
     return lax.bitcast_convert_type(above, jnp.float32)

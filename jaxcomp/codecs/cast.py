@@ -1,4 +1,4 @@
-"""The cast: each element in a narrower float, scaled where the narrow range would not do."""
+"""The cast: each element in a narrower float, scaled if the narrow range is too small."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ class CastPayload(NamedTuple):
 
 
 class ScaledCastPayload(NamedTuple):
-    """Values in the narrow dtype, and the power of two that each bucket was divided by."""
+    """Values in the narrow dtype, and each bucket's divisor, a power of two."""
 
     values: Array
     scales: Array
@@ -32,16 +32,16 @@ class ScaledCastPayload(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cast(Codec):
-    """Each element rounded to the nearest value of a narrower dtype.
+    """Rounds each element to the nearest value of a narrower dtype.
 
-    bfloat16 has the range of float32. The other narrow dtypes do not, so each bucket is divided
-    by a power of two first that brings its largest element just below the largest value of the
-    dtype: neither 1e30 nor 1e-30 overflows or vanishes. Scales are float32: of a float64 gradient,
-    elements above 3.4e38 become 3.4e38 under "float32" and "bfloat16", else infinite.
+    bfloat16 has the range of float32. The other narrow dtypes do not, so each bucket is first
+    divided by a power of two that brings its largest element just below the largest value of the
+    dtype: neither 1e30 nor 1e-30 overflows or vanishes. Scales are float32: elements of a float64
+    gradient above 3.4e38 become 3.4e38 with "float32" and "bfloat16", and infinite otherwise.
 
     Args:
         dtype: "float32", "bfloat16", "float16", "float8_e4m3fn" or "float8_e5m2".
-        bucket_size: elements that share a power of two; None for one a leaf.
+        bucket_size: the number of elements that share a power of two; None for one power a leaf.
     """
 
     dtype: str
@@ -53,7 +53,7 @@ class Cast(Codec):
 
     @property
     def unbiased(self) -> bool:
-        """Rounding to nearest is not; float32 holds every supported gradient but float64."""
+        """True for "float32", which holds all supported dtypes except float64 exactly."""
         return self.dtype == "float32"
 
     @property
@@ -76,7 +76,7 @@ class Cast(Codec):
         del key, side
         values = summing.widened(payload.values)
         if isinstance(payload, ScaledCastPayload):
-            # Rounded up, the largest floats would leave the range; what is not finite stays seen.
+            # Rounding up the largest floats would leave the range; non-finite values are kept.
             largest = jnp.finfo(jnp.float32).max
             scaled = jnp.clip(values * payload.scales[:, None], -largest, largest)
             values = jnp.where(jnp.isfinite(values), scaled, values)
@@ -84,8 +84,8 @@ class Cast(Codec):
 
 
 def _power_of_two(top: Array, dtype: str) -> Array:
-    """The power of two that brings `top` into the highest binade that fits in the dtype whole."""
+    """The power of two that brings `top` into the highest binade inside the dtype's range."""
     _, exponent = np.frexp(float(jnp.finfo(dtype).max))
     field = (lax.bitcast_convert_type(top, jnp.int32) >> 23) - (int(exponent) - 2)
-    # Both the scale and its reciprocal stay normal numbers; NaN and Inf pass with the values.
+    # The scale and its reciprocal stay normal numbers; NaN and Inf are kept in the values.
     return lax.bitcast_convert_type(jnp.clip(field, 1, 253) << 23, jnp.float32)

@@ -1,4 +1,4 @@
-"""Quantizers whose codes are entropy coded: frequent levels take few bits, rare ones many."""
+"""Quantizers with entropy coding: frequent levels take few bits, rare ones many."""
 
 import dataclasses
 import functools
@@ -45,7 +45,7 @@ _DRAWN = 2**18
 
 
 class CodedPayload(NamedTuple):
-    """A stream for each bucket, how many of its elements are in it, and what one step is worth."""
+    """A stream, its number of elements, and the step size, for each bucket."""
 
     words: UInt32[Array, "n words"]
     kept: Array
@@ -56,8 +56,8 @@ class Spent(NamedTuple):
     """The use of the capacity in the last step, on this worker.
 
     Attributes:
-        spare: bytes of the streams that were left empty.
-        lost: elements that did not fit, of those that are not zero.
+        spare: the empty bytes of the streams.
+        lost: the number of nonzero elements that did not fit.
     """
 
     spare: Float32[Array, ""]
@@ -70,9 +70,9 @@ class CodedState(NamedTuple):
     Attributes:
         codec: the quantizer's state.
         table: the coder's table, the same on all workers; `()` if it is fixed, or there is none.
-        total: how often each symbol occurred on all workers, older steps less; likewise.
-        own: how often on this worker in the last step; likewise.
-        spent: of the last step.
+        total: the decaying count of each symbol on all workers, or `()`.
+        own: the count of each symbol on this worker in the last step, or `()`.
+        spent: the use of the capacity in the last step.
     """
 
     codec: Any
@@ -84,28 +84,28 @@ class CodedState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Coded(WrappedCodec):
-    """The codes of a quantizer in a stream of at most `capacity` bits an element.
+    """Entropy codes a quantizer's codes into a stream of at most `capacity` bits an element.
 
-    Levels are numbered by magnitude and coded by `coder`. Where a bucket's stream is full, its
-    other elements are not sent and decode to zero: a residual keeps them, `Stats.lost` counts them,
-    and since a stream begins at a random element of the bucket, none is left out for ever. If there
-    is room for the packed codes themselves, a bucket that does not fit is sent so, and nothing is
-    ever lost.
+    Levels are numbered by magnitude and coded by `coder`. When a bucket's stream is full, its other
+    elements are not sent and decode to zero: a residual keeps them, and `Stats.lost` counts them.
+    A stream begins at a random element of the bucket, so each element is sent sooner or later. If
+    the capacity has room for the packed codes themselves, a bucket that does not fit is sent as
+    packed codes, and no element is ever lost.
 
     Args:
         codec: a quantizer.
         coder: `Rans()`, `Huffman()`, `Elias()` or `Rice()`.
         capacity: bits an element on the wire, beside the bucket's step and a count of two
             bytes (four from 65,536 elements on);
-            None for as many as the packed codes take, which saves nothing on a link of static
-            shapes, and all of it in `to_bytes`.
-        memory: what share of the counts of former steps the table remembers: all workers add up how
-            often each symbol occurred, an all-reduce of a kilobyte a step. None for a fixed table.
-        law: what buckets look like to a fixed table, and to the first one: "gaussian" or "laplace".
+            None for the size of the packed codes, which saves nothing in collectives of static
+            shapes, but shortens the output of `to_bytes`.
+        memory: the decay of the symbol counts that the table is made from, which all workers sum
+            in an all-reduce of a kilobyte a step. None for a fixed table.
+        law: the distribution for a fixed table, and for the first table: "gaussian" or "laplace".
 
     Raises:
-        ValueError: for a codec that is no quantizer, a capacity that is not positive, one that
-            leaves elements out where no level is zero, or a memory out of range.
+        ValueError: for a codec that is not a quantizer, a capacity that is not positive, a capacity
+            that may lose elements if no level is zero, or a memory out of range.
 
     Example:
         >>> import jaxcomp
@@ -115,12 +115,12 @@ class Coded(WrappedCodec):
         0.505859375
 
     References:
-        Alistarh et al., `QSGD <https://arxiv.org/abs/1610.02132>`_, 2017, for coding what is
-        quantised at random; Ziv, On universal quantization, 1985, for dither that is taken off.
+        Alistarh et al., `QSGD <https://arxiv.org/abs/1610.02132>`_, 2017, for coding after
+        stochastic rounding; Ziv, On universal quantization, 1985, for subtractive dither.
 
     Note:
-        With a capacity that may leave elements out, the codec is not unbiased, whatever the
-        quantizer is, not even where nothing is left out in practice.
+        With a capacity that may lose elements, the codec counts as biased, even with an unbiased
+        quantizer and if no element is lost in practice.
     """
 
     codec: Quantizer
@@ -132,8 +132,8 @@ class Coded(WrappedCodec):
     def __post_init__(self):
         if not isinstance(self.codec, Quantizer):
             raise ValueError(
-                "`codec` must be a quantizer, whose levels have numbers, such as jaxcomp.qsgd(); "
-                f"got {self.codec!r}. Around a rotation, put it inside: Rotated(codec=Coded(...))"
+                "`codec` must be a quantizer with numbered levels, such as jaxcomp.qsgd(), got "
+                f"{self.codec!r}; with a rotation, put it inside: Rotated(codec=Coded(...))"
             )
         checks.part("coder", self.coder, Coder)
         checks.choice("law", self.law, ("gaussian", "laplace"))
@@ -143,28 +143,28 @@ class Coded(WrappedCodec):
             checks.number("memory", self.memory, 0.0, 1.0)
             if not self.coder.adaptive:
                 raise ValueError(
-                    f"`memory` must be None for a code that has no table, got {self.memory} with "
+                    f"`memory` must be None for a coder without a table, got {self.memory} with "
                     f"{self.coder!r}; jaxcomp.codecs.Rans() and jaxcomp.codecs.Huffman() have one"
                 )
         if not self._whole and isinstance(self.codec.rounding, Subtractive):
             raise ValueError(
-                f"`capacity` must be at least {self.codec.bits} bits, or None, with dither that is "
-                f"subtracted, since what is left out would decode to it, got {self.capacity}"
+                f"`capacity` must be at least {self.codec.bits} bits, or None, with subtractive "
+                f"dither, since lost elements would decode to the dither, got {self.capacity}"
             )
         if not self._whole and self._numbers.zero is None:
             raise ValueError(
-                f"`capacity` must be at least {self.codec.bits} bits for levels with no zero among "
-                f"them, got {self.capacity} with {self.codec.levels!r}; take levels Uniform"
+                f"`capacity` must be at least {self.codec.bits} bits for levels without zero, got "
+                f"{self.capacity} with {self.codec.levels!r}; use levels Uniform"
             )
 
     @property
     def unbiased(self) -> bool:
-        """As the quantizer, if nothing can be lost."""
+        """Whether the quantizer is unbiased and no element can be lost."""
         return self._whole and self.codec.unbiased
 
     @property
     def contractive(self) -> bool:
-        """As the quantizer; what is lost is no more than what there was."""
+        """Whether the quantizer is contractive; a lost element's error is the element itself."""
         if self.codec.contractive:
             return True
         bound = self.codec.variance_bound(self.bucket_size or _DRAWN)
@@ -181,7 +181,7 @@ class Coded(WrappedCodec):
         return (32 * self._words(size) + 8 * jnp.dtype(_counts(size)).itemsize) / size + steps
 
     def variance_bound(self, size: int) -> float | None:
-        """The quantizer's bound, if nothing can be lost."""
+        """The quantizer's bound if no element can be lost, else None."""
         return self.codec.variance_bound(size) if self._whole else None
 
     def init(self, like: ArrayLike) -> CodedState:
@@ -199,7 +199,7 @@ class Coded(WrappedCodec):
 
     @property
     def agrees(self) -> bool:
-        """Whether the table follows what is sent, or the quantizer agrees."""
+        """Whether the table adapts to the symbols, or the quantizer agrees."""
         return self.sided or self.codec.agrees
 
     @property
@@ -210,19 +210,19 @@ class Coded(WrappedCodec):
     def agree(
         self, key: Key, x: Array, count: Array, state: CodedState, axis_name: AxisName
     ) -> CodedState:
-        """The table for what all workers sent so far."""
+        """Updates the table to the symbols that all workers have sent so far."""
         inner = self.codec.agree(key, x, count, state.codec, axis_name)
         if self.memory is None:
             return state._replace(codec=inner)
         kept = jnp.float32(self.memory / axes.size(axis_name))
         total = lax.psum(state.total * kept + state.own, axis_name)
-        # As long as nobody has sent anything, as at first.
+        # No worker has sent anything yet, as in the first step.
         first = _occurrences(self.codec, self.law, _near(self.codec, x.shape[1]))
         total = jnp.where(jnp.sum(total) > 0, total, jnp.asarray(first))
         return state._replace(codec=inner, total=total, table=self.coder.table(total))
 
     def side(self, agreed: CodedState) -> PyTree:
-        """The table, which every decoder has too; None if it is fixed."""
+        """The table, which all decoders share; None if it is fixed."""
         return agreed.table if self.sided else None
 
     def encode(
@@ -250,7 +250,7 @@ class Coded(WrappedCodec):
         after = state._replace(codec=inner, spent=Spent(spare, lost.astype(jnp.float32)))
         if self.sided:
             some = symbols.reshape(-1)[:: (n * size // _COUNTED) | 1]
-            # The zeros of a worker that takes no part count for nothing.
+            # Do not count the zeros of a non-participating worker.
             own = jnp.where(jnp.any(x != 0), jnp.zeros_like(state.own).at[some].add(1), 0)
             after = after._replace(own=own)
         return CodedPayload(sent, kept.astype(_counts(size)), payload.steps), after
@@ -266,7 +266,7 @@ class Coded(WrappedCodec):
         weights: Array | None = None,
         side: Any = None,
     ) -> Array:
-        # One worker after another: of all of them, the codes would take far more than the words.
+        # Decode one worker after another: the codes of all at once would take much more memory.
         packed = lax.map(lambda one: self._packed(keys, one, like.shape[1], side), payloads)
         return self.codec.decode_sum(keys, packed, like, weights)
 
@@ -283,28 +283,29 @@ class Coded(WrappedCodec):
         return QuantizedPayload(words, payload.steps)
 
     def _start(self, key: Key, size: int) -> Array:
-        """The element of each bucket that is coded first."""
+        """The index of the first coded element of each bucket."""
         if self._packs(size):
             return jnp.zeros((), jnp.int32)
         word = noise.fold(key.shared, _START)[0]
         return (word % jnp.uint32(max(size, 1))).astype(jnp.int32)
 
     def _fixed(self, size: int) -> PyTree:
-        """The table for buckets of the law."""
+        """The table for buckets with the distribution `law`."""
         if not self.coder.adaptive:
             return ()
         table = jax.tree.map(jnp.asarray, _table(self, _near(self.codec, size)))
-        # Else what a coder makes of it is worked out by the compiler, which takes seconds.
+        # Otherwise the compiler folds the coder's work on the constant, which takes seconds.
         return lax.optimization_barrier(table)
 
     @property
     def _whole(self) -> bool:
-        """Whether there is room for the packed codes, whatever the size of a bucket."""
+        """Whether the capacity holds the packed codes for every bucket size."""
         return self.capacity is None or self.capacity >= self.codec.bits
 
     def _packs(self, size: int) -> bool:
-        """Whether there is room for the packed codes of buckets of this size: there is in those so
-        short that their stream would be little but its beginning.
+        """Whether the capacity holds the packed codes of buckets of this size.
+
+        It does for buckets so short that the stream's header would be most of it.
         """
         return self._whole or self._chosen(size) < self.coder.least_bits(size) // _SHORT
 
@@ -316,8 +317,8 @@ class Coded(WrappedCodec):
         """Words of a stream."""
         if size > _LONGEST:
             raise ValueError(
-                f"`bucket_size` must be at most {_LONGEST} to be coded, since a stream's bits are "
-                f"counted in 32 bits, got buckets of {size} of {self.codec!r}"
+                f"`bucket_size` must be at most {_LONGEST} for entropy coding, since a stream's "
+                f"bits are counted in 32 bits, got buckets of {size} of {self.codec!r}"
             )
         chosen = self._chosen(size)
         return max(chosen, bits.words(size, self.codec.bits)) if self._packs(size) else chosen
@@ -333,8 +334,9 @@ def _counts(size: int) -> Any:
 
 
 def _near(codec: Quantizer, size: int) -> int:
-    """A size whose table is as good, since tables take a while: in units of a mean, elements lie
-    alike in buckets of all sizes.
+    """A bucket size whose table serves this size too, because making a table takes a while.
+
+    In units of a mean, the distribution of elements hardly depends on the bucket size.
     """
     if isinstance(codec.scale, RootMeanSquare | MeanAbs):
         return 2**14
@@ -343,7 +345,7 @@ def _near(codec: Quantizer, size: int) -> int:
 
 @functools.lru_cache
 def _table(codec: Coded, size: int) -> PyTree:
-    """The fixed table, as constants: made once, it is the same in every program."""
+    """The fixed table as constants, made once, so that it is the same in every program."""
     with xla.constants():
         table = codec.coder.table(jnp.asarray(_occurrences(codec.codec, codec.law, size)))
         return jax.tree.map(np.asarray, table)
@@ -351,12 +353,12 @@ def _table(codec: Coded, size: int) -> PyTree:
 
 @functools.lru_cache
 def _occurrences(codec: Quantizer, law: str, size: int) -> np.ndarray:
-    """How often each symbol occurs in buckets of a law."""
+    """The frequency of each symbol in buckets with the distribution `law`."""
     numbers = symbols_.numbered(codec.levels)
     rows = max(_DRAWN // size, 1)
     number = rows * size
-    # Quantiles, dealt out by a stride: unlike drawn numbers the same on all machines, and in all
-    # versions of numpy. They are rounded where solvers differ.
+    # Use quantiles in a strided order: unlike random numbers, they are the same on all machines
+    # and in all versions of numpy. They are rounded to remove differences between solvers.
     chance = (np.arange(number) * _STRIDE % number + 0.5) / number
     tail = np.minimum(chance, 1 - chance)
     inverse = special.ndtri(tail) if law == "gaussian" else np.log(2 * tail)

@@ -15,7 +15,7 @@ from jaxcomp.types import Array, ArrayLike, AxisName, Key
 
 
 def times(codec: Codec, key: Key, payload: Any, like: ArrayLike, factor: float) -> Array:
-    """`factor · decode(payload)`, rounded as the codec's own weighted sum rounds it."""
+    """`factor · decode(payload)`, with the rounding of the codec's weighted sum."""
     weight = jnp.full(1, factor, jnp.float32)
     payloads = jax.tree.map(lambda leaf: leaf[None], payload)
     keys = key._replace(own=key.own[None])
@@ -24,18 +24,18 @@ def times(codec: Codec, key: Key, payload: Any, like: ArrayLike, factor: float) 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Contractive(WrappedCodec):
-    """An unbiased codec, scaled down so that feedback may be put on it: `C(x) / (1 + ω)`.
+    """An unbiased codec, scaled down to be contractive, for use with error feedback.
 
-    With `E‖C(x) − x‖² ≤ ω‖x‖²`, its error is at most `ω/(1 + ω) · ‖x‖²` in expectation, whatever
-    `ω`: a contraction with `δ = 1/(1 + ω)`.
+    It decodes to `C(x) / (1 + ω)`. With `E‖C(x) − x‖² ≤ ω‖x‖²`, its error is at most
+    `ω/(1 + ω) · ‖x‖²` in expectation: a contraction with `δ = 1/(1 + ω)`, for every `ω`.
 
     Args:
         codec: an unbiased codec.
-        omega: its relative variance; None for its own bound for the size of bucket at hand.
+        omega: its relative variance; None for the codec's own bound for the bucket size.
 
     Raises:
-        ValueError: if the codec is biased, or knows no bound and none is given, or if its decoders
-            need more than the payload, as those of adaptive levels do.
+        ValueError: if the codec is biased, if it has no bound and `omega` is None, or if decoding
+            needs more than the payload, as with adaptive levels.
 
     References:
         Horváth and Richtárik, `A better alternative to error feedback for communication-efficient
@@ -50,7 +50,9 @@ class Contractive(WrappedCodec):
     def __post_init__(self):
         inner.check("codec", self.codec)
         if not self.codec.unbiased:
-            raise ValueError(f"`codec` must be unbiased, got {self.codec!r}")
+            raise ValueError(
+                f"`codec` must be unbiased, such as jaxcomp.qsgd(), got {self.codec!r}"
+            )
         if self.omega is not None:
             checks.number("omega", self.omega, 0.0)
         else:
@@ -61,8 +63,8 @@ class Contractive(WrappedCodec):
         omega = bound if self.omega is None else self.omega
         if omega is None:
             raise ValueError(
-                f"`omega` must be given for {self.codec!r}, of which no bound is known: the "
-                "largest relative variance of a bucket"
+                f"`omega` must be the largest relative variance of a bucket for {self.codec!r}, "
+                "whose bound is not known, got None"
             )
         return omega
 
@@ -86,15 +88,15 @@ class Contractive(WrappedCodec):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Clipped(WrappedCodec):
-    """Elements beyond so many standard deviations of their bucket are clipped before encoding.
+    """Clips outliers of each bucket before encoding.
 
     Args:
-        codec: what encodes the rest.
-        sigmas: where to clip, in standard deviations about the mean.
+        codec: the codec of the clipped elements.
+        sigmas: the largest distance from the bucket's mean, in standard deviations.
 
     Raises:
-        ValueError: if `sigmas` is not positive, or if the codec's decoders need more than the
-            payload, as those of adaptive levels do.
+        ValueError: if `sigmas` is not positive, or if decoding needs more than the payload, as with
+            adaptive levels.
     """
 
     codec: Codec
@@ -106,10 +108,10 @@ class Clipped(WrappedCodec):
         checks.positive("sigmas", self.sigmas)
 
     def transform(self, key: Key, x: Array, count: Array) -> tuple[Array, Array]:
-        """Elements beyond `sigmas` standard deviations are set to the clip."""
+        """Clips elements beyond `sigmas` standard deviations."""
         del key
         end = ClippedMax(sigmas=self.sigmas)(x, count[:, None])
-        # In the dtype of x, and above the clip rather than below; NaN stays.
+        # The limit is raised a little, so that its rounding to the dtype of x never lowers it.
         end = jnp.minimum(end * jnp.float32(1 + 2.0**-7), jnp.finfo(x.dtype).max.astype(end.dtype))
         clipped = jnp.clip(x, -end.astype(x.dtype), end.astype(x.dtype))
         return jnp.where(jnp.isfinite(x), clipped, x), count
@@ -127,17 +129,17 @@ class Clipped(WrappedCodec):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Chained(Codec):
-    """Each codec encodes what those before it missed; the decoded parts are added up.
+    """A chain of codecs, in which each encodes the error of those before it.
 
-    `x̂ = Σᵣ x̂ᵣ` with `x̂ᵣ = Cᵣ(x − x̂₁ − … − x̂ᵣ₋₁)`. With contractions of `δ`, `R` of them leave at
-    most `(1 − δ)^R` of the energy; unbiased if the last one is.
+    `x̂ = Σᵣ x̂ᵣ` with `x̂ᵣ = Cᵣ(x − x̂₁ − … − x̂ᵣ₋₁)`. With `R` contractive codecs of parameter `δ`,
+    the error is at most `(1 − δ)^R · ‖x‖²`. The chain is unbiased if its last codec is.
 
     Args:
-        codecs: at least one, all with the same bucket size.
+        codecs: at least one codec, all with the same bucket size.
 
     Raises:
-        ValueError: if there is none, bucket sizes differ, decoders need more than the payload, or
-            one after the first asks the workers to agree (a shared scale).
+        ValueError: if there is no codec, bucket sizes differ, decoding needs more than the payload,
+            or a codec after the first needs agreement between workers (a shared scale).
 
     References:
         Huang et al., `Lower bounds and nearly optimal algorithms in distributed learning with
@@ -159,7 +161,7 @@ class Chained(Codec):
 
     @property
     def unbiased(self) -> bool:
-        """The last one mends what the others did."""
+        """Whether the last codec is unbiased; it corrects the bias of the others."""
         return self.codecs[-1].unbiased
 
     @property
@@ -172,18 +174,18 @@ class Chained(Codec):
 
     @property
     def bits_per_element(self) -> float | None:
-        """The sum of theirs, if each knows its own."""
+        """The sum over all codecs; None if one of them makes no claim."""
         each = [codec.bits_per_element for codec in self.codecs]
         return None if None in each else float(sum(b for b in each if b is not None))
 
     @property
     def homogeneous(self) -> bool:
-        """If all are."""
+        """Whether all codecs are homogeneous."""
         return all(codec.homogeneous for codec in self.codecs)
 
     @property
     def mixed(self) -> int | float:
-        """The most of theirs."""
+        """The largest value of all codecs."""
         return max(codec.mixed for codec in self.codecs)
 
     def init(self, like: ArrayLike) -> tuple:
@@ -191,7 +193,7 @@ class Chained(Codec):
 
     @property
     def agrees(self) -> bool:
-        """As the first: what is left for the others is not known before it has encoded."""
+        """Whether the first codec agrees; the others' input is not known before it encodes."""
         return self.codecs[0].agrees
 
     def agree(self, key: Key, x: Array, count: Array, state: tuple, axis_name: AxisName) -> tuple:
@@ -209,7 +211,7 @@ class Chained(Codec):
             states.append(own)
             if number < len(self.codecs) - 1:
                 rest = rest - codec.decode(_stage(key, number), payload, rest)
-                # Padding may decode to anything, and would count in the next one's scale.
+                # Padding may decode to anything, and would affect the next codec's scale.
                 place = jnp.arange(x.shape[1], dtype=count.dtype)
                 rest = jnp.where(place < count[:, None], rest, 0)
         return tuple(payloads), tuple(states)
@@ -220,10 +222,10 @@ class Chained(Codec):
         for number, (codec, part) in enumerate(zip(self.codecs, payload, strict=True)):
             decoded = codec.decode(_stage(key, number), part, wide)
             total = decoded if total is None else total + decoded
-        assert total is not None  # There is at least one.
+        assert total is not None  # There is at least one codec.
         return total.astype(like.dtype)
 
 
 def _stage(key: Key, number: int) -> Key:
-    """Noise of its own for each codec."""
+    """A separate key for each codec."""
     return key._replace(shared=noise.fold(key.shared, number), own=noise.fold(key.own, number))

@@ -1,4 +1,4 @@
-"""Codecs of buckets in the basis of cosines."""
+"""Codecs in the basis of the cosine transform."""
 
 import dataclasses
 import functools
@@ -19,19 +19,19 @@ from jaxcomp.types import Array, ArrayLike, Key
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cosine(WrappedCodec):
-    """A codec of the orthonormal two-dimensional cosine transform (DCT-II) of squares.
+    """Encodes the orthonormal two-dimensional cosine transform (DCT-II) of square blocks.
 
-    Each bucket is cut into squares of `chunk × chunk` consecutive elements, `z = A X Aᵀ`. What
-    varies slowly along or across a square is gathered in few coefficients. The transform is undone
-    once, after the sum over workers. A bucket is filled up with zeros to whole squares.
+    Each bucket is cut into squares of `chunk × chunk` consecutive elements, `z = A X Aᵀ`. Values
+    that vary slowly along or across a square need few coefficients. The transform is inverted
+    once, after the sum over workers. A bucket is padded with zeros to whole squares.
 
     Args:
-        codec: what encodes the coefficients.
+        codec: the codec of the coefficients.
         chunk: the side of a square, 2 to 256.
 
     Raises:
-        ValueError: for a side out of range, or a codec whose decoders need more than the payload or
-            that does not scale with its input, such as a fixed threshold.
+        ValueError: for a side out of range, or a codec that needs more than the payload to decode,
+            or that does not scale with its input, such as a fixed threshold.
 
     Example:
         >>> import jaxcomp
@@ -48,19 +48,19 @@ class Cosine(WrappedCodec):
         inner.check("codec", self.codec)
         if not self.codec.homogeneous:
             raise ValueError(
-                "`codec` must scale with its input, since it is given coefficients over a power of "
-                f"two, got {self.codec!r}; take one such as jaxcomp.top_k(fraction=0.01)"
+                "`codec` must scale with its input, since coefficients are divided by a power of "
+                f"two, got {self.codec!r}; use for instance jaxcomp.top_k(fraction=0.01)"
             )
         checks.integer("chunk", self.chunk, 2, 256)
 
     @property
     def unbiased(self) -> bool:
-        """As the codec: the transform is linear."""
+        """Whether the codec is unbiased; the transform is linear."""
         return self.codec.unbiased
 
     @property
     def linear(self) -> bool:
-        """As the codec."""
+        """Whether the codec is linear."""
         return self.codec.linear
 
     reorders = True
@@ -80,7 +80,7 @@ class Cosine(WrappedCodec):
 
     @property
     def names_senders(self) -> bool:
-        """As the codec."""
+        """Whether the codec's payloads say which elements were sent."""
         return self.codec.names_senders
 
     def mean_of_senders(
@@ -93,7 +93,7 @@ class Cosine(WrappedCodec):
     def transform(
         self, key: Key, x: Array, count: Array
     ) -> tuple[Float32[Array, "n padded"], Array]:
-        """The coefficients of each bucket, filled up to whole squares, over a power of two."""
+        """The coefficients of each bucket, padded to whole squares, divided by a power of two."""
         del key
         size = x.shape[1]
         x = jnp.pad(x.astype(jnp.float32), ((0, 0), (0, self._padded(size) - size)))
@@ -106,7 +106,7 @@ class Cosine(WrappedCodec):
         x = _both(z.astype(jnp.float32), self.chunk, True)
         largest = jnp.float32(min(float(jnp.finfo(d).max) for d in (like.dtype, jnp.float32)))
         down = jnp.float32(self._down)
-        # What was finite stays so; what was not stays seen.
+        # Finite values stay finite, and non-finite values stay non-finite.
         up = jnp.where(jnp.isfinite(x), jnp.clip(x, -largest / down, largest / down) * down, x)
         return up[:, : like.shape[1]].astype(like.dtype)
 
@@ -123,13 +123,13 @@ class Cosine(WrappedCodec):
         return jax.ShapeDtypeStruct((like.shape[0], self._padded(like.shape[1])), jnp.float32)
 
 
-# One program for every way of calling it: a product of matrices has its order from its compiler.
+# Always run one compiled program, because the compiler chooses the order of a matrix product.
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _both(x: Float32[Array, "n size"], chunk: int, inverse: bool) -> Float32[Array, "n size"]:
     """The transform along both sides of each square, or its inverse."""
     basis = jnp.asarray(_basis(chunk).T if inverse else _basis(chunk))
 
-    def along(x: Array) -> Array:  # The last axis of each square is transformed, then turned.
+    def along(x: Array) -> Array:  # Transforms the last axis of each square, then transposes.
         rows = lax.dot_general(
             x.reshape(-1, chunk),
             basis,
@@ -144,7 +144,7 @@ def _both(x: Float32[Array, "n size"], chunk: int, inverse: bool) -> Float32[Arr
 
 @functools.lru_cache
 def _basis(chunk: int) -> np.ndarray:
-    """The rows are the orthonormal cosines."""
+    """The matrix whose rows are the orthonormal cosines."""
     k, j = np.arange(chunk)[:, None], np.arange(chunk)[None]
     rows = np.sqrt(2 / chunk) * np.cos(np.pi * (2 * j + 1) * k / (2 * chunk))
     rows[0] /= np.sqrt(2)

@@ -1,4 +1,4 @@
-"""Codecs of democratic coordinates: more of them than elements, and none of them large."""
+"""Codecs of democratic embeddings: redundant coordinates of which none is large."""
 
 import dataclasses
 
@@ -17,21 +17,22 @@ from jaxcomp.types import Array, ArrayLike, Key
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Embedded(WrappedCodec):
-    """A codec of democratic coordinates: more of them than elements, and none of them large.
+    """Encodes a democratic embedding: redundant coordinates of which none is large.
 
-    Each block of `B` coordinates `z` holds `⌊B / redundancy⌋` elements: `x = S z`, the frame `S`
-    made of random signs, a Hadamard transform, and the elements kept. Of all such `z` it is one
-    whose largest coordinate is small: `‖z‖∞ ≤ K ‖x‖ / √B`, with a constant `K`.
+    Each block of `B` coordinates `z` represents `⌊B / redundancy⌋` elements: `x = S z`, where the
+    frame `S` consists of random signs, a Hadamard transform, and a selection of elements. Among all
+    such `z`, the codec uses one whose largest coordinate is small: `‖z‖∞ ≤ K ‖x‖ / √B`, with a
+    constant `K`.
 
     Args:
-        codec: what encodes the coordinates.
-        redundancy: coordinates an element, from 1 to 4.
-        block: coordinates that are transformed together, a power of four from 4 to 16,384.
-        shared: the same frame on all workers; else each has its own.
+        codec: the codec of the coordinates.
+        redundancy: the number of coordinates an element, from 1 to 4.
+        block: the number of coordinates transformed together, a power of four from 4 to 16,384.
+        shared: True for one frame on all workers, False for a separate frame on each.
 
     Raises:
-        ValueError: for another redundancy or block, or a codec whose decoders need more than the
-            payload, as those of adaptive levels do.
+        ValueError: for another redundancy or block, or a codec that needs more than the payload to
+            decode, as with adaptive levels.
 
     References:
         Saha, Pilanci and Goldsmith, `Efficient randomized subspace embeddings for distributed
@@ -57,14 +58,14 @@ class Embedded(WrappedCodec):
 
     @property
     def bucket_size(self) -> int | None:
-        """Elements of a block, where the codec's bucket is one block of coordinates."""
+        """The number of elements of a block, if the codec's bucket is one block of coordinates."""
         if self.codec.bucket_size is None:
             return None
         return int(self.codec.bucket_size / self.redundancy)
 
     @property
     def unbiased(self) -> bool:
-        """As the codec: the way back is linear."""
+        """Whether the codec is unbiased; `restore` is linear."""
         return self.codec.unbiased
 
     def transform(self, key: Key, x: Array, count: Array) -> tuple[Array, Array]:
@@ -80,7 +81,7 @@ class Embedded(WrappedCodec):
         return z, jnp.full_like(count, z.shape[1])
 
     def restore(self, key: Key, z: Array, like: ArrayLike) -> Array:
-        """The elements of coordinates, for buckets like these."""
+        """The elements for these coordinates, in the shape and dtype of `like`."""
         n, size = like.shape
         real, block, blocks = self._sizes(size)
         largest = summing.limit(like.dtype)
@@ -94,7 +95,7 @@ class Embedded(WrappedCodec):
         return noise.seeds(noise.fold(seed, ROTATION, 0), key.first, n)
 
     def _sizes(self, size: int) -> tuple[int, int, int]:
-        """Elements of a block, its coordinates, and the blocks of a bucket."""
+        """The elements of a block, the coordinates of a block, and the blocks of a bucket."""
         block = self.block
         while block > 4 and int(block / 4 / self.redundancy) >= size:
             block //= 4

@@ -1,4 +1,4 @@
-"""Quantizers for rotated buckets: the values of a law's table, and a fitted step."""
+"""Quantizers for rotated buckets: a table of values for the distribution, and a fitted step."""
 
 from jaxcomp import checks
 from jaxcomp.codecs.quantizer import Quantizer
@@ -20,7 +20,7 @@ def quantizer(
 
     Args:
         table: the values.
-        scale: the goal of the step that is sent: "unbiased", "minimum_error" or "norm".
+        scale: the goal of the fitted step: "unbiased", "minimum_error" or "norm".
         bucket_size: elements in a bucket; None for one bucket a leaf.
         block: elements that share a step; None for the whole bucket.
 
@@ -43,19 +43,19 @@ def quantizer(
 
 
 def power(scale: str) -> int | float:
-    """The power with which a part of a block makes up for the rest, as for `Part`."""
+    """The power of the factor for a part of a block, as for `Part`."""
     checks.choice("scale", scale, tuple(SCALES))
     return SCALES[scale][1]
 
 
 def rotations(table: UniformThreshold, given: int | None) -> int:
-    """How often a bucket is rotated before these levels: as given, or as often as they need.
+    """The number of rotations before these levels: `given`, or the number that they need.
 
-    A single element that is rotated once becomes a block of elements of equal size. If the cell of
-    zero reaches up to their root mean square, all of them become zero.
+    One rotation of a single nonzero element gives a block of elements of equal magnitude. If the
+    zero cell reaches their root mean square, all of them become zero.
 
     Raises:
-        ValueError: for other numbers than 1 and 2, or one rotation where two are needed.
+        ValueError: for numbers other than 1 and 2, or for one rotation if two are needed.
 
     Example:
         >>> rotations(UniformThreshold(entropy=2.0), None)
@@ -67,8 +67,8 @@ def rotations(table: UniformThreshold, given: int | None) -> int:
     least = 1 if table.dead < 1 else 2
     if given is not None and given < least:
         raise ValueError(
-            f"`rotations` must be 2, or None, at an entropy of {table.entropy} bits, where "
+            f"`rotations` must be 2, or None, at an entropy of {table.entropy} bits, at which "
             f"elements up to their root mean square become zero, got {given}: after one rotation, "
-            "a bucket of a single element would never be sent"
+            "a bucket with a single nonzero element would never be sent"
         )
     return least if given is None else given

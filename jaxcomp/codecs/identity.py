@@ -1,4 +1,4 @@
-"""The identity: what a codec does that does nothing."""
+"""The identity codec, which sends elements unchanged."""
 
 import dataclasses
 from typing import NamedTuple
@@ -9,14 +9,14 @@ from jaxcomp.types import Array, ArrayLike, Key
 
 
 class IdentityPayload(NamedTuple):
-    """The elements as they are."""
+    """The unchanged elements."""
 
     values: Array
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Identity(Codec):
-    """Each element as it is: lossless, and linear.
+    """Sends each element unchanged; it is lossless and linear.
 
     Args:
         bucket_size: elements in a bucket; None for one bucket a leaf.
@@ -30,7 +30,7 @@ class Identity(Codec):
         checks.bucket_size(self.bucket_size)
 
     def variance_bound(self, size: int) -> float:
-        """Nothing is lost."""
+        """Zero: the codec is lossless."""
         del size
         return 0.0
 

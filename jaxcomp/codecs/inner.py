@@ -1,4 +1,4 @@
-"""Checks of a codec that another one is made of."""
+"""Checks of a codec inside another one."""
 
 from typing import Any
 
@@ -6,13 +6,13 @@ from jaxcomp.base import Codec
 
 
 def check(name: str, codec: Any, *, agreement: bool = True, sums: bool = False) -> None:
-    """Raises a `ValueError` unless this is a codec that another may be made of.
+    """Raises a `ValueError` unless `codec` may be used inside another codec.
 
     Args:
-        name: of the argument.
+        name: the name of the argument.
         codec: the codec.
-        agreement: whether the codec may ask the workers to agree on something first.
-        sums: whether decoders may need agreed levels, for payloads that are added.
+        agreement: whether the codec may need agreement between workers.
+        sums: whether decoding may need agreed levels, for payloads that are added.
     """
     if not isinstance(codec, Codec):
         raise ValueError(
@@ -20,22 +20,22 @@ def check(name: str, codec: Any, *, agreement: bool = True, sums: bool = False) 
         )
     if codec.sided and not (sums and codec.linear):
         raise ValueError(
-            f"`{name}` cannot be {codec!r}: its decoders need levels that the workers agree on. "
-            "Take fixed levels, such as jaxcomp.nuqsgd()"
+            f"`{name}` must be a codec that decodes from its payload alone, got {codec!r}, which "
+            "needs levels that the workers agree on. Use fixed levels, such as jaxcomp.nuqsgd()"
         )
     if codec.agrees and not agreement:
         raise ValueError(
-            f"`{name}` must not ask the workers to agree before its input is known, got "
-            f"{codec!r}; take shared=False"
+            f"`{name}` must not need agreement between workers before its input is known, got "
+            f"{codec!r}; use shared=False"
         )
 
 
 def check_mixed(codec: Codec, block: int) -> None:
-    """Raises a `ValueError` for a codec that needs more elements mixed than a rotation mixes."""
+    """Raises a `ValueError` if the codec needs more elements mixed than a rotation mixes."""
     if codec.mixed > block:
         raise ValueError(
-            "`codec` must not let one fitted step, or one part, stand for more elements than are "
-            f"rotated together, block={block}: small blocks beside large ones would come back too "
-            f"large, or never. Got {codec!r}; set block={block} in its parts, or a bucket size of "
-            "at most that"
+            "`codec` must not use one fitted step, or one part, for more elements than are rotated "
+            f"together, block={block}: small blocks beside large ones would decode to values that "
+            f"are too large, or to zero. Got {codec!r}; set block={block} in its parts, or a "
+            "bucket size of at most that"
         )

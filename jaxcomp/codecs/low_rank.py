@@ -1,7 +1,7 @@
-"""A leaf as a matrix of low rank: which matrix it is, and the algebra of its factors.
+"""Low-rank approximation of a leaf: its matrix shape, and the algebra of the factors.
 
-Factors are held as rows, `left: [n, rank, rows]` and `right: [n, rank, cols]`: a short last axis
-would be padded to 128 lanes on a TPU.
+Factors are stored as rows, `left: [n, rank, rows]` and `right: [n, rank, cols]`, because a TPU pads
+a short last axis to 128 lanes.
 """
 
 import dataclasses
@@ -34,8 +34,8 @@ class LowRankPayload(NamedTuple):
     """Both factors of every matrix: `[buckets, stack, rank, rows]`, `[buckets, stack, rank, cols]`.
 
     Attributes:
-        left: rows that are orthonormal, or zero where the matrix has a lower rank.
-        right: the matrix projected on them.
+        left: orthonormal rows, or zero rows if the matrix has a lower rank.
+        right: the projection of the matrix on them.
     """
 
     left: Array
@@ -44,23 +44,23 @@ class LowRankPayload(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LowRank(Codec, public=("factors", "matrices")):
-    """A leaf as the product of two thin matrices: one step of a power iteration.
+    """Approximates a leaf by the product of two thin matrices, by one step of power iteration.
 
-    `P = orth(M Q)`, `Qᵀ = Pᵀ M`, sent as `P Qᵀ`; the next step goes on from this `Q`. By itself
-    it is the codec of one sender; in `PowerIteration`, whose links it tells which leaves are worth
-    it, all workers find one `P` and one `Q` together.
+    `P = orth(M Q)`, `Qᵀ = Pᵀ M`, decoded to `P Qᵀ`; the next step starts from this `Q`. Used alone,
+    each worker computes its own factors. In `PowerIteration`, all workers compute one `P` and one
+    `Q` together, and this codec decides which leaves are compressed.
 
-    A leaf of shape `(a, b, …, z)` is one matrix: its axes are split, in their order, into rows and
-    columns where `rows + cols` is smallest. A convolution `(3, 3, 64, 128)` is `576 × 128`, an
+    A leaf of shape `(a, b, …, z)` is one matrix: its axes are split, in order, into rows and
+    columns such that `rows + cols` is smallest. A convolution `(3, 3, 64, 128)` is `576 × 128`, an
     attention kernel `(512, 8, 64)` is `512 × 512`.
 
     Args:
-        rank: columns of a factor; never more than the matrix has rows or columns.
-        stacked_axes: how many leading axes number layers or experts, as `flax.linen.scan` stacks
-            them: each entry is a matrix of its own.
-        min_ratio: a leaf is left dense unless its factors, as 32-bit floats, take so many times
-            fewer bytes.
-        matrix: filled in by the policy, which knows the leaf: `(stack, rows, cols)`.
+        rank: the columns of a factor, limited to the rows and columns of the matrix.
+        stacked_axes: the number of leading axes that index layers or experts, as in
+            `flax.linen.scan`; each index has a separate matrix.
+        min_ratio: the smallest compression ratio, with factors in 32-bit floats, at which a leaf is
+            compressed; other leaves stay dense.
+        matrix: set by the policy, which sees the leaf: `(stack, rows, cols)`.
 
     Raises:
         ValueError: for an argument out of range, or if `encode` is called without a `matrix`.
@@ -86,7 +86,7 @@ class LowRank(Codec, public=("factors", "matrices")):
         checks.number("min_ratio", self.min_ratio, 0.0)
 
     def for_leaf(self, shape: tuple[int, ...], dtype: Any) -> "tuple[LowRank | None, str | None]":
-        """The codec of a leaf of this shape, or None and why it is better left dense."""
+        """The codec for a leaf of this shape, or None and the reason to leave it dense."""
         stacked, inner = shape[: self.stacked_axes], shape[self.stacked_axes :]
         if len(inner) < 2:
             beside = f" beside {len(stacked)} stacked axes" if stacked else ""
@@ -105,7 +105,7 @@ class LowRank(Codec, public=("factors", "matrices")):
         return LowRank(rank=rank, min_ratio=self.min_ratio, matrix=matrix), None
 
     def init(self, like: ArrayLike) -> Float[Array, "n rank cols"]:
-        """The right factors to begin with: a hash of the position, the same on all workers."""
+        """The initial right factors: a hash of the position, the same on all workers."""
         return start(self.factors(like)[1])
 
     def factors(self, like: ArrayLike) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
@@ -116,7 +116,7 @@ class LowRank(Codec, public=("factors", "matrices")):
         return left, right
 
     def matrices(self, x: Array) -> Float[Array, "n rows cols"]:
-        """The matrices of a batch over 2¹², in the dtype that arithmetic is done in."""
+        """The matrices of a batch divided by 2¹², in the dtype of the arithmetic."""
         _, rows, cols = self._known
         wide = summing.wide(x.dtype)
         return (x.astype(wide) * jnp.asarray(_DOWN, wide)).reshape(-1, rows, cols)
@@ -139,16 +139,16 @@ class LowRank(Codec, public=("factors", "matrices")):
     def _known(self) -> tuple[int, int, int]:
         if self.matrix is None:
             raise ValueError(
-                "`matrix` must be known, and a batch of buckets does not tell: use LowRank where "
-                "leaves are seen, in a Policy, a Link, a reducer or jaxcomp.encode, and not inside "
-                f"another codec; got {self!r}"
+                "`matrix` must be set, which a Policy does when it sees the leaf: use LowRank in a "
+                "Policy, a Link, a reducer or jaxcomp.encode, and not inside another codec, got "
+                f"{self!r}"
             )
         return self.matrix
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def start(like: ArrayLike) -> Float[Array, "n rank size"]:
-    """Factors in generic position, of length one: a hash of the position."""
+    """Pseudo-random factors of length one: a hash of the position."""
     n, rank, size = like.shape
     high, low = noise.seeds(jnp.asarray(_START), jnp.uint32(0), n * rank)
     word = noise.at(high[:, None], low[:, None], jnp.arange(size, dtype=jnp.uint32)[None])
@@ -173,7 +173,7 @@ def right_of(
 def product(
     left: Float[Array, "n rank rows"], right: Float[Array, "n rank cols"], like: ArrayLike
 ) -> Array:
-    """`P Qᵀ` times 2¹² in the shape and dtype of `like`, in which what is finite stays so."""
+    """`P Qᵀ · 2¹²` in the shape and dtype of `like`; finite values stay finite."""
     whole = _dots(left, right, (0, 0)).reshape(like.shape)
     largest = min(float(jnp.finfo(dtype).max) for dtype in (like.dtype, whole.dtype)) * _DOWN
     whole = jnp.where(jnp.isfinite(whole), jnp.clip(whole, -largest, largest), whole)
@@ -181,8 +181,8 @@ def product(
 
 
 def _dots(a: Array, b: Array, over: tuple[int, int]) -> Array:
-    """The product of each pair of matrices, summed over one axis of each; none is transposed."""
-    if a.shape[0] == 1:  # A CPU spreads one product over its threads, but not a batch of one.
+    """The product of each pair of matrices over one axis of each, without a transpose."""
+    if a.shape[0] == 1:  # A CPU uses all threads for a product, but not for a batch of one.
         only = (((over[0],), (over[1],)), ((), ()))
         return lax.dot_general(a[0], b[0], only, precision=_EXACT)[None]
     pairs = (((over[0] + 1,), (over[1] + 1,)), ((0,), (0,)))

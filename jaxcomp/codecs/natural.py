@@ -26,7 +26,7 @@ class NaturalPayload(NamedTuple):
 
 
 class TopPayload(NamedTuple):
-    """Signs and exponents below that of the bucket's top, packed, and the top exponent itself."""
+    """Packed signs and exponents relative to the bucket's top exponent, and that exponent."""
 
     words: UInt32[Array, "n words"]
     tops: UInt8[Array, " n"]
@@ -34,13 +34,14 @@ class TopPayload(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Natural(Codec):
-    """Each element as `±2ᵏ`, one of the two powers around it; below 2⁻¹²⁶ as zero.
+    """Rounds each element to one of the two nearest `±2ᵏ`; below 2⁻¹²⁶ to zero.
 
     Args:
-        bits: 9, a sign and a whole exponent; or 8, a sign and an exponent as one of the 127 up to
-            the bucket's largest, which is sent beside them. Smaller elements become zero.
-        unbiased: up or down at random so that the expectation is the element; else to the nearer.
-        bucket_size: elements of a bucket; only `bits=8` has anything to share.
+        bits: 9 for a sign and a full exponent; 8 for a sign and one of the 127 exponents up to the
+            bucket's largest, which is sent once a bucket. Smaller elements become zero.
+        unbiased: True rounds up or down at random so that the expectation is the element; False
+            rounds to the nearer power.
+        bucket_size: elements in a bucket; it matters only for `bits=8`.
     """
 
     bits: int = 9
@@ -60,7 +61,7 @@ class Natural(Codec):
         return (words + (8 if self.bits == 8 else 0)) / self.bucket_size
 
     def variance_bound(self, size: int) -> float | None:
-        """`ω` with `E‖x̂ − x‖² ≤ ω‖x‖²`: 1/8, met by elements of 4/3 of a power of two."""
+        """`ω` with `E‖x̂ − x‖² ≤ ω‖x‖²`: 1/8, attained by elements of 4/3 of a power of two."""
         del size
         return worst_case.NATURAL_COMPRESSION if self.unbiased and self.bits == 9 else None
 
@@ -95,13 +96,13 @@ class Natural(Codec):
 def exponents(x: Float32[Array, "..."], chance: Any, largest: int = 254) -> Int32[Array, "..."]:
     """The biased exponent of the power of two that each `|x|` becomes; 0 for zero, 255 for NaN.
 
-    The mantissa is the probability of the upper power: adding a random one to it carries into the
-    exponent just so often.
+    The mantissa is the probability of the upper power: adding a random mantissa carries into the
+    exponent with that probability.
 
     Args:
         x: float32 of any shape.
         chance: integers below 2²³, random for unbiased rounding.
-        largest: the exponent that finite elements do not exceed.
+        largest: the largest exponent for finite elements.
     """
     size = lax.bitcast_convert_type(x, jnp.int32) & 0x7FFFFFFF
     carried = (size + jnp.asarray(chance).astype(jnp.int32)) >> _MANTISSA

@@ -1,4 +1,4 @@
-"""Codecs of a part of each rotated block, where one part is as good as another."""
+"""Codecs of a part of each rotated block, in which all elements are statistically alike."""
 
 import dataclasses
 import math
@@ -16,22 +16,22 @@ from jaxcomp.types import Array, ArrayLike, AxisName, Key
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Part(WrappedCodec):
-    """The first `⌈fraction · block⌉` elements of each block; they stand for the rest too.
+    """Sends the first `k = ⌈fraction · block⌉` elements of each block; the rest decodes to zero.
 
-    For blocks that were rotated at random, of which one part is as good as another: less than a
-    bit an element. Put it inside of `Rotated`, which knows how its error and its mean follow from
-    `power`; alone it is neither unbiased nor contractive.
+    It is made for blocks that were rotated at random, in which all elements are statistically
+    alike, and allows less than one bit an element. Put it inside `Rotated`, which derives its bias
+    and error from `power`; used alone it is neither unbiased nor contractive.
 
     Args:
-        codec: what encodes them.
-        fraction: their share, in (0, 1].
-        power: how to make up for the others, by `(block / k)^power`: 1 is unbiased, ½ keeps the
-            length, 0 counts the rest as zero.
+        codec: the codec of the sent elements.
+        fraction: the fraction of elements that are sent, in (0, 1].
+        power: the exponent of the factor `(block / k)^power` on the sent elements: 1 is unbiased, ½
+            keeps the length of the block, 0 applies no factor.
         block: elements that were rotated together; None for the whole bucket.
 
     Raises:
-        ValueError: for a fraction outside (0, 1], a block that is not positive, or a codec whose
-            decoders need more than the payload, as those of adaptive levels do.
+        ValueError: for a fraction outside (0, 1], a block that is not positive, or a codec that
+            needs more than the payload to decode, as with adaptive levels.
     """
 
     codec: Codec
@@ -51,7 +51,7 @@ class Part(WrappedCodec):
 
     @property
     def mixed(self) -> int | float:
-        """A whole block, whose part stands for it."""
+        """The size of a block, which its part represents."""
         return max(self.block or self.bucket_size or math.inf, self.codec.mixed)
 
     def decode(self, key: Key, payload: Any, like: ArrayLike, side: Any = None) -> Array:
@@ -63,14 +63,14 @@ class Part(WrappedCodec):
         return whole.reshape(n, -1)[:, :size]
 
     def transform(self, key: Key, x: Array, count: Array) -> tuple[Array, Array]:
-        """The elements that are sent, and how many of them are real."""
+        """The elements that are sent, and the number of real ones."""
         del key
         block, k = self._sizes(x.shape[1])
         blocks, left = _in_blocks(x, count, block)
         return blocks[..., :k].reshape(x.shape[0], -1), jnp.minimum(left, k).sum(1)
 
     def _sizes(self, size: int) -> tuple[int, int]:
-        """Elements of a block, and those of it that are sent."""
+        """The number of elements of a block, and the number sent."""
         block = min(self.block or size, size)
         return block, max(1, math.ceil(round(self.fraction * block, 6)))
 
@@ -82,19 +82,20 @@ class Part(WrappedCodec):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Split(Codec):
-    """The first `fraction · block` elements of each block to one codec, the rest to another.
+    """Encodes the first `fraction · block` elements of each block with `first`, the rest otherwise.
 
-    For blocks that were rotated at random: widths between two whole numbers.
+    The rest is encoded with `second`. It is made for blocks that were rotated at random, and gives
+    rates between two whole widths.
 
     Args:
-        first: what encodes the first ones.
-        second: what encodes the rest.
-        fraction: the share of the first ones, in (0, 1].
+        first: the codec of the first elements.
+        second: the codec of the rest.
+        fraction: the fraction of elements for `first`, in (0, 1].
         block: elements that were rotated together; None for the whole bucket.
 
     Raises:
         ValueError: for another fraction, a block that is not positive, codecs of different bucket
-            sizes, or decoders that need more than the payload, as those of adaptive levels do.
+            sizes, or codecs that need more than the payload to decode, as with adaptive levels.
     """
 
     first: Codec
@@ -115,7 +116,7 @@ class Split(Codec):
 
     @property
     def unbiased(self) -> bool:
-        """If both are."""
+        """Whether both codecs are unbiased."""
         return self.first.unbiased and self.second.unbiased
 
     @property
@@ -128,12 +129,12 @@ class Split(Codec):
 
     @property
     def mixed(self) -> int | float:
-        """As the codecs."""
+        """The larger value of both codecs."""
         return max(self.first.mixed, self.second.mixed)
 
     @property
     def homogeneous(self) -> bool:
-        """If both are."""
+        """Whether both codecs are homogeneous."""
         return self.first.homogeneous and self.second.homogeneous
 
     def init(self, like: ArrayLike) -> tuple:
@@ -141,7 +142,7 @@ class Split(Codec):
 
     @property
     def agrees(self) -> bool:
-        """If one of them does."""
+        """Whether one of the codecs agrees."""
         return self.first.agrees or self.second.agrees
 
     def agree(self, key: Key, x: Array, count: Array, state: tuple, axis_name: AxisName) -> tuple:
@@ -168,7 +169,7 @@ class Split(Codec):
         return jnp.concatenate(found, axis=2).reshape(n, -1)[:, :size]
 
     def _cut(self, x: Array, count: Array) -> list[tuple[Codec, Array, Array]]:
-        """Each codec with its columns, and how many of them are real."""
+        """Each codec with its columns, and their number of real elements."""
         n, size = x.shape
         blocks, left = _in_blocks(x, count, self._block(size))
         found, begin = [], 0
@@ -199,7 +200,7 @@ def _check_block(block: Any) -> None:
 
 
 def _in_blocks(x: Array, count: Array, block: int) -> tuple[Array, Array]:
-    """`[n, size]` as `[n, blocks, block]`, filled up with zeros, and the real elements of each."""
+    """`[n, size]` as `[n, blocks, block]`, zero-padded, and the real elements of each block."""
     n, size = x.shape
     number = -(-size // block)
     x = jnp.pad(x, ((0, 0), (0, number * block - size))).reshape(n, number, block)

@@ -1,4 +1,4 @@
-"""The payload of a quantizer, and the scale that its workers agree on."""
+"""The payload of a quantizer, and its agreed scale."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ from jaxcomp.types import Array
 
 
 class QuantizedPayload(NamedTuple):
-    """Packed codes, and what says what one step of each bucket, or of each block, is worth."""
+    """Packed codes, and the steps of each bucket or block in their encoding."""
 
     words: UInt32[Array, "n words"]
     steps: tuple[Array, ...]

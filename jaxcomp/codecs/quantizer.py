@@ -1,4 +1,4 @@
-"""The quantizer: scale, levels, rounding and steps as settings of one codec."""
+"""The quantizer, a codec whose settings are a scale, levels, a rounding and steps."""
 
 import dataclasses
 import math
@@ -24,33 +24,33 @@ from jaxcomp.types import Array, ArrayLike, AxisName, Key
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Quantizer(Codec, public=("bits", "codes", "step", "values")):
-    """Each bucket as small integers times one step.
+    """Encodes each bucket as small integers times one step.
 
     `x̂ᵢ = step · round(xᵢ / step)` with `step = scale(x) / levels.magnitude`, clipped to the levels.
     Scales are float32, for any input: elements of a float64 gradient beyond its range (1e-38 to
     3e38) become zero or non-finite.
 
     Args:
-        levels: the values a code may stand for.
-        scale: what a bucket is measured against.
-        rounding: how an element finds its level.
-        steps: how the steps travel.
+        levels: the values of the codes.
+        scale: the scale of a bucket.
+        rounding: the rule that rounds an element to a level.
+        steps: the wire format of the steps.
         bucket_size: elements in a bucket; None for one bucket a leaf.
         block: elements that share a step, fewer than a bucket; None for the whole bucket.
-        fit: the step that is sent once the codes are chosen: "unbiased" (where the elements that
+        fit: the step that is sent after the codes are chosen: "unbiased" (if the elements that
             share the step were rotated together at random), "least_squares" or "norm"; None for the
-            one they were found by.
-        shared: use the largest scale of all workers, so that codes may be added.
-        sum_bits: the width that a sum over the workers must fit where codes are added on the way
-            (`Psum`): `n` workers clip theirs to `(2^(sum_bits − 1) − 1) // n`. None to widen it
-            instead.
+            step that the codes were chosen with.
+        shared: True to use the largest scale of all workers, so that codes can be added.
+        sum_bits: the width of a sum over the workers in a reducer that adds codes (`Psum`): each of
+            `n` workers clips its codes to `(2^(sum_bits − 1) − 1) // n`. None makes the sum as wide
+            as needed instead.
         implementation: "reference", "gpu" or "tpu" to force one, or "gpu_interpret" or
             "tpu_interpret" to run a kernel in an interpreter; None for the platform's own. All
-            give the same bits. Steps other than `Exact()`, blocks, fits and subtracted dither have
-            no kernel.
+            give the same bits. There is no kernel for steps other than `Exact()`, blocks, fits and
+            subtractive dither.
 
     Raises:
-        ValueError: for parts of the wrong kind, or that do not go together.
+        ValueError: for parts of the wrong kind, or parts that cannot be combined.
     """
 
     levels: Levels
@@ -76,34 +76,34 @@ class Quantizer(Codec, public=("bits", "codes", "step", "values")):
         checks.choice("implementation", self.implementation, (None, *bits.IMPLEMENTATIONS))
         if self.fit and (self.shared or not isinstance(self.steps, Exact)):
             raise ValueError(
-                f"`fit` {self.fit!r} requires shared=False and steps=Exact(), got {self!r}"
+                f"`fit={self.fit!r}` requires shared=False and steps=Exact(), got {self!r}"
             )
         if isinstance(self.rounding, Subtractive) and not isinstance(
             self.levels, Uniform | MidRise
         ):
             raise ValueError(
-                "`rounding` that subtracts its dither must stand with evenly spaced levels, "
-                f"Uniform or MidRise, got {self.levels!r}"
+                "`rounding=Subtractive()` requires evenly spaced levels, Uniform or MidRise, got "
+                f"{self.levels!r}"
             )
         if self.shared and self.block:
-            raise ValueError(f"`shared` must stand with whole buckets, got block={self.block}")
+            raise ValueError(f"`shared=True` requires block=None, got block={self.block}")
         if self.sum_bits is not None:
             checks.integer("sum_bits", self.sum_bits, 2, 16)
             if not (self.shared and isinstance(self.levels, Uniform)) or self.scale.covers:
                 raise ValueError(
-                    "`sum_bits` must stand with shared=True, levels Uniform, and a scale that "
-                    f"leaves elements to be clipped, such as RootMeanSquare, got {self!r}"
+                    "`sum_bits` requires shared=True, levels Uniform, and a scale that clips "
+                    f"elements, such as RootMeanSquare, got {self!r}"
                 )
         kernels = self._fused and not isinstance(self.rounding, Subtractive)
         if self.implementation not in (None, "reference") and not kernels:
             raise ValueError(
-                f"`implementation` {self.implementation!r} must stand with steps Exact(), and "
-                f"without block, fit or subtracted dither, got {self!r}; None takes XLA for these"
+                f"`implementation={self.implementation!r}` requires steps=Exact(), block=None, "
+                f"fit=None and no subtractive dither, got {self!r}; None uses XLA for these"
             )
 
     @property
     def unbiased(self) -> bool:
-        """Rounding is unbiased and nothing is clipped."""
+        """Whether rounding is unbiased and no element is clipped."""
         return (
             self.rounding.unbiased
             and self.levels.dithers
@@ -114,11 +114,13 @@ class Quantizer(Codec, public=("bits", "codes", "step", "values")):
 
     @property
     def contractive(self) -> bool:
-        """The error never exceeds the input: rounding to nearest, of elements that are not all
-        small against the scale.
+        """Whether the error never exceeds the input.
+
+        True for a least-squares fit, for signs with a mean scale, and for rounding to nearest with
+        a scale and levels that never enlarge small elements.
         """
         if self.fit in ("least_squares", "norm") and not self.rounding.unbiased:
-            return self.fit == "least_squares"  # Its error is what the codes do not explain.
+            return self.fit == "least_squares"  # The error of a projection is at most the input.
         if not self.levels.dithers:  # Signs: ±s is closer than zero while s ≤ 2·mean|x|.
             return isinstance(self.scale, MeanAbs) and not self.shared and self.fit is None
         if isinstance(self.levels, MidRise) or self.fit:
@@ -127,12 +129,12 @@ class Quantizer(Codec, public=("bits", "codes", "step", "values")):
 
     @property
     def mixed(self) -> int | float:
-        """Elements that share a step fitted "unbiased": so many must be rotated together."""
+        """The number of elements that share a step fitted "unbiased", to be rotated together."""
         return (self.block or self.bucket_size or math.inf) if self.fit == "unbiased" else 0
 
     @property
     def span(self) -> float:
-        """As the levels."""
+        """The span of the levels."""
         return self.levels.span
 
     @property
@@ -149,16 +151,17 @@ class Quantizer(Codec, public=("bits", "codes", "step", "values")):
         return (32 * words + self.steps.bits(self._blocks(self.bucket_size))) / self.bucket_size
 
     def variance_bound(self, size: int) -> float | None:
-        """The smallest known `ω` with `E‖x̂ − x‖² ≤ ω‖x‖²` for every bucket of `size` elements;
-        None where the codec is biased or no bound is known.
+        """The smallest known `ω` with `E‖x̂ − x‖² ≤ ω‖x‖²` for every bucket of `size` elements.
+
+        None if the codec is biased or no bound is known.
         """
         if not self.unbiased or self.block:
             return None
         return bounds.variance(self.levels, self.scale, self.rounding, self.steps, size)
 
     def peaked_bound(self, size: int, peak: float) -> float | None:
-        """A bound on `ω` where the largest element has at most this share of a bucket's energy,
-        on average, as after a rotation at random; None as for `variance_bound`.
+        """A bound on `ω` if the largest element has on average at most a fraction `peak` of a
+        bucket's energy, as after a random rotation; None as for `variance_bound`.
         """
         plain = isinstance(self.scale, MaxAbs) and isinstance(self.steps, Exact)
         if not (self.unbiased and plain) or self.block:
@@ -180,22 +183,22 @@ class Quantizer(Codec, public=("bits", "codes", "step", "values")):
         return AgreedScale(axes.maximum(self.scale(x, count[:, None])[:, 0], axis_name))
 
     def summable(self, workers: int) -> Summed:
-        """The same integers in fields that hold the sum over so many workers.
+        """The codec with the same integers in fields wide enough for the sum over `workers`.
 
         Raises:
-            ValueError: if one step is not worth the same for all, or the sum has too many bits.
+            ValueError: if the step differs between workers, or the sum has too many bits.
         """
         if not self.shared:
-            raise base.not_summable(self, "it needs one scale for all workers, `shared=True`")
+            raise base.not_summable(self, "it needs one scale for all workers: use shared=True")
         if isinstance(self.rounding, Subtractive) or not isinstance(self.steps, Exact):
-            raise base.not_summable(self, "it needs steps Exact(), and dither that stays")
+            raise base.not_summable(self, "it needs steps=Exact() and no subtractive dither")
         limit = self.levels.magnitude
         if self.sum_bits is not None:
             most = 2 ** (self.sum_bits - 1) - 1
             if workers > most:
                 raise ValueError(
                     f"`workers` must be at most {most} for sums of sum_bits={self.sum_bits}, got "
-                    f"{workers}; take more bits, or sum_bits=None, with which sums widen"
+                    f"{workers}; use more bits, or sum_bits=None for a wider sum"
                 )
             limit = min(limit, most // workers)
         return Summed(
@@ -220,7 +223,7 @@ class Quantizer(Codec, public=("bits", "codes", "step", "values")):
     def _encode(
         self, seed: Array, first: Array, x: Array, count: Array, agreed: Array | None
     ) -> QuantizedPayload:
-        """`encode` of what no kernel does."""
+        """`encode` for settings without a kernel."""
         n, size = x.shape
         high, low = (part[:, None] for part in noise.seeds(seed, first, n))
         blocks, left = self._in_blocks(x), self._left(x, count)
@@ -234,7 +237,7 @@ class Quantizer(Codec, public=("bits", "codes", "step", "values")):
             position.reshape(1, *blocks.shape[1:]),
         ).reshape(n, -1)[:, :size]
         sent = derived.sent
-        if self.fit:  # Kept, not found twice: both uses compare with every level.
+        if self.fit:  # Otherwise both uses recompute the codes, comparing with every level.
             kept = xla.compile_separately(lambda codes: codes.astype(jnp.uint8))
             codes = kept(codes).astype(jnp.uint32)
             values = self._in_blocks(self.levels.values(codes)).reshape(-1, blocks.shape[2])
@@ -252,7 +255,7 @@ class Quantizer(Codec, public=("bits", "codes", "step", "values")):
     def _derive(
         self, blocks: Array, left: Array, agreed: Array | None, high: Array, low: Array
     ) -> Derived:
-        """The steps of `[n, blocks, block]` elements, of which `left` are real."""
+        """The steps of `[n, blocks, block]` elements; the first `left` of a block are real."""
         n, number, block = blocks.shape
         scale = self.scale(blocks.reshape(-1, block), left).reshape(n, number)
         scale = scale if agreed is None else agreed[:, None]
@@ -260,7 +263,7 @@ class Quantizer(Codec, public=("bits", "codes", "step", "values")):
         def derive(scale: Array, high: Array, low: Array) -> Derived:
             return self.steps.derive(scale, self.levels, blocks.dtype, high, low)
 
-        # Once a block: fused with what rounds the elements, it would be done for each of them.
+        # Compute it once a block: fused with the rounding, it would be computed for each element.
         derived = xla.compile_separately(derive)(scale, high, low)
         if self.block is None:  # One a bucket.
             return derived._replace(sent=tuple(part.reshape(n) for part in derived.sent))
@@ -299,7 +302,7 @@ class Quantizer(Codec, public=("bits", "codes", "step", "values")):
         return self._decode_sum(keys, payloads.words, steps, like)
 
     def _decode_sum(self, keys: Key, packed: Array, steps: Array, like: ArrayLike) -> Array:
-        """`decode_sum` of what no kernel does."""
+        """`decode_sum` for settings without a kernel."""
         n, size = like.shape
 
         def term(index):
@@ -330,21 +333,21 @@ class Quantizer(Codec, public=("bits", "codes", "step", "values")):
         return self.levels.values(codes)
 
     def _points(self, x: Array, factor: Array) -> Array:
-        """Where each element lies among the levels, in 2⁻²⁰ of a step."""
+        """The position of each element among the levels, in units of 2⁻²⁰ of a step."""
         points = rounding_.points(x, factor)
         if self.scale.covers and self.steps.covers:
             return points
         end = float(self.levels.magnitude << FRACTION)
-        return jnp.clip(points, -end, end)  # Else an outlier would wrap around.
+        return jnp.clip(points, -end, end)  # Otherwise an outlier would wrap around.
 
     @property
     def _fused(self) -> bool:
-        """Whether a kernel, or its reference, can encode all of it in one go."""
+        """Whether one kernel, or its reference, does the whole encoding."""
         return self.block is None and self.fit is None and isinstance(self.steps, Exact)
 
     @property
     def _precision(self) -> int:
-        """Significant bits that a product with a step needs beyond those of the step."""
+        """The significant bits that a product with a step needs beyond those of the step."""
         if isinstance(self.rounding, Subtractive):
             return self.levels.magnitude.bit_length() + rounding_.SUBTRACTED + 1
         return self.levels.precision
@@ -355,14 +358,14 @@ class Quantizer(Codec, public=("bits", "codes", "step", "values")):
 
     @property
     def _spacing(self) -> float:
-        """Between even levels, in steps."""
+        """The distance between even levels, in steps."""
         return 2.0 if isinstance(self.levels, MidRise) else 1.0
 
     def _blocks(self, size: int) -> int:
         return -(-size // self._block(size))
 
     def _in_blocks(self, x: Array) -> Array:
-        """`[n, size]` as `[n, blocks, block]`, filled up with zeros."""
+        """`[n, size]` as `[n, blocks, block]`, zero-padded."""
         n, size = x.shape
         number, block = self._blocks(size), self._block(size)
         missing = number * block - size

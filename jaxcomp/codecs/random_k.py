@@ -1,4 +1,4 @@
-"""Samples that all workers draw alike: values travel, places do not."""
+"""Random sparsification with a shared key: values are sent, indices are not."""
 
 import dataclasses
 import math
@@ -23,15 +23,15 @@ class SampledPayload(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RandomK(Codec, public=("group",)):
-    """One element at random of each group of `w` neighbours, the same on all workers.
+    """Sends one random element of each group of `w` neighbours, the same on all workers.
 
-    Unbiased, it is sent `w` times as large: `ω = w − 1`. Payloads are linear: the sum of the
-    decoded is the decoded sum.
+    With `scaled`, values are multiplied by `w`, which is unbiased with `ω = w − 1`. The codec is
+    linear: the decoded sum of payloads is the sum of the decoded payloads.
 
     Args:
-        fraction: the share that is sent; a group has `w = round(1 / fraction)` elements.
-        scaled: send values `w` times as large, which is unbiased; else as they are, a contraction
-            with `δ = 1/w`.
+        fraction: the fraction that is sent; a group has `w = round(1 / fraction)` elements.
+        scaled: True multiplies values by `w`, which is unbiased; False sends them unchanged, a
+            contraction with `δ = 1/w`.
         bucket_size: elements in a bucket; None for one bucket a leaf.
     """
 
@@ -52,7 +52,7 @@ class RandomK(Codec, public=("group",)):
 
     @property
     def group(self) -> int:
-        """Elements of which one is sent."""
+        """The number of elements of a group."""
         return max(1, round(1 / self.fraction))
 
     def variance_bound(self, size: int) -> float | None:
@@ -69,11 +69,11 @@ class RandomK(Codec, public=("group",)):
         chosen = (
             lax.broadcasted_iota(jnp.int32, rows.shape, 2) == self._chosen(key, n, size)[..., None]
         )
-        # Of bits, one of which is the element's and the rest zero: a sum that rounds nothing.
+        # Sum the bits: only one summand is nonzero, so the sum does not round.
         width = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
         words = jnp.where(chosen, lax.bitcast_convert_type(rows, width), 0)
         values = lax.bitcast_convert_type(jnp.sum(words, axis=2, dtype=width), x.dtype)
-        # What is not finite must be seen, sampled or not.
+        # Non-finite elements must stay visible even if they are not sampled.
         seen = sums.is_finite(sums.max_abs(x))
         return SampledPayload(jnp.where(seen, values, jnp.nan).astype(x.dtype)), state
 
@@ -89,7 +89,7 @@ class RandomK(Codec, public=("group",)):
         weights: Array | None = None,
         side: Any = None,
     ) -> Array:
-        """The values of all workers are added first, and put in their places once."""
+        """Adds the values of all workers, then scatters the sum once."""
         del side
         dtype = summing.wide(like.dtype)
 
@@ -114,16 +114,16 @@ class RandomK(Codec, public=("group",)):
         return rows.reshape(n, -1)[:, :size].astype(like.dtype)
 
     def _groups(self, size: int) -> tuple[int, int]:
-        """Elements of a group, and groups of a bucket."""
+        """The elements of a group, and the groups of a bucket."""
         group = min(self.group, size)
         return group, math.ceil(size / group)
 
     def _chosen(self, key: Key, n: int, size: int) -> Int32[Array, "n k"]:
-        """The place of the chosen element in each group."""
+        """The index of the chosen element in each group."""
         group, k = self._groups(size)
         high, low = (part[:, None] for part in noise.seeds(key.shared, key.first, n))
         word = noise.at(high, low, jnp.arange(k, dtype=jnp.uint32)[None])
-        # Sixteen bits at a time, since the product has no room in 32: the bias is below 2^-32.
+        # Multiply sixteen bits at a time: the product exceeds 32 bits. The bias is below 2^-32.
         upper = (word >> 16) * jnp.uint32(group)
         lower = (word & 0xFFFF) * jnp.uint32(group)
         if group >= 1 << 16:

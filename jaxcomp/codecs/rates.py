@@ -26,13 +26,13 @@ def at_rate(
     Args:
         bits: bits an element, above 0, at most 8.
         make: `make(width, block)` returns a codec of `width` bits, in which `block` elements share
-            a step (None for the whole bucket). Parts of different sizes need steps of their own.
-        power: how the elements that are sent make up for the others, as for `Part`.
+            a step (None for the whole bucket). Parts of different sizes need separate steps.
+        power: the power of the factor on the elements that are sent, as for `Part`.
         bucket_size: elements in a bucket; None for one bucket a leaf.
         block: elements that are rotated together.
 
     Raises:
-        ValueError: for other rates.
+        ValueError: for a rate out of range.
 
     Example:
         >>> from jaxcomp.recipes.quantizers import qsgd_inf
@@ -58,7 +58,7 @@ def at_rate(
 
 
 class Budget(NamedTuple):
-    """How a rate divides into the parts of a coded payload.
+    """The division of a rate among the parts of a coded payload.
 
     Attributes:
         capacity: bits an element of a stream, for `Coded`.
@@ -73,9 +73,9 @@ def budget(bits: int | float, coder: Rans, bucket_size: int, block: int) -> Budg
     """The capacity and the entropy at which a coded bucket has a given rate on the wire.
 
     Beside its stream, a bucket sends one float32 step for each block and the count of its elements.
-    Beside its symbols, a stream has the heads of its lanes and a reserve: lengths vary by 0.1 to
-    0.65 bits over the root of the size, and frequencies of twelve bits are not exact. One bucket in
-    some hundred is then longer than the capacity.
+    Beside its symbols, a stream has the headers of its lanes and a reserve. The reserve is needed
+    because lengths vary by 0.1 to 0.65 bits over the root of the size, and because frequencies of
+    twelve bits are not exact. About one bucket in a hundred then exceeds the capacity.
 
     Args:
         bits: bits an element of a full bucket on the wire.

@@ -1,4 +1,4 @@
-"""Codecs of buckets that were rotated at random."""
+"""Codecs of randomly rotated buckets."""
 
 import dataclasses
 from typing import Any
@@ -28,33 +28,33 @@ _UNBIASED_BLOCK = 64
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rotated(WrappedCodec, public=("rotate", "unrotate")):
-    """A codec of `H D x / √B`: random signs, then the Hadamard transform, in blocks of `B`.
+    """Encodes `H D x / √B`: random signs, then the Hadamard transform, in blocks of `B`.
 
-    Rotated, every bucket looks Gaussian, and none has an outlier; rotated back, the error is spread
-    evenly. A bucket is filled up with zeros to whole blocks; one that is smaller than a block, to
-    the next power of two, and to 64 where it is rotated twice.
+    After the rotation, every bucket looks Gaussian and has no outliers; after the inverse rotation,
+    the error is spread evenly. A bucket is padded with zeros to whole blocks. A bucket smaller than
+    a block is padded to the next power of two, and to at least 64 if it is rotated twice.
 
     Args:
-        codec: what encodes the rotated buckets.
+        codec: the codec of the rotated buckets.
         block: elements that are rotated together, a power of two from 2 to 32,768.
-        times: how often; one rotation of signs and a transform leaves some sparse inputs biased
-            where the codec is unbiased only on average over rotations, two leave next to nothing.
-        shared: the same rotation on all workers, which is undone once, after the sum; else each
-            worker has its own, and errors of workers that agree average out.
-        unbiased_on_average: the codec is unbiased if the rotation is random, as one with
-            `fit="unbiased"` is.
+        times: the number of rotations. With a codec that is unbiased only on average over
+            rotations, one rotation leaves a bias for some sparse inputs; two leave almost none.
+        shared: True for the same rotation on all workers, which is inverted once, after the sum;
+            False for a separate rotation on each, so that errors of similar gradients average out.
+        unbiased_on_average: whether the codec is unbiased on average over random rotations, as with
+            `fit="unbiased"`.
 
     Raises:
         ValueError: for a block that is not such a power of two, `times` other than 1 or 2, a codec
-            whose decoders need more than the payload, as those of adaptive levels do, or one that
-            lets a fitted step or a part stand for more elements than are rotated together.
+            that needs more than the payload to decode, as with adaptive levels, or a codec that
+            uses a fitted step or a part for more elements than are rotated together.
 
     References:
         Suresh et al., `Distributed mean estimation with limited communication
         <https://arxiv.org/abs/1611.00429>`_, 2017.
 
     Note:
-        Elements below 2⁻¹¹⁴ count as zero: they are brought down before they are added up, so that
+        Elements below 2⁻¹¹⁴ count as zero: elements are scaled down before they are summed, so that
         the largest floats do not overflow.
     """
 
@@ -72,9 +72,9 @@ class Rotated(WrappedCodec, public=("rotate", "unrotate")):
 
     @property
     def unbiased(self) -> bool:
-        """As the codec; on average over rotations only where they are two.
+        """Whether the codec is unbiased, or is unbiased on average and rotated twice.
 
-        Of a `Part`, random signs alone are enough: `E[D Hᵀ P H D] = B · k/B` for `k` rows `P` of
+        For a `Part`, random signs alone are enough: `E[D Hᵀ P H D] = B · k/B` for `k` rows `P` of
         each block.
         """
         inner = self.codec
@@ -85,10 +85,10 @@ class Rotated(WrappedCodec, public=("rotate", "unrotate")):
 
     @property
     def contractive(self) -> bool:
-        """As the codec's own: a rotation keeps lengths.
+        """Whether the codec is contractive; a rotation keeps lengths.
 
-        Of a `Part` whose rest counts as zero too: with random signs, `k` rows of each block have
-        `k/B` of its energy on average, whatever it holds.
+        A `Part` with `power=0` is contractive too: with random signs, `k` rows of each block have
+        `k/B` of its energy on average, for every input.
         """
         inner = self.codec
         if isinstance(inner, Part):
@@ -97,17 +97,17 @@ class Rotated(WrappedCodec, public=("rotate", "unrotate")):
 
     @property
     def linear(self) -> bool:
-        """As the codec, if the rotation is shared."""
+        """Whether the codec is linear and the rotation is shared."""
         return self.codec.linear and self.shared
 
     @property
     def reorders(self) -> bool:
-        """A shared rotation is undone once, after the sum, which rounds differently."""
+        """Whether the rotation is shared: it is inverted once after the sum, which then rounds."""
         return self.shared
 
     @property
     def bits_per_element(self) -> float | None:
-        """As the codec's own, where a bucket is whole blocks."""
+        """The codec's own claim, if a bucket is whole blocks."""
         size = self.bucket_size
         if size is not None and self._padded(size)[0] != size:
             return None
@@ -116,7 +116,7 @@ class Rotated(WrappedCodec, public=("rotate", "unrotate")):
     mixed = 0
 
     def variance_bound(self, size: int) -> float | None:
-        """The codec's bound for the rotated bucket, which has no outlier."""
+        """The codec's bound for the rotated bucket, which has no outliers."""
         padded, block = self._padded(size)
         bounds = [
             self.codec.variance_bound(padded),
@@ -125,13 +125,13 @@ class Rotated(WrappedCodec, public=("rotate", "unrotate")):
         return min((bound for bound in bounds if bound is not None), default=None)
 
     def summable(self, workers: int) -> "Rotated":
-        """The same rotation of what so many workers may add up, which is undone once.
+        """The same rotation around the summable form of the codec, inverted once.
 
         Raises:
-            ValueError: if the rotation is not shared, or what is rotated cannot be added.
+            ValueError: if the rotation is not shared, or the codec's payloads cannot be added.
         """
         if not self.shared:
-            raise base.not_summable(self, "it needs a rotation that is the same, `shared=True`")
+            raise base.not_summable(self, "it needs one rotation for all workers: use shared=True")
         return dataclasses.replace(self, codec=self.codec.summable(workers))
 
     def encode(self, key: Key, x: Array, count: Array, state: Any) -> tuple[Any, Any]:
@@ -139,7 +139,7 @@ class Rotated(WrappedCodec, public=("rotate", "unrotate")):
             own = key._replace(first=first)
             return self.codec.encode(own, *self.transform(own, x, count), state)
 
-        if jax.tree.leaves(state):  # Which belongs to the whole batch.
+        if jax.tree.leaves(state):  # The state belongs to the whole batch.
             return encode(key.first, x, count)
         return blocking.over_rows(lambda *some: encode(*some)[0], key.first, x, count), state
 
@@ -167,12 +167,12 @@ class Rotated(WrappedCodec, public=("rotate", "unrotate")):
         return self.unrotate(keys, z, summing.accumulator(like))
 
     def transform(self, key: Key, x: Array, count: Array) -> tuple[Array, Array]:
-        """The rotated buckets, whole blocks of which every element is real."""
+        """The rotated buckets in whole blocks, in which every element is real."""
         z = self.rotate(key, x)
         return z, jnp.full_like(count, z.shape[1])
 
     def rotate(self, key: Key, x: Array) -> Array:
-        """`[n, size]` rotated, filled up to whole blocks, float32."""
+        """Rotates `[n, size]`, padded to whole blocks, in float32."""
         n, size = x.shape
         padded, block = self._padded(size)
         x = jnp.pad(x.astype(jnp.float32), ((0, 0), (0, padded - size)))
@@ -187,7 +187,7 @@ class Rotated(WrappedCodec, public=("rotate", "unrotate")):
         largest = summing.limit(like.dtype)
         for seeds in reversed(self._seeds(key, n)):
             z = hadamard.unrotate(z, *seeds, block, down=1 / block, up=block / _root(block))
-        # Beyond the range of a narrow dtype, too, what was finite stays so.
+        # Finite values stay finite, also beyond the range of a narrow dtype.
         z = jnp.where(jnp.abs(z) > largest, jnp.sign(z) * largest, z)
         return z[:, :size].astype(like.dtype)
 
@@ -209,7 +209,8 @@ class Rotated(WrappedCodec, public=("rotate", "unrotate")):
 
 
 def _root(block: int) -> float:
-    """About a sixteenth of the block's root, so that no rotated element overflows where none did
-    before; a power of two, so that no product rounds.
+    """A power of two near a sixteenth of the block's root.
+
+    It keeps rotated elements from overflowing, and products with it do not round.
     """
     return 2.0 ** ((block.bit_length() - 1) // 2 - 4)

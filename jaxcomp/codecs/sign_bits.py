@@ -1,4 +1,4 @@
-"""The ballot: the sign of each element, and nothing of its size."""
+"""The ballot codec of `Vote`: the sign of each element, without its magnitude."""
 
 import dataclasses
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from jaxcomp.types import Array, ArrayLike, Key
 
 
 class BallotPayload(NamedTuple):
-    """One bit an element, and whether all elements of a bucket are finite."""
+    """One bit an element, and a flag for each bucket whose elements are all finite."""
 
     words: UInt32[Array, "n words"]
     finite: Bool[Array, " n"]
@@ -22,14 +22,14 @@ class BallotPayload(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ballot(Codec):
-    """One bit an element: `+1` or `−1`, whatever its size; a zero is either, at random.
+    """One bit an element: its sign, `+1` or `−1`; the sign of zero is random.
 
-    What `jaxcomp.Vote` is made of. It is neither unbiased nor a contraction: no residual and no
-    shift goes with it.
+    `jaxcomp.Vote` uses it. It is neither unbiased nor contractive, so it cannot be combined with a
+    residual or a shift.
 
     Args:
-        bucket_size: elements that share the mark of what is not finite, which spoils them all; None
-            for one bucket a leaf.
+        bucket_size: elements that share a flag for non-finite values; one such value makes the
+            whole bucket non-finite. None for one bucket a leaf.
 
     Raises:
         ValueError: for a bucket size that is not positive.
@@ -43,7 +43,7 @@ class Ballot(Codec):
         Bernstein et al., `signSGD with majority vote <https://arxiv.org/abs/1810.05291>`_, 2019.
 
     Note:
-        A byte for each bucket says whether it is finite; the paper has no such mark.
+        A byte for each bucket says whether it is finite; the paper has no such flag.
     """
 
     bucket_size: int | None = 512

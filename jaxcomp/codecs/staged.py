@@ -1,4 +1,4 @@
-"""Stages of one unbiased codec that are unbiased together."""
+"""Several stages of one unbiased codec, unbiased in total."""
 
 import dataclasses
 from typing import Any
@@ -11,19 +11,19 @@ from jaxcomp.types import Array, ArrayLike, AxisName, Key
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Staged(WrappedCodec):
-    """Encodes again and again what is missing yet, and stays unbiased.
+    """Encodes the remaining error in several stages, and stays unbiased.
 
-    Each of `R` stages is `Q / (1 + ω)` of what those before it missed, which leaves
-    `q^R · x` of the input in expectation, `q = ω/(1 + ω)`; the sum of the stages is divided by
-    `1 − q^R`. Its relative variance is at most `q^R / (1 − q^R)`.
+    Each of `R` stages sends `Q(e) / (1 + ω)` of the error `e` of the stages before it. The
+    remaining error is `q^R · x` in expectation, with `q = ω/(1 + ω)`, so the sum of the stages is
+    divided by `1 − q^R`. The relative variance is at most `q^R / (1 − q^R)`.
 
     Args:
         codec: an unbiased codec `Q`.
         stages: `R`, at least 1.
-        omega: its relative variance; None for its own bound for the size of bucket at hand.
+        omega: its relative variance; None for the codec's own bound for the bucket size.
 
     Raises:
-        ValueError: as `Contractive`, or for fewer stages than one.
+        ValueError: for the same reasons as `Contractive`, or for fewer than one stage.
 
     References:
         Huang et al., `Lower bounds and nearly optimal algorithms in distributed learning with
@@ -52,7 +52,7 @@ class Staged(WrappedCodec):
 
     @property
     def bits_per_element(self) -> float | None:
-        """`R` times the codec's."""
+        """`R` times the codec's own bits."""
         return self._chain().bits_per_element
 
     def variance_bound(self, size: int) -> float | None:
@@ -72,5 +72,5 @@ class Staged(WrappedCodec):
     def decode(self, key: Key, payload: tuple, like: ArrayLike, side: Any = None) -> Array:
         del side
         left = self._left(like.shape[1])
-        assert left is not None  # Or `Contractive` had raised.
+        assert left is not None  # Otherwise `Contractive` would have raised.
         return times(self._chain(), key, payload, like, 1 / (1 - left))

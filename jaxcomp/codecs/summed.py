@@ -1,4 +1,4 @@
-"""Integers that can be added on the way: fields of a word so wide that no sum carries."""
+"""Integers that collectives can add: fields of a word so wide that no sum overflows them."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -37,25 +37,25 @@ class AgreedSteps(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Summed(Codec, public=("width",)):
-    """Each bucket as integers times a step that all workers agree on; the integers may be added.
+    """Encodes each bucket as summable integers times a step that all workers agree on.
 
-    `Σᵢ x̂ᵢ = step · Σᵢ qᵢ` with `|qᵢ| ≤ limit`. A word is `Σₚ qₚ · 2^(w·p)` modulo 2³², and a sum of
-    words is that of the sums, which `limit · workers` in every field makes non-negative again. So
-    words are added exactly by any all-reduce of 32-bit integers, in any order, and a word of zeros
-    adds nothing. The width `w` holds `2 · limit · workers + 1` values; field `p` of word `j` is
-    element `p · words + j`.
+    `Σᵢ x̂ᵢ = step · Σᵢ qᵢ` with `|qᵢ| ≤ limit`. A word is `Σₚ qₚ · 2^(w·p)` modulo 2³². The sum of
+    the workers' words is the word of the sums; adding `limit · workers` to every field makes the
+    fields non-negative. So any all-reduce of 32-bit integers adds words exactly, in any order, and
+    a word of zeros adds nothing. The width `w` holds `2 · limit · workers + 1` values; field `p` of
+    word `j` is element `p · words + j`.
 
     Args:
-        levels: the values a code may stand for.
-        scale: what a bucket is measured against; the largest of all workers counts.
-        rounding: how an element finds its level.
-        limit: the largest integer a worker sends; elements beyond are clipped, if it is smaller
-            than the largest level.
-        workers: how many may be added.
+        levels: the values of the codes.
+        scale: the scale of a bucket; the largest scale of all workers is used.
+        rounding: the rule that rounds an element to a level.
+        limit: the largest integer that a worker sends; if it is smaller than the largest level,
+            larger elements are clipped.
+        workers: the largest number of workers in a sum.
         bucket_size: elements in a bucket; None for one bucket a leaf.
 
     Raises:
-        ValueError: if a sum may need more than 16 bits, or a limit is not of the levels.
+        ValueError: if a sum may need more than 16 bits, or `limit` exceeds the levels.
 
     Example:
         >>> from jaxcomp.quantize import levels, rounding, scales
@@ -64,7 +64,7 @@ class Summed(Codec, public=("width",)):
         7
 
     Note:
-        The step does not travel with the integers, so nothing can be decoded without agreement.
+        The step is not part of the payload, so decoding needs the agreed steps.
     """
 
     levels: Levels
@@ -83,14 +83,14 @@ class Summed(Codec, public=("width",)):
         if self.width > WIDEST:
             most = (2**WIDEST - 1) // (2 * self.limit)
             raise ValueError(
-                f"`workers` must be at most {most} for sums of integers up to ±{self.limit}, which "
-                f"may take {WIDEST} bits, got {self.workers}; take fewer bits, or send payloads "
-                "that are not added, by jaxcomp.TwoShot or jaxcomp.Gather"
+                f"`workers` must be at most {most} for sums of integers up to ±{self.limit} in "
+                f"{WIDEST} bits, got {self.workers}; use fewer bits, or a reducer that does not "
+                "add payloads, such as jaxcomp.TwoShot or jaxcomp.Gather"
             )
 
     @property
     def unbiased(self) -> bool:
-        """Rounding is unbiased and nothing is clipped."""
+        """Whether rounding is unbiased and no element is clipped."""
         return self.rounding.unbiased and self.levels.dithers and not self._clips
 
     @property
@@ -100,7 +100,7 @@ class Summed(Codec, public=("width",)):
 
     @property
     def bits_per_element(self) -> float:
-        """Bits an element of a full bucket; what is agreed on is not counted."""
+        """Bits an element of a full bucket, without the agreed steps."""
         if self.bucket_size is None:
             return 32 / self._plane.fields
         return 32 * lanes(self.bucket_size, self._plane) / self.bucket_size
@@ -117,7 +117,7 @@ class Summed(Codec, public=("width",)):
         return agreed.step
 
     def side_times(self, side: Float32[Array, " n"], factor: float) -> Float32[Array, " n"]:
-        """The steps by which a sum decodes to so much of itself: exact for a power of two."""
+        """The steps with which a sum decodes to `factor` times its value, a power of two."""
         return side * jnp.float32(factor)
 
     def encode(self, key: Key, x: Array, count: Array, state: Any) -> tuple[SummedPayload, tuple]:
@@ -141,14 +141,14 @@ class Summed(Codec, public=("width",)):
         del key
         if side is None:
             raise ValueError(
-                "`side` must be the steps that the workers agreed on, which do not travel with "
-                "the integers, got None"
+                "`side` must be the steps that the workers agreed on, which are not part of the "
+                "payload, got None"
             )
         values = self._unpack(payload.words, like.shape[1]).astype(jnp.float32)
-        return (values * side[:, None]).astype(like.dtype)  # A product that rounds nothing.
+        return (values * side[:, None]).astype(like.dtype)  # This product does not round.
 
     def _steps(self, scale: Float32[Array, "n 1"], dtype: Any) -> AgreedSteps:
-        """Steps whose products are exact, with a code in `dtype` and with a sum in float32."""
+        """Steps whose products with codes in `dtype`, and with sums in float32, are exact."""
         spare = 24 - rounding_.significant(1, dtype, 0)
         whole = self.limit == self.levels.magnitude
         own = self.levels.precision if whole else self.limit.bit_length()
@@ -164,7 +164,7 @@ class Summed(Codec, public=("width",)):
         words = lanes(size, plane)
         rows = jnp.pad(values.astype(jnp.uint32), ((0, 0), (0, plane.fields * words - size)))
         rows = rows.reshape(n, plane.fields, words)
-        # Negative ones borrow from the fields above, and the sum modulo 2³² keeps account of it.
+        # Negative fields borrow from the fields above, which the sum modulo 2³² takes into account.
         return jnp.sum(plane.put(rows, self._fields, whole=True), axis=1, dtype=jnp.uint32)
 
     def _unpack(self, words: UInt32[Array, "n words"], size: int) -> Int32[Array, "n size"]:

@@ -10,7 +10,7 @@ from jaxcomp.backend import xla
 
 
 class Numbers(NamedTuple):
-    """The symbol of each code, a code of each symbol, and the symbol that is zero, if one is."""
+    """The symbol of each code, a code of each symbol, and the symbol of zero, if there is one."""
 
     symbols: np.ndarray
     codes: np.ndarray
@@ -19,7 +19,7 @@ class Numbers(NamedTuple):
 
 @functools.lru_cache
 def numbered(levels: Any) -> Numbers:
-    """Levels by magnitude: zero, the smallest above zero, the smallest below, and so on."""
+    """Numbers levels by magnitude: zero, the smallest above zero, the smallest below, and so on."""
     number = 3 if levels.bits < 2 and levels.bits > 1 else 2 ** int(levels.bits)
     with xla.constants():
         values = np.asarray(levels.values(jnp.arange(number, dtype=jnp.uint32)))

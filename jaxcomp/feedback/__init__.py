@@ -1,4 +1,4 @@
-"""The memory of a sender, and the link that joins it to a codec."""
+"""Feedback, which is the memory of a sender, and links, which join a codec and a feedback."""
 
 from jaxcomp.feedback.link import Link as Link, default as default
 from jaxcomp.feedback.momentum import (

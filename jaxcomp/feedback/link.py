@@ -1,4 +1,4 @@
-"""One direction of travel: a codec with its feedback."""
+"""A link: the codec and the feedback of one direction."""
 
 import dataclasses
 import warnings
@@ -12,14 +12,14 @@ from jaxcomp.layout.policy import Policy
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """One direction of travel: a codec with its feedback.
+    """The codec and the feedback of one direction, uplink or downlink.
 
     Args:
-        codec: a codec, which takes the leaves that the default policy gives it, or a `Policy`.
+        codec: a codec, applied to the leaves that the default policy selects, or a `Policy`.
         feedback: the sender's memory.
 
     Raises:
-        ValueError: if `codec` or `feedback` is not one, or they do not go together.
+        ValueError: if `codec` or `feedback` is of another kind, or they cannot be combined.
 
     Example:
         >>> import jaxcomp
@@ -66,21 +66,20 @@ class Link:
 
     @property
     def policy(self) -> Policy:
-        """Which codec for which leaf."""
+        """The policy that chooses a codec for each leaf."""
         return policy_.of(self.codec)
 
 
 def default(codec: "Codec | Policy") -> Feedback:
-    """The feedback that a codec's error class asks for: residual for contractive, else none.
+    """The default feedback of a codec: `Residual()` if it is contractive, else none.
 
     Raises:
-        ValueError: if a policy mixes both classes, since one feedback serves the whole tree.
+        ValueError: if a policy mixes both kinds, since the whole tree has one feedback.
     """
     classes = {member.contractive for member in policy_.of(codec).codecs}
     if len(classes) > 1:
         raise ValueError(
-            "`codec` is a policy that mixes contractive codecs, which need feedback, with others, "
-            "which do not; say which feedback you want with jaxcomp.Link(policy, feedback), got "
-            f"{codec!r}"
+            "`codec` must not mix contractive codecs, which need feedback, with others, got "
+            f"{codec!r}; choose a feedback with jaxcomp.Link(policy, feedback)"
         )
     return Residual() if classes == {True} else NoFeedback()

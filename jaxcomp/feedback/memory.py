@@ -1,4 +1,4 @@
-"""Storage of memories: the gradient's dtype, another float, or blocks of eight bits."""
+"""Storage of memories in the gradient's dtype, another float, or eight-bit blocks."""
 
 from typing import Any
 
@@ -14,18 +14,18 @@ _FLOATS = (None, "float64", "float32", "bfloat16", "float16")
 
 
 def check(dtype: Any, *, exact: bool = False) -> None:
-    """Raises a `ValueError` unless memories may be stored so; `exact` leaves out the lossy ones."""
+    """Raises a `ValueError` unless `dtype` is allowed for memories; `exact` forbids lossy ones."""
     checks.choice("dtype", dtype, _FLOATS[:3] if exact else (*_FLOATS, "int8"))
 
 
 def check_residual(feedback: Any, codec: Codec, size: int | None, decay: float = 1.0) -> None:
-    """Raises a `ValueError` for a codec whose errors would add up faster than they are sent."""
+    """Raises a `ValueError` for a codec whose residual would grow."""
     omega = None if size is None or codec.contractive else codec.variance_bound(size)
     if omega is not None and decay**2 * omega >= 1:
         raise ValueError(
-            f"`feedback` must be NoFeedback() or a Shift around {codec!r}, whose variance on "
-            f"buckets of {size}, ω = {omega:.4g}, may exceed its input, so that what it loses "
-            f"grows from step to step, got {feedback!r}; or take "
+            f"`feedback` must be NoFeedback() or a Shift around {codec!r}, whose relative variance "
+            f"on buckets of {size}, ω = {omega:.4g}, is so large that a residual may grow from "
+            f"step to step, got {feedback!r}; or use "
             "jaxcomp.codecs.Contractive(codec), more bits, shorter buckets, or a contractive codec "
             "such as jaxcomp.blockwise(bits=4)"
         )
@@ -39,32 +39,32 @@ def zeros(like: ArrayLike, dtype: str | None) -> Any:
 
 
 def load(memory: Any) -> Array:
-    """The array that is remembered."""
+    """The array that a memory holds."""
     return blocks.unpack(memory) if isinstance(memory, blocks.Blocks8) else memory
 
 
 def tree(memory: Any) -> Any:
-    """`load` of every array."""
+    """Loads every memory of a tree."""
     return jax.tree.map(load, memory, is_leaf=lambda node: isinstance(node, blocks.Blocks8))
 
 
 def store(x: Array, dtype: Any) -> Any:
-    """`x` as a memory of this dtype stores it."""
-    # What a memory cannot hold it must not turn into Inf, which would stay.
+    """Stores `x` as a memory of this dtype."""
+    # Saturate values out of range: an Inf would stay in the memory for ever.
     if dtype == "int8":
         # 127 steps of a block may be a little more than its largest element.
         return blocks.pack(_saturated(x.astype(jnp.float32), jnp.float32(2.0**127)))
-    wide = jnp.promote_types(x.dtype, dtype)  # As which the largest value is what it is.
+    wide = jnp.promote_types(x.dtype, dtype)  # Represents the largest value exactly.
     return _saturated(x.astype(wide), jnp.finfo(dtype).max.astype(wide)).astype(dtype)
 
 
 def added(x: Array, held: Array) -> Array:
-    """`x + held`, where the sum of two finite numbers saturates; what is in `x` stays seen."""
+    """`x + held`; the sum of two finite numbers saturates, a non-finite `x` stays non-finite."""
     total = x + held
     over = jnp.isinf(total) & jnp.isfinite(x)
     return jnp.where(over, jnp.sign(total) * jnp.finfo(total.dtype).max, total)
 
 
 def _saturated(x: Array, largest: Any) -> Array:
-    """Infinite values, too, become the largest; NaN stays."""
+    """Clips to the largest value, infinite values too; NaN stays."""
     return jnp.where(jnp.abs(x) > largest, jnp.sign(x) * largest, x)

@@ -1,4 +1,4 @@
-"""Momentum before compression, as deep gradient compression corrects it."""
+"""Momentum correction, as in deep gradient compression."""
 
 import dataclasses
 from typing import NamedTuple
@@ -17,8 +17,8 @@ class MomentumState(NamedTuple):
     """The memory of a sender with momentum.
 
     Attributes:
-        momentum: `m·u`, decayed already: what the next gradient is added to.
-        velocity: `v`, what of all velocities has not been sent yet.
+        momentum: `m·u`, already decayed; the next gradient is added to it.
+        velocity: `v`, the unsent part of the accumulated velocity.
     """
 
     momentum: PyTree
@@ -27,21 +27,20 @@ class MomentumState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class MomentumCorrection(Feedback):
-    """Momentum before compression, so that an element that waits gathers its momentum too.
+    """Applies momentum before compression, so that unsent elements accumulate momentum too.
 
     `u ← m·u + g`, `v ← v + u`, send `C(v)`, `v ← v − C(v)`, and `u ← 0` where `C(v) ≠ 0` (factor
-    masking: momentum of what has just been sent is out of date). With Nesterov's momentum
-    `u ← m·(u + g)`, `v ← v + u + g`. What arrives has its momentum: chain plain `optax.sgd(rate)`
-    after the mean, and momentum for the leaves that are sent dense, which pass by the feedback:
-
+    masking, because the momentum of an element just sent is out of date). With Nesterov's momentum
+    `u ← m·(u + g)`, `v ← v + u + g`. The mean includes the momentum already: chain plain
+    `optax.sgd(rate)` after it. Dense leaves bypass the feedback; give them momentum with
     `optax.masked(optax.trace(0.9), jaxcomp.dense_leaves(link))`.
 
     Args:
-        momentum: how much of `u` is kept, in [0, 1].
-        nesterov: look ahead, as in `optax.trace(nesterov=True)`.
+        momentum: the decay of `u`, in [0, 1].
+        nesterov: use Nesterov's momentum, as in `optax.trace(nesterov=True)`.
         masking: clear `u` where an element was sent. An element that decodes to zero counts as
-            not sent, so this is for sparsifiers: a codec that sends every element clears all of
-            `u` and leaves none of the momentum.
+            not sent, so this is for sparsifiers: a codec that sends every element would clear all
+            of `u`, and no momentum would remain.
         dtype: dtype of both memories; None for that of the gradient, "int8" for eight-bit blocks.
 
     Raises:
@@ -61,12 +60,12 @@ class MomentumCorrection(Feedback):
         Lin et al., `Deep gradient compression <https://arxiv.org/abs/1712.01887>`_, 2018.
 
     Note:
-        Of `v`, what was sent is subtracted where the paper clears it, which is the same for values
-        that arrive as they are and keeps what a quantiser rounds off. With a codec that sends
-        everything this is, up to rounding, SGD with momentum; with masking it is SGD without, since
-        no momentum lasts (Nesterov's then makes steps `1 + m` times as long). Clipping is a
-        transformation of its own, `clip_local`. A worker that does not take part in a step (weight
-        zero) keeps its whole message, and its momentum.
+        The sent values are subtracted from `v`; the paper clears `v` there. Both are the same for
+        values sent exactly, and subtraction keeps a quantiser's rounding error. With a codec that
+        sends everything, this is SGD with momentum up to rounding; with masking it is SGD without
+        momentum (with Nesterov's, the steps are `1 + m` times as long). Clipping is a separate
+        transformation, `clip_local`. A non-participating worker (weight zero) keeps its whole
+        message and its momentum.
     """
 
     momentum: float = 0.9
@@ -83,7 +82,7 @@ class MomentumCorrection(Feedback):
         memory.check(self.dtype)
 
     def check(self, codec: Codec, size: int | None) -> None:
-        """Raises a `ValueError` for a codec around which the memory would grow."""
+        """Raises a `ValueError` for a codec with which the memory would grow."""
         memory.check_residual(self, codec, size)
 
     def init(self, like: PyTree, part_like: PyTree) -> MomentumState:
@@ -92,16 +91,16 @@ class MomentumCorrection(Feedback):
         def zeros():
             return jax.tree.map(lambda leaf: memory.zeros(leaf, self.dtype), like)
 
-        return MomentumState(zeros(), zeros())  # Two trees, so that both may be donated.
+        return MomentumState(zeros(), zeros())  # Separate trees, so that both may be donated.
 
     def compensate(self, x: PyTree, state: MomentumState) -> tuple[PyTree, MomentumState]:
-        # In the wider dtype, for a wide memory is there to add up what a narrow gradient cannot.
+        # Add in the wider dtype: a wide memory must accumulate more digits than a narrow gradient.
         held = memory.tree(state)
         wide = jax.tree.map(
             lambda g, u: g.astype(jnp.promote_types(g.dtype, u.dtype)), x, held.momentum
         )
         total = jax.tree.map(memory.added, wide, held.momentum)
-        # Decayed before it is stored: a product next to a sum may or may not be fused with it.
+        # Decay before storing: a product next to a sum may or may not be fused with it.
         momentum = jax.tree.map(lambda u: u * self.momentum, total)
         step = jax.tree.map(memory.added, wide, momentum) if self.nesterov else total
         velocity = jax.tree.map(memory.added, step, held.velocity)

@@ -1,4 +1,4 @@
-"""No memory, and error feedback: what a message lost is added to the next one."""
+"""`NoFeedback`, and `Residual`, which is error feedback."""
 
 import dataclasses
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from jaxcomp.types import Array, PyTree
 
 @dataclasses.dataclass(frozen=True)
 class NoFeedback(Feedback):
-    """Sends what it is given and remembers nothing."""
+    """Sends the gradient unchanged, and has no memory."""
 
     kind = "none"
     bounded = True
@@ -40,20 +40,21 @@ class NoFeedback(Feedback):
 
 
 class ResidualState(NamedTuple):
-    """The unsent rest of past messages, already decayed."""
+    """The unsent part of past messages, already decayed."""
 
     residual: PyTree
 
 
 @dataclasses.dataclass(frozen=True)
 class Residual(Feedback):
-    """Error feedback: what a message lost is added to the next one.
+    """Error feedback: the compression error of a message is added to the next one.
 
-    `p = g + e`, send `C(p)`, `e ← decay · (p − C(p))`. With a contractive codec the error stays
-    bounded, and with an unbiased one of variance ω while `decay² · ω < 1`; a `Link` raises beyond.
+    `p = g + e`, send `C(p)`, `e ← decay · (p − C(p))`. The residual stays bounded with a
+    contractive codec, and with an unbiased codec of variance `ω` if `decay² · ω < 1`; otherwise a
+    `Link` raises.
 
     Args:
-        decay: how much of the residual is kept, in [0, 1].
+        decay: the fraction of the residual that is kept, in [0, 1].
         dtype: dtype of the memory; None for that of the gradient, "int8" for eight-bit blocks.
 
     References:
@@ -61,10 +62,10 @@ class Residual(Feedback):
         `Error feedback fixes SignSGD <https://arxiv.org/abs/1901.09847>`_, 2019.
 
     Note:
-        The paper keeps `γg`, the step times the gradient; this keeps the gradient, which is the
-        same while the learning rate is constant. Messages and residuals of finite gradients
-        saturate at the largest number of their dtype; what exceeds it is lost. A worker that does
-        not take part in a step (weight zero) keeps its whole message.
+        The paper stores `γg`, the learning rate times the gradient; this stores the gradient, which
+        is the same as long as the learning rate is constant. Messages and residuals of finite
+        gradients saturate at the largest number of their dtype; the excess is lost. A
+        non-participating worker (weight zero) keeps its whole message.
     """
 
     decay: float = 1.0
@@ -85,7 +86,7 @@ class Residual(Feedback):
         return ResidualState(jax.tree.map(lambda leaf: memory.zeros(leaf, self.dtype), like))
 
     def compensate(self, x: PyTree, state: ResidualState) -> tuple[PyTree, ResidualState]:
-        # In the wider dtype, for a wide memory is there to add up what a narrow gradient cannot.
+        # Add in the wider dtype: a wide memory must accumulate more digits than a narrow gradient.
         total = jax.tree.map(
             lambda g, e: memory.added(g.astype(jnp.promote_types(g.dtype, e.dtype)), e),
             x,
@@ -103,12 +104,12 @@ class Residual(Feedback):
         weight: Array | None,
         state: ResidualState,
     ) -> tuple[PyTree, ResidualState]:
-        del message  # It may be a narrower rounding of what there is to send.
+        del message  # It may be rounded to a narrower dtype than the memory.
 
         def lost(p, c):
             arrived = c if weight is None else jnp.where(weight == 0, 0, c)
             rest = p - arrived
-            # Decayed before it is stored: a product next to a sum may or may not be fused with it.
+            # Decay before storing: a product next to a sum may or may not be fused with it.
             rest = rest if self.decay == 1 else rest * self.decay
             return memory.store(rest, self.dtype or c.dtype)
 

@@ -1,4 +1,4 @@
-"""Shifts: what is sent is the change against a memory that both ends keep."""
+"""Shifts: workers send the difference from a memory that sender and receiver both keep."""
 
 import dataclasses
 
@@ -15,12 +15,12 @@ from jaxcomp.types import Array, PyTree
 
 @dataclasses.dataclass(frozen=True)
 class Shift(Feedback):
-    """Sends changes: the gradient less a memory that follows it, which the receiver mirrors.
+    """Compresses each gradient's difference from a learned shift, which the receivers mirror.
 
     `m = g − h`, send `C(m)`, `h ← h + a · C(m)`; the estimate is `H + Σ wᵢ·C(mᵢ)/n`, and the mirror
-    `H ← H + a · Σ wᵢ·C(mᵢ)/n` stays the mean of all `hᵢ`. Gradients that settle make messages that
-    vanish, and with them the error of the codec: full gradients converge to the exact solution
-    however much they differ between workers.
+    `H ← H + a · Σ wᵢ·C(mᵢ)/n` stays the mean of all `hᵢ`. When gradients converge, the messages go
+    to zero, and so does the codec's error: full gradients converge to the exact solution even if
+    they differ between workers.
 
     * EF21 is `a = 1` around a contractive codec;
     * DIANA is `a ≤ 1/(1 + ω)` around an unbiased codec of relative variance `ω`.
@@ -30,16 +30,16 @@ class Shift(Feedback):
 
     Args:
         step: `a`, in (0, 1].
-        dtype: dtype of both memories; None for that of the gradient. Narrow gradients want
-            "float32": `h` and `H` round differently, and what they differ by stays.
-        absent: of workers that a gate leaves out, "remembered": the mirror stands for them; or
-            "left out": the estimate is `Σ_S (hᵢ + C(mᵢ)) / (p·n)` over those who take part, whose
-            noise does not vanish at the solution. To compare with: under `Gather` only, and the
-            `hᵢ` are averaged dense, which `wire_bytes` does not count.
+        dtype: dtype of both memories; None for that of the gradient. Use "float32" for narrow
+            gradients: `h` and `H` round differently, and the difference would persist.
+        absent: the treatment of non-participants under a gate. "remembered": the mirror represents
+            them. "left out": the estimate is `Σ_S (hᵢ + C(mᵢ)) / (p·n)` over the participants,
+            whose noise does not vanish at the solution. "left out" is for comparisons: it works
+            only with `Gather`, and averages the `hᵢ` dense, which `wire_bytes` does not count.
 
     Raises:
-        ValueError: for a step outside (0, 1], another dtype or another way to treat the absent. A
-            `Link` raises if the codec does not fit the step.
+        ValueError: for a step outside (0, 1], another dtype or another `absent`. A `Link` raises if
+            the step is too long for the codec.
 
     Example:
         >>> import jaxcomp
@@ -52,8 +52,8 @@ class Shift(Feedback):
         <https://arxiv.org/abs/1901.09269>`_ (DIANA), 2019.
 
     Note:
-        Memories begin at zero, so that EF21's are `C(∇f(x⁰))` after the first message, as in the
-        paper. A worker of weight zero keeps its memory; with weights `w` the memory moves by
+        Memories start at zero, so that those of EF21 are `C(∇f(x⁰))` after the first message, as in
+        the paper. A worker of weight zero keeps its memory; with weights `w` the memory moves by
         `a · w`, so that the mirror stays the mean (Artemis, which samples workers with probability
         `p`, has `a = p · α`).
     """
@@ -71,27 +71,27 @@ class Shift(Feedback):
         checks.choice("absent", self.absent, ("remembered", "left out"))
 
     def check(self, codec: Codec, size: int | None) -> None:
-        """Raises a `ValueError` for a codec around which the memory would not follow."""
+        """Raises a `ValueError` for a codec with which the shift would not converge."""
         if codec.contractive:
             if self.step != 1:
                 raise ValueError(
-                    f"`feedback` must be Shift(step=1.0), EF21, around a contractive codec, whose "
-                    f"bias a shorter step does not average out, got {self!r} around {codec!r}; "
-                    "DIANA's shorter step wants an unbiased codec, such as jaxcomp.qsgd()"
+                    f"`feedback` must be Shift(step=1.0), EF21, around a contractive codec, since "
+                    f"a shorter step does not average out its bias, got {self!r} around {codec!r}; "
+                    "DIANA's shorter step needs an unbiased codec, such as jaxcomp.qsgd()"
                 )
             return
         if not codec.unbiased:
             raise ValueError(
                 f"`feedback` must be Residual() or NoFeedback() around {codec!r}, which is neither "
-                "unbiased nor contractive, so that no shift is sure to follow; or take "
+                f"unbiased nor contractive, so that a shift may not converge, got {self!r}; or use "
                 "jaxcomp.codecs.Contractive(codec), an unbiased codec, or a contractive one"
             )
         omega = None if size is None else codec.variance_bound(size)
         if omega is not None and self.step * (1 + omega) >= 2:
             raise ValueError(
                 f"`step` must be at most 1/(1 + ω) = {1 / (1 + omega):.4g} for the variance "
-                f"ω = {omega:.4g} of {codec!r} on buckets of {size}, and below twice that the "
-                f"memory is sure not to grow, got {self.step}; or take "
+                f"ω = {omega:.4g} of {codec!r} on buckets of {size}, since from twice that on the "
+                f"memory may grow, got {self.step}; or use "
                 "jaxcomp.codecs.Contractive(codec) with Shift(step=1.0)"
             )
 
@@ -118,17 +118,17 @@ class Shift(Feedback):
             c = c.astype(wide)
             if weight is not None or self.step != 1:
                 times = jnp.asarray(self.step, wide) * (1 if weight is None else weight)
-                # Settled, or the sum with the memory might round differently here and there.
+                # Block a fused multiply-add with the memory, which would round differently.
                 c = xla.block_fma(c * times.astype(wide))
             return (held.astype(wide) + c).astype(held.dtype)
 
         def followed(h, c):
-            # What saturated when it was decoded is not what the mean of all messages holds.
+            # A value that saturated in decoding differs from its part in the mean of all messages.
             whole = jnp.abs(c) < jnp.finfo(c.dtype).max
             return jnp.where(whole, moved(h, c, weight), jnp.nan)
 
         own = jax.tree.map(followed, state.own, sent)
-        if weight is not None:  # What did not arrive may be anything.
+        if weight is not None:  # An unsent message may have any value.
             own = jax.tree.map(lambda h, now: jnp.where(weight == 0, h, now), state.own, own)
         estimate = jax.tree.map(lambda m, p: m + p.astype(m.dtype), state.mirror, part)
         mirror = jax.tree.map(moved, state.mirror, part)

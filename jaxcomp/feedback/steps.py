@@ -1,4 +1,4 @@
-"""Steps of a `Shift`, from the variance of its codec."""
+"""Step sizes of a `Shift`, from the variance of its codec."""
 
 from jaxcomp.base import Codec
 from jaxcomp.layout import policy as policy_
@@ -19,7 +19,7 @@ def step_for(codec: Codec | Policy, share: float = 1.0) -> float:
     """`share / (1 + ω)`, with `ω` the largest relative variance of these codecs.
 
     Raises:
-        ValueError: for a biased codec, or one whose variance is not known for buckets of any size.
+        ValueError: for a biased codec, or one without a variance bound for buckets of any size.
 
     Example:
         >>> from jaxcomp.recipes.sparsifiers import random_k
@@ -29,12 +29,12 @@ def step_for(codec: Codec | Policy, share: float = 1.0) -> float:
     require_unbiased(codec)
     worst = 0.0
     for one in policy_.of(codec).codecs:
-        sizes = [one.bucket_size or size for size in (2, 2**20)]  # Without a size, any may come.
+        sizes = [one.bucket_size or size for size in (2, 2**20)]  # None means buckets of any size.
         least, most = (one.variance_bound(size) for size in sizes)
         if least is None or least != most:
             raise ValueError(
-                f"`step` must be given for {one!r}, whose variance has no known bound for buckets "
-                "of any size: at most 1/(1 + ω)"
+                f"`step` must be a number of at most 1/(1 + ω) for {one!r}, whose variance ω has "
+                "no known bound for buckets of any size, got None"
             )
         worst = max(worst, least)
     return share / (1 + worst)

@@ -1,7 +1,8 @@
-"""When, and who, communicates.
+"""Gates, which decide when, and which workers, communicate.
 
-A gate answers alike on every worker, from what all of them know: the step's key, a count, or flags
-that they exchange. So its answer may guard collectives, and a closed round sends nothing at all.
+A gate gives the same answer on every worker, because it uses only shared information: the step's
+key, a count, or exchanged flags. So its answer may guard collectives, and a closed round sends
+nothing at all.
 """
 
 from jaxcomp.gates.censored import Censored as Censored

@@ -1,4 +1,4 @@
-"""The gate that lets through what has changed enough to matter."""
+"""The gate in which a worker sends only if its gradient has changed enough."""
 
 import dataclasses
 from typing import NamedTuple
@@ -18,8 +18,8 @@ class CensoredState(NamedTuple):
     """The parameters of the last step, as `Censored` needs them.
 
     Attributes:
-        gate_params: the parameters of the step before.
-        gate_known: whether there was one.
+        gate_params: the parameters of the previous step.
+        gate_known: whether there was a previous step.
     """
 
     gate_params: PyTree
@@ -30,18 +30,19 @@ class CensoredState(NamedTuple):
 class Censored(Gate):
     """A worker sends only if its gradient has changed enough since it last sent.
 
-    Worker `m` sends iff `‖δ_m‖² > threshold · ‖θ^k − θ^{k−1}‖²`, where `δ_m` is its message: over
-    `Shift`, the change against what the others already have of it. In the first step all send. With
-    `L_m² ≤ threshold`, for `L_m` the smoothness of a worker's loss and lossless messages, it never
-    sends twice in a row.
+    Worker `m` sends iff `‖δ_m‖² > threshold · ‖θ^k − θ^{k−1}‖²`, where `δ_m` is its message: with
+    `Shift`, the difference from the gradient that the others already have. In the first step all
+    workers send. With lossless messages and `L_m² ≤ threshold`, where `L_m` is the smoothness of
+    the worker's loss, a worker never sends twice in a row.
 
-    Needs the parameters, `tx.update(grads, state, params)`, and keeps those of the step before.
+    It needs the parameters, `tx.update(grads, state, params)`, and stores those of the previous
+    step.
 
     Args:
         threshold: `ε₁`; `0.1 / α²` for a learning rate `α` of the mean gradient.
 
     Raises:
-        ValueError: for a negative threshold; without `Shift`; on use, without `params`.
+        ValueError: for a negative threshold, or without `Shift`; on use, without `params`.
 
     Example:
         >>> import jaxcomp, optax
@@ -58,10 +59,11 @@ class Censored(Gate):
 
     Note:
         The paper's sum over `M` workers is a mean here, so its `0.1 / (α² M²)` is `0.1 / α²`. A
-        round in which some are silent costs as much as a full one, because collectives have fixed
-        sizes: bytes are saved when all are, and `messages` in the state counts what a network
-        that sends what there is would have carried. With stochastic gradients, whose noise never
-        settles, little is censored. A message that is not finite is sent, so that it shows.
+        round in which only some workers send costs as much as a full one, because collectives have
+        fixed sizes: bytes are saved when no worker sends. `messages` in the state counts the
+        messages that a network without fixed sizes would have carried. With stochastic gradients,
+        the noise makes most messages large enough to be sent. A non-finite message is sent, so
+        that it is noticed.
     """
 
     threshold: float
@@ -73,11 +75,11 @@ class Censored(Gate):
         checks.number("threshold", self.threshold, 0.0)
 
     def check(self, feedback: Feedback) -> None:
-        """Raises a `ValueError` for a feedback whose messages are not changes."""
+        """Raises a `ValueError` for a feedback whose messages are not differences."""
         if not feedback.mirrors:
             raise ValueError(
-                "`gate` Censored needs messages that are changes, so that silence means no "
-                f"change: use Link(codec, Shift()), got {feedback!r}"
+                "`gate=Censored(...)` needs messages that are differences, so that an unsent "
+                f"message means no change, got {feedback!r}: use Link(codec, Shift())"
             )
 
     def factor(self, workers: int) -> float:
@@ -96,14 +98,14 @@ class Censored(Gate):
     ) -> Opened:
         if params is None:
             raise ValueError(
-                "`params` must be given to the update of a Censored gate, which compares with "
-                "their last step: tx.update(grads, state, params)"
+                "`params` must be given to the update with a Censored gate, which compares with "
+                "their last change, got None: use tx.update(grads, state, params)"
             )
         moved = jax.tree.map(_difference, params, state.gate_params)
         change, unit = _norm(tree)
         step, step_unit = _norm(moved)
         bound = self.threshold**0.5 * step
-        # Both sides times both units. Not `>`, so that a NaN is sent and shows.
+        # Multiply both sides by both units. A negated `<=` instead of `>` sends a NaN.
         sends = ~(change * step_unit <= bound * unit) | ~state.gate_known
         go = lax.pmax(sends.astype(jnp.int32), axis_name) > 0
         known = CensoredState(params, jnp.ones_like(state.gate_known))
@@ -116,6 +118,6 @@ def _difference(x: Array, y: Array) -> Array:
 
 
 def _norm(tree: PyTree) -> tuple[Array, Array]:
-    """The norm of a tree times a unit in which its squares are in range, and the unit."""
+    """The norm of a tree times a unit that keeps its squares in range, and the unit."""
     unit = norms.unit(norms.largest(tree))
     return jnp.sqrt(norms.energy(tree, unit)), unit

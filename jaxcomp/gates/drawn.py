@@ -1,4 +1,4 @@
-"""Gates that are drawn, from a key that all workers share, so that each knows who sends."""
+"""Gates that draw participants at random from a shared key, so that every worker knows them."""
 
 import dataclasses
 from typing import Any
@@ -20,12 +20,13 @@ _GATE = 0x67617465
 
 @dataclasses.dataclass(frozen=True)
 class Bernoulli(Gate):
-    """Each worker takes part with probability `p`, drawn anew in every step.
+    """Each worker participates with probability `p`, drawn independently in every step.
 
-    The sum of what is sent counts `1/p` times, `Σ_S c_i / (p·n)`, so that its expectation is the
-    mean of all; not under a memory that sends later what it could not send now (`Residual`,
-    `MomentumCorrection`), which would then count more than once, nor under EF21, which moves each
-    shift by the whole of a biased message. All workers know who takes part from the shared key.
+    The sum of the sent messages is multiplied by `1/p`, `Σ_S c_i / (p·n)`, so that its expectation
+    is the mean of all messages. It is not multiplied with a memory that sends unsent messages later
+    (`Residual`, `MomentumCorrection`), which would count them more than once, nor with EF21, which
+    moves each shift by the whole of a biased message. All workers know the participants from the
+    shared key.
 
     Args:
         p: the probability, in (0, 1].
@@ -40,11 +41,12 @@ class Bernoulli(Gate):
 
     References:
         Philippenko and Dieuleveut, `Artemis <https://arxiv.org/abs/2006.14591>`_, 2020, whose
-        second way of partial participation (PP2: one memory on the server) this is over `Shift`.
+        second variant of partial participation (PP2: one memory on the server) this is with
+        `Shift`.
 
     Note:
-        Those who stay away compute their gradient all the same, and their place in the collective
-        is filled: this samples who counts, it saves bytes only in steps where nobody is drawn.
+        Non-participants still compute gradients and occupy their slot in the collective (static
+        shapes). Bytes are saved only in steps in which no worker is drawn.
     """
 
     p: float
@@ -72,13 +74,14 @@ class Bernoulli(Gate):
 
 @dataclasses.dataclass(frozen=True)
 class SampledWorkers(Gate):
-    """Exactly `r` of the `n` workers take part, drawn anew in every step.
+    """Exactly `r` of the `n` workers participate, drawn independently in every step.
 
-    They are those with the smallest words of a hash of the shared key. The sum of what is sent
-    counts `n/r` times, `Σ_S c_i / r`, with the same exceptions as under `Bernoulli`.
+    The participants are the workers with the smallest words of a hash of the shared key. The sum of
+    the sent messages is multiplied by `n/r`, `Σ_S c_i / r`, with the same exceptions as for
+    `Bernoulli`.
 
     Args:
-        r: how many take part.
+        r: the number of participants.
 
     Raises:
         ValueError: if `r` is not positive; on use, if there are fewer workers.
@@ -91,7 +94,7 @@ class SampledWorkers(Gate):
         Reisizadeh et al., `FedPAQ <https://arxiv.org/abs/1909.13014>`_, 2020.
 
     Note:
-        As under `Bernoulli`, those who stay away save no bytes.
+        As with `Bernoulli`, non-participants save no bytes.
     """
 
     r: int
@@ -112,7 +115,7 @@ class SampledWorkers(Gate):
         self, key: Array, tree: Any, state: tuple, axis_name: AxisName, params: PyTree | None = None
     ) -> Opened:
         workers = axes.size(axis_name)
-        self.factor(workers)  # Which says if there are too few.
+        self.factor(workers)  # Raises if there are too few workers.
         ranked = jnp.argsort(_words(key, workers), stable=True)  # Ties go to the lower number.
         drawn = jnp.zeros(workers, bool).at[ranked[: self.r]].set(True)
         return Opened(jnp.asarray(np.True_), _mask(drawn, axis_name), state)
@@ -120,12 +123,12 @@ class SampledWorkers(Gate):
 
 @dataclasses.dataclass(frozen=True)
 class Coin(Gate):
-    """All workers send with probability `p`, else none does.
+    """All workers send with probability `p`, otherwise none.
 
     Args:
         p: the probability, in (0, 1].
-        rescaled: count what is sent `1/p` times, so that its expectation over the coin is the mean;
-            with the exceptions that `Bernoulli` has. MARINA's coin, which chooses between two kinds
+        rescaled: multiply the sum by `1/p`, so that its expectation over the coin is the mean, with
+            the same exceptions as for `Bernoulli`. MARINA's coin, which chooses between two kinds
             of message, is not rescaled.
 
     Raises:
@@ -168,7 +171,7 @@ def _check_probability(p: Any) -> None:
 
 
 def _words(key: Array, count: int) -> Array:
-    """A word for each worker, which all of them know."""
+    """One word for each worker, the same array on all workers."""
     own = noise.fold(key, _GATE)
     return jax.vmap(lambda number: noise.fold(own, number)[0])(jnp.arange(count))
 

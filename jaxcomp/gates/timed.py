@@ -1,4 +1,4 @@
-"""Gates that open at given times, for all workers alike."""
+"""Gates that open in given steps, for all workers alike."""
 
 import dataclasses
 import warnings
@@ -15,13 +15,13 @@ _LAST_STEP = 2**31 - 1
 
 
 class WaitState(NamedTuple):
-    """How many steps `Every` stays closed for."""
+    """The number of steps for which `Every` stays closed."""
 
     gate_wait: Array
 
 
 class PhaseState(NamedTuple):
-    """How many steps `Phase` has seen."""
+    """The number of steps that `Phase` has counted."""
 
     gate_step: Array
 
@@ -53,11 +53,12 @@ class Always(Gate):
 class Every(Gate):
     """All workers send in every `k`-th step: in the steps `offset`, `offset + k`, ….
 
-    By default in the last of each `k`: a residual then holds `k` gradients and sends their sum, and
-    nothing waits longer than it must. What arrives is that sum: a step `k` times as long.
+    By default it opens in the last of each `k` steps: a residual then holds `k` gradients and sends
+    their sum without further delay. The result is the sum, so the optimizer's step is `k` times as
+    long.
 
     Args:
-        k: steps from one round to the next.
+        k: the number of steps from one round to the next.
         offset: the first step with a round, counted from 0; None for `k − 1`.
 
     Raises:
@@ -73,8 +74,8 @@ class Every(Gate):
         <https://arxiv.org/abs/1805.09767>`_, 2019, with steps taken between the rounds.
 
     Note:
-        Workers take no steps of their own between rounds: gradients are gathered at one point, as
-        `optax.MultiSteps` does. Without a memory the gradients of closed steps are lost.
+        Workers take no local steps between rounds: gradients are accumulated at one point, as in
+        `optax.MultiSteps`. Without a memory the gradients of closed rounds are lost.
     """
 
     k: int
@@ -94,7 +95,7 @@ class Every(Gate):
         return self.k - 1 if self.offset is None else self.offset
 
     def check(self, feedback: Feedback) -> None:
-        """Warns of a feedback that forgets the messages of closed steps."""
+        """Warns if the feedback loses the messages of closed rounds."""
         _warn_if_lost(self, feedback)
 
     def factor(self, workers: int) -> float:
@@ -117,14 +118,14 @@ class Every(Gate):
 
 @dataclasses.dataclass(frozen=True)
 class Phase(Gate):
-    """All workers send from the step `start` on, and until the step `stop`, counted from 0.
+    """All workers send in the steps from `start` to `stop − 1`, counted from 0.
 
     Args:
-        start: the first step with a round.
-        stop: the first step without one again; None for never.
+        start: the first step with an open round.
+        stop: the first closed step after that; None for no end.
 
     Raises:
-        ValueError: if they do not ascend from 0.
+        ValueError: unless `0 ≤ start < stop`.
 
     Example:
         >>> import jaxcomp
@@ -145,7 +146,7 @@ class Phase(Gate):
         return self.start > 0 or self.stop is not None
 
     def check(self, feedback: Feedback) -> None:
-        """Warns of a feedback that forgets the messages of closed steps."""
+        """Warns if the feedback loses the messages of closed rounds."""
         _warn_if_lost(self, feedback)
 
     def factor(self, workers: int) -> float:
@@ -165,7 +166,7 @@ class Phase(Gate):
         step = state.gate_step
         go = step >= self.start
         go = go if self.stop is None else go & (step < self.stop)
-        # Stays at the last step there is, so that it never turns negative.
+        # The count stops at the largest integer, so that it never becomes negative.
         return Opened(go, None, PhaseState(jnp.minimum(step, _LAST_STEP - 1) + 1))
 
 

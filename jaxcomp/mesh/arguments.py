@@ -1,4 +1,4 @@
-"""The arguments of a training step: their names, which ones are batches, and how they may lie."""
+"""The arguments of a training step: names, batches, and checks of their placement."""
 
 import functools
 import inspect
@@ -18,16 +18,16 @@ Names = str | tuple[str, ...]
 
 
 class Arguments:
-    """How a step is called: by position and by name, and what is said of its arguments.
+    """The arguments of a step, by position and by name, and the settings about them.
 
-    A call is kept as one list, of which the last ones are given by keywords.
+    A call is stored as one list, whose last entries are the keyword arguments.
 
     Args:
         step: the step, whose signature has the names.
-        batch_argnums: which are batches; None, with no names either, for the last one.
-        batch_argnames: the same, by name.
-        donate_argnums: which may be overwritten.
-        donate_argnames: the same, by name.
+        batch_argnums: the numbers of the batches; None, without names too, for the last argument.
+        batch_argnames: the names of batches.
+        donate_argnums: the numbers of the arguments that may be overwritten.
+        donate_argnames: the names of such arguments.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Arguments:
     ):
         try:
             self.signature = inspect.signature(step)
-        except (TypeError, ValueError):  # Of a function in C.
+        except (TypeError, ValueError):  # A function in C has no signature.
             self.signature = None
         self.default = batch_argnums is None and not batch_argnames
         last = (-1,) if self.default else ()
@@ -62,7 +62,7 @@ class Arguments:
                 )
 
     def bind(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, tuple[str, ...]]:
-        """All arguments of a call, in order, and the keywords of the last ones."""
+        """All arguments of a call, in order, and the keywords of the last entries."""
         if kwargs and self.signature is not None:
             bound = self.signature.bind(*args, **kwargs)
             args, kwargs = bound.args, bound.kwargs
@@ -92,7 +92,7 @@ class Arguments:
         )
 
     def donate(self, count: int, keywords: tuple[str, ...]) -> tuple[int, ...]:
-        """The numbers of those that may be overwritten."""
+        """The numbers of the arguments that may be overwritten."""
         by_number = {number for number in self.donated if number < count - len(keywords)}
         return tuple(sorted(by_number | set(self._numbers(self.donated_names, count, keywords))))
 
@@ -101,7 +101,7 @@ class Arguments:
         return [known.index(name) for name in names if name in known]
 
     def check(self, args: tuple, keywords: tuple[str, ...], pieces: int) -> None:
-        """Refuses batches that do not divide, and a default that may not be what is meant."""
+        """Refuses batches that do not divide evenly, and a doubtful default batch."""
         names = self.names(len(args), keywords)
         for number in sorted(self.which(len(args), keywords)):
             if self.default and _is_key(args[number]):
@@ -112,7 +112,7 @@ class Arguments:
             _check_divides(args[number], named(number, names), pieces)
 
     def doubts(self, args: tuple, keywords: tuple[str, ...]) -> dict[int, str]:
-        """Arguments that look like batches as well, though only the last one is taken for one."""
+        """Other arguments that look like batches, if the last one is the batch by default."""
         if not self.default or len(args) < 2:
             return {}
         sizes = _leading(args[-1])
@@ -129,10 +129,10 @@ class Arguments:
 
 
 def run(call: Callable[[], Any], args: Sequence[Any], doubts: dict[int, str]) -> Any:
-    """The results of a step; refuses a doubtful argument that is not part of what it returns.
+    """Runs a step; refuses a doubtful argument that is not among its results.
 
-    What a step returns anew, such as parameters, is no batch. A step that fails for its arguments'
-    shapes is told of the doubt.
+    An argument that the step returns in a new version, such as parameters, is not a batch. If the
+    step fails because of its arguments' shapes, the error mentions the doubt.
     """
     try:
         results = call()
@@ -148,18 +148,18 @@ def run(call: Callable[[], Any], args: Sequence[Any], doubts: dict[int, str]) ->
 
 
 def check_whole(leaf: Any, axis_name: AxisName, name: Callable[[], str], batch: str = "") -> None:
-    """Refuses an array that lies split over several workers, and is not memory of theirs.
+    """Refuses an array outside of `PerWorker` memory that is split over several workers.
 
     Raises:
-        ValueError: if it does, naming it.
+        ValueError: if it is, with its name.
     """
     if not _split_over(leaf) & set(axes.names(axis_name)):
         return
     raise ValueError(
-        f"{name()} lies sharded over {axis_name!r}, the axis of the workers, of whom each has all "
-        "parameters: every device would gather it. Split that axis of the mesh into two, as in "
-        "jax.make_mesh((workers, shards), ('data', 'fsdp')), shard parameters over the second one, "
-        f"and give compressed_mean their `param_specs`.{batch}"
+        f"{name()} must not be sharded over {axis_name!r}, the axis of the workers, since each "
+        "worker has all parameters and every device would gather it. Split that axis of the mesh "
+        "into two, as in jax.make_mesh((workers, shards), ('data', 'fsdp')), shard parameters over "
+        f"the second one, and give compressed_mean their `param_specs`.{batch}"
     )
 
 
@@ -168,7 +168,7 @@ OR_BATCH = " A batch: name it by `batch_argnums` or `batch_argnames`."
 
 
 def named(number: int, names: list[str]) -> str:
-    """An argument in an error."""
+    """The name of an argument in an error message."""
     return f"argument {number} ('{names[number]}')" if names[number] else f"argument {number}"
 
 
@@ -197,7 +197,7 @@ def _is_key(arg: Any) -> bool:
 
 
 def _leading(arg: PyTree) -> set[int] | None:
-    """The leading dimensions of an array, or of a flat collection of them; None for others."""
+    """The leading dimensions of an array or a flat collection of arrays; None for others."""
     parts = arg.values() if isinstance(arg, dict) else arg if type(arg) in (tuple, list) else [arg]
     shapes = [getattr(part, "shape", None) for part in parts]
     if not shapes or any(not shape for shape in shapes):
@@ -221,7 +221,7 @@ def _(one: Any) -> tuple:
 
 
 def _split_over(leaf: Any) -> set[str]:
-    """The mesh axes that an array lies split over, as far as it is known."""
+    """The mesh axes over which an array is split, as far as they are known."""
     sharding = getattr(leaf, "sharding", None)
     if isinstance(leaf, core.Tracer):
         sharding = getattr(jax.typeof(leaf), "sharding", None)

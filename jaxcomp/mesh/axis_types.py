@@ -1,7 +1,7 @@
-"""The types of a mesh's axes: arrays with explicit ones (`jax.make_mesh`'s default), and without.
+"""The types of a mesh's axes: explicit (the default of `jax.make_mesh`) or automatic.
 
-A program here is written for automatic axes. Arrays change their type on the way in and out, and
-stay where they are.
+Programs here are written for automatic axes. Arguments and results change their type at the
+boundary, without moving data.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 
 
 def automatic(mesh: Mesh) -> Mesh:
-    """The same devices, all axes automatic."""
+    """The mesh with the same devices and automatic axes."""
     return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
 
 
@@ -26,7 +26,7 @@ def explicit(mesh: Any) -> tuple:
 
 
 def mesh_of(leaf: Any) -> Mesh | None:
-    """The mesh that an array lies on, in terms of its axes."""
+    """The mesh of an array's sharding, or None."""
     if isinstance(leaf, core.Tracer):
         return None
     sharding = getattr(leaf, "sharding", None)
@@ -35,16 +35,16 @@ def mesh_of(leaf: Any) -> Mesh | None:
 
 
 def retyped(x: Any, mesh: Mesh) -> jax.Array:
-    """An array of a mesh on another one with the same devices and axes, in the same buffers."""
+    """The array on another mesh with the same devices and axes, without copying its buffers."""
     home = NamedSharding(mesh, x.sharding.spec, memory_kind=x.sharding.memory_kind)
     parts = [shard.data for shard in x.addressable_shards]
     return jax.make_array_from_single_device_arrays(x.shape, home, parts, dtype=x.dtype)
 
 
 def surroundings(mesh: Mesh | None) -> contextlib.AbstractContextManager:
-    """Sets the mesh, so that another one in the surroundings changes nothing.
+    """Sets the mesh as the current one, so that a mesh set by the caller has no effect.
 
-    While JAX traces, it cannot be set, and the surroundings stay.
+    While JAX traces, the mesh cannot be set, and the caller's mesh stays current.
     """
     try:
         return jax.set_mesh(mesh)
@@ -53,9 +53,9 @@ def surroundings(mesh: Mesh | None) -> contextlib.AbstractContextManager:
 
 
 def automatically(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that computes with arrays eagerly, for arrays and surroundings of any types.
+    """Wraps a function of eager arrays so that it accepts arrays and meshes with any axis types.
 
-    What it returns has the types of what it was given on the same devices.
+    Results on the devices of the arguments have the arguments' axis types.
     """
 
     @functools.wraps(function)
@@ -84,7 +84,7 @@ def automatically(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _automatic_surroundings(arrays: Any) -> contextlib.AbstractContextManager:
-    """The mesh that is set, with automatic axes; none, if arrays lie on other devices."""
+    """The current mesh with automatic axes; none if arrays are on other devices."""
     try:
         here = jax.sharding.get_mesh()
     except ValueError:  # While JAX traces.

@@ -1,4 +1,4 @@
-"""A training step and its state on a mesh, one worker a device of an axis."""
+"""A training step and its state on a mesh, with one worker for each device of an axis."""
 
 import functools
 from collections.abc import Callable
@@ -35,23 +35,23 @@ def data_parallel(
     donate_argnames: str | tuple[str, ...] = (),
     check_vma: bool = True,
 ) -> Callable[..., Any]:
-    """A compiled training step, one worker a device of the mesh axis.
+    """Compiles a training step with one worker for each device of the mesh axis.
 
-    Each batch is split along its leading dimension, every other argument is replicated but for
-    the `PerWorker` memory in it. What the step returns must be the same on all workers, again but
-    for `PerWorker` memory: average the loss with `jax.lax.pmean`, or take it from
-    `jaxcomp.value_and_grad`. Arguments are placed on the mesh as needed; what lies on it already
-    stays as it lies. Memory of one worker, as `tx.init` makes it, is given to each.
+    Each batch is split along its leading dimension; every other argument is replicated, except the
+    `PerWorker` memory in it. The results must be the same on all workers, except `PerWorker`
+    memory: average the loss with `jax.lax.pmean`, or use `jaxcomp.value_and_grad`. Arguments are
+    placed on the mesh as needed; arrays that are already on the mesh keep their placement. Memory
+    of one worker, as `tx.init` makes it, is copied to each worker.
 
-    Objects of flax's nnx (modules, optimizers, metrics) are arguments as they are, and change in
-    place, as under `nnx.jit`. Batch statistics (`nnx.BatchStat`) and `nnx.metrics.Average` or
-    `Accuracy` that differ between workers at the end are averaged. Modules of equinox are arguments
-    and results as they are: their leaves that are not arrays are static, and the step is compiled
-    again where these change.
+    Objects of flax's nnx (modules, optimizers, metrics) can be arguments, and change in place, as
+    under `nnx.jit`. Batch statistics (`nnx.BatchStat`) and `nnx.metrics.Average` or `Accuracy` that
+    differ between workers after the step are averaged. Modules of equinox can be arguments and
+    results: their leaves that are not arrays are static, and the step is compiled again when these
+    change.
 
-    Parameters may be sharded over other axes of the mesh, and a worker is then all the devices that
-    share its place on `axis_name`. There, what the step returns lies like what it got of the same
-    name and shape: parameters and moments stay where they were.
+    Parameters may be sharded over other axes of the mesh; a worker then consists of all devices
+    with the same place on `axis_name`. Results are then placed like the argument of the same name
+    and shape: parameters and moments keep their placement.
 
     The axes of the mesh may be explicit or automatic; inside the step, those of the shards are
     automatic. Results lie on the given mesh, with its axis types, whatever `jax.set_mesh` says.
@@ -62,23 +62,24 @@ def data_parallel(
         mesh: a device mesh that has the axis.
         axis_name: the axis or axes that the workers are on.
         batch_argnums: the numbers of the arguments that are batches. By default the last argument
-            is the batch, unless it is a PRNG key or another one looks like a batch too.
+            is the batch; a PRNG key there, or another argument that looks like a batch, is an
+            error.
         batch_argnames: the names of arguments that are batches.
-        batch_spec: how batches lie on the whole mesh, if a worker's part is split further among
-            its devices, as in `PartitionSpec(("dcn", "fsdp"))`; it begins with `axis_name`.
+        batch_spec: the sharding of batches on the whole mesh, if a worker's batch is split further
+            over its devices, as in `PartitionSpec(("dcn", "fsdp"))`; it begins with `axis_name`.
         donate_argnums: the numbers of arguments whose buffers the step may reuse.
         donate_argnames: the names of such arguments.
-        check_vma: let JAX check the types of replication. Without it, the results of the first call
-            are compared between the workers, bit for bit; a difference that begins later is not
-            noticed, and one worker's result is returned.
+        check_vma: True lets JAX check the types of replication. With False, the results of the
+            first call are compared between the workers, bit for bit; a difference that begins later
+            is not detected, and one worker's result is returned.
 
     Returns:
-        A function of the same arguments, with the methods `lower` and `trace` of `jax.jit`'s.
+        A function of the same arguments, with the methods `lower` and `trace` as from `jax.jit`.
 
     Raises:
-        ValueError: if the mesh has no such axis, `batch_spec` does not begin with it, a batch does
-            not divide by the number of workers, it is unclear which arguments are batches, another
-            argument lies split over the workers, memory is for another number of workers, or a
+        ValueError: if the mesh has no such axis, `batch_spec` does not begin with it, the number of
+            workers does not divide a batch, it is unclear which arguments are batches, another
+            argument is split over the workers, memory is for another number of workers, or a
             result differs between workers.
 
     Example:
@@ -121,9 +122,9 @@ def data_parallel(
                 arguments.check_whole(leaf, axis_name, name, arguments.OR_BATCH)
 
     def layout(args, batches):
-        # Left to itself, the compiler may lay results otherwise, and have the step compiled twice.
+        # Without it, the compiler may change the layout of results, and compile the step twice.
         homes = {}
-        for number in reversed(range(len(args))):  # Of two of a name, the first one counts.
+        for number in reversed(range(len(args))):  # The first of two equal names wins.
             homes |= {} if number in batches else placement.homes(args[number], mesh)
         return tuple(homes.items()) if shards else ()
 
@@ -176,13 +177,13 @@ def data_parallel(
 
         try:
             parts = parts_of(step)
-        except _DiffersError:  # Or is typed so only, as the zeros of frozen leaves are.
+        except _DiffersError:  # Perhaps only by its type, as the zeros of frozen leaves.
             parts = parts_of(retyping.narrowed(step))
         results = jax.tree.unflatten(out["treedef"], _merge(out["marks"], *parts))
         return placement.at_home(results, inside, homes, axis_name)
 
     functools.update_wrapper(mapped, step)
-    del mapped.__wrapped__  # Whose signature lacks the layout.
+    del mapped.__wrapped__  # Its signature lacks the layout.
 
     def whole(args, batches):
         """Trees of arrays, with memory of all workers, and the rest of the arguments."""
@@ -205,7 +206,7 @@ def data_parallel(
         return jax.jit(mapped, donate_argnums=donated, static_argnames=static)
 
     def arrange(args, batches, move):
-        """Each array that does not lie on the mesh, and where it belongs, through `move`."""
+        """Applies `move` to each array that is not on the mesh, with its target placement."""
 
         def one(number, path, leaf):
             if placement.placed(leaf, mesh):
@@ -224,7 +225,7 @@ def data_parallel(
         plain, rest = whole(args, batches)
         check(plain, keywords)
         with axis_types.surroundings(mesh):
-            # An argument that lies elsewhere the first time would have the step compiled twice.
+            # An argument with another placement in the first call would compile the step twice.
             plain = arrange(plain, batches, move)
             chosen = stage(compiled(len(args), keywords))
             homes = layout(plain, batches)
@@ -253,21 +254,21 @@ def data_parallel(
 
 
 def init_state(tx: Any, params: PyTree, mesh: Mesh, axis_name: AxisName) -> PyTree:
-    """The state of an optax transformation on a mesh, each worker's memory on its own device.
+    """Initialises an optax state on a mesh, with each worker's memory on its own device.
 
-    Of sharded parameters, the memory of each shard lies where the shard does, and what an optimizer
-    keeps for a parameter (its path ends with the parameter's, and it has its shape) is laid like
-    it. No device ever holds a whole array of those.
+    For sharded parameters, the memory of each shard is on the shard's device, and an optimizer's
+    arrays for a parameter (their path ends with the parameter's path, and they have its shape) are
+    sharded like the parameter. No device ever holds a whole array of those.
 
     Args:
-        tx: any optax transformation that holds a `compressed_mean`, say.
-        params: the parameters; those that lie on the mesh are taken as they lie, for instance
-            sharded over its other axes, and others are replicated.
-        mesh: the device mesh, on which the state lies, with its axis types.
+        tx: any optax transformation, usually one with a `compressed_mean`.
+        params: the parameters; those on the mesh keep their placement, for instance sharded over
+            its other axes, and others are replicated.
+        mesh: the device mesh of the state, with its axis types.
         axis_name: the axis or axes that the workers are on.
 
     Raises:
-        ValueError: if parameters lie split over the workers, or if optax keeps arrays of gradients
+        ValueError: if parameters are split over the workers, or if optax keeps arrays of gradients
             before the mean (wrap that transformation with `jaxcomp.per_worker`).
     """
     params = place.place(params, mesh, axis_name)
@@ -285,7 +286,7 @@ def init_state(tx: Any, params: PyTree, mesh: Mesh, axis_name: AxisName) -> PyTr
 
 
 def _pieces(batch_spec: PartitionSpec, mesh: Mesh, axis_name: AxisName) -> int:
-    """Into how many the leading dimension of a batch is split."""
+    """The number of pieces into which a batch's leading dimension is split."""
     first = batch_spec[0] if len(batch_spec) else None
     names = () if first is None else axes.names(first)
     own = axes.names(axis_name)

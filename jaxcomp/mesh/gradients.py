@@ -16,25 +16,25 @@ from jaxcomp.types import AxisName, PyTree
 def local(params: PyTree, axis_name: AxisName) -> PyTree:
     """The parameters, typed so that their gradient is this worker's own.
 
-    Under `shard_map` with `check_vma=True`, JAX hands the gradient of a replicated parameter out
-    already summed over the axis, and there is nothing left to compress. Differentiate the loss
-    here instead: `jax.grad(loss)(local(params, "data"), batch)`, or take
+    Under `shard_map` with `check_vma=True`, JAX sums the gradient of a replicated parameter over
+    the axis, so there is nothing left to compress. Differentiate the loss at the local parameters
+    instead: `jax.grad(loss)(local(params, "data"), batch)`, or use
     `jaxcomp.value_and_grad(loss, "data")(params, batch)`, which also averages the loss. Under
-    `pmap`, `vmap` and `check_vma=False` this is the identity.
+    `pmap`, `vmap` and `check_vma=False` this function is the identity.
 
-    The loss must be this worker's own. Average its value after `jax.value_and_grad`: of a loss that
-    `jax.lax.pmean` has averaged inside the function, JAX divides the gradients by the number of
-    workers, and `compressed_mean` refuses them.
+    The loss must be this worker's own. Average its value after `jax.value_and_grad`: if
+    `jax.lax.pmean` averages the loss inside the function, JAX divides the gradients by the number
+    of workers, and `compressed_mean` refuses them.
 
     Raises:
-        ValueError: if the axis is not bound, or for an nnx object, whose copy would lose what
-            changes in place.
+        ValueError: if the axis is not bound, or for an nnx object, because in-place changes of its
+            copy would be lost.
     """
     axes.require(axis_name)
     if objects.holds(params):
         raise ValueError(
             "`params` must be a tree of arrays, got an nnx object: a call of its copy would change "
-            "random streams and batch statistics of the copy only. Use "
+            "the random streams and batch statistics of the copy only. Use "
             f"jaxcomp.value_and_grad(loss_fn, {axis_name!r})(model, batch), which changes the "
             "model in place."
         )
@@ -50,34 +50,35 @@ def value_and_grad(
     wrt: Any = None,
     fold_keys: bool = True,
 ) -> Callable[..., Any]:
-    """Like `jax.value_and_grad`, of each worker's own loss: what `compressed_mean` takes.
+    """Like `jax.value_and_grad`, but with this worker's own gradient and the averaged loss.
 
     `loss, grads = value_and_grad(loss_fn, "data")(params, batch)` returns the loss averaged over
-    the workers, and the gradient of this worker's loss. Call it inside of a mapped function, such
-    as a step of `data_parallel`. `loss_fn` must not average the loss itself.
+    the workers, and the gradient of this worker's loss, as `compressed_mean` needs it. Call it
+    inside a mapped function, such as a step of `data_parallel`. `loss_fn` must not average the loss
+    itself.
 
-    Random numbers differ between workers: PRNG keys that are the same on all of them are folded
-    with the worker's index before `loss_fn` sees them. Those are typed keys anywhere in arguments
-    that are not differentiated, and raw keys that are an argument by themselves (`uint32[2]`).
+    Random numbers differ between workers: PRNG keys that are the same on all workers are folded
+    with the worker's index before `loss_fn` sees them. This applies to typed keys anywhere in
+    arguments that are not differentiated, and to raw keys (`uint32[2]`) that are a whole argument.
     Keys that `loss_fn` closes over are not folded.
 
-    Of an argument that is an nnx object, the variables `wrt` are differentiated, and the gradient
+    For an argument that is an nnx object, the variables `wrt` are differentiated, and the gradient
     is an `nnx.State`, as from `nnx.value_and_grad`. All nnx objects among the arguments change in
     place: counts of random streams advance, and batch statistics (`nnx.BatchStat`) are averaged
-    over the workers. Their keys (`nnx.RngKey`) are folded for `loss_fn` only.
+    over the workers. Their keys (`nnx.RngKey`) are folded only for `loss_fn`.
 
-    Of any other argument, the floating arrays are differentiated. Integers, functions and whatever
-    else a module of equinox has are not, and have None as gradient, as from
+    For any other argument, the floating arrays are differentiated. Integers, functions and other
+    leaves of an equinox module are not, and have the gradient None, as from
     `eqx.filter_value_and_grad`.
 
     Args:
-        loss_fn: returns this worker's loss, or with `has_aux` a pair of it and anything else.
+        loss_fn: returns this worker's loss, or with `has_aux` a pair of the loss and other data.
         axis_name: the mapped axis or axes that the workers are on.
-        argnums: which positional arguments are differentiated.
-        has_aux: `loss_fn` returns a pair. Floating scalars in its second part are metrics and are
-            averaged over the workers; other arrays, such as logits, stay this worker's own.
-        wrt: which variables of an nnx object are differentiated, as a filter of nnx; `nnx.Param`
-            by default.
+        argnums: the numbers of the positional arguments to differentiate.
+        has_aux: whether `loss_fn` returns a pair. Floating scalars in its second entry are metrics
+            and are averaged over the workers; other arrays, such as logits, stay this worker's own.
+        wrt: an nnx filter that selects the variables of an nnx object to differentiate; None for
+            `nnx.Param`.
         fold_keys: whether keys are folded with the worker's index.
 
     Returns:
@@ -85,9 +86,9 @@ def value_and_grad(
         and the auxiliary data, and then the gradients.
 
     Raises:
-        ValueError: outside of a mapped function; if the loss is the same on all workers already,
-            which types show only under `check_vma=True`; if `loss_fn` adds variables to an nnx
-            object, or leaves one that differs between workers and is not a batch statistic.
+        ValueError: outside of a mapped function; if the loss is already the same on all workers,
+            which is detected only with `check_vma=True`; if `loss_fn` adds variables to an nnx
+            object, or if another variable than a batch statistic differs between workers after it.
 
     Example:
         >>> import jaxcomp
@@ -105,8 +106,7 @@ def value_and_grad(
         numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
         if any(not -len(args) <= number < len(args) for number in numbers):
             raise ValueError(
-                f"`argnums` must be numbers of positional arguments, of which there are "
-                f"{len(args)}, got {argnums}"
+                f"`argnums` must be numbers of the {len(args)} positional arguments, got {argnums}"
             )
         numbers = tuple(number % len(args) for number in numbers)
         slots: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
@@ -140,7 +140,7 @@ def value_and_grad(
 
 
 class _Held:
-    """The nnx objects among the arguments of a loss, split."""
+    """The nnx objects among the arguments of a loss, split into graph and state."""
 
     def __init__(self, slots: dict, numbers: tuple[int, ...], wrt: Any):
         self.slots, self.given = list(slots), tuple(slots.values())
@@ -166,7 +166,7 @@ class _Held:
         return dict(zip(self.slots, made, strict=True))
 
     def after(self, inside: dict) -> PyTree:
-        """The state that the evaluation left in them."""
+        """The state of the objects after the evaluation."""
         if not self.slots:
             return ()
         nnx = objects.nnx()
@@ -176,13 +176,13 @@ class _Held:
         if paths[0] != paths[1]:
             other = min(paths[0] ^ paths[1])
             raise ValueError(
-                f"the loss function adds or removes the variable {other} of an nnx object: return "
-                "such values with `has_aux=True`, instead of sowing them"
+                f"`loss_fn` must not add or remove variables of an nnx object, got a change of "
+                f"{other}: return such values with `has_aux=True`, instead of sowing them"
             )
         return rest
 
     def update(self, state: PyTree, axis_name: AxisName) -> None:
-        """Writes it into the objects that were given, averaged over the workers."""
+        """Writes the state, averaged over the workers, into the given objects."""
         if self.slots:
             before = objects.values(self.given)
             objects.nnx().update(self.given, state)
@@ -204,7 +204,7 @@ def _floats(tree: PyTree) -> list[bool]:
 
 
 def _folded(tree: PyTree, axis_name: AxisName, *, raw: bool = False) -> PyTree:
-    """The tree with the worker's index in its keys; a raw key only if it is all of the tree."""
+    """Folds the worker's index into the tree's keys; a raw key must be the whole tree."""
 
     def fold(key: Any) -> Any:
         if not hasattr(key, "dtype") or axes.varies(key, axis_name):
@@ -223,9 +223,10 @@ def _folded(tree: PyTree, axis_name: AxisName, *, raw: bool = False) -> PyTree:
 def _check_own(loss: Any, axis_name: AxisName) -> None:
     if axes.typed(axis_name) and not axes.varies(loss, axis_name):
         raise ValueError(
-            f"the loss is already the same on all workers of {axis_name!r}, so its gradient would "
-            "be that of one worker times their number. Return this worker's own loss, without "
-            "jax.lax.pmean or psum: jaxcomp.value_and_grad averages the loss that it returns."
+            f"`loss_fn` must return this worker's own loss, got one that is already the same on "
+            f"all workers of {axis_name!r}, whose gradient would be wrong by the number of "
+            "workers. Return the loss without jax.lax.pmean or psum: jaxcomp.value_and_grad "
+            "averages the loss that it returns."
         )
 
 

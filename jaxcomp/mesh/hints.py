@@ -1,4 +1,4 @@
-"""Notes on errors of other libraries in a training step: they say what works."""
+"""Notes on errors of other libraries in a training step, with advice."""
 
 import contextlib
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ _HINTS = {
 
 @contextlib.contextmanager
 def added(axis_name: AxisName) -> Iterator[None]:
-    """Adds a note to an error that passes through, if its text is a known one."""
+    """Adds a note to an error whose text is known, and raises it again."""
     try:
         yield
     except Exception as error:

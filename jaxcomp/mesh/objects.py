@@ -1,4 +1,4 @@
-"""Arguments that are more than trees of arrays: nnx objects, and leaves that are not arrays.
+"""Arguments with nnx objects, or with leaves that are not arrays.
 
 Objects of flax's nnx change in place, and may share variables. Modules of equinox have leaves that
 JAX does not take, such as functions. Neither library is imported here.
@@ -43,7 +43,7 @@ def _objects(tree: PyTree) -> list:
 
 
 def holds(tree: PyTree) -> bool:
-    """Whether a tree has nnx objects in it: modules, optimizers, metrics, variables.
+    """Whether a tree contains nnx objects: modules, optimizers, metrics, variables.
 
     An `nnx.State`, as `nnx.split` returns it, is a tree of arrays.
     """
@@ -60,7 +60,7 @@ def _is_array(leaf: Any) -> bool:
 
 
 def dynamic(tree: PyTree) -> list[bool]:
-    """For each leaf, whether JAX computes with it: arrays, and numbers outside of eqx modules."""
+    """Marks the leaves that JAX computes with: arrays, and numbers outside of equinox modules."""
     found = []
     for node in jax.tree.leaves(tree, is_leaf=_is_module if "equinox" in sys.modules else None):
         numbers = () if _is_module(node) else (bool, int, float, complex)
@@ -72,7 +72,7 @@ def dynamic(tree: PyTree) -> list[bool]:
 
 
 def select(tree: PyTree, marks: Iterable[bool]) -> tuple[PyTree, tuple]:
-    """The marked leaves, with None in place of the others, and the others; see `combine`."""
+    """Splits a tree into its marked leaves, with None elsewhere, and the rest; see `combine`."""
     leaves, treedef = jax.tree.flatten(tree)
     pairs = list(zip(leaves, marks, strict=True))
     kept = jax.tree.unflatten(treedef, [leaf if mark else None for leaf, mark in pairs])
@@ -80,7 +80,7 @@ def select(tree: PyTree, marks: Iterable[bool]) -> tuple[PyTree, tuple]:
 
 
 def combine(kept: PyTree, rest: tuple) -> PyTree:
-    """The tree whose parts `select` returned."""
+    """The inverse of `select`."""
     treedef, others = rest
     leaves = iter(jax.tree.leaves(kept))
     return jax.tree.unflatten(treedef, [next(leaves) if o is _ARRAY else o[0] for o in others])
@@ -93,10 +93,10 @@ def vary(tree: PyTree, axis_name: AxisName) -> PyTree:
 
 
 def renew(args: tuple, init: Callable[[Any, PyTree], PyTree]) -> None:
-    """Makes the state of new nnx optimizers for all workers, where shapes depend on their number.
+    """Makes the state of new nnx optimizers for all workers, if its shapes depend on their number.
 
-    An optimizer does not know its parameters: they are those of the object for which its
-    transformation makes a state of the same shapes.
+    An optimizer does not know its parameters. They are taken from the object for which the
+    optimizer's transformation makes a state of the same shapes.
     """
     found = _objects(args)
     for optimizer in found:
@@ -134,7 +134,7 @@ class Rest(NamedTuple):
 
 
 class _Root:
-    """A key of a path that is not shown."""
+    """A path key that prints as nothing."""
 
     def __str__(self) -> str:
         return ""
@@ -181,7 +181,7 @@ def part(args: tuple, batches: Iterable[int]) -> tuple[list, Rest]:
 
 
 def call(step: Callable[..., Any], args: list, rest: Rest, axis_name: AxisName) -> PyTree:
-    """The step at whole arguments, within the mapped function: its results, or a `Returned`."""
+    """Calls the step with whole arguments, inside the mapped function."""
     for number, others in rest.static:
         args[number] = combine(args[number], others)
     held, before = (), {}
@@ -194,7 +194,7 @@ def call(step: Callable[..., Any], args: list, rest: Rest, axis_name: AxisName) 
     results = step(*args)
     if holds(results):
         raise ValueError(
-            "the step must not return nnx objects: those among its arguments change in place. "
+            "`step` must not return nnx objects, since those among its arguments change in place. "
             "Return the loss and other arrays."
         )
     marks = dynamic(results)
@@ -207,7 +207,7 @@ def call(step: Callable[..., Any], args: list, rest: Rest, axis_name: AxisName) 
         graph, states = nnx().split(held)
         if graph != rest.graph:
             raise ValueError(
-                "the step must not change the structure of nnx objects: it adds or removes "
+                "`step` must not change the structure of nnx objects, got one that adds or removes "
                 "variables, or changes attributes that are not arrays. Call model.train() before "
                 "the step, and return intermediate values instead of sowing them."
             )
@@ -224,13 +224,13 @@ def finish(args: tuple, rest: Rest, returned: PyTree) -> PyTree:
 
 
 def values(held: PyTree) -> dict[int, Any]:
-    """The value of each variable, by its identity: who has another one later was written to."""
+    """The value of each variable by identity, to detect later which variables were written."""
     found = nnx().iter_graph(held)
     return {id(node): _value(node) for _, node in found if isinstance(node, nnx().Variable)}
 
 
 def average(held: PyTree, axis_name: AxisName, before: dict[int, Any]) -> None:
-    """Averages in place what workers wrote to batch statistics and metrics of nnx objects.
+    """Averages, in place, the batch statistics and metrics of nnx objects that workers wrote.
 
     Args:
         held: the objects, within the mapped function.
@@ -259,7 +259,7 @@ def average(held: PyTree, axis_name: AxisName, before: dict[int, Any]) -> None:
         if isinstance(node, flax.metrics.Welford) or not typed:
             raise ValueError(
                 f"the metric at {_shown(path)} differs between the workers of {axis_name!r}, and "
-                "its mean over them is not known to be that of all: give it values that are the "
+                "its mean over them may not be the metric of all data: give it values that are the "
                 "same on all workers (jax.lax.pmean), or use nnx.metrics.Average or Accuracy with "
                 "`check_vma=True`"
             )
@@ -284,7 +284,7 @@ def _value(variable: Any) -> Any:
 
 
 def mean(x: jax.Array, axis_name: AxisName) -> jax.Array:
-    """The mean over the workers, in the dtype that the array has."""
+    """The mean over the workers, in the array's dtype."""
     return lax.pmean(x, axis_name).astype(jnp.result_type(x))
 
 

@@ -24,16 +24,16 @@ _SHARE = "per_worker_share"
 
 
 class _KnownToFlax(type):
-    """Lets flax's msgpack checkpoints hold a class, whenever flax is imported.
+    """Registers a class for flax's msgpack checkpoints, even if flax is imported later.
 
-    Flax looks the class up in a dict of serializers, and so asks for its hash just before.
+    Flax looks the class up in a dict of serializers, so it asks for the hash of the class first.
     """
 
     stored: str
 
     def __hash__(cls) -> int:
         serialization = sys.modules.get("flax.serialization")
-        if hasattr(serialization, "from_bytes"):  # Else it is not imported, or not to its end.
+        if hasattr(serialization, "from_bytes"):  # Otherwise it is not (fully) imported.
             _tell(serialization, cls)
         return super().__hash__()
 
@@ -45,7 +45,7 @@ _told: dict[str, Any] = {}
 def _tell(serialization: Any, cls: Any) -> None:
     if _told.get(cls.__name__) is serialization:
         return
-    _told[cls.__name__] = serialization  # First, because registering asks for the hash again.
+    _told[cls.__name__] = serialization  # Before registering, which asks for the hash again.
 
     def restored(node: Any, state: dict) -> Any:
         tree = serialization.from_state_dict(node.tree, state[cls.stored])
@@ -65,10 +65,10 @@ class PerWorker(metaclass=_KnownToFlax):
 
     Args:
         tree: arrays with that leading axis.
-        kind: what they are; `resize_workers` reads it. "share" is rows of which each worker has its
-            share, "codec" the state of a codec, "codec share" that of a codec which encodes a
-            worker's share of rows. All others ("residual", "momentum", "shift", "local", …) are
-            averaged.
+        kind: the kind of memory, which tells `resize_workers` how to move it. "share" is rows that
+            are split over the workers, "codec" the state of a codec, "codec share" the state of a
+            codec that encodes a worker's slice of rows. All others ("residual", "momentum",
+            "shift", "local", …) are averaged.
     """
 
     stored = _MARK
@@ -94,10 +94,10 @@ class PerWorker(metaclass=_KnownToFlax):
         for leaf in jax.tree.leaves(self.tree):
             if leaf.ndim == 0 or leaf.shape[0] != 1:
                 raise ValueError(
-                    "`state` holds the memory of several workers where one worker's was expected "
-                    f"(a leaf of shape {leaf.shape}). Inside the mapped function the leading axis "
-                    "is 1: pass the state with in_specs=jaxcomp.state_specs(state, axis_name), or "
-                    "let jaxcomp.data_parallel do it."
+                    "`state` must hold one worker's memory inside the mapped function, with a "
+                    f"leading axis of 1, got a leaf of shape {leaf.shape}. Pass the state with "
+                    "in_specs=jaxcomp.state_specs(state, axis_name), or use "
+                    "jaxcomp.data_parallel, which does it."
                 )
         return jax.tree.map(lambda x: x[0], self.tree)
 
@@ -154,7 +154,7 @@ def marked(path: tuple) -> bool:
 
 
 def shared_out(path: tuple) -> bool:
-    """Whether the leaf at this path is a worker's share of rows."""
+    """Whether the leaf at this path is a worker's slice of rows."""
     return _has(path, _SHARE)
 
 
@@ -167,7 +167,7 @@ def _names(key: Any) -> tuple:
 
 
 def shard_axes(path: tuple) -> tuple[str, ...] | None:
-    """The axes over which the leaf at this path differs between shards; None if it does not."""
+    """The axes of shards over which the leaf at this path differs; None if there are none."""
     for name in (name for key in path for name in _names(key)):
         if isinstance(name, str) and name.startswith(_SHARD):
             return tuple(filter(None, name.removeprefix(_SHARD).split(",")))
@@ -175,16 +175,16 @@ def shard_axes(path: tuple) -> tuple[str, ...] | None:
 
 
 def spec(path: tuple, axis_name: AxisName) -> PartitionSpec:
-    """How the memory at this path lies on the whole mesh: over workers, shards, both or neither."""
+    """The spec of the memory at this path: split over workers, shards, both or neither."""
     shards = shard_axes(path)
     over = [axis_name] if marked(path) else []
     return PartitionSpec(*over, *([shards or None] if shards is not None else []))
 
 
 def wrap(memory: PyTree, kind: str, axis_name: AxisName, *, splits: bool = False) -> PyTree:
-    """A feedback's memory as it lies in a state: what a sender remembers differs between workers.
+    """A feedback's memory as a state stores it: the sender's memory differs between workers.
 
-    Its mirror, if it has one, is the same on all of them, unless each has a share of it (`splits`).
+    A mirror is the same on all workers, unless each has a slice of it (`splits`).
     """
     if not isinstance(memory, Mirrored):
         return PerWorker.wrap(memory, kind, axis_name)
@@ -193,7 +193,7 @@ def wrap(memory: PyTree, kind: str, axis_name: AxisName, *, splits: bool = False
 
 
 def unwrap(state: PyTree) -> PyTree:
-    """The memory that `wrap` wrapped, of this worker."""
+    """The inverse of `wrap`: this worker's memory."""
     return jax.tree.map(
         lambda node: node.own() if is_per_worker(node) else node, state, is_leaf=is_per_worker
     )
@@ -209,9 +209,9 @@ def replicated(state: PyTree) -> PyTree:
 def check_order(tree: PyTree) -> None:
     """Refuses a chain's state in which optax keeps arrays before the mean over the workers.
 
-    Such a transformation sees each worker's own gradients, and its state is not marked as such. A
-    mean's state says by `averages` that it is one. In a tree without tuples, such as a flattened
-    one, there is nothing to see.
+    Such a transformation sees each worker's own gradients, but its state is not marked as
+    different between workers. The attribute `averages` marks the state of a mean. A tree without
+    tuples, such as a flattened one, cannot be checked.
     """
     for node in jax.tree.leaves(tree, is_leaf=_is_sequence):
         parts = _parts(node)
@@ -219,15 +219,15 @@ def check_order(tree: PyTree) -> None:
             check_order(part)
         means = [at for at, part in enumerate(parts) if _averages(part)]
         if not means or not all(map(_is_state, parts)):
-            continue  # Not a chain: parameters and a state, for instance.
+            continue  # Not a chain, for instance a pair of parameters and state.
         for part in parts[: means[0]]:
             found = jax.tree.leaves(part, is_leaf=lambda n: _is_optax(n) or is_per_worker(n))
             for state in found:
                 if _is_optax(state) and _has_arrays(state):
                     raise ValueError(
-                        f"`state` has optax's {type(state).__name__} before the mean of the "
-                        "gradients: it sees each worker's own, so it differs between the workers, "
-                        "and it is not marked as such. Wrap its transformation with "
+                        f"`state` must not have optax's {type(state).__name__} before the mean of "
+                        "the gradients: there it differs between the workers without being "
+                        "marked so. Wrap its transformation with "
                         "jaxcomp.per_worker, or chain it after compressed_mean."
                     )
 
@@ -272,7 +272,7 @@ def _has_arrays(state: PyTree) -> bool:
 def state_specs(state: PyTree, axis_name: AxisName) -> PyTree:
     """PartitionSpecs for any tree: `PerWorker` split over the axis, everything else replicated.
 
-    `jax.shard_map` takes them as they are. For `nnx.shard_map`, wrap those of an optimizer:
+    `jax.shard_map` accepts them directly. For `nnx.shard_map`, wrap those of an optimizer:
     `nnx.StateSharding(jaxcomp.state_specs(nnx.state(optimizer), axis_name))`.
 
     Raises:

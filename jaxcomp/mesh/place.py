@@ -17,24 +17,24 @@ from jaxcomp.types import AxisName, PyTree
 def place(tree: PyTree, mesh: Mesh, axis_name: AxisName, *, params: PyTree | None = None) -> PyTree:
     """Puts a tree on a mesh: memory split over workers and shards, everything else replicated.
 
-    Memory of one worker, as `tx.init` makes it outside of a mapped function, is given to each.
-    Leaves that are not arrays, such as functions in an equinox module, stay. Other arrays that lie
-    on the mesh already stay as they lie. Arrays that lie on the same devices and axes, but with
-    other axis types, change only their type: no data is copied, so the old array and the new one
-    share their buffers.
+    Memory of one worker, as `tx.init` makes it outside of a mapped function, is copied to each
+    worker. Leaves that are not arrays, such as functions in an equinox module, are unchanged. Other
+    arrays that are already on the mesh keep their placement. Arrays on the same devices and axes,
+    but with other axis types, change only their type: no data is copied, so the old array and the
+    new one share their buffers.
 
     Args:
-        tree: any tree, such as a flax `TrainState` or the state of an `nnx.Optimizer`. Of shapes
-            and dtypes (`jax.ShapeDtypeStruct`), those with shardings are returned: a target to
-            restore a checkpoint into.
+        tree: any tree, such as a flax `TrainState` or the state of an `nnx.Optimizer`. For shapes
+            and dtypes (`jax.ShapeDtypeStruct`), it returns the same with shardings, which is a
+            target for restoring a checkpoint.
         mesh: the device mesh.
         axis_name: the axis or axes that the workers are on.
-        params: sharded parameters, as they lie on the mesh: arrays of the tree that belong to one
-            (moments of Adam: their path ends with its path, and they have its shape) are laid like
-            it.
+        params: sharded parameters on the mesh. Arrays of the tree that belong to a parameter, such
+            as moments of Adam, are sharded like it: their path ends with its path, and they have
+            its shape.
 
     Raises:
-        ValueError: if `PerWorker` memory is for another number of workers, or another array lies
+        ValueError: if `PerWorker` memory is for another number of workers, or another array is
             split over them.
 
     Example:
@@ -77,10 +77,11 @@ def check_workers(leaf: Any, workers: int) -> None:
     """Raises a `ValueError` for memory of another number of workers."""
     if jnp.ndim(leaf) == 0 or leaf.shape[0] != workers:
         raise ValueError(
-            f"the state holds the memory of {leaf.shape[0] if jnp.ndim(leaf) else 'no'} workers "
-            f"and the mesh has {workers}: make it with jaxcomp.init_state(tx, params, mesh, "
-            "axis_name), bring one worker's to the mesh with jaxcomp.place, or move it from "
-            "another worker count with jaxcomp.resize_workers"
+            f"`state` must hold the memory of the mesh's {workers} workers, got that of "
+            f"{leaf.shape[0] if jnp.ndim(leaf) else 'no'} workers: make it with "
+            "jaxcomp.init_state(tx, params, mesh, axis_name), place one worker's memory on the "
+            "mesh with jaxcomp.place, or convert it from another number of workers with "
+            "jaxcomp.resize_workers"
         )
 
 

@@ -1,4 +1,4 @@
-"""How the arrays of a training step lie on a mesh.
+"""The placement of a training step's arrays on a mesh.
 
 A step is compiled for the mesh with automatic axes, since explicit ones reject arrays that are not
 placed on the mesh yet. `to_automatic` and `to_given` change the types of arguments and results
@@ -21,7 +21,7 @@ Homes = dict[tuple, PartitionSpec]
 
 
 def to_automatic(args: PyTree, mesh: Mesh) -> PyTree:
-    """Arguments of a compiled function, those of explicit type typed for the automatic `mesh`."""
+    """Retypes the explicit arguments of a compiled function for the automatic `mesh`."""
     plain = NamedSharding(mesh, PartitionSpec())
 
     def one(leaf):
@@ -31,9 +31,9 @@ def to_automatic(args: PyTree, mesh: Mesh) -> PyTree:
 
 
 def to_given(results: PyTree, mesh: Mesh, homes: Homes, axis_name: AxisName) -> PyTree:
-    """Results of a compiled function, typed for `mesh`, where some axes are explicit.
+    """Retypes the results of a compiled function for `mesh`, which has explicit axes.
 
-    What has no home is replicated over the explicit axes other than the workers'.
+    Results without a home are replicated over the explicit axes other than the workers'.
     """
     names = explicit(mesh)
 
@@ -51,7 +51,7 @@ def _only(entry: Any, names: tuple) -> tuple | None:
 
 
 def put(leaf: Any, mesh: Mesh, spec: PartitionSpec) -> jax.Array:
-    """An array on the mesh: from one with other types of axes as it lies there, else by `spec`."""
+    """Puts an array on the mesh by `spec`, or retypes it if it is there with other axis types."""
     found = axis_types.mesh_of(leaf)
     if found is not None and isinstance(leaf, jax.Array) and automatic(found) == automatic(mesh):
         return axis_types.retyped(leaf, mesh)
@@ -59,7 +59,7 @@ def put(leaf: Any, mesh: Mesh, spec: PartitionSpec) -> jax.Array:
 
 
 def placed(leaf: Any, mesh: Mesh) -> bool:
-    """Whether an argument lies on the mesh already; how it lies there is not ours to change."""
+    """Whether an argument is on the mesh already; its placement there is not changed."""
     if isinstance(leaf, core.Tracer):
         return True
     here = getattr(leaf, "sharding", None)
@@ -72,7 +72,7 @@ def placed(leaf: Any, mesh: Mesh) -> bool:
 
 
 def named(leaf: Any, mesh: Mesh) -> bool:
-    """Whether an array lies on the mesh in terms of its axes, or those of one like it."""
+    """Whether an array has a sharding by names of this mesh's axes, or of an equal mesh's."""
     here = getattr(leaf, "sharding", None)
     return (
         not isinstance(leaf, core.Tracer) and isinstance(here, NamedSharding) and placed(leaf, mesh)
@@ -80,7 +80,7 @@ def named(leaf: Any, mesh: Mesh) -> bool:
 
 
 def like(leaf: Any, mesh: Mesh, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
-    """The type of what `put` returns."""
+    """Shape, dtype and sharding of the result of `put`."""
     found = axis_types.mesh_of(leaf)
     if found is not None and automatic(found) == automatic(mesh):
         spec = leaf.sharding.spec
@@ -90,25 +90,25 @@ def like(leaf: Any, mesh: Mesh, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
 
 
 def of_one(leaf: Any, workers: int) -> bool:
-    """Whether memory is of one worker, where there are several."""
+    """Whether memory is that of one worker although there are several."""
     return workers > 1 and jnp.ndim(leaf) > 0 and leaf.shape[0] == 1
 
 
 def shared(leaf: Any, mesh: Mesh, workers: int, spec: PartitionSpec) -> Any:
-    """`[1, …]`, one worker's memory, as that of each of so many workers."""
+    """Copies `[1, …]`, one worker's memory, to each of `workers` workers."""
     shape = (workers, *leaf.shape[1:])
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
     if isinstance(leaf, core.Tracer):
         return jax.device_put(jnp.broadcast_to(leaf, shape), NamedSharding(mesh, spec))
-    # Every device has all of one worker's part, which is what it has of all workers' parts.
+    # A device's slice of all workers' memory is the whole memory of one worker.
     own = jax.device_put(leaf, NamedSharding(mesh, PartitionSpec(None, *spec[1:])))
     parts = [shard.data for shard in own.addressable_shards]
     return jax.make_array_from_single_device_arrays(shape, NamedSharding(mesh, spec), parts)
 
 
 def homes(params: PyTree, mesh: Mesh) -> Homes:
-    """How the parameters lie on the mesh."""
+    """The shardings of the parameters on the mesh, by path."""
     found = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         home = _home_of(leaf, mesh)
@@ -125,12 +125,12 @@ def _home_of(leaf: Any, mesh: Mesh) -> PartitionSpec | None:
         return None
     if len(names) == len(mesh.axis_names):
         return _short(_type(leaf).spec)
-    # Of automatic axes, the type of a traced array says nothing.
+    # The type of a traced array has no automatic axes.
     return PartitionSpec(*(e or PartitionSpec.UNCONSTRAINED for e in _type(leaf).spec))
 
 
 def _short(spec: PartitionSpec) -> PartitionSpec:
-    """As it comes, or as a compiled step returns it: without the dimensions that are not split."""
+    """The spec without trailing dimensions that are not split, as a compiled step returns it."""
     entries = list(spec)
     while entries and not entries[-1]:
         entries.pop()
@@ -138,8 +138,8 @@ def _short(spec: PartitionSpec) -> PartitionSpec:
 
 
 def spec(path: tuple, leaf: Any, homes: Homes, axis_name: AxisName) -> PartitionSpec:
-    """How an array of a state lies: as memory does, or like the parameter that it belongs to."""
-    if 0 in jnp.shape(leaf):  # As a compiled step returns them, whatever it is told.
+    """The spec of an array of a state: that of memory, or that of its parameter."""
+    if 0 in jnp.shape(leaf):  # A compiled step always returns empty arrays so.
         return PartitionSpec()
     of_memory = per_worker.spec(path, axis_name)
     if per_worker.shard_axes(path) is not None:
@@ -156,7 +156,7 @@ def _home(path: tuple, shape: tuple[int, ...], homes: Homes) -> PartitionSpec | 
 
 
 def stay(arg: PyTree, homes: Homes) -> PyTree:
-    """The argument, held to its layout where a step begins."""
+    """Constrains the argument to its layout at the start of a step."""
 
     def hold(path, leaf):
         home = _home(path, jnp.shape(leaf), homes)
@@ -166,7 +166,7 @@ def stay(arg: PyTree, homes: Homes) -> PyTree:
 
 
 def at_home(results: PyTree, mesh: Mesh, homes: Homes, axis_name: AxisName) -> PyTree:
-    """The results of a step, each laid like the argument that it comes instead of."""
+    """Constrains each result of a step to the layout of the argument that it replaces."""
 
     def hold(path, leaf):
         memory = per_worker.marked(path) or per_worker.shard_axes(path) is not None

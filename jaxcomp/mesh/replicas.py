@@ -1,4 +1,4 @@
-"""Whether what should be the same on all workers is, bit for bit."""
+"""Checks that results are the same on all workers, bit for bit."""
 
 import functools
 from typing import Any
@@ -14,15 +14,15 @@ from jaxcomp.types import Array, AxisName, PyTree
 
 
 def check(results: PyTree, mesh: Mesh, axis_name: AxisName) -> bool:
-    """Compares one number of each array between the workers, which waits for the arrays.
+    """Compares a checksum of each array between the workers, which waits for the arrays.
 
-    The number is a sum over an array's bits, so a difference is missed once in 2³².
+    The checksum is a sum over an array's bits, so a difference is missed once in 2³².
 
     Raises:
-        ValueError: if an array outside of `PerWorker` differs, naming it.
+        ValueError: if an array outside of `PerWorker` differs, with its name.
 
     Returns:
-        Whether there was something to compare: not while JAX traces.
+        Whether the arrays could be compared, which is not possible while JAX traces.
     """
     flat = jax.tree_util.tree_leaves_with_path(results)
     found = [(path, leaf) for path, leaf in flat if not per_worker.marked(path)]
@@ -74,7 +74,7 @@ def _differences(mesh: Mesh, axis_name: AxisName) -> Any:
 
 
 def _sum(x: Array) -> Array:
-    """A sum over the bits of an array, each element with a weight of its own."""
+    """A weighted sum over the bits of an array, with a different weight for each element."""
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         x = jax.random.key_data(x)
     if jnp.issubdtype(x.dtype, jnp.complexfloating):

@@ -1,4 +1,4 @@
-"""An optimizer state on its way to another number of workers."""
+"""Converts an optimizer state to another number of workers."""
 
 import functools
 import math
@@ -19,46 +19,46 @@ _WHOLE = (
     "workers: give the codec a bucket_size, or begin a new state with jaxcomp.init_state"
 )
 
-# Compiled as wholes: one by one, their operations take seconds for each shape.
+# Compiled as a whole: run one by one, their operations take seconds for each shape.
 _pack, _unpack = jax.jit(jax.vmap(blocks.pack)), jax.jit(jax.vmap(blocks.unpack))
 
 
 def resize_workers(tx: Any, state: PyTree, params: PyTree, workers: int) -> PyTree:
-    """Moves a state to another number of workers, and loses nothing that has not been sent.
+    """Converts a state to another number of workers, without losing unsent residuals.
 
-    What was the memory of `n` workers becomes that of `workers` by these rules:
+    The memory of `n` workers becomes that of `workers` workers by these rules:
 
-    * residuals, velocities, momenta, shifts, offsets and accumulators: each new worker has the
-      mean. So the mean residual is what it was, and the mean shift stays equal to its mirror;
-    * rows of which each worker has a share (the memory of a downlink): shared out again;
-    * the residual of a downlink, where the new workers have none (by default one or two workers
-      gather): added to the residual of every worker, so that the sum of the residual of the
-      downlink and the mean residual of the uplink is what it was;
-    * the state of a codec, and whatever is not floating: worker `j` goes on with that of the old
-      worker `j * n // workers`, unmixed. State of a codec for each bucket of a share moves with its
-      bucket;
-    * replicated state stays. Mirrors of a downlink are filled up to equal shares again.
+    * Residuals, velocities, momenta, shifts, offsets and accumulators: each new worker gets the
+      mean. So the mean residual does not change, and the mean shift stays equal to its mirror.
+    * Rows that are split over the workers (the memory of a downlink): split again.
+    * The residual of a downlink, if the new workers have no downlink (by default, one or two
+      workers use `Gather`): added to the residual of every worker, so that the sum of the
+      downlink's residual and the uplink's mean residual does not change.
+    * The state of a codec, and all arrays that are not floating: worker `j` gets the unchanged
+      state of the old worker `j * n // workers`. A codec's state for each bucket of a slice moves
+      with its bucket.
+    * Replicated state is unchanged. Mirrors of a downlink are padded to equal slices again.
 
-    Means are rounded to the dtype of the memory. With as many workers as before, the state is
-    returned as it is.
+    Means are rounded to the dtype of the memory. If the number of workers is the same, the state is
+    returned unchanged.
 
     Args:
-        tx: the transformation that the state belongs to.
+        tx: the transformation of the state.
         state: its state, outside of the mapped function (leading axis `n`).
         params: the parameters.
         workers: the new number of workers.
 
     Raises:
-        ValueError: if `workers` is not positive, `state` is not a state of `tx`, or it remembers
-            something that has no place with other workers: rows of jaxcomp.Hierarchical, which
-            depend on the sizes of all axes; rows of leaves that a codec takes whole
-            (`bucket_size=None`) in jaxcomp.TwoShot; the residual of a downlink that the new workers
-            do not have, where the uplink has no residual.
+        ValueError: if `workers` is not positive, `state` is not a state of `tx`, or it holds memory
+            that cannot be converted: rows of jaxcomp.Hierarchical, which depend on the sizes of all
+            axes; rows of leaves with a codec without buckets (`bucket_size=None`) in
+            jaxcomp.TwoShot; or the residual of a downlink that the new workers do not have, if the
+            uplink has no residual.
 
     Returns:
         The state with leading axis `workers`, in the shapes that jaxcomp.init_state would give it;
-        place it with `jax.device_put` and `state_specs`, or with `jaxcomp.place`. That of a sharded
-        model keeps its shards.
+        place it with `jax.device_put` and `state_specs`, or with `jaxcomp.place`. The state of a
+        sharded model keeps its shards.
     """
     if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
         raise ValueError(f"`workers` must be a positive integer, got {workers!r}")
@@ -74,7 +74,7 @@ def resize_workers(tx: Any, state: PyTree, params: PyTree, workers: int) -> PyTr
 
 @axis_types.automatically
 def _resized(tx: Any, state: PyTree, params: PyTree, workers: int, counts: set) -> PyTree:
-    """`resize_workers` of a state that comes from so many workers."""
+    """`resize_workers` of a state with these numbers of workers."""
     one = jax.eval_shape(tx.init, params)
     _check(state, one)
     if len(counts) > 1:
@@ -83,7 +83,7 @@ def _resized(tx: Any, state: PyTree, params: PyTree, workers: int, counts: set) 
             f"{sorted(counts)}"
         )
     with axes.planned(workers), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # The first one has said it.
+        warnings.simplefilter("ignore")  # The first call has warned already.
         wanted = jax.eval_shape(lambda params: tx.init(params), params)
 
     def carried(path, node, like):
@@ -93,7 +93,8 @@ def _resized(tx: Any, state: PyTree, params: PyTree, workers: int, counts: set) 
 
     if jax.tree.structure(wanted) != jax.tree.structure(one):
         raise ValueError(
-            f"`state` cannot be moved to {workers} workers, whose state is another tree. {_WHOLE}"
+            f"`state` must have the tree of a state for {workers} workers, got another one. "
+            f"{_WHOLE}"
         )
     over = jax.tree_util.tree_map_with_path
     state = over(carried, state, wanted, is_leaf=_carries)
@@ -106,11 +107,11 @@ def _carries(node: Any) -> bool:
 
 
 def _moved(workers: int, path: tuple, node: Any, one: Any, wanted: Any) -> Any:
-    """A `PerWorker`, or one replicated array."""
+    """Converts a `PerWorker`, or one replicated array."""
     sharded = per_worker.shard_axes(path) is not None
     if not per_worker.is_per_worker(node):
         x = node
-        if x.shape != wanted.shape and _mirrors(path):  # Whose last rows are padding.
+        if x.shape != wanted.shape and _mirrors(path):  # The last rows are padding.
             at = 1 if sharded else 0
             x = jnp.moveaxis(x, at, 0)[: one.shape[at]]
             x = jnp.moveaxis(_padded(x, wanted.shape[at]), 0, at)
@@ -136,7 +137,7 @@ def _moved(workers: int, path: tuple, node: Any, one: Any, wanted: Any) -> Any:
 
 
 def _averaged(x: Any, workers: int) -> Any:
-    """`[n, …]`: the mean for each of so many workers; what is not floating is handed on."""
+    """The mean of `[n, …]` for each of `workers` workers; integers are passed on instead."""
     if isinstance(x, blocks.Blocks8):
         kept = _pack(jnp.mean(_unpack(x), axis=0, keepdims=True))
         kept = jax.tree.map(lambda leaf: leaf[0], kept)
@@ -149,12 +150,12 @@ def _averaged(x: Any, workers: int) -> Any:
 
 
 def _handed_on(x: Array, workers: int) -> Array:
-    """`[n, …]`: to each of so many workers what one of the old ones had."""
+    """Passes the rows of `[n, …]` on: each of `workers` workers gets that of one old worker."""
     return x[np.arange(workers) * x.shape[0] // workers]
 
 
 def _shared_out(x: Any, total: int, each: int, workers: int) -> Any:
-    """`[n, rows, …]`, of which the first `total` rows are real, as shares of `each` rows."""
+    """Splits the first `total` rows of `[n, rows, …]` again, `each` rows a worker."""
     if isinstance(x, blocks.Blocks8):
         return _pack(_shared_out(_unpack(x), total, each, workers))
     rows = _padded(x.reshape(-1, *x.shape[2:])[:total], workers * each)
@@ -162,7 +163,7 @@ def _shared_out(x: Any, total: int, each: int, workers: int) -> Any:
 
 
 def _padded(rows: Array, number: int) -> Array:
-    """So many rows, the last of them zeros."""
+    """The rows, padded with zeros to `number` rows."""
     missing = number - rows.shape[0]
     return jnp.pad(rows, [(0, missing)] + [(0, 0)] * (rows.ndim - 1)) if missing > 0 else rows
 
@@ -172,7 +173,7 @@ def _is_blocks(node: Any) -> bool:
 
 
 def _check(state: PyTree, one: PyTree) -> None:
-    """Raises a `ValueError` unless the state is like `one`, that of one worker."""
+    """Raises a `ValueError` unless the state matches `one`, the state of one worker."""
     wrong = "`state` must be a state of `tx` for these `params`"
     if jax.tree.structure(state) != jax.tree.structure(one):
         raise ValueError(f"{wrong}, got another tree. {_WHOLE}")
@@ -197,13 +198,13 @@ def _check(state: PyTree, one: PyTree) -> None:
 
 
 def _fits(shape: tuple, want: tuple, split: int, at: int | None) -> bool:
-    """Whether an array may be what one worker has in shape `want`.
+    """Whether an array of this shape matches one worker's array of shape `want`.
 
     Args:
-        shape: of the array.
-        want: of that of one worker.
-        split: 1 if they begin with an axis of workers, else 0.
-        at: the axis of rows that may be shares, or filled up to equal shares; None without.
+        shape: the shape of the array.
+        want: the shape for one worker.
+        split: 1 if both begin with an axis of workers, else 0.
+        at: the axis of rows that may be split, or padded to equal slices; None if there is none.
     """
     if len(shape) != len(want) or at is None or len(shape) <= at:
         return len(shape) == len(want) and shape[split:] == want[split:]
@@ -213,13 +214,13 @@ def _fits(shape: tuple, want: tuple, split: int, at: int | None) -> bool:
 
 
 def _mirrors(path: tuple) -> bool:
-    """Whether this is what receivers remember of all senders."""
+    """Whether the leaf at this path is a mirror."""
     return any(getattr(key, "name", None) == "mirror" for key in path)
 
 
 def _check_moved(path: tuple, got: tuple, want: tuple, workers: int) -> None:
     if got != want:
         raise ValueError(
-            f"`state` cannot be moved to {workers} workers: "
-            f"{jax.tree_util.keystr(path)} would have shape {got}, and theirs has {want}. {_WHOLE}"
+            f"`state` must be convertible to {workers} workers: "
+            f"{jax.tree_util.keystr(path)} must have shape {want}, got {got}. {_WHOLE}"
         )

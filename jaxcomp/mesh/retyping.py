@@ -1,9 +1,9 @@
-"""Types that say what a value is: the same on all workers wherever it is computed from such values.
+"""Narrows types: a value computed only from replicated values is typed as replicated.
 
-JAX types `zeros_like(x)` as different on each worker if `x` is, although zeros are the same
-everywhere. A frozen leaf of `optax.set_to_zero` would therefore be refused as a result. Here a
-function is run again without the operations that only declare a value as different: what comes out
-is then typed by what it is computed from.
+JAX types `zeros_like(x)` as varying over workers if `x` varies, although zeros are the same
+everywhere. A frozen leaf of `optax.set_to_zero` would therefore be refused as a result. This module
+runs a function again without the operations that only declare a value as varying, so that results
+are typed by the values that they are computed from.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ _CALLS = ("jit", "pjit")
 
 
 def narrowed(f: Callable[..., Any]) -> Callable[..., Any]:
-    """`f`, with results typed as different on each worker only where they may be.
+    """`f` with results typed as varying over workers only if they may differ.
 
     The computation is the same, operation by operation.
     """
@@ -62,7 +62,7 @@ def _apply(eqn: Any, given: list[Array]) -> list[Array]:
             params = {**params, "branches": _branches(params["branches"], given[1:])}
         elif _plain(params):
             given = list(axes.alike(*given))
-        else:  # A collective or a loop takes what it was written for.
+        else:  # A collective or a loop needs its original types.
             given = [_over(x, axes.varying(v)) for x, v in zip(given, _types(eqn), strict=True)]
     bound = eqn.primitive.get_bind_params(params)
     functions, params = bound if isinstance(bound, tuple) else ((), bound)
@@ -87,7 +87,7 @@ def _over(x: Array, names: frozenset) -> Array:
 
 
 def _branches(branches: tuple, given: list[Array]) -> tuple:
-    """The branches for narrower arguments; what one of them returns wider, all do."""
+    """The branches for narrower arguments; all have the widest type that one of them returns."""
     traced = [jax.make_jaxpr(lambda *xs, b=b: _run(b, list(xs)))(*given) for b in branches]
     widest = [
         frozenset().union(*map(axes.varying, column))
@@ -101,7 +101,7 @@ def _branches(branches: tuple, given: list[Array]) -> tuple:
 
 
 def _plain(params: dict) -> bool:
-    """Whether an operation neither talks to other workers nor holds a program of its own."""
+    """Whether an operation neither communicates nor contains another program."""
     return not any(_is_special(value) for value in _flat(params.values()))
 
 

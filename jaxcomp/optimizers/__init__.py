@@ -1,4 +1,4 @@
-"""The update rules that optax lacks."""
+"""Update rules that optax does not have."""
 
 from jaxcomp.optimizers.adagrad import prox_adagrad as prox_adagrad, rda_adagrad as rda_adagrad
 from jaxcomp.optimizers.one_bit_adam import scale_by_one_bit_adam as scale_by_one_bit_adam

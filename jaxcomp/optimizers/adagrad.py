@@ -14,11 +14,11 @@ from jaxcomp.types import Array, PyTree
 
 
 class ProxAdagradState(NamedTuple):
-    """State of `prox_adagrad`; float32 at least, since a narrow sum of squares soon stands still.
+    """State of `prox_adagrad`; at least float32, since a narrow sum of squares soon stops growing.
 
     Attributes:
-        count: steps taken.
-        sum_of_squares: of all gradients, element by element.
+        count: the number of steps.
+        sum_of_squares: the elementwise sum of all squared gradients.
     """
 
     count: Array
@@ -26,12 +26,12 @@ class ProxAdagradState(NamedTuple):
 
 
 class RdaAdagradState(NamedTuple):
-    """State of `rda_adagrad`; float32 at least, as for `prox_adagrad`.
+    """State of `rda_adagrad`; at least float32, as for `prox_adagrad`.
 
     Attributes:
-        count: steps taken.
-        sum_of_gradients: of all steps.
-        sum_of_squares: of the same, element by element.
+        count: the number of steps.
+        sum_of_gradients: the sum of all gradients.
+        sum_of_squares: the elementwise sum of all squared gradients.
     """
 
     count: Array
@@ -47,17 +47,19 @@ def prox_adagrad(
 ) -> optax.GradientTransformationExtraArgs:
     """AdaGrad by composite mirror descent: a step, then the proximal point in the step's metric.
 
-    `H = δ + √Σg²`, `z = x − ηg/H`, `x ← argmin ½⟨x − z, H(x − z)⟩ + ηφ(x)`, over the gradients of
-    the loss without `φ`. What the regularizer makes zero is zero bit for bit. Chain it last: weight
-    decay and clipping belong before it, and whatever scales a step after it undoes the zeros.
+    `H = δ + √Σg²`, `z = x − ηg/H`, `x ← argmin ½⟨x − z, H(x − z)⟩ + ηφ(x)`, where `g` is the
+    gradient of the loss without `φ`. Elements that the regularizer makes zero are exactly zero.
+    Chain it last: put weight decay and clipping before it, because a later scaling of the step
+    would destroy the zeros.
 
     Args:
         learning_rate: `η`, or a schedule of it, which then scales `φ` too.
         regularizer: `φ`; None for plain AdaGrad.
-        delta: `δ`; at zero, an element without any gradient yet does not move.
+        delta: `δ`; at zero, an element that has had no gradient yet does not move.
 
     Raises:
-        ValueError: for settings that are negative or no regularizer; on use, without `params`.
+        ValueError: for negative settings, or a `regularizer` of another kind; on use, without
+            `params`.
 
     Example:
         >>> import jaxcomp
@@ -78,8 +80,8 @@ def prox_adagrad(
 
     Note:
         Guarantee: for convex losses, regret of `O(√T)` against the best point, with the gradients'
-        own geometry. The groups of `GroupLasso` and the balls are leaves. Under a mesh axis that is
-        manual and that leaves are sharded over, they would be the shards.
+        own geometry. `GroupLasso` and the balls treat each leaf as one group. If leaves are sharded
+        over a manual mesh axis, each shard would be a group instead.
     """
     _check(learning_rate, regularizer, delta)
 
@@ -97,7 +99,7 @@ def prox_adagrad(
         def step(g: Array, s: Array, x: Array) -> Array:
             metric, eta = delta + jnp.sqrt(s), rate.astype(s.dtype)
             move = _divided(-eta * g.astype(s.dtype), metric)
-            if regularizer is not None:  # Else it is not rounded to the parameters' own digits.
+            if regularizer is not None:  # Otherwise it is not rounded to the parameters' dtype.
                 wide = x.astype(s.dtype)
                 move = regularizer.nearest(wide + move, metric, eta) - wide
             return _seen(move, s).astype(x.dtype)
@@ -114,20 +116,21 @@ def rda_adagrad(
     *,
     delta: float = 1e-8,
 ) -> optax.GradientTransformationExtraArgs:
-    """AdaGrad by regularized dual averaging: the best point for the mean of all gradients so far.
+    """AdaGrad by regularized dual averaging, which uses the sum of all gradients so far.
 
-    `H = δ + √Σg²`, `G = Σg`, `x ← argmin ⟨ηG, x⟩ + ½⟨x, Hx⟩ + ηtφ(x)` after `t` steps, over the
-    gradients of the loss without `φ`. Its weight grows with `t`, so that more elements are exactly
-    zero than by `prox_adagrad`. Chain it last, as that.
+    `H = δ + √Σg²`, `G = Σg`, `x ← argmin ⟨ηG, x⟩ + ½⟨x, Hx⟩ + ηtφ(x)` after `t` steps, where `g` is
+    the gradient of the loss without `φ`. The weight of `φ` grows with `t`, so more elements are
+    exactly zero than with `prox_adagrad`. Chain it last, like `prox_adagrad`.
 
     Args:
-        learning_rate: `η`. Of a schedule, the present value scales the whole sum of gradients, so
-            one that does not increase is meant, and a constant is the paper's.
+        learning_rate: `η`, or a schedule of it, whose current value scales the whole sum of
+            gradients. Use a constant, as in the paper, or a schedule that does not increase.
         regularizer: `φ`; None for plain dual averaging.
-        delta: `δ`; at zero, an element without any gradient yet is zero.
+        delta: `δ`; at zero, an element that has had no gradient yet is zero.
 
     Raises:
-        ValueError: for settings that are negative or no regularizer; on use, without `params`.
+        ValueError: for negative settings, or a `regularizer` of another kind; on use, without
+            `params`.
 
     Example:
         >>> from jaxcomp.optimizers.regularizers import L1
@@ -143,9 +146,9 @@ def rda_adagrad(
         <https://jmlr.org/papers/v11/xiao10a.html>`_, 2010.
 
     Note:
-        Guarantee: as of `prox_adagrad`. Dual averaging starts at zero, wherever the parameters did:
-        those given in the beginning count for nothing but the first gradient. They are asked for
-        because an update is a difference.
+        Guarantee: as for `prox_adagrad`. Dual averaging starts at zero: the initial parameters
+        affect only the first gradient. The update needs `params` because optax applies it as a
+        difference.
     """
     _check(learning_rate, regularizer, delta)
 
@@ -185,8 +188,8 @@ def _check(
 def _require(params: PyTree | None) -> None:
     if params is None:
         raise ValueError(
-            "`params` must be given to the update, since the next ones are a proximal point and "
-            "not a step: tx.update(grads, state, params), got None"
+            "`params` must be given to the update, which computes a proximal point from them, got "
+            "None: use tx.update(grads, state, params)"
         )
 
 
@@ -199,11 +202,13 @@ def _add_square(g: Array, s: Array) -> Array:
 
 
 def _seen(move: Array, squares: Array) -> Array:
-    """The move, and NaN where the sum of squares is not finite: divided by that, it would be zero,
-    and no guard would keep the sum out of the state."""
+    """The move, with NaN where the sum of squares is not finite.
+
+    Division by an infinite sum would give zero, and no guard would undo the step.
+    """
     return jnp.where(jnp.isfinite(squares), move, jnp.nan)
 
 
 def _divided(x: Array, metric: Array) -> Array:
-    """`x/metric`; zero where there is no metric, for then there has been no gradient."""
+    """`x/metric`; zero where the metric is zero, because there has been no gradient."""
     return jnp.where(metric > 0, x / jnp.where(metric > 0, metric, 1), 0)

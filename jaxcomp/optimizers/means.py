@@ -1,4 +1,4 @@
-"""The averaging transformations inside an optimizer that takes one or the other of them."""
+"""Helpers for optimizers that contain several averaging transformations."""
 
 from typing import Any
 
@@ -10,10 +10,10 @@ from jaxcomp.types import PyTree
 
 
 def check(name: str, tx: Any) -> optax.GradientTransformationExtraArgs:
-    """The transformation, taking extra arguments.
+    """The transformation, extended to take extra arguments.
 
     Raises:
-        ValueError: if it is none.
+        ValueError: if `tx` is not a transformation.
     """
     if not isinstance(tx, optax.GradientTransformation):
         raise ValueError(
@@ -24,7 +24,7 @@ def check(name: str, tx: Any) -> optax.GradientTransformationExtraArgs:
 
 
 def forgotten(tx: optax.GradientTransformation, now: Any, state: PyTree, like: PyTree) -> PyTree:
-    """The state whose memory is empty again if `now`, while its key and its count go on."""
+    """The state with its memory cleared if `now`; its key and count are kept."""
 
     def kept(new: jax.Array, old: jax.Array) -> jax.Array:
         memory = jnp.issubdtype(old.dtype, jnp.floating)

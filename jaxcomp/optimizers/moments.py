@@ -14,10 +14,10 @@ from jaxcomp.types import Array, PyTree
 
 @dataclasses.dataclass(frozen=True)
 class Adam:
-    """How moments are kept, alike to the last bit with `optax.adam`.
+    """The updates of Adam's moments, bit for bit those of `optax.adam`.
 
     Args:
-        freeze_step: the last step that may renew the second moment.
+        freeze_step: the last step that may update the second moment.
         b1: decay of the first moment.
         b2: decay of the second moment.
         eps: `ε`.
@@ -49,27 +49,27 @@ class Adam:
         return optax.tree.cast_like(squared, nu)
 
     def unbiased(self, mu: PyTree, times: Array) -> PyTree:
-        """`m̂`, of a first moment that has been updated so many times."""
+        """`m̂`, for a first moment that has been updated `times` times."""
         return optax.tree.bias_correction(mu, self.b1, times)
 
     def root(self, nu: PyTree, times: Array | int) -> PyTree:
-        """`√v̂ + ε`, of a second moment that has been updated so many times."""
+        """`√v̂ + ε`, for a second moment that has been updated `times` times."""
         corrected = optax.tree.bias_correction(nu, self.b2, jnp.asarray(times, jnp.int32))
         return jax.tree.map(lambda v: jnp.sqrt(v) + self.eps, corrected)
 
 
 def seen(x: PyTree, nu: PyTree) -> PyTree:
-    """`x`, and zero where there has been no gradient yet.
+    """`x`, with zero where there has been no gradient yet.
 
-    One bit cannot say zero, and `ε` would be all that it is divided by there.
+    One bit cannot represent zero, and `x` would be divided by `ε` alone there.
     """
     return jax.tree.map(lambda x, v: jnp.where(v > 0, x, 0), x, nu)
 
 
 def doubling(step: Array, block: int) -> tuple[Array, Array]:
-    """Whether a step, from 1, is one of those at intervals that double, and how many were up to it.
+    """Whether a step, counted from 1, is in a sequence of doubling intervals, and its index there.
 
-    The first `block` steps are, then as many at intervals of 2, then of 4, and so on.
+    The sequence has the first `block` steps, then `block` steps at intervals of 2, then 4, etc.
     """
     starts = [block * (2**b - 1) for b in range(1, 31)]
     inner = np.array([start for start in starts if start < rates.LAST], np.int32)

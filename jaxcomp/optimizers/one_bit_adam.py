@@ -1,4 +1,4 @@
-"""Adam whose variance is frozen, so that its momentum may be compressed."""
+"""Adam with a frozen variance, so that its momentum can be compressed."""
 
 from typing import Any, NamedTuple
 
@@ -17,11 +17,11 @@ class OneBitAdamState(NamedTuple):
     """State of `scale_by_one_bit_adam`.
 
     Attributes:
-        count: steps taken.
-        mu: the first moment, which all workers share.
-        nu: the second one; frozen from step `freeze_step` on.
+        count: the number of steps.
+        mu: the first moment, the same on all workers.
+        nu: the second moment; frozen from step `freeze_step` on.
         dense: the state of the mean in the warm-up.
-        compressed: that of the mean afterwards.
+        compressed: the state of the mean after the warm-up.
     """
 
     count: Array
@@ -49,26 +49,24 @@ def scale_by_one_bit_adam(
     b2: float = 0.999,
     eps: float = 1e-8,
 ) -> optax.GradientTransformationExtraArgs:
-    """Adam on dense means at first, then on compressed means of momentum over a frozen variance.
+    """Adam on dense means first, then with compressed momentum and a frozen variance.
 
-    Up to step `freeze_step` this is `optax.scale_by_adam` on the dense mean. From then on `v` stays
-    as it is, each worker sends `b1·m + (1 − b1)·gᵢ`, and their compressed mean is the next `m`,
-    which every worker has; the update is `m/(√v̂ + ε)`. Of the two means, a step runs only its own.
-
-    It takes the place of `compressed_mean` and `optax.scale_by_adam` in a chain, and is given local
-    gradients as that.
+    Up to step `freeze_step` this is `optax.scale_by_adam` on the dense mean. After that `v` is
+    frozen, each worker sends `b1·m + (1 − b1)·gᵢ`, and the compressed mean is the next `m` on all
+    workers; the update is `m/(√v̂ + ε)`. Each step runs only one of the two means. In a chain it
+    replaces `compressed_mean` and `optax.scale_by_adam`, and takes local gradients.
 
     Args:
         dense: the mean of the warm-up, such as `compressed_mean(Dense(), axis_name)`.
-        compressed: that of momentum, with error feedback if its codec is biased.
+        compressed: the mean of the momentum, with error feedback if its codec is biased.
         axis_name: the mapped axis of both.
-        freeze_step: how many steps of warm-up; some multiples of `1/(1 − b2)`.
+        freeze_step: the number of warm-up steps; several multiples of `1/(1 − b2)`.
         b1: decay of the first moment.
         b2: decay of the second moment.
         eps: `ε`.
 
     Raises:
-        ValueError: for something that is no transformation, or settings out of range.
+        ValueError: for a mean that is not a transformation, or settings out of range.
 
     Example:
         >>> import jaxcomp
@@ -85,14 +83,14 @@ def scale_by_one_bit_adam(
         convergence speed <https://arxiv.org/abs/2102.02888>`_, 2021.
 
     Note:
-        The warm-up corrects both moments as Adam does, and the variance is frozen as corrected,
-        `v̂ = v/(1 − b2^T)`, so that the steps do not change their length where it ends; the momentum
-        is not corrected after it. The published code corrects nowhere, which for a warm-up of
-        several thousand steps is the same after it.
+        The warm-up corrects the bias of both moments as Adam does, and freezes the corrected
+        variance, `v̂ = v/(1 − b2^T)`, so that the step size does not jump at the end of the warm-up;
+        the momentum is not corrected afterwards. The published code never corrects, which makes no
+        difference after a warm-up of several thousand steps.
 
-        An element without any gradient in the warm-up stays as it is afterwards: one bit cannot say
-        zero, and it would be divided by `ε` alone. The published code has such momentum masked by
-        hand.
+        An element without a gradient in the warm-up is not updated afterwards: one bit cannot
+        represent zero, and it would be divided by `ε` alone. In the published code the user masks
+        such momentum.
     """
     exact, lossy = means.check("dense", dense), means.check("compressed", compressed)
     adam = moments.Adam(freeze_step, b1, b2, eps)

@@ -1,4 +1,4 @@
-"""Steps that stay in a set, and the mean of all points that were passed."""
+"""Projected steps, and the mean of all iterates."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,15 +11,15 @@ from jaxcomp.types import Array, PyTree
 
 
 def projected(projection: Callable[[PyTree], PyTree]) -> optax.GradientTransformationExtraArgs:
-    """Shortens each step so that the parameters stay in a set: `x + u ← Π(x + u)`.
+    """Projects the next parameters onto a set: `x + u ← Π(x + u)`.
 
-    Chain it after everything that makes the step.
+    Chain it after all transformations that change the step.
 
     Args:
-        projection: `Π`, from parameters to the nearest that are allowed.
+        projection: `Π`, a function from parameters to the nearest allowed ones.
 
     Raises:
-        ValueError: on use, without `params` or with a projection that is no function.
+        ValueError: for a projection that is not a function; on use, without `params`.
 
     Example:
         >>> tx = projected(lambda x: optax.projections.projection_l2_ball(x, 1.0))
@@ -49,8 +49,8 @@ class AveragedState(NamedTuple):
     """State of `averaged`.
 
     Attributes:
-        passed: steps taken.
-        average: the mean of the parameters after each.
+        passed: the number of steps.
+        average: the mean of the parameters after each step.
     """
 
     passed: Array
@@ -58,7 +58,7 @@ class AveragedState(NamedTuple):
 
 
 def averaged() -> optax.GradientTransformationExtraArgs:
-    """Keeps the mean of all parameters that were passed: `x̄ ← x̄ + (x − x̄)/t`. Chain it last.
+    """Keeps the mean of all iterates: `x̄ ← x̄ + (x − x̄)/t`. Chain it last.
 
     Raises:
         ValueError: on use, without `params`.
@@ -91,13 +91,13 @@ def averaged() -> optax.GradientTransformationExtraArgs:
 
 
 def average(state: PyTree) -> PyTree:
-    """The mean of all parameters that were passed, from the state of a chain with `averaged`.
+    """The mean of all iterates, from the state of a chain with `averaged`.
 
     Args:
-        state: of the chain.
+        state: the state of the chain.
 
     Raises:
-        ValueError: if there is none in it.
+        ValueError: if the state has no such mean.
 
     Example:
         >>> tx = optax.chain(optax.sgd(0.1), averaged())
@@ -108,11 +108,14 @@ def average(state: PyTree) -> PyTree:
     found = [node for node in nodes if isinstance(node, AveragedState)]
     if not found:
         raise ValueError(
-            "`state` must be of a chain that keeps a mean, such as jaxcomp.algorithms.dq_psgd"
+            "`state` must be that of a chain with jaxcomp.optimizers.averaged(), such as "
+            f"jaxcomp.algorithms.dq_psgd, got {type(state).__name__} without a mean"
         )
     return found[0].average
 
 
 def _require(params: PyTree | None) -> None:
     if params is None:
-        raise ValueError("`params` must be given to the update: tx.update(grads, state, params)")
+        raise ValueError(
+            "`params` must be given to the update, got None: use tx.update(grads, state, params)"
+        )

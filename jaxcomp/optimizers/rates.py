@@ -11,17 +11,17 @@ LAST = 2**31 - 1
 
 
 def check(learning_rate: optax.ScalarOrSchedule) -> None:
-    """Raises a `ValueError` unless it is a schedule or a number that is not negative."""
+    """Raises a `ValueError` unless the learning rate is a schedule or a number of at least zero."""
     if callable(learning_rate) or hasattr(learning_rate, "dtype"):
-        return  # An array may be traced, as `optax.inject_hyperparams` has it.
+        return  # An array may be traced, for instance by `optax.inject_hyperparams`.
     checks.number("learning_rate", learning_rate, 0.0)
 
 
 def at(learning_rate: optax.ScalarOrSchedule, count: Array) -> Array:
-    """The rate of the step that `count` others went before."""
+    """The learning rate of the step after `count` others."""
     return jnp.asarray(learning_rate(count) if callable(learning_rate) else learning_rate)
 
 
 def after(count: Array) -> Array:
-    """One step more, or the last one again."""
+    """The count plus one, saturating at the largest integer."""
     return jnp.minimum(count, LAST - 1) + 1

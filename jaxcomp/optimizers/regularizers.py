@@ -1,4 +1,4 @@
-"""Regularizers, each with the point that it prefers to another in a diagonal metric."""
+"""Regularizers with their proximal points in a diagonal metric."""
 
 import abc
 import dataclasses
@@ -18,22 +18,22 @@ _STEPS = 60
 
 
 class Regularizer(Interface, abstract=True):
-    """A function `φ` of each leaf, by its proximal point."""
+    """A function `φ` of each leaf, defined by its proximal point."""
 
     @abc.abstractmethod
     def nearest(self, z: Array, metric: Array, times: Array) -> Array:
-        """The `x` at which `½ Σ metric · (x − z)² + times · φ(x)` is least.
+        """The `x` that minimises `½ Σ metric · (x − z)² + times · φ(x)`.
 
         Args:
             z: a whole leaf, float32 or float64.
-            metric: like `z`, not negative; an element of metric zero is not held by anything.
+            metric: like `z`, not negative; an element of metric zero is free.
             times: a scalar, not negative.
         """
 
 
 @dataclasses.dataclass(frozen=True)
 class L1(Regularizer):
-    """`weight · Σ|x|`: elements that matter little become exactly zero.
+    """`weight · Σ|x|`, which makes unimportant elements exactly zero.
 
     Args:
         weight: `λ`.
@@ -82,7 +82,7 @@ class SquaredL2(Regularizer):
 
 @dataclasses.dataclass(frozen=True)
 class GroupLasso(Regularizer):
-    """`weight · ‖x‖` of each leaf as one group: leaves that matter little become exactly zero.
+    """`weight · ‖x‖` of each leaf as one group, which makes unimportant leaves exactly zero.
 
     Args:
         weight: `λ`.
@@ -103,8 +103,8 @@ class GroupLasso(Regularizer):
         checks.positive("weight", self.weight)
 
     def nearest(self, z: Array, metric: Array, times: Array) -> Array:
-        # Where `x` is not zero, `x = z · Ht/(Ht + pull)` with `t = ‖x‖`, so `t` is the root of
-        # `Σ (Hz/(Ht + pull))² = 1`. All in units of the largest element of `Hz`, for squares.
+        # If `x` is not zero, `x = z · Ht/(Ht + pull)` with `t = ‖x‖`, so `t` is the root of
+        # `Σ (Hz/(Ht + pull))² = 1`. Units of the largest element of `Hz` keep squares in range.
         given = metric * z
         unit = norms.unit(norms.largest(given)).astype(z.dtype)
         u, pull = given * unit, times * self.weight * unit
@@ -116,16 +116,16 @@ class GroupLasso(Regularizer):
 
         low, high = _bisected(short, near, far)
         x = z * _held(metric * (low + high) / 2, pull)
-        x = jnp.where(size <= pull, 0, x)  # Which NaN is not.
+        x = jnp.where(size <= pull, 0, x)  # False for NaN.
         return jnp.where(pull > 0, x, z)
 
 
 @dataclasses.dataclass(frozen=True)
 class L2Ball(Regularizer):
-    """Each leaf within `‖x‖ ≤ radius`.
+    """The constraint `‖x‖ ≤ radius` on each leaf.
 
     Args:
-        radius: of the ball.
+        radius: the radius of the ball.
 
     Raises:
         ValueError: if `radius` is not positive.
@@ -149,7 +149,7 @@ class L2Ball(Regularizer):
         def short(theta: Array) -> Array:
             return jnp.sum((part * _held(metric, theta)) ** 2) > 1
 
-        # At its upper end, where the point lies within the ball.
+        # Take the upper end of the bracket, for which the point lies within the ball.
         least = jnp.maximum(size - jnp.max(metric, initial=0), 0)
         _, theta = _bisected(short, least, size)
         return jnp.where(_norm(part) <= 1, z, z * _held(metric, theta))
@@ -157,10 +157,10 @@ class L2Ball(Regularizer):
 
 @dataclasses.dataclass(frozen=True)
 class L1Ball(Regularizer):
-    """Each leaf within `Σ|x| ≤ radius`.
+    """The constraint `Σ|x| ≤ radius` on each leaf.
 
     Args:
-        radius: of the ball.
+        radius: the radius of the ball.
 
     Raises:
         ValueError: if `radius` is not positive.
@@ -206,7 +206,7 @@ def _soft(z: Array, metric: Array, pull: Array) -> Array:
 
 
 def _held(metric: Array, pull: Array) -> Array:
-    """`metric/(metric + pull)`; one where nothing pulls."""
+    """`metric/(metric + pull)`; one where `pull` is zero."""
     return jnp.where(pull > 0, metric / _divisor(metric + pull), 1)
 
 
@@ -220,7 +220,7 @@ def _norm(x: Array) -> Array:
 
 
 def _bisected(short: Callable[[Array], Array], low: Array, high: Array) -> tuple[Array, Array]:
-    """A narrow bracket of where `short`, which is true below, becomes false."""
+    """A narrow bracket of the point at which `short`, true below it, becomes false."""
 
     def step(_, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = bracket
@@ -228,6 +228,6 @@ def _bisected(short: Callable[[Array], Array], low: Array, high: Array) -> tuple
         below = short(middle)
         return jnp.where(below, middle, low), jnp.where(below, high, middle)
 
-    # A loop's carry keeps its type, and what it is compared with may differ between workers.
+    # A loop's carry keeps its type, but the compared values may vary over the workers.
     low, high, _ = axes.alike(low, high, short(high))
     return jax.lax.fori_loop(0, _STEPS, step, (low, high))

@@ -1,4 +1,4 @@
-"""Adam that renews its variance ever more rarely, then takes local steps over a frozen one."""
+"""Adam with ever rarer updates of the variance, then local steps with a frozen variance."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -21,14 +21,14 @@ class ZeroOneAdamState(NamedTuple):
     """State of `step_by_zero_one_adam`.
 
     Attributes:
-        count: steps taken.
-        total: the sum of the learning rates since the workers last met.
-        mu: the first moment when they last met.
-        nu: the second one; frozen from step `freeze_step` on.
-        drift: of each worker, its own first moment less `mu`.
-        offset: of each worker, its own parameters less the centre; `jaxcomp.view` adds it.
-        dense: the state of the mean of the steps that renew the variance.
-        compressed: that of the mean of all other rounds.
+        count: the number of steps.
+        total: the sum of the learning rates since the last communication.
+        mu: the first moment at the last communication.
+        nu: the second moment; frozen from step `freeze_step` on.
+        drift: each worker's own first moment minus `mu`.
+        offset: each worker's own parameters minus the centre; `jaxcomp.view` adds it.
+        dense: the state of the mean in steps that update the variance.
+        compressed: the state of the mean in all other rounds.
     """
 
     count: Array
@@ -49,7 +49,7 @@ class _Own(NamedTuple):
 
 
 class _Given(NamedTuple):
-    """The input of a step; `total` has its rate in it already."""
+    """The input of a step; `total` includes the step's own rate."""
 
     grads: PyTree
     state: ZeroOneAdamState
@@ -76,12 +76,13 @@ class _Taken(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Intervals:
-    """When the variance is renewed, and when workers meet after local steps.
+    """The intervals of variance updates, and of communications after local steps.
 
     Args:
-        renewals: how many renewals there are at one interval.
-        double_every: steps until the interval between meetings doubles.
-        max_interval: the most local steps to a meeting; 1 for one at every step.
+        renewals: the number of variance updates before their interval doubles.
+        double_every: the number of steps before the interval between communications doubles.
+        max_interval: the largest number of local steps between communications; 1 communicates in
+            every step.
 
     Raises:
         ValueError: for numbers that are not positive.
@@ -98,13 +99,13 @@ class Intervals:
 
 @dataclasses.dataclass(frozen=True)
 class _Rule:
-    """The arithmetic of a step, once its mean is there."""
+    """The arithmetic of a step, given its mean."""
 
     adam: moments.Adam
     weight_decay: float
 
     def renewed(self, given: _Given, mean: PyTree, after: Any) -> _Taken:
-        """A step on a dense mean, which renews the variance."""
+        """A step with a dense mean, which updates the variance."""
         state = given.state
         mu, nu = self.adam.first(mean, state.mu), self.adam.second(mean, state.nu)
         change = self._change(given, self.adam.unbiased(mu, given.step), nu)
@@ -125,7 +126,8 @@ class _Rule:
     def message(self, given: _Given) -> PyTree:
         """The message for the codec: gradients, or the mean of a worker's moments.
 
-        Each moment counts by its rate: what a worker has come by is minus their sum, over `D`.
+        Moments are weighted by their learning rates: a worker's offset is minus their weighted sum,
+        divided by `D`.
         """
         idle = given.total == 0
         total = jnp.where(idle, 1, given.total)
@@ -142,7 +144,7 @@ class _Rule:
         )
 
     def met(self, given: _Given, mean: PyTree, after: Any) -> _Taken:
-        """A step on a compressed mean, of either."""
+        """A step with a compressed mean, of gradients or of moments."""
         state = given.state
         fed = self.adam.first(mean, state.mu)
         mu = guarding.kept(given.frozen, moments.seen(mean, state.nu), fed)
@@ -168,7 +170,7 @@ class _Rule:
         )
 
     def _against(self, given: _Given, m: PyTree, nu: PyTree, rate: Array) -> PyTree:
-        """A step of this length against a moment."""
+        """A step of this learning rate against a moment."""
         step = jax.tree.map(jnp.divide, moments.seen(m, nu), self.adam.root(nu, given.renewals))
         return jax.tree.map(lambda d: -rate.astype(d.dtype) * d, step)
 
@@ -188,39 +190,42 @@ def step_by_zero_one_adam(
     eps: float = 1e-8,
     weight_decay: float = 0.0,
 ) -> optax.GradientTransformationExtraArgs:
-    """0/1 Adam: rare dense means, then local steps that are compressed when the workers meet.
+    """0/1 Adam: rare dense means, then local steps with compressed communication.
 
     With `D = √v̂ + ε`, `γ` the learning rate and `x` the parameters, which are the centre:
 
-    * up to step `freeze_step`, at intervals that double after every `renewals` of them: Adam on the
-      dense mean of the gradients, which alone renews `v`. In between, `m` is fed the compressed
-      mean, and `x ← x − γm̂/D`;
-    * afterwards each worker goes on by itself, `mᵢ ← b1·mᵢ + (1 − b1)·gᵢ`, `oᵢ ← oᵢ − γmᵢ/D`, with
-      its loss taken at `x + oᵢ`. After 1, 2, 4, … steps, up to `max_interval`, twice as many every
-      `double_every` steps, they meet: `m` becomes the compressed mean of `−oᵢ·D/Σγ`, which is that
-      of the moments since the last meeting, then `x ← x − Σγ·m/D`, `mᵢ ← m` and `oᵢ ← 0`.
+    * Up to step `freeze_step`, some steps are Adam on the dense mean of the gradients, and only
+      these update `v`; their interval doubles after every `renewals` of them. In the steps between,
+      `m` is updated with the compressed mean, and `x ← x − γm̂/D`.
+    * Afterwards each worker takes local steps, `mᵢ ← b1·mᵢ + (1 − b1)·gᵢ`, `oᵢ ← oᵢ − γmᵢ/D`, with
+      its loss taken at `x + oᵢ`. They communicate after 1, 2, 4, … steps, up to `max_interval`; the
+      interval doubles every `double_every` steps. Then `m` becomes the compressed mean of
+      `−oᵢ·D/Σγ`, which is the mean of the moments since the last communication, and
+      `x ← x − Σγ·m/D`, `mᵢ ← m` and `oᵢ ← 0`.
 
-    The updates are zero between two meetings. Take the loss at `jaxcomp.view(params, state)`, give
-    it local gradients, and put nothing after it in a chain but what leaves updates as they are.
+    The updates are zero between two communications. Take the loss at `jaxcomp.view(params, state)`
+    and pass local gradients. In a chain, only transformations that do not change updates may
+    follow.
 
     Args:
         learning_rate: `γ`, or a schedule of it.
-        dense: the mean that renews the variance, such as `compressed_mean(Dense(), axis_name)`.
+        dense: the mean that updates the variance, such as `compressed_mean(Dense(), axis_name)`.
         compressed: the mean for everything else, with error feedback if its codec is biased.
         axis_name: the mapped axis of both.
-        freeze_step: the last step that may renew the variance: usually, where the learning rate has
-            finished its warm-up.
-        renewals: how many renewals there are at one interval.
-        double_every: steps until the interval between meetings doubles.
-        max_interval: the most local steps to a meeting; 1 for one at every step.
+        freeze_step: the last step that may update the variance: usually the end of the learning
+            rate's warm-up.
+        renewals: the number of variance updates before their interval doubles.
+        double_every: the number of steps before the interval between communications doubles.
+        max_interval: the largest number of local steps between communications; 1 communicates in
+            every step.
         b1: decay of the first moment.
         b2: decay of the second moment.
         eps: `ε`.
-        weight_decay: of the centre, times the learning rate, at every meeting.
+        weight_decay: applied to the centre, times the learning rate, at every communication.
 
     Raises:
-        ValueError: for something that is no transformation, or settings out of range; on use,
-            without `params` where weights decay.
+        ValueError: for a mean that is not a transformation, or settings out of range; on use,
+            without `params` if there is weight decay.
 
     Example:
         >>> import jaxcomp
@@ -238,25 +243,28 @@ def step_by_zero_one_adam(
         <https://arxiv.org/abs/2202.06009>`_, 2022.
 
     Note:
-        As in the published code, error feedback begins anew where the variance is frozen, since
-        what it remembers is no gradient any more. Unlike it:
+        As in the published code, error feedback is reset when the variance is frozen, since its
+        memory is in other units afterwards. Differences from the published code:
 
-        * workers send the mean of their moments, where the published code sends `oᵢ·D` and divides
-          by `Σγ` afterwards. With error feedback that is the same while rates are constant. When
-          they fall, what was left over of longer steps becomes a momentum that is too large: on
-          quadratics, with one bit and a cosine schedule, the error ended at 6e-2, here at 3e-4;
-        * moments are corrected as Adam's up to `freeze_step`, the second by the number of its
-          renewals, and the variance is frozen as corrected; the published code corrects nowhere;
-        * the step `freeze_step` is the last that may renew the variance; the published code
-          compares after the step, so that there `freeze_step + 1` is;
-        * renewals follow the paper's `2^⌊j/κ⌋`, and meetings are counted from `freeze_step`; the
-          published code takes the steps that divide by the interval, which shifts some of them;
-        * weights decay where the workers meet, by the rates since the last meeting; published, they
-          decay in each local step, and what they lose is then taken for momentum;
-        * a local step whose gradient is not finite is left out by its worker. At a meeting all see
-          it, in the updates;
-        * an element without any gradient at the renewals so far does not move: one bit cannot say
-          zero, and it would be divided by `ε` alone.
+        * Workers send the mean of their moments; the published code sends `oᵢ·D` and divides by
+          `Σγ` afterwards. With error feedback both are the same while learning rates are constant.
+          When they fall, the published code's residual of longer steps becomes a momentum that is
+          too large: on quadratics, with one bit and a cosine schedule, its error ended at 6e-2,
+          here at 3e-4.
+        * Moments are bias-corrected as in Adam up to `freeze_step`, the second by the number of its
+          updates, and the corrected variance is frozen; the published code never corrects.
+        * Step `freeze_step` is the last that may update the variance; the published code compares
+          after the step, so there it is `freeze_step + 1`.
+        * Variance updates follow the paper's `2^⌊j/κ⌋`, and communications are counted from
+          `freeze_step`; the published code uses the steps that the interval divides, which shifts
+          some of them.
+        * Weight decay is applied when workers communicate, by the rates since the last
+          communication; in the published code it is applied in each local step, and then counts as
+          momentum.
+        * A worker skips a local step with a non-finite gradient. In a step with communication, all
+          workers see it in the updates.
+        * An element without a gradient at the variance updates so far does not move: one bit cannot
+          represent zero, and it would be divided by `ε` alone.
     """
     adam = moments.Adam(freeze_step, b1, b2, eps)
     intervals = Intervals(renewals, double_every, max_interval)
@@ -300,8 +308,8 @@ def by_zero_one_adam(
     ) -> tuple[PyTree, Any]:
         if weight_decay and params is None:
             raise ValueError(
-                "`params` must be given to the update, for `weight_decay` is of them: "
-                "tx.update(grads, state, params), got None"
+                "`params` must be given to the update, since `weight_decay` needs them, got None: "
+                "use tx.update(grads, state, params)"
             )
         own_gradients.check(updates, axis_name)
 
@@ -356,7 +364,7 @@ def by_zero_one_adam(
 
 
 def _meets(local_step: Array, double_every: int, max_interval: int) -> Array:
-    """Whether workers meet after this step, from 1, of those over a frozen variance."""
+    """Whether workers communicate after this step, counted from 1 after the freeze."""
     doublings = jnp.clip((local_step - 1) // double_every, 0, 30)
     interval = jnp.minimum(jnp.left_shift(jnp.int32(1), doublings), max_interval)
     return local_step % interval == 0

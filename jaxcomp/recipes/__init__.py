@@ -1,1 +1,1 @@
-"""Papers as expressions: each recipe is a short composition of parts, with its reference."""
+"""Recipes: each is a method of a paper as a short composition of parts, with its reference."""

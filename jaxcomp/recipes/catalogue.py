@@ -1,4 +1,4 @@
-"""Every recipe of a codec as the expression that makes it."""
+"""Expressions for all recipes of codecs."""
 
 import functools
 import importlib
@@ -40,13 +40,13 @@ def expressions() -> tuple[str, ...]:
 
 def _is_codec(make) -> bool:
     made = inspect.signature(make).return_annotation
-    kinds = getattr(made, "__args__", (made,))  # Of a union.
+    kinds = getattr(made, "__args__", (made,))  # A union's members.
     return all(isinstance(kind, type) and issubclass(kind, Codec) for kind in kinds)
 
 
 def _defaults(name: str, make) -> str:
-    """With the setting that matters most, which is the first one."""
+    """The expression with the recipe's first setting, which is the most important one."""
     first = next(iter(inspect.signature(make).parameters.values()))
     if first.default is first.empty:
-        raise TypeError(f"{name} has no defaults: say in `_GIVEN` what to show")
+        raise TypeError(f"{name} has no defaults: add its arguments to `_GIVEN`")
     return f"{name}()" if first.name == "bucket_size" else f"{name}({first.name}={first.default!r})"

@@ -1,4 +1,4 @@
-"""Quantizers with an entropy coder behind them."""
+"""Quantizers followed by an entropy coder."""
 
 from jaxcomp import checks
 from jaxcomp.codecs import gaussian, rates
@@ -20,24 +20,24 @@ def ecsq(
     scale: str = "minimum_error",
     rotations: int | None = None,
 ) -> Rotated:
-    """Entropy-coded scalar quantisation of a rotated bucket: closest to what any codec can reach.
+    """Entropy-coded scalar quantisation of a rotated bucket, near the rate–distortion limit.
 
-    A rotation makes every bucket Gaussian; evenly spaced thresholds with a wider cell for zero and
-    values at the centroids of the cells, then rANS, are a quarter of a bit from the rate–distortion
-    function `4^−R`, where `eden`, whose codes are all as long, is at 0.27 to 0.64.
+    A rotation makes every bucket Gaussian. Evenly spaced thresholds with a wider zero cell, values
+    at the centroids of the cells, and rANS come within a quarter of a bit of the rate–distortion
+    function `4^−R`; `eden`, with codes of fixed width, is 0.27 to 0.64 bits from it.
 
     Args:
-        bits: bits an element of a full bucket on the wire, with all that is not codes; 0.1 to 5.
-        bucket_size: elements that share a stream, a multiple of 4,096, each 4,096 of which have a
-            rotation and a step of their own; shorter buckets leave more room for chance, and of
-            shorter leaves more elements do not fit.
+        bits: bits an element of a full bucket on the wire, with all overhead; 0.1 to 5.
+        bucket_size: elements that share a stream, a multiple of 4,096; each block of 4,096 has its
+            own rotation and step. Shorter buckets vary more in length, so more elements do not
+            fit; the same holds for short leaves.
         scale: "minimum_error", a contraction, for use with a residual; "unbiased"; or "norm".
-        rotations: 1, or 2 for an unbiased codec, as for `eden`; None for 1, or 2 below 1.3 bits.
-            There, elements up to their root mean square become zero, which is all of a single
-            element that is rotated once: it would never be sent.
+        rotations: 1, or 2 for an unbiased codec, as for `eden`; None for 1, or 2 below 1.3 bits. At
+            such rates, elements up to their root mean square become zero. A single nonzero element
+            that is rotated once has only such elements, and would never be sent.
 
     Raises:
-        ValueError: for other rates or scales, shorter buckets, or one rotation at so low a rate.
+        ValueError: for other rates or scales, shorter buckets, or one rotation at such low rates.
 
     Example:
         >>> ecsq(bits=2).bits_per_element
@@ -48,13 +48,13 @@ def ecsq(
         al., `EDEN <https://arxiv.org/abs/2108.08842>`_, 2022, for the rotation and the scale.
 
     Note:
-        A stream has a fixed length. Of buckets that are as Gaussian as a rotation makes them, one
-        in some hundred is longer, by a few elements in a hundred thousand: they decode to zero, and
-        are counted (`Stats.lost`). "unbiased" leaves that much of a bias.
+        A stream has a fixed length. About one rotated bucket in a hundred needs more, by a few
+        elements in a hundred thousand: these decode to zero, and are counted (`Stats.lost`). So
+        "unbiased" has a bias of this size.
     """
     checks.number("bits", bits, 0.1, 5.0)
     checks.multiple("bucket_size", bucket_size, BLOCK)
-    coder = Rans(symbols_a_lane=2**14)  # Its 48 bits a lane are then 0.003 bits an element.
+    coder = Rans(symbols_a_lane=2**14)  # Its 48 bits a lane are 0.003 bits an element.
     capacity, entropy = rates.budget(bits, coder, bucket_size, BLOCK)
     table = tables.UniformThreshold(entropy=entropy)
     quantizer = gaussian.quantizer(table, scale, bucket_size, BLOCK)
@@ -70,13 +70,14 @@ def elias_qsgd(
     sparse: bool = False,
     capacity: int | float | None = None,
 ) -> Coded:
-    """QSGD in the code of its paper: Elias' ω of the levels, or of the gaps between non-zeros.
+    """QSGD with the Elias code of its paper, for levels or for gaps between nonzero elements.
 
     Args:
-        bits: width of a code before it is coded, 2 to 8.
+        bits: the width of a code before entropy coding, 2 to 8.
         bucket_size: elements that share a norm; None for one norm a leaf.
-        sparse: code the gaps from each non-zero to the next, signs and levels, which is short where
-            most are zero (`s` far below `√d`); else each level plus one, and signs of non-zeros.
+        sparse: True codes the gaps between nonzero elements, their signs and levels, which is short
+            if most elements are zero (`s` far below `√d`); False codes each level plus one, and the
+            signs of nonzero elements.
         capacity: as for `Coded`.
 
     Raises:
@@ -89,9 +90,9 @@ def elias_qsgd(
 
     References:
         Alistarh et al., `QSGD: communication-efficient SGD via gradient quantization and encoding
-        <https://arxiv.org/abs/1610.02132>`_, 2017, whose `2.8 n + 32` bits for `s = √n` hold for
-        long vectors only, and for an adaptive arithmetic coder: with Elias' codes as they are,
-        Gaussian gradients take 2.94 bits an element and flat ones 4; `Rans` takes at most 2.58.
+        <https://arxiv.org/abs/1610.02132>`_, 2017, whose `2.8 n + 32` bits for `s = √n` hold only
+        for long vectors with an adaptive arithmetic coder: with plain Elias codes, Gaussian
+        gradients take 2.94 bits an element and flat ones 4; `Rans` takes at most 2.58.
     """
     coder = Elias("omega", sparse=sparse)
     return Coded(codec=qsgd(bits, bucket_size), coder=coder, capacity=capacity)
@@ -100,10 +101,10 @@ def elias_qsgd(
 def huffman_nuqsgd(
     bits: int = 4, bucket_size: int | None = 512, *, capacity: int | float | None = None
 ) -> Coded:
-    """NUQSGD in the code of its paper: Huffman's, for the levels and their signs.
+    """NUQSGD with the Huffman code of its paper, for levels and signs.
 
     Args:
-        bits: width of a code before it is coded, 2 to 8.
+        bits: the width of a code before entropy coding, 2 to 8.
         bucket_size: elements that share a norm; None for one norm a leaf.
         capacity: as for `Coded`.
 
@@ -120,6 +121,6 @@ def huffman_nuqsgd(
         nonuniform quantization <https://arxiv.org/abs/1908.06077>`_, 2021.
 
     Note:
-        The code is fixed, for Gaussian buckets; `Coded(..., memory=0.9)` follows what is sent.
+        The code is fixed, for Gaussian buckets; `Coded(..., memory=0.9)` adapts to the gradients.
     """
     return Coded(codec=nuqsgd(bits, bucket_size), coder=Huffman(), capacity=capacity)

@@ -1,4 +1,4 @@
-"""Quantizers whose levels lie closer together near zero, as floats do."""
+"""Quantizers with float-like levels, which are denser near zero."""
 
 from jaxcomp import checks
 from jaxcomp.codecs.adaptive import AdaptiveQuantizer
@@ -29,10 +29,10 @@ def nuqsgd(bits: int = 4, bucket_size: int | None = 512) -> Quantizer:
         nonuniform quantization <https://arxiv.org/abs/1908.06077>`_, 2021.
 
     Note:
-        Codes have fixed width instead of Elias codes. The published bound has a threshold on `d`
-        at which it does not hold as we remember it; the bound above is ours, and tight. At four
-        bits `qsgd_inf` is better on Gaussian input in buckets of 512, this one on very heavy tails
-        and in large buckets; at three bits it is poor.
+        Codes have fixed width instead of Elias codes. The published bound, as we remember it, does
+        not hold at its threshold on `d`; the bound above is ours, and tight. At four bits
+        `qsgd_inf` is better for Gaussian input in buckets of 512, and `nuqsgd` is better for very
+        heavy tails and large buckets. At three bits `nuqsgd` has a large error.
     """
     checks.integer("bits", bits, 2, 7)
     return natural_dithering(bits, p=2, bucket_size=bucket_size)
@@ -41,16 +41,17 @@ def nuqsgd(bits: int = 4, bucket_size: int | None = 512) -> Quantizer:
 def alq(
     bits: int = 4, bucket_size: int | None = 512, *, every: int = 100, pooled: bool = False
 ) -> AdaptiveQuantizer:
-    """Levels that are set, each on its own, to what the gradients' magnitudes ask for.
+    """Adaptive levels (ALQ), each optimised separately for the gradients' magnitudes.
 
-    The levels of the Euclidean norm that minimise the variance `Σⱼ ∫ (r − lⱼ)(lⱼ₊₁ − r) dF` for the
-    magnitudes `r = |x| / ‖x‖` that all workers have seen; each is what its neighbours make best.
+    The levels minimise the variance `Σⱼ ∫ (r − lⱼ)(lⱼ₊₁ − r) dF` for the magnitudes
+    `r = |x| / ‖x‖` of all workers, by coordinate descent: each level is optimal between its
+    neighbours.
 
     Args:
         bits: width of a code, 2 to 8.
         bucket_size: elements that share a norm; None for one norm a leaf.
-        every: steps between updates of the levels; the first comes after one step.
-        pooled: count all buckets alike (ALQ-N) instead of by their squared norm.
+        every: the number of steps between updates of the levels; the first comes after one step.
+        pooled: weight all buckets equally (ALQ-N) instead of by their squared norm.
 
     Raises:
         ValueError: for other widths, or a schedule or bucket size that is not positive.
@@ -64,8 +65,8 @@ def alq(
         <https://arxiv.org/abs/2010.12460>`_, 2020.
 
     Note:
-        `F` is the histogram of the magnitudes in place of the paper's truncated normal law, and the
-        schedule is a fixed number of steps in place of learning-rate drops.
+        `F` is the histogram of the magnitudes instead of the paper's truncated normal distribution,
+        and updates come at fixed intervals instead of at learning-rate drops.
     """
     return AdaptiveQuantizer(
         width=bits, rule="alq", every=every, pooled=pooled, bucket_size=bucket_size
@@ -75,13 +76,13 @@ def alq(
 def amq(
     bits: int = 4, bucket_size: int | None = 512, *, every: int = 100, pooled: bool = False
 ) -> AdaptiveQuantizer:
-    """Levels `0, …, p², p, 1` of the norm, with the `p` that the gradients' magnitudes ask for.
+    """Adaptive levels `0, …, p², p, 1` of the norm (AMQ), with `p` optimised for the gradients.
 
     Args:
         bits: width of a code, 2 to 8.
         bucket_size: elements that share a norm; None for one norm a leaf.
-        every: steps between updates of the levels; the first comes after one step.
-        pooled: count all buckets alike instead of by their squared norm.
+        every: the number of steps between updates of the levels; the first comes after one step.
+        pooled: weight all buckets equally instead of by their squared norm.
 
     Raises:
         ValueError: for other widths, or a schedule or bucket size that is not positive.
@@ -95,8 +96,8 @@ def amq(
         <https://arxiv.org/abs/2010.12460>`_, 2020.
 
     Note:
-        `p` is searched on a grid in place of the paper's gradient descent from several starts;
-        there is a zero level, which the authors' code has not.
+        `p` is searched on a grid instead of by the paper's gradient descent from several starts;
+        there is a zero level, which the authors' code does not have.
     """
     return AdaptiveQuantizer(
         width=bits, rule="amq", every=every, pooled=pooled, bucket_size=bucket_size
@@ -104,14 +105,14 @@ def amq(
 
 
 def natural(bits: int = 9, bucket_size: int | None = 512) -> Natural:
-    """Each element as one of the two powers of two around it, unbiased.
+    """Rounds each element to one of the two nearest powers of two, unbiased.
 
-    Up with probability `m` for a mantissa `1 + m`: relative variance at most 1/8.
+    A mantissa `1 + m` is rounded up with probability `m`: the relative variance is at most 1/8.
 
     Args:
-        bits: 9, a sign and a whole exponent, or 8, a sign and one of the 127 exponents up to the
-            largest of the bucket.
-        bucket_size: elements of a bucket; it matters for `bits=8` only.
+        bits: 9 for a sign and a full exponent, or 8 for a sign and one of the 127 exponents up to
+            the largest of the bucket.
+        bucket_size: elements in a bucket; it matters only for `bits=8`.
 
     Raises:
         ValueError: for other widths or a bucket size that is not positive.
@@ -125,8 +126,9 @@ def natural(bits: int = 9, bucket_size: int | None = 512) -> Natural:
         <https://arxiv.org/abs/1905.10988>`_, 2019.
 
     Note:
-        Below 2⁻¹²⁶ an element becomes zero, and above 2¹²⁷ it stays there: the two biased ends. The
-        authors' 8 bits cover 2⁻¹⁰⁹ to 2¹⁷ or 2¹⁸, by version; here they follow the bucket.
+        An element below 2⁻¹²⁶ becomes zero, and one above 2¹²⁷ becomes 2¹²⁷; these two cases are
+        biased. The authors' 8 bits cover 2⁻¹⁰⁹ to 2¹⁷ or 2¹⁸, by version; here the range is set
+        by the bucket's largest exponent.
     """
     return Natural(bits=bits, bucket_size=bucket_size)
 
@@ -145,10 +147,10 @@ def natural_dithering(
 
     Args:
         bits: width of a code, 2 to 7.
-        p: which norm, at least 1; infinity for the largest element.
+        p: the exponent of the norm, at least 1; infinity for the largest element.
         bucket_size: elements that share a norm; None for one norm a leaf.
-        natural_norm: send the norm as a power of two, rounded at random too, in eight bits: the
-            variance becomes `9ω/8 + 1/8`.
+        natural_norm: send the norm as a power of two in eight bits, rounded at random too, which
+            changes the variance to `9ω/8 + 1/8`.
 
     Raises:
         ValueError: for other widths, a `p` below 1, or a bucket size that is not positive.
@@ -187,11 +189,11 @@ def mx(
     Args:
         format: "mxfp4", "mxfp6" (E2M3), "mxfp6_e3m2", "mxfp8" (E4M3), "mxfp8_e5m2", or "nvfp4",
             blocks of 16 whose steps are FP8 multiples of one float32 a bucket.
-        rule: how the power of two is found: "floor" keeps the exponent of the largest element, and
-            clips it where its mantissa exceeds the format's; "even" rounds the mantissa first;
-            "ceil" never clips. "nvfp4" has no such rule.
-        rounding: of elements, to nearest with ties to "even" or "away" from zero, or "stochastic",
-            which is unbiased with `rule="ceil"`.
+        rule: the rule for the power of two: "floor" keeps the exponent of the largest element, and
+            clips that element if its mantissa exceeds the format's; "even" rounds the mantissa
+            first; "ceil" never clips. "nvfp4" has no such rule.
+        rounding: the rounding of elements: to nearest with ties to "even" or "away" from zero, or
+            "stochastic", which is unbiased with `rule="ceil"`.
         bucket_size: elements that are packed together; None for the whole leaf.
 
     Raises:
@@ -208,14 +210,14 @@ def mx(
         specification 1.0, 2023; NVIDIA, Pretraining large language models with NVFP4, 2025.
 
     Note:
-        Steps, the smallest elements of blocks, are at least 2⁻¹²⁶, the smallest float32 that a CPU
-        does not flush to zero. So blocks are as specified from a largest element of 2⁻¹²³ (MXFP4),
-        2⁻¹²¹ (E2M3), 2⁻¹¹⁸ (E3M2), 2⁻¹⁰⁹ (E4M3) or 2⁻⁹⁵ (E5M2) on; in blocks below that, where the
-        specification's smallest elements are no normal floats, elements near 2⁻¹²⁶ are rounded to
-        multiples of it, and the largest are not clipped. "ceil" is the smallest power of two that
-        covers the block, not the power above its largest element. NVFP4's float32 belongs to a
-        bucket here, to a tensor there. Elements are packed field by field, not in the order that
-        matrix units expect.
+        Steps, which are the smallest elements of blocks, are at least 2⁻¹²⁶, the smallest float32
+        that a CPU does not flush to zero. So blocks follow the specification if their largest
+        element is at least 2⁻¹²³ (MXFP4), 2⁻¹²¹ (E2M3), 2⁻¹¹⁸ (E3M2), 2⁻¹⁰⁹ (E4M3) or 2⁻⁹⁵ (E5M2).
+        In smaller blocks, where the specification's smallest elements are not normal floats,
+        elements near 2⁻¹²⁶ are rounded to multiples of it, and the largest are not clipped. "ceil"
+        is the smallest power of two that covers the block, not the power above its largest element.
+        The float32 of NVFP4 belongs to a bucket here, and to a tensor in the original. Elements are
+        packed field by field, not in the order that matrix units expect.
     """
     grid, found = formats.rounded(format, rounding)
     return Quantizer(

@@ -7,7 +7,7 @@ from jaxcomp.quantize import levels as levels_, optimal, rounding, scales
 
 
 def cast(dtype: str = "bfloat16", bucket_size: int | None = 512) -> Cast:
-    """Each element in a narrower float, to nearest.
+    """Rounds each element to the nearest value of a narrower float.
 
     Args:
         dtype: "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2" or "float32".
@@ -21,7 +21,7 @@ def cast(dtype: str = "bfloat16", bucket_size: int | None = 512) -> Cast:
         16.0
 
     Note:
-        Rounding to nearest is biased, so `compressed_mean` adds a residual unless told otherwise.
+        Rounding to nearest is biased, so `compressed_mean` adds a residual by default.
     """
     return Cast(dtype=dtype, bucket_size=bucket_size)
 
@@ -45,7 +45,8 @@ def sign(bucket_size: int | None = 512) -> Quantizer:
 
     Note:
         The scale is the mean of |x| over a bucket, not over a layer; a zero bucket stays zero.
-        What is below 2⁻²⁰ of the scale counts as positive: denormals are zero on a CPU only.
+        Elements within 2⁻²⁰ of the scale of zero count as positive, because denormals are zero only
+        on a CPU.
     """
     return Quantizer(
         levels=levels_.Sign(),
@@ -65,18 +66,19 @@ def qsgd(
 ) -> Quantizer:
     """Uniform levels, Euclidean bucket scale, unbiased rounding.
 
-    `x̂ᵢ = ‖x‖₂ · qᵢ / s` with `s = 2^(bits−1) − 1` levels a side and zero among them; relative
-    variance at most `√d/s − 1` for `d ≥ 4s²`, else `d/4s²` (mid-rise: `d/(2^bits − 1)²`).
-    `qsgd_inf` is better at the same bits on nearly every input.
+    `x̂ᵢ = ‖x‖₂ · qᵢ / s` with zero and `s = 2^(bits−1) − 1` levels a side. The relative variance is
+    at most `√d/s − 1` for `d ≥ 4s²`, else `d/4s²` (mid-rise: `d/(2^bits − 1)²`). `qsgd_inf` has a
+    smaller error at the same bits for nearly every input.
 
     Args:
         bits: width of a code, 2 to 8 (1 to 8 for "midrise").
         bucket_size: elements that share a norm; None for one norm a leaf.
-        levels: "midtread" has a zero; "midrise" has `2^bits` levels and none.
-        subtractive: the decoder draws the dither again and takes it off, which leaves a third of
-            the worst variance of an element, but the same for every element, zeros too: in a bucket
-            with one large element it is more, `d/12s²` in all (mid-rise: `d/3(2^bits − 1)²`).
-        shared_dither: all workers draw the same dither.
+        levels: "midtread" has a zero level; "midrise" has `2^bits` levels without zero.
+        subtractive: True for subtractive dither: the decoder draws the same dither and subtracts
+            it. The variance of an element is then a third of the worst case, but the same for every
+            element, zeros too: in a bucket with one large element the total is larger, `d/12s²`
+            (mid-rise: `d/3(2^bits − 1)²`).
+        shared_dither: True if all workers draw the same dither.
 
     Raises:
         ValueError: for other widths or levels, or a bucket size that is not positive.
@@ -91,8 +93,8 @@ def qsgd(
 
     Note:
         Codes have fixed width instead of Elias codes. The paper calls 16 levels a side "4 bits";
-        here 4 bits hold 7 a side and zero, which is what 4 bits can hold. "midrise" is the grid of
-        the public NUQSGD and ALQ code, `linspace(−1, 1, 2^bits)`.
+        here 4 bits hold zero and 7 levels a side. "midrise" is the grid of the public NUQSGD and
+        ALQ code, `linspace(−1, 1, 2^bits)`.
     """
     rule = rounding.Subtractive if subtractive else rounding.Stochastic
     return _uniform(bits, scales.L2(), bucket_size, rule(shared=shared_dither), levels)
@@ -134,10 +136,11 @@ def qsgd_inf(
 
 
 def blockwise(bits: int = 4, bucket_size: int | None = 128) -> Quantizer:
-    """Integers from `−s` to `s`, `s = 2^(bits−1) − 1`, rounded to nearest, a scale for each block.
+    """Integers from `−s` to `s`, rounded to nearest, with one scale for each block.
 
-    `x̂ᵢ = max|x| · round(xᵢ s / max|x|) / s`: no element is off by more than `max|x| / 2s`, half
-    the squared error of `qsgd_inf` at the same bits. A contraction, but biased: use a residual.
+    `x̂ᵢ = max|x| · round(xᵢ s / max|x|) / s` with `s = 2^(bits−1) − 1`. The error of an element is
+    at most `max|x| / 2s`, and the squared error is half that of `qsgd_inf` at the same bits. A
+    contraction, but biased: use a residual.
 
     Args:
         bits: width of a code, 2 to 8.
@@ -155,8 +158,8 @@ def blockwise(bits: int = 4, bucket_size: int | None = 128) -> Quantizer:
         <https://arxiv.org/abs/2110.02861>`_, 2021.
 
     Note:
-        Evenly spaced levels in place of the paper's dynamic ones, and blocks of 128 in place of
-        2,048: at four bits the largest element of a block decides the error.
+        Levels are evenly spaced instead of the paper's dynamic ones, and blocks have 128 elements
+        instead of 2,048, because at four bits the largest element of a block determines the error.
     """
     return _uniform(bits, scales.MaxAbs(), bucket_size, rounding.Nearest())
 
@@ -168,16 +171,16 @@ def terngrad(
     shared: bool = False,
     bucket_size: int | None = None,
 ) -> Quantizer:
-    """Values in {−s, 0, +s}, `s` the scaler of the leaf, unbiased rounding of what is not clipped.
+    """Values in {−s, 0, +s} with the scaler `s` of the leaf, and unbiased rounding after clipping.
 
-    The relative variance of the rest is at most `(√d − 1)/2`.
+    The relative variance is at most `(√d − 1)/2` without clipping.
 
     Args:
-        clip: clip at so many standard deviations; None for no clipping.
-        scaler: "max" takes the largest element after clipping, "clip" the clip itself, as the
-            authors' code does; they differ where nothing is clipped.
-        shared: use the largest scaler of all workers (a `pmax`), as the paper does, so that all
-            speak of the same levels.
+        clip: the clip, in standard deviations; None for no clipping.
+        scaler: "max" uses the largest element after clipping, "clip" the clip itself, as the
+            authors' code does; they differ if no element is clipped.
+        shared: True uses the largest scaler of all workers (a `pmax`), as in the paper, so that all
+            workers use the same levels.
         bucket_size: elements that share a scaler; None for one a leaf, as in the paper.
 
     Raises:
@@ -192,10 +195,10 @@ def terngrad(
         learning <https://arxiv.org/abs/1705.07878>`_, 2017.
 
     Note:
-        Five codes share a byte: 1.6 bits an element, where the paper counts log₂ 3. The clip is
-        never below the mean of the leaf, or a constant leaf would vanish. With clipping the
-        codec is neither unbiased nor a contraction, so it gets no residual: one would grow. What
-        the workers pull, the mean, is `averaged_ternary`.
+        Five codes share a byte: 1.6 bits an element; the paper counts log₂ 3. The clip is never
+        below the mean of the leaf, because a constant leaf would otherwise become zero. With
+        clipping the codec is neither unbiased nor a contraction, so it gets no residual, which
+        would grow. `averaged_ternary` is the codec of the downlink, for the mean.
     """
     checks.choice("scaler", scaler, ("max", "clip"))
     clipped = scales.ClippedMax(clip, at_most_max=scaler == "max") if clip is not None else None
@@ -209,13 +212,13 @@ def terngrad(
 
 
 def averaged_ternary(workers: int = 8, bucket_size: int | None = None) -> Quantizer:
-    """The mean of ternary gradients with a shared scaler, without loss: TernGrad's downlink.
+    """Encodes the mean of ternary gradients with a shared scaler exactly: TernGrad's downlink.
 
-    `N` workers that send `s · {−1, 0, 1}` have a mean in `s/N · {−N, …, N}`: `⌈log₂(2N + 1)⌉` bits.
-    Other input is rounded to nearest as by `blockwise`.
+    If `N` workers send `s · {−1, 0, 1}`, the mean is in `s/N · {−N, …, N}`: `⌈log₂(2N + 1)⌉` bits.
+    Other input is rounded to nearest as in `blockwise`.
 
     Args:
-        workers: how many messages were averaged, 1 to 127.
+        workers: the number of averaged messages, 1 to 127.
         bucket_size: elements that share a scaler; None for one a leaf.
 
     Raises:
@@ -229,7 +232,7 @@ def averaged_ternary(workers: int = 8, bucket_size: int | None = None) -> Quanti
         Wen et al., `TernGrad <https://arxiv.org/abs/1705.07878>`_, 2017.
 
     Note:
-        The scaler is found from the elements themselves, by trying how many steps the largest has.
+        The scaler is found from the elements, by trying numbers of steps for the largest one.
     """
     return Quantizer(
         levels=levels_.Uniform(steps=workers),
@@ -240,11 +243,11 @@ def averaged_ternary(workers: int = 8, bucket_size: int | None = None) -> Quanti
 
 
 def threshold_ternary(rule: str = "optimal", bucket_size: int | None = 512) -> Quantizer:
-    """Values in {−α, 0, +α}: zero below a threshold, else the mean of what is above it.
+    """Values in {−α, 0, +α}: zero below a threshold, and `α` is the mean magnitude above it.
 
-    "optimal" has the least error of all such values, at most `(1 − 1/Hₙ)‖x‖²` with the harmonic
-    number `Hₙ ≤ 1 + ln n`; "heuristic" puts the threshold at `0.7 · mean|x|`. A contraction,
-    biased: use a residual.
+    "optimal" minimises the error, which is at most `(1 − 1/Hₙ)‖x‖²` with the harmonic number
+    `Hₙ ≤ 1 + ln n`; "heuristic" uses the threshold `0.7 · mean|x|`. A contraction, but biased: use
+    a residual.
 
     Args:
         rule: "optimal", which sorts each bucket, or "heuristic", which does not.
@@ -265,13 +268,13 @@ def threshold_ternary(rule: str = "optimal", bucket_size: int | None = 512) -> Q
         <https://arxiv.org/abs/1605.04711>`_, 2016 (the heuristic).
 
     Note:
-        A reconstruction: the paper's own rule could not be read. Both rules are of the family that
-        its abstract describes.
+        This is a reconstruction: we could not read the paper's own rule. Both rules belong to the
+        family that its abstract describes.
     """
     checks.choice("rule", rule, ("optimal", "heuristic"))
     return Quantizer(
         levels=levels_.Uniform(steps=1),
-        # To nearest, an element becomes α if it is above half of the scale.
+        # Rounding to nearest gives α for elements above half of the scale.
         scale=optimal.OptimalTernary() if rule == "optimal" else scales.MeanAbs(times=1.4),
         rounding=rounding.Nearest(),
         bucket_size=bucket_size,

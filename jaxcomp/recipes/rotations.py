@@ -1,4 +1,4 @@
-"""Codecs that rotate a bucket at random before they quantise it."""
+"""Codecs that rotate a bucket at random before quantisation."""
 
 from jaxcomp import checks
 from jaxcomp.base import Codec
@@ -13,10 +13,10 @@ BLOCK = 4096
 
 
 def rotated_uniform(bits: int = 4, bucket_size: int | None = 4096) -> Rotated:
-    """A rotation that all workers share, then evenly spaced levels with unbiased rounding.
+    """A shared rotation, then evenly spaced levels with unbiased rounding.
 
-    The relative variance is at most `2(ln(2d) + 1) / (2^bits − 1)²` whatever the input, on average
-    over rotations, and about half of that on most; a sum over workers is rotated back once.
+    The relative variance, averaged over rotations, is at most `2(ln(2d) + 1) / (2^bits − 1)²` for
+    every input, and about half of that for most. A sum over workers is rotated back once.
 
     Args:
         bits: width of a code, 1 to 8.
@@ -34,10 +34,10 @@ def rotated_uniform(bits: int = 4, bucket_size: int | None = 4096) -> Rotated:
         <https://arxiv.org/abs/1611.00429>`_, 2017.
 
     Note:
-        Levels span `±max|z|` in place of the paper's smallest to largest, which is one number less
-        to send (0.008 bits an element in buckets of 4,096). The price is 14 % more error in buckets
-        of 512, 10 % in 4,096 and 8 % in 131,072. Blocks of 4,096 are rotated in place of the whole
-        vector.
+        Levels span `±max|z|`; in the paper they span the smallest to the largest element. This
+        saves one number a bucket (0.008 bits an element in buckets of 4,096), and increases the
+        error by 14 % in buckets of 512, 10 % in 4,096 and 8 % in 131,072. Blocks of 4,096 are
+        rotated instead of the whole vector.
     """
     checks.integer("bits", bits, 1, 8)
     return Rotated(codec=_even(bits, bucket_size), shared=True)
@@ -50,21 +50,22 @@ def eden(
     scale: str = "unbiased",
     rotations: int = 1,
 ) -> Rotated:
-    """A rotation of each worker's own, the best levels for Gaussian elements, and a fitted scale.
+    """A separate rotation on each worker, Lloyd–Max levels for Gaussian elements, a fitted scale.
 
-    With the mean squared error `D` of Lloyd–Max quantisation, the relative error is
-    `D/(1 − D)` unbiased (0.571, 0.133, 0.036, 0.0096 at 1 to 4 bits) and `D` at its least,
-    whatever the input. Between two whole widths, part of the rotated bucket gets one and the rest
-    the other; below one bit, only part of it is sent, and the error is `(π/2)/bits − 1`.
+    With the mean squared error `D` of Lloyd–Max quantisation, the relative error for every input is
+    `D/(1 − D)` for "unbiased" (0.571, 0.133, 0.036, 0.0096 at 1 to 4 bits) and `D` for
+    "minimum_error". For a rate between two whole widths, part of the rotated bucket has one width
+    and the rest the other. Below one bit, only part of it is sent, and the error is
+    `(π/2)/bits − 1`.
 
     Args:
         bits: bits an element, above 0, at most 8.
         bucket_size: elements in a bucket; None for one bucket a leaf. Each block of 4,096 in it has
-            a rotation and a scale of its own.
+            its own rotation and scale.
         scale: "unbiased"; "minimum_error", a contraction that is smaller by `1 − D`, for use with a
             residual; or "norm", which keeps the length.
-        rotations: 1, or 2 for an unbiased codec: with one, it is unbiased for dense input, while an
-            input of one or two large elements can come back larger by a third.
+        rotations: 1, or 2 for an unbiased codec: with one, it is unbiased for dense input, but an
+            input of one or two large elements can decode to values larger by a third.
 
     Raises:
         ValueError: for other rates or scales, or a bucket size that is not positive.
@@ -78,10 +79,11 @@ def eden(
         federated learning <https://arxiv.org/abs/2108.08842>`_, 2022.
 
     Note:
-        Which elements get the wider codes, or are sent at all, is not drawn at random: the rotation
-        has made them alike. Blocks of 4,096 are rotated, not the vector padded to a power of two.
-        With one rotation the codec is declared neither unbiased nor contractive, so it gets no
-        residual; the authors call it unbiased, which holds for uniformly random rotations.
+        The elements with wider codes, or those that are sent at all, are not drawn at random,
+        because the rotation makes all elements statistically alike. Blocks of 4,096 are rotated,
+        not the vector padded to a power of two. With one rotation the codec is declared neither
+        unbiased nor contractive, so it gets no residual; the authors call it unbiased, which holds
+        for uniformly random rotations.
     """
 
     def make(width: int, block: int | None) -> Quantizer:
@@ -97,7 +99,7 @@ def drive(
 ) -> Rotated:
     """One bit an element: the signs of the rotated bucket, and a fitted scale.
 
-    `x̂ = S · R⁻¹ sign(R x)` with `S = ‖x‖² / ‖R x‖₁` unbiased: relative error `π/2 − 1`.
+    `x̂ = S · R⁻¹ sign(R x)`; `S = ‖x‖² / ‖R x‖₁` is unbiased, with relative error `π/2 − 1`.
 
     Args:
         bucket_size: as for `eden`.
@@ -123,15 +125,16 @@ def ndsc(
 ) -> Rotated:
     """Near-democratic source coding: a rotation, and even levels up to the largest element.
 
-    `‖z‖∞ ≤ 2√(log(2N)/N) ‖x‖` with high probability, so the error does not grow with the size.
-    Dithered, unbiased rounding to `2^bits` levels that include both ends; else the middles of as
-    many cells. Below one bit, `⌈B · bits⌉` elements of each rotated block of `B` are sent, one bit
-    each.
+    `‖z‖∞ ≤ 2√(log(2N)/N) ‖x‖` with high probability, so the error does not grow with the size. With
+    `dithered`, rounding is unbiased, to `2^bits` levels that include both ends; otherwise the
+    levels are the middles of `2^bits` cells. Below one bit, `⌈B · bits⌉` elements of each rotated
+    block of `B` are sent, with one bit each.
 
     Args:
         bits: bits an element, above 0, at most 8.
         bucket_size: elements that share a scale; None for one scale a leaf.
-        dithered: unbiased rounding; else to nearest, which is biased and no contraction.
+        dithered: True for unbiased rounding; False rounds to nearest, which is neither unbiased nor
+            contractive.
 
     Raises:
         ValueError: for other rates or a bucket size that is not positive.
@@ -145,10 +148,10 @@ def ndsc(
         optimization under a communication budget <https://arxiv.org/abs/2103.07578>`_, 2022.
 
     Note:
-        Bits are counted as they are sent: the published scripts give the dithered quantizer a sign
-        bit for free, so that their `R` bits are about `R + 1`. Elements are padded with zeros in
-        place of the paper's random slots, and those that are sent below one bit are not drawn at
-        random, since the rotation has made them alike.
+        Bits are those on the wire: the published scripts do not count the sign bit of the dithered
+        quantizer, so their `R` bits are about `R + 1`. Elements are padded with zeros instead of
+        the paper's random slots. Below one bit, the sent elements are not drawn at random, because
+        the rotation makes all elements statistically alike.
     """
     return Rotated(codec=_even_at_rate(bits, bucket_size, dithered), unbiased_on_average=dithered)
 
@@ -160,17 +163,18 @@ def dsc(
     redundancy: int | float = 1.5,
     dithered: bool = True,
 ) -> Embedded:
-    """Democratic source coding: more coordinates than elements, each coarser, and none large.
+    """Democratic source coding: redundant coordinates, each coarser, of which none is large.
 
-    With `λ` coordinates an element each gets `bits / λ` bits. Their largest is `K‖x‖/√N`, without
-    the logarithm of near-democratic ones, for the price of an iteration, and of `λ`.
+    With `λ` coordinates an element, each coordinate has `bits / λ` bits. The largest coordinate is
+    `K‖x‖/√N`, without the logarithm of near-democratic coding; the cost is an iteration, and `λ`
+    times the coordinates.
 
     Args:
         bits: bits an element, above 0, at most 8.
         bucket_size: coordinates that share a scale: `bucket_size / redundancy` elements; None for
             one scale a leaf.
         redundancy: `λ`, from 1 to 4.
-        dithered: unbiased rounding; else to nearest.
+        dithered: True for unbiased rounding; False rounds to nearest.
 
     Raises:
         ValueError: for other rates or a redundancy, or a bucket size that is not positive.
@@ -184,10 +188,10 @@ def dsc(
         optimization under a communication budget <https://arxiv.org/abs/2103.07578>`_, 2022.
 
     Note:
-        Steps of the iteration are fewer and were found by trying; what remains at its end is kept.
-        Elements are kept at places that are spread evenly, not drawn at random. Bits are counted as
-        for `ndsc`, which is better at two, three and four bits an element: the constant
-        that is gained is worth less there than the bits that `λ` times the coordinates cost.
+        The iteration has fewer steps, whose number was found by experiment; its remainder is kept.
+        Elements are at evenly spread positions, not drawn at random. Bits are counted as for
+        `ndsc`, which has a smaller error at two, three and four bits an element: there the gain
+        in the constant is smaller than the cost of `λ` times the coordinates.
     """
     codec = _even_at_rate(bits / redundancy, bucket_size, dithered)
     return Embedded(codec=codec, redundancy=redundancy)
@@ -195,7 +199,7 @@ def dsc(
 
 def _even_at_rate(bits: int | float, bucket_size: int | None, dithered: bool) -> Codec:
     def make(width: int, block: int | None) -> Quantizer:
-        del block  # The step is not fitted, so that one for the whole bucket is enough.
+        del block  # The step is not fitted, so one step for the whole bucket is enough.
         return _even(width, bucket_size, dithered)
 
     power = 1 if dithered else 0

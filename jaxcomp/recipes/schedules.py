@@ -1,4 +1,4 @@
-"""Schedules by their papers, as data."""
+"""Schedules of papers, as data."""
 
 from jaxcomp import checks
 from jaxcomp.reducers.schedule import piecewise_constant
@@ -9,21 +9,20 @@ _QUARTERS = (0.25, 0.0625, 0.015625, 0.004, 0.001)
 def dgc_warmup(
     fraction: float, steps_per_epoch: int, *, epochs: int = 5, schedule: str = "exponential"
 ) -> tuple[tuple[int, float], ...]:
-    """Deep Gradient Compression's warm-up: ever fewer elements, epoch by epoch.
+    """Deep Gradient Compression's warm-up, which sends fewer elements in each epoch.
 
-    "exponential", which is what the published code does unless told otherwise, sends
-    `fraction^((e+1)/(epochs+1))` in epoch `e`; "quarters", the paper's list, sends 25 %, 6.25 %,
-    1.5625 %, 0.4 % and 0.1 %. Neither sends less than `fraction`.
+    "exponential", the default of the published code, sends `fraction^((e+1)/(epochs+1))` in epoch
+    `e`; "quarters", the paper's list, sends 25 %, 6.25 %, 1.5625 %, 0.4 % and 0.1 %. Neither sends
+    less than `fraction`.
 
     Args:
-        fraction: share of the elements that is sent from epoch `epochs` on, in (0, 1].
-        steps_per_epoch: how many steps an epoch has.
-        epochs: how many epochs the warm-up takes; at most 5 for "quarters".
+        fraction: the fraction of elements that is sent from epoch `epochs` on, in (0, 1].
+        steps_per_epoch: the number of steps in an epoch.
+        epochs: the number of epochs of the warm-up; at most 5 for "quarters".
         schedule: "exponential" or "quarters".
 
     Returns:
-        Pairs of the step that a phase starts at and the fraction that it sends, for
-        `jaxcomp.ReducerSchedule`.
+        Pairs of a phase's first step and its fraction, for `jaxcomp.ReducerSchedule`.
 
     Raises:
         ValueError: for a fraction outside (0, 1], another schedule, or numbers out of range.
@@ -44,8 +43,7 @@ def dgc_warmup(
         Lin et al., `Deep gradient compression <https://arxiv.org/abs/1712.01887>`_, 2018.
 
     Note:
-        Epochs that send the same fraction are one phase, so the table may be shorter than the
-        epochs.
+        Epochs with the same fraction are one phase, so there may be fewer phases than epochs.
     """
     checks.fraction(fraction)
     checks.integer("steps_per_epoch", steps_per_epoch, 1)

@@ -22,17 +22,18 @@ def top_k(
     values: Codec | None = None,
     indices: Indices = EliasFano(),
 ) -> Sparsifier:
-    """The largest elements, and their places.
+    """Sends the largest elements, and their indices.
 
-    Keeps the `k = ⌈fraction · n⌉` largest `|x|`, exactly: a contraction with `δ ≥ k/n`. Biased: use
-    a residual.
+    It keeps exactly the `k = ⌈fraction · n⌉` largest `|x|`: a contraction with `δ ≥ k/n`. It is
+    biased: use a residual.
 
     Args:
-        fraction: share of the elements that is sent, in (0, 1].
-        bucket_size: elements among which to choose; None for the whole leaf.
-        values: a codec for the values, such as `jaxcomp.qsgd_inf(bits=8)`; None for the values as
-            they are.
-        indices: how places become words, of `jaxcomp.codecs`: `EliasFano()`, `RiceGaps()`,
+        fraction: the fraction of elements that is sent, in (0, 1].
+        bucket_size: elements in a bucket, in each of which the largest are chosen; None for one
+            bucket a leaf.
+        values: a codec for the values, such as `jaxcomp.qsgd_inf(bits=8)`; None sends them
+            unchanged.
+        indices: the encoding of the indices, from `jaxcomp.codecs`: `EliasFano()`, `RiceGaps()`,
             `Packed()`, `Bitmap()` or `Raw()`.
 
     Raises:
@@ -50,7 +51,7 @@ def top_k(
         <https://arxiv.org/abs/1809.07599>`_, 2018.
 
     Note:
-        Places cost about `2 + log₂(n/k)` bits each (8.6 at 1 %), not 32. float64 is compared as
+        Indices cost about `2 + log₂(n/k)` bits each (8.6 at 1 %), not 32. float64 is compared as
         float32.
     """
     return Sparsifier(
@@ -66,19 +67,19 @@ def threshold(
     values: Codec | None = None,
     indices: Indices = EliasFano(),
 ) -> Sparsifier:
-    """The elements that reach a fixed threshold, and their places.
+    """Sends the elements that reach a fixed threshold, and their indices.
 
-    Keeps all `|x| ≥ value`: what is not sent is at most `value` in each element. Biased: use a
-    residual, in which small elements add up until they reach it.
+    It keeps all `|x| ≥ value`, so an unsent element is below `value`. It is biased: use a residual,
+    in which small elements accumulate until they reach the threshold.
 
     Args:
         value: the threshold, positive.
-        fraction: share of the elements that there is room for, in (0, 1]. Payloads have this size
-            whatever the gradient; of more elements than fit, a run that begins at random is not
+        fraction: the capacity as a fraction of the elements, in (0, 1]. Payloads always have this
+            size; if more elements reach the threshold, a run of them with a random start is not
             sent.
-        bucket_size: elements that share the room; None for the whole leaf.
-        values: a codec for the values; None for the values as they are.
-        indices: how places become words.
+        bucket_size: elements in a bucket, which has the capacity; None for one bucket a leaf.
+        values: a codec for the values; None sends them unchanged.
+        indices: the encoding of the indices.
 
     Raises:
         ValueError: for a threshold that is not positive, or as for `top_k`.
@@ -107,23 +108,25 @@ def dgc(
     values: Codec | None = None,
     indices: Indices = EliasFano(),
 ) -> Sparsifier:
-    """The elements above a threshold from a sample: between 0.8 and 1.3 times a fraction of them.
+    """Sends the elements above a sampled threshold: 0.8 to 1.3 times a fraction of the elements.
 
-    The codec of Deep Gradient Compression (DGC). The momentum correction of the method is a
+    It is the codec of Deep Gradient Compression (DGC). The momentum correction of the method is a
     feedback, its warm-up is a `ReducerSchedule` with `dgc_warmup`, and its clipping is `clip_local`
     before the mean:
 
         Link(dgc(0.001), MomentumCorrection(momentum=0.9))
 
     Args:
-        fraction: share of the elements to send, in (0, 1].
-        bucket_size: elements among which to choose; None for the whole leaf.
-        sample: share of the elements that is looked at, at least about 400 that are sent.
-        values: a codec for the values; None for the values as they are.
-        indices: how places become words.
+        fraction: the fraction of elements to send, in (0, 1].
+        bucket_size: elements in a bucket, in each of which elements are chosen; None for one bucket
+            a leaf.
+        sample: the fraction of elements in the sample, raised so that about 400 of the sampled
+            elements exceed the threshold.
+        values: a codec for the values; None sends them unchanged.
+        indices: the encoding of the indices.
 
     Raises:
-        ValueError: for a share outside (0, 1], or as for `top_k`.
+        ValueError: for a fraction outside (0, 1], or for the same reasons as `top_k`.
 
     Example:
         >>> import jaxcomp
@@ -135,9 +138,9 @@ def dgc(
         Lin et al., `Deep gradient compression <https://arxiv.org/abs/1712.01887>`_, 2018.
 
     Note:
-        Where more than 1.3 times the share exceed the threshold, exactly the share of largest ones
-        is sent, and no element is left out for its place in the array, as the authors' code does
-        with what exceeds the share. It samples `max(1 %, 400)`; the authors' code `max(1 %, 2/δ)`.
+        If more than 1.3 times the fraction exceed the threshold, exactly the fraction of largest
+        elements is sent; the authors' code drops the excess by position in the array. It samples
+        `max(1 %, 400)`; the authors' code `max(1 %, 2/δ)`.
     """
     return Sparsifier(
         choice=Sampled(fraction, sample), values=values, indices=indices, bucket_size=bucket_size
@@ -153,24 +156,25 @@ def sidco(
     values: Codec | None = None,
     indices: Indices = EliasFano(),
 ) -> Sparsifier:
-    """The elements above a threshold in closed form, from a law fitted to the magnitudes.
+    """Sends the elements above a threshold computed from a distribution fitted to the magnitudes.
 
-    `η₁ = β ln(1/δ₁)` for the exponential law with mean `β`; then, stage by stage, the law is fitted
-    again to what exceeds the threshold: `η_m = η_{m−1} + β_m ln(1/δ_m)`. The number of stages, and
-    a correction of `δ`, are found by themselves, for each leaf, from how many elements exceeded the
-    threshold before.
+    `η₁ = β ln(1/δ₁)` for the exponential distribution with mean `β`. In each further stage the
+    distribution is fitted to the excess over the threshold: `η_m = η_{m−1} + β_m ln(1/δ_m)`. The
+    number of stages, and a correction of `δ`, adapt for each leaf to the number of elements that
+    exceeded the threshold in earlier steps.
 
     Args:
-        fraction: share `δ` of the elements to send, in (0, 1].
-        bucket_size: elements among which to choose; None for the whole leaf.
+        fraction: the fraction `δ` of elements to send, in (0, 1].
+        bucket_size: elements in a bucket, in each of which elements are chosen; None for one bucket
+            a leaf.
         law: "exponential", "pareto" (generalised; SIDCo-P), "gamma" (SIDCo-GP) or
             "gamma_approximate" (its published approximation, for shapes up to 1).
         stages: a fixed number of stages; None to adapt it.
-        values: a codec for the values; None for the values as they are.
-        indices: how places become words.
+        values: a codec for the values; None sends them unchanged.
+        indices: the encoding of the indices.
 
     Raises:
-        ValueError: for a share outside (0, 1], another law or fewer than one stage.
+        ValueError: for a fraction outside (0, 1], another `law` or fewer than one stage.
 
     Example:
         >>> import jaxcomp, jax.numpy as jnp
@@ -182,14 +186,14 @@ def sidco(
         distributed training systems <https://arxiv.org/abs/2101.10761>`_, 2021.
 
     Note:
-        Of the three rules for the number of stages in the authors' code, which start from one, the
-        first moves in a fixed direction, which never ends for heavy tails, and the other two turn
-        round where a move made it worse; this one starts from two, turns round likewise, and
-        remembers the best. Where that still finds too many or too few, as in mixtures of
-        scales, the threshold is for a share up to four times smaller or larger. Zeros take no part
-        in the fit. Of a leaf of more than four
-        million elements, the law sees every second, third, … part of 512. There is room for 1.3
-        times the share; of more, a run that begins at random stays in the residual.
+        The authors' code has three rules for the number of stages, which start from one. The first
+        changes it in a fixed direction, which does not stop for heavy tails; the other two reverse
+        the direction when a change made the result worse. The rule here starts from two, reverses
+        in the same way, and remembers the best number. If that still gives too many or too few
+        elements, as in mixtures of scales, the target fraction is corrected by up to a factor of
+        four. Zeros are not part of the fit. In a leaf of more than four million elements, the fit
+        uses every second, third, … block of 512. The capacity is 1.3 times the fraction; of more
+        elements, a run with a random start stays in the residual.
     """
     return Sparsifier(
         choice=Fitted(fraction=fraction, law=law, stages=stages),
@@ -206,10 +210,10 @@ def demo(
     values: Codec | None = None,
     indices: Indices = EliasFano(),
 ) -> Cosine:
-    """The largest coefficients of the cosine transform of each square of a leaf.
+    """Sends the largest coefficients of the cosine transform of each square of a leaf.
 
-    The codec of DeMo, which decouples the momentum of the workers: with a decaying residual as the
-    momentum `Δ ← β (Δ − sent) + g`, and the sign of the mean,
+    It is the codec of DeMo, which decouples the workers' momentum. DeMo uses a decaying residual as
+    the momentum, `Δ ← β (Δ − sent) + g`, and the sign of the mean:
 
         optax.chain(
             compressed_mean(Link(demo(), Residual(decay=0.999)), axis_name="data"),
@@ -217,15 +221,15 @@ def demo(
             optax.scale_by_learning_rate(1e-3),
         )
 
-    By default a coefficient counts as zero for the workers that do not send it: that mean goes
-    with every reducer, under gates and both ways. The authors take the mean over the workers that
-    send it: `jaxcomp.Gather(Link(demo(), Residual(decay=0.999)), over="senders")`.
+    By default a coefficient counts as zero for the workers that do not send it; this mean works
+    with every reducer, with gates and with a downlink. The authors average over the workers that
+    send a coefficient: `jaxcomp.Gather(Link(demo(), Residual(decay=0.999)), over="senders")`.
 
     Args:
-        k: coefficients sent of each square.
+        k: the number of coefficients sent for each square.
         chunk: the side of a square, 2 to 256; a bucket is one square.
         values: a codec for the coefficients; None for float32.
-        indices: how places become words.
+        indices: the encoding of the indices.
 
     Raises:
         ValueError: for more coefficients than a square has, or sides out of range.
@@ -241,11 +245,11 @@ def demo(
 
     Note:
         A square is `chunk²` consecutive elements of the flattened leaf; the published code cuts
-        matrices into tiles, along both of their dimensions, which is the same where a row has
-        `chunk` elements. The two means differ in signs too, since each element is a sum of
-        coefficients that different numbers of workers sent. Of four workers whose gradients are one
-        Gaussian signal and noise of their own, with 0.3, 1 and 3 times its deviation, 86, 93 and
-        97 % of the signs agree. Places take 9 bits, not 64, and sums are deterministic.
+        matrices into tiles along both dimensions, which is the same if a row has `chunk` elements.
+        The two means differ in signs too, since each element is a sum of coefficients that
+        different numbers of workers sent. For four workers with gradients made of one Gaussian
+        signal and separate noise of 0.3, 1 and 3 times its deviation, 86, 93 and 97 % of the signs
+        agree. Indices take 9 bits, not 64, and sums are deterministic.
     """
     checks.integer("chunk", chunk, 2, 256)
     checks.integer("k", k, 1, chunk**2)
@@ -264,22 +268,22 @@ def fastsgd(
     per_octave: int = 2,
     indices: Indices = Deltas(),
 ) -> Sparsifier:
-    """The elements near the largest one, by the logarithm of how much smaller they are.
+    """Sends the largest elements with logarithmic quantisation relative to the largest one.
 
     `Iᵢ = round(log_b(M / |xᵢ|))` with `M` the largest magnitude and `b = 2^(1/per_octave)`. The
-    elements with `Iᵢ ≤ τ` are sent, as a sign and `Iᵢ`, and decoded to `± M b^-I`, which is within
-    a factor `√b` of them.
+    elements with `Iᵢ ≤ τ` are sent as a sign and `Iᵢ`, and decoded to `± M b^-I`, which is within a
+    factor `√b` of the element.
 
     Args:
-        fraction: share of the elements that there is room for, in (0, 1].
-        bucket_size: elements that share `M` and the room; None for the whole leaf.
-        most: the largest `τ`, up to 127; it is lowered until no more elements reach it than there
-            is room for.
-        per_octave: how many steps halve a value: 1, 2, 4 or 8.
-        indices: how places become words.
+        fraction: the capacity as a fraction of the elements, in (0, 1].
+        bucket_size: elements in a bucket, which share `M` and the capacity; None for one bucket a
+            leaf.
+        most: the largest `τ`, up to 127; `τ` is lowered until the elements fit the capacity.
+        per_octave: the number of steps that halve a value: 1, 2, 4 or 8.
+        indices: the encoding of the indices.
 
     Raises:
-        ValueError: for a share outside (0, 1], or other numbers out of range.
+        ValueError: for a fraction outside (0, 1], or other numbers out of range.
 
     Example:
         >>> import jaxcomp, jax.numpy as jnp
@@ -290,10 +294,11 @@ def fastsgd(
         FastSGD: a fast compressed SGD framework for distributed machine learning, 2021.
 
     Note:
-        A reconstruction: of the paper only the abstract could be read (a reciprocal mapper,
-        logarithmic quantisation, an integer threshold, fine-grained adaptive deltas of keys).
-        Places are `Deltas()`, which take one bit more each than `EliasFano()`. Where tails are
-        light, few elements lie within whole steps of the largest: less than the share is sent.
+        This is a reconstruction from the abstract, since we could not read the paper (a reciprocal
+        mapper, logarithmic quantisation, an integer threshold, fine-grained adaptive deltas of
+        keys). Indices are encoded by `Deltas()`, which take one bit more each than `EliasFano()`.
+        If tails are light, few elements are within whole steps of the largest, and less than the
+        fraction is sent.
     """
     checks.integer("most", most, 0, min(127, 126 * per_octave))
     choice = NearLargest(fraction, most, per_octave)
@@ -305,15 +310,16 @@ def fastsgd(
 def random_k(
     fraction: int | float = 0.01, bucket_size: int | None = None, *, unbiased: bool = True
 ) -> RandomK:
-    """Elements that all workers draw alike from the key they share; only values travel.
+    """Sends random elements that all workers draw from a shared key; only values are sent.
 
-    `x̂ᵢ = (n/k) xᵢ` for the `k` that are drawn, else 0: relative variance `n/k − 1`. Payloads may be
-    summed.
+    `x̂ᵢ = (n/k) xᵢ` for the `k` drawn elements, else 0: the relative variance is `n/k − 1`. Payloads
+    can be summed.
 
     Args:
-        fraction: share of the elements that is sent, in (0, 1].
+        fraction: the fraction of elements that is sent, in (0, 1].
         bucket_size: elements in a bucket; None for one bucket a leaf.
-        unbiased: send values `n/k` times as large; else as they are, a contraction with `δ = k/n`.
+        unbiased: True multiplies values by `n/k`; False sends them unchanged, a contraction with
+            `δ = k/n`.
 
     Raises:
         ValueError: for a fraction outside (0, 1] or a bucket size that is not positive.
@@ -329,8 +335,8 @@ def random_k(
         <https://arxiv.org/abs/1809.07599>`_, 2018.
 
     Note:
-        One of each group of `w = round(1/fraction)` neighbours, in place of any `k` of all: the
-        same variance, and memory is read in order. A bucket with an element that is not finite
-        sends NaN, sampled or not.
+        It draws one of each group of `w = round(1/fraction)` neighbours instead of any `k` of all
+        elements: the variance is the same, and memory is read in order. A bucket with a non-finite
+        element sends NaN, even if that element is not drawn.
     """
     return RandomK(fraction=fraction, scaled=unbiased, bucket_size=bucket_size)

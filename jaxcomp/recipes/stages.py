@@ -7,18 +7,18 @@ from jaxcomp.codecs.staged import Staged
 
 
 def msc(codec: Codec, stages: int) -> Chained | Staged:
-    """Multi-stage compression: each stage encodes what those before it missed.
+    """Multi-stage compression: each stage encodes the remaining error of the stages before it.
 
-    `x̂ = Σᵣ x̂ᵣ`, `x̂ᵣ = C(x − x̂₁ − … − x̂ᵣ₋₁)`. A contraction of `δ` becomes one of
-    `1 − (1 − δ)^R`; an unbiased codec of variance `ω` is scaled so that it stays unbiased, with
-    variance `q^R/(1 − q^R)`, `q = ω/(1 + ω)`.
+    `x̂ = Σᵣ x̂ᵣ`, `x̂ᵣ = C(x − x̂₁ − … − x̂ᵣ₋₁)`. A contraction with `δ` becomes one with
+    `1 − (1 − δ)^R`. An unbiased codec of variance `ω` is scaled so that the sum stays unbiased,
+    with variance `q^R/(1 − q^R)`, `q = ω/(1 + ω)`.
 
     Args:
-        codec: of each stage; the payload is `stages` times its.
+        codec: the codec of each stage; the payload has `stages` times its size.
         stages: `R`, at least 1.
 
     Raises:
-        ValueError: for fewer stages than one, or an unbiased codec of unknown variance.
+        ValueError: for fewer than one stage, or an unbiased codec of unknown variance.
 
     Example:
         >>> import jaxcomp, jax.numpy as jnp
@@ -30,8 +30,8 @@ def msc(codec: Codec, stages: int) -> Chained | Staged:
         communication compression <https://arxiv.org/abs/2206.03665>`_, 2022.
 
     Note:
-        Of top-k, `R` stages are top-`R·k`: use one with a larger fraction. Stages pay for signs,
-        random places, low rank and quantisers of few levels.
+        `R` stages of top-k equal top-`R·k`: use one stage with a larger fraction. Stages are useful
+        for signs, random indices, low rank and quantisers of few levels.
     """
     checks.integer("stages", stages, 1)
     if codec.unbiased:

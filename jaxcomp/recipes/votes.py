@@ -12,25 +12,25 @@ from jaxcomp.reducers.two_shot import TwoShot
 
 @dataclasses.dataclass(frozen=True)
 class Vote(WrappedReducer):
-    """The sign that most workers have, by one bit an element in both directions.
+    """The majority of the workers' signs, with one bit an element in both directions.
 
-    `sign(Σ wᵢ · sign(gᵢ))`: every worker counts the votes on its share of the elements and tells
-    the outcome. What arrives is `±1`, so the step is all in the learning rate, and at most half of
-    the workers can be wrong about an element without changing it. A draw is decided at random,
-    alike on all workers.
+    `sign(Σ wᵢ · sign(gᵢ))`: each worker counts the votes on its slice of the elements and sends the
+    result. The result is `±1`, so the learning rate alone determines the step size. A minority of
+    workers with a wrong sign does not change an element. A tie is decided at random, alike on all
+    workers.
 
-    With weights (from a gate) it is the weighted majority. Momentum belongs before the vote:
+    With weights from a gate it is the weighted majority. Apply momentum before the vote:
     `optax.chain(jaxcomp.per_worker(optax.trace(0.9)), jaxcomp.compressed_mean(Vote(), "data"),
-    optax.sgd(1e-3))` is signum. Leaves that the policy leaves dense are averaged, not voted on:
-    `Vote(jaxcomp.Policy(jaxcomp.codecs.Ballot(), min_size=0, min_ndim=0))` votes on all.
+    optax.sgd(1e-3))` is signum. Dense leaves are averaged, not voted on;
+    `Vote(jaxcomp.Policy(jaxcomp.codecs.Ballot(), min_size=0, min_ndim=0))` votes on all leaves.
 
     Args:
-        up: which leaves are voted on: a `Policy` of ballots.
-        down: how the outcome travels: as the votes do, if it is None.
+        up: a `Policy` of ballots, which chooses the leaves that are voted on.
+        down: the codec of the result; None for that of the votes.
 
     Raises:
-        ValueError: for codecs that are not ballots, or a feedback, which has nothing to go by where
-            sizes do not count.
+        ValueError: for codecs that are not ballots, or for a feedback, because votes have no
+            magnitude from which to compute an error.
 
     Example:
         >>> import jax, jax.numpy as jnp, jaxcomp
@@ -46,10 +46,9 @@ class Vote(WrappedReducer):
         <https://arxiv.org/abs/1810.05291>`_, 2019.
 
     Note:
-        The paper's server is every worker here, for a share of the elements. An element of which a
-        worker's gradient is zero, or of which the votes are even, is drawn by chance, where the
-        paper's sign of zero depends on the implementation. What is not finite spoils its bucket on
-        all workers, so that a guard sees it.
+        Each worker is the server for a slice of the elements. The sign of a zero gradient, and the
+        result of a tie, are random; in the paper the sign of zero depends on the implementation. A
+        non-finite element makes its bucket non-finite on all workers, so that a guard sees it.
     """
 
     up: "Link | Codec | Policy" = Ballot()
@@ -63,12 +62,13 @@ class Vote(WrappedReducer):
             if not all(isinstance(codec, Ballot) for codec in link.policy.codecs):
                 raise ValueError(
                     "`up` and `down` must be jaxcomp.codecs.Ballot(), or a Policy of it, since a "
-                    f"vote is about signs, got {link.codec!r}; TwoShot takes the mean by any codec"
+                    f"vote counts signs, got {link.codec!r}; use TwoShot for a mean with any codec"
                 )
             if link.feedback.kind != "none":
                 raise ValueError(
-                    "`up` and `down` must have no feedback, since a ballot has no size, got "
-                    f"{link.feedback!r}; jaxcomp.Link(jaxcomp.sign(), jaxcomp.Residual()) has one"
+                    "`up` and `down` must have no feedback, since votes have no magnitude, got "
+                    f"{link.feedback!r}; for error feedback use "
+                    "jaxcomp.Link(jaxcomp.sign(), jaxcomp.Residual())"
                 )
 
     @property

@@ -1,1 +1,1 @@
-"""Reducers: how the links of all workers become one mean."""
+"""Reducers, which compute the mean over all workers' links."""

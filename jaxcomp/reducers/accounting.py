@@ -1,4 +1,4 @@
-"""The plan of a reduction: which leaves travel how, and how many bytes that is."""
+"""The plan of a reduction, and its bytes."""
 
 import math
 from fractions import Fraction
@@ -22,7 +22,7 @@ below, messages are too short for the wire to tell.
 
 
 def plan(reducer: Reducer, like: PyTree, workers: tuple[int, ...] = (1,)) -> trees.Layout:
-    """Which leaves the reducer compresses, in which batches, over axes of these sizes."""
+    """The plan of the reducer over axes of these sizes: its compressed leaves and their batches."""
     policy = policy_.NOTHING if reducer.uplink is None else reducer.uplink.policy
     shares = reducer.shares(workers)
     whole = trees.layout(policy, like, shares=shares)
@@ -31,19 +31,19 @@ def plan(reducer: Reducer, like: PyTree, workers: tuple[int, ...] = (1,)) -> tre
 
 
 def collectives(reducer: Any, batches: Batches) -> int:
-    """Into how many collectives the payload of these batches is split each way, at most."""
+    """The maximum number of collectives into which these batches' payload is split each way."""
     if reducer.collectives is not None:
         return reducer.collectives
-    # Shares of a hierarchy have none: their leaves are not in runs.
+    # Batches of a hierarchy are not split: their leaves are not contiguous.
     pieces = [piece for batch in batches for piece in getattr(batch, "pieces", ())]
     large = sum(piece.stop - piece.start for piece in pieces) >= _WORTH_PARTS
     return min(_PARTS, len({piece.leaf for piece in pieces})) if large else 1
 
 
 def rounds(reducer: Any, batches: Batches, payload: PyTree, workers: int) -> int:
-    """Messages one after another, where this is sent one way: `n − 1` for each collective.
+    """The number of sequential messages each way: `n − 1` for each collective.
 
-    Those of one step do not depend on each other and may share the wire, but no plan counts on it.
+    Messages of one step are independent and may overlap on the wire, but plans do not assume it.
     """
     return buffer.collectives(payload, collectives(reducer, batches)) * (workers - 1)
 
@@ -54,7 +54,7 @@ def plan_here(reducer: Reducer, like: PyTree, axis_name: AxisName) -> trees.Layo
 
 
 def link_bytes(reducer: Any, like: PyTree, workers: Any) -> int:
-    """What one device sends over so many workers, for batches and for leaves left dense."""
+    """The bytes that one device sends over `workers` workers, for batches and dense leaves."""
     sizes = workers if isinstance(workers, tuple) else (workers,)
     layout = plan(reducer, like, sizes)
     dense = dense_.fused_link_bytes([layout.likes[i] for i in layout.dense], math.prod(sizes))
@@ -63,28 +63,28 @@ def link_bytes(reducer: Any, like: PyTree, workers: Any) -> int:
 
 
 def told_bytes(reducer: Any, batches: Batches, workers: int) -> Fraction | int:
-    """Bytes of the number by which workers say that their memories are finite."""
+    """The bytes of the flag by which workers report that their memories are finite."""
     return wire_cost.ring(4, workers) if tells(reducer, batches) else 0
 
 
 def tells(reducer: Reducer, batches: Batches) -> bool:
-    """Whether a worker's memory may be lost in a step whose mean is finite, so that it must say so.
+    """Whether workers must report a non-finite memory, because the mean may still be finite.
 
-    One worker alone cannot keep what it had: a mirror would no longer be the mean of what it
-    mirrors.
+    A single worker cannot restore its memory alone: the mirror would no longer be the mean of all
+    memories.
     """
     return bool(batches) and not feedback_of(reducer).bounded
 
 
 def payload_bytes(reducer: Reducer, layout: trees.Layout) -> int:
-    """What one worker puts into the collectives for a tree of this layout."""
+    """The bytes that one worker puts into the collectives for a tree of this layout."""
     return round(sum(batch_bytes(reducer, layout))) + trees.dense_bytes(
         layout, dense_dtype(reducer)
     )
 
 
 def batch_bytes(reducer: Reducer, layout: trees.Layout) -> tuple[float, ...]:
-    """What each batch accounts for of it: its payload, unless the reducer knows better."""
+    """The payload bytes of each batch, as the reducer defines them, or else as the codec does."""
     own = final_phase(reducer).payload_bytes(layout.batches)
     if own is not None:
         return own
@@ -98,7 +98,7 @@ def dense_dtype(reducer: Reducer) -> Any:
 
 
 def final_phase(reducer: Reducer) -> Reducer:
-    """The last reducer of one that changes with time; else itself."""
+    """The last reducer of a schedule; any other reducer unchanged."""
     return reducer.schedule[-1][1]
 
 
@@ -108,9 +108,10 @@ def feedback_of(reducer: Reducer) -> Feedback:
 
 
 def aside_of(reducer: Reducer) -> Feedback:
-    """Under a gate, the feedback of the leaves that are sent as they are.
+    """The feedback of dense leaves under a gate.
 
-    That of the others, but without momentum, which those leaves get after the mean.
+    It is that of the compressed leaves, but without momentum, which dense leaves get after the
+    mean.
     """
     feedback = feedback_of(reducer)
     return Residual() if feedback.kind == "momentum" else feedback

@@ -1,4 +1,4 @@
-"""The reducer that is taken where none is named: what moves fewest bytes for these workers."""
+"""The default reducer, which picks the reducer that moves the fewest bytes."""
 
 import contextlib
 import dataclasses
@@ -29,7 +29,7 @@ _NOTICED = 2**16
 
 
 class Offer(NamedTuple):
-    """One way to reduce, and what a device would send for the compressed leaves."""
+    """A candidate reducer, and the bytes that a device would send for the compressed leaves."""
 
     reducer: Any
     bytes: Fraction | int
@@ -37,21 +37,21 @@ class Offer(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Auto(Reducer, public=("picked", "priced", "reducers", "two_shot")):
-    """`Gather`, or for many workers `TwoShot` with the same codec down: what moves fewer bytes.
+    """Picks `Gather`, `TwoShot` or `Psum`, whichever moves the fewest bytes for these workers.
 
-    `Gather` sends `n − 1` payloads, `TwoShot` two shares of `(n − 1)/n`: with equal codecs, the
-    second pays from three workers on. It rounds twice, and asks two things of the codec: buckets,
-    since a leaf that is encoded whole would change its meaning with the number of workers, and no
-    memory but what a downlink can have. A linear codec is summed on the way instead (`Psum`), where
-    nothing is rounded twice; so is one of integers on a shared grid, if that moves fewer bytes. Of
-    equals, the one that rounds once is taken.
+    `Gather` sends `n − 1` payloads, `TwoShot` twice `(n − 1)/n` of a payload: with the same codec
+    on the downlink, `TwoShot` moves fewer bytes from three workers on. `TwoShot` rounds twice, and
+    requires a codec with buckets, since the encoding of a whole leaf would depend on the number of
+    workers, and a feedback that a downlink can have. A linear codec uses `Psum` instead, which
+    rounds once; a codec with integers on a shared grid uses `Psum` if it moves fewer bytes. Among
+    reducers of equal bytes, it picks one that rounds once.
 
-    The downlink has the feedback that its codec's error class asks for: none for unbiased ones, a
-    residual for contractive ones, or the other half of EF21 where the uplink is EF21.
+    The downlink has the default feedback of its codec: none if it is unbiased, a residual if it is
+    contractive, or the downlink half of EF21 if the uplink is EF21.
 
     Args:
-        link: the link from each worker; a bare codec or policy is `Link(codec)` with the feedback
-            of its error class.
+        link: the link from each worker; a bare codec or policy means `Link(codec)` with its default
+            feedback.
 
     Raises:
         ValueError: if `link` is none of these.
@@ -72,7 +72,7 @@ class Auto(Reducer, public=("picked", "priced", "reducers", "two_shot")):
             if isinstance(given, Codec | Policy) and not isinstance(given, type):
                 object.__setattr__(self, "link", Link(given, feedback_.default(given)))
             else:
-                object.__setattr__(self, "link", Link(given))  # Which says what is wrong.
+                object.__setattr__(self, "link", Link(given))  # Raises with a helpful message.
 
     @property
     def uplink(self) -> Link:
@@ -80,11 +80,11 @@ class Auto(Reducer, public=("picked", "priced", "reducers", "two_shot")):
         return link
 
     def picked(self, like: PyTree, workers: int) -> Reducer:
-        """What is taken for a tree like this and so many workers."""
+        """The reducer picked for a tree like this and this number of workers."""
         return self._pick(trees.layout(self.uplink.policy, like).batches, workers)
 
     def priced(self, batches: Batches, workers: int) -> tuple[Offer, ...]:
-        """What may be taken, and what a device would send for these batches."""
+        """The candidates, with the bytes that a device would send for these batches."""
         return tuple(
             Offer(reducer, reducer.batches_link_bytes(batches, workers))
             for reducer in self.reducers
@@ -92,11 +92,11 @@ class Auto(Reducer, public=("picked", "priced", "reducers", "two_shot")):
 
     @property
     def reducers(self) -> tuple[Any, ...]:
-        """What may be taken."""
+        """The candidates."""
         ways: list[Any] = [Gather(self.uplink)]
         codecs, two_shot = self.uplink.policy.codecs, self.two_shot()
         if codecs and all(codec.may_sum for codec in codecs):
-            with contextlib.suppress(ValueError):  # Not by these settings.
+            with contextlib.suppress(ValueError):  # The settings do not allow it.
                 ways.append(Psum(self.uplink))
         if two_shot is not None and not all(codec.linear for codec in codecs):
             ways = [two_shot] if self.splits else [*ways, two_shot]
@@ -104,17 +104,19 @@ class Auto(Reducer, public=("picked", "priced", "reducers", "two_shot")):
 
     @property
     def splits(self) -> bool:
-        """Whether devices share the uplink's mirror: with one, it is always TwoShot."""
+        """Whether each device holds a slice of the uplink's mirror; with a mirror, the reducer is
+        always `TwoShot`.
+        """
         return self.uplink.feedback.mirrors and self.two_shot() is not None
 
     @property
     def downlink(self) -> Link | None:
-        """The downlink of `TwoShot` where it is always taken; otherwise the workers decide."""
+        """The downlink of `TwoShot` if it is always picked; else it depends on the workers."""
         two_shot = self.two_shot() if self.splits else None
         return None if two_shot is None else two_shot.downlink
 
     def resolve(self, batches: Batches, workers: tuple[int, ...]) -> Reducer:
-        """The reducer that moves fewest bytes; warns if a dense mean would move fewer."""
+        """The reducer that moves the fewest bytes; warns if a dense mean would move fewer."""
         offer = self._offer(batches, math.prod(workers))
         self._warn(batches, math.prod(workers), math.ceil(offer.bytes))
         return offer.reducer
@@ -123,14 +125,14 @@ class Auto(Reducer, public=("picked", "priced", "reducers", "two_shot")):
         last = self.reducers[-1]
         state = last.init(batches, axis_name)
         whole = AutoState(*state) if isinstance(state, TwoShotState) else AutoState(state, (), ())
-        # Outside of the mapped function no one knows the workers: the first step will.
+        # Outside of the mapped function the number of workers is unknown; the first step knows it.
         return self._trimmed(batches, whole, axis_name) if axes.known(axis_name) else whole
 
     def fitted(self, batches: Batches, state: "AutoState", axis_name: AxisName) -> "AutoState":
         """The state with the memory that the resolved reducer needs.
 
         Raises:
-            ValueError: for the memory of a downlink that other workers had.
+            ValueError: for a downlink's memory that was made for other workers.
         """
         resolved = self._here(batches, axis_name)
         if isinstance(resolved, TwoShot):
@@ -158,7 +160,7 @@ class Auto(Reducer, public=("picked", "priced", "reducers", "two_shot")):
         axis_name: AxisName,
         weight: Array | None = None,
     ) -> Collected:
-        raise TypeError("jaxcomp.Auto does not reduce: its `resolve` returns the reducer that does")
+        raise TypeError("jaxcomp.Auto cannot reduce: use the reducer that its `resolve` returns")
 
     def dense(
         self, leaves: Sequence[Array], axis_name: AxisName, weight: Array | None = None
@@ -174,18 +176,18 @@ class Auto(Reducer, public=("picked", "priced", "reducers", "two_shot")):
         return self.picked(like, workers).link_bytes(like, workers)
 
     def batches_link_bytes(self, batches: Batches, workers: int) -> Fraction | int:
-        """What of it the batches account for."""
+        """The part of `link_bytes` for the compressed leaves."""
         return self._offer(batches, workers).bytes
 
     def _pick(self, batches: Batches, workers: int) -> Any:
         return self._offer(batches, workers).reducer
 
     def _offer(self, batches: Batches, workers: int) -> Offer:
-        """The offer of fewest bytes; of equals, the first one."""
+        """The candidate of the fewest bytes; among equals, the first one."""
         return min(self.priced(batches, workers), key=lambda offer: offer.bytes)
 
     def _warn(self, batches: Batches, workers: int, sent: int) -> None:
-        """Warns of a codec whose gathered payloads exceed a dense mean."""
+        """Warns if the gathered payloads exceed the bytes of a dense mean."""
         dense = sum(math.prod(b.like.shape) * b.dtype.itemsize for b in batches)
         ring = wire_cost.ring_bytes(dense, workers)
         if dense >= _NOTICED and sent > ring:
@@ -201,10 +203,10 @@ class Auto(Reducer, public=("picked", "priced", "reducers", "two_shot")):
         return self._pick(batches, axes.size(axis_name))
 
     def two_shot(self, *, whole: bool = False) -> TwoShot | None:
-        """`TwoShot` with this link, or None where the codec or feedback does not allow it.
+        """`TwoShot` with this link, or None if the codec or feedback does not allow it.
 
         Args:
-            whole: allow it for codecs that take a leaf whole too.
+            whole: allow codecs without a bucket size too.
         """
         link, codecs = self.uplink, self.uplink.policy.codecs
         if not whole and not all(codec.bucket_size for codec in codecs):
@@ -218,7 +220,7 @@ class Auto(Reducer, public=("picked", "priced", "reducers", "two_shot")):
         return TwoShot(link, Link(link.codec, feedback))
 
     def _check_unused(self, batches: Batches, state: "AutoState", axis_name: AxisName) -> None:
-        """Raises a `ValueError` for a downlink's memory that a step has seen."""
+        """Raises a `ValueError` for a downlink's memory that has been in use."""
         two_shot = self.two_shot()
         if two_shot is None:
             return
@@ -227,27 +229,27 @@ class Auto(Reducer, public=("picked", "priced", "reducers", "two_shot")):
         for x, like in zip(jax.tree.leaves(state.memory), unused, strict=True):
             if x.shape[1] not in (0, like.shape[0]):
                 raise ValueError(
-                    f"`state` must be one for these {axes.size(axis_name)} workers, who have no "
-                    "downlink: it remembers shares of what a downlink has not sent yet. Move it "
-                    "here with jaxcomp.resize_workers"
+                    f"`state` must be one for these {axes.size(axis_name)} workers, which have no "
+                    "downlink, got a state with a downlink's residual: convert it with "
+                    "jaxcomp.resize_workers"
                 )
 
     def _trimmed(self, batches: Batches, state: "AutoState", axis_name: AxisName) -> "AutoState":
-        """The state without a downlink's memory, where there is no downlink."""
+        """The state without a downlink's memory if there is no downlink."""
         if isinstance(self._here(batches, axis_name), TwoShot):
             return state
         return state._replace(memory=jax.tree.map(lambda x: x[:, :0], state.memory))
 
 
 class AutoState(NamedTuple):
-    """The state of whichever reducer is resolved, in the fields of `TwoShotState`.
+    """The state of the resolved reducer, in the fields of `TwoShotState`.
 
-    Where there is no downlink, `memory` has no rows.
+    Without a downlink, `memory` has no rows.
 
     Attributes:
-        up: state of the uplink's codecs.
-        down: state of the downlink's; `()` if there never is one.
-        memory: of the downlink's feedback.
+        up: the state of the uplink's codecs.
+        down: the state of the downlink's codecs; `()` if there never is a downlink.
+        memory: the memory of the downlink's feedback.
     """
 
     up: PyTree

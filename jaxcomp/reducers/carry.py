@@ -1,4 +1,4 @@
-"""A downlink's residual on its way to workers that have no downlink."""
+"""Moves a downlink's residual to workers without a downlink."""
 
 from typing import Any
 
@@ -17,20 +17,20 @@ _UNSENT = {ResidualState: "residual", MomentumState: "velocity"}
 def up(
     feedback: PyTree, reducer: PyTree, like: PyTree, workers: int, *, sharded: bool
 ) -> tuple[PyTree, PyTree]:
-    """The memory of the uplink and the state of a reducer, ready for so many workers.
+    """Prepares the uplink's memory and a reducer's state for another number of workers.
 
-    Where the new workers have no downlink, its residual joins the residual of every worker: the
-    mean residual of the uplink grows by it, so nothing unsent is lost.
+    If the new workers have no downlink, its residual is added to the residual of every worker: the
+    mean residual of the uplink grows by it, so no unsent part is lost.
 
     Args:
-        feedback: what all workers remember of their uplinks.
+        feedback: all workers' uplink memories.
         reducer: the state of the reducer.
         like: shapes and dtypes of the state of the new workers' reducer.
-        workers: how many they are.
+        workers: the new number of workers.
         sharded: whether the arrays have an axis of shards, after that of the workers.
 
     Raises:
-        ValueError: if the uplink has no memory that could take the residual over.
+        ValueError: if the uplink has no memory to which the residual can be added.
     """
     nodes, treedef = jax.tree.flatten(reducer, is_leaf=per_worker.is_per_worker)
     likes = treedef.flatten_up_to(like)
@@ -45,7 +45,7 @@ def up(
 
 
 def _left_behind(node: Any, like: Any, sharded: bool) -> bool:
-    """Whether this is the memory of a downlink for which the new workers have no place."""
+    """Whether this is the memory of a downlink that the new workers do not have."""
     if not per_worker.is_per_worker(node) or node.kind != "share":
         return False
     at = 2 if sharded else 1
@@ -67,14 +67,14 @@ def _joined(feedback: Any, unsent: Any, workers: int, sharded: bool) -> Any:
     )
     if not own or not fits:
         raise ValueError(
-            f"`state` cannot be moved to {workers} workers: they have no downlink, and the "
-            "uplink's feedback has no memory that could take over the downlink's residual. Give "
-            "the uplink jaxcomp.Residual(), or name jaxcomp.TwoShot(up, down), which has a "
+            f"`state` must not have a downlink's residual to be moved to {workers} workers, which "
+            "have no downlink: the uplink's feedback has no memory to which it can be added. Give "
+            "the uplink jaxcomp.Residual(), or use jaxcomp.TwoShot(up, down), which has a "
             "downlink for any number of workers"
         )
 
     def joined(x: Any, r: Array) -> Any:
-        """`[n, rows, size]` and the shares of as many rows."""
+        """`[n, rows, size]` plus the shares of as many rows."""
         whole = r.reshape(-1, r.shape[-1])
 
         def one(x: Any) -> Any:
@@ -85,7 +85,7 @@ def _joined(feedback: Any, unsent: Any, workers: int, sharded: bool) -> Any:
 
         return jax.vmap(one)(x)
 
-    # Compiled as a whole: one by one, the operations of eight-bit memories take seconds.
+    # Compile it as a whole: run one by one, the operations of eight-bit memories take seconds.
     change = jax.jit(jax.vmap(joined, in_axes=1, out_axes=1) if sharded else joined)
     found = tuple(change(x, r) for x, r in zip(own, more, strict=True))
     return per_worker.PerWorker(held._replace(**{field: found}), feedback.kind)

@@ -1,4 +1,4 @@
-"""The mean as JAX takes it, uncompressed: the baseline, and the way out."""
+"""The uncompressed mean: the baseline, and the fallback."""
 
 import dataclasses
 import math
@@ -26,16 +26,16 @@ class Dense(Reducer):
     """The mean of the gradients by an all-reduce.
 
     Args:
-        dtype: what to send the elements as, for instance "bfloat16"; None for their own dtype.
+        dtype: the dtype in which elements are sent, such as "bfloat16"; None for their own.
 
     Note:
-        Floats of 16 bits are added in float32 and rounded once. Where the platform's all-reduce
-        does not do that, as for float16 and on a CPU, they are sent in two shots, an all-to-all and
-        an all-gather, of the same bytes: `link_bytes` are theirs. On an accelerator, bfloat16 takes
-        its all-reduce, which adds in bfloat16 and sends up to `4(n − 1)` bytes less, since shares
-        need not be whole numbers. A sum of float32 or float64 that exceeds the largest number of
-        its dtype is infinite, as in `jax.lax.pmean`: a mean of `n` workers is finite as long as the
-        sum of each element is.
+        Floats of 16 bits are added in float32 and rounded once. If the platform's all-reduce does
+        not do that, as for float16 and on a CPU, they are sent in two shots, an all-to-all and an
+        all-gather, of the same bytes; `link_bytes` counts those. On an accelerator, bfloat16 uses
+        the platform's all-reduce, which adds in bfloat16 and sends up to `4(n − 1)` bytes less,
+        since slices need not be of whole elements. A sum of float32 or float64 that exceeds the
+        largest number of its dtype is infinite, as in `jax.lax.pmean`: the mean of `n` workers is
+        finite if the sum of each element is.
     """
 
     dtype: str | None = None
@@ -54,7 +54,7 @@ class Dense(Reducer):
         weight: Array | None = None,
     ) -> Collected:
         share = 1.0 if weight is None else lax.pmean(weight, axis_name)
-        return Collected(message, message, share, state)  # Nothing is compressed: both are empty.
+        return Collected(message, message, share, state)  # No leaf is compressed.
 
     def dense(
         self, leaves: Sequence[Array], axis_name: AxisName, weight: Array | None = None
@@ -64,11 +64,11 @@ class Dense(Reducer):
         return [mean.astype(leaf.dtype) for mean, leaf in zip(means, leaves, strict=True)]
 
     def efforts(self, batches: Batches, workers: int) -> tuple[tuple[Any, cost.Effort], ...]:
-        """An all-reduce, and the casts around it."""
+        """The efforts of an all-reduce, and of the casts around it."""
         return ((self, cost.Effort(2 * (workers - 1), encodes=1)),)
 
     def link_bytes(self, like: PyTree, workers: int) -> int:
-        """An all-reduce of every leaf: `2(n − 1)/n` of its bytes."""
+        """The bytes of an all-reduce of every leaf: `2(n − 1)/n` of its bytes."""
         likes = trees.layout(NOTHING, like).likes
         sent = [jax.ShapeDtypeStruct(x.shape, jnp.dtype(self.dtype or x.dtype)) for x in likes]
         return math.ceil(fused_link_bytes(sent, workers))
@@ -82,7 +82,7 @@ def fused_mean(
     for number, leaf in enumerate(leaves):
         if leaf.size:
             groups.setdefault(leaf.dtype, []).append(number)
-    means = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in leaves]  # Stays for empty leaves.
+    means = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in leaves]  # The result for empty leaves.
     for numbers in groups.values():
         flat = xla.joined([leaves[i] for i in numbers])
         (mean,) = over_workers.mean([flat], axis_name, weight)
@@ -94,13 +94,13 @@ def fused_mean(
 
 
 def fused_link_bytes(leaves: Sequence[ArrayLike], workers: int) -> Fraction:
-    """Bytes that one device sends for their mean."""
+    """The bytes that one device sends for the mean of these leaves."""
     sizes: dict[Any, int] = {}
     for leaf in leaves:
         sizes[leaf.dtype] = sizes.get(leaf.dtype, 0) + math.prod(leaf.shape)
     total = Fraction(0)
     for dtype, size in sizes.items():
-        if over_workers.is_narrow(dtype):  # In equal shares, of whole numbers.
+        if over_workers.is_narrow(dtype):  # In equal slices of whole elements.
             size = -(-size // workers) * workers
         total += wire_cost.ring(size * dtype.itemsize, workers)
     return total

@@ -1,4 +1,4 @@
-"""Gather: every worker sends its payload to every other, and each decodes them all."""
+"""Gather: every worker sends its payload to all others, and each decodes all payloads."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -22,24 +22,24 @@ from jaxcomp.wire import buffer, cost as wire_cost
 
 @dataclasses.dataclass(frozen=True)
 class Gather(Reducer):
-    """The mean of all decoded payloads, by one all-gather for the whole model, or a few.
+    """Averages all decoded payloads, with one all-gather for the whole model, or a few.
 
-    One device sends `(n − 1)` payloads, so this pays for few workers or small payloads: b-bit
-    codes beat a float32 all-reduce only if `b < 64 / n`.
+    One device sends `(n − 1)` payloads, so it suits few workers or small payloads: `b`-bit codes
+    send less than a float32 all-reduce only if `b < 64 / n`.
 
     Args:
-        link: the link from each worker; a bare codec or policy is `Link(codec)`.
-        collectives: into how many all-gathers to split the payload, whole arrays each, so that the
-            first can begin before the last gradient is there; None for four where there are at
-            least four million elements, else one.
-        over: "workers" for the mean over all workers, in which an element counts as zero where it
-            was not sent; "senders" for that over the workers that sent it, as in DeMo, which is
-            larger where few did. It is no mean of what was sent: it goes with sparsifiers, and with
-            memories of a worker's own (`Residual`, `MomentumCorrection`).
+        link: the link from each worker; a bare codec or policy means `Link(codec)`.
+        collectives: the number of all-gathers that the payload is split into, in whole arrays, so
+            that the first can start before the last gradient is computed; None for four if there
+            are at least four million elements, else one.
+        over: "workers" for the mean over all workers, in which unsent elements count as zero;
+            "senders" for the mean over the workers that sent an element, as in DeMo, which is
+            larger if few did. "senders" needs a sparsifier, and a feedback without a mirror
+            (`Residual`, `MomentumCorrection`), because its result is not the mean of the messages.
 
     Raises:
-        ValueError: if `link` is none of these, or `collectives` is not positive; with "senders",
-            for a codec that sends every element, or a feedback that the receivers follow.
+        ValueError: if `link` is of another kind, or `collectives` is not positive; with "senders",
+            for a codec that sends every element, or a feedback with a mirror.
     """
 
     link: "Link | Codec | Policy"
@@ -59,13 +59,14 @@ class Gather(Reducer):
         dense = [c for c in self.uplink.policy.codecs if not c.names_senders]
         if dense:
             raise ValueError(
-                f"`over` must be 'workers' for codecs that send every element, got {dense[0]!r}; "
-                "'senders' goes with sparsifiers such as jaxcomp.demo() or jaxcomp.top_k()"
+                f"`over` must be 'workers' for codecs that send every element, got 'senders' with "
+                f"{dense[0]!r}; 'senders' needs a sparsifier such as jaxcomp.demo() or "
+                "jaxcomp.top_k()"
             )
         if self.uplink.feedback.mirrors:
             raise ValueError(
-                "`over` must be 'workers' under a feedback whose receivers follow the mean of "
-                f"what was sent, got {self.uplink.feedback!r}; 'senders' goes with "
+                "`over` must be 'workers' with a feedback that has a mirror, got 'senders' with "
+                f"{self.uplink.feedback!r}; 'senders' can be combined with "
                 "jaxcomp.Residual()"
             )
 
@@ -104,15 +105,15 @@ class Gather(Reducer):
         return dense_.fused_mean(leaves, axis_name, weight)
 
     def efforts(self, batches: Batches, workers: int) -> tuple[tuple[Link, cost.Effort], ...]:
-        """`n − 1` messages one after another in each all-gather, and `n` payloads to decode."""
+        """The efforts of `n − 1` sequential messages in each all-gather, and `n` decodings."""
         rounds = accounting.rounds(self, batches, wire_cost.payload_like(batches), workers)
         return ((self.uplink, cost.Effort(rounds, encodes=1, decodes=1, adds=workers - 1)),)
 
     def link_bytes(self, like: PyTree, workers: int) -> int:
-        """`n − 1` payloads, what is agreed on first, and an all-reduce of the leaves left dense."""
+        """Bytes of `n − 1` payloads, of the agreement, and of an all-reduce of dense leaves."""
         return accounting.link_bytes(self, like, workers)
 
     def batches_link_bytes(self, batches: Batches, workers: int) -> Fraction | int:
-        """What of it the batches account for."""
+        """The part of `link_bytes` for the compressed leaves."""
         payload = buffer.fused_bytes(wire_cost.payload_like(batches))
         return (workers - 1) * payload + wire_cost.agreed_bytes(batches, workers)

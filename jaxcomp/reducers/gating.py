@@ -1,4 +1,4 @@
-"""The demands of a gate on a reducer, and the factor of the messages of an open round."""
+"""Checks of a gate with a reducer, and the factor on the messages of an open round."""
 
 from typing import NamedTuple
 
@@ -19,9 +19,9 @@ class Participation(NamedTuple):
     """The workers that sent in a step.
 
     Attributes:
-        go: whether anyone did.
-        taken: whether this worker did.
-        senders: how many did.
+        go: whether any worker sent.
+        taken: whether this worker sent.
+        senders: the number of workers that sent.
     """
 
     go: Array
@@ -30,39 +30,40 @@ class Participation(NamedTuple):
 
 
 def check(gate: Gate, reducer: Reducer, *, whole: bool = True) -> None:
-    """Raises a `ValueError` if a reducer, or a model that is not whole, does not go with a gate.
+    """Raises a `ValueError` if a reducer, or a sharded model, cannot be used with a gate.
 
-    A gate may warn of a feedback that forgets what it holds back.
+    A gate may warn if the feedback loses the messages of closed rounds.
     """
     checks.part("gate", gate, Gate)
     feedback = accounting.feedback_of(reducer)
     gate.check(feedback)
     if gate.measures and (reducer.hierarchical or not whole):
         raise ValueError(
-            f"`gate` {gate!r} compares whole messages, of which devices have only shares under "
-            "jaxcomp.Hierarchical or `param_specs`; use it with jaxcomp.Gather or jaxcomp.TwoShot, "
-            "on parameters that are replicated"
+            f"`gate={gate!r}` needs whole messages, but with jaxcomp.Hierarchical or `param_specs` "
+            "a device has only slices of them; use it with jaxcomp.Gather or jaxcomp.TwoShot, "
+            "on replicated parameters"
         )
     if forgets(feedback) and (reducer.splits or reducer.scheduled):
         raise ValueError(
-            f"`feedback` {feedback!r} must be under jaxcomp.Gather, where every device has the "
-            'whole mean; jaxcomp.Shift(step, absent="remembered") goes with every reducer'
+            f"`feedback={feedback!r}` requires jaxcomp.Gather, with which every device has the "
+            f"whole mean, got {reducer!r}; "
+            'jaxcomp.Shift(step, absent="remembered") can be used with every reducer'
         )
     if reducer.scheduled and any(phase.splits for _, phase in reducer.schedule):
         raise ValueError(
-            f"`gate` {gate!r} needs phases that bring the whole mean to every device, such as "
-            "jaxcomp.Gather, or else one reducer for all times"
+            f"`gate={gate!r}` needs phases that give every device the whole mean, such as "
+            f"jaxcomp.Gather, or one reducer without phases, got {reducer!r}"
         )
     if _hides(reducer) and closes(gate, reducer):
         raise ValueError(
-            f"`gate` {gate!r} closes, and then no one knows the other devices' shares of the "
-            "uplink's mirror: use jaxcomp.Gather(link), or a downlink that is mirrored too, "
-            "down=Link(codec, Shift())"
+            f"`gate={gate!r}` has closed rounds, in which devices do not know the other slices of "
+            f"the uplink's mirror, got {reducer!r}: use jaxcomp.Gather(link), or a downlink with a "
+            "mirror, down=Link(codec, Shift())"
         )
 
 
 def _hides(reducer: Reducer) -> bool:
-    """Whether devices have shares of a mirror that the others know of by the downlink alone."""
+    """Whether a device's slice of a mirror reaches the others only through the downlink."""
     down = reducer.downlink
     if down is None or not accounting.feedback_of(reducer).mirrors:
         return False
@@ -70,39 +71,40 @@ def _hides(reducer: Reducer) -> bool:
 
 
 def closes(gate: Gate, reducer: Reducer) -> bool:
-    """Whether rounds are left out: not those in which nobody happens to send, if all the same the
-    downlink has something to say.
+    """Whether closed rounds skip all communication.
+
+    A round in which no worker happens to send is not skipped if the downlink has memory to send.
     """
     return gate.closes and not (_hides(reducer) and gate.idles)
 
 
 def forgets(feedback: Feedback) -> bool:
-    """Whether memories of workers that do not take part are left out."""
+    """Whether memories of non-participating workers are left out."""
     return feedback.absent == "left out"
 
 
 def counts(weight: Array | None, times: float) -> Array | None:
-    """How much a feedback takes this worker's message for; the reducer sees the mask alone."""
+    """The weight of this worker's message for the feedback; the reducer sees only the mask."""
     if times == 1:
         return weight
     return jnp.float32(times) if weight is None else weight * jnp.float32(times)
 
 
 def senders(weight: Array | None, axis_name: AxisName) -> Array:
-    """How many workers send, of whom this one has the weight."""
+    """The number of workers that send; `weight` is this worker's."""
     if weight is None:
         return jnp.asarray(axes.size(axis_name), jnp.uint32)
     return lax.psum((weight != 0).astype(jnp.int32), axis_name).astype(jnp.uint32)
 
 
 def factor(gate: Gate, reducer: Reducer, batches: Batches, workers: int) -> float:
-    """What the sum of the messages is multiplied by, exact in 32 bits.
+    """The factor on the sum of the messages, exact in 32 bits.
 
-    One under a feedback that sends later what it could not send now, and under EF21, whose biased
-    messages no factor makes right on average.
+    It is one with a feedback that sends unsent messages later, and with EF21, whose biased messages
+    no factor corrects on average.
 
     Raises:
-        ValueError: if shifts would move too far by it, or for a mean over senders.
+        ValueError: if the factor makes the step of a shift too long, or for a mean over senders.
     """
     feedback = accounting.feedback_of(reducer)
     wanted = float(np.float32(gate.factor(workers)))
@@ -112,9 +114,9 @@ def factor(gate: Gate, reducer: Reducer, batches: Batches, workers: int) -> floa
         return 1.0
     if wanted != 1 and reducer.over == "senders":
         raise ValueError(
-            f"`over` must be 'workers' under {gate!r}, whose messages count {wanted:.4g} times to "
-            "stand for all, or take a feedback that sends later what it could not send, such as "
-            "jaxcomp.Residual(), got 'senders'"
+            f"`over` must be 'workers' with {gate!r}, which multiplies messages by {wanted:.4g}, "
+            "got 'senders'; or use a feedback that sends unsent messages later, such as "
+            "jaxcomp.Residual()"
         )
     step = feedback.step
     if wanted > 1 and feedback.mirrors and step is not None:
@@ -122,20 +124,20 @@ def factor(gate: Gate, reducer: Reducer, batches: Batches, workers: int) -> floa
         most = 2 / (1 + max(bounds, default=0.0)) / wanted
         if step >= most:
             raise ValueError(
-                f"`step` must be below {most:.4g}, and best at half of that, for a shift whose "
-                f"messages count {wanted:.4g} times under {gate!r}, got {step}"
+                f"`step` must be below {most:.4g}, and is best at half of that, for a shift with "
+                f"{gate!r}, which multiplies messages by {wanted:.4g}, got {step}"
             )
     return wanted
 
 
 def scaled(tree: PyTree, factor: float) -> PyTree:
-    """The sum of what was sent, where it stands for all."""
+    """Multiplies the sum of the sent messages by the factor."""
     if factor == 1:
         return tree
 
     def times(x: Array) -> Array:
         wide = summing.wide(x.dtype)
-        # Settled, or the sum with a memory might round differently here and there.
+        # Block a fused multiply-add with a memory, which would round differently.
         return xla.block_fma(x.astype(wide) * jnp.asarray(factor, wide)).astype(x.dtype)
 
     return jax.tree.map(times, tree)

@@ -1,4 +1,4 @@
-"""What keeps a step that is not finite out of every memory, alike on all workers."""
+"""Guards that keep a non-finite step out of all memory, alike on all workers."""
 
 import functools
 import math
@@ -26,7 +26,7 @@ def all_finite(tree: PyTree) -> Array:
     small = [leaf for leaf in leaves if leaf.size < _LARGE]
 
     def check(large, small):
-        # Small leaves as one vector: one reduction to compile instead of some for each leaf.
+        # Join small leaves to one vector: fewer reductions to compile.
         finite = [jnp.all(jnp.isfinite(leaf)) for leaf in large]
         if small:
             finite.append(jnp.all(jnp.concatenate([jnp.isfinite(leaf) for leaf in small])))
@@ -38,7 +38,7 @@ def all_finite(tree: PyTree) -> Array:
 def none_lost(after: PyTree, before: PyTree) -> Array:
     """Whether no floating element of a state has become non-finite.
 
-    One that was so before may mean something: a best loss begins at infinity.
+    An element that was non-finite before may be intended: a best loss starts at infinity.
     """
     pairs = zip(jax.tree.leaves(after), jax.tree.leaves(before), strict=True)
     floating = [pair for pair in pairs if jnp.issubdtype(pair[0].dtype, jnp.floating)]
@@ -51,19 +51,19 @@ def none_lost(after: PyTree, before: PyTree) -> Array:
 
 
 def unsound(memory: PyTree) -> Array:
-    """NaN if a worker's memory holds what is not finite, else zero."""
+    """NaN if a worker's memory has a non-finite element, else zero."""
     own = memory.own if isinstance(memory, Mirrored) else memory
     floating = [x for x in jax.tree.leaves(own) if jnp.issubdtype(x.dtype, jnp.floating)]
     return jnp.where(all_finite(floating), jnp.float32(0), jnp.float32(jnp.nan))
 
 
 def told(memory: PyTree, axis_name: AxisName) -> Array:
-    """The same of all workers together."""
+    """NaN if any worker's memory has a non-finite element, else zero."""
     return jax.lax.psum(axes.vary(unsound(memory), axis_name), axis_name)
 
 
 def spoilt(tree: PyTree, flag: Array) -> PyTree:
-    """The tree, with NaN for its smallest leaf if the flag is: all of it would be one more pass."""
+    """The tree, with NaN in its smallest leaf if the flag is NaN; one leaf saves a full pass."""
     leaves, treedef = jax.tree.flatten(tree)
     sizes = [leaf.size or math.inf for leaf in leaves]
     number = sizes.index(min(sizes))

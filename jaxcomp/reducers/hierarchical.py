@@ -1,4 +1,4 @@
-"""Two levels of links: dense where they are fast, compressed where they are slow."""
+"""Two levels of links: a dense mean over fast links, a compressed mean over slow ones."""
 
 import dataclasses
 import functools
@@ -26,29 +26,30 @@ from jaxcomp.types import Array, AxisName, Batches, PyTree, Stacks
 
 
 class HierarchicalState(NamedTuple):
-    """The state of the outer reducer, of which fast neighbours have different rows."""
+    """The state of the outer reducer; devices on the fast axis hold different rows."""
 
     outer: PyTree
 
 
 @dataclasses.dataclass(frozen=True)
 class Hierarchical(Reducer, public=("levels",)):
-    """A dense reduce-scatter over the fast axis, a compressed mean over the slow one, and back.
+    """A dense reduce-scatter over the fast axis, a compressed mean over the slow axes, a gather.
 
-    Of `n` fast neighbours each averages `1/n` of the vector, brings this share over the slow links
-    by the outer reducer, and tells its neighbours the result. A device sends `1/n` of the outer
-    reducer's bytes over its slow link, and keeps `1/n` of its links' memory.
+    Each of the `n` devices on the fast axis averages `1/n` of the vector, reduces this slice over
+    the slow axes with the outer reducer, and sends the result to the others on the fast axis. A
+    device sends `1/n` of the outer reducer's bytes over its slow link, and stores `1/n` of its
+    links' memory.
 
     Args:
-        inner: `Dense()`, or `Dense("bfloat16")` for what the fast links carry.
-        outer: the reducer over the slow axes; a codec, policy or link is `Gather` of it.
+        inner: `Dense()`, or `Dense("bfloat16")` to send bfloat16 over the fast links.
+        outer: the reducer over the slow axes; a codec, policy or link means `Gather` of it.
 
     `axis_name` of `compressed_mean` is a tuple that ends with the fast axis, as in
-    `("dcn", "ici")`, and the numbers of workers are one for each axis.
+    `("dcn", "ici")`, and `workers` has one number for each axis.
 
     Raises:
-        ValueError: for another inner reducer, or an outer one without links; on use, for fewer than
-            two axes.
+        ValueError: for another inner reducer, or an outer reducer without links; on use, for fewer
+            than two axes.
 
     Example:
         >>> import jaxcomp
@@ -91,25 +92,25 @@ class Hierarchical(Reducer, public=("levels",)):
         for link in (outer.uplink, outer.downlink or outer.uplink):
             if link.feedback.mirrors:
                 raise ValueError(
-                    "`outer` must have links without a mirror, which neighbours would not share: "
-                    f"got {link.feedback!r}. Take jaxcomp.Residual(), or for shifts the other way "
-                    "to share out a vector: compressed_mean(reducer, 'slow', "
+                    "`outer` must not use a feedback with a mirror, because devices on the fast "
+                    f"axis would hold different mirrors, got {link.feedback!r}. Use "
+                    "jaxcomp.Residual(), or for shifts compressed_mean(reducer, 'slow', "
                     "param_specs=PartitionSpec())"
                 )
 
     @property
     def uplink(self) -> Link:
-        """That over the slow axes."""
+        """The uplink over the slow axes."""
         return self._outer.uplink
 
     @property
     def downlink(self) -> Link | None:
-        """That over the slow axes."""
+        """The downlink over the slow axes."""
         return self._outer.downlink
 
     @property
     def for_small_leaves(self) -> str:
-        """As the outer reducer."""
+        """The advice of the outer reducer."""
         return self._outer.for_small_leaves
 
     @property
@@ -121,16 +122,16 @@ class Hierarchical(Reducer, public=("levels",)):
         return self._axes(axis_name)[0]
 
     def shares(self, workers: tuple[int, ...]) -> int:
-        """One bucket for each fast neighbour, and what the outer reducer makes of those."""
+        """The outer reducer's number of buckets for each device on the fast axis."""
         *outer, inner = workers
         return inner * self._outer.shares((math.prod(outer),))
 
     def within(self, batches: Batches, axis_name: AxisName) -> Batches:
-        """The share of this device among its fast neighbours."""
+        """The batches of this device's slice along the fast axis."""
         return batches_.shards(batches, self._axes(axis_name)[1])
 
     def resolve(self, batches: Batches, workers: tuple[int, ...]) -> Reducer:
-        """With the outer reducer resolved for the share of a device."""
+        """This reducer with the outer reducer resolved for a device's slice."""
         *outer, inner = workers
         shards = tuple(batches_.Shard(batch, inner, None) for batch in batches)
         return dataclasses.replace(self, outer=self._outer.resolve(shards, tuple(outer)))
@@ -161,7 +162,7 @@ class Hierarchical(Reducer, public=("levels",)):
         return self._outer.part_like(self.within(batches, axis_name), self.link_axis(axis_name))
 
     def pre_reduce(self, batches: Batches, message: Stacks, axis_name: AxisName) -> Stacks:
-        """The mean of this device's share over its fast neighbours."""
+        """Averages this device's slice over the fast axis."""
         _, axis = self._axes(axis_name)
         shards = batches_.shards(batches, axis)
         n = axes.size(axis)
@@ -177,7 +178,7 @@ class Hierarchical(Reducer, public=("levels",)):
         )
 
     def post_reduce(self, batches: Batches, mean: Stacks, axis_name: AxisName) -> Stacks:
-        """The shares of all fast neighbours."""
+        """Gathers the slices of all devices on the fast axis."""
         _, axis = self._axes(axis_name)
         found = _by_dtype(
             self.inner.dtype,
@@ -231,30 +232,30 @@ class Hierarchical(Reducer, public=("levels",)):
         return dense_.fused_mean(leaves, axis_name, weight)
 
     def link_bytes(self, like: PyTree, workers: int | tuple[int, ...]) -> int:
-        """What crosses both kinds of links."""
+        """Bytes over fast and slow links together."""
         if not isinstance(workers, tuple) or len(workers) < 2:
             raise ValueError(
-                "`workers` must be a tuple that ends with the number of fast neighbours, as in "
-                f"(2, 4), got {workers!r}"
+                "`workers` must be a tuple that ends with the number of devices on the fast axis, "
+                f"as in (2, 4), got {workers!r}"
             )
         return accounting.link_bytes(self, like, workers)
 
     def batches_link_bytes(self, batches: Batches, workers: tuple[int, ...]) -> Fraction | int:
-        """What of it the batches account for."""
+        """The part of `link_bytes` for the compressed leaves."""
         slow, fast = self.levels(batches, workers)
         return slow + fast
 
     def efforts(
         self, batches: Batches, workers: tuple[int, ...]
     ) -> tuple[tuple[Any, cost.Effort], ...]:
-        """The efforts of the outer reducer, for a device's share of the elements."""
+        """The efforts of the outer reducer, for a device's slice of the elements."""
         *outer, inner = workers
         shards = tuple(batches_.Shard(batch, inner, None) for batch in batches)
         found = self._outer.efforts(shards, math.prod(outer))
         return tuple((link, effort.shared(inner)) for link, effort in found)
 
     def levels(self, batches: Batches, workers: tuple[int, ...]) -> tuple[Fraction | int, int]:
-        """Bytes that one device sends over its slow link for them, and over its fast one."""
+        """Bytes that a device sends for these batches over its slow link, and over its fast one."""
         *outer, inner = workers
         shards = tuple(batches_.Shard(batch, inner, None) for batch in batches)
         slow = self._outer.batches_link_bytes(shards, math.prod(outer))
@@ -265,7 +266,7 @@ class Hierarchical(Reducer, public=("levels",)):
         return slow, 2 * (inner - 1) * share
 
     def _key(self, key: Array, axis_name: AxisName) -> Array:
-        """The key of this device's share: neighbours must not draw alike."""
+        """The key of this device's slice; devices on the fast axis must draw different noise."""
         _, axis = self._axes(axis_name)
         return noise.fold(key, lax.axis_index(axis))
 
@@ -273,13 +274,13 @@ class Hierarchical(Reducer, public=("levels",)):
         *outer, inner = axes.names(axis_name)
         if not outer:
             raise ValueError(
-                "`axis_name` must be a tuple of at least two axes for Hierarchical, of which the "
-                f"last one is the fast one, as in ('dcn', 'ici'), got {axis_name!r}"
+                "`axis_name` must be a tuple of at least two axes for Hierarchical, the fast axis "
+                f"last, as in ('dcn', 'ici'), got {axis_name!r}"
             )
         return outer[0] if len(outer) == 1 else tuple(outer), inner
 
     def _varying(self, state: PyTree, axis_name: AxisName) -> PyTree:
-        """Memory that differs between fast neighbours too."""
+        """Types the memory as different between devices on the fast axis too."""
         if not axes.bound(axis_name):
             return state
         return jax.tree.map(
@@ -290,7 +291,7 @@ class Hierarchical(Reducer, public=("levels",)):
 
 
 def _by_dtype(dtype: Any, arrays: Sequence[Array], move: Any) -> list[Array]:
-    """What `move` makes of arrays `[k, …]`: those that travel in one dtype side by side."""
+    """Applies `move` to arrays `[k, …]`, with those of one dtype side by side in one array."""
     found: dict[int, Array] = {}
     sent = [x.astype(dtype or x.dtype) for x in arrays]
     for kind in dict.fromkeys(x.dtype for x in sent):

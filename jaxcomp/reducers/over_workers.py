@@ -1,8 +1,8 @@
-"""Sums and means of what all workers have, with the same bits whichever way workers are mapped.
+"""Sums and means over workers, with the same bits for every mapping of workers.
 
 An all-reduce between the CPUs of one process adds in the order of the workers. Under `vmap` there
-is no all-reduce, and XLA adds up the rows of a matrix in an order of its own. So `vmap` gets a rule
-of its own here, which adds in the order of the workers too.
+is no all-reduce, and XLA may add the rows of a matrix in another order. This module therefore gives
+`vmap` a batching rule that adds in the order of the workers too.
 """
 
 import functools
@@ -33,19 +33,19 @@ def total(arrays: Sequence[Array], axis_name: AxisName) -> list[Array]:
 
 
 def mean(arrays: Sequence[Array], axis_name: AxisName, weight: Array | None = None) -> list[Array]:
-    """`Σ wᵢ·xᵢ / n` of each array; of weight zero, a worker that is not finite adds nothing.
+    """`Σ wᵢ·xᵢ / n` of each array; a worker of weight zero adds nothing, even if it is not finite.
 
-    Floats of 16 bits are added in float32 and rounded once, where the platform has no all-reduce
-    that does it: every worker adds up a share of them, and sends its mean to all. On a CPU, whose
-    all-reduce sends bfloat16 as float32, these are both kinds; elsewhere it is float16, whose sum
-    overflows long before the mean. Others are added in their own dtype.
+    Floats of 16 bits are added in float32 and rounded once. If the platform's all-reduce does not
+    do that, every worker adds a slice and sends its mean to all. On a CPU, whose all-reduce sends
+    bfloat16 as float32, this applies to bfloat16 and float16; elsewhere to float16, whose sum
+    overflows long before its mean. Other dtypes are added in their own dtype.
     """
     found = list(arrays)
     narrow = [i for i, x in enumerate(arrays) if is_narrow(x.dtype) and x.size]
     rest = [i for i, x in enumerate(arrays) if not is_narrow(x.dtype)]
     sums = total([summing.weighted(arrays[i], weight) for i in rest], axis_name)
     for i, x in zip(rest, sums, strict=True):
-        # Times the reciprocal: compiled, division by a constant is that; eagerly it is not.
+        # Multiply by the reciprocal: compiled code divides by a constant so, eager code does not.
         found[i] = x * jnp.asarray(1 / axes.size(axis_name), x.dtype)
     for dtype in dict.fromkeys(arrays[i].dtype for i in narrow):
         alike = [i for i in narrow if arrays[i].dtype == dtype]
@@ -68,9 +68,10 @@ def is_narrow(dtype: Any) -> bool:
 
 
 def mean_of_rows(rows: Array, axis_name: AxisName) -> Array:
-    """`[n, size]`: on worker `j`, the mean of all workers' row `j`.
+    """From `[n, size]`, gives worker `j` the mean of all workers' row `j`.
 
-    A reduce-scatter on accelerators; for float16, and on a CPU, an all-to-all and a sum in order.
+    It uses a reduce-scatter on accelerators, and for float16, or on a CPU, an all-to-all and a sum
+    in the order of the workers.
     """
     rows = axes.vary(rows, axis_name)
 
@@ -91,23 +92,23 @@ def mean_of_rows(rows: Array, axis_name: AxisName) -> Array:
 
 
 def gathered(x: Array, axis_name: AxisName) -> Array:
-    """Every worker's vector, stacked, by an all-gather of as many bits as it has."""
+    """Every worker's vector, stacked, by an all-gather in the vector's own width."""
     if not is_narrow(x.dtype):
         return axes.gather(x, axis_name)
-    # As integers, or a CPU sends float32; the barrier keeps a widening after the collective.
+    # Send integers, since a CPU would send float32; the barrier keeps a cast after the collective.
     words = lax.optimization_barrier(_as_words(x))
     return lax.bitcast_convert_type(axes.gather(words, axis_name), x.dtype)
 
 
 def _exchanged(rows: Array, axis_name: AxisName) -> Array:
-    """`[n, size]`: what all workers had in this worker's row."""
+    """`[n, size]`: all workers' rows with this worker's number."""
     if not is_narrow(rows.dtype):
         return axes.exchange(rows, axis_name)
     return lax.bitcast_convert_type(axes.exchange(_as_words(rows), axis_name), rows.dtype)
 
 
 def _as_words(x: Array) -> Array:
-    """Floats of 16 bits as integers, which no compiler widens on their way."""
+    """Floats of 16 bits as integers, which no compiler widens for a collective."""
     return lax.bitcast_convert_type(x, jnp.uint16)
 
 
@@ -156,7 +157,7 @@ def _mean_of(stack: Array, weights: Array | None = None) -> Array:
 
 @jax.custom_jvp
 def _widened(x: Array) -> Array:
-    return summing.widened(x)  # By its bits, which have no derivative.
+    return summing.widened(x)  # A function of the bits, which has no derivative.
 
 
 _widened.defjvps(lambda tangent, out, x: tangent.astype(out.dtype))
@@ -180,11 +181,11 @@ def _over(
     """`collective(axis_name, *args)`; under `vmap`, `together` of all workers' arguments.
 
     Args:
-        collective: what to do where workers are devices.
-        together: the same for workers that are rows.
-        plain: as `collective`, of JAX's own collectives, for derivatives.
+        collective: the function for workers on devices.
+        together: the same function for workers as rows of an array.
+        plain: the same function made of JAX's own collectives, for derivatives.
         args: this worker's arrays.
-        axis_name: the workers.
+        axis_name: the axes of the workers.
     """
     if not args:
         return []
@@ -238,7 +239,7 @@ def _batched(axis: Any, args: Any, dims: Any, *, traced: Any, **params: Any) -> 
         left = tuple(name for name in params["left"] if name != axis.name)
         out = _bind(args, **params | {"left": left, "rows": (axis.name, *params["rows"])})
         return out, [None] * len(out)
-    # One after another, since every one is shared out among the workers as a whole.
+    # Process arrays one by one, since each is split over the workers as a whole.
     out = lax.map(lambda args: _bind(args, **params), args)
     return out, [0] * len(out)
 

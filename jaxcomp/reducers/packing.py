@@ -1,4 +1,4 @@
-"""Arrays of many shapes as one vector of each dtype, so that one collective moves them all."""
+"""Joins arrays of many shapes to one vector for each dtype, so that one collective sends all."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from jaxcomp.types import Array, ArrayLike
 
 
 def rooms(sets: Sequence[Sequence[ArrayLike]]) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """One vector for each dtype, long enough for any of these sets of arrays.
+    """One vector for each dtype, long enough for each of these sets of arrays.
 
     Example:
         >>> like = jax.ShapeDtypeStruct((2, 3), jnp.float32)
@@ -27,7 +27,7 @@ def rooms(sets: Sequence[Sequence[ArrayLike]]) -> tuple[jax.ShapeDtypeStruct, ..
 
 
 def pack(into: Sequence[ArrayLike], arrays: Sequence[Array]) -> tuple[Array, ...]:
-    """The arrays one after another, in vectors like `into`, with zeros in what room is left."""
+    """Concatenates the arrays to vectors like `into`, padded with zeros."""
     vectors = []
     for room in into:
         parts = [x for x in arrays if x.dtype == room.dtype]
@@ -37,7 +37,7 @@ def pack(into: Sequence[ArrayLike], arrays: Sequence[Array]) -> tuple[Array, ...
 
 
 def unpack(vectors: Sequence[Array], likes: Sequence[ArrayLike]) -> list[Array]:
-    """The arrays that `pack` made these vectors of."""
+    """The inverse of `pack`."""
     begins = {vector.dtype: 0 for vector in vectors}
     whole = {vector.dtype: vector for vector in vectors}
     arrays = []

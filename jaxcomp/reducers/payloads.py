@@ -1,4 +1,4 @@
-"""What every reducer of payloads does: encode one's own message, decode those of all."""
+"""Encoding of a worker's message and decoding of all payloads, for every reducer of payloads."""
 
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from jaxcomp.types import Array, AxisName, Batches, Key, PyTree, Stacks
 
 
 class Encoded(NamedTuple):
-    """The payload of every batch, the state of its codec, and what its decoders know beside it."""
+    """The payload of every batch, the state of its codec, and the decoders' side information."""
 
     payloads: tuple[PyTree, ...]
     states: tuple[PyTree, ...]
@@ -39,15 +39,15 @@ def encode(
     """This worker's payloads.
 
     Args:
-        key: of the step.
+        key: the key of the step.
         batches: the plan.
         message: an array for each batch.
-        states: of the codecs.
-        worker: which this is.
-        axis_name: of those who must agree on something first.
-        weight: this worker's; of weight zero it has no say in what they agree on.
-        first: whether each worker has buckets of its own, numbered one worker after another, of
-            which nothing but the decoders' levels needs to be agreed on.
+        states: the states of the codecs.
+        worker: the number of this worker.
+        axis_name: the axes of the workers that agree.
+        weight: this worker's weight; with weight zero it does not influence the agreement.
+        first: whether each worker encodes different buckets, numbered one worker after another;
+            then only the decoders' levels need agreement.
     """
     found = []
     for number, (batch, x, state) in enumerate(zip(batches, message, states, strict=True)):
@@ -74,7 +74,7 @@ def decode(
     *,
     first: bool = False,
 ) -> Stacks:
-    """What the others make of this worker's payloads; padding is zero."""
+    """This worker's payloads as the others decode them; padding is zero."""
 
     def one(batch: Any, key: Key, payload: PyTree, side: Any) -> Array:
         def decode(key, payload, side):
@@ -108,14 +108,14 @@ def mean(
     """`Σ wᵢ·decode(payloadᵢ) / n` of every batch; padding is zero.
 
     Args:
-        key: of the step.
+        key: the key of the step.
         batches: the plan.
-        payloads: everyone's, with a leading axis of workers.
-        sides: what decoders know beside them.
+        payloads: all workers' payloads, with a leading axis of workers.
+        sides: the decoders' side information.
         weights: one for each worker, or None for all ones.
-        workers: how many.
+        workers: the number of workers.
         first: the number of the first bucket of each batch; None for zero.
-        over: "workers", or "senders" to divide each element by the weights of those who sent it.
+        over: "workers", or "senders" to divide each element by the weights of its senders.
     """
     found = []
     for number, (batch, payload, side) in enumerate(zip(batches, payloads, sides, strict=True)):
@@ -140,7 +140,7 @@ def all_shares(
     sides: tuple[Any, ...],
     workers: int,
 ) -> Stacks:
-    """The rows of all workers one after another, where each has encoded its own share."""
+    """The decoded rows of all workers, one after another, if each encoded its own slice."""
     found = []
     for number, (batch, payload, side) in enumerate(zip(batches, payloads, sides, strict=True)):
         keys = everyone(key, number, workers, 0)

@@ -1,4 +1,4 @@
-"""Power iteration: all workers find a low rank approximation of their mean together."""
+"""Power iteration: the workers jointly compute a low-rank approximation of their mean."""
 
 import dataclasses
 import functools
@@ -33,13 +33,13 @@ _Mean: TypeAlias = Callable[[int, Stacks], tuple[Stacks, Stacks, PyTree]]
 
 
 class PowerState(NamedTuple):
-    """What the next step goes on from; the same on all workers but for a codec's own memory.
+    """The factors for the next step; the same on all workers except for the codecs' memory.
 
     Attributes:
         left: `[n, rank, rows]` for each batch, or `()` if they are not kept from step to step.
         right: `[n, rank, cols]` for each batch.
-        turn: 0 or 1, which factor of a batch the next step renews; `()` if it is always both.
-        rounds: what the exchange of each round remembers.
+        turn: 0 or 1, which selects the factors that the next step updates; `()` for always both.
+        rounds: the state of each exchange.
     """
 
     left: tuple[Array, ...]
@@ -50,26 +50,26 @@ class PowerState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class PowerIteration(Reducer):
-    """PowerSGD: the mean of the workers' matrices, projected on the few directions that matter.
+    """PowerSGD: a low-rank approximation of the mean of the workers' matrices.
 
     `P = orth(Σ Mᵢ Q / n)`, `Q = Σ Mᵢᵀ P / n`, and the mean is `P Qᵀ`. The next step starts from
     this `Q`, so that over the steps the iteration converges to the leading singular vectors. Each
-    sum is one all-reduce for the whole model, whose bytes do not grow with the workers. What the
-    projection leaves out stays in each worker's residual, `Mᵢ − P Pᵀ Mᵢ`.
+    sum is one all-reduce for the whole model, whose bytes do not grow with the number of workers.
+    Each worker's residual keeps the error of the projection, `Mᵢ − P Pᵀ Mᵢ`.
 
-    Leaves of one shape are one batch of matrices. `LowRank` says which matrix a leaf is, and when
-    it is left dense because its factors would save too little.
+    Leaves of one shape are one batch of matrices. `LowRank` chooses the matrix shape of a leaf, and
+    leaves it dense if its factors would save too little.
 
     Args:
-        rank: columns of a factor.
-        min_ratio: a leaf is left dense unless both its factors, as 32-bit floats, take so many
-            times fewer bytes.
-        alternate: renew only one of the two factors in each step, in turns, by a single all-reduce:
-            `P = Σ Mᵢ Q / n` with the orthonormalised `Q` of the step before, and the other way
-            round in the next. Some batches begin with `P`, others with `Q`, as it balances the
-            steps best; the all-reduce has room for the larger of both.
-        factors: how factors travel: None for 32-bit floats; "bfloat16" to halve them; or a codec
-            with buckets, whose payloads are gathered, which pays for few workers.
+        rank: the columns of a factor.
+        min_ratio: the smallest compression ratio, with factors in 32-bit floats, at which a leaf is
+            compressed; other leaves stay dense.
+        alternate: True updates only one of the two factors in each step, in turns, with a single
+            all-reduce: `P = Σ Mᵢ Q / n` with the orthonormalised `Q` of the previous step, and the
+            reverse in the next step. Some batches start with `P`, others with `Q`, to balance the
+            bytes of the steps; the all-reduce has the size of the larger one.
+        factors: the wire format of the factors: None for 32-bit floats; "bfloat16" to halve them;
+            or a codec with buckets, whose payloads are gathered, for few workers.
         rules: leaves that get another `LowRank`, or None for dense; as in `Policy`.
         feedback: the workers' memory.
 
@@ -88,19 +88,18 @@ class PowerIteration(Reducer):
         `alternate` is that of the authors' later `code <https://github.com/epfml/powersgd>`_.
 
     Note:
-        A worker keeps what its own projection lost, as in the paper's Algorithm 2 and, of the
-        public implementations, the authors' experiments with one product a step
-        (`HalfRankKReducer`); their package and `RankKReducer` keep the difference from the mean
-        that came back, which has the same mean over the workers. Vectors that depend on those
-        before them are zero in `P`, where the authors add an epsilon or complete the basis, and a
-        zero in `Q` does not replace what was there, so a step of zeros does no harm. Between steps
-        `Q` is kept with columns of length one, which changes nothing but rounding. Compression
-        begins with the first step, where the authors' code can send the first ones dense. All
-        workers compute `P` for themselves from the same sum: on devices that round differently,
-        replicas would drift apart in the last bits. A mean of bfloat16 is rounded to bfloat16,
-        which no residual sees. Products of matrices are added in an order that XLA picks by their
-        shapes, so under `vmap` the last bits may differ from those of other ways of mapping.
-        Products with factors, and their sums over the workers, are float32 and must be finite.
+        A worker's residual is the error of its own projection, as in the paper's Algorithm 2 and in
+        the authors' `HalfRankKReducer`. Their package and `RankKReducer` use the difference from
+        the received mean instead, which has the same mean over the workers. Linearly dependent
+        vectors become zero in `P`; the authors add an epsilon or complete the basis. A zero in `Q`
+        does not replace the previous value, so a step of zeros does no harm. Between steps `Q` is
+        stored with columns of length one, which affects only rounding. Compression starts with the
+        first step; the authors' code can send the first steps dense. All workers compute `P` from
+        the same sum: on devices that round differently, replicas would differ in the last bits. A
+        mean of bfloat16 is rounded to bfloat16, and no residual includes that error. XLA chooses
+        the order of sums in matrix products by their shapes, so under `vmap` the last bits may
+        differ from other mappings. Products with factors, and their sums over the workers, are
+        float32 and must be finite.
     """
 
     rank: int = 4
@@ -122,8 +121,8 @@ class PowerIteration(Reducer):
             checks.choice("factors", self.factors, (None, "bfloat16"))
         elif self.factors.bucket_size is None:
             raise ValueError(
-                "`factors` must be a codec with buckets, since it encodes those of all leaves "
-                f"together; give it a bucket_size, got {self.factors!r}"
+                "`factors` must be a codec with buckets, since it encodes the factors of all "
+                f"leaves together, got {self.factors!r}; give it a bucket_size"
             )
         for codec in self.uplink.policy.codecs:
             if not isinstance(codec, LowRank):
@@ -134,7 +133,7 @@ class PowerIteration(Reducer):
 
     @functools.cached_property
     def uplink(self) -> Link:
-        """Which leaf is which matrix, and the workers' memory."""
+        """The link with the policy of matrix shapes and the workers' memory."""
         codec = LowRank(rank=self.rank, min_ratio=self.min_ratio)
         return Link(Policy(codec, rules=self.rules), self.feedback)
 
@@ -182,7 +181,7 @@ class PowerIteration(Reducer):
         return dense_.fused_mean(leaves, axis_name, weight)
 
     def payload_bytes(self, batches: Batches) -> tuple[float, ...]:
-        """What each batch accounts for of what one worker puts into the collectives."""
+        """Each batch's bytes of the factors that one worker puts into the collectives."""
         total = sum(
             accounting.payload_bytes(self._exchange, accounting.plan(self._exchange, vectors))
             for vectors in self._rounds(batches)
@@ -191,7 +190,7 @@ class PowerIteration(Reducer):
         return tuple(total * size / sum(sizes) for size in sizes)
 
     def efforts(self, batches: Batches, workers: int) -> tuple[tuple[Any, cost.Effort], ...]:
-        """Each round's, with one device's arithmetic in all."""
+        """The efforts of each exchange, and of one device's arithmetic."""
         exchange: Any = self._exchange
         rounds = sum(
             effort.rounds
@@ -201,7 +200,7 @@ class PowerIteration(Reducer):
         return ((self, cost.Effort(rounds, encodes=1)),)
 
     def link_bytes(self, like: PyTree, workers: int) -> int:
-        """One or two rounds of factors, and an all-reduce of the leaves that are left dense."""
+        """Bytes of one or two exchanges of factors, and of an all-reduce of the dense leaves."""
         plan = trees.layout(self.uplink.policy, like)
         told = accounting.told_bytes(self, plan.batches, workers)
         return math.ceil(
@@ -212,14 +211,14 @@ class PowerIteration(Reducer):
 
     @functools.cached_property
     def _exchange(self) -> Reducer:
-        """How the vectors of a round are averaged."""
+        """The reducer that averages the vectors of an exchange."""
         if self.factors is None or isinstance(self.factors, str):
             return Dense(self.factors)
-        # What this codec loses is in `sent`, and so in the feedback of the power iteration.
+        # This codec's error is part of `sent`, so the feedback of the power iteration includes it.
         return Gather(Link(policy_.everywhere(self.factors), feedback_.default(self.factors)))
 
     def _rounds(self, batches: Batches) -> tuple[tuple[jax.ShapeDtypeStruct, ...], ...]:
-        """The vectors of each round."""
+        """The vectors of each exchange."""
         pairs = _factors(batches)
         if not self.alternate:
             return tuple(packing.rooms([half]) for half in zip(*pairs, strict=True))
@@ -229,7 +228,7 @@ class PowerIteration(Reducer):
     def _mean(
         self, key: Array, vectors: Stacks, state: PyTree, axis_name: AxisName, weight: Array | None
     ) -> tuple[Stacks, Stacks, PyTree]:
-        """The mean of all workers' vectors, this worker's as they arrived, the round's state."""
+        """The mean of all workers' vectors, this worker's decoded vectors, and the next state."""
         exchange, plan = self._exchange, accounting.plan(self._exchange, vectors)
         message, dense = trees.stacks(plan, vectors)
         got = exchange.collect(key, plan.batches, message, state, axis_name, weight)
@@ -242,7 +241,7 @@ class PowerIteration(Reducer):
     def _together(
         self, batches: Batches, matrices: list[Array], state: PowerState, mean: _Mean
     ) -> tuple[_Pairs, _Pairs, PowerState]:
-        """Both factors in one step, by two rounds."""
+        """Updates both factors in one step, with two exchanges."""
         first, second = self._rounds(batches)
         lefts = list(map(low_rank.left_of, matrices, state.right))
         means, _, one = mean(0, packing.pack(first, lefts))
@@ -257,7 +256,7 @@ class PowerIteration(Reducer):
     def _in_turns(
         self, batches: Batches, matrices: list[Array], state: PowerState, mean: _Mean
     ) -> tuple[_Pairs, _Pairs, PowerState]:
-        """One factor of each matrix in a step, by one round that has room for either."""
+        """Updates one factor of each matrix in a step, with one exchange of fixed size."""
         pairs, (room,) = _factors(batches), self._rounds(batches)
         turns = _turns(pairs)
         kept = list(zip(state.left, state.right, strict=True))
@@ -279,7 +278,7 @@ class PowerIteration(Reducer):
                 map(_pair, turn, own, basis),
                 map(_pair, turn, fresh, _sides(kept, _other(turn))),
             )
-            # In the other turn, it is the other one of a pair that differs between workers.
+            # In the other turn, the other factor of a pair varies over the workers.
             return tuple([axes.alike(*pair) for pair in one_of] for one_of in found)
 
         now = state.turn == 0
@@ -307,9 +306,9 @@ def _products(batches: Batches, pairs: _Pairs) -> Stacks:
 
 
 def _turns(pairs: _Pairs) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Which factor of each batch is renewed in each of two turns: 0 for the left, 1 for the right.
+    """The factor of each batch to update in each of two turns: 0 for the left, 1 for the right.
 
-    The largest batches first, each begins with the factor that makes up for those before.
+    Starting from the largest batch, each takes the factor that best balances the two turns.
     """
     excess = [left.size - right.size for left, right in pairs]
     balance, first = 0, [0] * len(pairs)
@@ -328,5 +327,5 @@ def _sides(pairs: _Pairs, turn: Sequence[int]) -> list[Any]:
 
 
 def _pair(side: int, factor: Any, other: Any) -> tuple[Any, Any]:
-    """Left and right, where `factor` is the one on this side."""
+    """The pair (left, right) in which `factor` is on this side."""
     return (other, factor) if side else (factor, other)

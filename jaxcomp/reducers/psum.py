@@ -1,4 +1,4 @@
-"""Psum: payloads are added on the way, by the all-reduce that a dense mean takes."""
+"""Psum: payloads are summed by an all-reduce."""
 
 import dataclasses
 import functools
@@ -25,29 +25,28 @@ from jaxcomp.wire import buffer, cost as wire_cost
 
 @dataclasses.dataclass(frozen=True)
 class Psum(Reducer):
-    """The decoded sum of all payloads, by one all-reduce for each dtype that they have.
+    """Decodes the sum of all payloads, with one all-reduce for each dtype of the payload.
 
-    `mean = decode(Σ payloadᵢ) / n`: one device sends `2(n − 1)/n` of a payload and decodes a single
-    one, however many workers there are. The codec must be linear, as `random_k` and `Identity` are,
-    or have integers that can be added: a quantizer with `shared=True`, for which all workers agree
-    on the largest scale first. Integers travel in fields that hold the sum over all workers, so
-    that payloads widen with the logarithm of their number, and nothing overflows.
+    `mean = decode(Σ payloadᵢ) / n`: one device sends `2(n − 1)/n` of a payload and decodes one
+    payload, for any number of workers. The codec must be linear, such as `random_k` and `Identity`,
+    or have integers that can be added: a quantizer with `shared=True`, for which all workers first
+    agree on the largest scale. Integers are sent in fields that hold the sum over all workers, so
+    payloads widen with the logarithm of the number of workers, and no sum overflows.
 
-    Sums of integers are exact. Sums of floats are taken in the order of the workers between the
-    CPUs of one process, however they are mapped; between several processes and on accelerators the
-    order is that of the all-reduce, by which they may differ to `n · ε · Σ|xᵢ|`. Floats of 16 bits
-    travel as such, and are added in float32 where `Dense` does so.
+    Sums of integers are exact. Between the CPUs of one process, floats are summed in the order of
+    the workers, for every mapping; between several processes and on accelerators the all-reduce
+    chooses the order, and results may differ by `n · ε · Σ|xᵢ|`. Floats of 16 bits are sent as
+    such, and are added in float32 in the same cases as with `Dense`.
 
     Args:
-        link: the link from each worker; a bare codec or policy is `Link(codec)`.
+        link: the link from each worker; a bare codec or policy means `Link(codec)`.
 
-    Weights, as gates give them, multiply floats; integers are added whole or not at all, so for
-    them every weight must be 0 or 1. A worker of weight zero sends a message of zeros, whatever it
-    has, and adds nothing to scales either.
+    Weights from gates multiply floats; for integers every weight must be 0 or 1. A worker of weight
+    zero sends zeros, and does not influence the agreed scales.
 
     Raises:
-        ValueError: if `link` is none of these, or the payloads of a codec cannot be added; on use,
-            if there are more workers than a sum of its integers has room for.
+        ValueError: if `link` is of another kind, or the payloads of a codec cannot be added; on
+            use, if there are more workers than the fields of its integers can hold.
 
     Example:
         >>> import jaxcomp
@@ -60,8 +59,8 @@ class Psum(Reducer):
         2755872 33096672
 
     Note:
-        Payload bytes, as `describe` has them, are those for two workers, the fewest between whom
-        anything travels.
+        The payload bytes that `describe` shows are those for two workers, the fewest that
+        communicate.
     """
 
     link: "Link | Codec | Policy"
@@ -90,7 +89,7 @@ class Psum(Reducer):
     ) -> Collected:
         worker, workers = lax.axis_index(axis_name), axes.size(axis_name)
         sums = _summable(batches, workers)
-        if weight is not None:  # Before the scales are agreed on, which NaN would spoil for all.
+        if weight is not None:  # Before the agreement, which a NaN would spoil for all.
             message = tuple(jnp.where(weight == 0, 0, x) for x in message)
         own = payloads.encode(key, sums, message, state.own(), worker, axis_name)
         factors = tuple(map(functools.partial(_factors, workers), sums, own.payloads))
@@ -108,28 +107,28 @@ class Psum(Reducer):
         return dense_.fused_mean(leaves, axis_name, weight)
 
     def efforts(self, batches: Batches, workers: int) -> tuple[tuple[Link, cost.Effort], ...]:
-        """The efforts of an all-reduce; one payload is decoded, the sum."""
+        """The efforts of an all-reduce, and of decoding the sum."""
         return ((self.uplink, cost.Effort(2 * (workers - 1), encodes=1, decodes=1)),)
 
     def link_bytes(self, like: PyTree, workers: int) -> int:
-        """An all-reduce of the payload, of agreed scales, and of the leaves that stay dense."""
+        """Bytes of an all-reduce of the payload, of the agreed scales and of the dense leaves."""
         return accounting.link_bytes(self, like, workers)
 
     def batches_link_bytes(self, batches: Batches, workers: int) -> Fraction | int:
-        """What of it the batches account for."""
+        """The part of `link_bytes` for the compressed leaves."""
         sums = _summable(batches, workers)
         payloads = jax.tree.leaves(wire_cost.payload_like(sums))
         agreed = wire_cost.agreed_bytes(sums, workers)
         return dense_.fused_link_bytes(payloads, workers) + agreed
 
     def payload_bytes(self, batches: Batches) -> tuple[float, ...]:
-        """What each batch accounts for, between two workers."""
+        """The payload bytes of each batch for two workers."""
         likes = wire_cost.payload_like(_summable(batches, 2))
         return tuple(float(buffer.fused_bytes(part)) for part in likes)
 
 
 def _summable(batches: Batches, workers: int) -> Batches:
-    """The batches with codecs whose payloads so many workers may add up."""
+    """The batches with codecs whose payloads can be summed over `workers` workers."""
     found = []
     for batch in batches:
         codec = batch.codec.summable(workers)
@@ -138,10 +137,10 @@ def _summable(batches: Batches, workers: int) -> Batches:
 
 
 def _factors(workers: int, batch: Any, payload: PyTree) -> tuple[float, float]:
-    """The factors of each term, or of its decoder, and of the decoded sum: they make it a mean.
+    """The factors on each term, or on its decoder, and on the decoded sum, that give the mean.
 
-    What might overflow is divided before it is a sum, as far as that rounds nothing; floats of 16
-    bits are averaged on the way.
+    Terms that might overflow are divided before the sum, as far as this does not round; floats of
+    16 bits are averaged in the collective.
     """
     dtypes = {leaf.dtype for leaf in jax.tree.leaves(payload)}
     before, after = summing.mean_factors(workers)
@@ -156,7 +155,7 @@ def _all_reduce(
     axis_name: AxisName,
     weight: Array | None,
 ) -> PyTree:
-    """Their sums over the workers, by one collective for each dtype."""
+    """The payloads' sums over the workers, with one collective for each dtype."""
     leaves, treedef = jax.tree.flatten(payloads)
     before = [
         factor
@@ -168,7 +167,7 @@ def _all_reduce(
         if not jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype.itemsize < 4:
             raise ValueError(
                 "`link` must have codecs whose payloads are floats or integers of 32 bits, since "
-                f"the sum of narrower ones wraps around, got {leaf.dtype.name}"
+                f"a sum of narrower integers wraps around, got {leaf.dtype.name}"
             )
         if leaf.size:
             groups.setdefault(leaf.dtype, []).append(number)
@@ -187,7 +186,7 @@ def _all_reduce(
 
 
 def _weighted(x: Array, weight: Array | None, factor: float) -> Array:
-    """Floats times the weight and the factor, integers as they are; zeros for weight zero."""
+    """Floats times the weight and the factor, integers unchanged; zeros for weight zero."""
     if jnp.issubdtype(x.dtype, jnp.integer):
         return x if weight is None else jnp.where(weight == 0, 0, x)
     return summing.weighted(x * summing.kept(factor, x.dtype), weight)
@@ -200,7 +199,7 @@ def _mean(
     sides: tuple[Any, ...],
     factors: tuple[tuple[float, float], ...],
 ) -> Stacks:
-    """The decoded sums, times what makes them means."""
+    """The decoded sums, times the factor that makes them means."""
 
     def mean(batch: Any, before: float, factor: float) -> Callable[..., Array]:
         like = summing.accumulator(batch.like)
@@ -209,7 +208,7 @@ def _mean(
             if batch.codec.scales_sums:
                 side = batch.codec.side_times(side, before)
             whole = batch.codec.decode(key, payload, like, side)
-            # Times the reciprocal: compiled, division by a constant is that; eagerly it is not.
+            # The reciprocal: compiled code divides by a constant so, eager code does not.
             return (whole * jnp.asarray(factor, whole.dtype)).astype(batch.dtype)
 
         def real(key, payload, side):
@@ -218,7 +217,7 @@ def _mean(
 
         return real
 
-    # Whose key it is does not matter: what is linear draws nothing of its own when it decodes.
+    # Any worker's key will do: a linear codec uses no private noise in decoding.
     return tuple(
         mean(batch, *pair)(batches_.batch_key(key, number, 0), payload, side)
         for number, (batch, payload, side, pair) in enumerate(

@@ -22,12 +22,12 @@ class Reduction(NamedTuple):
     """A mean, the memory for the next step, and what the step's statistics need.
 
     Attributes:
-        mean: of the gradients.
-        state: for the next step.
-        given: the links' input, made of this worker's gradient.
-        message: what the links sent in place of it.
+        mean: the mean of the gradients.
+        state: the memory for the next step.
+        given: the links' input, made from this worker's gradient.
+        message: the message that the links sent in place of it.
         sent: this worker's message as the others decoded it.
-        participation: who sent, under a gate.
+        participation: the participation under a gate.
         gate: the gate's state for the next step.
     """
 
@@ -73,11 +73,11 @@ class Settings(NamedTuple):
     """The static part of a reduction.
 
     Attributes:
-        reducer: as it was given.
+        reducer: the given reducer.
         resolved: the reducer that reduces these batches over these workers.
         axis_name: the axes of the workers.
-        gate: when, and which workers, communicate; None for all workers in every step.
-        guard: keep the memory of a step that is not finite as it was.
+        gate: decides when, and which workers, communicate; None for all workers in every step.
+        guard: keep the memory unchanged in a non-finite step.
         everywhere: axes over which the mean is split.
     """
 
@@ -95,7 +95,7 @@ class Settings(NamedTuple):
 
     @property
     def aside(self) -> Feedback:
-        """The feedback of the leaves that are sent dense: they have a memory under a gate only."""
+        """The feedback of the dense leaves, which have memory only under a gate."""
         return NoFeedback() if self.gate is None else accounting.aside_of(self.resolved)
 
 
@@ -104,12 +104,12 @@ class Prepared(NamedTuple):
 
     Attributes:
         settings: the static part.
-        layout: which leaves travel in which batches.
-        factor: by which messages stand for those of all workers, under a gate.
-        state: the memory as the step found it.
-        given: the links' input, made of this worker's gradient.
+        layout: the plan: the batches of the leaves.
+        factor: the factor on the sum of the messages, under a gate.
+        state: the memory before the step.
+        given: the links' input, made from this worker's gradient.
         opened: the gate's answer.
-        gate_state: the gate's state as the step found it.
+        gate_state: the gate's state before the step.
         exchange: the arrays of the exchange.
     """
 
@@ -152,20 +152,20 @@ def prepare(
     guard: bool = True,
     everywhere: tuple[str, ...] = (),
 ) -> Prepared:
-    """The messages to send, and whether the gate opens: stack → compensate → open.
+    """Computes the messages, and whether the gate opens: stack → compensate → open.
 
     Args:
-        reducer: how the links become one mean.
+        reducer: the reducer.
         key: the key of the step.
         grads: this worker's gradients.
         state: the memory.
         axis_name: the axes of the workers.
-        gate: when, and which workers, communicate; None for all workers in every step.
-        gate_key: the key that the gate draws from.
+        gate: decides when, and which workers, communicate; None for all workers in every step.
+        gate_key: the gate's random key.
         gate_state: the gate's state.
-        params: the parameters, for gates that look at them.
-        weight: without a gate, this worker's weight; None for 1.
-        guard: keep the memory of a step that is not finite as it was.
+        params: the parameters, for gates that use them.
+        weight: this worker's weight if there is no gate; None for 1.
+        guard: keep the memory unchanged in a non-finite step.
         everywhere: axes over which the mean is split.
     """
     layout = accounting.plan_here(reducer, grads, axis_name)
@@ -195,16 +195,15 @@ def prepare(
 
 
 def exchange(prepared: Prepared, *, opened: bool = False) -> _Heard:
-    """collect → the uplink's feedback on this device's part → spread, in open rounds only.
+    """Communicates in an open round: collect → feedback on this device's part → spread.
 
-    The mirror of a shift memory is thus added before the downlink. In a closed round nothing is
-    sent, and the mean is the one that every device knows already: the mirror of all shifts, or else
-    zero. Dense leaves have a memory under a gate too, since what a closed round holds back would be
-    lost with them.
+    The mirror of a shift is thus added before the downlink. In a closed round nothing is sent, and
+    the mean is already known to every device: the mirror of all shifts, or zero. Under a gate dense
+    leaves have memory too; otherwise their gradients of closed rounds would be lost.
 
     Args:
         prepared: the reduction.
-        opened: the round is known to be open.
+        opened: True if the round is known to be open.
     """
     (_, reducer, axis_name, gate, guard, _), layout, times, *_ = prepared
     feedback, aside, batches = prepared.settings.feedback, prepared.settings.aside, layout.batches
@@ -226,7 +225,7 @@ def exchange(prepared: Prepared, *, opened: bool = False) -> _Heard:
         estimate = jax.tree.map(jnp.add, part, gating.scaled(tuple(known), times))
     means, after = reducer.spread(key, batches, estimate, after, axis_name)
     tells, flag = guard and accounting.tells(reducer, batches), None
-    if tells and weight is None:  # With the dense leaves, so that it is no collective more.
+    if tells and weight is None:  # Sent with the dense leaves, so that it adds no collective.
         *known, flag = reducer.dense((*dense, guarding.unsound(own)), axis_name, weight)
     else:
         known = reducer.dense(dense, axis_name, weight)
@@ -236,20 +235,20 @@ def exchange(prepared: Prepared, *, opened: bool = False) -> _Heard:
     known, beside = aside.update(dense, arrived, part, share, counts, memory.aside)
     if flag is not None:
         means, known = guarding.spoilt((means, known), flag)
-    senders = jnp.zeros((), jnp.uint32)  # Counted in open rounds only: it takes a collective.
+    senders = jnp.zeros((), jnp.uint32)  # Counted only in open rounds, since it needs a collective.
     if gate is not None:
         senders = gating.senders(weight, reducer.link_axis(axis_name))
     return _Heard(tuple(means), tuple(known), _Memory(own, beside, after), tuple(sent), senders)
 
 
 def finish(prepared: Prepared, heard: _Heard) -> Reduction:
-    """The mean as a tree, and the memory for the next step.
+    """Returns the mean as a tree, and the memory for the next step.
 
-    With `guard`, a mean that is not finite leaves every memory and the gate's state as they were,
-    alike on all workers, since all see the same mean; and alike over the axes `everywhere`, which
-    have a part of it each. If the memory of one worker would not be finite, a leaf of the mean is
-    made NaN on all workers. A non-finite message on a non-participating worker shows in no mean; it
-    does not update that worker's memory.
+    With `guard`, a non-finite mean leaves all memory and the gate's state unchanged on all workers,
+    because all see the same mean; the same holds over the axes `everywhere`, whose devices have a
+    part of the mean each. If the memory of one worker would not be finite, a leaf of the mean is
+    set to NaN on all workers. A non-finite message on a non-participating worker does not affect
+    the mean, and does not update that worker's memory.
     """
     (reducer, resolved, axis_name, gate, guard, everywhere), layout, *_ = prepared
     _, _, _, state, given, opened, gate_state, arrays = prepared
@@ -260,7 +259,7 @@ def finish(prepared: Prepared, heard: _Heard) -> Reduction:
     if gate is not None:
         taken = opened.go if opened.weight is None else opened.go & (opened.weight != 0)
         participation = Participation(opened.go, taken, heard.senders)
-        if guard and not feedback.mirrors:  # With a mirror, who does not send keeps its memory.
+        if guard and not feedback.mirrors:  # With a mirror, silent workers keep their memory.
             before = per_worker.unwrap(state)
             sound = taken | guarding.all_finite((arrays.message, arrays.dense))
             old = (before.feedback, before.dense)
@@ -281,7 +280,7 @@ def finish(prepared: Prepared, heard: _Heard) -> Reduction:
 
 
 def _silent(prepared: Prepared) -> _Heard:
-    """A closed round: every device takes the mean that it knows without a message."""
+    """The result of a closed round: the mean that every device knows without a message."""
     (_, reducer, axis_name, *_), layout, *_ = prepared
     feedback, aside, batches = prepared.settings.feedback, prepared.settings.aside, layout.batches
     message, dense, memory = prepared.exchange[1:4]
@@ -298,7 +297,7 @@ def _silent(prepared: Prepared) -> _Heard:
 
 
 def _as_sent(reducer: Reducer, dense: Stacks) -> Stacks:
-    """Dense leaves as the others get them: rounded to the dtype that they travel in."""
+    """Dense leaves as the others receive them: rounded to the dtype in which they are sent."""
     narrow = accounting.dense_dtype(reducer)
     return tuple(x.astype(narrow or x.dtype).astype(x.dtype) for x in dense)
 

@@ -1,4 +1,4 @@
-"""Schedules of reducers: another reducer from a given step on, within one compiled step."""
+"""Schedules that change the reducer at given steps, within one compiled step."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -21,11 +21,11 @@ _LAST_STEP = np.int32(2**31 - 1)
 
 
 class ReducerScheduleState(NamedTuple):
-    """The state of the reducers, which they hand from one to the next, and the time.
+    """The state of the current reducer, which the next phase takes over, and the step count.
 
     Attributes:
-        phase_step: steps that were counted so far; the same on all workers.
-        current: the state of the reducer of the phase.
+        phase_step: the number of counted steps; the same on all workers.
+        current: the state of the current phase's reducer.
     """
 
     phase_step: Array
@@ -34,21 +34,21 @@ class ReducerScheduleState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ReducerSchedule(Reducer, public=("reducers", "starts")):
-    """Changes the reducer at given steps, as a warm-up of the sparsity does, without recompiling.
+    """Changes the reducer at given steps without recompiling, for example to warm up sparsity.
 
-    Payloads have static shapes, so every phase is a program of its own; all are compiled into one
-    step, which takes the branch of its phase (under `vmap`, which only simulates, it may compute
-    all and select one). The phases share one feedback and one state, so that nothing that has not
-    been sent is lost between them.
+    Payloads have static shapes, so every phase is a separate program. All are compiled into one
+    step, which runs the branch of its phase (under `vmap`, which only simulates, it may compute
+    all branches and select one). The phases share one feedback and one state, so that no unsent
+    part is lost between them.
 
     Args:
-        phases: pairs of the step that a phase starts at and its reducer; a link is `Gather(link)`.
-            The first starts at 0, and the last one stays.
+        phases: pairs of a phase's first step and its reducer; a link means `Gather(link)`. The
+            first phase starts at 0, and the last one has no end.
 
     Raises:
-        ValueError: if the starts do not ascend from 0, an entry is not a reducer with a link, or
-            phases do not fit together: they must have equal feedbacks, and policies that differ in
-            nothing but settings of codecs that leave the buckets as they are.
+        ValueError: if the first steps do not increase from 0, an entry is not a reducer with a
+            link, or phases do not match: they need equal feedbacks, and policies that differ only
+            in codec settings that do not change the buckets.
 
     Example:
         >>> import jaxcomp
@@ -64,11 +64,10 @@ class ReducerSchedule(Reducer, public=("reducers", "starts")):
         (0, 500, 1000, 1500, 2000, 2500)
 
     Note:
-        A step whose mean is not finite is not counted if `compressed_mean` guards: it leaves the
-        time as it leaves the memory, so that a warm-up is as many steps as have taken effect.
-        `describe` and `wire_bytes` say what the last phase costs, `Stats` what the last step did;
-        `collective_bytes`, which reads the program, adds up the collectives of all phases. Leaves
-        that the policy leaves dense travel at all times as the last phase sends them.
+        With `guard=True` in `compressed_mean`, a step whose mean is not finite is not counted, so a
+        warm-up consists of steps that took effect. `describe` and `wire_bytes` show the bytes of
+        the last phase, `Stats` those of the last step; `collective_bytes`, which reads the program,
+        adds the collectives of all phases. Dense leaves are always sent as in the last phase.
     """
 
     phases: tuple[tuple[int, "Reducer | Link"], ...]
@@ -92,7 +91,7 @@ class ReducerSchedule(Reducer, public=("reducers", "starts")):
             a >= b for a, b in zip(self.starts, self.starts[1:], strict=False)
         ):
             raise ValueError(
-                f"`phases` must have starts that ascend from 0, as in (0, 500), got {self.starts}"
+                f"`phases` must have starts that increase from 0, as in (0, 500), got {self.starts}"
             )
         for reducer in self.reducers:
             _check_fit(reducer.uplink, self.uplink)
@@ -119,11 +118,11 @@ class ReducerSchedule(Reducer, public=("reducers", "starts")):
 
     @property
     def splits(self) -> bool:
-        """Whether devices share the uplink's mirror, as they do in every phase or in none."""
+        """Whether each device holds a slice of the uplink's mirror, in every phase or in none."""
         return all(reducer.splits for reducer in self.reducers)
 
     def phase(self, state: ReducerScheduleState) -> Array:
-        """The number of the phase that the next step is in."""
+        """The index of the next step's phase."""
         return jnp.sum(state.phase_step >= np.array(self.starts[1:], np.int32), dtype=jnp.int32)
 
     def init(self, batches: Batches, axis_name: AxisName) -> ReducerScheduleState:
@@ -134,16 +133,17 @@ class ReducerSchedule(Reducer, public=("reducers", "starts")):
         for number, other in enumerate(others, 1):
             if _shapes(jax.eval_shape(other)) != wanted:
                 raise ValueError(
-                    "`phases` must have reducers of equal state, which they hand on, as those of "
-                    "one kind with one kind of codec have; other arrays than "
-                    f"{self.reducers[0]!r} has {self.reducers[number]!r}"
+                    "`phases` must have reducers with states of equal shapes, since each takes "
+                    "over the state of the one before, got different states for "
+                    f"{self.reducers[0]!r} and {self.reducers[number]!r}; use one kind of reducer "
+                    "and one kind of codec"
                 )
         return ReducerScheduleState(jnp.zeros((), jnp.int32), first())
 
     def fitted(
         self, batches: Batches, state: ReducerScheduleState, axis_name: AxisName
     ) -> ReducerScheduleState:
-        """As the last phase has it, whose state is that of all."""
+        """Adapts the state with the last phase's reducer, since all phases share the state."""
         current = self.reducers[-1].fitted(batches, state.current, axis_name)
         return state._replace(current=current)
 
@@ -151,8 +151,8 @@ class ReducerSchedule(Reducer, public=("reducers", "starts")):
         parts = [r.part_like(self._own(r, batches), axis_name) for r in self.reducers]
         if any(_shapes(part) != _shapes(parts[0]) for part in parts):
             raise ValueError(
-                "`phases` must have reducers that bring equal parts of the mean to a device, got "
-                f"{[type(reducer).__name__ for reducer in self.reducers]}; take one kind for all"
+                "`phases` must have reducers that give a device equal parts of the mean, got "
+                f"{[type(reducer).__name__ for reducer in self.reducers]}; use one kind for all"
             )
         return parts[-1]
 
@@ -194,7 +194,7 @@ class ReducerSchedule(Reducer, public=("reducers", "starts")):
 
         given = (key, part, state.current)
         mean, current = lax.switch(self.phase(state), [branch(r) for r in self.reducers], *given)
-        # Stays at the last step there is, so that it never turns negative.
+        # The count stops at the largest integer, so that it never becomes negative.
         step = jnp.minimum(state.phase_step, _LAST_STEP - 1) + 1
         return mean, ReducerScheduleState(step, current)
 
@@ -213,7 +213,7 @@ class ReducerSchedule(Reducer, public=("reducers", "starts")):
         return self.reducers[-1].link_bytes(like, workers)
 
     def _own(self, reducer: Reducer, batches: Batches) -> Batches:
-        """The batches, which are the last phase's, with the codecs of another phase's reducer."""
+        """The last phase's batches with the codecs of another phase's reducer."""
         codecs = dict(zip(self.uplink.policy.codecs, reducer.uplink.policy.codecs, strict=True))
         return tuple(dataclasses.replace(batch, codec=codecs[batch.codec]) for batch in batches)
 
@@ -221,11 +221,11 @@ class ReducerSchedule(Reducer, public=("reducers", "starts")):
 def piecewise_constant(values: Sequence[float], every: int) -> tuple[tuple[int, float], ...]:
     """Pairs of a step and the value from that step on: the next value after each `every` steps.
 
-    Equal neighbours become one pair, so that each is one phase of a `ReducerSchedule`.
+    Equal consecutive values become one pair, so that each is one phase of a `ReducerSchedule`.
 
     Args:
-        values: the values in their order; the last one stays.
-        every: steps for which a value holds.
+        values: the values in order; the last one has no end.
+        every: the number of steps of each value.
 
     Raises:
         ValueError: if `every` is not positive.
@@ -259,7 +259,7 @@ def _check_fit(link: Link, last: Link) -> None:
         )
     if link.feedback != last.feedback:
         raise ValueError(
-            "`phases` must have equal feedbacks, whose memory they hand on, got "
+            "`phases` must have equal feedbacks, since each takes over the memory, got "
             f"{link.feedback!r} and {last.feedback!r}"
         )
     if _buckets(link.policy) != _buckets(last.policy):
@@ -276,7 +276,7 @@ def _check_fit(link: Link, last: Link) -> None:
 
 
 def _buckets(policy: Policy) -> tuple:
-    """What of a policy decides which leaves share buckets, and of which size."""
+    """The settings of a policy that determine which leaves share buckets, and the bucket sizes."""
 
     def size(codec):
         return None if codec is None else (codec.bucket_size,)

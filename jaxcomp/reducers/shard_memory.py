@@ -1,7 +1,7 @@
-"""A worker's share of rows, found in a memory that was made where there was one worker for all.
+"""Slices this worker's rows from feedback state initialised for one worker.
 
-`tx.init` outside of a mapped function knows nothing of the workers: the memory of one that has all
-the rows. The first step within takes each worker's share of it.
+Outside of a mapped function, `tx.init` does not know the workers, and makes memory for one worker
+with all rows. The first step inside the mapped function takes each worker's slice of it.
 """
 
 from typing import Any
@@ -20,9 +20,9 @@ def own(memory: PyTree, wanted: PyTree, axis_name: AxisName, whole: PyTree) -> P
     """This worker's rows of each array.
 
     Args:
-        memory: of all rows, of this worker's, or of none, which stands for zeros.
-        wanted: shapes and dtypes of this worker's.
-        axis_name: whose workers have a share each.
+        memory: the memory of all rows, of this worker's rows, or of no rows, which means zeros.
+        wanted: shapes and dtypes of this worker's rows.
+        axis_name: the axes of the workers over which the rows are split.
         whole: shapes and dtypes of all rows.
 
     Raises:
@@ -35,9 +35,9 @@ def own(memory: PyTree, wanted: PyTree, axis_name: AxisName, whole: PyTree) -> P
             return axes.alike(jnp.zeros((each, *x.shape[1:]), x.dtype), x)[0]
         if x.shape[0] != total:
             raise ValueError(
-                f"`state` must be one for these {n} workers: it remembers {x.shape[0]} rows where "
-                f"{each} are this worker's share. Make it with jaxcomp.init_state, or with tx.init "
-                "inside the mapped function, or move it from another number of workers with "
+                f"`state` must be one for these {n} workers, with {each} rows a worker, got "
+                f"{x.shape[0]} rows. Make it with jaxcomp.init_state, or with tx.init inside the "
+                "mapped function, or convert it from another number of workers with "
                 "jaxcomp.resize_workers"
             )
         x = jnp.pad(x, [(0, n * each - x.shape[0])] + [(0, 0)] * (x.ndim - 1))
@@ -47,7 +47,7 @@ def own(memory: PyTree, wanted: PyTree, axis_name: AxisName, whole: PyTree) -> P
 
 
 def padded(memory: PyTree, wanted: PyTree) -> PyTree:
-    """All rows of each array, and those that fill them up to equal shares."""
+    """All rows of each array, padded to equal slices."""
 
     def pad(x: Array, rows: int, _: int) -> Array:
         missing = max(rows - x.shape[0], 0)

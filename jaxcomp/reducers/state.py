@@ -1,4 +1,4 @@
-"""The memory of a reduction: of the links, of the reducer, of dense leaves under a gate."""
+"""The memory of a reduction: links, reducer, and under a gate the dense leaves."""
 
 from typing import NamedTuple
 
@@ -12,16 +12,16 @@ from jaxcomp.types import AxisName, Batches, PyTree
 
 
 class OtherShapesError(ValueError):
-    """The memory of a state has shapes that none has which has been in use over these workers."""
+    """The shapes of a state's memory are impossible for a state in use with these workers."""
 
 
 class ReductionState(NamedTuple):
-    """The memory of the workers' links, and what the reducer itself keeps.
+    """The memory of the workers' links, and the reducer's own state.
 
     Attributes:
         feedback: the links' memory.
         reducer: the reducer's state.
-        dense: under a gate, the memory of the leaves that are sent as they are; else `()`.
+        dense: the memory of the dense leaves under a gate; else `()`.
     """
 
     feedback: PyTree
@@ -29,23 +29,23 @@ class ReductionState(NamedTuple):
     dense: PyTree = ()
 
     def carried(self, like: "ReductionState", workers: int, *, sharded: bool) -> "ReductionState":
-        """The state on its way to so many workers, with nothing that they have no place for.
+        """Prepares the state for another number of workers, without arrays that they do not have.
 
         `jaxcomp.resize_workers` calls this before it moves the arrays.
 
         Args:
             like: shapes and dtypes of a state of the new workers.
-            workers: how many they are.
+            workers: the new number of workers.
             sharded: whether the arrays have an axis of shards, after that of the workers.
 
         Raises:
-            ValueError: if something is remembered that only these workers can send.
+            ValueError: if the memory cannot be moved to other workers.
         """
         if hasattr(self.reducer, "outer") and jax.tree.leaves((self.feedback, self.reducer)):
             raise ValueError(
-                f"`state` cannot be moved to {workers} workers: which rows a device of "
-                "jaxcomp.Hierarchical remembers depends on the sizes of all axes. Begin a new "
-                "state with jaxcomp.init_state"
+                f"`state` must not be that of jaxcomp.Hierarchical to be moved to {workers} "
+                "workers, because the rows that a device stores depend on the sizes of all axes. "
+                "Make a new state with jaxcomp.init_state"
             )
         feedback, reducer = carry.up(
             self.feedback, self.reducer, like.reducer, workers, sharded=sharded
@@ -56,10 +56,10 @@ class ReductionState(NamedTuple):
 def init(
     reducer: Reducer, like: PyTree, axis_name: AxisName, *, gated: bool = False
 ) -> ReductionState:
-    """Memory for gradients like these; with `gated`, also for the leaves that are sent dense.
+    """Memory for gradients like these; with `gated`, also for the dense leaves.
 
     Raises:
-        ValueError: if a codec does not go with the feedback around it.
+        ValueError: if a codec cannot be combined with its feedback.
     """
     feedback, layout = (
         accounting.feedback_of(reducer),
@@ -88,10 +88,10 @@ def _memory(reducer: Reducer, batches: Batches, axis_name: AxisName) -> PyTree:
 def fitted(
     reducer: Reducer, batches: Batches, state: ReductionState, axis_name: AxisName
 ) -> ReductionState:
-    """The state for these workers, from one that may have been made where there was only one.
+    """Adapts state initialised outside the mapped function to the current workers.
 
     Raises:
-        OtherShapesError: a `ValueError`, if it cannot be one for them.
+        OtherShapesError: a `ValueError`, if the state cannot be adapted.
     """
     memory = per_worker.unwrap(state.feedback)
     wanted = jax.eval_shape(lambda: _memory(reducer, batches, axis_name))
@@ -102,9 +102,9 @@ def fitted(
         memory = memory._replace(mirror=mirror)
     if jax.tree.map(jnp.shape, memory) != jax.tree.map(jnp.shape, wanted):
         raise OtherShapesError(
-            "`state` must be one for these gradients and workers: its memory has shapes "
-            f"{jax.tree.map(jnp.shape, memory)} where {jax.tree.map(jnp.shape, wanted)} are "
-            "wanted. Make it with jaxcomp.init_state, or with tx.init inside the mapped function"
+            "`state` must be one for these gradients and workers, with memory of shapes "
+            f"{jax.tree.map(jnp.shape, wanted)}, got {jax.tree.map(jnp.shape, memory)}. Make it "
+            "with jaxcomp.init_state, or with tx.init inside the mapped function"
         )
     return ReductionState(
         feedback=hold(reducer, memory, axis_name),
@@ -114,11 +114,11 @@ def fitted(
 
 
 def hold(reducer: Reducer, memory: PyTree, axis_name: AxisName) -> PyTree:
-    """The memory of the workers' links as it lies in a state."""
+    """The memory of the workers' links as a state stores it."""
     kind, splits = accounting.feedback_of(reducer).kind, reducer.splits
     return per_worker.wrap(memory, kind, axis_name, splits=splits)
 
 
 def hold_aside(reducer: Reducer, memory: PyTree, axis_name: AxisName) -> PyTree:
-    """The memory of the leaves that are sent dense; every device has their whole mean."""
+    """The memory of the dense leaves as a state stores it; every device has their whole mean."""
     return per_worker.wrap(memory, accounting.aside_of(reducer).kind, axis_name)

@@ -1,4 +1,4 @@
-"""Two shots: each worker averages a share of the vector, and tells all the others its result."""
+"""Two shots: each worker averages a slice of the vector, and sends the result to all others."""
 
 import dataclasses
 import math
@@ -30,12 +30,12 @@ _DOWN = 0x646F776E
 
 
 class TwoShotState(NamedTuple):
-    """The codecs of both directions, and the memory of the way down.
+    """The states of the codecs of both directions, and the downlink's memory.
 
     Attributes:
-        up: states of the uplink's codecs.
-        down: states of the downlink's.
-        memory: of the downlink's feedback, for this worker's share of the mean.
+        up: the states of the uplink's codecs.
+        down: the states of the downlink's codecs.
+        memory: the memory of the downlink's feedback, for this worker's part of the mean.
     """
 
     up: PerWorker
@@ -47,25 +47,25 @@ class TwoShotState(NamedTuple):
 class TwoShot(Reducer, public=("feedback",)):
     """A compressed reduce-scatter, then a compressed all-gather.
 
-    Every worker sends each other one its share of the payload (an all-to-all), decodes and averages
-    what arrives of its own share, and sends the result to all (an all-gather). One device sends
-    `(n − 1)/n` of the uplink's payload and of the downlink's, however many workers there are.
+    Each worker sends to every other one a slice of its payload (an all-to-all), decodes and
+    averages the slices that it receives, and sends the result to all (an all-gather). One device
+    sends `(n − 1)/n` of the uplink's payload and of the downlink's, for any number of workers.
 
-    The downlink is a link of its own: what it loses comes on top, and with a biased codec needs a
-    feedback of its own, whose memory is the size of a share.
+    The downlink is a separate link: its error adds to that of the uplink. With a biased codec it
+    needs a separate feedback, whose memory has the size of a slice.
 
     Args:
-        up: the link from each worker; a bare codec or policy is `Link(codec)`.
-        down: the link to all of them, a codec or a `Link`; None sends the mean as it is. It takes
-            the leaves that `up` compresses, whatever its own policy says, and needs buckets of the
-            same size.
-        collectives: into how many the payload is split each way, whole arrays each, so that the
-            first can begin before the last gradient is there; None for four where there are at
-            least four million elements, else one.
+        up: the link from each worker; a bare codec or policy means `Link(codec)`.
+        down: the link to all workers, a codec or a `Link`; None sends the mean uncompressed. It
+            sends the leaves that `up` compresses, regardless of its own policy, and needs buckets
+            of the same size.
+        collectives: the number of collectives that the payload is split into each way, in whole
+            arrays, so that the first can start before the last gradient is computed; None for four
+            if there are at least four million elements, else one.
 
     Raises:
-        ValueError: if one of them is not a link, the links do not fit together, or `collectives` is
-            not positive.
+        ValueError: if `up` or `down` is not a link, the links do not match, or `collectives` is not
+            positive.
 
     Example:
         >>> import jaxcomp
@@ -83,8 +83,8 @@ class TwoShot(Reducer, public=("feedback",)):
         <https://arxiv.org/abs/2110.03294>`_, 2021, for feedback in both directions.
 
     Note:
-        Shares are whole buckets; what is missing to equal shares is filled with empty ones. A codec
-        that takes a leaf whole (`bucket_size=None`) takes each worker's share of it instead.
+        Slices consist of whole buckets; empty buckets pad them to equal size. A codec without
+        buckets (`bucket_size=None`) encodes each worker's slice of a leaf instead of the whole.
     """
 
     up: "Link | Codec | Policy"
@@ -112,11 +112,11 @@ class TwoShot(Reducer, public=("feedback",)):
 
     @property
     def feedback(self) -> Feedback:
-        """The feedback of the way down."""
+        """The feedback of the downlink."""
         return self.downlink.feedback
 
     def shares(self, workers: tuple[int, ...]) -> int:
-        """One bucket for each worker of a leaf that a codec takes whole."""
+        """One bucket for each worker, for a leaf whose codec has no bucket size."""
         return math.prod(workers)
 
     def init(self, batches: Batches, axis_name: AxisName) -> TwoShotState:
@@ -129,7 +129,7 @@ class TwoShot(Reducer, public=("feedback",)):
         )
 
     def fitted(self, batches: Batches, state: TwoShotState, axis_name: AxisName) -> TwoShotState:
-        """The state with the memory of this worker's share alone."""
+        """The state with the memory of only this worker's slice."""
         cuts, memory = self._down(batches, axis_name), per_worker.unwrap(state.memory)
         n, rows = axes.size(axis_name), _likes(self._alone(batches, axis_name))
         whole = jax.eval_shape(lambda: self.feedback.init(rows, rows))
@@ -146,7 +146,7 @@ class TwoShot(Reducer, public=("feedback",)):
     def _fresh(
         self, cuts: Sequence[batches_.Recut], down: PerWorker, axis_name: AxisName
     ) -> PerWorker:
-        """The codecs' states for this share; in place of those for all rows, which no step saw."""
+        """The codecs' initial states for this slice, which replace unused states for all rows."""
         wanted = jax.eval_shape(lambda: payloads.init(cuts))
         if jax.tree.map(jnp.shape, down.own()) == jax.tree.map(jnp.shape, wanted):
             return down
@@ -209,7 +209,7 @@ class TwoShot(Reducer, public=("feedback",)):
     def unchanged(
         self, batches: Batches, part: Stacks, state: TwoShotState, axis_name: AxisName
     ) -> Stacks:
-        """The mean in a round without messages: what all remember of the way down."""
+        """The mean in a closed round: the memory of the downlink that all workers share."""
         cuts, memory = self._down(batches, axis_name), per_worker.unwrap(state.memory)
         return tuple(
             cut.joined(x)[: batch.buckets].astype(batch.dtype)
@@ -222,7 +222,7 @@ class TwoShot(Reducer, public=("feedback",)):
         return dense_.fused_mean(leaves, axis_name, weight)
 
     def efforts(self, batches: Batches, workers: int) -> tuple[tuple[Link, cost.Effort], ...]:
-        """As many messages up as down; `n` payloads of a share are decoded, and one of each."""
+        """The efforts of equal numbers of messages up and down, and of the decodings."""
         n = workers
         up, down = (accounting.rounds(self, batches, sent, n) for sent in self._sent(batches, n))
         first = cost.Effort(up, encodes=1, decodes=1 / n, adds=(n - 1) / n)
@@ -230,16 +230,16 @@ class TwoShot(Reducer, public=("feedback",)):
         return (self.uplink, first), (self.downlink, second)
 
     def link_bytes(self, like: PyTree, workers: int) -> int:
-        """`n − 1` shares of the payload up, as many down, what is agreed on, and dense leaves."""
+        """Bytes of `n − 1` slices up and as many down, of the agreement, and of dense leaves."""
         return accounting.link_bytes(self, like, workers)
 
     def batches_link_bytes(self, batches: Batches, workers: int) -> Fraction | int:
-        """What of it the batches account for."""
+        """The part of `link_bytes` for the compressed leaves."""
         share = sum(map(buffer.fused_bytes, self._sent(batches, workers)))
         return (workers - 1) * share + wire_cost.agreed_bytes(batches, workers)
 
     def _sent(self, batches: Batches, workers: int) -> tuple[PyTree, PyTree]:
-        """Shapes and dtypes of what one worker sends to another, up and down."""
+        """Shapes and dtypes of the arrays that one worker sends to another, up and down."""
         shards = tuple(batches_.Shard(batch, workers, None) for batch in batches)
         up = tuple(
             jax.tree.map(lambda x, n=shard.buckets: _rows(x, n), payload)
@@ -248,11 +248,11 @@ class TwoShot(Reducer, public=("feedback",)):
         return up, wire_cost.payload_like(self._recut(shards))
 
     def _down(self, batches: Batches, axis_name: AxisName) -> tuple[batches_.Recut, ...]:
-        """The shares as the downlink cuts them."""
+        """The slices as the downlink cuts them."""
         return self._recut(batches_.shards(batches, axis_name))
 
     def _alone(self, batches: Batches, axis_name: AxisName) -> tuple[batches_.Recut, ...]:
-        """All rows as the downlink cuts them, which are the share of one worker alone."""
+        """All rows as the downlink cuts them for a single worker."""
         return self._recut([batches_.Shard(batch, 1, axis_name) for batch in batches])
 
     def _recut(self, shards: Sequence[batches_.Shard]) -> tuple[batches_.Recut, ...]:
@@ -267,8 +267,8 @@ def _check(up: Link, down: Link) -> None:
     shaped = [c for c in (*up.policy.codecs, *down.policy.codecs) if c.shaped]
     if shaped:
         raise ValueError(
-            f"`up` and `down` must have codecs of buckets, which can be shared out, got "
-            f"{shaped[0]!r}; jaxcomp.PowerIteration reduces factors of low rank"
+            f"`up` and `down` must have codecs of buckets, which can be split over workers, got "
+            f"{shaped[0]!r}; for low-rank factors use jaxcomp.PowerIteration"
         )
     codecs = down.policy.codecs
     if isinstance(down.codec, Policy):
@@ -283,8 +283,8 @@ def _check(up: Link, down: Link) -> None:
         longer = one.bucket_size and (other.bucket_size or 0) > one.bucket_size
         if longer:
             raise ValueError(
-                "`down` must have buckets no longer than those of `up`, which are shared out: "
-                f"got bucket_size={other.bucket_size} after {one.bucket_size}"
+                "`down` must have buckets no longer than those of `up`, which are split over the "
+                f"workers, got bucket_size={other.bucket_size} after {one.bucket_size}"
             )
 
 

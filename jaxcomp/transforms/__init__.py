@@ -1,1 +1,1 @@
-"""The optax edge: gradient transformations that a user chains."""
+"""Gradient transformations that a user chains with optax."""

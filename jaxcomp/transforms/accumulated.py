@@ -19,10 +19,10 @@ class AccumulatedState(NamedTuple):
     """State of `accumulate`.
 
     Attributes:
-        waited: gradients since the last round.
-        total: of each worker, their sum, without those that were not finite.
-        spoilt: of each worker, whether there were such: zero, or more.
-        inner: the state of what is wrapped.
+        waited: the number of gradients since the last round.
+        total: each worker's sum of its finite gradients since then.
+        spoilt: each worker's flag, above zero if one of those gradients was not finite.
+        inner: the state of the wrapped transformation.
     """
 
     waited: Array
@@ -34,18 +34,18 @@ class AccumulatedState(NamedTuple):
 def accumulate(
     tx: optax.GradientTransformation, every: int, axis_name: AxisName
 ) -> optax.GradientTransformationExtraArgs:
-    """Hands a transformation the mean of every `every` local gradients, and nothing in between.
+    """Runs a transformation once for every `every` gradients, on their local mean.
 
-    As `optax.MultiSteps`, which must not wrap a mean over workers: here each worker has a sum of
-    its own, and in the steps between nothing is sent, for what is wrapped is not run.
+    It replaces `optax.MultiSteps`, which must not wrap a mean over workers. Here each worker has
+    its own sum. In the steps between, the wrapped transformation does not run and nothing is sent.
 
-    A gradient that is not finite spoils its round: what is wrapped is given NaN at the end of it,
-    which all workers see, and the next round begins with empty sums. Within or around
-    `skip_nonfinite`, such a round is left out and the run goes on.
+    A non-finite gradient spoils its round: the wrapped transformation gets NaN at the end of the
+    round, which all workers see, and the next round starts with empty sums. Inside or around
+    `skip_nonfinite`, such a round is skipped and training continues.
 
     Args:
         tx: for instance `optax.chain(jaxcomp.compressed_mean(...), optax.adamw(3e-4))`.
-        every: gradients to a round.
+        every: the number of gradients in a round.
         axis_name: the mapped axis.
 
     Raises:
@@ -74,7 +74,7 @@ def accumulate(
         own_gradients.check(updates, axis_name)
         before = state.total.own()
         total = jax.tree.map(lambda t, g: t + g.astype(t.dtype), before, updates)
-        # Nobody can be told before the end of the round, and until then a sum must stay finite.
+        # Workers communicate only at the end of the round; the sum must stay finite until then.
         sound = guarding.all_finite(total)
         total = guarding.kept(sound, total, before)
         spoilt = jnp.where(sound, state.spoilt.own(), 1)

@@ -1,4 +1,4 @@
-"""Transformations that are run in some steps and left out in others, or whose steps are undone."""
+"""State shapes for transformations that are skipped, or undone, in some steps."""
 
 import warnings
 from typing import Any
@@ -22,15 +22,15 @@ def fitted(
     params: PyTree | None = None,
     **extra: Any,
 ) -> PyTree:
-    """The state for these workers, of one that may have been made for others.
+    """Adapts state initialised outside the mapped function to the current workers.
 
-    A mean fits its own state in the step: one that was made outside of the mapped function, where
-    there was only one worker, or that comes from another number of them. But where the step may be
-    left out, the state must have its shapes before. A state that cannot be fitted was made outside
-    and has not been in use, since `resize_workers` makes none of such shapes: a new one is as good.
+    A mean adapts its own state in the step, if the state was made outside of the mapped function
+    or for another number of workers. If the step may be skipped, the state needs its final shapes
+    before the step. A state that cannot be adapted was made outside and has not been used, because
+    `resize_workers` never produces such shapes. It is replaced by a new state.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # What there is to say was said when it was made.
+        warnings.simplefilter("ignore")  # The first initialisation has warned already.
         wanted = jax.eval_shape(tx.init, updates)
     if shapes(wanted) == shapes(state):
         return state
@@ -47,11 +47,11 @@ def refitted(
     params: PyTree | None = None,
     **extra: Any,
 ) -> PyTree:
-    """The same, where it is known to have other shapes than after the step."""
+    """Adapts a state whose shapes are known to differ from those after the step."""
     _, found = tx.update(updates, state, params, **{**extra, FIT: True})
 
     def kept(new: jax.Array, old: jax.Array) -> jax.Array:
-        # What is wrapped beside a mean has made a step, which the compiler leaves out.
+        # The compiler removes the step that the other wrapped transformations take here.
         return old if new.shape == old.shape else new
 
     return jax.tree.map(kept, found, state)

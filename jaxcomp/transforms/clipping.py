@@ -13,11 +13,11 @@ from jaxcomp.types import AxisName, PyTree
 
 
 def clip_local(max_norm: float, axis_name: AxisName) -> optax.GradientTransformation:
-    """Clips each worker's gradient where that of their mean would be expected at `max_norm`.
+    """Clips each worker's gradient at the norm that matches `max_norm` for their mean.
 
-    `g ← g · min(1, √N · max_norm / ‖g‖)` for `N` workers: the mean of independent gradients of one
-    norm is `√N` times smaller than each. Chain it before `compressed_mean`, so that an outlier of
-    one worker enters no memory. It has no state.
+    `g ← g · min(1, √N · max_norm / ‖g‖)` for `N` workers: the mean of independent gradients of
+    equal norm is `√N` times smaller than each. Chain it before `compressed_mean`, so that an
+    outlier of one worker does not enter its feedback state. It has no state.
 
     Args:
         max_norm: the norm at which the mean of all workers' gradients would be clipped.
@@ -39,11 +39,10 @@ def clip_local(max_norm: float, axis_name: AxisName) -> optax.GradientTransforma
         Lin et al., `Deep gradient compression <https://arxiv.org/abs/1712.01887>`_, 2018.
 
     Note:
-        The paper clips `Gₖ = g/N`, of which it takes the sum, at `max_norm/√N`; here the mean of
-        `g` is taken, so that is `√N · max_norm` for `g`. The norm is that of the whole gradient as
-        in the paper, with the leaves that are sent dense, and those are clipped too; the published
-        code clips leaf by leaf. `optax.masked` keeps leaves out. A gradient that is not finite
-        stays not finite.
+        The paper sums `Gₖ = g/N` over workers and clips `Gₖ` at `max_norm/√N`. Here `g` is
+        averaged, so `g` is clipped at `√N · max_norm`. As in the paper, the norm is that of the
+        whole gradient; dense leaves count, and are clipped too. The published code clips leaf by
+        leaf. Use `optax.masked` to exclude leaves. A non-finite gradient stays non-finite.
     """
     checks.positive("max_norm", max_norm)
 
@@ -52,8 +51,8 @@ def clip_local(max_norm: float, axis_name: AxisName) -> optax.GradientTransforma
         axes.require(axis_name)
         unit = norms.unit(norms.largest(updates))
         bound = max_norm * math.sqrt(axes.size(axis_name))
-        # All in those units, because the norm itself may be out of range. NaN compares as small
-        # and leaves the gradient, and its NaN, alone; Inf times zero is NaN.
+        # Compute in units of the largest element, because the norm itself may be out of range.
+        # NaN compares as small, so the gradient keeps its NaN; Inf times zero is NaN.
         norm = jnp.sqrt(norms.energy(updates, unit))
         return jax.tree.map(
             lambda g: jnp.where(norm > bound * unit, g * unit * (bound / norm), g).astype(g.dtype),

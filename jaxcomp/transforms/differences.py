@@ -1,4 +1,4 @@
-"""Means of differences between two points, which sum up to an estimate of the gradient."""
+"""An estimate of the mean gradient that compressed gradient differences update."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -22,16 +22,16 @@ from jaxcomp.types import Array, AxisName, PyTree
 
 
 class DifferencesState(NamedTuple):
-    """State of `compressed_differences`; the same on every worker but for the memory of the means.
+    """State of `compressed_differences`, the same on every worker except the memory of the means.
 
     Attributes:
         gate_key: the raw key that the gate draws from.
         step: steps taken.
         gate: the gate's own state.
-        point: where the last gradients were taken.
-        estimate: of the mean gradient there.
-        full: state of the mean of whole gradients.
-        change: state of the mean of differences.
+        point: the parameters at which the last gradients were taken.
+        estimate: the estimate of the mean gradient at `point`.
+        full: the state of the mean of full gradients.
+        change: the state of the mean of differences.
     """
 
     gate_key: Array
@@ -51,30 +51,31 @@ def compressed_differences(
     full: "Codec | Policy | Link | Reducer | None" = None,
     key: Any = 0,
 ) -> optax.GradientTransformationExtraArgs:
-    """An estimate of the mean gradient that compressed differences keep up to date.
+    """Estimates the mean gradient from compressed gradient differences.
 
-    In steps in which the gate opens, and in the first, the mean of the gradients; in the others
-    the last estimate plus the compressed mean of `∇fᵢ(x) − ∇fᵢ(x⁻)`, both on the same minibatch.
+    In the first step, and in steps in which the gate opens, it returns the mean of the gradients.
+    In the others it returns the last estimate plus the compressed mean of `∇fᵢ(x) − ∇fᵢ(x⁻)`, both
+    on the same minibatch.
 
     The update takes `grad_fn`, a function from parameters to this worker's gradient on the
     minibatch of this step, as optax's line searches take `value_fn`:
     `tx.update(grads, state, params, grad_fn=grad_fn)`.
 
     Args:
-        codec: how differences travel.
+        codec: the codec of the differences.
         axis_name: the mapped axis.
-        restart: when whole gradients are sent: a gate that opens for all workers alike, such as
-            `jaxcomp.gates.Coin(p)` or `jaxcomp.gates.Every(k)`.
-        full: how they travel; None for dense.
+        restart: the gate that decides when full gradients are sent; it must open for all workers
+            alike, such as `jaxcomp.gates.Coin(p)` or `jaxcomp.gates.Every(k)`.
+        full: the codec or reducer of the full gradients; None sends them dense.
         key: a seed or key, the same on all workers.
 
     Raises:
-        ValueError: for a gate that lets some workers through and not others; on use, without
-            `params` or `grad_fn`.
+        ValueError: for a gate that opens for some workers only; on use, without `params` or
+            `grad_fn`.
 
     Note:
-        A step whose estimate is not finite leaves the state as it was. Only in steps that need it
-        is `grad_fn` called, once.
+        A step whose estimate is not finite leaves the state unchanged. `grad_fn` is called once,
+        and only in steps that send differences.
     """
     checks.part("restart", restart, Gate)
     if restart.idles or (not restart.closes and restart.factor(2) != 1):

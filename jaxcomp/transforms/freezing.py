@@ -12,15 +12,16 @@ def freeze(
 ) -> optax.GradientTransformationExtraArgs:
     """Trains the other parameters with `tx`, and sends nothing for the frozen ones.
 
-    The updates of frozen parameters are zero, and `tx` does not see them: its compressor has no
-    memory for them, its optimizer no moments, and no byte of their gradients is sent. Inside of
-    `data_parallel`, `optax.partition` with `optax.set_to_zero()` does the same. This also works in
-    a `jax.shard_map` of your own, whose `out_specs` refuse the zeros of `optax.set_to_zero()`.
+    The updates of frozen parameters are zero, and `tx` does not see these parameters: its
+    compressor has no memory for them, its optimizer has no moments for them, and no byte of their
+    gradients is sent. Inside `data_parallel`, `optax.partition` with `optax.set_to_zero()` does the
+    same. `freeze` also works in your own `jax.shard_map`, whose `out_specs` refuse the zeros of
+    `optax.set_to_zero()`.
 
     Args:
         tx: for instance `optax.chain(jaxcomp.compressed_mean(...), optax.adamw(3e-4))`.
         frozen: a tree like the parameters, or a prefix of one, with True for the frozen ones; or a
-            function that makes it from the parameters.
+            function that returns such a tree for the parameters.
 
     Example:
         >>> import jaxcomp
@@ -32,7 +33,7 @@ def freeze(
         mask = frozen(tree) if callable(frozen) else frozen
         return jax.tree.map(lambda stays: "frozen" if stays else "trained", mask)
 
-    # Optax's zeros are like the gradients: typed as different on each worker.
+    # Optax makes zeros with the gradients' type, which varies over the workers.
     return optax.partition({"trained": tx, "frozen": optax.stateless(_zeros)}, labels)
 
 

@@ -1,4 +1,4 @@
-"""An optimizer state on its way to a chain with another compressor, with one more, or without."""
+"""Moves an optimizer state to a chain with another compressor, with one more, or with none."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,18 +13,18 @@ from jaxcomp.types import AxisName, PyTree
 
 
 def graft(tx: Any, state: PyTree, params: PyTree, mesh: Mesh, axis_name: AxisName) -> PyTree:
-    """A state of `tx` with the moments and counters of another chain's state.
+    """Makes a state of `tx` with the moments and counters of another chain's state.
 
-    Everything that an optimizer remembers is kept. The memory of compressors, and whatever else
-    differs between workers, begins anew. So a run that began without compression goes on with it,
-    or with another codec, or without:
+    All optimizer state is kept. The memory of compressors, and all other state that differs
+    between workers, is initialised again. A run can thus start or stop using compression, or
+    change the codec:
 
     * from `adamw` to `chain(compressed_mean(...), adamw)`, and back;
-    * from one codec, feedback or reducer to another. What the old compressor had not sent is lost;
+    * from one codec, feedback or reducer to another. Unsent residuals of the old one are lost;
     * from a checkpoint that was restored without a target, as dicts and lists.
 
     An array is found by its name and the names of its parameter (`mu/params/Dense_0/kernel`),
-    wherever in the chain it is; of several that have the same name, the first is the first.
+    anywhere in the chain. Several arrays of the same name are matched in their order.
 
     Args:
         tx: the new transformation.
@@ -34,12 +34,12 @@ def graft(tx: Any, state: PyTree, params: PyTree, mesh: Mesh, axis_name: AxisNam
         axis_name: the axis or axes that the workers are on.
 
     Returns:
-        The state, placed as `init_state` places it. Arrays that lie there already are not copied: a
-        step which donates the new state invalidates the old one.
+        The state, placed as `init_state` places it. Arrays that are already in place are not
+        copied: a step that donates the new state invalidates the old one.
 
     Raises:
-        ValueError: if something that the new optimizer remembers is not in `state`, or not in the
-            same shape and dtype, or if something in `state` has no place in it.
+        ValueError: if an array of the new optimizer's state is missing in `state` or has another
+            shape or dtype there, or if an array of `state` has no counterpart in the new state.
 
     Example:
         >>> import optax
@@ -64,7 +64,7 @@ def graft(tx: Any, state: PyTree, params: PyTree, mesh: Mesh, axis_name: AxisNam
 
 
 def _remembered(tree: PyTree, typed: bool) -> dict[tuple[str, ...], list[Any]]:
-    """The arrays of each name, in their order, without the memory of compressors."""
+    """The arrays of each name, in order, without the memory of compressors."""
     found: dict[tuple[str, ...], list[Any]] = {}
 
     def note(name: tuple[str, ...], leaf: Any) -> Any:
@@ -78,7 +78,7 @@ def _remembered(tree: PyTree, typed: bool) -> dict[tuple[str, ...], list[Any]]:
 def _mapped(
     f: Callable[[tuple[str, ...], Any], Any], node: Any, typed: bool, name: tuple[str, ...] = ()
 ) -> Any:
-    """The tree with `f(name, leaf)` in place of every leaf that is no compressor's memory."""
+    """Applies `f(name, leaf)` to every leaf outside the memory of compressors."""
     if node is None or _is_mean(node):
         return node
     children, treedef = _children(node)
@@ -98,14 +98,14 @@ def _children(node: Any) -> tuple[list, Any]:
 
 
 def _in_order(keys: list) -> list[int]:
-    """Numbers of children, those of a list that was saved as a dict in the order of the list."""
+    """The order of children; a list that was saved as a dict gets the order of the list."""
     if not all(map(_is_place, keys)):
         return list(range(len(keys)))
     return sorted(range(len(keys)), key=lambda number: int(_text(keys[number])))
 
 
 def _part_of_name(node: Any, key: Any, typed: bool) -> tuple[str, ...]:
-    """The name of a child; where it is in a chain or list does not count."""
+    """The name of a child; its position in a chain or list is not part of it."""
     if _is_place(key):
         return ()
     return (f"{type(node).__name__}.{_text(key)}" if typed and _is_named(node) else _text(key),)
@@ -124,7 +124,7 @@ def _is_named(node: Any) -> bool:
 
 
 def _is_typed(state: PyTree) -> bool:
-    """Whether a state has its types, as it has unless it was restored without a target."""
+    """Whether a state has its types; a state restored without a target has lost them."""
     found: list[bool] = []
 
     def note(node: Any) -> bool:

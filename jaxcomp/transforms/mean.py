@@ -26,13 +26,12 @@ class GateState(NamedTuple):
     """The state of a gate and the counts of its rounds; the same on every worker.
 
     Attributes:
-        gate_key: the raw key that is drawn from.
-        state: the gate's own.
-        rounds: steps so far in which anyone sent.
-        messages: how many messages they sent together.
+        gate_key: the gate's raw random key.
+        state: the gate's own state.
+        rounds: the number of open rounds so far.
+        messages: the number of messages that all workers sent in them.
 
-    Both stay at 2³² − 1 when they have reached it: the messages of 1,024 workers after four million
-    rounds.
+    Both counts stop at 2³² − 1; `messages` of 1,024 workers gets there after four million rounds.
     """
 
     gate_key: Array
@@ -46,8 +45,8 @@ class CompressedMeanState(NamedTuple):
 
     Attributes:
         key: the raw key that every step's noise is derived from.
-        step: steps taken, modulo 2³², after which the noise of the first steps comes again.
-        memory: what the links and the reducer remember.
+        step: the number of steps, modulo 2³²; after that the noise repeats.
+        memory: the state of the links and of the reducer.
         stats: `Stats` of the last step, or `()`.
         gate: `GateState` under a gate, or `()`.
     """
@@ -77,48 +76,49 @@ def compressed_mean(
     or a step wrapped by `jaxcomp.data_parallel`. The gradients must be local: differentiate the
     loss at `jaxcomp.local(params, axis_name)`, and do not average the loss before you do.
 
-    What is picked where you do not say it (`jaxcomp.describe` shows it):
+    The defaults are (`jaxcomp.describe` shows the choice):
 
     * a codec or policy without feedback gets `Residual()` if the codec is contractive (biased,
-      with an error smaller than its input), and none otherwise;
-    * a link without a reducer is reduced by `Gather` or, where that moves fewer bytes for this
-      number of workers, by `TwoShot` with the same codec down (`Auto` has the rule);
+      with an error smaller than its input), and no feedback otherwise;
+    * a link without a reducer uses `Gather` or, if it moves fewer bytes for this number of
+      workers, `TwoShot` with the same codec on the downlink (`Auto` has the rule);
     * a codec without a policy leaves one-dimensional leaves and leaves of fewer than 1,024
       elements dense, in their own dtype.
 
     Args:
         codec: a codec, a `Policy`, a `Link` or a reducer such as `Dense()`.
         axis_name: the mapped axis, or a tuple of them.
-        gate: when, and which workers, communicate, as in `jaxcomp.gates.Every(4)`; None for all in
-            every step. A closed round sends nothing over the links (a hierarchical reducer still
-            uses the fast ones). Its mean is zero or, over `Shift`, the shift that all know already;
-            the feedback keeps what a worker could not send, for dense leaves too.
-            A gate that depends on them needs the parameters: `tx.update(grads, state, params)`.
-            `state.gate` counts rounds and messages. `jaxcomp.ReducerSchedule` count open rounds.
+        gate: decides when, and which workers, communicate, such as `jaxcomp.gates.Every(4)`; None
+            for all workers in every step. A closed round sends nothing over the links (a
+            hierarchical reducer still uses the fast axes). Its mean is zero or, with `Shift`, the
+            shift that all workers already have; the feedback keeps each worker's unsent message,
+            for dense leaves too. Some gates need the parameters: `tx.update(grads, state, params)`.
+            `state.gate` counts rounds and messages. `jaxcomp.ReducerSchedule` counts open rounds.
         key: a seed, a raw `uint32[2]` key or a `jax.random.key`; the same on all workers.
-        guard: leave every memory, and the gate's state, as it was in a step whose mean is not
-            finite, alike on all workers: `skip_nonfinite` then skips the whole step. Residuals and
-            momenta of finite gradients are finite, since they saturate. A shift that saturated
-            would not be what the mirror has of it, so a step in which the shift of one worker
-            leaves the range of its dtype has NaN in its mean on all workers, and is undone like any
-            other; they tell each other by four bytes beside the dense leaves. A worker that does
-            not send in a step, and whose message is not finite, leaves it out of its own memory.
+        guard: True keeps all memory, and the gate's state, unchanged on all workers in a step whose
+            mean is not finite: `skip_nonfinite` then skips the whole step. Residuals and momenta of
+            finite gradients stay finite, because they saturate. A saturated shift would differ from
+            its mirror. So if one worker's shift leaves the range of its dtype, the mean is NaN on
+            all workers, and the step is undone like any other; this costs four bytes beside the
+            dense leaves. A non-finite message on a non-participating worker does not update that
+            worker's feedback state.
         param_specs: how the parameters are sharded over the other axes of the mesh: a tree of
-            `PartitionSpec` like them, or a prefix of one, in which None is replicated. Each device
-            then compresses its own shard, and sends nothing else (`docs/sharded.md`). A policy
-            decides by the shape of the shard, so its `min_size` counts the elements of that; what
-            is replicated over some of the axes is shared out over those first, and gathered again
-            after. Needs automatic axes, as `jaxcomp.data_parallel` makes them; where all axes are
+            `PartitionSpec` like them, or a prefix of one, in which None means replicated. Each
+            device then compresses and sends only its own shard (`docs/sharded.md`). A policy
+            decides by the shape of the shard, so its `min_size` counts the shard's elements. A leaf
+            that is replicated over some of the axes is split over those first, and gathered again
+            afterwards. Needs automatic axes, as `jaxcomp.data_parallel` makes them. If all axes are
             manual, gradients are local shards already, and None is right.
-        stats: keep `Stats` of the last step in the state, over all shards; bytes are a device's.
+        stats: True keeps `Stats` of the last step in the state, over all shards; its bytes are
+            those of one device.
 
     Returns:
         An optax transformation. Its state holds the memory of each worker in `PerWorker`.
 
     Raises:
-        ValueError: on construction for arguments of the wrong kind; on use outside of a mapped
-            axis, for gradients that are already averaged over it, or whose loss was averaged before
-            it was differentiated, for leaves that are not floating, or within
+        ValueError: on construction, for arguments of the wrong kind; on use, outside of a mapped
+            axis, for gradients that are already averaged over it, for a loss that was averaged
+            before it was differentiated, for leaves that are not floating, or within
             `optax.apply_if_finite`, `conditionally_transform` or `MultiSteps`.
 
     Example:
@@ -212,10 +212,10 @@ def compressed_mean(
 
 
 def as_reducer(codec: "Codec | Policy | Link | Reducer") -> Reducer:
-    """The reducer that stands for what a user gave: a reducer, link, policy or codec."""
+    """The reducer for a user's argument: a reducer, link, policy or codec."""
     if isinstance(codec, type):
         raise ValueError(
-            f"`codec` must be an instance, and {codec.__name__} is a class: give its settings, as "
+            f"`codec` must be an instance, got the class {codec.__name__}: give its settings, as "
             f"in {codec.__name__}(...)"
         )
     if isinstance(codec, Reducer):
@@ -229,9 +229,9 @@ def as_reducer(codec: "Codec | Policy | Link | Reducer") -> Reducer:
 
 
 def dense_leaves(codec: "Codec | Policy | Link | Reducer") -> Callable[[PyTree], PyTree]:
-    """Which leaves `compressed_mean` sends as they are, as a mask for `optax.masked`.
+    """A mask for `optax.masked` of the leaves that `compressed_mean` sends dense.
 
-    Under a feedback with momentum they need momentum of their own, after the mean.
+    With a feedback that has momentum, dense leaves need separate momentum after the mean.
 
     Args:
         codec: as given to `compressed_mean`.
@@ -240,7 +240,7 @@ def dense_leaves(codec: "Codec | Policy | Link | Reducer") -> Callable[[PyTree],
         A function from a tree to a tree of bools, True for the leaves that are sent dense.
 
     Raises:
-        ValueError: if `codec` is none of those.
+        ValueError: if `codec` is not a codec, `Policy`, `Link` or reducer.
 
     Example:
         >>> like = {"kernel": jnp.zeros((64, 64)), "bias": jnp.zeros(64)}
@@ -258,15 +258,15 @@ def dense_leaves(codec: "Codec | Policy | Link | Reducer") -> Callable[[PyTree],
 
 
 def _trained(params: PyTree) -> PyTree:
-    """The parameters that gradients are taken of; `optax.lookahead` has others beside them."""
+    """The parameters to differentiate; `optax.lookahead` stores slow parameters beside them."""
     return params.fast if isinstance(params, optax.LookaheadParams) else params
 
 
 def _check_state(state: Any) -> None:
     if not isinstance(state, CompressedMeanState):
         raise ValueError(
-            "`state` must be that of this transformation, and compressed_mean got "
-            f"{type(state).__name__} in place of its CompressedMeanState. Make it with "
+            "`state` must be a CompressedMeanState made by this transformation, got "
+            f"{type(state).__name__}. Make it with "
             "jaxcomp.init_state(tx, params, mesh, axis_name). From the state of an optimizer that "
             "was trained without compression, or a checkpoint that was restored without a target, "
             "make it with jaxcomp.graft(tx, state, params, mesh, axis_name). A target for a "
@@ -300,7 +300,7 @@ def _check_local(updates: PyTree, axis_name: AxisName) -> None:
     for path, leaf in flat:
         if not axes.varies(leaf, axis_name):
             raise ValueError(
-                f"`updates` must be this worker's own gradients, and '{trees.path_name(path)}' is "
+                f"`updates` must be this worker's own gradients, but '{trees.path_name(path)}' is "
                 f"already the same on all workers of {axis_name!r}: JAX has summed it. Take the "
                 f"gradient at jaxcomp.local(params, {axis_name!r})."
             )
@@ -321,5 +321,5 @@ def _counted(before: GateState, state: PyTree, participation: gating.Participati
 
 
 def _raised(count: Array, by: Array) -> Array:
-    """A count that stays at its largest number instead of beginning anew."""
+    """A count that saturates at its largest value instead of wrapping around."""
     return count + jnp.minimum(by, jnp.uint32(2**32 - 1) - count)

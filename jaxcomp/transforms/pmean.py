@@ -16,19 +16,19 @@ from jaxcomp.types import AxisName, PyTree
 def pmean(
     updates: PyTree, axis_name: AxisName, codec: "Codec | Policy | Reducer", key: Any
 ) -> PyTree:
-    """Like `jax.lax.pmean` of this worker's gradients, by messages of a codec without memory.
+    """Like `jax.lax.pmean` of gradients, compressed by a codec without memory.
 
-    It is the mean that `compressed_mean` computes, for programs without optax. Codecs that are sent
-    with error feedback, such as `sign` and `top_k`, need memory from step to step, which only
+    It computes the mean that `compressed_mean` computes, for programs without optax. Codecs that
+    need error feedback, such as `sign` and `top_k`, need memory from step to step, which only
     `compressed_mean` keeps.
 
     Args:
         updates: this worker's own gradients, as from `jaxcomp.value_and_grad`.
         axis_name: the mapped axis, or a tuple of them.
         codec: a codec, policy or reducer without memory, such as `jaxcomp.qsgd_inf(bits=4)`.
-        key: what the noise of this step is drawn from: the number of the step, a `jax.random.key`
-            or a raw key, the same on all workers. It must be another one in each step. Otherwise
-            the rounding errors of the steps are not independent, and do not average out.
+        key: the random key of this step: the number of the step, a `jax.random.key` or a raw key,
+            the same on all workers. Every step needs a different key. Otherwise the rounding errors
+            of the steps are not independent, and do not average out.
 
     Raises:
         ValueError: outside of a mapped function, for a codec with memory, for a key that differs
@@ -47,14 +47,15 @@ def pmean(
     axes.require(axis_name)
     if any(axes.varies(x, axis_name) for x in jax.tree.leaves(key)):
         raise ValueError(
-            f"`key` must be the same on all workers of {axis_name!r}: the number of the step, say"
+            f"`key` must be the same on all workers of {axis_name!r}, such as the number of the "
+            "step, got a key that differs between them"
         )
     tx = compressed_mean(codec, axis_name)
     state: Any = tx.init(updates)
     if jax.tree.leaves(state.memory):
         raise ValueError(
-            f"`codec` must need no memory, got {codec!r}, whose memory (of error feedback, say) "
-            "lasts from step to step: use jaxcomp.compressed_mean, whose state keeps it"
+            f"`codec` must need no memory, got {codec!r}, which needs memory from step to step, "
+            "such as a residual: use jaxcomp.compressed_mean, whose state keeps it"
         )
     if jnp.ndim(key) == 0 and jnp.issubdtype(jnp.result_type(key), jnp.integer):
         state = state._replace(step=jnp.asarray(key).astype(jnp.uint32))

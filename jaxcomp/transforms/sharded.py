@@ -1,9 +1,9 @@
-"""Sharded models: every device compresses its own shard, and that alone crosses the slow axis.
+"""Sharded models: every device compresses its own shard and sends nothing else.
 
-Left to itself, XLA gathers a leaf that is sharded over automatic axes before it compresses it, and
-every device then sends all of it. A second `shard_map` over those axes, within the one over the
-workers, keeps each shard where it lies. In there every gradient is local, and a step is the same as
-that of a model which is not sharded.
+By default, XLA gathers a leaf that is sharded over automatic axes before it compresses the leaf,
+and every device then sends all of it. A second `shard_map` over those axes, within the one over the
+workers, keeps each shard on its device. Inside it every gradient is local, and a step is the same
+as that of a model that is not sharded.
 """
 
 import math
@@ -41,18 +41,18 @@ class Shards(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """How a leaf is laid over all shards, so that no two devices hold the same part of it.
+    """The layout of a leaf over all shards, in which no two devices hold the same elements.
 
     Attributes:
-        shape: of the leaf.
-        spec: how it is laid here: over the axes that its user leaves out, too.
-        home: how its user lays it.
-        local: shape of a device's part, with as many dimensions as the leaf.
-        missing: the axes that its user leaves out, if there is something to cut.
-        at: the dimension that is cut for them.
-        split: where none divides, the leaf's shape with one dimension as two, of which that is the
-            second; the specs are of this shape then.
-        padding: how much this one lacks.
+        shape: the shape of the leaf.
+        spec: the spec used here, which shards over the axes that the user's spec omits, too.
+        home: the user's spec.
+        local: the shape of a device's shard, with as many dimensions as the leaf.
+        missing: the axes that the user's spec omits, if there is something to split.
+        at: the dimension that is split over `missing`.
+        split: None, or, if no dimension is divisible, the leaf's shape with one dimension split
+            into two, the second of which is `at`; the specs then refer to this shape.
+        padding: the number of elements added to make dimension `at` divisible.
     """
 
     shape: tuple[int, ...]
@@ -65,7 +65,7 @@ class Cut(NamedTuple):
     padding: int = 0
 
     def lay(self, x: Array) -> Array:
-        """The leaf in the shape that `spec` is of."""
+        """The leaf in the shape that `spec` refers to."""
         if self.split is None:
             return x
         widths = [(0, self.padding if at == self.at else 0) for at in range(len(self.split))]
@@ -78,7 +78,7 @@ class Cut(NamedTuple):
         return lax.slice_in_dim(x, 0, self.split[self.at], axis=self.at).reshape(self.shape)
 
     def joined(self, parts: Array) -> Array:
-        """`[parts, …]`, those of all devices along `missing`, as one."""
+        """Joins `[parts, …]`, the pieces of all devices along `missing`."""
         x = jnp.moveaxis(parts, 0, self.at)
         return x.reshape(*x.shape[: self.at], -1, *x.shape[self.at + 2 :])
 
@@ -86,16 +86,16 @@ class Cut(NamedTuple):
 def init(
     make: Callable[[PyTree], Any], params: PyTree, param_specs: PyTree, axis_name: AxisName
 ) -> Any:
-    """The state for a sharded model, from `make`, which makes that of one device's shard.
+    """The state for a sharded model; `make` returns the state for one device's shard.
 
     Raises:
-        ValueError: if neither the surroundings nor the parameters know the mesh, or the specs do
-            not fit.
+        ValueError: if neither the context nor the parameters have a mesh, or the specs do not fit.
     """
     shards = _shards_of(params, axis_name)
     if shards is None:
         raise ValueError(
-            "`param_specs` needs to know the mesh: make the state with "
+            "`param_specs` needs a mesh, got parameters and a context without one: make the state "
+            "with "
             f"jaxcomp.init_state(tx, params, mesh, {axis_name!r}), give tx.init parameters that "
             "lie on the mesh, or call it within jax.set_mesh(mesh)"
         )
@@ -123,7 +123,7 @@ def update(
     param_specs: PyTree,
     axis_name: AxisName,
 ) -> tuple[PyTree, Any]:
-    """`step(grads, state, shard_axes)` on each device's own shard.
+    """Runs `step(grads, state, shard_axes)` on each device's own shard.
 
     Raises:
         ValueError: outside of a `shard_map` that leaves the axes of the shards automatic, or for
@@ -138,7 +138,7 @@ def update(
     def body(leaves: list[Array], memory: PyTree, common: Any) -> tuple[list[Array], PyTree, Any]:
         own = [x.reshape(cut.local) for x, cut in zip(leaves, cuts, strict=True)]
         memory = jax.tree_util.tree_map_with_path(lambda p, x: x.squeeze(_place(p)), memory)
-        # Else the shards would draw alike.
+        # Otherwise all shards would draw the same noise.
         key = noise.fold(common.key, lax.axis_index(names) if names else 0)
         mean, new = step(
             jax.tree.unflatten(treedef, own), common._replace(key=key, memory=memory), names
@@ -171,7 +171,7 @@ def update(
 
 
 def warn_if_gathered(reducer: Reducer, axis_name: AxisName) -> None:
-    """Warns where XLA would gather leaves that are sharded, in order to compress them."""
+    """Warns if XLA would gather sharded leaves to compress them."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or reducer.uplink is None or not _manual(mesh, axis_name):
         return
@@ -191,8 +191,8 @@ def check_specs(param_specs: PyTree, axis_name: AxisName) -> None:
     for leaf in jax.tree.leaves(param_specs, is_leaf=_is_spec):
         if not _is_spec(leaf):
             raise ValueError(
-                "`param_specs` must be a tree of jax.sharding.PartitionSpec, with None for what is "
-                f"replicated, got {leaf!r} in it"
+                "`param_specs` must be a tree of jax.sharding.PartitionSpec, with None for "
+                f"replicated leaves, got {leaf!r} in it"
             )
         for name in _named(_spec(leaf)):
             if name in axes.names(axis_name):
@@ -213,14 +213,15 @@ def _shards_here(axis_name: AxisName) -> Shards:
     explicit = [n for n in _rest(mesh, axis_name) if _types(mesh)[n] == AxisType.Explicit]
     if explicit:
         raise ValueError(
-            f"the axes of the shards must be automatic for `param_specs`, and {explicit[0]!r} is "
-            "explicit: use jaxcomp.data_parallel, or a mesh with axis_types=(AxisType.Auto, ...)"
+            f"`param_specs` needs automatic axes for the shards, got the explicit axis "
+            f"{explicit[0]!r}: use jaxcomp.data_parallel, or a mesh with "
+            "axis_types=(AxisType.Auto, ...)"
         )
     return _shards(mesh, axis_name)
 
 
 def _shards_of(params: PyTree, axis_name: AxisName) -> Shards | None:
-    """From the surroundings, or else from where the parameters lie."""
+    """The shards of the surrounding mesh, or else of the parameters' mesh."""
     found = [jax.sharding.get_abstract_mesh()]
     found += [getattr(_sharding(leaf), "mesh", None) for leaf in jax.tree.leaves(params)]
     for mesh in found:
@@ -269,12 +270,12 @@ def _memory(state: Any, shards: Shards, axis_name: AxisName) -> PyTree:
 
 
 def _place(path: tuple) -> int:
-    """Where in an array of the memory the axis of the shards is."""
+    """The index of the shards' axis in an array of the memory."""
     return 1 if per_worker.marked(path) else 0
 
 
 def _gathered(means: list[Array], cuts: list[Cut]) -> list[Array]:
-    """Leaves that were cut for lack of a sharding, whole again: one collective for each kind."""
+    """Gathers the leaves that were split over `missing` axes, with one collective for each kind."""
     means, groups = list(means), {}
     for number, cut in enumerate(cuts):
         if cut.missing:
@@ -291,7 +292,7 @@ def _gathered(means: list[Array], cuts: list[Cut]) -> list[Array]:
 
 
 def _alike(tree: PyTree, names: tuple[str, ...]) -> PyTree:
-    """Values that are the same in all shards, typed so: a count, or the bytes of a phase."""
+    """Types values that are equal in all shards, such as counts, as replicated over the shards."""
     return jax.tree.map(
         lambda x: lax.pmax(x, names) if names and axes.varies(x, names) else x, tree
     )
@@ -318,15 +319,16 @@ def _cut(path: str, shape: tuple[int, ...], home: PartitionSpec, shards: Shards)
     for name in _named(home):
         if name not in shards.names:
             raise ValueError(
-                f"`param_specs` must name automatic axes of the surrounding mesh, of which there "
-                f"are {shards.names}, got {home} for '{path}'. Where all axes are manual, "
+                f"`param_specs` must name automatic axes of the surrounding mesh, which are "
+                f"{shards.names}, got {home} for '{path}'. If all axes are manual, "
                 "gradients are local already: leave param_specs out"
             )
     entries = [_tuple(entry) for entry in home]
     parts = [shards.size(entry) for entry in entries]
     if len(entries) > len(shape) or any(n % k for n, k in zip(shape, parts, strict=False)):
         raise ValueError(
-            f"`param_specs` must divide every leaf, got {home} for '{path}' of shape {shape}"
+            f"`param_specs` must divide the dimensions of every leaf evenly, got {home} for "
+            f"'{path}' of shape {shape}: shard another dimension, or use None"
         )
     more = max(len(shape), 1) - len(entries)
     entries, parts = entries + [()] * more, parts + [1] * more

@@ -1,4 +1,4 @@
-"""Statistics of a step: its bytes, its error, its residual."""
+"""Statistics of a step: bytes, error and residual."""
 
 import math
 from typing import NamedTuple
@@ -21,16 +21,17 @@ class Stats(NamedTuple):
     """Statistics of the last step; the same on every worker.
 
     Attributes:
-        relative_error: `Σ‖message − sent‖² / Σ‖message‖²` over all workers' compressed leaves; of
-            those that sent, under a gate.
-        residual_ratio: root of `Σ‖residual‖² / Σ‖gradient‖²` likewise, where the residual is what
-            the feedback has not sent yet (with momentum: the velocity); zero without.
-        payload_bytes: what one worker put into the collectives.
-        link_bytes: what one device sent over its link.
-        spare_bytes: of what one worker put into the collectives, both ways, what its entropy coders
-            left empty; the rest are the logical bytes. The mean over the workers.
-        lost: elements that did not fit into the capacity of a `Coded`, over all workers, both ways;
-            a residual sends them later.
+        relative_error: `Σ‖message − sent‖² / Σ‖message‖²` over all workers' compressed leaves;
+            under a gate, over the participants'.
+        residual_ratio: the root of `Σ‖residual‖² / Σ‖gradient‖²` over the same leaves, where the
+            residual is the unsent part of past messages (with momentum: the velocity); zero
+            without feedback.
+        payload_bytes: the bytes that one worker puts into the collectives.
+        link_bytes: the bytes that one device sends over its link.
+        spare_bytes: the part of the payload bytes, uplink and downlink, that the entropy coders
+            leave empty; the rest are the logical bytes. The mean over the workers.
+        lost: the number of elements that did not fit into the capacity of a `Coded`, over all
+            workers, uplink and downlink; a residual sends them later.
 
     All are float32: bytes are exact up to 16 MB and rounded to 24 bits above.
     """
@@ -44,7 +45,7 @@ class Stats(NamedTuple):
 
 
 def nothing() -> Stats:
-    """Before the first step."""
+    """The statistics before the first step."""
     return Stats(*(jnp.zeros((), jnp.float32) for _ in Stats._fields))
 
 
@@ -65,7 +66,7 @@ def measure(
     lost = [p - c for p, c in zip(result.message, result.sent, strict=True)]
     measured = (lost, result.message, residual, result.given)
     energies = [norms.energy(tree, unit).astype(jnp.float32) for tree in measured]
-    if result.participation is not None:  # What nobody was to receive is not lost.
+    if result.participation is not None:  # Non-participants send nothing, so they lose nothing.
         energies[:2] = [jnp.where(result.participation.taken, energy, 0) for energy in energies[:2]]
     lost, message, residual, energy = lax.pmean(jnp.stack(energies), everywhere)
     costs = (*_costs(reducer, grads, before, axis_name), *_spent(result.state, everywhere))
@@ -83,7 +84,7 @@ def measure(
 
 
 def _spent(state: PyTree, everywhere: tuple[str, ...]) -> tuple[Array, Array]:
-    """Bytes that coders left empty, on average, and all elements that they left out."""
+    """The coders' empty bytes, averaged over workers, and the sum of their lost elements."""
     spent = coders_spent(state)
     if spent is None:
         return jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32)
@@ -103,7 +104,7 @@ def coders_spent(state: PyTree) -> Spent | None:
 def _costs(
     reducer: Reducer, grads: PyTree, state: PyTree, axis_name: AxisName
 ) -> tuple[Array, Array]:
-    """Payload and link bytes of the step that began with this state of the reducer."""
+    """Payload and link bytes of a step that starts with this reducer state."""
     phases, number = reducer.schedule, reducer.phase(state)
     sizes = axes.sizes(axis_name)
     plans = [accounting.plan(r, grads, sizes) for _, r in phases]

@@ -1,8 +1,8 @@
-"""Where the loss is taken at other parameters than the ones that are trained.
+"""Methods that evaluate the loss at other parameters than the trained ones.
 
-`params` are always the centre: the same on all workers, what is evaluated and saved. A method whose
-workers look elsewhere keeps by how much in a node of its state with a field `offset`, and the loss
-is taken at `view(params, state)`.
+`params` is always the centre: the same on all workers; evaluate and save it. A method whose workers
+take gradients elsewhere stores the difference in a field `offset` of its state, and the loss is
+taken at `view(params, state)`.
 """
 
 from typing import Any, NamedTuple
@@ -28,19 +28,19 @@ _DOWN = 0x646F776E
 
 
 def view(params: PyTree, state: PyTree) -> PyTree:
-    """The parameters at which this worker takes its loss.
+    """The parameters at which this worker evaluates its loss.
 
-    `params` plus every offset in the state: of MCM the model that the workers were sent, of DGD-DEF
-    the point that the error of the last message has led away from, of local steps a worker's own.
-    Without any, `params`. Use it inside the mapped function:
+    They are `params` plus every offset in the state; without an offset, `params`. With MCM they are
+    the compressed model that the workers received, with DGD-DEF the point that exact descent would
+    have reached, and with local steps the worker's own model. Use it inside the mapped function:
     `jax.grad(loss)(jaxcomp.local(jaxcomp.view(params, state), "data"), batch)`.
 
     Args:
         params: the centre.
-        state: of the optax transformation.
+        state: the state of the optax transformation.
 
     Raises:
-        ValueError: outside of the mapped function, for offsets of several workers.
+        ValueError: outside of the mapped function, if the offsets belong to several workers.
 
     Example:
         >>> import jaxcomp
@@ -64,10 +64,10 @@ class PreservedState(NamedTuple):
     """State of `preserved_center`.
 
     Attributes:
-        key: the raw key that the noise of the way down is derived from.
-        step: steps taken.
-        known: `H`, what the workers have been told of the centre; of each, if `own`.
-        offset: what the workers look at, less the centre.
+        key: the raw key of the downlink's noise.
+        step: the number of steps.
+        known: `H`, the workers' estimate of the centre; one for each worker if `own`.
+        offset: the workers' model minus the centre.
     """
 
     key: Array
@@ -84,27 +84,27 @@ def preserved_center(
     own: bool = False,
     key: Any = 0,
 ) -> optax.GradientTransformationExtraArgs:
-    """Sends the model, not the gradient, down through a codec, and keeps it whole on the server.
+    """Compresses the model on the downlink, and keeps the exact model on the server.
 
-    After the optimizer, with `w` the parameters and `w + u` the next ones: `Ω = C(w + u − H)`, the
-    workers look at `H + Ω` (`view`), and `H ← H + step · Ω`. Chain it last.
+    With `w` the parameters and `w + u` the next ones: `Ω = C(w + u − H)`, the workers evaluate the
+    loss at `H + Ω` (`view`), and `H ← H + step · Ω`. Chain it last, after the optimizer.
 
     Args:
-        codec: of the way down.
+        codec: the downlink codec.
         axis_name: the mapped axis.
-        step: how fast `H` follows: at most `1/(1 + ω)` for an unbiased codec of variance `ω`, one
+        step: the step size of `H`: at most `1/(1 + ω)` for an unbiased codec of variance `ω`, one
             for a contractive codec.
-        own: a message of its own to every worker, with noise of its own.
+        own: True for a separate message to every worker, with separate noise.
         key: a seed or key, the same on all workers.
 
     Raises:
-        ValueError: for a step that does not fit the codec, or something that is no codec; on use,
-            without `params`.
+        ValueError: for a step that does not fit the codec, or an argument that is not a codec; on
+            use, without `params`.
 
     Note:
-        Here every device holds the centre, so the way down is computed, not sent:
-        `jaxcomp.wire_bytes(codec, params)` is what a server would send to each worker. A step whose
-        updates are not finite leaves `H` as it was.
+        Here every device holds the centre, so the downlink is computed, not sent:
+        `jaxcomp.wire_bytes(codec, params)` is the bytes that a server would send to each worker. A
+        step whose updates are not finite leaves `H` unchanged.
     """
     if not isinstance(codec, Codec | Policy) or isinstance(codec, type):
         raise ValueError(
@@ -132,7 +132,7 @@ def preserved_center(
         del extra
         if params is None:
             raise ValueError(
-                "`params` must be given to the update, which sends them down: "
+                "`params` must be given to the update, which sends the model down, got None: use "
                 "tx.update(grads, state, params)"
             )
         axes.require(axis_name)
@@ -146,7 +146,7 @@ def preserved_center(
         offset = jax.tree.map(jnp.subtract, seen, center)
         known = jax.tree.map(lambda h, c: _moved(h, c, step), held.known, sent)
         finite = guarding.all_finite(updates)
-        # What is too large for `H` must not stay in it. Of an `own` message each worker decides.
+        # A value out of range must not stay in `H`. With `own`, each worker decides for itself.
         sound = finite & guarding.all_finite((known, offset))
 
         return updates, PreservedState(
@@ -160,7 +160,7 @@ def preserved_center(
 
 
 def _moved(held: Array, sent: Array, step: float) -> Array:
-    """`held + step · sent`, of which only the sum rounds where it might otherwise be fused."""
+    """`held + step · sent`, rounded in the same way in every program: no fused multiply-add."""
     if step == 1:
         return held + sent
     wide = summing.wide(held.dtype)
@@ -172,8 +172,8 @@ class DisplacedState(NamedTuple):
     """State of `displaced_mean`.
 
     Attributes:
-        mean: that of the compressed mean.
-        offset: of each worker, by how much its messages have led the centre astray.
+        mean: the state of the compressed mean.
+        offset: each worker's shift of the point at which it takes gradients.
     """
 
     mean: Any
@@ -187,15 +187,15 @@ def displaced_mean(
     learning_rate: float,
     key: Any = 0,
 ) -> optax.GradientTransformationExtraArgs:
-    """A compressed mean with residuals whose workers take gradients where no error had been made.
+    """A compressed mean with residuals, whose workers take gradients at shifted parameters.
 
-    With `r` what a worker has not sent, its loss is taken at `x − learning_rate · r` (`view`): for
-    one worker the point that exact descent would have come to.
+    With `r` a worker's residual, its loss is taken at `x − learning_rate · r` (`view`): for one
+    worker, this is the point that exact descent would have reached.
 
     Args:
         codec: a contractive codec, a `Policy`, or a reducer of links with `Residual()`.
         axis_name: the mapped axis.
-        learning_rate: of the plain descent that follows.
+        learning_rate: the learning rate of the plain descent that follows.
         key: a seed or key, the same on all workers.
 
     Raises:
@@ -207,7 +207,7 @@ def displaced_mean(
     feedback: Any = accounting.feedback_of(reducer)
     if not feedback.keeps_unsent:
         raise ValueError(
-            "`codec` must have links that remember what was not sent, such as "
+            "`codec` must have links with a residual, such as "
             f"jaxcomp.Link(codec, jaxcomp.Residual()), got {codec!r}"
         )
     inner: Any = compressed_mean(reducer, axis_name, key=key)

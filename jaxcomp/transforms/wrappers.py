@@ -16,16 +16,17 @@ from jaxcomp.types import Array, PyTree
 
 
 def per_worker(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """A transformation whose state differs between workers, for use before the mean.
+    """Keeps one state a worker for a transformation that runs before the mean.
 
     Local momentum, clipping statistics and the accumulator of `optax.MultiSteps` see gradients
-    that are not averaged yet. Declared as replicated, their state would silently differ between
-    devices; wrapped, it is kept once a worker.
+    that are not averaged yet. If their state were declared as replicated, it would silently differ
+    between devices; with this wrapper, each worker has its own.
 
-    A worker whose gradient is not finite hands on NaN, which all see in the mean, and leaves the
-    floating part of its own state as it was; so it does if an element of that state would become
-    non-finite. The other workers, which cannot know, have taken the step: their states hold it.
-    To undo it on all, wrap the chain: `skip_nonfinite(chain(per_worker(...), mean, ...))`.
+    A worker with a non-finite gradient passes on NaN, which all workers see in the mean, and keeps
+    the floating part of its own state unchanged. It does the same if an element of that state
+    would become non-finite. The other workers cannot know, so their states include the step. To
+    undo the step on all workers, wrap the chain:
+    `skip_nonfinite(chain(per_worker(...), mean, ...))`.
 
     Args:
         tx: any optax transformation.
@@ -51,7 +52,7 @@ def per_worker(tx: optax.GradientTransformation) -> optax.GradientTransformation
         sound = all_finite(updates) & none_lost(after, before)
 
         def kept(new: Array, old: Array) -> Array:
-            # Counters go on, so that they stay the same on all workers.
+            # Counters still advance, so that they stay the same on all workers.
             floating = jnp.issubdtype(new.dtype, jnp.floating)
             return jnp.where(sound, new, old) if floating else new
 
@@ -69,16 +70,16 @@ class SkipNonfiniteState(NamedTuple):
 
 
 def skip_nonfinite(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """Skips a step whose updates come out non-finite: no update, and the state stays.
+    """Skips a step whose updates are not finite: no update, and the state stays unchanged.
 
-    So it does if an element of the state would become non-finite, as a second moment in float16
-    does that is out of range: its updates are zero from then on. Unlike `optax.apply_if_finite` it
-    works inside `shard_map` with `check_vma=True`, and it may wrap a chain that holds
-    `compressed_mean`: the decision is taken from the outcome, and from the replicated part of the
-    state, which are the same on every worker. Of `jaxcomp.accumulate` it skips the whole round.
+    It also skips a step in which an element of the state would become non-finite. For example, a
+    second moment in float16 that overflows would make all later updates zero. Unlike
+    `optax.apply_if_finite` it works inside `shard_map` with `check_vma=True`, and it may wrap a
+    chain with `compressed_mean`: it decides from the updates and the replicated part of the state,
+    which are the same on every worker. With `jaxcomp.accumulate` it skips the whole round.
 
-    A transformation that is chained before it takes the step that is skipped here: wrap the whole
-    chain, `per_worker` included, if the run is to go on as if the step had never been.
+    A transformation that is chained before this one still takes the skipped step. To continue as
+    if the step had never happened, wrap the whole chain, `per_worker` included.
 
     Args:
         tx: any optax transformation whose updates are the same on all workers.
@@ -105,7 +106,7 @@ def skip_nonfinite(tx: optax.GradientTransformation) -> optax.GradientTransforma
 
         def kept(new: Any, old: Any) -> Any:
             if isinstance(new, AccumulatedState):
-                # Its sums are finite, and a round that came to nothing would come to it again.
+                # The sums of `accumulate` are finite; restoring them would repeat the failed round.
                 return new._replace(inner=undone(new.inner, old.inner))
             return jnp.where(finite, new, old)
 
@@ -119,7 +120,7 @@ def skip_nonfinite(tx: optax.GradientTransformation) -> optax.GradientTransforma
 
 
 def _unguarded(state: PyTree) -> PyTree:
-    """The state that is the same on all workers, without the memory that a mean guards itself."""
+    """The replicated state, without the memory that a mean guards itself."""
 
     def is_guarded(node: Any) -> bool:
         return isinstance(node, ReductionState)
