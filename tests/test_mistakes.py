@@ -209,7 +209,7 @@ def test_the_last_argument_may_not_be_the_batch(step, last, text, check_vma, mes
 def test_parameters_sharded_over_the_workers(check_vma, mesh):
     lies = NamedSharding(mesh, P("data"))
     params = jax.device_put({"w": jnp.ones((8, 4))}, lies)
-    text = r"\['w'\] lies sharded over 'data'.*'fsdp'.*`param_specs`"
+    text = r"\['w'\] must not be sharded over 'data'.*'fsdp'.*`param_specs`"
     run = jaxcomp.data_parallel(lambda params, x: (params, x), mesh, "data", check_vma=check_vma)
     with pytest.raises(ValueError, match=r"argument 0 \('params'\)" + text + ".*batch_argnums"):
         run(params, X)
@@ -226,9 +226,9 @@ def test_explicit_parameters_sharded_over_the_workers():
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
     params = jax.device_put(jnp.ones((8, 4)), NamedSharding(mesh, P("data")))
     run = jaxcomp.data_parallel(lambda params, x: params, mesh, "data")
-    with pytest.raises(ValueError, match=r"argument 0 \('params'\) lies sharded over 'data'"):
+    with pytest.raises(ValueError, match=r"argument 0 \('params'\) must not be sharded over 'data'"):
         run(params, X)
-    with jax.set_mesh(mesh), pytest.raises(ValueError, match="lies sharded over 'data'"):
+    with jax.set_mesh(mesh), pytest.raises(ValueError, match="must not be sharded over 'data'"):
         jax.jit(run).lower(params, X)
 
 
