@@ -226,7 +226,7 @@ def test_explicit_parameters_sharded_over_the_workers():
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
     params = jax.device_put(jnp.ones((8, 4)), NamedSharding(mesh, P("data")))
     run = jaxcomp.data_parallel(lambda params, x: params, mesh, "data")
-    with pytest.raises(ValueError, match=r"argument 0 \('params'\) must not be sharded over 'data'"):
+    with pytest.raises(ValueError, match=r"argument 0 \('params'\) must not be sharded over"):
         run(params, X)
     with jax.set_mesh(mesh), pytest.raises(ValueError, match="must not be sharded over 'data'"):
         jax.jit(run).lower(params, X)

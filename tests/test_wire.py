@@ -129,7 +129,7 @@ def test_wire_bytes_in_both_senses():
         assert got == (workers - 1) * 1024 * 260
     assert jaxcomp.wire_bytes(jaxcomp.Dense(), like, workers=1) == 0
     assert jaxcomp.wire_bytes(jaxcomp.Dense("bfloat16"), like, workers=2) == 2 * like.size
-    with pytest.raises(ValueError, match="`workers` must be given for a reducer"):
+    with pytest.raises(ValueError, match="`workers` must be a positive integer for a reducer"):
         jaxcomp.wire_bytes(jaxcomp.Dense(), like)
     with pytest.raises(ValueError, match="`workers` must be a positive integer, or a tuple"):
         jaxcomp.wire_bytes(jaxcomp.Dense(), like, workers=0)

@@ -1,1 +1,1 @@
-"""Codes of variable length, written and read by all lanes at once."""
+"""Codes of variable length, encoded and decoded in parallel lanes."""

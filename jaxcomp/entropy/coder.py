@@ -17,8 +17,9 @@ class Stream(NamedTuple):
 
     Attributes:
         words: `uint32[n, words]`, the stream of each row; zeros after its end.
-        kept: `int32[n]`, how many symbols of each row are in it: a prefix, as long as fits.
-        bits: `int32[n]`, how many bits of the words are used, `kept` not among them.
+        kept: `int32[n]`, the number of symbols of each row in the stream: the longest prefix that
+            fits.
+        bits: `int32[n]`, the number of used bits of the words, without `kept`.
     """
 
     words: UInt32[Array, "n words"]
@@ -27,42 +28,42 @@ class Stream(NamedTuple):
 
 
 class Coder(Interface, abstract=True):
-    """Symbols ↔ a stream in which frequent symbols are short.
+    """Maps symbols to a stream in which frequent symbols are short, and back.
 
-    Symbols number a quantizer's levels by magnitude: 0 is zero, `2m − 1` is `+m`, `2m` is `−m`, at
-    most 256 of them. Of row `b`, the first `count[b]` are real. What does not fit into the words is
-    not coded, and `Stream.kept` says so. A decoder may be given anything: the result is then as
-    meaningless as the input, but takes no longer.
+    Symbols number a quantizer's levels by magnitude: 0 is zero, `2m − 1` is `+m`, `2m` is `−m`;
+    there are at most 256. The first `count[b]` symbols of row `b` are real. Symbols that do not fit
+    into the words are not coded; `Stream.kept` is the number of coded ones. A decoder accepts any
+    input: invalid input gives meaningless symbols, but takes no longer.
 
     Attributes:
-        adaptive: whether the code follows a table, made from how often each symbol occurs.
+        adaptive: whether the code uses a table made from the symbols' frequencies.
     """
 
     adaptive: bool
 
     @abc.abstractmethod
     def table(self, counts: Float32[Array, " symbols"]) -> PyTree:
-        """The table that both sides must know, from any weights of the symbols; `()` for none.
+        """The table that encoder and decoder share, from the symbols' weights; `()` for none.
 
-        A symbol of weight zero can still be coded. All weights zero are like all equal.
+        A symbol of weight zero can still be coded. If all weights are zero, they count as equal.
         """
 
     @abc.abstractmethod
     def encode(
         self, symbols: UInt32[Array, "n size"], count: Int32[Array, " n"], table: PyTree, words: int
     ) -> Stream:
-        """The symbols of each row, as many as fit into the words."""
+        """Encodes the symbols of each row, as many as fit into the words."""
 
     @abc.abstractmethod
     def decode(
         self, words: UInt32[Array, "n words"], kept: Int32[Array, " n"], size: int, table: PyTree
     ) -> UInt32[Array, "n size"]:
-        """The first `kept` symbols of each row, then zeros."""
+        """Decodes the first `kept` symbols of each row, followed by zeros."""
 
     @abc.abstractmethod
     def least_bits(self, size: int) -> int:
-        """Bits of a row before its first symbols."""
+        """The bits of a row before its first symbols."""
 
     @abc.abstractmethod
     def worst_bits(self, size: int, symbols: int) -> int:
-        """The most bits of a row of `size` symbols out of `symbols` kinds, whatever the table."""
+        """The most bits of a row of `size` symbols of `symbols` kinds, for any table."""

@@ -1,4 +1,4 @@
-"""Elias' codes of the integers: the smaller, the shorter, with no table and no largest one."""
+"""Elias' codes of the integers, without a table: smaller integers have shorter codes."""
 
 import dataclasses
 from typing import NamedTuple
@@ -118,17 +118,17 @@ def _digits(words: Array, begin: Array, bits: Array) -> tuple[Array, Array]:
 
 @dataclasses.dataclass(frozen=True)
 class Elias(Coder):
-    """QSGD's own codes: each level by its magnitude, and a sign where there is one to tell.
+    """The codes of QSGD: the magnitude of each level, and the sign of nonzero levels.
 
-    Dense: Elias of `magnitude + 1`, then the sign if it is not zero. Sparse: how many levels are
-    not zero, in `⌊log₂ size⌋ + 1` bits, then for each of them Elias of the gap since the one
-    before, the sign, and Elias of the magnitude. A sign is 1 for levels below zero.
+    Dense: Elias of `magnitude + 1`, then the sign if the level is not zero. Sparse: the number of
+    nonzero levels, in `⌊log₂ size⌋ + 1` bits, then for each of them Elias of the gap since the
+    previous one, the sign, and Elias of the magnitude. A sign is 1 for levels below zero.
 
-    Rows are decoded at the same time, the symbols of a row one after another.
+    Rows are decoded in parallel, the symbols of a row sequentially.
 
     Args:
         code: "omega", "gamma" or "delta".
-        sparse: whether to code gaps, which is shorter where most levels are zero.
+        sparse: whether to code gaps, which is shorter if most levels are zero.
 
     Raises:
         ValueError: for another code.
@@ -145,8 +145,8 @@ class Elias(Coder):
         Alistarh et al., `QSGD <https://arxiv.org/abs/1610.02132>`_, 2017, sections 3.1 and A.3.
 
     Note:
-        The number of levels that are not zero is not in the paper, whose decoder would not know
-        where to stop.
+        The paper's stream does not have the number of nonzero levels, without which a decoder does
+        not know the end.
     """
 
     code: str = "omega"

@@ -1,4 +1,4 @@
-"""Canonical Huffman codes: whole bits for each symbol, told by their lengths alone."""
+"""Canonical Huffman codes, which are defined by the lengths of the codewords."""
 
 import dataclasses
 
@@ -16,12 +16,12 @@ from jaxcomp.types import Array
 
 @dataclasses.dataclass(frozen=True)
 class Huffman(Coder):
-    """The shortest code of whole bits, none longer than `limit`.
+    """The shortest code with whole bits for each symbol, none longer than `limit`.
 
     Without a limit it takes at most `p + 0.086` bits more than the entropy, where `p` is the
-    largest probability: of little use where most levels are zero. A table is the lengths.
+    largest probability: this is much if most levels are zero. The table contains the lengths.
 
-    Rows are decoded at the same time, the symbols of a row one after another.
+    Rows are decoded in parallel, the symbols of a row sequentially.
 
     Args:
         limit: bits of the longest codeword, 1 to 15.

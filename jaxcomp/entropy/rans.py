@@ -43,13 +43,14 @@ _WORST = PRECISION + math.log2(1 + 1 / 16)
 class Rans(Coder, public=("checked", "head_bits")):
     """Interleaved rANS: within a hundredth of a bit of the entropy, plus 48 bits a lane.
 
-    A stream is, in units of sixteen bits: how many of them each lane has put away (two units a lane
-    if it takes 2¹⁶ steps or more), the lanes' states, and what each put away, lane after lane.
+    A stream consists of units of sixteen bits: the number of units that each lane has written (two
+    units a lane if it takes 2¹⁶ steps or more), the lanes' states, and the units of each lane, lane
+    after lane.
 
     Args:
-        lanes: how many symbols are coded at a time; None for the power of two below
+        lanes: the number of symbols coded in parallel; None for the power of two below
             `size / symbols_a_lane`, from 1 to 1024.
-        symbols_a_lane: symbols of a row that the 48 bits of a lane are spread over.
+        symbols_a_lane: the number of symbols of a row for each lane, whose cost is 48 bits.
 
     Raises:
         ValueError: for lanes or symbols that are not positive.
@@ -66,8 +67,8 @@ class Rans(Coder, public=("checked", "head_bits")):
         `Interleaved entropy coders <https://arxiv.org/abs/1402.3392>`_, 2014.
 
     Note:
-        Giesen's lanes share one stack, which takes a sum over lanes in each step to find one's
-        place. Here each has its own, for sixteen bits more a lane.
+        Giesen's lanes share one stack, so each step needs a sum over lanes to find each lane's
+        position. Here each lane has its own stack, for sixteen bits more a lane.
     """
 
     lanes: int | None = None
@@ -124,10 +125,10 @@ class Rans(Coder, public=("checked", "head_bits")):
         size: int,
         table: UInt32[Array, " symbols"],
     ) -> tuple[UInt32[Array, "n size"], Bool[Array, " n"]]:
-        """As `decode`, and whether the encoder can have made each row.
+        """Decodes like `decode`, and returns whether each row is a valid stream.
 
-        Then a decoder ends in the first state with nothing left over, and nothing follows. For who
-        trusts no sender.
+        Decoding a valid stream ends in the initial state, without unread data. Use it for messages
+        of untrusted senders.
         """
         n, plan = words.shape[0], self._plan(size)
         if not plan.steps:

@@ -89,15 +89,15 @@ def decode(words: UInt32[Array, "n words"], k: int, parameter: int) -> UInt32[Ar
 
 @dataclasses.dataclass(frozen=True)
 class Rice(Coder):
-    """The gaps between levels that are not zero in Rice codes; each level with a sign.
+    """Rice codes of the gaps between nonzero levels, with each level's sign and magnitude.
 
-    A stream is: how many levels are not zero, in `⌊log₂ size⌋ + 1` bits; the parameter, in five;
-    of all gaps the quotients; of all magnitudes `m` how many digits follow the first, as so many
-    zeros and a one; of all gaps the remainders; of each level its sign (1 below zero) and those
-    digits. A magnitude is thus in Elias' γ code, one bit where there is one magnitude only.
+    A stream consists of the number of nonzero levels, in `⌊log₂ size⌋ + 1` bits; the parameter, in
+    five bits; the quotients of all gaps; for each magnitude the number of digits after the first
+    one, as zeros and a one; the remainders of all gaps; and for each level its sign (1 below zero)
+    and those digits. A magnitude is thus in Elias' γ code, with one bit if it is always 1.
 
     Args:
-        k: the parameter, 0 to 30; None for the best one for the share of each row that is not zero.
+        k: the parameter, 0 to 30; None for the best one for each row's fraction of nonzero levels.
 
     Raises:
         ValueError: for another parameter.

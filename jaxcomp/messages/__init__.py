@@ -1,4 +1,4 @@
-"""Payloads as bytes that may travel anywhere, and be read by those who trust nobody."""
+"""Payloads as bytes for any channel, with checks for receivers that do not trust the sender."""
 
 from jaxcomp.messages.payloads import (
     from_bytes as from_bytes,

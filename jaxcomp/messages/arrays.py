@@ -1,6 +1,6 @@
-"""One array ↔ the bytes that say it: as it is, by byte planes, by codes, or with its rows trimmed.
+"""One array ↔ bytes: unchanged, by byte planes, by codes, or with trimmed rows.
 
-Everything is found by trying: what takes fewest bytes is sent, and never more than the array's own.
+The encoder tries all methods and uses the shortest result, which is never longer than the array.
 """
 
 import math
@@ -26,9 +26,9 @@ class Split(NamedTuple):
     """An array as streams of symbols.
 
     Attributes:
-        head: what comes before them.
-        streams: symbols, and how they are best written.
-        size: bytes that all of it will take, nearly.
+        head: the bytes before the streams.
+        streams: the symbols of each stream, and its best method.
+        size: the approximate number of bytes of all parts.
     """
 
     head: bytes
@@ -37,11 +37,11 @@ class Split(NamedTuple):
 
 
 def encode(array: np.ndarray, widths: Iterable[Bits] = ()) -> tuple[int, bytes]:
-    """How an array is written, and its bytes: no more than it has itself.
+    """The method for an array, and its bytes, no more than the array's own.
 
     Args:
-        array: of one of the dtypes in `frame.DTYPES`.
-        widths: of codes that it may hold, if it is of words.
+        array: an array of one of the dtypes in `frame.DTYPES`.
+        widths: the widths of the codes that it may hold, if it is an array of words.
     """
     items = _items(array)
     offers = [(PLANES, _in_planes(items))]

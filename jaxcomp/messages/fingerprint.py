@@ -1,4 +1,4 @@
-"""Which codec a message was made with, said so that every process says it alike."""
+"""Fingerprints of codecs and plans, the same in every process."""
 
 import dataclasses
 import hashlib
@@ -24,12 +24,12 @@ RENAMED = {1: {"RiceGaps": "Rice"}}
 
 
 def digests(codec: Any, plan: Layout) -> dict[int, bytes]:
-    """The digest in each version that is read."""
+    """The digest in each supported version."""
     return {version: digest(codec, plan, version) for version in READABLE}
 
 
 def digest(codec: Any, plan: Layout, version: int = VERSION) -> bytes:
-    """The codec or policy, every leaf, and how leaves were put together to batches."""
+    """The digest of the codec or policy, of every leaf, and of the batches."""
     lines = [text(codec, version)]
     lines += [
         f"{path} {like.dtype.name}{list(like.shape)}"
@@ -43,15 +43,14 @@ def digest(codec: Any, plan: Layout, version: int = VERSION) -> bytes:
 
 
 def text(setting: Any, version: int = VERSION) -> str:
-    """A setting by its name and fields, but for those that are None or say where it is computed.
+    """The text of a setting: its name and fields, without fields that are None or name a platform.
 
-    In a former version, with the names of that version.
-
-    So a field that later versions add, and that is off, changes nothing, and a server on a GPU
-    reads what clients on CPUs wrote.
+    For a former version, the text has the names of that version. A field that later versions add
+    does not change the text while it is None, and a server on a GPU reads messages of clients on
+    CPUs.
 
     Raises:
-        ValueError: if a part is written with its address in memory.
+        ValueError: if the repr of a part contains its address in memory.
 
     Example:
         >>> import jaxcomp

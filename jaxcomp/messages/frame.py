@@ -1,7 +1,7 @@
-"""A message around its arrays: who may read it, what is in it, and whether it is whole.
+"""The frame of a message around its arrays: header, entries and checksum.
 
-`docs/messages.md` has every byte. What is read is checked in the order of what it costs: the length
-first, then the checksum, and only then what the message says of itself.
+`docs/messages.md` describes every byte. A reader checks cheap properties first: the length, then
+the checksum, and only then the contents.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ DTYPES = tuple(np.dtype(getattr(jnp, name)) for name in _NAMES)
 
 
 class Part(NamedTuple):
-    """One array of a message: its dtype and shape, how it is written, and its bytes."""
+    """One array of a message: its dtype, shape, method and bytes."""
 
     dtype: np.dtype
     shape: tuple[int, ...]
@@ -47,7 +47,7 @@ class Part(NamedTuple):
 
 
 def write(parts: Sequence[Part], digests: Mapping[int, bytes], secret: bytes | None) -> bytes:
-    """The message of these arrays, in the present version."""
+    """The message of these arrays, in the current version."""
     table = b"".join(_entry(part.dtype, part.shape, part.method, len(part.body)) for part in parts)
     body = table + b"".join(part.body for part in parts)
     flags = 0 if secret is None else _KEYED
@@ -60,16 +60,16 @@ def write(parts: Sequence[Part], digests: Mapping[int, bytes], secret: bytes | N
 def read(
     data: Any, digests: Mapping[int, bytes], likes: Sequence[ArrayLike], secret: bytes | None
 ) -> list[Part]:
-    """The arrays of a message, which are those that are expected, still as they are written.
+    """The still encoded arrays of a message, checked against the expected ones.
 
     Args:
         data: the message.
-        digests: of codec and plan, in each version that is read.
-        likes: shape and dtype of every array that is expected.
-        secret: of sender and receiver.
+        digests: the digests of codec and plan, in each supported version.
+        likes: shape and dtype of every expected array.
+        secret: the secret shared by sender and receiver.
 
     Raises:
-        MessageError: for anything else.
+        MessageError: for any other message.
     """
     if not isinstance(data, bytes | bytearray | memoryview):
         raise MessageError(f"`data` must be bytes, got {type(data).__name__}")
@@ -97,7 +97,7 @@ def read(
 
 
 def limit(likes: Sequence[ArrayLike]) -> int:
-    """The most bytes that a message of such arrays takes."""
+    """The largest number of bytes of a message of such arrays."""
     sizes = [math.prod(like.shape) * np.dtype(like.dtype).itemsize for like in likes]
     entries = [
         _entry(np.dtype(like.dtype), like.shape, 0, size)
@@ -107,7 +107,7 @@ def limit(likes: Sequence[ArrayLike]) -> int:
 
 
 def _opened(whole: memoryview, most: int, secret: bytes | None) -> tuple[int, int, bytes, bytes]:
-    """The version, the number of arrays, the digest and the checksum, once the rest may be read."""
+    """The version, the number of arrays, the digest and the checksum, after the first checks."""
     if len(whole) < _FIXED.size:
         raise MessageError(
             f"`data` must hold a message, of at least {_FIXED.size} bytes, got {len(whole)}"

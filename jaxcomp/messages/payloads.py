@@ -1,4 +1,4 @@
-"""Payloads that leave the program: bytes for any channel, and back, trusting nobody."""
+"""Payloads ↔ bytes for any channel, with checks of untrusted input."""
 
 import functools
 from typing import Any, NamedTuple
@@ -38,23 +38,23 @@ def to_bytes(
 ) -> bytes:
     """A payload as bytes, for a socket, an HTTP body or a file.
 
-    Every array is written in the way that takes fewest bytes: as it is, by its bytes or packed
-    codes with an entropy coder whose table travels along, or without the zeros that its rows end
-    in. `docs/messages.md` has the format byte by byte.
+    Every array is written by the shortest of several methods: unchanged; by its bytes or packed
+    codes with an entropy coder, whose table is included; or without the trailing zeros of its rows.
+    `docs/messages.md` describes the format byte by byte.
 
     Args:
         codec: as given to `encode`.
         payload: what `encode` returned.
         like: the tree that was encoded, or its shapes and dtypes.
-        secret: 16 to 64 bytes that only sender and receiver know, by which the receiver can tell
-            that nobody else wrote the message; it does not hide what is in it.
+        secret: 16 to 64 bytes that only sender and receiver know, with which the receiver verifies
+            the sender; it does not encrypt the message.
 
     Returns:
         At most `message_limit(codec, like)` bytes.
 
     Raises:
-        ValueError: if `payload` is not that of a tree like this under this codec, or `secret` is
-            too short or too long.
+        ValueError: if `payload` does not belong to this codec and tree, or `secret` is too short or
+            too long.
 
     Example:
         >>> import jaxcomp
@@ -97,23 +97,23 @@ def from_bytes(
 ) -> TreePayload:
     """The payload that `to_bytes` wrote, bit for bit.
 
-    `data` may come from anywhere. A message that is damaged, cut, forged, of another codec or of
-    another tree raises an error; so does one that decodes to NaN or Inf, which would spoil every
-    mean that it enters. Reading takes no more memory than a few times the expected payload and the
-    tree. Without a `secret`, anyone can write a message of arbitrary finite values, and with one,
-    an old message can be sent again: `docs/messages.md` says what is left to the receiver.
+    `data` may come from an untrusted sender. A message that is damaged, cut, forged, or made with
+    another codec or tree raises an error, and so does one that decodes to NaN or Inf, which would
+    spoil every mean. Reading takes at most a few times the memory of the expected payload and the
+    tree. Without a `secret`, anyone can write a message of arbitrary finite values; with one, an
+    old message can still be replayed: `docs/messages.md` lists the remaining duties of a receiver.
 
     Args:
-        codec: as given to `to_bytes`.
-        data: what it returned.
+        codec: the codec given to `to_bytes`.
+        data: the bytes that `to_bytes` returned.
         like: the tree that was encoded, or its shapes and dtypes.
-        secret: as given to `to_bytes`.
-        finite: refuse a payload that holds or decodes to NaN or Inf, at the cost of decoding it
-            once. False for a receiver that handles these itself, or wants the exact bits of a
+        secret: the secret given to `to_bytes`.
+        finite: True refuses a payload that holds or decodes to NaN or Inf, at the cost of decoding
+            it once. Use False if the receiver handles these itself, or needs the exact bits of a
             payload whose gradient had overflowed.
 
     Returns:
-        What `encode` returned, for `decode` with the same codec, key and worker.
+        The payload from `encode`, for `decode` with the same codec, key and worker.
 
     Raises:
         MessageError: a `ValueError`, if `data` is not a message for this codec and tree, or is not
@@ -143,7 +143,7 @@ def from_bytes(
 
 
 def message_limit(codec: "Codec | Policy", like: PyTree) -> int:
-    """The most bytes that `to_bytes` returns: what a receiver must be ready to read, and no more.
+    """The largest number of bytes that `to_bytes` returns, which a receiver must accept.
 
     Example:
         >>> import jaxcomp
@@ -155,7 +155,7 @@ def message_limit(codec: "Codec | Policy", like: PyTree) -> int:
 
 
 def _check_finite(codec: "Codec | Policy", payload: TreePayload, like: PyTree, leaves: Any) -> None:
-    """Refuses NaN and Inf, in the arrays or in what they decode to."""
+    """Refuses NaN and Inf in the arrays, and in the decoded values."""
     for leaf in leaves:
         if jnp.issubdtype(leaf.dtype, jnp.floating) and not np.isfinite(np.asarray(leaf)).all():
             raise MessageError(

@@ -7,9 +7,9 @@ LARGEST = 2**63 - 1
 
 
 class MessageError(ValueError):
-    """A message that cannot be what its sender wrote: damaged, forged, or not meant for these.
+    """A damaged or forged message, or one for another codec or tree.
 
-    Everything that `from_bytes` can have against its `data` is one of these.
+    `from_bytes` raises it for every problem with its `data`.
     """
 
 

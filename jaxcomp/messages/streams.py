@@ -1,4 +1,4 @@
-"""A stream of bytes ↔ fewer bytes: as they are, one for all, or entropy coded with its own table.
+"""A stream of bytes ↔ fewer bytes: unchanged, as one constant, or entropy coded with its table.
 
 The coder runs on rows of a few fixed shapes, so that a handful of programs serves every message.
 """

@@ -1,4 +1,4 @@
-"""Forecasts: which bytes a step sends, how long it takes, and whether compression pays."""
+"""Forecasts of a step's bytes and time, and of the gain from compression."""
 
 from jaxcomp.planning.timing import measure as measure
 from jaxcomp.theory.cost import Network as Network

@@ -21,7 +21,7 @@ from jaxcomp.wire import cost as wire_cost
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """One leaf: what it is, which codec it gets and why, and what it costs."""
+    """One leaf with its codec, the reason for the codec, and its bytes."""
 
     path: str
     shape: tuple[int, ...]
@@ -38,13 +38,13 @@ class Description:
 
     Attributes:
         lines: one for each leaf.
-        elements: how many there are.
-        payload_bytes: what one worker puts into the collectives.
-        dense_bytes: the same uncompressed.
-        picked: what was chosen for you, and why.
-        link_bytes: what one device sends, or None without a number of workers.
+        elements: the number of elements of the tree.
+        payload_bytes: the bytes that one worker puts into the collectives.
+        dense_bytes: the same without compression.
+        picked: the default choices, and the reasons.
+        link_bytes: the bytes that one device sends, or None without a number of workers.
         dense_link_bytes: the same for an uncompressed all-reduce.
-        offers: by name, what a device would send by each reducer that could be taken.
+        offers: the bytes that a device would send with each candidate reducer, by name.
     """
 
     lines: tuple[Line, ...]
@@ -80,7 +80,7 @@ class Description:
 
     @property
     def ratio(self) -> float | None:
-        """How many times less a device sends than for a dense all-reduce; None without workers."""
+        """The bytes of a dense all-reduce divided by this one's; None without workers."""
         if self.link_bytes is None or self.dense_link_bytes is None:
             return None
         return self.dense_link_bytes / max(self.link_bytes, 1)
@@ -116,16 +116,17 @@ class Description:
 def describe(
     codec_or_reducer: Any, params: PyTree, workers: int | tuple[int, ...] | None = None
 ) -> Description:
-    """The payload of a tree, leaf by leaf and in all, and the reducer that was picked and why.
+    """Describes the payload of a tree, leaf by leaf, and the chosen reducer with the reason.
 
     Args:
-        codec_or_reducer: what you would give to `compressed_mean`.
+        codec_or_reducer: the first argument of `compressed_mean`.
         params: the parameters, or their shapes and dtypes.
-        workers: with it, also the bytes that one device sends over its link, by the reducer that is
-            taken and by those that could be; a number for each axis of `Hierarchical`.
+        workers: the number of workers, which adds the bytes that one device sends over its link,
+            with the chosen reducer and with the alternatives; one number for each axis of
+            `Hierarchical`.
 
     Raises:
-        ValueError: if the first argument is none of those.
+        ValueError: if the first argument is not a codec, `Policy`, `Link` or reducer.
 
     Example:
         >>> import jaxcomp
@@ -204,7 +205,7 @@ def _offers(reducer: Any, params: PyTree, workers: Any) -> tuple[tuple[str, int]
 
 
 def short(setting: Any) -> str:
-    """A codec or a part of it on one line: what is not as it is by default."""
+    """A codec, or a part of one, on one line, without settings at their defaults."""
     if not dataclasses.is_dataclass(setting):
         return repr(setting)
     settings = []
@@ -251,7 +252,7 @@ def _picked(given: Any, reducer: Any, plan: Any, workers: Any) -> str:
 
 
 def _taken(reducer: Auto, plan: Any, workers: Any) -> str:
-    """The reducer that the default takes for this number of workers, and why."""
+    """The reducer that `Auto` picks for this number of workers, and the reason."""
     names = [type(way).__name__ for way in reducer.reducers]
     if len(names) == 1:
         why = (

@@ -1,4 +1,4 @@
-"""Before training: what a step would take, dense and by each codec and reducer, on your link."""
+"""Forecasts of a step's time before training, for dense means and for codecs and reducers."""
 
 import dataclasses
 import math
@@ -44,11 +44,11 @@ class Leaf:
     """The plan of one leaf.
 
     Attributes:
-        path: where in the tree.
-        shape: its own.
-        codec: what to send it by: None for dense.
-        saved: seconds of a mean that this saves against sending the leaf in the baseline's dtype;
-            0.0 for leaves that stay dense.
+        path: the path in the tree.
+        shape: the shape of the leaf.
+        codec: the codec of the leaf; None for dense.
+        saved: the seconds of a mean saved in comparison with sending the leaf in the baseline's
+            dtype; 0.0 for leaves that stay dense.
     """
 
     path: str
@@ -105,33 +105,37 @@ def plan(
     max_error: float | None = None,
     clock: Clock | None = None,
 ) -> plan_.Plan:
-    """Whether compressing pays: what a step takes by each way to average the gradients.
+    """Forecasts whether compression makes a step faster, for several ways to average gradients.
 
-    Bytes are those of the programs; encoding and decoding are timed on this device, once for each
-    codec; what the link adds is `rounds · α + bytes / β`, the rounds of every collective. The
-    baseline is a mean in bfloat16.
+    Bytes are those of the programs. Encoding and decoding are timed on this device, once for each
+    codec. The link adds `rounds · α + bytes / β`, with the rounds of every collective. The baseline
+    is a mean in bfloat16.
 
     Args:
-        params: the parameters, or their shapes and dtypes; or how many there are, as those of a
+        params: the parameters, or their shapes and dtypes; or the number of parameters, for a
             transformer like GPT-2 (`jaxcomp.planning.models.transformer`).
-        workers: how many there are; a tuple such as `(hosts, devices)` where the last ones are
-            joined by `fast` links: each way is then `Hierarchical` over them.
-        network: the link of a worker; where `workers` is a tuple, of what `link_per` says.
-        codecs: by name, codecs or reducers to look at; a codec is looked at by each reducer that
-            can take it. A usual choice by default.
+        workers: the number of workers; a tuple such as `(hosts, devices)` if the devices of a host
+            have `fast` links: each way then uses `Hierarchical`.
+        network: the link of a worker; if `workers` is a tuple, the link of a host or device, as
+            `link_per` says.
+        codecs: codecs or reducers to compare, by name; a codec is tried with each suitable reducer.
+            None for a usual selection.
         compute: seconds of a training step without communication.
         backward: seconds of its backward pass.
-        overlap: the fraction of that which the mean runs beside; 0 for a mean after the gradients.
-        every: steps from one mean to the next.
+        overlap: the fraction of the backward pass that overlaps with the mean; 0 for a mean after
+            the gradients.
+        every: the number of steps from one mean to the next.
         fast: the link between the devices of a host.
-        link_per: "host" where all devices of a host share one `network` link, as they do a network
-            card; "device" where each device has such a link of its own.
-        link_only: count the links alone: nothing is timed, encoding and decoding take no time.
-        margin: compressing must make a step faster by more than this to be advised.
-        doubt: and shorten the mean by more than this, by which forecasts may be off.
-        max_error: leave out what loses more than this of one message, as mean squared error over
-            mean square of elements of a normal law.
-        clock: how long a link or reducer takes; measures it here by default.
+        link_per: "host" if all devices of a host share one `network` link, such as a network card;
+            "device" if each device has its own.
+        link_only: True counts only the links: nothing is timed, and encoding and decoding take no
+            time.
+        margin: the speedup of a step above which compression is recommended.
+        doubt: the relative error to expect of forecasts; compression must shorten the mean by more
+            than this to be recommended.
+        max_error: leave out codecs whose error on one message is larger than this, as mean squared
+            error over mean square of normally distributed elements.
+        clock: a function that times a link or reducer; by default it measures on this device.
 
     Raises:
         ValueError: for numbers out of range, fewer than two workers, more levels of them without
@@ -145,9 +149,9 @@ def plan(
         ('sign, TwoShot', 31)
 
     Note:
-        Ways are ranked by the time of a step alone. The model knows nothing of convergence: a codec
-        that loses more may take more steps. `error` is what one message loses of a normal vector,
-        before any feedback; `caution` says so where the best way loses nearly all of it.
+        Ways are ranked only by the time of a step. The model does not include convergence: a codec
+        with a larger error may need more steps. `error` is the relative error of one message on a
+        normal vector, without feedback; `caution` warns if the best way loses nearly all of it.
     """
     levels = workers if isinstance(workers, tuple) else (workers,)
     if math.prod(levels) < 2:
@@ -233,7 +237,7 @@ def price(
     efforts = reducer.efforts(layout.batches, across)
     if efforts is None:
         raise ValueError(
-            "`reducer` must have a method efforts(batches, workers), by which its time is told, "
+            "`reducer` must define efforts(batches, workers), from which its time is computed, "
             f"got {reducer!r}"
         )
     compressed = sum(like.size for like in layout.likes) - sum(

@@ -1,4 +1,4 @@
-"""How long a codec or a reducer takes on this very device: the clock behind `plan` and `bench`."""
+"""Measures codecs and reducers on this device, for `plan` and `bench`."""
 
 import dataclasses
 import functools
@@ -32,14 +32,14 @@ class Measured:
     """Seconds for `elements` elements on this device.
 
     Attributes:
-        elements: how many.
-        whole: a mean over one worker: encode, what the feedback does, and decode.
-        decode: one payload, for a link; 0.0 for a reducer that is measured as a whole.
-        add: each further payload of a sum.
-        error: mean squared error over mean square of what arrives of a first message, of elements
-            drawn from a normal law.
-        spread: by what fraction of `whole` the median of its repeats was above the fastest one: a
-            machine that does other work scatters.
+        elements: the number of elements.
+        whole: the time of a mean over one worker: encoding, feedback and decoding.
+        decode: the time to decode one payload, for a link; 0.0 for a reducer measured as a whole.
+        add: the time to decode and add each further payload of a sum.
+        error: the mean squared error over the mean square of a first message, of normally
+            distributed elements.
+        spread: the difference of the median and the fastest repeat, as a fraction of `whole`; it is
+            large if the machine does other work.
     """
 
     elements: int
@@ -50,19 +50,19 @@ class Measured:
     spread: float = 0.0
 
     def faster(self, times: float) -> "Measured":
-        """The same on a device that is so many times faster."""
+        """The times on a device that is `times` times faster."""
         return dataclasses.replace(
             self, whole=self.whole / times, decode=self.decode / times, add=self.add / times
         )
 
     @property
     def free(self) -> "Measured":
-        """The same where encoding and decoding cost nothing."""
+        """The same measurement with zero time for encoding and decoding."""
         return dataclasses.replace(self, whole=0.0, decode=0.0, add=0.0, spread=0.0)
 
     @property
     def work(self) -> Work:
-        """The same an element."""
+        """The times divided by the number of elements."""
         encode = max(0.0, self.whole - self.decode)
         return Work(*(seconds / self.elements for seconds in (encode, self.decode, self.add)))
 
@@ -77,25 +77,24 @@ def measure(
     meet: Callable[[], Any] | None = None,
     choose: Callable[[list[float]], float] = min,
 ) -> Measured:
-    """Measures a link, or a whole reducer, on this process's first device, in its own programs.
+    """Measures a link, or a whole reducer, on this process's first device.
 
-    A link is measured as `Gather` uses it. A reducer is measured over one worker, with nothing to
-    send. Outputs are written over buffers of the call before, since fresh ones cost a page fault a
-    page. What was measured once is remembered. Times are the fastest of the repeats: other work on
-    the machine only ever adds to them.
+    A link is measured as in `Gather`. A reducer is measured over one worker, without sending.
+    Outputs reuse the buffers of the previous call, since new buffers cost page faults. Results are
+    cached. The fastest of the repeats counts, since other work on the machine only adds time.
 
     Args:
         way: a `Link`, or a reducer.
-        elements: of a square matrix, or nearly one.
-        dtype: of the elements.
-        repeats: timed calls after two that warm up.
-        meet: called before each of them: processes that share a machine wait for each other there,
-            to compete for it as they do in training.
-        choose: which of the repeated times counts: the fastest by default; `statistics.median`
-            where the competition of `meet` belongs to the answer.
+        elements: the number of elements, of a square matrix or nearly one.
+        dtype: the dtype of the elements.
+        repeats: the number of timed calls after two calls for warm-up.
+        meet: a function called before each timed call, in which processes on one machine can wait
+            for each other, to compete for it as in training.
+        choose: the function that selects one of the times: the fastest by default; use
+            `statistics.median` if the competition of `meet` should count.
 
     Raises:
-        ValueError: if there is nothing to measure or no time to tell.
+        ValueError: if `way` compresses nothing, or an argument is out of range.
     """
     checks.integer("elements", elements, 1)
     checks.integer("repeats", repeats, 1)
@@ -113,12 +112,12 @@ def measure(
 
 @functools.lru_cache(maxsize=256)
 def untimed(way: Any, elements: int = 2**18, *, dtype: str = "float32") -> Measured:
-    """`measure` without a clock: the error alone, and no time for the work.
+    """`measure` without timing: only the error, and zero time for the work.
 
     Args:
         way: as for `measure`.
-        elements: likewise.
-        dtype: likewise.
+        elements: as for `measure`.
+        dtype: as for `measure`.
     """
     checks.integer("elements", elements, 1)
     x = _normal(elements, dtype)

@@ -1,1 +1,1 @@
-"""The parts of a quantizer: a scale for each bucket, a set of levels, a rule of rounding."""
+"""The parts of a quantizer: scales, levels, roundings and steps."""

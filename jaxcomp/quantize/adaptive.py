@@ -1,10 +1,10 @@
-"""Levels that suit the data: the law of the magnitudes, and the levels of least variance for it.
+"""Adaptive levels: a histogram of the magnitudes, and the levels of least variance for it.
 
-A magnitude is `r = |x| / scale` in `[0, 1]`. Rounded without bias to one of its two neighbours
-`l ≤ r ≤ l'` among the levels it has the variance `(r − l)(l' − r)`, so all that matters is how
-often each `r` occurs. That is kept in a histogram whose bins follow the float format, 32 to every
-power of two, and which workers may add up. Inside a bin the density is uniform about the bin's
-mean, over the widest interval that the bin leaves it.
+A magnitude is `r = |x| / scale` in `[0, 1]`. Unbiased rounding to its neighbours `l ≤ r ≤ l'` among
+the levels has the variance `(r − l)(l' − r)`, so only the distribution of `r` matters. A histogram
+stores it, with bins that follow the float format, 32 for each power of two; workers can add their
+histograms. Inside a bin the density is uniform around the bin's mean, over the widest interval that
+fits into the bin.
 """
 
 import math
@@ -38,7 +38,7 @@ _GRID = 64
 
 
 class Histogram(NamedTuple):
-    """How much weight each bin of the magnitudes has; histograms of several workers are added.
+    """The weight of each bin of the magnitudes; histograms of several workers can be added.
 
     Attributes:
         weight: `float32[BINS]`, the total weight of the magnitudes in each bin.
@@ -50,7 +50,7 @@ class Histogram(NamedTuple):
 
 
 def histogram(r: Array, weight: Array | None = None) -> Histogram:
-    """Count magnitudes into bins.
+    """Counts magnitudes into bins.
 
     ```
     weight[b] = Σ wᵢ [rᵢ in bin b]        moment[b] = Σ wᵢ rᵢ [rᵢ in bin b]
@@ -61,7 +61,7 @@ def histogram(r: Array, weight: Array | None = None) -> Histogram:
 
     Args:
         r: `[n, size]`, magnitudes of the elements of each bucket, divided by the bucket's scale.
-            Only every so-manyth is read if there are more than `SAMPLES`.
+            If there are more than `SAMPLES`, they are read at equal distances.
         weight: `[n]`, the weight of each bucket, of any common scale that keeps the sums within
             float32: squared norms for the levels of least total variance (ALQ), None or ones for
             buckets that count alike (ALQ-N).
@@ -97,7 +97,7 @@ def histogram(r: Array, weight: Array | None = None) -> Histogram:
 
 
 def half_normal(size: int) -> Histogram:
-    """The law of `|g| / ‖g‖₂` for a long Gaussian bucket: levels to start with, before any data.
+    """The distribution of `|g| / ‖g‖₂` for a long Gaussian bucket, for the initial levels.
 
     `weight[b] = erf(v / (σ√2)) − erf(u / (σ√2))` for a bin `[u, v]`, with `σ = 1 / √size`.
 

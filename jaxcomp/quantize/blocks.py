@@ -1,4 +1,4 @@
-"""Arrays held in eight bits an element: memory, not wire, so nothing is packed into words."""
+"""Arrays stored in eight bits an element, for memory; they are not packed into words."""
 
 import math
 from typing import NamedTuple
@@ -19,8 +19,8 @@ class Blocks8(NamedTuple):
     """An array in eight bits an element.
 
     Attributes:
-        codes: of the array's shape.
-        steps: what a code is worth, one for each `BLOCK` elements.
+        codes: the codes, in the array's shape.
+        steps: the step size of each `BLOCK` elements.
     """
 
     codes: Int8[Array, "..."]
@@ -28,7 +28,7 @@ class Blocks8(NamedTuple):
 
 
 def pack(x: Float32[Array, "..."]) -> Blocks8:
-    """Each element to the nearest of 255 levels up to the largest of its block.
+    """Rounds each element to the nearest of 255 levels up to the largest of its block.
 
     Example:
         >>> pack(jnp.array([1.0, -0.5, 0.0])).codes
@@ -36,14 +36,14 @@ def pack(x: Float32[Array, "..."]) -> Blocks8:
     """
     rows = _rows(x)
     step, factor = rounding.exact_step(sums.max_abs(rows), 127, jnp.float32)
-    # In fixed point, as every rounding here: halves go up, on every platform.
+    # Round in fixed point, so that halves go up on every platform.
     points = rounding.points(rows, factor).astype(jnp.int32) + (1 << (FRACTION - 1))
     codes = (points >> FRACTION).astype(jnp.int8)
     return Blocks8(codes.reshape(-1)[: x.size].reshape(x.shape), step[:, 0])
 
 
 def unpack(held: Blocks8) -> Float32[Array, "..."]:
-    """The array; what is not finite was kept as a whole block of NaN."""
+    """The array; a block with a non-finite element was stored as NaN."""
     rows = _rows(held.codes.astype(jnp.float32)) * held.steps[:, None]
     return rows.reshape(-1)[: held.codes.size].reshape(held.codes.shape)
 

@@ -1,4 +1,4 @@
-"""The variance that no bucket exceeds, for levels, scales, roundings and steps that go together."""
+"""Worst-case variances for combinations of levels, scales, roundings and steps."""
 
 from jaxcomp.quantize.levels import Float, Levels, MidRise, Uniform
 from jaxcomp.quantize.rounding import Rounding, Subtractive
@@ -33,10 +33,10 @@ def variance(
 
 
 def even(levels: Uniform | MidRise, rounding: Rounding, size: int) -> float:
-    """As much as evenly spaced levels can cost a bucket, in squared scales.
+    """The worst-case error of a bucket with evenly spaced levels, in squared scales.
 
-    A quarter of a squared spacing for every element, or a twelfth with subtracted dither, which
-    every element pays.
+    It is a quarter of a squared spacing for every element; with subtractive dither, always a
+    twelfth.
 
     Example:
         >>> from jaxcomp.quantize.rounding import Subtractive

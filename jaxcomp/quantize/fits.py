@@ -1,7 +1,7 @@
-"""The step that fits codes best, once they are chosen.
+"""The step that fits given codes best.
 
-A quantizer finds codes by one step and may send another: the one that makes the decoded bucket
-unbiased, closest, or of the right length.
+A quantizer chooses codes with one step and may send another step, which makes the decoded bucket
+unbiased, closest to the input, or of equal length.
 """
 
 from typing import Any
@@ -29,11 +29,11 @@ def fitted(
 
     Args:
         fit: one of these names.
-        levels: what the values belong to.
+        levels: the levels of the values.
         values: `[n, size]`, in steps.
         x: `[n, size]`.
-        count: `[n, 1]`, the real elements of each bucket.
-        dtype: in which code × step should be exact.
+        count: `[n, 1]`, the number of real elements of each bucket.
+        dtype: the dtype in which code × step must be exact.
 
     References:
         Vargaftik et al., `EDEN: communication-efficient and robust distributed mean estimation for
@@ -44,7 +44,7 @@ def fitted(
     top = sums.max_abs(x)
     unit = sums.unit(x, top)
     if fit == "unbiased":
-        # On its own: fused with the sum, a CPU's compiler vectorises neither.
+        # Compile it separately: fused with the sum, a CPU's compiler vectorises neither.
         product = xla.compile_separately(lambda a, b: a * b)(unit, values)
         ratio = _divide(sums.total(unit * unit), sums.total(product))
     elif fit == "least_squares":
@@ -53,7 +53,7 @@ def fitted(
         ratio = _divide(sums.total(unit * unit), sums.total(values * values))
         ratio = exact.sqrt(jnp.where(ratio >= jnp.finfo(jnp.float32).tiny, ratio, 0))
     step = ratio * jnp.float32(1 / levels.magnitude) * top
-    # To nearest, not up as where nothing may lie beyond the levels: so it has no bias.
+    # Round to nearest, so that there is no bias; elements beyond the levels do not matter here.
     spare = 24 - rounding.significant(levels.magnitude, dtype, levels.precision)
     word = lax.bitcast_convert_type(step, jnp.int32)
     step = lax.bitcast_convert_type((word + ((1 << spare) >> 1)) & ~((1 << spare) - 1), jnp.float32)

@@ -40,7 +40,7 @@ _ROUNDINGS = {
 
 
 class Rounded(NamedTuple):
-    """The levels of a format, and how an element finds its level."""
+    """The levels of a format, and the rounding of its elements."""
 
     levels: levels.Float
     rounding: rounding.Rounding
@@ -77,7 +77,7 @@ def block_steps(format: str, rule: str) -> steps.Steps:
         return steps.PowerOfTwo(rule)
     if rule != "floor":
         raise ValueError(
-            f"`rule` must be left out for {format!r}, whose steps are no powers of two, got "
-            f"{rule!r}; 'mxfp4' takes one"
+            f"`rule` must be left out for {format!r}, whose steps are not powers of two, got "
+            f"{rule!r}; a format such as 'mxfp4' has one"
         )
     return steps.TwoLevel()

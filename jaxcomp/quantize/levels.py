@@ -1,7 +1,7 @@
-"""The values that a code may stand for, in units of the bucket's step.
+"""Level sets: the values of codes, in units of the bucket's step.
 
-A level set knows how a scaled element becomes a code and what a code is worth; all its values are
-small integers, so that code × step is exact in float32 and decoding rounds nothing.
+A level set maps scaled elements to codes and codes to values. All values are small integers, so
+code × step is exact in float32 and decoding does not round.
 """
 
 import abc
@@ -31,8 +31,8 @@ class Levels(Interface, abstract=True):
         precision: significant bits that a product with a value needs beyond those of the step.
         dithers: whether dither moves an element to either neighbour, so that rounding can be
             unbiased.
-        span: how many times smaller than the largest value an element may be and still have a value
-            close to it; 0.0 where small elements have none.
+        span: the largest ratio of the largest value to an element that still has a close value; 0.0
+            if small elements have none.
     """
 
     bits: int | float
@@ -43,8 +43,9 @@ class Levels(Interface, abstract=True):
 
     @abc.abstractmethod
     def codes(self, points: Float32[Array, "..."], dither: Array) -> UInt32[Array, "..."]:
-        """The code of each element, given in 2⁻²⁰ of a step and within the levels; `dither` is in
-        `[0, 2²⁰)`.
+        """The code of each element.
+
+        Elements are in units of 2⁻²⁰ of a step, within the levels; `dither` is in `[0, 2²⁰)`.
         """
 
     @abc.abstractmethod
@@ -94,8 +95,8 @@ class MidRise(Levels):
 
     Args:
         width: bits of a code, 1 to 8.
-        cells: whether the scale is the end of the last value's cell, `2^width`, as suits rounding
-            to nearest, which this then is; else it is the last value, as unbiased rounding needs.
+        cells: True if the scale is the end of the last value's cell, `2^width`, for rounding to
+            nearest; False if it is the last value, as unbiased rounding needs.
 
     Example:
         >>> MidRise(width=2).magnitude, MidRise(width=2, cells=True).magnitude
@@ -146,8 +147,8 @@ class Float(Levels):
     Args:
         positive: values above zero, 1 to 127.
         mantissa: bits behind the point, 0 to 3.
-        ties: where rounding to nearest meets the middle of two values: "away" from zero, or to the
-            "even" code. Stochastic rounding takes "away".
+        ties: the rounding of the middle of two values: "away" from zero, or to the "even" code. Use
+            "away" for stochastic rounding.
 
     Example:
         >>> Float(positive=7, mantissa=1).magnitude
@@ -213,7 +214,7 @@ class Float(Levels):
 
 @dataclasses.dataclass(frozen=True)
 class Sign(Levels):
-    """The two values ±1; what is within 2⁻²⁰ of a step of zero counts as positive."""
+    """The two values ±1; elements within 2⁻²⁰ of a step of zero count as positive."""
 
     bits = 1
     magnitude = 1

@@ -1,4 +1,4 @@
-"""Scales that are found by looking at a whole bucket at once."""
+"""Scales that depend on all elements of a bucket jointly."""
 
 import dataclasses
 
@@ -43,14 +43,15 @@ class OptimalTernary(Scale):
 
 @dataclasses.dataclass(frozen=True)
 class Lattice(Scale):
-    """A scale of which every element is a multiple of a `steps`th part, if there is one.
+    """A scale such that every element is a multiple of `scale / steps`, if there is one.
 
     The mean over `N` workers of ternary gradients with a shared scaler has elements `k · s/N` with
-    `|k| ≤ N`; with `Lattice(N)` and `Uniform(N)` it is sent without loss. It is the smallest
-    `j ≤ steps` for which all `x · j / max|x|` are whole; where there is none, the largest element.
+    `|k| ≤ N`; with `Lattice(N)` and `Uniform(N)` it is sent without loss. The scale is found from
+    the smallest `j ≤ steps` for which all `x · j / max|x|` are integers; if there is none, it is
+    the largest element.
 
     Args:
-        steps: the most steps that the largest element may have, 1 to 127.
+        steps: the largest number of steps for the largest element, 1 to 127.
     """
 
     steps: int

@@ -1,4 +1,4 @@
-"""How an element finds its level: the dither that is added, and the step that is divided by."""
+"""Rounding: the dither that is added to an element, and the step by which it is divided."""
 
 import abc
 import dataclasses
@@ -25,7 +25,7 @@ LIFTED = 24
 
 
 class Rounding(Interface, abstract=True):
-    """A frozen dataclass that makes the dither added before rounding down.
+    """A frozen dataclass that generates the dither to add before rounding down.
 
     Attributes:
         unbiased: whether the expectation of the rounded value is the value.
@@ -37,14 +37,15 @@ class Rounding(Interface, abstract=True):
 
     @abc.abstractmethod
     def dither(self, high: Array, low: Array, position: Array) -> Array:
-        """Integers in `[0, 2²⁰)` for the elements at these positions of the buckets with these
-        seeds (`noise.seeds`).
+        """Integers in `[0, 2²⁰)` for elements at these positions, of buckets with these seeds.
+
+        `noise.seeds` returns the seeds.
         """
 
 
 @dataclasses.dataclass(frozen=True)
 class Nearest(Rounding):
-    """To the nearest level; halves go up."""
+    """Rounds to the nearest level; halves go up."""
 
     unbiased = False
     shared = False
@@ -56,11 +57,11 @@ class Nearest(Rounding):
 
 @dataclasses.dataclass(frozen=True)
 class Stochastic(Rounding):
-    """Up with the probability that makes the expectation exact (to 2⁻²⁰ of a step).
+    """Stochastic rounding, whose expectation is exact to 2⁻²⁰ of a step.
 
     Args:
-        shared: draw the same dither on all workers, from the key that they share; else each draws
-            its own, and errors average out.
+        shared: True draws the same dither on all workers, from their shared key; False draws
+            separate dither on each, so that errors average out.
     """
 
     shared: bool = False
@@ -72,11 +73,12 @@ class Stochastic(Rounding):
 
 @dataclasses.dataclass(frozen=True)
 class Subtractive(Rounding, public=("offset",)):
-    """Dither that the decoder draws again and takes off: the error is uniform, whatever the input.
+    """Subtractive dither: the decoder draws the same dither and subtracts it.
 
-    `x̂ = q − u + ½` steps with `q = ⌊p + u⌋` and `u` uniform: unbiased, with variance 1/12 of a
-    squared step, where stochastic rounding has up to 1/4 (and nothing where `p` is a whole number).
-    The upper `SUBTRACTED` bits of the dither are taken off; the rest only makes it unbiased.
+    `x̂ = q − u + ½` steps with `q = ⌊p + u⌋` and `u` uniform. It is unbiased, and its error is
+    uniform for every input, with variance 1/12 of a squared step; stochastic rounding has up to 1/4
+    (and zero if `p` is an integer). The decoder subtracts the upper `SUBTRACTED` bits of the
+    dither; the lower bits only make it unbiased.
 
     Args:
         shared: draw the same dither on all workers.
@@ -111,12 +113,12 @@ def exact_step(
 ) -> tuple[Float32[Array, "..."], Float32[Array, "..."]]:
     """The step of each bucket such that code × step is exact in `dtype`, and its factor.
 
-    The step is `scale / magnitude` rounded up to as many significant bits as a product with a
-    code leaves room for, so a sum of decoded values rounds only where it adds. An element times
-    `2²⁰ / step` is its place among the levels in fixed point, and no element within the scale
-    falls outside of them; `points` makes that product from the factor. Steps are at least the
-    smallest normal number, which a scale below counts as zero for, with step and factor zero; a
-    non-finite scale gives a NaN step, so that the whole bucket decodes to NaN.
+    The step is `scale / magnitude`, rounded up to so few significant bits that a product with a
+    code is exact; so a sum of decoded values rounds only in its additions. An element times
+    `2²⁰ / step` is its position among the levels in fixed point, and no element within the scale
+    is outside the levels; `points` computes that product from the factor. A scale that would need
+    a step below the smallest normal number counts as zero, with step and factor zero. A non-finite
+    scale gives a NaN step, so that the whole bucket decodes to NaN.
     """
     dtype = jnp.dtype(dtype)
     bits = significant(magnitude, dtype, precision)
@@ -138,7 +140,7 @@ def exact_step(
 
     if rows.digits:
         return derive(scale)
-    # Computed once a bucket: fused into the loop, it would be computed once an element.
+    # Compute it once a bucket: fused into the loop, it would be computed for each element.
     return xla.compile_separately(derive)(scale)
 
 
@@ -184,8 +186,8 @@ def weighted_step(
 ) -> Float32[Array, "workers n ..."]:
     """`weight · step`, rounded so that code × step is exact again; zero for weight zero.
 
-    To weight each decoded value instead would round the product, or not: it is for the compiler
-    to decide whether it fuses it with the sum. The relative error is at most 2⁻¹⁷ for 8 bits.
+    Weighting each decoded value instead could round differently, because the compiler may or may
+    not fuse that product with the sum. The relative error is at most 2⁻¹⁷ for 8 bits.
     """
     half, mask = (1 << precision) >> 1, (1 << precision) - 1
     weight = weight.reshape(-1, *(1,) * (step.ndim - 1))
@@ -195,7 +197,7 @@ def weighted_step(
 
 
 def largest_step(magnitude: int | float, dtype: Any, bits: int = 24) -> np.float32:
-    """The largest step of so many significant bits whose product with every code is finite."""
+    """The largest step of `bits` significant bits whose product with every code is finite."""
     dtype = jnp.dtype(dtype)
     top = float(jnp.finfo(dtype).max if dtype.itemsize < 4 else np.finfo(np.float32).max)
     # The reciprocal of a larger step than 2^126 flushes to zero; elements beyond saturate.

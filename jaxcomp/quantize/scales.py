@@ -1,9 +1,9 @@
-"""The size of a bucket: what its elements are measured against before they are rounded.
+"""Scales: the size of a bucket, by which its elements are divided before rounding.
 
 Each scale maps `x: [n, size]` with `count: [n, 1]` real elements (the rest are zeros) to one
-float32 a bucket, `[n, 1]`; `rows` says how rows are reduced, and changes no bit of the result. It
-survives what training produces: nothing overflows or underflows that need not, an empty or zero
-bucket has scale zero, and a non-finite element makes its bucket's scale non-finite.
+float32 a bucket, `[n, 1]`; `rows` selects the method of reduction, and changes no bit of the
+result. Scales avoid overflow and underflow, an empty or zero bucket has scale zero, and a
+non-finite element makes its bucket's scale non-finite.
 """
 
 import abc
@@ -41,11 +41,11 @@ class Scale(Interface, abstract=True):
 
     @abc.abstractmethod
     def __call__(self, x: Array, count: Array, rows: Rows = sums.IN_XLA) -> Float32[Array, "n 1"]:
-        """The value."""
+        """The scale of each bucket."""
 
 
 def _passes(scale: Callable[..., Array]) -> Callable[..., Array]:
-    """A scale in parts: it reads its rows more than once, a CPU reads each from memory once."""
+    """Runs a scale that reads its rows several times in parts that fit a CPU's cache."""
 
     @functools.wraps(scale)
     def call(self: Any, x: Array, count: Array, rows: Rows = sums.IN_XLA) -> Array:
@@ -83,7 +83,7 @@ class L2(Scale):
 
 @dataclasses.dataclass(frozen=True)
 class RootMeanSquare(Scale):
-    """The root of the mean square of the real elements of each bucket, so many times.
+    """The root mean square of the real elements of each bucket, multiplied by a factor.
 
     Args:
         times: a factor, such as the largest level in units of the standard deviation.
@@ -102,13 +102,13 @@ class RootMeanSquare(Scale):
 
 
 def clipping(clipped: float) -> RootMeanSquare:
-    """The scale that this share of Gaussian elements exceeds.
+    """The scale that a given fraction of Gaussian elements exceeds.
 
     Args:
-        clipped: the share, above 0 and below 1.
+        clipped: the fraction, above 0 and below 1.
 
     Raises:
-        ValueError: for another share.
+        ValueError: for another fraction.
 
     Example:
         >>> clipping(1 / 32)
@@ -140,7 +140,7 @@ class PNorm(Scale):
     """The p-norm `(Σ|xᵢ|ᵖ)^(1/p)` of each bucket, for any `p ≥ 1`.
 
     Args:
-        p: the exponent; 1, 2 and infinity are `PNorm(1)`, `L2()` and `MaxAbs()`, and cheaper so.
+        p: the exponent; for 2 and infinity, `L2()` and `MaxAbs()` are faster.
     """
 
     p: int | float = 1.0
@@ -162,7 +162,7 @@ class PNorm(Scale):
 
 @dataclasses.dataclass(frozen=True)
 class MeanAbs(Scale):
-    """The mean absolute value of the real elements of each bucket, so many times.
+    """The mean absolute value of the real elements of each bucket, multiplied by a factor.
 
     Args:
         times: a factor.
@@ -187,11 +187,13 @@ class ClippedMax(Scale):
     """The largest absolute value after clipping at `sigmas` standard deviations.
 
     The deviation is the population's, about the mean, over the real elements of each bucket. The
-    clip is never below the mean, or a constant bucket, which has no deviation, would vanish.
+    clip is never below the mean, because a constant bucket, whose deviation is zero, would
+    otherwise become zero.
 
     Args:
-        sigmas: where to clip, in standard deviations.
-        at_most_max: take the largest element where it is below the clip; else the clip itself.
+        sigmas: the clip, in standard deviations.
+        at_most_max: True returns the largest element if it is below the clip; False always returns
+            the clip.
     """
 
     sigmas: float = 2.5

@@ -1,8 +1,8 @@
-"""How the step of a bucket, or of a block within it, travels: in full, or in eight bits.
+"""Wire formats of the step of a bucket, or of a block within it: 32 bits, or eight.
 
-Each format turns scales into the steps that the decoder will see, and the factors that bring
-elements to points (2⁻²⁰ of a step), for any shape of scales; the last axis runs over the blocks of
-one bucket.
+Each format maps scales to the steps that the decoder will see, and to the factors that convert
+elements to points (2⁻²⁰ of a step), for any shape of scales; the last axis has the blocks of one
+bucket.
 """
 
 import abc
@@ -27,7 +27,7 @@ _NOISE = 1 << 31
 
 
 class Derived(NamedTuple):
-    """Steps as the decoder will see them, factors for `rounding.points`, and what travels."""
+    """Steps as the decoder will see them, factors for `rounding.points`, and the sent arrays."""
 
     step: Float32[Array, "n blocks"]
     factor: Float32[Array, "n blocks"]
@@ -35,7 +35,7 @@ class Derived(NamedTuple):
 
 
 class Steps(Interface, abstract=True):
-    """A frozen dataclass that says how steps are rounded and sent.
+    """A frozen dataclass that defines how steps are rounded and sent.
 
     Attributes:
         covers: whether the largest level is never below the scale.
@@ -53,16 +53,16 @@ class Steps(Interface, abstract=True):
     def derive(
         self, scale: Float32[Array, "n blocks"], levels: Levels, dtype: Any, high: Array, low: Array
     ) -> Derived:
-        """Steps, factors, and what is sent; `high, low: [n, 1]` seed what noise there is."""
+        """Steps, factors and the sent arrays; `high, low: [n, 1]` are the seeds of the noise."""
 
     @abc.abstractmethod
     def received(self, sent: tuple[Array, ...]) -> Float32[Array, "... n blocks"]:
-        """The steps again, from what was sent."""
+        """The steps, from the sent arrays."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Exact(Steps):
-    """32 bits, rounded up to as many significant bits as products with codes leave room for."""
+    """32 bits, rounded up to so few significant bits that products with codes are exact."""
 
     covers = True
     unbiased = True
@@ -85,15 +85,16 @@ class Exact(Steps):
 
 @dataclasses.dataclass(frozen=True)
 class PowerOfTwo(Steps):
-    """A power of two, in eight bits (E8M0): `2ᵏ` with `k` from `⌊log₂⌋` of the scale and of the
-    largest level, or the smallest `2ᵏ` that covers.
+    """A power of two `2ᵏ` in eight bits (E8M0).
+
+    `k` is the difference of `⌊log₂⌋` of the scale and of the largest level, or with "ceil" the
+    smallest `k` that covers the scale.
 
     Args:
         rule: "floor" keeps the exponent of the scale, so that an element whose mantissa exceeds
             that of the largest level is clipped; "even" rounds the mantissa to that of the levels
             first; "ceil" never clips; "stochastic" rounds the step up or down at random so that
-            its expectation is exact (natural compression), and measures elements against the
-            exact one.
+            its expectation is exact (natural compression), and divides elements by the exact step.
 
     References:
         Rouhani et al., `Microscaling data formats for deep learning

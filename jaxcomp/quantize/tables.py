@@ -1,4 +1,4 @@
-"""Levels that follow a law: where elements are dense, so are the values."""
+"""Levels for a given distribution, denser where elements are denser."""
 
 import dataclasses
 import functools
@@ -29,10 +29,10 @@ class LloydMax(
         "reach",
     ),
 ):
-    """The `2^width` values of least squared error for elements of a law, as integers below 2¹⁰.
+    """The `2^width` values of least squared error for a distribution, as integers below 2¹⁰.
 
-    A code is a sign bit and the number of the value; an element takes the nearest one, and dither
-    changes nothing.
+    A code is a sign bit and the index of the value; an element is rounded to the nearest value, and
+    dither has no effect.
 
     Args:
         width: bits of a code, 1 to 8.
@@ -104,11 +104,11 @@ class UniformThreshold(
         "dead",
     ),
 ):
-    """Zero and the values of least squared error at an entropy, for a law: for an entropy coder.
+    """The values of least squared error at a given entropy, for use with an entropy coder.
 
-    Evenly spaced thresholds but for the cell of zero, which is wider, and values at the centroids
-    of the cells, as integers below 2¹⁰. A code is a sign bit and the number of the value; dither
-    changes nothing.
+    Thresholds are evenly spaced except for a wider zero cell, and values are the centroids of the
+    cells, as integers below 2¹⁰. A code is a sign bit and the index of the value; dither has no
+    effect.
 
     Args:
         entropy: bits an element that an ideal coder takes, above 0, at most 5.
@@ -183,13 +183,13 @@ class UniformThreshold(
 class Geometric(Levels):
     """`±b^-i` for `i` from 0 to `positive − 1`, with `b = 2^(1 / per_octave)`; no zero.
 
-    A code is a sign bit and the exponent `i`; an element takes the value whose logarithm is
-    nearest, so what is sent is within a factor `√b` of it, above `b^(½ − positive)`. Values have
-    eight significant bits. Dither changes nothing.
+    A code is a sign bit and the exponent `i`. An element is rounded to the value with the nearest
+    logarithm, which is within a factor `√b` of an element above `b^(½ − positive)`. Values have
+    eight significant bits. Dither has no effect.
 
     Args:
         positive: values a side, 1 to 128.
-        per_octave: how many of them halve a value: 1, 2, 4 or 8.
+        per_octave: the number of values in a factor of two: 1, 2, 4 or 8.
 
     Example:
         >>> Geometric(positive=16).bits

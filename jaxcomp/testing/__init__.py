@@ -1,6 +1,6 @@
-"""The contract checks, chex-style: the same ones that the library's own recipes must pass.
+"""Contract checks in the style of chex, the same that the library's own recipes must pass.
 
-Each raises an `AssertionError` that says what was promised and what came.
+Each raises an `AssertionError` with the expected and the actual behaviour.
 """
 
 from jaxcomp.testing.bias import (

@@ -1,4 +1,4 @@
-"""Checks of the average error: of unbiased and of contractive codecs."""
+"""Checks of the average error of unbiased and contractive codecs."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from jaxcomp.types import Array
 
 
 def assert_unbiased(codec: Codec, x: Array, *, draws: int = 2048) -> None:
-    """The mean of `roundtrip(x)` over many keys is `x`, within six standard errors.
+    """Checks that the mean of `roundtrip(x)` over many keys is `x`, within six standard errors.
 
     Args:
         codec: the codec.
@@ -56,7 +56,7 @@ def assert_unbiased(codec: Codec, x: Array, *, draws: int = 2048) -> None:
 
 
 def assert_contractive(codec: Codec, x: Array, *, draws: int = 16) -> None:
-    """The mean of `‖roundtrip(x) − x‖²` over keys is below `‖x‖²`.
+    """Checks that the mean of `‖roundtrip(x) − x‖²` over keys is below `‖x‖²`.
 
     Raises:
         AssertionError: with the measured ratio.
@@ -76,7 +76,7 @@ def assert_contractive(codec: Codec, x: Array, *, draws: int = 16) -> None:
 
 
 def inputs(size: int) -> dict[str, Array]:
-    """Gradients of so many elements that are not alike all over a bucket.
+    """Gradients whose elements differ in size over a bucket.
 
     Args:
         size: the number of elements.
@@ -97,19 +97,19 @@ def inputs(size: int) -> dict[str, Array]:
 def assert_every_part_arrives(
     codec: Codec, size: int = 700, *, parts: int = 8, draws: int = 256
 ) -> None:
-    """Every part of an input comes back at its own size on average, small beside others or not.
+    """Checks that every part of an input decodes to its own size on average.
 
-    `E⟨x̂ₚ, xₚ⟩ = ‖xₚ‖²` for each of `parts` stretches `p` of the `inputs`, within six standard
-    errors. One scale fitted to all of a bucket would bring its small stretches back too large.
+    It checks `E⟨x̂ₚ, xₚ⟩ = ‖xₚ‖²` for each of `parts` contiguous parts `p` of the `inputs`, within
+    six standard errors. A scale fitted to a whole bucket would decode its small parts too large.
 
     Args:
         codec: an unbiased codec.
-        size: elements of an input; several times what the codec treats as one, to see all of it.
-        parts: stretches of an input.
-        draws: how many keys, rounded up to a multiple of 128.
+        size: elements of an input; use several times the codec's bucket size.
+        parts: the number of contiguous parts of an input.
+        draws: the number of keys, rounded up to a multiple of 128.
 
     Raises:
-        AssertionError: naming the input and the stretch that is furthest off.
+        AssertionError: with the input and the part that is furthest off.
 
     Example:
         >>> import jaxcomp
@@ -142,19 +142,19 @@ def assert_every_part_arrives(
 def assert_feedback_sends_all(
     codec: Codec, size: int = 700, *, parts: int = 8, steps: int = 4096
 ) -> None:
-    """With a residual, a gradient that stays the same is sent whole: no part is left out for good.
+    """Checks that with a residual, every part of a constant gradient is sent sooner or later.
 
-    For `eₜ₊₁ = eₜ + g − C(eₜ + g)` with the `inputs` as `g`, at least half of what each of `parts`
-    stretches of `g` adds up to has been sent after some number of steps.
+    For `eₜ₊₁ = eₜ + g − C(eₜ + g)` with the `inputs` as `g`, at least half of the sum of each of
+    `parts` contiguous parts of `g` must have been sent within `steps` steps.
 
     Args:
         codec: a contractive codec.
-        size: elements of an input; several times what the codec treats as one, to see all of it.
-        parts: stretches of an input.
-        steps: the most to wait for.
+        size: elements of an input; use several times the codec's bucket size.
+        parts: the number of contiguous parts of an input.
+        steps: the largest number of steps.
 
     Raises:
-        AssertionError: naming the input and the stretch of which least was sent.
+        AssertionError: with the input and the part of which least was sent.
 
     Example:
         >>> import jaxcomp

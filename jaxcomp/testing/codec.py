@@ -1,4 +1,4 @@
-"""The contract of a codec: what it must do on inputs that training produces sooner or later."""
+"""The contract of a codec, on inputs that occur in training."""
 
 import dataclasses
 from collections.abc import Callable
@@ -26,22 +26,22 @@ def check_codec(
     eager: bool = True,
     dtypes: tuple[str, ...] = ("float16", "bfloat16"),
 ) -> None:
-    """Runs every property that a codec must have on a few inputs.
+    """Checks all properties of a codec on a few inputs.
 
-    It is a hashable setting; shapes and dtypes survive; zeros stay zeros; extreme but finite
-    inputs of every dtype give finite results; what is not finite stays visible; `jit`, `vmap` and
-    eager agree bit for bit and twice the same; a part of a batch is encoded as it is within the
-    whole; `decode_sum` is the sum of `decode`; the payload costs what is claimed; it is unbiased,
-    or contractive, as declared.
+    The codec is a hashable setting; it keeps shapes and dtypes; zeros decode to zeros; extreme but
+    finite inputs of every dtype give finite results; non-finite elements stay visible; `jit`,
+    `vmap` and eager agree bit for bit, and repeated calls too; a slice of a batch is encoded as in
+    the whole batch; `decode_sum` is the sum of `decode`; the payload has the claimed size; the
+    codec is unbiased, or contractive, as declared.
 
     Args:
         codec: the codec.
         size: elements of the test input.
         eager: whether to run it also operation by operation, which takes longest.
-        dtypes: in which the largest finite value is tried, besides float32.
+        dtypes: the dtypes besides float32 whose largest finite value is tested.
 
     Raises:
-        AssertionError: naming the first property that does not hold.
+        AssertionError: with the first property that does not hold.
 
     Example:
         >>> import jaxcomp
@@ -66,7 +66,7 @@ def check_codec(
 
 
 def assert_is_setting(codec: Any) -> None:
-    """It is a `Codec`, hashable and comparable by value."""
+    """Checks that it is a `Codec`, hashable and comparable by value."""
     if isinstance(codec, type):
         raise AssertionError(f"check an instance, as in {codec.__name__}(...), not the class")
     if not isinstance(codec, Codec):
@@ -75,7 +75,7 @@ def assert_is_setting(codec: Any) -> None:
 
 
 def assert_hashable(setting: Any) -> None:
-    """It is an instance, hashable and equal by value, so that equal ones compile once."""
+    """Checks that it is an instance, hashable and equal by value; equal ones compile once."""
     if isinstance(setting, type):
         raise AssertionError(f"check an instance, as in {setting.__name__}(...), not the class")
     try:
@@ -90,7 +90,7 @@ def assert_hashable(setting: Any) -> None:
 
 
 def assert_keeps_shape(codec: Codec) -> None:
-    """Any shape and floating dtype comes back as it was, empty ones included."""
+    """Checks that decoding restores every shape and floating dtype, empty arrays included."""
     for shape, dtype in [
         *((shape, jnp.float32) for shape in [(), (7,), (0,), (3, 0, 2), (5, 129)]),
         ((7,), jnp.bfloat16),
@@ -116,7 +116,7 @@ def assert_keeps_shape(codec: Codec) -> None:
 
 
 def assert_deterministic(codec: Codec, x: Array, *, eager: bool = True) -> None:
-    """The same input and key give the same bits.
+    """Checks that the same input and key give the same bits.
 
     Args:
         codec: the codec.
@@ -124,8 +124,8 @@ def assert_deterministic(codec: Codec, x: Array, *, eager: bool = True) -> None:
         eager: whether to compare also with encoding and decoding operation by operation.
 
     Raises:
-        AssertionError: where another way of calling it gives other bits: as one program, as two,
-            under `vmap`, or operation by operation.
+        AssertionError: if another way of calling it gives other bits: as one program, as two, under
+            `vmap`, or operation by operation.
     """
     _assert_traces_alike(codec, x)
     keys, rows = programs.keys(), [x, 2 * x, -x[::-1]]
@@ -155,7 +155,7 @@ def _eagerly(codec: Codec, key: Array, x: Array) -> tuple[PyTree, Array]:
 
 
 def _assert_traces_alike(codec: Codec, x: Array) -> None:
-    """Whenever it is called, it is the same program: it depends on nothing but its arguments."""
+    """Checks that every call traces to the same program, so that only arguments matter."""
     for batch in trees.layout(codec, x).batches:
         key, like = trees.batch_key(noise.raw(SEED), 0, 0), batch.like
 
@@ -174,8 +174,9 @@ def _assert_traces_alike(codec: Codec, x: Array) -> None:
 
 
 def assert_handles_extremes(codec: Codec, x: Array) -> None:
-    """Zeros decode to zeros, and finite input of any size to finite output of that size; of a
-    contractive codec, to output that is no further off than zero.
+    """Checks that zeros decode to zeros, and that finite input of any size decodes to that size.
+
+    For a contractive codec, the error must not exceed the input.
 
     Args:
         codec: the codec.
@@ -230,7 +231,7 @@ def assert_handles_extremes(codec: Codec, x: Array) -> None:
 
 
 def assert_shows_nonfinite(codec: Codec, x: Array) -> None:
-    """One NaN or Inf in the input makes at least that element of the output non-finite."""
+    """Checks that one NaN or Inf in the input makes at least that output element non-finite."""
     run = _roundtrip(codec)
     for bad in (np.nan, np.inf, -np.inf):
         for place in (0, x.size // 2, x.size - 1):
@@ -243,7 +244,7 @@ def assert_shows_nonfinite(codec: Codec, x: Array) -> None:
 
 
 def assert_sums(codec: Codec, x: Array) -> None:
-    """`decode_sum` is the sum of `decode` in worker order, and weight zero silences a worker."""
+    """Checks that `decode_sum` is the sum of `decode` in worker order, without weight zero."""
     plan = trees.layout(codec, x)
     key = noise.raw(SEED)
     rows = [x, -2 * x, x[::-1]]
@@ -297,7 +298,7 @@ _summed = jax.jit(decode_sum.decode_sum, static_argnums=(0, 3))
 
 
 def assert_wire_bytes(codec: Codec, like: ArrayLike) -> None:
-    """The arrays that `encode` makes cost what `wire_bytes` says, and no more than it claims.
+    """Checks that the payload has the size that `wire_bytes` returns, and that the codec claims.
 
     The claim is the codec's optional `bits_per_element`, which holds for full buckets.
     """

@@ -12,19 +12,19 @@ from jaxcomp.testing.codec import SEED, assert_hashable
 
 
 def check_gate(gate: Gate, *, workers: int = 4, steps: int = 24) -> None:
-    """Runs the properties that a gate must have, on workers simulated by `vmap`.
+    """Checks all properties of a gate, on workers simulated by `vmap`.
 
-    It is a hashable setting; its state keeps structure, shapes and dtypes, and is the same on all
-    workers, as `go` is; a weight is 0 or 1, and nobody has 1 in a closed round; one that says that
-    it never closes does not; and its factor is at least 1.
+    The gate is a hashable setting; its state keeps structure, shapes and dtypes; the state and `go`
+    are the same on all workers; a weight is 0 or 1, and 0 on all workers in a closed round; a gate
+    with `closes=False` never closes; and its factor is at least 1.
 
     Args:
         gate: the gate.
-        workers: how many to simulate.
-        steps: how many steps to look at.
+        workers: the number of simulated workers.
+        steps: the number of steps.
 
     Raises:
-        AssertionError: naming the first property that does not hold.
+        AssertionError: with the first property that does not hold.
 
     Example:
         >>> import jaxcomp

@@ -18,15 +18,15 @@ from jaxcomp.types import Array, PyTree
 
 
 def check_feedback(feedback: Feedback) -> None:
-    """Runs the properties that a feedback must have.
+    """Checks all properties of a feedback.
 
-    It is a hashable setting; its state keeps structure, shapes and dtypes from step to step, so
-    that it can be carried through a loop; with a lossless codec the estimate is the mean of the
-    inputs (for momentum, of velocities); the memory is finite and the steps are deterministic; a
-    residual without decay loses nothing: what was sent and what is left is what came in.
+    The feedback is a hashable setting; its state keeps structure, shapes and dtypes from step to
+    step, so that a loop can carry it; with a lossless codec the estimate is the mean of the inputs
+    (for momentum, of the velocities); the memory is finite and the steps are deterministic; a
+    residual without decay loses nothing: the sent and the unsent parts add up to the input.
 
     Raises:
-        AssertionError: naming the first property that does not hold.
+        AssertionError: with the first property that does not hold.
 
     Example:
         >>> import jaxcomp
@@ -63,7 +63,7 @@ def check_feedback(feedback: Feedback) -> None:
 
 
 def _check_memory(feedback: Feedback, tree: PyTree) -> None:
-    """Over a codec that sends half of every message."""
+    """Checks the memory with a codec that sends half of every message."""
     tree = {"a": tree["a"]}
     state, arrived, message = feedback.init(tree, tree), jnp.zeros_like(tree["a"]), tree
     for _ in range(4):
@@ -100,20 +100,22 @@ def check_reducer(
     downlink_tolerance: float = 1e-5,
     weighted: bool = True,
 ) -> None:
-    """Runs the properties that a reducer must have, on workers simulated by `vmap`.
+    """Checks all properties of a reducer, on workers simulated by `vmap`.
 
-    `pmean(sent) == part`; the mean is the same on every worker and close to the mean of the
-    messages as sent; a worker of weight zero adds nothing; `link_bytes` is zero for one worker.
+    `pmean(sent) == part`; the mean is the same on every worker and close to the mean of the sent
+    messages; a worker of weight zero adds nothing; `link_bytes` is zero for one worker.
 
     Args:
         reducer: the reducer.
-        workers: how many to simulate; one number for each axis, for a reducer over several.
-        tolerance: relative error that the law may have; more for sums taken in narrow floats.
-        downlink_tolerance: the same for the mean that arrives; more for a compressed downlink.
-        weighted: whether to try weights 0, 1, 2, … too; else only 0 and 1.
+        workers: the number of simulated workers; one number for each axis.
+        tolerance: the allowed relative error of `pmean(sent) == part`; larger for sums in narrow
+            floats.
+        downlink_tolerance: the allowed relative error of the final mean; larger for a compressed
+            downlink.
+        weighted: True to test weights 0, 1, 2, … too; False for only 0 and 1.
 
     Raises:
-        AssertionError: naming the first property that does not hold.
+        AssertionError: with the first property that does not hold.
 
     Example:
         >>> import jaxcomp

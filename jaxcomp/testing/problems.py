@@ -1,4 +1,4 @@
-"""Small problems whose solution is known, on which methods can be held to their theory."""
+"""Small problems with known solutions, for tests of methods against their theory."""
 
 from typing import Any, NamedTuple
 
@@ -12,13 +12,13 @@ from jaxcomp.types import Array
 
 
 class Quadratics(NamedTuple):
-    """Least squares that every worker has of its own, each with another optimum.
+    """Heterogeneous least squares: each worker's loss has another minimum.
 
     Attributes:
         matrices: `[workers, rows, size]`.
         targets: `[workers, rows]`.
         ridge: the weight of `½‖x‖²` in every worker's loss.
-        solution: of the mean of all losses, `[size]`.
+        solution: the minimum of the mean of all losses, `[size]`.
         smoothness: `L` of the mean loss.
         condition: `κ` of the mean loss.
     """
@@ -49,13 +49,13 @@ class Quadratics(NamedTuple):
 
 
 class Logistic(NamedTuple):
-    """Logistic regression on data that is dealt out unevenly.
+    """Logistic regression on heterogeneous data.
 
     Attributes:
         features: `[workers, rows, size]`.
         labels: `[workers, rows]`, of −1 and 1.
         ridge: the weight of `½‖x‖²`.
-        solution: of the mean of all losses, `[size]`.
+        solution: the minimum of the mean of all losses, `[size]`.
         smoothness: `L` of the mean loss.
         condition: `κ` of the mean loss at the solution.
     """
@@ -86,21 +86,21 @@ class Logistic(NamedTuple):
         return jnp.sum((x - self.solution) ** 2) / jnp.sum(self.solution**2)
 
     def accuracy(self, x: Array) -> Array:
-        """The share of all rows that are on their side."""
+        """The fraction of rows that are classified correctly."""
         return jnp.mean(jnp.sign(self.features @ x) == self.labels)
 
 
 def logistic(features: Any, labels: Any, workers: int, ridge: float = 0.01) -> Logistic:
-    """Logistic regression whose rows are sorted before they are dealt to workers.
+    """Logistic regression whose rows are sorted before they are assigned to workers.
 
-    Columns are brought to mean 0 and variance 1, and rows to the workers by their label and then by
-    their first principal component, so that most workers have one label only. What does not divide
-    by the workers is left out.
+    Columns are scaled to mean 0 and variance 1. Rows are sorted by label and then by their first
+    principal component, so that most workers have only one label. Remaining rows that do not
+    divide evenly are dropped.
 
     Args:
         features: `[rows, columns]`; a column of ones is added.
         labels: `[rows]`, two values.
-        workers: how many.
+        workers: the number of workers.
         ridge: `λ`.
 
     Raises:
@@ -147,14 +147,14 @@ def quadratics(
     """Heterogeneous least squares: `fᵢ(x) = ½‖Aᵢx − bᵢ‖² + λ/2 ‖x‖²`.
 
     `Aᵢ` is Gaussian times `(1 + 0.3 i)/√rows`, so workers differ in curvature, and `bᵢ = Aᵢ xᵢ` for
-    a Gaussian `xᵢ` of its own, so gradients do not vanish at the solution.
+    a separate Gaussian `xᵢ`, so a worker's gradient does not vanish at the solution.
 
     Args:
-        workers: how many.
-        size: dimensions.
-        rows: of each worker's matrix.
+        workers: the number of workers.
+        size: the number of dimensions.
+        rows: the number of rows of each worker's matrix.
         ridge: `λ`.
-        seed: of the draws.
+        seed: the random seed.
 
     Example:
         >>> round(quadratics().condition, 2)
@@ -178,13 +178,13 @@ def quadratics(
 
 
 class Run(NamedTuple):
-    """How a run went.
+    """The result of a run.
 
     Attributes:
         error: `‖x − x*‖² / ‖x*‖²` after each step.
         alike: whether all workers had the same update, bit for bit, at every step.
-        params: the parameters in the end.
-        state: of the transformation, with a leading axis of workers.
+        params: the final parameters.
+        state: the final state of the transformation, with a leading axis of workers.
     """
 
     error: np.ndarray
@@ -194,17 +194,17 @@ class Run(NamedTuple):
 
 
 def descend(tx: Any, problem: Quadratics | Logistic, steps: int, axis_name: str = "workers") -> Run:
-    """Takes steps by a transformation that averages gradients, on workers simulated by `vmap`.
+    """Runs a transformation that averages gradients, on workers simulated by `vmap`.
 
-    Gradients are full, and taken at `jaxcomp.view(params, state)`; what needs them elsewhere too
-    gets `grad_fn`.
+    Gradients are full, and taken at `jaxcomp.view(params, state)`; a transformation that needs
+    gradients at other points gets `grad_fn`.
 
     Args:
         tx: for instance `optax.chain(jaxcomp.compressed_mean(...), optax.sgd(rate))`; the
             parameters are `{"x": [1, size]}`.
-        problem: what to solve, from zero.
-        steps: how many.
-        axis_name: as given to `tx`.
+        problem: the problem to solve, starting from zero.
+        steps: the number of steps.
+        axis_name: the axis given to `tx`.
 
     Example:
         >>> import jaxcomp, optax

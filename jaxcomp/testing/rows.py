@@ -1,4 +1,4 @@
-"""What a codec must do with any few rows of a batch: number their noise, and survive any dtype."""
+"""Checks of a codec on slices of a batch, and on the largest values of each dtype."""
 
 import functools
 from collections.abc import Iterator
@@ -18,17 +18,16 @@ _ROWS, _SIZE = 3, 64
 
 
 def assert_follows_first(codec: Codec) -> None:
-    """A part of a batch is encoded and decoded as it is within the whole batch.
+    """Checks that a slice of a batch is encoded and decoded as in the whole batch.
 
-    The part has the buckets from number one on, and a key whose `first` is one. `TwoShot` relies on
-    it, where each worker has buckets of its own, and so does every receiver of a part.
+    The slice has the buckets from number one on, and a key whose `first` is one. `TwoShot` relies
+    on this, because each worker has different buckets, and so does every receiver of a slice.
 
     Args:
         codec: the codec.
 
     Raises:
-        AssertionError: where a bucket's bits depend on its place in the array instead of its
-            number.
+        AssertionError: if a bucket's bits depend on its position in the array, not on its number.
     """
     for batch, x, count in _batches(codec, jnp.float16):
         whole = _there_and_back(batch.codec, 0, x, count)
@@ -46,14 +45,14 @@ def assert_follows_first(codec: Codec) -> None:
 
 
 def assert_handles_largest(codec: Codec, dtypes: tuple[str, ...] = ("float16", "bfloat16")) -> None:
-    """The largest finite value of a dtype decodes to something finite.
+    """Checks that the largest finite value of a dtype decodes to a finite value.
 
     Args:
         codec: the codec.
-        dtypes: those to try; of "float64", the largest float32, since scales are kept in that.
+        dtypes: the dtypes to test; for "float64" the largest float32, since scales are float32.
 
     Raises:
-        AssertionError: naming the dtype and the input.
+        AssertionError: with the dtype and the input.
     """
     for dtype in dtypes:
         largest = float(summing.limit(dtype))

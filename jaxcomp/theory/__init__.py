@@ -1,1 +1,1 @@
-"""Limits that codecs are measured against, and models of cost."""
+"""Theoretical limits for codecs, and models of cost."""

@@ -1,8 +1,8 @@
-"""The cost of a mean: the α–β model of a link, and the work of codecs beside it.
+"""The cost of a mean: the α–β model of a link, and the work of codecs.
 
-`T = rounds · α + bytes / β + work`: a collective over `n` devices is so many messages one after
-another, each of which takes `α` seconds however small it is, so many bytes that a device sends at
-`β` bytes a second, and so many seconds of encoding and decoding.
+`T = rounds · α + bytes / β + work`: a collective over `n` devices takes `rounds` sequential
+messages of `α` seconds each, sends `bytes` from each device at `β` bytes a second, and takes `work`
+seconds of encoding and decoding.
 """
 
 import dataclasses
@@ -13,11 +13,11 @@ from jaxcomp import checks
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """A link: of a worker, or of a host whose devices share it.
+    """The link of a worker, or of a host whose devices share it.
 
     Args:
-        bandwidth: bytes a second that it can send, β: 1 Gbit/s is 1.25e8.
-        latency: seconds that a message takes beside, α.
+        bandwidth: β, the bytes a second that the link can send: 1 Gbit/s is 1.25e8.
+        latency: α, the additional seconds for each message.
 
     Raises:
         ValueError: for a bandwidth that is not positive, or a negative latency.
@@ -41,9 +41,9 @@ class Work:
     """Seconds an element that a codec with its feedback takes on one device.
 
     Args:
-        encode: encoding a message, and what its feedback does.
-        decode: decoding the first payload of a sum.
-        add: decoding each further one onto it.
+        encode: the time to encode a message, including its feedback.
+        decode: the time to decode the first payload of a sum.
+        add: the time to decode and add each further payload.
     """
 
     encode: float = 0.0
@@ -60,10 +60,11 @@ class Effort:
     """The effort of one device for a reducer.
 
     Args:
-        rounds: messages one after another.
-        encodes: how many times each element of the model is encoded: `1 + 1/n` by two shots.
-        decodes: of how many sums each element is decoded.
-        adds: how many more payloads of each are decoded onto a sum.
+        rounds: the number of sequential messages.
+        encodes: the number of times that each element of the model is encoded: `1 + 1/n` for two
+            shots.
+        decodes: the number of sums in which each element is decoded.
+        adds: the number of further payloads that are decoded and added for each element.
     """
 
     rounds: int = 0
@@ -72,12 +73,12 @@ class Effort:
     adds: float = 0.0
 
     def seconds(self, work: Work, elements: int) -> float:
-        """The part of it that a device's own arithmetic takes."""
+        """The seconds of a device's own arithmetic."""
         passes = self.encodes * work.encode + self.decodes * work.decode + self.adds * work.add
         return elements * passes
 
     def shared(self, workers: int) -> "Effort":
-        """The same for a share of the elements."""
+        """The effort for `1/workers` of the elements."""
         n = workers
         return Effort(self.rounds, self.encodes / n, self.decodes / n, self.adds / n)
 
@@ -87,9 +88,9 @@ class Price:
     """The price of a mean to one device.
 
     Args:
-        bytes: what it sends.
-        rounds: messages one after another.
-        work: seconds that do not depend on the link.
+        bytes: the bytes that the device sends.
+        rounds: the number of sequential messages.
+        work: the seconds that do not depend on the link.
     """
 
     bytes: float = 0.0
@@ -105,7 +106,7 @@ class Price:
 
 
 def ring(size: float, workers: int) -> Price:
-    """An all-reduce round a ring: `2(n − 1)` messages of `size / n` bytes.
+    """The price of a ring all-reduce: `2(n − 1)` messages of `size / n` bytes.
 
     Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009.
     """
@@ -114,13 +115,13 @@ def ring(size: float, workers: int) -> Price:
 
 
 def all_gather(size: float, workers: int) -> Price:
-    """Everyone's `size` bytes to everyone: `n − 1` messages."""
+    """The price of an all-gather of `size` bytes from each worker: `n − 1` messages."""
     checks.integer("workers", workers, 1)
     return Price((workers - 1) * size, workers - 1)
 
 
 def reduce_scatter(size: float, workers: int) -> Price:
-    """A share of the sum to everyone, and as much for an all-to-all: `n − 1` shares of `size`."""
+    """The price of a reduce-scatter, or an all-to-all: `n − 1` messages of `size / n` bytes."""
     checks.integer("workers", workers, 1)
     return Price((workers - 1) / workers * size, workers - 1)
 
@@ -133,9 +134,9 @@ def step(
     Args:
         compute: seconds without any communication.
         mean: seconds of the mean of the gradients.
-        backward: what of `compute` is the backward pass.
-        overlap: the fraction of it that the mean can run beside: 0 where nothing overlaps.
-        every: how many steps go by from one mean to the next.
+        backward: the seconds of the backward pass within `compute`.
+        overlap: the fraction of the backward pass that can overlap with the mean; 0 for none.
+        every: the number of steps from one mean to the next.
 
     Raises:
         ValueError: for negative times, or an overlap out of [0, 1].
@@ -150,20 +151,20 @@ def step(
 def break_even(
     dense: Price, compressed: Price, *, latency: float = 0.0, hidden: float = 0.0
 ) -> float:
-    """The bandwidth in bytes a second below which compressing makes a step shorter.
+    """The bandwidth in bytes a second below which compression makes a step shorter.
 
-    Compressed, `T` has fewer bytes and more work: there is one speed at which both take as long,
-    `(B_dense − B_compressed) / (W_compressed − W_dense + (R_compressed − R_dense) α)`; and where
-    the dense mean hides behind the backward pass, there is nothing left to win.
+    With compression, `T` has fewer bytes and more work, so both take the same time at one speed,
+    `(B_dense − B_compressed) / (W_compressed − W_dense + (R_compressed − R_dense) α)`. If the dense
+    mean is hidden behind the backward pass, compression gains nothing.
 
     Args:
-        dense: without compression.
-        compressed: with it.
-        latency: seconds a message, α.
-        hidden: seconds of either that cost nothing, since something else is computed meanwhile.
+        dense: the price without compression.
+        compressed: the price with compression.
+        latency: α, the seconds a message.
+        hidden: the seconds of either mean that overlap with computation, and cost nothing.
 
     Returns:
-        0.0 if it never pays, `inf` if it does on every link.
+        0.0 if compression is never faster, `inf` if it is faster on every link.
     """
     saved = dense.bytes - compressed.bytes
     spent = compressed.work - dense.work + (compressed.rounds - dense.rounds) * latency

@@ -1,4 +1,4 @@
-"""Will it pay? What a step takes by each of several ways to average, and the best of them."""
+"""Compares the time of a step for several ways to average, and recommends one."""
 
 import dataclasses
 import json
@@ -24,12 +24,12 @@ class Way:
     """One way to take the mean.
 
     Args:
-        name: what it is called.
-        price: what it asks of a slow link, and of a device in work.
+        name: its name.
+        price: its cost on the slow link, and its work on a device.
         dense: whether it sends every element, at full or half precision.
-        error: mean squared error over mean square of one message, or None if it is not known.
-        fast: the same over the fast links that lie before the slow ones, if there are any.
-        spread: by what fraction the timed work scattered.
+        error: the mean squared error over the mean square of one message; None if not known.
+        fast: its cost on the fast links within a host, if there are any.
+        spread: the relative spread of the timed work.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Way:
 
     @property
     def risky(self) -> bool:
-        """Whether a message loses nearly everything of a random vector, or more."""
+        """Whether the error of a message is nearly as large as a random vector, or larger."""
         return self.error is not None and self.error >= HIGH_ERROR
 
 
@@ -50,11 +50,12 @@ class Forecast:
     """The time of a step by one way.
 
     Attributes:
-        way: which.
-        mean: seconds of the mean: `links` on the wire and `work` beside it.
+        way: the way to take the mean.
+        mean: seconds of the mean: `links` on the wire plus `work`.
         step: seconds of a training step.
-        speedup: how many times shorter than the baseline's step this is.
-        break_even: bytes a second of the slow link below which it beats the baseline.
+        speedup: the baseline's step time divided by this one.
+        break_even: the bandwidth of the slow link, in bytes a second, below which it is faster than
+            the baseline.
     """
 
     way: Way
@@ -75,13 +76,13 @@ class Plan:
 
     Attributes:
         forecasts: one for each way, the shortest step first.
-        baseline: the name of the way that they are compared with.
+        baseline: the name of the way to compare with.
         network: the slow link.
         conditions: the other arguments of `forecast`, such as `compute`.
-        best: the forecast to go by: dense, unless compressing shortens the step by more than
+        best: the recommended forecast: dense, unless compression shortens the step by more than
             `margin` and the mean by more than `doubt`. Convergence is not part of this: see
             `caution` and `notes`.
-        leaves: the choice for each leaf under `best`, as `describe` has it, if a tree was given.
+        leaves: the choice for each leaf under `best`, as in `describe`, if a tree was given.
     """
 
     forecasts: tuple[Forecast, ...]
@@ -97,17 +98,17 @@ class Plan:
 
     @property
     def margin(self) -> float:
-        """How much faster compressing must be to be advised."""
+        """The speedup above which compression is recommended."""
         return self.conditions["margin"]
 
     @property
     def doubt(self) -> float:
-        """By what part a forecast of a mean may be off."""
+        """The relative error to expect of a forecast of a mean."""
         return self.conditions["doubt"]
 
     @property
     def about(self) -> str:
-        """A line of what was planned for; empty if that was not said."""
+        """A line that describes the planned setup; empty if it is not known."""
         elements, workers = self.conditions["elements"], self.conditions["workers"]
         if elements is None:
             return ""
@@ -121,7 +122,7 @@ class Plan:
         )
 
     def on(self, network: cost.Network) -> "Plan":
-        """The same on another link."""
+        """The same plan on another link."""
         ways = [line.way for line in self.forecasts]
         return forecast(ways, network, baseline=self.baseline, **self.conditions)
 
@@ -139,7 +140,7 @@ class Plan:
 
     @property
     def cautious(self) -> Forecast:
-        """The shortest step of those whose messages keep more of a random vector."""
+        """The shortest step of the ways whose messages are not `risky`."""
         return next(found for found in self.forecasts if not found.way.risky)
 
     def __str__(self) -> str:
@@ -173,7 +174,7 @@ class Plan:
 
     @property
     def timed(self) -> bool:
-        """Whether the time of encoding and decoding is counted, and not the links alone."""
+        """Whether the forecasts include the time of encoding and decoding."""
         return self.conditions["timed"]
 
     @property
@@ -196,7 +197,7 @@ class Plan:
 
     @property
     def caution(self) -> str:
-        """A check to make before the best way is taken; empty if its error is not high."""
+        """Advice to check convergence for the best way; empty if its error is not high."""
         if not self.best.way.risky:
             return ""
         other = self.cautious
@@ -208,7 +209,7 @@ class Plan:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """How to read the table."""
+        """Explanations of the table."""
         found = [
             "Ranked by the time of a step. How many steps training needs is not counted: it "
             "depends on the codec, and only a training run tells."
@@ -306,21 +307,22 @@ def forecast(
     `step = compute + max(0, mean − overlap · backward) / every`, by `theory.cost`.
 
     Args:
-        ways: what to compare, of which at least one is dense.
+        ways: the ways to compare, at least one of them dense.
         network: the slow link.
         compute: seconds of a step without communication.
-        backward: what of it is the backward pass.
-        overlap: the fraction of the backward pass that the mean runs beside.
-        every: steps from one mean to the next.
-        fast: the links that lie before the slow ones, as between the devices of a host.
+        backward: seconds of the backward pass within `compute`.
+        overlap: the fraction of the backward pass that overlaps with the mean.
+        every: the number of steps from one mean to the next.
+        fast: the fast links, such as those between the devices of a host.
         baseline: the name of the way to compare with; the first dense one by default.
-        margin: how much faster compressing must be to be worth it.
-        doubt: by what part a forecast of a mean may be off: compressing must save more of it. Nine
-            of ten over shaped links of known speed were within 0.2, and a difference is of two.
-        elements: how many the mean is of, to be printed and written with the rest.
-        workers: how many there are on each level, likewise.
-        link_per: "host" or "device", whose slow link `network` and the prices are of, likewise.
-        timed: whether the prices have the time of encoding and decoding, likewise.
+        margin: the smallest speedup for which compression is recommended.
+        doubt: the relative error to expect of a forecast of a mean; compression must save more than
+            this. Nine of ten forecasts over shaped links of known speed were within 0.2, and a
+            difference involves two forecasts.
+        elements: the number of elements of the mean, for the printed table.
+        workers: the number of workers on each level, for the printed table.
+        link_per: "host" or "device", the owner of the slow link, for the printed table.
+        timed: whether the prices include encoding and decoding, for the printed table.
 
     Raises:
         ValueError: without a dense way, for an unknown baseline or numbers out of range, or if a

@@ -1,4 +1,4 @@
-"""How fast any method can be whose messages are compressed: lower bounds, up to constants."""
+"""Lower bounds on the convergence of methods with compressed messages, up to constants."""
 
 import math
 
@@ -21,10 +21,10 @@ def compressed_rate(
     `σ √(LΔ / (nT)) + LΔ / (δT)` for contractions of `δ`, without constants.
 
     Args:
-        rounds: `T`, how often each worker sends a message of one stage.
+        rounds: `T`, the number of one-stage messages of each worker.
         workers: `n`.
         smoothness: `L`.
-        gap: `Δ`, by how much the first loss is above the least.
+        gap: `Δ`, the initial loss minus the minimum.
         noise: `σ`, the standard deviation of a worker's gradient.
         omega: `ω`, or
         delta: `δ`, in (0, 1]; one of the two.
@@ -50,8 +50,8 @@ def compressed_rate(
         checks.number(name, value, 0.0)
     if (omega is None) == (delta is None):
         raise ValueError(
-            "`omega` or `delta` must be given, an unbiased codec's variance or the contraction of "
-            f"another, and not both, got omega={omega!r} and delta={delta!r}"
+            "exactly one of `omega`, an unbiased codec's variance, and `delta`, a contraction's "
+            f"parameter, must be given, got omega={omega!r} and delta={delta!r}"
         )
     if omega is not None:
         checks.number("omega", omega, 0.0)

@@ -1,10 +1,10 @@
-"""Times and speeds as people say them."""
+"""Readable text for times and speeds."""
 
 import math
 
 
 def duration(seconds: float) -> str:
-    """As people say it: 1.23 s, 45.6 ms, 7.89 µs."""
+    """A readable time: 1.23 s, 45.6 ms, 7.89 µs."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if seconds >= scale:
             return f"{seconds / scale:.3g} {unit}"

@@ -129,11 +129,11 @@ def omega_natural(size: int, nonzero: int, p: float = math.inf) -> float:
 
 
 def omega_both(first: float, second: float) -> float:
-    """ω of one unbiased codec after another: `(1 + ω₁)(1 + ω₂) − 1`.
+    """The ω of two unbiased codecs in sequence: `(1 + ω₁)(1 + ω₂) − 1`.
 
     Args:
-        first: of one.
-        second: of the other, which draws on its own.
+        first: `ω₁`.
+        second: `ω₂`, of a codec with independent noise.
 
     Raises:
         ValueError: for negative numbers.
@@ -151,7 +151,7 @@ def omega_both(first: float, second: float) -> float:
 
 
 def rotated_peak(block: int) -> float:
-    """The most that the largest element of a rotated block has of its energy, on average.
+    """A bound on the mean fraction of a rotated block's energy in its largest element.
 
     With random signs before the Hadamard transform every element is sub-Gaussian with `1/B` of the
     energy, so `E max zᵢ² ≤ 2(log(2B) + 1)/B · ‖x‖²`.

@@ -36,10 +36,11 @@ def _payload_like(batch: Any, x64: bool) -> Any:
 
 
 def agreed_bytes(batches: Batches, workers: int) -> Fraction:
-    """Bytes that one device sends so that its codecs may agree on something before they encode.
+    """Bytes that one device sends for the agreement between workers before encoding.
 
-    It is what agreeing adds to the state of a codec, such as the scale of every bucket; what only
-    some steps agree on, and the state keeps, as adaptive levels are, is left out.
+    It counts the arrays that the agreement adds to a codec's state, such as the scale of every
+    bucket. It does not count arrays that only some steps agree on and the state keeps, such as
+    adaptive levels.
     """
     x64 = jax.config.read("jax_enable_x64")
     return ring(sum(_agreed(batch, x64) for batch in batches), workers)
@@ -77,13 +78,14 @@ def wire_bytes(
 ) -> int:
     """Bytes that one worker sends for a tree like this.
 
-    For a codec or a policy: **payload bytes**, what one worker puts into the collective, once.
-    For a reducer: **link bytes**, what one device sends over its link for the whole reduction.
-    A bare codec takes every leaf, while `compressed_mean` leaves small ones dense: for what a
-    training step sends, see `describe`.
+    For a codec or a policy: **payload bytes**, which one worker puts into the collective, once.
+    For a reducer: **link bytes**, which one device sends over its link for the whole reduction.
+
+    Here a bare codec encodes every leaf, but `compressed_mean` leaves small leaves dense: for the
+    bytes of a training step, see `describe`.
 
     Args:
-        codec_or_reducer: a codec (which takes every leaf), a `Policy`, or a reducer.
+        codec_or_reducer: a codec, for all leaves, a `Policy`, or a reducer.
         like: the tree, or its shapes and dtypes.
         workers: the number of workers, or one for each axis; needed for a reducer, ignored for a
             codec.
@@ -102,8 +104,8 @@ def wire_bytes(
     if isinstance(codec_or_reducer, Reducer):
         if workers is None:
             raise ValueError(
-                "`workers` must be given for a reducer: its link bytes depend on how many there "
-                "are. For payload bytes, pass the codec."
+                "`workers` must be a positive integer for a reducer, whose link bytes depend on "
+                "it, got None. For payload bytes, pass the codec."
             )
         for number in workers if isinstance(workers, tuple) else (workers,):
             if isinstance(number, bool) or not isinstance(number, int) or number < 1:
