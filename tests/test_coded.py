@@ -251,7 +251,7 @@ def test_wrong_use_says_what_would_do():
         jaxcomp.codecs.Coded(codec=jaxcomp.qsgd(), coder="rans")
     with pytest.raises(ValueError, match=r"`capacity` must be"):
         jaxcomp.codecs.Coded(codec=jaxcomp.qsgd(), capacity=0)
-    with pytest.raises(ValueError, match=r"`capacity` must be at least 4 bits for levels with no"):
+    with pytest.raises(ValueError, match=r"`capacity` must be at least 4 bits for levels without"):
         jaxcomp.codecs.Coded(codec=jaxcomp.qsgd(levels="midrise"), capacity=3)
     with pytest.raises(ValueError, match=r"`memory` must be None for a coder without a table"):
         jaxcomp.codecs.Coded(codec=jaxcomp.qsgd(), coder=jaxcomp.codecs.Rice(), memory=0.9)

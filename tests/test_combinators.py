@@ -31,7 +31,7 @@ def test_contractions_of_unbiased_codecs():
         assert wrapped.contractive
     with pytest.raises(ValueError, match="`codec` must be unbiased"):
         jaxcomp.codecs.Contractive(codec=jaxcomp.sign())
-    with pytest.raises(ValueError, match="`omega` must be given"):
+    with pytest.raises(ValueError, match="`omega` must be the largest relative variance"):
         jaxcomp.codecs.Contractive(codec=jaxcomp.mx(rule="ceil", rounding="stochastic"))
 
 

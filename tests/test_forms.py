@@ -118,7 +118,7 @@ def test_a_loss_that_is_averaged_already_is_refused():
         step(W, X)
     with pytest.raises(ValueError, match="is not bound here"):
         jaxcomp.value_and_grad(loss_fn, "data")(W, X)
-    with pytest.raises(ValueError, match=r"`argnums` must be .* of which there are 2, got 2"):
+    with pytest.raises(ValueError, match=r"`argnums` must be numbers of the 2 .*, got 2"):
         mapped(jaxcomp.value_and_grad(loss_fn, "data", argnums=2), "shard_map")(W, X[:, None])
 
 

@@ -113,7 +113,7 @@ def test_fields_widen_and_end():
     assert [jaxcomp.int_sgd().summable(n).limit for n in (1, 2, 8, 127)] == [31, 31, 15, 1]
     assert all(jaxcomp.int_sgd().summable(n).width <= 8 for n in range(1, 128))
     assert nearest(127).summable(258).width == 16
-    with pytest.raises(ValueError, match=r"`workers` must be at most 258 .* got 259; take fewer"):
+    with pytest.raises(ValueError, match=r"`workers` must be at most 258 .* got 259; use fewer"):
         nearest(127).summable(259)
     with pytest.raises(ValueError, match=r"`workers` must be at most 127 .* got 128; take more"):
         jaxcomp.int_sgd().summable(128)
@@ -286,7 +286,7 @@ def update(codec):
 @pytest.mark.parametrize(
     ("codec", "why"),
     [
-        (jaxcomp.sign(), "`shared=True`"),
+        (jaxcomp.sign(), "use shared=True"),
         (jaxcomp.terngrad(), "one scale for all workers: use shared=True"),
         (jaxcomp.top_k(), "do not add up"),
         (jaxcomp.rotated_uniform(), "use shared=True"),

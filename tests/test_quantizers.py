@@ -342,11 +342,14 @@ def test_settings_that_do_not_go_together():
             lambda: jaxcomp.codecs.Rotated(codec=jaxcomp.sign(), block=100),
             "`block` must be one of 2, 4, 8",
         ),
-        (lambda: Quantizer(**four, fit="unbiased", shared=True), "`fit` 'unbiased' requires"),
-        (lambda: Quantizer(**four, block=32, implementation="gpu"), "`implementation` 'gpu' must"),
+        (lambda: Quantizer(**four, fit="unbiased", shared=True), "`fit='unbiased'` requires"),
+        (
+            lambda: Quantizer(**four, block=32, implementation="gpu"),
+            "`implementation='gpu'` requires",
+        ),
         (
             lambda: Quantizer(**{**four, "rounding": rounding.Subtractive()}, implementation="gpu"),
-            "`implementation` 'gpu' must stand with",
+            "`implementation='gpu'` requires",
         ),
         (lambda: Quantizer(**four, block=32, shared=True), "`shared=True` requires block=None"),
         (lambda: Quantizer(**four, steps=steps.Exact), "`steps` must be an instance of a steps"),

@@ -224,7 +224,7 @@ interface.forward(WrappedCodec, "codec", _FACTS + _NUMERICS + _AGREED)
 def not_summable(codec: Codec, why: str) -> ValueError:
     """The error for a codec whose payloads cannot be added, with the reason."""
     return ValueError(
-        f"`codec` must have payloads that can be added on the way, and not be {codec!r}: {why}. "
+        f"`codec` must have payloads that can be added, got {codec!r}: {why}. "
         "Take jaxcomp.Gather or jaxcomp.TwoShot, or a codec such as jaxcomp.random_k(), "
         "jaxcomp.int_sgd(), jaxcomp.thc() or jaxcomp.terngrad(shared=True)"
     )
