@@ -264,7 +264,7 @@ def test_more_places_than_elements_is_all_of_them():
 def test_wrong_settings_are_refused():
     with pytest.raises(ValueError, match="`fraction` must be a number in"):
         jaxcomp.top_k(fraction=1.01)
-    with pytest.raises(ValueError, match="`values` must be a codec without a state"):
+    with pytest.raises(ValueError, match="`values` must be a codec without state"):
         jaxcomp.top_k(values=jaxcomp.sidco())
     with pytest.raises(ValueError, match="`values` cannot be"):
         jaxcomp.top_k(values=jaxcomp.alq())

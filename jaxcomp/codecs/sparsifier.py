@@ -1,4 +1,4 @@
-"""The sparsifier: a few elements, and where they belong."""
+"""The sparsifier: a few elements, and their indices."""
 
 import dataclasses
 import functools
@@ -24,8 +24,9 @@ _CHOICE = 0x53706172
 
 
 class SparsePayload(NamedTuple):
-    """The values (the payload of their codec, if they have one), their places as words, and how
-    many of them are real, where that is not known beforehand.
+    """The values (or the payload of their codec), their indices as words, and their number.
+
+    The number is sent only if it is not fixed.
     """
 
     values: Any
@@ -35,17 +36,17 @@ class SparsePayload(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sparsifier(Codec):
-    """A few elements of each bucket and their places; the others decode to zero.
+    """Sends a few elements of each bucket and their indices; the others decode to zero.
 
     Args:
-        choice: which elements.
-        values: a codec for their values, in buckets of its own; None for the values as they are.
-        indices: how places become words.
+        choice: the rule that selects the elements.
+        values: a codec for their values, with its own buckets; None sends them unchanged.
+        indices: the encoding of the indices.
         bucket_size: elements in a bucket; None for one bucket a leaf.
 
     Raises:
-        ValueError: for parts of the wrong kind, or a codec of values that has a state, whose
-            workers must agree on something, or whose error may be larger than its input.
+        ValueError: for parts of the wrong kind, or a codec of values that has state, needs
+            agreement between workers, or may have an error larger than its input.
     """
 
     choice: Choice
@@ -62,13 +63,13 @@ class Sparsifier(Codec):
             inner.check("values", self.values, agreement=False)
             if jax.tree.leaves(self.values.init(jax.ShapeDtypeStruct((1, 8), jnp.float32))):
                 raise ValueError(
-                    f"`values` must be a codec without a state, got {self.values!r}; take one such "
+                    f"`values` must be a codec without state, got {self.values!r}; use one such "
                     "as jaxcomp.qsgd_inf(bits=8)"
                 )
             if not self.contractive:
                 raise ValueError(
-                    "`values` must be a codec whose error is below its input, since what is not "
-                    f"sent is remembered, and that of {self.values!r} may be larger; take more "
+                    "`values` must be a codec whose error is below its input, since a residual "
+                    f"stores the error, got {self.values!r}, whose error may be larger; use more "
                     "bits, smaller buckets as in jaxcomp.qsgd_inf(bits=4, bucket_size=128), or "
                     "jaxcomp.codecs.Contractive(codec)"
                 )
@@ -81,19 +82,19 @@ class Sparsifier(Codec):
         if self.values.unbiased:
             bound = self.values.variance_bound(self.values.bucket_size or 512)
             return bound is None or bound < 1
-        # Values in logarithmic steps are near all elements that are chosen, if not all there are.
+        # Logarithmic values are close to all chosen elements, if not to all elements.
         return self.choice.span <= self.values.span
 
     @property
     def homogeneous(self) -> bool:
-        """As the choice, and the codec of the values."""
+        """Whether the choice and the codec of the values are homogeneous."""
         inner = self.values is None or self.values.homogeneous
         return self.choice.homogeneous and inner
 
     def init(self, like: ArrayLike) -> Any:
         return self.choice.init(*like.shape)
 
-    # Compiled for eager callers too: hundreds of small operations would be compiled one by one.
+    # Compile it for eager callers too; otherwise hundreds of small operations compile one by one.
     @functools.partial(jax.jit, static_argnums=0)
     def encode(self, key: Key, x: Array, count: Array, state: Any) -> tuple[SparsePayload, Any]:
         n, size = x.shape
@@ -121,7 +122,7 @@ class Sparsifier(Codec):
         weights: Array | None = None,
         side: Any = None,
     ) -> Array:
-        """One scatter of sorted, unique places a worker: deterministic on every platform."""
+        """Adds one scatter of sorted, unique indices a worker: deterministic on every platform."""
         del side
         like = summing.accumulator(like)
         return self._sum(keys, payloads, jnp.zeros(like.shape, like.dtype), weights)
@@ -129,7 +130,7 @@ class Sparsifier(Codec):
     def mean_of_senders(
         self, keys: Key, payloads: SparsePayload, like: ArrayLike, weights: Array | None = None
     ) -> Array:
-        """`Σ wᵢ·decode(payloadᵢ) / Σ wᵢ` over those who sent an element, zero where none did."""
+        """`Σ wᵢ·decode(payloadᵢ) / Σ wᵢ` over the senders of each element, zero without senders."""
         total = self.decode_sum(keys, payloads, like, weights)
         none = jnp.zeros(like.shape, jnp.float32)
         count = self._sum(keys, payloads, none, weights, counted=True)
@@ -170,7 +171,7 @@ class Sparsifier(Codec):
         weight: Array | None,
         counted: bool = False,
     ) -> Array:
-        """The total with what one worker sent added to it, or one for each of its elements."""
+        """Adds one worker's values, or a one for each of its elements, to the total."""
         n, size = total.shape
         room = self.choice.room(size)
         places = self.indices.decode(payload.places, room, size).astype(jnp.int32)
@@ -178,7 +179,7 @@ class Sparsifier(Codec):
         if not counted:
             values = self._decoded(key, payload.values, (n, room), total.dtype)
         values = summing.weighted(values.astype(total.dtype), weight)
-        if not isinstance(payload.number, tuple):  # To places that do not exist, each to another.
+        if not isinstance(payload.number, tuple):  # Unused slots get invalid, distinct indices.
             slot = lax.broadcasted_iota(jnp.int32, places.shape, 1)
             places = jnp.where(slot < payload.number[:, None], places, size + slot)
         row = jnp.arange(n)[:, None]
@@ -187,7 +188,7 @@ class Sparsifier(Codec):
         )
 
     def _encoded(self, key: Key, values: Array, number: Array | None) -> Any:
-        """The payload of the values: each of its arrays has a row for each bucket."""
+        """The payload of the values, with a row for each bucket in each array."""
         if self.values is None:
             return values
         (n, room), (parts, size) = values.shape, self._parts(values.shape[1])
@@ -209,7 +210,7 @@ class Sparsifier(Codec):
         return self.values.decode(own, payload, like).reshape(n, -1)[:, :room]
 
     def _parts(self, room: int) -> tuple[int, int]:
-        """Buckets of values, and their size."""
+        """The number of buckets of values, and their size."""
         size = room
         if self.values is not None and self.values.bucket_size is not None:
             size = min(room, self.values.bucket_size)

@@ -1,4 +1,4 @@
-"""Batches: pieces of leaves as the rows of one call of a codec, and a device's share of them."""
+"""Batches: pieces of leaves as the rows of one codec call, and a device's slice of the rows."""
 
 import dataclasses
 import math
@@ -29,11 +29,11 @@ class Batch:
     """Pieces of leaves that one call of a codec encodes, as `[buckets, size]`.
 
     Attributes:
-        codec: what encodes them.
-        dtype: of the leaves.
+        codec: the codec of the pieces.
+        dtype: the dtype of the leaves.
         size: elements in a bucket.
-        pieces: what is encoded, in this order.
-        parted: whether it is most of one leaf, of which the rest is in another batch.
+        pieces: the encoded pieces, in order.
+        parted: whether the batch is most of one leaf, whose tail is in another batch.
     """
 
     codec: Codec
@@ -72,14 +72,14 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """One device's share of a batch: every `n`-th part of its buckets, in their order.
+    """One device's slice of a batch: one of `n` equal contiguous runs of its buckets.
 
-    What the last shares lack is made up by empty buckets.
+    Empty buckets pad the last slices.
 
     Attributes:
         whole: the batch.
-        shares: how many there are.
-        axis_name: the axis whose workers have one each.
+        shares: the number of slices.
+        axis_name: the axis whose workers have one slice each.
     """
 
     whole: "Batch | Shard"
@@ -116,7 +116,7 @@ class Shard:
         return self.whole.full and self.whole.buckets % self.shares == 0
 
     def padded(self, x: Array) -> Array:
-        """The rows of the whole batch, and zeros for what is missing to full shares."""
+        """The rows of the whole batch, padded with zeros to full slices."""
         missing = self.buckets * self.shares - x.shape[0]
         return jnp.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1)) if missing else x
 
@@ -125,7 +125,7 @@ class Shard:
         return self.padded(x).reshape(self.shares, self.buckets, *x.shape[1:])
 
     def own(self, x: Array) -> Array:
-        """This device's share of the rows of the whole batch."""
+        """This device's slice of the rows of the whole batch."""
         if self.shares == 1:
             return x
         start = lax.axis_index(self.axis_name) * self.buckets
@@ -134,11 +134,11 @@ class Shard:
 
 @dataclasses.dataclass(frozen=True)
 class Recut:
-    """The same rows in shorter buckets, for another codec; each row is filled up at its end.
+    """The same rows in shorter buckets, for another codec; each row is padded at its end.
 
     Attributes:
-        whole: the batch or share.
-        codec: what encodes them.
+        whole: the batch or slice.
+        codec: the codec of the shorter buckets.
     """
 
     whole: "Batch | Shard"
@@ -154,7 +154,7 @@ class Recut:
 
     @property
     def cuts(self) -> int:
-        """Buckets that a row becomes."""
+        """The number of buckets for each row."""
         return -(-self.whole.size // self.size)
 
     @property
@@ -188,10 +188,10 @@ class Recut:
 
 
 def real(batch: "Batch | Shard | Recut", x: Array) -> Array:
-    """The rows with zeros where there is nothing but padding.
+    """The rows with zeros in the padding.
 
-    A codec may decode padding to anything, as signs do. Left in a memory it would come back with
-    the next message, and count in scales.
+    A codec may decode padding to anything, as signs do. In a memory, these values would enter the
+    next message and affect scales.
     """
     if batch.full:
         return x
@@ -200,16 +200,16 @@ def real(batch: "Batch | Shard | Recut", x: Array) -> Array:
 
 
 def lanes(payload: Any, size: int, leading: int = 1) -> int:
-    """How many neighbours of a decoded bucket are made from neighbours in its payload.
+    """The number of neighbouring decoded elements that come from neighbours in the payload.
 
-    Codes are planar: each field of the words holds the codes of so many elements side by side. What
-    else a bucket has several of belongs to an element each, as in a cast, or to a stretch of them,
-    as the steps of blocks do.
+    Codes are planar: each field of the words holds the codes of this many adjacent elements. Other
+    arrays of a payload have one entry an element, as in a cast, or one for a run of elements, such
+    as the steps of blocks.
 
     Args:
-        payload: of a batch.
+        payload: the payload of a batch.
         size: elements in a bucket.
-        leading: how many axes of the payload come before those of a bucket.
+        leading: the number of axes of the payload before those of a bucket.
     """
     found, planar = size, False
     for leaf in jax.tree.leaves(payload):
@@ -222,13 +222,13 @@ def lanes(payload: Any, size: int, leading: int = 1) -> int:
 
 
 def shards(batches: "Sequence[Batch | Shard]", axis_name: AxisName) -> tuple[Shard, ...]:
-    """Every batch shared out over the workers of an axis."""
+    """The slices of every batch over the workers of an axis."""
     workers = axes.size(axis_name)
     return tuple(Shard(batch, workers, axis_name) for batch in batches)
 
 
 def padded_buckets(piece: Piece, size: int) -> int:
-    """How many buckets a piece takes."""
+    """The number of buckets of a piece."""
     return -(-(piece.stop - piece.start) // size)
 
 

@@ -1,4 +1,4 @@
-"""Which codec for which leaf: a policy is data, so that it can be printed, compared and hashed."""
+"""Policies, which choose a codec for each leaf; as data, they can be printed and compared."""
 
 import dataclasses
 import fnmatch
@@ -12,14 +12,14 @@ from jaxcomp.base import Codec
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """One line of a policy: leaves whose path matches take this codec.
+    """One rule of a policy: the codec for leaves whose path matches.
 
     Args:
         path: a glob over the leaf's path, as in `"*/embedding"` or `"params/Dense_*/kernel"`;
             paths are written as `describe` prints them.
         codec: the codec for these leaves; None sends them dense, in their own dtype.
-        min_size: the rule only holds for leaves of at least so many elements.
-        min_ndim: the rule only holds for leaves of at least so many dimensions.
+        min_size: the smallest number of elements of a leaf to which the rule applies.
+        min_ndim: the smallest number of dimensions of a leaf to which the rule applies.
     """
 
     path: str
@@ -35,7 +35,7 @@ class Rule:
         checks.integer("min_ndim", self.min_ndim, 0)
 
     def matches(self, path: str, shape: tuple[int, ...]) -> bool:
-        """Whether the rule decides this leaf."""
+        """Whether the rule applies to this leaf."""
         return (
             fnmatch.fnmatchcase(path, self.path)
             and math.prod(shape) >= self.min_size
@@ -45,16 +45,17 @@ class Rule:
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """Which codec for which leaf: the first rule that matches, else the codec for large leaves.
+    """Chooses a codec for each leaf: that of the first matching rule, else the default for large
+    leaves.
 
     Args:
-        codec: for every leaf that no rule decides and that is large enough.
-        rules: looked through in order.
-        min_size: smaller leaves are sent dense, unless a rule decides them.
-        min_ndim: leaves of fewer dimensions (biases, norms) are sent dense, likewise.
+        codec: the default, for leaves that match no rule and are large enough.
+        rules: the rules, in order.
+        min_size: smaller leaves that match no rule are sent dense.
+        min_ndim: leaves of fewer dimensions (biases, norms) that match no rule are sent dense.
 
     Raises:
-        ValueError: if an argument is none of these.
+        ValueError: for arguments of the wrong kind.
 
     Example:
         >>> import jaxcomp
@@ -81,7 +82,7 @@ class Policy:
     def choose(
         self, path: str, shape: tuple[int, ...], dtype: Any = "float32"
     ) -> tuple[Codec | None, str]:
-        """The codec of a leaf, None for dense, and why."""
+        """The codec of a leaf, None for dense, and the reason."""
         codec, why = self._decide(path, shape)
         fitting, objection = (None, None) if codec is None else codec.for_leaf(shape, dtype)
         return fitting, why if objection is None else f"{why}, {objection}"
@@ -118,12 +119,12 @@ def everywhere(codec: Codec) -> Policy:
 
 
 def of(codec: "Codec | Policy") -> Policy:
-    """The default policy around a bare codec; a policy as it is."""
+    """The default policy for a bare codec; a policy is returned unchanged."""
     return codec if isinstance(codec, Policy) else Policy(codec)
 
 
 def without_codecs(policy: Policy) -> tuple:
-    """The part of a policy that decides which leaves share a codec."""
+    """The settings of a policy that determine which leaves share a codec."""
     rules = [(r.path, r.min_size, r.min_ndim, r.codec is None) for r in policy.rules]
     return policy.min_size, policy.min_ndim, policy.codec is None, tuple(rules)
 

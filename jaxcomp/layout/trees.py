@@ -1,9 +1,9 @@
-"""Pytree ↔ leaves ↔ batches of buckets: the only place between gradients and codecs.
+"""Pytree ↔ leaves ↔ batches of buckets: the only conversion between gradients and codecs.
 
 All leaves that share a codec, a dtype and a bucket size are encoded as one batch, so a model is
-one fused loop and one compilation, however many leaves it has. A leaf that dominates its batch is
-a batch of its own up to its last whole bucket: it is encoded where it lies instead of being copied
-into a batch. Its tail joins the others.
+one fused loop and one compilation, for any number of leaves. A leaf that dominates its batch is
+a separate batch up to its last whole bucket: it is encoded in place instead of being copied. Its
+tail joins the other leaves.
 """
 
 import dataclasses
@@ -31,16 +31,16 @@ _DIRECT_SHARE = 1 / 8
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Where each leaf of a tree goes: into batches, or dense.
+    """The plan of a tree: its batches and its dense leaves.
 
     Attributes:
-        batches: one encode each.
-        dense: numbers of the leaves that travel as they are.
+        batches: the batches, each encoded by one call.
+        dense: the numbers of the leaves that are sent dense.
         likes: shape and dtype of every leaf.
         paths: path of every leaf, as `"params/Dense_0/kernel"`.
         codecs: codec of every leaf, None for dense.
-        reasons: why that codec.
-        unused: globs of rules that decide no leaf.
+        reasons: the reason for the codec of every leaf.
+        unused: globs of rules that match no leaf.
         treedef: the structure of the tree.
     """
 
@@ -55,21 +55,21 @@ class Layout:
 
 
 class TreePayload(NamedTuple):
-    """The payload of every batch, and the leaves that are sent as they are."""
+    """The payload of every batch, and the dense leaves."""
 
     batches: tuple[Any, ...]
     dense: tuple[Array, ...]
 
 
 def layout(codec: "Codec | Policy", tree: PyTree, shares: int = 1, runs: int = 1) -> Layout:
-    """Plans the batches of a tree; a bare codec takes every leaf.
+    """Plans the batches of a tree; a bare codec encodes every leaf.
 
     Args:
-        codec: which codec for which leaf.
+        codec: a codec, or a policy.
         tree: arrays, or their shapes and dtypes.
-        shares: into how many buckets to cut a leaf whose codec takes it whole.
-        runs: leaves of as many runs of about equal size do not share a batch, so that one can be
-            encoded before the gradients of the next are there.
+        shares: the number of buckets into which to cut a leaf whose codec has no bucket size.
+        runs: the number of runs of about equal size into which the leaves are grouped; runs do not
+            share a batch, so that one can be encoded before the gradients of the next are computed.
 
     Raises:
         ValueError: if a leaf is not of a real floating dtype.
@@ -119,7 +119,7 @@ def layout(codec: "Codec | Policy", tree: PyTree, shares: int = 1, runs: int = 1
 
 
 def even_runs(items: Sequence[Any], sizes: Sequence[int], count: int) -> list[list[Any]]:
-    """The items in their order, as at most so many runs of about equal size in all."""
+    """The items in order, as at most `count` runs of about equal total size."""
     total, done = sum(sizes), 0
     runs: dict[int, list[Any]] = {}
     for item, size in zip(items, sizes, strict=True):
@@ -138,15 +138,15 @@ def _like(path: str, leaf: Any) -> jax.ShapeDtypeStruct:
         leaf = np.asarray(leaf)
     if not jnp.issubdtype(leaf.dtype, jnp.floating) or jnp.dtype(leaf.dtype).itemsize < 2:
         raise ValueError(
-            f"every leaf must have a floating dtype, and '{path}' is {leaf.dtype}"
-            f"{list(leaf.shape)} (8-bit floats are too narrow for gradients). Keep it out of the "
+            f"every leaf must have a floating dtype of at least 16 bits, got '{path}' of "
+            f"{leaf.dtype}{list(leaf.shape)}. Keep it out of the "
             "gradient with `optax.masked`, or cast it."
         )
     return jax.ShapeDtypeStruct(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype))
 
 
 def _split(pieces: list[Piece], size: int) -> tuple[list[Piece], list[Piece]]:
-    """Pieces that are batches of their own, and the rest with the tails of those."""
+    """The pieces that are separate batches, and the rest with their tails."""
     total = sum(piece.stop for piece in pieces)
     direct, rest = [], []
     for piece in pieces:
@@ -234,13 +234,13 @@ def _unstacked(
 def encode(
     codec: "Codec | Policy", key: Any, tree: PyTree, *, worker: Array | int = 0
 ) -> TreePayload:
-    """Encodes an array or a pytree without a mesh: what worker `worker` would send.
+    """Encodes an array or a pytree without a mesh, as worker `worker` would.
 
     Args:
-        codec: a codec, which takes every leaf, or a `Policy`.
-        key: a seed, a raw `uint32[2]` key or a `jax.random.key`: the key of the step.
+        codec: a codec, for every leaf, or a `Policy`.
+        key: the key of the step: a seed, a raw `uint32[2]` key or a `jax.random.key`.
         tree: floating arrays of any shape, all on the same devices.
-        worker: whose private noise to draw.
+        worker: the number of the worker whose private noise is drawn.
 
     Returns:
         The payload: exactly the arrays that would cross the network.
@@ -261,7 +261,7 @@ def encode(
     return TreePayload(_encode(plan.batches, noise.raw(key), compressed, worker), dense)
 
 
-# Compiled even where the caller is not: quicker, and one program for a codec and shapes.
+# Compile it for eager callers too: it is faster, and one program for a codec and shapes.
 @functools.partial(jax.jit, static_argnums=0)
 def _encode(
     batches: tuple[Batch, ...], key: Array, leaves: list[Array | None], worker: Array | int
@@ -282,20 +282,20 @@ def decode(
     *,
     worker: Array | int = 0,
 ) -> PyTree:
-    """Decodes what `encode` made with the same codec, key and worker.
+    """Decodes a payload of `encode` with the same codec, key and worker.
 
     Args:
-        codec: as given to `encode`.
-        key: as given to `encode`.
-        payload: what `encode` returned.
+        codec: the codec given to `encode`.
+        key: the key given to `encode`.
+        payload: the payload that `encode` returned.
         like: the tree, or its shapes and dtypes.
-        worker: as given to `encode`.
+        worker: the worker given to `encode`.
 
     Returns:
         A tree with the structure, shapes and dtypes of `like`.
 
     Raises:
-        ValueError: if `payload` is not that of a tree like this under this codec.
+        ValueError: if `payload` does not belong to this codec and tree.
     """
     plan = layout(codec, like)
     if not isinstance(payload, TreePayload) or (len(payload.batches), len(payload.dense)) != (
@@ -337,17 +337,17 @@ def decoded(
     """The leaves that are in batches, from `decode(number, payload)` of each; None for the others.
 
     Args:
-        batches: of a layout.
-        likes: of the same.
-        payloads: one a batch.
-        decode: gives the `[buckets, size]` that a batch's payload stands for.
-        leading: how many axes of the payloads come before those of a bucket.
+        batches: the batches of a layout.
+        likes: the shapes and dtypes of the same layout.
+        payloads: one payload for each batch.
+        decode: a function that decodes a batch's payload to `[buckets, size]`.
+        leading: the number of axes of the payloads before those of a bucket.
     """
     found, rows = [], {}
     for number, (batch, payload) in enumerate(zip(batches, payloads, strict=True)):
         one = functools.partial(decode, number)
         lanes = batches_.lanes(payload, batch.size, leading)
-        if batch.parted:  # Decoded while the parts of the leaf are put together.
+        if batch.parted:  # Decoded while the parts of the leaf are joined.
             rows[batch.pieces[0].leaf] = lanes
         else:
             one = xla.compile_separately(one, lanes, batch.buckets * batch.size)
@@ -358,7 +358,7 @@ def decoded(
 def roundtrip(
     codec: "Codec | Policy", key: Any, tree: PyTree, *, worker: Array | int = 0
 ) -> PyTree:
-    """`decode(encode(tree))`: the tree as the other workers would see it.
+    """`decode(encode(tree))`: the tree as the other workers decode it.
 
     Example:
         >>> import jaxcomp
@@ -370,7 +370,7 @@ def roundtrip(
 
 
 def dense_bytes(plan: Layout, dtype: Any = None) -> int:
-    """Bytes of the leaves that travel as they are, in their own dtype or in `dtype`."""
+    """The bytes of the dense leaves, in their own dtype or in `dtype`."""
     return sum(
         math.prod(plan.likes[i].shape) * np.dtype(dtype or plan.likes[i].dtype).itemsize
         for i in plan.dense

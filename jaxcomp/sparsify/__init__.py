@@ -1,1 +1,1 @@
-"""Which elements to send."""
+"""The parts of a sparsifier: rules that choose elements, and encodings of their indices."""

@@ -1,8 +1,8 @@
-"""Bitmaps of a bucket: which elements were chosen, how many, and where the j-th of them is.
+"""Bitmaps of the chosen elements of a bucket: counts, ranks and positions.
 
-Bit `b` of word `w` stands for element `32 w + b`. Choosing some of many elements is done on bitmaps
-because they are thirty-two times smaller: one pass over the elements makes one, and from there the
-work is that of the words and of what was chosen.
+Bit `b` of word `w` represents element `32 w + b`. A bitmap is thirty-two times smaller than its
+elements: one pass over the elements makes it, and all further work is on the words and on the
+chosen elements.
 """
 
 from typing import NamedTuple
@@ -25,8 +25,9 @@ _DENSE = 4
 
 
 def words(size: int) -> int:
-    """Words of a bitmap of `size` elements: whole groups of 32, or a part of one, halved as often
-    as a short row allows.
+    """The words of a bitmap of `size` elements.
+
+    They are whole groups of 32 words; a short row has a fraction of a group, a power of two.
     """
     needed = -(-size // WORD)
     return 1 << (needed - 1).bit_length() if needed < WORD else -(-size // _GROUP) * WORD
@@ -42,16 +43,16 @@ def of(hits: Bool[Array, "n size"]) -> UInt32[Array, "n words"]:
     n, size = hits.shape
     if words(size) == WORD * -(-size // _GROUP):
         return _in_groups(hits)
-    # Several short rows make up a group.
+    # Several short rows form a group.
     flat = jnp.pad(hits, ((0, 0), (0, WORD * words(size) - size))).reshape(1, -1)
     return _in_groups(flat)[:, : n * words(size)].reshape(n, -1)
 
 
 def _in_groups(hits: Bool[Array, "n size"]) -> UInt32[Array, "n words"]:
-    """`of` whole groups and a part of one, which is filled up."""
+    """`of` for whole groups, and for a padded part of a group."""
     whole = hits.shape[1] // _GROUP * _GROUP
     parts = [_of(hits[:, :whole])] if whole else []
-    if whole < hits.shape[1] or not parts:  # Apart: padding all would take twice as long.
+    if whole < hits.shape[1] or not parts:  # Separately: padding all would take twice as long.
         rest = hits[:, whole:]
         parts.append(_of(jnp.pad(rest, ((0, 0), (0, _GROUP - rest.shape[1])))))
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
@@ -63,7 +64,7 @@ def count(bitmap: UInt32[Array, "n words"]) -> Int32[Array, " n"]:
 
 
 class Kept(NamedTuple):
-    """Which ones of each row are asked for, by rank: `base + j`, and from `gap` on `skip` more.
+    """The requested ones of each row, by rank: `base + j`, plus `skip` from `j = gap` on.
 
     Attributes:
         base: `int32[n]`.
@@ -83,13 +84,13 @@ def from_first(rows: int) -> Kept:
 
 
 def places(bitmap: UInt32[Array, "n words"], k: int, kept: Kept) -> Int32[Array, "n k"]:
-    """Where `k` of the ones of each row are, ascending; unspecified beyond the last one.
+    """The positions of `k` ones of each row, ascending; unspecified beyond the last one.
 
     Example:
         >>> places(of(jnp.array([[False, True, True]])), 2, from_first(1))
         Array([[1, 2]], dtype=int32)
     """
-    # On its own: fused with what takes elements from these places, each would look them up again.
+    # Compile it separately: fused with its consumers, each would compute the positions again.
     return xla.compile_separately(lambda bitmap, *kept: _places(bitmap, k, *kept))(bitmap, *kept)
 
 
@@ -111,7 +112,7 @@ def _places(bitmap: Array, k: int, base: Array, gap: Array, skip: Array) -> Int3
 
 
 def rank(bitmap: UInt32[Array, "n words"], place: Int32[Array, " n"]) -> Int32[Array, " n"]:
-    """The ones of each row before this place."""
+    """The number of ones of each row before this position."""
     before, word = _before(bitmap), place[:, None] // WORD
     mask = (jnp.uint32(1) << (place[:, None] % WORD).astype(jnp.uint32)) - jnp.uint32(1)
     ones = lax.population_count(_take(bitmap, word) & mask).astype(jnp.int32)
@@ -125,7 +126,7 @@ def first(bitmap: UInt32[Array, "n words"], k: Int32[Array, " n"]) -> UInt32[Arr
     n, groups = before.groups.shape
     ahead = (before.words.reshape(n, groups, -1) + before.groups[..., None]).reshape(n, -1)
     left = k[:, None] - ahead
-    # All ones below the one that is the first to be left out.
+    # Keep all ones below the first excluded one.
     end = stream.select(bitmap, left)
     below = (jnp.uint32(1) << end.astype(jnp.uint32)) - jnp.uint32(1)
     whole = left >= lax.population_count(bitmap).astype(jnp.int32)
@@ -133,7 +134,7 @@ def first(bitmap: UInt32[Array, "n words"], k: Int32[Array, " n"]) -> UInt32[Arr
 
 
 def _group_words(bitmap: Array) -> int:
-    """Words of a group: fewer than 32 where they are all there are."""
+    """The words of a group, fewer than 32 if the bitmap is shorter."""
     return min(WORD, bitmap.shape[1])
 
 
@@ -163,7 +164,7 @@ def _before(bitmap: Array) -> _Before:
 
 
 def _before_words(bitmap: Array) -> _Before:
-    """As if each word were a group."""
+    """The counts, with each word as its own group."""
     sizes = lax.population_count(bitmap).astype(jnp.int32)
     return _Before(jnp.zeros_like(sizes), jnp.cumsum(sizes, axis=1) - sizes, sizes)
 

@@ -1,7 +1,7 @@
-"""Which elements of a bucket to send: each rule is a setting of the one sparsifier.
+"""Rules that choose the elements of a bucket to send; each is a setting of the sparsifier.
 
-A rule finds at most `room` places in each bucket and says how many it found. Its room is static;
-what does not fit is not sent, and stays in the feedback's residual.
+A rule returns at most `room` indices in each bucket, and their number. The room (capacity) is
+static; elements that do not fit are not sent, and stay in the feedback's residual.
 """
 
 import abc
@@ -21,12 +21,12 @@ from jaxcomp.types import Array
 
 
 class Chosen(NamedTuple):
-    """What a rule found.
+    """The result of a rule.
 
     Attributes:
-        places: ascending; those beyond the number found mean nothing.
-        number: how many were found, or None where the room is always filled.
-        state: of the rule, for the next step.
+        places: the indices, ascending; unspecified beyond `number`.
+        number: the number of chosen elements, or None if the room is always filled.
+        state: the state of the rule for the next step.
     """
 
     places: UInt32[Array, "n room"]
@@ -39,8 +39,8 @@ class Choice(Interface, abstract=True):
 
     Attributes:
         fills: whether the room is always filled.
-        span: how many times smaller than the largest the smallest chosen element may be.
-        homogeneous: whether an input `2^k` times as large has the same places chosen.
+        span: the largest ratio of the largest element to a chosen element.
+        homogeneous: whether the choice is the same for an input `2^k` times as large.
     """
 
     fills: bool
@@ -49,35 +49,35 @@ class Choice(Interface, abstract=True):
 
     @abc.abstractmethod
     def room(self, size: int) -> int:
-        """Places for a bucket of this size."""
+        """The capacity for a bucket of this size."""
 
     @abc.abstractmethod
     def init(self, buckets: int, size: int) -> Any:
-        """State of the rule; `()` for those that have none."""
+        """The state of the rule; `()` for a rule without state."""
 
     @abc.abstractmethod
     def choose(self, x: Array, count: Array, start: UInt32[Array, " n"], state: Any) -> Chosen:
-        """Places in each of the buckets `x`, of which `count` elements are real.
+        """Chooses elements in each bucket of `x`.
 
         Args:
             x: `[n, size]`.
-            count: `[n]`.
+            count: `[n]`, the number of real elements of each bucket.
             start: a random word for each bucket.
-            state: of the rule.
+            state: the state of the rule.
         """
 
 
 def share(fraction: int | float, size: int) -> int:
-    """`⌈fraction · size⌉`, at least one; not one more because a fraction is not a binary number."""
+    """`⌈fraction · size⌉`, at least one, without the rounding error of a binary fraction."""
     return min(size, max(1, math.ceil(round(fraction * size, 6))))
 
 
 @dataclasses.dataclass(frozen=True)
 class Largest(Choice):
-    """The `⌈fraction · size⌉` largest `|x|` of each bucket; equal ones by the lower place.
+    """The `⌈fraction · size⌉` largest `|x|` of each bucket; ties go to the lower index.
 
     Args:
-        fraction: share of the elements that is sent, in (0, 1].
+        fraction: the fraction of elements that is sent, in (0, 1].
     """
 
     fraction: int | float
@@ -101,11 +101,11 @@ class Largest(Choice):
 
 @dataclasses.dataclass(frozen=True)
 class AtLeast(Choice):
-    """All `|x| ≥ value` of each bucket, and what is not finite, as far as there is room.
+    """All `|x| ≥ value` of each bucket, and non-finite elements, up to the capacity.
 
     Args:
         value: the threshold, positive.
-        fraction: share of the elements that there is room for, in (0, 1].
+        fraction: the capacity as a fraction of the elements, in (0, 1].
     """
 
     value: int | float
@@ -134,17 +134,18 @@ class AtLeast(Choice):
 
 @dataclasses.dataclass(frozen=True)
 class Sampled(Choice):
-    """All `|x|` above a threshold that a sample says the share exceeds.
+    """All `|x|` above a threshold, estimated from a sample for a given fraction.
 
-    Where more than `most` times the share exceed it, exactly the share of largest ones among them
-    (hierarchical re-selection); where less than `least` times, the threshold is lowered by a fifth,
-    up to ten times.
+    If more than `most` times the fraction exceed the threshold, exactly the fraction of largest
+    elements is sent (hierarchical re-selection). If less than `least` times the fraction exceed it,
+    the threshold is lowered by a fifth, up to ten times.
 
     Args:
-        fraction: share of the elements to send, in (0, 1].
-        sample: share of the elements that is looked at; at least about 400 above the threshold.
-        least: how much less than the share is accepted, in [0, 1].
-        most: how much more is, at least 1; there is room for that.
+        fraction: the fraction of elements to send, in (0, 1].
+        sample: the fraction of elements in the sample, which has at least about 400 above the
+            threshold.
+        least: the smallest accepted multiple of the fraction, in [0, 1].
+        most: the largest accepted multiple, at least 1, which is also the capacity.
     """
 
     fraction: int | float
@@ -185,7 +186,7 @@ class Sampled(Choice):
                 jnp.maximum(lax.bitcast_convert_type(value, jnp.int32), 1),
                 low,
             )
-            # Tied to the threshold, or the bits of all elements would be written down first.
+            # Depends on the threshold; otherwise XLA stores the bits of all elements first.
             elements, low = lax.optimization_barrier((x, low))
             return turn + 1, low, selection.count(selection.size_bits(elements) >= low)
 
@@ -211,13 +212,13 @@ class Sampled(Choice):
 class NearLargest(Choice):
     """All `|x| ≥ M b^-(τ + ½)` of each bucket, `M` its largest and `b = 2^(1 / per_octave)`.
 
-    That is, those whose logarithm to the base `b` rounds to an integer of at most `τ` below that of
-    `M`; `τ` is the largest up to `most` with which they fit.
+    These are the elements whose logarithm to the base `b` is at most `τ` below that of `M`, after
+    rounding to an integer; `τ` is the largest value up to `most` for which they fit the capacity.
 
     Args:
-        fraction: share of the elements that there is room for, in (0, 1].
+        fraction: the capacity as a fraction of the elements, in (0, 1].
         most: the largest `τ`, 0 to 254.
-        per_octave: how many steps of `b` halve a value.
+        per_octave: the number of steps of `b` that halve a value.
     """
 
     fraction: int | float
@@ -240,7 +241,7 @@ class NearLargest(Choice):
 
     @property
     def span(self) -> float:
-        """How many times smaller than the largest the smallest element that is chosen may be."""
+        """The largest ratio of the largest element to a chosen element."""
         return 2 ** ((self.most + 0.5) / self.per_octave)
 
     def choose(self, x: Array, count: Array, start: UInt32[Array, " n"], state: tuple) -> Chosen:
@@ -252,7 +253,7 @@ class NearLargest(Choice):
         def level(step: Array) -> Array:
             low = lax.bitcast_convert_type(top, jnp.float32) * ratios.astype(jnp.float32)[step]
             low = lax.bitcast_convert_type(low, jnp.int32)
-            # Of what is not finite, only what is: and never a zero.
+            # If there are non-finite elements, choose only those; never choose a zero.
             return jnp.where(top >= selection.INF, selection.INF, jnp.maximum(low, 1))
 
         def bisect(_: Any, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -272,7 +273,7 @@ class NearLargest(Choice):
 def as_many_as_fit(
     x: Array, hits: UInt32[Array, "n words"], room: int, start: UInt32[Array, " n"]
 ) -> tuple[UInt32[Array, "n room"], Int32[Array, " n"]]:
-    """As many hits as there is room for, by `selection.some`; what is not finite must be seen."""
+    """As many hits as fit, by `selection.some`, including a non-finite element if there is one."""
 
     def none(x: Array) -> Array:
         return jnp.zeros_like(x[:, 0], jnp.int32) - 1

@@ -1,4 +1,4 @@
-"""Places as the gaps between them, each block of them as wide as its widest."""
+"""Indices as gaps, in blocks of equal width."""
 
 import dataclasses
 import math
@@ -25,13 +25,13 @@ _DELTAS, _ELIAS_FANO = 0, 1
 class Deltas(Indices, public=("bits",)):
     """Gaps in blocks of 128, in `⌈log₂ largest gap⌉` bits each, and six bits a block.
 
-    Where places are so uneven that this takes more than `3 + log₂(size / k)` bits each, they are
-    Elias–Fano coded in the same words; the first says which. A static size either way, which is
-    larger than Elias–Fano's: what an entropy coder or a link of variable length would gain is told
-    by `bits`.
+    If indices are so uneven that this takes more than `3 + log₂(size / k)` bits each, they are
+    Elias–Fano coded in the same words; the first word says which code is used. The size is static,
+    and larger than that of Elias–Fano; `bits` returns the size that an entropy coder or a link of
+    variable length would need.
 
     Args:
-        block: places in a block.
+        block: the number of indices in a block.
 
     Raises:
         ValueError: for a block that is not positive.
@@ -70,7 +70,7 @@ class Deltas(Indices, public=("bits",)):
         return jnp.where(words[:, :1] == _DELTAS, deltas, other)
 
     def bits(self, places: UInt32[Array, "n k"]) -> Int32[Array, " n"]:
-        """What the gaps and widths of each row take, without the room that is left."""
+        """The bits of the gaps and widths of each row, without unused capacity."""
         k = places.shape[1]
         begin = jnp.arange(self._blocks(k), dtype=jnp.int32) * self.block
         real = jnp.minimum(k - begin, self.block)
@@ -86,7 +86,7 @@ class Deltas(Indices, public=("bits",)):
         return -(-k // self.block)
 
     def _words(self, k: int, size: int) -> int:
-        """Words for either code, and the one that says which."""
+        """The words for the larger of both codes, and the word that says which is used."""
         body = -(-math.ceil(k * (_ROOM + max(0.0, math.log2(size / k)))) // stream.WORD)
         return 1 + max(_other_words(k, size), _head(self._blocks(k)) + body)
 
@@ -103,5 +103,5 @@ def _head(blocks: int) -> int:
 
 
 def _every(n: int, blocks: int) -> Int32[Array, "n blocks"]:
-    """Where the widths begin."""
+    """The positions at which the widths begin."""
     return jnp.broadcast_to(jnp.arange(blocks, dtype=jnp.int32) * _WIDTH, (n, blocks))

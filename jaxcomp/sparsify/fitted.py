@@ -1,4 +1,4 @@
-"""SIDCo: a threshold from a law fitted to the magnitudes, sharpened where they exceed it."""
+"""SIDCo: a threshold from a distribution fitted to the magnitudes, refined in stages."""
 
 import dataclasses
 import math
@@ -71,22 +71,23 @@ class Fitted(
         "threshold",
     ),
 ):
-    """All `|x|` above the threshold that a fitted law says a share of them exceeds.
+    """All `|x|` above a threshold, computed from a fitted distribution for a given fraction.
 
-    The law is fitted to all magnitudes for a share of `first`, then again to what exceeds the
-    threshold, stage after stage, for the same share of the rest each time. Zeros take no part.
+    The distribution is fitted to all magnitudes for a fraction of `first`, then in each further
+    stage to the excess over the threshold, for an equal fraction of the rest. Zeros are excluded.
 
     Args:
-        fraction: share of the elements to send, in (0, 1].
+        fraction: the fraction of elements to send, in (0, 1].
         law: "exponential", "pareto" (generalised), "gamma" or "gamma_approximate"; after the first
             stage, the gammas continue with "pareto".
-        stages: how many; None to find the number, by bucket, from how many elements exceeded the
-            threshold in the steps before, and for what number does not suffice, a share to ask for.
-        first: the share of the first of several stages.
-        slack: places in a bucket, as a multiple of the share.
+        stages: the number of stages; None adapts it for each bucket to the number of elements that
+            exceeded the threshold in earlier steps, and corrects the target fraction if that is not
+            enough.
+        first: the fraction of the first of several stages.
+        slack: the capacity of a bucket, as a multiple of the fraction.
 
     Raises:
-        ValueError: for a law that is not one of these, or numbers out of range.
+        ValueError: for another `law`, or numbers out of range.
     """
 
     fraction: int | float

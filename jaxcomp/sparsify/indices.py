@@ -1,7 +1,8 @@
-"""Places as words: how the receiver learns where the values belong.
+"""Encodings of the indices of the sent values as words.
 
-Places are ascending and below the size of the bucket. Where there are fewer than slots, the rest
-repeats a place and is left out by who knows the number. All are of a static size.
+Indices are ascending and below the size of the bucket. If there are fewer indices than slots, the
+remaining slots repeat an index, and the receiver ignores them by the number of values. All
+encodings have a static size.
 """
 
 import abc
@@ -19,20 +20,20 @@ from jaxcomp.types import Array
 
 
 class Indices(Interface, abstract=True):
-    """A frozen dataclass that maps ascending places to words and back."""
+    """A frozen dataclass that maps ascending indices to words and back."""
 
     @abc.abstractmethod
     def encode(self, places: UInt32[Array, "n k"], size: int) -> UInt32[Array, "n words"]:
-        """The words of `k` places below `size` in each row."""
+        """Encodes `k` indices below `size` in each row."""
 
     @abc.abstractmethod
     def decode(self, words: UInt32[Array, "n words"], k: int, size: int) -> UInt32[Array, "n k"]:
-        """The places again."""
+        """Decodes the `k` indices of each row."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Raw(Indices):
-    """A word each: 32 bits."""
+    """One word, 32 bits, for each index."""
 
     def encode(self, places: UInt32[Array, "n k"], size: int) -> UInt32[Array, "n words"]:
         del size
@@ -45,7 +46,7 @@ class Raw(Indices):
 
 @dataclasses.dataclass(frozen=True)
 class Packed(Indices):
-    """`⌈log₂ size⌉` bits each, in any order."""
+    """`⌈log₂ size⌉` bits for each index, in any order."""
 
     def encode(self, places: UInt32[Array, "n k"], size: int) -> UInt32[Array, "n words"]:
         return bits.pack(places, bits=_width(size))
@@ -56,9 +57,9 @@ class Packed(Indices):
 
 @dataclasses.dataclass(frozen=True)
 class Bitmap(Indices):
-    """A bit for every element of the bucket: the smallest from a density of about a quarter on.
+    """A bit for every element of the bucket, the shortest from a density of about a quarter on.
 
-    Every slot must be used, each by a place of its own.
+    Every slot must be used, with different indices.
     """
 
     def encode(self, places: UInt32[Array, "n k"], size: int) -> UInt32[Array, "n words"]:
@@ -70,10 +71,10 @@ class Bitmap(Indices):
 
 @dataclasses.dataclass(frozen=True)
 class EliasFano(Indices):
-    """`2 + log₂(size / k)` bits each, within half a bit of what a random choice costs at least.
+    """`2 + log₂(size / k)` bits for each index, within half a bit of the entropy of random indices.
 
-    The `l = ⌊log₂(size / k)⌋` low bits of each place are packed; of the rest, place `i` sets bit
-    `⌊placeᵢ / 2ˡ⌋ + i` of a bitmap of `k + ⌈size / 2ˡ⌉` bits.
+    The `l = ⌊log₂(size / k)⌋` low bits of each index are packed; for the high bits, index `i` sets
+    bit `⌊indexᵢ / 2ˡ⌋ + i` of a bitmap of `k + ⌈size / 2ˡ⌉` bits.
 
     Example:
         >>> coded = EliasFano().encode(jnp.array([[3, 4, 7, 13, 14, 15, 21, 43]], jnp.uint32), 48)
@@ -103,13 +104,13 @@ class EliasFano(Indices):
 
 @dataclasses.dataclass(frozen=True)
 class RiceGaps(Indices, public=("bits",)):
-    """Gaps in `r` low bits each and a run of as many zeros as the rest says, ended by a one.
+    """Rice codes of the gaps: `r` low bits, and the quotient as a run of zeros ended by a one.
 
     A gap `g` takes `r + 1 + ⌊g / 2ʳ⌋` bits, with `r = max(0, 1 + ⌊log₂(ln(φ − 1) / ln(1 − p))⌋)`
-    for a share `p = k / size`, where `φ` is the golden ratio: on places drawn at random within
-    0.1 bit of what they cost at least. A static size all the same, that of the most uneven places,
-    which is Elias–Fano's; what an entropy coder or a link of variable length would gain is told by
-    `bits`. Low bits and runs are apart, so that all are read at once.
+    for a density `p = k / size`, where `φ` is the golden ratio: within 0.1 bit of the entropy for
+    random indices. The size is static, that of the most uneven indices, which equals Elias–Fano's;
+    `bits` returns the size that an entropy coder or a link of variable length would need. Low bits
+    and runs are stored separately, so that all gaps are decoded in parallel.
 
     Example:
         >>> places = jnp.array([[3, 4, 7, 13, 14, 15, 21, 43]], jnp.uint32)
@@ -134,7 +135,7 @@ class RiceGaps(Indices, public=("bits",)):
         return from_gaps((gaps(ends) << low) | rest)
 
     def bits(self, places: UInt32[Array, "n k"], size: int) -> Int32[Array, " n"]:
-        """What each row takes, without the room that is left."""
+        """The bits of each row, without unused capacity."""
         low, _ = self._split(places.shape[1], size)
         last = from_gaps(gaps(places) >> low)[:, -1].astype(jnp.int32)
         return last + 1 + low * places.shape[1]
@@ -146,18 +147,18 @@ class RiceGaps(Indices, public=("bits",)):
 
 
 def gaps(places: UInt32[Array, "n k"]) -> UInt32[Array, "n k"]:
-    """How many elements lie between each place and the one before; none for a place repeated."""
+    """The number of elements between each index and the previous one; zero for a repeated index."""
     after = jnp.pad(places[:, :-1] + jnp.uint32(1), ((0, 0), (1, 0)))
     return jnp.where(places < after, 0, places - after)
 
 
 def from_gaps(gaps: UInt32[Array, "n k"]) -> UInt32[Array, "n k"]:
-    """The places that have these gaps."""
+    """The inverse of `gaps`."""
     return jnp.cumsum(gaps + jnp.uint32(1), axis=1) - jnp.uint32(1)
 
 
 def _width(size: int) -> int:
-    """Bits of a place in a bucket of this size."""
+    """The bits of an index in a bucket of this size."""
     return max(1, (size - 1).bit_length())
 
 
@@ -194,7 +195,7 @@ def _ones(places: UInt32[Array, "n k"], size: int) -> UInt32[Array, "n words"]:
 
 
 def _places(words: UInt32[Array, "n words"], k: int) -> UInt32[Array, "n k"]:
-    """Where the first `k` ones of a bitmap are."""
+    """The positions of the first `k` ones of a bitmap."""
     n, count = words.shape
     padded = jnp.pad(words, ((0, 0), (0, bitmap.words(bitmap.WORD * count) - count)))
     return bitmap.places(padded, k, bitmap.from_first(n)).astype(jnp.uint32)

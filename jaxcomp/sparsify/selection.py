@@ -1,7 +1,7 @@
-"""Selection: the places of the elements that are worth sending.
+"""Selection of the indices of large elements.
 
-Magnitudes are compared as the integers that their bits are, which are ordered like the numbers with
-NaN on top: so what is not finite is never left behind, and every platform finds the same places.
+Magnitudes are compared by their bits as integers, which have the same order, with NaN on top. So
+non-finite elements are always selected, and every platform finds the same indices.
 """
 
 import functools
@@ -49,9 +49,9 @@ def size_bits(x: Array) -> Int32[Array, "n size"]:
 
 
 def top_k(x: Array, k: int) -> UInt32[Array, "n k"]:
-    """Places of the `k` largest `|x|` of each row, ascending.
+    """The indices of the `k` largest `|x|` of each row, ascending.
 
-    Ties go to the lower place. NaN counts as larger than Inf, so that it is never left behind.
+    Ties go to the lower index. NaN counts as larger than Inf, so that it is always selected.
 
     Example:
         >>> top_k(jnp.array([[1.0, -3.0, 0.0, 2.0]]), 2)
@@ -74,7 +74,7 @@ def _top_k(x: Array, k: int) -> UInt32[Array, "n k"]:
 
 
 def _of_few(x: Array, k: int) -> UInt32[Array, "n k"]:
-    """By partial sorting, which is compiled in a tenth of the time."""
+    """`top_k` by partial sorting, which compiles in a tenth of the time."""
     # A CPU selects float32 forty times faster than integers, with NaN on top as well.
     places = lax.platform_dependent(
         jnp.abs(x.astype(jnp.float32)),
@@ -85,7 +85,7 @@ def _of_few(x: Array, k: int) -> UInt32[Array, "n k"]:
 
 
 def _of_many(x: Array, k: int) -> UInt32[Array, "n k"]:
-    """The candidates above an estimate are few; among them, digit by digit."""
+    """`top_k` among the few candidates above an estimate, digit by digit."""
     n, size = x.shape
     if size < _LONG:
         room, low = k + k // 4 + 3 * math.isqrt(k) + 8, _reached_by(x, k)
@@ -122,8 +122,9 @@ def _among(sizes: Int32[Array, "n size"], k: int) -> Int32[Array, "n k"]:
 
 
 def _reached_by(x: Array, k: int) -> Int32[Array, "n 1"]:
-    """A threshold that at least `k` elements of each row reach, and few more if they are anywhere:
-    the `k`-th largest of what is largest in groups of elements, in its upper half.
+    """A threshold that at least `k` elements of each row reach, and usually few more.
+
+    It is the upper half of the `k`-th largest of the maxima of groups of elements.
     """
     n, size = x.shape
     groups = size // max(1, size // (_TOPS * k))
@@ -143,16 +144,16 @@ def some(
     start: UInt32[Array, " n"],
     needed: Int32[Array, " n"],
 ) -> tuple[UInt32[Array, "n room"], Int32[Array, " n"]]:
-    """Places of at most `room` of the ones of each row, ascending, and how many they are.
+    """The indices of at most `room` of the ones of each row, ascending, and their number.
 
-    Where there are more, a run of them is left out, beginning with a random one and going on with
-    the first after the last: so all have the same chance, wherever they lie.
+    If there are more ones, a cyclic run of them with a random start is left out, so that all have
+    the same probability of being sent.
 
     Args:
-        bitmap_: as from `bitmap.of`.
-        room: the number of places to find; those beyond the number found mean nothing.
+        bitmap_: a bitmap from `bitmap.of`.
+        room: the largest number of indices; those beyond the returned number are unspecified.
         start: a random word for each row.
-        needed: the place of a one of each row that must not be left out, or -1.
+        needed: the index of a one of each row that must be included, or -1.
 
     Example:
         >>> row = bitmap.of(jnp.array([[True, False, True, True]]))
@@ -170,7 +171,7 @@ def some(
 
 
 def take(x: Array, places: Int32[Array, "n k"]) -> Array:
-    """The elements at these places of each row."""
+    """The elements at these indices of each row."""
     return jnp.take_along_axis(x, places, axis=1, mode="clip")
 
 
@@ -188,8 +189,10 @@ def _largest(sizes: Int[Array, "n size"], k: int) -> Int[Array, "n 1"]:
 def _bracket(
     x: Array, k: int, room: int, trial: Int32[Array, "n 1"]
 ) -> tuple[Int32[Array, "n 1"], Int32[Array, "n 1"]]:
-    """A threshold that at least `k` and at most `room` elements of each row reach, and how many do;
-    or, where so many are equal that there is none, the one that those reach. From a first trial on.
+    """A threshold that `k` to `room` elements of each row reach, and their number.
+
+    If many equal elements make that impossible, it is the threshold that all of those reach. The
+    search starts from a given trial.
     """
     size = x.shape[1]
 
@@ -223,12 +226,13 @@ def _bracket(
 
 
 def estimate(x: Array, k: int, above: int) -> Int32[Array, "n 1"]:
-    """About the threshold that `k` elements of each row reach, as `size_bits`, from a sample at
-    equal distances that holds about `above` of them.
+    """An estimate of the threshold that `k` elements of each row reach, as `size_bits`.
+
+    It uses a sample at equal distances that contains about `above` of these elements.
     """
     size = x.shape[1]
     stride = int(max(1, min(size * 2**-16, k / above)))
-    # An odd distance: rows of a matrix tend to have even lengths.
+    # Use an odd distance, since rows of a matrix tend to have even lengths.
     sample = size_bits(x[:, :: stride - 1 + stride % 2] if stride >= 3 else x)
     wanted = min(sample.shape[1], max(1, round(k * sample.shape[1] / size)))
     return _largest(sample, wanted)
@@ -245,7 +249,7 @@ def largest(x: Array) -> Int32[Array, "n 1"]:
 
 
 def nonfinite(x: Array) -> Int32[Array, " n"]:
-    """The last place of each row whose element is not finite, or -1."""
+    """The last index of a non-finite element of each row, or -1."""
     place = lax.broadcasted_iota(jnp.int32, x.shape, 1)
     return _reduced(jnp.where(size_bits(x) >= INF, place, -1), jnp.max)[:, 0]
 

@@ -1,9 +1,9 @@
-"""Laws of magnitudes, and the threshold that a share of them exceeds.
+"""Distributions of magnitudes, and the threshold that a given fraction exceeds.
 
-Each law is fitted by moments, in closed form, to magnitudes above a level, and gives how far above
-it the threshold for a share `δ = exp(−nats)` of them lies. Moments are sums in integers, and what
-is made of them takes neither a library's logarithm nor a product next to a sum: every platform
-finds the same threshold.
+Each distribution is fitted in closed form, by moments, to the magnitudes above a level, and gives
+the distance from the level to the threshold for a fraction `δ = exp(−nats)`. Moments are sums of
+integers, and the formulas avoid a library's logarithm and products next to sums, so that every
+platform finds the same threshold.
 """
 
 import functools
