@@ -159,7 +159,7 @@ def exchange(rows: Array, axis_name: AxisName) -> Array:
     size = rows.shape[1]
 
     def swap(rows: Array) -> Array:
-        # As one vector, since a matrix of few rows would be padded to eight.
+        # Send one vector, since a matrix of few rows would be padded to eight.
         flat = vary(rows.reshape(-1), axis_name)
         return lax.all_to_all(flat, axis_name, 0, 0, tiled=True).reshape(rows.shape)
 

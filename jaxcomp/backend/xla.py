@@ -181,7 +181,7 @@ def joined(parts: Sequence[jax.Array]) -> jax.Array:
 
 
 _UNEVEN = 1.5
-"""How many times longer than a copy a concatenation may take."""
+"""The largest accepted time of a concatenation, in times of a copy."""
 
 _FEW = 8
 """Parts longer than such a share are put in place by a kernel each."""

@@ -1,4 +1,4 @@
-"""Which implementation does the work: the platform's own where it can, unless one is forced.
+"""Dispatch to an implementation: the platform's own if it can do the work, unless one is forced.
 
 All give the same bits. `None` leaves the choice to the platform that the program is lowered for: to
 quantise and pack, and to decode and sum, a GPU (CUDA) or TPU takes its fused kernel for buckets

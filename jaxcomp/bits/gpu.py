@@ -43,7 +43,7 @@ def refuses(bits: Bits, size: int, dtype: Any) -> str | None:
 
 
 def pack(codes: Array, bits: Bits, *, interpret: bool = False) -> Array:
-    """As `bits.pack`."""
+    """The kernel of `bits.pack`."""
     n, size = codes.shape
 
     def kernel(codes_ref, words_ref):
@@ -58,7 +58,7 @@ def pack(codes: Array, bits: Bits, *, interpret: bool = False) -> Array:
 
 
 def unpack(packed: Array, bits: Bits, size: int, *, interpret: bool = False) -> Array:
-    """As `bits.unpack`."""
+    """The kernel of `bits.unpack`."""
     n = packed.shape[0]
 
     def kernel(words_ref, codes_ref):
@@ -79,7 +79,7 @@ def encode(
     *,
     interpret: bool = False,
 ) -> tuple[Array, Array]:
-    """As `bits.encode`."""
+    """The kernel of `bits.encode`."""
     n, size = x.shape
     seeds = jnp.concatenate([key, first[None]])
     given = () if scale is None else (scale[:, None],)
@@ -120,7 +120,7 @@ def decode_sum(
     *,
     interpret: bool = False,
 ) -> Array:
-    """As `bits.decode_sum`."""
+    """The kernel of `bits.decode_sum`."""
     (workers, n, _), size = packed.shape, like.shape[1]
 
     def kernel(words_ref, steps_ref, out_ref):

@@ -1,4 +1,4 @@
-"""Where a code lies in the words: the one definition that every implementation follows.
+"""The position of a code in the words, defined once for all implementations.
 
 Words are planar inside a bucket: field `p` of word `w` is element `p * words + w`. That needs no
 shuffling of lanes, so whatever makes the codes is fused with the packing. A width that is no power

@@ -57,7 +57,7 @@ def refuses(bits: Bits, size: int, dtype: Any) -> str | None:
 
 
 def pack(codes: Array, bits: Bits, *, interpret: bool = False) -> Array:
-    """As `bits.pack`."""
+    """The kernel of `bits.pack`."""
     n, size = codes.shape
     groups, words = _groups(n, size), words_of(size, bits)
 
@@ -81,7 +81,7 @@ def pack(codes: Array, bits: Bits, *, interpret: bool = False) -> Array:
 
 
 def unpack(packed: Array, bits: Bits, size: int, *, interpret: bool = False) -> Array:
-    """As `bits.unpack`."""
+    """The kernel of `bits.unpack`."""
     n, words = packed.shape
     groups = _groups(n, size)
 
@@ -112,7 +112,7 @@ def encode(
     *,
     interpret: bool = False,
 ) -> tuple[Array, Array]:
-    """As `bits.encode`."""
+    """The kernel of `bits.encode`."""
     (n, size), dtype = x.shape, x.dtype
     groups, words = _groups(n, size), words_of(x.shape[1], grid.bits)
     given = count if scale is None else scale
@@ -165,7 +165,7 @@ def decode_sum(
     *,
     interpret: bool = False,
 ) -> Array:
-    """As `bits.decode_sum`."""
+    """The kernel of `bits.decode_sum`."""
     (workers, n, words), size = packed.shape, like.shape[1]
     groups = _groups(n, size)
 
@@ -275,7 +275,7 @@ def _cut(row: Array, begin: int, period: int) -> Array:
 def _chunks(
     plane: Plane | TritPlane, size: int, groups: int, part: int
 ) -> list[tuple[int, int | Array]]:
-    """Where the codes of these words are: the first of 128 columns, and which field it is."""
+    """The position of the codes of these words: the first of 128 columns, and the field."""
     width = lanes(size, plane)
     if width >= LANES:
         return [(field * width + part, field) for field in range(plane.fields)]

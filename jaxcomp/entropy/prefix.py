@@ -39,7 +39,7 @@ def fitting(lengths: Int32[Array, "n size"], count: Int32[Array, " n"], room: in
 
 
 def magnitude(symbols: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
-    """How far from zero the level is."""
+    """The magnitude of the level."""
     return (symbols + 1) >> 1
 
 
@@ -80,7 +80,7 @@ def reversed_bits(
 
 
 def first_one(words: UInt32[Array, "..."]) -> Int32[Array, "..."]:
-    """How many zeros come before the first one; 32 if there is none."""
+    """The number of zeros before the first one; 32 if there is none."""
     return lax.population_count((words & (~words + 1)) - 1).astype(jnp.int32)
 
 

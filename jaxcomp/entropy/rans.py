@@ -176,7 +176,7 @@ class Rans(Coder, public=("checked", "head_bits")):
 
 
 class _Plan(NamedTuple):
-    """How a row is dealt out; static."""
+    """The static assignment of a row's symbols to lanes."""
 
     lanes: int
     steps: int
@@ -215,7 +215,7 @@ def frequencies(counts: Float32[Array, " symbols"]) -> UInt32[Array, " symbols"]
     """
     checks.integer("symbols", counts.size, 1, SYMBOLS)
     counts = jnp.clip(jnp.where(counts > 0, counts, 0), 0, 2.0**126)
-    # What occurs alone has a frequency of 4095, which a state has the room for.
+    # A symbol that occurs alone gets the frequency 4095, which a state can hold.
     counts = jnp.pad(counts, (0, 1)) if counts.size == 1 else counts
     # By a power of two, which rounds nothing: the sum of counts is the same in any order.
     largest = lax.bitcast_convert_type(jnp.max(counts), jnp.int32)

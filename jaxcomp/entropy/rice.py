@@ -246,7 +246,7 @@ def _unary(
     """So many zeros and a one, from a bit on."""
     lengths = jnp.where(real, numbers + 1, 0).astype(jnp.int32)
     ends = jnp.cumsum(lengths, axis=1) - 1 + begin
-    # What is not real is put where nothing is written.
+    # Padding goes to a position that is not written.
     ends = jnp.where(real, ends, stream.WORD * words)
     ones = jnp.where(real, jnp.uint32(1) << (ends & 31).astype(jnp.uint32), 0)
     row = jnp.arange(numbers.shape[0])[:, None]
@@ -255,7 +255,7 @@ def _unary(
 
 
 def _ones(words: UInt32[Array, "n words"], begin: Array, k: int) -> Int32[Array, "n k"]:
-    """Where the ones are from a bit on, counted from there."""
+    """The positions of the ones after a bit, relative to it."""
     first = jnp.arange(words.shape[1], dtype=jnp.int32)[None] * stream.WORD
     skip = jnp.clip(begin - first, 0, stream.WORD)
     mask = jnp.uint32(0xFFFFFFFF) << jnp.minimum(skip, stream.WORD - 1).astype(jnp.uint32)

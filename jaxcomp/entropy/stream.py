@@ -99,7 +99,7 @@ def joined(halves: UInt16[Array, "n halves"]) -> UInt32[Array, "n words"]:
 
 
 def ones(words: UInt32[Array, "n words"], k: int) -> Int32[Array, "n k"]:
-    """Where the first `k` ones of each row are, ascending; unspecified beyond the last one.
+    """The positions of the first `k` ones of each row, ascending; unspecified beyond the last one.
 
     Example:
         >>> ones(jnp.array([[0, 0b1010]], jnp.uint32), 2)

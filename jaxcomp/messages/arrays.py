@@ -130,7 +130,7 @@ def _from_codes(
 ) -> np.ndarray:
     width = reader.take(1, "the width of codes")[0]
     bits = TRIT if width == _TRIT else width
-    # Of another width there might be many more codes than there are.
+    # With another width there could be many more codes.
     size = _most_codes(shape[1], bits) if len(shape) == 2 and bits in tuple(widths) else 0
     if dtype != np.uint32 or not size:
         raise MessageError(

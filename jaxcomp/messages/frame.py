@@ -153,7 +153,7 @@ def _entry(dtype: np.dtype, shape: Sequence[int], method: int, size: int) -> byt
 
 
 def _read_entry(reader: Reader, like: ArrayLike) -> tuple[int, int]:
-    """How an array is written, and in how many bytes, if it is the one that is expected."""
+    """The method and the number of bytes of an array, if it is the expected one."""
     code, method, dimensions = reader.take(3, "what an array is")
     dtype = DTYPES[code].name if code < len(DTYPES) else f"dtype {code}"
     must = f"{np.dtype(like.dtype).name}{list(like.shape)}"

@@ -23,7 +23,7 @@ _CODER = Rans(lanes=_LANES)
 _ROW = 8_192
 """Symbols of a row: enough that its lanes' states cost little, few enough for short streams."""
 _TOGETHER = (128, 16, 1)
-"""How many rows are coded at a time: of what is left, as many as there are of the most."""
+"""The numbers of rows that are coded at a time, the largest that fits first."""
 _CAPACITY = -(-_CODER.worst_bits(_ROW, SYMBOLS) // 32)
 """The words that a row may take."""
 _LENGTH = np.dtype("<u2")
@@ -32,7 +32,7 @@ _CHUNK = 2**20
 
 
 class Measure(NamedTuple):
-    """How a stream is best written.
+    """The best method for a stream.
 
     Attributes:
         kind: RAW, CONSTANT or CODED.

@@ -174,7 +174,7 @@ def _name(update: Any) -> str:
 
 
 def _held(update: Any) -> dict[str, Any]:
-    """What a function, or the object of a method, has in it by name."""
+    """The variables and attributes of a function, or of a method's object, by name."""
     owner = getattr(update, "__self__", None)
     if owner is not None:
         return dict(getattr(owner, "__dict__", {}))

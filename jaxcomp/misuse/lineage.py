@@ -1,4 +1,4 @@
-"""How a traced value was computed: the equations behind it, and what follows from them.
+"""The lineage of a traced value: the equations behind it, and conclusions from them.
 
 JAX has no public way from a traced value to its equations. Only this module reads the private
 attributes (JAX 0.10 to 0.12); where they are missing, a value has no history.
@@ -134,7 +134,7 @@ def _inside(step: Step, inputs: list[Any], rule: Rule) -> list[Any] | None:
 
 
 def _of_scan(params: dict[str, Any], inputs: list[Any]) -> list[list[Any]]:
-    """What a scan has as constants, carries and scans."""
+    """The constants, carries and scanned inputs of a scan."""
     if "ft_in" in params:  # Since JAX 0.11.
         return [list(part) for part in params["ft_in"].update(inputs).unpack()]
     first = params["num_consts"]

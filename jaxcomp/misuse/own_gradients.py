@@ -100,7 +100,7 @@ _SUMMED, _DIVIDED = "summed", "divided"
 
 
 class _Loss:
-    """What becomes of the one that a reverse pass begins with, up to the transpose of a sum.
+    """Follows the initial one of a reverse pass up to the transpose of a sum.
 
     A number, of a constant; `_SUMMED`, of a sum over the workers; `_DIVIDED`, of a constant that a
     reverse pass has divided by the number of workers, or by such a sum; else None. The transpose of

@@ -17,7 +17,7 @@ def count(text: str) -> int:
 
 
 def levels(text: str) -> tuple[int, ...]:
-    """How many workers on each level: 8, or 4x8."""
+    """The number of workers on each level: 8, or 4x8."""
     found = tuple(int(part) if part.isdecimal() else 0 for part in text.split("x"))
     if not 1 <= len(found) <= 2 or min(found) < 1 or math.prod(found) < 2:
         raise argparse.ArgumentTypeError(f"must be like 8 or 4x8, at least 2 in all, got {text!r}")

@@ -167,7 +167,7 @@ def plan(
     clock = clock or (timing.untimed if link_only else timing.measure)
     if link_only:
         clock = _free(clock)
-    # What crosses the link of a host is from all of its devices.
+    # The link of a host carries the bytes of all of its devices.
     sharing = levels[-1] if len(levels) > 1 and link_per == "host" else 1
     named = ways(CODECS if codecs is None else codecs, levels)
     found = [_way(name, reducer, params, levels, clock, sharing) for name, reducer in named.items()]

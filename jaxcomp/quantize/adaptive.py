@@ -283,7 +283,7 @@ def _from_above(x: Float32[Array, " n"]) -> Float32[Array, " ends"]:
 
 
 def _optimum(tail: _Tail, levels: Float32[Array, " levels"]) -> Float32[Array, " interior"]:
-    """Where each interior level is best, given its neighbours; where it is, if nothing depends."""
+    """The best position of each interior level; unchanged if all positions are equally good."""
     above = jnp.clip(_beyond(tail.points, levels), 1, tail.points.shape[0] - 1)
     left = tail.points[above] - levels
     part = left * _inverse(tail.points[above] - tail.points[above - 1])
@@ -299,14 +299,14 @@ def _optimum(tail: _Tail, levels: Float32[Array, " levels"]) -> Float32[Array, "
 def _quantile(
     points: Float32[Array, " points"], beyond: Float32[Array, " points"], share: Array
 ) -> Float32[Array, " n"]:
-    """Where the mass beyond falls to each share, given what lies beyond each point."""
+    """The points beyond which these fractions of the mass lie, from the mass beyond each point."""
     below = jnp.clip(_beyond(-beyond, -share), 1, points.shape[0] - 1)
     part = (share - beyond[below]) * _inverse(beyond[below - 1] - beyond[below])
     return points[below] - part * (points[below] - points[below - 1])
 
 
 def _starts(histogram: Histogram, tail: _Tail, interior: int) -> Float32[Array, "starts levels"]:
-    """Where `alq` starts: exponential, uniform, quantiles, and companded."""
+    """The starts of `alq`: exponential, uniform, quantiles, and companded."""
     even = np.linspace(0, 1, interior + 2, dtype=np.float32)
     halves = np.exp2(np.arange(-interior - 1, 1, dtype=np.float32))
     quantiles = _quantile(tail.points, tail.share, tail.share[0] * (1 - even))
@@ -369,7 +369,7 @@ def _multiply(bins: Array, *columns: Array) -> list[Array]:
 
 
 def _pieces(histogram: Histogram) -> tuple[Array, Array, Array]:
-    """Where the mass of each bin begins and ends, and its share of the whole."""
+    """The interval of each bin's mass, and its fraction of the whole."""
     lower, upper = jnp.asarray(_EDGES[:-1]), jnp.asarray(_EDGES[1:])
     top = jnp.max(histogram.weight)
     filled = (histogram.weight > 0) & jnp.isfinite(top)  # What overflowed counts as empty.

@@ -77,7 +77,7 @@ class Lattice(Scale):
 _LARGEST = float(np.finfo(np.float32).max)
 
 _ALIKE = 0.003
-"""How far from whole an element may be: other fractions of 127 parts are further off."""
+"""The tolerance for an integer: other fractions of 127 parts are further off."""
 
 
 def _running(x: Int32[Array, "n size"]) -> Float32[Array, "n size"]:

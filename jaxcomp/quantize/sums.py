@@ -30,7 +30,7 @@ _INF = 0x7F800000
 
 
 class Rows(NamedTuple):
-    """How rows are worked on; every way gives the same bits.
+    """The method of reducing rows; every method gives the same bits.
 
     Attributes:
         staged: whether a long row is reduced in several passes, or all at once.
@@ -158,7 +158,7 @@ def _carry(limbs: list[Int32[Array, "n lanes"]]) -> list[Int32[Array, "n lanes"]
 
 
 def _fan(x: Array, fan: int, rows: Rows) -> int:
-    """How many elements at a distance to bring together: `fan` of them, or the whole row."""
+    """The number of distant elements to combine in one pass: `fan`, or the whole row."""
     size = x.shape[1]
     if not rows.staged:
         return size

@@ -212,7 +212,7 @@ class Geometric(Levels):
 
     @property
     def span(self) -> float:
-        """How many times smaller than the largest value an element may be to be near its value."""
+        """The largest ratio of the largest value to an element that has a close value."""
         return 2 ** ((self.positive - 0.5) / self.per_octave)
 
     def codes(self, points: Float32[Array, "..."], dither: Array) -> UInt32[Array, "..."]:

@@ -20,10 +20,10 @@ from jaxcomp.rotate.reference import Seeds
 from jaxcomp.types import Array
 
 _LIMIT = 0.8
-"""Where the first step clips, in units of `‖x‖ / √block`."""
+"""The clip of the first step, in units of `‖x‖ / √block`."""
 
 _DECAY = 0.7
-"""How much lower each step clips than the one before."""
+"""The factor by which each step lowers the clip."""
 
 _STEPS = 8
 """Steps that clip; more gain next to nothing."""
@@ -32,7 +32,7 @@ _GOLDEN_RATIO = 0.6180339887
 
 
 def slots(real: int, block: int) -> np.ndarray:
-    """Where in a block of the transform its `real` elements are best kept: spread as if at random.
+    """The positions of the `real` elements in a block of the transform, spread pseudo-randomly.
 
     Kept side by side, their frame has too much structure: of twice as many coordinates as elements
     each would come twice, and nothing could be gained.

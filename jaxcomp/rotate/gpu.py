@@ -38,7 +38,7 @@ def refuses(block: int) -> str | None:
 def rotate(
     blocks: Array, seeds: Seeds, down: int | float, up: int | float, *, interpret: bool = False
 ) -> Array:
-    """As `reference.rotate`."""
+    """The kernel of `reference.rotate`."""
 
     def before(x: Array, flip: Callable[[Array], Array]) -> Array:
         return flip(x * jnp.float32(down))
@@ -53,7 +53,7 @@ def rotate(
 def unrotate(
     blocks: Array, seeds: Seeds, down: int | float, up: int | float, *, interpret: bool = False
 ) -> Array:
-    """As `reference.unrotate`."""
+    """The kernel of `reference.unrotate`."""
 
     def before(z: Array, flip: Callable[[Array], Array]) -> Array:
         del flip

@@ -39,7 +39,7 @@ class Seeds(NamedTuple):
 
 
 def transform(x: Float32[Array, "n size"], block: int) -> Float32[Array, "n size"]:
-    """As `hadamard.transform`."""
+    """The reference of `hadamard.transform`."""
     return over_blocks(lambda part, _: butterflies(part), x.reshape(-1, block)).reshape(x.shape)
 
 

@@ -38,7 +38,7 @@ def refuses(block: int) -> str | None:
 def rotate(
     blocks: Array, seeds: Seeds, down: int | float, up: int | float, *, interpret: bool = False
 ) -> Array:
-    """As `reference.rotate`."""
+    """The kernel of `reference.rotate`."""
 
     def work(x: Array, flip: Callable[[Array], Array]) -> Array:
         return _network(flip(x * jnp.float32(down))) * jnp.float32(up)
@@ -49,7 +49,7 @@ def rotate(
 def unrotate(
     blocks: Array, seeds: Seeds, down: int | float, up: int | float, *, interpret: bool = False
 ) -> Array:
-    """As `reference.unrotate`."""
+    """The kernel of `reference.unrotate`."""
 
     def work(z: Array, flip: Callable[[Array], Array]) -> Array:
         return flip(_network(z * jnp.float32(down))) * jnp.float32(up)

@@ -33,7 +33,7 @@ _NATS = (0.0, 24.0, 192)
 
 
 class Moments(NamedTuple):
-    """What the laws are fitted to, of the positive numbers of each row.
+    """The moments of the positive numbers of each row, to which distributions are fitted.
 
     Attributes:
         unit: `[n, 1]`, what the other moments are multiples of: the largest.

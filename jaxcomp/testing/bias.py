@@ -38,7 +38,7 @@ def assert_unbiased(codec: Codec, x: Array, *, draws: int = 2048) -> None:
     bias = first / draws
     spread = np.sqrt(np.maximum(second / draws - bias**2, 0))
     error = spread / np.sqrt(draws) + 2.0**-18
-    # What is less likely than 6 / draws may never have been drawn: allow for its weight.
+    # Events less likely than 6 / draws may never have been drawn: allow for their weight.
     unseen = 6 / draws * float(largest)
     worst = int(np.argmax(np.abs(bias) / (6 * error + unseen)))
     if np.abs(bias[worst]) > 6 * error[worst] + unseen:
@@ -172,7 +172,7 @@ def assert_feedback_sends_all(
                 key = noise.fold(noise.raw(SEED), jnp.uint32(step))
                 residual = message - programs.compiled(codec, key, message)[1]
             taken = until
-            # What was not sent is in the residual.
+            # The residual holds the unsent part.
             left = np.add.reduceat(np.asarray(residual, np.float64) * real, begins)
             share = 1 - left[energy > 0] / energy[energy > 0] / taken
             if share.min() > 0.5 or taken == steps:

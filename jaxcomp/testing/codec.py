@@ -143,7 +143,7 @@ def assert_deterministic(codec: Codec, x: Array, *, eager: bool = True) -> None:
 
 
 def _eagerly(codec: Codec, key: Array, x: Array) -> tuple[PyTree, Array]:
-    """As `programs.there_and_back`, without compiling more than the codec itself does."""
+    """`programs.there_and_back` without compiling more than the codec itself does."""
     plan = trees.layout(codec, x)
     payloads, stacks = [], []
     for number, batch in enumerate(plan.batches):

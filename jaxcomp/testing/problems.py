@@ -36,7 +36,7 @@ class Quadratics(NamedTuple):
 
     @property
     def data(self) -> tuple[Array, Array]:
-        """What each worker has of its own, along the leading axis."""
+        """The data of each worker, along the leading axis."""
         return self.matrices, self.targets
 
     def gradient(self, x: Array, matrix: Array, target: Array) -> Array:
@@ -73,7 +73,7 @@ class Logistic(NamedTuple):
 
     @property
     def data(self) -> tuple[Array, Array]:
-        """What each worker has of its own, along the leading axis."""
+        """The data of each worker, along the leading axis."""
         return self.features, self.labels
 
     def gradient(self, x: Array, features: Array, labels: Array) -> Array:

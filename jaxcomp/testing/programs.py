@@ -26,7 +26,7 @@ MANY = 128
 
 @functools.partial(jax.jit, static_argnums=0)
 def many(codec: Codec, keys: Array, xs: Array) -> tuple[PyTree, Array]:
-    """As `there_and_back`, for `MANY` keys and inputs at once."""
+    """`there_and_back` for `MANY` keys and inputs at once."""
     return jax.vmap(functools.partial(there_and_back, codec))(keys, xs)
 
 

@@ -68,7 +68,7 @@ def exchange(rows: PyTree, axis_name: AxisName, collectives: int = 1) -> PyTree:
 
 
 def collectives(payload: PyTree, at_most: int) -> int:
-    """How many there are, where `gather` or `exchange` is given this payload and that number."""
+    """The number of collectives that `gather` or `exchange` uses for this payload and limit."""
     return len(_runs(jax.tree.leaves(payload), at_most))
 
 
