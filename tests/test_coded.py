@@ -258,10 +258,12 @@ def test_wrong_use_says_what_would_do():
     with pytest.raises(ValueError, match=r"`memory` must be"):
         jaxcomp.codecs.Coded(codec=jaxcomp.qsgd(), memory=1.5)
     with pytest.raises(
-        ValueError, match=r"`capacity` must be at least 4 bits, or None, with dither"
+        ValueError, match=r"`capacity` must be at least 4 bits, or None, with subtractive"
     ):
         jaxcomp.codecs.Coded(codec=jaxcomp.qsgd_inf(subtractive=True), capacity=3)
-    with pytest.raises(ValueError, match=r"`bucket_size` must be at most 67108864 to be coded"):
+    with pytest.raises(
+        ValueError, match=r"`bucket_size` must be at most 67108864 for entropy coding"
+    ):
         jaxcomp.wire_bytes(
             jaxcomp.codecs.Coded(codec=jaxcomp.qsgd(bucket_size=None)),
             jax.ShapeDtypeStruct((2**27,), jnp.float32),

@@ -156,7 +156,8 @@ def test_wrong_arguments_say_so(mesh):
     with pytest.raises(ValueError, match=r"`rules` must be a tuple of jaxcomp.Rule"):
         jaxcomp.Policy(jaxcomp.sign(), rules=("*",))
     with pytest.raises(
-        ValueError, match=r"every leaf must have a floating dtype, and 'n' is int32"
+        ValueError,
+        match=r"every leaf must have a floating dtype of at least 16 bits, got 'n' of int32",
     ):
         jaxcomp.encode(jaxcomp.sign(), 0, {"n": jnp.arange(3)})
     with pytest.raises(ValueError, match=r"`axis_name` must name axes of the mesh .*'rows'"):

@@ -115,7 +115,7 @@ def test_fields_widen_and_end():
     assert nearest(127).summable(258).width == 16
     with pytest.raises(ValueError, match=r"`workers` must be at most 258 .* got 259; use fewer"):
         nearest(127).summable(259)
-    with pytest.raises(ValueError, match=r"`workers` must be at most 127 .* got 128; take more"):
+    with pytest.raises(ValueError, match=r"`workers` must be at most 127 .* got 128; use more"):
         jaxcomp.int_sgd().summable(128)
 
 
