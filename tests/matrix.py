@@ -34,21 +34,21 @@ ENVIRONMENTS = (
 
 CORE = (
     (
-        "test_codecs",
+        "codecs/test_codecs",
         "golden or compile_once or lowers or variants_agree or half_precision or "
         "test_contract and (Fitted or Chained or fit or AdaptiveQ or Bitmap)",
     ),
-    ("test_messages", "golden or family"),
-    ("test_kernels", "own_kernel or is_one_kernel or (the_same and (two or 4 or 64) and gpu)"),
-    ("test_digits", ""),
-    ("test_modes", ""),
-    ("test_sharded", ""),
-    ("test_composition", ""),
-    ("test_nonfinite", ""),
-    ("test_wire", "moves or agreed or describe or dense"),
-    ("test_annotations", ""),
-    ("test_network", "ranks or median or added"),
-    ("test_examples", "quickstart or contract or readme"),
+    ("messages/test_messages", "golden or family"),
+    ("bits/test_kernels", "own_kernel or is_one_kernel or (the_same and (two or 4 or 64) and gpu)"),
+    ("numerics/test_digits", ""),
+    ("reducers/test_modes", ""),
+    ("transforms/test_sharded", ""),
+    ("end_to_end/test_composition", ""),
+    ("transforms/test_nonfinite", ""),
+    ("wire/test_wire", "moves or agreed or describe or dense"),
+    ("test_import", ""),
+    ("benchmarks/test_network", "ranks or median or added"),
+    ("end_to_end/test_examples", "quickstart or contract or readme"),
 )
 """Files and what is selected in them: every recipe's bytes, and each part of the library once."""
 
@@ -135,7 +135,7 @@ def run(environment: Environment, python: pathlib.Path) -> tuple[int, int, float
         passed += counts.get("passed", 0)
         failed += wrong or int(code != 0)
         took, last = time.monotonic() - start, output.strip().rpartition("\n")[2]
-        print(f"  {environment.name:9} {file:18} {took:5.0f} s  {last}", flush=True)
+        print(f"  {environment.name:9} {file:30} {took:5.0f} s  {last}", flush=True)
         if code:
             print("\n".join(output.splitlines()[-60:]), flush=True)
     return passed, failed, (time.monotonic() - begin) / 60

@@ -79,7 +79,7 @@ PARENTS = {
 ROUNDS = {"neolithic": 2}
 """Steps to a round, between which a method stays where it is."""
 ALONE = ("signsgd", "one_bit_adam", "zero_one_adam")
-"""Votes have no identity; what the others come from is in `test_optimizers.py`."""
+"""Votes have no identity; what the others come from is in `optimizers/test_optimizers.py`."""
 
 
 def build(name, codec=None, rate=RATE):

@@ -1,6 +1,5 @@
 """What is declared: the lowest versions are those that `make matrix` tries, and so are warnings."""
 
-import pathlib
 import re
 import tomllib
 import types
@@ -10,8 +9,8 @@ import matrix
 import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
+from paths import ROOT, TESTS
 
-ROOT = pathlib.Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
@@ -34,7 +33,7 @@ def test_every_python_that_is_declared_is_tried():
 
 def test_every_part_of_the_core_suite_is_there():
     for file, _ in matrix.CORE:
-        assert (ROOT / "tests" / f"{file}.py").exists()
+        assert (TESTS / f"{file}.py").exists()
 
 
 def warn_from(module):
@@ -49,7 +48,7 @@ def warn_from(module):
 OWN = [
     "jaxcomp",
     "jaxcomp.codecs.quantizer",
-    *sorted(p.stem for p in (ROOT / "tests").glob("*.py")),
+    *sorted(p.stem for p in TESTS.rglob("*.py")),
 ]
 
 

@@ -1,16 +1,16 @@
 """The blocks of `docs/adoption.md`, as they stand there, and that they do what the page says."""
 
-import pathlib
 import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from paths import ROOT
 
 import jaxcomp
 
-PAGE = (pathlib.Path(__file__).parent.parent / "docs" / "adoption.md").read_text()
+PAGE = (ROOT / "docs" / "adoption.md").read_text()
 BLOCKS = {
     title.splitlines()[0]: re.findall(r"```python\n(.*?)```", title, flags=re.DOTALL)
     for title in re.split(r"^#+ ", PAGE, flags=re.M)[1:]

@@ -6,17 +6,17 @@ Everything is in one process: the server and the attackers in one event loop, cl
 import asyncio
 import contextlib
 import importlib
-import pathlib
 import socket
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from paths import ROOT
 
 import jaxcomp
 
-EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
+EXAMPLES = ROOT / "examples"
 SECRET = bytes(range(32))
 ROUNDS = 2
 

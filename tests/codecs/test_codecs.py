@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import pathlib
 
 import chex
 import jax
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from lowering import lowered, mesh_of
+from paths import TESTS
 from suite import CODECS, FEW, SLOW, VARIANTS, label
 
 import jaxcomp
@@ -28,7 +28,7 @@ from jaxcomp.numerics import noise
 from jaxcomp.quantize import levels, rounding, scales
 from jaxcomp.wire import buffer
 
-GOLDEN = pathlib.Path(__file__).parent / "golden" / "payloads.json"
+GOLDEN = TESTS / "golden" / "payloads.json"
 
 
 @pytest.mark.parametrize("codec", CODECS + VARIANTS, ids=label)

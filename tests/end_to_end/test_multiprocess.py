@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import pathlib
 import pickle
 import re
 import signal
@@ -16,9 +15,9 @@ import jax
 import numpy as np
 import processes
 import pytest
+from paths import ROOT, TESTS
 
-TESTS = pathlib.Path(__file__).parent
-EXAMPLE = TESTS.parent / "examples" / "multihost.py"
+EXAMPLE = ROOT / "examples" / "multihost.py"
 WORKERS = 4
 PATIENCE = 240  # Seconds, of a machine that is busy with other tests.
 TINY = (

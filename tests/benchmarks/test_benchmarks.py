@@ -1,11 +1,11 @@
 """The drivers of the benchmarks, and the bounds that their committed results meet."""
 
 import itertools
-import pathlib
 
 import pytest
+from paths import ROOT
 
-BENCHMARKS = pathlib.Path(__file__).parents[1] / "benchmarks"
+BENCHMARKS = ROOT / "benchmarks"
 
 
 @pytest.fixture(autouse=True)

@@ -1,13 +1,13 @@
 """Bitmaps, selection, places as words, and thresholds from fitted laws."""
 
 import functools
-import pathlib
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from paths import TESTS
 from scipy import special
 from suite import SLOW
 
@@ -354,7 +354,7 @@ def test_fixed_stages_find_the_share_of_the_table(case):
 
 def real_gradients(n):
     """Of a transformer's layer and its embedding, halfway through its training, as float16."""
-    with np.load(pathlib.Path(__file__).parent / "data" / "gradient.npz") as file:
+    with np.load(TESTS / "data" / "gradient.npz") as file:
         leaves = [file[name].ravel() for name in ("down", "embedding")]
     return np.stack([leaf[:n] for leaf in leaves if leaf.size >= n]).astype(np.float32)
 

@@ -1,16 +1,16 @@
 """The programs of `docs/frameworks.md`, as they stand there."""
 
-import pathlib
 import re
 
 import jax
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding
+from paths import ROOT
 
 import jaxcomp
 
-PAGE = (pathlib.Path(__file__).parent.parent / "docs" / "frameworks.md").read_text()
+PAGE = (ROOT / "docs" / "frameworks.md").read_text()
 PROGRAMS = {
     title: re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     for title, text in re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, flags=re.DOTALL | re.M)

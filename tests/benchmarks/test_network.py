@@ -1,15 +1,13 @@
 """The benchmark of a slow wire: its network, and how it keeps results."""
 
 import json
-import pathlib
 import subprocess
 import sys
 import time
 from importlib import import_module
 
 import pytest
-
-ROOT = pathlib.Path(__file__).parents[1]
+from paths import ROOT
 
 SEND = """
 import socket, sys

@@ -1,7 +1,6 @@
 """Sharded models: each device compresses its own shard, and only that crosses the slow axis."""
 
 import math
-import pathlib
 import re
 import warnings
 
@@ -10,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from paths import ROOT
 from sharding import (
     EF_SIGN,
     MIXED,
@@ -310,7 +310,7 @@ def test_wrong_places_say_so(two):
 
 def test_the_page_runs():
     """`docs/sharded.md`, as it stands there."""
-    page = (pathlib.Path(__file__).parent.parent / "docs" / "sharded.md").read_text()
+    page = (ROOT / "docs" / "sharded.md").read_text()
     (script,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     found = {}
     exec(script, found)

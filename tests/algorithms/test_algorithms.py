@@ -4,7 +4,6 @@ import functools
 import importlib
 import inspect
 import os
-import pathlib
 import warnings
 
 import jax
@@ -26,6 +25,7 @@ from methods import (
     build,
     everywhere,
 )
+from paths import ROOT
 from suite import SLOW
 
 import jaxcomp
@@ -155,7 +155,7 @@ CLASSES = {
     "contractive (`sign`, `top_k`)": jaxcomp.sign(bucket_size=SIZE),
     "neither (`ndsc(dithered=False)`)": jaxcomp.ndsc(bits=2, dithered=False),
 }
-DOCS = pathlib.Path(__file__).parents[1] / "docs" / "algorithms.md"
+DOCS = ROOT / "docs" / "algorithms.md"
 
 
 def verdict(make):

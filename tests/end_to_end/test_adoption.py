@@ -1,13 +1,13 @@
 """Other people's programs, dense and compressed: few lines change, and the loss is the same."""
 
 import difflib
-import pathlib
 
 import jax
 import numpy as np
 import pytest
+from paths import ROOT
 
-FOLDER = pathlib.Path(__file__).parent.parent / "examples" / "adoption"
+FOLDER = ROOT / "examples" / "adoption"
 LINES = {
     "equinox_parallelism": 10,  # A plain `jit` with shardings.
     "flax_mnist_nnx": 6,

@@ -5,12 +5,12 @@ import dataclasses
 import hashlib
 import json
 import os
-import pathlib
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from paths import TESTS
 from posted import FIXED, MATRIX, assert_same, draws, message, sealed
 from suite import CODECS, SLOW, VARIANTS, label
 
@@ -19,7 +19,7 @@ from jaxcomp.messages import arrays, fingerprint, frame, streams
 from jaxcomp.messages.reading import Reader
 from jaxcomp.sparsify.indices import Bitmap, RiceGaps
 
-GOLDEN = pathlib.Path(__file__).parent / "golden" / "messages.json"
+GOLDEN = TESTS / "golden" / "messages.json"
 IDENTITY = slice(20, 36)
 SECRET = bytes(range(32))
 

@@ -1,6 +1,5 @@
 """Moments that move into a chain with another compressor; states that are of no chain at all."""
 
-import pathlib
 import subprocess
 import sys
 from typing import Any
@@ -13,6 +12,7 @@ import orbax.checkpoint as ocp
 import pytest
 from flax import serialization
 from jax.sharding import AxisType, NamedSharding
+from paths import ROOT
 
 import jaxcomp
 
@@ -183,7 +183,6 @@ print(type(back.memory.feedback).__name__)
 
 def test_flax_may_be_imported_late():
     command = [sys.executable, "-c", LATE]
-    root = pathlib.Path(__file__).parent.parent
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=root)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "PerWorker"

@@ -2,7 +2,6 @@
 
 import ast
 import json
-import pathlib
 import re
 import signal
 import subprocess
@@ -12,9 +11,10 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from paths import ROOT
 from suite import SLOW
 
-EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
+EXAMPLES = ROOT / "examples"
 TINY = (
     *("--layers", 1, "--width", 32, "--context", 32),
     *("--batch-size", 8, "--steps", 6, "--checkpoint-every", 3),

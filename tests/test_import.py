@@ -1,7 +1,6 @@
 """The annotations of shapes and dtypes hold: every part runs with them checked at run time."""
 
 import os
-import pathlib
 import subprocess
 import sys
 
@@ -46,7 +45,7 @@ def test_annotations_hold():
         text=True,
         timeout=600,
         check=False,
-        cwd=pathlib.Path(__file__).parent,
+        cwd=TESTS,
     )
     assert "all annotations hold" in done.stdout, done.stderr[-3000:]
 

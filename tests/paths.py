@@ -1,0 +1,6 @@
+"""Folders of the repository, for tests that read its files."""
+
+import pathlib
+
+TESTS = pathlib.Path(__file__).resolve().parent
+ROOT = TESTS.parent
