@@ -35,6 +35,13 @@ def x64():
         yield
 
 
+def pytest_configure(config):
+    """Leaves slow tests out of every selection (`-m`) that is not empty and does not name them."""
+    chosen = config.option.markexpr
+    if chosen and "slow" not in chosen:
+        config.option.markexpr = f"({chosen}) and not slow"
+
+
 def pytest_collection_modifyitems(items):
     """What needs an accelerator runs where there is one."""
     for item in items:

@@ -2,7 +2,8 @@
 
     python tests/processes.py HOST:PORT PROCESSES NUMBER DEVICES FILE
 
-`end_to_end/test_multiprocess.py` starts it. A worker is a device, and what each holds at the end is in FILE.
+`end_to_end/test_multiprocess.py` starts it. A worker is a device; FILE gets what each holds at the
+end.
 """
 
 import pathlib

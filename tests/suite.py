@@ -3,12 +3,12 @@
 import functools
 import importlib
 import inspect
-import os
 import pkgutil
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import jaxcomp
 import jaxcomp.recipes
@@ -32,18 +32,24 @@ def _defaults() -> list[Codec]:
     return codecs
 
 
-SLOW = bool(os.environ.get("JAXCOMP_SLOW"))
-"""Run what takes long: all variants, all pairs."""
+def slow(*values, **settings):
+    """A case of `parametrize` that runs only if slow tests are selected."""
+    return pytest.param(*values, marks=pytest.mark.slow, **settings)
 
-_ALIKE = ("elias_qsgd", "huffman_nuqsgd", "amq", "dsc")
-"""What takes long and differs in little: `ecsq`, `alq` and `ndsc` stand for them."""
 
-CODECS = [
-    codec
-    for codec in _defaults()
-    if SLOW or codec not in [getattr(jaxcomp, name)() for name in _ALIKE]
-]
+def few_or_all(few, every):
+    """The cases of both lists; those that are not in `few` are slow."""
+    few = list(few)
+    others = [one for one in every if one not in few]
+    return [*few, *(slow(*one) if isinstance(one, tuple) else slow(one) for one in others)]
+
+
+CODECS = _defaults()
 """Every recipe with its default settings: adding a recipe adds no test code."""
+
+_ALIKE = [jaxcomp.elias_qsgd(), jaxcomp.huffman_nuqsgd(), jaxcomp.amq(), jaxcomp.dsc()]
+COMMON = [codec for codec in CODECS if codec not in _ALIKE]
+"""Without recipes that compile for long and resemble others: `ecsq`, `alq` and `ndsc`."""
 
 VARIANTS = [
     jaxcomp.cast("float16"),
@@ -64,26 +70,28 @@ VARIANTS = [
 ]
 """Settings that take other paths: planes, whole leaves, odd buckets, agreement."""
 
-if SLOW:
-    VARIANTS += [
-        jaxcomp.cast("float8_e4m3fn"),
-        jaxcomp.qsgd(bits=6, bucket_size=64),
-        jaxcomp.sign(bucket_size=None),
-        jaxcomp.natural_dithering(bits=3, natural_norm=True),
-        jaxcomp.natural(bits=8),
-        jaxcomp.mx("mxfp8", rule="ceil", rounding="stochastic"),
-        jaxcomp.eden(bits=2.5, bucket_size=512, scale="minimum_error"),
-        jaxcomp.codecs.Clipped(codec=jaxcomp.blockwise(bits=4)),
-        jaxcomp.msc(jaxcomp.natural(), 2),
-        jaxcomp.eden(bits=0.5, bucket_size=256, rotations=2),
-        jaxcomp.drive(scale="minimum_error"),
-        jaxcomp.drive(bucket_size=8, rotations=2),
-        jaxcomp.eden(bits=0.5, bucket_size=512, scale="norm"),
-        jaxcomp.terngrad(scaler="clip"),
-        jaxcomp.mx("mxfp6", rule="even"),
-        jaxcomp.ndsc(bits=0.5, bucket_size=512),
-        jaxcomp.dsc(bits=0.5, bucket_size=512),
-    ]
+MORE_VARIANTS = [
+    jaxcomp.cast("float8_e4m3fn"),
+    jaxcomp.qsgd(bits=6, bucket_size=64),
+    jaxcomp.sign(bucket_size=None),
+    jaxcomp.natural_dithering(bits=3, natural_norm=True),
+    jaxcomp.natural(bits=8),
+    jaxcomp.mx("mxfp8", rule="ceil", rounding="stochastic"),
+    jaxcomp.eden(bits=2.5, bucket_size=512, scale="minimum_error"),
+    jaxcomp.codecs.Clipped(codec=jaxcomp.blockwise(bits=4)),
+    jaxcomp.msc(jaxcomp.natural(), 2),
+    jaxcomp.eden(bits=0.5, bucket_size=256, rotations=2),
+    jaxcomp.drive(scale="minimum_error"),
+    jaxcomp.drive(bucket_size=8, rotations=2),
+    jaxcomp.eden(bits=0.5, bucket_size=512, scale="norm"),
+    jaxcomp.terngrad(scaler="clip"),
+    jaxcomp.mx("mxfp6", rule="even"),
+    jaxcomp.ndsc(bits=0.5, bucket_size=512),
+    jaxcomp.dsc(bits=0.5, bucket_size=512),
+]
+"""Further settings, for slow tests."""
+
+EVERY = CODECS + VARIANTS + MORE_VARIANTS
 
 
 FEW = [

@@ -1,4 +1,4 @@
-"""Every method: its parent without compression, every way to map it, and which codecs it takes."""
+"""Every method: its parent without compression, many workers, and which codecs it takes."""
 
 import functools
 import importlib
@@ -26,7 +26,7 @@ from methods import (
     everywhere,
 )
 from paths import ROOT
-from suite import SLOW
+from suite import few_or_all
 
 import jaxcomp
 from jaxcomp.testing import problems
@@ -109,15 +109,14 @@ def by_vmap(tx, workers, steps, moment=None):
     return found
 
 
-WAYS = METHODS if SLOW else ("marina", "rand_mcm")
-MANY = METHODS if SLOW else list(METHODS)[1::3]
+MANY = few_or_all(
+    [(name, 20 if number % 2 else 100) for number, name in enumerate(METHODS) if number % 3 == 1],
+    [(name, workers) for name in METHODS for workers in (20, 100)],
+)
 
 
-@pytest.mark.parametrize("workers", [20, 100])
-@pytest.mark.parametrize("name", MANY)
+@pytest.mark.parametrize(("name", "workers"), MANY)
 def test_many_workers_stay_alike_and_go_on_from_a_checkpoint(name, workers):
-    if not SLOW and (list(METHODS).index(name) % 2 == 0) != (workers == 100):
-        pytest.skip("the other number of workers stands for this one")
     tx = build(name)
     straight = by_vmap(tx, workers, 4)
     for rows in straight:
@@ -126,27 +125,6 @@ def test_many_workers_stay_alike_and_go_on_from_a_checkpoint(name, workers):
     resumed = by_vmap(tx, workers, 4, moment=2)
     np.testing.assert_array_equal(straight[-1], resumed[-1])
     assert (straight[-1] != 0).any()
-
-
-@pytest.mark.parametrize("name", WAYS)
-def test_every_way_to_map_gives_the_same(name, mesh):
-    tx, steps = build(name), 4
-    wanted = by_vmap(tx, 8, steps)[-1][0]
-    mesh = jax.sharding.Mesh(mesh.devices, (AXIS,))
-    batch = tuple(jnp.asarray(rows) for rows in diagonal(8))
-    state = jaxcomp.init_state(tx, START, mesh, AXIS)
-    run, params = jaxcomp.data_parallel(stepper(tx), mesh, AXIS), START
-    for _ in range(steps):
-        params, state = run(params, state, batch)
-    np.testing.assert_allclose(params["x"], wanted, rtol=1e-6, atol=1e-7)
-
-    each = jax.pmap(stepper(tx), AXIS)
-    params = jax.tree.map(lambda x: jnp.broadcast_to(x, (8, *x.shape)), START)
-    state = jax.pmap(lambda x: tx.init({"x": x}), AXIS)(params["x"])
-    for _ in range(steps):
-        params, state = each(params, state, batch)
-    assert (params["x"] == params["x"][:1]).all()
-    np.testing.assert_allclose(params["x"][0], wanted, rtol=1e-6, atol=1e-7)
 
 
 CLASSES = {

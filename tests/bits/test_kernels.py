@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec as P
 from lowering import lowered, mesh_of
-from suite import SLOW
+from suite import few_or_all
 
 import jaxcomp
 from jaxcomp import bits
@@ -68,7 +69,7 @@ def test_reciprocals_and_roots_by_digits_are_correctly_rounded():
 
 
 @pytest.mark.parametrize("implementation", INTERPRETED)
-@pytest.mark.parametrize("width", [1, 2, 3, 4, 5, 6, 7, 8, 1.6] if SLOW else [1, 3, 4, 8, 1.6])
+@pytest.mark.parametrize("width", few_or_all([1, 3, 4, 8, 1.6], range(1, 9)))
 def test_kernels_pack_the_same_words(width, implementation):
     n, size = 5, 640 if width == 1.6 else 512
     codes = np.random.default_rng(0).integers(0, 3 if width == 1.6 else 2**width, (n, size))
@@ -83,14 +84,16 @@ def test_kernels_pack_the_same_words(width, implementation):
 @pytest.mark.parametrize(
     ("name", "implementation"),
     [
-        *((name, "gpu_interpret") for name in (CODECS if SLOW else list(CODECS)[:6])),
-        # Half a minute each, interpreted: one that uses nearly everything, and the rest.
-        ("two planes, L2", "tpu_interpret"),
-        *([(name, "tpu_interpret") for name in list(CODECS)[3:]] if SLOW else []),
+        *few_or_all(
+            # Half a minute each, interpreted for a TPU: one that uses nearly everything.
+            [
+                *((name, "gpu_interpret") for name in list(CODECS)[:6]),
+                ("two planes, L2", "tpu_interpret"),
+            ],
+            itertools.product(CODECS, INTERPRETED),
+        ),
         *(pytest.param(name, "gpu", marks=pytest.mark.gpu) for name in CODECS),
         *(pytest.param(name, "tpu", marks=pytest.mark.tpu) for name in CODECS),
-        pytest.param("four bits", "tpu_interpret", marks=pytest.mark.slow),
-        pytest.param("one bit, mean", "tpu_interpret", marks=pytest.mark.slow),
     ],
 )
 def test_kernels_quantise_the_same(name, implementation):

@@ -1,10 +1,12 @@
 """ALQ and AMQ: what adapted levels gain, when they change, and that all workers have the same."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from suite import KEY, SLOW, law, nmse
+from suite import KEY, few_or_all, law, nmse
 
 import jaxcomp
 from jaxcomp.layout import trees
@@ -30,21 +32,22 @@ def adapted(codec, x, turns=2):
     return float(jnp.sum(error**2))
 
 
-@pytest.mark.parametrize("name", ["gaussian", *(["heavy", "laplace"] if SLOW else [])])
-def test_adaptive_levels_beat_fixed_ones(name):
-    """ALQ < AMQ < NUQSGD < QSGD at four bits, and so at three."""
-    x = law(name, 2**18)
-    for bits in (3, 4) if SLOW else (4,):
-        every = {"every": 2}
-        errors = [
-            adapted(jaxcomp.alq(bits, **every), x),
-            adapted(jaxcomp.amq(bits, **every), x),
-            nmse(jaxcomp.nuqsgd(bits), x),
-            nmse(jaxcomp.qsgd(bits), x),
-        ]
-        assert errors == sorted(errors), errors
-        if name == "gaussian":
-            np.testing.assert_allclose(errors[0], {3: 0.2922, 4: 0.0363}[bits], rtol=0.03)
+@pytest.mark.parametrize(
+    ("name", "bits"),
+    few_or_all([("gaussian", 4)], itertools.product(("gaussian", "heavy", "laplace"), (3, 4))),
+)
+def test_adaptive_levels_beat_fixed_ones(name, bits):
+    """ALQ < AMQ < NUQSGD < QSGD."""
+    x, every = law(name, 2**18), {"every": 2}
+    errors = [
+        adapted(jaxcomp.alq(bits, **every), x),
+        adapted(jaxcomp.amq(bits, **every), x),
+        nmse(jaxcomp.nuqsgd(bits), x),
+        nmse(jaxcomp.qsgd(bits), x),
+    ]
+    assert errors == sorted(errors), errors
+    if name == "gaussian":
+        np.testing.assert_allclose(errors[0], {3: 0.2922, 4: 0.0363}[bits], rtol=0.03)
 
 
 def test_adaptive_levels_follow_their_schedule():

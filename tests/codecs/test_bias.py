@@ -7,7 +7,7 @@ import pkgutil
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from suite import SLOW, label, law, nmse
+from suite import label, law, nmse, slow
 
 import jaxcomp
 import jaxcomp.recipes
@@ -62,14 +62,18 @@ FEW = [
 ]
 
 
-@pytest.mark.parametrize("codec", _sweep() if SLOW else FEW, ids=label)
-def test_every_block_of_a_bucket_is_served(codec):
+@pytest.mark.parametrize(
+    ("codec", "steps"),
+    [(codec, 2**12) for codec in FEW] + [slow(codec, 2**16) for codec in _sweep()],
+    ids=label,
+)
+def test_every_block_of_a_bucket_is_served(codec, steps):
     if codec.unbiased:
         testing.assert_every_part_arrives(codec, BLOCKS, parts=6)
     if codec.contractive:
         testing.assert_contractive(codec, gaussian(BLOCKS))
         # Signs of a bucket with a single element send one part in 12,288 a step.
-        testing.assert_feedback_sends_all(codec, BLOCKS, parts=6, steps=2**16 if SLOW else 2**12)
+        testing.assert_feedback_sends_all(codec, BLOCKS, parts=6, steps=steps)
 
 
 def test_blocks_of_different_scale_have_the_error_of_their_own():

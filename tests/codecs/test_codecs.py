@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from lowering import lowered, mesh_of
 from paths import TESTS
-from suite import CODECS, FEW, SLOW, VARIANTS, label
+from suite import CODECS, COMMON, EVERY, FEW, VARIANTS, few_or_all, label, slow
 
 import jaxcomp
 from jaxcomp import testing
@@ -31,27 +31,34 @@ from jaxcomp.wire import buffer
 GOLDEN = TESTS / "golden" / "payloads.json"
 
 
-@pytest.mark.parametrize("codec", CODECS + VARIANTS, ids=label)
-def test_contract(codec):
-    """Operation by operation for one of each way only, since that compiles each operation."""
-    whole = SLOW or codec in FEW
+@pytest.mark.parametrize(
+    ("codec", "whole"),
+    [(codec, codec in FEW) for codec in COMMON + VARIANTS]
+    + [slow(codec, True) for codec in EVERY if codec not in FEW],
+    ids=lambda value: ("lean", "whole")[value] if isinstance(value, bool) else label(value),
+)
+def test_contract(codec, whole):
+    """The eager comparison compiles every operation by itself, so most codecs do without it."""
     dtypes = ("float16", "bfloat16") if whole else ("float16",)
     testing.check_codec(codec, eager=whole, dtypes=dtypes)
 
 
-def test_golden_payload_bytes_are_unchanged():
+@pytest.mark.parametrize(
+    "codecs", [COMMON + VARIANTS, slow(EVERY)], ids=lambda value: "all" if value is EVERY else "few"
+)
+def test_golden_payload_bytes_are_unchanged(codecs):
     """The wire format is a promise: a changed byte is a changed version."""
     x = jnp.asarray(np.random.default_rng(7).standard_normal((37, 29)), jnp.float32)
     found = {}
-    for codec in CODECS + VARIANTS:
+    for codec in codecs:
         payload = jax.jit(lambda x, c=codec: buffer.fuse(jaxcomp.encode(c, 5, x, worker=3)))(x)
         found[label(codec)] = hashlib.sha256(np.asarray(payload).tobytes()).hexdigest()[:16]
     known = json.loads(GOLDEN.read_text())
     if os.environ.get("JAXCOMP_WRITE_GOLDEN"):
-        known = found if SLOW else {**known, **found}
+        known = found if codecs is EVERY else {**known, **found}
         GOLDEN.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
     assert found == {name: known.get(name) for name in found}
-    assert set(found) == set(known) or not SLOW
+    assert set(found) == set(known) or codecs is not EVERY
 
 
 @pytest.mark.parametrize("codec", FEW, ids=label)
@@ -81,7 +88,7 @@ class TestEverywhere(chex.TestCase):
             chex.assert_trees_all_equal(got, jaxcomp.roundtrip(codec, 3, x))
 
 
-@pytest.mark.parametrize("codec", CODECS if SLOW else FEW[::2], ids=label)
+@pytest.mark.parametrize("codec", few_or_all(FEW[::2], CODECS), ids=label)
 def test_lowers_for_accelerators(codec):
     """What only a CPU's compiler is told does not reach the others."""
     like = {"w": jax.ShapeDtypeStruct((40, 64), jnp.float32), "b": jnp.zeros(7)}
@@ -97,8 +104,11 @@ def test_lowers_for_accelerators(codec):
 
 @pytest.mark.parametrize(
     ("codec", "dtype"),
-    [(codec, "bfloat16") for codec in (CODECS if SLOW else CODECS[::4])]
-    + [(codec, "float16") for codec in CODECS[1::8]],
+    few_or_all(
+        [(codec, "bfloat16") for codec in COMMON[::4]]
+        + [(codec, "float16") for codec in COMMON[1::8]],
+        [(codec, "bfloat16") for codec in CODECS] + [(codec, "float16") for codec in CODECS[1::8]],
+    ),
     ids=lambda value: value if isinstance(value, str) else label(value),
 )
 def test_narrow_dtypes_decode_exactly(codec, dtype):
@@ -130,7 +140,7 @@ def test_half_precision_keeps_its_smallest_numbers():
     assert np.abs(np.asarray(x - y, np.float32)).max() <= 4 * 2.0**-24
 
 
-@pytest.mark.parametrize("codec", CODECS, ids=label)
+@pytest.mark.parametrize("codec", few_or_all(COMMON, CODECS), ids=label)
 def test_the_largest_floats_survive(codec):
     x = jnp.asarray(np.random.default_rng(2).uniform(-3e38, 3e38, 600), jnp.float32)
     y = np.asarray(jaxcomp.roundtrip(codec, 0, x))
@@ -171,12 +181,9 @@ def test_error_classes_are_declared_honestly():
         Quantizer(levels=levels.Sign(), scale=scales.MaxAbs, rounding=rounding.Nearest())
 
 
-@settings(max_examples=20, deadline=None)
-@given(
-    seed=st.integers(0, 2**31 - 1),
-    codec=st.sampled_from(FEW if SLOW else FEW[1::2]),
-    power=st.sampled_from([1, 3]),
-)
+@pytest.mark.parametrize("codec", few_or_all(FEW[1::2], FEW), ids=label)
+@settings(max_examples=4, deadline=None)
+@given(seed=st.integers(0, 2**31 - 1), power=st.sampled_from([1, 3]))
 def test_any_seed(codec, seed, power):
     """Finite, zero where zero, no larger than the scale allows, the same under jit."""
     rng = np.random.default_rng(seed)

@@ -1,13 +1,14 @@
 """Entropy-coded quantizers: what they send, what they leave out, and how close to the limits."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec as P
-from suite import KEY, SLOW, law
+from suite import KEY, few_or_all, label, law, slow
 
 import jaxcomp
 from jaxcomp.layout import trees
@@ -45,7 +46,7 @@ def measured(bits, scale, law_name):
     return wire, error, float(jnp.sum(decoded * x)) / energy, float(state.spent.lost)
 
 
-@pytest.mark.parametrize("bits", [1, 2, 3, 4] if SLOW else [1])
+@pytest.mark.parametrize("bits", few_or_all([1], [2, 3, 4]))
 def test_rotated_and_coded_it_is_near_the_unbiased_bound(bits):
     """At bits on the wire, with all that is sent counted, a step for each block of 4,096 included,
     and next to nothing left out.
@@ -57,7 +58,7 @@ def test_rotated_and_coded_it_is_near_the_unbiased_bound(bits):
     assert error < 1.66 * limits.unbiased_bound(wire)
 
 
-@pytest.mark.parametrize("bits", [1, 2, 3, 4] if SLOW else [4])
+@pytest.mark.parametrize("bits", few_or_all([4], [1, 2, 3]))
 def test_rotated_and_coded_it_is_near_the_rate_distortion_function(bits):
     wire, error, _, lost = measured(bits, "minimum_error", "gaussian")
     assert wire == bits
@@ -77,23 +78,31 @@ def test_twice_rotated_it_is_unbiased_even_where_one_element_is_all():
     assert np.max(np.abs(mean - np.asarray(x)) / spread) < 6
 
 
-@pytest.mark.parametrize("coder", CODERS, ids=repr)
-def test_nothing_is_lost_where_there_is_room(coder):
+ROOMY = (jaxcomp.qsgd_inf(bits=3, bucket_size=600), jaxcomp.nuqsgd(bucket_size=600))
+
+
+@pytest.mark.parametrize(
+    ("coder", "codec"),
+    few_or_all(
+        [(coder, ROOMY[number % 2]) for number, coder in enumerate(CODERS)],
+        itertools.product(CODERS, ROOMY),
+    ),
+    ids=label,
+)
+def test_nothing_is_lost_where_there_is_room(coder, codec):
     """The decoded bucket is the quantizer's own, bit for bit; a bucket that would be longer coded
     is sent as it is.
     """
     x = jnp.stack([law("gaussian", 600), law("heavy", 600), jnp.ones(600), jnp.zeros(600)])
-    codecs = (jaxcomp.qsgd_inf(bits=3, bucket_size=600), jaxcomp.nuqsgd(bucket_size=600))
-    for codec in codecs if SLOW else codecs[len(repr(coder)) % 2 :][:1]:
-        coded = jaxcomp.codecs.Coded(codec=codec, coder=coder)
-        payload, state, decoded = batch(coded, x)
-        own, _, wanted = batch(codec, x)
-        np.testing.assert_array_equal(decoded, wanted)
-        assert coded.unbiased
-        assert float(state.spent.lost) == 0
-        assert payload.words.shape == own.words.shape
-        assert int(payload.kept[3]) == 600  # Zeros are short.
-        assert 0 < float(state.spent.spare) < 4 * own.words.size
+    coded = jaxcomp.codecs.Coded(codec=codec, coder=coder)
+    payload, state, decoded = batch(coded, x)
+    own, _, wanted = batch(codec, x)
+    np.testing.assert_array_equal(decoded, wanted)
+    assert coded.unbiased
+    assert float(state.spent.lost) == 0
+    assert payload.words.shape == own.words.shape
+    assert int(payload.kept[3]) == 600  # Zeros are short.
+    assert 0 < float(state.spent.spare) < 4 * own.words.size
 
 
 def test_levels_with_no_zero_and_ternary_ones_have_numbers_too():
@@ -211,7 +220,10 @@ def test_qsgd_has_the_entropy_that_its_paper_promises():
     assert 8 - 8 * float(state.spent.spare) / n < 1.01 * entropies["gaussian"] + floor + 48 * 4 / n
 
 
-def test_gaps_may_be_as_long_as_the_row():
+@pytest.mark.parametrize(
+    "coder", [jaxcomp.codecs.Rice(), slow(jaxcomp.codecs.Elias(sparse=True))], ids=repr
+)
+def test_gaps_may_be_as_long_as_the_row(coder):
     """In a row of 2¹⁷ with little in it, at its ends."""
     x = (
         jnp.zeros((1, 2**17))
@@ -219,14 +231,9 @@ def test_gaps_may_be_as_long_as_the_row():
         .set(jnp.array([1.0, -1, 0.5]))
     )
     codec = jaxcomp.qsgd_inf(bits=4, bucket_size=2**17)
-    for coder in (
-        (jaxcomp.codecs.Rice(), jaxcomp.codecs.Elias(sparse=True))
-        if SLOW
-        else (jaxcomp.codecs.Rice(),)
-    ):
-        payload, _, decoded = batch(jaxcomp.codecs.Coded(codec=codec, coder=coder), x)
-        assert int(payload.kept[0]) == 2**17
-        np.testing.assert_array_equal(decoded, batch(codec, x)[2])
+    payload, _, decoded = batch(jaxcomp.codecs.Coded(codec=codec, coder=coder), x)
+    assert int(payload.kept[0]) == 2**17
+    np.testing.assert_array_equal(decoded, batch(codec, x)[2])
 
 
 def test_short_buckets_are_sent_packed_and_tables_are_not_needed_to_decode():

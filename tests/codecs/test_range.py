@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from suite import SLOW
+from suite import few_or_all
 
 import jaxcomp
 from jaxcomp import testing
@@ -36,7 +36,7 @@ def specified(format, x):
     return (np.sign(blocks) * rounded * scale).reshape(-1), scale
 
 
-@pytest.mark.parametrize("format", MX if SLOW else ["mxfp4", "mxfp8_e5m2"])
+@pytest.mark.parametrize("format", few_or_all(["mxfp4", "mxfp8_e5m2"], MX))
 def test_mx_follows_its_scales_down_to_the_smallest_float(format):
     """Where the smallest element of a block is a normal float32, no bit differs."""
     _, unit, _, emax = MX[format]

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from suite import KEY, SLOW, law, nmse, roundtrip
+from suite import KEY, law, nmse, roundtrip, slow
 
 import jaxcomp
 from jaxcomp.backend import blocking
@@ -31,12 +31,15 @@ def test_golden_drive_scale():
     np.testing.assert_allclose(fit("norm", count=count), [[np.sqrt(14.25) / 2]], rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "laws", [("gaussian", "heavy"), slow(("gaussian", "heavy", "laplace"))], ids=len
+)
 @pytest.mark.parametrize("bits", [1, 2, 3, 4])
-def test_eden_meets_its_error(bits):
+def test_eden_meets_its_error(bits, laws):
     """D/(1 − D) on dense input, the same whatever the law; D with the scale of least error."""
     want = limits.eden(bits)
     np.testing.assert_allclose(want, [0.5708, 0.1331, 0.0358, 0.0096][bits - 1], rtol=6e-3)
-    for name in ("gaussian", "heavy", *(("laplace",) if SLOW else ())):
+    for name in laws:
         x = law(name, 2**18)
         np.testing.assert_allclose(nmse(jaxcomp.eden(bits), x), want, rtol=0.02)
         # Short buckets are a little less than Gaussian, and their error is a little less.
@@ -182,7 +185,7 @@ def test_a_shared_rotation_is_undone_once_after_the_sum():
     np.testing.assert_allclose(total[0] / 8, x, atol=0.2)
 
 
-@pytest.mark.parametrize("check_vma", [True, False] if SLOW else [True])
+@pytest.mark.parametrize("check_vma", [True, slow(False)])
 def test_rows_in_chunks_are_the_same_bits(check_vma, mesh, monkeypatch):
     """Two buckets at a time, and the last one again: under `jit`, `vmap` and `shard_map`."""
     codec, workers = jaxcomp.eden(2, bucket_size=512), mesh.shape["data"]

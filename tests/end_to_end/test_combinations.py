@@ -1,7 +1,6 @@
 """Any codec × feedback × reducer × gate: what the checks allow converges, the rest says what would.
 
-The table is generated. The suite runs a choice of it, in which every part meets several others;
-`JAXCOMP_SLOW=1` runs all of it.
+The table is generated. Most of it is slow; in the rest, every part meets several others.
 """
 
 import functools
@@ -13,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from suite import SLOW
+from suite import slow
 
 import jaxcomp
 from jaxcomp.testing import problems
@@ -151,7 +150,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", ALL if SLOW else CASES, ids="-".join)
+@pytest.mark.parametrize(
+    "case", [*CASES, *(slow(case) for case in ALL if case not in CASES)], ids="-".join
+)
 def test_what_is_allowed_converges(case):
     why = verdict(case)
     if why is not None:

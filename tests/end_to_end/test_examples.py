@@ -12,7 +12,6 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from paths import ROOT
-from suite import SLOW
 
 EXAMPLES = ROOT / "examples"
 TINY = (
@@ -71,7 +70,7 @@ def test_federated_socket():
 @pytest.mark.slow
 def test_train_digits(tmp_path):
     """Two hundred steps, in which a residual pays."""
-    methods, epochs = ("dense", "top_k", "top_k_alone", *(("sidco",) if SLOW else ())), 20
+    methods, epochs = ("dense", "top_k", "top_k_alone", "sidco"), 20
     settings = ("--optimizer", "momentum", "--epochs", epochs, "--out", tmp_path)
     run("train_digits.py", "--codec", *methods, *settings)
     assert (tmp_path / "digits.png").stat().st_size > 10_000
@@ -81,9 +80,8 @@ def test_train_digits(tmp_path):
     assert min(score["dense"], score["top_k"]) > 96, score
     assert score["top_k_alone"] < score["top_k"], score
     assert found["top_k"]["times_less_than_dense"] > 15
-    if SLOW:
-        assert score["sidco"] > 94, score
-        assert found["sidco"]["times_less_than_dense"] > 80
+    assert score["sidco"] > 94, score
+    assert found["sidco"]["times_less_than_dense"] > 80
 
 
 def test_sharded_byte_lm():

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from suite import SLOW
+from suite import few_or_all, slow
 
 from jaxcomp.entropy import elias, huffman, rans, rice, stream
 from jaxcomp.entropy.coder import Coder
@@ -18,7 +18,7 @@ from jaxcomp.entropy.rice import Rice
 
 CODERS = [Elias(), Elias("delta", sparse=True), Rice(), Huffman(), Rans()]
 MORE = [Elias("gamma"), Elias(sparse=True), Rice(k=2), Huffman(limit=8), Rans(lanes=4)]
-ALL = CODERS + (MORE if SLOW else [])
+ALL = CODERS + MORE
 SIZES = [0, 1, 7, 5000]
 
 
@@ -60,8 +60,12 @@ def prefixes(symbols, kept):
     return np.where(np.arange(symbols.shape[1]) < np.asarray(kept)[:, None], symbols, 0)
 
 
-@pytest.mark.parametrize("coder", ALL, ids=repr)
-def test_rows_come_back_as_far_as_they_fit(coder):
+@pytest.mark.parametrize(
+    ("coder", "rooms"),
+    [(coder, (30,)) for coder in CODERS] + [slow(coder, (0, 1, 30)) for coder in ALL],
+    ids=repr,
+)
+def test_rows_come_back_as_far_as_they_fit(coder, rooms):
     assert isinstance(coder, Coder)
     size, whole = 512, ample(coder, 512)
     symbols, count = rows(size)
@@ -73,7 +77,7 @@ def test_rows_come_back_as_far_as_they_fit(coder):
         assert np.all(coded.bits <= coder.worst_bits(size, 256))
         got = decode(coder, coded.words, coded.kept, size, table)
         np.testing.assert_array_equal(got, prefixes(symbols, count))
-    for words in (0, 1, 30) if SLOW else (30,):
+    for words in rooms:
         some = encode(coder, symbols, count, table, words)
         assert some.words.shape == (6, words)
         assert np.all(some.bits <= 32 * words)
@@ -88,12 +92,17 @@ def test_rows_come_back_as_far_as_they_fit(coder):
             np.testing.assert_array_equal(bits > 32 * words, some.kept < count)
 
 
-@pytest.mark.parametrize("coder", ALL if SLOW else [Rice(), Rans()], ids=repr)
-def test_any_size(coder):
-    for size in SIZES if SLOW else [1 if coder == Rice() else 5000]:
+@pytest.mark.parametrize(
+    ("coder", "sizes", "cramped"),
+    [(Rice(), [1], False), (Rans(), [5000], False), *(slow(coder, SIZES, True) for coder in ALL)],
+    ids=repr,
+)
+def test_any_size(coder, sizes, cramped):
+    """Where there is room for every symbol, and where there is none."""
+    for size in sizes:
         symbols, count = rows(size)
         table = table_of(coder, weights(symbols) if size else jnp.ones(256))
-        for words in (ample(coder, size), 0) if SLOW else (ample(coder, size),):
+        for words in (ample(coder, size), 0) if cramped else (ample(coder, size),):
             coded = encode(coder, symbols, count, table, words)
             got = decode(coder, coded.words, coded.kept, size, table)
             np.testing.assert_array_equal(got, prefixes(symbols, coded.kept))
@@ -101,7 +110,7 @@ def test_any_size(coder):
             assert not words or np.all(coded.kept == count)
 
 
-@pytest.mark.parametrize("coder", ALL, ids=repr)
+@pytest.mark.parametrize("coder", few_or_all(CODERS, MORE), ids=repr)
 def test_no_room_and_nothing_to_code(coder):
     """These are traced, not run: their shapes say it."""
     like = jax.ShapeDtypeStruct
@@ -120,7 +129,7 @@ def test_no_room_and_nothing_to_code(coder):
         assert (got.shape, got.dtype) == ((6, size), jnp.uint32)
 
 
-@pytest.mark.parametrize("coder", ALL, ids=repr)
+@pytest.mark.parametrize("coder", few_or_all(CODERS, MORE), ids=repr)
 def test_garbage_is_decoded_to_garbage(coder):
     rng = np.random.default_rng(1)
     size, whole = 512, ample(coder, 512)
@@ -139,10 +148,9 @@ def test_garbage_is_decoded_to_garbage(coder):
         np.testing.assert_array_equal(got, prefixes(got, kept))
 
 
-EAGER = [Rans(lanes=2)] + ([Elias(sparse=True), Huffman(), Rice()] if SLOW else [])
-
-
-@pytest.mark.parametrize("coder", EAGER, ids=repr)
+@pytest.mark.parametrize(
+    "coder", few_or_all([Rans(lanes=2)], [Elias(sparse=True), Huffman(), Rice()]), ids=repr
+)
 def test_jit_and_vmap_agree_with_eager(coder):
     symbols, count = rows(7)
     table = table_of(coder, weights(symbols))

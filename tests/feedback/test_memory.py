@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 from spoiling import AXIS, assert_equal, assert_finite, runner
-from suite import SLOW
+from suite import slow
 
 import jaxcomp
 
@@ -30,7 +30,7 @@ ROTATED = jaxcomp.codecs.Rotated(codec=jaxcomp.sign())
         (jaxcomp.demo(), 32752),
         (ROTATED, 32752),
         (jaxcomp.Link(ROTATED, jaxcomp.Shift()), 49128),
-        *([(jaxcomp.ecsq(bits=2), 49128)] if SLOW else []),
+        slow(jaxcomp.ecsq(bits=2), 49128),
     ],
     ids=str,
 )

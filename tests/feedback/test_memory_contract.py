@@ -6,12 +6,11 @@ import numpy as np
 import optax
 import pytest
 from spoiling import AXIS, assert_equal, assert_finite, runner
-from suite import CODECS, SLOW, VARIANTS, label
+from suite import EVERY, label, slow
 
 import jaxcomp
 
 WORKERS, BAD = 3, 7
-STEPS = 200 if SLOW else 24
 SHAPE = (2, 1024)
 RNG = np.random.default_rng(0)
 DTYPES = ("float16", "bfloat16", "float32")
@@ -78,8 +77,15 @@ def bad_steps(grads):
     }
 
 
-def check(tx, dtype, shape=SHAPE, exact=True, round_of=1):
-    grads = jnp.asarray(RNG.standard_normal((STEPS, WORKERS, *shape)), dtype)
+def cases(few, every):
+    """Short runs of few in one dtype, and long runs of all in every dtype."""
+    return [(one, "float16", 24) for one in few] + [
+        slow(one, dtype, 200) for one in every for dtype in DTYPES
+    ]
+
+
+def check(tx, dtype, steps, shape=SHAPE, exact=True, round_of=1):
+    grads = jnp.asarray(RNG.standard_normal((steps, WORKERS, *shape)), dtype)
     run, first = runner(tx, grads), BAD - BAD % round_of
     without, *_ = run(grads, range(first, first + round_of))
     for name, spoilt in bad_steps(grads).items():
@@ -95,25 +101,24 @@ def check(tx, dtype, shape=SHAPE, exact=True, round_of=1):
 SOME_CODECS = [jaxcomp.eden(bits=4, bucket_size=512, scale="minimum_error"), jaxcomp.natural()]
 
 
-@pytest.mark.parametrize("dtype", DTYPES if SLOW else DTYPES[:1])
-@pytest.mark.parametrize("codec", CODECS + VARIANTS if SLOW else SOME_CODECS, ids=label)
-def test_a_codec_recovers(codec, dtype):
-    check(of_reducer(everywhere(codec)), dtype)
+@pytest.mark.parametrize(("codec", "dtype", "steps"), cases(SOME_CODECS, EVERY), ids=label)
+def test_a_codec_recovers(codec, dtype, steps):
+    check(of_reducer(everywhere(codec)), dtype, steps)
 
 
-@pytest.mark.parametrize("dtype", DTYPES if SLOW else DTYPES[:1])
-@pytest.mark.parametrize("name", REDUCERS if SLOW else ["two_shot_ef21_residual", "nesterov"])
-def test_a_reducer_recovers(name, dtype):
-    check(of_reducer(REDUCERS[name]), dtype)
+@pytest.mark.parametrize(
+    ("name", "dtype", "steps"), cases(["two_shot_ef21_residual", "nesterov"], REDUCERS)
+)
+def test_a_reducer_recovers(name, dtype, steps):
+    check(of_reducer(REDUCERS[name]), dtype, steps)
 
 
-@pytest.mark.parametrize("dtype", DTYPES if SLOW else DTYPES[:1])
-@pytest.mark.parametrize("name", GATES if SLOW else ["bernoulli"])
-def test_a_gate_recovers(name, dtype):
+@pytest.mark.parametrize(("name", "dtype", "steps"), cases(["bernoulli"], GATES))
+def test_a_gate_recovers(name, dtype, steps):
     """A worker that does not take part drops a bad gradient for itself."""
     links = [EF21] if name == "censored" else [EF21, jaxcomp.Link(SIGN, jaxcomp.Residual())]
     for link in links:
-        check(of_reducer(jaxcomp.Gather(link), gate=GATES[name]), dtype, exact=False)
+        check(of_reducer(jaxcomp.Gather(link), gate=GATES[name]), dtype, steps, exact=False)
 
 
 EXACT = {
@@ -125,9 +130,10 @@ EXACT = {
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES if SLOW else DTYPES[:1])
-@pytest.mark.parametrize("name", methods.METHODS if SLOW else ["neolithic", "qcmd_adagrad"])
-def test_a_method_recovers(name, dtype):
+@pytest.mark.parametrize(
+    ("name", "dtype", "steps"), cases(["neolithic", "qcmd_adagrad"], methods.METHODS)
+)
+def test_a_method_recovers(name, dtype, steps):
     tx = jaxcomp.skip_nonfinite(methods.build(name, rate=0.01))
     exact, round_of = EXACT.get(name, True), methods.ROUNDS.get(name, 1)
-    check(tx, dtype, (1, methods.SIZE), exact, round_of)
+    check(tx, dtype, steps, (1, methods.SIZE), exact, round_of)

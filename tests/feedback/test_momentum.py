@@ -253,24 +253,6 @@ def test_resizing_keeps_the_mean_of_both_memories(trained):
             np.testing.assert_allclose(np.mean(y, 0), np.mean(x, 0), rtol=1e-5, atol=1e-7)
 
 
-def test_shard_map_without_types_and_vmap_agree(trained, mesh):
-    tx, _, state, grads = trained
-    step = jaxcomp.data_parallel(
-        lambda s, g: tx.update(jax.tree.map(lambda x: x[0], g), s), mesh, "data", check_vma=False
-    )
-    again = jaxcomp.init_state(tx, LIKE, mesh, "data")
-    simulated = start(tx, workers=8)
-    simulate = jax.jit(jax.vmap(tx.update, axis_name="data"))
-    for _ in range(2):
-        _, again = step(again, grads)
-        _, simulated = simulate(grads, simulated)
-    wanted = jax.tree.leaves(state[1].memory.feedback.tree)
-    for want, got in zip(wanted, jax.tree.leaves(again[1].memory.feedback.tree), strict=True):
-        np.testing.assert_array_equal(want, got)
-    for want, got in zip(wanted, jax.tree.leaves(simulated[1].memory.feedback.tree), strict=True):
-        np.testing.assert_array_equal(want, np.asarray(got)[:, 0])
-
-
 def test_the_contract_holds():
     for settings in ({}, {"nesterov": True}, {"masking": False}, {"dtype": "float32"}):
         testing.check_feedback(jaxcomp.MomentumCorrection(**settings))

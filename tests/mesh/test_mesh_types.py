@@ -10,7 +10,7 @@ import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from sharding import EF_SIGN
-from suite import SLOW
+from suite import slow
 
 import jaxcomp
 
@@ -90,7 +90,9 @@ def expected():
         (EXPLICIT, EXPLICIT, False),
         (EXPLICIT, AUTO, True),
         (AUTO, EXPLICIT, True),
-        *([(EXPLICIT, None, False), (AUTO, None, True), (AUTO, AUTO, False)] if SLOW else []),
+        slow(EXPLICIT, None, False),
+        slow(AUTO, None, True),
+        slow(AUTO, AUTO, False),
     ],
 )
 def test_training_and_evaluation(kind, ambient, check_vma, expected):
@@ -130,7 +132,8 @@ def test_training_and_evaluation(kind, ambient, check_vma, expected):
         ((EXPLICIT, EXPLICIT), True),
         ((EXPLICIT, AUTO), True),
         ((AUTO, EXPLICIT), False),
-        *([((EXPLICIT, AUTO), False), ((AUTO, EXPLICIT), True)] if SLOW else []),
+        slow((EXPLICIT, AUTO), False),
+        slow((AUTO, EXPLICIT), True),
     ],
 )
 def test_sharded_models(kinds, ambient, sharded_run):

@@ -11,7 +11,7 @@ import pytest
 import resizing
 from methods import METHODS, build, everywhere
 from resizing import AXIS, PARAMS, check_moved, filled, shapes
-from suite import CODECS, SLOW, label
+from suite import CODECS, COMMON, few_or_all, label
 
 import jaxcomp
 from jaxcomp.layout import trees
@@ -109,13 +109,16 @@ RARE = ("decayed", "bfloat16", "wide ef21", "sidco by default", "levels")
 
 
 def cases():
-    """All compositions with two moves each, by turns; by `JAXCOMP_SLOW=1` with all four."""
-    names = [name for name in EVERY if SLOW or not name.endswith(RARE)]
-    for number, name in enumerate(names):
-        if SLOW or "int8" not in name or name.startswith("recut"):
-            gathers = [(8, 2), (2, 8)] if name == "cheapest, residual" else []  # Two, by default.
-            for move in [*(MOVES if SLOW else MOVES[number % 2 :: 2]), *gathers]:
-                yield pytest.param(name, *move, id=f"{name}, {move[0]} to {move[1]}")
+    """All compositions with four moves each, of which by turns two are quick."""
+    common = [name for name in EVERY if not name.endswith(RARE)]
+    for name in EVERY:
+        gathers = [(8, 2), (2, 8)] if name == "cheapest, residual" else []  # Two, by default.
+        quick = []
+        if name in common and ("int8" not in name or name.startswith("recut")):
+            quick = [*MOVES[common.index(name) % 2 :: 2], *gathers]
+        for move in [*MOVES, *gathers]:
+            marks = () if move in quick else pytest.mark.slow
+            yield pytest.param(name, *move, id=f"{name}, {move[0]} to {move[1]}", marks=marks)
 
 
 def bucketed(name):
@@ -152,7 +155,7 @@ def test_nothing_unsent_is_lost(name, workers, others):
     check_moved(state, moved(tx, state, others), one, 5e-2 if "int8" in name else 1e-2)
 
 
-@pytest.mark.parametrize("codec", CODECS if SLOW else CODECS[::3], ids=label)
+@pytest.mark.parametrize("codec", few_or_all(COMMON[::3], CODECS), ids=label)
 def test_every_recipe_moves(codec):
     """With the feedback of its class and what it keeps itself."""
     tx = mean(jaxcomp.Gather(jaxcomp.Auto(everywhere(codec)).uplink))
@@ -160,7 +163,7 @@ def test_every_recipe_moves(codec):
     check_moved(state, moved(tx, state, 3), one, 1e-2)
 
 
-@pytest.mark.parametrize("name", CUT if SLOW else CUT[:2])
+@pytest.mark.parametrize("name", few_or_all(CUT[:2], CUT))
 def test_leaves_that_are_taken_whole_are_refused(name):
     """Under two shots the number of workers says what a bucket is."""
     tx = WHOLE[name]()

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from posted import MATRIX, assert_same, draws, message
-from suite import CODECS, SLOW, VARIANTS, label
+from suite import EVERY, few_or_all, label
 
 import jaxcomp
 
@@ -36,7 +36,7 @@ def forged(payload):
             yield value, jax.tree.unflatten(treedef, [*leaves[:place], array, *leaves[place + 1 :]])
 
 
-@pytest.mark.parametrize("codec", CODECS + VARIANTS if SLOW else FAMILIES, ids=label)
+@pytest.mark.parametrize("codec", few_or_all(FAMILIES, EVERY), ids=label)
 def test_what_is_accepted_decodes_to_finite_values(codec):
     honest, data = message(codec, draws(MATRIX.shape))
     assert_same(jaxcomp.from_bytes(codec, data, MATRIX), honest)

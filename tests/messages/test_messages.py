@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from paths import TESTS
 from posted import FIXED, MATRIX, assert_same, draws, message, sealed
-from suite import CODECS, SLOW, VARIANTS, label
+from suite import EVERY, few_or_all, label
 
 import jaxcomp
 from jaxcomp.messages import arrays, fingerprint, frame, streams
@@ -43,7 +43,7 @@ FAMILIES = [
 ]
 
 
-@pytest.mark.parametrize("codec", CODECS + VARIANTS if SLOW else FAMILIES, ids=label)
+@pytest.mark.parametrize("codec", few_or_all(FAMILIES, EVERY), ids=label)
 def test_every_family_comes_back_bit_for_bit(codec):
     x = draws(MATRIX.shape)
     payload, data = message(codec, x)

@@ -1,13 +1,14 @@
 """A mean that can be represented is finite, halves travel as halves, and derivatives exist."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from suite import SLOW
+from suite import few_or_all, slow
 
 import jaxcomp
 from jaxcomp.backend import axes
@@ -35,14 +36,13 @@ REDUCERS = {
     "added": jaxcomp.Psum(jaxcomp.codecs.Identity()),
     "added integers": jaxcomp.Psum(jaxcomp.terngrad(clip=None, shared=True)),
 }
-if SLOW:
-    REDUCERS |= {
-        "gathered rotated": jaxcomp.Gather(jaxcomp.eden(4, 512)),
-        "gathered casts": jaxcomp.Gather(kept(jaxcomp.cast("bfloat16"))),
-        "two shots of signs": jaxcomp.TwoShot(kept(SIGN), kept(SIGN)),
-        "cheapest": jaxcomp.Auto(QSGD),
-        "added samples": jaxcomp.Psum(jaxcomp.random_k(fraction=1.0)),
-    }
+MORE_REDUCERS = {
+    "gathered rotated": jaxcomp.Gather(jaxcomp.eden(4, 512)),
+    "gathered casts": jaxcomp.Gather(kept(jaxcomp.cast("bfloat16"))),
+    "two shots of signs": jaxcomp.TwoShot(kept(SIGN), kept(SIGN)),
+    "cheapest": jaxcomp.Auto(QSGD),
+    "added samples": jaxcomp.Psum(jaxcomp.random_k(fraction=1.0)),
+}
 
 
 def mean_of(reducer, weighted, axis_name: AxisName = "data"):
@@ -80,14 +80,15 @@ def assert_large(mean, rtol=0.15):
         np.testing.assert_allclose(np.asarray(leaf, np.float64), want, rtol=rtol, err_msg=name)
 
 
-@pytest.mark.parametrize("name", REDUCERS)
+@pytest.mark.parametrize("name", few_or_all(REDUCERS, MORE_REDUCERS))
 def test_a_mean_that_can_be_represented_is_finite(name):
     """Of eight workers, each with nearly the largest number of its dtype."""
-    run = jax.vmap(mean_of(REDUCERS[name], False), in_axes=(0, None), axis_name="data")
+    reducer = (REDUCERS | MORE_REDUCERS)[name]
+    run = jax.vmap(mean_of(reducer, False), in_axes=(0, None), axis_name="data")
     assert_large(jax.jit(run)(large(8), jnp.ones(8)))
 
 
-@pytest.mark.parametrize("name", ["two shots", "added", *(["gathered codes"] if SLOW else [])])
+@pytest.mark.parametrize("name", ["two shots", "added", slow("gathered codes")])
 def test_a_weighted_mean_that_can_be_represented_is_finite(name):
     """The weight times the number is more than the dtype holds, and the mean is not."""
     run = jax.vmap(mean_of(REDUCERS[name], True), axis_name="data")
@@ -98,14 +99,13 @@ def test_a_weighted_mean_that_can_be_represented_is_finite(name):
     assert_large(jax.jit(run)(few, jnp.asarray(WEIGHTS)))
 
 
-def test_means_over_two_levels_are_finite():
-    for inner in (jaxcomp.Dense(), *([jaxcomp.Dense("bfloat16")] if SLOW else [])):
-        run = mean_of(
-            jaxcomp.Hierarchical(inner, jaxcomp.Gather(kept(SIGN))), False, ("slow", "fast")
-        )
-        run = jax.vmap(run, in_axes=(0, None), axis_name="fast")
-        run = jax.vmap(run, in_axes=(0, None), axis_name="slow")
-        assert_large(jax.jit(run)(large(2, 4), jnp.ones(8)))
+@pytest.mark.parametrize("inner", [jaxcomp.Dense(), slow(jaxcomp.Dense("bfloat16"))], ids=repr)
+def test_means_over_two_levels_are_finite(inner):
+    reducer = jaxcomp.Hierarchical(inner, jaxcomp.Gather(kept(SIGN)))
+    run = mean_of(reducer, False, ("slow", "fast"))
+    run = jax.vmap(run, in_axes=(0, None), axis_name="fast")
+    run = jax.vmap(run, in_axes=(0, None), axis_name="slow")
+    assert_large(jax.jit(run)(large(2, 4), jnp.ones(8)))
 
 
 @pytest.mark.parametrize("workers", [3, 8])
@@ -162,7 +162,10 @@ SENT = {
 
 @pytest.mark.parametrize(
     ("name", "workers"),
-    [(name, n) for name in SENT for n in (2, 8) if SLOW or n == 8 or "dense" in name],
+    few_or_all(
+        [(name, n) for name in SENT for n in (2, 8) if n == 8 or "dense" in name],
+        itertools.product(SENT, (2, 8)),
+    ),
 )
 def test_halves_travel_as_halves(name, workers):
     """The compiled program sends what `wire_bytes` says, and no float of 16 bits as 32."""

@@ -104,27 +104,6 @@ def test_each_step_is_that_of_its_phase(typed, alone):
     assert max(sent[4:]) <= 26
 
 
-@pytest.mark.parametrize("mode", ["untyped", "vmap"])
-def test_other_modes_do_the_same(mode, mesh, alone):
-    """Also where the counter is batched, so that all phases are computed and one is selected."""
-    state = TX.init(LIKE)
-    if mode == "untyped":
-        state = jaxcomp.place(state, mesh, "data")
-        step = jaxcomp.data_parallel(
-            lambda s, g: TX.update(own(g), s), mesh, "data", check_vma=False
-        )
-    else:
-        state = jax.tree.map(lambda x: jnp.stack([x] * WORKERS), state)
-        step = jax.jit(jax.vmap(lambda s, g: TX.update(g, s), axis_name="data"))
-    results, memories = [], []
-    for grads in GRADS:
-        mean, state = step(state, grads)
-        results.append(mean if mode == "untyped" else own(mean))
-        memories.append(state.memory.feedback.tree)
-    check(results, memories, alone)
-    assert np.max(state.memory.reducer.phase_step) == STEPS
-
-
 def test_what_a_step_costs_is_what_its_phase_costs(typed):
     _, _, states, _ = typed
     gathers = [jaxcomp.Gather(link(fraction)) for fraction in FRACTIONS]

@@ -12,12 +12,11 @@ import numpy as np
 import optax
 import pytest
 from flax import serialization
-from jax.sharding import NamedSharding, PartitionSpec as P
+from jax.sharding import PartitionSpec as P
 
 import jaxcomp
 from jaxcomp import testing
 from jaxcomp.layout import trees
-from jaxcomp.mesh import per_worker
 from jaxcomp.numerics import noise
 from jaxcomp.reducers import accounting
 
@@ -200,43 +199,6 @@ def test_extreme_gradients(mesh):
         assert all(not np.isfinite(np.asarray(s.data)[7, 11]) for s in mean.addressable_shards)
         for got, want in zip(*map(jax.tree.leaves, (after.memory, state.memory)), strict=True):
             np.testing.assert_array_equal(got, want)
-
-
-@pytest.mark.parametrize("reducer", [PLAIN, TURNS], ids=name)
-def test_four_modes_agree(reducer, mesh):
-    """Up to rounding, since matrix products round as they are compiled; replicas to the bit."""
-    tx = jaxcomp.compressed_mean(reducer, "data")
-    like = {"w": jnp.zeros((40, 64)), "b": jnp.zeros(7)}
-
-    def body(grads, state):
-        out = tx.update(*jax.tree.map(lambda x: x[0], (grads, state)))
-        return jax.tree.map(lambda x: x[None], out)
-
-    typed, untyped = (
-        jax.jit(
-            jax.shard_map(body, mesh=mesh, in_specs=P("data"), out_specs=P("data"), check_vma=vma)
-        )
-        for vma in (True, False)
-    )
-    modes = {
-        "typed": typed,
-        "untyped": untyped,
-        "pmap": jax.pmap(tx.update, axis_name="data"),
-        "vmap": jax.jit(jax.vmap(tx.update, axis_name="data")),
-    }
-    ends = {}
-    for mode, update in modes.items():
-        state = replicate(tx.init(like), 8)
-        if mode != "vmap":  # Where the results will lie: otherwise it would be compiled twice.
-            state = jax.device_put(state, NamedSharding(mesh, P("data")))
-        for number in range(3):
-            grads = {k: gaussian(8, *x.shape, seed=number) for k, x in like.items()}
-            mean, state = update(grads, state)
-        ends[mode] = jax.tree.map(np.asarray, (mean, state.memory.feedback))
-        for leaf in jax.tree.leaves((mean, per_worker.replicated(state))):
-            assert (np.asarray(leaf) == np.asarray(leaf)[:1]).all()
-        for got, want in zip(*map(jax.tree.leaves, (ends[mode], ends["typed"])), strict=True):
-            np.testing.assert_allclose(got, want, atol=1e-4)
 
 
 LAYERS = {

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import PartitionSpec as P
 
 import jaxcomp
 from jaxcomp import testing
@@ -98,40 +97,6 @@ def test_hierarchies_obey_the_law(name):
     reducer = HIERARCHIES[name]
     loose = {"gather": 1e-5, "two_shot": 3.0, "bfloat16": 1.0}[name]
     testing.check_reducer(reducer, workers=(3, 2), downlink_tolerance=loose)
-
-
-def test_a_hierarchy_gives_the_same_bits_however_it_is_mapped():
-    mesh, axis = grid(2, 4)
-    grads = {
-        name: jax.random.normal(jax.random.key(len(name)), (2, 4, *leaf.shape))
-        for name, leaf in LIKE.items()
-    }
-    tx = jaxcomp.compressed_mean(HIERARCHIES["two_shot"], axis)
-
-    def steps(grads):
-        state = tx.init(LIKE)
-        for _ in range(3):
-            mean, state = tx.update(grads, state)
-        return mean
-
-    def body(grads):
-        out = steps(jax.tree.map(lambda g: g[0, 0], grads))
-        return jax.tree.map(lambda x: x[None, None], out)
-
-    outcomes = [jax.jit(jax.vmap(jax.vmap(steps, axis_name="fast"), axis_name="slow"))(grads)]
-    for check in (True, False):
-        mapped = jax.shard_map(
-            body,
-            mesh=mesh,
-            in_specs=P("slow", "fast"),
-            out_specs=P("slow", "fast"),
-            check_vma=check,
-        )
-        outcomes.append(jax.jit(mapped)(grads))
-    for leaf in ("w", "v"):
-        for outcome in outcomes:
-            np.testing.assert_array_equal(outcome[leaf], outcomes[0][leaf])
-            assert (outcome[leaf] == outcome[leaf][:1, :1]).all()
 
 
 def test_statistics_and_workers_over_two_axes():

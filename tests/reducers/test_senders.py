@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import PartitionSpec as P
 
 import jaxcomp
 from jaxcomp.numerics import noise
@@ -45,7 +44,7 @@ def published(grads, over, weights=None):
     return np.stack(means)
 
 
-def run(tx, mode="vmap", mesh=None, grads=GRADS):
+def run(tx, grads=GRADS):
     """The means of all steps and the last state, with a leading axis of workers."""
 
     def steps(grads):
@@ -56,18 +55,7 @@ def run(tx, mode="vmap", mesh=None, grads=GRADS):
         return jnp.stack(means), state
 
     rows = jnp.asarray(grads).swapaxes(0, 1)
-    if mode == "vmap":
-        return jax.jit(jax.vmap(steps, axis_name="data"))(rows)
-    if mode == "pmap":
-        return jax.pmap(steps, axis_name="data")(rows)
-
-    def body(rows):
-        return jax.tree.map(lambda x: x[None], steps(rows[0]))
-
-    mapped = jax.shard_map(
-        body, mesh=mesh, in_specs=P("data"), out_specs=P("data"), check_vma=mode == "typed"
-    )
-    return jax.jit(mapped)(rows)
+    return jax.jit(jax.vmap(steps, axis_name="data"))(rows)
 
 
 def signs_agree(a, b):
@@ -109,16 +97,6 @@ def test_the_mean_over_senders_counts_those_who_take_part():
     assert 0 < weights.sum() < weights.size
     want = published(GRADS, "senders", weights)
     np.testing.assert_allclose(np.asarray(means)[0], want, atol=2e-5)
-
-
-def test_four_modes_give_the_same_bits(mesh):
-    """`pmap` is `shard_map` without types."""
-    tx = jaxcomp.compressed_mean(jaxcomp.Gather(LINK, over="senders"), "data")
-    want = run(tx)
-    for mode in ("pmap", "typed"):
-        got = run(tx, mode, mesh)
-        for a, b in zip(jax.tree.leaves(want), jax.tree.leaves(got), strict=True):
-            np.testing.assert_array_equal(np.asarray(a), np.asarray(b), err_msg=mode)
 
 
 def test_elements_that_nobody_sent_are_zero_and_what_is_not_finite_is_seen():

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from suite import FEW, SLOW, label
+from suite import FEW, few_or_all, label, slow
 
 import jaxcomp
 from jaxcomp import testing
@@ -27,7 +27,7 @@ def both(codec, feedback):
 
 @pytest.mark.filterwarnings("ignore:.*is biased.*:UserWarning")
 @pytest.mark.parametrize(
-    "codec", [*FEW[1:5:3], *FEW[7:9], *FEW[10:]] if SLOW else [FEW[4], FEW[8]], ids=label
+    "codec", few_or_all([FEW[4], FEW[8]], [*FEW[1:5:3], *FEW[7:9], *FEW[10:]]), ids=label
 )
 def test_the_law(codec):
     """Over three workers, which divide nothing; the way down is lossless."""
@@ -38,7 +38,7 @@ def test_the_law(codec):
     "reducer",
     [
         jaxcomp.TwoShot(jaxcomp.qsgd_inf(bits=4), jaxcomp.qsgd_inf(bits=8, bucket_size=128)),
-        *([jaxcomp.TwoShot(jaxcomp.eden(bits=4), jaxcomp.eden(bits=4))] if SLOW else []),
+        slow(jaxcomp.TwoShot(jaxcomp.eden(bits=4), jaxcomp.eden(bits=4))),
         jaxcomp.Auto(jaxcomp.qsgd_inf(bits=4)),
         jaxcomp.Vote(),
     ],
@@ -178,7 +178,7 @@ def test_memory_moves_to_another_number_of_workers():
         trained(2, jax.tree.map(lambda x: x[:2], again))
 
 
-@pytest.mark.parametrize("dtype", ["int8", "bfloat16"] if SLOW else ["bfloat16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", slow("int8")])
 def test_narrow_memories(dtype):
     """A residual in eight bits stays close to the exact one, and loses nothing it could keep."""
     feedback = jaxcomp.Residual(dtype=dtype)

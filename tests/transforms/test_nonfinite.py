@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from suite import FEW, SLOW, label
+from suite import FEW, few_or_all, label
 
 import jaxcomp
 
@@ -23,7 +23,7 @@ def stepper(tx, mesh):
     )
 
 
-@pytest.mark.parametrize("codec", FEW if SLOW else FEW[1::2], ids=label)
+@pytest.mark.parametrize("codec", few_or_all(FEW[1::2], FEW), ids=label)
 def test_one_bad_element_is_seen_by_all_and_never_remembered(codec, mesh):
     tx = jaxcomp.compressed_mean(codec, "data")
     step, state = stepper(tx, mesh), jaxcomp.init_state(tx, LIKE, mesh, "data")

@@ -7,7 +7,7 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 from sharding import QUICK, TWO, crossings, local_likes, put
-from suite import SLOW
+from suite import few_or_all
 
 import jaxcomp
 
@@ -47,7 +47,7 @@ ALL = METHODS | {
 }
 
 
-@pytest.mark.parametrize("name", ALL if SLOW else METHODS)
+@pytest.mark.parametrize("name", few_or_all(METHODS, ALL))
 @pytest.mark.filterwarnings("error::UserWarning")  # Such as that leaves will be gathered.
 def test_each_shard_crosses_alone(name, two):
     tx = ALL[name](param_specs=SPECS)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from suite import CODECS, FEW, SLOW, VARIANTS, label
+from suite import CODECS, COMMON, EVERY, FEW, VARIANTS, few_or_all, label
 
 import jaxcomp
 from jaxcomp import testing
@@ -53,7 +53,7 @@ def ops(compiled):
     return re.findall(r" (all-gather|all-reduce|all-to-all)(?:-start)?\(", compiled.as_text())
 
 
-@pytest.mark.parametrize("codec", CODECS if SLOW else FEW[1:], ids=label)
+@pytest.mark.parametrize("codec", few_or_all(FEW[1:], CODECS), ids=label)
 def test_the_program_moves_what_wire_bytes_says(codec, mesh):
     """On a model of many leaves: one collective a direction, and one for what is dense."""
     compiled = compiled_step(codec, mesh, FEWER)
@@ -137,10 +137,10 @@ def test_wire_bytes_in_both_senses():
         jaxcomp.wire_bytes(3, like)
 
 
-@pytest.mark.parametrize("codec", CODECS + VARIANTS if SLOW else FEW + VARIANTS[::3], ids=label)
+@pytest.mark.parametrize("codec", few_or_all(FEW + VARIANTS[::3], EVERY), ids=label)
 def test_payload_is_what_is_counted(codec):
     testing.assert_wire_bytes(codec, jax.ShapeDtypeStruct((123, 45), jnp.float32))
-    if codec in CODECS[::3]:
+    if codec in COMMON[::3]:
         testing.assert_wire_bytes(codec, jax.ShapeDtypeStruct((1000,), jnp.bfloat16))
 
 
