@@ -16,9 +16,14 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/python examples/train_digits.py $(ARGS)
 
+# Compiled programs are kept from run to run. Their keys name the versions of JAX and of the
+# compiler. `make test CACHE=` does without; the folder may be deleted at any time.
+CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/jaxcomp/xla
+KEEP := JAX_COMPILATION_CACHE_DIR='$(CACHE)' JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0.2
+
 # Compiling keeps one core busy, so there is a process a core; each may take a few gigabytes.
 test: setup
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal $(ARGS)
+	$(if $(CACHE),$(KEEP)) $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal $(ARGS)
 
 # The core suite on the lowest versions that are declared and on newer ones than .venv has. A missing
 # Python is looked for in pyenv; PYTHON311=…, PYTHON312=… and PYTHON313=… name another.
