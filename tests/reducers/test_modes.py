@@ -10,7 +10,7 @@ import methods
 import numpy as np
 import optax
 import pytest
-from suite import slow
+from suite import few_or_all
 
 import jaxcomp
 from jaxcomp.mesh import per_worker
@@ -57,7 +57,11 @@ CASES = {
     "summed codes": Case(
         mean(jaxcomp.Psum(dataclasses.replace(jaxcomp.qsgd_inf(bits=4), shared=True))), MIXED
     ),
+    "summed rotated codes": Case(mean(jaxcomp.Psum(jaxcomp.thc(bucket_size=512)))),
     "power iteration": Case(mean(jaxcomp.PowerIteration(rank=4)), close=1e-4),
+    "power iteration in turns": Case(
+        mean(jaxcomp.PowerIteration(rank=4, alternate=True)), close=1e-4
+    ),
     "over senders": Case(
         mean(
             jaxcomp.Gather(
@@ -72,16 +76,15 @@ CASES = {
             gate=jaxcomp.gates.Bernoulli(0.4),
         )
     ),
-    "clipped, with momentum and statistics": Case(
-        optax.chain(jaxcomp.clip_local(1e3, "data"), mean(MOMENTUM, stats=True))
-    ),
+    "clipped, with momentum": Case(optax.chain(jaxcomp.clip_local(1e3, "data"), mean(MOMENTUM))),
     "scheduled": Case(
         mean(
             jaxcomp.ReducerSchedule(
-                ((0, jaxcomp.Link(jaxcomp.random_k(0.25, unbiased=False), MOMENTUM.feedback)),
-                 (2, MOMENTUM))
-            ),
-            stats=True,
+                (
+                    (0, jaxcomp.Link(jaxcomp.random_k(0.25, unbiased=False), MOMENTUM.feedback)),
+                    (2, MOMENTUM),
+                )
+            )
         )
     ),
     "hierarchy": Case(
@@ -91,7 +94,7 @@ CASES = {
         ),
         sizes=LEVELS,
     ),
-}  # fmt: skip
+}
 MORE_CASES = {
     "default of qsgd": Case(mean(jaxcomp.qsgd(bits=4)), MIXED),
     "adaptive levels": Case(mean(jaxcomp.alq(bits=3)), MIXED),
@@ -100,10 +103,6 @@ MORE_CASES = {
     "gathered shifts": Case(mean(jaxcomp.Gather(EF21)), MIXED),
     "two shots of both dtypes": Case(mean(jaxcomp.TwoShot(EF21, EF21)), MIXED),
     "int_sgd": Case(mean(jaxcomp.Psum(jaxcomp.int_sgd())), MIXED),
-    "thc": Case(mean(jaxcomp.Psum(jaxcomp.thc(bucket_size=512))), MIXED),
-    "power iteration in turns": Case(
-        mean(jaxcomp.PowerIteration(rank=4, alternate=True)), close=1e-4
-    ),
 }
 EVERY = CASES | MORE_CASES
 
@@ -116,10 +115,13 @@ def gradients(like, workers=WORKERS, seed=0):
 
 
 def modes_of(name):
-    """The modes that are compiled for a case each time. `pmap` is `shard_map` without types."""
-    return {"two shots": MODES, "hierarchy": ("typed", "untyped", "vmap")}.get(
-        name, ("typed", "pmap", "vmap")
-    )
+    """The modes of a case in every run. `pmap` is `shard_map` without types over one axis."""
+    alike = ("summed rotated codes", "power iteration in turns")  # As others that have three.
+    return {
+        "two shots": MODES,
+        "hierarchy": ("typed", "untyped", "vmap"),
+        **dict.fromkeys(alike, ("typed", "vmap")),
+    }.get(name, ("typed", "pmap", "vmap"))
 
 
 def outcome(case, step, batches, mode):
@@ -180,8 +182,10 @@ def assert_alike(case, found):
 
 @pytest.mark.parametrize(
     ("name", "modes"),
-    [(name, modes_of(name)) for name in CASES]
-    + [slow(name, MODES) for name in EVERY if name != "hierarchy"],
+    few_or_all(
+        [(name, modes_of(name)) for name in CASES],
+        [(name, MODES) for name in EVERY if name != "hierarchy"],
+    ),
     ids=lambda value: value if isinstance(value, str) else ", ".join(value),
 )
 def test_means_and_memory_are_the_same_in_all_modes(name, modes):
@@ -197,8 +201,10 @@ def test_means_and_memory_are_the_same_in_all_modes(name, modes):
 
 @pytest.mark.parametrize(
     ("name", "modes"),
-    [(name, ("typed", "pmap", "vmap")) for name in ("marina", "rand_mcm")]
-    + [slow(name, MODES) for name in methods.METHODS],
+    few_or_all(
+        [(name, ("typed", "pmap", "vmap")) for name in ("marina", "rand_mcm")],
+        [(name, MODES) for name in methods.METHODS],
+    ),
     ids=lambda value: value if isinstance(value, str) else ", ".join(value),
 )
 def test_methods_are_the_same_in_all_modes(name, modes):
@@ -219,11 +225,12 @@ def test_methods_are_the_same_in_all_modes(name, modes):
     assert_alike(case, {mode: outcome(case, step, [batch] * 4, mode) for mode in modes})
 
 
+@pytest.mark.filterwarnings("ignore:.*is biased.*:UserWarning")
 def test_the_mean_is_that_of_the_loop_over_workers(mesh):
     """What `shard_map` computes is what `roundtrip` says that each worker sends."""
     like = {"w": PLAIN["w"]}
     grads = gradients(like)
-    for codec in (jaxcomp.qsgd_inf(bits=4), jaxcomp.random_k(fraction=0.1)):
+    for codec in (jaxcomp.qsgd_inf(bits=4), SPARSE):
         tx = jaxcomp.compressed_mean(jaxcomp.Gather(jaxcomp.Link(codec)), "data", key=9)
 
         def step(state, grads, tx=tx):
