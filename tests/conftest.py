@@ -5,6 +5,7 @@ import os
 os.environ.setdefault("JAX_PLATFORMS", os.environ.get("JAXCOMP_TEST_PLATFORM", "cpu"))
 
 import jax
+import jaxtyping
 import pytest
 import sharding
 
@@ -33,6 +34,18 @@ def x64():
     """Double precision."""
     with jax.enable_x64(True):
         yield
+
+
+@pytest.fixture(autouse=True)
+def annotations(request):
+    """Lets wrong arguments reach the function that refuses them."""
+    if request.node.get_closest_marker("wrong_types") is None:
+        yield
+        return
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", before)
 
 
 def pytest_configure(config):

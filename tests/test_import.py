@@ -1,7 +1,13 @@
-"""The import of the package."""
+"""The import of the package, and what the tests do when they import it."""
 
 import subprocess
 import sys
+
+import jax.numpy as jnp
+import jaxtyping
+import pytest
+
+from jaxcomp.entropy import stream
 
 
 def test_nothing_happens_at_import():
@@ -16,3 +22,9 @@ after = {name: jax.config.values[name] for name in before}  # Modules of JAX add
 assert before == after, "configuration changed"
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
+def test_annotations_are_checked():
+    """The tests run with `--jaxtyping-packages`, in each process of theirs."""
+    with pytest.raises(jaxtyping.TypeCheckError, match="lengths"):
+        stream.begins(jnp.ones((2, 3)))

@@ -98,7 +98,7 @@ def by_vmap(tx, workers, steps, moment=None):
     """Parameters after each step; at a moment, everything is written down and read again."""
     batch = diagonal(workers)
     everyone = jax.jit(jax.vmap(stepper(tx), (0, 0, 0), axis_name=AXIS))
-    state = jax.vmap(lambda _: tx.init(START), axis_name=AXIS)(jnp.arange(workers))
+    state = jax.jit(jax.vmap(lambda _: tx.init(START), axis_name=AXIS))(jnp.arange(workers))
     params = jax.tree.map(lambda x: jnp.broadcast_to(x, (workers, *x.shape)), START)
     found = []
     for number in range(steps):

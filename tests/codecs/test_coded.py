@@ -249,6 +249,7 @@ def test_short_buckets_are_sent_packed_and_tables_are_not_needed_to_decode():
         np.testing.assert_array_equal(got, jaxcomp.roundtrip(one.codec, 0, x))
 
 
+@pytest.mark.wrong_types
 def test_wrong_use_says_what_would_do():
     with pytest.raises(ValueError, match=r"`codec` must be a quantizer"):
         jaxcomp.codecs.Coded(codec=jaxcomp.top_k())

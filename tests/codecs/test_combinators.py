@@ -121,6 +121,7 @@ def test_what_workers_agree_on_is_passed_on(codec):
     np.testing.assert_array_equal(steps[0], steps[1])
 
 
+@pytest.mark.wrong_types
 def test_codecs_whose_decoders_need_more_are_refused():
     """Wrapped, adaptive levels would be used by the encoder and unknown to the decoder."""
     alq = jaxcomp.alq(3)

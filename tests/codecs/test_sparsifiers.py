@@ -261,6 +261,7 @@ def test_more_places_than_elements_is_all_of_them():
     chex.assert_shape(jaxcomp.roundtrip(jaxcomp.sidco(0.5), 0, x[:1]), (1,))
 
 
+@pytest.mark.wrong_types
 def test_wrong_settings_are_refused():
     with pytest.raises(ValueError, match="`fraction` must be a number in"):
         jaxcomp.top_k(fraction=1.01)

@@ -34,6 +34,7 @@ def refused(data, says, codec=CODEC, like=MATRIX, secret=None):
     assert "`data` must" in str(caught.value)
 
 
+@pytest.mark.wrong_types
 def test_what_is_damaged_is_refused(good):
     refused(b"", "at least 52 bytes, got 0")
     refused(good[:51], "at least 52 bytes, got 51")
@@ -75,6 +76,7 @@ def test_a_secret_is_needed_where_there_is_one(good):
             jaxcomp.from_bytes(CODEC, kept, MATRIX, secret=secret)
 
 
+@pytest.mark.wrong_types
 def test_what_is_not_a_payload_is_refused():
     payload = jaxcomp.encode(CODEC, 0, draws(MATRIX.shape))
     for wrong in (None, payload.batches, jaxcomp.encode(CODEC, 0, jnp.ones(5))):

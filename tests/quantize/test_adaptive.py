@@ -371,6 +371,7 @@ def test_workers_add_their_histograms(mesh):
         ("`sweeps`", lambda: adaptive.alq(EMPTY, 2, sweeps=-1)),
     ],
 )
+@pytest.mark.wrong_types
 def test_wrong_arguments_are_named(name, call):
     with pytest.raises(ValueError, match=name):
         call()

@@ -290,6 +290,7 @@ def test_every_product_of_a_code_and_a_step_is_exact(dtype, magnitude):
     assert (scale * np.asarray(factor) <= magnitude * ONE).all()
 
 
+@pytest.mark.wrong_types
 def test_settings_are_checked():
     for make, said in [
         (lambda: jaxcomp.qsgd(bits=1), "`bits` must be from 2 to 8, got 1"),

@@ -323,6 +323,7 @@ def test_papers_orderings():
     )
 
 
+@pytest.mark.wrong_types
 def test_settings_that_do_not_go_together():
     four = {"levels": levels.Uniform(7), "scale": scales.MaxAbs(), "rounding": rounding.Nearest()}
     for make, said in [

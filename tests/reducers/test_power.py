@@ -13,6 +13,7 @@ import optax
 import pytest
 from flax import serialization
 from jax.sharding import PartitionSpec as P
+from suite import slow
 
 import jaxcomp
 from jaxcomp import testing
@@ -130,7 +131,7 @@ def test_a_step_without_information_does_no_harm():
         assert relative(mean[0], full[0]) < 1e-3
 
 
-@pytest.mark.parametrize("reducer", [PLAIN, TURNS, NARROW, CODED], ids=name)
+@pytest.mark.parametrize("reducer", [PLAIN, slow(TURNS), NARROW, CODED], ids=name)
 def test_contract(reducer):
     """`pmean(sent) == part`, weights, shares and replicas."""
     bound = 2e-2 if reducer is NARROW else 1e-5  # Sums of bfloat16 are rounded to bfloat16.
@@ -324,6 +325,7 @@ def test_training_comes_close_to_dense():
         assert final(reducer) < 1.3 * dense
 
 
+@pytest.mark.wrong_types
 def test_wrong_arguments_say_so():
     for settings_, message in [
         ({"rank": 0}, "`rank` must be at least 1, got 0"),

@@ -280,6 +280,7 @@ def test_what_cannot_be_added_says_what_would_work(codec, why):
         assert f"jaxcomp.{name}" in str(raised.value)
 
 
+@pytest.mark.wrong_types
 def test_settings_that_do_not_go_together():
     with pytest.raises(ValueError, match="`sum_bits` requires shared=True"):
         dataclasses.replace(FOUR_BITS, sum_bits=8)

@@ -254,6 +254,7 @@ def test_logarithms_are_close_and_exact_at_powers_of_two():
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, 1.5, "all", True])
+@pytest.mark.wrong_types
 def test_shares_are_checked(value):
     for rule in (choices.Largest, choices.Sampled, lambda f: fitted.Fitted(fraction=f)):
         with pytest.raises(ValueError, match="`fraction` must be a number in"):
