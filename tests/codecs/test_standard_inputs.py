@@ -3,21 +3,20 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from suite import KEY, law, nmse
+from suite import KEY, law, nmse, slow
 
 import jaxcomp
 from jaxcomp.codecs.quantizer import Quantizer
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("codec", "gaussian", "laplace", "heavy"),
     [
         (jaxcomp.nuqsgd(bits=3), 3.512, 3.004, 1.470),
         (jaxcomp.nuqsgd(bits=4), 0.0873, 0.0891, 0.0903),
-        (jaxcomp.nuqsgd(bits=4, bucket_size=8192), 0.335, 0.328, 0.215),
-        (jaxcomp.qsgd(bits=4, bucket_size=8192), 9.31, 8.14, 4.34),
-        (jaxcomp.qsgd_inf(bits=4, bucket_size=8192), 0.0539, 0.1525, 0.399),
+        slow(jaxcomp.nuqsgd(bits=4, bucket_size=8192), 0.335, 0.328, 0.215),
+        slow(jaxcomp.qsgd(bits=4, bucket_size=8192), 9.31, 8.14, 4.34),
+        slow(jaxcomp.qsgd_inf(bits=4, bucket_size=8192), 0.0539, 0.1525, 0.399),
         (jaxcomp.natural_dithering(bits=3), 0.1394, 0.2562, 0.4069),
         (jaxcomp.natural_dithering(bits=4), 0.0811, 0.0783, 0.0676),
         (jaxcomp.natural(), 0.0818, 0.0820, 0.0819),
@@ -43,7 +42,6 @@ def test_error_on_standard_inputs(codec, gaussian, laplace, heavy):
         assert abs(got - want) <= slack * want + digit, (name, got, want)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("codec", "gaussian", "laplace", "heavy"),
     [
@@ -51,15 +49,15 @@ def test_error_on_standard_inputs(codec, gaussian, laplace, heavy):
         (jaxcomp.qsgd(bits=3), 0.66, 0.61, 0.43),
         (jaxcomp.qsgd(bits=4), 1.12, 1.05, 0.76),
         (jaxcomp.qsgd(bits=8), 4.60, 4.50, 3.27),
-        (jaxcomp.qsgd(bits=4, bucket_size=8192), 0.40, 0.36, 0.24),
+        slow(jaxcomp.qsgd(bits=4, bucket_size=8192), 0.40, 0.36, 0.24),
         (jaxcomp.qsgd_inf(bits=2), 1.12, 0.82, 0.39),
         (jaxcomp.qsgd_inf(bits=3), 2.14, 1.67, 0.82),
         (jaxcomp.qsgd_inf(bits=4), 3.26, 2.66, 1.37),
         (jaxcomp.qsgd_inf(bits=8), 7.41, 6.75, 4.38),
-        (jaxcomp.qsgd_inf(bits=4, bucket_size=8192), 2.92, 2.16, 0.89),
+        slow(jaxcomp.qsgd_inf(bits=4, bucket_size=8192), 2.92, 2.16, 0.89),
         (jaxcomp.nuqsgd(bits=3), 0.79, 0.73, 0.52),
         (jaxcomp.nuqsgd(bits=4), 3.06, 3.05, 2.25),
-        (jaxcomp.nuqsgd(bits=4, bucket_size=8192), 1.76, 1.69, 1.17),
+        slow(jaxcomp.nuqsgd(bits=4, bucket_size=8192), 1.76, 1.69, 1.17),
         (jaxcomp.natural_dithering(bits=3), 2.42, 1.94, 0.98),
         (jaxcomp.natural_dithering(bits=4), 3.58, 3.72, 2.91),
         (jaxcomp.natural(), 3.59, 3.86, 5.09),
