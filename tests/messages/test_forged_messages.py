@@ -63,6 +63,7 @@ def test_what_is_meant_for_others_is_refused(good):
     jaxcomp.from_bytes(forced, good, MATRIX)  # All implementations give the same bits.
 
 
+@pytest.mark.wrong_types
 def test_a_secret_is_needed_where_there_is_one(good):
     kept = message(CODEC, draws(MATRIX.shape), secret=SECRET)[1]
     jaxcomp.from_bytes(CODEC, kept, MATRIX, secret=SECRET)

@@ -171,12 +171,14 @@ def test_lowers_for(platform):
 
 
 @pytest.mark.parametrize("block", [0, 1, 3, 96, 2**16, 4.0, None])
+@pytest.mark.wrong_types
 def test_only_powers_of_two_are_blocks(block):
     with pytest.raises(ValueError, match="`block` must be a power of two from 2 to 32768"):
         hadamard.transform(jnp.zeros((2, 96)), block)
 
 
 @pytest.mark.parametrize("x", [jnp.zeros((2, 96)), jnp.zeros(64), jnp.zeros((2, 64), jnp.bfloat16)])
+@pytest.mark.wrong_types
 def test_only_whole_blocks_of_float32(x):
     high, low = seeds_of(2)
     for f in (hadamard.rotate, hadamard.unrotate):
@@ -223,6 +225,7 @@ def test_democratic_coordinates_are_small_and_give_the_elements_back(
     assert np.mean(largest * root / np.linalg.norm(x, axis=1)) < (2.4 if spread else 2.7)
 
 
+@pytest.mark.wrong_types  # Without `jit`, the mask is an array of numpy.
 def test_democratic_gives_the_same_bits_in_every_mode():
     def f(x, high, low):
         return embedding.democratic(x, high, low, 40, BLOCK)
