@@ -200,7 +200,7 @@ class _Plan(NamedTuple):
         return self.lanes * (4 if self.long else 3)
 
 
-def frequencies(counts: Float32[Array, " symbols"]) -> UInt32[Array, " symbols"]:
+def frequencies(counts: Float32[Array, " symbols"]) -> UInt32[Array, " slots"]:
     """Frequencies in proportion to the counts: at least one each, and 4096 in all.
 
     `fᵢ = max(1, round(s·cᵢ))` for the largest `s` whose frequencies are not too many, and of the

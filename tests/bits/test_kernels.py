@@ -255,7 +255,7 @@ def test_a_weighted_sum_is_the_same_bits_however_it_is_compiled(workers):
     like = jax.ShapeDtypeStruct((n, 512), jnp.float32)
 
     def add(codec, payloads, weights):
-        return codec.decode_sum(None, payloads, like, weights)
+        return codec.decode_sum(Key(KEY, KEY, FIRST), payloads, like, weights)
 
     want = add(codec, payloads, weights)
     kernel = dataclasses.replace(codec, implementation="gpu_interpret")
