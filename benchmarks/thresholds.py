@@ -46,11 +46,11 @@ def found(law: str, share: float, x: jax.Array) -> jax.Array:
 
     def step(stages, _):
         level = rule.threshold(x, stages.number, stages.aim)
-        hits = selection.count(jnp.abs(x) >= level)[:, 0]
+        hits = selection.count(jnp.abs(x) >= level)
         ratio = hits / choices.share(share, x.shape[1])
-        return rule._adapted(stages, ratio), ratio[0]
+        return rule._adapted(stages, ratio), ratio[0, 0]
 
-    return jax.lax.scan(step, rule.init(1, x.shape[1]), None, length=STEPS)[1]
+    return jax.lax.scan(step, rule.init(1, 1), None, length=STEPS)[1]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -59,7 +59,7 @@ def of_each_number(law: str, share: float, x: jax.Array) -> jax.Array:
     rule = fitted.Fitted(fraction=share, law=law)
 
     def ratio(number):
-        hits = selection.count(jnp.abs(x) >= rule.threshold(x, number[None]))[0, 0]
+        hits = selection.count(jnp.abs(x) >= rule.threshold(x, number[None, None]))[0, 0]
         return hits / choices.share(share, x.shape[1])
 
     return jax.lax.map(ratio, jnp.arange(1, rule.most + 1, dtype=jnp.int32))

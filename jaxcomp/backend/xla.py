@@ -50,6 +50,9 @@ def compile_separately(
     on) needs time exponential in the number of digits to find that out. With twenty digits, a
     compilation does not end.
 
+    What is returned for `f` is traced once for arguments of the same types: keep it, and a program
+    that calls it several times has it once.
+
     Args:
         f: a function of trees of arrays.
         lanes: how many neighbours of its result are made from neighbours of its input, such as the
@@ -59,15 +62,22 @@ def compile_separately(
     if size is not None and not large(size):
         return f
 
+    known: dict[Any, tuple[Callable[..., Any], Any]] = {}
+
     def separate(*args: Any) -> Any:
-        traced, shapes = jax.make_jaxpr(f, return_shape=True)(*args)
+        leaves, treedef = jax.tree.flatten(args)
+        kinds = (treedef, jax.config.read("jax_enable_x64"), *map(jax.typeof, leaves))
+        if kinds not in known:
+            traced, shapes = jax.make_jaxpr(f, return_shape=True)(*args)
+
+            def run(*given: Any) -> list[Any]:
+                return [in_rows(x, lanes) for x in _flattened(traced)(*given)]
+
+            known[kinds] = jax.jit(run, inline=False), shapes
+        run, shapes = known[kinds]
         likes, structure = jax.tree.flatten(shapes)
-
-        def run(*given: Any) -> list[Any]:
-            return [in_rows(x, lanes) for x in _flattened(traced)(*given)]
-
         with set_xla_metadata(inlineable="false"):
-            out = jax.jit(run, inline=False)(*jax.tree.leaves(args))
+            out = run(*leaves)
         whole = [x.reshape(like.shape) for x, like in zip(out, likes, strict=True)]
         return jax.tree.unflatten(structure, whole)
 

@@ -6,6 +6,7 @@ from typing import Any
 from jaxcomp.base import interface
 from jaxcomp.base.interface import Interface
 from jaxcomp.numerics import summing
+from jaxcomp.numerics.segments import Segments
 from jaxcomp.types import Array, ArrayLike, AxisName, Key, PyTree
 
 
@@ -16,6 +17,9 @@ class Codec(Interface, abstract=True):
     real. Every array of its payload has a leading `buckets` axis. A codec must define `encode` and
     `decode`; every other hook has a default.
 
+    A codec that takes leaves whole (`bucket_size=None`) may also have a form for buckets of several
+    leaves, its `segmented`: then leaves of different sizes are one program.
+
     Attributes:
         bucket_size: elements in a bucket, or None for one bucket a leaf.
         unbiased: whether `E[decode(encode(x))] = x`.
@@ -25,11 +29,13 @@ class Codec(Interface, abstract=True):
         reorders: whether `decode_sum` adds in a transformed domain, so that it equals the sum of
             `decode` only up to rounding.
         homogeneous: whether an input `2^k` times as large decodes to an output `2^k` times as
-            large; a codec with a fixed threshold is not homogeneous.
-        mixed: the number of elements that share a fitted step, or that a sent part represents, and
-            that must therefore be rotated together at random; `math.inf` for a whole leaf.
-        span: the largest ratio of a bucket's largest element to an element that still decodes to a
-            close value; 0.0 if small elements do not.
+            large; a fixed threshold is not.
+        mixed: elements that one fitted step, or one part, stands for, so that they must be rotated
+            together at random; `math.inf` for a whole leaf.
+        span: how many times smaller than the largest an element may be and still decode to a value
+            close to it; 0.0 where small elements do not.
+        segments: the segments of each bucket, where it has several leaves: `count` then is
+            `int32[buckets, segments]`; None for one stretch of elements a bucket.
     """
 
     bucket_size: int | None
@@ -40,6 +46,7 @@ class Codec(Interface, abstract=True):
     homogeneous = True
     mixed = 0
     span = 0.0
+    segments: Segments | None = None
 
     @interface.derived
     def contractive(self) -> bool:
@@ -151,6 +158,15 @@ class Codec(Interface, abstract=True):
     def shaped(self) -> bool:
         """Whether the codec depends on the shape of a leaf, so that `for_leaf` must be asked."""
         return type(self).for_leaf is not Codec.for_leaf
+
+    def segmented(self, segments: Segments) -> "Codec | None":
+        """The codec for buckets of several leaves, each of which it encodes as it would alone.
+
+        None, the default, if there is none: then leaves of different sizes are encoded apart, each
+        size by a program of its own.
+        """
+        del segments
+        return None
 
     @interface.derived
     def may_sum(self) -> bool:

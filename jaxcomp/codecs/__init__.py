@@ -11,6 +11,7 @@ from jaxcomp.codecs.combinators import Chained, Clipped, Contractive
 from jaxcomp.codecs.cosine import Cosine
 from jaxcomp.codecs.embedded import Embedded
 from jaxcomp.codecs.identity import Identity
+from jaxcomp.codecs.in_rows import InRows
 from jaxcomp.codecs.low_rank import LowRank
 from jaxcomp.codecs.natural import Natural
 from jaxcomp.codecs.parts import Part, Split
@@ -26,6 +27,7 @@ from jaxcomp.entropy.elias import Elias
 from jaxcomp.entropy.huffman import Huffman
 from jaxcomp.entropy.rans import Rans
 from jaxcomp.entropy.rice import Rice
+from jaxcomp.numerics.segments import Segments
 from jaxcomp.quantize.levels import Float, Levels, MidRise, Sign, Uniform
 from jaxcomp.quantize.optimal import Lattice, OptimalTernary
 from jaxcomp.quantize.rounding import Nearest, Rounding, Stochastic, Subtractive
@@ -70,6 +72,7 @@ __all__ = [
     "Geometric",
     "Huffman",
     "Identity",
+    "InRows",
     "Indices",
     "Largest",
     "Lattice",
@@ -98,6 +101,7 @@ __all__ = [
     "Rounding",
     "Sampled",
     "Scale",
+    "Segments",
     "Sign",
     "Sparsifier",
     "Split",

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from jaxcomp import checks
 from jaxcomp.base import Codec
+from jaxcomp.numerics.segments import Segments
 from jaxcomp.types import Array, ArrayLike, Key
 
 
@@ -33,6 +34,11 @@ class Identity(Codec):
         """Zero: the codec is lossless."""
         del size
         return 0.0
+
+    def segmented(self, segments: Segments) -> "Identity":
+        """The same: where a leaf ends does not matter."""
+        del segments
+        return self
 
     def encode(
         self, key: Key, x: Array, count: Array, state: tuple

@@ -17,4 +17,4 @@ class QuantizedPayload(NamedTuple):
 class AgreedScale(NamedTuple):
     """The bucket scales that all workers use in this step."""
 
-    scale: Float32[Array, " n"]
+    scale: Float32[Array, "..."]

@@ -10,10 +10,12 @@ import jax.numpy as jnp
 from jaxcomp import base, bits, checks
 from jaxcomp.backend import axes, xla
 from jaxcomp.base import Codec
+from jaxcomp.codecs.in_rows import InRows
 from jaxcomp.codecs.payload import AgreedScale, QuantizedPayload
 from jaxcomp.codecs.summed import Summed
 from jaxcomp.numerics import noise, summing
-from jaxcomp.quantize import bounds, fits, rounding as rounding_
+from jaxcomp.numerics.segments import Segments
+from jaxcomp.quantize import bounds, fits, rounding as rounding_, sums
 from jaxcomp.quantize.levels import FRACTION, Levels, MidRise, Uniform
 from jaxcomp.quantize.rounding import Rounding, Subtractive
 from jaxcomp.quantize.scales import MaxAbs, MeanAbs, Scale
@@ -23,8 +25,10 @@ from jaxcomp.types import Array, ArrayLike, AxisName, Key
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Quantizer(Codec, public=("bits", "codes", "step", "values")):
-    """Encodes each bucket as small integers times one step.
+class Quantizer(
+    Codec, public=("agreed", "bits", "codes", "measure", "repacked", "step", "values", "words")
+):
+    """Each bucket as small integers times one step.
 
     `x̂ᵢ = step · round(xᵢ / step)` with `step = scale(x) / levels.magnitude`, clipped to the levels.
     Scales are float32, for any input: elements of a float64 gradient beyond its range (1e-38 to
@@ -147,7 +151,7 @@ class Quantizer(Codec, public=("bits", "codes", "step", "values")):
         """Bits an element of a full bucket, with its steps."""
         if self.bucket_size is None:
             return float(self.bits) + (self.steps.bits(1) / self.block if self.block else 0)
-        words = bits.words(self.bucket_size, self.bits)
+        words = self.words(self.bucket_size)
         return (32 * words + self.steps.bits(self._blocks(self.bucket_size))) / self.bucket_size
 
     def variance_bound(self, size: int) -> float | None:
@@ -180,7 +184,33 @@ class Quantizer(Codec, public=("bits", "codes", "step", "values")):
         del key
         if not self.shared:
             return state
-        return AgreedScale(axes.maximum(self.scale(x, count[:, None])[:, 0], axis_name))
+        scale = axes.maximum(self.measure(x, count[:, None])[:, 0], axis_name)
+        return self.agreed(scale, x.dtype)
+
+    def measure(self, x: Array, count: Array, rows: Rows = sums.IN_XLA) -> Array:
+        """The scale of each row, `[n, 1]`."""
+        return self.scale(x, count, rows)
+
+    def agreed(self, scale: Array, dtype: Any) -> AgreedScale:
+        """The state with which rows of this dtype are encoded at these scales."""
+        del dtype
+        return AgreedScale(scale)
+
+    def words(self, size: int) -> int:
+        """Words of so many codes."""
+        return bits.words(size, self.bits)
+
+    def repacked(self, words: Array, before: int, after: int) -> Array:
+        """The words of the same codes in rows of `after` elements, and not of `before`."""
+        codes = bits.unpack(words, bits=self.bits, size=before)
+        return bits.pack(codes.reshape(-1, after), bits=self.bits)
+
+    def segmented(self, segments: Segments) -> InRows | None:
+        """None with blocks, fits or rounded steps, which are about a leaf alone."""
+        if not self._fused or self.bucket_size is not None:
+            return None
+        rows = dataclasses.replace(self, bucket_size=segments.width)
+        return InRows(codec=rows, segments=segments)
 
     def summable(self, workers: int) -> Summed:
         """The codec with the same integers in fields wide enough for the sum over `workers`.

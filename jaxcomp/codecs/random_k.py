@@ -2,16 +2,19 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Int32
+from jaxtyping import Int32, UInt32
 
 from jaxcomp import checks
 from jaxcomp.base import Codec
 from jaxcomp.numerics import noise, summing
+from jaxcomp.numerics.segments import Segments
 from jaxcomp.quantize import sums
+from jaxcomp.sparsify.parts import INF, Leaves
 from jaxcomp.types import Array, ArrayLike, Key
 
 
@@ -33,11 +36,13 @@ class RandomK(Codec, public=("group",)):
         scaled: True multiplies values by `w`, which is unbiased; False sends them unchanged, a
             contraction with `δ = 1/w`.
         bucket_size: elements in a bucket; None for one bucket a leaf.
+        segments: the leaves in each bucket, where `segmented` has put several into one.
     """
 
     fraction: int | float
     scaled: bool = True
     bucket_size: int | None = None
+    segments: Segments | None = None
     linear = True
     reorders = True
 
@@ -57,12 +62,18 @@ class RandomK(Codec, public=("group",)):
 
     def variance_bound(self, size: int) -> float | None:
         """`ω` with `E‖x̂ − x‖² = ω‖x‖²`."""
+        size = size if self.segments is None else max(self.segments.sizes)
         return min(self.group, size) - 1.0 if self.scaled else None
+
+    def segmented(self, segments: Segments) -> "RandomK":
+        return dataclasses.replace(self, segments=segments)
 
     def encode(
         self, key: Key, x: Array, count: Array, state: tuple
     ) -> tuple[SampledPayload, tuple]:
         del count
+        if self.segments is not None:
+            return self._of_leaves(self.segments, key, x), state
         n, size = x.shape
         group, k = self._groups(size)
         rows = jnp.pad(x, ((0, 0), (0, group * k - size))).reshape(n, k, group)
@@ -103,15 +114,56 @@ class RandomK(Codec, public=("group",)):
 
     def _spread(self, key: Key, values: Array, like: ArrayLike) -> Array:
         n, size = like.shape
+        if self.segments is not None:
+            chosen, group = self._places(self.segments, key, n)
+            row, slot = jnp.arange(n)[:, None], lax.broadcasted_iota(jnp.int32, chosen.shape, 1)
+            values = self._scaled(values, group, like.dtype).astype(like.dtype)
+            places = jnp.where(chosen < 0, size + slot, chosen)
+            return (
+                jnp.zeros(like.shape, like.dtype)
+                .at[row, places]
+                .set(values, unique_indices=True, mode="drop")
+            )
         group, _ = self._groups(size)
-        factor = jnp.asarray(group if self.scaled else 1, values.dtype)
-        largest = jnp.finfo(like.dtype).max.astype(values.dtype)
-        values = values * factor
-        values = jnp.where(jnp.abs(values) > largest, jnp.sign(values) * largest, values)
+        values = self._scaled(values, group, like.dtype)
         chosen = self._chosen(key, n, size)[..., None]
         place = lax.broadcasted_iota(jnp.int32, (*values.shape, group), 2)
         rows = jnp.where((place == chosen) | jnp.isnan(values)[..., None], values[..., None], 0)
         return rows.reshape(n, -1)[:, :size].astype(like.dtype)
+
+    def _scaled(self, values: Array, group: Array | int, dtype: Any) -> Array:
+        """The values as many times as large as a group has elements, as far as the dtype goes."""
+        largest = jnp.finfo(dtype).max.astype(values.dtype)
+        values = values * jnp.asarray(group if self.scaled else 1, values.dtype)
+        return jnp.where(jnp.abs(values) > largest, jnp.sign(values) * largest, values)
+
+    def _of_leaves(self, segments: Segments, key: Key, x: Array) -> SampledPayload:
+        """The values of all leaves; a leaf that is not finite sends NaN."""
+        slots, (places, _) = self._slots(segments), self._places(segments, key, len(x))
+        values = jnp.take_along_axis(x, jnp.maximum(places, 0), axis=1, mode="clip")
+        seen = slots.per_element(Leaves(segments).largest(x) < INF)
+        values = jnp.where(places < 0, 0, values)
+        return SampledPayload(jnp.where(seen, values, jnp.nan).astype(x.dtype))
+
+    def _slots(self, segments: Segments) -> Segments:
+        """As many places for each leaf as it has groups."""
+        return Segments(tuple(self._groups(size)[1] for size in segments.sizes), 1)
+
+    def _places(
+        self, segments: Segments, key: Key, n: int
+    ) -> tuple[Int32[Array, "n k"], Int32[Array, "n k"]]:
+        """The places that are sent, -1 for those of padding, and the elements of their groups."""
+        slots = self._slots(segments)
+
+        def each(numbers: Sequence[int]) -> Array:
+            whole = jnp.asarray(numbers, jnp.int32)
+            return slots.per_element(jnp.broadcast_to(whole, (n, len(numbers))))
+
+        group = each([self._groups(size)[0] for size in segments.sizes])
+        high, low = (part[:, None] for part in noise.seeds(key.shared, key.first, n))
+        word = noise.at(high, low, jnp.arange(slots.size, dtype=jnp.uint32)[None])
+        place = slots.place(n) * group + _below(word, group.astype(jnp.uint32))
+        return jnp.where(place < each(segments.sizes), each(segments.starts) + place, -1), group
 
     def _groups(self, size: int) -> tuple[int, int]:
         """The elements of a group, and the groups of a bucket."""
@@ -123,9 +175,12 @@ class RandomK(Codec, public=("group",)):
         group, k = self._groups(size)
         high, low = (part[:, None] for part in noise.seeds(key.shared, key.first, n))
         word = noise.at(high, low, jnp.arange(k, dtype=jnp.uint32)[None])
-        # Multiply sixteen bits at a time: the product exceeds 32 bits. The bias is below 2^-32.
-        upper = (word >> 16) * jnp.uint32(group)
-        lower = (word & 0xFFFF) * jnp.uint32(group)
-        if group >= 1 << 16:
-            return (word % jnp.uint32(group)).astype(jnp.int32)
-        return ((upper + (lower >> 16)) >> 16).astype(jnp.int32)
+        return _below(word, jnp.uint32(group))
+
+
+def _below(word: UInt32[Array, "n k"], group: UInt32[Array, "..."]) -> Int32[Array, "n k"]:
+    """A number below that of the elements of a group, from a random word."""
+    # Sixteen bits at a time, since the product has no room in 32: the bias is below 2^-32.
+    upper, lower = (word >> 16) * group, (word & 0xFFFF) * group
+    found = jnp.where(group >= 1 << 16, word % group, (upper + (lower >> 16)) >> 16)
+    return found.astype(jnp.int32)

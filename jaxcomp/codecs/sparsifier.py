@@ -13,10 +13,12 @@ from jaxtyping import Int32, UInt32
 from jaxcomp import checks
 from jaxcomp.base import Codec
 from jaxcomp.codecs import inner
-from jaxcomp.numerics import exact, noise, summing
-from jaxcomp.sparsify import selection
+from jaxcomp.numerics import exact, noise, segments as segments_, summing
+from jaxcomp.numerics.segments import Segments, moved
+from jaxcomp.sparsify import leaves, selection
 from jaxcomp.sparsify.choices import Choice
-from jaxcomp.sparsify.indices import EliasFano, Indices
+from jaxcomp.sparsify.indices import Bitmap, EliasFano, Indices
+from jaxcomp.sparsify.parts import Leaves, Parts, Row
 from jaxcomp.types import Array, ArrayLike, Key
 
 _CHOICE = 0x53706172
@@ -31,7 +33,7 @@ class SparsePayload(NamedTuple):
 
     values: Any
     places: UInt32[Array, "n words"]
-    number: Int32[Array, " n"] | tuple
+    number: Int32[Array, "n ..."] | tuple
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,6 +45,7 @@ class Sparsifier(Codec):
         values: a codec for their values, with its own buckets; None sends them unchanged.
         indices: the encoding of the indices.
         bucket_size: elements in a bucket; None for one bucket a leaf.
+        segments: the leaves in each bucket, where `segmented` has put several into one.
 
     Raises:
         ValueError: for parts of the wrong kind, or a codec of values that has state, needs
@@ -53,6 +56,7 @@ class Sparsifier(Codec):
     values: Codec | None = None
     indices: Indices = EliasFano()
     bucket_size: int | None = None
+    segments: Segments | None = None
     unbiased = False
 
     def __post_init__(self):
@@ -61,6 +65,8 @@ class Sparsifier(Codec):
         checks.bucket_size(self.bucket_size)
         if self.values is not None:
             inner.check("values", self.values, agreement=False)
+            if self.segments is not None:
+                return
             if jax.tree.leaves(self.values.init(jax.ShapeDtypeStruct((1, 8), jnp.float32))):
                 raise ValueError(
                     f"`values` must be a codec without state, got {self.values!r}; use one such "
@@ -91,23 +97,49 @@ class Sparsifier(Codec):
         inner = self.values is None or self.values.homogeneous
         return self.choice.homogeneous and inner
 
+    def segmented(self, segments: Segments) -> "Sparsifier | None":
+        """None where values of several leaves would share a bucket, or a bitmap lacks places."""
+        if isinstance(self.indices, Bitmap) and not self.choice.fills:
+            return None
+        values = self.values
+        if values is not None:
+            rooms = tuple(self.choice.room(size) for size in segments.sizes)
+            values = None if values.bucket_size else values.segmented(segments_.of(rooms))
+            if values is None:
+                return None
+        return dataclasses.replace(self, values=values, segments=segments)
+
     def init(self, like: ArrayLike) -> Any:
-        return self.choice.init(*like.shape)
+        return self.choice.init(like.shape[0], len(self._parts(like.shape[1]).sizes))
+
+    def _parts(self, size: int) -> Parts:
+        return Row(size) if self.segments is None else Leaves(self.segments)
+
+    def _rooms(self, size: int) -> Segments:
+        """The slots of each part of a bucket."""
+        return Segments(tuple(map(self.choice.room, self._parts(size).sizes)), 1)
 
     # Compile it for eager callers too; otherwise hundreds of small operations compile one by one.
     @functools.partial(jax.jit, static_argnums=0)
     def encode(self, key: Key, x: Array, count: Array, state: Any) -> tuple[SparsePayload, Any]:
         n, size = x.shape
-        start, _ = noise.seeds(noise.fold(key.own, _CHOICE), key.first, n)
-        places, number, state = self.choice.choose(x, count, start, state)
-        values = selection.take(x, places.astype(jnp.int32))
+        parts, slots = self._parts(size), self._rooms(size)
+        number_of = len(parts.sizes)
+        first = key.first * jnp.uint32(number_of)
+        start, _ = noise.seeds(noise.fold(key.own, _CHOICE), first, n * number_of)
+        start = start.reshape(n, number_of)
+        places, number, state = self.choice.choose(x, start, state, parts)
+        own = places if number is None else leaves.slots(places, number, slots)
+        values = selection.take(x, own.astype(jnp.int32))
         if number is not None:
+            values = jnp.where(slots.real(number), values, 0)
             slot = lax.broadcasted_iota(jnp.int32, places.shape, 1)
-            real = slot < number[:, None]
-            values = jnp.where(real, values, 0)
-            places = jnp.where(real, places, jnp.uint32(size))
-        sent = self._encoded(key, values, number)
+            found = jnp.sum(number, axis=1, keepdims=True, dtype=jnp.int32)
+            places = jnp.where(slot < found, places, jnp.uint32(size))
+        sent = self._encoded(key, values, number, slots)
         words = self.indices.encode(places, size)
+        if number is not None and self.segments is None:
+            number = number[:, 0]
         return SparsePayload(sent, words, () if number is None else number), state
 
     def decode(self, key: Key, payload: SparsePayload, like: ArrayLike, side: Any = None) -> Array:
@@ -173,44 +205,57 @@ class Sparsifier(Codec):
     ) -> Array:
         """Adds one worker's values, or a one for each of its elements, to the total."""
         n, size = total.shape
-        room = self.choice.room(size)
-        places = self.indices.decode(payload.places, room, size).astype(jnp.int32)
+        slots = self._rooms(size)
+        places = self.indices.decode(payload.places, slots.size, size).astype(jnp.int32)
         values = jnp.ones(places.shape, total.dtype)
         if not counted:
-            values = self._decoded(key, payload.values, (n, room), total.dtype)
+            values = self._decoded(key, payload.values, n, slots, total.dtype)
         values = summing.weighted(values.astype(total.dtype), weight)
         if not isinstance(payload.number, tuple):  # Unused slots get invalid, distinct indices.
             slot = lax.broadcasted_iota(jnp.int32, places.shape, 1)
-            places = jnp.where(slot < payload.number[:, None], places, size + slot)
+            number = payload.number.reshape(n, -1)
+            places = leaves.slots(places, number, slots)
+            places = jnp.where(slots.real(number), places, size + slot)
         row = jnp.arange(n)[:, None]
         return total.at[row, places].add(
-            values, indices_are_sorted=True, unique_indices=True, mode="drop"
+            values,
+            indices_are_sorted=self.segments is None or isinstance(payload.number, tuple),
+            unique_indices=True,
+            mode="drop",
         )
 
-    def _encoded(self, key: Key, values: Array, number: Array | None) -> Any:
-        """The payload of the values, with a row for each bucket in each array."""
+    def _encoded(self, key: Key, values: Array, number: Array | None, slots: Segments) -> Any:
+        """The payload of the values: each of its arrays has a row for each bucket."""
         if self.values is None:
             return values
-        (n, room), (parts, size) = values.shape, self._parts(values.shape[1])
+        n = len(values)
+        if self.values.segments is not None:
+            real = jnp.broadcast_to(jnp.asarray(slots.sizes, jnp.int32), (n, slots.number))
+            own = moved(values, slots, self.values.segments)
+            return self.values.encode(key, own, real if number is None else number, ())[0]
+        room, (parts, size) = slots.size, self._buckets(slots.size)
         padded = jnp.pad(values, ((0, 0), (0, parts * size - room))).reshape(n * parts, size)
-        real = jnp.full(n, room, jnp.int32) if number is None else number
+        real = jnp.full((n, 1), room, jnp.int32) if number is None else number
         begin = jnp.arange(parts, dtype=jnp.int32) * size
-        count = jnp.clip(real[:, None] - begin, 0, size).reshape(-1)
+        count = jnp.clip(real - begin, 0, size).reshape(-1)
         own = key._replace(first=key.first * jnp.uint32(parts))
         payload, _ = self.values.encode(own, padded, count, ())
         return jax.tree.map(lambda leaf: leaf.reshape(n, parts, *leaf.shape[1:]), payload)
 
-    def _decoded(self, key: Key, sent: Any, shape: tuple[int, int], dtype: Any) -> Array:
+    def _decoded(self, key: Key, sent: Any, n: int, slots: Segments, dtype: Any) -> Array:
         if self.values is None:
             return sent
-        (n, room), (parts, size) = shape, self._parts(shape[1])
+        if self.values.segments is not None:
+            like = jax.ShapeDtypeStruct((n, self.values.segments.size), dtype)
+            return moved(self.values.decode(key, sent, like), self.values.segments, slots)
+        parts, size = self._buckets(slots.size)
         payload = jax.tree.map(lambda leaf: leaf.reshape(n * parts, *leaf.shape[2:]), sent)
         own = key._replace(first=key.first * jnp.uint32(parts))
         like = jax.ShapeDtypeStruct((n * parts, size), dtype)
-        return self.values.decode(own, payload, like).reshape(n, -1)[:, :room]
+        return self.values.decode(own, payload, like).reshape(n, -1)[:, : slots.size]
 
-    def _parts(self, room: int) -> tuple[int, int]:
-        """The number of buckets of values, and their size."""
+    def _buckets(self, room: int) -> tuple[int, int]:
+        """Buckets of values, and their size."""
         size = room
         if self.values is not None and self.values.bucket_size is not None:
             size = min(room, self.values.bucket_size)

@@ -11,11 +11,14 @@ from jaxcomp import checks
 from jaxcomp.backend import axes
 from jaxcomp.base import Codec
 from jaxcomp.bits.planes import Plane, lanes
+from jaxcomp.codecs.in_rows import InRows
 from jaxcomp.numerics import noise
-from jaxcomp.quantize import rounding as rounding_
+from jaxcomp.numerics.segments import Segments
+from jaxcomp.quantize import rounding as rounding_, sums
 from jaxcomp.quantize.levels import FRACTION, Levels
 from jaxcomp.quantize.rounding import Rounding
 from jaxcomp.quantize.scales import Scale
+from jaxcomp.quantize.sums import Rows
 from jaxcomp.types import Array, ArrayLike, AxisName, Key
 
 WIDEST = 16
@@ -31,13 +34,13 @@ class SummedPayload(NamedTuple):
 class AgreedSteps(NamedTuple):
     """The step size that all workers use, and the factor that brings elements to codes."""
 
-    step: Float32[Array, " n"]
-    factor: Float32[Array, " n"]
+    step: Float32[Array, "..."]
+    factor: Float32[Array, "..."]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Summed(Codec, public=("width",)):
-    """Encodes each bucket as summable integers times a step that all workers agree on.
+class Summed(Codec, public=("agreed", "measure", "repacked", "width", "words")):
+    """Each bucket as integers times a step that all workers agree on; the integers may be added.
 
     `Σᵢ x̂ᵢ = step · Σᵢ qᵢ` with `|qᵢ| ≤ limit`. A word is `Σₚ qₚ · 2^(w·p)` modulo 2³². The sum of
     the workers' words is the word of the sums; adding `limit · workers` to every field makes the
@@ -110,7 +113,26 @@ class Summed(Codec, public=("width",)):
     ) -> AgreedSteps:
         """The steps for the largest scale of all workers."""
         del key, state
-        return self._steps(axes.maximum(self.scale(x, count[:, None]), axis_name), x.dtype)
+        scale = axes.maximum(self.measure(x, count[:, None])[:, 0], axis_name)
+        return self.agreed(scale, x.dtype)
+
+    def measure(self, x: Array, count: Array, rows: Rows = sums.IN_XLA) -> Array:
+        """The scale of each row, `[n, 1]`."""
+        return self.scale(x, count, rows)
+
+    def words(self, size: int) -> int:
+        """Words of so many fields."""
+        return lanes(size, self._plane)
+
+    def repacked(self, words: Array, before: int, after: int) -> Array:
+        """The words of the same integers in rows of `after` elements, and not of `before`."""
+        return self._pack(self._unpack(words, before).reshape(-1, after))
+
+    def segmented(self, segments: Segments) -> InRows | None:
+        if self.bucket_size is not None:
+            return None
+        rows = dataclasses.replace(self, bucket_size=segments.width)
+        return InRows(codec=rows, segments=segments)
 
     def side(self, agreed: AgreedSteps) -> Float32[Array, " n"]:
         """The step of each bucket."""
@@ -123,7 +145,7 @@ class Summed(Codec, public=("width",)):
     def encode(self, key: Key, x: Array, count: Array, state: Any) -> tuple[SummedPayload, tuple]:
         agreed = state
         if not isinstance(state, AgreedSteps):
-            agreed = self._steps(self.scale(x, count[:, None]), x.dtype)
+            agreed = self.agreed(self.measure(x, count[:, None])[:, 0], x.dtype)
         n, size = x.shape
         seed = key.shared if self.rounding.shared else key.own
         high, low = (part[:, None] for part in noise.seeds(seed, key.first, n))
@@ -147,8 +169,8 @@ class Summed(Codec, public=("width",)):
         values = self._unpack(payload.words, like.shape[1]).astype(jnp.float32)
         return (values * side[:, None]).astype(like.dtype)  # This product does not round.
 
-    def _steps(self, scale: Float32[Array, "n 1"], dtype: Any) -> AgreedSteps:
-        """Steps whose products with codes in `dtype`, and with sums in float32, are exact."""
+    def agreed(self, scale: Float32[Array, "..."], dtype: Any) -> AgreedSteps:
+        """Steps whose products are exact, with a code in `dtype` and with a sum in float32."""
         spare = 24 - rounding_.significant(1, dtype, 0)
         whole = self.limit == self.levels.magnitude
         own = self.levels.precision if whole else self.limit.bit_length()
@@ -156,7 +178,7 @@ class Summed(Codec, public=("width",)):
         step, factor = rounding_.exact_step(
             scale, self.levels.magnitude, dtype, precision=precision
         )
-        return AgreedSteps(step[:, 0], factor[:, 0])
+        return AgreedSteps(step, factor)
 
     def _pack(self, values: Int32[Array, "n size"]) -> UInt32[Array, "n words"]:
         n, size = values.shape

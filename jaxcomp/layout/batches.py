@@ -32,8 +32,11 @@ class Batch:
         codec: the codec of the pieces.
         dtype: the dtype of the leaves.
         size: elements in a bucket.
-        pieces: the encoded pieces, in order.
-        parted: whether the batch is most of one leaf, whose tail is in another batch.
+        pieces: what is encoded, in this order.
+        parted: whether it is most of one leaf, of which the rest is in another batch.
+        chosen: the codec of the leaves, where `codec` is its form for several leaves in a bucket;
+            else None.
+        shares: buckets of such a batch: each has a stretch of every leaf.
     """
 
     codec: Codec
@@ -41,17 +44,40 @@ class Batch:
     size: int
     pieces: tuple[Piece, ...]
     parted: bool = False
+    chosen: Codec | None = None
+    shares: int = 1
 
     @property
     def buckets(self) -> int:
+        if self.codec.segments is not None:
+            return self.shares
         return sum(padded_buckets(piece, self.size) for piece in self.pieces)
+
+    @property
+    def picked(self) -> Codec:
+        """The codec of the leaves."""
+        return self.codec if self.chosen is None else self.chosen
+
+    def bytes_of(self, total: float) -> list[tuple[int, float]]:
+        """The number of each leaf, and its part of `total` bytes."""
+        if self.codec.segments is None:
+            each = [padded_buckets(piece, self.size) for piece in self.pieces]
+        else:
+            each = [piece.stop - piece.start for piece in self.pieces]
+        whole = sum(each)
+        return [(p.leaf, total * n / whole) for p, n in zip(self.pieces, each, strict=True)]
 
     @property
     def like(self) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((self.buckets, self.size), self.dtype)
 
     def counts(self) -> Array:
-        """The number of real elements of each bucket, `int32[buckets]`."""
+        """The number of real elements: `int32[buckets]`, or `int32[buckets, segments]`."""
+        if self.codec.segments is not None:
+            stretches = np.asarray(self.codec.segments.sizes)
+            left = np.array([piece.stop for piece in self.pieces])
+            left = left - np.arange(self.shares)[:, None] * stretches
+            return jnp.asarray(np.clip(left, 0, stretches), jnp.int32)
         lasts, numbers, end = [], [], 0
         for piece in self.pieces:
             end += padded_buckets(piece, self.size)
@@ -67,6 +93,10 @@ class Batch:
     @property
     def full(self) -> bool:
         """Whether no bucket is padded."""
+        segments = self.codec.segments
+        if segments is not None:
+            elements = sum(piece.stop for piece in self.pieces)
+            return self.buckets * segments.size == elements
         return all((piece.stop - piece.start) % self.size == 0 for piece in self.pieces)
 
 
@@ -91,6 +121,10 @@ class Shard:
         return self.whole.codec
 
     @property
+    def picked(self) -> Codec:
+        return self.whole.picked
+
+    @property
     def dtype(self) -> np.dtype:
         return self.whole.dtype
 
@@ -107,7 +141,7 @@ class Shard:
         return jax.ShapeDtypeStruct((self.buckets, self.size), self.dtype)
 
     def counts(self) -> Array:
-        """The number of real elements of each bucket, `int32[buckets]`."""
+        """The number of real elements: `int32[buckets]`, or `int32[buckets, segments]`."""
         return self.own(self.whole.counts())
 
     @property
@@ -145,6 +179,10 @@ class Recut:
     codec: Codec
 
     @property
+    def picked(self) -> Codec:
+        return self.codec
+
+    @property
     def dtype(self) -> np.dtype:
         return self.whole.dtype
 
@@ -166,9 +204,21 @@ class Recut:
         return jax.ShapeDtypeStruct((self.buckets, self.size), self.dtype)
 
     def counts(self) -> Array:
-        """The number of real elements of each bucket, `int32[buckets]`."""
+        """The number of real elements: `int32[buckets]`, or `int32[buckets, segments]`.
+
+        A bucket that several leaves share is full: the zeros between them count.
+        """
+        whole, segments = self.whole.counts(), self.whole.codec.segments
+        if self.codec.segments is not None:
+            return whole
         begins = jnp.arange(self.cuts, dtype=jnp.int32) * self.size
-        left = self.whole.counts()[:, None] - begins
+        if segments is not None:
+            if segments.width % self.size:
+                return jnp.full(self.buckets, self.size, jnp.int32)
+            each = jnp.repeat(segments.row_counts(whole), segments.width // self.size, axis=1)
+            left = each - (begins % segments.width)
+        else:
+            left = whole[:, None] - begins
         return jnp.clip(left, 0, self.size).reshape(-1)
 
     @property
@@ -195,6 +245,12 @@ def real(batch: "Batch | Shard | Recut", x: Array) -> Array:
     """
     if batch.full:
         return x
+    segments = batch.codec.segments
+    if segments is not None:
+        return jnp.where(segments.real(batch.counts()), x, 0)
+    if isinstance(batch, Recut) and batch.whole.codec.segments is not None:
+        whole = batch.whole.codec.segments.real(batch.whole.counts())
+        return jnp.where(batch.cut(whole), x, 0)
     place = lax.broadcasted_iota(jnp.int32, x.shape, 1)
     return jnp.where(place < batch.counts()[:, None], x, 0)
 

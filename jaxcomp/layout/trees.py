@@ -1,9 +1,10 @@
 """Pytree ↔ leaves ↔ batches of buckets: the only conversion between gradients and codecs.
 
 All leaves that share a codec, a dtype and a bucket size are encoded as one batch, so a model is
-one fused loop and one compilation, for any number of leaves. A leaf that dominates its batch is
-a separate batch up to its last whole bucket: it is encoded in place instead of being copied. Its
-tail joins the other leaves.
+one fused loop and one compilation, however many leaves it has. A leaf that dominates its batch is
+a batch of its own up to its last whole bucket: it is encoded where it lies instead of being copied
+into a batch. Its tail joins the others. Short leaves that a codec takes whole are segments of one
+bucket, if the codec has a form for that.
 """
 
 import dataclasses
@@ -22,11 +23,20 @@ from jaxcomp.base import Codec
 from jaxcomp.layout import batches as batches_, policy as policy_
 from jaxcomp.layout.batches import Batch, Piece, batch_key, padded_buckets
 from jaxcomp.layout.policy import Policy
-from jaxcomp.numerics import noise
+from jaxcomp.numerics import noise, segments as segments_
+from jaxcomp.numerics.segments import Segments
 from jaxcomp.types import Array, PyTree
 
 _DIRECT_SIZE = 2**18
 _DIRECT_SHARE = 1 / 8
+_JOINED_LEAF = 2**18
+"""Elements of a leaf up to which it shares a bucket with leaves of other sizes.
+
+A longer one would be copied there through memory, which takes as long as encoding it.
+"""
+
+_JOINED = 2**22
+"""Elements of such a bucket: few enough for memory that an allocator keeps from step to step."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,17 +99,17 @@ def layout(codec: "Codec | Policy", tree: PyTree, shares: int = 1, runs: int = 1
         size = min(picked.bucket_size or -(-like.size // shares), like.size)
         groups.setdefault((picked, like.dtype, size), []).append(Piece(number, 0, like.size))
     batches = []
-    found = [
-        (kind, run)
-        for kind, pieces in groups.items()
-        for run in even_runs(pieces, [piece.stop for piece in pieces], runs)
-    ]
-    for (picked, dtype, size), pieces in found:
-        direct, rest = _split(pieces, size)
-        tails = {piece.leaf for piece in rest}
-        batches += [Batch(picked, dtype, size, (p,), parted=p.leaf in tails) for p in direct]
-        if rest:
-            batches.append(Batch(picked, dtype, size, tuple(rest)))
+    for (picked, dtype, size), pieces in groups.items():
+        if picked.bucket_size is None:
+            continue
+        for run in even_runs(pieces, [piece.stop for piece in pieces], runs):
+            batches += _of_buckets(picked, dtype, size, run)
+    whole: dict[Any, dict[int, list[Piece]]] = {}
+    for (picked, dtype, size), pieces in groups.items():
+        if picked.bucket_size is None:
+            whole.setdefault((picked, dtype), {})[size] = pieces
+    for (picked, dtype), sizes in whole.items():
+        batches += _of_leaves(picked, dtype, sizes, shares)
     return Layout(
         batches=tuple(batches),
         dense=tuple(dense),
@@ -145,8 +155,45 @@ def _like(path: str, leaf: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype))
 
 
-def _split(pieces: list[Piece], size: int) -> tuple[list[Piece], list[Piece]]:
-    """The pieces that are separate batches, and the rest with their tails."""
+def _of_buckets(codec: Codec, dtype: np.dtype, size: int, pieces: Sequence[Piece]) -> list[Batch]:
+    """The batches of buckets of one size."""
+    direct, rest = _split(pieces, size)
+    tails = {piece.leaf for piece in rest}
+    found = [Batch(codec, dtype, size, (p,), parted=p.leaf in tails) for p in direct]
+    return [*found, Batch(codec, dtype, size, tuple(rest))] if rest else found
+
+
+def _of_leaves(
+    codec: Codec, dtype: np.dtype, sizes: Mapping[int, list[Piece]], shares: int
+) -> list[Batch]:
+    """The batches of leaves that a codec takes whole, by their sizes, or those of their slices.
+
+    Leaves of up to 2¹⁸ elements share buckets of up to 2²² elements, if the codec has a form for
+    that; leaves of one size form a batch otherwise.
+    """
+    short = [p for pieces in sizes.values() for p in pieces if p.stop <= _JOINED_LEAF]
+    runs = even_runs(sorted(short), [p.stop for p in sorted(short)], _joined_runs(short))
+    found, joined = [], set()
+    for run in runs:
+        lengths = [-(-piece.stop // shares) for piece in run]
+        together = codec.segmented(segments_.of(lengths)) if len(set(lengths)) > 1 else None
+        if together is None or together.segments is None:
+            continue
+        size = together.segments.size
+        found.append(Batch(together, dtype, size, tuple(run), chosen=codec, shares=shares))
+        joined.update(piece.leaf for piece in run)
+    for size, pieces in sizes.items():
+        left = [piece for piece in pieces if piece.leaf not in joined]
+        found += _of_buckets(codec, dtype, size, left) if left else []
+    return found
+
+
+def _joined_runs(pieces: Sequence[Piece]) -> int:
+    return -(-sum(piece.stop for piece in pieces) // _JOINED)
+
+
+def _split(pieces: Sequence[Piece], size: int) -> tuple[list[Piece], list[Piece]]:
+    """Pieces that are batches of their own, and the rest with the tails of those."""
     total = sum(piece.stop for piece in pieces)
     direct, rest = [], []
     for piece in pieces:
@@ -160,8 +207,10 @@ def _split(pieces: list[Piece], size: int) -> tuple[list[Piece], list[Piece]]:
 
 
 def stack(batch: Batch, leaves: Sequence[Any]) -> Array:
-    """The batch's pieces as `[buckets, size]`, each padded with zeros to whole buckets."""
+    """The batch's pieces as `[buckets, size]`, each padded with zeros to whole buckets, or rows."""
     parts = []
+    if batch.codec.segments is not None:
+        return _segments_of(batch, batch.codec.segments, leaves)
     for piece in batch.pieces:
         flat = jnp.reshape(leaves[piece.leaf], -1)
         if (piece.start, piece.stop) != (0, flat.shape[0]):
@@ -169,6 +218,23 @@ def stack(batch: Batch, leaves: Sequence[Any]) -> Array:
         padding = padded_buckets(piece, batch.size) * batch.size - flat.shape[0]
         parts += [flat, jnp.zeros(padding, batch.dtype)] if padding else [flat]
     return xla.joined(parts).reshape(batch.buckets, batch.size)
+
+
+def _segments_of(batch: Batch, segments: Segments, leaves: Sequence[Any]) -> Array:
+    """The leaves one after another in each bucket: its share of every leaf, in whole rows."""
+    parts = []
+    for piece, size, rows in zip(batch.pieces, segments.sizes, segments.lengths, strict=True):
+        flat = jnp.reshape(leaves[piece.leaf], -1)
+        short = batch.shares * size - flat.shape[0]
+        flat = jnp.pad(flat, (0, short)) if short else flat
+        each, padding = flat.reshape(batch.shares, size), rows * segments.width - size
+        if batch.shares == 1:
+            parts += [flat, jnp.zeros(padding, batch.dtype)] if padding else [flat]
+        else:
+            parts.append(jnp.pad(each, ((0, 0), (0, padding))) if padding else each)
+    if batch.shares == 1:
+        return xla.joined(parts).reshape(1, -1)
+    return jnp.concatenate(parts, axis=1)
 
 
 def stacks(plan: Layout, tree: PyTree) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
@@ -207,6 +273,19 @@ def _unstacked(
         flat = whole.reshape(-1)
         if len(batch.pieces) == 1 and batch.pieces[0].stop - batch.pieces[0].start == flat.size:
             found[batch.pieces[0].leaf].append((batch.pieces[0].start, flat))
+            continue
+        segments = batch.codec.segments
+        if segments is not None and batch.shares > 1:
+            for piece, start, size in zip(
+                batch.pieces, segments.starts, segments.sizes, strict=True
+            ):
+                part = whole[:, start : start + size].reshape(-1)[: piece.stop]
+                found[piece.leaf].append((0, part))
+            continue
+        if segments is not None:
+            parts = xla.cut(flat, segments.starts, segments.sizes)
+            for piece, part in zip(batch.pieces, parts, strict=True):
+                found[piece.leaf].append((0, part))
             continue
         begins, row = [], 0
         for piece in batch.pieces:

@@ -79,6 +79,12 @@ def read(
     if not hmac.compare_digest(_checksum(blank, whole[_FIXED.size :], secret), checksum):
         way = "the `secret` is another one" if secret else "it was damaged on the way"
         raise MessageError(f"`data` must have the checksum of what it holds, got another: {way}")
+    if version not in digests:
+        raise MessageError(
+            f"`data` must be of format version {' or '.join(map(str, digests))} for this codec, "
+            f"which puts leaves of several sizes into one bucket since then, got {version}; write "
+            "it again with this version of jaxcomp"
+        )
     if found != digests[version]:
         raise MessageError(
             "`data` must come from `to_bytes` with the same codec and a tree like `like`, got "

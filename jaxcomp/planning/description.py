@@ -143,9 +143,8 @@ def describe(
     dtype = accounting.dense_dtype(reducer)
     spent = [0.0] * len(plan.likes)
     for batch, size in zip(plan.batches, sizes, strict=True):
-        bucket = size / batch.buckets
-        for piece in batch.pieces:
-            spent[piece.leaf] += bucket * -(-(piece.stop - piece.start) // batch.size)
+        for leaf, part in batch.bytes_of(size):
+            spent[leaf] += part
     lines = []
     for number, like in enumerate(plan.likes):
         codec = plan.codecs[number]

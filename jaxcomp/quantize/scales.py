@@ -16,7 +16,6 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Float32
 
 from jaxcomp import checks
@@ -49,7 +48,7 @@ def _passes(scale: Callable[..., Array]) -> Callable[..., Array]:
 
     @functools.wraps(scale)
     def call(self: Any, x: Array, count: Array, rows: Rows = sums.IN_XLA) -> Array:
-        if not rows.staged:
+        if not rows.staged or rows.segments is not None:
             return scale(self, x, count, rows)
         return blocking.in_turn(lambda x, count: scale(self, x, count, rows), x, count)
 
@@ -214,8 +213,7 @@ class ClippedMax(Scale):
         one = jnp.float32(2**sums.FRACTION)
         middle = (mean * one).astype(jnp.int32)
         off = ((ratio * one).astype(jnp.int32) - middle).astype(jnp.float32)
-        real = lax.broadcasted_iota(jnp.int32, x.shape, 1) < count
-        centred = jnp.where(real, off * jnp.float32(0.5 / 2**sums.FRACTION), 0)
+        centred = jnp.where(sums.real(x, count, rows), off * jnp.float32(0.5 / 2**sums.FRACTION), 0)
         deviation = 2 * exact.sqrt(sums.total(centred * centred, rows) * share, rows.digits)
         clip = jnp.maximum(jnp.float32(self.sigmas) * deviation, jnp.abs(mean))
         clip = jnp.minimum(clip, 1) if self.at_most_max else clip

@@ -17,6 +17,7 @@ from jaxtyping import Float32, Int32
 
 from jaxcomp.backend import xla
 from jaxcomp.numerics import exact
+from jaxcomp.numerics.segments import Segments
 from jaxcomp.types import Array
 
 FRACTION = 21
@@ -26,6 +27,9 @@ _ANCHOR = np.float32(1.5 * 2**23)
 """Between 2²³ and 2²⁴ the floats are the integers, and so they are 2²² around this one."""
 
 _LIMB = 15
+_LIMBS = 4
+"""Limbs of a sum over a segment, whatever the width of its rows."""
+
 _INF = 0x7F800000
 
 
@@ -35,10 +39,13 @@ class Rows(NamedTuple):
     Attributes:
         staged: whether a long row is reduced in several passes, or all at once.
         digits: whether to divide and take roots by digits on every platform.
+        segments: what is reduced, where it is not each row by itself: the rows are those of
+            segments, and all rows of a segment get the same result.
     """
 
     staged: bool
     digits: exact.Digits
+    segments: Segments | None = None
 
 
 IN_XLA = Rows(staged=True, digits=False)
@@ -117,9 +124,9 @@ def total(terms: Float32[Array, "n size"], rows: Rows = IN_XLA) -> Float32[Array
 
 
 def _largest(bits: Array, rows: Rows) -> Array:
-    """The maximum of each row of integers."""
+    """The maximum of each row, or segment, of integers."""
     if bits.shape[1] == 1:
-        return bits
+        return bits if rows.segments is None else _of_segments(rows.segments, "largest", bits)
     folded = _fold(bits, jnp.max, _fan(bits, _MAX_FAN, rows))
     return _apart(lambda bits: _largest(bits, rows), folded, rows)
 
@@ -127,8 +134,13 @@ def _largest(bits: Array, rows: Rows) -> Array:
 def _added(limbs: list[Int32[Array, "n lanes"]], bound: int, rows: Rows) -> Float32[Array, "n 1"]:
     """The sum of each row of numbers of so many limbs, each within `bound`, in 2⁻²¹."""
     if limbs[0].shape[1] == 1:
+        limbs = _carry(limbs)
+        if rows.segments is not None:
+            limbs = [_of_segments(rows.segments, "total", limb) for limb in limbs]
+            while len(limbs) < _LIMBS:  # So that how a leaf was cut into rows does not matter.
+                limbs = _carry(limbs)
         value = jnp.zeros(limbs[0].shape, jnp.float32)
-        for place, limb in reversed(list(enumerate(_carry(limbs)))):
+        for place, limb in reversed(list(enumerate(limbs))):
             one = jnp.float32(2.0 ** (_LIMB * place - FRACTION))  # So each product is exact.
             value = value + limb.astype(jnp.float32) * one
         return value
@@ -137,6 +149,24 @@ def _added(limbs: list[Int32[Array, "n lanes"]], bound: int, rows: Rows) -> Floa
         limbs, bound = _carry(limbs), 2**_LIMB
     folded = [_fold(limb, jnp.sum, fan) for limb in limbs]
     return _apart(lambda limbs: _added(limbs, bound * fan, rows), folded, rows)
+
+
+def _of_segments(segments: Segments, reduce: str, rows: Array) -> Array:
+    """`[n · rows, 1]` reduced over the rows of each segment, and given to all of them."""
+    found = getattr(segments, reduce)(rows.reshape(-1, segments.rows))
+    return segments.per_row(found).reshape(rows.shape)
+
+
+def real(x: Array, count: Array, rows: Rows = IN_XLA) -> Array:
+    """Whether each element is one of the first `count: [n, 1]` of its row, or of its segment."""
+    place = lax.broadcasted_iota(jnp.int32, x.shape, 1)
+    if rows.segments is None:
+        return place < count
+    begins = jnp.asarray(rows.segments.begins, jnp.int32)[None]
+    n = x.shape[0] // rows.segments.rows
+    first = rows.segments.per_row(jnp.broadcast_to(begins, (n, rows.segments.number)))
+    row = lax.broadcasted_iota(jnp.int32, first.shape, 1) - first
+    return place + row.reshape(-1, 1) * rows.segments.width < count
 
 
 def _apart(f: Callable[..., Any], folded: Any, rows: Rows) -> Any:

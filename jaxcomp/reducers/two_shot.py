@@ -20,6 +20,7 @@ from jaxcomp.layout.policy import Policy
 from jaxcomp.mesh import per_worker
 from jaxcomp.mesh.per_worker import PerWorker
 from jaxcomp.numerics import noise
+from jaxcomp.numerics.segments import Segments
 from jaxcomp.reducers import accounting, dense as dense_, payloads, shard_memory
 from jaxcomp.theory import cost
 from jaxcomp.types import Array, ArrayLike, AxisName, Batches, PyTree, Stacks
@@ -259,8 +260,16 @@ class TwoShot(Reducer, public=("feedback",)):
         link = self.downlink
         if isinstance(link.codec, Policy):
             codecs = dict(zip(self.uplink.policy.codecs, link.codec.codecs, strict=True))
-            return tuple(batches_.Recut(shard, codecs[shard.codec]) for shard in shards)
-        return tuple(batches_.Recut(shard, cast(Codec, link.codec)) for shard in shards)
+            return tuple(_cut(shard, codecs[shard.picked]) for shard in shards)
+        return tuple(_cut(shard, cast(Codec, link.codec)) for shard in shards)
+
+
+def _cut(shard: batches_.Shard, codec: Codec) -> batches_.Recut:
+    """A share in the buckets of a codec, or with its leaves as the segments of the share."""
+    segments = shard.codec.segments
+    if segments is None or codec.bucket_size is not None:
+        return batches_.Recut(shard, codec)
+    return batches_.Recut(shard, cast(Codec, codec.segmented(segments)))
 
 
 def _check(up: Link, down: Link) -> None:
@@ -285,6 +294,13 @@ def _check(up: Link, down: Link) -> None:
             raise ValueError(
                 "`down` must have buckets no longer than those of `up`, which are split over the "
                 f"workers, got bucket_size={other.bucket_size} after {one.bucket_size}"
+            )
+        leaves = Segments((64, 32), 32)
+        whole = one.bucket_size is None and other.bucket_size is None
+        if whole and one.segmented(leaves) and not other.segmented(leaves):
+            raise ValueError(
+                f"`down` must have a bucket_size after {one!r}, which puts leaves of several sizes "
+                f"into one bucket, or do the same, got {other!r}"
             )
 
 

@@ -111,22 +111,29 @@ def _places(bitmap: Array, k: int, base: Array, gap: Array, skip: Array) -> Int3
     return word * WORD + stream.select(_take(bitmap, word), rest)
 
 
-def rank(bitmap: UInt32[Array, "n words"], place: Int32[Array, " n"]) -> Int32[Array, " n"]:
-    """The number of ones of each row before this position."""
-    before, word = _before(bitmap), place[:, None] // WORD
-    mask = (jnp.uint32(1) << (place[:, None] % WORD).astype(jnp.uint32)) - jnp.uint32(1)
+def rank(bitmap: UInt32[Array, "n words"], place: Int32[Array, "n k"]) -> Int32[Array, "n k"]:
+    """The ones of each row before each of these places."""
+    before, word = _before(bitmap), place // WORD
+    mask = (jnp.uint32(1) << (place % WORD).astype(jnp.uint32)) - jnp.uint32(1)
     ones = lax.population_count(_take(bitmap, word) & mask).astype(jnp.int32)
     groups = _take(before.groups, word // _group_words(bitmap))
-    return (groups + _take(before.words, word) + ones)[:, 0]
+    return groups + _take(before.words, word) + ones
 
 
-def first(bitmap: UInt32[Array, "n words"], k: Int32[Array, " n"]) -> UInt32[Array, "n words"]:
-    """The bitmap of the first `k` ones of each row."""
+def first(
+    bitmap: UInt32[Array, "n words"], k: Int32[Array, "n #words"]
+) -> UInt32[Array, "n words"]:
+    """The ones of each word that are among the first `k` of its row."""
+    return _first(bitmap, k)
+
+
+@xla.compile_separately
+def _first(bitmap: Array, k: Array) -> UInt32[Array, "n words"]:
     before = _before(bitmap)
     n, groups = before.groups.shape
     ahead = (before.words.reshape(n, groups, -1) + before.groups[..., None]).reshape(n, -1)
-    left = k[:, None] - ahead
-    # Keep all ones below the first excluded one.
+    left = k - ahead
+    # All ones below the one that is the first to be left out.
     end = stream.select(bitmap, left)
     below = (jnp.uint32(1) << end.astype(jnp.uint32)) - jnp.uint32(1)
     whole = left >= lax.population_count(bitmap).astype(jnp.int32)

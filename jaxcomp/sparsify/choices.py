@@ -1,7 +1,8 @@
 """Rules that choose the elements of a bucket to send; each is a setting of the sparsifier.
 
-A rule returns at most `room` indices in each bucket, and their number. The room (capacity) is
-static; elements that do not fit are not sent, and stay in the feedback's residual.
+A rule finds at most `room` places in each bucket, or in each leaf of a bucket of several leaves,
+and says how many it found. Its room is static; what does not fit is not sent, and stays in the
+feedback's residual.
 """
 
 import abc
@@ -16,7 +17,9 @@ from jaxtyping import Int32, UInt32
 
 from jaxcomp import checks
 from jaxcomp.base.interface import Interface
-from jaxcomp.sparsify import bitmap, selection
+from jaxcomp.numerics.segments import Segments, moved
+from jaxcomp.sparsify import bitmap, leaves, selection
+from jaxcomp.sparsify.parts import INF, Leaves, Parts, size_bits
 from jaxcomp.types import Array
 
 
@@ -24,18 +27,19 @@ class Chosen(NamedTuple):
     """The result of a rule.
 
     Attributes:
-        places: the indices, ascending; unspecified beyond `number`.
-        number: the number of chosen elements, or None if the room is always filled.
-        state: the state of the rule for the next step.
+        places: ascending, those of one part after those of another; those beyond the number found
+            of all parts mean nothing.
+        number: how many of each part were found, or None where the room is always filled.
+        state: of the rule, for the next step.
     """
 
     places: UInt32[Array, "n room"]
-    number: Int32[Array, " n"] | None
+    number: Int32[Array, "n parts"] | None
     state: Any
 
 
 class Choice(Interface, abstract=True):
-    """A frozen dataclass that chooses elements of each bucket.
+    """A frozen dataclass that chooses elements of each bucket, or of each leaf in a bucket.
 
     Attributes:
         fills: whether the room is always filled.
@@ -49,22 +53,26 @@ class Choice(Interface, abstract=True):
 
     @abc.abstractmethod
     def room(self, size: int) -> int:
-        """The capacity for a bucket of this size."""
+        """Places for a bucket, or a leaf, of this size."""
+
+    def init(self, buckets: int, parts: int) -> Any:
+        """State of the rule for buckets of so many parts each; `()` for those that have none."""
+        del buckets, parts
+        return ()
 
     @abc.abstractmethod
-    def init(self, buckets: int, size: int) -> Any:
-        """The state of the rule; `()` for a rule without state."""
-
-    @abc.abstractmethod
-    def choose(self, x: Array, count: Array, start: UInt32[Array, " n"], state: Any) -> Chosen:
-        """Chooses elements in each bucket of `x`.
+    def choose(self, x: Array, start: UInt32[Array, "n parts"], state: Any, parts: Parts) -> Chosen:
+        """Places in each of the buckets `x`.
 
         Args:
-            x: `[n, size]`.
-            count: `[n]`, the number of real elements of each bucket.
-            start: a random word for each bucket.
-            state: the state of the rule.
+            x: `[n, size]`, filled up with zeros.
+            start: a random word for each part of a bucket.
+            state: of the rule.
+            parts: which elements compete: those of a bucket, or of each leaf in it.
         """
+
+    def _rooms(self, parts: Parts) -> tuple[int, ...]:
+        return tuple(self.room(size) for size in parts.sizes)
 
 
 def share(fraction: int | float, size: int) -> int:
@@ -90,13 +98,9 @@ class Largest(Choice):
     def room(self, size: int) -> int:
         return share(self.fraction, size)
 
-    def init(self, buckets: int, size: int) -> tuple:
-        del buckets, size
-        return ()
-
-    def choose(self, x: Array, count: Array, start: UInt32[Array, " n"], state: tuple) -> Chosen:
-        del count, start
-        return Chosen(selection.top_k(x, self.room(x.shape[1])), None, state)
+    def choose(self, x: Array, start: UInt32[Array, "n parts"], state: Any, parts: Parts) -> Chosen:
+        del start
+        return Chosen(_largest(x, self._rooms(parts), parts), None, state)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,16 +124,11 @@ class AtLeast(Choice):
     def room(self, size: int) -> int:
         return share(self.fraction, size)
 
-    def init(self, buckets: int, size: int) -> tuple:
-        del buckets, size
-        return ()
-
-    def choose(self, x: Array, count: Array, start: UInt32[Array, " n"], state: tuple) -> Chosen:
-        del count
+    def choose(self, x: Array, start: UInt32[Array, "n parts"], state: Any, parts: Parts) -> Chosen:
         # Zeros reach no threshold, not even one below the smallest float32.
         low = max(1, int(np.float32(self.value).view(np.int32)))
-        hits = bitmap.of(selection.size_bits(x) >= jnp.int32(low))
-        return Chosen(*as_many_as_fit(x, hits, self.room(x.shape[1]), start), state)
+        hits = parts.reach(x, jnp.full((len(x), len(parts.sizes)), low, jnp.int32))
+        return Chosen(*as_many_as_fit(x, hits, self._rooms(parts), start, parts), state)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,48 +163,41 @@ class Sampled(Choice):
     def room(self, size: int) -> int:
         return share(min(1.0, self.most * self.fraction), size)
 
-    def init(self, buckets: int, size: int) -> tuple:
-        del buckets, size
-        return ()
-
-    def choose(self, x: Array, count: Array, start: UInt32[Array, " n"], state: tuple) -> Chosen:
-        del count
-        room, k = self.room(x.shape[1]), share(self.fraction, x.shape[1])
-        low = selection.estimate(x, k, max(400, round(self.sample * k)))
-        reached = selection.count(selection.size_bits(x) >= low)
+    def choose(self, x: Array, start: UInt32[Array, "n parts"], state: Any, parts: Parts) -> Chosen:
+        rooms, ks = self._rooms(parts), tuple(share(self.fraction, size) for size in parts.sizes)
+        above = tuple(max(400, round(self.sample * k)) for k in ks)
+        least = jnp.asarray([math.ceil(self.least * k) for k in ks], jnp.int32)
 
         def few(state: Any) -> Array:
-            turn, _, reached = state
-            return (turn < 10) & jnp.any(reached < math.ceil(self.least * k))
+            turn, _, hits = state
+            return (turn < 10) & jnp.any(parts.ones(hits) < least)
 
         def lower(state: Any) -> Any:
-            turn, low, reached = state
+            turn, low, hits = state
             value = lax.bitcast_convert_type(low, jnp.float32) * jnp.float32(0.8)
-            low = jnp.where(
-                reached < math.ceil(self.least * k),
-                jnp.maximum(lax.bitcast_convert_type(value, jnp.int32), 1),
-                low,
-            )
-            # Depends on the threshold; otherwise XLA stores the bits of all elements first.
+            lowered = jnp.maximum(lax.bitcast_convert_type(value, jnp.int32), 1)
+            low = jnp.where(parts.ones(hits) < least, lowered, low)
+            # Tied to the threshold, or the bits of all elements would be written down first.
             elements, low = lax.optimization_barrier((x, low))
-            return turn + 1, low, selection.count(selection.size_bits(elements) >= low)
+            return turn + 1, low, parts.reach(elements, low)
 
-        _, low, reached = lax.while_loop(few, lower, (0, low, reached))
-        hits = bitmap.of(selection.size_bits(x) >= low)
-        places, number = as_many_as_fit(x, hits, room, start)
+        low = _estimate(x, ks, above, parts)
+        *_, hits = lax.while_loop(few, lower, (0, low, parts.reach(x, low)))
+        places, number = as_many_as_fit(x, hits, rooms, start, parts)
+        reached = parts.ones(hits)
+        many = reached > jnp.asarray(rooms, jnp.int32)
+        slots, exact = Segments(rooms, 1), Segments(ks, 1)
+
+        kept = jnp.where(many, jnp.asarray(ks, jnp.int32), number)
 
         def exactly(x: Array) -> Array:
-            largest = selection.top_k(x, k)
-            return jnp.pad(largest, ((0, 0), (0, room - k)))
+            largest = moved(_largest(x, ks, parts), exact, slots)
+            found = leaves.slots(places, number, slots)
+            found = jnp.where(slots.per_element(many), largest, found)
+            return leaves.from_slots(found, kept, slots)
 
-        many = reached[:, 0] > room
-        places = lax.cond(
-            jnp.any(many),
-            lambda x: jnp.where(many[:, None], exactly(x), places),
-            lambda _: places,
-            x,
-        )
-        return Chosen(places, jnp.where(many, k, number), state)
+        places = lax.cond(jnp.any(many), exactly, lambda _: places, x)
+        return Chosen(places, kept, state)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,48 +227,65 @@ class NearLargest(Choice):
     def room(self, size: int) -> int:
         return share(self.fraction, size)
 
-    def init(self, buckets: int, size: int) -> tuple:
-        del buckets, size
-        return ()
-
     @property
     def span(self) -> float:
         """The largest ratio of the largest element to a chosen element."""
         return 2 ** ((self.most + 0.5) / self.per_octave)
 
-    def choose(self, x: Array, count: Array, start: UInt32[Array, " n"], state: tuple) -> Chosen:
-        del count
-        room = self.room(x.shape[1])
-        top = selection.largest(x)
+    def choose(self, x: Array, start: UInt32[Array, "n parts"], state: Any, parts: Parts) -> Chosen:
+        rooms, top = self._rooms(parts), parts.largest(x)
         ratios = jnp.asarray(np.exp2(-(np.arange(self.most + 1) + 0.5) / self.per_octave))
 
         def level(step: Array) -> Array:
             low = lax.bitcast_convert_type(top, jnp.float32) * ratios.astype(jnp.float32)[step]
             low = lax.bitcast_convert_type(low, jnp.int32)
-            # If there are non-finite elements, choose only those; never choose a zero.
-            return jnp.where(top >= selection.INF, selection.INF, jnp.maximum(low, 1))
+            # Of what is not finite, only what is: and never a zero.
+            return jnp.where(top >= INF, INF, jnp.maximum(low, 1))
 
         def bisect(_: Any, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
             fits, fails = bounds
             middle = (fits + fails) // 2
             elements, middle = lax.optimization_barrier((x, middle))
-            few = selection.count(selection.size_bits(elements) >= level(middle)) <= room
+            found = parts.count(size_bits(elements) >= parts.spread(level(middle)))
+            few = found <= jnp.asarray(rooms, jnp.int32)
             return jnp.where(few, middle, fits), jnp.where(few, fails, middle)
 
         lowest = jnp.zeros_like(top)
         turns = self.most.bit_length()
         fits, _ = lax.fori_loop(0, turns, bisect, (lowest, lowest + self.most + 1))
-        hits = bitmap.of(selection.size_bits(x) >= level(fits))
-        return Chosen(*as_many_as_fit(x, hits, room, start), state)
+        hits = parts.reach(x, level(fits))
+        return Chosen(*as_many_as_fit(x, hits, rooms, start, parts), state)
 
 
 def as_many_as_fit(
-    x: Array, hits: UInt32[Array, "n words"], room: int, start: UInt32[Array, " n"]
-) -> tuple[UInt32[Array, "n room"], Int32[Array, " n"]]:
-    """As many hits as fit, by `selection.some`, including a non-finite element if there is one."""
+    x: Array,
+    hits: UInt32[Array, "n words"],
+    rooms: tuple[int, ...],
+    start: UInt32[Array, "n parts"],
+    parts: Parts,
+) -> tuple[UInt32[Array, "n room"], Int32[Array, "n parts"]]:
+    """As many hits of each part as there is room for; what is not finite must be seen."""
+    if isinstance(parts, Leaves):
+        return leaves.as_many_as_fit(x, hits, rooms, start, parts.segments)
 
     def none(x: Array) -> Array:
-        return jnp.zeros_like(x[:, 0], jnp.int32) - 1
+        return jnp.zeros_like(x[:, :1], jnp.int32) - 1
 
-    over = jnp.any(bitmap.count(hits) > room)
-    return selection.some(hits, room, start, lax.cond(over, selection.nonfinite, none, x))
+    over = jnp.any(bitmap.count(hits) > rooms[0])
+    needed = lax.cond(over, parts.nonfinite, none, x)
+    places, number = selection.some(hits, rooms[0], start[:, 0], needed[:, 0])
+    return places, number[:, None]
+
+
+def _largest(x: Array, ks: tuple[int, ...], parts: Parts) -> UInt32[Array, "n k"]:
+    if isinstance(parts, Leaves):
+        return leaves.top_k(x, ks, parts.segments)
+    return selection.top_k(x, ks[0])
+
+
+def _estimate(
+    x: Array, ks: tuple[int, ...], above: tuple[int, ...], parts: Parts
+) -> Int32[Array, "n parts"]:
+    if isinstance(parts, Leaves):
+        return leaves.estimate(x, ks, above, parts.segments)
+    return selection.estimate(x, ks[0], above[0])

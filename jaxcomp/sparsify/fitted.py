@@ -12,12 +12,17 @@ from jaxtyping import Float32, Int32, UInt32
 from jaxcomp import checks
 from jaxcomp.backend.xla import block_fma
 from jaxcomp.numerics import exact
-from jaxcomp.sparsify import bitmap, selection, tails
+from jaxcomp.numerics.segments import Segments
+from jaxcomp.sparsify import tails
 from jaxcomp.sparsify.choices import Choice, Chosen, as_many_as_fit, share
 from jaxcomp.sparsify.logarithm import log2
+from jaxcomp.sparsify.parts import Leaves, Parts, Row
 from jaxcomp.types import Array
 
 _PART = 512
+_LEAF_PART = 640
+"""The same where leaves share a bucket, whose wide rows are multiples of it."""
+
 _SAMPLE = 2**21
 """Elements that a law is fitted to at least; of more, every second, third, … part of 512."""
 
@@ -35,7 +40,7 @@ _BOUND = math.log(4)
 
 
 class Stages(NamedTuple):
-    """How many stages each bucket takes, what is known of other numbers, and what no number mends.
+    """The number of stages of each bucket, or leaf, and what is known of other numbers.
 
     What a number of stages needs is the natural logarithm of found over target, had the target
     itself been asked for.
@@ -52,15 +57,15 @@ class Stages(NamedTuple):
         steps: of them.
     """
 
-    number: Int32[Array, " n"]
-    aim: Float32[Array, " n"]
-    best: Int32[Array, " n"]
-    needs: Float32[Array, " n"]
-    last: Float32[Array, " n"]
-    way: Int32[Array, " n"]
-    tried: Int32[Array, " n"]
-    ratio: Float32[Array, " n"]
-    steps: Int32[Array, " n"]
+    number: Int32[Array, "n parts"]
+    aim: Float32[Array, "n parts"]
+    best: Int32[Array, "n parts"]
+    needs: Float32[Array, "n parts"]
+    last: Float32[Array, "n parts"]
+    way: Int32[Array, "n parts"]
+    tried: Int32[Array, "n parts"]
+    ratio: Float32[Array, "n parts"]
+    steps: Int32[Array, "n parts"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -114,76 +119,70 @@ class Fitted(
     def room(self, size: int) -> int:
         return share(min(1.0, self.slack * self.fraction), size)
 
-    def init(self, buckets: int, size: int) -> Any:
-        del size
+    def init(self, buckets: int, parts: int) -> Any:
         if self.stages is not None:
             return ()
         start = min(2, self.most)
 
         def full(value, dtype=jnp.int32):
-            return jnp.full(buckets, value, dtype)
+            return jnp.full((buckets, parts), value, dtype)
 
         worst = full(jnp.finfo(jnp.float32).max, jnp.float32)
         zeros, none = full(0, jnp.float32), full(0)
         return Stages(full(start), zeros, full(start), worst, worst, full(1), none, zeros, none)
 
-    def choose(self, x: Array, count: Array, start: UInt32[Array, " n"], state: Any) -> Chosen:
-        del count
-        size, target = x.shape[1], share(self.fraction, x.shape[1])
-        level = self.threshold(x, *(() if state == () else (state.number, state.aim)))
+    def choose(self, x: Array, start: UInt32[Array, "n parts"], state: Any, parts: Parts) -> Chosen:
+        targets = tuple(share(self.fraction, size) for size in parts.sizes)
+        level = self.threshold(x, *(() if state == () else (state.number, state.aim)), parts=parts)
         low = jnp.maximum(lax.bitcast_convert_type(level, jnp.int32), 1)
-        hits = bitmap.of(selection.size_bits(x) >= low)
-        found = bitmap.count(hits)
+        hits = parts.reach(x, low)
+        found = parts.ones(hits)
+        none = found == 0
 
         def largest(x: Array) -> Array:  # A law of a few elements may exceed them all.
-            return bitmap.of(selection.size_bits(x) >= jnp.maximum(selection.largest(x), 1))
+            most = jnp.where(none, jnp.maximum(parts.largest(x), 1), low)
+            return parts.reach(x, most)
 
-        none = found == 0
-        hits = lax.cond(
-            jnp.any(none),
-            lambda x: jnp.where(none[:, None], largest(x), hits),
-            lambda _: hits,
-            x,
-        )
-        places, number = as_many_as_fit(x, hits, self.room(size), start)
+        hits = lax.cond(jnp.any(none), largest, lambda _: hits, x)
+        places, number = as_many_as_fit(x, hits, self._rooms(parts), start, parts)
         if state != ():
-            ratio = block_fma(found.astype(jnp.float32) * jnp.float32(1 / target))
-            state = self._adapted(state, ratio)
+            each = jnp.asarray([1 / target for target in targets], jnp.float32)
+            state = self._adapted(state, block_fma(found.astype(jnp.float32) * each))
         return Chosen(places, number, state)
 
     def threshold(
         self,
         x: Array,
-        stages: Int32[Array, " n"] | None = None,
-        aim: Float32[Array, " n"] | None = None,
-    ) -> Float32[Array, "n 1"]:
-        """The threshold of each bucket, with this many stages (None for the fixed number), for
-        `exp(−aim)` times the share.
+        stages: Int32[Array, "n parts"] | None = None,
+        aim: Float32[Array, "n parts"] | None = None,
+        parts: Parts | None = None,
+    ) -> Float32[Array, "n parts"]:
+        """The threshold of each bucket, or leaf, with this many stages (None for the fixed number),
+        for `exp(−aim)` times the share.
         """
-        a = _sampled(x)
-        n, seen = x.shape[0], min(x.shape[1], a.shape[1] * a.shape[2])  # Without the padding.
+        parts = Row(x.shape[1]) if parts is None else parts
+        a, pieces, seen = _sampled(x, parts)
         initial, further = tails.LAWS[self.law]
-        found = tails.moments(a, log=self.law.startswith("gamma"))
+        found = tails.moments(a, pieces, log=self.law.startswith("gamma"))
         # A share of all is a larger share of those that are not zero.
-        wanted = math.log(x.shape[1] / share(self.fraction, x.shape[1]))
-        zeros = (math.log2(seen) - log2(jnp.maximum(found.number, 1))) * jnp.float32(math.log(2))
-        nats = jnp.maximum(jnp.float32(wanted) - block_fma(zeros), 0)
+        wanted = [math.log(size / share(self.fraction, size)) for size in parts.sizes]
+        logs = jnp.asarray([math.log2(size) for size in seen], jnp.float32)
+        zeros = (logs - log2(jnp.maximum(found.number, 1))) * jnp.float32(math.log(2))
+        nats = jnp.maximum(jnp.asarray(wanted, jnp.float32) - block_fma(zeros), 0)
         most = self.most if self.stages is None else self.stages
-        number = jnp.full((n, 1), most, jnp.int32) if stages is None else stages[:, None]
+        number = jnp.full(nats.shape, most, jnp.int32) if stages is None else stages
         begin = -math.log(self.first)
         several = (number > 1) & (nats > begin)
         # Whether there are several is not for the aim to decide: the share would leap.
-        nats = jnp.maximum(
-            nats + (0 if aim is None else aim[:, None]), jnp.where(several, begin, 0)
-        )
+        nats = jnp.maximum(nats + (0 if aim is None else aim), jnp.where(several, begin, 0))
         level = initial(found, jnp.where(several, begin, nats)) * found.unit
         each = (nats - jnp.float32(begin)) * exact.reciprocal(
             jnp.maximum(number - 1, 1).astype(jnp.float32)
         )
 
         def stage(index: Any, level: Array) -> Array:
-            y = lax.optimization_barrier((a, level))[0] - level[..., None]
-            rest = tails.moments(y)
+            y = lax.optimization_barrier((a, level))[0] - pieces.spread(level)[..., None]
+            rest = tails.moments(y, pieces)
             raised = level + block_fma(further(rest, each) * rest.unit)
             return jnp.where(several & (index < number) & (rest.number > 0), raised, level)
 
@@ -191,7 +190,7 @@ class Fitted(
         # What is not finite is above every threshold, and is all that is then.
         return jnp.where(jnp.isfinite(level), level, jnp.inf)
 
-    def _adapted(self, state: Stages, ratio: Float32[Array, " n"]) -> Stages:
+    def _adapted(self, state: Stages, ratio: Float32[Array, "n parts"]) -> Stages:
         """The next number of stages: on in the same direction until it is worse, then the other
         way, and from the last that was not tried back to the best; there, the next aim.
         """
@@ -234,9 +233,20 @@ class Fitted(
         return jax.tree.map(lambda new, old: jnp.where(due, new, old), found, kept)
 
 
-def _sampled(x: Array) -> Float32[Array, "n m size"]:
-    """Magnitudes in parts, of which a long bucket gives some at equal distances."""
+def _sampled(
+    x: Array, parts: Parts
+) -> tuple[Float32[Array, "n m size"], tails.Pieces, tuple[int, ...]]:
+    """Magnitudes in pieces, how these make up leaves, and how many elements of each leaf are seen.
+
+    Of a long bucket some pieces are taken, at equal distances.
+    """
     n, size = x.shape
+    if isinstance(parts, Leaves):
+        piece = min(parts.segments.width, _LEAF_PART)
+        a = jnp.abs(x.astype(jnp.float32)).reshape(n, -1, piece)
+        each = parts.segments.width // piece
+        lengths = tuple(rows * each for rows in parts.segments.lengths)
+        return a, tails.Pieces(Segments(lengths, 1)), parts.sizes
     part = min(size, _PART)
     whole = size // part
     stride = max(1, size // _SAMPLE)
@@ -245,4 +255,5 @@ def _sampled(x: Array) -> Float32[Array, "n m size"]:
         rest = jnp.abs(x[:, whole * part :].astype(jnp.float32))
         rest = jnp.pad(rest, ((0, 0), (0, part - rest.shape[1])))[:, None]
         a = jnp.concatenate([a, rest], axis=1)
-    return a
+    # Without the padding.
+    return a, tails.Pieces(None), (min(size, a.shape[1] * a.shape[2]),)

@@ -6,15 +6,14 @@ non-finite elements are always selected, and every platform finds the same indic
 
 import functools
 import math
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Int, Int32, UInt32
 
-from jaxcomp.quantize import sums
 from jaxcomp.sparsify import bitmap
+from jaxcomp.sparsify.parts import Parts, Row, size_bits
 from jaxcomp.types import Array
 
 _LONG = 2**17
@@ -30,22 +29,9 @@ _STEP = 2**19
 """Where the estimate is off, how far to go first: a sixteenth of a power of two."""
 
 _TOP = 0x7FFFFFFF
-INF = 0x7F800000
-
-_FAN = 16
-_LANES = 32
-"""Elements that are added up apart from the others, so many at a distance at a time."""
-
-_FEWEST_LANES = 16
-"""In rows that are too short for that: registers have no more lanes."""
 
 _TOPS = 3
 """Groups of a short row, as a multiple of the elements that are wanted."""
-
-
-def size_bits(x: Array) -> Int32[Array, "n size"]:
-    """`|x|` as integers of the same order, NaN above infinity; float64 is rounded to float32."""
-    return lax.bitcast_convert_type(x.astype(jnp.float32), jnp.int32) & _TOP
 
 
 def top_k(x: Array, k: int) -> UInt32[Array, "n k"]:
@@ -97,10 +83,10 @@ def _of_many(x: Array, k: int) -> UInt32[Array, "n k"]:
 
     def tied(x: Array, low: Array) -> Array:  # More equal elements than there is room for.
         above, equal = bitmap.of(size_bits(x) > low), bitmap.of(size_bits(x) == low)
-        return above | bitmap.first(equal, room - bitmap.count(above))
+        return above | bitmap.first(equal, room - bitmap.count(above)[:, None])
 
     def narrowed(x: Array, low: Array) -> tuple[Array, Array]:
-        low, found = _bracket(x, k, room, low)
+        low, found = bracket(x, jnp.full_like(low, k), jnp.full_like(low, room), low, Row(size))
         hits = bitmap.of(size_bits(x) >= low)
         over = found > room
         cut = lax.cond(jnp.any(over), tied, lambda *_: hits, x, low)
@@ -115,9 +101,9 @@ def _of_many(x: Array, k: int) -> UInt32[Array, "n k"]:
 
 
 def _among(sizes: Int32[Array, "n size"], k: int) -> Int32[Array, "n k"]:
-    last = _largest(sizes, k)
+    last = kth_largest(sizes, k, Row(sizes.shape[1]))
     above, equal = bitmap.of(sizes > last), bitmap.of(sizes == last)
-    chosen = above | bitmap.first(equal, k - bitmap.count(above))
+    chosen = above | bitmap.first(equal, k - bitmap.count(above)[:, None])
     return bitmap.places(chosen, k, bitmap.from_first(len(sizes)))
 
 
@@ -135,7 +121,7 @@ def _reached_by(x: Array, k: int) -> Int32[Array, "n 1"]:
     tops = lax.optimization_barrier((jnp.max(elements, axis=1) >> 16).astype(jnp.int16))
     if fold > 1:
         tops = lax.optimization_barrier(jnp.max(tops.reshape(n, fold, groups), axis=1))
-    return _largest(tops, k).astype(jnp.int32) << 16
+    return kth_largest(tops, k, Row(tops.shape[1])).astype(jnp.int32) << 16
 
 
 def some(
@@ -163,7 +149,9 @@ def some(
     total = bitmap.count(bitmap_)
     over = jnp.maximum(total - room, 0)
     begin = (start % jnp.maximum(total, 1).astype(jnp.uint32)).astype(jnp.int32)
-    begin = jnp.where(needed < 0, begin, bitmap.rank(bitmap_, jnp.maximum(needed, 0)) + 1)
+    begin = jnp.where(
+        needed < 0, begin, bitmap.rank(bitmap_, jnp.maximum(needed, 0)[:, None])[:, 0] + 1
+    )
     around = jnp.maximum(begin + over - total, 0)
     gap = jnp.where(around > 0, room, begin)
     places = bitmap.places(bitmap_, room, bitmap.Kept(around, gap, over))
@@ -175,26 +163,31 @@ def take(x: Array, places: Int32[Array, "n k"]) -> Array:
     return jnp.take_along_axis(x, places, axis=1, mode="clip")
 
 
-def _largest(sizes: Int[Array, "n size"], k: int) -> Int[Array, "n 1"]:
-    """The `k`-th largest of each row, or zero, digit by digit."""
+def kth_largest(
+    sizes: Int[Array, "n size"], k: int | Int32[Array, "#n parts"], parts: Parts
+) -> Int[Array, "n parts"]:
+    """The `k`-th largest of each part, or zero, digit by digit."""
     digits = 8 * sizes.dtype.itemsize - 1
 
     def digit(number, found):
         trial = found | (jnp.ones_like(found) << (digits - 1 - number).astype(found.dtype))
-        return jnp.where(count(sizes >= trial) >= k, trial, found)
+        return jnp.where(parts.count(sizes >= parts.spread(trial)) >= k, trial, found)
 
-    return lax.fori_loop(0, digits, digit, jnp.zeros_like(sizes[:, :1]))
+    empty = jnp.zeros_like(sizes, shape=(len(sizes), len(parts.sizes)))
+    return lax.fori_loop(0, digits, digit, empty)
 
 
-def _bracket(
-    x: Array, k: int, room: int, trial: Int32[Array, "n 1"]
-) -> tuple[Int32[Array, "n 1"], Int32[Array, "n 1"]]:
-    """A threshold that `k` to `room` elements of each row reach, and their number.
+def bracket(
+    x: Array,
+    k: Int32[Array, "n parts"],
+    room: Int32[Array, "n parts"],
+    trial: Int32[Array, "n parts"],
+    parts: Parts,
+) -> tuple[Int32[Array, "n parts"], Int32[Array, "n parts"]]:
+    """A threshold that at least `k` and at most `room` elements of each part reach, and how many.
 
-    If many equal elements make that impossible, it is the threshold that all of those reach. The
-    search starts from a given trial.
+    Where so many are equal that there is none, it is the one that those reach.
     """
-    size = x.shape[1]
 
     def undecided(low, found, high):
         return (found > room) & (high - low > 1)
@@ -207,7 +200,7 @@ def _bracket(
         low, found, high, trial, step = state
         # Tied to the trial, or the bits of all elements would be written down before the loop.
         elements, trial = lax.optimization_barrier((x, trial))
-        here = count(size_bits(elements) >= trial)
+        here = parts.count(size_bits(elements) >= parts.spread(trial))
         open_ = undecided(low, found, high)
         enough = open_ & (here >= k)
         fewer = open_ & (here < k)
@@ -220,7 +213,8 @@ def _bracket(
         return low, found, high, jnp.where(inside, outside, halfway), step * 2
 
     zeros = jnp.zeros_like(trial)
-    state = (zeros, zeros + size, zeros + _TOP, trial, zeros + _STEP)
+    every = zeros + jnp.asarray(parts.sizes, jnp.int32)
+    state = (zeros, every, zeros + _TOP, trial, zeros + _STEP)
     low, found, *_ = lax.while_loop(go_on, narrow, state)
     return low, found
 
@@ -235,36 +229,9 @@ def estimate(x: Array, k: int, above: int) -> Int32[Array, "n 1"]:
     # Use an odd distance, since rows of a matrix tend to have even lengths.
     sample = size_bits(x[:, :: stride - 1 + stride % 2] if stride >= 3 else x)
     wanted = min(sample.shape[1], max(1, round(k * sample.shape[1] / size)))
-    return _largest(sample, wanted)
+    return kth_largest(sample, wanted, Row(sample.shape[1]))
 
 
 def count(hits: Array) -> Int32[Array, "n 1"]:
     """The number of hits in each row."""
-    return _reduced(hits.astype(jnp.int32), functools.partial(jnp.sum, dtype=jnp.int32))
-
-
-def largest(x: Array) -> Int32[Array, "n 1"]:
-    """The largest `|x|` of each row, as `size_bits`."""
-    return size_bits(sums.max_abs(x))
-
-
-def nonfinite(x: Array) -> Int32[Array, " n"]:
-    """The last index of a non-finite element of each row, or -1."""
-    place = lax.broadcasted_iota(jnp.int32, x.shape, 1)
-    return _reduced(jnp.where(size_bits(x) >= INF, place, -1), jnp.max)[:, 0]
-
-
-def _reduced(numbers: Int32[Array, "n size"], reduce: Callable[..., Array]) -> Array:
-    """The sum or maximum of each row, `[n, 1]`."""
-    n, size = numbers.shape
-    fan = min(_FAN, max(1, size // _FEWEST_LANES))
-    lanes = _LANES if fan == _FAN else _FEWEST_LANES
-    whole = size // (fan * lanes) * fan * lanes
-    parts = []
-    if whole:
-        rows = numbers[:, :whole].reshape(n, -1, fan, lanes)
-        folded = lax.optimization_barrier(reduce(rows, axis=2))
-        parts.append(reduce(folded, axis=(1, 2)))
-    if whole < size or not parts:
-        parts.append(reduce(numbers[:, whole:], axis=1))
-    return reduce(jnp.stack(parts), axis=0)[:, None]
+    return Row(hits.shape[1]).count(hits)

@@ -13,11 +13,12 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float32, Int32
 from scipy import special
 
 from jaxcomp.backend.xla import block_fma
 from jaxcomp.numerics import exact
+from jaxcomp.numerics.segments import Segments
 from jaxcomp.quantize import sums
 from jaxcomp.sparsify import selection
 from jaxcomp.sparsify.logarithm import FRACTION, exp2, log2, log2_fixed
@@ -33,14 +34,14 @@ _NATS = (0.0, 24.0, 192)
 
 
 class Moments(NamedTuple):
-    """The moments of the positive numbers of each row, to which distributions are fitted.
+    """What the laws are fitted to, of the positive numbers of each leaf, or bucket.
 
     Attributes:
-        unit: `[n, 1]`, what the other moments are multiples of: the largest.
-        number: `[n, 1]`, how many there are.
-        mean: `[n, 1]`, of them.
-        square: `[n, 1]`, the mean of their squares.
-        log: `[n, 1]`, the mean of their natural logarithm; zero if it was not asked for.
+        unit: `[n, leaves]`, what the other moments are multiples of: the largest.
+        number: how many there are.
+        mean: of them.
+        square: the mean of their squares.
+        log: the mean of their natural logarithm; zero if it was not asked for.
     """
 
     unit: Array
@@ -50,52 +51,91 @@ class Moments(NamedTuple):
     log: Array
 
 
-def moments(y: Float32[Array, "n m size"], *, log: bool = False) -> Moments:
-    """The moments of the positive numbers of each row, added up in `m` parts.
+class Pieces(NamedTuple):
+    """How reductions over pieces of leaves become one number a leaf.
 
-    Each part is measured by its own largest: of numbers far below the largest of a whole row,
+    Attributes:
+        leaves: pieces of width one, of each leaf; None where all of a row belong to one.
+    """
+
+    leaves: Segments | None
+
+    def total(self, terms: Float32[Array, "n m"]) -> Float32[Array, "n leaves"]:
+        """The sum of the terms of each leaf."""
+        return self._over(sums.total, terms)
+
+    def largest(self, terms: Float32[Array, "n m"]) -> Float32[Array, "n leaves"]:
+        """The largest term of each leaf."""
+        return self._over(sums.max_abs, terms)
+
+    def count(self, numbers: Int32[Array, "n m"]) -> Int32[Array, "n leaves"]:
+        """The sum of integers."""
+        if self.leaves is None:
+            return jnp.sum(numbers, axis=1, keepdims=True, dtype=jnp.int32)
+        return self.leaves.total(numbers)
+
+    def spread(self, values: Array) -> Array:
+        """The value of each piece's leaf."""
+        return values if self.leaves is None else self.leaves.per_row(values)
+
+    def _over(self, reduce: Callable[..., Array], terms: Array) -> Array:
+        if self.leaves is None:
+            return reduce(terms)
+        found = reduce(terms.reshape(-1, 1), sums.IN_XLA._replace(segments=self.leaves))
+        return found.reshape(terms.shape)[:, jnp.asarray(self.leaves.begins)]
+
+
+def moments(
+    y: Float32[Array, "n m size"], pieces: Pieces = Pieces(None), *, log: bool = False
+) -> Moments:
+    """The moments of the positive numbers of each leaf, added up in `m` pieces.
+
+    Each piece is measured by its own largest: of numbers far below the largest of a whole leaf,
     nothing would be left in fixed point.
     """
     n, m, size = y.shape
     parts = jnp.maximum(y, 0).reshape(n * m, size)
     top = sums.max_abs(parts)
     ratio = sums.unit(parts, top)
-    unit = sums.max_abs(top.reshape(n, m))
-    number = selection.count(y.reshape(n, -1) > 0).astype(jnp.float32)
-    share = exact.reciprocal(jnp.maximum(number, 1))
-    weight = sums.unit(top.reshape(n, m), unit)
+    unit = pieces.largest(top.reshape(n, m))
+    found = selection.count((y > 0).reshape(n * m, size)).reshape(n, m)
+    share = exact.reciprocal(jnp.maximum(pieces.count(found).astype(jnp.float32), 1))
+    # One a piece in each row: what is divided is a row of its own.
+    tops = jnp.broadcast_to(pieces.spread(unit), (n, m)).reshape(-1, 1)
+    weight = sums.unit(top, tops).reshape(n, m)
 
     def mean(ratio: Array, weight: Array) -> Array:
         each = sums.total(ratio).reshape(n, m) * jnp.float32(1 / size)
-        return sums.total(each * weight) * (share * jnp.float32(size))
+        return pieces.total(each * weight) * (share * jnp.float32(size))
 
     return Moments(
         unit,
-        number,
+        pieces.count(found).astype(jnp.float32),
         mean(ratio, weight),
         mean(ratio * ratio, weight * weight),
-        _mean_log(parts, unit, n, share) if log else jnp.zeros_like(unit),
+        _mean_log(y, unit, pieces, share) if log else jnp.zeros_like(unit),
     )
 
 
-def _mean_log(parts: Array, unit: Array, n: int, share: Array) -> Float32[Array, "n 1"]:
+def _mean_log(y: Array, unit: Array, pieces: Pieces, share: Array) -> Float32[Array, "n leaves"]:
     """The mean natural logarithm of the positive numbers, in units of the largest."""
-    one = log2_fixed(jnp.maximum(unit, _TINY))[:, None]
-    below = one - log2_fixed(jnp.maximum(parts, _TINY).reshape(n, -1, parts.shape[1]))
-    below = jnp.where(parts.reshape(below.shape) > 0, jnp.maximum(below, 0), 0)
+    n, m, size = y.shape
+    one = pieces.spread(log2_fixed(jnp.maximum(unit, _TINY)))[..., None]
+    below = one - log2_fixed(jnp.maximum(y, _TINY))
+    below = jnp.where(y > 0, jnp.maximum(below, 0), 0)
     room = jnp.float32(2.0**-20)  # Terms below 1: logarithms span 254, in 2^-12.
-    each = sums.total((below.astype(jnp.float32) * room).reshape(parts.shape)).reshape(n, -1)
-    size = parts.shape[1]
-    total = sums.total(each * jnp.float32(1 / size)) * (share * jnp.float32(size))
+    terms = (below.astype(jnp.float32) * room).reshape(n * m, size)
+    each = sums.total(terms).reshape(n, m) * jnp.float32(1 / size)
+    total = pieces.total(each) * (share * jnp.float32(size))
     return -total * jnp.float32(2.0**20 / 2**FRACTION * _LN2)
 
 
-def exponential(found: Moments, nats: Float32[Array, "n 1"]) -> Float32[Array, "n 1"]:
+def exponential(found: Moments, nats: Float32[Array, "n leaves"]) -> Float32[Array, "n leaves"]:
     """`β · nats` with `β` the mean, in units."""
     return found.mean * nats
 
 
-def pareto(found: Moments, nats: Float32[Array, "n 1"]) -> Float32[Array, "n 1"]:
+def pareto(found: Moments, nats: Float32[Array, "n leaves"]) -> Float32[Array, "n leaves"]:
     """`β/α · (exp(α nats) − 1)` of the generalised Pareto law with `α = ½ (1 − μ²/σ²)` and
     `β = ½ μ (μ²/σ² + 1)`, in units.
     """
@@ -114,13 +154,15 @@ def pareto(found: Moments, nats: Float32[Array, "n 1"]) -> Float32[Array, "n 1"]
     return beta * jnp.where(small, straight, curved)
 
 
-def gamma(found: Moments, nats: Float32[Array, "n 1"]) -> Float32[Array, "n 1"]:
+def gamma(found: Moments, nats: Float32[Array, "n leaves"]) -> Float32[Array, "n leaves"]:
     """`β P⁻¹(α, 1 − δ)` of the gamma law with the approximate maximum-likelihood shape `α`."""
     shape, beta = _gamma_fit(found)
     return beta * _interpolated(_gamma_table(), log2(shape), nats) * nats
 
 
-def gamma_approximate(found: Moments, nats: Float32[Array, "n 1"]) -> Float32[Array, "n 1"]:
+def gamma_approximate(
+    found: Moments, nats: Float32[Array, "n leaves"]
+) -> Float32[Array, "n leaves"]:
     """`β (nats − ln Γ(α))`, which holds for `α ≤ 1` and small `δ`."""
     shape, beta = _gamma_fit(found)
     log_gamma = _interpolated(_log_gamma_table(), log2(shape), jnp.zeros_like(nats))
@@ -145,7 +187,7 @@ def _gamma_fit(found: Moments) -> tuple[Array, Array]:
     return shape, mean * exact.reciprocal(shape)
 
 
-def _interpolated(table: np.ndarray, shape: Array, nats: Array) -> Float32[Array, "n 1"]:
+def _interpolated(table: np.ndarray, shape: Array, nats: Array) -> Float32[Array, "n leaves"]:
     """Between the four nearest entries of a table over the grids of shapes and nats."""
     (row, down), (column, right) = (_place(shape, _SHAPES), _place(nats, _NATS))
     entries = jnp.asarray(table, jnp.float32)

@@ -29,10 +29,15 @@ def _payload_like(batch: Any, x64: bool) -> Any:
     def encode():
         key = trees.batch_key(jnp.zeros(2, jnp.uint32), 0, 0)
         x = jnp.zeros((batch.buckets, batch.size), batch.dtype)
-        count = jnp.zeros(batch.buckets, jnp.int32)
+        count = jnp.zeros(_count_shape(batch), jnp.int32)
         return batch.codec.encode(key, x, count, batch.codec.init(batch.like))[0]
 
     return jax.eval_shape(encode)
+
+
+def _count_shape(batch: Any) -> tuple[int, ...]:
+    segments = batch.codec.segments
+    return (batch.buckets,) if segments is None else (batch.buckets, segments.number)
 
 
 def agreed_bytes(batches: Batches, workers: int) -> Fraction:
@@ -54,7 +59,7 @@ def _agreed(batch: Any, x64: bool) -> int:
 
     def agree(x):
         key = trees.batch_key(jnp.zeros(2, jnp.uint32), 0, 0)
-        count, state = jnp.zeros(batch.buckets, jnp.int32), batch.codec.init(batch.like)
+        count, state = jnp.zeros(_count_shape(batch), jnp.int32), batch.codec.init(batch.like)
         after = batch.codec.agree(key, x, count, state, "agree")
         summed = batch.codec.sided and batch.codec.linear
         return state, batch.codec.side(after) if summed else after

@@ -14,7 +14,16 @@ from jaxcomp.base import Codec, Feedback, Gate, Reducer, WrappedCodec, interface
 NOUNS = (Codec, Feedback, Gate, Reducer)
 CLAIMS = {"unbiased", "linear", "variance_bound", "peaked_bound"}
 """What a wrapper may break, so that it must claim it anew."""
-AROUND = {"may_sum", "summable", "names_senders", "mean_of_senders", "scales_sums", "side_times"}
+AROUND = {
+    "may_sum",
+    "summable",
+    "segmented",
+    "segments",
+    "names_senders",
+    "mean_of_senders",
+    "scales_sums",
+    "side_times",
+}
 AROUND |= {"for_leaf", "shaped", "decode_sum"}
 """Ways past `decode`, which lead past a wrapper's own: it has those of every codec, or its own."""
 

@@ -143,9 +143,9 @@ def test_sidco_learns_its_stages_in_training():
     codec = jaxcomp.sidco(fraction=0.002)
     grads = jnp.stack([law("gaussian", SIZE, seed) ** 3 for seed in range(30)])
     (_, state), (sent, _) = steps(codec, grads)
-    assert int(state.number[0]) in range(1, codec.choice.most + 1)
+    assert int(state.number[0, 0]) in range(1, codec.choice.most + 1)
     assert np.count_nonzero(sent[-5:]) <= 5 * codec.choice.room(SIZE)
-    assert int(state.tried[0]) > 0
+    assert int(state.tried[0, 0]) > 0
 
 
 def test_sidco_sends_something_whatever_it_is_given():

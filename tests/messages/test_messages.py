@@ -235,6 +235,14 @@ def test_names_of_others_are_never_translated():
     assert fingerprint.text(RiceGaps(), 1) == "RiceGaps(k=1)"
 
 
+def test_a_former_message_of_leaves_of_several_sizes_is_refused_by_its_version():
+    codec, tree = jaxcomp.top_k(0.1), [draws(640), draws(64)]
+    _, data = message(codec, tree)
+    old = sealed(data[:4] + b"\x01" + data[5:])
+    with pytest.raises(jaxcomp.MessageError, match=r"must be of format version 2 .*, got 1; write"):
+        jaxcomp.from_bytes(codec, old, tree)
+
+
 def test_golden_streams():
     """Long streams, of which a digest is kept."""
     draw = np.random.default_rng(5)

@@ -64,6 +64,10 @@ ARGUMENTS = {
     "Geometric": {"positive": 16},
     "GroupLasso": {"weight": 0.1},
     "Hierarchical": {"outer": LINK},
+    "InRows": {
+        "codec": jaxcomp.qsgd_inf(bits=4, bucket_size=32),
+        "segments": codecs.Segments((64, 33), 32),
+    },
     "L1": {"weight": 0.1},
     "L1Ball": {"radius": 2.0},
     "L2Ball": {"radius": 2.0},

@@ -106,7 +106,7 @@ def test_fixed_stages_find_the_share_of_the_table(case):
     name, kind, share = case
     x = law(kind, jax.random.key(3), 2**20)
     rule = fitted.Fitted(fraction=share, law=name)
-    got = [float(found_over_target(rule, x, jnp.full(1, m))) for m in (1, 2, 3, 4)]
+    got = [float(found_over_target(rule, x, jnp.full((1, 1), m))) for m in (1, 2, 3, 4)]
     for ratio, want in zip(got, TABLE[case], strict=True):
         # 2²⁰ elements of heavy tails differ from draw to draw.
         assert ratio == pytest.approx(want, rel=0.12, abs=0.08 if share == 0.001 else 0.03), got
@@ -133,11 +133,11 @@ def test_the_number_of_stages_is_found(name, most, share):
         def step(state, key):
             x = jnp.concatenate([*(law(kind, key, n) for kind in kinds), real])
             level = rule.threshold(x, state.number, state.aim)
-            found = selection.count(jnp.abs(x) >= level)[:, 0]
+            found = selection.count(jnp.abs(x) >= level)
             ratio = found / (share * n)
             return rule._adapted(state, ratio), ratio
 
-        return jax.lax.scan(step, rule.init(len(kinds) + len(real), n), keys)[1][30:].mean(0)
+        return jax.lax.scan(step, rule.init(len(kinds) + len(real), 1), keys)[1][30:].mean(0)[:, 0]
 
     ratios = np.asarray(last_steps(jax.random.split(jax.random.key(0), 36)))
     drawn, others = ratios[: len(kinds)], ratios[len(kinds) :]

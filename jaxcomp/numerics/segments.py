@@ -1,0 +1,159 @@
+"""Segments: several leaves in one bucket, each in whole rows of one width.
+
+A codec that takes a leaf whole would be one program for every shape of leaf. Where leaves share a
+bucket it is one program: maxima, sums and counts are taken of rows first, then of the rows of each
+segment. All of them are integers, so their order does not matter and no segment depends on another.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Bool, Int32
+
+from jaxcomp.types import Array
+
+_WIDTHS = (32, 64, 160, 320, 640, 1280, 2560)
+"""Whole words of bits, and but for the first two of ternary digits, of which a word has twenty."""
+
+_PADDING = 1 / 256
+"""Padding at most, as a share of the elements, for rows wider than the narrowest."""
+
+_MOST_ROWS = 2**15
+"""Rows of a segment at most, so that sums of 15 bits fit a word."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Segments:
+    """Stretches of a bucket, one after another, each filled up with zeros to whole rows.
+
+    Attributes:
+        sizes: elements of each segment, all positive.
+        width: elements of a row.
+    """
+
+    sizes: tuple[int, ...]
+    width: int
+
+    @functools.cached_property
+    def lengths(self) -> tuple[int, ...]:
+        """Rows of each segment."""
+        return tuple(-(-size // self.width) for size in self.sizes)
+
+    @functools.cached_property
+    def begins(self) -> tuple[int, ...]:
+        """The first row of each segment."""
+        return tuple(int(begin) for begin in np.cumsum((0, *self.lengths[:-1])))
+
+    @functools.cached_property
+    def rows(self) -> int:
+        """Rows of a bucket."""
+        return sum(self.lengths)
+
+    @property
+    def number(self) -> int:
+        """How many segments there are."""
+        return len(self.sizes)
+
+    @property
+    def size(self) -> int:
+        """Elements of a bucket."""
+        return self.rows * self.width
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """The first element of each segment."""
+        return tuple(begin * self.width for begin in self.begins)
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The element after the last row of each segment."""
+        return (*self.starts[1:], self.size)
+
+    def per_row(self, values: Array) -> Array:
+        """The value of each row's segment: `[n, segments]` to `[n, rows]`."""
+        if self.number == 1:
+            return jnp.broadcast_to(values, (values.shape[0], self.rows))
+        return jnp.take(values, self._of_rows(), axis=1, mode="clip")
+
+    def per_element(self, values: Array) -> Array:
+        """The value of each element's segment: `[n, segments]` to `[n, size]`."""
+        rows = self.per_row(values)
+        if self.width == 1:
+            return rows
+        return jnp.broadcast_to(rows[..., None], (*rows.shape, self.width)).reshape(
+            values.shape[0], -1
+        )
+
+    def total(self, rows: Array) -> Array:
+        """The sum of the rows of each segment: integers `[n, rows]` to `[n, segments]`."""
+        if self.number == 1:
+            return jnp.sum(rows, axis=1, keepdims=True, dtype=rows.dtype)
+        empty = jnp.zeros((rows.shape[0], self.number), rows.dtype)
+        ids = self._of_rows()
+        return empty.at[:, ids].add(rows, indices_are_sorted=True, mode="drop")
+
+    def largest(self, rows: Array) -> Array:
+        """The maximum of the rows of each segment, at least zero, `[n, segments]`."""
+        if self.number == 1:
+            return jnp.max(rows, axis=1, keepdims=True, initial=0)
+        empty = jnp.zeros((rows.shape[0], self.number), rows.dtype)
+        ids = self._of_rows()
+        return empty.at[:, ids].max(rows, indices_are_sorted=True, mode="drop")
+
+    def place(self, n: int) -> Int32[Array, "n size"]:
+        """The place of each element in its segment."""
+        starts = jnp.asarray(self.starts, jnp.int32)[None]
+        at = lax.broadcasted_iota(jnp.int32, (n, self.size), 1)
+        return at - self.per_element(jnp.broadcast_to(starts, (n, self.number)))
+
+    def real(self, count: Int32[Array, "n segments"]) -> Bool[Array, "n size"]:
+        """Whether each element is one of the first `count` of its segment."""
+        return self.place(count.shape[0]) < self.per_element(count)
+
+    def row_counts(self, count: Int32[Array, "n segments"]) -> Int32[Array, "n rows"]:
+        """Elements of each row that are real, if the first `count` of each segment are."""
+        begins = self.per_row(jnp.broadcast_to(jnp.asarray(self.begins, jnp.int32), count.shape))
+        row = lax.broadcasted_iota(jnp.int32, (count.shape[0], self.rows), 1) - begins
+        return jnp.clip(self.per_row(count) - row * self.width, 0, self.width)
+
+    def _of_rows(self) -> Int32[Array, " rows"]:
+        """The segment of each row: counted in the program, since a table would be part of it."""
+        # Behind a barrier: the compiler would count for seconds to have the table after all.
+        begins = lax.optimization_barrier(jnp.asarray(self.begins[1:], jnp.int32))
+        marks = jnp.zeros(self.rows, jnp.int32).at[begins].add(1, indices_are_sorted=True)
+        return jnp.cumsum(marks, dtype=jnp.int32)
+
+
+def of(sizes: Sequence[int]) -> Segments:
+    """Segments of these sizes, in rows as wide as a padding of 0.4 % allows.
+
+    Example:
+        >>> of([64, 100]).width, of([2**20, 2**20 + 5]).width
+        (32, 2560)
+    """
+
+    def padding(width: int) -> int:
+        return sum(-size % width for size in sizes)
+
+    fits = [width for width in _WIDTHS if padding(width) <= _PADDING * sum(sizes)]
+    width = max(fits, default=_WIDTHS[0])
+    while max(sizes) > _MOST_ROWS * width:
+        width *= 2
+    return Segments(tuple(sizes), width)
+
+
+def moved(x: Array, before: Segments, after: Segments) -> Array:
+    """The elements of segments of equal sizes, in rows of another width; zeros elsewhere."""
+    if before == after:
+        return x
+    n = x.shape[0]
+    shape = (n, after.number)
+    place = after.place(n)
+    starts = jnp.broadcast_to(jnp.asarray(before.starts, jnp.int32), shape)
+    sizes = jnp.broadcast_to(jnp.asarray(after.sizes, jnp.int32), shape)
+    found = jnp.take_along_axis(x, after.per_element(starts) + place, axis=1, mode="clip")
+    return jnp.where(place < after.per_element(sizes), found, 0)

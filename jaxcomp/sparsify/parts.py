@@ -1,0 +1,183 @@
+"""Which elements compete to be sent: those of a row, or those of each segment of a row."""
+
+import abc
+import functools
+from collections.abc import Callable
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Int32, UInt32
+
+from jaxcomp.backend import xla
+from jaxcomp.numerics.segments import Segments
+from jaxcomp.quantize import sums
+from jaxcomp.sparsify import bitmap
+from jaxcomp.types import Array
+
+INF = 0x7F800000
+_TOP = 0x7FFFFFFF
+
+_FAN = 16
+_LANES = 32
+"""Elements that are added up apart from the others, so many at a distance at a time."""
+
+_FEWEST_LANES = 16
+"""In rows that are too short for that: registers have no more lanes."""
+
+
+def size_bits(x: Array) -> Int32[Array, "n size"]:
+    """`|x|` as integers of the same order, NaN above infinity; float64 is rounded to float32."""
+    return lax.bitcast_convert_type(x.astype(jnp.float32), jnp.int32) & _TOP
+
+
+class Parts(abc.ABC):
+    """How the elements of `[n, size]` are counted and compared; `parts` of each row compete."""
+
+    sizes: tuple[int, ...]
+
+    @abc.abstractmethod
+    def count(self, hits: Array) -> Int32[Array, "n parts"]:
+        """The number of hits in each part."""
+
+    @abc.abstractmethod
+    def reach(self, x: Array, low: Int32[Array, "n parts"]) -> UInt32[Array, "n words"]:
+        """The bitmap of the elements whose `size_bits` are at least the `low` of their part."""
+
+    @abc.abstractmethod
+    def ones(self, hits: UInt32[Array, "n words"]) -> Int32[Array, "n parts"]:
+        """The number of ones of a bitmap in each part."""
+
+    @abc.abstractmethod
+    def spread(self, values: Array) -> Array:
+        """The value of each element's part, in a shape that `[n, size]` can be compared with."""
+
+    @abc.abstractmethod
+    def ahead(self, hits: UInt32[Array, "n words"]) -> Int32[Array, "n parts"]:
+        """The ones of a bitmap before each part."""
+
+    @abc.abstractmethod
+    def first(
+        self, hits: UInt32[Array, "n words"], k: Int32[Array, "n parts"]
+    ) -> UInt32[Array, "n words"]:
+        """The bitmap of the first `k` ones of each part."""
+
+    @abc.abstractmethod
+    def top(self, numbers: Int32[Array, "n size"]) -> Int32[Array, "n parts"]:
+        """The largest number of each part; numbers are at least -1."""
+
+    def largest(self, x: Array) -> Int32[Array, "n parts"]:
+        """The largest `|x|` of each part, as `size_bits`."""
+        return self.top(size_bits(x))
+
+    def nonfinite(self, x: Array) -> Int32[Array, "n parts"]:
+        """The last place in the row of each part whose element is not finite, or -1."""
+        place = lax.broadcasted_iota(jnp.int32, x.shape, 1)
+        return self.top(jnp.where(size_bits(x) >= INF, place, -1))
+
+
+class Row(Parts):
+    """The whole row is one part."""
+
+    def __init__(self, size: int):
+        self.sizes = (size,)
+
+    def count(self, hits: Array) -> Int32[Array, "n parts"]:
+        return _reduced(hits.astype(jnp.int32), functools.partial(jnp.sum, dtype=jnp.int32))
+
+    def reach(self, x: Array, low: Int32[Array, "n parts"]) -> UInt32[Array, "n words"]:
+        return bitmap.of(size_bits(x) >= low)
+
+    def ones(self, hits: UInt32[Array, "n words"]) -> Int32[Array, "n parts"]:
+        return bitmap.count(hits)[:, None]
+
+    def spread(self, values: Array) -> Array:
+        return values
+
+    def ahead(self, hits: UInt32[Array, "n words"]) -> Int32[Array, "n parts"]:
+        return jnp.zeros((hits.shape[0], 1), jnp.int32)
+
+    def first(
+        self, hits: UInt32[Array, "n words"], k: Int32[Array, "n parts"]
+    ) -> UInt32[Array, "n words"]:
+        return bitmap.first(hits, k)
+
+    def top(self, numbers: Int32[Array, "n size"]) -> Int32[Array, "n parts"]:
+        return _reduced(numbers, jnp.max)
+
+    def largest(self, x: Array) -> Int32[Array, "n parts"]:
+        return size_bits(sums.max_abs(x))
+
+
+class Leaves(Parts):
+    """Each segment is a part."""
+
+    def __init__(self, segments: Segments):
+        self.segments, self.sizes = segments, segments.sizes
+
+    def count(self, hits: Array) -> Int32[Array, "n parts"]:
+        add = functools.partial(jnp.sum, dtype=jnp.int32)
+        return self.segments.total(self._rows(hits.astype(jnp.int32), add))
+
+    def reach(self, x: Array, low: Int32[Array, "n parts"]) -> UInt32[Array, "n words"]:
+        return _reaching(self.segments)(x, low)
+
+    def ones(self, hits: UInt32[Array, "n words"]) -> Int32[Array, "n parts"]:
+        ones = lax.population_count(self._words(hits)).astype(jnp.int32)
+        return self.segments.total(jnp.sum(ones, axis=2, dtype=jnp.int32))
+
+    def spread(self, values: Array) -> Array:
+        return self.segments.per_element(values)
+
+    def ahead(self, hits: UInt32[Array, "n words"]) -> Int32[Array, "n parts"]:
+        found = self.ones(hits)
+        return jnp.cumsum(found, axis=1, dtype=jnp.int32) - found
+
+    def first(
+        self, hits: UInt32[Array, "n words"], k: Int32[Array, "n parts"]
+    ) -> UInt32[Array, "n words"]:
+        rows = self.segments.per_row(self.ahead(hits) + k)
+        each = jnp.repeat(rows, self.segments.width // bitmap.WORD, axis=1)
+        beyond = hits.shape[1] - each.shape[1]
+        return bitmap.first(hits, jnp.pad(each, ((0, 0), (0, beyond))))
+
+    def top(self, numbers: Int32[Array, "n size"]) -> Int32[Array, "n parts"]:
+        return self.segments.largest(self._rows(numbers, jnp.max) + 1) - 1
+
+    def _rows(self, numbers: Array, reduce: Callable[..., Array]) -> Array:
+        """The sum or maximum of each row of the segments, `[n, rows]`."""
+        n, width = numbers.shape[0], self.segments.width
+        fan = max(1, width // _LANES)
+        if width % fan or fan == 1:
+            return reduce(numbers.reshape(n, self.segments.rows, width), axis=2)
+        rows = numbers.reshape(n, self.segments.rows, fan, width // fan)
+        return reduce(lax.optimization_barrier(reduce(rows, axis=2)), axis=2)
+
+    def _words(self, hits: UInt32[Array, "n words"]) -> UInt32[Array, "n rows each"]:
+        each = self.segments.width // bitmap.WORD
+        return hits[:, : self.segments.rows * each].reshape(len(hits), self.segments.rows, each)
+
+
+@functools.lru_cache(maxsize=256)
+def _reaching(segments: Segments) -> Callable[..., Array]:
+    """One function of a program, however often it is used."""
+
+    def separate(x: Array, low: Array) -> Array:
+        return bitmap.of(size_bits(x) >= segments.per_element(low))
+
+    return xla.compile_separately(separate)
+
+
+def _reduced(numbers: Int32[Array, "n size"], reduce: Callable[..., Array]) -> Array:
+    """The sum or maximum of each row, `[n, 1]`."""
+    n, size = numbers.shape
+    fan = min(_FAN, max(1, size // _FEWEST_LANES))
+    lanes = _LANES if fan == _FAN else _FEWEST_LANES
+    whole = size // (fan * lanes) * fan * lanes
+    parts = []
+    if whole:
+        rows = numbers[:, :whole].reshape(n, -1, fan, lanes)
+        folded = lax.optimization_barrier(reduce(rows, axis=2))
+        parts.append(reduce(folded, axis=(1, 2)))
+    if whole < size or not parts:
+        parts.append(reduce(numbers[:, whole:], axis=1))
+    return reduce(jnp.stack(parts), axis=0)[:, None]
