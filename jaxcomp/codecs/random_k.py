@@ -42,7 +42,7 @@ class RandomK(Codec, public=("group",)):
     fraction: int | float
     scaled: bool = True
     bucket_size: int | None = None
-    segments: Segments | None = None
+    segments: Segments | None = dataclasses.field(default=None, repr=False)
     linear = True
     reorders = True
 

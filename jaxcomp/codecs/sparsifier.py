@@ -56,7 +56,7 @@ class Sparsifier(Codec):
     values: Codec | None = None
     indices: Indices = EliasFano()
     bucket_size: int | None = None
-    segments: Segments | None = None
+    segments: Segments | None = dataclasses.field(default=None, repr=False)
     unbiased = False
 
     def __post_init__(self):
