@@ -134,11 +134,11 @@ class Summed(Codec, public=("agreed", "measure", "repacked", "width", "words")):
         rows = dataclasses.replace(self, bucket_size=segments.width)
         return InRows(codec=rows, segments=segments)
 
-    def side(self, agreed: AgreedSteps) -> Float32[Array, " n"]:
+    def side(self, agreed: AgreedSteps) -> Float32[Array, "..."]:
         """The step of each bucket."""
         return agreed.step
 
-    def side_times(self, side: Float32[Array, " n"], factor: float) -> Float32[Array, " n"]:
+    def side_times(self, side: Float32[Array, "..."], factor: float) -> Float32[Array, "..."]:
         """The steps with which a sum decodes to `factor` times its value, a power of two."""
         return side * jnp.float32(factor)
 

@@ -6,6 +6,7 @@ integers, which have no order; the maximum is taken over the bits of |x|, becaus
 maximum drops NaN.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -147,7 +148,7 @@ def _added(limbs: list[Int32[Array, "n lanes"]], bound: int, rows: Rows) -> Floa
     fan = _fan(limbs[0], _SUM_FAN, rows)
     if bound * fan > 2**30:
         limbs, bound = _carry(limbs), 2**_LIMB
-    folded = [_fold(limb, jnp.sum, fan) for limb in limbs]
+    folded = [_fold(limb, functools.partial(jnp.sum, dtype=jnp.int32), fan) for limb in limbs]
     return _apart(lambda limbs: _added(limbs, bound * fan, rows), folded, rows)
 
 

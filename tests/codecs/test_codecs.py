@@ -170,6 +170,7 @@ def test_a_part_of_a_batch_draws_the_noise_of_the_whole():
     np.testing.assert_array_equal(whole.words[4:], part.words)
 
 
+@pytest.mark.wrong_types
 def test_error_classes_are_declared_honestly():
     """Compositions of parts that are legal and mean something else than their parts."""
     deaf = Quantizer(levels=levels.Sign(), scale=scales.MaxAbs(), rounding=rounding.Stochastic())

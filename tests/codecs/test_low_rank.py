@@ -76,6 +76,7 @@ def test_a_basis_of_dependent_vectors():
     assert np.isfinite(basis[4]).all()
 
 
+@pytest.mark.wrong_types
 def test_the_codec_of_one_sender():
     """By itself, `LowRank` is a contractive codec that remembers where it was."""
     codec = jaxcomp.codecs.LowRank(rank=2)

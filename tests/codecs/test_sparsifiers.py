@@ -207,6 +207,7 @@ def test_sums_of_payloads_are_deterministic(workers):
     np.testing.assert_array_equal(got[0], want)
 
 
+@pytest.mark.wrong_types
 def test_cosines_are_those_of_scipy_and_come_back():
     codec = Cosine(codec=jaxcomp.top_k(fraction=0.5, bucket_size=600), chunk=8)
     x = np.random.default_rng(0).standard_normal((3, 600)).astype(np.float32)
