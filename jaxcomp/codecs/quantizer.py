@@ -168,9 +168,8 @@ class Quantizer(
         bucket's energy, as after a random rotation; None as for `variance_bound`.
         """
         plain = isinstance(self.scale, MaxAbs) and isinstance(self.steps, Exact)
-        if not (self.unbiased and plain) or self.block:
-            return None
-        if not isinstance(self.levels, Uniform | MidRise):
+        known = plain and isinstance(self.levels, Uniform | MidRise)
+        if not (self.unbiased and known) or self.block:
             return None
         return peak * bounds.even(self.levels, self.rounding, size)
 
@@ -181,11 +180,9 @@ class Quantizer(
 
     def agree(self, key: Key, x: Array, count: Array, state: tuple, axis_name: AxisName) -> Any:
         """The largest scale of all workers, if it is shared."""
-        del key
         if not self.shared:
             return state
-        scale = axes.maximum(self.measure(x, count[:, None])[:, 0], axis_name)
-        return self.agreed(scale, x.dtype)
+        return self.agreed(axes.maximum(self.measure(x, count[:, None])[:, 0], axis_name), x.dtype)
 
     def measure(self, x: Array, count: Array, rows: Rows = sums.IN_XLA) -> Array:
         """The scale of each row, `[n, 1]`."""

@@ -1,10 +1,6 @@
 """Pytree ↔ leaves ↔ batches of buckets: the only conversion between gradients and codecs.
 
-All leaves that share a codec, a dtype and a bucket size are encoded as one batch, so a model is
-one fused loop and one compilation, however many leaves it has. A leaf that dominates its batch is
-a batch of its own up to its last whole bucket: it is encoded where it lies instead of being copied
-into a batch. Its tail joins the others. Short leaves that a codec takes whole are segments of one
-bucket, if the codec has a form for that.
+`grouping` says which leaves are encoded as one batch.
 """
 
 import dataclasses
@@ -20,23 +16,12 @@ import numpy as np
 
 from jaxcomp.backend import xla
 from jaxcomp.base import Codec
-from jaxcomp.layout import batches as batches_, policy as policy_
+from jaxcomp.layout import batches as batches_, grouping, policy as policy_
 from jaxcomp.layout.batches import Batch, Piece, batch_key, padded_buckets
 from jaxcomp.layout.policy import Policy
-from jaxcomp.numerics import noise, segments as segments_
+from jaxcomp.numerics import noise
 from jaxcomp.numerics.segments import Segments
 from jaxcomp.types import Array, PyTree
-
-_DIRECT_SIZE = 2**18
-_DIRECT_SHARE = 1 / 8
-_JOINED_LEAF = 2**18
-"""Elements of a leaf up to which it shares a bucket with leaves of other sizes.
-
-A longer one would be copied there through memory, which takes as long as encoding it.
-"""
-
-_JOINED = 2**22
-"""Elements of such a bucket: few enough for memory that an allocator keeps from step to step."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,18 +83,7 @@ def layout(codec: "Codec | Policy", tree: PyTree, shares: int = 1, runs: int = 1
             continue
         size = min(picked.bucket_size or -(-like.size // shares), like.size)
         groups.setdefault((picked, like.dtype, size), []).append(Piece(number, 0, like.size))
-    batches = []
-    for (picked, dtype, size), pieces in groups.items():
-        if picked.bucket_size is None:
-            continue
-        for run in even_runs(pieces, [piece.stop for piece in pieces], runs):
-            batches += _of_buckets(picked, dtype, size, run)
-    whole: dict[Any, dict[int, list[Piece]]] = {}
-    for (picked, dtype, size), pieces in groups.items():
-        if picked.bucket_size is None:
-            whole.setdefault((picked, dtype), {})[size] = pieces
-    for (picked, dtype), sizes in whole.items():
-        batches += _of_leaves(picked, dtype, sizes, shares)
+    batches = grouping.batches(groups, shares, runs)
     return Layout(
         batches=tuple(batches),
         dense=tuple(dense),
@@ -128,16 +102,6 @@ def layout(codec: "Codec | Policy", tree: PyTree, shares: int = 1, runs: int = 1
     )
 
 
-def even_runs(items: Sequence[Any], sizes: Sequence[int], count: int) -> list[list[Any]]:
-    """The items in order, as at most `count` runs of about equal total size."""
-    total, done = sum(sizes), 0
-    runs: dict[int, list[Any]] = {}
-    for item, size in zip(items, sizes, strict=True):
-        runs.setdefault(int(count * (done + size / 2) / max(total, 1)), []).append(item)
-        done += size
-    return list(runs.values())
-
-
 def path_name(path) -> str:
     """A leaf's path as a user would write it: `params/Dense_0/kernel`."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
@@ -153,57 +117,6 @@ def _like(path: str, leaf: Any) -> jax.ShapeDtypeStruct:
             "gradient with `optax.masked`, or cast it."
         )
     return jax.ShapeDtypeStruct(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype))
-
-
-def _of_buckets(codec: Codec, dtype: np.dtype, size: int, pieces: Sequence[Piece]) -> list[Batch]:
-    """The batches of buckets of one size."""
-    direct, rest = _split(pieces, size)
-    tails = {piece.leaf for piece in rest}
-    found = [Batch(codec, dtype, size, (p,), parted=p.leaf in tails) for p in direct]
-    return [*found, Batch(codec, dtype, size, tuple(rest))] if rest else found
-
-
-def _of_leaves(
-    codec: Codec, dtype: np.dtype, sizes: Mapping[int, list[Piece]], shares: int
-) -> list[Batch]:
-    """The batches of leaves that a codec takes whole, by their sizes, or those of their slices.
-
-    Leaves of up to 2¹⁸ elements share buckets of up to 2²² elements, if the codec has a form for
-    that; leaves of one size form a batch otherwise.
-    """
-    short = [p for pieces in sizes.values() for p in pieces if p.stop <= _JOINED_LEAF]
-    runs = even_runs(sorted(short), [p.stop for p in sorted(short)], _joined_runs(short))
-    found, joined = [], set()
-    for run in runs:
-        lengths = [-(-piece.stop // shares) for piece in run]
-        together = codec.segmented(segments_.of(lengths)) if len(set(lengths)) > 1 else None
-        if together is None or together.segments is None:
-            continue
-        size = together.segments.size
-        found.append(Batch(together, dtype, size, tuple(run), chosen=codec, shares=shares))
-        joined.update(piece.leaf for piece in run)
-    for size, pieces in sizes.items():
-        left = [piece for piece in pieces if piece.leaf not in joined]
-        found += _of_buckets(codec, dtype, size, left) if left else []
-    return found
-
-
-def _joined_runs(pieces: Sequence[Piece]) -> int:
-    return -(-sum(piece.stop for piece in pieces) // _JOINED)
-
-
-def _split(pieces: Sequence[Piece], size: int) -> tuple[list[Piece], list[Piece]]:
-    """Pieces that are batches of their own, and the rest with the tails of those."""
-    total = sum(piece.stop for piece in pieces)
-    direct, rest = [], []
-    for piece in pieces:
-        dominates = piece.stop >= max(_DIRECT_SIZE, _DIRECT_SHARE * total)
-        whole = piece.stop // size * size if dominates else 0
-        if whole:
-            direct.append(Piece(piece.leaf, 0, whole))
-        if whole < piece.stop:
-            rest.append(Piece(piece.leaf, whole, piece.stop))
-    return direct, rest
 
 
 def stack(batch: Batch, leaves: Sequence[Any]) -> Array:

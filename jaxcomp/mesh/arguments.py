@@ -100,7 +100,7 @@ class Arguments:
         known = self.names(count, keywords)
         return [known.index(name) for name in names if name in known]
 
-    def check(self, args: tuple, keywords: tuple[str, ...], pieces: int) -> None:
+    def check(self, args: Sequence[Any], keywords: tuple[str, ...], pieces: int) -> None:
         """Refuses batches that do not divide evenly, and a doubtful default batch."""
         names = self.names(len(args), keywords)
         for number in sorted(self.which(len(args), keywords)):
@@ -111,7 +111,7 @@ class Arguments:
                 )
             _check_divides(args[number], named(number, names), pieces)
 
-    def doubts(self, args: tuple, keywords: tuple[str, ...]) -> dict[int, str]:
+    def doubts(self, args: Sequence[Any], keywords: tuple[str, ...]) -> dict[int, str]:
         """Other arguments that look like batches, if the last one is the batch by default."""
         if not self.default or len(args) < 2:
             return {}

@@ -1,25 +1,15 @@
 """A training step and its state on a mesh, with one worker for each device of an axis."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxcomp.backend import axes
-from jaxcomp.mesh import (
-    arguments,
-    axis_types,
-    hints,
-    objects,
-    per_worker,
-    place,
-    placement,
-    replicas,
-    retyping,
-)
+from jaxcomp.mesh import arguments, axis_types, objects, per_worker, place, placement, replicas
+from jaxcomp.mesh.mapped_step import MappedStep
 from jaxcomp.types import AxisName, PyTree
 
 
@@ -93,105 +83,70 @@ def data_parallel(
         raise ValueError(
             f"`axis_name` must name axes of the mesh {mesh.axis_names}, got {missing[0]!r}"
         )
-    inside = axis_types.automatic(mesh)
     given = arguments.Arguments(
         step, batch_argnums, batch_argnames, donate_argnums, donate_argnames
     )
-    workers, typed = place.workers_of(mesh, axis_name), bool(axis_types.explicit(mesh))
-    shards = mesh.size > workers or (typed and len(mesh.axis_names) > len(axes.names(axis_name)))
-    split = PartitionSpec(axis_name)
-    pieces = workers if batch_spec is None else _pieces(batch_spec, mesh, axis_name)
-    of_batch = split if batch_spec is None else batch_spec
+    runner = _Runner(MappedStep(step, mesh, axis_name, given, batch_spec, check_vma))
 
-    def marks_of(args, batches):
-        return [
-            mark
-            for number, arg in enumerate(args)
-            for mark in _marks(arg, everything=number in batches)
-        ]
+    @functools.wraps(step)
+    def run(*args, **kwargs):
+        return runner.run(args, kwargs)
 
-    def check(args, keywords):
-        given.check(args, keywords, pieces)
-        names, batches = given.names(len(args), keywords), given.which(len(args), keywords)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(args):
-            number = path[0].idx
-            if per_worker.marked(path):
-                place.check_workers(leaf, workers)
-            elif workers > 1 and number not in batches:
-                name = functools.partial(place.named, arguments.named(number, names), path[1:])
-                arguments.check_whole(leaf, axis_name, name, arguments.OR_BATCH)
+    run.__dict__.update(
+        lower=runner.staged(lambda step: step.lower), trace=runner.staged(lambda step: step.trace)
+    )
+    return run
 
-    def layout(args, batches):
-        # Without it, the compiler may change the layout of results, and compile the step twice.
-        homes = {}
-        for number in reversed(range(len(args))):  # The first of two equal names wins.
-            homes |= {} if number in batches else placement.homes(args[number], mesh)
-        return tuple(homes.items()) if shards else ()
 
-    def mapped(*args, layout, keywords, rest):
-        check(args, keywords)
-        with jax.sharding.use_abstract_mesh(inside.abstract_mesh):
-            args = placement.to_automatic(args, inside)
-            results = spread(args, dict(layout), keywords, rest)
-        return placement.to_given(results, mesh, dict(layout), axis_name) if typed else results
+class _Runner:
+    """Arranges the arguments of a mapped step on its mesh, and runs, lowers or traces it."""
 
-    def spread(args, homes, keywords, rest):
-        batches, doubts = given.which(len(args), keywords), given.doubts(args, keywords)
-        if batch_spec is not None:
-            home = NamedSharding(inside, batch_spec)
-            args = [
-                jax.lax.with_sharding_constraint(arg, home) if number in batches else arg
-                for number, arg in enumerate(args)
-            ]
-        leaves, treedef = jax.tree.flatten(tuple(args))
-        marks = marks_of(args, batches)
-        out = {}
+    def __init__(self, mapped: MappedStep):
+        self.mapped, self.mesh, self.axis_name = mapped, mapped.mesh, mapped.axis_name
+        self.given, self.workers = mapped.given, mapped.workers
+        self.unseen = not mapped.check_vma
+        self.compiled = functools.cache(self._compiled)
 
-        def body(step, replicated, per_worker):
-            merged = _merge(marks, replicated, per_worker)
-            own = jax.tree.unflatten(treedef, merged)
-            own = [x if n in batches else placement.stay(x, homes) for n, x in enumerate(own)]
+    def run(self, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """The results of the step; without types, the first are compared between workers."""
+        if self.workers > 1:
+            everything = (*args, *kwargs.values())
+            mesh, axis_name = self.mesh, self.axis_name
+            objects.renew(everything, lambda tx, params: init_state(tx, params, mesh, axis_name))
+        args, rest, results = self._call(args, kwargs, placement.put, lambda step: step)
+        if self.unseen:
+            self.unseen = not replicas.check(results, self.mesh, self.axis_name)
+        return objects.finish(args, rest, results)
 
-            def named(*own):
-                placed = len(own) - len(keywords)
-                return step(*own[:placed], **dict(zip(keywords, own[placed:], strict=True)))
+    def staged(self, stage: Callable[..., Any]) -> Callable[..., Any]:
+        """`lower` or `trace` of the compiled step, for shapes or arrays."""
+        return lambda *args, **kwargs: self._call(args, kwargs, placement.like, stage)[2]
 
-            with hints.added(axis_name):
-                call = functools.partial(objects.call, named, own, rest, axis_name)
-                results = arguments.run(call, args, doubts)
-            flat, out["treedef"] = jax.tree.flatten(results)
-            out["marks"] = _marks(results)
-            if check_vma:
-                _check_replicated(results, axis_name)
-            return _part(flat, out["marks"])
+    def _call(self, args: tuple, kwargs: dict[str, Any], move: Any, stage: Any) -> Any:
+        args, keywords = self.given.bind(args, kwargs)
+        batches = self.given.which(len(args), keywords)
+        plain, rest = self._whole(args, batches)
+        self.mapped.check(plain, keywords)
+        with axis_types.surroundings(self.mesh):
+            # An argument with another placement in the first call would compile the step twice.
+            plain = self._arranged(plain, batches, move)
+            chosen = stage(self.compiled(len(args), keywords))
+            homes = self.mapped.layout(plain, batches)
+            return args, rest, chosen(*plain, layout=homes, keywords=keywords, rest=rest)
 
-        def parts_of(step):
-            return jax.shard_map(
-                functools.partial(body, step),
-                mesh=inside,
-                in_specs=(PartitionSpec(), split),
-                out_specs=(PartitionSpec(), split),
-                axis_names=set(axes.names(axis_name)),
-                check_vma=check_vma,
-            )(*_part(leaves, marks))
+    def _compiled(self, count: int, keywords: tuple[str, ...]) -> Callable[..., Any]:
+        donated = self.given.donate(count, keywords)
+        static = ("layout", "keywords", "rest")
+        return jax.jit(self.mapped.program, donate_argnums=donated, static_argnames=static)
 
-        try:
-            parts = parts_of(step)
-        except _DiffersError:  # Perhaps only by its type, as the zeros of frozen leaves.
-            parts = parts_of(retyping.narrowed(step))
-        results = jax.tree.unflatten(out["treedef"], _merge(out["marks"], *parts))
-        return placement.at_home(results, inside, homes, axis_name)
-
-    functools.update_wrapper(mapped, step)
-    del mapped.__wrapped__  # Its signature lacks the layout.
-
-    def whole(args, batches):
+    def _whole(self, args: tuple, batches: set[int]) -> tuple[list, Any]:
         """Trees of arrays, with memory of all workers, and the rest of the arguments."""
 
         def one(path, leaf):
-            if not (per_worker.marked(path) and placement.of_one(leaf, workers)):
+            if not (per_worker.marked(path) and placement.of_one(leaf, self.workers)):
                 return leaf
-            return placement.shared(leaf, mesh, workers, placement.spec(path, leaf, {}, axis_name))
+            spec = placement.spec(path, leaf, {}, self.axis_name)
+            return placement.shared(leaf, self.mesh, self.workers, spec)
 
         plain, rest = objects.part(args, batches)
         plain = [
@@ -200,57 +155,19 @@ def data_parallel(
         ]
         return plain, rest
 
-    @functools.cache
-    def compiled(count, keywords):
-        donated, static = given.donate(count, keywords), ("layout", "keywords", "rest")
-        return jax.jit(mapped, donate_argnums=donated, static_argnames=static)
-
-    def arrange(args, batches, move):
+    def _arranged(self, args: Sequence[Any], batches: set[int], move: Any) -> list:
         """Applies `move` to each array that is not on the mesh, with its target placement."""
 
         def one(number, path, leaf):
-            if placement.placed(leaf, mesh):
+            if placement.placed(leaf, self.mesh):
                 return leaf
-            spec = of_batch if number in batches else placement.spec(path, leaf, {}, axis_name)
-            return move(leaf, mesh, spec)
+            spec = placement.spec(path, leaf, {}, self.axis_name)
+            return move(leaf, self.mesh, self.mapped.of_batch if number in batches else spec)
 
         return [
             jax.tree_util.tree_map_with_path(functools.partial(one, number), arg)
             for number, arg in enumerate(args)
         ]
-
-    def call(args, kwargs, move, stage):
-        args, keywords = given.bind(args, kwargs)
-        batches = given.which(len(args), keywords)
-        plain, rest = whole(args, batches)
-        check(plain, keywords)
-        with axis_types.surroundings(mesh):
-            # An argument with another placement in the first call would compile the step twice.
-            plain = arrange(plain, batches, move)
-            chosen = stage(compiled(len(args), keywords))
-            homes = layout(plain, batches)
-            return args, rest, chosen(*plain, layout=homes, keywords=keywords, rest=rest)
-
-    unseen = not check_vma
-
-    @functools.wraps(step)
-    def run(*args, **kwargs):
-        nonlocal unseen
-        if workers > 1:
-            everything = (*args, *kwargs.values())
-            objects.renew(everything, lambda tx, params: init_state(tx, params, mesh, axis_name))
-        args, rest, results = call(args, kwargs, placement.put, lambda step: step)
-        if unseen:
-            unseen = not replicas.check(results, mesh, axis_name)
-        return objects.finish(args, rest, results)
-
-    def staged(stage):
-        return lambda *args, **kwargs: call(args, kwargs, placement.like, stage)[2]
-
-    run.__dict__.update(
-        lower=staged(lambda step: step.lower), trace=staged(lambda step: step.trace)
-    )
-    return run
 
 
 def init_state(tx: Any, params: PyTree, mesh: Mesh, axis_name: AxisName) -> PyTree:
@@ -283,47 +200,3 @@ def init_state(tx: Any, params: PyTree, mesh: Mesh, axis_name: AxisName) -> PyTr
         per_worker.check_order(state)
         lies = jax.tree_util.tree_map_with_path(lie, state)
         return jax.jit(init, out_shardings=lies)(params, ())
-
-
-def _pieces(batch_spec: PartitionSpec, mesh: Mesh, axis_name: AxisName) -> int:
-    """The number of pieces into which a batch's leading dimension is split."""
-    first = batch_spec[0] if len(batch_spec) else None
-    names = () if first is None else axes.names(first)
-    own = axes.names(axis_name)
-    if names[: len(own)] != own:
-        raise ValueError(
-            f"`batch_spec` must begin with the axis of the workers, {axis_name!r}, as in "
-            f"PartitionSpec({(*own, 'fsdp')!r}), got {batch_spec}"
-        )
-    return place.workers_of(mesh, names)
-
-
-def _marks(tree: PyTree, everything: bool = False) -> list[bool]:
-    """For each leaf, whether it is split over the workers."""
-    return [
-        everything or per_worker.marked(path)
-        for path, _ in jax.tree_util.tree_leaves_with_path(tree)
-    ]
-
-
-def _part(leaves: list, marks: list[bool]) -> tuple[list, list]:
-    replicated = [leaf for leaf, split in zip(leaves, marks, strict=True) if not split]
-    return replicated, [leaf for leaf, split in zip(leaves, marks, strict=True) if split]
-
-
-def _merge(marks: list[bool], replicated: list, per_worker: list) -> list:
-    sources = {False: iter(replicated), True: iter(per_worker)}
-    return [next(sources[split]) for split in marks]
-
-
-class _DiffersError(ValueError):
-    """A result is typed as different between workers."""
-
-
-def _check_replicated(results: PyTree, axis_name: AxisName) -> None:
-    for path, leaf in jax.tree_util.tree_leaves_with_path(results):
-        if not per_worker.marked(path) and axes.varies(jnp.asarray(leaf), axis_name):
-            raise _DiffersError(
-                f"result{jax.tree_util.keystr(path)} differs between the workers of "
-                f"{axis_name!r}. {replicas.REMEDIES}"
-            )

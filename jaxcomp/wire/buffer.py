@@ -14,7 +14,7 @@ from jaxtyping import UInt32
 
 from jaxcomp import bits
 from jaxcomp.backend import axes, xla
-from jaxcomp.layout import trees
+from jaxcomp.layout import grouping
 from jaxcomp.types import Array, AxisName, PyTree
 
 
@@ -73,7 +73,7 @@ def collectives(payload: PyTree, at_most: int) -> int:
 
 
 def _runs(leaves: list[Any], count: int) -> list[list[Any]]:
-    return trees.even_runs(leaves, [_word_count(leaf) for leaf in leaves], count) or [[]]
+    return grouping.even_runs(leaves, [_word_count(leaf) for leaf in leaves], count) or [[]]
 
 
 def fused_bytes(like: PyTree) -> int:

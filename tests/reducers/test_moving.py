@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxcomp
 from jaxcomp.backend import axes
-from jaxcomp.layout import trees
+from jaxcomp.layout import grouping
 from jaxcomp.reducers import accounting
 
 RNG = np.random.default_rng(0)
@@ -25,7 +25,7 @@ GRADS = [
 def test_runs_are_whole_and_about_even():
     for sizes in ([1] * 12, [5, 1, 1, 1, 8, 1, 1], [100], [0, 0], []):
         for count in (1, 2, 3, 5):
-            runs = trees.even_runs(list(range(len(sizes))), sizes, count)
+            runs = grouping.even_runs(list(range(len(sizes))), sizes, count)
             assert list(itertools.chain(*runs)) == list(range(len(sizes)))
             assert len(runs) <= count
             for run in runs:

@@ -1,0 +1,106 @@
+"""Grouping: which leaves are encoded together.
+
+All leaves that share a codec, a dtype and a bucket size are one batch. A leaf that dominates its
+batch is a batch of its own up to its last whole bucket: it is encoded in place instead of being
+copied into a batch. Short leaves that a codec takes whole are segments of one bucket, if the codec
+has a form for that.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxcomp.base import Codec
+from jaxcomp.layout.batches import Batch, Piece
+from jaxcomp.numerics import segments as segments_
+
+Groups = Mapping[tuple[Codec, np.dtype, int], list[Piece]]
+"""The leaves of each codec, dtype and bucket size."""
+
+_DIRECT_SIZE = 2**18
+_DIRECT_SHARE = 1 / 8
+_JOINED_LEAF = 2**18
+"""Elements of a leaf up to which it shares a bucket with leaves of other sizes.
+
+A longer one would be copied there through memory, which takes as long as encoding it.
+"""
+
+_JOINED = 2**22
+"""Elements of such a bucket: few enough for memory that an allocator keeps from step to step."""
+
+
+def batches(groups: Groups, shares: int, runs: int) -> list[Batch]:
+    """The batches of all groups; only leaves that are cut into buckets are in several runs."""
+    found: list[Batch] = []
+    whole: dict[Any, dict[int, list[Piece]]] = {}
+    for (codec, dtype, size), pieces in groups.items():
+        if codec.bucket_size is None:
+            whole.setdefault((codec, dtype), {})[size] = pieces
+            continue
+        for run in even_runs(pieces, [piece.stop for piece in pieces], runs):
+            found += _of_buckets(codec, dtype, size, run)
+    for (codec, dtype), sizes in whole.items():
+        found += _of_leaves(codec, dtype, sizes, shares)
+    return found
+
+
+def _of_buckets(codec: Codec, dtype: np.dtype, size: int, pieces: Sequence[Piece]) -> list[Batch]:
+    """The batches of buckets of one size."""
+    direct, rest = _split(pieces, size)
+    tails = {piece.leaf for piece in rest}
+    found = [Batch(codec, dtype, size, (p,), parted=p.leaf in tails) for p in direct]
+    return [*found, Batch(codec, dtype, size, tuple(rest))] if rest else found
+
+
+def _of_leaves(
+    codec: Codec, dtype: np.dtype, sizes: Mapping[int, list[Piece]], shares: int
+) -> list[Batch]:
+    """The batches of leaves that a codec takes whole, by their sizes, or those of their slices.
+
+    Leaves of up to 2¹⁸ elements share buckets of up to 2²² elements, if the codec has a form for
+    that; leaves of one size form a batch otherwise.
+    """
+    short = [p for pieces in sizes.values() for p in pieces if p.stop <= _JOINED_LEAF]
+    runs = even_runs(sorted(short), [p.stop for p in sorted(short)], _joined_runs(short))
+    found, joined = [], set()
+    for run in runs:
+        lengths = [-(-piece.stop // shares) for piece in run]
+        together = codec.segmented(segments_.of(lengths)) if len(set(lengths)) > 1 else None
+        if together is None or together.segments is None:
+            continue
+        size = together.segments.size
+        found.append(Batch(together, dtype, size, tuple(run), chosen=codec, shares=shares))
+        joined.update(piece.leaf for piece in run)
+    for size, pieces in sizes.items():
+        left = [piece for piece in pieces if piece.leaf not in joined]
+        found += _of_buckets(codec, dtype, size, left) if left else []
+    return found
+
+
+def _joined_runs(pieces: Sequence[Piece]) -> int:
+    return -(-sum(piece.stop for piece in pieces) // _JOINED)
+
+
+def even_runs(items: Sequence[Any], sizes: Sequence[int], count: int) -> list[list[Any]]:
+    """The items in order, as at most `count` runs of about equal total size."""
+    total, done = sum(sizes), 0
+    runs: dict[int, list[Any]] = {}
+    for item, size in zip(items, sizes, strict=True):
+        runs.setdefault(int(count * (done + size / 2) / max(total, 1)), []).append(item)
+        done += size
+    return list(runs.values())
+
+
+def _split(pieces: Sequence[Piece], size: int) -> tuple[list[Piece], list[Piece]]:
+    """Pieces that are batches of their own, and the rest with the tails of those."""
+    total = sum(piece.stop for piece in pieces)
+    direct, rest = [], []
+    for piece in pieces:
+        dominates = piece.stop >= max(_DIRECT_SIZE, _DIRECT_SHARE * total)
+        whole = piece.stop // size * size if dominates else 0
+        if whole:
+            direct.append(Piece(piece.leaf, 0, whole))
+        if whole < piece.stop:
+            rest.append(Piece(piece.leaf, whole, piece.stop))
+    return direct, rest

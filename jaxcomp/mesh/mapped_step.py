@@ -1,0 +1,206 @@
+"""A training step under `shard_map`: checks, the body of one worker, and where results lie."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxcomp.backend import axes
+from jaxcomp.mesh import (
+    arguments,
+    axis_types,
+    hints,
+    objects,
+    per_worker,
+    place,
+    placement,
+    replicas,
+    retyping,
+)
+from jaxcomp.types import AxisName, PyTree
+
+
+class MappedStep:
+    """A step over the workers of a mesh; `program` is what is compiled.
+
+    Attributes:
+        mesh: the mesh as it was given.
+        axis_name: the axes of the workers.
+        given: which arguments are batches.
+        check_vma: whether JAX checks the types of replication.
+        workers: the number of workers.
+        of_batch: the sharding of batches.
+        program: `program(*args, layout, keywords, rest)`, with the name of the step.
+    """
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        mesh: Mesh,
+        axis_name: AxisName,
+        given: arguments.Arguments,
+        batch_spec: PartitionSpec | None,
+        check_vma: bool,
+    ):
+        self.mesh, self.axis_name, self.given, self.check_vma = mesh, axis_name, given, check_vma
+        self.workers = place.workers_of(mesh, axis_name)
+        self.of_batch = PartitionSpec(axis_name) if batch_spec is None else batch_spec
+        self._step, self._batch_spec = step, batch_spec
+        self._inside = axis_types.automatic(mesh)
+        self._typed = bool(axis_types.explicit(mesh))
+        unused = len(mesh.axis_names) > len(axes.names(axis_name))
+        self._sharded = mesh.size > self.workers or (self._typed and unused)
+        whole = batch_spec is None
+        self._pieces = self.workers if whole else _pieces(self.of_batch, mesh, axis_name)
+
+        def program(*args, layout, keywords, rest):
+            return self._run(args, layout, keywords, rest)
+
+        functools.update_wrapper(program, step)
+        del program.__wrapped__  # Its signature lacks the layout.
+        self.program = program
+
+    def check(self, args: Sequence[Any], keywords: tuple[str, ...]) -> None:
+        """Raises a `ValueError` for arguments that are not laid out as the step needs them."""
+        self.given.check(args, keywords, self._pieces)
+        names = self.given.names(len(args), keywords)
+        batches = self.given.which(len(args), keywords)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(args):
+            number = path[0].idx
+            if per_worker.marked(path):
+                place.check_workers(leaf, self.workers)
+            elif self.workers > 1 and number not in batches:
+                name = functools.partial(place.named, arguments.named(number, names), path[1:])
+                arguments.check_whole(leaf, self.axis_name, name, arguments.OR_BATCH)
+
+    def layout(self, args: Sequence[Any], batches: set[int]) -> tuple:
+        """Where the arrays of each name and shape lie, if any may be sharded."""
+        # Without it, the compiler may change the layout of results, and compile the step twice.
+        homes = {}
+        for number in reversed(range(len(args))):  # The first of two equal names wins.
+            homes |= {} if number in batches else placement.homes(args[number], self.mesh)
+        return tuple(homes.items()) if self._sharded else ()
+
+    def _run(self, args: Sequence[Any], layout: tuple, keywords: tuple[str, ...], rest: Any) -> Any:
+        self.check(args, keywords)
+        homes = dict(layout)
+        with jax.sharding.use_abstract_mesh(self._inside.abstract_mesh):
+            args = placement.to_automatic(args, self._inside)
+            results = self._spread(args, homes, keywords, rest)
+        if not self._typed:
+            return results
+        return placement.to_given(results, self.mesh, homes, self.axis_name)
+
+    def _spread(
+        self, args: Sequence[Any], homes: dict, keywords: tuple[str, ...], rest: Any
+    ) -> Any:
+        """The results of the step on all workers, on a mesh of automatic axes."""
+        batches = self.given.which(len(args), keywords)
+        if self._batch_spec is not None:
+            home = NamedSharding(self._inside, self._batch_spec)
+            args = [
+                jax.lax.with_sharding_constraint(arg, home) if number in batches else arg
+                for number, arg in enumerate(args)
+            ]
+        leaves, treedef = jax.tree.flatten(tuple(args))
+        marks = [
+            mark
+            for number, arg in enumerate(args)
+            for mark in _marks(arg, everything=number in batches)
+        ]
+        out = {}
+
+        def body(step, replicated, per_worker):
+            own = jax.tree.unflatten(treedef, _merge(marks, replicated, per_worker))
+            own = [x if n in batches else placement.stay(x, homes) for n, x in enumerate(own)]
+            results = self._own_results(step, own, args, keywords, rest)
+            flat, out["treedef"] = jax.tree.flatten(results)
+            out["marks"] = _marks(results)
+            return _part(flat, out["marks"])
+
+        try:
+            parts = self._mapped(functools.partial(body, self._step), _part(leaves, marks))
+        except _DiffersError:  # Perhaps only by its type, as the zeros of frozen leaves.
+            narrow = retyping.narrowed(self._step)
+            parts = self._mapped(functools.partial(body, narrow), _part(leaves, marks))
+        results = jax.tree.unflatten(out["treedef"], _merge(out["marks"], *parts))
+        return placement.at_home(results, self._inside, homes, self.axis_name)
+
+    def _own_results(
+        self,
+        step: Callable[..., Any],
+        own: list,
+        args: Sequence[Any],
+        keywords: tuple[str, ...],
+        rest: Any,
+    ) -> Any:
+        """The results of one worker, from its own arguments."""
+
+        def named(*own):
+            placed = len(own) - len(keywords)
+            return step(*own[:placed], **dict(zip(keywords, own[placed:], strict=True)))
+
+        with hints.added(self.axis_name):
+            call = functools.partial(objects.call, named, own, rest, self.axis_name)
+            results = arguments.run(call, args, self.given.doubts(args, keywords))
+        if self.check_vma:
+            _check_replicated(results, self.axis_name)
+        return results
+
+    def _mapped(self, body: Callable[..., Any], parts: tuple[list, list]) -> tuple[list, list]:
+        split = PartitionSpec(self.axis_name)
+        return jax.shard_map(
+            body,
+            mesh=self._inside,
+            in_specs=(PartitionSpec(), split),
+            out_specs=(PartitionSpec(), split),
+            axis_names=set(axes.names(self.axis_name)),
+            check_vma=self.check_vma,
+        )(*parts)
+
+
+def _pieces(batch_spec: PartitionSpec, mesh: Mesh, axis_name: AxisName) -> int:
+    """The number of pieces into which a batch's leading dimension is split."""
+    first = batch_spec[0] if len(batch_spec) else None
+    names = () if first is None else axes.names(first)
+    own = axes.names(axis_name)
+    if names[: len(own)] != own:
+        raise ValueError(
+            f"`batch_spec` must begin with the axis of the workers, {axis_name!r}, as in "
+            f"PartitionSpec({(*own, 'fsdp')!r}), got {batch_spec}"
+        )
+    return place.workers_of(mesh, names)
+
+
+def _marks(tree: PyTree, everything: bool = False) -> list[bool]:
+    """For each leaf, whether it is split over the workers."""
+    return [
+        everything or per_worker.marked(path)
+        for path, _ in jax.tree_util.tree_leaves_with_path(tree)
+    ]
+
+
+def _part(leaves: list, marks: list[bool]) -> tuple[list, list]:
+    replicated = [leaf for leaf, split in zip(leaves, marks, strict=True) if not split]
+    return replicated, [leaf for leaf, split in zip(leaves, marks, strict=True) if split]
+
+
+def _merge(marks: list[bool], replicated: list, per_worker: list) -> list:
+    sources = {False: iter(replicated), True: iter(per_worker)}
+    return [next(sources[split]) for split in marks]
+
+
+class _DiffersError(ValueError):
+    """A result is typed as different between workers."""
+
+
+def _check_replicated(results: PyTree, axis_name: AxisName) -> None:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(results):
+        if not per_worker.marked(path) and axes.varies(jnp.asarray(leaf), axis_name):
+            raise _DiffersError(
+                f"result{jax.tree_util.keystr(path)} differs between the workers of "
+                f"{axis_name!r}. {replicas.REMEDIES}"
+            )
