@@ -96,7 +96,7 @@ def test_the_tree_and_the_step_may_be_the_users_own(capsys, tmp_path, monkeypatc
         ("codecs --codec qsgd(bits=99)", "`bits`"),
         ("codecs --codec Dense()", "must be a codec"),
         ("plan --workers 4 --link 1Gbit", "--params, --model and --tree"),
-        ("plan --params 9 --model gpt2 --workers 4 --link 1Gbit", "and only one"),
+        ("plan --params 9 --model gpt2 --workers 4 --link 1Gbit", "exactly one of"),
         ("plan --params 9 --workers 4 --link 1Gbit --link-per rack", "invalid choice"),
         ("plan --params 9 --workers 4 --link 1Gbit --fast-link 1Gbit", "--fast-link"),
         ("plan --params 9 --workers 4 --link 1Gbut", "a speed such as"),
