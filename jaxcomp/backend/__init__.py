@@ -1,1 +1,1 @@
-"""The compiler and the collectives of JAX: what only they care about."""
+"""Helpers that only concern the compiler and the collectives of JAX."""

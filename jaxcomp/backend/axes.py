@@ -27,7 +27,7 @@ _PLANNED: contextvars.ContextVar[int | None] = contextvars.ContextVar("workers",
 
 @contextlib.contextmanager
 def planned(workers: int) -> Iterator[None]:
-    """Outside of a mapped function, states that are made in here are for so many workers."""
+    """Within this context, states made outside a mapped function are for this number of workers."""
     token = _PLANNED.set(workers)
     try:
         yield
@@ -36,7 +36,7 @@ def planned(workers: int) -> Iterator[None]:
 
 
 def known(axis_name: AxisName) -> bool:
-    """Whether the number of workers is known: inside a mapped function, or as it is `planned`."""
+    """Whether the number of workers is known: inside a mapped function, or when `planned`."""
     return bound(axis_name) or _PLANNED.get() is not None
 
 
@@ -82,7 +82,7 @@ def typed(axis_name: AxisName) -> bool:
 
 
 def varies(x: Array, axis_name: AxisName) -> bool:
-    """Whether the type of `x` says that it differs between the workers of this axis."""
+    """Whether the type of `x` says that its value differs between the workers of this axis."""
     kind = getattr(jax.typeof(x), "manual_axis_type", None)
     return kind is not None and set(names(axis_name)) <= set(kind.varying)
 
@@ -94,7 +94,7 @@ def varying(x: Any) -> frozenset:
 
 
 def vary(tree: PyTree, axis_name: AxisName) -> PyTree:
-    """The tree typed as different on each worker, where such types exist."""
+    """Types every leaf of the tree as varying over the workers, where such types exist."""
     if not typed(axis_name):
         return tree
 
@@ -107,7 +107,7 @@ def vary(tree: PyTree, axis_name: AxisName) -> PyTree:
 
 
 def alike(*arrays: Array) -> tuple[Array, ...]:
-    """The arrays typed as different wherever one of them is: what a kernel takes together."""
+    """Types all arrays as varying if one of them is, as a kernel requires of its arguments."""
     known = [getattr(jax.typeof(x), "manual_axis_type", None) for x in arrays]
     varying = frozenset().union(*(kind.varying for kind in known if kind is not None))
 
@@ -127,7 +127,7 @@ def result(shape: tuple[int, ...], dtype: Any, like: Array) -> jax.ShapeDtypeStr
 
 
 def gather(x: Array, axis_name: AxisName) -> Array:
-    """Every worker's vector, stacked, typed as equal on all workers where such types exist."""
+    """Gathers and stacks every worker's vector; the result is typed as replicated."""
     (size,) = x.shape
 
     def padded(x: Array) -> Array:
@@ -148,18 +148,20 @@ def _gather(x: Array, axis_name: AxisName) -> Array:
 
 
 def maximum(x: Array, axis_name: AxisName) -> Array:
-    """The largest of all workers' non-negative float32 values; NaN and Inf win."""
+    """The elementwise maximum of float32 values ≥ 0 over all workers; NaN and Inf propagate."""
     # Over the bits, which are ordered like the values, because a float maximum may drop NaN.
     bits = lax.bitcast_convert_type(x, jnp.int32)
     return lax.bitcast_convert_type(lax.pmax(bits, axis_name), jnp.float32)
 
 
 def exchange(rows: Array, axis_name: AxisName) -> Array:
-    """`[workers, words]`: row `j` goes to worker `j`, who gets what everyone had for it."""
+    """Sends row `j` of `[workers, words]` to worker `j`; returns the rows that this worker
+    receives.
+    """
     size = rows.shape[1]
 
     def swap(rows: Array) -> Array:
-        # Send one vector, since a matrix of few rows would be padded to eight.
+        # Send one vector: a TPU would pad a matrix of few rows to eight rows.
         flat = vary(rows.reshape(-1), axis_name)
         return lax.all_to_all(flat, axis_name, 0, 0, tiled=True).reshape(rows.shape)
 
@@ -168,15 +170,15 @@ def exchange(rows: Array, axis_name: AxisName) -> Array:
 
     if size == 0:
         return rows
-    # Between CPUs of several hosts, all at once: who is sent to by two waits for both, and the
-    # others for them.
+    # Between CPUs of several hosts, avoid Gloo's all-to-all: two workers that send to each other
+    # wait for each other.
     own: dict[str, Any] = {} if size % _TILE == 0 else {"tpu": padded}
     own |= {"cpu": lambda rows: _in_turns(rows, axis_name)} if jax.process_count() > 1 else {}
     return lax.platform_dependent(rows, **own, default=swap) if own else swap(rows)
 
 
 def _in_turns(rows: Array, axis_name: AxisName) -> Array:
-    """The same by permutations, one after another: each worker sends to one and hears from one."""
+    """The same all-to-all as a sequence of permutations, each to a single worker."""
     (n, size), own, turns = rows.shape, lax.axis_index(axis_name), _turns(rows.shape[0])
     parts = max(1, len(turns) // max(1, n - 1))
     rows = jnp.pad(rows, ((0, 0), (0, -size % parts))).reshape(n, parts, -1)
@@ -193,12 +195,12 @@ def _in_turns(rows: Array, axis_name: AxisName) -> Array:
 
 
 def _turns(n: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """To whom each worker sends, and which part of that row; in all, everyone's rows to everyone.
+    """The receiver of each worker, and the slice of the row to send, for each permutation.
 
-    Gloo says on the connection to a worker both what it sends and what it is ready to hear, so two
-    who send to each other wait for each other. Shifts have no such pairs, except the one by half
-    the workers. Of four that would be a third of all: they send halves round the six cycles that
-    there are, in which every worker follows every other one twice.
+    Gloo uses the connection to a worker both to send and to announce what it can receive, so two
+    workers that send to each other wait for each other. Cyclic shifts have no such pairs, except
+    the shift by half of the workers. With four workers that would be a third of all shifts, so they
+    send halves along the six cycles in which every worker follows every other one twice.
     """
     if n != 4:
         return [(tuple((i + turn) % n for i in range(n)), (0,) * n) for turn in range(1, n)]

@@ -1,4 +1,4 @@
-"""Work through rows as many at a time as a cache holds, where a CPU does it."""
+"""Processes rows in blocks that fit into the cache of a CPU."""
 
 import math
 from collections.abc import Callable
@@ -51,7 +51,7 @@ def over_rows(f: Callable[..., Any], first: Any, *arrays: Any) -> Any:
 
     def in_chunks(first: Any, *arrays: Any) -> Any:
         def step(number: Any, found: Any) -> Any:
-            # The last chunk reaches back into the one before: the same rows give the same results.
+            # The last block overlaps the one before it: the same rows give the same results.
             begin = jnp.minimum(number * chunk, rows - chunk)
             return jax.tree.map(
                 lambda whole, part: lax.dynamic_update_slice_in_dim(whole, part, begin, 0),
@@ -87,7 +87,7 @@ def in_turn(f: Callable[..., Array], *arrays: Array) -> Array:
 
     def one_by_one(*arrays: Array) -> Array:
         found, traced_once = [], jax.jit(f, inline=True)
-        # The last part reaches back into the one before.
+        # The last part overlaps the one before it.
         begins = [min(number * each, rows - each) for number in range(parts)]
         for begin in xla.hidden(begins, xla.zero_after(arrays[0])):
             begin = begin + xla.zero_after(found[-1]) if found else begin

@@ -1,4 +1,4 @@
-"""Branches that workers take together: one of two programs, decided alike on all of them."""
+"""Conditionals that all workers decide alike: one of two programs runs on all of them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ from jaxcomp.types import Array, AxisName
 
 
 def uniform(go: Array, axis_name: AxisName) -> Array:
-    """`go`, typed as the same on all workers, which it is."""
+    """Types `go` as replicated; its values are the same on all workers."""
     kind = getattr(jax.typeof(go), "manual_axis_type", None)
     differs = () if kind is None else tuple(n for n in axes.names(axis_name) if n in kind.varying)
     # Only where a replicated state was passed as if it differed between workers.
@@ -21,7 +21,7 @@ def uniform(go: Array, axis_name: AxisName) -> Array:
 
 
 def either(go: Array, talk: Callable[..., Any], silent: Callable[..., Any], *args: Any) -> Any:
-    """`talk(*args)` if `go`, else `silent(*args)`, whose results may differ in type of replication.
+    """`talk(*args)` if `go`, else `silent(*args)`; the results may differ in type of replication.
 
     Both are typed as varying where one of them is.
     """

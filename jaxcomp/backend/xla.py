@@ -21,12 +21,12 @@ _PLATFORMS = {"gpu": "cuda", "tpu": "tpu"}
 
 
 class RefusedError(ValueError):
-    """A kernel cannot hold what it is given."""
+    """The error for an input that a kernel cannot process."""
 
 
 @contextlib.contextmanager
 def constants() -> Iterator[None]:
-    """Within it, eager operations are run at once, even while a program is traced.
+    """Runs eager operations immediately within this context, even while a program is traced.
 
     The mesh of that program is left aside, or JAX would take the constants for parts of its arrays.
     """
@@ -38,7 +38,7 @@ def constants() -> Iterator[None]:
 def compile_separately(
     f: Callable[..., Any], lanes: int = 1, size: int | None = None
 ) -> Callable[..., Any]:
-    """`f` compiled once, as a function of its own.
+    """Compiles `f` as a separate XLA function, so that it is not fused into each consumer.
 
     XLA fuses a cheap producer into each of its consumers. A decoder whose result is sliced into a
     hundred leaves would be compiled a hundred times, together with whatever consumes each leaf.
@@ -84,14 +84,14 @@ def compile_separately(
     @functools.wraps(f)
     def call(*args: Any) -> Any:
         if not any(isinstance(leaf, core.Tracer) for leaf in jax.tree.leaves(args)):
-            return f(*args)  # Run eagerly, there is nothing to compile.
+            return f(*args)  # An eager call has nothing to compile separately.
         return jax.lax.platform_dependent(*args, cpu=separate, default=f)
 
     return call
 
 
 def large(size: int) -> bool:
-    """Whether so many elements take long enough that more kernels, which must be compiled, pay."""
+    """Whether arrays of this size take long enough to justify the compilation of more kernels."""
     return size >= _LARGE
 
 
@@ -112,7 +112,7 @@ _FEWEST_LANES = 8
 
 
 def _flattened(traced: Any) -> Callable[..., list[Any]]:
-    """The traced function with the jitted functions inside, such as `jnp.pad`, taken apart.
+    """Inlines the jitted functions, such as `jnp.pad`, into the traced function.
 
     What is said of a function is said of all that it calls: each would be kept apart from its
     neighbours too, and its result be written to memory.
@@ -129,7 +129,7 @@ def _flattened(traced: Any) -> Callable[..., list[Any]]:
             given = [read(x) for x in eqn.invars]
             if eqn.primitive.name in ("jit", "pjit"):
                 out = _flattened(eqn.params["jaxpr"])(*given)
-            elif eqn.primitive is _by_platform:  # No kernels of other platforms are needed.
+            elif eqn.primitive is _by_platform:  # Kernels of other platforms are not needed.
                 out = _flattened(eqn.params["traced"])(*given)
             else:
                 bound = eqn.primitive.get_bind_params(eqn.params)
@@ -143,7 +143,7 @@ def _flattened(traced: Any) -> Callable[..., list[Any]]:
 
 
 def block_fma(x: jax.Array) -> jax.Array:
-    """`x` without its last bit: no longer a product, which might be fused with a sum.
+    """Clears the last bit of `x`, so that it is not a product that XLA might fuse with a sum.
 
     Whether a product next to a sum is rounded is for the compiler to decide, and it decides
     differently from one program to the next.
@@ -154,7 +154,7 @@ def block_fma(x: jax.Array) -> jax.Array:
 
 
 def joined(parts: Sequence[jax.Array]) -> jax.Array:
-    """The elements of arrays of one dtype, one array after another.
+    """Concatenates the elements of arrays of one dtype.
 
     On a CPU, XLA goes through a concatenation once for every part, each time as far as the longest
     part is: with one that is much longer than the others it takes twenty times as long as a copy.
@@ -198,7 +198,7 @@ _FEW = 8
 
 
 def cut(flat: jax.Array, begins: Sequence[int], lengths: Sequence[int]) -> list[jax.Array]:
-    """The parts of a non-empty vector from each `begin`, each of its length.
+    """Slices of a non-empty vector from each `begin`, each with its length.
 
     Kernels that differ in nothing but a constant are compiled once if the constant is an argument,
     and a constant that the compiler can see it puts into the kernel. So on a CPU the places are
@@ -220,19 +220,19 @@ def cut(flat: jax.Array, begins: Sequence[int], lengths: Sequence[int]) -> list[
 
 
 def zero_after(x: jax.Array) -> jax.Array:
-    """Zero, whatever is in `x`: which the compiler cannot know, so that it waits for `x`."""
+    """Zero for every `x`. The compiler does not know this, so the result depends on `x`."""
     return jnp.minimum(x.reshape(-1)[0].astype(jnp.int32) & 1, 0)
 
 
 def hidden(numbers: Sequence[int], zero: jax.Array) -> tuple[jax.Array, ...]:
-    """The numbers as arguments of what uses them, made from a zero that is not known to be one."""
+    """The numbers as values that the compiler cannot treat as constants."""
     return compile_separately(lambda zero: tuple(zero + number for number in numbers))(zero)
 
 
 def implementation(
     name: str | None, parts: Mapping[str, Any], work: str, *held: Any
 ) -> Callable[..., Any]:
-    """One implementation of a piece of work, if it can do it.
+    """Calls one implementation of an operation, or raises if it cannot process the input.
 
     Args:
         name: one of `IMPLEMENTATIONS`; None for the reference.
@@ -256,7 +256,7 @@ def implementation(
 
 
 def kernels(run: Callable[[str], Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-    """`run(name)` of each platform that has an implementation of its own and does not refuse."""
+    """Maps each platform that has its own implementation to `run(name)`, unless that refuses."""
     own = {}
     for name, platform in _PLATFORMS.items():
         try:
@@ -271,7 +271,7 @@ _by_platform.multiple_results = True
 
 
 def by_platform(default: Any, own: dict[str, Callable[..., Any]], *args: jax.Array) -> Any:
-    """`own[platform](*args)` on the platforms that have an own function, else `default(*args)`.
+    """`own[platform](*args)` on platforms with their own function, else `default(*args)`.
 
     As `jax.lax.platform_dependent`, but an own function is traced only when a program is lowered
     for its platform: tracing a kernel takes longer than compiling what a CPU runs in its place. All
@@ -302,7 +302,7 @@ def _flat(f: Callable[..., Any]) -> Callable[..., list[jax.Array]]:
 
 
 def _run(*args: jax.Array, default: Any, own: Any, traced: Any) -> list[jax.Array]:
-    """Eagerly, where the arrays are."""
+    """Runs eagerly, on the device of the arrays."""
     del traced
     devices = set().union(*(x.devices() for x in args))
     if len(devices) > 1:
@@ -339,7 +339,7 @@ def _lowered(platform: str | None) -> Callable[..., Any]:
 
 
 def _all_local(ctx: Any) -> bool:
-    """Whether what is lowered runs on one device, or on each on its own."""
+    """Whether the lowered program runs on one device, or separately on each device."""
     context = ctx.module_context.axis_context
     if hasattr(context, "manual_axes"):
         manual = set(context.manual_axes) | set(context.mesh.manual_axes)

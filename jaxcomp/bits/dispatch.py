@@ -86,7 +86,7 @@ def encode(
     *,
     implementation: str | None = None,
 ) -> tuple[UInt32[Array, "n words"], Float32[Array, " n"]]:
-    """Quantises and packs in one go: the words and the step of each bucket.
+    """Quantises and packs in one pass: returns the words and the step of each bucket.
 
     Args:
         grid: how a bucket gets its step, and an element its code.
@@ -109,7 +109,7 @@ def encode(
     args = _alike(x, count, key, number, *given)
     if implementation is not None:
         return run(implementation)(*args)
-    # Traced here, so that the stack of the arithmetic has one frame less.
+    # Traced here, so that the stack has one frame less at the first arithmetic.
     default = jax.make_jaxpr(run("reference"), return_shape=True)(*args)
     return xla.by_platform(default, xla.kernels(run), *args)
 
@@ -148,12 +148,12 @@ def decode_sum(
 
 
 def _alike(*args: Array) -> tuple[Array, ...]:
-    """The arguments of one type, so that the results of every implementation have the same."""
+    """Types the arguments alike, so that all implementations return the same types."""
     return axes.alike(*map(jnp.asarray, args))
 
 
 def _one(
     work: str, implementation: str | None, bits: Bits, size: int, dtype: Any
 ) -> Callable[..., Any]:
-    """One implementation of one piece of work, if it can do it."""
+    """Calls one implementation of an operation, or raises if it cannot process the input."""
     return xla.implementation(implementation, _PARTS, work, bits, size, dtype)

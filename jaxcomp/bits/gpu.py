@@ -32,7 +32,7 @@ UNROLLED = 8
 
 
 def refuses(bits: Bits, size: int, dtype: Any) -> str | None:
-    """Why these buckets cannot be worked on here, or None."""
+    """The reason why this kernel cannot process these buckets, or None."""
     if not 1 <= size <= LARGEST:
         return f"a bucket must have 1 to {LARGEST} elements, and this one has {size}"
     if bits > 8:
@@ -99,7 +99,7 @@ def encode(
         number = seeds_ref[2] + rows.astype(jnp.uint32)
         high, low = noise.absorb(seeds_ref[0], seeds_ref[1], number)
 
-        codes_of = jax.jit(grid.codes)  # Traced once for all fields.
+        codes_of = jax.jit(grid.codes)  # Traced only once for all fields.
 
         def field(columns, inside):
             part = _load(x_ref, rows, columns, inside)
@@ -157,7 +157,7 @@ def _pack(words_ref: Any, rows: Array, bits: Bits, size: int, field: Callable[..
         if plane.fields <= UNROLLED:
             for number in range(plane.fields):
                 packed = add(number, packed)
-        else:  # All of 32 fields in a row would take ten seconds to compile.
+        else:  # Unrolling all 32 fields would take ten seconds to compile.
             packed = lax.fori_loop(0, plane.fields, add, packed)
         _store(words_ref, rows, start + lane, lane < width, packed)
         start += width
@@ -165,12 +165,12 @@ def _pack(words_ref: Any, rows: Array, bits: Bits, size: int, field: Callable[..
 
 def _unpack(load: Callable[[Array], Array], bits: Bits, size: int, columns: Array) -> Array:
     """The codes of these columns; `load(place)` reads words."""
-    if columns.shape[1] != size:  # The rest is not stored, but must lie somewhere.
+    if columns.shape[1] != size:  # The other columns are not stored, but need a valid address.
         columns = jnp.minimum(columns, size - 1)
     codes, start = None, 0
     for plane in planes(bits):
         width = lanes(size, plane)
-        # As a quotient and a remainder, from which the compiler sees that neighbours are adjacent.
+        # A quotient and a remainder show the compiler that neighbours are adjacent.
         number = lax.div(columns, jnp.full_like(columns, width))
         place = start + lax.rem(columns, jnp.full_like(columns, width))
         part = plane.take(load(place), number)
@@ -186,7 +186,7 @@ def _per_program(size: int) -> int:
 
 
 def _rows(n: int, size: int) -> Array:
-    """The buckets of this program; where the last one has too few, it repeats the last bucket."""
+    """The buckets of this program; if the last program has too few, it repeats the last bucket."""
     per = _per_program(size)
     return jnp.minimum(pl.program_id(0) * per + lax.iota(jnp.int32, per), n - 1)[:, None]
 
@@ -219,7 +219,7 @@ def _call(
     interpret: bool,
     *arrays: Array,
 ) -> Any:
-    """Runs the kernel over `n` buckets; each output has a row a bucket."""
+    """Runs the kernel over `n` buckets; each output has one row per bucket."""
     arrays = axes.alike(*arrays)
     return pl.pallas_call(
         kernel,

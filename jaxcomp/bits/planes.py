@@ -27,7 +27,7 @@ _INVERSES = tuple(-(-(1 << _SIXTEENTH) // power) for power in _POWERS)
 
 @dataclasses.dataclass(frozen=True)
 class Plane:
-    """`width` bits of each code, from bit `low` on, `32 / width` codes a word."""
+    """`width` bits of each code, starting at bit `low`; `32 / width` codes per word."""
 
     width: int
     low: int = 0
@@ -39,12 +39,12 @@ class Plane:
     def put(
         self, codes: Array | np.ndarray, field: int | np.ndarray | Array, whole: bool = False
     ) -> Any:
-        """The part of a word that codes in this field make; `whole` if they are this wide."""
+        """The bits of a word from codes in this field; `whole` if the codes have this width."""
         part = codes if whole else (codes >> np.uint32(self.low)) & _mask(self.width)
         return part << _uint(field, self.width)
 
     def take(self, words: Array | np.ndarray, field: int | np.ndarray | Array) -> Any:
-        """The part of the codes in this field."""
+        """The bits of the codes in this field."""
         part = words >> _uint(field, self.width)
         if self.width < 32:
             part = part & _mask(self.width)
@@ -60,7 +60,7 @@ class TritPlane:
     def put(
         self, codes: Array | np.ndarray, field: int | np.ndarray | Array, whole: bool = False
     ) -> Any:
-        """The part of a word that codes in this field make."""
+        """The bits of a word from codes in this field."""
         del whole
         byte, place = _divide_by_five(field)
         return (codes * _pick(_POWERS, place)) << _uint(byte, 8)
@@ -75,7 +75,7 @@ class TritPlane:
 
 
 def planes(bits: Bits) -> "tuple[Plane | TritPlane, ...]":
-    """The planes that codes of this width are cut into, the widest first.
+    """The planes into which codes of this width are split, the widest first.
 
     Example:
         >>> planes(6)
@@ -96,7 +96,7 @@ def planes(bits: Bits) -> "tuple[Plane | TritPlane, ...]":
 
 
 def lanes(size: int, plane: "Plane | TritPlane") -> int:
-    """The words that a bucket of this size takes in this plane."""
+    """The number of words of a bucket of this size in this plane."""
     return -(-size // plane.fields)
 
 
@@ -117,7 +117,7 @@ def _mask(width: int) -> np.uint32:
 
 
 def _uint(field: "int | np.ndarray | Array", factor: int) -> Any:
-    if isinstance(field, int):  # Known when traced: no multiplication is left.
+    if isinstance(field, int):  # The field is known at trace time, so no multiplication is needed.
         return np.uint32(field * factor)
     if isinstance(field, np.ndarray):
         return (field * factor).astype(np.uint32)
@@ -125,7 +125,7 @@ def _uint(field: "int | np.ndarray | Array", factor: int) -> Any:
 
 
 def _divide_by_five(field: "int | np.ndarray | Array"):
-    byte = (field * 13) >> 6  # For every field below 20.
+    byte = (field * 13) >> 6  # Exact for every field below 20.
     return byte, field - 5 * byte
 
 

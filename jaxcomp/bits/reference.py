@@ -20,10 +20,10 @@ def pack(codes: UInt32[Array, "n size"], bits: Bits) -> UInt32[Array, "n words"]
         width = lanes(size, plane)
         full = size // width
         fields, whole = _fields(plane), len(planes(bits)) == 1
-        # One reduction, not a slice a field: it reads the codes once, so they need not exist.
+        # One reduction instead of a slice per field: it reads the codes once, without storing them.
         rows = codes[:, : full * width].reshape(n, full, width)
         words = jnp.sum(plane.put(rows, fields[:, :full], whole=whole), axis=1, dtype=jnp.uint32)
-        if full * width < size:  # Filled up on its own: in the loop above, it takes three times.
+        if full * width < size:  # Padded separately: inside the loop it takes three times as long.
             last = jnp.pad(codes[:, full * width :], ((0, 0), (0, (full + 1) * width - size)))
             words = words + plane.put(last, fields[:, full], whole=whole)
         packed.append(words)
@@ -83,7 +83,7 @@ def decode_sum(
     if filled == size or not xla.large(packed.shape[1] * size):
         filled = size
         return total(packed, steps)
-    # Cut off afterwards: a loop over what is left of each row would read word by word.
+    # Cut afterwards: a loop over the shorter rows would read word by word.
     return xla.compile_separately(total, width)(packed, steps)[:, :size]
 
 

@@ -35,7 +35,7 @@ _BLOCK = 2**17
 
 
 def refuses(bits: Bits, size: int, dtype: Any) -> str | None:
-    """Why these buckets cannot be worked on here, or None."""
+    """The reason why this kernel cannot process these buckets, or None."""
     if size % LANES or not LANES <= size <= LARGEST:
         return f"a bucket must be a multiple of {LANES} up to {LARGEST}, and this one has {size}"
     if bits > 8:
@@ -222,7 +222,7 @@ def _pieces(codes: Array, bits: Bits, bucket: int) -> list[Piece]:
             for chunk, field in _chunks(plane, size, groups, part):
                 total = total + plane.put(codes[:, chunk : chunk + LANES], field)
             turn = LANES // 2
-            while turn >= width:  # Lanes that hold parts of the same word are added up.
+            while turn >= width:  # Adds the lanes that contain parts of the same word.
                 total = total + pltpu.roll(total, turn, 1)
                 turn //= 2
             found.append(Piece(total, min(width, LANES), begin + part))
@@ -296,7 +296,7 @@ def _groups(n: int, size: int) -> int:
 
 
 def _tile(groups: int, size: int, dtype: Any) -> Any:
-    """A block in which every eighth row can be picked out: 32-bit, and 128 wide."""
+    """A 32-bit block of width 128, from which every eighth row can be selected."""
     return pltpu.VMEM((size // LANES, TOGETHER * groups, LANES), dtype)
 
 
@@ -335,7 +335,7 @@ def _shared_shape(n: int, words: int, dtype: Any) -> tuple[tuple[int, int], Any]
 
 
 def _share(x: Array) -> Array:
-    """`[..., n, words]` as `[..., n / 8, 8 * words]`, filled up with zeros."""
+    """Reshapes `[..., n, words]` to `[..., n / 8, 8 * words]`, padded with zeros."""
     *lead, n, words = x.shape
     missing = -n % TOGETHER
     if missing:

@@ -87,7 +87,7 @@ def length(numbers: UInt32[Array, "..."], code: str = "omega") -> Int32[Array, "
 def read(
     words: UInt32[Array, "n words"], begin: Int32[Array, " n"], code: str = "omega"
 ) -> tuple[UInt32[Array, " n"], Int32[Array, " n"]]:
-    """The number whose codeword begins at a bit of each row, and the bit after it."""
+    """The number whose codeword begins at the given bit of each row, and the bit after it."""
     checks.choice("code", code, CODES)
     if code == "omega":
         return _read_omega(words, begin)
@@ -103,7 +103,7 @@ def read(
 def _read_omega(words: Array, begin: Array) -> tuple[UInt32[Array, " n"], Int32[Array, " n"]]:
     number = jnp.ones_like(begin, jnp.uint32)
     going = jnp.ones_like(begin, bool)
-    for _ in range(4):  # The groups of a number below 2³¹.
+    for _ in range(4):  # The groups of a number below 2³¹ are at most four.
         going = going & (prefix.take(words, begin, 1) == 1)
         bits = jnp.where(going, jnp.minimum(number, 31).astype(jnp.int32) + 1, 0)
         group, begin = _digits(words, begin, bits)
@@ -112,7 +112,7 @@ def _read_omega(words: Array, begin: Array) -> tuple[UInt32[Array, " n"], Int32[
 
 
 def _digits(words: Array, begin: Array, bits: Array) -> tuple[Array, Array]:
-    """A number from its highest digit on, and the bit after it."""
+    """Reads a number, highest digit first; returns the number and the bit after it."""
     return prefix.reversed_bits(prefix.take(words, begin, bits), bits), begin + bits
 
 
@@ -203,11 +203,11 @@ class Elias(Coder):
 
     def worst_bits(self, size: int, symbols: int) -> int:
         longest = int(np.max(_lengths(self.code, symbols, dense=not self.sparse)))
-        # Sparse: no gap has so many bits for each place that it takes as that of one.
+        # In the sparse code, a single gap has the most bits for each of its elements.
         return size * (longest + 1) + _head(size) if self.sparse else size * longest
 
     def _levels(self) -> UInt32[Array, "256"]:
-        """The codeword of each symbol, sign included, and above it how long it is."""
+        """The codeword of each symbol including its sign, with its length in the upper bits."""
         symbols = jnp.arange(SYMBOLS, dtype=jnp.uint32)
         size, sign = prefix.magnitude(symbols), prefix.negative(symbols)
         word = codeword(jnp.maximum(size, 1) if self.sparse else size + 1, self.code)
@@ -237,7 +237,7 @@ class Elias(Coder):
             gap, begin = read(words, begin, self.code)
             sign = prefix.take(words, begin, 1)
             level, begin = read(words, begin + 1, self.code)
-            # No gap is longer than the row, whatever the words are.
+            # No gap is longer than the row, even for invalid words.
             place = jnp.minimum(place + jnp.minimum(gap, size).astype(jnp.int32), size)
             place = jnp.where(i < number, place, size)
             found = found.at[row, place].set(prefix.symbol(level, sign), mode="drop")
@@ -253,12 +253,12 @@ class Elias(Coder):
 
 
 def _head(size: int) -> int:
-    """Bits of a number of levels."""
+    """The bits of the number of nonzero levels."""
     return size.bit_length()
 
 
 def _lengths(code: str, symbols: int, dense: bool) -> np.ndarray:
-    """Bits of each symbol, sign included."""
+    """The bits of each symbol including its sign."""
     size = (np.arange(symbols) + 1) // 2
     numbers = size + 1 if dense else np.maximum(size, 1)
     return np.array([_bits(code, int(k)) for k in numbers]) + (size > 0)

@@ -123,8 +123,8 @@ def lengths(counts: Float32[Array, " symbols"], limit: int = 15) -> UInt32[Array
     leaves, own = weights[order], jnp.arange(2 * symbols) < symbols
 
     def merged(packages: Array, _: None) -> tuple[Array, Array]:
-        # Of equal weights the leaf comes first: then the lengths are those of a code, however the
-        # sums are rounded.
+        # Among equal weights the leaf comes first: then the lengths are those of a prefix code,
+        # even if sums are rounded.
         weight, leaf = lax.sort((jnp.concatenate([leaves, packages]), own), num_keys=1)
         return weight[0::2] + weight[1::2], jnp.cumsum(leaf, dtype=jnp.int32)
 
@@ -144,7 +144,7 @@ def lengths(counts: Float32[Array, " symbols"], limit: int = 15) -> UInt32[Array
 def _canonical(
     table: UInt32[Array, " symbols"], limit: int
 ) -> tuple[Int32[Array, " symbols"], UInt32[Array, " symbols"]]:
-    """The lengths, and the codewords from the highest of `limit` bits on."""
+    """The lengths, and the codewords aligned to the highest of `limit` bits."""
     length = jnp.clip(table.astype(jnp.int32), 1, limit)
     order = jnp.argsort(length)
     slots = jnp.uint32(1) << (limit - length[order]).astype(jnp.uint32)
@@ -153,14 +153,14 @@ def _canonical(
 
 
 def _packed(table: UInt32[Array, " symbols"], limit: int) -> UInt32[Array, " symbols"]:
-    """The codeword of each symbol, its first bit lowest, and above it how long it is."""
+    """The codeword of each symbol with its first bit lowest, and its length in the upper bits."""
     length, begins = _canonical(table, limit)
     code = prefix.reversed_bits(begins >> (limit - length).astype(jnp.uint32), length)
     return (code & 0xFFFF) | (length.astype(jnp.uint32) << 16)
 
 
 def _lookup(table: UInt32[Array, " symbols"], limit: int) -> UInt32[Array, " slots"]:
-    """The first symbol in each word of `limit` bits, and above it the length of its codeword."""
+    """The first symbol in each word of `limit` bits, with its length in the upper bits."""
     length, begins = _canonical(table, limit)
     order = jnp.argsort(length)
     marks = jnp.zeros(1 << limit, jnp.int32)
@@ -171,7 +171,7 @@ def _lookup(table: UInt32[Array, " symbols"], limit: int) -> UInt32[Array, " slo
 
 
 def _reversal(limit: int) -> np.ndarray:
-    """Each number of `limit` bits, read from the other end."""
+    """Each number of `limit` bits with its bits reversed."""
     number, turned = np.arange(1 << limit), np.zeros(1 << limit, int)
     for bit in range(limit):
         turned |= ((number >> bit) & 1) << (limit - 1 - bit)

@@ -1,4 +1,4 @@
-"""Parts that codes of whole bits share: which symbols fit, where each begins, their signs."""
+"""Shared helpers of codes with whole bits: the symbols that fit, their positions, their signs."""
 
 from typing import NamedTuple
 
@@ -103,5 +103,5 @@ def take(words: UInt32[Array, "n words"], begin: Array, length: Array | int) -> 
 
 
 def padded(words: UInt32[Array, "n words"]) -> UInt32[Array, "n words+1"]:
-    """At least one word: what reads beyond the end reads zeros."""
+    """At least one word, so that a read beyond the end reads zeros."""
     return jnp.pad(words, ((0, 0), (0, 1)))

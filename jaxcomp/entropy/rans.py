@@ -94,7 +94,7 @@ class Rans(Coder, public=("checked", "head_bits")):
         n, size = symbols.shape
         plan = self._plan(size)
         room = 2 * words - plan.head
-        if not plan.steps or room < plan.lanes:  # A first step might not fit.
+        if not plan.steps or room < plan.lanes:  # The first step might not fit.
             zero = jnp.zeros_like(count)
             return Stream(jnp.zeros((n, words), jnp.uint32), zero, zero)
         done, low, marks = _run(_dealt(symbols, plan), count, _packed(table), plan, room)
@@ -139,7 +139,8 @@ class Rans(Coder, public=("checked", "head_bits")):
         head, body = halves[:, : plan.head].astype(jnp.uint32), halves[:, plan.head :]
         *lengths, low, high = jnp.split(head, plan.head // plan.lanes, axis=1)
         lengths = lengths[0] | (lengths[1] << _HALF) if plan.long else lengths[0]
-        # No lane has put away more than once a step, nor all together more than there is.
+        # A lane stores at most one unit per step, and all lanes together at most the available
+        # room.
         lengths = jnp.minimum(lengths, plan.steps).astype(jnp.int32)
         ends = jnp.minimum(jnp.cumsum(lengths, axis=1), body.shape[1])
         first = (low | (high << _HALF)).astype(jnp.uint32)
@@ -153,7 +154,7 @@ class Rans(Coder, public=("checked", "head_bits")):
         return symbols[:, :size], (clean & (kept == inside) & (kept > 0)) | empty
 
     def head_bits(self, size: int) -> int:
-        """Bits of a row for the lengths and the states of its lanes."""
+        """Bits of a row for the lane lengths and the lane states."""
         return _HALF * self._plan(size).head
 
     def least_bits(self, size: int) -> int:
@@ -164,7 +165,7 @@ class Rans(Coder, public=("checked", "head_bits")):
     def worst_bits(self, size: int, symbols: int) -> int:
         del symbols
         plan = self._plan(size)
-        # And a step of room, without which the encoder does not begin the last one.
+        # Plus room for one step, without which the encoder does not begin the last one.
         return _HALF * (plan.head + plan.lanes * (1 + math.floor(plan.steps * _WORST / _HALF)))
 
     def _plan(self, size: int) -> "_Plan":
@@ -196,7 +197,7 @@ class _Plan(NamedTuple):
 
     @property
     def head(self) -> int:
-        """Units of sixteen bits before what the lanes put away."""
+        """Units of sixteen bits before the units of the lanes."""
         return self.lanes * (4 if self.long else 3)
 
 
@@ -217,7 +218,7 @@ def frequencies(counts: Float32[Array, " symbols"]) -> UInt32[Array, " slots"]:
     counts = jnp.clip(jnp.where(counts > 0, counts, 0), 0, 2.0**126)
     # A symbol that occurs alone gets the frequency 4095, which a state can hold.
     counts = jnp.pad(counts, (0, 1)) if counts.size == 1 else counts
-    # By a power of two, which rounds nothing: the sum of counts is the same in any order.
+    # Scaled by a power of two, which rounds nothing: the sum of counts is the same in any order.
     largest = lax.bitcast_convert_type(jnp.max(counts), jnp.int32)
     exponent = largest & 0x7F800000
     shares = counts * lax.bitcast_convert_type((254 << 23) - exponent, jnp.float32)
@@ -235,7 +236,7 @@ def frequencies(counts: Float32[Array, " symbols"]) -> UInt32[Array, " slots"]:
         fits = jnp.sum(rounded(middle)[0]) <= _TOTAL
         return jnp.where(fits, middle, low), jnp.where(fits, high, middle)
 
-    # At the upper end there are too many, at zero there is one each.
+    # At the upper bound the sum is too large; at zero each symbol has frequency one.
     high = jnp.full((), _TOTAL + counts.size, jnp.float32)
     low, _ = lax.fori_loop(0, 36, halve, axes.alike(0 * total, high)[:2])
     whole, rest = rounded(low)
@@ -249,7 +250,7 @@ def _begins(table: UInt32[Array, " symbols"]) -> UInt32[Array, " symbols"]:
 
 
 def _packed(table: UInt32[Array, " symbols"]) -> UInt32[Array, " symbols"]:
-    """A symbol's frequency and, above it, its first slot: one look-up a symbol."""
+    """A symbol's frequency with its first slot in the upper bits, so that one look-up is enough."""
     return (_begins(table) << PRECISION) | table
 
 
@@ -265,7 +266,7 @@ def _slots(table: UInt32[Array, " symbols"]) -> UInt32[Array, "4096"]:
 
 
 def _dealt(symbols: UInt32[Array, "n size"], plan: _Plan) -> UInt8[Array, "blocks block n lanes"]:
-    """The symbols by steps, filled up."""
+    """The symbols by steps, padded."""
     n, size = symbols.shape
     shape = (n, plan.blocks, plan.block, plan.lanes)
     padded = jnp.pad(symbols.astype(jnp.uint8), ((0, 0), (0, math.prod(shape[1:]) - size)))
@@ -295,14 +296,14 @@ def _run(
     plan: _Plan,
     room: int,
 ) -> tuple[_Lanes, UInt16[Array, "blocks block n lanes"], UInt32[Array, "blocks n lanes"]]:
-    """The lanes at the end, the lower half of each state before each step, and all marks."""
+    """The final lanes, the lower half of each state before each step, and all marks."""
     lane = jnp.arange(plan.lanes)[None]
 
     def step(lanes: _Lanes, now: tuple[Array, Array, Array]) -> tuple[_Lanes, Array]:
         time, bit, symbol = now
         going = (lanes.kept == time * plan.lanes) & (lanes.used + plan.lanes <= room)
         active = going[:, None] & (time * plan.lanes + lane < count[:, None])
-        # Apart: each of the results below would look it up again.
+        # Compiled separately: otherwise each of the results below would repeat the look-up.
         entry = lax.optimization_barrier(jnp.take(packed, symbol.astype(jnp.int32), mode="clip"))
         frequency, begin = entry & (_TOTAL - 1), entry >> PRECISION
         full = active & ((lanes.state >> (32 - PRECISION)) >= frequency)
@@ -323,7 +324,7 @@ def _run(
         lanes, low = lax.scan(step, lanes, (times, bits, symbols))
         return lanes, (low, lanes.marks)
 
-    # From what is there, since a scan's types of replication must not change.
+    # Derived from existing arrays, since a scan's types of replication must not change.
     nothing = count - count
     empty = nothing[:, None].astype(jnp.uint32) + jnp.zeros((1, plan.lanes), jnp.uint32)
     lanes = _Lanes(*axes.alike(empty + _LOW, empty, nothing, nothing, symbols, packed)[:4])
@@ -358,7 +359,7 @@ def _gathered(
     word, bit = place // _BLOCK, place % _BLOCK
     lane, block = word // plan.blocks, word % plan.blocks
     row, time = jnp.arange(n, dtype=jnp.int32)[:, None], block * plan.block + bit
-    if low.size >= 2**31:  # Places have 32 bits.
+    if low.size >= 2**31:  # Positions have 32 bits.
         return low.reshape(-1, n, plan.lanes)[time, row, lane]
     return jnp.take(low.reshape(-1), (time * n + row) * plan.lanes + lane, mode="clip")
 
@@ -381,7 +382,7 @@ def _undone(
         state, place = lanes
         active = time * plan.lanes + lane < kept[:, None]
         slot = (state & (_TOTAL - 1)).astype(jnp.int32)
-        # Apart: each of the results below would look it up again.
+        # Compiled separately: otherwise each of the results below would repeat the look-up.
         entry = lax.optimization_barrier(jnp.take(slots, slot, mode="clip"))
         symbol, frequency, within = entry & 0xFF, (entry >> 8) & (_TOTAL - 1), entry >> 20
         less = frequency * (state >> PRECISION) + within

@@ -190,7 +190,7 @@ class Rice(Coder):
         begins = begins + (below + number * best)[:, None]
         level = stream.read(words, begins, digits + 1)
         size_of = (jnp.uint32(1) << digits.astype(jnp.uint32)) | (level >> 1)
-        # No gap is longer than the row, whatever the words are, nor is their sum.
+        # No gap, and no sum of gaps, is longer than the row, even for invalid words.
         gaps = jnp.minimum((quotients << best[:, None].astype(jnp.uint32)) | rest, size)
         place = lax.associative_scan(_saturating(size + 1), gaps.astype(jnp.int32) + 1, axis=1) - 1
         place = jnp.where(real, jnp.minimum(place, size), size)
@@ -208,7 +208,7 @@ class Rice(Coder):
         for best in range(_MOST + 1) if self.k is None else (self.k,):
             dense = 1.0 if self.k is not None else bounds[best]
             number = min(size, math.ceil(size * dense) + 1)
-            # Each costs more than what its place would add to a gap.
+            # The cost of each level exceeds the gain from a shorter gap.
             bits = number * (best + 3 + 2 * digits) + ((size - number) >> best)
             worst = max(worst, _head(size) + bits)
         return worst
@@ -223,7 +223,7 @@ class Rice(Coder):
 
 
 def _saturating(most: int) -> Callable[[Array, Array], Array]:
-    """Addition that never exceeds `most`, so that sums of nonsense do not overflow."""
+    """Addition that saturates at `most`, so that sums of invalid numbers do not overflow."""
     return lambda a, b: jnp.minimum(a + b, most)
 
 
@@ -243,7 +243,7 @@ def _every(n: int, k: int, parameter: int) -> Int32[Array, "n k"]:
 def _unary(
     numbers: UInt32[Array, "n k"], real: Bool[Array, "n k"], begin: Array | int, words: int
 ) -> UInt32[Array, "n words"]:
-    """So many zeros and a one, from a bit on."""
+    """The given number of zeros followed by a one, starting at a bit."""
     lengths = jnp.where(real, numbers + 1, 0).astype(jnp.int32)
     ends = jnp.cumsum(lengths, axis=1) - 1 + begin
     # Padding goes to a position that is not written.
@@ -255,7 +255,7 @@ def _unary(
 
 
 def _ones(words: UInt32[Array, "n words"], begin: Array, k: int) -> Int32[Array, "n k"]:
-    """The positions of the ones after a bit, relative to it."""
+    """The positions of the ones after a given bit, relative to it."""
     first = jnp.arange(words.shape[1], dtype=jnp.int32)[None] * stream.WORD
     skip = jnp.clip(begin - first, 0, stream.WORD)
     mask = jnp.uint32(0xFFFFFFFF) << jnp.minimum(skip, stream.WORD - 1).astype(jnp.uint32)

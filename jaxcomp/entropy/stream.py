@@ -108,19 +108,19 @@ def ones(words: UInt32[Array, "n words"], k: int) -> Int32[Array, "n k"]:
     n = words.shape[0]
     found = lax.population_count(words).astype(jnp.int32)
     before = jnp.cumsum(found, axis=1) - found
-    # The last of the words that begin at a slot's rank or before is the one that has it.
+    # The right word is the last one that begins at or before the slot's rank.
     row = jnp.arange(n)[:, None]
     marks = jnp.zeros((n, k), jnp.int32).at[row, before].add(1, mode="drop")
     word = lax.optimization_barrier(jnp.cumsum(marks, axis=1) - 1)
     rank = lax.broadcasted_iota(jnp.int32, (n, k), 1)
     rank = rank - jnp.take_along_axis(before, word, axis=1, mode="clip")
     bits = jnp.take_along_axis(words, word, axis=1, mode="clip")
-    # Apart: whatever takes elements from these places would look them up again.
+    # Compiled separately: otherwise each consumer of these positions would compute them again.
     return lax.optimization_barrier(word * WORD + select(bits, rank))
 
 
 def select(word: UInt32[Array, "..."], rank: Int32[Array, "..."]) -> Int32[Array, "..."]:
-    """The place of the one of this rank in each word.
+    """The position of the one with this rank in each word.
 
     Example:
         >>> select(jnp.array([0b1010], jnp.uint32), jnp.array([1]))

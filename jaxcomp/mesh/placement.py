@@ -51,7 +51,7 @@ def _only(entry: Any, names: tuple) -> tuple | None:
 
 
 def put(leaf: Any, mesh: Mesh, spec: PartitionSpec) -> jax.Array:
-    """Puts an array on the mesh by `spec`, or retypes it if it is there with other axis types."""
+    """Puts an array on the mesh by `spec`, or retypes it if it is already there."""
     found = axis_types.mesh_of(leaf)
     if found is not None and isinstance(leaf, jax.Array) and automatic(found) == automatic(mesh):
         return axis_types.retyped(leaf, mesh)
@@ -59,7 +59,7 @@ def put(leaf: Any, mesh: Mesh, spec: PartitionSpec) -> jax.Array:
 
 
 def placed(leaf: Any, mesh: Mesh) -> bool:
-    """Whether an argument is on the mesh already; its placement there is not changed."""
+    """Whether an argument is already on the mesh; its placement there is not changed."""
     if isinstance(leaf, core.Tracer):
         return True
     here = getattr(leaf, "sharding", None)
@@ -90,7 +90,7 @@ def like(leaf: Any, mesh: Mesh, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
 
 
 def of_one(leaf: Any, workers: int) -> bool:
-    """Whether memory is that of one worker although there are several."""
+    """Whether the memory is that of one worker although there are several workers."""
     return workers > 1 and jnp.ndim(leaf) > 0 and leaf.shape[0] == 1
 
 
@@ -139,7 +139,7 @@ def _short(spec: PartitionSpec) -> PartitionSpec:
 
 def spec(path: tuple, leaf: Any, homes: Homes, axis_name: AxisName) -> PartitionSpec:
     """The spec of an array of a state: that of memory, or that of its parameter."""
-    if 0 in jnp.shape(leaf):  # A compiled step always returns empty arrays so.
+    if 0 in jnp.shape(leaf):  # A compiled step always returns empty arrays with this spec.
         return PartitionSpec()
     of_memory = per_worker.spec(path, axis_name)
     if per_worker.shard_axes(path) is not None:

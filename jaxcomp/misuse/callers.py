@@ -43,7 +43,7 @@ _WRAPPERS = {
 
 
 def check_wrappers() -> None:
-    """Refuses to be called from an optax wrapper that runs a mean in some steps only.
+    """Refuses a call from an optax wrapper that runs a mean in some steps only.
 
     Raises:
         ValueError: if one of them calls.
@@ -57,7 +57,7 @@ def check_wrappers() -> None:
 def whole(
     method: Callable[_Settings, optax.GradientTransformationExtraArgs],
 ) -> Callable[_Settings, optax.GradientTransformationExtraArgs]:
-    """A method that takes its own descent step, which no optimizer may follow in a chain."""
+    """The marker of a method that includes its own descent step, so no optimizer may follow it."""
 
     @functools.wraps(method)
     def make(
@@ -88,7 +88,7 @@ def _check_last(name: str) -> None:
 
 
 def _later() -> Iterator[list[Any]]:
-    """For each chain among the callers, the updates that it runs after the one that is called."""
+    """For each chain among the callers, the updates that it runs after the called one."""
     for frame in _frames():
         name = frame.f_code.co_qualname
         if not _is_optax(frame.f_globals.get("__name__")):
@@ -108,7 +108,7 @@ def _after(called: Any, parts: Any) -> list[Any]:
 
 
 def _sign(update: Any) -> int:
-    """Whether a transformation turns updates round: -1 if it is known to, else 1."""
+    """The sign that a transformation gives to updates: -1 if it is known to negate them, else 1."""
     name, held = _name(update), _held(update)
     if name == "chain":
         return math.prod(_sign(part) for part in held.get("update_fns", ()))
@@ -125,7 +125,7 @@ def _sign(update: Any) -> int:
 
 
 def _is_negation(update: Any) -> bool:
-    """Whether it is `optax.scale(-1.0)`, which one who wants to ascend writes."""
+    """Whether the transformation is `optax.scale(-1.0)`, as used for gradient ascent."""
     held = _held(update)
     if _name(update) == "with_extra_args_support":
         return _is_negation(held["tx"].update)
@@ -139,13 +139,13 @@ _OPTIMIZERS = ("optax._src.alias", "optax.contrib")
 
 
 def _injected(factory: Any, settings: dict[str, Any]) -> int:
-    """The sign of a factory's transformation whose numbers the step decides: rates are positive."""
+    """The sign of a transformation whose factor depends on the step; rates count as positive."""
     if getattr(factory, "__module__", "").startswith(_OPTIMIZERS):
         return -1
     try:
         rest = dict.fromkeys(set(inspect.signature(factory).parameters) - set(settings), 1.0)
         return _sign(factory(**settings, **rest).update)
-    except Exception:  # It takes other numbers: there is nothing to say.
+    except Exception:  # It takes other arguments, so the sign is unknown.
         return 1
 
 
@@ -153,12 +153,12 @@ def _number(make: Callable[[], Any]) -> float:
     try:
         with xla.constants():
             return float(make())
-    except Exception:  # Someone else's schedule, or a traced number: there is nothing to say.
+    except Exception:  # A schedule of another library, or a traced number: the sign is unknown.
         return math.nan
 
 
 def _updates(value: Any) -> list[Any]:
-    """The updates of the transformations that something in a closure is, or holds."""
+    """The updates of the transformations that a closure variable is or contains."""
     if isinstance(value, optax.GradientTransformation):
         return [value.update]
     if isinstance(value, dict):
@@ -167,7 +167,7 @@ def _updates(value: Any) -> list[Any]:
 
 
 def _name(update: Any) -> str:
-    """The optax function that made it, or an empty string."""
+    """The name of the optax function that made it, or an empty string."""
     if not _is_optax(getattr(update, "__module__", None)):
         return ""
     return getattr(update, "__qualname__", "").split(".", 1)[0]
@@ -181,7 +181,7 @@ def _held(update: Any) -> dict[str, Any]:
     names = getattr(getattr(update, "__code__", None), "co_freevars", ())
     held = {}
     for name, cell in zip(names, getattr(update, "__closure__", None) or (), strict=False):
-        with contextlib.suppress(ValueError):  # Not assigned yet.
+        with contextlib.suppress(ValueError):  # The variable is not assigned yet.
             held[name] = cell.cell_contents
     return held
 

@@ -30,14 +30,14 @@ class Step(NamedTuple):
     reverse: bool
 
     def is_reverse(self) -> bool:
-        """Whether it is of the reverse pass of `jax.grad`. Slow: ask it of few."""
+        """Whether the equation belongs to the reverse pass of `jax.grad`. Slow: call it rarely."""
         scope = str(self.scope)
         return "transpose(" in scope or (self.reverse and "rematted_computation" not in scope)
 
 
 @runtime_checkable
 class Rule(Protocol):
-    """A property of values, and how it passes through equations."""
+    """A property of values, and its propagation through equations."""
 
     unknown: Any
     """The fact of a value without a history, such as an argument of the mapped function."""
@@ -46,13 +46,13 @@ class Rule(Protocol):
     """The fact of an array that is part of the program."""
 
     def literal(self, value: Any) -> Any:
-        """The fact of a number that is part of the program."""
+        """The fact for a number that is part of the program."""
 
     def join(self, one: Any, other: Any) -> Any:
-        """The fact of a value that is one or the other, or depends on both."""
+        """The fact for a value that depends on both, or is either of the two."""
 
     def through(self, step: Step, inputs: list[Any]) -> Any:
-        """The facts of the results of an equation."""
+        """The facts for the results of an equation."""
 
 
 def trace(leaves: Iterable[Any], rule: Rule) -> list[Any]:
@@ -77,7 +77,7 @@ def _origin(value: Any) -> tuple[Any, Any]:
 
 
 def _history(values: list[tuple[Any, Any]]) -> list[Step]:
-    """All equations behind some values, each after those that it depends on."""
+    """All equations behind the given values, each after the equations that it depends on."""
     order, begun = [], set()
     todo = [(equation, False) for _, equation in values if equation is not None]
     while todo:
@@ -112,7 +112,7 @@ def _flow(steps: Iterable[Step], rule: Rule, found: dict[Hashable, Any]) -> None
 
 
 def _inside(step: Step, inputs: list[Any], rule: Rule) -> list[Any] | None:
-    """The facts of the results of an equation that holds programs; None for others."""
+    """The facts for the results of an equation that contains programs; None for others."""
     params = step.params
     if step.name == "cond":
         which, *rest = inputs
@@ -154,7 +154,7 @@ def _loop(
 
 
 def _run(body: Any, inputs: list[Any], step: Step, rule: Rule) -> list[Any]:
-    """The facts of the results of a program within an equation."""
+    """The facts for the results of a program within an equation."""
     inner = getattr(body, "jaxpr", body)
     found = dict.fromkeys(inner.constvars, rule.constant)
     found.update(zip(inner.invars, inputs, strict=True))

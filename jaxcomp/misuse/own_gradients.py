@@ -63,7 +63,7 @@ def check(updates: PyTree, axis_name: AxisName) -> None:
 
 
 def _all_same(found: list[int]) -> bool:
-    """Some gradients are pooled, and none varies: constants, such as zeros, say nothing."""
+    """Whether some gradients are pooled and none varies; constants, such as zeros, are ignored."""
     return _POOLED in found and not any(each & _VARIES for each in found)
 
 
@@ -71,7 +71,7 @@ _VARIES, _POOLED = 1, 2
 
 
 class _Sameness:
-    """Bits: whether a value depends on data of one worker, and on pooled data of all."""
+    """Bit flags: a value depends on data of one worker, or on pooled data of all workers."""
 
     unknown, constant = _VARIES, 0
 
@@ -100,7 +100,7 @@ _SUMMED, _DIVIDED = "summed", "divided"
 
 
 class _Loss:
-    """Follows the initial one of a reverse pass up to the transpose of a sum.
+    """Follows the initial cotangent of a reverse pass up to the transpose of a sum.
 
     A number, of a constant; `_SUMMED`, of a sum over the workers; `_DIVIDED`, of a constant that a
     reverse pass has divided by the number of workers, or by such a sum; else None. The transpose of
@@ -152,7 +152,7 @@ class _Loss:
         return one / by if isinstance(by, float) and by != 0 else None
 
     def _counts(self, number: float) -> bool:
-        """Whether it is a multiple of the number of workers, as the number of all examples is."""
+        """Whether it is a multiple of the number of workers, such as the number of all examples."""
         parts = number / self.size
         return math.isfinite(parts) and parts > 0.5 and abs(parts - round(parts)) < 1e-4 * parts
 

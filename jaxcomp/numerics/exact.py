@@ -70,7 +70,7 @@ def reciprocal_by_digits(x: Float32[Array, "..."]) -> Float32[Array, "..."]:
 def sqrt_by_digits(x: Float32[Array, "..."]) -> Float32[Array, "..."]:
     """`sqrt` one binary digit after another, as on paper."""
     exponent, mantissa = _parts(x)
-    odd = exponent & 1  # Of the biased exponent: then the number below is one bit shorter.
+    odd = exponent & 1  # The biased exponent: if it is odd, the number below is one bit shorter.
     head = jnp.where(odd == 1, mantissa >> 1, mantissa)
     next_pair = jnp.where(odd == 1, (mantissa & 1) << 1, 0)
     rest, root = jnp.zeros_like(mantissa), jnp.zeros_like(mantissa)

@@ -39,7 +39,7 @@ def raw(key: Any) -> UInt32[Array, "2"]:
 
 
 def words(key: Any) -> Any:
-    """`raw`, but a seed gives a numpy array, so that no device is touched for it."""
+    """Like `raw`, but a seed gives a numpy array, so that no device is used for it."""
     if isinstance(key, bool) or not hasattr(key, "dtype"):
         if isinstance(key, bool) or not isinstance(key, int):
             raise ValueError(
@@ -52,7 +52,7 @@ def words(key: Any) -> Any:
             raise ValueError(f"`key` must be one key, got an array of keys of shape {key.shape}")
         data = jax.random.key_data(key).reshape(-1)
         pair = data[:2]
-        for i in range(2, data.shape[0]):  # Implementations with longer keys.
+        for i in range(2, data.shape[0]):  # Some implementations have longer keys.
             pair = fold(pair, data[i])
         return pair
     if key.dtype == jnp.uint32 and key.shape == (2,):
@@ -98,15 +98,15 @@ def seeds(
 
     def numbered(key, first):
         number = first.astype(jnp.uint32) + jnp.arange(buckets, dtype=jnp.uint32)
-        # Fused into the loop over elements, this chain makes the compiler recurse for seconds, and
-        # the loop do it again for every element.
+        # If fused into the loop over elements, this chain makes the compiler recurse for seconds,
+        # and the loop recomputes it for every element.
         return lax.optimization_barrier(absorb(key[0], key[1], number))
 
     return xla.compile_separately(numbered)(key, first)
 
 
 def at(high: Array, low: Array, position: Array) -> Array:
-    """Uniform `uint32` noise at `position` of the buckets with these seeds."""
+    """Uniform `uint32` noise at `position` in the buckets with these seeds."""
     h = _product(high, low, position)
     return h ^ (h >> 16)
 
@@ -120,8 +120,8 @@ def below(bits: int, high: Array, low: Array, position: Array) -> Array:
 
 
 def _product(high: Array, low: Array, position: Array) -> Array:
-    # The two seeds enter at two places: mixed in at one only, seeds that lie close together would
-    # give the same stream, shifted.
+    # The two seeds enter at two places: with one place, seeds that are close together would give
+    # the same stream, shifted.
     h = position + high
     h = (h ^ (h >> 16)) * jnp.uint32(0x7FEB352D)
     h = h ^ low
@@ -129,7 +129,7 @@ def _product(high: Array, low: Array, position: Array) -> Array:
 
 
 def absorb(high: Array, low: Array, word: Array) -> tuple[Array, Array]:
-    """Two Feistel rounds: a bijection of the key for each word, injective in the word."""
+    """Two Feistel rounds: a bijection of the key for each word, and injective in the word."""
     high = _mix(_mix(high ^ _mix(word + jnp.uint32(_GOLDEN))) + low)
     return high, _mix(low ^ _mix(high + jnp.uint32(_SILVER)))
 

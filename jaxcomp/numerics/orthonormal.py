@@ -1,4 +1,4 @@
-"""Orthonormal bases of many sets of vectors at once, whatever the lengths of their vectors.
+"""Orthonormal bases of many sets of vectors of different lengths, computed together.
 
 Compiled for each shape of a model by itself, this would take most of the time that a step takes to
 compile. So vectors are cut into tiles of one size, `[rank, tiles, 128]`, and what is summed over a
@@ -42,7 +42,7 @@ def orthonormal(
 def refreshed(
     sets: Sequence[Float[Array, "_ _ _"]], before: Sequence[Float[Array, "_ _ _"]]
 ) -> list[Float[Array, "_ _ _"]]:
-    """Vectors to go on from: each at length one, or what it was before if it is zero now.
+    """Normalises each vector; if it is zero, takes its former value instead.
 
     A zero would stay zero for good, and squares of what is large or small would not fit.
     """
@@ -50,7 +50,7 @@ def refreshed(
 
 
 def unit(vectors: Float[Array, "n rank size"]) -> Float[Array, "n rank size"]:
-    """Each vector at length one; zeros stay zero."""
+    """Normalises each vector; zeros stay zero."""
     (fresh,) = refreshed([vectors], [jnp.zeros_like(vectors)])
     return fresh
 
@@ -65,11 +65,11 @@ def _orthonormal(sets: Sequence[Array]) -> list[Array]:
     def add(k: Array, basis: Array) -> Array:
         rest = units[k]
         for _ in range(2):
-            # Vectors that are not in the basis yet are zeros in it and add nothing.
+            # Vectors that are not in the basis yet are zeros and add nothing.
             along = _over_vectors(shapes, jnp.sum(rest * basis, axis=2))
             rest = rest - jnp.sum(along[..., None] * basis, axis=0)
         length = jnp.sqrt(_over_vectors(shapes, jnp.sum(rest * rest, axis=1)[None]))[0, :, None]
-        rest = jnp.where(length <= least, 0, rest / length)  # NaN is not less than anything.
+        rest = jnp.where(length <= least, 0, rest / length)  # NaN is not below the limit.
         return lax.dynamic_update_index_in_dim(basis, rest, k, axis=0)
 
     empty, _ = axes.alike(jnp.zeros(tiles.shape, tiles.dtype), tiles)
@@ -88,17 +88,17 @@ def _measured(shapes: tuple, tiles: Array) -> tuple[Array, Array, Array]:
     there is such a length.
     """
     tiny = float(jnp.finfo(tiles.dtype).tiny)
-    # First about the largest element, since squares of what is large or small do not fit, nor does
-    # the reciprocal of what is very large.
+    # First relative to the largest element, since squares of large or small values, and the
+    # reciprocal of a very large value, are out of range.
     near = 1 / jnp.clip(_over_vectors(shapes, jnp.max(jnp.abs(tiles), axis=2)), tiny, 1 / tiny)
     scaled = tiles * near[..., None]
     length = jnp.sqrt(_over_vectors(shapes, jnp.sum(scaled * scaled, axis=2)))
-    some = ~(length == 0)  # NaN is no zero.
+    some = ~(length == 0)  # NaN counts as non-zero.
     return near, 1 / jnp.where(some, length, 1), some
 
 
 def _over_vectors(shapes: tuple, x: Array) -> Array:
-    """`[rank, tiles]`, summed over the tiles of each vector, on each of its tiles."""
+    """Sums `[rank, tiles]` over the tiles of each vector, and returns the sum on each tile."""
     places, owner = _places(shapes)
     for rows in places:
         x = jnp.sum(jnp.take(x, rows, axis=1, mode="fill", fill_value=0), axis=2)
@@ -107,7 +107,7 @@ def _over_vectors(shapes: tuple, x: Array) -> Array:
 
 @functools.lru_cache
 def _places(shapes: tuple[tuple[int, int, int], ...]) -> tuple[list[np.ndarray], np.ndarray]:
-    """Which rows to add up, so many at a time and then their sums, and the matrix of each tile."""
+    """The rows of each partial sum, and the matrix of each tile."""
     counts = np.repeat([-(-size // _LANES) for _, _, size in shapes], [n for n, _, _ in shapes])
     owner = np.repeat(np.arange(counts.size), counts).astype(np.int32)
     places = []
@@ -136,7 +136,7 @@ def _cut(sets: Sequence[Array]) -> Array:
 
 
 def _joined(shapes: tuple, tiles: Array) -> list[Array]:
-    """The sets that were cut into these tiles."""
+    """The sets that were split into these tiles."""
     sets, first = [], 0
     for n, rank, size in shapes:
         count = n * -(-size // _LANES)
@@ -147,7 +147,7 @@ def _joined(shapes: tuple, tiles: Array) -> list[Array]:
 
 
 def _by_dtype(f: Callable[..., list[Array]], *lists: Sequence[Array]) -> list[Array]:
-    """`f` of the entries of each dtype together, in the order in which they came."""
+    """Applies `f` to the entries of each dtype together; returns the results in input order."""
     found: dict[int, Array] = {}
     for dtype in dict.fromkeys(x.dtype for x in lists[0]):
         numbers = [i for i, x in enumerate(lists[0]) if x.dtype == dtype]

@@ -14,19 +14,19 @@ UNROLLED = 16
 
 
 def wide(dtype: Any) -> Any:
-    """The dtype that arithmetic on this one is done in: float64 for float64, else float32."""
+    """The dtype of arithmetic on this dtype: float64 for float64, else float32."""
     return jnp.dtype(jnp.float64 if jnp.dtype(dtype) == jnp.float64 else jnp.float32)
 
 
 def limit(dtype: Any) -> Any:
-    """The largest float32 that is finite in this dtype too."""
+    """The largest float32 that is also finite in this dtype."""
     both = jnp.promote_types(dtype, jnp.float32)
     least = min(jnp.finfo(dtype).max.astype(both), jnp.finfo(jnp.float32).max.astype(both))
     return least.astype(jnp.float32)
 
 
 def accumulator(like: ArrayLike) -> jax.ShapeDtypeStruct:
-    """`like` in the dtype that sums are taken in: float32, or float64 for float64."""
+    """`like` in the dtype of sums: float32, or float64 for float64."""
     return jax.ShapeDtypeStruct(like.shape, wide(like.dtype))
 
 
@@ -37,7 +37,7 @@ def one_by_one(
     like: ArrayLike,
     weights: Array | None = None,
 ) -> Array:
-    """`Σ wᵢ · decode(keyᵢ, payloadᵢ, wide)` in worker order, as wide as `accumulator(like)`."""
+    """`Σ wᵢ · decode(keyᵢ, payloadᵢ, wide)` in worker order, in `accumulator(like).dtype`."""
     wide = accumulator(like)
 
     def term(index):
@@ -63,7 +63,7 @@ def mean_factors(workers: int) -> tuple[float, float]:
 
 
 def saturated(x: Array, dtype: Any) -> Array:
-    """`x` in the dtype; what is finite stays finite, even where rounding up would overflow."""
+    """Casts `x` to the dtype; finite values stay finite, even if rounding up would overflow."""
     largest = float(jnp.finfo(dtype).max)
     if largest >= float(jnp.finfo(x.dtype).max):
         return x.astype(dtype)
@@ -71,7 +71,7 @@ def saturated(x: Array, dtype: Any) -> Array:
 
 
 def kept(factor: float, dtype: Any) -> Array:
-    """A factor of every term of a sum, which XLA must not take out of the sum.
+    """A factor of every term of a sum, which XLA must not move out of the sum.
 
     It does so with a constant that is a power of two, since only overflow could tell.
     """
@@ -79,10 +79,10 @@ def kept(factor: float, dtype: Any) -> Array:
 
 
 def widened(x: Array) -> Array:
-    """`x` in the dtype that sums are taken in."""
+    """`x` in the dtype of sums."""
     if x.dtype != jnp.bfloat16:
         return x.astype(wide(x.dtype))
-    # By hand, since a CPU converts whole arrays of bfloat16 before it fuses anything with them.
+    # Explicit, since a CPU converts whole arrays of bfloat16 before it fuses the conversion.
     halves = lax.bitcast_convert_type(x, jnp.uint16).astype(jnp.uint32)
     return lax.bitcast_convert_type(halves << 16, jnp.float32)
 
@@ -96,7 +96,7 @@ def weighted(x: Array, weight: Array | None = None) -> Array:
 
 
 def in_order(term, workers: int) -> Array:
-    """`term(0) + term(1) + …`, added in this order however it is compiled."""
+    """`term(0) + term(1) + …`, always added in this order."""
     total = term(0)
     for index in range(1, min(workers, UNROLLED)):
         total = total + term(index)

@@ -28,7 +28,7 @@ SAMPLES = 2**16
 SPACING = 2.0**-13
 """No two levels are closer, so that they are still apart once rounded to multiples of 2⁻¹⁴."""
 
-_SHIFT = 18  # Bits of a float32 that do not tell its bin.
+_SHIFT = 18  # Bits of a float32 that do not determine its bin.
 _ROW = 32
 _FIRST = int(np.float32(2.0**-16).view(np.int32)) >> _SHIFT
 _EDGES = (np.arange(_FIRST, _FIRST + BINS + 1, dtype=np.int32) << _SHIFT).view(np.float32)
@@ -91,7 +91,7 @@ def histogram(r: Array, weight: Array | None = None) -> Histogram:
     each, r = _short(each), _short(r)
     bins = (lax.bitcast_convert_type(r, jnp.int32) >> _SHIFT) - _FIRST
     bins = jnp.clip(bins, 0, BINS - 1)
-    # An accelerator adds scattered floats in no stated order, or one by one; a CPU does it fastest.
+    # An accelerator scatters floats in no stated order, or one by one; a CPU does it fastest.
     sums = lax.platform_dependent(bins, each, each * r, cpu=_scatter, default=_multiply)
     return Histogram(*sums)
 
@@ -243,11 +243,11 @@ def amq(histogram: Histogram, interior: int) -> Float32[Array, " levels"]:
         return _apart(jnp.exp2(share * octaves).at[0].set(0))
 
     def best(shares: Array) -> Array:
-        """The first of those with the least variance."""
+        """The first of the level sets with the least variance."""
         cost = jax.vmap(lambda share: variance(histogram, powers(share)))(shares)
         return shares[jnp.argmin(cost)]
 
-    # An empty histogram makes all equal; then the first stays: powers of two.
+    # An empty histogram makes all variances equal; then the first stays: powers of two.
     half = jnp.full(1, min(interior / -math.log2(SPACING), 1), jnp.float32)
     grid = jnp.asarray(np.linspace(0, 1, _GRID + 1), jnp.float32)
     rough = best(jnp.concatenate([half, grid]))[None]
@@ -278,7 +278,7 @@ def _tail(histogram: Histogram) -> _Tail:
 
 
 def _from_above(x: Float32[Array, " n"]) -> Float32[Array, " ends"]:
-    """The sum of all that follows each place between elements, the ends included."""
+    """The sum of all elements after each position, including both ends."""
     return jnp.append(lax.cumsum(x, reverse=True), jnp.float32(0))
 
 
@@ -310,7 +310,7 @@ def _starts(histogram: Histogram, tail: _Tail, interior: int) -> Float32[Array, 
     even = np.linspace(0, 1, interior + 2, dtype=np.float32)
     halves = np.exp2(np.arange(-interior - 1, 1, dtype=np.float32))
     quantiles = _quantile(tail.points, tail.share, tail.share[0] * (1 - even))
-    # Between dense levels the variance is ∫ gap² dF / 6, least where gap ∝ density^(−1/3).
+    # For dense levels the variance is ∫ gap² dF / 6, least if gap ∝ density^(−1/3).
     width = np.diff(_EDGES)
     roots = _from_above(jnp.cbrt(_pieces(histogram)[2] / width) * width)
     companded = _quantile(jnp.asarray(_EDGES), roots, roots[0] * (1 - even))
@@ -330,18 +330,20 @@ def _beyond(points: Float32[Array, " points"], x: Float32[Array, " n"]) -> Array
 
 
 def _short(x: Float32[Array, " n"]) -> Float32[Array, " n"]:
-    """Rounded to twelve bits, so that a product of two is exact, fused with a sum or not."""
+    """Rounds to twelve bits, so that a product of two values is exact, fused with a sum or not."""
     bits = lax.bitcast_convert_type(x, jnp.int32)
     return lax.bitcast_convert_type((bits + (1 << 11)) & ~((1 << 12) - 1), jnp.float32)
 
 
 def _inverse(x: Array) -> Array:
-    """`1 / x`, or 0 for a step of no length, which nothing lies in."""
+    """`1 / x`, or 0 for an interval of length zero, which contains no mass."""
     return jnp.where(x > 0, 1 / jnp.where(x > 0, x, 1), 0)
 
 
 def _stride(n: int, size: int) -> int:
-    """The step that leaves at most `SAMPLES` elements, and visits every place of a bucket alike."""
+    """The stride that leaves at most `SAMPLES` elements and visits all positions of a bucket
+    equally.
+    """
     stride = -(-n * size // SAMPLES)
     while stride > 1 and math.gcd(stride, size) > 1:
         stride += 1
@@ -349,12 +351,12 @@ def _stride(n: int, size: int) -> int:
 
 
 def _scatter(bins: Array, *columns: Array) -> list[Array]:
-    """The sum of each column over the members of each bin, one after another."""
+    """Sums each column over the members of each bin, sequentially."""
     return [jnp.zeros(BINS, jnp.float32).at[bins].add(column) for column in columns]
 
 
 def _multiply(bins: Array, *columns: Array) -> list[Array]:
-    """`_scatter` as a product of matrices: a bin is a row and a place in it."""
+    """`_scatter` as a matrix product: a bin is a row and a column."""
     rows = (bins // _ROW)[:, None] == jnp.arange(BINS // _ROW)[None, :]
     places = (bins % _ROW)[:, None] == jnp.arange(_ROW)[None, :]
     return [
@@ -372,7 +374,7 @@ def _pieces(histogram: Histogram) -> tuple[Array, Array, Array]:
     """The interval of each bin's mass, and its fraction of the whole."""
     lower, upper = jnp.asarray(_EDGES[:-1]), jnp.asarray(_EDGES[1:])
     top = jnp.max(histogram.weight)
-    filled = (histogram.weight > 0) & jnp.isfinite(top)  # What overflowed counts as empty.
+    filled = (histogram.weight > 0) & jnp.isfinite(top)  # Bins that overflowed count as empty.
     weight = jnp.where(filled, histogram.weight, 1)
     scaled = jnp.where(filled, weight / jnp.where(filled, top, 1), 0)
     total = jnp.sum(scaled)

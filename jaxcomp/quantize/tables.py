@@ -233,13 +233,13 @@ class Geometric(Levels):
         octave = number // self.per_octave
         table = tuple(round(256 * 2 ** (-i / self.per_octave)) for i in range(self.per_octave))
         size = _selected(number - octave * self.per_octave, table).astype(jnp.float32)
-        # A power of two: the product is exact.
+        # A power of two, so the product is exact.
         size = size * lax.bitcast_convert_type((127 - octave) << 23, jnp.float32)
         return jnp.where((codes >> (self.bits - 1)) & 1 == 1, -size, size)
 
 
 def _selected(number: Array, table: tuple[int, ...]) -> Array:
-    """`table[number]` by halves, since not every kernel can look up."""
+    """`table[number]` by binary selection, since not every kernel can look up values."""
     if len(table) == 1:
         return jnp.full_like(number, table[0])
     half = len(table) // 2
@@ -280,5 +280,5 @@ def _positive(width: int, law: str) -> tuple[tuple[int, ...], float]:
 
 
 def _settled(x: float) -> float:
-    """Without the digits in which two machines' solvers differ: settings must be alike on all."""
+    """Drops the digits in which solvers on two machines differ: settings must be alike on all."""
     return round(float(x), 6)

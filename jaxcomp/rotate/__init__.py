@@ -1,1 +1,1 @@
-"""Random rotations: every element of a bucket shares in every coordinate that is sent."""
+"""Random rotations: every element of a bucket contributes to every coordinate that is sent."""

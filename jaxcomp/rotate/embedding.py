@@ -46,7 +46,7 @@ def slots(real: int, block: int) -> np.ndarray:
         array([0, 5, 2, 7, 4])
     """
     _check_real(real, block)
-    # An odd number, so that no slot comes twice.
+    # An odd stride, so that no slot occurs twice.
     return np.arange(real) * (int(_GOLDEN_RATIO * block) | 1) % block
 
 
@@ -122,9 +122,9 @@ def _democratic(x: Array, high: Array, low: Array, mask: Array, block: int) -> A
 
 
 def _embed(x: Float32[Array, "rows block"], seeds: Seeds, mask: Array) -> Array:
-    # No product here feeds a sum, which a compiler might fuse with it or not: in units in which
-    # the transform needs no factor, `v` is block times too large, `z` √block times. A step that
-    # clips at infinity takes over all that remains.
+    # No product here feeds a sum, which a compiler might fuse or not: in units in which the
+    # transform needs no factor, `v` is block times too large, and `z` √block times. A step that
+    # clips at infinity takes the whole remainder.
     block = x.shape[1]
 
     def step(turn, carry):
@@ -143,13 +143,13 @@ def _embed(x: Float32[Array, "rows block"], seeds: Seeds, mask: Array) -> Array:
     start = v * jnp.float32(block), jnp.zeros_like(x), length * jnp.float32(4 * _LIMIT)
     _, z, _ = lax.fori_loop(0, _STEPS + 1, step, start)
     z = z * (up * jnp.float32(block**-0.5))
-    # Coordinates may be larger than the elements: of the largest floats they stay finite.
+    # Coordinates may be larger than the elements; those of the largest floats stay finite.
     largest = jnp.finfo(jnp.float32).max
     return jnp.where(sums.is_finite(top), jnp.clip(z, -largest, largest), z)
 
 
 def _to_one(top: Float32[Array, "rows 1"]) -> tuple[Array, Array]:
-    """A power of two that brings elements of at most `top` near 1, and its reciprocal."""
+    """A power of two that scales elements of at most `top` close to 1, and its reciprocal."""
     exponent = lax.bitcast_convert_type(top, jnp.int32) >> 23
     down = jnp.clip(253 - exponent, 1, 252)
     down, up = (lax.bitcast_convert_type(e << 23, jnp.float32) for e in (down, 254 - down))

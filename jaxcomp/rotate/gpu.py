@@ -29,7 +29,7 @@ nearly twice as long to compile."""
 
 
 def refuses(block: int) -> str | None:
-    """Why such blocks cannot be worked on here, or None."""
+    """The reason why this kernel cannot process such blocks, or None."""
     if block > LARGEST:
         return f"a block must have at most {LARGEST} elements, and this one has {block}"
     return None
@@ -76,7 +76,7 @@ def _network(parts: list[Array], radices: list[int]) -> Array:
 
 
 def _butterflies(parts: list[Array]) -> list[Array]:
-    """The stages of the network between whole parts, the farthest first."""
+    """The stages of the network between whole parts, the largest distance first."""
     stride = len(parts) // 2
     while stride:
         for number, first in enumerate(parts):
@@ -105,7 +105,7 @@ def _transposed(x: Array) -> Array:
 
 
 def _radices(block: int) -> list[int]:
-    """The stages dealt to passes between exchanges, as evenly as they go, the most first."""
+    """Distributes the stages evenly over passes between exchanges, the longest passes first."""
     stages = block.bit_length() - 1
     passes = -(-stages // _STAGES)
     return [2 ** ((stages + i) // passes) for i in reversed(range(passes))]
@@ -127,7 +127,7 @@ def _call(
     stride = block // radices[0]
 
     def kernel(high_ref, low_ref, begin_ref, x_ref, out_ref):
-        # The last program, where it has too few blocks, repeats the last one.
+        # If the last program has too few blocks, it repeats the last one.
         rows = jnp.minimum(pl.program_id(0) * per + lax.iota(jnp.int32, per), n - 1)
         high, low, begin = (
             triton.load(ref.at[rows])[:, None] for ref in (high_ref, low_ref, begin_ref)

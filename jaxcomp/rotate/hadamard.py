@@ -132,7 +132,7 @@ def check(x: Array, block: int) -> None:
         )
 
 
-# Compiled for eager callers too: for them a CPU's loop would be compiled anew at each call.
+# Compiled for eager callers too: otherwise a CPU's loop would be compiled again at each call.
 _transform = jax.jit(reference.transform, static_argnums=1)
 
 
@@ -148,13 +148,13 @@ def _run(
     implementation: str | None,
 ) -> Array:
     if x.size == 0:
-        return x  # A kernel has nothing to run over.
+        return x  # The grid of a kernel would be empty.
 
     def run(name: str) -> Callable[..., Any]:
         rotated = xla.implementation(name, _PARTS, work, block)
         return lambda blocks, *seeds: rotated(blocks, reference.Seeds(*seeds), down, up)
 
-    # Whatever does the work, its result has the same type.
+    # All implementations return the same type of replication.
     args = axes.alike(x.reshape(-1, block), *block_seeds(x, high, low, block))
     if implementation is not None:
         return run(implementation)(*args).reshape(x.shape)

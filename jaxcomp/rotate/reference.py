@@ -64,7 +64,7 @@ def unrotate(
 def over_blocks(
     f: Callable[[Array, Any], Array], blocks: Float32[Array, "blocks block"], seeds: Any = None
 ) -> Float32[Array, "blocks block"]:
-    """`f(blocks, seeds)`, a function of each row by itself, done as it suits the platform.
+    """Applies `f(blocks, seeds)`, a function of each row alone, in blocks that suit the platform.
 
     A CPU takes as many rows at a time as its cache holds, and puts the result in the place of the
     argument: what several passes over memory cost is not the arithmetic but memory, above all the
@@ -97,11 +97,11 @@ def butterflies(
     (rows, block), stride = x.shape, x.shape[1]
     for radix in _radices(block):
         stride //= radix
-        # Outside of what is compiled as one: with a result of another shape, the inner loop would
-        # divide to find its place, and take four times as long.
+        # Outside the function that is compiled separately: with a result of another shape, the
+        # inner loop would divide to compute its position, and take four times as long.
         x = x.reshape(rows, block // (radix * stride), radix, stride)
-        # Fused, a pass would do the work of the one before again for each of its terms. A barrier
-        # is gone before a CPU's compiler fuses for the last time; a function of its own is not.
+        # If fused, a pass would repeat the work of the pass before it for each of its terms. XLA
+        # removes a barrier before a CPU's last fusion, but not a separate function.
         if seeds is None or stride > 1:
             x = xla.compile_separately(_pass)(x)
         else:
@@ -111,7 +111,7 @@ def butterflies(
 
 
 def flip(x: Float32[Array, "rows ..."], seeds: Seeds) -> Float32[Array, "rows ..."]:
-    """Rows, or views of rows, with random signs."""
+    """Applies random signs to rows, or to views of rows."""
     high, low, begin = (word.reshape(-1, *[1] * (x.ndim - 1)) for word in seeds)
     position = begin + lax.iota(jnp.uint32, math.prod(x.shape[1:])).reshape(1, *x.shape[1:])
     return flip_at(x, high, low, position)
@@ -124,7 +124,7 @@ def flip_at(x: Array, high: Array, low: Array, position: Array) -> Array:
 
 
 def _radices(block: int) -> list[int]:
-    """The stages of the network dealt to passes, as evenly as they go, the fewest first.
+    """Distributes the stages of the network evenly over passes, the shortest passes first.
 
     Elements far from each other tend to fall on the same lines of a cache.
     """
@@ -134,12 +134,12 @@ def _radices(block: int) -> list[int]:
 
 
 def _pass(x: Float32[Array, "rows groups radix stride"]) -> Array:
-    """The stages between the `radix` elements at this stride: each result a tree of its terms."""
+    """The stages between the `radix` elements at this stride; a result is a tree of its terms."""
     terms = [x[:, :, i : i + 1, :] for i in range(x.shape[2])]
     number = np.arange(x.shape[2]).reshape(1, 1, -1, 1)
     while len(terms) > 1:
         half = len(terms) // 2
-        # A product by ±1 is exact, so it may be fused with the sum.
+        # A product with ±1 is exact, so it may be fused with the sum.
         sign = jnp.asarray(np.where(number & half, -1, 1), jnp.float32)
         terms = [a + sign * b for a, b in zip(terms[:half], terms[half:], strict=True)]
     return terms[0]

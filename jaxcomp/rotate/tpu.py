@@ -29,7 +29,7 @@ _HELD = 2**17
 
 
 def refuses(block: int) -> str | None:
-    """Why such blocks cannot be worked on here, or None."""
+    """The reason why this kernel cannot process such blocks, or None."""
     if not LANES <= block <= LARGEST:
         return f"a block must have {LANES} to {LARGEST} elements, and this one has {block}"
     return None
@@ -82,7 +82,7 @@ def _call(
     seeds: Seeds,
     interpret: bool,
 ) -> Array:
-    """`work(x, flip)` of eight blocks at a time; `flip` gives them their signs."""
+    """Applies `work(x, flip)` to eight blocks at a time; `flip` applies their signs."""
     n, block = blocks.shape
     rows = min(max(_HELD // block, ROWS), pl.cdiv(n, ROWS) * ROWS)
     starts = range(0, block, LANES)

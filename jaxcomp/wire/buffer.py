@@ -19,7 +19,7 @@ from jaxcomp.types import Array, AxisName, PyTree
 
 
 def fuse(payload: PyTree) -> UInt32[Array, " words"]:
-    """Every array of a payload tree, one after another, as 32-bit words.
+    """Concatenates every array of a payload tree into one buffer of 32-bit words.
 
     Narrow dtypes are packed; each array begins on a word.
     """
@@ -28,14 +28,14 @@ def fuse(payload: PyTree) -> UInt32[Array, " words"]:
         return jnp.zeros(0, jnp.uint32)
     words = [_to_words(leaf) for leaf in leaves]
     join = xla.compile_separately(xla.joined, size=sum(part.size for part in words))
-    # Apart from the encoder, whose loops would else be those over the words of the buffer: a CPU
-    # takes five times as long. The barrier keeps the compiler from moving the decoder's widening
-    # before the collective.
+    # Separate from the encoder, whose loops would otherwise run over the words of the buffer: a CPU
+    # takes five times as long. The barrier keeps the compiler from moving the decoder's cast to a
+    # wider dtype before the collective.
     return lax.optimization_barrier(join(words))
 
 
 def split(buffer: UInt32[Array, "*workers words"], like: PyTree) -> PyTree:
-    """The payload trees that buffers stand for; leading axes of `buffer` are kept."""
+    """Splits buffers into their payload trees; leading axes of `buffer` are kept."""
     leaves, treedef = jax.tree.flatten(like)
     counts = [_word_count(leaf) for leaf in leaves]
     if sum(counts) != buffer.shape[-1]:
@@ -50,7 +50,7 @@ def split(buffer: UInt32[Array, "*workers words"], like: PyTree) -> PyTree:
 
 
 def gather(payload: PyTree, axis_name: AxisName, collectives: int = 1) -> PyTree:
-    """Everyone's payload trees, stacked, by so many collectives."""
+    """Gathers and stacks every worker's payload trees with the given number of collectives."""
     leaves, treedef = jax.tree.flatten(payload)
     found = [split(axes.gather(fuse(part), axis_name), part) for part in _runs(leaves, collectives)]
     return jax.tree.unflatten(treedef, [leaf for part in found for leaf in part])
@@ -87,7 +87,7 @@ def _word_count(leaf) -> int:
 
 
 def _to_words(x: Array) -> Array:
-    """An array of any shape as 32-bit words, in a shape as near to its own as may be."""
+    """An array of any shape as 32-bit words, in a shape close to its own."""
     if x.dtype == jnp.bool_:
         x = x.astype(jnp.uint8)
     width = 8 * x.dtype.itemsize

@@ -23,8 +23,8 @@ def payload_like(batches: Batches) -> tuple[Any, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def _payload_like(batch: Any, x64: bool) -> Any:
-    """Tracing an encoder takes a while, and reducers are compared by their bytes many times."""
-    del x64  # What dtypes come out may depend on it.
+    """Cached: tracing an encoder is slow, and reducers are compared by their bytes many times."""
+    del x64  # The dtypes of the payload may depend on it.
 
     def encode():
         key = trees.batch_key(jnp.zeros(2, jnp.uint32), 0, 0)
@@ -69,7 +69,7 @@ def _agreed(batch: Any, x64: bool) -> int:
         with jax.enable_x64(x64):
             return jax.eval_shape(jax.vmap(agree, axis_name="agree"), rows)
 
-    # In a thread of its own, where no mapped function is around that would want types of its axes.
+    # In a separate thread, outside any mapped function, which would require types of its axes.
     with concurrent.futures.ThreadPoolExecutor(max_workers=1) as alone:
         before, after = alone.submit(shapes).result()
     kept, all_of_it = (
@@ -119,7 +119,7 @@ def wire_bytes(
                     f"{workers!r}"
                 )
         if isinstance(workers, tuple) and not codec_or_reducer.hierarchical:
-            workers = math.prod(workers)  # To a reducer over one axis they are all the same.
+            workers = math.prod(workers)  # A reducer over one axis only needs the total.
         return math.ceil(codec_or_reducer.link_bytes(like, workers))
     if not isinstance(codec_or_reducer, Codec | Policy):
         raise ValueError(
@@ -135,5 +135,5 @@ def ring_bytes(size: int, workers: int) -> int:
 
 
 def ring(size: int, workers: int) -> Fraction:
-    """The same before it is rounded, so that sums are: XLA may join all-reduces, or not."""
+    """Unrounded, so that sums are rounded only once: XLA may join all-reduces."""
     return Fraction(2 * (workers - 1) * size, workers)

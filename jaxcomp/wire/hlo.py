@@ -48,7 +48,7 @@ def collective_bytes(compiled: Any) -> dict[str, int]:
         found = _COLLECTIVE.search(line)
         if not found:
             continue
-        chain = _CHAIN.search(line)  # A TPU repeats one among the programs that run beside it.
+        chain = _CHAIN.search(line)  # A TPU repeats it in each concurrent program.
         if chain and chain[0] in chains:
             continue
         chains |= {chain[0]} if chain else set()
@@ -82,7 +82,7 @@ def _group_size(line: str, everyone: int) -> int:
     if found:
         return len(found.group(1).split(","))
     found = re.search(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}", line)
-    if found:  # By the names of the mesh's axes.
+    if found:  # The groups are written as names of mesh axes.
         sizes = dict(re.findall(r"'?([\w.]+)'?=(\d+)", found.group(1)))
         return math.prod(int(sizes[name]) for name in re.findall(r"[\w.]+", found.group(2)))
     return everyone
