@@ -78,7 +78,7 @@ def decode(
     elif method == CODES:
         items = _from_codes(reader, like.shape, dtype, widths)
     else:
-        raise MessageError(f"`data` must write arrays in one of the ways 0 to 3, got {method}")
+        raise MessageError(f"`data` must write arrays by a method from 0 to 3, got {method}")
     reader.end("an array")
     if dtype == np.bool_ and size and items.max() > 1:
         raise MessageError(f"`data` must hold 0 or 1 for a boolean, got {items.max()}")
@@ -134,7 +134,7 @@ def _from_codes(
     size = _most_codes(shape[1], bits) if len(shape) == 2 and bits in tuple(widths) else 0
     if dtype != np.uint32 or not size:
         raise MessageError(
-            f"`data` must write as codes only words that hold some, got codes of {bits} bits in "
+            f"`data` must write only packed words as codes, got codes of {bits} bits in "
             f"{dtype.name}{list(shape)}"
         )
     number = shape[0] * size

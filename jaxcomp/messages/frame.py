@@ -88,7 +88,7 @@ def read(
     if found != digests[version]:
         raise MessageError(
             "`data` must come from `to_bytes` with the same codec and a tree like `like`, got "
-            f"codec and leaves {found.hex()}, and these are {digests[version].hex()}"
+            f"fingerprint {found.hex()}, expected {digests[version].hex()}"
         )
     if count != len(likes):
         raise MessageError(f"`data` must hold {len(likes)} arrays, got {count}")
@@ -120,10 +120,12 @@ def _opened(whole: memoryview, most: int, secret: bytes | None) -> tuple[int, in
         )
     magic, version, flags, zero, count, length, identity, checksum = _FIXED.unpack_from(whole)
     if magic != MAGIC:
-        raise MessageError(f"`data` must begin with {MAGIC!r}, as messages do, got {magic!r}")
+        raise MessageError(
+            f"`data` must begin with {MAGIC!r}, the start of a message, got {magic!r}"
+        )
     if version not in READABLE:
         known = " or ".join(map(str, READABLE))
-        newer = "; take a newer jaxcomp" if version > VERSION else ""
+        newer = "; use a newer jaxcomp" if version > VERSION else ""
         raise MessageError(f"`data` must be of format version {known}, got {version}{newer}")
     if flags & ~_KEYED or zero:
         raise MessageError(f"`data` must have no flags but {_KEYED}, got {flags} and {zero}")
@@ -132,9 +134,9 @@ def _opened(whole: memoryview, most: int, secret: bytes | None) -> tuple[int, in
         must = "with" if secret else "without"
         raise MessageError(f"`data` must be a message {must} a secret, got {came}")
     if length != len(whole):
-        cut = "; it was cut" if length > len(whole) else ""
+        cut = "; it was truncated" if length > len(whole) else ""
         raise MessageError(
-            f"`data` must have the {length:,} bytes it says, got {len(whole):,}{cut}"
+            f"`data` must have {length:,} bytes, as its header says, got {len(whole):,}{cut}"
         )
     if length > most:
         raise MessageError(

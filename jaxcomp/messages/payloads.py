@@ -160,7 +160,7 @@ def _check_finite(codec: "Codec | Policy", payload: TreePayload, like: PyTree, l
         if jnp.issubdtype(leaf.dtype, jnp.floating) and not np.isfinite(np.asarray(leaf)).all():
             raise MessageError(
                 f"`data` must hold finite values, got NaN or Inf in {_shapes([leaf])}; pass "
-                "finite=False to read it all the same"
+                "finite=False to read it without this check"
             )
     # Narrow scales and exponents travel as integers: only their decoder knows which are NaN. A
     # key changes signs and positions, not which scales and codes there are, so any will do.
@@ -168,7 +168,7 @@ def _check_finite(codec: "Codec | Policy", payload: TreePayload, like: PyTree, l
     if not all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(decoded)):
         raise MessageError(
             "`data` must decode to finite values, got a scale or code that decodes to NaN or Inf; "
-            "pass finite=False to read it all the same"
+            "pass finite=False to read it without this check"
         )
 
 

@@ -92,7 +92,7 @@ def decode(reader: Reader, size: int) -> np.ndarray:
         return np.full(size, reader.take(1, "a symbol")[0], np.uint8)
     if kind == CODED:
         return _decoded(reader, size)
-    raise MessageError(f"`data` must write streams in one of the ways 0 to 2, got {kind}")
+    raise MessageError(f"`data` must write streams by a method from 0 to 2, got {kind}")
 
 
 def _frequencies(counts: np.ndarray) -> np.ndarray:
@@ -122,8 +122,8 @@ def _read_table(reader: Reader) -> np.ndarray:
     found = [reader.number("a table") for _ in range(last + 1)]
     if sum(found) != _TOTAL or max(found) >= _TOTAL or not found[-1]:
         raise MessageError(
-            f"`data` must hold tables of frequencies below {_TOTAL} that make {_TOTAL} and do not "
-            f"end in zero, got sum {sum(found)}, largest {max(found)}, last {found[-1]}"
+            f"`data` must hold tables of frequencies below {_TOTAL} that sum to {_TOTAL} and "
+            f"do not end in zero, got sum {sum(found)}, largest {max(found)}, last {found[-1]}"
         )
     return np.array(found + [0] * (SYMBOLS - len(found)), np.uint32)
 
@@ -180,8 +180,8 @@ def _decoded(reader: Reader, size: int) -> np.ndarray:
         symbols, intact = jax.device_get(_decode(words, counts[group], table))
         if not intact.all():
             raise MessageError(
-                "`data` must hold coded rows that end in the state in which coders begin, with "
-                "all of their words read, got another"
+                "`data` must hold coded rows that end in the initial state of the coder, with "
+                "all of their words read, got another state"
             )
         found[group] = symbols
     return found.reshape(-1)[:size]

@@ -100,7 +100,7 @@ def assert_keeps_shape(codec: Codec) -> None:
         back = jax.eval_shape(lambda x: trees.roundtrip(codec, SEED, x), like)
         if (back.shape, back.dtype) != (like.shape, like.dtype):
             raise AssertionError(
-                f"{codec!r} must return {like.dtype.name}{list(shape)} as it was, got "
+                f"{codec!r} must return {like.dtype.name}{list(shape)} unchanged, got "
                 f"{back.dtype.name}{list(back.shape)}"
             )
     x = jax.ShapeDtypeStruct((5, 129), jnp.float32)
@@ -111,7 +111,7 @@ def assert_keeps_shape(codec: Codec) -> None:
             if leaf.ndim == 0 or leaf.shape[0] != batch.buckets:
                 raise AssertionError(
                     f"every array of a payload must have a leading axis of {batch.buckets} "
-                    f"buckets, and {codec!r} sends one of shape {leaf.shape}"
+                    f"buckets; {codec!r} sends shape {leaf.shape}"
                 )
 
 
@@ -168,7 +168,7 @@ def _assert_traces_alike(codec: Codec, x: Array) -> None:
         alike = [np.array_equal(a, b) for a, b in zip(first.consts, second.consts, strict=False)]
         if str(first.jaxpr) != str(second.jaxpr) or not all(alike):
             raise AssertionError(
-                f"{codec!r} must give the same bits whenever it is called, and traces to another "
+                f"{codec!r} must give the same bits at every call, but traces to another "
                 "program the second time"
             )
 
@@ -217,7 +217,7 @@ def assert_handles_extremes(codec: Codec, x: Array) -> None:
         ratio = np.sum(lost**2) / np.sum(tiny**2)
         if not ratio < 1 + 1e-3:
             raise AssertionError(
-                f"{codec!r} must be contractive for inputs of 1e-35, too: its error there is "
+                f"{codec!r} must be contractive for inputs of 1e-35 too: its error there is "
                 f"{ratio:.4g} of the input's energy"
             )
     for scale in (2.0**-40, 2.0**60) if codec.homogeneous else ():
@@ -225,8 +225,8 @@ def assert_handles_extremes(codec: Codec, x: Array) -> None:
         got = np.asarray(run(x * scale))
         if not np.array_equal(want, got):
             raise AssertionError(
-                f"{codec!r} must scale with its input bit for bit by powers of two; by {scale:g} "
-                f"{np.sum(want != got)} of {want.size} elements differ"
+                f"{codec!r} must scale with its input by powers of two, bit for bit; at "
+                f"factor {scale:g} {np.sum(want != got)} of {want.size} elements differ"
             )
 
 
@@ -317,8 +317,8 @@ def assert_wire_bytes(codec: Codec, like: ArrayLike) -> None:
     slack = 0 if codec.bucket_size else 32 * 2 * 8 / size
     if sent > claim + slack + 1e-9:
         raise AssertionError(
-            f"{codec!r} claims {claim:g} bits an element and sends {sent:g}: a larger payload than "
-            "declared"
+            f"{codec!r} claims {claim:g} bits an element, but sends {sent:g}: a larger payload "
+            "than declared"
         )
 
 

@@ -64,11 +64,11 @@ def check_gate(gate: Gate, *, workers: int = 4, steps: int = 24) -> None:
     _, seen = jax.jit(lambda s: jax.lax.scan(step, s, jnp.arange(steps)))(start)
     go, weight, alike = map(np.asarray, seen)
     if not alike.all():
-        raise AssertionError(f"{gate!r} must answer alike on all workers, and keep equal states")
+        raise AssertionError(f"{gate!r} must return the same result and state on all workers")
     if not np.isin(weight, (0, 1)).all():
         raise AssertionError(f"{gate!r} must have weights of 0 or 1, got {np.unique(weight)}")
     chosen = (weight == 0).any()
     if chosen and not (go == weight.any(axis=1)).all():
-        raise AssertionError(f"{gate!r} must be open exactly if a worker takes part")
+        raise AssertionError(f"{gate!r} must be open if and only if a worker participates")
     if not gate.closes and not go.all():
-        raise AssertionError(f"{gate!r} must be open in every step, since it says so (`closes`)")
+        raise AssertionError(f"{gate!r} must be open in every step, since `closes` is False")

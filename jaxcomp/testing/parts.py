@@ -80,15 +80,15 @@ def _check_memory(feedback: Feedback, tree: PyTree) -> None:
         rest = 0.5 * np.asarray(message["a"], np.float64)
         if not np.allclose(left, rest, rtol=2e-2, atol=2e-2):
             raise AssertionError(
-                f"{feedback!r} must lose nothing: what of a message did not arrive must be kept, "
-                f"and is off by {np.abs(left - rest).max():g}"
+                f"{feedback!r} must lose nothing: it must keep the unsent part of a message, "
+                f"and its memory is off by {np.abs(left - rest).max():g}"
             )
     if feedback.kind == "residual" and unsent and feedback.decay == 1.0:
         total = np.asarray(arrived, np.float64) + np.asarray(unsent(state)["a"], np.float64)
         if not np.allclose(total, 4 * np.asarray(tree["a"]), rtol=2e-2, atol=2e-2):
             raise AssertionError(
-                f"{feedback!r} must lose nothing: sent and residual must add up to the inputs, "
-                f"and are off by {np.abs(total - 4 * np.asarray(tree['a'])).max():g}"
+                f"{feedback!r} must lose nothing: sent plus residual must equal the sum of the "
+                f"inputs, got a difference of {np.abs(total - 4 * np.asarray(tree['a'])).max():g}"
             )
 
 
@@ -180,7 +180,7 @@ def check_reducer(
             bound = downlink_tolerance * float(jnp.abs(want).max())
             if not np.allclose(got, want, rtol=downlink_tolerance, atol=bound):
                 raise AssertionError(
-                    f"{reducer!r} spreads another mean than it collected: off by "
+                    f"{reducer!r} returns another mean than it reduced: off by "
                     f"{float(jnp.abs(got - want).max()):g}"
                 )
         for leaf in jax.tree.leaves(mean):
@@ -193,7 +193,7 @@ def check_reducer(
     held = state_.init(reducer, like, axis_name).feedback
     held = held.own if isinstance(held, Mirrored) else held
     if reducer.uplink is not None and not isinstance(held, per_worker.PerWorker):
-        raise AssertionError(f"{reducer!r}: memory of links must be kept per worker")
+        raise AssertionError(f"{reducer!r}: memory of links must be wrapped in PerWorker")
 
 
 def _over(f: Any, names: tuple[str, ...], arguments: int) -> Any:

@@ -1,4 +1,4 @@
-"""Well-formed messages that would decode to NaN or Inf: refused, unless the receiver wants them."""
+"""Well-formed messages that would decode to NaN or Inf are refused, unless finite=False."""
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ FAMILIES = [
 
 
 def forged(payload):
-    """Every array of a payload in turn, replaced by what an attacker would put there."""
+    """Every array of a payload in turn, replaced by the values of an attacker."""
     leaves, treedef = jax.tree.flatten(payload)
     for place, leaf in enumerate(leaves):
         if jnp.issubdtype(leaf.dtype, jnp.floating):

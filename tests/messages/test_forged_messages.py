@@ -1,4 +1,4 @@
-"""Messages that nobody should believe: refused, whoever made them, and at no great cost."""
+"""Forged messages are refused, by any author, and at a low cost."""
 
 import collections
 import dataclasses
@@ -38,8 +38,8 @@ def refused(data, says, codec=CODEC, like=MATRIX, secret=None):
 def test_what_is_damaged_is_refused(good):
     refused(b"", "at least 52 bytes, got 0")
     refused(good[:51], "at least 52 bytes, got 51")
-    refused(good[:-1], r"got .*; it was cut")
-    refused(good + b"\0", "bytes it says")
+    refused(good[:-1], r"got .*; it was truncated")
+    refused(good + b"\0", "bytes, as its header says")
     refused(b"HTTP" + good[4:], "must begin with")
     for place in range(5, len(good), 7):
         flipped = bytearray(good)
@@ -49,7 +49,7 @@ def test_what_is_damaged_is_refused(good):
     refused("text", "must be bytes, got str")
     newer = bytearray(good)
     newer[4] = 3
-    refused(bytes(newer), "format version 1 or 2, got 3; take a newer jaxcomp")
+    refused(bytes(newer), "format version 1 or 2, got 3; use a newer jaxcomp")
     newer[4] = 0
     refused(bytes(newer), "format version 1 or 2, got 0$")
 
@@ -110,7 +110,7 @@ def made(*entries, tail=b""):
 
 
 def written(method, body, step=0):
-    """The same where the words are written like this, and the steps are zeros."""
+    """The same with these written words, and with steps of zero."""
     words = ((5, method, 2), (*ROW, len(body)))
     return made(words, ((11, step, 1), ROW_STEPS), tail=body + bytes(12))
 
@@ -124,7 +124,7 @@ def refused_cheaply(data, says):
 
 
 def test_hostile_sizes_are_refused_before_they_cost_anything(good):
-    """An attacker can compute a checksum; every length is held against what is expected."""
+    """An attacker can compute a checksum; every length is compared with the expected one."""
     words, step = (5, 0, 2), ((11, 0, 1), ROW_STEPS)
     cases = {
         "no flags but 1": replaced(good, flags=2),
@@ -146,15 +146,15 @@ def test_hostile_sizes_are_refused_before_they_cost_anything(good):
 
 
 def test_hostile_arrays_are_refused_before_they_cost_anything(good):
-    """So is what an array is written in, whose coded rows must be what a coder makes."""
+    """The written form of an array is checked too: coded rows must be valid output of the coder."""
     jaxcomp.from_bytes(CODEC, good, MATRIX)  # Compiling takes memory, too.
     table = b"\1" + number(4095) + number(1)
     rest = b"\1\0" + bytes(4)
     cases = {
         "bytes of an array, got only 0": written(0, b""),
         "must end after an array, got 1": written(1, b"\1\7" * 4 + b"\0"),
-        "one of the ways 0 to 3": written(4, b""),
-        "the ways 0 to 2, got 9": written(1, b"\x09"),
+        "a method from 0 to 3": written(4, b""),
+        "a method from 0 to 2, got 9": written(1, b"\x09"),
         "hold 192 bytes of a stream": written(1, b"\0\0"),
         "the width of codes": written(3, b""),
         "got codes of 17 bits": written(3, b"\x11"),
@@ -165,15 +165,15 @@ def test_hostile_arrays_are_refused_before_they_cost_anything(good):
         "at most the 64 elements": written(2, b"\xff\0\0"),
         "bytes of trimmed rows": written(2, b"\5\0\0"),
         "only arrays that have rows": written(0, bytes(768), step=2),
-        "only words that hold some": written(0, bytes(768), step=3),
+        "only packed words as codes": written(0, bytes(768), step=3),
         "bytes of a table": written(3, b"\4\2\xff" + b"\1" * 200),
-        "make 4096 .* got sum 4095": written(3, b"\4\2\1" + number(4094) + number(1) + rest),
+        "sum to 4096 .* got sum 4095": written(3, b"\4\2\1" + number(4094) + number(1) + rest),
         "frequencies below 4096": written(3, b"\4\2\1\0" + number(4096) + rest),
         "do not end in zero": written(3, b"\4\2\2" + table[1:] + b"\0" + rest),
         "bytes of lengths of coded rows": written(3, b"\4\2" + table + b"\1"),
         "at most .* words": written(3, b"\4\2" + table + b"\xff\xff"),
         "bytes of coded rows, got only": written(3, b"\4\2" + table + b"\2\0" + bytes(4)),
-        "the state in which coders begin": written(3, b"\4\2" + table + rest),
+        "the initial state of the coder": written(3, b"\4\2" + table + rest),
     }
     for says, data in cases.items():
         refused_cheaply(data, says)
@@ -184,7 +184,7 @@ def test_hostile_arrays_are_refused_before_they_cost_anything(good):
 
 
 def damaged(draw, data, other):
-    """Bytes with something wrong with them."""
+    """Damaged bytes."""
     data = bytearray(data)
     place = int(draw.integers(len(data) + 1))
     length = int(min(draw.geometric(0.1), len(data) - place))
@@ -213,7 +213,7 @@ def damaged(draw, data, other):
 
 
 def mutated(draw, data, other, expected):
-    """A message that is damaged, or made by someone who knows the format."""
+    """A message that is damaged, or forged with knowledge of the format."""
     way = draw.integers(4)
     if way == 0:
         return damaged(draw, data, other)
@@ -231,7 +231,7 @@ def mutated(draw, data, other, expected):
 
 @pytest.mark.parametrize("attempts", [4_000, slow(150_000)])
 def test_no_message_does_more_than_raise(attempts):
-    """Whatever is done to a message, it is refused, or is a payload of the right shapes."""
+    """Any modified message is refused, or is a payload of the right shapes."""
     codecs = [CODEC, jaxcomp.sidco(fraction=0.02), jaxcomp.terngrad(), jaxcomp.natural()]
     x = draws(MATRIX.shape)
     wants, messages = zip(*(message(codec, x) for codec in codecs), strict=True)

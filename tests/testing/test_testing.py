@@ -1,4 +1,4 @@
-"""The public checks find what they are there to find, in codecs that are wrong on purpose."""
+"""The public checks find errors in codecs that are wrong on purpose."""
 
 import dataclasses
 from typing import NamedTuple
@@ -273,7 +273,7 @@ def test_wrong_feedbacks_and_reducers_fail():
         def spread(self, key, batches, part, state, axis_name):
             return tuple(2 * p for p in part), state
 
-    with pytest.raises(AssertionError, match="spreads another mean than it collected"):
+    with pytest.raises(AssertionError, match="returns another mean than it reduced"):
         testing.check_reducer(Doubled(jaxcomp.Gather(jaxcomp.qsgd_inf(bits=4))))
     with pytest.raises(AssertionError, match="check an instance"):
         testing.check_feedback(jaxcomp.Residual)
