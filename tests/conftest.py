@@ -38,7 +38,7 @@ def x64():
 
 @pytest.fixture(autouse=True)
 def annotations(request):
-    """Lets wrong arguments reach the function that refuses them."""
+    """Disables the annotation checks, so that wrong arguments reach our own errors."""
     if request.node.get_closest_marker("wrong_types") is None:
         yield
         return
@@ -56,7 +56,7 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
-    """What needs an accelerator runs where there is one."""
+    """Skips tests that need an accelerator where there is none."""
     for item in items:
         for platform in ("gpu", "tpu"):
             if item.get_closest_marker(platform) and jax.default_backend() != platform:

@@ -1,4 +1,4 @@
-"""What the tests of gates share: gradients, and a loop over simulated workers."""
+"""Shared helpers of tests of gates: gradients, and a loop over simulated workers."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Every method with a codec that suits it, and what it comes from without compression."""
+"""Every method with a suitable codec, and its uncompressed form."""
 
 import jax
 import jax.numpy as jnp

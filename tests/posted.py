@@ -1,4 +1,4 @@
-"""Messages to test with, and what anyone who knows the format can make of them."""
+"""Messages for tests, and modifications by anyone who knows the format."""
 
 import hashlib
 import struct
@@ -33,7 +33,7 @@ def message(codec, x, **settings):
 
 
 def sealed(data, secret=b""):
-    """The message with the length and checksum of what it holds, as anyone can make it."""
+    """The message with the right length and checksum of its content, as anyone can compute."""
     data = bytearray(data)
     if len(data) >= FIXED:
         data[12:20] = struct.pack("<Q", len(data))

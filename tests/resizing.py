@@ -1,4 +1,4 @@
-"""States of any number of workers, filled with random memory, and what is unsent in them."""
+"""States for any number of workers, with random memory, and their unsent content."""
 
 import warnings
 
@@ -148,14 +148,14 @@ def unsent(node, one):
 
 
 def floating(tree):
-    """What has a mean: of counters, each worker goes on with one."""
+    """Arrays that are averaged; of counters, each worker takes those of one old worker."""
     leaves = jax.tree.leaves(tree, is_leaf=is_node(blocks.Blocks8))
     exact = [isinstance(x, blocks.Blocks8) or jnp.issubdtype(x.dtype, jnp.floating) for x in leaves]
     return [x for x, keep in zip(leaves, exact, strict=True) if keep]
 
 
 def without_unsent(memory):
-    """What else a feedback remembers."""
+    """The other memory of a feedback."""
     return () if isinstance(memory, ResidualState) else getattr(memory, "momentum", memory)
 
 
@@ -166,7 +166,7 @@ def counts(node):
 
 
 def check_moved(before, after, one, tolerance=1e-5):
-    """Raises unless nothing that was in a state is missing in another."""
+    """Raises if the content of a state is missing in another one."""
 
     def close(got, want):
         np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance)

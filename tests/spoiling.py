@@ -1,4 +1,4 @@
-"""A run of a few workers as one program, for what becomes of it after a step that is not finite."""
+"""A run of a few workers as one program, for tests of the state after a non-finite step."""
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +42,7 @@ def runner(tx, like):
 
 
 def skipped(state):
-    """All that the wrappers in a state have skipped."""
+    """The steps that all wrappers in a state have skipped."""
 
     def is_skip(node):
         return hasattr(node, "skipped")
@@ -52,7 +52,7 @@ def skipped(state):
 
 
 def assert_finite(state, about=""):
-    """No array of a state holds what is not finite."""
+    """No array of a state contains non-finite values."""
     for path, x in jax.tree_util.tree_leaves_with_path(state):
         if jnp.issubdtype(x.dtype, jnp.floating):
             where = about + jax.tree_util.keystr(path)

@@ -1,4 +1,4 @@
-"""What the contract suites run over: everything that `jaxcomp.recipes` offers, and more."""
+"""The parameters of the contract suites: all contents of `jaxcomp.recipes`, and more."""
 
 import functools
 import importlib

@@ -1,4 +1,4 @@
-"""The import of the package, and what the tests do when they import it."""
+"""The import of the package, and its checks during tests."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What is declared: the lowest versions are those that `make matrix` tries, and so are warnings."""
+"""The declared lowest versions are those that `make matrix` runs; warnings are errors."""
 
 import re
 import tomllib

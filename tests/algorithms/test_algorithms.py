@@ -1,4 +1,4 @@
-"""Every method: its parent without compression, many workers, and which codecs it takes."""
+"""Every method: its uncompressed form, many workers, and the codecs that it accepts."""
 
 import functools
 import importlib
@@ -42,7 +42,7 @@ def test_the_identity_gives_the_parent(name, x64):
 
 
 def test_every_recipe_is_tried():
-    """But those that are another at one setting: no momentum, signs."""
+    """Methods that equal another method at one setting: no momentum, signs."""
     recipes = set()
     for part in ("residuals", "shifts", "unbiased", "composite", "adaptive"):
         module = importlib.import_module(f"jaxcomp.algorithms.{part}")
@@ -95,7 +95,7 @@ START = {"x": jnp.zeros((1, SIZE))}
 
 
 def by_vmap(tx, workers, steps, moment=None):
-    """Parameters after each step; at a moment, everything is written down and read again."""
+    """Parameters after each step; at one step, the state is saved and restored."""
     batch = diagonal(workers)
     everyone = jax.jit(jax.vmap(stepper(tx), (0, 0, 0), axis_name=AXIS))
     state = jax.jit(jax.vmap(lambda _: tx.init(START), axis_name=AXIS))(jnp.arange(workers))
@@ -176,7 +176,7 @@ def test_the_table_of_what_goes_together():
 
 
 def test_wrong_use_says_what_would_do():
-    """The argument, what it must be, what came."""
+    """A message names the argument, the allowed values and the given value."""
     forgetful = jaxcomp.Link(QSGD, jaxcomp.Shift(0.05, absent="left out"))
     with pytest.raises(ValueError, match=r"`absent` must be one of"):
         jaxcomp.Shift(absent="gone")
@@ -235,7 +235,7 @@ def test_wrong_use_says_what_would_do():
 
 
 def test_a_state_made_outside_fits_the_workers(mesh):
-    """`tx.init` knows of one worker; what a step leaves out has the shapes of eight."""
+    """`tx.init` makes the state of one worker; the shapes of a skipped step are those of eight."""
     mesh = jax.sharding.Mesh(mesh.devices, (AXIS,))
     tx, params = build("neolithic"), START
     state = jaxcomp.place(tx.init(START), mesh, AXIS)

@@ -1,4 +1,4 @@
-"""Methods on workers that disagree: what theory promises of each, and where it promises nothing."""
+"""Methods on workers that disagree: the guarantees of theory, and methods without guarantees."""
 
 import functools
 import warnings
@@ -50,7 +50,7 @@ def test_memories_are_exact_where_residuals_are_not(x64):
     assert diana < 1e-7
     assert last(bare, 2000) > 1e-3
     mcm = last(jaxcomp.algorithms.mcm(QSGD, AXIS, learning_rate=0.052 * unit), 2000)
-    assert np.log(mcm) < 0.85 * np.log(diana)  # The slope is within 15 % of one way's.
+    assert np.log(mcm) < 0.85 * np.log(diana)  # Within 15 % of DIANA's slope.
     omega, workers, p = 9, problem.workers, 0.1
     left = np.sqrt(np.mean(curvatures(problem) ** 2) * (1 - p) * omega / (p * workers))
     rate = 1 / (problem.smoothness + left)
@@ -58,7 +58,7 @@ def test_memories_are_exact_where_residuals_are_not(x64):
 
 
 def test_the_absent_are_remembered(x64):
-    """Artemis with half of the workers: exact by their memory (PP2), and not without it (PP1)."""
+    """Artemis with half of the workers: exact with all memories (PP2), not without them (PP1)."""
     rate = 0.02 / problems.quadratics().smoothness
     both = {
         absent: last(
@@ -71,7 +71,7 @@ def test_the_absent_are_remembered(x64):
 
 
 def test_one_bit_both_ways_before_an_adaptive_step(x64):
-    """AMSGrad comes to the solution by changes, not by residuals."""
+    """AMSGrad reaches the solution with shifts, not with residuals."""
     problem = problems.quadratics()
 
     def rate(step):
@@ -109,7 +109,7 @@ def steep(problem):
 
 
 def test_who_is_silent_and_how_often(x64):
-    """Censoring: never twice in a row below the threshold, and fewer messages than descent's."""
+    """Censoring: no worker sends twice in a row, with fewer messages than descent."""
     problem = steep(problems.quadratics(workers=9, rows=20))
     rate, steps = 1 / problem.smoothness, 120
     start = {"x": jnp.zeros((1, SIZE))}
@@ -160,7 +160,7 @@ def test_gradients_where_no_error_had_been_made(x64):
     def coded(bits, steps):
         codec = everywhere(jaxcomp.ndsc(bits=bits, dithered=False, bucket_size=SIZE))
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # Of every input it is no contraction.
+            warnings.simplefilter("ignore", UserWarning)  # Not always contractive.
             tx = jaxcomp.algorithms.dgd_def(codec, AXIS, learning_rate=rate)
         return problems.descend(tx, problem, steps, AXIS)
 

@@ -39,7 +39,7 @@ WRAPPERS = concrete(WrappedCodec)
 
 
 def odd():
-    """A codec that answers every question otherwise than the default does."""
+    """A codec whose hooks all differ from their defaults."""
 
     @dataclasses.dataclass(frozen=True)
     class Odd(Codec):
@@ -71,7 +71,7 @@ def odd():
 
 
 def around(wrapper, codec):
-    """An instance, with whatever else it must be given."""
+    """An instance with the other arguments that the class requires."""
     made = object.__new__(wrapper)
     for field in dataclasses.fields(wrapper):
         known = field.default is not dataclasses.MISSING
@@ -84,7 +84,7 @@ def around(wrapper, codec):
 @pytest.mark.parametrize("hook", [n for n in interface.hooks(Codec) if n not in CLAIMS | AROUND])
 @pytest.mark.parametrize("wrapper", WRAPPERS, ids=lambda kind: kind.__name__)
 def test_every_wrapper_forwards_every_hook(wrapper, hook):
-    """Unless it says itself what changes."""
+    """The hooks that a wrapper changes itself are exempt."""
     if hook in vars(wrapper):
         return
     codec = odd()

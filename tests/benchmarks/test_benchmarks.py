@@ -53,4 +53,4 @@ def test_runs_are_timed_in_turns(monkeypatch):
     assert found == {"a": (1.0, 1.0, 1.0), "b": (2.0, 2.0, 2.0)}
     order.clear()
     timing.in_turns(runs, 100, within=2.0)
-    assert order.count("b") == 2 + 2 + 3  # Twice to see how long it takes, twice to warm up.
+    assert order.count("b") == 2 + 2 + 3  # Estimate, warm-up, measurement.

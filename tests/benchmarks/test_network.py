@@ -35,7 +35,7 @@ def module(monkeypatch):
 
 
 def test_links_are_shaped_and_gone_afterwards(module):
-    """A megabyte at 10 Mbit/s takes 0.84 s, less what the bucket lets through at once."""
+    """A megabyte at 10 Mbit/s takes 0.84 s, minus the burst of the bucket."""
     namespaces = module("namespaces")
     try:
         why = namespaces.missing()
@@ -61,7 +61,7 @@ def test_links_are_shaped_and_gone_afterwards(module):
     left: list[subprocess.Popen] = []
     with pytest.raises(ZeroDivisionError):
         use()
-    assert left[0].wait(timeout=10) != 0  # What runs there goes with the network.
+    assert left[0].wait(timeout=10) != 0  # Removing the network ends its programs.
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
     assert namespaces.PREFIX not in listed.stdout
 
@@ -80,7 +80,7 @@ def test_a_wrong_rate_is_named(module, rate):
 
 
 def test_ranks_become_one(module):
-    """A mean is there when the last of its workers has it."""
+    """A mean is complete when the last of its workers has it."""
     found = [{"a": [1.0, 5.0], "b": "x"}, {"a": [2.0, 3.0], "b": "x"}]
     assert module("run").slowest(found) == {"a": [2.0, 5.0], "b": "x"}
 
@@ -97,7 +97,7 @@ def test_a_training_is_the_median_of_its_races(module):
 
 
 def test_results_are_added_to(module, tmp_path, monkeypatch):
-    """A second program of a cell joins it, and says in what it was run differently."""
+    """A second program adds to a cell, and names the differences in its environment."""
     run = module("run")
     path, cell = tmp_path / "mean.json", {"rate": "1gbit", "processes": 2}
     monkeypatch.setattr(run, "environment", lambda: {"torch": "absent"})

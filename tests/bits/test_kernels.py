@@ -1,4 +1,4 @@
-"""The Pallas kernels: the reference's bits, in an interpreter; and what they are lowered to."""
+"""The Pallas kernels have the reference's bits in an interpreter, and lower for accelerators."""
 
 import dataclasses
 import functools
@@ -46,7 +46,7 @@ def extremes(n, size, dtype=jnp.float32):
 
 
 def assert_same_bits(got, want):
-    """As integers, so that −0 is not 0; any NaN will do."""
+    """As integers, so that −0 differs from 0; all NaN are equal."""
     got, want = (
         np.where(np.isnan(x), np.float32(np.nan), x)
         for x in (np.asarray(got, np.float32), np.asarray(want, np.float32))
@@ -55,7 +55,7 @@ def assert_same_bits(got, want):
 
 
 def test_reciprocals_and_roots_by_digits_are_correctly_rounded():
-    """Every mantissa, in exponents where nothing, or everything, could go wrong."""
+    """Every mantissa, in exponents with no, and with all, critical cases."""
     mantissas = jnp.arange(2**23, dtype=jnp.int32)
     tiny = np.finfo(np.float32).tiny
     for exponent in (1, 126, 127, 253):
@@ -85,7 +85,8 @@ def test_kernels_pack_the_same_words(width, implementation):
     ("name", "implementation"),
     [
         *few_or_all(
-            # Half a minute each, interpreted for a TPU: one that uses nearly everything.
+            # Half a minute each when interpreted for a TPU, so one case that uses nearly
+            # everything.
             [
                 *((name, "gpu_interpret") for name in list(CODECS)[:6]),
                 ("two planes, L2", "tpu_interpret"),
@@ -100,7 +101,7 @@ def test_kernels_quantise_the_same(name, implementation):
     codec = CODECS[name]
     x, count = extremes(9, codec.bucket_size, jnp.bfloat16 if name == "four bits" else jnp.float32)
     like = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    # A compiler may do with a bf16 array what it likes; the bits must not depend on it.
+    # A compiler may treat a bf16 array in any way; the bits must not depend on it.
     run = functools.partial(jax.jit, static_argnames="implementation")
     encode = run(functools.partial(bits.encode, codec))
     words, steps = encode(x, count, KEY, FIRST)
@@ -121,7 +122,7 @@ def test_kernels_quantise_the_same(name, implementation):
 
 @pytest.mark.parametrize("implementation", INTERPRETED)
 def test_kernels_sum_levels_that_are_a_table(implementation):
-    """What EDEN sends: its encoder has no kernel, its decoder has."""
+    """The payload of EDEN: its encoder has no kernel, its decoder has one."""
     codec = jaxcomp.eden(bits=4, bucket_size=512).codec
     x, count = extremes(6, 512)
     sent = jax.vmap(lambda x: codec.encode(Key(KEY, KEY, FIRST), x, count, ())[0])(
@@ -151,7 +152,7 @@ def test_a_kernel_takes_a_scale_that_was_agreed_and_buckets_of_any_size():
 
 @pytest.mark.parametrize("implementation", INTERPRETED)
 def test_kernels_under_vmap_and_shard_map(implementation):
-    """Four workers, each with a key of its own; more than sixteen payloads are added in a loop."""
+    """Four workers with different keys; more than sixteen payloads are added in a loop."""
     codec, workers = CODECS["four bits"], 4
     x = jnp.stack([extremes(6, 512)[0] + worker for worker in range(workers)])
     keys = jnp.stack([noise.fold(KEY, worker) for worker in range(workers)])
@@ -234,7 +235,7 @@ def test_each_platform_takes_its_own_kernel(name, platform):
 
 @pytest.mark.parametrize("platform", CALLS)
 def test_under_an_axis_that_is_not_manual_xla_does_the_work(platform):
-    """XLA cannot split a kernel over devices, so there is none where it might have to."""
+    """XLA cannot split a kernel over devices, so no kernel is used where it might have to."""
     mesh = mesh_of(platform, (8, 4), ("data", "model"))
     with pytest.warns(UserWarning, match="param_specs"):  # Nothing lies on the other axis here.
         text = lowered_step(CODECS["four bits"], mesh)
@@ -243,7 +244,7 @@ def test_under_an_axis_that_is_not_manual_xla_does_the_work(platform):
 
 @pytest.mark.parametrize("workers", [2, 3, 20])
 def test_a_weighted_sum_is_the_same_bits_however_it_is_compiled(workers):
-    """Weights go into the steps: a product that is rounded would be, or not, as XLA likes."""
+    """Weights go into the steps: XLA may or may not round a product."""
     rng = np.random.default_rng(workers)
     codec, n = CODECS["four bits"], 16
     words = jnp.asarray(rng.integers(0, 2**32, (workers, n, 64)), jnp.uint32)
@@ -304,8 +305,8 @@ def test_a_bucket_that_a_kernel_cannot_hold_takes_the_reference():
 
 @pytest.mark.parametrize("platform", CALLS)
 def test_a_rotation_is_one_kernel(platform):
-    """One there, and one back, however often; blocks that no program can hold are left to XLA."""
-    whole = jaxcomp.qsgd_inf(bits=4, bucket_size=2**14)  # Which no kernel holds.
+    """One rotation each way; XLA compiles blocks that no program can hold."""
+    whole = jaxcomp.qsgd_inf(bits=4, bucket_size=2**14)  # No kernel can hold this bucket.
     for block, calls in ((4096, 2), (2**14, 0)):
         codec = jaxcomp.codecs.Rotated(codec=whole, block=block, times=2)
         run = jax.vmap(lambda x, codec=codec: jaxcomp.roundtrip(codec, 0, x))

@@ -1,4 +1,4 @@
-"""ALQ and AMQ: what adapted levels gain, when they change, and that all workers have the same."""
+"""ALQ and AMQ: the gain of adapted levels, when they change, and agreement between workers."""
 
 import itertools
 
@@ -14,7 +14,7 @@ from jaxcomp.numerics import noise
 
 
 def adapted(codec, x, turns=2):
-    """The codec's error once its levels have been agreed on from the input."""
+    """The codec's error after the workers have agreed on levels for the input."""
     plan = trees.layout(codec, x)
     (batch,), (rows,) = plan.batches, trees.stacks(plan, x)[0]
     count, key = batch.counts(), trees.batch_key(KEY, 0, 0)
@@ -109,7 +109,7 @@ def test_levels_are_those_of_what_all_workers_saw(codec):
     same("apart", "together")
     same("in turns", "together")
     same("long", "together" if codec.pooled else "heavy")
-    # Without a sum over workers the largest level of any would win.
+    # Without a sum over workers the largest level of any worker would win.
     alone = levels["gaussian"], levels["heavy"]
     for other in (*alone, np.maximum(*alone)):
         assert np.abs(other[1:-1] / levels["together"][1:-1] - 1).max() > 0.03

@@ -1,4 +1,4 @@
-"""What codecs promise holds for inputs that are not alike all over a bucket, at every size."""
+"""Declared properties of codecs hold for inputs that vary within a bucket, at every size."""
 
 import importlib
 import inspect
@@ -77,7 +77,7 @@ def test_every_block_of_a_bucket_is_served(codec, steps):
 
 
 def test_blocks_of_different_scale_have_the_error_of_their_own():
-    """A block a tenth as large as its neighbour is as well described."""
+    """A block a tenth as large as its neighbour has the same relative error."""
     x = law("gaussian", 8192)
     x = jnp.where(jnp.arange(8192) < 4096, 10 * x, x)
     for codec, want in (

@@ -1,4 +1,4 @@
-"""What codecs promise of every input: variance, unbiasedness and length, where it is hardest."""
+"""Declared variance, unbiasedness and length of codecs on the hardest inputs."""
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ INPUTS = (
 
 
 def drawn(codec, x, draws):
-    """What the codec makes of `x`, with so many keys."""
+    """The decoded `x` for the given number of keys."""
     numbers = jnp.arange(draws, dtype=jnp.uint32)
     return jax.jit(jax.vmap(lambda number: jaxcomp.roundtrip(codec, noise.fold(KEY, number), x)))(
         numbers
@@ -76,13 +76,13 @@ def test_rotated_levels_keep_to_their_bound_on_average(codec):
         error = drawn(codec, x, 256) - x
         found = float(jnp.mean(jnp.sum(error * error, 1)) / jnp.sum(x * x))
         assert found <= omega
-    assert found > omega / 20  # A bound, and not any number above.
+    assert found > omega / 20  # The bound is not arbitrarily large.
     assert codec.variance_bound(SIZE) < codec.codec.variance_bound(SIZE)
     assert worst_case.rotated_peak(1) == 1
 
 
 def test_two_rotations_of_a_short_leaf_are_unbiased():
-    """Filled up to 64: eight elements are too few for two rotations to mix."""
+    """Padded to 64: eight elements are too few for two rotations to mix."""
     x = jnp.zeros(8).at[0].set(1.0).at[1].set(0.6)
     codec = jaxcomp.drive(rotations=2)
     assert codec.unbiased

@@ -47,7 +47,7 @@ EAGER = [*FEW[:5], jaxcomp.random_k(fraction=0.1)]
     ids=lambda value: ("lean", "whole")[value] if isinstance(value, bool) else label(value),
 )
 def test_contract(codec, whole):
-    """The eager comparison compiles every operation by itself, so most cases do without it."""
+    """The eager comparison compiles every operation separately, so most cases omit it."""
     dtypes = ("float16", "bfloat16") if whole else ("float16",)
     testing.check_codec(codec, eager=whole, dtypes=dtypes)
 
@@ -95,7 +95,7 @@ class TestEverywhere(chex.TestCase):
 
 @pytest.mark.parametrize("codec", few_or_all(FEW[::2], CODECS), ids=label)
 def test_lowers_for_accelerators(codec):
-    """What only a CPU's compiler is told does not reach the others."""
+    """Compiler hints for a CPU do not reach other platforms."""
     like = {"w": jax.ShapeDtypeStruct((40, 64), jnp.float32), "b": jnp.zeros(7)}
     tx = jaxcomp.compressed_mean(codec, "data")
     state = jax.eval_shape(tx.init, like)
@@ -117,7 +117,7 @@ def test_lowers_for_accelerators(codec):
     ids=lambda value: value if isinstance(value, str) else label(value),
 )
 def test_narrow_dtypes_decode_exactly(codec, dtype):
-    """In the gradient's own dtype, the decoded value is the value: nothing rounds on the way."""
+    """In the gradient's own dtype, encoding does not change decoded values."""
     x = jnp.asarray(np.random.default_rng(1).standard_normal(600) * 1e-3, dtype)
     narrow = jaxcomp.roundtrip(codec, 0, x)
     plan = trees.layout(codec, x)
@@ -172,7 +172,7 @@ def test_a_part_of_a_batch_draws_the_noise_of_the_whole():
 
 @pytest.mark.wrong_types
 def test_error_classes_are_declared_honestly():
-    """Compositions of parts that are legal and mean something else than their parts."""
+    """Legal compositions whose properties differ from those of their parts."""
     deaf = Quantizer(levels=levels.Sign(), scale=scales.MaxAbs(), rounding=rounding.Stochastic())
     assert not deaf.unbiased  # Signs take no dither.
     assert not deaf.contractive
@@ -191,7 +191,7 @@ def test_error_classes_are_declared_honestly():
 @settings(max_examples=4, deadline=None)
 @given(seed=st.integers(0, 2**31 - 1), power=st.sampled_from([1, 3]))
 def test_any_seed(codec, seed, power):
-    """Finite, and no larger than the scale allows."""
+    """The output is finite, and no larger than the scale allows."""
     rng = np.random.default_rng(seed)
     x = jnp.asarray(rng.standard_normal(700) ** power * 2.0 ** rng.integers(-60, 60), jnp.float32)
     x = x.at[: rng.integers(0, 700)].set(0)

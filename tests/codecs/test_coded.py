@@ -1,4 +1,4 @@
-"""Entropy-coded quantizers: what they send, what they leave out, and how close to the limits."""
+"""Entropy-coded quantizers: their payload, unsent elements, and distance from the limits."""
 
 import functools
 import itertools
@@ -31,7 +31,7 @@ def run(codec, key, x):
 
 
 def batch(codec, x, number=0):
-    """What one encoding of rows makes: payload, state after, decoded."""
+    """One encoding of rows: payload, new state, decoded rows."""
     return run(codec, trees.batch_key(KEY, number, 0), x)
 
 
@@ -118,7 +118,7 @@ def test_levels_with_no_zero_and_ternary_ones_have_numbers_too():
 
 @pytest.mark.parametrize("coder", [CODERS[0], CODERS[2]], ids=repr)
 def test_what_does_not_fit_is_zero_and_counted(coder):
-    """Every element gets its turn, since streams begin anywhere."""
+    """Every element is sent eventually, since streams start at random positions."""
     codec = jaxcomp.qsgd_inf(bits=4, bucket_size=512)
     coded = jaxcomp.codecs.Coded(codec=codec, coder=coder, capacity=2)
     x = law("gaussian", 2048).reshape(4, 512)
@@ -136,7 +136,7 @@ def test_what_does_not_fit_is_zero_and_counted(coder):
 
 
 def test_a_residual_sends_what_did_not_fit(mesh):
-    """The statistics tell how much that was, and how much room was left."""
+    """The statistics count the lost elements and the unused room."""
     coded = jaxcomp.codecs.Coded(codec=jaxcomp.blockwise(bits=4, bucket_size=1024), capacity=1.5)
     tx = jaxcomp.compressed_mean(
         jaxcomp.Gather(
@@ -159,7 +159,7 @@ def test_a_residual_sends_what_did_not_fit(mesh):
         lost.append(float(state.stats.lost))
     wanted = 30 * np.mean(np.asarray(grads["w"]), axis=0)
     assert min(lost) > 0
-    assert float(state.stats.spare_bytes) < 64  # Where elements are left out, none is left over.
+    assert float(state.stats.spare_bytes) < 64  # If elements do not fit, no room is left.
     assert np.linalg.norm(total - wanted) < 0.1 * np.linalg.norm(wanted)
 
 

@@ -1,4 +1,4 @@
-"""Codecs of codecs: what they do, what they pass on, and what they refuse."""
+"""Codecs around codecs: their results, forwarded hooks, and refused combinations."""
 
 import dataclasses
 
@@ -123,7 +123,7 @@ def test_what_workers_agree_on_is_passed_on(codec):
 
 @pytest.mark.wrong_types
 def test_codecs_whose_decoders_need_more_are_refused():
-    """Wrapped, adaptive levels would be used by the encoder and unknown to the decoder."""
+    """The wrapped encoder would use adaptive levels that the decoder does not know."""
     alq = jaxcomp.alq(3)
     for make in (
         lambda: Rotated(codec=alq),

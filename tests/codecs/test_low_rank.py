@@ -1,4 +1,4 @@
-"""Matrices of low rank: which leaf is which, their bases, and the codec of one sender."""
+"""Low rank: the matrices among the leaves, their bases, and the codec of one sender."""
 
 import functools
 
@@ -44,7 +44,7 @@ def test_a_matrix_of_rank_one_is_exact():
 @given(seed=st.integers(0, 2**31 - 1), exponent=st.sampled_from([-30, -10, 0, 10, 30]))
 @example(seed=112, exponent=-30)
 def test_a_basis_is_orthonormal(seed, exponent):
-    """However the vectors are scaled, and however close they lie to each other."""
+    """For all scales of the vectors, and for nearly parallel ones."""
     rng = np.random.default_rng(seed)
     sets = []
     for shape in [(3, 5, 50), (1, 2, 9000), (2, 5, 256)]:  # One is longer than one sum takes.
@@ -78,7 +78,7 @@ def test_a_basis_of_dependent_vectors():
 
 @pytest.mark.wrong_types
 def test_the_codec_of_one_sender():
-    """By itself, `LowRank` is a contractive codec that remembers where it was."""
+    """`LowRank` alone is a contractive codec with a warm start."""
     codec = jaxcomp.codecs.LowRank(rank=2)
     testing.assert_is_setting(codec)
     like = jax.ShapeDtypeStruct((3, 3, 16, 32), jnp.float32)

@@ -1,4 +1,4 @@
-"""Sparsifiers as codecs: what is sent, what stays behind, and what it costs."""
+"""Sparsifiers as codecs: their payloads, their residuals, and their cost."""
 
 import re
 
@@ -23,7 +23,7 @@ SIZE = 5000
 
 
 def steps(codec, grads):
-    """What each step sends, and what stays behind."""
+    """The sent part and the residual of each step."""
 
     def step(carry, inputs):
         residual, state = carry
@@ -65,7 +65,7 @@ def test_what_is_not_sent_stays_exactly(name):
 
 
 def test_every_choice_works_where_workers_are_typed_as_different(mesh):
-    """Loops and branches carry what differs between workers: `check_vma` looks at their types."""
+    """The types of values in loops and branches that differ between workers satisfy `check_vma`."""
     codecs = [*RAW.values(), jaxcomp.fastsgd(fraction=0.02), jaxcomp.demo(k=2, chunk=16)]
     xs = jnp.stack([law("laplace", 1024, seed) for seed in range(8)])
 

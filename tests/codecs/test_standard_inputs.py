@@ -26,7 +26,7 @@ from jaxcomp.codecs.quantizer import Quantizer
     ids=lambda v: v if isinstance(v, float) else None,
 )
 def test_error_on_standard_inputs(codec, gaussian, laplace, heavy):
-    """Reference errors, to the digits they are known to."""
+    """Published errors, to the published digits."""
     for name, want in (("gaussian", gaussian), ("laplace", laplace), ("heavy", heavy)):
         if want is None:
             continue

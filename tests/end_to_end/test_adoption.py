@@ -1,4 +1,4 @@
-"""Other people's programs, dense and compressed: few lines change, and the loss is the same."""
+"""Programs of other projects, dense and compressed: few lines change, and the loss is equal."""
 
 import difflib
 

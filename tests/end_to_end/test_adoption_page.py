@@ -1,4 +1,4 @@
-"""The blocks of `docs/adoption.md`, as they stand there, and that they do what the page says."""
+"""The blocks of `docs/adoption.md` run unchanged, and have the results that the page states."""
 
 import re
 

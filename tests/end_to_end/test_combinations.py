@@ -82,7 +82,7 @@ def over(f, reducer, arguments):
 
 
 def pace(case):
-    """How long a step is, and how many: as many rounds through every gate."""
+    """The step length and the number of steps: as many rounds with every gate."""
     codec, feedback, reducer, gate = case
     rate, steps = 0.1 / PROBLEM.smoothness, STEPS * CLOSED.get(gate, 1)
     if reducer == "vote":
@@ -98,7 +98,7 @@ def pace(case):
 def verdict(case):
     """None if the four go together, else why not."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # Some are unwise, which is their own affair.
+        warnings.simplefilter("ignore", UserWarning)  # Some combinations only warn.
         try:
             transformation(*case)
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""Beside the rest of optax and flax: what composes does, and what must not says so."""
+"""Composition with optax and flax: a combination works, or its error says why not."""
 
 import copy
 import pickle

@@ -1,4 +1,4 @@
-"""Every example runs, and says what it should."""
+"""Every example runs, and prints the expected results."""
 
 import ast
 import json
@@ -177,7 +177,7 @@ def test_saved_gradients(straight, tmp_path, monkeypatch):
 
 
 def test_the_readme_runs():
-    """The code that a newcomer copies first, as it stands there."""
+    """The code that a newcomer copies first runs unchanged."""
     text = (EXAMPLES.parent / "README.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     before = """

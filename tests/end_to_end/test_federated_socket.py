@@ -1,4 +1,4 @@
-"""The example's server beside peers that do their worst: honest clients finish, with the same bits.
+"""The example's server with hostile peers: honest clients finish with the same bits.
 
 Everything is in one process: the server and the attackers in one event loop, clients in threads.
 """
@@ -206,7 +206,7 @@ def test_a_change_that_is_not_finite_is_refused(example, without_the_third, caps
 
 
 def test_the_servers_own_message_is_no_answer(example, capsys):
-    """Someone on the way could send it back: the codec may be the same in both directions."""
+    """An attacker on the network could send it back: both directions may use the same codec."""
 
     async def reflected(peer, key, data):
         await peer.send(0, data)

@@ -1,4 +1,4 @@
-"""The programs of `docs/frameworks.md`, as they stand there."""
+"""The programs of `docs/frameworks.md` run unchanged."""
 
 import re
 
@@ -39,12 +39,12 @@ def run(script, names, traces):
 
 
 def check_state(state, mesh):
-    """Everything lies on the mesh; each worker has a residual of its own."""
+    """All arrays are on the mesh; each worker has its own residual."""
     for x in jax.tree.leaves(state):
         assert isinstance(x.sharding, NamedSharding)
         assert x.sharding.mesh == mesh
     memory = [x for x in jax.tree.leaves(state) if x.shape[:1] == (8,) and x.ndim == 3]
-    assert len(memory) == 2  # Of the way up and of the way down.
+    assert len(memory) == 2  # One for the uplink and one for the downlink.
     for x in memory:
         assert x.sharding.spec[0] == "data"
         assert not np.array_equal(*np.asarray(x)[:2])

@@ -1,4 +1,4 @@
-"""Several processes compute what one does with as many devices, and do not wait for the dead."""
+"""Several processes compute the same as one, and do not wait for terminated ones."""
 
 import contextlib
 import json

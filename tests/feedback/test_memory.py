@@ -1,4 +1,4 @@
-"""No memory holds what is not finite, whatever it is wrapped in, and a run recovers from a step."""
+"""No memory contains non-finite values, for any wrapper, and a run recovers from a bad step."""
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +47,7 @@ def test_one_large_step_does_not_stop_training(codec, value):
 
 @pytest.mark.parametrize("gate", [None, jaxcomp.gates.Always()], ids=str)
 def test_a_shift_that_left_its_range_is_undone_on_all_workers(gate):
-    """As if the step had never been: the mean of all shifts must be the mirror."""
+    """A bad step has no effect: the mean of all shifts must equal the mirror."""
     link = jaxcomp.Link(jaxcomp.sign(), jaxcomp.Shift())
     tx = stated(jaxcomp.compressed_mean(jaxcomp.Gather(link), AXIS, gate=gate))
     grads = jnp.asarray(GRADS, jnp.float16).at[BAD - 1, 2].set(60000)
@@ -65,7 +65,7 @@ def test_a_shift_that_left_its_range_is_undone_on_all_workers(gate):
 
 @pytest.mark.parametrize("outside", [True, False])
 def test_a_spoilt_round_of_gradients_is_left_out(outside):
-    """Wherever in the round the gradient is that is not finite, and on whichever worker."""
+    """A non-finite gradient may occur anywhere in the round, and on any worker."""
     chain = optax.chain(jaxcomp.compressed_mean(jaxcomp.sign(), AXIS), optax.adam(0.1))
     skip, every = jaxcomp.skip_nonfinite, 4
     if outside:
@@ -94,7 +94,7 @@ def test_neolithic_recovers():
 
 
 def test_local_state_outside_of_the_skip_is_kept():
-    """By the worker that it concerns; wrapped with the rest, the step has never been."""
+    """The worker with the bad gradient skips it; if the whole chain is wrapped, all skip it."""
     local = jaxcomp.per_worker(optax.trace(0.9))
     mean = jaxcomp.compressed_mean(jaxcomp.sign(), AXIS)
     grads = jnp.asarray(GRADS, jnp.float32)

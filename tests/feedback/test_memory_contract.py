@@ -1,4 +1,4 @@
-"""Every way through a step: one bad step, and the run is where it would be without that step."""
+"""Every mode of a step: after one bad step, the run is in the state without that step."""
 
 import jax.numpy as jnp
 import methods
@@ -115,7 +115,7 @@ def test_a_reducer_recovers(name, dtype, steps):
 
 @pytest.mark.parametrize(("name", "dtype", "steps"), cases(["bernoulli"], GATES))
 def test_a_gate_recovers(name, dtype, steps):
-    """A worker that does not take part drops a bad gradient for itself."""
+    """A non-participating worker drops only its own bad gradient."""
     links = [EF21] if name == "censored" else [EF21, jaxcomp.Link(SIGN, jaxcomp.Residual())]
     for link in links:
         check(of_reducer(jaxcomp.Gather(link), gate=GATES[name]), dtype, steps, exact=False)
@@ -124,7 +124,7 @@ def test_a_gate_recovers(name, dtype, steps):
 EXACT = {
     # Its workers take local steps, of which the bad one is left out by its worker alone.
     "zero_one_adam": False,
-    # Workers that are silent drop a bad gradient for themselves.
+    # Non-participating workers drop only their own bad gradient.
     "clag": False,
     "censored_heavy_ball": False,
 }

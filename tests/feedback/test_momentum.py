@@ -1,4 +1,4 @@
-"""Momentum before compression: what is sent, what waits, and what of its momentum is forgotten."""
+"""Momentum before compression: the sent part, the unsent part, and the cleared momentum."""
 
 import dataclasses
 import warnings
@@ -30,7 +30,7 @@ def link(codec, **settings):
 
 
 def some(fraction):
-    """A sparsifier that compiles in a fifth of the time, for what is true of any."""
+    """A sparsifier that compiles in a fifth of the time, for properties of all sparsifiers."""
     return jaxcomp.random_k(fraction=fraction, unbiased=False)
 
 

@@ -1,4 +1,4 @@
-"""When, and who, communicates: what gates draw, and the methods that are made of them."""
+"""Rounds and participation: the draws of gates, and the methods with gates."""
 
 import jax
 import jax.numpy as jnp
@@ -59,7 +59,7 @@ def test_times():
 
 
 def drawn(gate, steps=4000):
-    """Who takes part, `[steps, workers]`, and the first bit of each worker's own noise."""
+    """Participation, `[steps, workers]`, and the first bit of each worker's own noise."""
 
     def one(key, worker):
         go, weight, _ = gate.open(key, (), (), "data")
@@ -89,7 +89,7 @@ def test_draws(gate, rate):
     error = 6 / np.sqrt(len(go))
     np.testing.assert_allclose(weight.mean(0), rate, atol=error * np.sqrt(rate * (1 - rate)))
     np.testing.assert_array_equal(go, weight.any(1))
-    # Nothing to do with the noise of codecs, nor with the step before.
+    # Independent of the noise of codecs and of the step before.
     centred = weight - rate
     assert np.abs((centred * (2 * bits - 1)).mean(0)).max() < error
     assert np.abs((centred[1:] * centred[:-1]).mean(0)).max() < error
@@ -146,7 +146,7 @@ def test_artemis_is_exact_where_sampling_alone_plateaus(in_float64):
 
 
 def test_censored_heavy_ball(in_float64):
-    """As heavy ball, with fewer messages; and who is smooth enough never sends twice in a row."""
+    """Like heavy ball with fewer messages; a smooth worker never sends twice in a row."""
     problem = problems.quadratics()
     rate = 0.5 / problem.smoothness
     limit = 0.1 / rate**2

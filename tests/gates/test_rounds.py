@@ -33,7 +33,7 @@ def fewer(fraction):
     ids=["all", "top_k", "some", "two_shot"],
 )
 def test_nothing_is_lost(reducer, gate):
-    """What has arrived and what still waits is what came in, also of leaves that are sent dense."""
+    """The received and the unsent parts add up to the input, also for dense leaves."""
     means, states = run(jaxcomp.compressed_mean(reducer, "data", gate=gate))
     memory = jax.tree.map(lambda x: np.asarray(x[-1]).mean(0)[0], states.memory)
     arrived, came = total(means), all_means()
@@ -93,7 +93,7 @@ def test_momentum_gathers_through_closed_steps():
 
 
 def test_a_mirror_stays_the_mean_of_all_shifts():
-    """Whoever takes part, and whatever the messages count; also of leaves that are sent dense."""
+    """For all participants and all messages; also for leaves that are sent dense."""
     codec = jaxcomp.qsgd_inf(bits=8)
     for gate in (jaxcomp.gates.Bernoulli(0.3), jaxcomp.gates.SampledWorkers(3)):
         tx = jaxcomp.compressed_mean(gather(codec, jaxcomp.Shift(0.2)), "data", gate=gate)
@@ -205,7 +205,7 @@ def test_two_levels_are_gated_where_they_are_slow():
         jaxcomp.Hierarchical(outer=gather(IDENTITY, jaxcomp.Shift()))
 
 
-# What goes wrong.
+# Non-finite values.
 
 
 def test_what_is_not_finite_and_not_sent_stays_out():

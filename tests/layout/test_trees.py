@@ -1,4 +1,4 @@
-"""Leaves ↔ batches of buckets: every element once, in its place, whatever the sizes."""
+"""Leaves ↔ batches of buckets: every element once, at its position, for all sizes."""
 
 import subprocess
 import sys

@@ -49,7 +49,7 @@ def mapped(function, way):
 
 @pytest.mark.parametrize("way", ["shard_map", "shard_map without vma", "pmap", "vmap"])
 def test_losses_are_averaged_and_gradients_are_not(way):
-    """Metrics are averaged as the loss is; other arrays, and gradients, are a worker's own."""
+    """Metrics are averaged like the loss; other arrays, and gradients, remain each worker's own."""
 
     def loss_fn(params, x):
         y = x @ params["w"]

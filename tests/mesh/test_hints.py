@@ -1,4 +1,4 @@
-"""Errors of other libraries in a step say what works here; and what they say does."""
+"""Errors of other libraries in a step name a working alternative, and the alternative works."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""What comes back lies on the mesh that the user gave, whatever the types of its axes."""
+"""Results are on the mesh that the user gave, for all types of its axes."""
 
 import contextlib
 

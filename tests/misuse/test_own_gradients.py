@@ -1,4 +1,4 @@
-"""Which programs compute gradients that a compressed mean may take, by their equations."""
+"""The equations of programs whose gradients a compressed mean may or must not accept."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""What is computed digit by digit for a row stays out of the loops over its elements."""
+"""Values that are computed digit by digit for a row stay out of the loops over its elements."""
 
 import re
 

@@ -20,7 +20,7 @@ PENALTIES = {
 
 
 def loss(regularizer, z, metric, times):
-    """What a proximal point makes least, in halves `x = a − b` of which neither is negative."""
+    """The objective of a proximal point, in halves `x = a − b` of which neither is negative."""
 
     def value(halves):
         x = np.subtract(*np.split(halves, 2))

@@ -1,4 +1,4 @@
-"""What a plan must not leave unsaid: whose link it is, what a codec loses, what was not timed."""
+"""Caveats that a plan must state: the owner of a link, the error of a codec, untimed work."""
 
 import dataclasses
 import json
@@ -21,7 +21,7 @@ INSIDE = cost.Network(400e9 / 8, 5e-6)
 
 
 def clock(way) -> timing.Measured:
-    """Nothing takes time; top-k loses nearly everything."""
+    """All work takes no time; top-k loses nearly everything."""
     lossy = isinstance(way, jaxcomp.Link) and way.codec == TOP
     return timing.Measured(1, 0.0, 0.0, 0.0, error=0.95 if lossy else 0.4)
 

@@ -279,7 +279,7 @@ def test_histogram_without_weights_counts():
 
 
 def test_histogram_by_multiplication_is_the_same():
-    """What accelerators do, run here."""
+    """The variant for accelerators, run here."""
     rng = np.random.default_rng(0)
     bins = jnp.asarray(rng.integers(0, adaptive.BINS, 4096), jnp.int32)
     column = jnp.asarray(rng.random(4096), jnp.float32)

@@ -71,7 +71,7 @@ def test_golden_sign_with_its_scale():
 
 
 def test_golden_top_k_feedback_telescopes():
-    """What was sent over T steps plus what is left is what came in."""
+    """The sum of T sent messages plus the residual equals the sum of the inputs."""
     grads = jnp.asarray(np.random.default_rng(0).standard_normal((30, 500)), jnp.float32)
     residual, sent = jnp.zeros(500), jnp.zeros(500)
     for step, g in enumerate(grads):

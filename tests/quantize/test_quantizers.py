@@ -26,7 +26,7 @@ def up_where_below(u):
 
 
 def decoded(grid, x, scale, dither):
-    """What the elements become on this grid, with the dither given."""
+    """The values of the elements on this grid, with the dither given."""
     scale = jnp.full((1, 1), scale, jnp.float32)
     step, factor = rounding.exact_step(scale, grid.magnitude, jnp.float32, precision=grid.precision)
     return grid.values(grid.codes(jnp.asarray(x, jnp.float32)[None] * factor, dither)) * step

@@ -35,7 +35,7 @@ def test_a_recipe_has_at_most_ten_lines(path, function):
 
 
 def public_functions():
-    """Every function and method without an underscore, with what stands around it."""
+    """Every public function and method, with its enclosing scope."""
     for path in sorted(ROOT.rglob("*.py")):
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
@@ -47,7 +47,7 @@ def public_functions():
 
 
 def test_no_public_signature_hides_its_arguments():
-    """`**extra` is optax's protocol for what a chain passes on. Nested functions are not public."""
+    """optax's protocol uses `**extra` for arguments of a chain. Nested functions are not public."""
     found = [(name, node.args.kwarg.arg) for name, node in public_functions() if node.args.kwarg]
     assert [name for name, arg in found if arg != "extra"] == []
 

@@ -29,7 +29,7 @@ NAMES = {name: value for module in PUBLIC for name, value in names_of(module).it
 
 
 def settings():
-    """Every concrete class of the package that a user may set something with."""
+    """Every concrete class of the package that is a public setting."""
     for found in pkgutil.walk_packages(jaxcomp.__path__, "jaxcomp."):
         if found.name.endswith("__main__"):
             continue

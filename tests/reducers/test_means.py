@@ -24,7 +24,7 @@ WEIGHTS = np.array([8, 0, 0, 0, 0, 0, 0, 0], np.float32)
 
 
 def kept(codec):
-    """A biased codec, with what it drops kept."""
+    """A biased codec with a residual."""
     return jaxcomp.Link(codec, jaxcomp.Residual())
 
 

@@ -1,4 +1,4 @@
-"""How payloads travel: in one collective or a few, all at once or in turns."""
+"""Transport of payloads: one collective or several, one all-to-all or permutations."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Other reducers at other times: one program, and at each step what the phase's reducer does."""
+"""Reducers that change over time: one program, and each step uses the phase's reducer."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""Power iteration: what is of low rank arrives whole, and of what is not, nothing is lost."""
+"""Power iteration: low-rank matrices arrive exactly, and the loss of others stays in memory."""
 
 import functools
 import itertools

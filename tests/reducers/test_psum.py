@@ -209,7 +209,7 @@ def test_not_finite_is_seen_by_all(codec):
     "codec", [FOUR_BITS, jaxcomp.thc(bucket_size=512), jaxcomp.codecs.Identity()], ids=label
 )
 def test_weight_zero_adds_nothing(codec):
-    """Whatever the worker has: not to the sum, and not to the scale that all agree on."""
+    """A bad value reaches neither the sum nor the shared scale."""
     reducer = jaxcomp.Psum(codec)
     plan = trees.layout(reducer.uplink.policy, {"w": LIKE["w"]})
 

@@ -1,4 +1,4 @@
-"""What every reducer must keep: the bytes that it promises, and replicas that stay alike."""
+"""Properties of every reducer: the declared bytes, and equal replicas."""
 
 import itertools
 import re

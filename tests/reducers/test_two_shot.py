@@ -1,4 +1,4 @@
-"""Two shots: the law, both directions with feedback, and the memory of shares."""
+"""Two shots: the law, both directions with feedback, and the memory of slices."""
 
 import jax
 import jax.numpy as jnp
@@ -116,7 +116,7 @@ def noisy(number, workers=8):
     "feedback", [jaxcomp.Residual(), slow(jaxcomp.Shift())], ids=lambda f: f.kind
 )
 def test_a_state_made_outside_is_the_same_as_one_made_inside(feedback, mesh):
-    """`tx.init` knows no workers; the first step takes each worker's share."""
+    """`tx.init` knows no workers; the first step takes each worker's slice."""
     tx = jaxcomp.compressed_mean(both(jaxcomp.sign(), feedback), "data")
 
     def step(grads, state):
@@ -137,7 +137,7 @@ def test_a_state_made_outside_is_the_same_as_one_made_inside(feedback, mesh):
 
 
 def test_memory_moves_to_another_number_of_workers():
-    """Residuals of both directions keep their sums; shares are cut anew."""
+    """Residuals of both directions keep their sums; the slices are computed again."""
     tx = jaxcomp.compressed_mean(both(jaxcomp.sign(), jaxcomp.Residual()), "workers")
 
     def trained(workers, state):

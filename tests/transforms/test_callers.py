@@ -1,4 +1,4 @@
-"""What may come before and after a whole method, and around a mean, in optax's words."""
+"""Transformations before and after a whole method, and around a mean, in optax."""
 
 import jax
 import jax.numpy as jnp

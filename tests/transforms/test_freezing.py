@@ -1,4 +1,4 @@
-"""Frozen parameters: they stay as they are, and nothing is sent for them, in every mapping mode."""
+"""Frozen parameters do not change, and nothing is sent for them, in every mapping mode."""
 
 import functools
 

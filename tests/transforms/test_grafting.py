@@ -1,4 +1,4 @@
-"""Moments that move into a chain with another compressor; states that are of no chain at all."""
+"""Moments that move into a chain with another compressor; states that do not fit any chain."""
 
 import subprocess
 import sys

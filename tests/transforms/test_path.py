@@ -1,4 +1,4 @@
-"""The way of a gradient is short enough to be read from a stack."""
+"""The call stack of a gradient is short."""
 
 import pathlib
 import traceback

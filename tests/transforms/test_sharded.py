@@ -309,7 +309,7 @@ def test_wrong_places_say_so(two):
 
 
 def test_the_page_runs():
-    """`docs/sharded.md`, as it stands there."""
+    """The blocks of `docs/sharded.md` run unchanged."""
     page = (ROOT / "docs" / "sharded.md").read_text()
     (script,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     found = {}

@@ -1,4 +1,4 @@
-"""Sharded models in training: optimizers, checkpoints, and what is not finite."""
+"""Sharded models in training: optimizers, checkpoints and non-finite gradients."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Wire truth: what the compiled program moves is what `wire_bytes` says."""
+"""A compiled program moves the bytes that `wire_bytes` returns."""
 
 import re
 
