@@ -94,7 +94,7 @@ class Report:
             problems.append(f"{row['kernels']} kernels, expected {calls}")
         if large and row["temporary bytes"] >= large:
             problems.append(f"{row['temporary bytes']} temporary bytes")
-        if large and row["other fusions"] > 1:  # One puts the key and a number together.
+        if large and row["other fusions"] > 1:  # The other fusion folds a number into the key.
             problems.append(f"{row['other fusions']} fusions beside the kernel")
         if self.target == "gpu" and not row["registers"]:
             problems.append("no kernel was found in what was compiled")
@@ -132,7 +132,7 @@ def operations(report: Report, device: Any) -> None:
     place = NamedSharding(Mesh(np.array([device]), ("x",)), PartitionSpec())
     dtypes: tuple[Any, ...] = (jnp.float32, jnp.bfloat16)
     if report.target == "gpu":
-        dtypes += (jnp.float16,)  # A TPU takes the reference.
+        dtypes += (jnp.float16,)  # A TPU uses the reference for float16.
     every = [*kernels.packing(BUCKETS), *kernels.coding(BUCKETS, dtypes)]
     for block in BLOCKS:
         every += kernels.rotations(BUCKETS * block, (block,))
@@ -179,8 +179,8 @@ def step(report: Report, found: list[Any]) -> None:
         return sum(jnp.mean(jnp.tanh(x @ w) ** 2) for w in params.values())
 
     links = {name: jaxcomp.Auto(codec).uplink for name, codec in KERNEL_CODECS.items()}
-    # In each direction one kernel encodes and one decodes. With a residual, another one decodes
-    # the own message.
+    # In each direction one kernel encodes and one decodes. With a residual, another kernel decodes
+    # the worker's own message.
     ways = [
         (f"{name}, gathered", jaxcomp.Gather(link), {"all-gather"}, link, 1)
         for name, link in links.items()
@@ -221,7 +221,7 @@ def step(report: Report, found: list[Any]) -> None:
 
 @contextlib.contextmanager
 def compiler(doc: str | None, out: str, **sizes: int) -> Iterator[tuple[Any, list[Any], Any]]:
-    """Reads the command line, and yields options, devices, and the folder of what is dumped."""
+    """Reads the command line, and yields options, devices, and the folder of dumps."""
     parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
     parser.add_argument("target", choices=NAMES)
     parser.add_argument("--wheels", type=pathlib.Path, default=pathlib.Path(".aot"))

@@ -51,7 +51,7 @@ def medians(methods: dict[str, Any]) -> dict[str, float]:
 
 
 def slow_wire() -> Found:
-    """At 100 Mbit/s over four workers: means of 25 million elements, and training to a loss."""
+    """At 100 Mbit/s over four workers: means of 25 million elements, training to a target loss."""
     methods = cells("mean")["100mbit", 4]["methods"]
     times, repeats = medians(methods), min(len(one["seconds"]) for one in methods.values())
     dense = times["dense float32"]
@@ -77,7 +77,7 @@ def slow_wire() -> Found:
 
 
 def link_model() -> Found:
-    """Nine of ten shaped means within a fifth; the plan is within a tenth of the best of each."""
+    """Nine of ten predictions are within a fifth; the plan is within a tenth of the best mean."""
     found = list(cells("mean").values())
     _, errors = model.compare(found)
     good = sum(error <= model.WITHIN for error in errors)
@@ -92,7 +92,7 @@ def link_model() -> Found:
 
 
 def same_tables() -> Found:
-    """The tables of the slow wire are those that its JSON files give."""
+    """The tables of the slow network match their JSON files."""
     names = ("mean", "train", "model")
     with tempfile.TemporaryDirectory() as name:
         folder, source = pathlib.Path(name), RESULTS / "network"

@@ -49,7 +49,7 @@ def measure(prepared: Prepared, data: np.ndarray, repeats: int) -> dict[str, Any
     blanks = {"decode_sum_8": timing.into_warm(zeros), "fresh_sum_8": timing.into_fresh(zeros)}
     found: dict[str, Any] = {"bits": prepared.bits}
     for name, run in prepared.runs.items():
-        # Slow work is timed less often: a copy beside it takes milliseconds.
+        # Slow work is timed less often: a copy next to it takes milliseconds.
         turns = {"copy": timing.copy_of(data), "run": run}
         turns |= {"zeros": blanks[name]} if name in blanks else {}
         took = timing.in_turns(turns, repeats, within=SECONDS)
@@ -67,7 +67,7 @@ def measure(prepared: Prepared, data: np.ndarray, repeats: int) -> dict[str, Any
 
 
 def run(named: dict[str, Contender], laws: list[str], sizes: list[int], repeats: int) -> Any:
-    """`results[law][size][name]`; laws differ in the error alone, so other sizes take one."""
+    """`results[law][size][name]`; laws differ only in the error, so other sizes have one law."""
     results: dict[str, Any] = {law: {} for law in LAWS}
     console = Console()
     for law, size in [(law, s) for s in sizes for law in laws if law == "gaussian" or s == MAIN]:
@@ -146,7 +146,7 @@ ERRORS = {"gaussian": ("o", "#30638e"), "blocks": ("s", "#9b2226")}
 
 
 def plot(results: Any, size: str, path: pathlib.Path) -> None:
-    """Time and error of everything that was measured, side by side."""
+    """Time and error of all measured contenders in one table."""
     rows: Rows = results["gaussian"][size]
     figure, ((left, right),) = reporting.panels(
         1, 2, (11, 1.6 + 0.34 * len(rows)), sharey=True, width_ratios=(3, 2)

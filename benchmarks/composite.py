@@ -1,4 +1,4 @@
-"""Problems with an l1 norm or a ball, by how far an objective is from the least."""
+"""Problems with an l1 norm or a ball, compared by the gap of the objective."""
 
 from typing import Any, NamedTuple
 
@@ -72,7 +72,7 @@ def with_l1(features: Any, labels: Any, workers: int, weight: float = 0.02) -> C
         slopes = jax.vmap(problem.gradient, in_axes=(None, 0, 0))(y, *problem.data)
         z = y - step * slopes.mean(axis=0)
         new = jnp.sign(z) * jax.nn.relu(jnp.abs(z) - step * weight)
-        back = jnp.vdot(y - new, new - x) > 0  # Momentum begins anew where it leads uphill.
+        back = jnp.vdot(y - new, new - x) > 0  # Momentum restarts when it points uphill.
         after = jnp.where(back, 1.0, (1 + jnp.sqrt(1 + 4 * t**2)) / 2)
         ahead = jnp.where(back, new, new + (t - 1) / after * (new - x))
         return (new, ahead, after), None

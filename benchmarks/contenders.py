@@ -1,4 +1,4 @@
-"""The contenders of `make bench`: every codec of the library, and tools that people use today.
+"""The contenders of `make bench`: every codec of the library, and other tools in use today.
 
 Each contender prepares its buffers for one vector. Then it encodes, decodes, and, where it can,
 decodes and sums eight payloads.
@@ -96,7 +96,7 @@ def torch_cast(dtype: str) -> Contender:
 
 
 def lax_top_k(fraction: float, bucket_size: int | None = None) -> Contender:
-    """As one writes it in JAX: float32 values and int32 places."""
+    """The usual way in JAX: float32 values and int32 indices."""
 
     def prepare(data: np.ndarray) -> Prepared:
         size = bucket_size or data.size
@@ -129,7 +129,7 @@ def lax_top_k(fraction: float, bucket_size: int | None = None) -> Contender:
 
 
 def torch_top_k(fraction: float) -> Contender:
-    """As GRACE does it: float32 values and int64 indices, although 32 bits would suffice."""
+    """As in GRACE: float32 values and int64 indices, although 32 bits would suffice."""
 
     def prepare(data: np.ndarray) -> Prepared:
         import torch  # pyright: ignore[reportMissingImports]
@@ -227,7 +227,7 @@ PEERS: dict[str, tuple[str, Contender]] = {
 
 
 def encoding(contender: Contender) -> Contender:
-    """Of a contender, encoding alone."""
+    """Encoding alone, for contenders without decoding."""
 
     def prepare(data: np.ndarray) -> Prepared:
         prepared = contender(data)
@@ -256,7 +256,7 @@ GROUPS = {"eighths": EIGHTHS, "buckets": IN_BUCKETS}
 
 
 def contenders() -> tuple[dict[str, Contender], list[str]]:
-    """All that can run here, and what is not installed."""
+    """All contenders that can run here, and the names of those that are not installed."""
     found: dict[str, Contender] = {name: ours(codec) for name, codec in CODECS.items()}
     missing = []
     for name, (module, contender) in PEERS.items():

@@ -47,7 +47,7 @@ class Prices(NamedTuple):
             if not _counts(node):
                 continue
             names = {getattr(part, "name", None) for part in path}
-            if "dense" in names:  # A mean in two shots, as the compressed one beside it.
+            if "dense" in names:  # A mean in two shots, like the compressed one.
                 total += 2 * self.whole * node.step
             elif "full" in names:
                 total += self.whole * node.step
@@ -64,7 +64,7 @@ def _counts(node: Any) -> bool:
 
 
 def price(codec: jaxcomp.Policy, size: int) -> float:
-    """Bits of a message of so many float64, as made."""
+    """Bits of a message of float64 leaves of these sizes, from its payload."""
     like = {"x": jax.ShapeDtypeStruct((1, size), jnp.float64)}
     return 8.0 * jaxcomp.wire_bytes(codec, like)
 
@@ -90,7 +90,7 @@ class Way(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """Errors, and bits sent by a worker, after each step; and how the run ended."""
+    """Errors, and bits sent by a worker, after each step, and the final state."""
 
     errors: np.ndarray
     bits: np.ndarray
@@ -100,7 +100,7 @@ class Curve(NamedTuple):
 
 
 class LedgerState(NamedTuple):
-    """State of a method, the steps taken, and after each step the bits and the error."""
+    """State of a method, the number of steps, and after each step the bits and the error."""
 
     inner: Any
     step: Any

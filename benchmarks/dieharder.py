@@ -18,7 +18,7 @@ WEAK, FAILED = 0.005, 1e-6
 """dieharder's thresholds."""
 ATTEMPTS = 3
 """How often a test must be weak to count."""
-_EVERY_P = "65536"  # By its number: dieharder 3.31 does not know the name that it lists.
+_EVERY_P = "65536"  # A number, since dieharder 3.31 does not accept the name that it lists.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,14 +74,14 @@ class Result:
 
 
 def assess(p: float) -> str:
-    """By dieharder's thresholds. Both tails count, for a p-value should be uniform."""
+    """The verdict by dieharder's thresholds. Both tails count, since p-values should be uniform."""
     tail = min(p, 1 - p)
     return "FAILED" if tail < FAILED else "WEAK" if tail < WEAK else "PASSED"
 
 
 @dataclasses.dataclass
 class Feed:
-    """Blocks on their way into a pipe, and the number of words that went."""
+    """Blocks for a pipe, and the number of written words."""
 
     blocks: Iterator[np.ndarray]
     words: int = 0
@@ -91,12 +91,12 @@ class Feed:
             for block in self.blocks:
                 pipe.write(block.data)
                 self.words += block.nbytes // 4
-        except BrokenPipeError:  # The reader has had enough.
+        except BrokenPipeError:  # The reader has closed the pipe.
             pass
 
 
 def run(test: Test, feed: Feed, attempt: int, seconds: float) -> list[Result]:
-    """What a test says about the next words; nothing if it takes too long."""
+    """The result of a test on the next words; nothing if it takes too long."""
     pipe = subprocess.PIPE
     with subprocess.Popen(
         test.command(attempt), stdin=pipe, stdout=pipe, bufsize=0, pipesize=2**20

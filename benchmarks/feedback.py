@@ -32,7 +32,7 @@ def both(codec: jaxcomp.Codec, feedback: Any) -> jaxcomp.TwoShot:
 
 
 def artemis(step: float | None) -> jaxcomp.TwoShot:
-    """Unbiased both ways, with a memory on the way up."""
+    """Unbiased codecs in both directions, with a shift on the uplink."""
     up = jaxcomp.Shift(step) if step else jaxcomp.NoFeedback()
     return jaxcomp.TwoShot(jaxcomp.Link(everywhere(QSGD), up), jaxcomp.Link(QSGD))
 
@@ -50,7 +50,7 @@ CASES: dict[str, tuple[Any, Any, float, int]] = {
 
 
 def time_average(codec: jaxcomp.Codec, dtype: str | None, steps: int) -> np.ndarray:
-    """The relative error of the mean of all outputs up to each step, where inputs stay."""
+    """The relative error of the mean of all outputs up to each step, for constant inputs."""
     problem = problems.quadratics()
     grads = jnp.einsum("nmd,nm->nd", problem.matrices, problem.targets)[:, None]
     tx = jaxcomp.compressed_mean(both(codec, jaxcomp.Residual(dtype=dtype)), AXIS)

@@ -51,7 +51,7 @@ def check(one: Operation) -> None:
         for got, other in zip(result(how, gpu), want, strict=True):
             unsigned = f"uint{8 * got.dtype.itemsize}"
             bad = got.view(unsigned) != other.view(unsigned)
-            if jnp.issubdtype(got.dtype, jnp.floating):  # Any NaN will do.
+            if jnp.issubdtype(got.dtype, jnp.floating):  # All NaN are equal.
                 bad &= ~(np.isnan(got.astype(np.float32)) & np.isnan(other.astype(np.float32)))
             if bad.any():
                 raise SystemExit(f"{one.name}: {bad.sum()} of {bad.size} differ on {place}")
@@ -63,7 +63,7 @@ def medians(runs: dict[str, timing.Run], repeats: int) -> dict[str, float]:
 
 
 def moved(run: Any, args: tuple[Any, ...]) -> int:
-    """Bytes that must move: every input once, every output once."""
+    """Minimal traffic in bytes: every input once, every output once."""
     leaves = [*jax.tree.leaves(args), *jax.tree.leaves(jax.eval_shape(run, *args))]
     return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
 

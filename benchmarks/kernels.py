@@ -34,7 +34,7 @@ class Operation(NamedTuple):
 
 
 def buckets(n: int, size: int, dtype: Any) -> tuple[jax.Array, jax.Array]:
-    """Gaussian buckets after some of every other sort, and their counts."""
+    """Gaussian buckets after one of every special kind, and their counts."""
     x = np.random.default_rng(0).standard_normal((n, size), np.float32)
     x[0], x[1, 3], x[4, size // 2 :], x[5, 7], x[6, 1] = 0, np.nan, 0, 1e4, -1e-40
     with np.errstate(under="ignore"):
@@ -87,7 +87,7 @@ def rotations(elements: int, blocks: tuple[int, ...]) -> Iterator[Operation]:
     for block in blocks:
 
         def inputs(block=block):
-            # Without the smallest elements: a CPU counts those below the normal ones as zero.
+            # Without the smallest elements: a CPU flushes subnormal numbers to zero.
             x = buckets(elements // block, block, jnp.float32)[0].at[3].set(0).at[6, 1].set(0)
             return (x, *noise.seeds(noise.raw(KEY), jnp.uint32(0), len(x)))
 

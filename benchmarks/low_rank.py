@@ -22,7 +22,7 @@ import jaxcomp
 
 
 def bucket_of(parameter: Any, flat: Any) -> Any:
-    """What torch's hook asks of a bucket of gradients, which only its wrapper can make."""
+    """The interface of a gradient bucket that torch's hook uses; only its wrapper makes one."""
     return types.SimpleNamespace(
         buffer=lambda: flat,
         gradients=lambda: [flat.view_as(parameter)],
@@ -66,7 +66,7 @@ def torch_hook(gradient: np.ndarray, rank: int) -> Callable[[], Any]:
     bucket = bucket_of(torch.nn.Parameter(there), buffer.reshape(-1))
 
     def run():
-        buffer.copy_(there.reshape(buffer.shape))  # The mean is written over the gradient.
+        buffer.copy_(there.reshape(buffer.shape))  # The mean overwrites the gradient.
         return hooks.powerSGD_hook(state, bucket).wait()
 
     return run

@@ -37,7 +37,7 @@ COMPOSITE = ("breast cancer with an l1 norm", "digits, hinge loss in a ball")
 
 def ef21_rate(problem: Any, delta: float) -> float:
     """The longest step that the theory of EF21 allows around a contraction of `delta`."""
-    worst = problem.smoothness * 1.6  # The root of the mean square of the workers' own.
+    worst = problem.smoothness * 1.6  # The root mean square of the workers' smoothness.
     theta = 1 - np.sqrt(1 - delta)
     return float(1 / (problem.smoothness + worst * np.sqrt((1 - delta) / theta**2)))
 
@@ -47,7 +47,7 @@ def decaying(step: Any) -> Any:
 
 
 def methods(problem: Any) -> dict[str, Way]:
-    """Every method of smooth problems, with the prices of its messages."""
+    """Every method of smooth problems, with the bits of its messages."""
     size, unit, theory = problem.solution.size, 1 / problem.smoothness, ef21_rate(problem, 0.1)
     plain_sign = jaxcomp.sign(bucket_size=None)
     sign, top = everywhere(plain_sign), everywhere(jaxcomp.top_k(fraction=0.1))
@@ -188,7 +188,7 @@ def sparse(title: str, problem: Any, steps: int) -> list[dict[str, Any]]:
 
 
 def cases() -> dict[str, tuple[Any, dict[str, Way]]]:
-    """By title, a problem and the methods on it."""
+    """The problems by title, with their methods."""
     digits: Any = datasets.load_digits()
     cancer: Any = datasets.load_breast_cancer()
     sets = {

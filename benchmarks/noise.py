@@ -88,7 +88,7 @@ def along_buckets(key: Array, block: Array) -> Place:
 
 
 def along_keys(key: Array, block: Array) -> Place:
-    """Seeds that lie close, element after element."""
+    """Seeds that are close together, element after element."""
     buckets = WORDS // (SIZE * NEIGHBOURS)
     lows = key[1] + jnp.arange(NEIGHBOURS, dtype=jnp.uint32)
     keys = jnp.stack([jnp.broadcast_to(key[0], lows.shape), lows], 1)
@@ -124,7 +124,7 @@ def along_workers(key: Array, block: Array) -> Place:
 
 
 def unmixed_keys(key: Array, block: Array) -> Place:
-    """Seeds that nothing mixes: h(position + seed), the same numbers shifted by one."""
+    """Unmixed seeds: h(position + seed), the same numbers shifted by one."""
     elements = WORDS // NEIGHBOURS
     position = block * elements + jnp.arange(elements, dtype=jnp.uint32)
     return Place(key[1] + jnp.arange(NEIGHBOURS, dtype=jnp.uint32)[None], ZERO, position[:, None])
@@ -142,7 +142,7 @@ def one_round(high: Array, low: Array, position: Array) -> Array:
 
 
 def low_bits(high: Array, low: Array, position: Array) -> Array:
-    """The lowest bits of the last product, where the dither is its upper ones."""
+    """The lowest bits of the last product; the dither uses its upper ones."""
     word = noise.at(high, low, position)
     product = word ^ (word >> 16)
     return dense((product & (2**FRACTION - 1)).reshape(-1), FRACTION)
@@ -206,7 +206,7 @@ STREAMS = OTHERS | WHOLE | DITHER
 
 
 class Outcome(NamedTuple):
-    """What was found on a stream, how many tests there was no time for, and how much was read."""
+    """The results on a stream, the number of tests that were not run, and the words read."""
 
     results: list[Result]
     missing: int
@@ -228,7 +228,7 @@ class Outcome(NamedTuple):
 
 
 def examine(stream: Stream, deadline: float, tell: Callable[[Test], None]) -> Outcome:
-    """All tests on a stream; of a control, no more than show that it fails."""
+    """All tests on a stream; on a control, only until it fails."""
     start, results, missing = time.monotonic(), [], 0
     feeds = [Feed(stream.blocks(attempt * MANY)) for attempt in range(ATTEMPTS)]
     for test in TESTS:
@@ -245,7 +245,7 @@ def examine(stream: Stream, deadline: float, tell: Callable[[Test], None]) -> Ou
 
 
 def repeat(test: Test, found: list[Result], feeds: list[Feed], deadline: float) -> None:
-    """A test again, under other keys, while any of its p-values has been weak each time."""
+    """Repeats a test under other keys while any of its p-values is weak each time."""
     for attempt in range(1, ATTEMPTS):
         if all(result.assessment == "PASSED" for result in found):
             return
@@ -299,7 +299,7 @@ def record(name: str, found: Outcome) -> dict[str, Any]:
 
 
 def arithmetic(outcomes: dict[str, Outcome]) -> str:
-    """What chance alone would give, beside what was found."""
+    """The numbers expected by chance, with the numbers found."""
     ours = [n for n in outcomes if n not in OTHERS]
     first = [result.pvalues[0] for name in ours for result in outcomes[name].results]
     if not first:

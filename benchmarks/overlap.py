@@ -77,7 +77,7 @@ class _Program:
                 self.bodies[name].append(line.strip())
 
     def carries(self, body: str) -> bool:
-        """Whether a fusion takes a collective one piece further."""
+        """Whether a fusion advances a collective by one piece."""
         return any("chain_id=" in line for line in self.bodies.get(body, ()))
 
     def flops_of(self, line: str, shapes: dict[str, list[int]] | None = None) -> float:
@@ -169,7 +169,7 @@ def measure(compiled: Any) -> dict[str, Any]:
 
     moved = jaxcomp.collective_bytes(compiled)
     sent = sum(moved.values())
-    # Collectives of small dense leaves move few bytes, and would count as under way for long.
+    # Collectives of small dense leaves move few bytes, but would count for a long time.
     kinds = frozenset(kind for kind, size in moved.items() if size > 0.01 * sent)
     return {"bytes": sent, **read(compiled.as_text(), kinds)._asdict()}
 

@@ -46,7 +46,7 @@ Tree = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A codec, and where it belongs: a series is one recipe at several settings."""
+    """A codec and its series: one recipe at several settings."""
 
     series: str
     family: str
@@ -82,7 +82,7 @@ def shares(name: str, make: Callable[..., Any], *given: float) -> list[Entry]:
 
 
 def following(codec: Any, capacity: float) -> codecs.Coded:
-    """With a table that follows what is sent, and room for Gaussian input."""
+    """With a table that adapts to the sent symbols, and capacity for Gaussian input."""
     return codecs.Coded(codec=codec, capacity=capacity, memory=0.5)
 
 
@@ -150,7 +150,7 @@ def draw(size: int) -> dict[str, Tree]:
 
 
 def real(folder: pathlib.Path) -> dict[str, Tree]:
-    """The gradients in a folder, without the leaves that travel dense."""
+    """The gradients in a folder, without the leaves that are sent dense."""
     policy = jaxcomp.Policy(jaxcomp.sign())
     return {
         moment: {
@@ -270,7 +270,7 @@ def main() -> None:
     )
     chosen = [entry for entry in every if entry.series in options.codec]
     inputs = inputs_of(options.size, options.gradients)
-    with futures.ThreadPoolExecutor(2) as pool:  # Most of the time goes into compiling.
+    with futures.ThreadPoolExecutor(2) as pool:  # Most of the time is compilation.
         found = pool.map(lambda entry: measure(entry, inputs, options.draws), chosen)
         found = track(found, f"{len(inputs)} inputs", len(chosen), transient=True)
         rows = {entry.name: row for entry, row in zip(chosen, found, strict=True)}

@@ -1,4 +1,4 @@
-"""The picture of `rate_distortion.py`: error against bits, below it what no code can reach."""
+"""The picture of `rate_distortion.py`: error against bits, with the bounds."""
 
 import itertools
 import pathlib
@@ -119,7 +119,7 @@ def draw_codecs(axes: Axes, name: str, rows: dict[str, Any]) -> dict[str, tuple[
         members = [(key, row, row["bits"][name], row["error"][name]) for key, row in group]
         seen = [member for member in members if member[2] <= MOST_BITS]
         color = COLORS[members[0][1]["family"]]
-        if members[0][1]["family"] != "sparse":  # Their settings are no widths.
+        if members[0][1]["family"] != "sparse":  # Their settings are not widths.
             path = [(bits, error) for *_, bits, error in seen]
             axes.plot(*zip(*path, strict=True), color=color, linewidth=0.7, alpha=0.45, zorder=2)
         for key, row, bits, error in seen:
@@ -143,7 +143,7 @@ def style(axes: Axes, title: str, measured: bool) -> None:
 def name_points(
     axes: Axes, points: dict[str, tuple[float, float, str]], curves: list[np.ndarray]
 ) -> None:
-    """Labels as near as they find room, off the points, the curves and each other."""
+    """Places labels close to their points without overlaps."""
     figure: Any = axes.get_figure()
     to_pixels, to_data = axes.transData.transform, axes.transData.inverted().transform
     dot, frame = figure.dpi / 72, axes.get_window_extent()
@@ -152,7 +152,7 @@ def name_points(
     taken: list[tuple[np.ndarray, np.ndarray]] = []
 
     def cost(low: np.ndarray, high: np.ndarray) -> float:
-        """What a label from one corner to the other would hide."""
+        """The marks that a label between two corners would cover."""
         outside = (low < frame.min).any() or (high > frame.max).any()
         others = sum((low < b).all() and (high > a).all() for a, b in taken)
         hidden = covered(marks, low - 2.5 * dot, high + 2.5 * dot) + covered(lines, low, high)
@@ -186,7 +186,7 @@ def covered(points: np.ndarray, low: np.ndarray, high: np.ndarray) -> int:
 
 
 def explain(figure: Figure) -> None:
-    """What the marks mean, above the panels."""
+    """The legend above the panels."""
 
     def dot(color: str, face: str) -> Line2D:
         return Line2D([], [], linestyle="", marker="o", color=color, markerfacecolor=face)

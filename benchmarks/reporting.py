@@ -23,7 +23,7 @@ import matplotlib.pyplot as plt
 
 HERE = pathlib.Path(__file__).parent
 RESULTS = HERE / "results"
-sys.path.append(str(HERE.parent / "examples"))  # Their models and data are trained here too.
+sys.path.append(str(HERE.parent / "examples"))  # The benchmarks use their models and data.
 
 
 def options(doc: str | None, out: str | pathlib.Path, **given: Any) -> argparse.Namespace:
@@ -110,7 +110,7 @@ class Table(NamedTuple):
             printed.add_column(heading, justify="right" if number else "left")
         for row in cells:
             printed.add_row(*row)
-        needed = Console(width=1000).measure(printed).maximum  # In less, cells are cut.
+        needed = Console(width=1000).measure(printed).maximum  # In a narrower one, cells are cut.
         Console(width=max(needed, Console().width)).print(printed)
 
 

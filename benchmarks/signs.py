@@ -79,7 +79,7 @@ LOWER = ("`Dense()`", "`sign()`", "`cd_adam` of `sign()`")
 
 
 def batch_of(rng: np.random.Generator, tables: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens, and tags that depend on each and the one before it."""
+    """Tokens, and tags that depend on each token and the previous one."""
     chances = 1 / np.arange(1, TOKENS + 1)
     tokens = rng.choice(TOKENS, size=(BATCH, CONTEXT), p=chances / chances.sum())
     tags = (tables[tokens] + tables[np.roll(tokens, 1, axis=1)]) % TAGS

@@ -31,7 +31,7 @@ STEPS, LAST = 40, 10
 
 
 class Case(NamedTuple):
-    """What was found of one leaf, and would be with each number of stages from one on."""
+    """The results of one leaf, and those with each number of stages."""
 
     moment: str
     name: str
@@ -66,7 +66,7 @@ def of_each_number(law: str, share: float, x: jax.Array) -> jax.Array:
 
 
 def leaves(gradient: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Those that are compressed, and all in one."""
+    """The compressed leaves, and all of them as one."""
     large = {name: leaf for name, leaf in gradient.items() if leaf.ndim > 1 and leaf.size >= 4096}
     return {**large, "all as one": gradients.flat(gradient)}
 

@@ -15,7 +15,7 @@ Run = Callable[[], Any]
 
 
 class Seconds(NamedTuple):
-    """What some runs of the same work took."""
+    """The times of several runs of the same work."""
 
     median: float
     least: float
@@ -60,7 +60,7 @@ def once(run: Run) -> float:
 
 
 def copy_of(data: np.ndarray) -> Run:
-    """A numpy copy into a buffer that is there already, which other times are compared with."""
+    """A numpy copy into an existing buffer, the reference for other times."""
     target = np.empty_like(data)
     return lambda: np.copyto(target, data)
 
@@ -83,6 +83,6 @@ def into_warm(f: Callable[..., Any], *args: Any, launches: int = 1) -> Run:
 
 
 def into_fresh(f: Callable[..., Any], *args: Any) -> Run:
-    """Runs `f` with its result in memory that is mapped anew, as where nothing is donated."""
+    """Runs `f` with its result in newly mapped memory, as without donation."""
     compiled = jax.jit(f)
     return lambda: jax.block_until_ready(compiled(*args))

@@ -91,7 +91,7 @@ def parse(argv: list[str] | None = None) -> tuple[argparse.ArgumentParser, argpa
 def settings_of(
     name: str, args: argparse.Namespace, text: byte_lm_model.Text, devices: list[Any]
 ) -> dict[str, Any]:
-    """All that the result of a run depends on: a resumed one must have the same."""
+    """All settings that determine the result of a run: a resumed run must have the same."""
     return {
         **{option: getattr(args, option) for option in DECISIVE},
         "save_gradients": args.save_gradients and name == args.codec[0],
@@ -109,7 +109,7 @@ def check_checkpoints(
     text: byte_lm_model.Text,
     devices: list[Any],
 ) -> None:
-    """Whether what is in the folder is what the options say should be there."""
+    """Whether the content of the folder is what the options require."""
     found = {name: checkpoints.read_record(folder_of(args, name)) for name in args.codec}
     held = {name: saved for name, saved in found.items() if saved}
     if args.resume and not held:
@@ -141,7 +141,7 @@ def moments(steps: int) -> dict[str, int]:
 
 
 def build_gradient(model: byte_lm_model.ByteModel, mesh: Mesh) -> Callable[..., Any]:
-    """What each worker hands to `compressed_mean`."""
+    """The gradients that each worker passes to `compressed_mean`."""
 
     def gradient(params, batch):
         own = jax.grad(training.loss_of, argnums=1)(
@@ -153,7 +153,7 @@ def build_gradient(model: byte_lm_model.ByteModel, mesh: Mesh) -> Callable[..., 
 
 
 def save_gradient(args: argparse.Namespace, step: int, gradients: Any) -> None:
-    """The first worker's, a name an array; a file is whole or not there."""
+    """Writes the first worker's gradients, one array a name; a file is complete or absent."""
     arrays: dict[str, Any] = {}
     for at, leaf in jax.tree_util.tree_leaves_with_path(gradients.tree):
         name = jax.tree_util.keystr(at, simple=True, separator="/")
@@ -167,7 +167,7 @@ def save_gradient(args: argparse.Namespace, step: int, gradients: Any) -> None:
 
 
 def warm_and_decay(peak: float, steps: int) -> optax.Schedule:
-    """Up to the peak over a tenth of the steps, and down to nothing along a cosine."""
+    """Linear warm-up over a tenth of the steps, then cosine decay to zero."""
     warm = max(1, steps // 10)
     return optax.warmup_cosine_decay_schedule(peak / warm, peak, warm, steps + 1)
 
@@ -202,7 +202,7 @@ def train(
     ready = training.prepare(name, args, mesh, model=model, rate=rate, batch=batch_of(1))
     gradient = build_gradient(model, mesh)
     steps, every = args.steps, args.checkpoint_every
-    # Even on both axes of the picture, of which one is logarithmic.
+    # Evenly spaced on both axes of the picture, one of which is logarithmic.
     watched = {*np.geomspace(1, steps, 12).round(), *np.linspace(0, steps, 13).round()}
 
     folder = args.out / "checkpoints" / name

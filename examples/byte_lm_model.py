@@ -1,4 +1,4 @@
-"""What `byte_lm.py` trains, and on what: a small transformer, and Python's own library as text."""
+"""Model and data of `byte_lm.py`: a small transformer, and Python's standard library as text."""
 
 import functools
 import hashlib
@@ -28,7 +28,7 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        # What goes onto the residual path starts small, so that its sum does not grow with depth.
+        # The residual path starts small, so that its sum does not grow with depth.
         small = nn.initializers.variance_scaling(0.5 / self.layers, "fan_in", "truncated_normal")
 
         def dense(name: str, width: int = self.width, init: Any = nn.linear.default_kernel_init):
@@ -60,12 +60,12 @@ class ByteModel(nn.Module):
         for number in range(self.layers):
             x = Block(self.width, self.layers, name=f"block_{number}")(x)
         x = nn.RMSNorm(name="before_logits")(x)
-        init = nn.initializers.normal(0.02)  # Nearly even odds at first: a loss of eight bits.
+        init = nn.initializers.normal(0.02)  # Nearly uniform at first: a loss of eight bits.
         return nn.Dense(256, use_bias=False, kernel_init=init, name="logits")(x)
 
 
 def rotate(x: jax.Array) -> jax.Array:
-    """Rotary positions: each pair of elements turned by an angle that grows along the text."""
+    """Rotary positions: the rotation angle of each pair of elements grows with the position."""
     half = x.shape[-1] // 2
     pace = 10_000.0 ** (-jnp.arange(half) / half)
     angle = jnp.arange(x.shape[-3])[:, None, None] * pace
@@ -83,7 +83,7 @@ class Text(NamedTuple):
 
 
 def read_text() -> Text:
-    """Python's standard library without its tests: what this very interpreter runs on.
+    """Python's standard library without its tests, from this interpreter.
 
     About every twentieth file, chosen by its name alone, is held out.
 

@@ -1,4 +1,4 @@
-"""How `byte_lm.py` scores its runs and draws them."""
+"""Scores and pictures of the runs of `byte_lm.py`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,7 +26,7 @@ def picture(runs: Sequence[report.Run], devices: int, settings: dict[str, Any]) 
         axes.grid(axis="y", color=report.GRID, linewidth=0.8)
     right.set_xscale("log")
     for run in sorted(runs, key=lambda run: run.name != "dense"):
-        width = 4 if run.name == "dense" else 2  # Seen below a line that follows it closely.
+        width = 4 if run.name == "dense" else 2  # Visible below a line that overlaps it.
         steps, scores = zip(*((point.step, point.score) for point in run.curve), strict=True)
         report.draw_curve(left, steps, scores, run, width)
         report.draw_curve(right, report.sent_so_far(run), scores, run)

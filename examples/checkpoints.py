@@ -1,4 +1,4 @@
-"""Checkpoints of a run: all it needs to go on as if it had never stopped.
+"""Checkpoints of a run: all data for an exact continuation.
 
 A checkpoint is a folder named after its step. It holds the arrays (parameters and optax state, the
 memory of each worker on its own device) and a record (the settings that the run was started with,
@@ -50,7 +50,7 @@ def manager(folder: pathlib.Path) -> ocp.CheckpointManager:
 
 
 def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Which settings are not what they were, in words."""
+    """Names the settings that have changed."""
     return [
         f"{name.replace('_', '-')} {saved.get(name)!r} (now {now.get(name)!r})"
         for name in {**saved, **now}

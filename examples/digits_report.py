@@ -1,4 +1,4 @@
-"""How `train_digits.py` scores its runs and draws them."""
+"""Scores and pictures of the runs of `train_digits.py`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -89,7 +89,7 @@ def label_ends(axes: Axes, runs: Sequence[report.Run]) -> int:
 
 
 def draw_bars(axes: Axes, runs: Sequence[report.Run]) -> None:
-    """The bytes of a step, with what they are of the dense ones."""
+    """The bytes of a step, and their fraction of the dense ones."""
     report.style(axes)
     rows = range(len(runs), 0, -1)
     axes.barh(

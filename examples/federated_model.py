@@ -1,4 +1,4 @@
-"""What `federated_socket.py` trains: a small classifier of handwritten digits, by plain SGD."""
+"""The model of `federated_socket.py`: a small classifier of handwritten digits, with plain SGD."""
 
 import functools
 import itertools
@@ -15,7 +15,7 @@ LEARNING_RATE = 0.2
 
 
 class Data(NamedTuple):
-    """Images and digits, to train with and to test with."""
+    """Images and labels for training and for testing."""
 
     train: tuple[np.ndarray, np.ndarray]
     test: tuple[np.ndarray, np.ndarray]
@@ -53,7 +53,7 @@ def accuracy_of(params: dict[str, jax.Array], images: jax.Array, digits: jax.Arr
 
 @jax.jit
 def change_of(params: dict[str, jax.Array], images: jax.Array, digits: jax.Array) -> Any:
-    """By how much a pass of plain SGD over `[steps, batch]` images changes the parameters."""
+    """The change of the parameters after plain SGD over `[steps, batch]` images."""
 
     def loss(params, x, y):
         logits = jax.nn.log_softmax(logits_of(params, x))

@@ -26,7 +26,7 @@ REFUSED = (OSError, EOFError, ValueError)
 
 
 class Bounds(NamedTuple):
-    """What a server grants to each connection.
+    """The limits of a server for each connection.
 
     Attributes:
         hello: seconds to prove which client it is.
@@ -90,7 +90,7 @@ async def join(port: int, number: int, key: bytes) -> Peer:
 
 
 class Door:
-    """Lets clients in at any time, and keeps everyone else from holding anybody up.
+    """Accepts clients at any time; slow or hostile connections cannot delay the others.
 
     Attributes:
         peers: the connected clients by number.

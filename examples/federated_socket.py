@@ -65,7 +65,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def key_of(secret: bytes, number: int) -> bytes:
-    """A client's own key: with it nobody can speak for another client."""
+    """A client's own key; without it nobody can impersonate the client."""
     return hashlib.blake2b(struct.pack("<I", number), key=secret, digest_size=32).digest()
 
 
@@ -118,7 +118,7 @@ async def take_part(number: int, port: int, key: bytes, args: argparse.Namespace
 
 
 def intrude(port: int, garbage: bytes) -> None:
-    """A stranger: sends something that no client would, or nothing, and waits to be cut."""
+    """A stranger: sends an invalid hello, or nothing, and waits to be disconnected."""
     with (
         contextlib.suppress(OSError),
         socket.create_connection(("127.0.0.1", port), timeout=60) as connection,

@@ -91,7 +91,7 @@ def parse(argv: list[str] | None = None) -> tuple[argparse.ArgumentParser, argpa
 
 
 def host_and_port(text: str) -> str:
-    """An address as it is, which JAX takes apart without a look."""
+    """Checks an address, which JAX does not check."""
     host, _, port = text.rpartition(":")
     known = host and (":" not in host or host[0] + host[-1] == "[]")  # As of IPv6.
     if not known or not port.isdecimal() or not 0 < int(port) < 2**16:
@@ -109,7 +109,7 @@ def fail(said: str) -> NoReturn:
 
 @contextlib.contextmanager
 def within(seconds: int, awaited: str) -> Iterator[None]:
-    """Ends this process with a message if the body takes longer; JAX would abort, and later."""
+    """Ends this process with a message if the body takes longer; JAX would abort later."""
     said = f"waited {seconds} seconds (--timeout) for {awaited}"
     alarm = threading.Timer(seconds, fail, (said,))
     alarm.daemon = True
@@ -144,7 +144,7 @@ def connect(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
 
 
 def unlike(value: str) -> list[int]:
-    """The processes that do not have the value of process 0; all get here before any goes on."""
+    """The processes whose value differs from that of process 0; all processes wait here."""
     digest = np.frombuffer(hashlib.sha256(value.encode()).digest(), np.uint8)
     found = multihost_utils.process_allgather(digest).reshape(-1, digest.size)
     return np.flatnonzero((found != found[0]).any(axis=1)).tolist()
@@ -153,7 +153,7 @@ def unlike(value: str) -> list[int]:
 def check_alike(
     parser: argparse.ArgumentParser, args: argparse.Namespace, settings: dict[str, Any]
 ) -> None:
-    """Whether all processes are about to do the same, and write to one folder."""
+    """Checks that all processes have the same settings and the same output folder."""
     marker = args.out / "unfinished"
     if jax.process_index() == 0:
         marker.write_text(os.urandom(8).hex())
@@ -171,7 +171,7 @@ def check_alike(
 
 
 def own_rows(mesh: Mesh, size: int) -> np.ndarray:
-    """Which rows of a batch the devices of this process take."""
+    """The rows of a batch on the devices of this process."""
     split = NamedSharding(mesh, PartitionSpec(training.AXIS))
     parts = split.addressable_devices_indices_map((size,)).values()
     return np.sort(np.concatenate([np.arange(size)[part] for part in parts]))
@@ -184,7 +184,7 @@ def train(
     settings: dict[str, Any],
     show: Callable[[int, int, float, float], None],
 ) -> tuple[report.Run, str]:
-    """What the run came to, and a digest of its parameters."""
+    """The result of the run, with a digest of its parameters."""
     (name,), steps = args.codec, args.steps
     model = byte_lm_model.ByteModel(args.layers, args.width)
     held_out = byte_lm_model.validation_of(text, args.context)
@@ -216,7 +216,7 @@ def train(
 
 
 def work(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """What each process does once all are there; the first one tells of it."""
+    """The work of each process after all have joined; the first one reports it."""
     devices, leads = jax.devices(), jax.process_index() == 0
     options.check(parser, args, len(devices))
     text = byte_lm_model.read_text()

@@ -1,4 +1,4 @@
-"""The command line that the training examples share: what can be named, and what is refused."""
+"""The shared command line of the training examples: options and their checks."""
 
 import argparse
 import math
@@ -32,7 +32,7 @@ class Method(NamedTuple):
     rate: str | float | None = None
 
     def learning_rate(self, args: argparse.Namespace) -> float:
-        """The one for all, where it is for this method's optimizer."""
+        """The common optimizer, unless this method needs its own."""
         if self.rate is None or self.rate == args.optimizer:
             return args.learning_rate
         return args.rates[self.rate] if isinstance(self.rate, str) else self.rate
@@ -58,12 +58,12 @@ def where_dense(reducer: jaxcomp.Reducer) -> Optimizer:
 
 
 def sign_of(rate: optax.Schedule) -> optax.GradientTransformation:
-    """What DeMo does with the mean: its residual is the momentum."""
+    """DeMo's step after the mean: its residual is the momentum."""
     return optax.chain(optax.scale_by_sign(), optax.scale_by_learning_rate(rate))
 
 
 def without_memory(codec: jaxcomp.Codec) -> jaxcomp.Link:
-    """What not to do, for comparison: hence no warning."""
+    """A sparsifier without a residual, for comparison; the warning is suppressed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return jaxcomp.Link(codec, jaxcomp.NoFeedback())
@@ -174,7 +174,7 @@ def parse(
 
 
 def label(name: str) -> str:
-    """What a method is called in the table and the picture."""
+    """The name of a method in the table and the picture."""
     return METHODS[name].label
 
 
@@ -200,7 +200,7 @@ def positive(text: str) -> float:
 
 
 def refuse(parser: argparse.ArgumentParser, option: str, must: str, got: Any) -> NoReturn:
-    """Ends the program with an error that says what is allowed and what came."""
+    """Ends the program with an error that names the allowed and the given values."""
     parser.error(f"argument {option}: must be {must}, got {got}")
 
 

@@ -1,4 +1,4 @@
-"""A codec of one's own in a dozen lines, held against the contract that the library's own pass."""
+"""A custom codec in a dozen lines, with the contract check of the library's own codecs."""
 
 import dataclasses
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""A gate of one's own, held against the contract that the library's own pass."""
+"""A custom gate, with the contract check of the library's own gates."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""A reducer of one's own, held against the contract that the library's own pass."""
+"""A custom reducer, with the contract check of the library's own reducers."""
 
 import dataclasses
 import math
@@ -14,7 +14,7 @@ from jaxcomp.base import Collected
 class Wide(jaxcomp.Reducer):
     """The dense mean, added in float32 whatever the gradient's dtype: one all-reduce a leaf."""
 
-    uplink = None  # No leaf is compressed: all of them come to `dense`.
+    uplink = None  # No leaf is compressed: `dense` gets all of them.
 
     def collect(self, key, batches, message, state, axis_name, weight=None):
         share = 1.0 if weight is None else jax.lax.pmean(weight, axis_name)

@@ -1,4 +1,4 @@
-"""How the training examples show their runs: live on the terminal, as a table and as JSON."""
+"""Output of the training examples: live on the terminal, as a table and as JSON."""
 
 import dataclasses
 import json
@@ -40,7 +40,7 @@ COLORS = {
 
 
 class Metric(NamedTuple):
-    """What an example scores its models by, and how that is written.
+    """The metric of an example, and its formats.
 
     Attributes:
         key: its name in `results.json`.
@@ -67,7 +67,7 @@ class Point(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
-    """What a training run reached, and what it cost.
+    """The result of a training run, and its cost.
 
     Bytes are those that one device sends, and those of a step are the last phase's; `phases` has
     the step that each phase starts at and the bytes of its steps.
@@ -121,7 +121,7 @@ def watcher(bars: Progress, label: str, metric: Metric) -> Callable[[int, int, f
 def print_table(
     console: Console, runs: Sequence[Run], devices: Sequence[Any], metric: Metric
 ) -> None:
-    """The runs side by side, and what may not be read into them."""
+    """The runs in one table, with its caveats."""
     table = Table(box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     table.add_column("codec", no_wrap=True)
     facts = (metric.heading, "bytes\na step", "against\ndense", "bits an\nelement")
@@ -143,7 +143,7 @@ def print_table(
 
 
 def notes(runs: Sequence[Run], devices: Sequence[Any]) -> list[str]:
-    """What a reader of the table must know."""
+    """Caveats for readers of the table."""
     said = [
         "Bytes are what one device sends over a ring, read from the compiled step itself; bits an "
         "element are those of one worker's payload.",
@@ -211,7 +211,7 @@ def named(fields: dict[str, Any], metric: Metric) -> dict[str, Any]:
 
 
 def headline(runs: Sequence[Run], metric: Metric, alone: str) -> str:
-    """What the codec that sent least came to, against dense if that ran too.
+    """The result of the codec with the fewest bytes, relative to dense if that ran too.
 
     Args:
         runs: the runs of the picture.

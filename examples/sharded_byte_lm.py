@@ -46,7 +46,7 @@ SENDERS = {
 
 
 class Run(NamedTuple):
-    """What a run came to; bytes are those that one device sends in a step."""
+    """The result of a run; bytes are those that one device sends in a step."""
 
     codec: str
     score: float
@@ -151,7 +151,7 @@ def train(
     mesh: Mesh,
     show: Callable[[int, int, float, float], None],
 ) -> Run:
-    """One run: parameters that no device ever holds whole, the step, and its cost."""
+    """One run: parameters that stay sharded, the step, and its cost."""
     model = byte_lm_model.ByteModel(args.layers, args.width)
     draw = {"size": args.batch_size, "context": args.context, "seed": args.seed}
     held_out = byte_lm_model.validation_of(text, args.context)

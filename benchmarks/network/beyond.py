@@ -54,7 +54,7 @@ def accelerator(way: Any) -> timing.Measured:
 
 
 def prices(clock: planner.Clock) -> dict[str, list[cost.Price]]:
-    """By way, the price of a mean for each number of workers."""
+    """By method, the cost of a mean for each number of workers."""
     like = jax.ShapeDtypeStruct((SIDE, SIDE), jnp.float32)
     ways = {BASE: jaxcomp.Dense("bfloat16"), **WAYS}
     return {
@@ -64,7 +64,7 @@ def prices(clock: planner.Clock) -> dict[str, list[cost.Price]]:
 
 
 def gains(found: dict[str, list[cost.Price]], name: str) -> np.ndarray:
-    """How many times faster a mean is than in bfloat16, `[speeds, workers]`."""
+    """The speed of a mean relative to bfloat16, `[speeds, workers]`."""
 
     def seconds(name: str) -> np.ndarray:
         links = [cost.Network(float(speed), LATENCY) for speed in SPEEDS]

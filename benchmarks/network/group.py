@@ -24,7 +24,7 @@ def place() -> dict[str, Any]:
 
 
 def chosen(own: dict[str, Any], names: Iterable[str]) -> list[str]:
-    """The methods that were asked for, or all."""
+    """The selected methods, or all."""
     return [name for name in names if name in (own["methods"] or names)]
 
 
@@ -51,13 +51,13 @@ def join(own: dict[str, Any]) -> Mesh:
 
 
 def spread(mesh: Mesh, rows: np.ndarray) -> jax.Array:
-    """This worker's rows as its part of an array over all."""
+    """This worker's rows as its shard of a global array."""
     where = NamedSharding(mesh, PartitionSpec(AXIS))
     return jax.make_array_from_process_local_data(where, rows)
 
 
 def meeting(mesh: Mesh) -> Callable[..., float]:
-    """A function that returns, to all at the same time, the mean of what they brought."""
+    """A function that returns, to all at the same time, the mean of all workers' values."""
     mean = jaxcomp.data_parallel(lambda x: lax.pmean(x.sum(), AXIS), mesh, AXIS)
 
     def meet(value: float = 0.0) -> float:
@@ -95,7 +95,7 @@ def _spent() -> dict[str, float]:
 
 
 def sent() -> int:
-    """Bytes that have left this host so far, headers and all."""
+    """Bytes that this host has sent so far, including headers."""
     lines = pathlib.Path("/proc/net/dev").read_text().splitlines()
     fields = next(line.split(":")[1] for line in lines if line.strip().startswith("eth0:"))
     return int(fields.split()[8])

@@ -16,7 +16,7 @@ PORT = 29500
 
 
 class LaunchError(Exception):
-    """A worker ended with an error, or all took too long."""
+    """A worker ended with an error, or the run took too long."""
 
 
 def threads(processes: int) -> int:
@@ -67,13 +67,13 @@ def _environment(processes: int, programs: pathlib.Path) -> dict[str, str]:
     return {
         **os.environ,
         "PYTHONPATH": f"{ROOT}:{ROOT / 'examples'}",
-        "PJRT_NPROC": number,  # Of XLA's threads; torch is told by its own function.
+        "PJRT_NPROC": number,  # XLA's threads; torch has its own function for this.
         "OMP_NUM_THREADS": number,
         "GLOO_SOCKET_IFNAME": "eth0",
         "JAX_PLATFORMS": "cpu",
-        "JAX_COMPILATION_CACHE_DIR": str(programs.absolute()),  # The same for links of any rate.
-        # Freed memory is kept: large arrays would be given back, and mapped anew page by page in
-        # every step, which takes as long as what is done with them.
+        "JAX_COMPILATION_CACHE_DIR": str(programs.absolute()),  # Shared by all rates.
+        # Keep freed memory: otherwise large arrays would be returned to the system and mapped again
+        # page by page in every step, which takes as long as the computation.
         "MALLOC_ARENA_MAX": "1",
         "MALLOC_MMAP_MAX_": "0",
         "MALLOC_TRIM_THRESHOLD_": str(2**40),
@@ -87,7 +87,7 @@ def _wait(workers: list[subprocess.Popen], folder: pathlib.Path, limit: float) -
         codes = [worker.poll() for worker in workers]
         bad = [rank for rank, code in enumerate(codes) if code]
         if bad:
-            time.sleep(1)  # The others may know better why, and say so at their end.
+            time.sleep(1)  # The error may come from another worker, which reports it at its end.
             raise LaunchError("\n".join(_tail(folder, rank, codes[rank]) for rank in bad))
         if None not in codes:
             return

@@ -25,7 +25,7 @@ CODECS = {f"{bits}-bit": Link(jaxcomp.qsgd_inf(bits=bits), NoFeedback()) for bit
 CODECS["1-bit"] = Link(jaxcomp.sign(), Residual())
 SPARSE = {
     "top_k 1 %": jaxcomp.top_k(fraction=0.01),
-    "threshold 1 %": jaxcomp.threshold(2.6, fraction=0.01),  # As of 0.93 in a hundred normals.
+    "threshold 1 %": jaxcomp.threshold(2.6, fraction=0.01),  # 0.93 % of normal values exceed it.
     "sidco 0.1 %": jaxcomp.sidco(fraction=0.001),
 }
 METHODS: dict[str, Any] = {

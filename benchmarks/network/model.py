@@ -53,7 +53,7 @@ def network_of(
 
 
 def clock_of(cells: list[dict[str, Any]], cell: dict[str, Any]) -> planner.Clock:
-    """Times of codecs with as many processes, over any wire."""
+    """Times of codecs with the same number of processes, over any network."""
     (work,) = (
         other["work"]
         for other in cells
@@ -87,7 +87,7 @@ def price_of(
 
 
 def without(cell: dict[str, Any]) -> float:
-    """Seconds of a step that takes no mean."""
+    """Seconds of a step without a mean."""
     return statistics.median(cell["step"]["seconds"])
 
 

@@ -63,7 +63,7 @@ def network(processes: int, rate: str | None) -> Iterator[Network]:
         subprocess.CalledProcessError: if this machine cannot have one.
     """
     with tempfile.TemporaryDirectory() as hosts, _alone():
-        _clear()  # What a run left that was killed.
+        _clear()  # Remove the network of an interrupted run.
         started: list[subprocess.Popen] = []
         try:
             _build(processes, rate)
@@ -74,13 +74,13 @@ def network(processes: int, rate: str | None) -> Iterator[Network]:
         finally:
             for (
                 process
-            ) in started:  # One that has not yet entered its namespace is not found there.
+            ) in started:  # A process that has not entered its namespace yet is not found there.
                 process.kill()
             _clear()
 
 
 def missing() -> str | None:
-    """Why there can be no such network here, or None."""
+    """The reason why such a network is not possible here, or None."""
     absent = [tool for tool in TOOLS if shutil.which(tool) is None]
     if absent:
         return f"these programs are needed: {', '.join(absent)}"

@@ -85,7 +85,7 @@ def environment() -> dict[str, Any]:
 
 def commit() -> str | None:
     """The commit of the code; None outside of a checkout."""
-    # The checkout is rarely root's own, and git reads no others unless it is told to.
+    # The checkout is rarely root's own, and git reads no others by default.
     git = ("git", "-C", str(HERE), "-c", "safe.directory=*")
     try:
         found = subprocess.check_output(
@@ -190,7 +190,7 @@ def main() -> None:
     if why is not None:
         print(f"skipped: {why}")
         return
-    for number in (signal.SIGTERM, signal.SIGHUP):  # So that the network is taken down.
+    for number in (signal.SIGTERM, signal.SIGHUP):  # So that the network is removed.
         if signal.getsignal(number) is not signal.SIG_IGN:  # As nohup has it.
             signal.signal(number, lambda number, _: sys.exit(128 + number))
     options.out.mkdir(parents=True, exist_ok=True)

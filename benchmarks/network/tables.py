@@ -42,7 +42,7 @@ def bytes_a_second(rate: str) -> float | None:
 
 
 def bound(cell: dict[str, Any], method: dict[str, Any]) -> float | None:
-    """Seconds that the bytes of a mean take on the link; of peers, the bytes that were counted."""
+    """Seconds of a mean's bytes on the link; for peers, of the counted bytes."""
     speed = bytes_a_second(cell["rate"])
     return None if speed is None else method.get("link_bytes", method["sent"]) / speed
 
@@ -118,7 +118,7 @@ def colour(name: str) -> str:
 
 
 def bars(axes: Axes, cell: dict[str, Any]) -> None:
-    """Seconds of every method, with the least that its bytes take on the link."""
+    """Seconds of every method, with the minimum for its bytes on the link."""
     methods = cell["methods"]
     base = statistics.median(methods[BASE]["seconds"]) if BASE in methods else None
     for place, (name, method) in enumerate(methods.items()):
@@ -133,7 +133,7 @@ def bars(axes: Axes, cell: dict[str, Any]) -> None:
     axes.set_xscale("log")
     least, most = axes.get_xlim()
     axes.set_xlim(least, most * (most / least) ** 0.25)  # Room for the numbers.
-    if most < 100 * least:  # Of so few powers of ten, all labels would run into each other.
+    if most < 100 * least:  # With so few powers of ten, labels would overlap.
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter(NullFormatter())

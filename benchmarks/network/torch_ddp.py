@@ -82,7 +82,7 @@ def mean(own: dict[str, Any], hook: Any, meet: Callable[[], Any]) -> dict[str, A
         nonlocal loss
         loss.backward()
         module.zero_grad(set_to_none=True)
-        loss = module(gradient)  # It costs nothing, and the next one waits for none.
+        loss = module(gradient)  # It costs nothing, and no later one waits for it.
 
     return group.timed(run, meet, own["repeats"], warm=START + 1)
 

@@ -1,4 +1,4 @@
-"""The byte model of the examples in PyTorch: the same sizes, the same laws of its first values."""
+"""The byte model of the examples in PyTorch: the same sizes and initial distributions."""
 
 import math
 
@@ -17,7 +17,7 @@ def matrix(outputs: int, inputs: int, scale: float = 1.0) -> nn.Linear:
 
 
 def cut(weight: torch.Tensor, variance: float) -> None:
-    deviation = math.sqrt(variance) / 0.87962566103423978  # Of what is left of a normal law.
+    deviation = math.sqrt(variance) / 0.87962566103423978  # The deviation after truncation.
     nn.init.trunc_normal_(weight, std=deviation, a=-2 * deviation, b=2 * deviation)
 
 
@@ -67,7 +67,7 @@ class ByteModel(nn.Module):
 
 
 def rotate(x: torch.Tensor) -> torch.Tensor:
-    """Rotary positions: each pair of elements turned by an angle that grows along the text."""
+    """Rotary positions: the rotation angle of each pair of elements grows with the position."""
     half = x.shape[-1] // 2
     pace = 10_000.0 ** (-torch.arange(half) / half)
     angle = torch.arange(x.shape[-2])[:, None] * pace

@@ -32,7 +32,7 @@ METHODS: dict[str, Any] = {
 
 
 def parameters() -> int:
-    """How many the model has."""
+    """The number of parameters of the model."""
     model, tokens = byte_lm_model.ByteModel(LAYERS, WIDTH), np.zeros((1, CONTEXT), np.int32)
     tree: Any = jax.eval_shape(model.init, jax.random.key(SEED), tokens)
     return sum(leaf.size for leaf in jax.tree.leaves(tree))
@@ -45,7 +45,7 @@ def part(rows: Any, own: dict[str, Any]) -> tuple:
 
 
 def batches(own: dict[str, Any]) -> tuple[Callable[[int], tuple], tuple]:
-    """This worker's part of the batch of each step, and of the windows that are held out."""
+    """This worker's rows of the batch of each step, and of the held-out windows."""
     text = byte_lm_model.read_text()
 
     def draw(step: int) -> tuple:
@@ -71,7 +71,7 @@ def races(
     curves = []
     for _ in range(own["repeats"]):
         step, score = begin()
-        score()  # Compiled before the clock runs, as the step is.
+        score()  # Compiled before the clock starts, like the step.
         meet()
         curves.append(race(step, score, own, meet))
     return {"curves": curves}
