@@ -215,7 +215,7 @@ def measure(entry: Entry, inputs: dict[str, Tree], draws: int) -> dict[str, Any]
 
 
 def eden_widths(rows: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """How far EDEN is above the unbiased bound, at its width and at the bits that it sends."""
+    """The factor of EDEN over the unbiased bound, at its width and at the bits that it sends."""
     found = {}
     for bits in (1, 2, 3, 4):
         row = rows.get(f"eden {bits}")

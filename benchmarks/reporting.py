@@ -57,7 +57,7 @@ def options(doc: str | None, out: str | pathlib.Path, **given: Any) -> argparse.
 
 
 def environment() -> dict[str, Any]:
-    """Where a result comes from; `malloc` if JAX's buffers lie in huge pages, as numpy's do."""
+    """The environment of a result; `malloc` if JAX's buffers are in huge pages, as numpy's are."""
     device = jax.devices()[0]
     tuned = [part for part in os.environ.get("GLIBC_TUNABLES", "").split(":") if "malloc" in part]
     return {

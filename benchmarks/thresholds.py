@@ -41,7 +41,7 @@ class Case(NamedTuple):
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def found(law: str, share: float, x: jax.Array) -> jax.Array:
-    """What exceeds the threshold in each step, as a multiple of the share."""
+    """The fraction above the threshold in each step, as a multiple of the wanted one."""
     rule = fitted.Fitted(fraction=share, law=law)
 
     def step(stages, _):
@@ -55,7 +55,7 @@ def found(law: str, share: float, x: jax.Array) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def of_each_number(law: str, share: float, x: jax.Array) -> jax.Array:
-    """What exceeds the threshold of each number of stages, as a multiple of the share."""
+    """The fraction above the threshold of each number of stages, relative to the wanted one."""
     rule = fitted.Fitted(fraction=share, law=law)
 
     def ratio(number):

@@ -107,7 +107,8 @@ async def take_part(number: int, port: int, key: bytes, args: argparse.Namespace
             payload = jaxcomp.from_bytes(MODEL_CODEC, data, like, secret=theirs)
             params = jaxcomp.decode(MODEL_CODEC, round_, payload, like)
 
-            # Of seed, client and round alone: a client that comes back takes the same images.
+            # Depends only on seed, client and round: a client that reconnects takes the same
+            # images.
             draw = np.random.default_rng([args.seed, number, round_])
             chosen = draw.integers(len(images), size=(LOCAL_STEPS, BATCH))
             change = model.change_of(params, images[chosen], digits[chosen])
@@ -187,7 +188,7 @@ async def serve(
 
 def main(argv: list[str] | None = None) -> None:
     args = parse(argv)
-    os.environ["JAX_PLATFORMS"] = "cpu"  # Of the clients: they would fight for an accelerator.
+    os.environ["JAX_PLATFORMS"] = "cpu"  # Otherwise the clients compete for an accelerator.
     jax.config.update("jax_platforms", "cpu")
     secret = secrets.token_bytes(32)  # Between machines each client would be given its own key.
     spawn = multiprocessing.get_context("spawn")

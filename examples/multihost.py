@@ -93,7 +93,7 @@ def parse(argv: list[str] | None = None) -> tuple[argparse.ArgumentParser, argpa
 def host_and_port(text: str) -> str:
     """Checks an address, which JAX does not check."""
     host, _, port = text.rpartition(":")
-    known = host and (":" not in host or host[0] + host[-1] == "[]")  # As of IPv6.
+    known = host and (":" not in host or host[0] + host[-1] == "[]")  # IPv6 needs brackets.
     if not known or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise argparse.ArgumentTypeError(
             f"must be HOST:PORT with a port from 1 to 65535, as in localhost:1234, got {text!r}"
@@ -203,7 +203,7 @@ def train(
             loss = float(loss)  # Waits for all.
         times.append(time.perf_counter() - start)
         if step in (1, steps) or step % math.ceil(steps / 4) == 0:
-            # By each process: one that waits for long takes the others for dead.
+            # Every process scores: those that wait for long would take the others for dead.
             score = byte_lm_model.bits_per_byte(model, training.first_copy(params), held_out)
             curve.append(report.Point(step, loss, float(score)))
         if args.checkpoint_every and (step % args.checkpoint_every == 0 or step == steps):

@@ -58,7 +58,7 @@ class Metric(NamedTuple):
 
 
 class Point(NamedTuple):
-    """How good the model is after so many steps."""
+    """The score of the model after the given number of steps."""
 
     step: int
     loss: float
@@ -106,7 +106,7 @@ def progress(console: Console) -> Progress:
 
 
 def watcher(bars: Progress, label: str, metric: Metric) -> Callable[[int, int, float, float], None]:
-    """What a run calls after every step: moves its bar, or prints a line every quarter."""
+    """The callback after every step: moves the bar, or prints a line every quarter."""
     task = bars.add_task(label, total=None, now="compiling")
 
     def show(step: int, steps: int, loss: float, score: float) -> None:
@@ -230,7 +230,7 @@ def headline(runs: Sequence[Run], metric: Metric, alone: str) -> str:
 
 
 def alike(runs: Sequence[Run]) -> str:
-    """What the runs have in common."""
+    """The settings that the runs have in common."""
     own = [run.label for run in runs if options.METHODS[run.name].optimizer]
     but = f" but {' and '.join(own)}" if own else ""
     return f"the same start, batches and optimizer for all{but}"

@@ -1,4 +1,4 @@
-"""What the training examples share of a run: the step, what it costs and what came of it."""
+"""Shared code of the training examples: the step, its cost and the result of a run."""
 
 import argparse
 import statistics
@@ -108,7 +108,7 @@ def sent_by(
     A program with several phases has the collectives of all of them, of which a step runs one.
     """
     if not isinstance(mean, jaxcomp.ReducerSchedule):
-        sent = jaxcomp.collective_bytes(step)  # Of this very program.
+        sent = jaxcomp.collective_bytes(step)  # The bytes of this compiled program.
         return sent, [(0, sum(sent.values()))]
     phases = [
         (start, jaxcomp.wire_bytes(reducer, params, workers)) for start, reducer in mean.phases

@@ -92,7 +92,7 @@ def build(environment: Environment) -> pathlib.Path:
 
 
 def versions(python: pathlib.Path) -> str:
-    """Of Python and of the packages that matter most."""
+    """The versions of Python and of the most important packages."""
     ask = f"""
 import platform
 from importlib import metadata
@@ -103,7 +103,7 @@ print("python", platform.python_version(), *(f"{{n}} {{metadata.version(n)}}" fo
 
 
 def run(environment: Environment, python: pathlib.Path) -> tuple[int, int, float]:
-    """How many tests passed, how many parts of the suite or tests failed, and the minutes."""
+    """The number of passed tests, the number of failures, and the minutes."""
     begin, passed, failed = time.monotonic(), 0, 0
     settings = {
         "PYTHONPATH": str(ROOT),

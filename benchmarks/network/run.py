@@ -191,7 +191,7 @@ def main() -> None:
         print(f"skipped: {why}")
         return
     for number in (signal.SIGTERM, signal.SIGHUP):  # So that the network is removed.
-        if signal.getsignal(number) is not signal.SIG_IGN:  # As nohup has it.
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores this signal.
             signal.signal(number, lambda number, _: sys.exit(128 + number))
     options.out.mkdir(parents=True, exist_ok=True)
     cells = [(rate, n) for rate in options.rates for n in options.processes]

@@ -32,7 +32,7 @@ TRAIN = (
 
 
 def bytes_a_second(rate: str) -> float | None:
-    """Of a rate as `tc` writes it; None without one."""
+    """Bits a second of a rate as `tc` writes it; None without one."""
     if rate == "unshaped":
         return None
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", rate)

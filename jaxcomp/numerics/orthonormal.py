@@ -84,8 +84,8 @@ def _refreshed(sets: Sequence[Array], before: Sequence[Array]) -> list[Array]:
 
 
 def _measured(shapes: tuple, tiles: Array) -> tuple[Array, Array, Array]:
-    """Of each vector, on each of its tiles: two factors that bring it to length one, and whether
-    there is such a length.
+    """Two factors that normalise each vector, and whether its length is not zero, on each of its
+    tiles.
     """
     tiny = float(jnp.finfo(tiles.dtype).tiny)
     # First relative to the largest element, since squares of large or small values, and the

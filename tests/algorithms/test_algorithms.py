@@ -147,7 +147,7 @@ def verdict(make):
 
 
 def accepted():
-    """Which method takes which class of codec, as a table."""
+    """The classes of codecs that each method accepts, as a table."""
     ways = {
         **{name: functools.partial(build, name) for name in METHODS if name != "signsgd"},
         "dore, down": lambda codec: jaxcomp.algorithms.dore(

@@ -58,7 +58,7 @@ def test_stages_of_a_bucket_that_is_not_full():
 
 
 def test_stages_of_an_unbiased_codec_stay_unbiased():
-    """And their variance is `q^R / (1 − q^R)`, which random places meet."""
+    """Their variance is `q^R / (1 − q^R)`, which random-k attains."""
     once = jaxcomp.random_k(fraction=0.25, bucket_size=64)
     codec = jaxcomp.msc(once, 2)
     bound = codec.variance_bound(64)

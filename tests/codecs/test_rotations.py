@@ -20,7 +20,7 @@ ONE = 1 << levels.FRACTION
 
 
 def test_golden_drive_scale():
-    """With the identity for a rotation: `‖x‖² / ‖x‖₁`, and the other two."""
+    """The scales with the identity as the rotation: `‖x‖² / ‖x‖₁`, and the other two."""
     x = jnp.array([[3.0, -1.0, 2.0, 0.5]])
     grid = tables.LloydMax(1)
     values = grid.values(grid.codes(x * ONE, jnp.int32(0)))
@@ -129,7 +129,7 @@ def test_no_rotated_element_is_large():
 
 
 def error_of_even_levels(bits, dithered, size=4096):
-    """That of Gaussian elements, with levels as far as the largest of so many."""
+    """The error of Gaussian elements, with levels up to the largest of as many elements."""
     z = np.random.default_rng(1).standard_normal((256, size))
     top = np.abs(z).max(1, keepdims=True)
     if dithered:

@@ -159,7 +159,7 @@ def test_sidco_sends_something_whatever_it_is_given():
 
 
 def reads(codec, size):
-    """How many kernels of the compiled encoder read all elements, and how many every so many."""
+    """The numbers of kernels of the compiled encoder that read all elements, and a sample."""
     like = jax.ShapeDtypeStruct((size,), jnp.float32)
     text = jax.jit(lambda x: jaxcomp.encode(codec, 0, x)).lower(like).compile().as_text()
     bodies = {match[1]: match[0] for match in re.finditer(r"%(\S+) \([^\n]*\n(?:.*\n)*?\}", text)}

@@ -67,7 +67,7 @@ def test_error_on_standard_inputs(codec, gaussian, laplace, heavy):
     ids=lambda v: v if isinstance(v, float) else None,
 )
 def test_entropy_on_standard_inputs(codec, gaussian, laplace, heavy):
-    """What an ideal entropy coder would make of the codes, and of one scale a bucket."""
+    """The bits of an ideal entropy coder for the codes, and of one scale a bucket."""
     for name, want in (("gaussian", gaussian), ("laplace", laplace), ("heavy", heavy)):
         if want is None:
             continue

@@ -19,7 +19,7 @@ BLOCKS = {
 
 @pytest.fixture
 def names():
-    """What the first block defines."""
+    """The names that the first block defines."""
     found = {}
     exec(BLOCKS["In a training script of your own"][0], found)
     return found

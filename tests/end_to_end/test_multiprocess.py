@@ -116,7 +116,7 @@ def test_means_of_four_workers_in_one_two_and_four_processes(tmp_path):
 
 
 def compare(found, want):
-    """What a worker holds, with what it holds in one process."""
+    """The arrays of a worker, with those of the same worker in one process."""
     for name in processes.EXACT:
         jax.tree.map(np.testing.assert_array_equal, found[name], want[name])
     for name, times in processes.TIMES.items():
@@ -140,7 +140,7 @@ def example(out, count, devices, *options, script=(EXAMPLE,)):
 
 
 def slurm(count):
-    """What Slurm tells each of so many tasks on this host: JAX takes the port from the job."""
+    """Slurm's variables for each task on this host: JAX takes the port from the job."""
     first = 2**16 - 2**12
     for job in range(2**12):
         with socket.socket() as free, contextlib.suppress(OSError):

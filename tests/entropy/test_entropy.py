@@ -98,7 +98,7 @@ def test_rows_come_back_as_far_as_they_fit(coder, rooms):
     ids=repr,
 )
 def test_any_size(coder, sizes, cramped):
-    """Where there is room for every symbol, and where there is none."""
+    """The cases with room for every symbol, and with room for none."""
     for size in sizes:
         symbols, count = rows(size)
         table = table_of(coder, weights(symbols) if size else jnp.ones(256))
@@ -257,7 +257,7 @@ def test_rans_meets_the_entropy(name):
     entropy = entropy_of(counts)
     seen = counts > 0
     cross = -np.sum(counts[seen] / size * np.log2(frequency[seen] / 4096))
-    # What never occurs takes a slot all the same: 15 of 4096 are 0.0053 bits.
+    # Symbols that never occur still take a slot: 15 of 4096 are 0.0053 bits.
     assert cross - entropy < 1e-4 + 1.5 * np.sum(~seen) / 4096
     count = jnp.array([size], jnp.int32)
     words = 9000

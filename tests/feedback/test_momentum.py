@@ -39,7 +39,7 @@ def start(tx, like=LIKE, workers=WORKERS):
 
 
 def means(tx, grads=GRADS):
-    """What each step gives worker 0, and the last state, with workers simulated by `vmap`."""
+    """The mean of each step on worker 0, and the last state, with workers simulated by `vmap`."""
     step, state, got = jax.jit(jax.vmap(tx.update, axis_name="data")), start(tx), []
     for grad in grads:
         mean, state = step(grad, state)
@@ -77,7 +77,7 @@ def test_it_is_the_published_recursion(nesterov, masking):
         )
     memory = state.memory.feedback.tree
     np.testing.assert_allclose(memory.velocity[0][:, 0, 0], v, rtol=1e-4, atol=1e-5)
-    kept = u if nesterov else DECAY * u  # What the next gradient is added to.
+    kept = u if nesterov else DECAY * u  # The next gradient is added to it.
     np.testing.assert_allclose(memory.momentum[0][:, 0, 0], kept, rtol=1e-4, atol=1e-5)
 
 
@@ -118,7 +118,7 @@ def test_sending_everything_with_masking_is_sgd_without_momentum():
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_nothing_is_lost(nesterov):
-    """What was sent and the velocity that is left are the sum of all steps of the velocity."""
+    """The sent part plus the remaining velocity equals the sum of the velocity over all steps."""
     feedback = jaxcomp.MomentumCorrection(DECAY, nesterov=nesterov)
     like = {"w": jnp.zeros((5, 60))}
     state = feedback.init(like, like)

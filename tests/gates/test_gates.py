@@ -26,7 +26,7 @@ GATES = [
 ]
 
 
-# What is drawn.
+# Draws of gates.
 
 
 @pytest.mark.parametrize("gate", GATES, ids=repr)

@@ -19,7 +19,7 @@ def fewer(fraction):
     return jaxcomp.random_k(fraction=fraction, unbiased=False)
 
 
-# What becomes of what is held back.
+# Withheld updates.
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_without_memory_the_mean_of_those_drawn_is_unbiased():
 
 
 def test_momentum_gathers_through_closed_steps():
-    """With everything sent in the end, as ungated momentum correction of the summed gradients."""
+    """The sum of all sent updates equals ungated momentum correction of the summed gradients."""
     feedback = jaxcomp.MomentumCorrection(momentum=0.5, masking=False)
     codec = jaxcomp.top_k(fraction=1.0)
     means, _ = run(

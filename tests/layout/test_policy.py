@@ -1,4 +1,4 @@
-"""Which codec a policy chooses for a leaf."""
+"""The codec that a policy chooses for a leaf."""
 
 import jaxcomp
 

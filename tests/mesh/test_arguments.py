@@ -1,4 +1,4 @@
-"""How the arguments of a step are named, split and given."""
+"""Names, splitting and passing of the arguments of a step."""
 
 import functools
 

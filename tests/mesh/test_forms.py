@@ -236,7 +236,7 @@ def test_batch_statistics_of_a_step_without_types():
 
 
 def test_memory_of_a_new_nnx_optimizer_is_for_all_workers():
-    """With residuals both ways, of which the downlink's depends on the number of workers."""
+    """Residuals both ways; the downlink's depends on the number of workers."""
     traces = []
 
     def loss_fn(model, x):

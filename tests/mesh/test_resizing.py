@@ -157,7 +157,7 @@ def test_nothing_unsent_is_lost(name, workers, others):
 
 @pytest.mark.parametrize("codec", few_or_all(COMMON[::3], CODECS), ids=label)
 def test_every_recipe_moves(codec):
-    """With the feedback of its class and what it keeps itself."""
+    """A codec with the feedback of its class and with its own state."""
     tx = mean(jaxcomp.Gather(jaxcomp.Auto(everywhere(codec)).uplink))
     state, one = random_state(tx, 8)
     check_moved(state, moved(tx, state, 3), one, 1e-2)
@@ -253,7 +253,7 @@ def inside_shapes(tx, workers):
 
 
 def test_shards_keep_their_own():
-    """Of a sharded model, the residual of each shard's downlink joins that shard's residuals."""
+    """In a sharded model, the residual of each shard's downlink joins that shard's residuals."""
     mesh = jax.make_mesh((4, 2), (AXIS, "fsdp"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     lie = jax.NamedSharding(mesh, jax.P("fsdp"))
     params = {"w": jax.device_put(jnp.zeros((40, 33)), lie)}

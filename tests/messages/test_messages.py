@@ -206,7 +206,7 @@ def test_golden_messages(codec):
     if os.environ.get("JAXCOMP_WRITE_GOLDEN"):
         known[name] = base64.b64encode(data).decode()
         GOLDEN.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
-    # What 0.1 wrote has no version in its name.
+    # Messages of 0.1 have no version in their names.
     for old in (known[label(codec)], known[name]):
         assert_same(jaxcomp.from_bytes(codec, base64.b64decode(old), x), payload)
     assert data == base64.b64decode(known[name])

@@ -143,7 +143,7 @@ def test_streams_are_independent_of_each_other(one, other, kind):
 
 
 def test_seeds_that_nothing_mixed_are_found_out():
-    """Of two neighbouring seeds, one's stream would be the other's, shifted by one."""
+    """For two neighbouring seeds, one stream would be the other, shifted by one."""
     position = jnp.arange(MANY, dtype=jnp.uint32)
     a, b = (stream(noise.at, lambda h=h: (jnp.uint32(h), ZERO, position)) for h in (3, 4))
     with pytest.raises(AssertionError):

@@ -105,7 +105,7 @@ def test_links_alone_are_not_timed(monkeypatch):
 
 
 def test_the_fastest_of_the_repeats_counts_and_their_spread_is_told(monkeypatch):
-    """By a clock that is made up: eleven milliseconds, and more when something else runs."""
+    """Uses a simulated clock: eleven milliseconds, and more when something else runs."""
     given = [0.011, 0.022, 0.033]
     monkeypatch.setattr(timing, "times", lambda run, repeats, meet: given)
     measure = timing.measure.__wrapped__  # Nothing of this may be remembered.

@@ -347,7 +347,7 @@ def test_workers_add_their_histograms(mesh):
     whole = alq(histogram(r, weight), interior=6)
     np.testing.assert_allclose(jax.jit(mapped)(r, weight), whole, rtol=1e-4)
 
-    # What differs between workers has another type; a loop would reject it when it is traced.
+    # Values that differ between workers have another type; a loop would reject it at trace time.
     alone = jax.shard_map(
         lambda r, weight: update(r, weight)[0][None],
         mesh=mesh,

@@ -161,7 +161,7 @@ def test_golden_random_k():
 
 
 def test_golden_averaged_ternary():
-    """What eight workers sent comes through without loss."""
+    """The mean of eight workers' codes passes without loss."""
     rng = np.random.default_rng(0)
     codec, scaler = jaxcomp.averaged_ternary(workers=8), np.float32(0.7321)
     for limit in (8, 5, 1):
@@ -310,7 +310,7 @@ def test_a_natural_norm_composes_as_the_paper_says():
 
 
 def test_papers_orderings():
-    """And where one does not hold: QSGDinf beats NUQSGD unless tails are very heavy."""
+    """A case without such a bound: QSGDinf beats NUQSGD unless tails are very heavy."""
     x, heavy = law("gaussian", 2**18), law("heavy", 2**18)
     assert nmse(jaxcomp.nuqsgd(4), x) < nmse(jaxcomp.qsgd(4), x) / 10
     assert nmse(jaxcomp.qsgd_inf(4), x) < nmse(jaxcomp.nuqsgd(4), x)

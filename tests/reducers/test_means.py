@@ -82,7 +82,7 @@ def assert_large(mean, rtol=0.15):
 
 @pytest.mark.parametrize("name", few_or_all(REDUCERS, MORE_REDUCERS))
 def test_a_mean_that_can_be_represented_is_finite(name):
-    """Of eight workers, each with nearly the largest number of its dtype."""
+    """A mean of eight workers, each with nearly the largest number of its dtype."""
     reducer = (REDUCERS | MORE_REDUCERS)[name]
     run = jax.vmap(mean_of(reducer, False), in_axes=(0, None), axis_name="data")
     assert_large(jax.jit(run)(large(8), jnp.ones(8)))
@@ -110,7 +110,7 @@ def test_means_over_two_levels_are_finite(inner):
 
 @pytest.mark.parametrize("workers", [3, 8])
 def test_dense_means_and_their_limit(workers):
-    """Of 16 bits any; of float32 those whose sum is finite, which is what the docs promise."""
+    """Means of 16-bit dtypes are always finite; those of float32 if the sum is, as documented."""
     run = jax.vmap(mean_of(jaxcomp.Dense(), False), in_axes=(0, None), axis_name="data")
     narrow = large(workers, names=["float16", "bfloat16"])
     share = float(np.finfo(np.float32).max) / workers
