@@ -81,9 +81,9 @@ def read(
         raise MessageError(f"`data` must have the checksum of what it holds, got another: {way}")
     if version not in digests:
         raise MessageError(
-            f"`data` must be of format version {' or '.join(map(str, digests))} for this codec, "
-            f"which puts leaves of several sizes into one bucket since then, got {version}; write "
-            "it again with this version of jaxcomp"
+            f"`data` must be of format version {' or '.join(map(str, digests))} for this codec, in "
+            f"which leaves of several sizes share a bucket, got {version}; write it again with "
+            "this version of jaxcomp"
         )
     if found != digests[version]:
         raise MessageError(
