@@ -13,6 +13,7 @@ from jax import lax
 from jaxcomp.backend import axes
 from jaxcomp.base import Codec
 from jaxcomp.numerics import noise
+from jaxcomp.numerics.segments import Segments
 from jaxcomp.types import Array, AxisName, Key
 
 
@@ -36,7 +37,8 @@ class Batch:
         parted: whether it is most of one leaf, of which the rest is in another batch.
         chosen: the codec of the leaves, where `codec` is its form for several leaves in a bucket;
             else None.
-        shares: buckets of such a batch: each has a stretch of every leaf.
+        shares: buckets of such a batch: each has a slice of every leaf.
+        segments: those slices, where leaves share buckets; else None.
     """
 
     codec: Codec
@@ -46,10 +48,11 @@ class Batch:
     parted: bool = False
     chosen: Codec | None = None
     shares: int = 1
+    segments: Segments | None = None
 
     @property
     def buckets(self) -> int:
-        if self.codec.segments is not None:
+        if self.segments is not None:
             return self.shares
         return sum(padded_buckets(piece, self.size) for piece in self.pieces)
 
@@ -58,9 +61,25 @@ class Batch:
         """The codec of the leaves."""
         return self.codec if self.chosen is None else self.chosen
 
+    def with_codec(self, codec: Codec) -> "Batch":
+        """The same leaves for another codec of buckets of the same size.
+
+        Raises:
+            ValueError: if leaves share buckets, and the codec has no form for that.
+        """
+        if self.segments is None:
+            return dataclasses.replace(self, codec=codec)
+        together = codec.segmented(self.segments)
+        if together is None:
+            raise ValueError(
+                f"{codec!r} must have a bucket_size, or let leaves share a bucket, as "
+                f"{self.picked!r} does whose leaves it encodes in another phase"
+            )
+        return dataclasses.replace(self, codec=together, chosen=codec)
+
     def bytes_of(self, total: float) -> list[tuple[int, float]]:
         """The number of each leaf, and its part of `total` bytes."""
-        if self.codec.segments is None:
+        if self.segments is None:
             each = [padded_buckets(piece, self.size) for piece in self.pieces]
         else:
             each = [piece.stop - piece.start for piece in self.pieces]
@@ -73,8 +92,8 @@ class Batch:
 
     def counts(self) -> Array:
         """The number of real elements: `int32[buckets]`, or `int32[buckets, segments]`."""
-        if self.codec.segments is not None:
-            stretches = np.asarray(self.codec.segments.sizes)
+        if self.segments is not None:
+            stretches = np.asarray(self.segments.sizes)
             left = np.array([piece.stop for piece in self.pieces])
             left = left - np.arange(self.shares)[:, None] * stretches
             return jnp.asarray(np.clip(left, 0, stretches), jnp.int32)
@@ -93,10 +112,9 @@ class Batch:
     @property
     def full(self) -> bool:
         """Whether no bucket is padded."""
-        segments = self.codec.segments
-        if segments is not None:
+        if self.segments is not None:
             elements = sum(piece.stop for piece in self.pieces)
-            return self.buckets * segments.size == elements
+            return self.buckets * self.segments.size == elements
         return all((piece.stop - piece.start) % self.size == 0 for piece in self.pieces)
 
 
@@ -123,6 +141,10 @@ class Shard:
     @property
     def picked(self) -> Codec:
         return self.whole.picked
+
+    @property
+    def segments(self) -> Segments | None:
+        return self.whole.segments
 
     @property
     def dtype(self) -> np.dtype:
@@ -183,6 +205,10 @@ class Recut:
         return self.codec
 
     @property
+    def segments(self) -> Segments | None:
+        return None if self.codec.segments is None else self.whole.segments
+
+    @property
     def dtype(self) -> np.dtype:
         return self.whole.dtype
 
@@ -208,8 +234,8 @@ class Recut:
 
         A bucket that several leaves share is full: the zeros between them count.
         """
-        whole, segments = self.whole.counts(), self.whole.codec.segments
-        if self.codec.segments is not None:
+        whole, segments = self.whole.counts(), self.whole.segments
+        if self.segments is not None:
             return whole
         begins = jnp.arange(self.cuts, dtype=jnp.int32) * self.size
         if segments is not None:
@@ -245,11 +271,11 @@ def real(batch: "Batch | Shard | Recut", x: Array) -> Array:
     """
     if batch.full:
         return x
-    segments = batch.codec.segments
+    segments = batch.segments
     if segments is not None:
         return jnp.where(segments.real(batch.counts()), x, 0)
-    if isinstance(batch, Recut) and batch.whole.codec.segments is not None:
-        whole = batch.whole.codec.segments.real(batch.whole.counts())
+    if isinstance(batch, Recut) and batch.whole.segments is not None:
+        whole = batch.whole.segments.real(batch.whole.counts())
         return jnp.where(batch.cut(whole), x, 0)
     place = lax.broadcasted_iota(jnp.int32, x.shape, 1)
     return jnp.where(place < batch.counts()[:, None], x, 0)

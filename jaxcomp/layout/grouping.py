@@ -69,8 +69,9 @@ def _of_leaves(
         together = codec.segmented(segments_.of(lengths)) if len(set(lengths)) > 1 else None
         if together is None or together.segments is None:
             continue
-        size = together.segments.size
-        found.append(Batch(together, dtype, size, tuple(run), chosen=codec, shares=shares))
+        joint = together.segments
+        own = Batch(together, dtype, joint.size, tuple(run), False, codec, shares, joint)
+        found.append(own)
         joined.update(piece.leaf for piece in run)
     for size, pieces in sizes.items():
         left = [piece for piece in pieces if piece.leaf not in joined]

@@ -122,8 +122,8 @@ def _like(path: str, leaf: Any) -> jax.ShapeDtypeStruct:
 def stack(batch: Batch, leaves: Sequence[Any]) -> Array:
     """The batch's pieces as `[buckets, size]`, each padded with zeros to whole buckets, or rows."""
     parts = []
-    if batch.codec.segments is not None:
-        return _segments_of(batch, batch.codec.segments, leaves)
+    if batch.segments is not None:
+        return _segments_of(batch, batch.segments, leaves)
     for piece in batch.pieces:
         flat = jnp.reshape(leaves[piece.leaf], -1)
         if (piece.start, piece.stop) != (0, flat.shape[0]):
@@ -187,7 +187,7 @@ def _unstacked(
         if len(batch.pieces) == 1 and batch.pieces[0].stop - batch.pieces[0].start == flat.size:
             found[batch.pieces[0].leaf].append((batch.pieces[0].start, flat))
             continue
-        segments = batch.codec.segments
+        segments = batch.segments
         if segments is not None and batch.shares > 1:
             for piece, start, size in zip(
                 batch.pieces, segments.starts, segments.sizes, strict=True

@@ -29,7 +29,7 @@ def digests(codec: Any, plan: Layout) -> dict[int, bytes]:
     Version 1 encoded leaves of several sizes apart where a codec takes a leaf whole. Since version
     2 they share a bucket.
     """
-    shared = any(batch.codec.segments is not None for batch in plan.batches)
+    shared = any(batch.segments is not None for batch in plan.batches)
     return {v: digest(codec, plan, v) for v in READABLE if v > 1 or not shared}
 
 

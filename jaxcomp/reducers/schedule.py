@@ -215,7 +215,7 @@ class ReducerSchedule(Reducer, public=("reducers", "starts")):
     def _own(self, reducer: Reducer, batches: Batches) -> Batches:
         """The last phase's batches with the codecs of another phase's reducer."""
         codecs = dict(zip(self.uplink.policy.codecs, reducer.uplink.policy.codecs, strict=True))
-        return tuple(dataclasses.replace(batch, codec=codecs[batch.codec]) for batch in batches)
+        return tuple(batch.with_codec(codecs[batch.picked]) for batch in batches)
 
 
 def piecewise_constant(values: Sequence[float], every: int) -> tuple[tuple[int, float], ...]:

@@ -266,7 +266,7 @@ class TwoShot(Reducer, public=("feedback",)):
 
 def _cut(shard: batches_.Shard, codec: Codec) -> batches_.Recut:
     """A share in the buckets of a codec, or with its leaves as the segments of the share."""
-    segments = shard.codec.segments
+    segments = shard.segments
     if segments is None or codec.bucket_size is not None:
         return batches_.Recut(shard, codec)
     return batches_.Recut(shard, cast(Codec, codec.segmented(segments)))

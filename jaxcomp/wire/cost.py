@@ -36,7 +36,7 @@ def _payload_like(batch: Any, x64: bool) -> Any:
 
 
 def _count_shape(batch: Any) -> tuple[int, ...]:
-    segments = batch.codec.segments
+    segments = batch.segments
     return (batch.buckets,) if segments is None else (batch.buckets, segments.number)
 
 
