@@ -67,6 +67,15 @@ def build() -> argparse.ArgumentParser:
 
 
 def _options_of_plan(add: Callable[..., Any]) -> None:
+    _options_of_model(add)
+    _options_of_links(add)
+    _options_of_step(add)
+    add("--max-error", type=float, help="leave out codecs with a larger error, as in 0.5")
+    _options_of_clock(add)
+    add("--plot", type=pathlib.Path, metavar="FILE", help="draw it, as .png, .svg or .pdf")
+
+
+def _options_of_model(add: Callable[..., Any]) -> None:
     add(
         "--params",
         type=options.count,
@@ -79,6 +88,9 @@ def _options_of_plan(add: Callable[..., Any]) -> None:
         metavar="MODULE:NAME",
         help="a tree of parameters or shapes, or what returns one",
     )
+
+
+def _options_of_links(add: Callable[..., Any]) -> None:
     add("--workers", type=options.levels, required=True, help="8; or 4x8: hosts of eight devices")
     add(
         "--link",
@@ -102,6 +114,9 @@ def _options_of_plan(add: Callable[..., Any]) -> None:
     add("--latency", type=options.seconds, default=50e-6, help="of a message (default: 50us)")
     add("--fast-link", type=options.bandwidth, help="of one device to the others of its host")
     add("--fast-latency", type=options.seconds, default=5e-6, help="(default: 5us)")
+
+
+def _options_of_step(add: Callable[..., Any]) -> None:
     add(
         "--step",
         type=step,
@@ -116,7 +131,9 @@ def _options_of_plan(add: Callable[..., Any]) -> None:
         default=1,
         help="steps from one mean to the next (default: 1)",
     )
-    add("--max-error", type=float, help="leave out codecs with a larger error, as in 0.5")
+
+
+def _options_of_clock(add: Callable[..., Any]) -> None:
     add(
         "--device-bandwidth",
         type=options.bandwidth,
@@ -130,7 +147,6 @@ def _options_of_plan(add: Callable[..., Any]) -> None:
         help="to time codecs with (default: 4,194,304)",
     )
     add("--repeats", type=options.count, default=7, help="of which the fastest counts (default: 7)")
-    add("--plot", type=pathlib.Path, metavar="FILE", help="draw it, as .png, .svg or .pdf")
 
 
 def codecs_(args: argparse.Namespace) -> None:

@@ -1,6 +1,7 @@
 """Adam with ever rarer updates of the variance, then local steps with a frozen variance."""
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +16,8 @@ from jaxcomp.optimizers import means, moments, rates
 from jaxcomp.reducers import guarding
 from jaxcomp.transforms import branches
 from jaxcomp.types import Array, AxisName, PyTree
+
+_Mean = optax.GradientTransformationExtraArgs
 
 
 class ZeroOneAdamState(NamedTuple):
@@ -289,19 +292,7 @@ def by_zero_one_adam(
     rule = _Rule(adam, weight_decay)
 
     def init_fn(params: PyTree) -> Any:
-        def zeros() -> PyTree:
-            return jax.tree.map(jnp.zeros_like, params)
-
-        return ZeroOneAdamState(
-            count=jnp.zeros((), jnp.int32),
-            total=jnp.zeros(()),
-            mu=zeros(),
-            nu=zeros(),
-            drift=PerWorker.wrap(zeros(), "momentum", axis_name),
-            offset=PerWorker.wrap(zeros(), "offset", axis_name),
-            dense=exact.init(params),
-            compressed=lossy.init(params),
-        )
+        return _fresh(params, exact, lossy, axis_name)
 
     def update_fn(
         updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any
@@ -312,20 +303,6 @@ def by_zero_one_adam(
                 "use tx.update(grads, state, params)"
             )
         own_gradients.check(updates, axis_name)
-
-        def exchange(given: _Given, first: Array) -> _Taken:
-            # One mean for both phases, so that its codec is compiled once.
-            memory = means.forgotten(lossy, first, given.state.compressed, given.state.mu)
-            mean, after = lossy.update(rule.message(given), memory, given.params, **extra)
-            return rule.met(given, mean, after)
-
-        def renew(given: _Given) -> _Taken:
-            mean, after = exact.update(given.grads, given.state.dense, given.params, **extra)
-            return rule.renewed(given, mean, after)
-
-        def otherwise(given: _Given, first: Array) -> _Taken:
-            del first
-            return conditional.either(given.frozen, rule.alone, renew, given)
 
         step = rates.after(state.count)
         rate = rates.at(learning_rate, state.count).astype(state.total.dtype)
@@ -348,19 +325,61 @@ def by_zero_one_adam(
             frozen=frozen,
         )
         go = conditional.uniform(jnp.where(frozen, meets, ~renews), axis_name)
+        exchange = functools.partial(_exchange, rule, lossy, extra)
+        otherwise = functools.partial(_otherwise, rule, exact, extra)
         taken = conditional.either(go, exchange, otherwise, given, step == adam.freeze_step + 1)
-        return taken.updates, ZeroOneAdamState(
-            count=step,
-            total=taken.total,
-            mu=taken.mu,
-            nu=taken.nu,
-            drift=PerWorker.wrap(taken.own.drift, "momentum", axis_name),
-            offset=PerWorker.wrap(taken.own.offset, "offset", axis_name),
-            dense=taken.dense,
-            compressed=taken.compressed,
-        )
+        return taken.updates, _state_after(taken, step, axis_name)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _fresh(params: PyTree, exact: _Mean, lossy: _Mean, axis_name: AxisName) -> ZeroOneAdamState:
+    """The state before the first step."""
+
+    def zeros() -> PyTree:
+        return jax.tree.map(jnp.zeros_like, params)
+
+    return ZeroOneAdamState(
+        count=jnp.zeros((), jnp.int32),
+        total=jnp.zeros(()),
+        mu=zeros(),
+        nu=zeros(),
+        drift=PerWorker.wrap(zeros(), "momentum", axis_name),
+        offset=PerWorker.wrap(zeros(), "offset", axis_name),
+        dense=exact.init(params),
+        compressed=lossy.init(params),
+    )
+
+
+def _state_after(taken: _Taken, step: Array, axis_name: AxisName) -> ZeroOneAdamState:
+    return ZeroOneAdamState(
+        count=step,
+        total=taken.total,
+        mu=taken.mu,
+        nu=taken.nu,
+        drift=PerWorker.wrap(taken.own.drift, "momentum", axis_name),
+        offset=PerWorker.wrap(taken.own.offset, "offset", axis_name),
+        dense=taken.dense,
+        compressed=taken.compressed,
+    )
+
+
+def _exchange(rule: _Rule, lossy: _Mean, extra: dict, given: _Given, first: Array) -> _Taken:
+    """A step with a compressed mean: one for both phases, so that its codec is compiled once."""
+    memory = means.forgotten(lossy, first, given.state.compressed, given.state.mu)
+    mean, after = lossy.update(rule.message(given), memory, given.params, **extra)
+    return rule.met(given, mean, after)
+
+
+def _otherwise(rule: _Rule, exact: _Mean, extra: dict, given: _Given, first: Array) -> _Taken:
+    """A local step if the variance is frozen, else a step with a dense mean."""
+    del first
+
+    def renew(given: _Given) -> _Taken:
+        mean, after = exact.update(given.grads, given.state.dense, given.params, **extra)
+        return rule.renewed(given, mean, after)
+
+    return conditional.either(given.frozen, rule.alone, renew, given)
 
 
 def _meets(local_step: Array, double_every: int, max_interval: int) -> Array:

@@ -1,5 +1,6 @@
 """The contracts of a feedback and of a reducer."""
 
+import functools
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from jaxcomp.reducers import accounting, state as state_
 from jaxcomp.testing.bias import gaussian
 from jaxcomp.testing.codec import assert_hashable
 from jaxcomp.testing.programs import SEED
-from jaxcomp.types import Array, PyTree
+from jaxcomp.types import Array, AxisName, PyTree
 
 
 def check_feedback(feedback: Feedback) -> None:
@@ -125,36 +126,13 @@ def check_reducer(
     sizes: tuple[int, ...] = workers if isinstance(workers, tuple) else (workers,)
     names = tuple(f"workers{i}" for i in range(len(sizes)))
     axis_name = names if len(sizes) > 1 else names[0]
-    links = reducer.link_axis(axis_name)
     like = {"w": jnp.zeros((40, 64)), "b": jnp.zeros(7)}
     keys = jax.random.split(jax.random.key(SEED), sizes)
     grads = _over(lambda k: jax.tree.map(lambda x: jax.random.normal(k, x.shape), like), names, 1)(
         keys
     )
 
-    def collect(tree, weight):
-        plan = accounting.plan_here(reducer, like, axis_name)
-        message, dense = trees.stacks(plan, tree)
-        chosen = reducer.resolve(plan.batches, sizes)
-        state = chosen.init(plan.batches, axis_name)
-        message = chosen.pre_reduce(plan.batches, message, axis_name)
-        key = noise.raw(SEED)
-        got = chosen.collect(key, plan.batches, message, state, axis_name, weight)
-        expected = jax.lax.pmean(_scaled(got.sent, weight), links)
-        mean, _ = chosen.spread(key, plan.batches, got.part, got.state, axis_name)
-        part = got.part
-        shorter = any(len(x) < len(y) for x, y in zip(part, expected, strict=True))
-        if shorter or chosen.splits:  # All shares of it, one after another.
-            part = tuple(
-                jax.lax.all_gather(x, links, tiled=True)[: len(y)]
-                for x, y in zip(part, expected, strict=True)
-            )
-        mean = chosen.post_reduce(plan.batches, mean, axis_name)
-        wanted = chosen.post_reduce(plan.batches, expected, axis_name)
-        exact = jax.lax.pmean(_scaled(dense, weight), axis_name)
-        sent = (part, tuple(reducer.dense(dense, axis_name, weight)))
-        return sent, (expected, exact), (mean, wanted), got.share
-
+    collect = functools.partial(_collected, reducer, like, sizes, axis_name)
     top = jnp.arange(max(sizes[:1]), dtype=jnp.float32)
     top = top if weighted else jnp.minimum(top, 1)
     spread = jnp.broadcast_to(top.reshape(-1, *[1] * (len(sizes) - 1)), sizes)
@@ -169,24 +147,8 @@ def check_reducer(
         wanted = 1.0 if weights is None else float(jnp.mean(weights))
         if not np.allclose(np.asarray(share), wanted, rtol=1e-6):
             raise AssertionError(f"{reducer!r}: share must be {wanted}, got {share}")
-        for got, want in zip(jax.tree.leaves(part), jax.tree.leaves(expected), strict=True):
-            bound = tolerance * float(jnp.abs(want).max())
-            if got.shape != want.shape or not np.allclose(got, want, rtol=tolerance, atol=bound):
-                raise AssertionError(
-                    f"{reducer!r} breaks the law pmean(sent) == part: {got.shape} for "
-                    f"{want.shape}, off by {float(jnp.abs(got - want).max()):g}"
-                )
-        for got, want in zip(jax.tree.leaves(mean), jax.tree.leaves(wanted_mean), strict=True):
-            bound = downlink_tolerance * float(jnp.abs(want).max())
-            if not np.allclose(got, want, rtol=downlink_tolerance, atol=bound):
-                raise AssertionError(
-                    f"{reducer!r} returns another mean than it reduced: off by "
-                    f"{float(jnp.abs(got - want).max()):g}"
-                )
-        for leaf in jax.tree.leaves(mean):
-            flat = np.asarray(leaf).reshape(-1, *leaf.shape[len(sizes) :])
-            if not (flat == flat[:1]).all():
-                raise AssertionError(f"{reducer!r} must give every worker the same mean")
+        _check_sums(reducer, part, expected, tolerance)
+        _check_means(reducer, mean, wanted_mean, downlink_tolerance, axes=len(sizes))
     one = 1 if len(sizes) == 1 else (1,) * len(sizes)
     if reducer.link_bytes(like, one) != 0:
         raise AssertionError(f"{reducer!r}: one worker sends nothing, so its link_bytes must be 0")
@@ -194,6 +156,66 @@ def check_reducer(
     held = held.own if isinstance(held, Mirrored) else held
     if reducer.uplink is not None and not isinstance(held, per_worker.PerWorker):
         raise AssertionError(f"{reducer!r}: memory of links must be wrapped in PerWorker")
+
+
+def _collected(
+    reducer: Reducer,
+    like: PyTree,
+    sizes: tuple[int, ...],
+    axis_name: AxisName,
+    tree: PyTree,
+    weight: Array | None,
+) -> tuple[PyTree, PyTree, tuple[PyTree, PyTree], Array | float]:
+    """One worker's reduction: part, `pmean(sent)`, the mean with its expected value, and share."""
+    plan = accounting.plan_here(reducer, like, axis_name)
+    message, dense = trees.stacks(plan, tree)
+    chosen, links = reducer.resolve(plan.batches, sizes), reducer.link_axis(axis_name)
+    state = chosen.init(plan.batches, axis_name)
+    message = chosen.pre_reduce(plan.batches, message, axis_name)
+    key = noise.raw(SEED)
+    got = chosen.collect(key, plan.batches, message, state, axis_name, weight)
+    expected = jax.lax.pmean(_scaled(got.sent, weight), links)
+    mean, _ = chosen.spread(key, plan.batches, got.part, got.state, axis_name)
+    part = got.part
+    shorter = any(len(x) < len(y) for x, y in zip(part, expected, strict=True))
+    if shorter or chosen.splits:  # All shares of it, one after another.
+        part = tuple(
+            jax.lax.all_gather(x, links, tiled=True)[: len(y)]
+            for x, y in zip(part, expected, strict=True)
+        )
+    mean = chosen.post_reduce(plan.batches, mean, axis_name)
+    wanted = chosen.post_reduce(plan.batches, expected, axis_name)
+    exact = jax.lax.pmean(_scaled(dense, weight), axis_name)
+    sent = (part, tuple(reducer.dense(dense, axis_name, weight)))
+    return sent, (expected, exact), (mean, wanted), got.share
+
+
+def _check_sums(reducer: Reducer, part: PyTree, expected: PyTree, tolerance: float) -> None:
+    """Checks `pmean(sent) == part`, of the messages and of the dense leaves."""
+    for got, want in zip(jax.tree.leaves(part), jax.tree.leaves(expected), strict=True):
+        bound = tolerance * float(jnp.abs(want).max())
+        if got.shape != want.shape or not np.allclose(got, want, rtol=tolerance, atol=bound):
+            raise AssertionError(
+                f"{reducer!r} breaks the law pmean(sent) == part: {got.shape} for "
+                f"{want.shape}, off by {float(jnp.abs(got - want).max()):g}"
+            )
+
+
+def _check_means(
+    reducer: Reducer, mean: PyTree, expected: PyTree, tolerance: float, axes: int
+) -> None:
+    """Checks that the final mean is the collected one, and the same on every worker."""
+    for got, want in zip(jax.tree.leaves(mean), jax.tree.leaves(expected), strict=True):
+        bound = tolerance * float(jnp.abs(want).max())
+        if not np.allclose(got, want, rtol=tolerance, atol=bound):
+            raise AssertionError(
+                f"{reducer!r} returns another mean than it reduced: off by "
+                f"{float(jnp.abs(got - want).max()):g}"
+            )
+    for leaf in jax.tree.leaves(mean):
+        flat = np.asarray(leaf).reshape(-1, *leaf.shape[axes:])
+        if not (flat == flat[:1]).all():
+            raise AssertionError(f"{reducer!r} must give every worker the same mean")
 
 
 def _over(f: Any, names: tuple[str, ...], arguments: int) -> Any:

@@ -330,28 +330,20 @@ def forecast(
     """
     checks.number("margin", margin, 0.0)
     checks.number("doubt", doubt, 0.0, 1.0)
-    known = {way.name: way for way in ways}
-    dense = [way.name for way in ways if way.dense]
-    if not dense:
-        raise ValueError(f"`ways` must have a dense one to compare with, got {', '.join(known)}")
-    baseline = dense[0] if baseline is None else baseline
-    checks.choice("baseline", baseline, tuple(known))
+    reference = _reference(ways, baseline)
     found = {way.name: _cost(way, network, fast) for way in ways}
 
     def step(name: str) -> float:
         mean = sum(found[name])
         return cost.step(compute, mean, backward=backward, overlap=overlap, every=every)
 
-    def entire(way: Way) -> cost.Price:
-        return way.price + cost.Price(work=_on(way.fast, fast))
-
-    base = step(baseline)
+    base = step(reference.name)
     forecasts = []
     for way in ways:
         seconds = step(way.name)
         edge = cost.break_even(
-            entire(known[baseline]),
-            entire(way),
+            _entire(reference, fast),
+            _entire(way, fast),
             latency=network.latency,
             hidden=overlap * backward,
         )
@@ -371,7 +363,23 @@ def forecast(
         "link_per": link_per,
         "timed": timed,
     }
-    return Plan(ordered, baseline, network, conditions)
+    return Plan(ordered, reference.name, network, conditions)
+
+
+def _reference(ways: list[Way], baseline: str | None) -> Way:
+    """The way to compare with: the named one, or the first dense one."""
+    known = {way.name: way for way in ways}
+    dense = [way.name for way in ways if way.dense]
+    if not dense:
+        raise ValueError(f"`ways` must have a dense one to compare with, got {', '.join(known)}")
+    baseline = dense[0] if baseline is None else baseline
+    checks.choice("baseline", baseline, tuple(known))
+    return known[baseline]
+
+
+def _entire(way: Way, fast: cost.Network | None) -> cost.Price:
+    """The cost on the slow link, with the time of the fast links as work."""
+    return way.price + cost.Price(work=_on(way.fast, fast))
 
 
 def _cost(way: Way, network: cost.Network, fast: cost.Network | None) -> tuple[float, float]:

@@ -1,5 +1,6 @@
 """An estimate of the mean gradient that compressed gradient differences update."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,6 +20,8 @@ from jaxcomp.reducers.dense import Dense
 from jaxcomp.transforms import branches
 from jaxcomp.transforms.mean import compressed_mean
 from jaxcomp.types import Array, AxisName, PyTree
+
+_Mean = optax.GradientTransformationExtraArgs
 
 
 class DifferencesState(NamedTuple):
@@ -77,12 +80,7 @@ def compressed_differences(
         A step whose estimate is not finite leaves the state unchanged. `grad_fn` is called once,
         and only in steps that send differences.
     """
-    checks.part("restart", restart, Gate)
-    if restart.idles or (not restart.closes and restart.factor(2) != 1):
-        raise ValueError(
-            "`restart` must be a gate that opens for all workers alike, such as "
-            f"jaxcomp.gates.Coin(0.1) or jaxcomp.gates.Every(10), got {restart!r}"
-        )
+    _check_restart(restart)
     whole = compressed_mean(Dense() if full is None else full, axis_name, key=key)
     change = compressed_mean(codec, axis_name, key=key)
     seed = noise.words(key)
@@ -107,31 +105,16 @@ def compressed_differences(
         **extra: Any,
     ) -> tuple[PyTree, Any]:
         if extra.get(branches.FIT):
-            return updates, state._replace(
-                full=branches.fitted(whole, state.full, updates),
-                change=branches.fitted(change, state.change, updates),
-            )
+            return updates, _fitted(whole, change, state, updates)
         check_two_points(params, grad_fn)
         own_gradients.check(updates, axis_name)
         assert grad_fn is not None
         turn = noise.fold(state.gate_key, state.step)
         opened = restart.open(turn, updates, state.gate, axis_name, params)
         go = conditional.uniform(opened.go | (state.step == 0), axis_name)
-        state = state._replace(
-            full=branches.fitted(whole, state.full, updates),
-            change=branches.fitted(change, state.change, updates),
-        )
-
-        def restarted(grads: PyTree, state: DifferencesState) -> tuple[PyTree, Any, Any]:
-            estimate, after = whole.update(grads, state.full)
-            return estimate, after, state.change
-
-        def continued(grads: PyTree, state: DifferencesState) -> tuple[PyTree, Any, Any]:
-            before = grad_fn(axes.vary(state.point, axis_name))
-            moved = jax.tree.map(jnp.subtract, grads, before)
-            mean, after = change.update(moved, state.change)
-            return jax.tree.map(jnp.add, state.estimate, mean), state.full, after
-
+        state = _fitted(whole, change, state, updates)
+        restarted = functools.partial(_restarted, whole)
+        continued = functools.partial(_continued, change, grad_fn, axis_name)
         estimate, first, second = conditional.either(go, restarted, continued, updates, state)
         new = DifferencesState(
             state.gate_key, state.step + 1, opened.state, params, estimate, first, second
@@ -150,3 +133,40 @@ def check_two_points(params: PyTree, grad_fn: Any) -> None:
             "points of one minibatch: tx.update(grads, state, params, grad_fn=lambda p: "
             f"jax.grad(loss)(p, batch)), got grad_fn={grad_fn!r}"
         )
+
+
+def _check_restart(restart: Gate) -> None:
+    checks.part("restart", restart, Gate)
+    if restart.idles or (not restart.closes and restart.factor(2) != 1):
+        raise ValueError(
+            "`restart` must be a gate that opens for all workers alike, such as "
+            f"jaxcomp.gates.Coin(0.1) or jaxcomp.gates.Every(10), got {restart!r}"
+        )
+
+
+def _fitted(whole: _Mean, change: _Mean, state: Any, updates: PyTree) -> Any:
+    """Adapts the states of both means to the current workers."""
+    return state._replace(
+        full=branches.fitted(whole, state.full, updates),
+        change=branches.fitted(change, state.change, updates),
+    )
+
+
+def _restarted(whole: _Mean, grads: PyTree, state: DifferencesState) -> tuple[PyTree, Any, Any]:
+    """The mean of full gradients, and the states of both means after it."""
+    estimate, after = whole.update(grads, state.full)
+    return estimate, after, state.change
+
+
+def _continued(
+    change: _Mean,
+    grad_fn: Callable[[PyTree], PyTree],
+    axis_name: AxisName,
+    grads: PyTree,
+    state: DifferencesState,
+) -> tuple[PyTree, Any, Any]:
+    """The last estimate plus the mean of the differences, and the states of both means."""
+    before = grad_fn(axes.vary(state.point, axis_name))
+    moved = jax.tree.map(jnp.subtract, grads, before)
+    mean, after = change.update(moved, state.change)
+    return jax.tree.map(jnp.add, state.estimate, mean), state.full, after

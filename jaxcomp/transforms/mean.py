@@ -1,5 +1,6 @@
 """`compressed_mean`: the mean of the workers' gradients, as an optax transformation."""
 
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -58,6 +59,17 @@ class CompressedMeanState(NamedTuple):
     gate: Any = ()
 
     averages = True
+
+
+class _Setup(NamedTuple):
+    """The arguments of `compressed_mean`, checked; `seed` is the raw key."""
+
+    reducer: Reducer
+    axis_name: AxisName
+    gate: Gate | None
+    seed: Any
+    guard: bool
+    stats: bool
 
 
 def compressed_mean(
@@ -139,50 +151,8 @@ def compressed_mean(
     if gate is not None:
         gating.check(gate, reducer, whole=param_specs is None)
 
-    def fresh(params: PyTree) -> Any:
-        _warn_if_idle(reducer, params)
-        return CompressedMeanState(
-            key=jnp.array(seed),  # A copy: this one may be donated.
-            step=jnp.zeros((), jnp.uint32),
-            memory=state_.init(reducer, params, axis_name, gated=gate is not None),
-            stats=stats_.nothing() if stats else (),
-            gate=() if gate is None else _closed(gate, seed, params),
-        )
-
-    def fit(updates: PyTree, state: Any, shards: tuple[str, ...] = ()) -> tuple[PyTree, Any]:
-        del shards
-        batches = accounting.plan_here(reducer, updates, axis_name).batches
-        memory = state_.fitted(reducer, batches, state.memory, axis_name)
-        return updates, state._replace(memory=memory)
-
-    def opening(
-        updates: PyTree, state: Any, shards: tuple[str, ...] = (), params: PyTree | None = None
-    ) -> reduce_.Prepared:
-        _check_local(updates, axis_name)
-        settings: Any = {"guard": guard, "everywhere": shards}
-        if gate is not None:
-            settings |= {"gate": gate, "gate_state": state.gate.state, "params": params}
-            settings["gate_key"] = noise.fold(state.gate.gate_key, state.step)
-        key = noise.fold(state.key, state.step)
-        return reduce_.prepare(reducer, key, updates, state.memory, axis_name, **settings)
-
-    def closing(
-        updates: PyTree, state: Any, prepared: reduce_.Prepared, heard: Any
-    ) -> tuple[PyTree, Any]:
-        result, counted = reduce_.finish(prepared, heard), state.gate
-        if result.participation is not None:
-            counted = _counted(counted, result.gate, result.participation)
-        measured: Any = ()
-        if stats:
-            before, shards = state.memory.reducer, prepared.settings.everywhere
-            measured = stats_.measure(reducer, updates, result, before, axis_name, shards)
-        return result.mean, CompressedMeanState(
-            state.key, state.step + 1, result.state, measured, counted
-        )
-
-    def of_shard(updates: PyTree, state: Any, shards: tuple[str, ...] = ()) -> tuple[PyTree, Any]:
-        prepared = opening(updates, state, shards)
-        return closing(updates, state, prepared, reduce_.exchange(prepared))
+    setup = _Setup(reducer, axis_name, gate, seed, guard, stats)
+    fresh = functools.partial(_fresh, setup)
 
     def init_fn(params: PyTree) -> Any:
         callers.check_wrappers()
@@ -199,14 +169,16 @@ def compressed_mean(
         _check_state(state)
         if extra.get(branches.FIT):
             if param_specs is None:
-                return fit(updates, state)
+                return _fit(setup, updates, state)
+            fit = functools.partial(_fit, setup)
             return sharded.update(fit, updates, state, param_specs, axis_name)
         own_gradients.check(updates, axis_name)
         if param_specs is not None:
+            of_shard = functools.partial(_step_of_shard, setup)
             return sharded.update(of_shard, updates, state, param_specs, axis_name)
         sharded.warn_if_gathered(reducer, axis_name)
-        prepared = opening(updates, state, params=_trained(params))
-        return closing(updates, state, prepared, reduce_.exchange(prepared))
+        prepared = _prepare(setup, updates, state, params=_trained(params))
+        return _finish(setup, updates, state, prepared, reduce_.exchange(prepared))
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -255,6 +227,70 @@ def dense_leaves(codec: "Codec | Policy | Link | Reducer") -> Callable[[PyTree],
         return jax.tree.unflatten(plan.treedef, [i in plan.dense for i in range(len(plan.likes))])
 
     return mask
+
+
+def _fresh(setup: _Setup, params: PyTree) -> CompressedMeanState:
+    """The state before the first step, for parameters or for one device's shard of them."""
+    reducer, gate = setup.reducer, setup.gate
+    _warn_if_idle(reducer, params)
+    return CompressedMeanState(
+        key=jnp.array(setup.seed),  # A copy: this one may be donated.
+        step=jnp.zeros((), jnp.uint32),
+        memory=state_.init(reducer, params, setup.axis_name, gated=gate is not None),
+        stats=stats_.nothing() if setup.stats else (),
+        gate=() if gate is None else _closed(gate, setup.seed, params),
+    )
+
+
+def _fit(
+    setup: _Setup, updates: PyTree, state: Any, shards: tuple[str, ...] = ()
+) -> tuple[PyTree, Any]:
+    """Adapts the memory to the current workers, and sends nothing."""
+    del shards
+    batches = accounting.plan_here(setup.reducer, updates, setup.axis_name).batches
+    memory = state_.fitted(setup.reducer, batches, state.memory, setup.axis_name)
+    return updates, state._replace(memory=memory)
+
+
+def _prepare(
+    setup: _Setup,
+    updates: PyTree,
+    state: Any,
+    shards: tuple[str, ...] = (),
+    params: PyTree | None = None,
+) -> reduce_.Prepared:
+    """The part of a step before the exchange."""
+    _check_local(updates, setup.axis_name)
+    settings: Any = {"guard": setup.guard, "everywhere": shards}
+    if setup.gate is not None:
+        settings |= {"gate": setup.gate, "gate_state": state.gate.state, "params": params}
+        settings["gate_key"] = noise.fold(state.gate.gate_key, state.step)
+    key = noise.fold(state.key, state.step)
+    return reduce_.prepare(setup.reducer, key, updates, state.memory, setup.axis_name, **settings)
+
+
+def _finish(
+    setup: _Setup, updates: PyTree, state: Any, prepared: reduce_.Prepared, heard: Any
+) -> tuple[PyTree, CompressedMeanState]:
+    """The part of a step after the exchange: the mean and the next state."""
+    result, counted = reduce_.finish(prepared, heard), state.gate
+    if result.participation is not None:
+        counted = _counted(counted, result.gate, result.participation)
+    measured: Any = ()
+    if setup.stats:
+        before, shards = state.memory.reducer, prepared.settings.everywhere
+        measured = stats_.measure(setup.reducer, updates, result, before, setup.axis_name, shards)
+    return result.mean, CompressedMeanState(
+        state.key, state.step + 1, result.state, measured, counted
+    )
+
+
+def _step_of_shard(
+    setup: _Setup, updates: PyTree, state: Any, shards: tuple[str, ...] = ()
+) -> tuple[PyTree, CompressedMeanState]:
+    """A step on one device's shard of a sharded model."""
+    prepared = _prepare(setup, updates, state, shards)
+    return _finish(setup, updates, state, prepared, reduce_.exchange(prepared))
 
 
 def _trained(params: PyTree) -> PyTree:

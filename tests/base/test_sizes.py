@@ -1,0 +1,53 @@
+"""A function fits on a screen, and a file is short enough to be read."""
+
+import ast
+import pathlib
+
+import pytest
+
+import jaxcomp
+
+PACKAGE = pathlib.Path(jaxcomp.__file__).parent
+LINES_OF_FILE, LINES_OF_FUNCTION = 400, 60
+
+
+def length(function):
+    """The lines of a function without its docstring; nested functions count."""
+    docstring = function.body[0] if ast.get_docstring(function) is not None else None
+    spared = 0 if docstring is None else docstring.end_lineno - docstring.lineno + 1
+    return function.end_lineno - function.lineno + 1 - spared
+
+
+def long_functions(text, limit=LINES_OF_FUNCTION):
+    found = {}
+    for node in ast.walk(ast.parse(text)):
+        is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if is_function and length(node) > limit:
+            found[node.name] = length(node)
+    return found
+
+
+@pytest.fixture(scope="module")
+def sources():
+    texts = {path: path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
+    return {str(path.relative_to(PACKAGE)): text for path, text in texts.items()}
+
+
+def test_no_file_is_long(sources):
+    lines = {name: len(text.splitlines()) for name, text in sources.items()}
+    assert len(lines) > 100
+    assert {name: count for name, count in lines.items() if count > LINES_OF_FILE} == {}
+
+
+def test_no_function_is_longer_than_a_screen(sources):
+    found = {name: long_functions(text) for name, text in sources.items()}
+    assert {name: functions for name, functions in found.items() if functions} == {}
+
+
+def test_nested_functions_count_and_docstrings_do_not():
+    text = (
+        'def outer():\n    """One.\n\n    Two.\n    """\n    def inner():\n        return 1\n'
+        "    return inner\n"
+    )
+    assert long_functions(text, 3) == {"outer": 4}
+    assert long_functions(text, 4) == {}
