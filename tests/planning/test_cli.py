@@ -91,8 +91,8 @@ def test_the_tree_and_the_step_may_be_the_users_own(capsys, tmp_path, monkeypatc
     [
         ("codecs --codec __import__('os')", "name of jaxcomp"),
         ("codecs --codec jaxcomp.sign()", "malformed"),
-        ("codecs --codec sign(", "no expression"),
-        ("codecs --codec sign(bitz=3)", "no expression"),
+        ("codecs --codec sign(", "must be an expression"),
+        ("codecs --codec sign(bitz=3)", "must be an expression"),
         ("codecs --codec qsgd(bits=99)", "`bits`"),
         ("codecs --codec Dense()", "must be a codec"),
         ("plan --workers 4 --link 1Gbit", "--params, --model and --tree"),
