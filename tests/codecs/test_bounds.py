@@ -43,17 +43,17 @@ def drawn(codec, x, draws):
     ids=label,
 )
 def test_no_input_exceeds_the_bound_of_a_codec(codec):
-    """The step is rounded up to as many bits as products leave room for, so a little above."""
+    """A little above the bound, because the step is rounded up to a few significant bits."""
     omega = codec.variance_bound(SIZE)
     found = [float(jaxcomp.testing.exact_variance(codec, x) / jnp.sum(x * x)) for x in INPUTS]
     assert max(found) <= omega * 1.002
     evenly = codec.levels.__class__.__name__ in ("Uniform", "MidRise")
-    if evenly:  # One element alone costs all of it: the others are zero, and dithered all the same.
+    if evenly:  # A single element reaches the bound: the zeros beside it are dithered too.
         assert found[0] > 0.99 * omega * (SIZE - 1) / SIZE
 
 
 def test_subtracted_dither_is_scaled_down_by_what_it_may_cost():
-    """One element of a bucket, at two bits: 43 times its energy, and a contraction all the same."""
+    """For one element of a bucket at two bits the variance is 43 times its energy; scaled, it contracts."""
     codec = jaxcomp.codecs.Contractive(codec=jaxcomp.qsgd_inf(bits=2, subtractive=True))
     error = drawn(codec, ONE, 64) - ONE
     assert float(jnp.mean(jnp.sum(error * error, 1)) / jnp.sum(ONE * ONE)) < 1

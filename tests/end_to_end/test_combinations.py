@@ -1,6 +1,6 @@
-"""Any codec × feedback × reducer × gate: what the checks allow converges, the rest says what would.
+"""Each combination of codec, feedback, reducer and gate either converges or is refused with advice.
 
-The table is generated. Most of it is slow; in the rest, every part meets several others.
+The table is generated. Most combinations are slow; the others pair every part with several parts.
 """
 
 import functools

@@ -1,6 +1,4 @@
-"""Mistakes in other people's steps, by how the step is mapped: an error that names them, or the
-right result. There is no third outcome.
-"""
+"""Mistakes in a user's step give an error that names them, or the right result, in every mapping."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
