@@ -53,7 +53,7 @@ def test_no_input_exceeds_the_bound_of_a_codec(codec):
 
 
 def test_subtracted_dither_is_scaled_down_by_what_it_may_cost():
-    """For one element of a bucket at two bits the variance is 43 times its energy; scaled, it contracts."""
+    """At two bits the variance of a single element is 43 times its energy; scaled, it contracts."""
     codec = jaxcomp.codecs.Contractive(codec=jaxcomp.qsgd_inf(bits=2, subtractive=True))
     error = drawn(codec, ONE, 64) - ONE
     assert float(jnp.mean(jnp.sum(error * error, 1)) / jnp.sum(ONE * ONE)) < 1

@@ -1,4 +1,4 @@
-"""Mistakes in a user's step give an error that names them, or the right result, in every mapping."""
+"""A mistake in a user's step gives an error that names it, or the right result, in every mapping."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
