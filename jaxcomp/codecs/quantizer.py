@@ -168,10 +168,9 @@ class Quantizer(
         bucket's energy, as after a random rotation; None as for `variance_bound`.
         """
         plain = isinstance(self.scale, MaxAbs) and isinstance(self.steps, Exact)
-        known = plain and isinstance(self.levels, Uniform | MidRise)
-        if not (self.unbiased and known) or self.block:
+        if not (self.unbiased and plain and isinstance(self.levels, Uniform | MidRise)):
             return None
-        return peak * bounds.even(self.levels, self.rounding, size)
+        return None if self.block else peak * bounds.even(self.levels, self.rounding, size)
 
     @property
     def agrees(self) -> bool:

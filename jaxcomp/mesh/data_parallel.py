@@ -73,6 +73,7 @@ def data_parallel(
             result differs between workers.
 
     Example:
+        >>> import jax.numpy as jnp
         >>> mesh = jax.make_mesh((1,), ("data",))
         >>> mean = data_parallel(lambda x: jax.lax.pmean(x.sum(), "data"), mesh, "data")
         >>> mean(jnp.arange(4.0))

@@ -1,4 +1,4 @@
-"""A mistake in a user's step gives an error that names it, or the right result, in every mapping."""
+"""A mistake in a step gives an error that names it, or the right result, in every mapping."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
