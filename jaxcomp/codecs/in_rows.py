@@ -37,16 +37,16 @@ class InRows(WrappedCodec):
 
     @property
     def unbiased(self) -> bool:
-        """As the codec."""
+        """Whether the codec is unbiased."""
         return self.codec.unbiased
 
     @property
     def linear(self) -> bool:
-        """As the codec."""
+        """Whether the codec is linear."""
         return self.codec.linear
 
     def variance_bound(self, size: int) -> float | None:
-        """That of the longest segment."""
+        """The variance bound of the longest segment."""
         del size
         return self.codec.variance_bound(max(self.segments.sizes))
 
@@ -55,12 +55,12 @@ class InRows(WrappedCodec):
 
     @property
     def may_sum(self) -> bool:
-        """As the codec."""
+        """Whether the codec has a summable form."""
         return self.codec.may_sum
 
     @property
     def scales_sums(self) -> bool:
-        """As the codec."""
+        """Whether the codec scales sums."""
         return self.codec.scales_sums
 
     def side_times(self, side: Any, factor: float) -> Any:

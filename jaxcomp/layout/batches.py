@@ -201,10 +201,6 @@ class Recut:
     codec: Codec
 
     @property
-    def picked(self) -> Codec:
-        return self.codec
-
-    @property
     def segments(self) -> Segments | None:
         return None if self.codec.segments is None else self.whole.segments
 

@@ -9,7 +9,7 @@ from jaxtyping import Int32, Integer, UInt32
 from jaxcomp.numerics import segments as segments_
 from jaxcomp.numerics.segments import Segments
 from jaxcomp.sparsify import bitmap, selection
-from jaxcomp.sparsify.parts import Leaves, Parts, size_bits
+from jaxcomp.sparsify.parts import Leaves, size_bits
 from jaxcomp.types import Array
 
 _TOPS = 3
@@ -67,7 +67,7 @@ def _at_most(
     reached: UInt32[Array, "n words"],
     above: UInt32[Array, "n words"],
     room: Int32[Array, "n parts"],
-    parts: Parts,
+    parts: Leaves,
 ) -> UInt32[Array, "n words"]:
     """Those above a threshold, and as many of those at it as there is room for."""
     left = jnp.maximum(room - parts.ones(above), 0)
@@ -168,7 +168,9 @@ def _reached_by(x: Array, ks: tuple[int, ...], segments: Segments) -> Int32[Arra
     """
     n, width = x.shape[0], segments.width
     wanted = _TOPS * sum(ks) * width / sum(segments.sizes)
-    groups = min(width, 1 << math.ceil(math.log2(max(wanted, 1))))
+    # Divisors of a row; below the lanes, of those too.
+    fit = (g for g in range(1, width + 1) if width % g == 0 and (g >= _LANES or _LANES % g == 0))
+    groups = next(g for g in fit if g >= min(wanted, width))
     tops = size_bits(x).reshape(n, segments.rows, width)
     for lanes in (max(_LANES, groups), groups):  # Of few lanes, most would be idle.
         if lanes < tops.shape[2]:

@@ -52,16 +52,6 @@ class Parts(abc.ABC):
         """The value of each element's part, in a shape that `[n, size]` can be compared with."""
 
     @abc.abstractmethod
-    def ahead(self, hits: UInt32[Array, "n words"]) -> Int32[Array, "n parts"]:
-        """The ones of a bitmap before each part."""
-
-    @abc.abstractmethod
-    def first(
-        self, hits: UInt32[Array, "n words"], k: Int32[Array, "n parts"]
-    ) -> UInt32[Array, "n words"]:
-        """The bitmap of the first `k` ones of each part."""
-
-    @abc.abstractmethod
     def top(self, numbers: Int32[Array, "n size"]) -> Int32[Array, "n parts"]:
         """The largest number of each part; numbers are at least -1."""
 
@@ -93,14 +83,6 @@ class Row(Parts):
     def spread(self, values: Array) -> Array:
         return values
 
-    def ahead(self, hits: UInt32[Array, "n words"]) -> Int32[Array, "n parts"]:
-        return jnp.zeros((hits.shape[0], 1), jnp.int32)
-
-    def first(
-        self, hits: UInt32[Array, "n words"], k: Int32[Array, "n parts"]
-    ) -> UInt32[Array, "n words"]:
-        return bitmap.first(hits, k)
-
     def top(self, numbers: Int32[Array, "n size"]) -> Int32[Array, "n parts"]:
         return _reduced(numbers, jnp.max)
 
@@ -129,12 +111,14 @@ class Leaves(Parts):
         return self.segments.per_element(values)
 
     def ahead(self, hits: UInt32[Array, "n words"]) -> Int32[Array, "n parts"]:
+        """The ones of a bitmap before each part."""
         found = self.ones(hits)
         return jnp.cumsum(found, axis=1, dtype=jnp.int32) - found
 
     def first(
         self, hits: UInt32[Array, "n words"], k: Int32[Array, "n parts"]
     ) -> UInt32[Array, "n words"]:
+        """The bitmap of the first `k` ones of each part."""
         rows = self.segments.per_row(self.ahead(hits) + k)
         each = jnp.repeat(rows, self.segments.width // bitmap.WORD, axis=1)
         beyond = hits.shape[1] - each.shape[1]

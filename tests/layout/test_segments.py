@@ -53,6 +53,21 @@ def test_a_leaf_is_encoded_as_it_would_be_alone(codec):
         np.testing.assert_array_equal(together[number], roundtrip(codec, tree[number]))
 
 
+@pytest.mark.parametrize("fraction", [0.002, 0.1, 0.4])
+def test_wide_rows_hold_groups_of_every_fraction(fraction):
+    """Groups of a row must divide it, however many elements are wanted of it."""
+    rng = np.random.default_rng(2)
+    tree = [jnp.asarray(rng.standard_normal(n), jnp.float32) for n in (130_000, 70_001, 640)]
+    codec = jaxcomp.top_k(fraction)
+    (batch,) = trees.layout(codec, tree).batches
+    assert batch.codec.segments.width >= 160
+    for leaf, found in zip(tree, roundtrip(codec, tree), strict=True):
+        k = batch.codec.choice.room(leaf.size)
+        kept = np.sort(np.argsort(-np.abs(leaf), stable=True)[:k])
+        np.testing.assert_array_equal(np.flatnonzero(found), kept)
+        np.testing.assert_array_equal(found[kept], leaf[kept])
+
+
 @pytest.mark.parametrize("codec", WHOLE, ids=label)
 def test_a_leaf_does_not_depend_on_its_neighbours(codec):
     """Not on large ones, and not on ones that are not finite, which are seen."""
