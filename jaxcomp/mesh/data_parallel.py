@@ -146,7 +146,7 @@ class _Runner:
         def one(path, leaf):
             if not (per_worker.marked(path) and placement.of_one(leaf, self.workers)):
                 return leaf
-            spec = placement.spec(path, leaf, {}, self.axis_name)
+            spec = placement.spec(path, leaf, {}, self.axis_name, self.mesh)
             return placement.shared(leaf, self.mesh, self.workers, spec)
 
         plain, rest = objects.part(args, batches)
@@ -162,7 +162,7 @@ class _Runner:
         def one(number, path, leaf):
             if placement.placed(leaf, self.mesh):
                 return leaf
-            spec = placement.spec(path, leaf, {}, self.axis_name)
+            spec = placement.spec(path, leaf, {}, self.axis_name, self.mesh)
             return move(leaf, self.mesh, self.mapped.of_batch if number in batches else spec)
 
         return [
@@ -194,7 +194,7 @@ def init_state(tx: Any, params: PyTree, mesh: Mesh, axis_name: AxisName) -> PyTr
     homes = placement.homes(params, mesh)
 
     def lie(path, leaf):
-        return NamedSharding(mesh, placement.spec(path, leaf, homes, axis_name))
+        return NamedSharding(mesh, placement.spec(path, leaf, homes, axis_name, mesh))
 
     with axis_types.surroundings(mesh):
         state = jax.eval_shape(init, params, ())

@@ -45,7 +45,7 @@ def place(tree: PyTree, mesh: Mesh, axis_name: AxisName, *, params: PyTree | Non
     workers, homes = workers_of(mesh, axis_name), placement.homes(params, mesh)
 
     def put(path, leaf):
-        spec = placement.spec(path, leaf, homes, axis_name)
+        spec = placement.spec(path, leaf, homes, axis_name, mesh)
         shape = isinstance(leaf, jax.ShapeDtypeStruct)
         if per_worker.marked(path):
             if not shape and placement.of_one(leaf, workers):

@@ -38,7 +38,7 @@ def to_given(results: PyTree, mesh: Mesh, homes: Homes, axis_name: AxisName) -> 
     names = explicit(mesh)
 
     def one(path, leaf):
-        of = spec(path, leaf, homes, axis_name)
+        of = spec(path, leaf, homes, axis_name, mesh)
         kept = PartitionSpec(*(_only(entry, names) for entry in of))
         return jax.sharding.reshard(leaf, NamedSharding(mesh, kept))
 
@@ -137,9 +137,12 @@ def _short(spec: PartitionSpec) -> PartitionSpec:
     return PartitionSpec(*entries)
 
 
-def spec(path: tuple, leaf: Any, homes: Homes, axis_name: AxisName) -> PartitionSpec:
+def spec(
+    path: tuple, leaf: Any, homes: Homes, axis_name: AxisName, mesh: Mesh
+) -> PartitionSpec:
     """The spec of an array of a state: that of memory, or that of its parameter."""
-    if 0 in jnp.shape(leaf):  # A compiled step always returns empty arrays with this spec.
+    # On automatic axes, a compiled step always returns empty arrays with this spec.
+    if 0 in jnp.shape(leaf) and not explicit(mesh):
         return PartitionSpec()
     of_memory = per_worker.spec(path, axis_name)
     if per_worker.shard_axes(path) is not None:
@@ -172,7 +175,7 @@ def at_home(results: PyTree, mesh: Mesh, homes: Homes, axis_name: AxisName) -> P
         memory = per_worker.marked(path) or per_worker.shard_axes(path) is not None
         if not memory and _home(path, jnp.shape(leaf), homes) is None:
             return leaf
-        home = NamedSharding(mesh, spec(path, leaf, homes, axis_name))
+        home = NamedSharding(mesh, spec(path, leaf, homes, axis_name, mesh))
         return jax.lax.with_sharding_constraint(leaf, home)
 
     return jax.tree_util.tree_map_with_path(hold, results) if homes else results

@@ -125,6 +125,33 @@ def test_training_and_evaluation(kind, ambient, check_vma, expected):
         assert_lies(optax.apply_updates(params, grads), mesh)
 
 
+@pytest.mark.parametrize("kind", [AUTO, EXPLICIT])
+def test_two_workers_without_a_downlink(kind):
+    """Their memory of a downlink has no rows, and is passed on like any other."""
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(kind,), devices=jax.devices()[:2])
+    tx = jaxcomp.compressed_mean(jaxcomp.sign(), "data")
+    params = jaxcomp.place({"w": PARAMS["in"]}, mesh, "data")
+    state = jaxcomp.init_state(tx, params, mesh, "data")
+    specs = jaxcomp.state_specs(state, "data")
+    assert 0 in state.memory.reducer.memory.tree.residual[0].shape
+
+    def step(params, state):
+        return tx.update(jaxcomp.local(params, "data"), state)
+
+    mapped = jax.shard_map(step, mesh=mesh, in_specs=(P(), specs), out_specs=(P(), specs))
+    compiled = jaxcomp.data_parallel(lambda *given: step(*given[:2]), mesh, "data")
+    found = []
+    for run in (jax.jit(mapped), lambda *given: compiled(*given, ())):
+        with compilations() as programs:
+            _, after = run(params, state)
+            first = len(programs)
+            found.append(run(params, after))
+        assert len(programs) == first
+    jax.tree.map(np.testing.assert_array_equal, *found)
+    for _, after in found:
+        jax.tree.map(lambda x, y: np.testing.assert_equal(x.shape, y.shape), after, state)
+
+
 @pytest.mark.parametrize(
     ("kinds", "ambient"),
     [
