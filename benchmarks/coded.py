@@ -21,7 +21,7 @@ from rich.progress import track
 
 import jaxcomp
 from jaxcomp import codecs
-from jaxcomp.layout import trees
+from jaxcomp.layout import batches as batches_, trees
 from jaxcomp.numerics import noise
 from jaxcomp.transforms.stats import coders_spent
 
@@ -55,7 +55,7 @@ def lost(codec: Any, x: jax.Array) -> tuple[float, float]:
         stacks, _ = trees.stacks(plan, x)
         found = []
         for number, (batch, rows) in enumerate(zip(plan.batches, stacks, strict=True)):
-            key = trees.batch_key(noise.raw(0), number, 0)
+            key = batches_.batch_key(noise.raw(0), number, 0)
             state = batch.codec.init(batch.like)
             found.append(batch.codec.encode(key, rows, batch.counts(), state)[1])
         return coders_spent(found)

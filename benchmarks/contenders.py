@@ -47,8 +47,10 @@ Contender = Callable[[np.ndarray], Prepared]
 def decode_sum(plan: trees.Layout, key: Any, payloads: Any) -> Any:
     """The sum of what eight workers sent."""
 
+    every = keys_of.everyone(key, plan.batches, WORKERS)
+
     def one(number: int, part: Any) -> Any:
-        batch, keys = plan.batches[number], keys_of.everyone(key, number, WORKERS, 0)
+        batch, keys = plan.batches[number], every[number]
         return sums.decode_sum(batch.codec, keys, part, batch.like)
 
     leaves = trees.decoded(plan.batches, plan.likes, payloads.batches, one, leading=2)

@@ -36,7 +36,7 @@ from dieharder import ATTEMPTS, FAILED, TESTS, WEAK, Feed, Result, Test, assess
 from rich.console import Console
 from rich.progress import Progress
 
-from jaxcomp.layout import trees
+from jaxcomp.layout import batches as batches_
 from jaxcomp.numerics import noise
 from jaxcomp.quantize.levels import FRACTION
 from jaxcomp.types import Array
@@ -67,7 +67,7 @@ Draw = Callable[[Array, Array, Array], Array]
 
 def own_key(key: Array, step: Any = 0, batch: Any = 0, worker: Any = 0) -> Array:
     """The key of a worker's private noise, as `compressed_mean` derives it."""
-    return trees.batch_key(noise.fold(key, step), batch, worker).own
+    return batches_.batch_key(noise.fold(key, step), batch, worker).own
 
 
 def along_positions(key: Array, block: Array) -> Place:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import core, lax
 
-from jaxcomp.backend import axes, xla
+from jaxcomp.backend import axes, platforms, xla
 from jaxcomp.types import Array
 
 _CHUNK = 2**19
@@ -86,7 +86,7 @@ def in_turn(f: Callable[..., Array], *arrays: Array) -> Array:
     parts = -(-rows // each)
 
     def one_by_one(*arrays: Array) -> Array:
-        found, traced_once = [], jax.jit(f, inline=True)
+        found, traced_once = [], jax.jit(f)
         # The last part overlaps the one before it.
         begins = [min(number * each, rows - each) for number in range(parts)]
         for begin in xla.hidden(begins, xla.zero_after(arrays[0])):
@@ -97,4 +97,4 @@ def in_turn(f: Callable[..., Array], *arrays: Array) -> Array:
         return jnp.concatenate(found)
 
     arrays = axes.alike(*arrays)
-    return xla.by_platform(xla.program(f, *arrays), {"cpu": one_by_one}, *arrays)
+    return platforms.by_platform(platforms.program(f, *arrays), {"cpu": one_by_one}, *arrays)

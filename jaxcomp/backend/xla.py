@@ -2,7 +2,8 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -10,18 +11,9 @@ import jax.numpy as jnp
 from jax import core
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend import core as jex_core
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, batching, mlir, partial_eval
 
-from jaxcomp import checks
-
-IMPLEMENTATIONS = ("reference", "gpu", "tpu", "gpu_interpret", "tpu_interpret")
-"""The names by which one implementation of what has kernels may be forced."""
-
-_PLATFORMS = {"gpu": "cuda", "tpu": "tpu"}
-
-
-class RefusedError(ValueError):
-    """The error for an input that a kernel cannot process."""
+from jaxcomp.backend import platforms
 
 
 @contextlib.contextmanager
@@ -62,32 +54,110 @@ def compile_separately(
     if size is not None and not large(size):
         return f
 
-    known: dict[Any, tuple[Callable[..., Any], Any]] = {}
-
-    def separate(*args: Any) -> Any:
-        leaves, treedef = jax.tree.flatten(args)
-        kinds = (treedef, jax.config.read("jax_enable_x64"), *map(jax.typeof, leaves))
-        if kinds not in known:
-            traced, shapes = jax.make_jaxpr(f, return_shape=True)(*args)
-
-            def run(*given: Any) -> list[Any]:
-                return [in_rows(x, lanes) for x in _flattened(traced)(*given)]
-
-            known[kinds] = jax.jit(run, inline=False), shapes
-        run, shapes = known[kinds]
-        likes, structure = jax.tree.flatten(shapes)
-        with set_xla_metadata(inlineable="false"):
-            out = run(*leaves)
-        whole = [x.reshape(like.shape) for x, like in zip(out, likes, strict=True)]
-        return jax.tree.unflatten(structure, whole)
+    known: dict[Any, _Separate] = {}
 
     @functools.wraps(f)
     def call(*args: Any) -> Any:
-        if not any(isinstance(leaf, core.Tracer) for leaf in jax.tree.leaves(args)):
+        leaves, treedef = jax.tree.flatten(args)
+        if not any(isinstance(leaf, core.Tracer) for leaf in leaves):
             return f(*args)  # An eager call has nothing to compile separately.
-        return jax.lax.platform_dependent(*args, cpu=separate, default=f)
+        kinds = (treedef, jax.config.read("jax_enable_x64"), *map(jax.typeof, leaves))
+        if kinds not in known:
+            known[kinds] = _Separate(f, lanes, args)
+        return known[kinds](*leaves)
 
     return call
+
+
+class _Separate:
+    """A function that is compiled separately, for arguments of one type."""
+
+    def __init__(self, f: Callable[..., Any], lanes: int, args: Any):
+        closed, shapes = jax.make_jaxpr(f, return_shape=True)(*args)
+        self.structure = jax.tree.structure(shapes)
+        # What the function closes over may belong to the program that is traced.
+        self.constants = closed.consts
+        jaxpr = closed.jaxpr
+        jaxpr = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
+        # The compiler does not remove arguments that a function of the program does not use.
+        jaxpr, self.used = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+        traced = self.traced = jex_core.ClosedJaxpr(jaxpr, [])
+
+        def run(*given: Any) -> list[Any]:
+            return [in_rows(x, lanes) for x in _flattened(traced)(*given)]
+
+        run.__name__ = getattr(f, "__name__", "run")  # The name of the function in the program.
+        self.run = jax.jit(run, inline=False)
+
+    def __call__(self, *leaves: Any) -> Any:
+        args = itertools.compress((*self.constants, *leaves), self.used)
+        out = _separately.bind(*args, traced=self.traced, run=self.run)
+        return jax.tree.unflatten(self.structure, out)
+
+
+_separately = jex_core.Primitive("jaxcomp_separately")
+_separately.multiple_results = True
+_separately.def_impl(lambda *args, traced, run: jex_core.jaxpr_as_fun(traced)(*args))
+_separately.def_abstract_eval(lambda *_, traced, run: list(traced.out_avals))
+
+
+def _separate(*args: jax.Array, traced: Any, run: Any) -> list[jax.Array]:
+    with set_xla_metadata(inlineable="false"):
+        found = run(*args)
+    return [x.reshape(like.shape) for x, like in zip(found, traced.out_avals, strict=True)]
+
+
+def _separate_batched(args: Any, dims: Any, *, traced: Any, run: Any) -> Any:
+    del run
+    batched = jax.vmap(jex_core.jaxpr_as_fun(traced), in_axes=tuple(dims))
+    out = compile_separately(batched)(*args)
+    return out, [0] * len(out)
+
+
+def _separate_differentiated(primals: Any, tangents: Any, *, traced: Any, run: Any) -> Any:
+    del run
+    given = [ad.instantiate_zeros(tangent) for tangent in tangents]
+    return jax.jvp(jex_core.jaxpr_as_fun(traced), tuple(primals), tuple(given))
+
+
+def _separate_inlined(ctx: Any, *args: Any, traced: Any, run: Any) -> Any:
+    del run
+    return mlir.lower_fun(jex_core.jaxpr_as_fun(traced), multiple_results=True)(ctx, *args)
+
+
+batching.primitive_batchers[_separately] = _separate_batched
+ad.primitive_jvps[_separately] = _separate_differentiated
+mlir.register_lowering(_separately, _separate_inlined)
+mlir.register_lowering(
+    _separately, mlir.lower_fun(_separate, multiple_results=True), platform="cpu"
+)
+
+
+def in_few_shapes(f: Callable[[jax.Array], Any]) -> Callable[[jax.Array], Any]:
+    """Compiles separately a function of each element by itself, for few lengths of its argument.
+
+    A program of many leaves would have it once for every length. So the argument is filled up with
+    zeros to a power of two, and the results are cut.
+
+    Args:
+        f: a function of an array, whose first axis is that of all its results.
+    """
+    separate = compile_separately(f)
+
+    def call(x: jax.Array) -> Any:
+        rows = x.shape[0] if x.ndim else 1
+        missing = power_of_two(rows) - rows
+        if not missing or not isinstance(x, core.Tracer):
+            return separate(x)
+        filled = jnp.pad(x, [(0, missing), *[(0, 0)] * (x.ndim - 1)])
+        return jax.tree.map(lambda part: part[: len(x)], separate(filled))
+
+    return call
+
+
+def power_of_two(number: int) -> int:
+    """The smallest power of two that is not below a number; one for zero."""
+    return 1 << max(number - 1, 0).bit_length()
 
 
 def large(size: int) -> bool:
@@ -111,12 +181,34 @@ def in_rows(x: jax.Array, lanes: int) -> jax.Array:
 _FEWEST_LANES = 8
 
 
-def _flattened(traced: Any) -> Callable[..., list[Any]]:
-    """Inlines the jitted functions, such as `jnp.pad`, into the traced function.
+def _inlined(traced: Any) -> Callable[..., list[Any]]:
+    """A jitted function that is called by one that is compiled separately.
 
-    What is said of a function is said of all that it calls: each would be kept apart from its
-    neighbours too, and its result be written to memory.
+    What is said of a function is said of all that it calls, such as `jnp.pad`: each would be kept
+    apart from its neighbours too, and its result be written to memory. So short ones are written
+    out in the program, and of others it is said that the compiler inlines them.
     """
+    if len(traced.jaxpr.eqns) < _SHORT:
+        return _flattened(traced)
+
+    def call(*given: Any) -> list[Any]:
+        with set_xla_metadata(inlineable="true"):
+            return _function(traced)(*given)
+
+    return call
+
+
+_SHORT = 20
+"""Operations of a function from which on a program is shorter if it has the function once."""
+
+
+@functools.lru_cache(maxsize=1024)
+def _function(traced: Any) -> Callable[..., list[Any]]:
+    return jax.jit(_flattened(traced))
+
+
+def _flattened(traced: Any) -> Callable[..., list[Any]]:
+    """Calls the traced function, and inlines the jitted functions that it calls."""
 
     def run(*args: Any) -> list[Any]:
         values = dict(zip(traced.jaxpr.constvars, traced.consts, strict=True))
@@ -128,8 +220,8 @@ def _flattened(traced: Any) -> Callable[..., list[Any]]:
         for eqn in traced.jaxpr.eqns:
             given = [read(x) for x in eqn.invars]
             if eqn.primitive.name in ("jit", "pjit"):
-                out = _flattened(eqn.params["jaxpr"])(*given)
-            elif eqn.primitive is _by_platform:  # Kernels of other platforms are not needed.
+                out = _inlined(eqn.params["jaxpr"])(*given)
+            elif eqn.primitive is platforms.PRIMITIVE:  # Kernels of other platforms are not needed.
                 out = _flattened(eqn.params["traced"])(*given)
             else:
                 bound = eqn.primitive.get_bind_params(eqn.params)
@@ -227,130 +319,3 @@ def zero_after(x: jax.Array) -> jax.Array:
 def hidden(numbers: Sequence[int], zero: jax.Array) -> tuple[jax.Array, ...]:
     """The numbers as values that the compiler cannot treat as constants."""
     return compile_separately(lambda zero: tuple(zero + number for number in numbers))(zero)
-
-
-def implementation(
-    name: str | None, parts: Mapping[str, Any], work: str, *held: Any
-) -> Callable[..., Any]:
-    """Calls one implementation of an operation, or raises if it cannot process the input.
-
-    Args:
-        name: one of `IMPLEMENTATIONS`; None for the reference.
-        parts: what has a function called `work`, by the names "reference", "gpu" and "tpu". Those
-            of the last two take `interpret`, and `refuses(*held)` says why they cannot work, or
-            None.
-        work: what to do.
-        *held: what a kernel must hold.
-
-    Raises:
-        ValueError: for another name, or, as a `RefusedError`, for what the kernel cannot hold.
-    """
-    checks.choice("implementation", name, (*IMPLEMENTATIONS, None))
-    if name in ("reference", None):
-        return getattr(parts["reference"], work)
-    kernels = parts[name.removesuffix("_interpret")]
-    refusal = kernels.refuses(*held)
-    if refusal:
-        raise RefusedError(f"`implementation` {name!r} cannot do this: {refusal}; 'reference' can")
-    return functools.partial(getattr(kernels, work), interpret=name.endswith("_interpret"))
-
-
-def kernels(run: Callable[[str], Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-    """Maps each platform that has its own implementation to `run(name)`, unless that refuses."""
-    own = {}
-    for name, platform in _PLATFORMS.items():
-        try:
-            own[platform] = run(name)
-        except RefusedError:
-            continue
-    return own
-
-
-_by_platform = jex_core.Primitive("jaxcomp_by_platform")
-_by_platform.multiple_results = True
-
-
-def by_platform(default: Any, own: dict[str, Callable[..., Any]], *args: jax.Array) -> Any:
-    """`own[platform](*args)` on platforms with their own function, else `default(*args)`.
-
-    As `jax.lax.platform_dependent`, but an own function is traced only when a program is lowered
-    for its platform: tracing a kernel takes longer than compiling what a CPU runs in its place. All
-    must return arrays of the same shapes and dtypes; derivatives are those of `default`.
-
-    Own functions are kernels, which XLA cannot split over devices: where it might have to (under a
-    mesh axis that is not manual), every platform takes `default`. So does a CPU under `vmap`: there
-    slices at places that are computed become gathers.
-
-    Args:
-        default: `program(function, *args)`.
-        own: by platform, its own function.
-        *args: arrays.
-    """
-    jaxpr, shapes = default
-    flat = tuple((platform, _flat(f)) for platform, f in own.items())
-    out = _by_platform.bind(*args, default=jex_core.jaxpr_as_fun(jaxpr), own=flat, traced=jaxpr)
-    return jax.tree.unflatten(jax.tree.structure(shapes), out)
-
-
-def program(function: Callable[..., Any], *args: jax.Array) -> tuple[Any, Any]:
-    """The program of a function, and the shapes of its results."""
-    return jax.make_jaxpr(function, return_shape=True)(*args)
-
-
-def _flat(f: Callable[..., Any]) -> Callable[..., list[jax.Array]]:
-    return lambda *args: jax.tree.leaves(f(*args))
-
-
-def _run(*args: jax.Array, default: Any, own: Any, traced: Any) -> list[jax.Array]:
-    """Runs eagerly, on the device of the arrays."""
-    del traced
-    devices = set().union(*(x.devices() for x in args))
-    if len(devices) > 1:
-        return default(*args)
-    (device,) = devices
-    platform = getattr(device.client, "_raw_platform", device.platform)  # "cuda", "rocm".
-    return dict(own).get(platform, default)(*args)
-
-
-def _batched(args: Any, dims: Any, *, default: Any, own: Any, traced: Any) -> Any:
-    del traced
-
-    def batch(f):
-        return jax.vmap(f, in_axes=tuple(dims))  # None where an argument is not mapped.
-
-    kernels = {platform: batch(f) for platform, f in own if platform != "cpu"}
-    out = by_platform(program(batch(default), *args), kernels, *args)
-    return out, [0] * len(out)
-
-
-def _differentiated(primals: Any, tangents: Any, *, default: Any, own: Any, traced: Any) -> Any:
-    del own, traced
-    given = [ad.instantiate_zeros(tangent) for tangent in tangents]
-    return jax.jvp(default, tuple(primals), tuple(given))
-
-
-def _lowered(platform: str | None) -> Callable[..., Any]:
-    def rule(ctx: Any, *args: Any, default: Any, own: Any, traced: Any) -> Any:
-        del traced
-        run = dict(own).get(platform, default) if _all_local(ctx) else default
-        return mlir.lower_fun(run, multiple_results=True)(ctx, *args)
-
-    return rule
-
-
-def _all_local(ctx: Any) -> bool:
-    """Whether the lowered program runs on one device, or separately on each device."""
-    context = ctx.module_context.axis_context
-    if hasattr(context, "manual_axes"):
-        manual = set(context.manual_axes) | set(context.mesh.manual_axes)
-        return manual == set(context.mesh.axis_names)
-    return getattr(context, "num_devices", 1) == 1
-
-
-_by_platform.def_impl(_run)
-_by_platform.def_abstract_eval(lambda *_, traced, **__: list(traced.out_avals))
-batching.primitive_batchers[_by_platform] = _batched
-ad.primitive_jvps[_by_platform] = _differentiated
-mlir.register_lowering(_by_platform, _lowered(None))
-for _platform in ("cpu", "cuda", "tpu"):
-    mlir.register_lowering(_by_platform, _lowered(_platform), platform=_platform)

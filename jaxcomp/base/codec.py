@@ -34,6 +34,9 @@ class Codec(Interface, abstract=True):
             together at random; `math.inf` for a whole leaf.
         span: how many times smaller than the largest an element may be and still decode to a value
             close to it; 0.0 where small elements do not.
+        keeps_zeros: whether zeros always decode to zeros.
+        joined_leaf: elements of the longest leaf that shares a bucket with others, where
+            `segmented` allows it. A longer one is encoded in place, by a program for its size.
         segments: the segments of each bucket, where it has several leaves: `count` then is
             `int32[buckets, segments]`; None for one stretch of elements a bucket.
     """
@@ -46,6 +49,8 @@ class Codec(Interface, abstract=True):
     homogeneous = True
     mixed = 0
     span = 0.0
+    keeps_zeros = False
+    joined_leaf: int = 2**18
     segments: Segments | None = None
 
     @interface.derived

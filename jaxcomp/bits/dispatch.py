@@ -15,13 +15,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float32, UInt32
 
-from jaxcomp.backend import axes, xla
+from jaxcomp.backend import axes, platforms
 from jaxcomp.bits import gpu, reference, tpu
 from jaxcomp.bits.grid import Grid
 from jaxcomp.bits.planes import Bits, planes, words
 from jaxcomp.types import Array, ArrayLike
 
-IMPLEMENTATIONS = xla.IMPLEMENTATIONS
+IMPLEMENTATIONS = platforms.IMPLEMENTATIONS
 _PARTS = {"reference": reference, "gpu": gpu, "tpu": tpu}
 
 
@@ -111,7 +111,7 @@ def encode(
         return run(implementation)(*args)
     # Traced here, so that the stack has one frame less at the first arithmetic.
     default = jax.make_jaxpr(run("reference"), return_shape=True)(*args)
-    return xla.by_platform(default, xla.kernels(run), *args)
+    return platforms.by_platform(default, platforms.kernels(run), *args)
 
 
 def decode_sum(
@@ -144,7 +144,9 @@ def decode_sum(
     args = _alike(packed, steps)
     if implementation is not None:
         return run(implementation)(*args)
-    return xla.by_platform(xla.program(run("reference"), *args), xla.kernels(run), *args)
+    return platforms.by_platform(
+        platforms.program(run("reference"), *args), platforms.kernels(run), *args
+    )
 
 
 def _alike(*args: Array) -> tuple[Array, ...]:
@@ -156,4 +158,4 @@ def _one(
     work: str, implementation: str | None, bits: Bits, size: int, dtype: Any
 ) -> Callable[..., Any]:
     """Calls one implementation of an operation, or raises if it cannot process the input."""
-    return xla.implementation(implementation, _PARTS, work, bits, size, dtype)
+    return platforms.implementation(implementation, _PARTS, work, bits, size, dtype)

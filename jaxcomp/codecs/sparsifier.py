@@ -58,6 +58,7 @@ class Sparsifier(Codec):
     bucket_size: int | None = None
     segments: Segments | None = dataclasses.field(default=None, repr=False)
     unbiased = False
+    joined_leaf = 2**30  # A program for one more size takes the compiler two seconds.
 
     def __post_init__(self):
         checks.part("choice", self.choice, Choice)
@@ -96,6 +97,11 @@ class Sparsifier(Codec):
         """Whether the choice and the codec of the values are homogeneous."""
         inner = self.values is None or self.values.homogeneous
         return self.choice.homogeneous and inner
+
+    @property
+    def keeps_zeros(self) -> bool:
+        """Whether zeros that are sent decode to zeros."""
+        return self.values is None or self.values.keeps_zeros
 
     def segmented(self, segments: Segments) -> "Sparsifier | None":
         """None where values of several leaves would share a bucket, or a bitmap lacks places."""

@@ -314,3 +314,16 @@ def batch_key(key: Array, number: int, worker: Array | int, first: Array | int =
     """The key of batch `number` of a step's key, on this worker, from bucket `first` on."""
     shared = noise.fold(key, number)
     return Key(shared, noise.fold(shared, worker), jnp.asarray(first).astype(jnp.uint32))
+
+
+def batch_keys(key: Array, batches: Sequence[Any], worker: Array | int) -> list[Key]:
+    """The key of every batch on this worker, from its first bucket on.
+
+    Folded as one array: a program of many batches has these operations once.
+    """
+    if not batches:
+        return []
+    numbers = jnp.arange(len(batches), dtype=jnp.uint32)
+    shared = jax.vmap(noise.fold, in_axes=(None, 0))(key, numbers)
+    own = jax.vmap(noise.fold, in_axes=(0, None))(shared, worker)
+    return [Key(shared[n], own[n], jnp.uint32(0)) for n in range(len(batches))]

@@ -19,15 +19,16 @@ Groups = Mapping[tuple[Codec, np.dtype, int], list[Piece]]
 """The leaves of each codec, dtype and bucket size."""
 
 _DIRECT_SIZE = 2**18
-_DIRECT_SHARE = 1 / 8
-_JOINED_LEAF = 2**18
-"""Elements of a leaf up to which it shares a bucket with leaves of other sizes.
-
-A longer one would be copied there through memory, which takes as long as encoding it.
-"""
+_DIRECT_SHARE = 1 / 12
+_DOMINANT = 1 / 2
+"""The share of all elements from which on a long leaf is not joined with others in any case."""
 
 _JOINED = 2**22
-"""Elements of such a bucket: few enough for memory that an allocator keeps from step to step."""
+"""Elements of a bucket of leaves: few enough for memory that an allocator keeps from step to step.
+"""
+
+_ALL = 2**30
+"""The same where each further bucket takes long to compile: places in it have 32 bits."""
 
 
 def batches(groups: Groups, shares: int, runs: int) -> list[Batch]:
@@ -58,11 +59,17 @@ def _of_leaves(
 ) -> list[Batch]:
     """The batches of leaves that a codec takes whole, by their sizes, or those of their slices.
 
-    Leaves of up to 2¹⁸ elements share buckets of up to 2²² elements, if the codec has a form for
-    that; leaves of one size form a batch otherwise.
+    Leaves up to a length that the codec states share buckets, if it has a form for that; leaves of
+    one size form a batch otherwise. A longer leaf would be copied to the bucket through memory,
+    which takes as long as encoding it.
     """
-    short = [p for pieces in sizes.values() for p in pieces if p.stop <= _JOINED_LEAF]
-    runs = even_runs(sorted(short), [p.stop for p in sorted(short)], _joined_runs(short))
+    every = sorted(piece for pieces in sizes.values() for piece in pieces)
+    total = sum(piece.stop for piece in every)
+    most = min(codec.joined_leaf, max(_DIRECT_SIZE, _DOMINANT * total))
+    short = [piece for piece in every if piece.stop <= most]
+    bucket = _JOINED if codec.joined_leaf <= _JOINED else _ALL
+    count = -(-sum(piece.stop for piece in short) // bucket)
+    runs = even_runs(short, [piece.stop for piece in short], count)
     found, joined = [], set()
     for run in runs:
         lengths = [-(-piece.stop // shares) for piece in run]
@@ -77,10 +84,6 @@ def _of_leaves(
         left = [piece for piece in pieces if piece.leaf not in joined]
         found += _of_buckets(codec, dtype, size, left) if left else []
     return found
-
-
-def _joined_runs(pieces: Sequence[Piece]) -> int:
-    return -(-sum(piece.stop for piece in pieces) // _JOINED)
 
 
 def even_runs(items: Sequence[Any], sizes: Sequence[int], count: int) -> list[list[Any]]:

@@ -17,7 +17,7 @@ import numpy as np
 from jaxcomp.backend import xla
 from jaxcomp.base import Codec
 from jaxcomp.layout import batches as batches_, grouping, policy as policy_
-from jaxcomp.layout.batches import Batch, Piece, batch_key, padded_buckets
+from jaxcomp.layout.batches import Batch, Piece, batch_keys, padded_buckets
 from jaxcomp.layout.policy import Policy
 from jaxcomp.numerics import noise
 from jaxcomp.numerics.segments import Segments
@@ -259,9 +259,9 @@ def _encode(
     batches: tuple[Batch, ...], key: Array, leaves: list[Array | None], worker: Array | int
 ) -> tuple[PyTree, ...]:
     payloads = []
-    for number, batch in enumerate(batches):
+    for own, batch in zip(batch_keys(key, batches, worker), batches, strict=True):
         x, state = stack(batch, leaves), batch.codec.init(batch.like)
-        payload, _ = batch.codec.encode(batch_key(key, number, worker), x, batch.counts(), state)
+        payload, _ = batch.codec.encode(own, x, batch.counts(), state)
         payloads.append(payload)
     return tuple(payloads)
 
@@ -312,9 +312,11 @@ def _decode(
 ) -> list[Array | None]:
     batches, likes = static
 
+    keys = batch_keys(key, batches, worker)
+
     def one(number: int, payload: PyTree) -> Array:
         batch = batches[number]
-        return batch.codec.decode(batch_key(key, number, worker), payload, batch.like)
+        return batch.codec.decode(keys[number], payload, batch.like)
 
     return decoded(batches, likes, payloads, one)
 

@@ -137,9 +137,7 @@ def _short(spec: PartitionSpec) -> PartitionSpec:
     return PartitionSpec(*entries)
 
 
-def spec(
-    path: tuple, leaf: Any, homes: Homes, axis_name: AxisName, mesh: Mesh
-) -> PartitionSpec:
+def spec(path: tuple, leaf: Any, homes: Homes, axis_name: AxisName, mesh: Mesh) -> PartitionSpec:
     """The spec of an array of a state: that of memory, or that of its parameter."""
     # On automatic axes, a compiled step always returns empty arrays with this spec.
     if 0 in jnp.shape(leaf) and not explicit(mesh):

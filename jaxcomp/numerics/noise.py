@@ -5,6 +5,8 @@ is a counter-based hash that XLA fuses into that pass: no array of noise ever ex
 on (key, bucket, element) and on nothing else, neither on the platform nor on a restart.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -95,14 +97,20 @@ def seeds(
     key: UInt32[Array, "2"], first: Array, buckets: int
 ) -> tuple[UInt32[Array, " n"], UInt32[Array, " n"]]:
     """Two words for each bucket, numbered from `first`: the key folded with the bucket's number."""
+    # For few numbers of buckets, so that leaves of many sizes share a program.
+    high, low = _numbered(xla.power_of_two(buckets))(key, first)
+    return high[:buckets], low[:buckets]
 
-    def numbered(key, first):
+
+@functools.lru_cache(maxsize=1024)
+def _numbered(buckets: int) -> Callable[..., tuple[Array, Array]]:
+    def numbered(key: Array, first: Array) -> tuple[Array, Array]:
         number = first.astype(jnp.uint32) + jnp.arange(buckets, dtype=jnp.uint32)
         # If fused into the loop over elements, this chain makes the compiler recurse for seconds,
         # and the loop recomputes it for every element.
         return lax.optimization_barrier(absorb(key[0], key[1], number))
 
-    return xla.compile_separately(numbered)(key, first)
+    return xla.compile_separately(numbered)
 
 
 def at(high: Array, low: Array, position: Array) -> Array:

@@ -2,6 +2,8 @@
 
 import abc
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -122,26 +124,38 @@ def exact_step(
     """
     dtype = jnp.dtype(dtype)
     bits = significant(magnitude, dtype, precision)
-    mask = (1 << (24 - bits)) - 1
-
-    def derive(scale):
-        raw = lax.bitcast_convert_type(scale * jnp.float32(1 / magnitude), jnp.int32)
-        step = lax.bitcast_convert_type((raw + mask) & ~mask, jnp.float32)
-        if dtype == jnp.float16:  # Its subnormal numbers are multiples of 2^-24.
-            step = jnp.ceil(step * 2.0**24) * jnp.float32(2.0**-24)
-        step = jnp.clip(step, _TINY, largest_step(magnitude, dtype, bits))
-        finite = sums.is_finite(scale)
-        usable = finite & (scale >= _TINY)
-        low = step < LOW
-        inverse = unit(low) * exact.reciprocal(step, rows.digits)
-        factor = jnp.minimum(inverse, most(scale, magnitude, rows, low))
-        factor = jnp.where(usable, lifted(factor, low), 0)
-        return jnp.where(usable, step, jnp.where(finite, 0, jnp.nan)), factor
-
     if rows.digits:
-        return derive(scale)
+        return _step_of(scale, magnitude, dtype, rows, bits)
     # Compute it once a bucket: fused into the loop, it would be computed for each element.
-    return xla.compile_separately(derive)(scale)
+    return _separate_step(magnitude, dtype, rows, bits)(scale)
+
+
+@functools.lru_cache(maxsize=256)
+def _separate_step(
+    magnitude: int, dtype: Any, rows: Rows, bits: int
+) -> Callable[[Array], tuple[Array, Array]]:
+    def derive(scale: Array) -> tuple[Array, Array]:
+        return _step_of(scale, magnitude, dtype, rows, bits)
+
+    return xla.in_few_shapes(derive)
+
+
+def _step_of(
+    scale: Array, magnitude: int, dtype: Any, rows: Rows, bits: int
+) -> tuple[Array, Array]:
+    mask = (1 << (24 - bits)) - 1
+    raw = lax.bitcast_convert_type(scale * jnp.float32(1 / magnitude), jnp.int32)
+    step = lax.bitcast_convert_type((raw + mask) & ~mask, jnp.float32)
+    if dtype == jnp.float16:  # Its subnormal numbers are multiples of 2^-24.
+        step = jnp.ceil(step * 2.0**24) * jnp.float32(2.0**-24)
+    step = jnp.clip(step, _TINY, largest_step(magnitude, dtype, bits))
+    finite = sums.is_finite(scale)
+    usable = finite & (scale >= _TINY)
+    low = step < LOW
+    inverse = unit(low) * exact.reciprocal(step, rows.digits)
+    factor = jnp.minimum(inverse, most(scale, magnitude, rows, low))
+    factor = jnp.where(usable, lifted(factor, low), 0)
+    return jnp.where(usable, step, jnp.where(finite, 0, jnp.nan)), factor
 
 
 def points(x: Array, factor: Float32[Array, "..."]) -> Float32[Array, "..."]:

@@ -1,5 +1,8 @@
 """Encoding of a worker's message and decoding of all payloads, for every reducer of payloads."""
 
+import functools
+import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -8,7 +11,6 @@ import jax.numpy as jnp
 from jaxcomp.backend import xla
 from jaxcomp.base import decode_sum
 from jaxcomp.layout import batches as batches_
-from jaxcomp.numerics import noise
 from jaxcomp.types import Array, AxisName, Batches, Key, PyTree, Stacks
 
 
@@ -50,14 +52,14 @@ def encode(
             then only the decoders' levels need agreement.
     """
     found = []
-    for number, (batch, x, state) in enumerate(zip(batches, message, states, strict=True)):
-        own = batches_.batch_key(key, number, worker, worker * batch.buckets if first else 0)
+    keys = _keys(key, batches, worker, first)
+    for own, batch, x, state in zip(keys, batches, message, states, strict=True):
         count = batch.counts()
         if weight is not None and batch.codec.agrees:
             x = jnp.where(weight == 0, 0, x)
         if not first or batch.codec.sided:
             state = batch.codec.agree(own, x, count, state, axis_name)
-        payload, after = batch.codec.encode(own, x, count, state)
+        payload, after = _encoder(batch.codec)(own, x, count, state)
         found.append((payload, after, batch.codec.side(state)))
     return Encoded(*(tuple(column) for column in zip(*found, strict=True))) if found else _NOTHING
 
@@ -75,23 +77,50 @@ def decode(
     first: bool = False,
 ) -> Stacks:
     """This worker's payloads as the others decode them; padding is zero."""
-
-    def one(batch: Any, key: Key, payload: PyTree, side: Any) -> Array:
-        def decode(key, payload, side):
-            return batch.codec.decode(key, payload, batch.like, side)
-
-        lanes = batches_.lanes(payload, batch.size)
-        return batches_.real(batch, xla.compile_separately(decode, lanes)(key, payload, side))
-
+    keys = _keys(key, batches, worker, first)
     return tuple(
-        one(
-            batch,
-            batches_.batch_key(key, number, worker, worker * batch.buckets if first else 0),
-            payload,
-            side,
-        )
-        for number, (batch, payload, side) in enumerate(zip(batches, payloads, sides, strict=True))
+        _real(batch, decoder(batch, payload)(own, payload, side))
+        for own, batch, payload, side in zip(keys, batches, payloads, sides, strict=True)
     )
+
+
+def _real(batch: Any, x: Array) -> Array:
+    """What a payload decoded to, with zeros in the padding."""
+    return x if batch.codec.keeps_zeros else batches_.real(batch, x)
+
+
+def decoder(batch: Any, payload: PyTree) -> Callable[..., Array]:
+    """Decodes `(key, payload, side)`, as one function for equal batches of a program."""
+    return _decoder(batch.codec, batch.like, batches_.lanes(payload, batch.size))
+
+
+@functools.lru_cache(maxsize=1024)
+def _encoder(codec: Any) -> Callable[..., Any]:
+    """`codec.encode` as one function for equal batches of a program."""
+
+    def encode(*args: Any) -> Any:
+        return codec.encode(*args)
+
+    return jax.jit(encode)
+
+
+@functools.lru_cache(maxsize=1024)
+def _decoder(codec: Any, like: Any, lanes: int) -> Callable[..., Array]:
+    def decode(key: Key, payload: PyTree, side: Any) -> Array:
+        return codec.decode(key, payload, like, side)
+
+    return xla.compile_separately(decode, lanes)
+
+
+def _keys(key: Array, batches: Batches, worker: Array, first: bool) -> list[Key]:
+    """The keys of the batches, whose buckets may be numbered one worker after another."""
+    keys = batches_.batch_keys(key, batches, worker)
+    if not first:
+        return keys
+    return [
+        own._replace(first=(worker * batch.buckets).astype(jnp.uint32))
+        for own, batch in zip(keys, batches, strict=True)
+    ]
 
 
 def mean(
@@ -118,19 +147,25 @@ def mean(
         over: "workers", or "senders" to divide each element by the weights of its senders.
     """
     found = []
+    everyones = everyone(key, batches, workers)
     for number, (batch, payload, side) in enumerate(zip(batches, payloads, sides, strict=True)):
-        keys = everyone(key, number, workers, 0 if first is None else first[number])
-
-        def total(keys, payload, side, weights, batch=batch):
-            if over == "senders":
-                own = batch.codec.mean_of_senders(keys, payload, batch.like, weights)
-                return own.astype(batch.dtype)
-            return decode_sum.decode_mean(batch.codec, keys, payload, batch.like, weights, side)
-
+        keys = everyones[number]
+        if first is not None:
+            keys = keys._replace(first=jnp.asarray(first[number]).astype(jnp.uint32))
         lanes = batches_.lanes(payload, batch.size, leading=2)
-        whole = xla.compile_separately(total, lanes)(keys, payload, side, weights)
-        found.append(batches_.real(batch, whole))
+        whole = _mean(batch.codec, batch.like, lanes, over)(keys, payload, side, weights)
+        found.append(_real(batch, whole))
     return tuple(found)
+
+
+@functools.lru_cache(maxsize=1024)
+def _mean(codec: Any, like: Any, lanes: int, over: str) -> Callable[..., Array]:
+    def total(keys: Key, payload: PyTree, side: Any, weights: Array | None) -> Array:
+        if over == "senders":
+            return codec.mean_of_senders(keys, payload, like, weights).astype(like.dtype)
+        return decode_sum.decode_mean(codec, keys, payload, like, weights, side)
+
+    return xla.compile_separately(total, lanes)
 
 
 def all_shares(
@@ -142,23 +177,29 @@ def all_shares(
 ) -> Stacks:
     """The decoded rows of all workers, one after another, if each encoded its own slice."""
     found = []
-    for number, (batch, payload, side) in enumerate(zip(batches, payloads, sides, strict=True)):
-        keys = everyone(key, number, workers, 0)
-
-        def decode(own, worker, payload, keys=keys, side=side, batch=batch):
-            first = (worker * batch.buckets).astype(jnp.uint32)
-            return batch.codec.decode(Key(keys.shared, own, first), payload, batch.like, side)
-
+    everyones = everyone(key, batches, workers)
+    for keys, batch, payload, side in zip(everyones, batches, payloads, sides, strict=True):
         lanes = batches_.lanes(payload, batch.size, leading=2)
-        every = xla.compile_separately(jax.vmap(decode), lanes, batch.buckets * batch.size)
-        rows = every(keys.own, jnp.arange(workers), payload)
+        rows = _all_shares(batch.codec, batch.like, lanes)(keys, payload, side)
         found.append(rows.reshape(-1, batch.size))
     return tuple(found)
 
 
-def everyone(key: Array, number: int, workers: int, first: Array | int) -> Key:
-    """The keys of all workers for batch `number`; `own` has a leading axis."""
-    shared = noise.fold(key, number)
+@functools.lru_cache(maxsize=1024)
+def _all_shares(codec: Any, like: Any, lanes: int) -> Callable[..., Array]:
+    def whole(keys: Key, payloads: PyTree, side: Any) -> Array:
+        def decode(own: Array, worker: Array, payload: PyTree) -> Array:
+            first = (worker * like.shape[0]).astype(jnp.uint32)
+            return codec.decode(Key(keys.shared, own, first), payload, like, side)
+
+        return jax.vmap(decode)(keys.own, jnp.arange(len(keys.own)), payloads)
+
+    return xla.compile_separately(whole, lanes, math.prod(like.shape))
+
+
+def everyone(key: Array, batches: Batches, workers: int) -> list[Key]:
+    """The keys of all workers for every batch; `own` has a leading axis."""
     numbers = jnp.arange(workers, dtype=jnp.uint32)
-    own = jax.vmap(noise.fold, in_axes=(None, 0))(shared, numbers)
-    return Key(shared, own, jnp.asarray(first).astype(jnp.uint32))
+    own = jax.vmap(lambda worker: [k.own for k in batches_.batch_keys(key, batches, worker)])
+    shared = batches_.batch_keys(key, batches, 0)
+    return [one._replace(own=all_) for one, all_ in zip(shared, own(numbers), strict=True)]

@@ -219,8 +219,8 @@ def _mean(
 
     # Any worker's key will do: a linear codec uses no private noise in decoding.
     return tuple(
-        mean(batch, *pair)(batches_.batch_key(key, number, 0), payload, side)
-        for number, (batch, payload, side, pair) in enumerate(
-            zip(batches, total, sides, factors, strict=True)
+        mean(batch, *pair)(own, payload, side)
+        for own, batch, payload, side, pair in zip(
+            batches_.batch_keys(key, batches, 0), batches, total, sides, factors, strict=True
         )
     )

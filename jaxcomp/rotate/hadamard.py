@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Float32, UInt32
 
-from jaxcomp.backend import axes, xla
+from jaxcomp.backend import axes, platforms
 from jaxcomp.rotate import gpu, reference, tpu
 from jaxcomp.types import Array
 
@@ -151,14 +151,16 @@ def _run(
         return x  # The grid of a kernel would be empty.
 
     def run(name: str) -> Callable[..., Any]:
-        rotated = xla.implementation(name, _PARTS, work, block)
+        rotated = platforms.implementation(name, _PARTS, work, block)
         return lambda blocks, *seeds: rotated(blocks, reference.Seeds(*seeds), down, up)
 
     # All implementations return the same type of replication.
     args = axes.alike(x.reshape(-1, block), *block_seeds(x, high, low, block))
     if implementation is not None:
         return run(implementation)(*args).reshape(x.shape)
-    found = xla.by_platform(xla.program(run("reference"), *args), xla.kernels(run), *args)
+    found = platforms.by_platform(
+        platforms.program(run("reference"), *args), platforms.kernels(run), *args
+    )
     return found.reshape(x.shape)
 
 

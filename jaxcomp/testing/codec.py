@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomp.base import Codec, decode_sum
-from jaxcomp.layout import trees
+from jaxcomp.layout import batches as batches_, trees
 from jaxcomp.numerics import noise, summing
 from jaxcomp.testing import bias, programs, rows
 from jaxcomp.testing.programs import SEED
@@ -147,7 +147,7 @@ def _eagerly(codec: Codec, key: Array, x: Array) -> tuple[PyTree, Array]:
     plan = trees.layout(codec, x)
     payloads, stacks = [], []
     for number, batch in enumerate(plan.batches):
-        key_, rows = trees.batch_key(key, number, 0), trees.stack(batch, [x])
+        key_, rows = batches_.batch_key(key, number, 0), trees.stack(batch, [x])
         payload, _ = codec.encode(key_, rows, batch.counts(), codec.init(batch.like))
         payloads.append(payload)
         stacks.append(codec.decode(key_, payload, batch.like))
@@ -157,7 +157,7 @@ def _eagerly(codec: Codec, key: Array, x: Array) -> tuple[PyTree, Array]:
 def _assert_traces_alike(codec: Codec, x: Array) -> None:
     """Checks that every call traces to the same program, so that only arguments matter."""
     for batch in trees.layout(codec, x).batches:
-        key, like = trees.batch_key(noise.raw(SEED), 0, 0), batch.like
+        key, like = batches_.batch_key(noise.raw(SEED), 0, 0), batch.like
 
         def both(x, batch=batch, key=key, like=like):
             payload, _ = codec.encode(key, x, batch.counts(), codec.init(like))
@@ -250,7 +250,7 @@ def assert_sums(codec: Codec, x: Array) -> None:
     rows = [x, -2 * x, x[::-1]]
     payloads = [trees.encode(codec, key, row, worker=i) for i, row in enumerate(rows)]
     for number, batch in enumerate(plan.batches):
-        keys = [trees.batch_key(key, number, i) for i in range(3)]
+        keys = [batches_.batch_key(key, number, i) for i in range(3)]
         parts = [payload.batches[number] for payload in payloads]
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *parts)
         everyone = keys[0]._replace(own=jnp.stack([k.own for k in keys]))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomp.base import Codec
-from jaxcomp.layout import trees
+from jaxcomp.layout import batches as batches_, trees
 from jaxcomp.numerics import noise, summing
 from jaxcomp.testing.programs import SEED
 from jaxcomp.types import Array, PyTree
@@ -89,7 +89,7 @@ def _there_and_back(
     codec: Codec, first: Array | int, x: Array, count: Array
 ) -> tuple[PyTree, Array]:
     """The payload of rows that are numbered from `first`, and what it is decoded to."""
-    key = trees.batch_key(noise.raw(SEED), 0, 0, first)
+    key = batches_.batch_key(noise.raw(SEED), 0, 0, first)
     like = jax.ShapeDtypeStruct(x.shape, x.dtype)
     payload, _ = codec.encode(key, x, count, codec.init(like))
     return payload, codec.decode(key, payload, like)

@@ -6,7 +6,7 @@ from jax import lax
 from jaxtyping import Float32
 
 from jaxcomp.codecs.quantizer import Quantizer
-from jaxcomp.layout import trees
+from jaxcomp.layout import batches as batches_, trees
 from jaxcomp.numerics import noise
 from jaxcomp.quantize.levels import FRACTION
 from jaxcomp.quantize.rounding import Subtractive
@@ -36,7 +36,7 @@ def exact_variance(codec: Quantizer, x: Array) -> Float32[Array, ""]:
     total = jnp.zeros((), jnp.float32)
     for number, batch in enumerate(trees.layout(codec, x).batches):
         rows = trees.stack(batch, jax.tree.leaves(x)).astype(jnp.float32)
-        key = trees.batch_key(noise.raw(0), number, 0)
+        key = batches_.batch_key(noise.raw(0), number, 0)
         high, low = (part[:, None] for part in noise.seeds(key.own, key.first, len(rows)))
         blocks, count = codec._in_blocks(rows), batch.counts()
         derived = codec._derive(blocks, codec._left(rows, count), None, high, low)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomp.base import Codec, Reducer
-from jaxcomp.layout import trees
+from jaxcomp.layout import batches as batches_, trees
 from jaxcomp.layout.policy import Policy
 from jaxcomp.types import Batches, PyTree
 from jaxcomp.wire import buffer
@@ -27,7 +27,7 @@ def _payload_like(batch: Any, x64: bool) -> Any:
     del x64  # The dtypes of the payload may depend on it.
 
     def encode():
-        key = trees.batch_key(jnp.zeros(2, jnp.uint32), 0, 0)
+        key = batches_.batch_key(jnp.zeros(2, jnp.uint32), 0, 0)
         x = jnp.zeros((batch.buckets, batch.size), batch.dtype)
         count = jnp.zeros(_count_shape(batch), jnp.int32)
         return batch.codec.encode(key, x, count, batch.codec.init(batch.like))[0]
@@ -58,7 +58,7 @@ def _agreed(batch: Any, x64: bool) -> int:
         return 0
 
     def agree(x):
-        key = trees.batch_key(jnp.zeros(2, jnp.uint32), 0, 0)
+        key = batches_.batch_key(jnp.zeros(2, jnp.uint32), 0, 0)
         count, state = jnp.zeros(_count_shape(batch), jnp.int32), batch.codec.init(batch.like)
         after = batch.codec.agree(key, x, count, state, "agree")
         summed = batch.codec.sided and batch.codec.linear

@@ -9,7 +9,7 @@ import pytest
 from suite import KEY, few_or_all, law, nmse
 
 import jaxcomp
-from jaxcomp.layout import trees
+from jaxcomp.layout import batches as batches_, trees
 from jaxcomp.numerics import noise
 
 
@@ -17,7 +17,7 @@ def adapted(codec, x, turns=2):
     """The codec's error after the workers have agreed on levels for the input."""
     plan = trees.layout(codec, x)
     (batch,), (rows,) = plan.batches, trees.stacks(plan, x)[0]
-    count, key = batch.counts(), trees.batch_key(KEY, 0, 0)
+    count, key = batch.counts(), batches_.batch_key(KEY, 0, 0)
 
     def run(rows):
         state = codec.init(batch.like)
@@ -53,7 +53,7 @@ def test_adaptive_levels_beat_fixed_ones(name, bits):
 def test_adaptive_levels_follow_their_schedule():
     codec = jaxcomp.alq(3, every=3)
     x = law("heavy", 512 * 8).reshape(8, 512)
-    count, key = jnp.full(8, 512), trees.batch_key(KEY, 0, 0)
+    count, key = jnp.full(8, 512), batches_.batch_key(KEY, 0, 0)
     agree = jax.jit(jax.vmap(lambda x, s: codec.agree(key, x, count, s, "data"), axis_name="data"))
     state = jax.tree.map(lambda leaf: leaf[None], codec.init(x))
     seen = []
@@ -93,7 +93,7 @@ def test_levels_are_those_of_what_all_workers_saw(codec):
 
     def run(seen):
         def turn(state, x):
-            key = trees.batch_key(KEY, 0, 0)
+            key = batches_.batch_key(KEY, 0, 0)
             return codec.agree(key, x, count, state, "data"), None
 
         return jax.lax.scan(turn, codec.init(like), seen)[0].levels
@@ -118,7 +118,7 @@ def test_levels_are_those_of_what_all_workers_saw(codec):
     x, times = jnp.asarray(rows(gaussian, heavy)[0]), 1024
 
     def draw(number):
-        key = trees.batch_key(noise.fold(KEY, number), 0, 0)
+        key = batches_.batch_key(noise.fold(KEY, number), 0, 0)
         payload, _ = codec.encode(key, x, count, state)
         return codec.decode(key, payload, like, codec.side(state))
 

@@ -24,7 +24,7 @@ from jaxcomp.codecs.embedded import Embedded
 from jaxcomp.codecs.quantizer import Quantizer
 from jaxcomp.codecs.rotated import Rotated
 from jaxcomp.codecs.sparsifier import Sparsifier
-from jaxcomp.layout import trees
+from jaxcomp.layout import batches as batches_, trees
 from jaxcomp.numerics import noise
 from jaxcomp.quantize import levels, rounding, scales
 from jaxcomp.testing import programs
@@ -124,7 +124,7 @@ def test_narrow_dtypes_decode_exactly(codec, dtype):
     payload = jaxcomp.encode(codec, 0, x)
     for number, (batch, part) in enumerate(zip(plan.batches, payload.batches, strict=True)):
         wide = jax.ShapeDtypeStruct(batch.like.shape, jnp.float32)
-        key = trees.batch_key(noise.raw(0), number, 0)
+        key = batches_.batch_key(noise.raw(0), number, 0)
         decode = jax.jit(batch.codec.decode, static_argnums=2)
         value = decode(key, part, wide).reshape(-1)[:600]
         if not isinstance(codec, Quantizer | Cast | Sparsifier):  # Longer values are rounded once.
@@ -164,7 +164,7 @@ def test_a_part_of_a_batch_draws_the_noise_of_the_whole():
     """`Key.first` numbers the buckets, so splitting a batch over workers changes nothing."""
     codec = jaxcomp.qsgd_inf(bits=4)
     x = jnp.asarray(np.random.default_rng(3).standard_normal((6, 512)), jnp.float32)
-    key, count = trees.batch_key(noise.raw(0), 0, 1), jnp.full(6, 512)
+    key, count = batches_.batch_key(noise.raw(0), 0, 1), jnp.full(6, 512)
     whole, _ = codec.encode(key, x, count, ())
     part, _ = codec.encode(key._replace(first=jnp.uint32(4)), x[4:], count[4:], ())
     np.testing.assert_array_equal(whole.words[4:], part.words)

@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 from suite import KEY, few_or_all, label, law, slow
 
 import jaxcomp
-from jaxcomp.layout import trees
+from jaxcomp.layout import batches as batches_
 from jaxcomp.theory import limits
 
 CODERS = [
@@ -32,7 +32,7 @@ def run(codec, key, x):
 
 def batch(codec, x, number=0):
     """One encoding of rows: payload, new state, decoded rows."""
-    return run(codec, trees.batch_key(KEY, number, 0), x)
+    return run(codec, batches_.batch_key(KEY, number, 0), x)
 
 
 def measured(bits, scale, law_name):

@@ -16,7 +16,7 @@ from jaxcomp.codecs.embedded import Embedded
 from jaxcomp.codecs.parts import Part, Split
 from jaxcomp.codecs.rotated import Rotated
 from jaxcomp.codecs.staged import Staged
-from jaxcomp.layout import trees
+from jaxcomp.layout import batches as batches_
 from jaxcomp.numerics import noise
 
 
@@ -108,7 +108,7 @@ SHARED = jaxcomp.terngrad(clip=None, shared=True, bucket_size=64)
 def test_what_workers_agree_on_is_passed_on(codec):
     """A scale that is shared is the same on both workers, however deep it lies."""
     x = jnp.stack([law("gaussian", 32), 3 * law("gaussian", 32, seed=1)])[:, None]
-    count, key = jnp.full(1, 32), trees.batch_key(noise.raw(0), 0, 0)
+    count, key = jnp.full(1, 32), batches_.batch_key(noise.raw(0), 0, 0)
 
     def run(x):
         state = codec.agree(key, x, count, codec.init(x), "data")

@@ -11,7 +11,7 @@ from suite import KEY, law, nmse, roundtrip, slow
 
 import jaxcomp
 from jaxcomp.backend import blocking
-from jaxcomp.layout import trees
+from jaxcomp.layout import batches as batches_
 from jaxcomp.numerics import noise
 from jaxcomp.quantize import fits, levels, tables
 from jaxcomp.theory import limits
@@ -119,7 +119,7 @@ def test_no_rotated_element_is_large():
     draws = [law(name, n * size).reshape(n, size) for name in ("gaussian", "heavy")]
     x = np.concatenate([*draws, single, flat, wave])
     rotate = jax.jit(jaxcomp.ndsc(bits=4, bucket_size=size).rotate)
-    z = np.asarray(rotate(trees.batch_key(KEY, 0, 0), x), np.float64)
+    z = np.asarray(rotate(batches_.batch_key(KEY, 0, 0), x), np.float64)
     length = np.linalg.norm(z, axis=1)
     units = length / np.linalg.norm(x, axis=1)
     np.testing.assert_allclose(units, units[0], rtol=1e-5)
@@ -175,8 +175,8 @@ def test_a_shared_rotation_is_undone_once_after_the_sum():
     codec = jaxcomp.rotated_uniform(bits=6)
     x = law("gaussian", 4096)
     payloads = [jaxcomp.encode(codec, 1, x, worker=w).batches[0] for w in range(8)]
-    key = trees.batch_key(noise.raw(1), 0, 0)
-    own = jnp.stack([trees.batch_key(noise.raw(1), 0, w).own for w in range(8)])
+    key = batches_.batch_key(noise.raw(1), 0, 0)
+    own = jnp.stack([batches_.batch_key(noise.raw(1), 0, w).own for w in range(8)])
     like = jax.ShapeDtypeStruct((1, 4096), jnp.float32)
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *payloads)
     total = codec.decode_sum(key._replace(own=own), stacked, like)

@@ -13,7 +13,7 @@ from suite import law
 import jaxcomp
 from jaxcomp.codecs.cosine import Cosine
 from jaxcomp.codecs.sparsifier import Sparsifier
-from jaxcomp.layout import trees
+from jaxcomp.layout import batches as batches_, trees
 from jaxcomp.numerics import noise
 from jaxcomp.sparsify.choices import AtLeast
 from jaxcomp.sparsify.deltas import Deltas
@@ -28,7 +28,7 @@ def steps(codec, grads):
     def step(carry, inputs):
         residual, state = carry
         number, grad = inputs
-        key = trees.batch_key(noise.fold(noise.raw(1), number), 0, 0)
+        key = batches_.batch_key(noise.fold(noise.raw(1), number), 0, 0)
         message = (grad + residual)[None]
         count = jnp.full(1, SIZE, jnp.int32)
         payload, state = codec.encode(key, message, count, state)
@@ -198,8 +198,8 @@ def test_sums_of_payloads_are_deterministic(workers):
     key, plan = noise.raw(0), trees.layout(codec, xs[0])
     payloads = [jaxcomp.encode(codec, key, x, worker=i).batches[0] for i, x in enumerate(xs)]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *payloads)
-    own = jnp.stack([trees.batch_key(key, 0, i).own for i in range(workers)])
-    keys = trees.batch_key(key, 0, 0)._replace(own=own)
+    own = jnp.stack([batches_.batch_key(key, 0, i).own for i in range(workers)])
+    keys = batches_.batch_key(key, 0, 0)._replace(own=own)
     got = jax.jit(lambda k, p: codec.decode_sum(k, p, plan.batches[0].like))(keys, stacked)
     want = np.zeros(1000, np.float32)
     for x in xs:

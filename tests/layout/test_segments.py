@@ -104,17 +104,24 @@ def test_what_has_no_form_for_several_leaves_is_encoded_size_by_size():
 
 
 def test_long_leaves_are_batches_of_their_size():
+    """Where compiling a size is cheap; else only a leaf that is most of all is."""
     sizes = (2**19, 300, 2**18, 2**18 + 1, 2**19, 700)
-    batches = trees.layout(jaxcomp.top_k(), [jnp.ones(size) for size in sizes]).batches
+    shapes = [jax.ShapeDtypeStruct((size,), jnp.float32) for size in sizes]
+    batches = trees.layout(jaxcomp.terngrad(), shapes).batches
     joined = [batch for batch in batches if batch.codec.segments]
     assert [batch.codec.segments.sizes for batch in joined] == [(300, 2**18, 700)]
-    assert sorted(batch.size for batch in batches if batch not in joined) == [
-        2**18 + 1,
-        2**19,
-        2**19,
-    ]
-    many = trees.layout(jaxcomp.top_k(), [jnp.ones(2**18 - i) for i in range(40)]).batches
+    others = [batch.size for batch in batches if batch not in joined]
+    assert sorted(others) == [2**18 + 1, 2**19, 2**19]
+    many = [jax.ShapeDtypeStruct((2**18 - i,), jnp.float32) for i in range(40)]
+    many = trees.layout(jaxcomp.terngrad(), many).batches
     assert [batch.codec.segments.number for batch in many] == [13, 14, 13]
+
+    (batch,) = trees.layout(jaxcomp.top_k(), shapes).batches
+    assert batch.codec.segments.sizes == sizes
+    most = [jax.ShapeDtypeStruct((size,), jnp.float32) for size in (*sizes, 2**22)]
+    joined, dominant = trees.layout(jaxcomp.top_k(), most).batches
+    assert joined.codec.segments.sizes == sizes
+    assert (dominant.codec.segments, dominant.size) == (None, 2**22)
 
 
 @pytest.mark.parametrize("shares", [1, 3])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import jaxcomp
-from jaxcomp.layout import trees
+from jaxcomp.layout import batches as batches_
 from jaxcomp.numerics import noise
 
 ZERO = jnp.uint32(0)
@@ -46,7 +46,7 @@ def test_folding_is_ordered_and_injective():
 
 def own_key(step=0, batch=0, worker=0, seed=7):
     """The key of a worker's private noise, as `compressed_mean` derives it."""
-    return trees.batch_key(noise.fold(noise.raw(seed), step), batch, worker).own
+    return batches_.batch_key(noise.fold(noise.raw(seed), step), batch, worker).own
 
 
 def natural(key, size=SIZE):
@@ -168,6 +168,6 @@ def test_no_array_of_noise_exists():
 
 def test_noise_does_not_depend_on_other_leaves_before_it_in_another_batch():
     """Batches are numbered; each has a key of its own."""
-    keys = [trees.batch_key(noise.raw(0), number, 0) for number in range(3)]
+    keys = [batches_.batch_key(noise.raw(0), number, 0) for number in range(3)]
     assert len({tuple(np.asarray(key.own)) for key in keys}) == 3
     assert all(not np.array_equal(key.own, key.shared) for key in keys)

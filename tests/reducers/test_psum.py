@@ -12,7 +12,7 @@ from suite import label
 
 import jaxcomp
 from jaxcomp.codecs.quantizer import Quantizer
-from jaxcomp.layout import trees
+from jaxcomp.layout import batches as batches_, trees
 from jaxcomp.numerics import noise
 from jaxcomp.quantize import levels, rounding, scales, steps
 
@@ -75,7 +75,7 @@ def summed(codec, xs):
     """The decoded sum of the rows of all workers, and the step that they agreed on."""
 
     def run(x):
-        key = trees.batch_key(noise.raw(3), 0, 0)
+        key = batches_.batch_key(noise.raw(3), 0, 0)
         count = jnp.full(x.shape[0], x.shape[1], jnp.int32)
         agreed = codec.agree(key, x, count, (), "data")
         payload, _ = codec.encode(key, x, count, agreed)
