@@ -6,6 +6,7 @@ runs a function again without the operations that only declare a value as varyin
 are typed by the values that they are computed from.
 """
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ import jax
 from jax import lax
 from jax.extend import core as jex_core
 
-from jaxcomp.backend import axes
+from jaxcomp.backend import axes, xla
 from jaxcomp.types import Array
 
 _DECLARATIONS = ("pvary", "pcast")
@@ -58,6 +59,8 @@ def _apply(eqn: Any, given: list[Array]) -> list[Array]:
             again = jax.jit(lambda *xs: _run(params["jaxpr"], list(xs)), inline=params["inline"])
             with eqn.ctx.manager:
                 return again(*given)
+        if name == xla.SEPARATELY:
+            return _separate(params["traced"], params["lanes"])(*given)
         if name == "cond":
             params = {**params, "branches": _branches(params["branches"], given[1:])}
         elif _plain(params):
@@ -69,6 +72,11 @@ def _apply(eqn: Any, given: list[Array]) -> list[Array]:
     with eqn.ctx.manager:
         out = eqn.primitive.bind(*functions, *given, **params)
     return list(out) if eqn.primitive.multiple_results else [out]
+
+
+@functools.lru_cache(maxsize=1024)
+def _separate(traced: Any, lanes: int) -> Callable[..., list[Array]]:
+    return xla.compile_separately(lambda *xs: _run(traced, list(xs)), lanes)
 
 
 def _types(eqn: Any) -> list[Any]:

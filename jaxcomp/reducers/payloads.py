@@ -97,11 +97,7 @@ def decoder(batch: Any, payload: PyTree) -> Callable[..., Array]:
 @functools.lru_cache(maxsize=1024)
 def _encoder(codec: Any) -> Callable[..., Any]:
     """`codec.encode` as one function for equal batches of a program."""
-
-    def encode(*args: Any) -> Any:
-        return codec.encode(*args)
-
-    return jax.jit(encode)
+    return jax.jit(codec.encode)
 
 
 @functools.lru_cache(maxsize=1024)
