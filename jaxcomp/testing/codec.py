@@ -54,6 +54,7 @@ def check_codec(
     rows.assert_follows_first(codec)
     assert_handles_extremes(codec, x)
     rows.assert_handles_largest(codec, dtypes)
+    rows.assert_keeps_zeros(codec)
     assert_shows_nonfinite(codec, x)
     assert_sums(codec, x)
     assert_wire_bytes(codec, x)

@@ -76,6 +76,30 @@ def assert_handles_largest(codec: Codec, dtypes: tuple[str, ...] = ("float16", "
                     )
 
 
+def assert_keeps_zeros(codec: Codec) -> None:
+    """Checks that zeros among other elements decode to zeros, if the codec says so.
+
+    The padding of such a codec is not set to zero again after decoding.
+
+    Args:
+        codec: the codec.
+
+    Raises:
+        AssertionError: with the number of zeros that became something else.
+    """
+    if not codec.keeps_zeros:
+        return
+    for batch, x, count in _batches(codec, jnp.float16):
+        x = np.where(np.arange(x.shape[1]) % 3 == 1, x, 0)
+        _, y = _there_and_back(batch.codec, 0, x, count)
+        changed = np.sum((x == 0) & (np.asarray(y) != 0))
+        if changed:
+            raise AssertionError(
+                f"{codec!r} has keeps_zeros=True, but decodes {changed} of {np.sum(x == 0)} zeros "
+                "to other values"
+            )
+
+
 def _batches(codec: Codec, dtype: Any) -> Iterator[tuple[Any, np.ndarray, np.ndarray]]:
     """The batches of a few equal leaves, their rows, and how many elements of each are real."""
     drawn = np.random.default_rng(SEED).standard_normal((_ROWS, _SIZE))

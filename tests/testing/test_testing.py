@@ -100,6 +100,18 @@ class Offset(Half):
 
 
 @dataclasses.dataclass(frozen=True)
+class Lifted(Half):
+    """Zero does not stay zero beside other elements, and it says that it does."""
+
+    keeps_zeros = True
+
+    def decode(self, key, payload, like, side=None):
+        values = payload.values.astype(jnp.float32)
+        lift = jnp.abs(values).max(1, keepdims=True) / 256
+        return rounded(jnp.where(values == 0, lift, values), like.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
 class Unsummed(Half):
     """Its own sum is the mean."""
 
@@ -185,6 +197,7 @@ def test_a_good_codec_passes():
         (Moody(), "must give the same bits"),
         (Expanding(), "must be contractive"),
         (Offset(), "must decode zeros to zeros"),
+        (Lifted(), "has keeps_zeros=True, but decodes 129 of 129 zeros"),
         (Unsummed(), "must be the sum of decode"),
         (Placed(), "key.first"),
         (Misread(), "key.first"),
