@@ -37,6 +37,8 @@ class Codec(Interface, abstract=True):
         keeps_zeros: whether zeros always decode to zeros.
         joined_leaf: elements of the longest leaf that shares a bucket with others, where
             `segmented` allows it. A longer one is encoded in place, by a program for its size.
+        alone: the share of all elements from which on a leaf that is cut into buckets is encoded in
+            place, by a program of its own; larger for a codec whose program takes long to compile.
         segments: the segments of each bucket, where it has several leaves: `count` then is
             `int32[buckets, segments]`; None for one stretch of elements a bucket.
     """
@@ -51,6 +53,7 @@ class Codec(Interface, abstract=True):
     span = 0.0
     keeps_zeros = False
     joined_leaf: int = 2**18
+    alone: float = 1 / 12
     segments: Segments | None = None
 
     @interface.derived

@@ -71,6 +71,7 @@ class AdaptiveQuantizer(Codec):
     pooled: bool = False
     scale: Scale = L2()
     bucket_size: int | None = 512
+    alone = 1 / 2
     unbiased = True
 
     def __post_init__(self):

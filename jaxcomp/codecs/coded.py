@@ -128,6 +128,7 @@ class Coded(WrappedCodec):
     capacity: int | float | None = None
     memory: float | None = None
     law: str = "gaussian"
+    alone = 1 / 2
 
     def __post_init__(self):
         if not isinstance(self.codec, Quantizer):

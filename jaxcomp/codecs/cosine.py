@@ -43,6 +43,7 @@ class Cosine(WrappedCodec):
 
     codec: Codec
     chunk: int = 64
+    alone = 1 / 2
 
     def __post_init__(self):
         inner.check("codec", self.codec)

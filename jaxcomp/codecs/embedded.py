@@ -45,6 +45,7 @@ class Embedded(WrappedCodec):
     redundancy: int | float = 1.5
     block: int = 4096
     shared: bool = False
+    alone = 1 / 2
     contractive = False
     bits_per_element = None
     reorders = False

@@ -63,6 +63,7 @@ class Rotated(WrappedCodec, public=("rotate", "unrotate")):
     times: int = 1
     shared: bool = False
     unbiased_on_average: bool = False
+    alone = 1 / 2
 
     def __post_init__(self):
         inner.check("codec", self.codec, sums=self.shared)

@@ -33,6 +33,7 @@ class Staged(WrappedCodec):
     codec: Codec
     stages: int
     omega: float | None = None
+    alone = 1 / 2
     unbiased = True
     contractive = False
     reorders = False

@@ -19,7 +19,6 @@ Groups = Mapping[tuple[Codec, np.dtype, int], list[Piece]]
 """The leaves of each codec, dtype and bucket size."""
 
 _DIRECT_SIZE = 2**18
-_DIRECT_SHARE = 1 / 12
 _DOMINANT = 1 / 2
 """The share of all elements from which on a long leaf is not joined with others in any case."""
 
@@ -48,7 +47,7 @@ def batches(groups: Groups, shares: int, runs: int) -> list[Batch]:
 
 def _of_buckets(codec: Codec, dtype: np.dtype, size: int, pieces: Sequence[Piece]) -> list[Batch]:
     """The batches of buckets of one size."""
-    direct, rest = _split(pieces, size)
+    direct, rest = _split(pieces, size, codec.alone)
     tails = {piece.leaf for piece in rest}
     found = [Batch(codec, dtype, size, (p,), parted=p.leaf in tails) for p in direct]
     return [*found, Batch(codec, dtype, size, tuple(rest))] if rest else found
@@ -96,12 +95,12 @@ def even_runs(items: Sequence[Any], sizes: Sequence[int], count: int) -> list[li
     return list(runs.values())
 
 
-def _split(pieces: Sequence[Piece], size: int) -> tuple[list[Piece], list[Piece]]:
+def _split(pieces: Sequence[Piece], size: int, alone: float) -> tuple[list[Piece], list[Piece]]:
     """Pieces that are batches of their own, and the rest with the tails of those."""
     total = sum(piece.stop for piece in pieces)
     direct, rest = [], []
     for piece in pieces:
-        dominates = piece.stop >= max(_DIRECT_SIZE, _DIRECT_SHARE * total)
+        dominates = piece.stop >= max(_DIRECT_SIZE, alone * total)
         whole = piece.stop // size * size if dominates else 0
         if whole:
             direct.append(Piece(piece.leaf, 0, whole))

@@ -4,7 +4,7 @@ import concurrent.futures
 import functools
 import math
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,32 +12,57 @@ import jax.numpy as jnp
 from jaxcomp.base import Codec, Reducer
 from jaxcomp.layout import batches as batches_, trees
 from jaxcomp.layout.policy import Policy
-from jaxcomp.types import Batches, PyTree
+from jaxcomp.types import Array, Batches, PyTree
 from jaxcomp.wire import buffer
 
 
 def payload_like(batches: Batches) -> tuple[Any, ...]:
     """Shapes and dtypes of the payload of every batch, without computing any."""
-    return tuple(_payload_like(batch, jax.config.read("jax_enable_x64")) for batch in batches)
+    x64 = jax.config.read("jax_enable_x64")
+
+    def like(batch: Any) -> Any:
+        one = _payload_of_one(_Kind.of(batch), x64)
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((batch.buckets, *x.shape[1:]), x.dtype), one
+        )
+
+    return tuple(map(like, batches))
+
+
+class _Kind(NamedTuple):
+    """What the payload of a bucket depends on."""
+
+    codec: Codec
+    size: int
+    dtype: Any
+    segments: int | None
+
+    @classmethod
+    def of(cls, batch: Any) -> "_Kind":
+        segments = batch.segments
+        number = None if segments is None else segments.number
+        return cls(batch.codec, batch.size, batch.dtype, number)
+
+    def like(self, buckets: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((buckets, self.size), self.dtype)
+
+    def count(self, buckets: int) -> Array:
+        more = () if self.segments is None else (self.segments,)
+        return jnp.zeros((buckets, *more), jnp.int32)
 
 
 @functools.lru_cache(maxsize=4096)
-def _payload_like(batch: Any, x64: bool) -> Any:
-    """Cached: tracing an encoder is slow, and reducers are compared by their bytes many times."""
+def _payload_of_one(kind: _Kind, x64: bool) -> Any:
+    """Of one bucket, whatever their number: tracing an encoder is slow, and often asked for."""
     del x64  # The dtypes of the payload may depend on it.
 
     def encode():
         key = batches_.batch_key(jnp.zeros(2, jnp.uint32), 0, 0)
-        x = jnp.zeros((batch.buckets, batch.size), batch.dtype)
-        count = jnp.zeros(_count_shape(batch), jnp.int32)
-        return batch.codec.encode(key, x, count, batch.codec.init(batch.like))[0]
+        like = kind.like(1)
+        x = jnp.zeros(like.shape, like.dtype)
+        return kind.codec.encode(key, x, kind.count(1), kind.codec.init(like))[0]
 
     return jax.eval_shape(encode)
-
-
-def _count_shape(batch: Any) -> tuple[int, ...]:
-    segments = batch.segments
-    return (batch.buckets,) if segments is None else (batch.buckets, segments.number)
 
 
 def agreed_bytes(batches: Batches, workers: int) -> Fraction:
@@ -48,24 +73,30 @@ def agreed_bytes(batches: Batches, workers: int) -> Fraction:
     adaptive levels.
     """
     x64 = jax.config.read("jax_enable_x64")
-    return ring(sum(_agreed(batch, x64) for batch in batches), workers)
+
+    def agreed(batch: Any) -> int:
+        # The arrays are as long as there are buckets, or do not depend on their number.
+        one, two = (_agreed(_Kind.of(batch), buckets, x64) for buckets in (1, 2))
+        return one + (two - one) * (batch.buckets - 1)
+
+    return ring(sum(map(agreed, batches)), workers)
 
 
 @functools.lru_cache(maxsize=4096)
-def _agreed(batch: Any, x64: bool) -> int:
-    """The bytes of an all-reduce of what one batch agrees on."""
-    if not batch.codec.agrees:
+def _agreed(kind: _Kind, buckets: int, x64: bool) -> int:
+    """The bytes of an all-reduce of what so many buckets agree on."""
+    codec, like = kind.codec, kind.like(buckets)
+    if not codec.agrees:
         return 0
 
     def agree(x):
         key = batches_.batch_key(jnp.zeros(2, jnp.uint32), 0, 0)
-        count, state = jnp.zeros(_count_shape(batch), jnp.int32), batch.codec.init(batch.like)
-        after = batch.codec.agree(key, x, count, state, "agree")
-        summed = batch.codec.sided and batch.codec.linear
-        return state, batch.codec.side(after) if summed else after
+        state = codec.init(like)
+        after = codec.agree(key, x, kind.count(buckets), state, "agree")
+        return state, codec.side(after) if codec.sided and codec.linear else after
 
     def shapes():
-        rows = jax.ShapeDtypeStruct((1, *batch.like.shape), batch.dtype)
+        rows = jax.ShapeDtypeStruct((1, *like.shape), like.dtype)
         with jax.enable_x64(x64):
             return jax.eval_shape(jax.vmap(agree, axis_name="agree"), rows)
 

@@ -27,6 +27,6 @@ def test_few_frames_lie_between_the_update_and_the_first_arithmetic(monkeypatch)
     package = str(pathlib.Path(jaxcomp.__file__).parent)
     found = [[frame for frame in stack if frame.filename.startswith(package)] for stack in stacks]
     # Before it encodes the gradient, the plan asks for the shapes of payloads.
-    own = next(stack for stack in found if "_payload_like" not in [frame.name for frame in stack])
+    own = next(stack for stack in found if "_payload_of_one" not in [frame.name for frame in stack])
     assert own[0].name == "update_fn"
     assert len(own) + 1 <= 9, [f"{frame.name} in {frame.filename}" for frame in own]
