@@ -12,6 +12,7 @@ from jaxcomp.base import (
     Codec as Codec,
     Feedback as Feedback,
     Gate as Gate,
+    Period as Period,
     Reducer as Reducer,
 )
 from jaxcomp.feedback import (
@@ -149,12 +150,18 @@ from jaxcomp.transforms.freezing import (
 from jaxcomp.transforms.grafting import (
     graft as graft,
 )
+from jaxcomp.transforms.local_updates import (
+    local_updates as local_updates,
+)
 from jaxcomp.transforms.mean import (
     compressed_mean as compressed_mean,
     dense_leaves as dense_leaves,
 )
 from jaxcomp.transforms.pmean import (
     pmean as pmean,
+)
+from jaxcomp.transforms.rounds import (
+    local_round as local_round,
 )
 from jaxcomp.transforms.view import (
     view as view,

@@ -40,6 +40,24 @@ def voted(codec, rate):
     return jaxcomp.algorithms.signsgd(AXIS, learning_rate=rate, momentum=0.9, up=up)
 
 
+def rounds(make, **settings):
+    """A method of rounds of one step, whose inner optimizer is plain descent."""
+    return lambda codec, rate: make(codec, AXIS, inner=optax.sgd(rate), every=1, **settings)
+
+
+def sparseloco(codec, rate):
+    return jaxcomp.algorithms.sparseloco(AXIS, codec=codec, inner=optax.sgd(rate), every=1)
+
+
+def demo_sgd(codec, rate):
+    """DisTrO's variant, in squares of four; it brings its own codec."""
+    return jaxcomp.algorithms.demo_sgd(AXIS, learning_rate=rate, k=4, chunk=4, subtract="aggregate")
+
+
+def nesterov(rate, outer=0.7, momentum=0.9):
+    return optax.chain(optax.scale(rate), optax.sgd(outer, momentum, nesterov=True))
+
+
 METHODS = {
     "ef_sgd": (first(jaxcomp.algorithms.ef_sgd), TOP),
     "ef21": (first(jaxcomp.algorithms.ef21), TOP),
@@ -62,10 +80,25 @@ METHODS = {
     "dq_psgd": (first(jaxcomp.algorithms.dq_psgd, projection=ball), QSGD),
     "one_bit_adam": (first(jaxcomp.algorithms.one_bit_adam, freeze_step=2), SIGN),
     "zero_one_adam": (first(jaxcomp.algorithms.zero_one_adam, freeze_step=2), SIGN),
+    "local_sgd": (first(jaxcomp.algorithms.local_sgd, every=1), QSGD),
+    "post_local_sgd": (
+        first(jaxcomp.algorithms.post_local_sgd, synchronous=2, every=1),
+        SIGN,
+    ),
+    "adpsgd": (first(jaxcomp.algorithms.adpsgd, warmup=100, start=1), QSGD),
+    "fedpaq": (first(jaxcomp.algorithms.fedpaq, every=1), QSGD),
+    "diloco": (rounds(jaxcomp.algorithms.diloco), QSGD),
+    "streaming_diloco": (
+        rounds(jaxcomp.algorithms.streaming_diloco, fragments=1, delay=0, mix=0.0),
+        QSGD,
+    ),
+    "muloco": (rounds(jaxcomp.algorithms.muloco, learning_rate=RATE), SIGN),
+    "sparseloco": (sparseloco, TOP),
+    "demo_sgd": (demo_sgd, None),
     "signsgd": (voted, None),
 }
 """Name to what makes it of a codec and a rate, and a codec that suits it. LAG and EF-signSGD are
-settings of others."""
+settings of others; `genqsgd` has a number for each worker."""
 
 PARENTS = {
     "ef21_sgdm": lambda rate: optax.chain(optax.ema(0.5, debias=False), optax.sgd(rate)),
@@ -73,13 +106,16 @@ PARENTS = {
     "censored_heavy_ball": lambda rate: optax.sgd(rate, momentum=0.4),
     "qcmd_adagrad": lambda rate: jaxcomp.optimizers.prox_adagrad(rate, SPARSE),
     "qrda_adagrad": lambda rate: jaxcomp.optimizers.rda_adagrad(rate, SPARSE),
+    "diloco": nesterov,
+    "streaming_diloco": nesterov,
+    "muloco": lambda rate: nesterov(rate, 0.9, 0.8),
     "dq_psgd": lambda rate: optax.chain(optax.sgd(rate), jaxcomp.optimizers.projected(ball)),
 }
 """Of those that are not plain descent."""
 ROUNDS = {"neolithic": 2}
 """Steps to a round, between which a method stays where it is."""
-ALONE = ("signsgd", "one_bit_adam", "zero_one_adam")
-"""Votes have no identity; what the others come from is in `optimizers/test_optimizers.py`."""
+ALONE = ("signsgd", "demo_sgd", "one_bit_adam", "zero_one_adam")
+"""Votes and signs have no identity; of the others see `optimizers/test_optimizers.py`."""
 
 
 def build(name, codec=None, rate=RATE):

@@ -16,12 +16,28 @@ from jaxcomp.algorithms.composite import (
     qcmd_adagrad as qcmd_adagrad,
     qrda_adagrad as qrda_adagrad,
 )
+from jaxcomp.algorithms.diloco import (
+    demo_sgd as demo_sgd,
+    diloco as diloco,
+    muloco as muloco,
+    sparse_codes as sparse_codes,
+    sparseloco as sparseloco,
+    streaming_diloco as streaming_diloco,
+)
 from jaxcomp.algorithms.residuals import (
     double_squeeze as double_squeeze,
     ef_sgd as ef_sgd,
     ef_signsgd as ef_signsgd,
     neolithic as neolithic,
     signsgd as signsgd,
+)
+from jaxcomp.algorithms.rounds import (
+    adpsgd as adpsgd,
+    cpsgd as cpsgd,
+    fedpaq as fedpaq,
+    genqsgd as genqsgd,
+    local_sgd as local_sgd,
+    post_local_sgd as post_local_sgd,
 )
 from jaxcomp.algorithms.shifts import (
     cd_adam as cd_adam,

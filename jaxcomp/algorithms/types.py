@@ -5,11 +5,14 @@ from typing import Any
 
 import optax
 
-from jaxcomp.base import Reducer
+from jaxcomp.base import Codec, Reducer
 from jaxcomp.feedback import Link
+from jaxcomp.layout.policy import Policy
 
 Method = optax.GradientTransformationExtraArgs
 Rate = Any
 """A learning rate: a number, or an optax schedule."""
 Over = Callable[[Link], Reducer]
 """What makes a reducer of one link, such as `Gather` or `TwoShot`."""
+Mean = Codec | Policy | Link | Reducer
+"""What averages, as for `compressed_mean`."""

@@ -1,5 +1,6 @@
 """Feedback, which is the memory of a sender, and links, which join a codec and a feedback."""
 
+from jaxcomp.feedback.aggregated import Aggregated as Aggregated
 from jaxcomp.feedback.link import Link as Link, default as default
 from jaxcomp.feedback.momentum import (
     MomentumCorrection as MomentumCorrection,

@@ -11,4 +11,9 @@ from jaxcomp.gates.drawn import (
     Coin as Coin,
     SampledWorkers as SampledWorkers,
 )
+from jaxcomp.gates.periods import (
+    AdaptivePeriod as AdaptivePeriod,
+    Constant as Constant,
+    Scheduled as Scheduled,
+)
 from jaxcomp.gates.timed import Always as Always, Every as Every, Phase as Phase

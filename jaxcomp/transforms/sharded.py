@@ -202,6 +202,22 @@ def check_specs(param_specs: PyTree, axis_name: AxisName) -> None:
                 )
 
 
+def spread(param_specs: PyTree, tree: PyTree) -> PyTree:
+    """A spec for each leaf of a tree, from a prefix of such a tree.
+
+    Raises:
+        ValueError: if it is no prefix.
+    """
+    try:
+        whole = jax.tree.broadcast(param_specs, tree, is_leaf=_is_spec)
+    except ValueError as error:
+        raise ValueError(
+            "`param_specs` must be a tree of PartitionSpecs like the parameters, or a prefix of "
+            f"one: {error}"
+        ) from None
+    return jax.tree.map(_spec, whole, is_leaf=_is_spec)
+
+
 def _shards_here(axis_name: AxisName) -> Shards:
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or not _manual(mesh, axis_name):
@@ -300,14 +316,7 @@ def _alike(tree: PyTree, names: tuple[str, ...]) -> PyTree:
 
 def _cuts(tree: PyTree, param_specs: PyTree, axis_name: AxisName, shards: Shards) -> list[Cut]:
     flat, _ = jax.tree_util.tree_flatten_with_path(tree)
-    try:
-        whole = jax.tree.broadcast(param_specs, tree, is_leaf=_is_spec)
-    except ValueError as error:
-        raise ValueError(
-            "`param_specs` must be a tree of PartitionSpecs like the parameters, or a prefix of "
-            f"one: {error}"
-        ) from None
-    specs = map(_spec, jax.tree.leaves(whole, is_leaf=_is_spec))
+    specs = jax.tree.leaves(spread(param_specs, tree), is_leaf=_is_spec)
     return [
         _cut(trees.path_name(path), jnp.shape(leaf), spec, shards)
         for (path, leaf), spec in zip(flat, specs, strict=True)

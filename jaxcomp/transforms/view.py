@@ -32,8 +32,8 @@ def view(params: PyTree, state: PyTree) -> PyTree:
 
     They are `params` plus every offset in the state; without an offset, `params`. With MCM they are
     the compressed model that the workers received, with DGD-DEF the point that exact descent would
-    have reached, and with local steps the worker's own model. Use it inside the mapped function:
-    `jax.grad(loss)(jaxcomp.local(jaxcomp.view(params, state), "data"), batch)`.
+    have reached, and with `local_updates` the worker's own model. Use it inside the mapped
+    function: `jax.grad(loss)(jaxcomp.local(jaxcomp.view(params, state), "data"), batch)`.
 
     Args:
         params: the centre.
@@ -51,6 +51,12 @@ def view(params: PyTree, state: PyTree) -> PyTree:
     """
     nodes = jax.tree.leaves(state, is_leaf=_displaces)
     for node in filter(_displaces, nodes):
+        if hasattr(node, "here"):
+            own = node.here(params)
+            params = jax.tree.map(
+                lambda p, own: p if own is None else own, params, own, is_leaf=lambda x: x is None
+            )
+            continue
         offset = node.offset.own() if per_worker.is_per_worker(node.offset) else node.offset
         params = jax.tree.map(lambda p, by: p + by.astype(p.dtype), params, offset)
     return params

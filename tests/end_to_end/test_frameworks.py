@@ -1,4 +1,4 @@
-"""The programs of `docs/frameworks.md` run unchanged."""
+"""The programs of `docs/frameworks.md` and `docs/local.md` run unchanged."""
 
 import re
 
@@ -104,3 +104,14 @@ def test_haiku(traces):
     check_state((names["params"], names["stats"], names["state"]), names["mesh"])
     counters = [x for x in jax.tree.leaves(names["stats"]) if x.dtype == np.int32]
     assert [int(x) for x in counters] == [30, 30]
+
+
+def test_local_steps():
+    """One step is taken, and no exchange is due."""
+    page = (ROOT / "docs" / "local.md").read_text()
+    (program,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    names: dict = {}
+    exec(program, names)
+    assert int(names["state"].taken) == int(names["state"].waited) == 1
+    np.testing.assert_array_equal(names["params"]["w"], np.ones((64, 64)))
+    assert np.isfinite(names["loss"])

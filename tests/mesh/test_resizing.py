@@ -83,6 +83,9 @@ COMPOSITIONS = {
     "accumulated": lambda: jaxcomp.accumulate(optax.chain(mean(SIGN), optax.adam(0.1)), 4, AXIS),
     "skipping": lambda: jaxcomp.skip_nonfinite(optax.chain(mean(SIGN), optax.sgd(0.1))),
     "displaced": lambda: jaxcomp.algorithms.displaced_mean(SIGN, AXIS, learning_rate=0.1),
+    "local steps": lambda: jaxcomp.local_updates(
+        optax.adam(0.1), optax.sgd(0.7), AXIS, every=2, reducer=RESIDUAL, keep_inner=False
+    ),
     "own models": lambda: jaxcomp.algorithms.preserved_center(QSGD, AXIS, step=0.02, own=True),
 }
 METHOD = {f"{name} in buckets": lambda name=name: bucketed(name) for name in METHODS}

@@ -87,6 +87,21 @@ CASES = {
             )
         )
     ),
+    "local updates": Case(
+        jaxcomp.local_updates(  # Adam's own products and sums round otherwise under `vmap`.
+            optax.sgd(0.1, 0.9),
+            optax.sgd(0.7, 0.9, nesterov=True),
+            "data",
+            every=2,
+            reducer=jaxcomp.Gather(RESIDUAL),
+            key=5,
+        )
+    ),
+    "streamed": Case(
+        jaxcomp.local_updates(
+            optax.sgd(0.1, 0.9), None, "data", every=4, fragments=2, delay=1, mix=0.5, key=5
+        )
+    ),
     "hierarchy": Case(
         mean(
             jaxcomp.Hierarchical(jaxcomp.Dense(), jaxcomp.TwoShot(RESIDUAL, RESIDUAL)),

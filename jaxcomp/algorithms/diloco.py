@@ -1,0 +1,347 @@
+"""DiLoCo and its relatives: local steps of a strong optimizer, and a momentum between rounds."""
+
+from typing import Any
+
+import optax
+
+from jaxcomp import checks
+from jaxcomp.algorithms.types import Mean, Method, Rate
+from jaxcomp.base import Codec
+from jaxcomp.codecs.quantizer import Quantizer
+from jaxcomp.feedback import Aggregated, Link, Residual
+from jaxcomp.layout.policy import Policy
+from jaxcomp.misuse.callers import whole
+from jaxcomp.quantize import rounding, scales
+from jaxcomp.quantize.tables import Geometric
+from jaxcomp.recipes.sparsifiers import demo, top_k
+from jaxcomp.reducers.gather import Gather
+from jaxcomp.transforms.fragments import Fragments
+from jaxcomp.transforms.local_updates import local_updates
+from jaxcomp.transforms.mean import compressed_mean
+from jaxcomp.types import AxisName, PyTree
+
+Inner = optax.GradientTransformation
+
+
+def _adamw() -> Inner:
+    return optax.adamw(4e-4, 0.9, 0.95, weight_decay=0.1)
+
+
+@whole
+def diloco(
+    codec: Mean,
+    axis_name: AxisName,
+    *,
+    every: int,
+    inner: Inner | None = None,
+    learning_rate: Rate = 0.7,
+    momentum: float = 0.9,
+    key: Any = 0,
+    param_specs: PyTree | None = None,
+) -> Method:
+    """DiLoCo: rounds of AdamW, and Nesterov momentum on the mean of what the workers have moved.
+
+    `Δ̄ = mean(φ − θᵢ)`, `v ← Δ̄ + β v`, `φ ← φ − η (Δ̄ + β v)`, `θᵢ ← φ`.
+
+    Args:
+        codec: the codec of the pseudo-gradients, or a reducer; the paper's is `jaxcomp.Dense()`.
+        axis_name: the mapped axis of the workers.
+        every: the steps of a round, 30 to 500.
+        inner: the optimizer of the local steps, whose state is kept; None for
+            `optax.adamw(4e-4, 0.9, 0.95, weight_decay=0.1)`.
+        learning_rate: `η`, a number or an optax schedule of the rounds.
+        momentum: `β`.
+        key: a seed or key, the same on all workers.
+        param_specs: how the parameters are sharded, as for `compressed_mean`.
+
+    Raises:
+        ValueError: for a number of steps that is not positive.
+
+    Example:
+        >>> import jaxcomp
+        >>> tx = jaxcomp.algorithms.diloco(jaxcomp.qsgd_inf(bits=4), "data", every=30)
+
+    References:
+        Douillard et al., `DiLoCo: distributed low-communication training of language models
+        <https://arxiv.org/abs/2311.08105>`_, 2023.
+
+    Note:
+        Guarantee: none is published. Take the loss at `jaxcomp.view(params, state)`. The constants
+        of AdamW are those of the open reproduction (OpenDiLoCo).
+    """
+    return local_updates(
+        _adamw() if inner is None else inner,
+        optax.sgd(learning_rate, momentum, nesterov=True),
+        axis_name,
+        every=every,
+        reducer=codec,
+        key=key,
+        param_specs=param_specs,
+    )
+
+
+@whole
+def streaming_diloco(
+    codec: Mean,
+    axis_name: AxisName,
+    *,
+    every: int = 100,
+    fragments: Fragments = 4,
+    delay: int = 5,
+    mix: float = 0.5,
+    inner: Inner | None = None,
+    learning_rate: Rate = 0.7,
+    momentum: float = 0.9,
+    key: Any = 0,
+    param_specs: PyTree | None = None,
+) -> Method:
+    """Streaming DiLoCo: fragments of the model in turn, with a delay in which training goes on.
+
+    Fragment `p` of `P` is taken `τ` steps before step `(p + 1) · every / P` of a round, and there
+    moves the centre; then `θᵢ ← α θᵢ + (1 − α) φ` for its leaves.
+
+    Args:
+        codec: the codec of the pseudo-gradients; the paper's four bits, a sign and three bits of
+            exponent, are `jaxcomp.natural_dithering(bits=4)`.
+        axis_name: the mapped axis of the workers.
+        every: the steps of a round, a multiple of the fragments.
+        fragments: `P`, or a function from parameters to a tree of numbers, such as
+            `jaxcomp.transforms.fragments.strided(4)`.
+        delay: `τ`, below `every / P`.
+        mix: `α`.
+        inner: the optimizer of the local steps; None as for `diloco`.
+        learning_rate: `η`, a number or an optax schedule of the rounds.
+        momentum: `β`.
+        key: a seed or key, the same on all workers.
+        param_specs: how the parameters are sharded, as for `compressed_mean`.
+
+    Raises:
+        ValueError: for fragments that do not divide a round, or a delay that is too long.
+
+    Example:
+        >>> import jaxcomp
+        >>> codec = jaxcomp.natural_dithering(bits=4)
+        >>> tx = jaxcomp.algorithms.streaming_diloco(codec, "data", every=100, fragments=4)
+
+    References:
+        Douillard et al., `Streaming DiLoCo with overlapping communication: towards a distributed
+        free lunch <https://arxiv.org/abs/2501.18512>`_, 2025.
+
+    Note:
+        Guarantee: none is published. The paper rounds to the nearest code, this one at random
+        without bias, with a scale for 512 elements. `every=100` and `mix=0.5` are from memory of
+        the paper. An exchange within one jitted step hides nothing by itself; the compiler may
+        schedule it beside other work of that step only.
+    """
+    return local_updates(
+        _adamw() if inner is None else inner,
+        optax.sgd(learning_rate, momentum, nesterov=True),
+        axis_name,
+        every=every,
+        reducer=codec,
+        fragments=fragments,
+        delay=delay,
+        mix=mix,
+        key=key,
+        param_specs=param_specs,
+    )
+
+
+@whole
+def muloco(
+    codec: Codec | Policy,
+    axis_name: AxisName,
+    *,
+    learning_rate: Rate,
+    every: int = 30,
+    outer_rate: Rate = 0.9,
+    momentum: float = 0.8,
+    decay: float = 0.9,
+    inner: Inner | None = None,
+    key: Any = 0,
+    param_specs: PyTree | None = None,
+) -> Method:
+    """MuLoCo: DiLoCo with Muon as the inner optimizer, and a decaying residual of a few bits.
+
+    `e ← 0.9 e + Δᵢ`, send `c = Q(e)`, `e ← e − c`.
+
+    Args:
+        codec: `Q`, of 2 to 8 bits, such as `jaxcomp.blockwise(bits=2)`.
+        axis_name: the mapped axis of the workers.
+        learning_rate: that of Muon; of AdamW for what is no matrix, too.
+        every: the steps of a round.
+        outer_rate: `η`, a number or an optax schedule of the rounds.
+        momentum: `β`.
+        decay: of the residual.
+        inner: the optimizer of the local steps; None for `optax.contrib.muon`, which takes every
+            matrix for a hidden layer: exclude embeddings and heads with its
+            `muon_weight_dimension_numbers`.
+        key: a seed or key, the same on all workers.
+        param_specs: how the parameters are sharded, as for `compressed_mean`.
+
+    Raises:
+        ValueError: for a codec whose residual would grow.
+
+    Example:
+        >>> import jaxcomp
+        >>> tx = jaxcomp.algorithms.muloco(jaxcomp.blockwise(bits=2), "data", learning_rate=0.02)
+
+    References:
+        Thérien et al., `MuLoCo: Muon is a practical inner optimizer for DiLoCo
+        <https://arxiv.org/abs/2505.23725>`_, 2025.
+
+    Note:
+        Guarantee: none is published. Norms and biases are sent dense. The published code multiplies
+        by the outer rate twice; this does not.
+    """
+    return local_updates(
+        optax.contrib.muon(learning_rate, beta=0.9) if inner is None else inner,
+        optax.sgd(outer_rate, momentum, nesterov=True),
+        axis_name,
+        every=every,
+        reducer=Link(codec, Residual(decay)),
+        key=key,
+        param_specs=param_specs,
+    )
+
+
+def sparse_codes(k: int = 128, block: int = 8192) -> Codec:
+    """The codec of SparseLoCo: the `k` largest elements of each block, in two bits each.
+
+    A sign and one of two magnitudes, of which one is twice the other; the step of a block is the
+    one of smallest error, in 32 bits, and places are Elias–Fano codes.
+
+    Args:
+        k: the number of elements; the paper's 64 of 4,096 are the same share.
+        block: the elements of a block.
+
+    Raises:
+        ValueError: for more elements than a block has, or sizes that are not positive.
+
+    Example:
+        >>> import jax.numpy as jnp, jaxcomp
+        >>> like = jnp.zeros((1024, 4096))
+        >>> round(8 * jaxcomp.wire_bytes(sparse_codes(), like) / like.size, 4)
+        0.1602
+    """
+    checks.integer("block", block, 2)
+    checks.integer("k", k, 1, block)
+    values = Quantizer(
+        levels=Geometric(positive=2, per_octave=1),
+        scale=scales.RootMeanSquare(times=1.15),
+        rounding=rounding.Nearest(),
+        bucket_size=k,
+        fit="least_squares",
+    )
+    return top_k(k / block, block, values=values)
+
+
+@whole
+def sparseloco(
+    axis_name: AxisName,
+    *,
+    inner: Inner | None = None,
+    every: int = 30,
+    codec: Codec | Policy | None = None,
+    learning_rate: Rate = 1.0,
+    decay: float = 0.95,
+    over: str = "workers",
+    key: Any = 0,
+    param_specs: PyTree | None = None,
+) -> Method:
+    """SparseLoCo: the largest elements of a decaying sum of pseudo-gradients, in two bits each.
+
+    `e ← 0.95 e + Δᵢ`, send `c = Q(top-k(e))`, `e ← e − c`, `φ ← φ − η mean c`.
+
+    Args:
+        axis_name: the mapped axis of the workers.
+        inner: the optimizer of the local steps; None as for `diloco`.
+        every: the steps of a round.
+        codec: `Q ∘ top-k`; None for `jaxcomp.algorithms.sparse_codes()`, 128 of 8,192 elements.
+        learning_rate: `η`, a number or an optax schedule of the rounds.
+        decay: of the residual, which replaces the outer momentum.
+        over: "workers" divides by their number (the paper), "senders" by the number of workers that
+            sent an element (the authors' code).
+        key: a seed or key, the same on all workers.
+        param_specs: how the parameters are sharded, as for `compressed_mean`.
+
+    Raises:
+        ValueError: for a codec whose residual would grow.
+
+    Example:
+        >>> import jaxcomp
+        >>> tx = jaxcomp.algorithms.sparseloco("data", every=30)
+
+    References:
+        Sarfi et al., `Communication efficient LLM pre-training with SparseLoCo
+        <https://arxiv.org/abs/2508.15706>`_, 2025.
+
+    Note:
+        Guarantee: none is published. The paper has `e ← 0.95 e + η Δ`, which is the same for a
+        constant `η`. The authors' two bits index a table of quantiles; here two
+        magnitudes.
+    """
+    link = Link(sparse_codes() if codec is None else codec, Residual(decay))
+    return local_updates(
+        _adamw() if inner is None else inner,
+        optax.sgd(learning_rate),
+        axis_name,
+        every=every,
+        reducer=Gather(link, over=over),
+        key=key,
+        param_specs=param_specs,
+    )
+
+
+@whole
+def demo_sgd(
+    axis_name: AxisName,
+    *,
+    learning_rate: Rate,
+    k: int = 32,
+    chunk: int = 64,
+    decay: float = 0.999,
+    subtract: str = "own",
+    key: Any = 0,
+    param_specs: PyTree | None = None,
+) -> Method:
+    """DeMo: each worker sends the fast components of its own momentum, and keeps the slow ones.
+
+    `m ← 0.999 m + g`, `c` the `k` largest of its cosine transform, `x ← x − γ sign(mean c)`; then
+    `m ← m − c` (DeMo) or `m ← m − mean c` (DisTrO).
+
+    Args:
+        axis_name: the mapped axis of the workers.
+        learning_rate: `γ`, a number or an optax schedule.
+        k: the coefficients that are sent of each square.
+        chunk: the side of a square.
+        decay: of the momentum.
+        subtract: "own" subtracts what this worker has sent (DeMo), "aggregate" the mean of what all
+            have sent (DisTrO).
+        key: a seed or key, the same on all workers.
+        param_specs: how the parameters are sharded, as for `compressed_mean`.
+
+    Raises:
+        ValueError: for coefficients or a decay out of range, or another subtraction.
+
+    Example:
+        >>> import jaxcomp
+        >>> tx = jaxcomp.algorithms.demo_sgd("data", learning_rate=1e-3)
+
+    References:
+        Peng et al., `DeMo: decoupled momentum optimization <https://arxiv.org/abs/2411.19870>`_,
+        2024; the code of DisTrO, Nous Research, 2024.
+
+    Note:
+        Guarantee: none is published. The mean of a coefficient is over the workers that sent it.
+        The momentum holds `g`, the paper's `γ g`, which is the same for a constant `γ`.
+    """
+    checks.choice("subtract", subtract, ("own", "aggregate"))
+    feedback = Residual(decay) if subtract == "own" else Aggregated(Residual(decay))
+    mean = compressed_mean(
+        Gather(Link(demo(k, chunk), feedback), over="senders"),
+        axis_name,
+        key=key,
+        param_specs=param_specs,
+    )
+    return optax.chain(mean, optax.scale_by_sign(), optax.scale_by_learning_rate(learning_rate))

@@ -1,0 +1,183 @@
+"""How many local steps a round has: a constant, a schedule, or what the models' variance allows."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from jaxcomp import checks
+from jaxcomp.base import Period
+from jaxcomp.types import Array, PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Constant(Period):
+    """Every round has `k` steps.
+
+    Args:
+        k: the number of steps.
+
+    Raises:
+        ValueError: if `k` is not a positive integer.
+
+    Example:
+        >>> Constant(30).steps((), 0)
+        Array(30, dtype=int32)
+    """
+
+    k: int
+
+    def __post_init__(self):
+        checks.integer("every", self.k, 1, 2**31 - 1)
+
+    def steps(self, state: PyTree, taken: Array) -> Array:
+        return jnp.asarray(self.k, jnp.int32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scheduled(Period):
+    """The number of steps follows from the number of steps before the round.
+
+    Args:
+        schedule: a function from an int32 scalar to a number of steps, such as
+            `optax.piecewise_constant_schedule(1, {1000: 16})`. The result is rounded to the nearest
+            integer, and is at least one.
+
+    Raises:
+        ValueError: if it is not a function.
+
+    Example:
+        >>> period = Scheduled(lambda taken: jnp.where(taken < 100, 1, 16))
+        >>> period.steps((), 100)
+        Array(16, dtype=int32)
+    """
+
+    schedule: Callable[[Array], Any]
+
+    def __post_init__(self):
+        if not callable(self.schedule):
+            raise ValueError(
+                "`schedule` must be a function from the number of steps taken to the steps of a "
+                f"round, got {self.schedule!r}; a constant is every=16"
+            )
+
+    def steps(self, state: PyTree, taken: Array) -> Array:
+        wanted = jnp.asarray(self.schedule(taken))
+        return jnp.maximum(jnp.round(wanted).astype(jnp.int32), 1)
+
+
+class AdaptiveState(NamedTuple):
+    """State of `AdaptivePeriod`.
+
+    Attributes:
+        steps: the number of steps of the current round.
+        rounds: the number of rounds so far.
+        level: the mean of variance over learning rate in the rounds of the warm-up.
+    """
+
+    steps: Array
+    rounds: Array
+    level: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaptivePeriod(Period):
+    """ADPSGD: rounds as long as the variance of the models is proportional to the learning rate.
+
+    With `S` the variance of the workers' models before an exchange and `γ` the learning rate, the
+    first `warmup` rounds have `start` steps and find `C`, the mean of `S/γ`. After that a round is
+    one step longer if `S < low·γ·C`, and one shorter if `S > high·γ·C`.
+
+    Args:
+        learning_rate: `γ` of the local steps: a number, or a schedule of the number of steps.
+        warmup: the number of rounds of the warm-up, at least one.
+        start: the steps of a round in the warm-up.
+        low: the lower threshold.
+        high: the upper threshold.
+        longest: the largest number of steps of a round; None for no limit.
+
+    Raises:
+        ValueError: for settings out of range.
+
+    Example:
+        >>> import jaxcomp, optax
+        >>> period = AdaptivePeriod(learning_rate=0.1, warmup=50)
+        >>> tx = jaxcomp.local_updates(optax.sgd(0.1), None, "data", every=period)
+
+    References:
+        Jiang and Agrawal, `Adaptive periodic averaging: a practical approach to reducing
+        communication in distributed learning <https://arxiv.org/abs/2007.06134>`_, 2020.
+
+    Note:
+        The paper's warm-up is the first quarter of all rounds, with four steps each; these
+        constants are from memory of the paper, not from its text.
+    """
+
+    learning_rate: Any
+    warmup: int
+    start: int = 4
+    low: float = 0.7
+    high: float = 1.3
+    longest: int | None = None
+
+    measures = True
+
+    def __post_init__(self):
+        if not callable(self.learning_rate):
+            checks.number("learning_rate", self.learning_rate, 0.0)
+        checks.integer("warmup", self.warmup, 1)
+        checks.integer("start", self.start, 1)
+        if self.longest is not None:
+            checks.integer("longest", self.longest, self.start)
+        if not 0 < self.low <= self.high:
+            raise ValueError(
+                f"`low` must be positive and at most high={self.high}, got {self.low}; the paper "
+                "has low=0.7, high=1.3"
+            )
+
+    def init(self) -> AdaptiveState:
+        zero = jnp.zeros((), jnp.int32)
+        return AdaptiveState(jnp.asarray(self.start, jnp.int32), zero, jnp.zeros((), jnp.float32))
+
+    def steps(self, state: AdaptiveState, taken: Array) -> Array:
+        return state.steps
+
+    def after(self, state: AdaptiveState, taken: Array, variance: Array | None) -> AdaptiveState:
+        assert variance is not None
+        rate = self.learning_rate(taken) if callable(self.learning_rate) else self.learning_rate
+        rate = jnp.asarray(rate, jnp.float32)
+        warm = state.rounds < self.warmup
+        # A learning rate of zero leaves no variance to compare with.
+        seen = jnp.where(rate > 0, variance / jnp.where(rate > 0, rate, 1), state.level)
+        level = state.level + (seen - state.level) / (state.rounds + 1).astype(jnp.float32)
+        wanted = rate * state.level
+        change = jnp.where(variance < self.low * wanted, 1, 0)
+        change = jnp.where(variance > self.high * wanted, -1, change)
+        steps = jnp.maximum(state.steps + change, 1)
+        if self.longest is not None:
+            steps = jnp.minimum(steps, self.longest)
+        return AdaptiveState(
+            steps=jnp.where(warm, state.steps, steps),
+            rounds=jnp.minimum(state.rounds, 2**31 - 2) + 1,
+            level=jnp.where(warm, level, state.level),
+        )
+
+
+def period(every: Any) -> Period:
+    """The period for a user's argument: a `Period`, a number of steps, or a schedule of them.
+
+    Raises:
+        ValueError: for anything else, or a number that is not positive.
+    """
+    if isinstance(every, Period):
+        return every
+    if callable(every) and not isinstance(every, type):
+        return Scheduled(every)
+    if isinstance(every, bool) or not isinstance(every, int):
+        raise ValueError(
+            "`every` must be a positive integer, a schedule such as "
+            "optax.piecewise_constant_schedule(1, {1000: 16}), or a period such as "
+            f"jaxcomp.gates.AdaptivePeriod, got {every!r}"
+        )
+    return Constant(every)

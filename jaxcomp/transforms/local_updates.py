@@ -1,0 +1,244 @@
+"""Local updates: workers train alone for a round of steps, and exchange how far they have moved."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxcomp import checks
+from jaxcomp.backend import axes, conditional
+from jaxcomp.base import Codec, Gate, Period, Reducer
+from jaxcomp.feedback import Link
+from jaxcomp.gates.periods import period as as_period
+from jaxcomp.layout.policy import Policy
+from jaxcomp.mesh.per_worker import PerWorker
+from jaxcomp.misuse import callers
+from jaxcomp.numerics import noise, summing
+from jaxcomp.reducers.dense import Dense
+from jaxcomp.transforms import fragments as fragments_, local_steps as steps_
+from jaxcomp.transforms.local_steps import FragmentState, LocalUpdatesState, Setup
+from jaxcomp.transforms.mean import compressed_mean
+from jaxcomp.types import Array, AxisName, PyTree
+
+
+def local_updates(
+    inner: optax.GradientTransformation,
+    outer: optax.GradientTransformation | None,
+    axis_name: AxisName,
+    *,
+    every: "int | Period | Callable[[Array], Any]",
+    reducer: "Codec | Policy | Link | Reducer" = Dense(),
+    keep_inner: bool = True,
+    local_steps: Sequence[int] | None = None,
+    synchronous: int = 0,
+    fragments: fragments_.Fragments = 1,
+    delay: int = 0,
+    mix: float = 0.0,
+    gate: Gate | None = None,
+    key: Any = 0,
+    guard: bool = True,
+    param_specs: PyTree | None = None,
+    stats: bool = False,
+) -> optax.GradientTransformationExtraArgs:
+    """Workers take steps of their own, and exchange the sum of a round's steps, not gradients.
+
+    With `φ` the centre (`params`, the same on all workers) and `θᵢ` a worker's own parameters,
+    each step is `θᵢ ← θᵢ + inner(gᵢ)`; at the end of a round of `every` steps the outer optimizer
+    steps `φ` by the mean of the pseudo-gradients `Δᵢ = φ − θᵢ`, and `θᵢ ← φ`. In all other steps
+    the update is zero and no collective runs.
+
+    Take gradients at the worker's own parameters: `jaxcomp.view(params, state)`. Evaluate and save
+    `params`. The mean is that of `compressed_mean`, with its links, feedback, gates and defaults;
+    the bytes of a round are `jaxcomp.wire_bytes(reducer, params)`. Nothing that turns or scales
+    updates may follow in a chain, because this includes both optimizers.
+
+    A round may also run as one program: `jaxcomp.local_round`. In a step that is known to end a
+    round, or not to, `tx.update(..., exchange=True)`, or False, leaves out the conditional, so
+    that a program of local steps contains no collective; it must be a Python bool.
+
+    Args:
+        inner: the optimizer of the local steps, such as `optax.adamw(4e-4)`.
+        outer: the optimizer of the centre, such as `optax.sgd(0.7, 0.9, nesterov=True)`; None for
+            plain averaging, `φ ← φ − mean Δ`.
+        axis_name: the mapped axis of the workers, or a tuple of them.
+        every: the steps of a round: a number; a schedule of the number of steps taken; or a
+            `Period`, such as `jaxcomp.gates.AdaptivePeriod`.
+        reducer: the mean of the pseudo-gradients: a codec, policy, link or reducer, as for
+            `compressed_mean`.
+        keep_inner: whether the inner optimizer's state is kept after an exchange (DiLoCo); False
+            begins every round with a new one (FedPAQ).
+        local_steps: for each worker, how many of a round's steps it takes (`GenQSGD`); it leaves
+            out the last ones. None for all of them.
+        synchronous: the number of first steps in which workers average gradients, dense, before
+            the inner optimizer sees them, as without this transformation (post-local SGD). Costs
+            another state of the inner optimizer.
+        fragments: the number of parts of about equal bytes in which the model is exchanged, one
+            after another, evenly over the round (streaming DiLoCo); or a function from parameters
+            to a tree of numbers, such as `jaxcomp.transforms.fragments.strided(4)`.
+        delay: `τ`, how many steps after it was taken a pseudo-gradient moves the centre. With
+            `mix=0` the steps in between are lost to the worker.
+        mix: `α`, the share of its own parameters with which a worker goes on after an exchange:
+            `θᵢ ← α θᵢ + (1 − α) φ`.
+        gate: decides which workers take part in an exchange, as for `compressed_mean`.
+        key: a seed or key, the same on all workers.
+        guard: as for `compressed_mean`; also, a worker leaves out a step of its own that is not
+            finite (`state.skipped` counts them).
+        param_specs: as for `compressed_mean`.
+        stats: as for `compressed_mean`, for the last exchange.
+
+    Returns:
+        An optax transformation; its state is a `LocalUpdatesState`.
+
+    Raises:
+        ValueError: on construction, for arguments of the wrong kind; fragments or a delay without a
+            constant number of steps, a number of steps that the fragments do not divide, or a delay
+            as long as the time between two fragments; on use, without `params`, outside of a
+            mapped axis, or if `local_steps` is not a number for each worker.
+
+    Example:
+        >>> import jaxcomp, optax
+        >>> tx = local_updates(
+        ...     optax.adamw(4e-4),
+        ...     optax.sgd(0.7, momentum=0.9, nesterov=True),
+        ...     "data",
+        ...     every=30,
+        ...     reducer=jaxcomp.qsgd_inf(bits=4),
+        ... )
+
+    References:
+        Stich, `Local SGD converges fast and communicates little
+        <https://arxiv.org/abs/1805.09767>`_, 2019; Douillard et al., `DiLoCo: distributed
+        low-communication training of language models <https://arxiv.org/abs/2311.08105>`_, 2023.
+
+    Note:
+        Inner momentum and counters stay on their worker, as in DiLoCo; `keep_inner=False` begins
+        anew. Parameters that a loss does not use still move by the inner optimizer's weight decay.
+    """
+    setup = _checked(
+        Setup(
+            inner=_transformation("inner", inner),
+            outer=optax.sgd(1.0) if outer is None else _transformation("outer", outer),
+            axis_name=axis_name,
+            period=as_period(every),
+            reducer=reducer,
+            keep_inner=keep_inner,
+            local_steps=None if local_steps is None else tuple(local_steps),
+            synchronous=synchronous,
+            fragments=fragments,
+            delay=delay,
+            mix=mix,
+            settings={"gate": gate, "guard": guard, "stats": stats},
+            seed=noise.words(key),
+            param_specs=param_specs,
+        )
+    )
+
+    def init_fn(params: PyTree) -> Any:
+        callers.check_wrappers()
+        return _init(setup, params)
+
+    def update_fn(
+        updates: PyTree,
+        state: Any,
+        params: PyTree | None = None,
+        *,
+        exchange: bool | None = None,
+        **extra: Any,
+    ) -> tuple[PyTree, Any]:
+        callers.check_wrappers()
+        return _update(setup, updates, state, params, exchange, extra)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _update(
+    setup: Setup,
+    updates: PyTree,
+    state: Any,
+    params: PyTree | None,
+    exchange: bool | None,
+    extra: dict[str, Any],
+) -> tuple[PyTree, Any]:
+    axis_name = setup.axis_name
+    axes.require(axis_name)
+    if params is None:
+        raise ValueError(
+            "`params` must be given to the update, which moves them at the end of a round, got "
+            "None: use tx.update(grads, state, params)"
+        )
+    if not isinstance(state, LocalUpdatesState):
+        raise ValueError(
+            "`state` must be a LocalUpdatesState made by this transformation, got "
+            f"{type(state).__name__}. Make it with jaxcomp.init_state(tx, params, mesh, "
+            f"{axis_name!r})"
+        )
+    if exchange is not None and not isinstance(exchange, bool):
+        raise ValueError(
+            f"`exchange` must be True, False or None, known when the step is traced, got "
+            f"{exchange!r}; None decides while it runs"
+        )
+
+    def alone(updates: PyTree, state: Any, params: PyTree) -> tuple[PyTree, Any]:
+        state = steps_.alone(setup, updates, state, params, extra)
+        return steps_.exchanged(setup, state, params, exchange)
+
+    if not setup.synchronous:
+        return alone(updates, state, params)
+
+    def together(updates: PyTree, state: Any, params: PyTree) -> tuple[PyTree, Any]:
+        return steps_.together(setup, updates, state, params, extra)
+
+    early = conditional.uniform(state.taken < setup.synchronous, axis_name)
+    return conditional.either(early, together, alone, updates, state, params)
+
+
+def _transformation(name: str, tx: Any) -> optax.GradientTransformationExtraArgs:
+    if not isinstance(tx, optax.GradientTransformation):
+        raise ValueError(
+            f"`{name}` must be an optax transformation, such as optax.sgd(0.1), got {tx!r}"
+        )
+    return optax.with_extra_args_support(tx)
+
+
+def _checked(setup: Setup) -> Setup:
+    checks.integer("synchronous", setup.synchronous, 0)
+    checks.integer("delay", setup.delay, 0)
+    checks.number("mix", setup.mix, 0.0, 1.0)
+    for steps in setup.local_steps or ():
+        checks.integer("local_steps", steps, 1)
+    if not callable(setup.fragments):
+        checks.integer("fragments", setup.fragments, 1)
+    if isinstance(setup.fragments, int):
+        steps_.schedule(setup, setup.fragments)
+    compressed_mean(setup.reducer, setup.axis_name, **setup.settings)  # Which raises early.
+    return setup
+
+
+def _init(setup: Setup, params: PyTree) -> LocalUpdatesState:
+    zero, axis_name = jnp.zeros((), jnp.int32), setup.axis_name
+    parts = fragments_.split(setup.fragments, params, params)
+    steps_.schedule(setup, len(parts))
+    return LocalUpdatesState(
+        taken=zero,
+        waited=jnp.zeros_like(zero),
+        period=setup.period.init(),
+        inner=PerWorker.wrap(setup.inner.init(params), "local", axis_name),
+        skipped=PerWorker.wrap(jnp.zeros_like(zero), "local", axis_name),
+        fragments=tuple(
+            FragmentState(
+                offset=PerWorker.wrap(jax.tree.map(_nothing, part), "offset", axis_name),
+                mean=mean.init(part),
+                outer=setup.outer.init(part),
+                pending=jax.tree.map(jnp.zeros_like, part) if setup.delay else (),
+                anchor=jax.tree.map(jnp.array, part) if setup.mix == 1 else (),
+            )
+            for part, mean in zip(parts, steps_.means(setup, params), strict=True)
+        ),
+        shared=setup.inner.init(params) if setup.synchronous else (),
+    )
+
+
+def _nothing(leaf: Array) -> Array:
+    return jnp.zeros(leaf.shape, summing.wide(leaf.dtype))

@@ -1,0 +1,204 @@
+"""Methods of rounds: what they share with simpler ones, their bytes, and ADPSGD's claim."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from methods import AXIS, IDENTITY, QSGD, SIZE
+
+import jaxcomp
+from jaxcomp.feedback import Aggregated
+from jaxcomp.testing import problems
+
+WORKERS = 8
+PLAIN = functools.partial(optax.sgd, 0.05)
+
+
+def final(tx, steps=24):
+    run = problems.descend(tx, problems.quadratics(), steps, AXIS)
+    assert run.alike
+    return run.params
+
+
+@pytest.fixture(scope="module")
+def local():
+    """Four local steps of descent, then the mean of the models."""
+    with jax.enable_x64(True):
+        return final(jaxcomp.local_updates(PLAIN(), None, AXIS, every=4))
+
+
+def test_all_methods_of_averages_agree_without_compression(local, x64):
+    """Sent whole, residuals stay empty, and outer steps of length one are averages."""
+    rounds = {"inner": PLAIN(), "every": 4}
+    whole = jaxcomp.Policy(jaxcomp.top_k(fraction=1.0), min_size=0, min_ndim=0)
+    same = {
+        "local_sgd": jaxcomp.algorithms.local_sgd(IDENTITY, AXIS, learning_rate=0.05, every=4),
+        "fedpaq": jaxcomp.algorithms.fedpaq(
+            IDENTITY, AXIS, learning_rate=0.05, every=4, participants=WORKERS
+        ),
+        "genqsgd": jaxcomp.algorithms.genqsgd(
+            IDENTITY, AXIS, learning_rate=0.05, local_steps=[4] * WORKERS, down=IDENTITY.codec
+        ),
+        "diloco": jaxcomp.algorithms.diloco(
+            IDENTITY, AXIS, learning_rate=1.0, momentum=0.0, **rounds
+        ),
+        "muloco": jaxcomp.algorithms.muloco(
+            IDENTITY, AXIS, learning_rate=0.05, outer_rate=1.0, momentum=0.0, **rounds
+        ),
+        "sparseloco": jaxcomp.algorithms.sparseloco(AXIS, codec=whole, **rounds),
+    }
+    for name, tx in same.items():
+        np.testing.assert_allclose(final(tx), local, rtol=0, atol=1e-10, err_msg=name)
+
+
+def finals(make, steps=4, runs=24):
+    """The parameters after a round, for each of several seeds, in one program."""
+    problem = problems.quadratics()
+    start = {"x": jnp.zeros((1, SIZE))}
+
+    def one(key):
+        tx = make(key=key)
+
+        def worker(params, state, data):
+            at = jaxcomp.view(params, state)["x"][0]
+            return tx.update({"x": problem.gradient(at, *data)[None]}, state, params)
+
+        def step(carry, _):
+            params, state = carry
+            updates, state = jax.vmap(worker, (None, 0, 0), axis_name=AXIS)(
+                params, state, problem.data
+            )
+            return ({"x": params["x"] + updates["x"][0]}, state), None
+
+        state = jax.vmap(lambda _: tx.init(start), axis_name=AXIS)(jnp.arange(WORKERS))
+        return jax.lax.scan(step, (start, state), None, length=steps)[0][0]["x"][0]
+
+    keys = jax.random.bits(jax.random.key(0), (runs, 2), jnp.uint32)
+    return np.asarray(jax.jit(jax.vmap(one))(keys))
+
+
+def assert_unbiased(runs, exact):
+    error = np.linalg.norm(runs.mean(0) - exact)
+    assert 0 < error < 2 * np.linalg.norm(runs.std(0)) / np.sqrt(len(runs))
+
+
+def test_genqsgd_takes_unequal_numbers_of_steps_and_quantises_both_ways(x64):
+    """Both ways unbiased: the mean of many runs is the run without quantisation."""
+    numbers = [4, 4, 4, 4, 2, 2, 2, 2]
+    make = functools.partial(jaxcomp.algorithms.genqsgd, axis_name=AXIS, learning_rate=0.05)
+    whole = functools.partial(make, IDENTITY, down=IDENTITY.codec)
+    exact = final(whole(local_steps=numbers), 4)
+    assert_unbiased(finals(functools.partial(make, QSGD, local_steps=numbers)), exact)
+    even = final(whole(local_steps=[4] * WORKERS), 4)
+    assert np.linalg.norm(even - exact) > 1e-3
+
+
+def test_fedpaq_with_some_workers_is_unbiased(x64):
+    make = functools.partial(jaxcomp.algorithms.fedpaq, axis_name=AXIS, learning_rate=0.05, every=4)
+    assert_unbiased(finals(functools.partial(make, QSGD, participants=3)), final(make(IDENTITY), 4))
+
+
+def test_sparse_codes_send_what_they_say():
+    """At most 0.162 bits an element and round; two magnitudes a block, of the largest elements."""
+    like = {"w": jnp.zeros((512, 4096))}
+    codec = jaxcomp.algorithms.sparse_codes()
+    bits = 8 * jaxcomp.wire_bytes(codec, like) / like["w"].size
+    assert bits == pytest.approx(0.1602, abs=1e-4)
+    normal = jax.random.normal(jax.random.key(0), (2, 4, 8192))
+    x = normal[0] * jnp.exp(normal[1])
+    sent = np.asarray(jaxcomp.roundtrip(jaxcomp.Policy(codec), 0, x))
+    assert ((sent != 0).sum(1) == 128).all()
+    chosen = np.argsort(-np.abs(np.asarray(x)), axis=1)[:, :128]
+    assert all(sent[row, at].all() for row, at in enumerate(chosen))
+    magnitudes = [np.unique(np.abs(row[row != 0])) for row in sent]
+    assert all(len(found) == 2 and found[1] == 2 * found[0] for found in magnitudes)
+    assert np.linalg.norm(x - sent) < 0.75 * np.linalg.norm(x)
+
+
+@pytest.mark.parametrize("subtract", ["own", "aggregate"])
+def test_decoupled_momentum_keeps_what_nobody_sends(subtract):
+    """With every coefficient sent, the own momentum is empty after each step; the aggregate leaves
+    what differs from the others."""
+    make = functools.partial(
+        jaxcomp.algorithms.demo_sgd, AXIS, learning_rate=0.1, chunk=8, subtract=subtract
+    )
+    like = {"w": jnp.zeros((16, 64))}
+    grads = {"w": jax.random.normal(jax.random.key(0), (WORKERS, 16, 64))}
+
+    def momentum(tx):
+        state = jax.vmap(lambda _: tx.init(like), axis_name=AXIS)(grads["w"])
+        update = jax.jit(jax.vmap(tx.update, axis_name=AXIS))
+        updates, state = update(grads, state)
+        assert set(np.unique(np.abs(updates["w"]))) <= {np.float32(0), np.float32(0.1)}
+        return state[0].memory.feedback.tree.residual[0][:, 0].reshape(WORKERS, -1)
+
+    kept = momentum(make(k=64))
+    own = grads["w"].reshape(WORKERS, -1)
+    want = 0 * own if subtract == "own" else 0.999 * (own - own.mean(0))
+    np.testing.assert_allclose(kept, want, atol=1e-5)
+    assert np.abs(momentum(make(k=4))).max() > 0.1
+
+
+def test_what_needs_the_whole_mean_says_so():
+    with pytest.raises(ValueError, match="`subtract` must be one of 'own', 'aggregate'"):
+        jaxcomp.algorithms.demo_sgd(AXIS, learning_rate=0.1, subtract="all")
+    link = jaxcomp.Link(jaxcomp.sign(bucket_size=64), Aggregated(jaxcomp.Residual(0.9)))
+    tx = jaxcomp.compressed_mean(jaxcomp.TwoShot(link, jaxcomp.qsgd(6, bucket_size=64)), AXIS)
+    grads = {"w": jnp.ones((WORKERS, 64, 64))}
+    with pytest.raises(ValueError, match="gives every device the whole mean"):
+        jax.vmap(lambda g: tx.update(g, tx.init(g))[0], axis_name=AXIS)(grads)
+
+
+def local_variance(tx, steps):
+    """The mean variance of the models before an exchange and in all steps, and the exchanges."""
+    rng = np.random.default_rng(3)
+    curvature = jnp.asarray(rng.uniform(0.5, 1.5, (WORKERS, SIZE)), jnp.float32)
+    optimum = jnp.asarray(rng.standard_normal((WORKERS, SIZE)), jnp.float32)
+    start = {"x": jnp.zeros(SIZE)}
+
+    def one(params, state, curvature, optimum, noise):
+        here = jaxcomp.view(params, state)
+        grads = {"x": curvature * (here["x"] - optimum) + noise}
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    step = jax.vmap(one, axis_name=AXIS)
+
+    @jax.jit
+    def run():
+        everyone = jax.tree.map(lambda x: jnp.stack([x] * WORKERS), start)
+        state = jax.vmap(lambda _: tx.init(start), axis_name=AXIS)(optimum)
+
+        def body(carry, key):
+            noise = jax.random.normal(key, (WORKERS, SIZE))
+            params, state = step(*carry, curvature, optimum, noise)
+            own = jax.vmap(jaxcomp.view)(params, state)["x"]
+            spread = jnp.mean(jnp.sum((own - own.mean(0)) ** 2, 1))
+            return (params, state), (spread, state.waited[0] == 0, state.period)
+
+        keys = jax.random.split(jax.random.key(0), steps)
+        return jax.lax.scan(body, (everyone, state), keys)[1]
+
+    spread, exchanged, period = run()
+    return float(spread.mean()), int(exchanged.sum()), period
+
+
+def test_an_adaptive_period_needs_fewer_exchanges_at_the_same_variance():
+    """At most 70 % of the exchanges of a constant period of four, at 1.1 times its variance; the
+    period grows when the rate falls."""
+    steps = 4000
+    rate = optax.piecewise_constant_schedule(0.1, {steps // 2: 0.1, 3 * steps // 4: 0.1})
+    constant = jaxcomp.algorithms.local_sgd(jaxcomp.Dense(), AXIS, learning_rate=rate, every=4)
+    adaptive = jaxcomp.algorithms.adpsgd(
+        jaxcomp.Dense(), AXIS, learning_rate=rate, warmup=steps // 16
+    )
+    usual, often, _ = local_variance(constant, steps)
+    found, seldom, period = local_variance(adaptive, steps)
+    assert often == steps // 4
+    assert found <= 1.1 * usual
+    assert seldom <= 0.7 * often
+    lengths = period.steps[:, 0]
+    assert lengths[steps // 2 - 1] < lengths[3 * steps // 4 - 1] < lengths[-1]

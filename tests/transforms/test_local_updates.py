@@ -1,0 +1,386 @@
+"""Workers that train alone for a round: DiLoCo's golden run, exchanges, fragments and periods."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxcomp
+from jaxcomp.mesh import per_worker
+from jaxcomp.transforms import fragments
+
+AXIS, WORKERS = "data", 8
+RNG = np.random.default_rng(0)
+TARGETS = jnp.asarray(RNG.standard_normal((WORKERS, 8, 64)), jnp.float32)
+CURVATURES = jnp.asarray(RNG.uniform(0.5, 1.5, (WORKERS, 8, 64)), jnp.float32)
+EXACT = (TARGETS, jnp.ones_like(TARGETS))
+"""Gradients without a product, which a program may or may not fuse with the sum over workers."""
+PARAMS = {"w": jnp.asarray(RNG.standard_normal((8, 64)), jnp.float32)}
+FOUR = {name: jnp.asarray(RNG.standard_normal((4, 64)), jnp.float32) for name in "abcd"}
+EVERYTHING = jaxcomp.Policy(jaxcomp.qsgd_inf(bits=4), min_size=0, min_ndim=0)
+
+
+def local_step(tx, loss_of, **settings):
+    """A training step of one worker; the loss is not averaged."""
+
+    def step(params, state, *data):
+        here = jaxcomp.local(jaxcomp.view(params, state), AXIS)
+        loss, grads = jax.value_and_grad(loss_of)(here, *data)
+        updates, state = tx.update(grads, state, params, **settings)
+        return optax.apply_updates(params, updates), state, loss
+
+    return step
+
+
+def quadratic(params, target, curvature):
+    """Any tree, each leaf with `½ Σ a (x − b)²` over the rows that it has."""
+    return sum(
+        jnp.sum(curvature[: len(x)] * (x - target[: len(x)]) ** 2) / 2
+        for x in jax.tree.leaves(params)
+    )
+
+
+def trained(tx, steps, params=None, loss_of=quadratic, data=(TARGETS, CURVATURES)):
+    """Parameters, state and losses of every step, of workers on one device."""
+    params = PARAMS if params is None else params
+    workers = len(data[0])
+
+    def everyone(tree):
+        return jax.tree.map(lambda x: jnp.stack([x] * workers), tree)
+
+    carry = everyone(params), jax.vmap(lambda _: tx.init(params), axis_name=AXIS)(data[0])
+    step = jax.vmap(local_step(tx, loss_of), axis_name=AXIS)
+
+    @jax.jit
+    def run(carry):
+        def one(carry, _):
+            params, state, loss = step(*carry, *data)
+            own = jax.vmap(jaxcomp.view)(params, state)
+            return (params, state), (params, own, loss, state)
+
+        return jax.lax.scan(one, carry, None, length=steps)[1]
+
+    return run(carry)
+
+
+def test_the_golden_run_of_diloco():
+    """Least squares on two replicas; the numbers are those of MaxText's integration test."""
+    x = jnp.asarray([[[0.0, 1], [1, 0]], [[1, 0], [0, 1]]])
+    y = jnp.asarray([[[1.0], [2]], [[2], [3]]])
+
+    def loss_of(params, x, y):
+        return jnp.mean((x @ params["w"] + params["b"] - y) ** 2)
+
+    outer = optax.sgd(1.0, momentum=0.9, nesterov=True)
+    tx = jaxcomp.local_updates(optax.sgd(0.1), outer, AXIS, every=3)
+    start = {"w": jnp.asarray([[2.0], [1.0]]), "b": jnp.ones(1)}
+    params, _, losses, _ = trained(tx, 4, start, loss_of, (x, y))
+    np.testing.assert_allclose(losses[:, 0], [1.0, 0.49, 0.2401, 0.2075], atol=1e-4)
+    np.testing.assert_allclose(losses.mean(1), [1.0, 0.65, 0.4481, 0.574244], rtol=1e-5)
+    np.testing.assert_array_equal(params["w"][1, 0], start["w"])
+    for step in (2, 3):
+        np.testing.assert_allclose(params["w"][step, 0, :, 0], [1.5345, 1.0494], atol=1e-5)
+        np.testing.assert_allclose(params["b"][step, 0], [0.5839], atol=1e-5)
+
+
+def test_rounds_of_one_step_are_synchronous_training():
+    """Bit for bit, with a rate that is a power of two: then each product is exact."""
+    tx = jaxcomp.local_updates(optax.sgd(0.25), None, AXIS, every=1)
+    parent = optax.chain(jaxcomp.compressed_mean(jaxcomp.Dense(), AXIS), optax.sgd(0.25))
+    got, want = (trained(each, 20, data=EXACT)[0]["w"] for each in (tx, parent))
+    np.testing.assert_array_equal(got, want)
+
+
+def test_a_constant_pseudo_gradient_moves_the_centre_by_the_rate_over_one_minus_the_momentum():
+    def constant(params, slope, _):
+        return jnp.sum(params["w"] * slope)
+
+    outer = optax.sgd(0.7, momentum=0.9, nesterov=True)
+    tx = jaxcomp.local_updates(optax.sgd(0.5), outer, AXIS, every=2)
+    slopes = jnp.broadcast_to(TARGETS[:1], TARGETS.shape)
+    params = trained(tx, 400, None, constant, (slopes, slopes))[0]["w"][:, 0]
+    np.testing.assert_allclose(params[-3] - params[-1], 7.0 * slopes[0], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_inner_state_is_kept_or_begins_anew(keep):
+    """With momentum, the first step of a round is longer if momentum is kept."""
+    tx = jaxcomp.local_updates(optax.sgd(0.1, 0.9), None, AXIS, every=3, keep_inner=keep)
+    params, own, _, _ = trained(tx, 4)
+    gradient = CURVATURES * (params["w"][2] - TARGETS)
+    moved = params["w"][2] - own["w"][3]
+    same = np.allclose(moved, 0.1 * gradient, rtol=1e-3, atol=1e-5)
+    assert same != keep
+
+
+def test_the_centre_rests_between_exchanges_and_workers_meet_there():
+    tx = jaxcomp.local_updates(optax.sgd(0.1), None, AXIS, every=4, reducer=EVERYTHING)
+    params, own, _, states = trained(tx, 8)
+    params, own = params["w"], own["w"]
+    for first in (0, 4):
+        before = PARAMS["w"] if first == 0 else params[first - 1, 0]
+        np.testing.assert_array_equal(params[first : first + 3], np.stack([[before] * 8] * 3))
+    assert np.ptp(own[2], axis=0).max() > 0.1
+    for last in (3, 7):
+        np.testing.assert_array_equal(own[last], params[last])
+        np.testing.assert_array_equal(params[last], params[last][:1].repeat(WORKERS, 0))
+    assert states.waited[:, 0].tolist() == [1, 2, 3, 0] * 2
+    assert states.taken[-1, 0] == 8
+
+
+def test_each_worker_takes_its_own_number_of_steps():
+    numbers = [1, 2, 3, 4, 4, 3, 2, 1]
+    tx = jaxcomp.local_updates(optax.sgd(0.1, 0.9), None, AXIS, every=4, local_steps=numbers)
+    _, own, _, states = trained(tx, 3)
+    moves = [np.any(np.asarray(own["w"][s + 1] != own["w"][s]), (1, 2)) for s in range(2)]
+    assert moves[0].tolist() == [n > 1 for n in numbers]
+    assert moves[1].tolist() == [n > 2 for n in numbers]
+    assert not states.skipped.tree[-1].any()
+
+
+def test_a_step_that_is_not_finite_is_left_out_on_its_worker_alone():
+    calls = jnp.zeros((WORKERS, 8, 64)).at[3, 0, 0].set(jnp.nan)
+    tx = jaxcomp.local_updates(optax.adam(0.1), None, AXIS, every=3)
+    params, own, _, states = trained(tx, 3, None, quadratic, (TARGETS + calls, CURVATURES))
+    assert np.isfinite(params["w"]).all()
+    assert np.isfinite(own["w"]).all()
+    assert states.skipped.tree[-1, :, 0].tolist() == [0, 0, 0, 3, 0, 0, 0, 0]
+    loose = jaxcomp.local_updates(optax.adam(0.1), None, AXIS, every=3, guard=False)
+    params = trained(loose, 3, None, quadratic, (TARGETS + calls, CURVATURES))[0]
+    assert not np.isfinite(params["w"][-1]).all()
+
+
+STREAMED: Any = {"every": 4, "fragments": 2}
+
+
+def test_one_fragment_without_delay_or_mixing_is_diloco():
+    outer = optax.sgd(0.7, 0.9, nesterov=True)
+    whole: Any = lambda params: {"w": 0}  # noqa: E731
+    for key in ({"fragments": 1, "delay": 0, "mix": 0.0}, {"fragments": whole}):
+        plain, streamed = (
+            trained(
+                jaxcomp.local_updates(
+                    optax.adam(0.05), outer, AXIS, every=4, reducer=EVERYTHING, **more
+                ),
+                8,
+            )
+            for more in ({}, key)
+        )
+        np.testing.assert_array_equal(plain[0]["w"], streamed[0]["w"])
+        np.testing.assert_array_equal(plain[1]["w"], streamed[1]["w"])
+
+
+def test_fragments_take_turns_once_in_a_round():
+    tx = jaxcomp.local_updates(optax.sgd(0.1), None, AXIS, **STREAMED)
+    params = trained(tx, 8, FOUR)[0]
+    moved = {
+        name: [s for s in range(1, 8) if np.any(x[s] != x[s - 1])] for name, x in params.items()
+    }
+    assert sorted(map(tuple, moved.values())) == [(1, 5), (1, 5), (3, 7), (3, 7)]
+
+
+def test_a_worker_that_keeps_its_own_model_is_never_moved():
+    tx = jaxcomp.local_updates(optax.sgd(0.1), None, AXIS, mix=1.0, **STREAMED)
+    alone = jaxcomp.local_updates(optax.sgd(0.1), None, AXIS, every=1000)
+    (params, own, *_), (_, want, *_) = trained(tx, 9, FOUR), trained(alone, 9, FOUR)
+    for name in FOUR:
+        np.testing.assert_array_equal(own[name], want[name])
+        assert np.any(params[name][-1] != FOUR[name])
+
+
+def test_mixing_is_between_the_own_model_and_the_centre():
+    settings: Any = {"every": 2, "delay": 1}
+    whole, half = (
+        trained(jaxcomp.local_updates(optax.sgd(0.1), None, AXIS, mix=mix, **settings), 2)
+        for mix in (1.0, 0.25)
+    )
+    want = 0.25 * whole[1]["w"][1] + 0.75 * whole[0]["w"][1]
+    np.testing.assert_allclose(half[1]["w"][1], want, rtol=1e-6, atol=1e-7)
+
+
+def test_with_a_delay_the_steps_after_the_pseudo_gradient_are_lost_without_mixing():
+    """The centre after a round with a delay is that of a round which ended earlier."""
+    late = jaxcomp.local_updates(optax.sgd(0.1), None, AXIS, every=6, delay=2)
+    early = jaxcomp.local_updates(optax.sgd(0.1), None, AXIS, every=4)
+    (params, own, *_), (want, *_) = trained(late, 6), trained(early, 4)
+    np.testing.assert_array_equal(params["w"][5], want["w"][3])
+    np.testing.assert_array_equal(params["w"][4], np.stack([PARAMS["w"]] * WORKERS))
+    np.testing.assert_array_equal(own["w"][5], params["w"][5])
+
+
+def test_post_local_sgd_begins_as_synchronous_training():
+    """With momentum, bit for bit; then each worker goes on from the shared velocity."""
+    for make, exact in ((optax.sgd(0.125, 0.5), True), (optax.adam(0.05), False)):
+        tx = jaxcomp.local_updates(make, None, AXIS, every=4, synchronous=5)
+        parent = optax.chain(jaxcomp.compressed_mean(jaxcomp.Dense(), AXIS), make)
+        found = [trained(each, 13, data=EXACT) for each in (tx, parent)]
+        (params, own, _, states), (want, *_) = found
+        np.testing.assert_allclose(
+            params["w"][:5], want["w"][:5], rtol=0 if exact else 1e-4, atol=0 if exact else 1e-6
+        )
+        np.testing.assert_array_equal(own["w"][:5], params["w"][:5])
+        moved = [s for s in range(1, 13) if np.any(params["w"][s] != params["w"][s - 1])]
+        assert moved == [1, 2, 3, 4, 8, 12]
+        assert states.taken[-1, 0] == 13
+
+
+def test_a_schedule_of_the_steps_decides_how_long_a_round_is():
+    period = optax.piecewise_constant_schedule(1, {3: 4})
+    tx = jaxcomp.local_updates(optax.sgd(0.1), None, AXIS, every=period)
+    params = trained(tx, 12)[0]["w"]
+    assert [s for s in range(1, 12) if np.any(params[s] != params[s - 1])] == [1, 2, 6, 10]
+
+
+def test_a_period_adapts_to_the_variance():
+    """Lower rates leave less variance, so rounds grow; the thresholds are those of the paper."""
+    rate = optax.piecewise_constant_schedule(0.2, {60: 0.1})
+    period = jaxcomp.gates.AdaptivePeriod(learning_rate=rate, warmup=4, start=2, longest=6)
+    tx = jaxcomp.local_updates(optax.sgd(rate), None, AXIS, every=period)
+    params, own, _, states = trained(tx, 140)
+    steps = states.period.steps[:, 0]
+    assert (steps[:8] == 2).all()
+    assert steps[59] < steps[-1] <= 6
+    level = states.period.level[10, 0]
+    before, after = own["w"][0], params["w"][1, 0]
+    # The first round by hand: two steps from the same start.
+    moved = before - 0.2 * CURVATURES * (before - TARGETS)
+    variance = np.mean(np.sum(np.square(moved - moved.mean(0)), (1, 2)))
+    np.testing.assert_allclose(after, moved.mean(0), atol=1e-5)
+    np.testing.assert_allclose(states.period.level[1, 0], variance / 0.2, rtol=1e-4)
+    assert level > 0
+
+
+def test_a_round_as_one_program_has_the_same_bits(mesh):
+    """With momentum, codes and a residual; and as many losses as steps."""
+    link = jaxcomp.Link(jaxcomp.Policy(jaxcomp.sign(), min_size=0, min_ndim=0), jaxcomp.Residual())
+    streamed = {"every": 4, "fragments": 2, "delay": 1, "mix": 0.5}
+    cases: list[Any] = [{"every": 3}, streamed]
+    for settings in cases:
+        every = settings["every"]
+        tx = jaxcomp.local_updates(
+            optax.adam(0.05), optax.sgd(0.7, 0.9), AXIS, reducer=jaxcomp.Gather(link), **settings
+        )
+        params = FOUR
+        data = jnp.asarray(RNG.standard_normal((2, every, WORKERS, 4, 64)), jnp.float32)
+
+        def loss_of(params, target):
+            return sum(jnp.mean((x - target) ** 2) for x in params.values())
+
+        def step(params, state, target, tx=tx, loss_of=loss_of):
+            params, state, loss = local_step(tx, loss_of)(params, state, target[0])
+            return params, state, jax.lax.pmean(loss, AXIS)
+
+        def grad_of(params, target, loss_of=loss_of):
+            return jax.value_and_grad(loss_of)(params, target)
+
+        one = jaxcomp.data_parallel(step, mesh, AXIS)
+        whole = jaxcomp.data_parallel(jaxcomp.local_round(tx, grad_of, AXIS), mesh, AXIS)
+        state = jaxcomp.init_state(tx, params, mesh, AXIS)
+        a = b = (params, state)
+        for batches in data:
+            losses = []
+            for batch in batches:
+                *a, loss = one(*a, batch)
+                losses.append(loss)
+            *b, found = whole(*b, jnp.swapaxes(batches, 0, 1).reshape(-1, 4, 64))
+            np.testing.assert_allclose(found, losses, rtol=1e-6)
+        jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def collectives(tx, mesh, exchange, params=FOUR):
+    step = local_step(tx, quadratic, exchange=exchange)
+
+    def own(params, state, target, curvature):
+        return step(params, state, target[0], curvature[0])[:2]
+
+    state = jaxcomp.init_state(tx, params, mesh, AXIS)
+    run = jaxcomp.data_parallel(own, mesh, AXIS, batch_argnums=(2, 3))
+    return jaxcomp.collective_bytes(run.lower(params, state, TARGETS, CURVATURES).compile())
+
+
+def test_a_step_without_exchange_has_no_collective_and_a_round_sends_wire_bytes(mesh):
+    codec = jaxcomp.Policy(jaxcomp.qsgd_inf(bits=4, bucket_size=64), min_size=0, min_ndim=0)
+    make = functools.partial(
+        jaxcomp.local_updates, optax.adam(0.1), None, AXIS, reducer=jaxcomp.Gather(codec)
+    )
+    tx = make(every=3)
+    assert collectives(tx, mesh, False) == {}
+    sent = collectives(tx, mesh, True)
+    assert sum(sent.values()) == (WORKERS - 1) * jaxcomp.wire_bytes(codec, FOUR)
+    assert collectives(tx, mesh, None) == sent
+    streamed = collectives(make(every=4, fragments=4), mesh, None)
+    assert sum(streamed.values()) == sum(sent.values())
+
+
+def test_fragments_are_bins_of_bytes_or_layers_in_turn():
+    x = jnp.ones
+    assert fragments.balanced(2)({"a": x(8), "b": x(5), "c": x(3)}) == {"a": 0, "b": 1, "c": 1}
+    layers = {f"layer{n}": {"w": x(2)} for n in range(5)}
+    found = fragments.strided(3)({**layers, "head": x(2), "embed": x(2)})
+    assert [found[f"layer{n}"]["w"] for n in range(5)] == [0, 1, 0, 1, 0]
+    assert found["head"] == found["embed"] == 2
+
+
+def test_the_state_moves_to_other_workers_with_its_mean():
+    link = jaxcomp.Link(jaxcomp.Policy(jaxcomp.sign(), min_size=0), jaxcomp.Residual())
+    tx = jaxcomp.local_updates(optax.adam(0.05), optax.sgd(0.7), AXIS, every=4, reducer=link)
+    state = jax.tree.map(lambda x: x[-1], trained(tx, 6)[3])
+    state = jax.tree_util.tree_map_with_path(
+        lambda path, x: x[:, 0] if per_worker.marked(path) else x[0], state
+    )
+    for workers in (2, 16):
+        moved = jaxcomp.resize_workers(tx, state, PARAMS, workers)
+        for old, new in (
+            (state.fragments[0].offset.tree, moved.fragments[0].offset.tree),
+            (
+                state.fragments[0].mean.memory.feedback.tree,
+                moved.fragments[0].mean.memory.feedback.tree,
+            ),
+        ):
+            for a, b in zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True):
+                assert len(b) == workers
+                np.testing.assert_allclose(a.mean(0), b.mean(0), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"every": 0}, "`every` must be from 1 to 2147483647, got 0"),
+        ({"every": "4"}, "`every` must be a positive integer, a schedule"),
+        ({"every": 6, "fragments": 4}, "multiple of the 4 fragments, got 6; use 4 or 8"),
+        ({"every": 6, "delay": 6}, "`delay` must be below 6"),
+        ({"every": 6, "fragments": 3, "delay": 2}, "`delay` must be below 2"),
+        ({"every": lambda taken: 4, "fragments": 2}, "must be a number for fragments=2"),
+        ({"every": 4, "mix": 1.5}, "`mix` must be a number from 0"),
+        ({"every": 4, "local_steps": [0] * 8}, "`local_steps` must be at least 1"),
+        ({"every": 4, "synchronous": -1}, "`synchronous` must be at least 0"),
+        ({"every": 4, "reducer": "sign"}, "`codec` must be a codec"),
+    ],
+)
+def test_wrong_settings_say_what_would_do(settings, said):
+    with pytest.raises(ValueError, match=said):
+        jaxcomp.local_updates(optax.sgd(0.1), None, AXIS, **settings)
+
+
+def test_wrong_use_says_what_would_do():
+    tx = jaxcomp.local_updates(optax.sgd(0.1), None, AXIS, every=2, local_steps=[1, 2])
+    with pytest.raises(ValueError, match="`inner` must be an optax transformation"):
+        jaxcomp.local_updates("sgd", None, AXIS, every=2)  # pyright: ignore
+    with pytest.raises(ValueError, match="for each of the 8 workers of 'data', got 2"):
+        trained(tx, 1)
+    with pytest.raises(ValueError, match="each fragment a leaf"):
+        trained(jaxcomp.local_updates(optax.sgd(0.1), None, AXIS, every=4, fragments=2), 1)
+    plain = jaxcomp.local_updates(optax.sgd(0.1), None, AXIS, every=2)
+
+    def without_params(grads):
+        return plain.update(grads, plain.init(PARAMS))
+
+    with pytest.raises(ValueError, match="`params` must be given"):
+        jax.vmap(without_params, axis_name=AXIS)({"w": TARGETS})
+    run = jaxcomp.local_round(optax.sgd(0.1), jax.value_and_grad(quadratic), AXIS)
+    with pytest.raises(ValueError, match="`state` must hold the state of"):
+        jax.vmap(lambda x: run(PARAMS, (), x[None]), axis_name=AXIS)(TARGETS)
