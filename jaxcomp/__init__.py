@@ -16,6 +16,7 @@ from jaxcomp.base import (
     Reducer as Reducer,
 )
 from jaxcomp.feedback import (
+    Aggregated as Aggregated,
     Link as Link,
     MomentumCorrection as MomentumCorrection,
     NoFeedback as NoFeedback,
@@ -96,6 +97,7 @@ from jaxcomp.recipes.schedules import (
     dgc_warmup as dgc_warmup,
 )
 from jaxcomp.recipes.sparsifiers import (
+    chunk_top_k as chunk_top_k,
     demo as demo,
     dgc as dgc,
     fastsgd as fastsgd,
@@ -143,6 +145,9 @@ from jaxcomp.transforms.accumulated import (
 )
 from jaxcomp.transforms.clipping import (
     clip_local as clip_local,
+)
+from jaxcomp.transforms.directional import (
+    directional_mean as directional_mean,
 )
 from jaxcomp.transforms.freezing import (
     freeze as freeze,

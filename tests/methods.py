@@ -45,10 +45,6 @@ def rounds(make, **settings):
     return lambda codec, rate: make(codec, AXIS, inner=optax.sgd(rate), every=1, **settings)
 
 
-def sparseloco(codec, rate):
-    return jaxcomp.algorithms.sparseloco(AXIS, codec=codec, inner=optax.sgd(rate), every=1)
-
-
 def demo_sgd(codec, rate):
     """DisTrO's variant, in squares of four; it brings its own codec."""
     return jaxcomp.algorithms.demo_sgd(AXIS, learning_rate=rate, k=4, chunk=4, subtract="aggregate")
@@ -58,7 +54,25 @@ def nesterov(rate, outer=0.7, momentum=0.9):
     return optax.chain(optax.scale(rate), optax.sgd(outer, momentum, nesterov=True))
 
 
+LOCAL = {
+    "local_sgd": (first(jaxcomp.algorithms.local_sgd, every=1), QSGD),
+    "post_local_sgd": (
+        first(jaxcomp.algorithms.post_local_sgd, synchronous=2, every=1),
+        SIGN,
+    ),
+    "adpsgd": (first(jaxcomp.algorithms.adpsgd, warmup=100, start=1), QSGD),
+    "fedpaq": (first(jaxcomp.algorithms.fedpaq, every=1), QSGD),
+    "diloco": (rounds(jaxcomp.algorithms.diloco), QSGD),
+    "streaming_diloco": (
+        rounds(jaxcomp.algorithms.streaming_diloco, fragments=1, delay=0, mix=0.0),
+        QSGD,
+    ),
+    "muloco": (rounds(jaxcomp.algorithms.muloco, learning_rate=RATE), SIGN),
+    "sparseloco": (rounds(jaxcomp.algorithms.sparseloco), TOP),
+}
+"""Methods of local steps, whose state is that of `local_updates`."""
 METHODS = {
+    **LOCAL,
     "ef_sgd": (first(jaxcomp.algorithms.ef_sgd), TOP),
     "ef21": (first(jaxcomp.algorithms.ef21), TOP),
     "ef21_sgdm": (first(jaxcomp.algorithms.ef21_sgdm, eta=0.5), TOP),
@@ -80,20 +94,6 @@ METHODS = {
     "dq_psgd": (first(jaxcomp.algorithms.dq_psgd, projection=ball), QSGD),
     "one_bit_adam": (first(jaxcomp.algorithms.one_bit_adam, freeze_step=2), SIGN),
     "zero_one_adam": (first(jaxcomp.algorithms.zero_one_adam, freeze_step=2), SIGN),
-    "local_sgd": (first(jaxcomp.algorithms.local_sgd, every=1), QSGD),
-    "post_local_sgd": (
-        first(jaxcomp.algorithms.post_local_sgd, synchronous=2, every=1),
-        SIGN,
-    ),
-    "adpsgd": (first(jaxcomp.algorithms.adpsgd, warmup=100, start=1), QSGD),
-    "fedpaq": (first(jaxcomp.algorithms.fedpaq, every=1), QSGD),
-    "diloco": (rounds(jaxcomp.algorithms.diloco), QSGD),
-    "streaming_diloco": (
-        rounds(jaxcomp.algorithms.streaming_diloco, fragments=1, delay=0, mix=0.0),
-        QSGD,
-    ),
-    "muloco": (rounds(jaxcomp.algorithms.muloco, learning_rate=RATE), SIGN),
-    "sparseloco": (sparseloco, TOP),
     "demo_sgd": (demo_sgd, None),
     "signsgd": (voted, None),
 }

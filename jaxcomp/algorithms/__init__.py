@@ -20,7 +20,6 @@ from jaxcomp.algorithms.diloco import (
     demo_sgd as demo_sgd,
     diloco as diloco,
     muloco as muloco,
-    sparse_codes as sparse_codes,
     sparseloco as sparseloco,
     streaming_diloco as streaming_diloco,
 )

@@ -1,5 +1,6 @@
 """DiLoCo and its relatives: local steps of a strong optimizer, and a momentum between rounds."""
 
+import functools
 from typing import Any
 
 import optax
@@ -7,13 +8,10 @@ import optax
 from jaxcomp import checks
 from jaxcomp.algorithms.types import Mean, Method, Rate
 from jaxcomp.base import Codec
-from jaxcomp.codecs.quantizer import Quantizer
 from jaxcomp.feedback import Aggregated, Link, Residual
 from jaxcomp.layout.policy import Policy
 from jaxcomp.misuse.callers import whole
-from jaxcomp.quantize import rounding, scales
-from jaxcomp.quantize.tables import Geometric
-from jaxcomp.recipes.sparsifiers import demo, top_k
+from jaxcomp.recipes.sparsifiers import demo
 from jaxcomp.reducers.gather import Gather
 from jaxcomp.transforms.fragments import Fragments
 from jaxcomp.transforms.local_updates import local_updates
@@ -133,18 +131,11 @@ def streaming_diloco(
         the paper. An exchange within one jitted step hides nothing by itself; the compiler may
         schedule it beside other work of that step only.
     """
-    return local_updates(
-        _adamw() if inner is None else inner,
-        optax.sgd(learning_rate, momentum, nesterov=True),
-        axis_name,
-        every=every,
-        reducer=codec,
-        fragments=fragments,
-        delay=delay,
-        mix=mix,
-        key=key,
-        param_specs=param_specs,
+    make = functools.partial(
+        local_updates, every=every, reducer=codec, key=key, param_specs=param_specs
     )
+    inner, outer = inner or _adamw(), optax.sgd(learning_rate, momentum, nesterov=True)
+    return make(inner, outer, axis_name, fragments=fragments, delay=delay, mix=mix)
 
 
 @whole
@@ -205,44 +196,13 @@ def muloco(
     )
 
 
-def sparse_codes(k: int = 128, block: int = 8192) -> Codec:
-    """The codec of SparseLoCo: the `k` largest elements of each block, in two bits each.
-
-    A sign and one of two magnitudes, of which one is twice the other; the step of a block is the
-    one of smallest error, in 32 bits, and places are Elias–Fano codes.
-
-    Args:
-        k: the number of elements; the paper's 64 of 4,096 are the same share.
-        block: the elements of a block.
-
-    Raises:
-        ValueError: for more elements than a block has, or sizes that are not positive.
-
-    Example:
-        >>> import jax.numpy as jnp, jaxcomp
-        >>> like = jnp.zeros((1024, 4096))
-        >>> round(8 * jaxcomp.wire_bytes(sparse_codes(), like) / like.size, 4)
-        0.1602
-    """
-    checks.integer("block", block, 2)
-    checks.integer("k", k, 1, block)
-    values = Quantizer(
-        levels=Geometric(positive=2, per_octave=1),
-        scale=scales.RootMeanSquare(times=1.15),
-        rounding=rounding.Nearest(),
-        bucket_size=k,
-        fit="least_squares",
-    )
-    return top_k(k / block, block, values=values)
-
-
 @whole
 def sparseloco(
+    codec: Codec | Policy,
     axis_name: AxisName,
     *,
     inner: Inner | None = None,
     every: int = 30,
-    codec: Codec | Policy | None = None,
     learning_rate: Rate = 1.0,
     decay: float = 0.95,
     over: str = "workers",
@@ -254,10 +214,10 @@ def sparseloco(
     `e ← 0.95 e + Δᵢ`, send `c = Q(top-k(e))`, `e ← e − c`, `φ ← φ − η mean c`.
 
     Args:
+        codec: `Q ∘ top-k`, such as `jaxcomp.chunk_top_k()`, 128 of 8,192 elements.
         axis_name: the mapped axis of the workers.
         inner: the optimizer of the local steps; None as for `diloco`.
         every: the steps of a round.
-        codec: `Q ∘ top-k`; None for `jaxcomp.algorithms.sparse_codes()`, 128 of 8,192 elements.
         learning_rate: `η`, a number or an optax schedule of the rounds.
         decay: of the residual, which replaces the outer momentum.
         over: "workers" divides by their number (the paper), "senders" by the number of workers that
@@ -270,7 +230,7 @@ def sparseloco(
 
     Example:
         >>> import jaxcomp
-        >>> tx = jaxcomp.algorithms.sparseloco("data", every=30)
+        >>> tx = jaxcomp.algorithms.sparseloco(jaxcomp.chunk_top_k(), "data", every=30)
 
     References:
         Sarfi et al., `Communication efficient LLM pre-training with SparseLoCo
@@ -278,16 +238,14 @@ def sparseloco(
 
     Note:
         Guarantee: none is published. The paper has `e ← 0.95 e + η Δ`, which is the same for a
-        constant `η`. The authors' two bits index a table of quantiles; here two
-        magnitudes.
+        constant `η`. The authors' two bits index a table of quantiles.
     """
-    link = Link(sparse_codes() if codec is None else codec, Residual(decay))
     return local_updates(
         _adamw() if inner is None else inner,
         optax.sgd(learning_rate),
         axis_name,
         every=every,
-        reducer=Gather(link, over=over),
+        reducer=Gather(Link(codec, Residual(decay)), over=over),
         key=key,
         param_specs=param_specs,
     )

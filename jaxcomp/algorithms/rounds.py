@@ -1,5 +1,6 @@
 """Methods whose workers take steps of their own, and exchange what a round of them has moved."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,9 @@ from jaxcomp.misuse.callers import whole
 from jaxcomp.reducers.two_shot import TwoShot
 from jaxcomp.transforms.local_updates import local_updates
 from jaxcomp.types import AxisName, PyTree
+
+_anew = functools.partial(local_updates, outer=None, keep_inner=False)
+"""Federated rounds: averages, and inner optimizers that begin anew."""
 
 
 @whole
@@ -220,13 +224,11 @@ def fedpaq(
         `O(1/√T)` with `τ` up to about `√T`. Workers that do not take part compute as well, and send
         the same bytes: participation is statistical here.
     """
-    return local_updates(
+    return _anew(
         optax.sgd(learning_rate),
-        None,
-        axis_name,
+        axis_name=axis_name,
         every=every,
         reducer=codec,
-        keep_inner=False,
         gate=None if participants is None else SampledWorkers(participants),
         key=key,
         param_specs=param_specs,
@@ -276,13 +278,11 @@ def genqsgd(
         under. A worker with fewer steps waits for the others, so unequal numbers model a cost but
         save no time here. The server's quantiser works on slices of the mean, bucket by bucket.
     """
-    return local_updates(
+    return _anew(
         optax.sgd(learning_rate),
-        None,
-        axis_name,
+        axis_name=axis_name,
         every=max(local_steps, default=0),
         reducer=TwoShot(Link(codec), Link(codec if down is None else down)),
-        keep_inner=False,
         local_steps=local_steps,
         key=key,
         param_specs=param_specs,

@@ -14,6 +14,5 @@ from jaxcomp.gates.drawn import (
 from jaxcomp.gates.periods import (
     AdaptivePeriod as AdaptivePeriod,
     Constant as Constant,
-    Scheduled as Scheduled,
 )
 from jaxcomp.gates.timed import Always as Always, Every as Every, Phase as Phase

@@ -36,35 +36,13 @@ class Constant(Period):
 
 
 @dataclasses.dataclass(frozen=True)
-class Scheduled(Period):
-    """The number of steps follows from the number of steps before the round.
-
-    Args:
-        schedule: a function from an int32 scalar to a number of steps, such as
-            `optax.piecewise_constant_schedule(1, {1000: 16})`. The result is rounded to the nearest
-            integer, and is at least one.
-
-    Raises:
-        ValueError: if it is not a function.
-
-    Example:
-        >>> period = Scheduled(lambda taken: jnp.where(taken < 100, 1, 16))
-        >>> period.steps((), 100)
-        Array(16, dtype=int32)
-    """
+class _Scheduled(Period):
+    """The number of steps follows from the number of steps before the round."""
 
     schedule: Callable[[Array], Any]
 
-    def __post_init__(self):
-        if not callable(self.schedule):
-            raise ValueError(
-                "`schedule` must be a function from the number of steps taken to the steps of a "
-                f"round, got {self.schedule!r}; a constant is every=16"
-            )
-
     def steps(self, state: PyTree, taken: Array) -> Array:
-        wanted = jnp.asarray(self.schedule(taken))
-        return jnp.maximum(jnp.round(wanted).astype(jnp.int32), 1)
+        return jnp.maximum(jnp.round(jnp.asarray(self.schedule(taken))).astype(jnp.int32), 1)
 
 
 class AdaptiveState(NamedTuple):
@@ -173,7 +151,7 @@ def period(every: Any) -> Period:
     if isinstance(every, Period):
         return every
     if callable(every) and not isinstance(every, type):
-        return Scheduled(every)
+        return _Scheduled(every)
     if isinstance(every, bool) or not isinstance(every, int):
         raise ValueError(
             "`every` must be a positive integer, a schedule such as "

@@ -2,3 +2,8 @@
 
 from jaxcomp.planning.timing import measure as measure
 from jaxcomp.theory.cost import Network as Network
+from jaxcomp.theory.genqsgd import (
+    Loss as Loss,
+    Machine as Machine,
+    plan_genqsgd as plan_genqsgd,
+)

@@ -57,7 +57,7 @@ def fitted(
     spare = 24 - rounding.significant(levels.magnitude, dtype, levels.precision)
     word = lax.bitcast_convert_type(step, jnp.int32)
     step = lax.bitcast_convert_type((word + ((1 << spare) >> 1)) & ~((1 << spare) - 1), jnp.float32)
-    step = jnp.minimum(step, rounding.largest_step(levels.magnitude, jnp.float32))
+    step = jnp.minimum(step, rounding.largest_step(levels.magnitude, dtype))
     return jnp.where(sums.is_finite(top), step, jnp.nan)
 
 

@@ -137,6 +137,8 @@ def schedule(setup: Setup, number: int) -> list[tuple[int, int]]:
 def means(setup: Setup, params: PyTree) -> list[optax.GradientTransformationExtraArgs]:
     """The compressed mean of each fragment."""
     number = fragments_.count(setup.fragments, params)
+    if isinstance(setup.reducer, optax.GradientTransformation):
+        return [optax.with_extra_args_support(setup.reducer)] * number
     specs: list[Any] = [setup.param_specs] * number
     if setup.param_specs is not None and number > 1:
         whole = sharded.spread(setup.param_specs, params)

@@ -29,7 +29,7 @@ def local_updates(
     axis_name: AxisName,
     *,
     every: "int | Period | Callable[[Array], Any]",
-    reducer: "Codec | Policy | Link | Reducer" = Dense(),
+    reducer: "Codec | Policy | Link | Reducer | optax.GradientTransformation" = Dense(),
     keep_inner: bool = True,
     local_steps: Sequence[int] | None = None,
     synchronous: int = 0,
@@ -66,7 +66,8 @@ def local_updates(
         every: the steps of a round: a number; a schedule of the number of steps taken; or a
             `Period`, such as `jaxcomp.gates.AdaptivePeriod`.
         reducer: the mean of the pseudo-gradients: a codec, policy, link or reducer, as for
-            `compressed_mean`.
+            `compressed_mean`; or a transformation whose updates are a mean, such as
+            `jaxcomp.directional_mean(codec, axis_name)`, with its own `key`.
         keep_inner: whether the inner optimizer's state is kept after an exchange (DiLoCo); False
             begins every round with a new one (FedPAQ).
         local_steps: for each worker, how many of a round's steps it takes (`GenQSGD`); it leaves
@@ -212,7 +213,15 @@ def _checked(setup: Setup) -> Setup:
         checks.integer("fragments", setup.fragments, 1)
     if isinstance(setup.fragments, int):
         steps_.schedule(setup, setup.fragments)
-    compressed_mean(setup.reducer, setup.axis_name, **setup.settings)  # Which raises early.
+    settings = setup.settings
+    if not isinstance(setup.reducer, optax.GradientTransformation):
+        compressed_mean(setup.reducer, setup.axis_name, **settings)  # Which raises early.
+    elif settings["gate"] is not None or settings["stats"] or setup.param_specs is not None:
+        raise ValueError(
+            "`reducer` must be a codec, policy, link or reducer beside gate, stats or param_specs, "
+            "got a transformation: give these to the transformation, as in "
+            "jaxcomp.compressed_mean(codec, axis_name, gate=...)"
+        )
     return setup
 
 

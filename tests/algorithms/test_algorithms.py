@@ -48,7 +48,7 @@ def test_every_recipe_is_tried():
         module = importlib.import_module(f"jaxcomp.algorithms.{part}")
         made = inspect.getmembers(module, inspect.isfunction)
         recipes |= {name for name, f in made if f.__module__ == module.__name__ and name[0] != "_"}
-    assert recipes - set(METHODS) == {"lag", "ef_signsgd", "cpsgd", "genqsgd", "sparse_codes"}
+    assert recipes - set(METHODS) == {"lag", "ef_signsgd", "cpsgd", "genqsgd"}
 
 
 def diagonal(workers):

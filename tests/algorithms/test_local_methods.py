@@ -10,7 +10,6 @@ import pytest
 from methods import AXIS, IDENTITY, QSGD, SIZE
 
 import jaxcomp
-from jaxcomp.feedback import Aggregated
 from jaxcomp.testing import problems
 
 WORKERS = 8
@@ -48,7 +47,7 @@ def test_all_methods_of_averages_agree_without_compression(local, x64):
         "muloco": jaxcomp.algorithms.muloco(
             IDENTITY, AXIS, learning_rate=0.05, outer_rate=1.0, momentum=0.0, **rounds
         ),
-        "sparseloco": jaxcomp.algorithms.sparseloco(AXIS, codec=whole, **rounds),
+        "sparseloco": jaxcomp.algorithms.sparseloco(whole, AXIS, **rounds),
     }
     for name, tx in same.items():
         np.testing.assert_allclose(final(tx), local, rtol=0, atol=1e-10, err_msg=name)
@@ -101,10 +100,10 @@ def test_fedpaq_with_some_workers_is_unbiased(x64):
     assert_unbiased(finals(functools.partial(make, QSGD, participants=3)), final(make(IDENTITY), 4))
 
 
-def test_sparse_codes_send_what_they_say():
+def test_chunks_send_what_they_say():
     """At most 0.162 bits an element and round; two magnitudes a block, of the largest elements."""
     like = {"w": jnp.zeros((512, 4096))}
-    codec = jaxcomp.algorithms.sparse_codes()
+    codec = jaxcomp.chunk_top_k()
     bits = 8 * jaxcomp.wire_bytes(codec, like) / like["w"].size
     assert bits == pytest.approx(0.1602, abs=1e-4)
     normal = jax.random.normal(jax.random.key(0), (2, 4, 8192))
@@ -142,10 +141,40 @@ def test_decoupled_momentum_keeps_what_nobody_sends(subtract):
     assert np.abs(momentum(make(k=4))).max() > 0.1
 
 
+@pytest.mark.parametrize("workers", [2, 8, 64])
+def test_directions_that_differ_keep_their_length(workers):
+    """Orthogonal vectors of length one: the plain mean is `1/√n` long."""
+    tx = jaxcomp.directional_mean(jaxcomp.Dense(), AXIS, plain=lambda path: path == "plain")
+    rows = jnp.eye(64)[:workers]
+    updates = {"w": rows, "plain": rows, "zero": 0 * rows}
+    mean = jax.vmap(lambda u: tx.update(u, tx.init(u))[0], axis_name=AXIS)(updates)
+    np.testing.assert_allclose(np.linalg.norm(mean["w"], axis=1), 1, rtol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(mean["plain"], axis=1), workers**-0.5, rtol=1e-5)
+    assert not mean["zero"].any()
+
+
+def test_directions_are_weighted_and_take_part_in_rounds():
+    tx = jaxcomp.directional_mean(jaxcomp.Dense(), AXIS)
+    rows, weights = jnp.asarray([[3.0, 0], [0, 1]]), jnp.asarray([3.0, 1])
+
+    def merged(u, w):
+        return tx.update({"w": u}, tx.init({"w": u}), weight=w)[0]["w"]
+
+    found = jax.vmap(merged, axis_name=AXIS)(rows, weights)[0]
+    want = (3 * 3 + 1 * 1) / 4 * np.asarray([3, 1]) / np.sqrt(10)
+    np.testing.assert_allclose(found, want, rtol=1e-5)
+    tx = jaxcomp.directional_mean(QSGD, AXIS)
+    assert np.isfinite(final(jaxcomp.local_updates(PLAIN(), None, AXIS, every=4, reducer=tx))).all()
+    with pytest.raises(
+        ValueError, match="`reducer` must be a codec, policy, link or reducer beside"
+    ):
+        jaxcomp.local_updates(PLAIN(), None, AXIS, every=4, reducer=tx, stats=True)
+
+
 def test_what_needs_the_whole_mean_says_so():
     with pytest.raises(ValueError, match="`subtract` must be one of 'own', 'aggregate'"):
         jaxcomp.algorithms.demo_sgd(AXIS, learning_rate=0.1, subtract="all")
-    link = jaxcomp.Link(jaxcomp.sign(bucket_size=64), Aggregated(jaxcomp.Residual(0.9)))
+    link = jaxcomp.Link(jaxcomp.sign(bucket_size=64), jaxcomp.Aggregated(jaxcomp.Residual(0.9)))
     tx = jaxcomp.compressed_mean(jaxcomp.TwoShot(link, jaxcomp.qsgd(6, bucket_size=64)), AXIS)
     grads = {"w": jnp.ones((WORKERS, 64, 64))}
     with pytest.raises(ValueError, match="gives every device the whole mean"):

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 import resizing
-from methods import METHODS, build, everywhere
+from methods import LOCAL, METHODS, build, everywhere
 from resizing import AXIS, PARAMS, check_moved, filled, shapes
 from suite import CODECS, COMMON, few_or_all, label
 
@@ -113,7 +113,8 @@ RARE = ("decayed", "bfloat16", "wide ef21", "sidco by default", "levels")
 
 def cases():
     """All compositions with four moves each, of which by turns two are quick."""
-    common = [name for name in EVERY if not name.endswith(RARE)]
+    alike = {f"{name}{form}" for name in LOCAL for form in ("", " in buckets")}  # "local steps".
+    common = [name for name in EVERY if not name.endswith(RARE) and name not in alike]
     for name in EVERY:
         gathers = [(8, 2), (2, 8)] if name == "cheapest, residual" else []  # Two, by default.
         quick = []

@@ -45,6 +45,8 @@ LINK = jaxcomp.Link(jaxcomp.top_k(0.01), jaxcomp.Residual(decay=0.9))
 FOUR, NARROW = jaxcomp.qsgd_inf(bits=4), jaxcomp.qsgd_inf(bits=8, bucket_size=32)
 GRID = codecs.Uniform(7)
 ARGUMENTS = {
+    "AdaptivePeriod": {"learning_rate": 0.1, "warmup": 50},
+    "Aggregated": {"feedback": jaxcomp.Residual(0.9)},
     "AtLeast": {"value": 0.5, "fraction": 0.1},
     "Auto": {"link": LINK},
     "Bernoulli": {"p": 0.5},
@@ -54,6 +56,7 @@ ARGUMENTS = {
     "Clipped": {"codec": jaxcomp.blockwise()},
     "Coded": {"codec": FOUR, "coder": jaxcomp.codecs.Rice(k=2), "capacity": 3.5},
     "Coin": {"p": 0.5},
+    "Constant": {"k": 4},
     "Contractive": {"codec": FOUR},
     "Cosine": {"codec": jaxcomp.top_k(0.1, bucket_size=4096)},
     "Embedded": {"codec": FOUR, "redundancy": 1.5},
