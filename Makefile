@@ -19,7 +19,7 @@ demo: setup
 # Compiled programs are kept from run to run. Their keys name the versions of JAX and of the
 # compiler. `make test CACHE=` does without; the folder may be deleted at any time.
 CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/jaxcomp/xla
-KEEP := JAX_COMPILATION_CACHE_DIR='$(CACHE)' JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0.2
+KEEP := JAX_COMPILATION_CACHE_DIR='$(CACHE)' JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
 
 # Compiling keeps one core busy, so there is a process a core; each may take a few gigabytes.
 test: setup
