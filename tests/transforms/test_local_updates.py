@@ -154,6 +154,25 @@ def test_a_step_that_is_not_finite_is_left_out_on_its_worker_alone():
     assert not np.isfinite(params["w"][-1]).all()
 
 
+def test_workers_that_are_not_drawn_keep_their_message_for_a_later_round():
+    """The residual of those who do not take part is all that they have moved."""
+    link = jaxcomp.Link(jaxcomp.Policy(jaxcomp.sign(), min_size=0), jaxcomp.Residual())
+    gate = jaxcomp.gates.SampledWorkers(3)
+    tx = jaxcomp.local_updates(
+        optax.sgd(0.1), None, AXIS, every=2, reducer=jaxcomp.Gather(link), gate=gate
+    )
+    _, own, _, states = trained(tx, 4)
+    mean = states.fragments[0].mean
+    assert mean.gate.rounds[:, 0].tolist() == [0, 1, 1, 2]
+    assert mean.gate.messages[-1, 0] == 6
+    held = mean.memory.feedback.tree.residual[0][1, :, 0].reshape(WORKERS, -1)
+    # The first round by hand: two steps from the start.
+    moved = PARAMS["w"] - own["w"][0]
+    moved = moved + 0.1 * CURVATURES * (own["w"][0] - TARGETS)
+    kept = [np.allclose(a, b.reshape(-1), atol=1e-5) for a, b in zip(held, moved, strict=True)]
+    assert sum(kept) == WORKERS - 3
+
+
 STREAMED: Any = {"every": 4, "fragments": 2}
 
 
