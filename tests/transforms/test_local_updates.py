@@ -335,6 +335,35 @@ def test_a_step_without_exchange_has_no_collective_and_a_round_sends_wire_bytes(
     assert sum(streamed.values()) == sum(sent.values())
 
 
+def test_no_collective_runs_in_a_step_without_exchange(mesh, tmp_path):
+    """Of a program with a conditional, as a profile of each step of a round sees it."""
+    tx = jaxcomp.local_updates(optax.sgd(0.1), None, AXIS, every=3)
+    step = local_step(tx, quadratic)
+
+    def own(params, state, target, curvature):
+        return step(params, state, target[0], curvature[0])[:2]
+
+    run = jaxcomp.data_parallel(own, mesh, AXIS, batch_argnums=(2, 3))
+    carry = PARAMS, jaxcomp.init_state(tx, PARAMS, mesh, AXIS)
+    for _ in range(3):
+        carry = run(*carry, TARGETS, CURVATURES)
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0
+    met = []
+    for number in range(3):
+        folder = tmp_path / str(number)
+        jax.block_until_ready(carry)
+        with jax.profiler.trace(str(folder), profiler_options=options):
+            carry = run(*carry, TARGETS, CURVATURES)
+            jax.block_until_ready(carry)
+        (path,) = folder.rglob("*.xplane.pb")
+        planes = jax.profiler.ProfileData.from_file(str(path)).planes
+        names = [event.name for plane in planes for line in plane.lines for event in line.events]
+        assert any("dot" in name or "fusion" in name for name in names)
+        met.append(names.count("Rendezvous"))
+    assert met == [0, 0, WORKERS]
+
+
 def test_fragments_are_bins_of_bytes_or_layers_in_turn():
     x = jnp.ones
     assert fragments.balanced(2)({"a": x(8), "b": x(5), "c": x(3)}) == {"a": 0, "b": 1, "c": 1}
