@@ -247,8 +247,8 @@ def plan_genqsgd(
         of the example are.
 
     Note:
-        The paper also optimises `γ`, but only `γB`, `γK` and `BK₀`-like products matter, so the
-        minimum is not unique.
+        The paper also optimises `γ`. But `c` times as many steps, with batches and rates `c` times
+        as small, leave every term as it is, so that minimum is not unique.
     """
     checks.positive("error", error)
     checks.positive("seconds", seconds)
