@@ -100,11 +100,25 @@ class Door:
         self.keys, self.bounds = keys, bounds
         self.peers: dict[int, Peer] = {}
         self._unproven: list[Peer] = []
+        self._asking: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
 
-    async def welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Lets one connection in, or cuts it; `asyncio.start_server` calls this for each."""
-        peer = Peer(reader, writer)
+        # A task of ours, for `close` to wait for: asyncio would report its end as an error.
+        task = asyncio.create_task(self._let_in(Peer(reader, writer)))
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
+
+    async def close(self) -> None:
+        """Ends every connection, also of those who have not yet proven who they are."""
+        for task in self._asking:
+            task.cancel()
+        await asyncio.gather(*self._asking, return_exceptions=True)
+        for peer in self.peers.values():
+            peer.cut()
+
+    async def _let_in(self, peer: Peer) -> None:
         self._unproven.append(peer)
         if len(self._unproven) > self.bounds.unproven:
             self._unproven.pop(0).cut()
@@ -115,6 +129,10 @@ class Door:
             peer.cut()
             print(f"       a stranger is refused: {why(error)}", flush=True)
             return
+        except asyncio.CancelledError:
+            peer.cut()
+            print("       a stranger is refused: it had proven nothing at the end", flush=True)
+            raise
         finally:
             if peer in self._unproven:
                 self._unproven.remove(peer)

@@ -181,8 +181,7 @@ async def serve(
                 f"{len(changes):>7}  {sent:>8,}  {bits:>16.2f}  {32 / bits:>13.1f}x",
                 flush=True,
             )
-        for peer in door.peers.values():
-            peer.cut()
+        await door.close()
     return params
 
 
