@@ -162,6 +162,9 @@ from jaxcomp.transforms.mean import (
     compressed_mean as compressed_mean,
     dense_leaves as dense_leaves,
 )
+from jaxcomp.transforms.overlapped import (
+    Overlapped as Overlapped,
+)
 from jaxcomp.transforms.pmean import (
     pmean as pmean,
 )

@@ -1,4 +1,4 @@
-"""Means over steps, by one of several processes: they must not depend on how many there are.
+"""Means and local rounds, by one of several processes: they must not depend on how many there are.
 
     python tests/processes.py HOST:PORT PROCESSES NUMBER DEVICES FILE
 
@@ -12,6 +12,7 @@ import sys
 
 import jax
 import numpy as np
+import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxcomp
@@ -67,15 +68,45 @@ def means(reducer, mesh, own):
         grads = jax.make_array_from_process_local_data(split, gradients(number, own))
         mean, state = step(state, grads)
         found.append(mean)
-    return found, state
+    # Placing what comes next compares it between the processes, over the same connections.
+    return jax.block_until_ready((found, state))
+
+
+def local_rounds(mesh, own):
+    """Two rounds and a half of local steps, whose exchanges run beside them."""
+    tx = jaxcomp.local_updates(
+        optax.adam(0.1),
+        optax.sgd(0.7, 0.9),
+        "data",
+        every=4,
+        fragments=2,
+        delay=1,
+        mix=0.5,
+        reducer=EXACT["gather"],
+    )
+
+    def to_target(params, target):
+        apart = jax.tree.map(lambda x, y: x - y[0], params, target)
+        return sum((x**2).sum() for x in jax.tree.leaves(apart)) / 2
+
+    split = NamedSharding(mesh, PartitionSpec("data"))
+    params = jaxcomp.place(PARAMS, mesh, "data")
+    state = jaxcomp.init_state(tx, params, mesh, "data")
+    with jaxcomp.Overlapped(tx, jax.value_and_grad(to_target), mesh, "data") as run:
+        for number in range(9):
+            target = jax.make_array_from_process_local_data(split, gradients(number, own))
+            params, state, _ = run(params, state, target)
+        return jax.block_until_ready((params, run.settle(state)))
 
 
 def main(address, processes, number, devices, file):
-    jax.config.update("jax_num_cpu_devices", devices)
+    jax.config.update("jax_num_cpu_devices", 2 * devices)
     jax.distributed.initialize(address, processes, number, initialization_timeout=200)
-    mesh = jax.make_mesh((jax.device_count(),), ("data",))
+    workers = [device for device in jax.devices() if device.id % (2 * devices) < devices]
+    mesh = jax.make_mesh((len(workers),), ("data",), devices=workers)
     own = range(number * devices, (number + 1) * devices)
     found = {name: means(one, mesh, own) for name, one in {**EXACT, **ROUNDED}.items()}
+    found["local rounds"] = local_rounds(mesh, own)
     held = {
         worker: jax.tree.map(lambda leaf, at=at: np.asarray(leaf.addressable_data(at)), found)
         for at, worker in enumerate(own)

@@ -69,7 +69,9 @@ def whole(
             _check_last(method.__name__)
             return tx.update(updates, state, params, **extra)
 
-        return optax.GradientTransformationExtraArgs(tx.init, update_fn)
+        made = tx._replace(update=update_fn)
+        vars(made).update(vars(tx))  # What `local_updates` adds to it.
+        return made
 
     return make
 

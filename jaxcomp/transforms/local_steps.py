@@ -261,7 +261,7 @@ def _moved(
     def move(
         made: PyTree, offset: PerWorker, outer: Any, params: PyTree
     ) -> tuple[PyTree, PerWorker, Any]:
-        step = xla.compile_separately(functools.partial(_outer, setup))
+        step = xla.compile_separately(functools.partial(outer_step, setup))
         update, own, outer = step(made, offset.own(), outer, params)
         return update, PerWorker.wrap(own, "offset", setup.axis_name), outer
 
@@ -297,7 +297,7 @@ def _moved(
     return update, after, variance
 
 
-def _outer(
+def outer_step(
     setup: Setup, mean: PyTree, offset: PyTree, outer: Any, params: PyTree
 ) -> tuple[PyTree, PyTree, Any]:
     """The centre's update, and this worker's offset from `mix · θ + (1 − mix) · φ`."""

@@ -23,6 +23,16 @@ from jaxcomp.transforms.mean import compressed_mean
 from jaxcomp.types import Array, AxisName, PyTree
 
 
+class LocalUpdates(optax.GradientTransformationExtraArgs):
+    """The transformation that `local_updates` returns.
+
+    Attributes:
+        setup: its arguments.
+    """
+
+    setup: Setup
+
+
 def local_updates(
     inner: optax.GradientTransformation,
     outer: optax.GradientTransformation | None,
@@ -41,7 +51,7 @@ def local_updates(
     guard: bool = True,
     param_specs: PyTree | None = None,
     stats: bool = False,
-) -> optax.GradientTransformationExtraArgs:
+) -> LocalUpdates:
     """Workers take steps of their own, and exchange the sum of a round's steps, not gradients.
 
     With `φ` the centre (`params`, the same on all workers) and `θᵢ` a worker's own parameters,
@@ -151,7 +161,9 @@ def local_updates(
         callers.check_wrappers()
         return _update(setup, updates, state, params, exchange, extra)
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    made = LocalUpdates(init_fn, update_fn)
+    made.setup = setup
+    return made
 
 
 def _update(
