@@ -47,13 +47,12 @@ def moved(tree: PyTree, mesh: Mesh) -> PyTree:
     """
 
     def one(x: jax.Array) -> jax.Array:
-        sharding = x.sharding
-        held = sharding.mesh if isinstance(sharding, NamedSharding) else None
-        if not isinstance(held, Mesh):
-            raise ValueError(f"`tree` must have arrays on a mesh, got one with {sharding}")
-        of = dict(zip(held.devices.flat, mesh.devices.flat, strict=True))
+        held = x.sharding
+        if not isinstance(held, NamedSharding) or not isinstance(held.mesh, Mesh):
+            raise ValueError(f"`tree` must have arrays on a mesh, got one with {held}")
+        of = dict(zip(held.mesh.devices.flat, mesh.devices.flat, strict=True))
         shards = [jax.device_put(shard.data, of[shard.device]) for shard in x.addressable_shards]
-        sharding = NamedSharding(mesh, sharding.spec)
+        sharding = NamedSharding(mesh, held.spec)
         return jax.make_array_from_single_device_arrays(x.shape, sharding, shards)
 
     return jax.tree.map(one, tree)

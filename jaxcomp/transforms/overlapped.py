@@ -128,15 +128,13 @@ class Overlapped:
 
     Example:
         >>> import jaxcomp
-        >>> from jax.sharding import AxisType
-        >>> mesh, other = (
-        ...     jax.make_mesh((1,), ("data",), devices=[device]) for device in jax.devices()[:2]
-        ... )
+        >>> mesh = jax.make_mesh((1,), ("data",))
         >>> tx = jaxcomp.local_updates(optax.sgd(0.1), None, "data", every=4, delay=2)
         >>> loss_fn = lambda w, x: ((x @ w - 1) ** 2).mean()
         >>> w = jaxcomp.place(jnp.ones(3), mesh, "data")
         >>> state = jaxcomp.init_state(tx, w, mesh, "data")
-        >>> with Overlapped(tx, jax.value_and_grad(loss_fn), mesh, "data", through=other) as run:
+        >>> grads = jax.value_and_grad(loss_fn)
+        >>> with Overlapped(tx, grads, mesh, "data", through=mesh) as run:  # There is one device.
         ...     for _ in range(8):
         ...         w, state, losses = run(w, state, jnp.ones((8, 3)))
         ...     state = run.settle(state)
