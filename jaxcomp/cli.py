@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import jaxcomp
 from jaxcomp.planning import models, options, planner, plots, timing
 from jaxcomp.recipes import catalogue
-from jaxcomp.theory import tables, units
+from jaxcomp.theory import rounds as rounds_, tables, units
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -70,6 +70,7 @@ def _options_of_plan(add: Callable[..., Any]) -> None:
     _options_of_model(add)
     _options_of_links(add)
     _options_of_step(add)
+    _options_of_rounds(add)
     add("--max-error", type=float, help="leave out codecs with a larger error, as in 0.5")
     _options_of_clock(add)
     add("--plot", type=pathlib.Path, metavar="FILE", help="draw it, as .png, .svg or .pdf")
@@ -130,6 +131,26 @@ def _options_of_step(add: Callable[..., Any]) -> None:
         type=options.count,
         default=1,
         help="steps from one mean to the next (default: 1)",
+    )
+
+
+def _options_of_rounds(add: Callable[..., Any]) -> None:
+    add(
+        "--rounds",
+        action="store_true",
+        help="plan rounds of local steps: how many, by which codec, with which delay",
+    )
+    add(
+        "--stall",
+        type=float,
+        default=0.05,
+        help="with --rounds, the share that exchanges may add to steps (default: 0.05)",
+    )
+    add(
+        "--longest",
+        type=options.count,
+        default=100,
+        help="with --rounds, the longest round to prefer (default: 100 steps)",
     )
 
 
@@ -263,6 +284,8 @@ def plan_for(args: argparse.Namespace) -> None:
     )
     if args.plot is not None:
         plots.save(planned, args.plot)
+    if args.rounds:
+        planned = rounds_.rounds(planned, stall=args.stall, longest=args.longest)
     print(planned.to_json() if args.json else planned)
 
 

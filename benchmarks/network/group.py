@@ -43,11 +43,14 @@ def say(own: dict[str, Any], *words: str) -> None:
         print("   ", *words, flush=True)
 
 
-def join(own: dict[str, Any]) -> Mesh:
-    """Brings the processes together: one device each."""
+def join(own: dict[str, Any], devices: int = 1) -> Mesh:
+    """Brings the processes together: a mesh of the first of each one's devices."""
+    jax.config.update("jax_num_cpu_devices", devices)
     at = f"{own['address']}:{own['port']}"
     jax.distributed.initialize(at, own["processes"], own["rank"])
-    return jax.make_mesh((own["processes"],), (AXIS,), axis_types=(AxisType.Auto,))
+    first = jax.devices()[::devices]
+    shape, kinds = (own["processes"],), (AxisType.Auto,)
+    return jax.make_mesh(shape, (AXIS,), axis_types=kinds, devices=first)
 
 
 def spread(mesh: Mesh, rows: np.ndarray) -> jax.Array:

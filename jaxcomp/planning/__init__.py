@@ -7,3 +7,4 @@ from jaxcomp.theory.genqsgd import (
     Machine as Machine,
     plan_genqsgd as plan_genqsgd,
 )
+from jaxcomp.theory.rounds import Round as Round, Rounds as Rounds, rounds as rounds

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 
 import numpy as np
 import pytest
@@ -66,6 +67,8 @@ def test_a_plan_is_printed_and_drawn(capsys, tmp_path, monkeypatch):
     found = json.loads(run(capsys, *common, *few, "--json"))
     assert found["network"] == {"bandwidth": 12.5e6, "latency": 50e-6}
     assert {way["name"] for way in found["ways"]} >= {"TwoShot(qsgd(), qsgd())", "dense bfloat16"}
+    rounds = run(capsys, *common, *few, "--step", "100ms", "--rounds", "--longest", "50")
+    assert re.search(r"Take .* with every=\d+ and (delay=\d+|no delay)", rounds)
     links = ["--workers", "2x8", "--link", "10Gbit", "--fast-link", "400Gbit"]
     two = run(capsys, *common[:3], *few, *links)
     assert "2 x 8 workers" in two
@@ -103,6 +106,7 @@ def test_the_tree_and_the_step_may_be_the_users_own(capsys, tmp_path, monkeypatc
         ("plan --params 9.5 --workers 4 --link 1Gbit", "positive whole number"),
         ("plan --params 9 --workers 1 --link 1Gbit", "at least 2"),
         ("plan --params 9 --workers 4 --link 1Gbit --step soon", "a time such as"),
+        ("plan --params 9 --workers 4 --link 1Gbit --link-only --rounds", "`compute` must"),
         ("plan --tree nowhere:x --workers 4 --link 1Gbit", "cannot find 'nowhere:x'"),
     ],
 )

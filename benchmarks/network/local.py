@@ -1,0 +1,158 @@
+"""A worker that trains the byte model in rounds of local steps until it reaches a target score.
+
+Beside the best ways that exchange in every step (those of `train.py`): the same model, batches,
+clock and target. Each method has rates of its own, tuned on this task.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import byte_lm_model  # pyright: ignore[reportMissingImports]
+import group
+import jax
+import optax
+import train
+import training  # pyright: ignore[reportMissingImports]
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import jaxcomp
+from jaxcomp import algorithms
+
+AXIS = group.AXIS
+IN_EVERY_STEP = ("dense", "PowerSGD rank 4")
+
+
+class Way(NamedTuple):
+    """A way to train.
+
+    Attributes:
+        tx: the transformation.
+        steps: at most so many.
+        every: the steps of a round, after which the score is taken.
+        rounds: whether the last step of each `every` exchanges, and no other: then the others are a
+            program without collectives.
+        overlapped: whether exchanges run beside the steps.
+    """
+
+    tx: optax.GradientTransformation
+    steps: int
+    every: int
+    rounds: bool = True
+    overlapped: bool = False
+
+
+def rate(peak: float, steps: int) -> optax.Schedule:
+    """Up in 20 steps, then down to a twentieth."""
+    return optax.warmup_cosine_decay_schedule(0.0, peak, 20, steps, peak / 20)
+
+
+def adam(peak: float, steps: int) -> optax.GradientTransformation:
+    return optax.adam(rate(peak, steps))
+
+
+def muon(peak: float, steps: int) -> optax.GradientTransformation:
+    """Muon for the matrices of the blocks, Adam for the rest."""
+
+    def numbers(params: Any) -> Any:
+        inside = optax.contrib.MuonDimensionNumbers()
+        return jax.tree_util.tree_map_with_path(
+            lambda path, x: inside if "block" in str(path) and x.ndim == 2 else None, params
+        )
+
+    return optax.contrib.muon(
+        rate(peak, steps),
+        beta=0.9,
+        adam_learning_rate=rate(1e-3, steps),
+        muon_weight_dimension_numbers=numbers,
+    )
+
+
+CHUNKED = jaxcomp.Policy(jaxcomp.chunk_top_k(160, 10_240), min_size=0, min_ndim=0)
+"""Of all leaves, also norms; chunks divide every matrix of the model."""
+FOUR_BITS = jaxcomp.natural_dithering(bits=4)
+
+
+def run(
+    way: Way, data: tuple, own: dict[str, Any], mesh: Mesh, meet: Callable[..., float]
+) -> dict[str, Any]:
+    draw, held_out = data
+    model = byte_lm_model.ByteModel(train.LAYERS, train.WIDTH)
+    replicated = NamedSharding(mesh, PartitionSpec())
+    init = jax.jit(
+        lambda: model.init(jax.random.key(train.SEED), draw(1)[0][:1]), out_shardings=replicated
+    )
+    value_and_grad = jax.value_and_grad(functools.partial(training.loss_of, model))
+    held: list[Any] = []
+
+    def start() -> None:
+        params: Any = init()
+        held[:] = params, jaxcomp.init_state(way.tx, params, mesh, AXIS)
+
+    def lay(number: int) -> tuple:
+        return tuple(group.spread(mesh, half) for half in draw(number))
+
+    def score() -> float:
+        params = training.first_copy(held[0])
+        return float(byte_lm_model.bits_per_byte(model, params, held_out))
+
+    start()
+    alone, last, sent = programs(way, value_and_grad, mesh, held, lay(1))
+
+    def step(number: int) -> None:
+        program = last if number % way.every == 0 else alone
+        *held[:], loss = program(*held, lay(number))
+        jax.block_until_ready((held[0], loss))
+
+    def begin() -> tuple[Callable[[int], Any], Callable[[], float]]:
+        start()
+        return step, score
+
+    asked = {**own, "steps": way.steps, "every": way.every}
+    found = train.races(begin, asked, meet)
+    return {"parameters": train.parameters(), "collective_bytes": sent, **found}
+
+
+def programs(
+    way: Way, value_and_grad: Any, mesh: Mesh, held: list[Any], batch: tuple
+) -> tuple[Any, Any, dict[str, int]]:
+    """A step inside of a round, the last one of a round, and the bytes of its collectives."""
+    if way.overlapped:
+        both = jaxcomp.Overlapped(way.tx, value_and_grad, mesh, AXIS)
+        return both, both, {}
+
+    def compiled(**settings: Any) -> Any:
+        def step(params, state, batch):
+            here = jaxcomp.local(jaxcomp.view(params, state), AXIS)
+            loss, grads = value_and_grad(here, batch)
+            updates, state = way.tx.update(grads, state, params, **settings)
+            return optax.apply_updates(params, updates), state, jaxcomp.PerWorker.wrap(loss, "loss")
+
+        mapped = jaxcomp.data_parallel(step, mesh, AXIS, donate_argnums=(0, 1))
+        return mapped.lower(*held, batch).compile()
+
+    if not way.rounds:
+        both = compiled()
+        return both, both, jaxcomp.collective_bytes(both)
+    alone, last = compiled(exchange=False), compiled(exchange=True)
+    if jaxcomp.collective_bytes(alone):
+        raise AssertionError("a step without an exchange has collectives")
+    return alone, last, jaxcomp.collective_bytes(last)
+
+
+def main() -> None:
+    own = group.place()
+    mesh = group.join(own, devices=2)
+    meet, data = group.meeting(mesh), train.batches(own)
+    found = {}
+    for name in group.chosen(own, (*IN_EVERY_STEP, *METHODS)):
+        if name in METHODS:
+            found[name] = run(METHODS[name](), data, own, mesh, meet)
+        else:
+            found[name] = train.run(train.METHODS[name], data, own, mesh, meet)
+        train.say(own, name, found[name]["curves"])
+    group.finish(own, {"methods": found})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""How many local steps a round needs on a link, with or without a delay that hides the exchange."""
+
+import dataclasses
+import json
+import math
+import textwrap
+
+from jaxcomp import checks
+from jaxcomp.theory import tables
+from jaxcomp.theory.plan import Forecast, Plan
+from jaxcomp.theory.units import duration
+
+
+def seconds(every: int, step: float, exchange: float, delay: int = 0) -> float:
+    """Seconds of a round: `H · step + max(0, exchange − τ · step)`.
+
+    Args:
+        every: `H`, the steps of a round.
+        step: seconds of a step without communication.
+        exchange: seconds of an exchange.
+        delay: `τ`, the steps that an exchange may take.
+
+    Raises:
+        ValueError: for negative times, a round without steps, or a delay that is not below it.
+
+    Example:
+        >>> seconds(30, step=0.1, exchange=2.5, delay=20)
+        3.5
+    """
+    checks.integer("every", every, 1)
+    checks.integer("delay", delay, 0, every - 1)
+    for name, value in (("step", step), ("exchange", exchange)):
+        checks.number(name, value, 0.0)
+    return every * step + max(0.0, exchange - delay * step)
+
+
+@dataclasses.dataclass(frozen=True)
+class Round:
+    """The shortest round of one way to exchange that stalls training by at most the given share.
+
+    Attributes:
+        name: the way.
+        bytes: what a device sends in a round.
+        error: of one message, as in the plan; 0.0 for dense ones.
+        exchange: seconds of an exchange, its work included.
+        alone: `H` without a delay: every exchange stops the steps.
+        every: `H` with the delay.
+        delay: `τ`, the steps that run beside an exchange; 0 if even a round of one step needs none.
+        step: seconds of a step, with its share of the exchange that is not hidden.
+        stall: that share, as a fraction of the steps.
+    """
+
+    name: str
+    bytes: float
+    error: float
+    exchange: float
+    alone: int
+    every: int
+    delay: int
+    step: float
+    stall: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Rounds:
+    """Rounds for a link; `print` them, or take `best`.
+
+    Attributes:
+        rounds: one for each way, the one that sends most first.
+        compute: seconds of a step without communication.
+        stall: the share of the steps that exchanges may add.
+        longest: the longest round to prefer.
+    """
+
+    rounds: tuple[Round, ...]
+    compute: float
+    stall: float
+    longest: int
+
+    @property
+    def best(self) -> Round:
+        """The way of smallest error that fits rounds of at most `longest` steps.
+
+        Of several with the same error the one of the shortest round; so too where none fits.
+        """
+        fits = [one for one in self.rounds if one.every <= self.longest]
+        if not fits:
+            return min(self.rounds, key=lambda one: one.every)
+        return min(fits, key=lambda one: (one.error, one.every))
+
+    @property
+    def verdict(self) -> str:
+        """The answer in a sentence."""
+        one = self.best
+        hidden = f"delay={one.delay}" if one.delay else "no delay"
+        told = (
+            f"Take {one.name} with every={one.every} and {hidden}: a step of "
+            f"{duration(one.step)}, {100 * one.stall:.1f} % above one without communication"
+        )
+        if one.every > self.longest:
+            return f"{told}. Nothing fits rounds of {self.longest} steps: compress more, or wait."
+        return f"{told}; without the delay every={one.alone}."
+
+    def to_json(self) -> str:
+        """All of it as JSON."""
+        return json.dumps({**dataclasses.asdict(self), "best": self.best.name}, indent=1)
+
+    def __str__(self) -> str:
+        heads = ("", "MB a round", "error", "exchange", "every, no delay", "every", "delay", "step")
+        rows = [
+            (
+                ("→ " if one is self.best else "  ") + one.name,
+                f"{one.bytes / 1e6:.4g}",
+                f"{one.error:.2g}",
+                duration(one.exchange),
+                str(one.alone),
+                str(one.every),
+                str(one.delay),
+                duration(one.step),
+            )
+            for one in self.rounds
+        ]
+        table = tables.text([heads, *rows], right=[False] + [True] * 7)
+        return "\n".join([*table, "", textwrap.fill(self.verdict, 100)])
+
+
+def rounds(plan: Plan, *, stall: float = 0.05, longest: int = 100) -> Rounds:
+    """The steps of a round, the bits and the delay for a link: `H`, bits and `τ`.
+
+    An exchange of `T` seconds stalls a round of `H` steps of `t` seconds by `max(0, T − τ t)`. For
+    every way of the plan, this is the least `H` at which that is at most `stall · H t`: without a
+    delay `H = T / (stall · t)`; with one, `H = (T + t) / ((1 + stall) t)` and
+    `τ = min(T / t, H − 1)`.
+
+    Args:
+        plan: from `jaxcomp.plan(..., compute=...)`, with a link as measured.
+        stall: the share of the steps that exchanges may add to their time.
+        longest: the longest round to prefer: of the ways that fit, the one of smallest error is
+            `best`.
+
+    Raises:
+        ValueError: for a plan without the time of a step, or numbers out of range.
+
+    Example:
+        >>> import jaxcomp
+        >>> link = jaxcomp.planning.Network(bandwidth=1.25e6, latency=1e-4)  # 10 Mbit/s.
+        >>> planned = jaxcomp.plan(5_000_000, 4, link, compute=0.1, link_only=True)
+        >>> found = rounds(planned)
+        >>> found.best.name, found.best.every, found.best.delay
+        ('qsgd_inf 8-bit, TwoShot', 60, 59)
+
+    Note:
+        This counts time alone. Published runs lose little up to a few hundred steps a round, more
+        with fewer bits, and with a delay that is a large part of the round; that is to be tried.
+    """
+    checks.positive("compute", plan.compute)
+    checks.positive("stall", stall)
+    checks.integer("longest", longest, 1)
+    found = [_round(line, plan.compute, stall) for line in plan.forecasts]
+    found.sort(key=lambda one: -one.bytes)
+    return Rounds(tuple(found), plan.compute, stall, longest)
+
+
+def _round(line: Forecast, step: float, stall: float) -> Round:
+    exchange = line.mean
+    alone = max(1, math.ceil(exchange / (stall * step) - 1e-9))
+    every = min(alone, max(1, math.ceil((exchange + step) / ((1 + stall) * step) - 1e-9)))
+    delay = 0 if every == alone else min(math.ceil(exchange / step), every - 1)
+    whole = seconds(every, step, exchange, delay)
+    return Round(
+        name=line.way.name,
+        bytes=line.way.price.bytes,
+        error=line.way.error or 0.0,
+        exchange=exchange,
+        alone=alone,
+        every=every,
+        delay=delay,
+        step=whole / every,
+        stall=whole / (every * step) - 1,
+    )

@@ -1,0 +1,76 @@
+"""The least local steps of a round that hide an exchange, against all rounds tried one by one."""
+
+import json
+
+import pytest
+
+import jaxcomp
+from jaxcomp.planning import Network, rounds
+from jaxcomp.theory.rounds import seconds
+
+STEP, STALL = 0.1, 0.05
+
+
+@pytest.fixture(scope="module")
+def planned():
+    link = Network(bandwidth=1.25e6, latency=1e-4)
+    return jaxcomp.plan(2_000_000, 4, link, compute=STEP, link_only=True)
+
+
+def test_no_shorter_round_stalls_less(planned):
+    found = rounds(planned, stall=STALL)
+    assert len(found.rounds) == len(planned.forecasts)
+    for one in found.rounds:
+
+        def stalls(every, delay, exchange=one.exchange):
+            return seconds(every, STEP, exchange, delay) > (1 + STALL) * every * STEP + 1e-9
+
+        assert one.alone == next(h for h in range(1, 10_000) if not stalls(h, 0))
+        assert one.every == next(h for h in range(1, 10_000) if not stalls(h, h - 1))
+        assert not stalls(one.every, one.delay)
+        assert one.delay == 0 or one.delay * STEP >= min(one.exchange, (one.every - 1) * STEP)
+        assert one.step == pytest.approx((1 + one.stall) * STEP)
+        assert one.stall <= STALL + 1e-9
+
+
+def test_the_most_exact_way_that_fits_is_taken(planned):
+    for longest in (1000, 30, 10, 1):
+        found = rounds(planned, longest=longest)
+        fits = [one for one in found.rounds if one.every <= longest]
+        if fits:
+            assert found.best.error == min(one.error for one in fits)
+            assert found.best.every <= longest
+        else:
+            assert found.best.every == min(one.every for one in found.rounds)
+            assert "Nothing fits rounds of 1 steps" in str(found)
+        assert f"every={found.best.every}" in str(found)
+    assert rounds(planned, longest=1000).best.name.startswith("dense")
+
+
+def test_a_fast_link_needs_no_rounds():
+    link = Network(bandwidth=1.25e12)
+    planned = jaxcomp.plan(1000, 2, link, compute=1.0, link_only=True)
+    best = rounds(planned).best
+    assert (best.every, best.alone, best.delay) == (1, 1, 0)
+
+
+def test_as_json(planned):
+    found = json.loads(rounds(planned).to_json())
+    assert found["best"] in [one["name"] for one in found["rounds"]]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [({"stall": 0}, "`stall` must be"), ({"longest": 0}, "`longest` must be")],
+)
+def test_wrong_use(planned, settings, said):
+    with pytest.raises(ValueError, match=said):
+        rounds(planned, **settings)
+
+
+def test_the_time_of_a_step_must_be_known(planned):
+    planned = jaxcomp.plan(1000, 2, planned.network, link_only=True)
+    with pytest.raises(ValueError, match="`compute` must be"):
+        rounds(planned)
+    with pytest.raises(ValueError, match="`delay` must be"):
+        seconds(4, 0.1, 1.0, delay=4)
