@@ -70,7 +70,78 @@ def muon(peak: float, steps: int) -> optax.GradientTransformation:
 
 CHUNKED = jaxcomp.Policy(jaxcomp.chunk_top_k(160, 10_240), min_size=0, min_ndim=0)
 """Of all leaves, also norms; chunks divide every matrix of the model."""
-FOUR_BITS = jaxcomp.natural_dithering(bits=4)
+FOUR_BITS = jaxcomp.Link(jaxcomp.qsgd_inf(bits=4))
+TWO_SHOT = jaxcomp.TwoShot(FOUR_BITS, FOUR_BITS)
+DENSE = jaxcomp.Dense()
+
+
+def _streaming(**settings: Any) -> Way:
+    codec = jaxcomp.natural_dithering(bits=4)
+    make = functools.partial(algorithms.streaming_diloco, codec, AXIS, inner=adam(1e-3, 300))
+    return Way(make(every=40, delay=5), steps=300, every=40, rounds=False, **settings)
+
+
+METHODS: dict[str, Callable[[], Way]] = {
+    "local SGD, 4-bit": lambda: Way(
+        algorithms.local_sgd(TWO_SHOT, AXIS, learning_rate=rate(0.03, 300), momentum=0.9, every=8),
+        steps=300,
+        every=8,
+    ),
+    "post-local SGD, 4-bit": lambda: Way(
+        algorithms.post_local_sgd(
+            TWO_SHOT, AXIS, learning_rate=rate(0.03, 300), momentum=0.9, synchronous=10, every=16
+        ),
+        steps=300,
+        every=8,
+        rounds=False,
+    ),
+    "ADPSGD, 4-bit": lambda: Way(
+        algorithms.adpsgd(
+            TWO_SHOT, AXIS, learning_rate=rate(0.03, 300), momentum=0.9, start=4, warmup=5
+        ),
+        steps=300,
+        every=10,
+        rounds=False,
+    ),
+    "FedPAQ, 4-bit": lambda: Way(
+        algorithms.fedpaq(jaxcomp.qsgd(bits=4), AXIS, learning_rate=rate(0.3, 300), every=8),
+        steps=300,
+        every=8,
+    ),
+    "GenQSGD, 4-bit both ways": lambda: Way(
+        algorithms.genqsgd(
+            jaxcomp.qsgd(bits=4), AXIS, learning_rate=rate(0.3, 300), local_steps=(8, 8, 6, 6)
+        ),
+        steps=300,
+        every=8,
+    ),
+    "DiLoCo, dense": lambda: Way(
+        algorithms.diloco(DENSE, AXIS, every=30, inner=adam(1e-3, 300)), steps=300, every=30
+    ),
+    "DiLoCo, 4-bit two shots": lambda: Way(
+        algorithms.diloco(TWO_SHOT, AXIS, every=30, inner=adam(1e-3, 300)), steps=300, every=30
+    ),
+    "streaming DiLoCo, 4-bit": _streaming,
+    "streaming DiLoCo, 4-bit, beside the steps": lambda: _streaming(overlapped=True),
+    "MuLoCo, 2-bit": lambda: Way(
+        algorithms.muloco(
+            jaxcomp.blockwise(bits=2), AXIS, learning_rate=0.02, every=30, inner=muon(0.02, 180)
+        ),
+        steps=180,
+        every=30,
+    ),
+    "SparseLoCo": lambda: Way(
+        algorithms.sparseloco(CHUNKED, AXIS, every=60, inner=adam(2e-3, 420), learning_rate=3.0),
+        steps=540,
+        every=60,
+    ),
+    "SparseLoCo with Muon": lambda: Way(
+        algorithms.sparseloco(CHUNKED, AXIS, every=30, inner=muon(0.02, 210), learning_rate=3.0),
+        steps=240,
+        every=30,
+    ),
+}
+"""Each is made when it is chosen: muon asks for shapes."""
 
 
 def run(

@@ -35,9 +35,12 @@ UNSHAPED = "unshaped"
 JOBS = {
     "mean": ("mean", "mean.py"),
     "train": ("train", "train.py"),
+    "local": ("local", "local.py"),
+    "overlap": ("overlap", "overlapped.py"),
     "torch-mean": ("mean", "torch_ddp.py"),
     "torch-train": ("train", "torch_ddp.py"),
 }
+TRAINING = ("train", "local")
 
 
 def parse() -> argparse.Namespace:
@@ -172,8 +175,9 @@ def run(options: argparse.Namespace, rate: str, processes: int, job: str) -> boo
         return False
     cell = {"rate": rate, "processes": processes, "threads": threads(processes)}
     whole = slowest(found)
-    if what == "train":
-        cell |= {"target": options.target, "steps": options.steps}
+    if what in TRAINING:
+        cell |= {"target": options.target}
+        cell |= {"steps": options.steps} if what == "train" else {}
         of = {name: middle(one, options.target) for name, one in whole["methods"].items()}
         whole["methods"] = of
     keep(options.out / f"{what}.json", cell, whole)

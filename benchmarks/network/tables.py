@@ -29,6 +29,13 @@ TRAIN = (
     "seconds {seconds:.1f} | from {least:.1f} | to {most:.1f} | sent, MB {sent:.0f} | "
     "times faster than dense {faster}"
 )
+LOCAL = TRAIN.replace("sent, MB {sent:.0f}", "sent, MB {sent:.2f}")
+OVERLAP = (
+    "what {codec} | steps of a round {every} | delay {delay} | "
+    "a step, ms {step:.0f} | an exchange, s {exchange:.2f} | a round, s {round:.2f} | "
+    "predicted {predicted:.2f} | hidden {hidden:.0%} | bits a byte {bits:.3f} | "
+    "without delay {bits_alone:.3f}"
+)
 
 
 def bytes_a_second(rate: str) -> float | None:
@@ -74,10 +81,16 @@ def train_record(cell: dict[str, Any], name: str, method: dict[str, Any]) -> dic
     return {**found, **ends, "faster": dense or "not reached"}
 
 
+def overlap_record(cell: dict[str, Any], name: str, method: dict[str, Any]) -> dict[str, Any]:
+    del cell, name
+    return method
+
+
 def title(cell: dict[str, Any]) -> str:
     what = "One mean"
     if "target" in cell:
-        what = f"Training to {cell['target']:g} bits a byte, at most {cell['steps']} steps"
+        what = f"Training to {cell['target']:g} bits a byte"
+        what += f", at most {cell['steps']} steps" if "steps" in cell else ""
     else:
         what += f" of {cell['elements']:,} floats" if "elements" in cell else ""
     return f"{what}, {cell['processes']} processes, {cell['rate']}"
@@ -95,7 +108,12 @@ def elsewhere(cells: list[dict[str, Any]]) -> list[str]:
 
 
 def write(folder: pathlib.Path, *, quiet: bool = False) -> None:
-    jobs = {"mean": (MEAN, mean_record), "train": (TRAIN, train_record)}
+    jobs = {
+        "mean": (MEAN, mean_record),
+        "train": (TRAIN, train_record),
+        "local": (LOCAL, train_record),
+        "overlap": (OVERLAP, overlap_record),
+    }
     for name, (columns, record) in jobs.items():
         path = folder / f"{name}.json"
         if not path.exists():
