@@ -11,6 +11,7 @@ import pickle
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
@@ -90,7 +91,9 @@ def local_rounds(mesh, own):
         return sum((x**2).sum() for x in jax.tree.leaves(apart)) / 2
 
     split = NamedSharding(mesh, PartitionSpec("data"))
-    params = jaxcomp.place(PARAMS, mesh, "data")
+    params = jaxcomp.place(jax.tree.map(jnp.asarray, PARAMS), mesh, "data")
+    for leaf in jax.tree.leaves(params):  # As orbax asks for them.
+        assert len(leaf.addressable_shards) == len(own)
     state = jaxcomp.init_state(tx, params, mesh, "data")
     with jaxcomp.Overlapped(tx, jax.value_and_grad(to_target), mesh, "data") as run:
         for number in range(9):

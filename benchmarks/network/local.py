@@ -116,10 +116,10 @@ METHODS: dict[str, Callable[[], Way]] = {
         every=8,
     ),
     "DiLoCo, dense": lambda: Way(
-        algorithms.diloco(DENSE, AXIS, every=30, inner=adam(1e-3, 300)), steps=300, every=30
+        algorithms.diloco(DENSE, AXIS, every=30, inner=adam(1e-3, 420)), steps=420, every=30
     ),
     "DiLoCo, 4-bit two shots": lambda: Way(
-        algorithms.diloco(TWO_SHOT, AXIS, every=30, inner=adam(1e-3, 300)), steps=300, every=30
+        algorithms.diloco(TWO_SHOT, AXIS, every=30, inner=adam(1e-3, 420)), steps=420, every=30
     ),
     "streaming DiLoCo, 4-bit": _streaming,
     "streaming DiLoCo, 4-bit, beside the steps": lambda: _streaming(overlapped=True),
@@ -131,8 +131,8 @@ METHODS: dict[str, Callable[[], Way]] = {
         every=30,
     ),
     "SparseLoCo": lambda: Way(
-        algorithms.sparseloco(CHUNKED, AXIS, every=60, inner=adam(2e-3, 420), learning_rate=3.0),
-        steps=540,
+        algorithms.sparseloco(CHUNKED, AXIS, every=60, inner=adam(2e-3, 480), learning_rate=3.0),
+        steps=480,
         every=60,
     ),
     "SparseLoCo with Muon": lambda: Way(

@@ -128,8 +128,8 @@ def streaming_diloco(
     Note:
         Guarantee: none is published. The paper rounds to the nearest code, this one at random
         without bias, with a scale for 512 elements. `every=100` and `mix=0.5` are from memory of
-        the paper. An exchange within one jitted step hides nothing by itself; the compiler may
-        schedule it beside other work of that step only.
+        the paper. `jaxcomp.Overlapped` runs the exchanges beside the steps; within one jitted step
+        the compiler hides nothing of them beside the next one.
     """
     make = functools.partial(
         local_updates, every=every, reducer=codec, key=key, param_specs=param_specs

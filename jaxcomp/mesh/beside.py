@@ -51,7 +51,12 @@ def moved(tree: PyTree, mesh: Mesh) -> PyTree:
         if not isinstance(held, NamedSharding) or not isinstance(held.mesh, Mesh):
             raise ValueError(f"`tree` must have arrays on a mesh, got one with {held}")
         of = dict(zip(held.mesh.devices.flat, mesh.devices.flat, strict=True))
-        shards = [jax.device_put(shard.data, of[shard.device]) for shard in x.addressable_shards]
+        if x.is_fully_replicated:  # Of such, JAX does not always know the shards.
+            here = [to for at, to in of.items() if at.process_index == jax.process_index()]
+            shards = [jax.device_put(x.addressable_data(0), device) for device in here]
+        else:
+            found = x.addressable_shards
+            shards = [jax.device_put(shard.data, of[shard.device]) for shard in found]
         sharding = NamedSharding(mesh, held.spec)
         return jax.make_array_from_single_device_arrays(x.shape, sharding, shards)
 

@@ -69,6 +69,24 @@ def test_federated_socket():
     assert (round_, clients) == ("2", "2")
 
 
+def test_diloco_resumes_while_an_exchange_is_under_way(tmp_path):
+    """Between two processes; after step 14 of 20 the first fragment's mean is on its way."""
+    small = ("--layers", 1, "--width", 32, "--context", 32, "--batch-size", 4)
+    rounds = ("--rounds", 2, "--every", 10, "--method", "streaming", "--checkpoint-every", 7)
+
+    def trained(*more):
+        said = run("diloco.py", *small, *rounds, "--out", tmp_path, *more)
+        (found,) = results_of(tmp_path)["runs"]
+        assert "round   2 of 2" in said
+        return found
+
+    whole = trained()
+    assert (tmp_path / "diloco.png").stat().st_size > 10_000
+    resumed = trained("--resume")
+    assert resumed["digest"] == whole["digest"]
+    assert resumed["scores"] == whole["scores"]
+
+
 @pytest.mark.slow
 def test_train_digits(tmp_path):
     """Two hundred steps, in which a residual pays."""
