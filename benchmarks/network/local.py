@@ -212,6 +212,9 @@ def programs(
 
 
 def main() -> None:
+    # Only the first process would find its programs there; the others would come late, and the
+    # first collective waits for half a minute.
+    jax.config.update("jax_enable_compilation_cache", False)
     own = group.place()
     mesh = group.join(own, devices=2)
     meet, data = group.meeting(mesh), train.batches(own)
