@@ -76,6 +76,32 @@ def slow_wire() -> Found:
     yield "the fastest training is faster than the fastest of torch", ours < min(torch.values())
 
 
+def local_steps() -> Found:
+    """In rounds of local steps: bytes to the target, time on slow links, and hidden exchanges."""
+    methods = cells("local")["100mbit", 4]["methods"]
+    sparse = methods["SparseLoCo"]
+    bits = 8 * sparse["collective_bytes"]["all-gather"] / 3 / sparse["parameters"]
+    yield "SparseLoCo sends at most 0.162 bits a parameter and round", bits <= 0.162
+    rounds = sparse["curve"][-1][0] / 60
+    counted = sparse["curve"][-1][3] / rounds / sparse["collective_bytes"]["all-gather"]
+    yield "the interface counts these bytes, and up to 5 % of headers", 1 <= counted <= 1.05
+    for name in ("SparseLoCo", "SparseLoCo with Muon"):
+        reached, sent = methods[name]["reached"], methods[name]["curve"][-1][3]
+        yield f"{name} reaches the target with at most 2.6 MB", reached and sent <= 2.6e6
+    slow, free = (
+        medians(cells("local")[rate, 4]["methods"])["SparseLoCo"] for rate in ("10mbit", "unshaped")
+    )
+    yield "SparseLoCo is at most 1.2 times slower at 10 Mbit/s than unshaped", slow <= 1.2 * free
+    for name, case in cells("overlap")["100mbit", 4]["methods"].items():
+        if case["idle"]:
+            yield f"{name}: 95 % of an exchange is hidden", case["hidden"] >= 0.95
+        if case["delay"] <= case["every"] / 2:
+            least = 1.005 * case["bits_alone"]
+            yield f"{name}: the delay costs at most 0.5 %", case["bits"] <= least
+        stalls = case["predicted"] / case["round"]
+        yield f"{name}: the round is predicted within 15 %", 1 / 1.15 <= stalls <= 1.15
+
+
 def link_model() -> Found:
     """Nine of ten predictions are within a fifth; the plan is within a tenth of the best mean."""
     found = list(cells("mean").values())
@@ -93,10 +119,11 @@ def link_model() -> Found:
 
 def same_tables() -> Found:
     """The tables of the slow network match their JSON files."""
-    names = ("mean", "train", "model")
+    jobs = ("mean", "train", "local", "overlap")
+    names = (*jobs, "model")
     with tempfile.TemporaryDirectory() as name:
         folder, source = pathlib.Path(name), RESULTS / "network"
-        for job in ("mean", "train"):
+        for job in jobs:
             (folder / f"{job}.json").write_text((source / f"{job}.json").read_text())
         tables.write(folder, quiet=True)
         model.write(folder, quiet=True)
@@ -120,7 +147,7 @@ def others() -> Found:
 
 def failures() -> list[str]:
     """Claims that do not hold."""
-    every = (commands, environments, slow_wire, link_model, same_tables, others)
+    every = (commands, environments, slow_wire, local_steps, link_model, same_tables, others)
     return [claim for check in every for claim, holds in check() if not holds]
 
 

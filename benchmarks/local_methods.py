@@ -280,10 +280,10 @@ def main() -> None:
 def write(folder: pathlib.Path, book: dict[str, Any], *, quiet: bool = False) -> None:
     parts: list[Any] = [f"{reporting.line(book['environment'])}."]
     if "adaptive" in book:
-        rows = [adaptive_record(*one) for one in book["adaptive"].items()]
+        rows = [adaptive_record(name, one) for name, one in book["adaptive"].items()]
         parts.append(Table("Rounds of constant and of adaptive length, digits", ADAPTIVE, rows))
     if "bits" in book:
-        rows = [bits_record(*one, book["bits"]) for one in book["bits"].items()]
+        rows = [bits_record(name, one, book["bits"]) for name, one in book["bits"].items()]
         parts.append(Table("Few bits in rounds, byte model", BITS, rows))
     parts.append(Table("Speed-up over a dense mean in every step, link model", SPEEDUP, speedups()))
     reporting.sections(parts, folder / "local.md", quiet=quiet)

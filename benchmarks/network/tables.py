@@ -29,7 +29,10 @@ TRAIN = (
     "seconds {seconds:.1f} | from {least:.1f} | to {most:.1f} | sent, MB {sent:.0f} | "
     "times faster than dense {faster}"
 )
-LOCAL = TRAIN.replace("sent, MB {sent:.0f}", "sent, MB {sent:.2f}")
+LOCAL = (
+    "method {name} | bits a byte {bits:.3f} | reached {reached} | steps {steps} | runs {runs} | "
+    "seconds {seconds:.1f} | from {least:.1f} | to {most:.1f} | sent, MB {sent:.2f}"
+)
 OVERLAP = (
     "what {codec} | steps of a round {every} | delay {delay} | "
     "a step, ms {step:.0f} | an exchange, s {exchange:.2f} | a round, s {round:.2f} | "
@@ -78,7 +81,8 @@ def train_record(cell: dict[str, Any], name: str, method: dict[str, Any]) -> dic
     both = base and base["reached"] and method["reached"]
     dense = both and f"{statistics.median(base['seconds']) / found['seconds']:.2f}"
     ends = {"steps": steps, "bits": bits, "sent": sent / 1e6, "runs": len(method["seconds"])}
-    return {**found, **ends, "faster": dense or "not reached"}
+    reached = "yes" if method["reached"] else "no"
+    return {**found, **ends, "faster": dense or "not reached", "reached": reached}
 
 
 def overlap_record(cell: dict[str, Any], name: str, method: dict[str, Any]) -> dict[str, Any]:
@@ -91,6 +95,8 @@ def title(cell: dict[str, Any]) -> str:
     if "target" in cell:
         what = f"Training to {cell['target']:g} bits a byte"
         what += f", at most {cell['steps']} steps" if "steps" in cell else ""
+    elif any("hidden" in method for method in cell["methods"].values()):
+        what = "Exchanges beside the steps"
     else:
         what += f" of {cell['elements']:,} floats" if "elements" in cell else ""
     return f"{what}, {cell['processes']} processes, {cell['rate']}"
@@ -180,6 +186,7 @@ def curves(axes: Axes, cell: dict[str, Any], names: list[str]) -> None:
 HEADINGS = {
     "mean": "One mean: the black mark is bytes ÷ link rate, × is over dense float32",
     "train": "Training over the slow wire: a dot where the target is reached, or not",
+    "local": "Training in rounds of local steps: a dot where the target is reached, or not",
 }
 
 
