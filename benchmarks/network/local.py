@@ -179,6 +179,9 @@ def run(
         start()
         return step, score
 
+    if way.overlapped:  # Its programs are compiled as they are needed.
+        for number in range(1, way.every + 1):
+            step(number)
     asked = {**own, "steps": way.steps, "every": way.every}
     found = train.races(begin, asked, meet)
     return {"parameters": train.parameters(), "collective_bytes": sent, **found}

@@ -34,8 +34,8 @@ LOCAL = (
     "seconds {seconds:.1f} | from {least:.1f} | to {most:.1f} | sent, MB {sent:.2f}"
 )
 OVERLAP = (
-    "what {codec} | steps of a round {every} | delay {delay} | "
-    "a step, ms {step:.0f} | an exchange, s {exchange:.2f} | a round, s {round:.2f} | "
+    "what {codec} | steps of a round {every} | delay {delay} | idle, s {idle:.1f} | "
+    "a step, s {step:.3f} | an exchange, s {exchange:.2f} | a round, s {round:.2f} | "
     "predicted {predicted:.2f} | hidden {hidden:.0%} | bits a byte {bits:.3f} | "
     "without delay {bits_alone:.3f}"
 )
@@ -165,19 +165,24 @@ def bars(axes: Axes, cell: dict[str, Any]) -> None:
     axes.set_title(f"{cell['rate']}, {cell['processes']} processes", fontsize=10)
 
 
-def curves(axes: Axes, cell: dict[str, Any], names: list[str]) -> None:
+def curves(axes: Axes, cell: dict[str, Any], names: list[str], *, sent: bool = False) -> None:
     """Bits a byte of held-out text against the seconds of training, of the median run.
+
+    With `sent`, against the megabytes that a worker sent.
 
     Each method has its own colour, which depends on its place among `names`.
     """
     for name, method in cell["methods"].items():
-        _, seconds, bits, _ = zip(*method["curve"], strict=True)
+        _, seconds, bits, bytes_ = zip(*method["curve"], strict=True)
+        xs = [each / 1e6 for each in bytes_] if sent else seconds
         style, shade = "--" if name.startswith("torch") else "-", f"C{names.index(name)}"
-        axes.plot(seconds, bits, style, color=shade, linewidth=1.4, label=name)
-        axes.plot(seconds[-1], bits[-1], "o", color=shade, markersize=4)
+        axes.plot(xs, bits, style, color=shade, linewidth=1.4, label=name)
+        axes.plot(xs[-1], bits[-1], "o", color=shade, markersize=4)
     axes.axhline(cell["target"], color="black", linewidth=0.8, linestyle=":")
     axes.set_xscale("log")
-    axes.set_xlabel("seconds of training")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel("megabytes sent" if sent else "seconds of training")
     axes.set_ylabel("bits a byte, held out")
     axes.set_title(f"{cell['rate']}, {cell['processes']} processes", fontsize=10)
     axes.legend(fontsize=7, frameon=False)
@@ -197,15 +202,17 @@ def draw(folder: pathlib.Path) -> None:
             continue
         cells = reporting.read(path)["cells"]
         names = list(dict.fromkeys(name for cell in cells for name in cell["methods"]))
+        if name == "local":  # Once more, by bytes.
+            cells.append(max(cells, key=lambda cell: len(cell["methods"])))
         columns = min(2, len(cells))
         lines = max(len(cell["methods"]) for cell in cells) if name == "mean" else 18
         rows, height = math.ceil(len(cells) / columns), 1 + 0.21 * lines
         figure, axes = reporting.panels(rows, columns, (6.4 * columns, height * rows + 0.4))
-        for place, cell in zip(axes.flat, cells, strict=False):
+        for number, (place, cell) in enumerate(zip(axes.flat, cells, strict=False)):
             if name == "mean":
                 bars(place, cell)
             else:
-                curves(place, cell, names)
+                curves(place, cell, names, sent=name == "local" and number == len(cells) - 1)
         for place in list(axes.flat)[len(cells) :]:
             place.remove()
         figure.suptitle(heading, fontsize=11)
