@@ -2,6 +2,7 @@
 
 import functools
 import time
+import warnings
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -92,6 +93,17 @@ def _setup_of(tx: Any) -> Setup:
     return setup
 
 
+def _warn_if_in_turns(mesh: Mesh) -> None:
+    own = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
+    if len(own) > 1 and own[0].platform == "cpu":
+        warnings.warn(
+            "jaxcomp.Overlapped hides nothing where a process has several CPU devices in the mesh, "
+            f"here {len(own)}: XLA runs programs of several CPU devices one after another. The "
+            "numbers are right; to hide exchanges, start a process for each worker",
+            stacklevel=3,
+        )
+
+
 def _put(held: tuple[Any, ...], at: int, new: Any) -> tuple[Any, ...]:
     return (*held[:at], new, *held[at + 1 :])
 
@@ -106,6 +118,9 @@ class Overlapped:
     and `times` says how long.
 
     The numbers are those of `local_updates` in one program, bit for bit.
+
+    On CPUs a process must have one worker: XLA runs programs of several CPU devices of a process one
+    after another, so that steps would wait for every exchange; a warning says so.
 
     Between several processes, run nothing else with collectives on the devices of the exchanges
     before `settle`, which waits for them. `jax.device_put` of one array for all processes is such a
@@ -163,6 +178,7 @@ class Overlapped:
                 f"`through` must have the axes of the mesh, {dict(mesh.shape)}, got "
                 f"{dict(self._through.shape)}"
             )
+        _warn_if_in_turns(mesh)
         self._grads = value_and_grad
         self._talks: list[Callable[..., Any]] = []
         self._pool = ThreadPoolExecutor(1, "exchange")

@@ -11,6 +11,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import jaxcomp
 
+pytestmark = pytest.mark.filterwarnings("ignore:jaxcomp.Overlapped hides nothing")
 AXIS, WORKERS, EVERY = "data", 4, 8
 EVERYTHING = jaxcomp.Policy(jaxcomp.natural_dithering(bits=4), min_size=0, min_ndim=0)
 RNG = np.random.default_rng(0)
@@ -188,6 +189,11 @@ def test_shards_of_a_model_exchange_their_own_parts():
 def test_wrong_use(tx, devices, said):
     with pytest.raises(ValueError, match=said):
         jaxcomp.Overlapped(tx, loss_of, half(jax.devices()[:devices]), AXIS)
+
+
+def test_a_process_with_several_cpu_devices_is_warned():
+    with pytest.warns(UserWarning, match="several CPU devices in the mesh, here 4"):
+        jaxcomp.Overlapped(streaming(), loss_of, half(), AXIS)
 
 
 def test_wrong_meshes_and_states():
