@@ -119,8 +119,8 @@ class Overlapped:
 
     The numbers are those of `local_updates` in one program, bit for bit.
 
-    On CPUs a process must have one worker: XLA runs programs of several CPU devices of a process one
-    after another, so that steps would wait for every exchange; a warning says so.
+    On CPUs a process must have one worker: XLA runs programs of several CPU devices of a process
+    one after another, so that steps would wait for every exchange; a warning says so.
 
     Between several processes, run nothing else with collectives on the devices of the exchanges
     before `settle`, which waits for them. `jax.device_put` of one array for all processes is such a
