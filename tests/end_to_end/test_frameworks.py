@@ -107,11 +107,15 @@ def test_haiku(traces):
 
 
 def test_local_steps():
-    """One step is taken, and no exchange is due."""
+    """One step is taken, and no exchange is due; then two rounds, with exchanges beside them."""
     page = (ROOT / "docs" / "local.md").read_text()
-    (program,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    step, beside = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     names: dict = {}
-    exec(program, names)
+    exec(step, names)
     assert int(names["state"].taken) == int(names["state"].waited) == 1
     np.testing.assert_array_equal(names["params"]["w"], np.ones((64, 64)))
     assert np.isfinite(names["loss"])
+    exec(beside, names)
+    assert names["run"].times.exchanges == 2
+    assert int(names["state"].taken) == 40
+    assert np.isfinite(names["losses"]).all()
