@@ -183,14 +183,15 @@ def muloco(
 
     Note:
         Guarantee: none is published. Norms and biases are sent dense. The published code multiplies
-        by the outer rate twice; this does not.
+        by the outer rate twice; this does not. Each worker decodes the messages of all: with two
+        bits, compressing their mean a second time, as two shots do, cost 3 % of the loss.
     """
     return local_updates(
         optax.contrib.muon(learning_rate, beta=0.9) if inner is None else inner,
         optax.sgd(outer_rate, momentum, nesterov=True),
         axis_name,
         every=every,
-        reducer=Link(codec, Residual(decay)),
+        reducer=Gather(Link(codec, Residual(decay))),
         key=key,
         param_specs=param_specs,
     )
