@@ -102,6 +102,24 @@ def local_steps() -> Found:
         yield f"{name}: the round is predicted within 15 %", 1 / 1.15 <= stalls <= 1.15
 
 
+def few_bits() -> Found:
+    """Over five seeds: few bits in rounds of local steps, and rounds that adapt."""
+    found = reporting.read(RESULTS / "local" / "local.json")
+    scores = {name: statistics.fmean(one["score"]) for name, one in found["bits"].items()}
+    for name, base, more in (
+        ("SparseLoCo", "DiLoCo, dense", 1.005),
+        ("MuLoCo, 2-bit", "MuLoCo, dense", 1.01),
+    ):
+        yield f"{name} ends within {more:g} of dense", scores[name] <= more * scores[base]
+        yield f"{name} was trained from five seeds", len(found["bits"][name]["score"]) >= 5
+    rounds = found["adaptive"]
+    adaptive, twelve = rounds["ADPSGD"], rounds["rounds of 12"]
+    yield (
+        "ADPSGD keeps the models closer together than rounds of 12",
+        statistics.median(adaptive["variance"]) < 0.5 * statistics.median(twelve["variance"]),
+    )
+
+
 def link_model() -> Found:
     """Nine of ten predictions are within a fifth; the plan is within a tenth of the best mean."""
     found = list(cells("mean").values())
@@ -147,7 +165,16 @@ def others() -> Found:
 
 def failures() -> list[str]:
     """Claims that do not hold."""
-    every = (commands, environments, slow_wire, local_steps, link_model, same_tables, others)
+    every = (
+        commands,
+        environments,
+        slow_wire,
+        local_steps,
+        few_bits,
+        link_model,
+        same_tables,
+        others,
+    )
     return [claim for check in every for claim, holds in check() if not holds]
 
 
