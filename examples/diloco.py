@@ -16,7 +16,7 @@ On several machines, the same command on each names the first one, as with `mult
 It needs `pip install 'jaxcomp[examples]'`, downloads nothing, and leaves `diloco.png` and
 `results.json` in the `--out` folder: the loss against the bytes that a worker sent, and against
 seconds. Between processes of one machine the link costs nothing, so the seconds are those of the
-steps here, and of a link of `--link` by `jaxcomp`'s model.
+fastest method's steps here, and of a link of `--link` by `jaxcomp`'s model.
 
 A checkpoint may be taken while an exchange is under way: `--resume` goes on with the same bits.
 """
@@ -50,7 +50,6 @@ from rich.console import Console
 import jaxcomp
 from jaxcomp import algorithms
 from jaxcomp.planning import options as units
-from jaxcomp.theory import rounds
 
 AXIS = training.AXIS
 FOUR_BITS = jaxcomp.Link(jaxcomp.qsgd_inf(bits=4))
@@ -199,14 +198,6 @@ class Trainer:
         state = self.overlapped.settle(self.state) if self.overlapped else self.state
         return self.params, state
 
-    def seconds(self, step: float, workers: int, bandwidth: float) -> tuple[float, float]:
-        """Bytes that a worker sends in a round, and the seconds of a round over such a link."""
-        sent = float(jaxcomp.wire_bytes(self.method.reducer, self.params, workers=workers))
-        if not self.method.local:
-            return self.every * sent, self.every * (step + sent / bandwidth)
-        exchange, delay = sent / bandwidth, self.method.delay
-        return sent, rounds.seconds(self.every, step, exchange, delay)
-
 
 def train(
     name: str, text: byte_lm_model.Text, args: argparse.Namespace, mesh: Mesh, console: Console
@@ -242,12 +233,21 @@ def train(
         if args.checkpoint_every and number % args.checkpoint_every == 0:
             record = {"settings": settings_of(args), "times": times, "scores": scores}
             checkpoints.save(folder, number, trainer.settled(), record)
-    workers, step = mesh.devices.size, statistics.median(times)
-    sent, seconds = trainer.seconds(step, workers, args.link)
+    sent = float(jaxcomp.wire_bytes(method.reducer, trainer.params, workers=mesh.devices.size))
+    exchanges = 1 if method.local else args.every
     digest = hashlib.sha256()
     for leaf in jax.tree.leaves(training.first_copy(trainer.params)):
         digest.update(np.asarray(leaf).tobytes())
-    return diloco_report.Run(name, method.label, scores, sent, seconds, step, digest.hexdigest())
+    return diloco_report.Run(
+        name=name,
+        label=method.label,
+        scores=scores,
+        sent=sent * exchanges,
+        exchanges=exchanges,
+        delay=method.delay,
+        step=statistics.median(times),
+        digest=digest.hexdigest(),
+    )
 
 
 def settings_of(args: argparse.Namespace) -> dict[str, Any]:
@@ -270,7 +270,7 @@ def work(args: argparse.Namespace) -> None:
     runs = [train(name, text, args, mesh, console) for name in args.method]
     if not leads:
         return
-    diloco_report.table(console, runs, args.link)
+    diloco_report.table(console, runs, args.link, args.every)
     args.out.mkdir(parents=True, exist_ok=True)
     told = {"settings": settings_of(args), "link": args.link, "runs": [r._asdict() for r in runs]}
     (args.out / "results.json").write_text(json.dumps(told, indent=1) + "\n")

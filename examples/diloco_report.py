@@ -11,7 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from jaxcomp.theory import units
+from jaxcomp.theory import rounds, units
 
 COLORS = {"dense": "#4b5261", "diloco": "#2274b5", "streaming": "#21936a", "sparseloco": "#c2304c"}
 
@@ -24,8 +24,9 @@ class Run(NamedTuple):
         label: of it in the table and the picture.
         scores: bits a byte on held-out text after each round.
         sent: bytes that a worker sends in a round.
-        seconds: of a round over the link that is counted with.
-        step: median seconds of a step here.
+        exchanges: in a round.
+        delay: the steps that run beside an exchange.
+        step: median seconds of a step here, with what it exchanges here.
         digest: of the parameters at the end.
     """
 
@@ -33,12 +34,21 @@ class Run(NamedTuple):
     label: str
     scores: list[float]
     sent: float
-    seconds: float
+    exchanges: int
+    delay: int
     step: float
     digest: str
 
 
-def table(console: Console, runs: Sequence[Run], bandwidth: float) -> None:
+def seconds(run: Run, runs: Sequence[Run], every: int, bandwidth: float) -> float:
+    """Seconds of a round over a link: all compute the same steps, the fastest of which counts."""
+    step, exchange = min(one.step for one in runs), run.sent / run.exchanges / bandwidth
+    if run.exchanges > 1:
+        return run.exchanges * rounds.seconds(1, step, exchange)
+    return rounds.seconds(every, step, exchange, run.delay)
+
+
+def table(console: Console, runs: Sequence[Run], bandwidth: float, every: int) -> None:
     found = Table(box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     found.add_column("method", no_wrap=True)
     link = units.speed(bandwidth)
@@ -51,7 +61,7 @@ def table(console: Console, runs: Sequence[Run], bandwidth: float) -> None:
             f"{run.sent / 1e6:.3f}",
             f"{run.sent * len(run.scores) / 1e6:.2f} MB",
             units.duration(run.step),
-            units.duration(run.seconds),
+            units.duration(seconds(run, runs, every, bandwidth)),
         )
     console.print(found)
 
@@ -66,7 +76,8 @@ def draw(
     for run in runs:
         count = range(1, len(run.scores) + 1)
         curve(left, [n * run.sent / 1e6 for n in count], run)
-        curve(right, [n * run.seconds for n in count], run)
+        whole = seconds(run, runs, settings["every"], bandwidth)
+        curve(right, [n * whole for n in count], run)
     for axes in (left, right):
         report.style(axes)
         axes.grid(axis="y", color=report.GRID, linewidth=0.8)
