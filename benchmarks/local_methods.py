@@ -205,10 +205,11 @@ def bits(seeds: int, rounds: int = 20, every: int = 15) -> dict[str, Any]:
     }
     task = language(steps)
     like, _ = task.begin(0)
-    size = sum(leaf.size for leaf in jax.tree.leaves(like))
+    leaves = jax.tree.leaves(like)
+    size, whole = (sum(part) for part in zip(*((x.size, x.nbytes) for x in leaves), strict=True))
     found = {}
     for name, (tx, codec, base) in cases.items():
-        sent = 8 * jaxcomp.wire_bytes(codec, like) / size if codec is not dense else 32.0
+        sent = 8 * (whole if codec is dense else jaxcomp.wire_bytes(codec, like)) / size
         found[name] = {"bits": sent, "base": base, **measure(name, tx, task, seeds)}
     return found
 

@@ -128,11 +128,7 @@ def parse(argv: list[str] | None = None) -> tuple[argparse.ArgumentParser, argpa
     add("--out", type=pathlib.Path, default=folder, help=f"folder for results (default: {folder})")
     parser.set_defaults(devices_per_process=2)
     args = parser.parse_args(argv)
-    if args.width % byte_lm_model.HEAD:
-        options.refuse(parser, "--width", f"a multiple of {byte_lm_model.HEAD}", args.width)
-    which = (args.coordinator, args.num_processes, args.process_id)
-    if None in which and any(value is not None for value in which):
-        parser.error("--coordinator, --num-processes and --process-id: give all three, or none")
+    multihost.check(parser, args)
     if "streaming" in args.method and (args.every % 2 or args.every <= 8):
         options.refuse(parser, "--every", "even and above 8 for streaming", args.every)
     if args.batch_size % (args.num_processes or args.workers):
@@ -209,8 +205,10 @@ def train(
     which = {"size": args.batch_size, "context": args.context, "seed": args.seed}
     which["rows"] = multihost.own_rows(mesh, args.batch_size)
     done, times, scores = 0, [], []
-    found = checkpoints.read_record(folder) if args.resume else None
+    found = checkpoints.read_record(folder) if args.resume or args.checkpoint_every else None
     if found is not None:
+        if not args.resume:
+            raise SystemExit(f"{folder} holds a checkpoint: go on with --resume, or give --out")
         done, record = found
         changed = checkpoints.differences(record["settings"], settings_of(args))
         if changed:

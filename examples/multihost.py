@@ -80,6 +80,12 @@ def parse(argv: list[str] | None = None) -> tuple[argparse.ArgumentParser, argpa
     add("--out", type=pathlib.Path, default=folder, help=f"folder for results (default: {folder})")
     parser.set_defaults(optimizer="adam", rates=byte_lm.RATES, save_gradients=False)
     args = parser.parse_args(argv)
+    check(parser, args)
+    return parser, args
+
+
+def check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Refuses a width, or a place among the processes, that cannot be."""
     if args.width % byte_lm_model.HEAD:
         options.refuse(parser, "--width", f"a multiple of {byte_lm_model.HEAD}", args.width)
     which = (args.coordinator, args.num_processes, args.process_id)
@@ -87,7 +93,6 @@ def parse(argv: list[str] | None = None) -> tuple[argparse.ArgumentParser, argpa
         parser.error("--coordinator, --num-processes and --process-id: give all three, or none")
     if args.num_processes and args.process_id >= args.num_processes:
         options.refuse(parser, "--process-id", f"below {args.num_processes}", args.process_id)
-    return parser, args
 
 
 def host_and_port(text: str) -> str:

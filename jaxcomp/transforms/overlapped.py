@@ -228,7 +228,8 @@ class Overlapped:
         """The state of `local_updates` at this step, after all exchanges under way have ended.
 
         Save this one: training goes on from it bit for bit, in either form. A mean that waits for
-        its step is in it; after a whole number of rounds none waits.
+        its step is in it; after a whole number of rounds none waits. It shares buffers with
+        `state`, and the next step reuses these: save it before, or go on from it.
         """
         if not isinstance(state, InFlight):
             return state

@@ -82,6 +82,7 @@ def test_diloco_resumes_while_an_exchange_is_under_way(tmp_path):
 
     whole = trained()
     assert (tmp_path / "diloco.png").stat().st_size > 10_000
+    assert "holds a checkpoint" in run("diloco.py", *small, *rounds, "--out", tmp_path, code=1)
     resumed = trained("--resume")  # From step 14 on.
     assert resumed["digest"] == whole["digest"]
     assert resumed["scores"] == whole["scores"]
