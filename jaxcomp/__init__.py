@@ -3,6 +3,7 @@
 from jaxcomp import (
     algorithms as algorithms,
     codecs as codecs,
+    federated as federated,
     gates as gates,
     optimizers as optimizers,
     planning as planning,

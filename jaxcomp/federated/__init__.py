@@ -1,0 +1,18 @@
+"""Federated training: many clients, few bytes, one server.
+
+A `Method` says what a client does, how it sends, and what the server makes of it; a `Simulation`
+runs it over any number of clients on the devices that there are.
+"""
+
+from jaxcomp.federated.faults import Faults as Faults
+from jaxcomp.federated.method import Method as Method
+from jaxcomp.federated.sampling import (
+    Everyone as Everyone,
+    Exactly as Exactly,
+    Independently as Independently,
+    Sampling as Sampling,
+)
+from jaxcomp.federated.side import NoSide as NoSide, Side as Side
+from jaxcomp.federated.simulation import Report as Report, Simulation as Simulation
+from jaxcomp.federated.uplink import Uplink as Uplink
+from jaxcomp.federated.work import LocalSteps as LocalSteps

@@ -1,0 +1,217 @@
+"""A block of clients as one program: a scan over chunks, in which each client works and sends."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxcomp.backend import xla
+from jaxcomp.federated import server, uplink as uplink_
+from jaxcomp.federated.method import Method
+from jaxcomp.federated.server import Total
+from jaxcomp.federated.uplink import Memory, Message
+from jaxcomp.layout.trees import TreePayload
+from jaxcomp.types import Array, AxisName, PyTree
+from jaxcomp.wire import buffer
+
+
+class Own(NamedTuple):
+    """What one client keeps between rounds: a row of the table of clients.
+
+    Attributes:
+        inner: the state of its local optimizer.
+        memory: what it keeps for its messages.
+        side: what the server keeps about this client.
+    """
+
+    inner: PyTree
+    memory: Memory
+    side: PyTree
+
+
+class Known(NamedTuple):
+    """What all clients of a round know.
+
+    Attributes:
+        key: the round's key.
+        centres: the parameters of the last rounds, the latest first, along a leading axis.
+        shared: what server and clients know alike, of the way up's side information.
+        factor: the factor by which a `Shift` moves for a weight of one.
+    """
+
+    key: Array
+    centres: PyTree
+    shared: PyTree
+    factor: Array
+
+
+class Clients(NamedTuple):
+    """Clients of a round, along a leading axis.
+
+    Attributes:
+        numbers: `uint32`, who they are.
+        weights: `float32`; zero for one whose message does not arrive.
+        ages: `int32`, how many rounds old the parameters are from which they begin.
+        steps: `int32`, how many of their batches they use.
+    """
+
+    numbers: Any
+    weights: Any
+    ages: Any
+    steps: Any
+
+
+class Done(NamedTuple):
+    """What is left of a block.
+
+    Attributes:
+        total: the sum of the messages so far.
+        own: what the clients keep.
+        accepted: whether the server accepted their messages.
+        losses: the mean loss of each client over its steps.
+        payloads: their messages, if they were asked for.
+    """
+
+    total: Total
+    own: Own
+    accepted: Array
+    losses: Array
+    payloads: TreePayload | None
+
+
+def init(method: Method, params: PyTree) -> Own:
+    """What a client keeps before its first round."""
+    up = method.uplink
+    return Own(method.work.init(params), uplink_.init(up, params), up.side.row(params))
+
+
+def run(
+    method: Method,
+    known: Known,
+    total: Total,
+    clients: Clients,
+    batches: Any,
+    own: Own,
+    *,
+    chunk: int,
+    axis_name: AxisName | None = None,
+    together: bool = False,
+    keep_payloads: bool = False,
+) -> Done:
+    """The work and the messages of a block of clients, added to the total in their order.
+
+    Args:
+        method: the method.
+        known: what all clients know.
+        total: the sum of the messages before.
+        clients: `[chunks * chunk]` of them on this device.
+        batches: their data, `[chunks * chunk, steps, …]`.
+        own: what they keep.
+        chunk: how many of them are in memory at once on this device.
+        axis_name: the mapped axis over which clients are spread, chunk by chunk: the first chunk of
+            every device comes before the second of any.
+        together: whether the clients of a chunk work in one vectorized program. That is for
+            accelerators; the last bits of a product of matrices may then depend on `chunk`.
+        keep_payloads: whether to return the messages, too.
+    """
+    size = jax.tree.leaves(clients)[0].shape[0]
+    assert size % chunk == 0, (size, chunk)
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), known.centres)
+
+    def cut(tree: PyTree) -> PyTree:
+        return jax.tree.map(lambda x: x.reshape(-1, chunk, *x.shape[1:]), tree)
+
+    def one_chunk(total: Total, given: Any) -> tuple[Total, Any]:
+        clients, batches, own = given
+        work = _worker(method)
+        if together:
+            spread = jax.vmap(work, in_axes=(None, 0, 0, 0))
+            message, inner, losses = spread(known, clients, batches, own)
+        else:
+            each = (clients, batches, own)
+            message, inner, losses = lax.map(lambda one: work(known, *one), each)
+        weights = jnp.where(message.sound, clients.weights, 0)
+        everyone = (clients._replace(weights=weights), message.payload, own.side)
+        who, payloads, sides = _gathered(everyone, axis_name)
+
+        def add(total: Total, one: Any) -> tuple[Total, Any]:
+            client, payload, side = one
+            guesses = method.uplink.side.at_server(known.shared, side, like_of(client.ages))
+            total, accepted, read = server.add(
+                method, known.key, total, client.numbers, client.weights, payload, like, guesses
+            )
+            return total, (accepted, _heard(method, like, side, read, accepted))
+
+        def like_of(age: Array) -> PyTree:
+            return jax.tree.map(lambda c: c[age], known.centres)
+
+        total, (accepted, sides) = lax.scan(add, total, (who, payloads, sides))
+        accepted, sides = _own_part((accepted, sides), axis_name, chunk)
+        memory = _chosen(accepted, message)
+        kept = payloads if keep_payloads else None
+        return total, (Own(inner, memory, sides), accepted, losses, kept)
+
+    total, (own, accepted, losses, payloads) = lax.scan(
+        one_chunk, total, cut((clients, batches, own))
+    )
+
+    def whole(tree: PyTree) -> PyTree:
+        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)
+
+    return Done(total, *whole((own, accepted, losses, payloads)))
+
+
+@functools.lru_cache(maxsize=64)
+def _worker(method: Method) -> Callable[..., tuple[Message, PyTree, Array]]:
+    """The work of one client, compiled alike in every program that it is part of."""
+    return xla.compile_separately(functools.partial(client, method))
+
+
+def client(
+    method: Method, known: Known, who: Clients, batches: Any, own: Own
+) -> tuple[Message, PyTree, Array]:
+    """One client's message, the state of its local optimizer, and its mean loss."""
+    start = jax.tree.map(lambda c: c[who.ages], known.centres)
+    end, inner, losses = method.work.run(start, own.inner, batches, who.steps)
+    update = method.signal(start, end)
+    weight = jnp.where(who.weights > 0, who.weights * known.factor, known.factor)
+    message = uplink_.message(
+        method.uplink, known.key, who.numbers, weight, update, own.memory, known.shared, start
+    )
+    inner = jax.tree.map(lambda new, old: jnp.where(message.sound, new, old), inner, own.inner)
+    return message, inner, jnp.nanmean(losses)
+
+
+def _chosen(accepted: Array, message: Message) -> Memory:
+    """The memory of each client: that of an accepted message, or of a refused one."""
+
+    def pick(yes: Array, no: Array) -> Array:
+        return jnp.where(accepted.reshape(-1, *[1] * (yes.ndim - 1)), yes, no)
+
+    return jax.tree.map(pick, message.accepted, message.refused)
+
+
+def _heard(method: Method, like: PyTree, row: PyTree, read: Any, accepted: Array) -> PyTree:
+    """What the server knows of a client after its message."""
+    if not jax.tree.leaves(row):
+        return row
+    after = method.uplink.side.heard(row, uplink_.assembled(method.uplink, like, read))
+    return jax.tree.map(lambda new, old: jnp.where(accepted, new, old), after, row)
+
+
+def _gathered(tree: PyTree, axis_name: AxisName | None) -> PyTree:
+    """The messages of a chunk on all devices, in the order of the clients."""
+    if axis_name is None:
+        return tree
+    every = buffer.gather(tree, axis_name)
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), every)
+
+
+def _own_part(tree: PyTree, axis_name: AxisName | None, chunk: int) -> PyTree:
+    if axis_name is None:
+        return tree
+    begin = lax.axis_index(axis_name) * chunk
+    return jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, begin, chunk), tree)

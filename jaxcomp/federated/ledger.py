@@ -1,0 +1,79 @@
+"""The bytes of a federated training, up and down, with those of clients that return."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxcomp.federated.method import Method
+from jaxcomp.layout.trees import TreePayload
+from jaxcomp.messages import to_bytes
+from jaxcomp.types import PyTree
+from jaxcomp.wire import cost
+
+KEPT = 32
+"""How many messages the server keeps for clients that missed them."""
+
+
+class Ledger:
+    """Counts the bytes that clients send and receive.
+
+    A client that has missed rounds gets the messages that it missed, or the whole parameters if
+    these are fewer bytes, or if the server no longer has the messages.
+
+    Args:
+        method: the method.
+        params: the parameters.
+        clients: the number of clients.
+        messages: whether to write every message with `to_bytes`, or to count the payloads' arrays.
+
+    Attributes:
+        up: all bytes that clients sent.
+        down: all bytes that clients received.
+    """
+
+    def __init__(self, method: Method, params: PyTree, clients: int, messages: bool):
+        self.method, self.messages = method, messages
+        self.like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
+        self.up = self.down = 0
+        self._whole = sum(x.nbytes for x in jax.tree.leaves(params))
+        self._upload = cost.wire_bytes(method.uplink.policy, params)
+        # The round whose parameters a client has; -1 for a client that has none.
+        self._has = np.full(clients, -1)
+        self._sizes: list[int] = []
+
+    def fetched(self, numbers: np.ndarray, number: int) -> int:
+        """The bytes with which these clients get the parameters of a round."""
+        missed = np.where(self._has[numbers] < 0, KEPT + 1, number - self._has[numbers])
+        recent = np.cumsum([0, *self._sizes[: -KEPT - 1 : -1]])
+        known = missed < len(recent)
+        caught_up = recent[np.minimum(missed, len(recent) - 1)]
+        bytes_ = np.where(known, np.minimum(caught_up, self._whole), self._whole)
+        self._has[numbers] = number
+        self.down += int(bytes_.sum())
+        return int(bytes_.sum())
+
+    def received(self, numbers: np.ndarray, weights: np.ndarray, payloads: Any) -> int:
+        """The bytes of the messages of these clients that reached the server."""
+        arrived = np.flatnonzero(weights > 0)
+        if self.messages:
+            sent = 0
+            for row in arrived:
+                payload = jax.tree.map(lambda x, row=row: np.asarray(x[row]), payloads)
+                sent += len(to_bytes(self.method.uplink.policy, payload, self.like))
+        else:
+            sent = self._upload * len(arrived)
+        del numbers
+        self.up += sent
+        return sent
+
+    def announced(self, payload: TreePayload | None) -> None:
+        """Notes the server's message of a round."""
+        if payload is None or self.method.downlink is None:
+            self._sizes.append(self._whole)
+        elif self.messages:
+            policy = self.method.downlink.policy
+            self._sizes.append(len(to_bytes(policy, payload, self.like)))
+        else:
+            self._sizes.append(cost.wire_bytes(self.method.downlink.policy, self.like))
+        del self._sizes[:-KEPT]

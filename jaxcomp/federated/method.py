@@ -1,0 +1,95 @@
+"""A federated method: what a client does, how it sends, and what the server makes of it."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import optax
+
+from jaxcomp import checks
+from jaxcomp.base import Codec
+from jaxcomp.federated.sampling import Everyone, Sampling
+from jaxcomp.federated.uplink import Uplink, as_link
+from jaxcomp.federated.work import LocalSteps, difference
+from jaxcomp.feedback import Link
+from jaxcomp.layout.policy import Policy
+from jaxcomp.types import PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """A federated method as data: the parts of a round.
+
+    `Δᵢ = signal(φ, θᵢ)` after client i's local steps, sent over `up`;
+    `φ ← φ + down(server(Σ wᵢ·Δᵢ / Σ wᵢ))`.
+
+    Args:
+        work: a client's local steps.
+        up: what a client sends its update with: an `Uplink`; a codec, policy or `Link` becomes one.
+        server: an optax transformation, which takes the clients' mean for a gradient. With
+            `optax.sgd(1.0)` the parameters become the clients' mean.
+        down: what the server sends its update with; None for the parameters as they are.
+        sampling: which clients take part in a round.
+        mean: over which weights the sum is divided: those of the "participants" whose messages were
+            accepted, or the expected weight of "all", which is unbiased with independent sampling
+            and required by a `Shift`, whose mirror is the mean over all clients.
+        signal: `signal(start, end)`, what a client sends of its parameters before and after.
+        staleness: `p`: a client that began from parameters `a` rounds old has `(1 + a)^(-p)` times
+            its weight.
+
+    Raises:
+        ValueError: for parts of another kind, or that do not go together.
+
+    Example:
+        >>> import jax.numpy as jnp, jaxcomp
+        >>> work = LocalSteps(lambda w, x: jnp.mean((w - x) ** 2), optax.sgd(0.1))
+        >>> method = Method(work, jaxcomp.qsgd_inf(bits=4))
+    """
+
+    work: LocalSteps
+    up: "Uplink | Link | Codec | Policy"
+    server: optax.GradientTransformation = optax.sgd(1.0)
+    down: "Link | Codec | Policy | None" = None
+    sampling: Sampling = Everyone()
+    mean: str = "participants"
+    signal: Callable[[PyTree, PyTree], PyTree] = difference
+    staleness: float = 0.5
+
+    def __post_init__(self):
+        checks.part("work", self.work, LocalSteps)
+        checks.part("sampling", self.sampling, Sampling)
+        checks.choice("mean", self.mean, ("participants", "all"))
+        checks.number("staleness", self.staleness, 0.0)
+        if not isinstance(self.up, Uplink):
+            object.__setattr__(self, "up", Uplink(as_link("up", self.up)))
+        if self.down is not None:
+            object.__setattr__(self, "down", as_link("down", self.down))
+            _check_down(self.down)
+        if self.uplink.feedback.mirrors and self.mean != "all":
+            raise ValueError(
+                "`mean` must be 'all' with a Shift, whose mirror on the server is the mean over "
+                f"all clients, got {self.mean!r}"
+            )
+
+    @property
+    def uplink(self) -> Uplink:
+        """`up` as an `Uplink`."""
+        found: Any = self.up
+        return found
+
+    @property
+    def downlink(self) -> Link | None:
+        """`down` as a `Link`."""
+        found: Any = self.down
+        return found
+
+
+def _check_down(link: Any) -> None:
+    if link.feedback.kind not in ("none", "residual"):
+        raise ValueError(
+            "`down` must have jaxcomp.Residual() or jaxcomp.NoFeedback() as its feedback, "
+            f"got {link.feedback!r}"
+        )
+    for codec in link.policy.codecs:
+        if codec.agrees:
+            raise ValueError(f"`down` must have a codec that needs no agreement, got {codec!r}")

@@ -1,0 +1,217 @@
+"""The server: adds clients' messages one by one, and moves the parameters once a round."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxcomp.backend import xla
+from jaxcomp.federated import uplink as uplink_
+from jaxcomp.federated.method import Method
+from jaxcomp.feedback import Link
+from jaxcomp.layout import trees
+from jaxcomp.layout.trees import TreePayload
+from jaxcomp.numerics import noise, summing
+from jaxcomp.reducers import payloads as payloads_
+from jaxcomp.types import Array, PyTree, Stacks
+
+_DOWN = 0x646F776E
+"""Folded into a round's key for the server's own message."""
+
+
+class ServerState(NamedTuple):
+    """Everything that the server keeps between rounds, beside its memory of single clients.
+
+    Attributes:
+        round: the number of rounds so far.
+        params: the parameters, as all clients know them after this round's message.
+        optimizer: the state of the server's optimizer.
+        mirror: the server's part of the clients' feedback.
+        shared: what server and clients know alike, of the way up's side information.
+        down: the memory of the way down: its feedback, and the state of its codecs.
+    """
+
+    round: Array
+    params: PyTree
+    optimizer: PyTree
+    mirror: PyTree
+    shared: PyTree
+    down: PyTree
+
+
+class Total(NamedTuple):
+    """The messages of a round that were added so far.
+
+    Attributes:
+        stacks: their weighted sum, an array for each batch.
+        dense: that of the leaves that are sent dense.
+        weight: the sum of their weights.
+        count: their number.
+    """
+
+    stacks: Stacks
+    dense: Stacks
+    weight: Array
+    count: Array
+
+
+def init(method: Method, params: PyTree) -> ServerState:
+    """The server before the first round."""
+    params = jax.tree.map(jnp.array, params)  # Its own copy: a round may donate it.
+    plan = trees.layout(method.uplink.policy, params)
+    likes = tuple(summing.accumulator(batch.like) for batch in plan.batches)
+    return ServerState(
+        jnp.zeros((), jnp.int32),
+        params,
+        method.server.init(params),
+        method.uplink.feedback.init((), likes),
+        method.uplink.side.shared(params),
+        () if method.downlink is None else _down_init(method.downlink, params),
+    )
+
+
+def round_key(key: Array, number: Array | int) -> Array:
+    """The key of a round, from which every draw of the round follows."""
+    return noise.fold(key, number)
+
+
+def nothing(method: Method, like: PyTree) -> Total:
+    """The total before the first message."""
+    plan = trees.layout(method.uplink.policy, like)
+    stacks = tuple(jnp.zeros(b.like.shape, summing.wide(b.dtype)) for b in plan.batches)
+    dense = (plan.likes[number] for number in plan.dense)
+    zero = jnp.zeros((), jnp.float32)
+    return Total(
+        stacks,
+        tuple(jnp.zeros(x.shape, summing.wide(x.dtype)) for x in dense),
+        zero,
+        jnp.zeros((), jnp.int32),
+    )
+
+
+def add(
+    method: Method,
+    key: Array,
+    total: Total,
+    number: Array | int,
+    weight: Array,
+    payload: TreePayload,
+    like: PyTree,
+    guesses: PyTree | None = None,
+) -> tuple[Total, Array, PyTree]:
+    """Adds one client's message, unless it decodes to something that is not finite.
+
+    A sum that is taken in the order of the clients has the same bits however they are grouped.
+
+    Args:
+        method: the method.
+        key: the round's key.
+        total: the sum so far.
+        number: the client's number.
+        weight: its weight; zero for a message that did not arrive.
+        payload: its message.
+        like: the parameters, or their shapes and dtypes.
+        guesses: the server's side information.
+
+    Returns:
+        The new sum, whether the message was accepted, and the decoded message.
+    """
+    stacks, dense = uplink_.read(method.uplink, key, number, payload, like, guesses)
+    read = (tuple(stacks), tuple(dense))
+    sound = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(read)]))
+    weight = jnp.where(sound, jnp.asarray(weight, jnp.float32), 0)
+
+    def plus(total: Array, x: Array) -> Array:
+        x = summing.widened(x)
+        # Whether a product is rounded before it is added must not depend on the program. One times
+        # a message is that message to the last bit: with its residual it is what the client gave.
+        times = xla.block_fma(summing.weighted(x, weight))
+        return total + jnp.where(weight == 1, x, times)
+
+    stacks, dense = jax.tree.map(plus, (total.stacks, total.dense), read)
+    accepted = weight > 0
+    after = Total(stacks, dense, total.weight + weight, total.count + accepted)
+    return after, accepted, read
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def step(
+    method: Method, key: Array, state: ServerState, total: Total, expected: Array
+) -> tuple[ServerState, TreePayload | None]:
+    """Moves the parameters by the mean of the messages; without any message they stay.
+
+    Args:
+        method: the method.
+        key: the round's key.
+        state: the server before.
+        total: the sum of the accepted messages.
+        expected: the expected sum of weights, the divisor if the mean is over "all".
+
+    Returns:
+        The server after the round, and its message to the clients: None if it sends the parameters
+        as they are.
+    """
+    plan = trees.layout(method.uplink.policy, state.params)
+    divisor = total.weight if method.mean == "participants" else expected
+    share = jnp.where(total.count > 0, 1 / jnp.where(divisor > 0, divisor, 1), 0)
+    part = tuple(x * share.astype(x.dtype) for x in total.stacks)
+    dense = tuple(x * share.astype(x.dtype) for x in total.dense)
+    uplink = method.uplink
+    estimate, mirror = uplink.feedback.update((), (), part, share, None, state.mirror)
+    mean = trees.assemble(plan, tuple(estimate), dense)
+    mean = jax.tree.map(lambda x, p: x.astype(p.dtype), mean, state.params)
+    updates, optimizer = method.server.update(mean, state.optimizer, state.params)
+    payload, down = None, state.down
+    if method.downlink is None:
+        params = optax.apply_updates(state.params, updates)
+    else:
+        payload, down = _down(method.downlink, key, updates, state.down)
+        params = follow(method, key, state.params, payload)
+    shared = uplink.side.learn(state.shared, state.params, params)
+    after = ServerState(state.round, params, optimizer, mirror, shared, down)
+    moved = (total.count > 0) | (method.mean == "all")
+    after = jax.tree.map(lambda new, old: jnp.where(moved, new, old), after, state)
+    return after._replace(round=state.round + 1), payload
+
+
+def follow(method: Method, key: Array, params: PyTree, payload: TreePayload) -> PyTree:
+    """The parameters after the server's message of a round, for the server as for every client."""
+    link = method.downlink
+    assert link is not None
+    plan = trees.layout(link.policy, params)
+    nothing = (None,) * len(plan.batches)
+    sent = payloads_.decode(_down_key(key), plan.batches, payload.batches, nothing, jnp.uint32(0))
+    return optax.apply_updates(params, trees.assemble(plan, sent, payload.dense))
+
+
+def _down_key(key: Array) -> Array:
+    """The key of the server's own message in the round of this key."""
+    return noise.fold(key, _DOWN)
+
+
+class _Down(NamedTuple):
+    """The memory of the way down."""
+
+    feedback: PyTree
+    codecs: tuple[PyTree, ...]
+
+
+def _down_init(link: Link, params: PyTree) -> _Down:
+    plan = trees.layout(link.policy, params)
+    likes = tuple(batch.like for batch in plan.batches)
+    codecs = tuple(batch.codec.init(batch.like) for batch in plan.batches)
+    return _Down(link.feedback.init(likes, ()), codecs)
+
+
+def _down(link: Link, key: Array, updates: PyTree, memory: _Down) -> tuple[TreePayload, _Down]:
+    """The server's message, and its memory."""
+    plan = trees.layout(link.policy, updates)
+    stacks, dense = trees.stacks(plan, updates)
+    given, held = link.feedback.compensate(stacks, memory.feedback)
+    key, worker = _down_key(key), jnp.uint32(0)
+    encoded = payloads_.encode(key, plan.batches, given, memory.codecs, worker, None)
+    sent = payloads_.decode(key, plan.batches, encoded.payloads, encoded.sides, worker)
+    kept = link.feedback.update(given, sent, (), 1.0, None, held)[1]
+    return TreePayload(encoded.payloads, tuple(dense)), _Down(kept, encoded.states)

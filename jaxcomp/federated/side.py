@@ -1,0 +1,61 @@
+"""Side information: what the receiver of a message knows beside it."""
+
+from jaxcomp.base.interface import Interface
+from jaxcomp.types import PyTree
+
+
+class Side(Interface, abstract=True):
+    """What the decoder of a client's message knows beside it, for codecs that make use of it.
+
+    Three kinds of memory: `shared` is the same on the server and all clients, and follows from the
+    parameters that all know; `own` is a client's; `row` is the server's of one client. A guess has
+    the structure of the message, with a leading axis of alternatives; as the codec's state it is
+    `[alternatives, buckets, size]` for each batch.
+    """
+
+    def shared(self, params: PyTree) -> PyTree:
+        """What the server and all clients know before the first round."""
+        del params
+        return ()
+
+    def own(self, params: PyTree) -> PyTree:
+        """What a client knows before its first message."""
+        del params
+        return ()
+
+    def row(self, params: PyTree) -> PyTree:
+        """What the server knows of a client before its first message."""
+        del params
+        return ()
+
+    def at_client(self, shared: PyTree, own: PyTree, params: PyTree) -> PyTree | None:
+        """The guesses with which a client encodes; None for none."""
+        del shared, own, params
+        return None
+
+    def at_server(self, shared: PyTree, row: PyTree, params: PyTree) -> PyTree | None:
+        """The guesses with which the server decodes; None for none."""
+        del shared, row, params
+        return None
+
+    def sent(self, own: PyTree, message: PyTree) -> PyTree:
+        """What the client knows once its message, as the server decodes it, is accepted."""
+        del message
+        return own
+
+    def heard(self, row: PyTree, message: PyTree) -> PyTree:
+        """What the server knows of a client whose decoded message it accepted."""
+        del message
+        return row
+
+    def learn(self, shared: PyTree, before: PyTree, after: PyTree) -> PyTree:
+        """What all know after the parameters went from `before` to `after`."""
+        del before, after
+        return shared
+
+
+class NoSide(Side):
+    """No side information: a message is decoded from itself."""
+
+    def __repr__(self) -> str:
+        return "NoSide()"

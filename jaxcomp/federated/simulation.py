@@ -1,0 +1,317 @@
+"""A simulation of many clients on few devices, round by round."""
+
+import concurrent.futures
+import functools
+import math
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+from jaxcomp import checks
+from jaxcomp.federated import block, server
+from jaxcomp.federated.block import Clients, Done, Known, Own
+from jaxcomp.federated.faults import Faults
+from jaxcomp.federated.ledger import Ledger
+from jaxcomp.federated.method import Method
+from jaxcomp.federated.server import Total
+from jaxcomp.federated.table import InMemory, Mapped
+from jaxcomp.numerics import noise
+from jaxcomp.types import PyTree
+
+Batches = Callable[[np.ndarray, int], Any]
+"""`batches(numbers, round)`: arrays `[clients, steps, …]`, the data of these clients."""
+
+
+class Report(NamedTuple):
+    """What happened in a round.
+
+    Attributes:
+        round: its number, from 0.
+        sampled: how many clients were drawn.
+        accepted: how many messages were part of the mean.
+        loss: the mean of the clients' losses over their local steps, before the round's update.
+        up: bytes that clients sent.
+        down: bytes that clients received, with what they had missed.
+    """
+
+    round: int
+    sampled: int
+    accepted: int
+    loss: float
+    up: int
+    down: int
+
+
+class Simulation:
+    """Rounds of a federated method over any number of clients.
+
+    Each round runs as blocks of clients: a compiled scan over chunks, in which every client does
+    its local steps and encodes its message, and the server adds the messages in the order of the
+    clients. So neither `chunk` nor the number of devices changes a bit of the result.
+
+    Args:
+        method: the method.
+        params: the parameters before the first round.
+        clients: how many clients there are.
+        batches: `batches(numbers, round)` gives the data of these clients for a round: arrays
+            `[len(numbers), steps, …]`. Called ahead of time, in another thread.
+        key: a seed or key; everything random follows from it.
+        weights: a weight for each client, such as its number of examples; None for equal weights.
+        steps: `steps(numbers, round)` gives how many of its batches each client uses; None for all.
+        faults: which messages are lost, and which clients begin from old parameters.
+        chunk: how many clients are worked on at once on each device.
+        mesh: a mesh of one axis, over whose devices clients are spread; None for one device.
+        together: vectorize the clients of a chunk: for accelerators.
+        folder: where to keep the table of clients in mapped files; None for memory.
+        messages: whether the bytes of the ledger are those of real messages, each written by
+            `to_bytes`, which is slow; else they are those of the payload's arrays.
+
+    Raises:
+        ValueError: for settings of another kind; on use, for data of other shapes.
+
+    Example:
+        >>> import jax.numpy as jnp, jaxcomp, optax
+        >>> work = jaxcomp.federated.LocalSteps(lambda w, x: jnp.mean((w - x) ** 2), optax.sgd(0.1))
+        >>> method = jaxcomp.federated.Method(work, jaxcomp.qsgd_inf(bits=8))
+        >>> data = np.random.default_rng(0).normal(3, 1, (100, 5, 8, 16)).astype(np.float32)
+        >>> sim = Simulation(method, jnp.zeros(16), 100, lambda numbers, round: data[numbers])
+        >>> reports = sim.run(5)
+        >>> bool(reports[-1].loss < reports[0].loss)
+        True
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        params: PyTree,
+        clients: int,
+        batches: Batches,
+        *,
+        key: Any = 0,
+        weights: Any = None,
+        steps: Callable[[np.ndarray, int], np.ndarray] | None = None,
+        faults: Faults = Faults(),
+        chunk: int = 16,
+        mesh: Mesh | None = None,
+        together: bool = False,
+        folder: str | pathlib.Path | None = None,
+        messages: bool = False,
+    ):
+        checks.part("method", method, Method)
+        checks.part("faults", faults, Faults)
+        checks.integer("clients", clients, 1)
+        checks.integer("chunk", chunk, 1)
+        if mesh is not None and len(mesh.axis_names) != 1:
+            raise ValueError(f"`mesh` must have one axis, got {mesh.axis_names}")
+        self.method, self.clients, self.batches = method, clients, batches
+        self.key, self.steps, self.faults = noise.raw(key), steps, faults
+        self.weights = _weights(weights, clients)
+        self.state = server.init(method, params)
+        row = jax.tree.map(np.asarray, block.init(method, self.state.params))
+        self.table = InMemory(row, clients) if folder is None else Mapped(row, clients, folder)
+        self.ledger = Ledger(method, self.state.params, clients, messages)
+        self._centres = [self.state.params]
+        devices = 1 if mesh is None else mesh.size
+        row_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(row))
+        chunks = min(-(-clients // (chunk * devices)), max(1, _BLOCK // (chunk * row_bytes + 1)))
+        self._size = chunk * devices * chunks
+        self._program = _Program(method, chunk, mesh, together, messages)
+
+    @property
+    def params(self) -> PyTree:
+        """The parameters, as all clients know them."""
+        return self.state.params
+
+    def run(self, rounds: int, each: Callable[[Report], None] | None = None) -> list[Report]:
+        """Runs rounds.
+
+        Args:
+            rounds: how many.
+            each: called with the report of every round, for a line or a bar of progress.
+        """
+        checks.integer("rounds", rounds, 0)
+        reports = []
+        for _ in range(rounds):
+            reports.append(self.round())
+            if each is not None:
+                each(reports[-1])
+        return reports
+
+    def round(self) -> Report:
+        """Runs the next round."""
+        number = int(self.state.round)
+        key = server.round_key(self.key, number)
+        cohort = self.method.sampling.cohort(key, self.clients)
+        expected = self.method.sampling.expected(self.clients) * float(self.weights.mean())
+        known = Known(
+            key,
+            jax.tree.map(lambda *xs: jnp.stack(xs), *self._centres),
+            self.state.shared,
+            jnp.float32(self.clients / expected if self.method.mean == "all" else 1),
+        )
+        total = server.nothing(self.method, self.state.params)
+        losses, accepted = [], 0
+        down = self.ledger.fetched(cohort, number)
+        up = 0
+        for numbers, given in self._prepared(cohort, number, key):
+            done = self._program(known, total, *given)
+            total = done.total
+            real = slice(0, len(numbers))
+            self.table.write(numbers, done.own)
+            heard = np.asarray(done.accepted)[real]
+            accepted += int(heard.sum())
+            losses.append(np.asarray(done.losses)[real])
+            up += self.ledger.received(numbers, np.asarray(given[0].weights)[real], done.payloads)
+        self.state, payload = server.step(
+            self.method, key, self.state, total, jnp.float32(expected)
+        )
+        self.ledger.announced(payload)
+        self._centres = [self.state.params, *self._centres][: self.faults.longest + 1]
+        loss = float(np.mean(np.concatenate(losses))) if losses else math.nan
+        return Report(number, len(cohort), accepted, loss, up, down)
+
+    def _prepared(self, cohort: np.ndarray, number: int, key: Any) -> Iterator[Any]:
+        """The blocks of a round; while one is computed, the next is read."""
+        starts = range(0, len(cohort), self._size)
+        arrives, ages = self.faults.draw(key, cohort, len(self._centres))
+
+        def prepare(start: int) -> Any:
+            part = slice(start, start + self._size)
+            numbers = cohort[part]
+            batches = self.batches(numbers, number)
+            most = _steps_of(batches, len(numbers))
+            steps = self.steps(numbers, number) if self.steps else np.full(len(numbers), most)
+            weights = self.weights[numbers] * self.faults.times(
+                arrives[part], ages[part], self.method.staleness
+            )
+            clients = Clients(
+                numbers.astype(np.uint32),
+                weights.astype(np.float32),
+                ages[part].astype(np.int32),
+                np.asarray(steps, np.int32),
+            )
+            given = clients, batches, self.table.read(numbers)
+            return numbers, jax.tree.map(functools.partial(_filled, self._size), given)
+
+        with concurrent.futures.ThreadPoolExecutor(1) as ahead:
+            coming = [ahead.submit(prepare, start) for start in starts[:1]]
+            for index in range(len(starts)):
+                ready = coming.pop().result()
+                if index + 1 < len(starts):
+                    coming.append(ahead.submit(prepare, starts[index + 1]))
+                yield ready
+
+
+_BLOCK = 2**26
+"""Bytes of the table that are on a device at once."""
+
+
+class _Program:
+    """The compiled block, on one device or over a mesh."""
+
+    def __init__(
+        self, method: Method, chunk: int, mesh: Mesh | None, together: bool, messages: bool
+    ):
+        self.mesh = mesh
+        axis_name = None if mesh is None else mesh.axis_names[0]
+        self._run = functools.partial(
+            block.run,
+            method,
+            chunk=chunk,
+            axis_name=axis_name,
+            together=together,
+            keep_payloads=messages,
+        )
+        self._chunk = chunk
+        self._compiled = jax.jit(self._run if mesh is None else self._mapped)
+
+    def __call__(
+        self, known: Known, total: Total, clients: Clients, batches: Any, own: Own
+    ) -> Done:
+        if self.mesh is None:
+            return self._compiled(known, total, clients, batches, own)
+        size = len(np.asarray(clients.numbers))
+        order = _device_major(size, self.mesh.size, self._chunk)
+        sharding = NamedSharding(self.mesh, P(self.mesh.axis_names[0]))
+        whole = NamedSharding(self.mesh, P())
+
+        def split(x: Any) -> Any:
+            rows = np.asarray(x)[order]
+            return jax.make_array_from_callback(rows.shape, sharding, lambda at: rows[at])
+
+        given = jax.tree.map(split, (clients, batches, own))
+        known, total = jax.tree.map(lambda x: _everywhere(x, whole), (known, total))
+        done = self._compiled(known, total, *given)
+        back = np.argsort(order)
+        own, accepted, losses = jax.tree.map(
+            lambda x: _host(x)[back], (done.own, done.accepted, done.losses)
+        )
+        total, payloads = jax.tree.map(_host, (done.total, done.payloads))
+        return Done(total, own, accepted, losses, payloads)
+
+    def _mapped(self, known: Known, total: Total, *given: Any) -> Done:
+        assert self.mesh is not None
+        rows: Any = P(self.mesh.axis_names[0])
+        whole: Any = P()
+        out = Done(whole, rows, rows, rows, whole)
+        specs = (P(), P(), rows, rows, rows)
+        run = jax.shard_map(self._run, mesh=self.mesh, in_specs=specs, out_specs=out)
+        return run(known, total, *given)
+
+
+def _device_major(size: int, devices: int, chunk: int) -> np.ndarray:
+    """The clients in the order of the devices: each has every so-manieth chunk."""
+    return np.arange(size).reshape(-1, devices, chunk).swapaxes(0, 1).reshape(-1)
+
+
+def _everywhere(x: Any, sharding: NamedSharding) -> Any:
+    rows = np.asarray(x)
+    return jax.make_array_from_callback(rows.shape, sharding, lambda at: rows[at])
+
+
+def _host(x: Any) -> np.ndarray:
+    """The whole of an array, also of one over several processes."""
+    if x.is_fully_addressable:
+        return np.asarray(x)
+    if x.is_fully_replicated:
+        return np.asarray(x.addressable_data(0))
+    from jax.experimental import multihost_utils
+
+    return np.asarray(multihost_utils.process_allgather(x, tiled=True))
+
+
+def _weights(given: Any, clients: int) -> np.ndarray:
+    if given is None:
+        return np.ones(clients, np.float32)
+    weights = np.asarray(given, np.float32)
+    if weights.shape != (clients,) or not np.isfinite(weights).all() or (weights <= 0).any():
+        raise ValueError(
+            f"`weights` must be {clients} positive numbers, one for each client, got "
+            f"{weights.dtype}{list(weights.shape)} from {weights.min(initial=0)} on"
+        )
+    return weights
+
+
+def _steps_of(batches: Any, clients: int) -> int:
+    shapes = [np.shape(x) for x in jax.tree.leaves(batches)]
+    if not shapes or any(len(s) < 2 or s[:2] != (clients, shapes[0][1]) for s in shapes):
+        raise ValueError(
+            f"`batches` must give arrays [{clients} clients, steps, …] for {clients} clients, got "
+            f"shapes {shapes}"
+        )
+    return shapes[0][1]
+
+
+def _filled(size: int, x: Any) -> np.ndarray:
+    """The rows, filled up to a whole block with clients of weight zero."""
+    x = np.asarray(x)
+    if len(x) == size:
+        return x
+    filled = np.zeros((size, *x.shape[1:]), x.dtype)
+    filled[: len(x)] = x
+    return filled

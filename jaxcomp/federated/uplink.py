@@ -1,0 +1,218 @@
+"""The way up: a client's update → the message it sends, and the message as the server reads it."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxcomp import checks
+from jaxcomp.base import Codec, Feedback
+from jaxcomp.federated.side import NoSide, Side
+from jaxcomp.feedback import Aggregated, Link, NoFeedback, Residual, default
+from jaxcomp.layout import trees
+from jaxcomp.layout.policy import Policy
+from jaxcomp.layout.trees import Layout, TreePayload
+from jaxcomp.reducers import payloads as payloads_
+from jaxcomp.types import Array, PyTree, Stacks
+
+
+@dataclasses.dataclass(frozen=True)
+class Uplink:
+    """What a client sends its update with: a link, and the server's side information.
+
+    Args:
+        link: a `Link`; a codec or a policy has the feedback that the codec needs: a `Residual` if
+            it is biased, else none.
+        side: what the decoder knows beside the message, for codecs that make use of it.
+
+    Raises:
+        ValueError: for a codec that needs the clients to agree on something before they send, or a
+            feedback that needs the mean of all messages.
+
+    Example:
+        >>> import jaxcomp
+        >>> Uplink(jaxcomp.top_k(fraction=0.01)).link.feedback
+        Residual(decay=1.0, dtype=None)
+    """
+
+    link: "Link | Codec | Policy"
+    side: Side = NoSide()
+
+    def __post_init__(self):
+        object.__setattr__(self, "link", as_link("link", self.link))
+        checks.part("side", self.side, Side)
+        for codec in self.policy.codecs:
+            if codec.agrees:
+                raise ValueError(
+                    f"`link` must have a codec that a client can use alone, got {codec!r}, for "
+                    "which all clients would have to agree first; use for example "
+                    "jaxcomp.qsgd_inf(bits=4)"
+                )
+        if isinstance(self.feedback, Aggregated):
+            raise ValueError(
+                "`link` must have a feedback that needs a client's own message only, such as "
+                f"jaxcomp.Residual(), got {self.feedback!r}, which needs the mean of all"
+            )
+
+    @property
+    def feedback(self) -> Feedback:
+        """The clients' memory."""
+        return self.link.feedback  # pyright: ignore[reportAttributeAccessIssue]
+
+    @property
+    def policy(self) -> Policy:
+        """The codec of each leaf."""
+        return self.link.policy  # pyright: ignore[reportAttributeAccessIssue]
+
+    @property
+    def aside(self) -> Feedback:
+        """The memory of the leaves that are sent dense, for messages that the server refuses."""
+        return Residual() if self.feedback.keeps_unsent else NoFeedback()
+
+
+def as_link(name: str, given: "Link | Codec | Policy") -> Link:
+    """A link; a bare codec gets the feedback that it needs."""
+    if isinstance(given, Link):
+        return given
+    if not isinstance(given, Codec | Policy):
+        raise ValueError(
+            f"`{name}` must be a codec such as jaxcomp.qsgd_inf(bits=4), a Policy or a Link, "
+            f"got {given!r}"
+        )
+    return Link(given, default(given))
+
+
+class Memory(NamedTuple):
+    """What a client keeps for its messages, between rounds.
+
+    Attributes:
+        feedback: the feedback of the compressed leaves.
+        dense: that of the leaves that are sent dense.
+        codecs: the state of the codec of every batch.
+        side: what it knows of the server's side information.
+    """
+
+    feedback: PyTree
+    dense: PyTree
+    codecs: tuple[PyTree, ...]
+    side: PyTree
+
+
+class Message(NamedTuple):
+    """A client's message, and the memory that it keeps in either case.
+
+    Attributes:
+        payload: the arrays that are sent.
+        accepted: the client's memory if the server accepts the message.
+        refused: its memory if the server does not, or never gets it.
+        sound: whether the update was finite. If not, nothing should be sent, and both memories are
+            as they were.
+    """
+
+    payload: TreePayload
+    accepted: Memory
+    refused: Memory
+    sound: Array
+
+
+def init(uplink: Uplink, params: PyTree) -> Memory:
+    """A client's memory before its first message."""
+    plan = trees.layout(uplink.policy, params)
+    likes = tuple(batch.like for batch in plan.batches)
+    dense = tuple(plan.likes[number] for number in plan.dense)
+    codecs = tuple(batch.codec.init(batch.like) for batch in plan.batches)
+    return Memory(
+        uplink.feedback.init(likes, ()),
+        uplink.aside.init(dense, ()),
+        () if _guessed(uplink) else codecs,
+        uplink.side.own(params),
+    )
+
+
+def message(
+    uplink: Uplink,
+    key: Array,
+    number: Array | int,
+    weight: Array | float,
+    update: PyTree,
+    memory: Memory,
+    shared: PyTree = (),
+    params: PyTree = None,
+) -> Message:
+    """Compresses a client's update.
+
+    Args:
+        uplink: codec, feedback and side information.
+        key: the round's key, `uint32[2]`.
+        number: the client's number, with which its private noise is drawn.
+        weight: the factor by which a `Shift` moves; other feedback does not use it.
+        update: the client's update.
+        memory: its memory.
+        shared: what server and clients know alike, of `side`.
+        params: the parameters that all know, for `side`.
+    """
+    plan = trees.layout(uplink.policy, update)
+    stacks, dense = trees.stacks(plan, update)
+    given, held = uplink.feedback.compensate(stacks, memory.feedback)
+    beside, aside = uplink.aside.compensate(dense, memory.dense)
+    guesses = uplink.side.at_client(shared, memory.side, params)
+    states = memory.codecs if guesses is None else guessed(plan, guesses)
+    batches = plan.batches
+    encoded = payloads_.encode(key, batches, given, states, jnp.asarray(number), None)
+    sent = payloads_.decode(key, batches, encoded.payloads, encoded.sides, jnp.asarray(number))
+
+    def kept(weight: Array | float) -> tuple[PyTree, PyTree]:
+        factor = jnp.asarray(weight, jnp.float32)
+        main = uplink.feedback.update(given, sent, (), 1.0, factor, held)[1]
+        return main, uplink.aside.update(beside, beside, (), 1.0, factor, aside)[1]
+
+    side = memory.side
+    if guesses is not None:
+        side = uplink.side.sent(side, trees.assemble(plan, sent, beside))
+    codecs = memory.codecs if guesses is not None else encoded.states
+    sound = _finite((stacks, dense))
+
+    def unless_broken(new: Memory) -> Memory:
+        return jax.tree.map(lambda a, b: jnp.where(sound, a, b), new, memory)
+
+    return Message(
+        TreePayload(encoded.payloads, tuple(beside)),
+        unless_broken(Memory(*kept(weight), codecs, side)),
+        unless_broken(Memory(*kept(0.0), memory.codecs, memory.side)),
+        sound,
+    )
+
+
+def read(
+    uplink: Uplink,
+    key: Array,
+    number: Array | int,
+    payload: TreePayload,
+    like: PyTree,
+    guesses: PyTree | None = None,
+) -> tuple[Stacks, Stacks]:
+    """A payload as the server reads it: an array for each batch, and the dense leaves."""
+    plan = trees.layout(uplink.policy, like)
+    sides = (None,) * len(plan.batches) if guesses is None else guessed(plan, guesses)
+    # Decoded to memory: no compiler can fuse the last product of a decoder with the sum after it.
+    stacks = payloads_.decode(key, plan.batches, payload.batches, sides, jnp.asarray(number))
+    return stacks, payload.dense
+
+
+def assembled(uplink: Uplink, like: PyTree, decoded: tuple[Stacks, Stacks]) -> PyTree:
+    """The tree that `read` has decoded."""
+    return trees.assemble(trees.layout(uplink.policy, like), *decoded)
+
+
+def guessed(plan: Layout, guesses: PyTree) -> tuple[Array, ...]:
+    """Guesses with a leading axis as `[alternatives, buckets, size]` for each batch."""
+    return jax.vmap(lambda tree: trees.stacks(plan, tree)[0])(guesses)
+
+
+def _guessed(uplink: Uplink) -> bool:
+    return not isinstance(uplink.side, NoSide)
+
+
+def _finite(tree: PyTree) -> Array:
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)]))
