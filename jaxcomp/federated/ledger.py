@@ -77,3 +77,14 @@ class Ledger:
         else:
             self._sizes.append(cost.wire_bytes(self.method.downlink.policy, self.like))
         del self._sizes[:-KEPT]
+
+    def kept(self) -> tuple[np.ndarray, ...]:
+        """What a checkpoint holds; its shapes never change."""
+        sizes = np.full(KEPT, -1, np.int64)
+        sizes[: len(self._sizes)] = self._sizes
+        return self._has, sizes, np.array([self.up, self.down], np.int64)
+
+    def take(self, has: np.ndarray, sizes: np.ndarray, sums: np.ndarray) -> None:
+        """Goes on from what `kept` returned."""
+        self._has, self._sizes = has.copy(), [int(size) for size in sizes if size >= 0]
+        self.up, self.down = (int(total) for total in sums)

@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 from jaxcomp import checks
-from jaxcomp.federated import block, server
+from jaxcomp.federated import block, checkpoint, server
 from jaxcomp.federated.block import Clients, Done, Known, Own
 from jaxcomp.federated.faults import Faults
 from jaxcomp.federated.ledger import Ledger
@@ -126,6 +126,33 @@ class Simulation:
     def params(self) -> PyTree:
         """The parameters, as all clients know them."""
         return self.state.params
+
+    def save(self, folder: str | pathlib.Path) -> None:
+        """Writes a checkpoint, from which `restore` goes on bit for bit; the last one stays valid
+        until the new one is complete.
+
+        Raises:
+            ValueError: if `folder` exists and holds something else.
+        """
+        checkpoint.save(folder, self._kept(), self.table.arrays())
+
+    def restore(self, folder: str | pathlib.Path) -> None:
+        """Goes on from a checkpoint of a simulation with the same arguments.
+
+        Raises:
+            ValueError: if `folder` holds no checkpoint, or one of other shapes.
+        """
+        kept = checkpoint.restore(folder, self._kept(), self.table.arrays())
+        state, centres, number, *counted = kept
+        self.state = jax.tree.map(jnp.asarray, state)
+        self._centres = [jax.tree.map(jnp.asarray, c) for c in centres][: int(number)]
+        self.ledger.take(*counted)
+
+    def _kept(self) -> Any:
+        """Everything that a checkpoint holds, beside the table; its shapes never change."""
+        missing = self.faults.longest + 1 - len(self._centres)
+        centres = [*self._centres, *[self._centres[-1]] * missing]
+        return self.state, centres, np.int64(len(self._centres)), *self.ledger.kept()
 
     def run(self, rounds: int, each: Callable[[Report], None] | None = None) -> list[Report]:
         """Runs rounds.

@@ -1,0 +1,399 @@
+"""Simulations: the same bits however clients are grouped, nothing lost, all bytes counted."""
+
+import dataclasses
+
+import clients as world
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxcomp
+from jaxcomp import federated
+from jaxcomp.federated import block, server
+from jaxcomp.layout import trees
+
+ROUNDS = 4
+
+
+@pytest.fixture(scope="module")
+def digest() -> str:
+    sim = world.simulation()
+    sim.run(ROUNDS)
+    return world.digest(sim.params)
+
+
+@pytest.mark.parametrize("chunk", [1, 16, 64])
+def test_chunks_change_no_bit(chunk, digest):
+    sim = world.simulation(chunk=chunk)
+    sim.run(ROUNDS)
+    assert world.digest(sim.params) == digest
+
+
+@pytest.mark.parametrize("devices", [2, 8])
+def test_devices_change_no_bit(devices, digest):
+    mesh = jax.make_mesh((devices,), ("clients",), devices=jax.devices()[:devices])
+    sim = world.simulation(chunk=2, mesh=mesh)
+    sim.run(ROUNDS)
+    assert world.digest(sim.params) == digest
+
+
+def test_blocks_and_files_change_no_bit(digest, tmp_path, monkeypatch):
+    monkeypatch.setattr("jaxcomp.federated.simulation._BLOCK", 1)  # A block is one chunk.
+    sim = world.simulation(folder=tmp_path / "rows")
+    sim.run(ROUNDS)
+    assert world.digest(sim.params) == digest
+
+
+def test_a_checkpoint_goes_on_bit_for_bit(digest, tmp_path):
+    first = world.simulation()
+    first.run(ROUNDS // 2)
+    first.save(tmp_path / "kept")
+    first.run(1)  # Changes neither the checkpoint nor its table.
+    second = world.simulation(folder=tmp_path / "rows")
+    second.restore(tmp_path / "kept")
+    reports = second.run(ROUNDS - ROUNDS // 2)
+    assert world.digest(second.params) == digest
+    assert reports[0].round == ROUNDS // 2
+    whole = world.simulation()
+    whole.run(ROUNDS)
+    assert (whole.ledger.up, whole.ledger.down) == (second.ledger.up, second.ledger.down)
+
+
+def test_a_checkpoint_of_something_else_is_refused(tmp_path):
+    world.simulation().save(tmp_path / "kept")
+    other = federated.Simulation(world.METHOD, world.params(), world.CLIENTS + 1, world.batches)
+    with pytest.raises(ValueError, match="`folder` must hold a checkpoint of the same method"):
+        other.restore(tmp_path / "kept")
+    with pytest.raises(ValueError, match="`folder` must hold a checkpoint of a simulation"):
+        other.restore(tmp_path / "none")
+    (tmp_path / "full").mkdir()
+    with pytest.raises(ValueError, match="`folder` must be new"):
+        other.save(tmp_path / "full")
+
+
+def test_a_round_of_dense_means_is_federated_averaging():
+    method = federated.Method(world.WORK, jaxcomp.Policy(None), sampling=federated.Exactly(10))
+    sim = world.simulation(method, faults=federated.Faults())
+    cohort = method.sampling.cohort(server.round_key(sim.key, 0), world.CLIENTS)
+
+    def alone(number):
+        theta = world.params()
+        for step in range(world.STEPS):
+            grads = jax.grad(world.loss)(theta, (world.X[number, step], world.Y[number, step]))
+            theta = jax.tree.map(lambda p, g: p - 0.2 * g, theta, grads)
+        return theta
+
+    ends = [alone(number) for number in cohort]
+    mean = jax.tree.map(lambda *xs: sum(xs) / len(xs), *ends)
+    report = sim.round()
+    assert (report.sampled, report.accepted) == (10, 10)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), sim.params, mean)
+
+
+def test_nothing_is_lost():
+    """What clients gave is what the server added and what residuals hold: to the last unit."""
+    rounds, lost = 5, 0.3
+    # A "loss" whose gradient is the data, in integers: a client's update is the sum of its batches.
+    work = federated.LocalSteps(lambda p, x: sum(jnp.vdot(p[k], x[k]) for k in p), optax.sgd(1.0))
+    draw = np.random.default_rng(5)
+    shapes = {"kernel": (40, 30), "bias": (7,)}
+    data = {
+        k: draw.integers(-50, 50, (world.CLIENTS, rounds, 2, *s)).astype(np.float32)
+        for k, s in shapes.items()
+    }
+    link = jaxcomp.Link(jaxcomp.Policy(jaxcomp.top_k(fraction=0.1)), jaxcomp.Residual())
+    # The parameters stay zero, so that differences from them are integers.
+    method = federated.Method(work, link, server=optax.sgd(0.0))
+    like = {k: jnp.zeros(s) for k, s in shapes.items()}
+    sums = []
+
+    def given(numbers, round):
+        return {k: x[numbers, round] for k, x in data.items()}
+
+    sim = federated.Simulation(
+        method, like, world.CLIENTS, given, faults=federated.Faults(lost=lost), chunk=8
+    )
+    real_step = server.step
+
+    def step(method, key, state, total, expected):
+        sums.append(jax.tree.map(np.asarray, total))
+        return real_step(method, key, state, total, expected)
+
+    server.step = step
+    try:
+        reports = sim.run(rounds)
+    finally:
+        server.step = real_step
+    assert 0.5 < sum(r.accepted for r in reports) / (rounds * world.CLIENTS) < 0.9
+    plan = trees.layout(link.policy, like)
+    kept = jax.tree.map(lambda *xs: np.sum(xs, axis=0, dtype=np.float64), *sums)
+    left = sim.table.read(np.arange(world.CLIENTS)).memory
+    rest = jax.tree.map(lambda x: x.sum(axis=0, dtype=np.float64), (left.feedback, left.dense))
+    out = trees.assemble(plan, kept.stacks, kept.dense)
+    held = trees.assemble(plan, rest[0].residual, rest[1].residual)
+    for name, x in data.items():
+        given_ = x.sum(axis=(0, 1, 2), dtype=np.float64)
+        np.testing.assert_array_equal(np.asarray(out[name]) + np.asarray(held[name]), given_)
+        assert np.any(np.asarray(held[name])), name
+
+
+def test_clients_take_their_own_numbers_of_steps():
+    method = federated.Method(world.WORK, jaxcomp.Policy(None))
+    taken = np.arange(world.CLIENTS) % (world.STEPS + 1)
+    some = world.simulation(
+        method, faults=federated.Faults(), steps=lambda numbers, round: taken[numbers]
+    )
+    some.round()
+    data = world.X.copy()
+    for number, steps in enumerate(taken):
+        data[number, steps:] = np.nan  # Not used.
+    spoilt = federated.Simulation(
+        method,
+        world.params(),
+        world.CLIENTS,
+        lambda numbers, round: (data[numbers], world.Y[numbers]),
+        steps=lambda numbers, round: taken[numbers],
+        chunk=8,
+    )
+    report = spoilt.round()
+    assert world.digest(some.params) == world.digest(spoilt.params)
+    assert report.accepted == world.CLIENTS
+
+
+def test_a_client_that_diverges_is_left_out_and_its_memory_stays():
+    data = world.X.copy()
+    data[3] = np.inf
+    sim = federated.Simulation(
+        dataclasses.replace(world.METHOD, sampling=federated.Everyone()),
+        world.params(),
+        world.CLIENTS,
+        lambda numbers, round: (data[numbers], world.Y[numbers]),
+        chunk=8,
+    )
+    report = sim.round()
+    assert report.accepted == world.CLIENTS - 1
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(sim.params))
+    row = sim.table.read(np.array([3]))
+    assert not any(np.any(x) for x in jax.tree.leaves(row))
+
+
+def test_weights_are_those_of_a_weighted_mean():
+    weights = np.random.default_rng(2).integers(1, 9, world.CLIENTS)
+    method = federated.Method(world.WORK, jaxcomp.Policy(None))
+    sim = world.simulation(method, weights=weights, faults=federated.Faults())
+    sim.round()
+    run = jax.jit(lambda x, y: world.WORK.run(world.params(), (), (x, y), world.STEPS)[0])
+    ends = [run(world.X[n], world.Y[n]) for n in range(world.CLIENTS)]
+    mean = jax.tree.map(lambda *xs: np.average(xs, axis=0, weights=weights), *ends)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), sim.params, mean)
+
+
+def test_independent_sampling_is_unbiased_over_all():
+    """With `mean="all"` the expected step is that of all clients."""
+    method = federated.Method(
+        world.WORK, jaxcomp.Policy(None), mean="all", sampling=federated.Independently(0.5)
+    )
+    everyone = world.simulation(
+        dataclasses.replace(method, sampling=federated.Everyone()), faults=federated.Faults()
+    )
+    everyone.round()
+    sim = world.simulation(method, faults=federated.Faults())
+    start, ends = sim.state, []
+    for seed in range(40):
+        sim.key = jaxcomp.federated.server.noise.raw(seed)
+        sim.state, sim._centres = start, [start.params]
+        sim.round()
+        ends.append(sim.params["out"])
+    wanted, found = everyone.params["out"], np.mean(ends, axis=0)
+    one = np.linalg.norm(ends[0] - wanted)
+    assert np.linalg.norm(found - wanted) < one / 3
+
+
+def test_old_parameters_count_less():
+    faults = federated.Faults(old=0.5, longest=2)
+    sim = world.simulation(dataclasses.replace(world.METHOD, staleness=1.0), faults=faults)
+    sim.run(3)
+    key = server.round_key(sim.key, 2)
+    arrives, ages = faults.draw(key, np.arange(1000), 3)
+    assert arrives.all()
+    assert {0, 1, 2} == set(ages)
+    assert 0.4 < (ages > 0).mean() < 0.6
+    np.testing.assert_allclose(faults.times(arrives, ages, 1.0), 1 / (1 + ages))
+    # Clients did begin from old parameters: the round differs from one without.
+    fresh = world.simulation(dataclasses.replace(world.METHOD, staleness=1.0))
+    fresh.run(3)
+    assert world.digest(fresh.params) != world.digest(sim.params)
+
+
+def test_a_shift_learns_what_differs_between_clients():
+    """Full participation, clients that pull apart: only a shift's error vanishes."""
+    targets = np.random.default_rng(3).normal(size=(16, 1, 1, 600)).astype(np.float32) * 10
+
+    def error(link):
+        work = federated.LocalSteps(
+            lambda w, x: jnp.mean(jnp.sum((w - x) ** 2, -1)) / 2, optax.sgd(0.5)
+        )
+        method = federated.Method(work, link, mean="all")
+        sim = federated.Simulation(method, jnp.zeros(600), 16, lambda n, r: targets[n], chunk=16)
+        sim.run(60)
+        return float(np.abs(sim.params - targets.mean(axis=(0, 1, 2))).max())
+
+    codec = jaxcomp.Policy(jaxcomp.qsgd_inf(bits=4), min_size=0, min_ndim=0)
+    assert error(jaxcomp.Link(codec, jaxcomp.Shift(0.4))) < 1e-3
+    assert error(jaxcomp.Link(codec)) > 1e-2
+
+
+def test_the_ledger_counts_real_messages():
+    method = dataclasses.replace(world.METHOD, up=jaxcomp.Link(world.POLICY, jaxcomp.Residual()))
+    exact = world.simulation(messages=True)
+    payloads = []
+    received = exact.ledger.received
+    exact.ledger.received = lambda n, w, p: payloads.append((w, p)) or received(n, w, p)
+    report = exact.round()
+    weights, found = payloads[0]
+    like = exact.params
+    total = 0
+    for row in np.flatnonzero(weights > 0):
+        one = jax.tree.map(lambda x, row=row: np.asarray(x[row]), found)
+        total += len(jaxcomp.to_bytes(method.uplink.policy, one, like))
+    assert report.up == total
+    by_shape = world.simulation().round()
+    assert report.accepted == by_shape.accepted > 0
+    # A message has a head; the ledger of shapes leaves it out.
+    limit = jaxcomp.message_limit(method.uplink.policy, like)
+    assert by_shape.up // report.accepted < limit
+    assert report.up <= report.accepted * limit
+
+
+def test_clients_that_return_get_what_they_missed():
+    sim = world.simulation(dataclasses.replace(world.METHOD, sampling=federated.Everyone()))
+    whole = sum(x.nbytes for x in jax.tree.leaves(sim.params))
+    first, second = sim.run(2)
+    assert first.down == whole * world.CLIENTS
+    one = jaxcomp.wire_bytes(world.DOWN, sim.params)
+    assert second.down == one * world.CLIENTS
+    ledger = sim.ledger
+    ledger.fetched(np.arange(5), 2)
+    for _ in range(2):
+        ledger.announced(
+            server.step(
+                sim.method,
+                server.round_key(sim.key, 0),
+                sim.state,
+                server.nothing(sim.method, sim.params),
+                jnp.float32(1),
+            )[1]
+        )
+    assert ledger.fetched(np.array([0]), 4) == 2 * one
+    # Three and more messages are more bytes than the parameters.
+    assert ledger.fetched(np.array([39]), 4) == min(3 * one, whole)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"clients": 0}, "`clients` must be at least 1"),
+        ({"chunk": 0}, "`chunk` must be at least 1"),
+        ({"weights": np.zeros(world.CLIENTS)}, "`weights` must be 40 positive numbers"),
+        ({"method": 3}, "`method` must be"),
+        ({"faults": 0.2}, "`faults` must be"),
+    ],
+)
+def test_refuses(settings, message):
+    given = {
+        "method": world.METHOD,
+        "params": world.params(),
+        "clients": world.CLIENTS,
+        "batches": world.batches,
+        **settings,
+    }
+    with pytest.raises(ValueError, match=message):
+        federated.Simulation(**given)
+
+
+def test_refuses_data_of_another_shape():
+    sim = federated.Simulation(
+        world.METHOD, world.params(), world.CLIENTS, lambda n, r: world.X[n, 0, 0, 0]
+    )
+    with pytest.raises(ValueError, match=r"`batches` must give arrays \[24 clients, steps, …\]"):
+        sim.round()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: federated.Uplink(jaxcomp.terngrad(shared=True)),
+            "all clients would have to agree",
+        ),
+        (lambda: federated.Uplink(3), "`link` must be a codec"),
+        (
+            lambda: federated.Uplink(
+                jaxcomp.Link(jaxcomp.demo(), jaxcomp.Aggregated(jaxcomp.Residual(0.9)))
+            ),
+            "needs the mean of all",
+        ),
+        (
+            lambda: federated.Method(world.WORK, jaxcomp.Link(jaxcomp.sign(), jaxcomp.Shift())),
+            "`mean` must be 'all' with a Shift",
+        ),
+        (
+            lambda: federated.Method(world.WORK, jaxcomp.qsgd(), mean="some"),
+            "`mean` must be one of",
+        ),
+        (
+            lambda: federated.Method(
+                world.WORK, jaxcomp.qsgd(), down=jaxcomp.Link(jaxcomp.sign(), jaxcomp.Shift())
+            ),
+            "`down` must have jaxcomp.Residual",
+        ),
+        (lambda: federated.LocalSteps(3, optax.sgd(1.0)), "`loss` must be a function"),
+        (lambda: federated.LocalSteps(world.loss, 0.1), "`optimizer` must be an optax"),
+        (lambda: federated.Faults(lost=1.5), "`lost` must be a number from 0"),
+        (lambda: federated.Faults(old=0.5), "`longest` must be positive"),
+        (lambda: federated.Exactly(0), "`r` must be at least 1"),
+        (lambda: federated.Independently(0.0), "`p` must be a positive number"),
+        (lambda: federated.Exactly(9).expected(8), "`r` must be at most the number of clients"),
+    ],
+)
+def test_parts_refuse(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("mode", ["vmap", "pmap"])
+def test_mapping_modes_change_no_bit(mode):
+    """A block by hand, its clients spread over four workers of each kind of map."""
+    sim = world.simulation()
+    like = sim.params
+    known = block.Known(
+        server.round_key(sim.key, 0), jax.tree.map(lambda x: x[None], like), (), jnp.float32(1)
+    )
+    numbers = np.arange(16)
+    who = block.Clients(
+        jnp.asarray(numbers, jnp.uint32), jnp.ones(16), jnp.zeros(16, jnp.int32), jnp.full(16, 3)
+    )
+    own = jax.tree.map(jnp.asarray, sim.table.read(numbers))
+    data = jax.tree.map(jnp.asarray, world.batches(numbers, 0))
+    total = server.nothing(sim.method, like)
+
+    def run(known, total, who, data, own, **settings):
+        return block.run(sim.method, known, total, who, data, own, chunk=4, **settings)
+
+    wanted = jax.jit(run)(known, total, who, data, own)
+    # Four workers of one chunk each.
+    split = jax.tree.map(lambda x: x.reshape(4, 4, *x.shape[1:]), (who, data, own))
+    on = {"in_axes": (None, None, 0, 0, 0), "axis_name": "c"}
+
+    def each(*given):
+        return run(*given, axis_name="c")
+
+    mapped = jax.jit(jax.vmap(each, **on)) if mode == "vmap" else jax.pmap(each, **on)
+    found = mapped(known, total, *split)
+    for worker in range(4):
+        one = jax.tree.map(lambda x, worker=worker: x[worker], found.total)
+        assert world.digest(one) == world.digest(wanted.total)
+    rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), found.own)
+    assert world.digest(rows) == world.digest(wanted.own)
