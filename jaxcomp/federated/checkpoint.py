@@ -31,7 +31,9 @@ def save(folder: str | pathlib.Path, state: Any, table: Sequence[np.ndarray]) ->
             for start in range(0, len(array), _ROWS):
                 file.write(np.ascontiguousarray(array[start : start + _ROWS]).tobytes())
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
-    kept = {f"leaf{n}": np.frombuffer(leaf.tobytes(), np.uint8) for n, leaf in enumerate(leaves)}
+    kept: dict[str, Any] = {
+        f"leaf{n}": np.frombuffer(leaf.tobytes(), np.uint8) for n, leaf in enumerate(leaves)
+    }
     np.savez(fresh / _STATE, kinds=np.array(_kinds(leaves)), **kept)
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():

@@ -10,16 +10,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from jax.sharding import Mesh
 
 from jaxcomp import checks
 from jaxcomp.federated import block, checkpoint, server
-from jaxcomp.federated.block import Clients, Done, Known, Own
+from jaxcomp.federated.block import Clients, Known
 from jaxcomp.federated.faults import Faults
 from jaxcomp.federated.ledger import Ledger
 from jaxcomp.federated.method import Method
-from jaxcomp.federated.server import Total
-from jaxcomp.federated.table import InMemory, Mapped
+from jaxcomp.federated.program import Program
+from jaxcomp.federated.table import InMemory, Mapped, OnDevice, Table
 from jaxcomp.numerics import noise
 from jaxcomp.types import PyTree
 
@@ -67,7 +67,8 @@ class Simulation:
         chunk: how many clients are worked on at once on each device.
         mesh: a mesh of one axis, over whose devices clients are spread; None for one device.
         together: vectorize the clients of a chunk: for accelerators.
-        folder: where to keep the table of clients in mapped files; None for memory.
+        table: where what clients keep is: in the "memory" of the host, on the "device", or in
+            mapped files in a folder, for more than memory can hold.
         messages: whether the bytes of the ledger are those of real messages, each written by
             `to_bytes`, which is slow; else they are those of the payload's arrays.
 
@@ -99,7 +100,7 @@ class Simulation:
         chunk: int = 16,
         mesh: Mesh | None = None,
         together: bool = False,
-        folder: str | pathlib.Path | None = None,
+        table: str | pathlib.Path = "memory",
         messages: bool = False,
     ):
         checks.part("method", method, Method)
@@ -113,14 +114,14 @@ class Simulation:
         self.weights = _weights(weights, clients)
         self.state = server.init(method, params)
         row = jax.tree.map(np.asarray, block.init(method, self.state.params))
-        self.table = InMemory(row, clients) if folder is None else Mapped(row, clients, folder)
+        self.table = _table(table, row, clients, mesh)
         self.ledger = Ledger(method, self.state.params, clients, messages)
         self._centres = [self.state.params]
         devices = 1 if mesh is None else mesh.size
         row_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(row))
         chunks = min(-(-clients // (chunk * devices)), max(1, _BLOCK // (chunk * row_bytes + 1)))
         self._size = chunk * devices * chunks
-        self._program = _Program(method, chunk, mesh, together, messages)
+        self._program = Program(method, chunk, mesh, together, messages)
 
     @property
     def params(self) -> PyTree:
@@ -142,7 +143,9 @@ class Simulation:
         Raises:
             ValueError: if `folder` holds no checkpoint, or one of other shapes.
         """
-        kept = checkpoint.restore(folder, self._kept(), self.table.arrays())
+        rows = self.table.arrays()
+        kept = checkpoint.restore(folder, self._kept(), rows)
+        self.table.fill(rows)
         state, centres, number, *counted = kept
         self.state = jax.tree.map(jnp.asarray, state)
         self._centres = [jax.tree.map(jnp.asarray, c) for c in centres][: int(number)]
@@ -238,78 +241,17 @@ _BLOCK = 2**26
 """Bytes of the table that are on a device at once."""
 
 
-class _Program:
-    """The compiled block, on one device or over a mesh."""
-
-    def __init__(
-        self, method: Method, chunk: int, mesh: Mesh | None, together: bool, messages: bool
-    ):
-        self.mesh = mesh
-        axis_name = None if mesh is None else mesh.axis_names[0]
-        self._run = functools.partial(
-            block.run,
-            method,
-            chunk=chunk,
-            axis_name=axis_name,
-            together=together,
-            keep_payloads=messages,
-        )
-        self._chunk = chunk
-        self._compiled = jax.jit(self._run if mesh is None else self._mapped)
-
-    def __call__(
-        self, known: Known, total: Total, clients: Clients, batches: Any, own: Own
-    ) -> Done:
-        if self.mesh is None:
-            return self._compiled(known, total, clients, batches, own)
-        size = len(np.asarray(clients.numbers))
-        order = _device_major(size, self.mesh.size, self._chunk)
-        sharding = NamedSharding(self.mesh, P(self.mesh.axis_names[0]))
-        whole = NamedSharding(self.mesh, P())
-
-        def split(x: Any) -> Any:
-            rows = np.asarray(x)[order]
-            return jax.make_array_from_callback(rows.shape, sharding, lambda at: rows[at])
-
-        given = jax.tree.map(split, (clients, batches, own))
-        known, total = jax.tree.map(lambda x: _everywhere(x, whole), (known, total))
-        done = self._compiled(known, total, *given)
-        back = np.argsort(order)
-        own, accepted, losses = jax.tree.map(
-            lambda x: _host(x)[back], (done.own, done.accepted, done.losses)
-        )
-        total, payloads = jax.tree.map(_host, (done.total, done.payloads))
-        return Done(total, own, accepted, losses, payloads)
-
-    def _mapped(self, known: Known, total: Total, *given: Any) -> Done:
-        assert self.mesh is not None
-        rows: Any = P(self.mesh.axis_names[0])
-        whole: Any = P()
-        out = Done(whole, rows, rows, rows, whole)
-        specs = (P(), P(), rows, rows, rows)
-        run = jax.shard_map(self._run, mesh=self.mesh, in_specs=specs, out_specs=out)
-        return run(known, total, *given)
-
-
-def _device_major(size: int, devices: int, chunk: int) -> np.ndarray:
-    """The clients in the order of the devices: each has every so-manieth chunk."""
-    return np.arange(size).reshape(-1, devices, chunk).swapaxes(0, 1).reshape(-1)
-
-
-def _everywhere(x: Any, sharding: NamedSharding) -> Any:
-    rows = np.asarray(x)
-    return jax.make_array_from_callback(rows.shape, sharding, lambda at: rows[at])
-
-
-def _host(x: Any) -> np.ndarray:
-    """The whole of an array, also of one over several processes."""
-    if x.is_fully_addressable:
-        return np.asarray(x)
-    if x.is_fully_replicated:
-        return np.asarray(x.addressable_data(0))
-    from jax.experimental import multihost_utils
-
-    return np.asarray(multihost_utils.process_allgather(x, tiled=True))
+def _table(where: Any, row: PyTree, clients: int, mesh: Mesh | None) -> Table:
+    if not isinstance(where, str | pathlib.Path):
+        raise ValueError(f"`table` must be 'memory', 'device' or a folder, got {where!r}")
+    if where == "device":
+        if mesh is not None:
+            raise ValueError(
+                "`table` must be 'memory' or a folder with a mesh, since a client may be on "
+                "another device in every round, got 'device'"
+            )
+        return OnDevice(row, clients)
+    return InMemory(row, clients) if where == "memory" else Mapped(row, clients, where)
 
 
 def _weights(given: Any, clients: int) -> np.ndarray:
@@ -334,11 +276,13 @@ def _steps_of(batches: Any, clients: int) -> int:
     return shapes[0][1]
 
 
-def _filled(size: int, x: Any) -> np.ndarray:
+def _filled(size: int, x: Any) -> Any:
     """The rows, filled up to a whole block with clients of weight zero."""
-    x = np.asarray(x)
     if len(x) == size:
         return x
+    if isinstance(x, jax.Array):
+        return jnp.pad(x, [(0, size - len(x)), *[(0, 0)] * (x.ndim - 1)])
+    x = np.asarray(x)
     filled = np.zeros((size, *x.shape[1:]), x.dtype)
     filled[: len(x)] = x
     return filled

@@ -1,14 +1,17 @@
 """Tables of what clients keep: a row for each client, in memory or in files."""
 
 import abc
+import functools
 import pathlib
+import threading
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxcomp.base.interface import Interface
-from jaxcomp.types import PyTree
+from jaxcomp.types import Array, PyTree
 
 
 class Table(Interface, abstract=True):
@@ -24,7 +27,11 @@ class Table(Interface, abstract=True):
 
     @abc.abstractmethod
     def arrays(self) -> list[np.ndarray]:
-        """All rows, an array for each leaf, to be saved or restored in place."""
+        """All rows, an array for each leaf, to be saved, or written and given to `fill`."""
+
+    def fill(self, arrays: list[np.ndarray]) -> None:
+        """Replaces all rows by those of `arrays`, which came from there."""
+        del arrays  # They are the table's own, where rows are written in place.
 
 
 class InMemory(Table):
@@ -53,6 +60,51 @@ class InMemory(Table):
 
     def arrays(self) -> list[np.ndarray]:
         return self._arrays
+
+
+class OnDevice(Table):
+    """A table in the memory of one device: no row crosses to the host; a write is in place.
+
+    Args:
+        row: a new client's row.
+        clients: the number of clients.
+    """
+
+    def __init__(self, row: PyTree, clients: int):
+        leaves, self._treedef = jax.tree.flatten(row)
+        self._arrays = [jnp.broadcast_to(leaf, (clients, *np.shape(leaf))) for leaf in leaves]
+        # A reader in another thread must not see arrays that a writer has given away.
+        self._lock = threading.Lock()
+
+    def read(self, numbers: np.ndarray) -> PyTree:
+        with self._lock:
+            return jax.tree.unflatten(self._treedef, _taken(self._arrays, jnp.asarray(numbers)))
+
+    def write(self, numbers: np.ndarray, rows: PyTree) -> None:
+        new = jax.tree.leaves(rows)
+        count = new[0].shape[0] if new else 0
+        # Rows beyond the clients' are those that fill up a block; they are dropped.
+        clients = self._arrays[0].shape[0] if new else 0
+        padded = np.full(count, clients)
+        padded[: len(numbers)] = numbers
+        with self._lock:
+            self._arrays = _replaced(self._arrays, jnp.asarray(padded), new)
+
+    def arrays(self) -> list[np.ndarray]:
+        return [np.array(array) for array in self._arrays]
+
+    def fill(self, arrays: list[np.ndarray]) -> None:
+        self._arrays = [jnp.asarray(array) for array in arrays]
+
+
+@jax.jit
+def _taken(arrays: list[Array], numbers: Array) -> list[Array]:
+    return [array[numbers] for array in arrays]
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _replaced(arrays: list[Array], numbers: Array, rows: list[Array]) -> list[Array]:
+    return [a.at[numbers].set(new, mode="drop") for a, new in zip(arrays, rows, strict=True)]
 
 
 class Mapped(Table):

@@ -39,19 +39,22 @@ def test_devices_change_no_bit(devices, digest):
     assert world.digest(sim.params) == digest
 
 
-def test_blocks_and_files_change_no_bit(digest, tmp_path, monkeypatch):
+@pytest.mark.parametrize("where", ["rows", "device"])
+def test_blocks_and_tables_change_no_bit(where, digest, tmp_path, monkeypatch):
     monkeypatch.setattr("jaxcomp.federated.simulation._BLOCK", 1)  # A block is one chunk.
-    sim = world.simulation(folder=tmp_path / "rows")
+    sim = world.simulation(table="device" if where == "device" else tmp_path / where)
     sim.run(ROUNDS)
     assert world.digest(sim.params) == digest
 
 
-def test_a_checkpoint_goes_on_bit_for_bit(digest, tmp_path):
+@pytest.mark.parametrize("where", ["memory", "device", "rows"])
+def test_a_checkpoint_goes_on_bit_for_bit(where, digest, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     first = world.simulation()
     first.run(ROUNDS // 2)
     first.save(tmp_path / "kept")
     first.run(1)  # Changes neither the checkpoint nor its table.
-    second = world.simulation(folder=tmp_path / "rows")
+    second = world.simulation(table=where)
     second.restore(tmp_path / "kept")
     reports = second.run(ROUNDS - ROUNDS // 2)
     assert world.digest(second.params) == digest
@@ -299,6 +302,8 @@ def test_clients_that_return_get_what_they_missed():
         ({"weights": np.zeros(world.CLIENTS)}, "`weights` must be 40 positive numbers"),
         ({"method": 3}, "`method` must be"),
         ({"faults": 0.2}, "`faults` must be"),
+        ({"table": 3}, "`table` must be 'memory', 'device' or a folder"),
+        ({"mesh": jax.make_mesh((1,), ("c",)), "table": "device"}, "`table` must be 'memory'"),
     ],
 )
 def test_refuses(settings, message):

@@ -1,0 +1,87 @@
+"""The compiled block of a simulation, on one device or over the devices of a mesh."""
+
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+from jaxcomp.federated import block
+from jaxcomp.federated.block import Clients, Done, Known, Own
+from jaxcomp.federated.method import Method
+from jaxcomp.federated.server import Total
+
+
+class Program:
+    """The compiled block, on one device or over a mesh."""
+
+    def __init__(
+        self, method: Method, chunk: int, mesh: Mesh | None, together: bool, messages: bool
+    ):
+        self.mesh = mesh
+        axis_name = None if mesh is None else mesh.axis_names[0]
+        self._run = functools.partial(
+            block.run,
+            method,
+            chunk=chunk,
+            axis_name=axis_name,
+            together=together,
+            keep_payloads=messages,
+        )
+        self._chunk = chunk
+        self._compiled = jax.jit(self._run if mesh is None else self._mapped)
+
+    def __call__(
+        self, known: Known, total: Total, clients: Clients, batches: Any, own: Own
+    ) -> Done:
+        if self.mesh is None:
+            return self._compiled(known, total, clients, batches, own)
+        size = len(np.asarray(clients.numbers))
+        order = _device_major(size, self.mesh.size, self._chunk)
+        sharding = NamedSharding(self.mesh, P(self.mesh.axis_names[0]))
+        whole = NamedSharding(self.mesh, P())
+
+        def split(x: Any) -> Any:
+            rows = np.asarray(x)[order]
+            return jax.make_array_from_callback(rows.shape, sharding, lambda at: rows[at])
+
+        given = jax.tree.map(split, (clients, batches, own))
+        known, total = jax.tree.map(lambda x: _everywhere(x, whole), (known, total))
+        done = self._compiled(known, total, *given)
+        back = np.argsort(order)
+        own, accepted, losses = jax.tree.map(
+            lambda x: _host(x)[back], (done.own, done.accepted, done.losses)
+        )
+        total, payloads = jax.tree.map(_host, (done.total, done.payloads))
+        return Done(total, own, accepted, losses, payloads)
+
+    def _mapped(self, known: Known, total: Total, *given: Any) -> Done:
+        assert self.mesh is not None
+        rows: Any = P(self.mesh.axis_names[0])
+        whole: Any = P()
+        out = Done(whole, rows, rows, rows, whole)
+        specs = (P(), P(), rows, rows, rows)
+        run = jax.shard_map(self._run, mesh=self.mesh, in_specs=specs, out_specs=out)
+        return run(known, total, *given)
+
+
+def _device_major(size: int, devices: int, chunk: int) -> np.ndarray:
+    """The clients in the order of the devices: each has every so-manieth chunk."""
+    return np.arange(size).reshape(-1, devices, chunk).swapaxes(0, 1).reshape(-1)
+
+
+def _everywhere(x: Any, sharding: NamedSharding) -> Any:
+    rows = np.asarray(x)
+    return jax.make_array_from_callback(rows.shape, sharding, lambda at: rows[at])
+
+
+def _host(x: Any) -> np.ndarray:
+    """The whole of an array, also of one over several processes."""
+    if x.is_fully_addressable:
+        return np.asarray(x)
+    if x.is_fully_replicated:
+        return np.asarray(x.addressable_data(0))
+    from jax.experimental import multihost_utils
+
+    return np.asarray(multihost_utils.process_allgather(x, tiled=True))
