@@ -1,5 +1,7 @@
 """Side information: what the receiver of a message knows beside it."""
 
+import dataclasses
+
 from jaxcomp.base.interface import Interface
 from jaxcomp.types import PyTree
 
@@ -54,8 +56,6 @@ class Side(Interface, abstract=True):
         return shared
 
 
+@dataclasses.dataclass(frozen=True)
 class NoSide(Side):
     """No side information: a message is decoded from itself."""
-
-    def __repr__(self) -> str:
-        return "NoSide()"

@@ -9,13 +9,22 @@ import pytest
 from suite import CODECS, VARIANTS, label
 
 import jaxcomp
-from jaxcomp import codecs, gates, optimizers
+from jaxcomp import codecs, federated, gates, optimizers
 from jaxcomp.base.interface import Interface
 
-PUBLIC = (jaxcomp, codecs, gates, optimizers)
+PUBLIC = (jaxcomp, codecs, federated, gates, optimizers)
 """The modules whose names a user types."""
 
-PARTS = ("quantize", "sparsify", "entropy", "layout.policy", "feedback", "optimizers.regularizers")
+PARTS = (
+    "quantize",
+    "sparsify",
+    "entropy",
+    "layout.policy",
+    "feedback",
+    "optimizers.regularizers",
+    "federated.faults",
+    "federated.uplink",
+)
 """Where settings are that are no codec, feedback, gate or reducer."""
 
 
@@ -61,12 +70,14 @@ ARGUMENTS = {
     "Cosine": {"codec": jaxcomp.top_k(0.1, bucket_size=4096)},
     "Embedded": {"codec": FOUR, "redundancy": 1.5},
     "Every": {"k": 4},
+    "Exactly": {"r": 3},
     "Fitted": {"fraction": 0.01},
     "Float": {"positive": 7, "mantissa": 1},
     "Gather": {"link": LINK},
     "Geometric": {"positive": 16},
     "GroupLasso": {"weight": 0.1},
     "Hierarchical": {"outer": LINK},
+    "Independently": {"p": 0.5},
     "InRows": {
         "codec": jaxcomp.qsgd_inf(bits=4, bucket_size=32),
         "segments": codecs.Segments((64, 33), 32),
@@ -106,6 +117,7 @@ ARGUMENTS = {
     "TwoShot": {"up": LINK, "down": LINK},
     "Uniform": {"steps": 7},
     "UniformThreshold": {"entropy": 1.5},
+    "Uplink": {"link": LINK},
 }
 """For each class whose fields have no defaults."""
 
