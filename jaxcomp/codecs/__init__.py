@@ -22,6 +22,7 @@ from jaxcomp.codecs.sign_bits import Ballot
 from jaxcomp.codecs.sparsifier import Sparsifier
 from jaxcomp.codecs.staged import Staged
 from jaxcomp.codecs.summed import Summed
+from jaxcomp.codecs.votes import Votes
 from jaxcomp.entropy.coder import Coder
 from jaxcomp.entropy.elias import Elias
 from jaxcomp.entropy.huffman import Huffman
@@ -113,4 +114,5 @@ __all__ = [
     "TwoLevel",
     "Uniform",
     "UniformThreshold",
+    "Votes",
 ]

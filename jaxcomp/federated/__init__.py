@@ -5,7 +5,15 @@ runs it over any number of clients on the devices that there are.
 """
 
 from jaxcomp.federated.faults import Faults as Faults
+from jaxcomp.federated.latent import Latent as Latent
 from jaxcomp.federated.method import Method as Method
+from jaxcomp.federated.methods import (
+    fedavg as fedavg,
+    fedpaq as fedpaq,
+    fedvote as fedvote,
+    genqsgd as genqsgd,
+    stc as stc,
+)
 from jaxcomp.federated.sampling import (
     Everyone as Everyone,
     Exactly as Exactly,

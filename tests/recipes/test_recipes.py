@@ -15,8 +15,8 @@ LINES = 10
 ROOT = pathlib.Path(jaxcomp.__file__).parent
 RECIPES = [
     (path, function)
-    for folder in ("recipes", "algorithms")
-    for path in sorted((ROOT / folder).rglob("*.py"))
+    for glob in ("recipes/**/*.py", "algorithms/**/*.py", "federated/methods.py")
+    for path in sorted(ROOT.glob(glob))
     if path.stem != "catalogue"
     for function in ast.parse(path.read_text()).body
     if isinstance(function, ast.FunctionDef)

@@ -82,6 +82,7 @@ ARGUMENTS = {
         "codec": jaxcomp.qsgd_inf(bits=4, bucket_size=32),
         "segments": codecs.Segments((64, 33), 32),
     },
+    "Independently": {"p": 0.5},
     "L1": {"weight": 0.1},
     "L1Ball": {"radius": 2.0},
     "L2Ball": {"radius": 2.0},
