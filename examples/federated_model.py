@@ -1,4 +1,4 @@
-"""The model of `federated_socket.py`: a small classifier of handwritten digits, with plain SGD."""
+"""The model of the federated examples: a small classifier of handwritten digits, with plain SGD."""
 
 import functools
 import itertools
@@ -46,6 +46,12 @@ def logits_of(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
     return x @ params[f"kernel{last}"] + params[f"bias{last}"]
 
 
+def loss_of(params: dict[str, jax.Array], batch: tuple[jax.Array, jax.Array]) -> jax.Array:
+    x, y = batch
+    logits = jax.nn.log_softmax(logits_of(params, x))
+    return -jnp.mean(jnp.take_along_axis(logits, y[:, None], axis=1))
+
+
 @jax.jit
 def accuracy_of(params: dict[str, jax.Array], images: jax.Array, digits: jax.Array) -> jax.Array:
     return 100 * jnp.mean(logits_of(params, images).argmax(-1) == digits)
@@ -55,12 +61,8 @@ def accuracy_of(params: dict[str, jax.Array], images: jax.Array, digits: jax.Arr
 def change_of(params: dict[str, jax.Array], images: jax.Array, digits: jax.Array) -> Any:
     """The change of the parameters after plain SGD over `[steps, batch]` images."""
 
-    def loss(params, x, y):
-        logits = jax.nn.log_softmax(logits_of(params, x))
-        return -jnp.mean(jnp.take_along_axis(logits, y[:, None], axis=1))
-
     def step(now, batch):
-        grads = jax.grad(loss)(now, *batch)
+        grads = jax.grad(loss_of)(now, batch)
         return jax.tree.map(lambda p, g: p - LEARNING_RATE * g, now, grads), None
 
     after, _ = jax.lax.scan(step, params, (images, digits))

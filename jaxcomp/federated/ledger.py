@@ -25,14 +25,15 @@ class Ledger:
         method: the method.
         params: the parameters.
         clients: the number of clients.
-        messages: whether to write every message with `to_bytes`, or to count the payloads' arrays.
+        messages: how many messages of a block to write with `to_bytes`; their mean stands for the
+            rest. With 0, the arrays of the payloads are counted.
 
     Attributes:
         up: all bytes that clients sent.
         down: all bytes that clients received.
     """
 
-    def __init__(self, method: Method, params: PyTree, clients: int, messages: bool):
+    def __init__(self, method: Method, params: PyTree, clients: int, messages: int):
         self.method, self.messages = method, messages
         self.like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
         self.up = self.down = 0
@@ -56,14 +57,15 @@ class Ledger:
     def received(self, numbers: np.ndarray, weights: np.ndarray, payloads: Any) -> int:
         """The bytes of the messages of these clients that reached the server."""
         arrived = np.flatnonzero(weights > 0)
-        if self.messages:
-            sent = 0
-            for row in arrived:
-                payload = jax.tree.map(lambda x, row=row: np.asarray(x[row]), payloads)
-                sent += len(to_bytes(self.method.uplink.policy, payload, self.like))
-        else:
-            sent = self._upload * len(arrived)
         del numbers
+        sent = self._upload * len(arrived)
+        if self.messages and len(arrived):
+            payloads = jax.tree.map(np.asarray, payloads)
+            written = 0
+            for row in arrived[: self.messages]:
+                payload = jax.tree.map(lambda x, row=row: x[row], payloads)
+                written += len(to_bytes(self.method.uplink.policy, payload, self.like))
+            sent = round(written * len(arrived) / len(arrived[: self.messages]))
         self.up += sent
         return sent
 

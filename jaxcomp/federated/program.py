@@ -17,7 +17,7 @@ class Program:
     """The compiled block, on one device or over a mesh."""
 
     def __init__(
-        self, method: Method, chunk: int, mesh: Mesh | None, together: bool, messages: bool
+        self, method: Method, chunk: int, mesh: Mesh | None, together: bool, keep_payloads: bool
     ):
         self.mesh = mesh
         axis_name = None if mesh is None else mesh.axis_names[0]
@@ -27,7 +27,7 @@ class Program:
             chunk=chunk,
             axis_name=axis_name,
             together=together,
-            keep_payloads=messages,
+            keep_payloads=keep_payloads,
         )
         self._chunk = chunk
         self._compiled = jax.jit(self._run if mesh is None else self._mapped)

@@ -69,8 +69,9 @@ class Simulation:
         together: vectorize the clients of a chunk: for accelerators.
         table: where what clients keep is: in the "memory" of the host, on the "device", or in
             mapped files in a folder, for more than memory can hold.
-        messages: whether the bytes of the ledger are those of real messages, each written by
-            `to_bytes`, which is slow; else they are those of the payload's arrays.
+        messages: how many messages of a block are written by `to_bytes` for the ledger, which is
+            slow; the mean of their bytes stands for the others'. With 0, the bytes are those of the
+            payloads' arrays, without a head and before entropy coding.
 
     Raises:
         ValueError: for settings of another kind; on use, for data of other shapes.
@@ -101,12 +102,13 @@ class Simulation:
         mesh: Mesh | None = None,
         together: bool = False,
         table: str | pathlib.Path = "memory",
-        messages: bool = False,
+        messages: int = 0,
     ):
         checks.part("method", method, Method)
         checks.part("faults", faults, Faults)
         checks.integer("clients", clients, 1)
         checks.integer("chunk", chunk, 1)
+        checks.integer("messages", messages, 0)
         if mesh is not None and len(mesh.axis_names) != 1:
             raise ValueError(f"`mesh` must have one axis, got {mesh.axis_names}")
         self.method, self.clients, self.batches = method, clients, batches
@@ -121,7 +123,7 @@ class Simulation:
         row_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(row))
         chunks = min(-(-clients // (chunk * devices)), max(1, _BLOCK // (chunk * row_bytes + 1)))
         self._size = chunk * devices * chunks
-        self._program = Program(method, chunk, mesh, together, messages)
+        self._program = Program(method, chunk, mesh, together, messages > 0)
 
     @property
     def params(self) -> PyTree:

@@ -69,6 +69,18 @@ def test_federated_socket():
     assert (round_, clients) == ("2", "2")
 
 
+def test_federated_digits_resumes_bit_for_bit(tmp_path):
+    settings = ("--method", "fedpaq", "stc", "--out", tmp_path)
+    run("federated_digits.py", *settings, "--rounds", 4)
+    whole = results_of(tmp_path)["runs"]
+    assert (tmp_path / "federated.png").stat().st_size > 10_000
+    assert [one["name"] for one in whole] == ["fedpaq", "stc"]
+    assert whole[1]["up"] < whole[0]["up"]
+    run("federated_digits.py", *settings, "--rounds", 2, "--checkpoint-every", 2)
+    run("federated_digits.py", *settings, "--rounds", 4, "--resume")
+    assert results_of(tmp_path)["runs"] == whole
+
+
 def test_diloco_resumes_while_an_exchange_is_under_way(tmp_path):
     """Between two processes; after step 14 of 20 the first fragment's mean is on its way."""
     small = ("--layers", 1, "--width", 32, "--context", 32, "--batch-size", 4)

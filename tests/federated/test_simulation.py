@@ -250,7 +250,7 @@ def test_a_shift_learns_what_differs_between_clients():
 
 def test_the_ledger_counts_real_messages():
     method = dataclasses.replace(world.METHOD, up=jaxcomp.Link(world.POLICY, jaxcomp.Residual()))
-    exact = world.simulation(messages=True)
+    exact = world.simulation(messages=world.CLIENTS)
     payloads = []
     received = exact.ledger.received
     exact.ledger.received = lambda n, w, p: payloads.append((w, p)) or received(n, w, p)
