@@ -1,4 +1,4 @@
-"""The programs of `docs/frameworks.md` and `docs/local.md` run unchanged."""
+"""The programs of `docs/frameworks.md`, `docs/local.md` and `docs/federated.md` run unchanged."""
 
 import re
 
@@ -119,3 +119,15 @@ def test_local_steps():
     assert names["run"].times.exchanges == 2
     assert int(names["state"].taken) == 40
     assert np.isfinite(names["losses"]).all()
+
+
+def test_federated_training(capsys):
+    """The page's program, whose rounds it prints: the loss falls."""
+    page = (ROOT / "docs" / "federated.md").read_text()
+    (program,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    names = {}
+    exec(program, names)
+    first, *_, last = capsys.readouterr().out.splitlines()
+    losses = [float(re.search(r"loss=([\d.]+)", line)[1]) for line in (first, last)]
+    assert losses[1] < losses[0] / 1.3, losses
+    assert names["simulation"].ledger.up > 0
