@@ -1,6 +1,7 @@
 """Communication-compressed training in JAX: gradient compression as optax transformations."""
 
 from jaxcomp import (
+    aggregates as aggregates,
     algorithms as algorithms,
     codecs as codecs,
     federated as federated,
@@ -10,6 +11,7 @@ from jaxcomp import (
     testing as testing,
 )
 from jaxcomp.base import (
+    Aggregate as Aggregate,
     Codec as Codec,
     Feedback as Feedback,
     Gate as Gate,
@@ -134,6 +136,9 @@ from jaxcomp.reducers.power import (
 )
 from jaxcomp.reducers.psum import (
     Psum as Psum,
+)
+from jaxcomp.reducers.robust import (
+    Robust as Robust,
 )
 from jaxcomp.reducers.schedule import (
     ReducerSchedule as ReducerSchedule,

@@ -4,6 +4,7 @@ Settings are frozen dataclasses that are hashable by value; everything traced is
 arrays. A caller calls a hook and never asks whether a part has it.
 """
 
+from jaxcomp.base.aggregate import Aggregate as Aggregate
 from jaxcomp.base.codec import (
     Codec as Codec,
     WrappedCodec as WrappedCodec,

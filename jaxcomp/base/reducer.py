@@ -43,6 +43,8 @@ class Reducer(Interface, abstract=True):
             for a number that depends on the size.
         over: "workers" for the mean over all workers, "senders" for the mean over the workers that
             sent an element.
+        excludes: whether non-finite messages are left out of the mean, so that a worker with one
+            must keep its own memory as it was.
         dtype: the dtype in which dense leaves are sent; None for their own.
         for_small_leaves: advice on compressing small leaves too, for messages.
     """
@@ -54,6 +56,7 @@ class Reducer(Interface, abstract=True):
     scheduled = False
     collectives: int | None = 1
     over = "workers"
+    excludes = False
     dtype: str | None = None
     for_small_leaves = "jaxcomp.Policy(codec, min_size=0, min_ndim=0) compresses everything"
 

@@ -53,6 +53,7 @@ class Policy:
         rules: the rules, in order.
         min_size: smaller leaves that match no rule are sent dense.
         min_ndim: leaves of fewer dimensions (biases, norms) that match no rule are sent dense.
+        rest: the codec of the leaves that would be sent dense; None to send them dense.
 
     Raises:
         ValueError: for arguments of the wrong kind.
@@ -71,9 +72,11 @@ class Policy:
     rules: tuple[Rule, ...] = ()
     min_size: int = 1024
     min_ndim: int = 2
+    rest: Codec | None = None
 
     def __post_init__(self):
         _check_codec(self.codec)
+        _check_codec(self.rest)
         if not isinstance(self.rules, tuple) or not all(isinstance(r, Rule) for r in self.rules):
             raise ValueError(f"`rules` must be a tuple of jaxcomp.Rule, got {self.rules!r}")
         checks.integer("min_size", self.min_size, 0)
@@ -84,6 +87,7 @@ class Policy:
     ) -> tuple[Codec | None, str]:
         """The codec of a leaf, None for dense, and the reason."""
         codec, why = self._decide(path, shape)
+        codec = self.rest if codec is None else codec
         fitting, objection = (None, None) if codec is None else codec.for_leaf(shape, dtype)
         return fitting, why if objection is None else f"{why}, {objection}"
 
@@ -100,7 +104,7 @@ class Policy:
     @property
     def codecs(self) -> tuple[Codec, ...]:
         """Every codec that a leaf may get."""
-        found = [rule.codec for rule in self.rules] + [self.codec]
+        found = [rule.codec for rule in self.rules] + [self.codec, self.rest]
         return tuple(codec for codec in found if codec is not None)
 
     def map(self, f: Callable[[Codec], Codec]) -> "Policy":
@@ -109,8 +113,8 @@ class Policy:
             rule if rule.codec is None else dataclasses.replace(rule, codec=f(rule.codec))
             for rule in self.rules
         )
-        codec = None if self.codec is None else f(self.codec)
-        return dataclasses.replace(self, codec=codec, rules=rules)
+        codec, rest = (None if one is None else f(one) for one in (self.codec, self.rest))
+        return dataclasses.replace(self, codec=codec, rules=rules, rest=rest)
 
 
 def everywhere(codec: Codec) -> Policy:
@@ -126,7 +130,8 @@ def of(codec: "Codec | Policy") -> Policy:
 def without_codecs(policy: Policy) -> tuple:
     """The settings of a policy that determine which leaves share a codec."""
     rules = [(r.path, r.min_size, r.min_ndim, r.codec is None) for r in policy.rules]
-    return policy.min_size, policy.min_ndim, policy.codec is None, tuple(rules)
+    dense = policy.codec is None, policy.rest is None
+    return policy.min_size, policy.min_ndim, *dense, tuple(rules)
 
 
 def _check_codec(codec) -> None:

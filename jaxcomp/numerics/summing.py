@@ -103,3 +103,23 @@ def in_order(term, workers: int) -> Array:
     if workers > UNROLLED:
         total = lax.fori_loop(UNROLLED, workers, lambda i, acc: acc + term(i), total)
     return total
+
+
+def weighted_mean(rows: Array, weights: Array) -> Array:
+    """`Σ wᵢ · rowsᵢ / Σ wᵢ` over the first axis, added in its order, in the dtype of `rows`.
+
+    A row of weight zero adds nothing, even if it is not finite; without a positive weight the mean
+    is zero. With weights of one it has the bits of `decode_sum.decode_mean`.
+
+    Example:
+        >>> weighted_mean(jnp.array([[1.0], [jnp.nan], [5.0]]), jnp.array([3.0, 0.0, 1.0]))
+        Array([2.], dtype=float32)
+    """
+    workers = rows.shape[0]
+    before, after = mean_factors(workers)
+    wide = widened(rows)
+    scaled = weights.astype(wide.dtype) * kept(before, wide.dtype)
+    total = in_order(lambda i: weighted(wide[i], scaled[i]), workers)
+    whole = jnp.sum(weights.astype(wide.dtype))
+    factor = jnp.where(whole > 0, workers / jnp.where(whole > 0, whole, 1), 0)
+    return saturated(total * jnp.asarray(after, wide.dtype) * factor, rows.dtype)

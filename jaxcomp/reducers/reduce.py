@@ -248,22 +248,26 @@ def finish(prepared: Prepared, heard: _Heard) -> Reduction:
     because all see the same mean; the same holds over the axes `everywhere`, whose devices have a
     part of the mean each. If the memory of one worker would not be finite, a leaf of the mean is
     set to NaN on all workers. A non-finite message on a non-participating worker does not affect
-    the mean, and does not update that worker's memory.
+    the mean, and does not update that worker's memory; so it is with every worker under a reducer
+    that excludes such messages.
     """
     (reducer, resolved, axis_name, gate, guard, everywhere), layout, *_ = prepared
     _, _, _, state, given, opened, gate_state, arrays = prepared
     feedback = prepared.settings.feedback
     means = resolved.post_reduce(layout.batches, heard.means, axis_name)
     own, beside = heard.memory.feedback, heard.memory.aside
-    participation = None
+    participation, needed = None, jnp.zeros((), bool)
     if gate is not None:
         taken = opened.go if opened.weight is None else opened.go & (opened.weight != 0)
         participation = Participation(opened.go, taken, heard.senders)
-        if guard and not feedback.mirrors:  # With a mirror, silent workers keep their memory.
-            before = per_worker.unwrap(state)
-            sound = taken | guarding.all_finite((arrays.message, arrays.dense))
-            old = (before.feedback, before.dense)
-            own, beside = guarding.kept(sound, (own, beside), old)
+        needed = taken & (not resolved.excludes)
+    alone = gate is not None or resolved.excludes
+    # With a mirror, silent workers keep their memory.
+    if alone and guard and not feedback.mirrors and jax.tree.leaves((own, beside)):
+        before = per_worker.unwrap(state)
+        given_away = (arrays.message, arrays.dense, heard.sent if resolved.excludes else ())
+        sound = needed | guarding.all_finite(given_away)
+        own, beside = guarding.kept(sound, (own, beside), (before.feedback, before.dense))
     new = ReductionState(
         state_.hold(resolved, own, axis_name),
         reducer.unresolved_state(resolved, heard.memory.reducer, state.reducer),

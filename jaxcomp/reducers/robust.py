@@ -1,0 +1,267 @@
+"""Robust: every worker gathers all payloads, and combines them by a rule other than the mean."""
+
+import dataclasses
+import functools
+import warnings
+from typing import Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import UInt32
+
+from jaxcomp import checks
+from jaxcomp.aggregates import combining
+from jaxcomp.backend import axes
+from jaxcomp.base import Aggregate, Codec, Collected, WrappedReducer
+from jaxcomp.codecs.identity import Identity
+from jaxcomp.feedback import Link, NoFeedback
+from jaxcomp.layout.policy import Policy
+from jaxcomp.mesh.per_worker import PerWorker
+from jaxcomp.reducers import accounting, payloads
+from jaxcomp.reducers.gather import Gather
+from jaxcomp.theory import cost
+from jaxcomp.types import Array, AxisName, Batches, PyTree, Stacks
+from jaxcomp.wire import buffer, cost as wire_cost
+
+
+class RobustState(NamedTuple):
+    """The state of `Robust`.
+
+    Attributes:
+        codec: the states of this worker's codecs.
+        everyones: the aggregate's state, the same on all workers; its arrays have a leading axis of
+            workers.
+        excluded: the number of messages that were excluded in the last step.
+    """
+
+    codec: PerWorker
+    everyones: PyTree
+    excluded: UInt32[Array, ""]
+
+
+@dataclasses.dataclass(frozen=True)
+class Robust(WrappedReducer):
+    """Gathers all payloads, decodes each, and combines them by an aggregate instead of the mean.
+
+    Every worker computes the same from the same payloads. It sends the bytes of `Gather`. Leaves
+    that the policy leaves dense are gathered too, uncompressed, and are part of the messages: an
+    all-reduce would let one worker set them to anything.
+
+    A message with an element that is not finite is excluded, and its worker keeps its memory as it
+    was. If at least half of the messages are excluded the result is NaN on all workers, and the
+    guard of `compressed_mean` undoes the step. `Stats.excluded` and the state count them.
+
+    Under a gate, the result is the combination of the participants' messages times their share, so
+    that the gate's factor applies as to a mean. A weight says whether a worker takes part: positive
+    ones count as 1, since a hostile worker chooses its own.
+
+    Args:
+        link: the link from each worker; a bare codec or policy means `Link(codec)`.
+        aggregate: how messages are combined: `CoordinateMedian()`, `TrimmedMean(trim)`,
+            `ClippedMean(norm)`, `Credible()` or `Mean()` of `jaxcomp.aggregates`.
+        collectives: the number of all-gathers, as in `Gather`.
+
+    Raises:
+        ValueError: for a link or aggregate of another kind; for a codec whose workers agree on
+            scales, which one worker could set; for a feedback with a mirror, and for any feedback
+            with memory around an aggregate that is not linear.
+
+    Example:
+        >>> import jaxcomp
+        >>> median = jaxcomp.aggregates.CoordinateMedian()
+        >>> tx = jaxcomp.compressed_mean(Robust(jaxcomp.qsgd_inf(bits=8), median), "data")
+        >>> grads = jnp.array([[[1.0, -2.0]], [[2.0, -2.0]], [[3e38, jnp.nan]]])
+        >>> robust = lambda g: tx.update(g, tx.init(g))[0]
+        >>> jax.vmap(robust, axis_name="data")(grads)[2]
+        Array([[ 1.5, -2. ]], dtype=float32)
+
+    Note:
+        `sent` is a worker's own decoded message, and the law `pmean(sent) == part` of reducers
+        holds for linear aggregates only. With `param_specs` every device combines its own shard:
+        norms, exclusion and credibility are those of shards.
+    """
+
+    link: "Link | Codec | Policy"
+    aggregate: Aggregate
+    collectives: int | None = None
+    excludes = True
+    composes = False
+
+    def __post_init__(self):
+        checks.part("aggregate", self.aggregate, Aggregate)
+        if self.collectives is not None:
+            checks.integer("collectives", self.collectives, 1)
+        if not isinstance(self.link, Link):
+            object.__setattr__(self, "link", self._linked(self.link))
+        agreeing = [codec for codec in self._given.policy.codecs if codec.agrees]
+        if agreeing:
+            raise ValueError(
+                "`link` must have codecs that every worker uses by itself, got "
+                f"{agreeing[0]!r}: the workers agree on its scales or levels, and a hostile one "
+                "would set them for all; use a codec such as jaxcomp.qsgd_inf(bits=4)"
+            )
+        shaped = [codec for codec in self._given.policy.codecs if codec.shaped]
+        if shaped:
+            raise ValueError(
+                "`link` must have codecs for leaves of every shape, so that no leaf is averaged "
+                f"dense, got {shaped[0]!r}; use a codec such as jaxcomp.qsgd_inf(bits=4)"
+            )
+        self._check_memory()
+
+    def _linked(self, codec: Any) -> Link:
+        """A link without feedback; a biased codec loses something, and a residual is no advice."""
+        if self.aggregate.linear:
+            return Link(codec)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            link = Link(codec)
+        lossy = [codec for codec in link.policy.codecs if codec.contractive]
+        if lossy:
+            warnings.warn(
+                f"{lossy[0]!r} is biased, and what it drops is lost for good: a residual cannot "
+                f"send it later with {self.aggregate!r}, which is not linear. Use an unbiased "
+                "codec, such as jaxcomp.qsgd(bits=4).",
+                stacklevel=4,
+            )
+        return link
+
+    def _check_memory(self) -> None:
+        feedback = self._given.feedback
+        if feedback.mirrors:
+            raise ValueError(
+                "`link` must have no feedback with a mirror, which follows the mean of all "
+                f"messages and would differ from the senders' shifts, got {feedback!r} with "
+                f"{self.aggregate!r}; use jaxcomp.NoFeedback() with an unbiased codec, or "
+                "jaxcomp.Gather"
+            )
+        if not self.aggregate.linear and not isinstance(feedback, NoFeedback):
+            raise ValueError(
+                "`link` must have jaxcomp.NoFeedback() with an aggregate that is not linear, got "
+                f"{feedback!r} with {self.aggregate!r}: a residual assumes that the steps add up "
+                "to the sum of all messages, so that what one message lost may be sent in a later "
+                "one. Use an unbiased codec, such as jaxcomp.qsgd(bits=4), or "
+                "jaxcomp.aggregates.Mean()"
+            )
+
+    @property
+    def _given(self) -> Link:
+        return cast(Link, self.link)
+
+    @functools.cached_property
+    def reducer(self) -> Gather:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The gather of the payloads, of all leaves."""
+        given = self._given
+        policy = dataclasses.replace(given.policy, rest=given.policy.rest or Identity())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # `link` has warned already.
+            return Gather(Link(policy, given.feedback), self.collectives)
+
+    def init(self, batches: Batches, axis_name: AxisName) -> RobustState:
+        likes = tuple(batch.like for batch in batches)
+        return RobustState(
+            codec=PerWorker.wrap(payloads.init(batches), "codec", axis_name),
+            everyones=self.aggregate.init(likes, axes.size(axis_name)),
+            excluded=jnp.zeros((), jnp.uint32),
+        )
+
+    def fitted(self, batches: Batches, state: RobustState, axis_name: AxisName) -> RobustState:
+        """Gives every worker the row of a state that was made for one."""
+        workers = axes.size(axis_name)
+
+        def rows(x: Array) -> Array:
+            return jnp.broadcast_to(x, (workers, *x.shape[1:])) if x.shape[0] == 1 else x
+
+        return state._replace(everyones=jax.tree.map(rows, state.everyones))
+
+    def collect(
+        self,
+        key: Array,
+        batches: Batches,
+        message: Stacks,
+        state: RobustState,
+        axis_name: AxisName,
+        weight: Array | None = None,
+    ) -> Collected:
+        worker, workers = lax.axis_index(axis_name), axes.size(axis_name)
+        codec = state.codec.own()
+        own = payloads.encode(key, batches, message, codec, worker, axis_name, weight=weight)
+        everything = (own.payloads, () if weight is None else (weight,))
+        runs = accounting.collectives(self, batches)
+        gathered, claimed = buffer.gather(everything, axis_name, runs)
+        weights = jnp.ones(workers) if weight is None else (claimed[0] > 0).astype(jnp.float32)
+        sent = payloads.decode(key, batches, own.payloads, own.sides, worker)
+        after = state._replace(codec=PerWorker.wrap(own.states, "codec", axis_name))
+        if not batches:
+            return Collected((), sent, _share(weight, weights), after)
+        heard = _Heard(key, batches, gathered, own.sides, workers)
+        if self.aggregate.linear:
+            found = _mean(heard, weights)
+        elif self.aggregate.streams:
+            found = _streamed(self.aggregate, heard, weights)
+        else:
+            messages = payloads.each(*heard)
+            found = combining.combine(self.aggregate, messages, weights, state.everyones)
+        share = _share(weight, weights)
+        whole = weight is None or self.aggregate.linear
+        part = found.value if whole else _scaled(found.value, share)
+        kept = state.everyones if self.aggregate.streams else found.state
+        return Collected(part, sent, share, after._replace(everyones=kept, excluded=found.excluded))
+
+    def efforts(self, batches: Batches, workers: Any) -> tuple[tuple[Link, cost.Effort], ...]:
+        """The efforts of `n − 1` sequential messages in each all-gather, and `n` decodings."""
+        rounds = accounting.rounds(self, batches, wire_cost.payload_like(batches), workers)
+        return ((self.reducer.uplink, cost.Effort(rounds, encodes=1, decodes=workers)),)
+
+
+class _Heard(NamedTuple):
+    """All workers' payloads, and what decodes them."""
+
+    key: Array
+    batches: Batches
+    payloads: tuple[PyTree, ...]
+    sides: tuple[Any, ...]
+    workers: int
+
+
+def _share(weight: Array | None, weights: Array) -> Array | float:
+    return 1.0 if weight is None else jnp.sum(weights) * (1 / len(weights))
+
+
+def _scaled(tree: Stacks, share: Array | float) -> Stacks:
+    return jax.tree.map(lambda x: (x * share).astype(x.dtype), tree)
+
+
+def _message(heard: _Heard, worker: Array) -> Stacks:
+    key, batches, all_payloads, sides, _ = heard
+    return payloads.of_worker(key, batches, all_payloads, sides, worker)
+
+
+def _mean(heard: _Heard, weights: Array) -> combining.Combined:
+    """`Σ wᵢ·cᵢ / n`, decoded as one sum, with the mean of the others for excluded messages."""
+
+    def is_finite(_: None, worker: Array) -> tuple[None, Array]:
+        own = jax.tree.map(lambda x: x[None], _message(heard, worker))
+        return None, combining.finite(own)[0]
+
+    _, sound = lax.scan(is_finite, None, jnp.arange(heard.workers))
+    usable, excluded = combining.exclude(sound, weights)
+    present = jnp.sum(usable)
+    usable = usable * (jnp.sum(weights) / jnp.maximum(present, 1))  # Times 1 if all are finite.
+    key, batches, all_payloads, sides, workers = heard
+    value = payloads.mean(key, batches, all_payloads, sides, usable, workers)
+    sound = combining.has_quorum(present.astype(jnp.uint32), excluded)
+    return combining.Combined(combining.spoilt_unless(sound, value), (), excluded)
+
+
+def _streamed(aggregate: Aggregate, heard: _Heard, weights: Array) -> combining.Combined:
+    """The mean of prepared messages, of which one at a time is decoded."""
+    likes = tuple(batch.like for batch in heard.batches)
+
+    def add(total: combining.Total, worker: Array) -> tuple[combining.Total, None]:
+        message = _message(heard, worker)
+        return combining.add(aggregate, total, message, weights[worker]), None
+
+    zero = combining.zero_total(likes)
+    total, _ = lax.scan(add, zero, jnp.arange(heard.workers))
+    return combining.mean_of(total, likes)
