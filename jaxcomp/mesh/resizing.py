@@ -115,6 +115,9 @@ def _moved(workers: int, path: tuple, node: Any, one: Any, wanted: Any) -> Any:
             at = 1 if sharded else 0
             x = jnp.moveaxis(x, at, 0)[: one.shape[at]]
             x = jnp.moveaxis(_padded(x, wanted.shape[at]), 0, at)
+        if _everyones(path):
+            own = functools.partial(_handed_on, workers=workers)
+            x = jax.vmap(own)(x) if sharded else own(x)
         _check_moved(path, x.shape, wanted.shape, workers)
         return x
 
@@ -182,6 +185,7 @@ def _check(state: PyTree, one: PyTree) -> None:
         split = per_worker.is_per_worker(node)
         at = split + (per_worker.shard_axes(path) is not None)
         shares = node.kind in ("share", "codec share") if split else _mirrors(path)
+        shares = shares or _everyones(path)
         held = (jax.tree.leaves(n, is_leaf=_is_blocks) for n in (node, like))
         for x, want in zip(*held, strict=True):
             x, want = jax.tree.leaves(x)[0], jax.tree.leaves(want)[0]
@@ -216,6 +220,11 @@ def _fits(shape: tuple, want: tuple, split: int, at: int | None) -> bool:
 def _mirrors(path: tuple) -> bool:
     """Whether the leaf at this path is a mirror."""
     return any(getattr(key, "name", None) == "mirror" for key in path)
+
+
+def _everyones(path: tuple) -> bool:
+    """Whether the leaf at this path has a row for each worker, and is the same on all of them."""
+    return any(getattr(key, "name", None) == "everyones" for key in path)
 
 
 def _check_moved(path: tuple, got: tuple, want: tuple, workers: int) -> None:

@@ -13,6 +13,7 @@ from jaxcomp.codecs.coded import Spent
 from jaxcomp.mesh import per_worker
 from jaxcomp.numerics import norms
 from jaxcomp.reducers import accounting, reduce as reduce_
+from jaxcomp.reducers.robust import RobustState
 from jaxcomp.types import Array, AxisName, PyTree
 from jaxcomp.wire import cost as wire_cost
 
@@ -32,6 +33,7 @@ class Stats(NamedTuple):
             leave empty; the rest are the logical bytes. The mean over the workers.
         lost: the number of elements that did not fit into the capacity of a `Coded`, over all
             workers, uplink and downlink; a residual sends them later.
+        excluded: the number of messages that `Robust` left out because they were not finite.
 
     All are float32: bytes are exact up to 16 MB and rounded to 24 bits above.
     """
@@ -42,6 +44,7 @@ class Stats(NamedTuple):
     link_bytes: Array
     spare_bytes: Array
     lost: Array
+    excluded: Array
 
 
 def nothing() -> Stats:
@@ -80,7 +83,15 @@ def measure(
         link_bytes=link,
         spare_bytes=spare,
         lost=cut,
+        excluded=_excluded(result.state),
     )
+
+
+def _excluded(state: PyTree) -> Array:
+    """The number of messages that were left out; zero for reducers that leave out none."""
+    leaves = jax.tree.leaves(state, is_leaf=lambda part: isinstance(part, RobustState))
+    found = [part.excluded for part in leaves if isinstance(part, RobustState)]
+    return sum((count.astype(jnp.float32) for count in found), jnp.float32(0))
 
 
 def _spent(state: PyTree, everywhere: tuple[str, ...]) -> tuple[Array, Array]:

@@ -9,9 +9,9 @@ import pytest
 
 import jaxcomp
 from jaxcomp import base, testing
-from jaxcomp.base import Codec, Feedback, Gate, Reducer, WrappedCodec, interface
+from jaxcomp.base import Aggregate, Codec, Feedback, Gate, Reducer, WrappedCodec, interface
 
-NOUNS = (Codec, Feedback, Gate, Reducer)
+NOUNS = (Aggregate, Codec, Feedback, Gate, Reducer)
 CLAIMS = {"unbiased", "linear", "variance_bound", "peaked_bound"}
 """What a wrapper may break, so that it must claim it anew."""
 AROUND = {

@@ -72,6 +72,7 @@ COMPOSITIONS = {
     "tables": lambda: mean(twice(ECSQ)),
     "sum": lambda: mean(jaxcomp.Psum(everywhere(jaxcomp.int_sgd(bucket_size=64)))),
     "vote": lambda: mean(jaxcomp.Vote(everywhere(jaxcomp.codecs.Ballot()))),
+    "credible": lambda: mean(jaxcomp.Robust(QSGD, jaxcomp.aggregates.Credible())),
     "low rank": lambda: mean(jaxcomp.PowerIteration(rank=2)),
     "low rank in turns": lambda: mean(jaxcomp.PowerIteration(rank=2, alternate=True)),
     "coded factors": lambda: mean(jaxcomp.PowerIteration(rank=2, factors=jaxcomp.sidco(0.1, 64))),

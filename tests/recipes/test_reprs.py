@@ -9,10 +9,10 @@ import pytest
 from suite import CODECS, VARIANTS, label
 
 import jaxcomp
-from jaxcomp import codecs, federated, gates, optimizers
+from jaxcomp import aggregates, codecs, federated, gates, optimizers
 from jaxcomp.base.interface import Interface
 
-PUBLIC = (jaxcomp, codecs, federated, gates, optimizers)
+PUBLIC = (jaxcomp, aggregates, codecs, federated, gates, optimizers)
 """The modules whose names a user types."""
 
 PARTS = (
@@ -63,6 +63,7 @@ ARGUMENTS = {
     "Censored": {"threshold": 0.1},
     "Chained": {"codecs": (jaxcomp.sign(), FOUR)},
     "Clipped": {"codec": jaxcomp.blockwise()},
+    "ClippedMean": {"norm": 2.5},
     "Coded": {"codec": FOUR, "coder": jaxcomp.codecs.Rice(k=2), "capacity": 3.5},
     "Coin": {"p": 0.5},
     "Constant": {"k": 4},
@@ -100,6 +101,7 @@ ARGUMENTS = {
     "Quantizer": {"levels": GRID, "scale": codecs.L2(), "rounding": codecs.Subtractive()},
     "RandomK": {"fraction": 0.1},
     "ReducerSchedule": {"phases": ((0, jaxcomp.Gather(LINK)), (5, LINK))},
+    "Robust": {"link": FOUR, "aggregate": aggregates.Credible(trusted=(0, 2))},
     "Rotated": {"codec": FOUR, "shared": True},
     "Rule": {"path": "*bias", "codec": FOUR},
     "Sampled": {"fraction": 0.1},

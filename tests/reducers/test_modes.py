@@ -70,6 +70,10 @@ CASES = {
             )
         )
     ),
+    "robust": Case(
+        mean(jaxcomp.Robust(jaxcomp.qsgd_inf(bits=4), jaxcomp.aggregates.Credible()), stats=True),
+        MIXED,
+    ),
     "gated": Case(
         mean(
             jaxcomp.Gather(jaxcomp.Link(jaxcomp.qsgd_inf(bits=4), jaxcomp.Shift(0.3))),
@@ -117,6 +121,20 @@ MORE_CASES = {
     "gathered codes": Case(mean(jaxcomp.Gather(jaxcomp.qsgd_inf(bits=4))), MIXED),
     "gathered shifts": Case(mean(jaxcomp.Gather(EF21)), MIXED),
     "two shots of both dtypes": Case(mean(jaxcomp.TwoShot(EF21, EF21)), MIXED),
+    "medians": Case(
+        mean(
+            jaxcomp.Robust(jaxcomp.qsgd_inf(bits=4), jaxcomp.aggregates.CoordinateMedian()),
+            gate=jaxcomp.gates.Bernoulli(0.6),
+        ),
+        MIXED,
+    ),
+    "trimmed": Case(
+        mean(jaxcomp.Robust(jaxcomp.qsgd_inf(bits=4), jaxcomp.aggregates.TrimmedMean(0.2)))
+    ),
+    "shortened": Case(
+        mean(jaxcomp.Robust(jaxcomp.qsgd_inf(bits=4), jaxcomp.aggregates.ClippedMean(9.0))), MIXED
+    ),
+    "robust means": Case(mean(jaxcomp.Robust(RESIDUAL, jaxcomp.aggregates.Mean()))),
     "int_sgd": Case(mean(jaxcomp.Psum(jaxcomp.int_sgd())), MIXED),
 }
 EVERY = CASES | MORE_CASES

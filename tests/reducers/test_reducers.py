@@ -29,6 +29,7 @@ ONE_AXIS = {
     "vote": jaxcomp.Vote(),
     "psum": jaxcomp.Psum(jaxcomp.random_k(fraction=0.1)),
     "power": jaxcomp.PowerIteration(rank=2),
+    "robust": jaxcomp.Robust(QSGD, jaxcomp.aggregates.CoordinateMedian()),
 }
 HIERARCHIES = {
     "gather": jaxcomp.Hierarchical(jaxcomp.Dense(), jaxcomp.Gather(RESIDUAL)),
