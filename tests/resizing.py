@@ -195,6 +195,8 @@ def check_moved(before, after, one, tolerance=1e-5):
                 close(x, want[0])
     for got, want in zip(*map(shared, (after, before)), strict=True):
         np.testing.assert_array_equal(got, want)
+    for got, want in zip(*map(rows_of_workers, (after, before)), strict=True):
+        np.testing.assert_array_equal(got, want[np.arange(len(got)) * len(want) // len(got)])
 
 
 def shift(node, whole):
@@ -228,9 +230,19 @@ def check_handed_on(old, new, like=None):
 
 
 def shared(state):
-    """What is replicated, but for mirrors."""
+    """What is replicated, but for mirrors and rows of workers."""
     return [
         np.asarray(x)
         for path, x in jax.tree_util.tree_leaves_with_path(state)
-        if not per_worker.marked(path) and "mirror" not in jax.tree_util.keystr(path)
+        if not per_worker.marked(path)
+        and not {"mirror", "everyones"} & {getattr(key, "name", None) for key in path}
+    ]
+
+
+def rows_of_workers(state):
+    """What every worker knows of each, `[workers, …]`."""
+    return [
+        np.asarray(x)
+        for path, x in jax.tree_util.tree_leaves_with_path(state)
+        if "everyones" in {getattr(key, "name", None) for key in path}
     ]

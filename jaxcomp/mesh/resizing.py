@@ -37,6 +37,7 @@ def resize_workers(tx: Any, state: PyTree, params: PyTree, workers: int) -> PyTr
     * The state of a codec, and all arrays that are not floating: worker `j` gets the unchanged
       state of the old worker `j * n // workers`. A codec's state for each bucket of a slice moves
       with its bucket.
+    * What all workers know of each, such as its credibility: as the state of a codec.
     * Replicated state is unchanged. Mirrors of a downlink are padded to equal slices again.
 
     Means are rounded to the dtype of the memory. If the number of workers is the same, the state is
