@@ -116,18 +116,17 @@ def add(aggregate: Aggregate, total: Total, message: PyTree, weight: Array | flo
             f"jaxcomp.aggregates.ClippedMean(norm), got {aggregate!r}, which needs all messages at "
             "once: use jaxcomp.aggregates.combine"
         )
-    given = jnp.asarray(weight, jnp.float32)
-    own = finite(jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], message))
-    (weight,), excluded = exclude(own, given[None])
-    total_ = jax.tree.map(
-        lambda sum_, x: sum_ + summing.weighted(summing.widened(x), weight),
-        total.total,
-        aggregate.prepare(message),
-    )
+    sound = finite(jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], message))
+    usable, excluded = exclude(sound, jnp.asarray(weight, jnp.float32)[None])
+    own = usable[0]
     return Total(
-        total_,
-        total.weight + weight,
-        total.present + (weight > 0).astype(jnp.uint32),
+        jax.tree.map(
+            lambda added, x: added + summing.weighted(summing.widened(x), own),
+            total.total,
+            aggregate.prepare(message),
+        ),
+        total.weight + own,
+        total.present + (own > 0).astype(jnp.uint32),
         total.excluded + excluded,
     )
 
@@ -136,7 +135,7 @@ def mean_of(total: Total, like: PyTree) -> Combined:
     """The mean of the messages in a sum, in the dtypes of `like`; its state is `()`."""
     factor = jnp.where(total.weight > 0, 1 / jnp.where(total.weight > 0, total.weight, 1), 0)
     value = jax.tree.map(
-        lambda sum_, leaf: summing.saturated(sum_ * factor.astype(sum_.dtype), leaf.dtype),
+        lambda added, leaf: summing.saturated(added * factor.astype(added.dtype), leaf.dtype),
         total.total,
         like,
     )

@@ -74,7 +74,10 @@ def test_a_worker_moves_the_clipped_mean_by_its_share_of_the_norm(worker):
     moved = []
 
     def spoilt(value):
-        return {name: np.where(np.arange(WORKERS).reshape(-1, *[1] * (x.ndim - 1)) == worker, value, x) for name, x in tree.items()}  # fmt: skip
+        found = {name: x.copy() for name, x in tree.items()}
+        for x in found.values():
+            x[worker] = value
+        return found
 
     before = combined(rule, spoilt(np.float32(1e6)), weights).value
     for value in (-1e6, LARGE, -LARGE, 3e38, 1e-30, 0.0, np.nan, np.inf):

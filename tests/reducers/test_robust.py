@@ -10,6 +10,7 @@ import pytest
 import jaxcomp
 from jaxcomp import aggregates, testing
 from jaxcomp.mesh import per_worker
+from jaxcomp.numerics import noise
 from jaxcomp.wire import buffer
 
 WORKERS = 5
@@ -105,9 +106,7 @@ def test_the_result_is_the_rule_on_the_decoded_messages(name):
     for gate in (None, jaxcomp.gates.SampledWorkers(3)):
         tx = jaxcomp.compressed_mean(reducer, "data", key=3, gate=gate)
 
-        def step(grad, tx=tx):
-            from jaxcomp.numerics import noise
-
+        def step(grad, tx=tx, gate=gate):
             state = tx.init(grad)
             mean, _ = tx.update(grad, state)
             key, worker = noise.fold(state.key, state.step), jax.lax.axis_index("data")
