@@ -262,6 +262,7 @@ def _streamed(aggregate: Aggregate, heard: _Heard, weights: Array) -> combining.
         message = _message(heard, worker)
         return combining.add(aggregate, total, message, weights[worker]), None
 
-    zero = combining.zero_total(likes)
-    total, _ = lax.scan(add, zero, jnp.arange(heard.workers))
+    # Begin with a message, whose type says over which axes it differs.
+    first, _ = add(combining.zero_total(likes), jnp.asarray(0))
+    total, _ = lax.scan(add, first, jnp.arange(1, heard.workers))
     return combining.mean_of(total, likes)

@@ -33,7 +33,8 @@ class Stats(NamedTuple):
             leave empty; the rest are the logical bytes. The mean over the workers.
         lost: the number of elements that did not fit into the capacity of a `Coded`, over all
             workers, uplink and downlink; a residual sends them later.
-        excluded: the number of messages that `Robust` left out because they were not finite.
+        excluded: the number of messages that `Robust` left out because they were not finite, over
+            all shards.
 
     All are float32: bytes are exact up to 16 MB and rounded to 24 bits above.
     """
@@ -83,15 +84,18 @@ def measure(
         link_bytes=link,
         spare_bytes=spare,
         lost=cut,
-        excluded=_excluded(result.state),
+        excluded=_excluded(result.state, shards),
     )
 
 
-def _excluded(state: PyTree) -> Array:
+def _excluded(state: PyTree, shards: tuple[str, ...]) -> Array:
     """The number of messages that were left out; zero for reducers that leave out none."""
     leaves = jax.tree.leaves(state, is_leaf=lambda part: isinstance(part, RobustState))
     found = [part.excluded for part in leaves if isinstance(part, RobustState)]
-    return sum((count.astype(jnp.float32) for count in found), jnp.float32(0))
+    if not found:
+        return jnp.zeros((), jnp.float32)
+    count = sum((part.astype(jnp.float32) for part in found), jnp.float32(0))
+    return lax.psum(axes.vary(count, shards), shards) if shards else count
 
 
 def _spent(state: PyTree, everywhere: tuple[str, ...]) -> tuple[Array, Array]:

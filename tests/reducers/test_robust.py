@@ -5,7 +5,9 @@ import warnings
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from jax.sharding import PartitionSpec
 
 import jaxcomp
 from jaxcomp import aggregates, testing
@@ -284,3 +286,50 @@ def test_a_state_made_outside_fits_any_number_of_workers():
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     made = jaxcomp.init_state(tx, params, mesh, "data")
     assert made.memory.reducer.everyones.credibility.shape == (8,)
+
+
+def test_shards_combine_their_own():
+    """In a sharded model, a shard that is not finite is excluded, and the others are not."""
+    kinds = (jax.sharding.AxisType.Auto,) * 2
+    mesh = jax.make_mesh((4, 2), ("data", "fsdp"), axis_types=kinds)
+    params = {"w": jnp.zeros((64, 64)), "b": jnp.zeros(64)}
+    specs = {"w": PartitionSpec(None, "fsdp"), "b": PartitionSpec("fsdp")}
+    grads = {k: RNG.standard_normal((4, *x.shape)).astype(np.float32) for k, x in params.items()}
+    grads["b"][2, 3] = np.nan
+    for name in ("credible", "clipped"):
+        tx = jaxcomp.compressed_mean(ROBUST[name], "data", param_specs=specs, stats=True)
+
+        def step(state, grads, tx=tx):
+            return tx.update(jax.tree.map(lambda x: x[0], grads), state)
+
+        state = jaxcomp.init_state(tx, params, mesh, "data")
+        means, after = jaxcomp.data_parallel(step, mesh, "data")(state, grads)
+        assert all(np.isfinite(x).all() for x in jax.tree.leaves(means))
+        assert int(after.stats.excluded) == 1
+        held = after.memory.tree.reducer
+        np.testing.assert_array_equal(held.excluded, [1, 0])
+        if name == "credible":
+            kept = np.asarray(held.everyones.credibility) == 1
+            np.testing.assert_array_equal(np.argwhere(kept), [[0, 2]])
+
+
+def test_local_updates_of_hostile_workers():
+    """What workers exchange after a round passes through the reducer too."""
+    rounds = jaxcomp.local_updates(
+        optax.sgd(0.1), None, "data", every=2, reducer=ROBUST["median"], key=3
+    )
+    params = jax.tree.map(lambda x: jnp.zeros(x.shape), LIKE)
+
+    def steps(grads):
+        def step(carry, grad):
+            updates, state = rounds.update(grad, carry[1], carry[0])
+            return (optax.apply_updates(carry[0], updates), state), None
+
+        (found, _), _ = jax.lax.scan(step, (params, rounds.init(params)), grads)
+        return found
+
+    for value in (1e20, np.nan):
+        found = jax.jit(jax.vmap(steps, axis_name="data"))(spoilt(1, value))
+        for x in jax.tree.leaves(found):
+            assert 0.01 < np.abs(np.asarray(x)).max() < 1
+            assert (np.asarray(x) == np.asarray(x[:1])).all()
