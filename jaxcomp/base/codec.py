@@ -41,6 +41,9 @@ class Codec(Interface, abstract=True):
             place, by a program of its own; larger for a codec whose program takes long to compile.
         segments: the segments of each bucket, where it has several leaves: `count` then is
             `int32[buckets, segments]`; None for one stretch of elements a bucket.
+        guided: whether encoder and decoder may be given guesses of the batch: the state, and what
+            `side` makes of it, then are `[alternatives, buckets, size]`, and `()` or None without
+            guesses, which counts as zeros.
     """
 
     bucket_size: int | None
@@ -55,6 +58,7 @@ class Codec(Interface, abstract=True):
     joined_leaf: int = 2**18
     alone: float = 1 / 12
     segments: Segments | None = None
+    guided = False
 
     @interface.derived
     def contractive(self) -> bool:
@@ -239,7 +243,7 @@ class WrappedCodec(Codec, abstract=True):
         return self.restore(key, z, like)
 
 
-_FACTS = ("bucket_size", "bits_per_element", "contractive")
+_FACTS = ("bucket_size", "bits_per_element", "contractive", "guided")
 _NUMERICS = ("reorders", "homogeneous", "mixed", "span")
 _AGREED = ("agrees", "sided", "side")
 interface.forward(WrappedCodec, "codec", _FACTS + _NUMERICS + _AGREED)

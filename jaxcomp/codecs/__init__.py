@@ -13,6 +13,7 @@ from jaxcomp.codecs.embedded import Embedded
 from jaxcomp.codecs.identity import Identity
 from jaxcomp.codecs.in_rows import InRows
 from jaxcomp.codecs.low_rank import LowRank
+from jaxcomp.codecs.modulo import Modulo
 from jaxcomp.codecs.natural import Natural
 from jaxcomp.codecs.parts import Part, Split
 from jaxcomp.codecs.quantizer import Quantizer
@@ -83,6 +84,7 @@ __all__ = [
     "MaxAbs",
     "MeanAbs",
     "MidRise",
+    "Modulo",
     "Natural",
     "NearLargest",
     "Nearest",

@@ -5,7 +5,14 @@ from typing import Any
 from jaxcomp.base import Codec
 
 
-def check(name: str, codec: Any, *, agreement: bool = True, sums: bool = False) -> None:
+def check(
+    name: str,
+    codec: Any,
+    *,
+    agreement: bool = True,
+    sums: bool = False,
+    guesses: bool = False,
+) -> None:
     """Raises a `ValueError` unless `codec` may be used inside another codec.
 
     Args:
@@ -13,12 +20,18 @@ def check(name: str, codec: Any, *, agreement: bool = True, sums: bool = False) 
         codec: the codec.
         agreement: whether the codec may need agreement between workers.
         sums: whether decoding may need agreed levels, for payloads that are added.
+        guesses: whether the codec may be guided by guesses of its input.
     """
     if not isinstance(codec, Codec):
         raise ValueError(
             f"`{name}` must be a codec such as jaxcomp.qsgd_inf(bits=4), got {codec!r}"
         )
-    if codec.sided and not (sums and codec.linear):
+    if codec.guided and not guesses:
+        raise ValueError(
+            f"`{name}` must be a codec that decodes from its payload alone, got {codec!r}, which "
+            "is guided by guesses of its input; jaxcomp.codecs.Rotated passes them on"
+        )
+    if codec.sided and not codec.guided and not (sums and codec.linear):
         raise ValueError(
             f"`{name}` must be a codec that decodes from its payload alone, got {codec!r}, which "
             "needs levels that the workers agree on. Use fixed levels, such as jaxcomp.nuqsgd()"

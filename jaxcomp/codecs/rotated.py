@@ -66,7 +66,7 @@ class Rotated(WrappedCodec, public=("rotate", "unrotate")):
     alone = 1 / 2
 
     def __post_init__(self):
-        inner.check("codec", self.codec, sums=self.shared)
+        inner.check("codec", self.codec, sums=self.shared, guesses=True)
         checks.choice("block", self.block, tuple(2**i for i in range(1, 16)))
         checks.choice("times", self.times, (1, 2))
         inner.check_mixed(self.codec, self.block)
@@ -140,6 +140,9 @@ class Rotated(WrappedCodec, public=("rotate", "unrotate")):
             own = key._replace(first=first)
             return self.codec.encode(own, *self.transform(own, x, count), state)
 
+        if self.guided and jax.tree.leaves(state):
+            z, count = self.transform(key, x, count)
+            return self.codec.encode(key, z, count, self._guesses(key, state))[0], state
         if jax.tree.leaves(state):  # The state belongs to the whole batch.
             return encode(key.first, x, count)
         return blocking.over_rows(lambda *some: encode(*some)[0], key.first, x, count), state
@@ -152,6 +155,8 @@ class Rotated(WrappedCodec, public=("rotate", "unrotate")):
             z = self.codec.decode(own, payload, self.inner_like(part), side)
             return self.unrotate(own, z, part)
 
+        if self.guided and side is not None:
+            return some(key.first, payload, self._guesses(key, side))
         return blocking.over_rows(some, key.first, payload, side)
 
     def decode_sum(
@@ -162,7 +167,7 @@ class Rotated(WrappedCodec, public=("rotate", "unrotate")):
         weights: Array | None = None,
         side: Any = None,
     ) -> Array:
-        if not self.shared:
+        if not self.shared or self.guided:
             return super().decode_sum(keys, payloads, like, weights, side)
         z = decode_sum.decode_sum(self.codec, keys, payloads, self.inner_like(like), weights, side)
         return self.unrotate(keys, z, summing.accumulator(like))
@@ -180,6 +185,10 @@ class Rotated(WrappedCodec, public=("rotate", "unrotate")):
         for seeds in self._seeds(key, n):
             x = hadamard.rotate(x, *seeds, block, down=1 / block, up=_root(block))
         return x
+
+    def _guesses(self, key: Key, guesses: Array) -> Array:
+        """Guesses of the rotated buckets, for a codec that is guided by them."""
+        return jax.vmap(lambda guess: self.rotate(key, guess))(guesses)
 
     def unrotate(self, key: Key, z: Array, like: ArrayLike) -> Array:
         """The inverse of `rotate`, for buckets like these."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Bool, UInt32
 
-from jaxcomp import bits, checks
+from jaxcomp import bits as bits_, checks
 from jaxcomp.base import Codec
 from jaxcomp.numerics import noise
 from jaxcomp.quantize import sums
@@ -22,7 +22,7 @@ class VotesPayload(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Votes(Codec):
+class Votes(Codec, public=("bits",)):
     """Each element as a random vote, whose expectation is the element clipped to `[−1, 1]`.
 
     Of two values, `+1` with probability `(1 + x)/2`, else `−1`; of three values, the sign of `x`
@@ -68,7 +68,8 @@ class Votes(Codec):
         return self.values == 3
 
     @property
-    def _bits(self) -> int | float:
+    def bits(self) -> int | float:
+        """Width of a vote."""
         return 1 if self.values == 2 else TRIT
 
     def encode(self, key: Key, x: Array, count: Array, state: tuple) -> tuple[VotesPayload, tuple]:
@@ -84,12 +85,12 @@ class Votes(Codec):
             codes = point + one > 2 * drawn
         else:
             codes = 1 + jnp.sign(point) * (jnp.abs(point) > drawn)
-        words = bits.pack(codes.astype(jnp.uint32), bits=self._bits)
+        words = bits_.pack(codes.astype(jnp.uint32), bits=self.bits)
         return VotesPayload(words, finite[:, 0]), state
 
     def decode(self, key: Key, payload: VotesPayload, like: ArrayLike, side: None = None) -> Array:
         del key, side
-        codes = bits.unpack(payload.words, bits=self._bits, size=like.shape[1]).astype(jnp.int32)
+        codes = bits_.unpack(payload.words, bits=self.bits, size=like.shape[1]).astype(jnp.int32)
         votes = 2 * codes - 1 if self.values == 2 else codes - 1
         values = jnp.where(payload.finite[:, None], votes.astype(jnp.float32), jnp.nan)
         return values.astype(like.dtype)

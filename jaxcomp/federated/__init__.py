@@ -21,6 +21,7 @@ from jaxcomp.federated.sampling import (
     Sampling as Sampling,
 )
 from jaxcomp.federated.side import NoSide as NoSide, Side as Side
+from jaxcomp.federated.sides import History as History, LastMean as LastMean
 from jaxcomp.federated.simulation import Report as Report, Simulation as Simulation
 from jaxcomp.federated.uplink import Uplink as Uplink
 from jaxcomp.federated.work import LocalSteps as LocalSteps

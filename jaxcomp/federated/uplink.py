@@ -27,8 +27,9 @@ class Uplink:
         side: what the decoder knows beside the message, for codecs that make use of it.
 
     Raises:
-        ValueError: for a codec that needs the clients to agree on something before they send, or a
-            feedback that needs the mean of all messages.
+        ValueError: for a codec that needs the clients to agree on something before they send, a
+            feedback that needs the mean of all messages, or side information for a codec that makes
+            no use of it.
 
     Example:
         >>> import jaxcomp
@@ -48,6 +49,11 @@ class Uplink:
                     f"`link` must have a codec that a client can use alone, got {codec!r}, for "
                     "which all clients would have to agree first; use for example "
                     "jaxcomp.qsgd_inf(bits=4)"
+                )
+            if _guessed(self) and not codec.guided:
+                raise ValueError(
+                    f"`side` must be NoSide() for a codec that is not guided by guesses, got "
+                    f"{self.side!r} with {codec!r}; use for example jaxcomp.wyner_ziv()"
                 )
         if isinstance(self.feedback, Aggregated):
             raise ValueError(
@@ -157,8 +163,9 @@ def message(
     given, held = uplink.feedback.compensate(stacks, memory.feedback)
     beside, aside = uplink.aside.compensate(dense, memory.dense)
     guesses = uplink.side.at_client(shared, memory.side, params)
-    states = memory.codecs if guesses is None else guessed(plan, guesses)
-    batches = plan.batches
+    batches, states = plan.batches, memory.codecs
+    if _guessed(uplink):  # A client that has no guess encodes as without side information.
+        states = payloads_.init(batches) if guesses is None else guessed(plan, guesses)
     encoded = payloads_.encode(key, batches, given, states, jnp.asarray(number), None)
     sent = payloads_.decode(key, batches, encoded.payloads, encoded.sides, jnp.asarray(number))
 
@@ -170,7 +177,7 @@ def message(
     side = memory.side
     if guesses is not None:
         side = uplink.side.sent(side, trees.assemble(plan, sent, beside))
-    codecs = memory.codecs if guesses is not None else encoded.states
+    codecs = memory.codecs if _guessed(uplink) else encoded.states
     sound = _finite((stacks, dense))
 
     def unless_broken(new: Memory) -> Memory:

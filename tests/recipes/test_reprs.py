@@ -93,6 +93,7 @@ ARGUMENTS = {
     "LloydMax": {"width": 2, "law": "laplace"},
     "LowRank": {"rank": 2},
     "MidRise": {"width": 2, "cells": True},
+    "Modulo": {"levels": 16},
     "NearLargest": {"fraction": 0.1},
     "Part": {"codec": FOUR, "fraction": 0.5},
     "Phase": {"start": 3, "stop": 9},
