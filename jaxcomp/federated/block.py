@@ -126,7 +126,7 @@ def run(
 
     def one_chunk(total: Total, given: Any) -> tuple[Total, Any]:
         clients, batches, own = given
-        work = _worker(method)
+        work = worker(method)
         if together:
             spread = jax.vmap(work, in_axes=(None, 0, 0, 0))
             message, inner, losses = spread(known, clients, batches, own)
@@ -143,7 +143,7 @@ def run(
             total, accepted, read = server.add(
                 method, known.key, total, client.numbers, client.weights, payload, like, guesses
             )
-            return total, (accepted, _heard(method, like, side, read, accepted))
+            return total, (accepted, heard(method, like, side, read, accepted))
 
         def like_of(age: Array) -> PyTree:
             return jax.tree.map(lambda c: c[age], known.centres)
@@ -165,7 +165,7 @@ def run(
 
 
 @functools.lru_cache(maxsize=64)
-def _worker(method: Method) -> Callable[..., tuple[Message, PyTree, Array]]:
+def worker(method: Method) -> Callable[..., tuple[Message, PyTree, Array]]:
     """The work of one client, compiled alike in every program that it is part of."""
     return xla.compile_separately(functools.partial(client, method))
 
@@ -194,7 +194,7 @@ def _chosen(accepted: Array, message: Message) -> Memory:
     return jax.tree.map(pick, message.accepted, message.refused)
 
 
-def _heard(method: Method, like: PyTree, row: PyTree, read: Any, accepted: Array) -> PyTree:
+def heard(method: Method, like: PyTree, row: PyTree, read: Any, accepted: Array) -> PyTree:
     """What the server knows of a client after its message."""
     if not jax.tree.leaves(row):
         return row

@@ -113,7 +113,7 @@ class Simulation:
             raise ValueError(f"`mesh` must have one axis, got {mesh.axis_names}")
         self.method, self.clients, self.batches = method, clients, batches
         self.key, self.steps, self.faults = noise.raw(key), steps, faults
-        self.weights = _weights(weights, clients)
+        self.weights = weights_of(weights, clients)
         self.state = server.init(method, params)
         row = jax.tree.map(np.asarray, block.init(method, self.state.params))
         self.table = _table(table, row, clients, mesh)
@@ -256,7 +256,7 @@ def _table(where: Any, row: PyTree, clients: int, mesh: Mesh | None) -> Table:
     return InMemory(row, clients) if where == "memory" else Mapped(row, clients, where)
 
 
-def _weights(given: Any, clients: int) -> np.ndarray:
+def weights_of(given: Any, clients: int) -> np.ndarray:
     if given is None:
         return np.ones(clients, np.float32)
     weights = np.asarray(given, np.float32)

@@ -1,0 +1,249 @@
+"""A client on Flower: the work of the simulation's clients, or that of an app of one's own."""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxcomp import checks
+from jaxcomp.federated import block, server, uplink
+from jaxcomp.federated.block import Clients, Known, Own
+from jaxcomp.federated.faults import Faults
+from jaxcomp.federated.flower import extra, memory, raw, records
+from jaxcomp.federated.flower.memory import Centre, Kept
+from jaxcomp.federated.flower.records import Answer, Instruction
+from jaxcomp.federated.method import Method
+from jaxcomp.federated.work import LocalSteps
+from jaxcomp.messages import from_bytes, to_bytes
+from jaxcomp.types import Array, PyTree
+
+Batches = Callable[[Any, int, int], Any]
+"""`batches(context, number, round)`: arrays `[steps, …]`, a client's data for a round."""
+
+Secret = Callable[[Any], bytes]
+"""`secret(context)`: the client's own secret, 16 to 64 bytes."""
+
+
+def client_app(
+    method: Method,
+    like: PyTree,
+    batches: Batches,
+    *,
+    secret: Secret | None = None,
+    faults: Faults = Faults(),
+) -> Any:
+    """A `flwr.clientapp.ClientApp` that does a client's part of a round.
+
+    It runs the very program of the simulation's clients, and its messages have the same bits. The
+    parameters and the client's memory are in Flower's context, so every message may meet a new
+    process.
+
+    Args:
+        method: the method, as on the server.
+        like: the parameters, or their shapes and dtypes.
+        batches: `batches(context, number, round)` gives the client's data: arrays `[steps, …]`.
+            `number` is the client's number on the server, and `context` is Flower's, whose
+            `node_config` says which data a node has.
+        secret: `secret(context)` gives the client's own secret; None for none.
+        faults: for experiments: which messages are lost. A client whose message is lost says so,
+            instead of sending it.
+
+    Raises:
+        ImportError: without Flower.
+        ValueError: for settings of another kind, or faults with old parameters.
+    """
+    work = _work_of(method, like, secret, faults)
+    app = extra.ClientApp()
+
+    @app.train()
+    def train(message: Any, context: Any) -> Any:
+        def run(known: Known, given: Instruction, own: Own) -> tuple[uplink.Message, PyTree, float]:
+            data = batches(context, given.client, given.round)
+            who = _who(given, _steps_of(data))
+            sent, inner, loss = _run(method, known, who, data, own)
+            return sent, inner, float(loss)
+
+        return extra.Message(content=work(message, context, run), reply_to=message)
+
+    return app
+
+
+def compress_mod(
+    method: Method, like: PyTree, *, secret: Secret | None = None, arrays: str = "arrays"
+) -> Callable[[Any, Any, Callable[[Any, Any], Any]], Any]:
+    """A mod for a Flower app's own training: `@app.train(mods=[compress_mod(method, like)])`.
+
+    The app finds the whole parameters in the message, trains in any framework, and returns the new
+    parameters, as with `flwr`'s `FedAvg`. The mod sends the method's compressed message instead.
+    The method's `work` is not used: `ELSEWHERE` stands for it.
+
+    Args:
+        method: the method, as on the server.
+        like: the parameters, or their shapes and dtypes. In the app's records they are named by
+            their paths, such as `dense/bias`.
+        secret: `secret(context)` gives the client's own secret; None for none.
+        arrays: the key of the parameters in the app's records.
+
+    Raises:
+        ImportError: without Flower.
+        ValueError: for settings of another kind; on use, if the app returns other parameters.
+    """
+    work = _work_of(method, like, secret, Faults())
+
+    def mod(message: Any, context: Any, call_next: Callable[[Any, Any], Any]) -> Any:
+        replies = []
+
+        def run(known: Known, given: Instruction, own: Own) -> tuple[uplink.Message, PyTree, float]:
+            start = jax.tree.map(lambda c: np.asarray(c[0]), known.centres)
+            message.content[arrays] = records.arrays_of(start)
+            replies.append(call_next(message, context))
+            end = records.params_of(replies[0].content[arrays], start)
+            sent = _sent(method, known, _who(given, 1), end, own)
+            return sent, own.inner, _loss_of(replies[0].content)
+
+        content = work(message, context, run)
+        for reply in replies:
+            for name, metrics in reply.content.metric_records.items():
+                content[name] = metrics
+        return extra.Message(content=content, reply_to=message)
+
+    return mod
+
+
+def _elsewhere(params: PyTree, batch: Any) -> Array:
+    raise ValueError(
+        "`work` of this method must be LocalSteps(loss, optimizer) to train with it, it is "
+        "ELSEWHERE, which stands for the training of an app of your own behind compress_mod"
+    )
+
+
+ELSEWHERE = LocalSteps(_elsewhere, optax.identity())
+"""The `work` of a method whose clients train in an app of their own, behind `compress_mod`."""
+
+
+class _Place(NamedTuple):
+    """Where a client is: at the centre of this round, with this memory of which accepted round."""
+
+    centre: Centre
+    own: Own
+    upon: int
+
+
+def _work_of(
+    method: Method, like: PyTree, secret: Secret | None, faults: Faults
+) -> Callable[[Any, Any, Callable[..., Any]], Any]:
+    """The round of a client around its training: an answer to the server's message."""
+    extra.needed()
+    checks.part("method", method, Method)
+    checks.part("faults", faults, Faults)
+    if faults.old:
+        raise ValueError(
+            "`faults` must not have old parameters: a client begins with those of the server's "
+            f"message, got {faults!r}"
+        )
+    like = raw.like(like)
+
+    def work(message: Any, context: Any, run: Callable[..., Any]) -> Any:
+        own_secret = None if secret is None else secret(context)
+        given = records.read_instruction(message.content, own_secret)
+        key = jnp.asarray(np.frombuffer(given.seed, np.uint32))
+        kept = memory.read(context, method, like, given.run)
+        place = _placed(method, like, key, given, kept)
+        if place is None:
+            answer = Answer(given.round, given.client, "behind", -1, math.nan, b"")
+            return records.write_answer(answer)
+        known = Known(
+            server.round_key(key, given.round),
+            jax.tree.map(lambda x: jnp.asarray(x)[None], place.centre.params),
+            place.centre.shared,
+            jnp.float32(given.factor),
+        )
+        sent, inner, loss = run(known, given, place.own)
+        of_round = (given.run, given.round, given.client, given.accepted, place.upon)
+        memory.write(context, Kept(*of_round, place.centre, inner, sent.accepted, sent.refused))
+        arrives, _ = faults.draw(known.key, np.array([given.client]), 1)
+        status = "sent" if arrives[0] else "lost"
+        status = status if sent.sound else "broken"
+        data = b""
+        if status == "sent":
+            of_message = records.secret_of(own_secret, *given[:3])
+            data = to_bytes(method.uplink.policy, sent.payload, like, secret=of_message)
+        answer = Answer(given.round, given.client, status, place.upon, loss, data)
+        return records.write_answer(answer)
+
+    return work
+
+
+def _placed(
+    method: Method, like: PyTree, key: Array, given: Instruction, kept: Kept | None
+) -> _Place | None:
+    """The client at the centre of the round, or None if it cannot get there."""
+    if given.base < 0:
+        shapes = jax.eval_shape(lambda params: memory.centre_of(method, params), like)
+        centre = raw.read(given.parts[0], shapes)
+    elif kept is None or not given.base <= kept.round <= given.round:
+        return None
+    else:
+        centre = kept.centre
+        for number in range(kept.round, given.round):
+            part = given.parts[number - given.base]
+            if part:  # Without any message from clients, the server stays where it is.
+                policy = method.downlink.policy  # pyright: ignore[reportOptionalMemberAccess]
+                payload = from_bytes(policy, part, like)
+                centre = _followed(method, server.round_key(key, number), centre, payload)
+    if raw.digest(centre) != given.digest:
+        return None
+    return _Place(centre, *memory.resumed(method, given, kept, centre.params))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _followed(method: Method, key: Array, centre: Centre, payload: Any) -> Centre:
+    """The centre after the server's message of a round."""
+    params = server.follow(method, key, centre.params, payload)
+    return Centre(params, method.uplink.side.learn(centre.shared, centre.params, params))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _run(
+    method: Method, known: Known, who: Clients, batches: Any, own: Own
+) -> tuple[uplink.Message, PyTree, Array]:
+    """The work of one client, compiled as the simulation compiles it."""
+    return block.worker(method)(known, who, batches, own)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _sent(method: Method, known: Known, who: Clients, end: PyTree, own: Own) -> uplink.Message:
+    """The message of a client that was trained elsewhere."""
+    start = jax.tree.map(lambda c: c[0], known.centres)
+    weight = who.weights * known.factor
+    update = method.signal(start, end)
+    return uplink.message(
+        method.uplink, known.key, who.numbers, weight, update, own.memory, known.shared, start
+    )
+
+
+def _who(given: Instruction, steps: int) -> Clients:
+    return Clients(
+        jnp.uint32(given.client), jnp.float32(given.weight), jnp.int32(0), jnp.int32(steps)
+    )
+
+
+def _steps_of(batches: Any) -> int:
+    shapes = [np.shape(x) for x in jax.tree.leaves(batches)]
+    if not shapes or any(s[:1] != shapes[0][:1] or not s for s in shapes):
+        raise ValueError(f"`batches` must give arrays [steps, …], got shapes {shapes}")
+    return shapes[0][0]
+
+
+def _loss_of(content: Any) -> float:
+    """The loss that an app reports, if it does."""
+    for metrics in content.metric_records.values():
+        for name in ("loss", "train_loss", "train-loss"):
+            if isinstance(metrics.get(name), float):
+                return metrics[name]
+    return math.nan

@@ -1,0 +1,107 @@
+"""What a client keeps between rounds, in the state of Flower's context."""
+
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxcomp.federated import block, uplink
+from jaxcomp.federated.block import Own
+from jaxcomp.federated.flower import extra, raw, records
+from jaxcomp.federated.method import Method
+from jaxcomp.types import PyTree
+
+_STATE, _TREES = "jaxcomp.state", "jaxcomp.memory"
+_NUMBERS = ("run", "round", "client", "told", "upon")
+
+
+class Centre(NamedTuple):
+    """What the server and all clients know alike.
+
+    Attributes:
+        params: the parameters.
+        shared: the side information of the way up.
+    """
+
+    params: PyTree
+    shared: PyTree
+
+
+class Kept(NamedTuple):
+    """A client's memory after the round in which it worked last.
+
+    It has two memories for its messages, since it does not know whether the server has accepted the
+    last one. The next instruction tells.
+
+    Attributes:
+        run: the training that it belongs to.
+        round: that round.
+        client: its number.
+        told: what the server then said: the last round in which it had accepted a message.
+        upon: the last accepted message that the memory goes on from; -1 for a new memory.
+        centre: the parameters of that round.
+        inner: the state of the local optimizer.
+        accepted: the memory if the server has accepted the message of that round.
+        refused: the memory if it has not.
+    """
+
+    run: bytes
+    round: int
+    client: int
+    told: int
+    upon: int
+    centre: Centre
+    inner: PyTree
+    accepted: uplink.Memory
+    refused: uplink.Memory
+
+
+def centre_of(method: Method, params: PyTree) -> Centre:
+    """What all know before the first round."""
+    return Centre(params, method.uplink.side.shared(params))
+
+
+def write(context: Any, kept: Kept) -> None:
+    """Puts the memory into Flower's context."""
+    config = {name: getattr(kept, name) for name in _NUMBERS}
+    context.state[_STATE] = extra.ConfigRecord(config)
+    trees = {name: getattr(kept, name) for name in ("centre", "inner", "accepted", "refused")}
+    context.state[_TREES] = extra.ArrayRecord(
+        {name: records.array(raw.write(tree), records.MEMORY) for name, tree in trees.items()}
+    )
+
+
+def read(context: Any, method: Method, like: PyTree, run: bytes) -> Kept | None:
+    """The memory in Flower's context; None if there is none, or that of another training."""
+    if _STATE not in context.state or _TREES not in context.state:
+        return None
+    config, trees = context.state[_STATE], context.state[_TREES]
+    if config.get("run") != run:
+        return None
+    own = jax.eval_shape(lambda params: block.init(method, params), like)
+    centre = jax.eval_shape(lambda params: centre_of(method, params), like)
+    likes = {"centre": centre, "inner": own.inner, "accepted": own.memory, "refused": own.memory}
+    try:
+        read = {
+            name: raw.read(records.bytes_of(trees[name], records.MEMORY), like)
+            for name, like in likes.items()
+        }
+    except (KeyError, ValueError):
+        return None
+    return Kept(*(config[name] for name in _NUMBERS), **read)
+
+
+def resumed(
+    method: Method, given: records.Instruction, kept: Kept | None, params: PyTree
+) -> tuple[Own, int]:
+    """The memory with which a client works, and the last accepted message that it goes on from.
+
+    A client whose memory is gone, or does not fit what the server says, begins with a new one.
+    """
+    new = block.init(method, params)
+    if kept is None or kept.client != given.client:
+        return new, -1
+    if kept.round == given.accepted:
+        return Own(kept.inner, kept.accepted, new.side), given.accepted
+    if kept.told == given.accepted and kept.round > given.accepted:
+        return Own(kept.inner, kept.refused, new.side), kept.upon
+    return new, -1
