@@ -214,4 +214,7 @@ def _down(link: Link, key: Array, updates: PyTree, memory: _Down) -> tuple[TreeP
     encoded = payloads_.encode(key, plan.batches, given, memory.codecs, worker, None)
     sent = payloads_.decode(key, plan.batches, encoded.payloads, encoded.sides, worker)
     kept = link.feedback.update(given, sent, (), 1.0, None, held)[1]
-    return TreePayload(encoded.payloads, tuple(dense)), _Down(kept, encoded.states)
+    # Clients add what they get; here it must not be a product that is fused with that sum.
+    floats = [jnp.issubdtype(x.dtype, jnp.floating) for x in dense]
+    dense = tuple(xla.block_fma(x) if f else x for x, f in zip(dense, floats, strict=True))
+    return TreePayload(encoded.payloads, dense), _Down(kept, encoded.states)

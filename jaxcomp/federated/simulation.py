@@ -257,6 +257,7 @@ def _table(where: Any, row: PyTree, clients: int, mesh: Mesh | None) -> Table:
 
 
 def weights_of(given: Any, clients: int) -> np.ndarray:
+    """A weight for each client, checked; equal ones for None."""
     if given is None:
         return np.ones(clients, np.float32)
     weights = np.asarray(given, np.float32)

@@ -130,8 +130,8 @@ def read_instruction(content: Any, secret: bytes | None) -> Instruction:
     config, parts = content[_INSTRUCTION], content[_PARTS]
     stype = CENTRE if config["base"] < 0 else PAYLOAD
     read = tuple(bytes_of(parts[str(i)], stype) for i in range(len(parts)))
-    fields = (config[name] for name in Instruction._fields if name != "parts")
-    given = Instruction(*fields, read)
+    fields = {name: config[name] for name in Instruction._fields if name != "parts"}
+    given = Instruction(**fields, parts=read)
     if secret is not None and not hmac.compare_digest(config["mac"], _mac(given, secret)):
         raise ValueError("an instruction must be written with the client's secret, it was not")
     return given

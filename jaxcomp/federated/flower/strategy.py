@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxcomp import checks
 from jaxcomp.federated import block, server
-from jaxcomp.federated.flower import extra, memory, raw, records
+from jaxcomp.federated.flower import extra, raw, records
 from jaxcomp.federated.flower.history import History
 from jaxcomp.federated.flower.memory import Centre
 from jaxcomp.federated.flower.records import Answer, Instruction, Refused
