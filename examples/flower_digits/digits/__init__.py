@@ -1,0 +1,1 @@
+"""A Flower app: handwritten digits, with compressed messages both ways."""
