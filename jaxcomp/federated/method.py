@@ -7,7 +7,8 @@ from typing import Any
 import optax
 
 from jaxcomp import checks
-from jaxcomp.base import Codec
+from jaxcomp.aggregates import Mean
+from jaxcomp.base import Aggregate, Codec
 from jaxcomp.federated.sampling import Everyone, Sampling
 from jaxcomp.federated.uplink import Uplink, as_link
 from jaxcomp.federated.work import LocalSteps, difference
@@ -30,6 +31,9 @@ class Method:
             `optax.sgd(1.0)` the parameters become the clients' mean.
         down: what the server sends its update with; None for the parameters as they are.
         sampling: which clients take part in a round.
+        aggregate: how the messages are combined: `Mean()`, or one of `jaxcomp.aggregates` that
+            bounds what a hostile client can do. A rule that needs all messages at once holds those
+            of a round in memory.
         mean: over which weights the sum is divided: those of the "participants" whose messages were
             accepted, or the expected weight of "all", which is unbiased with independent sampling
             and required by a `Shift`, whose mirror is the mean over all clients.
@@ -51,6 +55,7 @@ class Method:
     server: optax.GradientTransformation = optax.sgd(1.0)
     down: "Link | Codec | Policy | None" = None
     sampling: Sampling = Everyone()
+    aggregate: Aggregate = Mean()
     mean: str = "participants"
     signal: Callable[[PyTree, PyTree], PyTree] = difference
     staleness: float = 0.5
@@ -58,6 +63,7 @@ class Method:
     def __post_init__(self):
         checks.part("work", self.work, LocalSteps)
         checks.part("sampling", self.sampling, Sampling)
+        checks.part("aggregate", self.aggregate, Aggregate)
         checks.choice("mean", self.mean, ("participants", "all"))
         checks.number("staleness", self.staleness, 0.0)
         if not isinstance(self.up, Uplink):
@@ -69,6 +75,29 @@ class Method:
             raise ValueError(
                 "`mean` must be 'all' with a Shift, whose mirror on the server is the mean over "
                 f"all clients, got {self.mean!r}"
+            )
+
+        if not self.aggregate.linear:
+            self._check_robust()
+        if not self.aggregate.streams and self.uplink.guessed:
+            raise ValueError(
+                "`aggregate` must add messages one by one where the server decodes with side "
+                f"information, got {self.aggregate!r} with {self.uplink.side!r}; use "
+                "jaxcomp.aggregates.ClippedMean(norm) or Mean()"
+            )
+
+    def _check_robust(self) -> None:
+        if self.uplink.feedback.kind != "none":
+            raise ValueError(
+                "`up` must have jaxcomp.NoFeedback() with an aggregate that is not linear, got "
+                f"{self.uplink.feedback!r} with {self.aggregate!r}: a residual assumes that the "
+                "steps add up to the sum of all messages. Use an unbiased codec, such as "
+                "jaxcomp.qsgd(bits=4), or jaxcomp.aggregates.Mean()"
+            )
+        if self.mean != "participants" and not self.aggregate.streams:
+            raise ValueError(
+                f"`mean` must be 'participants' with {self.aggregate!r}, which is no sum that "
+                f"could be divided by an expected weight, got {self.mean!r}"
             )
 
     @property

@@ -5,7 +5,8 @@ from typing import Any
 import optax
 
 from jaxcomp import checks
-from jaxcomp.base import Codec
+from jaxcomp.aggregates import Mean
+from jaxcomp.base import Aggregate, Codec
 from jaxcomp.codecs.votes import Votes
 from jaxcomp.federated.latent import Latent
 from jaxcomp.federated.method import Method
@@ -189,6 +190,7 @@ def fedvote(
     optimizer: optax.GradientTransformation | None = None,
     values: int = 2,
     participants: int | None = None,
+    aggregate: Aggregate = Mean(),
 ) -> Method:
     """FedVote: clients send random binary or ternary votes for each weight, one bit an element.
 
@@ -201,6 +203,9 @@ def fedvote(
         optimizer: of the local steps, new in every round; None for `optax.adam(0.01)`.
         values: 2 for binary votes, 3 for ternary ones, of 1.6 bits.
         participants: how many clients take part in a round, drawn anew each time; None for all.
+        aggregate: how the votes are combined: `jaxcomp.aggregates.Credible()` for the paper's
+            weights by reputation, against up to a third of hostile clients;
+            `Credible(trusted=...)` for the optimistic variant of the authors' code.
 
     Raises:
         ValueError: for a loss that is not a `Latent`, another number of values, or a number of
@@ -218,8 +223,7 @@ def fedvote(
         Guarantee: the mean of the votes is an unbiased estimate of the mean of the forward weights;
         the map back to latent parameters is not linear, so these are not averaged. The authors'
         ternary code is broken, so it is reconstructed. Leaves that are not latent are averaged as
-        in `fedavg`. A vote decodes to exactly −1, 0 or 1, so an aggregate that weighs clients by
-        their agreement with the majority may take the place of the mean.
+        in `fedavg`; with `Credible()`, by the reputation of the whole message.
     """
     checks.part("loss", loss, Latent)
     work = LocalSteps(loss, optax.adam(0.01) if optimizer is None else optimizer)
@@ -228,5 +232,6 @@ def fedvote(
         Link(loss.policy(Votes(values=values))),
         server=loss.inverse(),
         sampling=_participants(participants),
+        aggregate=aggregate,
         signal=loss.signal,
     )

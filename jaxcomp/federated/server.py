@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxcomp import aggregates
 from jaxcomp.backend import xla
 from jaxcomp.federated import uplink as uplink_
 from jaxcomp.federated.method import Method
@@ -31,6 +32,7 @@ class ServerState(NamedTuple):
         mirror: the server's part of the clients' feedback.
         shared: what server and clients know alike, of the way up's side information.
         down: the memory of the way down: its feedback, and the state of its codecs.
+        aggregate: the aggregate's state, with a row for each client.
     """
 
     round: Array
@@ -39,6 +41,7 @@ class ServerState(NamedTuple):
     mirror: PyTree
     shared: PyTree
     down: PyTree
+    aggregate: PyTree
 
 
 class Total(NamedTuple):
@@ -57,8 +60,8 @@ class Total(NamedTuple):
     count: Array
 
 
-def init(method: Method, params: PyTree) -> ServerState:
-    """The server before the first round."""
+def init(method: Method, params: PyTree, clients: int) -> ServerState:
+    """The server before the first round of so many clients."""
     params = jax.tree.map(jnp.array, params)  # Its own copy: a round may donate it.
     plan = trees.layout(method.uplink.policy, params)
     likes = tuple(summing.accumulator(batch.like) for batch in plan.batches)
@@ -69,6 +72,7 @@ def init(method: Method, params: PyTree) -> ServerState:
         method.uplink.feedback.init((), likes),
         method.uplink.side.shared(params),
         () if method.downlink is None else _down_init(method.downlink, params),
+        method.aggregate.init((likes, tuple(plan.likes[n] for n in plan.dense)), clients),
     )
 
 
@@ -122,6 +126,7 @@ def add(
     read = (tuple(stacks), tuple(dense))
     sound = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(read)]))
     weight = jnp.where(sound, jnp.asarray(weight, jnp.float32), 0)
+    given = method.aggregate.prepare(read)
 
     def plus(total: Array, x: Array) -> Array:
         x = summing.widened(x)
@@ -130,10 +135,49 @@ def add(
         times = xla.block_fma(summing.weighted(x, weight))
         return total + jnp.where(weight == 1, x, times)
 
-    stacks, dense = jax.tree.map(plus, (total.stacks, total.dense), read)
+    stacks, dense = jax.tree.map(plus, (total.stacks, total.dense), given)
     accepted = weight > 0
     after = Total(stacks, dense, total.weight + weight, total.count + accepted)
     return after, accepted, read
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def combined(
+    method: Method,
+    key: Array,
+    state: ServerState,
+    numbers: Array,
+    weights: Array,
+    payloads: TreePayload,
+) -> tuple[ServerState, Total]:
+    """The messages of a round by an aggregate that needs all of them at once.
+
+    Args:
+        method: the method.
+        key: the round's key.
+        state: the server, with the aggregate's state.
+        numbers: the clients; one beyond their number is none.
+        weights: their weights; zero for one whose message was not accepted.
+        payloads: their messages, along a leading axis.
+
+    Returns:
+        The server with the aggregate's new state, and a total for `step`. It counts no message if
+        the aggregate has no sound result.
+    """
+
+    def read(one: tuple[Array, TreePayload]) -> tuple[Stacks, Stacks]:
+        return uplink_.read(method.uplink, key, one[0], one[1], state.params)
+
+    messages = jax.lax.map(read, (numbers, payloads))
+    rows = jax.tree.map(lambda x: x.at[numbers].get(mode="clip"), state.aggregate)
+    found = aggregates.combine(method.aggregate, messages, weights, rows)
+    after = jax.tree.map(
+        lambda x, new: x.at[numbers].set(new, mode="drop"), state.aggregate, found.state
+    )
+    sound = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(found.value)]))
+    stacks, dense = jax.tree.map(summing.widened, found.value)
+    count = jnp.where(sound, jnp.sum(weights > 0, dtype=jnp.int32), 0)
+    return state._replace(aggregate=after), Total(stacks, dense, jnp.float32(1), count)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -170,7 +214,7 @@ def step(
         payload, down = _down(method.downlink, key, updates, state.down)
         params = follow(method, key, state.params, payload)
     shared = uplink.side.learn(state.shared, state.params, params)
-    after = ServerState(state.round, params, optimizer, mirror, shared, down)
+    after = ServerState(state.round, params, optimizer, mirror, shared, down, state.aggregate)
     moved = (total.count > 0) | (method.mean == "all")
     after = jax.tree.map(lambda new, old: jnp.where(moved, new, old), after, state)
     return after._replace(round=state.round + 1), payload

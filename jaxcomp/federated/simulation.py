@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from jaxcomp import checks
 from jaxcomp.federated import block, checkpoint, server
-from jaxcomp.federated.block import Clients, Known
+from jaxcomp.federated.block import Clients, Done, Known
 from jaxcomp.federated.faults import Faults
 from jaxcomp.federated.ledger import Ledger
 from jaxcomp.federated.method import Method
@@ -114,7 +114,7 @@ class Simulation:
         self.method, self.clients, self.batches = method, clients, batches
         self.key, self.steps, self.faults = noise.raw(key), steps, faults
         self.weights = weights_of(weights, clients)
-        self.state = server.init(method, params)
+        self.state = server.init(method, params, clients)
         row = jax.tree.map(np.asarray, block.init(method, self.state.params))
         self.table = _table(table, row, clients, mesh)
         self.ledger = Ledger(method, self.state.params, clients, messages)
@@ -123,7 +123,9 @@ class Simulation:
         row_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(row))
         chunks = min(-(-clients // (chunk * devices)), max(1, _BLOCK // (chunk * row_bytes + 1)))
         self._size = chunk * devices * chunks
-        self._program = Program(method, chunk, mesh, together, messages > 0)
+        self._program = Program(
+            method, chunk, mesh, together, messages > 0 or not method.aggregate.streams
+        )
 
     @property
     def params(self) -> PyTree:
@@ -187,7 +189,7 @@ class Simulation:
             jnp.float32(self.clients / expected if self.method.mean == "all" else 1),
         )
         total = server.nothing(self.method, self.state.params)
-        losses, accepted = [], 0
+        losses, accepted, heard_all = [], 0, []
         down = self.ledger.fetched(cohort, number)
         up = 0
         for numbers, given in self._prepared(cohort, number, key):
@@ -198,7 +200,13 @@ class Simulation:
             heard = np.asarray(done.accepted)[real]
             accepted += int(heard.sum())
             losses.append(np.asarray(done.losses)[real])
+            if not self.method.aggregate.streams:
+                heard_all.append(self._messages(numbers, given[0].weights, done))
             up += self.ledger.received(numbers, np.asarray(given[0].weights)[real], done.payloads)
+        if heard_all:
+            held = jax.tree.map(lambda *parts: np.concatenate(parts), *heard_all)
+            self.state, total = server.combined(self.method, key, self.state, *held)
+            accepted = int(total.count)
         self.state, payload = server.step(
             self.method, key, self.state, total, jnp.float32(expected)
         )
@@ -206,6 +214,13 @@ class Simulation:
         self._centres = [self.state.params, *self._centres][: self.faults.longest + 1]
         loss = float(np.mean(np.concatenate(losses))) if losses else math.nan
         return Report(number, len(cohort), accepted, loss, up, down)
+
+    def _messages(self, numbers: np.ndarray, weights: np.ndarray, done: Done) -> tuple[Any, ...]:
+        """The messages of a block; clients that fill it up have a number beyond all."""
+        padded = np.full(self._size, self.clients, np.uint32)
+        padded[: len(numbers)] = numbers
+        weights = np.where(np.asarray(done.accepted), np.asarray(weights), 0).astype(np.float32)
+        return padded, weights, jax.tree.map(np.asarray, done.payloads)
 
     def _prepared(self, cohort: np.ndarray, number: int, key: Any) -> Iterator[Any]:
         """The blocks of a round; while one is computed, the next is read."""

@@ -50,7 +50,7 @@ class Uplink:
                     "which all clients would have to agree first; use for example "
                     "jaxcomp.qsgd_inf(bits=4)"
                 )
-            if _guessed(self) and not codec.guided:
+            if self.guessed and not codec.guided:
                 raise ValueError(
                     f"`side` must be NoSide() for a codec that is not guided by guesses, got "
                     f"{self.side!r} with {codec!r}; use for example jaxcomp.wyner_ziv()"
@@ -70,6 +70,11 @@ class Uplink:
     def policy(self) -> Policy:
         """The codec of each leaf."""
         return self.link.policy  # pyright: ignore[reportAttributeAccessIssue]
+
+    @property
+    def guessed(self) -> bool:
+        """Whether the server decodes with side information."""
+        return not isinstance(self.side, NoSide)
 
     @property
     def aside(self) -> Feedback:
@@ -131,7 +136,7 @@ def init(uplink: Uplink, params: PyTree) -> Memory:
     return Memory(
         uplink.feedback.init(likes, ()),
         uplink.aside.init(dense, ()),
-        () if _guessed(uplink) else codecs,
+        () if uplink.guessed else codecs,
         uplink.side.own(params),
     )
 
@@ -164,7 +169,7 @@ def message(
     beside, aside = uplink.aside.compensate(dense, memory.dense)
     guesses = uplink.side.at_client(shared, memory.side, params)
     batches, states = plan.batches, memory.codecs
-    if _guessed(uplink):  # A client that has no guess encodes as without side information.
+    if uplink.guessed:  # A client that has no guess encodes as without side information.
         states = payloads_.init(batches) if guesses is None else guessed(plan, guesses)
     encoded = payloads_.encode(key, batches, given, states, jnp.asarray(number), None)
     sent = payloads_.decode(key, batches, encoded.payloads, encoded.sides, jnp.asarray(number))
@@ -177,7 +182,7 @@ def message(
     side = memory.side
     if guesses is not None:
         side = uplink.side.sent(side, trees.assemble(plan, sent, beside))
-    codecs = memory.codecs if _guessed(uplink) else encoded.states
+    codecs = memory.codecs if uplink.guessed else encoded.states
     sound = _finite((stacks, dense))
 
     def unless_broken(new: Memory) -> Memory:
@@ -215,10 +220,6 @@ def assembled(uplink: Uplink, like: PyTree, decoded: tuple[Stacks, Stacks]) -> P
 def guessed(plan: Layout, guesses: PyTree) -> tuple[Array, ...]:
     """Guesses with a leading axis as `[alternatives, buckets, size]` for each batch."""
     return jax.vmap(lambda tree: trees.stacks(plan, tree)[0])(guesses)
-
-
-def _guessed(uplink: Uplink) -> bool:
-    return not isinstance(uplink.side, NoSide)
 
 
 def _finite(tree: PyTree) -> Array:

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import jaxcomp
-from jaxcomp import federated
+from jaxcomp import aggregates, federated
 from jaxcomp.federated import block, server
 from jaxcomp.layout import trees
 
@@ -193,6 +193,64 @@ def test_weights_are_those_of_a_weighted_mean():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), sim.params, mean)
 
 
+def spoilt(method, hostile, times):
+    """A round in which the first clients train on data that are many times as large."""
+    data = world.X.copy()
+    data[:hostile] *= times
+    sim = federated.Simulation(
+        method,
+        world.params(),
+        world.CLIENTS,
+        lambda numbers, round: (data[numbers], world.Y[numbers]),
+        chunk=8,
+    )
+    before = sim.params
+    report = sim.round()
+    return jax.tree.map(jnp.subtract, sim.params, before), report
+
+
+def test_a_median_is_that_of_the_clients_updates():
+    median = aggregates.CoordinateMedian()
+    method = federated.Method(world.WORK, jaxcomp.Policy(None), aggregate=median)
+    run = jax.jit(lambda x, y: world.WORK.run(world.params(), (), (x, y), world.STEPS)[0])
+    ends = [run(world.X[n], world.Y[n]) for n in range(world.CLIENTS)]
+    wanted = jax.tree.map(lambda p, *xs: np.median(xs, axis=0) - p, world.params(), *ends)
+    moved, report = spoilt(method, 0, 1)
+    assert report.accepted == world.CLIENTS
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), moved, wanted)
+    # Of 40 clients, 18 hostile ones move it by little, and the mean by much.
+    held, _ = spoilt(method, 18, 1e3)
+    assert optax.tree.norm(held) < 5 * optax.tree.norm(moved)
+    mean, _ = spoilt(dataclasses.replace(method, aggregate=aggregates.Mean()), 18, 1e3)
+    assert optax.tree.norm(mean) > 50 * optax.tree.norm(moved)
+
+
+def test_a_clipped_mean_bounds_each_client():
+    clipped = aggregates.ClippedMean(norm=0.5)
+    method = federated.Method(world.WORK, jaxcomp.Policy(None), aggregate=clipped)
+    honest, _ = spoilt(method, 0, 1)
+    moved, report = spoilt(method, 3, 1e3)
+    difference = jax.tree.map(jnp.subtract, moved, honest)
+    assert 0.01 < optax.tree.norm(difference) <= 3 * 2 * 0.5 / world.CLIENTS * 1.001
+    assert report.accepted == world.CLIENTS
+
+
+def test_credibility_belongs_to_the_client():
+    """Rows of the state follow the numbers of the sampled clients, also from a checkpoint."""
+    method = federated.Method(
+        world.WORK,
+        jaxcomp.Policy(jaxcomp.qsgd_inf(bits=8), min_size=0, min_ndim=0),
+        sampling=federated.Exactly(10),
+        aggregate=aggregates.Credible(),
+    )
+    sim = world.simulation(method, faults=federated.Faults())
+    sim.round()
+    known = np.asarray(sim.state.aggregate.credibility)
+    drawn = method.sampling.cohort(server.round_key(sim.key, 0), world.CLIENTS)
+    assert set(np.flatnonzero(known != 1)) <= set(drawn)
+    assert (known[drawn] < 1).any()
+
+
 def test_independent_sampling_is_unbiased_over_all():
     """With `mean="all"` the expected step is that of all clients."""
     method = federated.Method(
@@ -353,6 +411,20 @@ def test_refuses_data_of_another_shape():
                 world.WORK, jaxcomp.qsgd(), down=jaxcomp.Link(jaxcomp.sign(), jaxcomp.Shift())
             ),
             "`down` must have jaxcomp.Residual",
+        ),
+        (
+            lambda: federated.Method(
+                world.WORK,
+                jaxcomp.Link(jaxcomp.sign(), jaxcomp.Residual()),
+                aggregate=aggregates.CoordinateMedian(),
+            ),
+            r"`up` must have jaxcomp.NoFeedback\(\) with an aggregate that is not linear",
+        ),
+        (
+            lambda: federated.Method(
+                world.WORK, jaxcomp.qsgd(), aggregate=aggregates.CoordinateMedian(), mean="all"
+            ),
+            "`mean` must be 'participants'",
         ),
         (lambda: federated.LocalSteps(3, optax.sgd(1.0)), "`loss` must be a function"),
         (lambda: federated.LocalSteps(world.loss, 0.1), "`optimizer` must be an optax"),

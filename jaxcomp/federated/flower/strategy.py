@@ -100,7 +100,7 @@ class CompressedFedAvg(extra.FedAvg):
         super().__init__(min_available_nodes=min_available_nodes, **settings)
         self.method, self.clients, self.key = method, clients, noise.raw(key)
         self.weights = weights_of(weights, clients)
-        self.state = server.init(method, params)
+        self.state = server.init(method, params, clients)
         self.reports: list[Report] = []
         self.refused: collections.Counter[str] = collections.Counter()
         self.up = self.down = 0
@@ -170,13 +170,19 @@ class CompressedFedAvg(extra.FedAvg):
             self._hear(round_, reply)
         self._log_dropouts(round_)
         total = server.nothing(self.method, self._like)
-        losses, up = {}, 0
+        losses, up, held = {}, 0, []
         for client in sorted(round_.heard):
             answer, payload = round_.heard.pop(client)
             up += len(answer.payload)
             total, accepted = self._add(round_, total, client, payload)
             if accepted:
                 losses[client] = answer.loss
+                if not self.method.aggregate.streams:
+                    one = np.uint32(client), np.float32(self.weights[client]), payload
+                    held.append(one)
+        if held:
+            held = jax.tree.map(lambda *rows: np.stack(rows), *held)
+            self.state, total = server.combined(self.method, round_.key, self.state, *held)
         self.up += up
         self._step(round_, total)
         loss = records.mean_loss(losses)
