@@ -106,7 +106,7 @@ class Credible(Aggregate):
         credibility = jnp.where(present, before + now, known)
         trust = jnp.where(present, credibility, 0)
         if not self.soft:
-            mean = jnp.sum(trust) / jnp.maximum(jnp.sum(present), 1)
+            mean = jnp.sum(trust) / jnp.maximum(jnp.sum(present, dtype=jnp.float32), 1)
             trust = jnp.where(credibility >= mean - _ULPS, trust, 0)
         trust = jnp.where(jnp.any(trust > 0), trust * weights, weights)
         combined = jax.tree.map(lambda rows: summing.weighted_mean(rows, trust), messages)
@@ -138,14 +138,14 @@ def _matches(rows: Array, present: Array, judges: Array) -> tuple[Array, Array]:
         return mask.reshape(-1, *[1] * (rows.ndim - 1))
 
     def count(chosen: Array) -> Array:
-        return jnp.sum(chosen & of_workers(judges), axis=0, dtype=jnp.int32)
+        return jnp.sum(chosen & of_workers(judges), axis=0, keepdims=True, dtype=jnp.int32)
 
     up, down, none = count(rows > 0), count(rows < 0), count(rows == 0)
     neither = none > jnp.maximum(up, down)
     same = jnp.where(
         neither, rows == 0, jnp.where(up > down, rows > 0, jnp.where(up < down, rows < 0, False))
     )
-    cast = jnp.any((rows != 0) & of_workers(present), axis=0)
+    cast = jnp.any((rows != 0) & of_workers(present), axis=0, keepdims=True)
     over = tuple(range(1, rows.ndim))
     agreed = jnp.sum(same & cast & of_workers(present), axis=over, dtype=jnp.int32)
     return agreed.astype(jnp.float32), jnp.sum(cast, dtype=jnp.int32).astype(jnp.float32)

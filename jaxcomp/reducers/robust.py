@@ -170,6 +170,11 @@ class Robust(WrappedReducer):
         workers = axes.size(axis_name)
 
         def rows(x: Array) -> Array:
+            if x.shape[0] not in (1, workers):
+                raise ValueError(
+                    f"`state` must be one for {workers} workers, got one for {x.shape[0]}; convert "
+                    "it with jaxcomp.resize_workers"
+                )
             return jnp.broadcast_to(x, (workers, *x.shape[1:])) if x.shape[0] == 1 else x
 
         return state._replace(everyones=jax.tree.map(rows, state.everyones))
@@ -189,7 +194,8 @@ class Robust(WrappedReducer):
         everything = (own.payloads, () if weight is None else (weight,))
         runs = accounting.collectives(self, batches)
         gathered, claimed = buffer.gather(everything, axis_name, runs)
-        weights = jnp.ones(workers) if weight is None else (claimed[0] > 0).astype(jnp.float32)
+        present = jnp.ones(workers, bool) if weight is None else claimed[0] > 0
+        weights = present.astype(jnp.float32)
         sent = payloads.decode(key, batches, own.payloads, own.sides, worker)
         after = state._replace(codec=PerWorker.wrap(own.states, "codec", axis_name))
         if not batches:

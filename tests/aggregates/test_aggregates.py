@@ -20,7 +20,6 @@ RULES = (Mean(), ClippedMean(2.0), CoordinateMedian(), TrimmedMean(0.2), Credibl
 
 @functools.partial(jax.jit, static_argnums=0)
 def combined(rule, messages, weights=None):
-    messages = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), messages)
     workers = jax.tree.leaves(messages)[0].shape[0]
     weights = jnp.ones(workers) if weights is None else weights
     like = jax.tree.map(lambda x: x[0], messages)
@@ -143,6 +142,16 @@ def test_equal_messages_are_their_own_combination(rule):
             found = combined(rule, {"w": rows}).value["w"]
             assert found.dtype == message.dtype
             np.testing.assert_array_equal(found, message)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_no_dtype_or_rank_is_promoted_implicitly(rule):
+    for dtype in ("bfloat16", "float32"):
+        like = {"a": jax.ShapeDtypeStruct((3, 4), dtype), "b": jax.ShapeDtypeStruct((2,), dtype)}
+        rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((5, *x.shape), x.dtype), like)
+        with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+            found = jax.eval_shape(combined, rule, rows)
+        assert jax.tree.map(lambda x: x.dtype, found.value) == jax.tree.map(lambda x: x.dtype, like)
 
 
 def test_a_server_adds_up_what_streams():

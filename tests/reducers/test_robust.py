@@ -1,5 +1,6 @@
 """A gather whose messages are combined by an aggregate: what reaches the parameters."""
 
+import functools
 import warnings
 
 import jax
@@ -41,8 +42,8 @@ def gradients(steps=2, workers=WORKERS):
 GRADS = gradients()
 
 
-def run(reducer, grads, **settings):
-    """The means of all steps, and the last state, with a leading axis of workers."""
+@functools.cache
+def runner(reducer, **settings):
     tx = jaxcomp.compressed_mean(reducer, "data", key=3, **settings)
 
     def steps(grads):
@@ -53,7 +54,12 @@ def run(reducer, grads, **settings):
         state, means = jax.lax.scan(step, tx.init(jax.tree.map(lambda g: g[0], grads)), grads)
         return means, state
 
-    return jax.jit(jax.vmap(steps, axis_name="data"))(grads)
+    return jax.jit(jax.vmap(steps, axis_name="data"))
+
+
+def run(reducer, grads, **settings):
+    """The means of all steps, and the last state, with a leading axis of workers."""
+    return runner(reducer, **settings)(grads)
 
 
 def spoilt(worker, value, grads=GRADS, leaf="b"):
@@ -135,7 +141,7 @@ def test_a_hostile_worker(name, leaf):
 
     In the compressed leaf, all other elements of the bucket become zero: they agree with nobody.
     """
-    plain, _ = run(ROBUST[name], GRADS)
+    plain, _ = run(ROBUST[name], GRADS, stats=True)
     for value in (np.nan, np.inf, 1e30):
         means, state = run(ROBUST[name], spoilt(1, value, leaf=leaf), stats=True)
         moved = max(np.abs(np.asarray(x)).max() for x in jax.tree.leaves(means))
@@ -283,6 +289,9 @@ def test_a_state_made_outside_fits_any_number_of_workers():
     np.testing.assert_array_equal(
         moved.memory.reducer.everyones.credibility, held[np.array([0, 1, 3])]
     )
+    three = jax.tree.map(lambda x: x[:3], (first, state))
+    with pytest.raises(ValueError, match="`state` must be one for 3 workers, got one for 5"):
+        jax.eval_shape(jax.vmap(tx.update, axis_name="data"), *three)
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     made = jaxcomp.init_state(tx, params, mesh, "data")
     assert made.memory.reducer.everyones.credibility.shape == (8,)
@@ -300,7 +309,7 @@ def test_shards_combine_their_own():
         tx = jaxcomp.compressed_mean(ROBUST[name], "data", param_specs=specs, stats=True)
 
         def step(state, grads, tx=tx):
-            return tx.update(jax.tree.map(lambda x: x[0], grads), state)
+            return tx.update(jax.tree.map(lambda g: g[0], grads), state)
 
         state = jaxcomp.init_state(tx, params, mesh, "data")
         means, after = jaxcomp.data_parallel(step, mesh, "data")(state, grads)
