@@ -12,6 +12,7 @@ It needs `pip install 'jaxcomp[examples]' 'jaxcomp[flower]'` and downloads nothi
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -148,6 +149,7 @@ def supernode(port: int, number: int) -> list[str]:
     return [*command, "--port", str(own)]
 
 
+@functools.cache
 def options_of(name: str) -> str:
     """The options of a program, which differ between versions of Flower."""
     return subprocess.run([BIN / name, "--help"], capture_output=True, text=True).stdout
@@ -155,7 +157,9 @@ def options_of(name: str) -> str:
 
 def free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        sockets = [
+            stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)
+        ]
         return [listener.getsockname()[1] for listener in sockets]
 
 
