@@ -88,6 +88,8 @@ MORE_VARIANTS = [
     jaxcomp.mx("mxfp6", rule="even"),
     jaxcomp.ndsc(bits=0.5, bucket_size=512),
     jaxcomp.dsc(bits=0.5, bucket_size=512),
+    jaxcomp.wyner_ziv(levels=3, bucket_size=100, rotated=False, private=True),
+    jaxcomp.codecs.BestOf(bucket_size=512),
 ]
 """Further settings, for slow tests."""
 

@@ -5,6 +5,7 @@ Levels, scales, roundings and steps are parts of a `Quantizer`; choices and indi
 """
 
 from jaxcomp.codecs.adaptive import AdaptiveQuantizer
+from jaxcomp.codecs.best_of import BestOf
 from jaxcomp.codecs.cast import Cast
 from jaxcomp.codecs.coded import Coded
 from jaxcomp.codecs.combinators import Chained, Clipped, Contractive
@@ -41,6 +42,7 @@ from jaxcomp.quantize.scales import (
     PNorm,
     RootMeanSquare,
     Scale,
+    WideMax,
 )
 from jaxcomp.quantize.steps import Exact, PowerOfTwo, Steps, TwoLevel
 from jaxcomp.quantize.tables import Geometric, LloydMax, UniformThreshold
@@ -54,6 +56,7 @@ __all__ = [
     "AdaptiveQuantizer",
     "AtLeast",
     "Ballot",
+    "BestOf",
     "Bitmap",
     "Cast",
     "Chained",
@@ -117,4 +120,5 @@ __all__ = [
     "Uniform",
     "UniformThreshold",
     "Votes",
+    "WideMax",
 ]

@@ -12,7 +12,16 @@ from jaxcomp.federated.methods import (
     fedpaq as fedpaq,
     fedvote as fedvote,
     genqsgd as genqsgd,
+    predictive_coding as predictive_coding,
     stc as stc,
+)
+from jaxcomp.federated.predictors import (
+    AdamStep as AdamStep,
+    MeanStep as MeanStep,
+    Predictor as Predictor,
+    Predictors as Predictors,
+    Regression as Regression,
+    Unchanged as Unchanged,
 )
 from jaxcomp.federated.sampling import (
     Everyone as Everyone,

@@ -66,6 +66,29 @@ class MaxAbs(Scale):
 
 
 @dataclasses.dataclass(frozen=True)
+class WideMax(Scale):
+    """The largest absolute value of each bucket multiplied by a factor, at most the largest float.
+
+    With unbiased rounding to few levels it makes codes sparse: of ternary ones, at most one in
+    `times` is not zero.
+
+    Args:
+        times: the factor, at least 1.
+    """
+
+    times: int | float
+    covers = True
+
+    def __post_init__(self):
+        checks.number("times", self.times, 1.0)
+
+    def __call__(self, x: Array, count: Array, rows: Rows = sums.IN_XLA) -> Float32[Array, "n 1"]:
+        top = sums.max_abs(x, rows)
+        wide = jnp.minimum(top * jnp.float32(self.times), _LARGEST)
+        return jnp.where(sums.is_finite(top), wide, top)
+
+
+@dataclasses.dataclass(frozen=True)
 class L2(Scale):
     """The Euclidean norm of each bucket, at most the largest float32."""
 

@@ -78,7 +78,6 @@ ARGUMENTS = {
     "Geometric": {"positive": 16},
     "GroupLasso": {"weight": 0.1},
     "Hierarchical": {"outer": LINK},
-    "Independently": {"p": 0.5},
     "InRows": {
         "codec": jaxcomp.qsgd_inf(bits=4, bucket_size=32),
         "segments": codecs.Segments((64, 33), 32),
@@ -122,6 +121,7 @@ ARGUMENTS = {
     "Uniform": {"steps": 7},
     "UniformThreshold": {"entropy": 1.5},
     "Uplink": {"link": LINK},
+    "WideMax": {"times": 90},
 }
 """For each class whose fields have no defaults."""
 
