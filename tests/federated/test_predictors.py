@@ -1,5 +1,7 @@
 """Predictors: by hand, alike on server and clients after losses, and better than no prediction."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -36,7 +38,7 @@ def mean_of_three(seen):
 
 def adam(seen):
     mean, square = np.zeros(SHAPE), np.zeros(SHAPE)
-    for old, new in zip(seen[:-1], seen[1:], strict=True):
+    for old, new in itertools.pairwise(seen):
         mean = 0.8 * mean + 0.2 * (old - new)
         square = 0.9 * square + 0.1 * (old - new) ** 2
     return 1e-3 * mean / (np.sqrt(square) + 1e-4)
@@ -46,7 +48,7 @@ def regression(seen):
     """AdamW of two groups, written out."""
     a, b = np.full(SHAPE, 0.99), np.zeros(SHAPE)
     moments = {name: [np.zeros(SHAPE), np.zeros(SHAPE)] for name in "ab"}
-    for number, (old, new) in enumerate(zip(seen[:-1], seen[1:], strict=True), start=1):
+    for number, (old, new) in enumerate(itertools.pairwise(seen), start=1):
         error = 2 * (b + a * old - new)
         for name, gradient, rate in (("a", error * old, 1e-3), ("b", error, 1e-4)):
             first, second = moments[name]
