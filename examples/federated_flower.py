@@ -206,7 +206,7 @@ def simulated(args: argparse.Namespace) -> Any:
         return jax.tree.map(lambda *parts: np.stack(parts), *rows)
 
     simulation = Simulation(
-        task.METHOD, task.params(), args.clients, batches, key=args.seed, messages=True
+        task.METHOD, task.params(), args.clients, batches, key=args.seed, messages=1_000
     )
     simulation.run(args.rounds)
     return simulation

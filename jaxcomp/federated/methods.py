@@ -277,7 +277,7 @@ def predictive_coding(
 
     Note:
         Guarantee: the mean is unbiased, whatever is predicted. Payloads have fixed width, 1.6 bits
-        an element; only `to_bytes` (`messages=True` of the Simulation) has the length of the
+        an element; only `to_bytes` (`messages` of the Simulation) has the length of the
         entropy. Leaves of fewer than 64 elements are sent dense, where a message of their own would
         be longer.
     """

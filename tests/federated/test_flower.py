@@ -129,7 +129,7 @@ METHODS = {
 def test_the_bits_and_bytes_are_those_of_the_simulation(name):
     given, faults, weights = method(**METHODS[name]), federated.Faults(lost=0.25), range(1, 6)
     sim = federated.Simulation(
-        given, params(), CLIENTS, data, key=3, weights=weights, faults=faults, messages=True
+        given, params(), CLIENTS, data, key=3, weights=weights, faults=faults, messages=1_000
     )
     expected = sim.run(6)
     assert 0 < sum(r.accepted for r in expected) < sum(r.sampled for r in expected)
@@ -157,7 +157,7 @@ def silent(*clients):
 
 
 def simulated(method, rounds, faults=federated.Faults()):
-    sim = federated.Simulation(method, params(), CLIENTS, data, faults=faults, messages=True)
+    sim = federated.Simulation(method, params(), CLIENTS, data, faults=faults, messages=1_000)
     sim.run(rounds)
     return sim
 

@@ -1,4 +1,4 @@
-"""Flower's own processes, over real sockets: a client that dies, one that lies, and lost messages."""
+"""Flower over real sockets: a client that dies, one that lies, and lost messages."""
 
 import importlib
 import json
@@ -94,7 +94,7 @@ def test_the_bits_are_those_of_the_simulation(example, tmp_path):
         return jax.tree.map(lambda *parts: np.stack(parts), *rows)
 
     sim = federated.Simulation(
-        task.METHOD, task.params(), CLIENTS, batches, key=1, faults=Mixed(lost=0.3), messages=True
+        task.METHOD, task.params(), CLIENTS, batches, key=1, faults=Mixed(lost=0.3), messages=1_000
     )
     sim.run(ROUNDS)
     assert report["sha256"] == server.sha256(sim.params)

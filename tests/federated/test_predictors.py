@@ -110,7 +110,7 @@ def serve(key, total, number, weight, payload, state):
 
 def test_clients_that_follow_the_parameters_stay_in_step_through_losses():
     """Each keeps predictors of its own, and reads of its messages what the server reads."""
-    state = server.init(METHOD, PARAMS)
+    state = server.init(METHOD, PARAMS, 8)
     side = METHOD.uplink.side
     learn = jax.jit(side.learn)
     own = [side.shared(state.params) for _ in range(CLIENTS)]
@@ -150,7 +150,7 @@ def test_a_simulation_keeps_the_predictors_of_its_parameters():
         lambda numbers, _: data[numbers],
         chunk=2,
         faults=federated.Faults(lost=0.5),
-        messages=True,
+        messages=1_000,
     )
     side, mine, moved = method.uplink.side, None, 0
     for _ in range(6):

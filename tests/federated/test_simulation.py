@@ -440,37 +440,36 @@ def test_parts_refuse(make, message):
         make()
 
 
+class Spread:
+    """In place of a simulation's program: the clients of a block over four workers of a map."""
+
+    def __init__(self, sim, mode):
+        def each(*given):
+            return block.run(sim.method, *given, chunk=2, axis_name="c")
+
+        on = {"in_axes": (None, None, 0, 0, 0), "axis_name": "c"}
+        self.run = jax.jit(jax.vmap(each, **on)) if mode == "vmap" else jax.pmap(each, **on)
+
+    def __call__(self, known, total, *given):
+        size = len(given[0].numbers)
+        order = np.arange(size).reshape(-1, 4, 2).swapaxes(0, 1).reshape(4, -1)
+        done = self.run(known, total, *jax.tree.map(lambda x: np.asarray(x)[order], given))
+        totals = [jax.tree.map(lambda x, n=n: np.asarray(x[n]), done.total) for n in range(4)]
+        assert len({world.digest(total) for total in totals}) == 1
+        back = np.argsort(order.reshape(-1))
+        rows = jax.tree.map(
+            lambda x: np.asarray(x).reshape(size, *x.shape[2:])[back],
+            (done.own, done.accepted, done.losses),
+        )
+        return block.Done(totals[0], *rows, None)
+
+
 @pytest.mark.parametrize("mode", ["vmap", "pmap"])
-def test_mapping_modes_change_no_bit(mode):
-    """A block by hand, its clients spread over four workers of each kind of map."""
-    sim = world.simulation()
-    like = sim.params
-    known = block.Known(
-        server.round_key(sim.key, 0), jax.tree.map(lambda x: x[None], like), (), jnp.float32(1)
-    )
-    numbers = np.arange(16)
-    who = block.Clients(
-        jnp.asarray(numbers, jnp.uint32), jnp.ones(16), jnp.zeros(16, jnp.int32), jnp.full(16, 3)
-    )
-    own = jax.tree.map(jnp.asarray, sim.table.read(numbers))
-    data = jax.tree.map(jnp.asarray, world.batches(numbers, 0))
-    total = server.nothing(sim.method, like)
-
-    def run(known, total, who, data, own, **settings):
-        return block.run(sim.method, known, total, who, data, own, chunk=4, **settings)
-
-    wanted = jax.jit(run)(known, total, who, data, own)
-    # Four workers of one chunk each.
-    split = jax.tree.map(lambda x: x.reshape(4, 4, *x.shape[1:]), (who, data, own))
-    on = {"in_axes": (None, None, 0, 0, 0), "axis_name": "c"}
-
-    def each(*given):
-        return run(*given, axis_name="c")
-
-    mapped = jax.jit(jax.vmap(each, **on)) if mode == "vmap" else jax.pmap(each, **on)
-    found = mapped(known, total, *split)
-    for worker in range(4):
-        one = jax.tree.map(lambda x, worker=worker: x[worker], found.total)
-        assert world.digest(one) == world.digest(wanted.total)
-    rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), found.own)
-    assert world.digest(rows) == world.digest(wanted.own)
+@pytest.mark.parametrize("rounds", [2, pytest.param(100, marks=pytest.mark.slow)])
+def test_mapping_modes_change_no_bit(mode, rounds):
+    alone, spread = world.simulation(chunk=2), world.simulation(chunk=8)
+    spread._program = Spread(spread, mode)
+    alone.run(rounds)
+    spread.run(rounds)
+    assert world.digest(alone.params) == world.digest(spread.params)
+    assert world.digest(alone.table.arrays()) == world.digest(spread.table.arrays())

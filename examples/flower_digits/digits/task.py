@@ -1,5 +1,7 @@
 """The model, the data and the method; server and clients import this file."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +17,7 @@ WIDTHS, TEST, STEPS, BATCH = (64, 256, 128, 10), 517, 16, 32
 def params():
     """The parameters before the first round."""
     draw, found = np.random.default_rng(0), {}
-    for layer, (rows, columns) in enumerate(zip(WIDTHS, WIDTHS[1:], strict=False)):
+    for layer, (rows, columns) in enumerate(itertools.pairwise(WIDTHS)):
         kernel = draw.standard_normal((rows, columns)) * np.sqrt(2 / rows)
         found[f"dense{layer}"] = {"kernel": jnp.float32(kernel), "bias": jnp.zeros(columns)}
     return found
