@@ -3,6 +3,8 @@
 import math
 from typing import Any
 
+import numpy as np
+
 
 def bucket_size(value: Any) -> None:
     """Requires a positive number of elements, or None for one bucket a leaf."""
@@ -54,6 +56,20 @@ def number(name: str, value: Any, low: float, high: float = math.inf) -> None:
     ):
         span = f"at least {low}" if high == math.inf else f"from {low} to {high}"
         raise ValueError(f"`{name}` must be a number {span}, got {value!r}")
+
+
+def numbers(name: str, value: Any, interval: str) -> np.ndarray:
+    """The value as float64, if it is a number or an array in an interval such as "(0, 1]"."""
+    low, high = map(float, interval[1:-1].split(","))
+    try:
+        array = np.asarray(value, np.float64)
+    except (TypeError, ValueError):
+        array = np.array(math.nan)
+    above = array >= low if interval[0] == "[" else array > low
+    below = array <= high if interval[-1] == "]" else array < high
+    if not np.all(above & below):
+        raise ValueError(f"`{name}` must be a number in {interval}, or an array, got {value!r}")
+    return array
 
 
 def positive(name: str, value: Any) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from scipy import optimize
 
 from jaxcomp import checks
+from jaxcomp.theory import qsgd
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,11 +48,11 @@ class Loss:
 
     def variance(self, levels: float) -> float:
         """`q = min(D/s², √D/s)`, the relative variance of QSGD with `s` levels."""
-        return min(self.size / levels**2, math.sqrt(self.size) / levels)
+        return qsgd.qsgd_variance(self.size, levels)
 
     def bits(self, levels: float) -> float:
         """`M = 32 + D + D log₂ s`, the bits of a message."""
-        return 32 + self.size + self.size * math.log2(levels)
+        return qsgd.qsgd_bits(self.size, levels)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -50,7 +50,7 @@ def rate_distortion(bits: npt.ArrayLike, law: str = "gaussian") -> Any:
     """
     bound = np.asarray(shannon_lower_bound(bits, law))
     if law == "laplace":
-        rates = np.minimum(_numbers("bits", bits, "[0, inf)"), _RATES[-1])
+        rates = np.minimum(checks.numbers("bits", bits, "[0, inf)"), _RATES[-1])
         log_excess = interpolate.PchipInterpolator(_RATES, np.log(_EXCESS))
         bound = bound * (1 + np.exp(log_excess(rates)))
     return bound[()]
@@ -77,7 +77,7 @@ def shannon_lower_bound(bits: npt.ArrayLike, law: str = "gaussian") -> Any:
     References:
         Shannon, Coding theorems for a discrete source with a fidelity criterion, 1959.
     """
-    rates = _numbers("bits", bits, "[0, inf)")
+    rates = checks.numbers("bits", bits, "[0, inf)")
     checks.choice("law", law, tuple(_REACH))
     return ((1.0 if law == "gaussian" else math.e / math.pi) * 4.0**-rates)[()]
 
@@ -138,7 +138,7 @@ def entropy_coded_scalar(bits: npt.ArrayLike, law: str = "gaussian") -> Any:
         Gish and Pierce, Asymptotically efficient quantizing, 1968; Sullivan, Efficient scalar
         quantization of exponential and Laplacian random variables, 1996.
     """
-    rates = _numbers("bits", bits, "[0, 10]")
+    rates = checks.numbers("bits", bits, "[0, 10]")
     checks.choice("law", law, tuple(_REACH))
     solve = np.vectorize(lambda rate: _entropy_coded(rate, law)[0] if rate else 1.0, otypes=[float])
     return solve(rates)[()]
@@ -162,7 +162,7 @@ def uniform_threshold(bits: float, law: str = "gaussian") -> tuple[np.ndarray, n
         >>> print(thresholds[:3].round(3), values[:3].round(3))
         [0.537 1.626 2.716] [0.981 1.981 2.998]
     """
-    rate = float(_numbers("bits", bits, "(0, 10]"))
+    rate = float(checks.numbers("bits", bits, "(0, 10]"))
     checks.choice("law", law, tuple(_REACH))
     _, step, ratio = _entropy_coded(rate, law)
     inner = step * (ratio + np.arange(math.ceil(_REACH[law] / step)))
@@ -192,7 +192,7 @@ def unbiased_bound(bits: npt.ArrayLike) -> Any:
         distributed and federated learning and the search for an optimal compressor
         <https://arxiv.org/abs/2002.08958>`_, 2022.
     """
-    rates = _numbers("bits", bits, "(0, inf)")
+    rates = checks.numbers("bits", bits, "(0, inf)")
     return (4.0**-rates / -np.expm1(-math.log(4) * rates))[()]
 
 
@@ -217,7 +217,7 @@ def from_deterministic(distortion: npt.ArrayLike) -> Any:
         Vargaftik et al., `EDEN: communication-efficient and robust distributed mean estimation for
         federated learning <https://arxiv.org/abs/2108.08842>`_, 2022.
     """
-    share = _numbers("distortion", distortion, "[0, 1)")
+    share = checks.numbers("distortion", distortion, "[0, 1)")
     return (share / (1 - share))[()]
 
 
@@ -288,7 +288,7 @@ def gap_entropy(density: npt.ArrayLike) -> Any:
     References:
         Golomb, Run-length encodings, 1966.
     """
-    share = _numbers("density", density, "(0, 1]")
+    share = checks.numbers("density", density, "(0, 1]")
     rest = special.xlog1py(share - 1, -share)  # Not log(1 − p): it forgets a small p.
     return ((special.entr(share) + rest) / share / math.log(2))[()]
 
@@ -356,17 +356,3 @@ def _entropy_coded(bits: float, law: str) -> tuple[float, float, float]:
         lambda ratio: measured(step_at(ratio), ratio)[1], bounds=(0.25, 1), method="bounded"
     )
     return float(best.fun), step_at(best.x), float(best.x)
-
-
-def _numbers(name: str, value: Any, interval: str) -> np.ndarray:
-    """The value as float64, if all of it is in the interval."""
-    low, high = map(float, interval[1:-1].split(","))
-    try:
-        array = np.asarray(value, np.float64)
-    except (TypeError, ValueError):
-        array = np.array(math.nan)
-    above = array >= low if interval[0] == "[" else array > low
-    below = array <= high if interval[-1] == "]" else array < high
-    if not np.all(above & below):
-        raise ValueError(f"`{name}` must be a number in {interval}, or an array, got {value!r}")
-    return array
