@@ -3,9 +3,7 @@
 from jaxcomp.planning.timing import measure as measure
 from jaxcomp.theory.ceo import (
     CeoAllocation as CeoAllocation,
-    ceo_achievable as ceo_achievable,
     ceo_allocation as ceo_allocation,
-    ceo_distortion as ceo_distortion,
     ceo_range as ceo_range,
     ceo_rate as ceo_rate,
     ceo_symmetric_rate as ceo_symmetric_rate,
@@ -16,6 +14,10 @@ from jaxcomp.theory.ceo_costs import (
     TotalCost as TotalCost,
     ceo_total_cost as ceo_total_cost,
     ceo_vector as ceo_vector,
+)
+from jaxcomp.theory.ceo_region import (
+    ceo_achievable as ceo_achievable,
+    ceo_distortion as ceo_distortion,
 )
 from jaxcomp.theory.correlation import (
     GradientStatistics as GradientStatistics,

@@ -4,11 +4,6 @@ An element of the signal is `X ~ N(0, σ_X²)`, the gradient that the workers es
 `Y_l = X + N_l` with `N_l ~ N(0, σ_l²)`, and all are independent. Workers encode alone and a server
 decodes all messages together. Rates are bits an element, summed over the workers unless a name says
 otherwise; `D` is the mean squared error `E (X̂ − X)²` of an element, not relative.
-
-With `c_l = (1 − 4^−r_l) / σ_l²`, the precision that `r_l` bits about a worker's noisy copy give,
-the rates `R_l` reach `D` if and only if some `r_l ≥ 0` have, for every set `A` of workers,
-
-    Σ_A R_l ≥ Σ_A r_l + ½ log₂(1/D) − ½ log₂(1/σ_X² + Σ_{not A} c_l).
 """
 
 import dataclasses
@@ -18,7 +13,6 @@ from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
-from scipy import optimize
 
 from jaxcomp import checks
 
@@ -43,7 +37,7 @@ def ceo_range(signal: float, noise: Sequence[float]) -> tuple[float, float]:
         Berger, Zhang and Viswanathan, The CEO problem, 1996.
     """
     checks.positive("signal", signal)
-    return float(1 / (1 / signal + _precisions(noise).sum())), float(signal)
+    return float(1 / (1 / signal + precisions_of(noise).sum())), float(signal)
 
 
 def ceo_rate(distortion: npt.ArrayLike, signal: float, noise: Sequence[float]) -> Any:
@@ -148,75 +142,6 @@ def ceo_unbinned_rate(distortion: npt.ArrayLike, signal: float, noise: Sequence[
     return _alone(precisions, _private(precisions, need), signal).sum(axis=-1)[()]
 
 
-def ceo_distortion(rates: Sequence[float], signal: float, noise: Sequence[float]) -> float:
-    """The least distortion that given rates of the workers reach.
-
-    `½ log₂(1/D) = max_r min_A Σ_A (R_l − r_l) + ½ log₂(1/σ_X² + Σ_{not A} c_l)`, a concave problem.
-    For given `r` the minimum over all `2^L` sets is one of `L + 1` sets in the order of
-    `(R_l − r_l)/c_l`, so sets are added to the problem until none is violated.
-
-    Args:
-        rates: `R_l`, bits an element of each worker.
-        signal: `σ_X²`, the variance of the common signal.
-        noise: `σ_l²`, the variance of each worker's noise.
-
-    Returns:
-        A distortion that the rates reach; no rates reach one that is smaller by more than a
-        millionth.
-
-    Raises:
-        ValueError: for negative rates, another number of rates than of workers, variances that are
-            not positive, or no worker.
-
-    Example:
-        >>> round(ceo_distortion([2.0, 2.0], 1.0, [0.5, 0.5]), 4)
-        0.2236
-
-    References:
-        Prabhakaran, Tse and Ramchandran, Rate region of the quadratic Gaussian CEO problem, 2004.
-    """
-    checks.positive("signal", signal)
-    precisions = _precisions(noise)
-    nats = checks.numbers("rates", rates, "[0, inf)") * math.log(2)
-    if nats.shape != precisions.shape:
-        raise ValueError(
-            f"`rates` must have one number for each of the {precisions.size} workers of `noise`, "
-            f"got {rates!r}"
-        )
-    return _Region(nats, precisions, signal).distortion()
-
-
-def ceo_achievable(
-    rates: Sequence[float], distortion: float, signal: float, noise: Sequence[float]
-) -> bool:
-    """Whether rates of the workers are in the rate region of a distortion.
-
-    Args:
-        rates: `R_l`, bits an element of each worker.
-        distortion: `D`.
-        signal: `σ_X²`, the variance of the common signal.
-        noise: `σ_l²`, the variance of each worker's noise.
-
-    Returns:
-        Whether `ceo_distortion(rates, signal, noise)` is at most `D`, up to a millionth of `D`.
-
-    Raises:
-        ValueError: for negative rates or a distortion that is not positive, another number of rates
-            than of workers, variances that are not positive, or no worker.
-
-    Example:
-        >>> ceo_achievable([2.0, 2.0], 0.23, 1.0, [0.5, 0.5])
-        True
-        >>> ceo_achievable([3.0, 1.0], 0.23, 1.0, [0.5, 0.5])
-        False
-
-    References:
-        Prabhakaran, Tse and Ramchandran, Rate region of the quadratic Gaussian CEO problem, 2004.
-    """
-    checks.positive("distortion", distortion)
-    return ceo_distortion(rates, signal, noise) <= distortion * (1 + 1e-6)
-
-
 @final
 @dataclasses.dataclass(frozen=True)
 class CeoAllocation:
@@ -284,8 +209,8 @@ def ceo_allocation(distortion: float, signal: float, noise: Sequence[float]) -> 
     )
 
 
-def _precisions(noise: Sequence[float]) -> np.ndarray:
-    """`1/σ_l²` of at least one worker."""
+def precisions_of(noise: Sequence[float]) -> np.ndarray:
+    """`1/σ_l²` of at least one worker, checked."""
     variances = checks.numbers("noise", noise, "(0, inf)")
     if variances.ndim != 1 or not variances.size:
         raise ValueError(
@@ -300,7 +225,7 @@ def _needed(
     """The workers' precisions, and what of them a distortion needs, `1/D − 1/σ_X²`."""
     low, high = ceo_range(signal, noise)
     wanted = checks.numbers("distortion", distortion, f"({low!r}, {high!r}]")
-    return _precisions(noise), (signal - wanted) / (wanted * signal)
+    return precisions_of(noise), (signal - wanted) / (wanted * signal)
 
 
 def _level(precisions: np.ndarray, need: np.ndarray) -> np.ndarray:
@@ -319,70 +244,3 @@ def _private(precisions: np.ndarray, need: np.ndarray) -> np.ndarray:
 
 def _alone(precisions: np.ndarray, private: np.ndarray, signal: float) -> np.ndarray:
     return 0.5 * np.log2(1 + (signal * precisions + 1) * np.expm1(2 * math.log(2) * private))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Region:
-    """The rate region around given rates, in nats."""
-
-    rates: np.ndarray
-    precisions: np.ndarray
-    signal: float
-
-    def precision(self, private: np.ndarray, sets: np.ndarray) -> np.ndarray:
-        """`½ ln(1/D)` as far as the sums over `sets: [sets, workers]` allow."""
-        return sets @ (self.rates - private) + 0.5 * np.log(self._rest(private, sets))
-
-    def slopes(self, private: np.ndarray, sets: np.ndarray) -> np.ndarray:
-        """The derivatives of `precision`, `[sets, workers]`."""
-        each = self.precisions * np.exp(-2 * private) / self._rest(private, sets)[:, None]
-        return np.where(sets, -1.0, each)
-
-    def _rest(self, private: np.ndarray, sets: np.ndarray) -> np.ndarray:
-        return 1 / self.signal + ~sets @ (self.precisions * -np.expm1(-2 * private))
-
-    def tightest(self, private: np.ndarray) -> tuple[float, np.ndarray]:
-        """The least `precision` of all sets, and the sets in whose order it is."""
-        gained = self.precisions * -np.expm1(-2 * private)
-        order = np.argsort((self.rates - private) / np.maximum(gained, 1e-300), kind="stable")
-        sets = np.arange(order.size) <= np.arange(-1, order.size)[:, None]
-        sets = sets[:, np.argsort(order)]
-        values = self.precision(private, sets)
-        return float(values.min()), sets[values <= values.min() + 1e-3]
-
-    def distortion(self) -> float:
-        """`e^−2t` for the greatest `t` of the concave problem."""
-        sets = np.array([[False], [True]]).repeat(self.rates.size, axis=1)
-        point, best = self.rates / 2, -math.inf
-        for _ in range(_REPEATS):
-            value, tight = self.tightest(point)
-            best, sets = max(best, value), np.unique(np.concatenate([sets, tight]), axis=0)
-            reached, point = self._best_for(sets, point, value)
-            best = max(best, self.tightest(point)[0])
-            if reached <= best + 1e-8:
-                break
-        return math.exp(-2 * best)
-
-    def _best_for(
-        self, sets: np.ndarray, start: np.ndarray, value: float
-    ) -> tuple[float, np.ndarray]:
-        """The greatest precision that these sets allow, and its `r`, in `[0, R]`."""
-        last = np.append(np.zeros(start.size), -1.0)
-        column = -np.ones((len(sets), 1))
-        found = optimize.minimize(
-            lambda x: -x[-1],
-            np.append(start, value),
-            jac=lambda x: last,
-            method="SLSQP",
-            bounds=[*((0.0, rate) for rate in self.rates), (None, None)],
-            constraints={
-                "type": "ineq",
-                "fun": lambda x: self.precision(x[:-1], sets) - x[-1],
-                "jac": lambda x: np.hstack([self.slopes(x[:-1], sets), column]),
-            },
-            options={"maxiter": 500, "ftol": 1e-12},
-        )
-        return float(found.x[-1]), np.clip(found.x[:-1], 0.0, self.rates)
-
-
-_REPEATS = 200
