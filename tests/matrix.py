@@ -39,6 +39,7 @@ CORE = (
         "test_contract and (Fitted or Chained or fit or AdaptiveQ or Bitmap)",
     ),
     ("messages/test_messages", "golden or family"),
+    ("federated/test_flower", ""),
     ("bits/test_kernels", "own_kernel or is_one_kernel or (the_same and (two or 4 or 64) and gpu)"),
     ("numerics/test_digits", ""),
     ("reducers/test_modes", ""),

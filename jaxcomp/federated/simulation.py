@@ -19,7 +19,7 @@ from jaxcomp.federated.faults import Faults
 from jaxcomp.federated.ledger import Ledger
 from jaxcomp.federated.method import Method
 from jaxcomp.federated.program import Program
-from jaxcomp.federated.table import InMemory, Mapped, OnDevice, Table
+from jaxcomp.federated.table import OnDevice, OnHost, Table
 from jaxcomp.numerics import noise
 from jaxcomp.types import PyTree
 
@@ -268,7 +268,7 @@ def _table(where: Any, row: PyTree, clients: int, mesh: Mesh | None) -> Table:
                 "another device in every round, got 'device'"
             )
         return OnDevice(row, clients)
-    return InMemory(row, clients) if where == "memory" else Mapped(row, clients, where)
+    return OnHost(row, clients, None if where == "memory" else where)
 
 
 def weights_of(given: Any, clients: int) -> np.ndarray:

@@ -4,7 +4,6 @@ import abc
 import functools
 import pathlib
 import threading
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,32 +33,63 @@ class Table(Interface, abstract=True):
         del arrays  # They are the table's own, where rows are written in place.
 
 
-class InMemory(Table):
-    """A table in the host's memory.
+class OnHost(Table):
+    """A table in the host's memory, or in files that are mapped into it.
+
+    Of files the operating system keeps in memory what fits, and rows that were never written take
+    no space on most file systems.
 
     Args:
         row: a new client's row.
         clients: the number of clients.
+        folder: a folder for the files, created if needed; a table in it is overwritten. None for
+            memory.
+
+    Raises:
+        ValueError: if `folder` is a file.
 
     Example:
-        >>> table = InMemory({"residual": np.zeros(3, np.float32)}, clients=100)
+        >>> table = OnHost({"residual": np.zeros(3, np.float32)}, clients=100)
         >>> table.write(np.array([7]), {"residual": np.ones((1, 3), np.float32)})
         >>> table.read(np.array([7, 8]))["residual"].sum(axis=1)
         array([3., 0.], dtype=float32)
     """
 
-    def __init__(self, row: PyTree, clients: int):
+    def __init__(self, row: PyTree, clients: int, folder: str | pathlib.Path | None = None):
+        folder = None if folder is None else pathlib.Path(folder)
+        if folder is not None:
+            if folder.exists() and not folder.is_dir():
+                raise ValueError(
+                    f"`folder` must be a folder, or a path for a new one, got {folder}"
+                )
+            folder.mkdir(parents=True, exist_ok=True)
         leaves, self._treedef = jax.tree.flatten(row)
-        self._arrays = [_filled(_zeros(leaf, clients), leaf) for leaf in map(np.asarray, leaves)]
+        self._arrays: list[np.ndarray] = []
+        for number, leaf in enumerate(map(np.asarray, leaves)):
+            array = _zeros((clients, *leaf.shape), leaf.dtype, folder, number)
+            if leaf.size and leaf.astype(np.float64).any():  # Pages of zeros are not touched.
+                array[:] = leaf
+            self._arrays.append(array)
 
     def read(self, numbers: np.ndarray) -> PyTree:
-        return _read(self._arrays, self._treedef, numbers)
+        return jax.tree.unflatten(self._treedef, [array[numbers] for array in self._arrays])
 
     def write(self, numbers: np.ndarray, rows: PyTree) -> None:
-        _write(self._arrays, numbers, rows)
+        for array, new in zip(self._arrays, jax.tree.leaves(rows), strict=True):
+            array[numbers] = np.asarray(new)[: len(numbers)]
 
     def arrays(self) -> list[np.ndarray]:
         return self._arrays
+
+
+def _zeros(
+    shape: tuple[int, ...], dtype: np.dtype, folder: pathlib.Path | None, number: int
+) -> np.ndarray:
+    if folder is None or 0 in shape:  # A file cannot be empty.
+        return np.zeros(shape, dtype)
+    # Numpy cannot map bfloat16, which is not a dtype of its own.
+    plain = np.dtype(f"V{dtype.itemsize}") if dtype.kind == "V" else dtype
+    return np.memmap(folder / f"{number}.rows", plain, "w+", shape=shape).view(dtype)
 
 
 class OnDevice(Table):
@@ -105,69 +135,3 @@ def _taken(arrays: list[Array], numbers: Array) -> list[Array]:
 @functools.partial(jax.jit, donate_argnums=0)
 def _replaced(arrays: list[Array], numbers: Array, rows: list[Array]) -> list[Array]:
     return [a.at[numbers].set(new, mode="drop") for a, new in zip(arrays, rows, strict=True)]
-
-
-class Mapped(Table):
-    """A table in files that are mapped into memory, for more clients than memory can hold.
-
-    The operating system keeps in memory what fits. Rows that were never written take no space on
-    most file systems.
-
-    Args:
-        row: a new client's row.
-        clients: the number of clients.
-        folder: a folder for the files, created if needed. A table in it is overwritten.
-
-    Raises:
-        ValueError: if `folder` is a file.
-    """
-
-    def __init__(self, row: PyTree, clients: int, folder: str | pathlib.Path):
-        folder = pathlib.Path(folder)
-        if folder.exists() and not folder.is_dir():
-            raise ValueError(f"`folder` must be a folder, or a path for a new one, got {folder}")
-        folder.mkdir(parents=True, exist_ok=True)
-        leaves, self._treedef = jax.tree.flatten(row)
-        self._arrays: list[np.ndarray] = []
-        for number, leaf in enumerate(map(np.asarray, leaves)):
-            if not leaf.size:  # A file cannot be empty.
-                self._arrays.append(_zeros(leaf, clients))
-                continue
-            shape = (clients, *leaf.shape)
-            place = folder / f"{number}.rows"
-            mapped = np.memmap(place, _plain(leaf.dtype), "w+", shape=shape)
-            self._arrays.append(_filled(mapped.view(leaf.dtype), leaf))
-
-    def read(self, numbers: np.ndarray) -> PyTree:
-        return _read(self._arrays, self._treedef, numbers)
-
-    def write(self, numbers: np.ndarray, rows: PyTree) -> None:
-        _write(self._arrays, numbers, rows)
-
-    def arrays(self) -> list[np.ndarray]:
-        return self._arrays
-
-
-def _zeros(leaf: np.ndarray, clients: int) -> np.ndarray:
-    return np.zeros((clients, *leaf.shape), leaf.dtype)
-
-
-def _plain(dtype: Any) -> np.dtype:
-    """A dtype of the same size that numpy knows by itself: files cannot hold bfloat16."""
-    return np.dtype(f"V{dtype.itemsize}") if dtype.kind == "V" else dtype
-
-
-def _filled(array: np.ndarray, leaf: np.ndarray) -> np.ndarray:
-    """The array with the leaf in each row; pages of zeros are not touched."""
-    if leaf.size and leaf.astype(np.float64).any():
-        array[:] = leaf
-    return array
-
-
-def _read(arrays: list[np.ndarray], treedef: Any, numbers: np.ndarray) -> PyTree:
-    return jax.tree.unflatten(treedef, [array[numbers] for array in arrays])
-
-
-def _write(arrays: list[np.ndarray], numbers: np.ndarray, rows: PyTree) -> None:
-    for array, new in zip(arrays, jax.tree.leaves(rows), strict=True):
-        array[numbers] = np.asarray(new)[: len(numbers)]

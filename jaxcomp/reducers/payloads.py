@@ -172,20 +172,48 @@ def all_shares(
     workers: int,
 ) -> Stacks:
     """The decoded rows of all workers, one after another, if each encoded its own slice."""
+    found = _decoded(key, batches, payloads, sides, workers, sliced=True)
+    return tuple(x.reshape(-1, batch.size) for x, batch in zip(found, batches, strict=True))
+
+
+def each(
+    key: Array,
+    batches: Batches,
+    payloads: tuple[PyTree, ...],
+    sides: tuple[Any, ...],
+    workers: int,
+) -> Stacks:
+    """The decoded messages of all workers, with a leading axis of them; padding is zero."""
+    found = _decoded(key, batches, payloads, sides, workers, sliced=False)
+    return tuple(
+        jax.vmap(functools.partial(_real, batch))(x)
+        for x, batch in zip(found, batches, strict=True)
+    )
+
+
+def _decoded(
+    key: Array,
+    batches: Batches,
+    payloads: tuple[PyTree, ...],
+    sides: tuple[Any, ...],
+    workers: int,
+    *,
+    sliced: bool,
+) -> list[Array]:
+    """What every worker's payloads decode to: `[workers, buckets, size]` for each batch."""
     found = []
     everyones = everyone(key, batches, workers)
     for keys, batch, payload, side in zip(everyones, batches, payloads, sides, strict=True):
         lanes = batches_.lanes(payload, batch.size, leading=2)
-        rows = _all_shares(batch.codec, batch.like, lanes)(keys, payload, side)
-        found.append(rows.reshape(-1, batch.size))
-    return tuple(found)
+        found.append(_each(batch.codec, batch.like, lanes, sliced)(keys, payload, side))
+    return found
 
 
 @functools.lru_cache(maxsize=1024)
-def _all_shares(codec: Any, like: Any, lanes: int) -> Callable[..., Array]:
+def _each(codec: Any, like: Any, lanes: int, sliced: bool) -> Callable[..., Array]:
     def whole(keys: Key, payloads: PyTree, side: Any) -> Array:
         def decode(own: Array, worker: Array, payload: PyTree) -> Array:
-            first = (worker * like.shape[0]).astype(jnp.uint32)
+            first = (worker * like.shape[0]).astype(jnp.uint32) if sliced else keys.first
             return codec.decode(Key(keys.shared, own, first), payload, like, side)
 
         return jax.vmap(decode)(keys.own, jnp.arange(len(keys.own)), payloads)
@@ -199,43 +227,3 @@ def everyone(key: Array, batches: Batches, workers: int) -> list[Key]:
     own = jax.vmap(lambda worker: [k.own for k in batches_.batch_keys(key, batches, worker)])
     shared = batches_.batch_keys(key, batches, 0)
     return [one._replace(own=all_) for one, all_ in zip(shared, own(numbers), strict=True)]
-
-
-def each(
-    key: Array,
-    batches: Batches,
-    payloads: tuple[PyTree, ...],
-    sides: tuple[Any, ...],
-    workers: int,
-) -> Stacks:
-    """The decoded messages of all workers, with a leading axis of them; padding is zero."""
-    found = []
-    everyones = everyone(key, batches, workers)
-    for keys, batch, payload, side in zip(everyones, batches, payloads, sides, strict=True):
-        lanes = batches_.lanes(payload, batch.size, leading=2)
-        rows = _each(batch.codec, batch.like, lanes)(keys, payload, side)
-        found.append(jax.vmap(lambda x, batch=batch: _real(batch, x))(rows))
-    return tuple(found)
-
-
-@functools.lru_cache(maxsize=1024)
-def _each(codec: Any, like: Any, lanes: int) -> Callable[..., Array]:
-    def whole(keys: Key, payloads: PyTree, side: Any) -> Array:
-        def decode(own: Array, payload: PyTree) -> Array:
-            return codec.decode(keys._replace(own=own), payload, like, side)
-
-        return jax.vmap(decode)(keys.own, payloads)
-
-    return xla.compile_separately(whole, lanes)
-
-
-def of_worker(
-    key: Array,
-    batches: Batches,
-    payloads: tuple[PyTree, ...],
-    sides: tuple[Any, ...],
-    worker: Array,
-) -> Stacks:
-    """One worker's decoded message, from all workers' payloads; padding is zero."""
-    own = jax.tree.map(lambda leaf: leaf[worker], payloads)
-    return decode(key, batches, own, sides, worker)

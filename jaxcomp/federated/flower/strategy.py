@@ -23,7 +23,7 @@ from jaxcomp.federated.flower.seats import Seats
 from jaxcomp.federated.method import Method
 from jaxcomp.federated.server import Total
 from jaxcomp.federated.simulation import Report, weights_of
-from jaxcomp.federated.table import InMemory
+from jaxcomp.federated.table import OnHost
 from jaxcomp.messages import MessageError, from_bytes, message_limit, to_bytes
 from jaxcomp.numerics import noise
 from jaxcomp.types import Array, PyTree
@@ -108,7 +108,7 @@ class CompressedFedAvg(extra.FedAvg):
         self._limit = message_limit(method.uplink.policy, self._like)
         self._largest = np.float32(np.finfo(np.float32).max if largest is None else largest)
         self._secrets, self._seats = secrets, Seats(clients, numbers)
-        self._sides = InMemory(jax.tree.map(np.asarray, self._new_side()), clients)
+        self._sides = OnHost(jax.tree.map(np.asarray, self._new_side()), clients)
         self._history = History(raw.size(self._centre()))
         self._run = secrets_.token_bytes(8)
         self._open: _Round | None = None
@@ -118,11 +118,28 @@ class CompressedFedAvg(extra.FedAvg):
         """The parameters, as all clients know them."""
         return self.state.params
 
-    def start(self, grid: Any, initial_arrays: Any = None, *args: Any, **given: Any) -> Any:
+    def start(
+        self,
+        grid: Any,
+        initial_arrays: Any = None,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: Any = None,
+        evaluate_config: Any = None,
+        evaluate_fn: Any = None,
+    ) -> Any:
         """Trains, as `FedAvg.start`; `initial_arrays` are the strategy's own parameters."""
         if initial_arrays is None:
             initial_arrays = records.arrays_of(self.params)
-        return super().start(grid, initial_arrays, *args, **given)
+        return super().start(
+            grid,
+            initial_arrays,
+            num_rounds,
+            timeout,
+            train_config,
+            evaluate_config,
+            evaluate_fn,
+        )
 
     def summary(self) -> None:
         """Logs the settings."""
