@@ -240,7 +240,8 @@ def _scaled(tree: Stacks, share: Array | float) -> Stacks:
 
 def _message(heard: _Heard, worker: Array) -> Stacks:
     key, batches, all_payloads, sides, _ = heard
-    return payloads.of_worker(key, batches, all_payloads, sides, worker)
+    own = jax.tree.map(lambda leaf: leaf[worker], all_payloads)
+    return payloads.decode(key, batches, own, sides, worker)
 
 
 def _mean(heard: _Heard, weights: Array) -> combining.Combined:
