@@ -6,6 +6,7 @@ from jaxcomp import (
     codecs as codecs,
     federated as federated,
     gates as gates,
+    graphs as graphs,
     optimizers as optimizers,
     planning as planning,
     testing as testing,
@@ -15,6 +16,7 @@ from jaxcomp.base import (
     Codec as Codec,
     Feedback as Feedback,
     Gate as Gate,
+    Graph as Graph,
     Period as Period,
     Reducer as Reducer,
 )
@@ -131,6 +133,9 @@ from jaxcomp.reducers.dense import (
 from jaxcomp.reducers.gather import (
     Gather as Gather,
 )
+from jaxcomp.reducers.gossip import (
+    Gossip as Gossip,
+)
 from jaxcomp.reducers.hierarchical import (
     Hierarchical as Hierarchical,
 )
@@ -161,6 +166,10 @@ from jaxcomp.transforms.directional import (
 from jaxcomp.transforms.freezing import (
     freeze as freeze,
 )
+from jaxcomp.transforms.gossip import (
+    consensus as consensus,
+    gossip as gossip,
+)
 from jaxcomp.transforms.grafting import (
     graft as graft,
 )
@@ -179,6 +188,9 @@ from jaxcomp.transforms.pmean import (
 )
 from jaxcomp.transforms.rounds import (
     local_round as local_round,
+)
+from jaxcomp.transforms.snapshots import (
+    variance_reduced as variance_reduced,
 )
 from jaxcomp.transforms.view import (
     view as view,

@@ -16,6 +16,17 @@ from jaxcomp.algorithms.composite import (
     qcmd_adagrad as qcmd_adagrad,
     qrda_adagrad as qrda_adagrad,
 )
+from jaxcomp.algorithms.decentralised import (
+    choco_sgd as choco_sgd,
+    dcd as dcd,
+    deepsqueeze as deepsqueeze,
+    dpsgd as dpsgd,
+    dpsvrg as dpsvrg,
+    dspg as dspg,
+    gradient_tracking as gradient_tracking,
+    noloco as noloco,
+    qsvrg as qsvrg,
+)
 from jaxcomp.algorithms.diloco import (
     demo_sgd as demo_sgd,
     diloco as diloco,

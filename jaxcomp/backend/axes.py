@@ -8,7 +8,7 @@ import collections
 import contextlib
 import contextvars
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -145,6 +145,12 @@ def _gather(x: Array, axis_name: AxisName) -> Array:
     if typed(axis_name):
         return lax.all_gather(vary(x, axis_name), axis_name, to="invarying")
     return lax.all_gather(x, axis_name)
+
+
+def permute(x: Array, sources: Sequence[int], axis_name: AxisName) -> Array:
+    """The vector of worker `sources[i]` on worker `i`; `sources` is a permutation."""
+    pairs = [(source, worker) for worker, source in enumerate(sources)]
+    return lax.ppermute(vary(x, axis_name), axis_name, pairs)
 
 
 def maximum(x: Array, axis_name: AxisName) -> Array:

@@ -14,10 +14,14 @@ from jaxcomp.types import Array, AxisName
 
 def uniform(go: Array, axis_name: AxisName) -> Array:
     """Types `go` as replicated; its values are the same on all workers."""
-    kind = getattr(jax.typeof(go), "manual_axis_type", None)
-    differs = () if kind is None else tuple(n for n in axes.names(axis_name) if n in kind.varying)
+    return alike(go.astype(jnp.int32), axis_name) > 0 if axes.varying(go) else go
+
+
+def alike(number: Array, axis_name: AxisName) -> Array:
+    """Types an integer as replicated; its values are the same on all workers."""
+    differs = tuple(n for n in axes.names(axis_name) if n in axes.varying(number))
     # Only where a replicated state was passed as if it differed between workers.
-    return lax.pmax(go.astype(jnp.int32), differs) > 0 if differs else go
+    return lax.pmax(number, differs) if differs else number
 
 
 def either(go: Array, talk: Callable[..., Any], silent: Callable[..., Any], *args: Any) -> Any:

@@ -16,6 +16,7 @@ from jaxcomp.base.feedback import (
     WrappedFeedback as WrappedFeedback,
 )
 from jaxcomp.base.gate import Gate as Gate, Opened as Opened
+from jaxcomp.base.graph import Graph as Graph
 from jaxcomp.base.period import Period as Period
 from jaxcomp.base.reducer import (
     Collected as Collected,

@@ -59,6 +59,16 @@ class Feedback(Interface, abstract=True):
     ) -> tuple[PyTree, PyTree]:
         """This device's part of the estimate, and the memory for the next step."""
 
+    def known(self, sent: PyTree, state: PyTree) -> PyTree:
+        """What the receivers know of this worker's input after a message.
+
+        Args:
+            sent: the message as they decoded it.
+            state: the memory before the message.
+        """
+        del state
+        return sent
+
     def unsent(self, state: PyTree) -> PyTree:
         """The unsent part of past messages, which will be sent later."""
         del state

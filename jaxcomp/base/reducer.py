@@ -45,6 +45,9 @@ class Reducer(Interface, abstract=True):
             sent an element.
         excludes: whether non-finite messages are left out of the mean, so that a worker with one
             must keep its own memory as it was.
+        alike: whether every worker gets the same result. If not, the result and a receiver's mirror
+            are this worker's own, and `compressed_mean`, which moves replicated parameters, refuses
+            the reducer.
         dtype: the dtype in which dense leaves are sent; None for their own.
         for_small_leaves: advice on compressing small leaves too, for messages.
     """
@@ -57,6 +60,7 @@ class Reducer(Interface, abstract=True):
     collectives: int | None = 1
     over = "workers"
     excludes = False
+    alike = True
     dtype: str | None = None
     for_small_leaves = "jaxcomp.Policy(codec, min_size=0, min_ndim=0) compresses everything"
 

@@ -134,3 +134,6 @@ class Shift(Feedback):
         mirror = jax.tree.map(moved, state.mirror, part)
         estimate = jax.tree.map(lambda e, p: e.astype(p.dtype), estimate, part)
         return estimate, Mirrored(own, mirror)
+
+    def known(self, sent: PyTree, state: Mirrored) -> PyTree:
+        return jax.tree.map(lambda h, c: (h + c.astype(h.dtype)).astype(c.dtype), state.own, sent)

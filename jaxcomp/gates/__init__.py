@@ -14,5 +14,6 @@ from jaxcomp.gates.drawn import (
 from jaxcomp.gates.periods import (
     AdaptivePeriod as AdaptivePeriod,
     Constant as Constant,
+    Growing as Growing,
 )
 from jaxcomp.gates.timed import Always as Always, Every as Every, Phase as Phase

@@ -1,14 +1,18 @@
 """How many local steps a round has: a constant, a schedule, or what the models' variance allows."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 
 from jaxcomp import checks
 from jaxcomp.base import Period
 from jaxcomp.types import Array, PyTree
+
+_COUNTED = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +37,62 @@ class Constant(Period):
 
     def steps(self, state: PyTree, taken: Array) -> Array:
         return jnp.asarray(self.k, jnp.int32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Growing(Period, public=("position",)):
+    """Rounds that grow by a factor: round `s` has `⌈first · factorˢ⌉` steps.
+
+    Args:
+        first: the steps of the first round.
+        factor: `β`, above 1.
+
+    Raises:
+        ValueError: for settings out of range.
+
+    Example:
+        >>> lengths = Growing(10, 1.5)
+        >>> [int(lengths.steps((), start)) for start in (0, 10, 25)]
+        [10, 15, 23]
+        >>> int(lengths.position(12))
+        2
+    """
+
+    first: int
+    factor: float
+
+    def __post_init__(self):
+        checks.integer("first", self.first, 1, 2**31 - 1)
+        checks.number("factor", self.factor, 1.0)
+        if self.factor < 1.001:
+            raise ValueError(
+                f"`factor` must be at least 1.001, got {self.factor}; rounds of one length are "
+                f"jaxcomp.gates.Constant({self.first})"
+            )
+
+    def steps(self, state: PyTree, taken: Array) -> Array:
+        lengths, number = self._round(taken)
+        return jnp.asarray(lengths, jnp.int32)[number]
+
+    def position(self, taken: Any) -> Array:
+        """The number of steps of the current round before this one.
+
+        Args:
+            taken: the number of steps before this one.
+        """
+        lengths, number = self._round(taken)
+        starts = np.cumsum([0, *lengths[:-1]])
+        return jnp.asarray(taken, jnp.int32) - jnp.asarray(starts, jnp.int32)[number]
+
+    def _round(self, taken: Any) -> tuple[list[int], Array]:
+        """The lengths of all rounds that an int32 counts, and the number of the current one."""
+        lengths, total = [], 0
+        while total < _COUNTED:
+            length = math.ceil(round(self.first * self.factor ** len(lengths), 6))
+            lengths.append(min(length, _COUNTED - total))
+            total += lengths[-1]
+        ends = jnp.asarray(np.cumsum(lengths), jnp.int32)
+        return lengths, jnp.searchsorted(ends, jnp.asarray(taken, jnp.int32), side="right")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -181,14 +181,19 @@ def spec(path: tuple, axis_name: AxisName) -> PartitionSpec:
     return PartitionSpec(*over, *([shards or None] if shards is not None else []))
 
 
-def wrap(memory: PyTree, kind: str, axis_name: AxisName, *, splits: bool = False) -> PyTree:
+def wrap(
+    memory: PyTree, kind: str, axis_name: AxisName, *, splits: bool = False, alike: bool = True
+) -> PyTree:
     """A feedback's memory as a state stores it: the sender's memory differs between workers.
 
-    A mirror is the same on all workers, unless each has a slice of it (`splits`).
+    A mirror is the same on all workers, unless each has a slice of it (`splits`), or hears other
+    workers (not `alike`).
     """
     if not isinstance(memory, Mirrored):
         return PerWorker.wrap(memory, kind, axis_name)
-    mirror = PerWorker.wrap(memory.mirror, "share", axis_name) if splits else memory.mirror
+    mirror = memory.mirror
+    if splits or not alike:
+        mirror = PerWorker.wrap(mirror, "share" if splits else kind, axis_name)
     return Mirrored(PerWorker.wrap(memory.own, kind, axis_name), mirror)
 
 

@@ -71,9 +71,9 @@ def tells(reducer: Reducer, batches: Batches) -> bool:
     """Whether workers must report a non-finite memory, because the mean may still be finite.
 
     A single worker cannot restore its memory alone: the mirror would no longer be the mean of all
-    memories.
+    memories. Where workers get results of their own, nobody could tell all.
     """
-    return bool(batches) and not feedback_of(reducer).bounded
+    return bool(batches) and reducer.alike and not feedback_of(reducer).bounded
 
 
 def payload_bytes(reducer: Reducer, layout: trees.Layout) -> int:

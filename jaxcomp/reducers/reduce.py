@@ -274,7 +274,8 @@ def finish(prepared: Prepared, heard: _Heard) -> Reduction:
         () if gate is None else state_.hold_aside(resolved, beside, axis_name),
     )
     after = opened.state
-    if guard and jax.tree.leaves((new, after)):  # Without memory there is nothing to guard.
+    # Without memory there is nothing to guard; where means differ, so would the decisions.
+    if guard and resolved.alike and jax.tree.leaves((new, after)):
         finite = guarding.all_finite((means, heard.dense))
         if everywhere:
             finite = lax.pmin(finite.astype(jnp.int32), everywhere) == 1

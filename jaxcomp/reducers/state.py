@@ -115,8 +115,8 @@ def fitted(
 
 def hold(reducer: Reducer, memory: PyTree, axis_name: AxisName) -> PyTree:
     """The memory of the workers' links as a state stores it."""
-    kind, splits = accounting.feedback_of(reducer).kind, reducer.splits
-    return per_worker.wrap(memory, kind, axis_name, splits=splits)
+    kind = accounting.feedback_of(reducer).kind
+    return per_worker.wrap(memory, kind, axis_name, splits=reducer.splits, alike=reducer.alike)
 
 
 def hold_aside(reducer: Reducer, memory: PyTree, axis_name: AxisName) -> PyTree:

@@ -167,17 +167,10 @@ def alone(
     before, skipped = state.inner.own(), state.skipped.own()
     if not setup.keep_inner:
         before = guarding.kept(state.waited > 0, before, setup.inner.init(own))
-
-    def step(grads: PyTree, inner: PyTree, own: PyTree, offset: PyTree) -> tuple[PyTree, PyTree]:
-        updates, inner = setup.inner.update(grads, inner, own, **extra)
-        return jax.tree.map(lambda by, u: by + u.astype(by.dtype), offset, updates), inner
-
-    # Separately, so that a round as one program and step by step rounds alike.
-    moved, inner = xla.compile_separately(step)(grads, before, own, offset)
-    if setup.settings["guard"]:
-        sound = guarding.all_finite(moved) & guarding.none_lost(inner, before)
-        moved, inner = guarding.kept(sound, (moved, inner), (offset, before))
-        skipped = skipped + jnp.where(sound, 0, 1)
+    moved, inner, lost = stepped(
+        setup.inner, grads, before, own, offset, extra, guard=setup.settings["guard"]
+    )
+    skipped = skipped + lost
     if setup.local_steps is not None:
         takes = state.waited < _own_number(setup.local_steps, axis_name)
         moved, inner = guarding.kept(takes, (moved, inner), (offset, before))
@@ -193,6 +186,41 @@ def alone(
             for fragment, each in zip(state.fragments, offsets, strict=True)
         ),
     )
+
+
+def stepped(
+    inner: optax.GradientTransformationExtraArgs,
+    grads: PyTree,
+    before: PyTree,
+    own: PyTree,
+    offset: PyTree,
+    extra: dict[str, Any],
+    *,
+    guard: bool,
+) -> tuple[PyTree, PyTree, Array]:
+    """A step of the inner optimizer: the next offset and state, and one for a step left out.
+
+    Args:
+        inner: the optimizer.
+        grads: this worker's gradients.
+        before: the optimizer's state.
+        own: this worker's parameters.
+        offset: these minus the centre.
+        extra: further arguments for the optimizer.
+        guard: leave out a step that is not finite.
+    """
+
+    def step(grads: PyTree, state: PyTree, own: PyTree, offset: PyTree) -> tuple[PyTree, PyTree]:
+        updates, state = inner.update(grads, state, own, **extra)
+        return jax.tree.map(lambda by, u: by + u.astype(by.dtype), offset, updates), state
+
+    # Separately, so that a round as one program and step by step rounds alike.
+    moved, after = xla.compile_separately(step)(grads, before, own, offset)
+    if not guard:
+        return moved, after, jnp.zeros((), jnp.int32)
+    sound = guarding.all_finite(moved) & guarding.none_lost(after, before)
+    moved, after = guarding.kept(sound, (moved, after), (offset, before))
+    return moved, after, jnp.where(sound, 0, 1)
 
 
 def _own_number(numbers: tuple[int, ...], axis_name: AxisName) -> Array:

@@ -129,8 +129,8 @@ def local_updates(
     """
     setup = _checked(
         Setup(
-            inner=_transformation("inner", inner),
-            outer=optax.sgd(1.0) if outer is None else _transformation("outer", outer),
+            inner=transformation("inner", inner),
+            outer=optax.sgd(1.0) if outer is None else transformation("outer", outer),
             axis_name=axis_name,
             period=as_period(every),
             reducer=reducer,
@@ -207,7 +207,8 @@ def _update(
     return conditional.either(early, together, alone, updates, state, params)
 
 
-def _transformation(name: str, tx: Any) -> optax.GradientTransformationExtraArgs:
+def transformation(name: str, tx: Any) -> optax.GradientTransformationExtraArgs:
+    """Raises a `ValueError` unless `tx` is an optax transformation."""
     if not isinstance(tx, optax.GradientTransformation):
         raise ValueError(
             f"`{name}` must be an optax transformation, such as optax.sgd(0.1), got {tx!r}"
@@ -249,7 +250,7 @@ def _init(setup: Setup, params: PyTree) -> LocalUpdatesState:
         skipped=PerWorker.wrap(jnp.zeros_like(zero), "local", axis_name),
         fragments=tuple(
             FragmentState(
-                offset=PerWorker.wrap(jax.tree.map(_nothing, part), "offset", axis_name),
+                offset=PerWorker.wrap(jax.tree.map(nothing, part), "offset", axis_name),
                 mean=mean.init(part),
                 outer=setup.outer.init(part),
                 pending=jax.tree.map(jnp.zeros_like, part) if setup.delay else (),
@@ -261,5 +262,6 @@ def _init(setup: Setup, params: PyTree) -> LocalUpdatesState:
     )
 
 
-def _nothing(leaf: Array) -> Array:
+def nothing(leaf: Array) -> Array:
+    """An offset of zero from this leaf, at least in float32."""
     return jnp.zeros(leaf.shape, summing.wide(leaf.dtype))

@@ -141,6 +141,12 @@ def compressed_mean(
         ... )
     """
     reducer = as_reducer(codec)
+    if not all(phase.alike for _, phase in reducer.schedule):
+        raise ValueError(
+            "`codec` must be a reducer that gives every worker the same mean, or the replicated "
+            f"parameters would differ without notice, got {reducer!r}; with "
+            "jaxcomp.gossip(inner, reducer, axis_name) every worker has parameters of its own"
+        )
     seed = noise.words(key)
     names = axes.names(axis_name)
     if not names or not all(isinstance(name, str) for name in names):
@@ -260,7 +266,7 @@ def _prepare(
     params: PyTree | None = None,
 ) -> reduce_.Prepared:
     """The part of a step before the exchange."""
-    _check_local(updates, setup.axis_name)
+    check_local(updates, setup.axis_name)
     settings: Any = {"guard": setup.guard, "everywhere": shards}
     if setup.gate is not None:
         settings |= {"gate": setup.gate, "gate_state": state.gate.state, "params": params}
@@ -329,7 +335,8 @@ def _warn_if_idle(reducer: Reducer, params: PyTree) -> None:
         )
 
 
-def _check_local(updates: PyTree, axis_name: AxisName) -> None:
+def check_local(updates: PyTree, axis_name: AxisName) -> None:
+    """Raises a `ValueError` for gradients that are typed as the same on all workers."""
     if not axes.typed(axis_name):
         return
     flat, _ = jax.tree_util.tree_flatten_with_path(updates)

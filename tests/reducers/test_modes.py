@@ -106,6 +106,27 @@ CASES = {
             optax.sgd(0.1, 0.9), None, "data", every=4, fragments=2, delay=1, mix=0.5, key=5
         )
     ),
+    "gossip of differences": Case(
+        jaxcomp.gossip(
+            optax.sgd(0.1, 0.9),
+            jaxcomp.Gossip(jaxcomp.Link(jaxcomp.top_k(0.1), jaxcomp.Shift())),
+            "data",
+            mixing=0.3,
+            key=5,
+        ),
+        MIXED,
+    ),
+    "gossip in rounds": Case(
+        jaxcomp.gossip(
+            optax.sgd(0.1, 0.9),
+            jaxcomp.Gossip(RESIDUAL, jaxcomp.graphs.OnePeer()),
+            "data",
+            mixing=0.3,
+            every=2,
+            rounds=lambda taken: 1 + taken % 3,
+            key=5,
+        )
+    ),
     "hierarchy": Case(
         mean(
             jaxcomp.Hierarchical(jaxcomp.Dense(), jaxcomp.TwoShot(RESIDUAL, RESIDUAL)),
@@ -136,6 +157,39 @@ MORE_CASES = {
     ),
     "robust means": Case(mean(jaxcomp.Robust(RESIDUAL, jaxcomp.aggregates.Mean()))),
     "int_sgd": Case(mean(jaxcomp.Psum(jaxcomp.int_sgd())), MIXED),
+    "gossip of random pairs": Case(
+        jaxcomp.gossip(
+            optax.sgd(0.1, 0.9),
+            jaxcomp.Gossip(jaxcomp.qsgd_inf(bits=4), jaxcomp.graphs.RandomPairs()),
+            "data",
+            outer=optax.sgd(0.7, 0.5),
+            key=5,
+        )
+    ),
+    "gossip of tracked gradients": Case(
+        jaxcomp.gossip(
+            optax.sgd(0.1, 0.9),
+            jaxcomp.Gossip(
+                jaxcomp.Link(jaxcomp.qsgd_inf(bits=4), jaxcomp.Shift(0.3)),
+                jaxcomp.graphs.Torus(2, 4),
+            ),
+            "data",
+            tracking=True,
+            key=5,
+        )
+    ),
+    "gossip of what is known": Case(
+        jaxcomp.gossip(
+            optax.sgd(0.1, 0.9),
+            jaxcomp.Gossip(
+                jaxcomp.Link(jaxcomp.qsgd_inf(bits=8), jaxcomp.Shift()),
+                jaxcomp.graphs.Exponential(),
+            ),
+            "data",
+            stay=True,
+            key=5,
+        )
+    ),
 }
 EVERY = CASES | MORE_CASES
 
@@ -210,7 +264,14 @@ def assert_alike(case, found):
                 np.testing.assert_allclose(one, other, case.close, case.close, err_msg=mode)
             else:
                 np.testing.assert_array_equal(one, other, err_msg=mode)
-    assert any(np.any(x != 0) for x in jax.tree.leaves(want[0]))
+    moved = want[0] if any(np.any(x != 0) for x in jax.tree.leaves(want[0])) else offsets(want)
+    assert any(np.any(x != 0) for x in jax.tree.leaves(moved))
+
+
+def offsets(tree):
+    """Of workers that have parameters of their own."""
+    nodes = jax.tree.leaves(tree, is_leaf=lambda node: hasattr(node, "offset"))
+    return [node.offset.tree for node in nodes if hasattr(node, "offset")]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,143 @@
+"""Variance-reduced gradients: corrections by a full gradient at a snapshot of the parameters."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxcomp.backend import conditional
+from jaxcomp.base import Period
+from jaxcomp.gates.periods import period as as_period
+from jaxcomp.transforms.differences import check_two_points
+from jaxcomp.types import Array, PyTree
+
+_LAST = 2**31 - 2
+
+
+class SnapshotState(NamedTuple):
+    """State of `variance_reduced`.
+
+    Attributes:
+        taken: the number of steps, up to 2³¹ − 1.
+        begun: the number of steps before this epoch.
+        ends: the number of steps before the next epoch.
+        snapshot: the parameters of the full gradient.
+        full: the full gradient there.
+        total: the sum of the parameters after the steps of this epoch.
+    """
+
+    taken: Array
+    begun: Array
+    ends: Array
+    snapshot: PyTree
+    full: PyTree
+    total: PyTree
+
+
+def variance_reduced(
+    every: "int | Period | Callable[[Array], Any]",
+) -> optax.GradientTransformationExtraArgs:
+    """Replaces a minibatch gradient by `∇ℓ(x) − ∇ℓ(x̃) + ∇f(x̃)`, whose variance vanishes (SVRG).
+
+    `f` is this worker's loss on all of its data, `ℓ` that on the minibatch of this step, and `x̃`
+    the mean of the iterates of the last epoch. A step takes two minibatch gradients, and the first
+    of an epoch a full one too. Before a mean over workers, wrap it with `jaxcomp.per_worker`.
+
+    The update takes both as functions: `tx.update(grads, state, params, grad_fn=grad_fn,
+    full_grad_fn=full_grad_fn)`.
+
+    Args:
+        every: the steps of an epoch: a number, a schedule of the number of steps taken, or a
+            `Period` without measurements, such as `jaxcomp.gates.Growing(10, 1.5)`.
+
+    Raises:
+        ValueError: for a period that measures the models' variance; on use, without `params`,
+            `grad_fn` or `full_grad_fn`.
+
+    Example:
+        >>> tx = variance_reduced(every=100)
+        >>> x = jnp.ones(2)
+        >>> data = jnp.array([[1.0, 3.0], [3.0, 1.0]])
+        >>> on_all = lambda x: x - data.mean(0)
+        >>> on_one = lambda x: x - data[0]
+        >>> tx.update(on_one(x), tx.init(x), x, grad_fn=on_one, full_grad_fn=on_all)[0]
+        Array([-1., -1.], dtype=float32)
+
+    References:
+        Johnson and Zhang, Accelerating stochastic gradient descent using predictive variance
+        reduction, 2013.
+    """
+    period = as_period(every)
+    if period.measures:
+        raise ValueError(
+            "`every` must be a period that does not measure the variance of models, got "
+            f"{period!r}; use a number or jaxcomp.gates.Growing(10, 1.5)"
+        )
+
+    def init_fn(params: PyTree) -> Any:
+        zero, nothing = jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, params)
+        copy = jax.tree.map(jnp.array, params)
+        return SnapshotState(
+            zero, jnp.zeros_like(zero), jnp.zeros_like(zero), copy, nothing, nothing
+        )
+
+    def update_fn(
+        updates: PyTree,
+        state: Any,
+        params: PyTree | None = None,
+        *,
+        grad_fn: Callable[[PyTree], PyTree] | None = None,
+        full_grad_fn: Callable[[PyTree], PyTree] | None = None,
+        **extra: Any,
+    ) -> tuple[PyTree, Any]:
+        del extra
+        check_two_points(params, grad_fn)
+        if not callable(full_grad_fn):
+            raise ValueError(
+                "`full_grad_fn` must be a function from parameters to this worker's gradient on "
+                f"all of its data, got {full_grad_fn!r}"
+            )
+        assert grad_fn is not None
+        assert params is not None
+        state = _begun(period, state, params, full_grad_fn)
+        there = grad_fn(state.snapshot)
+        reduced = jax.tree.map(lambda g, s, mu: g - s + mu, updates, there, state.full)
+        return reduced, state._replace(taken=jnp.minimum(state.taken, _LAST) + 1)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _begun(
+    period: Period,
+    state: SnapshotState,
+    params: PyTree,
+    full_grad_fn: Callable[[PyTree], PyTree],
+) -> SnapshotState:
+    """The state with a new snapshot if an epoch begins with this step."""
+    passed = state.taken - state.begun
+    total = jax.tree.map(lambda t, x: jnp.where(passed > 0, t + x, t), state.total, params)
+
+    def new(total: PyTree, state: SnapshotState, params: PyTree) -> tuple[PyTree, PyTree, PyTree]:
+        def mean(t: Array, x: Array) -> Array:
+            return jnp.where(passed > 0, t / jnp.maximum(passed, 1).astype(t.dtype), x)
+
+        snapshot = jax.tree.map(mean, total, params)
+        return snapshot, full_grad_fn(snapshot), jax.tree.map(jnp.zeros_like, total)
+
+    def same(total: PyTree, state: SnapshotState, params: PyTree) -> tuple[PyTree, PyTree, PyTree]:
+        del params
+        return state.snapshot, state.full, total
+
+    begins = state.taken >= state.ends
+    snapshot, full, total = conditional.either(begins, new, same, total, state, params)
+    length = period.steps((), state.taken)
+    return SnapshotState(
+        taken=state.taken,
+        begun=jnp.where(begins, state.taken, state.begun),
+        ends=jnp.where(begins, state.taken + length, state.ends),
+        snapshot=snapshot,
+        full=full,
+        total=total,
+    )
