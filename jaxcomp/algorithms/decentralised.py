@@ -147,7 +147,8 @@ def choco_sgd(
     Note:
         Guarantee: for strongly convex losses, the rate of centralised SGD after enough steps; the
         theory's `γ` is far smaller than what works. A worker keeps `x̂ᵢ` and the sum `sᵢ`, not a
-        copy for each neighbour. The published code mixes with the estimates before this step's message.
+        copy for each neighbour. The published code mixes with the estimates before this step's
+        message.
     """
     step = optax.sgd(learning_rate) if inner is None else inner
     return gossip(step, _over(graph, codec), axis_name, mixing=mixing, key=key)
@@ -331,9 +332,9 @@ def noloco(
         models <https://arxiv.org/abs/2506.10911>`_, 2025.
 
     Note:
-        Guarantee: none is published for compressed messages. The published code has the same
-        factor, 0.7, on the pair's pseudo-gradient and on its difference of slow parameters, so that
-        their sum is the pair's mean of `θ` minus `φᵢ`: one message, of half the bytes. The constants of
+        Guarantee: none is published for compressed messages. The published code has one factor,
+        0.7, for the pair's pseudo-gradient and for its difference of slow parameters, so that their
+        sum is the pair's mean of `θ` minus `φᵢ`: one message, of half the bytes. The constants of
         Adam are not the paper's.
     """
     step = optax.adam(4e-4, 0.9, 0.95) if inner is None else inner
