@@ -315,7 +315,7 @@ def drift(steps: int = 3000) -> list[dict[str, Any]]:
         return whole, whole
 
     found = []
-    for rate in (0.04, 0.02, 0.01, 0.005):
+    for rate in (0.02, 0.01, 0.005, 0.0025):
         tx = algorithms.dpsgd(IDENTITY, AXIS, learning_rate=rate)
         apart, _ = mingle(tx, oracle, spread, workers=8, size=50, steps=steps)
         found.append(
@@ -425,8 +425,8 @@ def main() -> None:
     jobs: dict[str, Callable[[], Any]] = {
         "choco": choco,
         "drift": drift,
-        "links": lambda: thinned(links(chosen.link_steps)),
         "reduction": reduced,
+        "links": lambda: thinned(links(chosen.link_steps)),
     }
     for name, job in jobs.items():
         if name not in book:

@@ -9,10 +9,10 @@ import pytest
 from suite import CODECS, VARIANTS, label
 
 import jaxcomp
-from jaxcomp import aggregates, codecs, federated, gates, optimizers
+from jaxcomp import aggregates, codecs, federated, gates, graphs, optimizers
 from jaxcomp.base.interface import Interface
 
-PUBLIC = (jaxcomp, aggregates, codecs, federated, gates, optimizers)
+PUBLIC = (jaxcomp, aggregates, codecs, federated, gates, graphs, optimizers)
 """The modules whose names a user types."""
 
 PARTS = (
@@ -55,6 +55,7 @@ FOUR, NARROW = jaxcomp.qsgd_inf(bits=4), jaxcomp.qsgd_inf(bits=8, bucket_size=32
 GRID = codecs.Uniform(7)
 ARGUMENTS = {
     "AdaptivePeriod": {"learning_rate": 0.1, "warmup": 50},
+    "Alternating": {"graphs": (graphs.Ring(), graphs.OnePeer())},
     "Aggregated": {"feedback": jaxcomp.Residual(0.9)},
     "AtLeast": {"value": 0.5, "fraction": 0.1},
     "Auto": {"link": LINK},
@@ -76,7 +77,9 @@ ARGUMENTS = {
     "Float": {"positive": 7, "mantissa": 1},
     "Gather": {"link": LINK},
     "Geometric": {"positive": 16},
+    "Gossip": {"link": FOUR, "graph": graphs.Torus(2, 4)},
     "GroupLasso": {"weight": 0.1},
+    "Growing": {"first": 10, "factor": 1.5},
     "Hierarchical": {"outer": LINK},
     "InRows": {
         "codec": jaxcomp.qsgd_inf(bits=4, bucket_size=32),
@@ -92,6 +95,7 @@ ARGUMENTS = {
     "LloydMax": {"width": 2, "law": "laplace"},
     "LowRank": {"rank": 2},
     "MidRise": {"width": 2, "cells": True},
+    "Mixing": {"matrix": ((0.75, 0.25), (0.25, 0.75))},
     "Modulo": {"levels": 16},
     "NearLargest": {"fraction": 0.1},
     "Part": {"codec": FOUR, "fraction": 0.5},
@@ -117,11 +121,13 @@ ARGUMENTS = {
         "limit": 7,
         "workers": 4,
     },
+    "Torus": {"rows": 2, "columns": 4},
     "TwoShot": {"up": LINK, "down": LINK},
     "Uniform": {"steps": 7},
     "UniformThreshold": {"entropy": 1.5},
     "Uplink": {"link": LINK},
     "WideMax": {"times": 90},
+    "Without": {"graph": graphs.Ring(), "silent": (3,)},
 }
 """For each class whose fields have no defaults."""
 
