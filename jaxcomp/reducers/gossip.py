@@ -73,9 +73,9 @@ class Gossip(Reducer):
 
     Example:
         >>> import jaxcomp
-        >>> ring = Gossip(jaxcomp.qsgd_inf(bits=4), jaxcomp.graphs.Ring())
-        >>> like = jnp.zeros((64, 64))
-        >>> jaxcomp.wire_bytes(ring, like, workers=64) == 2 * jaxcomp.wire_bytes(ring, like)
+        >>> codec, like = jaxcomp.qsgd_inf(bits=4), jnp.zeros((64, 64))
+        >>> ring = Gossip(codec, jaxcomp.graphs.Ring())
+        >>> jaxcomp.wire_bytes(ring, like, workers=64) == 2 * jaxcomp.wire_bytes(codec, like)
         True
 
     References:
