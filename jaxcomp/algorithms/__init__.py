@@ -21,11 +21,8 @@ from jaxcomp.algorithms.decentralised import (
     dcd as dcd,
     deepsqueeze as deepsqueeze,
     dpsgd as dpsgd,
-    dpsvrg as dpsvrg,
-    dspg as dspg,
     gradient_tracking as gradient_tracking,
     noloco as noloco,
-    qsvrg as qsvrg,
 )
 from jaxcomp.algorithms.diloco import (
     demo_sgd as demo_sgd,
@@ -33,6 +30,11 @@ from jaxcomp.algorithms.diloco import (
     muloco as muloco,
     sparseloco as sparseloco,
     streaming_diloco as streaming_diloco,
+)
+from jaxcomp.algorithms.finite_sums import (
+    dpsvrg as dpsvrg,
+    dspg as dspg,
+    qsvrg as qsvrg,
 )
 from jaxcomp.algorithms.residuals import (
     double_squeeze as double_squeeze,

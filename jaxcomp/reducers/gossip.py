@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple, cast
@@ -115,7 +116,9 @@ class Gossip(Reducer):
         """The link of all leaves, those that the policy leaves dense included."""
         policy = self._given.policy
         whole = dataclasses.replace(policy, rest=policy.rest or Identity())
-        return dataclasses.replace(self._given, codec=whole)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # `link` has warned already.
+            return dataclasses.replace(self._given, codec=whole)
 
     def init(self, batches: Batches, axis_name: AxisName) -> GossipMemory:
         codec = PerWorker.wrap(payloads.init(batches), "codec", axis_name)

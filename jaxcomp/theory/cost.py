@@ -60,14 +60,14 @@ class Effort:
     """The effort of one device for a reducer.
 
     Args:
-        rounds: the number of sequential messages.
+        rounds: the number of sequential messages, on average over the steps.
         encodes: the number of times that each element of the model is encoded: `1 + 1/n` for two
             shots.
         decodes: the number of sums in which each element is decoded.
         adds: the number of further payloads that are decoded and added for each element.
     """
 
-    rounds: int = 0
+    rounds: float = 0
     encodes: float = 0.0
     decodes: float = 0.0
     adds: float = 0.0

@@ -115,12 +115,12 @@ def _mixed(
     before: Any = per_worker.unwrap(memory.feedback)
     if setup.stay:
         layout = accounting.plan_here(reducer, tree, axis_name)
-        apart = trees.assemble(layout, _apart(before.mirror, before.own), ())
+        apart = _assembled(layout, _apart(before.mirror, before.own))
         tree = jax.tree.map(lambda x, by: x + _times(setup.mixing, by), tree, apart)
     prepared = reduce_.prepare(reducer, key, tree, memory, axis_name, guard=setup.guard)
     result = reduce_.finish(prepared, reduce_.exchange(prepared))
     known = reducer.uplink.feedback.known(result.sent, before)
-    theirs = trees.assemble(prepared.layout, known, ())
+    theirs = _assembled(prepared.layout, known)
     if setup.stay:
         moved = theirs
     else:
@@ -130,6 +130,12 @@ def _mixed(
     if setup.guard:
         moved = guarding.kept(guarding.all_finite(moved), moved, tree)
     return moved, result.state
+
+
+def _assembled(layout: trees.Layout, stacks: Stacks) -> PyTree:
+    """The tree of these stacks; only leaves without elements are outside of all batches."""
+    empty = [jnp.zeros(layout.likes[i].shape, layout.likes[i].dtype) for i in layout.dense]
+    return trees.assemble(layout, stacks, empty)
 
 
 def _apart(those: Stacks, own: Stacks) -> Stacks:

@@ -11,6 +11,7 @@ from methods import AXIS, IDENTITY, everywhere
 
 import jaxcomp
 from jaxcomp import algorithms, graphs
+from jaxcomp.mesh import per_worker
 from jaxcomp.testing import problems
 from jaxcomp.testing.mingling import mingle
 
@@ -66,12 +67,12 @@ def descended(tx, steps):
     return error, apart, models[-1]
 
 
-@pytest.mark.parametrize(("mixing", "below"), [(0.2, 1e-20), (0.34, 1e-20)])
-def test_choco_agrees_and_keeps_the_mean(mixing, below):
+@pytest.mark.parametrize("mixing", [0.2, 0.34])
+def test_choco_agrees_and_keeps_the_mean(mixing):
     models = start(16)
     tx = algorithms.choco_sgd(TOP, AXIS, learning_rate=0.0, mixing=mixing)
-    variance, after = mixed(tx, models, 1500)
-    assert variance[-1] < below
+    variance, after = mixed(tx, models, 3000)
+    assert variance[-1] < 1e-20
     np.testing.assert_allclose(after.mean(axis=0), models.mean(axis=0), rtol=0, atol=1e-12)
 
 
@@ -172,10 +173,12 @@ def test_pairs_shrink_the_variance_as_in_theory(workers):
 )
 def test_compressed_methods_end_where_the_uncompressed_one_does(codec, method):
     settings = {"learning_rate": 0.02} | ({"mixing": 0.3} if method != "dcd" else {})
-    error, apart, _ = descended(getattr(algorithms, method)(codec, AXIS, **settings), 800)
-    assert error[-1] < 0.02
-    assert apart[-1] < 1
-    assert error[-1] < error[20]
+    make = functools.partial(getattr(algorithms, method), axis_name=AXIS, **settings)
+    error, apart, _ = descended(make(codec), 400)
+    want, _, _ = descended(make(IDENTITY), 400)
+    assert error[-1] < 1.5 * want[-1]
+    assert error[-1] < error[0] / 5
+    assert np.isfinite(apart[-1])
 
 
 def test_workers_move_to_another_graph_and_keep_their_mean():
@@ -191,12 +194,8 @@ def test_workers_move_to_another_graph_and_keep_their_mean():
         return state
 
     state = run(params, start(6, 20).reshape(6, 4, 5))
-    kept = ("gossip_key", "taken", "mixed")
-    state = state._replace(**{name: getattr(state, name)[0] for name in kept})
-    state = state._replace(
-        memory=state.memory._replace(
-            reducer=state.memory.reducer._replace(turn=state.memory.reducer.turn[0])
-        )
+    state = jax.tree_util.tree_map_with_path(
+        lambda path, x: x[:, 0] if per_worker.marked(path) else x[0], state
     )
     new = jaxcomp.resize_workers(tx, state, params, 4)
     want = jaxcomp.consensus(params, state)["w"]
@@ -250,6 +249,7 @@ def test_variance_reduction_is_a_hundred_times_closer_at_equal_steps():
 
 def test_quantised_variance_reduction_converges_where_quantised_descent_stalls():
     a, b = lasso()
+    b = b + 0.5 * start(*b.shape)  # With no noise, every row's gradient vanishes at the solution.
     pooled = jnp.broadcast_to(a[:1], a.shape), jnp.broadcast_to(b[:1], b.shape)
     solution = jnp.linalg.lstsq(a[0], b[0])[0]
     params = {"x": jnp.zeros((1, a.shape[2]))}
