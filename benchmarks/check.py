@@ -150,6 +150,22 @@ def same_tables() -> Found:
             yield f"network/{name}.md agrees with its JSON", same
 
 
+def gossip() -> Found:
+    """Decentralised methods: variance reduction, and the step sizes of CHOCO."""
+    found = reporting.read(RESULTS / "gossip" / "gossip.json")
+    for row in found["reduction"]["table"]:
+        name = row["name"]
+        yield f"{name}: DPSVRG falls with a slope of -0.9 or less", row["dpsvrg_slope"] <= -0.9
+        for cost, times in (("gradients", 50), ("bytes", 2)):
+            better = row[f"dspg_{cost}"] >= times * row[f"dpsvrg_{cost}"]
+            yield f"{name}: DPSVRG is {times} times closer at equal {cost}", better
+    ends = {row["mixing"]: row["variance"] for row in found["choco"]}
+    yield "CHOCO converges with 0.05, 0.2 and 0.34", max(ends[m] for m in (0.05, 0.2, 0.34)) < 1e-5
+    yield "CHOCO diverges with 0.5", ends[0.5] > 1e6
+    moved = max(row["moved"] for row in found["choco"] if row["mixing"] < 0.5)
+    yield "CHOCO keeps the mean to 1e-12", moved < 1e-12
+
+
 def others() -> Found:
     streams = reporting.read(RESULTS / "noise" / "dieharder.json")["streams"]
     for name, stream in streams.items():
@@ -173,6 +189,7 @@ def failures() -> list[str]:
         few_bits,
         link_model,
         same_tables,
+        gossip,
         others,
     )
     return [claim for check in every for claim, holds in check() if not holds]
