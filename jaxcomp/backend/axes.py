@@ -118,6 +118,12 @@ def alike(*arrays: Array) -> tuple[Array, ...]:
     return tuple(cast(x, kind) for x, kind in zip(arrays, known, strict=True))
 
 
+def zeros(like: jax.ShapeDtypeStruct) -> Array:
+    """Zeros that differ between workers, by their type, wherever an array like this does."""
+    found, missing = jnp.zeros(like.shape, like.dtype), tuple(sorted(varying(like), key=str))
+    return lax.pcast(found, missing, to="varying") if missing else found
+
+
 def result(shape: tuple[int, ...], dtype: Any, like: Array) -> jax.ShapeDtypeStruct:
     """The type of a kernel's output that differs between workers wherever `like` does."""
     kind = getattr(jax.typeof(like), "manual_axis_type", None)

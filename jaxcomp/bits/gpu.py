@@ -134,7 +134,7 @@ def decode_sum(
             step = _load(steps_ref, rows, _columns(1), worker=worker)
             return grid.values(codes) * step
 
-        total = summing.in_order(term, workers)
+        total = summing.in_kernel(term, workers)
         _store(out_ref, rows, columns, columns < size, total.astype(like.dtype))
 
     arrays = (packed, steps[:, :, None])

@@ -40,6 +40,11 @@ _STRIDE = 0x9E3779B1
 _LONGEST = 2**26
 """Elements of a bucket: no symbol takes more than 32 bits, and places of bits are below 2³¹."""
 
+_UNIT = 2**12
+"""Elements of the buckets of a leaf that is shorter than a bucket: the head of a stream is then a
+hundredth of a bit an element.
+"""
+
 _DRAWN = 2**18
 """Elements of a law that the first table is made from."""
 
@@ -157,6 +162,12 @@ class Coded(WrappedCodec):
                 f"`capacity` must be at least {self.codec.bits} bits for levels without zero, got "
                 f"{self.capacity} with {self.codec.levels!r}; use levels Uniform"
             )
+
+    @property
+    def unit(self) -> int | None:
+        """4,096 elements for longer buckets: each size of a stream is a program of its own."""
+        size = self.bucket_size
+        return _UNIT if size is not None and size > _UNIT else None
 
     @property
     def unbiased(self) -> bool:
