@@ -16,7 +16,7 @@ from jaxcomp.testing import problems
 
 def theory(problem, delta):
     """EF21's step for a contraction of `delta`."""
-    left = np.sqrt(np.mean(problem.smoothnesses ** 2))
+    left = np.sqrt(np.mean(problem.smoothnesses**2))
     theta = 1 - np.sqrt(1 - delta)
     return 1 / (problem.smoothness + left * np.sqrt((1 - delta) / theta**2))
 
@@ -45,7 +45,7 @@ def test_memories_are_exact_where_residuals_are_not(x64):
     mcm = last(jaxcomp.algorithms.mcm(QSGD, AXIS, learning_rate=0.052 * unit), 2000)
     assert np.log(mcm) < 0.85 * np.log(diana)  # Within 15 % of DIANA's slope.
     omega, workers, p = 9, problem.workers, 0.1
-    left = np.sqrt(np.mean(problem.smoothnesses ** 2) * (1 - p) * omega / (p * workers))
+    left = np.sqrt(np.mean(problem.smoothnesses**2) * (1 - p) * omega / (p * workers))
     rate = 1 / (problem.smoothness + left)
     assert last(jaxcomp.algorithms.marina(RANDOM, AXIS, learning_rate=rate, p=p), 2000) < 1e-15
 
@@ -135,7 +135,7 @@ def test_who_is_silent_and_how_often(x64):
         assert reached > 1
         messages.append(sent[: reached + 1].sum())
         if censoring:
-            calm = problem.smoothnesses ** 2 <= censoring / rate**2
+            calm = problem.smoothnesses**2 <= censoring / rate**2
             assert calm.sum() >= 3
             assert sent[0].all()
             assert not (sent[1:, calm] & sent[:-1, calm]).any()
