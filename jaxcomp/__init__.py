@@ -197,4 +197,4 @@ from jaxcomp.wire.hlo import (
     collective_bytes as collective_bytes,
 )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"

@@ -154,6 +154,18 @@ def plan(
         normal vector, without feedback; `caution` warns if the best way loses nearly all of it.
     """
     levels = workers if isinstance(workers, tuple) else (workers,)
+    for level in levels:
+        checks.integer("workers", level, 1)
+    if codecs is not None and not isinstance(codecs, Mapping):
+        raise ValueError(
+            "`codecs` must be codecs or reducers by name, such as {'sign': jaxcomp.sign()}, got "
+            f"{codecs!r}"
+        )
+    if not isinstance(network, Network):
+        raise ValueError(
+            "`network` must be a jaxcomp.planning.Network(bandwidth=1.25e9, latency=50e-6), got "
+            f"{network!r}"
+        )
     if math.prod(levels) < 2:
         raise ValueError(f"`workers` must be at least 2 in all, got {workers!r}")
     if (len(levels) > 1) != (fast is not None):
