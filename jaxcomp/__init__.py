@@ -8,6 +8,7 @@ from jaxcomp import (
     gates as gates,
     optimizers as optimizers,
     planning as planning,
+    telemetry as telemetry,
     testing as testing,
 )
 from jaxcomp.base import (

@@ -17,6 +17,7 @@ _ABOUT = {
     "bench": "Times encoding and decoding on this device, in comparison with a copy.",
     "plan": "Says if compressing pays on a link, and by what, before you train.",
     "audit": "Counts the bytes that one device sends in a compiled program, from its saved HLO.",
+    "report": "Draws a run as one picture, from the file of jaxcomp.telemetry.Csv; lists alarms.",
 }
 _EXPRESSIONS = """\
 Codecs and reducers are written as in Python, with the public names of jaxcomp, numbers, strings and
@@ -49,6 +50,15 @@ or run with XLA_FLAGS=--xla_dump_to=FOLDER, and take *after_optimizations.txt.
 examples:
   jaxcomp audit step.txt
   jaxcomp audit dense.txt compressed.txt --json""",
+    "report": """\
+The training loop writes the file:
+  tx = jaxcomp.compressed_mean(codec, "data", stats=True)
+  log = jaxcomp.telemetry.Log(jaxcomp.telemetry.Csv("run.csv"))
+  log(state, {"loss": loss})  # after each step
+
+examples:
+  jaxcomp report run.csv
+  jaxcomp report run.csv --plot run.svg""",
 }
 
 
@@ -102,7 +112,7 @@ def build() -> tuple[argparse.ArgumentParser, dict[str, _Parser]]:
     }
     for name, command in commands.items():
         command.add_argument("--json", action="store_true", help="print JSON")
-        if name != "audit":
+        if name not in ("audit", "report"):
             command.add_argument(
                 "--codec", nargs="+", metavar="EXPRESSION", help="these, and no others"
             )
@@ -115,6 +125,13 @@ def build() -> tuple[argparse.ArgumentParser, dict[str, _Parser]]:
     )
     commands["audit"].add_argument(
         "file", nargs="+", type=pathlib.Path, help="the text of a compiled program"
+    )
+    commands["report"].add_argument("file", type=pathlib.Path, help="as Csv wrote it")
+    commands["report"].add_argument(
+        "--plot",
+        type=pathlib.Path,
+        metavar="FILE",
+        help="the picture, as .png, .svg or .pdf (default: beside the file, as .png)",
     )
     _options_of_plan(commands["plan"].add_argument)
     return parser, commands

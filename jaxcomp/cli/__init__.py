@@ -2,13 +2,14 @@
 
 import argparse
 
-from jaxcomp.cli import audit, planned, tables
+from jaxcomp.cli import audit, planned, report, tables
 
 COMMANDS = {
     "codecs": tables.codecs,
     "bench": tables.bench,
     "plan": planned.plan,
     "audit": audit.audit,
+    "report": report.report,
 }
 
 

@@ -167,12 +167,10 @@ def natural_dithering(
         Fixed-width codes. With `p = 2` this is NUQSGD.
     """
     checks.integer("bits", bits, 2, 7)
-    if not isinstance(p, int | float):
-        raise ValueError(f"`p` must be a number, got {p!r}")
     norms = {2: scales.L2(), float("inf"): scales.MaxAbs()}
     return Quantizer(
         levels=levels.Float(positive=2 ** (bits - 1) - 1),
-        scale=norms.get(float(p)) or scales.PNorm(p),
+        scale=norms[p] if isinstance(p, int | float) and p in norms else scales.PNorm(p),
         rounding=rounding_.Stochastic(),
         steps=steps.PowerOfTwo("stochastic") if natural_norm else steps.Exact(),
         bucket_size=bucket_size,

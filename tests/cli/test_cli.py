@@ -111,7 +111,10 @@ PLAN = "plan --params 9 --workers 4 --link"
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        ("--codec sign", "jaxcomp: the first argument must be codecs, bench, plan or audit"),
+        (
+            "--codec sign",
+            "jaxcomp: the first argument must be codecs, bench, plan, audit or report",
+        ),
         ("plam --params 9", "got 'plam'; did you mean plan?"),
         ("plan", "jaxcomp plan: needs --workers and --link"),
         ("plan --params", "--params needs a value"),
