@@ -47,6 +47,8 @@ def names(axis_name: AxisName) -> tuple:
 
 def bound(axis_name: AxisName) -> bool:
     """Whether we are inside a function that is mapped over this axis."""
+    if any(isinstance(name, int | list) for name in names(axis_name)):
+        return False  # In JAX, a number is a dimension of an array.
     try:
         lax.axis_size(axis_name)
     except NameError:

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Float32, UInt32
-from scipy import special
 
 from jaxcomp import bits, checks
 from jaxcomp.backend import axes, xla
@@ -20,10 +19,13 @@ from jaxcomp.codecs.payload import QuantizedPayload
 from jaxcomp.codecs.quantizer import Quantizer
 from jaxcomp.entropy.coder import Coder
 from jaxcomp.entropy.rans import Rans
+from jaxcomp.lazy import Lazy
 from jaxcomp.numerics import noise
 from jaxcomp.quantize.rounding import Subtractive
 from jaxcomp.quantize.scales import MeanAbs, RootMeanSquare
 from jaxcomp.types import Array, ArrayLike, AxisName, Key, PyTree
+
+special = Lazy("scipy.special")
 
 _START = 0x436F6465
 """Folded into the key that all workers share: where in a bucket its stream begins."""

@@ -208,10 +208,7 @@ def _update(
 
 
 def _transformation(name: str, tx: Any) -> optax.GradientTransformationExtraArgs:
-    if not isinstance(tx, optax.GradientTransformation):
-        raise ValueError(
-            f"`{name}` must be an optax transformation, such as optax.sgd(0.1), got {tx!r}"
-        )
+    checks.transformation(name, tx)
     return optax.with_extra_args_support(tx)
 
 
