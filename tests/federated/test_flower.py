@@ -1,7 +1,9 @@
 """Flower's adapters have the simulation's bits, and refuse what is not a client's answer."""
 
 import hashlib
+import itertools
 import logging
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -212,6 +214,12 @@ def hostile(replies, old, count, seed):
         yield kinds[pick[0]](replies[pick[1]], old[pick[2]])
 
 
+def memory():
+    """The bytes of this process that belong to it alone."""
+    text = pathlib.Path("/proc/self/status").read_text()
+    return 1024 * int(text.partition("RssAnon:")[2].split()[0])
+
+
 def bytes_flipped(reply, draw):
     data = bytearray(reply.content["jaxcomp.payload"]["0"].data)
     data[draw.integers(len(data))] ^= 1 << draw.integers(8)
@@ -222,17 +230,20 @@ def bytes_flipped(reply, draw):
 def test_hostile_answers_change_no_bit_of_the_result(count):
     given, rounds = method(), 4
     grid, strategy = grid_of(given), strategy_of(given)
-    first = []
+    first, used = [], []
 
     def spoil(replies):
         if not first:
             first.extend(replies)
             return replies
         bad = hostile(replies, first, count // (rounds - 1), len(strategy.reports))
-        return [*bad, *replies, *replies]  # And every answer twice.
+        used.append(memory())
+        return itertools.chain(bad, replies, replies)  # And every answer twice.
 
     grid.spoil = spoil
     strategy.start(grid, num_rounds=rounds)
+    used.append(memory())
+    assert used[-1] - used[0] < 50e6
     expected = simulated(given, rounds)
     assert sha(strategy.state) == sha(expected.state)
     assert (strategy.up, strategy.down) == (expected.ledger.up, expected.ledger.down)
