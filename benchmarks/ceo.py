@@ -8,6 +8,7 @@ of all workers together, from the payloads; the distortion is `E (X̂ − X)²`.
 codec beside the bound, and the cost of a training of `T(D) = a + b D` rounds.
 """
 
+import dataclasses
 import functools
 import itertools
 import pathlib
@@ -92,7 +93,13 @@ COLUMNS = (
 
 
 def main() -> None:
-    args = reporting.options(__doc__, "out/ceo", update=(False, "keep the codecs that --out has"))
+    every = sorted(entries(), key=lambda entry: entry.name not in LABELS)
+    args = reporting.options(
+        __doc__,
+        "out/ceo",
+        codec=({entry.series: entry for entry in every}, "some of them, by recipe"),
+        update=(False, "keep the codecs that --out has, and measure only the others"),
+    )
     draw = np.random.default_rng(0)
     signal = draw.standard_normal(SIZE)
     errors = draw.standard_normal((WORKERS, SIZE))
@@ -100,17 +107,18 @@ def main() -> None:
     path = args.out / "ceo.md"
     cases = path.with_suffix(".json")
     kept = reporting.read(cases)["codecs"] if args.update and cases.exists() else {}
-    every = entries()
-    for entry in track(every, description=f"{WORKERS} workers"):
+    for entry in track(
+        [e for e in every if e.series in args.codec], description=f"{WORKERS} workers"
+    ):
         if entry.name not in kept:
             kept[entry.name] = measure(entry, signal, seen)
             reporting.keep(cases, {"codecs": kept})
-    rows = {entry.name: beside(kept[entry.name]) for entry in every}
+    rows = {entry.name: beside(kept[entry.name]) for entry in entries() if entry.name in kept}
     best = ceo_total_cost(1.0, [0.1] * WORKERS, **MODEL)
     title = f"{WORKERS} workers beside the CEO bound"
     reporting.show(
         reporting.Table(title, COLUMNS, list(rows.values())),
-        {"codecs": rows, "least": best._asdict() if hasattr(best, "_asdict") else vars(best)},
+        {"codecs": rows, "least": dataclasses.asdict(best)},
         path,
     )
     plot(rows, args.out / "ceo.png")
@@ -148,8 +156,8 @@ def plot(rows: dict[str, Any], path: pathlib.Path) -> None:
 TITLE = "The least bits for a gradient that eight workers see through noise"
 CAPTION = """\
 Solid: the CEO bound, no code is below. Dashed: the least if each message is decoded alone.
-Thin: the distortion that no rate reaches. The server takes the multiple of the mean nearest to the \
-signal.
+Thin: the distortion that no rate reaches. The server takes the multiple of the mean nearest to \
+the signal.
 Where noise is small, messages are alike, and codecs that encode alone are far above the bound."""
 
 

@@ -4,12 +4,14 @@ import hashlib
 import itertools
 import logging
 import pathlib
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from paths import ROOT
 
 import jaxcomp
 from jaxcomp import federated
@@ -266,6 +268,37 @@ def test_a_client_that_sends_what_is_not_finite_is_as_good_as_silent():
     assert strategy.refused == {"not finite": 6}
 
 
+def test_the_influence_of_a_client_is_bounded_by_norm_and_weight():
+    """It sends a huge update, and says that it is worth many clients."""
+    norm = 0.05
+    given = method(
+        up=jaxcomp.qsgd_inf(bits=4), down=None, aggregate=jaxcomp.aggregates.ClippedMean(norm)
+    )
+
+    def ended(value):
+        grid, strategy = grid_of(given), strategy_of(given)
+
+        def spoil(replies):
+            evil = {1: value}
+            return [
+                answer_with(
+                    spoiled(strategy, r, evil.get(r.metadata.src_node_id - 100)),
+                    **{"weight": 1e9, "num-examples": 10**9},
+                )
+                for r in replies
+            ]
+
+        grid.spoil = spoil
+        strategy.start(grid, num_rounds=1)
+        assert strategy.reports[0].accepted == CLIENTS
+        return strategy.params
+
+    honest, moved = ended(None), ended(1e7)
+    assert sha(honest) == sha(simulated(given, 1).params)
+    difference = optax.tree.norm(jax.tree.map(jnp.subtract, honest, moved))
+    assert 0.1 * norm / CLIENTS < difference <= 2 * norm / CLIENTS * 1.001
+
+
 def spoiled(strategy, reply, value):
     """The answer of a client that knows everything, with a message of this value."""
     if value is None:
@@ -392,6 +425,28 @@ def test_an_app_of_ones_own_trains_behind_the_mod():
         simulated(plain, 3).params,
     )
     assert all(0 < r.loss < 2 for r in strategy.reports)
+
+
+def test_the_programs_of_the_page_train(capsys):
+    """`docs/flower.md`: a task, a client and a server; and an app whose own training shrinks."""
+    page = (ROOT / "docs" / "flower.md").read_text()
+    task, client, server, own = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    names: dict = {}
+    exec(task + client, names)
+    app = names["app"]
+    exec(server, names)
+    names["main"](Grid({100: lambda: app, 101: lambda: app}), None)
+    said = capsys.readouterr().out
+    assert "Report(round=4, sampled=2, accepted=2" in said
+    assert said.rstrip().endswith("{}")
+    exec(own, names)
+    start = {"kernel": np.ones((64, 10), np.float32), "bias": np.ones(10, np.float32)}
+    names["params"] = lambda: start
+    strategy = flower.CompressedFedAvg(names["METHOD"], start, 2)
+    strategy.start(Grid({100: lambda: names["app"], 101: lambda: names["app"]}), num_rounds=2)
+    np.testing.assert_allclose(strategy.params["bias"], 0.81, rtol=1e-6)
+    moved = np.asarray(strategy.params["kernel"])
+    assert (moved < 1).mean() == pytest.approx(0.1, abs=0.01)  # 5 % in each of two rounds.
 
 
 WRONG = {

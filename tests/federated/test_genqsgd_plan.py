@@ -19,8 +19,8 @@ def test_a_planned_training_meets_its_error():
     slow = Machine(2, cycles=1e8, frequency=5e8, power=1.5, rate=5e4, levels=LEVELS[UP])
     fast = Machine(2, cycles=1e8, frequency=4e9, power=1.5, rate=5e4, levels=LEVELS[UP])
     server = Machine(1, cycles=100, frequency=3e9, power=20, rate=7.5e7, levels=LEVELS[DOWN])
-    plan = plan_genqsgd(LOSS, [fast, slow], server, error=1.5, seconds=100, per_class=True)
-    assert plan.steps[0] > plan.steps[1]
+    plan = plan_genqsgd(LOSS, [slow, fast], server, error=1.5, seconds=100, per_class=True)
+    assert plan.steps[0] > plan.steps[1]  # A step of a fast machine takes more joules.
     assert plan.error <= 1.5
     own = np.repeat(plan.steps, 2)
 

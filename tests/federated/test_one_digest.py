@@ -103,7 +103,7 @@ def with_program(mode):
     return sim
 
 
-@pytest.mark.parametrize("rounds", [3, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [2, pytest.param(100, marks=pytest.mark.slow)])
 def test_one_bit_string(rounds, tmp_path, monkeypatch):
     alone = world.few()
     reports = alone.run(rounds)
@@ -124,6 +124,8 @@ def test_one_bit_string(rounds, tmp_path, monkeypatch):
     assert report["down"] == alone.ledger.down
     for message in sent:
         assert sum(stream.count(message) for stream in streams) == 1
-    assert sum(map(len, streams)) == ran.up
-    framing = (ran.up - report["up"]) / len(sent)
-    print(f"bytes up: {report['up']:,} of messages, {ran.up:,} on sockets: {framing:,.0f} each")
+    requests = [part for stream in streams for part in stream.split(b"POST ")]
+    carriers = [part for part in requests if any(message in part for message in sent)]
+    framing = (sum(map(len, carriers)) - report["up"]) / len(sent)
+    print(f"{report['up']:,} bytes of {len(sent)} messages, {framing:,.0f} more for each request,")
+    print(f"and {ran.up:,} bytes in all, with what Flower asks for and reports")
