@@ -129,7 +129,7 @@ MODEL: Any = {"rounds": ROUNDS, "growth": GROWTH, "overhead": OVERHEAD}
 
 def plot(rows: dict[str, Any], path: pathlib.Path) -> None:
     figure, grid = reporting.panels(2, 2, (12, 11.5), layout=None)
-    figure.subplots_adjust(0.07, 0.06, 0.985, 0.87, wspace=0.14, hspace=0.2)
+    figure.subplots_adjust(0.085, 0.06, 0.985, 0.87, wspace=0.14, hspace=0.2)
     for axes, variance in zip(grid.flat, NOISES, strict=False):
         low, high = ceo_range(1.0, [variance] * WORKERS)
         at = low + (high - low) * np.geomspace(1e-4, 0.999, 300)
@@ -148,8 +148,8 @@ def plot(rows: dict[str, Any], path: pathlib.Path) -> None:
         label(figure, axes, rows, variance, curves)
         axes.set(xlabel="bits an element of all workers", ylabel="distortion of the signal, D")
     total(figure, grid[1, 1], rows)
-    figure.text(0.07, 0.965, TITLE, size=16, weight="bold", color=INK)
-    figure.text(0.07, 0.895, CAPTION, size=9, color=INK)
+    figure.text(0.085, 0.965, TITLE, size=16, weight="bold", color=INK)
+    figure.text(0.085, 0.9, CAPTION, size=9, color=INK)
     reporting.draw(figure, path)
 
 
@@ -193,7 +193,8 @@ def total(figure: Any, axes: Any, rows: dict[str, Any]) -> None:
     low, high = ceo_range(1.0, [0.1] * WORKERS)
     at = low + (high - low) * np.geomspace(1e-3, 0.999, 200)
     cost = functools.partial(ceo_total_cost, 1.0, [0.1] * WORKERS, **MODEL)
-    axes.plot(at, [cost(distortion=float(d)).bits for d in at], color=INK, linewidth=1.6)
+    bits = np.array([cost(distortion=float(d)).bits for d in at])
+    axes.plot(at, bits, color=INK, linewidth=1.6)
     best = cost()
     axes.plot(best.distortion, best.bits, "o", color="white", markeredgecolor=INK, zorder=4)
     axes.annotate(
@@ -209,7 +210,7 @@ def total(figure: Any, axes: Any, rows: dict[str, Any]) -> None:
     named = {n: (*points[n], COLORS[rows[n]["family"]]) for n in points if n in LABELS}
     axes.set(xscale="log", yscale="log", xlim=(low * 0.9, 1.3), ylim=(best.bits * 0.4, 2e4))
     figure.canvas.draw()
-    name_points(axes, {n: p for n, p in named.items() if p[1] < 2e4}, [])
+    name_points(axes, {n: p for n, p in named.items() if p[1] < 2e4}, [np.stack([at, bits], 1)])
     axes.set(xlabel="distortion of the signal, D", ylabel="bits an element over the training")
     text = f"a training of {ROUNDS:g} + {GROWTH:g} D rounds, noise 0.1"
     axes.set_title(text, loc="left")

@@ -23,9 +23,7 @@ def plot(found: dict[str, Any], path: pathlib.Path) -> None:
 
 def bytes_(axes: Any, part: dict[str, Any]) -> None:
     """The loss over the megabytes that clients have sent, for data of two digits each."""
-    where = "two digits each: "
-    curves = {n.removeprefix(where): c for n, c in part["curves"].items() if n.startswith(where)}
-    for (name, curve), color in zip(curves.items(), COLORS * 2, strict=False):
+    for (name, curve), color in zip(part["curves"].items(), COLORS, strict=False):
         style = "--" if "predictive" in name else "-"
         axes.plot(curve["up"], curve["loss"], style, color=color, linewidth=1.8, label=name)
     axes.set(xscale="log", xlabel="megabytes that all clients sent", ylabel="training loss")
@@ -43,7 +41,7 @@ def steps(axes: Any, records: list[dict[str, Any]]) -> None:
         axes.annotate(
             f"τ = {best['tau']}: {best['megabytes']:.1f} MB",
             (best["tau"], best["seconds"]),
-            (0, -16),
+            (0, 10),
             textcoords="offset points",
             ha="center",
             size=9,
@@ -69,17 +67,18 @@ def guesses(axes: Any, curves: dict[str, list[float]]) -> None:
 
 def votes(axes: Any, records: list[dict[str, Any]]) -> None:
     """Accuracy over the number of hostile clients."""
+    kinds = (("trained", COLORS[0]), ("binary", COLORS[1]), ("ternary", COLORS[3]))
     for rule, style in (("plain", ":"), ("credible", "-")):
-        for name, color in (("binary votes", COLORS[1]), ("ternary votes", COLORS[3])):
-            rows = [r for r in records if r["rule"] == rule and r["name"] == name]
-            deployed = name.split()[0]
+        rows = [row for row in records if row["rule"] == rule]
+        for kind, color in kinds:
+            label = kind if kind == "trained" else f"deployed {kind}"
             axes.plot(
                 [row["attackers"] for row in rows],
-                [row[deployed] for row in rows],
+                [row[kind] for row in rows],
                 "o" + style,
                 color=color,
-                label=f"{name}, {rule} mean: deployed {deployed}",
+                label=f"{rule} mean, {label}",
             )
     axes.set(ylim=(0, 100), xlabel="hostile clients of 31", ylabel="test accuracy, %")
-    axes.set_title("FedVote's deployed networks", loc="left")
-    axes.legend(frameon=False, fontsize=9, loc="lower left")
+    axes.set_title("FedVote from random parameters: 10 hostile clients break it", loc="left")
+    axes.legend(frameon=False, fontsize=9, loc="upper right")

@@ -10,7 +10,6 @@ import numpy as np
 import optax
 from rich.progress import track
 
-import jaxcomp
 from jaxcomp import aggregates, federated
 from jaxcomp.base import Aggregate
 from jaxcomp.federated import Method
@@ -73,10 +72,10 @@ def elect(method: Method, rounds: int) -> Any:
 
 
 def votes(cases: task.Cases, rounds: int) -> dict[str, Any]:
-    """Accuracies of trained and of deployed networks, and those of other methods of one bit."""
+    """Accuracies of trained and of deployed networks."""
     latent, records = federated.Latent(voted_loss), []
     rules = {"plain": aggregates.Mean(), "credible": aggregates.Credible()}
-    every = [(v, r, n) for v in (2, 3) for r in rules for n in ATTACKERS]
+    every = [(v, r, n) for v in (2,) for r in rules for n in ATTACKERS]
     for values, rule, attackers in track(every, description="FedVote"):
         method = federated.fedvote(
             latent, values=values, aggregate=Attacked(rules[rule], attackers)
@@ -94,19 +93,4 @@ def votes(cases: task.Cases, rounds: int) -> dict[str, Any]:
 
         found = cases(f"{name}, {rule}, {attackers} hostile, {rounds} rounds", elected)
         records.append({"name": name, "rule": rule, "attackers": attackers, **found})
-    work = federated.LocalSteps(voted_loss, optax.adam(0.01))
-    others = {
-        "FedAvg": jaxcomp.Policy(None),
-        "FedPAQ, 2 bits": jaxcomp.qsgd_inf(bits=2),
-        "signs with residuals": jaxcomp.Link(jaxcomp.sign(), jaxcomp.Residual()),
-        "signs": jaxcomp.Link(jaxcomp.sign(), jaxcomp.NoFeedback()),
-    }
-    for name, up in track(others.items(), description="others"):
-
-        def trained(up: Any = up) -> dict[str, float]:
-            params, sent = elect(Method(work, up), rounds)
-            return {"trained": float(accuracy(params)), "megabytes": sent}
-
-        found = cases(f"{name}, {rounds} rounds of votes", trained)
-        records.append({"name": name, "rule": "plain", "attackers": 0, **found})
     return {"records": records, "rounds": rounds}

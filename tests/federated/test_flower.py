@@ -440,12 +440,12 @@ def test_the_programs_of_the_page_train(capsys):
     assert "Report(round=4, sampled=2, accepted=2" in said
     assert said.rstrip().endswith("{}")
     exec(own, names)
-    start = {"kernel": np.ones((64, 10), np.float32), "bias": np.ones(10, np.float32)}
+    start = {"hidden": np.ones((64, 128), np.float32), "bias": np.ones(10, np.float32)}
     names["params"] = lambda: start
     strategy = flower.CompressedFedAvg(names["METHOD"], start, 2)
     strategy.start(Grid({100: lambda: names["app"], 101: lambda: names["app"]}), num_rounds=2)
     np.testing.assert_allclose(strategy.params["bias"], 0.81, rtol=1e-6)
-    moved = np.asarray(strategy.params["kernel"])
+    moved = np.asarray(strategy.params["hidden"])
     assert (moved < 1).mean() == pytest.approx(0.1, abs=0.01)  # 5 % in each of two rounds.
 
 
