@@ -103,7 +103,7 @@ def main() -> None:
     draw = np.random.default_rng(0)
     signal = draw.standard_normal(SIZE)
     errors = draw.standard_normal((WORKERS, SIZE))
-    seen = np.float32([signal + variance**0.5 * errors for variance in NOISES])
+    seen = np.asarray([signal + variance**0.5 * errors for variance in NOISES], np.float32)
     path = args.out / "ceo.md"
     cases = path.with_suffix(".json")
     kept = reporting.read(cases)["codecs"] if args.update and cases.exists() else {}

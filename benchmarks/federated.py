@@ -224,7 +224,8 @@ def main() -> None:
         update=(False, "keep records that --out has of cases not measured now"),
     )
     if args.here:
-        found = case(*CASES[args.case[0] - 1], args.clients, args.rounds)
+        codec, chunk, devices = CASES[args.case[0] - 1]
+        found = case(codec, chunk, devices, args.clients, args.rounds)
         print(json.dumps(found))
         return
     path = args.out / "federated.md"
