@@ -120,6 +120,67 @@ def few_bits() -> Found:
     )
 
 
+def many_clients() -> Found:
+    """Ten thousand clients with a residual each: time, memory, the same bits, nothing lost."""
+    found = reporting.read(RESULTS / "federated" / "federated.json")["records"]
+    for one in found.values():
+        name = "{codec}, chunks of {chunk}, {devices} devices".format(**one)
+        yield (
+            f"{name}: 10,000 clients, 100,000 parameters",
+            (one["clients"] == 10_000 and one["parameters"] >= 100_000),
+        )
+        yield f"{name}: a round takes at most a minute", one["seconds"] <= 60
+        if one["devices"] <= 2:
+            yield f"{name}: at most 2 GB beside the table", one["memory"] <= 2
+        if one["codec"] == "integers":
+            yield f"{name}: nothing is lost", one["missing"] == 0 < one["held"]
+    for codec in ("blockwise", "top_k"):
+        digests = {one["digest"] for one in found.values() if one["codec"] == codec}
+        yield f"{codec}: the same parameters in all cases", len(digests) == 1
+    cases = {
+        (one["chunk"], one["devices"]) for one in found.values() if one["codec"] == "blockwise"
+    }
+    yield (
+        "chunks of 1, 16 and 64, and 1, 2 and 8 devices",
+        ({(1, 1), (16, 1), (64, 1), (16, 2), (16, 8)} <= cases),
+    )
+
+
+def federated_methods() -> Found:
+    """Guesses at equal bits, the best number of local steps, and hostile voters."""
+    found = reporting.read(RESULTS / "federated" / "methods.json")
+    if "guesses" in found:
+        rows = {(r["width"], r["name"]): r["exact"] for r in found["guesses"]["records"]}
+        for bits in (2, 4):
+            ziv, shift = (
+                rows[bits, name]
+                for name in ("Wyner-Ziv, own last message", "Shift, contracted rotated uniform")
+            )
+            plain = min(rows[bits, n] for n in ("QSGD", "QSGD by the maximum", "rotated uniform"))
+            yield f"guesses of {bits} bits: 1000 times nearer than quantizers", ziv < plain / 1000
+            yield f"guesses of {bits} bits: a shift is as near", shift <= 1.5 * ziv
+    if "steps" in found:
+        times = {
+            row["tau"]: row["seconds"]
+            for row in found["steps"]["records"]
+            if row["name"] != "FedAvg" and "seconds" in row
+        }
+        best = min(times, key=lambda tau: times[tau])
+        yield "FedPAQ's best number of local steps is inside", min(times) < best < max(times)
+    if "votes" in found:
+        rows = {r["attackers"]: r for r in found["votes"]["records"] if r["rule"] == "credible"}
+        for hostile in (0, 5):
+            row = rows[hostile]
+            works = row["trained"] > 90 and row["ternary"] > 90 and row["binary"] > 75
+            yield f"FedVote: {hostile} of 31 hostile, trained and deployed networks work", works
+        for hostile in (10, 14):
+            yield f"FedVote: {hostile} of 31 hostile break it", rows[hostile]["trained"] < 15
+    if "bytes" in found:
+        saved = found["bytes"]["records"][-1]
+        less = saved["than_dense"] > 99 and saved["than_paq"] > 90 and saved["than_stc"] > 85
+        yield "predictive coding: 99, 90 and 85 % fewer than FedAvg, FedPAQ and STC", less
+
+
 def link_model() -> Found:
     """Nine of ten predictions are within a fifth; the plan is within a tenth of the best mean."""
     found = list(cells("mean").values())
@@ -187,6 +248,8 @@ def failures() -> list[str]:
         slow_wire,
         local_steps,
         few_bits,
+        many_clients,
+        federated_methods,
         link_model,
         same_tables,
         gossip,

@@ -37,7 +37,7 @@ COMPOSITE = ("breast cancer with an l1 norm", "digits, hinge loss in a ball")
 
 def ef21_rate(problem: Any, delta: float) -> float:
     """The longest step that the theory of EF21 allows around a contraction of `delta`."""
-    worst = problem.smoothness * 1.6  # The root mean square of the workers' smoothness.
+    worst = np.sqrt(np.mean(problem.smoothnesses**2))
     theta = 1 - np.sqrt(1 - delta)
     return float(1 / (problem.smoothness + worst * np.sqrt((1 - delta) / theta**2)))
 

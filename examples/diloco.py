@@ -49,7 +49,7 @@ from rich.console import Console
 
 import jaxcomp
 from jaxcomp import algorithms
-from jaxcomp.planning import options as units
+from jaxcomp_command import options as units
 
 AXIS = training.AXIS
 FOUR_BITS = jaxcomp.Link(jaxcomp.qsgd_inf(bits=4))

@@ -9,6 +9,7 @@ from jaxcomp import (
     graphs as graphs,
     optimizers as optimizers,
     planning as planning,
+    telemetry as telemetry,
     testing as testing,
 )
 from jaxcomp.base import (
@@ -209,4 +210,4 @@ from jaxcomp.wire.hlo import (
     collective_bytes as collective_bytes,
 )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"

@@ -92,6 +92,32 @@ def decay(name: str, value: Any) -> None:
         raise ValueError(f"`{name}` must be below 1, got {value!r}")
 
 
+def flag(name: str, value: Any) -> None:
+    """Requires True or False."""
+    if not isinstance(value, bool | np.bool_):
+        raise ValueError(f"`{name}` must be True or False, got {value!r}")
+
+
+def sequence(name: str, value: Any) -> None:
+    """Requires a tuple or a list."""
+    if not isinstance(value, tuple | list):
+        raise ValueError(f"`{name}` must be a tuple or a list, got {value!r}")
+
+
+def function(name: str, value: Any) -> None:
+    """Requires something to call."""
+    if not callable(value):
+        raise ValueError(f"`{name}` must be a function, got {value!r}")
+
+
+def transformation(name: str, value: Any) -> None:
+    """Requires an optax transformation, or what has its two functions."""
+    if not all(callable(getattr(value, hook, None)) for hook in ("init", "update")):
+        raise ValueError(
+            f"`{name}` must be an optax transformation, such as optax.sgd(0.1), got {value!r}"
+        )
+
+
 def part(name: str, value: Any, protocol: type) -> None:
     """Requires an instance of an interface."""
     if not isinstance(value, protocol):

@@ -1,6 +1,7 @@
 """Eight simulated devices for every test."""
 
 import os
+import pathlib
 
 os.environ.setdefault("JAX_PLATFORMS", os.environ.get("JAXCOMP_TEST_PLATFORM", "cpu"))
 
@@ -61,3 +62,23 @@ def pytest_collection_modifyitems(items):
         for platform in ("gpu", "tpu"):
             if item.get_closest_marker(platform) and jax.default_backend() != platform:
                 item.add_marker(pytest.mark.skip(reason=f"needs a {platform.upper()}"))
+
+
+MAPS = pathlib.Path("/proc/self/maps")
+MOST_MAPS = 40_000
+
+
+def pytest_runtest_teardown(nextitem):
+    """Frees compiled programs before there are too many.
+
+    A program takes some thirty memory maps, and Linux refuses more than 65,530 to a process: the
+    compiler then aborts in the middle of a test.
+    """
+    if nextitem is None or not MAPS.exists():
+        return
+    teardowns[0] += 1
+    if teardowns[0] % 50 == 0 and MAPS.read_bytes().count(b"\n") > MOST_MAPS:
+        jax.clear_caches()
+
+
+teardowns = [0]

@@ -20,9 +20,11 @@ import tables
 from tables import Table, reporting
 
 from jaxcomp.planning import planner, timing
-from jaxcomp.theory import cost, plan as plan_, units
+from jaxcomp.theory import cost, plan as plan_, rounds, units
 
 WITHIN = 0.2
+EXCHANGED = {"dense": "dense float32", "4-bit two shots": "two shots, 4-bit"}
+"""The mean of `mean.py` that an exchange of `overlapped.py` takes."""
 WHERE = "rate {rate} | processes {processes} | "
 LINKS = WHERE + "link as measured {link} | a message {message} | a step without a mean {step}"
 COLUMNS = WHERE + (
@@ -32,6 +34,11 @@ COLUMNS = WHERE + (
 ADVICE = WHERE + (
     "the plan takes {taken} | measured {took:.3f} | best {best} | measured {least:.3f} | "
     "of the best {ratio:.2f}"
+)
+EXCHANGES = WHERE + (
+    "exchange {exchange} | steps of a round {every} | delay {delay} | "
+    "an exchange, forecast, s {forecast:.2f} | measured {measured:.2f} | "
+    "a round, forecast, s {round_forecast:.2f} | measured {round:.2f} | off by {off:+.0f} %"
 )
 
 
@@ -138,6 +145,31 @@ def advise(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
+def exchanges(
+    cells: list[dict[str, Any]], overlapped: list[dict[str, Any]], parameters: int
+) -> list[dict[str, Any]]:
+    """A row for each measured round: its exchange and its length by the link model alone.
+
+    Bytes and work of the mean of `mean.py` are scaled to the number of parameters. Only the seconds
+    of a step are measured, as `jaxcomp plan --step` is given them.
+    """
+    rows = []
+    for group in overlapped:
+        (cell,) = (cell for cell in cells if place(cell) == place(group))
+        for found in group["methods"].values():
+            price = price_of(cells, cell, EXCHANGED[found["codec"]])
+            size = parameters / cell["elements"]
+            price = dataclasses.replace(price, bytes=price.bytes * size, work=price.work * size)
+            forecast = price.seconds(network_of(cell))
+            step, every, delay = found["step"], found["every"], found["delay"]
+            predicted = rounds.seconds(every, step, forecast, delay)
+            row = {"forecast": forecast, "measured": found["exchange"], "round": found["round"]}
+            off = 100 * (predicted / found["round"] - 1)
+            row |= {"round_forecast": predicted, "off": off, "exchange": found["codec"]}
+            rows.append({**place(cell), **row, "every": every, "delay": delay})
+    return rows
+
+
 def _within(errors: list[float]) -> str:
     good, middle = sum(error <= WITHIN for error in errors), statistics.median(errors or [0.0])
     return (
@@ -169,6 +201,11 @@ def write(folder: pathlib.Path, *, quiet: bool = False) -> None:
         said,
         Table("What the plan would take", ADVICE, advise(cells)),
     ]
+    if (folder / "overlap.json").exists():
+        beside = reporting.read(folder / "overlap.json")["cells"]
+        trained = reporting.read(folder / "local.json")["cells"][0]["methods"]["SparseLoCo"]
+        forecasts = exchanges(cells, beside, trained["parameters"])
+        parts.append(Table("Rounds of local steps", EXCHANGES, forecasts))
     reporting.sections(parts, folder / "model.md", quiet=quiet)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import optax
 
+from jaxcomp import checks
 from jaxcomp.algorithms.types import Mean, Method, Rate
 from jaxcomp.base import Codec
 from jaxcomp.feedback import Link
@@ -278,6 +279,7 @@ def genqsgd(
         under. A worker with fewer steps waits for the others, so unequal numbers model a cost but
         save no time here. The server's quantiser works on slices of the mean, bucket by bucket.
     """
+    checks.sequence("local_steps", local_steps)
     return _anew(
         optax.sgd(learning_rate),
         axis_name=axis_name,

@@ -47,6 +47,8 @@ def names(axis_name: AxisName) -> tuple:
 
 def bound(axis_name: AxisName) -> bool:
     """Whether we are inside a function that is mapped over this axis."""
+    if any(isinstance(name, int | list) for name in names(axis_name)):
+        return False  # In JAX, a number is a dimension of an array.
     try:
         lax.axis_size(axis_name)
     except NameError:
@@ -116,6 +118,12 @@ def alike(*arrays: Array) -> tuple[Array, ...]:
         return lax.pcast(x, missing, to="varying") if missing else x
 
     return tuple(cast(x, kind) for x, kind in zip(arrays, known, strict=True))
+
+
+def zeros(like: jax.ShapeDtypeStruct) -> Array:
+    """Zeros that differ between workers, by their type, wherever an array like this does."""
+    found, missing = jnp.zeros(like.shape, like.dtype), tuple(sorted(varying(like), key=str))
+    return lax.pcast(found, missing, to="varying") if missing else found
 
 
 def result(shape: tuple[int, ...], dtype: Any, like: Array) -> jax.ShapeDtypeStruct:

@@ -282,7 +282,9 @@ def joined(parts: Sequence[jax.Array]) -> jax.Array:
         begin = first.size
         whole = jax.lax.pad(first, jnp.zeros((), first.dtype), [(0, total - begin, 0)])
         for part in others:
-            whole = jax.lax.dynamic_update_slice(whole, part, (begin,))
+            whole = jax.lax.dynamic_update_slice(
+                whole, part, (begin,), allow_negative_indices=False
+            )
             begin += part.size
         return whole
 
@@ -313,7 +315,7 @@ def cut(flat: jax.Array, begins: Sequence[int], lengths: Sequence[int]) -> list[
         zero_after(flat), cpu=lambda zero: hidden(begins, zero), default=known
     )
     return [
-        jax.lax.dynamic_slice(flat, (offset,), (length,))
+        jax.lax.dynamic_slice(flat, (offset,), (length,), allow_negative_indices=False)
         for offset, length in zip(offsets, lengths, strict=True)
     ]
 

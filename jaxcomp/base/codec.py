@@ -39,6 +39,10 @@ class Codec(Interface, abstract=True):
             `segmented` allows it. A longer one is encoded in place, by a program for its size.
         alone: the share of all elements from which on a leaf that is cut into buckets is encoded in
             place, by a program of its own; larger for a codec whose program takes long to compile.
+        decodes_in_passes: whether decoding goes through memory several times, as a rotation does,
+            so that a decoded sum is a loop over the workers and not one fused pass.
+        unit: elements of the buckets into which a leaf shorter than `bucket_size` is cut, for a
+            codec whose program takes long to compile; None for one bucket of the leaf's own size.
         segments: the segments of each bucket, where it has several leaves: `count` then is
             `int32[buckets, segments]`; None for one stretch of elements a bucket.
         guided: whether encoder and decoder may be given guesses of the batch: the state, and what
@@ -57,6 +61,8 @@ class Codec(Interface, abstract=True):
     keeps_zeros = False
     joined_leaf: int = 2**18
     alone: float = 1 / 12
+    decodes_in_passes: bool = False
+    unit: int | None = None
     segments: Segments | None = None
     guided = False
 
@@ -116,7 +122,9 @@ class Codec(Interface, abstract=True):
         def decode(key: Key, payload: PyTree, wide: ArrayLike) -> Array:
             return self.decode(key, payload, wide, side)
 
-        return summing.one_by_one(decode, keys, payloads, like, weights)
+        return summing.one_by_one(
+            decode, keys, payloads, like, weights, looped=self.decodes_in_passes
+        )
 
     @interface.derived
     def agrees(self) -> bool:
@@ -165,6 +173,17 @@ class Codec(Interface, abstract=True):
         """The codec for a leaf of this shape, or None and the reason to leave it dense."""
         del shape, dtype
         return self, None
+
+    def bucket_of(self, size: int) -> int:
+        """Elements of the buckets of a leaf with `size` elements.
+
+        With a `unit`, leaves of all sizes have buckets of few sizes: of `bucket_size`, of a unit,
+        and of powers of two below it.
+        """
+        whole = self.bucket_size or size
+        if size >= whole or self.unit is None:
+            return min(whole, size)
+        return min(self.unit, 1 << (size - 1).bit_length())
 
     @interface.derived
     def shaped(self) -> bool:

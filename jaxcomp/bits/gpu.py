@@ -1,8 +1,7 @@
-"""The same operations as Pallas kernels for a GPU, lowered through Triton.
+"""The same operations as Pallas kernels for a GPU.
 
 One program holds a few buckets: it reads their elements from memory once, finds the scale, and
-reads them field by field again from its cache to round and pack them. (Mosaic GPU, the other way
-to lower Pallas to a GPU, has no interpreter in which its bits could be checked without a device.)
+reads them field by field again from its cache to round and pack them.
 """
 
 from collections.abc import Callable
@@ -11,10 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
 
-from jaxcomp.backend import axes
+from jaxcomp.backend import axes, triton
+from jaxcomp.backend.triton import pallas as pl
 from jaxcomp.bits.grid import Grid
 from jaxcomp.bits.planes import Bits, lanes, planes, words as words_of
 from jaxcomp.numerics import noise, summing
@@ -134,7 +132,7 @@ def decode_sum(
             step = _load(steps_ref, rows, _columns(1), worker=worker)
             return grid.values(codes) * step
 
-        total = summing.in_order(term, workers)
+        total = summing.in_kernel(term, workers)
         _store(out_ref, rows, columns, columns < size, total.astype(like.dtype))
 
     arrays = (packed, steps[:, :, None])
@@ -220,12 +218,12 @@ def _call(
     *arrays: Array,
 ) -> Any:
     """Runs the kernel over `n` buckets; each output has one row per bucket."""
-    arrays = axes.alike(*arrays)
-    return pl.pallas_call(
+    return triton.call(
         kernel,
-        out_shape=[axes.result((n, width), dtype, arrays[0]) for width, dtype in outputs],
-        grid=(pl.cdiv(n, _per_program(size)),),
+        [((n, width), dtype) for width, dtype in outputs],
+        axes.alike(*arrays),
+        programs=pl.cdiv(n, _per_program(size)),
+        warps=4,
+        name=kernel.__qualname__.split(".")[0],
         interpret=interpret,
-        compiler_params=triton.CompilerParams(num_warps=4, num_stages=1),
-        name=f"jaxcomp_{kernel.__qualname__.split('.')[0]}",
-    )(*arrays)
+    )

@@ -13,15 +13,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
 
 from jaxcomp.backend import axes
 from jaxcomp.bits.grid import Grid
 from jaxcomp.bits.planes import Bits, Plane, TritPlane, lanes, planes, words as words_of
+from jaxcomp.lazy import Lazy
 from jaxcomp.numerics import noise
 from jaxcomp.quantize.sums import IN_KERNEL, INTERPRETED
 from jaxcomp.types import Array, ArrayLike
+
+pl, pltpu = Lazy("jax.experimental.pallas"), Lazy("jax.experimental.pallas.tpu")
 
 LANES = 128
 TOGETHER = 8

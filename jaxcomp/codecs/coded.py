@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Float32, UInt32
-from scipy import special
 
 from jaxcomp import bits, checks
 from jaxcomp.backend import axes, xla
@@ -20,10 +19,13 @@ from jaxcomp.codecs.payload import QuantizedPayload
 from jaxcomp.codecs.quantizer import Quantizer
 from jaxcomp.entropy.coder import Coder
 from jaxcomp.entropy.rans import Rans
+from jaxcomp.lazy import Lazy
 from jaxcomp.numerics import noise
 from jaxcomp.quantize.rounding import Subtractive
 from jaxcomp.quantize.scales import MeanAbs, RootMeanSquare
 from jaxcomp.types import Array, ArrayLike, AxisName, Key, PyTree
+
+special = Lazy("scipy.special")
 
 _START = 0x436F6465
 """Folded into the key that all workers share: where in a bucket its stream begins."""
@@ -39,6 +41,11 @@ _STRIDE = 0x9E3779B1
 
 _LONGEST = 2**26
 """Elements of a bucket: no symbol takes more than 32 bits, and places of bits are below 2³¹."""
+
+_UNIT = 2**12
+"""Elements of the buckets of a leaf that is shorter than a bucket: the head of a stream is then a
+hundredth of a bit an element.
+"""
 
 _DRAWN = 2**18
 """Elements of a law that the first table is made from."""
@@ -157,6 +164,12 @@ class Coded(WrappedCodec):
                 f"`capacity` must be at least {self.codec.bits} bits for levels without zero, got "
                 f"{self.capacity} with {self.codec.levels!r}; use levels Uniform"
             )
+
+    @property
+    def unit(self) -> int | None:
+        """4,096 elements for longer buckets: each size of a stream is a program of its own."""
+        size = self.bucket_size
+        return _UNIT if size is not None and size > _UNIT else None
 
     @property
     def unbiased(self) -> bool:

@@ -150,6 +150,7 @@ class Chained(Codec):
     codecs: tuple[Codec, ...]
 
     def __post_init__(self):
+        checks.sequence("codecs", self.codecs)
         for number, codec in enumerate(self.codecs):
             inner.check("codecs", codec, agreement=number == 0)
         sizes = {codec.bucket_size for codec in self.codecs}

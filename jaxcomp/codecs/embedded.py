@@ -46,6 +46,7 @@ class Embedded(WrappedCodec):
     block: int = 4096
     shared: bool = False
     alone = 1 / 2
+    decodes_in_passes = True
     contractive = False
     bits_per_element = None
     reorders = False

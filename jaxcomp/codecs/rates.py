@@ -43,6 +43,7 @@ def at_rate(
     """
     checks.number("bits", bits, 0.0, 8.0)
     checks.positive("bits", bits)
+    checks.bucket_size(bucket_size)
     whole = int(bits)
     one_block = bucket_size is not None and bucket_size <= block
     rotated = None if one_block else block

@@ -1,6 +1,8 @@
 """Codecs of randomly rotated buckets."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -64,6 +66,7 @@ class Rotated(WrappedCodec, public=("rotate", "unrotate")):
     shared: bool = False
     unbiased_on_average: bool = False
     alone = 1 / 2
+    decodes_in_passes = True
 
     def __post_init__(self):
         inner.check("codec", self.codec, sums=self.shared, guesses=True)
@@ -116,6 +119,12 @@ class Rotated(WrappedCodec, public=("rotate", "unrotate")):
 
     mixed = 0
 
+    @property
+    def unit(self) -> int | None:
+        """The unit of the codec, in whole blocks."""
+        unit = self.codec.unit
+        return None if unit is None else self._padded(unit)[0]
+
     def variance_bound(self, size: int) -> float | None:
         """The codec's bound for the rotated bucket, which has no outliers."""
         padded, block = self._padded(size)
@@ -136,28 +145,19 @@ class Rotated(WrappedCodec, public=("rotate", "unrotate")):
         return dataclasses.replace(self, codec=self.codec.summable(workers))
 
     def encode(self, key: Key, x: Array, count: Array, state: Any) -> tuple[Any, Any]:
-        def encode(first, x, count):
-            own = key._replace(first=first)
-            return self.codec.encode(own, *self.transform(own, x, count), state)
-
         if self.guided and jax.tree.leaves(state):
             z, count = self.transform(key, x, count)
             return self.codec.encode(key, z, count, self._guesses(key, state))[0], state
         if jax.tree.leaves(state):  # The state belongs to the whole batch.
-            return encode(key.first, x, count)
-        return blocking.over_rows(lambda *some: encode(*some)[0], key.first, x, count), state
+            return self.codec.encode(key, *self.transform(key, x, count), state)
+        common = (key.shared, key.own, state)
+        return blocking.over_rows(_encoder(self), key.first, x, count, common=common), state
 
     def decode(self, key: Key, payload: Any, like: ArrayLike, side: Any = None) -> Array:
-        def some(first, payload, side):
-            rows = jax.tree.leaves(payload)[0].shape[0]
-            part = jax.ShapeDtypeStruct((rows, like.shape[1]), like.dtype)
-            own = key._replace(first=first)
-            z = self.codec.decode(own, payload, self.inner_like(part), side)
-            return self.unrotate(own, z, part)
-
+        some = _decoder(self, like.shape[1], jnp.dtype(like.dtype))
         if self.guided and side is not None:
-            return some(key.first, payload, self._guesses(key, side))
-        return blocking.over_rows(some, key.first, payload, side)
+            return some(key.first, payload, self._guesses(key, side), key.shared, key.own)
+        return blocking.over_rows(some, key.first, payload, side, common=(key.shared, key.own))
 
     def decode_sum(
         self,
@@ -216,6 +216,31 @@ class Rotated(WrappedCodec, public=("rotate", "unrotate")):
 
     def inner_like(self, like: ArrayLike) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((like.shape[0], self._padded(like.shape[1])[0]), jnp.float32)
+
+
+@functools.lru_cache(maxsize=1024)
+def _encoder(codec: Rotated) -> Callable[..., Any]:
+    """Encodes some rows, by the number of the first of them."""
+
+    def encode(first: Array, x: Array, count: Array, shared: Array, own: Array, state: Any) -> Any:
+        key = Key(shared, own, first)
+        return codec.codec.encode(key, *codec.transform(key, x, count), state)[0]
+
+    return encode
+
+
+@functools.lru_cache(maxsize=1024)
+def _decoder(codec: Rotated, size: int, dtype: Any) -> Callable[..., Array]:
+    """Decodes some rows of this size, by the number of the first of them."""
+
+    def decode(first: Array, payload: Any, side: Any, shared: Array, own: Array) -> Array:
+        rows = jax.tree.leaves(payload)[0].shape[0]
+        like = jax.ShapeDtypeStruct((rows, size), dtype)
+        key = Key(shared, own, first)
+        z = codec.codec.decode(key, payload, codec.inner_like(like), side)
+        return codec.unrotate(key, z, like)
+
+    return decode
 
 
 def _root(block: int) -> float:

@@ -60,6 +60,13 @@ class Sparsifier(Codec):
     unbiased = False
     joined_leaf = 2**30  # A program for one more size takes the compiler two seconds.
 
+    @property
+    def alone(self) -> float:
+        """Half of the elements in buckets, since a program for one more shape compiles for seconds;
+        a leaf taken whole is one in any case.
+        """
+        return Codec.alone if self.bucket_size is None else 1 / 2
+
     def __post_init__(self):
         checks.part("choice", self.choice, Choice)
         checks.part("indices", self.indices, Indices)

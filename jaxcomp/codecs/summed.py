@@ -81,6 +81,7 @@ class Summed(Codec, public=("agreed", "measure", "repacked", "width", "words")):
 
     def __post_init__(self):
         checks.bucket_size(self.bucket_size)
+        checks.part("levels", self.levels, Levels)
         checks.integer("limit", self.limit, 1, self.levels.magnitude)
         checks.integer("workers", self.workers, 1)
         if self.width > WIDEST:

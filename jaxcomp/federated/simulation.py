@@ -121,8 +121,9 @@ class Simulation:
         self._centres = [self.state.params]
         devices = 1 if mesh is None else mesh.size
         row_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(row))
-        chunks = min(-(-clients // (chunk * devices)), max(1, _BLOCK // (chunk * row_bytes + 1)))
-        self._size = chunk * devices * chunks
+        once = chunk * devices
+        chunks = min(-(-clients // once), max(1, _BLOCK // (once * row_bytes + 1)))
+        self._size = once * chunks
         self._program = Program(
             method, chunk, mesh, together, messages > 0 or not method.aggregate.streams
         )
@@ -255,7 +256,7 @@ class Simulation:
 
 
 _BLOCK = 2**26
-"""Bytes of the table that are on a device at once."""
+"""Bytes of the table in one block, over all devices: the host holds several copies of a block."""
 
 
 def _table(where: Any, row: PyTree, clients: int, mesh: Mesh | None) -> Table:

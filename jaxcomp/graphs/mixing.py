@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy import optimize
 
 from jaxcomp.base import Graph
 
@@ -152,6 +151,8 @@ def _permutations(matrix: np.ndarray) -> np.ndarray:
     if len(places) == most:  # Shifts, which suit rings of devices.
         found = [(to + place) % workers for place in places]
         return np.array([np.where(edges[to, j], j, -1 - j) for j in found]).reshape(-1, workers)
+    from scipy import optimize  # Only for graphs that need it: the import takes long.
+
     real, filled = edges.astype(int), _filler(edges, most)
     found = np.zeros((most, workers), int)
     for number in range(most):

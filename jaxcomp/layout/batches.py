@@ -326,4 +326,8 @@ def batch_keys(key: Array, batches: Sequence[Any], worker: Array | int) -> list[
     numbers = jnp.arange(len(batches), dtype=jnp.uint32)
     shared = jax.vmap(noise.fold, in_axes=(None, 0))(key, numbers)
     own = jax.vmap(noise.fold, in_axes=(0, None))(shared, worker)
-    return [Key(shared[n], own[n], jnp.uint32(0)) for n in range(len(batches))]
+
+    def one(keys: Array, number: int) -> Array:  # A subscript would be eight lines of the program.
+        return lax.index_in_dim(keys, number, keepdims=False)
+
+    return [Key(one(shared, n), one(own, n), jnp.uint32(0)) for n in range(len(batches))]

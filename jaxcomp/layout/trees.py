@@ -81,7 +81,7 @@ def layout(codec: "Codec | Policy", tree: PyTree, shares: int = 1, runs: int = 1
         if picked is None or like.size == 0:
             dense.append(number)
             continue
-        size = min(picked.bucket_size or -(-like.size // shares), like.size)
+        size = picked.bucket_of(like.size) if picked.bucket_size else -(-like.size // shares)
         groups.setdefault((picked, like.dtype, size), []).append(Piece(number, 0, like.size))
     batches = grouping.batches(groups, shares, runs)
     return Layout(

@@ -1,6 +1,5 @@
 """The arguments of a training step: names, batches, and checks of their placement."""
 
-import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -44,9 +43,12 @@ class Arguments:
             self.signature = None
         self.default = batch_argnums is None and not batch_argnames
         last = (-1,) if self.default else ()
-        self.batches = last if batch_argnums is None else _tuple(batch_argnums)
-        self.batch_names, self.donated = _tuple(batch_argnames), _tuple(donate_argnums)
-        self.donated_names = _tuple(donate_argnames)
+        self.batches = (
+            last if batch_argnums is None else _tuple("batch_argnums", batch_argnums, int)
+        )
+        self.batch_names = _tuple("batch_argnames", batch_argnames, str)
+        self.donated = _tuple("donate_argnums", donate_argnums, int)
+        self.donated_names = _tuple("donate_argnames", donate_argnames, str)
         self._check_names("batch_argnames", self.batch_names)
         self._check_names("donate_argnames", self.donated_names)
 
@@ -209,15 +211,15 @@ def _kind(leaf: Any) -> tuple:
     return jnp.shape(leaf), jnp.result_type(leaf)
 
 
-@functools.singledispatch
-def _tuple(one: Any) -> tuple:
-    return tuple(one)
-
-
-@_tuple.register(int)
-@_tuple.register(str)
-def _(one: Any) -> tuple:
-    return (one,)
+def _tuple(name: str, given: Any, kind: type) -> tuple:
+    """One number or name, or several, as a tuple."""
+    several = (
+        (given,) if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
+    )
+    if not all(isinstance(one, kind) for one in several):
+        wanted = "numbers" if kind is int else "names"
+        raise ValueError(f"`{name}` must be {wanted} of arguments of the step, got {given!r}")
+    return several
 
 
 def _split_over(leaf: Any) -> set[str]:

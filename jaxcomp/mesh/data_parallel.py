@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxcomp.backend import axes
+from jaxcomp import checks
 from jaxcomp.mesh import arguments, axis_types, objects, per_worker, place, placement, replicas
 from jaxcomp.mesh.mapped_step import MappedStep
 from jaxcomp.types import AxisName, PyTree
@@ -79,11 +79,8 @@ def data_parallel(
         >>> mean(jnp.arange(4.0))
         Array(6., dtype=float32)
     """
-    missing = [name for name in axes.names(axis_name) if name not in mesh.axis_names]
-    if missing:
-        raise ValueError(
-            f"`axis_name` must name axes of the mesh {mesh.axis_names}, got {missing[0]!r}"
-        )
+    checks.function("step", step)
+    placement.check_axes(mesh, axis_name)
     given = arguments.Arguments(
         step, batch_argnums, batch_argnames, donate_argnums, donate_argnames
     )
@@ -189,6 +186,7 @@ def init_state(tx: Any, params: PyTree, mesh: Mesh, axis_name: AxisName) -> PyTr
         ValueError: if parameters are split over the workers, or if optax keeps arrays of gradients
             before the mean (wrap that transformation with `jaxcomp.per_worker`).
     """
+    checks.transformation("tx", tx)
     params = place.place(params, mesh, axis_name)
     init = data_parallel(lambda p, _: tx.init(p), mesh, axis_name)
     homes = placement.homes(params, mesh)

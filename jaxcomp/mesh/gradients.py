@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxcomp import checks
 from jaxcomp.backend import axes
 from jaxcomp.mesh import objects
 from jaxcomp.types import AxisName, PyTree
@@ -99,6 +100,7 @@ def value_and_grad(
         >>> jaxcomp.data_parallel(step, mesh, "data")(jnp.float32(2), jnp.arange(4.0))
         (Array(12., dtype=float32), Array(6., dtype=float32))
     """
+    checks.function("loss_fn", loss_fn)
 
     @functools.wraps(loss_fn)
     def run(*args: Any, **kwargs: Any) -> Any:

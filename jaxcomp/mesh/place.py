@@ -42,6 +42,7 @@ def place(tree: PyTree, mesh: Mesh, axis_name: AxisName, *, params: PyTree | Non
         >>> place({"w": jnp.ones(2)}, mesh, "data")["w"].sharding.spec
         P()
     """
+    placement.check_axes(mesh, axis_name)
     workers, homes = workers_of(mesh, axis_name), placement.homes(params, mesh)
 
     def put(path, leaf):

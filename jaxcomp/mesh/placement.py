@@ -13,12 +13,26 @@ import numpy as np
 from jax import core
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from jaxcomp.backend import axes
 from jaxcomp.mesh import axis_types, per_worker
 from jaxcomp.mesh.axis_types import automatic, explicit
 from jaxcomp.types import AxisName, PyTree
 
 Homes = dict[tuple, PartitionSpec]
 """By path and shape, how parameters lie on the mesh."""
+
+
+def check_axes(mesh: Any, axis_name: AxisName) -> None:
+    """Raises a `ValueError` unless `mesh` is a mesh that has these axes."""
+    if not isinstance(mesh, Mesh | AbstractMesh):
+        raise ValueError(
+            "`mesh` must be a jax.sharding.Mesh, such as jax.make_mesh((jax.device_count(),), "
+            f"('data',)), got {mesh!r}"
+        )
+    missing = [name for name in axes.names(axis_name) if name not in mesh.axis_names]
+    if missing or not axes.names(axis_name):
+        came = repr(missing[0]) if missing else "none"
+        raise ValueError(f"`axis_name` must name axes of the mesh {mesh.axis_names}, got {came}")
 
 
 def to_automatic(args: PyTree, mesh: Mesh) -> PyTree:

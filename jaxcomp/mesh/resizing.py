@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxcomp import checks
 from jaxcomp.backend import axes
 from jaxcomp.mesh import axis_types, per_worker
 from jaxcomp.quantize import blocks
@@ -61,6 +62,7 @@ def resize_workers(tx: Any, state: PyTree, params: PyTree, workers: int) -> PyTr
         place it with `jax.device_put` and `state_specs`, or with `jaxcomp.place`. The state of a
         sharded model keeps its shards.
     """
+    checks.transformation("tx", tx)
     if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
         raise ValueError(f"`workers` must be a positive integer, got {workers!r}")
     counts = {

@@ -5,6 +5,7 @@ import hashlib
 import numbers
 from typing import Any
 
+from jaxcomp.layout.batches import Batch
 from jaxcomp.layout.trees import Layout
 from jaxcomp.quantize.levels import TRIT
 
@@ -26,11 +27,19 @@ RENAMED = {1: {"RiceGaps": "Rice"}}
 def digests(codec: Any, plan: Layout) -> dict[int, bytes]:
     """The digest in each version in which such a tree is read.
 
-    Version 1 encoded leaves of several sizes apart where a codec takes a leaf whole. Since version
-    2 they share a bucket.
+    Version 1 encoded leaves of several sizes apart where a codec takes a leaf whole, and a leaf
+    shorter than a bucket in one of its own size. Since version 2 the former share a bucket, and the
+    latter are cut into units, where the codec has them.
     """
-    shared = any(batch.segments is not None for batch in plan.batches)
-    return {v: digest(codec, plan, v) for v in READABLE if v > 1 or not shared}
+    changed = any(batch.segments is not None or _in_units(batch, plan) for batch in plan.batches)
+    return {v: digest(codec, plan, v) for v in READABLE if v > 1 or not changed}
+
+
+def _in_units(batch: Batch, plan: Layout) -> bool:
+    """Whether a leaf is in buckets that are neither full-sized nor of its own size."""
+    if batch.codec.unit is None or batch.size == batch.codec.bucket_size:
+        return False
+    return any(plan.likes[piece.leaf].size != batch.size for piece in batch.pieces)
 
 
 def digest(codec: Any, plan: Layout, version: int = VERSION) -> bytes:

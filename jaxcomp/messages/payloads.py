@@ -187,6 +187,10 @@ def _shapes(leaves: Any) -> str:
 
 
 def _expected(codec: "Codec | Policy", like: PyTree) -> Expected:
+    if not isinstance(codec, Codec | Policy):
+        raise ValueError(
+            f"`codec` must be a codec such as jaxcomp.qsgd_inf(bits=4), or a Policy, got {codec!r}"
+        )
     leaves, treedef = jax.tree.flatten(like)
     leaves = [leaf if hasattr(leaf, "dtype") else np.asarray(leaf) for leaf in leaves]
     kinds = tuple((tuple(leaf.shape), leaf.dtype) for leaf in leaves)

@@ -87,10 +87,15 @@ def fold(key: UInt32[Array, "2"], *words: "Array | int") -> UInt32[Array, "2"]:
         >>> bool((fold(key, 3, 5) == fold(key, 5, 3)).all())
         False
     """
-    high, low = key[0], key[1]
     for word in words:
-        high, low = absorb(high, low, jnp.asarray(word).astype(jnp.uint32))
-    return jnp.stack([high, low])
+        key = _folded(key, jnp.asarray(word).astype(jnp.uint32))
+    return key
+
+
+# A function of the program, which would otherwise have its eighty lines once for every fold.
+@jax.jit
+def _folded(key: UInt32[Array, "2"], word: Array) -> UInt32[Array, "2"]:
+    return jnp.stack(absorb(key[0], key[1], word))
 
 
 def seeds(

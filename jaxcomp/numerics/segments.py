@@ -9,6 +9,7 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -73,6 +74,8 @@ class Segments:
         """The element after the last row of each segment."""
         return (*self.starts[1:], self.size)
 
+    # Functions of the program, which calls them for every maximum, sum and scale of segments.
+    @functools.partial(jax.jit, static_argnums=0)
     def per_row(self, values: Array) -> Array:
         """The value of each row's segment: `[n, segments]` to `[n, rows]`."""
         if self.number == 1:
@@ -88,6 +91,7 @@ class Segments:
             values.shape[0], -1
         )
 
+    @functools.partial(jax.jit, static_argnums=0)
     def total(self, rows: Array) -> Array:
         """The sum of the rows of each segment: integers `[n, rows]` to `[n, segments]`."""
         if self.number == 1:
@@ -96,6 +100,7 @@ class Segments:
         ids = self._of_rows()
         return empty.at[:, ids].add(rows, indices_are_sorted=True, mode="drop")
 
+    @functools.partial(jax.jit, static_argnums=0)
     def largest(self, rows: Array) -> Array:
         """The maximum of the rows of each segment, at least zero, `[n, segments]`."""
         if self.number == 1:
@@ -120,6 +125,7 @@ class Segments:
         row = lax.broadcasted_iota(jnp.int32, (count.shape[0], self.rows), 1) - begins
         return jnp.clip(self.per_row(count) - row * self.width, 0, self.width)
 
+    @functools.partial(jax.jit, static_argnums=0)
     def _of_rows(self) -> Int32[Array, " rows"]:
         """The segment of each row: counted in the program, since a table would be part of it."""
         # Behind a barrier: the compiler would count for seconds to have the table after all.

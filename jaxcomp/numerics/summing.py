@@ -5,12 +5,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import core, lax
 
+from jaxcomp.backend import axes
 from jaxcomp.types import Array, ArrayLike, Key
 
 UNROLLED = 16
-"""Workers whose payloads are decoded and added in one fused pass; the rest follow in a loop."""
+"""Workers at most whose payloads are decoded and added in one fused pass."""
+
+_TOGETHER = 8
+"""Workers of a pass where there are more, so that the program is no longer for any number of them.
+"""
 
 
 def wide(dtype: Any) -> Any:
@@ -36,8 +41,21 @@ def one_by_one(
     payloads: Any,
     like: ArrayLike,
     weights: Array | None = None,
+    *,
+    looped: bool = False,
 ) -> Array:
-    """`Σ wᵢ · decode(keyᵢ, payloadᵢ, wide)` in worker order, in `accumulator(like).dtype`."""
+    """`Σ wᵢ · decode(keyᵢ, payloadᵢ, wide)` in worker order, in `accumulator(like).dtype`.
+
+    Args:
+        decode: decodes one payload to an array like its last argument.
+        keys: each worker's key; `own` has a leading workers axis.
+        payloads: the payload tree with a leading workers axis.
+        like: shape and dtype of one decoded batch.
+        weights: `[workers]`, or None for all ones.
+        looped: a loop over all workers in a compiled program, for a decoder that cannot be fused
+            with the sum: one pass for all workers would not save memory traffic, and the program
+            would have the decoder once for every worker.
+    """
     wide = accumulator(like)
 
     def term(index):
@@ -45,7 +63,10 @@ def one_by_one(
         payload = jax.tree.map(lambda leaf: leaf[index], payloads)
         return weighted(decode(key, payload, wide), None if weights is None else weights[index])
 
-    return in_order(term, keys.own.shape[0])
+    arrays = jax.tree.leaves((keys, payloads, weights))
+    # Eagerly, a loop would be compiled anew at each call.
+    looped = looped and any(isinstance(x, core.Tracer) for x in arrays)
+    return in_order(term, keys.own.shape[0], looped=looped)
 
 
 def mean_factors(workers: int) -> tuple[float, float]:
@@ -95,8 +116,38 @@ def weighted(x: Array, weight: Array | None = None) -> Array:
     return jnp.where(weight == 0, 0, weight * x)
 
 
-def in_order(term, workers: int) -> Array:
-    """`term(0) + term(1) + …`, always added in this order."""
+def in_order(term: Callable[[Any], Array], workers: int, *, looped: bool | None = None) -> Array:
+    """`term(0) + term(1) + …`, always added in this order.
+
+    Args:
+        term: the term of a worker.
+        workers: the number of terms, at least one.
+        looped: True for a loop over all of them; None for one fused pass of up to sixteen, and
+            a loop over passes of eight for more.
+    """
+    group = 1 if looped else _TOGETHER
+    whole = workers // group if looped or workers > UNROLLED else 0
+
+    def step(number: Array, total: Array) -> Array:
+        one = term(number * group)
+        # Not added to zero, which would take the sign of a zero.
+        total = jnp.where(number == 0, one, total + one)
+        for index in range(1, group):
+            total = total + term(number * group + index)
+        return total
+
+    if whole:
+        like = jax.eval_shape(term, jnp.zeros((), jnp.int32))
+        total = lax.fori_loop(0, whole, step, axes.zeros(like))
+    else:
+        total = term(0)
+    for index in range(max(whole * group, 1), workers):
+        total = total + term(index)
+    return total
+
+
+def in_kernel(term: Callable[[Any], Array], workers: int) -> Array:
+    """`in_order` for a kernel, whose loop cannot begin with zeros: it follows the first terms."""
     total = term(0)
     for index in range(1, min(workers, UNROLLED)):
         total = total + term(index)

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxcomp import checks
 from jaxcomp.base import Reducer
 from jaxcomp.feedback import Link
 from jaxcomp.reducers import accounting
@@ -137,7 +138,9 @@ def describe(
         w Quantizer(Sign, MeanAbs, Nearest, bucket_size=512) 1.0625 default
     """
     reducer = mean.as_reducer(codec_or_reducer)
-    axes = workers if isinstance(workers, tuple) else (workers or 1,)
+    axes = workers if isinstance(workers, tuple) else (1 if workers is None else workers,)
+    for number in axes:
+        checks.integer("workers", number, 1)
     plan = accounting.plan(reducer, params, axes)
     sizes = accounting.batch_bytes(reducer, plan)
     dtype = accounting.dense_dtype(reducer)

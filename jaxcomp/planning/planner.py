@@ -154,13 +154,7 @@ def plan(
         normal vector, without feedback; `caution` warns if the best way loses nearly all of it.
     """
     levels = workers if isinstance(workers, tuple) else (workers,)
-    if math.prod(levels) < 2:
-        raise ValueError(f"`workers` must be at least 2 in all, got {workers!r}")
-    if (len(levels) > 1) != (fast is not None):
-        raise ValueError(
-            "`fast` must be the network of the last workers if `workers` has a number for each "
-            f"level, and only then, got workers={workers!r} and fast={fast!r}"
-        )
+    _check(workers, levels, network, codecs, fast)
     checks.choice("link_per", link_per, ("host", "device"))
     if isinstance(params, int):
         params = models.transformer(params)
@@ -191,6 +185,31 @@ def plan(
     taken = named[planned.best.way.name]
     leaves = _leaves(taken, params, levels, network, clock, sharing)
     return dataclasses.replace(planned, leaves=leaves)
+
+
+def _check(
+    workers: Any, levels: tuple[int, ...], network: Any, codecs: Any, fast: Network | None
+) -> None:
+    """Raises a `ValueError` for wrong types, and for arguments that do not fit together."""
+    for level in levels:
+        checks.integer("workers", level, 1)
+    if codecs is not None and not isinstance(codecs, Mapping):
+        raise ValueError(
+            "`codecs` must be codecs or reducers by name, such as {'sign': jaxcomp.sign()}, got "
+            f"{codecs!r}"
+        )
+    if not isinstance(network, Network):
+        raise ValueError(
+            "`network` must be a jaxcomp.planning.Network(bandwidth=1.25e9, latency=50e-6), got "
+            f"{network!r}"
+        )
+    if math.prod(levels) < 2:
+        raise ValueError(f"`workers` must be at least 2 in all, got {workers!r}")
+    if (len(levels) > 1) != (fast is not None):
+        raise ValueError(
+            "`fast` must be the network of the last workers if `workers` has a number for each "
+            f"level, and only then, got workers={workers!r} and fast={fast!r}"
+        )
 
 
 def _free(clock: Clock) -> Clock:

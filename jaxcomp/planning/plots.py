@@ -11,19 +11,42 @@ _DECADES = 6
 _POINTS = 240
 
 
+def check(path: pathlib.Path) -> None:
+    """Checks that a picture can be written there, before work that takes long.
+
+    Raises:
+        ValueError: if matplotlib is not installed, does not know the ending, or if there is no such
+            folder.
+    """
+    kinds = figure_class()().canvas.get_supported_filetypes()
+    if path.suffix.lower().removeprefix(".") not in kinds:
+        raise ValueError(f"a picture must end in .png, .svg or .pdf, got {str(path)!r}")
+    if not path.absolute().parent.is_dir():
+        raise ValueError(f"a picture must be in a folder that exists, got {str(path)!r}")
+
+
+def figure_class() -> Any:
+    """matplotlib's `Figure`, which draws without a window.
+
+    Raises:
+        ValueError: if matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure  # An extra, and slow to import.
+    except ImportError:
+        raise ValueError(
+            "a picture needs matplotlib, which is not installed: pip install 'jaxcomp[plot]'"
+        ) from None
+    return Figure
+
+
 def save(planned: plan_.Plan, path: pathlib.Path) -> None:
     """Draws a plan on slower and faster links too, and writes it as the path's ending says.
 
     Raises:
         ValueError: if matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ValueError(
-            "a plot needs matplotlib, which is not installed: pip install 'jaxcomp[plot]'"
-        ) from None
-    figure = Figure(figsize=(9, 5.2), layout="constrained")
+    figure = figure_class()(figsize=(9, 5.2), layout="constrained")
     draw(figure.add_subplot(), planned)
     figure.savefig(path, dpi=160)
 

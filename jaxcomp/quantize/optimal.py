@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -66,13 +67,23 @@ class Lattice(Scale):
         found = jnp.full_like(top, self.steps)
         one = 1 << sums.FRACTION
         points = (ratio * jnp.float32(one)).astype(jnp.int32)
+        # A function of the program, which calls it for every number; a kernel has none.
+        worst_of = _shared_farthest if rows.staged else _farthest
         for number in reversed(range(1, self.steps + 1)):
-            off = (points * number + (one >> 1)) & (one - 1)
-            worst = sums.max_abs((off - (one >> 1)).astype(jnp.float32), rows)
+            worst = worst_of(points, jnp.int32(number), rows)
             found = jnp.where(worst < one * _ALIKE, jnp.float32(number), found)
         scale = top * (exact.reciprocal(found, rows.digits) * jnp.float32(self.steps))
         return jnp.where(sums.is_finite(top), jnp.minimum(scale, _LARGEST), top)
 
+
+def _farthest(points: Int32[Array, "n size"], number: Array, rows: Rows) -> Float32[Array, "n 1"]:
+    """The largest distance of `points · number` from an integer, in units of `2⁻ᶠ`."""
+    one = 1 << sums.FRACTION
+    off = (points * number + (one >> 1)) & (one - 1)
+    return sums.max_abs((off - (one >> 1)).astype(jnp.float32), rows)
+
+
+_shared_farthest = jax.jit(_farthest, static_argnums=2)
 
 _LARGEST = float(np.finfo(np.float32).max)
 

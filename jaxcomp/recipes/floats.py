@@ -170,7 +170,7 @@ def natural_dithering(
     norms = {2: scales.L2(), float("inf"): scales.MaxAbs()}
     return Quantizer(
         levels=levels.Float(positive=2 ** (bits - 1) - 1),
-        scale=norms[p] if p in norms else scales.PNorm(p),
+        scale=norms[p] if isinstance(p, int | float) and p in norms else scales.PNorm(p),
         rounding=rounding_.Stochastic(),
         steps=steps.PowerOfTwo("stochastic") if natural_norm else steps.Exact(),
         bucket_size=bucket_size,

@@ -193,6 +193,8 @@ def dsc(
         `ndsc`, which has a smaller error at two, three and four bits an element: there the gain
         in the constant is smaller than the cost of `λ` times the coordinates.
     """
+    checks.positive("bits", bits)
+    checks.number("redundancy", redundancy, 1.0)
     codec = _even_at_rate(bits / redundancy, bucket_size, dithered)
     return Embedded(codec=codec, redundancy=redundancy)
 

@@ -339,6 +339,7 @@ def fastsgd(
         If tails are light, few elements are within whole steps of the largest, and less than the
         fraction is sent.
     """
+    checks.integer("per_octave", per_octave, 1)
     checks.integer("most", most, 0, min(127, 126 * per_octave))
     choice = NearLargest(fraction, most, per_octave)
     table = Geometric(positive=most + 1, per_octave=per_octave)

@@ -34,6 +34,7 @@ def msc(codec: Codec, stages: int) -> Chained | Staged:
         for signs, random indices, low rank and quantisers of few levels.
     """
     checks.integer("stages", stages, 1)
+    checks.part("codec", codec, Codec)
     if codec.unbiased:
         return Staged(codec=codec, stages=stages)
     return Chained(codecs=(codec,) * stages)

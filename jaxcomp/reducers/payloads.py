@@ -58,7 +58,7 @@ def encode(
         if weight is not None and batch.codec.agrees:
             x = jnp.where(weight == 0, 0, x)
         if not first or batch.codec.sided:
-            state = batch.codec.agree(own, x, count, state, axis_name)
+            state = _agreement(batch.codec, axis_name)(own, x, count, state)
         payload, after = _encoder(batch.codec)(own, x, count, state)
         found.append((payload, after, batch.codec.side(state)))
     return Encoded(*(tuple(column) for column in zip(*found, strict=True))) if found else _NOTHING
@@ -98,6 +98,14 @@ def decoder(batch: Any, payload: PyTree) -> Callable[..., Array]:
 def _encoder(codec: Any) -> Callable[..., Any]:
     """`codec.encode` as one function for equal batches of a program."""
     return jax.jit(codec.encode)
+
+
+@functools.lru_cache(maxsize=1024)
+def _agreement(codec: Any, axis_name: AxisName) -> Callable[..., Any]:
+    """`codec.agree` as one function for equal batches of a program."""
+    if not codec.agrees:
+        return lambda key, x, count, state: state
+    return jax.jit(functools.partial(codec.agree, axis_name=axis_name))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -216,7 +224,10 @@ def _each(codec: Any, like: Any, lanes: int, sliced: bool) -> Callable[..., Arra
             first = (worker * like.shape[0]).astype(jnp.uint32) if sliced else keys.first
             return codec.decode(Key(keys.shared, own, first), payload, like, side)
 
-        return jax.vmap(decode)(keys.own, jnp.arange(len(keys.own)), payloads)
+        everything = keys.own, jnp.arange(len(keys.own)), payloads
+        if codec.decodes_in_passes:  # One after another, by the decoder of this worker's payloads.
+            return jax.lax.map(lambda one: decode(*one), everything)
+        return jax.vmap(decode)(*everything)
 
     return xla.compile_separately(whole, lanes, math.prod(like.shape))
 

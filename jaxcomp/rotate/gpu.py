@@ -1,4 +1,4 @@
-"""Rotations as Pallas kernels for a GPU, lowered through Triton.
+"""Rotations as Pallas kernels for a GPU.
 
 One program holds a few blocks, or one, and reads and writes each element once. It works on sixteen
 parts of a block, element by element: four stages of the network. Then what was side by side is
@@ -10,10 +10,9 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
 
-from jaxcomp.backend import axes
+from jaxcomp.backend import axes, triton
+from jaxcomp.backend.triton import pallas as pl
 from jaxcomp.rotate.reference import Seeds, flip_at
 from jaxcomp.types import Array
 
@@ -150,11 +149,13 @@ def _call(
         triton.store(out_ref.at[place(columns)], after(x, flip_at_columns(columns)))
 
     arrays = axes.alike(*(word[:, 0] for word in seeds), blocks)
-    return pl.pallas_call(
+    (out,) = triton.call(
         kernel,
-        out_shape=axes.result(blocks.shape, blocks.dtype, arrays[-1]),
-        grid=(pl.cdiv(n, per),),
+        [(blocks.shape, blocks.dtype)],
+        arrays,
+        programs=pl.cdiv(n, per),
+        warps=per * block // 1024,
+        name=name,
         interpret=interpret,
-        compiler_params=triton.CompilerParams(num_warps=per * block // 1024, num_stages=1),
-        name=f"jaxcomp_{name}",
-    )(*arrays)
+    )
+    return out

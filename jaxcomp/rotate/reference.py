@@ -102,10 +102,8 @@ def butterflies(
         x = x.reshape(rows, block // (radix * stride), radix, stride)
         # If fused, a pass would repeat the work of the pass before it for each of its terms. XLA
         # removes a barrier before a CPU's last fusion, but not a separate function.
-        if seeds is None or stride > 1:
-            x = xla.compile_separately(_pass)(x)
-        else:
-            x = xla.compile_separately(_flipped_pass)(x, seeds)
+        flips = seeds is not None and stride == 1
+        x = _separate_flipped_pass(x, seeds) if flips else _separate_pass(x)
         x = lax.optimization_barrier(x)
     return x.reshape(rows, block)
 
@@ -140,10 +138,15 @@ def _pass(x: Float32[Array, "rows groups radix stride"]) -> Array:
     while len(terms) > 1:
         half = len(terms) // 2
         # A product with ±1 is exact, so it may be fused with the sum.
-        sign = jnp.asarray(np.where(number & half, -1, 1), jnp.float32)
+        sign = np.where(number & half, np.float32(-1), np.float32(1))
         terms = [a + sign * b for a, b in zip(terms[:half], terms[half:], strict=True)]
     return terms[0]
 
 
 def _flipped_pass(x: Float32[Array, "rows groups radix stride"], seeds: Seeds) -> Array:
     return flip(_pass(x), seeds)
+
+
+# Kept, so that a program has a pass once, however many rotations it makes.
+_separate_pass = xla.compile_separately(_pass)
+_separate_flipped_pass = xla.compile_separately(_flipped_pass)

@@ -10,12 +10,13 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
 
 from jaxcomp.backend import axes
+from jaxcomp.lazy import Lazy
 from jaxcomp.rotate.reference import Seeds, flip_at
 from jaxcomp.types import Array
+
+pl, pltpu = Lazy("jax.experimental.pallas"), Lazy("jax.experimental.pallas.tpu")
 
 LANES = 128
 ROWS = 8

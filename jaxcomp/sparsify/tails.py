@@ -14,15 +14,17 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float32, Int32
-from scipy import special
 
 from jaxcomp.backend.xla import block_fma
+from jaxcomp.lazy import Lazy
 from jaxcomp.numerics import exact
 from jaxcomp.numerics.segments import Segments
 from jaxcomp.quantize import sums
 from jaxcomp.sparsify import selection
 from jaxcomp.sparsify.logarithm import FRACTION, exp2, log2, log2_fixed
 from jaxcomp.types import Array
+
+special = Lazy("scipy.special")
 
 _LOG2E = math.log2(math.e)
 _LN2 = math.log(2)

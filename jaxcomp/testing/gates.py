@@ -31,6 +31,8 @@ def check_gate(gate: Gate, *, workers: int = 4, steps: int = 24) -> None:
         >>> check_gate(jaxcomp.gates.Bernoulli(0.5))
     """
     assert_hashable(gate)
+    if not isinstance(gate, Gate):
+        raise AssertionError(f"a gate must derive from jaxcomp.Gate, got {gate!r}")
     like = {"w": jnp.ones((3, 4))}
     factor = gate.factor(workers)
     if not (isinstance(factor, float) and np.isfinite(factor) and factor >= 1):

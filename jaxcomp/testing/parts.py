@@ -34,6 +34,8 @@ def check_feedback(feedback: Feedback) -> None:
         >>> check_feedback(jaxcomp.Residual())
     """
     assert_hashable(feedback)
+    if not isinstance(feedback, Feedback):
+        raise AssertionError(f"a feedback must derive from jaxcomp.Feedback, got {feedback!r}")
     tree = {"a": gaussian(40).reshape(8, 5), "b": gaussian(3).astype(jnp.bfloat16)}
     state = feedback.init(tree, tree)
 
@@ -123,6 +125,8 @@ def check_reducer(
         >>> check_reducer(jaxcomp.Gather(jaxcomp.qsgd_inf(bits=4)))
     """
     assert_hashable(reducer)
+    if not isinstance(reducer, Reducer):
+        raise AssertionError(f"a reducer must derive from jaxcomp.Reducer, got {reducer!r}")
     sizes: tuple[int, ...] = workers if isinstance(workers, tuple) else (workers,)
     names = tuple(f"workers{i}" for i in range(len(sizes)))
     axis_name = names if len(sizes) > 1 else names[0]

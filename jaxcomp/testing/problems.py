@@ -39,6 +39,11 @@ class Quadratics(NamedTuple):
         """The data of each worker, along the leading axis."""
         return self.matrices, self.targets
 
+    @property
+    def smoothnesses(self) -> np.ndarray:
+        """`Lᵢ` of every worker's loss, `[workers]`; theory often has `L̃ = √(mean Lᵢ²)`."""
+        return _largest_squares(self.matrices) + self.ridge
+
     def gradient(self, x: Array, matrix: Array, target: Array) -> Array:
         """The gradient of one worker's loss."""
         return matrix.T @ (matrix @ x - target) + self.ridge * x
@@ -76,6 +81,11 @@ class Logistic(NamedTuple):
         """The data of each worker, along the leading axis."""
         return self.features, self.labels
 
+    @property
+    def smoothnesses(self) -> np.ndarray:
+        """`Lᵢ` of every worker's loss, `[workers]`; theory often has `L̃ = √(mean Lᵢ²)`."""
+        return _largest_squares(self.features) / (4 * self.labels.shape[1]) + self.ridge
+
     def gradient(self, x: Array, features: Array, labels: Array) -> Array:
         """The gradient of a worker's loss: the mean of `log(1 + exp(−y ⟨a, x⟩))`, and the ridge."""
         pull = labels * jax.nn.sigmoid(-labels * (features @ x))
@@ -88,6 +98,11 @@ class Logistic(NamedTuple):
     def accuracy(self, x: Array) -> Array:
         """The fraction of rows that are classified correctly."""
         return jnp.mean(jnp.sign(self.features @ x) == self.labels)
+
+
+def _largest_squares(matrices: Array) -> np.ndarray:
+    """The square of the largest singular value of each matrix."""
+    return np.linalg.norm(np.asarray(matrices, np.float64), ord=2, axis=(1, 2)) ** 2
 
 
 def logistic(features: Any, labels: Any, workers: int, ridge: float = 0.01) -> Logistic:

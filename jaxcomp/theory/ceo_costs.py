@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from typing import Any, final
 
 import numpy as np
-from scipy import optimize
 
 from jaxcomp import checks
+from jaxcomp.lazy import Lazy
 from jaxcomp.theory import ceo
+
+optimize = Lazy("scipy.optimize")
 
 
 @final

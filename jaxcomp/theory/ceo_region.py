@@ -11,10 +11,12 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from scipy import optimize
 
 from jaxcomp import checks
+from jaxcomp.lazy import Lazy
 from jaxcomp.theory import ceo
+
+optimize = Lazy("scipy.optimize")
 
 
 def ceo_distortion(rates: Sequence[float], signal: float, noise: Sequence[float]) -> float:

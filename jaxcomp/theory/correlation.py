@@ -6,10 +6,12 @@ from typing import Any, final
 
 import jax
 import numpy as np
-from scipy import special
 
 from jaxcomp import checks
+from jaxcomp.lazy import Lazy
 from jaxcomp.theory import tables
+
+special = Lazy("scipy.special")
 
 
 @final

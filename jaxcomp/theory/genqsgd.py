@@ -6,10 +6,12 @@ import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from scipy import optimize
 
 from jaxcomp import checks
+from jaxcomp.lazy import Lazy
 from jaxcomp.theory import qsgd
+
+optimize = Lazy("scipy.optimize")
 
 
 @dataclasses.dataclass(frozen=True)

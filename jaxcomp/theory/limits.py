@@ -11,9 +11,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import interpolate, linalg, optimize, special
 
 from jaxcomp import checks
+from jaxcomp.lazy import Lazy
+
+interpolate, linalg = Lazy("scipy.interpolate"), Lazy("scipy.linalg")
+optimize, special = Lazy("scipy.optimize"), Lazy("scipy.special")
 
 # By how much the curve of a Laplace source is above its Shannon bound. Each point is a Gaussian
 # mixture fitted to the law by an interior-point method; its duality gap is at most 2e-5 bits.

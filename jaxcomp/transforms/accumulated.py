@@ -57,6 +57,7 @@ def accumulate(
         >>> tx = accumulate(optax.chain(mean, optax.sgd(0.1)), 4, "data")
     """
     checks.integer("every", every, 1)
+    checks.transformation("tx", tx)
     inner = optax.with_extra_args_support(tx)
 
     def wrapped(tree: PyTree) -> PerWorker:

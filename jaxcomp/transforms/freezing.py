@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxcomp import checks
 from jaxcomp.types import PyTree
 
 
@@ -28,6 +29,7 @@ def freeze(
         >>> mean = jaxcomp.compressed_mean(jaxcomp.qsgd_inf(bits=4), axis_name="data")
         >>> tx = freeze(optax.chain(mean, optax.adamw(3e-4)), {"base": True, "lora": False})
     """
+    checks.transformation("tx", tx)
 
     def labels(tree: PyTree) -> PyTree:
         mask = frozen(tree) if callable(frozen) else frozen

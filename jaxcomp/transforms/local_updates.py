@@ -209,10 +209,7 @@ def _update(
 
 def transformation(name: str, tx: Any) -> optax.GradientTransformationExtraArgs:
     """Raises a `ValueError` unless `tx` is an optax transformation."""
-    if not isinstance(tx, optax.GradientTransformation):
-        raise ValueError(
-            f"`{name}` must be an optax transformation, such as optax.sgd(0.1), got {tx!r}"
-        )
+    checks.transformation(name, tx)
     return optax.with_extra_args_support(tx)
 
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxcomp import checks
 from jaxcomp.backend import axes
 from jaxcomp.base import Codec, Gate, Reducer
 from jaxcomp.feedback import Link
@@ -157,6 +158,8 @@ def compressed_mean(
     if gate is not None:
         gating.check(gate, reducer, whole=param_specs is None)
 
+    checks.flag("guard", guard)
+    checks.flag("stats", stats)
     setup = _Setup(reducer, axis_name, gate, seed, guard, stats)
     fresh = functools.partial(_fresh, setup)
 

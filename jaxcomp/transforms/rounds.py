@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
+from jaxcomp import checks
 from jaxcomp.backend import axes
 from jaxcomp.mesh.gradients import local
 from jaxcomp.reducers.dense import Dense
@@ -55,6 +56,7 @@ def local_round(
         >>> losses.shape, int(state.taken)
         ((4,), 4)
     """
+    checks.transformation("tx", tx)
     tx = optax.with_extra_args_support(tx)
 
     def run(params: PyTree, state: Any, batches: Any) -> tuple[PyTree, Any, Any]:

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxcomp import checks
 from jaxcomp.mesh import per_worker as per_worker_
 from jaxcomp.mesh.per_worker import PerWorker
 from jaxcomp.reducers.guarding import all_finite, none_lost
@@ -39,6 +40,7 @@ def per_worker(tx: optax.GradientTransformation) -> optax.GradientTransformation
         ...     optax.sgd(0.1),
         ... )
     """
+    checks.transformation("tx", tx)
     inner = optax.with_extra_args_support(tx)
 
     def init_fn(params: PyTree) -> Any:
@@ -90,6 +92,7 @@ def skip_nonfinite(tx: optax.GradientTransformation) -> optax.GradientTransforma
         >>> updates["w"], int(state.skipped)
         (Array([0.], dtype=float32), 1)
     """
+    checks.transformation("tx", tx)
     inner = optax.with_extra_args_support(tx)
 
     def init_fn(params: PyTree) -> Any:

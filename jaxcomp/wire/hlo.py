@@ -31,12 +31,25 @@ def collective_bytes(compiled: Any) -> dict[str, int]:
     Returns:
         Operation name to bytes; operations that do not occur are left out.
 
+    Raises:
+        ValueError: for what is neither, or a lowered program.
+
     Example:
         >>> import jax
         >>> collective_bytes(jax.jit(lambda x: x + 1).lower(1.0).compile())
         {}
     """
+    if not isinstance(compiled, str) and not hasattr(compiled, "as_text"):
+        raise ValueError(
+            "`compiled` must be a compiled program, as jax.jit(f).lower(...).compile() returns it, "
+            f"or its text, got {compiled!r}"
+        )
     text = compiled if isinstance(compiled, str) else compiled.as_text()
+    if "stablehlo." in text and "HloModule" not in text:
+        raise ValueError(
+            "`compiled` must be a compiled program, got a lowered one, whose collectives are not "
+            "final: call .compile() on it"
+        )
     header = text[: text.find("\n")]
     everyone = 1
     for field in ("replica_count", "num_partitions"):

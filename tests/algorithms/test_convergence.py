@@ -14,16 +14,9 @@ import jaxcomp
 from jaxcomp.testing import problems
 
 
-def curvatures(problem):
-    """`L` of every worker."""
-    matrices = np.asarray(problem.matrices, np.float64)
-    own = np.einsum("nmd,nme->nde", matrices, matrices) + problem.ridge * np.eye(SIZE)
-    return np.array([np.linalg.eigvalsh(one)[-1] for one in own])
-
-
 def theory(problem, delta):
     """EF21's step for a contraction of `delta`."""
-    left = np.sqrt(np.mean(curvatures(problem) ** 2))
+    left = np.sqrt(np.mean(problem.smoothnesses**2))
     theta = 1 - np.sqrt(1 - delta)
     return 1 / (problem.smoothness + left * np.sqrt((1 - delta) / theta**2))
 
@@ -52,7 +45,7 @@ def test_memories_are_exact_where_residuals_are_not(x64):
     mcm = last(jaxcomp.algorithms.mcm(QSGD, AXIS, learning_rate=0.052 * unit), 2000)
     assert np.log(mcm) < 0.85 * np.log(diana)  # Within 15 % of DIANA's slope.
     omega, workers, p = 9, problem.workers, 0.1
-    left = np.sqrt(np.mean(curvatures(problem) ** 2) * (1 - p) * omega / (p * workers))
+    left = np.sqrt(np.mean(problem.smoothnesses**2) * (1 - p) * omega / (p * workers))
     rate = 1 / (problem.smoothness + left)
     assert last(jaxcomp.algorithms.marina(RANDOM, AXIS, learning_rate=rate, p=p), 2000) < 1e-15
 
@@ -93,7 +86,7 @@ def test_one_bit_both_ways_before_an_adaptive_step(x64):
 def steep(problem):
     """The same problem with workers whose smoothness is 1.3^{2i}."""
     wanted = 1.3 ** (2 * np.arange(problem.workers))
-    own = (wanted / curvatures(problem._replace(ridge=0.0))) ** 0.5
+    own = (wanted / problem._replace(ridge=0.0).smoothnesses) ** 0.5
     matrices, targets = (
         np.asarray(rows) * own.reshape(-1, *[1] * (rows.ndim - 1)) for rows in problem.data
     )
@@ -142,7 +135,7 @@ def test_who_is_silent_and_how_often(x64):
         assert reached > 1
         messages.append(sent[: reached + 1].sum())
         if censoring:
-            calm = curvatures(problem) ** 2 <= censoring / rate**2
+            calm = problem.smoothnesses**2 <= censoring / rate**2
             assert calm.sum() >= 3
             assert sent[0].all()
             assert not (sent[1:, calm] & sent[:-1, calm]).any()

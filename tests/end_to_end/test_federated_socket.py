@@ -6,6 +6,7 @@ Everything is in one process: the server and the attackers in one event loop, cl
 import asyncio
 import contextlib
 import importlib
+import pathlib
 import socket
 
 import jax
@@ -29,9 +30,9 @@ def example():
         yield importlib.import_module("federated_socket")
 
 
-def train(example, honest, attack=None, clients=2, codec="qsgd_inf", **bounds):
+def train(example, honest, attack=None, clients=2, codec="qsgd_inf", patience=30, **bounds):
     """The parameters after a run of these honest clients beside an attack."""
-    numbers = ["--clients", str(clients), "--rounds", str(ROUNDS), "--timeout", "30"]
+    numbers = ["--clients", str(clients), "--rounds", str(ROUNDS), "--timeout", str(patience)]
     args = example.parse([*numbers, "--codec", codec])
     bounds = example.peers.Bounds(**{"hello": 2.0, "pause": 2.0, "answer": 30.0, **bounds})
 
@@ -50,7 +51,7 @@ def train(example, honest, attack=None, clients=2, codec="qsgd_inf", **bounds):
             params, _, *_ = await asyncio.gather(server, attacking, *workers)
             return params
 
-    return asyncio.run(asyncio.wait_for(everything(), 90))
+    return asyncio.run(asyncio.wait_for(everything(), 3 * patience))
 
 
 async def client(example, number, port, args):
@@ -126,6 +127,47 @@ def test_strangers_hold_nobody_up(attack, example, undisturbed, capsys):
     said = capsys.readouterr().out
     assert "a stranger is refused" in said
     assert "client 0" not in said
+
+
+def flood(count):
+    """So many hostile messages before the clients come, and more until the server has ended."""
+
+    def said(number, draw):
+        kinds = (b"", bytes(35), draw.bytes(36), (number % 2).to_bytes(4, "little") + bytes(32))
+        return (*kinds, draw.bytes(5_000), b"GET / HTTP/1.1\r\n\r\n")[number % 6]
+
+    async def attack(port, ready):
+        draw = np.random.default_rng(0)
+
+        async def one(number):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            with contextlib.suppress(OSError):
+                writer.write(said(number, draw))
+                await writer.drain()
+            writer.close()
+
+        used = memory()
+        for number in range(count):
+            await one(number)
+        assert memory() - used < 50e6
+        ready.set()
+        with contextlib.suppress(OSError):
+            for number in range(100 * count):
+                await one(number)
+
+    return attack
+
+
+def memory():
+    """The bytes of this process that belong to it alone."""
+    text = pathlib.Path("/proc/self/status").read_text()
+    return 1024 * int(text.partition("RssAnon:")[2].split()[0])
+
+
+@pytest.mark.parametrize("count", [2_000, pytest.param(100_000, marks=pytest.mark.slow)])
+def test_hostile_messages_change_no_bit(count, example, undisturbed):
+    got = train(example, (0, 1), flood(count), patience=30 + count / 200)
+    assert_same(got, undisturbed)
 
 
 def member(example, act):

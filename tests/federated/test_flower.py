@@ -1,13 +1,17 @@
 """Flower's adapters have the simulation's bits, and refuse what is not a client's answer."""
 
 import hashlib
+import itertools
 import logging
+import pathlib
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from paths import ROOT
 
 import jaxcomp
 from jaxcomp import federated
@@ -212,6 +216,12 @@ def hostile(replies, old, count, seed):
         yield kinds[pick[0]](replies[pick[1]], old[pick[2]])
 
 
+def memory():
+    """The bytes of this process that belong to it alone."""
+    text = pathlib.Path("/proc/self/status").read_text()
+    return 1024 * int(text.partition("RssAnon:")[2].split()[0])
+
+
 def bytes_flipped(reply, draw):
     data = bytearray(reply.content["jaxcomp.payload"]["0"].data)
     data[draw.integers(len(data))] ^= 1 << draw.integers(8)
@@ -222,17 +232,20 @@ def bytes_flipped(reply, draw):
 def test_hostile_answers_change_no_bit_of_the_result(count):
     given, rounds = method(), 4
     grid, strategy = grid_of(given), strategy_of(given)
-    first = []
+    first, used = [], []
 
     def spoil(replies):
         if not first:
             first.extend(replies)
             return replies
         bad = hostile(replies, first, count // (rounds - 1), len(strategy.reports))
-        return [*bad, *replies, *replies]  # And every answer twice.
+        used.append(memory())
+        return itertools.chain(bad, replies, replies)  # And every answer twice.
 
     grid.spoil = spoil
     strategy.start(grid, num_rounds=rounds)
+    used.append(memory())
+    assert used[-1] - used[0] < 50e6
     expected = simulated(given, rounds)
     assert sha(strategy.state) == sha(expected.state)
     assert (strategy.up, strategy.down) == (expected.ledger.up, expected.ledger.down)
@@ -253,6 +266,37 @@ def test_a_client_that_sends_what_is_not_finite_is_as_good_as_silent():
     strategy.start(grid, num_rounds=3)
     assert sha(strategy.params) == sha(simulated(given, 3, silent(1, 3)).params)
     assert strategy.refused == {"not finite": 6}
+
+
+def test_the_influence_of_a_client_is_bounded_by_norm_and_weight():
+    """It sends a huge update, and says that it is worth many clients."""
+    norm = 0.05
+    given = method(
+        up=jaxcomp.qsgd_inf(bits=4), down=None, aggregate=jaxcomp.aggregates.ClippedMean(norm)
+    )
+
+    def ended(value):
+        grid, strategy = grid_of(given), strategy_of(given)
+
+        def spoil(replies):
+            evil = {1: value}
+            return [
+                answer_with(
+                    spoiled(strategy, r, evil.get(r.metadata.src_node_id - 100)),
+                    **{"weight": 1e9, "num-examples": 10**9},
+                )
+                for r in replies
+            ]
+
+        grid.spoil = spoil
+        strategy.start(grid, num_rounds=1)
+        assert strategy.reports[0].accepted == CLIENTS
+        return strategy.params
+
+    honest, moved = ended(None), ended(1e7)
+    assert sha(honest) == sha(simulated(given, 1).params)
+    difference = optax.tree.norm(jax.tree.map(jnp.subtract, honest, moved))
+    assert 0.1 * norm / CLIENTS < difference <= 2 * norm / CLIENTS * 1.001
 
 
 def spoiled(strategy, reply, value):
@@ -381,6 +425,27 @@ def test_an_app_of_ones_own_trains_behind_the_mod():
         simulated(plain, 3).params,
     )
     assert all(0 < r.loss < 2 for r in strategy.reports)
+
+
+def test_the_programs_of_the_page_train(capsys):
+    """`docs/flower.md`: a task, a client and a server; and an app of one's own."""
+    page = (ROOT / "docs" / "flower.md").read_text()
+    task, client, server, own = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    names: dict = {}
+    exec(task + client, names)
+    app = names["app"]
+    exec(server, names)
+    names["main"](Grid({100: lambda: app, 101: lambda: app}), None)
+    said = capsys.readouterr().out
+    assert "Report(round=4, sampled=2, accepted=2" in said
+    assert said.rstrip().endswith("{}")
+    exec(own, names)
+    start = names["params"]()
+    strategy = flower.CompressedFedAvg(names["METHOD"], start, 2)
+    strategy.start(Grid({100: lambda: names["app"], 101: lambda: names["app"]}), num_rounds=2)
+    assert [report.accepted for report in strategy.reports] == [2, 2]
+    moved = np.asarray(strategy.params["hidden"] != start["hidden"])
+    assert moved.mean() == pytest.approx(0.1, abs=0.02)  # 5 % in each of two rounds.
 
 
 WRONG = {

@@ -11,7 +11,7 @@ import pytest
 
 import jaxcomp
 from jaxcomp import aggregates, federated
-from jaxcomp.federated import block, server
+from jaxcomp.federated import server
 from jaxcomp.layout import trees
 
 ROUNDS = 4
@@ -440,35 +440,11 @@ def test_parts_refuse(make, message):
         make()
 
 
-class Spread:
-    """In place of a simulation's program: the clients of a block over four workers of a map."""
-
-    def __init__(self, sim, mode):
-        def each(*given):
-            return block.run(sim.method, *given, chunk=2, axis_name="c")
-
-        on = {"in_axes": (None, None, 0, 0, 0), "axis_name": "c"}
-        self.run = jax.jit(jax.vmap(each, **on)) if mode == "vmap" else jax.pmap(each, **on)
-
-    def __call__(self, known, total, *given):
-        size = len(given[0].numbers)
-        order = np.arange(size).reshape(-1, 4, 2).swapaxes(0, 1).reshape(4, -1)
-        done = self.run(known, total, *jax.tree.map(lambda x: np.asarray(x)[order], given))
-        totals = [jax.tree.map(lambda x, n=n: np.asarray(x[n]), done.total) for n in range(4)]
-        assert len({world.digest(total) for total in totals}) == 1
-        back = np.argsort(order.reshape(-1))
-        rows = jax.tree.map(
-            lambda x: np.asarray(x).reshape(size, *x.shape[2:])[back],
-            (done.own, done.accepted, done.losses),
-        )
-        return block.Done(totals[0], *rows, None)
-
-
 @pytest.mark.parametrize("mode", ["vmap", "pmap"])
 @pytest.mark.parametrize("rounds", [2, pytest.param(100, marks=pytest.mark.slow)])
 def test_mapping_modes_change_no_bit(mode, rounds):
     alone, spread = world.simulation(chunk=2), world.simulation(chunk=8)
-    spread._program = Spread(spread, mode)
+    spread._program = world.Spread(spread, mode)
     alone.run(rounds)
     spread.run(rounds)
     assert world.digest(alone.params) == world.digest(spread.params)

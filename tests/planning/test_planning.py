@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxcomp
-from jaxcomp import cli
+import jaxcomp_command
 from jaxcomp.planning import models, planner, timing
 from jaxcomp.theory import cost
 
@@ -172,10 +172,10 @@ def test_a_number_of_parameters_is_planned_as_many_leaves():
 def test_the_command_line_offers_all_of_it(capsys):
     common = ["plan", "--model", "resnet50", "--codec", "sign()", "--link-only"]
     hosts = ["--workers", "4x8", "--link", "25Gbit", "--fast-link", "400Gbit"]
-    cli.main([*common, *hosts, "--json"])
+    jaxcomp_command.main([*common, *hosts, "--json"])
     shared = json.loads(capsys.readouterr().out)
     assert (shared["link_per"], shared["timed"]) == ("host", False)
-    cli.main([*common, *hosts, "--link-per", "device", "--json"])
+    jaxcomp_command.main([*common, *hosts, "--link-per", "device", "--json"])
     own = json.loads(capsys.readouterr().out)
     bytes_ = [{way["name"]: way["bytes"] for way in each["ways"]} for each in (shared, own)]
     assert bytes_[0] == pytest.approx({name: 8 * size for name, size in bytes_[1].items()})

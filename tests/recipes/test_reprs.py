@@ -11,6 +11,7 @@ from suite import CODECS, VARIANTS, label
 import jaxcomp
 from jaxcomp import aggregates, codecs, federated, gates, graphs, optimizers
 from jaxcomp.base.interface import Interface
+from jaxcomp.cli import expressions
 
 PUBLIC = (jaxcomp, aggregates, codecs, federated, gates, graphs, optimizers)
 """The modules whose names a user types."""
@@ -142,6 +143,7 @@ def test_a_public_name_has_one_meaning():
 def test_every_class_is_written_as_the_line_that_builds_it(kind):
     setting = kind(**ARGUMENTS.get(kind.__name__, {}))
     assert eval(repr(setting), dict(NAMES)) == setting
+    assert expressions.evaluate(repr(setting)) == setting  # On the command line.
     assert NAMES[kind.__name__] is kind
 
 

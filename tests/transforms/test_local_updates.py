@@ -1,4 +1,4 @@
-"""Workers that train alone for a round: DiLoCo's golden run, exchanges, fragments and periods."""
+"""Workers that train alone for a round: DiLoCo's golden run, exchanges and periods."""
 
 import functools
 from typing import Any
@@ -8,63 +8,22 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from rounds import (
+    AXIS,
+    CURVATURES,
+    EVERYTHING,
+    EXACT,
+    FOUR,
+    PARAMS,
+    TARGETS,
+    WORKERS,
+    local_step,
+    quadratic,
+    trained,
+)
 
 import jaxcomp
 from jaxcomp.mesh import per_worker
-from jaxcomp.transforms import fragments
-
-AXIS, WORKERS = "data", 8
-RNG = np.random.default_rng(0)
-TARGETS = jnp.asarray(RNG.standard_normal((WORKERS, 8, 64)), jnp.float32)
-CURVATURES = jnp.asarray(RNG.uniform(0.5, 1.5, (WORKERS, 8, 64)), jnp.float32)
-EXACT = (TARGETS, jnp.ones_like(TARGETS))
-"""Gradients without a product, which a program may or may not fuse with the sum over workers."""
-PARAMS = {"w": jnp.asarray(RNG.standard_normal((8, 64)), jnp.float32)}
-FOUR = {name: jnp.asarray(RNG.standard_normal((4, 64)), jnp.float32) for name in "abcd"}
-EVERYTHING = jaxcomp.Policy(jaxcomp.qsgd_inf(bits=4), min_size=0, min_ndim=0)
-
-
-def local_step(tx, loss_of, **settings):
-    """A training step of one worker; the loss is not averaged."""
-
-    def step(params, state, *data):
-        here = jaxcomp.local(jaxcomp.view(params, state), AXIS)
-        loss, grads = jax.value_and_grad(loss_of)(here, *data)
-        updates, state = tx.update(grads, state, params, **settings)
-        return optax.apply_updates(params, updates), state, loss
-
-    return step
-
-
-def quadratic(params, target, curvature):
-    """Any tree, each leaf with `½ Σ a (x − b)²` over the rows that it has."""
-    return sum(
-        jnp.sum(curvature[: len(x)] * (x - target[: len(x)]) ** 2) / 2
-        for x in jax.tree.leaves(params)
-    )
-
-
-def trained(tx, steps, params=None, loss_of=quadratic, data=(TARGETS, CURVATURES)):
-    """Parameters, state and losses of every step, of workers on one device."""
-    params = PARAMS if params is None else params
-    workers = len(data[0])
-
-    def everyone(tree):
-        return jax.tree.map(lambda x: jnp.stack([x] * workers), tree)
-
-    carry = everyone(params), jax.vmap(lambda _: tx.init(params), axis_name=AXIS)(data[0])
-    step = jax.vmap(local_step(tx, loss_of), axis_name=AXIS)
-
-    @jax.jit
-    def run(carry):
-        def one(carry, _):
-            params, state, loss = step(*carry, *data)
-            own = jax.vmap(jaxcomp.view)(params, state)
-            return (params, state), (params, own, loss, state)
-
-        return jax.lax.scan(one, carry, None, length=steps)[1]
-
-    return run(carry)
 
 
 def test_the_golden_run_of_diloco():
@@ -173,64 +132,6 @@ def test_workers_that_are_not_drawn_keep_their_message_for_a_later_round():
     assert sum(kept) == WORKERS - 3
 
 
-STREAMED: Any = {"every": 4, "fragments": 2}
-
-
-def test_one_fragment_without_delay_or_mixing_is_diloco():
-    outer = optax.sgd(0.7, 0.9, nesterov=True)
-    whole: Any = lambda params: {"w": 0}  # noqa: E731
-    for key in ({"fragments": 1, "delay": 0, "mix": 0.0}, {"fragments": whole}):
-        plain, streamed = (
-            trained(
-                jaxcomp.local_updates(
-                    optax.adam(0.05), outer, AXIS, every=4, reducer=EVERYTHING, **more
-                ),
-                8,
-            )
-            for more in ({}, key)
-        )
-        np.testing.assert_array_equal(plain[0]["w"], streamed[0]["w"])
-        np.testing.assert_array_equal(plain[1]["w"], streamed[1]["w"])
-
-
-def test_fragments_take_turns_once_in_a_round():
-    tx = jaxcomp.local_updates(optax.sgd(0.1), None, AXIS, **STREAMED)
-    params = trained(tx, 8, FOUR)[0]
-    moved = {
-        name: [s for s in range(1, 8) if np.any(x[s] != x[s - 1])] for name, x in params.items()
-    }
-    assert sorted(map(tuple, moved.values())) == [(1, 5), (1, 5), (3, 7), (3, 7)]
-
-
-def test_a_worker_that_keeps_its_own_model_is_never_moved():
-    tx = jaxcomp.local_updates(optax.sgd(0.1), None, AXIS, mix=1.0, **STREAMED)
-    alone = jaxcomp.local_updates(optax.sgd(0.1), None, AXIS, every=1000)
-    (params, own, *_), (_, want, *_) = trained(tx, 9, FOUR), trained(alone, 9, FOUR)
-    for name in FOUR:
-        np.testing.assert_array_equal(own[name], want[name])
-        assert np.any(params[name][-1] != FOUR[name])
-
-
-def test_mixing_is_between_the_own_model_and_the_centre():
-    settings: Any = {"every": 2, "delay": 1}
-    whole, half = (
-        trained(jaxcomp.local_updates(optax.sgd(0.1), None, AXIS, mix=mix, **settings), 2)
-        for mix in (1.0, 0.25)
-    )
-    want = 0.25 * whole[1]["w"][1] + 0.75 * whole[0]["w"][1]
-    np.testing.assert_allclose(half[1]["w"][1], want, rtol=1e-6, atol=1e-7)
-
-
-def test_with_a_delay_the_steps_after_the_pseudo_gradient_are_lost_without_mixing():
-    """The centre after a round with a delay is that of a round which ended earlier."""
-    late = jaxcomp.local_updates(optax.sgd(0.1), None, AXIS, every=6, delay=2)
-    early = jaxcomp.local_updates(optax.sgd(0.1), None, AXIS, every=4)
-    (params, own, *_), (want, *_) = trained(late, 6), trained(early, 4)
-    np.testing.assert_array_equal(params["w"][5], want["w"][3])
-    np.testing.assert_array_equal(params["w"][4], np.stack([PARAMS["w"]] * WORKERS))
-    np.testing.assert_array_equal(own["w"][5], params["w"][5])
-
-
 def test_post_local_sgd_begins_as_synchronous_training():
     """With momentum, bit for bit; then each worker goes on from the shared velocity."""
     for make, exact in ((optax.sgd(0.125, 0.5), True), (optax.adam(0.05), False)):
@@ -284,7 +185,9 @@ def test_a_round_as_one_program_has_the_same_bits(mesh):
             optax.adam(0.05), optax.sgd(0.7, 0.9), AXIS, reducer=jaxcomp.Gather(link), **settings
         )
         params = FOUR
-        data = jnp.asarray(RNG.standard_normal((2, every, WORKERS, 4, 64)), jnp.float32)
+        data = jnp.asarray(
+            np.random.default_rng(1).standard_normal((2, every, WORKERS, 4, 64)), jnp.float32
+        )
 
         def loss_of(params, target):
             return sum(jnp.mean((x - target) ** 2) for x in params.values())
@@ -362,15 +265,6 @@ def test_no_collective_runs_in_a_step_without_exchange(mesh, tmp_path):
         assert any("dot" in name or "fusion" in name for name in names)
         met.append(names.count("Rendezvous"))
     assert met == [0, 0, WORKERS]
-
-
-def test_fragments_are_bins_of_bytes_or_layers_in_turn():
-    x = jnp.ones
-    assert fragments.balanced(2)({"a": x(8), "b": x(5), "c": x(3)}) == {"a": 0, "b": 1, "c": 1}
-    layers = {f"layer{n}": {"w": x(2)} for n in range(5)}
-    found = fragments.strided(3)({**layers, "head": x(2), "embed": x(2)})
-    assert [found[f"layer{n}"]["w"] for n in range(5)] == [0, 1, 0, 1, 0]
-    assert found["head"] == found["embed"] == 2
 
 
 def test_the_state_moves_to_other_workers_with_its_mean():

@@ -1,0 +1,96 @@
+"""FedVote with hostile clients, and the networks that it deploys, for `federated_methods.py`."""
+
+import dataclasses
+from typing import Any
+
+import federated_task as task
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from rich.progress import track
+
+from jaxcomp import aggregates, federated
+from jaxcomp.base import Aggregate
+from jaxcomp.federated import Method
+
+VOTERS, VOTER_IMAGES, ATTACKERS = 31, 41, (0, 5, 10, 14)
+
+
+@dataclasses.dataclass(frozen=True)
+class Attacked(Aggregate):
+    """Another rule, after the first clients have replaced their votes.
+
+    They know all honest votes, and send the opposite of the majority.
+    """
+
+    rule: Aggregate
+    attackers: int
+
+    def init(self, like: Any, workers: int) -> Any:
+        return self.rule.init(like, workers)
+
+    def combine(self, messages: Any, weights: Any, state: Any) -> tuple[Any, Any]:
+        def spoilt(rows: Any) -> Any:
+            majority = jnp.where(rows[self.attackers :].sum(0) > 0, 1, -1).astype(rows.dtype)
+            return rows.at[: self.attackers].set(-majority)
+
+        return self.rule.combine(jax.tree.map(spoilt, messages), weights, state)
+
+
+def normal(x: Any) -> Any:
+    """Batch normalization's part in FedVote's networks, without parameters."""
+    return (x - x.mean(-1, keepdims=True)) / jnp.sqrt(x.var(-1, keepdims=True) + 1e-5)
+
+
+def voted(weights: Any, x: Any) -> Any:
+    for name in ("a", "b"):
+        x = jax.nn.relu(normal(x @ weights[name]))
+    return 4 * normal(x @ weights["c"])
+
+
+def voted_loss(weights: Any, batch: Any) -> Any:
+    losses = optax.softmax_cross_entropy_with_integer_labels(voted(weights, batch[0]), batch[1])
+    return losses.mean()
+
+
+@jax.jit
+def accuracy(weights: Any) -> Any:
+    images, digits = task.DATA.test
+    return 100 * jnp.mean(voted(weights, images).argmax(-1) == digits)
+
+
+def elect(method: Method, rounds: int) -> Any:
+    """The parameters after a training of 31 clients with a random part of the images each."""
+    draw = np.random.default_rng(0)
+    shapes = {"a": (64, 256), "b": (256, 128), "c": (128, 10)}
+    params = {name: np.float32(draw.normal(0, 0.3, shape)) for name, shape in shapes.items()}
+    data = task.batches(True, 20, 0, clients=VOTERS, images=VOTER_IMAGES)
+    sim = federated.Simulation(method, params, VOTERS, data, chunk=VOTERS)
+    sim.run(rounds)
+    return sim.params, sim.ledger.up / 1e6
+
+
+def votes(cases: task.Cases, rounds: int) -> dict[str, Any]:
+    """Accuracies of trained and of deployed networks."""
+    latent, records = federated.Latent(voted_loss), []
+    rules = {"plain": aggregates.Mean(), "credible": aggregates.Credible()}
+    every = [(v, r, n) for v in (2,) for r in rules for n in ATTACKERS]
+    for values, rule, attackers in track(every, description="FedVote"):
+        method = federated.fedvote(
+            latent, values=values, aggregate=Attacked(rules[rule], attackers)
+        )
+        name = {2: "binary votes", 3: "ternary votes"}[values]
+
+        def elected(method: Method = method) -> dict[str, float]:
+            params, up = elect(method, rounds)
+            return {
+                "trained": float(accuracy(latent.weights(params))),
+                "binary": float(accuracy(latent.deploy(params, 2))),
+                "ternary": float(accuracy(latent.deploy(params, 3))),
+                "megabytes": up,
+            }
+
+        found = cases(f"{name}, {rule}, {attackers} hostile, {rounds} rounds", elected)
+        records.append({"name": name, "rule": rule, "attackers": attackers, **found})
+    return {"records": records, "rounds": rounds}

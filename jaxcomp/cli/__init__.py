@@ -1,0 +1,22 @@
+"""The work of the `jaxcomp` command, whose arguments `jaxcomp_command` reads."""
+
+import argparse
+
+from jaxcomp.cli import audit, planned, report, tables
+
+COMMANDS = {
+    "codecs": tables.codecs,
+    "bench": tables.bench,
+    "plan": planned.plan,
+    "audit": audit.audit,
+    "report": report.report,
+}
+
+
+def run(args: argparse.Namespace) -> None:
+    """Runs the command that was read.
+
+    Raises:
+        ValueError: for arguments that do not fit together; the command prints it as one line.
+    """
+    COMMANDS[args.command](args)

@@ -1,0 +1,113 @@
+"""`jaxcomp report`: a run as one picture, a table and its alarms, from the file of a log."""
+
+import argparse
+import itertools
+import math
+import statistics
+from typing import Any
+
+import numpy as np
+
+from jaxcomp.cli import tables
+from jaxcomp.planning import plots
+from jaxcomp.telemetry import Alarms, read_csv
+from jaxcomp.telemetry.records import Record
+from jaxcomp.transforms.stats import Stats
+
+_BYTES = ("payload_bytes", "link_bytes", "spare_bytes")
+_COUNTS = ("skipped", "rounds", "messages")
+
+
+def report(args: argparse.Namespace) -> None:
+    """Draws a run, and prints its numbers and alarms."""
+    path = args.plot or args.file.with_suffix(".png")
+    plots.check(path)
+    records = read_csv(args.file)
+    find = Alarms(window=max(2, min(50, len(records) // 8)))
+    alarms = [alarm for record in records for alarm in find(record)]
+    figure = plots.figure_class()(figsize=(10, 7), layout="constrained")
+    draw(figure, records, alarms)
+    figure.savefig(path, dpi=120)
+    found = [_summary(name, records) for name in records[0] if name != "step"]
+    rows = [
+        (line["name"], *(_short(line[key]) for key in ("first", "median", "last", "total")))
+        for line in found
+    ]
+    heads = ("of a step", "first", "median", "last", "in all")
+    steps = f"{records[0]['step']:,.0f} to {records[-1]['step']:,.0f}"
+    about = f"{len(records)} records of steps {steps}; the picture is {path}."
+    told = {"steps": len(records), "picture": str(path), "values": found}
+    told["alarms"] = [str(alarm) for alarm in alarms]
+    tables.show(args, told, heads, rows, right=(False, *[True] * 4), about=about)
+    if not args.json:
+        print("", *(alarms or ["no alarms"]), sep="\n")
+
+
+def draw(figure: Any, records: list[Record], alarms: list[Any]) -> None:
+    """Four panels over the steps: own values, errors, residuals and bytes; lines mark alarms."""
+    steps = [record["step"] for record in records]
+    own = [
+        name
+        for name in records[0]
+        if name.rpartition("/")[2] not in Stats._fields and name not in ("step", *_COUNTS)
+    ]
+    panels = {
+        "values of the run": own,
+        "relative error of a message": _ending(records, "relative_error"),
+        "residual over gradient": _ending(records, "residual_ratio"),
+        "bytes over a device's link, in all": _ending(records, "link_bytes"),
+    }
+    for (title, names), axes in zip(panels.items(), figure.subplots(2, 2).flat, strict=True):
+        for name in names:
+            values = np.array([record[name] for record in records])
+            if name.endswith("link_bytes"):
+                values = np.cumsum(values * _since(records))
+            axes.plot(steps, values, label=name.rpartition("/")[0] or name, linewidth=1.3)
+        for step in {alarm.step for alarm in alarms}:
+            axes.axvline(step, color="red", linewidth=0.8, linestyle=":")
+        axes.set(title=title, xlabel="step")
+        axes.grid(alpha=0.3)
+        if names == own:
+            _logarithmic(axes, [record[name] for record in records for name in own])
+        if len(names) > 1 or names == own != []:
+            axes.legend(fontsize=8)
+        if not names:
+            axes.text(0.5, 0.5, "none in the file", ha="center", transform=axes.transAxes)
+
+
+def _logarithmic(axes: Any, values: list[float]) -> None:
+    """Draws positive values over more than two decades, such as losses, on a logarithmic scale."""
+    finite = [value for value in values if math.isfinite(value)]
+    if finite and min(finite) > 0 and max(finite) > 100 * min(finite):
+        axes.set_yscale("log")
+
+
+def _ending(records: list[Record], field: str) -> list[str]:
+    """The columns of a field, of each mean."""
+    return [name for name in records[0] if name.rpartition("/")[2] == field]
+
+
+def _since(records: list[Record]) -> np.ndarray:
+    """The steps that each record stands for: those since the one before."""
+    steps = [record["step"] for record in records]
+    gaps = [max(0.0, after - before) for before, after in itertools.pairwise(steps)]
+    return np.array([gaps[0] if gaps else 1.0, *gaps])
+
+
+def _summary(name: str, records: list[Record]) -> dict[str, Any]:
+    values = [record[name] for record in records]
+    finite = [value for value in values if math.isfinite(value)]
+    total = None
+    if name.rpartition("/")[2] in (*_BYTES, "lost"):
+        total = float(np.sum(np.array(values) * _since(records)))
+    return {
+        "name": name,
+        "first": values[0],
+        "median": statistics.median(finite) if finite else math.nan,
+        "last": values[-1],
+        "total": total,
+    }
+
+
+def _short(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -1,0 +1,119 @@
+"""Alarms: what in the statistics of a run needs a change, and which."""
+
+import collections
+import dataclasses
+import itertools
+import math
+import statistics
+
+from jaxcomp import checks
+from jaxcomp.telemetry.records import Record
+
+ADVICE = {
+    "residual grows": "The unsent part of the gradients grew in three windows in a row, faster "
+    "each time, so what is sent gets older. Lower the learning rate, send more (a larger fraction, "
+    "more bits), or forget a part with Residual(decay=0.9).",
+    "not finite": "A gradient was not finite. Wrap the chain in jaxcomp.skip_nonfinite, and lower "
+    "the learning rate or the loss scale if it happens again.",
+    "steps are skipped": "Every step of a window was skipped, so the parameters stay as they are. "
+    "Lower the loss scale or the learning rate, and look for NaN in the data.",
+    "elements are lost": "Elements did not fit into the capacity of Coded in most steps of a "
+    "window. Raise `capacity`; without a residual, what is lost is never sent.",
+    "capacity is empty": "More than half of the payload was empty in a whole window. Lower the "
+    "`capacity` of Coded.",
+    "messages are left out": "Robust left out messages that were not finite. Look for the worker "
+    "that sends them.",
+}
+"""What to do, by the name of the alarm."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Alarm:
+    """Something in the statistics that needs a change.
+
+    Attributes:
+        name: one of the names in `ADVICE`.
+        step: the step at which it was seen.
+        where: the label of the mean; "" for the only one.
+    """
+
+    name: str
+    step: int
+    where: str = ""
+
+    def __str__(self) -> str:
+        of = f" of {self.where}" if self.where else ""
+        return f"step {self.step}: {self.name}{of}. {ADVICE[self.name]}"
+
+
+class Alarms:
+    """Finds alarms in a sequence of records; each is told once until it has ended.
+
+    Args:
+        window: the number of records that are compared with as many before them.
+        growth: the factor between the medians of two windows from which a residual grows.
+
+    Raises:
+        ValueError: for a window below 2, or a growth of at most 1.
+
+    Example:
+        >>> alarms = Alarms(window=2)
+        >>> records = [{"step": k, "residual_ratio": 2.0**k} for k in range(8)]
+        >>> [alarm.name for record in records for alarm in alarms(record)]
+        ['residual grows']
+    """
+
+    def __init__(self, window: int = 50, growth: float = 1.25):
+        checks.integer("window", window, 2)
+        checks.number("growth", growth, 1.0)
+        if growth == 1:
+            raise ValueError("`growth` must be above 1, got 1")
+        self.window, self.growth = window, growth
+        self._seen: dict[str, collections.deque[float]] = {}
+        self._told: set[tuple[str, str]] = set()
+
+    def __call__(self, record: Record) -> list[Alarm]:
+        """Adds a record, and returns the alarms that begin with it."""
+        for name, value in record.items():
+            self._seen.setdefault(name, collections.deque(maxlen=4 * self.window)).append(value)
+        now = {(name, where) for where in self._groups(record) for name in self._found(where)}
+        new, self._told = now - self._told, now
+        return [Alarm(name, int(record["step"]), where) for name, where in sorted(new)]
+
+    def _groups(self, record: Record) -> list[str]:
+        """The labels of the means; "" for a single one, and for what is of the whole state."""
+        labels = {name.rpartition("/")[0] for name in record}
+        return sorted(labels | {""})
+
+    def _grows(self, medians: list[float]) -> bool:
+        """Faster and faster. A residual that fills up first grows more and more slowly."""
+        steps = [after - before for before, after in itertools.pairwise(medians)]
+        by_factor = all(0 < self.growth * a < b for a, b in itertools.pairwise(medians))
+        return by_factor and all(a < b for a, b in itertools.pairwise(steps))
+
+    def _found(self, where: str) -> list[str]:
+        prefix = f"{where}/" if where else ""
+
+        def last(name: str, count: int) -> list[float]:
+            values = list(self._seen.get(prefix + name, ()))
+            return values[-count:] if len(values) >= count else []
+
+        window, found = self.window, []
+        recent = last("residual_ratio", 4 * window)
+        medians = [statistics.median(recent[i : i + window]) for i in range(0, len(recent), window)]
+        if medians and self._grows(medians):
+            found.append("residual grows")
+        if any(math.isnan(value) for value in last("relative_error", 1)):
+            found.append("not finite")
+        skipped = last("skipped", window)
+        if skipped and all(a < b for a, b in itertools.pairwise(skipped)):
+            found.append("steps are skipped")
+        lost = last("lost", window)
+        if sum(value > 0 for value in lost) > window / 2:
+            found.append("elements are lost")
+        spare, payload = last("spare_bytes", window), last("payload_bytes", window)
+        if spare and all(2 * s > p > 0 for s, p in zip(spare, payload, strict=True)):
+            found.append("capacity is empty")
+        if any(value > 0 for value in last("excluded", 1)):
+            found.append("messages are left out")
+        return found

@@ -1,0 +1,279 @@
+"""The commands and their options, read without importing JAX."""
+
+import argparse
+import difflib
+import pathlib
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from jaxcomp_command import options
+
+MODELS = ("gpt2", "resnet50")
+"""The known models; `jaxcomp.planning.models` has their shapes."""
+
+_ABOUT = {
+    "codecs": "Lists every recipe of a codec: bits an element, kind, feedback.",
+    "bench": "Times encoding and decoding on this device, in comparison with a copy.",
+    "plan": "Says if compressing pays on a link, and by what, before you train.",
+    "audit": "Counts the bytes that one device sends in a compiled program, from its saved HLO.",
+    "report": "Draws a run as one picture, from the file of jaxcomp.telemetry.Csv; lists alarms.",
+}
+_EXPRESSIONS = """\
+Codecs and reducers are written as in Python, with the public names of jaxcomp, numbers, strings and
+tuples: sign, 'top_k(fraction=1/100)', 'jaxcomp.qsgd_inf(bits=4)',
+'TwoShot(up=qsgd(bits=4), down=qsgd(bits=8))', or what print(codec) shows."""
+_EXAMPLES = {
+    "codecs": f"""{_EXPRESSIONS}
+
+examples:
+  jaxcomp codecs
+  jaxcomp codecs --codec sign 'top_k(fraction=1/100)' 'eden(bits=2, rotations=2)'""",
+    "bench": f"""{_EXPRESSIONS}
+
+examples:
+  jaxcomp bench --codec sign 'qsgd_inf(bits=4)'
+  jaxcomp bench --codec 'PowerIteration(rank=4)' --elements 25M""",
+    "plan": f"""{_EXPRESSIONS}
+
+examples:
+  jaxcomp plan --params 125e6 --workers 16 --link 10Gbps --step 250ms
+  jaxcomp plan --model gpt2 --workers 4x8 --link 25Gbit --fast-link 400Gbit --step 300ms
+  jaxcomp plan --tree my_model:shapes --workers 8 --link 1.25GB/s --step my_model:step
+  jaxcomp plan --params 25M --workers 4 --link 100Mbit --step 250ms --rounds --link-only""",
+    "audit": """\
+Save the compiled program, not the lowered one:
+  compiled = step.lower(params, state, batch).compile()
+  pathlib.Path("step.txt").write_text(compiled.as_text())
+or run with XLA_FLAGS=--xla_dump_to=FOLDER, and take *after_optimizations.txt.
+
+examples:
+  jaxcomp audit step.txt
+  jaxcomp audit dense.txt compressed.txt --json""",
+    "report": """\
+The training loop writes the file:
+  tx = jaxcomp.compressed_mean(codec, "data", stats=True)
+  log = jaxcomp.telemetry.Log(jaxcomp.telemetry.Csv("run.csv"))
+  log(state, {"loss": loss})  # after each step
+
+examples:
+  jaxcomp report run.csv
+  jaxcomp report run.csv --plot run.svg""",
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    """Answers bad input in one line, in the words of the library's own errors."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {_plain(message)}; see {self.prog} --help\n")
+
+
+def read(argv: Sequence[str]) -> argparse.Namespace:
+    """Reads the arguments; help and mistakes end the process."""
+    parser, commands = build()
+    if not argv:
+        parser.print_help()
+        parser.exit(2)
+    first = argv[0]
+    if first not in commands and first not in ("-h", "--help", "--version"):
+        near = difflib.get_close_matches(first, commands, 1)
+        said = f"; did you mean {near[0]}?" if near else ""
+        parser.error(f"the first argument must be {_listed(commands)}, got {first!r}{said}")
+    args, rest = parser.parse_known_args(argv)
+    if rest:
+        known = [text for action in commands[first]._actions for text in action.option_strings]
+        near = difflib.get_close_matches(rest[0].partition("=")[0], known, 1)
+        said = f"; did you mean {near[0]}?" if near else ""
+        commands[first].error(f"{rest[0]!r} must be an option of this command{said}")
+    return args
+
+
+def build() -> tuple[argparse.ArgumentParser, dict[str, _Parser]]:
+    """Builds the parser, and those of its commands by name."""
+    parser = _Parser(
+        prog="jaxcomp",
+        description="Communication-compressed training: what there is, what it takes, if it pays.",
+        epilog="jaxcomp plan --help, for instance, has the options and examples of a command.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action=_Version, help="print the version of jaxcomp")
+    kinds = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = {
+        name: kinds.add_parser(
+            name,
+            help=about[0].lower() + about[1:-1],
+            description=about,
+            epilog=_EXAMPLES[name],
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        for name, about in _ABOUT.items()
+    }
+    for name, command in commands.items():
+        command.add_argument("--json", action="store_true", help="print JSON")
+        if name not in ("audit", "report"):
+            command.add_argument(
+                "--codec", nargs="+", metavar="EXPRESSION", help="these, and no others"
+            )
+    for name in ("codecs", "bench"):
+        commands[name].add_argument(
+            "--elements", type=options.count, default=2**22, help="(default: 4,194,304)"
+        )
+    commands["bench"].add_argument(
+        "--repeats", type=options.count, default=7, help="the fastest counts (default: 7)"
+    )
+    commands["audit"].add_argument(
+        "file", nargs="+", type=pathlib.Path, help="the text of a compiled program"
+    )
+    commands["report"].add_argument("file", type=pathlib.Path, help="as Csv wrote it")
+    commands["report"].add_argument(
+        "--plot",
+        type=pathlib.Path,
+        metavar="FILE",
+        help="the picture, as .png, .svg or .pdf (default: beside the file, as .png)",
+    )
+    _options_of_plan(commands["plan"].add_argument)
+    return parser, commands
+
+
+class _Version(argparse.Action):
+    """Prints the version, for which the package is imported."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **settings: Any):
+        super().__init__(option_strings, dest, nargs=0, **settings)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        import jaxcomp  # It imports JAX.
+
+        print(jaxcomp.__version__)
+        parser.exit()
+
+
+def _plain(message: str) -> str:
+    """An error of argparse, in the library's words."""
+    found = re.fullmatch(r"argument (\S+): (.*)", message, re.DOTALL)
+    if found:
+        option, said = found.groups()
+        return f"{option} needs a value" if said.startswith("expected") else f"{option} {said}"
+    missing = re.fullmatch(r"the following arguments are required: (.*)", message)
+    return f"needs {missing.group(1).replace(', ', ' and ')}" if missing else message
+
+
+def _listed(names: Sequence[str] | dict[str, Any]) -> str:
+    *most, last = names
+    return f"{', '.join(most)} or {last}"
+
+
+def _options_of_plan(add: Callable[..., Any]) -> None:
+    _options_of_model(add)
+    _options_of_links(add)
+    _options_of_step(add)
+    _options_of_rounds(add)
+    add("--max-error", type=options.number(0), help="leave out codecs with a larger error: 0.5")
+    _options_of_clock(add)
+    add("--plot", type=pathlib.Path, metavar="FILE", help="draw it, as .png, .svg or .pdf")
+
+
+def _options_of_model(add: Callable[..., Any]) -> None:
+    add(
+        "--params",
+        type=options.count,
+        help="as in 125e6: a transformer like GPT-2 of so many parameters",
+    )
+    add(
+        "--model",
+        type=options.one_of(*MODELS),
+        metavar="NAME",
+        help=f"the shapes of a known model: {_listed(MODELS)}",
+    )
+    add(
+        "--tree",
+        type=options.name,
+        metavar="MODULE:NAME",
+        help="a tree of parameters or shapes, or what returns one",
+    )
+
+
+def _options_of_links(add: Callable[..., Any]) -> None:
+    add("--workers", type=options.levels, required=True, help="8; or 4x8: hosts of eight devices")
+    add(
+        "--link",
+        type=options.bandwidth,
+        required=True,
+        help="speed of the slow link of one worker, or of one host with --workers 4x8, as in "
+        "10Gbps or 1.25GB/s",
+    )
+    add(
+        "--link-per",
+        type=options.one_of("host", "device"),
+        default="host",
+        help="with --workers 4x8, whose link that is: of a host, whose devices share it, or of "
+        "each device (default: host)",
+    )
+    add(
+        "--link-only",
+        action="store_true",
+        help="count the links alone: time no codec, as if encoding and decoding took no time",
+    )
+    add("--latency", type=options.seconds, default=50e-6, help="of a message (default: 50us)")
+    add("--fast-link", type=options.bandwidth, help="of one device to the others of its host")
+    add("--fast-latency", type=options.seconds, default=5e-6, help="(default: 5us)")
+
+
+def _options_of_step(add: Callable[..., Any]) -> None:
+    add(
+        "--step",
+        type=options.time_or_name,
+        default=0.0,
+        help="without communication: 250ms, or MODULE:NAME to call and time",
+    )
+    add("--backward", type=options.seconds, default=0.0, help="of that, the backward pass")
+    add(
+        "--overlap",
+        type=options.number(0, 1),
+        default=0.0,
+        help="share of it that the mean runs beside",
+    )
+    add(
+        "--every",
+        type=options.count,
+        default=1,
+        help="steps from one mean to the next (default: 1)",
+    )
+
+
+def _options_of_rounds(add: Callable[..., Any]) -> None:
+    add(
+        "--rounds",
+        action="store_true",
+        help="plan rounds of local steps: how many, by which codec, with which delay",
+    )
+    add(
+        "--stall",
+        type=options.number(0),
+        default=0.05,
+        help="with --rounds, the share that exchanges may add to steps (default: 0.05)",
+    )
+    add(
+        "--longest",
+        type=options.count,
+        default=100,
+        help="with --rounds, the longest round to prefer (default: 100 steps)",
+    )
+
+
+def _options_of_clock(add: Callable[..., Any]) -> None:
+    add(
+        "--device-bandwidth",
+        type=options.bandwidth,
+        help="memory bandwidth of the device to plan for, as in 3.3TB: codecs are timed here, and "
+        "taken to be faster by so much as its memory is",
+    )
+    add(
+        "--elements",
+        type=options.count,
+        default=2**22,
+        help="to time codecs with (default: 4,194,304)",
+    )
+    add("--repeats", type=options.count, default=7, help="of which the fastest counts (default: 7)")

@@ -1,0 +1,266 @@
+"""Records, writers and alarms of a run, and its picture."""
+
+import contextlib
+import json
+import math
+import os
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from paths import ROOT
+
+import jaxcomp
+import jaxcomp_command
+from jaxcomp import telemetry
+
+CODEC = jaxcomp.sign()
+NOTHING = {"residual_ratio": 0.0, "relative_error": 0.0, "payload_bytes": 100.0}
+
+
+def after(tx, params, steps=1, bad=False):
+    """The state after some steps of two workers, simulated by `vmap`."""
+
+    def run(seed):
+        state = tx.init(params)
+        for step in range(steps):
+            x = jax.tree.map(lambda p, step=step: p * (seed + step + 1.0), params)
+            x = jax.tree.map(lambda p: p.at[0, 0].set(jnp.nan), x) if bad else x
+            _, state = tx.update(x, state, params)
+        return state
+
+    states = jax.vmap(run, axis_name="data")(jnp.arange(2.0))
+    return jax.tree.map(lambda leaf: leaf[0], states)
+
+
+def matrix(rows=64):
+    return jax.random.normal(jax.random.key(rows), (rows, 64))
+
+
+def test_a_record_is_the_statistics_of_the_state():
+    tx = jaxcomp.skip_nonfinite(jaxcomp.compressed_mean(CODEC, "data", stats=True))
+    state = after(tx, {"w": matrix()}, steps=2)
+    found = telemetry.record(state)
+    assert found.pop("step") == 2
+    assert found.pop("skipped") == 0
+    stats = state.inner.stats
+    assert found == {name: float(value) for name, value in stats._asdict().items()}
+    assert 0.1 < found["relative_error"] < 1
+    assert found["residual_ratio"] > 0
+    assert found["payload_bytes"] == jaxcomp.wire_bytes(CODEC, {"w": matrix()})
+
+
+def test_a_gate_adds_its_counts_and_a_skipped_step_is_counted():
+    gate = jaxcomp.gates.Every(2)
+    tx = jaxcomp.skip_nonfinite(jaxcomp.compressed_mean(CODEC, "data", gate=gate, stats=True))
+    found = telemetry.record(after(tx, {"w": matrix()}, steps=2))
+    assert (found["rounds"], found["messages"]) == (1, 2)
+    plain = jaxcomp.skip_nonfinite(jaxcomp.compressed_mean(CODEC, "data", stats=True))
+    assert telemetry.record(after(plain, {"w": matrix()}, bad=True))["skipped"] == 1
+
+
+def test_means_of_groups_of_leaves_have_their_labels():
+    means = {
+        "signs": jaxcomp.compressed_mean(CODEC, "data", stats=True),
+        "few": jaxcomp.compressed_mean(jaxcomp.top_k(0.1), "data", stats=True),
+    }
+    tx = optax.partition(means, {"a": "signs", "b": "few"})
+    found = telemetry.record(after(tx, {"a": matrix(), "b": matrix(32)}))
+    assert found["signs/payload_bytes"] == jaxcomp.wire_bytes(CODEC, matrix())
+    assert found["few/payload_bytes"] == jaxcomp.wire_bytes(jaxcomp.top_k(0.1), matrix(32))
+    two = optax.chain(*means.values())
+    names = set(telemetry.record(after(two, {"a": matrix()})))
+    assert {"0/relative_error", "1/relative_error"} <= names
+
+
+@pytest.mark.wrong_types
+def test_states_without_statistics_are_refused():
+    with pytest.raises(ValueError, match="got a mean without them"):
+        telemetry.record(after(jaxcomp.compressed_mean(CODEC, "data"), {"w": matrix()}))
+    with pytest.raises(ValueError, match="got a state without compressed_mean"):
+        telemetry.record(optax.adam(1e-3).init(matrix()))
+    tx = jaxcomp.compressed_mean(CODEC, "data", stats=True)
+    with pytest.raises(ValueError, match="is being traced"):
+        jax.eval_shape(telemetry.record, tx.init(matrix()))
+    with pytest.raises(ValueError, match="`writers` must be a function"):
+        telemetry.Log("run.csv")
+    with pytest.raises(ValueError, match="`every` must be at least 1"):
+        telemetry.Log(every=0)
+
+
+def test_a_log_writes_every_few_steps_and_refuses_names_of_statistics():
+    state = after(jaxcomp.compressed_mean(CODEC, "data", stats=True), {"w": matrix()})
+    written = []
+    log = telemetry.Log(lambda step, record: written.append((step, record["loss"])), every=2)
+    for number in range(5):
+        log(state, {"loss": jnp.float32(number)})
+    assert written == [(1, 0.0), (1, 2.0), (1, 4.0)]
+    with pytest.raises(ValueError, match=r"names of statistics, got .'lost'."):
+        telemetry.Log()(state, {"lost": 0.0})
+
+
+def test_a_file_of_a_run_is_continued_and_read_back(tmp_path):
+    path = tmp_path / "run.csv"
+    records = [{"step": float(k), "loss": 0.1 * k, "big": 1e30, "none": math.nan} for k in (1, 2)]
+    for record in records:
+        telemetry.Csv(path)(int(record["step"]), record)  # As if resumed for each.
+    assert path.read_text().startswith("step,loss,big,none\n1,0.1,1e+30,nan\n")
+    found = telemetry.read_csv(path)
+    np.testing.assert_allclose(
+        [[*r.values()] for r in found], [[*r.values()] for r in records], rtol=1e-8
+    )
+    with pytest.raises(ValueError, match="which differ in acc, loss"):
+        telemetry.Csv(path)(3, {"step": 3.0, "acc": 0.5, "big": 0.0, "none": 0.0})
+    with path.open("a") as file:
+        file.write("3,0.")  # A process was stopped while it wrote.
+    assert repr(telemetry.read_csv(path)) == repr(found)  # NaN is not equal to itself.
+
+
+@pytest.mark.parametrize("text", ["", "step,loss\n", "a,b\n1,2\n", "step,loss\n1,x\n2,3\n", "\x00"])
+def test_other_files_are_refused(text, tmp_path):
+    (tmp_path / "run.csv").write_text(text)
+    with pytest.raises(ValueError, match=r"must be a file of jaxcomp\.telemetry\.Csv"):
+        telemetry.read_csv(tmp_path / "run.csv")
+    with pytest.raises(ValueError, match="cannot read"):
+        telemetry.read_csv(tmp_path / "none.csv")
+
+
+class Torch:
+    def __init__(self):
+        self.said = {}
+
+    def add_scalar(self, tag, value, step):
+        self.said[tag] = (value, step)
+
+
+class Flax(Torch):
+    add_scalar = None
+
+    def scalar(self, tag, value, step):
+        self.said[tag] = (value, step)
+
+
+class Clu(Torch):
+    add_scalar = None
+
+    def write_scalars(self, step, scalars):
+        self.said |= {tag: (value, step) for tag, value in scalars.items()}
+
+
+@pytest.mark.parametrize("kind", [Torch, Flax, Clu])
+def test_the_writers_of_tensorboard(kind):
+    writer = kind()
+    telemetry.TensorBoard(writer)(7, {"step": 7.0, "loss": 0.5, "none": math.nan})
+    assert writer.said == {"jaxcomp/loss": (0.5, 7)}
+    with pytest.raises(
+        ValueError, match="`writer` must have one of the methods add_scalar, scalar"
+    ):
+        telemetry.TensorBoard(print)
+
+
+def told(records, window=4, prefix=""):
+    alarms = telemetry.Alarms(window=window)
+    found = []
+    for number, record in enumerate(records):
+        values = {prefix + name: value for name, value in (NOTHING | record).items()}
+        found += alarms({"step": float(number), **values})
+    return found
+
+
+def test_a_residual_that_grows_faster_and_faster_raises_one_alarm():
+    grows = [{"residual_ratio": 1.1**k} for k in range(60)]
+    (alarm,) = told(grows)
+    assert (alarm.name, alarm.step, alarm.where) == ("residual grows", 15, "")
+    assert "Residual(decay=0.9)" in str(alarm)
+    (alarm,) = told(grows, prefix="head/")
+    assert alarm.where == "head"
+    assert str(alarm).startswith("step 15: residual grows of head. ")
+
+
+@pytest.mark.parametrize(
+    "law",
+    [
+        lambda k: 100 * (1 - math.exp(-k / 40)),
+        lambda k: 1.0,
+        lambda k: 0.0,
+        lambda k: 5 + math.sin(k),
+    ],
+    ids=["fills up", "constant", "none", "wavers"],
+)
+def test_a_residual_that_fills_up_or_stays_raises_none(law):
+    assert told([{"residual_ratio": law(k)} for k in range(200)]) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "record"),
+    {
+        "not finite": lambda k: {"relative_error": math.nan},
+        "steps are skipped": lambda k: {"skipped": float(k)},
+        "elements are lost": lambda k: {"lost": float(k % 4 > 0)},
+        "capacity is empty": lambda k: {"spare_bytes": 51.0},
+        "messages are left out": lambda k: {"excluded": 1.0},
+    }.items(),
+)
+def test_each_alarm_is_told_once_and_again_after_it_ended(name, record):
+    calm = [{"skipped": 0.0, "lost": 0.0, "spare_bytes": 50.0, "excluded": 0.0}] * 12
+    noisy = [calm[0] | record(k) for k in range(8)]
+    assert {alarm.name for alarm in told(calm)} == set()
+    assert [alarm.name for alarm in told([*noisy, *calm, *noisy])] == [name, name]
+    assert name in telemetry.alarms.ADVICE
+
+
+def test_settings_of_alarms_are_checked():
+    with pytest.raises(ValueError, match="`window` must be at least 2"):
+        telemetry.Alarms(window=1)
+    with pytest.raises(ValueError, match="`growth` must be above 1"):
+        telemetry.Alarms(growth=1)
+
+
+def test_a_log_warns(recwarn):
+    tx = jaxcomp.compressed_mean(CODEC, "data", stats=True)
+    state = after(tx, {"w": matrix()}, bad=True)
+    with pytest.warns(UserWarning, match="step 1: not finite. A gradient was not finite"):
+        telemetry.Log()(state)
+    said = []
+    telemetry.Log(alarm=said.append)(state)
+    assert [alarm.name for alarm in said] == ["not finite"]
+
+
+def test_the_page_runs_and_its_run_is_drawn(tmp_path, capsys):
+    page = (ROOT / "docs" / "telemetry.md").read_text()
+    (program,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    with contextlib.chdir(tmp_path):
+        exec(program, {})
+        jaxcomp_command.main(["report", "run.csv"])
+        out = capsys.readouterr().out
+        assert "10 records of steps 1 to 19; the picture is run.png." in out
+        assert re.search(r"^loss +\d", out, flags=re.MULTILINE)
+        assert out.endswith("no alarms\n")
+        assert os.path.getsize("run.png") > 20_000
+        jaxcomp_command.main(["report", "run.csv", "--plot", "other.svg", "--json"])
+        told = json.loads(capsys.readouterr().out)
+        (link,) = (line for line in told["values"] if line["name"] == "link_bytes")
+        assert link["total"] == pytest.approx(20 * link["last"])
+        assert told["alarms"] == []
+
+
+def test_a_report_of_two_means_with_alarms(tmp_path, capsys):
+    path = tmp_path / "run.csv"
+    for step in range(1, 40):
+        each = {f"{name}/{field}": value for name in "ab" for field, value in NOTHING.items()}
+        each |= {"a/link_bytes": 1e6, "b/link_bytes": 2e6, "b/excluded": float(step > 30)}
+        telemetry.Csv(path)(step, {"step": float(step), **each})
+    jaxcomp_command.main(["report", str(path)])
+    out = capsys.readouterr().out
+    assert "step 31: messages are left out of b. Robust left out" in out
+    assert re.search(r"b/link_bytes .* 78,000,000", out)
+
+
+def test_alarms_are_all_in_the_page():
+    page = (ROOT / "docs" / "telemetry.md").read_text()
+    assert re.findall(r"^\| ([a-z ]+) \|.*\|.*\|$", page, flags=re.MULTILINE)[1:] == list(
+        telemetry.alarms.ADVICE
+    )
