@@ -150,7 +150,9 @@ class Gossip(Reducer):
             source = jnp.asarray(graph.sources)[turn, number, worker]
             given = buffer.split(heard[number], own.payloads)
             theirs, sound = self._usable(payloads.decode(key, batches, given, own.sides, source))
-            times = jnp.asarray(graph.weights)[turn, number, worker]
+            # A copy: JAX may keep an array that it has narrowed where float64 was off.
+            weights = jnp.asarray(graph.weights.copy(), jnp.result_type(float))
+            times = weights[turn, number, worker]
             if not self.uplink.feedback.mirrors:  # The sender keeps its weight for itself.
                 times = jnp.where(sound & usable, times, 0)
             part = jax.tree.map(functools.partial(_mixed, times), part, sent, theirs)
