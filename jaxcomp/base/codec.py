@@ -174,17 +174,6 @@ class Codec(Interface, abstract=True):
         del shape, dtype
         return self, None
 
-    def bucket_of(self, size: int) -> int:
-        """Elements of the buckets of a leaf with `size` elements.
-
-        With a `unit`, leaves of all sizes have buckets of few sizes: of `bucket_size`, of a unit,
-        and of powers of two below it.
-        """
-        whole = self.bucket_size or size
-        if size >= whole or self.unit is None:
-            return min(whole, size)
-        return min(self.unit, 1 << (size - 1).bit_length())
-
     @interface.derived
     def shaped(self) -> bool:
         """Whether the codec depends on the shape of a leaf, so that `for_leaf` must be asked."""

@@ -81,7 +81,7 @@ def layout(codec: "Codec | Policy", tree: PyTree, shares: int = 1, runs: int = 1
         if picked is None or like.size == 0:
             dense.append(number)
             continue
-        size = picked.bucket_of(like.size) if picked.bucket_size else -(-like.size // shares)
+        size = _bucket_of(picked, like.size) if picked.bucket_size else -(-like.size // shares)
         groups.setdefault((picked, like.dtype, size), []).append(Piece(number, 0, like.size))
     batches = grouping.batches(groups, shares, runs)
     return Layout(
@@ -105,6 +105,18 @@ def layout(codec: "Codec | Policy", tree: PyTree, shares: int = 1, runs: int = 1
 def path_name(path) -> str:
     """A leaf's path as a user would write it: `params/Dense_0/kernel`."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def _bucket_of(codec: Codec, size: int) -> int:
+    """Elements of the buckets of a leaf with `size` elements.
+
+    With a `unit`, leaves of all sizes have buckets of few sizes: of `bucket_size`, of a unit, and
+    of powers of two below it.
+    """
+    whole = codec.bucket_size or size
+    if size >= whole or codec.unit is None:
+        return min(whole, size)
+    return min(codec.unit, 1 << (size - 1).bit_length())
 
 
 def _like(path: str, leaf: Any) -> jax.ShapeDtypeStruct:
