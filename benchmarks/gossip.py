@@ -368,20 +368,24 @@ def picture(book: dict[str, Any], path: Any) -> None:
         for codec, style in styles.items():
             one = book["links"][f"{method}, {codec}"]
             steps = reporting.moments(book["link_steps"], 60) + 1
-            axis.loglog(
-                50 / 8 * one["bits"] * steps,
-                one["error"],
-                style,
-                color=colour,
-                label=f"{method}, {codec}",
-            )
+            sent = 50 / 8 * one["bits"] * steps
+            axis.loglog(sent, one["error"], style, color=colour)
+    ends = (
+        (2e5, 0.4, "CHOCO-SGD and\nDeepSqueeze: each link"),
+        (5e5, 1e-3, "gradient\ntracking"),
+    )
+    for (x, y, text), method in zip(ends, ("DeepSqueeze", "gradient tracking"), strict=True):
+        axis.text(x, y, text, color=shown[method], fontsize=8, ha="right" if y < 0.1 else "center")
     axis.set(
         xlabel="bytes sent by a worker",
         ylabel="error of the mean model",
         ylim=(1e-8, 10),
         title="Least squares, workers differ: links",
     )
-    axis.legend(fontsize=7, ncol=2, loc="lower left")
+    black = [
+        axis.plot([], [], style, color="black", label=name)[0] for name, style in styles.items()
+    ]
+    axis.legend(handles=black, fontsize=8, loc="lower left")
     reporting.draw(figure, path)
 
 
