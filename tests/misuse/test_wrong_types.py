@@ -19,7 +19,7 @@ TX = jaxcomp.compressed_mean(CODEC, "data")
 NETWORK = jaxcomp.planning.Network(1e9, 1e-4)
 WRONG = (1, "x", None, object(), [1], -3, lambda: 0)
 
-ANYTHING = {"Description", "Key", "PerWorker", "state_specs", "view"}
+ANYTHING = {"Description", "Key", "PerWorker", "consensus", "state_specs", "view"}
 """Containers, and functions of trees that may have any leaves."""
 
 WITHOUT = {
@@ -27,6 +27,7 @@ WITHOUT = {
     "Codec",
     "Feedback",
     "Gate",
+    "Graph",
     "Period",
     "Reducer",
     "NoFeedback",
