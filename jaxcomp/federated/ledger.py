@@ -69,10 +69,12 @@ class Ledger:
         self.up += sent
         return sent
 
-    def announced(self, payload: TreePayload | None) -> None:
-        """Notes the server's message of a round."""
+    def announced(self, payload: TreePayload | None, moved: bool) -> None:
+        """Notes the server's message of a round; it is empty if no message had moved the server."""
         if payload is None or self.method.downlink is None:
             self._sizes.append(self._whole)
+        elif not moved:
+            self._sizes.append(0)
         elif self.messages:
             policy = self.method.downlink.policy
             self._sizes.append(len(to_bytes(policy, payload, self.like)))

@@ -180,6 +180,11 @@ def combined(
     return state._replace(aggregate=after), Total(stacks, dense, jnp.float32(1), count)
 
 
+def moves(method: Method, total: Total) -> bool:
+    """Whether a round changes the parameters: a mean over those who sent does not if none did."""
+    return method.mean == "all" or int(total.count) > 0
+
+
 @functools.partial(jax.jit, static_argnums=0)
 def step(
     method: Method, key: Array, state: ServerState, total: Total, expected: Array

@@ -211,7 +211,7 @@ class Simulation:
         self.state, payload = server.step(
             self.method, key, self.state, total, jnp.float32(expected)
         )
-        self.ledger.announced(payload)
+        self.ledger.announced(payload, server.moves(self.method, total))
         self._centres = [self.state.params, *self._centres][: self.faults.longest + 1]
         loss = float(np.mean(np.concatenate(losses))) if losses else math.nan
         return Report(number, len(cohort), accepted, loss, up, down)

@@ -302,7 +302,7 @@ class CompressedFedAvg(extra.FedAvg):
         return total, True
 
     def _step(self, round_: "_Round", total: Total) -> None:
-        moves = self.method.mean == "all" or int(total.count) > 0
+        moves = server.moves(self.method, total)
         expected = jnp.float32(self._expected())
         self.state, payload = server.step(self.method, round_.key, self.state, total, expected)
         if payload is None or self.method.downlink is None:
