@@ -345,7 +345,8 @@ def test_clients_that_return_get_what_they_missed():
                 sim.state,
                 server.nothing(sim.method, sim.params),
                 jnp.float32(1),
-            )[1]
+            )[1],
+            moved=True,
         )
     assert ledger.fetched(np.array([0]), 4) == 2 * one
     # Three and more messages are more bytes than the parameters.
