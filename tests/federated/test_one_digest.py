@@ -90,7 +90,7 @@ def over_sockets(rounds, folder, monkeypatch):
     (app / "digits" / "task.py").write_text(TASK)
     (app / "digits" / "client.py").write_text(CLIENT)
     config = {"clients": world.FEW, "rounds": rounds, "report": str(folder / "report.json")}
-    ran = script.run(app, world.FEW, config, 60 + 30 * rounds)
+    ran = script.run(app, world.FEW, config, 300 + 30 * rounds)
     assert (folder / "report.json").exists(), ran.said
     report = json.loads((folder / "report.json").read_text())
     sent = [file.read_bytes() for file in folder.glob("*.sent")]
