@@ -168,13 +168,16 @@ def federated_methods() -> Found:
         best = min(times, key=lambda tau: times[tau])
         yield "FedPAQ's best number of local steps is inside", min(times) < best < max(times)
     if "votes" in found:
-        rows = {r["attackers"]: r for r in found["votes"]["records"] if r["rule"] == "credible"}
+        credible = [r for r in found["votes"]["records"] if r["rule"] == "credible"]
+        rows = {r["attackers"]: r for r in credible if r["start"] == "random"}
         for hostile in (0, 5):
             row = rows[hostile]
             works = row["trained"] > 90 and row["ternary"] > 90 and row["binary"] > 75
             yield f"FedVote: {hostile} of 31 hostile, trained and deployed networks work", works
         for hostile in (10, 14):
             yield f"FedVote: {hostile} of 31 hostile break it", rows[hostile]["trained"] < 15
+        later = [r["trained"] for r in credible if r["start"] == "trained"]
+        yield "FedVote: from trained parameters up to 14 of 31 do not", min(later) > 90
     if "bytes" in found:
         saved = found["bytes"]["records"][-1]
         less = saved["than_dense"] > 99 and saved["than_paq"] > 90 and saved["than_stc"] > 85
