@@ -201,10 +201,12 @@ def link_model() -> Found:
 
 def same_tables() -> Found:
     """The tables of the slow network match their JSON files."""
-    jobs = ("mean", "train", "local", "overlap")
+    source = RESULTS / "network"
+    optional = [job for job in ("gossip", "gossip-train") if (source / f"{job}.json").exists()]
+    jobs = ("mean", "train", "local", "overlap", *optional)
     names = (*jobs, "model")
     with tempfile.TemporaryDirectory() as name:
-        folder, source = pathlib.Path(name), RESULTS / "network"
+        folder = pathlib.Path(name)
         for job in jobs:
             (folder / f"{job}.json").write_text((source / f"{job}.json").read_text())
         tables.write(folder, quiet=True)
@@ -220,11 +222,13 @@ def gossip() -> Found:
     for row in found["reduction"]["table"]:
         name = row["name"]
         yield f"{name}: DPSVRG falls with a slope of -0.9 or less", row["dpsvrg_slope"] <= -0.9
+        settled = -0.7 <= row["settled"] <= -0.45
+        yield f"{name}: DSPG falls with a slope near -0.5 once the start is forgotten", settled
         for cost, times in (("gradients", 50), ("bytes", 2)):
             better = row[f"dspg_{cost}"] >= times * row[f"dpsvrg_{cost}"]
             yield f"{name}: DPSVRG is {times} times closer at equal {cost}", better
     ends = {row["mixing"]: row["variance"] for row in found["choco"]}
-    yield "CHOCO converges with 0.05, 0.2 and 0.34", max(ends[m] for m in (0.05, 0.2, 0.34)) < 1e-5
+    yield "CHOCO converges with 0.05, 0.2 and 0.34", max(ends[m] for m in (0.05, 0.2, 0.34)) < 1e-7
     yield "CHOCO diverges with 0.5", ends[0.5] > 1e6
     moved = max(row["moved"] for row in found["choco"] if row["mixing"] < 0.5)
     yield "CHOCO keeps the mean to 1e-12", moved < 1e-12
