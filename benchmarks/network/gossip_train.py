@@ -23,7 +23,7 @@ from jaxcomp import algorithms, graphs
 
 LAYERS, WIDTH, CONTEXT, EACH, RATE, SEED = 2, 160, 32, 2, 2e-3, 0
 AXIS = group.AXIS
-FOUR = jaxcomp.qsgd_inf(bits=4)
+FOUR, NEAREST = jaxcomp.qsgd_inf(bits=4), jaxcomp.blockwise(bits=4)
 
 
 def adam() -> optax.GradientTransformation:
@@ -44,7 +44,7 @@ METHODS: dict[str, Callable[[], Any]] = {
     "D-PSGD on a ring, dense": lambda: gossiped(algorithms.dpsgd, gossiping.DENSE),
     "CHOCO-SGD on a ring, 4-bit": lambda: gossiped(algorithms.choco_sgd, FOUR, mixing=0.8),
     "DeepSqueeze, one peer, 4-bit": lambda: gossiped(
-        algorithms.deepsqueeze, FOUR, mixing=0.8, graph=graphs.OnePeer()
+        algorithms.deepsqueeze, NEAREST, mixing=0.8, graph=graphs.OnePeer()
     ),
 }
 

@@ -36,14 +36,14 @@ class Setup(NamedTuple):
     guard: bool
     param_specs: PyTree
 
-    def exchanged(self, offset: PyTree, estimate: PyTree) -> PyTree:
+    def messages(self, offset: PyTree, estimate: PyTree) -> PyTree:
         """The tree of the messages."""
         return (offset, estimate) if self.tracking else offset
 
     @property
     def specs(self) -> PyTree:
         """The specs of the tree of the messages."""
-        return self.exchanged(self.param_specs, self.param_specs)
+        return self.messages(self.param_specs, self.param_specs)
 
 
 class Round(NamedTuple):
@@ -98,7 +98,7 @@ def begun(setup: Setup, params: PyTree) -> Any:
 
     def fresh(params: PyTree) -> Round:
         offset = jax.tree.map(nothing, params)
-        like = setup.exchanged(offset, offset)
+        like = setup.messages(offset, offset)
         return Round((), state_.init(setup.reducer, like, setup.axis_name))
 
     if setup.param_specs is None:
@@ -115,7 +115,7 @@ def fitted(setup: Setup, memory: Any, offset: PyTree) -> Any:
         found = state_.fitted(setup.reducer, batches, state.memory, setup.axis_name)
         return tree, state._replace(memory=found)
 
-    tree = setup.exchanged(offset, offset)
+    tree = setup.messages(offset, offset)
     key = jnp.zeros(2, jnp.uint32)  # Not used.
     return _on_shards(setup, fit, tree, Round(key, memory))[1].memory
 
@@ -135,7 +135,7 @@ def exchanged(
     """The models after all rounds of an exchange, and the number of rounds so far."""
     tree = models.offset
     if setup.tracking:
-        tree = setup.exchanged(tree, models.tracked.estimate)
+        tree = setup.messages(tree, models.tracked.estimate)
     mix = functools.partial(_mixed, setup)
 
     def once(carry: tuple[PyTree, Any, Array]) -> tuple[PyTree, Any, Array]:

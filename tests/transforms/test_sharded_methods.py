@@ -49,6 +49,10 @@ ALL = METHODS | {
     "deepsqueeze": first(
         jaxcomp.algorithms.deepsqueeze, SIGN, mixing=0.5, graph=jaxcomp.graphs.OnePeer()
     ),
+    "dcd": first(jaxcomp.algorithms.dcd, TOP),
+    "several rounds": lambda **specs: jaxcomp.gossip(
+        SGD, jaxcomp.Gossip(QSGD), "dcn", rounds=2, **specs
+    ),
     "gradient_tracking": first(jaxcomp.algorithms.gradient_tracking, TOP, mixing=0.5),
     "noloco": first(
         jaxcomp.algorithms.noloco, QSGD, every=2, graph=jaxcomp.graphs.OnePeer(), inner=SGD
