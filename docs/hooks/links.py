@@ -1,0 +1,52 @@
+"""The README as the first page, and links out of `docs/` as links into the repository."""
+
+import logging
+import pathlib
+import re
+from typing import Any
+
+from mkdocs.structure.files import File
+
+_LOG = logging.getLogger("mkdocs.hooks.links")  # Under --strict, a warning fails the build.
+_LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|#)([^)\s#]+)(#[^)\s]*)?\)")
+_CODE = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
+
+
+def on_files(files: Any, *, config: Any, **others: Any) -> Any:
+    """Adds the README: one text is the first page of the repository and of the site."""
+    del others
+    text = (pathlib.Path(config.docs_dir).parent / "README.md").read_text(encoding="utf-8")
+
+    def below(found: re.Match) -> str:
+        picture, words, path, anchor = found.groups(default="")
+        path = path.removeprefix("docs/") if path.startswith("docs/") else f"../{path}"
+        return f"{picture}[{words}]({path}{anchor})"
+
+    files.append(File.generated(config, "index.md", content=_outside_code(below, text)))
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Any, config: Any, **others: Any) -> str:
+    """Makes links to files that the site does not have absolute, and refuses dead ones."""
+    del others
+    docs = pathlib.Path(config.docs_dir)
+    here = docs / pathlib.Path(page.file.src_uri).parent
+
+    def whole(found: re.Match) -> str:
+        picture, words, path, anchor = found.groups(default="")
+        target = (here / path).resolve()
+        if target.is_relative_to(docs):
+            return found[0]
+        if not target.exists():
+            _LOG.warning("%s has a link to %s, which is not there", page.file.src_uri, path)
+        inside = target.relative_to(docs.parent).as_posix()
+        kind = "raw" if picture else "tree" if target.is_dir() else "blob"
+        return f"{picture}[{words}]({config.repo_url.rstrip('/')}/{kind}/main/{inside}{anchor})"
+
+    return _outside_code(whole, markdown)
+
+
+def _outside_code(change: Any, text: str) -> str:
+    """The text with its links changed, but for blocks of code."""
+    parts = _CODE.split(text)
+    return "".join(part if part.startswith("```") else _LINK.sub(change, part) for part in parts)
