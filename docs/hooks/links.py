@@ -1,6 +1,8 @@
-"""The README as the first page, and links out of `docs/` as links into the repository."""
+"""The README as the first page; links out of `docs/`, and of names to their entries."""
 
+import functools
 import logging
+import os
 import pathlib
 import re
 from typing import Any
@@ -10,6 +12,8 @@ from mkdocs.structure.files import File
 _LOG = logging.getLogger("mkdocs.hooks.links")  # Under --strict, a warning fails the build.
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|#)([^)\s#]+)(#[^)\s]*)?\)")
 _CODE = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
+_LINKED = r"<(?P<tag>a|h\d|pre)\b.*?</(?P=tag)>"
+_NAME = re.compile(rf"{_LINKED}|<code>(jaxcomp\.[\w.]*\w)(\([^<]*\))?</code>", re.DOTALL)
 
 
 def on_files(files: Any, *, config: Any, **others: Any) -> Any:
@@ -44,6 +48,31 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, **others: Any) ->
         return f"{picture}[{words}]({config.repo_url.rstrip('/')}/{kind}/main/{inside}{anchor})"
 
     return _outside_code(whole, markdown)
+
+
+def on_page_content(html: str, *, page: Any, config: Any, **others: Any) -> str:
+    """Links each public name in the text to its entry in the API reference."""
+    del others
+    found = _entries(config.docs_dir)
+    here = os.path.dirname(page.file.dest_uri)
+
+    def linked(name: re.Match) -> str:
+        entry = found.get(name[2])
+        if entry is None:
+            return name[0]
+        return f'<a href="{os.path.relpath(entry, here or ".")}#{name[2]}">{name[0]}</a>'
+
+    return _NAME.sub(linked, html)
+
+
+@functools.cache
+def _entries(docs: str) -> dict[str, str]:
+    """The page of each name of the API reference."""
+    found = {}
+    for path in pathlib.Path(docs, "api").glob("*.md"):
+        names = re.findall(r"^::: (\S+)$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        found |= dict.fromkeys(names, f"api/{path.stem}.html")
+    return found
 
 
 def _outside_code(change: Any, text: str) -> str:
