@@ -45,7 +45,7 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, **others: Any) ->
             _LOG.warning("%s has a link to %s, which is not there", page.file.src_uri, path)
         inside = target.relative_to(docs.parent).as_posix()
         kind = "raw" if picture else "tree" if target.is_dir() else "blob"
-        return f"{picture}[{words}]({config.repo_url.rstrip('/')}/{kind}/main/{inside}{anchor})"
+        return f"{picture}[{words}]({config.extra['source']}/{kind}/main/{inside}{anchor})"
 
     return _outside_code(whole, markdown)
 
