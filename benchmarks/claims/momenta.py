@@ -16,7 +16,7 @@ from claims.networks import AXIS, Method, Plan, Rate, mean
 from jaxcomp import algorithms
 
 STEPS, WARM = 250, 50
-RATES = (0.002, 0.005, 0.01, 0.02, 0.05)
+RATES = (0.01, 0.02, 0.05, 0.1, 0.2)
 SIGN = jaxcomp.Policy(jaxcomp.sign(), min_size=0, min_ndim=0)
 
 
@@ -37,6 +37,7 @@ def _zero_one(longest: int) -> Method:
             AXIS,
             learning_rate=rate,
             freeze_step=WARM,
+            renewals=4,
             double_every=STEPS // 5,
             max_interval=longest,
             key=key,
