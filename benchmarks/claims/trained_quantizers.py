@@ -17,7 +17,7 @@ from claims.claim import FAILS, HOLDS, PART, Claim, decide
 from claims.networks import Plan, everywhere, mean
 from jaxcomp import codecs
 
-CNN = Plan(250, (0.02, 0.05, 0.1, 0.2, 0.4))
+CNN = Plan(250, (0.01, 0.02, 0.05, 0.1, 0.2))
 GRU = Plan(200, (0.25, 0.5, 1.0, 2.0, 4.0), size=4)
 DENSE = {"dense": mean(jaxcomp.Dense())}
 PLANS = {networks.cnn: CNN, networks.gru: GRU}
