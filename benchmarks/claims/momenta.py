@@ -37,7 +37,6 @@ def _zero_one(longest: int) -> Method:
             AXIS,
             learning_rate=rate,
             freeze_step=WARM,
-            renewals=4,
             double_every=STEPS // 5,
             max_interval=longest,
             key=key,
