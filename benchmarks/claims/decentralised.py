@@ -187,8 +187,8 @@ def _ended(tx: Any, task: Any) -> Any:
         state = jax.vmap(lambda _: tx.init(params), axis_name=AXIS)(workers)
         start = jax.tree.map(lambda x: jnp.stack([x] * task.workers), params)
         last, _ = jax.lax.scan(lambda c, batch: (mapped(*c, batch), None), (start, state), batches)
-        centre = jax.tree.map(lambda x: x[0], last[0])
-        return jaxcomp.consensus(centre, last[1])
+        models = jax.vmap(jaxcomp.view, axis_name=AXIS)(*last)
+        return jax.tree.map(lambda x: x.mean(axis=0), models)
 
     return run
 
