@@ -64,11 +64,19 @@ def names(claim: Claim) -> str:
 
 def text(results: pathlib.Path = reporting.RESULTS) -> str:
     """The whole page."""
-    families = [(heading, module.CLAIMS) for heading, module in registry.families()]
+    later = registry.pending(results)
+    every = [
+        (heading, tuple(claim for claim in module.CLAIMS if claim.name not in later))
+        for heading, module in registry.families()
+    ]
+    families = [(heading, claims) for heading, claims in every if claims]
     found = {c.name: judged(c, results) for _, claims in families for c in claims}
     counts = Counter(verdict for _, verdict in found.values())
     total = ", ".join(f"{counts[verdict]} *{verdict}*" for verdict in VERDICTS)
     parts = [INTRODUCTION, f"**All {len(found)} claims:** {total}.\n"]
+    if later:
+        names_ = ", ".join(f"`{name}`" for name in later)
+        parts.append(f"Not measured yet, and without a row: {names_}.\n")
     for heading, claims in families:
         parts.append(_table(heading, claims, found))
     for heading, claims in families:
@@ -96,7 +104,9 @@ def _details(claim: Claim, number: str, verdict: str) -> str:
         f"**Claim.** {claim.claim} ({claim.source})",
         f"**Methods.** {names(claim)}.",
         f"**Setting.** {claim.setting}",
-        f"**Verdict: {verdict}.** {number}" if claim.tried else f"**Verdict: {verdict}.**",
+        f"**Verdict: {verdict}.** {number[:1].upper()}{number[1:]}."
+        if claim.tried
+        else f"**Verdict: {verdict}.**",
     ]
     if claim.note:
         lines.append(f"**Note.** {claim.note}")
