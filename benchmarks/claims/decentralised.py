@@ -330,7 +330,7 @@ CLAIMS = (
         claim="Rounds of local steps, after which a worker meets one other, need significantly "
         "less "
         "communication without a loss of convergence.",
-        setting=f"{LINKS} NoLoCo exchanges after 20 steps, the others after each.",
+        setting=f"{LINKS} NoLoCo exchanges after ten steps, the others after each.",
         judge=_without_all_reduce,
         results=GOSSIP,
         command=COMMAND,
