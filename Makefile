@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e
 
-.PHONY: setup demo test docs matrix lint check-results format bench aot clean
+.PHONY: setup demo test docs matrix lint check-results format bench reproduce aot clean
 
 setup: $(STAMP)
 
@@ -66,6 +66,10 @@ bench: setup
 	$(HUGE_PAGES) $(BIN)/python -W ignore benchmarks/codecs.py $(ARGS)
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python -W ignore benchmarks/low_rank.py
+
+# `make reproduce CLAIM=name` measures a published claim; without CLAIM, all claims are listed.
+reproduce: setup
+	$(BIN)/python benchmarks/reproduce.py $(if $(CLAIM),--claim $(CLAIM),$(or $(ARGS),--list))
 
 # Compiles for an H100 and a TPU v5e without having one; downloads 1.3 GB of compilers once.
 AOT_GPU := jax-cuda12-pjrt==0.10.2 jax-cuda12-plugin==0.10.2 nvidia-cuda-nvcc-cu12

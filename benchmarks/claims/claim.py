@@ -1,0 +1,93 @@
+"""A published claim, how it is tried here, and what decides its verdict."""
+
+import dataclasses
+import re
+from collections.abc import Callable
+from typing import Any
+
+HOLDS, PART, FAILS, CANNOT = VERDICTS = (
+    "holds",
+    "holds in part",
+    "does not hold here",
+    "cannot be tried here",
+)
+Judge = Callable[[dict[str, Any]], tuple[str, str]]
+"""From measured numbers to our number in words, and one of `VERDICTS`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """A row of docs/reproductions.md.
+
+    A claim is measured by its own `run`, or it reads the committed `results` of another benchmark.
+    Without both it cannot be tried here, and `note` says why.
+
+    Attributes:
+        name: in kebab-case; `make reproduce CLAIM=name` measures it.
+        methods: names of the library (`jaxcomp.algorithms`, `jaxcomp`, `jaxcomp.federated`, …) and
+            of `registry.SYSTEMS` that the row covers.
+        source: authors, title, year, and the table, figure or theorem.
+        claim: as published, in one sentence, with its number.
+        setting: ours, in one sentence.
+        judge: a pure function of the results' numbers: the key "numbers" of what `run` returns, or
+            the whole file of `results`.
+        run: measures and returns {"numbers": plain data}; shows its progress with rich.
+        minutes: of `run` on two cores.
+        results: a JSON file under benchmarks/results, or several with spaces between; then `judge`
+            gets a dictionary of their contents by name.
+        command: that made `results`.
+        note: reasons of the verdict, and deviations.
+    """
+
+    name: str
+    methods: tuple[str, ...]
+    source: str
+    claim: str
+    setting: str
+    judge: Judge
+    run: Callable[[], dict[str, Any]] | None = None
+    minutes: float = 1
+    results: str = ""
+    command: str = ""
+    note: str = ""
+
+    def __post_init__(self):
+        if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", self.name):
+            raise ValueError(f"`name` must be in kebab-case, got {self.name!r}")
+        if not self.methods:
+            raise ValueError(f"`methods` of {self.name} must name a method, got none")
+        if self.run and self.results:
+            raise ValueError(f"{self.name} must have `run` or `results`, got both")
+        if bool(self.results) != bool(self.command):
+            raise ValueError(f"`command` of {self.name} must be that of `results`: give both")
+        if not self.tried and not self.note:
+            raise ValueError(f"`note` of {self.name} must say why it cannot be tried")
+
+    @property
+    def tried(self) -> bool:
+        """Whether anything measures it."""
+        return bool(self.run or self.results)
+
+    @property
+    def files(self) -> list[str]:
+        """Its results, under benchmarks/results."""
+        return self.results.split() or [f"reproductions/{self.name}.json"] * self.tried
+
+    def verdict(self, found: dict[str, dict[str, Any]]) -> tuple[str, str]:
+        """Our number in words and the verdict, from the contents of its files by name."""
+        given = found if len(found) > 1 else next(iter(found.values()))
+        number, verdict = self.judge(given if self.results else given["numbers"])
+        if verdict not in VERDICTS:
+            raise ValueError(f"`judge` of {self.name} must give one of {VERDICTS}, got {verdict!r}")
+        return number, verdict
+
+
+def untried(numbers: dict[str, Any]) -> tuple[str, str]:
+    """The judge of a claim that cannot be tried here."""
+    del numbers
+    return "–", CANNOT
+
+
+def decide(holds: bool, part: bool = False) -> str:
+    """The verdict of a measured claim."""
+    return HOLDS if holds else PART if part else FAILS

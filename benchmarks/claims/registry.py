@@ -1,0 +1,89 @@
+"""All families of claims, and which methods have no claim."""
+
+import importlib
+import inspect
+import pathlib
+import pkgutil
+from types import ModuleType
+
+import reporting
+
+import claims
+from claims.claim import Claim
+from jaxcomp import algorithms
+
+SYSTEMS = {
+    "QSGD": "qsgd",
+    "QSGDinf": "qsgd_inf",
+    "NUQSGD": "nuqsgd",
+    "TernGrad": "terngrad",
+    "natural compression": "natural",
+    "natural dithering": "natural_dithering",
+    "SIDCo": "sidco",
+    "DGC": "dgc",
+    "FastSGD": "fastsgd",
+    "DGD-DEF": "dgd_def",
+    "DQ-PSGD": "dq_psgd",
+    "QCMD-Adagrad": "qcmd_adagrad",
+    "QRDA-Adagrad": "qrda_adagrad",
+    "censored heavy ball": "censored_heavy_ball",
+    "FedPAQ": "fedpaq",
+    "GenQSGD": "genqsgd",
+    "Artemis": "artemis",
+    "MCM": "mcm",
+    "NEOLITHIC": "neolithic",
+    "CD-Adam": "cd_adam",
+    "predictive coding": "predictive coding",
+    "Wyner-Ziv coding": "wyner_ziv",
+    "FedVote": "FedVote",
+    "ADPSGD": "adpsgd",
+    "DPSVRG": "dpsvrg",
+    "CEO": "CEO",
+}
+"""Compared systems, with the name of the library that covers each, if it has one."""
+
+
+def families() -> list[tuple[str, ModuleType]]:
+    """The headings of all families and their modules, in the order of the modules' names."""
+    found = []
+    for entry in sorted(pkgutil.iter_modules(claims.__path__), key=lambda entry: entry.name):
+        module = importlib.import_module(f"claims.{entry.name}")
+        if "CLAIMS" in vars(module):
+            heading = (module.__doc__ or entry.name).partition("\n")[0]
+            found.append((heading.rstrip("."), module))
+    return found
+
+
+def every() -> dict[str, Claim]:
+    """All claims by their names."""
+    found: dict[str, Claim] = {}
+    for _, module in families():
+        for claim in module.CLAIMS:
+            if claim.name in found:
+                raise ValueError(f"`name` of a claim must be unique, got {claim.name!r} twice")
+            found[claim.name] = claim
+    return found
+
+
+def pending(results: pathlib.Path = reporting.RESULTS) -> list[str]:
+    """The claims that were not measured yet: they have no row."""
+    return [
+        name
+        for name, claim in every().items()
+        if not all((results / file).is_file() for file in claim.files)
+    ]
+
+
+def methods() -> list[str]:
+    """The public recipes of `jaxcomp.algorithms`."""
+    made = inspect.getmembers(algorithms, inspect.isfunction)
+    return [name for name, make in made if make.__module__.startswith(algorithms.__name__)]
+
+
+def uncovered() -> list[str]:
+    """The recipes and the systems that no measured claim names."""
+    later = pending()
+    rows = [claim for name, claim in every().items() if name not in later]
+    named = {name for claim in rows for name in claim.methods}
+    missing = [name for name in methods() if name not in named]
+    return missing + [name for name, ours in SYSTEMS.items() if not named & {name, ours}]
