@@ -46,9 +46,10 @@ def measure(claim: Claim, out: pathlib.Path = reporting.RESULTS) -> tuple[str, s
         minutes = round((time.perf_counter() - start) / 60, 2)
         environment = reporting.environment()
         results = {"environment": environment, "minutes": minutes, "numbers": found["numbers"]}
-        reporting.keep(out / claim.path, results)
+        path = out / claim.files[0]
+        reporting.keep(path, results)
         print(json.dumps(results, indent=1))
-        print(f"written to {out / claim.path}")
+        print(f"written to {path}")
     return page.judged(claim, out if claim.run else reporting.RESULTS)
 
 
@@ -59,7 +60,7 @@ def show(claim: Claim, number: str, verdict: str) -> None:
         print(f"ours: {number}")
     print(f"verdict: {verdict}" + (f". {claim.note}" if claim.note else ""))
     if claim.results:
-        print(f"from benchmarks/results/{claim.results}; measured by: {claim.command}")
+        print(f"measured before: {claim.results}; by: {claim.command}")
 
 
 def every(out: pathlib.Path) -> int:

@@ -33,7 +33,8 @@ class Claim:
             the whole file of `results`.
         run: measures and returns {"numbers": plain data}; shows its progress with rich.
         minutes: of `run` on two cores.
-        results: a JSON file under benchmarks/results.
+        results: a JSON file under benchmarks/results, or several with spaces between; then `judge`
+            gets a dictionary of their contents by name.
         command: that made `results`.
         note: reasons of the verdict, and deviations.
     """
@@ -68,13 +69,14 @@ class Claim:
         return bool(self.run or self.results)
 
     @property
-    def path(self) -> str:
+    def files(self) -> list[str]:
         """Its results, under benchmarks/results."""
-        return self.results or f"reproductions/{self.name}.json"
+        return self.results.split() or [f"reproductions/{self.name}.json"] * self.tried
 
-    def verdict(self, found: dict[str, Any]) -> tuple[str, str]:
-        """Our number in words and the verdict, from the content of its file of results."""
-        number, verdict = self.judge(found if self.results else found["numbers"])
+    def verdict(self, found: dict[str, dict[str, Any]]) -> tuple[str, str]:
+        """Our number in words and the verdict, from the contents of its files by name."""
+        given = found if len(found) > 1 else next(iter(found.values()))
+        number, verdict = self.judge(given if self.results else given["numbers"])
         if verdict not in VERDICTS:
             raise ValueError(f"`judge` of {self.name} must give one of {VERDICTS}, got {verdict!r}")
         return number, verdict

@@ -45,10 +45,10 @@ def judged(claim: Claim, results: pathlib.Path = reporting.RESULTS) -> tuple[str
     """Our number in words and the verdict, from the committed results."""
     if not claim.tried:
         return "–", CANNOT
-    path = results / claim.path
-    if not path.is_file():
-        raise MissingError(f"{claim.name} has no result: measure it by {command(claim)}")
-    return claim.verdict(reporting.read(path))
+    missing = [name for name in claim.files if not (results / name).is_file()]
+    if missing:
+        raise MissingError(f"{claim.name} lacks {missing[0]}: measure it by `{command(claim)}`")
+    return claim.verdict({name: reporting.read(results / name) for name in claim.files})
 
 
 def command(claim: Claim) -> str:
@@ -101,9 +101,9 @@ def _details(claim: Claim, number: str, verdict: str) -> str:
     if claim.note:
         lines.append(f"**Note.** {claim.note}")
     if claim.tried:
-        file = f"[`{claim.path}`](../benchmarks/results/{claim.path})"
+        files = ", ".join(f"[`{name}`](../benchmarks/results/{name})" for name in claim.files)
         minutes = f", about {claim.minutes:g} min" if claim.run else ""
-        lines.append(f"**Command.** `{command(claim)}`{minutes}; result: {file}")
+        lines.append(f"**Command.** `{command(claim)}`{minutes}; result: {files}.")
     wrapped = (
         textwrap.fill(line, 118, break_long_words=False, break_on_hyphens=False) for line in lines
     )

@@ -1,0 +1,109 @@
+"""Signs, partial participation and lazy messages with full gradients."""
+
+from typing import Any
+
+from claims.claim import Claim, decide
+
+METHODS, COMMAND = "convergence/methods.json", "python benchmarks/methods.py"
+FEEDBACK, FEEDBACK_COMMAND = "feedback/feedback.json", "python benchmarks/feedback.py"
+SQUARES = "Least squares of eight workers with optima of their own, full gradients, "
+CANCER = "breast cancer, 8 workers"
+
+
+def _fixed(found: dict[str, Any]) -> tuple[str, str]:
+    errors = {name: curve[-1][1] for name, curve in found["errors"].items()}
+    plain, fixed = errors["sign, nothing remembered"], errors["sign, residuals"]
+    words = f"relative error {fixed:.3f} with error feedback, {plain:.2f} without"
+    return words, decide(fixed < 1e-6 < 0.1 < plain, part=fixed < 0.2 * plain)
+
+
+def _majority(found: dict[str, Any]) -> tuple[str, str]:
+    ends = {
+        title: curves["signsgd, majority vote"]["errors"][-1]
+        for title, curves in found["curves"].items()
+        if "signsgd, majority vote" in curves
+    }
+    words = ", ".join(f"{end:.2g} ({title})" for title, end in ends.items())
+    worst = max(ends.values())
+    return f"relative squared error {words}", decide(worst < 1e-3, part=min(ends.values()) < 1e-3)
+
+
+def _participation(found: dict[str, Any]) -> tuple[str, str]:
+    curves = found["curves"]["least squares, 8 workers"]
+    both, left = (
+        curves[name]["errors"][-1]
+        for name in ("artemis, half of the workers", "artemis PP1, half of the workers")
+    )
+    words = f"squared error {both:.0e}; {left:.0e} if absent workers are left out"
+    return words, decide(both < 1e-12 and left > 1e-6, part=both < 1e-12)
+
+
+def _reached(curve: dict[str, list[float]], target: float) -> tuple[int, float]:
+    """The first drawn step below the target, and the bits of a worker by then."""
+    at = next(i for i, error in enumerate(curve["errors"]) if error <= target)
+    return curve["steps"][at], curve["bits"][at]
+
+
+def _lazy(found: dict[str, Any]) -> tuple[str, str]:
+    curves, size = found["curves"][CANCER], 31
+    steps, bits = _reached(curves["lag"], 1e-3)
+    dense, _ = _reached(curves["dense descent"], 1e-3)
+    share = bits / (64 * size * steps)
+    words = f"{100 * share:.0f} % of the messages, in {steps} steps; descent takes {dense}"
+    return words, decide(share < 0.2 and steps <= 1.1 * dense, part=share < 0.5)
+
+
+CLAIMS = (
+    Claim(
+        name="error-feedback-fixes-signs",
+        methods=("ef_signsgd", "ef_sgd"),
+        source="Karimireddy et al., Error feedback fixes SignSGD, 2019, abstract",
+        claim="Scaled signs alone need not converge; with error feedback they converge at the rate "
+        "of SGD without compression.",
+        setting=f"{SQUARES}2,000 steps of 0.1/L.",
+        judge=_fixed,
+        results=FEEDBACK,
+        command=FEEDBACK_COMMAND,
+        note="The paper has one worker. Workers that disagree keep error feedback in a "
+        "neighbourhood "
+        "of the solution, which shrinks with the step; `ef21` reaches the solution.",
+    ),
+    Claim(
+        name="majority-vote-converges",
+        methods=("signsgd",),
+        source="Bernstein et al., signSGD with majority vote, 2019, theorem on convergence",
+        claim="SignSGD with majority vote converges at the order of SGD.",
+        setting=f"{SQUARES}and logistic regression on sorted data, 10,000 steps of decreasing "
+        "length.",
+        judge=_majority,
+        results=METHODS,
+        command=COMMAND,
+        note="The theorem assumes workers that draw from the same data, with symmetric noise. Here "
+        "workers disagree, and the majority points elsewhere.",
+    ),
+    Claim(
+        name="artemis-participation",
+        methods=("artemis", "Artemis"),
+        source="Philippenko and Dieuleveut, Artemis, 2020, partial participation with memory (PP2)",
+        claim="With memories that the server keeps for absent workers, partial participation with "
+        "heterogeneous workers converges to the solution.",
+        setting=f"{SQUARES}half of the workers in each of 10,000 steps, qsgd of two bits both "
+        "ways.",
+        judge=_participation,
+        results=METHODS,
+        command=COMMAND,
+    ),
+    Claim(
+        name="lag-messages",
+        methods=("lag",),
+        source="Chen et al., LAG: lazily aggregated gradient, 2018, abstract",
+        claim="Lazy aggregation has the convergence rate of gradient descent with significantly "
+        "fewer messages if workers differ in their smoothness.",
+        setting="Logistic regression on scikit-learn's breast cancer, sorted before it is divided "
+        "over eight workers, full gradients, to a squared error of 1e-3.",
+        judge=_lazy,
+        results=METHODS,
+        command=COMMAND,
+        note="On well-conditioned least squares it saves an eighth of the messages only.",
+    ),
+)
