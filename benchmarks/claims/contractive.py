@@ -1,7 +1,7 @@
 """Contractive codecs and messages that are left out, with full gradients."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,16 +20,16 @@ TARGETS = (1e-2, 1e-4, 1e-6)
 
 RATES = tuple(2.0**j for j in range(-6, 4))
 STEPS, EVERY = 8000, 4
+CENSORING, FEWER_RATES = (0.1, 1.0), RATES[4:]
 Family = Callable[[Any, Any], Way]
 
 
 @functools.cache
-def families() -> dict[str, tuple[Family, bool]]:
+def families(workers: int = 20) -> dict[str, tuple[Family, bool]]:
     """Methods, and whether their rate may be traced; bits are those of the way up."""
-    problem = nonconvex.regularized()
-    size, workers = problem.solution.size, problem.workers
+    size = nonconvex.regularized(workers).solution.size
     top = everywhere(jaxcomp.top_k(fraction=0.1))
-    random = everywhere(jaxcomp.random_k(fraction=0.1, bucket_size=size))
+    random = everywhere(jaxcomp.random_k(fraction=1 / size, bucket_size=size))
     sign, whole = everywhere(jaxcomp.sign(bucket_size=None)), everywhere(codecs.Identity())
 
     def method(make: Any, codec: Any, down: Any = None, free: bool = True, **given: Any):
@@ -45,9 +45,12 @@ def families() -> dict[str, tuple[Family, bool]]:
         tx = optax.chain(jaxcomp.compressed_mean(jaxcomp.Dense(), AXIS, key=key), optax.sgd(rate))
         return Way(tx, Prices(64.0 * size, 0.0, 64.0 * size, workers))
 
-    def lag(rate: Any, key: Any) -> Way:
-        tx = algorithms.lag(AXIS, learning_rate=rate, key=key)
-        return Way(tx, Prices(price(whole, size), 0.0, 64.0 * size, workers))
+    def lag(censoring: float) -> Family:
+        def way(rate: Any, key: Any) -> Way:
+            tx = algorithms.lag(AXIS, learning_rate=rate, censoring=censoring, key=key)
+            return Way(tx, Prices(price(whole, size), 0.0, 64.0 * size, workers))
+
+        return way
 
     p = price(random, size) / (64 * size)
     return {
@@ -58,35 +61,43 @@ def families() -> dict[str, tuple[Family, bool]]:
         "double_squeeze, sign": method(algorithms.double_squeeze, sign, sign),
         "diana": method(algorithms.diana, random),
         "marina": method(algorithms.marina, random, p=p),
-        "lag": (lag, False),
-        "clag": method(algorithms.clag, top, free=False),
+        **{f"lag, {c:g}": (lag(c), False) for c in CENSORING},
+        **{
+            f"clag, {c:g}": method(algorithms.clag, top, free=False, censoring=c) for c in CENSORING
+        },
     }
 
 
-def arena(*names: str, weight: float = 0.1) -> dict[str, Any]:
+def arena(
+    *names: str,
+    workers: int = 20,
+    weight: float = 0.1,
+    factors: Sequence[float] = RATES,
+    steps: int = STEPS,
+) -> dict[str, Any]:
     """Bits of the methods until each target, at the best of the same rates."""
-    problem = nonconvex.regularized(weight=weight)
-    rates = [factor / problem.smoothness for factor in RATES]
+    problem = nonconvex.regularized(workers, weight)
+    rates = [factor / problem.smoothness for factor in factors]
     found = {}
     for name in track(names, description="methods"):
-        family, free = families()[name]
-        settings: Any = {"steps": STEPS, "oracle": Oracle(batch=0), "every": EVERY, "rates": rates}
+        family, free = families(workers)[name]
+        settings: Any = {"steps": steps, "oracle": Oracle(batch=0), "every": EVERY, "rates": rates}
         if free:
             seeds = descent.SEEDS if name in ("diana", "marina") else 1
             runs = descent.run(family, problem, seeds=seeds, **settings)
         else:
             make = functools.partial(family, key=0)
             runs = nonconvex.run_each(make, problem, seeds=1, **settings)
-        found[name] = _row(runs)
-    return {"numbers": {"targets": list(TARGETS), "factors": list(RATES), "methods": found}}
+        found[name] = _row(runs, factors)
+    return {"numbers": {"targets": list(TARGETS), "factors": list(factors), "methods": found}}
 
 
-def _row(runs: Runs) -> dict[str, Any]:
+def _row(runs: Runs, factors: Sequence[float]) -> dict[str, Any]:
     costs = [nonconvex.cost(runs, target) for target in TARGETS]
     ends = np.median(runs.errors[..., -1], axis=1)
     return {
         "bits": [three if there else None for three, _, there in costs],
-        "factor": [RATES[at] if there else None for _, at, there in costs],
+        "factor": [factors[at] if there else None for _, at, there in costs],
         "end": float(f"{np.nanmin(np.where(np.isfinite(ends), ends, np.inf)):.4g}"),
     }
 
@@ -127,24 +138,23 @@ def _ef21_bc_judged(numbers: dict[str, Any]) -> tuple[str, str]:
     return f"{_listed(numbers, 0)}; {_listed(numbers, 2)}", decide(holds, ours < dense)
 
 
-WEIGHTS = (0.1, 0.001)
+WEIGHTS, FEW = (0.1, 0.001), 5
 
 
 @descent.in_float64
 def _marina() -> dict[str, Any]:
     found = {}
     for weight in WEIGHTS:
-        rows = arena("gd", "diana", "marina", weight=weight)
+        rows = arena("gd", "diana", "marina", workers=FEW, weight=weight)
         found[f"λ = {weight:g}"] = rows["numbers"] | {"theory": _by_theory(weight)}
     return {"numbers": {"problems": found}}
 
 
 def _by_theory(weight: float) -> dict[str, Any]:
     """Bits until each target with the steps of the theory of losses that are not convex."""
-    problem, omega = nonconvex.regularized(weight=weight), 9
-    smooth, n = problem.smoothness, problem.workers
-    left = np.sqrt(np.mean(problem.smoothnesses**2))
-    p = float(np.ceil(problem.solution.size * 0.1) / problem.solution.size)
+    problem = nonconvex.regularized(FEW, weight)
+    smooth, n, size = problem.smoothness, problem.workers, problem.solution.size
+    left, omega, p = np.sqrt(np.mean(problem.smoothnesses**2)), size - 1, 1 / size
     rates = {
         "diana": 1 / (smooth * (1 + (1 + omega) * np.sqrt(omega / n))),
         "marina": 1 / (smooth + left * np.sqrt((1 - p) * omega / (p * n))),
@@ -152,7 +162,7 @@ def _by_theory(weight: float) -> dict[str, Any]:
     found = {}
     for name, rate in rates.items():
         settings: Any = {"steps": STEPS, "oracle": Oracle(batch=0), "every": EVERY}
-        runs = descent.run(families()[name][0], problem, rates=[rate], **settings)
+        runs = descent.run(families(FEW)[name][0], problem, rates=[rate], **settings)
         costs = [nonconvex.cost(runs, target) for target in TARGETS]
         found[name] = {
             "factor": float(f"{rate * smooth:.3g}"),
@@ -176,17 +186,20 @@ def _marina_judged(numbers: dict[str, Any]) -> tuple[str, str]:
 
 @descent.in_float64
 def _clag() -> dict[str, Any]:
-    return arena("gd", "ef21", "lag", "clag")
+    lazy = [f"{name}, {c:g}" for name in ("lag", "clag") for c in CENSORING]
+    return arena("gd", "ef21", *lazy, weight=WEIGHTS[1], factors=FEWER_RATES, steps=4000)
 
 
 def _clag_judged(numbers: dict[str, Any]) -> tuple[str, str]:
-    wins = [
-        (_bits(numbers, "clag", at) < _bits(numbers, "ef21", at))
-        + (_bits(numbers, "clag", at) < _bits(numbers, "lag", at))
-        for at in range(3)
-    ]
-    words = "; ".join(_listed(numbers, at) for at in range(3))
-    return words, decide(min(wins) == 2, max(wins) == 2)
+    wins = []
+    for at in range(len(numbers["targets"])):
+        clag, lag = (
+            min(_bits(numbers, name, at) for name in numbers["methods"] if name.startswith(kind))
+            for kind in ("clag", "lag")
+        )
+        wins.append(clag < min(lag, _bits(numbers, "ef21", at)))
+    words = "; ".join(_listed(numbers, at) for at in range(len(wins)))
+    return words, decide(all(wins), any(wins))
 
 
 _SETTING = (
@@ -227,7 +240,9 @@ CLAIMS = (
         source="Gorbunov et al., MARINA: faster non-convex distributed learning with compression, "
         "2021, Figure 1",
         claim="For losses that are not convex, MARINA needs fewer bits than DIANA.",
-        setting=_SETTING.format("random 10 % (ω = 9)")
+        setting=_SETTING.replace("20 workers", f"{FEW} workers").format(
+            "one random element (ω = 30)"
+        )
         + f", and at the steps of theory; also with 0.001 for 0.1; {descent.SEEDS} seeds.",
         judge=_marina_judged,
         run=_marina,
@@ -243,10 +258,14 @@ CLAIMS = (
         "CLAG",
         claim="Lazy aggregation of compressed differences (CLAG) needs fewer bits than EF21 and "
         "than LAG.",
-        setting=_SETTING.format("top 10 %") + ".",
+        setting=_SETTING.replace("ten rates from 2⁻⁶/L", "six rates from 2⁻²/L")
+        .replace("regularizer 0.1", "regularizer 0.001")
+        .format("top 10 %")
+        + "; censoring of 0.1 and of 1.",
         judge=_clag_judged,
         run=_clag,
         minutes=4,
-        note="Censoring of 0.1 in LAG and CLAG; the paper tunes it.",
+        note="The gate compares with the change of the parameters, the paper's with the change of "
+        "the worker's gradient.",
     ),
 )
