@@ -106,6 +106,6 @@ CLAIMS = (
         "rates γ/√(1 + t/100), γ from 3e-4 to 0.3; the mean of the last quarter.",
         judge=_cd_adam_judged,
         run=_cd_adam,
-        minutes=3,
+        minutes=1.5,
     ),
 )

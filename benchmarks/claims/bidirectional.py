@@ -191,18 +191,18 @@ def _mcm() -> dict[str, Any]:
 
 
 def _mcm_judged(numbers: dict[str, Any]) -> tuple[str, str]:
-    last = {
-        title: {name: _ratio(numbers, title, name, -1) for name in ("mcm", "artemis", "dore")}
-        for title in numbers["floors"]
-    }
-    words = "; ".join(
-        f"{title}: " + ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items())
-        for title, ratios in last.items()
-    )
-    free = all(ratios["mcm"] <= 1.1 for ratios in last.values())
-    dear = all(ratios["artemis"] >= 1.5 for ratios in last.values())
-    fewer = all(ratios["mcm"] < ratios["artemis"] for ratios in last.values())
-    return f"floors in units of DIANA's, at 2⁻⁸/L: {words}", decide(free and dear, fewer)
+    """At DIANA's best rate: at a smaller one the runs are too short to reach the floor."""
+    words, free, dear = [], [], []
+    for title, found in numbers["floors"].items():
+        at = int(np.argmin([row[0] for row in found["diana"]]))
+        ratio = {name: _ratio(numbers, title, name, at) for name in ("mcm", "artemis", "dore")}
+        listed = ", ".join(f"{name} {each:.2f}" for name, each in ratio.items())
+        words.append(f"{title} at 2⁻{numbers['halvings'][at]}/L: {listed}")
+        free.append(ratio["mcm"] <= 1.1)
+        dear.append([ratio[name] >= 1.5 for name in ("artemis", "dore")])
+    lost = all(map(all, dear))
+    text = f"floors in units of DIANA's, {'; '.join(words)}"
+    return text, decide(all(free) and lost, all(free) and all(each[0] for each in dear))
 
 
 @descent.in_float64
@@ -307,7 +307,7 @@ CLAIMS = (
         setting=_SQUARES + "; the noise at the solution is left in, and taken out.",
         judge=_artemis_judged,
         run=_artemis,
-        minutes=3,
+        minutes=1,
     ),
     Claim(
         name="diana-noise-floor",
@@ -320,7 +320,7 @@ CLAIMS = (
         setting=_SQUARES + "; the noise at the solution is left in, and taken out.",
         judge=_diana_judged,
         run=_diana,
-        minutes=1.5,
+        minutes=0.6,
     ),
     Claim(
         name="dore-savings",
@@ -332,7 +332,7 @@ CLAIMS = (
         setting=_SQUARES + "; two-bit QSGD up and scaled signs down; bytes of a million float32.",
         judge=_dore_judged,
         run=_dore,
-        minutes=2,
+        minutes=0.6,
     ),
     Claim(
         name="mcm-down-compression",
@@ -344,8 +344,9 @@ CLAIMS = (
         setting=_SQUARES + "; and logistic regression on breast cancer with a ridge of 0.1.",
         judge=_mcm_judged,
         run=_mcm,
-        minutes=6,
-        note="DIANA is the one-way method, with the memory step of the others.",
+        minutes=0.7,
+        note="DIANA is the one-way method, with the memory step of the others. Artemis loses a "
+        "factor; our DORE, whose error feedback on the way down has scaled signs, loses nothing.",
     ),
     Claim(
         name="rand-mcm-averages",
@@ -357,7 +358,7 @@ CLAIMS = (
         + "; at the largest rate at which MCM converges, where its second-order term is seen.",
         judge=_rand_mcm_judged,
         run=_rand_mcm,
-        minutes=5,
+        minutes=0.5,
     ),
     Claim(
         name="mcm-partial-participation",
@@ -367,7 +368,7 @@ CLAIMS = (
         setting=_SQUARES + "; each worker takes part with probability ½.",
         judge=_mcm_half_judged,
         run=_mcm_half,
-        minutes=4,
+        minutes=0.7,
         note="The extension is ours: absent workers are remembered as in Artemis (PP2), and all "
         "workers receive the model.",
     ),
@@ -381,6 +382,6 @@ CLAIMS = (
         + "; the mean of all iterates over time, and of the second half.",
         judge=_averages_judged,
         run=_averages,
-        minutes=1.5,
+        minutes=0.5,
     ),
 )

@@ -178,10 +178,14 @@ def _marina_judged(numbers: dict[str, Any]) -> tuple[str, str]:
         for at in range(len(rows["targets"])):
             wins.append(_bits(rows, "marina", at) < _bits(rows, "diana", at))
             theory = {"methods": rows["theory"], "targets": rows["targets"]}
-            wins_by_theory.append(_bits(theory, "marina", at) < _bits(theory, "diana", at))
+            found = [_bits(theory, name, at) for name in ("marina", "diana")]
+            if min(found) < np.inf:
+                wins_by_theory.append(found[0] < found[1])
             if at == 1:
                 words.append("with the steps of theory " + _listed(theory, at))
-    return "; ".join(words), decide(all(wins), any(wins) or all(wins_by_theory))
+    return "; ".join(words), decide(
+        all(wins), any(wins) or (bool(wins_by_theory) and all(wins_by_theory))
+    )
 
 
 @descent.in_float64
@@ -246,9 +250,10 @@ CLAIMS = (
         + f", and at the steps of theory; also with 0.001 for 0.1; {descent.SEEDS} seeds.",
         judge=_marina_judged,
         run=_marina,
-        minutes=3,
+        minutes=0.8,
         note="The paper takes the steps of theory, which are from memory here, 1/(L + L̃√((1 − p)ω/"
-        "(pn))) and 1/(L(1 + (1 + ω)√(ω/n))). DIANA also bears much longer ones.",
+        "(pn))) and 1/(L(1 + (1 + ω)√(ω/n))). There MARINA needs fewer bits; but DIANA bears far "
+        "longer steps, and when both are tuned, DIANA needs fewer.",
     ),
     Claim(
         name="clag-against-ef21-and-lag",

@@ -282,7 +282,7 @@ CLAIMS = (
         setting=f"{_SQUARES}; top 10 %, momentum of 0.3, 0.1 and 0.03.",
         judge=_momentum_judged,
         run=_momentum,
-        minutes=3,
+        minutes=1,
     ),
     Claim(
         name="double-squeeze-as-sgd",
@@ -294,7 +294,7 @@ CLAIMS = (
         setting=f"{_SQUARES}; scaled signs, 2 and 8 workers.",
         judge=_squeezed_judged,
         run=_squeezed,
-        minutes=3,
+        minutes=1,
     ),
     Claim(
         name="neolithic-both-ways",
