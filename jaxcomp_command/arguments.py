@@ -18,6 +18,7 @@ _ABOUT = {
     "plan": "Says if compressing pays on a link, and by what, before you train.",
     "audit": "Counts the bytes that one device sends in a compiled program, from its saved HLO.",
     "report": "Draws a run as one picture, from the file of jaxcomp.telemetry.Csv; lists alarms.",
+    "fit": "Says how well the laws that sidco assumes fit your gradients, and draws it.",
 }
 _EXPRESSIONS = """\
 Codecs and reducers are written as in Python, with the public names of jaxcomp, numbers, strings and
@@ -59,6 +60,16 @@ The training loop writes the file:
 examples:
   jaxcomp report run.csv
   jaxcomp report run.csv --plot run.svg""",
+    "fit": """\
+A file is one worker's gradient before the mean: an array a parameter, by its name. Save a few:
+  grads = jax.grad(loss)(params, batch)
+  leaves = jax.tree_util.tree_leaves_with_path(grads)
+  np.savez("early.npz", **{jax.tree_util.keystr(path): leaf for path, leaf in leaves})
+or run examples/byte_lm.py --codec dense --save-gradients. Give them in the order of training.
+
+examples:
+  jaxcomp fit early.npz middle.npz late.npz
+  jaxcomp fit gradients/*.npz --share 0.001 --plot fit.svg""",
 }
 
 
@@ -112,7 +123,7 @@ def build() -> tuple[argparse.ArgumentParser, dict[str, _Parser]]:
     }
     for name, command in commands.items():
         command.add_argument("--json", action="store_true", help="print JSON")
-        if name not in ("audit", "report"):
+        if name not in ("audit", "report", "fit"):
             command.add_argument(
                 "--codec", nargs="+", metavar="EXPRESSION", help="these, and no others"
             )
@@ -133,6 +144,7 @@ def build() -> tuple[argparse.ArgumentParser, dict[str, _Parser]]:
         metavar="FILE",
         help="the picture, as .png, .svg or .pdf (default: beside the file, as .png)",
     )
+    _options_of_fit(commands["fit"].add_argument)
     _options_of_plan(commands["plan"].add_argument)
     return parser, commands
 
@@ -163,6 +175,22 @@ def _plain(message: str) -> str:
 def _listed(names: Sequence[str] | dict[str, Any]) -> str:
     *most, last = names
     return f"{', '.join(most)} or {last}"
+
+
+def _options_of_fit(add: Callable[..., Any]) -> None:
+    add("file", nargs="+", type=pathlib.Path, help="a saved gradient (.npz), in order of training")
+    add(
+        "--share",
+        type=options.number(0, 1),
+        default=0.01,
+        help="the fraction that a threshold should keep (default: 0.01)",
+    )
+    add(
+        "--plot",
+        type=pathlib.Path,
+        metavar="FILE",
+        help="the picture, as .png, .svg or .pdf (default: fit.png beside the first file)",
+    )
 
 
 def _options_of_plan(add: Callable[..., Any]) -> None:

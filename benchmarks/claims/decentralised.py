@@ -157,12 +157,14 @@ def _qsvrg() -> dict[str, Any]:
 def _linear(numbers: dict[str, Any]) -> tuple[str, str]:
     middle = [statistics.median(at) for at in zip(*numbers["QSVRG"], strict=True)]
     plain = [statistics.median(at) for at in zip(*numbers["QSGD"], strict=True)]
-    rates = [math.log10(a / b) for a, b in itertools.pairwise(middle)]
+    # Below 1e-20 rounding is near.
+    rates = [math.log10(a / b) for a, b in itertools.pairwise(middle) if a > 1e-20]
     ends = [curve[-1] for curve in numbers["QSVRG"]]
     words = (
         f"{middle[-1]:.0e} ({min(ends):.0e} to {max(ends):.0e}) after {numbers['steps'][-1]} "
         "steps, "
-        f"{min(rates):.1f} to {max(rates):.1f} orders of magnitude in each {numbers['steps'][0]}; "
+        f"{min(rates):.1f} to {max(rates):.1f} orders of magnitude in each {numbers['steps'][0]} "
+        "until 1e-20; "
         f"QSGD stops at {plain[-1]:.0e}"
     )
     linear = min(rates) > 0.5 and plain[-1] > 0.1 * plain[0]
@@ -195,7 +197,7 @@ def _noloco() -> dict[str, Any]:
     """Bits a byte of the mean model, by method and outer rate, a value for each seed."""
     import local_methods
 
-    rounds, every = 20, 15
+    rounds, every = 10, 15
     task, found = local_methods.language(rounds * every), {}
     rate = optax.warmup_cosine_decay_schedule(0.0, 3e-3, 20, rounds * every, 1.5e-4)
     whole = jaxcomp.Policy(jaxcomp.codecs.Identity(), min_size=0, min_ndim=0)
@@ -204,7 +206,7 @@ def _noloco() -> dict[str, Any]:
         "NoLoCo": functools.partial(algorithms.noloco, whole),
     }
     for name, make in makers.items():
-        for outer in (0.5, 0.7, 1.0):
+        for outer in (0.5, 0.7):
             tx = make(AXIS, every=every, inner=optax.adam(rate), learning_rate=outer)
             run, title = _ended(tx, task), f"{name}, {outer}"
             found[title] = [
@@ -345,11 +347,11 @@ CLAIMS = (
         methods=("noloco",),
         source="Kolehmainen et al., NoLoCo, 2025, abstract",
         claim="Without any all-reduce NoLoCo converges up to 4 % faster than DiLoCo.",
-        setting="A byte model of 0.4 million parameters, four workers, 20 rounds of 15 steps of "
-        "Adam, the best of three outer rates for each, the mean model of all workers, five seeds.",
+        setting="A byte model of 0.4 million parameters, four workers, 10 rounds of 15 steps of "
+        "Adam, the better of two outer rates for each, the mean model of all workers, five seeds.",
         judge=_against_diloco,
         run=_noloco,
-        minutes=6,
+        minutes=4,
         note="The paper's models have 125 million parameters and more, and hundreds of workers.",
     ),
 )

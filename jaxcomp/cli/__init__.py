@@ -2,7 +2,7 @@
 
 import argparse
 
-from jaxcomp.cli import audit, planned, report, tables
+from jaxcomp.cli import audit, fit, planned, report, tables
 
 COMMANDS = {
     "codecs": tables.codecs,
@@ -10,6 +10,7 @@ COMMANDS = {
     "plan": planned.plan,
     "audit": audit.audit,
     "report": report.report,
+    "fit": fit.fit,
 }
 
 

@@ -40,4 +40,9 @@ from jaxcomp.theory.genqsgd import (
     Machine as Machine,
     plan_genqsgd as plan_genqsgd,
 )
+from jaxcomp.theory.magnitudes import (
+    Law as Law,
+    LawFits as LawFits,
+    fit_laws as fit_laws,
+)
 from jaxcomp.theory.rounds import Round as Round, Rounds as Rounds, rounds as rounds

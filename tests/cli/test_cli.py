@@ -113,7 +113,7 @@ PLAN = "plan --params 9 --workers 4 --link"
     [
         (
             "--codec sign",
-            "jaxcomp: the first argument must be codecs, bench, plan, audit or report",
+            "jaxcomp: the first argument must be codecs, bench, plan, audit, report or fit",
         ),
         ("plam --params 9", "got 'plam'; did you mean plan?"),
         ("plan", "jaxcomp plan: needs --workers and --link"),

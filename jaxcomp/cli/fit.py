@@ -1,0 +1,186 @@
+"""`jaxcomp fit`: how well the laws that SIDCo assumes fit saved gradients, over training."""
+
+import argparse
+import pathlib
+import zipfile
+from typing import Any
+
+import numpy as np
+
+from jaxcomp.cli import tables
+from jaxcomp.planning import plots
+from jaxcomp.theory import magnitudes
+
+_LEAST = 1024
+"""Elements of the leaves that are fitted by themselves; `compressed_mean` leaves smaller dense."""
+_POINTS = 60
+_PANELS = 5
+"""At most so many gradients are drawn, at equal distances."""
+_COLOURS = {"exponential": "#c44e52", "gamma": "#4c72b0", "pareto": "#55a868"}
+
+
+def fit(args: argparse.Namespace) -> None:
+    """Fits each gradient as a whole and leaf by leaf, prints a table, and draws the laws."""
+    path = args.plot or args.file[0].with_name("fit.png")
+    plots.check(path)
+    if args.share in (0, 1):
+        raise ValueError(f"--share must be between 0 and 1, got {args.share:g}")
+    names = _names(args.file)
+    found = {
+        name: _fitted(_read(file), args.share) for name, file in zip(names, args.file, strict=True)
+    }
+    told = {"share": args.share, "gradients": found}
+    figure = plots.figure_class()(figsize=(10, 6.6), layout="constrained")
+    draw(figure, told)
+    figure.savefig(path, dpi=120)
+    rows = [
+        (
+            name,
+            law,
+            f"{of[law]['distance']:.3f}",
+            f"{of[law]['kept']:.2f}",
+            f"{low:.2f} to {high:.2f}",
+            of["best"] if law == "exponential" else "",
+        )
+        for name, one in found.items()
+        for of in [one["whole"]]
+        for law in magnitudes.LAWS
+        for low, high in [_range(one, law)]
+    ]
+    heads = ("gradient", "law", "distance", "kept", "kept, single leaves", "best law")
+    about = (
+        f"Distance is the largest between the distributions (0 is exact). Kept is the share above "
+        "the "
+        f"law's threshold for {100 * args.share:g} %, as a multiple of it, in one stage; sidco "
+        "refines "
+        f"it in further stages. The picture is {path}."
+    )
+    tables.show(args, told, heads, rows, right=(False, False, True, True, True), about=about)
+
+
+def draw(figure: Any, told: dict[str, Any]) -> None:
+    """Above: the share of elements above a magnitude, and the laws. Below: what thresholds keep."""
+    names = list(told["gradients"])
+    places = np.unique(np.linspace(0, len(names) - 1, min(_PANELS, len(names))).round().astype(int))
+    upper, lower = figure.subfigures(2, 1)
+    panels = upper.subplots(1, len(places), sharex=True, sharey=True, squeeze=False)[0]
+    for place, axes in zip(places, panels, strict=True):
+        _tail(axes, names[place], told["gradients"][names[place]], told["share"])
+        axes.label_outer()
+    panels[0].set_ylabel("share of elements above")
+    for law, axes in zip(
+        magnitudes.LAWS, lower.subplots(1, len(magnitudes.LAWS), sharey=True), strict=True
+    ):
+        _over_training(axes, law, told)
+        axes.label_outer()
+
+
+def _tail(axes: Any, name: str, one: dict[str, Any], share: float) -> None:
+    curve = one["curve"]
+    axes.loglog(curve["magnitude"], curve["share"], color="black", linewidth=2.4)
+    ends = {"gradient": (curve["magnitude"][-1], curve["share"][-1], "black")}
+    for law, shares in curve["laws"].items():
+        inside = [at for at, each in enumerate(shares) if each >= curve["share"][-1]]
+        x, y = ([values[at] for at in inside] for values in (curve["magnitude"], shares))
+        axes.loglog(x, y, color=_COLOURS[law], linewidth=1.2)
+        ends[law] = (x[-1], y[-1], _COLOURS[law])
+    for rank, (label, (_, _, colour)) in enumerate(ends.items()):
+        axes.text(
+            0.04, 0.05 + 0.09 * rank, label, color=colour, fontsize=9, transform=axes.transAxes
+        )
+    axes.axhline(share, color="grey", linewidth=0.7, linestyle=":")
+    axes.set(title=name, xlabel="magnitude, in root mean squares")
+    axes.grid(alpha=0.3)
+
+
+def _over_training(axes: Any, law: str, told: dict[str, Any]) -> None:
+    """What one law's threshold keeps of each gradient: a line a leaf, and all elements together."""
+    of_all = list(told["gradients"].values())
+    at = range(len(of_all))
+    least = 1e-2
+    for leaf in dict.fromkeys(leaf for one in of_all for leaf in one["leaves"]):
+        kept = [one["leaves"].get(leaf, {}).get(law, {}).get("kept", np.nan) for one in of_all]
+        axes.semilogy(at, np.maximum(kept, least), color="#bbbbbb", linewidth=0.8, marker=".")
+    kept = [one["whole"][law]["kept"] for one in of_all]
+    axes.semilogy(at, np.maximum(kept, least), color=_COLOURS[law], linewidth=2.2, marker="o")
+    axes.axhline(1, color="black", linewidth=0.8, linestyle=":")
+    title = f"{law}: kept, as a multiple of {100 * told['share']:g} %"
+    axes.set(title=title, xticks=list(at), xticklabels=list(told["gradients"]))
+    axes.text(0.03, 0.05, "grey: single leaves", color="grey", fontsize=9, transform=axes.transAxes)
+    axes.tick_params(axis="x", rotation=30 if len(of_all) > _PANELS else 0)
+    axes.grid(alpha=0.3)
+
+
+def _names(files: list[pathlib.Path]) -> list[str]:
+    """Short names of the files: their stems, or whole paths where these are not unique."""
+    stems = [file.stem for file in files]
+    return stems if len(set(stems)) == len(stems) else [str(file) for file in files]
+
+
+def _read(path: pathlib.Path) -> dict[str, np.ndarray]:
+    """The arrays of a file, by name.
+
+    Raises:
+        ValueError: for a file that is not of arrays, or arrays that are not floating.
+    """
+    try:
+        with np.load(path) as file:
+            found = {name: file[name] for name in file.files}
+    except (OSError, ValueError, AttributeError, zipfile.BadZipFile) as error:
+        raise ValueError(
+            f"a gradient must be a file of arrays, as numpy.savez writes it, got {str(path)!r}: "
+            f"{error}"
+        ) from None
+    kinds = {name: leaf.dtype.name for name, leaf in found.items() if leaf.dtype.kind != "f"}
+    if kinds or not found:
+        had = f"{next(iter(kinds.values()))} in {next(iter(kinds))}" if kinds else "no array"
+        raise ValueError(
+            f"a gradient must have arrays of float16, float32 or float64, got {had} of "
+            f"{str(path)!r}"
+        )
+    return found
+
+
+def _fitted(gradient: dict[str, np.ndarray], share: float) -> dict[str, Any]:
+    """The fits of all elements and of each large leaf that is not all zero, and curves to draw."""
+    flat = np.concatenate([leaf.ravel() for leaf in gradient.values()])
+    large = {name: x for name, x in gradient.items() if x.size >= _LEAST and x.any()}
+    whole = magnitudes.fit_laws(flat, (share,))
+    return {
+        "whole": _told(whole),
+        "leaves": {name: _told(magnitudes.fit_laws(x, (share,))) for name, x in large.items()},
+        "curve": _curve(flat, whole),
+    }
+
+
+def _told(found: magnitudes.LawFits) -> dict[str, Any]:
+    laws = {
+        law.name: {
+            "shape": law.shape,
+            "scale": law.scale,
+            "distance": law.distance,
+            "kept": law.kept[0],
+        }
+        for law in found.laws
+    }
+    return {"elements": found.elements, "zeros": found.zeros, **laws, "best": found.best.name}
+
+
+def _curve(x: np.ndarray, found: magnitudes.LawFits) -> dict[str, Any]:
+    """Points of the share of elements above a magnitude, and of the laws there."""
+    a = np.sort(np.abs(x[x != 0].astype(np.float64)))[::-1]
+    at = np.unique(np.geomspace(1, a.size, _POINTS).astype(int))[::-1]
+    unit = a[0] * float(np.sqrt(np.sum((a / a[0]) ** 2) / x.size))
+    some = a.size / x.size
+    # Six digits are enough to draw, and keep files small.
+    short = lambda values: [float(f"{value:.6g}") for value in values]  # noqa: E731
+    return {
+        "magnitude": short(a[at - 1] / unit),
+        "share": short(at / x.size),
+        "laws": {law.name: short(some * law.above(a[at - 1])) for law in found.laws},
+    }
+
+
+def _range(one: dict[str, Any], law: str) -> tuple[float, float]:
+    kept = [leaf[law]["kept"] for leaf in one["leaves"].values()] or [one["whole"][law]["kept"]]
+    return min(kept), max(kept)

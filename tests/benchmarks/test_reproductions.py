@@ -1,0 +1,149 @@
+"""The claims of published methods: their rows, their verdicts, and the page."""
+
+import copy
+
+import pytest
+from paths import ROOT
+
+import jaxcomp
+
+PAGE = ROOT / "docs" / "reproductions.md"
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+
+
+@pytest.fixture
+def registry():
+    from claims import registry
+
+    return registry
+
+
+def test_every_recipe_and_system_has_a_row(registry):
+    assert len(registry.methods()) >= 44
+    assert registry.uncovered() == []
+
+
+def test_a_recipe_without_a_row_is_found(registry, monkeypatch):
+    def novel():
+        """A new recipe."""
+
+    novel.__module__ = "jaxcomp.algorithms.novel"
+    monkeypatch.setattr(jaxcomp.algorithms, "novel", novel, raising=False)
+    monkeypatch.setitem(registry.SYSTEMS, "NOVEL", "novel_system")
+    assert registry.uncovered() == ["novel", "NOVEL"]
+
+
+def test_rows_name_what_exists(registry):
+    """Names of the library, of its parts, or of the compared systems."""
+    homes = (jaxcomp, jaxcomp.algorithms, jaxcomp.codecs, jaxcomp.optimizers, jaxcomp.gates)
+    for claim in registry.every().values():
+        for name in claim.methods:
+            known = name in registry.SYSTEMS or any(hasattr(home, name) for home in homes)
+            assert known, f"{claim.name} names {name}"
+
+
+def test_every_verdict_has_a_result_with_its_environment(registry):
+    import reporting
+    from claims import claim as claim_, page
+
+    for claim in registry.every().values():
+        assert bool(claim.files) == claim.tried
+        for name in claim.files:
+            path = reporting.RESULTS / name
+            assert path.is_file(), f"{claim.name} has no result: {page.command(claim)}"
+            assert "jax" in reporting.read(path)["environment"]
+        number, verdict = page.judged(claim)
+        assert (verdict == claim_.CANNOT) == (not claim.tried)
+        assert number
+
+
+def test_a_claim_without_its_result_is_refused(registry, tmp_path):
+    from claims import page
+
+    claim = registry.every()["qsgd-variance"]
+    with pytest.raises(page.MissingError, match="make reproduce CLAIM=qsgd-variance"):
+        page.judged(claim, tmp_path)
+
+
+def test_the_page_is_what_claims_and_results_give():
+    from claims import page
+
+    assert PAGE.read_text() == page.text(), "python benchmarks/reproduce.py --page writes it"
+
+
+DOCTORED = {
+    "qsgd-variance": lambda found: found["numbers"]["rows"][0].update(error=1e3),
+    "local-sgd-rate": lambda found: found["adaptive"]["rounds of 16"].update(loss=[1.0]),
+    "adpsgd-variance": lambda found: found["adaptive"]["ADPSGD"].update(variance=[1.0]),
+    "muloco-two-bits": lambda found: found["bits"]["MuLoCo, 2-bit"].update(score=[4.0]),
+    "sparseloco-diloco": lambda found: found["bits"]["SparseLoCo"].update(score=[4.0]),
+    "choco-consensus": lambda found: [row.update(variance=1.0) for row in found["choco"]],
+    "gradient-tracking-linear": lambda found: found["links"]["gradient tracking, sign"].update(
+        error=[0.1]
+    ),
+    "dpsvrg-rate": lambda found: found["reduction"]["table"][0].update(dpsvrg_slope=-0.5),
+    "qsvrg-linear": lambda found: found["numbers"].update(QSVRG=found["numbers"]["QSGD"]),
+    "predictive-coding-bytes": lambda found: found["bytes"]["records"][-1].update(than_dense=90),
+    "fedvote-hostile": lambda found: [r.update(trained=5) for r in found["votes"]["records"]],
+    "genqsgd-energy": lambda found: found["numbers"]["GenQSGD, 14 bits"].update(energy=2e4),
+    "ceo-sum-rate": lambda found: found["codecs"]["drive"].update(bits=1.0),
+    "drive-error": lambda found: found["codecs"]["drive"]["error"].update(late=0.7),
+    "sidco-thresholds": lambda found: found["ratios"][0].__setitem__(4, 5.0),
+    "lag-messages": lambda found: found["curves"]["breast cancer, 8 workers"]["lag"].update(
+        bits=[1e9] * 69
+    ),
+    "artemis-participation": lambda found: found["curves"]["least squares, 8 workers"][
+        "artemis, half of the workers"
+    ].update(errors=[1e-3]),
+}
+"""Numbers that are clearly worse, by claim."""
+
+
+@pytest.mark.parametrize("name", DOCTORED)
+def test_a_worse_number_changes_the_verdict(registry, name):
+    import reporting
+    from claims.claim import VERDICTS
+
+    claim = registry.every()[name]
+    found = {file: reporting.read(reporting.RESULTS / file) for file in claim.files}
+    _, before = claim.verdict(found)
+    worse = copy.deepcopy(found)
+    DOCTORED[name](next(iter(worse.values())))
+    _, after = claim.verdict(worse)
+    assert VERDICTS.index(after) > VERDICTS.index(before)
+
+
+def test_claims_are_checked_when_they_are_made():
+    from claims.claim import Claim
+
+    given = {"name": "a-claim", "methods": ("qsgd",), "source": "", "claim": "", "setting": ""}
+    for wrong, said in (
+        ({"name": "A claim"}, "`name` must be in kebab-case"),
+        ({"methods": ()}, "`methods` of a-claim must name a method"),
+        ({"run": dict, "results": "a.json", "command": "make"}, "got both"),
+        ({"results": "a.json"}, "`command` of a-claim must be that of `results`"),
+        ({}, "`note` of a-claim must say why it cannot be tried"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            Claim(**{**given, "judge": lambda _: ("1", "holds"), **wrong})
+    odd = Claim(**given, judge=lambda _: ("1", "maybe"), run=dict)
+    with pytest.raises(ValueError, match="must give one of"):
+        odd.verdict({"a.json": {"numbers": {}}})
+
+
+def test_a_claim_is_measured_and_written(registry, tmp_path, capsys):
+    import reporting
+    import reproduce
+
+    claim = registry.every()["genqsgd-energy"]
+    _, verdict = reproduce.measure(claim, tmp_path)
+    found = reporting.read(tmp_path / claim.files[0])
+    assert verdict == "holds"
+    assert set(found) == {"environment", "minutes", "numbers"}
+    reproduce.show(claim, "a number", verdict)
+    assert "verdict: holds" in capsys.readouterr().out
+    assert "genqsgd-energy" in str(reproduce.listing().rows())
