@@ -1,5 +1,6 @@
 """Democratic embeddings: rates, thresholds and sparsifiers."""
 
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from convergence import AXIS, Way, everywhere
+from convergence import AXIS, Way, everywhere, price
 from rich.progress import track
 from sklearn import datasets
 
@@ -44,6 +45,7 @@ CODES: dict[str, Callable[[float, int], Any]] = {
 }
 
 
+@functools.cache
 def squares(size: int, title: str) -> problems.Quadratics:
     """One worker's least squares of condition about ten, whose solution has heavy tails.
 
@@ -86,19 +88,19 @@ def _thresholds() -> dict[str, Any]:
         exact = (problem.condition - 1) / (problem.condition + 1)
         rows.append(
             {"matrix": title, "size": size, "code": name, "bits": bits, "exact": exact}
-            | {"factor": descent.spread(factors)}
+            | {"codes": (price(codec, size) - 32) / size, "factor": descent.spread(factors)}
         )
     return {"numbers": {"steps": DESCENT, "rows": rows}}
 
 
 def _least(numbers: dict[str, Any], title: str, size: int, code: str) -> float:
-    """The smallest rate from which on descent is as fast as without quantisation."""
+    """The bits of codes from which on descent is as fast as without quantisation."""
     found = np.inf
     for row in sorted(numbers["rows"], key=lambda row: -row["bits"]):
         if (row["matrix"], row["size"], row["code"]) == (title, size, code):
             if row["factor"][0] > row["exact"] + CLOSE:
                 break
-            found = row["bits"]
+            found = row["codes"]
     return found
 
 
@@ -108,7 +110,7 @@ def _thresholds_judged(numbers: dict[str, Any]) -> tuple[str, str]:
     words = "; ".join(
         f"{title} matrix, d = {size}: "
         + ", ".join(
-            f"{code} {found[at]:g}" if np.isfinite(found[at]) else f"{code} above {max(WIDTHS)}"
+            f"{code} {found[at]:.2f}" if np.isfinite(found[at]) else f"{code} above {max(WIDTHS)}"
             for code, found in least.items()
         )
         for at, (title, size) in enumerate(inputs)
@@ -118,12 +120,13 @@ def _thresholds_judged(numbers: dict[str, Any]) -> tuple[str, str]:
         for row in numbers["rows"]
         if row["bits"] < 1
     )
-    heavy = [at for at, (title, _) in enumerate(inputs) if title == "diagonal"]
-    ours, scalar = least["democratic"], least["scalar"]
+    large = [at for at, (_, size) in enumerate(inputs) if size == max(SIZES)]
+    ours, near, scalar = least["democratic"], least["near-democratic"], least["scalar"]
     same = max(ours) - min(ours) <= 1
-    fewer = all(ours[at] < scalar[at] for at in heavy)
-    text = f"bits from which the factor is within {CLOSE} of exact descent, {words}"
-    return f"{text}; factors at half a bit: {below}", decide(same and fewer, same or fewer)
+    fewer = all(ours[at] < scalar[at] for at in large)
+    both = fewer and all(near[at] <= scalar[at] for at in large)
+    text = f"bits an element from which the factor is within {CLOSE} of exact descent, {words}"
+    return f"{text}; factors at half a bit: {below}", decide(same and both, same and fewer)
 
 
 SUBGRADIENT_STEPS, SHORT = 4000, (None, 4, 2, 1, 0.5, 0.25)
@@ -288,7 +291,10 @@ CLAIMS = (
         judge=_thresholds_judged,
         run=_thresholds,
         minutes=4,
-        note="Below one bit the theorem promises nothing.",
+        note="The democratic code needs the fewest bits, the near-democratic one more than a "
+        "scalar quantiser: the largest of its Gaussian coordinates grows as √log d, while error "
+        "feedback flattens what the scalar quantiser gets. Below one bit the theorem promises "
+        "nothing. Bits are those of the payload without its scale.",
     ),
     Claim(
         name="dq-psgd-bits",
