@@ -1,7 +1,7 @@
 """Contractive codecs and messages that are left out, with full gradients."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,6 @@ TARGETS = (1e-2, 1e-4, 1e-6)
 
 RATES = tuple(2.0**j for j in range(-6, 4))
 STEPS, EVERY = 8000, 4
-CENSORING, FEWER_RATES = (0.1, 1.0), RATES[4:]
 Family = Callable[[Any, Any], Way]
 
 
@@ -45,12 +44,9 @@ def families(workers: int = 20) -> dict[str, tuple[Family, bool]]:
         tx = optax.chain(jaxcomp.compressed_mean(jaxcomp.Dense(), AXIS, key=key), optax.sgd(rate))
         return Way(tx, Prices(64.0 * size, 0.0, 64.0 * size, workers))
 
-    def lag(censoring: float) -> Family:
-        def way(rate: Any, key: Any) -> Way:
-            tx = algorithms.lag(AXIS, learning_rate=rate, censoring=censoring, key=key)
-            return Way(tx, Prices(price(whole, size), 0.0, 64.0 * size, workers))
-
-        return way
+    def lag(rate: Any, key: Any) -> Way:
+        tx = algorithms.lag(AXIS, learning_rate=rate, key=key)
+        return Way(tx, Prices(price(whole, size), 0.0, 64.0 * size, workers))
 
     p = price(random, size) / (64 * size)
     return {
@@ -61,10 +57,8 @@ def families(workers: int = 20) -> dict[str, tuple[Family, bool]]:
         "double_squeeze, sign": method(algorithms.double_squeeze, sign, sign),
         "diana": method(algorithms.diana, random),
         "marina": method(algorithms.marina, random, p=p),
-        **{f"lag, {c:g}": (lag(c), False) for c in CENSORING},
-        **{
-            f"clag, {c:g}": method(algorithms.clag, top, free=False, censoring=c) for c in CENSORING
-        },
+        "lag": (lag, False),
+        "clag": method(algorithms.clag, top, free=False),
     }
 
 
@@ -72,32 +66,30 @@ def arena(
     *names: str,
     workers: int = 20,
     weight: float = 0.1,
-    factors: Sequence[float] = RATES,
-    steps: int = STEPS,
 ) -> dict[str, Any]:
     """Bits of the methods until each target, at the best of the same rates."""
     problem = nonconvex.regularized(workers, weight)
-    rates = [factor / problem.smoothness for factor in factors]
+    rates = [factor / problem.smoothness for factor in RATES]
     found = {}
     for name in track(names, description="methods"):
         family, free = families(workers)[name]
-        settings: Any = {"steps": steps, "oracle": Oracle(batch=0), "every": EVERY, "rates": rates}
+        settings: Any = {"steps": STEPS, "oracle": Oracle(batch=0), "every": EVERY, "rates": rates}
         if free:
             seeds = descent.SEEDS if name in ("diana", "marina") else 1
             runs = descent.run(family, problem, seeds=seeds, **settings)
         else:
             make = functools.partial(family, key=0)
             runs = nonconvex.run_each(make, problem, seeds=1, **settings)
-        found[name] = _row(runs, factors)
-    return {"numbers": {"targets": list(TARGETS), "factors": list(factors), "methods": found}}
+        found[name] = _row(runs)
+    return {"numbers": {"targets": list(TARGETS), "factors": list(RATES), "methods": found}}
 
 
-def _row(runs: Runs, factors: Sequence[float]) -> dict[str, Any]:
+def _row(runs: Runs) -> dict[str, Any]:
     costs = [nonconvex.cost(runs, target) for target in TARGETS]
     ends = np.median(runs.errors[..., -1], axis=1)
     return {
         "bits": [three if there else None for three, _, there in costs],
-        "factor": [factors[at] if there else None for _, at, there in costs],
+        "factor": [RATES[at] if there else None for _, at, there in costs],
         "end": float(f"{np.nanmin(np.where(np.isfinite(ends), ends, np.inf)):.4g}"),
     }
 
@@ -190,8 +182,7 @@ def _marina_judged(numbers: dict[str, Any]) -> tuple[str, str]:
 
 @descent.in_float64
 def _clag() -> dict[str, Any]:
-    lazy = [f"{name}, {c:g}" for name in ("lag", "clag") for c in CENSORING]
-    return arena("gd", "ef21", *lazy, weight=WEIGHTS[1], factors=FEWER_RATES, steps=4000)
+    return arena("gd", "ef21", "lag", "clag")
 
 
 def _clag_judged(numbers: dict[str, Any]) -> tuple[str, str]:
@@ -263,14 +254,12 @@ CLAIMS = (
         "CLAG",
         claim="Lazy aggregation of compressed differences (CLAG) needs fewer bits than EF21 and "
         "than LAG.",
-        setting=_SETTING.replace("ten rates from 2⁻⁶/L", "six rates from 2⁻²/L")
-        .replace("regularizer 0.1", "regularizer 0.001")
-        .format("top 10 %")
-        + "; censoring of 0.1 and of 1.",
+        setting=_SETTING.format("top 10 %") + "; censoring of 0.1.",
         judge=_clag_judged,
         run=_clag,
         minutes=4,
-        note="The gate compares with the change of the parameters, the paper's with the change of "
-        "the worker's gradient.",
+        note="At its best rates EF21 needs two dozen steps here, in which no message is small "
+        "enough to be censored, so CLAG sends what EF21 sends. The paper tunes the censoring, and "
+        "its gate compares with the change of the worker's gradient.",
     ),
 )
