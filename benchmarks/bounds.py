@@ -79,8 +79,8 @@ def main() -> None:
     path = pathlib.Path("docs/lower_bounds.png")
     options = reporting.options(__doc__, path.parent)
     found = reporting.read(reporting.RESULTS / "reproductions" / "lower-bounds.json")["numbers"]
-    figure, grid = reporting.panels(1, 2, (14, 5.2), layout=None)
-    figure.subplots_adjust(0.06, 0.11, 0.87, 0.92, wspace=0.52)
+    figure, grid = reporting.panels(1, 1, (8.4, 5.4), layout=None)
+    figure.subplots_adjust(0.1, 0.11, 0.74, 0.92)
     for axes, (title, rows) in zip(grid[0], found["problems"].items(), strict=True):
         panel(axes, title, rows)
     grid[0, 0].set_ylabel("mean of ‖∇f‖² so far, best rate for each number")
