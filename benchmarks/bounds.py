@@ -75,16 +75,20 @@ def panel(axes: Axes, title: str, rows: dict[str, Any]) -> None:
         )
 
 
-def main() -> None:
-    path = pathlib.Path("docs/lower_bounds.png")
-    options = reporting.options(__doc__, path.parent)
-    found = reporting.read(reporting.RESULTS / "reproductions" / "lower-bounds.json")["numbers"]
+def draw(found: dict[str, Any], path: pathlib.Path) -> None:
     figure, grid = reporting.panels(1, 1, (8.4, 5.4), layout=None)
     figure.subplots_adjust(0.1, 0.11, 0.74, 0.92)
     for axes, (title, rows) in zip(grid[0], found["problems"].items(), strict=True):
         panel(axes, title, rows)
     grid[0, 0].set_ylabel("mean of ‖∇f‖² so far, best rate for each number")
-    reporting.draw(figure, options.out / path.name)
+    reporting.draw(figure, path)
+
+
+def main() -> None:
+    path = pathlib.Path("docs/lower_bounds.png")
+    options = reporting.options(__doc__, path.parent)
+    found = reporting.read(reporting.RESULTS / "reproductions" / "lower-bounds.json")["numbers"]
+    draw(found, options.out / path.name)
 
 
 if __name__ == "__main__":

@@ -109,27 +109,30 @@ def main() -> None:
     title = "Relative error ‖x − x*‖/‖x*‖ of compressed descent, 8 workers with optima of their own"
     table = reporting.Table(title, COLUMNS, records)
     reporting.show(table, {"errors": kept}, options.out / "feedback.md")
-    draw(curves, averages, options.out / "feedback.png")
+    draw(kept, options.out / "feedback.png")
 
 
-def draw(
-    curves: dict[str, np.ndarray], averages: dict[str, np.ndarray], path: pathlib.Path
-) -> None:
-    figure, ((left, right),) = reporting.panels(1, 2, (12, 5.2), width_ratios=[3, 2])
-    for name, errors in curves.items():
-        drawn = reporting.moments(len(errors), 60)
-        left.loglog(drawn + 1, errors[drawn], label=name)
+def draw(kept: dict[str, list[list[float]]], path: pathlib.Path) -> None:
+    """Descents, and means of outputs, from the errors as they are kept in `feedback.json`."""
+    figure, ((left, right),) = reporting.panels(1, 2, (15, 5.2), width_ratios=[3, 2])
+    dtypes = ("float64", "bfloat16", "8-bit blocks")
+    lines, others = [], []
+    for name, curve in kept.items():
+        at, errors = zip(*curve, strict=True)
+        if name in dtypes:
+            others += right.loglog(at, errors, label=f"residuals in {name}")
+        else:
+            lines += left.loglog(at, errors, label=name.replace(", half", ",\nhalf"))
     title = "Descent, compressed in both directions"
     left.set(xlabel="steps", ylabel="‖x − x*‖ / ‖x*‖", title=title)
-    left.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=3)
-    for name, errors in averages.items():
-        right.loglog(np.arange(1, len(errors) + 1), errors, label=f"residuals in {name}")
-    steps = np.arange(1, len(averages["float64"]) + 1)
-    right.loglog(steps, averages["float64"][0] / steps, "k:", label="1/T")
+    steps = np.array([at for at, _ in kept["float64"]])
+    others += right.loglog(steps, kept["float64"][0][1] / steps, "k:", label="1/T")
     title = "Mean of T outputs of signs, inputs constant"
     right.set(xlabel="T", ylabel="relative error", title=title)
-    right.legend(fontsize=8)
-    reporting.draw(figure, path, dpi=150)
+    for axes, some in ((left, lines), (right, others)):
+        axes.set_ylim(axes.get_ylim())
+        reporting.label_ends(axes, some)
+    reporting.draw(figure, path, dpi=120)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ compared by the objective. Bits are those that a worker has sent up and was sent
 from the payloads that were made and the messages that the states of the methods have counted.
 """
 
-import itertools
 import pathlib
 import warnings
 from collections.abc import Mapping
@@ -19,7 +18,6 @@ from typing import Any
 import composite
 import jax
 import jax.numpy as jnp
-import matplotlib.pyplot as plt
 import numpy as np
 import optax
 import reporting
@@ -139,27 +137,76 @@ def thinned(curve: Curve) -> dict[str, list[Any]]:
     }
 
 
-def draw(found: Mapping[str, Mapping[str, Curve]], path: pathlib.Path) -> None:
-    """Solid: theory says that it reaches the solution. Dashed: a neighbourhood, or QRDA."""
-    figure, grid = reporting.panels(len(found), 2, (16, 5.2 * len(found)))
-    shades = [plt.get_cmap("tab20")(n) for n in (*range(0, 20, 2), *range(1, 20, 2))]
-    for (left, right), (title, curves) in zip(grid, found.items(), strict=True):
-        colours, lines = {True: itertools.cycle(shades), False: itertools.cycle(shades)}, []
-        for name, curve in curves.items():
-            style: dict[str, Any] = {"color": "black", "linestyle": ":", "linewidth": 2.2}
-            if name != "dense descent":
-                style = {"color": next(colours[curve.exact]), "ls": "-" if curve.exact else "--"}
-            at = reporting.moments(len(curve.errors), 80)
-            height = np.maximum(curve.errors[at], 1e-32)
-            left.loglog(at + 1, height, **style)
-            lines += right.loglog(curve.bits[at] / 8e3, height, label=name, **style)
-        error = "(F(x) − F*) / (F(0) − F*)" if title in COMPOSITE else "‖x − x*‖² / ‖x*‖²"
-        left.set(title=title, xlabel="steps", ylabel=error)
-        right.set(title=title, xlabel="kB that a worker sent and was sent")
-        lines.sort(key=lambda line: -line.get_ydata()[-1])
-        place = {"loc": "center left", "bbox_to_anchor": (1.01, 0.5)}
-        right.legend(handles=lines, fontsize=8, title="by error in the end", **place)
+FAMILIES = {
+    "error feedback": ("ef_sgd", "ef_signsgd", "double_squeeze", "neolithic", "dgd_def"),
+    "biased codecs with shifts": ("ef21,", "ef21_sgdm", "ef21_bc", "cd_adam"),
+    "unbiased codecs": ("diana", "marina", "mcm", "rand_mcm"),
+    "both ways": ("artemis,", "artemis PP1", "dore"),
+    "signs, and few messages": ("signsgd", "one_bit", "zero_one", "lag", "censored", "clag"),
+}
+"""Rows of the picture, with the beginnings of their methods' names."""
+COLUMNS_OF_PICTURE = (
+    ("least squares, 8 workers", "steps"),
+    ("least squares, 8 workers", "bits"),
+    ("breast cancer, 8 workers", "bits"),
+    ("digits, odd or even, 8 workers", "bits"),
+)
+SHADES = ("#1b6ca8", "#d1495b", "#2e8b57", "#d17d00", "#7b4fa3", "#0f9d9f", "#8a6240")
+
+
+def panel(axes: Any, curves: Mapping[str, Any], starts: tuple[str, ...], by: str) -> list[Any]:
+    """Some methods by steps or by kilobytes, beside dense descent; colours are by their order."""
+    names = [name for name in curves if name.startswith(starts)]
+    lines = []
+    for name in names + ["dense descent"] * ("dense descent" in curves):
+        curve, dense = curves[name], name == "dense descent"
+        x = np.asarray(curve[by], float) / (8e3 if by == "bits" else 1)
+        y = np.maximum(curve["errors"], 1e-32)
+        colour = "black" if dense else SHADES[names.index(name) % len(SHADES)]
+        style, label = ":" if dense else "-", name.removesuffix(" of the workers")
+        lines += axes.loglog(x[x > 0], y[x > 0], style, color=colour, label=label)
+    axes.set_xlabel("kB sent and received" if by == "bits" else "steps")
+    return lines
+
+
+def draw(found: Mapping[str, Mapping[str, Any]], path: pathlib.Path) -> None:
+    """Small panels of a few methods each, from the curves as they are kept in `methods.json`.
+
+    A row a family, which is named once, a column a problem; the last row has composite problems.
+    """
+    columns = [column for column in COLUMNS_OF_PICTURE if column[0] in found]
+    shown = len(FAMILIES) * bool(columns)
+    figure, grid = reporting.panels(shown + 1, 4, (15, 2.9 * (shown + 1)))
+    for line, (family, starts) in zip(grid, FAMILIES.items(), strict=False):
+        for axes, (title, by) in zip(line, columns, strict=False):
+            least = min(min(curve["errors"]) for curve in found[title].values())
+            axes.set_ylim(max(1e-32, 0.1 * least), 20)
+            lines = panel(axes, found[title], starts, by)
+            axes.set_title(title, fontsize=10)
+            if axes is line[len(columns) - 1]:
+                reporting.label_ends(axes, lines, gap=0.075)
+        line[0].set_ylabel(f"{family}\n‖x − x*‖² / ‖x*‖²")
+    composed(grid[-1], found)
     reporting.draw(figure, path, dpi=100)
+
+
+def composed(line: Any, found: Mapping[str, Mapping[str, Any]]) -> None:
+    """The l1 norm by both methods, and the ball by steps and by bits."""
+    l1, ball = (found.get(title, {}) for title in COMPOSITE)
+    cases = (
+        (l1, "qcmd_adagrad", "bits", "l1 norm: qcmd_adagrad"),
+        (l1, "qrda_adagrad", "bits", "l1 norm: qrda_adagrad"),
+        (ball, "dq_psgd", "steps", "hinge loss in a ball: dq_psgd"),
+        (ball, "dq_psgd", "bits", "hinge loss in a ball: dq_psgd"),
+    )
+    for axes, (curves, name, by, title) in zip(line, cases, strict=True):
+        lines = panel(axes, curves, (name,), by)
+        place = {"transform": axes.transAxes, "fontsize": 7}
+        for rank, each in enumerate(reversed(lines)):
+            label = str(each.get_label()).removeprefix(f"{name}, ")
+            axes.text(0.03, 0.04 + 0.08 * rank, label, color=each.get_color(), **place)
+        axes.set_title(title, fontsize=10)
+    line[0].set_ylabel("composite problems\n(F(x) − F*) / (F(0) − F*)")
 
 
 SPARSE = (
@@ -243,8 +290,7 @@ def main() -> None:
     ]
     table = reporting.Table("With an l1 norm, 1,000 steps", SPARSE, rows)
     reporting.show(table, {"runs": rows}, options.out / "sparse.md")
-    chosen = {title: curves for title, curves in found.items() if "20" not in title}
-    draw(chosen, options.out / "methods.png")
+    draw(kept, options.out / "methods.png")
 
 
 if __name__ == "__main__":

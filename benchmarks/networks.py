@@ -8,6 +8,7 @@ same batches in the same order, the same number of steps. Bytes are read off the
 which has the collectives of all phases of a method.
 """
 
+import pathlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -86,6 +87,24 @@ def methods(
     }
 
 
+def draw(curves: dict[str, Any], path: pathlib.Path) -> None:
+    """A panel a task, from the curves as they are kept in `networks.json`."""
+    metrics = list(dict.fromkeys(name.partition(": ")[0] for name in curves))
+    figure, (panels,) = reporting.panels(1, len(metrics), (7 * len(metrics), 4.6))
+    for axes, metric in zip(panels, metrics, strict=True):
+        lines = []
+        for name, curve in curves.items():
+            task, _, method = name.partition(": ")
+            if task == metric:
+                lines += axes.plot(*zip(*curve, strict=True), label=method)
+        axes.set(xlabel="steps", ylabel=metric)
+        if metric.endswith("%"):
+            axes.set_ylim(80, 100)
+        axes.set_ylim(axes.get_ylim())
+        reporting.label_ends(axes, lines, gap=0.05)
+    reporting.draw(figure, path)
+
+
 COLUMNS = (
     "score {metric} | method {name} | steps {steps} | in the end {score:.2f} | "
     "bytes in the program {sent:,}"
@@ -96,25 +115,20 @@ def main() -> None:
     options = convergence.options(
         __doc__, steps=([140, 300], "of either task"), seed=(0, "of the parameters and batches")
     )
-    figure, (panels,) = reporting.panels(1, 2, (12, 4.6))
     records, kept = [], {}
     tasks = ((digits, 1e-3, 0.05), (bytes_, 3e-3, 0.1))
-    for panel, (make, fast, slow), steps in zip(panels, tasks, options.steps, strict=True):
+    for (make, fast, slow), steps in zip(tasks, options.steps, strict=True):
         task = make()
         ways = methods(fast, slow, steps, options.seed)
         for name, tx in track(ways.items(), description=task.metric):
             done = convergence.train(task, tx, steps, options.seed)
             kept[f"{task.metric}: {name}"] = done.curve
-            panel.plot(*zip(*done.curve, strict=True), label=name)
             row = {"metric": task.metric, "name": name, "steps": steps}
             records.append({**row, "score": done.curve[-1][1], "sent": sum(done.sent.values())})
-        panel.set(xlabel="steps", ylabel=task.metric)
-    panels[1].legend(fontsize=8)
-    panels[0].set_ylim(80, 100)
     title = f"Equal steps over {convergence.DEVICES} workers"
     table = reporting.Table(title, COLUMNS, records)
     reporting.show(table, {"curves": kept}, options.out / "networks.md")
-    reporting.draw(figure, options.out / "networks.png")
+    draw(kept, options.out / "networks.png")
 
 
 if __name__ == "__main__":

@@ -128,24 +128,6 @@ def _thresholds_judged(numbers: dict[str, Any]) -> tuple[str, str]:
     return f"{text}; factors at half a bit: {below}", decide(same and both, same and fewer)
 
 
-def _subgradients_judged(found: dict[str, Any]) -> tuple[str, str]:
-    """From the curves of the mean of all points: gaps after all steps, and slopes of the last."""
-    curves = found["curves"]["digits, hinge loss in a ball"]
-    gaps, slopes = {}, {}
-    for name, curve in curves.items():
-        steps, errors = np.array(curve["steps"]), np.array(curve["errors"])
-        begin = int(np.argmax(steps >= steps[-1] / 10))
-        code = name.removeprefix("dq_psgd, ")
-        gaps[code] = float(errors[-1])
-        slopes[code] = float(np.log(errors[-1] / errors[begin]) / np.log(steps[-1] / steps[begin]))
-    listed = ", ".join(f"{code} {gap:.1e} (T^{slopes[code]:.2f})" for code, gap in gaps.items())
-    half, one = gaps["0.5 bits"] / gaps["1 bit"], gaps["1 bit"] / gaps["whole subgradients"]
-    rates = all(slope <= -0.45 for slope in slopes.values())
-    below = half <= 1.1 * 2**0.5
-    words = f"gap: {listed}; half a bit {half:.2f} times one bit, one bit {one:.0f} times whole"
-    return words, decide(rates and below, rates or below)
-
-
 DRAWS = 40
 
 
@@ -253,20 +235,6 @@ CLAIMS = (
         "scalar quantiser: the largest of its Gaussian coordinates grows as √log d, while error "
         "feedback flattens what the scalar quantiser gets. Below one bit the theorem promises "
         "nothing. Bits are those of the payload without its scale.",
-    ),
-    Claim(
-        name="dq-psgd-bits",
-        methods=("dq_psgd", "DQ-PSGD"),
-        source=_PAPER + "the theorem of DQ-PSGD",
-        claim="The gap falls as 1/√(min(1, R) T): as fast as with whole subgradients from one bit "
-        "on, up to a constant, and slower by √(1/R) below.",
-        setting="A support vector machine in a ball on digits (odd or even), 8 workers with sorted "
-        "rows, full subgradients, 10,000 steps of 0.3 r/√t; one run of each code.",
-        judge=_subgradients_judged,
-        results="convergence/methods.json",
-        command="python benchmarks/methods.py",
-        note="All slopes are steeper than the bound's −½, and half a bit costs more than its √2. "
-        "The steps are not tuned for each code.",
     ),
     Claim(
         name="democratic-sparsifiers",

@@ -22,7 +22,7 @@ DIGITS = (
     "rate "
     "falls twice, five seeds."
 )
-BYTES = "A byte model of 0.4 million parameters, four workers, 20 rounds of 15 steps, five seeds."
+BYTES = "A byte model of 0.46 million parameters, four workers, 20 rounds of 15 steps, five seeds."
 
 
 def _methods(found: dict[str, Any], rate: str = "100mbit", processes: int = 4) -> dict[str, Any]:
@@ -152,13 +152,13 @@ def _post_local() -> dict[str, Any]:
 def _generalises(numbers: dict[str, Any]) -> tuple[str, str]:
     post, whole = numbers["post-local"], numbers["synchronous"]
     better = statistics.median(post["accuracy"]) > max(whole["accuracy"])
-    equal = statistics.median(post["accuracy"]) >= min(whole["accuracy"])
     words = (
-        f"test accuracy {_spread(post['accuracy'], '.1f')} %, synchronous "
+        f"{post['exchanges'][0]} exchanges for {whole['exchanges'][0]}: test accuracy "
+        f"{_spread(post['accuracy'], '.1f')} %, synchronous "
         f"{_spread(whole['accuracy'], '.1f')} %; training loss {_spread(post['loss'], '.4f')} and "
         f"{_spread(whole['loss'], '.4f')}"
     )
-    return words, decide(better, part=equal)
+    return words, decide(better)
 
 
 CLAIMS = (
@@ -213,7 +213,7 @@ CLAIMS = (
         run=_post_local,
         minutes=1,
         note="Batches are small here (128 images for all workers), so large-batch training has no "
-        "gap of generalisation to close.",
+        "gap of generalisation to close: the accuracy is the same, with half of the exchanges.",
     ),
     Claim(
         name="diloco-synchronous",

@@ -24,10 +24,10 @@ not refute a paper. It *cannot be tried here* if it needs data, models or device
 with the library; the row says which.
 
 **Rules.** A program computes each verdict from the committed numbers; nobody writes it by hand.
-Each result names the versions and the device that it was measured with. Where training is random,
-a number is the median over at least five seeds, with the range in parentheses, unless its row says
-otherwise. Learning rates of the compared methods, the uncompressed one included, come from the
-same grid. Negative results stay.
+Each result names the versions and the device that it was measured with. Unless a row says
+otherwise, a number of random training is the median over at least five seeds, with the range in
+parentheses, and the learning rates of compared methods, the uncompressed one included, come from
+the same grid. Negative results stay.
 
 **Commands.** `make reproduce CLAIM=name` measures a claim again on the CPU, prints its numbers and
 its verdict, and writes `benchmarks/results/reproductions/name.json`. Some claims read the results
@@ -64,11 +64,19 @@ def names(claim: Claim) -> str:
 
 def text(results: pathlib.Path = reporting.RESULTS) -> str:
     """The whole page."""
-    families = [(heading, module.CLAIMS) for heading, module in registry.families()]
+    later = registry.pending(results)
+    every = [
+        (heading, tuple(claim for claim in module.CLAIMS if claim.name not in later))
+        for heading, module in registry.families()
+    ]
+    families = [(heading, claims) for heading, claims in every if claims]
     found = {c.name: judged(c, results) for _, claims in families for c in claims}
     counts = Counter(verdict for _, verdict in found.values())
     total = ", ".join(f"{counts[verdict]} *{verdict}*" for verdict in VERDICTS)
     parts = [INTRODUCTION, f"**All {len(found)} claims:** {total}.\n"]
+    if later:
+        names_ = ", ".join(f"`{name}`" for name in later)
+        parts.append(f"Not measured yet, and without a row: {names_}.\n")
     for heading, claims in families:
         parts.append(_table(heading, claims, found))
     for heading, claims in families:
@@ -96,7 +104,9 @@ def _details(claim: Claim, number: str, verdict: str) -> str:
         f"**Claim.** {claim.claim} ({claim.source})",
         f"**Methods.** {names(claim)}.",
         f"**Setting.** {claim.setting}",
-        f"**Verdict: {verdict}.** {number}" if claim.tried else f"**Verdict: {verdict}.**",
+        f"**Verdict: {verdict}.** {number[:1].upper()}{number[1:]}."
+        if claim.tried
+        else f"**Verdict: {verdict}.**",
     ]
     if claim.note:
         lines.append(f"**Note.** {claim.note}")

@@ -10,6 +10,7 @@ import statistics
 import sys
 from typing import Any
 
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullFormatter
 
@@ -137,6 +138,9 @@ def write(folder: pathlib.Path, *, quiet: bool = False) -> None:
 OURS, DENSE, TORCH = "#1b6ca8", "#8a8f98", "#d1495b"
 
 
+SHADES = [colormaps["tab20"](n) for n in (*range(0, 20, 2), *range(1, 20, 2))]
+
+
 def colour(name: str) -> str:
     return TORCH if name.startswith("torch") else DENSE if name.startswith("dense") else OURS
 
@@ -172,11 +176,12 @@ def curves(axes: Axes, cell: dict[str, Any], names: list[str], *, sent: bool = F
 
     Each method has its own colour, which depends on its place among `names`.
     """
+    lines = []
     for name, method in cell["methods"].items():
         _, seconds, bits, bytes_ = zip(*method["curve"], strict=True)
         xs = [each / 1e6 for each in bytes_] if sent else seconds
-        style, shade = "--" if name.startswith("torch") else "-", f"C{names.index(name)}"
-        axes.plot(xs, bits, style, color=shade, linewidth=1.4, label=name)
+        style, shade = "--" if name.startswith("torch") else "-", SHADES[names.index(name)]
+        lines += axes.plot(xs, bits, style, color=shade, linewidth=1.4, label=name)
         axes.plot(xs[-1], bits[-1], "o", color=shade, markersize=4)
     axes.axhline(cell["target"], color="black", linewidth=0.8, linestyle=":")
     axes.set_xscale("log")
@@ -185,7 +190,11 @@ def curves(axes: Axes, cell: dict[str, Any], names: list[str], *, sent: bool = F
     axes.set_xlabel("megabytes sent" if sent else "seconds of training")
     axes.set_ylabel("bits a byte, held out")
     axes.set_title(f"{cell['rate']}, {cell['processes']} processes", fontsize=10)
-    axes.legend(fontsize=7, frameon=False)
+    # They all end near the target: names are in the order of the ends, from left to right.
+    lines.sort(key=lambda line: line.get_xdata()[-1])
+    for rank, line in enumerate(lines):
+        place = {"transform": axes.transAxes, "fontsize": 8, "va": "top"}
+        axes.text(1.015, 1 - 0.075 * rank, line.get_label(), color=line.get_color(), **place)
 
 
 HEADINGS = {
@@ -207,7 +216,7 @@ def draw(folder: pathlib.Path) -> None:
         columns = min(2, len(cells))
         lines = max(len(cell["methods"]) for cell in cells) if name == "mean" else 18
         rows, height = math.ceil(len(cells) / columns), 1 + 0.21 * lines
-        figure, axes = reporting.panels(rows, columns, (6.4 * columns, height * rows + 0.4))
+        figure, axes = reporting.panels(rows, columns, (8 * columns, height * rows + 0.4))
         for number, (place, cell) in enumerate(zip(axes.flat, cells, strict=False)):
             if name == "mean":
                 bars(place, cell)

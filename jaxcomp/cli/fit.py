@@ -27,7 +27,7 @@ def fit(args: argparse.Namespace) -> None:
         raise ValueError(f"--share must be between 0 and 1, got {args.share:g}")
     names = _names(args.file)
     found = {
-        name: _fitted(_read(file), args.share) for name, file in zip(names, args.file, strict=True)
+        name: fitted(read(file), args.share) for name, file in zip(names, args.file, strict=True)
     }
     told = {"share": args.share, "gradients": found}
     figure = plots.figure_class()(figsize=(10, 6.6), layout="constrained")
@@ -89,7 +89,9 @@ def _tail(axes: Any, name: str, one: dict[str, Any], share: float) -> None:
             0.04, 0.05 + 0.09 * rank, label, color=colour, fontsize=9, transform=axes.transAxes
         )
     axes.axhline(share, color="grey", linewidth=0.7, linestyle=":")
-    axes.set(title=name, xlabel="magnitude, in root mean squares")
+    axes.set_title(name[-24:])
+    axes.set_xlabel("magnitude, in root mean squares")
+    axes.set_xlim(left=1e-3)  # Hardly anything happens below.
     axes.grid(alpha=0.3)
 
 
@@ -104,20 +106,31 @@ def _over_training(axes: Any, law: str, told: dict[str, Any]) -> None:
     kept = [one["whole"][law]["kept"] for one in of_all]
     axes.semilogy(at, np.maximum(kept, least), color=_COLOURS[law], linewidth=2.2, marker="o")
     axes.axhline(1, color="black", linewidth=0.8, linestyle=":")
-    title = f"{law}: kept, as a multiple of {100 * told['share']:g} %"
-    axes.set(title=title, xticks=list(at), xticklabels=list(told["gradients"]))
+    title = f"{law}: kept, over {100 * told['share']:g} %"
+    axes.set(title=title, xticks=list(at), xticklabels=[name[-24:] for name in told["gradients"]])
     axes.text(0.03, 0.05, "grey: single leaves", color="grey", fontsize=9, transform=axes.transAxes)
+    for formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+        formatter("{x:g}")
+    axes.tick_params(axis="y", which="both", labelsize=8)
     axes.tick_params(axis="x", rotation=30 if len(of_all) > _PANELS else 0)
     axes.grid(alpha=0.3)
 
 
 def _names(files: list[pathlib.Path]) -> list[str]:
-    """Short names of the files: their stems, or whole paths where these are not unique."""
-    stems = [file.stem for file in files]
-    return stems if len(set(stems)) == len(stems) else [str(file) for file in files]
+    """Short names of the files: their stems, with as many folders as make them differ.
+
+    Raises:
+        ValueError: for a file that is given twice.
+    """
+    whole = [file.absolute().with_suffix("").parts for file in files]
+    for length in range(1, max(map(len, whole)) + 1):
+        names = ["/".join(parts[-length:]) for parts in whole]
+        if len(set(names)) == len(names):
+            return names
+    raise ValueError(f"each gradient must be given once, got {', '.join(map(str, files))}")
 
 
-def _read(path: pathlib.Path) -> dict[str, np.ndarray]:
+def read(path: pathlib.Path) -> dict[str, np.ndarray]:
     """The arrays of a file, by name.
 
     Raises:
@@ -141,7 +154,7 @@ def _read(path: pathlib.Path) -> dict[str, np.ndarray]:
     return found
 
 
-def _fitted(gradient: dict[str, np.ndarray], share: float) -> dict[str, Any]:
+def fitted(gradient: dict[str, np.ndarray], share: float) -> dict[str, Any]:
     """The fits of all elements and of each large leaf that is not all zero, and curves to draw."""
     flat = np.concatenate([leaf.ravel() for leaf in gradient.values()])
     large = {name: x for name, x in gradient.items() if x.size >= _LEAST and x.any()}

@@ -54,3 +54,30 @@ def test_runs_are_timed_in_turns(monkeypatch):
     order.clear()
     timing.in_turns(runs, 100, within=2.0)
     assert order.count("b") == 2 + 2 + 3  # Estimate, warm-up, measurement.
+
+
+def test_names_of_lines_do_not_overlap():
+    """They keep the order of the ends, and stay inside the panel's height."""
+    import reporting
+
+    _, ((axes,),) = reporting.panels(1, 1, (4, 3))
+    ends = [1e-3, 1.1e-3, 1.2e-3, 5e-1, 1.0]
+    lines = [axes.loglog([1, 2], [1, end], label=f"{end:g}")[0] for end in ends]
+    axes.set_ylim(1e-4, 1)
+    reporting.label_ends(axes, lines, gap=0.1)
+    places = [text.get_position()[1] for text in axes.texts]
+    assert [text.get_text() for text in axes.texts] == [f"{end:g}" for end in ends]
+    assert min(b - a for a, b in itertools.pairwise(places)) > 0.1 - 1e-9
+    assert 0 <= places[0] < places[-1] <= 1
+    assert places[-1] == pytest.approx(1)
+
+
+def test_pictures_are_drawn_again_from_committed_results(tmp_path):
+    """Each is one of the documentation; a few are drawn here."""
+    import redraw
+
+    for name in redraw.PICTURES:
+        assert (ROOT / "docs" / f"{name}.png").is_file(), name
+    for name in ("algorithms", "fit", "local"):
+        redraw.PICTURES[name](tmp_path / f"{name}.png")
+        assert (tmp_path / f"{name}.png").stat().st_size > 50_000

@@ -78,11 +78,6 @@ def without_descent(numbers):
         row["factor"] = ONES
 
 
-def below_one_bit(found):
-    curves = found["curves"]["digits, hinge loss in a ball"]
-    curves["dq_psgd, 0.5 bits"]["errors"] = [1.0] * len(curves["dq_psgd, 0.5 bits"]["errors"])
-
-
 def no_embedding(numbers):
     for row in numbers["rows"]:
         row["embedded"] = row["alone"]
@@ -117,7 +112,6 @@ SPOILT = {
     "neolithic-both-ways": slow_both_ways,
     "lower-bounds": far_from_bounds,
     "dgd-def-threshold": without_descent,
-    "dq-psgd-bits": below_one_bit,
     "democratic-sparsifiers": no_embedding,
     "qcmd-qrda-threshold": dense_models,
     "adagrad-rare-features": no_gain,

@@ -50,21 +50,24 @@ def test_every_verdict_has_a_result_with_its_environment(registry):
     import reporting
     from claims import claim as claim_, page
 
+    later = registry.pending()
     for claim in registry.every().values():
         assert bool(claim.files) == claim.tried
+        if claim.name in later:
+            continue
         for name in claim.files:
-            path = reporting.RESULTS / name
-            assert path.is_file(), f"{claim.name} has no result: {page.command(claim)}"
-            assert "jax" in reporting.read(path)["environment"]
+            assert "jax" in reporting.read(reporting.RESULTS / name)["environment"]
         number, verdict = page.judged(claim)
         assert (verdict == claim_.CANNOT) == (not claim.tried)
         assert number
 
 
-def test_a_claim_without_its_result_is_refused(registry, tmp_path):
+def test_a_claim_without_its_result_has_no_verdict_and_no_row(registry, tmp_path):
     from claims import page
 
     claim = registry.every()["qsgd-variance"]
+    assert claim.name in registry.pending(tmp_path)
+    assert "### qsgd-variance" not in page.text(tmp_path)
     with pytest.raises(page.MissingError, match="make reproduce CLAIM=qsgd-variance"):
         page.judged(claim, tmp_path)
 

@@ -49,12 +49,16 @@ def test_the_table_names_the_best_law_and_the_picture(saved, capsys, tmp_path):
     assert rows[0][-1] == min(rows, key=lambda row: float(row[2]))[1]
 
 
-def test_files_of_one_stem_keep_their_paths(saved, capsys, tmp_path):
+def test_files_of_one_stem_are_told_apart_by_their_folders(saved, capsys, tmp_path):
     (tmp_path / "other").mkdir()
     twin = tmp_path / "other" / "early.npz"
     twin.write_bytes(saved[0].read_bytes())
     jaxcomp_command.main(["fit", str(saved[0]), str(twin), "--json"])
-    assert list(json.loads(capsys.readouterr().out)["gradients"]) == [str(saved[0]), str(twin)]
+    names = list(json.loads(capsys.readouterr().out)["gradients"])
+    assert names == [f"{tmp_path.name}/early", "other/early"]
+    with pytest.raises(SystemExit, match="2"):
+        jaxcomp_command.main(["fit", str(twin), str(twin)])
+    assert "must be given once" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("wrong", ["text", "integers", "none", "picture", "share"])
