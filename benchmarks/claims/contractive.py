@@ -78,10 +78,14 @@ def arena(
             seeds = descent.SEEDS if name in ("diana", "marina") else 1
             runs = descent.run(family, problem, seeds=seeds, **settings)
         else:
-            make = functools.partial(family, key=0)
+            make = _of_rate(family)
             runs = nonconvex.run_each(make, problem, seeds=1, **settings)
         found[name] = _row(runs)
     return {"numbers": {"targets": list(TARGETS), "factors": list(RATES), "methods": found}}
+
+
+def _of_rate(family: Family) -> Callable[[float], Way]:
+    return lambda rate: family(rate, 0)
 
 
 def _row(runs: Runs) -> dict[str, Any]:

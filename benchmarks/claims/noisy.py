@@ -180,7 +180,7 @@ def _bounds() -> dict[str, Any]:
     return {"numbers": {"problems": found}}
 
 
-def _envelope(runs: Runs, at: Sequence[int]) -> list[list[float]]:
+def _envelope(runs: Runs, at: Any) -> list[list[float]]:
     """After each number of steps, the mean squared gradient so far at the best rate for it."""
     means = np.cumsum(runs.steep, axis=-1) / np.arange(1, runs.steep.shape[-1] + 1)
     found = []

@@ -104,13 +104,13 @@ def text() -> Text:
 def proximal_sgd(rate: Any, regularizer: Any, decay: bool) -> optax.GradientTransformation:
     """A step along the gradient, then the proximal point of the norm; the rate may fall as 1/√t."""
 
-    def update_fn(updates: Any, count: Any, params: Any = None) -> tuple[Any, Any]:
-        now = rate / jnp.sqrt(1.0 + count) if decay else rate
+    def update_fn(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        now = rate / jnp.sqrt(1.0 + state) if decay else rate
 
         def step(g: Any, x: Any) -> Any:
             return regularizer.nearest(x - now * g, jnp.ones_like(x), jnp.asarray(now)) - x
 
-        return jax.tree.map(step, updates, params), count + 1
+        return jax.tree.map(step, updates, params), state + 1
 
     return optax.GradientTransformation(lambda params: jnp.zeros((), jnp.int32), update_fn)
 

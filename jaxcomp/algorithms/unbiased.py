@@ -322,14 +322,5 @@ def rand_mcm(
         Guarantee: as for `mcm`. This is the variant with one server memory for each worker; the
         variants with a single memory, or with restarts, are not implemented.
     """
-    return mcm(
-        codec,
-        axis_name,
-        learning_rate=learning_rate,
-        down=down,
-        p=p,
-        step=step,
-        down_step=down_step,
-        own=True,
-        key=key,
-    )
+    given: Any = {"down": down, "p": p, "step": step, "down_step": down_step, "key": key}
+    return mcm(codec, axis_name, learning_rate=learning_rate, own=True, **given)
