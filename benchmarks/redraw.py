@@ -87,6 +87,12 @@ def _read(name: str) -> Any:
     return reporting.read(RESULTS / name)
 
 
+def lower_bounds(path: pathlib.Path) -> None:
+    import bounds
+
+    bounds.draw(_read("reproductions/lower-bounds.json")["numbers"], path)
+
+
 PICTURES: dict[str, Callable[[pathlib.Path], None]] = {
     "algorithms": algorithms,
     "algorithms_networks": algorithms_networks,
@@ -96,6 +102,7 @@ PICTURES: dict[str, Callable[[pathlib.Path], None]] = {
     "fit": fit,
     "gossip": gossip,
     "local": _network("local"),
+    "lower_bounds": lower_bounds,
     "network": _network("mean"),
     "network_training": _network("train"),
     "rate_distortion": rate_distortion,

@@ -151,7 +151,9 @@ def dgd_def(
     Note:
         Guarantee: for smooth and strongly convex losses and one worker, the linear rate
         `max{ν, β_R}`, where `ν` is the rate of descent without quantisation and `β_R` falls as
-        `2^−R`, times about `√log d` for this code. Take the loss at `jaxcomp.view(params, state)`.
+        `2^−R`, times about `√log d` for this code: at 512 elements, one bit did not converge in our
+        measurements; two bits, and one of `dsc`, did. Take the loss at
+        `jaxcomp.view(params, state)`.
         The paper has one worker. With several workers, each has its own `e` and its own point, and
         their messages are averaged; this extension is ours, and reaches a neighbourhood.
     """

@@ -231,6 +231,7 @@ def mcm(
     *,
     learning_rate: Rate,
     down: Codec | Policy | None = None,
+    p: float = 1.0,
     step: float | None = None,
     down_step: float | None = None,
     own: bool = False,
@@ -247,13 +248,16 @@ def mcm(
         axis_name: the mapped axis of the workers.
         learning_rate: `γ`.
         down: the downlink codec, unbiased; None for `codec`.
-        step: the step size of the uplink memory; None for `1/(2(1 + ω))`.
+        p: probability that a worker takes part.
+        step: `a`, the step size of the uplink memory, with `a/p` at most `1/(1 + ω)`; None for
+            `p / (2(1 + ω))`.
         down_step: `b`; None for `1/(2(1 + ω'))`.
         own: True for a separate downlink message to every worker (Rand-MCM).
         key: a seed or key, the same on all workers.
 
     Raises:
-        ValueError: for biased codecs, a step that is too long, or None where `ω` is not known.
+        ValueError: for biased codecs, a probability out of range, a step that is too long, or None
+            where `ω` is not known.
 
     Example:
         >>> import jaxcomp
@@ -267,18 +271,17 @@ def mcm(
         Guarantee: for smooth and convex losses, that of uplink compression alone, to the first
         order in `γ`. The defaults of both step sizes are those of the published code. `params` is
         the preserved model: evaluate and save it. Every device stores it, so here the downlink is
-        computed and not sent; `H` starts at the initial parameters.
+        computed and not sent; `H` starts at the initial parameters. With `p < 1`, the memories of
+        absent workers stay in the mean, as in `artemis`, and all workers receive the model.
     """
+    checks.share("p", p)
     way = down or codec
-    up = diana(
-        codec,
-        axis_name,
-        learning_rate=learning_rate,
-        step=step_for(codec, 0.5) if step is None else step,
-        key=key,
-    )
+    a = p * step_for(codec, 0.5) if step is None else step
     b = step_for(way, 0.5) if down_step is None else down_step
-    return optax.chain(up, preserved_center(way, axis_name, step=b, own=own, key=key))
+    gate = Bernoulli(p) if p < 1 else None
+    mean = compressed_mean(Gather(Link(codec, Shift(a))), axis_name, gate=gate, key=key)
+    center = preserved_center(way, axis_name, step=b, own=own, key=key)
+    return optax.chain(mean, optax.sgd(learning_rate), center)
 
 
 @whole
@@ -288,6 +291,7 @@ def rand_mcm(
     *,
     learning_rate: Rate,
     down: Codec | Policy | None = None,
+    p: float = 1.0,
     step: float | None = None,
     down_step: float | None = None,
     key: Any = 0,
@@ -299,7 +303,8 @@ def rand_mcm(
         axis_name: the mapped axis of the workers.
         learning_rate: `γ`.
         down: the downlink codec, unbiased; None for `codec`.
-        step: the step size of the uplink memory; None for `1/(2(1 + ω))`.
+        p: probability that a worker takes part.
+        step: as for `mcm`.
         down_step: the step size of the downlink memory; None for `1/(2(1 + ω'))`.
         key: a seed or key, the same on all workers.
 
@@ -317,13 +322,5 @@ def rand_mcm(
         Guarantee: as for `mcm`. This is the variant with one server memory for each worker; the
         variants with a single memory, or with restarts, are not implemented.
     """
-    return mcm(
-        codec,
-        axis_name,
-        learning_rate=learning_rate,
-        down=down,
-        step=step,
-        down_step=down_step,
-        own=True,
-        key=key,
-    )
+    given: Any = {"down": down, "p": p, "step": step, "down_step": down_step, "key": key}
+    return mcm(codec, axis_name, learning_rate=learning_rate, own=True, **given)

@@ -63,6 +63,15 @@ def test_the_absent_are_remembered(x64):
     assert both["left out"] > 1e-3
 
 
+def test_a_preserved_model_with_half_of_the_workers(x64):
+    """MCM with partial participation: absent workers stay in the mean, so it is exact too."""
+    rate = 0.05 / problems.quadratics().smoothness
+    half = jaxcomp.algorithms.mcm(QSGD, AXIS, learning_rate=rate, p=0.5)
+    assert last(half, 4000) < 1e-15
+    with pytest.raises(ValueError, match="`p` must be"):
+        jaxcomp.algorithms.rand_mcm(QSGD, AXIS, learning_rate=rate, p=0.0)
+
+
 def test_one_bit_both_ways_before_an_adaptive_step(x64):
     """AMSGrad reaches the solution with shifts, not with residuals."""
     problem = problems.quadratics()

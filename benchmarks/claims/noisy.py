@@ -1,0 +1,297 @@
+"""Contractive codecs with stochastic gradients, and the lower bounds of all methods."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from convergence import AXIS, Way, everywhere
+
+import jaxcomp
+from claims import descent
+from claims.claim import Claim, decide
+from claims.descent import Make, Oracle, Runs
+from jaxcomp import algorithms
+from jaxcomp.testing import problems
+from jaxcomp.theory import rates as theory
+
+FRACTION = 0.1
+FACTORS = tuple(2.0**j for j in range(-9, 2))
+STEPS, EVERY, BATCH = 8192, 32, 8
+COARSE = tuple(2.0**j for j in range(-6, 0))
+MESSAGES = 1536
+
+
+def sparse(size: int) -> dict[str, Any]:
+    """Top, random, and random unbiased elements, a tenth of all: `1 + ω = 1/δ = 10`."""
+    return {
+        "top": everywhere(jaxcomp.top_k(fraction=FRACTION)),
+        "random": everywhere(jaxcomp.random_k(FRACTION, bucket_size=size, unbiased=False)),
+        "unbiased": everywhere(jaxcomp.random_k(FRACTION, bucket_size=size)),
+    }
+
+
+def way(make: Callable[..., Any], codec: Any, **given: Any) -> Make:
+    return lambda rate, key: Way(make(codec, AXIS, learning_rate=rate, key=key, **given))
+
+
+def plain(reducer: Any) -> Make:
+    def make(rate: Any, key: Any) -> Way:
+        mean = jaxcomp.compressed_mean(reducer, AXIS, key=key)
+        return Way(optax.chain(mean, optax.sgd(rate)))
+
+    return make
+
+
+def descended(
+    ways: dict[str, Make], problem: Any, steps: int = STEPS, factors: Sequence[float] = FACTORS
+) -> dict[str, Runs]:
+    return descent.run_all(
+        ways,
+        problem,
+        rates=[factor / problem.smoothness for factor in factors],
+        steps=steps,
+        oracle=Oracle(batch=BATCH),
+        every=EVERY,
+    )
+
+
+def tuned(runs: Runs) -> dict[str, Any]:
+    """The error that is left, and its rate, at the best of all rates."""
+    at = descent.best(runs.floors)
+    return {"factor": FACTORS[at], "error": descent.spread(runs.floors[at])}
+
+
+@descent.in_float64
+def _momentum() -> dict[str, Any]:
+    problem = problems.quadratics()
+    top = sparse(problem.solution.size)["top"]
+    ways = {"EF21": way(algorithms.ef21, top)}
+    for eta in (0.3, 0.1, 0.03):
+        ways[f"EF21-SGDM, {eta:g}"] = way(algorithms.ef21_sgdm, top, eta=eta)
+    runs = descended(ways, problem)
+    equal = FACTORS.index(2.0**-6)
+    return {
+        "numbers": {
+            "tuned": {name: tuned(each) for name, each in runs.items()},
+            "equal rate": {name: descent.spread(each.floors[equal]) for name, each in runs.items()},
+        }
+    }
+
+
+def _momentum_judged(numbers: dict[str, Any]) -> tuple[str, str]:
+    gains = {}
+    for kind in ("equal rate", "tuned"):
+        found = {
+            name: row["error"][0] if kind == "tuned" else row[0]
+            for name, row in numbers[kind].items()
+        }
+        gains[kind] = found["EF21"] / min(each for name, each in found.items() if name != "EF21")
+    rows = ", ".join(f"{name} {row['error'][0]:.2g}" for name, row in numbers["tuned"].items())
+    words = (
+        f"with momentum the error is {gains['equal rate']:.1f} times lower at the rate 2⁻⁶/L, and "
+        f"{gains['tuned']:.1f} times at each one's best rate ({rows})"
+    )
+    return words, decide(min(gains.values()) > 1.5, max(gains.values()) > 1.5)
+
+
+@descent.in_float64
+def _squeezed() -> dict[str, Any]:
+    found = {}
+    for workers in (2, 8):
+        problem = problems.quadratics(workers=workers)
+        sign = everywhere(jaxcomp.sign(bucket_size=None))
+        bare = jaxcomp.Link(sign, jaxcomp.NoFeedback())
+        ways = {
+            "SGD": plain(jaxcomp.Dense()),
+            "DoubleSqueeze": way(algorithms.double_squeeze, sign),
+            "no feedback": plain(jaxcomp.TwoShot(bare, bare)),
+        }
+        found[str(workers)] = {name: tuned(each) for name, each in descended(ways, problem).items()}
+    return {"numbers": {"workers": found}}
+
+
+def _squeezed_judged(numbers: dict[str, Any]) -> tuple[str, str]:
+    words, near, ahead = [], [], []
+    for workers, rows in numbers["workers"].items():
+        error = {name: row["error"][0] for name, row in rows.items()}
+        near.append(error["DoubleSqueeze"] <= 1.5 * error["SGD"])
+        ahead.append(error["DoubleSqueeze"] < error["no feedback"] / 2)
+        listed = ", ".join(f"{name} {each:.2g}" for name, each in error.items())
+        words.append(f"{workers} workers: {listed}")
+    return "; ".join(words), decide(all(near) and all(ahead), all(ahead))
+
+
+def _neolithic_judged(found: dict[str, Any]) -> tuple[str, str]:
+    """At equal numbers of steps, from the curves of full gradients."""
+    words, ratios = [], []
+    for title, curves in found["curves"].items():
+        if "neolithic, 4 signs" not in curves or "20" in title:
+            continue
+        both, one = curves["neolithic, 4 signs"], curves["diana, qsgd"]
+        for steps in (1000, 10_000):
+            at = max(t for t, step in enumerate(one["steps"]) if step <= steps)
+            ratios.append(both["errors"][at] / one["errors"][at])
+            words.append(
+                f"{title}, {one['steps'][at]:,} steps: {both['errors'][at]:.1e} and "
+                f"{one['errors'][at]:.1e}"
+            )
+    return f"error both ways and one way, {'; '.join(words)}", decide(
+        max(ratios) <= 1, min(ratios) <= 1
+    )
+
+
+@descent.in_float64
+def _bounds() -> dict[str, Any]:
+    found = {}
+    for title, problem in {"least squares": problems.quadratics()}.items():
+        size = problem.solution.size
+        each = sparse(size)
+        ways = {
+            "SGD": plain(jaxcomp.Dense()),
+            "QSGD-like, unbiased": plain(jaxcomp.Gather(jaxcomp.Link(each["unbiased"]))),
+            "DIANA, unbiased": way(algorithms.diana, each["unbiased"]),
+            "EF21-SGDM, random": way(algorithms.ef21_sgdm, each["random"]),
+            "EF, random": way(algorithms.ef_sgd, each["random"]),
+        }
+        runs = descended(ways, problem, MESSAGES, COARSE)
+        at = np.unique(np.geomspace(1, MESSAGES // EVERY, 16).astype(int)) - 1
+        steps = [int(t + 1) * EVERY for t in at]
+        noise, gap = _noise(problem)
+        limit = functools.partial(
+            theory.compressed_rate,
+            workers=problem.workers,
+            smoothness=problem.smoothness,
+            gap=gap,
+            noise=noise,
+        )
+        found[title] = {
+            "steps": steps,
+            "noise": noise,
+            "gap": gap,
+            "smoothness": problem.smoothness,
+            "bound": [limit(t, delta=FRACTION) for t in steps],
+            "uncompressed": [limit(t, delta=1.0) for t in steps],
+            "curves": {name: _envelope(run, at) for name, run in runs.items()},
+        }
+    return {"numbers": {"problems": found}}
+
+
+def _envelope(runs: Runs, at: Any) -> list[list[float]]:
+    """After each number of steps, the mean squared gradient so far at the best rate for it."""
+    means = np.cumsum(runs.steep, axis=-1) / np.arange(1, runs.steep.shape[-1] + 1)
+    found = []
+    for t in at:
+        best = descent.best(means[..., t])
+        found.append(descent.spread(means[best, :, t]))
+    return found
+
+
+def _noise(problem: Any) -> tuple[float, float]:
+    """The deviation of a worker's gradient at zero, and the loss at zero above the minimum."""
+    start = jnp.zeros_like(problem.solution)
+    keys = jax.random.split(jax.random.key(5), 200)
+
+    def off(data: Any) -> Any:
+        exact = problem.gradient(start, *data)
+        one = functools.partial(Oracle(batch=BATCH).gradient, problem, x=start, data=data)
+        drawn = jax.vmap(lambda key: one(key))(keys)
+        return jnp.mean(jnp.sum((drawn - exact) ** 2, axis=-1))
+
+    noise = float(jnp.sqrt(jnp.mean(jax.vmap(off)(problem.data))))
+    # The loss is the integral of its gradient along the line from the solution.
+    points, weights = np.polynomial.legendre.leggauss(40)
+    along = jax.vmap(
+        lambda s: jnp.vdot(descent.full(problem, s * problem.solution), -problem.solution)
+    )
+    return noise, float(jnp.sum(along(jnp.asarray((points + 1) / 2)) * weights / 2))
+
+
+def _bounds_judged(numbers: dict[str, Any]) -> tuple[str, str]:
+    """The best method with compressed messages against the bound, and against no compression."""
+    words, near, above = [], [], []
+    for title, rows in numbers["problems"].items():
+        last = {name: curve[-1][0] for name, curve in rows["curves"].items()}
+        ratio = {name: value / rows["bound"][-1] for name, value in last.items()}
+        free = rows["uncompressed"][-1] / rows["bound"][-1]
+        listed = ", ".join(f"{name} {each:.2g}" for name, each in ratio.items())
+        words.append(f"{title}: {listed}; for δ = 1 the bound is {free:.2g}")
+        best = min(each for name, each in ratio.items() if name != "SGD")
+        near.append(best <= 10)
+        above.append(best >= 0.1)
+    text = f"squared gradient in units of the bound with δ = {FRACTION}, {'; '.join(words)}"
+    return text, decide(all(near) and all(above), all(near))
+
+
+_NEOLITHIC = (
+    "Huang et al., Lower bounds and nearly optimal algorithms in distributed learning with "
+    "communication compression, 2022, "
+)
+_TENTH = "a tenth of the elements, drawn at random (1 + ω = 1/δ = 10)"
+_SQUARES = (
+    f"Least squares of 8 workers that disagree, batches of {BATCH} of 100 rows, {STEPS:,} steps, "
+    f"{descent.SEEDS} seeds, each method at its best of eleven rates from 2⁻⁹/L to 2/L"
+)
+
+CLAIMS = (
+    Claim(
+        name="ef21-sgdm-noise",
+        methods=("ef21_sgdm", "ef21"),
+        source="Fatkhullin, Tyurin and Richtárik, Momentum provably improves error feedback, 2023, "
+        "abstract and Figure 1",
+        claim="With stochastic gradients of small batches, EF21 is led astray by their noise, and "
+        "momentum before the compression mends it.",
+        setting=f"{_SQUARES}; top 10 %, momentum of 0.3, 0.1 and 0.03.",
+        judge=_momentum_judged,
+        run=_momentum,
+        minutes=1,
+    ),
+    Claim(
+        name="double-squeeze-as-sgd",
+        methods=("double_squeeze",),
+        source="Tang et al., DoubleSqueeze: parallel stochastic gradient descent with double-pass "
+        "error-compensated compression, 2019, abstract",
+        claim="With errors compensated on workers and server, one bit both ways converges as fast "
+        "as SGD without compression; without compensation it does not.",
+        setting=f"{_SQUARES}; scaled signs, 2 and 8 workers.",
+        judge=_squeezed_judged,
+        run=_squeezed,
+        minutes=1,
+    ),
+    Claim(
+        name="neolithic-both-ways",
+        methods=("neolithic", "NEOLITHIC"),
+        source=_NEOLITHIC + "abstract",
+        claim="Contractive compression in both directions can converge as fast as unbiased "
+        "compression in one direction.",
+        setting="Four stages of signs both ways (NEOLITHIC) against two-bit QSGD one way (DIANA): "
+        "least squares, and logistic regression on breast cancer and digits, 8 workers that "
+        "disagree, full gradients, the steps of `benchmarks/methods.py`, which are not tuned.",
+        judge=_neolithic_judged,
+        results="convergence/methods.json",
+        command="python benchmarks/methods.py",
+        note="On least squares NEOLITHIC stops in a neighbourhood, since workers disagree; before "
+        "that it is the faster one. A message of four signs has 1.5 times the bits of QSGD's.",
+    ),
+    Claim(
+        name="lower-bounds",
+        methods=("ef21_sgdm", "diana", "ef_sgd"),
+        source=_NEOLITHIC + "the theorems of the lower bounds, whose form is from memory",
+        claim="No method with δ-contractive messages is faster than σ√(LΔ/(nT)) + LΔ/(δT) on all "
+        "smooth losses, up to constants, and this is nearly reached.",
+        setting="Least squares of 8 workers that disagree, "
+        f"batches of {BATCH}, {MESSAGES:,} messages of {_TENTH}, {descent.SEEDS} seeds; the mean "
+        "squared gradient so far at the best of six rates from 2⁻⁶/L to 2⁻¹/L for each number of "
+        "messages.",
+        judge=_bounds_judged,
+        run=_bounds,
+        minutes=1,
+        note="The bound is for the worst loss, so a method may be below it here. The "
+        "smallest rate of the grid may be too long for DIANA. It holds "
+        "if the best compressed method is within a factor of ten on either side. `python "
+        "benchmarks/bounds.py` draws the curves.",
+    ),
+)

@@ -1,0 +1,134 @@
+"""Judges of the claims on small problems: clearly worse numbers do not hold."""
+
+import copy
+import importlib
+
+import pytest
+from paths import ROOT
+
+BENCHMARKS = ROOT / "benchmarks"
+ONES, NEVER = [1.0] * 3, [None] * 3
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+
+
+def inexact(numbers):
+    numbers["silent"] = dict.fromkeys(numbers["silent"], ONES)
+
+
+def above_diana(numbers):
+    for found in numbers["floors"].values():
+        worse = [[9 * x for x in row] for row in found["diana"]]
+        found.update(dict.fromkeys(("mcm", "rand_mcm"), worse), artemis=found["diana"])
+
+
+def last_iterates(numbers):
+    numbers["tail"] = {name: [9 * x for x in row] for name, row in numbers["floors"].items()}
+
+
+def never(kind):
+    def spoil(numbers):
+        for row in (row for name, row in numbers["methods"].items() if name.startswith(kind)):
+            row["bits"] = NEVER
+
+    return spoil
+
+
+def no_marina(numbers):
+    for rows in numbers["problems"].values():
+        rows["methods"]["marina"]["bits"] = rows["theory"]["marina"]["bits"] = NEVER
+
+
+def all_messages(numbers):
+    for rows in numbers["problems"].values():
+        rows["censored heavy ball"]["messages"] = None
+
+
+def large(group, name):
+    def spoil(numbers):
+        for rows in numbers[group].values():
+            rows[name]["error"] = ONES
+
+    return spoil
+
+
+def no_momentum(numbers):
+    numbers["equal rate"] = dict.fromkeys(numbers["equal rate"], ONES)
+    numbers["tuned"] = {name: row | {"error": ONES} for name, row in numbers["tuned"].items()}
+
+
+def slow_both_ways(found):
+    for curves in found["curves"].values():
+        if "neolithic, 4 signs" in curves:
+            errors = curves["neolithic, 4 signs"]["errors"]
+            errors[:] = [1e9] * len(errors)
+
+
+def far_from_bounds(numbers):
+    for rows in numbers["problems"].values():
+        for curve in rows["curves"].values():
+            curve[-1] = [1e9] * 3
+
+
+def without_descent(numbers):
+    for row in numbers["rows"]:
+        row["factor"] = ONES
+
+
+def no_embedding(numbers):
+    for row in numbers["rows"]:
+        row["embedded"] = row["alone"]
+
+
+def dense_models(numbers):
+    for title in ("QCMD", "QRDA"):
+        numbers["methods"][f"{title}, threshold"] |= {"nonzero": [1e9] * 3, "objective": [9.0] * 3}
+
+
+def no_gain(numbers):
+    for title in ("QCMD", "QRDA"):
+        numbers["methods"][f"{title}, dense"]["objective"] = [9.0] * 3
+
+
+SPOILT = {
+    "artemis-noise-floor": inexact,
+    "diana-noise-floor": inexact,
+    "dore-savings": inexact,
+    "mcm-down-compression": above_diana,
+    "rand-mcm-averages": above_diana,
+    "mcm-partial-participation": inexact,
+    "polyak-ruppert-averages": last_iterates,
+    "ef21-against-ef": never("ef21"),
+    "ef21-both-ways": never("ef21_bc, sign"),
+    "marina-against-diana": no_marina,
+    "clag-against-ef21-and-lag": never("clag"),
+    "censored-heavy-ball": all_messages,
+    "cd-adam-against-amsgrad": large("found", "CD-Adam"),
+    "ef21-sgdm-noise": no_momentum,
+    "double-squeeze-as-sgd": large("workers", "DoubleSqueeze"),
+    "neolithic-both-ways": slow_both_ways,
+    "lower-bounds": far_from_bounds,
+    "dgd-def-threshold": without_descent,
+    "democratic-sparsifiers": no_embedding,
+    "qcmd-qrda-threshold": dense_models,
+    "adagrad-rare-features": no_gain,
+}
+FAMILIES = ("adaptive", "bidirectional", "censored", "contractive", "democratic", "noisy")
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "sparse_models"])
+def test_clearly_worse_numbers_do_not_hold(family):
+    import reporting
+    from claims.claim import FAILS
+
+    for claim in importlib.import_module(f"claims.{family}").CLAIMS:
+        found = reporting.read(reporting.RESULTS / claim.files[0])
+        numbers = found if claim.results else found["numbers"]
+        words, _ = claim.judge(numbers)
+        assert words
+        worse = copy.deepcopy(numbers)
+        SPOILT[claim.name](worse)
+        assert claim.judge(worse)[1] == FAILS, claim.name
