@@ -41,7 +41,13 @@ examples:
   jaxcomp plan --params 125e6 --workers 16 --link 10Gbps --step 250ms
   jaxcomp plan --model gpt2 --workers 4x8 --link 25Gbit --fast-link 400Gbit --step 300ms
   jaxcomp plan --tree my_model:shapes --workers 8 --link 1.25GB/s --step my_model:step
-  jaxcomp plan --params 25M --workers 4 --link 100Mbit --step 250ms --rounds --link-only""",
+  jaxcomp plan --params 25M --workers 4 --link 100Mbit --step 250ms --rounds --link-only
+  jaxcomp plan --gradients early.npz late.npz --budget 400kB --workers 8 --link 100Mbit
+
+--budget gives each leaf the codec that measured gradients ask for, within so many bytes. Save them:
+  flat, _ = jax.tree_util.tree_flatten_with_path(gradients)  # of one worker
+  name = lambda path: jax.tree_util.keystr(path, simple=True, separator="/")
+  np.savez("early.npz", **{name(path): leaf for path, leaf in flat})""",
     "audit": """\
 Save the compiled program, not the lowered one:
   compiled = step.lower(params, state, batch).compile()
@@ -195,6 +201,7 @@ def _options_of_fit(add: Callable[..., Any]) -> None:
 
 def _options_of_plan(add: Callable[..., Any]) -> None:
     _options_of_model(add)
+    _options_of_budget(add)
     _options_of_links(add)
     _options_of_step(add)
     _options_of_rounds(add)
@@ -220,6 +227,23 @@ def _options_of_model(add: Callable[..., Any]) -> None:
         type=options.name,
         metavar="MODULE:NAME",
         help="a tree of parameters or shapes, or what returns one",
+    )
+
+
+def _options_of_budget(add: Callable[..., Any]) -> None:
+    add(
+        "--gradients",
+        nargs="+",
+        type=pathlib.Path,
+        metavar="FILE",
+        help="with --budget, gradients of one worker in one step or several: .npz, an array a leaf",
+    )
+    add(
+        "--budget",
+        type=options.size,
+        metavar="SIZE",
+        help="link bytes of a device in a step, as in 400kB, to spend on codecs leaf by leaf; "
+        "--codec names those to choose from",
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 _PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _COUNTS = {**_PREFIXES, "b": 1e9}  # 7B parameters.
+_SIZES = {prefix + unit: factor for prefix, factor in _PREFIXES.items() for unit in ("", "b")}
 _TIMES = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
 _NUMBER = r"\s*(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?)\s*"
 _SPEED = re.compile(_NUMBER + r"([kKmMgGtT]?)(bits?|bps|Bps|[Bb]ytes?|B|b)(?:/s|/sec)?\s*")
@@ -18,6 +19,14 @@ def count(text: str) -> int:
     if value < 1 or value != round(value):
         raise argparse.ArgumentTypeError(f"must be a positive whole number, got {text!r}")
     return round(value)
+
+
+def size(text: str) -> int:
+    """A number of bytes: 400000, 400kB, 1.5MB."""
+    value = _with_unit(text, _SIZES, "a number of bytes, as in 400kB or 1.5MB")
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least one byte, got {text!r}")
+    return int(value)
 
 
 def levels(text: str) -> tuple[int, ...]:

@@ -1,20 +1,26 @@
 """`jaxcomp plan`: a forecast for a model, a number of workers and a link."""
 
 import argparse
+import json
+import pathlib
+import zipfile
 from typing import Any
 
 import jax
+import numpy as np
 
 import jaxcomp
 from jaxcomp.cli import expressions, tables
-from jaxcomp.planning import models, planner, plots, timing
+from jaxcomp.planning import budget, models, planner, plots, timing
+from jaxcomp.planning.spending import Spending
 from jaxcomp.theory import rounds as rounds_, units
 
 
 def plan(args: argparse.Namespace) -> None:
     """Prints a plan for a model, a number of workers and a link."""
-    if sum(given is not None for given in (args.params, args.model, args.tree)) != 1:
-        raise ValueError("`plan` needs exactly one of --params, --model and --tree")
+    given = (args.params, args.model, args.tree, args.gradients)
+    if sum(one is not None for one in given) != 1:
+        raise ValueError("`plan` needs exactly one of --params, --model, --tree and --gradients")
     if (len(args.workers) > 1) != (args.fast_link is not None):
         raise ValueError(
             "--fast-link and two numbers of --workers, as in 4x8, must be given together"
@@ -24,11 +30,13 @@ def plan(args: argparse.Namespace) -> None:
     codecs = None
     if args.codec is not None:
         codecs = {text: _way(text, expressions.evaluate(text)) for text in args.codec}
+    like, spent = _like(args), None
+    if args.budget is not None:
+        spent, codecs = _spent(args, like, codecs)
     fast = args.fast_link and jaxcomp.planning.Network(args.fast_link, args.fast_latency)
     workers = args.workers if len(args.workers) > 1 else args.workers[0]
-    like = models.MODELS[args.model]() if args.model else args.params or _tree(args.tree)
     planned = planner.plan(
-        like,
+        jax.eval_shape(lambda: like) if args.gradients else like,
         workers,
         jaxcomp.planning.Network(args.link, args.latency),
         codecs=codecs,
@@ -46,7 +54,50 @@ def plan(args: argparse.Namespace) -> None:
         plots.save(planned, args.plot)
     if args.rounds:
         planned = rounds_.rounds(planned, stall=args.stall, longest=args.longest)
-    print(planned.to_json() if args.json else planned)
+    if spent is None:
+        print(planned.to_json() if args.json else planned)
+    elif args.json:
+        both = {"budget": json.loads(spent.to_json()), "plan": json.loads(planned.to_json())}
+        print(json.dumps(both, indent=1))
+    else:
+        print(spent, planned, sep="\n\n")
+
+
+def _like(args: argparse.Namespace) -> Any:
+    """The tree to plan for, or its number of parameters."""
+    if args.gradients is None:
+        return models.MODELS[args.model]() if args.model else args.params or _tree(args.tree)
+    if args.budget is None:
+        raise ValueError("--gradients needs a --budget, as in --budget 400kB, to spend on them")
+    return _arrays(args.gradients[0])
+
+
+def _spent(args: argparse.Namespace, first: Any, codecs: Any) -> tuple[Spending, dict[str, Any]]:
+    """A budget spent on the gradients; and its policy and one codec for all leaves, to compare."""
+    if args.gradients is None:
+        raise ValueError("--budget needs --gradients, whose errors it measures for each codec")
+    if len(args.workers) > 1:
+        raise ValueError("--budget needs one number of --workers, since it is one link's bytes")
+    more = [_arrays(path) for path in args.gradients[1:]]
+    ladder = budget.CODECS if codecs is None else codecs
+    spent = budget.spend(args.budget, first, *more, workers=args.workers[0], codecs=ladder)
+    found = {f"budget of {args.budget:,} bytes": spent.policy}
+    if spent.uniform is not None:
+        found[spent.uniform.name] = ladder[spent.uniform.name]
+    return spent, found
+
+
+def _arrays(path: pathlib.Path) -> dict[str, np.ndarray]:
+    """The arrays of a file by their names."""
+    try:
+        with np.load(path) as file:
+            return {name: file[name] for name in file.files}
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror or error}") from None
+    except (ValueError, AttributeError, TypeError, zipfile.BadZipFile):
+        raise ValueError(
+            f"{path} must be a .npz file of arrays, as numpy.savez writes it"
+        ) from None
 
 
 def _way(text: str, given: Any) -> Any:

@@ -1,0 +1,316 @@
+"""A budget of bytes a step, spent on the leaves by the measured error of each codec."""
+
+import collections
+import dataclasses
+import glob
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxcomp import checks
+from jaxcomp.base import Codec
+from jaxcomp.layout import policy as policy_, trees
+from jaxcomp.layout.policy import Policy, Rule
+from jaxcomp.planning.spending import LeafSpending, Spending, Uniform
+from jaxcomp.recipes.rotations import eden
+from jaxcomp.reducers.auto import Auto
+from jaxcomp.theory import knapsack
+from jaxcomp.types import PyTree
+from jaxcomp.wire import cost as wire_cost
+
+CODECS: Mapping[str, Codec] = {
+    f"eden {bits}-bit": eden(bits=bits, rotations=2) for bits in range(1, 9)
+}
+"""The codecs that a budget is spent on by default, of one bit an element to eight."""
+
+_DENSE = "dense"
+_TRIES = 12
+"""Corrections of the sum of the leaves' bytes, which is not exactly the bytes of the tree."""
+
+
+def spend(
+    bytes_per_step: int,
+    *gradients: PyTree,
+    workers: int | None = None,
+    codecs: Mapping[str, Codec] = CODECS,
+    weights: PyTree | None = None,
+    min_size: int = 1024,
+    min_ndim: int = 2,
+    key: Any = 0,
+) -> Spending:
+    """Spends a budget of bytes on the leaves: chooses a codec for each, for a small total error.
+
+    `minimise Σᵢ mean ‖x̂ᵢ − xᵢ‖²` over the leaves' codecs, subject to `Σᵢ bytesᵢ ≤ budget`. Each
+    codec encodes the given gradients once, and its error is measured leaf by leaf, so that a leaf
+    of larger variance gets more bits (reverse water-filling, with the widths and the errors that
+    codecs really have). Bytes are those of `wire_bytes`. Bits go one after another to the leaf that
+    gains most for a byte; what then is left goes to the best change that fits.
+
+    Args:
+        bytes_per_step: the budget: payload bytes of one worker or, with `workers`, link bytes of
+            one device.
+        *gradients: the gradients of one worker in one step or several, as trees of floating arrays.
+        workers: the number of workers, for link bytes of the reducer that `compressed_mean` picks;
+            None for payload bytes.
+        codecs: the codecs to choose from, by name; by default `eden(bits, rotations=2)` of one bit
+            to eight. A leaf may also be sent dense.
+        weights: an array or number for each leaf, or for each subtree, times which an element's
+            error counts, such as `1 / (√ν + ε)` of Adam; None for all ones.
+        min_size: leaves of fewer elements are sent dense, as by `Policy`.
+        min_ndim: leaves of fewer dimensions are sent dense, as by `Policy`.
+        key: the key of the noise of codecs: a seed, a raw `uint32[2]` key or a `jax.random.key`.
+
+    Returns:
+        A `Spending`: its `policy` is for `compressed_mean`.
+
+    Raises:
+        ValueError: if the budget is smaller than the least bytes of these codecs, gradients differ
+            in their shapes or are not finite, or an argument is of the wrong kind.
+
+    Example:
+        >>> import jax.numpy as jnp, jaxcomp
+        >>> loud, quiet = jax.random.normal(jax.random.key(0), (2, 64, 64))
+        >>> codecs = {f"{bits}-bit": jaxcomp.qsgd_inf(bits=bits) for bits in (2, 4, 6)}
+        >>> found = spend(4200, {"loud": loud, "quiet": 0.01 * quiet}, codecs=codecs)
+        >>> [leaf.name for leaf in found.leaves]
+        ['6-bit', '2-bit']
+        >>> found.bytes == jaxcomp.wire_bytes(found.policy, {"loud": loud, "quiet": quiet})
+        True
+
+    References:
+        Shoham and Gersho, Efficient bit allocation for an arbitrary set of quantizers, 1988.
+
+    Note:
+        No leaf gets zero bits, unlike in reverse water-filling: a codec without feedback would
+        never train it. The error is that of one message; a reducer that rounds the mean again adds
+        its own. With a residual, the message is not the gradient, and its error differs.
+    """
+    likes, paths, treedef = _checked(bytes_per_step, gradients, workers, codecs)
+    checks.integer("min_size", min_size, 0)
+    checks.integer("min_ndim", min_ndim, 0)
+    ladder: dict[str, Codec | None] = {**codecs, _DENSE: None}
+    small = Policy(next(iter(codecs.values())), min_size=min_size, min_ndim=min_ndim)
+    chosen = [
+        i
+        for i, like in enumerate(likes)
+        if like.size and small.choose(paths[i], like.shape, like.dtype)[0]
+    ]
+    scales = None if weights is None else _weights(weights, treedef, paths, likes)
+    samples = [treedef.flatten_up_to(tree) for tree in gradients]
+    energies = np.mean([[_energy(x) for x in sample] for sample in samples], axis=0)
+    errors = [
+        np.zeros((len(chosen), 2))
+        if codec is None
+        else _errors(codec, chosen, paths, samples, scales, key)
+        for codec in ladder.values()
+    ]
+    table = _Table(tuple(ladder.items()), chosen, paths, likes, treedef, small, workers)
+    counted = [[error[row, 0] for error in errors] for row in range(len(chosen))]
+    found = _allocate(table, counted, bytes_per_step)
+    plain = [error[:, 1] for error in errors]
+    return _spending(table, found, plain, energies, bytes_per_step)
+
+
+class _Table(NamedTuple):
+    """The leaves that have a choice, and what each choice costs.
+
+    Attributes:
+        ladder: the codecs by name, and None for dense.
+        chosen: the numbers of the leaves that have a choice.
+        paths: the paths of all leaves.
+        likes: shapes and dtypes of all leaves.
+        treedef: the structure of the tree.
+        small: the policy that says which leaves have a choice.
+        workers: as given to `spend`.
+    """
+
+    ladder: tuple[tuple[str, Codec | None], ...]
+    chosen: list[int]
+    paths: tuple[str, ...]
+    likes: tuple[Any, ...]
+    treedef: Any
+    small: Policy
+    workers: int | None
+
+    def policy(self, choice: Sequence[int]) -> Policy:
+        """The most frequent codec as the default, and a rule for each other leaf."""
+        common = collections.Counter(choice).most_common(1)
+        default = common[0][0] if common else len(self.ladder) - 1
+        rules = [
+            Rule(glob.escape(self.paths[leaf]), self.ladder[rung][1])
+            for leaf, rung in zip(self.chosen, choice, strict=True)
+            if rung != default
+        ]
+        return dataclasses.replace(self.small, codec=self.ladder[default][1], rules=tuple(rules))
+
+    def bytes(self, choice: Sequence[int]) -> int:
+        """The bytes of the tree."""
+        tree = jax.tree.unflatten(self.treedef, self.likes)
+        return self.cost(self.policy(choice), tree)
+
+    def cost(self, policy: Policy, like: PyTree) -> int:
+        """The bytes of a tree like this."""
+        if self.workers is None:
+            return wire_cost.wire_bytes(policy, like)
+        return wire_cost.wire_bytes(Auto(policy), like, self.workers)
+
+    def prices(self, leaf: int) -> list[int]:
+        """The bytes of a leaf by itself, for each choice."""
+        policies = [_alone(codec) for _, codec in self.ladder]
+        return [self.cost(policy, self.likes[leaf]) for policy in policies]
+
+
+def _checked(
+    bytes_per_step: Any, gradients: Sequence[PyTree], workers: Any, codecs: Any
+) -> tuple[tuple[Any, ...], tuple[str, ...], Any]:
+    """Shapes, paths and structure of the gradients; raises a `ValueError` for wrong arguments."""
+    checks.integer("bytes_per_step", bytes_per_step, 1)
+    if workers is not None:
+        checks.integer("workers", workers, 2)
+    known = isinstance(codecs, Mapping) and codecs and _DENSE not in codecs
+    if not known or not all(isinstance(codec, Codec) for codec in codecs.values()):
+        raise ValueError(
+            "`codecs` must be codecs by name, such as {'4-bit': jaxcomp.qsgd_inf(bits=4)}, got "
+            f"{codecs!r}"
+        )
+    if not gradients:
+        raise ValueError("`gradients` must be at least one tree of arrays, got none")
+    found = [trees.layout(policy_.NOTHING, tree) for tree in gradients]
+    first = found[0]
+    for other in found:
+        if (other.likes, other.paths) != (first.likes, first.paths):
+            raise ValueError(
+                "`gradients` must have the same leaves in every step, got "
+                f"{first.likes} and {other.likes}"
+            )
+    for tree in gradients:
+        for path, leaf in zip(first.paths, jax.tree.leaves(tree), strict=True):
+            if isinstance(leaf, jax.ShapeDtypeStruct):
+                raise ValueError(
+                    "`gradients` must hold values, since errors are measured, got the shape of "
+                    f"{path!r}"
+                )
+            if not math.isfinite(_energy(leaf)):
+                raise ValueError(f"`gradients` must be finite, got {path!r} with NaN or Inf")
+    return first.likes, first.paths, first.treedef
+
+
+def _weights(
+    weights: PyTree, treedef: Any, paths: tuple[str, ...], likes: tuple[Any, ...]
+) -> list[np.ndarray]:
+    """The weights of each leaf, in float64."""
+    tree = jax.tree.unflatten(treedef, likes)
+    try:
+        found = jax.tree.leaves(
+            jax.tree.map(lambda w, part: jax.tree.map(lambda _: w, part), weights, tree)
+        )
+        wide = [np.asarray(weight, np.float64) for weight in found]
+        for weight, like in zip(wide, likes, strict=True):
+            np.broadcast_to(weight, like.shape)
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"`weights` must be arrays or numbers like the gradients, or a prefix of them: {error}"
+        ) from None
+    for path, weight in zip(paths, wide, strict=True):
+        if not np.all(np.isfinite(weight) & (weight >= 0)):
+            raise ValueError(f"`weights` must be finite and not negative, got others at {path!r}")
+    return wide
+
+
+def _energy(leaf: Any) -> float:
+    wide = np.asarray(leaf, np.float64)
+    return float(np.sum(wide * wide))
+
+
+def _errors(
+    codec: Codec,
+    chosen: Sequence[int],
+    paths: Sequence[str],
+    samples: Sequence[Sequence[Any]],
+    scales: Sequence[np.ndarray] | None,
+    key: Any,
+) -> np.ndarray:
+    """The squared errors of each leaf that has a choice, `[leaves, 2]`: weighted, and plain."""
+    total = np.zeros((len(chosen), 2))
+    for sample in samples:
+        given = {str(i): sample[i] for i in chosen}
+        decoded = trees.roundtrip(codec, key, given)
+        for row, i in enumerate(chosen):
+            off = np.asarray(decoded[str(i)], np.float64) - np.asarray(sample[i], np.float64)
+            if not np.all(np.isfinite(off)):
+                raise ValueError(
+                    f"`codecs` must decode {paths[i]!r} to finite values, and {codec!r} does not"
+                )
+            weighed = off if scales is None else off * scales[i]
+            total[row] += np.sum(weighed * weighed), np.sum(off * off)
+    return total / len(samples)
+
+
+def _allocate(table: _Table, errors: list[list[float]], budget: int) -> list[int]:
+    """The number of each leaf's choice, so that the bytes of the tree are within the budget."""
+    kinds = [(table.likes[leaf].shape, table.likes[leaf].dtype) for leaf in table.chosen]
+    known = {
+        kind: table.prices(leaf)
+        for kind, leaf in dict(zip(kinds, table.chosen, strict=True)).items()
+    }
+    prices = [known[kind] for kind in kinds]
+    cheapest = [min(range(len(row)), key=row.__getitem__) for row in prices]
+    least = table.bytes(cheapest)
+    if least > budget:
+        raise ValueError(
+            f"`bytes_per_step` must be at least {least:,} for these codecs and leaves, got "
+            f"{budget:,}; give a codec of fewer bits, such as jaxcomp.eden(bits=0.5, rotations=2)"
+        )
+    best, best_error = cheapest, knapsack.total(errors, cheapest)
+    # The tree has fewer or more bytes than its leaves one by one, by the padding of their batches.
+    room = budget - least + sum(row[c] for row, c in zip(prices, cheapest, strict=True))
+    before = None
+    for _ in range(_TRIES):
+        choice = knapsack.fill(prices, errors, room)
+        if choice == before:
+            break
+        left = budget - table.bytes(choice)
+        if left >= 0 and knapsack.total(errors, choice) < best_error:
+            best, best_error = choice, knapsack.total(errors, choice)
+        before, room = choice, knapsack.total(prices, choice) + left
+    return best
+
+
+def _spending(
+    table: _Table, choice: list[int], errors: list[np.ndarray], energies: np.ndarray, budget: int
+) -> Spending:
+    """What was found, leaf by leaf, and the best codec for all leaves beside it."""
+    total = math.fsum(energies) or 1.0
+    rows = {leaf: row for row, leaf in enumerate(table.chosen)}
+    lines = []
+    for leaf, (path, like) in enumerate(zip(table.paths, table.likes, strict=True)):
+        row, size, energy = rows.get(leaf), max(like.size, 1), float(energies[leaf])
+        name, codec = (_DENSE, None) if row is None else table.ladder[choice[row]]
+        lost = 0.0 if row is None else float(errors[choice[row]][row])
+        bits = 8 * wire_cost.wire_bytes(_alone(codec), like) / size
+        lines.append(
+            LeafSpending(path, like.shape, name, codec, bits, energy / size, lost / (energy or 1.0))
+        )
+    offers = [
+        Uniform(name, table.bytes([rung] * len(choice)), math.fsum(errors[rung]) / total)
+        for rung, (name, codec) in enumerate(table.ladder)
+        if codec is not None and choice
+    ]
+    fitting = [offer for offer in offers if offer.bytes <= budget]
+    return Spending(
+        policy=table.policy(choice),
+        leaves=tuple(lines),
+        budget=budget,
+        bytes=table.bytes(choice),
+        error=math.fsum(errors[c][row] for row, c in enumerate(choice)) / total,
+        uniform=min(fitting, key=lambda offer: offer.error, default=None),
+        workers=table.workers,
+    )
+
+
+def _alone(codec: Codec | None) -> Policy:
+    """The policy of a leaf by itself."""
+    return policy_.NOTHING if codec is None else policy_.everywhere(codec)
