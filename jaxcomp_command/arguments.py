@@ -47,7 +47,7 @@ examples:
 --budget gives each leaf the codec that measured gradients ask for, within so many bytes. Save them:
   flat, _ = jax.tree_util.tree_flatten_with_path(gradients)  # of one worker
   name = lambda path: jax.tree_util.keystr(path, simple=True, separator="/")
-  np.savez("early.npz", **{name(path): leaf for path, leaf in flat})""",
+  np.savez("early.npz", **{{name(path): leaf for path, leaf in flat}})""",
     "audit": """\
 Save the compiled program, not the lowered one:
   compiled = step.lower(params, state, batch).compile()

@@ -3,6 +3,8 @@
 import abc
 from typing import Any
 
+import jax.numpy as jnp
+
 from jaxcomp.base import interface
 from jaxcomp.base.interface import Interface
 from jaxcomp.numerics import summing
@@ -45,6 +47,8 @@ class Codec(Interface, abstract=True):
             codec whose program takes long to compile; None for one bucket of the leaf's own size.
         segments: the segments of each bucket, where it has several leaves: `count` then is
             `int32[buckets, segments]`; None for one stretch of elements a bucket.
+        clips: whether `clipped` counts elements; False for a codec whose range covers every
+            element, or that has no range.
         guided: whether encoder and decoder may be given guesses of the batch: the state, and what
             `side` makes of it, then are `[alternatives, buckets, size]`, and `()` or None without
             guesses, which counts as zeros.
@@ -64,6 +68,7 @@ class Codec(Interface, abstract=True):
     decodes_in_passes: bool = False
     unit: int | None = None
     segments: Segments | None = None
+    clips: bool = False
     guided = False
 
     @interface.derived
@@ -95,6 +100,15 @@ class Codec(Interface, abstract=True):
     @abc.abstractmethod
     def encode(self, key: Key, x: Array, count: Array, state: PyTree) -> tuple[PyTree, PyTree]:
         """Returns the payload of a batch, and the state for the next step."""
+
+    def clipped(self, key: Key, x: Array, count: Array) -> Array:
+        """The number of elements of each bucket beyond its outermost levels, `int32[buckets]`.
+
+        It is for statistics: a codec that rounds such elements to an outermost level, with an error
+        of more than half a step, overrides it and sets `clips`.
+        """
+        del key, count
+        return jnp.zeros(x.shape[0], jnp.int32)
 
     @abc.abstractmethod
     def decode(self, key: Key, payload: PyTree, like: ArrayLike, side: Any = None) -> Array:
@@ -246,12 +260,15 @@ class WrappedCodec(Codec, abstract=True):
     def encode(self, key: Key, x: Array, count: Array, state: PyTree) -> tuple[PyTree, PyTree]:
         return self.codec.encode(key, *self.transform(key, x, count), state)
 
+    def clipped(self, key: Key, x: Array, count: Array) -> Array:
+        return self.codec.clipped(key, *self.transform(key, x, count))
+
     def decode(self, key: Key, payload: PyTree, like: ArrayLike, side: Any = None) -> Array:
         z = self.codec.decode(key, payload, self.inner_like(like), side)
         return self.restore(key, z, like)
 
 
-_FACTS = ("bucket_size", "bits_per_element", "contractive", "guided")
+_FACTS = ("bucket_size", "bits_per_element", "contractive", "clips", "guided")
 _NUMERICS = ("reorders", "homogeneous", "mixed", "span")
 _AGREED = ("agrees", "sided", "side")
 interface.forward(WrappedCodec, "codec", _FACTS + _NUMERICS + _AGREED)

@@ -25,7 +25,7 @@ def report(args: argparse.Namespace) -> None:
     records = read_csv(args.file)
     find = Alarms(window=max(2, min(50, len(records) // 8)))
     alarms = [alarm for record in records for alarm in find(record)]
-    figure = plots.figure_class()(figsize=(10, 7), layout="constrained")
+    figure = plots.figure_class()(figsize=(10, 10), layout="constrained")
     draw(figure, records, alarms)
     figure.savefig(path, dpi=120)
     found = [_summary(name, records) for name in records[0] if name != "step"]
@@ -44,7 +44,7 @@ def report(args: argparse.Namespace) -> None:
 
 
 def draw(figure: Any, records: list[Record], alarms: list[Any]) -> None:
-    """Four panels over the steps: own values, errors, residuals and bytes; lines mark alarms."""
+    """Six panels over the steps: own values, errors, bytes and what was lost; lines mark alarms."""
     steps = [record["step"] for record in records]
     own = [
         name
@@ -56,8 +56,10 @@ def draw(figure: Any, records: list[Record], alarms: list[Any]) -> None:
         "relative error of a message": _ending(records, "relative_error"),
         "residual over gradient": _ending(records, "residual_ratio"),
         "bytes over a device's link, in all": _ending(records, "link_bytes"),
+        "fraction of clipped values": _ending(records, "saturation"),
+        "lost elements": _ending(records, "lost"),
     }
-    for (title, names), axes in zip(panels.items(), figure.subplots(2, 2).flat, strict=True):
+    for (title, names), axes in zip(panels.items(), figure.subplots(3, 2).flat, strict=True):
         for name in names:
             values = np.array([record[name] for record in records])
             if name.endswith("link_bytes"):

@@ -102,10 +102,14 @@ class Clipped(WrappedCodec):
     codec: Codec
     sigmas: float = 2.5
     unbiased = False
+    clips = True
 
     def __post_init__(self):
         inner.check("codec", self.codec)
         checks.positive("sigmas", self.sigmas)
+
+    def clipped(self, key: Key, x: Array, count: Array) -> Array:
+        return jnp.sum(self.transform(key, x, count)[0] != x, axis=1, dtype=jnp.int32)
 
     def transform(self, key: Key, x: Array, count: Array) -> tuple[Array, Array]:
         """Clips elements beyond `sigmas` standard deviations."""

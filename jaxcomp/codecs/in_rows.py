@@ -34,6 +34,7 @@ class InRows(WrappedCodec):
     segments: Segments
     bucket_size = None
     bits_per_element = None
+    clips = False  # Leaves are counted one by one, by the codec that was chosen for them.
 
     @property
     def unbiased(self) -> bool:

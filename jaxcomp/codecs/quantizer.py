@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxcomp import base, bits, checks
 from jaxcomp.backend import axes, xla
 from jaxcomp.base import Codec
+from jaxcomp.codecs import together
 from jaxcomp.codecs.in_rows import InRows
 from jaxcomp.codecs.payload import AgreedScale, QuantizedPayload
 from jaxcomp.codecs.summed import Summed
@@ -78,32 +79,7 @@ class Quantizer(
         if self.block is not None:
             checks.integer("block", self.block, 1)
         checks.choice("implementation", self.implementation, (None, *bits.IMPLEMENTATIONS))
-        if self.fit and (self.shared or not isinstance(self.steps, Exact)):
-            raise ValueError(
-                f"`fit={self.fit!r}` requires shared=False and steps=Exact(), got {self!r}"
-            )
-        if isinstance(self.rounding, Subtractive) and not isinstance(
-            self.levels, Uniform | MidRise
-        ):
-            raise ValueError(
-                "`rounding=Subtractive()` requires evenly spaced levels, Uniform or MidRise, got "
-                f"{self.levels!r}"
-            )
-        if self.shared and self.block:
-            raise ValueError(f"`shared=True` requires block=None, got block={self.block}")
-        if self.sum_bits is not None:
-            checks.integer("sum_bits", self.sum_bits, 2, 16)
-            if not (self.shared and isinstance(self.levels, Uniform)) or self.scale.covers:
-                raise ValueError(
-                    "`sum_bits` requires shared=True, levels Uniform, and a scale that clips "
-                    f"elements, such as RootMeanSquare, got {self!r}"
-                )
-        kernels = self._fused and not isinstance(self.rounding, Subtractive)
-        if self.implementation not in (None, "reference") and not kernels:
-            raise ValueError(
-                f"`implementation={self.implementation!r}` requires steps=Exact(), block=None, "
-                f"fit=None and no subtractive dither, got {self!r}; None uses XLA for these"
-            )
+        together.check(self, kernels=self._fused)
 
     @property
     def unbiased(self) -> bool:
@@ -135,6 +111,15 @@ class Quantizer(
     def mixed(self) -> int | float:
         """The number of elements that share a step fitted "unbiased", to be rotated together."""
         return (self.block or self.bucket_size or math.inf) if self.fit == "unbiased" else 0
+
+    @property
+    def clips(self) -> bool:
+        """Whether the range of the levels is a limit, and elements may be beyond it.
+
+        Signs, and ternary levels at a mean of the largest elements, have no such range.
+        """
+        limits = self.bits >= 2 or self.rounding.unbiased
+        return limits and not (self.scale.covers and self.steps.covers) and not self.shared
 
     @property
     def span(self) -> float:
@@ -246,14 +231,19 @@ class Quantizer(
             return QuantizedPayload(words, (steps,)), ()
         return self._encode(seed, key.first, x, count, agreed), ()
 
+    def clipped(self, key: Key, x: Array, count: Array) -> Array:
+        seed = key.shared if self.rounding.shared else key.own
+        blocks, derived, *_ = self._derive(seed, key.first, x, count, None)
+        points = jnp.abs(rounding_.points(blocks, derived.factor[..., None]))
+        beyond = (points > float(self.levels.magnitude << FRACTION)) & self.clips
+        return jnp.sum(beyond, axis=(1, 2), dtype=jnp.int32)
+
     def _encode(
         self, seed: Array, first: Array, x: Array, count: Array, agreed: Array | None
     ) -> QuantizedPayload:
         """`encode` for settings without a kernel."""
         n, size = x.shape
-        high, low = (part[:, None] for part in noise.seeds(seed, first, n))
-        blocks, left = self._in_blocks(x), self._left(x, count)
-        derived = self._derive(blocks, left, agreed, high, low)
+        blocks, derived, high, low = self._derive(seed, first, x, count, agreed)
         position = jnp.arange(blocks.shape[1] * blocks.shape[2], dtype=jnp.uint32)
         codes = self.codes(
             blocks,
@@ -268,7 +258,7 @@ class Quantizer(
             codes = kept(codes).astype(jnp.uint32)
             values = self._in_blocks(self.levels.values(codes)).reshape(-1, blocks.shape[2])
             rows = blocks.reshape(values.shape)
-            step = fits.fitted(self.fit, self.levels, values, rows, left, x.dtype)
+            step = fits.fitted(self.fit, self.levels, values, rows, self._left(x, count), x.dtype)
             sent = (step.reshape(n if self.block is None else blocks.shape[:2]),)
         return QuantizedPayload(bits.pack(codes, bits=self.bits), sent)
 
@@ -279,11 +269,13 @@ class Quantizer(
         return jnp.clip(count[:, None] - begin, 0, block).reshape(-1, 1)
 
     def _derive(
-        self, blocks: Array, left: Array, agreed: Array | None, high: Array, low: Array
-    ) -> Derived:
-        """The steps of `[n, blocks, block]` elements; the first `left` of a block are real."""
+        self, seed: Array, first: Array, x: Array, count: Array, agreed: Array | None
+    ) -> tuple[Array, Derived, Array, Array]:
+        """The elements as `[n, blocks, block]`, their steps, and the seeds of the noise."""
+        blocks = self._in_blocks(x)
         n, number, block = blocks.shape
-        scale = self.scale(blocks.reshape(-1, block), left).reshape(n, number)
+        high, low = (part[:, None] for part in noise.seeds(seed, first, n))
+        scale = self.scale(blocks.reshape(-1, block), self._left(x, count)).reshape(n, number)
         scale = scale if agreed is None else agreed[:, None]
 
         def derive(scale: Array, high: Array, low: Array) -> Derived:
@@ -292,8 +284,8 @@ class Quantizer(
         # Compute it once a block: fused with the rounding, it would be computed for each element.
         derived = xla.compile_separately(derive)(scale, high, low)
         if self.block is None:  # One a bucket.
-            return derived._replace(sent=tuple(part.reshape(n) for part in derived.sent))
-        return derived
+            derived = derived._replace(sent=tuple(part.reshape(n) for part in derived.sent))
+        return blocks, derived, high, low
 
     def decode(
         self, key: Key, payload: QuantizedPayload, like: ArrayLike, side: Any = None

@@ -29,6 +29,8 @@ CODECS: Mapping[str, Codec] = {
 _DENSE = "dense"
 _TRIES = 12
 """Corrections of the sum of the leaves' bytes, which is not exactly the bytes of the tree."""
+_CHANGES = 64
+"""Changes of single leaves that are tried with the bytes of the whole tree."""
 
 
 def spend(
@@ -276,7 +278,28 @@ def _allocate(table: _Table, errors: list[list[float]], budget: int) -> list[int
         if left >= 0 and knapsack.total(errors, choice) < best_error:
             best, best_error = choice, knapsack.total(errors, choice)
         before, room = choice, knapsack.total(prices, choice) + left
-    return best
+    return _polished(table, prices, errors, best, budget)
+
+
+def _polished(
+    table: _Table,
+    prices: list[list[int]],
+    errors: list[list[float]],
+    choice: list[int],
+    budget: int,
+) -> list[int]:
+    """Changes of single leaves that fit by the bytes of the whole tree, the best ones first."""
+    tries = _CHANGES
+    while tries > 0:
+        for leaf, after in knapsack.changes(prices, errors, choice)[:tries]:
+            tries -= 1
+            other = [after if row == leaf else c for row, c in enumerate(choice)]
+            if table.bytes(other) <= budget:
+                choice = other
+                break
+        else:
+            break
+    return choice
 
 
 def _spending(

@@ -21,10 +21,16 @@ ADVICE = {
     "window. Raise `capacity`; without a residual, what is lost is never sent.",
     "capacity is empty": "More than half of the payload was empty in a whole window. Lower the "
     "`capacity` of Coded.",
+    "values are clipped": "More than a fifth of the values were beyond the outermost levels of the "
+    "quantiser in a whole window, more than of a normal law. Take more bits, a scale that covers "
+    "all elements such as MaxAbs, smaller buckets, or rotate with eden.",
     "messages are left out": "Robust left out messages that were not finite. Look for the worker "
     "that sends them.",
 }
 """What to do, by the name of the alarm."""
+
+CLIPPED = 0.2
+"""The fraction of clipped values that is more than any codec clips of a normal law."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +120,9 @@ class Alarms:
         spare, payload = last("spare_bytes", window), last("payload_bytes", window)
         if spare and all(2 * s > p > 0 for s, p in zip(spare, payload, strict=True)):
             found.append("capacity is empty")
+        clipped = last("saturation", window)
+        if clipped and min(clipped) > CLIPPED:
+            found.append("values are clipped")
         if any(value > 0 for value in last("excluded", 1)):
             found.append("messages are left out")
         return found

@@ -25,7 +25,8 @@ def record(state: PyTree) -> Record:
     Returns:
         `step`, the number of steps, and each field of `Stats`. With several means in the state,
         such as those of `optax.partition`, a field is "NAME/field": the mean's label, or its number
-        where it has none. Then, where the state counts them, the totals `skipped` (of
+        where it has none. With groups of leaves, "GROUP/field" is the same for each field of
+        `GroupStats`. Then, where the state counts them, the totals `skipped` (of
         `skip_nonfinite`), `rounds` and `messages` (of gates).
 
     Raises:
@@ -53,7 +54,12 @@ def record(state: PyTree) -> Record:
     found = {"step": max(_number(mean.step) for _, mean in measured)}
     for number, (path, mean) in enumerate(measured):
         prefix = f"{_label(path, number)}/" if len(measured) > 1 else ""
-        found |= {prefix + name: _number(value) for name, value in mean.stats._asdict().items()}
+        whole = mean.stats._asdict()
+        groups = whole.pop("groups") or {}
+        found |= {prefix + name: _number(value) for name, value in whole.items()}
+        for group, stats in groups.items():
+            values = stats._asdict().items()
+            found |= {f"{prefix}{group}/{name}": _number(value) for name, value in values}
     for _, skipping in _nodes(state, SkipNonfiniteState):
         found["skipped"] = found.get("skipped", 0.0) + _number(skipping.skipped)
     for _, gate in _nodes(state, GateState):

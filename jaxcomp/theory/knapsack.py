@@ -50,19 +50,26 @@ def fill(prices: Rows, errors: Rows, room: float) -> list[int]:
         if more > left:
             break
         choice[item], left = after, left - more
-    while True:
-        better = [
-            (_gain(prices[item], errors[item], now, after), item, after)
-            for item, now in enumerate(choice)
-            for after in range(len(prices[item]))
-            if errors[item][after] < errors[item][now]
-            and prices[item][after] - prices[item][now] <= left
-        ]
-        if not better:
-            return choice
-        _, item, after = max(better)
+    while fitting := [
+        (item, after)
+        for item, after in changes(prices, errors, choice)
+        if prices[item][after] - prices[item][choice[item]] <= left
+    ]:
+        item, after = fitting[0]
         left -= prices[item][after] - prices[item][choice[item]]
         choice[item] = after
+    return choice
+
+
+def changes(prices: Rows, errors: Rows, choice: Sequence[int]) -> list[tuple[int, int]]:
+    """An item and a choice of a smaller error for each, by falling gain for a unit of price."""
+    found = [
+        (_gain(prices[item], errors[item], now, after), item, after)
+        for item, now in enumerate(choice)
+        for after in range(len(prices[item]))
+        if errors[item][after] < errors[item][now]
+    ]
+    return [(item, after) for _, item, after in sorted(found, reverse=True)]
 
 
 def _gain(prices: Sequence[float], errors: Sequence[float], before: int, after: int) -> float:

@@ -20,7 +20,7 @@ from jaxcomp.numerics import noise
 from jaxcomp.reducers import accounting, gating, reduce as reduce_, state as state_
 from jaxcomp.reducers.auto import Auto
 from jaxcomp.reducers.state import ReductionState
-from jaxcomp.transforms import branches, sharded, stats as stats_
+from jaxcomp.transforms import branches, groups, sharded, stats as stats_
 from jaxcomp.types import Array, AxisName, PyTree
 
 
@@ -70,7 +70,7 @@ class _Setup(NamedTuple):
     gate: Gate | None
     seed: Any
     guard: bool
-    stats: bool
+    stats: groups.Grouping
 
 
 def compressed_mean(
@@ -81,7 +81,7 @@ def compressed_mean(
     key: Any = 0,
     guard: bool = True,
     param_specs: PyTree | None = None,
-    stats: bool = False,
+    stats: groups.Grouping = False,
 ) -> optax.GradientTransformationExtraArgs:
     """Replaces local gradients by the compressed mean over the workers of a mapped axis.
 
@@ -123,7 +123,8 @@ def compressed_mean(
             afterwards. Needs automatic axes, as `jaxcomp.data_parallel` makes them. If all axes are
             manual, gradients are local shards already, and None is right.
         stats: True keeps `Stats` of the last step in the state, over all shards; its bytes are
-            those of one device.
+            those of one device. "rules", or a function from a leaf's path to the name of its group,
+            keeps them by groups of leaves too: "rules" has a group for each rule of the policy.
 
     Returns:
         An optax transformation. Its state holds the memory of each worker in `PerWorker`.
@@ -159,7 +160,7 @@ def compressed_mean(
         gating.check(gate, reducer, whole=param_specs is None)
 
     checks.flag("guard", guard)
-    checks.flag("stats", stats)
+    groups.check(stats, reducer)
     setup = _Setup(reducer, axis_name, gate, seed, guard, stats)
     fresh = functools.partial(_fresh, setup)
 
@@ -246,7 +247,7 @@ def _fresh(setup: _Setup, params: PyTree) -> CompressedMeanState:
         key=jnp.array(setup.seed),  # A copy: this one may be donated.
         step=jnp.zeros((), jnp.uint32),
         memory=state_.init(reducer, params, setup.axis_name, gated=gate is not None),
-        stats=stats_.nothing() if setup.stats else (),
+        stats=stats_.nothing(setup.stats, reducer, params) if setup.stats else (),
         gate=() if gate is None else _closed(gate, setup.seed, params),
     )
 
@@ -287,8 +288,7 @@ def _finish(
         counted = _counted(counted, result.gate, result.participation)
     measured: Any = ()
     if setup.stats:
-        before, shards = state.memory.reducer, prepared.settings.everywhere
-        measured = stats_.measure(setup.reducer, updates, result, before, setup.axis_name, shards)
+        measured = stats_.measure(setup.stats, prepared, updates, result)
     return result.mean, CompressedMeanState(
         state.key, state.step + 1, result.state, measured, counted
     )

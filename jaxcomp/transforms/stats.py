@@ -1,7 +1,8 @@
 """Statistics of a step: bytes, error and residual."""
 
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from jaxcomp.mesh import per_worker
 from jaxcomp.numerics import norms
 from jaxcomp.reducers import accounting, reduce as reduce_
 from jaxcomp.reducers.robust import RobustState
+from jaxcomp.transforms import groups as groups_
 from jaxcomp.types import Array, AxisName, PyTree
 from jaxcomp.wire import cost as wire_cost
 
@@ -36,6 +38,12 @@ class Stats(NamedTuple):
         excluded: the number of messages that `Robust` left out because they were not finite, over
             all shards.
 
+        saturation: the fraction of values beyond the outermost levels of their codec, of the leaves
+            whose codec has such a range (Lloyd–Max levels of two bits or more, clipped scales);
+            zero where there is none. Values of a rotated codec are those after the rotation. Codecs
+            that agree on a range between workers are not counted.
+        groups: `GroupStats` by the name of the group, if `stats` names groups, or `()`.
+
     All are float32: bytes are exact up to 16 MB and rounded to 24 bits above.
     """
 
@@ -46,22 +54,30 @@ class Stats(NamedTuple):
     spare_bytes: Array
     lost: Array
     excluded: Array
+    saturation: Array
+    groups: Any = ()
 
 
-def nothing() -> Stats:
+def nothing(stats: groups_.Grouping, reducer: Reducer, params: PyTree) -> Stats:
     """The statistics before the first step."""
-    return Stats(*(jnp.zeros((), jnp.float32) for _ in Stats._fields))
+    found: dict[str, Any] = {name: jnp.zeros((), jnp.float32) for name in Stats._fields}
+    found["groups"] = ()
+    if groups_.grouped(stats):
+        plan = accounting.plan(reducer, params)
+        found["groups"] = groups_.empty(groups_.names(stats, reducer, plan))
+    return Stats(**found)
 
 
 def measure(
-    reducer: Reducer,
+    stats: groups_.Grouping,
+    prepared: reduce_.Prepared,
     grads: PyTree,
     result: reduce_.Reduction,
-    before: PyTree,
-    axis_name: AxisName,
-    shards: tuple[str, ...],
 ) -> Stats:
     """The statistics of a step, over all workers and shards."""
+    settings = prepared.settings
+    reducer, axis_name, shards = settings.reducer, settings.axis_name, settings.everywhere
+    before = prepared.state.reducer
     residual = accounting.feedback_of(reducer).unsent(per_worker.unwrap(result.state.feedback))
     # Squares of large and small values leave the range of float32: measure in units of the largest.
     everywhere = (*axes.names(axis_name), *shards)
@@ -70,22 +86,104 @@ def measure(
     lost = [p - c for p, c in zip(result.message, result.sent, strict=True)]
     measured = (lost, result.message, residual, result.given)
     energies = [norms.energy(tree, unit).astype(jnp.float32) for tree in measured]
-    if result.participation is not None:  # Non-participants send nothing, so they lose nothing.
-        energies[:2] = [jnp.where(result.participation.taken, energy, 0) for energy in energies[:2]]
-    lost, message, residual, energy = lax.pmean(jnp.stack(energies), everywhere)
+    clipped = _clipped(prepared, result)
+    both = sum(clipped.values(), jnp.zeros(2, jnp.float32))
+    part = result.participation
+    energies = _mean(jnp.stack([*energies, *both]), part, everywhere)
     costs = (*_costs(reducer, grads, before, axis_name), *_spent(result.state, everywhere))
-    if result.participation is not None:
-        costs = tuple(jnp.where(result.participation.go, cost, 0) for cost in costs)
+    if part is not None:
+        costs = tuple(jnp.where(part.go, cost, 0) for cost in costs)
     payload, link, spare, cut = costs
+    groups: Any = ()
+    if groups_.grouped(stats):
+        names = groups_.names(stats, reducer, prepared.layout)
+        parts = [groups_.energies(prepared.layout.batches, tree, unit) for tree in measured]
+        groups = _by_group(names, (*parts, clipped), part, everywhere)
+        groups = _with_bytes(groups, names, prepared, grads, result)
     return Stats(
-        relative_error=lost / jnp.where(message == 0, 1, message),
-        residual_ratio=jnp.sqrt(residual / jnp.where(energy == 0, 1, energy)),
+        relative_error=_relative(*energies[:2]),
+        residual_ratio=jnp.sqrt(_relative(*energies[2:4])),
         payload_bytes=payload,
         link_bytes=link,
         spare_bytes=spare,
         lost=cut,
         excluded=_excluded(result.state, shards),
+        saturation=_relative(*energies[4:]),
+        groups=groups,
     )
+
+
+def _mean(values: Array, participation: Any, everywhere: tuple[str, ...]) -> Array:
+    """The mean over workers of `[…, 6]`: lost, message, residual, gradient, clipped, elements.
+
+    Non-participants send nothing, so they lose and clip nothing.
+    """
+    if participation is not None:
+        silent = jnp.array([True, True, False, False, True, True]) & ~participation.taken
+        values = jnp.where(silent, 0, values)
+    return lax.pmean(values, everywhere)
+
+
+def _relative(part: Array, whole: Array) -> Array:
+    return part / jnp.where(whole == 0, 1, whole)
+
+
+def _clipped(prepared: reduce_.Prepared, result: reduce_.Reduction) -> dict[int, Array]:
+    """The clipped elements, and all elements, of leaves whose codecs clip."""
+    axis_name = prepared.settings.axis_name
+    batches = prepared.settings.resolved.within(prepared.layout.batches, axis_name)
+    worker = lax.axis_index(prepared.settings.resolved.link_axis(axis_name))
+    return groups_.clipped(batches, result.message, prepared.exchange.key, worker)
+
+
+def _by_group(
+    names: Sequence[str],
+    leaves: Sequence[dict[int, Array]],
+    participation: Any,
+    everywhere: tuple[str, ...],
+) -> dict[str, groups_.GroupStats]:
+    """The statistics of each group, without its bytes."""
+    order = sorted(set(names))
+    *energies, clipped = leaves
+    nothing = jnp.zeros((), jnp.float32)
+    rows = []
+    for name in order:
+        row = [sum(groups_.of_group(part, names, name), nothing) for part in energies]
+        both = sum(groups_.of_group(clipped, names, name), jnp.zeros(2, jnp.float32))
+        rows.append(jnp.stack([*row, *both]))
+    means = _mean(jnp.stack(rows), participation, everywhere)
+    return {
+        name: groups_.GroupStats(
+            relative_error=_relative(*row[:2]),
+            residual_ratio=jnp.sqrt(_relative(*row[2:4])),
+            saturation=_relative(*row[4:]),
+            payload_bytes=nothing,
+        )
+        for name, row in zip(order, means, strict=True)
+    }
+
+
+def _with_bytes(
+    groups: dict[str, groups_.GroupStats],
+    names: Sequence[str],
+    prepared: reduce_.Prepared,
+    grads: PyTree,
+    result: reduce_.Reduction,
+) -> dict[str, groups_.GroupStats]:
+    """The same with the bytes of this phase, which a closed round does not send."""
+    settings = prepared.settings
+    number = settings.reducer.phase(prepared.state.reducer)
+    sizes = [
+        groups_.payload(r, accounting.plan_here(r, grads, settings.axis_name), names)
+        for _, r in settings.reducer.schedule
+    ]
+    go = 1 if result.participation is None else result.participation.go
+    return {
+        name: group._replace(
+            payload_bytes=jnp.stack([_count(size[name]) for size in sizes])[number] * go
+        )
+        for name, group in groups.items()
+    }
 
 
 def _excluded(state: PyTree, shards: tuple[str, ...]) -> Array:
@@ -130,5 +228,5 @@ def _costs(
     return jnp.stack(payload)[number], jnp.stack(link)[number]
 
 
-def _count(size: int) -> Array:
+def _count(size: float) -> Array:
     return jnp.asarray(float(size), jnp.float32)

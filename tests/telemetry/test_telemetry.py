@@ -47,7 +47,9 @@ def test_a_record_is_the_statistics_of_the_state():
     assert found.pop("step") == 2
     assert found.pop("skipped") == 0
     stats = state.inner.stats
-    assert found == {name: float(value) for name, value in stats._asdict().items()}
+    whole = stats._asdict()
+    assert whole.pop("groups") == ()
+    assert found == {name: float(value) for name, value in whole.items()}
     assert 0.1 < found["relative_error"] < 1
     assert found["residual_ratio"] > 0
     assert found["payload_bytes"] == jaxcomp.wire_bytes(CODEC, {"w": matrix()})
@@ -201,11 +203,13 @@ def test_a_residual_that_fills_up_or_stays_raises_none(law):
         "steps are skipped": lambda k: {"skipped": float(k)},
         "elements are lost": lambda k: {"lost": float(k % 4 > 0)},
         "capacity is empty": lambda k: {"spare_bytes": 51.0},
+        "values are clipped": lambda k: {"saturation": 0.3},
         "messages are left out": lambda k: {"excluded": 1.0},
     }.items(),
 )
 def test_each_alarm_is_told_once_and_again_after_it_ended(name, record):
-    calm = [{"skipped": 0.0, "lost": 0.0, "spare_bytes": 50.0, "excluded": 0.0}] * 12
+    none = {"skipped": 0.0, "lost": 0.0, "spare_bytes": 50.0, "excluded": 0.0, "saturation": 0.2}
+    calm = [none] * 12
     noisy = [calm[0] | record(k) for k in range(8)]
     assert {alarm.name for alarm in told(calm)} == set()
     assert [alarm.name for alarm in told([*noisy, *calm, *noisy])] == [name, name]
