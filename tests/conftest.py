@@ -8,7 +8,9 @@ os.environ.setdefault("JAX_PLATFORMS", os.environ.get("JAXCOMP_TEST_PLATFORM", "
 import jax
 import jaxtyping
 import pytest
-import sharding
+
+# Nothing here imports jaxcomp: old versions of jaxtyping, such as 0.3.0, instrument packages only
+# after this file is read, and refuse those that are imported already.
 
 jax.config.update("jax_num_cpu_devices", 8)
 
@@ -21,12 +23,16 @@ def mesh() -> jax.sharding.Mesh:
 @pytest.fixture(scope="session")
 def two() -> jax.sharding.Mesh:
     """Two slices, of four devices that share a model."""
+    import sharding
+
     return sharding.make_mesh(sharding.TWO)
 
 
 @pytest.fixture(scope="session")
 def three() -> jax.sharding.Mesh:
     """Two slices, of devices that share a model along two axes."""
+    import sharding
+
     return sharding.make_mesh(sharding.THREE)
 
 

@@ -2,12 +2,14 @@
 
 import inspect
 import json
+import pathlib
 import re
 import subprocess
 import sys
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec as P
 
@@ -92,6 +94,47 @@ def test_the_tree_and_the_step_may_be_the_users_own(capsys, tmp_path, monkeypatc
     text = run(capsys, "plan", *theirs, "--workers", "4", "--link", "1Mbit")
     assert "kernel" in text
     assert "300x300" in text
+
+
+def test_a_budget_is_spent_on_saved_gradients(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(timing, "measure", lambda way, elements, repeats: still(way))
+    monkeypatch.chdir(tmp_path)
+    loud, quiet = np.random.default_rng(0).standard_normal((2, 64, 64), np.float32)
+    np.savez("early.npz", **{"block/loud": loud, "quiet": 0.01 * quiet})
+    np.savez("late.npz", **{"block/loud": 2 * loud, "quiet": 0.01 * quiet})
+    common = [
+        "plan",
+        "--gradients",
+        "early.npz",
+        "late.npz",
+        "--workers",
+        "4",
+        "--link",
+        "1Mbit",
+        "--codec",
+    ]
+    ladder = [f"qsgd_inf(bits={bits})" for bits in (2, 4)]
+    text = run(capsys, *common, *ladder, "--budget", "5kB")
+    assert re.search(r"block/loud +64x64 +qsgd_inf\(bits=4\) +4\.\d\d", text)
+    assert "of 5,000 bytes over a device's link, of 4 workers: error" in text
+    assert "budget of 5,000 bytes, TwoShot" in text
+    told = json.loads(run(capsys, *common, *ladder, "--budget", "5000", "--json"))
+    assert [leaf["name"] for leaf in told["budget"]["leaves"]] == [ladder[1], ladder[0]]
+    link = {way["name"]: way["price"]["bytes"] for way in told["plan"]["ways"]}
+    assert link["budget of 5,000 bytes, TwoShot"] == told["budget"]["bytes"] <= 5000
+    pathlib.Path("no.npz").write_text("text")
+    for argv, said in {
+        "--gradients early.npz": "--gradients needs a --budget",
+        "--params 9 --budget 5kB": "--budget needs --gradients",
+        "--gradients no.npz --budget 5kB": "no.npz must be a .npz file of arrays",
+        "--gradients none.npz --budget 5kB": "cannot read none.npz: No such file",
+        "--gradients early.npz --budget 10": "`bytes_per_step` must be at least",
+        "--gradients early.npz --budget 5q": "--budget must be a number of bytes, as in 400kB",
+        "--gradients early.npz --budget 5kB --codec Psum(thc)": "must be codecs by name",
+        "--gradients early.npz --params 9 --budget 1": "exactly one of --params, --model, --tree",
+    }.items():
+        line = refused(capsys, ["plan", "--workers", "4", "--link", "1Mbit", *argv.split()])
+        assert said in line, line
 
 
 def refused(capsys, argv: list[str]) -> str:

@@ -5,6 +5,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from paths import ROOT
 
@@ -82,6 +83,52 @@ def test_freezing(names):
 def test_clipping_accumulation_scaling(names):
     run("Clipping, accumulation, gradient scaling", names)
     np.testing.assert_allclose(names["loss"], names["loss_fn"](names["params"], names["x"]), 1e-5)
+
+
+@pytest.fixture(scope="module")
+def wrappers():
+    found = {}
+    exec(BLOCKS["In a training script of your own"][0], found)
+    return run("Wrappers of optax", found)
+
+
+WRAPPERS = ["masked", "partition", "MultiSteps", "inject_hyperparams", "schedule_free", "muon"]
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_wrappers_of_optax(wrappers, name):
+    """The loss is that of the whole batch under `jit`, with the optimizer as it was."""
+    assert list(wrappers["dense"]) == WRAPPERS
+    tx, x, loss_fn = wrappers["dense"][name], wrappers["x"], wrappers["loss_fn"]
+
+    @jax.jit
+    def step(params, state):
+        updates, state = tx.update(jax.grad(loss_fn)(params, x), state, params)
+        return optax.apply_updates(params, updates), state
+
+    params = wrappers["params"]
+    state = tx.init(params)
+    for _ in range(12):
+        params, state = step(params, state)
+    compressed, after = wrappers["train"](wrappers["compressed"][name])
+    first = loss_fn(wrappers["params"], x)
+    gain, wanted = (first - loss_fn(p, x) for p in (compressed, params))
+    assert wanted > 1e-4
+    np.testing.assert_allclose(gain, wanted, rtol=0.1)
+    assert jax.tree.structure(after[1]) == jax.tree.structure(state)
+    if name == "masked":
+        np.testing.assert_array_equal(compressed["base"], wrappers["params"]["base"])
+    if name == "inject_hyperparams":
+        after[1].hyperparams["learning_rate"] = jnp.float32(0)
+
+
+def test_wrappers_evaluate_and_accumulate(wrappers):
+    loss_fn, params, x = (wrappers[name] for name in ("loss_fn", "params", "x"))
+    assert loss_fn(wrappers["averaged"], x) < loss_fn(params, x)
+    few, _ = wrappers["train"](wrappers["once"], steps=2)
+    jax.tree.map(np.testing.assert_array_equal, few, params)  # The third micro-batch steps.
+    some, _ = wrappers["train"](wrappers["once"], steps=3)
+    assert loss_fn(some, x) < loss_fn(params, x)
 
 
 def test_checkpoints(names):
