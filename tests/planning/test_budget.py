@@ -1,11 +1,13 @@
 """A budget of bytes: within it, at the predicted error, and better than one codec for all."""
 
 import json
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from paths import ROOT
 
 import jaxcomp
 from jaxcomp.planning import budget, spend
@@ -165,3 +167,10 @@ def test_as_text_and_as_json():
     assert told["bytes"] == found.bytes
     assert told["uniform"]["name"] == found.uniform.name
     assert [leaf["path"] for leaf in told["leaves"]] == [leaf.path for leaf in found.leaves]
+
+
+def test_the_page_runs_and_prints_its_table(capsys):
+    page = (ROOT / "docs" / "budget.md").read_text()
+    program, table = re.findall(r"```(?:python)?\n(.*?)```", page, flags=re.DOTALL)[:2]
+    exec(program, {})
+    assert capsys.readouterr().out == table
