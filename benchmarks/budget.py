@@ -200,7 +200,8 @@ def main() -> None:
         update=(False, "keep the other tasks of the file"),
     )
     path = options.out / "budget.md"
-    old = reporting.read(path.with_suffix(".json"))["runs"] if options.update else []
+    kept = options.update and path.with_suffix(".json").exists()
+    old = reporting.read(path.with_suffix(".json"))["runs"] if kept else []
     runs = [run for run in old if run["task"] not in options.tasks]
     for run in track(cases(options)):
         runs.append(run)
