@@ -48,8 +48,8 @@ def spend(
     `minimise Σᵢ mean ‖x̂ᵢ − xᵢ‖²` over the leaves' codecs, subject to `Σᵢ bytesᵢ ≤ budget`. Each
     codec encodes the given gradients once, and its error is measured leaf by leaf, so that a leaf
     of larger variance gets more bits (reverse water-filling, with the widths and the errors that
-    codecs really have). Bytes are those of `wire_bytes`. Bits go one after another to the leaf that
-    gains most for a byte; what then is left goes to the best change that fits.
+    codecs really have). Bytes are those of `wire_bytes`. The choices of all leaves are found
+    together, by dynamic programming.
 
     Args:
         bytes_per_step: the budget: payload bytes of one worker or, with `workers`, link bytes of
@@ -81,9 +81,6 @@ def spend(
         ['6-bit', '2-bit']
         >>> found.bytes == jaxcomp.wire_bytes(found.policy, {"loud": loud, "quiet": quiet})
         True
-
-    References:
-        Shoham and Gersho, Efficient bit allocation for an arbitrary set of quantizers, 1988.
 
     Note:
         No leaf gets zero bits, unlike in reverse water-filling: a codec without feedback would
@@ -267,6 +264,10 @@ def _allocate(table: _Table, errors: list[list[float]], budget: int) -> list[int
             f"{budget:,}; give a codec of fewer bits, such as jaxcomp.eden(bits=0.5, rotations=2)"
         )
     best, best_error = cheapest, knapsack.total(errors, cheapest)
+    for rung in range(len(table.ladder)):
+        choice = [rung] * len(errors)
+        if knapsack.total(errors, choice) < best_error and table.bytes(choice) <= budget:
+            best, best_error = choice, knapsack.total(errors, choice)
     # The tree has fewer or more bytes than its leaves one by one, by the padding of their batches.
     room = budget - least + sum(row[c] for row, c in zip(prices, cheapest, strict=True))
     before = None

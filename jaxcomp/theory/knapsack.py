@@ -1,8 +1,12 @@
 """One choice for each of several items, with the least error that a total price allows."""
 
-import itertools
 import math
 from collections.abc import Sequence
+
+import numpy as np
+
+_UNITS = 2**14
+"""Units of price into which the room is divided at most."""
 
 Rows = Sequence[Sequence[float]]
 
@@ -13,12 +17,12 @@ def total(rows: Rows, choice: Sequence[int]) -> float:
 
 
 def fill(prices: Rows, errors: Rows, room: float) -> list[int]:
-    """Choices of small total error, whose total price is within the room.
+    """Choices of the least total error whose total price is within the room.
 
-    The first pass goes along the lower convex hull of each item's errors over its prices, the
-    largest gain for a price first. Gains shrink along a hull, so no choices at the price that the
-    pass reaches have a smaller error. The second pass spends the rest on the best changes that fit,
-    so the error is at most one change of the first pass above the least one.
+    Dynamic programming over the room that is left after the cheapest choices, in units of price.
+    Whole prices in a room of at most 16,384 are exact; otherwise prices are rounded up to units of
+    that fraction of the room, and what the rounding leaves over is spent on the best single
+    changes.
 
     Args:
         prices: the price of each choice, for each item.
@@ -33,23 +37,34 @@ def fill(prices: Rows, errors: Rows, room: float) -> list[int]:
         [2, 1]
         >>> fill([[1, 2, 4], [1, 2, 4]], [[8, 4, 2], [1, 0.5, 0.2]], room=5)
         [2, 0]
-
-    References:
-        Shoham and Gersho, Efficient bit allocation for an arbitrary set of quantizers, 1988.
     """
-    hulls = [_hull(p, e) for p, e in zip(prices, errors, strict=True)]
-    choice = [hull[0] for hull in hulls]
-    left = room - total(prices, choice)
-    steps = [
-        (_gain(prices[item], errors[item], before, after), item, after)
-        for item, hull in enumerate(hulls)
-        for before, after in itertools.pairwise(hull)
+    cheapest = [
+        min(range(len(p)), key=lambda c, p=p, e=e: (p[c], e[c]))
+        for p, e in zip(prices, errors, strict=True)
     ]
-    for _, item, after in sorted(steps, key=lambda step: -step[0]):  # Stable: in a hull's order.
-        more = prices[item][after] - prices[item][choice[item]]
-        if more > left:
-            break
-        choice[item], left = after, left - more
+    left = room - total(prices, cheapest)
+    if left <= 0:
+        return cheapest
+    unit = max(1.0, left / _UNITS)
+    best, taken = np.zeros(int(left / unit) + 1), []
+    for p, e, low in zip(prices, errors, cheapest, strict=True):
+        found = np.full((len(p), len(best)), np.inf)
+        for number, (price, error) in enumerate(zip(p, e, strict=True)):
+            cost = math.ceil((price - p[low]) / unit)
+            if cost < len(best):
+                found[number, cost:] = best[: len(best) - cost] + error
+        taken.append(found.argmin(axis=0))
+        best = found.min(axis=0)
+    place, choice = len(best) - 1, []
+    for p, numbers, low in zip(reversed(prices), reversed(taken), reversed(cheapest), strict=True):
+        choice.append(int(numbers[place]))
+        place -= math.ceil((p[choice[-1]] - p[low]) / unit)
+    return _spent(prices, errors, choice[::-1], room)
+
+
+def _spent(prices: Rows, errors: Rows, choice: list[int], room: float) -> list[int]:
+    """The best single changes that still fit."""
+    left = room - total(prices, choice)
     while fitting := [
         (item, after)
         for item, after in changes(prices, errors, choice)
@@ -63,30 +78,11 @@ def fill(prices: Rows, errors: Rows, room: float) -> list[int]:
 
 def changes(prices: Rows, errors: Rows, choice: Sequence[int]) -> list[tuple[int, int]]:
     """An item and a choice of a smaller error for each, by falling gain for a unit of price."""
-    found = [
-        (_gain(prices[item], errors[item], now, after), item, after)
-        for item, now in enumerate(choice)
-        for after in range(len(prices[item]))
-        if errors[item][after] < errors[item][now]
-    ]
+    found = []
+    for item, now in enumerate(choice):
+        for after in range(len(prices[item])):
+            saved = errors[item][now] - errors[item][after]
+            more = prices[item][after] - prices[item][now]
+            if saved > 0:
+                found.append((saved / more if more > 0 else math.inf, item, after))
     return [(item, after) for _, item, after in sorted(found, reverse=True)]
-
-
-def _gain(prices: Sequence[float], errors: Sequence[float], before: int, after: int) -> float:
-    """The error saved for a unit of price; infinite if the change saves that too."""
-    more = prices[after] - prices[before]
-    return (errors[before] - errors[after]) / more if more > 0 else math.inf
-
-
-def _hull(prices: Sequence[float], errors: Sequence[float]) -> list[int]:
-    """The choices on the lower convex hull, from the cheapest on."""
-    found: list[int] = []
-    for number in sorted(range(len(prices)), key=lambda c: (prices[c], errors[c])):
-        if found and errors[number] >= errors[found[-1]]:
-            continue
-        while len(found) > 1 and _gain(prices, errors, found[-1], number) >= _gain(
-            prices, errors, found[-2], found[-1]
-        ):
-            found.pop()
-        found.append(number)
-    return found
