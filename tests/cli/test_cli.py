@@ -120,7 +120,7 @@ def test_a_budget_is_spent_on_saved_gradients(capsys, tmp_path, monkeypatch):
     assert "budget of 5,000 bytes, TwoShot" in text
     told = json.loads(run(capsys, *common, *ladder, "--budget", "5000", "--json"))
     assert [leaf["name"] for leaf in told["budget"]["leaves"]] == [ladder[1], ladder[0]]
-    link = {way["name"]: way["price"]["bytes"] for way in told["plan"]["ways"]}
+    link = {way["name"]: way["bytes"] for way in told["plan"]["ways"]}
     assert link["budget of 5,000 bytes, TwoShot"] == told["budget"]["bytes"] <= 5000
     pathlib.Path("no.npz").write_text("text")
     for argv, said in {

@@ -114,7 +114,7 @@ def test_wrappers_of_optax(wrappers, name):
     first = loss_fn(wrappers["params"], x)
     gain, wanted = (first - loss_fn(p, x) for p in (compressed, params))
     assert wanted > 1e-4
-    np.testing.assert_allclose(gain, wanted, rtol=0.1)
+    np.testing.assert_allclose(gain, wanted, rtol=0.2)
     assert jax.tree.structure(after[1]) == jax.tree.structure(state)
     if name == "masked":
         np.testing.assert_array_equal(compressed["base"], wrappers["params"]["base"])

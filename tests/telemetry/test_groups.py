@@ -170,7 +170,7 @@ def test_other_groupings_are_refused(stats):
 
 
 def test_groups_that_cannot_be_told_are_refused():
-    reducer = jaxcomp.Hierarchical(jaxcomp.Dense(), jaxcomp.Gather(SIGN))
+    reducer = jaxcomp.Hierarchical(jaxcomp.Dense(), jaxcomp.Gather(jaxcomp.qsgd_inf(bits=4)))
     with pytest.raises(
         ValueError, match="`stats` must be True or False for a reducer over several"
     ):
