@@ -81,7 +81,7 @@ def _spent(args: argparse.Namespace, first: Any, codecs: Any) -> tuple[Spending,
     more = [_arrays(path) for path in args.gradients[1:]]
     ladder = budget.CODECS if codecs is None else codecs
     spent = budget.spend(args.budget, first, *more, workers=args.workers[0], codecs=ladder)
-    found = {f"budget of {args.budget:,} bytes": spent.policy}
+    found: dict[str, Any] = {f"budget of {args.budget:,} bytes": spent.policy}
     if spent.uniform is not None:
         found[spent.uniform.name] = ladder[spent.uniform.name]
     return spent, found

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxcomp.base import Reducer
 from jaxcomp.layout import trees
-from jaxcomp.layout.batches import Batch, batch_keys
+from jaxcomp.layout.batches import Batch, batch_keys, padded_buckets
 from jaxcomp.numerics import norms
 from jaxcomp.reducers import accounting
 from jaxcomp.types import Array, PyTree, Stacks
@@ -40,7 +40,7 @@ def check(stats: Any, reducer: Reducer) -> None:
             "function from the path of a leaf to the name of its group, such as "
             f"lambda path: path.split('/')[0], got {stats!r}"
         )
-    if grouped(stats) and reducer.hierarchical:
+    if not isinstance(stats, bool) and reducer.hierarchical:
         raise ValueError(
             "`stats` must be True or False for a reducer over several axes, whose links see slices "
             f"of many leaves, got {stats!r}; give each group a mean by optax.partition instead"
@@ -83,7 +83,7 @@ def pieces(batch: Batch, x: Array) -> Iterator[tuple[int, Array]]:
             yield piece.leaf, x[:, start : start + size]
         return
     for piece in batch.pieces:
-        rows = -(-(piece.stop - piece.start) // batch.size)
+        rows = padded_buckets(piece, batch.size)
         yield piece.leaf, x[row : row + rows]
         row += rows
 
@@ -94,7 +94,7 @@ def energies(batches: Sequence[Batch], stacks: Stacks, unit: Array) -> dict[int,
     for batch, x in zip(batches, stacks, strict=True) if stacks else ():
         for leaf, part in pieces(batch, x):
             energy = norms.energy(part, unit).astype(jnp.float32)
-            found[leaf] = found.get(leaf, jnp.float32(0)) + energy
+            found[leaf] = found.get(leaf, jnp.zeros((), jnp.float32)) + energy
     return found
 
 
