@@ -6,9 +6,10 @@ Handwritten digits by the perceptron of `examples/train_digits.py` and bytes of 
 transformer of `examples/byte_lm.py`, over eight simulated workers. A dense run of another seed
 gives gradients of one worker after 2, 5 and 10 % of the steps. The budget is spent on these, once
 for all seeds: it is the bytes that `eden` of so many bits sends for all leaves. "Weighted" counts
-an element's error divided by the root of Adam's second moment. All means are gathered, so a message
-is rounded once. The error of the mean is that of the mean of eight messages, over all leaves, at
-the end of a dense run. Seeds differ in parameters, batches and noise.
+an element's error divided by the root of Adam's second moment; "whole run" is spent on gradients
+after 5, 50 and 100 % of the steps. All means are gathered, so a message is rounded once. The error
+of the mean is that of the mean of eight messages, over all leaves, after 10 % and at the end of a
+dense run. Seeds differ in parameters, batches and noise.
 """
 
 import functools
@@ -41,6 +42,8 @@ RATES = {
 }
 PILOT = 100
 """The seed of the run on whose gradients budgets are spent."""
+EARLY, WHOLE = (2, 5, 10), (5, 50, 100)
+"""Per cent of the steps."""
 NOISE = 2
 """Keys over which the error of the mean is averaged."""
 
@@ -54,13 +57,13 @@ class Sampled(NamedTuple):
     """Gradients of every worker, `[workers, ...]`, at some steps of a dense run.
 
     Attributes:
-        early: those of the first tenth of the steps.
-        last: those of the end.
+        early: those after 2, 5 and 10 % of the steps.
+        whole: those after 5, 50 and 100 %.
         second: the second moment of Adam after the first tenth; None for momentum.
     """
 
     early: list[Any]
-    last: Any
+    whole: list[Any]
     second: Any
 
 
@@ -83,16 +86,18 @@ def sample(task: convergence.Task, name: str, rate: float, steps: int, seed: int
         updates, state = tx.update(mean, state, params)
         return optax.apply_updates(params, updates), state
 
-    early, second, grads = [], None, None
-    moments = {max(1, steps * part // 100) for part in (2, 5, 10)}
+    early, whole, second = [], [], None
+    moments, late = ({max(1, steps * p // 100) for p in some} for some in (EARLY, WHOLE))
     for number, rows in enumerate(task.batches(steps, seed), start=1):
         grads = each(params, rows)
         params, state = step(params, state, grads)
         if number in moments:
             early.append(grads)
             second = optax.tree.get(state, "nu", None) if name == "Adam" else None
+        if number in late:
+            whole.append(grads)
         jax.block_until_ready(params)
-    return Sampled(early, grads, second)
+    return Sampled(early, whole, second)
 
 
 def error_of_mean(policy: jaxcomp.Policy, grads: Any) -> float:
@@ -122,10 +127,13 @@ def policies(sampled: Sampled, bits: int) -> Iterator[tuple[str, jaxcomp.Policy,
     assert spent.uniform.bytes == size
     yield "uniform", uniform, spent.uniform.error
     yield "budget", spent.policy, spent.error
+    ours = [jax.tree.map(lambda g: g[0], grads) for grads in sampled.whole]
+    spread = planning.spend(size, *ours)
+    yield "budget, whole run", spread.policy, spread.error
     if sampled.second is not None:
         weights = jax.tree.map(lambda nu: 1 / (jnp.sqrt(nu) + 1e-8), sampled.second)
         weighted = planning.spend(size, *own, weights=weights)
-        yield "weighted budget", weighted.policy, weighted.error
+        yield "budget, weighted", weighted.policy, weighted.error
 
 
 def cases(options: Any) -> Iterator[dict[str, Any]]:
@@ -138,15 +146,16 @@ def cases(options: Any) -> Iterator[dict[str, Any]]:
         for bits in options.bits:
             ways += [(way, bits, policy, error) for way, policy, error in policies(pilot, bits)]
         for seed in range(options.seeds):
-            last = sample(task, rule, rate, steps, seed).last
-            like = jax.tree.map(lambda g: g[0], last)
+            own = sample(task, rule, rate, steps, seed)
+            like = jax.tree.map(lambda g: g[0], own.whole[-1])
             for way, bits, policy, predicted in ways:
                 mean = jaxcomp.Dense() if policy is None else jaxcomp.Gather(policy)
                 record = {"task": name, "optimizer": rule, "way": way, "bits": bits, "seed": seed}
                 record["payload"] = jaxcomp.describe(mean, like).payload_bytes
-                record |= {"predicted": predicted, "error": 0.0}
+                record |= {"predicted": predicted, "early": 0.0, "error": 0.0}
                 if policy is not None:
-                    record["error"] = error_of_mean(policy, last)
+                    record["early"] = error_of_mean(policy, own.early[-1])
+                    record["error"] = error_of_mean(policy, own.whole[-1])
                 if seed < options.trained and not options.errors:
                     compressed = jaxcomp.compressed_mean(mean, AXIS, key=seed)
                     tx = optax.chain(compressed, optimizer(rule, rate, steps))
@@ -158,7 +167,8 @@ def cases(options: Any) -> Iterator[dict[str, Any]]:
 
 COLUMNS = (
     "task {task} | optimizer {optimizer} | bits {bits} | way {way} | payload bytes {payload:,} | "
-    "error of a message, predicted {predicted:.4f} | error of the mean {error:.4f} | "
+    "error of a message, predicted {predicted:.4f} | error of the mean after 10 % {early:.4f} | "
+    "of seeds, below uniform {fresh} | at the end {error:.4f} | "
     "of seeds, below uniform {better} | loss, last 20 steps {loss:.4f} | ± {spread:.4f} | "
     "of seeds, below uniform {lower} | score {score:.2f}"
 )
@@ -174,14 +184,14 @@ def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         uniform = groups.get((task, name, bits, "uniform"), rows)
         record = {"task": task, "optimizer": name, "bits": bits, "way": way}
         record["payload"] = max(row["payload"] for row in rows)
-        for key in ("predicted", "error", "loss", "score"):
+        for key in ("predicted", "early", "error", "loss", "score"):
             values = [row[key] for row in rows if key in row]
             if values:
                 record[key] = statistics.mean(values)
         losses = [row["loss"] for row in rows if "loss" in row]
         if losses[1:]:
             record["spread"] = statistics.stdev(losses)
-        for column, key in (("better", "error"), ("lower", "loss")):
+        for column, key in (("fresh", "early"), ("better", "error"), ("lower", "loss")):
             pairs = [(a[key], b[key]) for a, b in zip(rows, uniform, strict=True) if key in a]
             if "budget" in way and pairs:
                 record[column] = f"{sum(a < b for a, b in pairs)} of {len(pairs)}"
