@@ -102,13 +102,14 @@ class Codec(Interface, abstract=True):
         """Returns the payload of a batch, and the state for the next step."""
 
     def clipped(self, key: Key, x: Array, count: Array) -> Array:
-        """The number of elements of each bucket beyond its outermost levels, `int32[buckets]`.
+        """The elements of each bucket beyond its outermost levels, and all, `int32[buckets, 2]`.
 
         It is for statistics: a codec that rounds such elements to an outermost level, with an error
-        of more than half a step, overrides it and sets `clips`.
+        of more than half a step, overrides it and sets `clips`. All are those that are rounded, so
+        a rotation may have added some.
         """
-        del key, count
-        return jnp.zeros(x.shape[0], jnp.int32)
+        del key, x
+        return jnp.stack([jnp.zeros_like(count), count], axis=1)
 
     @abc.abstractmethod
     def decode(self, key: Key, payload: PyTree, like: ArrayLike, side: Any = None) -> Array:

@@ -109,7 +109,8 @@ class Clipped(WrappedCodec):
         checks.positive("sigmas", self.sigmas)
 
     def clipped(self, key: Key, x: Array, count: Array) -> Array:
-        return jnp.sum(self.transform(key, x, count)[0] != x, axis=1, dtype=jnp.int32)
+        beyond = jnp.sum(self.transform(key, x, count)[0] != x, axis=1, dtype=jnp.int32)
+        return jnp.stack([beyond, count], axis=1)
 
     def transform(self, key: Key, x: Array, count: Array) -> tuple[Array, Array]:
         """Clips elements beyond `sigmas` standard deviations."""

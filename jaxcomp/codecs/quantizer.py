@@ -236,7 +236,7 @@ class Quantizer(
         blocks, derived, *_ = self._derive(seed, key.first, x, count, None)
         points = jnp.abs(rounding_.points(blocks, derived.factor[..., None]))
         beyond = (points > float(self.levels.magnitude << FRACTION)) & self.clips
-        return jnp.sum(beyond, axis=(1, 2), dtype=jnp.int32)
+        return jnp.stack([jnp.sum(beyond, axis=(1, 2), dtype=jnp.int32), count], axis=1)
 
     def _encode(
         self, seed: Array, first: Array, x: Array, count: Array, agreed: Array | None

@@ -111,13 +111,10 @@ def clipped(batches: Sequence[Any], message: Stacks, key: Array, worker: Array) 
         if not codec.clips:
             continue
         if whole and batch.segments is not None:
-            pairs = list(enumerate(pieces(batch, x)))
-            some = [
-                (leaf, jnp.stack([codec.clipped(own, part, counts[:, i]), counts[:, i]], 1))
-                for i, (leaf, part) in pairs
-            ]
+            pairs = enumerate(pieces(batch, x))
+            some = [(leaf, codec.clipped(own, part, counts[:, i])) for i, (leaf, part) in pairs]
         else:
-            rows = jnp.stack([codec.clipped(own, x, counts), counts], 1)
+            rows = codec.clipped(own, x, counts)
             some = list(pieces(batch, rows)) if whole else [(-1, rows)]
         for leaf, rows in some:
             total = jnp.sum(rows.astype(jnp.float32), axis=0)
