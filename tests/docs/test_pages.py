@@ -19,6 +19,7 @@ PUBLIC = (
 """The modules, beside `jaxcomp` itself, whose names a user types."""
 ELSEWHERE = {
     "adoption.md": "end_to_end/test_adoption_page.py",
+    "budget.md": "planning/test_budget.py",
     "federated.md": "end_to_end/test_frameworks.py",
     "flower.md": "federated/test_flower.py",
     "frameworks.md": "end_to_end/test_frameworks.py",
