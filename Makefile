@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e
 
-.PHONY: setup demo test matrix lint check-results format bench reproduce aot clean
+.PHONY: setup demo test docs matrix lint check-results format bench reproduce aot clean
 
 setup: $(STAMP)
 
@@ -24,6 +24,15 @@ KEEP := JAX_COMPILATION_CACHE_DIR='$(CACHE)' JAX_PERSISTENT_CACHE_MIN_COMPILE_TI
 # Compiling keeps one core busy, so there is a process a core; each may take a few gigabytes.
 test: setup
 	$(if $(CACHE),$(KEEP)) $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal $(ARGS)
+
+# The site, in out/site. The first call installs what builds it; building needs no network.
+docs: .venv/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+.venv/.docs: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP) '.[docs]'
+	@touch $@
 
 # The core suite on the lowest versions that are declared and on newer ones than .venv has. A missing
 # Python is looked for in pyenv; PYTHON311=…, PYTHON312=… and PYTHON313=… name another.

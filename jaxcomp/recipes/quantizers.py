@@ -199,6 +199,10 @@ def terngrad(
         below the mean of the leaf, because a constant leaf would otherwise become zero. With
         clipping the codec is neither unbiased nor a contraction, so it gets no residual, which
         would grow. `averaged_ternary` is the codec of the downlink, for the mean.
+
+        With `shared=True` each worker clips at the shared scaler, as in the authors' code. In the
+        paper each worker clips at its own clip before the scalers are shared: for this, clip each
+        leaf in a transformation before the mean, and use `terngrad(clip=None, shared=True)`.
     """
     checks.choice("scaler", scaler, ("max", "clip"))
     clipped = scales.ClippedMax(clip, at_most_max=scaler == "max") if clip is not None else None

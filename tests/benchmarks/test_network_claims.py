@@ -1,0 +1,73 @@
+"""Verdicts about training networks follow the numbers."""
+
+import pytest
+from paths import ROOT
+
+BENCHMARKS = ROOT / "benchmarks"
+GOOD, BAD = [96.0, 96.2, 96.4, 96.1, 96.3], [90.0, 90.2, 90.4, 90.1, 90.3]
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+
+
+def results(better=1, **methods):
+    """Numbers as `networks.compare` returns them; scores by method, or whole records."""
+    found = {
+        name: each if isinstance(each, dict) else {"score": each} for name, each in methods.items()
+    }
+    return {"better": better, "unit": "%", "methods": found}
+
+
+def test_comparisons_know_which_score_is_better():
+    from claims import networks
+
+    found = results(one=GOOD, other=BAD)
+    assert networks.gain(found, "one", "other") == pytest.approx(6)
+    assert networks.wins(found, "one", "other") == 5
+    assert networks.equal(found, "one", "other")
+    assert not networks.equal(found, "other", "one")
+    assert networks.equal(results(-1, one=GOOD, other=BAD), "other", "one")
+    assert "96.2 % (96.0 to 96.4)" in networks.told(found, "one")
+
+
+def test_adam_needs_its_ratio_and_its_score():
+    from claims import momenta
+
+    def verdict(scores, bits):
+        found = results(**{"Adam": GOOD, "1-bit Adam": {"score": scores, "bits": bits}})
+        return momenta._adam_judged("1-bit Adam", 4.0)(found)[1]
+
+    assert verdict(GOOD, 7.0) == "holds"
+    assert verdict(GOOD, 16.0) == "holds in part"
+    assert verdict(BAD, 7.0) == "does not hold here"
+
+
+def test_ternary_gradients_scale_by_the_model():
+    from claims import ternary
+
+    found = ternary._scale()["numbers"]
+    assert ternary._scale_judged(found)[1].startswith("holds")
+    found["models"]["AlexNet, 1 Gbit/s"]["speedup"] = [1.0] * len(found["workers"])
+    assert ternary._scale_judged(found)[1] == "does not hold here"
+
+
+def test_adaptive_periods_are_compared_at_equal_exchanges():
+    from claims import periods
+
+    def one(scores, exchanges, variance):
+        return {"score": scores, "exchanges": [exchanges] * 5, "variance": [variance] * 5}
+
+    def verdict(scores):
+        found = results(**{
+            "rounds of 1": one(GOOD, 320, 0.0),
+            "rounds of 8": one(GOOD, 40, 2.0),
+            "ADPSGD from 4": one(scores, 36, 3.0),
+            "ADPSGD from 8": one(scores, 36, 3.0),
+        })  # fmt: skip
+        assert periods._at_equal_exchanges(found, "ADPSGD from 4") == "rounds of 8"
+        return periods._adpsgd_judged(found)[1]
+
+    assert verdict([x + 1 for x in GOOD]) == "holds"
+    assert verdict(BAD) == "does not hold here"

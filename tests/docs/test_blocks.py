@@ -1,0 +1,129 @@
+"""The blocks of the pages run unchanged, one after another, in an empty folder."""
+
+import contextlib
+import re
+
+import jax
+import numpy as np
+import pytest
+from paths import ROOT
+
+import jaxcomp
+
+DOCS = ROOT / "docs"
+PAGES = (
+    "algorithms.md",
+    "choose.md",
+    "data_parallel.md",
+    "gossip.md",
+    "messages.md",
+    "multihost.md",
+    "own_codec.md",
+    "pytorch.md",
+    "reducers.md",
+)
+IMPORTS = "import jax, jax.numpy as jnp, optax, jaxcomp\n"
+FRAGMENTS = {
+    "algorithms.md": IMPORTS,
+    "reducers.md": IMPORTS + "schedule = optax.linear_schedule(0.1, 0.0, 10)\n",
+}
+"""What a page of lines for a reader's own program takes for granted."""
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """Runs a page. The tests' devices are the eight that some pages ask for."""
+    update = jax.config.update
+
+    def kept(name, value):
+        if name != "jax_num_cpu_devices":
+            return update(name, value)
+        assert value == jax.device_count() == 8
+        return None
+
+    monkeypatch.setattr(jax.config, "update", kept)
+
+    def run(page):
+        names = {"__name__": page}
+        exec(FRAGMENTS.get(page, ""), names)
+        with contextlib.chdir(tmp_path):
+            for block in blocks(page):
+                exec(block, names)
+        return names, capsys.readouterr().out
+
+    return run
+
+
+def blocks(page, language="python"):
+    text = (DOCS / page).read_text()
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def test_data_parallel(run):
+    names, out = run("data_parallel.md")
+    (told,) = re.findall(
+        r"# (\{'all-reduce': \d+, 'all-to-all': \d+), \.\.\.\}", str(blocks("data_parallel.md"))
+    )
+    assert told in out
+    memory = [leaf.shape for leaf in jax.tree.leaves(names["state"]) if leaf.ndim == 3]
+    assert sorted(memory) == [(8, 16, 512), (8, 128, 512)]
+    text = (DOCS / "data_parallel.md").read_text()
+    assert all(f"`{shape}`" in text for shape in memory)
+    assert 0 < float(names["loss"]) < 0.6
+
+
+def test_multihost(run, tmp_path):
+    names, _ = run("multihost.md")
+    assert names["losses"][-1] < names["losses"][0] / 1.5
+    trained = np.load(tmp_path / "trained.npz")
+    np.testing.assert_array_equal(trained["in"], names["params"]["in"])
+
+
+def test_own_codec(run):
+    """Every output that the page shows is printed; the codec is that of `examples/own_codec.py`."""
+    names, out = run("own_codec.md")
+    shown = blocks("own_codec.md", "text")
+    assert len(shown) == 2
+    assert all(said.strip() in out for said in shown)
+    assert "Dithered(bucket_size=256) passes" in out
+    assert float(names["loss"]) < 1
+    example = (ROOT / "examples" / "own_codec.py").read_text()
+    (codec,) = re.findall(r"^@dataclasses.*?\n(?=\n\n)", example, flags=re.DOTALL | re.MULTILINE)
+    assert codec in (DOCS / "own_codec.md").read_text()
+
+
+def test_messages_of_the_checks_are_those_of_the_page():
+    table = (DOCS / "own_codec.md").read_text().partition("\n## The codec\n")[0]
+    rows = re.findall(r"^\| `(.*?)` \|", table, flags=re.MULTILINE)
+    sources = (ROOT / "jaxcomp" / "testing").glob("*.py")
+    said = re.sub(r'"\s*f?"', "", "".join(path.read_text() for path in sources))
+    starts = [re.split(r" (?:bfloat16|nan|8 bits|for zeros)", row)[0] for row in rows]
+    assert len(starts) == 6
+    assert [start for start in starts if start not in said] == []
+
+
+def test_pytorch(run):
+    names, out = run("pytorch.md")
+    assert float(re.search(r"loss ([\d.]+)", out)[1]) < 0.6
+    assert any(4 in leaf.shape for leaf in jax.tree.leaves(names["state"]))  # Factors of rank 4.
+
+
+def test_gossip(run):
+    names, _ = run("gossip.md")
+    assert np.isfinite(jax.tree.leaves(names["model"])[0]).all()
+
+
+def test_messages(run):
+    names, _ = run("messages.md")
+    again = jaxcomp.to_bytes(names["codec"], names["payload"], names["like"])
+    assert again == names["data"]
+
+
+@pytest.mark.parametrize("page", ["algorithms.md", "choose.md", "reducers.md"])
+def test_fragments(run, page):
+    """Lines for a reader's own program make what the page says."""
+    names, _ = run(page)
+    if "policy" in names:
+        assert names["policy"].rules[1].codec is None
+    else:
+        names["tx"].init({"w": np.ones((64, 64), np.float32)})
