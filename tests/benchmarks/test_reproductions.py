@@ -12,6 +12,7 @@ PAGE = ROOT / "docs" / "reproductions.md"
 
 @pytest.fixture(autouse=True)
 def importable(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "examples")  # What another test has added is gone again.
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
 
 
