@@ -9,6 +9,7 @@ GOOD, BAD = [96.0, 96.2, 96.4, 96.1, 96.3], [90.0, 90.2, 90.4, 90.1, 90.3]
 
 @pytest.fixture(autouse=True)
 def importable(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "examples")
     monkeypatch.syspath_prepend(BENCHMARKS)
 
 

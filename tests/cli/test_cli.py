@@ -175,7 +175,7 @@ PLAN = "plan --params 9 --workers 4 --link"
             "must be a codec, a link or a reducer, got Every(k=4, offset=None)",
         ),
         ("bench --codec Hierarchical(Dense(),qsgd())", "a reducer over one axis"),
-        ("plan --workers 4 --link 1Gbit", "--params, --model and --tree"),
+        ("plan --workers 4 --link 1Gbit", "--params, --model, --tree and --gradients"),
         ("plan --params 9 --model gpt2 --workers 4 --link 1Gbit", "exactly one of"),
         ("plan --model gpt5 --workers 4 --link 1Gbit", "--model must be gpt2 or resnet50"),
         (f"{PLAN} 1Gbit --link-per rack", "--link-per must be host or device, got 'rack'"),

@@ -88,7 +88,7 @@ def test_every_public_name_refuses_wrong_types_in_its_own_words(name):
             lambda: jaxcomp.local_updates(optax.sgd, None, "data", every=2),
             "`inner` must be an optax transformation, such as optax.sgd",
         ),
-        "a flag": (lambda: jaxcomp.compressed_mean(CODEC, "data", stats="all"), "True or False"),
+        "a flag": (lambda: jaxcomp.compressed_mean(CODEC, "data", stats="all"), "True, False"),
         "workers": (lambda: jaxcomp.describe(CODEC, LIKE, workers="8"), "`workers` must be an int"),
         "codecs": (
             lambda: jaxcomp.plan(100, 4, NETWORK, codecs=[CODEC]),
