@@ -38,7 +38,7 @@ def _participation(found: dict[str, Any]) -> tuple[str, str]:
     return words, decide(both < 1e-12 and left > 1e-6, part=both < 1e-12)
 
 
-def _reached(curve: dict[str, list[float]], target: float) -> tuple[int, float]:
+def _reached(curve: dict[str, list[float]], target: float) -> tuple[float, float]:
     """The first drawn step below the target, and the bits of a worker by then."""
     at = next(i for i, error in enumerate(curve["errors"]) if error <= target)
     return curve["steps"][at], curve["bits"][at]

@@ -37,9 +37,8 @@ def exact_variance(codec: Quantizer, x: Array) -> Float32[Array, ""]:
     for number, batch in enumerate(trees.layout(codec, x).batches):
         rows = trees.stack(batch, jax.tree.leaves(x)).astype(jnp.float32)
         key = batches_.batch_key(noise.raw(0), number, 0)
-        high, low = (part[:, None] for part in noise.seeds(key.own, key.first, len(rows)))
-        blocks, count = codec._in_blocks(rows), batch.counts()
-        derived = codec._derive(blocks, codec._left(rows, count), None, high, low)
+        count = batch.counts()
+        blocks, derived, *_ = codec._derive(key.own, key.first, rows, count, None)
         step = derived.step[..., None]
         real = (
             codec._in_blocks(lax.broadcasted_iota(jnp.int32, rows.shape, 1)) < count[:, None, None]
