@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -246,8 +247,8 @@ class Plan(NamedTuple):
     workers: int = 4
     size: int = 8
     schedule: Rate | None = None
-    probe: Callable[[Any, Any, Any], dict[str, Any]] = lambda state, centre, own: {}
-    ledger: Callable[[Any], dict[str, Any]] = lambda state: {}
+    probe: Any = lambda state, centre, own: {}
+    ledger: Any = lambda state: {}
 
 
 def runner(method: Method, task: Task, plan: Plan) -> Callable[[Any, Any, Any], Any]:
@@ -272,7 +273,7 @@ def runner(method: Method, task: Task, plan: Plan) -> Callable[[Any, Any, Any], 
         everyone = jax.vmap(worker, axis_name=AXIS, in_axes=(0, 0, 0, None))
 
         def step(carry: Any, at: Any) -> tuple[Any, Any]:
-            params, state, told = everyone(*carry, numbers, at)
+            params, state, told = everyone(carry[0], carry[1], numbers, at)
             return (params, state), jax.tree.map(lambda x: x.mean(), told)
 
         stacked = jax.tree.map(lambda x: jnp.stack([x] * plan.workers), params)
