@@ -232,8 +232,9 @@ GUESSES = (
     "{exact:.2e} | with noise of 0.3 {noisy:.2e}"
 )
 VOTES = (
-    "method {name} | mean {rule} | hostile {attackers} | trained, % {trained:.1f} | "
-    "deployed binary, % {binary:.1f} | deployed ternary, % {ternary:.1f} | MB {megabytes:.2f}"
+    "method {name} | parameters at the start {start} | mean {rule} | hostile {attackers} | "
+    "trained, % {trained:.1f} | deployed binary, % {binary:.1f} | "
+    "deployed ternary, % {ternary:.1f} | MB {megabytes:.2f}"
 )
 
 

@@ -67,18 +67,16 @@ def guesses(axes: Any, curves: dict[str, list[float]]) -> None:
 
 def votes(axes: Any, records: list[dict[str, Any]]) -> None:
     """Accuracy over the number of hostile clients."""
-    kinds = (("trained", COLORS[0]), ("binary", COLORS[1]), ("ternary", COLORS[3]))
-    for rule, style in (("plain", ":"), ("credible", "-")):
-        rows = [row for row in records if row["rule"] == rule]
-        for kind, color in kinds:
-            label = kind if kind == "trained" else f"deployed {kind}"
+    for rule, color in (("plain", COLORS[1]), ("credible", COLORS[0])):
+        for start, style in (("random", ":"), ("trained", "-")):
+            rows = [row for row in records if (row["rule"], row["start"]) == (rule, start)]
             axes.plot(
                 [row["attackers"] for row in rows],
-                [row[kind] for row in rows],
+                [row["trained"] for row in rows],
                 "o" + style,
                 color=color,
-                label=f"{rule} mean, {label}",
+                label=f"{rule} mean, from {start} parameters",
             )
     axes.set(ylim=(0, 100), xlabel="hostile clients of 31", ylabel="test accuracy, %")
-    axes.set_title("FedVote from random parameters: 10 hostile clients break it", loc="left")
-    axes.legend(frameon=False, fontsize=9, loc="upper right")
+    axes.set_title("FedVote and hostile clients: where votes begin matters", loc="left")
+    axes.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(0.0, 0.36))

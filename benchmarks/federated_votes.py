@@ -60,11 +60,14 @@ def accuracy(weights: Any) -> Any:
     return 100 * jnp.mean(voted(weights, images).argmax(-1) == digits)
 
 
-def elect(method: Method, rounds: int) -> Any:
-    """The parameters after a training of 31 clients with a random part of the images each."""
+def random() -> Any:
     draw = np.random.default_rng(0)
     shapes = {"a": (64, 256), "b": (256, 128), "c": (128, 10)}
-    params = {name: np.float32(draw.normal(0, 0.3, shape)) for name, shape in shapes.items()}
+    return {name: np.float32(draw.normal(0, 0.3, shape)) for name, shape in shapes.items()}
+
+
+def elect(method: Method, rounds: int, params: Any) -> Any:
+    """The parameters after a training of 31 clients with a random part of the images each."""
     data = task.batches(True, 20, 0, clients=VOTERS, images=VOTER_IMAGES)
     sim = federated.Simulation(method, params, VOTERS, data, chunk=VOTERS)
     sim.run(rounds)
@@ -72,18 +75,23 @@ def elect(method: Method, rounds: int) -> Any:
 
 
 def votes(cases: task.Cases, rounds: int) -> dict[str, Any]:
-    """Accuracies of trained and of deployed networks."""
+    """Accuracies of trained and of deployed networks.
+
+    Hostile clients are there from the first round, of random parameters, or come after as many
+    rounds without any.
+    """
     latent, records = federated.Latent(voted_loss), []
     rules = {"plain": aggregates.Mean(), "credible": aggregates.Credible()}
-    every = [(v, r, n) for v in (2,) for r in rules for n in ATTACKERS]
-    for values, rule, attackers in track(every, description="FedVote"):
-        method = federated.fedvote(
-            latent, values=values, aggregate=Attacked(rules[rule], attackers)
-        )
-        name = {2: "binary votes", 3: "ternary votes"}[values]
 
-        def elected(method: Method = method) -> dict[str, float]:
-            params, up = elect(method, rounds)
+    def voting(rule: str, attackers: int) -> Method:
+        return federated.fedvote(latent, values=2, aggregate=Attacked(rules[rule], attackers))
+
+    starts = {"random": random, "trained": lambda: elect(voting("plain", 0), rounds, random())[0]}
+    every = [(s, r, n) for s in starts for r in rules for n in ATTACKERS]
+    for start, rule, attackers in track(every, description="FedVote"):
+
+        def elected(start: str = start, rule: str = rule, hostile: int = attackers) -> Any:
+            params, up = elect(voting(rule, hostile), rounds, starts[start]())
             return {
                 "trained": float(accuracy(latent.weights(params))),
                 "binary": float(accuracy(latent.deploy(params, 2))),
@@ -91,6 +99,8 @@ def votes(cases: task.Cases, rounds: int) -> dict[str, Any]:
                 "megabytes": up,
             }
 
-        found = cases(f"{name}, {rule}, {attackers} hostile, {rounds} rounds", elected)
-        records.append({"name": name, "rule": rule, "attackers": attackers, **found})
+        later = ", after training" if start == "trained" else ""
+        case = f"binary votes, {rule}, {attackers} hostile, {rounds} rounds{later}"
+        record = {"name": "binary votes", "start": start, "rule": rule, "attackers": attackers}
+        records.append(record | cases(case, elected))
     return {"records": records, "rounds": rounds}

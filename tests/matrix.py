@@ -40,6 +40,7 @@ CORE = (
     ),
     ("messages/test_messages", "golden or family"),
     ("federated/test_flower", ""),
+    ("federated/test_flower_hostile", ""),
     ("bits/test_kernels", "own_kernel or is_one_kernel or (the_same and (two or 4 or 64) and gpu)"),
     ("rotate/test_rotate", "lowers"),
     ("numerics/test_digits", ""),

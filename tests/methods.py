@@ -100,6 +100,23 @@ METHODS = {
 """Name to what makes it of a codec and a rate, and a codec that suits it. LAG and EF-signSGD are
 settings of others; `genqsgd` has a number for each worker."""
 
+FOUR = everywhere(jaxcomp.qsgd_inf(bits=4, bucket_size=SIZE))
+PEERS = jaxcomp.graphs.OnePeer()
+GOSSIP = {
+    "dpsgd": (first(jaxcomp.algorithms.dpsgd, graph=PEERS), FOUR),
+    "choco_sgd": (first(jaxcomp.algorithms.choco_sgd, mixing=0.3), TOP),
+    "deepsqueeze": (first(jaxcomp.algorithms.deepsqueeze, mixing=0.3, graph=PEERS), SIGN),
+    "dcd": (first(jaxcomp.algorithms.dcd), FOUR),
+    "gradient_tracking": (first(jaxcomp.algorithms.gradient_tracking, mixing=0.3), SIGN),
+    "noloco": (
+        rounds(jaxcomp.algorithms.noloco, graph=jaxcomp.graphs.RandomPairs()),
+        FOUR,
+    ),
+    "dspg": (first(jaxcomp.algorithms.dspg, regularizer=SPARSE), FOUR),
+    "dpsvrg": (first(jaxcomp.algorithms.dpsvrg, regularizer=SPARSE, first=2), FOUR),
+}
+"""The same, of methods whose workers have models of their own."""
+
 PARENTS = {
     "ef21_sgdm": lambda rate: optax.chain(optax.ema(0.5, debias=False), optax.sgd(rate)),
     "cd_adam": lambda rate: optax.amsgrad(rate, 0.9, 0.99),
@@ -119,7 +136,7 @@ ALONE = ("signsgd", "demo_sgd", "one_bit_adam", "zero_one_adam")
 
 
 def build(name, codec=None, rate=RATE):
-    make, own = METHODS[name]
+    make, own = (METHODS | GOSSIP)[name]
     return make(own if codec is None else codec, rate)
 
 

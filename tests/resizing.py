@@ -59,7 +59,7 @@ def nodes(tree, kind):
 def filled(state, one, seed=0):
     """Random memory in these shapes, with zeros in rows of shares that are but padding.
 
-    Mirrors are what they should be: the mean of shifts, or all shares of them.
+    Mirrors are what they should be: the mean of shifts, all shares of them, or those of neighbours.
     """
     rng = np.random.default_rng(seed)
 
@@ -92,6 +92,9 @@ def filled(state, one, seed=0):
         own, mirror = node.own, node.mirror
         if own.kind == "share":  # Of a downlink, all of whose shares everyone knows.
             return Mirrored(own, jax.tree.map(lambda h: h.reshape(-1, h.shape[-1]), own.tree))
+        if per_worker.is_per_worker(mirror) and mirror.kind == own.kind:  # Over a graph.
+            heard = jax.tree.map(lambda h: jnp.roll(h, 1, 0), own.tree)
+            return Mirrored(own, per_worker.PerWorker(heard, mirror.kind))
         if per_worker.is_per_worker(mirror):
             share = jax.tree.map(shared_mean, own.tree, mirror.tree)
             return Mirrored(own, per_worker.PerWorker(share, "share"))
@@ -208,6 +211,8 @@ def shift(node, whole):
     else:
         split = per_worker.is_per_worker(node.mirror)
         mirrors = arrays(node.mirror.tree) if split else [x[None] for x in arrays(node.mirror)]
+        if split and node.mirror.kind == node.own.kind:
+            mirrors = [x.mean(0)[None] for x in mirrors]
         means = [x.mean(0) for x in own]
     seen = [rows(x, count) for x, count in zip(mirrors, whole, strict=True)]
     return list(zip(means, seen, strict=True))

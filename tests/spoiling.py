@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxcomp.mesh import per_worker
+
 AXIS = "workers"
 
 
@@ -20,7 +22,8 @@ def runner(tx, like):
 
         def own(state, grads):
             grads = {"x": grads}
-            return tx.update(grads, state, params, grad_fn=lambda p: grads)
+            found = {"grad_fn": lambda p: grads, "full_grad_fn": lambda p: grads}
+            return tx.update(grads, state, params, **found)
 
         updates, after = jax.vmap(own, axis_name=AXIS)(state, grads)
         after = jax.tree.map(lambda new, old: jnp.where(taken, new, old), after, state)
@@ -47,8 +50,13 @@ def skipped(state):
     def is_skip(node):
         return hasattr(node, "skipped")
 
+    def of(node):
+        if per_worker.is_per_worker(node.skipped):  # Each worker leaves out steps of its own.
+            return node.skipped.tree.sum()
+        return node.skipped[0]
+
     found = [x for x in jax.tree.leaves(state, is_leaf=is_skip) if is_skip(x)]
-    return sum((node.skipped[0] for node in found), jnp.zeros((), jnp.int32))
+    return sum((of(node) for node in found), jnp.zeros((), jnp.int32))
 
 
 def assert_finite(state, about=""):

@@ -330,7 +330,7 @@ CLAIMS = (
         claim="Rounds of local steps, after which a worker meets one other, need significantly "
         "less "
         "communication without a loss of convergence.",
-        setting=f"{LINKS} NoLoCo exchanges after 20 steps, the others after each.",
+        setting=f"{LINKS} NoLoCo exchanges after ten steps, the others after each.",
         judge=_without_all_reduce,
         results=GOSSIP,
         command=COMMAND,
@@ -368,7 +368,7 @@ CLAIMS = (
         methods=("noloco",),
         source="Kolehmainen et al., NoLoCo, 2025, abstract",
         claim="Without any all-reduce NoLoCo converges up to 4 % faster than DiLoCo.",
-        setting="A byte model of 0.4 million parameters, four workers, 10 rounds of 15 steps of "
+        setting="A byte model of 0.46 million parameters, four workers, 10 rounds of 15 steps of "
         "Adam, the better of two outer rates for each, the mean model of all workers, five seeds.",
         judge=_against_diloco,
         run=_noloco,

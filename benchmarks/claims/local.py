@@ -22,7 +22,7 @@ DIGITS = (
     "rate "
     "falls twice, five seeds."
 )
-BYTES = "A byte model of 0.4 million parameters, four workers, 20 rounds of 15 steps, five seeds."
+BYTES = "A byte model of 0.46 million parameters, four workers, 20 rounds of 15 steps, five seeds."
 
 
 def _methods(found: dict[str, Any], rate: str = "100mbit", processes: int = 4) -> dict[str, Any]:

@@ -24,10 +24,10 @@ not refute a paper. It *cannot be tried here* if it needs data, models or device
 with the library; the row says which.
 
 **Rules.** A program computes each verdict from the committed numbers; nobody writes it by hand.
-Each result names the versions and the device that it was measured with. Where training is random,
-a number is the median over at least five seeds, with the range in parentheses, unless its row says
-otherwise. Learning rates of the compared methods, the uncompressed one included, come from the
-same grid. Negative results stay.
+Each result names the versions and the device that it was measured with. Unless a row says
+otherwise, a number of random training is the median over at least five seeds, with the range in
+parentheses, and the learning rates of compared methods, the uncompressed one included, come from
+the same grid. Negative results stay.
 
 **Commands.** `make reproduce CLAIM=name` measures a claim again on the CPU, prints its numbers and
 its verdict, and writes `benchmarks/results/reproductions/name.json`. Some claims read the results

@@ -98,7 +98,7 @@ def _spent() -> dict[str, float]:
 
 
 def sent() -> int:
-    """Bytes that this host has sent so far, including headers."""
-    lines = pathlib.Path("/proc/net/dev").read_text().splitlines()
-    fields = next(line.split(":")[1] for line in lines if line.strip().startswith("eth0:"))
-    return int(fields.split()[8])
+    """Bytes that this host has sent so far, including headers and what it has passed on."""
+    lines = pathlib.Path("/proc/net/dev").read_text().splitlines()[2:]
+    devices = dict(line.strip().split(":", 1) for line in lines)
+    return sum(int(fields.split()[8]) for name, fields in devices.items() if name != "lo")

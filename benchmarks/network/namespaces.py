@@ -1,8 +1,11 @@
-"""A slow wire on one machine: processes in network namespaces of their own, on a shaped bridge.
+"""A slow wire on one machine: processes in network namespaces of their own, on shaped links.
 
 Each process has one Ethernet device, a host name, and an `/etc/hosts` that says where the others
 are: whatever a library asks for its own address, it finds that of the shaped link. Token buckets
 hold both ways of every link to the same rate.
+
+The hosts are on a switch, or in a ring in which each has links to the host before and after it
+alone: what two others send to each other passes through the hosts between them.
 """
 
 import contextlib
@@ -27,6 +30,7 @@ CONGESTION = "reno"
 times where two hosts send to each other; this one fills them, and is in all kernels.
 """
 TOOLS = ("ip", "tc", "unshare", "mount", "hostname")
+SHAPES = ("switch", "ring")
 _ENTER = 'hostname "$0" && mount --bind "$1" /etc/hosts && shift && exec "$@"'
 
 
@@ -50,13 +54,28 @@ def address(rank: int) -> str:
     return f"10.77.0.{10 + rank}"
 
 
+def slow_host(processes: int) -> int:
+    """The host whose link, or whose link to the next host of a ring, has a rate of its own."""
+    return processes // 2 - 1
+
+
+def clockwise(source: int, to: int, processes: int) -> bool:
+    """Whether messages of a ring go up the ranks: the short way; halfway, those of even ranks."""
+    far = (to - source) % processes
+    return 2 * far < processes or (2 * far == processes and source % 2 == 0)
+
+
 @contextlib.contextmanager
-def network(processes: int, rate: str | None) -> Iterator[Network]:
+def network(
+    processes: int, rate: str | None, shape: str = "switch", slow: str | None = None
+) -> Iterator[Network]:
     """A network of hosts; on exit it is removed, and every program in it is ended.
 
     Args:
         processes: how many hosts.
         rate: of each link in each direction, as `tc` writes it; None does not shape.
+        shape: "switch" or "ring".
+        slow: another rate of one link: of `slow_host` on a switch, from it to the next in a ring.
 
     Raises:
         RuntimeError: if another program has such a network.
@@ -66,7 +85,8 @@ def network(processes: int, rate: str | None) -> Iterator[Network]:
         _clear()  # Remove the network of an interrupted run.
         started: list[subprocess.Popen] = []
         try:
-            _build(processes, rate)
+            build = {"switch": _build, "ring": _build_ring}[shape]
+            build(processes, rate, slow)
             for rank in range(processes):
                 text = f"127.0.0.1 localhost\n{address(rank)} {_host(rank)}\n"
                 pathlib.Path(hosts, str(rank)).write_text(text)
@@ -95,26 +115,62 @@ def missing() -> str | None:
         return f"{' '.join(error.cmd)}: {error.stderr.strip()}"
 
 
-def _build(processes: int, rate: str | None) -> None:
+def _build(processes: int, rate: str | None, slow: str | None) -> None:
     _run("ip", "netns", "add", BRIDGE)
     _run("ip", "-n", BRIDGE, "link", "add", "br0", "type", "bridge")
     _run("ip", "-n", BRIDGE, "link", "set", "br0", "up")
     for rank in range(processes):
-        name, port = _namespace(rank), f"port{rank}"
+        name, port = _host_of(rank), f"port{rank}"
         peer = ("type", "veth", "peer", "name", port, "netns", BRIDGE)
-        _run("ip", "netns", "add", name)
-        _run("ip", "-n", name, "link", "set", "lo", "up")
         _run("ip", "-n", name, "link", "add", "eth0", *peer)
         _run("ip", "-n", name, "addr", "add", f"{address(rank)}/24", "dev", "eth0")
         _run("ip", "-n", name, "link", "set", "eth0", "up")
         _run("ip", "-n", BRIDGE, "link", "set", port, "master", "br0")
         _run("ip", "-n", BRIDGE, "link", "set", port, "up")
-        control = f"echo {CONGESTION} > /proc/sys/net/ipv4/tcp_congestion_control"
-        _run(*_within(name), "sh", "-c", control)
-        if rate is not None:
-            shaper = ("root", "handle", "1:", "tbf", "rate", rate, *BUCKET)
-            for place, device in ((name, "eth0"), (BRIDGE, port)):
-                _run(*_within(place), "tc", "qdisc", "add", "dev", device, *shaper)
+        own = slow if slow and rank == slow_host(processes) else rate
+        for place, device in ((name, "eth0"), (BRIDGE, port)):
+            _shape(place, device, own)
+
+
+def _build_ring(processes: int, rate: str | None, slow: str | None) -> None:
+    ranks = range(processes)
+    for rank in ranks:
+        name = _host_of(rank)
+        _run("ip", "-n", name, "addr", "add", f"{address(rank)}/32", "dev", "lo")
+        _set(name, "ip_forward", "1")
+    for rank in ranks:
+        name, then = _namespace(rank), _namespace((rank + 1) % processes)
+        own = slow if slow and rank == slow_host(processes) else rate
+        peer = ("type", "veth", "peer", "name", "last", "netns", then)
+        _run("ip", "-n", name, "link", "add", "next", *peer)
+        for place, device, end in ((name, "next", 1), (then, "last", 2)):
+            _run("ip", "-n", place, "addr", "add", f"10.78.{rank}.{end}/30", "dev", device)
+            _run("ip", "-n", place, "link", "set", device, "up")
+            _shape(place, device, own)
+    for rank, to in ((rank, to) for rank in ranks for to in ranks if rank != to):
+        up = clockwise(rank, to, processes)
+        near = f"10.78.{rank}.2" if up else f"10.78.{(rank - 1) % processes}.1"
+        way = ("via", near, "dev", "next" if up else "last", "src", address(rank))
+        _run("ip", "-n", _namespace(rank), "route", "add", f"{address(to)}/32", *way)
+
+
+def _host_of(rank: int) -> str:
+    """Makes the namespace of a host."""
+    name = _namespace(rank)
+    _run("ip", "netns", "add", name)
+    _run("ip", "-n", name, "link", "set", "lo", "up")
+    _set(name, "tcp_congestion_control", CONGESTION)
+    return name
+
+
+def _set(namespace: str, name: str, value: str) -> None:
+    _run(*_within(namespace), "sh", "-c", f"echo {value} > /proc/sys/net/ipv4/{name}")
+
+
+def _shape(namespace: str, device: str, rate: str | None) -> None:
+    if rate is not None:
+        shaper = ("root", "handle", "1:", "tbf", "rate", rate, *BUCKET)
+        _run(*_within(namespace), "tc", "qdisc", "add", "dev", device, *shaper)
 
 
 def _clear() -> None:

@@ -20,6 +20,7 @@ import math
 import os
 import pathlib
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -37,10 +38,13 @@ JOBS = {
     "train": ("train", "train.py"),
     "local": ("local", "local.py"),
     "overlap": ("overlap", "overlapped.py"),
+    "gossip": ("gossip", "gossiping.py"),
+    "gossip-train": ("gossip-train", "gossip_train.py"),
     "torch-mean": ("mean", "torch_ddp.py"),
     "torch-train": ("train", "torch_ddp.py"),
 }
-TRAINING = ("train", "local")
+TRAINING = ("train", "local", "gossip-train")
+GOSSIP = ("gossip", "gossip-train")
 
 
 def parse() -> argparse.Namespace:
@@ -49,7 +53,10 @@ def parse() -> argparse.Namespace:
     rates = ["100mbit", "1gbit", UNSHAPED]
     add("--rates", nargs="+", default=rates, help=f"as tc writes them, or {UNSHAPED}")
     add("--processes", nargs="+", type=int, default=[2, 4])
-    add("--only", nargs="+", choices=JOBS, default=list(JOBS))
+    usual = [job for job in JOBS if job not in GOSSIP]
+    add("--only", nargs="+", choices=JOBS, default=usual, help=f"{', '.join(usual)}, if not given")
+    add("--shape", choices=namespaces.SHAPES, default="switch", help="of the links, for gossip")
+    add("--slow", metavar="RATE", help="of one of the links, for gossip")
     add("--methods", nargs="+", metavar="NAME", help="some of them, by name")
     add("--elements", type=int, default=25_000_000, help="of the mean; made a matrix")
     add("--repeats", type=int, default=5, help="of each mean and each training")
@@ -59,16 +66,19 @@ def parse() -> argparse.Namespace:
     add("--limit", type=float, default=3600, help="seconds for one program")
     add("--out", type=pathlib.Path, default=pathlib.Path("out/network"))
     options = parser.parse_args()
-    for rate in options.rates:
+    for rate in filter(None, (*options.rates, options.slow)):
         try:
             tables.bytes_a_second(rate)
         except ValueError as error:
-            parser.error(f"argument --rates: {error}")
+            parser.error(f"argument --rates or --slow: {error}")
     if min(options.processes) < 2 or min(options.repeats, options.every, options.steps) < 1:
         parser.error("--processes must be at least 2; --repeats, --every and --steps positive")
     trains = {"train", "torch-train"} & set(options.only)
     if trains and any(4 % n for n in options.processes):
         parser.error("--processes must be 2 or 4 to train, so that all have equal parts of a batch")
+    other = options.slow or options.shape != "switch"
+    if other and not set(options.only) <= set(GOSSIP):
+        parser.error("--shape and --slow are for gossip: use them with --only gossip gossip-train")
     return options
 
 
@@ -159,30 +169,41 @@ def measured(path: pathlib.Path, processes: int) -> bool:
 
 def run(options: argparse.Namespace, rate: str, processes: int, job: str) -> bool:
     """Whether the program of the job came to an end."""
-    asked = ("methods", "elements", "repeats", "steps", "target", "every")
+    asked = ("methods", "elements", "repeats", "steps", "target", "every", "shape", "slow")
     settings = {name: getattr(options, name) for name in asked}
+    shaped = None if rate == UNSHAPED else rate
+    settings["rate"] = shaped
     settings["work"] = not measured(options.out / "mean.json", processes)
     what, program = JOBS[job]
-    title = f"{rate}, {processes} processes: {what} by {program}"
+    where = links(rate, options)
+    title = f"{where}, {processes} processes: {what} by {program}"
     print(title, flush=True)
-    folder = options.out / "logs" / f"{rate}-{processes}-{program.removesuffix('.py')}-{what}"
+    label = re.sub(r"[^\w.]+", "-", f"{where} {processes} {program.removesuffix('.py')} {what}")
+    folder = options.out / "logs" / label
     start = time.monotonic()
     try:
-        with namespaces.network(processes, None if rate == UNSHAPED else rate) as net:
+        with namespaces.network(processes, shaped, options.shape, options.slow) as net:
             found = launch(net, program, {**settings, "what": what}, folder, options.limit)
     except LaunchError as error:
         print(f"{title}: failed, and left out. {error}", file=sys.stderr)
         return False
     cell = {"rate": rate, "processes": processes, "threads": threads(processes)}
+    cell |= {"links": where} if what in GOSSIP else {}
     whole = slowest(found)
     if what in TRAINING:
         cell |= {"target": options.target}
-        cell |= {"steps": options.steps} if what == "train" else {}
+        cell |= {"steps": options.steps} if what != "local" else {}
         of = {name: middle(one, options.target) for name, one in whole["methods"].items()}
         whole["methods"] = of
     keep(options.out / f"{what}.json", cell, whole)
     print(f"    took {time.monotonic() - start:.0f} s", flush=True)
     return True
+
+
+def links(rate: str, options: argparse.Namespace) -> str:
+    """The links in words."""
+    shape = "" if options.shape == "switch" else f", {options.shape}"
+    return f"{rate}{shape}" + (f", one link {options.slow}" if options.slow else "")
 
 
 def main() -> None:

@@ -34,6 +34,11 @@ LOCAL = (
     "method {name} | bits a byte {bits:.3f} | reached {reached} | steps {steps} | runs {runs} | "
     "seconds {seconds:.1f} | from {least:.1f} | to {most:.1f} | sent, MB {sent:.2f}"
 )
+GOSSIP = (
+    "exchange {name} | seconds {seconds:.3f} | from {least:.3f} | to {most:.3f} | "
+    "forecast {forecast:.3f} | of the busiest link {wire:.3f} | of work {work:.3f} | "
+    "link bytes, MB {link} | sent, MB {sent:.2f}"
+)
 OVERLAP = (
     "what {codec} | steps of a round {every} | delay {delay} | idle, s {idle:.1f} | "
     "a step, s {step:.3f} | an exchange, s {exchange:.2f} | a round, s {round:.2f} | "
@@ -86,13 +91,19 @@ def train_record(cell: dict[str, Any], name: str, method: dict[str, Any]) -> dic
     return {**found, **ends, "faster": dense or "not reached", "reached": reached}
 
 
+def gossip_record(cell: dict[str, Any], name: str, method: dict[str, Any]) -> dict[str, Any]:
+    del cell
+    link, sent = f"{method['link_bytes'] / 1e6:.2f}", method["sent"] / 1e6
+    return {**method, **spread(name, method), "link": link, "sent": sent}
+
+
 def overlap_record(cell: dict[str, Any], name: str, method: dict[str, Any]) -> dict[str, Any]:
     del cell, name
     return method
 
 
 def title(cell: dict[str, Any]) -> str:
-    what = "One mean"
+    what = "One exchange" if "links" in cell else "One mean"
     if "target" in cell:
         what = f"Training to {cell['target']:g} bits a byte"
         what += f", at most {cell['steps']} steps" if "steps" in cell else ""
@@ -100,7 +111,7 @@ def title(cell: dict[str, Any]) -> str:
         what = "Exchanges beside the steps"
     else:
         what += f" of {cell['elements']:,} floats" if "elements" in cell else ""
-    return f"{what}, {cell['processes']} processes, {cell['rate']}"
+    return f"{what}, {cell['processes']} processes, {cell.get('links', cell['rate'])}"
 
 
 def elsewhere(cells: list[dict[str, Any]]) -> list[str]:
@@ -120,6 +131,8 @@ def write(folder: pathlib.Path, *, quiet: bool = False) -> None:
         "train": (TRAIN, train_record),
         "local": (LOCAL, train_record),
         "overlap": (OVERLAP, overlap_record),
+        "gossip": (GOSSIP, gossip_record),
+        "gossip-train": (LOCAL, train_record),
     }
     for name, (columns, record) in jobs.items():
         path = folder / f"{name}.json"

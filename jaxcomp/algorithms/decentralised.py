@@ -18,7 +18,7 @@ from jaxcomp.layout.policy import Policy
 from jaxcomp.misuse.callers import whole
 from jaxcomp.reducers.gossip import Gossip
 from jaxcomp.transforms.gossip import gossip
-from jaxcomp.types import AxisName
+from jaxcomp.types import AxisName, PyTree
 
 Sent = Codec | Policy | Link
 """A codec with the method's own memory, or a link with another one."""
@@ -44,6 +44,7 @@ def dpsgd(
     mixing: float = 1.0,
     inner: optax.GradientTransformation | None = None,
     key: Any = 0,
+    param_specs: PyTree | None = None,
 ) -> Method:
     """D-PSGD: a step on each worker, then the weighted mean with its neighbours' models.
 
@@ -58,6 +59,7 @@ def dpsgd(
         mixing: `γ`: the weights of all neighbours times `γ`.
         inner: another optimizer of the steps, in place of plain descent by `learning_rate`.
         key: a seed or key, the same on all workers.
+        param_specs: how the parameters are sharded, as for `gossip`.
 
     Raises:
         ValueError: for arguments of the wrong kind, or a codec that gossip cannot use.
@@ -78,7 +80,7 @@ def dpsgd(
     """
     step = optax.sgd(learning_rate) if inner is None else inner
     reducer = neighbours(graph, codec, NoFeedback())
-    return gossip(step, reducer, axis_name, mixing=mixing, key=key)
+    return gossip(step, reducer, axis_name, mixing=mixing, key=key, param_specs=param_specs)
 
 
 @whole
@@ -91,6 +93,7 @@ def choco_sgd(
     graph: Graph = Ring(),
     inner: optax.GradientTransformation | None = None,
     key: Any = 0,
+    param_specs: PyTree | None = None,
 ) -> Method:
     """CHOCO-SGD: compressed differences from an estimate that all neighbours keep.
 
@@ -106,6 +109,7 @@ def choco_sgd(
         graph: the graph of the workers, one that does not change.
         inner: another optimizer of the steps, in place of plain descent by `learning_rate`.
         key: a seed or key, the same on all workers.
+        param_specs: how the parameters are sharded, as for `gossip`.
 
     Raises:
         ValueError: for arguments of the wrong kind, a codec without a known variance, or a graph
@@ -128,7 +132,8 @@ def choco_sgd(
         message.
     """
     step = optax.sgd(learning_rate) if inner is None else inner
-    return gossip(step, neighbours(graph, codec), axis_name, mixing=mixing, key=key)
+    reducer = neighbours(graph, codec)
+    return gossip(step, reducer, axis_name, mixing=mixing, key=key, param_specs=param_specs)
 
 
 @whole
@@ -141,6 +146,7 @@ def deepsqueeze(
     graph: Graph = Ring(),
     inner: optax.GradientTransformation | None = None,
     key: Any = 0,
+    param_specs: PyTree | None = None,
 ) -> Method:
     """DeepSqueeze: the compression error of a model is added to the next message.
 
@@ -154,6 +160,7 @@ def deepsqueeze(
         graph: the graph of the workers, which may change from round to round.
         inner: another optimizer of the steps, in place of plain descent by `learning_rate`.
         key: a seed or key, the same on all workers.
+        param_specs: how the parameters are sharded, as for `gossip`.
 
     Raises:
         ValueError: for arguments of the wrong kind, or a codec whose residual would grow.
@@ -174,7 +181,8 @@ def deepsqueeze(
         which are smaller than the parameters.
     """
     step = optax.sgd(learning_rate) if inner is None else inner
-    return gossip(step, neighbours(graph, codec, Residual()), axis_name, mixing=mixing, key=key)
+    reducer, specs = neighbours(graph, codec, Residual()), param_specs
+    return gossip(step, reducer, axis_name, mixing=mixing, key=key, param_specs=specs)
 
 
 @whole
@@ -186,6 +194,7 @@ def dcd(
     graph: Graph = Ring(),
     inner: optax.GradientTransformation | None = None,
     key: Any = 0,
+    param_specs: PyTree | None = None,
 ) -> Method:
     """DCD-PSGD: a worker moves by the compressed difference, so that its neighbours know its model.
 
@@ -199,6 +208,7 @@ def dcd(
         graph: the graph of the workers, one that does not change.
         inner: another optimizer of the steps, in place of plain descent by `learning_rate`.
         key: a seed or key, the same on all workers.
+        param_specs: how the parameters are sharded, as for `gossip`.
 
     Raises:
         ValueError: for arguments of the wrong kind, a codec of variance 1 or more, or a graph whose
@@ -218,7 +228,8 @@ def dcd(
         D-PSGD. A worker keeps `Σⱼ wᵢⱼ xⱼ`, not a copy for each neighbour.
     """
     step = optax.sgd(learning_rate) if inner is None else inner
-    return gossip(step, neighbours(graph, codec, Shift()), axis_name, stay=True, key=key)
+    reducer, specs = neighbours(graph, codec, Shift()), param_specs
+    return gossip(step, reducer, axis_name, stay=True, key=key, param_specs=specs)
 
 
 @whole
@@ -230,6 +241,7 @@ def gradient_tracking(
     mixing: float = 1.0,
     graph: Graph = Ring(),
     key: Any = 0,
+    param_specs: PyTree | None = None,
 ) -> Method:
     """Gradient tracking: workers also mix an estimate of the mean gradient, and step by it.
 
@@ -243,6 +255,7 @@ def gradient_tracking(
         mixing: `γ`; smaller for coarser codecs.
         graph: the graph of the workers, one that does not change.
         key: a seed or key, the same on all workers.
+        param_specs: how the parameters are sharded, as for `gossip`.
 
     Raises:
         ValueError: for arguments of the wrong kind, a codec without a known variance, or a graph
@@ -266,7 +279,9 @@ def gradient_tracking(
         exchange a step carries both messages.
     """
     reducer, step = neighbours(graph, codec), optax.sgd(learning_rate)
-    return gossip(step, reducer, axis_name, mixing=mixing, tracking=True, key=key)
+    return gossip(
+        step, reducer, axis_name, mixing=mixing, tracking=True, key=key, param_specs=param_specs
+    )
 
 
 @whole
@@ -280,6 +295,7 @@ def noloco(
     momentum: float = 0.5,
     graph: Graph = RandomPairs(),
     key: Any = 0,
+    param_specs: PyTree | None = None,
 ) -> Method:
     """NoLoCo: DiLoCo without an all-reduce; after a round each worker meets one other.
 
@@ -296,6 +312,7 @@ def noloco(
         momentum: `α`.
         graph: who meets whom.
         key: a seed or key, the same on all workers.
+        param_specs: how the parameters are sharded, as for `gossip`.
 
     Raises:
         ValueError: for arguments of the wrong kind.
@@ -317,4 +334,6 @@ def noloco(
     step = optax.adam(4e-4, 0.9, 0.95) if inner is None else inner
     outer = optax.sgd(learning_rate, momentum)
     reducer = neighbours(graph, codec, NoFeedback())
-    return gossip(step, reducer, axis_name, every=every, outer=outer, key=key)
+    return gossip(
+        step, reducer, axis_name, every=every, outer=outer, key=key, param_specs=param_specs
+    )

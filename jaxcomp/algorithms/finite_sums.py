@@ -47,6 +47,7 @@ def dspg(
     mixing: float = 1.0,
     graph: Graph = Ring(),
     key: Any = 0,
+    param_specs: PyTree | None = None,
 ) -> Method:
     """Decentralised stochastic proximal gradient: `dpsgd`, and then a proximal step.
 
@@ -60,6 +61,7 @@ def dspg(
         mixing: `γ`.
         graph: the graph of the workers.
         key: a seed or key, the same on all workers.
+        param_specs: how the parameters are sharded, as for `gossip`.
 
     Raises:
         ValueError: for arguments of the wrong kind, or a codec that gossip cannot use.
@@ -78,7 +80,9 @@ def dspg(
     """
     near, reducer = _near(regularizer, learning_rate), neighbours(graph, codec, NoFeedback())
     step = optax.sgd(learning_rate)
-    return gossip(step, reducer, axis_name, mixing=mixing, prox=near, key=key)
+    return gossip(
+        step, reducer, axis_name, mixing=mixing, prox=near, key=key, param_specs=param_specs
+    )
 
 
 @whole
@@ -94,6 +98,7 @@ def dpsvrg(
     mixing: float = 1.0,
     graph: Graph = Ring(),
     key: Any = 0,
+    param_specs: PyTree | None = None,
 ) -> Method:
     """DPSVRG: variance-reduced gradients, and more rounds of gossip the longer an epoch lasts.
 
@@ -112,6 +117,7 @@ def dpsvrg(
         mixing: `γ`.
         graph: the graph of the workers, which may change from round to round.
         key: a seed or key, the same on all workers.
+        param_specs: how the parameters are sharded, as for `gossip`.
 
     Raises:
         ValueError: for arguments of the wrong kind; on use, without `grad_fn` or `full_grad_fn`.
@@ -137,8 +143,9 @@ def dpsvrg(
     def rounds(taken: Array) -> Array:
         return jnp.minimum(lengths.position(taken) + 1, most)
 
-    reducer, axis = neighbours(graph, codec, NoFeedback()), axis_name
-    return gossip(step, reducer, axis, mixing=mixing, rounds=rounds, prox=near, key=key)
+    reducer = neighbours(graph, codec, NoFeedback())
+    settings = {"mixing": mixing, "prox": near, "key": key, "param_specs": param_specs}
+    return gossip(step, reducer, axis_name, rounds=rounds, **settings)
 
 
 @whole
@@ -149,6 +156,7 @@ def qsvrg(
     learning_rate: Rate,
     every: int | Period = 100,
     key: Any = 0,
+    param_specs: PyTree | None = None,
 ) -> Method:
     """QSVRG: variance-reduced gradients behind a compressed mean.
 
@@ -160,6 +168,7 @@ def qsvrg(
         learning_rate: `η`.
         every: the steps of an epoch, or a period such as `jaxcomp.gates.Growing(10, 1.5)`.
         key: a seed or key, the same on all workers.
+        param_specs: how the parameters are sharded, as for `compressed_mean`.
 
     Raises:
         ValueError: for arguments of the wrong kind; on use, without `grad_fn` or `full_grad_fn`.
@@ -180,5 +189,5 @@ def qsvrg(
         the codec's noise: a `Link` with `Shift` removes it. The snapshot is the mean of the last
         epoch's iterates, whose full gradient is not quantised on its own.
     """
-    mean = compressed_mean(codec, axis_name, key=key)
+    mean = compressed_mean(codec, axis_name, key=key, param_specs=param_specs)
     return optax.chain(per_worker(variance_reduced(every)), mean, optax.sgd(learning_rate))

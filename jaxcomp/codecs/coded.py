@@ -361,7 +361,8 @@ def _near(codec: Quantizer, size: int) -> int:
 def _table(codec: Coded, size: int) -> PyTree:
     """The fixed table as constants, made once, so that it is the same in every program."""
     with xla.constants():
-        table = codec.coder.table(jnp.asarray(_occurrences(codec.codec, codec.law, size)))
+        counts = jnp.asarray(_occurrences(codec.codec, codec.law, size))
+        table = jax.jit(codec.coder.table)(counts)  # One program, not thirty.
         return jax.tree.map(np.asarray, table)
 
 

@@ -148,9 +148,8 @@ def _permutations(matrix: np.ndarray) -> np.ndarray:
     most = int(max(edges.sum(axis=0).max(), edges.sum(axis=1).max()))
     places = np.unique((np.argwhere(edges) @ [-1, 1]) % workers)
     to = np.arange(workers)
-    if len(places) == most:  # Shifts, which suit rings of devices.
-        found = [(to + place) % workers for place in places]
-        return np.array([np.where(edges[to, j], j, -1 - j) for j in found]).reshape(-1, workers)
+    if edges.sum() == len(places) * workers:  # Shifts, which suit rings of devices.
+        return np.array([(to + place) % workers for place in places], int).reshape(-1, workers)
     from scipy import optimize  # Only for graphs that need it: the import takes long.
 
     real, filled = edges.astype(int), _filler(edges, most)

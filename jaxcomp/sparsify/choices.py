@@ -246,7 +246,7 @@ class NearLargest(Choice):
             fits, fails = bounds
             middle = (fits + fails) // 2
             elements, middle = lax.optimization_barrier((x, middle))
-            found = parts.count(size_bits(elements) >= parts.spread(level(middle)))
+            found = parts.at_least(size_bits(elements), level(middle))
             few = found <= jnp.asarray(rooms, jnp.int32)
             return jnp.where(few, middle, fits), jnp.where(few, fails, middle)
 

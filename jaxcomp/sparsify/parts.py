@@ -21,6 +21,9 @@ _FAN = 16
 _LANES = 32
 """Elements that are added up apart from the others, so many at a distance at a time."""
 
+_ROW_LANES = 64
+"""The same in rows of segments: comparisons of 32 lanes take five times as long."""
+
 _FEWEST_LANES = 16
 """In rows that are too short for that: registers have no more lanes."""
 
@@ -38,6 +41,10 @@ class Parts(abc.ABC):
     @abc.abstractmethod
     def count(self, hits: Array) -> Int32[Array, "n parts"]:
         """The number of hits in each part."""
+
+    @abc.abstractmethod
+    def at_least(self, numbers: Array, low: Array) -> Int32[Array, "n parts"]:
+        """How many numbers of each part are at least the `low` of their part."""
 
     @abc.abstractmethod
     def reach(self, x: Array, low: Int32[Array, "n parts"]) -> UInt32[Array, "n words"]:
@@ -74,6 +81,9 @@ class Row(Parts):
     def count(self, hits: Array) -> Int32[Array, "n parts"]:
         return _reduced(hits.astype(jnp.int32), functools.partial(jnp.sum, dtype=jnp.int32))
 
+    def at_least(self, numbers: Array, low: Array) -> Int32[Array, "n parts"]:
+        return self.count(numbers >= low)
+
     def reach(self, x: Array, low: Int32[Array, "n parts"]) -> UInt32[Array, "n words"]:
         return bitmap.of(size_bits(x) >= low)
 
@@ -97,8 +107,12 @@ class Leaves(Parts):
         self.segments, self.sizes = segments, segments.sizes
 
     def count(self, hits: Array) -> Int32[Array, "n parts"]:
-        add = functools.partial(jnp.sum, dtype=jnp.int32)
-        return self.segments.total(self._rows(hits.astype(jnp.int32), add))
+        return self.segments.total(_folded(self._lanes(hits.astype(jnp.int32)), _sum))
+
+    def at_least(self, numbers: Array, low: Array) -> Int32[Array, "n parts"]:
+        # Compared by rows: by elements, the compiler would divide to find the row of each.
+        rows = self._lanes(numbers) >= self.segments.per_row(low)[:, :, None, None]
+        return self.segments.total(_folded(rows.astype(jnp.int32), _sum))
 
     def reach(self, x: Array, low: Int32[Array, "n parts"]) -> UInt32[Array, "n words"]:
         return _reaching(self.segments)(x, low)
@@ -125,20 +139,27 @@ class Leaves(Parts):
         return bitmap.first(hits, jnp.pad(each, ((0, 0), (0, beyond))))
 
     def top(self, numbers: Int32[Array, "n size"]) -> Int32[Array, "n parts"]:
-        return self.segments.largest(self._rows(numbers, jnp.max) + 1) - 1
+        return self.segments.largest(_folded(self._lanes(numbers), jnp.max) + 1) - 1
 
-    def _rows(self, numbers: Array, reduce: Callable[..., Array]) -> Array:
-        """The sum or maximum of each row of the segments, `[n, rows]`."""
+    def _lanes(self, numbers: Array) -> Array:
+        """The rows of the segments, `[n, rows, fan, lanes]`."""
         n, width = numbers.shape[0], self.segments.width
-        fan = max(1, width // _LANES)
-        if width % fan or fan == 1:
-            return reduce(numbers.reshape(n, self.segments.rows, width), axis=2)
-        rows = numbers.reshape(n, self.segments.rows, fan, width // fan)
-        return reduce(lax.optimization_barrier(reduce(rows, axis=2)), axis=2)
+        fan = next(f for f in range(max(1, width // _ROW_LANES), 0, -1) if width % f == 0)
+        return numbers.reshape(n, self.segments.rows, fan, width // fan)
 
     def _words(self, hits: UInt32[Array, "n words"]) -> UInt32[Array, "n rows each"]:
         each = self.segments.width // bitmap.WORD
         return hits[:, : self.segments.rows * each].reshape(len(hits), self.segments.rows, each)
+
+
+_sum = functools.partial(jnp.sum, dtype=jnp.int32)
+
+
+def _folded(lanes: Int32[Array, "n rows fan lanes"], reduce: Callable[..., Array]) -> Array:
+    """The sum or maximum of each row, `[n, rows]`."""
+    if lanes.shape[2] == 1:
+        return reduce(lanes, axis=(2, 3))
+    return reduce(lax.optimization_barrier(reduce(lanes, axis=2)), axis=2)
 
 
 @functools.lru_cache(maxsize=256)

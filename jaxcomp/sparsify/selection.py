@@ -10,7 +10,7 @@ import math
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Int, Int32, UInt32
+from jaxtyping import Int, Int32, Integer, UInt32
 
 from jaxcomp.sparsify import bitmap
 from jaxcomp.sparsify.parts import Parts, Row, size_bits
@@ -24,6 +24,9 @@ _MANY = 2**20
 
 _SAMPLED = 400
 """Elements above the threshold that a sample should hold: enough to know it to 5 %."""
+
+_HALVED = 2**20
+"""Elements from which on their upper and lower halves are compared one after the other."""
 
 _STEP = 2**19
 """Where the estimate is off, how far to go first: a sixteenth of a power of two."""
@@ -167,11 +170,24 @@ def kth_largest(
     sizes: Int[Array, "n size"], k: int | Int32[Array, "#n parts"], parts: Parts
 ) -> Int[Array, "n parts"]:
     """The `k`-th largest of each part, or zero, digit by digit."""
-    digits = 8 * sizes.dtype.itemsize - 1
+    if sizes.dtype.itemsize < 4 or sizes.size < _HALVED:
+        return _by_digits(sizes, k, parts, 8 * sizes.dtype.itemsize - 1)
+    # First the upper halves, then the lower halves of those that share the upper one: each of the
+    # many passes over memory is half as long.
+    upper = lax.optimization_barrier((sizes >> 16).astype(jnp.int16))
+    top = _by_digits(upper, k, parts, 15)
+    left = k - parts.at_least(upper, top + 1)
+    lower = jnp.where(upper == parts.spread(top), sizes & 0xFFFF, 0).astype(jnp.uint16)
+    rest = _by_digits(lax.optimization_barrier(lower), left, parts, 16)
+    return (top.astype(sizes.dtype) << 16) | rest.astype(sizes.dtype)
 
+
+def _by_digits(
+    sizes: Integer[Array, "n size"], k: int | Int32[Array, "#n parts"], parts: Parts, digits: int
+) -> Integer[Array, "n parts"]:
     def digit(number, found):
         trial = found | (jnp.ones_like(found) << (digits - 1 - number).astype(found.dtype))
-        return jnp.where(parts.count(sizes >= parts.spread(trial)) >= k, trial, found)
+        return jnp.where(parts.at_least(sizes, trial) >= k, trial, found)
 
     empty = jnp.zeros_like(sizes, shape=(len(sizes), len(parts.sizes)))
     return lax.fori_loop(0, digits, digit, empty)
@@ -200,7 +216,7 @@ def bracket(
         low, found, high, trial, step = state
         # Tied to the trial, or the bits of all elements would be written down before the loop.
         elements, trial = lax.optimization_barrier((x, trial))
-        here = parts.count(size_bits(elements) >= parts.spread(trial))
+        here = parts.at_least(size_bits(elements), trial)
         open_ = undecided(low, found, high)
         enough = open_ & (here >= k)
         fewer = open_ & (here < k)

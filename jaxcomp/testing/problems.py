@@ -212,7 +212,7 @@ def descend(tx: Any, problem: Quadratics | Logistic, steps: int, axis_name: str 
     """Runs a transformation that averages gradients, on workers simulated by `vmap`.
 
     Gradients are full, and taken at `jaxcomp.view(params, state)`; a transformation that needs
-    gradients at other points gets `grad_fn`.
+    gradients at other points gets `grad_fn` and `full_grad_fn`.
 
     Args:
         tx: for instance `optax.chain(jaxcomp.compressed_mean(...), optax.sgd(rate))`; the
@@ -239,7 +239,8 @@ def descend(tx: Any, problem: Quadratics | Logistic, steps: int, axis_name: str 
         def grad_fn(at):
             return {"x": problem.gradient(at["x"][0], *data)[None]}
 
-        return inner.update(grad_fn(view(params, state)), state, params, grad_fn=grad_fn)
+        given = {"grad_fn": grad_fn, "full_grad_fn": grad_fn}
+        return inner.update(grad_fn(view(params, state)), state, params, **given)
 
     everyone = jax.vmap(one, in_axes=(None, 0, 0), axis_name=axis_name)
 

@@ -16,9 +16,14 @@ from jaxcomp.mesh import per_worker
 from jaxcomp.mesh.per_worker import PerWorker
 from jaxcomp.misuse import callers, own_gradients
 from jaxcomp.numerics import noise, summing
-from jaxcomp.reducers import guarding, state as state_
+from jaxcomp.reducers import guarding
 from jaxcomp.reducers.gossip import Gossip
-from jaxcomp.transforms import gossip_rounds as rounds_, local_steps as steps_, mean as mean_
+from jaxcomp.transforms import (
+    gossip_rounds as rounds_,
+    local_steps as steps_,
+    mean as mean_,
+    sharded,
+)
 from jaxcomp.transforms.gossip_rounds import Models, Setup
 from jaxcomp.transforms.local_updates import nothing, transformation
 from jaxcomp.types import Array, AxisName, PyTree
@@ -73,6 +78,7 @@ def gossip(
     stay: bool = False,
     key: Any = 0,
     guard: bool = True,
+    param_specs: PyTree | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Decentralised training: each worker steps alone, then mixes its model with its neighbours'.
 
@@ -105,15 +111,18 @@ def gossip(
         key: a seed or key, the same on all workers.
         guard: leaves out a worker's own step that is not finite (`state.skipped` counts them), and
             a mixing whose result is not finite.
+        param_specs: how the parameters are sharded over the other axes of the mesh, as for
+            `compressed_mean`: each device mixes its own shard. Not for graphs that draw their
+            rounds. Of a message that is not finite, only the shard that has it is left out.
 
     Returns:
         An optax transformation; its state is a `GossipState`.
 
     Raises:
         ValueError: on construction, for arguments of the wrong kind or out of range, `stay`
-            without a link with `Shift`, `outer` or `stay` with `tracking`, or a codec whose
-            feedback does not suit it; on use, without `params`, outside of a mapped axis, or for
-            gradients that are already averaged.
+            without a link with `Shift`, `outer` or `stay` with `tracking`, a graph that draws its
+            rounds with `param_specs`, or a codec whose feedback does not suit it; on use, without
+            `params`, outside of a mapped axis, or for gradients that are already averaged.
 
     Example:
         >>> import jaxcomp, optax
@@ -147,6 +156,7 @@ def gossip(
             tracking=tracking,
             stay=stay,
             guard=guard,
+            param_specs=param_specs,
         )
     )
     seed = noise.words(key)
@@ -169,6 +179,8 @@ def gossip(
             )
         own_gradients.check(updates, axis_name)
         mean_.check_local(updates, axis_name)
+        if param_specs is None:
+            sharded.warn_if_gathered(setup.reducer, axis_name)
         return jax.tree.map(jnp.zeros_like, params), _step(setup, updates, state, params, extra)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
@@ -235,6 +247,12 @@ def _checked(setup: Setup) -> Setup:
             "`stay` must be False without jaxcomp.Shift, whose memory is what neighbours know, got "
             f"{reducer.uplink.feedback!r}; use jaxcomp.Link(codec, jaxcomp.Shift())"
         )
+    sharded.check_specs(setup.param_specs, setup.axis_name)
+    if setup.param_specs is not None and reducer.graph.drawn:
+        raise ValueError(
+            "`param_specs` must be None with a graph that draws its rounds, whose shards would "
+            f"draw different ones, got {reducer.graph!r}; use jaxcomp.graphs.OnePeer()"
+        )
     if setup.tracking and (setup.outer is not None or setup.stay or setup.every > 1):
         raise ValueError(
             "`tracking` must be False with an `outer` optimizer, `stay` or `every` above 1, which "
@@ -256,7 +274,6 @@ def _init(setup: Setup, seed: Any, params: PyTree) -> GossipState:
     tracked: Any = ()
     if setup.tracking:
         tracked = PerWorker.wrap(rounds_.Tracked(offset, offset), "local", axis_name)
-    like = (offset, offset) if setup.tracking else offset
     return GossipState(
         gossip_key=jnp.array(seed),  # A copy: this one may be donated.
         taken=zero,
@@ -264,7 +281,7 @@ def _init(setup: Setup, seed: Any, params: PyTree) -> GossipState:
         inner=PerWorker.wrap(setup.inner.init(params), "local", axis_name),
         skipped=PerWorker.wrap(jnp.zeros_like(zero), "local", axis_name),
         offset=PerWorker.wrap(offset, "offset", axis_name),
-        memory=state_.init(setup.reducer, like, axis_name),
+        memory=rounds_.begun(setup, params),
         slow=slow,
         tracked=tracked,
     )

@@ -1,5 +1,6 @@
 """The rounds of `gossip`: workers exchange messages about their models, and mix them."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,7 +15,8 @@ from jaxcomp.mesh import per_worker
 from jaxcomp.numerics import noise
 from jaxcomp.reducers import accounting, guarding, reduce as reduce_, state as state_
 from jaxcomp.reducers.gossip import Gossip
-from jaxcomp.reducers.state import ReductionState
+from jaxcomp.transforms import sharded
+from jaxcomp.transforms.local_updates import nothing
 from jaxcomp.types import Array, AxisName, PyTree, Stacks
 
 
@@ -32,6 +34,28 @@ class Setup(NamedTuple):
     tracking: bool
     stay: bool
     guard: bool
+    param_specs: PyTree
+
+    def messages(self, offset: PyTree, estimate: PyTree) -> PyTree:
+        """The tree of the messages."""
+        return (offset, estimate) if self.tracking else offset
+
+    @property
+    def specs(self) -> PyTree:
+        """The specs of the tree of the messages."""
+        return self.messages(self.param_specs, self.param_specs)
+
+
+class Round(NamedTuple):
+    """The state of a round of gossip, of the whole model or of one device's shard.
+
+    Attributes:
+        key: the round's key.
+        memory: the links' memory.
+    """
+
+    key: Any
+    memory: Any
 
 
 class Slow(NamedTuple):
@@ -59,7 +83,7 @@ class Models(NamedTuple):
     """
 
     offset: PyTree
-    memory: ReductionState
+    memory: Any
     slow: Any
     tracked: Any
 
@@ -69,23 +93,56 @@ def displaced(params: PyTree, offset: PyTree) -> PyTree:
     return jax.tree.map(lambda p, by: (p.astype(by.dtype) + by).astype(p.dtype), params, offset)
 
 
-def fitted(setup: Setup, memory: ReductionState, offset: PyTree) -> ReductionState:
+def begun(setup: Setup, params: PyTree) -> Any:
+    """The memory before the first round."""
+
+    def fresh(params: PyTree) -> Round:
+        offset = jax.tree.map(nothing, params)
+        like = setup.messages(offset, offset)
+        return Round((), state_.init(setup.reducer, like, setup.axis_name))
+
+    if setup.param_specs is None:
+        return fresh(params).memory
+    return sharded.init(fresh, params, setup.param_specs, setup.axis_name).memory
+
+
+def fitted(setup: Setup, memory: Any, offset: PyTree) -> Any:
     """The memory in its final shapes, which a conditional and a loop need before they begin."""
-    like = (offset, offset) if setup.tracking else offset
-    batches = accounting.plan_here(setup.reducer, like, setup.axis_name).batches
-    return state_.fitted(setup.reducer, batches, memory, setup.axis_name)
+
+    def fit(tree: PyTree, state: Round, shards: Any = ()) -> tuple[PyTree, Round]:
+        del shards
+        batches = accounting.plan_here(setup.reducer, tree, setup.axis_name).batches
+        found = state_.fitted(setup.reducer, batches, state.memory, setup.axis_name)
+        return tree, state._replace(memory=found)
+
+    tree = setup.messages(offset, offset)
+    key = jnp.zeros(2, jnp.uint32)  # Not used.
+    return _on_shards(setup, fit, tree, Round(key, memory))[1].memory
+
+
+def _on_shards(
+    setup: Setup, step: Callable[..., tuple[PyTree, Round]], tree: PyTree, state: Round
+) -> tuple[PyTree, Round]:
+    """`step(tree, state)`, of a sharded model on each device's own shard."""
+    if setup.param_specs is None:
+        return step(tree, state)
+    return sharded.update(step, tree, state, setup.specs, setup.axis_name)
 
 
 def exchanged(
     setup: Setup, models: Models, params: PyTree, key: Array, taken: Array, mixed: Array
 ) -> tuple[Models, Array]:
     """The models after all rounds of an exchange, and the number of rounds so far."""
-    tree = (models.offset, models.tracked.estimate) if setup.tracking else models.offset
+    tree = models.offset
+    if setup.tracking:
+        tree = setup.messages(tree, models.tracked.estimate)
+    mix = functools.partial(_mixed, setup)
 
-    def once(carry: tuple[PyTree, ReductionState, Array]) -> tuple[PyTree, ReductionState, Array]:
+    def once(carry: tuple[PyTree, Any, Array]) -> tuple[PyTree, Any, Array]:
         tree, memory, mixed = carry
-        tree, memory = _mixed(setup, noise.fold(key, mixed), tree, memory)
-        return tree, memory, mixed + 1
+        state = Round(noise.fold(key, mixed), memory)
+        tree, state = _on_shards(setup, mix, tree, state)
+        return tree, state.memory, mixed + 1
 
     carry = (tree, models.memory, mixed)
     if setup.rounds == 1:
@@ -108,10 +165,11 @@ def exchanged(
 
 
 def _mixed(
-    setup: Setup, key: Array, tree: PyTree, memory: ReductionState
-) -> tuple[PyTree, ReductionState]:
+    setup: Setup, tree: PyTree, state: Round, shards: tuple[str, ...] = ()
+) -> tuple[PyTree, Round]:
     """`x + γ (Σⱼ wᵢⱼ x̂ⱼ − x̂ᵢ)` after one round, and the memory after it."""
-    reducer, axis_name = setup.reducer, setup.axis_name
+    del shards  # Each shard decides for itself which messages to leave out.
+    (key, memory), reducer, axis_name = state, setup.reducer, setup.axis_name
     before: Any = per_worker.unwrap(memory.feedback)
     if setup.stay:
         layout = accounting.plan_here(reducer, tree, axis_name)
@@ -129,7 +187,7 @@ def _mixed(
         )
     if setup.guard:
         moved = guarding.kept(guarding.all_finite(moved), moved, tree)
-    return moved, result.state
+    return moved, state._replace(memory=result.state)
 
 
 def _assembled(layout: trees.Layout, stacks: Stacks) -> PyTree:

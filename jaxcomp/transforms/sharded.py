@@ -180,7 +180,7 @@ def warn_if_gathered(reducer: Reducer, axis_name: AxisName) -> None:
         warnings.warn(
             f"the mesh has automatic axes {tuple(left)} beside {axis_name!r}: leaves that are "
             "sharded over them are gathered before they are compressed, and every device sends "
-            "all of them. compressed_mean(..., param_specs=specs) has each send its own shard; "
+            "all of them. With the argument `param_specs=specs` each sends its own shard; "
             "param_specs=jax.sharding.PartitionSpec() is for parameters that are all replicated.",
             stacklevel=4,
         )

@@ -137,3 +137,21 @@ def test_a_method_recovers(name, dtype, steps):
     tx = jaxcomp.skip_nonfinite(methods.build(name, rate=0.01))
     exact, round_of = EXACT.get(name, True), methods.ROUNDS.get(name, 1)
     check(tx, dtype, steps, (1, methods.SIZE), exact, round_of)
+
+
+@pytest.mark.parametrize(("name", "dtype", "steps"), cases(["choco_sgd", "noloco"], methods.GOSSIP))
+def test_a_decentralised_method_recovers(name, dtype, steps):
+    """Only the worker with a bad gradient leaves out a step; all go on mixing."""
+    tx = methods.build(name, rate=0.01)
+    grads = jnp.asarray(RNG.standard_normal((steps, WORKERS, 1, methods.SIZE)), dtype)
+    run = runner(tx, grads)
+    for kind, spoilt in bad_steps(grads).items():
+        state, skipped, finite, moved = run(spoilt)
+        assert_finite(state, kind)
+        assert finite.all(), kind
+        assert not moved.any(), kind  # The parameters stay where training began.
+        if kind in ("nan", "inf") and name != "gradient_tracking":
+            assert skipped[-1] == 1, kind
+        # An estimate of the mean gradient leaves out the bad gradient, not the step.
+        assert skipped[-1] <= 1, (kind, skipped)
+        assert skipped[BAD - 1] == 0, kind

@@ -38,9 +38,12 @@ def test_permutations_send_every_weight_once(graph, workers):
     ):
         np.testing.assert_allclose(matrix.sum(axis=0), 1, rtol=0, atol=4e-16)
         np.testing.assert_allclose(matrix.sum(axis=1), 1, rtol=0, atol=4e-16)
-        sent = np.zeros((workers, workers))
+        sent, to = np.zeros((workers, workers)), np.arange(workers)
+        two_way = np.array_equal(matrix > 0, matrix.T > 0)
         for own, weight in zip(sources, weights, strict=True):
             assert sorted(own) == list(range(workers))
+            if two_way:  # Then a worker that nobody hears sends to itself.
+                assert ((matrix[to, own] > 0) | (own == to)).all()
             sent[np.arange(workers), own] += weight
         np.testing.assert_array_equal(sent, matrix - np.diag(np.diag(matrix)))
         edges = (matrix > 0) & ~np.eye(workers, dtype=bool)

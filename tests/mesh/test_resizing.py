@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 import resizing
-from methods import LOCAL, METHODS, build, everywhere
+from methods import GOSSIP, LOCAL, METHODS, build, everywhere
 from resizing import AXIS, PARAMS, check_moved, filled, shapes
 from suite import CODECS, COMMON, few_or_all, label
 
@@ -106,6 +106,7 @@ CUT = [
 """Of those, two shots of leaves that are taken whole."""
 EVERY = {
     **COMPOSITIONS,
+    **{name: lambda name=name: build(name) for name in GOSSIP},
     **METHOD,
     **{name: make for name, make in WHOLE.items() if name not in CUT},
 }

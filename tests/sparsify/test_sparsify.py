@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from jaxcomp.entropy import stream
+from jaxcomp.numerics import segments as segments_
 from jaxcomp.sparsify import (
     bitmap,
     choices,
@@ -18,6 +19,7 @@ from jaxcomp.sparsify import (
     logarithm,
     selection,
 )
+from jaxcomp.sparsify.parts import Leaves
 
 SHAPES = [(3, 50), (2, 1024), (4, 5000), (1, 100_001)]
 
@@ -270,3 +272,24 @@ def test_other_settings_are_checked():
         fitted.Fitted(fraction=0.1, stages=0)
     with pytest.raises(ValueError, match="`most` must be a number at least 1"):
         choices.Sampled(0.1, most=0.5)
+
+
+def test_the_kth_largest_of_many_elements_goes_by_halves_and_is_exact():
+    """Values that share their upper halves, ties, and a leaf with fewer elements than `k`."""
+    sizes = (3 * 2**18, 2**18 - 7, 2**18)
+    segments = segments_.of(sizes)
+    assert segments.size >= selection._HALVED
+    draw = np.random.default_rng(0)
+    rows, ks = np.full((1, segments.size), -1, np.int32), (1000, 40_000, 10)
+    for start, size in zip(segments.starts, sizes, strict=True):
+        rows[0, start : start + size] = draw.integers(0x3F800000, 0x3F820000, size)
+    rows[0, segments.starts[1] : segments.starts[1] + 50_000] = 0x3F810007
+    rows[0, segments.starts[2] : segments.starts[2] + sizes[2]] = -1
+    rows[0, segments.starts[2] : segments.starts[2] + 9] = 5
+    found = jax.jit(selection.kth_largest, static_argnums=2)(
+        rows, jnp.asarray([ks]), Leaves(segments)
+    )
+    first = -np.partition(-rows[0, : sizes[0]], ks[0] - 1)[ks[0] - 1]
+    begin = segments.starts[1]
+    second = -np.partition(-rows[0, begin : begin + sizes[1]], ks[1] - 1)[ks[1] - 1]
+    assert np.asarray(found).tolist() == [[first, second, 0]]

@@ -233,6 +233,9 @@ def test_reducers_and_feedbacks_pass():
         jaxcomp.Dense(),
         jaxcomp.Gather(jaxcomp.qsgd_inf(bits=4)),
         jaxcomp.Gather(jaxcomp.Link(jaxcomp.top_k(fraction=0.1), jaxcomp.Residual())),
+        jaxcomp.Gossip(jaxcomp.qsgd_inf(bits=4)),
+        jaxcomp.Gossip(jaxcomp.Link(jaxcomp.top_k(fraction=0.1), jaxcomp.Shift())),
+        jaxcomp.Gossip(jaxcomp.qsgd_inf(bits=4), jaxcomp.graphs.OnePeer()),
     ):
         testing.check_reducer(reducer)
     testing.check_reducer(jaxcomp.Dense("bfloat16"), tolerance=2e-2)

@@ -23,11 +23,12 @@ def named(make, **settings):
     return lambda **specs: make("dcn", learning_rate=0.01, **settings, **specs)
 
 
-L1, TERNARY = jaxcomp.optimizers.L1(1e-3), jaxcomp.threshold_ternary()
+SGD, L1, TERNARY = optax.sgd(0.01), jaxcomp.optimizers.L1(1e-3), jaxcomp.threshold_ternary()
 METHODS = {
     "ef21_bc": first(jaxcomp.algorithms.ef21_bc, SIGN),
     "one_bit_adam": first(jaxcomp.algorithms.one_bit_adam, SIGN, freeze_step=1),
     "local_sgd": first(jaxcomp.algorithms.local_sgd, QSGD, every=2, momentum=0.9),
+    "choco_sgd": first(jaxcomp.algorithms.choco_sgd, TOP, mixing=0.5),
 }
 ALL = METHODS | {
     "ef_sgd": first(jaxcomp.algorithms.ef_sgd, TOP),
@@ -45,6 +46,17 @@ ALL = METHODS | {
     "qrda_adagrad": first(jaxcomp.algorithms.qrda_adagrad, TERNARY, regularizer=L1),
     "dq_psgd": first(jaxcomp.algorithms.dq_psgd, QSGD, projection=lambda tree: tree),
     "zero_one_adam": first(jaxcomp.algorithms.zero_one_adam, SIGN, freeze_step=1),
+    "deepsqueeze": first(
+        jaxcomp.algorithms.deepsqueeze, SIGN, mixing=0.5, graph=jaxcomp.graphs.OnePeer()
+    ),
+    "dcd": first(jaxcomp.algorithms.dcd, TOP),
+    "several rounds": lambda **specs: jaxcomp.gossip(
+        SGD, jaxcomp.Gossip(QSGD), "dcn", rounds=2, **specs
+    ),
+    "gradient_tracking": first(jaxcomp.algorithms.gradient_tracking, TOP, mixing=0.5),
+    "noloco": first(
+        jaxcomp.algorithms.noloco, QSGD, every=2, graph=jaxcomp.graphs.OnePeer(), inner=SGD
+    ),
 }
 
 
@@ -75,5 +87,6 @@ def test_each_shard_crosses_alone(name, two):
         params, state = run(params, state, x)
     for key, leaf in params.items():
         assert leaf.sharding.spec == SPECS[key]
+    for key, leaf in jaxcomp.consensus(params, state).items():
         assert np.isfinite(leaf).all()
         assert np.any(leaf != drawn[key])

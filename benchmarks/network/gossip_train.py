@@ -1,0 +1,128 @@
+"""A worker that trains a small byte model by gossip, or by means, until it reaches a target score.
+
+As `train.py`, with a smaller model, of which every worker has windows of its own, however many
+workers there are. By gossip the score is that of the mean of all models, which is taken while the
+clock stands still.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import byte_lm_model  # pyright: ignore[reportMissingImports]
+import gossiping
+import group
+import jax
+import optax
+import train
+import training  # pyright: ignore[reportMissingImports]
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import jaxcomp
+from jaxcomp import algorithms, graphs
+
+LAYERS, WIDTH, CONTEXT, EACH, RATE, SEED = 2, 160, 32, 2, 2e-3, 0
+AXIS = group.AXIS
+FOUR, NEAREST = jaxcomp.qsgd_inf(bits=4), jaxcomp.blockwise(bits=4)
+
+
+def adam() -> optax.GradientTransformation:
+    return optax.adam(optax.warmup_constant_schedule(0.0, RATE, 10))
+
+
+def averaged(reducer: Any) -> optax.GradientTransformation:
+    return optax.chain(jaxcomp.compressed_mean(reducer, AXIS, key=SEED), adam())
+
+
+def gossiped(make: Any, codec: Any, **settings: Any) -> Any:
+    return make(codec, AXIS, learning_rate=RATE, inner=adam(), key=SEED, **settings)
+
+
+METHODS: dict[str, Callable[[], Any]] = {
+    "all-reduce, dense": lambda: averaged(jaxcomp.Dense()),
+    "two shots, 4-bit": lambda: averaged(jaxcomp.TwoShot(train.TWO_SHOT, train.TWO_SHOT)),
+    "D-PSGD on a ring, dense": lambda: gossiped(algorithms.dpsgd, gossiping.DENSE),
+    "CHOCO-SGD on a ring, 4-bit": lambda: gossiped(algorithms.choco_sgd, FOUR, mixing=0.8),
+    "DeepSqueeze, one peer, 4-bit": lambda: gossiped(
+        algorithms.deepsqueeze, NEAREST, mixing=0.8, graph=graphs.OnePeer()
+    ),
+}
+
+
+def batches(own: dict[str, Any]) -> tuple[Callable[[int], tuple], tuple]:
+    """This worker's rows of the batch of each step, and of the held-out windows."""
+    text, size = byte_lm_model.read_text(), EACH * own["processes"]
+
+    def draw(step: int) -> tuple:
+        whole = byte_lm_model.batch_of(text, step, size=size, context=CONTEXT, seed=SEED)
+        return train.part(whole, own)
+
+    # The first ones: a score runs on 32 windows at once.
+    held_out = byte_lm_model.validation_of(text, CONTEXT)
+    return draw, tuple(half[:32] for half in held_out)
+
+
+def run(
+    tx: Any, data: tuple, own: dict[str, Any], mesh: Mesh, meet: Callable[..., float]
+) -> dict[str, Any]:
+    draw, held_out = data
+    model = byte_lm_model.ByteModel(LAYERS, WIDTH)
+    replicated = NamedSharding(mesh, PartitionSpec())
+    init = jax.jit(
+        lambda: model.init(jax.random.key(SEED), draw(1)[0][:1]), out_shardings=replicated
+    )
+    value_and_grad = jax.value_and_grad(functools.partial(training.loss_of, model))
+    consensus = jax.jit(jaxcomp.consensus, out_shardings=replicated)
+    held: list[Any] = []
+
+    def start() -> None:
+        params: Any = init()
+        held[:] = params, jaxcomp.init_state(tx, params, mesh, AXIS)
+
+    def lay(number: int) -> tuple:
+        return tuple(group.spread(mesh, half) for half in draw(number))
+
+    def update(params, state, batch):
+        here = jaxcomp.local(jaxcomp.view(params, state), AXIS)
+        loss, grads = value_and_grad(here, batch)
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state, jaxcomp.PerWorker.wrap(loss, "loss")
+
+    start()
+    many = jaxcomp.data_parallel(update, mesh, AXIS, donate_argnums=(0, 1))
+    compiled = many.lower(*held, lay(1)).compile()
+
+    def step(number: int) -> None:
+        *held[:], loss = compiled(*held, lay(number))
+        jax.block_until_ready((held, loss))
+
+    def score() -> float:
+        params = training.first_copy(consensus(*held))
+        return float(byte_lm_model.bits_per_byte(model, params, held_out))
+
+    def begin() -> tuple[Callable[[int], Any], Callable[[], float]]:
+        start()
+        return step, score
+
+    return {
+        "parameters": sum(leaf.size for leaf in jax.tree.leaves(held[0])),
+        "collective_bytes": jaxcomp.collective_bytes(compiled),
+        **train.races(begin, own, meet),
+    }
+
+
+def main() -> None:
+    # As in local.py: the cache would bring one process to its programs before all others.
+    jax.config.update("jax_enable_compilation_cache", False)
+    own = group.place()
+    mesh = group.join(own)
+    meet, data = group.meeting(mesh), batches(own)
+    found = {}
+    for name in group.chosen(own, METHODS):
+        found[name] = run(METHODS[name](), data, own, mesh, meet)
+        train.say(own, name, found[name]["curves"])
+    group.finish(own, {"methods": found})
+
+
+if __name__ == "__main__":
+    main()
