@@ -33,6 +33,26 @@ def test_comparisons_know_which_score_is_better():
     assert "96.2 % (96.0 to 96.4)" in networks.told(found, "one")
 
 
+def test_quantizers_that_train_worse_lose_their_verdicts():
+    from claims import trained_quantizers as claims
+
+    def nuqsgd(ours, inf, plain):
+        methods = {"dense": GOOD, "NUQSGD": ours, "QSGDinf": inf, "QSGD": plain}
+        return claims._nuqsgd_judged({"CNN": results(**methods)})[1]
+
+    assert nuqsgd(GOOD, GOOD, BAD) == "holds"
+    assert nuqsgd(BAD, GOOD, BAD) == "does not hold here"
+    assert nuqsgd(GOOD, GOOD, GOOD) == "holds in part"
+
+    def natural(scores, bits):
+        one = {"score": scores, "bits": bits}
+        methods = {"dense": GOOD, "natural, 9 bits": one, "natural, 8 bits": one}
+        return claims._natural_judged({"CNN": results(**methods), "GRU": results(**methods)})[1]
+
+    assert natural(GOOD, 9.0) == "holds"
+    assert natural(GOOD, 20.0) == natural(BAD, 9.0) == "does not hold here"
+
+
 def test_adam_needs_its_ratio_and_its_score():
     from claims import momenta
 
@@ -54,6 +74,20 @@ def test_ternary_gradients_scale_by_the_model():
     assert ternary._scale_judged(found)[1] == "does not hold here"
 
 
+def test_a_selection_that_takes_longer_does_not_hold():
+    from claims import sparse
+
+    def numbers(sidco, fastsgd):
+        seconds = {"lax.top_k": 4.0, "top-k": 2.0, "DGC": 2.0, "SIDCo": sidco, "FastSGD": fastsgd}
+        return {"seconds": {name: [x, x, x] for name, x in seconds.items()}}
+
+    for judge, names in ((sparse._sidco_time_judged, 0), (sparse._fastsgd_time_judged, 1)):
+        found = [
+            judge(numbers(*(x if i == names else 1.0 for i in range(2))))[1] for x in (1, 3, 9)
+        ]
+        assert found == ["holds", "holds in part", "does not hold here"]
+
+
 def test_adaptive_periods_are_compared_at_equal_exchanges():
     from claims import periods
 
@@ -72,3 +106,22 @@ def test_adaptive_periods_are_compared_at_equal_exchanges():
 
     assert verdict([x + 1 for x in GOOD]) == "holds"
     assert verdict(BAD) == "does not hold here"
+
+
+def test_large_batches_must_keep_the_accuracy():
+    from claims import large_batches
+
+    def verdict(large):
+        names = [
+            f"{name} ×{times}, {way}"
+            for name in large_batches.OPTIMIZERS
+            for times in large_batches.TIMES
+            for way in large_batches.MEANS
+        ]
+        found = results(**{name: large if "×16" in name else GOOD for name in names})
+        sgd = found["methods"]
+        sgd["SGD ×16, dense"] = sgd["SGD ×16, 4 bits"] = {"score": BAD}
+        return large_batches._judged(found)[1]
+
+    assert verdict(GOOD) == "holds"
+    assert verdict(BAD) == "holds in part"  # Four bits are still as good as dense means.

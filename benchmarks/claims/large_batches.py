@@ -1,0 +1,87 @@
+"""Large batches at a fixed number of epochs, with compressed means.
+
+The network and the driver are in `networks.py`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import optax
+
+import jaxcomp
+from claims import networks
+from claims.claim import Claim, decide
+from claims.networks import Plan, Rate, everywhere, mean
+
+IMAGES = 8192
+"""Of a run, about eight epochs of the thousand that there are."""
+WORKERS, SIZE = 4, 8
+TIMES = (1, 4, 16)
+
+
+def _matrices(params: Any) -> Any:
+    """The kernels: biases have no trust ratio."""
+    return {name: leaf.ndim > 1 for name, leaf in params.items()}
+
+
+def _lars(rate: Rate) -> Any:
+    return optax.lars(rate, trust_ratio_mask=_matrices, trust_coefficient=0.01)
+
+
+OPTIMIZERS: dict[str, tuple[Callable[[Rate], Any], tuple[float, ...]]] = {
+    "SGD": (networks.momentum, (0.02, 0.05, 0.1, 0.2, 0.4)),
+    "LARS": (_lars, (1.0, 2.0, 5.0, 10.0, 20.0)),
+    "LAMB": (optax.lamb, (0.005, 0.01, 0.02, 0.05, 0.1)),
+}
+MEANS = {"dense": jaxcomp.Dense(), "4 bits": everywhere(jaxcomp.qsgd_inf(bits=4))}
+
+
+def _train() -> dict[str, Any]:
+    task, found = networks.cnn(), {}
+    for times in TIMES:
+        steps = IMAGES // (WORKERS * SIZE * times)
+        schedule = networks.cosine(steps, max(steps // 10, 2))
+        for name, (optimizer, rates) in OPTIMIZERS.items():
+            plan = Plan(steps, rates, WORKERS, SIZE * times, schedule)
+            ways = {f"{name} ×{times}, {way}": mean(MEANS[way], optimizer) for way in MEANS}
+            found |= networks.compare(ways, task, plan)["methods"]
+    return {"numbers": {"better": task.better, "unit": task.unit, "methods": found}}
+
+
+def _judged(numbers: dict[str, Any]) -> tuple[str, str]:
+    def kept(name: str) -> bool:
+        return networks.equal(numbers, f"{name} ×16, dense", "SGD ×1, dense")
+
+    best = [
+        name
+        for name in ("LARS", "LAMB")
+        if kept(name) and networks.gain(numbers, f"{name} ×16, dense", "SGD ×16, dense") > 0
+    ]
+    compressed = [
+        networks.equal(numbers, f"{name} ×{times}, 4 bits", f"{name} ×{times}, dense")
+        for name in OPTIMIZERS
+        for times in TIMES
+    ]
+    names = [f"{name} ×{times}, dense" for name in OPTIMIZERS for times in (1, 16)]
+    words = ", ".join(networks.told(numbers, name) for name in names)
+    words += f"; four bits as good in {sum(compressed)} of {len(compressed)} cases"
+    return words, decide(bool(best) and all(compressed), bool(best) or all(compressed))
+
+
+CLAIMS = (
+    Claim(
+        name="large-batches",
+        methods=("compressed_mean", "qsgd_inf"),
+        source="You, Gitman and Ginsburg, Large batch training of convolutional networks, 2017 "
+        "(LARS); You et al., Large batch optimization for deep learning, 2020 (LAMB)",
+        claim="At fixed epochs SGD loses accuracy as the batch grows, and layer-wise adaptive "
+        "rates keep it; here the means are compressed, too.",
+        setting=f"A CNN on handwritten digits, {IMAGES:,} images a run in batches of 32, 128 and "
+        "512 (256, 64 and 16 steps), four workers, dense and 4-bit QSGDinf, the best of five "
+        "rates for each optimizer and batch, five seeds.",
+        judge=_judged,
+        run=_train,
+        minutes=6,
+        note="Trust ratios are those of the decompressed mean.",
+    ),
+)
