@@ -120,7 +120,7 @@ def error_of_mean(policy: jaxcomp.Policy, grads: Any) -> float:
 def policies(sampled: Sampled, bits: int) -> Iterator[tuple[str, jaxcomp.Policy, float]]:
     """Uniform bits, and budgets of the same bytes, with the predicted error of one message."""
     own = [jax.tree.map(lambda g: g[0], grads) for grads in sampled.early]
-    uniform = jaxcomp.Policy(budget.CODECS[f"eden {bits}-bit"])
+    uniform = jaxcomp.Policy(budget.widths()[f"eden {bits}-bit"])
     size = jaxcomp.wire_bytes(uniform, own[0])
     spent = planning.spend(size, *own)
     assert spent.uniform is not None

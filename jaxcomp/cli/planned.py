@@ -79,7 +79,7 @@ def _spent(args: argparse.Namespace, first: Any, codecs: Any) -> tuple[Spending,
     if len(args.workers) > 1:
         raise ValueError("--budget needs one number of --workers, since it is one link's bytes")
     more = [_arrays(path) for path in args.gradients[1:]]
-    ladder = budget.CODECS if codecs is None else codecs
+    ladder = budget.widths() if codecs is None else codecs
     spent = budget.spend(args.budget, first, *more, workers=args.workers[0], codecs=ladder)
     found: dict[str, Any] = {f"budget of {args.budget:,} bytes": spent.policy}
     if spent.uniform is not None:

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import glob
 import math
 from collections.abc import Mapping, Sequence
@@ -21,11 +22,6 @@ from jaxcomp.theory import knapsack
 from jaxcomp.types import PyTree
 from jaxcomp.wire import cost as wire_cost
 
-CODECS: Mapping[str, Codec] = {
-    f"eden {bits}-bit": eden(bits=bits, rotations=2) for bits in range(1, 9)
-}
-"""The codecs that a budget is spent on by default, of one bit an element to eight."""
-
 _DENSE = "dense"
 _TRIES = 12
 """Corrections of the sum of the leaves' bytes, which is not exactly the bytes of the tree."""
@@ -33,11 +29,17 @@ _CHANGES = 64
 """Changes of single leaves that are tried with the bytes of the whole tree."""
 
 
+@functools.cache
+def widths() -> Mapping[str, Codec]:
+    """The codecs that a budget is spent on by default, of one bit an element to eight."""
+    return {f"eden {bits}-bit": eden(bits=bits, rotations=2) for bits in range(1, 9)}
+
+
 def spend(
     bytes_per_step: int,
     *gradients: PyTree,
     workers: int | None = None,
-    codecs: Mapping[str, Codec] = CODECS,
+    codecs: Mapping[str, Codec] | None = None,
     weights: PyTree | None = None,
     min_size: int = 1024,
     min_ndim: int = 2,
@@ -87,6 +89,7 @@ def spend(
         never train it. The error is that of one message; a reducer that rounds the mean again adds
         its own. With a residual, the message is not the gradient, and its error differs.
     """
+    codecs = widths() if codecs is None else codecs
     likes, paths, treedef = _checked(bytes_per_step, gradients, workers, codecs)
     checks.integer("min_size", min_size, 0)
     checks.integer("min_ndim", min_ndim, 0)
