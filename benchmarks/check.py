@@ -28,7 +28,7 @@ Found = Iterator[tuple[str, bool]]
 def commands() -> Found:
     """README.md names the command of every file, and every command's program exists."""
     text = (HERE / "README.md").read_text()
-    patterns = re.findall(r"`([\w/*.]+)`", text)
+    patterns = re.findall(r"`([\w/*.-]+)`", text)
     for path in sorted(RESULTS.rglob("*.*")):
         name = str(path.relative_to(RESULTS))
         known = any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
