@@ -176,7 +176,9 @@ def kth_largest(
     # many passes over memory is half as long.
     upper = lax.optimization_barrier((sizes >> 16).astype(jnp.int16))
     top = _by_digits(upper, k, parts, 15)
-    left = k - parts.at_least(upper, top + 1)
+    # Nothing is above the largest number, where one more would wrap around to the smallest.
+    last = jnp.iinfo(jnp.int16).max
+    left = k - jnp.where(top == last, 0, parts.at_least(upper, top + 1))
     lower = jnp.where(upper == parts.spread(top), sizes & 0xFFFF, 0).astype(jnp.uint16)
     rest = _by_digits(lax.optimization_barrier(lower), left, parts, 16)
     return (top.astype(sizes.dtype) << 16) | rest.astype(sizes.dtype)

@@ -275,21 +275,23 @@ def test_other_settings_are_checked():
 
 
 def test_the_kth_largest_of_many_elements_goes_by_halves_and_is_exact():
-    """Values that share their upper halves, ties, and a leaf with fewer elements than `k`."""
-    sizes = (3 * 2**18, 2**18 - 7, 2**18)
+    """Upper halves in common, ties, fewer elements than `k`, and NaN of the largest upper half."""
+    sizes = (3 * 2**18, 2**18 - 7, 2**18, 2**10)
     segments = segments_.of(sizes)
     assert segments.size >= selection._HALVED
     draw = np.random.default_rng(0)
-    rows, ks = np.full((1, segments.size), -1, np.int32), (1000, 40_000, 10)
+    rows, ks = np.full((1, segments.size), -1, np.int32), (1000, 40_000, 10, 100)
     for start, size in zip(segments.starts, sizes, strict=True):
         rows[0, start : start + size] = draw.integers(0x3F800000, 0x3F820000, size)
     rows[0, segments.starts[1] : segments.starts[1] + 50_000] = 0x3F810007
     rows[0, segments.starts[2] : segments.starts[2] + sizes[2]] = -1
     rows[0, segments.starts[2] : segments.starts[2] + 9] = 5
+    nans = draw.integers(0x7FFF0000, 0x7FFFFFFF, sizes[3])
+    rows[0, segments.starts[3] : segments.starts[3] + sizes[3]] = nans
     found = jax.jit(selection.kth_largest, static_argnums=2)(
         rows, jnp.asarray([ks]), Leaves(segments)
     )
     first = -np.partition(-rows[0, : sizes[0]], ks[0] - 1)[ks[0] - 1]
     begin = segments.starts[1]
     second = -np.partition(-rows[0, begin : begin + sizes[1]], ks[1] - 1)[ks[1] - 1]
-    assert np.asarray(found).tolist() == [[first, second, 0]]
+    assert np.asarray(found).tolist() == [[first, second, 0, np.sort(nans)[-ks[3]]]]
