@@ -1,17 +1,16 @@
 """Unbiased codecs, one way and both ways, with stochastic gradients."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import optax
-from convergence import AXIS, Way, everywhere
+from convergence import everywhere
 
 import jaxcomp
 from claims import descent
 from claims.claim import Claim, decide
-from claims.descent import Make, Oracle, Runs
+from claims.descent import Make, Oracle, Runs, plain
 from jaxcomp import algorithms, codecs
 from jaxcomp.feedback.steps import step_for
 from jaxcomp.testing import problems
@@ -37,15 +36,7 @@ def ways(size: int) -> dict[str, Make]:
     bare = jaxcomp.Link(qsgd)
     step = step_for(qsgd, 0.5)
 
-    def method(make: Callable[..., Any], codec: Any = qsgd, **given: Any) -> Make:
-        return lambda rate, key: Way(make(codec, AXIS, learning_rate=rate, key=key, **given))
-
-    def plain(reducer: Any) -> Make:
-        def make(rate: Any, key: Any) -> Way:
-            mean = jaxcomp.compressed_mean(reducer, AXIS, key=key)
-            return Way(optax.chain(mean, optax.sgd(rate)))
-
-        return make
+    method = functools.partial(descent.method, codec=qsgd)
 
     return {
         "sgd": plain(jaxcomp.Dense()),

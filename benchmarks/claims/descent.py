@@ -22,6 +22,21 @@ Make = Callable[[Any, Any], Way]
 """From a learning rate and a raw key, both traced, to a method."""
 
 
+def method(make: Callable[..., Any], codec: Any, **given: Any) -> Make:
+    """A whole method with this codec."""
+    return lambda rate, key: Way(make(codec, AXIS, learning_rate=rate, key=key, **given))
+
+
+def plain(reducer: Any) -> Make:
+    """Gradient descent along this reducer's mean."""
+
+    def make(rate: Any, key: Any) -> Way:
+        mean = jaxcomp.compressed_mean(reducer, AXIS, key=key)
+        return Way(optax.chain(mean, optax.sgd(rate)))
+
+    return make
+
+
 class Oracle(NamedTuple):
     """How workers estimate their gradients.
 

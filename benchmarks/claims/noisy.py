@@ -1,19 +1,18 @@
 """Contractive codecs with stochastic gradients, and the lower bounds of all methods."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from convergence import AXIS, Way, everywhere
+from convergence import everywhere
 
 import jaxcomp
 from claims import descent
 from claims.claim import Claim, decide
-from claims.descent import Make, Oracle, Runs
+from claims.descent import Make, Oracle, Runs, method, plain
 from jaxcomp import algorithms
 from jaxcomp.testing import problems
 from jaxcomp.theory import rates as theory
@@ -32,18 +31,6 @@ def sparse(size: int) -> dict[str, Any]:
         "random": everywhere(jaxcomp.random_k(FRACTION, bucket_size=size, unbiased=False)),
         "unbiased": everywhere(jaxcomp.random_k(FRACTION, bucket_size=size)),
     }
-
-
-def way(make: Callable[..., Any], codec: Any, **given: Any) -> Make:
-    return lambda rate, key: Way(make(codec, AXIS, learning_rate=rate, key=key, **given))
-
-
-def plain(reducer: Any) -> Make:
-    def make(rate: Any, key: Any) -> Way:
-        mean = jaxcomp.compressed_mean(reducer, AXIS, key=key)
-        return Way(optax.chain(mean, optax.sgd(rate)))
-
-    return make
 
 
 def descended(
@@ -69,9 +56,9 @@ def tuned(runs: Runs) -> dict[str, Any]:
 def _momentum() -> dict[str, Any]:
     problem = problems.quadratics()
     top = sparse(problem.solution.size)["top"]
-    ways = {"EF21": way(algorithms.ef21, top)}
+    ways = {"EF21": method(algorithms.ef21, top)}
     for eta in (0.3, 0.1, 0.03):
-        ways[f"EF21-SGDM, {eta:g}"] = way(algorithms.ef21_sgdm, top, eta=eta)
+        ways[f"EF21-SGDM, {eta:g}"] = method(algorithms.ef21_sgdm, top, eta=eta)
     runs = descended(ways, problem)
     equal = FACTORS.index(2.0**-6)
     return {
@@ -107,7 +94,7 @@ def _squeezed() -> dict[str, Any]:
         bare = jaxcomp.Link(sign, jaxcomp.NoFeedback())
         ways = {
             "SGD": plain(jaxcomp.Dense()),
-            "DoubleSqueeze": way(algorithms.double_squeeze, sign),
+            "DoubleSqueeze": method(algorithms.double_squeeze, sign),
             "no feedback": plain(jaxcomp.TwoShot(bare, bare)),
         }
         found[str(workers)] = {name: tuned(each) for name, each in descended(ways, problem).items()}
@@ -153,9 +140,9 @@ def _bounds() -> dict[str, Any]:
         ways = {
             "SGD": plain(jaxcomp.Dense()),
             "QSGD-like, unbiased": plain(jaxcomp.Gather(jaxcomp.Link(each["unbiased"]))),
-            "DIANA, unbiased": way(algorithms.diana, each["unbiased"]),
-            "EF21-SGDM, random": way(algorithms.ef21_sgdm, each["random"]),
-            "EF, random": way(algorithms.ef_sgd, each["random"]),
+            "DIANA, unbiased": method(algorithms.diana, each["unbiased"]),
+            "EF21-SGDM, random": method(algorithms.ef21_sgdm, each["random"]),
+            "EF, random": method(algorithms.ef_sgd, each["random"]),
         }
         runs = descended(ways, problem, MESSAGES, COARSE)
         at = np.unique(np.geomspace(1, MESSAGES // EVERY, 16).astype(int)) - 1
