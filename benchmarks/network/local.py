@@ -115,6 +115,18 @@ METHODS: dict[str, Callable[[], Way]] = {
         steps=300,
         every=8,
     ),
+    "DeMo": lambda: Way(
+        algorithms.demo_sgd(AXIS, learning_rate=rate(0.001, 200), decay=0.99),
+        steps=200,
+        every=5,
+        rounds=False,
+    ),
+    "DisTrO": lambda: Way(
+        algorithms.demo_sgd(AXIS, learning_rate=rate(0.001, 200), decay=0.99, subtract="aggregate"),
+        steps=200,
+        every=5,
+        rounds=False,
+    ),
     "DiLoCo, dense": lambda: Way(
         algorithms.diloco(DENSE, AXIS, every=30, inner=adam(1e-3, 420)), steps=420, every=30
     ),
