@@ -210,31 +210,95 @@ def curves(axes: Axes, cell: dict[str, Any], names: list[str], *, sent: bool = F
         axes.text(1.015, 1 - 0.075 * rank, line.get_label(), color=line.get_color(), **place)
 
 
+def ends(axes: Axes, cell: dict[str, Any]) -> None:
+    """Seconds and megabytes of each method up to the target; rings have not reached it.
+
+    A star marks those that ran in another environment than the first.
+    """
+    for name, method in cell["methods"].items():
+        seconds, sent = statistics.median(method["seconds"]), method["curve"][-1][3] / 1e6
+        face = OURS if method["reached"] else "white"
+        axes.plot(sent, seconds, "o", color=OURS, markerfacecolor=face, markersize=6)
+        left, up = BESIDE.get(name, (1, 0))
+        axes.annotate(
+            f"{name} *" if "environment" in method else name,
+            (sent, seconds),
+            (8 * left, 8 * up),
+            textcoords="offset points",
+            ha="left" if left > 0 else "right",
+            va="center",
+            fontsize=8,
+        )
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.margins(x=0.28, y=0.12)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.set_ylabel("seconds of training")
+    axes.set_title(f"{cell['rate']}, {cell['processes']} processes: to the target", fontsize=10)
+    axes.set_xlabel("megabytes sent by each worker (* on another machine)")
+
+
+BESIDE = {
+    "ADPSGD, 4-bit": (-1, 0.6),
+    "local SGD, 4-bit": (-1, -0.4),
+    "streaming DiLoCo, 4-bit, beside the steps": (-1, 0),
+    "PowerSGD rank 4, second machine": (1, 0.4),
+}
+"""Of crowded labels: to the right (1) or left (-1) of the dot, and how far up."""
+
+DRAWN = (
+    "SparseLoCo",
+    "SparseLoCo with Muon",
+    "MuLoCo, 2-bit",
+    "streaming DiLoCo, 4-bit",
+    "PowerSGD rank 4",
+    "DeMo",
+    "local SGD, 4-bit",
+    "DiLoCo, dense",
+)
+"""Of the local methods, those whose curves are drawn: one of a kind."""
+
+
+def local(book: dict[str, Any], path: pathlib.Path) -> None:
+    """Where all methods end, and curves of a few by their bytes, over the link most were run on."""
+    cell = max(book["cells"], key=lambda cell: len(cell["methods"]))
+    figure, axes = reporting.panels(1, 2, (15.5, 6))
+    left, right = axes.flat
+    ends(left, cell)
+    few = {name: found for name, found in cell["methods"].items() if name in DRAWN}
+    curves(right, {**cell, "methods": few or cell["methods"]}, list(cell["methods"]), sent=True)
+    figure.suptitle("Training in rounds of local steps: rings do not reach the target", fontsize=11)
+    reporting.draw(figure, path, dpi=140)
+
+
 HEADINGS = {
     "mean": "One mean: the black mark is bytes ÷ link rate, × is over dense float32",
     "train": "Training over the slow wire: a dot where the target is reached, or not",
-    "local": "Training in rounds of local steps: a dot where the target is reached, or not",
 }
 
 
 def draw(folder: pathlib.Path) -> None:
+    rounds = folder / "local.json"
+    if rounds.exists():
+        local(reporting.read(rounds), rounds.with_suffix(".png"))
     for name, heading in HEADINGS.items():
         path = folder / f"{name}.json"
         if not path.exists():
             continue
         cells = reporting.read(path)["cells"]
         names = list(dict.fromkeys(name for cell in cells for name in cell["methods"]))
-        if name == "local":  # Once more, by bytes.
-            cells.append(max(cells, key=lambda cell: len(cell["methods"])))
         columns = min(2, len(cells))
         lines = max(len(cell["methods"]) for cell in cells) if name == "mean" else 18
         rows, height = math.ceil(len(cells) / columns), 1 + 0.21 * lines
         figure, axes = reporting.panels(rows, columns, (8 * columns, height * rows + 0.4))
-        for number, (place, cell) in enumerate(zip(axes.flat, cells, strict=False)):
+        for place, cell in zip(axes.flat, cells, strict=False):
             if name == "mean":
                 bars(place, cell)
             else:
-                curves(place, cell, names, sent=name == "local" and number == len(cells) - 1)
+                curves(place, cell, names)
         for place in list(axes.flat)[len(cells) :]:
             place.remove()
         figure.suptitle(heading, fontsize=11)
