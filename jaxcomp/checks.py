@@ -1,6 +1,7 @@
 """Checks of settings: each raises a `ValueError` that names the argument and the allowed values."""
 
 import math
+import os
 from typing import Any
 
 import numpy as np
@@ -92,6 +93,13 @@ def decay(name: str, value: Any) -> None:
         raise ValueError(f"`{name}` must be below 1, got {value!r}")
 
 
+def rate(value: Any) -> None:
+    """Requires a learning rate: a schedule, or a number of at least zero."""
+    if callable(value) or hasattr(value, "dtype"):
+        return  # An array may be traced, for instance by `optax.inject_hyperparams`.
+    number("learning_rate", value, 0.0)
+
+
 def flag(name: str, value: Any) -> None:
     """Requires True or False."""
     if not isinstance(value, bool | np.bool_):
@@ -102,6 +110,12 @@ def sequence(name: str, value: Any) -> None:
     """Requires a tuple or a list."""
     if not isinstance(value, tuple | list):
         raise ValueError(f"`{name}` must be a tuple or a list, got {value!r}")
+
+
+def path(name: str, value: Any) -> None:
+    """Requires the name of a file."""
+    if not isinstance(value, str | os.PathLike):
+        raise ValueError(f"`{name}` must be the name of a file, such as 'run.csv', got {value!r}")
 
 
 def function(name: str, value: Any) -> None:
@@ -125,3 +139,9 @@ def part(name: str, value: Any, protocol: type) -> None:
             f"`{name}` must be an instance of a {protocol.__name__.lower()}, as in "
             f"{getattr(value, '__name__', 'Name')}(...), got {value!r}"
         )
+
+
+def made(name: str, value: Any, kind: type, call: str) -> None:
+    """Requires an instance of a class of settings; `call` shows how to make one."""
+    if not isinstance(value, kind):
+        raise ValueError(f"`{name}` must be a {call}, got {value!r}")

@@ -101,6 +101,8 @@ def read(argv: Sequence[str]) -> argparse.Namespace:
     if rest:
         known = [text for action in commands[first]._actions for text in action.option_strings]
         near = difflib.get_close_matches(rest[0].partition("=")[0], known, 1)
+        if "--codec" in known and not rest[0].startswith("-"):
+            near = [f"--codec {rest[0]!r}"]
         said = f"; did you mean {near[0]}?" if near else ""
         commands[first].error(f"{rest[0]!r} must be an option of this command{said}")
     return args

@@ -58,7 +58,7 @@ def fedavg(loss: Loss, *, learning_rate: Rate, participants: int | None = None) 
         over the participants, as in the authors' later versions; the first one gives absent clients
         the old parameters.
     """
-    work = LocalSteps(loss, optax.sgd(learning_rate))
+    work = _descent(loss, learning_rate)
     return Method(work, Policy(None), sampling=_participants(participants))
 
 
@@ -100,7 +100,7 @@ def fedpaq(
         otherwise.
     """
     require_unbiased(codec)
-    work = LocalSteps(loss, optax.sgd(learning_rate))
+    work = _descent(loss, learning_rate)
     return Method(work, Link(codec), sampling=_participants(participants))
 
 
@@ -139,7 +139,7 @@ def genqsgd(
     """
     require_unbiased(codec)
     require_unbiased(codec if down is None else down)
-    work = LocalSteps(loss, optax.sgd(learning_rate))
+    work = _descent(loss, learning_rate)
     return Method(work, Link(codec), down=Link(codec if down is None else down))
 
 
@@ -183,7 +183,7 @@ def stc(
         used. A client that missed rounds downloads what it missed, as in the paper.
     """
     codec = top_k(fraction, values=sign(bucket_size=None), indices=RiceGaps())
-    work = LocalSteps(loss, optax.sgd(learning_rate))
+    work = _descent(loss, learning_rate)
     return Method(work, codec, down=codec, sampling=_participants(participants))
 
 
@@ -284,3 +284,9 @@ def predictive_coding(
     codec = Policy(BestOf(rate=rate, bucket_size=bucket_size), min_size=64, min_ndim=0)
     work = LocalSteps(loss, optax.adam(5e-4) if optimizer is None else optimizer)
     return Method(work, Uplink(codec, predictors), sampling=_participants(participants))
+
+
+def _descent(loss: Loss, learning_rate: Rate) -> LocalSteps:
+    """A client's local steps of plain descent."""
+    checks.rate(learning_rate)
+    return LocalSteps(loss, optax.sgd(learning_rate))

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxcomp import checks
 from jaxcomp.base import Graph
 
 _SUM = 1e-9
@@ -73,6 +74,7 @@ def degree(graph: Graph, workers: int) -> float:
         >>> degree(Ring(), 8)
         2.0
     """
+    _check(graph, workers)
     found = rounds(graph, workers).messages
     return sum(found) / len(found)
 
@@ -92,6 +94,7 @@ def spectral_gap(graph: Graph, workers: int) -> float:
         >>> round(spectral_gap(Ring(), 8), 4)
         0.1953
     """
+    _check(graph, workers)
     matrices, mean = graph.matrices(workers), np.full((workers, workers), 1 / workers)
     if graph.drawn:
         square = sum(matrix.T @ matrix for matrix in matrices) / len(matrices) - mean
@@ -101,6 +104,11 @@ def spectral_gap(graph: Graph, workers: int) -> float:
     # An exact mean leaves rounding errors, whose eigenvalues are their roots.
     radius = 0.0 if radius < 1e-3 and _vanishes(product) else radius
     return float(1 - radius ** (1 / len(matrices)))
+
+
+def _check(graph: Graph, workers: int) -> None:
+    checks.part("graph", graph, Graph)
+    checks.integer("workers", workers, 1)
 
 
 def _vanishes(matrix: np.ndarray) -> bool:

@@ -123,7 +123,7 @@ class Mixing(Graph):
     def __post_init__(self):
         try:
             rows = tuple(tuple(float(w) for w in row) for row in self.matrix)
-        except TypeError:
+        except (TypeError, ValueError):
             rows = ()
         object.__setattr__(self, "matrix", rows)
         if not rows or {len(row) for row in rows} != {len(rows)}:
@@ -161,10 +161,13 @@ def metropolis(edges: Iterable[Sequence[int]], workers: int) -> Mixing:
         Xiao, Boyd and Lall, Distributed average consensus with time-varying Metropolis weights,
         2006.
     """
+    checks.integer("workers", workers, 1)
+    if not isinstance(edges, Iterable):
+        raise ValueError(f"`edges` must be pairs of workers, got {edges!r}")
     near = np.zeros((workers, workers), bool)
     for edge in edges:
-        pair: Any = tuple(edge)
-        if len(set(pair)) != 2 or not all(0 <= worker < workers for worker in pair):
+        pair: Any = tuple(edge) if isinstance(edge, Iterable) else (edge,)
+        if len(set(pair)) != 2 or not set(pair) <= set(range(workers)):
             raise ValueError(
                 f"`edges` must be pairs of two of the workers 0 to {workers - 1}, got {pair!r}"
             )

@@ -82,6 +82,7 @@ class Alternating(Graph):
     graphs: tuple[Graph, ...]
 
     def __post_init__(self):
+        checks.sequence("graphs", self.graphs)
         object.__setattr__(self, "graphs", tuple(self.graphs))
         for graph in self.graphs:
             checks.part("graphs", graph, Graph)
@@ -122,6 +123,7 @@ class Without(Graph):
 
     def __post_init__(self):
         checks.part("graph", self.graph, Graph)
+        checks.sequence("silent", self.silent)
         object.__setattr__(self, "silent", tuple(self.silent))
 
     @property

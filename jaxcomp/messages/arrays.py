@@ -1,6 +1,7 @@
-"""One array ↔ bytes: unchanged, by byte planes, by codes, or with trimmed rows.
+"""One array ↔ bytes: unchanged, by byte planes, by codes, with trimmed rows, or by Zstandard.
 
-The encoder tries all methods and uses the shortest result, which is never longer than the array.
+The encoder uses the method of the shortest result, which is never longer than the array. A large
+array is written by Zstandard where a sample of it says that this is at most 2 % longer.
 """
 
 import math
@@ -11,12 +12,17 @@ import numpy as np
 
 from jaxcomp import bits as bits_
 from jaxcomp.bits.planes import Bits, lanes
-from jaxcomp.messages import streams
+from jaxcomp.messages import streams, zstd
 from jaxcomp.messages.reading import MessageError, Reader
 from jaxcomp.quantize.levels import TRIT
 from jaxcomp.types import ArrayLike
 
-RAW, PLANES, TRIMMED, CODES = range(4)
+RAW, PLANES, TRIMMED, CODES, ZSTD = range(5)
+_LONGER = 1.02
+"""How much longer than our own methods Zstandard may be: it is several times faster."""
+_LARGE = 2**16
+"""Bytes from which Zstandard is tried, and of the sample. Smaller arrays take no time, and their
+messages do not depend on the version of Zstandard."""
 _WIDEST = 16
 _TRIT = 0
 """The mark for the width of trits in a message."""
@@ -43,12 +49,11 @@ def encode(array: np.ndarray, widths: Iterable[Bits] = ()) -> tuple[int, bytes]:
         array: an array of one of the dtypes in `frame.DTYPES`.
         widths: the widths of the codes that it may hold, if it is an array of words.
     """
-    items = _items(array)
-    offers = [(PLANES, _in_planes(items))]
-    if array.ndim == 2 and array.dtype == np.uint32:
-        offers += [(CODES, split) for split in (_in_codes(array, w) for w in widths) if split]
-    method, best = min(offers, key=lambda offer: offer[1].size)
-    trimmed = _trimmed(items, array.shape)
+    items, widths = _items(array), tuple(widths)
+    if array.nbytes >= _LARGE and _is_nearly_as_short(array, widths):
+        frame = zstd.encode(items)
+        return (ZSTD, frame) if len(frame) < array.nbytes else (RAW, items.tobytes())
+    method, best, trimmed = _offers(array, items, widths)
     if trimmed is not None and len(trimmed) < min(best.size, array.nbytes):
         return TRIMMED, trimmed
     if best.size < array.nbytes:
@@ -77,13 +82,37 @@ def decode(
         items = _untrimmed(reader, like.shape, dtype.itemsize)
     elif method == CODES:
         items = _from_codes(reader, like.shape, dtype, widths)
+    elif method == ZSTD:
+        frame = reader.take(reader.left, "a frame")
+        items = np.frombuffer(zstd.decode(frame, size * dtype.itemsize), f"<u{dtype.itemsize}")
     else:
-        raise MessageError(f"`data` must write arrays by a method from 0 to 3, got {method}")
+        raise MessageError(f"`data` must write arrays by a method from 0 to 4, got {method}")
     reader.end("an array")
     if dtype == np.bool_ and size and items.max() > 1:
         raise MessageError(f"`data` must hold 0 or 1 for a boolean, got {items.max()}")
     # A copy, so that the array does not keep the message alive, and lies where it may be read fast.
     return np.array(items, f"=u{dtype.itemsize}").view(dtype).reshape(like.shape)
+
+
+def _offers(
+    array: np.ndarray, items: np.ndarray, widths: tuple[Bits, ...]
+) -> tuple[int, Split, bytes | None]:
+    """The better of planes and codes, with its method; and the trimmed rows, if there are rows."""
+    offers = [(PLANES, _in_planes(items))]
+    if array.ndim == 2 and array.dtype == np.uint32:
+        offers += [(CODES, split) for split in (_in_codes(array, w) for w in widths) if split]
+    method, best = min(offers, key=lambda offer: offer[1].size)
+    return method, best, _trimmed(items, array.shape)
+
+
+def _is_nearly_as_short(array: np.ndarray, widths: tuple[Bits, ...]) -> bool:
+    """Whether Zstandard's frame of a sample is nearly as short as what our methods make of it."""
+    rows = array if array.ndim > 1 else array[: array.size // 1024 * 1024].reshape(-1, 1024)
+    sample = np.ascontiguousarray(rows[:: -(-array.nbytes // _LARGE)])
+    items = _items(sample)
+    _, best, trimmed = _offers(sample, items, widths)
+    ours = min(best.size, sample.nbytes, sample.nbytes if trimmed is None else len(trimmed))
+    return bool(min(len(zstd.encode(items)), sample.nbytes) <= _LONGER * ours)
 
 
 def _items(array: np.ndarray) -> np.ndarray:

@@ -15,6 +15,7 @@ from typing import Any, ParamSpec
 
 import optax
 
+from jaxcomp import checks
 from jaxcomp.backend import xla
 
 _Settings = ParamSpec("_Settings")
@@ -63,6 +64,8 @@ def whole(
     def make(
         *args: _Settings.args, **kwargs: _Settings.kwargs
     ) -> optax.GradientTransformationExtraArgs:
+        if "learning_rate" in kwargs:
+            checks.rate(kwargs["learning_rate"])
         tx = method(*args, **kwargs)
 
         def update_fn(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:

@@ -180,7 +180,7 @@ def rda_adagrad(
 def _check(
     learning_rate: optax.ScalarOrSchedule, regularizer: Regularizer | None, delta: float
 ) -> None:
-    rates.check(learning_rate)
+    checks.rate(learning_rate)
     regularizers.check(regularizer)
     checks.number("delta", delta, 0.0)
 

@@ -3,18 +3,10 @@
 import jax.numpy as jnp
 import optax
 
-from jaxcomp import checks
 from jaxcomp.types import Array
 
 LAST = 2**31 - 1
 """The last step that an int32 counts."""
-
-
-def check(learning_rate: optax.ScalarOrSchedule) -> None:
-    """Raises a `ValueError` unless the learning rate is a schedule or a number of at least zero."""
-    if callable(learning_rate) or hasattr(learning_rate, "dtype"):
-        return  # An array may be traced, for instance by `optax.inject_hyperparams`.
-    checks.number("learning_rate", learning_rate, 0.0)
 
 
 def at(learning_rate: optax.ScalarOrSchedule, count: Array) -> Array:

@@ -286,7 +286,7 @@ def by_zero_one_adam(
     weight_decay: float,
 ) -> optax.GradientTransformationExtraArgs:
     """`step_by_zero_one_adam`, with its settings in groups."""
-    rates.check(learning_rate)
+    checks.rate(learning_rate)
     exact, lossy = means.check("dense", dense), means.check("compressed", compressed)
     checks.number("weight_decay", weight_decay, 0.0)
     rule = _Rule(adam, weight_decay)

@@ -198,11 +198,8 @@ def _check(
             "`codecs` must be codecs or reducers by name, such as {'sign': jaxcomp.sign()}, got "
             f"{codecs!r}"
         )
-    if not isinstance(network, Network):
-        raise ValueError(
-            "`network` must be a jaxcomp.planning.Network(bandwidth=1.25e9, latency=50e-6), got "
-            f"{network!r}"
-        )
+    call = "jaxcomp.planning.Network(bandwidth=1.25e9, latency=50e-6)"
+    checks.made("network", network, Network, call)
     if math.prod(levels) < 2:
         raise ValueError(f"`workers` must be at least 2 in all, got {workers!r}")
     if (len(levels) > 1) != (fast is not None):

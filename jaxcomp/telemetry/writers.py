@@ -10,6 +10,7 @@ import os
 import pathlib
 from typing import Any
 
+from jaxcomp import checks
 from jaxcomp.telemetry.records import Record
 
 
@@ -35,6 +36,7 @@ class Csv:
     """
 
     def __init__(self, path: str | os.PathLike):
+        checks.path("path", path)
         self.path = pathlib.Path(path)
 
     def __call__(self, step: int, record: Record) -> None:
@@ -64,6 +66,7 @@ def read_csv(path: str | os.PathLike) -> list[Record]:
     Raises:
         ValueError: if there is no such file, or it is another one.
     """
+    checks.path("path", path)
     try:
         with pathlib.Path(path).open(newline="") as file:
             columns, *rows = list(csv.reader(file)) or [[]]

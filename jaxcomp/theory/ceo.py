@@ -194,7 +194,10 @@ def ceo_allocation(distortion: float, signal: float, noise: Sequence[float]) -> 
     References:
         As `ceo_rate`.
     """
-    precisions, need = _needed(float(distortion), signal, noise)
+    wanted = checks.numbers("distortion", distortion, "(0, inf)")
+    if wanted.ndim:
+        raise ValueError(f"`distortion` must be one number, got {distortion!r}")
+    precisions, need = _needed(wanted, signal, noise)
     private = _private(precisions, need)
     gained = precisions * -np.expm1(-2 * math.log(2) * private)
     known = np.cumsum([1 / signal, *gained])

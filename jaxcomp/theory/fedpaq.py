@@ -113,7 +113,7 @@ def fedpaq_round(
     """
     for name, value in (("steps", steps), ("batch", batch)):
         checks.integer(name, value, 1)
-    message = _Message(size, levels, clients.number, participants)
+    message = _message(clients, size, levels, participants)
     return steps * batch * clients.seconds(participants) + message.seconds(clients)
 
 
@@ -193,7 +193,7 @@ def fedpaq_longest(
         From memory of the paper's condition for nonconvex losses.
     """
     checks.integer("iterations", iterations, 1)
-    message = _Message(size, levels, clients.number, participants)
+    message = _message(clients, size, levels, participants)
     return math.floor(message.reach * math.sqrt(iterations))
 
 
@@ -272,7 +272,13 @@ def plan_fedpaq(
     checks.integer("batch", batch, 1)
     if steps is not None:
         checks.integer("steps", steps, 1)
+    call = "jaxcomp.planning.Smooth(size=1000, gap=2.0, smoothness=1.0, noise=3.0)"
+    checks.made("loss", loss, Smooth, call)
+    checks.made("clients", clients, Clients, _CLIENTS)
     tried = range(1, clients.number + 1) if participants is None else participants
+    for name, value in (("participants", tried), ("levels", levels)):
+        if not isinstance(value, Sequence) or isinstance(value, str):
+            raise ValueError(f"`{name}` must be a sequence of numbers to try, got {value!r}")
     if not len(tried) or not len(levels):
         raise ValueError(
             "`participants` and `levels` must have at least one number to try, got "
@@ -281,7 +287,7 @@ def plan_fedpaq(
     best: FedpaqPlan | None = None
     for r in tried:
         for s in levels:
-            search = _Search(loss, clients, _Message(loss.size, s, clients.number, r), error, batch)
+            search = _Search(loss, clients, _message(clients, loss.size, s, r), error, batch)
             for plan in search.plans(steps, math.inf if best is None else best.seconds):
                 if best is None or plan.seconds < best.seconds:
                     best = plan
@@ -319,6 +325,14 @@ class _Message:
     def reach(self) -> float:
         """Of the longest round, `τ/√T`."""
         return 0.1 / (math.sqrt(self.spread**2 + 0.8) + self.spread)
+
+
+_CLIENTS = "jaxcomp.planning.Clients(number=50, shift=1e-4, tail=1e-4, bandwidth=1e7)"
+
+
+def _message(clients: Clients, size: int, levels: float | None, participants: int) -> _Message:
+    checks.made("clients", clients, Clients, _CLIENTS)
+    return _Message(size, levels, clients.number, participants)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -255,6 +255,14 @@ def plan_genqsgd(
     """
     checks.positive("error", error)
     checks.positive("seconds", seconds)
+    checks.made("loss", loss, Loss, "jaxcomp.planning.Loss(size, gap=..., ...)")
+    checks.sequence("classes", classes)
+    for name, machine in [("classes", each) for each in classes] + [("server", server)]:
+        checks.made(name, machine, Machine, "jaxcomp.planning.Machine(number, cycles=..., ...)")
+    for name, value in (("steps", steps), ("batch", batch)):
+        if value is not None:
+            checks.integer(name, value, 1)
+    checks.flag("per_class", per_class)
     if not classes:
         raise ValueError("`classes` must have at least one class of workers, got none")
     if per_class and steps is not None:

@@ -153,6 +153,7 @@ def rounds(plan: Plan, *, stall: float = 0.05, longest: int = 100) -> Rounds:
         This counts time alone. Published runs lose little up to a few hundred steps a round, more
         with fewer bits, and with a delay that is a large part of the round; that is to be tried.
     """
+    checks.made("plan", plan, Plan, "plan of jaxcomp.plan(..., compute=0.1)")
     checks.positive("compute", plan.compute)
     checks.positive("stall", stall)
     checks.integer("longest", longest, 1)

@@ -79,6 +79,7 @@ def gossip(
     key: Any = 0,
     guard: bool = True,
     param_specs: PyTree | None = None,
+    gate: None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Decentralised training: each worker steps alone, then mixes its model with its neighbours'.
 
@@ -114,6 +115,8 @@ def gossip(
         param_specs: how the parameters are sharded over the other axes of the mesh, as for
             `compressed_mean`: each device mixes its own shard. Not for graphs that draw their
             rounds. Of a message that is not finite, only the shard that has it is left out.
+        gate: None. No worker hears all others, so none can tell for all when a round is held: use
+            `every`, and a graph such as `jaxcomp.graphs.Without` for workers that are silent.
 
     Returns:
         An optax transformation; its state is a `GossipState`.
@@ -141,6 +144,12 @@ def gossip(
         `params`, as they do under `jaxcomp.init_state`. A step that is not finite stays on its
         worker, which goes on mixing; there is no value that all workers could decide by.
     """
+    if gate is not None:
+        raise ValueError(
+            "`gate` must be None, since no worker of a graph hears all others, got "
+            f"{gate!r}; use every=2 for exchanges in every second step, or "
+            "jaxcomp.graphs.Without(graph, silent=(3,)) for workers that stay silent"
+        )
     if isinstance(reducer, Codec | Policy | Link):
         reducer = Gossip(reducer)
     setup = _checked(

@@ -162,7 +162,7 @@ PLAN = "plan --params 9 --workers 4 --link"
         ("plan", "jaxcomp plan: needs --workers and --link"),
         ("plan --params", "--params needs a value"),
         (f"{PLAN} 1Gbit --latncy 3", "'--latncy' must be an option of this command; did you mean"),
-        (f"{PLAN} 1Gbit more", "'more' must be an option of this command"),
+        (f"{PLAN} 1Gbit sign", "did you mean --codec 'sign'?"),
         ("codecs --codec __import__('os')", "name of jaxcomp"),
         ("codecs --codec sing", "'sing' must be a public name of jaxcomp or jaxcomp.codecs"),
         ("codecs --codec sign(", "must be an expression such as"),

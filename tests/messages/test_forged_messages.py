@@ -15,7 +15,7 @@ from posted import CODEC, FIXED, MATRIX, draws, message, sealed
 from suite import slow
 
 import jaxcomp
-from jaxcomp.messages import fingerprint, frame, payloads
+from jaxcomp.messages import arrays, fingerprint, frame, payloads, zstd
 from jaxcomp.messages.reading import number
 
 SECRET = bytes(range(32))
@@ -115,6 +115,14 @@ def written(method, body, step=0):
     return made(words, ((11, step, 1), ROW_STEPS), tail=body + bytes(12))
 
 
+FRAME = zstd.encode(np.zeros(768, np.uint8))
+
+
+def zeros(size):
+    """A frame that states 768 bytes, and whose block makes so many."""
+    return b"\x28\xb5\x2f\xfd\x60\0\2" + (size << 3 | 3).to_bytes(3, "little") + b"\0"
+
+
 def refused_cheaply(data, says):
     tracemalloc.start()
     refused(data, says)
@@ -153,7 +161,7 @@ def test_hostile_arrays_are_refused_before_they_cost_anything(good):
     cases = {
         "bytes of an array, got only 0": written(0, b""),
         "must end after an array, got 1": written(1, b"\1\7" * 4 + b"\0"),
-        "a method from 0 to 3": written(4, b""),
+        "a method from 0 to 4": written(5, b""),
         "a method from 0 to 2, got 9": written(1, b"\x09"),
         "hold 192 bytes of a stream": written(1, b"\0\0"),
         "the width of codes": written(3, b""),
@@ -174,6 +182,15 @@ def test_hostile_arrays_are_refused_before_they_cost_anything(good):
         "at most .* words": written(3, b"\4\2" + table + b"\xff\xff"),
         "bytes of coded rows, got only": written(3, b"\4\2" + table + b"\2\0" + bytes(4)),
         "the initial state of the coder": written(3, b"\4\2" + table + rest),
+        "a frame of Zstandard: error when": written(4, b"\x28"),
+        "1 bytes of unused data": written(4, FRAME + b"\0"),
+        "did not decompress full frame": written(4, FRAME[:-1]),
+        "a frame of 768 bytes, got 767": written(4, zstd.encode(np.zeros(767, np.uint8))),
+        "got 1,099,511,627,776": written(
+            4, b"\x28\xb5\x2f\xfd\xe0" + (2**40).to_bytes(8, "little")
+        ),
+        "buffer is too small": written(4, zeros(2**17)),
+        "corruption": written(4, zeros(10)),
     }
     for says, data in cases.items():
         refused_cheaply(data, says)
@@ -223,8 +240,14 @@ def mutated(draw, data, other, expected):
         return sealed(data[:FIXED] + damaged(draw, data[FIXED:], other[FIXED:]))
     parts = frame.read(data, expected.digests, expected.likes, None)
     which = int(draw.integers(len(parts)))
-    method = int(draw.integers(4)) if draw.random() < 0.3 else parts[which].method
-    body = damaged(draw, bytes(parts[which].body), other)
+    part, method = parts[which], parts[which].method
+    body = bytes(part.body)
+    if draw.random() < 0.3:
+        method = int(draw.integers(5))
+    if method == arrays.ZSTD:
+        like, widths = expected.likes[which], expected.widths[which]
+        body = zstd.encode(arrays.decode(part.method, part.body, like, widths))
+    body = damaged(draw, body, other)
     parts[which] = parts[which]._replace(method=method, body=body)
     return frame.write(parts, expected.digests, None)
 

@@ -185,6 +185,19 @@ def test_a_message_takes_what_its_codes_have_in_them():
     assert_same(jaxcomp.from_bytes(codec, data, x), payload)
 
 
+def test_large_arrays_are_written_by_zstandard_where_it_is_nearly_as_short():
+    draw = np.random.default_rng(5)
+    codes = np.clip(np.rint(draw.normal(8, 2, (512, 512))), 0, 15).astype(np.uint32)
+    words = np.asarray(jaxcomp.bits.pack(jnp.asarray(codes), bits=4))
+    floats = draw.standard_normal(2**15, np.float32)
+    sparse = np.where(np.arange(512) < 9, floats[:512], 0) * np.ones((64, 1), np.float32)
+    for array, want in ((words, arrays.ZSTD), (floats, arrays.PLANES), (sparse, arrays.ZSTD)):
+        method, body = arrays.encode(array, [4])
+        got = arrays.decode(method, memoryview(body), array, [4])
+        assert (method, got.tobytes()) == (want, array.tobytes())
+    assert arrays.encode(words[:100], [4])[0] == arrays.CODES  # Too small to save any time.
+
+
 def test_what_cannot_be_compressed_grows_by_the_header_alone():
     words = np.frombuffer(np.random.default_rng(0).bytes(2**16), np.uint32).reshape(64, -1)
     method, body = arrays.encode(words, [1.6, 4, 8])

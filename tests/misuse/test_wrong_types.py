@@ -1,6 +1,8 @@
 """Arguments of a wrong type raise a `ValueError` that names one, and never an error inside JAX."""
 
+import dataclasses
 import inspect
+import operator
 import types
 
 import jax
@@ -17,7 +19,12 @@ LIKE = {"w": jnp.ones((64, 64))}
 CODEC = jaxcomp.qsgd_inf(bits=4)
 TX = jaxcomp.compressed_mean(CODEC, "data")
 NETWORK = jaxcomp.planning.Network(1e9, 1e-4)
+LOSS = jaxcomp.planning.Loss(100, 2.5, 33.6, 0.084, 33.2, learning_rate=0.01)
+MACHINE = jaxcomp.planning.Machine(5, cycles=1e8, frequency=2e9, power=1.5, rate=5e6, levels=9)
 WRONG = (1, "x", None, object(), [1], -3, lambda: 0)
+
+FAMILIES = ("graphs", "planning")
+"""Modules whose names are tried beside those of `jaxcomp` itself."""
 
 ANYTHING = {"Description", "Key", "PerWorker", "consensus", "state_specs", "view"}
 """Containers, and functions of trees that may have any leaves."""
@@ -32,14 +39,28 @@ WITHOUT = {
     "Reducer",
     "NoFeedback",
     "MessageError",
+    "graphs.Complete",
+    "graphs.Exponential",
+    "graphs.OnePeer",
+    "graphs.RandomPairs",
+    "graphs.Ring",
+    "planning.measure",
 }
-"""Interfaces, and what has no settings."""
+"""Interfaces, what has no settings, and what is cached by its arguments."""
+
+
+def is_public(name, made):
+    return callable(made) and name[0] != "_" and not isinstance(made, types.ModuleType)
 
 
 def public():
-    for name, made in vars(jaxcomp).items():
-        if callable(made) and name[0] != "_" and not isinstance(made, types.ModuleType):
-            yield name
+    yield from (name for name, made in vars(jaxcomp).items() if is_public(name, made))
+    for family in FAMILIES:
+        for name, made in vars(getattr(jaxcomp, family)).items():
+            # A dataclass that checks nothing is the result of a function.
+            result = dataclasses.is_dataclass(made) and "__post_init__" not in vars(made)
+            if is_public(name, made) and not result:
+                yield f"{family}.{name}"
 
 
 def calls(made):
@@ -57,7 +78,7 @@ def calls(made):
 @pytest.mark.parametrize("name", sorted(set(public()) - ANYTHING - WITHOUT))
 def test_every_public_name_refuses_wrong_types_in_its_own_words(name):
     """What accepts a value, such as `bucket_size=1`, may do so; what refuses it names it."""
-    made, said = getattr(jaxcomp, name), []
+    made, said = operator.attrgetter(name)(jaxcomp), []
     for args, settings in calls(made):
         try:
             made(*args, **settings)
@@ -100,6 +121,25 @@ def test_every_public_name_refuses_wrong_types_in_its_own_words(name):
             lambda: jaxcomp.collective_bytes(jax.jit(lambda x: x + x).lower(1.0)),
             "`compiled` must be a compiled program, got a lowered one",
         ),
+        "a gate of a graph": (
+            lambda: jaxcomp.gossip(optax.sgd(0.1), CODEC, "data", gate=jaxcomp.gates.Every(2)),
+            "`gate` must be None, .*; use every=2 .* or jaxcomp.graphs.Without",
+        ),
+        "a rate of text": (
+            lambda: jaxcomp.algorithms.ef21(CODEC, "data", learning_rate="1e-3"),
+            "`learning_rate` must be a number at least 0.0, got '1e-3'",
+        ),
+        "clients": (
+            lambda: jaxcomp.planning.fedpaq_time(
+                50, 1000, iterations=40, steps=5, participants=25, levels=1
+            ),
+            r"`clients` must be a jaxcomp.planning.Clients\(number=50",
+        ),
+        "one machine": (
+            lambda: jaxcomp.planning.plan_genqsgd(LOSS, MACHINE, MACHINE, error=1.0, seconds=9.0),
+            "`classes` must be a tuple or a list",
+        ),
+        "rounds of a number": (lambda: jaxcomp.planning.rounds(9), "`plan` must be a plan of jaxc"),
         "local steps": (
             lambda: jaxcomp.algorithms.genqsgd(CODEC, "data", learning_rate=0.1, local_steps=4),
             "`local_steps` must be a tuple or a list, got 4",

@@ -89,6 +89,8 @@ def test_states_without_statistics_are_refused():
         jax.eval_shape(telemetry.record, tx.init(matrix()))
     with pytest.raises(ValueError, match="`writers` must be a function"):
         telemetry.Log("run.csv")
+    with pytest.raises(ValueError, match="`path` must be the name of a file"):
+        telemetry.Csv(1)
     with pytest.raises(ValueError, match="`every` must be at least 1"):
         telemetry.Log(every=0)
 
