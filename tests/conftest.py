@@ -15,8 +15,8 @@ import pytest
 
 jax.config.update("jax_num_cpu_devices", 8)
 
-# A trace makes millions of objects that live on. With the usual limits, looking through them again and
-# again takes a sixth of the tests' time.
+# A trace makes millions of objects that live on. With the usual limits, looking through them
+# again and again takes a sixth of the tests' time.
 gc.set_threshold(100_000, 50, 100)
 
 
