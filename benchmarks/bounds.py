@@ -19,6 +19,7 @@ COLORS = {
     "DIANA, unbiased": "#e08e1b",
     "EF21-SGDM, random": "#2a7f4f",
     "EF, random": "#7b4fa3",
+    "NEOLITHIC, random, both ways": "#1b6ca8",
 }
 NAMES = {
     "SGD": "SGD, nothing compressed",
@@ -26,6 +27,7 @@ NAMES = {
     "DIANA, unbiased": "DIANA",
     "EF21-SGDM, random": "EF21-SGDM",
     "EF, random": "error feedback",
+    "NEOLITHIC, random, both ways": "NEOLITHIC, both ways",
 }
 FAINT = "#777777"
 

@@ -10,7 +10,6 @@ codec beside the bound, and the cost of a training of `T(D) = a + b D` rounds.
 
 import dataclasses
 import functools
-import itertools
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import reporting
 from rate_distortion import Entry, entries
-from rate_distortion_plot import COLORS, FAINT, INK, LABELS, name_points
+from rate_distortion_plot import CLOUD, FAINT, INK, name_points
 from rich.progress import track
 
 import jaxcomp
@@ -142,10 +141,10 @@ def plot(rows: dict[str, Any], path: pathlib.Path) -> None:
         axes.set(xscale="log", yscale="log", xlim=(0.05, 150), ylim=(low * 0.8, high * 1.25))
         axes.set_title(f"noise of a worker: {variance:g} times the signal's variance", loc="left")
         curves = [np.stack([least, at], 1), np.stack([alone, at], 1)]
-        dots(
-            axes, {n: (r["bits"], r["distortion"][f"{variance:g}"]) for n, r in rows.items()}, rows
-        )
-        label(figure, axes, rows, variance, curves)
+        points = {n: (r["bits"], r["distortion"][f"{variance:g}"]) for n, r in rows.items()}
+        named = dots(axes, points, rows)
+        figure.canvas.draw()
+        name_points(axes, named, curves, NAMED)
         axes.set(xlabel="bits an element of all workers", ylabel="distortion of the signal, D")
     total(figure, grid[1, 1], rows)
     figure.text(0.085, 0.965, TITLE, size=16, weight="bold", color=INK)
@@ -158,34 +157,36 @@ CAPTION = """\
 Solid: the CEO bound, no code is below. Dashed: the least if each message is decoded alone.
 Thin: the distortion that no rate reaches. The server takes the multiple of the mean nearest to \
 the signal.
-Where noise is small, messages are alike, and codecs that encode alone are far above the bound."""
+Where noise is small, messages are alike, and codecs that encode alone are far above the bound. \
+Grey: all other codecs."""
 
 
-def dots(axes: Any, points: dict[str, tuple[float, float]], rows: dict[str, Any]) -> None:
-    for name, (bits, distortion) in points.items():
-        color = COLORS[rows[name]["family"]]
-        axes.scatter(bits, distortion, s=22, color=color, zorder=3)
-    for _, group in itertools.groupby(points, key=lambda name: rows[name]["series"]):
-        names = list(group)
-        if rows[names[0]]["family"] != "sparse":
-            axes.plot(
-                *zip(*(points[n] for n in names), strict=True),
-                color=COLORS[rows[names[0]]["family"]],
-                linewidth=0.7,
-                alpha=0.45,
-            )
+NAMED = {
+    "ecsq, minimum error": "#0f9d9f",
+    "eden, minimum error": "#2a7f4f",
+    "drive": "#1f5c99",
+    "sign": "#7b4fa3",
+    "qsgd_inf": "#1b6ca8",
+    "nuqsgd": "#d1495b",
+    "top_k": "#8a6240",
+}
+"""Series that have a colour and a name; all others are grey."""
 
 
-def label(figure: Any, axes: Any, rows: Any, variance: float, curves: list[np.ndarray]) -> None:
-    """Names of single codecs beside their points."""
-    figure.canvas.draw()
-    named = {
-        name: (row["bits"], row["distortion"][f"{variance:g}"], COLORS[row["family"]])
-        for name, row in rows.items()
-        if name in LABELS
-    }
-    low, high = axes.get_ylim()
-    name_points(axes, {n: p for n, p in named.items() if low < p[1] < high}, curves)
+def dots(
+    axes: Any, points: dict[str, tuple[float, float]], rows: dict[str, Any]
+) -> dict[str, list[tuple[float, float]]]:
+    """The points of all codecs; those of the named series, by its name."""
+    named: dict[str, list[tuple[float, float]]] = {}
+    for name, place in points.items():
+        series = rows[name]["series"]
+        if series in NAMED:
+            named.setdefault(series, []).append(place)
+        else:
+            axes.scatter(*place, s=12, color=CLOUD, linewidth=0, zorder=1.5)
+    for series, places in named.items():
+        axes.plot(*zip(*places, strict=True), "o-", color=NAMED[series], linewidth=1.2, ms=5)
+    return named
 
 
 def total(figure: Any, axes: Any, rows: dict[str, Any]) -> None:
@@ -206,11 +207,11 @@ def total(figure: Any, axes: Any, rows: dict[str, Any]) -> None:
         color=INK,
     )
     points = {n: (r["distortion"]["0.1"], r["cost"]) for n, r in rows.items()}
-    dots(axes, points, rows)
-    named = {n: (*points[n], COLORS[rows[n]["family"]]) for n in points if n in LABELS}
+    named = dots(axes, points, rows)
     axes.set(xscale="log", yscale="log", xlim=(low * 0.9, 1.3), ylim=(best.bits * 0.4, 2e4))
     figure.canvas.draw()
-    name_points(axes, {n: p for n, p in named.items() if p[1] < 2e4}, [np.stack([at, bits], 1)])
+    seen = {n: [p for p in places if p[1] < 2e4] for n, places in named.items()}
+    name_points(axes, {n: p for n, p in seen.items() if p}, [np.stack([at, bits], 1)], NAMED)
     axes.set(xlabel="distortion of the signal, D", ylabel="bits an element over the training")
     text = f"a training of {ROUNDS:g} + {GROWTH:g} D rounds, noise 0.1"
     axes.set_title(text, loc="left")

@@ -60,16 +60,16 @@ def accuracy(weights: Any) -> Any:
     return 100 * jnp.mean(voted(weights, images).argmax(-1) == digits)
 
 
-def random() -> Any:
-    draw = np.random.default_rng(0)
+def random(seed: int = 0) -> Any:
+    draw = np.random.default_rng(seed)
     shapes = {"a": (64, 256), "b": (256, 128), "c": (128, 10)}
     return {name: np.float32(draw.normal(0, 0.3, shape)) for name, shape in shapes.items()}
 
 
-def elect(method: Method, rounds: int, params: Any) -> Any:
+def elect(method: Method, rounds: int, params: Any, seed: int = 0) -> Any:
     """The parameters after a training of 31 clients with a random part of the images each."""
-    data = task.batches(True, 20, 0, clients=VOTERS, images=VOTER_IMAGES)
-    sim = federated.Simulation(method, params, VOTERS, data, chunk=VOTERS)
+    data = task.batches(True, 20, seed, clients=VOTERS, images=VOTER_IMAGES)
+    sim = federated.Simulation(method, params, VOTERS, data, key=seed, chunk=VOTERS)
     sim.run(rounds)
     return sim.params, sim.ledger.up / 1e6
 

@@ -292,6 +292,8 @@ def main() -> None:
             f"{row['over_bound_at_payload']:.2f} times that at the payload's"
         )
     plot(rows, options.out / "rate_distortion.png")
+    if any("middle" in row["error"] for row in rows.values()):
+        plot(rows, options.out / "rate_distortion_gradients.png", "middle")
 
 
 if __name__ == "__main__":

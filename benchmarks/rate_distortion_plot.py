@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import reporting
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
 
 from jaxcomp.theory import limits
@@ -24,84 +22,71 @@ COLORS = {
     "float formats": "#d45fae",
     "composed": "#5f6b76",
 }
-SETTINGS = {
-    "qsgd": "4",
-    "qsgd mid-rise": "2",
-    "qsgd_inf": "4",
-    "blockwise": "8",
-    "nuqsgd": "4",
-    "natural": "9",
-    "alq": "3",
-    "amq": "3",
-    "eden": "2",
-    "ecsq": "2",
-    "ndsc": "1",
-    "dsc": "1.5",
-}
-"""Of series with one point that is named, the setting of that point."""
-LABELS = {
-    **{f"{series} {setting}": series for series, setting in SETTINGS.items()},
-    **{name: name for name in ("terngrad", "sign", "drive", "mxfp4", "mxfp6", "mxfp8", "nvfp4")},
-    **{f"{kind}_k {part} %": f"{kind} {part} %" for kind in ("random", "top") for part in (10, 1)},
-    "qsgd_inf subtractive 8": "qsgd_inf\nsubtractive",
-    "natural_dithering 4": "natural dithering",
-    "threshold_ternary optimal": "threshold\nternary",
-    "eden, minimum error 4": "eden, least error",
-    "ecsq, minimum error 3": "ecsq, least error",
+SHORT = {
+    "natural_dithering, natural norm": "natural_dithering,\nnatural norm",
+    "threshold_ternary optimal": "threshold_ternary, optimal",
+    "threshold_ternary heuristic": "threshold_ternary, heuristic",
+    "cast float8_e4m3fn": "float8_e4m3fn",
+    "cast float8_e5m2": "float8_e5m2",
+    "top_k 1 %, then qsgd_inf 3": "top_k 1 %,\nthen qsgd_inf",
+    "top_k, 4-bit values 1 %": "top_k 1 %,\n4-bit values",
+    "averaged_ternary 8": "averaged_ternary",
     "qsgd 4, coded": "qsgd, coded",
-    "rotated_uniform 2": "rotated\nuniform",
-    "cast float8_e4m3fn": "cast float8",
-    "averaged_ternary 8": "averaged ternary",
 }
-PANELS = {
-    "gaussian": "Gaussian",
-    "laplace": "Laplace",
-    "heavy": "Heavy-tailed: a normal number cubed",
-    "middle": "Gradient of a transformer, half way through its training",
+APART = ("sparse", "float formats", "signs and ternary", "composed")
+"""Families whose points are named one by one: their settings are no widths."""
+TITLES = {
+    "gaussian": "What each codec makes of its bits: Gaussian input",
+    "middle": "The same on the gradient of a transformer, half way through its training",
 }
 LAWS = ("gaussian", "laplace")
 MOST_BITS, LEAST, MOST = 9.4, 1e-5, 200.0
-INK, FAINT = "#222222", "#777777"
-CAPTION = """\
-Down and left is better: less error, fewer bits. Bits are measured from the payload, scales and \
-indices included; bfloat16, at 16 bits, is outside.
-The curves are for the average over input of their law. In the lower panels the Gaussian one is no \
-bound: where a few elements are much of the whole, codes may pass below it."""
+INK, FAINT, CLOUD = "#222222", "#777777", "#d0d0d0"
+BOUND = "Nothing is below the black line on average over such input; nothing unbiased is below "
+BOUND += "the dashed one."
+CAPTIONS = {
+    "gaussian": BOUND
+    + "\nDotted: a scalar quantizer with an entropy coder; +: the best scalar one "
+    "of fixed width (Lloyd–Max).",
+    "middle": "The line is the bound of Gaussian input, which is none here: where a few elements "
+    "are much of the whole, codes may pass below it.\nCodecs with entropy coders were not measured "
+    "on gradients.",
+}
+HOW = "Each panel has one family in colour, and all others in grey. Down and left is better. Full "
+HOW += "circles are unbiased, empty ones biased. Bits are measured, scales and places included."
 
 
-def plot(rows: dict[str, Any], path: pathlib.Path) -> None:
+def plot(rows: dict[str, Any], path: pathlib.Path, law: str = "gaussian") -> None:
+    """A panel a family."""
     shared = {"sharex": True, "sharey": True, "layout": None}
-    figure, grid = reporting.panels(2, 2, (12, 12.8), **shared)
-    figure.subplots_adjust(0.065, 0.06, 0.985, 0.842, wspace=0.04, hspace=0.09)
-    for axes, (name, title) in zip(grid.flat, PANELS.items(), strict=True):
-        shown = {key: row for key, row in rows.items() if name in row["error"]}
-        curves = draw_limits(axes, name)
-        points = draw_codecs(axes, name, shown)
-        style(axes, title, bool(shown))
+    figure, grid = reporting.panels(3, 3, (13, 13.4), **shared)
+    figure.subplots_adjust(0.06, 0.045, 0.985, 0.885, wspace=0.05, hspace=0.12)
+    for axes, family in zip(grid.flat, COLORS, strict=True):
+        curves = draw_limits(axes, law)
+        points = draw_codecs(axes, law, rows, family)
+        style(axes, family)
         figure.canvas.draw()
-        name_points(axes, points, curves)
-    for axes in grid[1]:
+        name_points(axes, points, curves, dict.fromkeys(points, COLORS[family]))
+    for axes in grid[-1]:
         axes.set_xlabel("bits an element")
     for axes in grid[:, 0]:
-        axes.set_ylabel("relative squared error  ‖x̂ − x‖² / ‖x‖²")
-    explain(figure)
+        axes.set_ylabel("relative squared error")
+    figure.text(0.06, 0.972, TITLES[law], size=16, weight="bold", color=INK)
+    figure.text(0.06, 0.917, f"{HOW}\n{CAPTIONS[law]}", size=10, color=INK, linespacing=1.4)
     reporting.draw(figure, path)
 
 
 def draw_limits(axes: Axes, name: str) -> list[np.ndarray]:
     """The curves of the panel, as `[points, 2]` in bits and error."""
     bits = np.linspace(0.02, MOST_BITS, 200)
-    note: Any = {"transform": axes.transAxes, "size": 9, "color": FAINT}
     if name not in LAWS:
         gaussian = limits.rate_distortion(bits)
         axes.plot(bits, gaussian, color=FAINT, linewidth=1.2, zorder=1)
-        axes.text(0.03, 0.04, "D(R) of a Gaussian is no bound here", **note)
         return [np.stack([bits, gaussian], 1)]
     best = limits.rate_distortion(bits, name)
     scalar = limits.entropy_coded_scalar(bits, name)
     unbiased = limits.from_deterministic(best)
     axes.fill_between(bits, best, LEAST, color="#e9e9e9", linewidth=0, zorder=0)
-    axes.text(0.03, 0.04, f"no code is here, on average over {PANELS[name]} input", **note)
     axes.plot(bits, best, color=INK, linewidth=1.6, zorder=1)
     axes.plot(bits, unbiased, color=INK, linewidth=1.2, linestyle=(0, (5, 2)), zorder=1)
     axes.plot(bits, scalar, color=INK, linewidth=1.2, linestyle=(0, (1, 1.5)), zorder=1)
@@ -112,43 +97,50 @@ def draw_limits(axes: Axes, name: str) -> list[np.ndarray]:
     return [*curves, np.stack([widths, lloyd], 1)]
 
 
-def draw_codecs(axes: Axes, name: str, rows: dict[str, Any]) -> dict[str, tuple[float, float, str]]:
-    """Each codec as a point, those of a series joined by a line."""
-    points = {}
-    for _, group in itertools.groupby(rows.items(), key=lambda item: item[1]["series"]):
-        members = [(key, row, row["bits"][name], row["error"][name]) for key, row in group]
-        seen = [member for member in members if member[2] <= MOST_BITS]
-        color = COLORS[members[0][1]["family"]]
-        if members[0][1]["family"] != "sparse":  # Their settings are not widths.
-            path = [(bits, error) for *_, bits, error in seen]
-            axes.plot(*zip(*path, strict=True), color=color, linewidth=0.7, alpha=0.45, zorder=2)
-        for key, row, bits, error in seen:
-            points[key] = (bits, error, color)
-            inside = color if row["aims_unbiased"] else "white"
-            mark: Any = {"facecolor": inside, "edgecolor": color, "linewidth": 1.3}
-            axes.scatter(bits, error, s=26, zorder=3, **mark)
+def draw_codecs(
+    axes: Axes, name: str, rows: dict[str, Any], family: str
+) -> dict[str, list[tuple[float, float]]]:
+    """The family's points, those of a series joined by a line, by the name that they get."""
+    points: dict[str, list[tuple[float, float]]] = {}
+    for key, row in rows.items():
+        bits, error = row["bits"].get(name, np.inf), row["error"].get(name)
+        if bits > MOST_BITS:
+            continue
+        if row["family"] != family:
+            axes.scatter(bits, error, s=12, color=CLOUD, linewidth=0, zorder=1.5)
+            continue
+        label = key if family in APART or key in SHORT else row["series"]
+        points.setdefault(SHORT.get(label, label), []).append((bits, error))
+        inside = COLORS[family] if row["aims_unbiased"] else "white"
+        mark: Any = {"facecolor": inside, "edgecolor": COLORS[family], "linewidth": 1.3}
+        axes.scatter(bits, error, s=30, zorder=4, **mark)
+    for series in points.values():
+        axes.plot(*zip(*series, strict=True), color=COLORS[family], linewidth=0.9, zorder=3)
     return points
 
 
-def style(axes: Axes, title: str, measured: bool) -> None:
+def style(axes: Axes, title: str) -> None:
     axes.set_xlim(0, MOST_BITS)
     axes.set_yscale("log")
     axes.set_ylim(LEAST, MOST)
     axes.set_xticks(range(10))
-    axes.set_title(title, loc="left", size=11, weight="bold", color=INK)
-    if not measured:
-        axes.text(0.5, 0.5, "no gradients were saved", transform=axes.transAxes, ha="center")
+    axes.set_title(title, loc="left", size=12, weight="bold", color=COLORS[title])
 
 
 def name_points(
-    axes: Axes, points: dict[str, tuple[float, float, str]], curves: list[np.ndarray]
+    axes: Axes,
+    points: dict[str, list[tuple[float, float]]],
+    curves: list[np.ndarray],
+    colors: dict[str, str],
 ) -> None:
-    """Places labels close to their points without overlaps."""
+    """Places the name of each series close to one of its points, without overlaps."""
     figure: Any = axes.get_figure()
     to_pixels, to_data = axes.transData.transform, axes.transData.inverted().transform
     dot, frame = figure.dpi / 72, axes.get_window_extent()
-    marks = to_pixels([(bits, error) for bits, error, _ in points.values()] or np.zeros((0, 2)))
-    lines = np.concatenate([to_pixels(curve) for curve in curves])
+    every = [point for series in points.values() for point in series]
+    marks = to_pixels(every or np.zeros((0, 2)))
+    joined = [_filled(to_pixels(series)) for series in points.values()]
+    lines = np.concatenate([to_pixels(curve) for curve in curves] + joined)
     taken: list[tuple[np.ndarray, np.ndarray]] = []
 
     def cost(low: np.ndarray, high: np.ndarray) -> float:
@@ -160,20 +152,20 @@ def name_points(
 
     angles = np.linspace(0, 2 * np.pi, 24, endpoint=False)
     ways = np.stack([np.cos(angles), np.sin(angles)], 1)
-    for key, label in LABELS.items():
-        if key not in points:
-            continue
-        bits, error, color = points[key]
-        text = axes.text(0, 0, label, size=8.5, color=color, ha="center", va="center", zorder=5)
+    for label, series in points.items():
+        color, mark = colors[label], {"ha": "center", "va": "center", "zorder": 5}
+        text = axes.text(0, 0, label, size=9.5, color=color, **mark)
         text.set_path_effects([withStroke(linewidth=2.5, foreground="white", alpha=0.85)])
         extent = text.get_window_extent()
-        half, home = np.array([extent.width, extent.height]) / 2, to_pixels((bits, error))
+        half = np.array([extent.width, extent.height]) / 2
         tried = [
-            (cost(at - half - dot, at + half + dot) + reach / 10, at)
-            for reach in range(3, 90, 3)
+            (cost(at - half - dot, at + half + dot) + reach / 10, tuple(at), tuple(home))
+            for home in to_pixels(series[:: max(1, len(series) // 2)])
+            for reach in range(3, 120, 3)
             for at in home + ways * (half + reach * dot)
         ]
-        _, place = min(tried, key=lambda pair: pair[0])
+        _, *both = min(tried)
+        place, home = (np.array(point) for point in both)
         taken.append((place - half - dot, place + half + dot))
         text.set_position(tuple(to_data(place)))
         edge = place + np.clip(home - place, -half, half)
@@ -181,34 +173,12 @@ def name_points(
             axes.plot(*to_data([edge, home]).T, color=color, linewidth=0.6, zorder=2)
 
 
+def _filled(corners: np.ndarray) -> np.ndarray:
+    """Points along a line through these corners."""
+    steps = np.linspace(0, 1, 20)[:, None]
+    parts = [a + steps * (b - a) for a, b in itertools.pairwise(corners)]
+    return np.concatenate([corners, *parts])
+
+
 def covered(points: np.ndarray, low: np.ndarray, high: np.ndarray) -> int:
     return int(((points > low) & (points < high)).all(axis=1).sum())
-
-
-def explain(figure: Figure) -> None:
-    """The legend above the panels."""
-
-    def dot(color: str, face: str) -> Line2D:
-        return Line2D([], [], linestyle="", marker="o", color=color, markerfacecolor=face)
-
-    families = [dot(color, color) for color in COLORS.values()]
-    kinds = {
-        "unbiased (or on average over rotations)": dot(INK, INK),
-        "biased": dot(INK, "white"),
-        "rate–distortion: no code is below": Line2D([], [], color=INK, linewidth=1.6),
-        "no unbiased code is below": Line2D([], [], color=INK, linestyle=(0, (5, 2))),
-        "scalar and entropy coder": Line2D([], [], color=INK, linestyle=(0, (1, 1.5))),
-        "best scalar of fixed width (Lloyd–Max)": Line2D(
-            [], [], color=INK, linestyle="", marker="+"
-        ),
-        "D(R) of a Gaussian, no bound here": Line2D([], [], color=FAINT),
-    }
-    options = {"loc": "upper left", "frameon": False, "fontsize": 9, "handletextpad": 0.4}
-    figure.legend(
-        families, COLORS, ncols=9, columnspacing=1.1, bbox_to_anchor=(0.055, 0.935), **options
-    )
-    figure.legend(kinds.values(), kinds, ncols=4, bbox_to_anchor=(0.055, 0.915), **options)
-    figure.text(
-        0.065, 0.972, "What each codec makes of its bits", size=16, weight="bold", color=INK
-    )
-    figure.text(0.065, 0.945, CAPTION, size=9, color=INK)

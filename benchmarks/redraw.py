@@ -65,6 +65,12 @@ def rate_distortion(path: pathlib.Path) -> None:
     found.plot(_read("rate_distortion/codecs.json")["codecs"], path)
 
 
+def rate_distortion_gradients(path: pathlib.Path) -> None:
+    import rate_distortion as found
+
+    found.plot(_read("rate_distortion/codecs.json")["codecs"], path, "middle")
+
+
 def fit(path: pathlib.Path) -> None:
     import laws
 
@@ -106,6 +112,7 @@ PICTURES: dict[str, Callable[[pathlib.Path], None]] = {
     "network": _network("mean"),
     "network_training": _network("train"),
     "rate_distortion": rate_distortion,
+    "rate_distortion_gradients": rate_distortion_gradients,
 }
 
 

@@ -31,7 +31,8 @@ def problem(name: str) -> Any:
 
 def ways(size: int) -> dict[str, Make]:
     """Methods with two-bit QSGD of the whole gradient, and memories that move by 1/(2(1 + ω))."""
-    qsgd = everywhere(jaxcomp.qsgd(bits=2, bucket_size=size))
+    bits = jaxcomp.qsgd(bits=2, bucket_size=size)
+    qsgd, contracted = everywhere(bits), codecs.Contractive(codec=bits)
     whole, sign = everywhere(codecs.Identity()), everywhere(jaxcomp.sign(bucket_size=None))
     bare = jaxcomp.Link(qsgd)
     step = step_for(qsgd, 0.5)
@@ -48,6 +49,7 @@ def ways(size: int) -> dict[str, Make]:
         "artemis, half": method(algorithms.artemis, p=HALF),
         "artemis PP1, half": method(algorithms.artemis, p=HALF, absent="left out"),
         "dore": method(algorithms.dore, down=sign),
+        "dore, qsgd down": method(algorithms.dore, down=everywhere(contracted)),
         "mcm": method(algorithms.mcm),
         "mcm, half": method(algorithms.mcm, p=HALF),
         "rand_mcm": method(algorithms.rand_mcm),
@@ -171,14 +173,22 @@ def _against(
     return {"numbers": {"halvings": list(halvings), "base": base, "floors": found}}
 
 
+def _power(halvings: int) -> str:
+    return "2⁻" + str(halvings).translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
+
+
 def _ratio(numbers: dict[str, Any], title: str, name: str, at: int) -> float:
     found = numbers["floors"][title]
     return found[name][at][0] / found[numbers["base"]][at][0]
 
 
+DEAR = ("artemis", "dore", "dore, qsgd down")
+"""Methods whose workers descend by what they receive."""
+
+
 @descent.in_float64
 def _mcm() -> dict[str, Any]:
-    return _against("diana", ["mcm", "artemis", "dore"], ["least squares", "breast cancer"])
+    return _against("diana", ["mcm", *DEAR], ["least squares", "breast cancer"])
 
 
 def _mcm_judged(numbers: dict[str, Any]) -> tuple[str, str]:
@@ -186,14 +196,18 @@ def _mcm_judged(numbers: dict[str, Any]) -> tuple[str, str]:
     words, free, dear = [], [], []
     for title, found in numbers["floors"].items():
         at = int(np.argmin([row[0] for row in found["diana"]]))
-        ratio = {name: _ratio(numbers, title, name, at) for name in ("mcm", "artemis", "dore")}
+        excess = [_ratio(numbers, title, "mcm", rate) for rate in range(at + 1)]
+        ratio = {name: _ratio(numbers, title, name, at) for name in ("mcm", *DEAR)}
         listed = ", ".join(f"{name} {each:.2f}" for name, each in ratio.items())
-        words.append(f"{title} at 2⁻{numbers['halvings'][at]}/L: {listed}")
-        free.append(ratio["mcm"] <= 1.1)
-        dear.append([ratio[name] >= 1.5 for name in ("artemis", "dore")])
-    lost = all(map(all, dear))
+        falls = ", ".join(f"{each:.2f}" for each in excess)
+        words.append(
+            f"{title} at {_power(numbers['halvings'][at])}/L: {listed}; mcm from 2⁻⁵/L on: {falls}"
+        )
+        free.append(ratio["mcm"] <= 1.1 and excess[0] >= excess[-1])
+        dear.append({name: ratio[name] >= 1.5 for name in DEAR})
+    lost = all(all(each.values()) for each in dear)
     text = f"floors in units of DIANA's, {'; '.join(words)}"
-    return text, decide(all(free) and lost, all(free) and all(each[0] for each in dear))
+    return text, decide(all(free) and lost, all(free) and all(each["artemis"] for each in dear))
 
 
 @descent.in_float64
@@ -208,7 +222,7 @@ def _rand_mcm_judged(numbers: dict[str, Any]) -> tuple[str, str]:
         at = next(i for i, row in enumerate(found["mcm"]) if row[0] < 10 * found["diana"][i][0])
         one, own = (_ratio(numbers, title, name, at) - 1 for name in ("mcm", "rand_mcm"))
         words.append(
-            f"{title} at 2⁻{numbers['halvings'][at]}/L: MCM {one:+.0%}, Rand-MCM {own:+.0%}"
+            f"{title} at {_power(numbers['halvings'][at])}/L: MCM {one:+.0%}, Rand-MCM {own:+.0%}"
         )
         gains.append(own / one if one > 0 else np.inf)
     return (
@@ -336,8 +350,10 @@ CLAIMS = (
         judge=_mcm_judged,
         run=_mcm,
         minutes=0.7,
-        note="DIANA is the one-way method, with the memory step of the others. Artemis loses a "
-        "factor; our DORE, whose error feedback on the way down has scaled signs, loses nothing.",
+        note="DIANA is the one-way method, with the memory step of the others. Floors are compared "
+        "at DIANA's best rate, below which runs are too short. It holds if MCM is within a tenth "
+        "there, with an excess that falls with the rate, and the others lose half as much again; "
+        "in part if Artemis alone does. DORE has error feedback on the way down.",
     ),
     Claim(
         name="rand-mcm-averages",

@@ -38,13 +38,6 @@ def _nonuniform(found: dict[str, Any]) -> tuple[str, str]:
     return words, decide(max(plain) < 1 and max(largest) <= 1.05, part=max(plain) < 1)
 
 
-def _exponential(found: dict[str, Any]) -> tuple[str, str]:
-    ratios = _less(found, "natural_dithering 4", "qsgd 4")
-    return f"error over that of even levels {_span(ratios)}, on six laws", decide(
-        max(ratios) < 0.2, part=max(ratios) < 1
-    )
-
-
 def _clipped(found: dict[str, Any]) -> tuple[str, str]:
     ratios = _less(found, "terngrad", "terngrad, not clipped")
     return f"error over that without clipping {_span(ratios)}, on six laws", decide(
@@ -77,7 +70,7 @@ def _decoupled(found: dict[str, Any]) -> tuple[str, str]:
     worse = runs["demo"]["bits_per_byte"] / runs["dense"]["bits_per_byte"] - 1
     fewer = runs["demo"]["times_less_than_dense"]
     words = f"{fewer:.0f} times fewer bytes in a step, {100 * worse:.1f} % more bits a byte"
-    return words, decide(fewer >= 100 and worse <= 0.01, part=fewer >= 10 and worse <= 0.1)
+    return words, decide(fewer >= 85 and worse <= 0.01, part=fewer >= 10 and worse <= 0.1)
 
 
 def _one_bit(found: dict[str, Any]) -> tuple[str, str]:
@@ -123,17 +116,6 @@ CLAIMS = (
         "much larger than the others.",
     ),
     Claim(
-        name="natural-dithering-error",
-        methods=("natural_dithering", "natural dithering"),
-        source="Horváth et al., Natural compression for distributed deep learning, 2019, abstract",
-        claim="Natural dithering is exponentially better than dithering with even levels.",
-        setting=f"{MILLION} Four bits and Euclidean scales for both.",
-        judge=_exponential,
-        results=CODECS,
-        command=CODECS_COMMAND,
-        note="Exponentially in the number of levels, which one width cannot show.",
-    ),
-    Claim(
         name="terngrad-clipping-error",
         methods=("terngrad", "TernGrad"),
         source="Wen et al., TernGrad, 2017, section on gradient clipping",
@@ -154,7 +136,7 @@ CLAIMS = (
         judge=_fast,
         results=CODECS,
         command=CODECS_COMMAND,
-        note="Fewer elements were not measured in this benchmark.",
+        note="Fewer elements: the row `fastsgd-ratio`.",
     ),
     Claim(
         name="dgc-accuracy",
@@ -166,18 +148,22 @@ CLAIMS = (
         judge=_gradients_left_out,
         results=f"{BYTE_LM} {DIGITS}",
         command=LM_COMMAND,
-        note="One test digit is 0.2 points. 600 and 800 steps are few for 0.1 %.",
+        note="One test digit is 0.2 points. 600 and 800 steps are few for 0.1 %. The row "
+        "`sparsifiers-training` has tuned rates and five seeds, on smaller networks.",
     ),
     Claim(
         name="demo-bytes",
         methods=("demo_sgd",),
-        source="Peng et al., DeMo: decoupled momentum optimization, 2024, abstract",
-        claim="DeMo matches or exceeds AdamW with several orders of magnitude less communication.",
-        setting="A byte transformer, eight workers, 800 steps, one seed, against dense momentum.",
+        source="Peng et al., DeMo: decoupled momentum optimization, 2024, abstract of the second "
+        "version",
+        claim="DeMo transmits up to 85 times less data than AdamW at a comparable loss.",
+        setting="A byte transformer, eight workers, 800 steps, one seed, against dense momentum, "
+        "with its rate.",
         judge=_decoupled,
         results=BYTE_LM,
         command=LM_COMMAND,
-        note="32 of 4,096 coefficients, gathered from seven others. AdamW was not the baseline.",
+        note="32 of 4,096 coefficients, gathered from seven others. The row `demo` has AdamW as "
+        "the baseline, tuned rates and five seeds, on a smaller network.",
     ),
     Claim(
         name="one-bit-adam-networks",
@@ -189,6 +175,8 @@ CLAIMS = (
         judge=_one_bit,
         results=NETWORKS,
         command="python benchmarks/networks.py",
+        note="Equal rates and a transformer; the row `one-bit-adam` has tuned rates, five seeds "
+        "and the count of bits, on a GRU.",
     ),
     Claim(
         name="zero-one-adam-bits",
@@ -202,7 +190,7 @@ CLAIMS = (
         results="convergence/methods.json",
         command="python benchmarks/methods.py",
         note="Local steps move each worker towards its own optimum, and these have nothing in "
-        "common "
-        "here. The method is made for workers that draw from the same data.",
+        "common here. The method is made for workers that draw from the same data, as those of "
+        "the row `zero-one-adam`.",
     ),
 )

@@ -24,11 +24,14 @@ Family = Callable[[Any, Any], Way]
 
 
 @functools.cache
-def families(workers: int = 20) -> dict[str, tuple[Family, bool]]:
-    """Methods, and whether their rate may be traced; bits are those of the way up."""
+def families(workers: int = 20, kept: int = 1) -> dict[str, tuple[Family, bool]]:
+    """Methods, and whether their rate may be traced; bits are those of the way up.
+
+    DIANA and MARINA send `kept` random elements.
+    """
     size = nonconvex.regularized(workers).solution.size
     top = everywhere(jaxcomp.top_k(fraction=0.1))
-    random = everywhere(jaxcomp.random_k(fraction=1 / size, bucket_size=size))
+    random = everywhere(jaxcomp.random_k(fraction=kept / size, bucket_size=size))
     sign, whole = everywhere(jaxcomp.sign(bucket_size=None)), everywhere(codecs.Identity())
 
     def method(make: Any, codec: Any, down: Any = None, free: bool = True, **given: Any):
@@ -66,13 +69,14 @@ def arena(
     *names: str,
     workers: int = 20,
     weight: float = 0.1,
+    kept: int = 1,
 ) -> dict[str, Any]:
     """Bits of the methods until each target, at the best of the same rates."""
     problem = nonconvex.regularized(workers, weight)
     rates = [factor / problem.smoothness for factor in RATES]
     found = {}
     for name in track(names, description="methods"):
-        family, free = families(workers)[name]
+        family, free = families(workers, kept)[name]
         settings: Any = {"steps": STEPS, "oracle": Oracle(batch=0), "every": EVERY, "rates": rates}
         if free:
             seeds = descent.SEEDS if name in ("diana", "marina") else 1
@@ -134,23 +138,25 @@ def _ef21_bc_judged(numbers: dict[str, Any]) -> tuple[str, str]:
     return f"{_listed(numbers, 0)}; {_listed(numbers, 2)}", decide(holds, ours < dense)
 
 
-WEIGHTS, FEW = (0.1, 0.001), 5
+WEIGHTS, FEW, KEPT = (0.1, 0.001), 5, (1, 5, 10)
 
 
 @descent.in_float64
 def _marina() -> dict[str, Any]:
     found = {}
     for weight in WEIGHTS:
-        rows = arena("gd", "diana", "marina", workers=FEW, weight=weight)
-        found[f"λ = {weight:g}"] = rows["numbers"] | {"theory": _by_theory(weight)}
+        for kept in KEPT:
+            rows = arena("diana", "marina", workers=FEW, weight=weight, kept=kept)
+            title = f"λ = {weight:g}, {kept} of 31"
+            found[title] = rows["numbers"] | {"theory": _by_theory(weight, kept)}
     return {"numbers": {"problems": found}}
 
 
-def _by_theory(weight: float) -> dict[str, Any]:
+def _by_theory(weight: float, kept: int) -> dict[str, Any]:
     """Bits until each target with the steps of the theory of losses that are not convex."""
     problem = nonconvex.regularized(FEW, weight)
     smooth, n, size = problem.smoothness, problem.workers, problem.solution.size
-    left, omega, p = np.sqrt(np.mean(problem.smoothnesses**2)), size - 1, 1 / size
+    left, omega, p = np.sqrt(np.mean(problem.smoothnesses**2)), size / kept - 1, kept / size
     rates = {
         "diana": 1 / (smooth * (1 + (1 + omega) * np.sqrt(omega / n))),
         "marina": 1 / (smooth + left * np.sqrt((1 - p) * omega / (p * n))),
@@ -158,7 +164,7 @@ def _by_theory(weight: float) -> dict[str, Any]:
     found = {}
     for name, rate in rates.items():
         settings: Any = {"steps": STEPS, "oracle": Oracle(batch=0), "every": EVERY}
-        runs = descent.run(families(FEW)[name][0], problem, rates=[rate], **settings)
+        runs = descent.run(families(FEW, kept)[name][0], problem, rates=[rate], **settings)
         costs = [nonconvex.cost(runs, target) for target in TARGETS]
         found[name] = {
             "factor": float(f"{rate * smooth:.3g}"),
@@ -168,19 +174,22 @@ def _by_theory(weight: float) -> dict[str, Any]:
 
 
 def _marina_judged(numbers: dict[str, Any]) -> tuple[str, str]:
-    words, wins, wins_by_theory = [], [], []
+    """In all cases in which one of the two gets to a target."""
+    words, wins = [], {"theory": [], "tuned": []}
     for title, rows in numbers["problems"].items():
-        words.append(f"{title}: {_listed(rows, 0)}; {_listed(rows, 1)}")
-        for at in range(len(rows["targets"])):
-            wins.append(_bits(rows, "marina", at) < _bits(rows, "diana", at))
-            theory = {"methods": rows["theory"], "targets": rows["targets"]}
-            found = [_bits(theory, name, at) for name in ("marina", "diana")]
-            if min(found) < np.inf:
-                wins_by_theory.append(found[0] < found[1])
-            if at == 1:
-                words.append("with the steps of theory " + _listed(theory, at))
-    return "; ".join(words), decide(
-        all(wins), any(wins) or (bool(wins_by_theory) and all(wins_by_theory))
+        theory = {"methods": rows["theory"], "targets": rows["targets"]}
+        for kind, found in (("theory", theory), ("tuned", rows)):
+            for at in range(len(rows["targets"])):
+                ours, other = (_bits(found, name, at) for name in ("marina", "diana"))
+                if min(ours, other) < np.inf:
+                    wins[kind].append(ours < other)
+            if kind == "theory":
+                words.append(f"{title}, {_listed(found, 1)}")
+    text = "; ".join(
+        f"{kind}: fewer bits in {sum(won)} of {len(won)} cases" for kind, won in wins.items()
+    )
+    return f"steps of {text}; by theory, {'; '.join(words)}", decide(
+        all(wins["theory"]) and all(wins["tuned"]), all(wins["theory"])
     )
 
 
@@ -214,8 +223,8 @@ CLAIMS = (
         methods=("ef21", "ef_sgd"),
         source="Richtárik, Sokolov and Fatkhullin, EF21: a new, simpler, theoretically better, and "
         "practically faster error feedback, 2021, the figures of logistic regression",
-        claim="With full gradients of workers that disagree, EF21 converges to a stationary point "
-        "and is faster in practice than classical error feedback, which stalls.",
+        claim="EF21 has a rate of O(1/T), where that of error feedback is O(1/T^(2/3)), and is "
+        "faster in practice.",
         setting=_SETTING.format("top 10 %") + ".",
         judge=_ef21_judged,
         run=_ef21,
@@ -226,8 +235,8 @@ CLAIMS = (
         methods=("ef21_bc", "double_squeeze"),
         source="Fatkhullin et al., EF21 with bells & whistles, 2021, the theorem and figure of "
         "EF21-BC; Tang et al., DoubleSqueeze, 2019, abstract",
-        claim="Compression in both directions keeps the convergence of EF21 at a fraction of the "
-        "bits of gradient descent, where error feedback both ways (DoubleSqueeze) stalls.",
+        claim="Compression in both directions keeps the rate of EF21; error feedback both ways "
+        "(DoubleSqueeze), whose rate needs workers that agree, is beside it.",
         setting=_SETTING.format("scaled signs both ways") + "; bits of both ways.",
         judge=_ef21_bc_judged,
         run=_both_ways,
@@ -237,18 +246,21 @@ CLAIMS = (
         name="marina-against-diana",
         methods=("marina", "diana"),
         source="Gorbunov et al., MARINA: faster non-convex distributed learning with compression, "
-        "2021, Figure 1",
-        claim="For losses that are not convex, MARINA needs fewer bits than DIANA.",
+        "2021, abstract and Figure 1",
+        claim="On losses that are not convex, MARINA's estimator gives it a theoretical and "
+        "practical performance that is superior to DIANA's: it needs fewer bits.",
         setting=_SETTING.replace("20 workers", f"{FEW} workers").format(
-            "one random element (ω = 30)"
+            "1, 5 and 10 random elements of 31"
         )
-        + f", and at the steps of theory; also with 0.001 for 0.1; {descent.SEEDS} seeds.",
+        + f", and at the steps of theory; also with 0.001 for 0.1; targets of 1e-2, 1e-4 and "
+        f"1e-6; {descent.SEEDS} seeds.",
         judge=_marina_judged,
         run=_marina,
-        minutes=0.8,
+        minutes=2.5,
         note="The paper takes the steps of theory, which are from memory here, 1/(L + L̃√((1 − p)ω/"
-        "(pn))) and 1/(L(1 + (1 + ω)√(ω/n))). There MARINA needs fewer bits; but DIANA bears far "
-        "longer steps, and when both are tuned, DIANA needs fewer.",
+        "(pn))) and 1/(L(1 + (1 + ω)√(ω/n))). DIANA bears far longer steps than its theory allows, "
+        "and so it gains more from tuning. It holds if MARINA is ahead in all cases both ways, and "
+        "in part if it is with the steps of theory.",
     ),
     Claim(
         name="clag-against-ef21-and-lag",

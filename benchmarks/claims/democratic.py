@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import composite
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,7 +25,7 @@ WIDTHS = (0.5, 1, 2, 3, 4)
 SIZES = (32, 512)
 DESCENT = 120
 CLOSE = 0.01
-"""How far above the factor of exact descent a factor is still as good."""
+"""How far above the factor of descent without quantisation a factor is still as good."""
 
 
 def evenly(bits: float, size: int) -> codecs.Quantizer:
@@ -67,29 +68,38 @@ def squares(size: int, title: str) -> problems.Quadratics:
 
 @descent.in_float64
 def _thresholds() -> dict[str, Any]:
-    rows = []
+    rows: list[dict[str, Any]] = []
     inputs = [("diagonal", n) for n in SIZES] + [("Gaussian", SIZES[-1])]
     cases = [(*given, name, bits) for given in inputs for name in CODES for bits in WIDTHS]
+    whole = [_factor(*given, codecs.Identity()) for given in inputs]
     for title, size, name, bits in track(cases, description="rates"):
         if name == "scalar" and bits < 1:
             continue
-        problem = squares(size, title)
-        rate = 2 / (problem.smoothness * (1 + 1 / problem.condition))
-        codec = everywhere(CODES[name](bits, size))
-
-        def make(traced: Any, key: Any, codec: Any = codec, rate: float = rate) -> Way:
-            return Way(algorithms.dgd_def(codec, AXIS, learning_rate=rate, key=key))
-
-        with warnings.catch_warnings():  # The codes do not contract every input.
-            warnings.simplefilter("ignore", UserWarning)
-            runs = descent.run(make, problem, rates=[rate], steps=DESCENT, oracle=Oracle(batch=0))
-        factors = runs.errors[0, :, -1] ** (0.5 / DESCENT)
-        exact = (problem.condition - 1) / (problem.condition + 1)
-        rows.append(
-            {"matrix": title, "size": size, "code": name, "bits": bits, "exact": exact}
-            | {"codes": (price(codec, size) - 32) / size, "factor": descent.spread(factors)}
-        )
+        code = CODES[name](bits, size)
+        rows.append({
+            "matrix": title,
+            "size": size,
+            "code": name,
+            "bits": bits,
+            "whole": whole[inputs.index((title, size))][0],
+            "codes": (price(everywhere(code), size) - 32) / size,
+            "factor": _factor(title, size, code),
+        })  # fmt: skip
     return {"numbers": {"steps": DESCENT, "rows": rows}}
+
+
+def _factor(title: str, size: int, code: Any) -> list[float]:
+    """The factor of a step in the distance from the solution, the mean over all steps."""
+    problem = squares(size, title)
+    rate = 2 / (problem.smoothness * (1 + 1 / problem.condition))
+
+    def make(traced: Any, key: Any) -> Way:
+        return Way(algorithms.dgd_def(everywhere(code), AXIS, learning_rate=rate, key=key))
+
+    with warnings.catch_warnings():  # The codes do not contract every input.
+        warnings.simplefilter("ignore", UserWarning)
+        runs = descent.run(make, problem, rates=[rate], steps=DESCENT, oracle=Oracle(batch=0))
+    return descent.spread(runs.errors[0, :, -1] ** (0.5 / DESCENT))
 
 
 def _least(numbers: dict[str, Any], title: str, size: int, code: str) -> float:
@@ -97,7 +107,7 @@ def _least(numbers: dict[str, Any], title: str, size: int, code: str) -> float:
     found = np.inf
     for row in sorted(numbers["rows"], key=lambda row: -row["bits"]):
         if (row["matrix"], row["size"], row["code"]) == (title, size, code):
-            if row["factor"][0] > row["exact"] + CLOSE:
+            if row["factor"][0] > row["whole"] + CLOSE:
                 break
             found = row["codes"]
     return found
@@ -122,10 +132,70 @@ def _thresholds_judged(numbers: dict[str, Any]) -> tuple[str, str]:
     large = [at for at, (_, size) in enumerate(inputs) if size == max(SIZES)]
     ours, near, scalar = least["democratic"], least["near-democratic"], least["scalar"]
     same = max(ours) - min(ours) <= 1
-    fewer = all(ours[at] < scalar[at] for at in large)
-    both = fewer and all(near[at] <= scalar[at] for at in large)
+    fewer = [all(code[at] < scalar[at] for at in large) for code in (ours, near)]
     text = f"bits an element from which the factor is within {CLOSE} of exact descent, {words}"
-    return f"{text}; factors at half a bit: {below}", decide(same and both, same and fewer)
+    return f"{text}; factors at half a bit: {below}", decide(
+        same and all(fewer), same and any(fewer)
+    )
+
+
+SUBGRADIENT_STEPS, SHORT = 4000, (None, 2, 1, 0.5, 0.25)
+FACTORS = tuple(10.0 ** (j / 2) for j in range(-4, 3))
+
+
+@descent.in_float64
+def _subgradients() -> dict[str, Any]:
+    features, labels = datasets.load_digits(return_X_y=True)
+    problem, radius = composite.in_a_ball(features, labels % 2, workers=8)
+    size = problem.solution.size
+
+    def ball(tree: Any) -> Any:
+        return optax.projections.projection_l2_ball(tree, radius)
+
+    found = []
+    for bits in track(SHORT, description="bits"):
+        code = codecs.Identity() if bits is None else jaxcomp.ndsc(bits=bits, bucket_size=size)
+        codec = everywhere(code)
+
+        def make(factor: Any, key: Any, codec: Any = codec) -> Way:
+            def rate(step: Any) -> Any:
+                return factor * radius / jnp.sqrt(1.0 + step)
+
+            given = {"learning_rate": rate, "projection": ball, "key": key}
+            return Way(algorithms.dq_psgd(codec, AXIS, **given))
+
+        runs = descent.run(
+            make,
+            problem,
+            rates=FACTORS,
+            steps=SUBGRADIENT_STEPS,
+            oracle=Oracle(batch=8),
+            every=10,
+        )
+        at = descent.best(runs.averaged[..., -1])
+        ends = runs.averaged[at]
+        middle = np.median(ends, axis=0)
+        found.append({
+            "bits": bits,
+            "factor": FACTORS[at],
+            "gap": descent.spread(ends[:, -1]),
+            "slope": float(np.log(middle[-1] / middle[len(middle) // 10 - 1]) / np.log(10)),
+        })  # fmt: skip
+    return {"numbers": {"steps": SUBGRADIENT_STEPS, "rows": found}}
+
+
+def _subgradients_judged(numbers: dict[str, Any]) -> tuple[str, str]:
+    gaps = {row["bits"]: row["gap"][0] for row in numbers["rows"]}
+    slopes = {row["bits"]: row["slope"] for row in numbers["rows"]}
+    listed = ", ".join(
+        f"{'whole' if bits is None else f'{bits:g} bits'} {gap:.1e} (T^{slopes[bits]:.2f})"
+        for bits, gap in gaps.items()
+    )
+    half, quarter = gaps[0.5] / gaps[1], gaps[0.25] / gaps[1]
+    rates = all(slope <= -0.45 for slope in slopes.values())
+    below = half <= 1.2 * 2**0.5 and quarter <= 1.2 * 2
+    words = f"gap: {listed}; half a bit {half:.2f} and a quarter {quarter:.2f} times one bit"
+    return words, decide(rates and below, rates or below)
 
 
 DRAWS = 40
@@ -231,10 +301,26 @@ CLAIMS = (
         judge=_thresholds_judged,
         run=_thresholds,
         minutes=4,
-        note="The democratic code needs the fewest bits, the near-democratic one more than a "
-        "scalar quantiser: the largest of its Gaussian coordinates grows as √log d, while error "
-        "feedback flattens what the scalar quantiser gets. Below one bit the theorem promises "
-        "nothing. Bits are those of the payload without its scale.",
+        note="The scalar quantiser needs more bits in more dimensions where the gradient has heavy "
+        "tails, and no more than one where it has none; the near-democratic code needs two on "
+        "both, since the largest of its Gaussian coordinates grows as √log d. Below one bit the "
+        "theorem promises nothing. Bits are those of the payload without its scale. It holds if "
+        "both codes need fewer bits than the scalar quantiser on both matrices.",
+    ),
+    Claim(
+        name="dq-psgd-bits",
+        methods=("dq_psgd", "DQ-PSGD"),
+        source=_PAPER + "the theorem of DQ-PSGD",
+        claim="The gap falls as 1/√(min(1, R) T): as fast as with whole subgradients from one bit "
+        "on, up to a constant, and slower by √(1/R) below.",
+        setting="A support vector machine in a ball on digits (odd or even), 8 workers, batches of "
+        f"8, {SUBGRADIENT_STEPS:,} steps, each number of bits at its best of seven steps, "
+        f"{descent.SEEDS} seeds.",
+        judge=_subgradients_judged,
+        run=_subgradients,
+        minutes=4,
+        note="The paper has one worker. It holds if every slope is at most −0.45 and no ratio to "
+        "one bit is a fifth above √(1/R).",
     ),
     Claim(
         name="democratic-sparsifiers",

@@ -1,6 +1,5 @@
 """Whole methods with full gradients of workers that disagree."""
 
-import math
 from typing import Any
 
 from claims.claim import Claim, decide
@@ -62,23 +61,6 @@ def _composite(found: dict[str, Any]) -> tuple[str, str]:
     return "; ".join(words), decide(worst <= 1.2, part=worst <= 2)
 
 
-def _ball(found: dict[str, Any]) -> tuple[str, str]:
-    curves = found["curves"]["digits, hinge loss in a ball"]
-    slopes, ends = {}, {}
-    for bits in ("0.5 bits", "1 bit", "4 bits"):
-        curve = curves[f"dq_psgd, {bits}"]
-        steps, errors = curve["steps"], curve["errors"]
-        start = next(i for i, step in enumerate(steps) if step >= 1000)
-        slopes[bits] = math.log(errors[-1] / errors[start]) / math.log(steps[-1] / steps[start])
-        ends[bits] = errors[-1]
-    ratio = ends["0.5 bits"] / ends["1 bit"]
-    words = (
-        ", ".join(f"slope {slope:.2f} at {bits}" for bits, slope in slopes.items())
-        + f"; half a bit has {ratio:.2f} times the error of one"
-    )
-    return words, decide(max(slopes.values()) <= -0.45 and ratio <= 2)
-
-
 CLAIMS = (
     Claim(
         name="exact-with-full-gradients",
@@ -119,19 +101,5 @@ CLAIMS = (
         results=METHODS,
         command=COMMAND,
         note="Without feedback threshold codes stall 20 times higher.",
-    ),
-    Claim(
-        name="dq-psgd-slope",
-        methods=("dq_psgd",),
-        source="Saha, Pilanci and Goldsmith, Efficient randomized subspace embeddings for "
-        "distributed optimization under a communication budget, 2022, theorem on DQ-PSGD",
-        claim="The mean iterate converges at O(1/√(min(1, R) T)) with R bits an element, below one "
-        "bit too.",
-        setting="A hinge loss on handwritten digits in a ball, eight workers, 10,000 steps, from "
-        "the thousandth on.",
-        judge=_ball,
-        results=METHODS,
-        command=COMMAND,
-        note="The theory has a ratio of √2 for half a bit. Four bits fall faster than 1/√T.",
     ),
 )

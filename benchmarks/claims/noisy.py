@@ -13,15 +13,14 @@ import jaxcomp
 from claims import descent
 from claims.claim import Claim, decide
 from claims.descent import Make, Oracle, Runs, method, plain
-from jaxcomp import algorithms
+from jaxcomp import algorithms, codecs
 from jaxcomp.testing import problems
 from jaxcomp.theory import rates as theory
 
 FRACTION = 0.1
 FACTORS = tuple(2.0**j for j in range(-9, 2))
 STEPS, EVERY, BATCH = 8192, 32, 8
-COARSE = tuple(2.0**j for j in range(-6, 0))
-MESSAGES = 1536
+MESSAGES, STAGES = 1536, (4, 8)
 
 
 def sparse(size: int) -> dict[str, Any]:
@@ -112,6 +111,56 @@ def _squeezed_judged(numbers: dict[str, Any]) -> tuple[str, str]:
     return "; ".join(words), decide(all(near) and all(ahead), all(ahead))
 
 
+def staged(size: int) -> dict[str, Make]:
+    """NEOLITHIC both ways by its number of stages, and unbiased methods one way."""
+    each, whole = sparse(size), everywhere(codecs.Identity())
+    found = {
+        "SGD": plain(jaxcomp.Dense()),
+        "unbiased one way, no stages": plain(jaxcomp.Gather(jaxcomp.Link(each["unbiased"]))),
+        "unbiased one way, DIANA": method(algorithms.diana, each["unbiased"]),
+    }
+    for stages in STAGES:
+        make = functools.partial(algorithms.neolithic, stages=stages)
+        found[f"unbiased one way, {stages} stages"] = method(make, each["unbiased"], down=whole)
+        found[f"contractive both ways, {stages} stages"] = method(make, each["random"])
+    return found
+
+
+@descent.in_float64
+def _stochastic() -> dict[str, Any]:
+    found = {}
+    for title, problem in {
+        "least squares": problems.quadratics(),
+        "breast cancer": descent.breast_cancer(),
+    }.items():
+        runs = descended(staged(problem.solution.size), problem, MESSAGES)
+        found[title] = {name: _steepest(each) for name, each in runs.items()}
+    return {"numbers": {"messages": MESSAGES, "problems": found}}
+
+
+def _steepest(runs: Runs) -> dict[str, Any]:
+    """The mean squared gradient of the last quarter, at the best rate."""
+    late = runs.steep[..., -(runs.steep.shape[-1] // 4) :].mean(axis=-1)
+    at = descent.best(late)
+    return {"factor": FACTORS[at], "gradient": descent.spread(late[at])}
+
+
+def _stochastic_judged(numbers: dict[str, Any]) -> tuple[str, str]:
+    """The best number of stages both ways against the best method one way."""
+    words, ratios = [], []
+    for title, rows in numbers["problems"].items():
+        middle = {name: row["gradient"][0] for name, row in rows.items()}
+        both, one = (
+            min(value for name, value in middle.items() if name.startswith(kind))
+            for kind in ("contractive both ways", "unbiased one way")
+        )
+        ratios.append(both / one)
+        listed = ", ".join(f"{name} {value:.1e}" for name, value in middle.items())
+        words.append(f"{title}: {ratios[-1]:.2g} times that of unbiased one way ({listed})")
+    text = f"squared gradient after {numbers['messages']:,} messages, {'; '.join(words)}"
+    return text, decide(max(ratios) <= 1.5, min(ratios) <= 1.5)
+
+
 def _neolithic_judged(found: dict[str, Any]) -> tuple[str, str]:
     """At equal numbers of steps, from the curves of full gradients."""
     words, ratios = [], []
@@ -143,8 +192,11 @@ def _bounds() -> dict[str, Any]:
             "DIANA, unbiased": method(algorithms.diana, each["unbiased"]),
             "EF21-SGDM, random": method(algorithms.ef21_sgdm, each["random"]),
             "EF, random": method(algorithms.ef_sgd, each["random"]),
+            "NEOLITHIC, random, both ways": method(
+                functools.partial(algorithms.neolithic, stages=STAGES[-1]), each["random"]
+            ),
         }
-        runs = descended(ways, problem, MESSAGES, COARSE)
+        runs = descended(ways, problem, MESSAGES)
         at = np.unique(np.geomspace(1, MESSAGES // EVERY, 16).astype(int)) - 1
         steps = [int(t + 1) * EVERY for t in at]
         noise, gap = _noise(problem)
@@ -198,7 +250,7 @@ def _noise(problem: Any) -> tuple[float, float]:
 
 
 def _bounds_judged(numbers: dict[str, Any]) -> tuple[str, str]:
-    """The best method with compressed messages against the bound, and against no compression."""
+    """Methods with compressed messages against the bound; one loss cannot show more than a part."""
     words, near, above = [], [], []
     for title, rows in numbers["problems"].items():
         last = {name: curve[-1][0] for name, curve in rows["curves"].items()}
@@ -206,11 +258,10 @@ def _bounds_judged(numbers: dict[str, Any]) -> tuple[str, str]:
         free = rows["uncompressed"][-1] / rows["bound"][-1]
         listed = ", ".join(f"{name} {each:.2g}" for name, each in ratio.items())
         words.append(f"{title}: {listed}; for δ = 1 the bound is {free:.2g}")
-        best = min(each for name, each in ratio.items() if name != "SGD")
-        near.append(best <= 10)
-        above.append(best >= 0.1)
+        near.append(ratio["NEOLITHIC, random, both ways"] <= 10)
+        above.append(min(each for name, each in ratio.items() if name != "SGD") >= 0.1)
     text = f"squared gradient in units of the bound with δ = {FRACTION}, {'; '.join(words)}"
-    return text, decide(all(near) and all(above), all(near))
+    return text, decide(False, all(near) and all(above))
 
 
 _NEOLITHIC = (
@@ -264,21 +315,37 @@ CLAIMS = (
         "that it is the faster one. A message of four signs has 1.5 times the bits of QSGD's.",
     ),
     Claim(
+        name="neolithic-stochastic",
+        methods=("neolithic", "NEOLITHIC"),
+        source=_NEOLITHIC + "abstract",
+        claim="With stochastic gradients, contractive compression in both directions can converge "
+        "as fast as unbiased compression in one direction.",
+        setting="Least squares and logistic regression on breast cancer, 8 workers that disagree, "
+        f"batches of {BATCH}, {MESSAGES:,} messages of {_TENTH} by each worker, "
+        f"{descent.SEEDS} seeds; each at the best of eleven rates from 2⁻⁹/L to 2/L, NEOLITHIC "
+        "with 4 and 8 stages; the mean of the last quarter.",
+        judge=_stochastic_judged,
+        run=_stochastic,
+        minutes=5,
+        note="A factor of 1.5 counts as equally fast. NEOLITHIC takes a step after so many "
+        "messages as it has stages, with the mean of as many gradients.",
+    ),
+    Claim(
         name="lower-bounds",
-        methods=("ef21_sgdm", "diana", "ef_sgd"),
-        source=_NEOLITHIC + "the theorems of the lower bounds, whose form is from memory",
+        methods=("ef21_sgdm", "diana", "ef_sgd", "neolithic"),
+        source=_NEOLITHIC + "abstract; the form of the lower bounds is from memory",
         claim="No method with δ-contractive messages is faster than σ√(LΔ/(nT)) + LΔ/(δT) on all "
-        "smooth losses, up to constants, and this is nearly reached.",
+        "smooth losses, up to constants, and NEOLITHIC reaches it up to logarithms.",
         setting="Least squares of 8 workers that disagree, "
         f"batches of {BATCH}, {MESSAGES:,} messages of {_TENTH}, {descent.SEEDS} seeds; the mean "
-        "squared gradient so far at the best of six rates from 2⁻⁶/L to 2⁻¹/L for each number of "
-        "messages.",
+        "squared gradient so far at the best of eleven rates from 2⁻⁹/L to 2/L for each number of "
+        f"messages; NEOLITHIC with {STAGES[-1]} stages.",
         judge=_bounds_judged,
         run=_bounds,
-        minutes=1,
-        note="The bound is for the worst loss, so a method may be below it here. The "
-        "smallest rate of the grid may be too long for DIANA. It holds "
-        "if the best compressed method is within a factor of ten on either side. `python "
+        minutes=2,
+        note="The bound is for the worst loss: one loss can refute it, not show it, so it holds in "
+        "part at most, if NEOLITHIC is at most ten times above and no compressed method ten times "
+        "below. Here the noise makes most of the bound, so δ hardly matters. `python "
         "benchmarks/bounds.py` draws the curves.",
     ),
 )

@@ -104,7 +104,7 @@ def _details(claim: Claim, number: str, verdict: str) -> str:
         f"**Claim.** {claim.claim} ({claim.source})",
         f"**Methods.** {names(claim)}.",
         f"**Setting.** {claim.setting}",
-        f"**Verdict: {verdict}.** {number[:1].upper()}{number[1:]}."
+        f"**Verdict: {verdict}.** Measured: {number}."
         if claim.tried
         else f"**Verdict: {verdict}.**",
     ]

@@ -214,6 +214,8 @@ CLAIMS = (
         judge=_natural_judged,
         run=_natural,
         minutes=3,
+        note="Eight bits are seven of exponent; where no exponent is out of their range, they are "
+        "the same numbers as nine bits.",
     ),
     Claim(
         name="natural-dithering",

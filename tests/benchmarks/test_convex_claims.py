@@ -67,6 +67,17 @@ def slow_both_ways(found):
             errors[:] = [1e9] * len(errors)
 
 
+def slow_stages(numbers):
+    for rows in numbers["problems"].values():
+        for name in (name for name in rows if name.startswith("contractive")):
+            rows[name]["gradient"] = [1e9] * 3
+
+
+def no_slope(numbers):
+    for row in numbers["rows"]:
+        row |= {"slope": 0.0, "gap": [9.0 if row["bits"] in (0.5, 0.25) else 1.0] * 3}
+
+
 def far_from_bounds(numbers):
     for rows in numbers["problems"].values():
         for curve in rows["curves"].values():
@@ -110,8 +121,10 @@ SPOILT = {
     "ef21-sgdm-noise": no_momentum,
     "double-squeeze-as-sgd": large("workers", "DoubleSqueeze"),
     "neolithic-both-ways": slow_both_ways,
+    "neolithic-stochastic": slow_stages,
     "lower-bounds": far_from_bounds,
     "dgd-def-threshold": without_descent,
+    "dq-psgd-bits": no_slope,
     "democratic-sparsifiers": no_embedding,
     "qcmd-qrda-threshold": dense_models,
     "adagrad-rare-features": no_gain,
