@@ -92,7 +92,7 @@ COLUMNS = (
 
 
 def main() -> None:
-    every = sorted(entries(), key=lambda entry: entry.name not in LABELS)
+    every = sorted(entries(), key=lambda entry: entry.series not in NAMED)
     args = reporting.options(
         __doc__,
         "out/ceo",

@@ -22,8 +22,8 @@ def plot(found: dict[str, Any], path: pathlib.Path) -> None:
     bottom = rows[2].subgridspec(1, 3, wspace=0.55)
     bytes_(_panel(figure, top[0]), found["bytes"])
     steps(_panel(figure, top[1]), found["steps"]["records"])
-    for place, start in zip(middle, ("random", "trained"), strict=False):
-        votes(_panel(figure, place), found["votes"]["records"], start)
+    for at, start in enumerate(("random", "trained")):
+        votes(_panel(figure, middle[at]), found["votes"]["records"], start)
     guesses([_panel(figure, bottom[at]) for at in range(3)], found["guesses"]["curves"])
     title = "What federated methods send, and what hostile clients do to them"
     figure.text(0.065, 0.965, title, size=16, weight="bold", color=INK)

@@ -349,7 +349,7 @@ CLAIMS = (
         setting=_SQUARES + "; and logistic regression on breast cancer with a ridge of 0.1.",
         judge=_mcm_judged,
         run=_mcm,
-        minutes=0.7,
+        minutes=1.5,
         note="DIANA is the one-way method, with the memory step of the others. Floors are compared "
         "at DIANA's best rate, below which runs are too short. It holds if MCM is within a tenth "
         "there, with an excess that falls with the rate, and the others lose half as much again; "

@@ -318,7 +318,7 @@ CLAIMS = (
         f"{descent.SEEDS} seeds.",
         judge=_subgradients_judged,
         run=_subgradients,
-        minutes=4,
+        minutes=1,
         note="The paper has one worker. It holds if every slope is at most −0.45 and no ratio to "
         "one bit is a fifth above √(1/R).",
     ),

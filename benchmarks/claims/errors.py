@@ -128,7 +128,7 @@ CLAIMS = (
         f"with its Euclidean norm, 1 to {LEVELS[-1]} levels a side, {DRAWS} draws.",
         judge=_dithering_judged,
         run=_dithering,
-        minutes=0.3,
+        minutes=0.7,
         note="One and two levels are the same in both. It holds if from two on the gain grows with "
         "each level, and the error is at most 1/8 above 1.25 times that of 2^(s − 1) even levels.",
     ),

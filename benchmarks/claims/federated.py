@@ -229,7 +229,7 @@ CLAIMS = (
         "five seeds.",
         judge=_fedpaq_bytes,
         run=_fedpaq,
-        minutes=2,
+        minutes=1,
         note="Bytes are those of real messages, entropy-coded for both. On the byte model over a "
         "shaped link (network/local.json) FedPAQ and GenQSGD do not reach the target in 300 steps: "
         "their inner SGD has no momentum.",

@@ -52,20 +52,18 @@ def _judged(numbers: dict[str, Any]) -> tuple[str, str]:
     def kept(name: str) -> bool:
         return networks.equal(numbers, f"{name} ×16, dense", "SGD ×1, dense")
 
-    best = [
-        name
-        for name in ("LARS", "LAMB")
-        if kept(name) and networks.gain(numbers, f"{name} ×16, dense", "SGD ×16, dense") > 0
-    ]
+    names = ("LARS", "LAMB")
+    kept_by = [name for name in names if kept(name)]
+    better = [networks.gain(numbers, f"{n} ×16, dense", "SGD ×16, dense") > 0 for n in names]
     compressed = [
         networks.equal(numbers, f"{name} ×{times}, 4 bits", f"{name} ×{times}, dense")
         for name in OPTIMIZERS
         for times in TIMES
     ]
-    names = [f"{name} ×{times}, dense" for name in OPTIMIZERS for times in (1, 16)]
-    words = ", ".join(networks.told(numbers, name) for name in names)
+    told = [f"{name} ×{times}, dense" for name in OPTIMIZERS for times in (1, 16)]
+    words = ", ".join(networks.told(numbers, name) for name in told)
     words += f"; four bits as good in {sum(compressed)} of {len(compressed)} cases"
-    return words, decide(bool(best) and all(compressed), bool(best) or all(compressed))
+    return words, decide(bool(kept_by) and all(compressed), any(better))
 
 
 CLAIMS = (
@@ -81,7 +79,9 @@ CLAIMS = (
         "rates for each optimizer and batch, five seeds.",
         judge=_judged,
         run=_train,
-        minutes=6,
-        note="Trust ratios are those of the decompressed mean.",
+        minutes=10,
+        note="It holds if one of the two keeps the accuracy of the small batch, and in part if one "
+        "is better than SGD. Sixteen steps are few, and LARS loses most in them. Trust ratios are "
+        "those of the decompressed mean.",
     ),
 )

@@ -200,7 +200,7 @@ CLAIMS = (
         "gradients of steps 0, 50 and 150 by our coder.",
         judge=_elias_judged,
         run=_elias,
-        minutes=4,
+        minutes=6,
         note="The coder is lossless, so training uses the codes of fixed width. The paper's "
         "experiments normalise by the largest element, as QSGDinf; its theory by the norm.",
     ),
