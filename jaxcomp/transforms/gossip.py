@@ -144,12 +144,7 @@ def gossip(
         `params`, as they do under `jaxcomp.init_state`. A step that is not finite stays on its
         worker, which goes on mixing; there is no value that all workers could decide by.
     """
-    if gate is not None:
-        raise ValueError(
-            "`gate` must be None, since no worker of a graph hears all others, got "
-            f"{gate!r}; use every=2 for exchanges in every second step, or "
-            "jaxcomp.graphs.Without(graph, silent=(3,)) for workers that stay silent"
-        )
+    _refuse(gate)
     if isinstance(reducer, Codec | Policy | Link):
         reducer = Gossip(reducer)
     setup = _checked(
@@ -230,6 +225,15 @@ def consensus(params: PyTree, state: PyTree) -> PyTree:
         means = jax.tree.map(lambda by: jnp.mean(by, axis=0), node.offset.tree)
         params = rounds_.displaced(params, means)
     return params
+
+
+def _refuse(gate: object) -> None:
+    if gate is not None:
+        raise ValueError(
+            "`gate` must be None, since no worker of a graph hears all others, got "
+            f"{gate!r}; use every=2 for exchanges in every second step, or "
+            "jaxcomp.graphs.Without(graph, silent=(3,)) for workers that stay silent"
+        )
 
 
 def _checked(setup: Setup) -> Setup:
