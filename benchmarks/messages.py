@@ -41,7 +41,11 @@ LAWS = {"normal": 1, "heavy tails": 3}
 """The power of a normal number."""
 WAYS: dict[str, dict[str, Any]] = {
     "ours": {"_LARGE": 2**62},
-    "zstd": {"_LARGE": 1, "_is_nearly_as_short": lambda *_: True},
+    "zstd": {
+        "_LARGE": 1,
+        "_is_nearly_as_short": lambda *_: True,
+        "_offers": lambda *_: (arrays.ZSTD, None, None),
+    },
     "message": {"_LARGE": arrays._LARGE},
 }
 

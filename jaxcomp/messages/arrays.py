@@ -1,7 +1,7 @@
 """One array ↔ bytes: unchanged, by byte planes, by codes, with trimmed rows, or by Zstandard.
 
 The encoder uses the method of the shortest result, which is never longer than the array. A large
-array is written by Zstandard where a sample of it says that this is at most 2 % longer.
+array is written by Zstandard where this is at most 2 % longer, by a sample of its rows.
 """
 
 import math
@@ -50,10 +50,12 @@ def encode(array: np.ndarray, widths: Iterable[Bits] = ()) -> tuple[int, bytes]:
         widths: the widths of the codes that it may hold, if it is an array of words.
     """
     items, widths = _items(array), tuple(widths)
-    if array.nbytes >= _LARGE and _is_nearly_as_short(array, widths):
-        frame = zstd.encode(items)
-        return (ZSTD, frame) if len(frame) < array.nbytes else (RAW, items.tobytes())
-    method, best, trimmed = _offers(array, items, widths)
+    sample = _sample(array)
+    if sample is not array and _is_nearly_as_short(sample, _offers(sample, widths)):
+        return _framed(items)
+    method, best, trimmed = offers = _offers(array, widths)
+    if sample is array and array.nbytes >= _LARGE and _is_nearly_as_short(array, offers):
+        return _framed(items)
     if trimmed is not None and len(trimmed) < min(best.size, array.nbytes):
         return TRIMMED, trimmed
     if best.size < array.nbytes:
@@ -94,10 +96,23 @@ def decode(
     return np.array(items, f"=u{dtype.itemsize}").view(dtype).reshape(like.shape)
 
 
-def _offers(
-    array: np.ndarray, items: np.ndarray, widths: tuple[Bits, ...]
-) -> tuple[int, Split, bytes | None]:
+def _framed(items: np.ndarray) -> tuple[int, bytes]:
+    frame = zstd.encode(items)
+    return (ZSTD, frame) if len(frame) < items.nbytes else (RAW, items.tobytes())
+
+
+def _sample(array: np.ndarray) -> np.ndarray:
+    """Some rows of a large array; the array itself if it is small, or has a few long rows."""
+    if array.nbytes <= _LARGE:
+        return array
+    rows = array if array.ndim > 1 else array[: array.size // 1024 * 1024].reshape(-1, 1024)
+    sample = rows[:: -(-array.nbytes // _LARGE)]
+    return np.ascontiguousarray(sample) if sample.nbytes <= 2 * _LARGE else array
+
+
+def _offers(array: np.ndarray, widths: tuple[Bits, ...]) -> tuple[int, Split, bytes | None]:
     """The better of planes and codes, with its method; and the trimmed rows, if there are rows."""
+    items = _items(array)
     offers = [(PLANES, _in_planes(items))]
     if array.ndim == 2 and array.dtype == np.uint32:
         offers += [(CODES, split) for split in (_in_codes(array, w) for w in widths) if split]
@@ -105,19 +120,11 @@ def _offers(
     return method, best, _trimmed(items, array.shape)
 
 
-def _is_nearly_as_short(array: np.ndarray, widths: tuple[Bits, ...]) -> bool:
-    """Whether Zstandard's frame of a sample is nearly as short as what our methods make of it.
-
-    No for a few long rows: rows are sampled whole, so that both methods would write everything.
-    """
-    rows = array if array.ndim > 1 else array[: array.size // 1024 * 1024].reshape(-1, 1024)
-    sample = np.ascontiguousarray(rows[:: -(-array.nbytes // _LARGE)])
-    if sample.nbytes > 2 * _LARGE:
-        return False
-    items = _items(sample)
-    _, best, trimmed = _offers(sample, items, widths)
-    ours = min(best.size, sample.nbytes, sample.nbytes if trimmed is None else len(trimmed))
-    return bool(min(len(zstd.encode(items)), sample.nbytes) <= _LONGER * ours)
+def _is_nearly_as_short(array: np.ndarray, offers: tuple[int, Split, bytes | None]) -> bool:
+    """Whether Zstandard's frame is nearly as short as what our methods offer."""
+    _, best, trimmed = offers
+    ours = min(best.size, array.nbytes, array.nbytes if trimmed is None else len(trimmed))
+    return bool(min(len(zstd.encode(_items(array))), array.nbytes) <= _LONGER * ours)
 
 
 def _items(array: np.ndarray) -> np.ndarray:

@@ -115,8 +115,7 @@ def gossip(
         param_specs: how the parameters are sharded over the other axes of the mesh, as for
             `compressed_mean`: each device mixes its own shard. Not for graphs that draw their
             rounds. Of a message that is not finite, only the shard that has it is left out.
-        gate: None. No worker hears all others, so none can tell for all when a round is held: use
-            `every`, and a graph such as `jaxcomp.graphs.Without` for workers that are silent.
+        gate: None, since no worker hears all others: use `every`, or `jaxcomp.graphs.Without`.
 
     Returns:
         An optax transformation; its state is a `GossipState`.
@@ -145,13 +144,11 @@ def gossip(
         worker, which goes on mixing; there is no value that all workers could decide by.
     """
     _refuse(gate)
-    if isinstance(reducer, Codec | Policy | Link):
-        reducer = Gossip(reducer)
     setup = _checked(
         Setup(
             inner=transformation("inner", inner),
             outer=None if outer is None else transformation("outer", outer),
-            reducer=reducer,
+            reducer=Gossip(reducer) if isinstance(reducer, Codec | Policy | Link) else reducer,
             axis_name=axis_name,
             mixing=mixing,
             every=every,

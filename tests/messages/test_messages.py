@@ -191,7 +191,14 @@ def test_large_arrays_are_written_by_zstandard_where_it_is_nearly_as_short():
     words = np.asarray(jaxcomp.bits.pack(jnp.asarray(codes), bits=4))
     floats = draw.standard_normal(2**15, np.float32)
     sparse = np.where(np.arange(512) < 9, floats[:512], 0) * np.ones((64, 1), np.float32)
-    for array, want in ((words, arrays.ZSTD), (floats, arrays.PLANES), (sparse, arrays.ZSTD)):
+    random = draw.integers(2**32, size=(1, 2**15), dtype=np.uint32)
+    for array, want in (
+        (words, arrays.ZSTD),
+        (words.reshape(1, -1), arrays.ZSTD),  # A row too long for a sample.
+        (random, arrays.RAW),
+        (floats, arrays.PLANES),
+        (sparse, arrays.ZSTD),
+    ):
         method, body = arrays.encode(array, [4])
         got = arrays.decode(method, memoryview(body), array, [4])
         assert (method, got.tobytes()) == (want, array.tobytes())
