@@ -90,7 +90,16 @@ class Runs(NamedTuple):
     @property
     def floors(self) -> np.ndarray:
         """The mean error of the last quarter of all steps, `[rates, seeds]`."""
-        return self.errors[..., -(self.errors.shape[-1] // 4) :].mean(axis=-1)
+        return _late(self.errors)
+
+    @property
+    def steepness(self) -> np.ndarray:
+        """The mean squared gradient of the last quarter of all steps, `[rates, seeds]`."""
+        return _late(self.steep)
+
+
+def _late(values: np.ndarray) -> np.ndarray:
+    return values[..., -(values.shape[-1] // 4) :].mean(axis=-1)
 
 
 def full(problem: Any, x: Any) -> Any:

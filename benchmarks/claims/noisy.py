@@ -140,9 +140,8 @@ def _stochastic() -> dict[str, Any]:
 
 def _steepest(runs: Runs) -> dict[str, Any]:
     """The mean squared gradient of the last quarter, at the best rate."""
-    late = runs.steep[..., -(runs.steep.shape[-1] // 4) :].mean(axis=-1)
-    at = descent.best(late)
-    return {"factor": FACTORS[at], "gradient": descent.spread(late[at])}
+    at = descent.best(runs.steepness)
+    return {"factor": FACTORS[at], "gradient": descent.spread(runs.steepness[at])}
 
 
 def _stochastic_judged(numbers: dict[str, Any]) -> tuple[str, str]:

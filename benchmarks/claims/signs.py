@@ -77,9 +77,8 @@ def _same_data() -> dict[str, Any]:
                 oracle=Oracle(batch=8),
                 every=32,
             )
-            late = runs.steep[..., -(runs.steep.shape[-1] // 4) :].mean(axis=-1)
-            at = descent.best(late)
-            row = {"rate": RATES[name][at], "gradient": descent.spread(late[at])}
+            at = descent.best(runs.steepness)
+            row = {"rate": RATES[name][at], "gradient": descent.spread(runs.steepness[at])}
             found.setdefault(name, {})[str(steps)] = row
     return {"numbers": found}
 
