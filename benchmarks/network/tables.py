@@ -58,9 +58,10 @@ def bytes_a_second(rate: str) -> float | None:
 
 
 def bound(cell: dict[str, Any], method: dict[str, Any]) -> float | None:
-    """Seconds of a mean's bytes on the link; for peers, of the counted bytes."""
+    """Seconds of the bytes of a mean or a training on the link; for peers, of the counted bytes."""
     speed = bytes_a_second(cell["rate"])
-    return None if speed is None else method.get("link_bytes", method["sent"]) / speed
+    sent = method["curve"][-1][3] if "curve" in method else method["sent"]
+    return None if speed is None else method.get("link_bytes", sent) / speed
 
 
 def spread(name: str, method: dict[str, Any]) -> dict[str, Any]:
@@ -159,25 +160,36 @@ def colour(name: str) -> str:
 
 
 def bars(axes: Axes, cell: dict[str, Any]) -> None:
-    """Seconds of every method, with the minimum for its bytes on the link."""
+    """Seconds of every method, with the minimum for its bytes on the link.
+
+    A training that did not reach the target is a frame, beside the loss at which it ends.
+    """
     methods = cell["methods"]
-    base = statistics.median(methods[BASE]["seconds"]) if BASE in methods else None
+    base = next((methods[name]["seconds"] for name in (BASE, "dense") if name in methods), None)
     for place, (name, method) in enumerate(methods.items()):
         seconds, least = statistics.median(method["seconds"]), bound(cell, method)
-        axes.barh(place, seconds, color=colour(name), height=0.72)
-        ratio = "" if base is None else f"  {base / seconds:.1f}×"
+        reached = method.get("reached", True)
+        ratio = "" if base is None else f"  {statistics.median(base) / seconds:.1f}×"
+        ratio = ratio if reached else f"  ends at {method['curve'][-1][2]:.2f} bits"
+        face, edge = colour(name) if reached else "white", colour(name)
+        axes.barh(place, seconds, color=face, edgecolor=edge, height=0.72)
         axes.text(seconds, place, f" {seconds:.3g} s{ratio}", va="center", fontsize=7)
         if least:
             axes.plot([least] * 2, [place - 0.42, place + 0.42], color="black", linewidth=2)
     axes.set_yticks(range(len(methods)), list(methods), fontsize=7)
     axes.invert_yaxis()
-    axes.set_xscale("log")
-    least, most = axes.get_xlim()
-    axes.set_xlim(least, most * (most / least) ** 0.25)  # Room for the numbers.
-    if most < 100 * least:  # With so few powers of ten, labels would overlap.
-        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    shown = [statistics.median(method["seconds"]) for method in methods.values()]
+    shown += [least for method in methods.values() if (least := bound(cell, method))]
+    if max(shown) < 10 * min(shown):  # A logarithm would let them seem far apart.
+        axes.set_xlim(0, 1.25 * max(shown))
+    else:
+        axes.set_xscale("log")
+        least, most = axes.get_xlim()
+        axes.set_xlim(least, most * (most / least) ** 0.25)  # Room for the numbers.
+        if most < 100 * least:  # With so few powers of ten, labels would overlap.
+            axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.xaxis.set_minor_formatter(NullFormatter())
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("seconds")
     axes.set_title(f"{cell['rate']}, {cell['processes']} processes", fontsize=10)
 
@@ -276,8 +288,17 @@ def local(book: dict[str, Any], path: pathlib.Path) -> None:
 
 HEADINGS = {
     "mean": "One mean: the black mark is bytes ÷ link rate, × is over dense float32",
-    "train": "Training over the slow wire: a dot where the target is reached, or not",
+    "train": "Training to {target:g} bits a byte: the mark is bytes ÷ link rate, × is over dense",
 }
+
+
+def ranked(cell: dict[str, Any]) -> dict[str, Any]:
+    """A training's methods from the fastest to the slowest, then those that missed the target."""
+
+    def key(item: tuple[str, dict[str, Any]]) -> tuple[bool, float]:
+        return not item[1]["reached"], statistics.median(item[1]["seconds"])
+
+    return {**cell, "methods": dict(sorted(cell["methods"].items(), key=key))}
 
 
 def draw(folder: pathlib.Path) -> None:
@@ -289,19 +310,15 @@ def draw(folder: pathlib.Path) -> None:
         if not path.exists():
             continue
         cells = reporting.read(path)["cells"]
-        names = list(dict.fromkeys(name for cell in cells for name in cell["methods"]))
         columns = min(2, len(cells))
-        lines = max(len(cell["methods"]) for cell in cells) if name == "mean" else 18
+        lines = max(len(cell["methods"]) for cell in cells)
         rows, height = math.ceil(len(cells) / columns), 1 + 0.21 * lines
         figure, axes = reporting.panels(rows, columns, (8 * columns, height * rows + 0.4))
         for place, cell in zip(axes.flat, cells, strict=False):
-            if name == "mean":
-                bars(place, cell)
-            else:
-                curves(place, cell, names)
+            bars(place, ranked(cell) if name == "train" else cell)
         for place in list(axes.flat)[len(cells) :]:
             place.remove()
-        figure.suptitle(heading, fontsize=11)
+        figure.suptitle(heading.format(**cells[0]), fontsize=11)
         reporting.draw(figure, path.with_suffix(".png"), dpi=140)
 
 
