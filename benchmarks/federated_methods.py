@@ -10,7 +10,9 @@ Four parts, each by itself with `--part`; `--update` keeps the others of `--out`
 * `votes`: FedVote with hostile clients, and the binary and ternary networks that it deploys.
 
 Each case is kept in a folder of `--out`, and a run that was stopped goes on from there. Bytes are
-those of messages as `to_bytes` writes them, two of each round measured.
+those of messages as `to_bytes` writes them, two of each round measured. Numbers are medians over
+five seeds, of batches, of rounding, of the parameters that FedVote starts from and of the quadratic
+of `guesses`; the division of the images and the other parameters at the start are the same.
 """
 
 import dataclasses
@@ -25,7 +27,7 @@ import numpy as np
 import optax
 import reporting
 from federated_methods_plot import plot
-from federated_task import CLIENTS, DATA, LOSS, Cases, batches, model
+from federated_task import CLIENTS, DATA, LOSS, SEEDS, Cases, batches, medians, model
 from federated_votes import VOTERS, votes
 from reporting import Table
 from rich.progress import track
@@ -92,27 +94,42 @@ def coders() -> dict[str, Method]:
 
 
 def bytes_(cases: Cases, rounds: int) -> dict[str, Any]:
-    """Megabytes until a loss that is the same for all, for clients of two digits each."""
-    records, curves = [], {}
+    """Megabytes until a loss that is the same for all, for clients of two digits each.
+
+    The curves are those of the first seed.
+    """
+    curves: dict[str, Any] = {}
     size = sum(leaf.size for leaf in model.init(0).values())
-    for name, method in track(coders().items(), description="bytes"):
-        run = functools.partial(train, method, rounds, 20, TARGETS["low"], mixed=False)
-        curve = Curve(*cases(f"bytes, {rounds} rounds, two digits each: {name}", run))
-        curves[name] = curve._asdict()
-        bits = 8e6 * curve.up[-1] / len(curve.up) / CLIENTS / size
-        row = {"name": name, "bits": bits, "rounds": len(curve.up), "loss": curve.loss[-1]}
-        for label, target in TARGETS.items():
-            at = first_below(curve, target)
-            if at is not None:
-                row[label] = curve.up[at - 1]
-        records.append(row)
-    for row in records:
-        for other, label in (("FedAvg", "dense"), ("FedPAQ, 2 bits", "paq"), ("STC, 1 %", "stc")):
-            base = next(r for r in records if r["name"] == other)
-            shared = [target for target in TARGETS if target in row and target in base]
-            if shared:
-                row[f"than_{label}"] = 100 * (1 - row[shared[-1]] / base[shared[-1]])
-    return {"records": records, "curves": curves}
+
+    def one(seed: int) -> list[dict[str, Any]]:
+        records = []
+        for name, method in track(coders().items(), description=f"bytes, seed {seed}"):
+            run = functools.partial(
+                train, method, rounds, 20, TARGETS["low"], mixed=False, seed=seed
+            )
+            case = f"bytes, {rounds} rounds, two digits each: {name}, seed {seed}"
+            curve = Curve(*cases(case, run))
+            curves.setdefault(name, curve._asdict())
+            bits = 8e6 * curve.up[-1] / len(curve.up) / CLIENTS / size
+            row = {"name": name, "bits": bits, "rounds": len(curve.up), "loss": curve.loss[-1]}
+            for label, target in TARGETS.items():
+                at = first_below(curve, target)
+                if at is not None:
+                    row[label] = curve.up[at - 1]
+            records.append(row)
+        for row in records:
+            for other, label in (
+                ("FedAvg", "dense"),
+                ("FedPAQ, 2 bits", "paq"),
+                ("STC, 1 %", "stc"),
+            ):
+                base = next(r for r in records if r["name"] == other)
+                shared = [target for target in TARGETS if target in row and target in base]
+                if shared:
+                    row[f"than_{label}"] = 100 * (1 - row[shared[-1]] / base[shared[-1]])
+        return records
+
+    return {"records": medians([one(seed) for seed in range(SEEDS)], ("name",)), "curves": curves}
 
 
 TARGETS = {"high": 0.8, "low": 0.3}
@@ -128,36 +145,41 @@ PARTICIPANTS = 10
 
 def steps(cases: Cases, most: int) -> dict[str, Any]:
     """Rounds and bytes to a loss, and the time of the cost model, over the local steps."""
-    records = []
     codecs = {"FedPAQ, 2 bits": jaxcomp.qsgd_inf(bits=2), "FedAvg": None}
-    for name, codec in codecs.items():
-        for tau in track(SWEEP if codec else SWEEP[:2], description=name):
-            settings: dict[str, Any] = {"learning_rate": 0.1, "participants": PARTICIPANTS}
-            made = federated.fedavg(LOSS, **settings)
-            if codec is not None:
-                made = federated.fedpaq(codec, LOSS, **settings)
-            rounds = min(most // tau, 600)
-            run = functools.partial(train, made, rounds, tau, STEPS_TARGET, mixed=False)
-            curve = Curve(*cases(f"steps, {rounds} rounds of {tau}: {name}", run))
-            at = first_below(curve, STEPS_TARGET)
-            row = {"name": name, "tau": tau}
-            if at is not None:
-                # The model of `jaxcomp.planning.fedpaq_round`, with the bytes that were measured.
-                work = at * tau * task.BATCH * SPEED.seconds(PARTICIPANTS)
-                sent = 8e6 * curve.up[at - 1] / SPEED.bandwidth
-                row |= {"rounds": at, "iterations": at * tau, "megabytes": curve.up[at - 1]}
-                row |= {"seconds": work + sent}
-            records.append(row)
-    return {"records": records}
+    every = [(name, tau) for name in codecs for tau in (SWEEP if codecs[name] else SWEEP[:2])]
+
+    def one(seed: int, name: str, tau: int) -> dict[str, Any]:
+        settings: dict[str, Any] = {"learning_rate": 0.1, "participants": PARTICIPANTS}
+        made = federated.fedavg(LOSS, **settings)
+        if codecs[name] is not None:
+            made = federated.fedpaq(codecs[name], LOSS, **settings)
+        rounds = min(most // tau, 600)
+        run = functools.partial(train, made, rounds, tau, STEPS_TARGET, mixed=False, seed=seed)
+        curve = Curve(*cases(f"steps, {rounds} rounds of {tau}: {name}, seed {seed}", run))
+        at = first_below(curve, STEPS_TARGET)
+        row = {"name": name, "tau": tau}
+        if at is None:
+            return row
+        # The model of `jaxcomp.planning.fedpaq_round`, with the bytes that were measured.
+        work = at * tau * task.BATCH * SPEED.seconds(PARTICIPANTS)
+        sent = 8e6 * curve.up[at - 1] / SPEED.bandwidth
+        row |= {"rounds": at, "iterations": at * tau, "megabytes": curve.up[at - 1]}
+        return row | {"seconds": work + sent}
+
+    seeds = [
+        [one(seed, name, tau) for name, tau in track(every, description=f"steps, seed {seed}")]
+        for seed in range(SEEDS)
+    ]
+    return {"records": medians(seeds, ("name", "tau"))}
 
 
 STEPS_TARGET = 0.5
 
 
-def guesses(cases: Cases, rounds: int) -> dict[str, Any]:
-    """The distance to the optimum of a quadratic whose clients differ, at equal bits."""
+def quadratic(up: Any, noise: float, mean: str, rounds: int, seed: int) -> list[float]:
+    """Squared distances to the optimum of clients that differ, and the bits of an element."""
     size, clients = 4096, 16
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     targets = rng.normal(size=(clients, 1, 1, size // 64, 64)).astype(np.float32)
     scales = np.float32(0.3 + rng.random((size // 64, 64)))
     best = targets.mean((0, 1, 2))
@@ -166,31 +188,42 @@ def guesses(cases: Cases, rounds: int) -> dict[str, Any]:
         x, noise = batch
         return jnp.sum(scales * (params - x[0]) ** 2) / 2 + jnp.vdot(params, noise)
 
-    def quadratic(up: Any, noise: float, mean: str) -> list[float]:
-        def data(numbers: Any, round: int) -> Any:
-            drawn = np.random.default_rng((1, round)).normal(size=targets.shape) * noise
-            return targets[numbers], drawn[numbers, :, 0].astype(np.float32)
+    def data(numbers: Any, round: int) -> Any:
+        drawn = np.random.default_rng((1 + seed, round)).normal(size=targets.shape) * noise
+        return targets[numbers], drawn[numbers, :, 0].astype(np.float32)
 
-        method = Method(federated.LocalSteps(loss, optax.sgd(0.5)), up, mean=mean)
-        zero = np.zeros((size // 64, 64), np.float32)
-        sim = federated.Simulation(method, zero, clients, data, chunk=clients)
-        found = []
-        for _ in range(rounds):
-            sim.round()
-            found.append(float(np.mean((np.asarray(sim.params) - best) ** 2)))
-        return [*found, sim.ledger.up * 8 / rounds / clients / size]
+    method = Method(federated.LocalSteps(loss, optax.sgd(0.5)), up, mean=mean)
+    zero = np.zeros((size // 64, 64), np.float32)
+    sim = federated.Simulation(method, zero, clients, data, key=seed, chunk=clients)
+    found = []
+    for _ in range(rounds):
+        sim.round()
+        found.append(float(np.mean((np.asarray(sim.params) - best) ** 2)))
+    return [*found, sim.ledger.up * 8 / rounds / clients / size]
 
-    records, curves = [], {}
-    for bits in (2, 4):
-        for name, (up, mean) in track(ways(bits).items(), description=f"{bits} bits"):
-            row: dict[str, Any] = {"width": bits, "name": name}
-            for noise, label in ((0.0, "exact"), (0.3, "noisy")):
-                run = functools.partial(quadratic, up, noise, mean)
-                *curve, sent = cases(f"guesses, {bits} bits, {noise:g}: {name}", run)
-                curves[f"{bits} bits, noise {noise:g}: {name}"] = curve
-                row |= {"bits": sent, label: float(np.median(curve[-5:]))}
-            records.append(row)
-    return {"records": records, "curves": curves}
+
+def guesses(cases: Cases, rounds: int) -> dict[str, Any]:
+    """The distance to the optimum of a quadratic whose clients differ, at equal bits.
+
+    The curves are those of the first seed.
+    """
+    curves: dict[str, Any] = {}
+    every = [(bits, name, *way) for bits in (2, 4) for name, way in ways(bits).items()]
+
+    def one(seed: int, bits: int, name: str, up: Any, mean: str) -> dict[str, Any]:
+        row: dict[str, Any] = {"width": bits, "name": name}
+        for noise, label in ((0.0, "exact"), (0.3, "noisy")):
+            run = functools.partial(quadratic, up, noise, mean, rounds, seed)
+            *curve, sent = cases(f"guesses, {bits} bits, {noise:g}: {name}, seed {seed}", run)
+            curves.setdefault(f"{bits} bits, noise {noise:g}: {name}", curve)
+            row |= {"bits": sent, label: float(np.median(curve[-5:]))}
+        return row
+
+    seeds = [
+        [one(seed, *each) for each in track(every, description=f"guesses, seed {seed}")]
+        for seed in range(SEEDS)
+    ]
+    return {"records": medians(seeds, ("width", "name")), "curves": curves}
 
 
 def ways(bits: int) -> dict[str, tuple[Any, str]]:

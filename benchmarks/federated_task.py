@@ -2,7 +2,8 @@
 
 import hashlib
 import pathlib
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import reporting
 import federated_model as model  # pyright: ignore[reportMissingImports]
 
 CLIENTS, IMAGES, BATCH = 30, 40, 10
+SEEDS = 5
 DATA = model.load()
 LOSS = model.loss_of
 
@@ -54,3 +56,24 @@ class Cases:
             reporting.keep(file, {"name": name, "found": make()})
             print(f"done: {name}", flush=True)
         return reporting.read(file)["found"]
+
+
+def medians(
+    seeds: Sequence[Sequence[dict[str, Any]]], fixed: Sequence[str]
+) -> list[dict[str, Any]]:
+    """One record for those of all seeds: medians, and the least and the most as `ranges`.
+
+    Args:
+        seeds: the same records for each seed.
+        fixed: the keys that name a record.
+
+    What a seed lacks, such as the bytes to a loss that it does not reach, no seed has.
+    """
+    found = []
+    for rows in zip(*seeds, strict=True):
+        row = {key: rows[0][key] for key in fixed if key in rows[0]}
+        measured = [key for key in rows[0] if key not in row and all(key in one for one in rows)]
+        values = {key: [one[key] for one in rows] for key in measured}
+        row |= {key: statistics.median(each) for key, each in values.items()}
+        found.append(row | {"ranges": {key: [min(v), max(v)] for key, v in values.items()}})
+    return found

@@ -80,27 +80,41 @@ def votes(cases: task.Cases, rounds: int) -> dict[str, Any]:
     Hostile clients are there from the first round, of random parameters, or come after as many
     rounds without any.
     """
-    latent, records = federated.Latent(voted_loss), []
+    latent = federated.Latent(voted_loss)
     rules = {"plain": aggregates.Mean(), "credible": aggregates.Credible()}
 
     def voting(rule: str, attackers: int) -> Method:
         return federated.fedvote(latent, values=2, aggregate=Attacked(rules[rule], attackers))
 
-    starts = {"random": random, "trained": lambda: elect(voting("plain", 0), rounds, random())[0]}
-    every = [(s, r, n) for s in starts for r in rules for n in ATTACKERS]
-    for start, rule, attackers in track(every, description="FedVote"):
+    def begun(start: str, seed: int) -> Any:
+        if start == "random":
+            return random(seed)
+        return elect(voting("plain", 0), rounds, random(seed), seed)[0]
 
-        def elected(start: str = start, rule: str = rule, hostile: int = attackers) -> Any:
-            params, up = elect(voting(rule, hostile), rounds, starts[start]())
-            return {
-                "trained": float(accuracy(latent.weights(params))),
-                "binary": float(accuracy(latent.deploy(params, 2))),
-                "ternary": float(accuracy(latent.deploy(params, 3))),
-                "megabytes": up,
-            }
+    every = [(s, r, n) for s in STARTS for r in rules for n in ATTACKERS]
+    seeds: list[list[dict[str, Any]]] = []
+    for seed in range(task.SEEDS):
+        records = []
+        for start, rule, attackers in track(every, description=f"FedVote, seed {seed}"):
 
-        later = ", after training" if start == "trained" else ""
-        case = f"binary votes, {rule}, {attackers} hostile, {rounds} rounds{later}"
-        record = {"name": "binary votes", "start": start, "rule": rule, "attackers": attackers}
-        records.append(record | cases(case, elected))
-    return {"records": records, "rounds": rounds}
+            def elected(
+                start: str = start, rule: str = rule, hostile: int = attackers, seed: int = seed
+            ) -> Any:
+                params, up = elect(voting(rule, hostile), rounds, begun(start, seed), seed)
+                return {
+                    "trained": float(accuracy(latent.weights(params))),
+                    "binary": float(accuracy(latent.deploy(params, 2))),
+                    "ternary": float(accuracy(latent.deploy(params, 3))),
+                    "megabytes": up,
+                }
+
+            later = ", after training" if start == "trained" else ""
+            case = f"binary votes, {rule}, {attackers} hostile, {rounds} rounds{later}, seed {seed}"
+            record = {"name": "binary votes", "start": start, "rule": rule, "attackers": attackers}
+            records.append(record | cases(case, elected))
+        seeds.append(records)
+    names = ("name", "start", "rule", "attackers")
+    return {"records": task.medians(seeds, names), "rounds": rounds}
+
+
+STARTS = ("random", "trained")
