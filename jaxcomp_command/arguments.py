@@ -207,7 +207,10 @@ def _options_of_plan(add: Callable[..., Any]) -> None:
     _options_of_links(add)
     _options_of_step(add)
     _options_of_rounds(add)
-    add("--max-error", type=options.number(0), help="leave out codecs with a larger error: 0.5")
+    error = (
+        "leave out codecs with a larger error, and recommend any other (default: none above 0.9)"
+    )
+    add("--max-error", type=options.number(0), help=error)
     _options_of_clock(add)
     add("--plot", type=pathlib.Path, metavar="FILE", help="draw it, as .png, .svg or .pdf")
 

@@ -134,7 +134,8 @@ def plan(
         doubt: the relative error to expect of forecasts; compression must shorten the mean by more
             than this to be recommended.
         max_error: leave out codecs whose error on one message is larger than this, as mean squared
-            error over mean square of normally distributed elements.
+            error over mean square of normally distributed elements, and recommend any other. None
+            compares all, and recommends no error of 0.9 and more, except that of low rank.
         clock: a function that times a link or reducer; by default it measures on this device.
 
     Raises:
@@ -151,7 +152,7 @@ def plan(
     Note:
         Ways are ranked only by the time of a step. The model does not include convergence: a codec
         with a larger error may need more steps. `error` is the relative error of one message on a
-        normal vector, without feedback; `caution` warns if the best way loses nearly all of it.
+        normal vector, without feedback; `caution` names the fastest way if it loses nearly all.
     """
     levels = workers if isinstance(workers, tuple) else (workers,)
     _check(workers, levels, network, codecs, fast)
@@ -181,6 +182,7 @@ def plan(
         workers=levels,
         link_per=link_per,
         timed=not link_only,
+        bold=max_error is not None,
     )
     taken = named[planned.best.way.name]
     leaves = _leaves(taken, params, levels, network, clock, sharing)
@@ -301,11 +303,12 @@ def _way(
     spent = dataclasses.replace(spent, bytes=sharing * spent.bytes)
     dense = isinstance(reducer, Dense)
     link = reducer.uplink
-    error = None
-    if not dense:
-        error = noted(reducer if isinstance(reducer, PowerIteration) else link).error
+    low_rank = isinstance(reducer, PowerIteration)
+    error = None if dense else noted(reducer if low_rank else link).error
     spread = max((found.spread for found in timed), default=0.0)
-    return plan_.Way(name, spent, dense=dense, error=error, fast=fast, spread=spread)
+    return plan_.Way(
+        name, spent, dense=dense, error=error, low_rank=low_rank, fast=fast, spread=spread
+    )
 
 
 def _leaves(

@@ -9,40 +9,13 @@ from typing import Any
 from jaxcomp import checks
 from jaxcomp.theory import cost, tables
 from jaxcomp.theory.units import duration, speed
+from jaxcomp.theory.ways import HIGH_ERROR, Way
 
-HIGH_ERROR = 0.9
-"""From here on a message loses nearly everything of a random vector, and a plan says so."""
 _OF_WORK = ("of it work", "spread", "pays below")
 """Columns that say nothing where no work is counted."""
 _COLUMNS = 100
 _SCATTER = 0.2
 """A spread of times above which a plan says that the machine was not idle."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Way:
-    """One way to take the mean.
-
-    Args:
-        name: its name.
-        price: its cost on the slow link, and its work on a device.
-        dense: whether it sends every element, at full or half precision.
-        error: the mean squared error over the mean square of one message; None if not known.
-        fast: its cost on the fast links within a host, if there are any.
-        spread: the relative spread of the timed work.
-    """
-
-    name: str
-    price: cost.Price
-    dense: bool = False
-    error: float | None = None
-    fast: cost.Price = cost.Price()
-    spread: float = 0.0
-
-    @property
-    def risky(self) -> bool:
-        """Whether the error of a message is nearly as large as a random vector, or larger."""
-        return self.error is not None and self.error >= HIGH_ERROR
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,8 +53,8 @@ class Plan:
         network: the slow link.
         conditions: the other arguments of `forecast`, such as `compute`.
         best: the recommended forecast: dense, unless compression shortens the step by more than
-            `margin` and the mean by more than `doubt`. Convergence is not part of this: see
-            `caution` and `notes`.
+            `margin` and the mean by more than `doubt`. `risky` ways are recommended only with
+            `bold`; otherwise convergence is not part of this: see `caution` and `notes`.
         leaves: the choice for each leaf under `best`, as in `describe`, if a tree was given.
     """
 
@@ -128,7 +101,8 @@ class Plan:
 
     @property
     def best(self) -> Forecast:
-        first = self.forecasts[0]
+        bold = self.conditions["bold"]
+        first = next(found for found in self.forecasts if bold or not found.way.risky)
         dense = min((f for f in self.forecasts if f.way.dense), key=lambda f: f.step)
         hardly = dense.step <= (1 + self.margin) * first.step
         return dense if hardly or first.mean > (1 - self.doubt) * dense.mean else first
@@ -137,11 +111,6 @@ class Plan:
     def compress(self) -> bool:
         """Whether to compress at all."""
         return not self.best.way.dense
-
-    @property
-    def cautious(self) -> Forecast:
-        """The shortest step of the ways whose messages are not `risky`."""
-        return next(found for found in self.forecasts if not found.way.risky)
 
     def __str__(self) -> str:
         columns = [
@@ -154,7 +123,7 @@ class Plan:
             ("speed-up", lambda f: f"{f.speedup:.3g}x"),
             ("pays below", self._edge),
             ("error", lambda f: "" if f.way.error is None else f"{f.way.error:.2g}"),
-            ("", lambda f: "!" if f.way.risky else ""),
+            ("", lambda f: f.way.mark),
         ]
         if not self.timed:
             columns = [each for each in columns if each[0] not in _OF_WORK]
@@ -197,14 +166,16 @@ class Plan:
 
     @property
     def caution(self) -> str:
-        """Advice to check convergence for the best way; empty if its error is not high."""
-        if not self.best.way.risky:
+        """Advice on a risky way that is the fastest; empty if there is none."""
+        first, best = self.forecasts[0], self.best
+        doubts = "training may need many more steps, or fail"
+        if best.way.risky:
+            return f"But its error is {best.way.error:.2g}: {doubts}."
+        if not first.way.risky:
             return ""
-        other = self.cautious
         return (
-            f"But its error is {self.best.way.error:.2g}: training may need many more steps, or "
-            f"fail. The fastest way with an error below {HIGH_ERROR} is {other.way.name}: a step "
-            f"of {duration(other.step)}, {other.speedup:.3g} times shorter than by {self.baseline}."
+            f"{first.way.name} would take {duration(first.step)}, but its error is "
+            f"{first.way.error:.2g}: {doubts}. `max_error` (--max-error) allows it."
         )
 
     @property
@@ -218,7 +189,11 @@ class Plan:
             found.append(
                 "error: what one message loses of a random vector (mean squared error over mean "
                 "square), before error feedback sends it later. Gradients that are nearly sparse "
-                f"or of low rank lose less. ! marks {HIGH_ERROR} and more: nearly everything."
+                f"lose less. ! marks {HIGH_ERROR} and more, nearly everything; ~ the same of low "
+                "rank, which random vectors lack and gradients have."
+            )
+            found.append(
+                "Below three bits test Adam: with a residual it may need a lower learning rate."
             )
         if not self.timed:
             found.append(
@@ -252,7 +227,7 @@ class Plan:
                 "best": self.best.way.name,
                 "compress": self.compress,
                 "ranked_by": "step",
-                "cautious": self.cautious.way.name,
+                "fastest": self.forecasts[0].way.name,
                 "caution": self.caution,
                 "notes": self.notes,
                 "ways": [
@@ -301,6 +276,7 @@ def forecast(
     workers: tuple[int, ...] = (),
     link_per: str = "host",
     timed: bool = True,
+    bold: bool = False,
 ) -> Plan:
     """Compares ways to take a mean on one link.
 
@@ -323,6 +299,7 @@ def forecast(
         workers: the number of workers on each level, for the printed table.
         link_per: "host" or "device", the owner of the slow link, for the printed table.
         timed: whether the prices include encoding and decoding, for the printed table.
+        bold: whether ways of a high error may be recommended.
 
     Raises:
         ValueError: without a dense way, for an unknown baseline or numbers out of range, or if a
@@ -362,6 +339,7 @@ def forecast(
         "workers": workers,
         "link_per": link_per,
         "timed": timed,
+        "bold": bold,
     }
     return Plan(ordered, reference.name, network, conditions)
 

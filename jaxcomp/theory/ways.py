@@ -1,0 +1,46 @@
+"""One way to average, with its cost and its error."""
+
+import dataclasses
+
+from jaxcomp.theory import cost
+
+HIGH_ERROR = 0.9
+"""From here on a message loses nearly everything of a random vector; a plan does not take it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """One way to take the mean.
+
+    Args:
+        name: its name.
+        price: its cost on the slow link, and its work on a device.
+        dense: whether it sends every element, at full or half precision.
+        error: the mean squared error over the mean square of one message; None if not known.
+        low_rank: whether it sends matrices of low rank, whose error on a random one says little.
+        fast: its cost on the fast links within a host, if there are any.
+        spread: the relative spread of the timed work.
+    """
+
+    name: str
+    price: cost.Price
+    dense: bool = False
+    error: float | None = None
+    low_rank: bool = False
+    fast: cost.Price = cost.Price()
+    spread: float = 0.0
+
+    @property
+    def high(self) -> bool:
+        """Whether the error of a message is nearly as large as a random vector, or larger."""
+        return self.error is not None and self.error >= HIGH_ERROR
+
+    @property
+    def risky(self) -> bool:
+        """Whether its error is high, and not for the reason that random matrices have full rank."""
+        return self.high and not self.low_rank
+
+    @property
+    def mark(self) -> str:
+        """A sign beside a high error."""
+        return "!" if self.risky else "~" if self.high else ""
