@@ -205,6 +205,20 @@ def save(
     (folder / "results.json").write_text(json.dumps(results, indent=2) + "\n")
 
 
+def read(path: pathlib.Path, metric: Metric) -> tuple[list[Run], int, dict[str, Any]]:
+    """The runs, the number of devices and the settings, as `save` wrote them."""
+
+    def plain(fields: dict[str, Any]) -> dict[str, Any]:
+        return {"score" if name == metric.key else name: value for name, value in fields.items()}
+
+    found = json.loads(path.read_text())
+    runs = [
+        Run(**{**plain(run), "curve": [Point(**plain(point)) for point in run["curve"]]})
+        for run in found["runs"]
+    ]
+    return runs, found["environment"]["device_count"], found["settings"]
+
+
 def named(fields: dict[str, Any], metric: Metric) -> dict[str, Any]:
     """The fields with the score under the metric's own name."""
     return {metric.key if name == "score" else name: value for name, value in fields.items()}
