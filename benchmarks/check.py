@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
+import redraw
 import reporting
 from claims import registry
 from reporting import HERE, RESULTS
@@ -37,6 +38,16 @@ def commands() -> Found:
         yield f"README.md has a command for {name}", known
     for program in sorted(set(re.findall(r"(?:benchmarks|examples)/[\w/]+\.py", text))):
         yield f"{program} exists", (HERE.parent / program).is_file()
+
+
+def pictures() -> Found:
+    """README.md has a row for every picture of docs/, and `redraw.py` draws no other."""
+    text = (HERE / "README.md").read_text()
+    drawn = {f"{name}.png" for name in redraw.PICTURES}
+    names = {path.name for path in redraw.DOCS.glob("*.png")}
+    yield f"redraw.py draws pictures of docs/ alone {sorted(drawn - names) or ''}", drawn <= names
+    for name in sorted(names):
+        yield f"README.md has a row for {name}", f"`{name}`" in text
 
 
 def settings() -> Found:
@@ -279,6 +290,7 @@ def failures() -> list[str]:
     """What does not hold."""
     every = (
         commands,
+        pictures,
         settings,
         environments,
         slow_wire,

@@ -40,7 +40,7 @@ def parse() -> argparse.Namespace:
     known = registry.every()
     for name in options.claim or ():
         if name not in known:
-            close = difflib.get_close_matches(name, known, 3, 0.5)
+            close = difflib.get_close_matches(name, known, 3, 0.75)
             hint = f"did you mean {' or '.join(close)}?" if close else "--list prints all claims"
             parser.error(f"argument --claim: must be the name of a claim, got {name!r}: {hint}")
     return options
