@@ -34,9 +34,9 @@ verdict and whether the committed result has the same, and overwrites
 `benchmarks/results/reproductions/name.json`: `git diff` shows the differences. With
 `ARGS='--out out/reproduced'` it writes there, and with `ARGS=--json` it prints all numbers. Some
 claims read the results of a larger benchmark: their command is that benchmark's, and `make
-reproduce` prints the verdict of the committed results
-([of your own ones](../benchmarks/README.md#a-verdict-on-your-own-numbers)). `make reproduce` lists
-all claims, and `make reproduce ARGS=--all` measures all that have a measurement of their own.
+reproduce` prints the verdict of the committed results, or
+[of your own](../benchmarks/README.md#a-verdict-on-your-own-numbers). `make reproduce` lists all
+claims, and `make reproduce ARGS=--all` measures all that have a measurement of their own.
 """
 
 
