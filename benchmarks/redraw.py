@@ -4,8 +4,7 @@
     python benchmarks/redraw.py --picture algorithms local --out out/redrawn
 
 It measures nothing, and overwrites pictures in docs/ unless `--out` names another folder.
-`byte_lm.png` and `federated.png` have no committed results: their examples draw them at the end of
-a run.
+`federated.png` has no committed results: its example draws it at the end of a run.
 """
 
 import importlib
@@ -125,6 +124,7 @@ PICTURES: dict[str, Callable[[pathlib.Path], None]] = {
     "algorithms": algorithms,
     "algorithms_networks": algorithms_networks,
     "break_even": break_even,
+    "byte_lm": _example("byte_lm", "byte_lm_adam.json"),
     "byte_lm_sparse": _example("byte_lm", "byte_lm.json"),
     "ceo": ceo,
     "codecs": codecs,
