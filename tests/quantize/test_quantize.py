@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from suite import slow
+from suite import compiled, slow
 
 import jaxcomp
 from jaxcomp import testing
@@ -26,12 +26,6 @@ def quantise(x, scale, steps, dither):
     step, factor = rounding.exact_step(scale, steps, jnp.float32)
     codes = grid.codes(x * factor, jnp.asarray(dither))
     return grid.values(codes), grid.values(codes) * step
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def compiled(function, *args):
-    """The result of a scale or a sum, as one program."""
-    return function(*args)
 
 
 def magnitude_dither(x, u):
