@@ -18,7 +18,12 @@ import jaxcomp_command
 from jaxcomp import telemetry
 
 CODEC = jaxcomp.sign()
-NOTHING = {"residual_ratio": 0.0, "relative_error": 0.0, "payload_bytes": 100.0}
+NOTHING = {
+    "residual_norm": 0.0,
+    "residual_ratio": 0.0,
+    "relative_error": 0.0,
+    "payload_bytes": 100.0,
+}
 
 
 def after(tx, params, steps=1, bad=False):
@@ -52,6 +57,10 @@ def test_a_record_is_the_statistics_of_the_state():
     assert found == {name: float(value) for name, value in whole.items()}
     assert 0.1 < found["relative_error"] < 1
     assert found["residual_ratio"] > 0
+    assert found["residual_norm"] == pytest.approx(found["residual_ratio"] * found["gradient_norm"])
+    gradients = [2 * matrix(), 3 * matrix()]  # Of the two workers in the second step.
+    norm = np.sqrt(np.mean([np.sum(np.square(g)) for g in gradients]))
+    assert found["gradient_norm"] == pytest.approx(norm)
     assert found["payload_bytes"] == jaxcomp.wire_bytes(CODEC, {"w": matrix()})
 
 
@@ -175,7 +184,7 @@ def told(records, window=4, prefix=""):
 
 
 def test_a_residual_that_grows_faster_and_faster_raises_one_alarm():
-    grows = [{"residual_ratio": 1.1**k} for k in range(60)]
+    grows = [{"residual_norm": 1.1**k} for k in range(60)]
     (alarm,) = told(grows)
     assert (alarm.name, alarm.step, alarm.where) == ("residual grows", 15, "")
     assert "Residual(decay=0.9)" in str(alarm)
@@ -195,7 +204,21 @@ def test_a_residual_that_grows_faster_and_faster_raises_one_alarm():
     ids=["fills up", "constant", "none", "wavers"],
 )
 def test_a_residual_that_fills_up_or_stays_raises_none(law):
-    assert told([{"residual_ratio": law(k)} for k in range(200)]) == []
+    assert told([{"residual_norm": law(k)} for k in range(200)]) == []
+
+
+def test_gradients_that_vanish_raise_no_alarm():
+    """The ratio grows faster and faster, and the residual falls."""
+    records = [{"residual_norm": 0.99**k, "residual_ratio": 1.1**k} for k in range(200)]
+    assert told(records) == []
+
+
+@pytest.mark.parametrize("rate", [1.06, 1.08])
+def test_a_residual_at_the_edge_of_the_rule_is_told_at_most_twice(rate):
+    """The condition comes and goes with the noise of the medians."""
+    wave = {1.06: lambda k: 0.3 * math.sin(1.7 * k), 1.08: lambda k: 0.1 * math.sin(0.9 * k)}[rate]
+    records = [{"residual_norm": rate**k * (1 + wave(k))} for k in range(200)]
+    assert len(told(records)) in (1, 2)
 
 
 @pytest.mark.parametrize(
@@ -237,9 +260,16 @@ def test_a_log_warns(recwarn):
 
 def test_the_page_runs_and_its_run_is_drawn(tmp_path, capsys):
     page = (ROOT / "docs" / "telemetry.md").read_text()
-    (program,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     with contextlib.chdir(tmp_path):
-        exec(program, {})
+        names = {}
+        for block in blocks:
+            exec(block, names)
+        assert names["signs"].feedback == names["factors"].feedback == jaxcomp.Residual(decay=0.9)
+        advice = telemetry.alarms.ADVICE["residual grows"]
+        expressions = re.findall(r"jaxcomp\.(?:Link|PowerIteration)\(.*?\)\)", advice)
+        told = [eval(text, {"jaxcomp": jaxcomp, "codec": CODEC}) for text in expressions]
+        assert told == [names["signs"], names["factors"]]
         jaxcomp_command.main(["report", "run.csv"])
         out = capsys.readouterr().out
         assert "10 records of steps 1 to 19; the picture is run.png." in out
