@@ -5,12 +5,14 @@ import json
 import math
 import os
 import re
+import warnings
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 from paths import ROOT
 
 import jaxcomp
@@ -87,12 +89,47 @@ def test_means_of_groups_of_leaves_have_their_labels():
     assert {"0/relative_error", "1/relative_error"} <= names
 
 
+@pytest.mark.parametrize("stats", [True, "rules"])
+def test_a_state_of_nnx_is_read_as_its_optimizer_is(stats):
+    """Its levels are mappings in place of named tuples, without the fields that are empty."""
+    model = nnx.Linear(64, 64, rngs=nnx.Rngs(0))
+    mean = jaxcomp.compressed_mean(CODEC, "data", stats=stats)
+    gated = jaxcomp.compressed_mean(CODEC, "data", stats=True, gate=jaxcomp.gates.Every(2))
+
+    def labels(params):
+        return jax.tree.map(lambda leaf: "matrices" if leaf.ndim == 2 else "rest", params)
+
+    for tx in (
+        jaxcomp.skip_nonfinite(optax.chain(mean, optax.sgd(0.1))),
+        optax.partition({"rest": gated, "matrices": mean}, labels),
+    ):
+        with warnings.catch_warnings(action="ignore"):  # The bias alone is sent dense.
+            optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+        known = jax.tree.map(lambda x: x + 2, nnx.state(optimizer))  # As if after steps.
+        nnx.update(optimizer, known)
+        found = telemetry.record(optimizer)
+        assert found["step"] == 2
+        assert ("rounds" in found) == ("matrices/lost" in found)
+        assert telemetry.record(known) == found
+        assert telemetry.record(nnx.to_pure_dict(known)) == found
+        assert telemetry.record(nnx.split(optimizer)) == found
+
+
+def test_means_with_one_label_have_numbers():
+    mean = jaxcomp.compressed_mean(CODEC, "data", stats=True)
+    state = {"two": optax.chain(mean, mean).init(matrix())}
+    assert {"0/lost", "1/lost"} <= set(telemetry.record(state))
+
+
 @pytest.mark.wrong_types
 def test_states_without_statistics_are_refused():
     with pytest.raises(ValueError, match="got a mean without them"):
         telemetry.record(after(jaxcomp.compressed_mean(CODEC, "data"), {"w": matrix()}))
     with pytest.raises(ValueError, match="got a state without compressed_mean"):
         telemetry.record(optax.adam(1e-3).init(matrix()))
+    model, tx = nnx.Linear(64, 64, rngs=nnx.Rngs(0)), jaxcomp.compressed_mean(CODEC, "data")
+    with pytest.raises(ValueError, match="got a mean without them"):
+        telemetry.record(nnx.state(nnx.Optimizer(model, tx, wrt=nnx.Param)))
     tx = jaxcomp.compressed_mean(CODEC, "data", stats=True)
     with pytest.raises(ValueError, match="is being traced"):
         jax.eval_shape(telemetry.record, tx.init(matrix()))
