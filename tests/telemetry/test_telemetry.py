@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import sys
 import warnings
 
 import jax
@@ -311,7 +312,8 @@ def test_the_page_runs_and_its_run_is_drawn(tmp_path, capsys):
         out = capsys.readouterr().out
         assert "10 records of steps 1 to 19; the picture is run.png." in out
         assert re.search(r"^loss +\d", out, flags=re.MULTILINE)
-        assert out.endswith("no alarms\n")
+        assert "Alarms over windows of 50 records (--window):" in out
+        assert out.endswith("not checked: the file has 10 records.\nno alarms\n")
         assert os.path.getsize("run.png") > 20_000
         jaxcomp_command.main(["report", "run.csv", "--plot", "other.svg", "--json"])
         told = json.loads(capsys.readouterr().out)
@@ -330,6 +332,52 @@ def test_a_report_of_two_means_with_alarms(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "step 31: messages are left out of b. Robust left out" in out
     assert re.search(r"b/link_bytes .* 78,000,000", out)
+
+
+@pytest.mark.parametrize("settings", [{}, {"window": 20}])
+def test_a_log_and_a_report_raise_the_same_alarms(settings, tmp_path, capsys):
+    state = after(jaxcomp.compressed_mean(CODEC, "data", stats=True), {"w": matrix()})
+    alarms, said = telemetry.Alarms(**settings), []
+    log = telemetry.Log(telemetry.Csv(tmp_path / "run.csv"), alarms=alarms, alarm=said.append)
+    for step in range(165):
+        stats = state.stats._replace(residual_norm=1.02**step, saturation=0.3 * (step > 60))
+        log(state._replace(step=step, stats=stats))
+    options = [f"--{name}={value}" for name, value in settings.items()]
+    jaxcomp_command.main(["report", str(tmp_path / "run.csv"), "--json", *options])
+    told = json.loads(capsys.readouterr().out)
+    assert told["alarms"] == [str(alarm) for alarm in said]
+    assert told["window"] == alarms.window == settings.get("window", telemetry.alarms.WINDOW)
+    names = ["residual grows", "values are clipped"] if settings else ["values are clipped"]
+    assert [alarm.name for alarm in said] == names
+    short = "4 windows need 200 records, and the file has 165. Take --window 41."
+    assert told["unchecked"] == ([] if settings else [f"'residual grows' is not checked: {short}"])
+
+
+def test_a_file_of_an_older_version_is_reported(tmp_path, capsys):
+    """It has a ratio and no norms, so nobody can say whether the residual grows."""
+    path = tmp_path / "run.csv"
+    for step in range(1, 60):
+        telemetry.Csv(path)(step, {"step": float(step), "residual_ratio": 1.1**step, "lost": 1.0})
+    jaxcomp_command.main(["report", str(path), "--window", "8"])
+    out = capsys.readouterr().out
+    assert "'residual grows' is not checked: the file has no residual_norm.\nstep 8: el" in out
+    assert out.count("\nstep ") == 1
+
+
+def test_a_report_without_matplotlib_prints_all_but_the_picture(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    path = tmp_path / "run.csv"
+    telemetry.Csv(path)(1, {"step": 1.0, "loss": 0.5} | NOTHING)
+    with pytest.raises(SystemExit) as stopped:
+        jaxcomp_command.main(["report", str(path)])
+    out, err = capsys.readouterr()
+    assert stopped.value.code == 2
+    assert out.startswith("1 records of steps 1 to 1; no picture.")
+    assert re.search(r"^loss +0.5", out, flags=re.MULTILINE)
+    assert out.endswith("no alarms\n")
+    assert err.startswith("jaxcomp report: a picture needs matplotlib, which is not installed")
+    extra = "pip install 'jaxcomp[plot]', or pip install '.[plot]' in a clone"
+    assert err.endswith(f"{extra}\n")
 
 
 def test_alarms_are_all_in_the_page():
