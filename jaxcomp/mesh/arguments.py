@@ -155,7 +155,7 @@ def check_whole(leaf: Any, axis_name: AxisName, name: Callable[[], str], batch: 
     Raises:
         ValueError: if it is, with its name.
     """
-    if not _split_over(leaf) & set(axes.names(axis_name)):
+    if not split_over(leaf) & set(axes.names(axis_name)):
         return
     raise ValueError(
         f"{name()} must not be sharded over {axis_name!r}, the axis of the workers, since each "
@@ -222,7 +222,7 @@ def _tuple(name: str, given: Any, kind: type) -> tuple:
     return several
 
 
-def _split_over(leaf: Any) -> set[str]:
+def split_over(leaf: Any) -> set[str]:
     """The mesh axes over which an array is split, as far as they are known."""
     sharding = getattr(leaf, "sharding", None)
     if isinstance(leaf, core.Tracer):

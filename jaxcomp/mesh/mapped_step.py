@@ -17,6 +17,7 @@ from jaxcomp.mesh import (
     per_worker,
     place,
     placement,
+    pmapped,
     replicas,
     retyping,
 )
@@ -68,6 +69,9 @@ class MappedStep:
         self.given.check(args, keywords, self._pieces)
         names = self.given.names(len(args), keywords)
         batches = self.given.which(len(args), keywords)
+        if self.workers > 1:
+            whole = [arg for number, arg in enumerate(args) if number not in batches]
+            pmapped.check(whole, self.axis_name)
         for path, leaf in jax.tree_util.tree_leaves_with_path(args):
             number = path[0].idx
             if per_worker.marked(path):

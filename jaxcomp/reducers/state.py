@@ -52,6 +52,22 @@ class ReductionState(NamedTuple):
         )
         return self._replace(feedback=feedback, reducer=reducer)
 
+    def is_slice(self) -> bool:
+        """Whether a state with the memory of one worker has the rows of one of several workers.
+
+        A state that `tx.init` makes outside of a mapped function has all rows of memory that is
+        split over the workers, as many elements as the uplink's; `x[0]` of a state of `jax.pmap`
+        has the rows of one worker. Placement calls this.
+        """
+        held, rows = [0], [0]
+        for part in (self.feedback, self.reducer):
+            for path, leaf in jax.tree_util.tree_leaves_with_path(part):
+                if per_worker.shared_out(path):
+                    rows.append(jnp.size(leaf) if jnp.shape(leaf)[:1] == (1,) else 0)
+                elif part is self.feedback and per_worker.marked(path):
+                    held.append(jnp.size(leaf))
+        return max(held) >= 2 * max(rows) > 0
+
 
 def init(
     reducer: Reducer, like: PyTree, axis_name: AxisName, *, gated: bool = False

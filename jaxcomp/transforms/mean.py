@@ -15,6 +15,7 @@ from jaxcomp.base import Codec, Gate, Reducer
 from jaxcomp.feedback import Link
 from jaxcomp.layout import trees
 from jaxcomp.layout.policy import Policy
+from jaxcomp.mesh import pmapped
 from jaxcomp.misuse import callers, own_gradients
 from jaxcomp.numerics import noise
 from jaxcomp.reducers import accounting, gating, reduce as reduce_, state as state_
@@ -317,6 +318,11 @@ def _check_state(state: Any) -> None:
             "make it with jaxcomp.graft(tx, state, params, mesh, axis_name). A target for a "
             "restore is jaxcomp.place(jax.eval_shape(lambda p: jaxcomp.init_state(tx, p, mesh, "
             "axis_name), params), mesh, axis_name, params=params)."
+        )
+    if jnp.ndim(state.step):
+        raise ValueError(
+            f"`state` must have a step that is a number, got one of shape {state.step.shape}, as "
+            f"in a state of jax.pmap, {pmapped.ADVICE}."
         )
 
 

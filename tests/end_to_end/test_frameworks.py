@@ -4,6 +4,7 @@ import re
 
 import jax
 import numpy as np
+import optax
 import pytest
 from jax.sharding import NamedSharding
 from paths import ROOT
@@ -131,3 +132,39 @@ def test_federated_training(capsys):
     losses = [float(re.search(r"loss=([\d.]+)", line)[1]) for line in (first, last)]
     assert losses[1] < losses[0] / 1.3, losses
     assert names["simulation"].ledger.up > 0
+
+
+def test_pmap():
+    """The restored state, and the one that is moved to a mesh, go on with the bits of the loop."""
+    trains, moves = PROGRAMS["Loops of `jax.pmap`"]
+    names: dict = {}
+    exec(trains, names)
+    assert float(names["loss"][0]) < 0.5
+    params, _, loss = names["step"](names["params"], names["state"], names["x"])
+    memory = [x for x in jax.tree.leaves(names["state"]) if x.ndim == 4]
+    assert len(memory) == 2
+    assert all(not np.array_equal(*np.asarray(x)[:2]) for x in memory)
+    exec(moves, names)
+    check_state(names["state"], names["mesh"])
+    loss_fn, tx = names["loss_fn"], names["tx"]
+
+    def train(params, state, x):
+        loss, grads = jaxcomp.value_and_grad(loss_fn, "data")(params, x)
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state, loss
+
+    step = jaxcomp.data_parallel(train, names["mesh"], "data")
+    moved, _, after = step(names["params"], names["state"], names["x"].reshape(64, 16))
+    np.testing.assert_array_equal(after, loss[0])
+    for name, leaf in moved.items():
+        np.testing.assert_array_equal(leaf, params[name][0])
+    assert {x.shape[0] for x in jax.tree.leaves(names["fewer"]) if x.ndim == 3} == {4}
+
+
+def test_the_diff_of_pmap_is_that_of_its_program():
+    page = PAGE.partition("## Loops of `jax.pmap`")[2]
+    (diff,) = re.findall(r"```diff\n(.*?)```", page, flags=re.DOTALL)
+    program = PROGRAMS["Loops of `jax.pmap`"][0].splitlines()
+    lines = [line for line in diff.splitlines() if line.strip()]
+    assert all(line[1:] in program for line in lines if line[0] != "-")
+    assert all(line[1:] not in program for line in lines if line[0] == "-")
