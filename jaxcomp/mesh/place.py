@@ -83,7 +83,8 @@ def check_workers(leaf: Any, workers: int) -> None:
         raise ValueError(
             f"`state` must hold the memory of the mesh's {workers} workers, got that of "
             f"{leaf.shape[0] if jnp.ndim(leaf) else 'no'} workers: make it with "
-            "jaxcomp.init_state(tx, params, mesh, axis_name), place one worker's memory on the "
+            "jaxcomp.init_state(tx, params, mesh, axis_name), or give jaxcomp.on_mesh(tx, mesh, "
+            "axis_name) to nnx.Optimizer or TrainState.create, place one worker's memory on the "
             "mesh with jaxcomp.place, or convert it from another number of workers with "
             "jaxcomp.resize_workers"
         )

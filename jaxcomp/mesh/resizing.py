@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxcomp import checks
 from jaxcomp.backend import axes
-from jaxcomp.mesh import axis_types, per_worker, pmapped
+from jaxcomp.mesh import axis_types, on_mesh, per_worker, pmapped
 from jaxcomp.quantize import blocks
 from jaxcomp.types import Array, PyTree
 
@@ -78,7 +78,7 @@ def resize_workers(tx: Any, state: PyTree, params: PyTree, workers: int) -> PyTr
 @axis_types.automatically
 def _resized(tx: Any, state: PyTree, params: PyTree, workers: int, counts: set) -> PyTree:
     """`resize_workers` of a state with these numbers of workers."""
-    one = jax.eval_shape(tx.init, params)
+    one = jax.eval_shape(on_mesh.alone(tx).init, params)
     _check(state, one)
     if len(counts) > 1:
         raise ValueError(

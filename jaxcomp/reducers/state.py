@@ -1,5 +1,6 @@
 """The memory of a reduction: links, reducer, and under a gate the dense leaves."""
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -63,9 +64,9 @@ class ReductionState(NamedTuple):
         for part in (self.feedback, self.reducer):
             for path, leaf in jax.tree_util.tree_leaves_with_path(part):
                 if per_worker.shared_out(path):
-                    rows.append(jnp.size(leaf) if jnp.shape(leaf)[:1] == (1,) else 0)
+                    rows.append(math.prod(leaf.shape) if leaf.shape[:1] == (1,) else 0)
                 elif part is self.feedback and per_worker.marked(path):
-                    held.append(jnp.size(leaf))
+                    held.append(math.prod(leaf.shape))
         return max(held) >= 2 * max(rows) > 0
 
 

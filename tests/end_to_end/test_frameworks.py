@@ -68,16 +68,35 @@ def test_nnx(traces):
     from flax import nnx
 
     names, found = {}, []
-    for script in PROGRAMS["Flax NNX"]:
+    plain, saving, mapped = PROGRAMS["Flax NNX"]
+    for script in (plain, mapped):
         run(script, names, traces)
         model, optimizer = names["model"], names["optimizer"]
         check_state(nnx.state((model, optimizer)), names["mesh"])
         assert int(model.dropout.rngs.count[...]) == int(optimizer.step[...]) == 30
         assert float(abs(model.norm.mean[...]).max()) > 0
-        found.append(jax.tree.leaves(nnx.state((model, optimizer), nnx.Not(nnx.RngKey))))
+        state = nnx.state((model, optimizer), nnx.Not(nnx.RngKey))
+        found.append(jax.device_get(jax.tree.leaves(state)))
         model.eval()
         assert np.isfinite(nnx.jit(lambda model, x: model(x))(model, names["x"])).all()
+        if script is plain:
+            model.train()
+            goes_on_from_a_checkpoint(saving, names)
     jax.tree.map(np.testing.assert_array_equal, *found)
+
+
+def goes_on_from_a_checkpoint(saving, names):
+    """The page's next step, of the restored objects, is that of the objects which were saved."""
+    from flax import nnx
+
+    objects = names["model"], names["optimizer"]
+    exec(saving, names)
+    loss = names["step"](*objects, names["x"])
+    np.testing.assert_array_equal(names["loss"], loss)
+    states = (
+        nnx.state(o, nnx.Not(nnx.RngKey)) for o in (objects, (names["model"], names["optimizer"]))
+    )
+    jax.tree.map(np.testing.assert_array_equal, *map(nnx.as_pure, states))
 
 
 def test_linen(traces):
@@ -87,6 +106,7 @@ def test_linen(traces):
     check_state(state, names["mesh"])
     assert int(state.step) == 30
     assert float(abs(state.stats["BatchNorm_0"]["mean"]).max()) > 0
+    jaxcomp.place(jax.eval_shape(lambda: state.tx.init(state.params)), names["mesh"], "data")
 
 
 def test_equinox(traces):
