@@ -129,7 +129,10 @@ class MappedStep:
             parts = self._mapped(functools.partial(body, self._step), _part(leaves, marks))
         except _DiffersError:  # Perhaps only by its type, as the zeros of frozen leaves.
             narrow = retyping.narrowed(self._step)
-            parts = self._mapped(functools.partial(body, narrow), _part(leaves, marks))
+            try:
+                parts = self._mapped(functools.partial(body, narrow), _part(leaves, marks))
+            except _DiffersError as error:
+                raise ValueError(str(error)) from None
         results = jax.tree.unflatten(out["treedef"], _merge(out["marks"], *parts))
         return placement.at_home(results, self._inside, homes, self.axis_name)
 

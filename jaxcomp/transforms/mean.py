@@ -353,8 +353,10 @@ def check_local(updates: PyTree, axis_name: AxisName) -> None:
         if not axes.varies(leaf, axis_name):
             raise ValueError(
                 f"`updates` must be this worker's own gradients, but '{trees.path_name(path)}' is "
-                f"already the same on all workers of {axis_name!r}: JAX has summed it. Take the "
-                f"gradient at jaxcomp.local(params, {axis_name!r})."
+                f"already the same on all workers of {axis_name!r}. Either JAX has summed it: take "
+                f"the gradient with jaxcomp.value_and_grad(loss_fn, {axis_name!r}), or at "
+                f"jaxcomp.local(params, {axis_name!r}). Or the step has averaged it: leave out the "
+                "jax.lax.pmean (or psum) of the gradients before compressed_mean."
             )
 
 

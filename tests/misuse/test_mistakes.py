@@ -77,7 +77,8 @@ def ef21(*after):
 MISTAKES = {
     "mean of the loss": Mistake(typed(POOLED, None), loss=pooled_loss),
     "mean of the gradients": Mistake(
-        typed("already the same on all workers.*jaxcomp.local", LEFT_OVER), grad=averaged
+        typed(f"already the same on all workers.*value_and_grad.*{LEFT_OVER}", LEFT_OVER),
+        grad=averaged,
     ),
     "momentum before": Mistake(
         everywhere(LOCAL, pmap=None),
