@@ -67,9 +67,10 @@ bench: setup
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python -W ignore benchmarks/low_rank.py
 
-# `make reproduce CLAIM=name` measures a published claim; without CLAIM, all claims are listed.
+# `make reproduce CLAIM=name` measures a published claim and overwrites its committed result unless
+# ARGS='--out FOLDER' names another folder; without CLAIM, all claims are listed.
 reproduce: setup
-	$(BIN)/python benchmarks/reproduce.py $(if $(CLAIM),--claim $(CLAIM),$(or $(ARGS),--list))
+	$(BIN)/python benchmarks/reproduce.py $(if $(CLAIM),--claim $(CLAIM) $(ARGS),$(or $(ARGS),--list))
 
 # Compiles for an H100 and a TPU v5e without having one; downloads 1.3 GB of compilers once.
 AOT_GPU := jax-cuda12-pjrt==0.10.2 jax-cuda12-plugin==0.10.2 nvidia-cuda-nvcc-cu12

@@ -62,27 +62,31 @@ def panel(axes: Axes, title: str, rows: dict[str, Any]) -> None:
         axes.plot(steps, rows[key], color=FAINT, linewidth=1.4, linestyle=dashes)
         labels.append((name, rows[key][-1], FAINT))
     axes.set(xscale="log", yscale="log", title=title, xlabel="messages of a worker")
-    low, high = np.log10(axes.get_ylim())
+    limits = axes.get_xlim(), axes.get_ylim()
+    low, high = np.log10(limits[1])
     places = spaced([float(np.log10(height)) for _, height, _ in labels], (high - low) / 19)
     for (name, height, color), place in zip(labels, places, strict=True):
         axes.annotate(
             name,
             (steps[-1], height),
-            (steps[-1] * 1.35, 10**place),
+            (steps[-1] * 1.5, 10**place),
             color=color,
             size=9,
             va="center",
             annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": color, "linewidth": 0.7, "shrinkB": 0},
         )
+        leader = ([steps[-1], steps[-1] * 1.45], [height, 10**place])
+        axes.plot(*leader, color=color, linewidth=0.7, clip_on=False)
+    axes.set(xlim=limits[0], ylim=limits[1])
 
 
 def draw(found: dict[str, Any], path: pathlib.Path) -> None:
     figure, grid = reporting.panels(1, 1, (8.4, 5.4), layout=None)
-    figure.subplots_adjust(0.1, 0.11, 0.74, 0.92)
+    figure.subplots_adjust(0.1, 0.15, 0.74, 0.92)
     for axes, (title, rows) in zip(grid[0], found["problems"].items(), strict=True):
         panel(axes, title, rows)
     grid[0, 0].set_ylabel("mean of ‖∇f‖² so far, best rate for each number")
+    figure.text(0.1, 0.02, "Lines are medians over the seeds, bands their range.", size=9)
     reporting.draw(figure, path)
 
 

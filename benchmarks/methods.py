@@ -12,7 +12,7 @@ from the payloads that were made and the messages that the states of the methods
 
 import pathlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import composite
@@ -145,12 +145,15 @@ FAMILIES = {
     "signs, and few messages": ("signsgd", "one_bit", "zero_one", "lag", "censored", "clag"),
 }
 """Rows of the picture, with the beginnings of their methods' names."""
-COLUMNS_OF_PICTURE = (
-    ("least squares, 8 workers", "steps"),
-    ("least squares, 8 workers", "bits"),
-    ("breast cancer, 8 workers", "bits"),
-    ("digits, odd or even, 8 workers", "bits"),
-)
+SQUARES = "least squares, 8 workers"
+LOGISTIC = ("breast cancer, 8 workers", "digits, odd or even, 8 workers")
+SHOWN = {
+    "": ((SQUARES, "steps"), (SQUARES, "bits")),
+    "_logistic": tuple((title, "bits") for title in LOGISTIC),
+}
+"""The columns of two pictures, by the ends of their names."""
+LOWEST = {SQUARES: 1e-32, **dict.fromkeys(LOGISTIC, 1e-8)}
+"""The lower ends of the axes: on logistic regression few methods come below 1e-8."""
 SHADES = ("#1b6ca8", "#d1495b", "#2e8b57", "#d17d00", "#7b4fa3", "#0f9d9f", "#8a6240")
 
 
@@ -170,43 +173,53 @@ def panel(axes: Any, curves: Mapping[str, Any], starts: tuple[str, ...], by: str
 
 
 def draw(found: Mapping[str, Mapping[str, Any]], path: pathlib.Path) -> None:
-    """Small panels of a few methods each, from the curves as they are kept in `methods.json`.
+    """Three pictures of the curves as they are kept in `methods.json`.
 
-    A row a family, which is named once, a column a problem; the last row has composite problems.
+    Two have a row a family and a column a problem: least squares at `path`, and logistic
+    regression beside it. The third has composite problems.
     """
-    columns = [column for column in COLUMNS_OF_PICTURE if column[0] in found]
-    shown = len(FAMILIES) * bool(columns)
-    figure, grid = reporting.panels(shown + 1, 4, (15, 2.9 * (shown + 1)))
-    for line, (family, starts) in zip(grid, FAMILIES.items(), strict=False):
-        for axes, (title, by) in zip(line, columns, strict=False):
-            least = min(min(curve["errors"]) for curve in found[title].values())
-            axes.set_ylim(max(1e-32, 0.1 * least), 20)
+    for end, columns in SHOWN.items():
+        if all(title in found for title, _ in columns):
+            families(found, columns, path.with_stem(path.stem + end))
+    if all(title in found for title in COMPOSITE):
+        composed(found, path.with_stem(path.stem + "_composite"))
+
+
+def families(found: Mapping[str, Any], columns: Sequence[Any], path: pathlib.Path) -> None:
+    figure, grid = reporting.panels(len(FAMILIES), 2, (12.5, 2.7 * len(FAMILIES)))
+    for row, (family, starts) in zip(grid, FAMILIES.items(), strict=True):
+        for axes, (title, by) in zip(row, columns, strict=True):
+            axes.set_ylim(LOWEST[title], 20)
             lines = panel(axes, found[title], starts, by)
-            axes.set_title(title, fontsize=10)
-            if axes is line[len(columns) - 1]:
-                reporting.label_ends(axes, lines, gap=0.075)
-        line[0].set_ylabel(f"{family}\n‖x − x*‖² / ‖x*‖²")
-    composed(grid[-1], found)
+            reporting.label_ends(axes, lines, gap=0.08)
+        row[0].set_ylabel(f"{family}\n‖x − x*‖² / ‖x*‖²")
+    for axes in grid[:-1].flat:
+        axes.set_xlabel("")
+    for axes, (title, by) in zip(grid[0], columns, strict=True):
+        axes.set_title(f"{title}, by {'messages' if by == 'bits' else by}", fontsize=11)
     reporting.draw(figure, path, dpi=100)
 
 
-def composed(line: Any, found: Mapping[str, Mapping[str, Any]]) -> None:
+def composed(found: Mapping[str, Mapping[str, Any]], path: pathlib.Path) -> None:
     """The l1 norm by both methods, and the ball by steps and by bits."""
-    l1, ball = (found.get(title, {}) for title in COMPOSITE)
+    figure, grid = reporting.panels(2, 2, (12.5, 6))
+    l1, ball = (found[title] for title in COMPOSITE)
     cases = (
         (l1, "qcmd_adagrad", "bits", "l1 norm: qcmd_adagrad"),
         (l1, "qrda_adagrad", "bits", "l1 norm: qrda_adagrad"),
-        (ball, "dq_psgd", "steps", "hinge loss in a ball: dq_psgd"),
-        (ball, "dq_psgd", "bits", "hinge loss in a ball: dq_psgd"),
+        (ball, "dq_psgd", "steps", "hinge loss in a ball: dq_psgd, by steps"),
+        (ball, "dq_psgd", "bits", "hinge loss in a ball: dq_psgd, by messages"),
     )
-    for axes, (curves, name, by, title) in zip(line, cases, strict=True):
+    for axes, (curves, name, by, title) in zip(grid.flat, cases, strict=True):
         lines = panel(axes, curves, (name,), by)
-        place = {"transform": axes.transAxes, "fontsize": 7}
-        for rank, each in enumerate(reversed(lines)):
-            label = str(each.get_label()).removeprefix(f"{name}, ")
-            axes.text(0.03, 0.04 + 0.08 * rank, label, color=each.get_color(), **place)
-        axes.set_title(title, fontsize=10)
-    line[0].set_ylabel("composite problems\n(F(x) − F*) / (F(0) − F*)")
+        for line in lines:
+            line.set_label(str(line.get_label()).removeprefix(f"{name}, "))
+        axes.set_ylim(axes.get_ylim())
+        reporting.label_ends(axes, lines, gap=0.07)
+        axes.set_title(title, fontsize=11)
+    for row in grid:
+        row[0].set_ylabel("(F(x) − F*) / (F(0) − F*)")
+    reporting.draw(figure, path, dpi=100)
 
 
 SPARSE = (

@@ -40,7 +40,7 @@ TITLES = {
     "middle": "The same on the gradient of a transformer, half way through its training",
 }
 LAWS = ("gaussian", "laplace")
-MOST_BITS, LEAST, MOST = 9.4, 1e-5, 200.0
+LEAST_BITS, MOST_BITS, LEAST, MOST = 0.02, 9.4, 1e-5, 200.0
 INK, FAINT, CLOUD = "#222222", "#777777", "#d0d0d0"
 BOUND = "Nothing is below the black line on average over such input; nothing unbiased is below "
 BOUND += "the dashed one."
@@ -49,36 +49,39 @@ CAPTIONS = {
     + "\nDotted: a scalar quantizer with an entropy coder; +: the best scalar one "
     "of fixed width (Lloyd–Max).",
     "middle": "The line is the bound of Gaussian input, which is none here: where a few elements "
-    "are much of the whole, codes may pass below it.\nCodecs with entropy coders were not measured "
-    "on gradients.",
+    "are much of the whole, codes may pass below it.",
 }
 HOW = "Each panel has one family in colour, and all others in grey. Down and left is better. Full "
-HOW += "circles are unbiased, empty ones biased. Bits are measured, scales and places included."
+HOW += "circles are unbiased, empty ones biased.\nBits are measured, scales and places included; "
+HOW += "those of the sparse family have a logarithmic axis."
 
 
 def plot(rows: dict[str, Any], path: pathlib.Path, law: str = "gaussian") -> None:
     """A panel a family."""
-    shared = {"sharex": True, "sharey": True, "layout": None}
-    figure, grid = reporting.panels(3, 3, (13, 13.4), **shared)
-    figure.subplots_adjust(0.06, 0.045, 0.985, 0.885, wspace=0.05, hspace=0.12)
+    figure, grid = reporting.panels(3, 3, (13, 13.4), sharey=True, layout=None)
+    figure.subplots_adjust(0.06, 0.045, 0.985, 0.877, wspace=0.05, hspace=0.17)
     for axes, family in zip(grid.flat, COLORS, strict=True):
         curves = draw_limits(axes, law)
         points = draw_codecs(axes, law, rows, family)
         style(axes, family)
         figure.canvas.draw()
         name_points(axes, points, curves, dict.fromkeys(points, COLORS[family]))
+    for axes in grid[:-1].flat:
+        if axes.get_xscale() == "linear":  # It has the same axis as the panel below.
+            axes.tick_params(labelbottom=False)
     for axes in grid[-1]:
         axes.set_xlabel("bits an element")
     for axes in grid[:, 0]:
         axes.set_ylabel("relative squared error")
     figure.text(0.06, 0.972, TITLES[law], size=16, weight="bold", color=INK)
-    figure.text(0.06, 0.917, f"{HOW}\n{CAPTIONS[law]}", size=10, color=INK, linespacing=1.4)
+    style_ = {"size": 10, "color": INK, "linespacing": 1.4, "va": "top"}
+    figure.text(0.06, 0.962, f"{HOW}\n{CAPTIONS[law]}", **style_)
     reporting.draw(figure, path)
 
 
 def draw_limits(axes: Axes, name: str) -> list[np.ndarray]:
     """The curves of the panel, as `[points, 2]` in bits and error."""
-    bits = np.linspace(0.02, MOST_BITS, 200)
+    bits = np.geomspace(LEAST_BITS, MOST_BITS, 400)
     if name not in LAWS:
         gaussian = limits.rate_distortion(bits)
         axes.plot(bits, gaussian, color=FAINT, linewidth=1.2, zorder=1)
@@ -120,10 +123,16 @@ def draw_codecs(
 
 
 def style(axes: Axes, title: str) -> None:
-    axes.set_xlim(0, MOST_BITS)
     axes.set_yscale("log")
     axes.set_ylim(LEAST, MOST)
-    axes.set_xticks(range(10))
+    if title == "sparse":  # Most of them are below one bit.
+        axes.set_xscale("log")
+        axes.set_xlim(LEAST_BITS, MOST_BITS)
+        axes.set_xticks([0.03, 0.1, 0.3, 1, 3], ["0.03", "0.1", "0.3", "1", "3"])
+        axes.set_xticks([], minor=True)
+    else:
+        axes.set_xlim(0, MOST_BITS)
+        axes.set_xticks(range(10))
     axes.set_title(title, loc="left", size=12, weight="bold", color=COLORS[title])
 
 

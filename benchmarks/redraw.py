@@ -1,17 +1,16 @@
 """Draws the pictures of the documentation again, from the committed results.
 
     python benchmarks/redraw.py
-    python benchmarks/redraw.py --picture algorithms local
+    python benchmarks/redraw.py --picture algorithms local --out out/redrawn
 
-It measures nothing. `byte_lm.png`, `byte_lm_sparse.png`, `digits.png`, `digits_sparse.png` and
-`federated.png` are pictures of the examples, which draw them at the end of a run; `codecs.py` and
-`network/beyond.py` draw `codecs.png` and `break_even.png`.
+It measures nothing, and overwrites pictures in docs/ unless `--out` names another folder.
+`byte_lm.png` and `federated.png` have no committed results: their examples draw them at the end of
+a run.
 """
 
+import importlib
 import pathlib
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -77,20 +76,17 @@ def fit(path: pathlib.Path) -> None:
     laws.draw(_read("fit/fit.json"), path)
 
 
-def _network(job: str) -> Callable[[pathlib.Path], None]:
-    def make(path: pathlib.Path) -> None:
-        import tables  # pyright: ignore[reportMissingImports]
+def codecs(path: pathlib.Path) -> None:
+    import codecs_plot
 
-        with tempfile.TemporaryDirectory() as folder:
-            shutil.copy(RESULTS / "network" / f"{job}.json", folder)
-            tables.draw(pathlib.Path(folder))
-            shutil.copy(pathlib.Path(folder) / f"{job}.png", path)
-
-    return make
+    codecs_plot.plot(_read("cpu/codecs.json")["laws"], "25000000", path)
 
 
-def _read(name: str) -> Any:
-    return reporting.read(RESULTS / name)
+def break_even(path: pathlib.Path) -> None:
+    import beyond  # pyright: ignore[reportMissingImports]
+
+    rows = beyond.read(_read("network/beyond.json")["rows"])
+    reporting.draw(beyond.picture(rows), path)
 
 
 def lower_bounds(path: pathlib.Path) -> None:
@@ -99,10 +95,41 @@ def lower_bounds(path: pathlib.Path) -> None:
     bounds.draw(_read("reproductions/lower-bounds.json")["numbers"], path)
 
 
+def _network(job: str) -> Callable[[pathlib.Path], None]:
+    def make(path: pathlib.Path) -> None:
+        import tables  # pyright: ignore[reportMissingImports]
+
+        tables.picture(job, _read(f"network/{job}.json"), path)
+
+    return make
+
+
+def _example(kind: str, result: str) -> Callable[[pathlib.Path], None]:
+    """The picture of the results of an example."""
+
+    def make(path: pathlib.Path) -> None:
+        import report
+
+        drawn = importlib.import_module(f"{kind}_report")
+        figure = drawn.picture(*report.read(RESULTS / "convergence" / result, drawn.METRIC))
+        reporting.draw(figure, path, dpi=160)
+
+    return make
+
+
+def _read(name: str) -> Any:
+    return reporting.read(RESULTS / name)
+
+
 PICTURES: dict[str, Callable[[pathlib.Path], None]] = {
     "algorithms": algorithms,
     "algorithms_networks": algorithms_networks,
+    "break_even": break_even,
+    "byte_lm_sparse": _example("byte_lm", "byte_lm.json"),
     "ceo": ceo,
+    "codecs": codecs,
+    "digits": _example("digits", "digits_demo.json"),
+    "digits_sparse": _example("digits", "digits.json"),
     "federated_methods": federated_methods,
     "feedback": feedback,
     "fit": fit,

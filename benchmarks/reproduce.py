@@ -2,13 +2,17 @@
 
     python benchmarks/reproduce.py --list
     python benchmarks/reproduce.py --claim qsgd-variance
+    python benchmarks/reproduce.py --claim qsgd-variance --out out/reproduced --json
     python benchmarks/reproduce.py --page
 
-`make reproduce CLAIM=name` runs one claim. A claim that reads the results of another benchmark
-is not measured again: its verdict on the committed results is printed, with its command.
+`make reproduce CLAIM=name` runs one claim, and overwrites its committed result unless `--out` names
+another folder. A claim that reads the results of another benchmark is not measured again: its
+verdict on the results in `--out` is printed, or on the committed ones, with the command that
+measures them.
 """
 
 import argparse
+import difflib
 import json
 import pathlib
 import subprocess
@@ -29,17 +33,33 @@ def parse() -> argparse.Namespace:
     what.add_argument("--all", action="store_true", help="measure all claims, each in a process")
     what.add_argument("--list", action="store_true", help="list the claims and their verdicts")
     what.add_argument("--page", action="store_true", help=f"write {PAGE.name} of docs")
-    parser.add_argument("--out", type=pathlib.Path, default=reporting.RESULTS, help="folder")
+    folder = "of new results (default: that of the committed ones, which are overwritten)"
+    parser.add_argument("--out", type=pathlib.Path, default=reporting.RESULTS, help=folder)
+    parser.add_argument("--json", action="store_true", help="print all measured numbers")
     options = parser.parse_args()
     known = registry.every()
     for name in options.claim or ():
         if name not in known:
-            parser.error(f"argument --claim: must be one of {', '.join(known)}; got {name!r}")
+            close = difflib.get_close_matches(name, known, 3, 0.75)
+            hint = f"did you mean {' or '.join(close)}?" if close else "--list prints all claims"
+            parser.error(f"argument --claim: must be the name of a claim, got {name!r}: {hint}")
     return options
 
 
-def measure(claim: Claim, out: pathlib.Path = reporting.RESULTS) -> tuple[str, str]:
-    """Runs a claim, writes what it found, and returns our number in words and the verdict."""
+def measure(
+    claim: Claim, out: pathlib.Path = reporting.RESULTS, *, whole: bool = False
+) -> tuple[str, str]:
+    """Runs a claim, writes the result, and returns our number in words and the verdict.
+
+    Args:
+        claim: one without `run` is judged by the results that `out` has, or by the committed ones.
+        out: the folder of results.
+        whole: whether all numbers are printed.
+    """
+    try:
+        before = page.judged(claim)
+    except page.MissingError:
+        before = None
     if claim.run:
         start = time.perf_counter()
         found = claim.run()
@@ -48,9 +68,25 @@ def measure(claim: Claim, out: pathlib.Path = reporting.RESULTS) -> tuple[str, s
         results = {"environment": environment, "minutes": minutes, "numbers": found["numbers"]}
         path = out / claim.files[0]
         reporting.keep(path, results)
-        print(json.dumps(results, indent=1))
+        if whole:
+            print(json.dumps(results, indent=1))
         print(f"written to {path}")
-    return page.judged(claim, out if claim.run else reporting.RESULTS)
+    elif not all((out / name).is_file() for name in claim.files):
+        out = reporting.RESULTS
+    after = page.judged(claim, out)
+    if claim.results:
+        print(f"read: {', '.join(str(out / name) for name in claim.files)}")
+    if before and (claim.run or out != reporting.RESULTS):
+        print(compared(before, after))
+    return after
+
+
+def compared(before: tuple[str, str], after: tuple[str, str]) -> str:
+    """Whether number and verdict are those of the committed result."""
+    if before == after:
+        return "the committed result has the same number and verdict"
+    same = "the same verdict" if before[1] == after[1] else f"the verdict {before[1]!r}"
+    return f"the committed result has {same} and the number: {before[0]}"
 
 
 def show(claim: Claim, number: str, verdict: str) -> None:
@@ -60,7 +96,8 @@ def show(claim: Claim, number: str, verdict: str) -> None:
         print(f"ours: {number}")
     print(f"verdict: {verdict}" + (f". {claim.note}" if claim.note else ""))
     if claim.results:
-        print(f"measured before: {claim.results}; by: {claim.command}")
+        commands = "\n  ".join(claim.command.splitlines())
+        print(f"this claim reads {claim.results.replace(' ', ' and ')}, measured by\n  {commands}")
 
 
 def every(out: pathlib.Path) -> int:
@@ -98,7 +135,7 @@ def main() -> None:
     elif options.all:
         sys.exit(min(1, every(options.out)))
     for name in options.claim or ():
-        show(known[name], *measure(known[name], options.out))
+        show(known[name], *measure(known[name], options.out, whole=options.json))
 
 
 if __name__ == "__main__":

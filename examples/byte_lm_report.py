@@ -5,7 +5,6 @@ from typing import Any
 
 import report
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 METRIC = report.Metric(
     key="bits_per_byte",
@@ -45,24 +44,5 @@ def picture(runs: Sequence[report.Run], devices: int, settings: dict[str, Any]) 
     )
     figure.text(0.06, 0.925, title, size=17, weight="bold", color=report.INK)
     figure.text(0.06, 0.88, subtitle, size=10.5, color=report.FAINT)
-    name_runs(figure, runs)
+    report.name_runs(figure, runs, METRIC)
     return figure
-
-
-def name_runs(figure: Figure, runs: Sequence[report.Run]) -> None:
-    """Rows of names, each with its score, in the colors of the lines."""
-    figure.legend(
-        [Line2D([], [], color=report.COLORS[run.name], linewidth=4) for run in runs],
-        [f"{run.label}  {METRIC.number.format(run.score)}" for run in runs],
-        loc="upper left",
-        bbox_to_anchor=(0.06, 0.86),
-        borderpad=0,
-        borderaxespad=0.2,
-        ncols=len(runs) if len(runs) <= 5 else -(-len(runs) // 2),
-        frameon=False,
-        handlelength=0.9,
-        handletextpad=0.5,
-        columnspacing=1.8,
-        labelcolor="linecolor",
-        prop={"size": 9.5, "weight": "bold"},
-    )

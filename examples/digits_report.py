@@ -16,6 +16,10 @@ METRIC = report.Metric(
 )
 
 
+FEW = 5
+"""So many runs have their names above the ends of their lines, and more runs a legend."""
+
+
 def picture(runs: Sequence[report.Run], devices: int, settings: dict[str, Any]) -> Figure:
     """Accuracy against megabytes sent, and the bytes of a step."""
     figure = Figure(figsize=(12, 6), facecolor="white")
@@ -24,15 +28,18 @@ def picture(runs: Sequence[report.Run], devices: int, settings: dict[str, Any]) 
     rows = draw_curves(left, runs)
     draw_bars(right, runs)
 
-    height = 5.3 + 0.45 * rows  # Inches; the labels above the curves get what they need.
+    legend = 0.6 * (len(runs) > FEW)  # Inches, as all heights.
+    height = 5.3 + 0.45 * rows + legend  # The labels above the curves get what they need.
+    if legend:
+        report.name_runs(figure, runs, METRIC, 1 - 0.85 / height)
     figure.set_figheight(height)
     for axes, heading, inches in (
         (left, "Test accuracy", 3.5),
-        (right, "Sent by one device in one step", 3.5 + 0.4 * rows),
+        (right, "Sent by one device in one step", 3.5 + (0 if legend else 0.4 * rows)),
     ):
         place = axes.get_position()
         axes.set_position((place.x0, 0.75 / height, place.width, inches / height))
-        top = 1 - 1.15 / height
+        top = 1 - (1.15 + legend) / height
         figure.text(place.x0, top, heading, size=12, weight="bold", color=report.INK)
     title = report.headline(runs, METRIC, alone="{} of the digits right")
     subtitle = (
@@ -52,11 +59,19 @@ def draw_curves(axes: Axes, runs: Sequence[report.Run]) -> int:
         report.draw_curve(axes, report.sent_so_far(run), scores, run)
     axes.set_xscale("log")
     axes.set_ylim(0, 100)
+    if len(runs) > FEW and min(run.score for run in runs) > 90:
+        high = [
+            x
+            for run in runs
+            for x, point in zip(report.sent_so_far(run), run.curve, strict=True)
+            if point.score > 80
+        ]
+        axes.set(ylim=(80, 100), xlim=(0.7 * min(high), None))
     axes.grid(axis="y", color=report.GRID, linewidth=0.8)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g} %")
     axes.set_xlabel("megabytes that one device has sent (logarithmic)", color=report.FAINT)
-    return label_ends(axes, runs)
+    return label_ends(axes, runs) if len(runs) <= FEW else 1
 
 
 def label_ends(axes: Axes, runs: Sequence[report.Run]) -> int:

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import jax
 import options
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -205,6 +207,20 @@ def save(
     (folder / "results.json").write_text(json.dumps(results, indent=2) + "\n")
 
 
+def read(path: pathlib.Path, metric: Metric) -> tuple[list[Run], int, dict[str, Any]]:
+    """The runs, the number of devices and the settings, as `save` wrote them."""
+
+    def plain(fields: dict[str, Any]) -> dict[str, Any]:
+        return {"score" if name == metric.key else name: value for name, value in fields.items()}
+
+    found = json.loads(path.read_text())
+    runs = [
+        Run(**{**plain(run), "curve": [Point(**plain(point)) for point in run["curve"]]})
+        for run in found["runs"]
+    ]
+    return runs, found["environment"]["device_count"], found["settings"]
+
+
 def named(fields: dict[str, Any], metric: Metric) -> dict[str, Any]:
     """The fields with the score under the metric's own name."""
     return {metric.key if name == "score" else name: value for name, value in fields.items()}
@@ -272,3 +288,22 @@ def style(axes: Axes) -> None:
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color(FAINT)
     axes.tick_params(which="both", length=0, colors=INK, labelsize=9.5)
+
+
+def name_runs(figure: Figure, runs: Sequence[Run], metric: Metric, top: float = 0.86) -> None:
+    """Rows of names, each with its score, in the colors of the lines."""
+    figure.legend(
+        [Line2D([], [], color=COLORS[run.name], linewidth=4) for run in runs],
+        [f"{run.label}  {metric.number.format(run.score)}" for run in runs],
+        loc="upper left",
+        bbox_to_anchor=(0.06, top),
+        borderpad=0,
+        borderaxespad=0.2,
+        ncols=len(runs) if len(runs) <= 5 else -(-len(runs) // 2),
+        frameon=False,
+        handlelength=0.9,
+        handletextpad=0.5,
+        columnspacing=1.8,
+        labelcolor="linecolor",
+        prop={"size": 9.5, "weight": "bold"},
+    )

@@ -35,7 +35,7 @@ class Claim:
         minutes: of `run` on two cores.
         results: a JSON file under benchmarks/results, or several with spaces between; then `judge`
             gets a dictionary of their contents by name.
-        command: that made `results`.
+        command: that made `results`; several, in their order, have line breaks between.
         note: reasons of the verdict, and deviations.
     """
 

@@ -5,10 +5,10 @@ import statistics
 from typing import Any
 
 from claims.claim import Claim, decide
+from claims.codecs import CODECS, CODECS_COMMAND, SAVE_GRADIENTS
 from jaxcomp import planning
 
 CEO, CEO_COMMAND = "rate_distortion/ceo.json", "python benchmarks/ceo.py"
-CODECS, CODECS_COMMAND = "rate_distortion/codecs.json", "python benchmarks/rate_distortion.py"
 MILLION = "A million numbers of a law, or a transformer's gradients, four draws."
 
 
@@ -187,7 +187,7 @@ CLAIMS = (
         "laws, shares of 10, 1 and 0.1 %, after 30 steps of adaptation.",
         judge=_threshold,
         results="thresholds/thresholds.json",
-        command="python benchmarks/thresholds.py",
+        command=f"{SAVE_GRADIENTS}\npython benchmarks/thresholds.py",
         note="Some leaves need the adaptation of the number of stages. How the laws fit your own "
         "gradients: `jaxcomp fit`.",
     ),

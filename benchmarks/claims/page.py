@@ -29,11 +29,14 @@ otherwise, a number of random training is the median over at least five seeds, w
 parentheses, and the learning rates of compared methods, the uncompressed one included, come from
 the same grid. Negative results stay.
 
-**Commands.** `make reproduce CLAIM=name` measures a claim again on the CPU, prints its numbers and
-its verdict, and writes `benchmarks/results/reproductions/name.json`. Some claims read the results
-of a larger benchmark: their command is that benchmark's, and `make reproduce` prints the verdict
-of the committed results. `make reproduce` lists all claims, and `make reproduce ARGS=--all`
-measures all that have a measurement of their own.
+**Commands.** `make reproduce CLAIM=name` measures a claim again on the CPU, prints our number, its
+verdict and whether the committed result has the same, and overwrites
+`benchmarks/results/reproductions/name.json`: `git diff` shows the differences. With
+`ARGS='--out out/reproduced'` it writes there, and with `ARGS=--json` it prints all numbers. Some
+claims read the results of a larger benchmark: their command is that benchmark's, and `make
+reproduce` prints the verdict of the committed results, or
+[of your own](../benchmarks/README.md#a-verdict-on-your-own-numbers). `make reproduce` lists all
+claims, and `make reproduce ARGS=--all` measures all that have a measurement of their own.
 """
 
 
@@ -47,7 +50,7 @@ def judged(claim: Claim, results: pathlib.Path = reporting.RESULTS) -> tuple[str
         return "–", CANNOT
     missing = [name for name in claim.files if not (results / name).is_file()]
     if missing:
-        raise MissingError(f"{claim.name} lacks {missing[0]}: measure it by `{command(claim)}`")
+        raise MissingError(f"{claim.name} lacks {missing[0]}: measure it by\n{command(claim)}")
     return claim.verdict({name: reporting.read(results / name) for name in claim.files})
 
 
@@ -113,7 +116,8 @@ def _details(claim: Claim, number: str, verdict: str) -> str:
     if claim.tried:
         files = ", ".join(f"[`{name}`](../benchmarks/results/{name})" for name in claim.files)
         minutes = f", about {claim.minutes:g} min" if claim.run else ""
-        lines.append(f"**Command.** `{command(claim)}`{minutes}; result: {files}.")
+        ways = ", then ".join(f"`{each}`" for each in command(claim).splitlines())
+        lines.append(f"**Command.** {ways}{minutes}; result: {files}.")
     wrapped = (
         textwrap.fill(line, 118, break_long_words=False, break_on_hyphens=False) for line in lines
     )

@@ -11,6 +11,7 @@ price of each mean and the speed of a link below which it pays.
 
 import dataclasses
 import math
+import textwrap
 from typing import Any
 
 import jax
@@ -88,6 +89,17 @@ def told(found: dict[str, list[cost.Price]], name: str) -> list[dict[str, Any]]:
     ]
 
 
+def read(rows: dict[str, Any]) -> dict[str, dict[str, list[cost.Price]]]:
+    """The prices, from the rows of `beyond.json`."""
+    return {
+        label: {
+            name: [cost.Price(one["bytes"], one["rounds"], one["work"]) for one in told]
+            for name, told in found.items()
+        }
+        for label, found in rows.items()
+    }
+
+
 def draw(axes: Any, gain: np.ndarray, title: str) -> Any:
     style = {"cmap": "RdBu", "norm": LogNorm(1 / 16, 16), "extend": "both"}
     colours = axes.contourf(WORKERS, 8 * SPEEDS / 1e9, gain, COLOURS, **style)
@@ -107,7 +119,7 @@ def picture(rows: dict[str, dict[str, list[cost.Price]]]) -> Figure:
     for line, (label, found) in zip(grid, rows.items(), strict=True):
         for axes, name in zip(line, WAYS, strict=True):
             colours = draw(axes, gains(found, name), name)
-        line[0].set_ylabel(f"{label}\n\nGbit/s of a link")
+        line[0].set_ylabel(f"{textwrap.fill(label, 34)}\n\nGbit/s of a link")
     for axes in grid[-1]:
         axes.set_xlabel("workers")
     bar = figure.colorbar(colours, ax=grid, ticks=COLOURS, label="times sooner than bfloat16")
@@ -121,7 +133,7 @@ def main() -> None:
     elements = options.side**2
     rows = {
         "two CPU cores, as measured": prices(lambda way: timing.measure(way, elements)),
-        "an accelerator of 3.35 TB/s,\nkernels at 80 % of it (assumed)": prices(accelerator),
+        "an accelerator of 3.35 TB/s, kernels at 80 % of it (assumed)": prices(accelerator),
     }
     reporting.draw(picture(rows), options.out / "beyond.png")
     where = reporting.environment()
@@ -130,8 +142,7 @@ def main() -> None:
         "elements": elements,
         "latency": LATENCY,
         "rows": {
-            label.replace("\n", " "): {name: told(found, name) for name in found}
-            for label, found in rows.items()
+            label: {name: told(found, name) for name in found} for label, found in rows.items()
         },
     }
     reporting.keep(options.out / "beyond.json", results)

@@ -301,25 +301,29 @@ def ranked(cell: dict[str, Any]) -> dict[str, Any]:
     return {**cell, "methods": dict(sorted(cell["methods"].items(), key=key))}
 
 
+def picture(job: str, found: dict[str, Any], path: pathlib.Path) -> None:
+    """The picture of a job, from the contents of its JSON file."""
+    if job == "local":
+        local(found, path)
+        return
+    cells = found["cells"]
+    columns = min(2, len(cells))
+    lines = max(len(cell["methods"]) for cell in cells)
+    rows, height = math.ceil(len(cells) / columns), 1 + 0.21 * lines
+    figure, axes = reporting.panels(rows, columns, (8 * columns, height * rows + 0.4))
+    for place, cell in zip(axes.flat, cells, strict=False):
+        bars(place, ranked(cell) if job == "train" else cell)
+    for place in list(axes.flat)[len(cells) :]:
+        place.remove()
+    figure.suptitle(HEADINGS[job].format(**cells[0]), fontsize=11)
+    reporting.draw(figure, path, dpi=140)
+
+
 def draw(folder: pathlib.Path) -> None:
-    rounds = folder / "local.json"
-    if rounds.exists():
-        local(reporting.read(rounds), rounds.with_suffix(".png"))
-    for name, heading in HEADINGS.items():
-        path = folder / f"{name}.json"
-        if not path.exists():
-            continue
-        cells = reporting.read(path)["cells"]
-        columns = min(2, len(cells))
-        lines = max(len(cell["methods"]) for cell in cells)
-        rows, height = math.ceil(len(cells) / columns), 1 + 0.21 * lines
-        figure, axes = reporting.panels(rows, columns, (8 * columns, height * rows + 0.4))
-        for place, cell in zip(axes.flat, cells, strict=False):
-            bars(place, ranked(cell) if name == "train" else cell)
-        for place in list(axes.flat)[len(cells) :]:
-            place.remove()
-        figure.suptitle(heading.format(**cells[0]), fontsize=11)
-        reporting.draw(figure, path.with_suffix(".png"), dpi=140)
+    for job in ("local", *HEADINGS):
+        path = folder / f"{job}.json"
+        if path.exists():
+            picture(job, reporting.read(path), path.with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -32,6 +32,23 @@ def test_a_slower_result_is_found(monkeypatch):
     assert "two shots, 4-bit is 6.5 times faster than dense" in wrong
 
 
+def test_a_command_without_a_setting_of_its_result_is_found(monkeypatch):
+    import check
+
+    read = check.reporting.read
+
+    def deeper(path):
+        found = read(path)
+        return (
+            {**found, "settings": {**found["settings"], "layers": 9}} if path == changed else found
+        )
+
+    changed = check.RESULTS / "convergence" / "byte_lm.json"
+    monkeypatch.setattr(check.reporting, "read", deeper)
+    wrong = [claim for claim, holds in check.settings() if not holds]
+    assert wrong == ["the command of convergence/byte_lm.json has its settings ['layers']"]
+
+
 def test_tables_leave_cells_without_a_value_empty():
     from reporting import Table
 

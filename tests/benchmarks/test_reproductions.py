@@ -150,6 +150,35 @@ def test_a_claim_is_measured_and_written(registry, tmp_path, capsys):
     found = reporting.read(tmp_path / claim.files[0])
     assert verdict == "holds"
     assert set(found) == {"environment", "minutes", "numbers"}
+    said = capsys.readouterr().out
+    assert "the committed result has the same number and verdict" in said
+    assert '"numbers"' not in said
     reproduce.show(claim, "a number", verdict)
     assert "verdict: holds" in capsys.readouterr().out
     assert "genqsgd-energy" in str(reproduce.listing().rows())
+
+
+def test_results_of_a_larger_benchmark_are_read_from_the_given_folder(registry, tmp_path, capsys):
+    import reporting
+    import reproduce
+
+    claim = registry.every()["error-feedback-fixes-signs"]
+    reproduce.measure(claim, tmp_path)
+    assert str(reporting.RESULTS / claim.files[0]) in capsys.readouterr().out
+    found = reporting.read(reporting.RESULTS / claim.files[0])
+    found["errors"]["sign, residuals"][-1][1] = 9.0
+    reporting.keep(tmp_path / claim.files[0], found)
+    _, verdict = reproduce.measure(claim, tmp_path)
+    said = capsys.readouterr().out
+    assert verdict == "does not hold here"
+    assert str(tmp_path / claim.files[0]) in said
+    assert "the committed result has the verdict 'holds in part'" in said
+
+
+def test_a_mistyped_claim_gets_a_suggestion(monkeypatch, capsys):
+    import reproduce
+
+    monkeypatch.setattr("sys.argv", ["reproduce.py", "--claim", "qsgd-varianc"])
+    with pytest.raises(SystemExit):
+        reproduce.parse()
+    assert "did you mean qsgd-variance or" in capsys.readouterr().err
