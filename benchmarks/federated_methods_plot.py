@@ -38,6 +38,12 @@ def _panel(figure: Any, place: Any) -> Any:
     return axes
 
 
+def _range(rows: list[dict[str, Any]], key: str) -> tuple[list[float], list[float]]:
+    """The least and the most over the seeds."""
+    least, most = zip(*(row["ranges"][key] for row in rows), strict=True)
+    return list(least), list(most)
+
+
 def bytes_(axes: Any, part: dict[str, Any]) -> None:
     """The loss over the megabytes that clients have sent, each curve named at its start."""
     for (name, curve), color in zip(part["curves"].items(), COLORS, strict=False):
@@ -67,12 +73,13 @@ def bytes_(axes: Any, part: dict[str, Any]) -> None:
 
 
 def steps(axes: Any, records: list[dict[str, Any]]) -> None:
-    """Modelled seconds to a loss over the number of local steps."""
+    """Modelled seconds to a loss over the local steps: medians, and the range of the seeds."""
     lines = []
     for name, color in (("FedAvg", COLORS[0]), ("FedPAQ, 2 bits", COLORS[1])):
         rows = [row for row in records if row["name"] == name and "seconds" in row]
         at, seconds = [row["tau"] for row in rows], [row["seconds"] for row in rows]
         lines += axes.plot(at, seconds, "o-", color=color)
+        axes.fill_between(at, *_range(rows, "seconds"), color=color, alpha=0.15, linewidth=0)
         best = min(rows, key=lambda row: row["seconds"])
         axes.annotate(
             f"{name}\nτ = {best['tau']}: {best['megabytes']:.1f} MB",
@@ -108,12 +115,13 @@ def guesses(panels: list[Any], curves: dict[str, list[float]]) -> None:
 
 
 def votes(axes: Any, records: list[dict[str, Any]], start: str) -> None:
-    """Accuracy over the number of hostile clients."""
+    """Accuracy over the number of hostile clients: medians, and the range of the seeds."""
     lines = []
     for rule, color in (("plain", COLORS[2]), ("credible", COLORS[1])):
         rows = [row for row in records if (row["rule"], row["start"]) == (rule, start)]
         hostile, right = ([row[key] for row in rows] for key in ("attackers", "trained"))
         lines += axes.plot(hostile, right, "o-", color=color, label=f"{rule} mean")
+        axes.fill_between(hostile, *_range(rows, "trained"), color=color, alpha=0.15, linewidth=0)
     axes.set(ylim=(0, 100), xlabel="hostile clients of 31", ylabel="test accuracy, %")
     axes.set_title(f"FedVote from {start} parameters", loc="left")
     reporting.label_ends(axes, lines)

@@ -46,6 +46,9 @@ from jaxcomp.mesh.gradients import (
     local as local,
     value_and_grad as value_and_grad,
 )
+from jaxcomp.mesh.on_mesh import (
+    on_mesh as on_mesh,
+)
 from jaxcomp.mesh.per_worker import (
     PerWorker as PerWorker,
     state_specs as state_specs,

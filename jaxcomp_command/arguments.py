@@ -65,7 +65,7 @@ The training loop writes the file:
 
 examples:
   jaxcomp report run.csv
-  jaxcomp report run.csv --plot run.svg""",
+  jaxcomp report run.csv --plot run.svg --window 20""",
     "fit": """\
 A file is one worker's gradient before the mean: an array a parameter, by its name. Save a few:
   grads = jax.grad(loss)(params, batch)
@@ -151,6 +151,12 @@ def build() -> tuple[argparse.ArgumentParser, dict[str, _Parser]]:
         type=pathlib.Path,
         metavar="FILE",
         help="the picture, as .png, .svg or .pdf (default: beside the file, as .png)",
+    )
+    commands["report"].add_argument(
+        "--window",
+        type=options.count,
+        default=50,
+        help="the records of a window of the alarms (default: 50, as in Log)",
     )
     _options_of_fit(commands["fit"].add_argument)
     _options_of_plan(commands["plan"].add_argument)

@@ -125,6 +125,12 @@ KEY = noise.raw(5)
 
 
 @functools.partial(jax.jit, static_argnums=0)
+def compiled(function, *args):
+    """The result as one program; called by itself, each of its operations is one."""
+    return function(*args)
+
+
+@functools.partial(jax.jit, static_argnums=0)
 def roundtrip(codec, x, key=KEY):
     return jaxcomp.roundtrip(codec, key, x)
 

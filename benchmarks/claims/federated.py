@@ -187,7 +187,7 @@ def _wyner_ziv(found: dict[str, Any]) -> tuple[str, str]:
 STARTS = ("random", "trained")
 
 
-def _votes(found: dict[str, Any], rule: str, start: str) -> dict[int, dict[str, float]]:
+def _votes(found: dict[str, Any], rule: str, start: str) -> dict[int, dict[str, Any]]:
     rows = found["votes"]["records"]
     return {r["attackers"]: r for r in rows if (r["rule"], r["start"]) == (rule, start)}
 

@@ -3,7 +3,9 @@
 import argparse
 import itertools
 import math
+import pathlib
 import statistics
+import sys
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import numpy as np
 from jaxcomp.cli import tables
 from jaxcomp.planning import plots
 from jaxcomp.telemetry import Alarms, read_csv
+from jaxcomp.telemetry.alarms import WINDOWS
 from jaxcomp.telemetry.records import Record
 from jaxcomp.transforms.stats import Stats
 
@@ -19,15 +22,20 @@ _COUNTS = ("skipped", "rounds", "messages")
 
 
 def report(args: argparse.Namespace) -> None:
-    """Draws a run, and prints its numbers and alarms."""
-    path = args.plot or args.file.with_suffix(".png")
-    plots.check(path)
+    """Draws a run, and prints its numbers and alarms.
+
+    Raises:
+        ValueError: for a file that cannot be read or written, or a window below 2; and at the end,
+            after the numbers and alarms, if matplotlib is not installed.
+    """
+    path, find = args.plot or args.file.with_suffix(".png"), Alarms(window=args.window)
+    missing = _missing(path)
     records = read_csv(args.file)
-    find = Alarms(window=max(2, min(50, len(records) // 8)))
     alarms = [alarm for record in records for alarm in find(record)]
-    figure = plots.figure_class()(figsize=(10, 10), layout="constrained")
-    draw(figure, records, alarms)
-    figure.savefig(path, dpi=120)
+    if not missing:
+        figure = plots.figure_class()(figsize=(10, 13), layout="constrained")
+        draw(figure, records, alarms)
+        figure.savefig(path, dpi=120)
     found = [_summary(name, records) for name in records[0] if name != "step"]
     rows = [
         (line["name"], *(_short(line[key]) for key in ("first", "median", "last", "total")))
@@ -35,16 +43,47 @@ def report(args: argparse.Namespace) -> None:
     ]
     heads = ("of a step", "first", "median", "last", "in all")
     steps = f"{records[0]['step']:,.0f} to {records[-1]['step']:,.0f}"
-    about = f"{len(records)} records of steps {steps}; the picture is {path}."
-    told = {"steps": len(records), "picture": str(path), "values": found}
+    picture = "no picture" if missing else f"the picture is {path}"
+    about = f"{len(records)} records of steps {steps}; {picture}."
+    told = {"steps": len(records), "picture": None if missing else str(path), "values": found}
+    told |= {"window": args.window, "unchecked": _unchecked(records, args.window)}
     told["alarms"] = [str(alarm) for alarm in alarms]
     tables.show(args, told, heads, rows, right=(False, *[True] * 4), about=about)
     if not args.json:
-        print("", *(alarms or ["no alarms"]), sep="\n")
+        print(f"\nAlarms over windows of {args.window} records (--window):")
+        print(*told["unchecked"], *(alarms or ["no alarms"]), sep="\n")
+    if missing:
+        sys.stdout.flush()
+        raise missing
+
+
+def _missing(path: pathlib.Path) -> ValueError | None:
+    """The error without matplotlib, which the numbers do not need; a wrong path raises at once."""
+    try:
+        plots.figure_class()
+    except ValueError as error:
+        return error
+    plots.check(path)
+    return None
+
+
+def _unchecked(records: list[Record], window: int) -> list[str]:
+    """Sentences about the alarms that this file cannot raise."""
+    count, needed, found = len(records), WINDOWS * window, []
+    if count < window:
+        found.append(f"Alarms over a window are not checked: the file has {count} records.")
+    elif count < needed:
+        found.append(
+            f"'residual grows' is not checked: {WINDOWS} windows need {needed} records, and the "
+            f"file has {count}. Take --window {max(2, count // WINDOWS)}."
+        )
+    if not _ending(records, "residual_norm"):
+        found.append("'residual grows' is not checked: the file has no residual_norm.")
+    return found
 
 
 def draw(figure: Any, records: list[Record], alarms: list[Any]) -> None:
-    """Six panels over the steps: own values, errors, bytes and what was lost; lines mark alarms."""
+    """Panels over the steps: own values, errors, norms, bytes and losses; lines mark alarms."""
     steps = [record["step"] for record in records]
     own = [
         name
@@ -54,12 +93,15 @@ def draw(figure: Any, records: list[Record], alarms: list[Any]) -> None:
     panels = {
         "values of the run": own,
         "relative error of a message": _ending(records, "relative_error"),
-        "residual over gradient": _ending(records, "residual_ratio"),
+        "norm of the residual": _ending(records, "residual_norm"),
+        "norm of the gradient": _ending(records, "gradient_norm"),
+        "norm of the residual over that of the gradient": _ending(records, "residual_ratio"),
         "bytes over a device's link, in all": _ending(records, "link_bytes"),
         "fraction of clipped values": _ending(records, "saturation"),
         "lost elements": _ending(records, "lost"),
     }
-    for (title, names), axes in zip(panels.items(), figure.subplots(3, 2).flat, strict=True):
+    logarithmic = ("values of the run", "norm of the residual", "norm of the gradient")
+    for (title, names), axes in zip(panels.items(), figure.subplots(4, 2).flat, strict=True):
         for name in names:
             values = np.array([record[name] for record in records])
             if name.endswith("link_bytes"):
@@ -69,8 +111,8 @@ def draw(figure: Any, records: list[Record], alarms: list[Any]) -> None:
             axes.axvline(step, color="red", linewidth=0.8, linestyle=":")
         axes.set(title=title, xlabel="step")
         axes.grid(alpha=0.3)
-        if names == own:
-            _logarithmic(axes, [record[name] for record in records for name in own])
+        if title in logarithmic:
+            _logarithmic(axes, [record[name] for record in records for name in names])
         if len(names) > 1 or names == own != []:
             axes.legend(fontsize=8)
         if not names:

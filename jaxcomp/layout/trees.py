@@ -6,6 +6,7 @@
 import dataclasses
 import functools
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -123,10 +124,12 @@ def _like(path: str, leaf: Any) -> jax.ShapeDtypeStruct:
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
         leaf = np.asarray(leaf)
     if not jnp.issubdtype(leaf.dtype, jnp.floating) or jnp.dtype(leaf.dtype).itemsize < 2:
+        # A model of nnx is a tree with its counters; nothing else says here that it is one.
+        model = " Of an nnx model, take nnx.state(model, nnx.Param)." * ("flax.nnx" in sys.modules)
         raise ValueError(
             f"every leaf must have a floating dtype of at least 16 bits, got '{path}' of "
             f"{leaf.dtype}{list(leaf.shape)}. Keep it out of the "
-            "gradient with `optax.masked`, or cast it."
+            f"gradient with `optax.masked`, or cast it.{model}"
         )
     return jax.ShapeDtypeStruct(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype))
 

@@ -133,14 +133,21 @@ class Arguments:
 def run(call: Callable[[], Any], args: Sequence[Any], doubts: dict[int, str]) -> Any:
     """Runs a step; refuses a doubtful argument that is not among its results.
 
-    An argument that the step returns in a new version, such as parameters, is not a batch. If the
-    step fails because of its arguments' shapes, the error mentions the doubt.
+    An argument that the step returns in a new version, such as parameters, is not a batch, so the
+    step has to run first. If it fails because of shapes, the error is the doubt.
+
+    Raises:
+        ValueError: for such an argument.
     """
     try:
         results = call()
-    except (TypeError, ValueError) as error:
-        for doubt in doubts.values():
-            error.add_note(f"jaxcomp.data_parallel: {doubt}")
+    except Exception as error:
+        if doubts and "shape" in str(error).lower():
+            said = str(error).strip().partition("\n")[0]
+            raise ValueError(f"{' '.join(doubts.values())} The step failed: {said}") from error
+        if isinstance(error, TypeError | ValueError):
+            for doubt in doubts.values():
+                error.add_note(f"jaxcomp.data_parallel: {doubt}")
         raise
     made = [_kind(leaf) for leaf in jax.tree.leaves(results)]
     for number, doubt in doubts.items():
@@ -155,7 +162,7 @@ def check_whole(leaf: Any, axis_name: AxisName, name: Callable[[], str], batch: 
     Raises:
         ValueError: if it is, with its name.
     """
-    if not _split_over(leaf) & set(axes.names(axis_name)):
+    if not split_over(leaf) & set(axes.names(axis_name)):
         return
     raise ValueError(
         f"{name()} must not be sharded over {axis_name!r}, the axis of the workers, since each "
@@ -222,7 +229,7 @@ def _tuple(name: str, given: Any, kind: type) -> tuple:
     return several
 
 
-def _split_over(leaf: Any) -> set[str]:
+def split_over(leaf: Any) -> set[str]:
     """The mesh axes over which an array is split, as far as they are known."""
     sharding = getattr(leaf, "sharding", None)
     if isinstance(leaf, core.Tracer):

@@ -8,7 +8,16 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxcomp import checks
-from jaxcomp.mesh import arguments, axis_types, objects, per_worker, place, placement, replicas
+from jaxcomp.mesh import (
+    arguments,
+    axis_types,
+    objects,
+    per_worker,
+    place,
+    placement,
+    pmapped,
+    replicas,
+)
 from jaxcomp.mesh.mapped_step import MappedStep
 from jaxcomp.types import AxisName, PyTree
 
@@ -140,9 +149,12 @@ class _Runner:
     def _whole(self, args: tuple, batches: set[int]) -> tuple[list, Any]:
         """Trees of arrays, with memory of all workers, and the rest of the arguments."""
 
+        alone = []
+
         def one(path, leaf):
             if not (per_worker.marked(path) and placement.of_one(leaf, self.workers)):
                 return leaf
+            alone.append(path)
             spec = placement.spec(path, leaf, {}, self.axis_name, self.mesh)
             return placement.shared(leaf, self.mesh, self.workers, spec)
 
@@ -151,6 +163,8 @@ class _Runner:
             arg if n in batches else jax.tree_util.tree_map_with_path(one, arg)
             for n, arg in enumerate(plain)
         ]
+        if alone:
+            pmapped.check_rows(args)
         return plain, rest
 
     def _arranged(self, args: Sequence[Any], batches: set[int], move: Any) -> list:

@@ -24,7 +24,14 @@ _OF_CHAINS = (
     "compressed_mean, with jaxcomp.graft(tx, state, params, mesh, axis_name)."
 )
 
+_OF_REPLICAS = (
+    "jaxcomp: data_parallel takes one copy of the parameters and of the state, and the whole "
+    "batch. If a leading axis of devices is left from a program of jax.pmap, leave out "
+    "flax.jax_utils.replicate and unreplicate, shard, and x[0]."
+)
+
 _HINTS = {
+    "but the existing parameter it received has shape": _OF_REPLICAS,
     "with_sharding_constraint can only refer to Auto axes": _OF_CONSTRAINTS,
     "passed to reshard cannot contain axis names": _OF_CONSTRAINTS,
     "field of ShapedArray should be of type `Manual`": _OF_CONSTRAINTS,

@@ -17,6 +17,7 @@ from jaxcomp.mesh import (
     per_worker,
     place,
     placement,
+    pmapped,
     replicas,
     retyping,
 )
@@ -68,6 +69,9 @@ class MappedStep:
         self.given.check(args, keywords, self._pieces)
         names = self.given.names(len(args), keywords)
         batches = self.given.which(len(args), keywords)
+        if self.workers > 1:
+            whole = [arg for number, arg in enumerate(args) if number not in batches]
+            pmapped.check(whole, self.axis_name)
         for path, leaf in jax.tree_util.tree_leaves_with_path(args):
             number = path[0].idx
             if per_worker.marked(path):
@@ -125,7 +129,10 @@ class MappedStep:
             parts = self._mapped(functools.partial(body, self._step), _part(leaves, marks))
         except _DiffersError:  # Perhaps only by its type, as the zeros of frozen leaves.
             narrow = retyping.narrowed(self._step)
-            parts = self._mapped(functools.partial(body, narrow), _part(leaves, marks))
+            try:
+                parts = self._mapped(functools.partial(body, narrow), _part(leaves, marks))
+            except _DiffersError as error:
+                raise ValueError(str(error)) from None
         results = jax.tree.unflatten(out["treedef"], _merge(out["marks"], *parts))
         return placement.at_home(results, self._inside, homes, self.axis_name)
 

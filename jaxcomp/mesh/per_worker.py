@@ -97,7 +97,8 @@ class PerWorker(metaclass=_KnownToFlax):
                     "`state` must hold one worker's memory inside the mapped function, with a "
                     f"leading axis of 1, got a leaf of shape {leaf.shape}. Pass the state with "
                     "in_specs=jaxcomp.state_specs(state, axis_name), or use "
-                    "jaxcomp.data_parallel, which does it."
+                    "jaxcomp.data_parallel, which does it. Under jax.pmap, replicate the state of "
+                    "tx.init(params) instead of that of jaxcomp.init_state."
                 )
         return jax.tree.map(lambda x: x[0], self.tree)
 

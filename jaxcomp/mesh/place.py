@@ -10,7 +10,7 @@ from jax import core
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxcomp.backend import axes
-from jaxcomp.mesh import arguments, objects, per_worker, placement
+from jaxcomp.mesh import arguments, objects, per_worker, placement, pmapped
 from jaxcomp.types import AxisName, PyTree
 
 
@@ -34,8 +34,8 @@ def place(tree: PyTree, mesh: Mesh, axis_name: AxisName, *, params: PyTree | Non
             its shape.
 
     Raises:
-        ValueError: if `PerWorker` memory is for another number of workers, or another array is
-            split over them.
+        ValueError: if `PerWorker` memory is for another number of workers or one worker's slice of
+            it, another array is split over the workers, or the tree holds a state of `jax.pmap`.
 
     Example:
         >>> mesh = jax.make_mesh((1,), ("data",))
@@ -44,6 +44,9 @@ def place(tree: PyTree, mesh: Mesh, axis_name: AxisName, *, params: PyTree | Non
     """
     placement.check_axes(mesh, axis_name)
     workers, homes = workers_of(mesh, axis_name), placement.homes(params, mesh)
+    if workers > 1:
+        pmapped.check(tree, axis_name)
+        pmapped.check_rows(tree)
 
     def put(path, leaf):
         spec = placement.spec(path, leaf, homes, axis_name, mesh)
@@ -80,7 +83,8 @@ def check_workers(leaf: Any, workers: int) -> None:
         raise ValueError(
             f"`state` must hold the memory of the mesh's {workers} workers, got that of "
             f"{leaf.shape[0] if jnp.ndim(leaf) else 'no'} workers: make it with "
-            "jaxcomp.init_state(tx, params, mesh, axis_name), place one worker's memory on the "
+            "jaxcomp.init_state(tx, params, mesh, axis_name), or give jaxcomp.on_mesh(tx, mesh, "
+            "axis_name) to nnx.Optimizer or TrainState.create, place one worker's memory on the "
             "mesh with jaxcomp.place, or convert it from another number of workers with "
             "jaxcomp.resize_workers"
         )

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxcomp import checks
 from jaxcomp.backend import axes
-from jaxcomp.mesh import axis_types, per_worker
+from jaxcomp.mesh import axis_types, on_mesh, per_worker, pmapped
 from jaxcomp.quantize import blocks
 from jaxcomp.types import Array, PyTree
 
@@ -78,7 +78,7 @@ def resize_workers(tx: Any, state: PyTree, params: PyTree, workers: int) -> PyTr
 @axis_types.automatically
 def _resized(tx: Any, state: PyTree, params: PyTree, workers: int, counts: set) -> PyTree:
     """`resize_workers` of a state with these numbers of workers."""
-    one = jax.eval_shape(tx.init, params)
+    one = jax.eval_shape(on_mesh.alone(tx).init, params)
     _check(state, one)
     if len(counts) > 1:
         raise ValueError(
@@ -195,10 +195,11 @@ def _check(state: PyTree, one: PyTree) -> None:
             if not _fits(jnp.shape(x), want.shape, split, at if shares else None) or (
                 jnp.result_type(x) != want.dtype
             ):
+                why = pmapped.reason(jnp.shape(x), want.shape) or _WHOLE
                 raise ValueError(
                     f"{wrong}, got shape {jnp.shape(x)} and {jnp.result_type(x)} at "
                     f"{jax.tree_util.keystr(path)}, where `tx` has {want.shape} and {want.dtype} "
-                    f"for one worker. {_WHOLE}"
+                    f"for one worker. {why}"
                 )
 
     jax.tree_util.tree_map_with_path(check, state, one, is_leaf=per_worker.is_per_worker)

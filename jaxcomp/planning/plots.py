@@ -35,7 +35,8 @@ def figure_class() -> Any:
         from matplotlib.figure import Figure  # An extra, and slow to import.
     except ImportError:
         raise ValueError(
-            "a picture needs matplotlib, which is not installed: pip install 'jaxcomp[plot]'"
+            "a picture needs matplotlib, which is not installed: pip install 'jaxcomp[plot]', or "
+            "pip install '.[plot]' in a clone"
         ) from None
     return Figure
 

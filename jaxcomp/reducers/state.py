@@ -1,5 +1,6 @@
 """The memory of a reduction: links, reducer, and under a gate the dense leaves."""
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -51,6 +52,22 @@ class ReductionState(NamedTuple):
             self.feedback, self.reducer, like.reducer, workers, sharded=sharded
         )
         return self._replace(feedback=feedback, reducer=reducer)
+
+    def is_slice(self) -> bool:
+        """Whether a state with the memory of one worker has the rows of one of several workers.
+
+        A state that `tx.init` makes outside of a mapped function has all rows of memory that is
+        split over the workers, as many elements as the uplink's; `x[0]` of a state of `jax.pmap`
+        has the rows of one worker. Placement calls this.
+        """
+        held, rows = [0], [0]
+        for part in (self.feedback, self.reducer):
+            for path, leaf in jax.tree_util.tree_leaves_with_path(part):
+                if per_worker.shared_out(path):
+                    rows.append(math.prod(leaf.shape) if leaf.shape[:1] == (1,) else 0)
+                elif part is self.feedback and per_worker.marked(path):
+                    held.append(math.prod(leaf.shape))
+        return max(held) >= 2 * max(rows) > 0
 
 
 def init(

@@ -9,12 +9,16 @@ import statistics
 from jaxcomp import checks
 from jaxcomp.telemetry.records import Record
 
+GROWS = "residual grows"
+"""The alarm that looks at several windows."""
+
 ADVICE = {
-    "residual grows": "The unsent part of the gradients grew in three windows in a row, faster "
-    "each time, so what is sent gets older. Lower the learning rate, send more (a larger fraction, "
-    "more bits), or forget a part with Residual(decay=0.9).",
-    "not finite": "A gradient was not finite. Wrap the chain in jaxcomp.skip_nonfinite, and lower "
-    "the learning rate or the loss scale if it happens again.",
+    GROWS: "The norm of the unsent residuals grew over four windows in a row, faster each time. "
+    "Lower the learning rate, send more (a larger fraction, more bits), or forget a part: "
+    "jaxcomp.Link(codec, jaxcomp.Residual(decay=0.9)) in place of the codec, or "
+    "jaxcomp.PowerIteration(rank=4, feedback=jaxcomp.Residual(decay=0.9)).",
+    "not finite": "A gradient was not finite. Wrap the chain, jaxcomp.skip_nonfinite(tx), and "
+    "lower the learning rate or the loss scale if it happens again.",
     "steps are skipped": "Every step of a window was skipped, so the parameters stay as they are. "
     "Lower the loss scale or the learning rate, and look for NaN in the data.",
     "elements are lost": "Elements did not fit into the capacity of Coded in most steps of a "
@@ -23,11 +27,18 @@ ADVICE = {
     "`capacity` of Coded.",
     "values are clipped": "More than a fifth of the values were beyond the outermost levels of the "
     "quantiser in a whole window, more than of a normal law. Take more bits, a scale that covers "
-    "all elements such as MaxAbs, smaller buckets, or rotate with eden.",
+    "all elements such as jaxcomp.codecs.MaxAbs(), smaller buckets, or rotate with "
+    "jaxcomp.eden(bits=4).",
     "messages are left out": "Robust left out messages that were not finite. Look for the worker "
     "that sends them.",
 }
 """What to do, by the name of the alarm."""
+
+WINDOW = 50
+"""The records of a window, in a log and in `jaxcomp report`."""
+
+WINDOWS = 4
+"""The windows whose medians say whether a residual grows."""
 
 CLIPPED = 0.2
 """The fraction of clipped values that is more than any codec clips of a normal law."""
@@ -55,8 +66,11 @@ class Alarm:
 class Alarms:
     """Finds alarms in a sequence of records; each is told once until it has ended.
 
+    An alarm ends when its condition has been false for a whole window of records, or for four
+    windows if it is about the residual. So a condition that comes and goes is told once.
+
     Args:
-        window: the number of records that are compared with as many before them.
+        window: the number of records in a window.
         growth: the factor between the medians of two windows from which a residual grows.
 
     Raises:
@@ -64,26 +78,35 @@ class Alarms:
 
     Example:
         >>> alarms = Alarms(window=2)
-        >>> records = [{"step": k, "residual_ratio": 2.0**k} for k in range(8)]
+        >>> records = [{"step": k, "residual_norm": 2.0**k} for k in range(8)]
         >>> [alarm.name for record in records for alarm in alarms(record)]
         ['residual grows']
     """
 
-    def __init__(self, window: int = 50, growth: float = 1.25):
+    def __init__(self, window: int = WINDOW, growth: float = 1.25):
         checks.integer("window", window, 2)
         checks.number("growth", growth, 1.0)
         if growth == 1:
             raise ValueError("`growth` must be above 1, got 1")
         self.window, self.growth = window, growth
         self._seen: dict[str, collections.deque[float]] = {}
-        self._told: set[tuple[str, str]] = set()
+        self._last: dict[tuple[str, str], int] = {}
+        self._records = 0
 
     def __call__(self, record: Record) -> list[Alarm]:
         """Adds a record, and returns the alarms that begin with it."""
         for name, value in record.items():
-            self._seen.setdefault(name, collections.deque(maxlen=4 * self.window)).append(value)
+            kept = self._seen.setdefault(name, collections.deque(maxlen=WINDOWS * self.window))
+            kept.append(value)
         now = {(name, where) for where in self._groups(record) for name in self._found(where)}
-        new, self._told = now - self._told, now
+        self._records += 1
+        self._last = {
+            alarm: seen
+            for alarm, seen in self._last.items()
+            if self._records - seen <= self.window * (WINDOWS if alarm[0] == GROWS else 1)
+        }
+        new = now - self._last.keys()
+        self._last |= dict.fromkeys(now, self._records)
         return [Alarm(name, int(record["step"]), where) for name, where in sorted(new)]
 
     def _groups(self, record: Record) -> list[str]:
@@ -105,10 +128,10 @@ class Alarms:
             return values[-count:] if len(values) >= count else []
 
         window, found = self.window, []
-        recent = last("residual_ratio", 4 * window)
+        recent = last("residual_norm", WINDOWS * window)  # The ratio grows when gradients vanish.
         medians = [statistics.median(recent[i : i + window]) for i in range(0, len(recent), window)]
         if medians and self._grows(medians):
-            found.append("residual grows")
+            found.append(GROWS)
         if any(math.isnan(value) for value in last("relative_error", 1)):
             found.append("not finite")
         skipped = last("skipped", window)

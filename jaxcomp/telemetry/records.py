@@ -1,11 +1,13 @@
 """The statistics in an optimizer's state, as plain numbers."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
 from jax import core
 
+from jaxcomp.transforms.groups import GroupStats
 from jaxcomp.transforms.mean import CompressedMeanState, GateState
 from jaxcomp.transforms.stats import Stats
 from jaxcomp.transforms.wrappers import SkipNonfiniteState
@@ -14,13 +16,23 @@ from jaxcomp.types import PyTree
 Record = dict[str, float]
 """Numbers of one step by name."""
 
+_NAMED: dict[type, frozenset[str]] = {
+    CompressedMeanState: frozenset({"key", "step"}),
+    Stats: frozenset({"relative_error", "residual_ratio", "payload_bytes", "link_bytes"}),
+    GroupStats: frozenset(GroupStats._fields),
+    SkipNonfiniteState: frozenset(SkipNonfiniteState._fields),
+    GateState: frozenset({"gate_key", "rounds", "messages"}),
+}
+"""The fields by which a mapping is known as one of our states: those that are never empty."""
+
 
 def record(state: PyTree) -> Record:
     """The statistics of the last step, as floats by name.
 
     Args:
         state: the state of any optax transformation with a `compressed_mean(..., stats=True)` in
-            it, after a step.
+            it, after a step; or a pytree that holds it, such as flax's `TrainState`,
+            `nnx.Optimizer` and `nnx.state(optimizer)`.
 
     Returns:
         `step`, the number of steps, and each field of `Stats`. With several means in the state,
@@ -45,20 +57,23 @@ def record(state: PyTree) -> Record:
         (1.0, 2080.0, 0.0)
     """
     means = _nodes(state, CompressedMeanState)
-    measured = [(path, mean) for path, mean in means if isinstance(mean.stats, Stats)]
+    measured = [
+        (path, mean, stats) for path, mean in means if (stats := _as(mean.stats, Stats)) is not None
+    ]
     if not measured:
         raise ValueError(
             "`state` must hold statistics: make it with compressed_mean(..., stats=True), got "
             f"{'a mean without them' if means else 'a state without compressed_mean'}"
         )
-    found = {"step": max(_number(mean.step) for _, mean in measured)}
-    for number, (path, mean) in enumerate(measured):
-        prefix = f"{_label(path, number)}/" if len(measured) > 1 else ""
-        whole = mean.stats._asdict()
+    found = {"step": max(_number(mean.step) for _, mean, _ in measured)}
+    labels = _labels([path for path, *_ in measured])
+    for label, (_, _, stats) in zip(labels, measured, strict=True):
+        prefix = f"{label}/" if len(measured) > 1 else ""
+        whole = stats._asdict()
         groups = whole.pop("groups") or {}
         found |= {prefix + name: _number(value) for name, value in whole.items()}
-        for group, stats in groups.items():
-            values = stats._asdict().items()
+        for group, of_group in groups.items():
+            values = _as(of_group, GroupStats)._asdict().items()
             found |= {f"{prefix}{group}/{name}": _number(value) for name, value in values}
     for _, skipping in _nodes(state, SkipNonfiniteState):
         found["skipped"] = found.get("skipped", 0.0) + _number(skipping.skipped)
@@ -69,9 +84,11 @@ def record(state: PyTree) -> Record:
 
 
 def _nodes(state: PyTree, kind: type) -> list[tuple[tuple, Any]]:
-    """The nodes of a type with their paths, those within others of the type left out."""
-    nodes = jax.tree_util.tree_leaves_with_path(state, is_leaf=lambda node: isinstance(node, kind))
-    found = [(path, node) for path, node in nodes if isinstance(node, kind)]
+    """The nodes of a type with their paths, and those within them."""
+    nodes = jax.tree_util.tree_leaves_with_path(
+        state, is_leaf=lambda node: _as(node, kind) is not None
+    )
+    found = [(path, known) for path, node in nodes if (known := _as(node, kind)) is not None]
     inside = [
         (path + below, node)
         for path, whole in found
@@ -81,9 +98,31 @@ def _nodes(state: PyTree, kind: type) -> list[tuple[tuple, Any]]:
     return found + inside
 
 
+def _as(node: Any, kind: type) -> Any:
+    """The node as a state of this type; None for another node.
+
+    `nnx.State`, and states as plain dicts, hold mappings in place of named tuples, and leave out
+    fields without arrays.
+    """
+    if isinstance(node, kind):
+        return node
+    fields: Any = kind._fields  # pyright: ignore[reportAttributeAccessIssue]
+    if isinstance(node, Mapping) and _NAMED[kind] <= set(node) <= set(fields):
+        return kind(**{name: node.get(name, ()) for name in fields})
+    return None
+
+
+def _labels(paths: list[tuple]) -> list[str]:
+    """The labels of the means; their numbers where two would have the same."""
+    found = [_label(path, number) for number, path in enumerate(paths)]
+    return found if len(set(found)) == len(found) else [str(n) for n in range(len(found))]
+
+
 def _label(path: tuple, number: int) -> str:
     """The last name of a dict on the way to a mean, such as a label of `optax.partition`."""
     names = [str(key.key) for key in path if isinstance(key, jax.tree_util.DictKey)]
+    if "inner_states" in names:  # In an `nnx.State`, fields are names of mappings too.
+        names = names[: len(names) - names[::-1].index("inner_states") + 1]
     return names[-1] if names else str(number)
 
 

@@ -1,5 +1,7 @@
 """The variance of stochastic rounding, without sampling it."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -33,6 +35,11 @@ def exact_variance(codec: Quantizer, x: Array) -> Float32[Array, ""]:
             f"{codec.rounding!r} and {codec.levels!r}; measure the error of a deterministic "
             "codec with `jaxcomp.roundtrip`"
         )
+    return _variance(codec, x)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _variance(codec: Quantizer, x: Array) -> Array:
     total = jnp.zeros((), jnp.float32)
     for number, batch in enumerate(trees.layout(codec, x).batches):
         rows = trees.stack(batch, jax.tree.leaves(x)).astype(jnp.float32)

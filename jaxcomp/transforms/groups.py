@@ -22,12 +22,16 @@ class GroupStats(NamedTuple):
     Attributes:
         relative_error: as in `Stats`.
         residual_ratio: as in `Stats`.
+        residual_norm: as in `Stats`.
+        gradient_norm: as in `Stats`.
         saturation: as in `Stats`.
         payload_bytes: the bytes of these leaves in one worker's payload.
     """
 
     relative_error: Array
     residual_ratio: Array
+    residual_norm: Array
+    gradient_norm: Array
     saturation: Array
     payload_bytes: Array
 

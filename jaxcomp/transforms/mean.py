@@ -15,6 +15,7 @@ from jaxcomp.base import Codec, Gate, Reducer
 from jaxcomp.feedback import Link
 from jaxcomp.layout import trees
 from jaxcomp.layout.policy import Policy
+from jaxcomp.mesh import pmapped
 from jaxcomp.misuse import callers, own_gradients
 from jaxcomp.numerics import noise
 from jaxcomp.reducers import accounting, gating, reduce as reduce_, state as state_
@@ -318,6 +319,11 @@ def _check_state(state: Any) -> None:
             "restore is jaxcomp.place(jax.eval_shape(lambda p: jaxcomp.init_state(tx, p, mesh, "
             "axis_name), params), mesh, axis_name, params=params)."
         )
+    if jnp.ndim(state.step):
+        raise ValueError(
+            f"`state` must have a step that is a number, got one of shape {state.step.shape}, as "
+            f"in a state of jax.pmap, {pmapped.ADVICE}."
+        )
 
 
 def _warn_if_idle(reducer: Reducer, params: PyTree) -> None:
@@ -347,8 +353,10 @@ def check_local(updates: PyTree, axis_name: AxisName) -> None:
         if not axes.varies(leaf, axis_name):
             raise ValueError(
                 f"`updates` must be this worker's own gradients, but '{trees.path_name(path)}' is "
-                f"already the same on all workers of {axis_name!r}: JAX has summed it. Take the "
-                f"gradient at jaxcomp.local(params, {axis_name!r})."
+                f"already the same on all workers of {axis_name!r}. Either JAX has summed it: take "
+                f"the gradient with jaxcomp.value_and_grad(loss_fn, {axis_name!r}), or at "
+                f"jaxcomp.local(params, {axis_name!r}). Or the step has averaged it: leave out the "
+                "jax.lax.pmean (or psum) of the gradients before compressed_mean."
             )
 
 

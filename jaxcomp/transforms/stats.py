@@ -28,7 +28,10 @@ class Stats(NamedTuple):
             under a gate, over the participants'.
         residual_ratio: the root of `Σ‖residual‖² / Σ‖gradient‖²` over the same leaves, where the
             residual is the unsent part of past messages (with momentum: the velocity); zero
-            without feedback.
+            without feedback. It grows too when the gradients vanish.
+        residual_norm: the norm of a worker's residual over its compressed leaves and all shards,
+            as the root mean square over the workers; zero without feedback.
+        gradient_norm: the same of the gradients; `residual_ratio = residual_norm / gradient_norm`.
         payload_bytes: the bytes that one worker puts into the collectives.
         link_bytes: the bytes that one device sends over its link.
         spare_bytes: the part of the payload bytes, uplink and downlink, that the entropy coders
@@ -49,6 +52,8 @@ class Stats(NamedTuple):
 
     relative_error: Array
     residual_ratio: Array
+    residual_norm: Array
+    gradient_norm: Array
     payload_bytes: Array
     link_bytes: Array
     spare_bytes: Array
@@ -90,6 +95,9 @@ def measure(
     both = sum(clipped.values(), jnp.zeros(2, jnp.float32))
     part = result.participation
     energies = _mean(jnp.stack([*energies, *both]), part, everywhere)
+    # The energies are means over workers and shards, in the unit; a norm is the sum over shards.
+    factor = math.sqrt(math.prod(axes.sizes(shards))) / unit
+    residual_norm, gradient_norm = _norms(energies, factor)
     costs = (*_costs(reducer, grads, before, axis_name), *_spent(result.state, everywhere))
     if part is not None:
         costs = tuple(jnp.where(part.go, cost, 0) for cost in costs)
@@ -98,11 +106,13 @@ def measure(
     if groups_.grouped(stats):
         names = groups_.names(stats, reducer, prepared.layout)
         parts = [groups_.energies(prepared.layout.batches, tree, unit) for tree in measured]
-        groups = _by_group(names, (*parts, clipped), part, everywhere)
+        groups = _by_group(names, (*parts, clipped), part, everywhere, factor)
         groups = _with_bytes(groups, names, prepared, grads, result)
     return Stats(
         relative_error=_relative(*energies[:2]),
         residual_ratio=jnp.sqrt(_relative(*energies[2:4])),
+        residual_norm=residual_norm,
+        gradient_norm=gradient_norm,
         payload_bytes=payload,
         link_bytes=link,
         spare_bytes=spare,
@@ -128,6 +138,11 @@ def _relative(part: Array, whole: Array) -> Array:
     return part / jnp.where(whole == 0, 1, whole)
 
 
+def _norms(energies: Array, factor: Array) -> Array:
+    """The norms of the residual and of the gradients."""
+    return (jnp.sqrt(energies[2:4]) * factor).astype(jnp.float32)
+
+
 def _clipped(prepared: reduce_.Prepared, result: reduce_.Reduction) -> dict[int, Array]:
     """The clipped elements, and all elements, of leaves whose codecs clip."""
     axis_name = prepared.settings.axis_name
@@ -141,6 +156,7 @@ def _by_group(
     leaves: Sequence[dict[int, Array]],
     participation: Any,
     everywhere: tuple[str, ...],
+    factor: Array,
 ) -> dict[str, groups_.GroupStats]:
     """The statistics of each group, without its bytes."""
     order = sorted(set(names))
@@ -152,15 +168,18 @@ def _by_group(
         both = sum(groups_.of_group(clipped, names, name), jnp.zeros(2, jnp.float32))
         rows.append(jnp.stack([*row, *both]))
     means = _mean(jnp.stack(rows), participation, everywhere)
-    return {
-        name: groups_.GroupStats(
+    groups = {}
+    for name, row in zip(order, means, strict=True):
+        residual_norm, gradient_norm = _norms(row, factor)
+        groups[name] = groups_.GroupStats(
             relative_error=_relative(*row[:2]),
             residual_ratio=jnp.sqrt(_relative(*row[2:4])),
+            residual_norm=residual_norm,
+            gradient_norm=gradient_norm,
             saturation=_relative(*row[4:]),
             payload_bytes=nothing,
         )
-        for name, row in zip(order, means, strict=True)
-    }
+    return groups
 
 
 def _with_bytes(

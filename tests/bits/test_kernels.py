@@ -125,9 +125,8 @@ def test_kernels_sum_levels_that_are_a_table(implementation):
     """The payload of EDEN: its encoder has no kernel, its decoder has one."""
     codec = jaxcomp.eden(bits=4, bucket_size=512).codec
     x, count = extremes(6, 512)
-    sent = jax.vmap(lambda x: codec.encode(Key(KEY, KEY, FIRST), x, count, ())[0])(
-        jnp.stack([x, -2 * x])
-    )
+    encode = jax.vmap(lambda x: codec.encode(Key(KEY, KEY, FIRST), x, count, ())[0])
+    sent = jax.jit(encode)(np.stack([x, -2 * x]))
     words, steps = sent.words, sent.steps[0]
     like = jax.ShapeDtypeStruct(x.shape, jnp.float32)
     add = jax.jit(
@@ -158,6 +157,7 @@ def test_kernels_under_vmap_and_shard_map(implementation):
     keys = jnp.stack([noise.fold(KEY, worker) for worker in range(workers)])
     count = jnp.full(6, 512)
 
+    @functools.partial(jax.jit, static_argnums=2)
     def encode(x, key, implementation=implementation):
         return bits.encode(codec, x, count, key, FIRST, implementation=implementation)
 

@@ -132,7 +132,8 @@ def test_gradients_that_are_summed_already_say_so(mesh):
         return tx.update(jax.grad(loss)(params, batch), state)
 
     run = jaxcomp.data_parallel(step, mesh, "data")
-    with pytest.raises(ValueError, match=r"already the same on all workers.*jaxcomp.local"):
+    said = r"the same on all workers.*JAX has summed it.*jaxcomp.value_and_grad\(loss_fn, 'data'\)"
+    with pytest.raises(ValueError, match=said):
         run(PARAMS, state, BATCH)
 
 

@@ -4,6 +4,7 @@ import re
 
 import jax
 import numpy as np
+import optax
 import pytest
 from jax.sharding import NamedSharding
 from paths import ROOT
@@ -67,16 +68,35 @@ def test_nnx(traces):
     from flax import nnx
 
     names, found = {}, []
-    for script in PROGRAMS["Flax NNX"]:
+    plain, saving, mapped = PROGRAMS["Flax NNX"]
+    for script in (plain, mapped):
         run(script, names, traces)
         model, optimizer = names["model"], names["optimizer"]
         check_state(nnx.state((model, optimizer)), names["mesh"])
         assert int(model.dropout.rngs.count[...]) == int(optimizer.step[...]) == 30
         assert float(abs(model.norm.mean[...]).max()) > 0
-        found.append(jax.tree.leaves(nnx.state((model, optimizer), nnx.Not(nnx.RngKey))))
+        state = nnx.state((model, optimizer), nnx.Not(nnx.RngKey))
+        found.append(jax.device_get(jax.tree.leaves(state)))
         model.eval()
         assert np.isfinite(nnx.jit(lambda model, x: model(x))(model, names["x"])).all()
+        if script is plain:
+            model.train()
+            goes_on_from_a_checkpoint(saving, names)
     jax.tree.map(np.testing.assert_array_equal, *found)
+
+
+def goes_on_from_a_checkpoint(saving, names):
+    """The page's next step, of the restored objects, is that of the objects which were saved."""
+    from flax import nnx
+
+    objects = names["model"], names["optimizer"]
+    exec(saving, names)
+    loss = names["step"](*objects, names["x"])
+    np.testing.assert_array_equal(names["loss"], loss)
+    states = (
+        nnx.state(o, nnx.Not(nnx.RngKey)) for o in (objects, (names["model"], names["optimizer"]))
+    )
+    jax.tree.map(np.testing.assert_array_equal, *map(nnx.as_pure, states))
 
 
 def test_linen(traces):
@@ -86,6 +106,7 @@ def test_linen(traces):
     check_state(state, names["mesh"])
     assert int(state.step) == 30
     assert float(abs(state.stats["BatchNorm_0"]["mean"]).max()) > 0
+    jaxcomp.place(jax.eval_shape(lambda: state.tx.init(state.params)), names["mesh"], "data")
 
 
 def test_equinox(traces):
@@ -131,3 +152,39 @@ def test_federated_training(capsys):
     losses = [float(re.search(r"loss=([\d.]+)", line)[1]) for line in (first, last)]
     assert losses[1] < losses[0] / 1.3, losses
     assert names["simulation"].ledger.up > 0
+
+
+def test_pmap():
+    """The restored state, and the one that is moved to a mesh, go on with the bits of the loop."""
+    trains, moves = PROGRAMS["Loops of `jax.pmap`"]
+    names: dict = {}
+    exec(trains, names)
+    assert float(names["loss"][0]) < 0.5
+    params, _, loss = names["step"](names["params"], names["state"], names["x"])
+    memory = [x for x in jax.tree.leaves(names["state"]) if x.ndim == 4]
+    assert len(memory) == 2
+    assert all(not np.array_equal(*np.asarray(x)[:2]) for x in memory)
+    exec(moves, names)
+    check_state(names["state"], names["mesh"])
+    loss_fn, tx = names["loss_fn"], names["tx"]
+
+    def train(params, state, x):
+        loss, grads = jaxcomp.value_and_grad(loss_fn, "data")(params, x)
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state, loss
+
+    step = jaxcomp.data_parallel(train, names["mesh"], "data")
+    moved, _, after = step(names["params"], names["state"], names["x"].reshape(64, 16))
+    np.testing.assert_array_equal(after, loss[0])
+    for name, leaf in moved.items():
+        np.testing.assert_array_equal(leaf, params[name][0])
+    assert {x.shape[0] for x in jax.tree.leaves(names["fewer"]) if x.ndim == 3} == {4}
+
+
+def test_the_diff_of_pmap_is_that_of_its_program():
+    page = PAGE.partition("## Loops of `jax.pmap`")[2]
+    (diff,) = re.findall(r"```diff\n(.*?)```", page, flags=re.DOTALL)
+    program = PROGRAMS["Loops of `jax.pmap`"][0].splitlines()
+    lines = [line for line in diff.splitlines() if line.strip()]
+    assert all(line[1:] in program for line in lines if line[0] != "-")
+    assert all(line[1:] not in program for line in lines if line[0] == "-")

@@ -296,6 +296,13 @@ def test_nnx_state_that_cannot_be_averaged_is_refused():
     refused(None, average, "must not return nnx objects", returns)
 
 
+def test_describe_names_the_parameters_of_an_nnx_model():
+    model, codec = Net(nnx.Rngs(0)), jaxcomp.qsgd_inf(bits=4)
+    with pytest.raises(ValueError, match=r"take nnx\.state\(model, nnx\.Param\)"):
+        jaxcomp.describe(codec, model, workers=8)
+    assert len(jaxcomp.describe(codec, nnx.state(model, nnx.Param), workers=8).lines) == 6
+
+
 def test_local_refuses_nnx_objects():
     def step(model, x):
         grads = nnx.grad(lambda model: jnp.mean(model(x) ** 2))(jaxcomp.local(model, "data"))

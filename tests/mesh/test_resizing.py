@@ -15,7 +15,7 @@ from suite import CODECS, COMMON, few_or_all, label
 
 import jaxcomp
 from jaxcomp.layout import trees
-from jaxcomp.mesh import per_worker
+from jaxcomp.mesh import per_worker, pmapped
 
 MOVES = [(8, 1), (8, 3), (8, 4), (1, 8)]
 SIGN = everywhere(jaxcomp.sign(bucket_size=64))
@@ -159,6 +159,16 @@ def test_nothing_unsent_is_lost(name, workers, others):
     tx = EVERY[name]()
     state, one = random_state(tx, workers)
     check_moved(state, moved(tx, state, others), one, 5e-2 if "int8" in name else 1e-2)
+
+
+@pytest.mark.filterwarnings("ignore:compressed_mean compresses")
+def test_no_state_of_one_worker_is_taken_for_a_slice():
+    """Nor that of a single worker inside a mapped function; `test_pmapped.py` has slices."""
+    for make in (EVERY | WHOLE).values():
+        tx = make()
+        pmapped.check_rows(jax.eval_shape(tx.init, PARAMS))
+        pmapped.check_rows(shapes(tx, (1,)))
+        pmapped.check_rows(shapes(tx, (8,)))
 
 
 @pytest.mark.parametrize("codec", few_or_all(COMMON[::3], CODECS), ids=label)

@@ -1,5 +1,6 @@
 """A mistake in a step gives an error that names it, or the right result, in every mapping."""
 
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec as P
+from paths import ROOT
 
 import jaxcomp
 
@@ -75,7 +77,8 @@ def ef21(*after):
 MISTAKES = {
     "mean of the loss": Mistake(typed(POOLED, None), loss=pooled_loss),
     "mean of the gradients": Mistake(
-        typed("already the same on all workers.*jaxcomp.local", LEFT_OVER), grad=averaged
+        typed(f"already the same on all workers.*value_and_grad.*{LEFT_OVER}", LEFT_OVER),
+        grad=averaged,
     ),
     "momentum before": Mistake(
         everywhere(LOCAL, pmap=None),
@@ -172,6 +175,37 @@ def test_an_error_or_the_right_result(name, way, mesh):
     else:
         with pytest.raises(ValueError, match=f"(?s){text}"):
             mapped(way, step_of(mistake, mistake.tx()), mistake.tx(), mesh)
+
+
+ROWS = {
+    "a loss that is averaged": ["mean of the loss"],
+    "gradients that are averaged": ["mean of the gradients"],
+    "state of an optimizer": ["momentum before", "adam before"],
+    "`optax.MultiSteps`": [
+        "apply_if_finite",
+        "MultiSteps",
+        "conditionally_transform",
+        "conditionally_mask",
+    ],
+    "an optimizer after a whole method": ["ef21, then adam"],
+}
+"""By the beginning of a row of the table in `docs/guarantees.md`, the mistakes that it is about."""
+
+COLUMNS = (("data_parallel", "vma"), ("data_parallel, no vma", "no vma"), ("pmap",))
+
+
+def test_the_table_of_the_guarantees_is_that_of_the_mistakes():
+    page = (ROOT / "docs" / "guarantees.md").read_text().partition("## Mistakes that raise")[2]
+    told = {}
+    for row in re.findall(r"^\| (.*) \|$", page, flags=re.MULTILINE)[1:]:
+        what, *cells = row.split(" | ")
+        told[next(begin for begin in ROWS if what.startswith(begin))] = cells
+    assert sorted(name for names in ROWS.values() for name in names) == sorted(MISTAKES)
+    assert set(told) == set(ROWS)
+    for begin, names in ROWS.items():
+        for cell, ways in zip(told[begin], COLUMNS, strict=True):
+            raises = {MISTAKES[name].errors[way] is not None for name in names for way in ways}
+            assert raises == {cell == "raises"}, (begin, cell)
 
 
 def keyed(params, x, keys):

@@ -1,11 +1,13 @@
 """The mathematics: golden vectors, unbiasedness without noise, exact variance, worst cases."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from suite import slow
+from suite import compiled, slow
 
 import jaxcomp
 from jaxcomp import testing
@@ -17,12 +19,13 @@ from jaxcomp.quantize import levels, rounding, scales, sums
 ONE = 1 << levels.FRACTION
 
 
+@functools.partial(jax.jit, static_argnums=2)
 def quantise(x, scale, steps, dither):
     """Codes minus offset, and decoded values, with the dither given."""
     grid = levels.Uniform(steps=steps)
     step, factor = rounding.exact_step(scale, steps, jnp.float32)
     codes = grid.codes(x * factor, jnp.asarray(dither))
-    return np.asarray(grid.values(codes)), np.asarray(grid.values(codes) * step)
+    return grid.values(codes), grid.values(codes) * step
 
 
 def magnitude_dither(x, u):
@@ -87,10 +90,10 @@ def test_unbiased_without_noise(steps, law):
     """The same dither for all elements, swept over its range, averages the error away."""
     x = np.random.default_rng(1).standard_normal((1, 512)).astype(np.float32)
     x = jnp.asarray(x**3 if law == "heavy" else x)
-    scale = scales.MaxAbs()(x, jnp.array([[512]]))
+    scale = compiled(scales.MaxAbs(), x, np.array([[512]]))
     turns = 1024
     dither = ((np.arange(turns) + 0.5) / turns * ONE).astype(np.int32)
-    decoded = np.stack([quantise(x, scale, steps, np.full((1, 1), d))[1][0] for d in dither])
+    decoded = np.asarray(quantise(x, scale, steps, dither[:, None])[1])
     step = float(scale[0, 0]) / steps
     bias = np.abs(decoded.mean(0, dtype=np.float64) - np.asarray(x[0], np.float64))
     assert bias.max() <= step / (2 * turns) + step * 2**-18
@@ -197,7 +200,7 @@ def test_terngrad_clips_where_it_says():
     rng = np.random.default_rng(5)
     x = jnp.asarray(rng.standard_normal(2**18) + 0.1, jnp.float32)
     sigma = float(np.std(np.asarray(x, np.float64)))
-    scale = scales.ClippedMax(sigmas=2.5)(x[None], jnp.array([[x.size]]))
+    scale = compiled(scales.ClippedMax(sigmas=2.5), x[None], np.array([[x.size]]))
     np.testing.assert_allclose(scale, 2.5 * sigma, rtol=1e-4)
     y = jaxcomp.roundtrip(jaxcomp.terngrad(), 0, x)
     assert set(np.unique(np.abs(np.asarray(y)))) == {0.0, np.float32(jnp.max(jnp.abs(y)))}
@@ -205,7 +208,7 @@ def test_terngrad_clips_where_it_says():
     assert abs(energy - 1.008) < 0.03
     flat = jnp.full(100, -2.0)  # No deviation, and nothing to clip.
     np.testing.assert_allclose(
-        scales.ClippedMax()(flat[None], jnp.array([[100]])), [[2.0]], rtol=1e-6
+        compiled(scales.ClippedMax(), flat[None], np.array([[100]])), [[2.0]], rtol=1e-6
     )
 
 
@@ -225,12 +228,12 @@ def test_terngrad_takes_the_clip_itself_where_nothing_reaches_it():
 @pytest.mark.parametrize("size", [1, 5, 16, 511, 512, 700, 5000, 2**17 + 3])
 def test_sums_are_exact_whatever_their_order(size):
     terms = np.random.default_rng(size).uniform(-1, 1, (2, size)).astype(np.float32)
-    got = np.asarray(sums.total(jnp.asarray(terms)), np.float64)[:, 0]
+    got = np.asarray(compiled(sums.total, terms), np.float64)[:, 0]
     exact = np.rint(terms.astype(np.float64) * 2**21).sum(1) / 2**21
     np.testing.assert_allclose(got, exact, rtol=2e-7)
     shuffled = np.random.default_rng(0).permutation(terms, axis=1)
-    np.testing.assert_array_equal(got, sums.total(jnp.asarray(shuffled))[:, 0])
-    tops = sums.max_abs(jnp.asarray(terms))[:, 0]
+    np.testing.assert_array_equal(got, np.asarray(compiled(sums.total, shuffled))[:, 0])
+    tops = np.asarray(compiled(sums.max_abs, terms))[:, 0]
     np.testing.assert_array_equal(tops, np.abs(terms).max(1))
 
 
@@ -242,7 +245,7 @@ def test_rows_that_are_read_in_parts_have_the_scales_of_each(monkeypatch, scale)
     x[3], x[130], x[-2, 7], x[-1, 100:] = 0, x[130] * 1e30, np.nan, 0
     count = np.full((601, 1), 512, np.int32)
     count[-1] = 100
-    expected = scale(jnp.asarray(x), jnp.asarray(count))
+    expected = compiled(scale, x, count)
 
     def of_slice(longer, count):  # As the rows of a leaf that ends within a bucket.
         return scale(longer[: x.size].reshape(x.shape), count)
@@ -261,18 +264,22 @@ def test_rows_that_are_read_in_parts_have_the_scales_of_each(monkeypatch, scale)
 
 
 def test_scales_survive_extremes():
-    count = jnp.array([[4]])
+    count = np.array([[4]])
     for size in (1e-37, 1e-30, 1.0, 1e30, 1e38):
-        x = jnp.array([[3.0, -4.0, 0.0, 0.0]]) / 4 * size
-        np.testing.assert_allclose(scales.L2()(x, count), [[1.25 * size]], rtol=1e-6)
-        np.testing.assert_allclose(scales.MeanAbs()(x, count), [[7 / 16 * size]], rtol=1e-6)
-        np.testing.assert_allclose(scales.MaxAbs()(x, count), [[size]], rtol=1e-6)
-    full = jnp.full((1, 512), 3e38)
-    assert np.isfinite(np.asarray(scales.L2()(full, jnp.array([[512]])))).all()
+        x = np.array([[3.0, -4.0, 0.0, 0.0]], np.float32) / 4 * np.float32(size)
+        for scale, factor in (
+            (scales.L2(), 1.25),
+            (scales.MeanAbs(), 7 / 16),
+            (scales.MaxAbs(), 1),
+        ):
+            np.testing.assert_allclose(compiled(scale, x, count), [[factor * size]], rtol=1e-6)
+    full = np.full((1, 512), 3e38, np.float32)
+    assert np.isfinite(np.asarray(compiled(scales.L2(), full, np.array([[512]])))).all()
     for scale in (scales.L2(), scales.MeanAbs(), scales.MaxAbs(), scales.ClippedMax()):
-        assert float(scale(jnp.zeros((1, 4)), count)[0, 0]) == 0.0
+        assert float(compiled(scale, np.zeros((1, 4), np.float32), count)[0, 0]) == 0.0
         for bad in (np.nan, np.inf, -np.inf):
-            assert not np.isfinite(float(scale(jnp.array([[1.0, bad, 0, 0]]), count)[0, 0]))
+            x = np.array([[1.0, bad, 0, 0]], np.float32)
+            assert not np.isfinite(float(compiled(scale, x, count)[0, 0]))
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])

@@ -1,5 +1,6 @@
 """The mathematics of every further quantizer: golden vectors, bounds, and reference errors."""
 
+import functools
 import itertools
 
 import jax
@@ -8,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from suite import KEY, law, nmse, roundtrip
+from suite import KEY, compiled, law, nmse, roundtrip
 
 import jaxcomp
 from jaxcomp.codecs import natural
@@ -22,9 +23,10 @@ ONE = 1 << levels.FRACTION
 
 def up_where_below(u):
     """The dither that rounds a magnitude up exactly where u is below the probability."""
-    return jnp.asarray(ONE - 1 - np.floor(np.asarray(u) * ONE), jnp.int32)
+    return np.asarray(ONE - 1 - np.floor(np.asarray(u) * ONE), np.int32)
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def decoded(grid, x, scale, dither):
     """The values of the elements on this grid, with the dither given."""
     scale = jnp.full((1, 1), scale, jnp.float32)
@@ -33,21 +35,19 @@ def decoded(grid, x, scale, dither):
 
 
 def test_golden_nuqsgd():
-    x = [12.0, -4.0, 3.0, 0.0]
+    x = np.array([12.0, -4.0, 3.0, 0.0], np.float32)
     y = decoded(levels.Float(4), x, 13.0, up_where_below([0.9, 0.2, 0.8, 0.5]))
     np.testing.assert_allclose(y, [[6.5, -6.5, 3.25, 0.0]], rtol=1e-6)
     codec = Quantizer(levels=levels.Float(4), scale=scales.L2(), rounding=rounding.Stochastic())
-    np.testing.assert_allclose(
-        jaxcomp.testing.exact_variance(codec, jnp.array(x)), 7.71875, rtol=1e-5
-    )
+    np.testing.assert_allclose(jaxcomp.testing.exact_variance(codec, x), 7.71875, rtol=1e-5)
 
 
 def test_golden_natural_dithering():
-    x = jnp.array([1.0, -0.375, 0.0625, 0.0])
+    x = np.array([1.0, -0.375, 0.0625, 0.0], np.float32)
     codec = jaxcomp.natural_dithering(bits=3)
     np.testing.assert_allclose(jaxcomp.testing.exact_variance(codec, x), 0.02734375, rtol=1e-5)
-    below = decoded(levels.Float(3), x, 1.0, jnp.int32(0))
-    above = decoded(levels.Float(3), x, 1.0, jnp.int32(ONE - 1))
+    below = decoded(levels.Float(3), x, 1.0, np.int32(0))
+    above = decoded(levels.Float(3), x, 1.0, np.int32(ONE - 1))
     np.testing.assert_allclose(below[0, 1:], [-0.25, 0.0, 0.0], rtol=1e-5)
     np.testing.assert_allclose(above[0, :3], [1.0, -0.5, 0.25], rtol=1e-5)
 
@@ -204,7 +204,7 @@ def test_powers_by_roots_and_products():
 @pytest.mark.parametrize("p", [1.0, 1.5, 2.0, 3.0, 7.3])
 def test_norms_of_any_exponent(p):
     x = law("heavy", 700)[None]
-    norm = scales.PNorm(p)(x, jnp.array([[700]]))[0, 0]
+    norm = np.asarray(compiled(scales.PNorm(p), x, np.array([[700]])))[0, 0]
     exact = (np.abs(np.asarray(x, np.float64)) ** p).sum() ** (1 / p)
     np.testing.assert_allclose(norm, exact, rtol=2e-3)  # Terms are rounded to 2⁻²¹.
     codec = jaxcomp.natural_dithering(bits=3, p=p, bucket_size=700)
@@ -220,9 +220,9 @@ GRIDS += [levels.MidRise(1), levels.MidRise(4), levels.Uniform(7)]
 def test_unbiased_without_noise(grid):
     """The same dither for all elements, swept over its range, averages the error away."""
     x = law("heavy", 512)
-    top = float(jnp.max(jnp.abs(x)))
+    top = np.abs(x).max()
     turns = 1024
-    dither = jnp.asarray((np.arange(turns) + 0.5) / turns * ONE, jnp.int32)[:, None]
+    dither = np.asarray((np.arange(turns) + 0.5) / turns * ONE, np.int32)[:, None]
     y = np.asarray(decoded(grid, x, top, dither), np.float64)
     gap = max(np.diff(np.asarray(all_values(grid)))) * top / grid.magnitude
     assert np.abs(y.mean(0) - np.asarray(x, np.float64)).max() <= gap / (2 * turns) + gap * 2**-18
@@ -232,20 +232,27 @@ def test_unbiased_without_noise(grid):
 
 
 def all_values(grid):
-    return np.unique(grid.values(jnp.arange(2 ** int(np.ceil(grid.bits)), dtype=jnp.uint32)))
+    codes = np.arange(2 ** int(np.ceil(grid.bits)), dtype=np.uint32)
+    return np.unique(compiled(grid.values, codes))
 
 
 @pytest.mark.parametrize("grid", [*GRIDS, tables.LloydMax(4)], ids=repr)
 def test_every_value_is_a_fixed_point_of_its_grid(grid):
     """A code is worth a value that has this code; products with short steps are exact."""
-    codes = jnp.arange(2 ** int(np.ceil(grid.bits)), dtype=jnp.uint32)
-    values = grid.values(codes)
-    codes = codes[jnp.abs(values) <= grid.magnitude]  # A format may leave some unused.
-    back = grid.codes(grid.values(codes) * jnp.float32(ONE), jnp.int32(ONE >> 1))
-    np.testing.assert_array_equal(grid.values(back), grid.values(codes))
-    assert float(jnp.max(jnp.abs(grid.values(codes)))) == grid.magnitude
-    step = rounding.exact_step(jnp.float32(1.2345), grid.magnitude, jnp.float32,
-                               precision=grid.precision)[0]  # fmt: skip
+    codes = np.arange(2 ** int(np.ceil(grid.bits)), dtype=np.uint32)
+    values = np.asarray(compiled(grid.values, codes))
+    used = np.abs(values) <= grid.magnitude  # A format may leave some unused.
+
+    def again(codes):
+        return grid.values(grid.codes(grid.values(codes) * jnp.float32(ONE), jnp.int32(ONE >> 1)))
+
+    np.testing.assert_array_equal(np.asarray(compiled(again, codes))[used], values[used])
+    assert np.abs(values[used]).max() == grid.magnitude
+
+    def stepped(scale):
+        return rounding.exact_step(scale, grid.magnitude, jnp.float32, precision=grid.precision)
+
+    step, _ = compiled(stepped, np.float32(1.2345))
     exact = np.asarray(values, np.float64) * float(step)
     np.testing.assert_array_equal(exact, exact.astype(np.float32))
 

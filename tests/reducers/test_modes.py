@@ -109,7 +109,7 @@ CASES = {
     "gossip of differences": Case(
         jaxcomp.gossip(
             optax.sgd(0.1, 0.9),
-            jaxcomp.Gossip(jaxcomp.Link(jaxcomp.top_k(0.1), jaxcomp.Shift())),
+            jaxcomp.Gossip(EF21),
             "data",
             mixing=0.3,
             key=5,

@@ -70,6 +70,10 @@ def test_each_group_is_as_if_its_leaves_were_a_mean_of_their_own():
         ratios = [float(group.residual_ratio) for group in groups.values()]
         assert min(ratios) > 0
         np.testing.assert_allclose(ratios, float(state.stats.residual_ratio), rtol=0.1)
+        for name in ("residual_norm", "gradient_norm"):
+            norms = [float(getattr(group, name)) for group in groups.values()]
+            whole = float(getattr(state.stats, name))
+            np.testing.assert_allclose(np.linalg.norm(norms), whole, rtol=1e-5)
     one = after(jaxcomp.Gather(link), lambda path: "all")
     whole, only = one.stats._asdict(), one.stats.groups["all"]._asdict()
     for name, value in only.items():

@@ -120,6 +120,9 @@ def test_leaves_that_are_not_sharded_are_shared_out(three):
     local = {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in MIXED_LOCAL.items()}
     assert int(state.stats.link_bytes) == jaxcomp.wire_bytes(reducer, local, workers=2)
     assert 0 < float(state.stats.relative_error) < 1e-3
+    compressed = [grads[k] for k in ("kernel", "wide", "half", "head")]
+    squares = sum(np.square(x).reshape(2, -1).sum(axis=1) for x in compressed)
+    assert float(state.stats.gradient_norm) == pytest.approx(np.sqrt(squares.mean()), rel=1e-5)
     for k, x in grads.items():
         assert mean[k].sharding == params[k].sharding
         np.testing.assert_allclose(mean[k], x.mean(0), atol=0.05)
