@@ -94,7 +94,10 @@ DOCTORED = {
     "predictive-coding-bytes": lambda found: found["numbers"][
         "predictive coding, λ = 0.001"
     ].update(megabytes=[100.0] * 5),
-    "fedvote-hostile": lambda found: [r.update(trained=5) for r in found["votes"]["records"]],
+    "fedvote-hostile": lambda found: [
+        r.update(trained=5, ranges={**r["ranges"], "trained": [5, 5]})
+        for r in found["votes"]["records"]
+    ],
     "genqsgd-energy": lambda found: found["numbers"]["GenQSGD, 14 bits"].update(energy=2e4),
     "ceo-sum-rate": lambda found: found["codecs"]["drive"].update(bits=1.0),
     "drive-error": lambda found: found["codecs"]["drive"]["error"].update(late=0.7),
