@@ -211,16 +211,21 @@ def federated_methods() -> Found:
         rows = {r["attackers"]: r for r in credible if r["start"] == "random"}
         for hostile in (0, 5):
             row = rows[hostile]
-            works = row["trained"] > 90 and row["ternary"] > 85
-            yield f"FedVote: {hostile} of 31 hostile, trained and ternary networks work", works
+            least = row["ranges"]["trained"][0]
+            yield f"FedVote: {hostile} of 31 hostile, every seed trains to 90 %", least > 90
+            near = row["ternary"] >= row["trained"] - 10  # As in the claim of deployed networks.
+            yield f"FedVote: {hostile} of 31 hostile, ternary networks can be deployed", near
         for hostile in (10, 14):
-            yield f"FedVote: {hostile} of 31 hostile break it", rows[hostile]["trained"] < 15
-        later = [r["trained"] for r in credible if r["start"] == "trained"]
+            most = rows[hostile]["ranges"]["trained"][1]
+            yield f"FedVote: {hostile} of 31 hostile break it in every seed", most < 15
+        later = [r["ranges"]["trained"][0] for r in credible if r["start"] == "trained"]
         yield "FedVote: from trained parameters up to 14 of 31 do not", min(later) > 90
     if "bytes" in found:
         saved = found["bytes"]["records"][-1]
         less = saved["than_dense"] > 99 and saved["than_paq"] > 90
         yield "predictive coding: 99 and 90 % fewer than FedAvg and FedPAQ", less
+        stc = next(r for r in found["bytes"]["records"] if r["name"] == "STC, 1 %")
+        yield "STC does not reach a loss of 0.8 in every seed", "high" not in stc
 
 
 def link_model() -> Found:
