@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomp import checks
+from jaxcomp.backend import xla
 from jaxcomp.base import Aggregate
 from jaxcomp.numerics import norms, summing
 from jaxcomp.types import Array, PyTree
@@ -69,7 +70,9 @@ class ClippedMean(Aggregate):
         factor = jnp.where(length > limit, limit / jnp.where(length > 0, length, 1), 1)
 
         def shortened(x: Array) -> Array:
-            wide = summing.wide(x.dtype)
-            return (x.astype(wide) * factor.astype(wide)).astype(x.dtype)
+            wide = x.astype(summing.wide(x.dtype))
+            # It is added next: that must have the same bits in all programs (`federated.server`).
+            product = xla.block_fma(wide * factor.astype(wide.dtype))
+            return jnp.where(factor == 1, wide, product).astype(x.dtype)
 
         return jax.tree.map(shortened, message)
