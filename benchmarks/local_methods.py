@@ -4,8 +4,9 @@
 
 `adaptive` trains a perceptron on handwritten digits with momentum SGD whose rate falls twice, in
 rounds of constant, adaptive and scheduled length, and counts the exchanges. `bits` trains a byte
-model in rounds of Adam or Muon, with dense and with compressed exchanges. Workers are simulated on
-one device. Tables and `local.json` are in the `--out` folder.
+model in rounds of Adam or Muon, with dense and with compressed exchanges, and `tuned` searches the
+rates of their baseline, dense DiLoCo. Workers are simulated on one device. Tables and `local.json`
+are in the `--out` folder.
 """
 
 import argparse
@@ -40,6 +41,7 @@ BITS = (
     "method {name} | bits a parameter and round {bits:.3f} | bits a byte {score:.4f} | "
     "from {low:.4f} | to {high:.4f} | against dense, % {against:+.2f}"
 )
+INNER, OUTER = (3e-3, 6e-3, 1.2e-2), (0.2, 0.35, 0.5, 0.7, 1.0)
 SPEEDUP = (
     "communication ÷ computation {ratio:.2f} | link {link} | rounds of 8 {eight:.2f} | "
     "rounds of 16 {sixteen:.2f}"
@@ -214,6 +216,26 @@ def bits(seeds: int, rounds: int = 20, every: int = 15) -> dict[str, Any]:
     return found
 
 
+def tuned(seeds: int, rounds: int = 20, every: int = 15) -> dict[str, Any]:
+    """Dense DiLoCo as in `bits`, with the best pair of rates for a seed that is not counted."""
+    steps = rounds * every
+    task, grid = language(steps), {}
+
+    def diloco(inner: float, outer: float) -> Any:
+        rate = optax.warmup_cosine_decay_schedule(0.0, inner, 20, steps, inner / 20)
+        adam, dense = optax.adam(rate), jaxcomp.Dense()
+        return algorithms.diloco(dense, AXIS, every=every, inner=adam, learning_rate=outer)
+
+    pairs = [(inner, outer) for inner in INNER for outer in OUTER]
+    for pair in track(pairs, description="rates of DiLoCo"):
+        params, *_ = trainer(diloco(*pair), task)(*task.begin(seeds))
+        grid[pair] = task.score(params)["score"]
+    best = min(grid, key=lambda pair: grid[pair])
+    shown = {f"inner {inner:g}, outer {outer:g}": score for (inner, outer), score in grid.items()}
+    measured = measure("DiLoCo, dense, tuned", diloco(*best), task, seeds)
+    return {"grid": shown, "inner": best[0], "outer": best[1], **measured}
+
+
 def _hidden(path: Any, leaf: Any) -> Any:
     inside = "block" in jax.tree_util.keystr(path) and leaf.ndim == 2
     return optax.contrib.MuonDimensionNumbers() if inside else None
@@ -260,7 +282,7 @@ def speedups() -> list[dict[str, Any]]:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--only", choices=("adaptive", "bits"))
+    parser.add_argument("--only", choices=("adaptive", "bits", "tuned"))
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("out/local"))
     return parser.parse_args()
 
@@ -271,7 +293,7 @@ def main() -> None:
     path = options.out / "local.json"
     book = reporting.read(path) if path.exists() else {}
     book["environment"] = reporting.environment()
-    for name, job in (("adaptive", adaptive), ("bits", bits)):
+    for name, job in (("adaptive", adaptive), ("bits", bits), ("tuned", tuned)):
         if options.only in (name, None):
             book[name] = job(options.seeds)
             reporting.keep(path, book)
@@ -285,6 +307,9 @@ def write(folder: pathlib.Path, book: dict[str, Any], *, quiet: bool = False) ->
         parts.append(Table("Rounds of constant and of adaptive length, digits", ADAPTIVE, rows))
     if "bits" in book:
         rows = [bits_record(name, one, book["bits"]) for name, one in book["bits"].items()]
+        if "tuned" in book:
+            best = {"bits": 32.0, "base": "DiLoCo, dense", **book["tuned"]}
+            rows.append(bits_record("DiLoCo, dense, tuned", best, book["bits"]))
         parts.append(Table("Few bits in rounds, byte model", BITS, rows))
     parts.append(Table("Speed-up over a dense mean in every step, link model", SPEEDUP, speedups()))
     reporting.sections(parts, folder / "local.md", quiet=quiet)

@@ -9,8 +9,8 @@ which has the collectives of all phases of a method.
 """
 
 import pathlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import convergence
 import numpy as np
@@ -87,6 +87,18 @@ def methods(
     }
 
 
+class Case(NamedTuple):
+    """A task, the peak learning rates of Adam and of momentum, and the number of steps."""
+
+    task: Callable[[], Task]
+    fast: float
+    slow: float
+    steps: int
+
+
+CASES = (Case(digits, 1e-3, 0.05, 140), Case(bytes_, 3e-3, 0.1, 300))
+
+
 def draw(curves: dict[str, Any], path: pathlib.Path) -> None:
     """A panel a task, from the curves as they are kept in `networks.json`."""
     metrics = list(dict.fromkeys(name.partition(": ")[0] for name in curves))
@@ -113,13 +125,13 @@ COLUMNS = (
 
 def main() -> None:
     options = convergence.options(
-        __doc__, steps=([140, 300], "of either task"), seed=(0, "of the parameters and batches")
+        __doc__,
+        steps=([case.steps for case in CASES], "of either task"),
+        seed=(0, "of the parameters and batches"),
     )
     records, kept = [], {}
-    tasks = ((digits, 1e-3, 0.05), (bytes_, 3e-3, 0.1))
-    for (make, fast, slow), steps in zip(tasks, options.steps, strict=True):
-        task = make()
-        ways = methods(fast, slow, steps, options.seed)
+    for case, steps in zip(CASES, options.steps, strict=True):
+        task, ways = case.task(), methods(case.fast, case.slow, steps, options.seed)
         for name, tx in track(ways.items(), description=task.metric):
             done = convergence.train(task, tx, steps, options.seed)
             kept[f"{task.metric}: {name}"] = done.curve

@@ -1,4 +1,4 @@
-"""Codecs by their errors, and in a training of one seed."""
+"""Codecs by their errors, and 0/1 Adam by its bits."""
 
 from typing import Any
 
@@ -9,14 +9,6 @@ SAVE_GRADIENTS = "python examples/byte_lm.py --codec dense --save-gradients"
 CODECS_COMMAND = f"{SAVE_GRADIENTS}\npython benchmarks/rate_distortion.py"
 LAWS = ("gaussian", "laplace", "heavy", "early", "middle", "late")
 MILLION = "A million numbers of three laws and a transformer's gradients at three moments."
-BYTE_LM, DIGITS = "convergence/byte_lm.json", "convergence/digits.json"
-_SPARSE = "--codec dense top_k top_k_alone sidco dgc powersgd demo --optimizer momentum"
-LM_COMMAND = (
-    f"python examples/byte_lm.py {_SPARSE} --steps 800 --layers 2 --width 128 --context 64 "
-    "--out out/byte_lm_sparse"
-)
-DIGITS_COMMAND = f"python examples/train_digits.py {_SPARSE} --epochs 60 --out out/digits_sparse"
-NETWORKS = "convergence/networks.json"
 
 
 def _errors(found: dict[str, Any], name: str) -> list[float]:
@@ -54,36 +46,6 @@ def _fast(found: dict[str, Any]) -> tuple[str, str]:
     ratio = 32 / row["bits"]["gaussian"]
     words = f"{ratio:.0f} times fewer bits than float32 at 1 % of the elements"
     return words, decide(ratio >= 1e4, part=ratio >= 100)
-
-
-def _gradients_left_out(found: dict[str, Any]) -> tuple[str, str]:
-    text = {run["name"]: run for run in found[BYTE_LM]["runs"]}
-    digits = {run["name"]: run for run in found[DIGITS]["runs"]}
-    lost = digits["dense"]["test_accuracy"] - digits["dgc"]["test_accuracy"]
-    worse = text["dgc"]["bits_per_byte"] / text["dense"]["bits_per_byte"] - 1
-    words = (
-        f"{text['dgc']['times_less_than_dense']:.0f} times fewer bytes in a step after the "
-        "warm-up; "
-        f"{lost:.1f} points less on digits, {100 * worse:.0f} % more bits a byte"
-    )
-    return words, decide(lost <= 0.5 and worse <= 0.01, part=lost <= 0.5)
-
-
-def _decoupled(found: dict[str, Any]) -> tuple[str, str]:
-    runs = {run["name"]: run for run in found["runs"]}
-    worse = runs["demo"]["bits_per_byte"] / runs["dense"]["bits_per_byte"] - 1
-    fewer = runs["demo"]["times_less_than_dense"]
-    words = f"{fewer:.0f} times fewer bytes in a step, {100 * worse:.1f} % more bits a byte"
-    return words, decide(fewer >= 85 and worse <= 0.01, part=fewer >= 10 and worse <= 0.1)
-
-
-def _one_bit(found: dict[str, Any]) -> tuple[str, str]:
-    text, digits = "bits a byte, held out", "test accuracy, %"
-    ends = {name: curve[-1][1] for name, curve in found["curves"].items()}
-    worse = ends[f"{text}: one_bit_adam"] / ends[f"{text}: dense, Adam"] - 1
-    lost = ends[f"{digits}: dense, Adam"] - ends[f"{digits}: one_bit_adam"]
-    words = f"{100 * worse:+.1f} % bits a byte, {-lost:+.1f} points on digits, against dense Adam"
-    return words, decide(worse <= 0.01 and lost <= 0.5, part=worse <= 0.1 and lost <= 0.5)
 
 
 def _zero_one(found: dict[str, Any]) -> tuple[str, str]:
@@ -141,46 +103,6 @@ CLAIMS = (
         results=CODECS,
         command=CODECS_COMMAND,
         note="Fewer elements: the row `fastsgd-ratio`.",
-    ),
-    Claim(
-        name="dgc-accuracy",
-        methods=("dgc", "DGC"),
-        source="Lin et al., Deep gradient compression, 2018, abstract",
-        claim="Gradients are compressed 270 to 600 times without losing accuracy.",
-        setting="A perceptron on digits and a byte transformer, eight workers, momentum, 0.1 % of "
-        "the elements, one seed; rates were not tuned.",
-        judge=_gradients_left_out,
-        results=f"{BYTE_LM} {DIGITS}",
-        command=f"{LM_COMMAND}\n{DIGITS_COMMAND}",
-        note="One test digit is 0.2 points. 600 and 800 steps are few for 0.1 %. The row "
-        "`sparsifiers-training` has tuned rates and five seeds, on smaller networks.",
-    ),
-    Claim(
-        name="demo-bytes",
-        methods=("demo_sgd",),
-        source="Peng et al., DeMo: decoupled momentum optimization, 2024, abstract of the second "
-        "version",
-        claim="DeMo transmits up to 85 times less data than AdamW at a comparable loss.",
-        setting="A byte transformer, eight workers, 800 steps, one seed, against dense momentum, "
-        "with its rate.",
-        judge=_decoupled,
-        results=BYTE_LM,
-        command=LM_COMMAND,
-        note="32 of 4,096 coefficients, gathered from seven others. The row `demo` has AdamW as "
-        "the baseline, tuned rates and five seeds, on a smaller network.",
-    ),
-    Claim(
-        name="one-bit-adam-networks",
-        methods=("one_bit_adam",),
-        source="Tang et al., 1-bit Adam, 2021, abstract",
-        claim="1-bit Adam has the convergence speed of uncompressed Adam.",
-        setting="A perceptron on digits, 140 steps, and a byte transformer, 300 steps, eight "
-        "workers, the first fifth dense, dense Adam's learning rates, one seed.",
-        judge=_one_bit,
-        results=NETWORKS,
-        command="python benchmarks/networks.py",
-        note="Equal rates and a transformer; the row `one-bit-adam` has tuned rates, five seeds "
-        "and the count of bits, on a GRU.",
     ),
     Claim(
         name="zero-one-adam-bits",

@@ -88,6 +88,8 @@ def test_a_worker_moves_the_clipped_mean_by_its_share_of_the_norm(worker):
     # A tenfold norm allows ten times as much, and a message within the norm is not changed.
     wide = combined(ClippedMean(1e4), HONEST).value
     np.testing.assert_allclose(wide, HONEST.mean(0), rtol=1e-5)
+    one = HONEST[worker]
+    np.testing.assert_array_equal(ClippedMean(1e4).prepare(one), one)
 
 
 def test_one_worker_moves_the_mean_anywhere():
