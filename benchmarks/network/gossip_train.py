@@ -6,6 +6,7 @@ clock stands still.
 """
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -50,11 +51,11 @@ METHODS: dict[str, Callable[[], Any]] = {
 
 
 def batches(own: dict[str, Any]) -> tuple[Callable[[int], tuple], tuple]:
-    """This worker's rows of the batch of each step, and of the held-out windows."""
+    """This worker's rows of the batch of each step and seed, and the held-out windows."""
     text, size = byte_lm_model.read_text(), EACH * own["processes"]
 
-    def draw(step: int) -> tuple:
-        whole = byte_lm_model.batch_of(text, step, size=size, context=CONTEXT, seed=SEED)
+    def draw(step: int, seed: int) -> tuple:
+        whole = byte_lm_model.batch_of(text, step, size=size, context=CONTEXT, seed=seed)
         return train.part(whole, own)
 
     # The first ones: a score runs on 32 windows at once.
@@ -68,19 +69,18 @@ def run(
     draw, held_out = data
     model = byte_lm_model.ByteModel(LAYERS, WIDTH)
     replicated = NamedSharding(mesh, PartitionSpec())
-    init = jax.jit(
-        lambda: model.init(jax.random.key(SEED), draw(1)[0][:1]), out_shardings=replicated
-    )
+    tokens = draw(1, SEED)[0][:1]
+    init = jax.jit(lambda seed: model.init(jax.random.key(seed), tokens), out_shardings=replicated)
     value_and_grad = jax.value_and_grad(functools.partial(training.loss_of, model))
     consensus = jax.jit(jaxcomp.consensus, out_shardings=replicated)
     held: list[Any] = []
 
-    def start() -> None:
-        params: Any = init()
+    def start(seed: int) -> None:
+        params: Any = init(seed)
         held[:] = params, jaxcomp.init_state(tx, params, mesh, AXIS)
 
-    def lay(number: int) -> tuple:
-        return tuple(group.spread(mesh, half) for half in draw(number))
+    def lay(number: int, seed: int) -> tuple:
+        return tuple(group.spread(mesh, half) for half in draw(number, seed))
 
     def update(params, state, batch):
         here = jaxcomp.local(jaxcomp.view(params, state), AXIS)
@@ -88,12 +88,13 @@ def run(
         updates, state = tx.update(grads, state, params)
         return optax.apply_updates(params, updates), state, jaxcomp.PerWorker.wrap(loss, "loss")
 
-    start()
+    start(SEED)
     many = jaxcomp.data_parallel(update, mesh, AXIS, donate_argnums=(0, 1))
-    compiled = many.lower(*held, lay(1)).compile()
+    compiled = many.lower(*held, lay(1, SEED)).compile()
+    seeds = itertools.count(SEED)
 
-    def step(number: int) -> None:
-        *held[:], loss = compiled(*held, lay(number))
+    def step(seed: int, number: int) -> None:
+        *held[:], loss = compiled(*held, lay(number, seed))
         jax.block_until_ready((held, loss))
 
     def score() -> float:
@@ -101,8 +102,9 @@ def run(
         return float(byte_lm_model.bits_per_byte(model, params, held_out))
 
     def begin() -> tuple[Callable[[int], Any], Callable[[], float]]:
-        start()
-        return step, score
+        seed = next(seeds)
+        start(seed)
+        return functools.partial(step, seed), score
 
     return {
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(held[0])),
