@@ -151,6 +151,14 @@ def few_bits() -> Found:
     ):
         yield f"{name} ends within {more:g} of dense", scores[name] <= more * scores[base]
         yield f"{name} was trained from five seeds", len(found["bits"][name]["score"]) >= 5
+    tuned = found["tuned"]
+    rates = {float(name.rpartition(" ")[2]) for name in tuned["grid"]}
+    inside = min(rates) < tuned["outer"] < max(rates)
+    yield "the best outer rate of DiLoCo is inside the grid", inside
+    yield (
+        "tuned DiLoCo ends below the published rates, SparseLoCo between",
+        statistics.fmean(tuned["score"]) < scores["SparseLoCo"] < scores["DiLoCo, dense"],
+    )
     rounds = found["adaptive"]
     adaptive, twelve = rounds["ADPSGD"], rounds["rounds of 12"]
     yield (

@@ -108,9 +108,7 @@ def _sparse(found: dict[str, Any]) -> tuple[str, str]:
         f"{_spread(sparse['score'], '.3f')} bits a byte at {sparse['bits']:.3f} bits a parameter "
         f"and round; {_tuned(found)}, {_spread(published['score'], '.3f')} with published ones"
     )
-    middle = statistics.median(sparse["score"])
-    better = [middle < min(dense["score"]) for dense in (found["tuned"], published)]
-    return words, decide(all(better), part=any(better))
+    return words, decide(statistics.median(sparse["score"]) < min(found["tuned"]["score"]))
 
 
 def _muloco(found: dict[str, Any]) -> tuple[str, str]:
@@ -285,8 +283,9 @@ CLAIMS = (
         judge=_sparse,
         results=LOCAL,
         command=LOCAL_COMMAND,
-        note="The outer rate of SparseLoCo was tuned on this task too, with the published inner "
-        "rate of DiLoCo.",
+        note="It ends lower than DiLoCo with the published outer rate of 0.7, which is far too "
+        "long for so short a training, and not with rates that were tuned. Its own outer rate was "
+        "tuned here, with the inner rate that is DiLoCo's best.",
     ),
     Claim(
         name="sparseloco-bytes",
