@@ -27,6 +27,20 @@ def constants() -> Iterator[None]:
         yield
 
 
+def evaluated(f: Callable[..., Any], *args: Any) -> Any:
+    """`f` of constants as one program that runs at once, even while another program is traced.
+
+    Within `constants`, what does not depend on an argument is a program an operation, also in a
+    function that is jitted: thirty small programs take a second to compile.
+
+    Args:
+        f: a function of trees of arrays.
+        args: its arguments, none of them traced.
+    """
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+        return jax.jit(f).lower(*args).compile()(*args)
+
+
 def compile_separately(
     f: Callable[..., Any], lanes: int = 1, size: int | None = None
 ) -> Callable[..., Any]:

@@ -360,10 +360,8 @@ def _near(codec: Quantizer, size: int) -> int:
 @functools.lru_cache
 def _table(codec: Coded, size: int) -> PyTree:
     """The fixed table as constants, made once, so that it is the same in every program."""
-    with xla.constants():
-        counts = jnp.asarray(_occurrences(codec.codec, codec.law, size))
-        table = jax.jit(codec.coder.table)(counts)  # One program, not thirty.
-        return jax.tree.map(np.asarray, table)
+    table = xla.evaluated(codec.coder.table, _occurrences(codec.codec, codec.law, size))
+    return jax.tree.map(np.asarray, table)
 
 
 @functools.lru_cache
@@ -387,7 +385,6 @@ def _occurrences(codec: Quantizer, law: str, size: int) -> np.ndarray:
         payload, _ = alone.encode(key, x, jnp.full(rows, size, jnp.int32), alone.init(x))
         return bits.unpack(payload.words, bits=codec.bits, size=size)
 
-    with xla.constants():
-        codes = np.asarray(jax.jit(draw_codes)(jnp.asarray(x)))
+    codes = np.asarray(xla.evaluated(draw_codes, x))
     found = np.bincount(numbers.symbols[codes].reshape(-1), minlength=len(numbers.codes))
     return found.astype(np.float32)
