@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec as P
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from suite import KEY, few_or_all, label, law, slow
 
 import jaxcomp
+from jaxcomp.backend import xla
 from jaxcomp.layout import batches as batches_, trees
 from jaxcomp.theory import limits
 
@@ -247,6 +248,28 @@ def test_short_buckets_are_sent_packed_and_tables_are_not_needed_to_decode():
     for one in (follows, fixed):
         got = jaxcomp.roundtrip(one, 0, x)
         np.testing.assert_array_equal(got, jaxcomp.roundtrip(one.codec, 0, x))
+
+
+def test_a_fixed_table_is_one_program_that_runs_while_another_is_traced(monkeypatch):
+    """In a program over a mesh too; an operation a program would take a second to compile."""
+    made = []
+
+    def evaluated(*given, run=xla.evaluated):
+        made.append(run(*given))
+        return made[-1]
+
+    monkeypatch.setattr(xla, "evaluated", evaluated)
+    codec = jaxcomp.codecs.Coded(codec=jaxcomp.qsgd_inf(bits=3, bucket_size=384))
+    mesh = Mesh(jax.devices()[:2], ("data",))
+
+    like = jax.ShapeDtypeStruct((2, 4096), jnp.float32)
+
+    def update(x):
+        return jaxcomp.roundtrip(codec, 0, x)
+
+    jax.eval_shape(jax.shard_map(update, mesh=mesh, in_specs=P("data"), out_specs=P("data")), like)
+    assert made
+    assert not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(made))
 
 
 def test_short_leaves_share_a_program_and_nothing_else():
