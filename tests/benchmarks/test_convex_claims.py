@@ -39,7 +39,8 @@ def never(kind):
 
 def no_marina(numbers):
     for rows in numbers["problems"].values():
-        rows["methods"]["marina"]["bits"] = rows["theory"]["marina"]["bits"] = NEVER
+        for found in (rows["methods"], rows["theory"], rows["authors"]):
+            found["marina"]["bits"] = NEVER
 
 
 def all_messages(numbers):
