@@ -50,7 +50,7 @@ METHODS: dict[str, Callable[[], Any]] = {
 }
 
 
-def batches(own: dict[str, Any]) -> tuple[Callable[[int], tuple], tuple]:
+def batches(own: dict[str, Any]) -> tuple[Callable[[int, int], tuple], tuple]:
     """This worker's rows of the batch of each step and seed, and the held-out windows."""
     text, size = byte_lm_model.read_text(), EACH * own["processes"]
 
