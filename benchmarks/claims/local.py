@@ -15,7 +15,8 @@ _RUN = "sudo .venv/bin/python benchmarks/network/run.py --rates 100mbit --proces
 NETWORK_COMMAND = f"{_RUN} local"
 SLOW_WIRE = (
     "The byte model of the examples (5.1 million parameters) to 4.0 bits a byte, by four processes "
-    "over shaped links of 100 Mbit/s; each method's rates are tuned on this task."
+    "over shaped links of 100 Mbit/s, five times from one seed; each method's rates are tuned on "
+    "this task."
 )
 DIGITS = (
     "A perceptron on handwritten digits, eight workers, 1,600 steps of SGD with momentum whose "
