@@ -59,16 +59,6 @@ def bytes_() -> Task:
     return Task(model, batches, score, "bits a byte, held out", 20)
 
 
-NAMES = (
-    "dense, Adam",
-    "dense, momentum",
-    "ef21_sgdm, top 5 %",
-    "ef21_sgdm's mean, top 5 %, Adam",
-    "cd_adam, sign",
-    "one_bit_adam",
-)
-
-
 def methods(
     fast: float, slow: float, steps: int, seed: int
 ) -> dict[str, optax.GradientTransformationExtraArgs]:
@@ -138,7 +128,7 @@ def main() -> None:
         __doc__,
         steps=([case.steps for case in CASES], "of either task"),
         seed=(0, "of the parameters and batches"),
-        method=(dict.fromkeys(NAMES), "some of them"),
+        method=(methods(*CASES[0][1:], seed=0), "some of them"),
     )
     records, kept = [], {}
     for case, steps in zip(CASES, options.steps, strict=True):

@@ -1,5 +1,6 @@
 """The parameters of the contract suites: all contents of `jaxcomp.recipes`, and more."""
 
+import contextlib
 import functools
 import importlib
 import inspect
@@ -128,6 +129,22 @@ KEY = noise.raw(5)
 def compiled(function, *args):
     """The result as one program; called by itself, each of its operations is one."""
     return function(*args)
+
+
+@contextlib.contextmanager
+def compilations():
+    """The programs that are compiled in here."""
+    found = []
+
+    def listen(event, duration, **_):
+        if event == "/jax/core/compile/backend_compile_duration":
+            found.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield found
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from suite import KEY, few_or_all, label, law, slow
+from suite import KEY, compilations, few_or_all, label, law, slow
 
 import jaxcomp
 from jaxcomp.backend import xla
@@ -252,10 +252,12 @@ def test_short_buckets_are_sent_packed_and_tables_are_not_needed_to_decode():
 
 def test_a_fixed_table_is_one_program_that_runs_while_another_is_traced(monkeypatch):
     """In a program over a mesh too; an operation a program would take a second to compile."""
-    made = []
+    made, programs = [], []
 
     def evaluated(*given, run=xla.evaluated):
-        made.append(run(*given))
+        with compilations() as found:
+            made.append(run(*given))
+        programs.append(len(found))
         return made[-1]
 
     monkeypatch.setattr(xla, "evaluated", evaluated)
@@ -268,7 +270,7 @@ def test_a_fixed_table_is_one_program_that_runs_while_another_is_traced(monkeypa
         return jaxcomp.roundtrip(codec, 0, x)
 
     jax.eval_shape(jax.shard_map(update, mesh=mesh, in_specs=P("data"), out_specs=P("data")), like)
-    assert made
+    assert programs == [1, 1]  # Codes of a law, and the table of their counts.
     assert not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(made))
 
 

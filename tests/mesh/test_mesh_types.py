@@ -10,7 +10,7 @@ import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from sharding import EF_SIGN
-from suite import slow
+from suite import compilations, slow
 
 import jaxcomp
 
@@ -53,22 +53,6 @@ def assert_lies(tree, mesh):
     for path, x in jax.tree_util.tree_leaves_with_path(tree):
         assert isinstance(x.sharding, NamedSharding), path
         assert x.sharding.mesh == mesh, path
-
-
-@contextlib.contextmanager
-def compilations():
-    """The programs that are compiled in here."""
-    found = []
-
-    def listen(event, duration, **_):
-        if event == "/jax/core/compile/backend_compile_duration":
-            found.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
-        yield found
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
 
 
 @pytest.fixture(scope="module")
