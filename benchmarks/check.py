@@ -53,9 +53,14 @@ def pictures() -> Found:
 def settings() -> Found:
     """The commands of results that hold their settings have these, and claims repeat a command."""
     import byte_lm
+    import federated_digits
     import train_digits
 
-    parsers = {"byte_lm": byte_lm.parse, "train_digits": train_digits.parse}
+    parsers = {
+        "byte_lm": lambda words: byte_lm.parse(words)[1],
+        "federated_digits": federated_digits.parse,
+        "train_digits": lambda words: train_digits.parse(words)[1],
+    }
     text = (HERE / "README.md").read_text()
     example = r"`python examples/(\w+)\.py ?([^`]*)`"
     rows = re.findall(rf"^\| `([\w/]+\.json)`[^|]*\| {example}", text, re.MULTILINE)
@@ -63,7 +68,7 @@ def settings() -> Found:
         path = RESULTS / name
         held = reporting.read(path).get("settings") if path.is_file() else None
         if held:
-            _, given = parsers[program](shlex.split(words))
+            given = parsers[program](shlex.split(words))
             said = {key: str(value) for key, value in vars(given).items()}
             differ = [key for key in said.keys() & held if said[key] != str(held[key])]
             yield f"the command of {name} has its settings {sorted(differ) or ''}", not differ

@@ -4,7 +4,6 @@
     python benchmarks/redraw.py --picture algorithms local --out out/redrawn
 
 It measures nothing, and overwrites pictures in docs/ unless `--out` names another folder.
-`federated.png` has no committed results: its example draws it at the end of a run.
 """
 
 import importlib
@@ -43,6 +42,17 @@ def gossip(path: pathlib.Path) -> None:
     import gossip as found
 
     found.picture(_read("gossip/gossip.json"), path)
+
+
+def federated(path: pathlib.Path) -> None:
+    import federated_digits as example
+
+    found = _read("federated/digits.json")
+    runs = [
+        example.Run(**{**run, "curve": [example.Point(**point) for point in run["curve"]]})
+        for run in found["runs"]
+    ]
+    reporting.draw(example.picture(runs, found["settings"]["rounds"]), path, dpi=130)
 
 
 def federated_methods(path: pathlib.Path) -> None:
@@ -130,6 +140,7 @@ PICTURES: dict[str, Callable[[pathlib.Path], None]] = {
     "codecs": codecs,
     "digits": _example("digits", "digits_demo.json"),
     "digits_sparse": _example("digits", "digits.json"),
+    "federated": federated,
     "federated_methods": federated_methods,
     "feedback": feedback,
     "fit": fit,

@@ -189,7 +189,6 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     if not 0 <= args.lost < 1:
         parser.error(f"argument --lost: must be a number from 0 to below 1, got {args.lost}")
     args.method = list(dict.fromkeys(args.method))
-    args.out.mkdir(parents=True, exist_ok=True)
     return args
 
 
@@ -262,6 +261,7 @@ def picture(runs: Sequence[Run], rounds: int) -> Figure:
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse(argv)
+    args.out.mkdir(parents=True, exist_ok=True)
     console = report.console()
     data = federated_model.load()
     with report.progress(console) as bars:
