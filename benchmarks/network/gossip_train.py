@@ -1,13 +1,11 @@
 """A worker that trains a small byte model by gossip, or by means, until it reaches a target score.
 
 As `train.py`, with a smaller model, of which every worker has windows of its own, however many
-workers there are. Each race has a seed of its own, of parameters and batches, the same for all
-methods. By gossip the score is that of the mean of all models, which is taken while the clock
+workers there are. By gossip the score is that of the mean of all models, which is taken while the clock
 stands still.
 """
 
 import functools
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -92,7 +90,6 @@ def run(
     start(SEED)
     many = jaxcomp.data_parallel(update, mesh, AXIS, donate_argnums=(0, 1))
     compiled = many.lower(*held, lay(1, SEED)).compile()
-    seeds = itertools.count(SEED)
 
     def step(seed: int, number: int) -> None:
         *held[:], loss = compiled(*held, lay(number, seed))
@@ -102,8 +99,7 @@ def run(
         params = training.first_copy(consensus(*held))
         return float(byte_lm_model.bits_per_byte(model, params, held_out))
 
-    def begin() -> tuple[Callable[[int], Any], Callable[[], float]]:
-        seed = next(seeds)
+    def begin(seed: int) -> tuple[Callable[[int], Any], Callable[[], float]]:
         start(seed)
         return functools.partial(step, seed), score
 

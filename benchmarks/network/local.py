@@ -1,7 +1,7 @@
 """A worker that trains the byte model in rounds of local steps until it reaches a target score.
 
-Beside the best ways that exchange in every step (those of `train.py`): the same model, batches,
-clock and target. Each method has rates of its own, tuned on this task.
+Beside the best ways that exchange in every step (those of `train.py`): the same model, seeds,
+batches, clock and target. Each method has rates of its own, tuned on this task.
 """
 
 import functools
@@ -162,38 +162,37 @@ def run(
     draw, held_out = data
     model = byte_lm_model.ByteModel(train.LAYERS, train.WIDTH)
     replicated = NamedSharding(mesh, PartitionSpec())
-    init = jax.jit(
-        lambda: model.init(jax.random.key(train.SEED), draw(1)[0][:1]), out_shardings=replicated
-    )
+    tokens = draw(1, train.SEED)[0][:1]
+    init = jax.jit(lambda seed: model.init(jax.random.key(seed), tokens), out_shardings=replicated)
     value_and_grad = jax.value_and_grad(functools.partial(training.loss_of, model))
     held: list[Any] = []
 
-    def start() -> None:
-        params: Any = init()
+    def start(seed: int) -> None:
+        params: Any = init(seed)
         held[:] = params, jaxcomp.init_state(way.tx, params, mesh, AXIS)
 
-    def lay(number: int) -> tuple:
-        return tuple(group.spread(mesh, half) for half in draw(number))
+    def lay(number: int, seed: int) -> tuple:
+        return tuple(group.spread(mesh, half) for half in draw(number, seed))
 
     def score() -> float:
         params = training.first_copy(held[0])
         return float(byte_lm_model.bits_per_byte(model, params, held_out))
 
-    start()
-    alone, last, sent = programs(way, value_and_grad, mesh, held, lay(1))
+    start(train.SEED)
+    alone, last, sent = programs(way, value_and_grad, mesh, held, lay(1, train.SEED))
 
-    def step(number: int) -> None:
+    def step(seed: int, number: int) -> None:
         program = last if number % way.every == 0 else alone
-        *held[:], loss = program(*held, lay(number))
+        *held[:], loss = program(*held, lay(number, seed))
         jax.block_until_ready((held[0], loss))
 
-    def begin() -> tuple[Callable[[int], Any], Callable[[], float]]:
-        start()
-        return step, score
+    def begin(seed: int) -> tuple[Callable[[int], Any], Callable[[], float]]:
+        start(seed)
+        return functools.partial(step, seed), score
 
     if way.overlapped:  # Its programs are compiled as they are needed.
         for number in range(1, way.every + 1):
-            step(number)
+            step(train.SEED, number)
     asked = {**own, "steps": way.steps, "every": way.every}
     found = train.races(begin, asked, meet)
     return {"parameters": train.parameters(), "collective_bytes": sent, **found}

@@ -127,11 +127,13 @@ def slowest(found: list[Any]) -> Any:
 
 
 def middle(found: dict[str, Any], target: float) -> dict[str, Any]:
-    """The results with the seconds of every race, but only the curve of the median race."""
-    curves = sorted(found.pop("curves"), key=lambda curve: curve[-1][1])
-    curve = curves[(len(curves) - 1) // 2]
-    seconds = [each[-1][1] for each in curves]
-    return {**found, "curve": curve, "reached": curve[-1][2] <= target, "seconds": seconds}
+    """The results with the ends of all races, by their seeds, but only the median one's curve."""
+    curves = found.pop("curves")
+    curve = sorted(curves, key=lambda curve: curve[-1][1])[(len(curves) - 1) // 2]
+    ends = [each[-1] for each in curves]
+    reached = all(bits <= target for _, _, bits, _ in ends)
+    seconds = [took for _, took, _, _ in ends]
+    return {**found, "curve": curve, "reached": reached, "seconds": seconds, "ends": ends}
 
 
 def keep(path: pathlib.Path, cell: dict[str, Any], found: dict[str, Any]) -> None:

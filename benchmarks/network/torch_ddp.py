@@ -98,8 +98,8 @@ def training(
         inputs, targets = (torch.from_numpy(half).long() for half in batch)
         return score_of(net(inputs).flatten(0, 1), targets.flatten())
 
-    def begin() -> tuple[Callable[[int], Any], Callable[[], float]]:
-        torch.manual_seed(train.SEED)
+    def begin(seed: int) -> tuple[Callable[[int], Any], Callable[[], float]]:
+        torch.manual_seed(seed)
         module = torch_model.ByteModel(train.LAYERS, train.WIDTH)
         parameters = sum(weight.numel() for weight in module.parameters())
         if parameters != train.parameters():
@@ -110,7 +110,7 @@ def training(
         def step(number: int) -> None:
             adam.param_groups[0]["lr"] = float(rates[number - 1])
             adam.zero_grad(set_to_none=True)
-            loss_of(model, draw(number)).backward()
+            loss_of(model, draw(number, seed)).backward()
             adam.step()
 
         @torch.no_grad()

@@ -1,9 +1,10 @@
 """A worker that trains the byte model of the examples until it reaches a target score.
 
-The clock runs in steps alone: it stands still while the score is taken, to which each worker
+Each race has a seed of its own, of parameters and batches, the same for all methods. The clock runs in steps alone: it stands still while the score is taken, to which each worker
 contributes windows of its own, so that all know the same mean and stop at the same step.
 """
 
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -44,33 +45,33 @@ def part(rows: Any, own: dict[str, Any]) -> tuple:
     return tuple(half[cut] for half in rows)
 
 
-def batches(own: dict[str, Any]) -> tuple[Callable[[int], tuple], tuple]:
-    """This worker's rows of the batch of each step, and of the held-out windows."""
+def batches(own: dict[str, Any]) -> tuple[Callable[[int, int], tuple], tuple]:
+    """This worker's rows of the batch of each step and seed, and of the held-out windows."""
     text = byte_lm_model.read_text()
 
-    def draw(step: int) -> tuple:
-        whole = byte_lm_model.batch_of(text, step, size=BATCH, context=CONTEXT, seed=SEED)
+    def draw(step: int, seed: int) -> tuple:
+        whole = byte_lm_model.batch_of(text, step, size=BATCH, context=CONTEXT, seed=seed)
         return part(whole, own)
 
     return draw, part(byte_lm_model.validation_of(text, CONTEXT), own)
 
 
 def races(
-    begin: Callable[[], tuple[Callable[[int], Any], Callable[[], float]]],
+    begin: Callable[[int], tuple[Callable[[int], Any], Callable[[], float]]],
     own: dict[str, Any],
     meet: Callable[..., float],
 ) -> dict[str, Any]:
-    """The curve of each race from the same start.
+    """The curve of the race of each seed, in their order.
 
     Args:
-        begin: goes back to the start, and returns `step`, which takes the step of a number and
-            waits for it, and `score`, of this worker's windows that are held out.
+        begin: goes to the start of a seed, and returns `step`, which takes the step of a number
+            and waits for it, and `score`, of this worker's windows that are held out.
         own: the settings.
         meet: brings everyone's number to their mean.
     """
     curves = []
-    for _ in range(own["repeats"]):
-        step, score = begin()
+    for seed in range(SEED, SEED + own["repeats"]):
+        step, score = begin(seed)
         score()  # Compiled before the clock starts, like the step.
         meet()
         curves.append(race(step, score, own, meet))
@@ -98,9 +99,9 @@ def race(
 
 
 def say(own: dict[str, Any], name: str, curves: list[list[list[float]]]) -> None:
-    steps, _, bits, _ = curves[-1][-1]
     took = ", ".join(f"{curve[-1][1]:.1f}" for curve in curves)
-    group.say(own, f"{took} s  {name}: {bits:.3f} bits a byte after {steps} steps")
+    ends = ", ".join(f"{curve[-1][2]:.3f} after {curve[-1][0]}" for curve in curves)
+    group.say(own, f"{took} s  {name}: bits a byte {ends} steps")
 
 
 def run(
@@ -111,31 +112,30 @@ def run(
     rate = byte_lm.warm_and_decay(RATE, own["steps"])
     tx = optax.chain(jaxcomp.compressed_mean(method, group.AXIS, key=SEED), optax.adam(rate))
     replicated = NamedSharding(mesh, PartitionSpec())
-    init = jax.jit(
-        lambda: model.init(jax.random.key(SEED), draw(1)[0][:1]), out_shardings=replicated
-    )
+    tokens = draw(1, SEED)[0][:1]
+    init = jax.jit(lambda seed: model.init(jax.random.key(seed), tokens), out_shardings=replicated)
     held: list[Any] = []
 
-    def start() -> None:
-        params: Any = init()
+    def start(seed: int) -> None:
+        params: Any = init(seed)
         held[:] = params, jaxcomp.init_state(tx, params, mesh, group.AXIS)
 
-    def lay(number: int) -> tuple:
-        return tuple(group.spread(mesh, half) for half in draw(number))
+    def lay(number: int, seed: int) -> tuple:
+        return tuple(group.spread(mesh, half) for half in draw(number, seed))
 
-    start()
-    compiled = training.build_step(model, tx, mesh).lower(*held, lay(1)).compile()
+    start(SEED)
+    compiled = training.build_step(model, tx, mesh).lower(*held, lay(1, SEED)).compile()
 
-    def step(number: int) -> None:
-        *held[:], loss = compiled(*held, lay(number))
+    def step(seed: int, number: int) -> None:
+        *held[:], loss = compiled(*held, lay(number, seed))
         jax.block_until_ready((held, loss))
 
     def score() -> float:
         return float(byte_lm_model.bits_per_byte(model, training.first_copy(held[0]), held_out))
 
-    def begin() -> tuple[Callable[[int], Any], Callable[[], float]]:
-        start()
-        return step, score
+    def begin(seed: int) -> tuple[Callable[[int], Any], Callable[[], float]]:
+        start(seed)
+        return functools.partial(step, seed), score
 
     return {
         "parameters": parameters(),

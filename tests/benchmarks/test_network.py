@@ -92,8 +92,11 @@ def test_a_training_is_the_median_of_its_races(module):
         "reducer": "r",
         "curve": curves[0],
         "reached": True,
-        "seconds": [2.0, 3.0, 9.0],
+        "seconds": [3.0, 9.0, 2.0],
+        "ends": [[5, 3.0, 3.9, 7], [5, 9.0, 3.9, 7], [5, 2.0, 3.9, 7]],
     }
+    curves[1][-1][2] = 4.1
+    assert not module("run").middle({"curves": curves}, target=4.0)["reached"], "one seed did not"
 
 
 def test_results_are_added_to(module, tmp_path, monkeypatch):
