@@ -12,7 +12,7 @@ import shlex
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import redraw
@@ -259,18 +259,22 @@ def link_model() -> Found:
 def same_tables() -> Found:
     """The tables of the slow network match their JSON files."""
     source = RESULTS / "network"
-    optional = [job for job in ("gossip", "gossip-train") if (source / f"{job}.json").exists()]
-    jobs = ("mean", "train", "local", "overlap", *optional)
-    names = (*jobs, "model")
+    jobs = ("mean", "train", "local", "overlap", "gossip", "gossip-train")
+    yield from _written(source, jobs, (*jobs, "model"))
+    yield from _written(source / "seeds", ("local",), ("local",))
+
+
+def _written(source: pathlib.Path, jobs: Sequence[str], names: Sequence[str]) -> Found:
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         for job in jobs:
             (folder / f"{job}.json").write_text((source / f"{job}.json").read_text())
         tables.write(folder, quiet=True)
-        model.write(folder, quiet=True)
+        if "model" in names:
+            model.write(folder, quiet=True)
         for name in names:
             same = (folder / f"{name}.md").read_text() == (source / f"{name}.md").read_text()
-            yield f"network/{name}.md agrees with its JSON", same
+            yield f"{source.relative_to(RESULTS)}/{name}.md agrees with its JSON", same
 
 
 def gossip() -> Found:

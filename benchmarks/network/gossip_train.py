@@ -1,8 +1,8 @@
 """A worker that trains a small byte model by gossip, or by means, until it reaches a target score.
 
 As `train.py`, with a smaller model, of which every worker has windows of its own, however many
-workers there are. By gossip the score is that of the mean of all models, which is taken while the clock
-stands still.
+workers there are. By gossip the score is that of the mean of all models, which is taken while the
+clock stands still.
 """
 
 import functools

@@ -1,7 +1,8 @@
 """A worker that trains the byte model of the examples until it reaches a target score.
 
-Each race has a seed of its own, of parameters and batches, the same for all methods. The clock runs in steps alone: it stands still while the score is taken, to which each worker
-contributes windows of its own, so that all know the same mean and stop at the same step.
+Each race has a seed of its own, of parameters and batches, the same for all methods. The clock runs
+in steps alone: it stands still while the score is taken, to which each worker contributes windows
+of its own, so that all know the same mean and stop at the same step.
 """
 
 import functools
