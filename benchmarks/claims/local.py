@@ -2,6 +2,7 @@
 
 import functools
 import statistics
+from collections.abc import Sequence
 from typing import Any
 
 import jaxcomp
@@ -30,7 +31,7 @@ def _methods(found: dict[str, Any], rate: str = "100mbit", processes: int = 4) -
     return cell["methods"]
 
 
-def _spread(values: list[float], form: str) -> str:
+def _spread(values: Sequence[float], form: str) -> str:
     middle, low, high = statistics.median(values), min(values), max(values)
     return f"{middle:{form}} ({low:{form}} to {high:{form}})"
 

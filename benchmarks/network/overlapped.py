@@ -73,11 +73,11 @@ class Bench:
         self.model = byte_lm_model.ByteModel(train.LAYERS, train.WIDTH)
         self.grads = jax.value_and_grad(functools.partial(training.loss_of, self.model))
         lies = NamedSharding(mesh, PartitionSpec())
-        key, first = jax.random.key(train.SEED), self.draw(1)[0][:1]
+        key, first = jax.random.key(train.SEED), self.draw(1, train.SEED)[0][:1]
         self.init: Any = jax.jit(lambda: self.model.init(key, first), out_shardings=lies)
 
     def lay(self, number: int) -> tuple:
-        return tuple(group.spread(self.mesh, half) for half in self.draw(number))
+        return tuple(group.spread(self.mesh, half) for half in self.draw(number, train.SEED))
 
     def score(self, params: Any) -> float:
         whole = training.first_copy(params)
