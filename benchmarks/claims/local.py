@@ -36,14 +36,6 @@ def _spread(values: Sequence[float], form: str) -> str:
     return f"{middle:{form}} ({low:{form}} to {high:{form}})"
 
 
-class _Ends:
-    """Where the races of a method ended, a seed each."""
-
-    def __init__(self, method: dict[str, Any]):
-        self.steps, self.seconds, _, self.sent = zip(*method["ends"], strict=True)
-        self.reached = method["reached"]
-
-
 def _same_rate(found: dict[str, Any]) -> tuple[str, str]:
     rounds, every = found["adaptive"]["rounds of 16"], found["adaptive"]["every step"]
     holds = statistics.median(rounds["loss"]) <= max(every["loss"])
@@ -73,18 +65,18 @@ def _variance(found: dict[str, Any]) -> tuple[str, str]:
 def _as_good_as_synchronous(found: dict[str, Any], name: str, bytes_fewer: float):
     """Fewer bytes to the same score, and as many steps."""
     methods = _methods(found)
-    local, dense = (_Ends(methods[one]) for one in (name, "dense"))
-    fewer, faster = (
-        statistics.median(theirs) / statistics.median(ours)
-        for ours, theirs in ((local.sent, dense.sent), (local.seconds, dense.seconds))
-    )
-    steps, all_steps = (statistics.median(one.steps) for one in (local, dense))
+    local, dense = methods[name], methods["dense"]
+    steps, _, sent = zip(*local["ends"], strict=True)
+    all_steps, _, all_sent = zip(*dense["ends"], strict=True)
+    fewer = statistics.median(all_sent) / statistics.median(sent)
+    faster = statistics.median(dense["seconds"]) / statistics.median(local["seconds"])
     words = (
         f"{fewer:.0f} times fewer bytes and {faster:.1f} times less time than dense to the same "
-        f"score, in {_spread(local.steps, '.0f')} steps; dense takes {_spread(dense.steps, '.0f')}"
+        f"score, in {_spread(steps, '.0f')} steps; dense takes {_spread(all_steps, '.0f')}"
     )
-    enough = local.reached and dense.reached and fewer >= bytes_fewer
-    return words, decide(enough and steps <= 1.1 * all_steps, part=enough)
+    enough = local["reached"] and dense["reached"] and fewer >= bytes_fewer
+    level = statistics.median(steps) <= 1.1 * statistics.median(all_steps)
+    return words, decide(enough and level, part=enough)
 
 
 def _diloco(found: dict[str, Any]) -> tuple[str, str]:

@@ -127,12 +127,15 @@ def slowest(found: list[Any]) -> Any:
 
 
 def middle(found: dict[str, Any], target: float) -> dict[str, Any]:
-    """The results with the ends of all races, by their seeds, but only the median one's curve."""
+    """The results with the curve of the median race only.
+
+    Of all races, by their seeds: the seconds, and the steps, bits a byte and bytes sent at the end.
+    """
     curves = found.pop("curves")
     curve = sorted(curves, key=lambda curve: curve[-1][1])[(len(curves) - 1) // 2]
-    ends = [each[-1] for each in curves]
-    reached = all(bits <= target for _, _, bits, _ in ends)
-    seconds = [took for _, took, _, _ in ends]
+    seconds = [each[-1][1] for each in curves]
+    ends = [(steps, bits, sent) for steps, _, bits, sent in (each[-1] for each in curves)]
+    reached = all(bits <= target for _, bits, _ in ends)
     return {**found, "curve": curve, "reached": reached, "seconds": seconds, "ends": ends}
 
 

@@ -93,7 +93,7 @@ def test_a_training_is_the_median_of_its_races(module):
         "curve": curves[0],
         "reached": True,
         "seconds": [3.0, 9.0, 2.0],
-        "ends": [[5, 3.0, 3.9, 7], [5, 9.0, 3.9, 7], [5, 2.0, 3.9, 7]],
+        "ends": [(5, 3.9, 7)] * 3,
     }
     curves[1][-1][2] = 4.1
     assert not module("run").middle({"curves": curves}, target=4.0)["reached"], "one seed did not"
