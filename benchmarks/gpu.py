@@ -6,11 +6,17 @@ First each operation runs as a kernel, as compiled by XLA on the GPU, and as com
 CPU, on buckets of every sort: all must give the same bits. Then each is timed as a kernel and by
 XLA, in turns. The bytes that it must move (input once, output once) are compared with the bandwidth
 that a copy of the same array reaches. Then every codec is timed as users call it.
+
+An operation that differs or fails is listed, the others are still measured, and the program ends
+with status 1. Results are written after each stage.
 """
 
 import functools
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -38,23 +44,25 @@ def operations(n: int) -> Iterator[Operation]:
     yield from kernels.rotations(n * 512, BLOCKS)
 
 
-def check(one: Operation) -> None:
-    """Stops unless the kernel, XLA on the GPU and XLA on the CPU agree bit for bit."""
+def check(one: Operation) -> list[str]:
+    """Where the kernel, XLA on the GPU and XLA on the CPU do not agree bit for bit."""
     cpu, gpu, args = jax.devices("cpu")[0], jax.devices()[0], one.inputs()
 
     def result(how: str, device: Any) -> list[np.ndarray]:
         run = jax.jit(functools.partial(one.run, implementation=how))
         return [np.asarray(leaf) for leaf in jax.tree.leaves(run(*jax.device_put(args, device)))]
 
-    want = result("reference", cpu)
-    for place, how in (("the reference", "reference"), ("the kernel", "gpu")):
+    want, faults = result("reference", cpu), []
+    for place, how in (("XLA on the GPU", "reference"), ("the kernel", "gpu")):
         for got, other in zip(result(how, gpu), want, strict=True):
             unsigned = f"uint{8 * got.dtype.itemsize}"
             bad = got.view(unsigned) != other.view(unsigned)
             if jnp.issubdtype(got.dtype, jnp.floating):  # All NaN are equal.
                 bad &= ~(np.isnan(got.astype(np.float32)) & np.isnan(other.astype(np.float32)))
             if bad.any():
-                raise SystemExit(f"{one.name}: {bad.sum()} of {bad.size} differ on {place}")
+                first = np.argwhere(bad)[0].tolist()
+                faults.append(f"{bad.sum()} of {bad.size} differ with {place}, first at {first}")
+    return faults
 
 
 def medians(runs: dict[str, timing.Run], repeats: int) -> dict[str, float]:
@@ -68,17 +76,25 @@ def moved(run: Any, args: tuple[Any, ...]) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
 
 
-def measure(one: Operation, bandwidth: float, repeats: int) -> dict[str, Any]:
+def ready(one: Operation) -> tuple[int, dict[str, timing.Run]]:
+    """The traffic of an operation, and its two ways, compiled."""
     args = jax.device_put(one.inputs())
     ways = {how: functools.partial(one.run, implementation=name) for how, name in WAYS.items()}
-    size = moved(ways["kernel"], args)
     runs = {how: timing.into_warm(run, *args, launches=LAUNCHES) for how, run in ways.items()}
+    for run in runs.values():
+        run()
+    return moved(ways["kernel"], args), runs
+
+
+def measure(prepared: Any, bandwidth: float, repeats: int) -> dict[str, Any]:
+    size, runs = prepared
     took = medians(runs, repeats)
     share = {how: size / spent / bandwidth for how, spent in took.items()}
     return {"bytes": size, "seconds": took, "share_of_copy_bandwidth": share}
 
 
-def measure_codec(codec: Any, x: jax.Array) -> dict[str, float]:
+def ready_codec(codec: Any, x: jax.Array) -> tuple[float, dict[str, timing.Run]]:
+    """The bits per element of a codec, and its two directions, compiled."""
     like, key = jax.ShapeDtypeStruct(x.shape, x.dtype), noise.raw(kernels.KEY)
     encode = functools.partial(jaxcomp.encode, codec, key)
     payload = jax.jit(encode)(x)
@@ -88,10 +104,38 @@ def measure_codec(codec: Any, x: jax.Array) -> dict[str, float]:
             lambda p: jaxcomp.decode(codec, key, p, like), payload, launches=LAUNCHES
         ),
     }
-    bits = 8 * jaxcomp.wire_bytes(codec, like) / x.size
-    found = {"bits": bits, **medians(runs, 3)}
+    for run in runs.values():
+        run()
+    return 8 * jaxcomp.wire_bytes(codec, like) / x.size, runs
+
+
+def measure_codec(prepared: Any, size: int, repeats: int) -> dict[str, float]:
+    bits, runs = prepared
+    found = {"bits": bits, **medians(runs, repeats)}
     spent = found["encode_s"] + found["decode_s"]
-    return {**found, "break_even_gbps": x.size * (32 - bits) / spent / 1e9}
+    return {**found, "break_even_gbps": size * (32 - bits) / spent / 1e9}
+
+
+def each(work: Callable[..., Any], given: Iterable[Any], title: str) -> list[Any]:
+    """The results in order, or errors in one line: one failure does not end a run.
+
+    XLA compiles in several threads at once.
+    """
+
+    def attempt(one: Any) -> Any:
+        try:
+            return work(one)
+        except Exception as error:
+            return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+
+    todo = list(given)
+    with ThreadPoolExecutor(8) as threads:
+        return list(track(threads.map(attempt, todo), title, len(todo)))
+
+
+def driver() -> str:
+    asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
 
 
 COLUMNS = (
@@ -106,6 +150,8 @@ CODEC_COLUMNS = (
 
 
 def record(name: str, found: dict[str, Any]) -> dict[str, Any]:
+    if "seconds" not in found:  # A codec.
+        return {**found, "name": name}
     times = {how: 1e6 * spent for how, spent in found["seconds"].items()}
     faster = "kernel" if times["kernel"] < times["xla"] else "XLA"
     return {**found, "name": name, "seconds": times, "faster": faster}
@@ -121,28 +167,58 @@ def main() -> None:
     if jax.devices()[0].platform not in ("gpu", "cuda"):
         raise SystemExit(f"this needs a GPU, and JAX has {jax.devices()[0].platform} devices here")
     start = time.perf_counter()
-    for one in track([*operations(70)], "bits"):
-        check(one)
-    print(f"all bits agree ({time.perf_counter() - start:.0f} s)")
+    every = [*operations(70)]
+    differ = zip(every, each(check, every, "bits"), strict=True)
+    faults = {one.name: [*np.ravel(found)] for one, found in differ if found}
+    for name, found in faults.items():
+        print(f"{name}: {'; '.join(found)}")
+    print(
+        f"bits: {len(faults)} operations differ ({time.perf_counter() - start:.0f} s)", flush=True
+    )
     copy = timing.into_warm(lambda x: x + 1, jnp.ones(options.size), launches=LAUNCHES)
     bandwidth = 8 * options.size / medians({"copy": copy}, options.repeats)["copy"]
-    todo = track([*operations(options.size // 512)], "kernels")
-    found = {one.name: measure(one, bandwidth, options.repeats) for one in todo}
-    x = jnp.asarray(np.random.default_rng(0).standard_normal(options.size, np.float32))
-    codecs = {name: measure_codec(codec, x) for name, codec in track(CODECS.items(), "codecs")}
-    records = [{**row, "name": name} for name, row in codecs.items()]
-    reporting.Table("Codecs as users call them", CODEC_COLUMNS, records).print()
-    results = {
+    common = {
         "size": options.size,
         "copy_bytes_per_second": bandwidth,
-        "driver": getattr(jax.devices()[0].client, "platform_version", "unknown"),
-        "kernels": found,
-        "codecs": codecs,
+        "driver": driver(),
+        "runtime": getattr(jax.devices()[0].client, "platform_version", "unknown"),
     }
-    title = f"{options.size:,} elements; a copy reaches {bandwidth / 1e9:.0f} GB/s"
-    table = reporting.Table(title, COLUMNS, [record(name, row) for name, row in found.items()])
-    reporting.show(table, results, options.out / "kernels.md")
-    print(f"{time.perf_counter() - start:.0f} s in all")
+
+    def keep(
+        stage: str, title: str, columns: str, names: list[str], prepared: list[Any], work: Any
+    ) -> None:
+        """Measures what could be prepared, one after another; prints and writes it."""
+        usable, failed = {}, {}
+        for name, one in zip(names, prepared, strict=True):
+            (failed if isinstance(one, str) else usable)[name] = one
+        faults.update({name: [error] for name, error in failed.items()})
+        done = {name: work(one) for name, one in track(usable.items(), f"{stage}, in turns")}
+        records = [record(name, found) for name, found in done.items()]
+        results = {**common, "faults": faults, stage: done}
+        reporting.show(
+            reporting.Table(title, columns, records), results, options.out / f"{stage}.md"
+        )
+        print(f"{stage}: {failed or 'all ran'} ({time.perf_counter() - start:.0f} s)", flush=True)
+
+    todo = [*operations(options.size // 512)]
+    keep(
+        "kernels",
+        f"{options.size:,} elements; a copy reaches {bandwidth / 1e9:.0f} GB/s",
+        COLUMNS,
+        [one.name for one in todo],
+        each(ready, todo, "kernels, compiled"),
+        lambda one: measure(one, bandwidth, options.repeats),
+    )
+    x = jnp.asarray(np.random.default_rng(0).standard_normal(options.size, np.float32))
+    keep(
+        "codecs",
+        "Codecs as users call them",
+        CODEC_COLUMNS,
+        [*CODECS],
+        each(lambda codec: ready_codec(codec, x), CODECS.values(), "codecs, compiled"),
+        lambda one: measure_codec(one, x.size, options.repeats),
+    )
+    sys.exit(bool(faults))
 
 
 if __name__ == "__main__":
