@@ -295,6 +295,15 @@ def gossip() -> Found:
     yield "CHOCO keeps the mean to 1e-12", moved < 1e-12
 
 
+def gpu() -> Found:
+    """Kernels give the bits of the reference, and none is slower than XLA beyond noise."""
+    found = reporting.read(RESULTS / "gpu/kernels.json")
+    yield f"no operation on a GPU differs or fails {found['faults'] or ''}", not found["faults"]
+    for name, each in found["kernels"].items():
+        took = each["seconds"]
+        yield f"the kernel of {name} is as fast as XLA", took["kernel"] < 1.05 * took["xla"]
+
+
 def others() -> Found:
     streams = reporting.read(RESULTS / "noise" / "dieharder.json")["streams"]
     for name, stream in streams.items():
@@ -323,6 +332,7 @@ def failures() -> list[str]:
         link_model,
         same_tables,
         gossip,
+        gpu,
         others,
     )
     return [claim for check in every for claim, holds in check() if not holds]

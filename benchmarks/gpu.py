@@ -41,7 +41,7 @@ LAUNCHES = 10
 def operations(n: int) -> Iterator[Operation]:
     yield from kernels.packing(n)
     yield from kernels.coding(n, DTYPES)
-    yield from kernels.rotations(n * 512, BLOCKS)
+    yield from kernels.rotations(max(n * 512, 8 * max(BLOCKS)), BLOCKS)
 
 
 def check(one: Operation) -> list[str]:

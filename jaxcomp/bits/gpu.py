@@ -16,11 +16,15 @@ from jaxcomp.backend.triton import pallas as pl
 from jaxcomp.bits.grid import Grid
 from jaxcomp.bits.planes import Bits, lanes, planes, words as words_of
 from jaxcomp.numerics import noise, summing
-from jaxcomp.quantize.sums import IN_KERNEL, INTERPRETED
+from jaxcomp.quantize.sums import IN_GPU, INTERPRETED
 from jaxcomp.types import Array, ArrayLike
 
-ELEMENTS = 2048
-"""Elements that a program holds: sixteen for each thread of four warps."""
+ELEMENTS = 1024
+"""Elements that a program holds at least, and that each of its warps holds.
+
+With 512, the fields of narrow codes leave most threads of a warp without an element, and signs take
+four times as long to pack (on an H200); larger warps make a decoder slower.
+"""
 
 LARGEST = 8192
 """Elements of the largest bucket that a program can hold."""
@@ -81,7 +85,7 @@ def encode(
     n, size = x.shape
     seeds = jnp.concatenate([key, first[None]])
     given = () if scale is None else (scale[:, None],)
-    how = INTERPRETED if interpret else IN_KERNEL
+    how = INTERPRETED if interpret else IN_GPU
 
     def kernel(seeds_ref, count_ref, *refs):
         *scale_ref, x_ref, words_ref, steps_ref = refs
@@ -223,7 +227,7 @@ def _call(
         [((n, width), dtype) for width, dtype in outputs],
         axes.alike(*arrays),
         programs=pl.cdiv(n, _per_program(size)),
-        warps=4,
+        warps=max(1, pl.next_power_of_2(size) // ELEMENTS),
         name=kernel.__qualname__.split(".")[0],
         interpret=interpret,
     )

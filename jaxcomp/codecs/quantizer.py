@@ -356,7 +356,9 @@ class Quantizer(
         if self.scale.covers and self.steps.covers:
             return points
         end = float(self.levels.magnitude << FRACTION)
-        return jnp.clip(points, -end, end)  # Otherwise an outlier would wrap around.
+        # Otherwise an outlier would wrap around. Not `jnp.clip`: on a GPU, a kernel's drops NaN.
+        points = jnp.where(points > end, end, points)
+        return jnp.where(points < -end, -end, points)
 
     @property
     def _fused(self) -> bool:

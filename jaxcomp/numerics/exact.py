@@ -3,7 +3,8 @@
 A CPU rounds `1 / x` and `sqrt(x)` correctly; a GPU or TPU may be off by a few units in the last
 place, and then one model would be quantised differently by different workers. These are built digit
 by digit from integer operations, which have no such freedom; on a CPU its own instructions, which
-give the same bits, take their place.
+give the same bits, take their place. A kernel on a GPU corrects the quotient and root of the device
+by the remainder in integers, which takes a quarter of the operations.
 """
 
 from collections.abc import Callable
@@ -16,15 +17,21 @@ from jaxtyping import Float32
 from jaxcomp.backend import xla
 from jaxcomp.types import Array
 
-Digits = bool | Literal["interpreted"]
-"""Whether to work by digits on every platform, as a kernel must; or as an interpreted kernel, whose
-result the compiler must keep out of loops over elements.
+Digits = bool | Literal["interpreted", "refined"]
+"""Whether to work by digits on every platform, as a kernel on a TPU does. "interpreted" is for an
+interpreted kernel, whose result the compiler must keep out of loops over elements; "refined"
+corrects the result of a GPU's own instructions.
 """
 
 _HIDDEN = 1 << 23
 _MANTISSA = _HIDDEN - 1
 _DIGITS = 25
 """One more than a float32 holds, to round by; a tie cannot occur."""
+
+_OFF = 3
+"""Corrections of a quotient or root that is off by at most two units in the last place, as CUDA
+promises. Where it is rounded up past a power of two, a unit counts double.
+"""
 
 
 def reciprocal(x: Float32[Array, "..."], digits: Digits = False) -> Float32[Array, "..."]:
@@ -38,6 +45,8 @@ def reciprocal(x: Float32[Array, "..."], digits: Digits = False) -> Float32[Arra
         >>> reciprocal(jnp.float32(3.0))
         Array(0.33333334, dtype=float32)
     """
+    if digits == "refined":
+        return reciprocal_refined(x)
     return _choose(lambda x: 1 / x, reciprocal_by_digits, x, digits)
 
 
@@ -48,6 +57,8 @@ def sqrt(x: Float32[Array, "..."], digits: Digits = False) -> Float32[Array, "..
         >>> sqrt(jnp.float32(9.0))
         Array(3., dtype=float32)
     """
+    if digits == "refined":
+        return sqrt_refined(x)
     return _choose(jnp.sqrt, sqrt_by_digits, x, digits)
 
 
@@ -83,6 +94,51 @@ def sqrt_by_digits(x: Float32[Array, "..."]) -> Float32[Array, "..."]:
     field = 150 + ((exponent - 174 + odd) >> 1)
     bits = jnp.where(exponent > 0, (field << 23) + ((root + 1) >> 1) - _HIDDEN, 0)
     return lax.bitcast_convert_type(bits, jnp.float32)
+
+
+def reciprocal_refined(x: Float32[Array, "..."]) -> Float32[Array, "..."]:
+    """`reciprocal`, from a quotient that is off by at most two units in the last place."""
+    exponent, mantissa = _parts(x)
+    power = mantissa == _HIDDEN
+    near = _divided(lax.bitcast_convert_type((127 << 23) | (mantissa & _MANTISSA), jnp.float32))
+    quotient = (near * 2.0**24).astype(jnp.int32)
+    # 2^47 - mantissa * quotient modulo 2^32: exact, as it is small.
+    rest = -(mantissa * quotient)
+    for _ in range(_OFF):
+        up = (rest > (mantissa >> 1)).astype(jnp.int32)
+        down = (rest < -(mantissa >> 1)).astype(jnp.int32)
+        quotient, rest = quotient + (up - down), rest - (up - down) * mantissa
+    field = jnp.where(power, 254, 253) - exponent
+    fraction = jnp.where(power, 0, quotient - _HIDDEN)
+    bits = jnp.where(field > 0, (field << 23) + fraction, 0)
+    return lax.bitcast_convert_type(bits, jnp.float32)
+
+
+def sqrt_refined(x: Float32[Array, "..."]) -> Float32[Array, "..."]:
+    """`sqrt`, from a root that is off by at most two units in the last place."""
+    exponent, mantissa = _parts(x)
+    even = (exponent & 1) ^ 1  # The biased exponent of 1 is odd.
+    near = _rooted(
+        lax.bitcast_convert_type(((127 + even) << 23) | (mantissa & _MANTISSA), jnp.float32)
+    )
+    root = (near * 2.0**23).astype(jnp.int32)
+    rest = (mantissa << (23 + even)) - root * root  # Modulo 2^32: exact, as it is small.
+    for _ in range(_OFF):
+        up = (rest > root).astype(jnp.int32)
+        down = (rest <= -root).astype(jnp.int32)
+        rest = rest - (up - down) * 2 * root - (up + down)
+        root = root + (up - down)
+    field = (exponent + 127 - even) >> 1
+    bits = jnp.where(exponent > 0, (field << 23) + root - _HIDDEN, 0)
+    return lax.bitcast_convert_type(bits, jnp.float32)
+
+
+def _divided(x: Array) -> Array:
+    return 1 / x
+
+
+def _rooted(x: Array) -> Array:
+    return jnp.sqrt(x)
 
 
 def _parts(x: Array) -> tuple[Array, Array]:

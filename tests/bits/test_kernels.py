@@ -54,18 +54,34 @@ def assert_same_bits(got, want):
     np.testing.assert_array_equal(got.view(np.uint32), want.view(np.uint32))
 
 
-def test_reciprocals_and_roots_by_digits_are_correctly_rounded():
-    """Every mantissa, in exponents with no, and with all, critical cases."""
-    mantissas = jnp.arange(2**23, dtype=jnp.int32)
+def off(f, ulps):
+    """`f` as a GPU computes it, so many units in the last place away."""
+
+    def run(x):
+        bits_of = jax.lax.bitcast_convert_type(f(x), jnp.int32)
+        return jax.lax.bitcast_convert_type(bits_of + ulps, jnp.float32)
+
+    return run
+
+
+@pytest.mark.parametrize("ulps", [None, -2, 0, 2], ids=str)
+def test_reciprocals_and_roots_of_kernels_are_correctly_rounded(ulps, monkeypatch):
+    """Every mantissa, in an even and an odd exponent; some of them in the extreme exponents."""
+    ways = (exact.reciprocal_by_digits, exact.sqrt_by_digits)
+    if ulps is not None:
+        ways = (exact.reciprocal_refined, exact.sqrt_refined)
+        monkeypatch.setattr(exact, "_divided", off(lambda x: 1 / x, ulps))
+        monkeypatch.setattr(exact, "_rooted", off(jnp.sqrt, ulps))
     tiny = np.finfo(np.float32).tiny
-    for exponent in (1, 126, 127, 253):
-        x = jax.lax.bitcast_convert_type((exponent << 23) + mantissas, jnp.float32)
+    reciprocal, sqrt = map(jax.jit, ways)
+    for exponent in (1, 126, 127, 253, 254):
+        stride = 1 if exponent in (126, 127) else 1001
+        mantissas = np.arange(0, 2**23, stride, dtype=np.int32)
+        x = ((exponent << 23) + mantissas).view(np.float32)
         want = 1 / np.asarray(x)
-        got = np.asarray(jax.jit(exact.reciprocal_by_digits)(x))
-        np.testing.assert_array_equal(got, np.where(want < tiny, 0, want))
-        got = np.asarray(jax.jit(exact.sqrt_by_digits)(x))
-        np.testing.assert_array_equal(got, np.sqrt(np.asarray(x)))
-    assert float(exact.sqrt_by_digits(jnp.float32(0))) == 0
+        np.testing.assert_array_equal(reciprocal(x), np.where(want < tiny, 0, want))
+        np.testing.assert_array_equal(sqrt(x), np.sqrt(np.asarray(x)))
+    assert float(sqrt(jnp.float32(0))) == 0
 
 
 @pytest.mark.parametrize("implementation", INTERPRETED)
