@@ -108,8 +108,8 @@ class Arguments:
         for number in sorted(self.which(len(args), keywords)):
             if self.default and _is_key(args[number]):
                 raise ValueError(
-                    f"the last argument, {named(number, names)}, is a PRNG key, and would be split "
-                    f"as the batch. {_which_of(names)}"
+                    f"the last argument, {named(number, names)}, is a PRNG key, or uint32 of its "
+                    f"shape (2,), and would be split as the batch. {_which_of(names)}"
                 )
             _check_divides(args[number], named(number, names), pieces)
 
@@ -202,7 +202,7 @@ def _is_key(arg: Any) -> bool:
         return False
     if jnp.issubdtype(kind, jax.dtypes.prng_key):
         return True
-    return kind == jnp.uint32 and bool(arg.shape) and arg.shape[-1] == 2
+    return kind == jnp.uint32 and arg.shape == (2,)  # One raw key; more rows are data.
 
 
 def _leading(arg: PyTree) -> set[int] | None:
