@@ -10,6 +10,7 @@ from jax import core
 from jax.sharding import NamedSharding
 
 from jaxcomp.backend import axes
+from jaxcomp.mesh import per_worker
 from jaxcomp.types import AxisName, PyTree
 
 Numbers = int | tuple[int, ...]
@@ -156,21 +157,37 @@ def run(call: Callable[[], Any], args: Sequence[Any], doubts: dict[int, str]) ->
     return results
 
 
-def check_whole(leaf: Any, axis_name: AxisName, name: Callable[[], str], batch: str = "") -> None:
+def check_whole(
+    leaf: Any, axis_name: AxisName, tree: Callable[[], str], path: tuple, batch: str = ""
+) -> None:
     """Refuses an array outside of `PerWorker` memory that is split over several workers.
+
+    Args:
+        leaf: the array.
+        axis_name: the axes of the workers.
+        tree: the name of the tree that has it.
+        path: the path of the array in the tree.
+        batch: advice for what may be a batch.
 
     Raises:
         ValueError: if it is, with its name.
     """
     if not split_over(leaf) & set(axes.names(axis_name)):
         return
+    names = [jax.tree_util.keystr((key,), simple=True) for key in path]
+    untyped = any(map(per_worker.stored_as_memory, names))
     raise ValueError(
-        f"{name()} must not be sharded over {axis_name!r}, the axis of the workers, since each "
+        f"{tree()}{jax.tree_util.keystr(path)} must not be sharded over {axis_name!r}, the axis of the workers, since each "
         "worker has all parameters and every device would gather it. Split that axis of the mesh "
         "into two, as in jax.make_mesh((workers, shards), ('data', 'fsdp')), shard parameters over "
-        f"the second one, and give compressed_mean their `param_specs`.{batch}"
+        f"the second one, and give compressed_mean their `param_specs`.{batch}{_OR_MEMORY if untyped else ''}"
     )
 
+
+_OR_MEMORY = (
+    " Memory of a checkpoint that was restored without a target, and has lost its type: make the "
+    "state with jaxcomp.graft(tx, state, params, mesh, axis_name)."
+)
 
 OR_BATCH = " A batch: name it by `batch_argnums` or `batch_argnames`."
 """Other meanings of an argument that is split over the workers."""

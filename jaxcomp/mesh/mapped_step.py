@@ -77,8 +77,8 @@ class MappedStep:
             if per_worker.marked(path):
                 place.check_workers(leaf, self.workers)
             elif self.workers > 1 and number not in batches:
-                name = functools.partial(place.named, arguments.named(number, names), path[1:])
-                arguments.check_whole(leaf, self.axis_name, name, arguments.OR_BATCH)
+                tree = functools.partial(arguments.named, number, names)
+                arguments.check_whole(leaf, self.axis_name, tree, path[1:], arguments.OR_BATCH)
 
     def layout(self, args: Sequence[Any], batches: set[int]) -> tuple:
         """Where the arrays of each name and shape lie, if any may be sharded."""

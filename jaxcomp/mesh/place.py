@@ -1,6 +1,5 @@
 """Trees on a mesh: memory split over workers and shards, everything else replicated."""
 
-import functools
 import math
 from typing import Any
 
@@ -56,8 +55,7 @@ def place(tree: PyTree, mesh: Mesh, axis_name: AxisName, *, params: PyTree | Non
                 return placement.shared(leaf, mesh, workers, spec)
             check_workers(leaf, workers)
         elif workers > 1:
-            name = functools.partial(named, "`tree`", path)
-            arguments.check_whole(leaf, axis_name, name)
+            arguments.check_whole(leaf, axis_name, lambda: "`tree`", path)
         if shape:
             return jax.ShapeDtypeStruct(
                 leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec), weak_type=leaf.weak_type
@@ -88,8 +86,3 @@ def check_workers(leaf: Any, workers: int) -> None:
             "mesh with jaxcomp.place, or convert it from another number of workers with "
             "jaxcomp.resize_workers"
         )
-
-
-def named(tree: str, path: tuple) -> str:
-    """The name of a leaf in an error message."""
-    return tree + jax.tree_util.keystr(path)

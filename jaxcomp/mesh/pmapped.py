@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomp.backend import axes
-from jaxcomp.mesh import arguments, per_worker
+from jaxcomp.mesh import arguments, kinds, per_worker
 from jaxcomp.types import AxisName, PyTree
 
 ADVICE = (
@@ -67,8 +67,8 @@ def reason(shape: tuple[int, ...], want: tuple[int, ...]) -> str:
 
 
 def _is_mean(node: Any) -> bool:
-    return getattr(type(node), "averages", False)
+    return isinstance(node, kinds.Mean)
 
 
 def _has_rows(node: Any) -> bool:
-    return hasattr(node, "is_slice")
+    return isinstance(node, kinds.Reduction)

@@ -17,7 +17,7 @@ from jaxcomp.base import Codec, Reducer
 from jaxcomp.feedback import Link, Residual, Shift
 from jaxcomp.layout import policy as policy_, trees
 from jaxcomp.layout.policy import Policy
-from jaxcomp.mesh import per_worker
+from jaxcomp.mesh import kinds, per_worker
 from jaxcomp.numerics import noise, summing
 from jaxcomp.reducers import accounting, guarding
 from jaxcomp.transforms.mean import as_reducer, compressed_mean
@@ -63,9 +63,10 @@ def view(params: PyTree, state: PyTree) -> PyTree:
 
 
 def _displaces(node: Any) -> bool:
-    return "offset" in getattr(node, "_fields", ())
+    return isinstance(node, kinds.Displaced)
 
 
+@kinds.Displaced.register
 class PreservedState(NamedTuple):
     """State of `preserved_center`.
 
@@ -174,6 +175,7 @@ def _moved(held: Array, sent: Array, step: float) -> Array:
     return (held.astype(wide) + change).astype(held.dtype)
 
 
+@kinds.Displaced.register
 class DisplacedState(NamedTuple):
     """State of `displaced_mean`.
 
