@@ -175,12 +175,13 @@ def check_whole(
     if not split_over(leaf) & set(axes.names(axis_name)):
         return
     names = [jax.tree_util.keystr((key,), simple=True) for key in path]
-    untyped = any(map(per_worker.stored_as_memory, names))
+    memory = _OR_MEMORY if any(map(per_worker.stored_as_memory, names)) else ""
     raise ValueError(
-        f"{tree()}{jax.tree_util.keystr(path)} must not be sharded over {axis_name!r}, the axis of the workers, since each "
-        "worker has all parameters and every device would gather it. Split that axis of the mesh "
-        "into two, as in jax.make_mesh((workers, shards), ('data', 'fsdp')), shard parameters over "
-        f"the second one, and give compressed_mean their `param_specs`.{batch}{_OR_MEMORY if untyped else ''}"
+        f"{tree()}{jax.tree_util.keystr(path)} must not be sharded over {axis_name!r}, the axis of "
+        "the workers, since each worker has all parameters and every device would gather it. Split "
+        "that axis of the mesh into two, as in jax.make_mesh((workers, shards), ('data', 'fsdp')), "
+        "shard parameters over the second one, and give compressed_mean their `param_specs`."
+        f"{batch}{memory}"
     )
 
 

@@ -94,8 +94,9 @@ def value_and_grad(
 
     Raises:
         ValueError: outside of a mapped function; if an argument that is named as a key is none;
-            if the loss is already the same on all workers, which is detected only with `check_vma=True`; if `loss_fn` adds variables to an nnx
-            object, or if another variable than a batch statistic differs between workers after it.
+            if the loss is already the same on all workers, which is detected only with
+            `check_vma=True`; if `loss_fn` adds variables to an nnx object, or if another variable
+            than a batch statistic differs between workers after it.
 
     Example:
         >>> import jaxcomp

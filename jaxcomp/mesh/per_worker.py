@@ -180,6 +180,11 @@ def _marks(path: tuple) -> list[_Mark]:
     return [name for name in names if isinstance(name, _Mark)]
 
 
+def below(path: tuple) -> tuple:
+    """The path from the mark of the memory on."""
+    return next(path[at:] for at in range(len(path)) if marked(path[at : at + 1]))
+
+
 def shard_axes(path: tuple) -> tuple[str, ...] | None:
     """The axes of shards over which the leaf at this path differs; None if there are none."""
     for name in _marks(path):
@@ -277,10 +282,7 @@ def _is_optax(node: Any) -> bool:
 
 
 def _averages(part: PyTree) -> bool:
-    def is_mean(node: Any) -> bool:
-        return isinstance(node, kinds.Mean)
-
-    return any(map(is_mean, jax.tree.leaves(part, is_leaf=is_mean)))
+    return any(map(kinds.MEANS.has, jax.tree.leaves(part, is_leaf=kinds.MEANS.has)))
 
 
 def _has_arrays(state: PyTree) -> bool:

@@ -1,6 +1,5 @@
 """States of `jax.pmap`, whose arrays all have an axis of workers, where a mesh is meant."""
 
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,8 +34,10 @@ def check(tree: PyTree, axis_name: AxisName) -> None:
     Raises:
         ValueError: if the tree holds one.
     """
-    for node in jax.tree.leaves(tree, is_leaf=_is_mean):
-        count = getattr(node, "step", getattr(node, "taken", None)) if _is_mean(node) else None
+    for node in jax.tree.leaves(tree, is_leaf=kinds.MEANS.has):
+        count = (
+            getattr(node, "step", getattr(node, "taken", None)) if kinds.MEANS.has(node) else None
+        )
         if count is None or jnp.ndim(count) != 1:
             continue
         flat = jax.tree_util.tree_leaves_with_path(node)
@@ -52,8 +53,8 @@ def check_rows(tree: PyTree) -> None:
     Raises:
         ValueError: if the tree holds one that can be recognised.
     """
-    for node in jax.tree.leaves(tree, is_leaf=_has_rows):
-        if _has_rows(node) and node.is_slice():
+    for node in jax.tree.leaves(tree, is_leaf=kinds.REDUCTIONS.has):
+        if kinds.REDUCTIONS.has(node) and node.is_slice():
             raise ValueError(_SLICE)
 
 
@@ -64,11 +65,3 @@ def reason(shape: tuple[int, ...], want: tuple[int, ...]) -> str:
     if len(shape) == len(want) > 1 and shape[0] == 1 and shape[1] < want[1]:
         return _SLICE
     return ""
-
-
-def _is_mean(node: Any) -> bool:
-    return isinstance(node, kinds.Mean)
-
-
-def _has_rows(node: Any) -> bool:
-    return isinstance(node, kinds.Reduction)

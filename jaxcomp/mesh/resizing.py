@@ -91,7 +91,7 @@ def _resized(tx: Any, state: PyTree, params: PyTree, workers: int, counts: set) 
         wanted = jax.eval_shape(lambda params: tx.init(params), params)
 
     def carried(path, node, like):
-        if not _carries(node):
+        if not kinds.REDUCTIONS.has(node):
             return node
         return node.carried(like, workers, sharded=per_worker.shard_axes(path) is not None)
 
@@ -101,13 +101,9 @@ def _resized(tx: Any, state: PyTree, params: PyTree, workers: int, counts: set) 
             f"{_WHOLE}"
         )
     over = jax.tree_util.tree_map_with_path
-    state = over(carried, state, wanted, is_leaf=_carries)
+    state = over(carried, state, wanted, is_leaf=kinds.REDUCTIONS.has)
     move = functools.partial(_moved, workers)
     return over(move, state, one, wanted, _roles(state), is_leaf=per_worker.is_per_worker)
-
-
-def _carries(node: Any) -> bool:
-    return isinstance(node, kinds.Reduction)
 
 
 def _roles(state: PyTree) -> PyTree:
@@ -118,8 +114,9 @@ def _roles(state: PyTree) -> PyTree:
     """
 
     def field(node: Any) -> str:
-        known = {Mirrored: "mirror", kinds.Everyones: "everyones"}
-        return next((name for kind, name in known.items() if isinstance(node, kind)), "")
+        if isinstance(node, Mirrored):
+            return "mirror"
+        return "everyones" if kinds.EVERYONES.has(node) else ""
 
     def end(node: Any) -> bool:
         return per_worker.is_per_worker(node) or field(node) != ""

@@ -21,7 +21,7 @@ from jaxcomp.types import Array, AxisName, PyTree
 _Mean = optax.GradientTransformationExtraArgs
 
 
-@kinds.Displaced.register
+@kinds.DISPLACED.register
 class ZeroOneAdamState(NamedTuple):
     """State of `step_by_zero_one_adam`.
 

@@ -26,7 +26,7 @@ from jaxcomp.types import Array, AxisName, Batches, PyTree, Stacks
 from jaxcomp.wire import buffer, cost as wire_cost
 
 
-@kinds.Everyones.register
+@kinds.EVERYONES.register
 class RobustState(NamedTuple):
     """The state of `Robust`.
 

@@ -16,7 +16,7 @@ class OtherShapesError(ValueError):
     """The shapes of a state's memory are impossible for a state in use with these workers."""
 
 
-@kinds.Reduction.register
+@kinds.REDUCTIONS.register
 class ReductionState(NamedTuple):
     """The memory of the workers' links, and the reducer's own state.
 

@@ -31,8 +31,8 @@ from jaxcomp.types import Array, AxisName, PyTree
 _LAST = 2**31 - 2
 
 
-@kinds.Mean.register
-@kinds.Displaced.register
+@kinds.MEANS.register
+@kinds.DISPLACED.register
 class GossipState(NamedTuple):
     """State of `gossip`.
 

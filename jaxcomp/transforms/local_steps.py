@@ -24,7 +24,7 @@ from jaxcomp.types import Array, AxisName, PyTree
 _LAST = 2**31 - 2
 
 
-@kinds.Displaced.register
+@kinds.DISPLACED.register
 class FragmentState(NamedTuple):
     """State of a fragment: leaves that are exchanged together, and None in place of all others.
 
@@ -64,7 +64,7 @@ class FragmentState(NamedTuple):
         )
 
 
-@kinds.Mean.register
+@kinds.MEANS.register
 class LocalUpdatesState(NamedTuple):
     """State of `local_updates`.
 

@@ -43,7 +43,7 @@ class GateState(NamedTuple):
     messages: Array
 
 
-@kinds.Mean.register
+@kinds.MEANS.register
 class CompressedMeanState(NamedTuple):
     """State of `compressed_mean`.
 

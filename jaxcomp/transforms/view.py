@@ -49,8 +49,8 @@ def view(params: PyTree, state: PyTree) -> PyTree:
         >>> view(params, tx.init(params))["x"].shape  # Nothing has been sent down yet.
         (64, 64)
     """
-    nodes = jax.tree.leaves(state, is_leaf=_displaces)
-    for node in filter(_displaces, nodes):
+    nodes = jax.tree.leaves(state, is_leaf=kinds.DISPLACED.has)
+    for node in filter(kinds.DISPLACED.has, nodes):
         if hasattr(node, "here"):
             own = node.here(params)
             params = jax.tree.map(
@@ -62,11 +62,7 @@ def view(params: PyTree, state: PyTree) -> PyTree:
     return params
 
 
-def _displaces(node: Any) -> bool:
-    return isinstance(node, kinds.Displaced)
-
-
-@kinds.Displaced.register
+@kinds.DISPLACED.register
 class PreservedState(NamedTuple):
     """State of `preserved_center`.
 
@@ -175,7 +171,7 @@ def _moved(held: Array, sent: Array, step: float) -> Array:
     return (held.astype(wide) + change).astype(held.dtype)
 
 
-@kinds.Displaced.register
+@kinds.DISPLACED.register
 class DisplacedState(NamedTuple):
     """State of `displaced_mean`.
 
