@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import core
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxcomp.backend import axes
 from jaxcomp.mesh import per_worker
@@ -103,8 +103,10 @@ class Arguments:
         known = self.names(count, keywords)
         return [known.index(name) for name in names if name in known]
 
-    def check(self, args: Sequence[Any], keywords: tuple[str, ...], pieces: int) -> None:
-        """Refuses batches that do not divide evenly, and a doubtful default batch."""
+    def check(
+        self, args: Sequence[Any], keywords: tuple[str, ...], pieces: int, axis_name: AxisName
+    ) -> None:
+        """Refuses batches that do not divide evenly or are split along another dimension."""
         names = self.names(len(args), keywords)
         for number in sorted(self.which(len(args), keywords)):
             if self.default and _is_key(args[number]):
@@ -112,7 +114,7 @@ class Arguments:
                     f"the last argument, {named(number, names)}, is a PRNG key, or uint32 of its "
                     f"shape (2,), and would be split as the batch. {_which_of(names)}"
                 )
-            _check_divides(args[number], named(number, names), pieces)
+            _check_batch(args[number], named(number, names), pieces, axis_name)
 
     def doubts(self, args: Sequence[Any], keywords: tuple[str, ...]) -> dict[int, str]:
         """Other arguments that look like batches, if the last one is the batch by default."""
@@ -204,8 +206,17 @@ def _which_of(names: list[str]) -> str:
     return f"Name the batches among ({known}) by `batch_argnums` or `batch_argnames`."
 
 
-def _check_divides(batch: PyTree, name: str, pieces: int) -> None:
+def _check_batch(batch: PyTree, name: str, pieces: int, axis_name: AxisName) -> None:
     for leaf in jax.tree.leaves(batch):
+        others = _entries(leaf)[1:]
+        if any(set(entry) & set(axes.names(axis_name)) for entry in others):
+            raise ValueError(
+                f"{name} is a batch, and is split over {axis_name!r}, the axis of the workers, "
+                f"along its leading dimension, got an array of shape {jnp.shape(leaf)} that is "
+                f"sharded over it along another one, as {_spec(leaf)}. Move the dimension "
+                "of examples to the front, as in jnp.moveaxis(batch, 1, 0); `batch_spec`, which "
+                f"begins with {axis_name!r}, may split others over other axes only"
+            )
         shape = jnp.shape(leaf)
         if not shape or shape[0] % pieces:
             raise ValueError(
@@ -249,12 +260,15 @@ def _tuple(name: str, given: Any, kind: type) -> tuple:
 
 def split_over(leaf: Any) -> set[str]:
     """The mesh axes over which an array is split, as far as they are known."""
-    sharding = getattr(leaf, "sharding", None)
-    if isinstance(leaf, core.Tracer):
-        sharding = getattr(jax.typeof(leaf), "sharding", None)
-    if not isinstance(sharding, NamedSharding):
-        return set()
-    found = set()
-    for entry in sharding.spec:
-        found |= set(entry) if isinstance(entry, tuple) else {entry}
-    return found
+    return {name for entry in _entries(leaf) for name in entry}
+
+
+def _entries(leaf: Any) -> list[tuple[str, ...]]:
+    """The mesh axes over which each dimension of an array is split, as far as they are known."""
+    return [e if isinstance(e, tuple) else () if e is None else (e,) for e in _spec(leaf)]
+
+
+def _spec(leaf: Any) -> PartitionSpec:
+    of = jax.typeof(leaf) if isinstance(leaf, core.Tracer) else leaf
+    sharding = getattr(of, "sharding", None)
+    return sharding.spec if isinstance(sharding, NamedSharding) else PartitionSpec()

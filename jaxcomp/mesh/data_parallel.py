@@ -77,7 +77,7 @@ def data_parallel(
 
     Raises:
         ValueError: if the mesh has no such axis, `batch_spec` does not begin with it, the number of
-            workers does not divide a batch, it is unclear which arguments are batches, another
+            workers does not divide a batch, a batch is split over them along another dimension, it is unclear which arguments are batches, another
             argument is split over the workers, memory is for another number of workers, or a
             result differs between workers.
 

@@ -66,7 +66,7 @@ class MappedStep:
 
     def check(self, args: Sequence[Any], keywords: tuple[str, ...]) -> None:
         """Raises a `ValueError` for arguments that are not laid out as the step needs them."""
-        self.given.check(args, keywords, self._pieces)
+        self.given.check(args, keywords, self._pieces, self.axis_name)
         names = self.given.names(len(args), keywords)
         batches = self.given.which(len(args), keywords)
         if self.workers > 1:
