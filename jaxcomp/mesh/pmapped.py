@@ -1,6 +1,5 @@
 """States of `jax.pmap`, whose arrays all have an axis of workers, where a mesh is meant."""
 
-
 import jax
 import jax.numpy as jnp
 

@@ -151,7 +151,9 @@ def test_a_batch_that_lies_along_another_dimension(kind):
     total = jaxcomp.data_parallel(lambda x: jax.lax.psum(x.sum(), "data"), mesh, "data")
     x = jnp.arange(256.0).reshape(4, 8, 8)
     wrong = jax.device_put(x, NamedSharding(mesh, P(None, "data")))
-    with pytest.raises(ValueError, match=r"argument 0 \('x'\) is a batch.*\(4, 8, 8\).*`batch_spec`"):
+    with pytest.raises(
+        ValueError, match=r"argument 0 \('x'\) is a batch.*\(4, 8, 8\).*`batch_spec`"
+    ):
         total(wrong)
     with pytest.raises(ValueError, match=r"sharded over it along another one"):
         jax.jit(total)(wrong) if kind == AxisType.Explicit else total.lower(wrong)

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import methods
 import numpy as np
 import optax
 import pytest
@@ -130,3 +131,20 @@ def test_an_offset_in_moments_is_no_displacement():
     state = optax.sgd(0.1, momentum=0.9).init(params)
     state = jax.tree.map(lambda x: x + 1, state)
     assert jax.tree.all(jax.tree.map(np.array_equal, jaxcomp.view(params, state), params))
+
+
+@pytest.mark.parametrize("name", [*methods.METHODS, *methods.GOSSIP, "fragments"])
+def test_python_numbers_are_parameters(name):
+    """The state of a number is that of a scalar array."""
+    settings = {"every": 20, "fragments": 2, "inner": optax.sgd(0.1)}
+    if name == "fragments":
+        tx = jaxcomp.algorithms.streaming_diloco(jaxcomp.Dense(), "data", **settings)
+    else:
+        tx = methods.build(name)
+    found = [
+        jax.eval_shape(lambda s=s: tx.init({"w": jnp.ones((32, 32)), "s": s}))
+        for s in (2.0, jnp.float32(2))
+    ]
+    assert jax.tree.structure(found[0]) == jax.tree.structure(found[1])
+    for got, want in zip(*map(jax.tree.leaves, found), strict=True):
+        assert (got.shape, got.dtype) == (want.shape, want.dtype)

@@ -4,6 +4,7 @@ import math
 import re
 import warnings
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -242,6 +243,22 @@ def test_workers_of_one_device_each(two):
     plain = jaxcomp.compressed_mean(reducer, "dcn")
     _, want = stepper(plain, mesh)(jaxcomp.init_state(plain, params, mesh, "dcn"), grads)
     np.testing.assert_array_equal(mean["w"], want["w"])  # Signs draw nothing.
+
+
+def test_specs_of_a_filtered_module(two):
+    """A leaf that is no array has None among the parameters, and None among the specs."""
+    params = eqx.filter(eqx.nn.MLP(64, 64, 64, 1, key=jax.random.key(0)), eqx.is_array)
+    specs = jax.tree.map(lambda x: P("fsdp") if x.ndim == 2 else None, params)
+    names = {"wq": params.layers[0].weight, "wk": params.layers[1].weight}
+    found = []
+    for like, of in ((params, specs), (names, {"wq": P("fsdp"), "wk": P("fsdp")})):
+        tx = jaxcomp.compressed_mean(jaxcomp.Gather(EF_SIGN), "dcn", param_specs=of)
+        state = jax.eval_shape(lambda p, tx=tx: jaxcomp.init_state(tx, p, two, "dcn"), like)
+        found.append([x.shape for x in jax.tree.leaves(state.memory)])
+        grads = jax.tree.map(lambda x: jax.ShapeDtypeStruct((2, *x.shape), x.dtype), like)
+        _, mean = jax.eval_shape(stepper(tx, two), state, grads)
+        assert jax.tree.structure(mean) == jax.tree.structure(like)
+    assert found[0] == found[1] != []
 
 
 def test_no_warning_where_nothing_is_gathered(two):
