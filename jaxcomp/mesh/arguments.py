@@ -1,6 +1,7 @@
 """The arguments of a training step: names, batches, and checks of their placement."""
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from jax import core
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxcomp.backend import axes
-from jaxcomp.mesh import per_worker
+from jaxcomp.mesh import hints, per_worker
 from jaxcomp.types import AxisName, PyTree
 
 Numbers = int | tuple[int, ...]
@@ -133,11 +134,18 @@ class Arguments:
         }
 
 
-def run(call: Callable[[], Any], args: Sequence[Any], doubts: dict[int, str]) -> Any:
+def run(call: Callable[[], Any], args: Sequence[Any], doubts: dict[int, str], pieces: int) -> Any:
     """Runs a step; refuses a doubtful argument that is not among its results.
 
     An argument that the step returns in a new version, such as parameters, is not a batch, so the
-    step has to run first. If it fails because of shapes, the error is the doubt.
+    step has to run first. If it fails because the length of the batch and that of a worker's part
+    of it do not fit, the error is the doubt.
+
+    Args:
+        call: runs the step.
+        args: its arguments, before they are split.
+        doubts: by number of an argument, why it may be a batch.
+        pieces: the number of parts of the batch.
 
     Raises:
         ValueError: for such an argument.
@@ -145,18 +153,26 @@ def run(call: Callable[[], Any], args: Sequence[Any], doubts: dict[int, str]) ->
     try:
         results = call()
     except Exception as error:
-        if doubts and "shape" in str(error).lower():
-            said = str(error).strip().partition("\n")[0]
-            raise ValueError(f"{' '.join(doubts.values())} The step failed: {said}") from error
-        if isinstance(error, TypeError | ValueError):
-            for doubt in doubts.values():
-                error.add_note(f"jaxcomp.data_parallel: {doubt}")
+        if doubts and not hints.known(error):
+            _blame(error, args, doubts, pieces)
         raise
     made = [_kind(leaf) for leaf in jax.tree.leaves(results)]
     for number, doubt in doubts.items():
         if not all(_kind(leaf) in made for leaf in jax.tree.leaves(args[number])):
             raise ValueError(doubt)
     return results
+
+
+def _blame(error: Exception, args: Sequence[Any], doubts: dict[int, str], pieces: int) -> None:
+    """Raises the doubts for an error about their shapes, or adds them to another one."""
+    said = str(error).strip()
+    (length,) = _leading(args[-1]) or (0,)
+    if {length, length // pieces} <= set(map(int, re.findall(r"\d+", said))):
+        first = said.partition("\n")[0]
+        raise ValueError(f"{' '.join(doubts.values())} The step failed: {first}") from error
+    if isinstance(error, TypeError | ValueError):
+        for doubt in doubts.values():
+            error.add_note(f"jaxcomp.data_parallel: {doubt}")
 
 
 def check_whole(

@@ -115,7 +115,7 @@ def test_other_failures_of_a_step_keep_their_type(mesh):
     """The doubt is a note of theirs."""
 
     def step(x, y):
-        raise TypeError("of the user")
+        raise TypeError("of the user, about the shape [1, 2, 3] of another array")
 
     with pytest.raises(TypeError, match="of the user") as error:
         jaxcomp.data_parallel(step, mesh, "data")(X, Y)

@@ -3,6 +3,7 @@
 import functools
 import subprocess
 import sys
+from collections.abc import Callable
 
 import equinox as eqx
 import jax
@@ -403,6 +404,69 @@ def test_equinox_modules_are_arguments_and_results():
     model = eqx.nn.inference_mode(model)  # Another static leaf: another program.
     step(model, state, key, X)
     assert len(traces) == 2
+
+
+class Repeated(eqx.Module):
+    """A module that counts with one of its leaves."""
+
+    weight: jax.Array
+    times: int
+    activation: Callable
+
+    def __call__(self, x):
+        for _ in range(self.times):
+            x = self.activation(x @ self.weight)
+        return x
+
+
+def test_a_loss_of_an_equinox_model_that_is_not_averaged():
+    """The step is traced again to narrow types, with its static leaves as they are."""
+    model = Repeated(jnp.ones((4, 4)) / 4, 2, jax.nn.relu)
+
+    def step(model, x):
+        loss = jnp.mean(jax.vmap(model)(x))
+        return model, loss, 0 * x[0]
+
+    run = jaxcomp.data_parallel(step, MESH, "data")
+    with pytest.raises(ValueError, match=r"result\[1\] differs .*average it with jax\.lax\.pmean"):
+        run.lower(model, X)
+    averaged = jaxcomp.data_parallel(
+        lambda m, x: (m, jax.lax.pmean(step(m, x)[1], "data"), jnp.zeros_like(x[0])), MESH, "data"
+    )
+    found, loss, zeros = averaged(model, X)
+    np.testing.assert_allclose(loss, jnp.mean(jax.vmap(model)(X)), rtol=1e-5)
+    assert (found.times, zeros.any()) == (2, False)
+
+
+@pytest.mark.parametrize("library", ["equinox", "nnx"])
+def test_a_step_compiled_ahead_of_time(library):
+    """Takes whole modules and objects, as the step does, and refuses other static leaves."""
+    if library == "equinox":
+        model = Repeated(jnp.ones((4, 4)) / 4, 2, jax.nn.relu)
+        other = Repeated(model.weight, 3, jax.nn.relu)
+    else:
+        model = nnx.BatchNorm(4, momentum=0.5, rngs=nnx.Rngs(0))
+        other = nnx.BatchNorm(4, momentum=0.5, use_bias=False, rngs=nnx.Rngs(0))
+
+    def step(model, x, scale):
+        y = model(x) if library == "nnx" else jax.vmap(model)(x)
+        return None if library == "nnx" else model, jax.lax.pmean(scale * jnp.mean(y**2), "data")
+
+    run = jaxcomp.data_parallel(step, MESH, "data", batch_argnames="x")
+    stages = [run.lower(model, X, scale=2.0), run.trace(model, X, scale=2.0).lower()]
+    want = run(nnx.clone(model) if library == "nnx" else model, X, scale=2.0)
+    for lowered in stages:
+        compiled = lowered.compile()
+        assert "HloModule" in compiled.as_text()
+        again = nnx.clone(model) if library == "nnx" else model
+        found, loss = compiled(again, X, scale=2.0)
+        np.testing.assert_array_equal(loss, want[1])
+        if library == "nnx":
+            np.testing.assert_allclose(again.mean[...], 0.5 * X.mean(0), rtol=1e-5)
+        else:
+            assert found.times == 2
+        with pytest.raises(ValueError, match=r"static leaves.*compile it again"):
+            compiled(other, X, scale=2.0)
 
 
 def test_flax_and_equinox_are_not_imported():
