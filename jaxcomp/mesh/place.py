@@ -9,7 +9,7 @@ from jax import core
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxcomp.backend import axes
-from jaxcomp.mesh import arguments, objects, per_worker, placement, pmapped
+from jaxcomp.mesh import arguments, objects, per_worker, placement, pmapped, processes
 from jaxcomp.types import AxisName, PyTree
 
 
@@ -61,7 +61,7 @@ def place(tree: PyTree, mesh: Mesh, axis_name: AxisName, *, params: PyTree | Non
                 leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec), weak_type=leaf.weak_type
             )
         if spec != PartitionSpec():
-            return jax.device_put(leaf, NamedSharding(mesh, spec))
+            return processes.put(leaf, NamedSharding(mesh, spec))
         if isinstance(leaf, core.Tracer) or placement.named(leaf, mesh):
             return leaf
         return placement.put(leaf, mesh, spec)

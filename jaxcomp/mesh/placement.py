@@ -10,12 +10,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import core
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxcomp.backend import axes
-from jaxcomp.mesh import axis_types, per_worker
+from jaxcomp.mesh import axis_types, per_worker, processes
 from jaxcomp.mesh.axis_types import automatic, explicit
 from jaxcomp.types import AxisName, PyTree
 
@@ -72,24 +71,7 @@ def put(leaf: Any, mesh: Mesh, spec: PartitionSpec) -> jax.Array:
     found = axis_types.mesh_of(leaf)
     if found is not None and isinstance(leaf, jax.Array) and automatic(found) == automatic(mesh):
         return axis_types.retyped(leaf, mesh)
-    return jax.device_put(_sendable(leaf), NamedSharding(mesh, spec))
-
-
-def _sendable(leaf: Any) -> Any:
-    """A local array as one of NumPy, where there are several processes.
-
-    `jax.device_put` of a local JAX array to one device of each process loses its shards: its
-    `addressable_shards` raises, so that orbax cannot save it.
-    """
-    if (
-        jax.process_count() == 1
-        or isinstance(leaf, core.Tracer)
-        or not isinstance(leaf, jax.Array)
-        or not leaf.is_fully_addressable
-        or jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-    ):
-        return leaf
-    return np.asarray(leaf)
+    return processes.put(leaf, NamedSharding(mesh, spec))
 
 
 def placed(leaf: Any, mesh: Mesh) -> bool:
@@ -136,7 +118,7 @@ def shared(leaf: Any, mesh: Mesh, workers: int, spec: PartitionSpec) -> Any:
     if isinstance(leaf, core.Tracer):
         return jax.device_put(jnp.broadcast_to(leaf, shape), NamedSharding(mesh, spec))
     # A device's slice of all workers' memory is the whole memory of one worker.
-    own = jax.device_put(_sendable(leaf), NamedSharding(mesh, PartitionSpec(None, *spec[1:])))
+    own = processes.put(leaf, NamedSharding(mesh, PartitionSpec(None, *spec[1:])))
     parts = [shard.data for shard in own.addressable_shards]
     return jax.make_array_from_single_device_arrays(shape, NamedSharding(mesh, spec), parts)
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jaxcomp.mesh import data_parallel, per_worker
+from jaxcomp.mesh import data_parallel, per_worker, processes
 from jaxcomp.transforms.mean import CompressedMeanState
 from jaxcomp.types import AxisName, PyTree
 
@@ -60,7 +60,7 @@ def graft(tx: Any, state: PyTree, params: PyTree, mesh: Mesh, axis_name: AxisNam
         _check("/".join(name), wanted.get(name, []), given.get(name, []))
 
     def kept(name: tuple[str, ...], leaf: Any) -> Any:
-        return jax.device_put(given[name].pop(0), leaf.sharding)
+        return processes.put(given[name].pop(0), leaf.sharding)
 
     return _mapped(kept, new, typed)
 
