@@ -300,6 +300,14 @@ def state_specs(state: PyTree, axis_name: AxisName) -> PyTree:
     `jax.shard_map` accepts them directly. For `nnx.shard_map`, wrap those of an optimizer:
     `nnx.StateSharding(jaxcomp.state_specs(nnx.state(optimizer), axis_name))`.
 
+    Args:
+        state: the tree.
+        axis_name: the axis or axes of the workers. In a `shard_map` that is manual over the axes of
+            a model's shards too, name all manual axes, as in `("dcn", "fsdp")`: each device has
+            memory of its own. With the workers' axis alone, JAX refuses the specs of results under
+            `check_vma=True`; with `check_vma=False` nothing can detect it, and a checkpoint has the
+            memory of one shard in place of all.
+
     Raises:
         ValueError: if a state holds arrays of gradients before the mean outside of `PerWorker`.
     """

@@ -48,7 +48,7 @@ def _check_alike(whole: np.ndarray, sharding: NamedSharding) -> None:
     )
     if not alike(sums):
         raise ValueError(
-            "an array that all processes give must have the same value on all of them, got different "
-            f"ones of shape {whole.shape} and {whole.dtype}. Arrays that differ, such as parts of a "
-            "batch, are made with jax.make_array_from_process_local_data"
+            "an array that all processes give must have the same value on all of them, got "
+            f"different ones of shape {whole.shape} and {whole.dtype}. Arrays that differ, such as "
+            "parts of a batch, are made with jax.make_array_from_process_local_data"
         )

@@ -161,6 +161,33 @@ def test_all_axes_manual_needs_no_specs(two):
     np.testing.assert_allclose(run(state, laid)["kernel"], grads["kernel"].mean(0), atol=0.05)
 
 
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_specs_of_the_state_name_all_manual_axes(check_vma, two):
+    """The memory of every shard is an array's own part, so that a copy of the state is whole."""
+    tx = jaxcomp.compressed_mean(REDUCERS["two shot, both ways"], "dcn", key=5)
+    like = jax.eval_shape(tx.init, local_likes(SHAPES, SPECS, TWO))
+    lies = jaxcomp.state_specs(like, ("dcn", "fsdp"))
+    of_grads = {k: P("dcn", *spec) for k, spec in SPECS.items()}
+
+    def step(grads, *state):
+        grads = jax.tree.map(lambda x: x[0], grads)
+        return tx.update(grads, state[0] if state else tx.init(grads))
+
+    def mapped(*more, out=lies):
+        specs = {"in_specs": (of_grads, *more), "out_specs": (SPECS, out)}
+        return jax.jit(jax.shard_map(step, mesh=two, **specs, check_vma=check_vma))
+
+    laid = put(draw(SHAPES), two, SPECS, "dcn")
+    _, state = mapped()(laid)
+    assert {x.shape[0] for x in jax.tree.leaves(state.memory.feedback)} == {two.size}
+    copy = jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), state)
+    again, same = (mapped(lies)(laid, each)[0] for each in (copy, state))
+    jax.tree.map(np.testing.assert_array_equal, again, same)
+    if check_vma:
+        with pytest.raises(ValueError, match="require replication"):
+            mapped(out=jaxcomp.state_specs(like, "dcn"))(laid)
+
+
 def test_in_a_shard_map_of_ones_own(two):
     """`state_specs` names the workers' axis alone; the rest lies as it is placed."""
     tx = jaxcomp.compressed_mean(jaxcomp.Gather(EF_SIGN), "dcn", param_specs=SPECS)
