@@ -109,7 +109,6 @@ def test_linen(traces):
     jaxcomp.place(jax.eval_shape(lambda: state.tx.init(state.params)), names["mesh"], "data")
 
 
-
 def test_scaled_losses():
     """Too large a scale is halved; one worker's infinite gradient changes nothing else."""
     names = {}
