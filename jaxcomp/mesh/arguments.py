@@ -1,15 +1,17 @@
 """The arguments of a training step: names, batches, and checks of their placement."""
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import core
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxcomp.backend import axes
+from jaxcomp.mesh import hints, per_worker
 from jaxcomp.types import AxisName, PyTree
 
 Numbers = int | tuple[int, ...]
@@ -102,16 +104,18 @@ class Arguments:
         known = self.names(count, keywords)
         return [known.index(name) for name in names if name in known]
 
-    def check(self, args: Sequence[Any], keywords: tuple[str, ...], pieces: int) -> None:
-        """Refuses batches that do not divide evenly, and a doubtful default batch."""
+    def check(
+        self, args: Sequence[Any], keywords: tuple[str, ...], pieces: int, axis_name: AxisName
+    ) -> None:
+        """Refuses batches that do not divide evenly or are split along another dimension."""
         names = self.names(len(args), keywords)
         for number in sorted(self.which(len(args), keywords)):
             if self.default and _is_key(args[number]):
                 raise ValueError(
-                    f"the last argument, {named(number, names)}, is a PRNG key, and would be split "
-                    f"as the batch. {_which_of(names)}"
+                    f"the last argument, {named(number, names)}, is a PRNG key, or uint32 of its "
+                    f"shape (2,), and would be split as the batch. {_which_of(names)}"
                 )
-            _check_divides(args[number], named(number, names), pieces)
+            _check_batch(args[number], named(number, names), pieces, axis_name)
 
     def doubts(self, args: Sequence[Any], keywords: tuple[str, ...]) -> dict[int, str]:
         """Other arguments that look like batches, if the last one is the batch by default."""
@@ -130,11 +134,18 @@ class Arguments:
         }
 
 
-def run(call: Callable[[], Any], args: Sequence[Any], doubts: dict[int, str]) -> Any:
+def run(call: Callable[[], Any], args: Sequence[Any], doubts: dict[int, str], pieces: int) -> Any:
     """Runs a step; refuses a doubtful argument that is not among its results.
 
     An argument that the step returns in a new version, such as parameters, is not a batch, so the
-    step has to run first. If it fails because of shapes, the error is the doubt.
+    step has to run first. If it fails because the length of the batch and that of a worker's part
+    of it do not fit, the error is the doubt.
+
+    Args:
+        call: runs the step.
+        args: its arguments, before they are split.
+        doubts: by number of an argument, why it may be a batch.
+        pieces: the number of parts of the batch.
 
     Raises:
         ValueError: for such an argument.
@@ -142,12 +153,8 @@ def run(call: Callable[[], Any], args: Sequence[Any], doubts: dict[int, str]) ->
     try:
         results = call()
     except Exception as error:
-        if doubts and "shape" in str(error).lower():
-            said = str(error).strip().partition("\n")[0]
-            raise ValueError(f"{' '.join(doubts.values())} The step failed: {said}") from error
-        if isinstance(error, TypeError | ValueError):
-            for doubt in doubts.values():
-                error.add_note(f"jaxcomp.data_parallel: {doubt}")
+        if doubts and not hints.known(error):
+            _blame(error, args, doubts, pieces)
         raise
     made = [_kind(leaf) for leaf in jax.tree.leaves(results)]
     for number, doubt in doubts.items():
@@ -156,21 +163,50 @@ def run(call: Callable[[], Any], args: Sequence[Any], doubts: dict[int, str]) ->
     return results
 
 
-def check_whole(leaf: Any, axis_name: AxisName, name: Callable[[], str], batch: str = "") -> None:
+def _blame(error: Exception, args: Sequence[Any], doubts: dict[int, str], pieces: int) -> None:
+    """Raises the doubts for an error about their shapes, or adds them to another one."""
+    said = str(error).strip()
+    (length,) = _leading(args[-1]) or (0,)
+    if {length, length // pieces} <= set(map(int, re.findall(r"\d+", said))):
+        first = said.partition("\n")[0]
+        raise ValueError(f"{' '.join(doubts.values())} The step failed: {first}") from error
+    if isinstance(error, TypeError | ValueError):
+        for doubt in doubts.values():
+            error.add_note(f"jaxcomp.data_parallel: {doubt}")
+
+
+def check_whole(
+    leaf: Any, axis_name: AxisName, tree: Callable[[], str], path: tuple, batch: str = ""
+) -> None:
     """Refuses an array outside of `PerWorker` memory that is split over several workers.
+
+    Args:
+        leaf: the array.
+        axis_name: the axes of the workers.
+        tree: the name of the tree that has it.
+        path: the path of the array in the tree.
+        batch: advice for what may be a batch.
 
     Raises:
         ValueError: if it is, with its name.
     """
     if not split_over(leaf) & set(axes.names(axis_name)):
         return
+    names = [jax.tree_util.keystr((key,), simple=True) for key in path]
+    memory = _OR_MEMORY if any(map(per_worker.stored_as_memory, names)) else ""
     raise ValueError(
-        f"{name()} must not be sharded over {axis_name!r}, the axis of the workers, since each "
-        "worker has all parameters and every device would gather it. Split that axis of the mesh "
-        "into two, as in jax.make_mesh((workers, shards), ('data', 'fsdp')), shard parameters over "
-        f"the second one, and give compressed_mean their `param_specs`.{batch}"
+        f"{tree()}{jax.tree_util.keystr(path)} must not be sharded over {axis_name!r}, the axis of "
+        "the workers, since each worker has all parameters and every device would gather it. Split "
+        "that axis of the mesh into two, as in jax.make_mesh((workers, shards), ('data', 'fsdp')), "
+        "shard parameters over the second one, and give compressed_mean their `param_specs`."
+        f"{batch}{memory}"
     )
 
+
+_OR_MEMORY = (
+    " Memory of a checkpoint that was restored without a target, and has lost its type: make the "
+    "state with jaxcomp.graft(tx, state, params, mesh, axis_name)."
+)
 
 OR_BATCH = " A batch: name it by `batch_argnums` or `batch_argnames`."
 """Other meanings of an argument that is split over the workers."""
@@ -186,8 +222,17 @@ def _which_of(names: list[str]) -> str:
     return f"Name the batches among ({known}) by `batch_argnums` or `batch_argnames`."
 
 
-def _check_divides(batch: PyTree, name: str, pieces: int) -> None:
+def _check_batch(batch: PyTree, name: str, pieces: int, axis_name: AxisName) -> None:
     for leaf in jax.tree.leaves(batch):
+        others = _entries(leaf)[1:]
+        if any(set(entry) & set(axes.names(axis_name)) for entry in others):
+            raise ValueError(
+                f"{name} is a batch, and is split over {axis_name!r}, the axis of the workers, "
+                f"along its leading dimension, got an array of shape {jnp.shape(leaf)} that is "
+                f"sharded over it along another one, as {_spec(leaf)}. Move the dimension "
+                "of examples to the front, as in jnp.moveaxis(batch, 1, 0); `batch_spec`, which "
+                f"begins with {axis_name!r}, may split others over other axes only"
+            )
         shape = jnp.shape(leaf)
         if not shape or shape[0] % pieces:
             raise ValueError(
@@ -202,7 +247,7 @@ def _is_key(arg: Any) -> bool:
         return False
     if jnp.issubdtype(kind, jax.dtypes.prng_key):
         return True
-    return kind == jnp.uint32 and bool(arg.shape) and arg.shape[-1] == 2
+    return kind == jnp.uint32 and arg.shape == (2,)  # One raw key; more rows are data.
 
 
 def _leading(arg: PyTree) -> set[int] | None:
@@ -231,12 +276,15 @@ def _tuple(name: str, given: Any, kind: type) -> tuple:
 
 def split_over(leaf: Any) -> set[str]:
     """The mesh axes over which an array is split, as far as they are known."""
-    sharding = getattr(leaf, "sharding", None)
-    if isinstance(leaf, core.Tracer):
-        sharding = getattr(jax.typeof(leaf), "sharding", None)
-    if not isinstance(sharding, NamedSharding):
-        return set()
-    found = set()
-    for entry in sharding.spec:
-        found |= set(entry) if isinstance(entry, tuple) else {entry}
-    return found
+    return {name for entry in _entries(leaf) for name in entry}
+
+
+def _entries(leaf: Any) -> list[tuple[str, ...]]:
+    """The mesh axes over which each dimension of an array is split, as far as they are known."""
+    return [e if isinstance(e, tuple) else () if e is None else (e,) for e in _spec(leaf)]
+
+
+def _spec(leaf: Any) -> PartitionSpec:
+    of = jax.typeof(leaf) if isinstance(leaf, core.Tracer) else leaf
+    sharding = getattr(of, "sharding", None)
+    return sharding.spec if isinstance(sharding, NamedSharding) else PartitionSpec()

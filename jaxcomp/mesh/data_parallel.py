@@ -61,8 +61,8 @@ def data_parallel(
         mesh: a device mesh that has the axis.
         axis_name: the axis or axes that the workers are on.
         batch_argnums: the numbers of the arguments that are batches. By default the last argument
-            is the batch; a PRNG key there, or another argument that looks like a batch, is an
-            error.
+            is the batch; a typed PRNG key or a raw one (`uint32[2]`) there, or another argument
+            that looks like a batch, is an error.
         batch_argnames: the names of arguments that are batches.
         batch_spec: the sharding of batches on the whole mesh, if a worker's batch is split further
             over its devices, as in `PartitionSpec(("dcn", "fsdp"))`; it begins with `axis_name`.
@@ -77,9 +77,9 @@ def data_parallel(
 
     Raises:
         ValueError: if the mesh has no such axis, `batch_spec` does not begin with it, the number of
-            workers does not divide a batch, it is unclear which arguments are batches, another
-            argument is split over the workers, memory is for another number of workers, or a
-            result differs between workers.
+            workers does not divide a batch, a batch is split over them along another dimension, it
+            is unclear which arguments are batches, another argument is split over the workers,
+            memory is for another number of workers, or a result differs between workers.
 
     Example:
         >>> import jax.numpy as jnp
@@ -127,7 +127,28 @@ class _Runner:
 
     def staged(self, stage: Callable[..., Any]) -> Callable[..., Any]:
         """`lower` or `trace` of the compiled step, for shapes or arrays."""
-        return lambda *args, **kwargs: self._call(args, kwargs, placement.like, stage)[2]
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            _, rest, found = self._call(args, kwargs, placement.like, stage)
+            return found if rest == objects.Rest() else _Staged(found, self, rest)
+
+        return run
+
+    def run_ahead(self, compiled: Any, rest: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """The results of a step that was compiled ahead of time for these static leaves."""
+
+        def chosen(*plain, layout, keywords, rest: Any) -> Any:
+            if rest != wanted:
+                raise ValueError(
+                    "the arguments must have the static leaves, and nnx objects of the structure, "
+                    "for which the step was compiled ahead of time, got others: lower and compile "
+                    "it again"
+                )
+            return compiled(*plain)
+
+        wanted = rest
+        args, rest, results = self._call(args, kwargs, placement.put, lambda step: chosen)
+        return objects.finish(args, rest, results)
 
     def _call(self, args: tuple, kwargs: dict[str, Any], move: Any, stage: Any) -> Any:
         args, keywords = self.given.bind(args, kwargs)
@@ -180,6 +201,29 @@ class _Runner:
             jax.tree_util.tree_map_with_path(functools.partial(one, number), arg)
             for number, arg in enumerate(args)
         ]
+
+
+class _Staged:
+    """A stage (`Traced`, `Lowered`, `Compiled`) of a step that has nnx objects or static leaves.
+
+    JAX's own stages know trees of arrays only; a step compiled ahead of time is called with the
+    whole arguments, too.
+    """
+
+    def __init__(self, stage: Any, runner: _Runner, rest: Any):
+        self._stage, self._runner, self._rest = stage, runner, rest
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stage, name)
+
+    def lower(self, *args: Any, **kwargs: Any) -> "_Staged":
+        return _Staged(self._stage.lower(*args, **kwargs), self._runner, self._rest)
+
+    def compile(self, *args: Any, **kwargs: Any) -> "_Staged":
+        return _Staged(self._stage.compile(*args, **kwargs), self._runner, self._rest)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._runner.run_ahead(self._stage, self._rest, args, kwargs)
 
 
 def init_state(tx: Any, params: PyTree, mesh: Mesh, axis_name: AxisName) -> PyTree:

@@ -50,6 +50,8 @@ def value_and_grad(
     has_aux: bool = False,
     wrt: Any = None,
     fold_keys: bool = True,
+    key_argnums: int | Sequence[int] = (),
+    key_argnames: str | Sequence[str] = (),
 ) -> Callable[..., Any]:
     """Like `jax.value_and_grad`, but with this worker's own gradient and the averaged loss.
 
@@ -59,8 +61,10 @@ def value_and_grad(
     itself.
 
     Random numbers differ between workers: PRNG keys that are the same on all workers are folded
-    with the worker's index before `loss_fn` sees them. This applies to typed keys anywhere in
-    arguments that are not differentiated, and to raw keys (`uint32[2]`) that are a whole argument.
+    with the worker's index before `loss_fn` sees them. This applies to typed keys
+    (`jax.random.key`) anywhere in arguments that are not differentiated, and to raw keys
+    (`jax.random.PRNGKey`, `uint32[..., 2]`) in the arguments that `key_argnums` or `key_argnames`
+    name. Without a name, a raw key is data and is not folded, so all workers draw the same noise.
     Keys that `loss_fn` closes over are not folded.
 
     For an argument that is an nnx object, the variables `wrt` are differentiated, and the gradient
@@ -81,15 +85,18 @@ def value_and_grad(
         wrt: an nnx filter that selects the variables of an nnx object to differentiate; None for
             `nnx.Param`.
         fold_keys: whether keys are folded with the worker's index.
+        key_argnums: the numbers of arguments that are raw keys or trees of them.
+        key_argnames: the names of such arguments, if they are passed by keyword.
 
     Returns:
         A function of the same arguments that returns the loss, or with `has_aux` a pair of the loss
         and the auxiliary data, and then the gradients.
 
     Raises:
-        ValueError: outside of a mapped function; if the loss is already the same on all workers,
-            which is detected only with `check_vma=True`; if `loss_fn` adds variables to an nnx
-            object, or if another variable than a batch statistic differs between workers after it.
+        ValueError: outside of a mapped function; if an argument that is named as a key is none;
+            if the loss is already the same on all workers, which is detected only with
+            `check_vma=True`; if `loss_fn` adds variables to an nnx object, or if another variable
+            than a batch statistic differs between workers after it.
 
     Example:
         >>> import jaxcomp
@@ -115,10 +122,13 @@ def value_and_grad(
         held = _Held({slot: arg for slot, arg in slots.items() if objects.holds(arg)}, numbers, wrt)
         plain = {n: objects.select(args[n], _floats(args[n])) for n in numbers if n not in held}
         at = {number: objects.vary(kept, axis_name) for number, (kept, _) in plain.items()}
+        named = _named_keys(slots, len(args), (*numbers, *held.slots), key_argnums, key_argnames)
         if fold_keys:
             held.keys = _folded(held.keys, axis_name)
             slots = {
-                slot: arg if slot in numbers or slot in held else _folded(arg, axis_name, raw=True)
+                slot: arg
+                if slot in numbers or slot in held
+                else _folded(arg, axis_name, raw=slot in named)
                 for slot, arg in slots.items()
             }
 
@@ -205,19 +215,63 @@ def _floats(tree: PyTree) -> list[bool]:
     return [known and jnp.issubdtype(jnp.result_type(x), jnp.inexact) for x, known in leaves]
 
 
+def _named_keys(slots: dict, count: int, others: tuple, argnums: Any, argnames: Any) -> set:
+    """The arguments that are named as keys, checked.
+
+    Args:
+        slots: the arguments of the loss, by number or keyword.
+        count: how many of them are positional.
+        others: the arguments that cannot be keys: differentiated ones and nnx objects.
+        argnums: `key_argnums`.
+        argnames: `key_argnames`.
+    """
+    found = set()
+    for number in (argnums,) if isinstance(argnums, int) else argnums:
+        if not -count <= number < count or number % count in others:
+            raise ValueError(
+                f"`key_argnums` must be numbers of the {count} positional arguments that are not "
+                f"differentiated, got {number}"
+            )
+        found.add(number % count)
+    for name in (argnames,) if isinstance(argnames, str) else argnames:
+        if name not in slots or name in others:
+            keywords = tuple(slot for slot in slots if isinstance(slot, str))
+            raise ValueError(
+                f"`key_argnames` must name arguments that are passed by keyword, {keywords}, got "
+                f"{name!r}; name a positional one by `key_argnums`"
+            )
+        found.add(name)
+    for slot in found:
+        for leaf in jax.tree.leaves(slots[slot]):
+            if not (_is_typed_key(leaf) or _is_raw_key(leaf)):
+                raise ValueError(
+                    "`key_argnums` and `key_argnames` must name PRNG keys, uint32 of shape (..., "
+                    f"2) or typed, got {jnp.result_type(leaf)} of shape {jnp.shape(leaf)} in "
+                    f"argument {slot!r}"
+                )
+    return found
+
+
+def _is_typed_key(leaf: Any) -> bool:
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _is_raw_key(leaf: Any) -> bool:
+    return hasattr(leaf, "dtype") and leaf.dtype == jnp.uint32 and leaf.shape[-1:] == (2,)
+
+
 def _folded(tree: PyTree, axis_name: AxisName, *, raw: bool = False) -> PyTree:
-    """Folds the worker's index into the tree's keys; a raw key must be the whole tree."""
+    """Folds the worker's index into the tree's typed keys; with `raw`, into raw ones too."""
 
     def fold(key: Any) -> Any:
-        if not hasattr(key, "dtype") or axes.varies(key, axis_name):
+        typed = _is_typed_key(key)
+        if not typed and not raw:
+            return key
+        if axes.varies(key, axis_name):
             return key
         worker = lax.axis_index(axis_name)
-        if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-            words = jax.vmap(lambda k: jax.random.fold_in(k, worker))(key.reshape(-1))
-            return words.reshape(key.shape)
-        if raw and key is tree and key.shape == (2,) and key.dtype == jnp.uint32:
-            return jax.random.fold_in(key, worker)
-        return key
+        keys = key.reshape(-1) if typed else key.reshape(-1, 2)
+        return jax.vmap(lambda k: jax.random.fold_in(k, worker))(keys).reshape(key.shape)
 
     return jax.tree.map(fold, tree)
 

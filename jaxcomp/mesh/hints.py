@@ -30,7 +30,30 @@ _OF_REPLICAS = (
     "flax.jax_utils.replicate and unreplicate, shard, and x[0]."
 )
 
+_OF_CLOSURES = (
+    "jaxcomp: the step uses an array or a key from outside that lies on the mesh. Pass it to the "
+    "step as an argument: arguments that are no batches are the same on all workers. Fold a key "
+    "with the worker's index, jax.random.fold_in(key, jax.lax.axis_index({axis!r})), or pass it on "
+    "to the loss of jaxcomp.value_and_grad, which folds it."
+)
+
+_OF_COPIES = (
+    "jaxcomp: an nnx object was made outside of the function that changes it. Merge it inside of "
+    "the loss with nnx.merge(graphdef, state, copy=True) and return its new state with "
+    "has_aux=True, or pass the object itself to the step and to the loss of "
+    "jaxcomp.value_and_grad, which change it in place."
+)
+
+_OF_CARRIES = (
+    "jaxcomp: the state that tx.init makes is that of one worker, and takes the shapes of all "
+    "workers in its first step, which a loop cannot. Make it with jaxcomp.init_state(tx, params, "
+    "mesh, axis_name), or with tx.init(params) inside of the step."
+)
+
 _HINTS = {
+    ("carry input", "carry output", "per_worker"): _OF_CARRIES,
+    "Closing over inputs to shard_map": _OF_CLOSURES,
+    ("Cannot mutate", "from a different trace level"): _OF_COPIES,
     "but the existing parameter it received has shape": _OF_REPLICAS,
     "with_sharding_constraint can only refer to Auto axes": _OF_CONSTRAINTS,
     "passed to reshard cannot contain axis names": _OF_CONSTRAINTS,
@@ -38,7 +61,13 @@ _HINTS = {
     "manual axis types do not match": _OF_LOOPS,
     "The number of updates and states has to be the same in chain": _OF_CHAINS,
 }
-"""By a part of the error's text."""
+"""By parts of the error's text."""
+
+
+def known(error: Exception) -> list[str]:
+    """The hints for an error."""
+    texts = {(key,) if isinstance(key, str) else key: hint for key, hint in _HINTS.items()}
+    return [hint for parts, hint in texts.items() if all(part in str(error) for part in parts)]
 
 
 @contextlib.contextmanager
@@ -47,9 +76,8 @@ def added(axis_name: AxisName) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        notes = getattr(error, "__notes__", [])
-        for text, hint in _HINTS.items():
+        for hint in known(error):
             said = hint.format(axis=axis_name)
-            if text in str(error) and said not in notes:
+            if said not in getattr(error, "__notes__", []):
                 error.add_note(said)
         raise

@@ -66,7 +66,7 @@ class MappedStep:
 
     def check(self, args: Sequence[Any], keywords: tuple[str, ...]) -> None:
         """Raises a `ValueError` for arguments that are not laid out as the step needs them."""
-        self.given.check(args, keywords, self._pieces)
+        self.given.check(args, keywords, self._pieces, self.axis_name)
         names = self.given.names(len(args), keywords)
         batches = self.given.which(len(args), keywords)
         if self.workers > 1:
@@ -77,8 +77,8 @@ class MappedStep:
             if per_worker.marked(path):
                 place.check_workers(leaf, self.workers)
             elif self.workers > 1 and number not in batches:
-                name = functools.partial(place.named, arguments.named(number, names), path[1:])
-                arguments.check_whole(leaf, self.axis_name, name, arguments.OR_BATCH)
+                tree = functools.partial(arguments.named, number, names)
+                arguments.check_whole(leaf, self.axis_name, tree, path[1:], arguments.OR_BATCH)
 
     def layout(self, args: Sequence[Any], batches: set[int]) -> tuple:
         """Where the arrays of each name and shape lie, if any may be sharded."""
@@ -117,28 +117,32 @@ class MappedStep:
         ]
         out = {}
 
-        def body(step, replicated, per_worker):
+        def body(narrow, replicated, per_worker):
             own = jax.tree.unflatten(treedef, _merge(marks, replicated, per_worker))
             own = [x if n in batches else placement.stay(x, homes) for n, x in enumerate(own)]
-            results = self._own_results(step, own, args, keywords, rest)
+            results = self._own_results(narrow, own, args, keywords, rest)
             flat, out["treedef"] = jax.tree.flatten(results)
             out["marks"] = _marks(results)
             return _part(flat, out["marks"])
 
+        def mapped(narrow):
+            return self._mapped(functools.partial(body, narrow), _part(leaves, marks))
+
         try:
-            parts = self._mapped(functools.partial(body, self._step), _part(leaves, marks))
-        except _DiffersError:  # Perhaps only by its type, as the zeros of frozen leaves.
-            narrow = retyping.narrowed(self._step)
+            parts = mapped(lambda run: run)
+        except _DiffersError as error:  # Perhaps only by its type, as the zeros of frozen leaves.
             try:
-                parts = self._mapped(functools.partial(body, narrow), _part(leaves, marks))
-            except _DiffersError as error:
-                raise ValueError(str(error)) from None
+                parts = mapped(retyping.narrowed)
+            except _DiffersError as narrower:
+                raise ValueError(str(narrower)) from None
+            except Exception as other:  # Of the second run; the first error is the user's.
+                raise ValueError(str(error)) from other
         results = jax.tree.unflatten(out["treedef"], _merge(out["marks"], *parts))
         return placement.at_home(results, self._inside, homes, self.axis_name)
 
     def _own_results(
         self,
-        step: Callable[..., Any],
+        narrow: Callable[..., Any],
         own: list,
         args: Sequence[Any],
         keywords: tuple[str, ...],
@@ -148,25 +152,29 @@ class MappedStep:
 
         def named(*own):
             placed = len(own) - len(keywords)
-            return step(*own[:placed], **dict(zip(keywords, own[placed:], strict=True)))
+            return self._step(*own[:placed], **dict(zip(keywords, own[placed:], strict=True)))
 
-        with hints.added(self.axis_name):
-            call = functools.partial(objects.call, named, own, rest, self.axis_name)
-            results = arguments.run(call, args, self.given.doubts(args, keywords))
+        def whole(*own):
+            return objects.call(named, list(own), rest, self.axis_name)
+
+        doubts = self.given.doubts(args, keywords)
+        results = arguments.run(lambda: narrow(whole)(*own), args, doubts, self._pieces)
         if self.check_vma:
             _check_replicated(results, self.axis_name)
         return results
 
     def _mapped(self, body: Callable[..., Any], parts: tuple[list, list]) -> tuple[list, list]:
         split = PartitionSpec(self.axis_name)
-        return jax.shard_map(
+        mapped = jax.shard_map(
             body,
             mesh=self._inside,
             in_specs=(PartitionSpec(), split),
             out_specs=(PartitionSpec(), split),
             axis_names=set(axes.names(self.axis_name)),
             check_vma=self.check_vma,
-        )(*parts)
+        )
+        with hints.added(self.axis_name):
+            return mapped(*parts)
 
 
 def _pieces(batch_spec: PartitionSpec, mesh: Mesh, axis_name: AxisName) -> int:

@@ -10,17 +10,28 @@ from jax.sharding import PartitionSpec
 
 from jaxcomp.backend import axes
 from jaxcomp.base import Mirrored
+from jaxcomp.mesh import kinds
 from jaxcomp.types import AxisName, PyTree
 
-_MARK = "per_worker"
-"""In a leaf's path, says that it differs between workers, even where a library (flax's nnx) has
-turned the `PerWorker` node itself into a plain mapping."""
+
+class _Mark(str):
+    """The name of the child of a node of this module, in the paths of its leaves.
+
+    Some libraries (flax's nnx) turn nodes into plain mappings, but keep the keys. A key of this
+    type marks our memory there, and no name in a user's tree has this type.
+    """
+
+    __slots__ = ()
+
+
+_MARK = _Mark("per_worker")
+"""Marks leaves that differ between workers."""
 
 _SHARD = "per_shard:"
-"""The same for what differs between shards of the model, with the names of their axes after it."""
+"""Begins the mark of what differs between shards of the model; the names of their axes follow."""
 
-_SHARE = "per_worker_share"
-"""The same, for rows that are shared out: each worker has some of them, and none has all."""
+_SHARE = _Mark("per_worker_share")
+"""Marks rows that are shared out: each worker has some of them, and none has all."""
 
 
 class _KnownToFlax(type):
@@ -71,7 +82,7 @@ class PerWorker(metaclass=_KnownToFlax):
             "shift", "local", …) are averaged.
     """
 
-    stored = _MARK
+    stored = str(_MARK)
 
     def __init__(self, tree: PyTree, kind: str):
         self.tree = tree
@@ -133,7 +144,7 @@ class PerShard(metaclass=_KnownToFlax):
         self.axes = axes
 
     def tree_flatten_with_keys(self):
-        mark = _SHARD + ",".join(self.axes)
+        mark = _Mark(_SHARD + ",".join(self.axes))
         return ((jax.tree_util.GetAttrKey(mark), self.tree),), self.axes
 
     @classmethod
@@ -160,19 +171,31 @@ def shared_out(path: tuple) -> bool:
 
 
 def _has(path: tuple, mark: str) -> bool:
-    return any(mark in _names(key) for key in path)
+    return any(mark == name for name in _marks(path))
 
 
-def _names(key: Any) -> tuple:
-    return getattr(key, "name", None), getattr(key, "key", None)
+def _marks(path: tuple) -> list[_Mark]:
+    """The marks in a path."""
+    names = [getattr(key, "name", getattr(key, "key", None)) for key in path]
+    return [name for name in names if isinstance(name, _Mark)]
+
+
+def below(path: tuple) -> tuple:
+    """The path from the mark of the memory on."""
+    return next(path[at:] for at in range(len(path)) if marked(path[at : at + 1]))
 
 
 def shard_axes(path: tuple) -> tuple[str, ...] | None:
     """The axes of shards over which the leaf at this path differs; None if there are none."""
-    for name in (name for key in path for name in _names(key)):
-        if isinstance(name, str) and name.startswith(_SHARD):
+    for name in _marks(path):
+        if name.startswith(_SHARD):
             return tuple(filter(None, name.removeprefix(_SHARD).split(",")))
     return None
+
+
+def stored_as_memory(name: str) -> bool:
+    """Whether memory has this name in a checkpoint that was restored without types."""
+    return name in (_MARK, _SHARE) or name.startswith(_SHARD)
 
 
 def spec(path: tuple, axis_name: AxisName) -> PartitionSpec:
@@ -216,8 +239,7 @@ def check_order(tree: PyTree) -> None:
     """Refuses a chain's state in which optax keeps arrays before the mean over the workers.
 
     Such a transformation sees each worker's own gradients, but its state is not marked as
-    different between workers. The attribute `averages` marks the state of a mean. A tree without
-    tuples, such as a flattened one, cannot be checked.
+    different between workers. A tree without tuples, such as a flattened one, cannot be checked.
     """
     for node in jax.tree.leaves(tree, is_leaf=_is_sequence):
         parts = _parts(node)
@@ -260,10 +282,7 @@ def _is_optax(node: Any) -> bool:
 
 
 def _averages(part: PyTree) -> bool:
-    def is_mean(node: Any) -> bool:
-        return getattr(type(node), "averages", False)
-
-    return any(map(is_mean, jax.tree.leaves(part, is_leaf=is_mean)))
+    return any(map(kinds.MEANS.has, jax.tree.leaves(part, is_leaf=kinds.MEANS.has)))
 
 
 def _has_arrays(state: PyTree) -> bool:
@@ -280,6 +299,14 @@ def state_specs(state: PyTree, axis_name: AxisName) -> PyTree:
 
     `jax.shard_map` accepts them directly. For `nnx.shard_map`, wrap those of an optimizer:
     `nnx.StateSharding(jaxcomp.state_specs(nnx.state(optimizer), axis_name))`.
+
+    Args:
+        state: the tree.
+        axis_name: the axis or axes of the workers. In a `shard_map` that is manual over the axes of
+            a model's shards too, name all manual axes, as in `("dcn", "fsdp")`: each device has
+            memory of its own. With the workers' axis alone, JAX refuses the specs of results under
+            `check_vma=True`; with `check_vma=False` nothing can detect it, and a checkpoint has the
+            memory of one shard in place of all.
 
     Raises:
         ValueError: if a state holds arrays of gradients before the mean outside of `PerWorker`.

@@ -1,6 +1,5 @@
 """Trees on a mesh: memory split over workers and shards, everything else replicated."""
 
-import functools
 import math
 from typing import Any
 
@@ -10,7 +9,7 @@ from jax import core
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxcomp.backend import axes
-from jaxcomp.mesh import arguments, objects, per_worker, placement, pmapped
+from jaxcomp.mesh import arguments, objects, per_worker, placement, pmapped, processes
 from jaxcomp.types import AxisName, PyTree
 
 
@@ -56,14 +55,13 @@ def place(tree: PyTree, mesh: Mesh, axis_name: AxisName, *, params: PyTree | Non
                 return placement.shared(leaf, mesh, workers, spec)
             check_workers(leaf, workers)
         elif workers > 1:
-            name = functools.partial(named, "`tree`", path)
-            arguments.check_whole(leaf, axis_name, name)
+            arguments.check_whole(leaf, axis_name, lambda: "`tree`", path)
         if shape:
             return jax.ShapeDtypeStruct(
                 leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec), weak_type=leaf.weak_type
             )
         if spec != PartitionSpec():
-            return jax.device_put(leaf, NamedSharding(mesh, spec))
+            return processes.put(leaf, NamedSharding(mesh, spec))
         if isinstance(leaf, core.Tracer) or placement.named(leaf, mesh):
             return leaf
         return placement.put(leaf, mesh, spec)
@@ -88,8 +86,3 @@ def check_workers(leaf: Any, workers: int) -> None:
             "mesh with jaxcomp.place, or convert it from another number of workers with "
             "jaxcomp.resize_workers"
         )
-
-
-def named(tree: str, path: tuple) -> str:
-    """The name of a leaf in an error message."""
-    return tree + jax.tree_util.keystr(path)

@@ -5,21 +5,22 @@ placed on the mesh yet. `to_automatic` and `to_given` change the types of argume
 within the compiled program, where that moves no data.
 """
 
+from collections import defaultdict
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import core
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxcomp.backend import axes
-from jaxcomp.mesh import axis_types, per_worker
+from jaxcomp.mesh import axis_types, per_worker, processes
 from jaxcomp.mesh.axis_types import automatic, explicit
 from jaxcomp.types import AxisName, PyTree
 
 Homes = dict[tuple, PartitionSpec]
-"""By path and shape, how parameters lie on the mesh."""
+"""By path and shape, how parameters and memory lie on the mesh; memory by its mark and what follows
+in its path, too."""
 
 
 def check_axes(mesh: Any, axis_name: AxisName) -> None:
@@ -70,24 +71,7 @@ def put(leaf: Any, mesh: Mesh, spec: PartitionSpec) -> jax.Array:
     found = axis_types.mesh_of(leaf)
     if found is not None and isinstance(leaf, jax.Array) and automatic(found) == automatic(mesh):
         return axis_types.retyped(leaf, mesh)
-    return jax.device_put(_sendable(leaf), NamedSharding(mesh, spec))
-
-
-def _sendable(leaf: Any) -> Any:
-    """A local array as one of NumPy, where there are several processes.
-
-    `jax.device_put` of a local JAX array to one device of each process loses its shards: its
-    `addressable_shards` raises, so that orbax cannot save it.
-    """
-    if (
-        jax.process_count() == 1
-        or isinstance(leaf, core.Tracer)
-        or not isinstance(leaf, jax.Array)
-        or not leaf.is_fully_addressable
-        or jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-    ):
-        return leaf
-    return np.asarray(leaf)
+    return processes.put(leaf, NamedSharding(mesh, spec))
 
 
 def placed(leaf: Any, mesh: Mesh) -> bool:
@@ -134,19 +118,21 @@ def shared(leaf: Any, mesh: Mesh, workers: int, spec: PartitionSpec) -> Any:
     if isinstance(leaf, core.Tracer):
         return jax.device_put(jnp.broadcast_to(leaf, shape), NamedSharding(mesh, spec))
     # A device's slice of all workers' memory is the whole memory of one worker.
-    own = jax.device_put(_sendable(leaf), NamedSharding(mesh, PartitionSpec(None, *spec[1:])))
+    own = processes.put(leaf, NamedSharding(mesh, PartitionSpec(None, *spec[1:])))
     parts = [shard.data for shard in own.addressable_shards]
     return jax.make_array_from_single_device_arrays(shape, NamedSharding(mesh, spec), parts)
 
 
 def homes(params: PyTree, mesh: Mesh) -> Homes:
-    """The shardings of the parameters on the mesh, by path."""
-    found = {}
+    """The shardings of the arrays of a tree on the mesh, by path."""
+    found, memory = {}, defaultdict(set)
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         home = _home_of(leaf, mesh)
         if home is not None:
             found[_names(path), jnp.shape(leaf)] = home
-    return found
+            if per_worker.marked(path):
+                memory[_names(per_worker.below(path)), jnp.shape(leaf)].add(home)
+    return found | {at: homes.pop() for at, homes in memory.items() if len(homes) == 1}
 
 
 def _home_of(leaf: Any, mesh: Mesh) -> PartitionSpec | None:
@@ -170,15 +156,22 @@ def _short(spec: PartitionSpec) -> PartitionSpec:
 
 
 def spec(path: tuple, leaf: Any, homes: Homes, axis_name: AxisName, mesh: Mesh) -> PartitionSpec:
-    """The spec of an array of a state: that of memory, or that of its parameter."""
+    """The spec of an array of a state: that of memory, or that of its parameter.
+
+    Memory of a parameter's shape is split like the parameter. Where a tree holds them under
+    different names, it stays split as it is.
+    """
     # On automatic axes, a compiled step always returns empty arrays with this spec.
     if 0 in jnp.shape(leaf) and not explicit(mesh):
         return PartitionSpec()
     of_memory = per_worker.spec(path, axis_name)
     if per_worker.shard_axes(path) is not None:
         return of_memory
-    rest = jnp.shape(leaf)[len(of_memory) :]
-    return PartitionSpec(*of_memory, *(_home(path, rest, homes) or ()))
+    home = _home(path, jnp.shape(leaf)[len(of_memory) :], homes)
+    if home is None and of_memory:
+        own = _home(path, jnp.shape(leaf), homes) or _home_of(leaf, mesh)
+        home = own and own[1:]
+    return PartitionSpec(*of_memory, *(home or ()))
 
 
 def _home(path: tuple, shape: tuple[int, ...], homes: Homes) -> PartitionSpec | None:

@@ -1,12 +1,10 @@
 """States of `jax.pmap`, whose arrays all have an axis of workers, where a mesh is meant."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
 from jaxcomp.backend import axes
-from jaxcomp.mesh import arguments, per_worker
+from jaxcomp.mesh import arguments, kinds, per_worker
 from jaxcomp.types import AxisName, PyTree
 
 ADVICE = (
@@ -35,8 +33,10 @@ def check(tree: PyTree, axis_name: AxisName) -> None:
     Raises:
         ValueError: if the tree holds one.
     """
-    for node in jax.tree.leaves(tree, is_leaf=_is_mean):
-        count = getattr(node, "step", getattr(node, "taken", None)) if _is_mean(node) else None
+    for node in jax.tree.leaves(tree, is_leaf=kinds.MEANS.has):
+        count = (
+            getattr(node, "step", getattr(node, "taken", None)) if kinds.MEANS.has(node) else None
+        )
         if count is None or jnp.ndim(count) != 1:
             continue
         flat = jax.tree_util.tree_leaves_with_path(node)
@@ -52,8 +52,8 @@ def check_rows(tree: PyTree) -> None:
     Raises:
         ValueError: if the tree holds one that can be recognised.
     """
-    for node in jax.tree.leaves(tree, is_leaf=_has_rows):
-        if _has_rows(node) and node.is_slice():
+    for node in jax.tree.leaves(tree, is_leaf=kinds.REDUCTIONS.has):
+        if kinds.REDUCTIONS.has(node) and node.is_slice():
             raise ValueError(_SLICE)
 
 
@@ -64,11 +64,3 @@ def reason(shape: tuple[int, ...], want: tuple[int, ...]) -> str:
     if len(shape) == len(want) > 1 and shape[0] == 1 and shape[1] < want[1]:
         return _SLICE
     return ""
-
-
-def _is_mean(node: Any) -> bool:
-    return getattr(type(node), "averages", False)
-
-
-def _has_rows(node: Any) -> bool:
-    return hasattr(node, "is_slice")

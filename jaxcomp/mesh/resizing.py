@@ -11,7 +11,8 @@ import numpy as np
 
 from jaxcomp import checks
 from jaxcomp.backend import axes
-from jaxcomp.mesh import axis_types, on_mesh, per_worker, pmapped
+from jaxcomp.base import Mirrored
+from jaxcomp.mesh import axis_types, kinds, on_mesh, per_worker, pmapped
 from jaxcomp.quantize import blocks
 from jaxcomp.types import Array, PyTree
 
@@ -90,7 +91,7 @@ def _resized(tx: Any, state: PyTree, params: PyTree, workers: int, counts: set) 
         wanted = jax.eval_shape(lambda params: tx.init(params), params)
 
     def carried(path, node, like):
-        if not _carries(node):
+        if not kinds.REDUCTIONS.has(node):
             return node
         return node.carried(like, workers, sharded=per_worker.shard_axes(path) is not None)
 
@@ -100,25 +101,49 @@ def _resized(tx: Any, state: PyTree, params: PyTree, workers: int, counts: set) 
             f"{_WHOLE}"
         )
     over = jax.tree_util.tree_map_with_path
-    state = over(carried, state, wanted, is_leaf=_carries)
+    state = over(carried, state, wanted, is_leaf=kinds.REDUCTIONS.has)
     move = functools.partial(_moved, workers)
-    return over(move, state, one, wanted, is_leaf=per_worker.is_per_worker)
+    return over(move, state, one, wanted, _roles(state), is_leaf=per_worker.is_per_worker)
 
 
-def _carries(node: Any) -> bool:
-    return hasattr(node, "carried")
+def _roles(state: PyTree) -> PyTree:
+    """For each `PerWorker` and each replicated array, the field that tells how it is moved.
+
+    "mirror" for a copy of the senders' mean memory, "everyones" for a row for each worker, the same
+    on all of them; otherwise "".
+    """
+
+    def field(node: Any) -> str:
+        if isinstance(node, Mirrored):
+            return "mirror"
+        return "everyones" if kinds.EVERYONES.has(node) else ""
+
+    def end(node: Any) -> bool:
+        return per_worker.is_per_worker(node) or field(node) != ""
+
+    def roles(tree: PyTree, role: str) -> list[str]:
+        found = []
+        for node in jax.tree.leaves(tree, is_leaf=end):
+            named = field(node)
+            for name, child in node._asdict().items() if named else ():
+                found += roles(child, name if name == named else role)
+            found += [] if named else [role]
+        return found
+
+    treedef = jax.tree.structure(state, is_leaf=per_worker.is_per_worker)
+    return jax.tree.unflatten(treedef, roles(state, ""))
 
 
-def _moved(workers: int, path: tuple, node: Any, one: Any, wanted: Any) -> Any:
+def _moved(workers: int, path: tuple, node: Any, one: Any, wanted: Any, role: str) -> Any:
     """Converts a `PerWorker`, or one replicated array."""
     sharded = per_worker.shard_axes(path) is not None
     if not per_worker.is_per_worker(node):
         x = node
-        if x.shape != wanted.shape and _mirrors(path):  # The last rows are padding.
+        if x.shape != wanted.shape and role == "mirror":  # The last rows are padding.
             at = 1 if sharded else 0
             x = jnp.moveaxis(x, at, 0)[: one.shape[at]]
             x = jnp.moveaxis(_padded(x, wanted.shape[at]), 0, at)
-        if _everyones(path):
+        if role == "everyones":
             own = functools.partial(_handed_on, workers=workers)
             x = jax.vmap(own)(x) if sharded else own(x)
         _check_moved(path, x.shape, wanted.shape, workers)
@@ -184,11 +209,10 @@ def _check(state: PyTree, one: PyTree) -> None:
     if jax.tree.structure(state) != jax.tree.structure(one):
         raise ValueError(f"{wrong}, got another tree. {_WHOLE}")
 
-    def check(path, node, like):
+    def check(path, node, like, role):
         split = per_worker.is_per_worker(node)
         at = split + (per_worker.shard_axes(path) is not None)
-        shares = node.kind in ("share", "codec share") if split else _mirrors(path)
-        shares = shares or _everyones(path)
+        shares = node.kind in ("share", "codec share") if split else role != ""
         held = (jax.tree.leaves(n, is_leaf=_is_blocks) for n in (node, like))
         for x, want in zip(*held, strict=True):
             x, want = jax.tree.leaves(x)[0], jax.tree.leaves(want)[0]
@@ -202,7 +226,8 @@ def _check(state: PyTree, one: PyTree) -> None:
                     f"for one worker. {why}"
                 )
 
-    jax.tree_util.tree_map_with_path(check, state, one, is_leaf=per_worker.is_per_worker)
+    over = jax.tree_util.tree_map_with_path
+    over(check, state, one, _roles(state), is_leaf=per_worker.is_per_worker)
 
 
 def _fits(shape: tuple, want: tuple, split: int, at: int | None) -> bool:
@@ -219,16 +244,6 @@ def _fits(shape: tuple, want: tuple, split: int, at: int | None) -> bool:
     rows = math.prod(shape[:split]) * shape[at]
     enough = rows >= want[at] or (split == 1 and rows == 0)
     return enough and shape[split:at] + shape[at + 1 :] == want[split:at] + want[at + 1 :]
-
-
-def _mirrors(path: tuple) -> bool:
-    """Whether the leaf at this path is a mirror."""
-    return any(getattr(key, "name", None) == "mirror" for key in path)
-
-
-def _everyones(path: tuple) -> bool:
-    """Whether the leaf at this path has a row for each worker, and is the same on all of them."""
-    return any(getattr(key, "name", None) == "everyones" for key in path)
 
 
 def _check_moved(path: tuple, got: tuple, want: tuple, workers: int) -> None:

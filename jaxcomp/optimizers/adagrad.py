@@ -194,7 +194,7 @@ def _require(params: PyTree | None) -> None:
 
 
 def _zeros(params: PyTree) -> PyTree:
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, summing.wide(x.dtype)), params)
+    return jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), summing.wide(jnp.result_type(x))), params)
 
 
 def _add_square(g: Array, s: Array) -> Array:

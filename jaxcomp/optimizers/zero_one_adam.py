@@ -10,6 +10,7 @@ import optax
 
 from jaxcomp import checks
 from jaxcomp.backend import conditional
+from jaxcomp.mesh import kinds
 from jaxcomp.mesh.per_worker import PerWorker
 from jaxcomp.misuse import own_gradients
 from jaxcomp.optimizers import means, moments, rates
@@ -20,6 +21,7 @@ from jaxcomp.types import Array, AxisName, PyTree
 _Mean = optax.GradientTransformationExtraArgs
 
 
+@kinds.DISPLACED.register
 class ZeroOneAdamState(NamedTuple):
     """State of `step_by_zero_one_adam`.
 

@@ -17,6 +17,7 @@ from jaxcomp.base import Aggregate, Codec, Collected, WrappedReducer
 from jaxcomp.codecs.identity import Identity
 from jaxcomp.feedback import Link, NoFeedback
 from jaxcomp.layout.policy import Policy
+from jaxcomp.mesh import kinds
 from jaxcomp.mesh.per_worker import PerWorker
 from jaxcomp.reducers import accounting, payloads
 from jaxcomp.reducers.gather import Gather
@@ -25,6 +26,7 @@ from jaxcomp.types import Array, AxisName, Batches, PyTree, Stacks
 from jaxcomp.wire import buffer, cost as wire_cost
 
 
+@kinds.EVERYONES.register
 class RobustState(NamedTuple):
     """The state of `Robust`.
 

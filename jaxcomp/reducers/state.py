@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomp.base import Mirrored, Reducer
-from jaxcomp.mesh import per_worker
+from jaxcomp.mesh import kinds, per_worker
 from jaxcomp.reducers import accounting, carry, shard_memory
 from jaxcomp.types import AxisName, Batches, PyTree
 
@@ -16,6 +16,7 @@ class OtherShapesError(ValueError):
     """The shapes of a state's memory are impossible for a state in use with these workers."""
 
 
+@kinds.REDUCTIONS.register
 class ReductionState(NamedTuple):
     """The memory of the workers' links, and the reducer's own state.
 

@@ -1,11 +1,12 @@
 """Fragments: a model's leaves in parts that are exchanged at different times."""
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
+import jax.numpy as jnp
 
 from jaxcomp import checks
 from jaxcomp.layout import trees
@@ -35,7 +36,7 @@ def balanced(number: int) -> Callable[[PyTree], PyTree]:
 
     def numbers(params: PyTree) -> PyTree:
         leaves, treedef = jax.tree.flatten(params)
-        sizes = [leaf.size * np.dtype(leaf.dtype).itemsize for leaf in leaves]
+        sizes = [math.prod(jnp.shape(x)) * jnp.result_type(x).itemsize for x in leaves]
         held, found = [0] * number, [0] * len(leaves)
         for leaf in sorted(range(len(leaves)), key=lambda leaf: -sizes[leaf]):
             found[leaf] = held.index(min(held))

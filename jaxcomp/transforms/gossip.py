@@ -12,7 +12,7 @@ from jaxcomp.backend import axes, conditional
 from jaxcomp.base import Codec, Reducer
 from jaxcomp.feedback import Link
 from jaxcomp.layout.policy import Policy
-from jaxcomp.mesh import per_worker
+from jaxcomp.mesh import kinds, per_worker
 from jaxcomp.mesh.per_worker import PerWorker
 from jaxcomp.misuse import callers, own_gradients
 from jaxcomp.numerics import noise, summing
@@ -31,6 +31,8 @@ from jaxcomp.types import Array, AxisName, PyTree
 _LAST = 2**31 - 2
 
 
+@kinds.MEANS.register
+@kinds.DISPLACED.register
 class GossipState(NamedTuple):
     """State of `gossip`.
 
@@ -56,8 +58,6 @@ class GossipState(NamedTuple):
     memory: Any
     slow: Any = ()
     tracked: Any = ()
-
-    averages = True
 
     def here(self, params: PyTree) -> PyTree:
         """This worker's parameters, for the centre `params`."""

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jaxcomp.mesh import data_parallel, per_worker
+from jaxcomp.mesh import data_parallel, per_worker, processes
 from jaxcomp.transforms.mean import CompressedMeanState
 from jaxcomp.types import AxisName, PyTree
 
@@ -54,11 +54,13 @@ def graft(tx: Any, state: PyTree, params: PyTree, mesh: Mesh, axis_name: AxisNam
     """
     new, typed = data_parallel.init_state(tx, params, mesh, axis_name), _is_typed(state)
     wanted, given = (_remembered(tree, typed) for tree in (new, state))
+    if not typed:  # Of memory that `new` has as a node, only the name is left.
+        given = {name: x for name, x in given.items() if name in wanted or not _of_memory(name)}
     for name in wanted | given:
         _check("/".join(name), wanted.get(name, []), given.get(name, []))
 
     def kept(name: tuple[str, ...], leaf: Any) -> Any:
-        return jax.device_put(given[name].pop(0), leaf.sharding)
+        return processes.put(given[name].pop(0), leaf.sharding)
 
     return _mapped(kept, new, typed)
 
@@ -133,6 +135,10 @@ def _is_typed(state: PyTree) -> bool:
 
     jax.tree.leaves(state, is_leaf=note)
     return any(found)
+
+
+def _of_memory(name: tuple[str, ...]) -> bool:
+    return any(map(per_worker.stored_as_memory, name))
 
 
 def _is_mean(node: Any) -> bool:

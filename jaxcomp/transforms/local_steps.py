@@ -12,6 +12,7 @@ from jax import lax
 from jaxcomp.backend import axes, conditional, xla
 from jaxcomp.base import Period
 from jaxcomp.gates.periods import Constant
+from jaxcomp.mesh import kinds
 from jaxcomp.mesh.per_worker import PerWorker
 from jaxcomp.numerics import noise
 from jaxcomp.reducers import guarding
@@ -23,6 +24,7 @@ from jaxcomp.types import Array, AxisName, PyTree
 _LAST = 2**31 - 2
 
 
+@kinds.DISPLACED.register
 class FragmentState(NamedTuple):
     """State of a fragment: leaves that are exchanged together, and None in place of all others.
 
@@ -62,6 +64,7 @@ class FragmentState(NamedTuple):
         )
 
 
+@kinds.MEANS.register
 class LocalUpdatesState(NamedTuple):
     """State of `local_updates`.
 
@@ -82,8 +85,6 @@ class LocalUpdatesState(NamedTuple):
     skipped: PerWorker
     fragments: tuple[FragmentState, ...]
     shared: Any = ()
-
-    averages = True
 
 
 class Setup(NamedTuple):

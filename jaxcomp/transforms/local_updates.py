@@ -259,6 +259,6 @@ def _init(setup: Setup, params: PyTree) -> LocalUpdatesState:
     )
 
 
-def nothing(leaf: Array) -> Array:
+def nothing(leaf: Any) -> Array:
     """An offset of zero from this leaf, at least in float32."""
-    return jnp.zeros(leaf.shape, summing.wide(leaf.dtype))
+    return jnp.zeros(jnp.shape(leaf), summing.wide(jnp.result_type(leaf)))

@@ -15,7 +15,7 @@ from jaxcomp.base import Codec, Gate, Reducer
 from jaxcomp.feedback import Link
 from jaxcomp.layout import trees
 from jaxcomp.layout.policy import Policy
-from jaxcomp.mesh import pmapped
+from jaxcomp.mesh import kinds, pmapped
 from jaxcomp.misuse import callers, own_gradients
 from jaxcomp.numerics import noise
 from jaxcomp.reducers import accounting, gating, reduce as reduce_, state as state_
@@ -43,6 +43,7 @@ class GateState(NamedTuple):
     messages: Array
 
 
+@kinds.MEANS.register
 class CompressedMeanState(NamedTuple):
     """State of `compressed_mean`.
 
@@ -59,8 +60,6 @@ class CompressedMeanState(NamedTuple):
     memory: ReductionState
     stats: Any
     gate: Any = ()
-
-    averages = True
 
 
 class _Setup(NamedTuple):

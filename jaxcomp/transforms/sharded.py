@@ -208,14 +208,14 @@ def spread(param_specs: PyTree, tree: PyTree) -> PyTree:
     Raises:
         ValueError: if it is no prefix.
     """
-    try:
-        whole = jax.tree.broadcast(param_specs, tree, is_leaf=_is_spec)
+    specs = jax.tree.map(_spec, param_specs, is_leaf=_is_spec)
+    try:  # Where the tree has no leaf, as in a filtered module, it gets no spec.
+        return jax.tree.broadcast(specs, tree, is_leaf=_is_spec)
     except ValueError as error:
         raise ValueError(
             "`param_specs` must be a tree of PartitionSpecs like the parameters, or a prefix of "
             f"one: {error}"
         ) from None
-    return jax.tree.map(_spec, whole, is_leaf=_is_spec)
 
 
 def _shards_here(axis_name: AxisName) -> Shards:
@@ -316,7 +316,9 @@ def _alike(tree: PyTree, names: tuple[str, ...]) -> PyTree:
 
 def _cuts(tree: PyTree, param_specs: PyTree, axis_name: AxisName, shards: Shards) -> list[Cut]:
     flat, _ = jax.tree_util.tree_flatten_with_path(tree)
-    specs = jax.tree.leaves(spread(param_specs, tree), is_leaf=_is_spec)
+    specs = jax.tree.leaves(
+        spread(param_specs, tree), is_leaf=lambda node: isinstance(node, PartitionSpec)
+    )
     return [
         _cut(trees.path_name(path), jnp.shape(leaf), spec, shards)
         for (path, leaf), spec in zip(flat, specs, strict=True)

@@ -17,7 +17,7 @@ from jaxcomp.base import Codec, Reducer
 from jaxcomp.feedback import Link, Residual, Shift
 from jaxcomp.layout import policy as policy_, trees
 from jaxcomp.layout.policy import Policy
-from jaxcomp.mesh import per_worker
+from jaxcomp.mesh import kinds, per_worker
 from jaxcomp.numerics import noise, summing
 from jaxcomp.reducers import accounting, guarding
 from jaxcomp.transforms.mean import as_reducer, compressed_mean
@@ -49,8 +49,8 @@ def view(params: PyTree, state: PyTree) -> PyTree:
         >>> view(params, tx.init(params))["x"].shape  # Nothing has been sent down yet.
         (64, 64)
     """
-    nodes = jax.tree.leaves(state, is_leaf=_displaces)
-    for node in filter(_displaces, nodes):
+    nodes = jax.tree.leaves(state, is_leaf=kinds.DISPLACED.has)
+    for node in filter(kinds.DISPLACED.has, nodes):
         if hasattr(node, "here"):
             own = node.here(params)
             params = jax.tree.map(
@@ -62,10 +62,7 @@ def view(params: PyTree, state: PyTree) -> PyTree:
     return params
 
 
-def _displaces(node: Any) -> bool:
-    return "offset" in getattr(node, "_fields", ())
-
-
+@kinds.DISPLACED.register
 class PreservedState(NamedTuple):
     """State of `preserved_center`.
 
@@ -174,6 +171,7 @@ def _moved(held: Array, sent: Array, step: float) -> Array:
     return (held.astype(wide) + change).astype(held.dtype)
 
 
+@kinds.DISPLACED.register
 class DisplacedState(NamedTuple):
     """State of `displaced_mean`.
 

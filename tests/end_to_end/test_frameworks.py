@@ -101,12 +101,25 @@ def goes_on_from_a_checkpoint(saving, names):
 
 def test_linen(traces):
     names = {}
-    run(*PROGRAMS["Flax Linen"], names, traces)
+    run(PROGRAMS["Flax Linen"][0], names, traces)
     state = names["state"]
     check_state(state, names["mesh"])
     assert int(state.step) == 30
     assert float(abs(state.stats["BatchNorm_0"]["mean"]).max()) > 0
     jaxcomp.place(jax.eval_shape(lambda: state.tx.init(state.params)), names["mesh"], "data")
+
+
+def test_scaled_losses():
+    """Too large a scale is halved; one worker's infinite gradient changes nothing else."""
+    names = {}
+    exec(PROGRAMS["Flax Linen"][1], names)
+    scale, before = names["scale"], (names["w"], names["state"])
+    assert float(scale.scale) in 2.0 ** np.arange(18, 23)
+    assert 20 < int(scale.fin_steps) < 30
+    assert float(names["loss"]) < 0.7
+    w, state, after, _ = names["step"](*before, scale, names["x"].at[3].set(1e5))
+    jax.tree.map(np.testing.assert_array_equal, (w, state), before)
+    assert (float(after.scale), int(after.fin_steps)) == (float(scale.scale) / 2, 0)
 
 
 def test_equinox(traces):

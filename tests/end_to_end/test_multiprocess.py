@@ -55,6 +55,36 @@ os.rename = dies
 multihost.main(sys.argv[2:])
 """
 """Dies where a checkpoint is all but complete: under its name of a draft, before it is renamed."""
+UNEVEN = """
+import sys
+import jax, jax.numpy as jnp, numpy as np, optax, jaxcomp
+
+address, number = sys.argv[1], int(sys.argv[2])
+jax.config.update("jax_num_cpu_devices", number + 1)
+jax.distributed.initialize(address, 2, number, initialization_timeout=200)
+mesh = jax.make_mesh((3,), ("data",))
+tree = {"w": jnp.arange(4.0), "key": jax.random.key(3), "number": 2.0}
+placed = jaxcomp.place(tree, mesh, "data")
+memory = jaxcomp.place(jaxcomp.per_worker(optax.trace(0.9)).init(tree["w"]), mesh, "data")
+
+def step(tree, memory, x):
+    drawn = jax.random.uniform(tree["key"]) * tree["number"] + tree["w"]
+    return jax.lax.psum(drawn * x, "data"), memory
+
+run = jaxcomp.data_parallel(step, mesh, "data")
+x = np.arange(3.0, dtype=np.float32)
+want = 3 * (jax.random.uniform(tree["key"]) * 2 + tree["w"])
+for held in (tree, placed):
+    found, memory = run(held, memory, x)
+    np.testing.assert_allclose(found.addressable_data(0), want, rtol=1e-6)
+assert {shard.data.shape for shard in jax.tree.leaves(memory)[0].addressable_shards} == {(1, 4)}
+try:
+    jaxcomp.place({"w": jnp.full(4, number)}, mesh, "data")
+except ValueError as error:
+    assert "must have the same value on all of them" in str(error)
+else:
+    raise AssertionError
+"""
 DYING = ("-c", KILLED, EXAMPLE.parent)
 TEARING = ("-c", TORN, EXAMPLE.parent)
 # Half of the time to compile; what is compared has the same flags.
@@ -113,6 +143,15 @@ def test_means_of_four_workers_in_one_two_and_four_processes(tmp_path):
     for file in [*tmp_path.glob("2-*"), *tmp_path.glob("4-*")]:
         for worker, found in pickle.loads(file.read_bytes()).items():
             compare(found, wanted[worker])
+
+
+def test_processes_with_unequal_numbers_of_devices():
+    """Arrays and keys that every process has are put on all devices, and compared."""
+    address = f"localhost:{free_port()}"
+    with started([("-c", UNEVEN, address, number) for number in range(2)]) as running:
+        for process, said in running:
+            code, text = ended(process, said)
+            assert code == 0, text
 
 
 def compare(found, want):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec as P
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import jaxcomp
 
@@ -115,7 +115,7 @@ def test_other_failures_of_a_step_keep_their_type(mesh):
     """The doubt is a note of theirs."""
 
     def step(x, y):
-        raise TypeError("of the user")
+        raise TypeError("of the user, about the shape [1, 2, 3] of another array")
 
     with pytest.raises(TypeError, match="of the user") as error:
         jaxcomp.data_parallel(step, mesh, "data")(X, Y)
@@ -142,3 +142,19 @@ def test_results_that_differ_raise_a_plain_error(mesh):
         run.lower(X)
     assert type(error.value) is ValueError
     assert error.value.__suppress_context__  # The first attempt is no news.
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_a_batch_that_lies_along_another_dimension(kind):
+    """Microbatches in front: the workers would take whole ones, and a part of the gradient."""
+    mesh = jax.make_mesh((4, 2), ("data", "fsdp"), axis_types=(kind,) * 2)
+    total = jaxcomp.data_parallel(lambda x: jax.lax.psum(x.sum(), "data"), mesh, "data")
+    x = jnp.arange(256.0).reshape(4, 8, 8)
+    wrong = jax.device_put(x, NamedSharding(mesh, P(None, "data")))
+    with pytest.raises(
+        ValueError, match=r"argument 0 \('x'\) is a batch.*\(4, 8, 8\).*`batch_spec`"
+    ):
+        total(wrong)
+    with pytest.raises(ValueError, match=r"sharded over it along another one"):
+        jax.jit(total)(wrong) if kind == AxisType.Explicit else total.lower(wrong)
+    assert total(jax.device_put(x, NamedSharding(mesh, P("data", None, "fsdp")))) == x.sum()

@@ -3,6 +3,7 @@
 import functools
 import subprocess
 import sys
+from collections.abc import Callable
 
 import equinox as eqx
 import jax
@@ -73,27 +74,63 @@ def test_losses_are_averaged_and_gradients_are_not(way):
 
 @pytest.mark.parametrize("way", ["shard_map", "pmap"])
 def test_keys_differ_between_workers(way):
-    key, raw = jax.random.key(1), jax.random.PRNGKey(1)
+    """Typed keys anywhere, and raw keys in arguments that are named; other words are data."""
+    key, raw = jax.random.key(1), jax.random.PRNGKey(2)
 
-    def drawn(w, keys, raw, x):
-        draws = [jax.random.normal(k) for k in (keys["dropout"][0], keys["dropout"][1], raw)]
-        return jnp.sum(w * x), (jnp.stack(draws), keys["table"] + 0)
+    def drawn(w, keys, pair, labels, x, raw):
+        draws = [keys["dropout"][0], keys["dropout"][1], raw, pair["a"][0], pair["a"][1]]
+        return jnp.sum(w * x), (jnp.stack([jax.random.normal(k) for k in draws]), keys, labels + 0)
 
     def step(w, x):
         keys = {"dropout": jax.random.split(key), "table": raw}
-        found = []
-        for fold in (True, False):
-            grad = jaxcomp.value_and_grad(drawn, "data", has_aux=True, fold_keys=fold)
-            (_, (draws, table)), _ = grad(w, keys, x=x, raw=raw)
+        args, found = (w, keys, {"a": jax.random.split(raw)}, raw), []
+        for named in ({"key_argnums": 2, "key_argnames": "raw"}, {}, {"fold_keys": False}):
+            grad = jaxcomp.value_and_grad(drawn, "data", has_aux=True, **named)
+            (_, (draws, keys, labels)), _ = grad(*args, x=x, raw=raw)
             found.append(draws)
-        return found, table
+        return found, keys["table"], labels
 
-    (folded, kept), table = mapped(step, way)(W, X.reshape(8, 2, 4))
-    assert len(np.unique(folded)) == 24
-    assert len(np.unique(kept)) == 3
-    np.testing.assert_array_equal(table, np.tile(raw, (8, 1)))  # Not a key: two words of a table.
-    own = jax.random.normal(jax.random.fold_in(raw, 5))
-    np.testing.assert_array_equal(folded[5, 2], own)
+    (named, plain, kept), *data = mapped(step, way)(W, X.reshape(8, 2, 4))
+    assert [len(np.unique(x)) for x in (named, plain, kept)] == [40, 16 + 3, 5]
+    for words in data:
+        np.testing.assert_array_equal(words, np.tile(raw, (8, 1)))
+    own = [jax.random.fold_in(k, 5) for k in (raw, *jax.random.split(raw))]
+    np.testing.assert_array_equal(named[5, 2:], [jax.random.normal(k) for k in own])
+
+
+def test_arguments_named_as_keys_are_keys():
+    def refused(match, *args, kwargs=None, **named):
+        grad = jaxcomp.value_and_grad(lambda w, k, other=0: jnp.sum(w), "data", **named)
+        step = mapped(lambda w, x: grad(w, *args, **(kwargs or {})), "vmap")
+        with pytest.raises(ValueError, match=match):
+            step(W, X[:8])
+
+    key = jax.random.PRNGKey(0)
+    refused("`key_argnums` must be numbers of the 2 positional.*got 0", key, key_argnums=0)
+    refused("`key_argnums` must be numbers of the 2 positional.*got 2", key, key_argnums=2)
+    refused(r"`key_argnames` must name.*got 'k'; name a positional", key, key_argnames="k")
+    refused(r"must name PRNG keys.*got float32 of shape \(4,\) in argument 1", W, key_argnums=1)
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_words_are_data(check_vma):
+    """Two labels for each worker, and weights of hardware; a batch of pairs of words."""
+
+    def loss_fn(w, labels, weights, x):
+        logits = x @ jnp.outer(w, jnp.arange(3.0))
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        return jnp.mean(losses) * weights[0] + weights[1]
+
+    def step(w, weights, x, labels):
+        return jaxcomp.value_and_grad(loss_fn, "data")(w, labels, weights, x)[0]
+
+    labels, weights = jnp.arange(16, dtype=jnp.uint32) % 3, jnp.array([3, 5], jnp.uint32)
+    settings = {"batch_argnums": (2, 3), "check_vma": check_vma}
+    found = jaxcomp.data_parallel(step, MESH, "data", **settings)(W / 9, weights, X, labels)
+    np.testing.assert_allclose(found, loss_fn(W / 9, labels, weights, X), rtol=1e-5)
+    pairs = jnp.arange(128, dtype=jnp.uint32).reshape(64, 2)
+    total = jaxcomp.data_parallel(lambda p: jax.lax.psum(p.sum(), "data"), MESH, "data")(pairs)
+    assert int(total) == 127 * 64
 
 
 def test_keys_that_differ_already_stay():
@@ -367,6 +404,69 @@ def test_equinox_modules_are_arguments_and_results():
     model = eqx.nn.inference_mode(model)  # Another static leaf: another program.
     step(model, state, key, X)
     assert len(traces) == 2
+
+
+class Repeated(eqx.Module):
+    """A module that counts with one of its leaves."""
+
+    weight: jax.Array
+    times: int
+    activation: Callable
+
+    def __call__(self, x):
+        for _ in range(self.times):
+            x = self.activation(x @ self.weight)
+        return x
+
+
+def test_a_loss_of_an_equinox_model_that_is_not_averaged():
+    """The step is traced again to narrow types, with its static leaves as they are."""
+    model = Repeated(jnp.ones((4, 4)) / 4, 2, jax.nn.relu)
+
+    def step(model, x):
+        loss = jnp.mean(jax.vmap(model)(x))
+        return model, loss, 0 * x[0]
+
+    run = jaxcomp.data_parallel(step, MESH, "data")
+    with pytest.raises(ValueError, match=r"result\[1\] differs .*average it with jax\.lax\.pmean"):
+        run.lower(model, X)
+    averaged = jaxcomp.data_parallel(
+        lambda m, x: (m, jax.lax.pmean(step(m, x)[1], "data"), jnp.zeros_like(x[0])), MESH, "data"
+    )
+    found, loss, zeros = averaged(model, X)
+    np.testing.assert_allclose(loss, jnp.mean(jax.vmap(model)(X)), rtol=1e-5)
+    assert (found.times, zeros.any()) == (2, False)
+
+
+@pytest.mark.parametrize("library", ["equinox", "nnx"])
+def test_a_step_compiled_ahead_of_time(library):
+    """Takes whole modules and objects, as the step does, and refuses other static leaves."""
+    if library == "equinox":
+        model = Repeated(jnp.ones((4, 4)) / 4, 2, jax.nn.relu)
+        other = Repeated(model.weight, 3, jax.nn.relu)
+    else:
+        model = nnx.BatchNorm(4, momentum=0.5, rngs=nnx.Rngs(0))
+        other = nnx.BatchNorm(4, momentum=0.5, use_bias=False, rngs=nnx.Rngs(0))
+
+    def step(model, x, scale):
+        y = model(x) if library == "nnx" else jax.vmap(model)(x)
+        return None if library == "nnx" else model, jax.lax.pmean(scale * jnp.mean(y**2), "data")
+
+    run = jaxcomp.data_parallel(step, MESH, "data", batch_argnames="x")
+    stages = [run.lower(model, X, scale=2.0), run.trace(model, X, scale=2.0).lower()]
+    want = run(nnx.clone(model) if library == "nnx" else model, X, scale=2.0)
+    for lowered in stages:
+        compiled = lowered.compile()
+        assert "HloModule" in compiled.as_text()
+        again = nnx.clone(model) if library == "nnx" else model
+        found, loss = compiled(again, X, scale=2.0)
+        np.testing.assert_array_equal(loss, want[1])
+        if library == "nnx":
+            np.testing.assert_allclose(again.mean[...], 0.5 * X.mean(0), rtol=1e-5)
+        else:
+            assert found.times == 2
+        with pytest.raises(ValueError, match=r"static leaves.*compile it again"):
+            compiled(other, X, scale=2.0)
 
 
 def test_flax_and_equinox_are_not_imported():

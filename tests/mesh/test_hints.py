@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec as P
+from flax import nnx
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from sharding import TWO, make_mesh
 
 import jaxcomp
@@ -150,3 +151,41 @@ def test_lookahead(place, mesh):
     assert loss_of(params.slow, batch) < first
     for fast, slow in zip(*map(jax.tree.leaves, params), strict=True):
         np.testing.assert_allclose(fast, slow, atol=1e-6)  # After four steps they have met.
+
+
+def test_loops_over_steps_with_the_state_of_one_worker(mesh):
+    """The rows of a downlink change their shape in the first step; batches have no part in it."""
+    tx = jaxcomp.compressed_mean(jaxcomp.sign(), "data")
+    params, x = {"w": jnp.ones((64, 64))}, jnp.ones((64, 64))
+
+    def step(params, state, x):
+        def one(state, x):
+            return tx.update({"w": x[:, None] * params["w"]}, state)[::-1]
+
+        state, means = jax.lax.scan(one, state, x)
+        return params, state, means
+
+    run = jaxcomp.data_parallel(step, mesh, "data")
+    with pytest.raises(TypeError, match="carry") as error:
+        run.lower(params, tx.init(params), x)
+    (note,) = [n for n in error.value.__notes__ if "jaxcomp" in n]
+    assert "jaxcomp.init_state(tx, params, mesh, axis_name)" in note
+    run.lower(params, jaxcomp.init_state(tx, params, mesh, "data"), x)
+
+
+def test_arrays_and_objects_from_outside():
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Explicit,))
+    key = jax.device_put(jax.random.key(0), NamedSharding(mesh, P()))
+    run = jaxcomp.data_parallel(lambda x: x + jax.random.normal(key), mesh, "data")
+    with pytest.raises(NotImplementedError) as error:
+        run.lower(jnp.ones(8))
+    assert "Pass it to the step as an argument" in error.value.__notes__[0]
+    model = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+
+    def step(x):
+        graph, state = nnx.split(model)
+        return jax.lax.pmean(nnx.merge(graph, state)(x), "data")
+
+    with pytest.raises(Exception, match="different trace level") as error:
+        jaxcomp.data_parallel(step, mesh, "data").lower(jnp.ones(8))
+    assert any("nnx.merge(graphdef, state, copy=True)" in note for note in error.value.__notes__)

@@ -4,6 +4,7 @@ import math
 import re
 import warnings
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -160,6 +161,33 @@ def test_all_axes_manual_needs_no_specs(two):
     np.testing.assert_allclose(run(state, laid)["kernel"], grads["kernel"].mean(0), atol=0.05)
 
 
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_specs_of_the_state_name_all_manual_axes(check_vma, two):
+    """The memory of every shard is an array's own part, so that a copy of the state is whole."""
+    tx = jaxcomp.compressed_mean(REDUCERS["two shot, both ways"], "dcn", key=5)
+    like = jax.eval_shape(tx.init, local_likes(SHAPES, SPECS, TWO))
+    lies = jaxcomp.state_specs(like, ("dcn", "fsdp"))
+    of_grads = {k: P("dcn", *spec) for k, spec in SPECS.items()}
+
+    def step(grads, *state):
+        grads = jax.tree.map(lambda x: x[0], grads)
+        return tx.update(grads, state[0] if state else tx.init(grads))
+
+    def mapped(*more, out=lies):
+        specs = {"in_specs": (of_grads, *more), "out_specs": (SPECS, out)}
+        return jax.jit(jax.shard_map(step, mesh=two, **specs, check_vma=check_vma))
+
+    laid = put(draw(SHAPES), two, SPECS, "dcn")
+    _, state = mapped()(laid)
+    assert {x.shape[0] for x in jax.tree.leaves(state.memory.feedback)} == {two.size}
+    copy = jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), state)
+    again, same = (mapped(lies)(laid, each)[0] for each in (copy, state))
+    jax.tree.map(np.testing.assert_array_equal, again, same)
+    if check_vma:
+        with pytest.raises(ValueError, match="require replication"):
+            mapped(out=jaxcomp.state_specs(like, "dcn"))(laid)
+
+
 def test_in_a_shard_map_of_ones_own(two):
     """`state_specs` names the workers' axis alone; the rest lies as it is placed."""
     tx = jaxcomp.compressed_mean(jaxcomp.Gather(EF_SIGN), "dcn", param_specs=SPECS)
@@ -242,6 +270,22 @@ def test_workers_of_one_device_each(two):
     plain = jaxcomp.compressed_mean(reducer, "dcn")
     _, want = stepper(plain, mesh)(jaxcomp.init_state(plain, params, mesh, "dcn"), grads)
     np.testing.assert_array_equal(mean["w"], want["w"])  # Signs draw nothing.
+
+
+def test_specs_of_a_filtered_module(two):
+    """A leaf that is no array has None among the parameters, and None among the specs."""
+    params = eqx.filter(eqx.nn.MLP(64, 64, 64, 1, key=jax.random.key(0)), eqx.is_array)
+    specs = jax.tree.map(lambda x: P("fsdp") if x.ndim == 2 else None, params)
+    names = {"wq": params.layers[0].weight, "wk": params.layers[1].weight}
+    found = []
+    for like, of in ((params, specs), (names, {"wq": P("fsdp"), "wk": P("fsdp")})):
+        tx = jaxcomp.compressed_mean(jaxcomp.Gather(EF_SIGN), "dcn", param_specs=of)
+        state = jax.eval_shape(lambda p, tx=tx: jaxcomp.init_state(tx, p, two, "dcn"), like)
+        found.append([x.shape for x in jax.tree.leaves(state.memory)])
+        grads = jax.tree.map(lambda x: jax.ShapeDtypeStruct((2, *x.shape), x.dtype), like)
+        _, mean = jax.eval_shape(stepper(tx, two), state, grads)
+        assert jax.tree.structure(mean) == jax.tree.structure(like)
+    assert found[0] == found[1] != []
 
 
 def test_no_warning_where_nothing_is_gathered(two):

@@ -53,7 +53,7 @@ def init(master_rng, data):
 def update(state, data):
     rng, new_rng = jax.random.split(state["rng"])
     params = state["params"]
-    loss, g = jaxcomp.value_and_grad(loss_fn, "data")(params, rng, data)
+    loss, g = jaxcomp.value_and_grad(loss_fn, "data", key_argnums=1)(params, rng, data)
     updates, opt_state = optimizer.update(g, state["opt_state"])
     params = optax.apply_updates(params, updates)
     return {"rng": new_rng, "opt_state": opt_state, "params": params}, {"loss": loss}
