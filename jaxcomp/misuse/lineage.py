@@ -4,7 +4,8 @@ JAX has no public way from a traced value to its equations. Only this module rea
 attributes (JAX 0.10 to 0.12); where they are missing, a value has no history.
 """
 
-from collections.abc import Hashable, Iterable, Sequence
+import functools
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jax.extend.core import Literal
@@ -18,7 +19,7 @@ class Step(NamedTuple):
         params: of its primitive.
         inputs: variables or literals.
         outputs: variables.
-        scope: the stack of names of its source, which says whether `jax.grad` made it.
+        source: where the equation is from; its stack of names says whether `jax.grad` made it.
         reverse: whether the equation that holds its program is of a reverse pass.
     """
 
@@ -26,24 +27,50 @@ class Step(NamedTuple):
     params: dict[str, Any]
     inputs: Sequence[Any]
     outputs: Sequence[Any]
-    scope: Any
+    source: Any
     reverse: bool
 
     def is_reverse(self) -> bool:
-        """Whether the equation belongs to the reverse pass of `jax.grad`. Slow: call it rarely."""
-        scope = str(self.scope)
+        """Whether the equation belongs to the reverse pass of `jax.grad`."""
+        scope = _text(self.source.name_stack)
         return "transpose(" in scope or (self.reverse and "rematted_computation" not in scope)
+
+    def line(self) -> str:
+        """The user's line that made the equation, or an empty string if it is unknown."""
+        frames = getattr(getattr(self.source, "traceback", None), "frames", ())
+        for frame in frames:
+            if not any(f"/{name}/" in frame.file_name for name in _LIBRARIES):
+                return f"{frame.file_name}:{frame.line_num} ({frame.function_name})"
+        return ""
+
+    def programs(self) -> list[Any]:
+        """The programs that the equation contains."""
+        return [program for value in self.params.values() for program in _programs(value)]
+
+
+_LIBRARIES = ("jax", "jaxlib", "jaxcomp", "optax", "flax", "equinox")
+
+
+@functools.lru_cache(maxsize=4096)
+def _text(stack: Any) -> str:
+    return str(stack)
+
+
+def _programs(value: Any) -> list[Any]:
+    parts = value if isinstance(value, tuple | list) else (value,)
+    inner = (getattr(part, "jaxpr", part) for part in parts)
+    return [part for part in inner if hasattr(part, "eqns")]
 
 
 @runtime_checkable
 class Rule(Protocol):
     """A property of values, and its propagation through equations."""
 
-    unknown: Any
-    """The fact of a value without a history, such as an argument of the mapped function."""
-
     constant: Any
     """The fact of an array that is part of the program."""
+
+    def unknown(self, atom: Any) -> Any:
+        """The fact of a variable without a history, such as an argument; None if it has none."""
 
     def literal(self, value: Any) -> Any:
         """The fact for a number that is part of the program."""
@@ -54,18 +81,27 @@ class Rule(Protocol):
     def through(self, step: Step, inputs: list[Any]) -> Any:
         """The facts for the results of an equation."""
 
+    def decided(self, step: Step, by: Any, results: list[Any]) -> list[Any]:
+        """The facts for the results of a conditional or loop, from that of its condition."""
 
-def trace(leaves: Iterable[Any], rule: Rule) -> list[Any]:
+
+def trace(leaves: Sequence[Any], rule: Rule, known: Iterable[tuple[Any, Any]] = ()) -> list[Any]:
     """The property of each traced value, from the equations behind it, in linear time.
 
     All are unknown where JAX keeps its equations otherwise.
+
+    Args:
+        leaves: the traced values.
+        rule: the property.
+        known: the facts of arguments: pairs of a traced value and its fact.
     """
     values = [_origin(leaf) for leaf in leaves]
-    found = {}
+    found = {_origin(argument)[0]: fact for argument, fact in known}
+    found.pop(None, None)
     try:
-        _flow(_history(values), rule, found)
+        _flow(history(leaves), rule, found)
     except (AttributeError, KeyError):
-        return [rule.unknown] * len(values)
+        return [rule.unknown(None)] * len(values)
     return [_look(atom, rule, found) for atom, _ in values]
 
 
@@ -76,10 +112,11 @@ def _origin(value: Any) -> tuple[Any, Any]:
     return getattr(value, "val", None), value.parent
 
 
-def _history(values: list[tuple[Any, Any]]) -> list[Step]:
-    """All equations behind the given values, each after the equations that it depends on."""
+def history(leaves: Iterable[Any]) -> list[Step]:
+    """All equations behind traced values, each after the equations that it depends on."""
     order, begun = [], set()
-    todo = [(equation, False) for _, equation in values if equation is not None]
+    made = (_origin(leaf)[1] for leaf in leaves)
+    todo = [(equation, False) for equation in made if equation is not None]
     while todo:
         equation, ready = todo.pop()
         if ready:
@@ -94,12 +131,14 @@ def _history(values: list[tuple[Any, Any]]) -> list[Step]:
 
 
 def _step(equation: Any, inputs: Sequence[Any], reverse: bool) -> Step:
-    scope = equation.source_info.name_stack
-    return Step(equation.primitive.name, equation.params, inputs, equation.outvars, scope, reverse)
+    source = equation.source_info
+    return Step(equation.primitive.name, equation.params, inputs, equation.outvars, source, reverse)
 
 
-def _look(atom: Any, rule: Rule, found: dict[Hashable, Any]) -> Any:
-    return rule.literal(atom.val) if isinstance(atom, Literal) else found.get(atom, rule.unknown)
+def _look(atom: Any, rule: Rule, found: Mapping[Hashable, Any]) -> Any:
+    if isinstance(atom, Literal):
+        return rule.literal(atom.val)
+    return found[atom] if atom in found else rule.unknown(atom)
 
 
 def _flow(steps: Iterable[Step], rule: Rule, found: dict[Hashable, Any]) -> None:
@@ -117,11 +156,9 @@ def _inside(step: Step, inputs: list[Any], rule: Rule) -> list[Any] | None:
     if step.name == "cond":
         which, *rest = inputs
         each = [_run(branch, rest, step, rule) for branch in params["branches"]]
-        return [_joined([which, *results], rule) for results in zip(*each, strict=True)]
+        return rule.decided(step, which, [_joined(one, rule) for one in zip(*each, strict=True)])
     if step.name == "while":
-        first, second = params["cond_nconsts"], params["body_nconsts"]
-        consts, carry = inputs[first : first + second], inputs[first + second :]
-        return _loop(params["body_jaxpr"], consts, carry, [], step, rule)
+        return _while(step, inputs, rule)
     if step.name == "scan":
         consts, carry, rows = _of_scan(params, inputs)
         return _loop(params["jaxpr"], consts, carry, rows, step, rule)
@@ -131,6 +168,19 @@ def _inside(step: Step, inputs: list[Any], rule: Rule) -> list[Any] | None:
         return None
     results = _run(body, inputs, step, rule)
     return results if len(results) == len(step.outputs) else None
+
+
+def _while(step: Step, inputs: list[Any], rule: Rule) -> list[Any]:
+    params = step.params
+    first, second = params["cond_nconsts"], params["body_nconsts"]
+    consts, carry = inputs[first : first + second], inputs[first + second :]
+    while True:
+        results = _loop(params["body_jaxpr"], consts, carry, [], step, rule)
+        (goes_on,) = _run(params["cond_jaxpr"], [*inputs[:first], *results], step, rule)
+        after = rule.decided(step, goes_on, results)
+        if after == results:
+            return after
+        carry = after
 
 
 def _of_scan(params: dict[str, Any], inputs: list[Any]) -> list[list[Any]]:

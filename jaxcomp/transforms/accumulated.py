@@ -72,7 +72,7 @@ def accumulate(
     def update_fn(
         updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any
     ) -> tuple[PyTree, Any]:
-        own_gradients.check(updates, axis_name)
+        updates = own_gradients.check(updates, axis_name)
         before = state.total.own()
         total = jax.tree.map(lambda t, g: t + g.astype(t.dtype), before, updates)
         # Workers communicate only at the end of the round; the sum must stay finite until then.

@@ -21,7 +21,6 @@ from jaxcomp.reducers.gossip import Gossip
 from jaxcomp.transforms import (
     gossip_rounds as rounds_,
     local_steps as steps_,
-    mean as mean_,
     sharded,
 )
 from jaxcomp.transforms.gossip_rounds import Models, Setup
@@ -178,8 +177,7 @@ def gossip(
                 f"{type(state).__name__}; make the state with jaxcomp.init_state(tx, params, mesh, "
                 f"{axis_name!r})"
             )
-        own_gradients.check(updates, axis_name)
-        mean_.check_local(updates, axis_name)
+        updates = own_gradients.check(updates, axis_name)
         if param_specs is None:
             sharded.warn_if_gathered(setup.reducer, axis_name)
         return jax.tree.map(jnp.zeros_like, params), _step(setup, updates, state, params, extra)

@@ -14,7 +14,7 @@ from jaxcomp.feedback import Link
 from jaxcomp.gates.periods import period as as_period
 from jaxcomp.layout.policy import Policy
 from jaxcomp.mesh.per_worker import PerWorker
-from jaxcomp.misuse import callers
+from jaxcomp.misuse import callers, own_gradients
 from jaxcomp.numerics import noise, summing
 from jaxcomp.reducers.dense import Dense
 from jaxcomp.transforms import fragments as fragments_, local_steps as steps_
@@ -192,6 +192,7 @@ def _update(
             f"`exchange` must be True, False or None, known when the step is traced, got "
             f"{exchange!r}; None decides while it runs"
         )
+    updates = own_gradients.check(updates, axis_name)
 
     def alone(updates: PyTree, state: Any, params: PyTree) -> tuple[PyTree, Any]:
         state = steps_.alone(setup, updates, state, params, extra)

@@ -13,7 +13,6 @@ from jaxcomp import checks
 from jaxcomp.backend import axes
 from jaxcomp.base import Codec, Gate, Reducer
 from jaxcomp.feedback import Link
-from jaxcomp.layout import trees
 from jaxcomp.layout.policy import Policy
 from jaxcomp.mesh import pmapped
 from jaxcomp.misuse import callers, own_gradients
@@ -183,7 +182,7 @@ def compressed_mean(
                 return _fit(setup, updates, state)
             fit = functools.partial(_fit, setup)
             return sharded.update(fit, updates, state, param_specs, axis_name)
-        own_gradients.check(updates, axis_name)
+        updates = own_gradients.check(updates, axis_name)
         if param_specs is not None:
             of_shard = functools.partial(_step_of_shard, setup)
             return sharded.update(of_shard, updates, state, param_specs, axis_name)
@@ -271,7 +270,6 @@ def _prepare(
     params: PyTree | None = None,
 ) -> reduce_.Prepared:
     """The part of a step before the exchange."""
-    check_local(updates, setup.axis_name)
     settings: Any = {"guard": setup.guard, "everywhere": shards}
     if setup.gate is not None:
         settings |= {"gate": setup.gate, "gate_state": state.gate.state, "params": params}
@@ -342,22 +340,6 @@ def _warn_if_idle(reducer: Reducer, params: PyTree) -> None:
             f"({reasons}). jaxcomp.describe shows each; {reducer.for_small_leaves}.",
             stacklevel=3,
         )
-
-
-def check_local(updates: PyTree, axis_name: AxisName) -> None:
-    """Raises a `ValueError` for gradients that are typed as the same on all workers."""
-    if not axes.typed(axis_name):
-        return
-    flat, _ = jax.tree_util.tree_flatten_with_path(updates)
-    for path, leaf in flat:
-        if not axes.varies(leaf, axis_name):
-            raise ValueError(
-                f"`updates` must be this worker's own gradients, but '{trees.path_name(path)}' is "
-                f"already the same on all workers of {axis_name!r}. Either JAX has summed it: take "
-                f"the gradient with jaxcomp.value_and_grad(loss_fn, {axis_name!r}), or at "
-                f"jaxcomp.local(params, {axis_name!r}). Or the step has averaged it: leave out the "
-                "jax.lax.pmean (or psum) of the gradients before compressed_mean."
-            )
 
 
 def _closed(gate: Gate, seed: Any, params: PyTree) -> GateState:
