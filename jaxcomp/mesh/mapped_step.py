@@ -21,6 +21,7 @@ from jaxcomp.mesh import (
     replicas,
     retyping,
 )
+from jaxcomp.misuse import own_gradients, uniform
 from jaxcomp.types import AxisName, PyTree
 
 
@@ -153,9 +154,23 @@ class MappedStep:
         with hints.added(self.axis_name):
             call = functools.partial(objects.call, named, own, rest, self.axis_name)
             results = arguments.run(call, args, self.given.doubts(args, keywords))
+        batches = self.given.which(len(args), keywords)
+        self._check_program(own, batches, results)
         if self.check_vma:
             _check_replicated(results, self.axis_name)
         return results
+
+    def _check_program(self, own: list, batches: set[int], results: Any) -> None:
+        """Reads the traced step: conditions of collectives, and gradients summed twice."""
+        known = [
+            (leaf, differs)
+            for number, arg in enumerate(own)
+            for leaf, differs in zip(
+                jax.tree.leaves(arg), _marks(arg, everything=number in batches), strict=True
+            )
+        ]
+        uniform.check_program(results, known, self.axis_name)
+        own_gradients.check_program(results, known, self.axis_name)
 
     def _mapped(self, body: Callable[..., Any], parts: tuple[list, list]) -> tuple[list, list]:
         split = PartitionSpec(self.axis_name)

@@ -5,10 +5,12 @@ attributes (JAX 0.10 to 0.12); where they are missing, a value has no history.
 """
 
 import functools
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jax.extend.core import Literal
+
+from jaxcomp.misuse import lines
 
 
 class Step(NamedTuple):
@@ -38,17 +40,13 @@ class Step(NamedTuple):
     def line(self) -> str:
         """The user's line that made the equation, or an empty string if it is unknown."""
         frames = getattr(getattr(self.source, "traceback", None), "frames", ())
-        for frame in frames:
-            if not any(f"/{name}/" in frame.file_name for name in _LIBRARIES):
-                return f"{frame.file_name}:{frame.line_num} ({frame.function_name})"
-        return ""
+        return lines.of_user((f.file_name, f.line_num, f.function_name) for f in frames)
 
-    def programs(self) -> list[Any]:
-        """The programs that the equation contains."""
-        return [program for value in self.params.values() for program in _programs(value)]
-
-
-_LIBRARIES = ("jax", "jaxlib", "jaxcomp", "optax", "flax", "equinox")
+    def inside(self) -> Iterator["Step"]:
+        """The equations of the programs that the equation contains, not of those within these."""
+        for value in self.params.values():
+            for program in _programs(value):
+                yield from (_step(eqn, eqn.invars, self.reverse) for eqn in program.eqns)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -83,6 +81,12 @@ class Rule(Protocol):
 
     def decided(self, step: Step, by: Any, results: list[Any]) -> list[Any]:
         """The facts for the results of a conditional or loop, from that of its condition."""
+
+
+def axes_of(step: Step) -> tuple:
+    """The mapped axes that a collective is over; for `reduce_sum` and the like, dimensions."""
+    over = step.params.get("axes", step.params.get("axis_name", ()))
+    return over if isinstance(over, tuple) else (over,)
 
 
 def trace(leaves: Sequence[Any], rule: Rule, known: Iterable[tuple[Any, Any]] = ()) -> list[Any]:

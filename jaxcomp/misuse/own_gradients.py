@@ -6,10 +6,10 @@ other data hides it. The equations behind a gradient say the rest:
 * A loss that was averaged within the differentiated function has gradients that differ between
   workers and are too small (`_Loss`).
 * The gradient of a replicated parameter ends with a sum over the workers that JAX adds to the
-  reverse pass. A gradient is refused if it comes from such a sum, however it was scaled, cast, added
-  to other data or carried through loops since, and does not also depend on a gradient that was not
-  summed (`_Pooled`). A sum *within* a reverse pass is no mistake: it is the transpose of batch
-  statistics, of gathered features or of a loss over all workers, and its result is multiplied by
+  reverse pass. A gradient is refused if it comes from such a sum, however it was scaled, cast,
+  added to other data or carried through loops since, and does not also depend on a gradient that
+  was not summed (`_Pooled`). A sum *within* a reverse pass is no mistake: it is the transpose of
+  batch statistics, of gathered features or of a loss over all workers, and is multiplied by
   this worker's data before it becomes a gradient, which therefore differs between workers.
 * A gradient that the program itself has summed is refused in the same way; one that it has averaged
   is right but was sent dense, so it is refused only if nothing of this worker's own was added, and
@@ -93,8 +93,8 @@ def _check_types(updates: PyTree, axis_name: AxisName) -> None:
             name = jax.tree_util.keystr(path, simple=True, separator="/")
             raise ValueError(
                 f"`updates` must be this worker's own gradients, but '{name}' is already the same "
-                f"on all workers of {axis_name!r}. Either JAX has summed it: take the gradient with "
-                f"jaxcomp.value_and_grad(loss_fn, {axis_name!r}), or at jaxcomp.local(params, "
+                f"on all workers of {axis_name!r}. Either JAX has summed it: take the gradient "
+                f"with jaxcomp.value_and_grad(loss_fn, {axis_name!r}), or at jaxcomp.local(params, "
                 f"{axis_name!r}). Or the step has averaged it: leave out the jax.lax.pmean (or "
                 "psum) of the gradients before compressed_mean."
             )
@@ -169,9 +169,9 @@ _OF_ALL = _POOLED | _SUM | _MEAN
 class _Fact(NamedTuple):
     """Bit flags, and the value of a constant number.
 
-    A value depends on: a gradient of this worker (`_OWN`), other data of one worker (`_LOCAL`), other
-    data of all workers (`_POOLED`), a gradient that a reverse pass has summed over the workers
-    (`_JAX`), and one that the program has summed (`_SUM`) or averaged (`_MEAN`).
+    A value depends on: a gradient of this worker (`_OWN`), other data of one worker (`_LOCAL`),
+    other data of all workers (`_POOLED`), a gradient that a reverse pass has summed over the
+    workers (`_JAX`), and one that the program has summed (`_SUM`) or averaged (`_MEAN`).
     """
 
     bits: int
@@ -238,7 +238,7 @@ class _Pooled:
         """The flags of a result of a reverse pass."""
         if not self.typed:
             return bits | _OWN if bits & _DIFFERS else bits
-        if step.name in _SUMS and self.names & set(_over(step)):
+        if step.name in _SUMS and self.names & set(lineage.axes_of(step)):
             return bits & ~_DIFFERS | _JAX
         return bits & ~_DIFFERS if self._is_same(*step.outputs) else bits | _OWN
 
@@ -301,7 +301,11 @@ class _Loss:
         if step.name in _SAME_VALUE and len(inputs) >= 1:
             return inputs[0] if len(step.outputs) == 1 else None
         if step.name in ("pvary", "pcast"):
-            if inputs[0] == _DIVIDED and self.names & set(_over(step)) and step.is_reverse():
+            if (
+                inputs[0] == _DIVIDED
+                and self.names & set(lineage.axes_of(step))
+                and step.is_reverse()
+            ):
                 self.found = True
             return None
         if _reduces(step, self.names):
@@ -346,9 +350,4 @@ def _inverse(number: float) -> float:
 
 def _reduces(step: lineage.Step, names: set) -> bool:
     whole = step.params.get("axis_index_groups") is None
-    return step.name in _REDUCTIONS and whole and names <= set(_over(step))
-
-
-def _over(step: lineage.Step) -> tuple:
-    over = step.params.get("axes", step.params.get("axis_name", ()))
-    return over if isinstance(over, tuple) else (over,)
+    return step.name in _REDUCTIONS and whole and names <= set(lineage.axes_of(step))

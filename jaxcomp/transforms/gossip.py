@@ -14,7 +14,7 @@ from jaxcomp.feedback import Link
 from jaxcomp.layout.policy import Policy
 from jaxcomp.mesh import per_worker
 from jaxcomp.mesh.per_worker import PerWorker
-from jaxcomp.misuse import callers, own_gradients
+from jaxcomp.misuse import callers, own_gradients, uniform
 from jaxcomp.numerics import noise, summing
 from jaxcomp.reducers import guarding
 from jaxcomp.reducers.gossip import Gossip
@@ -170,6 +170,7 @@ def gossip(
     ) -> tuple[PyTree, Any]:
         callers.check_wrappers()
         axes.require(axis_name)
+        uniform.check_callers(axis_name)
         if params is None or not isinstance(state, GossipState):
             raise ValueError(
                 "`params` and the state of this transformation must be given to the update: use "

@@ -14,7 +14,7 @@ from jaxcomp.feedback import Link
 from jaxcomp.gates.periods import period as as_period
 from jaxcomp.layout.policy import Policy
 from jaxcomp.mesh.per_worker import PerWorker
-from jaxcomp.misuse import callers, own_gradients
+from jaxcomp.misuse import callers, own_gradients, uniform
 from jaxcomp.numerics import noise, summing
 from jaxcomp.reducers.dense import Dense
 from jaxcomp.transforms import fragments as fragments_, local_steps as steps_
@@ -176,6 +176,7 @@ def _update(
 ) -> tuple[PyTree, Any]:
     axis_name = setup.axis_name
     axes.require(axis_name)
+    uniform.check_callers(axis_name)
     if params is None:
         raise ValueError(
             "`params` must be given to the update, which moves them at the end of a round, got "

@@ -15,7 +15,7 @@ from jaxcomp.base import Codec, Gate, Reducer
 from jaxcomp.feedback import Link
 from jaxcomp.layout.policy import Policy
 from jaxcomp.mesh import pmapped
-from jaxcomp.misuse import callers, own_gradients
+from jaxcomp.misuse import callers, own_gradients, uniform
 from jaxcomp.numerics import noise
 from jaxcomp.reducers import accounting, gating, reduce as reduce_, state as state_
 from jaxcomp.reducers.auto import Auto
@@ -176,6 +176,7 @@ def compressed_mean(
     ) -> tuple[PyTree, Any]:
         callers.check_wrappers()
         axes.require(axis_name)
+        uniform.check_callers(axis_name)
         _check_state(state)
         if extra.get(branches.FIT):
             if param_specs is None:
