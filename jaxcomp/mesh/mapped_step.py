@@ -21,7 +21,7 @@ from jaxcomp.mesh import (
     replicas,
     retyping,
 )
-from jaxcomp.misuse import own_gradients, uniform
+from jaxcomp.misuse import program
 from jaxcomp.types import AxisName, PyTree
 
 
@@ -169,8 +169,7 @@ class MappedStep:
                 jax.tree.leaves(arg), _marks(arg, everything=number in batches), strict=True
             )
         ]
-        uniform.check_program(results, known, self.axis_name)
-        own_gradients.check_program(results, known, self.axis_name)
+        program.check(results, known, self.axis_name)
 
     def _mapped(self, body: Callable[..., Any], parts: tuple[list, list]) -> tuple[list, list]:
         split = PartitionSpec(self.axis_name)

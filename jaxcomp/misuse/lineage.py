@@ -5,7 +5,7 @@ attributes (JAX 0.10 to 0.12); where they are missing, a value has no history.
 """
 
 import functools
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jax.extend.core import Literal
@@ -54,7 +54,32 @@ def _text(stack: Any) -> str:
     return str(stack)
 
 
+def contain(steps: Iterable[Step], names: Set[str], within: Set[str] | None = None) -> bool:
+    """Whether programs within the equations have an equation of one of these primitives.
+
+    Args:
+        steps: the equations.
+        names: the primitives.
+        within: only in programs of equations of these primitives, at any depth; None for all.
+    """
+
+    def has(params: dict[str, Any], inside: bool) -> bool:
+        for value in params.values():
+            for program in _programs(value):
+                for eqn in program.eqns:
+                    name = eqn.primitive.name
+                    if inside and name in names:
+                        return True
+                    if has(eqn.params, inside or name in (within or ())):
+                        return True
+        return False
+
+    return any(has(step.params, within is None or step.name in within) for step in steps)
+
+
 def _programs(value: Any) -> list[Any]:
+    if isinstance(value, str | int | float | None):
+        return []
     parts = value if isinstance(value, tuple | list) else (value,)
     inner = (getattr(part, "jaxpr", part) for part in parts)
     return [part for part in inner if hasattr(part, "eqns")]
@@ -89,7 +114,7 @@ def axes_of(step: Step) -> tuple:
     return over if isinstance(over, tuple) else (over,)
 
 
-def trace(leaves: Sequence[Any], rule: Rule, known: Iterable[tuple[Any, Any]] = ()) -> list[Any]:
+def trace(leaves: Sequence[Any], rule: Rule) -> list[Any]:
     """The property of each traced value, from the equations behind it, in linear time.
 
     All are unknown where JAX keeps its equations otherwise.
@@ -97,16 +122,28 @@ def trace(leaves: Sequence[Any], rule: Rule, known: Iterable[tuple[Any, Any]] = 
     Args:
         leaves: the traced values.
         rule: the property.
-        known: the facts of arguments: pairs of a traced value and its fact.
     """
-    values = [_origin(leaf) for leaf in leaves]
+    try:
+        found = flow(history(leaves), rule)
+    except (AttributeError, KeyError):
+        return [rule.unknown(None)] * len(leaves)
+    return [_look(_origin(leaf)[0], rule, found) for leaf in leaves]
+
+
+def flow(
+    steps: Iterable[Step], rule: Rule, known: Iterable[tuple[Any, Any]] = ()
+) -> dict[Hashable, Any]:
+    """The property of the results of equations, by their variables.
+
+    Args:
+        steps: the equations, each after those that it depends on.
+        rule: the property.
+        known: pairs of an argument, as a traced value, and its fact.
+    """
     found = {_origin(argument)[0]: fact for argument, fact in known}
     found.pop(None, None)
-    try:
-        _flow(history(leaves), rule, found)
-    except (AttributeError, KeyError):
-        return [rule.unknown(None)] * len(values)
-    return [_look(atom, rule, found) for atom, _ in values]
+    _flow(steps, rule, found)
+    return found
 
 
 def _origin(value: Any) -> tuple[Any, Any]:

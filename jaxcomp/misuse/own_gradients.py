@@ -100,22 +100,23 @@ def _check_types(updates: PyTree, axis_name: AxisName) -> None:
             )
 
 
-def check_program(results: PyTree, known: Iterable[tuple[Any, Any]], axis_name: AxisName) -> None:
-    """Refuses gradients, anywhere in the program behind traced results, that `check` would refuse.
+def check_program(
+    steps: Sequence[lineage.Step], known: Iterable[tuple[Any, bool]], axis_name: AxisName
+) -> None:
+    """Refuses gradients in inner programs, where `check` could not see how they were made.
 
     Args:
-        results: the results of the mapped function, traced.
+        steps: the equations of the mapped function.
         known: its arguments, each with whether it differs between workers.
         axis_name: the axes of the workers.
 
     Raises:
         ValueError: as `check` does.
     """
-    if axes.size(axis_name) == 1:
+    if not lineage.contain(steps, {"name"}):
         return
     rule = _Pooled(axis_name)
-    facts = [(leaf, _Fact(_LOCAL if differs else 0)) for leaf, differs in known]
-    lineage.trace(jax.tree.leaves(results), rule, facts)
+    lineage.flow(steps, rule, [(leaf, _Fact(_LOCAL if own else 0)) for leaf, own in known])
     for bits in rule.marked.values():
         _refuse(rule, [bits])
 

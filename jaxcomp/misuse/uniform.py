@@ -7,11 +7,9 @@ import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import jax
-
 from jaxcomp.backend import axes
 from jaxcomp.misuse import callers, lineage
-from jaxcomp.types import AxisName, PyTree
+from jaxcomp.types import AxisName
 
 _SAME = {"psum", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant"}
 """Collectives whose results are the same on all workers."""
@@ -19,29 +17,27 @@ _SAME = {"psum", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_inv
 _OTHERS = {"ppermute", "all_to_all", "psum_scatter", "reduce_scatter", "pgather", "pbroadcast"}
 
 
-def check_program(results: PyTree, known: Iterable[tuple[Any, Any]], axis_name: AxisName) -> None:
+def check_program(
+    steps: Sequence[lineage.Step], known: Iterable[tuple[Any, bool]], axis_name: AxisName
+) -> None:
     """Refuses collectives under a condition that differs between the workers that take part.
 
     A value differs if it depends on an argument that does, or on the worker's index, and not only
-    through collectives whose results are the same on all workers. Where JAX types values as the
-    same on all workers, they are.
+    through collectives whose results are the same on all workers. JAX's types do not say it of all
+    values: they ignore how often a loop runs.
 
     Args:
-        results: the results of the mapped function, traced.
+        steps: the equations of the mapped function.
         known: its arguments, each with whether it differs between workers.
         axis_name: the axes of the workers.
 
     Raises:
         ValueError: naming the conditional, and what makes its condition the same on all workers.
     """
-    if axes.size(axis_name) == 1:
+    if not lineage.contain(steps, _SAME | _OTHERS, within={"cond", "while"}):
         return
-    leaves = jax.tree.leaves(results)
-    rule = _Differs(axis_name)
-    if not any(rule.decides(step) for step in lineage.history(leaves)):
-        return
-    every = frozenset(axes.names(axis_name))
-    lineage.trace(leaves, rule, [(leaf, every if own else frozenset()) for leaf, own in known])
+    rule, every = _Differs(axis_name), frozenset(axes.names(axis_name))
+    lineage.flow(steps, rule, [(leaf, every if own else frozenset()) for leaf, own in known])
     if rule.found is not None:
         raise ValueError(_message(*rule.found, axis_name))
 
@@ -122,18 +118,7 @@ class _Differs:
             fact = fact | over
         elif step.name in _SAME and step.params.get("axis_index_groups") is None:
             fact = fact - over
-        return fact & self._typed_as(step.outputs)
-
-    def _typed_as(self, outputs: Sequence[Any]) -> frozenset:
-        if not self.typed:
-            return self.names
-        return frozenset().union(*(axes.varying(atom.aval) for atom in outputs))
-
-    def decides(self, step: lineage.Step) -> bool:
-        """Whether the equation is, or contains, a conditional or loop with collectives in it."""
-        if step.name in ("cond", "while"):
-            return bool(self.collectives(step))
-        return any(self.decides(inner) for inner in step.inside())
+        return fact
 
     def collectives(self, step: lineage.Step) -> list[lineage.Step]:
         """The collectives over the workers in the programs of an equation."""

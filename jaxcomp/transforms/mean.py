@@ -100,7 +100,10 @@ def compressed_mean(
 
     Args:
         codec: a codec, a `Policy`, a `Link` or a reducer such as `Dense()`.
-        axis_name: the mapped axis, or a tuple of them.
+        axis_name: the mapped axis, or a tuple of them. Where `jax.vmap` maps some of them within
+            each device, as in `jax.pmap(jax.vmap(step, axis_name="batch"), axis_name="device")`
+            with `("device", "batch")`, a device averages the gradients of its lanes first, and
+            sends one message: a worker is a device.
         gate: decides when, and which workers, communicate, such as `jaxcomp.gates.Every(4)`; None
             for all workers in every step. A closed round sends nothing over the links (a
             hierarchical reducer still uses the fast axes). Its mean is zero or, with `Shift`, the
@@ -161,15 +164,15 @@ def compressed_mean(
 
     checks.flag("guard", guard)
     groups.check(stats, reducer)
-    setup = _Setup(reducer, axis_name, gate, seed, guard, stats)
-    fresh = functools.partial(_fresh, setup)
+    given = _Setup(reducer, axis_name, gate, seed, guard, stats)
 
     def init_fn(params: PyTree) -> Any:
         callers.check_wrappers()
-        params = _trained(params)
+        params, setup = _trained(params), _of_devices(given, _lanes(given))
         if param_specs is None:
-            return fresh(params)
-        return sharded.init(fresh, params, param_specs, axis_name)
+            return _fresh(setup, params)
+        fresh = functools.partial(_fresh, setup)
+        return sharded.init(fresh, params, param_specs, setup.axis_name)
 
     def update_fn(
         updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any
@@ -178,16 +181,23 @@ def compressed_mean(
         axes.require(axis_name)
         uniform.check_callers(axis_name)
         _check_state(state)
-        if extra.get(branches.FIT):
+        lanes = _lanes(given)
+        setup = _of_devices(given, lanes)
+        fits = extra.get(branches.FIT)
+        if not fits:
+            updates = own_gradients.check(updates, setup.axis_name)
+        if lanes:
+            updates = jax.lax.pmean(updates, lanes)
+            state, params = axes.first((state, params), lanes)
+        if fits:
             if param_specs is None:
                 return _fit(setup, updates, state)
             fit = functools.partial(_fit, setup)
-            return sharded.update(fit, updates, state, param_specs, axis_name)
-        updates = own_gradients.check(updates, axis_name)
+            return sharded.update(fit, updates, state, param_specs, setup.axis_name)
         if param_specs is not None:
             of_shard = functools.partial(_step_of_shard, setup)
-            return sharded.update(of_shard, updates, state, param_specs, axis_name)
-        sharded.warn_if_gathered(reducer, axis_name)
+            return sharded.update(of_shard, updates, state, param_specs, setup.axis_name)
+        sharded.warn_if_gathered(reducer, setup.axis_name)
         prepared = _prepare(setup, updates, state, params=_trained(params))
         return _finish(setup, updates, state, prepared, reduce_.exchange(prepared))
 
@@ -238,6 +248,18 @@ def dense_leaves(codec: "Codec | Policy | Link | Reducer") -> Callable[[PyTree],
         return jax.tree.unflatten(plan.treedef, [i in plan.dense for i in range(len(plan.likes))])
 
     return mask
+
+
+def _lanes(setup: _Setup) -> tuple:
+    """The axes of `jax.vmap` on each device, unless the reducer has levels of axes of its own."""
+    axis_name = setup.axis_name
+    whole = axes.bound(axis_name) and setup.reducer.link_axis(axis_name) == axis_name
+    return axes.lanes(axis_name) if whole else ()
+
+
+def _of_devices(setup: _Setup, lanes: tuple) -> _Setup:
+    """The mean over devices; a device averages the gradients of its lanes, and sends once."""
+    return setup._replace(axis_name=axes.without(setup.axis_name, lanes)) if lanes else setup
 
 
 def _fresh(setup: _Setup, params: PyTree) -> CompressedMeanState:
