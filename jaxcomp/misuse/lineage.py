@@ -114,7 +114,7 @@ def axes_of(step: Step) -> tuple:
     return over if isinstance(over, tuple) else (over,)
 
 
-def trace(leaves: Sequence[Any], rule: Rule) -> list[Any]:
+def trace(leaves: Sequence[Any], rule: Rule, known: Iterable[tuple[Any, Any]] = ()) -> list[Any]:
     """The property of each traced value, from the equations behind it, in linear time.
 
     All are unknown where JAX keeps its equations otherwise.
@@ -122,9 +122,10 @@ def trace(leaves: Sequence[Any], rule: Rule) -> list[Any]:
     Args:
         leaves: the traced values.
         rule: the property.
+        known: as for `flow`.
     """
     try:
-        found = flow(history(leaves), rule)
+        found = flow(history(leaves), rule, known)
     except (AttributeError, KeyError):
         return [rule.unknown(None)] * len(leaves)
     return [_look(_origin(leaf)[0], rule, found) for leaf in leaves]
@@ -138,7 +139,7 @@ def flow(
     Args:
         steps: the equations, each after those that it depends on.
         rule: the property.
-        known: pairs of an argument, as a traced value, and its fact.
+        known: pairs of a traced value, such as an argument, and its fact.
     """
     found = {_origin(argument)[0]: fact for argument, fact in known}
     found.pop(None, None)
@@ -188,7 +189,8 @@ def _flow(steps: Iterable[Step], rule: Rule, found: dict[Hashable, Any]) -> None
         results = _inside(step, inputs, rule)
         if results is None:
             results = [rule.through(step, inputs)] * len(step.outputs)
-        found.update(zip(step.outputs, results, strict=True))
+        for atom, fact in zip(step.outputs, results, strict=True):
+            found.setdefault(atom, fact)
 
 
 def _inside(step: Step, inputs: list[Any], rule: Rule) -> list[Any] | None:

@@ -14,7 +14,7 @@ from jaxcomp.feedback import Link
 from jaxcomp.layout.policy import Policy
 from jaxcomp.mesh import per_worker
 from jaxcomp.mesh.per_worker import PerWorker
-from jaxcomp.misuse import callers, own_gradients, uniform
+from jaxcomp.misuse import callers, own_gradients, places, uniform
 from jaxcomp.numerics import noise, summing
 from jaxcomp.reducers import guarding
 from jaxcomp.reducers.gossip import Gossip
@@ -178,7 +178,9 @@ def gossip(
                 f"{type(state).__name__}; make the state with jaxcomp.init_state(tx, params, mesh, "
                 f"{axis_name!r})"
             )
+        places.check_shapes(updates, params, "parameters")
         updates = own_gradients.check(updates, axis_name)
+        places.check_view(updates, params, state.offset)
         if param_specs is None:
             sharded.warn_if_gathered(setup.reducer, axis_name)
         return jax.tree.map(jnp.zeros_like, params), _step(setup, updates, state, params, extra)

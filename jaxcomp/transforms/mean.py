@@ -15,7 +15,7 @@ from jaxcomp.base import Codec, Gate, Reducer
 from jaxcomp.feedback import Link
 from jaxcomp.layout.policy import Policy
 from jaxcomp.mesh import pmapped
-from jaxcomp.misuse import callers, own_gradients, uniform
+from jaxcomp.misuse import callers, own_gradients, places, uniform
 from jaxcomp.numerics import noise
 from jaxcomp.reducers import accounting, gating, reduce as reduce_, state as state_
 from jaxcomp.reducers.auto import Auto
@@ -184,6 +184,7 @@ def compressed_mean(
         lanes = _lanes(given)
         setup = _of_devices(given, lanes)
         fits = extra.get(branches.FIT)
+        places.check_shapes(updates, _trained(params), "parameters")
         if not fits:
             updates = own_gradients.check(updates, setup.axis_name)
         if lanes:
