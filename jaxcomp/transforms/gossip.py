@@ -178,14 +178,19 @@ def gossip(
                 f"{type(state).__name__}; make the state with jaxcomp.init_state(tx, params, mesh, "
                 f"{axis_name!r})"
             )
-        places.check_shapes(updates, params, "parameters")
-        updates = own_gradients.check(updates, axis_name)
-        places.check_view(updates, params, state.offset)
+        updates = _own(updates, state, params, axis_name)
         if param_specs is None:
             sharded.warn_if_gathered(setup.reducer, axis_name)
         return jax.tree.map(jnp.zeros_like, params), _step(setup, updates, state, params, extra)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _own(updates: PyTree, state: GossipState, params: PyTree, axis_name: AxisName) -> PyTree:
+    """The gradients, if they are this worker's own, at its own parameters."""
+    places.check_shapes(updates, params, "parameters")
+    places.check_view(updates, params, state.offset)
+    return own_gradients.check(updates, axis_name)
 
 
 def consensus(params: PyTree, state: PyTree) -> PyTree:

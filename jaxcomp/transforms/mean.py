@@ -181,26 +181,8 @@ def compressed_mean(
         axes.require(axis_name)
         uniform.check_callers(axis_name)
         _check_state(state)
-        lanes = _lanes(given)
-        setup = _of_devices(given, lanes)
-        fits = extra.get(branches.FIT)
-        places.check_shapes(updates, _trained(params), "parameters")
-        if not fits:
-            updates = own_gradients.check(updates, setup.axis_name)
-        if lanes:
-            updates = jax.lax.pmean(updates, lanes)
-            state, params = axes.first((state, params), lanes)
-        if fits:
-            if param_specs is None:
-                return _fit(setup, updates, state)
-            fit = functools.partial(_fit, setup)
-            return sharded.update(fit, updates, state, param_specs, setup.axis_name)
-        if param_specs is not None:
-            of_shard = functools.partial(_step_of_shard, setup)
-            return sharded.update(of_shard, updates, state, param_specs, setup.axis_name)
-        sharded.warn_if_gathered(reducer, setup.axis_name)
-        prepared = _prepare(setup, updates, state, params=_trained(params))
-        return _finish(setup, updates, state, prepared, reduce_.exchange(prepared))
+        fits = bool(extra.get(branches.FIT))
+        return _update(given, updates, state, _trained(params), param_specs, fits)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -249,6 +231,28 @@ def dense_leaves(codec: "Codec | Policy | Link | Reducer") -> Callable[[PyTree],
         return jax.tree.unflatten(plan.treedef, [i in plan.dense for i in range(len(plan.likes))])
 
     return mask
+
+
+def _update(
+    given: _Setup, updates: PyTree, state: Any, params: PyTree, param_specs: PyTree, fits: bool
+) -> tuple[PyTree, Any]:
+    """A step of the mean; if `fits`, only its state as it would begin the step with it."""
+    lanes = _lanes(given)
+    setup = _of_devices(given, lanes)
+    places.check_shapes(updates, params, "parameters")
+    if not fits:
+        updates = own_gradients.check(updates, setup.axis_name)
+    if lanes:
+        updates = jax.lax.pmean(updates, lanes)
+        state, params = axes.first((state, params), lanes)
+    if param_specs is not None:
+        of_shard = functools.partial(_fit if fits else _step_of_shard, setup)
+        return sharded.update(of_shard, updates, state, param_specs, setup.axis_name)
+    if fits:
+        return _fit(setup, updates, state)
+    sharded.warn_if_gathered(setup.reducer, setup.axis_name)
+    prepared = _prepare(setup, updates, state, params=params)
+    return _finish(setup, updates, state, prepared, reduce_.exchange(prepared))
 
 
 def _lanes(setup: _Setup) -> tuple:
