@@ -47,7 +47,8 @@ def check_callers(axis_name: AxisName) -> None:
 
     Without JAX's types of replication it is known only of a condition that is computed from the
     worker's index: whether an argument of the mapped function differs cannot be seen from within.
-    Conditions of loops cannot be seen either. `check_program` sees all of them.
+    Conditions of loops cannot be seen either, nor the second use of a branch that JAX has traced
+    already. `check_program` sees all of them.
 
     Raises:
         ValueError: naming what makes the condition the same on all workers.

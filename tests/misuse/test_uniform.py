@@ -44,7 +44,8 @@ def switch(ok, w, x):
 
 
 def update(ok, w, x):
-    return jax.lax.cond(ok, moved, lambda w, g: w, w, grad(w, x))
+    # A new function each time, since JAX does not trace a branch again that it knows.
+    return jax.lax.cond(ok, lambda w, g: moved(w, g), lambda w, g: w, w, grad(w, x))
 
 
 def as_long_as(ok, w, x):
