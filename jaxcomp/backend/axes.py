@@ -7,6 +7,7 @@ each helper here does the right thing with and without them.
 import collections
 import contextlib
 import contextvars
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -76,6 +77,31 @@ def sizes(axis_name: AxisName) -> tuple[int, ...]:
     if not bound(axis_name):
         return (size(axis_name), *(1 for _ in names(axis_name)[1:]))
     return tuple(size(name) for name in names(axis_name))
+
+
+def lanes(axis_name: AxisName) -> tuple:
+    """The axes that `jax.vmap` maps within each device, where the others are axes of devices.
+
+    Empty if all are axes of devices, or if `jax.vmap` simulates all workers.
+    """
+    devices = jax.sharding.get_abstract_mesh().manual_axes
+    found = tuple(name for name in names(axis_name) if name not in devices)
+    return found if len(found) < len(names(axis_name)) else ()
+
+
+def without(axis_name: AxisName, left_out: tuple) -> AxisName:
+    """The other axes; the name alone if one is left."""
+    rest = tuple(name for name in names(axis_name) if name not in left_out)
+    return rest[0] if len(rest) == 1 else rest
+
+
+def first(tree: PyTree, axis_name: AxisName) -> PyTree:
+    """The tree of the first worker; under `jax.vmap`, without an axis of workers."""
+    return jax.tree.map(lambda x: functools.reduce(_of_first, names(axis_name), x), tree)
+
+
+def _of_first(x: Array, name: Any) -> Array:
+    return lax.all_gather(x, name)[0]
 
 
 def typed(axis_name: AxisName) -> bool:

@@ -21,6 +21,7 @@ from jaxcomp.mesh import (
     replicas,
     retyping,
 )
+from jaxcomp.misuse import program
 from jaxcomp.types import AxisName, PyTree
 
 
@@ -159,9 +160,21 @@ class MappedStep:
 
         doubts = self.given.doubts(args, keywords)
         results = arguments.run(lambda: narrow(whole)(*own), args, doubts, self._pieces)
+        self._check_program(own, self.given.which(len(args), keywords), results)
         if self.check_vma:
             _check_replicated(results, self.axis_name)
         return results
+
+    def _check_program(self, own: list, batches: set[int], results: Any) -> None:
+        """Reads the traced step: conditions of collectives, and gradients summed twice."""
+        known = [
+            (leaf, differs)
+            for number, arg in enumerate(own)
+            for leaf, differs in zip(
+                jax.tree.leaves(arg), _marks(arg, everything=number in batches), strict=True
+            )
+        ]
+        program.check(results, known, self.axis_name)
 
     def _mapped(self, body: Callable[..., Any], parts: tuple[list, list]) -> tuple[list, list]:
         split = PartitionSpec(self.axis_name)

@@ -1,4 +1,4 @@
-"""Finds the callers of a transformation: optax wrappers around it, and parts of a chain after it.
+"""Finds the callers of a transformation: wrappers and conditionals around it, parts after it.
 
 A transformation is not told what it is wrapped in. The frames that call it know: they are named
 after the wrappers, and optax's chain holds its parts in local variables.
@@ -17,6 +17,7 @@ import optax
 
 from jaxcomp import checks
 from jaxcomp.backend import xla
+from jaxcomp.misuse import lines
 
 _Settings = ParamSpec("_Settings")
 
@@ -53,6 +54,20 @@ def check_wrappers() -> None:
         name = frame.f_code.co_qualname.split(".", 1)[0]
         if name in _WRAPPERS and _is_optax(frame.f_globals.get("__name__")):
             raise ValueError(f"optax.{name} must not wrap compressed_mean: {_WRAPPERS[name]}")
+
+
+def conditions() -> list[tuple[Any, str]]:
+    """For each `jax.lax.cond` and `switch` whose branch calls: its condition, and its line."""
+    found, frames = [], list(_frames())
+    for number, frame in enumerate(frames):
+        inside = frame.f_locals
+        if str(frame.f_globals.get("__name__")).endswith(".control_flow.conditionals"):
+            line = lines.of_user(
+                (each.f_code.co_filename, each.f_lineno, each.f_code.co_name)
+                for each in frames[number:]
+            )
+            found += [(inside[name], line) for name in ("pred", "index") if name in inside]
+    return found
 
 
 def whole(

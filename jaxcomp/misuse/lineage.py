@@ -4,10 +4,13 @@ JAX has no public way from a traced value to its equations. Only this module rea
 attributes (JAX 0.10 to 0.12); where they are missing, a value has no history.
 """
 
-from collections.abc import Hashable, Iterable, Sequence
+import functools
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jax.extend.core import Literal
+
+from jaxcomp.misuse import lines
 
 
 class Step(NamedTuple):
@@ -18,7 +21,7 @@ class Step(NamedTuple):
         params: of its primitive.
         inputs: variables or literals.
         outputs: variables.
-        scope: the stack of names of its source, which says whether `jax.grad` made it.
+        source: where the equation is from; its stack of names says whether `jax.grad` made it.
         reverse: whether the equation that holds its program is of a reverse pass.
     """
 
@@ -26,24 +29,71 @@ class Step(NamedTuple):
     params: dict[str, Any]
     inputs: Sequence[Any]
     outputs: Sequence[Any]
-    scope: Any
+    source: Any
     reverse: bool
 
     def is_reverse(self) -> bool:
-        """Whether the equation belongs to the reverse pass of `jax.grad`. Slow: call it rarely."""
-        scope = str(self.scope)
+        """Whether the equation belongs to the reverse pass of `jax.grad`."""
+        scope = _text(self.source.name_stack)
         return "transpose(" in scope or (self.reverse and "rematted_computation" not in scope)
+
+    def line(self) -> str:
+        """The user's line that made the equation, or an empty string if it is unknown."""
+        frames = getattr(getattr(self.source, "traceback", None), "frames", ())
+        return lines.of_user((f.file_name, f.line_num, f.function_name) for f in frames)
+
+    def inside(self) -> Iterator["Step"]:
+        """The equations of the programs that the equation contains, not of those within these."""
+        for value in self.params.values():
+            for program in _programs(value):
+                yield from (_step(eqn, eqn.invars, self.reverse) for eqn in program.eqns)
+
+
+@functools.lru_cache(maxsize=4096)
+def _text(stack: Any) -> str:
+    return str(stack)
+
+
+def contain(steps: Iterable[Step], names: Set[str], within: Set[str] | None = None) -> bool:
+    """Whether programs within the equations have an equation of one of these primitives.
+
+    Args:
+        steps: the equations.
+        names: the primitives.
+        within: only in programs of equations of these primitives, at any depth; None for all.
+    """
+
+    def has(params: dict[str, Any], inside: bool) -> bool:
+        for value in params.values():
+            for program in _programs(value):
+                for eqn in program.eqns:
+                    name = eqn.primitive.name
+                    if inside and name in names:
+                        return True
+                    if has(eqn.params, inside or name in (within or ())):
+                        return True
+        return False
+
+    return any(has(step.params, within is None or step.name in within) for step in steps)
+
+
+def _programs(value: Any) -> list[Any]:
+    if isinstance(value, str | int | float | None):
+        return []
+    parts = value if isinstance(value, tuple | list) else (value,)
+    inner = (getattr(part, "jaxpr", part) for part in parts)
+    return [part for part in inner if hasattr(part, "eqns")]
 
 
 @runtime_checkable
 class Rule(Protocol):
     """A property of values, and its propagation through equations."""
 
-    unknown: Any
-    """The fact of a value without a history, such as an argument of the mapped function."""
-
     constant: Any
     """The fact of an array that is part of the program."""
+
+    def unknown(self, atom: Any) -> Any:
+        """The fact of a variable without a history, such as an argument; None if it has none."""
 
     def literal(self, value: Any) -> Any:
         """The fact for a number that is part of the program."""
@@ -54,19 +104,47 @@ class Rule(Protocol):
     def through(self, step: Step, inputs: list[Any]) -> Any:
         """The facts for the results of an equation."""
 
+    def decided(self, step: Step, by: Any, results: list[Any]) -> list[Any]:
+        """The facts for the results of a conditional or loop, from that of its condition."""
 
-def trace(leaves: Iterable[Any], rule: Rule) -> list[Any]:
+
+def axes_of(step: Step) -> tuple:
+    """The mapped axes that a collective is over; for `reduce_sum` and the like, dimensions."""
+    over = step.params.get("axes", step.params.get("axis_name", ()))
+    return over if isinstance(over, tuple) else (over,)
+
+
+def trace(leaves: Sequence[Any], rule: Rule, known: Iterable[tuple[Any, Any]] = ()) -> list[Any]:
     """The property of each traced value, from the equations behind it, in linear time.
 
     All are unknown where JAX keeps its equations otherwise.
+
+    Args:
+        leaves: the traced values.
+        rule: the property.
+        known: as for `flow`.
     """
-    values = [_origin(leaf) for leaf in leaves]
-    found = {}
     try:
-        _flow(_history(values), rule, found)
+        found = flow(history(leaves), rule, known)
     except (AttributeError, KeyError):
-        return [rule.unknown] * len(values)
-    return [_look(atom, rule, found) for atom, _ in values]
+        return [rule.unknown(None)] * len(leaves)
+    return [_look(_origin(leaf)[0], rule, found) for leaf in leaves]
+
+
+def flow(
+    steps: Iterable[Step], rule: Rule, known: Iterable[tuple[Any, Any]] = ()
+) -> dict[Hashable, Any]:
+    """The property of the results of equations, by their variables.
+
+    Args:
+        steps: the equations, each after those that it depends on.
+        rule: the property.
+        known: pairs of a traced value, such as an argument, and its fact.
+    """
+    found = {_origin(argument)[0]: fact for argument, fact in known}
+    found.pop(None, None)
+    _flow(steps, rule, found)
+    return found
 
 
 def _origin(value: Any) -> tuple[Any, Any]:
@@ -76,10 +154,11 @@ def _origin(value: Any) -> tuple[Any, Any]:
     return getattr(value, "val", None), value.parent
 
 
-def _history(values: list[tuple[Any, Any]]) -> list[Step]:
-    """All equations behind the given values, each after the equations that it depends on."""
+def history(leaves: Iterable[Any]) -> list[Step]:
+    """All equations behind traced values, each after the equations that it depends on."""
     order, begun = [], set()
-    todo = [(equation, False) for _, equation in values if equation is not None]
+    made = (_origin(leaf)[1] for leaf in leaves)
+    todo = [(equation, False) for equation in made if equation is not None]
     while todo:
         equation, ready = todo.pop()
         if ready:
@@ -94,12 +173,14 @@ def _history(values: list[tuple[Any, Any]]) -> list[Step]:
 
 
 def _step(equation: Any, inputs: Sequence[Any], reverse: bool) -> Step:
-    scope = equation.source_info.name_stack
-    return Step(equation.primitive.name, equation.params, inputs, equation.outvars, scope, reverse)
+    source = equation.source_info
+    return Step(equation.primitive.name, equation.params, inputs, equation.outvars, source, reverse)
 
 
-def _look(atom: Any, rule: Rule, found: dict[Hashable, Any]) -> Any:
-    return rule.literal(atom.val) if isinstance(atom, Literal) else found.get(atom, rule.unknown)
+def _look(atom: Any, rule: Rule, found: Mapping[Hashable, Any]) -> Any:
+    if isinstance(atom, Literal):
+        return rule.literal(atom.val)
+    return found[atom] if atom in found else rule.unknown(atom)
 
 
 def _flow(steps: Iterable[Step], rule: Rule, found: dict[Hashable, Any]) -> None:
@@ -108,7 +189,8 @@ def _flow(steps: Iterable[Step], rule: Rule, found: dict[Hashable, Any]) -> None
         results = _inside(step, inputs, rule)
         if results is None:
             results = [rule.through(step, inputs)] * len(step.outputs)
-        found.update(zip(step.outputs, results, strict=True))
+        for atom, fact in zip(step.outputs, results, strict=True):
+            found.setdefault(atom, fact)
 
 
 def _inside(step: Step, inputs: list[Any], rule: Rule) -> list[Any] | None:
@@ -117,11 +199,9 @@ def _inside(step: Step, inputs: list[Any], rule: Rule) -> list[Any] | None:
     if step.name == "cond":
         which, *rest = inputs
         each = [_run(branch, rest, step, rule) for branch in params["branches"]]
-        return [_joined([which, *results], rule) for results in zip(*each, strict=True)]
+        return rule.decided(step, which, [_joined(one, rule) for one in zip(*each, strict=True)])
     if step.name == "while":
-        first, second = params["cond_nconsts"], params["body_nconsts"]
-        consts, carry = inputs[first : first + second], inputs[first + second :]
-        return _loop(params["body_jaxpr"], consts, carry, [], step, rule)
+        return _while(step, inputs, rule)
     if step.name == "scan":
         consts, carry, rows = _of_scan(params, inputs)
         return _loop(params["jaxpr"], consts, carry, rows, step, rule)
@@ -131,6 +211,19 @@ def _inside(step: Step, inputs: list[Any], rule: Rule) -> list[Any] | None:
         return None
     results = _run(body, inputs, step, rule)
     return results if len(results) == len(step.outputs) else None
+
+
+def _while(step: Step, inputs: list[Any], rule: Rule) -> list[Any]:
+    params = step.params
+    first, second = params["cond_nconsts"], params["body_nconsts"]
+    consts, carry = inputs[first : first + second], inputs[first + second :]
+    while True:
+        results = _loop(params["body_jaxpr"], consts, carry, [], step, rule)
+        (goes_on,) = _run(params["cond_jaxpr"], [*inputs[:first], *results], step, rule)
+        after = rule.decided(step, goes_on, results)
+        if after == results:
+            return after
+        carry = after
 
 
 def _of_scan(params: dict[str, Any], inputs: list[Any]) -> list[list[Any]]:

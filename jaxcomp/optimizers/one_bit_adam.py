@@ -107,7 +107,7 @@ def scale_by_one_bit_adam(
     def update_fn(
         updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any
     ) -> tuple[PyTree, Any]:
-        own_gradients.check(updates, axis_name)
+        updates = own_gradients.check(updates, axis_name)
 
         def warm_up(
             grads: PyTree, count: Array, state: OneBitAdamState, params: PyTree | None

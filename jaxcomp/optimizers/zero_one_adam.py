@@ -304,7 +304,7 @@ def by_zero_one_adam(
                 "`params` must be given to the update, since `weight_decay` needs them, got None: "
                 "use tx.update(grads, state, params)"
             )
-        own_gradients.check(updates, axis_name)
+        updates = own_gradients.check(updates, axis_name)
 
         step = rates.after(state.count)
         rate = rates.at(learning_rate, state.count).astype(state.total.dtype)

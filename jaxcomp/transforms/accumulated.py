@@ -9,7 +9,7 @@ import optax
 from jaxcomp import checks
 from jaxcomp.backend import conditional, xla
 from jaxcomp.mesh.per_worker import PerWorker
-from jaxcomp.misuse import own_gradients
+from jaxcomp.misuse import own_gradients, places
 from jaxcomp.reducers import guarding
 from jaxcomp.transforms import branches
 from jaxcomp.types import Array, AxisName, PyTree
@@ -72,8 +72,9 @@ def accumulate(
     def update_fn(
         updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any
     ) -> tuple[PyTree, Any]:
-        own_gradients.check(updates, axis_name)
         before = state.total.own()
+        places.check_shapes(updates, before, "parameters")
+        updates = own_gradients.check(updates, axis_name)
         total = jax.tree.map(lambda t, g: t + g.astype(t.dtype), before, updates)
         # Workers communicate only at the end of the round; the sum must stay finite until then.
         sound = guarding.all_finite(total)

@@ -107,7 +107,7 @@ def compressed_differences(
         if extra.get(branches.FIT):
             return updates, _fitted(whole, change, state, updates)
         check_two_points(params, grad_fn)
-        own_gradients.check(updates, axis_name)
+        updates = own_gradients.check(updates, axis_name)
         assert grad_fn is not None
         turn = noise.fold(state.gate_key, state.step)
         opened = restart.open(turn, updates, state.gate, axis_name, params)

@@ -14,14 +14,13 @@ from jaxcomp.feedback import Link
 from jaxcomp.layout.policy import Policy
 from jaxcomp.mesh import kinds, per_worker
 from jaxcomp.mesh.per_worker import PerWorker
-from jaxcomp.misuse import callers, own_gradients
+from jaxcomp.misuse import callers, own_gradients, places, uniform
 from jaxcomp.numerics import noise, summing
 from jaxcomp.reducers import guarding
 from jaxcomp.reducers.gossip import Gossip
 from jaxcomp.transforms import (
     gossip_rounds as rounds_,
     local_steps as steps_,
-    mean as mean_,
     sharded,
 )
 from jaxcomp.transforms.gossip_rounds import Models, Setup
@@ -171,6 +170,7 @@ def gossip(
     ) -> tuple[PyTree, Any]:
         callers.check_wrappers()
         axes.require(axis_name)
+        uniform.check_callers(axis_name)
         if params is None or not isinstance(state, GossipState):
             raise ValueError(
                 "`params` and the state of this transformation must be given to the update: use "
@@ -178,13 +178,19 @@ def gossip(
                 f"{type(state).__name__}; make the state with jaxcomp.init_state(tx, params, mesh, "
                 f"{axis_name!r})"
             )
-        own_gradients.check(updates, axis_name)
-        mean_.check_local(updates, axis_name)
+        updates = _own(updates, state, params, axis_name)
         if param_specs is None:
             sharded.warn_if_gathered(setup.reducer, axis_name)
         return jax.tree.map(jnp.zeros_like, params), _step(setup, updates, state, params, extra)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _own(updates: PyTree, state: GossipState, params: PyTree, axis_name: AxisName) -> PyTree:
+    """The gradients, if they are this worker's own, at its own parameters."""
+    places.check_shapes(updates, params, "parameters")
+    places.check_view(updates, params, state.offset)
+    return own_gradients.check(updates, axis_name)
 
 
 def consensus(params: PyTree, state: PyTree) -> PyTree:

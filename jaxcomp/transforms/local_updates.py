@@ -14,7 +14,7 @@ from jaxcomp.feedback import Link
 from jaxcomp.gates.periods import period as as_period
 from jaxcomp.layout.policy import Policy
 from jaxcomp.mesh.per_worker import PerWorker
-from jaxcomp.misuse import callers
+from jaxcomp.misuse import callers, own_gradients, places, uniform
 from jaxcomp.numerics import noise, summing
 from jaxcomp.reducers.dense import Dense
 from jaxcomp.transforms import fragments as fragments_, local_steps as steps_
@@ -176,6 +176,7 @@ def _update(
 ) -> tuple[PyTree, Any]:
     axis_name = setup.axis_name
     axes.require(axis_name)
+    uniform.check_callers(axis_name)
     if params is None:
         raise ValueError(
             "`params` must be given to the update, which moves them at the end of a round, got "
@@ -192,6 +193,10 @@ def _update(
             f"`exchange` must be True, False or None, known when the step is traced, got "
             f"{exchange!r}; None decides while it runs"
         )
+    places.check_shapes(updates, params, "parameters")
+    updates = own_gradients.check(updates, axis_name)
+    if setup.period != as_period(1):  # With one step a round, workers are always at the centre.
+        places.check_view(updates, params, [each.offset for each in state.fragments])
 
     def alone(updates: PyTree, state: Any, params: PyTree) -> tuple[PyTree, Any]:
         state = steps_.alone(setup, updates, state, params, extra)

@@ -13,10 +13,9 @@ from jaxcomp import checks
 from jaxcomp.backend import axes
 from jaxcomp.base import Codec, Gate, Reducer
 from jaxcomp.feedback import Link
-from jaxcomp.layout import trees
 from jaxcomp.layout.policy import Policy
 from jaxcomp.mesh import kinds, pmapped
-from jaxcomp.misuse import callers, own_gradients
+from jaxcomp.misuse import callers, own_gradients, places, uniform
 from jaxcomp.numerics import noise
 from jaxcomp.reducers import accounting, gating, reduce as reduce_, state as state_
 from jaxcomp.reducers.auto import Auto
@@ -100,7 +99,10 @@ def compressed_mean(
 
     Args:
         codec: a codec, a `Policy`, a `Link` or a reducer such as `Dense()`.
-        axis_name: the mapped axis, or a tuple of them.
+        axis_name: the mapped axis, or a tuple of them. Where `jax.vmap` maps some of them within
+            each device, as in `jax.pmap(jax.vmap(step, axis_name="batch"), axis_name="device")`
+            with `("device", "batch")`, a device averages the gradients of its lanes first, and
+            sends one message: a worker is a device.
         gate: decides when, and which workers, communicate, such as `jaxcomp.gates.Every(4)`; None
             for all workers in every step. A closed round sends nothing over the links (a
             hierarchical reducer still uses the fast axes). Its mean is zero or, with `Shift`, the
@@ -161,34 +163,25 @@ def compressed_mean(
 
     checks.flag("guard", guard)
     groups.check(stats, reducer)
-    setup = _Setup(reducer, axis_name, gate, seed, guard, stats)
-    fresh = functools.partial(_fresh, setup)
+    given = _Setup(reducer, axis_name, gate, seed, guard, stats)
 
     def init_fn(params: PyTree) -> Any:
         callers.check_wrappers()
-        params = _trained(params)
+        params, setup = _trained(params), _of_devices(given, _lanes(given))
         if param_specs is None:
-            return fresh(params)
-        return sharded.init(fresh, params, param_specs, axis_name)
+            return _fresh(setup, params)
+        fresh = functools.partial(_fresh, setup)
+        return sharded.init(fresh, params, param_specs, setup.axis_name)
 
     def update_fn(
         updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any
     ) -> tuple[PyTree, Any]:
         callers.check_wrappers()
         axes.require(axis_name)
+        uniform.check_callers(axis_name)
         _check_state(state)
-        if extra.get(branches.FIT):
-            if param_specs is None:
-                return _fit(setup, updates, state)
-            fit = functools.partial(_fit, setup)
-            return sharded.update(fit, updates, state, param_specs, axis_name)
-        own_gradients.check(updates, axis_name)
-        if param_specs is not None:
-            of_shard = functools.partial(_step_of_shard, setup)
-            return sharded.update(of_shard, updates, state, param_specs, axis_name)
-        sharded.warn_if_gathered(reducer, axis_name)
-        prepared = _prepare(setup, updates, state, params=_trained(params))
-        return _finish(setup, updates, state, prepared, reduce_.exchange(prepared))
+        fits = bool(extra.get(branches.FIT))
+        return _update(given, updates, state, _trained(params), param_specs, fits)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -239,6 +232,40 @@ def dense_leaves(codec: "Codec | Policy | Link | Reducer") -> Callable[[PyTree],
     return mask
 
 
+def _update(
+    given: _Setup, updates: PyTree, state: Any, params: PyTree, param_specs: PyTree, fits: bool
+) -> tuple[PyTree, Any]:
+    """A step of the mean; if `fits`, only its state as it would begin the step with it."""
+    lanes = _lanes(given)
+    setup = _of_devices(given, lanes)
+    places.check_shapes(updates, params, "parameters")
+    if not fits:
+        updates = own_gradients.check(updates, setup.axis_name)
+    if lanes:
+        updates = jax.lax.pmean(updates, lanes)
+        state, params = axes.first((state, params), lanes)
+    if param_specs is not None:
+        of_shard = functools.partial(_fit if fits else _step_of_shard, setup)
+        return sharded.update(of_shard, updates, state, param_specs, setup.axis_name)
+    if fits:
+        return _fit(setup, updates, state)
+    sharded.warn_if_gathered(setup.reducer, setup.axis_name)
+    prepared = _prepare(setup, updates, state, params=params)
+    return _finish(setup, updates, state, prepared, reduce_.exchange(prepared))
+
+
+def _lanes(setup: _Setup) -> tuple:
+    """The axes of `jax.vmap` on each device, unless the reducer has levels of axes of its own."""
+    axis_name = setup.axis_name
+    whole = axes.bound(axis_name) and setup.reducer.link_axis(axis_name) == axis_name
+    return axes.lanes(axis_name) if whole else ()
+
+
+def _of_devices(setup: _Setup, lanes: tuple) -> _Setup:
+    """The mean over devices; a device averages the gradients of its lanes, and sends once."""
+    return setup._replace(axis_name=axes.without(setup.axis_name, lanes)) if lanes else setup
+
+
 def _fresh(setup: _Setup, params: PyTree) -> CompressedMeanState:
     """The state before the first step, for parameters or for one device's shard of them."""
     reducer, gate = setup.reducer, setup.gate
@@ -270,7 +297,6 @@ def _prepare(
     params: PyTree | None = None,
 ) -> reduce_.Prepared:
     """The part of a step before the exchange."""
-    check_local(updates, setup.axis_name)
     settings: Any = {"guard": setup.guard, "everywhere": shards}
     if setup.gate is not None:
         settings |= {"gate": setup.gate, "gate_state": state.gate.state, "params": params}
@@ -341,22 +367,6 @@ def _warn_if_idle(reducer: Reducer, params: PyTree) -> None:
             f"({reasons}). jaxcomp.describe shows each; {reducer.for_small_leaves}.",
             stacklevel=3,
         )
-
-
-def check_local(updates: PyTree, axis_name: AxisName) -> None:
-    """Raises a `ValueError` for gradients that are typed as the same on all workers."""
-    if not axes.typed(axis_name):
-        return
-    flat, _ = jax.tree_util.tree_flatten_with_path(updates)
-    for path, leaf in flat:
-        if not axes.varies(leaf, axis_name):
-            raise ValueError(
-                f"`updates` must be this worker's own gradients, but '{trees.path_name(path)}' is "
-                f"already the same on all workers of {axis_name!r}. Either JAX has summed it: take "
-                f"the gradient with jaxcomp.value_and_grad(loss_fn, {axis_name!r}), or at "
-                f"jaxcomp.local(params, {axis_name!r}). Or the step has averaged it: leave out the "
-                "jax.lax.pmean (or psum) of the gradients before compressed_mean."
-            )
 
 
 def _closed(gate: Gate, seed: Any, params: PyTree) -> GateState:

@@ -18,6 +18,7 @@ from jaxcomp.feedback import Link, Residual, Shift
 from jaxcomp.layout import policy as policy_, trees
 from jaxcomp.layout.policy import Policy
 from jaxcomp.mesh import kinds, per_worker
+from jaxcomp.misuse import places
 from jaxcomp.numerics import noise, summing
 from jaxcomp.reducers import accounting, guarding
 from jaxcomp.transforms.mean import as_reducer, compressed_mean
@@ -139,6 +140,7 @@ def preserved_center(
                 "tx.update(grads, state, params)"
             )
         axes.require(axis_name)
+        places.check_view(updates, params, state.offset)
         held = per_worker.unwrap(state)
         center = jax.tree.map(lambda w, u: w + u.astype(w.dtype), params, updates)
         message = jax.tree.map(jnp.subtract, center, held.known)
@@ -225,6 +227,7 @@ def displaced_mean(
     def update_fn(
         updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any
     ) -> tuple[PyTree, Any]:
+        places.check_view(updates, params, state.offset)
         mean, after = inner.update(updates, state.mean, params, **extra)
         plan = accounting.plan_here(reducer, updates, axis_name)
         unsent = feedback.unsent(per_worker.unwrap(after.memory.feedback))

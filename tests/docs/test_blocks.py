@@ -70,6 +70,24 @@ def test_data_parallel(run):
     text = (DOCS / "data_parallel.md").read_text()
     assert all(f"`{shape}`" in text for shape in memory)
     assert 0 < float(names["loss"]) < 0.6
+    check_private(names)
+
+
+def check_private(names):
+    """The noise of the mean of eight workers with 64 examples each."""
+
+    def mean(params, key, x):
+        return jax.lax.pmean(names["private_grads"](params, key, x), "data")
+
+    args = names["params"], jax.random.key(2), names["batch"]
+    found = []
+    for sigma in (0.5, 0.0):
+        names["SIGMA"] = sigma
+        step = jaxcomp.data_parallel(mean, names["mesh"], "data")
+        found.append(np.concatenate([np.ravel(x) for x in jax.tree.leaves(step(*args))]))
+    noise = found[0] - found[1]
+    np.testing.assert_allclose(noise.std(), 0.5 / 64 / 8**0.5, rtol=6 / noise.size**0.5)
+    assert np.linalg.norm(found[1]) <= 1
 
 
 def test_multihost(run, tmp_path):
