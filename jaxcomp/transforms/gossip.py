@@ -41,7 +41,7 @@ class GossipState(NamedTuple):
         inner: each worker's state of the inner optimizer.
         skipped: how many steps each worker left out, because they were not finite.
         offset: each worker's parameters minus `params`, at least in float32.
-        memory: the links' memory and the state of the reducer.
+        memory: the links' memory and the state of the reducer; with `Shift`, marked with its graph.
         slow: the offset of each worker's slow parameters and the state of the outer optimizer, or
             `()`.
         tracked: the mixed estimate of the mean gradient and the last gradient, or `()`.
@@ -326,7 +326,7 @@ def _step(
         inner=wrap(inner, "local"),
         skipped=wrap(own.skipped + lost, "local"),
         offset=wrap(models.offset, "offset"),
-        memory=models.memory,
+        memory=rounds_.kept(setup, models.memory),
         slow=slow,
         tracked=wrap(models.tracked, "local") if setup.tracking else (),
     )

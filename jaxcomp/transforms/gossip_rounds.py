@@ -11,7 +11,7 @@ from jax import lax
 
 from jaxcomp.backend import conditional, xla
 from jaxcomp.layout import trees
-from jaxcomp.mesh import per_worker
+from jaxcomp.mesh import on_graph, per_worker
 from jaxcomp.numerics import noise
 from jaxcomp.reducers import accounting, guarding, reduce as reduce_, state as state_
 from jaxcomp.reducers.gossip import Gossip
@@ -102,12 +102,25 @@ def begun(setup: Setup, params: PyTree) -> Any:
         return Round((), state_.init(setup.reducer, like, setup.axis_name))
 
     if setup.param_specs is None:
-        return fresh(params).memory
-    return sharded.init(fresh, params, setup.param_specs, setup.axis_name).memory
+        return kept(setup, fresh(params).memory)
+    return kept(setup, sharded.init(fresh, params, setup.param_specs, setup.axis_name).memory)
+
+
+def kept(setup: Setup, memory: Any) -> Any:
+    """The memory as a state stores it: mirrors are sums with the weights of one graph."""
+    if not setup.reducer.uplink.feedback.mirrors:
+        return memory
+    return on_graph.OnGraph(memory, setup.reducer.graph)
 
 
 def fitted(setup: Setup, memory: Any, offset: PyTree) -> Any:
-    """The memory in its final shapes, which a conditional and a loop need before they begin."""
+    """A state's memory in its final shapes, which a conditional and a loop need at their start.
+
+    Raises:
+        ValueError: for memory over another graph.
+    """
+    if setup.reducer.uplink.feedback.mirrors:
+        memory = on_graph.own(memory, setup.reducer.graph)
 
     def fit(tree: PyTree, state: Round, shards: Any = ()) -> tuple[PyTree, Round]:
         del shards
