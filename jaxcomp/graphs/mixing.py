@@ -95,8 +95,12 @@ def spectral_gap(graph: Graph, workers: int) -> float:
         0.1953
     """
     _check(graph, workers)
-    matrices, mean = graph.matrices(workers), np.full((workers, workers), 1 / workers)
-    if graph.drawn:
+    return _gap(graph.matrices(workers), drawn=graph.drawn)
+
+
+def _gap(matrices: Sequence[np.ndarray], *, drawn: bool) -> float:
+    mean = np.full(matrices[0].shape, 1 / len(matrices[0]))
+    if drawn:
         square = sum(matrix.T @ matrix for matrix in matrices) / len(matrices) - mean
         return float(1 - np.sqrt(max(np.linalg.eigvalsh(square)[-1], 0.0)))
     product = functools.reduce(lambda done, matrix: matrix @ done, matrices) - mean
@@ -111,6 +115,35 @@ def _check(graph: Graph, workers: int) -> None:
     checks.integer("workers", workers, 1)
 
 
+def _check_agreement(graph: Graph, matrices: Sequence[np.ndarray]) -> None:
+    """Raises a `ValueError` unless all workers that are not silent agree in the end."""
+    workers = len(matrices[0])
+    rest = [worker for worker in range(workers) if worker not in graph.silent]
+    if len(rest) < 2:
+        return
+    wrong = f"`graph` must let all workers agree in the end, got {graph!r} for {workers} workers"
+    split = [group for group in _groups(matrices) if not set(group) <= set(graph.silent)]
+    if len(split) > 1:
+        raise ValueError(
+            f"{wrong}, in which these groups never hear each other: {split}. Join them, as "
+            "jaxcomp.graphs.metropolis(edges, workers) with more edges does, also inside of "
+            "jaxcomp.graphs.Without; workers that are to be silent are named there"
+        )
+    if _gap([matrix[np.ix_(rest, rest)] for matrix in matrices], drawn=graph.drawn) < _GAP:
+        raise ValueError(
+            f"{wrong}, whose spectral gap is zero: give a worker's own message a weight"
+        )
+
+
+def _groups(matrices: Sequence[np.ndarray]) -> list[tuple[int, ...]]:
+    """The workers that reach each other by the edges of all rounds."""
+    reach = np.any(np.stack(matrices) > 0, axis=0)
+    reach = reach | reach.T | np.eye(len(reach), dtype=bool)
+    while not np.array_equal(further := reach @ reach, reach):
+        reach = further
+    return sorted({tuple(np.flatnonzero(row).tolist()) for row in reach})
+
+
 def _vanishes(matrix: np.ndarray) -> bool:
     return bool(np.max(np.abs(np.linalg.matrix_power(matrix, len(matrix)))) < 1e-12)
 
@@ -120,17 +153,13 @@ def rounds(graph: Graph, workers: int) -> Rounds:
     """The permutations of a graph's rounds.
 
     Raises:
-        ValueError: for matrices that are not doubly stochastic, or with which workers never agree.
+        ValueError: for matrices that are not doubly stochastic, or with which the workers that are
+            not silent never agree.
     """
     matrices = graph.matrices(workers)
     for matrix in matrices:
         check_matrix(matrix)
-    if workers > 1 and not graph.partial and spectral_gap(graph, workers) < _GAP:
-        raise ValueError(
-            "`graph` must let all workers agree in the end, but its spectral gap is zero, got "
-            f"{graph!r} for {workers} workers: connect all workers, and give a worker's own "
-            "message a weight"
-        )
+    _check_agreement(graph, matrices)
     found = [_permutations(matrix) for matrix in matrices]
     most = max(len(sources) for sources in found)
     sources = np.tile(np.arange(workers), (len(found), most, 1))
