@@ -121,7 +121,7 @@ def wire_bytes(
 
     Here a bare codec encodes every leaf, but `compressed_mean` and its siblings leave small leaves
     dense and choose a reducer: `describe(codec, like, workers=n).link_bytes` are the bytes that a
-    device sends in a training step, or in a round of `local_updates`, for a codec and for a reducer.
+    device sends in a training step, or in a round of `local_updates`. It takes reducers too.
 
     Args:
         codec_or_reducer: a codec, for all leaves, a `Policy`, or a reducer.

@@ -97,7 +97,9 @@ def test_silent_workers_are_left_out_and_the_mean_of_the_others_is_kept():
     ids=repr,
 )
 def test_silent_workers_without_whom_the_others_are_apart_are_refused(graph, groups):
-    with pytest.raises(ValueError, match=rf"(?s)got .* never hear each other: \[{re.escape(groups)}"):
+    with pytest.raises(
+        ValueError, match=rf"(?s)got .* never hear each other: \[{re.escape(groups)}"
+    ):
         mixing.rounds(graph, 8)
 
 
