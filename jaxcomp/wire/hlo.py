@@ -108,17 +108,26 @@ def _program(text: str, everyone: int) -> tuple[dict[str, _Computation], str]:
         if chain and chain[0] in chains:
             continue
         chains |= {chain[0]} if chain else set()
-        op, group = found["op"], _group_size(line, everyone)
-        arrays = list(_ARRAY.finditer(found["shape"]))
-        if found["start"]:
-            arrays = [a for a in arrays if (a["dtype"], a["dims"]) != ("u32", "")]  # Contexts.
-            if op != "all-reduce" and len(arrays) > 1:
-                arrays = arrays[len(arrays) // 2 :]  # (operands, results)
-        size = _sent(op, sum(map(_physical_bytes, arrays)), group)
-        if op == "collective-permute":
-            size *= _others(line, everyone)
-        program[name].sent.append((op, size))
+        try:
+            program[name].sent.append((found["op"], _size(found, line, everyone)))
+        except (ValueError, LookupError, ArithmeticError):
+            raise ValueError(
+                "`compiled` must be the whole text of a compiled program, in which this line "
+                f"cannot be read: {line.strip()[:120]!r}"
+            ) from None
     return program, entry
+
+
+def _size(found: re.Match, line: str, everyone: int) -> Fraction | int:
+    """Bytes one device sends in the collective of this line."""
+    op, group = found["op"], _group_size(line, everyone)
+    arrays = list(_ARRAY.finditer(found["shape"]))
+    if found["start"]:
+        arrays = [a for a in arrays if (a["dtype"], a["dims"]) != ("u32", "")]  # Contexts.
+        if op != "all-reduce" and len(arrays) > 1:
+            arrays = arrays[len(arrays) // 2 :]  # (operands, results)
+    size = _sent(op, sum(map(_physical_bytes, arrays)), group)
+    return size * _others(line, everyone) if op == "collective-permute" else size
 
 
 def _most(program: dict[str, _Computation], name: str, seen: set[str]) -> dict[str, Any]:
