@@ -21,7 +21,7 @@ def arrays(path: pathlib.Path) -> dict[str, np.ndarray]:
         kind = type(error).__name__
         raise ValueError(f"{wanted}, got {str(path)!r}: {kind}: {error}") from None
     kinds = {name: leaf.dtype.name for name, leaf in found.items() if leaf.dtype.kind != "f"}
-    if kinds or not found:
-        had = f"{next(iter(kinds.values()))} in {next(iter(kinds))}" if kinds else "no array"
+    if kinds or not any(leaf.size for leaf in found.values()):
+        had = f"{next(iter(kinds.values()))} in {next(iter(kinds))}" if kinds else "no element"
         raise ValueError(f"{wanted}, of float16, float32 or float64, got {had} of {str(path)!r}")
     return found

@@ -90,7 +90,12 @@ class Models(NamedTuple):
 
 def displaced(params: PyTree, offset: PyTree) -> PyTree:
     """`params + offset`, added in the offset's dtype."""
-    return jax.tree.map(lambda p, by: (p.astype(by.dtype) + by).astype(p.dtype), params, offset)
+    return jax.tree.map(lambda p, x: x.astype(p.dtype), params, exact(params, offset))
+
+
+def exact(params: PyTree, offset: PyTree) -> PyTree:
+    """The same in the offset's dtype: narrow parameters would lose small steps."""
+    return jax.tree.map(lambda p, by: p.astype(by.dtype) + by, params, offset)
 
 
 def begun(setup: Setup, params: PyTree) -> Any:
@@ -221,7 +226,7 @@ def _times(factor: float, x: Array) -> Array:
 def _near(setup: Setup, offset: PyTree, params: PyTree, taken: Array) -> PyTree:
     """The offset of the proximal point."""
     assert setup.prox is not None
-    found = setup.prox(displaced(params, offset), taken)
+    found = setup.prox(exact(params, offset), taken)
     return jax.tree.map(
         lambda x, p, by: x.astype(by.dtype) - p.astype(by.dtype), found, params, offset
     )
@@ -230,8 +235,8 @@ def _near(setup: Setup, offset: PyTree, params: PyTree, taken: Array) -> PyTree:
 def _outer(setup: Setup, slow: Slow, mixed: PyTree, params: PyTree) -> Slow:
     """The slow parameters after a step by the pseudo-gradient."""
     assert setup.outer is not None
-    delta = jax.tree.map(lambda a, m, p: (a - m).astype(p.dtype), slow.offset, mixed, params)
-    here = displaced(params, slow.offset)
+    delta = jax.tree.map(jnp.subtract, slow.offset, mixed)
+    here = exact(params, slow.offset)
     update, outer = setup.outer.update(delta, slow.outer, here)
     moved = jax.tree.map(lambda a, u: a + u.astype(a.dtype), slow.offset, update)
     return Slow(moved, outer)

@@ -82,7 +82,7 @@ ODD = {
     ),
 }
 """Each of them is refused."""
-MORE = ("--budget", "4kB", "--workers", "4", "--link", "1Gbit", "--link-only", "--codec", "sign()")
+MORE = ("--budget", "9kB", "--workers", "4", "--link", "1Gbit", "--link-only", "--codec", "sign()")
 ENDINGS = {"fit": "npz", "plan": "npz", "report": "csv", "audit": "txt"}
 
 
@@ -100,16 +100,18 @@ def answer(tmp_path, capsys, monkeypatch):
         path = tmp_path / f"file.{ENDINGS[command]}"
         path.write_bytes(data)
         argv = ["plan", "--gradients", path, *MORE] if command == "plan" else [command, path]
+        status = 0
         try:
             jaxcomp_command.main([*map(str, argv), "--json"])
         except SystemExit as end:
-            out, err = capsys.readouterr()
-            assert end.code == 2
-            assert out == ""
-            assert err.startswith(f"jaxcomp {command}: ")
-            assert err.count("\n") == 1, err
-            return None
-        return json.loads(capsys.readouterr().out, parse_constant=refused)
+            status = end.code
+        out, err = capsys.readouterr()
+        if status == 0:
+            return json.loads(out, parse_constant=refused)
+        assert (status, out) == (2, "")
+        assert err.startswith(f"jaxcomp {command}: ")
+        assert err.count("\n") == 1, err
+        return None
 
     return run
 
@@ -124,6 +126,7 @@ def changed(data, rng):
     return bytes(found)
 
 
+@pytest.mark.filterwarnings("ignore:compressed_mean compresses no leaf")
 @pytest.mark.parametrize("command", VALID)
 def test_a_broken_file_is_refused_in_one_line(command, answer):
     for data in ODD[command]:
