@@ -16,11 +16,11 @@ class Graph(Interface, abstract=True):
     Attributes:
         drawn: whether each round draws one of the matrices with the step's key; else they take
             turns.
-        partial: whether some workers may stay without any neighbour.
+        silent: the workers without any neighbour; all others must agree in the end.
     """
 
     drawn = False
-    partial = False
+    silent: tuple[int, ...] = ()
 
     @abc.abstractmethod
     def matrices(self, workers: int) -> tuple[np.ndarray, ...]:

@@ -2,12 +2,11 @@
 
 import argparse
 import pathlib
-import zipfile
 from typing import Any
 
 import numpy as np
 
-from jaxcomp.cli import tables
+from jaxcomp.cli import files, tables
 from jaxcomp.planning import plots
 from jaxcomp.theory import magnitudes
 
@@ -26,9 +25,8 @@ def fit(args: argparse.Namespace) -> None:
     if args.share in (0, 1):
         raise ValueError(f"--share must be between 0 and 1, got {args.share:g}")
     names = _names(args.file)
-    found = {
-        name: fitted(read(file), args.share) for name, file in zip(names, args.file, strict=True)
-    }
+    read = zip(names, map(files.arrays, args.file), strict=True)
+    found = {name: fitted(gradient, args.share) for name, gradient in read}
     told = {"share": args.share, "gradients": found}
     figure = plots.figure_class()(figsize=(10, 6.6), layout="constrained")
     draw(figure, told)
@@ -82,6 +80,8 @@ def _tail(axes: Any, name: str, one: dict[str, Any], share: float) -> None:
     for law, shares in curve["laws"].items():
         inside = [at for at, each in enumerate(shares) if each >= curve["share"][-1]]
         x, y = ([values[at] for at in inside] for values in (curve["magnitude"], shares))
+        if not inside:  # Of a gradient of one element.
+            continue
         axes.loglog(x, y, color=_COLOURS[law], linewidth=1.2)
         ends[law] = (x[-1], y[-1], _COLOURS[law])
     for rank, (label, (_, _, colour)) in enumerate(ends.items()):
@@ -128,30 +128,6 @@ def _names(files: list[pathlib.Path]) -> list[str]:
         if len(set(names)) == len(names):
             return names
     raise ValueError(f"each gradient must be given once, got {', '.join(map(str, files))}")
-
-
-def read(path: pathlib.Path) -> dict[str, np.ndarray]:
-    """The arrays of a file, by name.
-
-    Raises:
-        ValueError: for a file that is not of arrays, or arrays that are not floating.
-    """
-    try:
-        with np.load(path) as file:
-            found = {name: file[name] for name in file.files}
-    except (OSError, ValueError, AttributeError, zipfile.BadZipFile) as error:
-        raise ValueError(
-            f"a gradient must be a file of arrays, as numpy.savez writes it, got {str(path)!r}: "
-            f"{error}"
-        ) from None
-    kinds = {name: leaf.dtype.name for name, leaf in found.items() if leaf.dtype.kind != "f"}
-    if kinds or not found:
-        had = f"{next(iter(kinds.values()))} in {next(iter(kinds))}" if kinds else "no array"
-        raise ValueError(
-            f"a gradient must have arrays of float16, float32 or float64, got {had} of "
-            f"{str(path)!r}"
-        )
-    return found
 
 
 def fitted(gradient: dict[str, np.ndarray], share: float) -> dict[str, Any]:

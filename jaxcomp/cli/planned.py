@@ -2,18 +2,15 @@
 
 import argparse
 import json
-import pathlib
-import zipfile
 from typing import Any
 
 import jax
-import numpy as np
 
 import jaxcomp
-from jaxcomp.cli import expressions, tables
+from jaxcomp.cli import expressions, files, tables
 from jaxcomp.planning import budget, models, planner, plots, timing
 from jaxcomp.planning.spending import Spending
-from jaxcomp.theory import rounds as rounds_, units
+from jaxcomp.theory import rounds as rounds_, tables as tables_, units
 
 
 def plan(args: argparse.Namespace) -> None:
@@ -58,7 +55,7 @@ def plan(args: argparse.Namespace) -> None:
         print(planned.to_json() if args.json else planned)
     elif args.json:
         both = {"budget": json.loads(spent.to_json()), "plan": json.loads(planned.to_json())}
-        print(json.dumps(both, indent=1))
+        print(tables_.to_json(both))
     else:
         print(spent, planned, sep="\n\n")
 
@@ -69,7 +66,7 @@ def _like(args: argparse.Namespace) -> Any:
         return models.MODELS[args.model]() if args.model else args.params or _tree(args.tree)
     if args.budget is None:
         raise ValueError("--gradients needs a --budget, as in --budget 400kB, to spend on them")
-    return _arrays(args.gradients[0])
+    return files.arrays(args.gradients[0])
 
 
 def _spent(args: argparse.Namespace, first: Any, codecs: Any) -> tuple[Spending, dict[str, Any]]:
@@ -78,26 +75,13 @@ def _spent(args: argparse.Namespace, first: Any, codecs: Any) -> tuple[Spending,
         raise ValueError("--budget needs --gradients, whose errors it measures for each codec")
     if len(args.workers) > 1:
         raise ValueError("--budget needs one number of --workers, since it is one link's bytes")
-    more = [_arrays(path) for path in args.gradients[1:]]
+    more = [files.arrays(path) for path in args.gradients[1:]]
     ladder = budget.widths() if codecs is None else codecs
     spent = budget.spend(args.budget, first, *more, workers=args.workers[0], codecs=ladder)
     found: dict[str, Any] = {f"budget of {args.budget:,} bytes": spent.policy}
     if spent.uniform is not None:
         found[spent.uniform.name] = ladder[spent.uniform.name]
     return spent, found
-
-
-def _arrays(path: pathlib.Path) -> dict[str, np.ndarray]:
-    """The arrays of a file by their names."""
-    try:
-        with np.load(path) as file:
-            return {name: file[name] for name in file.files}
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror or error}") from None
-    except (ValueError, AttributeError, TypeError, zipfile.BadZipFile):
-        raise ValueError(
-            f"{path} must be a .npz file of arrays, as numpy.savez writes it"
-        ) from None
 
 
 def _way(text: str, given: Any) -> Any:

@@ -143,7 +143,8 @@ def _summary(name: str, records: list[Record]) -> dict[str, Any]:
     finite = [value for value in values if math.isfinite(value)]
     total = None
     if name.rpartition("/")[2] in (*_BYTES, "lost"):
-        total = float(np.sum(np.array(values) * _since(records)))
+        with np.errstate(all="ignore"):  # Infinities and NaN of the file are its own.
+            total = float(np.sum(np.array(values) * _since(records)))
     return {
         "name": name,
         "first": values[0],

@@ -1,7 +1,6 @@
 """`jaxcomp codecs` and `jaxcomp bench`, and how they print."""
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Sequence
@@ -157,7 +156,7 @@ def show(
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr)
     if args.json:
-        print(json.dumps(found, indent=1))
+        print(tables.to_json(found))
         return
     if about:
         print(about, end="\n\n")

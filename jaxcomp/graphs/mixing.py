@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
@@ -26,8 +27,14 @@ class Rounds(NamedTuple):
 
     @property
     def messages(self) -> tuple[int, ...]:
-        """The number of messages in each round."""
+        """The number of permutations in each round: the messages of the busiest worker."""
         return tuple(int(m) for m in np.any(self.weights > 0, axis=2).sum(axis=1))
+
+    @property
+    def degree(self) -> Fraction:
+        """The messages of a worker to others in a round, on average over rounds and workers."""
+        turns, _, workers = self.sources.shape
+        return Fraction(int(np.sum(self.weights > 0)), turns * workers)
 
 
 def circulant(workers: int, offsets: Sequence[int]) -> np.ndarray:
@@ -63,7 +70,10 @@ def check_matrix(matrix: np.ndarray, name: str = "graph") -> None:
 
 
 def degree(graph: Graph, workers: int) -> float:
-    """The number of messages that a worker sends in a round, on average over the rounds.
+    """The number of messages that a worker sends in a round, on average over rounds and workers.
+
+    In a graph whose workers have different numbers of neighbours, a round lasts as long as that of
+    the busiest one: the centre of a star of eight sends seven messages, and the average is 1.75.
 
     Args:
         graph: the graph.
@@ -75,8 +85,7 @@ def degree(graph: Graph, workers: int) -> float:
         2.0
     """
     _check(graph, workers)
-    found = rounds(graph, workers).messages
-    return sum(found) / len(found)
+    return float(rounds(graph, workers).degree)
 
 
 def spectral_gap(graph: Graph, workers: int) -> float:
@@ -95,8 +104,12 @@ def spectral_gap(graph: Graph, workers: int) -> float:
         0.1953
     """
     _check(graph, workers)
-    matrices, mean = graph.matrices(workers), np.full((workers, workers), 1 / workers)
-    if graph.drawn:
+    return _gap(graph.matrices(workers), drawn=graph.drawn)
+
+
+def _gap(matrices: Sequence[np.ndarray], *, drawn: bool) -> float:
+    mean = np.full(matrices[0].shape, 1 / len(matrices[0]))
+    if drawn:
         square = sum(matrix.T @ matrix for matrix in matrices) / len(matrices) - mean
         return float(1 - np.sqrt(max(np.linalg.eigvalsh(square)[-1], 0.0)))
     product = functools.reduce(lambda done, matrix: matrix @ done, matrices) - mean
@@ -111,6 +124,35 @@ def _check(graph: Graph, workers: int) -> None:
     checks.integer("workers", workers, 1)
 
 
+def _check_agreement(graph: Graph, matrices: Sequence[np.ndarray]) -> None:
+    """Raises a `ValueError` unless all workers that are not silent agree in the end."""
+    workers = len(matrices[0])
+    rest = [worker for worker in range(workers) if worker not in graph.silent]
+    if len(rest) < 2:
+        return
+    wrong = f"`graph` must let all workers agree in the end, got {graph!r} for {workers} workers"
+    split = [group for group in _groups(matrices) if not set(group) <= set(graph.silent)]
+    if len(split) > 1:
+        raise ValueError(
+            f"{wrong}, in which these groups never hear each other: {split}. Join them, as "
+            "jaxcomp.graphs.metropolis(edges, workers) with more edges does, also inside of "
+            "jaxcomp.graphs.Without; workers that are to be silent are named there"
+        )
+    if _gap([matrix[np.ix_(rest, rest)] for matrix in matrices], drawn=graph.drawn) < _GAP:
+        raise ValueError(
+            f"{wrong}, whose spectral gap is zero: give a worker's own message a weight"
+        )
+
+
+def _groups(matrices: Sequence[np.ndarray]) -> list[tuple[int, ...]]:
+    """The workers that reach each other by the edges of all rounds."""
+    reach = np.any(np.stack(matrices) > 0, axis=0)
+    reach = reach | reach.T | np.eye(len(reach), dtype=bool)
+    while not np.array_equal(further := reach @ reach, reach):
+        reach = further
+    return sorted({tuple(np.flatnonzero(row).tolist()) for row in reach})
+
+
 def _vanishes(matrix: np.ndarray) -> bool:
     return bool(np.max(np.abs(np.linalg.matrix_power(matrix, len(matrix)))) < 1e-12)
 
@@ -120,17 +162,13 @@ def rounds(graph: Graph, workers: int) -> Rounds:
     """The permutations of a graph's rounds.
 
     Raises:
-        ValueError: for matrices that are not doubly stochastic, or with which workers never agree.
+        ValueError: for matrices that are not doubly stochastic, or with which the workers that are
+            not silent never agree.
     """
     matrices = graph.matrices(workers)
     for matrix in matrices:
         check_matrix(matrix)
-    if workers > 1 and not graph.partial and spectral_gap(graph, workers) < _GAP:
-        raise ValueError(
-            "`graph` must let all workers agree in the end, but its spectral gap is zero, got "
-            f"{graph!r} for {workers} workers: connect all workers, and give a worker's own "
-            "message a weight"
-        )
+    _check_agreement(graph, matrices)
     found = [_permutations(matrix) for matrix in matrices]
     most = max(len(sources) for sources in found)
     sources = np.tile(np.arange(workers), (len(found), most, 1))

@@ -114,8 +114,8 @@ class Mixing(Graph):
 
     Example:
         >>> path = Mixing(((0.5, 0.5, 0.0), (0.5, 0.0, 0.5), (0.0, 0.5, 0.5)))
-        >>> mixing.degree(path, 3), round(mixing.spectral_gap(path, 3), 4)
-        (2.0, 0.5)
+        >>> round(mixing.degree(path, 3), 2), round(mixing.spectral_gap(path, 3), 4)
+        (1.33, 0.5)
     """
 
     matrix: tuple[tuple[float, ...], ...]

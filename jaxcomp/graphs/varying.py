@@ -92,6 +92,11 @@ class Alternating(Graph):
                 f"{self.graphs!r}"
             )
 
+    @property
+    def silent(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The workers that are silent in all of the graphs."""
+        return tuple(sorted(set.intersection(*(set(graph.silent) for graph in self.graphs))))
+
     def matrices(self, workers: int) -> tuple[np.ndarray, ...]:
         return tuple(matrix for graph in self.graphs for matrix in graph.matrices(workers))
 
@@ -101,15 +106,18 @@ class Without(Graph):
     """A graph in which some workers are silent: nobody hears them, and they hear nobody.
 
     The weight of each missing message goes to the receiver's own message, so the matrix stays
-    doubly stochastic among the others, and their mean is kept.
+    doubly stochastic among the others, and their mean is kept. The others must still be connected,
+    over all rounds of a graph that changes: a ring of eight without two workers that are not
+    neighbours is two groups, each of which would go to a mean of its own, and is refused.
 
     Args:
         graph: the graph of all workers, with two-way edges of equal weights.
         silent: the numbers of the silent workers.
 
     Raises:
-        ValueError: for another kind of graph; on use, for numbers that are not workers, or
-            weights that differ between the two ways of an edge.
+        ValueError: for another kind of graph; on use, for numbers that are not workers, weights
+            that differ between the two ways of an edge, or silent workers without whom the others
+            are not connected.
 
     Example:
         >>> from jaxcomp.graphs import Ring
@@ -118,13 +126,15 @@ class Without(Graph):
     """
 
     graph: Graph
-    silent: tuple[int, ...]
-    partial = True
+    silent: tuple[int, ...] = dataclasses.field()
 
     def __post_init__(self):
         checks.part("graph", self.graph, Graph)
         checks.sequence("silent", self.silent)
-        object.__setattr__(self, "silent", tuple(self.silent))
+        for worker in self.silent:
+            checks.integer("silent", worker, 0)
+        silent = set(self.silent) | set(self.graph.silent)
+        object.__setattr__(self, "silent", tuple(sorted(silent)))
 
     @property
     def drawn(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -34,7 +34,7 @@ _SHARE = _Mark("per_worker_share")
 """Marks rows that are shared out: each worker has some of them, and none has all."""
 
 
-class _KnownToFlax(type):
+class KnownToFlax(type):
     """Registers a class for flax's msgpack checkpoints, even if flax is imported later.
 
     Flax looks the class up in a dict of serializers, so it asks for the hash of the class first.
@@ -59,16 +59,21 @@ def _tell(serialization: Any, cls: Any) -> None:
     _told[cls.__name__] = serialization  # Before registering, which asks for the hash again.
 
     def restored(node: Any, state: dict) -> Any:
-        tree = serialization.from_state_dict(node.tree, state[cls.stored])
+        if node.stored not in state:  # The name may say which setting the memory belongs to.
+            raise ValueError(
+                f"`state` must hold {node.stored!r} to be restored into this target, got "
+                f"{sorted(state)}"
+            )
+        tree = serialization.from_state_dict(node.tree, state[node.stored])
         return cls.tree_unflatten(node.tree_flatten_with_keys()[1], (tree,))
 
     serialization.register_serialization_state(
-        cls, lambda node: {cls.stored: serialization.to_state_dict(node.tree)}, restored
+        cls, lambda node: {node.stored: serialization.to_state_dict(node.tree)}, restored
     )
 
 
 @jax.tree_util.register_pytree_with_keys_class
-class PerWorker(metaclass=_KnownToFlax):
+class PerWorker(metaclass=KnownToFlax):
     """A tree that differs between workers.
 
     Its arrays carry a leading axis: of length 1 inside the mapped function, of length `workers`
@@ -126,7 +131,7 @@ class PerWorker(metaclass=_KnownToFlax):
 
 
 @jax.tree_util.register_pytree_with_keys_class
-class PerShard(metaclass=_KnownToFlax):
+class PerShard(metaclass=KnownToFlax):
     """A tree that differs between the shards of a model.
 
     Its arrays carry an axis of length `shards`: after that of the workers in a `PerWorker`, and

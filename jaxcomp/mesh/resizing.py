@@ -12,7 +12,7 @@ import numpy as np
 from jaxcomp import checks
 from jaxcomp.backend import axes
 from jaxcomp.base import Mirrored
-from jaxcomp.mesh import axis_types, kinds, on_mesh, per_worker, pmapped
+from jaxcomp.mesh import axis_types, kinds, on_graph, on_mesh, per_worker, pmapped
 from jaxcomp.quantize import blocks
 from jaxcomp.types import Array, PyTree
 
@@ -41,9 +41,11 @@ def resize_workers(tx: Any, state: PyTree, params: PyTree, workers: int) -> PyTr
       with its bucket.
     * What all workers know of each, such as its credibility: as the state of a codec.
     * Replicated state is unchanged. Mirrors of a downlink are padded to equal slices again.
+    * Mirrors over a graph of gossip: if `tx` has another graph, and as many workers as the state,
+      each mirror is summed anew with the new weights, and all else stays as it is.
 
-    Means are rounded to the dtype of the memory. If the number of workers is the same, the state is
-    returned unchanged.
+    Means are rounded to the dtype of the memory. If the number of workers and the graph are the
+    same, the state is returned unchanged.
 
     Args:
         tx: the transformation of the state.
@@ -71,6 +73,11 @@ def resize_workers(tx: Any, state: PyTree, params: PyTree, workers: int) -> PyTr
         for path, leaf in jax.tree_util.tree_leaves_with_path(state)
         if per_worker.marked(path)
     }
+    if held := on_graph.nodes(state):
+        one = jax.eval_shape(on_mesh.alone(tx).init, params)
+        if len(held) == len(on_graph.nodes(one)):  # Otherwise it is no state of `tx`.
+            state = on_graph.moved(state, one, counts, workers)
+        _check(state, one)
     if counts == {(workers,)}:
         return state
     return _resized(tx, state, params, workers, counts)

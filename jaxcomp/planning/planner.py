@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from jaxcomp import checks
+from jaxcomp.graphs import mixing
 from jaxcomp.planning import models, timing
 from jaxcomp.planning.description import describe, short
 from jaxcomp.recipes.quantizers import qsgd_inf, sign
@@ -17,6 +18,7 @@ from jaxcomp.recipes.sparsifiers import sidco, top_k
 from jaxcomp.reducers import accounting, dense as dense_
 from jaxcomp.reducers.auto import Auto
 from jaxcomp.reducers.dense import Dense
+from jaxcomp.reducers.gossip import Gossip
 from jaxcomp.reducers.hierarchical import Hierarchical
 from jaxcomp.reducers.power import PowerIteration
 from jaxcomp.theory import cost, plan as plan_, tables, units
@@ -264,6 +266,9 @@ def price(
     elements = compressed if reducer.uplink else sum(like.size for like in layout.likes)
     size: Fraction | int = wire_cost.wire_bytes(reducer, like, across)
     fast = cost.Price()
+    if isinstance(reducer, Gossip) and size:  # A round lasts until its busiest worker has sent.
+        degree = mixing.rounds(reducer.graph, across).degree
+        size *= reducer.busiest(across) / degree
     if isinstance(reducer, Hierarchical):
         _, near = reducer.levels(layout.batches, workers)
         size -= near

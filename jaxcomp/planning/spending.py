@@ -1,7 +1,6 @@
 """What a budget is spent on: a policy, its bytes and its error, leaf by leaf."""
 
 import dataclasses
-import json
 
 from jaxcomp.base import Codec
 from jaxcomp.layout.policy import Policy
@@ -72,7 +71,7 @@ class Spending:
         }
         found["uniform"] = None if self.uniform is None else vars(self.uniform)
         found["leaves"] = [vars(leaf) for leaf in self.leaves]
-        return json.dumps(found, indent=1, default=repr)
+        return tables.to_json(found, default=repr)
 
     def __str__(self) -> str:
         rows = [("leaf", "shape", "codec", "bits/elem", "variance", "error")]

@@ -45,7 +45,7 @@ class GossipMemory(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Gossip(Reducer):
+class Gossip(Reducer, public=("busiest",)):
     """Mixes the decoded messages of the neighbours in a graph: `partᵢ = Σⱼ wᵢⱼ · sentⱼ`.
 
     A message is one dense buffer for the whole model, and a round is one permutation of the workers
@@ -189,20 +189,24 @@ class Gossip(Reducer):
 
     def efforts(self, batches: Batches, workers: int) -> tuple[tuple[Link, cost.Effort], ...]:
         """The efforts of a message to each neighbour, one after another, and their decodings."""
-        messages = self._messages(workers)
+        messages = self.busiest(workers)
         effort = cost.Effort(float(messages), encodes=1, decodes=1, adds=float(messages))
         return ((self.uplink, effort),)
 
     def link_bytes(self, like: PyTree, workers: int) -> int:
-        """Bytes of one payload for each neighbour, on average over the graph's rounds."""
+        """Bytes of one payload for each neighbour, on average over rounds and workers."""
         return accounting.link_bytes(self, like, workers)
 
     def batches_link_bytes(self, batches: Batches, workers: int) -> Fraction | int:
         """The same, for the batches of a plan."""
         payload = buffer.fused_bytes(wire_cost.payload_like(batches))
-        return self._messages(workers) * payload
+        return mixing.rounds(self.graph, workers).degree * payload
 
-    def _messages(self, workers: int) -> Fraction:
+    def busiest(self, workers: int) -> Fraction:
+        """The messages of the busiest worker in a round, on average over the rounds.
+
+        A round lasts as long as these.
+        """
         found = mixing.rounds(self.graph, workers).messages
         return Fraction(sum(found), len(found))
 

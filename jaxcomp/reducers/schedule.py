@@ -67,7 +67,7 @@ class ReducerSchedule(Reducer, public=("reducers", "starts")):
         With `guard=True` in `compressed_mean`, a step whose mean is not finite is not counted, so a
         warm-up consists of steps that took effect. `describe` and `wire_bytes` show the bytes of
         the last phase, `Stats` those of the last step; `collective_bytes`, which reads the program,
-        adds the collectives of all phases. Dense leaves are always sent as in the last phase.
+        counts the phase that sends most. Dense leaves are always sent as in the last phase.
     """
 
     phases: tuple[tuple[int, "Reducer | Link"], ...]

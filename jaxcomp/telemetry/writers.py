@@ -77,7 +77,7 @@ def read_csv(path: str | os.PathLike) -> list[Record]:
         ]
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from None
-    except ValueError:
+    except (ValueError, csv.Error):
         raise ValueError(f"{path} must be a file of jaxcomp.telemetry.Csv, and is not") from None
     if "step" not in columns or not found:
         raise ValueError(f"{path} must be a file of jaxcomp.telemetry.Csv with a record, got none")

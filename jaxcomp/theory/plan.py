@@ -1,7 +1,6 @@
 """Compares the time of a step for several ways to average, and recommends one."""
 
 import dataclasses
-import json
 import math
 import textwrap
 from typing import Any
@@ -211,11 +210,7 @@ class Plan:
 
     def to_json(self) -> str:
         """Everything, in seconds, bytes and bytes a second; `null` where a number is infinite."""
-
-        def plain(number: float) -> float | None:
-            return number if math.isfinite(number) else None
-
-        return json.dumps(
+        return tables.to_json(
             {
                 "elements": self.conditions["elements"],
                 "workers": self.conditions["workers"],
@@ -242,7 +237,7 @@ class Plan:
                         "mean": f.mean,
                         "work": f.work,
                         "speedup": f.speedup,
-                        "break_even": plain(f.break_even),
+                        "break_even": f.break_even,
                     }
                     for f in self.forecasts
                 ],
@@ -255,8 +250,7 @@ class Plan:
                     }
                     for leaf in self.leaves or ()
                 ],
-            },
-            indent=1,
+            }
         )
 
 

@@ -1,7 +1,6 @@
 """How many local steps a round needs on a link, with or without a delay that hides the exchange."""
 
 import dataclasses
-import json
 import math
 import textwrap
 
@@ -102,8 +101,8 @@ class Rounds:
         return f"{told}; without the delay every={one.alone}."
 
     def to_json(self) -> str:
-        """All of it as JSON."""
-        return json.dumps({**dataclasses.asdict(self), "best": self.best.name}, indent=1)
+        """All of it as JSON; `null` where a number is infinite."""
+        return tables.to_json({**dataclasses.asdict(self), "best": self.best.name})
 
     def __str__(self) -> str:
         heads = ("", "MB a round", "error", "exchange", "every, no delay", "every", "delay", "step")

@@ -1,6 +1,27 @@
-"""Tables as plain text."""
+"""Tables as plain text, and results as JSON."""
 
-from collections.abc import Sequence
+import json
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+
+def to_json(found: Any, *, default: Callable[[Any], Any] | None = None) -> str:
+    """Strict JSON, which has no infinities and NaN: they become `null`.
+
+    Args:
+        found: dicts, sequences, texts and numbers.
+        default: what stands for any other object.
+    """
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: plain(each) for name, each in value.items()}
+        if isinstance(value, list | tuple):
+            return [plain(each) for each in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return json.dumps(plain(found), indent=1, default=default, allow_nan=False)
 
 
 def text(rows: Sequence[Sequence[str]], *, right: Sequence[bool] = ()) -> list[str]:

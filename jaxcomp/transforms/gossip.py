@@ -42,7 +42,7 @@ class GossipState(NamedTuple):
         inner: each worker's state of the inner optimizer.
         skipped: how many steps each worker left out, because they were not finite.
         offset: each worker's parameters minus `params`, at least in float32.
-        memory: the links' memory and the state of the reducer.
+        memory: the links' memory and the state of the reducer; with `Shift`, marked with its graph.
         slow: the offset of each worker's slow parameters and the state of the outer optimizer, or
             `()`.
         tracked: the mixed estimate of the mean gradient and the last gradient, or `()`.
@@ -101,9 +101,10 @@ def gossip(
         rounds: the rounds of gossip in an exchange: a number, or a function from the number of
             steps before this one to a number (multi-consensus). All rounds are one compiled loop.
         outer: the optimizer of each worker's slow parameters `φᵢ`, which an exchange moves by the
-            pseudo-gradient `φᵢ − Σⱼ wᵢⱼ θ̂ⱼ`; then `θᵢ ← φᵢ`. None for plain mixing.
-        prox: a function from a worker's parameters, and the number of steps before this one, to
-            parameters, applied after the mixing, such as a soft threshold.
+            pseudo-gradient `φᵢ − Σⱼ wᵢⱼ θ̂ⱼ`; then `θᵢ ← φᵢ`. None for plain mixing. It sees both
+            in the offset's dtype, at least float32.
+        prox: a function from a worker's parameters, at least in float32, and the number of steps
+            before this one, to parameters, applied after the mixing, such as a soft threshold.
         tracking: whether workers also mix estimates of the mean gradient, `yᵢ ← Σⱼ wᵢⱼ yⱼ + gᵢ −
             gᵢ⁻`, which the inner optimizer sees in place of gradients. Doubles the message.
         stay: whether a worker moves only to what its neighbours know, `θᵢ ← θ̂ᵢ`, after mixing with
@@ -282,7 +283,7 @@ def _init(setup: Setup, seed: Any, params: PyTree) -> GossipState:
     offset = jax.tree.map(nothing, params)
     slow: Any = ()
     if setup.outer is not None:
-        started = rounds_.Slow(offset, setup.outer.init(params))
+        started = rounds_.Slow(offset, setup.outer.init(rounds_.exact(params, offset)))
         slow = rounds_.Slow(
             PerWorker.wrap(started.offset, "offset", axis_name),
             PerWorker.wrap(started.outer, "local", axis_name),
@@ -332,7 +333,7 @@ def _step(
         inner=wrap(inner, "local"),
         skipped=wrap(own.skipped + lost, "local"),
         offset=wrap(models.offset, "offset"),
-        memory=models.memory,
+        memory=rounds_.kept(setup, models.memory),
         slow=slow,
         tracked=wrap(models.tracked, "local") if setup.tracking else (),
     )

@@ -11,7 +11,7 @@ from jax import lax
 
 from jaxcomp.backend import conditional, xla
 from jaxcomp.layout import trees
-from jaxcomp.mesh import per_worker
+from jaxcomp.mesh import on_graph, per_worker
 from jaxcomp.numerics import noise
 from jaxcomp.reducers import accounting, guarding, reduce as reduce_, state as state_
 from jaxcomp.reducers.gossip import Gossip
@@ -90,7 +90,12 @@ class Models(NamedTuple):
 
 def displaced(params: PyTree, offset: PyTree) -> PyTree:
     """`params + offset`, added in the offset's dtype."""
-    return jax.tree.map(lambda p, by: (p.astype(by.dtype) + by).astype(p.dtype), params, offset)
+    return jax.tree.map(lambda p, x: x.astype(p.dtype), params, exact(params, offset))
+
+
+def exact(params: PyTree, offset: PyTree) -> PyTree:
+    """The same in the offset's dtype: narrow parameters would lose small steps."""
+    return jax.tree.map(lambda p, by: p.astype(by.dtype) + by, params, offset)
 
 
 def begun(setup: Setup, params: PyTree) -> Any:
@@ -102,12 +107,25 @@ def begun(setup: Setup, params: PyTree) -> Any:
         return Round((), state_.init(setup.reducer, like, setup.axis_name))
 
     if setup.param_specs is None:
-        return fresh(params).memory
-    return sharded.init(fresh, params, setup.param_specs, setup.axis_name).memory
+        return kept(setup, fresh(params).memory)
+    return kept(setup, sharded.init(fresh, params, setup.param_specs, setup.axis_name).memory)
+
+
+def kept(setup: Setup, memory: Any) -> Any:
+    """The memory as a state stores it: mirrors are sums with the weights of one graph."""
+    if not setup.reducer.uplink.feedback.mirrors:
+        return memory
+    return on_graph.OnGraph(memory, setup.reducer.graph)
 
 
 def fitted(setup: Setup, memory: Any, offset: PyTree) -> Any:
-    """The memory in its final shapes, which a conditional and a loop need before they begin."""
+    """A state's memory in its final shapes, which a conditional and a loop need at their start.
+
+    Raises:
+        ValueError: for memory over another graph.
+    """
+    if setup.reducer.uplink.feedback.mirrors:
+        memory = on_graph.own(memory, setup.reducer.graph)
 
     def fit(tree: PyTree, state: Round, shards: Any = ()) -> tuple[PyTree, Round]:
         del shards
@@ -208,7 +226,7 @@ def _times(factor: float, x: Array) -> Array:
 def _near(setup: Setup, offset: PyTree, params: PyTree, taken: Array) -> PyTree:
     """The offset of the proximal point."""
     assert setup.prox is not None
-    found = setup.prox(displaced(params, offset), taken)
+    found = setup.prox(exact(params, offset), taken)
     return jax.tree.map(
         lambda x, p, by: x.astype(by.dtype) - p.astype(by.dtype), found, params, offset
     )
@@ -217,8 +235,8 @@ def _near(setup: Setup, offset: PyTree, params: PyTree, taken: Array) -> PyTree:
 def _outer(setup: Setup, slow: Slow, mixed: PyTree, params: PyTree) -> Slow:
     """The slow parameters after a step by the pseudo-gradient."""
     assert setup.outer is not None
-    delta = jax.tree.map(lambda a, m, p: (a - m).astype(p.dtype), slow.offset, mixed, params)
-    here = displaced(params, slow.offset)
+    delta = jax.tree.map(jnp.subtract, slow.offset, mixed)
+    here = exact(params, slow.offset)
     update, outer = setup.outer.update(delta, slow.outer, here)
     moved = jax.tree.map(lambda a, u: a + u.astype(a.dtype), slow.offset, update)
     return Slow(moved, outer)

@@ -61,8 +61,9 @@ def local_updates(
 
     Take gradients at the worker's own parameters: `jaxcomp.view(params, state)`. Evaluate and save
     `params`. The mean is that of `compressed_mean`, with its links, feedback, gates and defaults;
-    the bytes of a round are `jaxcomp.wire_bytes(reducer, params)`. Nothing that turns or scales
-    updates may follow in a chain, because this includes both optimizers.
+    the bytes that a device sends in a round are
+    `jaxcomp.describe(reducer, params, workers=n).link_bytes`. Nothing that turns or scales updates
+    may follow in a chain, because this includes both optimizers.
 
     A round may also run as one program: `jaxcomp.local_round`. In a step that is known to end a
     round, or not to, `tx.update(..., exchange=True)`, or False, leaves out the conditional, so

@@ -119,8 +119,9 @@ def wire_bytes(
     For a codec or a policy: **payload bytes**, which one worker puts into the collective, once.
     For a reducer: **link bytes**, which one device sends over its link for the whole reduction.
 
-    Here a bare codec encodes every leaf, but `compressed_mean` leaves small leaves dense: for the
-    bytes of a training step, see `describe`.
+    Here a bare codec encodes every leaf, but `compressed_mean` and its siblings leave small leaves
+    dense and choose a reducer: `describe(codec, like, workers=n).link_bytes` are the bytes that a
+    device sends in a training step, or in a round of `local_updates`. It takes reducers too.
 
     Args:
         codec_or_reducer: a codec, for all leaves, a `Policy`, or a reducer.

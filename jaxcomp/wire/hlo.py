@@ -3,7 +3,7 @@
 import math
 import re
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxcomp.wire import cost
 
@@ -12,6 +12,13 @@ _COLLECTIVE = re.compile(
     r"(?P<op>all-gather|all-reduce|all-to-all|reduce-scatter|collective-permute"
     r"|collective-broadcast|ragged-all-to-all)(?P<start>-start)?\("
 )
+_COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+)(?: \(.*)? \{$")
+_CALLED = re.compile(
+    r"\b(?:calls|to_apply|body|condition|called_computations|branch_computations"
+    r"|true_computation|false_computation)=(?:\{(?P<several>[^}]*)\}|%?(?P<one>[\w.\-]+))"
+)
+_CONDITIONAL = re.compile(r" conditional\(")
+_PAIRS = re.compile(r"source_target_pairs=\{(?P<pairs>(?:\{\d+,\d+\},?)*)\}")
 _CHAIN = re.compile(r"channel_id=\d+(?=, .*\bchain_id=)")
 _ARRAY = re.compile(r"(?P<dtype>[a-z]+\d*[a-z0-9]*)\[(?P<dims>[\d,]*)\](?:\{(?P<layout>[^}]*)\})?")
 _BITS = {"pred": 8, "s4": 4, "u4": 4, "s2": 2, "u2": 2, "bf16": 16, "c64": 64, "c128": 128}
@@ -23,7 +30,11 @@ def collective_bytes(compiled: Any) -> dict[str, int]:
     Read from the compiled HLO in its physical layout (padding of tiles included), with the usual
     ring algorithms: of `n` devices, each sends `n − 1` times what it contributes to an
     all-gather, `2(n − 1)/n` of an all-reduce, `(n − 1)/n` of a reduce-scatter's or all-to-all's
-    input. A collective inside a loop counts once.
+    input, and its messages to other devices in a permutation, on average over all devices.
+
+    A collective inside a loop counts once. Of the branches of a conditional, only the one that
+    sends most bytes counts: so these are the bytes of the most expensive run of the program, such
+    as a step that ends a round of `local_updates`, or one round of a graph whose rounds differ.
 
     Args:
         compiled: what `jax.jit(f).lower(...).compile()` returns, or its text.
@@ -55,9 +66,41 @@ def collective_bytes(compiled: Any) -> dict[str, int]:
     for field in ("replica_count", "num_partitions"):
         found = re.search(rf"{field}=(\d+)", header)
         everyone *= int(found.group(1)) if found else 1
-    totals: dict[str, Fraction | int] = {}
+    program, entry = _program(text, everyone)
+    return {op: math.ceil(size) for op, size in _most(program, entry, set()).items() if size}
+
+
+class _Computation(NamedTuple):
+    """A computation of a program.
+
+    Attributes:
+        sent: the operations and bytes of its own collectives.
+        calls: the names of the computations that each of its instructions calls, and whether only
+            one of them runs.
+    """
+
+    sent: list[tuple[str, Fraction | int]]
+    calls: list[tuple[list[str], bool]]
+
+
+def _program(text: str, everyone: int) -> tuple[dict[str, _Computation], str]:
+    """All computations of a program by name, and the name of the one that runs first."""
+    program: dict[str, _Computation] = {"": _Computation([], [])}
+    name = entry = ""  # Text without computations is one.
     chains: set[str] = set()
     for line in text.splitlines():
+        if begun := _COMPUTATION.match(line):
+            name = begun["name"]
+            entry = name if begun["entry"] else entry
+            program[name] = _Computation([], [])
+            continue
+        called = [
+            found.strip().removeprefix("%")
+            for call in _CALLED.finditer(line)
+            for found in (call["several"] or call["one"] or "").split(",")
+        ]
+        if called:
+            program[name].calls.append((called, bool(_CONDITIONAL.search(line))))
         found = _COLLECTIVE.search(line)
         if not found:
             continue
@@ -65,15 +108,59 @@ def collective_bytes(compiled: Any) -> dict[str, int]:
         if chain and chain[0] in chains:
             continue
         chains |= {chain[0]} if chain else set()
-        op, group = found["op"], _group_size(line, everyone)
-        arrays = list(_ARRAY.finditer(found["shape"]))
-        if found["start"]:
-            arrays = [a for a in arrays if (a["dtype"], a["dims"]) != ("u32", "")]  # Contexts.
-            if op != "all-reduce" and len(arrays) > 1:
-                arrays = arrays[len(arrays) // 2 :]  # (operands, results)
-        sizes = [_physical_bytes(array) for array in arrays]
-        totals[op] = totals.get(op, 0) + _sent(op, sum(sizes), group)
-    return {op: math.ceil(size) for op, size in totals.items() if size}
+        try:
+            program[name].sent.append((found["op"], _size(found, line, everyone)))
+        except (ValueError, LookupError, ArithmeticError):
+            raise ValueError(
+                "`compiled` must be the whole text of a compiled program, in which this line "
+                f"cannot be read: {line.strip()[:120]!r}"
+            ) from None
+    return program, entry
+
+
+def _size(found: re.Match, line: str, everyone: int) -> Fraction | int:
+    """Bytes one device sends in the collective of this line."""
+    op, group = found["op"], _group_size(line, everyone)
+    arrays = list(_ARRAY.finditer(found["shape"]))
+    if found["start"]:
+        arrays = [a for a in arrays if (a["dtype"], a["dims"]) != ("u32", "")]  # Contexts.
+        if op != "all-reduce" and len(arrays) > 1:
+            arrays = arrays[len(arrays) // 2 :]  # (operands, results)
+    size = _sent(op, sum(map(_physical_bytes, arrays)), group)
+    return size * _others(line, everyone) if op == "collective-permute" else size
+
+
+def _most(program: dict[str, _Computation], name: str, seen: set[str]) -> dict[str, Any]:
+    """Bytes by operation in a run of a computation in which each conditional sends most.
+
+    The computations that are counted are added to `seen`, and count once.
+    """
+    totals: dict[str, Any] = {}
+    if name in seen or name not in program:
+        return totals
+    seen.add(name)
+    parts: list[dict[str, Any]] = [{op: size} for op, size in program[name].sent]
+    for called, one_runs in program[name].calls:
+        if one_runs:
+            runs = [(_most(program, other, also := set(seen)), also) for other in called]
+            most, also = max(runs, key=lambda run: sum(run[0].values()))
+            seen |= also
+            parts.append(most)
+        else:
+            parts += [_most(program, other, seen) for other in called]
+    for part in parts:
+        for op, size in part.items():
+            totals[op] = totals.get(op, 0) + size
+    return totals
+
+
+def _others(line: str, everyone: int) -> Fraction | int:
+    """The share of the devices that send to another device in this permutation."""
+    found = _PAIRS.search(line)
+    if not found:
+        return 1
+    pairs = re.findall(r"(\d+),(\d+)", found["pairs"])
+    return Fraction(sum(source != target for source, target in pairs), max(everyone, len(pairs)))
 
 
 def _sent(op: str, result: int, group: int) -> Fraction | int:

@@ -140,3 +140,33 @@ def weighted(reducer, x):
     state = reducer.init(plan.batches, AXIS)
     key = jnp.zeros(2, jnp.uint32)
     return reducer.collect(key, plan.batches, message, state, AXIS, jnp.ones(())).part
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"prox": lambda params, taken: params},
+        {"every": 5, "outer": optax.sgd(0.1, 0.9)},
+    ],
+    ids=["plain", "prox", "outer"],
+)
+def test_small_steps_of_narrow_parameters_add_up(settings):
+    """Each is 1e-4, where bfloat16 numbers near two are 1/64 apart."""
+
+    def moved(dtype):
+        params = jnp.full(3, 2.0, dtype)
+        tx = jaxcomp.gossip(optax.sgd(0.01), jaxcomp.codecs.Identity(), AXIS, **settings)
+
+        def run(grads):
+            def step(state, _):
+                return tx.update(grads, state, params)[1], None
+
+            return jax.lax.scan(step, tx.init(params), None, length=200)[0].offset.tree[0]
+
+        grads = jnp.full((4, 3), 0.01, dtype)
+        return np.asarray(jax.jit(jax.vmap(run, axis_name=AXIS))(grads), np.float32)
+
+    want, got = moved(jnp.float32), moved(jnp.bfloat16)
+    assert (want < -0.01).all()
+    np.testing.assert_allclose(got, want, rtol=0.01)

@@ -126,7 +126,7 @@ def test_a_budget_is_spent_on_saved_gradients(capsys, tmp_path, monkeypatch):
     for argv, said in {
         "--gradients early.npz": "--gradients needs a --budget",
         "--params 9 --budget 5kB": "--budget needs --gradients",
-        "--gradients no.npz --budget 5kB": "no.npz must be a .npz file of arrays",
+        "--gradients no.npz --budget 5kB": "must be a file of arrays, as numpy.savez writes",
         "--gradients none.npz --budget 5kB": "cannot read none.npz: No such file",
         "--gradients early.npz --budget 10": "`bytes_per_step` must be at least",
         "--gradients early.npz --budget 5q": "--budget must be a number of bytes, as in 400kB",

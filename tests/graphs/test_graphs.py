@@ -1,5 +1,7 @@
 """Graphs: doubly stochastic matrices, how fast they mix, and as permutations of the workers."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -78,6 +80,48 @@ def test_silent_workers_are_left_out_and_the_mean_of_the_others_is_kept():
     assert graphs.spectral_gap(graphs.Mixing(_rows(matrix[np.ix_(rest, rest)])), 6) > 0.1
 
 
+@pytest.mark.parametrize(
+    ("graph", "groups"),
+    [
+        (graphs.Without(graphs.Ring(), silent=(0, 4)), "(1, 2, 3), (5, 6, 7)"),
+        (graphs.Without(graphs.Ring(), silent=(0, 2)), "(1,), (3, 4, 5, 6, 7)"),
+        (graphs.Without(graphs.Without(graphs.Ring(), (0,)), (4,)), "(1, 2, 3), (5, 6, 7)"),
+        (graphs.Without(STAR, silent=(0,)), "(1,), (2,)"),
+        (
+            graphs.Alternating(
+                (graphs.Without(graphs.Ring(), (0, 4)), graphs.Without(graphs.Ring(), (0, 4, 5)))
+            ),
+            "(1, 2, 3), (5, 6, 7)",
+        ),
+    ],
+    ids=repr,
+)
+def test_silent_workers_without_whom_the_others_are_apart_are_refused(graph, groups):
+    with pytest.raises(
+        ValueError, match=rf"(?s)got .* never hear each other: \[{re.escape(groups)}"
+    ):
+        mixing.rounds(graph, 8)
+
+
+def test_groups_of_one_round_may_be_joined_in_another():
+    """Round by round a graph that changes may be in parts; over all rounds it must not."""
+    halves = graphs.Without(graphs.Ring(), silent=(0, 4))
+    joined = graphs.Alternating((halves, graphs.Without(graphs.Ring(), silent=(0,))))
+    assert joined.silent == (0,)
+    matrices = joined.matrices(8)
+    assert len(mixing.rounds(joined, 8).sources) == 2
+    rest = np.random.default_rng(0).standard_normal(8)
+    mean, x = rest[1:].mean(), rest
+    for turn in range(400):
+        x = matrices[turn % 2] @ x
+    np.testing.assert_allclose(x[1:], mean, rtol=0, atol=1e-6)
+    assert x[0] == rest[0]
+    around = graphs.metropolis([*((k, k + 1) for k in range(7)), (7, 0), (3, 5)], workers=8)
+    assert mixing.rounds(graphs.Without(around, silent=(0, 4)), 8).messages == (2,)
+    assert mixing.rounds(graphs.Without(graphs.Ring(), silent=(1, 2)), 8).messages == (2,)
+    assert mixing.rounds(graphs.Without(graphs.Ring(), silent=(0, 1, 2)), 4).messages == (0,)
+
+
 def _rows(matrix):
     return tuple(map(tuple, matrix.tolist()))
 
@@ -90,10 +134,10 @@ def test_a_graph_that_cannot_work_is_refused_with_the_reason():
     with pytest.raises(ValueError, match="weights of at least 0"):
         graphs.Mixing(((1.5, -0.5), (-0.5, 1.5)))
     apart, shifted = np.kron(np.eye(2), np.full((2, 2), 0.5)), np.roll(np.eye(3), 1, axis=0)
-    for matrix in (apart, shifted):  # Two groups, and messages that only go round.
-        graph = graphs.Mixing(_rows(matrix))
-        with pytest.raises(ValueError, match="spectral gap is zero"):
-            mixing.rounds(graph, len(matrix))
+    said = (r"never hear each other: \[\(0, 1\), \(2, 3\)\]", "spectral gap is zero")
+    for matrix, reason in zip((apart, shifted), said, strict=True):  # Messages only go round.
+        with pytest.raises(ValueError, match=reason):
+            mixing.rounds(graphs.Mixing(_rows(matrix)), len(matrix))
     with pytest.raises(ValueError, match=r"for 6 workers, got Torus\(rows=2, columns=4\)"):
         graphs.Torus(2, 4).matrices(6)
     with pytest.raises(ValueError, match=r"for 6 workers, got .* of 5"):

@@ -1,6 +1,7 @@
 """Gossip: its law, its bytes, messages that are not finite, and what it refuses."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +29,10 @@ CASES = {
         RESIDUAL, graphs.Alternating((graphs.Ring(), graphs.Torus(2, 4), graphs.OnePeer()))
     ),
 }
+
+
+STAR = jaxcomp.Gossip(QSGD, graphs.metropolis([(0, k) for k in range(1, 8)], workers=8))
+"""Its centre sends seven messages a round, the others one."""
 
 
 def drawn(seed, workers=WORKERS):
@@ -86,14 +91,14 @@ def compiled(tx, workers=WORKERS, like=LIKE):
     return run.lower(like, state, like).compile({"xla_backend_optimization_level": 0})
 
 
-@pytest.mark.parametrize("name", ["ring, 4 bits", "torus, shifts"])
+@pytest.mark.parametrize("name", ["ring, 4 bits", "torus, shifts", "one peer, residuals", "star"])
 def test_a_program_sends_a_payload_to_each_neighbour_and_nothing_to_all(name):
-    reducer = CASES[name]
+    reducer = CASES.get(name, STAR)
     moved = jaxcomp.collective_bytes(compiled(jaxcomp.gossip(optax.sgd(0.1), reducer, "data")))
     payload = jaxcomp.wire_bytes(reducer.uplink.codec, LIKE)
     degree = graphs.degree(reducer.graph, WORKERS)
-    assert moved == {"collective-permute": int(degree * payload)}
-    assert jaxcomp.wire_bytes(reducer, LIKE, workers=WORKERS) == int(degree * payload)
+    assert moved == {"collective-permute": math.ceil(degree * payload)}
+    assert jaxcomp.wire_bytes(reducer, LIKE, workers=WORKERS) == math.ceil(degree * payload)
 
 
 def test_bytes_do_not_grow_with_the_workers_and_a_plan_says_so():
@@ -109,6 +114,18 @@ def test_bytes_do_not_grow_with_the_workers_and_a_plan_says_so():
     times = {one.way.name: one.mean for one in found.forecasts}
     assert found.best.way.name == "gossip"
     assert times["gossip"] < times["two shots"] / 10  # Two messages against 126.
+
+
+def test_a_star_is_planned_by_its_centre_and_counted_on_average():
+    assert graphs.degree(STAR.graph, 8) == 14 / 8
+    assert graphs.degree(graphs.Without(graphs.Ring(), silent=(3,)), 8) == 12 / 8
+    assert graphs.degree(graphs.RandomPairs(), 5) == 4 / 5
+    slow = jaxcomp.planning.Network(bandwidth=1e6, latency=0.0)
+    ways = {"star": STAR, "all": jaxcomp.Gossip(QSGD, graphs.Complete())}
+    found = jaxcomp.plan(100_000, 8, slow, codecs=ways, link_only=True)
+    times = {one.way.name: one.mean for one in found.forecasts}
+    # Both send seven payloads one after another from their busiest worker.
+    np.testing.assert_allclose(times["star"], times["all"], rtol=1e-3)
 
 
 @pytest.mark.parametrize("link", [QSGD, RESIDUAL, EF21], ids=["none", "residual", "shift"])

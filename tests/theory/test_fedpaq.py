@@ -14,7 +14,7 @@ from jaxcomp.planning import (
     fedpaq_time,
     plan_fedpaq,
 )
-from jaxcomp.theory.genqsgd import Loss
+from jaxcomp.theory.genqsgd_problem import Loss
 from jaxcomp.theory.qsgd import qsgd_bits, qsgd_variance
 
 LOSS = Smooth(size=1000, gap=2.0, smoothness=1.0, noise=3.0)

@@ -234,6 +234,12 @@ def test_a_step_without_exchange_has_no_collective_and_a_round_sends_wire_bytes(
     sent = collectives(tx, mesh, True)
     assert sum(sent.values()) == (WORKERS - 1) * jaxcomp.wire_bytes(codec, FOUR)
     assert collectives(tx, mesh, None) == sent
+    counted = jaxcomp.describe(jaxcomp.Gather(codec), FOUR, workers=WORKERS).link_bytes
+    assert sum(sent.values()) == counted
+    bare = jaxcomp.local_updates(optax.adam(0.1), None, AXIS, every=3, reducer=codec)
+    counted = jaxcomp.describe(codec, FOUR, workers=WORKERS).link_bytes
+    assert sum(collectives(bare, mesh, True).values()) == counted
+    assert counted != jaxcomp.wire_bytes(codec, FOUR)  # Payload bytes.
     streamed = collectives(make(every=4, fragments=4), mesh, None)
     assert sum(streamed.values()) == sum(sent.values())
 

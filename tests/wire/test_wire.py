@@ -262,3 +262,40 @@ def test_describe_says_what_is_dense_and_why():
     more = jaxcomp.describe(jaxcomp.Gather(jaxcomp.cast("float32")), like, workers=8)
     assert "MORE than" in str(more)
     assert "no leaf is compressed" in str(jaxcomp.describe(jaxcomp.sign(), {"b": jnp.zeros(5)}))
+
+
+BRANCHES = """HloModule step, num_partitions=8
+
+%region_0 (a: f32[8]) -> f32[8] {
+  %a = f32[8]{0} parameter(0)
+  ROOT %p.0 = f32[8]{0} collective-permute(%a), source_target_pairs={{0,1},{1,0},{2,2},{3,3}}
+}
+
+%inner (b: f32[8]) -> f32[16] {
+  ROOT %g = f32[64]{0} all-gather(%b), replica_groups=[1,8]<=[8]
+}
+
+%region_1 (b: f32[8]) -> f32[8] {
+  %w = f32[64]{0} while(%b), condition=%never, body=%inner
+  ROOT %p.1 = f32[8]{0} collective-permute(%b), source_target_pairs={{0,1},{1,0}}
+}
+
+%region_2 (c: f32[8]) -> f32[8] {
+  ROOT %r = f32[8]{0} all-reduce(%c), replica_groups=[1,8]<=[8], to_apply=%add
+}
+
+ENTRY %main (x: f32[8]) -> f32[8] {
+  %first = f32[8]{0} all-reduce(%x), replica_groups=[1,8]<=[8], to_apply=%add
+  ROOT %s = f32[8]{0} conditional(%i, %x, %x, %x), BRANCHES
+}
+"""
+
+
+def test_of_the_branches_of_a_conditional_the_one_that_sends_most_counts():
+    named = "branch_computations={%region_0, %region_1, %region_2}"
+    own = {"all-reduce": 2 * 7 * 32 // 8}
+    within = {"all-gather": 7 * 32, "collective-permute": 2 * 32 // 8}
+    assert jaxcomp.collective_bytes(BRANCHES.replace("BRANCHES", named)) == own | within
+    two = "true_computation=%region_0, false_computation=%region_2"
+    both = jaxcomp.collective_bytes(BRANCHES.replace("BRANCHES", two))
+    assert both == {"all-reduce": 2 * own["all-reduce"]}
