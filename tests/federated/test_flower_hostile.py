@@ -189,6 +189,14 @@ WRONG = {
     "largest": lambda: strategy_of(method(), largest=-1.0),
     "numbers": lambda: strategy_of(method(), secrets=lambda number: b"0" * 16),
     "weights": lambda: strategy_of(method(), weights=[1, 2]),
+    "fraction_train": lambda: strategy_of(method(), fraction_train=0.5),
+    "min_train_nodes": lambda: strategy_of(method(), min_train_nodes=3),
+    "weighted_by_key": lambda: strategy_of(method(mean="all"), weighted_by_key="num-examples"),
+    "checkpoint": lambda: strategy_of(method(), checkpoint=3),
+    "r": lambda: strategy_of(method(sampling=federated.Exactly(9))),
+    "initial_arrays": lambda: strategy_of(method()).start(
+        grid_of(method()), flower.arrays_of(jax.tree.map(jnp.zeros_like, params()))
+    ),
     "replies": lambda: strategy_of(method()).aggregate_train(1, []),
     "arrays": lambda: flower.params_of(flower.arrays_of(params()), {"w": params()["w"]}),
     "data": lambda: flower.raw.read(b"123", params()),

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -25,6 +25,9 @@ from jaxcomp.types import Array, PyTree
 Batches = Callable[[Any, int, int], Any]
 """`batches(context, number, round)`: arrays `[steps, …]`, a client's data for a round."""
 
+Metrics = Callable[[Any, int, int], Mapping[str, Any]]
+"""`metrics(context, number, round)`: numbers that a client reports beside its message."""
+
 Secret = Callable[[Any], bytes]
 """`secret(context)`: the client's own secret, 16 to 64 bytes."""
 
@@ -35,6 +38,7 @@ def client_app(
     batches: Batches,
     *,
     secret: Secret | None = None,
+    metrics: Metrics | None = None,
     faults: Faults = Faults(),
 ) -> Any:
     """A `flwr.clientapp.ClientApp` that does a client's part of a round.
@@ -50,6 +54,9 @@ def client_app(
             `number` is the client's number on the server, and `context` is Flower's, whose
             `node_config` says which data a node has.
         secret: `secret(context)` gives the client's own secret; None for none.
+        metrics: `metrics(context, number, round)` gives what the client reports after its steps,
+            such as `{"num-examples": 600}`, which is its weight for a strategy with
+            `weighted_by_key`; None for the loss alone.
         faults: for experiments: which messages are lost. A client whose message is lost says so,
             instead of sending it.
 
@@ -62,11 +69,15 @@ def client_app(
 
     @app.train()
     def train(message: Any, context: Any) -> Any:
-        def run(known: Known, given: Instruction, own: Own) -> tuple[uplink.Message, PyTree, float]:
+        def run(known: Known, given: Instruction, own: Own) -> _Worked:
             data = batches(context, given.client, given.round)
             who = _who(given, _steps_of(data))
             sent, inner, loss = _run(method, known, who, data, own)
-            return sent, inner, float(loss)
+            reported = {}
+            if metrics is not None:
+                numbers = dict(metrics(context, given.client, given.round))
+                reported["metrics"] = extra.MetricRecord(numbers)
+            return _Worked(sent, inner, float(loss), reported)
 
         return extra.Message(content=work(message, context, run), reply_to=message)
 
@@ -96,21 +107,18 @@ def compress_mod(
     work = _work_of(method, like, secret, Faults())
 
     def mod(message: Any, context: Any, call_next: Callable[[Any, Any], Any]) -> Any:
-        replies = []
-
-        def run(known: Known, given: Instruction, own: Own) -> tuple[uplink.Message, PyTree, float]:
+        def run(known: Known, given: Instruction, own: Own) -> _Worked:
             start = jax.tree.map(lambda c: np.asarray(c[0]), known.centres)
             message.content[arrays] = records.arrays_of(start)
-            replies.append(call_next(message, context))
-            end = records.params_of(replies[0].content[arrays], start)
+            reply = call_next(message, context)
+            if reply.has_error():
+                raise ValueError(f"the app's own training must succeed, it said {reply.error!r}")
+            end = records.params_of(reply.content[arrays], start)
             sent = _sent(method, known, _who(given, 1), end, own)
-            return sent, own.inner, _loss_of(replies[0].content)
+            reported = dict(reply.content.metric_records)
+            return _Worked(sent, own.inner, _loss_of(reply.content), reported)
 
-        content = work(message, context, run)
-        for reply in replies:
-            for name, metrics in reply.content.metric_records.items():
-                content[name] = metrics
-        return extra.Message(content=content, reply_to=message)
+        return extra.Message(content=work(message, context, run), reply_to=message)
 
     return mod
 
@@ -134,6 +142,15 @@ class _Place(NamedTuple):
     upon: int
 
 
+class _Worked(NamedTuple):
+    """A client's round: its message, the state of its optimizer, its loss and what it reports."""
+
+    sent: uplink.Message
+    inner: PyTree
+    loss: float
+    reported: Mapping[str, Any]
+
+
 def _work_of(
     method: Method, like: PyTree, secret: Secret | None, faults: Faults
 ) -> Callable[[Any, Any, Callable[..., Any]], Any]:
@@ -153,6 +170,10 @@ def _work_of(
         given = records.read_instruction(message.content, own_secret)
         key = jnp.asarray(np.frombuffer(given.seed, np.uint32))
         kept = memory.read(context, method, like, given.run)
+        said = memory.said(context, kept, given)
+        if said is not None:
+            # The server asks again, since it has lost the answer. To work again would count twice.
+            return said
         place = _placed(method, like, key, given, kept)
         if place is None:
             answer = Answer(given.round, given.client, "behind", -1, math.nan, b"")
@@ -163,9 +184,7 @@ def _work_of(
             place.centre.shared,
             jnp.float32(given.factor),
         )
-        sent, inner, loss = run(known, given, place.own)
-        of_round = (given.run, given.round, given.client, given.accepted, place.upon)
-        memory.write(context, Kept(*of_round, place.centre, inner, sent.accepted, sent.refused))
+        sent, inner, loss, reported = run(known, given, place.own)
         arrives, _ = faults.draw(known.key, np.array([given.client]), 1)
         status = "sent" if arrives[0] else "lost"
         status = status if sent.sound else "broken"
@@ -174,7 +193,14 @@ def _work_of(
             of_message = records.secret_of(own_secret, *given[:3])
             data = to_bytes(method.uplink.policy, sent.payload, like, secret=of_message)
         answer = Answer(given.round, given.client, status, place.upon, loss, data)
-        return records.write_answer(answer)
+        content = records.write_answer(answer)
+        for name, record in reported.items():
+            content[name] = record
+        of_round = (given.run, given.round, given.client, given.accepted, place.upon)
+        memory.write(
+            context, Kept(*of_round, place.centre, inner, sent.accepted, sent.refused), content
+        )
+        return content
 
     return work
 

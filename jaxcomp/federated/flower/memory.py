@@ -11,6 +11,7 @@ from jaxcomp.federated.method import Method
 from jaxcomp.types import PyTree
 
 _STATE, _TREES = "jaxcomp.state", "jaxcomp.memory"
+_SAID = "jaxcomp.said."
 _NUMBERS = ("run", "round", "client", "told", "upon")
 
 
@@ -60,14 +61,18 @@ def centre_of(method: Method, params: PyTree) -> Centre:
     return Centre(params, method.uplink.side.shared(params))
 
 
-def write(context: Any, kept: Kept) -> None:
-    """Puts the memory into Flower's context."""
+def write(context: Any, kept: Kept, answer: Any) -> None:
+    """Puts the memory and the answer of a round into Flower's context."""
     config = {name: getattr(kept, name) for name in _NUMBERS}
     context.state[_STATE] = extra.ConfigRecord(config)
     trees = {name: getattr(kept, name) for name in ("centre", "inner", "accepted", "refused")}
     context.state[_TREES] = extra.ArrayRecord(
         {name: records.array(raw.write(tree), records.MEMORY) for name, tree in trees.items()}
     )
+    for name in [name for name in context.state if name.startswith(_SAID)]:
+        del context.state[name]
+    for name, record in answer.items():
+        context.state[_SAID + name] = record
 
 
 def read(context: Any, method: Method, like: PyTree, run: bytes) -> Kept | None:
@@ -88,6 +93,18 @@ def read(context: Any, method: Method, like: PyTree, run: bytes) -> Kept | None:
     except (KeyError, ValueError):
         return None
     return Kept(*(config[name] for name in _NUMBERS), **read)
+
+
+def said(context: Any, kept: Kept | None, given: records.Instruction) -> Any:
+    """The answer to this very instruction, if it is the last one that the client has answered."""
+    if kept is None:
+        return None
+    same = (kept.round, kept.client, kept.told) == (given.round, given.client, given.accepted)
+    if not same or raw.digest(kept.centre) != given.digest:
+        return None
+    found = context.state.items()
+    answer = {name.removeprefix(_SAID): one for name, one in found if name.startswith(_SAID)}
+    return extra.RecordDict(answer) if answer else None
 
 
 def resumed(
