@@ -16,6 +16,9 @@ from jaxcomp.types import PyTree
 PAYLOAD, CENTRE, MEMORY = "jaxcomp.payload/1", "jaxcomp.centre/1", "jaxcomp.memory/1"
 """Flower's `stype` of arrays that are compressed messages, whole trees, and clients' memory."""
 
+CUT = "jaxcomp.cut/1"
+"""That of an array that stands for one that was too large to be taken into memory."""
+
 _INSTRUCTION, _PARTS = "jaxcomp.instruction", "jaxcomp.parts"
 _ANSWER, _PAYLOAD = "jaxcomp.answer", "jaxcomp.payload"
 
@@ -93,10 +96,8 @@ def bytes_of(given: Any, stype: str, limit: int | None = None) -> bytes:
     Raises:
         Refused: if it is not such an array, or has more bytes than the limit.
     """
-    if limit is not None and len(given.data) > limit:
-        raise Refused(
-            "oversize", f"its message has {len(given.data):,} bytes, of {limit:,} at most"
-        )
+    if limit is not None and (max((len(given.data), *given.shape)) > limit or given.stype == CUT):
+        raise Refused("oversize", f"its message has more than {limit:,} bytes")
     if given.dtype != "uint8" or given.stype != stype or given.shape != (len(given.data),):
         came = f"{given.dtype[:20]}{list(given.shape[:4])} of {given.stype[:40]!r}"
         raise Refused("malformed", f"its array is {came}, not uint8 of {stype!r}")

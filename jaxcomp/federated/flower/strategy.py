@@ -12,7 +12,15 @@ import numpy as np
 
 from jaxcomp import checks
 from jaxcomp.federated import checkpoint as checkpoint_, server
-from jaxcomp.federated.flower import adding, extra, metrics, raw, records, settings as settings_
+from jaxcomp.federated.flower import (
+    adding,
+    extra,
+    limits,
+    metrics,
+    raw,
+    records,
+    settings as settings_,
+)
 from jaxcomp.federated.flower.history import History
 from jaxcomp.federated.flower.memory import Centre
 from jaxcomp.federated.flower.records import Answer, Instruction, Refused
@@ -162,15 +170,9 @@ class CompressedFedAvg(extra.FedAvg):
                 "`initial_arrays` must be None or the strategy's own parameters, got others; give "
                 "them as `params`, or go on from a checkpoint with `restore`"
             )
-        return super().start(
-            grid,
-            initial_arrays,
-            num_rounds,
-            timeout,
-            train_config,
-            evaluate_config,
-            evaluate_fn,
-        )
+        configs = (train_config, evaluate_config, evaluate_fn)
+        with limits.limited(grid, self._limit + limits.BESIDE):
+            return super().start(grid, initial_arrays, num_rounds, timeout, *configs)
 
     def summary(self) -> None:
         """Logs the settings."""
