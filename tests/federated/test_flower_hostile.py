@@ -209,6 +209,17 @@ def test_wrong_use_is_an_error_that_names_the_argument(name):
         WRONG[name]()
 
 
+def test_a_file_that_is_no_memory_is_named(tmp_path):
+    (tmp_path / "memory").write_bytes(b"something else")
+    grid = grid_of(method(), memory=lambda context: tmp_path / "memory")
+    said = []
+    grid.spoil = lambda replies: said.extend(r.error.reason for r in replies) or replies
+    strategy = strategy_of(method())
+    strategy.start(grid, num_rounds=1)
+    assert strategy.refused == {"failed": CLIENTS}
+    assert all(text.startswith("`memory` must give a file") for text in said)
+
+
 def test_what_a_server_sends_is_checked():
     app = grid_of(method()).apps[100]()
     with pytest.raises(ValueError, match="must come from jaxcomp"):

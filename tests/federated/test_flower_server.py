@@ -1,12 +1,14 @@
 """The server on Flower: who is drawn, what outlives it, and what clients report."""
 
 import dataclasses
+import math
 
 import jax
 import numpy as np
 import pytest
 from nodes import (
     CLIENTS,
+    context_of,
     data,
     grid_of,
     identity,  # noqa: F401
@@ -109,17 +111,27 @@ def dies(replies):
 
 @pytest.mark.parametrize("name", ["residual", "shift"])
 def test_a_server_goes_on_from_its_checkpoint_bit_for_bit(name, tmp_path):
+    """With a shift in another run of Flower, whose contexts are new: the memory is in files."""
     given = method(**SHIFT) if name == "shift" else method()
-    grid, first = grid_of(given), strategy_of(given, key=4, checkpoint=tmp_path / "server")
+    files = {"memory": lambda context: tmp_path / f"{context.node_id}"} if name == "shift" else {}
+    metrics = {"metrics": lambda context, number, round: {"x": math.inf, "many": [0.5, 2.0]}}
+    grid = grid_of(given, **files, **metrics)
+    first = strategy_of(given, key=4, checkpoint=tmp_path / "server")
+    first.restore(tmp_path / "server", missing_ok=True)
     first.start(grid, num_rounds=2)
     grid.spoil = dies
     with pytest.raises(ConnectionError):
         first.start(grid, num_rounds=1)
     grid.spoil = list
+    if files:
+        assert not any(context.state for context in grid.contexts.values())
+        grid.contexts = {node: context_of(node) for node in grid.contexts}
     with pytest.raises(AttributeError):
         first.state = first.state
-    second = strategy_of(given)  # The key is the checkpoint's.
-    second.restore(tmp_path / "server")
+    second = strategy_of(given, checkpoint=tmp_path / "server")  # The key is the checkpoint's.
+    with pytest.raises(ValueError, match="would be overwritten"):
+        second.start(grid, num_rounds=1)
+    second.restore(tmp_path / "server", missing_ok=True)
     second.start(grid, num_rounds=3)
     assert second.refused == {}
     sim = federated.Simulation(given, params(), CLIENTS, data, key=4, messages=1_000)

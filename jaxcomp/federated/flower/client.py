@@ -2,6 +2,8 @@
 
 import functools
 import math
+import os
+import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -14,7 +16,7 @@ from jaxcomp import checks
 from jaxcomp.federated import block, server, uplink
 from jaxcomp.federated.block import Clients, Known, Own
 from jaxcomp.federated.faults import Faults
-from jaxcomp.federated.flower import extra, memory, raw, records
+from jaxcomp.federated.flower import extra, files, memory as memory_, raw, records
 from jaxcomp.federated.flower.memory import Centre, Kept
 from jaxcomp.federated.flower.records import Answer, Instruction
 from jaxcomp.federated.method import Method
@@ -31,6 +33,9 @@ Metrics = Callable[[Any, int, int], Mapping[str, Any]]
 Secret = Callable[[Any], bytes]
 """`secret(context)`: the client's own secret, 16 to 64 bytes."""
 
+Memory = Callable[[Any], "str | os.PathLike[str]"]
+"""`memory(context)`: the file in which a client keeps its memory."""
+
 
 def client_app(
     method: Method,
@@ -38,14 +43,15 @@ def client_app(
     batches: Batches,
     *,
     secret: Secret | None = None,
+    memory: Memory | None = None,
     metrics: Metrics | None = None,
     faults: Faults = Faults(),
 ) -> Any:
     """A `flwr.clientapp.ClientApp` that does a client's part of a round.
 
     It runs the very program of the simulation's clients, and its messages have the same bits. The
-    parameters and the client's memory are in Flower's context, so every message may meet a new
-    process.
+    parameters and the client's memory are in Flower's context or in a file, so every message may
+    meet a new process.
 
     Args:
         method: the method, as on the server.
@@ -54,6 +60,9 @@ def client_app(
             `number` is the client's number on the server, and `context` is Flower's, whose
             `node_config` says which data a node has.
         secret: `secret(context)` gives the client's own secret; None for none.
+        memory: `memory(context)` gives the file of a node, a name of its own, in which the client's
+            memory outlives the SuperNode and the run. None keeps it in Flower's context, which ends
+            with either, and passes through Flower with every message.
         metrics: `metrics(context, number, round)` gives what the client reports after its steps,
             such as `{"num-examples": 600}`, which is its weight for a strategy with
             `weighted_by_key`; None for the loss alone.
@@ -64,7 +73,7 @@ def client_app(
         ImportError: without Flower.
         ValueError: for settings of another kind, or faults with old parameters.
     """
-    work = _work_of(method, like, secret, faults)
+    work = _work_of(method, like, secret, memory, faults)
     app = extra.ClientApp()
 
     @app.train()
@@ -85,7 +94,12 @@ def client_app(
 
 
 def compress_mod(
-    method: Method, like: PyTree, *, secret: Secret | None = None, arrays: str = "arrays"
+    method: Method,
+    like: PyTree,
+    *,
+    secret: Secret | None = None,
+    memory: Memory | None = None,
+    arrays: str = "arrays",
 ) -> Callable[[Any, Any, Callable[[Any, Any], Any]], Any]:
     """A mod for a Flower app's own training: `@app.train(mods=[compress_mod(method, like)])`.
 
@@ -98,13 +112,14 @@ def compress_mod(
         like: the parameters, or their shapes and dtypes. In the app's records they are named by
             their paths, such as `dense/bias`.
         secret: `secret(context)` gives the client's own secret; None for none.
+        memory: `memory(context)` gives the file of the client's memory, as for `client_app`.
         arrays: the key of the parameters in the app's records.
 
     Raises:
         ImportError: without Flower.
         ValueError: for settings of another kind; on use, if the app returns other parameters.
     """
-    work = _work_of(method, like, secret, Faults())
+    work = _work_of(method, like, secret, memory, Faults())
 
     def mod(message: Any, context: Any, call_next: Callable[[Any, Any], Any]) -> Any:
         def run(known: Known, given: Instruction, own: Own) -> _Worked:
@@ -152,7 +167,11 @@ class _Worked(NamedTuple):
 
 
 def _work_of(
-    method: Method, like: PyTree, secret: Secret | None, faults: Faults
+    method: Method,
+    like: PyTree,
+    secret: Secret | None,
+    file_of: Memory | None,
+    faults: Faults,
 ) -> Callable[[Any, Any, Callable[..., Any]], Any]:
     """The round of a client around its training: an answer to the server's message."""
     extra.needed()
@@ -169,8 +188,10 @@ def _work_of(
         own_secret = None if secret is None else secret(context)
         given = records.read_instruction(message.content, own_secret)
         key = jnp.asarray(np.frombuffer(given.seed, np.uint32))
-        kept = memory.read(context, method, like, given.run)
-        said = memory.said(context, kept, given)
+        path = None if file_of is None else pathlib.Path(file_of(context))
+        state = context.state if path is None else files.read(path)
+        kept = memory_.read(state, method, like, given.run)
+        said = memory_.said(state, kept, given)
         if said is not None:
             # The server asks again, since it has lost the answer. To work again would count twice.
             return said
@@ -197,9 +218,11 @@ def _work_of(
         for name, record in reported.items():
             content[name] = record
         of_round = (given.run, given.round, given.client, given.accepted, place.upon)
-        memory.write(
-            context, Kept(*of_round, place.centre, inner, sent.accepted, sent.refused), content
+        memory_.write(
+            state, Kept(*of_round, place.centre, inner, sent.accepted, sent.refused), content
         )
+        if path is not None:
+            files.write(path, state)
         return content
 
     return work
@@ -210,7 +233,7 @@ def _placed(
 ) -> _Place | None:
     """The client at the centre of the round, or None if it cannot get there."""
     if given.base < 0:
-        shapes = jax.eval_shape(lambda params: memory.centre_of(method, params), like)
+        shapes = jax.eval_shape(lambda params: memory_.centre_of(method, params), like)
         centre = raw.read(given.parts[0], shapes)
     elif kept is None or not given.base <= kept.round <= given.round:
         return None
@@ -224,7 +247,7 @@ def _placed(
                 centre = _followed(method, server.round_key(key, number), centre, payload)
     if raw.digest(centre) != given.digest:
         return None
-    return _Place(centre, *memory.resumed(method, given, kept, centre.params))
+    return _Place(centre, *memory_.resumed(method, given, kept, centre.params))
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -1,4 +1,4 @@
-"""What a client keeps between rounds, in the state of Flower's context."""
+"""What a client keeps between rounds, as Flower's records."""
 
 from typing import Any, NamedTuple
 
@@ -61,25 +61,25 @@ def centre_of(method: Method, params: PyTree) -> Centre:
     return Centre(params, method.uplink.side.shared(params))
 
 
-def write(context: Any, kept: Kept, answer: Any) -> None:
-    """Puts the memory and the answer of a round into Flower's context."""
+def write(state: Any, kept: Kept, answer: Any) -> None:
+    """Puts the memory and the answer of a round into the state of a context, or of a file."""
     config = {name: getattr(kept, name) for name in _NUMBERS}
-    context.state[_STATE] = extra.ConfigRecord(config)
+    state[_STATE] = extra.ConfigRecord(config)
     trees = {name: getattr(kept, name) for name in ("centre", "inner", "accepted", "refused")}
-    context.state[_TREES] = extra.ArrayRecord(
+    state[_TREES] = extra.ArrayRecord(
         {name: records.array(raw.write(tree), records.MEMORY) for name, tree in trees.items()}
     )
-    for name in [name for name in context.state if name.startswith(_SAID)]:
-        del context.state[name]
+    for name in [name for name in state if name.startswith(_SAID)]:
+        del state[name]
     for name, record in answer.items():
-        context.state[_SAID + name] = record
+        state[_SAID + name] = record
 
 
-def read(context: Any, method: Method, like: PyTree, run: bytes) -> Kept | None:
+def read(state: Any, method: Method, like: PyTree, run: bytes) -> Kept | None:
     """The memory in Flower's context; None if there is none, or that of another training."""
-    if _STATE not in context.state or _TREES not in context.state:
+    if _STATE not in state or _TREES not in state:
         return None
-    config, trees = context.state[_STATE], context.state[_TREES]
+    config, trees = state[_STATE], state[_TREES]
     if config.get("run") != run:
         return None
     own = jax.eval_shape(lambda params: block.init(method, params), like)
@@ -95,14 +95,14 @@ def read(context: Any, method: Method, like: PyTree, run: bytes) -> Kept | None:
     return Kept(*(config[name] for name in _NUMBERS), **read)
 
 
-def said(context: Any, kept: Kept | None, given: records.Instruction) -> Any:
+def said(state: Any, kept: Kept | None, given: records.Instruction) -> Any:
     """The answer to this very instruction, if it is the last one that the client has answered."""
     if kept is None:
         return None
     same = (kept.round, kept.client, kept.told) == (given.round, given.client, given.accepted)
     if not same or raw.digest(kept.centre) != given.digest:
         return None
-    found = context.state.items()
+    found = state.items()
     answer = {name.removeprefix(_SAID): one for name, one in found if name.startswith(_SAID)}
     return extra.RecordDict(answer) if answer else None
 

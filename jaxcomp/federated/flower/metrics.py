@@ -1,14 +1,14 @@
 """What clients report beside their messages: numbers, in Flower's metric records."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from jaxcomp.federated.flower import extra
 from jaxcomp.federated.flower.records import Refused
-from jaxcomp.federated.flower.rounds import log
+from jaxcomp.federated.flower.rounds import Taken, log
 
 EXAMPLES = "num-examples"
 """The name under which apps for `flwr`'s `FedAvg` report their weight."""
@@ -55,13 +55,21 @@ def warn_of_examples(metrics: Sequence[Any]) -> None:
         log.warning("\t> clients report %r; with `weighted_by_key` None it is no weight", EXAMPLES)
 
 
-def mean(metrics: Sequence[Any], weights: Sequence[float], key: str) -> dict[str, float]:
-    """The weighted mean of every number but `key`, over clients whose number is finite."""
+def aggregated(
+    taken: Sequence[Taken], function: Callable[[list[Any], str], Any] | None, key: str
+) -> dict[str, Any]:
+    """What clients with accepted messages report, by a function as for `flwr`'s `FedAvg`.
+
+    Without a function it is the weighted mean of every number but `key`, over the clients that
+    report a finite one.
+    """
+    if function is not None:
+        return dict(function([one.metrics for one in taken], key)) if taken else {}
     sums: dict[str, tuple[float, float]] = {}
-    for one, weight_ in zip(metrics, weights, strict=True):
-        for record in one.metric_records.values():
+    for one in taken:
+        for record in one.metrics.metric_records.values():
             for name, value in record.items():
                 if name != key and not isinstance(value, list) and math.isfinite(value):
                     total, divisor = sums.get(name, (0.0, 0.0))
-                    sums[name] = total + weight_ * value, divisor + weight_
+                    sums[name] = total + one.weight * value, divisor + one.weight
     return {name: total / divisor for name, (total, divisor) in sums.items()}

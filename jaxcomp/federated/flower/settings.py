@@ -1,9 +1,13 @@
 """Settings of the strategy that a method has a use for, or not."""
 
+import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from jaxcomp.federated import checkpoint
+from jaxcomp.federated.flower import raw, records
 from jaxcomp.federated.method import Method
+from jaxcomp.types import PyTree
 
 
 def check(
@@ -27,4 +31,18 @@ def check(
             '`weighted_by_key` must be None with a mean over "all", which is divided by the '
             f"expected weight of all clients before any of them reports, got {weighted_by_key!r}; "
             "give `weights`"
+        )
+
+
+def check_start(initial: Any, params: PyTree, new: "str | pathlib.Path | None") -> None:
+    """Refuses parameters of somebody else, and a folder for new checkpoints that has some."""
+    if raw.digest(records.params_of(initial, params)) != raw.digest(params):
+        raise ValueError(
+            "`initial_arrays` must be None or the strategy's own parameters, got others; give them "
+            "as `params`, or go on from a checkpoint with `restore`"
+        )
+    if new is not None and checkpoint.there(new):
+        raise ValueError(
+            "`checkpoint` must be a new folder, or that of a checkpoint from which `restore` went "
+            f"on, got {new}, whose checkpoint would be overwritten"
         )

@@ -136,6 +136,7 @@ class CompressedFedAvg(extra.FedAvg):
         self._history = History(raw.size(self._centre()))
         self._run = secrets_.token_bytes(8)
         self._open: Round | None = None
+        self._follows = False  # Whether checkpoints go on from those that are there.
 
     @property
     def state(self) -> ServerState:
@@ -160,16 +161,12 @@ class CompressedFedAvg(extra.FedAvg):
         """Trains for more rounds, as `FedAvg.start`.
 
         Raises:
-            ValueError: if `initial_arrays` are not the strategy's own parameters.
+            ValueError: if `initial_arrays` are not the strategy's own parameters, or if the folder
+                of checkpoints holds those of another training.
         """
         if initial_arrays is None:
             initial_arrays = records.arrays_of(self.params)
-        given = records.params_of(initial_arrays, self._like)
-        if raw.digest(given) != raw.digest(self.params):
-            raise ValueError(
-                "`initial_arrays` must be None or the strategy's own parameters, got others; give "
-                "them as `params`, or go on from a checkpoint with `restore`"
-            )
+        settings_.check_start(initial_arrays, self.params, None if self._follows else self._folder)
         configs = (train_config, evaluate_config, evaluate_fn)
         with limits.limited(grid, self._limit + limits.BESIDE):
             return super().start(grid, initial_arrays, num_rounds, timeout, *configs)
@@ -190,17 +187,24 @@ class CompressedFedAvg(extra.FedAvg):
             ValueError: if `folder` exists and holds something else.
         """
         checkpoint_.save(folder, self._kept(), self._sides.arrays())
+        self._follows = True
 
-    def restore(self, folder: str | pathlib.Path) -> None:
+    def restore(self, folder: str | pathlib.Path, *, missing_ok: bool = False) -> None:
         """Goes on from a checkpoint of a strategy with the same arguments, as the same training.
 
         Nodes that were asked in a round that is asked again send the same message again. If it is
         not the checkpoint of the last round, what clients have kept since then is of no use:
         they begin with new memories, or are refused with a `Shift`.
 
+        Args:
+            folder: the folder of the checkpoint.
+            missing_ok: whether to do nothing if there is no checkpoint yet.
+
         Raises:
             ValueError: if `folder` holds no checkpoint, or one of other shapes.
         """
+        if missing_ok and checkpoint_.there(folder) is None:
+            return
         rows = self._sides.arrays()
         kept = checkpoint_.restore(folder, self._kept(), rows)
         self._sides.fill(rows)
@@ -209,7 +213,7 @@ class CompressedFedAvg(extra.FedAvg):
         self._run, (self.up, self.down) = run.tobytes(), map(int, counts)
         self._seats.take(seats)
         self._history = History(self._history.whole)
-        self._open = None
+        self._open, self._follows = None, True
         self.reports = [report for report in self.reports if report.round < state.round]
 
     def _kept(self) -> Any:
@@ -384,12 +388,8 @@ class CompressedFedAvg(extra.FedAvg):
 
     def _metrics(self, report: Report, taken: list[Taken]) -> Any:
         """The report, and what the clients report, which may take its names."""
-        reported, weights = [one.metrics for one in taken], [one.weight for one in taken]
         if self._weighted_by is None and len(self.reports) == 1:
-            metrics.warn_of_examples(reported)
+            metrics.warn_of_examples([one.metrics for one in taken])
         found = {name: value for name, value in report._asdict().items() if value == value}
-        if self._aggregated is None:
-            found |= metrics.mean(reported, weights, self.weighted_by_key)
-        elif reported:
-            found |= dict(self._aggregated(reported, self.weighted_by_key))
+        found |= metrics.aggregated(taken, self._aggregated, self.weighted_by_key)
         return extra.MetricRecord(found)
