@@ -153,6 +153,27 @@ def test_a_round_that_failed_is_repeated_with_the_same_messages():
     assert sha(strategy.state) == sha(simulated(given, 3).state)
 
 
+def test_an_old_instruction_does_not_destroy_a_later_memory():
+    """Flower delivers a message as long as it lives, also after those of later rounds."""
+    given = method()
+    grid, strategy, old = grid_of(given), strategy_of(given), []
+    plain = grid.send_and_receive
+
+    def send_and_receive(messages, *, timeout=None):
+        if not messages:  # To evaluate.
+            return []
+        replies = plain(messages)
+        late = plain(old)
+        assert len(late) == len(old)
+        assert all("older" in reply.error.reason for reply in late)
+        old.extend(messages)
+        return replies
+
+    grid.send_and_receive = send_and_receive
+    strategy.start(grid, num_rounds=3)
+    assert sha(strategy.state) == sha(simulated(given, 3).state)
+
+
 def test_clients_with_a_later_memory_than_the_server_begin_anew_or_are_refused(tmp_path):
     for given, kinds in ((method(), set()), (method(**SHIFT), {"memory lost"})):
         grid, first = grid_of(given), strategy_of(given)

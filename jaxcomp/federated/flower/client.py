@@ -190,7 +190,7 @@ def _work_of(
         key = jnp.asarray(np.frombuffer(given.seed, np.uint32))
         path = None if file_of is None else pathlib.Path(file_of(context))
         state = context.state if path is None else files.read(path)
-        kept = memory_.read(state, method, like, given.run)
+        kept = memory_.read(state, method, like, given)
         said = memory_.said(state, kept, given)
         if said is not None:
             # The server asks again, since it has lost the answer. To work again would count twice.
@@ -217,7 +217,7 @@ def _work_of(
         content = records.write_answer(answer)
         for name, record in reported.items():
             content[name] = record
-        of_round = (given.run, given.round, given.client, given.accepted, place.upon)
+        of_round = (given.run, given.since, given.round, given.client, given.accepted, place.upon)
         memory_.write(
             state, Kept(*of_round, place.centre, inner, sent.accepted, sent.refused), content
         )

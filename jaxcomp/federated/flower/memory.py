@@ -12,7 +12,7 @@ from jaxcomp.types import PyTree
 
 _STATE, _TREES = "jaxcomp.state", "jaxcomp.memory"
 _SAID = "jaxcomp.said."
-_NUMBERS = ("run", "round", "client", "told", "upon")
+_NUMBERS = ("run", "since", "round", "client", "told", "upon")
 
 
 class Centre(NamedTuple):
@@ -35,6 +35,7 @@ class Kept(NamedTuple):
 
     Attributes:
         run: the training that it belongs to.
+        since: when the server of that round began or went on.
         round: that round.
         client: its number.
         told: what the server then said: the last round in which it had accepted a message.
@@ -46,6 +47,7 @@ class Kept(NamedTuple):
     """
 
     run: bytes
+    since: int
     round: int
     client: int
     told: int
@@ -75,13 +77,23 @@ def write(state: Any, kept: Kept, answer: Any) -> None:
         state[_SAID + name] = record
 
 
-def read(state: Any, method: Method, like: PyTree, run: bytes) -> Kept | None:
-    """The memory in Flower's context; None if there is none, or that of another training."""
+def read(state: Any, method: Method, like: PyTree, given: records.Instruction) -> Kept | None:
+    """The memory in a state; None if there is none, or that of another training.
+
+    Raises:
+        ValueError: for an instruction that is older than the memory.
+    """
     if _STATE not in state or _TREES not in state:
         return None
     config, trees = state[_STATE], state[_TREES]
-    if config.get("run") != run:
+    if config.get("run") != given.run:
         return None
+    if (given.since, given.round) < (config["since"], config["round"]):
+        # It was delayed or sent again: to follow it would destroy the memory of later rounds.
+        raise ValueError(
+            "an instruction must not be older than the last one that was followed, of round "
+            f"{config['round']}, got round {given.round}"
+        )
     own = jax.eval_shape(lambda params: block.init(method, params), like)
     centre = jax.eval_shape(lambda params: centre_of(method, params), like)
     likes = {"centre": centre, "inner": own.inner, "accepted": own.memory, "refused": own.memory}

@@ -42,6 +42,8 @@ class Instruction(NamedTuple):
         factor: the factor by which a `Shift` moves for a weight of one.
         seed: the run's key, `uint32[2]` as 8 bytes.
         digest: that of the centre of this round.
+        since: when this server began or went on, in nanoseconds; of two instructions of a training
+            the one with the larger pair of `since` and `round` is the later one.
         parts: the server's messages of the rounds from `base` on, or the whole centre.
     """
 
@@ -54,6 +56,7 @@ class Instruction(NamedTuple):
     factor: float
     seed: bytes
     digest: bytes
+    since: int
     parts: tuple[bytes, ...]
 
 
@@ -143,7 +146,7 @@ def _mac(given: Instruction, secret: bytes) -> bytes:
     numbers = struct.pack("<4q2d", *given[1:7])
     keyed = hashlib.blake2b(key=secret, digest_size=16, person=b"jaxcomp down")
     keyed.update(numbers + b"".join(part[:16].ljust(16) for part in (given.run, given.seed)))
-    keyed.update(given.digest)
+    keyed.update(given.digest + struct.pack("<q", given.since))
     return keyed.digest()
 
 

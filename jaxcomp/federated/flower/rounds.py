@@ -72,6 +72,11 @@ class Round:
     heard: dict[int, Heard] = dataclasses.field(default_factory=dict)
     refused: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
 
+    @property
+    def cohort(self) -> np.ndarray:
+        """The clients that were drawn, in ascending order."""
+        return np.array(list(self.nodes), np.int64)
+
     def client_of(self, reply: Any) -> int:
         """The client that answers.
 

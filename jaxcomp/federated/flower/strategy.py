@@ -3,6 +3,7 @@
 import collections
 import pathlib
 import secrets as secrets_
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -134,7 +135,7 @@ class CompressedFedAvg(extra.FedAvg):
         self._seats = Seats(clients, numbers, lasting=method.uplink.feedback.mirrors)
         self._sides = OnHost(jax.tree.map(np.asarray, self._new_side()), clients)
         self._history = History(raw.size(self._centre()))
-        self._run = secrets_.token_bytes(8)
+        self._run, self._since = secrets_.token_bytes(8), time.time_ns()
         self._open: Round | None = None
         self._follows = False  # Whether checkpoints go on from those that are there.
 
@@ -210,7 +211,8 @@ class CompressedFedAvg(extra.FedAvg):
         self._sides.fill(rows)
         state, key, run, seats, counts = kept
         self._state, self.key = jax.tree.map(jnp.asarray, state), jnp.asarray(key)
-        self._run, (self.up, self.down) = run.tobytes(), map(int, counts)
+        self._run, (self.up, self.down, since) = run.tobytes(), map(int, counts)
+        self._since = max(time.time_ns(), since + 1)
         self._seats.take(seats)
         self._history = History(self._history.whole)
         self._open, self._follows = None, True
@@ -219,7 +221,7 @@ class CompressedFedAvg(extra.FedAvg):
     def _kept(self) -> Any:
         """Everything that a checkpoint holds, beside the rows; its shapes never change."""
         run = np.frombuffer(self._run, np.uint8)
-        counts = np.array([self.up, self.down], np.int64)
+        counts = np.array([self.up, self.down, self._since], np.int64)
         return self._state, self.key, run, self._seats.kept(), counts
 
     def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> list[Any]:
@@ -275,7 +277,7 @@ class CompressedFedAvg(extra.FedAvg):
         self.refused.update(round_.refused)
         round_.log_dropouts(len(taken))
         loss = records.mean_loss({client: one.loss for client, one in taken.items()})
-        report = Report(round_.number, len(round_.nodes), len(taken), loss, up, round_.down)
+        report = Report(round_.number, len(round_.cohort), len(taken), loss, up, round_.down)
         self.reports.append(report)
         log.info("aggregate_train: %r", report)
         if self._folder is not None:
@@ -302,6 +304,7 @@ class CompressedFedAvg(extra.FedAvg):
             self.clients / expected if self.method.mean == "all" else 1.0,
             np.asarray(self.key).tobytes(),
             digest,
+            self._since,
             parts,
         )
 
