@@ -87,11 +87,11 @@ def test_an_answer_that_is_too_large_is_not_taken_into_memory():
     assert sum(map(len, link.objects.values())) < 40 * MB
     found, peak = pulled(link, limit)
     assert peak < 20 * MB
-    read = records.read_answer(found[0].content, 0, 0, 2 * MB)
+    read = records.read_answer(found[0].content, 0, 0, 2 * MB, b"", None)
     assert read.payload == honest["jaxcomp.payload"]["0"].data
     for answer in found[1:3]:
         with pytest.raises(Refused, match="more than") as error:
-            records.read_answer(answer.content, 0, 0, 2 * MB)
+            records.read_answer(answer.content, 0, 0, 2 * MB, b"", None)
         assert error.value.kind == "oversize"
     assert found[3].has_error()
 
@@ -105,4 +105,4 @@ def test_an_array_that_flower_could_not_join_does_not_end_the_run():
         link.objects[id_] = head + b"\0" + limits.json.dumps(described).encode()
         found, _ = pulled(link, MB)
         with pytest.raises(Refused):
-            records.read_answer(found[0].content, 0, 0, MB)
+            records.read_answer(found[0].content, 0, 0, MB, b"", None)

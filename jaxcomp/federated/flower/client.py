@@ -198,7 +198,7 @@ def _work_of(
         place = _placed(method, like, key, given, kept)
         if place is None:
             answer = Answer(given.round, given.client, "behind", -1, math.nan, b"")
-            return records.write_answer(answer)
+            return records.write_answer(answer, given.run, own_secret)
         known = Known(
             server.round_key(key, given.round),
             jax.tree.map(lambda x: jnp.asarray(x)[None], place.centre.params),
@@ -214,9 +214,7 @@ def _work_of(
             of_message = records.secret_of(own_secret, *given[:3])
             data = to_bytes(method.uplink.policy, sent.payload, like, secret=of_message)
         answer = Answer(given.round, given.client, status, place.upon, loss, data)
-        content = records.write_answer(answer)
-        for name, record in reported.items():
-            content[name] = record
+        content = records.write_answer(answer, given.run, own_secret, reported)
         of_round = (given.run, given.since, given.round, given.client, given.accepted, place.upon)
         memory_.write(
             state, Kept(*of_round, place.centre, inner, sent.accepted, sent.refused), content

@@ -2,6 +2,7 @@
 
 import hashlib
 import hmac
+import json
 import math
 import struct
 from collections.abc import Mapping
@@ -160,20 +161,36 @@ def secret_of(secret: bytes | None, run: bytes, round_: int, client: int) -> byt
     return keyed.digest()
 
 
-def write_answer(given: Answer) -> Any:
-    """An answer as Flower's records."""
+def write_answer(
+    given: Answer, run: bytes, secret: bytes | None, reported: Mapping[str, Any] | None = None
+) -> Any:
+    """An answer as Flower's records, beside the metric records that the client reports."""
     config = {name: value for name, value in given._asdict().items() if name != "payload"}
     parts = {"0": array(given.payload, PAYLOAD)} if given.payload else {}
-    return extra.RecordDict(
-        {_ANSWER: extra.ConfigRecord(config), _PAYLOAD: extra.ArrayRecord(parts)}
-    )
+    content = extra.RecordDict(dict(reported or {}))
+    content[_PAYLOAD] = extra.ArrayRecord(parts)
+    mac = b"" if secret is None else _answer_mac(config, content, run, secret)
+    content[_ANSWER] = extra.ConfigRecord({**config, "mac": mac})
+    return content
 
 
-def read_answer(content: Any, round_: int, client: int, limit: int) -> Answer:
+def _answer_mac(config: Mapping[str, Any], content: Any, run: bytes, secret: bytes) -> bytes:
+    """A keyed hash of what an answer says beside its message, which has one of its own."""
+    reported = {name: dict(record) for name, record in content.metric_records.items()}
+    text = json.dumps([run.hex(), dict(config), reported], sort_keys=True)
+    keyed = hashlib.blake2b(key=secret, digest_size=16, person=b"jaxcomp answer")
+    keyed.update(text.encode())
+    return keyed.digest()
+
+
+def read_answer(
+    content: Any, round_: int, client: int, limit: int, run: bytes, secret: bytes | None
+) -> Answer:
     """An answer of this client in this round, from records that may hold anything.
 
     Raises:
-        Refused: if it is none, or is of another round or client, or too long.
+        Refused: if it is none, is of another round or client, is too long, or was not written with
+            the client's secret.
     """
     config, parts = content.get(_ANSWER), content.get(_PAYLOAD)
     if not isinstance(config, extra.ConfigRecord) or not isinstance(parts, extra.ArrayRecord):
@@ -189,6 +206,11 @@ def read_answer(content: Any, round_: int, client: int, limit: int) -> Answer:
         raise Refused("wrong round", f"it answers round {found['round']}, not {round_}")
     if found["client"] != client:
         raise Refused("wrong client", f"it answers as client {found['client']}, not {client}")
+    if secret is not None:
+        mac = config.get("mac")
+        expected = _answer_mac(found, content, run, secret)
+        if not isinstance(mac, bytes) or not hmac.compare_digest(mac, expected):
+            raise Refused("malformed", "it was not written with the client's secret")
     sent = found["status"] == "sent"
     if list(parts) != (["0"] if sent else []):
         raise Refused("malformed", f"it has {len(parts)} arrays with the status {found['status']}")

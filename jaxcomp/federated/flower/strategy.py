@@ -316,14 +316,16 @@ class CompressedFedAvg(extra.FedAvg):
         node = reply.metadata.src_node_id
         try:
             client = round_.client_of(reply)
-            answer = records.read_answer(reply.content, round_.number, client, self._limit)
-            round_.heard[client] = self._read(round_, answer, metrics.read(reply.content))
+            secret = None if self._secrets is None else self._secrets(client)
+            reported, expected = metrics.read(reply.content), (round_.number, client, self._limit)
+            answer = records.read_answer(reply.content, *expected, self._run, secret)
+            round_.heard[client] = self._read(round_, answer, reported, secret)
         except Refused as error:
             round_.refuse(node, error.kind, error)
         except MessageError as error:
             round_.refuse(node, "malformed", error)
 
-    def _read(self, round_: Round, answer: Answer, reported: Any) -> Heard:
+    def _read(self, round_: Round, answer: Answer, reported: Any, secret: bytes | None) -> Heard:
         client = answer.client
         if answer.status == "behind":
             self._seats.has[client] = -1
@@ -341,7 +343,6 @@ class CompressedFedAvg(extra.FedAvg):
         weight = self.weights[client]
         if self._weighted_by is not None:
             weight = metrics.weight(reported, self._weighted_by, weight)
-        secret = None if self._secrets is None else self._secrets(client)
         of_message = records.secret_of(secret, self._run, round_.number, client)
         policy = self.method.uplink.policy
         # Finiteness is checked where the message is added, with the round's own key.
