@@ -192,7 +192,7 @@ def test_clients_report_metrics_and_if_asked_their_weight():
     weights = np.arange(1, CLIENTS + 1)
 
     def metrics(context, number, round):
-        return {"num-examples": int(weights[number]), "tokens": 2.0 * number}
+        return {"num-examples": int(weights[number]), "tokens": 2.0 * number, "accepted": 99}
 
     grid = grid_of(given, metrics=metrics)
     strategy = strategy_of(given, weighted_by_key="num-examples")

@@ -391,9 +391,10 @@ class CompressedFedAvg(extra.FedAvg):
         return state, to_bytes(self.method.downlink.policy, payload, self._like) if moves else b""
 
     def _metrics(self, report: Report, taken: list[Taken]) -> Any:
-        """The report, and what the clients report, which may take its names."""
+        """The report, and beside it what the clients report."""
         if self._weighted_by is None and len(self.reports) == 1:
             metrics.warn_of_examples([one.metrics for one in taken])
-        found = {name: value for name, value in report._asdict().items() if value == value}
-        found |= metrics.aggregated(taken, self._aggregated, self.weighted_by_key)
-        return extra.MetricRecord(found)
+        own = {name: value for name, value in report._asdict().items() if value == value}
+        found = metrics.aggregated(taken, self._aggregated, self.weighted_by_key)
+        # No client may say how many were accepted; a function of the server's own may.
+        return extra.MetricRecord(found | own if self._aggregated is None else own | found)
