@@ -54,11 +54,10 @@ def restore(folder: str | pathlib.Path, state: Any, table: Sequence[np.ndarray])
         ValueError: if there is no checkpoint, or one of another method, other parameters or another
             number of clients.
     """
-    folder = pathlib.Path(folder)
-    if not (folder / _STATE).is_file():  # Stopped between its two renames.
-        folder = folder.with_name(folder.name + ".old")
-    if not (folder / _STATE).is_file():
+    found = there(folder)
+    if found is None:
         raise ValueError(f"`folder` must hold a checkpoint of a simulation, got {folder}")
+    folder = found
     leaves, treedef = jax.tree.flatten(state)
     leaves = [np.asarray(leaf) for leaf in leaves]
     rows = [folder / f"{number}.rows" for number in range(len(table))]
@@ -80,6 +79,14 @@ def restore(folder: str | pathlib.Path, state: Any, table: Sequence[np.ndarray])
                 part = array[start : start + _ROWS]
                 part[...] = np.frombuffer(file.read(part.nbytes), part.dtype).reshape(part.shape)
     return jax.tree.unflatten(treedef, read)
+
+
+def there(folder: str | pathlib.Path) -> pathlib.Path | None:
+    """Where the checkpoint of a folder is, if it has one."""
+    folder = pathlib.Path(folder)
+    # Beside it, if `save` was stopped between its two renames.
+    places = (folder, folder.with_name(folder.name + ".old"))
+    return next((place for place in places if (place / _STATE).is_file()), None)
 
 
 _ROWS = 256

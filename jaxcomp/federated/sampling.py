@@ -28,6 +28,19 @@ class Sampling(Interface, abstract=True):
     def expected(self, clients: int) -> float:
         """The expected number of clients that take part."""
 
+    def among(self, key: Array, clients: int, present: np.ndarray) -> np.ndarray:
+        """The numbers of the clients that take part if only some of them can be reached.
+
+        The draw of `cohort` if all can; the default draws positions in `present`.
+
+        Args:
+            key: the round's key.
+            clients: how many clients there are.
+            present: the numbers of those that can be reached, in ascending order.
+        """
+        del clients
+        return present[self.cohort(key, len(present))]
+
 
 @dataclasses.dataclass(frozen=True)
 class Everyone(Sampling):
@@ -76,6 +89,11 @@ class Exactly(Sampling):
         ranked = np.argsort(_words(key, clients), kind="stable")  # Ties go to the lower number.
         return np.sort(ranked[: self.r])
 
+    def among(self, key: Array, clients: int, present: np.ndarray) -> np.ndarray:
+        """The `r` with the smallest words of those that can be reached; all of fewer."""
+        ranked = np.argsort(_words(key, clients)[present], kind="stable")
+        return np.sort(present[ranked[: self.r]])
+
     def expected(self, clients: int) -> float:
         if self.r > clients:
             raise ValueError(f"`r` must be at most the number of clients, {clients}, got {self.r}")
@@ -113,6 +131,10 @@ class Independently(Sampling):
             return np.arange(clients)
         # A probability below 2^-32 still happens.
         return np.flatnonzero(_words(key, clients) < max(round(self.p * 2**32), 1))
+
+    def among(self, key: Array, clients: int, present: np.ndarray) -> np.ndarray:
+        """Those of `cohort` that can be reached: who else is there changes no client's draw."""
+        return np.intersect1d(self.cohort(key, clients), present)
 
     def expected(self, clients: int) -> float:
         return self.p * clients

@@ -31,6 +31,8 @@ from jaxcomp import federated
 
 pytest.importorskip("flwr")
 from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
     Error,
     Message,
     RecordDict,
@@ -114,6 +116,15 @@ def test_a_restarted_node_is_refused_if_the_server_mirrors_its_memory():
     assert set(strategy.refused) == {"behind", "memory lost"}
 
 
+def forged(reply):
+    """The answer of somebody in the name of a client: that it could not follow."""
+    said = {**reply.content["jaxcomp.answer"], "status": "behind"}
+    content = {"jaxcomp.answer": ConfigRecord(said), "jaxcomp.payload": ArrayRecord()}
+    node = reply.metadata.src_node_id
+    asked = Message(RecordDict(), dst_node_id=node, message_type="train")
+    return Message(RecordDict(content), reply_to=asked)
+
+
 def test_only_who_knows_the_secret_is_a_client():
     given = method()
 
@@ -126,8 +137,11 @@ def test_only_who_knows_the_secret_is_a_client():
         return grid, strategy_of(given, numbers=numbers, secrets=secret, **more)
 
     grid, strategy = build(lambda context: secret(context.node_id - 100))
+    grid.spoil = lambda replies: [*map(forged, replies), *replies]
     strategy.start(grid, num_rounds=3)
     assert sha(strategy.state) == sha(simulated(given, 3).state)
+    assert strategy.refused == {"malformed": 3 * CLIENTS}
+    grid.spoil = list
     other = strategy_of(given, numbers={100 + n: n for n in range(CLIENTS)})
     other.start(grid, num_rounds=1)
     assert other.refused == {"failed": CLIENTS}  # They do not follow a server without it.
@@ -171,7 +185,13 @@ def test_an_app_of_ones_own_trains_behind_the_mod():
         return app
 
     elsewhere = federated.Method(flower.ELSEWHERE, given.up, down=given.down)
-    strategy = flower.CompressedFedAvg(elsewhere, params(), CLIENTS, min_available_nodes=CLIENTS)
+    strategy = flower.CompressedFedAvg(
+        elsewhere,
+        params(),
+        CLIENTS,
+        min_available_nodes=CLIENTS,
+        weighted_by_key="num-examples",  # Who does not report it is refused.
+    )
     strategy.start(Grid({100 + node: app for node in range(CLIENTS)}), num_rounds=3)
     plain = federated.Method(
         federated.LocalSteps(loss, optax.sgd(0.1, momentum=0.9)), given.up, down=given.down

@@ -189,6 +189,14 @@ WRONG = {
     "largest": lambda: strategy_of(method(), largest=-1.0),
     "numbers": lambda: strategy_of(method(), secrets=lambda number: b"0" * 16),
     "weights": lambda: strategy_of(method(), weights=[1, 2]),
+    "fraction_train": lambda: strategy_of(method(), fraction_train=0.5),
+    "min_train_nodes": lambda: strategy_of(method(), min_train_nodes=3),
+    "weighted_by_key": lambda: strategy_of(method(mean="all"), weighted_by_key="num-examples"),
+    "checkpoint": lambda: strategy_of(method(), checkpoint=3),
+    "r": lambda: strategy_of(method(sampling=federated.Exactly(9))),
+    "initial_arrays": lambda: strategy_of(method()).start(
+        grid_of(method()), flower.arrays_of(jax.tree.map(jnp.zeros_like, params()))
+    ),
     "replies": lambda: strategy_of(method()).aggregate_train(1, []),
     "arrays": lambda: flower.params_of(flower.arrays_of(params()), {"w": params()["w"]}),
     "data": lambda: flower.raw.read(b"123", params()),
@@ -199,6 +207,17 @@ WRONG = {
 def test_wrong_use_is_an_error_that_names_the_argument(name):
     with pytest.raises(ValueError, match=f"`{name}` must"):
         WRONG[name]()
+
+
+def test_a_file_that_is_no_memory_is_named(tmp_path):
+    (tmp_path / "memory").write_bytes(b"something else")
+    grid = grid_of(method(), memory=lambda context: tmp_path / "memory")
+    said = []
+    grid.spoil = lambda replies: said.extend(r.error.reason for r in replies) or replies
+    strategy = strategy_of(method())
+    strategy.start(grid, num_rounds=1)
+    assert strategy.refused == {"failed": CLIENTS}
+    assert all(text.startswith("`memory` must give a file") for text in said)
 
 
 def test_what_a_server_sends_is_checked():

@@ -2,7 +2,9 @@
 
 import functools
 import math
-from collections.abc import Callable
+import os
+import pathlib
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +16,7 @@ from jaxcomp import checks
 from jaxcomp.federated import block, server, uplink
 from jaxcomp.federated.block import Clients, Known, Own
 from jaxcomp.federated.faults import Faults
-from jaxcomp.federated.flower import extra, memory, raw, records
+from jaxcomp.federated.flower import extra, files, memory as memory_, raw, records
 from jaxcomp.federated.flower.memory import Centre, Kept
 from jaxcomp.federated.flower.records import Answer, Instruction
 from jaxcomp.federated.method import Method
@@ -25,8 +27,14 @@ from jaxcomp.types import Array, PyTree
 Batches = Callable[[Any, int, int], Any]
 """`batches(context, number, round)`: arrays `[steps, …]`, a client's data for a round."""
 
+Metrics = Callable[[Any, int, int], Mapping[str, Any]]
+"""`metrics(context, number, round)`: numbers that a client reports beside its message."""
+
 Secret = Callable[[Any], bytes]
 """`secret(context)`: the client's own secret, 16 to 64 bytes."""
+
+Memory = Callable[[Any], "str | os.PathLike[str]"]
+"""`memory(context)`: the file in which a client keeps its memory."""
 
 
 def client_app(
@@ -35,13 +43,15 @@ def client_app(
     batches: Batches,
     *,
     secret: Secret | None = None,
+    memory: Memory | None = None,
+    metrics: Metrics | None = None,
     faults: Faults = Faults(),
 ) -> Any:
     """A `flwr.clientapp.ClientApp` that does a client's part of a round.
 
     It runs the very program of the simulation's clients, and its messages have the same bits. The
-    parameters and the client's memory are in Flower's context, so every message may meet a new
-    process.
+    parameters and the client's memory are in Flower's context or in a file, so every message may
+    meet a new process.
 
     Args:
         method: the method, as on the server.
@@ -50,6 +60,12 @@ def client_app(
             `number` is the client's number on the server, and `context` is Flower's, whose
             `node_config` says which data a node has.
         secret: `secret(context)` gives the client's own secret; None for none.
+        memory: `memory(context)` gives the file of a node, a name of its own, in which the client's
+            memory outlives the SuperNode and the run. None keeps it in Flower's context, which ends
+            with either, and passes through Flower with every message.
+        metrics: `metrics(context, number, round)` gives what the client reports after its steps,
+            such as `{"num-examples": 600}`, which is its weight for a strategy with
+            `weighted_by_key`; None for the loss alone.
         faults: for experiments: which messages are lost. A client whose message is lost says so,
             instead of sending it.
 
@@ -57,16 +73,20 @@ def client_app(
         ImportError: without Flower.
         ValueError: for settings of another kind, or faults with old parameters.
     """
-    work = _work_of(method, like, secret, faults)
+    work = _work_of(method, like, secret, memory, faults)
     app = extra.ClientApp()
 
     @app.train()
     def train(message: Any, context: Any) -> Any:
-        def run(known: Known, given: Instruction, own: Own) -> tuple[uplink.Message, PyTree, float]:
+        def run(known: Known, given: Instruction, own: Own) -> _Worked:
             data = batches(context, given.client, given.round)
             who = _who(given, _steps_of(data))
             sent, inner, loss = _run(method, known, who, data, own)
-            return sent, inner, float(loss)
+            reported = {}
+            if metrics is not None:
+                numbers = dict(metrics(context, given.client, given.round))
+                reported["metrics"] = extra.MetricRecord(numbers)
+            return _Worked(sent, inner, float(loss), reported)
 
         return extra.Message(content=work(message, context, run), reply_to=message)
 
@@ -74,7 +94,12 @@ def client_app(
 
 
 def compress_mod(
-    method: Method, like: PyTree, *, secret: Secret | None = None, arrays: str = "arrays"
+    method: Method,
+    like: PyTree,
+    *,
+    secret: Secret | None = None,
+    memory: Memory | None = None,
+    arrays: str = "arrays",
 ) -> Callable[[Any, Any, Callable[[Any, Any], Any]], Any]:
     """A mod for a Flower app's own training: `@app.train(mods=[compress_mod(method, like)])`.
 
@@ -87,30 +112,28 @@ def compress_mod(
         like: the parameters, or their shapes and dtypes. In the app's records they are named by
             their paths, such as `dense/bias`.
         secret: `secret(context)` gives the client's own secret; None for none.
+        memory: `memory(context)` gives the file of the client's memory, as for `client_app`.
         arrays: the key of the parameters in the app's records.
 
     Raises:
         ImportError: without Flower.
         ValueError: for settings of another kind; on use, if the app returns other parameters.
     """
-    work = _work_of(method, like, secret, Faults())
+    work = _work_of(method, like, secret, memory, Faults())
 
     def mod(message: Any, context: Any, call_next: Callable[[Any, Any], Any]) -> Any:
-        replies = []
-
-        def run(known: Known, given: Instruction, own: Own) -> tuple[uplink.Message, PyTree, float]:
+        def run(known: Known, given: Instruction, own: Own) -> _Worked:
             start = jax.tree.map(lambda c: np.asarray(c[0]), known.centres)
             message.content[arrays] = records.arrays_of(start)
-            replies.append(call_next(message, context))
-            end = records.params_of(replies[0].content[arrays], start)
+            reply = call_next(message, context)
+            if reply.has_error():
+                raise ValueError(f"the app's own training must succeed, it said {reply.error!r}")
+            end = records.params_of(reply.content[arrays], start)
             sent = _sent(method, known, _who(given, 1), end, own)
-            return sent, own.inner, _loss_of(replies[0].content)
+            reported = dict(reply.content.metric_records)
+            return _Worked(sent, own.inner, _loss_of(reply.content), reported)
 
-        content = work(message, context, run)
-        for reply in replies:
-            for name, metrics in reply.content.metric_records.items():
-                content[name] = metrics
-        return extra.Message(content=content, reply_to=message)
+        return extra.Message(content=work(message, context, run), reply_to=message)
 
     return mod
 
@@ -134,8 +157,21 @@ class _Place(NamedTuple):
     upon: int
 
 
+class _Worked(NamedTuple):
+    """A client's round: its message, the state of its optimizer, its loss and what it reports."""
+
+    sent: uplink.Message
+    inner: PyTree
+    loss: float
+    reported: Mapping[str, Any]
+
+
 def _work_of(
-    method: Method, like: PyTree, secret: Secret | None, faults: Faults
+    method: Method,
+    like: PyTree,
+    secret: Secret | None,
+    file_of: Memory | None,
+    faults: Faults,
 ) -> Callable[[Any, Any, Callable[..., Any]], Any]:
     """The round of a client around its training: an answer to the server's message."""
     extra.needed()
@@ -152,20 +188,24 @@ def _work_of(
         own_secret = None if secret is None else secret(context)
         given = records.read_instruction(message.content, own_secret)
         key = jnp.asarray(np.frombuffer(given.seed, np.uint32))
-        kept = memory.read(context, method, like, given.run)
+        path = None if file_of is None else pathlib.Path(file_of(context))
+        state = context.state if path is None else files.read(path)
+        kept = memory_.read(state, method, like, given)
+        said = memory_.said(state, kept, given)
+        if said is not None:
+            # The server asks again, since it has lost the answer. To work again would count twice.
+            return said
         place = _placed(method, like, key, given, kept)
         if place is None:
             answer = Answer(given.round, given.client, "behind", -1, math.nan, b"")
-            return records.write_answer(answer)
+            return records.write_answer(answer, given.run, own_secret)
         known = Known(
             server.round_key(key, given.round),
             jax.tree.map(lambda x: jnp.asarray(x)[None], place.centre.params),
             place.centre.shared,
             jnp.float32(given.factor),
         )
-        sent, inner, loss = run(known, given, place.own)
-        of_round = (given.run, given.round, given.client, given.accepted, place.upon)
-        memory.write(context, Kept(*of_round, place.centre, inner, sent.accepted, sent.refused))
+        sent, inner, loss, reported = run(known, given, place.own)
         arrives, _ = faults.draw(known.key, np.array([given.client]), 1)
         status = "sent" if arrives[0] else "lost"
         status = status if sent.sound else "broken"
@@ -174,7 +214,14 @@ def _work_of(
             of_message = records.secret_of(own_secret, *given[:3])
             data = to_bytes(method.uplink.policy, sent.payload, like, secret=of_message)
         answer = Answer(given.round, given.client, status, place.upon, loss, data)
-        return records.write_answer(answer)
+        content = records.write_answer(answer, given.run, own_secret, reported)
+        of_round = (given.run, given.since, given.round, given.client, given.accepted, place.upon)
+        memory_.write(
+            state, Kept(*of_round, place.centre, inner, sent.accepted, sent.refused), content
+        )
+        if path is not None:
+            files.write(path, state)
+        return content
 
     return work
 
@@ -184,7 +231,7 @@ def _placed(
 ) -> _Place | None:
     """The client at the centre of the round, or None if it cannot get there."""
     if given.base < 0:
-        shapes = jax.eval_shape(lambda params: memory.centre_of(method, params), like)
+        shapes = jax.eval_shape(lambda params: memory_.centre_of(method, params), like)
         centre = raw.read(given.parts[0], shapes)
     elif kept is None or not given.base <= kept.round <= given.round:
         return None
@@ -198,7 +245,7 @@ def _placed(
                 centre = _followed(method, server.round_key(key, number), centre, payload)
     if raw.digest(centre) != given.digest:
         return None
-    return _Place(centre, *memory.resumed(method, given, kept, centre.params))
+    return _Place(centre, *memory_.resumed(method, given, kept, centre.params))
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -1,4 +1,4 @@
-"""What a client keeps between rounds, in the state of Flower's context."""
+"""What a client keeps between rounds, as Flower's records."""
 
 from typing import Any, NamedTuple
 
@@ -11,7 +11,8 @@ from jaxcomp.federated.method import Method
 from jaxcomp.types import PyTree
 
 _STATE, _TREES = "jaxcomp.state", "jaxcomp.memory"
-_NUMBERS = ("run", "round", "client", "told", "upon")
+_SAID = "jaxcomp.said."
+_NUMBERS = ("run", "since", "round", "client", "told", "upon")
 
 
 class Centre(NamedTuple):
@@ -34,6 +35,7 @@ class Kept(NamedTuple):
 
     Attributes:
         run: the training that it belongs to.
+        since: when the server of that round began or went on.
         round: that round.
         client: its number.
         told: what the server then said: the last round in which it had accepted a message.
@@ -45,6 +47,7 @@ class Kept(NamedTuple):
     """
 
     run: bytes
+    since: int
     round: int
     client: int
     told: int
@@ -60,23 +63,37 @@ def centre_of(method: Method, params: PyTree) -> Centre:
     return Centre(params, method.uplink.side.shared(params))
 
 
-def write(context: Any, kept: Kept) -> None:
-    """Puts the memory into Flower's context."""
+def write(state: Any, kept: Kept, answer: Any) -> None:
+    """Puts the memory and the answer of a round into the state of a context, or of a file."""
     config = {name: getattr(kept, name) for name in _NUMBERS}
-    context.state[_STATE] = extra.ConfigRecord(config)
+    state[_STATE] = extra.ConfigRecord(config)
     trees = {name: getattr(kept, name) for name in ("centre", "inner", "accepted", "refused")}
-    context.state[_TREES] = extra.ArrayRecord(
+    state[_TREES] = extra.ArrayRecord(
         {name: records.array(raw.write(tree), records.MEMORY) for name, tree in trees.items()}
     )
+    for name in [name for name in state if name.startswith(_SAID)]:
+        del state[name]
+    for name, record in answer.items():
+        state[_SAID + name] = record
 
 
-def read(context: Any, method: Method, like: PyTree, run: bytes) -> Kept | None:
-    """The memory in Flower's context; None if there is none, or that of another training."""
-    if _STATE not in context.state or _TREES not in context.state:
+def read(state: Any, method: Method, like: PyTree, given: records.Instruction) -> Kept | None:
+    """The memory in a state; None if there is none, or that of another training.
+
+    Raises:
+        ValueError: for an instruction that is older than the memory.
+    """
+    if _STATE not in state or _TREES not in state:
         return None
-    config, trees = context.state[_STATE], context.state[_TREES]
-    if config.get("run") != run:
+    config, trees = state[_STATE], state[_TREES]
+    if config.get("run") != given.run:
         return None
+    if (given.since, given.round) < (config["since"], config["round"]):
+        # It was delayed or sent again: to follow it would destroy the memory of later rounds.
+        raise ValueError(
+            "an instruction must not be older than the last one that was followed, of round "
+            f"{config['round']}, got round {given.round}"
+        )
     own = jax.eval_shape(lambda params: block.init(method, params), like)
     centre = jax.eval_shape(lambda params: centre_of(method, params), like)
     likes = {"centre": centre, "inner": own.inner, "accepted": own.memory, "refused": own.memory}
@@ -88,6 +105,18 @@ def read(context: Any, method: Method, like: PyTree, run: bytes) -> Kept | None:
     except (KeyError, ValueError):
         return None
     return Kept(*(config[name] for name in _NUMBERS), **read)
+
+
+def said(state: Any, kept: Kept | None, given: records.Instruction) -> Any:
+    """The answer to this very instruction, if it is the last one that the client has answered."""
+    if kept is None:
+        return None
+    same = (kept.round, kept.client, kept.told) == (given.round, given.client, given.accepted)
+    if not same or raw.digest(kept.centre) != given.digest:
+        return None
+    found = state.items()
+    answer = {name.removeprefix(_SAID): one for name, one in found if name.startswith(_SAID)}
+    return extra.RecordDict(answer) if answer else None
 
 
 def resumed(

@@ -2,6 +2,7 @@
 
 import hashlib
 import hmac
+import json
 import math
 import struct
 from collections.abc import Mapping
@@ -15,6 +16,9 @@ from jaxcomp.types import PyTree
 
 PAYLOAD, CENTRE, MEMORY = "jaxcomp.payload/1", "jaxcomp.centre/1", "jaxcomp.memory/1"
 """Flower's `stype` of arrays that are compressed messages, whole trees, and clients' memory."""
+
+CUT = "jaxcomp.cut/1"
+"""That of an array that stands for one that was too large to be taken into memory."""
 
 _INSTRUCTION, _PARTS = "jaxcomp.instruction", "jaxcomp.parts"
 _ANSWER, _PAYLOAD = "jaxcomp.answer", "jaxcomp.payload"
@@ -39,6 +43,8 @@ class Instruction(NamedTuple):
         factor: the factor by which a `Shift` moves for a weight of one.
         seed: the run's key, `uint32[2]` as 8 bytes.
         digest: that of the centre of this round.
+        since: when this server began or went on, in nanoseconds; of two instructions of a training
+            the one with the larger pair of `since` and `round` is the later one.
         parts: the server's messages of the rounds from `base` on, or the whole centre.
     """
 
@@ -51,6 +57,7 @@ class Instruction(NamedTuple):
     factor: float
     seed: bytes
     digest: bytes
+    since: int
     parts: tuple[bytes, ...]
 
 
@@ -93,10 +100,8 @@ def bytes_of(given: Any, stype: str, limit: int | None = None) -> bytes:
     Raises:
         Refused: if it is not such an array, or has more bytes than the limit.
     """
-    if limit is not None and len(given.data) > limit:
-        raise Refused(
-            "oversize", f"its message has {len(given.data):,} bytes, of {limit:,} at most"
-        )
+    if limit is not None and (max((len(given.data), *given.shape)) > limit or given.stype == CUT):
+        raise Refused("oversize", f"its message has more than {limit:,} bytes")
     if given.dtype != "uint8" or given.stype != stype or given.shape != (len(given.data),):
         came = f"{given.dtype[:20]}{list(given.shape[:4])} of {given.stype[:40]!r}"
         raise Refused("malformed", f"its array is {came}, not uint8 of {stype!r}")
@@ -142,7 +147,7 @@ def _mac(given: Instruction, secret: bytes) -> bytes:
     numbers = struct.pack("<4q2d", *given[1:7])
     keyed = hashlib.blake2b(key=secret, digest_size=16, person=b"jaxcomp down")
     keyed.update(numbers + b"".join(part[:16].ljust(16) for part in (given.run, given.seed)))
-    keyed.update(given.digest)
+    keyed.update(given.digest + struct.pack("<q", given.since))
     return keyed.digest()
 
 
@@ -156,20 +161,36 @@ def secret_of(secret: bytes | None, run: bytes, round_: int, client: int) -> byt
     return keyed.digest()
 
 
-def write_answer(given: Answer) -> Any:
-    """An answer as Flower's records."""
+def write_answer(
+    given: Answer, run: bytes, secret: bytes | None, reported: Mapping[str, Any] | None = None
+) -> Any:
+    """An answer as Flower's records, beside the metric records that the client reports."""
     config = {name: value for name, value in given._asdict().items() if name != "payload"}
     parts = {"0": array(given.payload, PAYLOAD)} if given.payload else {}
-    return extra.RecordDict(
-        {_ANSWER: extra.ConfigRecord(config), _PAYLOAD: extra.ArrayRecord(parts)}
-    )
+    content = extra.RecordDict(dict(reported or {}))
+    content[_PAYLOAD] = extra.ArrayRecord(parts)
+    mac = b"" if secret is None else _answer_mac(config, content, run, secret)
+    content[_ANSWER] = extra.ConfigRecord({**config, "mac": mac})
+    return content
 
 
-def read_answer(content: Any, round_: int, client: int, limit: int) -> Answer:
+def _answer_mac(config: Mapping[str, Any], content: Any, run: bytes, secret: bytes) -> bytes:
+    """A keyed hash of what an answer says beside its message, which has one of its own."""
+    reported = {name: dict(record) for name, record in content.metric_records.items()}
+    text = json.dumps([run.hex(), dict(config), reported], sort_keys=True)
+    keyed = hashlib.blake2b(key=secret, digest_size=16, person=b"jaxcomp answer")
+    keyed.update(text.encode())
+    return keyed.digest()
+
+
+def read_answer(
+    content: Any, round_: int, client: int, limit: int, run: bytes, secret: bytes | None
+) -> Answer:
     """An answer of this client in this round, from records that may hold anything.
 
     Raises:
-        Refused: if it is none, or is of another round or client, or too long.
+        Refused: if it is none, is of another round or client, is too long, or was not written with
+            the client's secret.
     """
     config, parts = content.get(_ANSWER), content.get(_PAYLOAD)
     if not isinstance(config, extra.ConfigRecord) or not isinstance(parts, extra.ArrayRecord):
@@ -185,6 +206,11 @@ def read_answer(content: Any, round_: int, client: int, limit: int) -> Answer:
         raise Refused("wrong round", f"it answers round {found['round']}, not {round_}")
     if found["client"] != client:
         raise Refused("wrong client", f"it answers as client {found['client']}, not {client}")
+    if secret is not None:
+        mac = config.get("mac")
+        expected = _answer_mac(found, content, run, secret)
+        if not isinstance(mac, bytes) or not hmac.compare_digest(mac, expected):
+            raise Refused("malformed", "it was not written with the client's secret")
     sent = found["status"] == "sent"
     if list(parts) != (["0"] if sent else []):
         raise Refused("malformed", f"it has {len(parts)} arrays with the status {found['status']}")

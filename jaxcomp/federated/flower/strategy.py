@@ -1,9 +1,7 @@
 """The server on Flower: a strategy that takes a method's rounds."""
 
 import collections
-import dataclasses
-import functools
-import logging
+import pathlib
 import secrets as secrets_
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -14,52 +12,70 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomp import checks
-from jaxcomp.federated import block, server
-from jaxcomp.federated.flower import extra, raw, records
+from jaxcomp.federated import checkpoint as checkpoint_, server
+from jaxcomp.federated.flower import (
+    adding,
+    extra,
+    limits,
+    metrics,
+    raw,
+    records,
+    settings as settings_,
+)
 from jaxcomp.federated.flower.history import History
 from jaxcomp.federated.flower.memory import Centre
 from jaxcomp.federated.flower.records import Answer, Instruction, Refused
+from jaxcomp.federated.flower.rounds import Heard, Round, Taken, log
 from jaxcomp.federated.flower.seats import Seats
 from jaxcomp.federated.method import Method
-from jaxcomp.federated.server import Total
+from jaxcomp.federated.server import ServerState, Total
 from jaxcomp.federated.simulation import Report, weights_of
 from jaxcomp.federated.table import OnHost
 from jaxcomp.messages import MessageError, from_bytes, message_limit, to_bytes
 from jaxcomp.numerics import noise
 from jaxcomp.types import Array, PyTree
 
-_log = logging.getLogger("flwr")
-_LINES = 8
-"""How many refused messages of a round are logged, each in a line of its own."""
-
 
 class CompressedFedAvg(extra.FedAvg):
     """A Flower strategy that trains with a `Method`, and sends compressed bytes both ways.
 
     It has the bits of `Simulation`: the same sampling, clients' work and messages, added in the
-    order of the clients. Clients run `client_app` or `compress_mod` of the same method. Nodes that
-    do not answer are left out of a round. Every answer is checked before anything is made of it,
-    and what is wrong with it is logged and counted.
+    order of the clients. Clients run `client_app` or `compress_mod` of the same method. Every
+    answer is checked before anything is made of it, and what is wrong with it is logged and
+    counted. A round counts whole or, after an exception, not at all.
 
-    A client gets the messages that it missed, or the whole parameters if these are fewer bytes.
+    A round draws its clients from the connected nodes that are clients; if all are connected, that
+    is the simulation's draw. A node becomes a client when it is first seen, with the lowest free
+    number, and keeps its number while it is away. If no number is free, a new node gets that of the
+    node that has been away longest, and begins with a new memory; not with a `Shift`, for which it
+    has to wait. A client gets the messages that it missed, or the whole parameters if these are
+    fewer bytes.
 
     Args:
-        method: the method.
+        method: the method. Its `sampling` says how many clients take part, where `FedAvg` has
+            `fraction_train` and `min_train_nodes`.
         params: the parameters before the first round.
-        clients: how many clients there are. A node is a client from when it is first seen.
+        clients: how many clients there are.
         key: a seed or key; everything random follows from it.
-        weights: a weight for each client; None for equal weights. Clients have no say in it.
+        weights: a weight for each client; None for equal weights.
+        weighted_by_key: the name under which clients report their weight in their metric records,
+            such as "num-examples"; it is multiplied by that of `weights`. A hostile client can
+            report what it likes. None gives clients no say, whatever they report.
         numbers: the number of each node, by its id, for nodes with lasting ids; None to number
             nodes as they come.
         secrets: `secrets(number)` gives a client's own secret, 16 to 64 bytes: only who knows it
             can write this client's messages. Goes with `numbers`.
         largest: refuses messages with an element that is larger, once decoded; None for any
             finite ones.
-        min_available_nodes: a round waits for so many connected nodes.
+        min_available_nodes: a round waits for so many connected clients.
+        train_metrics_aggr_fn: as for `FedAvg`, for the metric records beside accepted messages;
+            None for the weighted mean of each of their numbers. Its errors end `start`, after the
+            round is counted.
+        checkpoint: a folder to which every round is saved, for `restore`; None for none.
         **settings: of `flwr`'s `FedAvg`, such as `fraction_evaluate`, which is zero by default.
 
     Attributes:
-        state: the `ServerState`.
+        state: the `ServerState`. It cannot be set: clients and mirrors would not fit it.
         reports: a `Report` of each round. Its loss is the mean of what the clients with accepted
             messages say.
         refused: how many answers were refused, by kind.
@@ -79,10 +95,13 @@ class CompressedFedAvg(extra.FedAvg):
         *,
         key: Any = 0,
         weights: Any = None,
+        weighted_by_key: str | None = None,
         numbers: Mapping[int, int] | None = None,
         secrets: Callable[[int], bytes] | None = None,
         largest: float | None = None,
         min_available_nodes: int = 2,
+        train_metrics_aggr_fn: Callable[[list[Any], str], Any] | None = None,
+        checkpoint: str | pathlib.Path | None = None,
         **settings: Any,
     ):
         extra.needed()
@@ -96,27 +115,39 @@ class CompressedFedAvg(extra.FedAvg):
                 "`numbers` must be given with `secrets`: whose secret a node has follows from its "
                 "number, got None"
             )
+        if checkpoint is not None:
+            checks.path("checkpoint", checkpoint)
+        settings_.check(method, clients, weighted_by_key, settings)
         settings = {"fraction_evaluate": 0.0, **settings}
+        settings["weighted_by_key"] = weighted_by_key or metrics.EXAMPLES  # For evaluation, too.
         super().__init__(min_available_nodes=min_available_nodes, **settings)
         self.method, self.clients, self.key = method, clients, noise.raw(key)
         self.weights = weights_of(weights, clients)
-        self.state = server.init(method, params, clients)
         self.reports: list[Report] = []
         self.refused: collections.Counter[str] = collections.Counter()
         self.up = self.down = 0
-        self._like = raw.like(self.state.params)
+        self._state = server.init(method, params, clients)
+        self._weighted_by, self._aggregated = weighted_by_key, train_metrics_aggr_fn
+        self._like = raw.like(self._state.params)
         self._limit = message_limit(method.uplink.policy, self._like)
         self._largest = np.float32(np.finfo(np.float32).max if largest is None else largest)
-        self._secrets, self._seats = secrets, Seats(clients, numbers)
+        self._secrets, self._folder = secrets, checkpoint
+        self._seats = Seats(clients, numbers, lasting=method.uplink.feedback.mirrors)
         self._sides = OnHost(jax.tree.map(np.asarray, self._new_side()), clients)
         self._history = History(raw.size(self._centre()))
-        self._run = secrets_.token_bytes(8)
-        self._open: _Round | None = None
+        self._run, self._since = secrets_.token_bytes(8), time.time_ns()
+        self._open: Round | None = None
+        self._follows = False  # Whether checkpoints go on from those that are there.
+
+    @property
+    def state(self) -> ServerState:
+        """Everything that the server keeps, beside its memory of single clients."""
+        return self._state
 
     @property
     def params(self) -> PyTree:
         """The parameters, as all clients know them."""
-        return self.state.params
+        return self._state.params
 
     def start(
         self,
@@ -128,37 +159,84 @@ class CompressedFedAvg(extra.FedAvg):
         evaluate_config: Any = None,
         evaluate_fn: Any = None,
     ) -> Any:
-        """Trains, as `FedAvg.start`; `initial_arrays` are the strategy's own parameters."""
+        """Trains for more rounds, as `FedAvg.start`.
+
+        Raises:
+            ValueError: if `initial_arrays` are not the strategy's own parameters, or if the folder
+                of checkpoints holds those of another training.
+        """
         if initial_arrays is None:
             initial_arrays = records.arrays_of(self.params)
-        return super().start(
-            grid,
-            initial_arrays,
-            num_rounds,
-            timeout,
-            train_config,
-            evaluate_config,
-            evaluate_fn,
-        )
+        settings_.check_start(initial_arrays, self.params, None if self._follows else self._folder)
+        configs = (train_config, evaluate_config, evaluate_fn)
+        with limits.limited(grid, self._limit + limits.BESIDE):
+            return super().start(grid, initial_arrays, num_rounds, timeout, *configs)
 
     def summary(self) -> None:
         """Logs the settings."""
-        _log.info("\t├──> Method: %r", self.method.uplink.policy)
-        _log.info("\t└──> Clients: %d, sampled by %r", self.clients, self.method.sampling)
+        log.info("\t├──> Method: %r", self.method.uplink.policy)
+        log.info("\t└──> Clients: %d, sampled by %r", self.clients, self.method.sampling)
+
+    def save(self, folder: str | pathlib.Path) -> None:
+        """Writes a checkpoint, from which `restore` goes on bit for bit; the last one stays valid
+        until the new one is complete.
+
+        It holds the state, the server's memory of single clients, which node is which client, the
+        key, and the sums of bytes; not `reports` and `refused`, nor what clients keep themselves.
+
+        Raises:
+            ValueError: if `folder` exists and holds something else.
+        """
+        checkpoint_.save(folder, self._kept(), self._sides.arrays())
+        self._follows = True
+
+    def restore(self, folder: str | pathlib.Path, *, missing_ok: bool = False) -> None:
+        """Goes on from a checkpoint of a strategy with the same arguments, as the same training.
+
+        Nodes that were asked in a round that is asked again send the same message again. If it is
+        not the checkpoint of the last round, what clients have kept since then is of no use:
+        they begin with new memories, or are refused with a `Shift`.
+
+        Args:
+            folder: the folder of the checkpoint.
+            missing_ok: whether to do nothing if there is no checkpoint yet.
+
+        Raises:
+            ValueError: if `folder` holds no checkpoint, or one of other shapes.
+        """
+        if missing_ok and checkpoint_.there(folder) is None:
+            return
+        rows = self._sides.arrays()
+        kept = checkpoint_.restore(folder, self._kept(), rows)
+        self._sides.fill(rows)
+        state, key, run, seats, counts = kept
+        self._state, self.key = jax.tree.map(jnp.asarray, state), jnp.asarray(key)
+        self._run, (self.up, self.down, since) = run.tobytes(), map(int, counts)
+        self._since = max(time.time_ns(), since + 1)
+        self._seats.take(seats)
+        self._history = History(self._history.whole)
+        self._open, self._follows = None, True
+        self.reports = [report for report in self.reports if report.round < state.round]
+
+    def _kept(self) -> Any:
+        """Everything that a checkpoint holds, beside the rows; its shapes never change."""
+        run = np.frombuffer(self._run, np.uint8)
+        counts = np.array([self.up, self.down, self._since], np.int64)
+        return self._state, self.key, run, self._seats.kept(), counts
 
     def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> list[Any]:
         """The messages of a round: what each of its clients needs to begin."""
         del arrays
-        seated = self._seats.seated(self._connected(grid))
-        number = int(self.state.round)
+        seated = self._seats.waited_for(grid, self.min_available_nodes)
+        number = int(self._state.round)
         key = server.round_key(self.key, number)
-        cohort = self.method.sampling.cohort(key, self.clients)
+        cohort = self.method.sampling.among(key, self.clients, np.array(list(seated)))
         config["server-round"] = server_round
-        asked, messages, down = {}, [], 0
+        nodes, messages, down = {int(client): seated[int(client)] for client in cohort}, {}, 0
         whole = raw.write(self._centre())
         whole_array = records.array(whole, records.CENTRE)
         digest = raw.digest(self._centre())
-        for client in (int(n) for n in cohort if int(n) in seated):
+        for client, node in nodes.items():
             parts = self._history.needed(int(self._seats.has[client]), number)
             base = -1 if parts is None else int(self._seats.has[client])
             parts = (whole,) if parts is None else parts
@@ -167,15 +245,15 @@ class CompressedFedAvg(extra.FedAvg):
             array = whole_array if base < 0 else None
             content = records.write_instruction(given, secret, array)
             content[self.configrecord_key] = config
-            asked[seated[client]] = client
-            messages.append(
-                extra.Message(content=content, message_type="train", dst_node_id=seated[client])
+            messages[client] = extra.Message(
+                content=content, message_type="train", dst_node_id=node
             )
             down += sum(map(len, parts))
         self.down += down
-        _log.info("configure_train: round %d, %d of %d clients", number, len(asked), len(cohort))
-        self._open = _Round(number, key, cohort, asked, down)
-        return messages
+        log.info("configure_train: round %d, %d of %d clients", number, len(nodes), len(seated))
+        sent = {client: message.metadata for client, message in messages.items()}
+        self._open = Round(number, key, nodes, sent, down)
+        return list(messages.values())
 
     def aggregate_train(self, server_round: int, replies: Iterable[Any]) -> tuple[Any, Any]:
         """Adds the messages in the order of the clients, and moves the parameters."""
@@ -185,41 +263,32 @@ class CompressedFedAvg(extra.FedAvg):
         round_, self._open = self._open, None
         for reply in replies:
             self._hear(round_, reply)
-        self._log_dropouts(round_)
-        total = server.nothing(self.method, self._like)
-        losses, up, held = {}, 0, []
-        for client in sorted(round_.heard):
-            answer, payload = round_.heard.pop(client)
-            up += len(answer.payload)
-            total, accepted = self._add(round_, total, client, payload)
-            if accepted:
-                losses[client] = answer.loss
-                if not self.method.aggregate.streams:
-                    one = np.uint32(client), np.float32(self.weights[client]), payload
-                    held.append(one)
-        if held:
-            held = jax.tree.map(lambda *rows: np.stack(rows), *held)
-            self.state, total = server.combined(self.method, round_.key, self.state, *held)
+        up = sum(len(heard.answer.payload) for heard in round_.heard.values())
+        state, total, taken = self._summed(round_)
+        state, message = self._stepped(round_, state, total)
+        # Nothing is kept of a round before it is complete: after an error it can be repeated.
+        self._state = state
+        self._history.add(message)
+        for client, one in taken.items():
+            row = jax.tree.map(lambda x: np.asarray(x)[None], one.side)
+            self._sides.write(np.array([client]), row)
+            self._seats.accepted[client] = round_.number
         self.up += up
-        self._step(round_, total)
-        loss = records.mean_loss(losses)
-        report = Report(round_.number, len(round_.cohort), len(losses), loss, up, round_.down)
+        self.refused.update(round_.refused)
+        round_.log_dropouts(len(taken))
+        loss = records.mean_loss({client: one.loss for client, one in taken.items()})
+        report = Report(round_.number, len(round_.cohort), len(taken), loss, up, round_.down)
         self.reports.append(report)
-        _log.info("aggregate_train: %r", report)
-        metrics = {name: value for name, value in report._asdict().items() if value == value}
-        return records.arrays_of(self.params), extra.MetricRecord(metrics)
-
-    def _connected(self, grid: Any) -> list[int]:
-        """The ids of the connected nodes, once there are enough."""
-        while len(nodes := list(grid.get_node_ids())) < self.min_available_nodes:
-            time.sleep(1)
-        return nodes
+        log.info("aggregate_train: %r", report)
+        if self._folder is not None:
+            self.save(self._folder)
+        return records.arrays_of(self.params), self._metrics(report, list(taken.values()))
 
     def _centre(self) -> Centre:
-        return Centre(self.state.params, self.state.shared)
+        return Centre(self._state.params, self._state.shared)
 
     def _new_side(self) -> PyTree:
-        return self.method.uplink.side.row(self.state.params)
+        return self.method.uplink.side.row(self._state.params)
 
     def _instruction(
         self, number: int, client: int, base: int, digest: bytes, parts: tuple[bytes, ...]
@@ -235,31 +304,28 @@ class CompressedFedAvg(extra.FedAvg):
             self.clients / expected if self.method.mean == "all" else 1.0,
             np.asarray(self.key).tobytes(),
             digest,
+            self._since,
             parts,
         )
 
     def _expected(self) -> float:
         return self.method.sampling.expected(self.clients) * float(self.weights.mean())
 
-    def _hear(self, round_: "_Round", reply: Any) -> None:
+    def _hear(self, round_: Round, reply: Any) -> None:
         """Reads one answer, and keeps its message, or refuses it."""
         node = reply.metadata.src_node_id
         try:
-            client = round_.asked.get(node)
-            if client is None:
-                raise Refused("not asked", "it was not asked in this round")
-            if reply.has_error():
-                raise Refused("failed", f"its app failed: {str(reply.error.reason)[:200]}")
-            if client in round_.heard:
-                raise Refused("repeated", "it has already answered in this round")
-            answer = records.read_answer(reply.content, round_.number, client, self._limit)
-            self._read(round_, answer)
+            client = round_.client_of(reply)
+            secret = None if self._secrets is None else self._secrets(client)
+            reported, expected = metrics.read(reply.content), (round_.number, client, self._limit)
+            answer = records.read_answer(reply.content, *expected, self._run, secret)
+            round_.heard[client] = self._read(round_, answer, reported, secret)
         except Refused as error:
-            self._refuse(round_, node, error.kind, error)
+            round_.refuse(node, error.kind, error)
         except MessageError as error:
-            self._refuse(round_, node, "malformed", error)
+            round_.refuse(node, "malformed", error)
 
-    def _read(self, round_: "_Round", answer: Answer) -> None:
+    def _read(self, round_: Round, answer: Answer, reported: Any, secret: bytes | None) -> Heard:
         client = answer.client
         if answer.status == "behind":
             self._seats.has[client] = -1
@@ -274,97 +340,61 @@ class CompressedFedAvg(extra.FedAvg):
         if answer.status != "sent":
             self._seats.has[client] = round_.number
             raise Refused(answer.status, "it has no message for this round")
-        secret = None if self._secrets is None else self._secrets(client)
+        weight = self.weights[client]
+        if self._weighted_by is not None:
+            weight = metrics.weight(reported, self._weighted_by, weight)
         of_message = records.secret_of(secret, self._run, round_.number, client)
         policy = self.method.uplink.policy
         # Finiteness is checked where the message is added, with the round's own key.
         payload = from_bytes(policy, answer.payload, self._like, secret=of_message, finite=False)
         self._seats.has[client] = round_.number
-        if answer.upon != accepted:
-            self._seats.accepted[client] = -1
-            new = jax.tree.map(lambda x: np.asarray(x)[None], self._new_side())
-            self._sides.write(np.array([client]), new)
-        round_.heard[client] = answer, payload
+        return Heard(answer, payload, weight, reported, answer.upon != accepted)
 
-    def _add(self, round_: "_Round", total: Total, client: int, payload: Any) -> tuple[Total, bool]:
-        rows = np.array([client])
-        side = jax.tree.map(lambda x: x[0], self._sides.read(rows))
-        weight = jnp.float32(self.weights[client])
-        given = (weight, payload, self._centre(), side, self._largest)
-        total, accepted, side = _added(self.method, round_.key, total, jnp.uint32(client), *given)
-        if not accepted:
-            node = next(node for node, number in round_.asked.items() if number == client)
-            text = "its message decodes to NaN, Inf or larger elements than allowed"
-            self._refuse(round_, node, "not finite", text)
-            return total, False
-        self._sides.write(rows, jax.tree.map(lambda x: np.asarray(x)[None], side))
-        self._seats.accepted[client] = round_.number
-        return total, True
+    def _summed(self, round_: Round) -> tuple[ServerState, Total, dict[int, Taken]]:
+        """The sum of the messages, and what is kept of those that are part of it."""
+        state, total = self._state, server.nothing(self.method, self._like)
+        taken, held = {}, []
+        for client in sorted(round_.heard):
+            heard = round_.heard.pop(client)
+            total, accepted, side = self._add(round_, total, client, heard)
+            if not accepted:
+                text = "its message decodes to NaN, Inf or larger elements than allowed"
+                round_.refuse(round_.nodes[client], "not finite", text)
+                continue
+            taken[client] = Taken(heard.answer.loss, float(heard.weight), heard.metrics, side)
+            if heard.fresh:
+                log.info("\t> client %d has begun with a new memory", client)
+            if not self.method.aggregate.streams:
+                held.append((np.uint32(client), heard.weight, heard.payload))
+        if held:
+            held = jax.tree.map(lambda *rows: np.stack(rows), *held)
+            state, total = server.combined(self.method, round_.key, state, *held)
+        return state, total, taken
 
-    def _step(self, round_: "_Round", total: Total) -> None:
+    def _add(
+        self, round_: Round, total: Total, client: int, heard: Heard
+    ) -> tuple[Total, Array, PyTree]:
+        side = jax.tree.map(lambda x: x[0], self._sides.read(np.array([client])))
+        side = self._new_side() if heard.fresh else side
+        given = (jnp.float32(heard.weight), heard.payload, self._centre(), side, self._largest)
+        return adding.added(self.method, round_.key, total, jnp.uint32(client), *given)
+
+    def _stepped(
+        self, round_: Round, state: ServerState, total: Total
+    ) -> tuple[ServerState, bytes | None]:
+        """The server after the round, and its message: None if it sends the whole parameters."""
         moves = server.moves(self.method, total)
         expected = jnp.float32(self._expected())
-        self.state, payload = server.step(self.method, round_.key, self.state, total, expected)
+        state, payload = server.step(self.method, round_.key, state, total, expected)
         if payload is None or self.method.downlink is None:
-            self._history.add(None)
-            return
-        policy = self.method.downlink.policy
-        self._history.add(to_bytes(policy, payload, self._like) if moves else b"")
+            return state, None
+        return state, to_bytes(self.method.downlink.policy, payload, self._like) if moves else b""
 
-    def _refuse(self, round_: "_Round", node: int, kind: str, why: Any) -> None:
-        self.refused[kind] += 1
-        round_.refused[kind] += 1
-        if round_.refused.total() <= _LINES:
-            _log.warning("\t> node %d is refused: %s", node, why)
-
-    def _log_dropouts(self, round_: "_Round") -> None:
-        missing = len(round_.asked) - len(round_.heard)
-        if round_.refused.total() > _LINES or missing:
-            counts = ", ".join(f"{count} {kind}" for kind, count in round_.refused.most_common())
-            _log.info("\t> %d clients have no part; refused: %s", missing, counts or "none")
-
-
-@dataclasses.dataclass
-class _Round:
-    """A round between the messages to the clients and their answers.
-
-    Attributes:
-        number: of the round.
-        key: of the round.
-        cohort: the clients that were drawn.
-        asked: the client of each node that was asked.
-        down: bytes that were sent.
-        heard: the answers with a message, and the message.
-        refused: how many answers were refused, by kind.
-    """
-
-    number: int
-    key: Array
-    cohort: np.ndarray
-    asked: dict[int, int]
-    down: int
-    heard: dict[int, tuple[Answer, Any]] = dataclasses.field(default_factory=dict)
-    refused: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _added(
-    method: Method,
-    key: Array,
-    total: Total,
-    number: Array,
-    weight: Array,
-    payload: Any,
-    centre: Centre,
-    side: PyTree,
-    largest: Array,
-) -> tuple[Total, Array, PyTree]:
-    """The sum with one more message, unless it is not finite or too large, or the sum would be."""
-    like = raw.like(centre.params)
-    guesses = method.uplink.side.at_server(centre.shared, side, centre.params)
-    after, accepted, read = server.add(method, key, total, number, weight, payload, like, guesses)
-    sums, leaves = jax.tree.leaves((after.stacks, after.dense)), jax.tree.leaves(read)
-    accepted &= jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in sums]))
-    accepted &= jnp.all(jnp.stack([jnp.all(jnp.abs(x) <= largest) for x in leaves]))
-    total = jax.tree.map(lambda new, old: jnp.where(accepted, new, old), after, total)
-    return total, accepted, block.heard(method, like, side, read, accepted)
+    def _metrics(self, report: Report, taken: list[Taken]) -> Any:
+        """The report, and beside it what the clients report."""
+        if self._weighted_by is None and len(self.reports) == 1:
+            metrics.warn_of_examples([one.metrics for one in taken])
+        own = {name: value for name, value in report._asdict().items() if value == value}
+        found = metrics.aggregated(taken, self._aggregated, self.weighted_by_key)
+        # No client may say how many were accepted; a function of the server's own may.
+        return extra.MetricRecord(found | own if self._aggregated is None else own | found)

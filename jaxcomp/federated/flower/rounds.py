@@ -1,0 +1,128 @@
+"""A round of the server between its messages to the clients and their answers."""
+
+import collections
+import dataclasses
+import functools
+import logging
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxcomp.federated.flower.records import Answer, Refused
+from jaxcomp.types import Array, PyTree
+
+log = logging.getLogger("flwr")
+_LINES = 8
+"""How many refused messages of a round are logged, each in a line of its own."""
+
+
+class Heard(NamedTuple):
+    """An answer with a message.
+
+    Attributes:
+        answer: the answer.
+        payload: its message.
+        weight: the weight of the message in the mean.
+        metrics: the metric records beside it.
+        fresh: whether the client has begun with a new memory since its last accepted message.
+    """
+
+    answer: Answer
+    payload: Any
+    weight: np.float32
+    metrics: Any
+    fresh: bool
+
+
+class Taken(NamedTuple):
+    """What is kept of a message that is part of the mean.
+
+    Attributes:
+        loss: the mean loss of its client's local steps.
+        weight: its weight.
+        metrics: the metric records beside it.
+        side: what the server then knows of its client.
+    """
+
+    loss: float
+    weight: float
+    metrics: Any
+    side: PyTree
+
+
+@dataclasses.dataclass
+class Round:
+    """A round between the messages to the clients and their answers.
+
+    Attributes:
+        number: of the round.
+        key: of the round.
+        nodes: the node of each client that was asked.
+        sent: the metadata of the messages to them, whose ids Flower sets when it sends them.
+        down: bytes that were sent.
+        heard: the answers with a message.
+        refused: how many answers were refused, by kind.
+    """
+
+    number: int
+    key: Array
+    nodes: dict[int, int]
+    sent: dict[int, Any]
+    down: int
+    heard: dict[int, Heard] = dataclasses.field(default_factory=dict)
+    refused: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+
+    @property
+    def cohort(self) -> np.ndarray:
+        """The clients that were drawn, in ascending order."""
+        return np.array(list(self.nodes), np.int64)
+
+    def client_of(self, reply: Any) -> int:
+        """The client that answers.
+
+        Raises:
+            Refused: if it was not asked, has failed, has answered already, or if Flower's SuperLink
+                answers in place of a node that is gone.
+        """
+        client = self._clients.get(reply.metadata.src_node_id)
+        if client is None and reply.has_error():
+            client = self._by_message.get(reply.metadata.reply_to_message_id)
+            if client is not None:
+                raise Refused(
+                    "unavailable",
+                    f"node {self.nodes[client]} has not answered: {_reason(reply)}",
+                )
+        if client is None:
+            raise Refused("not asked", "it was not asked in this round")
+        if reply.has_error():
+            raise Refused("failed", f"its app failed: {_reason(reply)}")
+        if client in self.heard:
+            raise Refused("repeated", "it has already answered in this round")
+        return client
+
+    def refuse(self, node: int, kind: str, why: Any) -> None:
+        """Counts a refused answer, and logs the first ones."""
+        self.refused[kind] += 1
+        if self.refused.total() <= _LINES:
+            log.warning("\t> node %d is refused: %s", node, why)
+
+    def log_dropouts(self, accepted: int) -> None:
+        """Logs how many clients have no part in the mean, and why."""
+        missing = len(self.nodes) - accepted
+        if self.refused.total() > _LINES or missing:
+            counts = ", ".join(f"{count} {kind}" for kind, count in self.refused.most_common())
+            log.info("\t> %d clients have no part; refused: %s", missing, counts or "none")
+
+    @functools.cached_property
+    def _clients(self) -> dict[int, int]:
+        return {node: client for client, node in self.nodes.items()}
+
+    @functools.cached_property
+    def _by_message(self) -> dict[str, int]:
+        """The client of each message, by the id that Flower has given it."""
+        ids = ((sent.message_id, client) for client, sent in self.sent.items())
+        return {id_: client for id_, client in ids if id_}
+
+
+def _reason(reply: Any) -> str:
+    return str(reply.error.reason)[:200]

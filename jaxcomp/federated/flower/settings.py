@@ -1,0 +1,48 @@
+"""Settings of the strategy that a method has a use for, or not."""
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from jaxcomp.federated import checkpoint
+from jaxcomp.federated.flower import raw, records
+from jaxcomp.federated.method import Method
+from jaxcomp.types import PyTree
+
+
+def check(
+    method: Method, clients: int, weighted_by_key: str | None, settings: Mapping[str, Any]
+) -> None:
+    """Refuses settings that a method has no use for, instead of ignoring them."""
+    method.sampling.expected(clients)  # Raises if it needs more clients.
+    for name in ("fraction_train", "min_train_nodes"):
+        if name in settings:
+            raise ValueError(
+                f"`{name}` must be left out: how many clients take part is the method's, such as "
+                f"Method(sampling=jaxcomp.federated.Exactly(10)), got {settings[name]!r}"
+            )
+    if weighted_by_key is not None and not (isinstance(weighted_by_key, str) and weighted_by_key):
+        raise ValueError(
+            "`weighted_by_key` must be the name of a number that clients report, such as "
+            f"'num-examples', or None, got {weighted_by_key!r}"
+        )
+    if weighted_by_key is not None and method.mean == "all":
+        raise ValueError(
+            '`weighted_by_key` must be None with a mean over "all", which is divided by the '
+            f"expected weight of all clients before any of them reports, got {weighted_by_key!r}; "
+            "give `weights`"
+        )
+
+
+def check_start(initial: Any, params: PyTree, new: "str | pathlib.Path | None") -> None:
+    """Refuses parameters of somebody else, and a folder for new checkpoints that has some."""
+    if raw.digest(records.params_of(initial, params)) != raw.digest(params):
+        raise ValueError(
+            "`initial_arrays` must be None or the strategy's own parameters, got others; give them "
+            "as `params`, or go on from a checkpoint with `restore`"
+        )
+    if new is not None and checkpoint.there(new):
+        raise ValueError(
+            "`checkpoint` must be a new folder, or that of a checkpoint from which `restore` went "
+            f"on, got {new}, whose checkpoint would be overwritten"
+        )
