@@ -5,17 +5,19 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxcomp import aggregates
 from jaxcomp.backend import xla
+from jaxcomp.base import Feedback
 from jaxcomp.federated import uplink as uplink_
 from jaxcomp.federated.method import Method
 from jaxcomp.feedback import Link
 from jaxcomp.layout import trees
 from jaxcomp.layout.trees import TreePayload
 from jaxcomp.numerics import noise, summing
-from jaxcomp.reducers import payloads as payloads_
+from jaxcomp.reducers import gating, payloads as payloads_
 from jaxcomp.types import Array, PyTree, Stacks
 
 _DOWN = 0x646F776E
@@ -29,7 +31,8 @@ class ServerState(NamedTuple):
         round: the number of rounds so far.
         params: the parameters, as all clients know them after this round's message.
         optimizer: the state of the server's optimizer.
-        mirror: the server's part of the clients' feedback.
+        mirror: the server's part of the clients' feedback, of the compressed leaves and of those
+            that are sent dense.
         shared: what server and clients know alike, of the way up's side information.
         down: the memory of the way down: its feedback, and the state of its codecs.
         aggregate: the aggregate's state, with a row for each client.
@@ -38,7 +41,7 @@ class ServerState(NamedTuple):
     round: Array
     params: PyTree
     optimizer: PyTree
-    mirror: PyTree
+    mirror: tuple[PyTree, PyTree]
     shared: PyTree
     down: PyTree
     aggregate: PyTree
@@ -65,15 +68,37 @@ def init(method: Method, params: PyTree, clients: int) -> ServerState:
     params = jax.tree.map(jnp.array, params)  # Its own copy: a round may donate it.
     plan = trees.layout(method.uplink.policy, params)
     likes = tuple(summing.accumulator(batch.like) for batch in plan.batches)
+    dense = tuple(plan.likes[number] for number in plan.dense)
+    wide = tuple(summing.accumulator(like) for like in dense)
+    uplink = method.uplink
     return ServerState(
         jnp.zeros((), jnp.int32),
         params,
         method.server.init(params),
-        method.uplink.feedback.init((), likes),
-        method.uplink.side.shared(params),
+        (uplink.feedback.init((), likes), uplink.aside.init((), wide)),
+        uplink.side.shared(params),
         () if method.downlink is None else _down_init(method.downlink, params),
-        method.aggregate.init((likes, tuple(plan.likes[n] for n in plan.dense)), clients),
+        method.aggregate.init((likes, dense), clients),
     )
+
+
+class Weights(NamedTuple):
+    """Sums of clients' weights, by which a sum of messages is divided.
+
+    Attributes:
+        drawn: the expected sum of the weights of the clients that take part in a round.
+        whole: the sum of the weights of all clients.
+    """
+
+    drawn: Array
+    whole: Array
+
+
+def weights_of(method: Method, weights: np.ndarray) -> Weights:
+    """The sums of these clients' weights."""
+    clients, mean = len(weights), float(weights.mean())
+    drawn = method.sampling.expected(clients) * mean
+    return Weights(jnp.float32(drawn), jnp.float32(clients * mean))
 
 
 def round_key(key: Array, number: Array | int) -> Array:
@@ -187,7 +212,7 @@ def moves(method: Method, total: Total) -> bool:
 
 @functools.partial(jax.jit, static_argnums=0)
 def step(
-    method: Method, key: Array, state: ServerState, total: Total, expected: Array
+    method: Method, key: Array, state: ServerState, total: Total, weights: Weights
 ) -> tuple[ServerState, TreePayload | None]:
     """Moves the parameters by the mean of the messages; without any message they stay.
 
@@ -196,20 +221,17 @@ def step(
         key: the round's key.
         state: the server before.
         total: the sum of the accepted messages.
-        expected: the expected sum of weights, the divisor if the mean is over "all".
+        weights: the sums of the clients' weights.
 
     Returns:
         The server after the round, and its message to the clients: None if it sends the parameters
         as they are.
     """
     plan = trees.layout(method.uplink.policy, state.params)
-    divisor = total.weight if method.mean == "participants" else expected
-    share = jnp.where(total.count > 0, 1 / jnp.where(divisor > 0, divisor, 1), 0)
-    part = tuple(x * share.astype(x.dtype) for x in total.stacks)
-    dense = tuple(x * share.astype(x.dtype) for x in total.dense)
-    uplink = method.uplink
-    estimate, mirror = uplink.feedback.update((), (), part, share, None, state.mirror)
-    mean = trees.assemble(plan, tuple(estimate), dense)
+    uplink, (main, beside) = method.uplink, state.mirror
+    stacks, main = _estimate(method, uplink.feedback, total, total.stacks, weights, main)
+    dense, beside = _estimate(method, uplink.aside, total, total.dense, weights, beside)
+    mean = trees.assemble(plan, stacks, dense)
     mean = jax.tree.map(lambda x, p: x.astype(p.dtype), mean, state.params)
     updates, optimizer = method.server.update(mean, state.optimizer, state.params)
     payload, down = None, state.down
@@ -219,10 +241,39 @@ def step(
         payload, down = _down(method.downlink, key, updates, state.down)
         params = follow(method, key, state.params, payload)
     shared = uplink.side.learn(state.shared, state.params, params)
-    after = ServerState(state.round, params, optimizer, mirror, shared, down, state.aggregate)
+    after = ServerState(state.round, params, optimizer, (main, beside), shared, down, state.aggregate)
     moved = (total.count > 0) | (method.mean == "all")
     after = jax.tree.map(lambda new, old: jnp.where(moved, new, old), after, state)
     return after._replace(round=state.round + 1), payload
+
+
+def _estimate(
+    method: Method,
+    feedback: Feedback,
+    total: Total,
+    sums: Stacks,
+    weights: Weights,
+    mirror: PyTree,
+) -> tuple[Stacks, PyTree]:
+    """The estimate of the clients' mean, and the mirror after the round.
+
+    A mirror is `Σ wᵢ·hᵢ / W` over all clients, whose weights sum to `W`. As each participant has
+    moved by its own message, the mirror moves by `Σ wᵢ·cᵢ / W`. The estimate counts the messages
+    `W/drawn` times, so that its expectation is `Σ wᵢ·(hᵢ + E cᵢ) / W`.
+    """
+    divisor = total.weight if method.mean == "participants" else weights.drawn
+    divisor = weights.whole if feedback.mirrors else divisor
+    share = jnp.where(total.count > 0, 1 / jnp.where(divisor > 0, divisor, 1), 0)
+    part = tuple(x * share.astype(x.dtype) for x in sums)
+    estimate, mirror = feedback.update((), (), part, share, None, mirror)
+    if feedback.mirrors and not gating.counted_once(method.uplink.link):
+        more = weights.whole / weights.drawn - 1
+
+        def add(e: Array, x: Array) -> Array:
+            return e + xla.block_fma(x * more.astype(x.dtype))
+
+        estimate = jax.tree.map(add, estimate, part)
+    return tuple(estimate), mirror
 
 
 def follow(method: Method, key: Array, params: PyTree, payload: TreePayload) -> PyTree:

@@ -182,12 +182,10 @@ class Simulation:
         number = int(self.state.round)
         key = server.round_key(self.key, number)
         cohort = self.method.sampling.cohort(key, self.clients)
-        expected = self.method.sampling.expected(self.clients) * float(self.weights.mean())
         known = Known(
             key,
             jax.tree.map(lambda *xs: jnp.stack(xs), *self._centres),
             self.state.shared,
-            jnp.float32(self.clients / expected if self.method.mean == "all" else 1),
         )
         total = server.nothing(self.method, self.state.params)
         losses, accepted, heard_all = [], 0, []
@@ -208,9 +206,8 @@ class Simulation:
             held = jax.tree.map(lambda *parts: np.concatenate(parts), *heard_all)
             self.state, total = server.combined(self.method, key, self.state, *held)
             accepted = int(total.count)
-        self.state, payload = server.step(
-            self.method, key, self.state, total, jnp.float32(expected)
-        )
+        sums = server.weights_of(self.method, self.weights)
+        self.state, payload = server.step(self.method, key, self.state, total, sums)
         self.ledger.announced(payload, server.moves(self.method, total))
         self._centres = [self.state.params, *self._centres][: self.faults.longest + 1]
         loss = float(np.mean(np.concatenate(losses))) if losses else math.nan

@@ -120,9 +120,9 @@ def test_nothing_is_lost():
     )
     real_step = server.step
 
-    def step(method, key, state, total, expected):
+    def step(method, key, state, total, weights):
         sums.append(jax.tree.map(np.asarray, total))
-        return real_step(method, key, state, total, expected)
+        return real_step(method, key, state, total, weights)
 
     server.step = step
     try:
@@ -344,7 +344,7 @@ def test_clients_that_return_get_what_they_missed():
                 server.round_key(sim.key, 0),
                 sim.state,
                 server.nothing(sim.method, sim.params),
-                jnp.float32(1),
+                server.Weights(jnp.float32(1), jnp.float32(1)),
             )[1],
             moved=True,
         )

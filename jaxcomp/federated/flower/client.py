@@ -161,7 +161,6 @@ def _work_of(
             server.round_key(key, given.round),
             jax.tree.map(lambda x: jnp.asarray(x)[None], place.centre.params),
             place.centre.shared,
-            jnp.float32(given.factor),
         )
         sent, inner, loss = run(known, given, place.own)
         of_round = (given.run, given.round, given.client, given.accepted, place.upon)
@@ -220,17 +219,14 @@ def _run(
 def _sent(method: Method, known: Known, who: Clients, end: PyTree, own: Own) -> uplink.Message:
     """The message of a client that was trained elsewhere."""
     start = jax.tree.map(lambda c: c[0], known.centres)
-    weight = who.weights * known.factor
     update = method.signal(start, end)
     return uplink.message(
-        method.uplink, known.key, who.numbers, weight, update, own.memory, known.shared, start
+        method.uplink, known.key, who.numbers, 1.0, update, own.memory, known.shared, start
     )
 
 
 def _who(given: Instruction, steps: int) -> Clients:
-    return Clients(
-        jnp.uint32(given.client), jnp.float32(given.weight), jnp.int32(0), jnp.int32(steps)
-    )
+    return Clients(jnp.uint32(given.client), jnp.float32(1), jnp.int32(0), jnp.int32(steps))
 
 
 def _steps_of(batches: Any) -> int:

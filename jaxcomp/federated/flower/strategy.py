@@ -224,22 +224,16 @@ class CompressedFedAvg(extra.FedAvg):
     def _instruction(
         self, number: int, client: int, base: int, digest: bytes, parts: tuple[bytes, ...]
     ) -> Instruction:
-        expected = self._expected()
         return Instruction(
             self._run,
             number,
             client,
             base,
             int(self._seats.accepted[client]),
-            float(self.weights[client]),
-            self.clients / expected if self.method.mean == "all" else 1.0,
             np.asarray(self.key).tobytes(),
             digest,
             parts,
         )
-
-    def _expected(self) -> float:
-        return self.method.sampling.expected(self.clients) * float(self.weights.mean())
 
     def _hear(self, round_: "_Round", reply: Any) -> None:
         """Reads one answer, and keeps its message, or refuses it."""
@@ -303,8 +297,8 @@ class CompressedFedAvg(extra.FedAvg):
 
     def _step(self, round_: "_Round", total: Total) -> None:
         moves = server.moves(self.method, total)
-        expected = jnp.float32(self._expected())
-        self.state, payload = server.step(self.method, round_.key, self.state, total, expected)
+        sums = server.weights_of(self.method, self.weights)
+        self.state, payload = server.step(self.method, round_.key, self.state, total, sums)
         if payload is None or self.method.downlink is None:
             self._history.add(None)
             return
