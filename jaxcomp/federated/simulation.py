@@ -200,11 +200,13 @@ class Simulation:
             accepted += int(heard.sum())
             losses.append(np.asarray(done.losses)[real])
             if not self.method.aggregate.streams:
-                heard_all.append(self._messages(numbers, given[0].weights, done))
+                heard_all.append(_messages(len(numbers), given[0].weights, done))
             up += self.ledger.received(numbers, np.asarray(given[0].weights)[real], done.payloads)
         if heard_all:
-            held = jax.tree.map(lambda *parts: np.concatenate(parts), *heard_all)
-            self.state, total = server.combined(self.method, key, self.state, *held)
+            weights, payloads = jax.tree.map(lambda *parts: np.concatenate(parts), *heard_all)
+            rows = np.arange(len(cohort))
+            held = server.held(cohort, self.clients, weights, rows, payloads)
+            self.state, total = server.combined(self.method, key, self.state, held)
             accepted = int(total.count)
         sums = server.weights_of(self.method, self.weights)
         self.state, payload = server.step(self.method, key, self.state, total, sums)
@@ -212,13 +214,6 @@ class Simulation:
         self._centres = [self.state.params, *self._centres][: self.faults.longest + 1]
         loss = float(np.mean(np.concatenate(losses))) if losses else math.nan
         return Report(number, len(cohort), accepted, loss, up, down)
-
-    def _messages(self, numbers: np.ndarray, weights: np.ndarray, done: Done) -> tuple[Any, ...]:
-        """The messages of a block; clients that fill it up have a number beyond all."""
-        padded = np.full(self._size, self.clients, np.uint32)
-        padded[: len(numbers)] = numbers
-        weights = np.where(np.asarray(done.accepted), np.asarray(weights), 0).astype(np.float32)
-        return padded, weights, jax.tree.map(np.asarray, done.payloads)
 
     def _prepared(self, cohort: np.ndarray, number: int, key: Any) -> Iterator[Any]:
         """The blocks of a round; while one is computed, the next is read."""
@@ -254,6 +249,12 @@ class Simulation:
 
 _BLOCK = 2**26
 """Bytes of the table in one block, over all devices: the host holds several copies of a block."""
+
+
+def _messages(count: int, weights: np.ndarray, done: Done) -> tuple[np.ndarray, Any]:
+    """The weights and messages of the clients of a block, without those that fill it up."""
+    weights = np.where(np.asarray(done.accepted), np.asarray(weights), 0).astype(np.float32)
+    return weights[:count], jax.tree.map(lambda x: np.asarray(x)[:count], done.payloads)
 
 
 def _table(where: Any, row: PyTree, clients: int, mesh: Mesh | None) -> Table:

@@ -47,6 +47,11 @@ METHODS = {
         "sampling": federated.Independently(0.6),
         "server": optax.adam(0.1),
     },
+    "trimmed": {
+        "up": jaxcomp.qsgd_inf(bits=8),
+        "sampling": federated.Independently(0.8),
+        "aggregate": jaxcomp.aggregates.TrimmedMean(0.2),
+    },
 }
 
 

@@ -235,6 +235,24 @@ def test_a_clipped_mean_bounds_each_client():
     assert report.accepted == world.CLIENTS
 
 
+@pytest.mark.parametrize("rule", [aggregates.TrimmedMean(0.1), aggregates.Credible()], ids=repr)
+def test_grouping_changes_no_bit_of_an_aggregate(rule):
+    """Rules that need all messages get the same rows, however many fill a block up."""
+    method = federated.Method(
+        world.WORK,
+        jaxcomp.Policy(jaxcomp.qsgd_inf(bits=8), min_size=0, min_ndim=0),
+        sampling=federated.Independently(0.4),
+        aggregate=rule,
+    )
+    mesh = jax.make_mesh((2,), ("clients",), devices=jax.devices()[:2])
+    found = set()
+    for settings in ({"chunk": 5}, {"chunk": 16}, {"chunk": 3, "mesh": mesh}):
+        sim = world.simulation(method, **settings)
+        sim.run(2)
+        found.add(world.digest((sim.params, sim.state.aggregate)))
+    assert len(found) == 1
+
+
 def test_credibility_belongs_to_the_client():
     """Rows of the state follow the numbers of the sampled clients, also from a checkpoint."""
     method = federated.Method(

@@ -195,11 +195,12 @@ class CompressedFedAvg(extra.FedAvg):
             if accepted:
                 losses[client] = answer.loss
                 if not self.method.aggregate.streams:
-                    one = np.uint32(client), np.float32(self.weights[client]), payload
-                    held.append(one)
+                    held.append((client, np.float32(self.weights[client]), payload))
         if held:
-            held = jax.tree.map(lambda *rows: np.stack(rows), *held)
-            self.state, total = server.combined(self.method, round_.key, self.state, *held)
+            numbers, weights, payloads = jax.tree.map(lambda *rows: np.stack(rows), *held)
+            rows = np.searchsorted(round_.cohort, numbers)
+            given = server.held(round_.cohort, self.clients, weights, rows, payloads)
+            self.state, total = server.combined(self.method, round_.key, self.state, given)
         self.up += up
         self._step(round_, total)
         loss = records.mean_loss(losses)
