@@ -196,7 +196,7 @@ def held(
         rows: which clients of the cohort they come from.
         payloads: the messages.
     """
-    step = max(1, 1 << (max(len(cohort), 1).bit_length() - 3))
+    step = 1 << max(len(cohort).bit_length() - 3, 0)
     size = min(clients, -(-len(cohort) // step) * step)
 
     def placed(x: Any) -> np.ndarray:

@@ -16,6 +16,10 @@ from jaxcomp.layout import trees
 
 ROUNDS = 4
 
+VOTES = jaxcomp.Link(
+    jaxcomp.Policy(jaxcomp.codecs.Votes(values=3), min_size=0, min_ndim=0), jaxcomp.NoFeedback()
+)
+
 
 @pytest.fixture(scope="module")
 def digest() -> str:
@@ -235,12 +239,12 @@ def test_a_clipped_mean_bounds_each_client():
     assert report.accepted == world.CLIENTS
 
 
-@pytest.mark.parametrize("rule", [aggregates.TrimmedMean(0.1), aggregates.Credible()], ids=repr)
+@pytest.mark.parametrize("rule", [aggregates.TrimmedMean(0.1), aggregates.Credible(rule="hard")], ids=repr)
 def test_grouping_changes_no_bit_of_an_aggregate(rule):
     """Rules that need all messages get the same rows, however many fill a block up."""
     method = federated.Method(
         world.WORK,
-        jaxcomp.Policy(jaxcomp.qsgd_inf(bits=8), min_size=0, min_ndim=0),
+        VOTES,
         sampling=federated.Independently(0.4),
         aggregate=rule,
     )
@@ -257,9 +261,9 @@ def test_credibility_belongs_to_the_client():
     """Rows of the state follow the numbers of the sampled clients, also from a checkpoint."""
     method = federated.Method(
         world.WORK,
-        jaxcomp.Policy(jaxcomp.qsgd_inf(bits=8), min_size=0, min_ndim=0),
+        VOTES,
         sampling=federated.Exactly(10),
-        aggregate=aggregates.Credible(),
+        aggregate=aggregates.Credible(rule="hard"),
     )
     sim = world.simulation(method, faults=federated.Faults())
     sim.round()
