@@ -123,7 +123,9 @@ def main() -> None:
         records.append(record | {name: float(np.mean([r[name] for r in runs])) for name in RULES})
     title = f"Squared error of {WORKERS} workers' votes under attack, against the honest mean"
     table = reporting.Table(title, COLUMNS, records)
-    reporting.show(table, {"seeds": options.seeds, "records": records}, options.out / "hostile_votes.md")
+    reporting.show(
+        table, {"seeds": options.seeds, "records": records}, options.out / "hostile_votes.md"
+    )
 
 
 if __name__ == "__main__":

@@ -69,6 +69,7 @@ class Done(NamedTuple):
     Attributes:
         total: the sum of the messages so far.
         own: what the clients keep.
+        sent: whether a message reached the server.
         accepted: whether the server accepted their messages.
         losses: the mean loss of each client over its steps.
         payloads: their messages, if they were asked for.
@@ -76,6 +77,7 @@ class Done(NamedTuple):
 
     total: Total
     own: Own
+    sent: Array
     accepted: Array
     losses: Array
     payloads: TreePayload | None
@@ -151,16 +153,16 @@ def run(
         accepted, sides = _own_part((accepted, sides), axis_name, chunk)
         memory = _chosen(accepted, message)
         kept = payloads if keep_payloads else None
-        return total, (Own(inner, memory, sides), accepted, losses, kept)
+        return total, (Own(inner, memory, sides), weights > 0, accepted, losses, kept)
 
-    total, (own, accepted, losses, payloads) = lax.scan(
+    total, (own, sent, accepted, losses, payloads) = lax.scan(
         one_chunk, total, cut((clients, batches, own))
     )
 
     def whole(tree: PyTree) -> PyTree:
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)
 
-    return Done(total, *whole((own, accepted, losses, payloads)))
+    return Done(total, *whole((own, sent, accepted, losses, payloads)))
 
 
 @functools.lru_cache(maxsize=64)

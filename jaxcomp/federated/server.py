@@ -282,7 +282,9 @@ def step(
         payload, down = _down(method.downlink, key, updates, state.down)
         params = follow(method, key, state.params, payload)
     shared = uplink.side.learn(state.shared, state.params, params)
-    after = ServerState(state.round, params, optimizer, (main, beside), shared, down, state.aggregate)
+    after = ServerState(
+        state.round, params, optimizer, (main, beside), shared, down, state.aggregate
+    )
     moved = (total.count > 0) | (method.mean == "all")
     after = jax.tree.map(lambda new, old: jnp.where(moved, new, old), after, state)
     return after._replace(round=state.round + 1), payload

@@ -34,7 +34,8 @@ class Report(NamedTuple):
         round: its number, from 0.
         sampled: how many clients were drawn.
         accepted: how many messages were part of the mean.
-        loss: the mean of the clients' losses over their local steps, before the round's update.
+        loss: the mean of the clients' losses over their local steps, before the round's update, of
+            clients whose loss is finite; NaN without any.
         up: bytes that clients sent.
         down: bytes that clients received, with what they had missed.
     """
@@ -158,9 +159,12 @@ class Simulation:
 
     def _kept(self) -> Any:
         """Everything that a checkpoint holds, beside the table; its shapes never change."""
+        return self.state, self._padded(), np.int64(len(self._centres)), *self.ledger.kept()
+
+    def _padded(self) -> list[PyTree]:
+        """The parameters of the last rounds, always of as many, so that one program takes them."""
         missing = self.faults.longest + 1 - len(self._centres)
-        centres = [*self._centres, *[self._centres[-1]] * missing]
-        return self.state, centres, np.int64(len(self._centres)), *self.ledger.kept()
+        return [*self._centres, *[self._centres[-1]] * missing]
 
     def run(self, rounds: int, each: Callable[[Report], None] | None = None) -> list[Report]:
         """Runs rounds.
@@ -184,7 +188,7 @@ class Simulation:
         cohort = self.method.sampling.cohort(key, self.clients)
         known = Known(
             key,
-            jax.tree.map(lambda *xs: jnp.stack(xs), *self._centres),
+            jax.tree.map(lambda *xs: jnp.stack(xs), *self._padded()),
             self.state.shared,
         )
         total = server.nothing(self.method, self.state.params)
@@ -201,7 +205,7 @@ class Simulation:
             losses.append(np.asarray(done.losses)[real])
             if not self.method.aggregate.streams:
                 heard_all.append(_messages(len(numbers), given[0].weights, done))
-            up += self.ledger.received(numbers, np.asarray(given[0].weights)[real], done.payloads)
+            up += self.ledger.received(np.asarray(done.sent)[real], done.payloads)
         if heard_all:
             weights, payloads = jax.tree.map(lambda *parts: np.concatenate(parts), *heard_all)
             rows = np.arange(len(cohort))
@@ -212,7 +216,9 @@ class Simulation:
         self.state, payload = server.step(self.method, key, self.state, total, sums)
         self.ledger.announced(payload, server.moves(self.method, total))
         self._centres = [self.state.params, *self._centres][: self.faults.longest + 1]
-        loss = float(np.mean(np.concatenate(losses))) if losses else math.nan
+        heard = np.concatenate(losses) if losses else np.zeros(0)
+        finite = heard[np.isfinite(heard)]
+        loss = float(np.mean(finite)) if finite.size else math.nan
         return Report(number, len(cohort), accepted, loss, up, down)
 
     def _prepared(self, cohort: np.ndarray, number: int, key: Any) -> Iterator[Any]:

@@ -239,7 +239,9 @@ def test_a_clipped_mean_bounds_each_client():
     assert report.accepted == world.CLIENTS
 
 
-@pytest.mark.parametrize("rule", [aggregates.TrimmedMean(0.1), aggregates.Credible(rule="hard")], ids=repr)
+@pytest.mark.parametrize(
+    "rule", [aggregates.TrimmedMean(0.1), aggregates.Credible(rule="hard")], ids=repr
+)
 def test_grouping_changes_no_bit_of_an_aggregate(rule):
     """Rules that need all messages get the same rows, however many fill a block up."""
     method = federated.Method(

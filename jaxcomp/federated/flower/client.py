@@ -192,18 +192,27 @@ def _placed(
         for number in range(kept.round, given.round):
             part = given.parts[number - given.base]
             if part:  # Without any message from clients, the server stays where it is.
-                policy = method.downlink.policy  # pyright: ignore[reportOptionalMemberAccess]
-                payload = from_bytes(policy, part, like)
-                centre = _followed(method, server.round_key(key, number), centre, payload)
+                centre = _followed(method, server.round_key(key, number), centre, part, like)
     if raw.digest(centre) != given.digest:
         return None
     return _Place(centre, *memory.resumed(method, given, kept, centre.params))
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _followed(method: Method, key: Array, centre: Centre, payload: Any) -> Centre:
+def _followed(method: Method, key: Array, centre: Centre, part: bytes, like: PyTree) -> Centre:
     """The centre after the server's message of a round."""
-    params = server.follow(method, key, centre.params, payload)
+    if method.downlink is None:
+        return _learned(method, centre, raw.read(part, like))
+    payload = from_bytes(method.downlink.policy, part, like)
+    return _stepped(method, key, centre, payload)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _stepped(method: Method, key: Array, centre: Centre, payload: Any) -> Centre:
+    return _learned(method, centre, server.follow(method, key, centre.params, payload))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _learned(method: Method, centre: Centre, params: PyTree) -> Centre:
     return Centre(params, method.uplink.side.learn(centre.shared, centre.params, params))
 
 

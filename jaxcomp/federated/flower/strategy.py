@@ -300,11 +300,13 @@ class CompressedFedAvg(extra.FedAvg):
         moves = server.moves(self.method, total)
         sums = server.weights_of(self.method, self.weights)
         self.state, payload = server.step(self.method, round_.key, self.state, total, sums)
-        if payload is None or self.method.downlink is None:
+        if payload is not None and self.method.downlink is not None:
+            policy = self.method.downlink.policy
+            self._history.add(to_bytes(policy, payload, self._like) if moves else b"")
+        elif jax.tree.leaves(self.state.shared):  # Clients compute it from the parameters.
+            self._history.add(raw.write(self.params) if moves else b"")
+        else:
             self._history.add(None)
-            return
-        policy = self.method.downlink.policy
-        self._history.add(to_bytes(policy, payload, self._like) if moves else b"")
 
     def _refuse(self, round_: "_Round", node: int, kind: str, why: Any) -> None:
         self.refused[kind] += 1
