@@ -73,8 +73,8 @@ class Method:
             _check_down(self.down)
         if self.uplink.feedback.mirrors and self.mean != "all":
             raise ValueError(
-                "`mean` must be 'all' with a Shift, whose mirror on the server is the weighted mean "
-                f"over all clients, got {self.mean!r}"
+                "`mean` must be 'all' with a Shift, whose mirror on the server is the weighted "
+                f"mean over all clients, got {self.mean!r}"
             )
 
         if not self.aggregate.linear:

@@ -37,9 +37,10 @@ class Shift(Feedback):
         dtype: dtype of both memories; None for that of the gradient. Use "float32" for narrow
             gradients: `h` and `H` round differently, and the difference would persist.
         absent: the treatment of non-participants under a gate. "remembered": the mirror represents
-            them (Artemis's PP2). "left out": the estimate is `Σ_S (hᵢ + C(mᵢ)) / (p·n)` over the participants,
-            whose noise does not vanish at the solution. "left out" is for comparisons: it works
-            only with `Gather`, and averages the `hᵢ` dense, which `wire_bytes` does not count.
+            them (Artemis's PP2). "left out": the estimate is `Σ_S (hᵢ + C(mᵢ)) / (p·n)` over the
+            participants, whose noise does not vanish at the solution. "left out" is for
+            comparisons: it works only with `Gather`, and averages the `hᵢ` dense, which
+            `wire_bytes` does not count.
 
     Raises:
         ValueError: for a step outside (0, 1], another dtype or another `absent`. A `Link` raises if
