@@ -61,7 +61,8 @@ class Credible(Aggregate):
     are the majority. `docs/reducers.md` has the measurements.
 
     It is for votes, whose values are `±1`, or `−1`, `0` and `1`: a hostile value of another size is
-    not bounded. Arrays that most workers fill with other values do not enter the credibility.
+    not bounded. Arrays that most workers fill with other values do not enter the credibility; if
+    there are no others, the result is the mean.
 
     Args:
         decay: the fraction of the former credibility that is kept, in [0, 1).

@@ -28,8 +28,8 @@ class Uplink:
 
     Raises:
         ValueError: for a codec that needs the clients to agree on something before they send, a
-            feedback that needs the mean of all messages, or side information for a codec that makes
-            no use of it.
+            feedback that needs the mean of all messages or leaves out absent clients, or side
+            information for a codec that makes no use of it.
 
     Example:
         >>> import jaxcomp
@@ -59,6 +59,12 @@ class Uplink:
             raise ValueError(
                 "`link` must have a feedback that needs a client's own message only, such as "
                 f"jaxcomp.Residual(), got {self.feedback!r}, which needs the mean of all"
+            )
+
+        if self.feedback.absent != "remembered":
+            raise ValueError(
+                "`link` must have a feedback that remembers absent clients, jaxcomp.Shift(step), got "
+                f"{self.feedback!r}"
             )
 
     @property
