@@ -1,6 +1,7 @@
 """Credibility: workers count by how often they agreed with the majority."""
 
 import dataclasses
+import functools
 from typing import NamedTuple
 
 import jax
@@ -61,8 +62,8 @@ class Credible(Aggregate):
     are the majority. `docs/reducers.md` has the measurements.
 
     It is for votes, whose values are `±1`, or `−1`, `0` and `1`: a hostile value of another size is
-    not bounded. Arrays that most workers fill with other values do not enter the credibility; if
-    there are no others, the result is the mean.
+    not bounded. Beside arrays of votes, arrays that most workers fill with other values do not
+    enter the credibility; without any votes, the signs of all arrays do.
 
     Args:
         decay: the fraction of the former credibility that is kept, in [0, 1).
@@ -154,8 +155,12 @@ class Credible(Aggregate):
         judges = present & self._trusted(present.shape[0])
         clear = self.rule == "bounded"
         found = [_matches(rows, present, judges, clear) for rows in jax.tree.leaves(messages)]
-        same = sum((same for same, _ in found), jnp.zeros(present.shape, jnp.float32))
-        cast = sum((cast for _, cast in found), jnp.zeros((), jnp.float32))
+        some = functools.reduce(jnp.logical_or, [votes for *_, votes in found], jnp.asarray(False))
+        same, cast = jnp.zeros(present.shape, jnp.float32), jnp.zeros((), jnp.float32)
+        for agreed, number, votes in found:
+            counts = votes | ~some
+            same += jnp.where(counts, agreed, 0)
+            cast += jnp.where(counts, number, 0)
         most = jnp.maximum(cast, 1)
         fraction = same / most
         if clear:
@@ -173,8 +178,9 @@ class Credible(Aggregate):
         return np.isin(np.arange(workers), self.trusted)
 
 
-def _matches(rows: Array, present: Array, judges: Array, clear: bool) -> tuple[Array, Array]:
-    """How often each worker has the sign of the majority, and the number of elements that count.
+def _matches(rows: Array, present: Array, judges: Array, clear: bool) -> tuple[Array, Array, Array]:
+    """How often each worker has the sign of the majority, the number of elements that count, and
+    whether most workers sent votes.
 
     Args:
         rows: an array of all workers' messages.
@@ -200,6 +206,7 @@ def _matches(rows: Array, present: Array, judges: Array, clear: bool) -> tuple[A
         most = jnp.maximum(jnp.maximum(up, down), none)
         cast &= 3 * most >= 2 * jnp.sum(judges, dtype=jnp.int32)
     votes = jnp.all((rows == 0) | (jnp.abs(rows) == 1), axis=over) & present
-    cast &= 2 * jnp.sum(votes, dtype=jnp.int32) > jnp.sum(present, dtype=jnp.int32)
+    voted = 2 * jnp.sum(votes, dtype=jnp.int32) > jnp.sum(present, dtype=jnp.int32)
     agreed = jnp.sum(same & cast & of_workers(present), axis=over, dtype=jnp.int32)
-    return agreed.astype(jnp.float32), jnp.sum(cast, dtype=jnp.int32).astype(jnp.float32)
+    number = jnp.sum(cast, dtype=jnp.int32)
+    return agreed.astype(jnp.float32), number.astype(jnp.float32), voted

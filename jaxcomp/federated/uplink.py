@@ -63,8 +63,8 @@ class Uplink:
 
         if self.feedback.absent != "remembered":
             raise ValueError(
-                "`link` must have a feedback that remembers absent clients, jaxcomp.Shift(step), got "
-                f"{self.feedback!r}"
+                "`link` must have a feedback that remembers absent clients, such as "
+                f"jaxcomp.Shift(step), got {self.feedback!r}"
             )
 
     @property

@@ -28,7 +28,7 @@ RULES = {
     "clipped": aggregates.ClippedMean(NORM),
     "median": MEDIAN,
     "trimmed": aggregates.TrimmedMean(0.25),
-    "credible": aggregates.Credible(),
+    "credible": aggregates.Credible(rule="hard"),
 }
 ROBUST = {name: jaxcomp.Robust(QSGD, rule) for name, rule in RULES.items()}
 
