@@ -56,9 +56,9 @@ class Ledger:
         self.down += int(bytes_.sum())
         return int(bytes_.sum())
 
-    def received(self, sent: np.ndarray, payloads: Any) -> int:
-        """The bytes of the messages that reached the server, of these clients."""
-        arrived = np.flatnonzero(sent)
+    def received(self, came: np.ndarray, payloads: Any) -> int:
+        """The bytes of the messages that `came`, of these payloads."""
+        arrived = np.flatnonzero(came)
         sent = self._upload * len(arrived)
         if self.messages and len(arrived):
             payloads = jax.tree.map(np.asarray, payloads)

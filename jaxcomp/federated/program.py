@@ -50,10 +50,11 @@ class Program:
         known, total = jax.tree.map(lambda x: _everywhere(x, whole), (known, total))
         done = self._compiled(known, total, *given)
         back = np.argsort(order)
-        rows = (done.own, done.sent, done.accepted, done.losses)
-        rows = jax.tree.map(lambda x: _host(x)[back], rows)
+        own, sent, accepted, losses = jax.tree.map(
+            lambda x: _host(x)[back], (done.own, done.sent, done.accepted, done.losses)
+        )
         total, payloads = jax.tree.map(_host, (done.total, done.payloads))
-        return Done(total, *rows, payloads)
+        return Done(total, own, sent, accepted, losses, payloads)
 
     def _mapped(self, known: Known, total: Total, *given: Any) -> Done:
         assert self.mesh is not None

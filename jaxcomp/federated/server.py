@@ -175,8 +175,8 @@ class Held(NamedTuple):
         payloads: the messages, with a leading axis of rows.
     """
 
-    numbers: np.ndarray
-    weights: np.ndarray
+    numbers: Any
+    weights: Any
     payloads: TreePayload
 
 
@@ -309,7 +309,7 @@ def _estimate(
     share = jnp.where(total.count > 0, 1 / jnp.where(divisor > 0, divisor, 1), 0)
     part = tuple(x * share.astype(x.dtype) for x in sums)
     estimate, mirror = feedback.update((), (), part, share, None, mirror)
-    if feedback.mirrors and not gating.counted_once(method.uplink.link):
+    if feedback.mirrors and not gating.counted_once(method.uplink.feedback, method.uplink.policy):
         more = weights.whole / weights.drawn - 1
 
         def add(e: Array, x: Array) -> Array:

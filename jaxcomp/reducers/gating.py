@@ -10,7 +10,7 @@ from jax import lax
 from jaxcomp import checks
 from jaxcomp.backend import axes, xla
 from jaxcomp.base import Feedback, Gate, Reducer
-from jaxcomp.feedback import Link
+from jaxcomp.layout.policy import Policy
 from jaxcomp.numerics import summing
 from jaxcomp.reducers import accounting
 from jaxcomp.types import Array, AxisName, PyTree, Stacks
@@ -98,7 +98,8 @@ def factor(gate: Gate, reducer: Reducer, workers: int) -> float:
         ValueError: for a mean over senders.
     """
     wanted = float(np.float32(gate.factor(workers)))
-    if reducer.uplink is not None and counted_once(reducer.uplink):
+    uplink = reducer.uplink
+    if uplink is not None and counted_once(uplink.feedback, uplink.policy):
         return 1.0
     if wanted != 1 and reducer.over == "senders":
         raise ValueError(
@@ -109,14 +110,14 @@ def factor(gate: Gate, reducer: Reducer, workers: int) -> float:
     return wanted
 
 
-def counted_once(link: Link) -> bool:
+def counted_once(feedback: Feedback, policy: Policy) -> bool:
     """Whether the estimate takes messages as they are, however many workers participate.
 
     So it is with a feedback that sends unsent messages later, and with EF21, whose biased messages
     no factor corrects on average.
     """
-    biased = any(codec.contractive for codec in link.policy.codecs)
-    return link.feedback.keeps_unsent or (link.feedback.mirrors and biased)
+    biased = any(codec.contractive for codec in policy.codecs)
+    return feedback.keeps_unsent or (feedback.mirrors and biased)
 
 
 def remember(
