@@ -164,9 +164,9 @@ def _totals() -> list[Any]:
 
     step, found = server.step, []
 
-    def kept(method: Any, key: Any, state: Any, total: Any, expected: Any) -> Any:
+    def kept(method: Any, key: Any, state: Any, total: Any, weights: Any) -> Any:
         found.append(jax.tree.map(lambda x: np.asarray(x, np.float64), total))
-        return step(method, key, state, total, expected)
+        return step(method, key, state, total, weights)
 
     server.step = kept
     return found

@@ -81,7 +81,7 @@ def votes(cases: task.Cases, rounds: int) -> dict[str, Any]:
     rounds without any.
     """
     latent = federated.Latent(voted_loss)
-    rules = {"plain": aggregates.Mean(), "credible": aggregates.Credible()}
+    rules = {"plain": aggregates.Mean(), "credible": aggregates.Credible(rule="hard")}
 
     def voting(rule: str, attackers: int) -> Method:
         return federated.fedvote(latent, values=2, aggregate=Attacked(rules[rule], attackers))

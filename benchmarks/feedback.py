@@ -47,7 +47,7 @@ CASES: dict[str, tuple[Any, Any, float, int]] = {
     "sign, residuals": (both(SIGN, jaxcomp.Residual()), None, 0.1, 2000),
     "sign, EF21": (both(SIGN, jaxcomp.Shift()), None, 0.15, 2000),
     "qsgd, half of the workers": (artemis(None), HALF, 0.02, 20_000),
-    "qsgd with memory, half of the workers (Artemis)": (artemis(0.05), HALF, 0.02, 20_000),
+    "qsgd with memory, half of the workers (Artemis)": (artemis(0.1), HALF, 0.02, 20_000),
 }
 """Name to reducer, gate, rate as a share of 1/L, and steps."""
 

@@ -1,6 +1,7 @@
 """Credibility: workers count by how often they agreed with the majority."""
 
 import dataclasses
+import functools
 from typing import NamedTuple
 
 import jax
@@ -14,8 +15,18 @@ from jaxcomp.base import Aggregate
 from jaxcomp.numerics import summing
 from jaxcomp.types import Array, PyTree
 
+RULES = ("bounded", "soft", "hard")
+"""Valid values of `Credible(rule=)`."""
+
 _ULPS = 1e-6
 """The mean of equal credibilities may be rounded up by some units in the last place."""
+
+_LEAST = 0.25
+"""Credibility below which a worker has no weight under the rule "bounded"."""
+
+_ERRORS = 1.5
+"""Three standard errors of the mean of as many coin tosses, in units of the root of their number.
+"""
 
 
 class CredibleState(NamedTuple):
@@ -26,39 +37,56 @@ class CredibleState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Credible(Aggregate):
-    """The mean of messages, weighted by how well each worker's signs have agreed with the majority.
+    """The mean of votes without, or with less of, the workers that contradict the majority.
 
-    `aᵢ` is the fraction of elements on which the sign of worker `i` is the sign `m` of most
-    workers, and `cᵢ ← decay · cᵢ + (1 − decay) · aᵢ` its credibility, which starts at 1. The result
-    is `Σ λᵢ·wᵢ·xᵢ / Σ λᵢ·wᵢ` with `λᵢ = cᵢ` if `cᵢ` is at least the mean of all credibilities,
-    else 0. Workers that send `−m` in every round get no weight, as long as they are a third of the
-    workers at most; nearly half of them turn the majority, and with it the credibility.
+    `aᵢ` is the fraction of elements on which worker `i` has the majority's sign, and
+    `cᵢ ← decay · cᵢ + (1 − decay) · aᵢ` its credibility, which starts at 1. The result is
+    `Σ λᵢ·wᵢ·xᵢ / Σ λᵢ·wᵢ`, with `λᵢ` by the rule:
+
+    * "bounded": `aᵢ` counts only the elements on which at least two thirds of the workers agree, of
+      which a third cannot change the majority; few elements are given the benefit of the doubt,
+      `1.5/√elements`. `λᵢ = 0` if `cᵢ < 1/4`, else 1. If more than a third would have no weight,
+      all have. Agreement earns no weight, so a worker gains nothing by voting with the majority. It
+      leaves out workers that contradict nearly every clear majority, and is the plain mean under
+      other attacks. Whatever `b ≤ n/3` hostile workers do, they have at most `3b/2n` of the weight,
+      against `b/n` in the mean.
+    * "soft": `λᵢ = cᵢ` of all elements, FedVote's paper.
+    * "hard": `λᵢ = cᵢ` of all elements if it is at least the mean of all credibilities, else 0, the
+      authors' code.
+
+    The published rules withstand workers that send the opposite of a clear majority, random votes,
+    or copies. They fail if hostile workers agree with the majority more often than honest ones do,
+    whose votes are random: five of 31 that vote with the majority and flip the tenth of the
+    elements on which it is weakest have all the weight under "hard", and more than in the plain
+    mean under "soft". Where honest votes are nearly coin tosses, those who agree with one another
+    are the majority. `docs/reducers.md` has the measurements.
 
     It is for votes, whose values are `±1`, or `−1`, `0` and `1`: a hostile value of another size is
-    not bounded.
+    not bounded. Beside arrays of votes, arrays that most workers fill with other values do not
+    enter the credibility; without any votes, the signs of all arrays do.
 
     Args:
         decay: the fraction of the former credibility that is kept, in [0, 1).
-        soft: True for `λᵢ = cᵢ` without a threshold, which gives every worker some weight.
+        rule: "bounded", "soft" or "hard".
         trusted: the numbers of the workers that make the majority; None for all. It is optimistic:
             a server usually does not know who is honest.
 
     Raises:
-        ValueError: for a `decay` outside [0, 1), or `trusted` that is not a tuple of different
-            numbers; on use, for numbers that no worker has.
+        ValueError: for a `decay` outside [0, 1), another rule, or `trusted` that is not a tuple of
+            different numbers; on use, for numbers that no worker has.
 
     Example:
         >>> import jaxcomp
         >>> votes = jnp.array([[1.0, -1.0, 1.0], [1.0, -1.0, 1.0], [-1.0, 1.0, -1.0]])
-        >>> rule = Credible()
+        >>> rule = Credible(rule="hard")
         >>> found = jaxcomp.aggregates.combine(rule, votes, jnp.ones(3), rule.init(votes[0], 3))
         >>> found.value, found.state.credibility
         (Array([ 1., -1.,  1.], dtype=float32), Array([1. , 1. , 0.5], dtype=float32))
 
     References:
         Yue, Jin, Wong and Dai, `Federated learning via plurality vote
-        <https://arxiv.org/abs/2110.02998>`_ (FedVote), 2021; the threshold is that of the authors'
-        `code <https://github.com/KAI-YUE/fedvote>`_.
+        <https://arxiv.org/abs/2110.02998>`_ (FedVote), 2021; the hard threshold is that of the
+        authors' `code <https://github.com/KAI-YUE/fedvote>`_. The rule "bounded" is ours.
 
     Note:
         The authors' code takes the majority of the honest workers only, which `trusted` does. An
@@ -68,12 +96,12 @@ class Credible(Aggregate):
     """
 
     decay: float = 0.5
-    soft: bool = False
+    rule: str = "bounded"
     trusted: tuple[int, ...] | None = None
 
     def __post_init__(self):
         checks.decay("decay", self.decay)
-        checks.choice("soft", self.soft, (False, True))
+        checks.choice("rule", self.rule, RULES)
         if self.trusted is None:
             return
         if not isinstance(self.trusted, tuple) or not self.trusted:
@@ -104,21 +132,40 @@ class Credible(Aggregate):
             )
         )
         credibility = jnp.where(present, before + now, known)
-        trust = jnp.where(present, credibility, 0)
-        if not self.soft:
-            mean = jnp.sum(trust) / jnp.maximum(jnp.sum(present, dtype=jnp.float32), 1)
-            trust = jnp.where(credibility >= mean - _ULPS, trust, 0)
+        trust = self._trust(credibility, present)
         trust = jnp.where(jnp.any(trust > 0), trust * weights, weights)
         combined = jax.tree.map(lambda rows: summing.weighted_mean(rows, trust), messages)
         return combined, CredibleState(credibility)
 
+    def _trust(self, credibility: Array, present: Array) -> Array:
+        """`λ`, zero for absent workers."""
+        count = jnp.sum(present, dtype=jnp.int32)
+        trust = jnp.where(present, credibility, 0)
+        if self.rule == "hard":
+            mean = jnp.sum(trust) / jnp.maximum(count, 1).astype(jnp.float32)
+            return jnp.where(credibility >= mean - _ULPS, trust, 0)
+        if self.rule == "soft":
+            return trust
+        out = present & (credibility < _LEAST)
+        few = 3 * jnp.sum(out, dtype=jnp.int32) <= count
+        return (present & ~(out & few)).astype(jnp.float32)
+
     def _agreement(self, messages: PyTree, present: Array) -> Array:
         """The fraction of elements on which each worker has the sign of the majority."""
         judges = present & self._trusted(present.shape[0])
-        found = [_matches(rows, present, judges) for rows in jax.tree.leaves(messages)]
-        same = sum((same for same, _ in found), jnp.zeros(present.shape, jnp.float32))
-        cast = sum((cast for _, cast in found), jnp.zeros((), jnp.float32))
-        return jnp.where(cast > 0, same / jnp.maximum(cast, 1), 1)
+        clear = self.rule == "bounded"
+        found = [_matches(rows, present, judges, clear) for rows in jax.tree.leaves(messages)]
+        some = functools.reduce(jnp.logical_or, [votes for *_, votes in found], jnp.asarray(False))
+        same, cast = jnp.zeros(present.shape, jnp.float32), jnp.zeros((), jnp.float32)
+        for agreed, number, votes in found:
+            counts = votes | ~some
+            same += jnp.where(counts, agreed, 0)
+            cast += jnp.where(counts, number, 0)
+        most = jnp.maximum(cast, 1)
+        fraction = same / most
+        if clear:
+            fraction = jnp.minimum(fraction + _ERRORS / jnp.sqrt(most), 1)
+        return jnp.where(cast > 0, fraction, 1)
 
     def _trusted(self, workers: int) -> np.ndarray:
         if self.trusted is None:
@@ -131,8 +178,17 @@ class Credible(Aggregate):
         return np.isin(np.arange(workers), self.trusted)
 
 
-def _matches(rows: Array, present: Array, judges: Array) -> tuple[Array, Array]:
-    """How often each worker has the sign of the majority, and the number of elements with votes."""
+def _matches(rows: Array, present: Array, judges: Array, clear: bool) -> tuple[Array, Array, Array]:
+    """How often each worker has the sign of the majority, the number of elements that count, and
+    whether most workers sent votes.
+
+    Args:
+        rows: an array of all workers' messages.
+        present: which workers sent.
+        judges: which workers make the majority.
+        clear: whether only elements count on which at least two thirds of the judges agree.
+    """
+    over = tuple(range(1, rows.ndim))
 
     def of_workers(mask: Array) -> Array:
         return mask.reshape(-1, *[1] * (rows.ndim - 1))
@@ -146,6 +202,11 @@ def _matches(rows: Array, present: Array, judges: Array) -> tuple[Array, Array]:
         neither, rows == 0, jnp.where(up > down, rows > 0, jnp.where(up < down, rows < 0, False))
     )
     cast = jnp.any((rows != 0) & of_workers(present), axis=0, keepdims=True)
-    over = tuple(range(1, rows.ndim))
+    if clear:
+        most = jnp.maximum(jnp.maximum(up, down), none)
+        cast &= 3 * most >= 2 * jnp.sum(judges, dtype=jnp.int32)
+    votes = jnp.all((rows == 0) | (jnp.abs(rows) == 1), axis=over) & present
+    voted = 2 * jnp.sum(votes, dtype=jnp.int32) > jnp.sum(present, dtype=jnp.int32)
     agreed = jnp.sum(same & cast & of_workers(present), axis=over, dtype=jnp.int32)
-    return agreed.astype(jnp.float32), jnp.sum(cast, dtype=jnp.int32).astype(jnp.float32)
+    number = jnp.sum(cast, dtype=jnp.int32)
+    return agreed.astype(jnp.float32), number.astype(jnp.float32), voted

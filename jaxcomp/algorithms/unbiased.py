@@ -122,8 +122,8 @@ def artemis(
 ) -> Method:
     """Unbiased codecs in both directions, an uplink memory, and partial participation.
 
-    `c = Q(gᵢ − hᵢ)`, `hᵢ ← hᵢ + (a/p)·c`; `x ← x − γ · Q'(h + Σ_S c / (p·n))` over the workers `S`
-    that take part.
+    `c = Q(gᵢ − hᵢ)`, `hᵢ ← hᵢ + a·c`, `x ← x − γ · Q'(h + Σ_S c / (p·n))`, `h ← h + a · Σ_S c / n`
+    over the workers `S` that take part.
 
     Args:
         codec: the uplink codec, unbiased.
@@ -131,7 +131,7 @@ def artemis(
         learning_rate: `γ`.
         down: the downlink codec, unbiased; None for `codec`.
         p: probability that a worker takes part.
-        step: `a`, with `a/p` at most `1/(1 + ω)`; None for `p / (2(1 + ω))`.
+        step: `a`, at most `1/(1 + ω)`; None for `1/(2(1 + ω))`.
         absent: "remembered", the paper's second variant (PP2), or "left out", its first (PP1). PP1
             stalls, and here it has an uncompressed downlink.
         key: a seed or key, the same on all workers.
@@ -163,7 +163,7 @@ def artemis(
     checks.share("p", p)
     if absent != "remembered" and down is not None:
         raise ValueError(f"`down` must be None where the absent are {absent!r}, got {down!r}")
-    a = p * step_for(codec, 0.5) if step is None else step
+    a = step_for(codec, 0.5) if step is None else step
     up = Link(codec, Shift(a, absent=absent))
     reducer = TwoShot(up, Link(down or codec)) if absent == "remembered" else Gather(up)
     mean = compressed_mean(
@@ -249,8 +249,8 @@ def mcm(
         learning_rate: `γ`.
         down: the downlink codec, unbiased; None for `codec`.
         p: probability that a worker takes part.
-        step: `a`, the step size of the uplink memory, with `a/p` at most `1/(1 + ω)`; None for
-            `p / (2(1 + ω))`.
+        step: `a`, the step size of the uplink memory, at most `1/(1 + ω)`; None for
+            `1/(2(1 + ω))`.
         down_step: `b`; None for `1/(2(1 + ω'))`.
         own: True for a separate downlink message to every worker (Rand-MCM).
         key: a seed or key, the same on all workers.
@@ -276,7 +276,7 @@ def mcm(
     """
     checks.share("p", p)
     way = down or codec
-    a = p * step_for(codec, 0.5) if step is None else step
+    a = step_for(codec, 0.5) if step is None else step
     b = step_for(way, 0.5) if down_step is None else down_step
     gate = Bernoulli(p) if p < 1 else None
     mean = compressed_mean(Gather(Link(codec, Shift(a))), axis_name, gate=gate, key=key)

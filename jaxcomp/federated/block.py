@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxcomp.backend import xla
-from jaxcomp.federated import server, uplink as uplink_
+from jaxcomp.federated import faults, server, uplink as uplink_
 from jaxcomp.federated.method import Method
 from jaxcomp.federated.server import Total
 from jaxcomp.federated.uplink import Memory, Message
@@ -39,13 +40,11 @@ class Known(NamedTuple):
         key: the round's key.
         centres: the parameters of the last rounds, the latest first, along a leading axis.
         shared: what server and clients know alike, of the way up's side information.
-        factor: the factor by which a `Shift` moves for a weight of one.
     """
 
     key: Array
     centres: PyTree
     shared: PyTree
-    factor: Array
 
 
 class Clients(NamedTuple):
@@ -70,6 +69,7 @@ class Done(NamedTuple):
     Attributes:
         total: the sum of the messages so far.
         own: what the clients keep.
+        sent: whether a message reached the server.
         accepted: whether the server accepted their messages.
         losses: the mean loss of each client over its steps.
         payloads: their messages, if they were asked for.
@@ -77,6 +77,7 @@ class Done(NamedTuple):
 
     total: Total
     own: Own
+    sent: Array
     accepted: Array
     losses: Array
     payloads: TreePayload | None
@@ -152,16 +153,16 @@ def run(
         accepted, sides = _own_part((accepted, sides), axis_name, chunk)
         memory = _chosen(accepted, message)
         kept = payloads if keep_payloads else None
-        return total, (Own(inner, memory, sides), accepted, losses, kept)
+        return total, (Own(inner, memory, sides), weights > 0, accepted, losses, kept)
 
-    total, (own, accepted, losses, payloads) = lax.scan(
+    total, (own, sent, accepted, losses, payloads) = lax.scan(
         one_chunk, total, cut((clients, batches, own))
     )
 
     def whole(tree: PyTree) -> PyTree:
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)
 
-    return Done(total, *whole((own, accepted, losses, payloads)))
+    return Done(total, *whole((own, sent, accepted, losses, payloads)))
 
 
 @functools.lru_cache(maxsize=64)
@@ -177,9 +178,10 @@ def client(
     start = jax.tree.map(lambda c: c[who.ages], known.centres)
     end, inner, losses = method.work.run(start, own.inner, batches, who.steps)
     update = method.signal(start, end)
-    weight = jnp.where(who.weights > 0, who.weights * known.factor, known.factor)
+    rounds = jax.tree.leaves(known.centres)[0].shape[0]
+    times = jnp.asarray(faults.stale(np.arange(rounds), method.staleness), jnp.float32)[who.ages]
     message = uplink_.message(
-        method.uplink, known.key, who.numbers, weight, update, own.memory, known.shared, start
+        method.uplink, known.key, who.numbers, times, update, own.memory, known.shared, start
     )
     inner = jax.tree.map(lambda new, old: jnp.where(message.sound, new, old), inner, own.inner)
     return message, inner, jnp.nanmean(losses)

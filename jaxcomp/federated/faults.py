@@ -66,7 +66,12 @@ class Faults:
 
     def times(self, arrives: np.ndarray, ages: np.ndarray, power: float) -> np.ndarray:
         """The factors on the clients' weights."""
-        return np.where(arrives, (1.0 + ages) ** -power, 0.0)
+        return np.where(arrives, stale(ages, power), 0.0)
+
+
+def stale(ages: np.ndarray, power: float) -> np.ndarray:
+    """The factors on the weights of clients that began from parameters of these ages."""
+    return (1.0 + ages) ** -power
 
 
 @functools.partial(jax.jit)

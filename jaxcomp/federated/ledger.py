@@ -37,7 +37,9 @@ class Ledger:
         self.method, self.messages = method, messages
         self.like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
         self.up = self.down = 0
-        self._whole = sum(x.nbytes for x in jax.tree.leaves(params))
+        shared = jax.eval_shape(method.uplink.side.shared, params)
+        self._params = _bytes(params)
+        self._whole = self._params + _bytes(shared)
         self._upload = cost.wire_bytes(method.uplink.policy, params)
         # The round whose parameters a client has; -1 for a client that has none.
         self._has = np.full(clients, -1)
@@ -54,10 +56,9 @@ class Ledger:
         self.down += int(bytes_.sum())
         return int(bytes_.sum())
 
-    def received(self, numbers: np.ndarray, weights: np.ndarray, payloads: Any) -> int:
-        """The bytes of the messages of these clients that reached the server."""
-        arrived = np.flatnonzero(weights > 0)
-        del numbers
+    def received(self, came: np.ndarray, payloads: Any) -> int:
+        """The bytes of the messages that `came`, of these payloads."""
+        arrived = np.flatnonzero(came)
         sent = self._upload * len(arrived)
         if self.messages and len(arrived):
             payloads = jax.tree.map(np.asarray, payloads)
@@ -71,10 +72,12 @@ class Ledger:
 
     def announced(self, payload: TreePayload | None, moved: bool) -> None:
         """Notes the server's message of a round; it is empty if no message had moved the server."""
-        if payload is None or self.method.downlink is None:
+        if self._whole == self._params and self.method.downlink is None:
             self._sizes.append(self._whole)
         elif not moved:
             self._sizes.append(0)
+        elif payload is None or self.method.downlink is None:
+            self._sizes.append(self._params)  # From which clients compute what they share.
         elif self.messages:
             policy = self.method.downlink.policy
             self._sizes.append(len(to_bytes(policy, payload, self.like)))
@@ -92,3 +95,7 @@ class Ledger:
         """Goes on from what `kept` returned."""
         self._has, self._sizes = has.copy(), [int(size) for size in sizes if size >= 0]
         self.up, self.down = (int(total) for total in sums)
+
+
+def _bytes(tree: PyTree) -> int:
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))

@@ -36,7 +36,7 @@ class Method:
             of a round in memory.
         mean: over which weights the sum is divided: those of the "participants" whose messages were
             accepted, or the expected weight of "all", which is unbiased with independent sampling
-            and required by a `Shift`, whose mirror is the mean over all clients.
+            and required by a `Shift`, whose mirror is the weighted mean over all clients.
         signal: `signal(start, end)`, what a client sends of its parameters before and after.
         staleness: `p`: a client that began from parameters `a` rounds old has `(1 + a)^(-p)` times
             its weight.
@@ -73,8 +73,8 @@ class Method:
             _check_down(self.down)
         if self.uplink.feedback.mirrors and self.mean != "all":
             raise ValueError(
-                "`mean` must be 'all' with a Shift, whose mirror on the server is the mean over "
-                f"all clients, got {self.mean!r}"
+                "`mean` must be 'all' with a Shift, whose mirror on the server is the weighted "
+                f"mean over all clients, got {self.mean!r}"
             )
 
         if not self.aggregate.linear:

@@ -206,9 +206,9 @@ def fedvote(
         optimizer: of the local steps, new in every round; None for `optax.adam(0.01)`.
         values: 2 for binary votes, 3 for ternary ones, of 1.6 bits.
         participants: how many clients take part in a round, drawn anew each time; None for all.
-        aggregate: how the votes are combined: `jaxcomp.aggregates.Credible()` for the paper's
-            weights by reputation, against up to a third of hostile clients;
-            `Credible(trusted=...)` for the optimistic variant of the authors' code.
+        aggregate: how the votes are combined: `jaxcomp.aggregates.Credible()` leaves out clients
+            that contradict clear majorities; `Credible(rule="soft")` has the paper's weights by
+            reputation, and `Credible(rule="hard", trusted=...)` is that of the authors' code.
 
     Raises:
         ValueError: for a loss that is not a `Latent`, another number of values, or a number of
@@ -226,7 +226,7 @@ def fedvote(
         Guarantee: the mean of the votes is an unbiased estimate of the mean of the forward weights;
         the map back to latent parameters is not linear, so these are not averaged. The authors'
         ternary code is broken, so it is reconstructed. Leaves that are not latent are averaged as
-        in `fedavg`; with `Credible()`, by the reputation of the whole message.
+        in `fedavg`; with `Credible()`, by the reputation of the votes.
     """
     checks.part("loss", loss, Latent)
     work = LocalSteps(loss, optax.adam(0.01) if optimizer is None else optimizer)

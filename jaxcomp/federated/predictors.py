@@ -225,9 +225,9 @@ class Predictors(Side):
     """A guess from each of several predictors, of which a codec takes the best.
 
     Their states follow from the server's parameters, and are kept once, on the server, in a
-    simulation. In the field a client computes them from the parameters of every round; one that
-    missed rounds has to be sent the states, which the ledger of a simulation does not count: 11
-    numbers a parameter by default.
+    simulation. In the field a client computes them from the parameters of every round. One that is
+    new, or missed more rounds than that is worth, is sent the states with the parameters: 11
+    numbers a parameter by default. The ledger of a simulation counts both.
 
     Args:
         bank: the predictors.

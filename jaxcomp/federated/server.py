@@ -1,21 +1,23 @@
 """The server: adds clients' messages one by one, and moves the parameters once a round."""
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxcomp import aggregates
 from jaxcomp.backend import xla
+from jaxcomp.base import Feedback
 from jaxcomp.federated import uplink as uplink_
 from jaxcomp.federated.method import Method
 from jaxcomp.feedback import Link
 from jaxcomp.layout import trees
 from jaxcomp.layout.trees import TreePayload
 from jaxcomp.numerics import noise, summing
-from jaxcomp.reducers import payloads as payloads_
+from jaxcomp.reducers import gating, payloads as payloads_
 from jaxcomp.types import Array, PyTree, Stacks
 
 _DOWN = 0x646F776E
@@ -29,7 +31,8 @@ class ServerState(NamedTuple):
         round: the number of rounds so far.
         params: the parameters, as all clients know them after this round's message.
         optimizer: the state of the server's optimizer.
-        mirror: the server's part of the clients' feedback.
+        mirror: the server's part of the clients' feedback, of the compressed leaves and of those
+            that are sent dense.
         shared: what server and clients know alike, of the way up's side information.
         down: the memory of the way down: its feedback, and the state of its codecs.
         aggregate: the aggregate's state, with a row for each client.
@@ -38,7 +41,7 @@ class ServerState(NamedTuple):
     round: Array
     params: PyTree
     optimizer: PyTree
-    mirror: PyTree
+    mirror: tuple[PyTree, PyTree]
     shared: PyTree
     down: PyTree
     aggregate: PyTree
@@ -65,15 +68,37 @@ def init(method: Method, params: PyTree, clients: int) -> ServerState:
     params = jax.tree.map(jnp.array, params)  # Its own copy: a round may donate it.
     plan = trees.layout(method.uplink.policy, params)
     likes = tuple(summing.accumulator(batch.like) for batch in plan.batches)
+    dense = tuple(plan.likes[number] for number in plan.dense)
+    wide = tuple(summing.accumulator(like) for like in dense)
+    uplink = method.uplink
     return ServerState(
         jnp.zeros((), jnp.int32),
         params,
         method.server.init(params),
-        method.uplink.feedback.init((), likes),
-        method.uplink.side.shared(params),
+        (uplink.feedback.init((), likes), uplink.aside.init((), wide)),
+        uplink.side.shared(params),
         () if method.downlink is None else _down_init(method.downlink, params),
-        method.aggregate.init((likes, tuple(plan.likes[n] for n in plan.dense)), clients),
+        method.aggregate.init((likes, dense), clients),
     )
+
+
+class Weights(NamedTuple):
+    """Sums of clients' weights, by which a sum of messages is divided.
+
+    Attributes:
+        drawn: the expected sum of the weights of the clients that take part in a round.
+        whole: the sum of the weights of all clients.
+    """
+
+    drawn: Array
+    whole: Array
+
+
+def weights_of(method: Method, weights: np.ndarray) -> Weights:
+    """The sums of these clients' weights."""
+    clients, mean = len(weights), float(weights.mean())
+    drawn = method.sampling.expected(clients) * mean
+    return Weights(jnp.float32(drawn), jnp.float32(clients * mean))
 
 
 def round_key(key: Array, number: Array | int) -> Array:
@@ -141,14 +166,56 @@ def add(
     return after, accepted, read
 
 
+class Held(NamedTuple):
+    """The messages of a round, for an aggregate that needs all of them at once.
+
+    Attributes:
+        numbers: `uint32[rows]`, the drawn clients in their order; then numbers beyond all clients.
+        weights: `float32[rows]`; zero for a client whose message was not accepted.
+        payloads: the messages, with a leading axis of rows.
+    """
+
+    numbers: Any
+    weights: Any
+    payloads: TreePayload
+
+
+def held(
+    cohort: np.ndarray, clients: int, weights: np.ndarray, rows: np.ndarray, payloads: TreePayload
+) -> Held:
+    """The messages of these rows of the cohort, in a table that depends on the cohort alone.
+
+    Sums over its rows then have the same bits however clients were grouped, and whether or not the
+    messages that were not accepted are there. Few numbers of rows, at most a quarter above that of
+    the drawn clients, mean few compilations where it differs from round to round.
+
+    Args:
+        cohort: the clients that were drawn.
+        clients: the number of all clients.
+        weights: the weights of the messages.
+        rows: which clients of the cohort they come from.
+        payloads: the messages.
+    """
+    step = 1 << max(len(cohort).bit_length() - 3, 0)
+    size = min(clients, -(-len(cohort) // step) * step)
+
+    def placed(x: Any) -> np.ndarray:
+        x = np.asarray(x)
+        table = np.zeros((size, *x.shape[1:]), x.dtype)
+        table[rows] = x
+        return table
+
+    numbers = np.full(size, clients, np.uint32)
+    numbers[: len(cohort)] = cohort
+    return Held(numbers, placed(weights), jax.tree.map(placed, payloads))
+
+
 @functools.partial(jax.jit, static_argnums=0)
 def combined(
     method: Method,
     key: Array,
     state: ServerState,
-    numbers: Array,
-    weights: Array,
-    payloads: TreePayload,
+    given: Held,
 ) -> tuple[ServerState, Total]:
     """The messages of a round by an aggregate that needs all of them at once.
 
@@ -156,9 +223,7 @@ def combined(
         method: the method.
         key: the round's key.
         state: the server, with the aggregate's state.
-        numbers: the clients; one beyond their number is none.
-        weights: their weights; zero for one whose message was not accepted.
-        payloads: their messages, along a leading axis.
+        given: the messages.
 
     Returns:
         The server with the aggregate's new state, and a total for `step`. It counts no message if
@@ -168,6 +233,7 @@ def combined(
     def read(one: tuple[Array, TreePayload]) -> tuple[Stacks, Stacks]:
         return uplink_.read(method.uplink, key, one[0], one[1], state.params)
 
+    numbers, weights, payloads = given
     messages = jax.lax.map(read, (numbers, payloads))
     rows = jax.tree.map(lambda x: x.at[numbers].get(mode="clip"), state.aggregate)
     found = aggregates.combine(method.aggregate, messages, weights, rows)
@@ -187,7 +253,7 @@ def moves(method: Method, total: Total) -> bool:
 
 @functools.partial(jax.jit, static_argnums=0)
 def step(
-    method: Method, key: Array, state: ServerState, total: Total, expected: Array
+    method: Method, key: Array, state: ServerState, total: Total, weights: Weights
 ) -> tuple[ServerState, TreePayload | None]:
     """Moves the parameters by the mean of the messages; without any message they stay.
 
@@ -196,20 +262,17 @@ def step(
         key: the round's key.
         state: the server before.
         total: the sum of the accepted messages.
-        expected: the expected sum of weights, the divisor if the mean is over "all".
+        weights: the sums of the clients' weights.
 
     Returns:
         The server after the round, and its message to the clients: None if it sends the parameters
         as they are.
     """
     plan = trees.layout(method.uplink.policy, state.params)
-    divisor = total.weight if method.mean == "participants" else expected
-    share = jnp.where(total.count > 0, 1 / jnp.where(divisor > 0, divisor, 1), 0)
-    part = tuple(x * share.astype(x.dtype) for x in total.stacks)
-    dense = tuple(x * share.astype(x.dtype) for x in total.dense)
-    uplink = method.uplink
-    estimate, mirror = uplink.feedback.update((), (), part, share, None, state.mirror)
-    mean = trees.assemble(plan, tuple(estimate), dense)
+    uplink, (main, beside) = method.uplink, state.mirror
+    stacks, main = _estimate(method, uplink.feedback, total, total.stacks, weights, main)
+    dense, beside = _estimate(method, uplink.aside, total, total.dense, weights, beside)
+    mean = trees.assemble(plan, stacks, dense)
     mean = jax.tree.map(lambda x, p: x.astype(p.dtype), mean, state.params)
     updates, optimizer = method.server.update(mean, state.optimizer, state.params)
     payload, down = None, state.down
@@ -219,10 +282,41 @@ def step(
         payload, down = _down(method.downlink, key, updates, state.down)
         params = follow(method, key, state.params, payload)
     shared = uplink.side.learn(state.shared, state.params, params)
-    after = ServerState(state.round, params, optimizer, mirror, shared, down, state.aggregate)
+    after = ServerState(
+        state.round, params, optimizer, (main, beside), shared, down, state.aggregate
+    )
     moved = (total.count > 0) | (method.mean == "all")
     after = jax.tree.map(lambda new, old: jnp.where(moved, new, old), after, state)
     return after._replace(round=state.round + 1), payload
+
+
+def _estimate(
+    method: Method,
+    feedback: Feedback,
+    total: Total,
+    sums: Stacks,
+    weights: Weights,
+    mirror: PyTree,
+) -> tuple[Stacks, PyTree]:
+    """The estimate of the clients' mean, and the mirror after the round.
+
+    A mirror is `Σ wᵢ·hᵢ / W` over all clients, whose weights sum to `W`. As each participant has
+    moved by its own message, the mirror moves by `Σ wᵢ·cᵢ / W`. The estimate counts the messages
+    `W/drawn` times, so that its expectation is `Σ wᵢ·(hᵢ + E cᵢ) / W`.
+    """
+    divisor = total.weight if method.mean == "participants" else weights.drawn
+    divisor = weights.whole if feedback.mirrors else divisor
+    share = jnp.where(total.count > 0, 1 / jnp.where(divisor > 0, divisor, 1), 0)
+    part = tuple(x * share.astype(x.dtype) for x in sums)
+    estimate, mirror = feedback.update((), (), part, share, None, mirror)
+    if feedback.mirrors and not gating.counted_once(method.uplink.feedback, method.uplink.policy):
+        more = weights.whole / weights.drawn - 1
+
+        def add(e: Array, x: Array) -> Array:
+            return e + xla.block_fma(x * more.astype(x.dtype))
+
+        estimate = jax.tree.map(add, estimate, part)
+    return tuple(estimate), mirror
 
 
 def follow(method: Method, key: Array, params: PyTree, payload: TreePayload) -> PyTree:

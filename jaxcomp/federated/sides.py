@@ -65,8 +65,7 @@ class LastMean(Side):
     Args:
         server_only: whether clients do not know it, as a new client does not that gets the
             parameters alone: for codecs with a distance, as in `History`. If they do know it, a
-            client that missed the last round must be sent it with the parameters; the ledger of a
-            simulation does not count that.
+            client that missed the last round is sent it with the parameters.
 
     Example:
         >>> import jaxcomp

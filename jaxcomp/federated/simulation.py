@@ -34,7 +34,8 @@ class Report(NamedTuple):
         round: its number, from 0.
         sampled: how many clients were drawn.
         accepted: how many messages were part of the mean.
-        loss: the mean of the clients' losses over their local steps, before the round's update.
+        loss: the mean of the clients' losses over their local steps, before the round's update, of
+            clients whose loss is finite; NaN without any.
         up: bytes that clients sent.
         down: bytes that clients received, with what they had missed.
     """
@@ -158,9 +159,12 @@ class Simulation:
 
     def _kept(self) -> Any:
         """Everything that a checkpoint holds, beside the table; its shapes never change."""
+        return self.state, self._padded(), np.int64(len(self._centres)), *self.ledger.kept()
+
+    def _padded(self) -> list[PyTree]:
+        """The parameters of the last rounds, always of as many, so that one program takes them."""
         missing = self.faults.longest + 1 - len(self._centres)
-        centres = [*self._centres, *[self._centres[-1]] * missing]
-        return self.state, centres, np.int64(len(self._centres)), *self.ledger.kept()
+        return [*self._centres, *[self._centres[-1]] * missing]
 
     def run(self, rounds: int, each: Callable[[Report], None] | None = None) -> list[Report]:
         """Runs rounds.
@@ -182,12 +186,10 @@ class Simulation:
         number = int(self.state.round)
         key = server.round_key(self.key, number)
         cohort = self.method.sampling.cohort(key, self.clients)
-        expected = self.method.sampling.expected(self.clients) * float(self.weights.mean())
         known = Known(
             key,
-            jax.tree.map(lambda *xs: jnp.stack(xs), *self._centres),
+            jax.tree.map(lambda *xs: jnp.stack(xs), *self._padded()),
             self.state.shared,
-            jnp.float32(self.clients / expected if self.method.mean == "all" else 1),
         )
         total = server.nothing(self.method, self.state.params)
         losses, accepted, heard_all = [], 0, []
@@ -202,26 +204,22 @@ class Simulation:
             accepted += int(heard.sum())
             losses.append(np.asarray(done.losses)[real])
             if not self.method.aggregate.streams:
-                heard_all.append(self._messages(numbers, given[0].weights, done))
-            up += self.ledger.received(numbers, np.asarray(given[0].weights)[real], done.payloads)
+                heard_all.append(_messages(len(numbers), given[0].weights, done))
+            up += self.ledger.received(np.asarray(done.sent)[real], done.payloads)
         if heard_all:
-            held = jax.tree.map(lambda *parts: np.concatenate(parts), *heard_all)
-            self.state, total = server.combined(self.method, key, self.state, *held)
+            weights, payloads = jax.tree.map(lambda *parts: np.concatenate(parts), *heard_all)
+            rows = np.arange(len(cohort))
+            held = server.held(cohort, self.clients, weights, rows, payloads)
+            self.state, total = server.combined(self.method, key, self.state, held)
             accepted = int(total.count)
-        self.state, payload = server.step(
-            self.method, key, self.state, total, jnp.float32(expected)
-        )
+        sums = server.weights_of(self.method, self.weights)
+        self.state, payload = server.step(self.method, key, self.state, total, sums)
         self.ledger.announced(payload, server.moves(self.method, total))
         self._centres = [self.state.params, *self._centres][: self.faults.longest + 1]
-        loss = float(np.mean(np.concatenate(losses))) if losses else math.nan
+        heard = np.concatenate(losses) if losses else np.zeros(0)
+        finite = heard[np.isfinite(heard)]
+        loss = float(np.mean(finite)) if finite.size else math.nan
         return Report(number, len(cohort), accepted, loss, up, down)
-
-    def _messages(self, numbers: np.ndarray, weights: np.ndarray, done: Done) -> tuple[Any, ...]:
-        """The messages of a block; clients that fill it up have a number beyond all."""
-        padded = np.full(self._size, self.clients, np.uint32)
-        padded[: len(numbers)] = numbers
-        weights = np.where(np.asarray(done.accepted), np.asarray(weights), 0).astype(np.float32)
-        return padded, weights, jax.tree.map(np.asarray, done.payloads)
 
     def _prepared(self, cohort: np.ndarray, number: int, key: Any) -> Iterator[Any]:
         """The blocks of a round; while one is computed, the next is read."""
@@ -257,6 +255,12 @@ class Simulation:
 
 _BLOCK = 2**26
 """Bytes of the table in one block, over all devices: the host holds several copies of a block."""
+
+
+def _messages(count: int, weights: np.ndarray, done: Done) -> tuple[np.ndarray, Any]:
+    """The weights and messages of the clients of a block, without those that fill it up."""
+    weights = np.where(np.asarray(done.accepted), np.asarray(weights), 0).astype(np.float32)
+    return weights[:count], jax.tree.map(lambda x: np.asarray(x)[:count], done.payloads)
 
 
 def _table(where: Any, row: PyTree, clients: int, mesh: Mesh | None) -> Table:

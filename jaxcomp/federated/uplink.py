@@ -28,8 +28,8 @@ class Uplink:
 
     Raises:
         ValueError: for a codec that needs the clients to agree on something before they send, a
-            feedback that needs the mean of all messages, or side information for a codec that makes
-            no use of it.
+            feedback that needs the mean of all messages or leaves out absent clients, or side
+            information for a codec that makes no use of it.
 
     Example:
         >>> import jaxcomp
@@ -61,6 +61,12 @@ class Uplink:
                 f"jaxcomp.Residual(), got {self.feedback!r}, which needs the mean of all"
             )
 
+        if self.feedback.absent != "remembered":
+            raise ValueError(
+                "`link` must have a feedback that remembers absent clients, such as "
+                f"jaxcomp.Shift(step), got {self.feedback!r}"
+            )
+
     @property
     def feedback(self) -> Feedback:
         """The clients' memory."""
@@ -78,7 +84,13 @@ class Uplink:
 
     @property
     def aside(self) -> Feedback:
-        """The memory of the leaves that are sent dense, for messages that the server refuses."""
+        """The memory of the leaves that are sent dense.
+
+        A residual is for messages that the server refuses, a shift for clients that do not take
+        part in a round: the mirror stands for them, whose updates differ.
+        """
+        if self.feedback.mirrors:
+            return self.feedback
         return Residual() if self.feedback.keeps_unsent else NoFeedback()
 
 
@@ -157,7 +169,8 @@ def message(
         uplink: codec, feedback and side information.
         key: the round's key, `uint32[2]`.
         number: the client's number, with which its private noise is drawn.
-        weight: the factor by which a `Shift` moves; other feedback does not use it.
+        weight: the part of its step that a `Shift` moves, in [0, 1]: 1 unless the server counts the
+            message for less than the client's weight; other feedback does not use it.
         update: the client's update.
         memory: its memory.
         shared: what server and clients know alike, of `side`.

@@ -17,10 +17,14 @@ from jaxcomp.types import Array, PyTree
 class Shift(Feedback):
     """Compresses each gradient's difference from a learned shift, which the receivers mirror.
 
-    `m = g − h`, send `C(m)`, `h ← h + a · C(m)`; the estimate is `H + Σ wᵢ·C(mᵢ)/n`, and the mirror
-    `H ← H + a · Σ wᵢ·C(mᵢ)/n` stays the mean of all `hᵢ`. When gradients converge, the messages go
-    to zero, and so does the codec's error: full gradients converge to the exact solution even if
-    they differ between workers.
+    `m = g − h`, send `C(m)`, `h ← h + a · C(m)`; the estimate is `H + Σ C(mᵢ)/n`, and the mirror
+    `H ← H + a · Σ C(mᵢ)/n` stays the mean of all `hᵢ`. When gradients converge, the messages go to
+    zero, and so does the codec's error: full gradients converge to the exact solution even if they
+    differ between workers.
+
+    With partial participation, each participant moves its `h` by `a · C(m)` and the mirror moves by
+    `a · Σ_S C(mᵢ)/n`. The estimate is `H + Σ_S C(mᵢ)/(p·n)`, whose expectation is that of all
+    workers, or `H + Σ_S C(mᵢ)/n` for EF21, whose biased messages no factor corrects (EF21-PP).
 
     * EF21 is `a = 1` around a contractive codec;
     * DIANA is `a ≤ 1/(1 + ω)` around an unbiased codec of relative variance `ω`.
@@ -33,9 +37,10 @@ class Shift(Feedback):
         dtype: dtype of both memories; None for that of the gradient. Use "float32" for narrow
             gradients: `h` and `H` round differently, and the difference would persist.
         absent: the treatment of non-participants under a gate. "remembered": the mirror represents
-            them. "left out": the estimate is `Σ_S (hᵢ + C(mᵢ)) / (p·n)` over the participants,
-            whose noise does not vanish at the solution. "left out" is for comparisons: it works
-            only with `Gather`, and averages the `hᵢ` dense, which `wire_bytes` does not count.
+            them (Artemis's PP2). "left out": the estimate is `Σ_S (hᵢ + C(mᵢ)) / (p·n)` over the
+            participants, whose noise does not vanish at the solution. "left out" is for
+            comparisons: it works only with `Gather`, and averages the `hᵢ` dense, which
+            `wire_bytes` does not count.
 
     Raises:
         ValueError: for a step outside (0, 1], another dtype or another `absent`. A `Link` raises if
@@ -49,13 +54,14 @@ class Shift(Feedback):
     References:
         Richtárik et al., `EF21 <https://arxiv.org/abs/2106.05203>`_, 2021; Mishchenko et al.,
         `Distributed learning with compressed gradient differences
-        <https://arxiv.org/abs/1901.09269>`_ (DIANA), 2019.
+        <https://arxiv.org/abs/1901.09269>`_ (DIANA), 2019. Partial participation: Philippenko and
+        Dieuleveut, `Artemis <https://arxiv.org/abs/2006.14591>`_, 2020; Fatkhullin et al., `EF21
+        with bells & whistles <https://arxiv.org/abs/2110.03294>`_ (EF21-PP), 2021.
 
     Note:
         Memories start at zero, so that those of EF21 are `C(∇f(x⁰))` after the first message, as in
-        the paper. A worker of weight zero keeps its memory; with weights `w` the memory moves by
-        `a · w`, so that the mirror stays the mean (Artemis, which samples workers with probability
-        `p`, has `a = p · α`).
+        the paper. A worker of weight zero keeps its memory. The public code of Artemis moves the
+        mirror by `1/p` of this rule, so that it is the mean of the memories only at the solution.
     """
 
     step: float = 1.0

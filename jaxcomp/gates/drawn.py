@@ -24,9 +24,9 @@ class Bernoulli(Gate):
 
     The sum of the sent messages is multiplied by `1/p`, `Σ_S c_i / (p·n)`, so that its expectation
     is the mean of all messages. It is not multiplied with a memory that sends unsent messages later
-    (`Residual`, `MomentumCorrection`), which would count them more than once, nor with EF21, which
-    moves each shift by the whole of a biased message. All workers know the participants from the
-    shared key.
+    (`Residual`, `MomentumCorrection`), which would count them more than once, nor with EF21, whose
+    biased messages no factor corrects. A participant's `Shift` moves by its step, whatever `p` is.
+    All workers know the participants from the shared key.
 
     Args:
         p: the probability, in (0, 1].

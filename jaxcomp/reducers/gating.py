@@ -10,9 +10,10 @@ from jax import lax
 from jaxcomp import checks
 from jaxcomp.backend import axes, xla
 from jaxcomp.base import Feedback, Gate, Reducer
+from jaxcomp.layout.policy import Policy
 from jaxcomp.numerics import summing
 from jaxcomp.reducers import accounting
-from jaxcomp.types import Array, AxisName, Batches, PyTree
+from jaxcomp.types import Array, AxisName, PyTree, Stacks
 
 
 class Participation(NamedTuple):
@@ -83,13 +84,6 @@ def forgets(feedback: Feedback) -> bool:
     return feedback.absent == "left out"
 
 
-def counts(weight: Array | None, times: float) -> Array | None:
-    """The weight of this worker's message for the feedback; the reducer sees only the mask."""
-    if times == 1:
-        return weight
-    return jnp.float32(times) if weight is None else weight * jnp.float32(times)
-
-
 def senders(weight: Array | None, axis_name: AxisName) -> Array:
     """The number of workers that send; `weight` is this worker's."""
     if weight is None:
@@ -97,20 +91,15 @@ def senders(weight: Array | None, axis_name: AxisName) -> Array:
     return lax.psum((weight != 0).astype(jnp.int32), axis_name).astype(jnp.uint32)
 
 
-def factor(gate: Gate, reducer: Reducer, batches: Batches, workers: int) -> float:
-    """The factor on the sum of the messages, exact in 32 bits.
-
-    It is one with a feedback that sends unsent messages later, and with EF21, whose biased messages
-    no factor corrects on average.
+def factor(gate: Gate, reducer: Reducer, workers: int) -> float:
+    """The factor on the sum of the messages in the estimate, exact in 32 bits.
 
     Raises:
-        ValueError: if the factor makes the step of a shift too long, or for a mean over senders.
+        ValueError: for a mean over senders.
     """
-    feedback = accounting.feedback_of(reducer)
     wanted = float(np.float32(gate.factor(workers)))
-    codecs = () if reducer.uplink is None else reducer.uplink.policy.codecs
-    biased = any(codec.contractive for codec in codecs)
-    if feedback.keeps_unsent or (feedback.mirrors and biased):
+    uplink = reducer.uplink
+    if uplink is not None and counted_once(uplink.feedback, uplink.policy):
         return 1.0
     if wanted != 1 and reducer.over == "senders":
         raise ValueError(
@@ -118,16 +107,40 @@ def factor(gate: Gate, reducer: Reducer, batches: Batches, workers: int) -> floa
             "got 'senders'; or use a feedback that sends unsent messages later, such as "
             "jaxcomp.Residual()"
         )
-    step = feedback.step
-    if wanted > 1 and feedback.mirrors and step is not None:
-        bounds = [batch.codec.variance_bound(batch.size) or 0.0 for batch in batches]
-        most = 2 / (1 + max(bounds, default=0.0)) / wanted
-        if step >= most:
-            raise ValueError(
-                f"`step` must be below {most:.4g}, and is best at half of that, for a shift with "
-                f"{gate!r}, which multiplies messages by {wanted:.4g}, got {step}"
-            )
     return wanted
+
+
+def counted_once(feedback: Feedback, policy: Policy) -> bool:
+    """Whether the estimate takes messages as they are, however many workers participate.
+
+    So it is with a feedback that sends unsent messages later, and with EF21, whose biased messages
+    no factor corrects on average.
+    """
+    biased = any(codec.contractive for codec in policy.codecs)
+    return feedback.keeps_unsent or (feedback.mirrors and biased)
+
+
+def remember(
+    feedback: Feedback,
+    times: float,
+    message: Stacks,
+    sent: Stacks,
+    part: Stacks,
+    share: Array | float,
+    weight: Array | None,
+    state: PyTree,
+) -> tuple[Stacks, PyTree]:
+    """`feedback.update` where the estimate takes the sum of the messages `times`.
+
+    The memories of a mirror move by the messages as they are: a shift that moved `times` as far
+    would overshoot, and grow.
+    """
+    if not feedback.mirrors:
+        return feedback.update(message, sent, scaled(part, times), share * times, weight, state)
+    estimate, after = feedback.update(message, sent, part, share, weight, state)
+    if times != 1:
+        estimate = jax.tree.map(jnp.add, estimate, scaled(part, times - 1))
+    return estimate, after
 
 
 def scaled(tree: PyTree, factor: float) -> PyTree:

@@ -56,7 +56,6 @@ class _Exchange(NamedTuple):
     dense: Stacks
     memory: _Memory
     weight: Array | None
-    counts: Array | None
 
 
 class _Heard(NamedTuple):
@@ -186,11 +185,9 @@ def prepare(
         closes = gating.closes(gate, resolved)
         go = conditional.uniform(opened.go, axis_name) if closes else jnp.ones((), bool)
         opened = opened._replace(go=go)
-        inner = resolved.within(batches, axis_name)
-        factor = gating.factor(gate, resolved, inner, axes.size(links))
-    counts = gating.counts(opened.weight, factor)
+        factor = gating.factor(gate, resolved, axes.size(links))
     own = _Memory(memory, beside, reducer.resolved_state(resolved, state.reducer))
-    arrays = _Exchange(key, message, dense, own, opened.weight, counts)
+    arrays = _Exchange(key, message, dense, own, opened.weight)
     return Prepared(settings, layout, factor, state, xs, opened, gate_state, arrays)
 
 
@@ -214,15 +211,16 @@ def exchange(prepared: Prepared, *, opened: bool = False) -> _Heard:
             lambda own: _silent(prepared._replace(exchange=own)),
             prepared.exchange,
         )
-    key, message, dense, memory, weight, counts = prepared.exchange
+    key, message, dense, memory, weight = prepared.exchange
     part, sent, share, after = reducer.collect(
         key, batches, message, memory.reducer, axis_name, weight
     )
-    part, share = gating.scaled(part, times), share * times
-    estimate, own = feedback.update(message, sent, part, share, counts, memory.feedback)
+    estimate, own = gating.remember(
+        feedback, times, message, sent, part, share, weight, memory.feedback
+    )
     if gating.forgets(feedback) and weight is not None:
         known = reducer.dense(memory.feedback.own, axis_name, weight)
-        estimate = jax.tree.map(jnp.add, part, gating.scaled(tuple(known), times))
+        estimate = gating.scaled(jax.tree.map(jnp.add, part, tuple(known)), times)
     means, after = reducer.spread(key, batches, estimate, after, axis_name)
     tells, flag = guard and accounting.tells(reducer, batches), None
     if tells and weight is None:  # Sent with the dense leaves, so that it adds no collective.
@@ -230,9 +228,10 @@ def exchange(prepared: Prepared, *, opened: bool = False) -> _Heard:
     else:
         known = reducer.dense(dense, axis_name, weight)
         flag = guarding.told(own, axis_name) if tells else None
-    part = gating.scaled(tuple(known), times)
     arrived = _as_sent(reducer, dense)
-    known, beside = aside.update(dense, arrived, part, share, counts, memory.aside)
+    known, beside = gating.remember(
+        aside, times, dense, arrived, tuple(known), share, weight, memory.aside
+    )
     if flag is not None:
         means, known = guarding.spoilt((means, known), flag)
     senders = jnp.zeros((), jnp.uint32)  # Counted only in open rounds, since it needs a collective.

@@ -6,10 +6,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from paths import ROOT
 
 import jaxcomp
 from jaxcomp import aggregates
-from jaxcomp.aggregates import ClippedMean, CoordinateMedian, Credible, Mean, TrimmedMean
+from jaxcomp.aggregates import (
+    ClippedMean,
+    CoordinateMedian,
+    Credible,
+    CredibleState,
+    Mean,
+    TrimmedMean,
+)
 
 WORKERS = 31
 RNG = np.random.default_rng(0)
@@ -213,25 +221,25 @@ class TestFedVote:
         """
         assert self.error(Mean(), attackers) == pytest.approx(plain, rel=0.02)
         loose = 0.15 if attackers == 0 else 0.03
-        assert self.error(Credible(), attackers) == pytest.approx(credible, rel=loose)
+        assert self.error(Credible(rule="hard"), attackers) == pytest.approx(credible, rel=loose)
 
     def test_a_third_has_no_weight_and_more_may_have_all(self):
-        errors = {b: self.error(Credible(), b) for b in (10, 11, 12)}
+        errors = {b: self.error(Credible(rule="hard"), b) for b in (10, 11, 12)}
         assert errors[10] < 0.05 < 1 < errors[12]
         votes = self.votes(10)
-        found = combined(Credible(), votes)
+        found = combined(Credible(rule="hard"), votes)
         np.testing.assert_allclose(found.value, votes[10:].mean(0), atol=0.01)
         assert found.state.credibility[:10].max() < found.state.credibility[10:].min()
 
     def test_trusted_workers_keep_the_majority(self):
         """The optimistic variant: the majority of those who are known to be honest."""
-        assert self.error(Credible(trusted=tuple(range(14, WORKERS))), 14) < 0.05
+        assert self.error(Credible(rule="hard", trusted=tuple(range(14, WORKERS))), 14) < 0.05
 
     def test_without_the_threshold_attackers_keep_some_weight(self):
-        assert 0.15 < self.error(Credible(soft=True), 10) < self.error(Mean(), 10)
+        assert 0.15 < self.error(Credible(rule="soft"), 10) < self.error(Mean(), 10)
 
     def test_credibility_is_smoothed_and_absent_workers_keep_theirs(self):
-        rule, votes = Credible(decay=0.5), jnp.asarray(self.votes(10))
+        rule, votes = Credible(decay=0.5, rule="hard"), jnp.asarray(self.votes(10))
         first = rule.init(votes[0], WORKERS)
         _, one = jax.jit(rule.combine)(votes, jnp.ones(WORKERS), first)
         weights = jnp.ones(WORKERS).at[jnp.array([0, 30])].set(0)
@@ -257,11 +265,61 @@ def test_the_plurality_of_ternary_votes():
             [-1.0, 0.0, -1.0, 1.0, 0.0],
         ]
     )
-    found = combined(Credible(decay=0.0), votes)
+    found = combined(Credible(decay=0.0, rule="hard"), votes)
     np.testing.assert_allclose(found.state.credibility, [0.75, 0.75, 0.25, 0.25])
     np.testing.assert_array_equal(found.value, votes[:2].mean(0))
-    zeros = combined(Credible(decay=0.0), jnp.zeros((4, 5)))
+    zeros = combined(Credible(decay=0.0, rule="hard"), jnp.zeros((4, 5)))
     np.testing.assert_array_equal(zeros.state.credibility, 1)
+
+
+@pytest.fixture(scope="module")
+def bounded():
+    return jax.jit(Credible(decay=0.0).combine)
+
+
+class TestBounded:
+    """What hostile workers gain that know the rule, in one round with a memory of none."""
+
+    @pytest.mark.parametrize("deviation", [1.0, 0.5, 0.1])
+    @pytest.mark.parametrize("attackers", [5, 10])
+    def test_it_is_no_worse_than_the_mean(self, attackers, deviation, bounded, monkeypatch):
+        monkeypatch.syspath_prepend(ROOT / "benchmarks")
+        import hostile_votes
+
+        draw = np.random.default_rng(4)
+        theta = draw.normal(0, deviation, 4000)
+        chances = (1 + np.tanh(1.5 * draw.normal(theta, 0.3, (WORKERS - attackers, 4000)))) / 2
+        honest = np.where(draw.random(chances.shape) < chances, 1, -1)
+        fresh = CredibleState(jnp.ones(WORKERS))
+        for name, attack in hostile_votes.ATTACKS.items():
+            hostile = np.broadcast_to(attack(honest, draw), (attackers, 4000))
+            votes = np.concatenate([hostile, honest]).astype(np.float32)
+            value, state = bounded(votes, jnp.ones(WORKERS), fresh)
+            errors = [np.mean((x - honest.mean(0)) ** 2) for x in (value, votes.mean(0))]
+            assert errors[0] < 1.001 * errors[1] + 1e-9, name
+            if name == "inverted" and (attackers, deviation) != (10, 0.1):
+                assert errors[0] < 1e-9  # They have no weight.
+            assert state.credibility[attackers:].min() > 0.25, name
+
+    def test_no_more_than_a_third_loses_its_weight(self, bounded):
+        """13 of 31 contradict three quarters of the clear majorities: too many to be hostile."""
+        votes = np.ones((WORKERS, 39_000), np.float32)
+        element, worker = np.arange(39_000), np.arange(13)[:, None]
+        votes[18:] = np.where((element + worker) % 13 < 3, 1, -1)
+        value, state = bounded(votes, jnp.ones(WORKERS), CredibleState(jnp.ones(WORKERS)))
+        assert (state.credibility[18:] < 0.25).all()
+        np.testing.assert_allclose(value, votes.mean(0), atol=1e-6)
+
+    def test_values_that_are_no_votes_do_not_enter(self, bounded):
+        votes = np.where(RNG.random((WORKERS, 4000)) < 0.9, 1, -1).astype(np.float32)
+        votes[0] = -1
+        floats = RNG.normal(2, 1, (WORKERS, 4000)).astype(np.float32)
+        floats[5] *= -1
+        fresh = CredibleState(jnp.ones(WORKERS))
+        alone = bounded(votes, jnp.ones(WORKERS), fresh)[1].credibility
+        both = jax.jit(Credible(decay=0.0).combine)((votes, floats), jnp.ones(WORKERS), fresh)[1]
+        np.testing.assert_array_equal(both.credibility, alone)
+        assert alone[0] < 0.25 < 0.8 < alone[1:].min()
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 7, 16, 31, 65])
@@ -281,8 +339,8 @@ def test_wrong_settings_are_refused():
         TrimmedMean(-0.1)
     with pytest.raises(ValueError, match="`decay` must be below 1"):
         Credible(decay=1.0)
-    with pytest.raises(ValueError, match="`soft` must be one of"):
-        Credible(soft="yes")
+    with pytest.raises(ValueError, match="`rule` must be one of"):
+        Credible(rule="harder")
     for trusted in ((), [0], (0, 0), (-1,)):
         with pytest.raises(ValueError, match="`trusted` must"):
             Credible(trusted=trusted)

@@ -100,7 +100,7 @@ class Spread:
         back = np.argsort(order.reshape(-1))
         rows = jax.tree.map(
             lambda x: np.asarray(x).reshape(size, *x.shape[2:])[back],
-            (done.own, done.accepted, done.losses),
+            (done.own, done.sent, done.accepted, done.losses),
         )
         return block.Done(totals[0], *rows, None)
 

@@ -49,6 +49,19 @@ METHODS = {
         "sampling": federated.Independently(0.6),
         "server": optax.adam(0.1),
     },
+    "predictors": {
+        "up": federated.Uplink(
+            jaxcomp.Policy(jaxcomp.codecs.BestOf(rate=0.1), min_size=64, min_ndim=0),
+            federated.Predictors(),
+        ),
+        "down": None,
+        "sampling": federated.Exactly(3),
+    },
+    "trimmed": {
+        "up": jaxcomp.qsgd_inf(bits=8),
+        "sampling": federated.Independently(0.8),
+        "aggregate": jaxcomp.aggregates.TrimmedMean(0.2),
+    },
 }
 
 

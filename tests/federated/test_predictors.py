@@ -131,7 +131,9 @@ def test_clients_that_follow_the_parameters_stay_in_step_through_losses():
             assert bool(accepted) == arrives[who]
             jax.tree.map(np.testing.assert_array_equal, believed, read)
         before = state.params
-        state, _ = server.step(METHOD, key, state, total, jnp.float32(CLIENTS))
+        state, _ = server.step(
+            METHOD, key, state, total, server.Weights(jnp.float32(CLIENTS), jnp.float32(CLIENTS))
+        )
         if arrives.any():  # Else the server sends nothing new.
             own = [learn(mine, before, state.params) for mine in own]
         for mine in own:

@@ -16,6 +16,10 @@ from jaxcomp.layout import trees
 
 ROUNDS = 4
 
+VOTES = jaxcomp.Link(
+    jaxcomp.Policy(jaxcomp.codecs.Votes(values=3), min_size=0, min_ndim=0), jaxcomp.NoFeedback()
+)
+
 
 @pytest.fixture(scope="module")
 def digest() -> str:
@@ -120,9 +124,9 @@ def test_nothing_is_lost():
     )
     real_step = server.step
 
-    def step(method, key, state, total, expected):
+    def step(method, key, state, total, weights):
         sums.append(jax.tree.map(np.asarray, total))
-        return real_step(method, key, state, total, expected)
+        return real_step(method, key, state, total, weights)
 
     server.step = step
     try:
@@ -235,13 +239,33 @@ def test_a_clipped_mean_bounds_each_client():
     assert report.accepted == world.CLIENTS
 
 
+@pytest.mark.parametrize(
+    "rule", [aggregates.TrimmedMean(0.1), aggregates.Credible(rule="hard")], ids=repr
+)
+def test_grouping_changes_no_bit_of_an_aggregate(rule):
+    """Rules that need all messages get the same rows, however many fill a block up."""
+    method = federated.Method(
+        world.WORK,
+        VOTES,
+        sampling=federated.Independently(0.4),
+        aggregate=rule,
+    )
+    mesh = jax.make_mesh((2,), ("clients",), devices=jax.devices()[:2])
+    found = set()
+    for settings in ({"chunk": 5}, {"chunk": 16}, {"chunk": 3, "mesh": mesh}):
+        sim = world.simulation(method, **settings)
+        sim.run(2)
+        found.add(world.digest((sim.params, sim.state.aggregate)))
+    assert len(found) == 1
+
+
 def test_credibility_belongs_to_the_client():
     """Rows of the state follow the numbers of the sampled clients, also from a checkpoint."""
     method = federated.Method(
         world.WORK,
-        jaxcomp.Policy(jaxcomp.qsgd_inf(bits=8), min_size=0, min_ndim=0),
+        VOTES,
         sampling=federated.Exactly(10),
-        aggregate=aggregates.Credible(),
+        aggregate=aggregates.Credible(rule="hard"),
     )
     sim = world.simulation(method, faults=federated.Faults())
     sim.round()
@@ -344,7 +368,7 @@ def test_clients_that_return_get_what_they_missed():
                 server.round_key(sim.key, 0),
                 sim.state,
                 server.nothing(sim.method, sim.params),
-                jnp.float32(1),
+                server.Weights(jnp.float32(1), jnp.float32(1)),
             )[1],
             moved=True,
         )

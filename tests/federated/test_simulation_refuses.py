@@ -57,6 +57,12 @@ def test_refuses_data_of_another_shape():
             "needs the mean of all",
         ),
         (
+            lambda: federated.Uplink(
+                jaxcomp.Link(jaxcomp.sign(), jaxcomp.Shift(absent="left out"))
+            ),
+            "remembers absent clients",
+        ),
+        (
             lambda: federated.Method(world.WORK, jaxcomp.Link(jaxcomp.sign(), jaxcomp.Shift())),
             "`mean` must be 'all' with a Shift",
         ),

@@ -130,7 +130,10 @@ def everything(codec, feedback):
 
 
 def test_artemis_is_exact_where_sampling_alone_plateaus(in_float64):
-    """Full gradients of workers that disagree at the solution, half of them in each step."""
+    """Full gradients of workers that disagree at the solution, some of them in each step.
+
+    A shift may have DIANA's whole step, `1/(1 + ω)`, however few workers participate.
+    """
     problem = problems.quadratics()
     codec = jaxcomp.qsgd_inf(bits=4, bucket_size=64)
 
@@ -141,7 +144,8 @@ def test_artemis_is_exact_where_sampling_alone_plateaus(in_float64):
         assert found.alike
         return found.error[-1]
 
-    assert error(jaxcomp.Shift(0.2), jaxcomp.gates.Bernoulli(0.5)) < 1e-24
+    longest = jaxcomp.Shift(1 / (1 + codec.variance_bound(64)))
+    assert error(longest, jaxcomp.gates.Bernoulli(0.3)) < 1e-22
     assert error(jaxcomp.NoFeedback(), jaxcomp.gates.SampledWorkers(4)) > 1e-4
 
 
@@ -264,8 +268,3 @@ def test_wrong_use_says_so():
         update(IDENTITY, jaxcomp.NoFeedback(), jaxcomp.gates.SampledWorkers(9))
     with pytest.raises(ValueError, match=r"tx.update\(grads, state, params\)"):
         update(IDENTITY, jaxcomp.Shift(), jaxcomp.gates.Censored(1.0), None)
-    with pytest.raises(
-        ValueError, match=r"`step` must be below 1, .* Bernoulli.* multiplies messages by 2"
-    ):
-        update(IDENTITY, jaxcomp.Shift(), jaxcomp.gates.Bernoulli(0.5))
-    update(jaxcomp.sign(), jaxcomp.Shift(), jaxcomp.gates.Bernoulli(0.5))  # EF21's count once.

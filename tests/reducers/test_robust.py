@@ -28,7 +28,7 @@ RULES = {
     "clipped": aggregates.ClippedMean(NORM),
     "median": MEDIAN,
     "trimmed": aggregates.TrimmedMean(0.25),
-    "credible": aggregates.Credible(),
+    "credible": aggregates.Credible(rule="hard"),
 }
 ROBUST = {name: jaxcomp.Robust(QSGD, rule) for name, rule in RULES.items()}
 
@@ -209,7 +209,7 @@ def test_votes_are_medians_of_signs():
     honest, _ = run(jaxcomp.Vote(ballot), {name: g[2:] for name, g in grads.items()})
     for name, g in grads.items():
         g[:2] = -np.asarray(honest[name])[0]
-    found, state = run(jaxcomp.Robust(ballot, aggregates.Credible()), grads)
+    found, state = run(jaxcomp.Robust(ballot, aggregates.Credible(rule="hard")), grads)
     credibility = np.asarray(state.memory.reducer.everyones.credibility)[0]
     assert credibility[:2].max() < 0.65 < 0.8 < credibility[2:].min()
     wrong = np.concatenate(

@@ -203,7 +203,6 @@ def _work_of(
             server.round_key(key, given.round),
             jax.tree.map(lambda x: jnp.asarray(x)[None], place.centre.params),
             place.centre.shared,
-            jnp.float32(given.factor),
         )
         sent, inner, loss, reported = run(known, given, place.own)
         arrives, _ = faults.draw(known.key, np.array([given.client]), 1)
@@ -240,18 +239,27 @@ def _placed(
         for number in range(kept.round, given.round):
             part = given.parts[number - given.base]
             if part:  # Without any message from clients, the server stays where it is.
-                policy = method.downlink.policy  # pyright: ignore[reportOptionalMemberAccess]
-                payload = from_bytes(policy, part, like)
-                centre = _followed(method, server.round_key(key, number), centre, payload)
+                centre = _followed(method, server.round_key(key, number), centre, part, like)
     if raw.digest(centre) != given.digest:
         return None
     return _Place(centre, *memory_.resumed(method, given, kept, centre.params))
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _followed(method: Method, key: Array, centre: Centre, payload: Any) -> Centre:
+def _followed(method: Method, key: Array, centre: Centre, part: bytes, like: PyTree) -> Centre:
     """The centre after the server's message of a round."""
-    params = server.follow(method, key, centre.params, payload)
+    if method.downlink is None:
+        return _learned(method, centre, raw.read(part, like))
+    payload = from_bytes(method.downlink.policy, part, like)
+    return _stepped(method, key, centre, payload)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _stepped(method: Method, key: Array, centre: Centre, payload: Any) -> Centre:
+    return _learned(method, centre, server.follow(method, key, centre.params, payload))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _learned(method: Method, centre: Centre, params: PyTree) -> Centre:
     return Centre(params, method.uplink.side.learn(centre.shared, centre.params, params))
 
 
@@ -267,17 +275,14 @@ def _run(
 def _sent(method: Method, known: Known, who: Clients, end: PyTree, own: Own) -> uplink.Message:
     """The message of a client that was trained elsewhere."""
     start = jax.tree.map(lambda c: c[0], known.centres)
-    weight = who.weights * known.factor
     update = method.signal(start, end)
     return uplink.message(
-        method.uplink, known.key, who.numbers, weight, update, own.memory, known.shared, start
+        method.uplink, known.key, who.numbers, 1.0, update, own.memory, known.shared, start
     )
 
 
 def _who(given: Instruction, steps: int) -> Clients:
-    return Clients(
-        jnp.uint32(given.client), jnp.float32(given.weight), jnp.int32(0), jnp.int32(steps)
-    )
+    return Clients(jnp.uint32(given.client), jnp.float32(1), jnp.int32(0), jnp.int32(steps))
 
 
 def _steps_of(batches: Any) -> int:

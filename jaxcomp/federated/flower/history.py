@@ -27,6 +27,8 @@ class History:
     def add(self, message: bytes | None) -> None:
         """Keeps the message after a round; None if the round has none, but a new centre."""
         self._messages.append(message)
+        while self._messages and sum(len(kept or b"") for kept in self._messages) >= self.whole:
+            self._messages.popleft()  # With it, the whole centre is fewer bytes.
 
     def needed(self, has: int, number: int) -> tuple[bytes, ...] | None:
         """The messages with which a client that has the centre of one round gets that of another.

@@ -39,8 +39,6 @@ class Instruction(NamedTuple):
         client: the client's number.
         base: the round of the first of `parts`; -1 if the only part is the whole centre.
         accepted: the last round in which the server accepted a message of this client, or -1.
-        weight: the client's weight, for a `Shift`.
-        factor: the factor by which a `Shift` moves for a weight of one.
         seed: the run's key, `uint32[2]` as 8 bytes.
         digest: that of the centre of this round.
         since: when this server began or went on, in nanoseconds; of two instructions of a training
@@ -53,8 +51,6 @@ class Instruction(NamedTuple):
     client: int
     base: int
     accepted: int
-    weight: float
-    factor: float
     seed: bytes
     digest: bytes
     since: int
@@ -144,7 +140,7 @@ def read_instruction(content: Any, secret: bytes | None) -> Instruction:
 
 def _mac(given: Instruction, secret: bytes) -> bytes:
     """A keyed hash of all but the parts, of which it has the digest of the result."""
-    numbers = struct.pack("<4q2d", *given[1:7])
+    numbers = struct.pack("<4q", *given[1:5])
     keyed = hashlib.blake2b(key=secret, digest_size=16, person=b"jaxcomp down")
     keyed.update(numbers + b"".join(part[:16].ljust(16) for part in (given.run, given.seed)))
     keyed.update(given.digest + struct.pack("<q", given.since))

@@ -293,23 +293,17 @@ class CompressedFedAvg(extra.FedAvg):
     def _instruction(
         self, number: int, client: int, base: int, digest: bytes, parts: tuple[bytes, ...]
     ) -> Instruction:
-        expected = self._expected()
         return Instruction(
             self._run,
             number,
             client,
             base,
             int(self._seats.accepted[client]),
-            float(self.weights[client]),
-            self.clients / expected if self.method.mean == "all" else 1.0,
             np.asarray(self.key).tobytes(),
             digest,
             self._since,
             parts,
         )
-
-    def _expected(self) -> float:
-        return self.method.sampling.expected(self.clients) * float(self.weights.mean())
 
     def _hear(self, round_: Round, reply: Any) -> None:
         """Reads one answer, and keeps its message, or refuses it."""
@@ -365,10 +359,12 @@ class CompressedFedAvg(extra.FedAvg):
             if heard.fresh:
                 log.info("\t> client %d has begun with a new memory", client)
             if not self.method.aggregate.streams:
-                held.append((np.uint32(client), heard.weight, heard.payload))
+                held.append((client, heard.weight, heard.payload))
         if held:
-            held = jax.tree.map(lambda *rows: np.stack(rows), *held)
-            state, total = server.combined(self.method, round_.key, state, *held)
+            numbers, weights, payloads = jax.tree.map(lambda *rows: np.stack(rows), *held)
+            rows = np.searchsorted(round_.cohort, numbers)
+            given = server.held(round_.cohort, self.clients, weights, rows, payloads)
+            state, total = server.combined(self.method, round_.key, state, given)
         return state, total, taken
 
     def _add(
@@ -384,8 +380,8 @@ class CompressedFedAvg(extra.FedAvg):
     ) -> tuple[ServerState, bytes | None]:
         """The server after the round, and its message: None if it sends the whole parameters."""
         moves = server.moves(self.method, total)
-        expected = jnp.float32(self._expected())
-        state, payload = server.step(self.method, round_.key, state, total, expected)
+        sums = server.weights_of(self.method, self.weights)
+        state, payload = server.step(self.method, round_.key, state, total, sums)
         if payload is None or self.method.downlink is None:
             return state, None
         return state, to_bytes(self.method.downlink.policy, payload, self._like) if moves else b""
