@@ -1,5 +1,6 @@
 """Local updates: workers train alone for a round of steps, and exchange how far they have moved."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,14 +12,19 @@ from jaxcomp import checks
 from jaxcomp.backend import axes, conditional
 from jaxcomp.base import Codec, Gate, Period, Reducer
 from jaxcomp.feedback import Link
-from jaxcomp.gates.periods import period as as_period
+from jaxcomp.gates.periods import Constant, period as as_period
 from jaxcomp.layout.policy import Policy
 from jaxcomp.mesh.per_worker import PerWorker
 from jaxcomp.misuse import callers
 from jaxcomp.numerics import noise, summing
 from jaxcomp.reducers.dense import Dense
-from jaxcomp.transforms import fragments as fragments_, local_steps as steps_
-from jaxcomp.transforms.local_steps import FragmentState, LocalUpdatesState, Setup
+from jaxcomp.transforms import (
+    fragments as fragments_,
+    local_exchange as exchange_,
+    local_steps as steps_,
+    remainder,
+)
+from jaxcomp.transforms.local_steps import FragmentState, LocalUpdatesState, RoundOf, Setup
 from jaxcomp.transforms.mean import compressed_mean
 from jaxcomp.types import Array, AxisName, PyTree
 
@@ -187,24 +193,64 @@ def _update(
             f"{type(state).__name__}. Make it with jaxcomp.init_state(tx, params, mesh, "
             f"{axis_name!r})"
         )
+    if isinstance(exchange, RoundOf):
+        exchange = exchange.resolved(setup, len(state.fragments))
     if exchange is not None and not isinstance(exchange, bool):
         raise ValueError(
             f"`exchange` must be True, False or None, known when the step is traced, got "
             f"{exchange!r}; None decides while it runs"
         )
 
-    def alone(updates: PyTree, state: Any, params: PyTree) -> tuple[PyTree, Any]:
-        state = steps_.alone(setup, updates, state, params, extra)
-        return steps_.exchanged(setup, state, params, exchange)
+    extra = dict(extra)
+    weight = _weight(setup, extra.pop("weight", None))
+    due = None
+    if exchange is False:
+        due = state.left <= 0
+        _check_due(setup, len(state.fragments), due)
 
-    if not setup.synchronous:
+    def alone(updates: PyTree, state: Any, params: PyTree) -> tuple[PyTree, Any]:
+        state = steps_.alone(setup, updates, state, params, extra, due)
+        return exchange_.exchanged(setup, state, params, exchange, weight)
+
+    if not setup.synchronous or exchange is False:
         return alone(updates, state, params)
 
     def together(updates: PyTree, state: Any, params: PyTree) -> tuple[PyTree, Any]:
-        return steps_.together(setup, updates, state, params, extra)
+        return exchange_.together(setup, updates, state, params, extra)
 
     early = conditional.uniform(state.taken < setup.synchronous, axis_name)
     return conditional.either(early, together, alone, updates, state, params)
+
+
+def _weight(setup: Setup, weight: Any) -> Array | None:
+    """This worker's weight, or None."""
+    if weight is None:
+        return None
+    if jnp.shape(weight) != ():
+        raise ValueError(
+            f"`weight` must be one number, this worker's, got shape {jnp.shape(weight)}"
+        )
+    reducer: Any = setup.reducer
+    takes = isinstance(reducer, optax.GradientTransformation)
+    if takes and "weight" not in inspect.signature(reducer.update).parameters:
+        raise ValueError(
+            "`weight` must be None with a `reducer` that is a transformation without weights; use "
+            "jaxcomp.directional_mean(codec, axis_name), or give the codec or reducer itself"
+        )
+    return jnp.asarray(weight, jnp.float32)
+
+
+def _check_due(setup: Setup, number: int, due: Array) -> None:
+    """Raises a `ValueError` if it is known that an exchange is due in this step."""
+    period = setup.period
+    ends = [end for pair in steps_.schedule(setup, number) for end in pair]
+    always = isinstance(period, Constant) and period.k == len(set(ends or [period.k]))
+    if always or not (isinstance(due, jax.core.Tracer) or not bool(due)):
+        raise ValueError(
+            "`exchange` must not be False in a step in which an exchange is due, got False; "
+            "jaxcomp.steps_alone(state) is the number of next steps in which none is, and "
+            "exchange=None decides while the step runs"
+        )
 
 
 def transformation(name: str, tx: Any) -> optax.GradientTransformationExtraArgs:
@@ -217,8 +263,9 @@ def _checked(setup: Setup) -> Setup:
     checks.integer("synchronous", setup.synchronous, 0)
     checks.integer("delay", setup.delay, 0)
     checks.number("mix", setup.mix, 0.0, 1.0)
+    most = setup.period.k if isinstance(setup.period, Constant) else None
     for steps in setup.local_steps or ():
-        checks.integer("local_steps", steps, 1)
+        checks.integer("local_steps", steps, 0, most)
     if not callable(setup.fragments):
         checks.integer("fragments", setup.fragments, 1)
     if isinstance(setup.fragments, int):
@@ -239,23 +286,32 @@ def _init(setup: Setup, params: PyTree) -> LocalUpdatesState:
     zero, axis_name = jnp.zeros((), jnp.int32), setup.axis_name
     parts = fragments_.split(setup.fragments, params, params)
     steps_.schedule(setup, len(parts))
-    return LocalUpdatesState(
+    state = LocalUpdatesState(
         taken=zero,
         waited=jnp.zeros_like(zero),
+        left=jnp.zeros_like(zero),
         period=setup.period.init(),
         inner=PerWorker.wrap(setup.inner.init(params), "local", axis_name),
         skipped=PerWorker.wrap(jnp.zeros_like(zero), "local", axis_name),
         fragments=tuple(
-            FragmentState(
-                offset=PerWorker.wrap(jax.tree.map(nothing, part), "offset", axis_name),
-                mean=mean.init(part),
-                outer=setup.outer.init(part),
-                pending=jax.tree.map(jnp.zeros_like, part) if setup.delay else (),
-                anchor=jax.tree.map(jnp.array, part) if setup.mix == 1 else (),
-            )
+            _begun(setup, part, mean)
             for part, mean in zip(parts, steps_.means(setup, params), strict=True)
         ),
         shared=setup.inner.init(params) if setup.synchronous else (),
+    )
+    return state._replace(left=steps_.left(setup, len(parts), state))
+
+
+def _begun(setup: Setup, part: PyTree, mean: optax.GradientTransformation) -> FragmentState:
+    rest = remainder.nothing(part)
+    return FragmentState(
+        offset=PerWorker.wrap(jax.tree.map(nothing, part), "offset", setup.axis_name),
+        mean=mean.init(part),
+        outer=setup.outer.init(remainder.exact(part, rest)),
+        lost=PerWorker.wrap(jnp.zeros((), jnp.int32), "local", setup.axis_name),
+        rest=rest,
+        pending=jax.tree.map(jnp.zeros_like, part) if setup.delay else (),
+        anchor=jax.tree.map(jnp.array, part) if setup.mix == 1 else (),
     )
 
 
