@@ -266,6 +266,10 @@ def _checked(setup: Setup) -> Setup:
     most = setup.period.k if isinstance(setup.period, Constant) else None
     for steps in setup.local_steps or ():
         checks.integer("local_steps", steps, 0, most)
+    if setup.local_steps is not None and not any(setup.local_steps):
+        raise ValueError(
+            f"`local_steps` must have a positive number, got {setup.local_steps}: nobody would train"
+        )
     if not callable(setup.fragments):
         checks.integer("fragments", setup.fragments, 1)
     if isinstance(setup.fragments, int):
