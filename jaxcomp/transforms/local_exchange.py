@@ -205,16 +205,14 @@ def applied(
     lost: the centre rests, and workers begin the next round as after any other exchange.
     """
     step = xla.compile_separately(functools.partial(_outer_step, setup))
-    update, outer, rest = step(mean, fragment.outer, fragment.rest, params)
+    by, update, outer, rest = step(mean, fragment.outer, fragment.rest, params)
     if setup.settings["guard"]:
         sound = _is_sound(mean, update, params, outer, fragment.outer)
         still = jax.tree.map(jnp.zeros_like, update)
-        before = (still, fragment.outer, fragment.rest)
-        update, outer, rest = guarding.kept(sound, (update, outer, rest), before)
+        before = (jax.tree.map(jnp.zeros_like, by), still, fragment.outer, fragment.rest)
+        by, update, outer, rest = guarding.kept(sound, (by, update, outer, rest), before)
         fragment = fragment._replace(lost=_lost(fragment, sound))
-    own = xla.compile_separately(functools.partial(_mixed, setup))(
-        fragment.offset.own(), update, fragment.rest, rest
-    )
+    own = xla.compile_separately(functools.partial(_mixed, setup))(fragment.offset.own(), by)
     return update, fragment._replace(
         offset=PerWorker.wrap(own, "offset", setup.axis_name), outer=outer, rest=rest
     )
@@ -263,32 +261,26 @@ def together(
 
 def _outer_step(
     setup: Setup, mean: PyTree, outer: Any, rest: PyTree, params: PyTree
-) -> tuple[PyTree, Any, PyTree]:
-    """The centre's update, the optimizer's state and the centre's remainder after it."""
+) -> tuple[PyTree, PyTree, Any, PyTree]:
+    """The centre's step, its update, the optimizer's state and the centre's remainder."""
     whole = remainder.exact(params, rest)
     step, outer = setup.outer.update(remainder.wide(params, rest, mean), outer, whole)
+    step = jax.tree.map(lambda u, p: u.astype(p.dtype), step, whole)
     update, rest = remainder.moved(params, rest, step)
-    return update, outer, rest
+    return step, update, outer, rest
 
 
-def _mixed(
-    setup: Setup, offset: PyTree, update: PyTree, before: PyTree, rest: PyTree
-) -> PyTree:
+def _mixed(setup: Setup, offset: PyTree, step: PyTree) -> PyTree:
     """This worker's offset from the moved centre, at `mix · θ + (1 − mix) · φ`."""
     if setup.mix == 0:
         return jax.tree.map(jnp.zeros_like, offset)
     if setup.mix == 1:
         return offset  # From the anchor, which does not move.
 
-    def mixed(by: Array | None, u: Array, old: Array | None, new: Array | None) -> Any:
-        if by is None:
-            return None
-        moved = u.astype(by.dtype)
-        if old is not None and new is not None:
-            moved = moved + (new - old)
-        return jnp.asarray(setup.mix, by.dtype) * (by - moved)
+    def mixed(by: Array, u: Array) -> Array:
+        return jnp.asarray(setup.mix, by.dtype) * (by - u.astype(by.dtype))
 
-    return jax.tree.map(mixed, offset, update, before, rest, is_leaf=lambda x: x is None)
+    return jax.tree.map(mixed, offset, step)
 
 
 def _is_sound(mean: PyTree, update: PyTree, params: PyTree, after: Any, before: Any) -> Array:
