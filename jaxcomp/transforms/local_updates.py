@@ -71,8 +71,12 @@ def local_updates(
     updates may follow in a chain, because this includes both optimizers.
 
     A round may also run as one program: `jaxcomp.local_round`. In a step that is known to end a
-    round, or not to, `tx.update(..., exchange=True)`, or False, leaves out the conditional, so
-    that a program of local steps contains no collective; it must be a Python bool.
+    round, or to have no exchange, `tx.update(..., exchange=True)`, or False, leaves out the
+    conditional, so that a program of local steps contains no collective; it must be a Python bool.
+    `jaxcomp.steps_alone(state)` tells how many next steps have no exchange. If one is due in a step
+    with False, all workers leave that step out.
+
+    `tx.update(..., weight=w)` gives this worker a weight in the mean of an exchange.
 
     Args:
         inner: the optimizer of the local steps, such as `optax.adamw(4e-4)`.
@@ -85,9 +89,10 @@ def local_updates(
             `compressed_mean`; or a transformation whose updates are a mean, such as
             `jaxcomp.directional_mean(codec, axis_name)`, with its own `key`.
         keep_inner: whether the inner optimizer's state is kept after an exchange (DiLoCo); False
-            begins every round with a new one (FedPAQ).
-        local_steps: for each worker, how many of a round's steps it takes (`GenQSGD`); it leaves
-            out the last ones. None for all of them.
+            begins every round with a new one (FedPAQ), whose optax schedules go on with the number
+            of steps taken.
+        local_steps: for each worker, how many of a round's steps it takes (`GenQSGD`), 0 for a
+            worker that stalls; it leaves out the last ones. None for all of them.
         synchronous: the number of first steps in which workers average gradients, dense, before
             the inner optimizer sees them, as without this transformation (post-local SGD). Costs
             another state of the inner optimizer.
@@ -101,7 +106,9 @@ def local_updates(
         gate: decides which workers take part in an exchange, as for `compressed_mean`.
         key: a seed or key, the same on all workers.
         guard: as for `compressed_mean`; also, a worker leaves out a step of its own that is not
-            finite (`state.skipped` counts them).
+            finite (`state.skipped` counts them), a worker whose pseudo-gradient is not finite goes
+            back to the centre and sends zeros, and an exchange that would make the centre or the
+            outer optimizer's state non-finite is lost (`lost` of the fragment's state counts both).
         param_specs: as for `compressed_mean`.
         stats: as for `compressed_mean`, for the last exchange.
 
@@ -112,7 +119,8 @@ def local_updates(
         ValueError: on construction, for arguments of the wrong kind; fragments or a delay without a
             constant number of steps, a number of steps that the fragments do not divide, or a delay
             as long as the time between two fragments; on use, without `params`, outside of a
-            mapped axis, or if `local_steps` is not a number for each worker.
+            mapped axis, if `local_steps` is not a number for each worker, for a weight that the
+            reducer does not take, or for `exchange=False` where an exchange is known to be due.
 
     Example:
         >>> import jaxcomp, optax
