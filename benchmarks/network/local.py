@@ -121,9 +121,7 @@ METHODS: dict[str, Callable[[], Way]] = {
         every=8,
     ),
     "DeMo": lambda: Way(
-        algorithms.demo_sgd(
-            AXIS, learning_rate=rate(0.001, 200), decay=0.99, codec=jaxcomp.demo()
-        ),
+        algorithms.demo_sgd(AXIS, learning_rate=rate(0.001, 200), decay=0.99, codec=jaxcomp.demo()),
         steps=200,
         every=5,
         rounds=False,

@@ -214,8 +214,9 @@ def muloco(
     Note:
         Guarantee: none is published. Norms and biases are sent dense. The published code multiplies
         by the outer rate twice; this does not. It uses AdamW for embeddings and the head, and
-        scales the decay with the number of steps and workers. Each worker decodes the messages of all: with two
-        bits, compressing their mean a second time, as two shots do, cost 3 % of the loss.
+        scales the decay with the number of steps and workers. Each worker decodes the messages of
+        all: with two bits, compressing their mean a second time, as two shots do, cost 3 % of the
+        loss.
     """
     return local_updates(
         _muon(learning_rate) if inner is None else inner,

@@ -31,8 +31,8 @@ class Aggregated(WrappedFeedback):
 
     Note:
         No published method does this: DeMo and DisTrO subtract what the worker itself has sent,
-        which is `Residual`, and ends closer to the target in our runs. A worker that is unlike the others keeps what differs for as long as it decays, so use a
-        decay below one.
+        which is `Residual`, and ended closer to the target in our run. A worker that is unlike the
+        others keeps what differs for as long as it decays, so use a decay below one.
     """
 
     feedback: Residual

@@ -56,7 +56,9 @@ def exchanged(
             )
         key = noise.fold(jnp.asarray(setup.seed), state.taken, _SKETCH)
         talk = functools.partial(_talk, setup, averages[number], weight, key)
-        update, after, variance = _moved(setup, talk, averages[number], fragment, part, taken, moves)
+        update, after, variance = _moved(
+            setup, talk, averages[number], fragment, part, taken, moves
+        )
         updates.append(update)
         found.append(after)
     # A variance that is not finite says nothing about the period.

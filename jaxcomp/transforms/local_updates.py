@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax import core
 
 from jaxcomp import checks
 from jaxcomp.backend import axes, conditional
@@ -253,7 +254,7 @@ def _check_due(setup: Setup, number: int, due: Array) -> None:
     period = setup.period
     ends = [end for pair in steps_.schedule(setup, number) for end in pair]
     always = isinstance(period, Constant) and period.k == len(set(ends or [period.k]))
-    if always or not (isinstance(due, jax.core.Tracer) or not bool(due)):
+    if always or not (isinstance(due, core.Tracer) or not bool(due)):
         raise ValueError(
             "`exchange` must not be False in a step in which an exchange is due, got False; "
             "jaxcomp.steps_alone(state) is the number of next steps in which none is, and "
@@ -276,7 +277,7 @@ def _checked(setup: Setup) -> Setup:
         checks.integer("local_steps", steps, 0, most)
     if setup.local_steps is not None and not any(setup.local_steps):
         raise ValueError(
-            f"`local_steps` must have a positive number, got {setup.local_steps}: nobody would train"
+            f"`local_steps` must have a positive number, got {setup.local_steps}, which never train"
         )
     if not callable(setup.fragments):
         checks.integer("fragments", setup.fragments, 1)

@@ -333,9 +333,7 @@ class Overlapped:
         def step(state: LocalUpdatesState, params: PyTree, batch: Any) -> tuple[Any, PerWorker]:
             value, grads = self._grads(local(view(params, state), self._axis_name), batch)
             state = steps_.alone(self._setup, grads, state, params, {})
-            state = state._replace(
-                waited=jnp.where(state.waited >= self._every, 0, state.waited)
-            )
+            state = state._replace(waited=jnp.where(state.waited >= self._every, 0, state.waited))
             left = steps_.left(self._setup, len(state.fragments), state)
             value = PerWorker.wrap(value, "local", self._axis_name)
             return state._replace(left=left), value

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax import lax
+from jax import core, lax
 
 from jaxcomp import checks
 from jaxcomp.backend import axes
@@ -127,7 +127,7 @@ def steps_alone(state: PyTree) -> int:
         3
     """
     lefts = [node.left for node in _states(state)]
-    if any(isinstance(left, jax.core.Tracer) for left in lefts):
+    if any(isinstance(left, core.Tracer) for left in lefts):
         raise ValueError(
             "`state` must be that of a step that has ended, got a traced one; inside a program, "
             "tx.update(..., exchange=None) decides while it runs"
@@ -138,7 +138,8 @@ def steps_alone(state: PyTree) -> int:
 def _exchanges_inside(state: Any) -> bool:
     """Whether a round may have exchanges before its last step, or a delay after one."""
     return any(
-        len(node.fragments) > 1 or (node.fragments[0].pending, node.shared, node.period) != ((),) * 3
+        len(node.fragments) > 1
+        or any(part != () for part in (node.fragments[0].pending, node.shared, node.period))
         for node in _states(state)
     )
 

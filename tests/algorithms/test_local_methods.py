@@ -216,7 +216,9 @@ def test_muloco_steps_by_the_shapes_of_its_matrices():
     tx = jaxcomp.algorithms.muloco(jaxcomp.blockwise(bits=2), AXIS, learning_rate=0.1)
     inner = tx.setup.inner
     keys = jax.random.split(jax.random.key(0), 2)
-    grads = [jax.tree.map(lambda p, key=key: jax.random.normal(key, p.shape), params) for key in keys]
+    grads = [
+        jax.tree.map(lambda p, key=key: jax.random.normal(key, p.shape), params) for key in keys
+    ]
     theirs = optax.contrib.muon(
         *(0.1,), beta=0.9, nesterov=False, weight_decay=1e-4, adam_learning_rate=0.1
     )
@@ -229,7 +231,9 @@ def test_muloco_steps_by_the_shapes_of_its_matrices():
         )
         np.testing.assert_allclose(found["w"], want["w"], rtol=1e-4, atol=1e-6)
         decay = 0.1 * 1e-4
-        np.testing.assert_allclose(found["t"] + decay, (want["t"] + decay) / 2, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(
+            found["t"] + decay, (want["t"] + decay) / 2, rtol=1e-4, atol=1e-6
+        )
         np.testing.assert_allclose(found["b"], rest["b"], rtol=1e-5)
 
 

@@ -24,7 +24,10 @@ RULE = {
         optax.sgd(0.1),
         optax.sgd(0.7),
         AXIS,
-        **{"every": 4, "fragments": 2, "delay": 1, "mix": 0.5},
+        every=4,
+        fragments=2,
+        delay=1,
+        mix=0.5,
     ),
     "anchored": lambda: jaxcomp.local_updates(
         optax.sgd(0.1), optax.sgd(0.7), AXIS, every=4, mix=1.0

@@ -73,7 +73,11 @@ def test_a_centre_in_sixteen_bits_moves_as_one_in_thirty_two():
         functools.partial(
             jaxcomp.local_updates,
             *(optax.sgd(0.01), optax.sgd(0.7, 0.9, nesterov=True), AXIS),
-            **{"every": 10, "fragments": 1, "delay": 2, "mix": 0.5, "synchronous": 5},
+            every=10,
+            fragments=1,
+            delay=2,
+            mix=0.5,
+            synchronous=5,
         ),
     )
 
@@ -166,9 +170,7 @@ def test_schedules_of_rounds_that_begin_anew_count_all_steps():
 
 def test_a_round_as_one_program_has_the_steps_of_a_round():
     def run(tx, steps, state=None):
-        round_ = jaxcomp.local_round(
-            tx, lambda p, x: jax.value_and_grad(quadratic)(p, *x), AXIS
-        )
+        round_ = jaxcomp.local_round(tx, lambda p, x: jax.value_and_grad(quadratic)(p, *x), AXIS)
         batches = jax.tree.map(lambda x: jnp.stack([x] * steps, 1), (TARGETS, CURVATURES))
         carry = everyone(tx) if state is None else state
         return jax.jit(jax.vmap(round_, axis_name=AXIS))(*carry, batches)
