@@ -183,9 +183,12 @@ class Trainer:
 
         return jaxcomp.data_parallel(step, self.mesh, AXIS, donate_argnums=(0, 1))
 
-    def step(self, number: int, batch: Any) -> None:
-        """The step of a number from 1, the last of a round with its exchange."""
-        run = self.overlapped or (self.last if number % self.every == 0 else self.alone)
+    def step(self, batch: Any) -> None:
+        """One step; those without an exchange run a program without collectives."""
+        run = self.overlapped
+        if run is None:
+            alone = self.method.local and jaxcomp.steps_alone(self.state)
+            run = self.alone if alone else self.last
         self.params, self.state, loss = run(self.params, self.state, batch)
         jax.block_until_ready((self.params, loss))
 
@@ -219,7 +222,7 @@ def train(
         batch = training.put(byte_lm_model.batch_of(text, number, **which), mesh)
         begin = time.perf_counter()
         with multihost.within(args.timeout, f"step {number}: another worker may have stopped"):
-            trainer.step(number, batch)
+            trainer.step(batch)
         times.append(time.perf_counter() - begin)
         if number % args.every == 0:
             params = training.first_copy(trainer.params)

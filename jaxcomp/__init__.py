@@ -192,6 +192,7 @@ from jaxcomp.transforms.pmean import (
 )
 from jaxcomp.transforms.rounds import (
     local_round as local_round,
+    steps_alone as steps_alone,
 )
 from jaxcomp.transforms.snapshots import (
     variance_reduced as variance_reduced,

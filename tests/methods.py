@@ -46,7 +46,7 @@ def rounds(make, **settings):
 
 
 def demo_sgd(codec, rate):
-    """DisTrO's variant, in squares of four; it brings its own codec."""
+    """In squares of four, subtracting the mean of all; it brings its own codec."""
     return jaxcomp.algorithms.demo_sgd(AXIS, learning_rate=rate, k=4, chunk=4, subtract="aggregate")
 
 

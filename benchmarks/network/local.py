@@ -68,6 +68,11 @@ def muon(peak: float, steps: int) -> optax.GradientTransformation:
     )
 
 
+def _anew(number: Any) -> Any:
+    """The rates at which FedPAQ and GenQSGD were measured: from 0 to 0.105, anew in each round."""
+    return rate(0.3, 300)(number % 8)
+
+
 CHUNKED = jaxcomp.Policy(jaxcomp.chunk_top_k(160, 10_240), min_size=0, min_ndim=0)
 """Of all leaves, also norms; chunks divide every matrix of the model."""
 FOUR_BITS = jaxcomp.Link(jaxcomp.qsgd_inf(bits=4))
@@ -104,25 +109,31 @@ METHODS: dict[str, Callable[[], Way]] = {
         rounds=False,
     ),
     "FedPAQ, 4-bit": lambda: Way(
-        algorithms.fedpaq(jaxcomp.qsgd(bits=4), AXIS, learning_rate=rate(0.3, 300), every=8),
+        algorithms.fedpaq(jaxcomp.qsgd(bits=4), AXIS, learning_rate=_anew, every=8),
         steps=300,
         every=8,
     ),
     "GenQSGD, 4-bit both ways": lambda: Way(
         algorithms.genqsgd(
-            jaxcomp.qsgd(bits=4), AXIS, learning_rate=rate(0.3, 300), local_steps=(8, 8, 6, 6)
+            jaxcomp.qsgd(bits=4), AXIS, learning_rate=_anew, local_steps=(8, 8, 6, 6)
         ),
         steps=300,
         every=8,
     ),
     "DeMo": lambda: Way(
-        algorithms.demo_sgd(AXIS, learning_rate=rate(0.001, 200), decay=0.99),
+        algorithms.demo_sgd(AXIS, learning_rate=rate(0.001, 200), decay=0.99, codec=jaxcomp.demo()),
         steps=200,
         every=5,
         rounds=False,
     ),
-    "DisTrO": lambda: Way(
-        algorithms.demo_sgd(AXIS, learning_rate=rate(0.001, 200), decay=0.99, subtract="aggregate"),
+    "DeMo, subtracting the mean": lambda: Way(
+        algorithms.demo_sgd(
+            AXIS,
+            learning_rate=rate(0.001, 200),
+            decay=0.99,
+            subtract="aggregate",
+            codec=jaxcomp.demo(),
+        ),
         steps=200,
         every=5,
         rounds=False,

@@ -1,8 +1,10 @@
 """DiLoCo and its relatives: local steps of a strong optimizer, and a momentum between rounds."""
 
 import functools
+import math
 from typing import Any
 
+import jax
 import optax
 
 from jaxcomp import checks
@@ -20,9 +22,35 @@ from jaxcomp.types import AxisName, PyTree
 
 Inner = optax.GradientTransformation
 
+_DECAY = 1e-4
+"""The weight decay of MuLoCo's published configurations."""
+
 
 def _adamw() -> Inner:
     return optax.adamw(4e-4, 0.9, 0.95, weight_decay=0.1)
+
+
+def _muon(learning_rate: Rate) -> Inner:
+    """The authors' Muon: no Nesterov momentum, `√(out/in)` for each matrix, AdamW for the rest."""
+    matrices = optax.chain(
+        optax.contrib.scale_by_muon(
+            beta=0.9,
+            nesterov=False,
+            weight_dimension_numbers=lambda updates: jax.tree.map(
+                lambda _: optax.contrib.MuonDimensionNumbers(), updates
+            ),
+        ),
+        optax.stateless(
+            lambda updates, _: jax.tree.map(lambda u: u * (u.shape[1] / u.shape[0]) ** 0.5, updates)
+        ),
+        optax.add_decayed_weights(_DECAY),
+        optax.scale_by_learning_rate(learning_rate),
+    )
+    rest = optax.adamw(learning_rate, 0.9, 0.99, weight_decay=_DECAY)
+    return optax.partition(
+        {"matrix": matrices, "rest": rest},
+        lambda params: jax.tree.map(lambda p: "matrix" if p.ndim == 2 else "rest", params),
+    )
 
 
 @whole
@@ -164,8 +192,10 @@ def muloco(
         outer_rate: `η`, a number or an optax schedule of the rounds.
         momentum: `β`.
         decay: of the residual.
-        inner: the optimizer of the local steps; None for `optax.contrib.muon`, which takes every
-            matrix for a hidden layer: exclude embeddings and heads with its
+        inner: the optimizer of the local steps; None for Muon without Nesterov momentum (0.9), with
+            the factor `√(out/in)`, AdamW (0.9, 0.99) for what is no matrix, and a weight decay of
+            1e-4, as in the authors' code. It takes every matrix `[in, out]` for a hidden layer:
+            for a model with embeddings and a head, give `optax.contrib.muon` with its
             `muon_weight_dimension_numbers`.
         key: a seed or key, the same on all workers.
         param_specs: how the parameters are sharded, as for `compressed_mean`.
@@ -183,11 +213,13 @@ def muloco(
 
     Note:
         Guarantee: none is published. Norms and biases are sent dense. The published code multiplies
-        by the outer rate twice; this does not. Each worker decodes the messages of all: with two
-        bits, compressing their mean a second time, as two shots do, cost 3 % of the loss.
+        by the outer rate twice; this does not. It uses AdamW for embeddings and the head, and
+        scales the decay with the number of steps and workers. Each worker decodes the messages of
+        all: with two bits, compressing their mean a second time, as two shots do, cost 3 % of the
+        loss.
     """
     return local_updates(
-        optax.contrib.muon(learning_rate, beta=0.9) if inner is None else inner,
+        _muon(learning_rate) if inner is None else inner,
         optax.sgd(outer_rate, momentum, nesterov=True),
         axis_name,
         every=every,
@@ -239,7 +271,9 @@ def sparseloco(
 
     Note:
         Guarantee: none is published. The paper has `e ← 0.95 e + η Δ`, which is the same for a
-        constant `η`. The authors' two bits index a table of quantiles.
+        constant `η`. The authors' code takes the largest of tiles of 64 × 64, codes values by
+        uniform bins over ±3 standard deviations, decoded to the means of what is in them, and clips
+        messages at their median norm; `jaxcomp.chunk_top_k` says what is done here, without clip.
     """
     return local_updates(
         _adamw() if inner is None else inner,
@@ -260,28 +294,35 @@ def demo_sgd(
     k: int = 32,
     chunk: int = 64,
     decay: float = 0.999,
+    weight_decay: float = 0.0,
     subtract: str = "own",
+    codec: Codec | Policy | None = None,
     key: Any = 0,
     param_specs: PyTree | None = None,
 ) -> Method:
     """DeMo: each worker sends the fast components of its own momentum, and keeps the slow ones.
 
-    `m ← 0.999 m + g`, `c` the `k` largest of its cosine transform, `x ← x − γ sign(mean c)`; then
-    `m ← m − c` (DeMo) or `m ← m − mean c` (DisTrO).
+    `m ← 0.999 m + g`, `c` the `k` largest of its cosine transform, `m ← m − c`,
+    `x ← (1 − γλ) x − γ sign(mean c)`.
 
     Args:
         axis_name: the mapped axis of the workers.
         learning_rate: `γ`, a number or an optax schedule.
         k: the coefficients that are sent of each square.
-        chunk: the side of a square.
+        chunk: the side of a square. Vectors and small leaves are cut into pieces of about `chunk`
+            elements, of which `k` coefficients are sent, too.
         decay: of the momentum.
-        subtract: "own" subtracts what this worker has sent (DeMo), "aggregate" the mean of what all
-            have sent (DisTrO).
+        weight_decay: `λ`.
+        subtract: "own" subtracts what this worker has sent, as DeMo and DisTrO do; "aggregate" the
+            mean of what all have sent, which no published method does.
+        codec: a codec or policy in place of `k` and `chunk`, such as `jaxcomp.demo(values=...)`. A
+            leaf that it sends dense keeps no momentum, since all of it is sent.
         key: a seed or key, the same on all workers.
         param_specs: how the parameters are sharded, as for `compressed_mean`.
 
     Raises:
-        ValueError: for coefficients or a decay out of range, or another subtraction.
+        ValueError: for coefficients or decays out of range, a codec beside `k` or `chunk`, or
+            another subtraction.
 
     Example:
         >>> import jaxcomp
@@ -289,18 +330,29 @@ def demo_sgd(
 
     References:
         Peng et al., `DeMo: decoupled momentum optimization <https://arxiv.org/abs/2411.19870>`_,
-        2024; the code of DisTrO, Nous Research, 2024.
+        2024; the code of Psyche, which trains by DisTrO, Nous Research, 2025.
 
     Note:
         Guarantee: none is published. The mean of a coefficient is over the workers that sent it.
-        The momentum holds `g`, the paper's `γ g`, which is the same for a constant `γ`.
+        The momentum holds `g`, the paper's `γ g`, which is the same for a constant `γ`. The code
+        cuts along each dimension, by the largest divisor up to 64, and transforms a vector by
+        lines; here they are consecutive elements, padded, and squares of 8 × 8 for vectors.
     """
     checks.choice("subtract", subtract, ("own", "aggregate"))
+    checks.number("weight_decay", weight_decay, 0.0)
+    if codec is not None and (k, chunk) != (32, 64):
+        raise ValueError(
+            f"`codec` must be None beside k={k} and chunk={chunk}, got {codec!r}; give these to "
+            "the codec, as in jaxcomp.demo(k, chunk)"
+        )
+    if codec is None:
+        side = max(2, math.isqrt(chunk))
+        codec = Policy(demo(k, chunk), rest=demo(min(k, side**2), side))
     feedback = Residual(decay) if subtract == "own" else Aggregated(Residual(decay))
     mean = compressed_mean(
-        Gather(Link(demo(k, chunk), feedback), over="senders"),
-        axis_name,
-        key=key,
-        param_specs=param_specs,
+        Gather(Link(codec, feedback), over="senders"), axis_name, key=key, param_specs=param_specs
     )
-    return optax.chain(mean, optax.scale_by_sign(), optax.scale_by_learning_rate(learning_rate))
+    decayed = [optax.add_decayed_weights(weight_decay)] if weight_decay else []
+    return optax.chain(
+        mean, optax.scale_by_sign(), *decayed, optax.scale_by_learning_rate(learning_rate)
+    )

@@ -10,6 +10,7 @@ from jaxcomp import checks
 from jaxcomp.algorithms.types import Mean, Method, Rate
 from jaxcomp.base import Codec
 from jaxcomp.feedback import Link
+from jaxcomp.feedback.steps import require_unbiased
 from jaxcomp.gates.drawn import SampledWorkers
 from jaxcomp.gates.periods import AdaptivePeriod
 from jaxcomp.layout.policy import Policy
@@ -19,7 +20,7 @@ from jaxcomp.transforms.local_updates import local_updates
 from jaxcomp.types import AxisName, PyTree
 
 _anew = functools.partial(local_updates, outer=None, keep_inner=False)
-"""Federated rounds: averages, and inner optimizers that begin anew."""
+"""Federated rounds: averages, and inner optimizers that begin anew, but for their schedules."""
 
 
 @whole
@@ -112,9 +113,9 @@ def post_local_sgd(
         <https://arxiv.org/abs/1808.07217>`_, 2020.
 
     Note:
-        Guarantee: none beyond that of `local_sgd`. Before the switch the parameters are, bit for
-        bit, those of `optax.sgd` after a dense mean. The authors' code averages models there, which
-        is the same up to rounding.
+        Guarantee: none beyond that of `local_sgd`. Before the switch the parameters are those of
+        `optax.sgd` after a dense mean, up to rounding, as in the authors' code, which averages
+        models there; of 16-bit parameters, those with a float32 copy.
     """
     return local_updates(
         optax.sgd(learning_rate, momentum),
@@ -198,17 +199,18 @@ def fedpaq(
     `φ ← φ + (1/r) Σ_{i∈S} Q(θᵢ − φ)` with `|S| = r`, after `every` steps from `θᵢ = φ`.
 
     Args:
-        codec: an unbiased codec, such as `jaxcomp.qsgd(bits=2)`.
+        codec: an unbiased codec, such as `jaxcomp.qsgd(bits=2)`, or a reducer.
         axis_name: the mapped axis of the workers.
-        learning_rate: a number or an optax schedule of the steps of a round, from 0 in each.
+        learning_rate: a number or an optax schedule of the number of steps, over all rounds. The
+            theorem's rate, constant in a round, is `lambda t: 4 / (mu * (t // every * every + 1))`.
         every: the steps of a round.
         participants: `r`, drawn anew for each round; None for all workers.
         key: a seed or key, the same on all workers.
         param_specs: how the parameters are sharded, as for `compressed_mean`.
 
     Raises:
-        ValueError: for a number of steps or participants that is not positive; on use, for more
-            participants than workers.
+        ValueError: for a biased codec, or a number of steps or participants that is not positive;
+            on use, for more participants than workers.
 
     Example:
         >>> import jaxcomp
@@ -225,6 +227,8 @@ def fedpaq(
         `O(1/√T)` with `τ` up to about `√T`. Workers that do not take part compute as well, and send
         the same bytes: participation is statistical here.
     """
+    if isinstance(codec, Codec | Policy):
+        require_unbiased(codec)
     return _anew(
         optax.sgd(learning_rate),
         axis_name=axis_name,
@@ -254,15 +258,16 @@ def genqsgd(
     Args:
         codec: `Qᵢ`, an unbiased codec.
         axis_name: the mapped axis of the workers.
-        learning_rate: a number or an optax schedule of the steps of a round, from 0 in each.
+        learning_rate: a number or an optax schedule of the number of steps, over all rounds; with
+            `K` the largest `Kᵢ`, `lambda t: rate(t // K)` is one of the rounds.
         local_steps: `Kᵢ` for each worker; a round has as many steps as the largest.
-        down: `Q₀`; None for `codec`.
+        down: `Q₀`, an unbiased codec; None for `codec`.
         key: a seed or key, the same on all workers.
         param_specs: how the parameters are sharded, as for `compressed_mean`.
 
     Raises:
-        ValueError: for a number of steps that is not positive; on use, unless there is a number for
-            each worker.
+        ValueError: for a biased codec, or numbers of steps none of which is positive; on use,
+            unless there is a number for each worker.
 
     Example:
         >>> import jaxcomp
@@ -280,6 +285,8 @@ def genqsgd(
         save no time here. The server's quantiser works on slices of the mean, bucket by bucket.
     """
     checks.sequence("local_steps", local_steps)
+    require_unbiased(codec)
+    require_unbiased(codec if down is None else down)
     return _anew(
         optax.sgd(learning_rate),
         axis_name=axis_name,

@@ -12,7 +12,7 @@ from jaxcomp.types import Array, PyTree
 
 @dataclasses.dataclass(frozen=True)
 class Aggregated(WrappedFeedback):
-    """Subtracts the mean of the messages of all workers from the memory, as in DisTrO.
+    """Subtracts the mean of the messages of all workers from the memory, not this worker's own.
 
     `p = g + e`, send `C(p)`, `e ← decay · (p − mean C(p))`. The mean of the workers' memories is
     that of `Residual`; each also keeps what it has and the others have not.
@@ -29,12 +29,10 @@ class Aggregated(WrappedFeedback):
         >>> link = jaxcomp.Link(jaxcomp.demo(), Aggregated(jaxcomp.Residual(decay=0.999)))
         >>> mean = jaxcomp.compressed_mean(jaxcomp.Gather(link, over="senders"), "data")
 
-    References:
-        The code of DisTrO, Nous Research, 2024.
-
     Note:
-        A worker that is unlike the others keeps what differs for as long as it decays, so use a
-        decay below one.
+        No published method does this: DeMo and DisTrO subtract what the worker itself has sent,
+        which is `Residual`, and ended closer to the target in our run. A worker that is unlike the
+        others keeps what differs for as long as it decays, so use a decay below one.
     """
 
     feedback: Residual

@@ -71,16 +71,16 @@ def directional_mean(
         **extra: Any,
     ) -> tuple[PyTree, Any]:
         axes.require(axis_name)
-        share = _share(weight, axis_name)
+        own = jnp.ones((), jnp.float32) if weight is None else share(weight, axis_name)
         flat, treedef = jax.tree_util.tree_flatten_with_path(updates)
         lengths = [_length(leaf) for _, leaf in flat]
         sent = [
-            leaf * share.astype(leaf.dtype) if is_plain(path) else _scaled(leaf, length, share)
+            leaf * own.astype(leaf.dtype) if is_plain(path) else _scaled(leaf, length, own)
             for (path, leaf), length in zip(flat, lengths, strict=True)
         ]
         mean, state = inner.update(jax.tree.unflatten(treedef, sent), state, params, **extra)
-        own = axes.vary(tuple(length * share for length in lengths), axis_name)
-        wanted = Dense().dense(own, axis_name, None)
+        told = axes.vary(tuple(length * own for length in lengths), axis_name)
+        wanted = Dense().dense(told, axis_name, None)
         found = [
             leaf if is_plain(path) else _scaled(leaf, _length(leaf), length)
             for (path, _), leaf, length in zip(flat, jax.tree.leaves(mean), wanted, strict=True)
@@ -90,13 +90,11 @@ def directional_mean(
     return optax.GradientTransformationExtraArgs(inner.init, update_fn)
 
 
-def _share(weight: Array | float | None, axis_name: AxisName) -> Array:
-    """This worker's weight over the mean weight."""
-    if weight is None:
-        return jnp.ones((), jnp.float32)
+def share(weight: Array | float, axis_name: AxisName) -> Array:
+    """This worker's weight over the mean weight; zero if no worker has any."""
     own = axes.vary((jnp.asarray(weight, jnp.float32),), axis_name)
     (mean,) = Dense().dense(own, axis_name, None)
-    return own[0] / mean
+    return jnp.where(mean == 0, 0, own[0] / jnp.where(mean == 0, 1, mean))
 
 
 def _length(leaf: Array) -> Array:

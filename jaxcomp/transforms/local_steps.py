@@ -1,7 +1,5 @@
-"""The steps of `local_updates`: alone, in an exchange, and all together."""
+"""The state of `local_updates`, and the steps that a worker takes alone."""
 
-import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -9,19 +7,19 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from jaxcomp.backend import axes, conditional, xla
+from jaxcomp.backend import axes, xla
 from jaxcomp.base import Period
 from jaxcomp.gates.periods import Constant
 from jaxcomp.mesh import kinds
 from jaxcomp.mesh.per_worker import PerWorker
 from jaxcomp.numerics import noise
 from jaxcomp.reducers import guarding
-from jaxcomp.reducers.dense import Dense
-from jaxcomp.transforms import branches, fragments as fragments_, sharded
+from jaxcomp.transforms import fragments as fragments_, remainder, sharded
 from jaxcomp.transforms.mean import compressed_mean
 from jaxcomp.types import Array, AxisName, PyTree
 
-_LAST = 2**31 - 2
+LAST = 2**31 - 2
+"""The largest number of steps but one, which is where they stop being counted."""
 
 
 @kinds.DISPLACED.register
@@ -31,7 +29,9 @@ class FragmentState(NamedTuple):
     Attributes:
         offset: each worker's parameters minus the centre, at least in float32.
         mean: the state of the compressed mean.
-        outer: the state of the outer optimizer.
+        outer: the state of the outer optimizer, at least in float32.
+        lost: how many exchanges each worker has lost, because they were not finite.
+        rest: what the centre's dtype cannot hold of it; None for leaves of 32 bits or more.
         pending: the mean that waits for its delay, or `()`.
         anchor: what `offset` is added to, where no exchange moves a worker; else `()`, for the
             centre.
@@ -40,28 +40,35 @@ class FragmentState(NamedTuple):
     offset: PerWorker
     mean: Any
     outer: Any
+    lost: PerWorker
+    rest: Any
     pending: Any = ()
     anchor: Any = ()
 
     def here(self, params: PyTree) -> PyTree:
         """This worker's parameters, for the centre `params`; None for other fragments' leaves."""
 
-        def own(by: Array | None, base: Array) -> Array | None:
-            return None if by is None else (base.astype(by.dtype) + by).astype(base.dtype)
+        def own(by: Array | None, base: Array, p: Array) -> Array | None:
+            return None if by is None else (base.astype(by.dtype) + by).astype(p.dtype)
 
-        base = params if self.anchor == () else self.anchor
-        return jax.tree.map(own, self.offset.own(), base, is_leaf=lambda x: x is None)
+        base = remainder.exact(params, self.rest) if self.anchor == () else self.anchor
+        return jax.tree.map(own, self.offset.own(), base, params, is_leaf=lambda x: x is None)
 
     def moved(self, params: PyTree) -> PyTree:
         """The pseudo-gradient: the centre minus this worker's parameters."""
-        if self.anchor == ():
-            return jax.tree.map(lambda by, p: -by.astype(p.dtype), self.offset.own(), params)
         return jax.tree.map(
-            lambda by, base, p: ((p - base) - by).astype(p.dtype),
+            lambda by, at, p: (at.astype(by.dtype) - by).astype(p.dtype),
             self.offset.own(),
-            self.anchor,
+            self.center(params),
             params,
         )
+
+    def center(self, params: PyTree) -> PyTree:
+        """What the offset of a worker at the centre is."""
+        if self.anchor == ():
+            return jax.tree.map(jnp.zeros_like, self.offset.own())
+        whole = remainder.exact(params, self.rest)
+        return jax.tree.map(lambda p, base: p - base.astype(p.dtype), whole, self.anchor)
 
 
 @kinds.MEANS.register
@@ -71,15 +78,18 @@ class LocalUpdatesState(NamedTuple):
     Attributes:
         taken: the number of steps, up to 2³¹ − 1.
         waited: the number of steps of the current round.
+        left: the number of next steps in which no exchange is due.
         period: the state of the period.
         inner: each worker's state of the inner optimizer.
-        skipped: how many steps each worker left out, because they were not finite.
+        skipped: how many steps each worker left out, because they were not finite, or because an
+            exchange was due in them and `exchange=False` ruled it out.
         fragments: the state of each fragment.
         shared: the state of the inner optimizer in the synchronous steps, or `()`.
     """
 
     taken: Array
     waited: Array
+    left: Array
     period: Any
     inner: PerWorker
     skipped: PerWorker
@@ -104,6 +114,34 @@ class Setup(NamedTuple):
     settings: dict[str, Any]
     seed: Any
     param_specs: PyTree
+
+
+class RoundOf(NamedTuple):
+    """What `local_round` gives a step in place of `exchange`.
+
+    Attributes:
+        steps: the number of steps of the round.
+        last: whether this is the last one.
+    """
+
+    steps: int
+    last: bool
+
+    def resolved(self, setup: Setup, number: int) -> bool | None:
+        """`exchange` of this step of a model in so many fragments.
+
+        Raises:
+            ValueError: if rounds of the transformation have another number of steps.
+        """
+        period = setup.period
+        if schedule(setup, number) or setup.synchronous or not isinstance(period, Constant):
+            return None
+        if period.k != self.steps:
+            raise ValueError(
+                f"`batches` must have a leading axis of every={period.k} steps, got {self.steps}; "
+                "take a part of a round step by step"
+            )
+        return self.last
 
 
 def schedule(setup: Setup, number: int) -> list[tuple[int, int]]:
@@ -135,6 +173,18 @@ def schedule(setup: Setup, number: int) -> list[tuple[int, int]]:
     return [(end - setup.delay, end) for end in ends]
 
 
+def left(setup: Setup, number: int, state: LocalUpdatesState) -> Array:
+    """How many next steps, of a model in so many fragments, have no exchange."""
+    times = schedule(setup, number)
+    if times:
+        ends = jnp.asarray(sorted({end for pair in times for end in pair}), jnp.int32)
+        after = jnp.where(ends > state.waited, ends, LAST).min()
+    else:
+        after = setup.period.steps(state.period, state.taken - state.waited)
+    found = jnp.maximum(after - state.waited - 1, 0)
+    return jnp.where(state.taken < setup.synchronous, 0, found) if setup.synchronous else found
+
+
 def means(setup: Setup, params: PyTree) -> list[optax.GradientTransformationExtraArgs]:
     """The compressed mean of each fragment."""
     number = fragments_.count(setup.fragments, params)
@@ -157,9 +207,24 @@ def means(setup: Setup, params: PyTree) -> list[optax.GradientTransformationExtr
 
 
 def alone(
-    setup: Setup, grads: PyTree, state: LocalUpdatesState, params: PyTree, extra: dict[str, Any]
+    setup: Setup,
+    grads: PyTree,
+    state: LocalUpdatesState,
+    params: PyTree,
+    extra: dict[str, Any],
+    due: Array | None = None,
 ) -> LocalUpdatesState:
-    """One step of this worker alone."""
+    """One step of this worker alone.
+
+    Args:
+        setup: the arguments of `local_updates`.
+        grads: this worker's gradients.
+        state: the state.
+        params: the centre.
+        extra: further arguments for the inner optimizer.
+        due: whether an exchange is due in this step, whose program has none: then all workers leave
+            the step out, and it is due in the next one.
+    """
     axis_name = setup.axis_name
     parts = fragments_.split(setup.fragments, params, params)
     pairs = list(zip(state.fragments, parts, strict=True))
@@ -167,7 +232,8 @@ def alone(
     offset = fragments_.merged(tuple(fragment.offset.own() for fragment in state.fragments))
     before, skipped = state.inner.own(), state.skipped.own()
     if not setup.keep_inner:
-        before = guarding.kept(state.waited > 0, before, setup.inner.init(own))
+        fresh = _anew(setup.inner.init(own), state.taken)
+        before = guarding.kept(state.waited > 0, before, fresh)
     moved, inner, lost = stepped(
         setup.inner, grads, before, own, offset, extra, guard=setup.settings["guard"]
     )
@@ -176,10 +242,14 @@ def alone(
         takes = state.waited < _own_number(setup.local_steps, axis_name)
         moved, inner = guarding.kept(takes, (moved, inner), (offset, before))
         skipped = jnp.where(takes, skipped, state.skipped.own())
+    if due is not None:
+        moved, inner = guarding.kept(due, (offset, before), (moved, inner))
+        skipped = jnp.where(due, state.skipped.own() + 1, skipped)
+    one = 1 if due is None else jnp.where(due, 0, 1)
     offsets = fragments_.split(setup.fragments, params, moved)
     return state._replace(
-        taken=jnp.minimum(state.taken, _LAST) + 1,
-        waited=state.waited + 1,
+        taken=jnp.minimum(state.taken, LAST) + one,
+        waited=state.waited + one,
         inner=PerWorker.wrap(inner, "local", axis_name),
         skipped=PerWorker.wrap(skipped, "local", axis_name),
         fragments=tuple(
@@ -187,6 +257,18 @@ def alone(
             for fragment, each in zip(state.fragments, offsets, strict=True)
         ),
     )
+
+
+def _anew(inner: PyTree, taken: Array) -> PyTree:
+    """A new state of the inner optimizer, whose schedules go on where the last round left them."""
+
+    def is_schedule(node: Any) -> bool:
+        return isinstance(node, optax.ScaleByScheduleState)
+
+    def counted(node: Any) -> Any:
+        return node._replace(count=taken.astype(node.count.dtype)) if is_schedule(node) else node
+
+    return jax.tree.map(counted, inner, is_leaf=is_schedule)
 
 
 def stepped(
@@ -232,141 +314,3 @@ def _own_number(numbers: tuple[int, ...], axis_name: AxisName) -> Array:
             f"{axis_name!r}, got {len(numbers)}"
         )
     return jnp.asarray(numbers, jnp.int32)[lax.axis_index(axis_name)]
-
-
-def exchanged(
-    setup: Setup, state: LocalUpdatesState, params: PyTree, exchange: bool | None
-) -> tuple[PyTree, LocalUpdatesState]:
-    """The exchanges that are due after this step, and the update of the centre."""
-    axis_name = setup.axis_name
-    parts = fragments_.split(setup.fragments, params, params)
-    times = schedule(setup, len(parts))
-    length = setup.period.steps(state.period, state.taken - state.waited)
-    ends: Any = conditional.uniform(state.waited >= length, axis_name)
-    if exchange is False or (exchange and not times):
-        ends = exchange
-    updates, found, variance = [], [], jnp.zeros((), jnp.float32)
-    averages = means(setup, params)
-    for number, (fragment, part) in enumerate(zip(state.fragments, parts, strict=True)):
-        taken = moves = ends
-        if times and exchange is not False:
-            taken, moves = (
-                conditional.uniform(state.waited == step, axis_name) for step in times[number]
-            )
-        update, after, variance = _moved(setup, averages[number], fragment, part, taken, moves)
-        updates.append(update)
-        found.append(after)
-    # A variance that is not finite says nothing about the period.
-    known = ends & jnp.isfinite(variance)
-    period = setup.period.after(state.period, state.taken, variance)
-    return fragments_.merged(tuple(updates)), state._replace(
-        waited=jnp.where(ends, 0, state.waited),
-        period=guarding.kept(known, period, state.period),
-        fragments=tuple(found),
-    )
-
-
-def _moved(
-    setup: Setup, mean: Any, fragment: FragmentState, params: PyTree, taken: Any, moves: Any
-) -> tuple[PyTree, FragmentState, Array]:
-    """A fragment's update, its state, and the variance of the models.
-
-    Args:
-        setup: the arguments.
-        mean: the compressed mean.
-        fragment: its state.
-        params: its leaves of the centre.
-        taken: whether its pseudo-gradient is taken and averaged.
-        moves: whether its mean moves the centre.
-    """
-
-    def talk(offset: PerWorker, state: Any, params: PyTree) -> tuple[PyTree, Any, Array]:
-        delta = fragment._replace(offset=offset).moved(params)
-        made, after = mean.update(delta, state, params)
-        if not setup.period.measures:
-            return made, after, jnp.zeros((), jnp.float32)
-        return made, after, _variance(delta, made, setup.axis_name)
-
-    def move(
-        made: PyTree, offset: PerWorker, outer: Any, params: PyTree
-    ) -> tuple[PyTree, PerWorker, Any]:
-        step = xla.compile_separately(functools.partial(outer_step, setup))
-        update, own, outer = step(made, offset.own(), outer, params)
-        return update, PerWorker.wrap(own, "offset", setup.axis_name), outer
-
-    def both(
-        offset: PerWorker, state: Any, outer: Any, params: PyTree
-    ) -> tuple[PyTree, PerWorker, Any, Any, Array]:
-        made, state, variance = talk(offset, state, params)
-        update, offset, outer = move(made, offset, outer, params)
-        return update, offset, state, outer, variance
-
-    nothing, none = jax.tree.map(jnp.zeros_like, params), jnp.zeros((), jnp.float32)
-    offset, outer, held = fragment.offset, fragment.outer, fragment.pending
-    memory = branches.fitted(mean, fragment.mean, nothing, params)
-    if not setup.delay:
-
-        def rest(offset: PerWorker, state: Any, outer: Any, params: PyTree) -> tuple:
-            return jax.tree.map(jnp.zeros_like, params), offset, state, outer, none
-
-        update, offset, memory, outer, variance = _when(
-            moves, both, rest, offset, memory, outer, params
-        )
-    else:
-
-        def wait(offset: PerWorker, state: Any, params: PyTree) -> tuple:
-            return held, state, none
-
-        def stay(made: PyTree, offset: PerWorker, outer: Any, params: PyTree) -> tuple:
-            return nothing, offset, outer
-
-        held, memory, variance = _when(taken, talk, wait, offset, memory, params)
-        update, offset, outer = _when(moves, move, stay, held, offset, outer, params)
-    after = FragmentState(offset, memory, outer, held, fragment.anchor)
-    return update, after, variance
-
-
-def outer_step(
-    setup: Setup, mean: PyTree, offset: PyTree, outer: Any, params: PyTree
-) -> tuple[PyTree, PyTree, Any]:
-    """The centre's update, and this worker's offset from `mix · θ + (1 − mix) · φ`."""
-    update, outer = setup.outer.update(mean, outer, params)
-    update = jax.tree.map(lambda u, p: u.astype(p.dtype), update, params)
-    if setup.mix == 0:
-        return update, jax.tree.map(jnp.zeros_like, offset), outer
-    if setup.mix == 1:
-        return update, offset, outer  # From the anchor, which does not move.
-
-    def mixed(by: Array, u: Array) -> Array:
-        return jnp.asarray(setup.mix, by.dtype) * (by - u.astype(by.dtype))
-
-    return update, jax.tree.map(mixed, offset, update), outer
-
-
-def _when(go: Any, do: Callable[..., Any], rest: Callable[..., Any], *args: Any) -> Any:
-    """`do(*args)` if `go`, else `rest(*args)`; without a conditional if `go` is a Python bool."""
-    if isinstance(go, bool):
-        return do(*args) if go else rest(*args)
-    return conditional.either(go, do, rest, *args)
-
-
-def _variance(delta: PyTree, mean: PyTree, axis_name: AxisName) -> Array:
-    """The workers' mean of `‖Δᵢ − mean‖²`."""
-    parts = jax.tree.leaves(jax.tree.map(jnp.subtract, delta, mean))
-    own = sum(jnp.sum(jnp.square(part.astype(jnp.float32))) for part in parts)
-    (found,) = Dense().dense((jnp.asarray(own, jnp.float32),), axis_name, None)
-    return found
-
-
-def together(
-    setup: Setup, grads: PyTree, state: LocalUpdatesState, params: PyTree, extra: dict[str, Any]
-) -> tuple[PyTree, LocalUpdatesState]:
-    """A synchronous step: the inner optimizer sees the mean gradient, and moves the centre."""
-    mean: Any = compressed_mean(Dense(), setup.axis_name)
-    averaged, _ = mean.update(grads, mean.init(grads), params)
-    update, shared = setup.inner.update(averaged, state.shared, params, **extra)
-    return jax.tree.map(lambda u, p: u.astype(p.dtype), update, params), state._replace(
-        taken=jnp.minimum(state.taken, _LAST) + 1,
-        inner=PerWorker.wrap(shared, "local", setup.axis_name),
-        shared=shared,
-    )

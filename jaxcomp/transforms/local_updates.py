@@ -1,24 +1,31 @@
 """Local updates: workers train alone for a round of steps, and exchange how far they have moved."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax import core
 
 from jaxcomp import checks
 from jaxcomp.backend import axes, conditional
 from jaxcomp.base import Codec, Gate, Period, Reducer
 from jaxcomp.feedback import Link
-from jaxcomp.gates.periods import period as as_period
+from jaxcomp.gates.periods import Constant, period as as_period
 from jaxcomp.layout.policy import Policy
 from jaxcomp.mesh.per_worker import PerWorker
 from jaxcomp.misuse import callers, own_gradients, places, uniform
 from jaxcomp.numerics import noise, summing
 from jaxcomp.reducers.dense import Dense
-from jaxcomp.transforms import fragments as fragments_, local_steps as steps_
-from jaxcomp.transforms.local_steps import FragmentState, LocalUpdatesState, Setup
+from jaxcomp.transforms import (
+    fragments as fragments_,
+    local_exchange as exchange_,
+    local_steps as steps_,
+    remainder,
+)
+from jaxcomp.transforms.local_steps import FragmentState, LocalUpdatesState, RoundOf, Setup
 from jaxcomp.transforms.mean import compressed_mean
 from jaxcomp.types import Array, AxisName, PyTree
 
@@ -66,8 +73,12 @@ def local_updates(
     may follow in a chain, because this includes both optimizers.
 
     A round may also run as one program: `jaxcomp.local_round`. In a step that is known to end a
-    round, or not to, `tx.update(..., exchange=True)`, or False, leaves out the conditional, so
-    that a program of local steps contains no collective; it must be a Python bool.
+    round, or to have no exchange, `tx.update(..., exchange=True)`, or False, leaves out the
+    conditional, so that a program of local steps contains no collective; it must be a Python bool.
+    `jaxcomp.steps_alone(state)` tells how many next steps have no exchange. If one is due in a step
+    with False, all workers leave that step out.
+
+    `tx.update(..., weight=w)` gives this worker a weight in the mean of an exchange.
 
     Args:
         inner: the optimizer of the local steps, such as `optax.adamw(4e-4)`.
@@ -80,9 +91,10 @@ def local_updates(
             `compressed_mean`; or a transformation whose updates are a mean, such as
             `jaxcomp.directional_mean(codec, axis_name)`, with its own `key`.
         keep_inner: whether the inner optimizer's state is kept after an exchange (DiLoCo); False
-            begins every round with a new one (FedPAQ).
-        local_steps: for each worker, how many of a round's steps it takes (`GenQSGD`); it leaves
-            out the last ones. None for all of them.
+            begins every round with a new one (FedPAQ), whose optax schedules go on with the number
+            of steps taken.
+        local_steps: for each worker, how many of a round's steps it takes (`GenQSGD`), 0 for a
+            worker that stalls; it leaves out the last ones. None for all of them.
         synchronous: the number of first steps in which workers average gradients, dense, before
             the inner optimizer sees them, as without this transformation (post-local SGD). Costs
             another state of the inner optimizer.
@@ -96,7 +108,9 @@ def local_updates(
         gate: decides which workers take part in an exchange, as for `compressed_mean`.
         key: a seed or key, the same on all workers.
         guard: as for `compressed_mean`; also, a worker leaves out a step of its own that is not
-            finite (`state.skipped` counts them).
+            finite (`state.skipped` counts them), a worker whose pseudo-gradient is not finite goes
+            back to the centre and sends zeros, and an exchange that would make the centre or the
+            outer optimizer's state non-finite is lost (`lost` of the fragment's state counts both).
         param_specs: as for `compressed_mean`.
         stats: as for `compressed_mean`, for the last exchange.
 
@@ -107,7 +121,8 @@ def local_updates(
         ValueError: on construction, for arguments of the wrong kind; fragments or a delay without a
             constant number of steps, a number of steps that the fragments do not divide, or a delay
             as long as the time between two fragments; on use, without `params`, outside of a
-            mapped axis, or if `local_steps` is not a number for each worker.
+            mapped axis, if `local_steps` is not a number for each worker, for a weight that the
+            reducer does not take, or for `exchange=False` where an exchange is known to be due.
 
     Example:
         >>> import jaxcomp, optax
@@ -189,6 +204,8 @@ def _update(
             f"{type(state).__name__}. Make it with jaxcomp.init_state(tx, params, mesh, "
             f"{axis_name!r})"
         )
+    if isinstance(exchange, RoundOf):
+        exchange = exchange.resolved(setup, len(state.fragments))
     if exchange is not None and not isinstance(exchange, bool):
         raise ValueError(
             f"`exchange` must be True, False or None, known when the step is traced, got "
@@ -199,18 +216,56 @@ def _update(
     if setup.period != as_period(1):  # With one step a round, workers are always at the centre.
         places.check_view(updates, params, [each.offset for each in state.fragments])
 
-    def alone(updates: PyTree, state: Any, params: PyTree) -> tuple[PyTree, Any]:
-        state = steps_.alone(setup, updates, state, params, extra)
-        return steps_.exchanged(setup, state, params, exchange)
+    extra = dict(extra)
+    weight = _weight(setup, extra.pop("weight", None))
+    due = None
+    if exchange is False:
+        due = state.left <= 0
+        _check_due(setup, len(state.fragments), due)
 
-    if not setup.synchronous:
+    def alone(updates: PyTree, state: Any, params: PyTree) -> tuple[PyTree, Any]:
+        state = steps_.alone(setup, updates, state, params, extra, due)
+        return exchange_.exchanged(setup, state, params, exchange, weight)
+
+    if not setup.synchronous or exchange is False:
         return alone(updates, state, params)
 
     def together(updates: PyTree, state: Any, params: PyTree) -> tuple[PyTree, Any]:
-        return steps_.together(setup, updates, state, params, extra)
+        return exchange_.together(setup, updates, state, params, extra)
 
     early = conditional.uniform(state.taken < setup.synchronous, axis_name)
     return conditional.either(early, together, alone, updates, state, params)
+
+
+def _weight(setup: Setup, weight: Any) -> Array | None:
+    """This worker's weight, or None."""
+    if weight is None:
+        return None
+    if jnp.shape(weight) != ():
+        raise ValueError(
+            f"`weight` must be one number, this worker's, got shape {jnp.shape(weight)}"
+        )
+    reducer: Any = setup.reducer
+    takes = isinstance(reducer, optax.GradientTransformation)
+    if takes and "weight" not in inspect.signature(reducer.update).parameters:
+        raise ValueError(
+            "`weight` must be None with a `reducer` that is a transformation without weights; use "
+            "jaxcomp.directional_mean(codec, axis_name), or give the codec or reducer itself"
+        )
+    return jnp.asarray(weight, jnp.float32)
+
+
+def _check_due(setup: Setup, number: int, due: Array) -> None:
+    """Raises a `ValueError` if it is known that an exchange is due in this step."""
+    period = setup.period
+    ends = [end for pair in steps_.schedule(setup, number) for end in pair]
+    always = isinstance(period, Constant) and period.k == len(set(ends or [period.k]))
+    if always or not (isinstance(due, core.Tracer) or not bool(due)):
+        raise ValueError(
+            "`exchange` must not be False in a step in which an exchange is due, got False; "
+            "jaxcomp.steps_alone(state) is the number of next steps in which none is, and "
+            "exchange=None decides while the step runs"
+        )
 
 
 def transformation(name: str, tx: Any) -> optax.GradientTransformationExtraArgs:
@@ -223,8 +278,13 @@ def _checked(setup: Setup) -> Setup:
     checks.integer("synchronous", setup.synchronous, 0)
     checks.integer("delay", setup.delay, 0)
     checks.number("mix", setup.mix, 0.0, 1.0)
+    most = setup.period.k if isinstance(setup.period, Constant) else None
     for steps in setup.local_steps or ():
-        checks.integer("local_steps", steps, 1)
+        checks.integer("local_steps", steps, 0, most)
+    if setup.local_steps is not None and not any(setup.local_steps):
+        raise ValueError(
+            f"`local_steps` must have a positive number, got {setup.local_steps}, which never train"
+        )
     if not callable(setup.fragments):
         checks.integer("fragments", setup.fragments, 1)
     if isinstance(setup.fragments, int):
@@ -245,23 +305,32 @@ def _init(setup: Setup, params: PyTree) -> LocalUpdatesState:
     zero, axis_name = jnp.zeros((), jnp.int32), setup.axis_name
     parts = fragments_.split(setup.fragments, params, params)
     steps_.schedule(setup, len(parts))
-    return LocalUpdatesState(
+    state = LocalUpdatesState(
         taken=zero,
         waited=jnp.zeros_like(zero),
+        left=jnp.zeros_like(zero),
         period=setup.period.init(),
         inner=PerWorker.wrap(setup.inner.init(params), "local", axis_name),
         skipped=PerWorker.wrap(jnp.zeros_like(zero), "local", axis_name),
         fragments=tuple(
-            FragmentState(
-                offset=PerWorker.wrap(jax.tree.map(nothing, part), "offset", axis_name),
-                mean=mean.init(part),
-                outer=setup.outer.init(part),
-                pending=jax.tree.map(jnp.zeros_like, part) if setup.delay else (),
-                anchor=jax.tree.map(jnp.array, part) if setup.mix == 1 else (),
-            )
+            _begun(setup, part, mean)
             for part, mean in zip(parts, steps_.means(setup, params), strict=True)
         ),
         shared=setup.inner.init(params) if setup.synchronous else (),
+    )
+    return state._replace(left=steps_.left(setup, len(parts), state))
+
+
+def _begun(setup: Setup, part: PyTree, mean: optax.GradientTransformation) -> FragmentState:
+    rest = remainder.nothing(part)
+    return FragmentState(
+        offset=PerWorker.wrap(jax.tree.map(nothing, part), "offset", setup.axis_name),
+        mean=mean.init(part),
+        outer=setup.outer.init(remainder.exact(part, rest)),
+        lost=PerWorker.wrap(jnp.zeros((), jnp.int32), "local", setup.axis_name),
+        rest=rest,
+        pending=jax.tree.map(jnp.zeros_like, part) if setup.delay else (),
+        anchor=jax.tree.map(jnp.array, part) if setup.mix == 1 else (),
     )
 
 

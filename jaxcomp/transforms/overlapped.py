@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from jaxcomp.backend import xla
 from jaxcomp.gates.periods import Constant
 from jaxcomp.mesh import placement
 from jaxcomp.mesh.beside import beside, moved
@@ -20,7 +19,11 @@ from jaxcomp.mesh.data_parallel import data_parallel
 from jaxcomp.mesh.gradients import local
 from jaxcomp.mesh.per_worker import PerWorker
 from jaxcomp.mesh.place import place
-from jaxcomp.transforms import fragments as fragments_, local_steps as steps_
+from jaxcomp.transforms import (
+    fragments as fragments_,
+    local_exchange as exchange_,
+    local_steps as steps_,
+)
 from jaxcomp.transforms.local_steps import FragmentState, LocalUpdatesState, Setup
 from jaxcomp.transforms.local_updates import LocalUpdates
 from jaxcomp.transforms.view import view
@@ -282,9 +285,11 @@ class Overlapped:
     def _sent(self, fragment: int, params: PyTree, state: InFlight) -> InFlight:
         """Takes a fragment's pseudo-gradient, and starts its exchange."""
         part, own = self._part(fragment, params), state.steps.fragments[fragment]
-        delta = self._taken(own._replace(outer=()), part, ())
+        delta, offset, lost = self._taken(own._replace(outer=()), part, ())
+        own = own._replace(offset=offset, lost=lost)
+        steps = state.steps._replace(fragments=_put(state.steps.fragments, fragment, own))
         flying = self._pool.submit(self._exchanged, fragment, delta, state.memory[fragment], part)
-        return state._replace(pending=_put(state.pending, fragment, flying))
+        return state._replace(steps=steps, pending=_put(state.pending, fragment, flying))
 
     def _exchanged(self, fragment: int, delta: PyTree, memory: Any, part: PyTree) -> Exchange:
         """An exchange, in the thread: it begins when the pseudo-gradient is there."""
@@ -328,18 +333,22 @@ class Overlapped:
         def step(state: LocalUpdatesState, params: PyTree, batch: Any) -> tuple[Any, PerWorker]:
             value, grads = self._grads(local(view(params, state), self._axis_name), batch)
             state = steps_.alone(self._setup, grads, state, params, {})
-            waited = jnp.where(state.waited >= self._every, 0, state.waited)
+            state = state._replace(waited=jnp.where(state.waited >= self._every, 0, state.waited))
+            left = steps_.left(self._setup, len(state.fragments), state)
             value = PerWorker.wrap(value, "local", self._axis_name)
-            return state._replace(waited=waited), value
+            return state._replace(left=left), value
 
         return data_parallel(step, self._mesh, self._axis_name, donate_argnums=0)
 
     @functools.cached_property
     def _taken(self) -> Callable[..., Any]:
-        """The pseudo-gradient of each worker."""
+        """The pseudo-gradient of each worker, its offset, and how many exchanges it has lost."""
 
-        def take(fragment: FragmentState, part: PyTree, _: Any) -> PerWorker:
-            return PerWorker.wrap(fragment.moved(part), "local", self._axis_name)
+        def take(
+            fragment: FragmentState, part: PyTree, _: Any
+        ) -> tuple[PerWorker, PerWorker, PerWorker]:
+            delta, _, fragment = exchange_.message(self._setup, fragment, part)
+            return PerWorker.wrap(delta, "local", self._axis_name), fragment.offset, fragment.lost
 
         return data_parallel(take, self._mesh, self._axis_name)
 
@@ -347,7 +356,7 @@ class Overlapped:
         """The exchange of a fragment: the only program with collectives."""
 
         def talk(delta: PerWorker, memory: Any, part: PyTree, _: Any) -> tuple[PyTree, Any]:
-            return mean.update(delta.own(), memory, part)
+            return exchange_.averaged(self._setup, mean, delta.own(), memory, part)
 
         return data_parallel(talk, self._through, self._axis_name, donate_argnums=(0, 1))
 
@@ -356,9 +365,7 @@ class Overlapped:
         """The step of the outer optimizer."""
 
         def move(part: PyTree, at: FragmentState, mean: PyTree, _: Any) -> tuple[PyTree, Any]:
-            step = xla.compile_separately(functools.partial(steps_.outer_step, self._setup))
-            update, own, outer = step(mean, at.offset.own(), at.outer, part)
-            offset = PerWorker.wrap(own, "offset", self._axis_name)
-            return optax.apply_updates(part, update), at._replace(offset=offset, outer=outer)
+            update, at = exchange_.applied(self._setup, at, mean, part)
+            return optax.apply_updates(part, update), at
 
         return data_parallel(move, self._mesh, self._axis_name, donate_argnums=1)

@@ -5,14 +5,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
-from jax import lax
+from jax import core, lax
 
 from jaxcomp import checks
 from jaxcomp.backend import axes
 from jaxcomp.mesh.gradients import local
 from jaxcomp.reducers.dense import Dense
-from jaxcomp.transforms.local_steps import LocalUpdatesState
+from jaxcomp.transforms.local_steps import LocalUpdatesState, RoundOf
 from jaxcomp.transforms.view import view
 from jaxcomp.types import Array, AxisName, PyTree
 
@@ -25,11 +26,16 @@ def local_round(
     """All steps of a round of `local_updates` as one function, with one exchange at its end.
 
     The result is that of the steps one by one, bit for bit. The exchange is not in a conditional,
-    so the program of a round is smaller, and simulations are faster. With fragments or a delay, the
-    exchanges within the round are conditional.
+    so the program of a round is smaller, and simulations are faster. With fragments, a delay,
+    synchronous steps or an `every` that is no number, exchanges are conditional, and happen where
+    they would step by step.
+
+    Give it the state at the beginning of a round, and finish a round that a restored state is in
+    the middle of step by step. If it ends earlier than the batches, all workers leave out the steps
+    up to the last, which exchanges, and count them in `state.skipped`.
 
     Args:
-        tx: `jaxcomp.local_updates`, possibly wrapped. Its `every` must be the number of batches.
+        tx: `jaxcomp.local_updates`, possibly wrapped. A number `every` must be that of the batches.
         value_and_grad: `value, grads = value_and_grad(params, batch)` of this worker alone, as from
             `jax.value_and_grad(loss_fn)`. It must not average the loss over the workers.
         axis_name: the mapped axis of the workers.
@@ -41,7 +47,8 @@ def local_round(
         returned in each step; floating scalars are averaged over the workers, in one collective.
 
     Raises:
-        ValueError: if there is no batch, or `state` holds no state of `local_updates`.
+        ValueError: if there is no batch, `state` holds no state of `local_updates`, or the number
+            of batches is not that of the steps of a round.
 
     Example:
         >>> import jaxcomp
@@ -68,8 +75,9 @@ def local_round(
                 f"got lengths {sorted(lengths)}"
             )
         inside = _exchanges_inside(state)
+        (steps,) = lengths
 
-        def one(carry: tuple[PyTree, Any], batch: Any, exchange: bool | None) -> tuple[Any, Any]:
+        def one(carry: tuple[PyTree, Any], batch: Any, exchange: Any) -> tuple[Any, Any]:
             params, state = carry
             here = local(view(params, state), axis_name)
             value, grads = value_and_grad(here, batch)
@@ -83,19 +91,61 @@ def local_round(
         last = jax.tree.map(lambda x: x[-1], batches)
 
         def alone(state: Any, batch: Any) -> tuple[Any, Any]:
-            (_, state), value = one((params, state), batch, False)
+            (_, state), value = one((params, state), batch, RoundOf(steps, last=False))
             return state, value
 
         state, values = lax.scan(alone, state, first)
-        carry, value = one((params, state), last, True)
+        carry, value = one((params, state), last, RoundOf(steps, last=True))
         values = jax.tree.map(lambda xs, x: jnp.concatenate([xs, x[None]]), values, value)
         return *carry, _averaged(values, axis_name)
 
     return run
 
 
+def steps_alone(state: PyTree) -> int:
+    """The number of next steps in which no exchange of `local_updates` is due.
+
+    Those steps may run a program without collectives, `tx.update(..., exchange=False)`; the one
+    after them must not. It counts the steps in which a pseudo-gradient is taken, and those in which
+    its mean moves the centre after a delay.
+
+    It reads a number from the devices, and so waits for the last step: call it once for all the
+    steps that it counts.
+
+    Args:
+        state: the state of the transformation, outside of the mapped function, alone or inside of
+            that of a chain or a wrapper.
+
+    Raises:
+        ValueError: if `state` holds no state of `local_updates`, or is traced.
+
+    Example:
+        >>> import jaxcomp
+        >>> tx = jaxcomp.local_updates(optax.sgd(0.1), None, "data", every=4)
+        >>> mesh = jax.make_mesh((1,), ("data",))
+        >>> steps_alone(jaxcomp.init_state(tx, jnp.ones(3), mesh, "data"))
+        3
+    """
+    lefts = [node.left for node in _states(state)]
+    if any(isinstance(left, core.Tracer) for left in lefts):
+        raise ValueError(
+            "`state` must be that of a step that has ended, got a traced one; inside a program, "
+            "tx.update(..., exchange=None) decides while it runs"
+        )
+    return min(int(np.asarray(left).min()) for left in lefts)
+
+
 def _exchanges_inside(state: Any) -> bool:
-    """Whether a round has exchanges before its last step, or a delay after one."""
+    """Whether a round may have exchanges before its last step, or a delay after one."""
+    return any(
+        len(node.fragments) > 1
+        or any(part != () for part in (node.fragments[0].pending, node.shared, node.period))
+        for node in _states(state)
+    )
+
+
+def _states(state: PyTree) -> list[LocalUpdatesState]:
+    """The states of `local_updates` in this one."""
 
     def is_state(node: Any) -> bool:
         return isinstance(node, LocalUpdatesState)
@@ -106,10 +156,7 @@ def _exchanges_inside(state: Any) -> bool:
             "`state` must hold the state of jaxcomp.local_updates, which exchanges once a round, "
             f"got {type(state).__name__}"
         )
-    return any(
-        len(node.fragments) > 1 or node.fragments[0].pending != () or node.shared != ()
-        for node in found
-    )
+    return found
 
 
 def _averaged(values: PyTree, axis_name: AxisName) -> PyTree:

@@ -171,9 +171,77 @@ def test_directions_are_weighted_and_take_part_in_rounds():
         jaxcomp.local_updates(PLAIN(), None, AXIS, every=4, reducer=tx, stats=True)
 
 
+def test_momentum_is_decoupled_in_vectors_too_and_weights_decay():
+    """A vector sends half of its coefficients, and keeps the others for later steps."""
+    like = {"vector": jnp.full(192, 2.0), "scalar": jnp.full((), 2.0)}
+    grads = jax.random.normal(jax.random.key(0), (WORKERS, 192))
+
+    def moved(decay):
+        tx = jaxcomp.algorithms.demo_sgd(AXIS, learning_rate=0.1, weight_decay=decay)
+
+        def worker(g):
+            tree = {"vector": g, "scalar": g[0]}
+            updates, state = tx.update(tree, tx.init(like), like)
+            return updates, state[0].memory.feedback
+
+        return jax.vmap(worker, axis_name=AXIS)(grads)
+
+    plain, memory = moved(0.0)
+    kept = [np.asarray(x).reshape(WORKERS, -1) for x in jax.tree.leaves(memory)]
+    vectors = next(x for x in kept if x.shape[1] >= 192)
+    lengths = np.linalg.norm(vectors, axis=1) / np.linalg.norm(grads, axis=1)
+    assert ((lengths > 0.1) & (lengths < 0.7)).all()
+    decayed, _ = moved(0.5)
+    for name, x in plain.items():
+        np.testing.assert_allclose(np.abs(x), 0.1, rtol=1e-6)
+        np.testing.assert_allclose(decayed[name], x - 0.1 * 0.5 * 2, rtol=1e-5)
+
+
+def test_methods_for_unbiased_codecs_refuse_others():
+    make = {"axis_name": AXIS, "learning_rate": 0.1}
+    for build in (
+        lambda: jaxcomp.algorithms.fedpaq(jaxcomp.top_k(0.1), every=2, **make),
+        lambda: jaxcomp.algorithms.genqsgd(jaxcomp.sign(), local_steps=[2] * 8, **make),
+        lambda: jaxcomp.algorithms.genqsgd(
+            jaxcomp.qsgd(), local_steps=[2] * 8, down=jaxcomp.sign(), **make
+        ),
+    ):
+        with pytest.raises(ValueError, match="`codec` must be unbiased"):
+            build()
+
+
+def test_muloco_steps_by_the_shapes_of_its_matrices():
+    """Singular values are `√(out/in)` times the rate; a second step has no Nesterov look-ahead."""
+    params = {"w": jnp.ones((4, 16)), "t": jnp.ones((16, 4)), "b": jnp.ones(4)}
+    tx = jaxcomp.algorithms.muloco(jaxcomp.blockwise(bits=2), AXIS, learning_rate=0.1)
+    inner = tx.setup.inner
+    keys = jax.random.split(jax.random.key(0), 2)
+    grads = [
+        jax.tree.map(lambda p, key=key: jax.random.normal(key, p.shape), params) for key in keys
+    ]
+    theirs = optax.contrib.muon(
+        *(0.1,), beta=0.9, nesterov=False, weight_decay=1e-4, adam_learning_rate=0.1
+    )
+    adam = optax.adamw(0.1, 0.9, 0.99, weight_decay=1e-4)
+    states = [each.init(params) for each in (inner, theirs, adam)]
+    for grad in grads:
+        (found, states[0]), (want, states[1]), (rest, states[2]) = (
+            each.update(grad, state, params)
+            for each, state in zip((inner, theirs, adam), states, strict=True)
+        )
+        np.testing.assert_allclose(found["w"], want["w"], rtol=1e-4, atol=1e-6)
+        decay = 0.1 * 1e-4
+        np.testing.assert_allclose(
+            found["t"] + decay, (want["t"] + decay) / 2, rtol=1e-4, atol=1e-6
+        )
+        np.testing.assert_allclose(found["b"], rest["b"], rtol=1e-5)
+
+
 def test_what_needs_the_whole_mean_says_so():
     with pytest.raises(ValueError, match="`subtract` must be one of 'own', 'aggregate'"):
         jaxcomp.algorithms.demo_sgd(AXIS, learning_rate=0.1, subtract="all")
+    with pytest.raises(ValueError, match="`codec` must be None beside k=8 and chunk=64"):
+        jaxcomp.algorithms.demo_sgd(AXIS, learning_rate=0.1, k=8, codec=jaxcomp.demo())
     link = jaxcomp.Link(jaxcomp.sign(bucket_size=64), jaxcomp.Aggregated(jaxcomp.Residual(0.9)))
     tx = jaxcomp.compressed_mean(jaxcomp.TwoShot(link, jaxcomp.qsgd(6, bucket_size=64)), AXIS)
     grads = {"w": jnp.ones((WORKERS, 64, 64))}

@@ -12,7 +12,6 @@ from rounds import (
     AXIS,
     CURVATURES,
     EVERYTHING,
-    EXACT,
     FOUR,
     PARAMS,
     TARGETS,
@@ -47,11 +46,11 @@ def test_the_golden_run_of_diloco():
 
 
 def test_rounds_of_one_step_are_synchronous_training():
-    """Bit for bit, with a rate that is a power of two: then each product is exact."""
-    tx = jaxcomp.local_updates(optax.sgd(0.25), None, AXIS, every=1)
-    parent = optax.chain(jaxcomp.compressed_mean(jaxcomp.Dense(), AXIS), optax.sgd(0.25))
-    got, want = (trained(each, 20, data=EXACT)[0]["w"] for each in (tx, parent))
-    np.testing.assert_array_equal(got, want)
+    """Up to rounding: the mean of products is not the product of the mean."""
+    tx = jaxcomp.local_updates(optax.sgd(0.3), None, AXIS, every=1)
+    parent = optax.chain(jaxcomp.compressed_mean(jaxcomp.Dense(), AXIS), optax.sgd(0.3))
+    got, want = (trained(each, 20)[0]["w"] for each in (tx, parent))
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
 
 
 def test_a_constant_pseudo_gradient_moves_the_centre_by_the_rate_over_one_minus_the_momentum():
@@ -133,15 +132,13 @@ def test_workers_that_are_not_drawn_keep_their_message_for_a_later_round():
 
 
 def test_post_local_sgd_begins_as_synchronous_training():
-    """With momentum, bit for bit; then each worker goes on from the shared velocity."""
-    for make, exact in ((optax.sgd(0.125, 0.5), True), (optax.adam(0.05), False)):
+    """Up to rounding; then each worker goes on from the shared velocity."""
+    for make in (optax.sgd(0.13, 0.9), optax.adam(0.05)):
         tx = jaxcomp.local_updates(make, None, AXIS, every=4, synchronous=5)
         parent = optax.chain(jaxcomp.compressed_mean(jaxcomp.Dense(), AXIS), make)
-        found = [trained(each, 13, data=EXACT) for each in (tx, parent)]
+        found = [trained(each, 13) for each in (tx, parent)]
         (params, own, _, states), (want, *_) = found
-        np.testing.assert_allclose(
-            params["w"][:5], want["w"][:5], rtol=0 if exact else 1e-4, atol=0 if exact else 1e-6
-        )
+        np.testing.assert_allclose(params["w"][:5], want["w"][:5], rtol=1e-4, atol=1e-6)
         np.testing.assert_array_equal(own["w"][:5], params["w"][:5])
         moved = [s for s in range(1, 13) if np.any(params["w"][s] != params["w"][s - 1])]
         assert moved == [1, 2, 3, 4, 8, 12]
@@ -304,7 +301,8 @@ def test_the_state_moves_to_other_workers_with_its_mean():
         ({"every": 6, "fragments": 3, "delay": 2}, "`delay` must be below 2"),
         ({"every": lambda taken: 4, "fragments": 2}, "must be a number for fragments=2"),
         ({"every": 4, "mix": 1.5}, "`mix` must be a number from 0"),
-        ({"every": 4, "local_steps": [0] * 8}, "`local_steps` must be at least 1"),
+        ({"every": 4, "local_steps": [5] * 8}, "`local_steps` must be from 0 to 4, got 5"),
+        ({"every": 4, "local_steps": [0] * 8}, "`local_steps` must have a positive number"),
         ({"every": 4, "synchronous": -1}, "`synchronous` must be at least 0"),
         ({"every": 4, "reducer": "sign"}, "`codec` must be a codec"),
     ],

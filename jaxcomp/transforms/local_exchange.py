@@ -1,0 +1,311 @@
+"""The exchanges of `local_updates`: from a worker's pseudo-gradient to the centre's step."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxcomp.backend import conditional, xla
+from jaxcomp.base import Reducer
+from jaxcomp.mesh.per_worker import PerWorker
+from jaxcomp.numerics import noise
+from jaxcomp.reducers import guarding
+from jaxcomp.reducers.dense import Dense
+from jaxcomp.reducers.state import ReductionState
+from jaxcomp.transforms import (
+    branches,
+    directional,
+    fragments as fragments_,
+    local_steps as steps_,
+    remainder,
+    variance as variance_,
+)
+from jaxcomp.transforms.local_steps import FragmentState, LocalUpdatesState, Setup
+from jaxcomp.transforms.mean import compressed_mean
+from jaxcomp.types import Array, PyTree
+
+_SKETCH = 0x736B6574
+"""Folded into the key of the signs with which the variance of the models is measured."""
+
+
+def exchanged(
+    setup: Setup,
+    state: LocalUpdatesState,
+    params: PyTree,
+    exchange: bool | None,
+    weight: Array | None = None,
+) -> tuple[PyTree, LocalUpdatesState]:
+    """The exchanges that are due after this step, and the update of the centre."""
+    axis_name = setup.axis_name
+    parts = fragments_.split(setup.fragments, params, params)
+    times = steps_.schedule(setup, len(parts))
+    length = setup.period.steps(state.period, state.taken - state.waited)
+    ends: Any = conditional.uniform(state.waited >= length, axis_name)
+    if exchange is False or (exchange and not times):
+        ends = exchange
+    updates, found, variance = [], [], jnp.zeros((), jnp.float32)
+    averages = steps_.means(setup, params)
+    for number, (fragment, part) in enumerate(zip(state.fragments, parts, strict=True)):
+        taken = moves = ends
+        if times and exchange is not False:
+            taken, moves = (
+                conditional.uniform(state.waited == step, axis_name) for step in times[number]
+            )
+        key = noise.fold(jnp.asarray(setup.seed), state.taken, _SKETCH)
+        talk = functools.partial(_talk, setup, averages[number], weight, key)
+        update, after, variance = _moved(
+            setup, talk, averages[number], fragment, part, taken, moves
+        )
+        updates.append(update)
+        found.append(after)
+    # A variance that is not finite says nothing about the period.
+    known = ends & jnp.isfinite(variance)
+    period = setup.period.after(state.period, state.taken, variance)
+    state = state._replace(
+        waited=jnp.where(ends, 0, state.waited),
+        period=guarding.kept(known, period, state.period),
+        fragments=tuple(found),
+    )
+    return fragments_.merged(tuple(updates)), state._replace(
+        left=steps_.left(setup, len(parts), state)
+    )
+
+
+def _moved(
+    setup: Setup,
+    talk: Callable[..., Any],
+    mean: Any,
+    fragment: FragmentState,
+    params: PyTree,
+    taken: Any,
+    moves: Any,
+) -> tuple[PyTree, FragmentState, Array]:
+    """A fragment's update, its state, and the variance of the models.
+
+    Args:
+        setup: the arguments.
+        talk: the exchange.
+        mean: the compressed mean.
+        fragment: its state.
+        params: its leaves of the centre.
+        taken: whether its pseudo-gradient is taken and averaged.
+        moves: whether its mean moves the centre.
+    """
+    nothing, none = jax.tree.map(jnp.zeros_like, params), jnp.zeros((), jnp.float32)
+
+    def both(fragment: FragmentState, params: PyTree) -> tuple[PyTree, FragmentState, Array]:
+        made, fragment, variance = talk(fragment, params)
+        return *applied(setup, fragment, made, params), variance
+
+    def rest(fragment: FragmentState, params: PyTree) -> tuple[PyTree, FragmentState, Array]:
+        return nothing, fragment, none
+
+    held = fragment.pending
+    memory = branches.fitted(mean, fragment.mean, nothing, params)
+    fragment = fragment._replace(mean=memory, pending=())
+    if not setup.delay:
+        return _when(moves, both, rest, fragment, params)
+
+    def wait(fragment: FragmentState, params: PyTree) -> tuple[PyTree, FragmentState, Array]:
+        return held, fragment, none
+
+    held, fragment, variance = _when(taken, talk, wait, fragment, params)
+
+    def move(fragment: FragmentState, params: PyTree) -> tuple[PyTree, FragmentState]:
+        return applied(setup, fragment, held, params)
+
+    def stay(fragment: FragmentState, params: PyTree) -> tuple[PyTree, FragmentState]:
+        return nothing, fragment
+
+    update, fragment = _when(moves, move, stay, fragment, params)
+    return update, fragment._replace(pending=held), variance
+
+
+def _talk(
+    setup: Setup,
+    mean: Any,
+    weight: Array | None,
+    key: Array,
+    fragment: FragmentState,
+    params: PyTree,
+) -> tuple[PyTree, FragmentState, Array]:
+    """The mean of a fragment's pseudo-gradients, its state, and the variance of the models."""
+    delta, share, fragment = message(setup, fragment, params, weight)
+    made, memory = averaged(setup, mean, delta, fragment.mean, params, share)
+    variance = jnp.zeros((), jnp.float32)
+    if setup.period.measures:
+        exact = made if _is_plain(setup, share) else None
+        variance = variance_.of_models(delta, setup.axis_name, key, exact)
+    return made, fragment._replace(mean=memory), variance
+
+
+def message(
+    setup: Setup, fragment: FragmentState, params: PyTree, weight: Array | None = None
+) -> tuple[PyTree, Array | None, FragmentState]:
+    """This worker's pseudo-gradient and weight, and the fragment's state after it is taken.
+
+    With `guard`, a worker whose pseudo-gradient or weight is not finite goes back to the centre,
+    and sends zeros with a weight of zero, as one that has not moved.
+    """
+    delta = fragment.moved(params)
+    if not setup.settings["guard"]:
+        return delta, weight, fragment
+    sound = guarding.all_finite(delta if weight is None else (delta, weight))
+    delta = guarding.kept(sound, delta, jax.tree.map(jnp.zeros_like, delta))
+    back = jax.tree.map(
+        lambda to, by: to.astype(by.dtype), fragment.center(params), fragment.offset.own()
+    )
+    offset = guarding.kept(sound, fragment.offset.own(), back)
+    return (
+        delta,
+        None if weight is None else jnp.where(sound, weight, 0),
+        fragment._replace(
+            offset=PerWorker.wrap(offset, "offset", setup.axis_name), lost=_lost(fragment, sound)
+        ),
+    )
+
+
+def averaged(
+    setup: Setup, mean: Any, delta: PyTree, memory: Any, params: PyTree, weight: Array | None = None
+) -> tuple[PyTree, Any]:
+    """The mean of the pseudo-gradients, and the memory of its links.
+
+    With `guard`, memory whose mean is not finite begins anew: all messages were finite, so the
+    memory was not, and would spoil every later mean too.
+    """
+    if weight is None:
+        made, after = mean.update(delta, memory, params)
+    elif isinstance(setup.reducer, optax.GradientTransformation):
+        made, after = mean.update(delta, memory, params, weight=weight)
+    else:
+        share = directional.share(weight, setup.axis_name)
+        delta = jax.tree.map(lambda x: x * share.astype(x.dtype), delta)
+        made, after = mean.update(delta, memory, params)
+    if not (setup.settings["guard"] and jax.tree.leaves(after)):
+        return made, after
+    sound = guarding.all_finite(made)
+    nothing = jax.tree.map(jnp.zeros_like, params)
+    fresh = branches.fitted(mean, mean.init(nothing), nothing, params)
+
+    def kept(now: Any, begun: Any) -> Any:
+        return guarding.kept(sound, now, begun) if isinstance(now, ReductionState) else now
+
+    return made, jax.tree.map(
+        kept, after, fresh, is_leaf=lambda node: isinstance(node, ReductionState)
+    )
+
+
+def applied(
+    setup: Setup, fragment: FragmentState, mean: PyTree, params: PyTree
+) -> tuple[PyTree, FragmentState]:
+    """The centre's update by the outer optimizer, and where the workers go on from.
+
+    With `guard`, an exchange that would make the centre or the optimizer's state non-finite is
+    lost: the centre rests, and workers begin the next round as after any other exchange.
+    """
+    step = xla.compile_separately(functools.partial(_outer_step, setup))
+    by, update, outer, rest = step(mean, fragment.outer, fragment.rest, params)
+    if setup.settings["guard"]:
+        sound = _is_sound(mean, update, params, outer, fragment.outer)
+        still = jax.tree.map(jnp.zeros_like, update)
+        before = (jax.tree.map(jnp.zeros_like, by), still, fragment.outer, fragment.rest)
+        by, update, outer, rest = guarding.kept(sound, (by, update, outer, rest), before)
+        fragment = fragment._replace(lost=_lost(fragment, sound))
+    own = xla.compile_separately(functools.partial(_mixed, setup))(fragment.offset.own(), by)
+    return update, fragment._replace(
+        offset=PerWorker.wrap(own, "offset", setup.axis_name), outer=outer, rest=rest
+    )
+
+
+def together(
+    setup: Setup, grads: PyTree, state: LocalUpdatesState, params: PyTree, extra: dict[str, Any]
+) -> tuple[PyTree, LocalUpdatesState]:
+    """A synchronous step: the inner optimizer sees the mean gradient, and moves the centre.
+
+    With `guard`, a worker whose gradient is not finite sends zeros, and all workers leave out a
+    step that would make the centre or the optimizer's state non-finite.
+    """
+    guard, axis_name = setup.settings["guard"], setup.axis_name
+    skipped, own = state.skipped.own(), jnp.ones((), bool)
+    if guard:
+        own = guarding.all_finite(grads)
+        grads = guarding.kept(own, grads, jax.tree.map(jnp.zeros_like, grads))
+    mean: Any = compressed_mean(Dense(), axis_name)
+    averaged, _ = mean.update(grads, mean.init(grads), params)
+    step, shared = setup.inner.update(averaged, state.shared, params, **extra)
+    parts, steps = (fragments_.split(setup.fragments, params, tree) for tree in (params, step))
+    found = [
+        remainder.moved(part, fragment.rest, remainder.wide(part, fragment.rest, by))
+        for fragment, part, by in zip(state.fragments, parts, steps, strict=True)
+    ]
+    update, rests = fragments_.merged(tuple(by for by, _ in found)), [rest for _, rest in found]
+    if guard:
+        sound = _is_sound(averaged, update, params, shared, state.shared)
+        still = jax.tree.map(jnp.zeros_like, update)
+        before = (still, state.shared, [fragment.rest for fragment in state.fragments])
+        update, shared, rests = guarding.kept(sound, (update, shared, rests), before)
+        skipped = skipped + jnp.where(sound & own, 0, 1)
+    state = state._replace(
+        taken=jnp.minimum(state.taken, steps_.LAST) + 1,
+        inner=PerWorker.wrap(shared, "local", axis_name),
+        skipped=PerWorker.wrap(skipped, "local", axis_name),
+        fragments=tuple(
+            fragment._replace(rest=rest)
+            for fragment, rest in zip(state.fragments, rests, strict=True)
+        ),
+        shared=shared,
+    )
+    return update, state._replace(left=steps_.left(setup, len(parts), state))
+
+
+def _outer_step(
+    setup: Setup, mean: PyTree, outer: Any, rest: PyTree, params: PyTree
+) -> tuple[PyTree, PyTree, Any, PyTree]:
+    """The centre's step, its update, the optimizer's state and the centre's remainder."""
+    whole = remainder.exact(params, rest)
+    step, outer = setup.outer.update(remainder.wide(params, rest, mean), outer, whole)
+    step = jax.tree.map(lambda u, p: u.astype(p.dtype), step, whole)
+    update, rest = remainder.moved(params, rest, step)
+    return step, update, outer, rest
+
+
+def _mixed(setup: Setup, offset: PyTree, step: PyTree) -> PyTree:
+    """This worker's offset from the moved centre, at `mix · θ + (1 − mix) · φ`."""
+    if setup.mix == 0:
+        return jax.tree.map(jnp.zeros_like, offset)
+    if setup.mix == 1:
+        return offset  # From the anchor, which does not move.
+
+    def mixed(by: Array, u: Array) -> Array:
+        return jnp.asarray(setup.mix, by.dtype) * (by - u.astype(by.dtype))
+
+    return jax.tree.map(mixed, offset, step)
+
+
+def _is_sound(mean: PyTree, update: PyTree, params: PyTree, after: Any, before: Any) -> Array:
+    """Whether a step leaves the centre, and the state of its optimizer, finite."""
+    center = optax.apply_updates(params, update)
+    finite = guarding.all_finite((mean, center))
+    return finite & guarding.none_lost(after, before)
+
+
+def _lost(fragment: FragmentState, sound: Array) -> PerWorker:
+    counted = fragment.lost.own() + jnp.where(sound, 0, 1)
+    return PerWorker.wrap(counted, "local")
+
+
+def _is_plain(setup: Setup, weight: Array | None) -> bool:
+    """Whether the mean of an exchange is that of the models, and not rounded by a codec."""
+    reducer = setup.reducer
+    dense = isinstance(reducer, Reducer) and reducer.uplink is None
+    return dense and weight is None and setup.settings["gate"] is None
+
+
+def _when(go: Any, do: Callable[..., Any], rest: Callable[..., Any], *args: Any) -> Any:
+    """`do(*args)` if `go`, else `rest(*args)`; without a conditional if `go` is a Python bool."""
+    if isinstance(go, bool):
+        return do(*args) if go else rest(*args)
+    return conditional.either(go, do, rest, *args)
