@@ -106,6 +106,7 @@ class Rule(Protocol):
 
     def decided(self, step: Step, by: Any, results: list[Any]) -> list[Any]:
         """The facts for the results of a conditional or loop, from that of its condition."""
+        ...
 
 
 def axes_of(step: Step) -> tuple:

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import core
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxcomp.backend import axes
@@ -122,7 +123,7 @@ def check_program(
 
 
 def _marked(axis_name: AxisName, leaf: Any) -> Any:
-    if not isinstance(leaf, jax.core.Tracer) or not jnp.issubdtype(leaf.dtype, jnp.inexact):
+    if not isinstance(leaf, core.Tracer) or not jnp.issubdtype(leaf.dtype, jnp.inexact):
         return leaf
     return checkpoint_name(leaf, _mark(axis_name))
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import core
 
 from jaxcomp.misuse import lineage
 from jaxcomp.types import PyTree
@@ -24,7 +25,7 @@ def check_view(updates: PyTree, params: PyTree, offset: PyTree) -> None:
         ValueError: naming `jaxcomp.view`.
     """
     offsets = [leaf for leaf in jax.tree.leaves(offset) if jnp.size(leaf)]
-    if not offsets or not all(isinstance(leaf, jax.core.Tracer) for leaf in offsets):
+    if not offsets or not all(isinstance(leaf, core.Tracer) for leaf in offsets):
         return
     rule, grads = _Reached(), jax.tree.leaves(updates)
     known = [(leaf, _CENTRE) for leaf in jax.tree.leaves(params)]

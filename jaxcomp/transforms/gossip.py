@@ -190,8 +190,9 @@ def gossip(
 def _own(updates: PyTree, state: GossipState, params: PyTree, axis_name: AxisName) -> PyTree:
     """The gradients, if they are this worker's own, at its own parameters."""
     places.check_shapes(updates, params, "parameters")
+    updates = own_gradients.check(updates, axis_name)
     places.check_view(updates, params, state.offset)
-    return own_gradients.check(updates, axis_name)
+    return updates
 
 
 def consensus(params: PyTree, state: PyTree) -> PyTree:
