@@ -106,3 +106,12 @@ def test_an_array_that_flower_could_not_join_does_not_end_the_run():
         found, _ = pulled(link, MB)
         with pytest.raises(Refused):
             records.read_answer(found[0].content, 0, 0, MB, b"", None)
+
+
+def test_a_grid_of_flower_without_a_known_connection_is_named_in_the_log(monkeypatch):
+    said = []
+    monkeypatch.setattr(limits.log, "warning", lambda text, *given: said.append(text % given))
+    grid = object.__new__(HttpGrid)  # As of a version that keeps its connection elsewhere.
+    with limits.limited(grid, MB):
+        pass
+    assert "HttpGrid" in said[0]

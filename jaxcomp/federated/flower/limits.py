@@ -3,11 +3,14 @@
 import collections
 import contextlib
 import json
+import logging
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 from jaxcomp.federated.flower.records import CUT
+
+log = logging.getLogger("flwr")
 
 _CLIENTS = ("_client", "_grpc_stub")
 """Where Flower's grids keep their connection to the SuperLink: over HTTP, and over gRPC before."""
@@ -31,13 +34,22 @@ def limited(grid: Any, limit: int) -> Iterator[None]:
     """Lets a grid take in at most so many bytes of an answer.
 
     Flower pulls an answer piece by piece, and joins the pieces three times over, before anybody can
-    see how large it is. Grids without a connection have the answers in this process already.
+    see how large it is. Grids without a connection have the answers in this process already. A grid
+    of Flower whose connection is not found, as in a version that stores it elsewhere, is named in
+    the log.
     """
     # The first use of a property connects a grid that is not connected yet.
     for property_ in ("_runtime_client", "_stub"):
         getattr(grid, property_, None)
     name = next((name for name in _CLIENTS if getattr(grid, name, None) is not None), None)
     if name is None:
+        kind = type(grid)
+        if kind.__module__.startswith("flwr.") and kind.__name__ != "InMemoryGrid":
+            log.warning(
+                "answers are not limited before they are joined: %s of this version of Flower has "
+                "no connection that is known",
+                kind.__name__,
+            )
         yield
         return
     client = getattr(grid, name)
