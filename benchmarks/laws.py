@@ -10,7 +10,7 @@ import pathlib
 
 import reporting
 
-from jaxcomp.cli import fit
+from jaxcomp.cli import files, fit
 from jaxcomp.planning import plots
 
 MOMENTS = ("early", "middle", "late")
@@ -31,7 +31,7 @@ def main() -> None:
         share=(0.01, "that a threshold should keep"),
     )
     found = {
-        name: fit.fitted(fit.read(options.gradients / f"{name}.npz"), options.share)
+        name: fit.fitted(files.arrays(options.gradients / f"{name}.npz"), options.share)
         for name in MOMENTS
     }
     told = {"share": options.share, "gradients": found}
