@@ -56,6 +56,14 @@ def begun(tx, mesh):
     return params, jaxcomp.init_state(tx, params, mesh, AXIS)
 
 
+def spoilt(carry):
+    """The third worker's model of the first fragment is lost."""
+    params, state = carry
+    first, *others = state.fragments
+    offset = jax.tree.map(lambda x: x.at[2].set(jnp.nan), first.offset)
+    return params, state._replace(fragments=(first._replace(offset=offset), *others))
+
+
 def in_one_program(tx, mesh):
     def step(params, state, batch):
         here = jaxcomp.local(jaxcomp.view(params, state), AXIS)
@@ -74,10 +82,12 @@ def assert_same(got, want):
 
 
 def test_the_numbers_are_those_of_one_program():
-    """With a step that is not finite, and saved and resumed while exchanges are under way."""
+    """With a step and a model that are not finite, and saved and resumed while exchanges are under
+    way.
+    """
     mesh, tx = half(), streaming()
-    step, (params, state) = in_one_program(tx, mesh), begun(tx, mesh)
-    got, held = begun(tx, mesh)
+    step, (params, state) = in_one_program(tx, mesh), spoilt(begun(tx, mesh))
+    got, held = spoilt(begun(tx, mesh))
     with jaxcomp.Overlapped(tx, jax.value_and_grad(loss_of), mesh, AXIS) as run:
         for number in range(1, 2 * EVERY + 3):
             params, state = step(params, state, batch_of(number))
@@ -93,7 +103,9 @@ def test_the_numbers_are_those_of_one_program():
                     got, held = step(got, settled, batch_of(99))
                     params, state = step(params, state, batch_of(99))
         assert_same((got, run.settle(held)), (params, state))
-    assert np.asarray(state.skipped.tree).tolist() == [1, 0, 0, 0]
+    assert np.asarray(state.skipped.tree).tolist() == [1, 0, 1, 0]
+    assert np.asarray(state.fragments[0].lost.tree).tolist() == [0, 0, 1, 0]
+    assert np.isfinite(params["a"]).all()
     assert np.abs(np.asarray(params["a"] - PARAMS["a"])).max() > 1e-3
 
 
