@@ -137,11 +137,12 @@ def steps_alone(state: PyTree) -> int:
 
 def _exchanges_inside(state: Any) -> bool:
     """Whether a round may have exchanges before its last step, or a delay after one."""
-    return any(
-        len(node.fragments) > 1
-        or any(part != () for part in (node.fragments[0].pending, node.shared, node.period))
-        for node in _states(state)
-    )
+
+    def inside(node: LocalUpdatesState) -> bool:
+        pending = [fragment.pending for fragment in node.fragments]
+        return len(pending) > 1 or any(part != () for part in (*pending, node.shared, node.period))
+
+    return any(inside(node) for node in _states(state))
 
 
 def _states(state: PyTree) -> list[LocalUpdatesState]:

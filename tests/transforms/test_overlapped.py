@@ -60,7 +60,12 @@ def spoilt(carry):
     """The third worker's model of the first fragment is lost."""
     params, state = carry
     first, *others = state.fragments
-    offset = jax.tree.map(lambda x: x.at[2].set(jnp.nan), first.offset)
+
+    def lost(x):
+        third = (np.arange(WORKERS) == 2).reshape(-1, *[1] * (x.ndim - 1))
+        return jax.device_put(np.where(third, np.float32(np.nan), x), x.sharding)
+
+    offset = jax.tree.map(lost, first.offset)
     return params, state._replace(fragments=(first._replace(offset=offset), *others))
 
 
