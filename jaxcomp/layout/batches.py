@@ -77,6 +77,11 @@ class Batch:
             )
         return dataclasses.replace(self, codec=together, chosen=codec)
 
+    def in_dtype_of(self, likes: Sequence[Any]) -> "Batch":
+        """The same batch in a dtype that represents those of its leaves."""
+        dtypes = {likes[piece.leaf].dtype for piece in self.pieces}
+        return dataclasses.replace(self, dtype=jnp.result_type(*dtypes))
+
     def bytes_of(self, total: float) -> list[tuple[int, float]]:
         """The number of each leaf, and its part of `total` bytes."""
         if self.segments is None:

@@ -26,6 +26,7 @@ from jaxcomp.transforms import (
 )
 from jaxcomp.transforms.gossip_rounds import Models, Setup
 from jaxcomp.transforms.local_updates import nothing, transformation
+from jaxcomp.transforms.wrappers import widened
 from jaxcomp.types import Array, AxisName, PyTree
 
 _LAST = 2**31 - 2
@@ -146,8 +147,8 @@ def gossip(
     _refuse(gate)
     setup = _checked(
         Setup(
-            inner=transformation("inner", inner),
-            outer=None if outer is None else transformation("outer", outer),
+            inner=widened(transformation("inner", inner)),
+            outer=None if outer is None else widened(transformation("outer", outer)),
             reducer=Gossip(reducer) if isinstance(reducer, Codec | Policy | Link) else reducer,
             axis_name=axis_name,
             mixing=mixing,

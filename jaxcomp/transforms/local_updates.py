@@ -20,6 +20,7 @@ from jaxcomp.reducers.dense import Dense
 from jaxcomp.transforms import fragments as fragments_, local_steps as steps_
 from jaxcomp.transforms.local_steps import FragmentState, LocalUpdatesState, Setup
 from jaxcomp.transforms.mean import compressed_mean
+from jaxcomp.transforms.wrappers import widened
 from jaxcomp.types import Array, AxisName, PyTree
 
 
@@ -129,8 +130,8 @@ def local_updates(
     """
     setup = _checked(
         Setup(
-            inner=transformation("inner", inner),
-            outer=optax.sgd(1.0) if outer is None else transformation("outer", outer),
+            inner=widened(transformation("inner", inner)),
+            outer=optax.sgd(1.0) if outer is None else widened(transformation("outer", outer)),
             axis_name=axis_name,
             period=as_period(every),
             reducer=reducer,

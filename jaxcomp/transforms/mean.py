@@ -184,12 +184,13 @@ def compressed_mean(
             fit = functools.partial(_fit, setup)
             return sharded.update(fit, updates, state, param_specs, axis_name)
         own_gradients.check(updates, axis_name)
+        tell = branches.TELL in extra
         if param_specs is not None:
-            of_shard = functools.partial(_step_of_shard, setup)
+            of_shard = functools.partial(_step_of_shard, setup, tell)
             return sharded.update(of_shard, updates, state, param_specs, axis_name)
         sharded.warn_if_gathered(reducer, axis_name)
         prepared = _prepare(setup, updates, state, params=_trained(params))
-        return _finish(setup, updates, state, prepared, reduce_.exchange(prepared))
+        return _finish(setup, updates, state, prepared, reduce_.exchange(prepared), tell)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -281,10 +282,15 @@ def _prepare(
 
 
 def _finish(
-    setup: _Setup, updates: PyTree, state: Any, prepared: reduce_.Prepared, heard: Any
+    setup: _Setup,
+    updates: PyTree,
+    state: Any,
+    prepared: reduce_.Prepared,
+    heard: Any,
+    tell: bool = False,
 ) -> tuple[PyTree, CompressedMeanState]:
     """The part of a step after the exchange: the mean and the next state."""
-    result, counted = reduce_.finish(prepared, heard), state.gate
+    result, counted = reduce_.finish(prepared, heard, tell=tell), state.gate
     if result.participation is not None:
         counted = _counted(counted, result.gate, result.participation)
     measured: Any = ()
@@ -296,11 +302,11 @@ def _finish(
 
 
 def _step_of_shard(
-    setup: _Setup, updates: PyTree, state: Any, shards: tuple[str, ...] = ()
+    setup: _Setup, tell: bool, updates: PyTree, state: Any, shards: tuple[str, ...] = ()
 ) -> tuple[PyTree, CompressedMeanState]:
     """A step on one device's shard of a sharded model."""
     prepared = _prepare(setup, updates, state, shards)
-    return _finish(setup, updates, state, prepared, reduce_.exchange(prepared))
+    return _finish(setup, updates, state, prepared, reduce_.exchange(prepared), tell)
 
 
 def _trained(params: PyTree) -> PyTree:

@@ -58,7 +58,9 @@ def view(params: PyTree, state: PyTree) -> PyTree:
             )
             continue
         offset = node.offset.own() if per_worker.is_per_worker(node.offset) else node.offset
-        params = jax.tree.map(lambda p, by: p + by.astype(p.dtype), params, offset)
+        params = jax.tree.map(
+            lambda p, by: (p.astype(by.dtype) + by).astype(p.dtype), params, offset
+        )
     return params
 
 
@@ -72,8 +74,9 @@ class PreservedState(NamedTuple):
     Attributes:
         key: the raw key of the downlink's noise.
         step: the number of steps.
-        known: `H`, the workers' estimate of the centre; one for each worker if `own`.
-        offset: the workers' model minus the centre.
+        known: `H`, the workers' estimate of the centre, at least in float32; one for each worker if
+            `own`.
+        offset: the workers' model minus the centre, at least in float32.
     """
 
     key: Array
@@ -128,8 +131,8 @@ def preserved_center(
         return PreservedState(
             key=jnp.array(seed),
             step=jnp.zeros((), jnp.uint32),
-            known=kept(jax.tree.map(jnp.array, params)),
-            offset=kept(jax.tree.map(jnp.zeros_like, params)),
+            known=kept(jax.tree.map(lambda p: jnp.array(p, summing.wide(p.dtype)), params)),
+            offset=kept(jax.tree.map(summing.zeros, params)),
         )
 
     def update_fn(
@@ -144,12 +147,13 @@ def preserved_center(
         axes.require(axis_name)
         held = per_worker.unwrap(state)
         center = jax.tree.map(lambda w, u: w + u.astype(w.dtype), params, updates)
-        message = jax.tree.map(jnp.subtract, center, held.known)
+        message = jax.tree.map(
+            lambda x, h: summing.saturated(x - h, x.dtype), center, held.known
+        )
         turn = noise.fold(state.key, state.step, _DOWN)
         worker = jax.lax.axis_index(axis_name) if own else 0
         sent = trees.roundtrip(codec, turn, message, worker=worker)
-        seen = jax.tree.map(jnp.add, held.known, sent)
-        offset = jax.tree.map(jnp.subtract, seen, center)
+        offset = jax.tree.map(lambda h, c, x: (h + c) - x, held.known, sent, center)
         known = jax.tree.map(lambda h, c: _moved(h, c, step), held.known, sent)
         finite = guarding.all_finite(updates)
         # A value out of range must not stay in `H`. With `own`, each worker decides for itself.
@@ -222,7 +226,7 @@ def displaced_mean(
         return per_worker.PerWorker.wrap(tree, "offset", axis_name)
 
     def init_fn(params: PyTree) -> Any:
-        return DisplacedState(inner.init(params), wrapped(jax.tree.map(jnp.zeros_like, params)))
+        return DisplacedState(inner.init(params), wrapped(jax.tree.map(summing.zeros, params)))
 
     def update_fn(
         updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any
@@ -237,7 +241,10 @@ def displaced_mean(
             largest = jnp.finfo(r.dtype).max
             return jnp.where(jnp.isinf(by), jnp.sign(by) * largest, by)  # As residuals do.
 
-        behind = jax.tree.map(moved, trees.assemble(plan, unsent, dense))
-        return mean, DisplacedState(after, wrapped(behind))
+        before = state.offset.own()
+        unsent = jax.tree.map(
+            lambda r, by: r.astype(by.dtype), trees.assemble(plan, unsent, dense), before
+        )
+        return mean, DisplacedState(after, wrapped(jax.tree.map(moved, unsent)))
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

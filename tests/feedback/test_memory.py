@@ -50,9 +50,10 @@ def test_a_shift_that_left_its_range_is_undone_on_all_workers(gate):
     """A bad step has no effect: the mean of all shifts must equal the mirror."""
     link = jaxcomp.Link(jaxcomp.sign(), jaxcomp.Shift())
     tx = stated(jaxcomp.compressed_mean(jaxcomp.Gather(link), AXIS, gate=gate))
-    grads = jnp.asarray(GRADS, jnp.float16).at[BAD - 1, 2].set(60000)
-    # All elements but one have changed by 60,000, and one bit an element says so of that one too.
-    spoilt = grads.at[BAD, 2].set(0).at[BAD, 2, 0, 0].set(60000)
+    # Shifts are in float32, and a scale is at most 2¹²⁶: the fourth step reaches 2¹²⁸.
+    grads = jnp.asarray(GRADS, jnp.float32).at[BAD - 3 : BAD, 2].set(3e38)
+    # All elements but one have changed by 3e38, and one bit an element says so of that one too.
+    spoilt = grads.at[BAD, 2].set(0).at[BAD, 2, 0, 0].set(3e38)
     run = runner(tx, grads)
     state, skipped, finite, _ = run(spoilt)
     assert_finite(state)
