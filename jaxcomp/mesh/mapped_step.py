@@ -117,41 +117,47 @@ class MappedStep:
         ]
         out = {}
 
-        def body(step, replicated, per_worker):
+        def body(narrow, replicated, per_worker):
             own = jax.tree.unflatten(treedef, _merge(marks, replicated, per_worker))
             own = [x if n in batches else placement.stay(x, homes) for n, x in enumerate(own)]
-            results = self._own_results(step, own, args, keywords, rest)
+            results = self._own_results(narrow, own, args, keywords, rest)
             flat, out["treedef"] = jax.tree.flatten(results)
             out["marks"] = _marks(results)
             return _part(flat, out["marks"])
 
         try:
-            parts = self._mapped(functools.partial(body, self._step), _part(leaves, marks))
-        except _DiffersError:  # Perhaps only by its type, as the zeros of frozen leaves.
-            narrow = retyping.narrowed(self._step)
+            parts = self._mapped(functools.partial(body, False), _part(leaves, marks))
+        except objects.DiffersError:  # Perhaps only by its type, as the zeros of frozen leaves.
             try:
-                parts = self._mapped(functools.partial(body, narrow), _part(leaves, marks))
-            except _DiffersError as error:
+                parts = self._mapped(functools.partial(body, True), _part(leaves, marks))
+            except objects.DiffersError as error:
                 raise ValueError(str(error)) from None
         results = jax.tree.unflatten(out["treedef"], _merge(out["marks"], *parts))
         return placement.at_home(results, self._inside, homes, self.axis_name)
 
     def _own_results(
         self,
-        step: Callable[..., Any],
+        narrow: bool,
         own: list,
         args: Sequence[Any],
         keywords: tuple[str, ...],
         rest: Any,
     ) -> Any:
-        """The results of one worker, from its own arguments."""
+        """The results of one worker, from its own arguments.
+
+        With `narrow`, results are typed by the values that they are computed from.
+        """
 
         def named(*own):
             placed = len(own) - len(keywords)
-            return step(*own[:placed], **dict(zip(keywords, own[placed:], strict=True)))
+            return self._step(*own[:placed], **dict(zip(keywords, own[placed:], strict=True)))
+
+        def step(*own):
+            return objects.call(named, list(own), rest, self.axis_name)
 
         with hints.added(self.axis_name):
-            call = functools.partial(objects.call, named, own, rest, self.axis_name)
+            # Around the objects of the arguments, whose static leaves cannot be traced.
+            call = functools.partial(retyping.narrowed(step) if narrow else step, *own)
             results = arguments.run(call, args, self.given.doubts(args, keywords))
         if self.check_vma:
             _check_replicated(results, self.axis_name)
@@ -200,14 +206,11 @@ def _merge(marks: list[bool], replicated: list, per_worker: list) -> list:
     return [next(sources[split]) for split in marks]
 
 
-class _DiffersError(ValueError):
-    """A result is typed as different between workers."""
-
-
 def _check_replicated(results: PyTree, axis_name: AxisName) -> None:
+    objects.check_alike(results, axis_name)
     for path, leaf in jax.tree_util.tree_leaves_with_path(results):
         if not per_worker.marked(path) and axes.varies(jnp.asarray(leaf), axis_name):
-            raise _DiffersError(
+            raise objects.DiffersError(
                 f"result{jax.tree_util.keystr(path)} differs between the workers of "
                 f"{axis_name!r}. {replicas.REMEDIES}"
             )

@@ -23,6 +23,7 @@ from jaxcomp.transforms import (
     local_steps as steps_,
     mean as mean_,
     sharded,
+    view as view_,
 )
 from jaxcomp.transforms.gossip_rounds import Models, Setup
 from jaxcomp.transforms.local_updates import nothing, transformation
@@ -221,7 +222,8 @@ def consensus(params: PyTree, state: PyTree) -> PyTree:
                 "worker's; inside of it, jaxcomp.view(params, state) is this worker's model"
             )
         means = jax.tree.map(lambda by: jnp.mean(by, axis=0), node.offset.tree)
-        params = rounds_.displaced(params, means)
+        own = rounds_.displaced(view_.seen_by(means, params), means)
+        params = view_.completed(own, params)
     return params
 
 

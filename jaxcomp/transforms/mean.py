@@ -356,7 +356,8 @@ def check_local(updates: PyTree, axis_name: AxisName) -> None:
         return
     flat, _ = jax.tree_util.tree_flatten_with_path(updates)
     for path, leaf in flat:
-        if not axes.varies(leaf, axis_name):
+        # A leaf without elements may become a constant, which has no type of replication.
+        if jnp.size(leaf) and not axes.varies(leaf, axis_name):
             raise ValueError(
                 f"`updates` must be this worker's own gradients, but '{trees.path_name(path)}' is "
                 f"already the same on all workers of {axis_name!r}. Either JAX has summed it: take "

@@ -51,17 +51,31 @@ def view(params: PyTree, state: PyTree) -> PyTree:
     """
     nodes = jax.tree.leaves(state, is_leaf=_displaces)
     for node in filter(_displaces, nodes):
-        if hasattr(node, "here"):
-            own = node.here(params)
-            params = jax.tree.map(
-                lambda p, own: p if own is None else own, params, own, is_leaf=lambda x: x is None
-            )
-            continue
         offset = node.offset.own() if per_worker.is_per_worker(node.offset) else node.offset
-        params = jax.tree.map(
-            lambda p, by: (p.astype(by.dtype) + by).astype(p.dtype), params, offset
-        )
+        part = seen_by(offset, params)
+        if hasattr(node, "here"):
+            own = node.here(part)
+        else:
+            own = jax.tree.map(
+                lambda p, by: (p.astype(by.dtype) + by).astype(p.dtype), part, offset
+            )
+        params = completed(own, params)
     return params
+
+
+def seen_by(offset: PyTree, params: PyTree) -> PyTree:
+    """The parameters that a method with this offset sees, within `freeze` or `optax.partition`."""
+    return jax.tree.map(lambda by, p: by if _absent(by) else p, offset, params, is_leaf=_absent)
+
+
+def completed(part: PyTree, params: PyTree) -> PyTree:
+    """A tree of some leaves, with the others from `params`."""
+    return jax.tree.map(lambda x, p: p if _absent(x) else x, part, params, is_leaf=_absent)
+
+
+def _absent(node: Any) -> bool:
+    """Whether a node stands for leaves that a method does not see."""
+    return node is None or isinstance(node, optax.MaskedNode)
 
 
 def _displaces(node: Any) -> bool:
