@@ -238,7 +238,7 @@ class Recut:
         whole, segments = self.whole.counts(), self.whole.segments
         if self.segments is not None:
             return whole
-        begins = jnp.arange(self.cuts, dtype=jnp.int32) * self.size
+        begins = jnp.arange(self.cuts, dtype=jnp.int32)[None] * self.size
         if segments is not None:
             if segments.width % self.size:
                 return jnp.full(self.buckets, self.size, jnp.int32)

@@ -25,6 +25,10 @@ from jaxcomp.numerics.segments import Segments
 from jaxcomp.types import Array, PyTree
 
 
+_LONGEST = 2**31 - 1
+"""Elements of a bucket at most, whose places have 32 bits; a longer leaf is several buckets."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Layout:
     """The plan of a tree: its batches and its dense leaves.
@@ -89,7 +93,10 @@ def layout(
         if picked is None or like.size == 0:
             dense.append(number)
             continue
-        size = _bucket_of(picked, like.size) if picked.bucket_size else -(-like.size // shares)
+        size = _bucket_of(picked, like.size) if picked.bucket_size else like.size
+        if not picked.bucket_size:
+            parts = shares if picked.shaped else shares * -(-like.size // (shares * _LONGEST))
+            size = -(-like.size // parts)
         dtype = np.dtype(np.float32) if mixed else like.dtype
         groups.setdefault((picked, dtype, size), []).append(Piece(number, 0, like.size))
     return Layout(

@@ -75,14 +75,16 @@ def test_a_spoilt_round_of_gradients_is_left_out(outside):
         tx = jaxcomp.accumulate(skip(chain), every, AXIS)
     grads = jnp.asarray(GRADS, jnp.float16)
     run = runner(tx, grads)
-    for bad in (np.nan, 65504):
-        # The last two of a round: the largest float twice is a sum out of range.
+    for bad in (np.nan, np.inf):
         spoilt = grads.at[5, 3, 1, 2].set(bad).at[6, 3, 1, 2].set(bad)
         state, _, finite, moved = run(spoilt)
         assert_finite(state)
         assert finite.all()
         assert list(np.flatnonzero(moved)) == [3, 11, 15, 19, 23]
         assert_equal(state.inner.inner, run(spoilt, range(4, 8))[0].inner.inner)
+    # The largest float twice is a sum out of the range of float16, but not of the sum's float32.
+    moved = run(grads.at[5, 3, 1, 2].set(65504).at[6, 3, 1, 2].set(65504))[-1]
+    assert list(np.flatnonzero(moved)) == [3, 7, 11, 15, 19, 23]
 
 
 def test_neolithic_recovers():
