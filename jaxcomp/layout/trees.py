@@ -93,10 +93,7 @@ def layout(
         if picked is None or like.size == 0:
             dense.append(number)
             continue
-        size = _bucket_of(picked, like.size) if picked.bucket_size else like.size
-        if not picked.bucket_size:
-            parts = shares if picked.shaped else shares * -(-like.size // (shares * _LONGEST))
-            size = -(-like.size // parts)
+        size = _bucket_of(picked, like.size, shares)
         dtype = np.dtype(np.float32) if mixed else like.dtype
         groups.setdefault((picked, dtype, size), []).append(Piece(number, 0, like.size))
     return Layout(
@@ -122,13 +119,16 @@ def path_name(path) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def _bucket_of(codec: Codec, size: int) -> int:
+def _bucket_of(codec: Codec, size: int, shares: int) -> int:
     """Elements of the buckets of a leaf with `size` elements.
 
+    Without a bucket size there is one for each share, or several of a very long leaf.
     With a `unit`, leaves of all sizes have buckets of few sizes: of `bucket_size`, of a unit, and
     of powers of two below it.
     """
-    whole = codec.bucket_size or size
+    if codec.bucket_size is None:
+        return -(-size // (shares if codec.shaped else shares * -(-size // (shares * _LONGEST))))
+    whole = codec.bucket_size
     if size >= whole or codec.unit is None:
         return min(whole, size)
     return min(codec.unit, 1 << (size - 1).bit_length())

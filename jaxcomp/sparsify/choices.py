@@ -185,7 +185,7 @@ class Sampled(Choice):
         *_, hits = lax.while_loop(few, lower, (0, low, parts.reach(x, low)))
         places, number = as_many_as_fit(x, hits, rooms, start, parts)
         reached = parts.ones(hits)
-        many = reached > jnp.asarray(rooms, jnp.int32)
+        many = reached > jnp.asarray(rooms, jnp.int32)[None]
         slots, exact = Segments(rooms, 1), Segments(ks, 1)
 
         kept = jnp.where(many, jnp.asarray(ks, jnp.int32), number)

@@ -146,7 +146,7 @@ class Fitted(
         hits = lax.cond(jnp.any(none), largest, lambda _: hits, x)
         places, number = as_many_as_fit(x, hits, self._rooms(parts), start, parts)
         if state != ():
-            each = jnp.asarray([1 / target for target in targets], jnp.float32)
+            each = jnp.asarray([[1 / target for target in targets]], jnp.float32)
             state = self._adapted(state, block_fma(found.astype(jnp.float32) * each))
         return Chosen(places, number, state)
 

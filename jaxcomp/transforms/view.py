@@ -161,9 +161,7 @@ def preserved_center(
         axes.require(axis_name)
         held = per_worker.unwrap(state)
         center = jax.tree.map(lambda w, u: w + u.astype(w.dtype), params, updates)
-        message = jax.tree.map(
-            lambda x, h: summing.saturated(x - h, x.dtype), center, held.known
-        )
+        message = jax.tree.map(lambda x, h: summing.saturated(x - h, x.dtype), center, held.known)
         turn = noise.fold(state.key, state.step, _DOWN)
         worker = jax.lax.axis_index(axis_name) if own else 0
         sent = trees.roundtrip(codec, turn, message, worker=worker)
