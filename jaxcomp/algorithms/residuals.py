@@ -18,7 +18,7 @@ from jaxcomp.reducers.gather import Gather
 from jaxcomp.reducers.two_shot import TwoShot
 from jaxcomp.transforms.accumulated import accumulate
 from jaxcomp.transforms.mean import compressed_mean
-from jaxcomp.transforms.wrappers import per_worker
+from jaxcomp.transforms.wrappers import per_worker, widened
 from jaxcomp.types import AxisName, PyTree
 
 
@@ -150,7 +150,7 @@ def signsgd(
         converge. A tie, and the sign of zero, are decided at random.
     """
     checks.decay("momentum", momentum)
-    local = per_worker(optax.ema(momentum, debias=False)) if momentum else optax.identity()
+    local = per_worker(widened(optax.ema(momentum, debias=False))) if momentum else optax.identity()
     mean = compressed_mean(
         Vote() if up is None else up, axis_name, key=key, param_specs=param_specs
     )

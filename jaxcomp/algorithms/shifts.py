@@ -16,7 +16,7 @@ from jaxcomp.misuse.callers import whole
 from jaxcomp.reducers.gather import Gather
 from jaxcomp.reducers.two_shot import TwoShot
 from jaxcomp.transforms.mean import compressed_mean
-from jaxcomp.transforms.wrappers import per_worker
+from jaxcomp.transforms.wrappers import per_worker, widened
 from jaxcomp.types import AxisName, PyTree
 
 
@@ -106,7 +106,7 @@ def ef21_sgdm(
         starts both with the first gradients.
     """
     checks.share("eta", eta)
-    local = per_worker(optax.ema(1 - eta, debias=False))
+    local = per_worker(widened(optax.ema(1 - eta, debias=False)))
     mean = compressed_mean(over(Link(codec, Shift())), axis_name, key=key, param_specs=param_specs)
     return optax.chain(local, mean, optax.sgd(learning_rate))
 
@@ -206,7 +206,7 @@ def cd_adam(
     """
     reducer = TwoShot(Link(codec, Shift()), Link(down or codec, Shift()))
     mean = compressed_mean(reducer, axis_name, key=key, param_specs=param_specs)
-    return optax.chain(mean, optax.amsgrad(learning_rate, b1, b2, eps))
+    return optax.chain(mean, widened(optax.amsgrad(learning_rate, b1, b2, eps)))
 
 
 @whole
@@ -258,7 +258,7 @@ def censored_heavy_ball(
     given = policy_.everywhere(Identity()) if codec is None else codec
     gate = Censored(censoring / learning_rate**2)
     mean = compressed_mean(Gather(Link(given, Shift())), axis_name, gate=gate, key=key)
-    return optax.chain(mean, optax.sgd(learning_rate, momentum=momentum or None))
+    return optax.chain(mean, widened(optax.sgd(learning_rate, momentum=momentum or None)))
 
 
 @whole

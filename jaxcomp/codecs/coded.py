@@ -259,7 +259,7 @@ class Coded(WrappedCodec):
             used = jnp.where(fits, used, 32 * payload.words.shape[1])
             kept, lost = jnp.where(fits, kept, 0), jnp.zeros(())
         else:
-            lost = jnp.sum((jnp.arange(size) >= kept[:, None]) & (symbols > 0))
+            lost = jnp.sum((jnp.arange(size)[None] >= kept[:, None]) & (symbols > 0))
         spare = jnp.sum((32 * words - used).astype(jnp.float32)) / 8
         after = state._replace(codec=inner, spent=Spent(spare, lost.astype(jnp.float32)))
         if self.sided:

@@ -204,5 +204,5 @@ def _in_blocks(x: Array, count: Array, block: int) -> tuple[Array, Array]:
     n, size = x.shape
     number = -(-size // block)
     x = jnp.pad(x, ((0, 0), (0, number * block - size))).reshape(n, number, block)
-    begin = jnp.arange(number, dtype=count.dtype) * block
+    begin = jnp.arange(number, dtype=count.dtype)[None] * block
     return x, jnp.clip(count[:, None] - begin, 0, block)

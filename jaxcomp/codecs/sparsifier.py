@@ -249,7 +249,7 @@ class Sparsifier(Codec):
         room, (parts, size) = slots.size, self._buckets(slots.size)
         padded = jnp.pad(values, ((0, 0), (0, parts * size - room))).reshape(n * parts, size)
         real = jnp.full((n, 1), room, jnp.int32) if number is None else number
-        begin = jnp.arange(parts, dtype=jnp.int32) * size
+        begin = jnp.arange(parts, dtype=jnp.int32)[None] * size
         count = jnp.clip(real - begin, 0, size).reshape(-1)
         own = key._replace(first=key.first * jnp.uint32(parts))
         payload, _ = self.values.encode(own, padded, count, ())

@@ -1,4 +1,4 @@
-"""Storage of memories in the gradient's dtype, another float, or eight-bit blocks."""
+"""Storage of memories in float32 (float64 for float64), another float, or eight-bit blocks."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from jaxcomp import checks
 from jaxcomp.base import Codec
+from jaxcomp.numerics import summing
 from jaxcomp.quantize import blocks
 from jaxcomp.types import Array, ArrayLike
 
@@ -35,7 +36,7 @@ def zeros(like: ArrayLike, dtype: str | None) -> Any:
     """An empty memory of an array."""
     if dtype == "int8":
         return blocks.pack(jnp.zeros(like.shape, jnp.float32))
-    return jnp.zeros(like.shape, dtype or like.dtype)
+    return jnp.zeros(like.shape, dtype or summing.wide(like.dtype))
 
 
 def load(memory: Any) -> Array:
@@ -49,7 +50,8 @@ def tree(memory: Any) -> Any:
 
 
 def store(x: Array, dtype: Any) -> Any:
-    """Stores `x` as a memory of this dtype."""
+    """Stores `x` as a memory of this dtype, None for at least float32."""
+    dtype = dtype or summing.wide(x.dtype)
     # Saturate values out of range: an Inf would stay in the memory for ever.
     if dtype == "int8":
         # 127 steps of a block may be a little more than its largest element.

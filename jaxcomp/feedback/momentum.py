@@ -41,7 +41,8 @@ class MomentumCorrection(Feedback):
         masking: clear `u` where an element was sent. An element that decodes to zero counts as
             not sent, so this is for sparsifiers: a codec that sends every element would clear all
             of `u`, and no momentum would remain.
-        dtype: dtype of both memories; None for that of the gradient, "int8" for eight-bit blocks.
+        dtype: dtype of both memories; None for float32 (float64 for float64), "int8" for
+            eight-bit blocks.
 
     Raises:
         ValueError: for a momentum outside [0, 1], or a dtype that is not floating.
@@ -122,12 +123,10 @@ class MomentumCorrection(Feedback):
         )
 
         def left(v, c):
-            return memory.store(v - c, self.dtype or c.dtype)
+            return memory.store(v - c, self.dtype)
 
         def kept(u, c):
-            return memory.store(
-                jnp.where(c != 0, 0, u) if self.masking else u, self.dtype or c.dtype
-            )
+            return memory.store(jnp.where(c != 0, 0, u) if self.masking else u, self.dtype)
 
         velocity = jax.tree.map(left, state.velocity, arrived)
         momentum = jax.tree.map(kept, state.momentum, arrived)

@@ -55,7 +55,8 @@ class Residual(Feedback):
 
     Args:
         decay: the fraction of the residual that is kept, in [0, 1].
-        dtype: dtype of the memory; None for that of the gradient, "int8" for eight-bit blocks.
+        dtype: dtype of the memory; None for float32 (float64 for float64), "int8" for
+            eight-bit blocks.
 
     References:
         Seide et al., 1-bit stochastic gradient descent, 2014; Karimireddy et al.,
@@ -111,7 +112,7 @@ class Residual(Feedback):
             rest = p - arrived
             # Decay before storing: a product next to a sum may or may not be fused with it.
             rest = rest if self.decay == 1 else rest * self.decay
-            return memory.store(rest, self.dtype or c.dtype)
+            return memory.store(rest, self.dtype)
 
         return part, ResidualState(jax.tree.map(lost, state.residual, sent))
 

@@ -34,8 +34,8 @@ class Shift(Feedback):
 
     Args:
         step: `a`, in (0, 1].
-        dtype: dtype of both memories; None for that of the gradient. Use "float32" for narrow
-            gradients: `h` and `H` round differently, and the difference would persist.
+        dtype: dtype of both memories; None for float32 (float64 for float64). In narrower ones `h`
+            and `H` would round differently, and the difference would persist.
         absent: the treatment of non-participants under a gate. "remembered": the mirror represents
             them (Artemis's PP2). "left out": the estimate is `Σ_S (hᵢ + C(mᵢ)) / (p·n)` over the
             participants, whose noise does not vanish at the solution. "left out" is for

@@ -77,6 +77,11 @@ class Batch:
             )
         return dataclasses.replace(self, codec=together, chosen=codec)
 
+    def in_dtype_of(self, likes: Sequence[Any]) -> "Batch":
+        """The same batch in a dtype that represents those of its leaves."""
+        dtypes = {likes[piece.leaf].dtype for piece in self.pieces}
+        return dataclasses.replace(self, dtype=jnp.result_type(*dtypes))
+
     def bytes_of(self, total: float) -> list[tuple[int, float]]:
         """The number of each leaf, and its part of `total` bytes."""
         if self.segments is None:
@@ -233,7 +238,7 @@ class Recut:
         whole, segments = self.whole.counts(), self.whole.segments
         if self.segments is not None:
             return whole
-        begins = jnp.arange(self.cuts, dtype=jnp.int32) * self.size
+        begins = jnp.arange(self.cuts, dtype=jnp.int32)[None] * self.size
         if segments is not None:
             if segments.width % self.size:
                 return jnp.full(self.buckets, self.size, jnp.int32)

@@ -20,9 +20,13 @@ from jaxcomp.base import Codec
 from jaxcomp.layout import batches as batches_, grouping, policy as policy_
 from jaxcomp.layout.batches import Batch, Piece, batch_keys, padded_buckets
 from jaxcomp.layout.policy import Policy
-from jaxcomp.numerics import noise
+from jaxcomp.numerics import noise, summing
 from jaxcomp.numerics.segments import Segments
 from jaxcomp.types import Array, PyTree
+
+
+_LONGEST = 2**31 - 1
+"""Elements of a bucket at most, whose places have 32 bits; a longer leaf is several buckets."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +61,9 @@ class TreePayload(NamedTuple):
     dense: tuple[Array, ...]
 
 
-def layout(codec: "Codec | Policy", tree: PyTree, shares: int = 1, runs: int = 1) -> Layout:
+def layout(
+    codec: "Codec | Policy", tree: PyTree, shares: int = 1, runs: int = 1, *, mixed: bool = False
+) -> Layout:
     """Plans the batches of a tree; a bare codec encodes every leaf.
 
     Args:
@@ -66,6 +72,9 @@ def layout(codec: "Codec | Policy", tree: PyTree, shares: int = 1, runs: int = 1
         shares: the number of buckets into which to cut a leaf whose codec has no bucket size.
         runs: the number of runs of about equal size into which the leaves are grouped; runs do not
             share a batch, so that one can be encoded before the gradients of the next are computed.
+        mixed: batches are the same for every dtype of the leaves, and each has a dtype that
+            represents those of its own; for plans of memory, which is made from parameters and used
+            with gradients. Otherwise leaves of different dtypes do not share a batch.
 
     Raises:
         ValueError: if a leaf is not of a real floating dtype.
@@ -74,19 +83,21 @@ def layout(codec: "Codec | Policy", tree: PyTree, shares: int = 1, runs: int = 1
     flat, treedef = jax.tree_util.tree_flatten_with_path(tree)
     paths = tuple(path_name(path) for path, _ in flat)
     likes = tuple(_like(path, leaf) for path, (_, leaf) in zip(paths, flat, strict=True))
+    dtypes = [summing.wide(like.dtype) if mixed else like.dtype for like in likes]
     chosen = [
-        rules.choose(path, like.shape, like.dtype) for path, like in zip(paths, likes, strict=True)
+        rules.choose(path, like.shape, dtype)
+        for path, like, dtype in zip(paths, likes, dtypes, strict=True)
     ]
     dense, groups = [], {}
     for number, (like, (picked, _)) in enumerate(zip(likes, chosen, strict=True)):
         if picked is None or like.size == 0:
             dense.append(number)
             continue
-        size = _bucket_of(picked, like.size) if picked.bucket_size else -(-like.size // shares)
-        groups.setdefault((picked, like.dtype, size), []).append(Piece(number, 0, like.size))
-    batches = grouping.batches(groups, shares, runs)
+        size = _bucket_of(picked, like.size, shares)
+        dtype = np.dtype(np.float32) if mixed else like.dtype
+        groups.setdefault((picked, dtype, size), []).append(Piece(number, 0, like.size))
     return Layout(
-        batches=tuple(batches),
+        batches=tuple(b.in_dtype_of(likes) for b in grouping.batches(groups, shares, runs)),
         dense=tuple(dense),
         likes=likes,
         paths=paths,
@@ -108,13 +119,16 @@ def path_name(path) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def _bucket_of(codec: Codec, size: int) -> int:
+def _bucket_of(codec: Codec, size: int, shares: int) -> int:
     """Elements of the buckets of a leaf with `size` elements.
 
+    Without a bucket size there is one for each share, or several of a very long leaf.
     With a `unit`, leaves of all sizes have buckets of few sizes: of `bucket_size`, of a unit, and
     of powers of two below it.
     """
-    whole = codec.bucket_size or size
+    if codec.bucket_size is None:
+        return -(-size // (shares if codec.shaped else shares * -(-size // (shares * _LONGEST))))
+    whole = codec.bucket_size
     if size >= whole or codec.unit is None:
         return min(whole, size)
     return min(codec.unit, 1 << (size - 1).bit_length())
@@ -140,7 +154,7 @@ def stack(batch: Batch, leaves: Sequence[Any]) -> Array:
     if batch.segments is not None:
         return _segments_of(batch, batch.segments, leaves)
     for piece in batch.pieces:
-        flat = jnp.reshape(leaves[piece.leaf], -1)
+        flat = jnp.reshape(leaves[piece.leaf], -1).astype(batch.dtype)
         if (piece.start, piece.stop) != (0, flat.shape[0]):
             flat = flat[piece.start : piece.stop]
         padding = padded_buckets(piece, batch.size) * batch.size - flat.shape[0]
@@ -152,7 +166,7 @@ def _segments_of(batch: Batch, segments: Segments, leaves: Sequence[Any]) -> Arr
     """The leaves one after another in each bucket: its share of every leaf, in whole rows."""
     parts = []
     for piece, size, rows in zip(batch.pieces, segments.sizes, segments.lengths, strict=True):
-        flat = jnp.reshape(leaves[piece.leaf], -1)
+        flat = jnp.reshape(leaves[piece.leaf], -1).astype(batch.dtype)
         short = batch.shares * size - flat.shape[0]
         flat = jnp.pad(flat, (0, short)) if short else flat
         each, padding = flat.reshape(batch.shares, size), rows * segments.width - size
@@ -226,6 +240,7 @@ def _unstacked(
     leaves: list[Array | None] = []
     for number, (like, parts) in enumerate(zip(likes, found, strict=True)):
         ordered = [part for _, part in sorted(parts, key=lambda pair: pair[0])]
+        ordered = [summing.saturated(part, like.dtype) for part in ordered]
         if not ordered:
             leaves.append(None)
             continue
@@ -234,7 +249,7 @@ def _unstacked(
             whole = jnp.concatenate([xla.in_rows(part, lanes) for part in ordered])
         else:
             whole = xla.joined(ordered)
-        leaves.append(whole.reshape(like.shape).astype(like.dtype))
+        leaves.append(whole.reshape(like.shape))
     return leaves
 
 

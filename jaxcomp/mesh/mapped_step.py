@@ -131,10 +131,12 @@ class MappedStep:
 
         try:
             parts = mapped(lambda run: run)
-        except _DiffersError as error:  # Perhaps only by its type, as the zeros of frozen leaves.
+        except (
+            objects.DiffersError
+        ) as error:  # Perhaps only by its type, as the zeros of frozen leaves.
             try:
                 parts = mapped(retyping.narrowed)
-            except _DiffersError as narrower:
+            except objects.DiffersError as narrower:
                 raise ValueError(str(narrower)) from None
             except Exception as other:  # Of the second run; the first error is the user's.
                 raise ValueError(str(error)) from other
@@ -149,7 +151,10 @@ class MappedStep:
         keywords: tuple[str, ...],
         rest: Any,
     ) -> Any:
-        """The results of one worker, from its own arguments."""
+        """The results of one worker, from its own arguments.
+
+        With `narrow`, results are typed by the values that they are computed from.
+        """
 
         def named(*own):
             placed = len(own) - len(keywords)
@@ -221,14 +226,11 @@ def _merge(marks: list[bool], replicated: list, per_worker: list) -> list:
     return [next(sources[split]) for split in marks]
 
 
-class _DiffersError(ValueError):
-    """A result is typed as different between workers."""
-
-
 def _check_replicated(results: PyTree, axis_name: AxisName) -> None:
+    objects.check_alike(results, axis_name)
     for path, leaf in jax.tree_util.tree_leaves_with_path(results):
         if not per_worker.marked(path) and axes.varies(jnp.asarray(leaf), axis_name):
-            raise _DiffersError(
+            raise objects.DiffersError(
                 f"result{jax.tree_util.keystr(path)} differs between the workers of "
                 f"{axis_name!r}. {replicas.REMEDIES}"
             )

@@ -238,7 +238,7 @@ def average(held: PyTree, axis_name: AxisName, before: dict[int, Any]) -> None:
         before: their `values` before the workers wrote.
 
     Raises:
-        ValueError: if anything else differs between workers, which only types can show.
+        ValueError: for a metric whose mean over the workers may not be that of all data.
     """
     flax, typed = nnx(), axes.typed(axis_name)
 
@@ -265,9 +265,18 @@ def average(held: PyTree, axis_name: AxisName, before: dict[int, Any]) -> None:
             )
         if not differs(node.count):
             _set_mean(node.total, axis_name)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(flax.state(held)):
-        if typed and not per_worker.marked(path) and axes.varies(leaf, axis_name):
-            raise ValueError(
+
+
+class DiffersError(ValueError):
+    """A result is typed as different between workers."""
+
+
+def check_alike(returned: PyTree, axis_name: AxisName) -> None:
+    """Raises a `DiffersError` for variables of nnx objects that are typed as different."""
+    states = returned.states if isinstance(returned, Returned) else ()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(states):
+        if not per_worker.marked(path) and axes.varies(leaf, axis_name):
+            raise DiffersError(
                 f"the variable at {jax.tree_util.keystr(path)} differs between the workers of "
                 f"{axis_name!r} after the call. Batch statistics (nnx.BatchStat) and metrics that "
                 "count the same number of values on each worker are averaged; average anything "

@@ -66,7 +66,7 @@ def _orthonormal(sets: Sequence[Array]) -> list[Array]:
         rest = units[k]
         for _ in range(2):
             # Vectors that are not in the basis yet are zeros and add nothing.
-            along = _over_vectors(shapes, jnp.sum(rest * basis, axis=2))
+            along = _over_vectors(shapes, jnp.sum(rest[None] * basis, axis=2))
             rest = rest - jnp.sum(along[..., None] * basis, axis=0)
         length = jnp.sqrt(_over_vectors(shapes, jnp.sum(rest * rest, axis=1)[None]))[0, :, None]
         rest = jnp.where(length <= least, 0, rest / length)  # NaN is not below the limit.

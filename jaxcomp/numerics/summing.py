@@ -23,6 +23,11 @@ def wide(dtype: Any) -> Any:
     return jnp.dtype(jnp.float64 if jnp.dtype(dtype) == jnp.float64 else jnp.float32)
 
 
+def zeros(leaf: ArrayLike) -> Array:
+    """Zeros of this shape in the dtype of arithmetic."""
+    return jnp.zeros(jnp.shape(leaf), wide(jnp.result_type(leaf)))
+
+
 def limit(dtype: Any) -> Any:
     """The largest float32 that is also finite in this dtype."""
     both = jnp.promote_types(dtype, jnp.float32)

@@ -8,7 +8,9 @@ import optax
 
 from jaxcomp.backend import conditional
 from jaxcomp.misuse import own_gradients
+from jaxcomp.numerics import summing
 from jaxcomp.optimizers import means, moments, rates
+from jaxcomp.reducers import guarding
 from jaxcomp.transforms import branches
 from jaxcomp.types import Array, AxisName, PyTree
 
@@ -18,8 +20,8 @@ class OneBitAdamState(NamedTuple):
 
     Attributes:
         count: the number of steps.
-        mu: the first moment, the same on all workers.
-        nu: the second moment; frozen from step `freeze_step` on.
+        mu: the first moment, the same on all workers; at least in float32.
+        nu: the second moment, at least in float32; frozen from step `freeze_step` on.
         dense: the state of the mean in the warm-up.
         compressed: the state of the mean after the warm-up.
     """
@@ -98,8 +100,8 @@ def scale_by_one_bit_adam(
     def init_fn(params: PyTree) -> Any:
         return OneBitAdamState(
             count=jnp.zeros((), jnp.int32),
-            mu=jax.tree.map(jnp.zeros_like, params),
-            nu=jax.tree.map(jnp.zeros_like, params),
+            mu=jax.tree.map(summing.zeros, params),
+            nu=jax.tree.map(summing.zeros, params),
             dense=exact.init(params),
             compressed=lossy.init(params),
         )
@@ -122,8 +124,9 @@ def scale_by_one_bit_adam(
         ) -> _Scaled:
             del count
             own = moments.seen(adam.first(grads, state.mu), state.nu)
+            own = guarding.retyped(own, grads)
             mean, after = lossy.update(own, state.compressed, params, **extra)
-            mu = moments.seen(mean, state.nu)
+            mu = moments.seen(guarding.retyped(mean, state.mu), state.nu)
             scaled = jax.tree.map(jnp.divide, mu, adam.root(state.nu, freeze_step))
             return _Scaled(scaled, mu, state.nu, state.dense, after)
 
@@ -134,6 +137,6 @@ def scale_by_one_bit_adam(
             compressed=branches.fitted(lossy, state.compressed, state.mu),
         )
         made = conditional.either(early, warm_up, frozen, updates, count, state, params)
-        return made.updates, OneBitAdamState(count, *made[1:])
+        return guarding.retyped(made.updates, updates), OneBitAdamState(count, *made[1:])
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxcomp.numerics import summing
 from jaxcomp.types import Array, PyTree
 
 
@@ -58,7 +59,7 @@ class AveragedState(NamedTuple):
 
 
 def averaged() -> optax.GradientTransformationExtraArgs:
-    """Keeps the mean of all iterates: `x̄ ← x̄ + (x − x̄)/t`. Chain it last.
+    """Keeps the mean of all iterates: `x̄ ← x̄ + (x − x̄)/t`, at least in float32. Chain it last.
 
     Raises:
         ValueError: on use, without `params`.
@@ -72,7 +73,8 @@ def averaged() -> optax.GradientTransformationExtraArgs:
     """
 
     def init_fn(params: PyTree) -> Any:
-        return AveragedState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.array, params))
+        start = jax.tree.map(lambda x: jnp.array(x, summing.wide(jnp.result_type(x))), params)
+        return AveragedState(jnp.zeros((), jnp.int32), start)
 
     def update_fn(
         updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any
@@ -82,7 +84,8 @@ def averaged() -> optax.GradientTransformationExtraArgs:
         passed = state.passed + 1
 
         def moved(mean: Array, x: Array, u: Array) -> Array:
-            return mean + (x + u.astype(x.dtype) - mean) / passed.astype(x.dtype)
+            there = (x + u.astype(x.dtype)).astype(mean.dtype)
+            return mean + (there - mean) / passed.astype(mean.dtype)
 
         average = jax.tree.map(moved, state.average, params, updates)
         return updates, AveragedState(passed, average)

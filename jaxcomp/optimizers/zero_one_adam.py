@@ -13,6 +13,7 @@ from jaxcomp.backend import conditional
 from jaxcomp.mesh import kinds
 from jaxcomp.mesh.per_worker import PerWorker
 from jaxcomp.misuse import own_gradients
+from jaxcomp.numerics import summing
 from jaxcomp.optimizers import means, moments, rates
 from jaxcomp.reducers import guarding
 from jaxcomp.transforms import branches
@@ -23,7 +24,7 @@ _Mean = optax.GradientTransformationExtraArgs
 
 @kinds.DISPLACED.register
 class ZeroOneAdamState(NamedTuple):
-    """State of `step_by_zero_one_adam`.
+    """State of `step_by_zero_one_adam`; moments and offsets are at least in float32.
 
     Attributes:
         count: the number of steps.
@@ -143,14 +144,13 @@ class _Rule:
 
         scale = self.adam.root(given.state.nu, given.renewals)
         averages = jax.tree.map(mean, given.own.offset, scale, self._moment(given))
-        averages = moments.seen(averages, given.state.nu)
-        return guarding.kept(
-            given.frozen, averages, optax.tree.cast_like(given.grads, given.state.mu)
-        )
+        averages = guarding.retyped(moments.seen(averages, given.state.nu), given.grads)
+        return guarding.kept(given.frozen, averages, given.grads)
 
     def met(self, given: _Given, mean: PyTree, after: Any) -> _Taken:
         """A step with a compressed mean, of gradients or of moments."""
         state = given.state
+        mean = guarding.retyped(mean, state.mu)
         fed = self.adam.first(mean, state.mu)
         mu = guarding.kept(given.frozen, moments.seen(mean, state.nu), fed)
         moved = guarding.kept(given.frozen, mu, self.adam.unbiased(mu, given.step))
@@ -330,7 +330,7 @@ def by_zero_one_adam(
         exchange = functools.partial(_exchange, rule, lossy, extra)
         otherwise = functools.partial(_otherwise, rule, exact, extra)
         taken = conditional.either(go, exchange, otherwise, given, step == adam.freeze_step + 1)
-        return taken.updates, _state_after(taken, step, axis_name)
+        return guarding.retyped(taken.updates, updates), _state_after(taken, step, axis_name)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -339,7 +339,7 @@ def _fresh(params: PyTree, exact: _Mean, lossy: _Mean, axis_name: AxisName) -> Z
     """The state before the first step."""
 
     def zeros() -> PyTree:
-        return jax.tree.map(jnp.zeros_like, params)
+        return jax.tree.map(summing.zeros, params)
 
     return ZeroOneAdamState(
         count=jnp.zeros((), jnp.int32),

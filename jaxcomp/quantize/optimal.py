@@ -36,7 +36,7 @@ class OptimalTernary(Scale):
         one = jnp.float32(2**sums.FRACTION)
         falling = -jnp.sort(-(jnp.abs(sums.unit(x, top, rows)) * one).astype(jnp.int32), axis=1)
         added = _running(falling) * jnp.float32(1 / 2**sums.FRACTION)
-        share = jnp.asarray(1 / np.arange(1, size + 1), jnp.float32)
+        share = jnp.asarray(1 / np.arange(1, size + 1), jnp.float32)[None]
         best = jnp.argmax(added * (added * share), axis=1)[:, None]
         mean = jnp.take_along_axis(added * share, best, axis=1)
         return jnp.where(sums.is_finite(top), top * mean, top)

@@ -22,12 +22,15 @@ below, messages are too short for the wire to tell.
 
 
 def plan(reducer: Reducer, like: PyTree, workers: tuple[int, ...] = (1,)) -> trees.Layout:
-    """The plan of the reducer over axes of these sizes: its compressed leaves and their batches."""
+    """The plan of the reducer over axes of these sizes: its compressed leaves and their batches.
+
+    It is the same for parameters and for gradients of other dtypes.
+    """
     policy = policy_.NOTHING if reducer.uplink is None else reducer.uplink.policy
     shares = reducer.shares(workers)
-    whole = trees.layout(policy, like, shares=shares)
+    whole = trees.layout(policy, like, shares=shares, mixed=True)
     runs = collectives(reducer, whole.batches)
-    return whole if runs == 1 else trees.layout(policy, like, shares=shares, runs=runs)
+    return whole if runs == 1 else trees.layout(policy, like, shares=shares, runs=runs, mixed=True)
 
 
 def collectives(reducer: Any, batches: Batches) -> int:

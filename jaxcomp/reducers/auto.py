@@ -14,9 +14,8 @@ from jaxcomp import feedback as feedback_
 from jaxcomp.backend import axes
 from jaxcomp.base import Codec, Collected, Reducer
 from jaxcomp.feedback import Link, Shift
-from jaxcomp.layout import trees
 from jaxcomp.layout.policy import Policy
-from jaxcomp.reducers import dense as dense_
+from jaxcomp.reducers import accounting, dense as dense_
 from jaxcomp.reducers.gather import Gather
 from jaxcomp.reducers.psum import Psum
 from jaxcomp.reducers.two_shot import TwoShot, TwoShotState
@@ -81,7 +80,7 @@ class Auto(Reducer, public=("picked", "priced", "reducers", "two_shot")):
 
     def picked(self, like: PyTree, workers: int) -> Reducer:
         """The reducer picked for a tree like this and this number of workers."""
-        return self._pick(trees.layout(self.uplink.policy, like).batches, workers)
+        return self._pick(accounting.plan(self, like).batches, workers)
 
     def priced(self, batches: Batches, workers: int) -> tuple[Offer, ...]:
         """The candidates, with the bytes that a device would send for these batches."""

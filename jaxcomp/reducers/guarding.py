@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxcomp.backend import axes, xla
 from jaxcomp.base import Mirrored
+from jaxcomp.numerics import summing
 from jaxcomp.types import Array, AxisName, PyTree
 
 _LARGE = 2**16
@@ -17,6 +18,22 @@ _LARGE = 2**16
 def kept(sound: Array, now: PyTree, before: PyTree) -> PyTree:
     """`now` if the step is sound, else `before`."""
     return jax.tree.map(lambda new, old: jnp.where(sound, new, old), now, before)
+
+
+def retyped(now: PyTree, before: PyTree) -> PyTree:
+    """`now` in the dtypes of `before`: a step never changes those of a state.
+
+    Gradients may have another dtype than the parameters from which the state was made. Finite
+    values stay finite.
+    """
+
+    def one(new: Array, old: Array) -> Array:
+        if new.dtype == old.dtype:
+            return new
+        floating = jnp.issubdtype(old.dtype, jnp.floating)
+        return summing.saturated(new, old.dtype) if floating else new.astype(old.dtype)
+
+    return jax.tree.map(one, now, before)
 
 
 def all_finite(tree: PyTree) -> Array:

@@ -201,7 +201,7 @@ class PowerIteration(Reducer):
 
     def link_bytes(self, like: PyTree, workers: int) -> int:
         """Bytes of one or two exchanges of factors, and of an all-reduce of the dense leaves."""
-        plan = trees.layout(self.uplink.policy, like)
+        plan = accounting.plan(self, like)
         told = accounting.told_bytes(self, plan.batches, workers)
         return math.ceil(
             told + dense_.fused_link_bytes([plan.likes[i] for i in plan.dense], workers)

@@ -240,7 +240,7 @@ def exchange(prepared: Prepared, *, opened: bool = False) -> _Heard:
     return _Heard(tuple(means), tuple(known), _Memory(own, beside, after), tuple(sent), senders)
 
 
-def finish(prepared: Prepared, heard: _Heard) -> Reduction:
+def finish(prepared: Prepared, heard: _Heard, *, tell: bool = False) -> Reduction:
     """Returns the mean as a tree, and the memory for the next step.
 
     With `guard`, a non-finite mean leaves all memory and the gate's state unchanged on all workers,
@@ -249,6 +249,11 @@ def finish(prepared: Prepared, heard: _Heard) -> Reduction:
     set to NaN on all workers. A non-finite message on a non-participating worker does not affect
     the mean, and does not update that worker's memory; so it is with every worker under a reducer
     that excludes such messages.
+
+    Args:
+        prepared: the reduction.
+        heard: the result of the exchange.
+        tell: set a leaf of a non-finite mean to NaN, which no later function makes finite.
     """
     (reducer, resolved, axis_name, gate, guard, everywhere), layout, *_ = prepared
     _, _, _, state, given, opened, gate_state, arrays = prepared
@@ -272,14 +277,18 @@ def finish(prepared: Prepared, heard: _Heard) -> Reduction:
         reducer.unresolved_state(resolved, heard.memory.reducer, state.reducer),
         () if gate is None else state_.hold_aside(resolved, beside, axis_name),
     )
-    after = opened.state
+    # A closed round, or gradients of another dtype than the parameters, change no dtype of a state.
+    new, after = guarding.retyped((new, opened.state), (state, gate_state))
+    known = heard.dense
     # Without memory there is nothing to guard; where means differ, so would the decisions.
     if guard and resolved.alike and jax.tree.leaves((new, after)):
-        finite = guarding.all_finite((means, heard.dense))
+        finite = guarding.all_finite((means, known))
         if everywhere:
             finite = lax.pmin(finite.astype(jnp.int32), everywhere) == 1
         new, after = guarding.kept(finite, (new, after), (state, gate_state))
-    mean = trees.assemble(layout, means, heard.dense)
+        if tell:
+            means, known = guarding.spoilt((means, known), jnp.where(finite, 0, jnp.nan))
+    mean = trees.assemble(layout, means, known)
     return Reduction(mean, new, given, arrays.message, heard.sent, participation, after)
 
 

@@ -166,7 +166,7 @@ class Sampled(Choice):
     def choose(self, x: Array, start: UInt32[Array, "n parts"], state: Any, parts: Parts) -> Chosen:
         rooms, ks = self._rooms(parts), tuple(share(self.fraction, size) for size in parts.sizes)
         above = tuple(max(400, round(self.sample * k)) for k in ks)
-        least = jnp.asarray([math.ceil(self.least * k) for k in ks], jnp.int32)
+        least = jnp.asarray([math.ceil(self.least * k) for k in ks], jnp.int32)[None]
 
         def few(state: Any) -> Array:
             turn, _, hits = state
@@ -185,7 +185,7 @@ class Sampled(Choice):
         *_, hits = lax.while_loop(few, lower, (0, low, parts.reach(x, low)))
         places, number = as_many_as_fit(x, hits, rooms, start, parts)
         reached = parts.ones(hits)
-        many = reached > jnp.asarray(rooms, jnp.int32)
+        many = reached > jnp.asarray(rooms, jnp.int32)[None]
         slots, exact = Segments(rooms, 1), Segments(ks, 1)
 
         kept = jnp.where(many, jnp.asarray(ks, jnp.int32), number)
@@ -247,7 +247,7 @@ class NearLargest(Choice):
             middle = (fits + fails) // 2
             elements, middle = lax.optimization_barrier((x, middle))
             found = parts.at_least(size_bits(elements), level(middle))
-            few = found <= jnp.asarray(rooms, jnp.int32)
+            few = found <= jnp.asarray(rooms, jnp.int32)[None]
             return jnp.where(few, middle, fits), jnp.where(few, fails, middle)
 
         lowest = jnp.zeros_like(top)

@@ -146,7 +146,7 @@ class Fitted(
         hits = lax.cond(jnp.any(none), largest, lambda _: hits, x)
         places, number = as_many_as_fit(x, hits, self._rooms(parts), start, parts)
         if state != ():
-            each = jnp.asarray([1 / target for target in targets], jnp.float32)
+            each = jnp.asarray([[1 / target for target in targets]], jnp.float32)
             state = self._adapted(state, block_fma(found.astype(jnp.float32) * each))
         return Chosen(places, number, state)
 
@@ -166,9 +166,9 @@ class Fitted(
         found = tails.moments(a, pieces, log=self.law.startswith("gamma"))
         # A share of all is a larger share of those that are not zero.
         wanted = [math.log(size / share(self.fraction, size)) for size in parts.sizes]
-        logs = jnp.asarray([math.log2(size) for size in seen], jnp.float32)
+        logs = jnp.asarray([math.log2(size) for size in seen], jnp.float32)[None]
         zeros = (logs - log2(jnp.maximum(found.number, 1))) * jnp.float32(math.log(2))
-        nats = jnp.maximum(jnp.asarray(wanted, jnp.float32) - block_fma(zeros), 0)
+        nats = jnp.maximum(jnp.asarray(wanted, jnp.float32)[None] - block_fma(zeros), 0)
         most = self.most if self.stages is None else self.stages
         number = jnp.full(nats.shape, most, jnp.int32) if stages is None else stages
         begin = -math.log(self.first)

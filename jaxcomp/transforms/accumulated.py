@@ -10,6 +10,7 @@ from jaxcomp import checks
 from jaxcomp.backend import conditional, xla
 from jaxcomp.mesh.per_worker import PerWorker
 from jaxcomp.misuse import own_gradients, places
+from jaxcomp.numerics import summing
 from jaxcomp.reducers import guarding
 from jaxcomp.transforms import branches
 from jaxcomp.types import Array, AxisName, PyTree
@@ -20,7 +21,7 @@ class AccumulatedState(NamedTuple):
 
     Attributes:
         waited: the number of gradients since the last round.
-        total: each worker's sum of its finite gradients since then.
+        total: each worker's sum of its finite gradients since then, at least in float32.
         spoilt: each worker's flag, above zero if one of those gradients was not finite.
         inner: the state of the wrapped transformation.
     """
@@ -38,6 +39,8 @@ def accumulate(
 
     It replaces `optax.MultiSteps`, which must not wrap a mean over workers. Here each worker has
     its own sum. In the steps between, the wrapped transformation does not run and nothing is sent.
+    Gradients are added in float32 (float64 for float64), and their mean is rounded once to the
+    gradients' dtype. The wrapped transformation's state keeps the dtypes that `init` gave it.
 
     A non-finite gradient spoils its round: the wrapped transformation gets NaN at the end of the
     round, which all workers see, and the next round starts with empty sums. Inside or around
@@ -64,7 +67,7 @@ def accumulate(
         return PerWorker.wrap(tree, "accumulator", axis_name)
 
     def init_fn(params: PyTree) -> Any:
-        zeros = jax.tree.map(jnp.zeros_like, params)
+        zeros = jax.tree.map(summing.zeros, params)
         return AccumulatedState(
             jnp.zeros((), jnp.int32), wrapped(zeros), wrapped(jnp.zeros(())), inner.init(params)
         )
@@ -84,7 +87,9 @@ def accumulate(
         def talk(total: PyTree, state: Any, params: PyTree | None) -> tuple[PyTree, Any, PyTree]:
             mean = jax.tree.map(lambda t: xla.block_fma(t * jnp.asarray(1 / every, t.dtype)), total)
             mean = jax.tree.map(lambda m: jnp.where(spoilt > 0, jnp.nan, m), mean)
+            mean = jax.tree.map(lambda m, g: summing.saturated(m, g.dtype), mean, updates)
             made, after = inner.update(mean, state, params, **extra)
+            after = guarding.retyped(after, state)
             return made, after, jax.tree.map(jnp.zeros_like, total)
 
         def silent(total: PyTree, state: Any, params: PyTree | None) -> tuple[PyTree, Any, PyTree]:

@@ -14,6 +14,10 @@ FIT = "fit_only"
 """The extra argument by which a mean is asked for its state as it would begin the step with it,
 and for nothing else: it sends nothing, and hands its updates on as they are."""
 
+TELL = "tell_nonfinite"
+"""The extra argument by which `skip_nonfinite` asks a mean for NaN in a step that is not finite, so
+that what follows cannot hide it: the sign of Inf is finite."""
+
 
 def fitted(
     tx: optax.GradientTransformationExtraArgs,

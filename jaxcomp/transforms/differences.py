@@ -14,7 +14,7 @@ from jaxcomp.base import Codec, Gate, Reducer
 from jaxcomp.feedback import Link
 from jaxcomp.layout.policy import Policy
 from jaxcomp.misuse import own_gradients
-from jaxcomp.numerics import noise
+from jaxcomp.numerics import noise, summing
 from jaxcomp.reducers import guarding
 from jaxcomp.reducers.dense import Dense
 from jaxcomp.transforms import branches
@@ -91,7 +91,7 @@ def compressed_differences(
             step=jnp.zeros((), jnp.uint32),
             gate=restart.init(params),
             point=jax.tree.map(jnp.array, params),
-            estimate=jax.tree.map(jnp.zeros_like, params),
+            estimate=jax.tree.map(summing.zeros, params),
             full=whole.init(params),
             change=change.init(params),
         )
@@ -119,8 +119,8 @@ def compressed_differences(
         new = DifferencesState(
             state.gate_key, state.step + 1, opened.state, params, estimate, first, second
         )
-        finite = guarding.all_finite(estimate)
-        return estimate, guarding.kept(finite, new, state)
+        made = jax.tree.map(lambda y, g: summing.saturated(y, g.dtype), estimate, updates)
+        return made, guarding.kept(guarding.all_finite(estimate), new, state)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -155,7 +155,7 @@ def _fitted(whole: _Mean, change: _Mean, state: Any, updates: PyTree) -> Any:
 def _restarted(whole: _Mean, grads: PyTree, state: DifferencesState) -> tuple[PyTree, Any, Any]:
     """The mean of full gradients, and the states of both means after it."""
     estimate, after = whole.update(grads, state.full)
-    return estimate, after, state.change
+    return guarding.retyped(estimate, state.estimate), after, state.change
 
 
 def _continued(
@@ -169,4 +169,5 @@ def _continued(
     before = grad_fn(axes.vary(state.point, axis_name))
     moved = jax.tree.map(jnp.subtract, grads, before)
     mean, after = change.update(moved, state.change)
-    return jax.tree.map(jnp.add, state.estimate, mean), state.full, after
+    estimate = jax.tree.map(jnp.add, state.estimate, mean)
+    return guarding.retyped(estimate, state.estimate), state.full, after

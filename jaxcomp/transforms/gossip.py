@@ -22,9 +22,11 @@ from jaxcomp.transforms import (
     gossip_rounds as rounds_,
     local_steps as steps_,
     sharded,
+    view as view_,
 )
 from jaxcomp.transforms.gossip_rounds import Models, Setup
 from jaxcomp.transforms.local_updates import nothing, transformation
+from jaxcomp.transforms.wrappers import widened
 from jaxcomp.types import Array, AxisName, PyTree
 
 _LAST = 2**31 - 2
@@ -146,8 +148,8 @@ def gossip(
     _refuse(gate)
     setup = _checked(
         Setup(
-            inner=transformation("inner", inner),
-            outer=None if outer is None else transformation("outer", outer),
+            inner=widened(transformation("inner", inner)),
+            outer=None if outer is None else widened(transformation("outer", outer)),
             reducer=Gossip(reducer) if isinstance(reducer, Codec | Policy | Link) else reducer,
             axis_name=axis_name,
             mixing=mixing,
@@ -228,7 +230,8 @@ def consensus(params: PyTree, state: PyTree) -> PyTree:
                 "worker's; inside of it, jaxcomp.view(params, state) is this worker's model"
             )
         means = jax.tree.map(lambda by: jnp.mean(by, axis=0), node.offset.tree)
-        params = rounds_.displaced(params, means)
+        own = rounds_.displaced(view_.seen_by(means, params), means)
+        params = view_.completed(own, params)
     return params
 
 
@@ -311,9 +314,9 @@ def _step(
     """A worker's own step, and the exchange after it."""
     axis_name, own = setup.axis_name, per_worker.unwrap(state)
     here = rounds_.displaced(params, own.offset)
-    estimate, tracked = grads, own.tracked
+    estimate, tracked, spoilt = grads, own.tracked, jnp.zeros((), jnp.int32)
     if setup.tracking:
-        tracked = _tracked(setup, own.tracked, grads)
+        tracked, spoilt = _tracked(setup, own.tracked, grads)
         estimate = jax.tree.map(lambda y, g: y.astype(g.dtype), tracked.estimate, grads)
     moved, inner, lost = steps_.stepped(
         setup.inner, estimate, own.inner, here, own.offset, extra, guard=setup.guard
@@ -332,7 +335,7 @@ def _step(
         taken=jnp.minimum(state.taken, _LAST) + 1,
         mixed=mixed,
         inner=wrap(inner, "local"),
-        skipped=wrap(own.skipped + lost, "local"),
+        skipped=wrap(own.skipped + jnp.maximum(lost, spoilt), "local"),
         offset=wrap(models.offset, "offset"),
         memory=rounds_.kept(setup, models.memory),
         slow=slow,
@@ -340,13 +343,18 @@ def _step(
     )
 
 
-def _tracked(setup: Setup, before: Any, grads: PyTree) -> Any:
-    """The estimate of the mean gradient; a gradient that is not finite does not enter it."""
-    now = jax.tree.map(lambda g: g.astype(summing.wide(g.dtype)), grads)
+def _tracked(setup: Setup, before: Any, grads: PyTree) -> tuple[Any, Array]:
+    """The estimate of the mean gradient, and one for a gradient that is not finite.
+
+    Such a gradient does not enter the estimate.
+    """
+    now = jax.tree.map(lambda g, last: g.astype(last.dtype), grads, before.last)
+    spoilt = jnp.zeros((), jnp.int32)
     if setup.guard:
-        now = guarding.kept(guarding.all_finite(now), now, before.last)
+        sound = guarding.all_finite(now)
+        now, spoilt = guarding.kept(sound, now, before.last), jnp.where(sound, 0, 1)
     change = jax.tree.map(jnp.subtract, now, before.last)
-    return rounds_.Tracked(jax.tree.map(jnp.add, before.estimate, change), now)
+    return rounds_.Tracked(jax.tree.map(jnp.add, before.estimate, change), now), spoilt
 
 
 def _exchange(

@@ -27,6 +27,7 @@ from jaxcomp.transforms import (
 )
 from jaxcomp.transforms.local_steps import FragmentState, LocalUpdatesState, RoundOf, Setup
 from jaxcomp.transforms.mean import compressed_mean
+from jaxcomp.transforms.wrappers import widened
 from jaxcomp.types import Array, AxisName, PyTree
 
 
@@ -145,8 +146,8 @@ def local_updates(
     """
     setup = _checked(
         Setup(
-            inner=transformation("inner", inner),
-            outer=optax.sgd(1.0) if outer is None else transformation("outer", outer),
+            inner=widened(transformation("inner", inner)),
+            outer=optax.sgd(1.0) if outer is None else widened(transformation("outer", outer)),
             axis_name=axis_name,
             period=as_period(every),
             reducer=reducer,

@@ -62,7 +62,17 @@ class CompressedMeanState(NamedTuple):
 
 
 class _Setup(NamedTuple):
-    """The arguments of `compressed_mean`, checked; `seed` is the raw key."""
+    """The arguments of `compressed_mean`, checked.
+
+    Attributes:
+        reducer: of the argument `codec`.
+        axis_name: the mapped axis or axes.
+        gate: or None.
+        seed: the raw key.
+        guard: whether a step that is not finite leaves memory as it was.
+        stats: how statistics are grouped.
+        tell: whether such a step has a mean of NaN, as `branches.TELL` asks.
+    """
 
     reducer: Reducer
     axis_name: AxisName
@@ -70,6 +80,7 @@ class _Setup(NamedTuple):
     seed: Any
     guard: bool
     stats: groups.Grouping
+    tell: bool = False
 
 
 def compressed_mean(
@@ -180,8 +191,8 @@ def compressed_mean(
         axes.require(axis_name)
         uniform.check_callers(axis_name)
         _check_state(state)
-        fits = bool(extra.get(branches.FIT))
-        return _update(given, updates, state, _trained(params), param_specs, fits)
+        fits, setup = bool(extra.get(branches.FIT)), given._replace(tell=branches.TELL in extra)
+        return _update(setup, updates, state, _trained(params), param_specs, fits)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -306,10 +317,14 @@ def _prepare(
 
 
 def _finish(
-    setup: _Setup, updates: PyTree, state: Any, prepared: reduce_.Prepared, heard: Any
+    setup: _Setup,
+    updates: PyTree,
+    state: Any,
+    prepared: reduce_.Prepared,
+    heard: Any,
 ) -> tuple[PyTree, CompressedMeanState]:
     """The part of a step after the exchange: the mean and the next state."""
-    result, counted = reduce_.finish(prepared, heard), state.gate
+    result, counted = reduce_.finish(prepared, heard, tell=setup.tell), state.gate
     if result.participation is not None:
         counted = _counted(counted, result.gate, result.participation)
     measured: Any = ()

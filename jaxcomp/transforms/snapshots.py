@@ -10,6 +10,7 @@ import optax
 from jaxcomp.backend import conditional
 from jaxcomp.base import Period
 from jaxcomp.gates.periods import period as as_period
+from jaxcomp.numerics import summing
 from jaxcomp.transforms.differences import check_two_points
 from jaxcomp.types import Array, PyTree
 
@@ -24,8 +25,8 @@ class SnapshotState(NamedTuple):
         begun: the number of steps before this epoch.
         ends: the number of steps before the next epoch.
         snapshot: the parameters of the full gradient.
-        full: the full gradient there.
-        total: the sum of the parameters after the steps of this epoch.
+        full: the full gradient there, at least in float32.
+        total: the sum of the parameters after the steps of this epoch, at least in float32.
     """
 
     taken: Array
@@ -77,10 +78,15 @@ def variance_reduced(
         )
 
     def init_fn(params: PyTree) -> Any:
-        zero, nothing = jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, params)
+        zero, nothing = jnp.zeros((), jnp.int32), jax.tree.map(summing.zeros, params)
         copy = jax.tree.map(jnp.array, params)
         return SnapshotState(
-            zero, jnp.zeros_like(zero), jnp.zeros_like(zero), copy, nothing, nothing
+            zero,
+            jnp.zeros_like(zero),
+            jnp.zeros_like(zero),
+            copy,
+            nothing,
+            jax.tree.map(jnp.zeros_like, nothing),  # Separate, so that both may be donated.
         )
 
     def update_fn(
@@ -102,8 +108,10 @@ def variance_reduced(
         assert grad_fn is not None
         assert params is not None
         state = _begun(period, state, params, full_grad_fn)
-        there = grad_fn(state.snapshot)
-        reduced = jax.tree.map(lambda g, s, mu: g - s + mu, updates, there, state.full)
+        there = grad_fn(_at(state.snapshot, params))
+        reduced = jax.tree.map(
+            lambda g, s, mu: (g - s + mu).astype(g.dtype), updates, there, state.full
+        )
         return reduced, state._replace(taken=jnp.minimum(state.taken, _LAST) + 1)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
@@ -121,10 +129,12 @@ def _begun(
 
     def new(total: PyTree, state: SnapshotState, params: PyTree) -> tuple[PyTree, PyTree, PyTree]:
         def mean(t: Array, x: Array) -> Array:
-            return jnp.where(passed > 0, t / jnp.maximum(passed, 1).astype(t.dtype), x)
+            after = (t / jnp.maximum(passed, 1).astype(t.dtype)).astype(x.dtype)
+            return jnp.where(passed > 0, after, x)
 
         snapshot = jax.tree.map(mean, total, params)
-        return snapshot, full_grad_fn(snapshot), jax.tree.map(jnp.zeros_like, total)
+        full = _at(full_grad_fn(snapshot), state.full)
+        return _at(snapshot, state.snapshot), full, jax.tree.map(jnp.zeros_like, total)
 
     def same(total: PyTree, state: SnapshotState, params: PyTree) -> tuple[PyTree, PyTree, PyTree]:
         del params
@@ -141,3 +151,8 @@ def _begun(
         full=full,
         total=total,
     )
+
+
+def _at(tree: PyTree, like: PyTree) -> PyTree:
+    """A tree in the dtypes of another one."""
+    return jax.tree.map(lambda x, other: x.astype(other.dtype), tree, like)

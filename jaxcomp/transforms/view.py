@@ -52,15 +52,31 @@ def view(params: PyTree, state: PyTree) -> PyTree:
     """
     nodes = jax.tree.leaves(state, is_leaf=kinds.DISPLACED.has)
     for node in filter(kinds.DISPLACED.has, nodes):
-        if hasattr(node, "here"):
-            own = node.here(params)
-            params = jax.tree.map(
-                lambda p, own: p if own is None else own, params, own, is_leaf=lambda x: x is None
-            )
-            continue
         offset = node.offset.own() if per_worker.is_per_worker(node.offset) else node.offset
-        params = jax.tree.map(lambda p, by: p + by.astype(p.dtype), params, offset)
+        part = seen_by(offset, params)
+        if hasattr(node, "here"):
+            own = node.here(part)
+        else:
+            own = jax.tree.map(
+                lambda p, by: (p.astype(by.dtype) + by).astype(p.dtype), part, offset
+            )
+        params = completed(own, params)
     return params
+
+
+def seen_by(offset: PyTree, params: PyTree) -> PyTree:
+    """The parameters that a method with this offset sees, within `freeze` or `optax.partition`."""
+    return jax.tree.map(lambda by, p: by if _absent(by) else p, offset, params, is_leaf=_absent)
+
+
+def completed(part: PyTree, params: PyTree) -> PyTree:
+    """A tree of some leaves, with the others from `params`."""
+    return jax.tree.map(lambda x, p: p if _absent(x) else x, part, params, is_leaf=_absent)
+
+
+def _absent(node: Any) -> bool:
+    """Whether a node stands for leaves that a method does not see."""
+    return node is None or isinstance(node, optax.MaskedNode)
 
 
 @kinds.DISPLACED.register
@@ -70,8 +86,9 @@ class PreservedState(NamedTuple):
     Attributes:
         key: the raw key of the downlink's noise.
         step: the number of steps.
-        known: `H`, the workers' estimate of the centre; one for each worker if `own`.
-        offset: the workers' model minus the centre.
+        known: `H`, the workers' estimate of the centre, at least in float32; one for each worker if
+            `own`.
+        offset: the workers' model minus the centre, at least in float32.
     """
 
     key: Array
@@ -126,8 +143,8 @@ def preserved_center(
         return PreservedState(
             key=jnp.array(seed),
             step=jnp.zeros((), jnp.uint32),
-            known=kept(jax.tree.map(jnp.array, params)),
-            offset=kept(jax.tree.map(jnp.zeros_like, params)),
+            known=kept(jax.tree.map(lambda p: jnp.array(p, summing.wide(p.dtype)), params)),
+            offset=kept(jax.tree.map(summing.zeros, params)),
         )
 
     def update_fn(
@@ -143,12 +160,11 @@ def preserved_center(
         places.check_view(updates, params, state.offset)
         held = per_worker.unwrap(state)
         center = jax.tree.map(lambda w, u: w + u.astype(w.dtype), params, updates)
-        message = jax.tree.map(jnp.subtract, center, held.known)
+        message = jax.tree.map(lambda x, h: summing.saturated(x - h, x.dtype), center, held.known)
         turn = noise.fold(state.key, state.step, _DOWN)
         worker = jax.lax.axis_index(axis_name) if own else 0
         sent = trees.roundtrip(codec, turn, message, worker=worker)
-        seen = jax.tree.map(jnp.add, held.known, sent)
-        offset = jax.tree.map(jnp.subtract, seen, center)
+        offset = jax.tree.map(lambda h, c, x: (h + c) - x, held.known, sent, center)
         known = jax.tree.map(lambda h, c: _moved(h, c, step), held.known, sent)
         finite = guarding.all_finite(updates)
         # A value out of range must not stay in `H`. With `own`, each worker decides for itself.
@@ -222,7 +238,7 @@ def displaced_mean(
         return per_worker.PerWorker.wrap(tree, "offset", axis_name)
 
     def init_fn(params: PyTree) -> Any:
-        return DisplacedState(inner.init(params), wrapped(jax.tree.map(jnp.zeros_like, params)))
+        return DisplacedState(inner.init(params), wrapped(jax.tree.map(summing.zeros, params)))
 
     def update_fn(
         updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any
@@ -238,7 +254,10 @@ def displaced_mean(
             largest = jnp.finfo(r.dtype).max
             return jnp.where(jnp.isinf(by), jnp.sign(by) * largest, by)  # As residuals do.
 
-        behind = jax.tree.map(moved, trees.assemble(plan, unsent, dense))
-        return mean, DisplacedState(after, wrapped(behind))
+        before = state.offset.own()
+        unsent = jax.tree.map(
+            lambda r, by: r.astype(by.dtype), trees.assemble(plan, unsent, dense), before
+        )
+        return mean, DisplacedState(after, wrapped(jax.tree.map(moved, unsent)))
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

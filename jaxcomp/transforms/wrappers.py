@@ -9,7 +9,8 @@ import optax
 from jaxcomp import checks
 from jaxcomp.mesh import per_worker as per_worker_
 from jaxcomp.mesh.per_worker import PerWorker
-from jaxcomp.reducers.guarding import all_finite, none_lost
+from jaxcomp.numerics import summing
+from jaxcomp.reducers.guarding import all_finite, none_lost, retyped
 from jaxcomp.reducers.state import ReductionState
 from jaxcomp.transforms import branches
 from jaxcomp.transforms.accumulated import AccumulatedState
@@ -64,6 +65,33 @@ def per_worker(tx: optax.GradientTransformation) -> optax.GradientTransformation
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
+def widened(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """Keeps a transformation's state in float32 (float64 for float64) for any gradients.
+
+    Optax makes the moments of narrow parameters narrow, in which small changes are lost, and
+    gradients of another dtype would change the dtype of the state. Updates have that of the
+    gradients.
+    """
+    inner = optax.with_extra_args_support(tx)
+
+    def update_fn(
+        updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any
+    ) -> tuple[PyTree, Any]:
+        made, after = inner.update(updates, state, params, **extra)
+        return retyped(made, updates), retyped(after, state)
+
+    return optax.GradientTransformationExtraArgs(
+        lambda params: inner.init(jax.tree.map(_wide, params)), update_fn
+    )
+
+
+def _wide(leaf: Any) -> Any:
+    """A narrow array in the dtype of arithmetic; anything else unchanged."""
+    dtype = jnp.result_type(leaf)
+    narrow = jnp.issubdtype(dtype, jnp.floating) and dtype != summing.wide(dtype)
+    return leaf.astype(summing.wide(dtype)) if narrow else leaf
+
+
 class SkipNonfiniteState(NamedTuple):
     """State of `skip_nonfinite`: the wrapped state, and how many steps were skipped."""
 
@@ -101,7 +129,8 @@ def skip_nonfinite(tx: optax.GradientTransformation) -> optax.GradientTransforma
     def update_fn(
         updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any
     ) -> tuple[PyTree, Any]:
-        made, new = inner.update(updates, state.inner, params, **extra)
+        told = {**extra, branches.TELL: True}
+        made, new = inner.update(updates, state.inner, params, **told)
         old = state.inner
         if branches.shapes(new) != branches.shapes(old):
             old = branches.refitted(inner, old, updates, params, **extra)

@@ -50,9 +50,10 @@ def test_a_shift_that_left_its_range_is_undone_on_all_workers(gate):
     """A bad step has no effect: the mean of all shifts must equal the mirror."""
     link = jaxcomp.Link(jaxcomp.sign(), jaxcomp.Shift())
     tx = stated(jaxcomp.compressed_mean(jaxcomp.Gather(link), AXIS, gate=gate))
-    grads = jnp.asarray(GRADS, jnp.float16).at[BAD - 1, 2].set(60000)
-    # All elements but one have changed by 60,000, and one bit an element says so of that one too.
-    spoilt = grads.at[BAD, 2].set(0).at[BAD, 2, 0, 0].set(60000)
+    # Shifts are in float32, and a scale is at most 2¹²⁶: the fourth step reaches 2¹²⁸.
+    grads = jnp.asarray(GRADS, jnp.float32).at[BAD - 3 : BAD, 2].set(3e38)
+    # All elements but one have changed by 3e38, and one bit an element says so of that one too.
+    spoilt = grads.at[BAD, 2].set(0).at[BAD, 2, 0, 0].set(3e38)
     run = runner(tx, grads)
     state, skipped, finite, _ = run(spoilt)
     assert_finite(state)
@@ -74,14 +75,16 @@ def test_a_spoilt_round_of_gradients_is_left_out(outside):
         tx = jaxcomp.accumulate(skip(chain), every, AXIS)
     grads = jnp.asarray(GRADS, jnp.float16)
     run = runner(tx, grads)
-    for bad in (np.nan, 65504):
-        # The last two of a round: the largest float twice is a sum out of range.
+    for bad in (np.nan, np.inf):
         spoilt = grads.at[5, 3, 1, 2].set(bad).at[6, 3, 1, 2].set(bad)
         state, _, finite, moved = run(spoilt)
         assert_finite(state)
         assert finite.all()
         assert list(np.flatnonzero(moved)) == [3, 11, 15, 19, 23]
         assert_equal(state.inner.inner, run(spoilt, range(4, 8))[0].inner.inner)
+    # The largest float twice is a sum out of the range of float16, but not of the sum's float32.
+    moved = run(grads.at[5, 3, 1, 2].set(65504).at[6, 3, 1, 2].set(65504))[-1]
+    assert list(np.flatnonzero(moved)) == [3, 7, 11, 15, 19, 23]
 
 
 def test_neolithic_recovers():
