@@ -24,7 +24,6 @@ from jaxcomp.numerics import noise, summing
 from jaxcomp.numerics.segments import Segments
 from jaxcomp.types import Array, PyTree
 
-
 _LONGEST = 2**31 - 1
 """Elements of a bucket at most, whose places have 32 bits; a longer leaf is several buckets."""
 
