@@ -62,17 +62,7 @@ class CompressedMeanState(NamedTuple):
 
 
 class _Setup(NamedTuple):
-    """The arguments of `compressed_mean`, checked.
-
-    Attributes:
-        reducer: of the argument `codec`.
-        axis_name: the mapped axis or axes.
-        gate: or None.
-        seed: the raw key.
-        guard: whether a step that is not finite leaves memory as it was.
-        stats: how statistics are grouped.
-        tell: whether such a step has a mean of NaN, as `branches.TELL` asks.
-    """
+    """The arguments of `compressed_mean`, checked; `seed` is the raw key, `tell` `branches.TELL`."""
 
     reducer: Reducer
     axis_name: AxisName
