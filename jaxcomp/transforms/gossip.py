@@ -15,7 +15,7 @@ from jaxcomp.layout.policy import Policy
 from jaxcomp.mesh import per_worker
 from jaxcomp.mesh.per_worker import PerWorker
 from jaxcomp.misuse import callers, own_gradients
-from jaxcomp.numerics import noise, summing
+from jaxcomp.numerics import noise
 from jaxcomp.reducers import guarding
 from jaxcomp.reducers.gossip import Gossip
 from jaxcomp.transforms import (
