@@ -25,7 +25,7 @@ from jaxcomp.numerics.segments import Segments
 from jaxcomp.types import Array, PyTree
 
 _LONGEST = 2**31 - 1
-"""Elements of a bucket at most, whose places have 32 bits; a longer leaf is several buckets."""
+"""Elements of a bucket at most, whose places have 32 bits."""
 
 
 @dataclasses.dataclass(frozen=True)

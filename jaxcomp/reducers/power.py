@@ -62,8 +62,8 @@ class PowerIteration(Reducer):
 
     Args:
         rank: the columns of a factor.
-        min_ratio: the smallest compression ratio, with factors in 32-bit floats, at which a leaf is
-            compressed; other leaves stay dense.
+        min_ratio: the smallest compression ratio, in elements, at which a leaf is compressed; other
+            leaves stay dense. Factors are 32-bit floats, whatever the dtype of the leaf.
         alternate: True updates only one of the two factors in each step, in turns, with a single
             all-reduce: `P = Σ Mᵢ Q / n` with the orthonormalised `Q` of the previous step, and the
             reverse in the next step. Some batches start with `P`, others with `Q`, to balance the
