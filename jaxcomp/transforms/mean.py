@@ -62,7 +62,7 @@ class CompressedMeanState(NamedTuple):
 
 
 class _Setup(NamedTuple):
-    """The arguments of `compressed_mean`, checked; `seed` is the raw key, `tell` `branches.TELL`."""
+    """The checked arguments of `compressed_mean`; `seed` is the raw key, `tell` `branches.TELL`."""
 
     reducer: Reducer
     axis_name: AxisName
