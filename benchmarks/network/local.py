@@ -121,7 +121,9 @@ METHODS: dict[str, Callable[[], Way]] = {
         every=8,
     ),
     "DeMo": lambda: Way(
-        algorithms.demo_sgd(AXIS, learning_rate=rate(0.001, 200), decay=0.99, codec=jaxcomp.demo()),
+        algorithms.demo_sgd(
+            AXIS, learning_rate=rate(0.001, 200), decay=0.99, policy=jaxcomp.demo()
+        ),
         steps=200,
         every=5,
         rounds=False,
@@ -132,7 +134,7 @@ METHODS: dict[str, Callable[[], Way]] = {
             learning_rate=rate(0.001, 200),
             decay=0.99,
             subtract="aggregate",
-            codec=jaxcomp.demo(),
+            policy=jaxcomp.demo(),
         ),
         steps=200,
         every=5,

@@ -4,7 +4,6 @@ import functools
 import math
 from typing import Any
 
-import jax
 import optax
 
 from jaxcomp import checks
@@ -13,6 +12,7 @@ from jaxcomp.base import Codec
 from jaxcomp.feedback import Aggregated, Link, Residual
 from jaxcomp.layout.policy import Policy
 from jaxcomp.misuse.callers import whole
+from jaxcomp.optimizers.muon import muon_by_shape
 from jaxcomp.recipes.sparsifiers import demo
 from jaxcomp.reducers.gather import Gather
 from jaxcomp.transforms.fragments import Fragments
@@ -22,35 +22,9 @@ from jaxcomp.types import AxisName, PyTree
 
 Inner = optax.GradientTransformation
 
-_DECAY = 1e-4
-"""The weight decay of MuLoCo's published configurations."""
-
 
 def _adamw() -> Inner:
     return optax.adamw(4e-4, 0.9, 0.95, weight_decay=0.1)
-
-
-def _muon(learning_rate: Rate) -> Inner:
-    """The authors' Muon: no Nesterov momentum, `√(out/in)` for each matrix, AdamW for the rest."""
-    matrices = optax.chain(
-        optax.contrib.scale_by_muon(
-            beta=0.9,
-            nesterov=False,
-            weight_dimension_numbers=lambda updates: jax.tree.map(
-                lambda _: optax.contrib.MuonDimensionNumbers(), updates
-            ),
-        ),
-        optax.stateless(
-            lambda updates, _: jax.tree.map(lambda u: u * (u.shape[1] / u.shape[0]) ** 0.5, updates)
-        ),
-        optax.add_decayed_weights(_DECAY),
-        optax.scale_by_learning_rate(learning_rate),
-    )
-    rest = optax.adamw(learning_rate, 0.9, 0.99, weight_decay=_DECAY)
-    return optax.partition(
-        {"matrix": matrices, "rest": rest},
-        lambda params: jax.tree.map(lambda p: "matrix" if p.ndim == 2 else "rest", params),
-    )
 
 
 @whole
@@ -219,7 +193,7 @@ def muloco(
         loss.
     """
     return local_updates(
-        _muon(learning_rate) if inner is None else inner,
+        muon_by_shape(learning_rate) if inner is None else inner,
         optax.sgd(outer_rate, momentum, nesterov=True),
         axis_name,
         every=every,
@@ -296,7 +270,7 @@ def demo_sgd(
     decay: float = 0.999,
     weight_decay: float = 0.0,
     subtract: str = "own",
-    codec: Codec | Policy | None = None,
+    policy: Codec | Policy | None = None,
     key: Any = 0,
     param_specs: PyTree | None = None,
 ) -> Method:
@@ -315,13 +289,13 @@ def demo_sgd(
         weight_decay: `λ`.
         subtract: "own" subtracts what this worker has sent, as DeMo and DisTrO do; "aggregate" the
             mean of what all have sent, which no published method does.
-        codec: a codec or policy in place of `k` and `chunk`, such as `jaxcomp.demo(values=...)`. A
+        policy: a policy or codec in place of `k` and `chunk`, such as `jaxcomp.demo(values=...)`. A
             leaf that it sends dense keeps no momentum, since all of it is sent.
         key: a seed or key, the same on all workers.
         param_specs: how the parameters are sharded, as for `compressed_mean`.
 
     Raises:
-        ValueError: for coefficients or decays out of range, a codec beside `k` or `chunk`, or
+        ValueError: for coefficients or decays out of range, a policy beside `k` or `chunk`, or
             another subtraction.
 
     Example:
@@ -340,19 +314,24 @@ def demo_sgd(
     """
     checks.choice("subtract", subtract, ("own", "aggregate"))
     checks.number("weight_decay", weight_decay, 0.0)
-    if codec is not None and (k, chunk) != (32, 64):
+    feedback = Residual(decay) if subtract == "own" else Aggregated(Residual(decay))
+    mean = Gather(Link(_coefficients(policy, k, chunk), feedback), over="senders")
+    return optax.chain(
+        compressed_mean(mean, axis_name, key=key, param_specs=param_specs),
+        optax.scale_by_sign(),
+        optax.add_decayed_weights(weight_decay) if weight_decay else optax.identity(),
+        optax.scale_by_learning_rate(learning_rate),
+    )
+
+
+def _coefficients(policy: Codec | Policy | None, k: int, chunk: int) -> Codec | Policy:
+    """Which coefficients are sent: of squares, and of smaller ones for vectors and small leaves."""
+    if policy is None:
+        side = max(2, math.isqrt(chunk))
+        return Policy(demo(k, chunk), rest=demo(min(k, side**2), side))
+    if (k, chunk) != (32, 64):
         raise ValueError(
-            f"`codec` must be None beside k={k} and chunk={chunk}, got {codec!r}; give these to "
+            f"`policy` must be None beside k={k} and chunk={chunk}, got {policy!r}; give these to "
             "the codec, as in jaxcomp.demo(k, chunk)"
         )
-    if codec is None:
-        side = max(2, math.isqrt(chunk))
-        codec = Policy(demo(k, chunk), rest=demo(min(k, side**2), side))
-    feedback = Residual(decay) if subtract == "own" else Aggregated(Residual(decay))
-    mean = compressed_mean(
-        Gather(Link(codec, feedback), over="senders"), axis_name, key=key, param_specs=param_specs
-    )
-    decayed = [optax.add_decayed_weights(weight_decay)] if weight_decay else []
-    return optax.chain(
-        mean, optax.scale_by_sign(), *decayed, optax.scale_by_learning_rate(learning_rate)
-    )
+    return policy

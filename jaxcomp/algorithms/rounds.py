@@ -227,8 +227,7 @@ def fedpaq(
         `O(1/√T)` with `τ` up to about `√T`. Workers that do not take part compute as well, and send
         the same bytes: participation is statistical here.
     """
-    if isinstance(codec, Codec | Policy):
-        require_unbiased(codec)
+    require_unbiased(codec)
     return _anew(
         optax.sgd(learning_rate),
         axis_name=axis_name,
@@ -238,6 +237,13 @@ def fedpaq(
         key=key,
         param_specs=param_specs,
     )
+
+
+def _both_ways(codec: Codec | Policy, down: Codec | None) -> TwoShot:
+    """Two shots of unbiased codecs."""
+    down = codec if down is None else down
+    require_unbiased(codec, down)
+    return TwoShot(Link(codec), Link(down))
 
 
 @whole
@@ -285,13 +291,11 @@ def genqsgd(
         save no time here. The server's quantiser works on slices of the mean, bucket by bucket.
     """
     checks.sequence("local_steps", local_steps)
-    require_unbiased(codec)
-    require_unbiased(codec if down is None else down)
     return _anew(
         optax.sgd(learning_rate),
         axis_name=axis_name,
         every=max(local_steps, default=0),
-        reducer=TwoShot(Link(codec), Link(codec if down is None else down)),
+        reducer=_both_ways(codec, down),
         local_steps=local_steps,
         key=key,
         param_specs=param_specs,

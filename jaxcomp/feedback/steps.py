@@ -1,13 +1,16 @@
 """Step sizes of a `Shift`, from the variance of its codec."""
 
+from typing import Any
+
 from jaxcomp.base import Codec
 from jaxcomp.layout import policy as policy_
 from jaxcomp.layout.policy import Policy
 
 
-def require_unbiased(codec: Codec | Policy) -> None:
-    """Raises a `ValueError` if one of these codecs is biased."""
-    biased = [one for one in policy_.of(codec).codecs if not one.unbiased]
+def require_unbiased(*codecs: Any) -> None:
+    """Raises a `ValueError` if one of these codecs is biased; reducers are passed over."""
+    policies = [policy_.of(codec) for codec in codecs if isinstance(codec, Codec | Policy)]
+    biased = [one for policy in policies for one in policy.codecs if not one.unbiased]
     if biased:
         raise ValueError(
             f"`codec` must be unbiased, such as jaxcomp.qsgd() or jaxcomp.random_k(), got "

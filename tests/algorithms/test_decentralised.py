@@ -200,7 +200,7 @@ def test_workers_move_to_another_graph_and_keep_their_mean():
     new = jaxcomp.resize_workers(tx, state, params, 4)
     want = jaxcomp.consensus(params, state)["w"]
     np.testing.assert_allclose(jaxcomp.consensus(params, new)["w"], want, rtol=0, atol=1e-15)
-    own, mirror = (np.asarray(x.tree[0]) for x in new.memory.feedback)
+    own, mirror = (np.asarray(x.tree[0]) for x in new.memory.tree.feedback)
     (matrix,) = graphs.Ring().matrices(4)
     np.testing.assert_allclose(mirror, np.einsum("ij,j...->i...", matrix, own), rtol=0, atol=1e-14)
 

@@ -240,8 +240,8 @@ def test_muloco_steps_by_the_shapes_of_its_matrices():
 def test_what_needs_the_whole_mean_says_so():
     with pytest.raises(ValueError, match="`subtract` must be one of 'own', 'aggregate'"):
         jaxcomp.algorithms.demo_sgd(AXIS, learning_rate=0.1, subtract="all")
-    with pytest.raises(ValueError, match="`codec` must be None beside k=8 and chunk=64"):
-        jaxcomp.algorithms.demo_sgd(AXIS, learning_rate=0.1, k=8, codec=jaxcomp.demo())
+    with pytest.raises(ValueError, match="`policy` must be None beside k=8 and chunk=64"):
+        jaxcomp.algorithms.demo_sgd(AXIS, learning_rate=0.1, k=8, policy=jaxcomp.demo())
     link = jaxcomp.Link(jaxcomp.sign(bucket_size=64), jaxcomp.Aggregated(jaxcomp.Residual(0.9)))
     tx = jaxcomp.compressed_mean(jaxcomp.TwoShot(link, jaxcomp.qsgd(6, bucket_size=64)), AXIS)
     grads = {"w": jnp.ones((WORKERS, 64, 64))}

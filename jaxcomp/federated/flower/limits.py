@@ -78,18 +78,18 @@ class Limited:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
 
-    def PullMessages(self, request: Any, **given: Any) -> Any:  # noqa: N802
+    def PullMessages(self, request: Any, **extra: Any) -> Any:  # noqa: N802
         """Pulls the list of new answers; their objects follow one by one."""
-        response = self._client.PullMessages(request, **given)
+        response = self._client.PullMessages(request, **extra)
         self._answers = {}
         for tree in response.message_object_trees:
             answer = _Answer(self._limit)
             self._answers.update(dict.fromkeys(_ids(tree), answer))
         return response
 
-    def PullObject(self, request: Any, **given: Any) -> Any:  # noqa: N802
+    def PullObject(self, request: Any, **extra: Any) -> Any:  # noqa: N802
         """Pulls an object of an answer, and empties it if there are too many bytes with it."""
-        response = self._client.PullObject(request, **given)
+        response = self._client.PullObject(request, **extra)
         answer = self._answers.get(request.object_id)
         content = response.object_content
         if answer is None or answer.takes(request.object_id, content):

@@ -1,0 +1,43 @@
+"""Muon as MuLoCo's authors use it: optax's has other factors for shapes."""
+
+from typing import Any
+
+import jax
+import optax
+
+DECAY = 1e-4
+"""The weight decay of MuLoCo's published configurations."""
+
+
+def muon_by_shape(learning_rate: Any) -> optax.GradientTransformation:
+    """Muon without Nesterov momentum, `√(out/in)` for each matrix, and AdamW for the rest.
+
+    Args:
+        learning_rate: a number or an optax schedule.
+
+    References:
+        Thérien et al., `MuLoCo: Muon is a practical inner optimizer for DiLoCo
+        <https://arxiv.org/abs/2505.23725>`_, 2025, and its code.
+    """
+    matrices = optax.chain(
+        optax.contrib.scale_by_muon(
+            beta=0.9, nesterov=False, weight_dimension_numbers=_all_matrices
+        ),
+        optax.stateless(lambda updates, _: jax.tree.map(_scaled, updates)),
+        optax.add_decayed_weights(DECAY),
+        optax.scale_by_learning_rate(learning_rate),
+    )
+    rest = optax.adamw(learning_rate, 0.9, 0.99, weight_decay=DECAY)
+    return optax.partition(
+        {"matrix": matrices, "rest": rest},
+        lambda params: jax.tree.map(lambda p: "matrix" if p.ndim == 2 else "rest", params),
+    )
+
+
+def _all_matrices(updates: Any) -> Any:
+    return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(), updates)
+
+
+def _scaled(update: jax.Array) -> jax.Array:
+    """A kernel of shape `(in, out)`, times `√(out/in)`."""
+    return update * (update.shape[1] / update.shape[0]) ** 0.5
