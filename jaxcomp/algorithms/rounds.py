@@ -241,9 +241,8 @@ def fedpaq(
 
 def _both_ways(codec: Codec | Policy, down: Codec | None) -> TwoShot:
     """Two shots of unbiased codecs."""
-    down = codec if down is None else down
     require_unbiased(codec, down)
-    return TwoShot(Link(codec), Link(down))
+    return TwoShot(Link(codec), Link(codec if down is None else down))
 
 
 @whole
