@@ -6,10 +6,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.extend import core as jex_core
 
 from jaxcomp.backend import axes
 from jaxcomp.types import Array, AxisName
+
+AGREED = "jaxcomp.agreed"
+"""The name of values that are the same on all workers, whatever their types and origin say."""
+
+
+def agreed(go: Array) -> Array:
+    """Names a condition that depends on memory of each worker, but is the same on all of them.
+
+    It sends nothing, unlike `uniform`. `misuse.uniform` takes conditions with this name.
+    """
+    return checkpoint_name(go, AGREED)
 
 
 def uniform(go: Array, axis_name: AxisName) -> Array:

@@ -11,7 +11,7 @@ from jax import lax
 from jaxtyping import Float32, Int32
 
 from jaxcomp import bits, checks
-from jaxcomp.backend import axes, xla
+from jaxcomp.backend import axes, conditional, xla
 from jaxcomp.base import Codec
 from jaxcomp.codecs.payload import QuantizedPayload
 from jaxcomp.numerics import noise, summing
@@ -113,7 +113,8 @@ class AdaptiveQuantizer(Codec):
         weight = None if self.pooled else share * share
         seen = adaptive.histogram(jnp.where(usable, magnitude, 0), weight)
         total = jax.tree.map(jnp.add, self._reweighted(state.histogram, state.top, top), seen)
-        due = state.step % self.every == min(1, self.every - 1)
+        # Each worker has a count of its own, and all are equal.
+        due = conditional.agreed(state.step % self.every == min(1, self.every - 1))
 
         def update():
             largest = axes.maximum(top, axis_name)

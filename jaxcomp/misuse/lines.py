@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Iterable
 
-_BETWEEN = ("jax", "jaxcomp", "optax", "flax", "equinox")
+_BETWEEN = ("jax", "jaxcomp", "optax", "flax", "equinox", "jaxtyping", "beartype")
 """Libraries whose lines say nothing to a user."""
 
 

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jaxcomp.backend import axes
+from jaxcomp.backend import axes, conditional
 from jaxcomp.misuse import callers, lineage
 from jaxcomp.types import AxisName
 
@@ -115,6 +115,8 @@ class _Differs:
     def through(self, step: lineage.Step, inputs: list[frozenset]) -> frozenset:
         over = self.names & set(lineage.axes_of(step))
         fact = functools.reduce(frozenset.union, inputs, frozenset())
+        if step.name == "name" and step.params["name"] == conditional.AGREED:
+            return frozenset()
         if step.name == "axis_index" or step.name in _OTHERS:
             fact = fact | over
         elif step.name in _SAME and step.params.get("axis_index_groups") is None:
