@@ -53,7 +53,7 @@ def _rounds(reducer: Any, like: Any, workers: int) -> list[list[np.ndarray]]:
 
 def _payload(reducer: Any, like: Any, workers: int) -> float:
     batches = accounting.plan(reducer, like, (workers,)).batches
-    messages = np.mean(mixing.rounds(reducer.graph, workers).messages)
+    messages = jaxcomp.graphs.degree(reducer.graph, workers)
     return float(reducer.batches_link_bytes(batches, workers)) / float(messages)
 
 

@@ -119,11 +119,10 @@ class RandomK(Codec, public=("group",)):
             row, slot = jnp.arange(n)[:, None], lax.broadcasted_iota(jnp.int32, chosen.shape, 1)
             values = self._scaled(values, group, like.dtype).astype(like.dtype)
             places = jnp.where(chosen < 0, size + slot, chosen)
-            return (
-                jnp.zeros(like.shape, like.dtype)
-                .at[row, places]
-                .set(values, unique_indices=True, mode="drop")
-            )
+            # All elements of a leaf that is not finite, as in a bucket of its own.
+            bad = self._slots(self.segments).largest(jnp.isnan(values).astype(jnp.int32)) > 0
+            rest = self.segments.per_element(jnp.where(bad, jnp.nan, 0).astype(like.dtype))
+            return rest.at[row, places].set(values, unique_indices=True, mode="drop")
         group, _ = self._groups(size)
         values = self._scaled(values, group, like.dtype)
         chosen = self._chosen(key, n, size)[..., None]
