@@ -206,7 +206,9 @@ def _inside(step: Step, inputs: list[Any], rule: Rule) -> list[Any] | None:
     if step.name == "scan":
         consts, carry, rows = _of_scan(params, inputs)
         return _loop(params["jaxpr"], consts, carry, rows, step, rule)
-    body = params.get("jaxpr", params.get("call_jaxpr"))
+    # The last is of this package's own primitives, such as a mean over workers.
+    names = ("jaxpr", "call_jaxpr", "traced")
+    body = next((params[name] for name in names if name in params), None)
     inner = getattr(body, "jaxpr", body)
     if len(getattr(inner, "invars", ())) != len(inputs) or not hasattr(inner, "eqns"):
         return None

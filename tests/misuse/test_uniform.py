@@ -159,3 +159,22 @@ def test_a_shard_map_of_ones_own_knows_conditions_that_types_say_differ(mesh):
             traced(DIFFERS[name], check_vma)
     for name in ALIKE:
         traced(ALIKE[name], check_vma=True)
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_the_library_decides_by_means_and_counts_of_steps(check_vma, mesh):
+    """A guarded count of steps depends on a dense mean, and a schedule of phases on the count."""
+    coarse, fine = (jaxcomp.Gather(jaxcomp.qsgd_inf(bits=bits)) for bits in (2, 4))
+    reducer = jaxcomp.ReducerSchedule(((0, fine), (2, coarse)))
+    tx = jaxcomp.compressed_mean(reducer, "data")
+    params = {"w": jnp.ones((16, 64)), "b": jnp.zeros(4)}
+    state = jaxcomp.init_state(tx, params, mesh, "data")
+
+    def run(state, x):
+        def step(state, t):
+            grads = jax.tree.map(lambda p: p * x[0] * t, params)
+            return tx.update(jaxcomp.local(grads, "data"), state)[::-1]
+
+        return jax.lax.scan(step, state, jaxcomp.local(jnp.arange(3.0), "data"))[0]
+
+    jaxcomp.data_parallel(run, mesh, "data", check_vma=check_vma).trace(state, jnp.ones(8))
