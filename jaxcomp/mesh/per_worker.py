@@ -72,6 +72,23 @@ def _tell(serialization: Any, cls: Any) -> None:
     )
 
 
+def _boxed(tree: PyTree, change: str) -> PyTree:
+    """The tree, whose flax boxes (`nn.Partitioned` and others) name the workers' axis or do not.
+
+    A box names the dimensions of its array. The workers' axis has no name of the model's.
+    """
+    meta = sys.modules.get("flax.core.meta")
+    if not hasattr(meta, "is_axis_metadata"):  # Otherwise it is not (fully) imported.
+        return tree
+
+    def changed(node: Any) -> Any:
+        if not meta.is_axis_metadata(node):
+            return node
+        return getattr(node, change)(0, {meta.PARTITION_NAME: None})
+
+    return jax.tree.map(changed, tree, is_leaf=meta.is_axis_metadata)
+
+
 @jax.tree_util.register_pytree_with_keys_class
 class PerWorker(metaclass=KnownToFlax):
     """A tree that differs between workers.
@@ -96,7 +113,7 @@ class PerWorker(metaclass=KnownToFlax):
     @classmethod
     def wrap(cls, tree: PyTree, kind: str, axis_name: AxisName | None = None) -> "PerWorker":
         """One worker's tree, without the leading axis, as a `PerWorker`."""
-        tree = jax.tree.map(lambda x: jnp.asarray(x)[None], tree)
+        tree = _boxed(jax.tree.map(lambda x: jnp.asarray(x)[None], tree), "add_axis")
         if axis_name is not None and axes.bound(axis_name):
             tree = axes.vary(tree, axis_name)
         return cls(tree, kind)
@@ -116,7 +133,7 @@ class PerWorker(metaclass=KnownToFlax):
                     "jaxcomp.data_parallel, which does it. Under jax.pmap, replicate the state of "
                     "tx.init(params) instead of that of jaxcomp.init_state."
                 )
-        return jax.tree.map(lambda x: x[0], self.tree)
+        return _boxed(jax.tree.map(lambda x: x[0], self.tree), "remove_axis")
 
     def tree_flatten_with_keys(self):
         mark = _SHARE if self.kind == "share" else _MARK
