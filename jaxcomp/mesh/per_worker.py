@@ -72,21 +72,27 @@ def _tell(serialization: Any, cls: Any) -> None:
     )
 
 
-def _boxed(tree: PyTree, change: str) -> PyTree:
-    """The tree, whose flax boxes (`nn.Partitioned` and others) name the workers' axis or do not.
+def _boxed(tree: PyTree, *, add: bool) -> PyTree:
+    """The tree, whose boxes of flax name the workers' axis too, or no longer.
 
-    A box names the dimensions of its array. The workers' axis has no name of the model's.
+    Boxes (linen's `nn.Partitioned` and others, nnx's variables) name the dimensions of their array.
+    The workers' axis has no name of the model's.
     """
-    meta = sys.modules.get("flax.core.meta")
-    if not hasattr(meta, "is_axis_metadata"):  # Otherwise it is not (fully) imported.
-        return tree
+    linen: Any = sys.modules.get("flax.core.meta")
+    if hasattr(linen, "remove_axis"):  # Otherwise it is not (fully) imported.
+        change = linen.add_axis if add else linen.remove_axis
+        tree = change(tree, 0, {linen.PARTITION_NAME: None})
+    kind = getattr(sys.modules.get("flax.nnx"), "Variable", ())
 
-    def changed(node: Any) -> Any:
-        if not meta.is_axis_metadata(node):
-            return node
-        return getattr(node, change)(0, {meta.PARTITION_NAME: None})
+    def renamed(node: Any) -> Any:
+        names = node.get_metadata().get("out_sharding") if isinstance(node, kind) else None
+        if names:
+            after = (None, *names) if add else tuple(names)[1:]
+            spec = isinstance(names, PartitionSpec)
+            node.set_metadata(out_sharding=PartitionSpec(*after) if spec else after)
+        return node
 
-    return jax.tree.map(changed, tree, is_leaf=meta.is_axis_metadata)
+    return jax.tree.map(renamed, tree, is_leaf=lambda node: isinstance(node, kind))
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -113,7 +119,7 @@ class PerWorker(metaclass=KnownToFlax):
     @classmethod
     def wrap(cls, tree: PyTree, kind: str, axis_name: AxisName | None = None) -> "PerWorker":
         """One worker's tree, without the leading axis, as a `PerWorker`."""
-        tree = _boxed(jax.tree.map(lambda x: jnp.asarray(x)[None], tree), "add_axis")
+        tree = _boxed(jax.tree.map(lambda x: jnp.asarray(x)[None], tree), add=True)
         if axis_name is not None and axes.bound(axis_name):
             tree = axes.vary(tree, axis_name)
         return cls(tree, kind)
@@ -133,7 +139,7 @@ class PerWorker(metaclass=KnownToFlax):
                     "jaxcomp.data_parallel, which does it. Under jax.pmap, replicate the state of "
                     "tx.init(params) instead of that of jaxcomp.init_state."
                 )
-        return _boxed(jax.tree.map(lambda x: x[0], self.tree), "remove_axis")
+        return _boxed(jax.tree.map(lambda x: x[0], self.tree), add=False)
 
     def tree_flatten_with_keys(self):
         mark = _SHARE if self.kind == "share" else _MARK

@@ -4,13 +4,13 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import methods
 import optax
 import pytest
+import suite
 from jax.sharding import PartitionSpec as P
 
 import jaxcomp
-import methods
-import suite
 from jaxcomp import gates
 from jaxcomp.numerics import noise
 

@@ -219,7 +219,7 @@ def test_an_app_of_ones_own_trains_behind_the_mod():
 
 
 def test_counters_of_an_app_are_sent_as_they_are():
-    """A codec of all leaves and Adam on the server do not touch them, nor does a policy's `rest`."""
+    """A codec of all leaves, a policy's `rest`, and Adam on the server do not touch them."""
     start = {"w": np.ones((4, 8), np.float32), "norm": {"[0]": np.int64(7)}}
     policy = jaxcomp.Policy(jaxcomp.sign(), min_size=0, min_ndim=0, rest=jaxcomp.sign())
     given = federated.Method(flower.ELSEWHERE, policy, optax.adam(0.1), down=jaxcomp.sign())

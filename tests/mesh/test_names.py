@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 from flax import linen, nnx, struct
+from jax.sharding import PartitionSpec as P
 
 import jaxcomp
 from jaxcomp.mesh import per_worker
@@ -171,7 +172,7 @@ BOXED = {
 
 @pytest.mark.parametrize("name", BOXED)
 def test_boxes_of_flax_name_all_dimensions(name, mesh):
-    """Also that of the workers, so that specs made from them fit; all other boxes are as they were."""
+    """Also that of the workers, so that specs made from them fit; other boxes stay as they were."""
     (tx, memories), box = BOXED[name], linen.LogicallyPartitioned
     params = {"w": box(jnp.ones((4, 256)), ("embed", "mlp")), "b": jnp.ones(256)}
 
@@ -197,3 +198,30 @@ def test_boxes_of_flax_name_all_dimensions(name, mesh):
             assert node.names == ((None, *names) if memory else names)
             assert len(node.names) == node.value.ndim
     assert sum(memory for memory, _ in boxes) == memories
+
+
+def test_variables_of_nnx_name_all_dimensions(mesh):
+    """In a state that `nnx.Optimizer` makes, after a step that updates it in place."""
+
+    class Model(nnx.Module):
+        def __init__(self):
+            names = {"out_sharding": P("a", "b"), "eager_sharding": False}
+            self.w = nnx.Param(jnp.ones((8, 128)), **names)
+            self.scale = nnx.Param(jnp.ones(()), out_sharding=())
+
+    tx, model = BOXED["accumulate"][0], Model()
+    optimizer = nnx.Optimizer(model, jaxcomp.on_mesh(tx, mesh, "data"), wrt=nnx.Param)
+
+    def loss_of(model, x):
+        return jnp.mean(x @ model.w[...]) * model.scale[...]
+
+    def train(model, optimizer, x):
+        loss, grads = jaxcomp.value_and_grad(loss_of, "data")(model, x)
+        optimizer.update(model, grads)
+        return loss
+
+    jaxcomp.data_parallel(train, mesh, "data")(model, optimizer, jnp.ones((8, 8)))
+    specs = nnx.get_partition_spec(optimizer.opt_state)
+    assert specs.total.tree["w"].get_raw_value() == P(None, "a", "b")
+    assert specs.inner[2][0].mu["w"].get_raw_value() == P("a", "b")
+    assert optimizer.opt_state.total.tree["w"].shape == (8, 8, 128)

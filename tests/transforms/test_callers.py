@@ -119,7 +119,7 @@ SENDING = {
 
 @pytest.mark.parametrize("tx", SENDING.values(), ids=SENDING)
 def test_memory_of_workers_is_not_mapped_as_parameters(tx):
-    """Specs of parameters would split its wrong dimensions, and batches have no parameter's shape."""
+    """Specs of parameters would split its wrong dimensions; batches have no parameter's shape."""
     state = tx.init(GRADS)
     with pytest.raises(ValueError, match=r"`initable` .* jaxcomp\.place\(.*opt, f, state\[1\]"):
         optax.tree_utils.tree_map_params(tx, jnp.zeros_like, state)

@@ -76,8 +76,8 @@ def client_app(
     counters = integers.among(like)
     if counters:
         raise ValueError(
-            f"`like` must have no integers, which cannot be trained, got some at {counters}; an app "
-            "of your own may have them, behind jaxcomp.federated.flower.compress_mod"
+            f"`like` must have no integers, which cannot be trained, got some at {counters}; an "
+            "app of your own may have them, behind jaxcomp.federated.flower.compress_mod"
         )
     work = _work_of(method, like, secret, memory, faults)
     app = extra.ClientApp()

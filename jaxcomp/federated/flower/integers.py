@@ -40,7 +40,7 @@ def apart(method: Method, like: PyTree) -> Method:
         like: the parameters, or their shapes and dtypes.
 
     Raises:
-        ValueError: for a method whose clients send something else than the difference of parameters.
+        ValueError: for a method whose clients send another signal than differences.
     """
     paths = among(like)
     if not paths:
