@@ -23,7 +23,11 @@ def constants() -> Iterator[None]:
     The mesh of that program is left aside, or JAX would take the constants for parts of its arrays.
     """
     empty = jax.sharding.AbstractMesh((), ())
-    with jax.ensure_compile_time_eval(), jax.sharding.use_abstract_mesh(empty):
+    with (
+        jax.ensure_compile_time_eval(),
+        jax.sharding.use_abstract_mesh(empty),
+        jax.transfer_guard("allow"),  # A user's guard is for arrays of the step.
+    ):
         yield
 
 
@@ -37,7 +41,8 @@ def evaluated(f: Callable[..., Any], *args: Any) -> Any:
         f: a function of trees of arrays.
         args: its arguments, none of them traced.
     """
-    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+    empty = jax.sharding.AbstractMesh((), ())
+    with jax.sharding.use_abstract_mesh(empty), jax.transfer_guard("allow"):
         return jax.jit(f).lower(*args).compile()(*args)
 
 

@@ -192,6 +192,7 @@ def _pricing(rate: float) -> Callable[..., Array]:
         sizes: Float32[Array, "scales n 1"],
         count: Int32[Array, "n 1"],
     ) -> Array:
+        top, above, below, energy, count = (x[None] for x in (top, above, below, energy, count))
         share = exact.reciprocal(jnp.maximum(count, 1).astype(jnp.float32))
         expected = xla.block_fma((above + below) * sizes) - energy
         error = top * exact.sqrt(jnp.maximum(expected, 0) * share)

@@ -219,7 +219,7 @@ class Chained(Codec):
                 rest = rest - codec.decode(_stage(key, number), payload, rest)
                 # Padding may decode to anything, and would affect the next codec's scale.
                 place = jnp.arange(x.shape[1], dtype=count.dtype)
-                rest = jnp.where(place < count[:, None], rest, 0)
+                rest = jnp.where(place[None] < count[:, None], rest, 0)
         return tuple(payloads), tuple(states)
 
     def decode(self, key: Key, payload: tuple, like: ArrayLike, side: Any = None) -> Array:

@@ -72,6 +72,29 @@ def _tell(serialization: Any, cls: Any) -> None:
     )
 
 
+def _boxed(tree: PyTree, *, add: bool) -> PyTree:
+    """The tree, whose boxes of flax name the workers' axis too, or no longer.
+
+    Boxes (linen's `nn.Partitioned` and others, nnx's variables) name the dimensions of their array.
+    The workers' axis has no name of the model's.
+    """
+    linen: Any = sys.modules.get("flax.core.meta")
+    if hasattr(linen, "remove_axis"):  # Otherwise it is not (fully) imported.
+        change = linen.add_axis if add else linen.remove_axis
+        tree = change(tree, 0, {linen.PARTITION_NAME: None})
+    kind = getattr(sys.modules.get("flax.nnx"), "Variable", ())
+
+    def renamed(node: Any) -> Any:
+        names = node.get_metadata().get("out_sharding") if isinstance(node, kind) else None
+        if names:
+            after = (None, *names) if add else tuple(names)[1:]
+            spec = isinstance(names, PartitionSpec)
+            node.set_metadata(out_sharding=PartitionSpec(*after) if spec else after)
+        return node
+
+    return jax.tree.map(renamed, tree, is_leaf=lambda node: isinstance(node, kind))
+
+
 @jax.tree_util.register_pytree_with_keys_class
 class PerWorker(metaclass=KnownToFlax):
     """A tree that differs between workers.
@@ -96,7 +119,7 @@ class PerWorker(metaclass=KnownToFlax):
     @classmethod
     def wrap(cls, tree: PyTree, kind: str, axis_name: AxisName | None = None) -> "PerWorker":
         """One worker's tree, without the leading axis, as a `PerWorker`."""
-        tree = jax.tree.map(lambda x: jnp.asarray(x)[None], tree)
+        tree = _boxed(jax.tree.map(lambda x: jnp.asarray(x)[None], tree), add=True)
         if axis_name is not None and axes.bound(axis_name):
             tree = axes.vary(tree, axis_name)
         return cls(tree, kind)
@@ -116,7 +139,7 @@ class PerWorker(metaclass=KnownToFlax):
                     "jaxcomp.data_parallel, which does it. Under jax.pmap, replicate the state of "
                     "tx.init(params) instead of that of jaxcomp.init_state."
                 )
-        return jax.tree.map(lambda x: x[0], self.tree)
+        return _boxed(jax.tree.map(lambda x: x[0], self.tree), add=False)
 
     def tree_flatten_with_keys(self):
         mark = _SHARE if self.kind == "share" else _MARK

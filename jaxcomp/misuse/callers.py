@@ -45,14 +45,25 @@ _WRAPPERS = {
 
 
 def check_wrappers() -> None:
-    """Refuses a call from an optax wrapper that runs a mean in some steps only.
+    """Refuses a call from optax that a mean over workers, and its memory, cannot follow.
 
     Raises:
-        ValueError: if one of them calls.
+        ValueError: if a wrapper that runs a mean in some steps only, or `tree_map_params`, calls.
     """
     for frame in _frames():
         name = frame.f_code.co_qualname.split(".", 1)[0]
-        if name in _WRAPPERS and _is_optax(frame.f_globals.get("__name__")):
+        if not _is_optax(frame.f_globals.get("__name__")):
+            continue
+        if name == "tree_map_params":
+            raise ValueError(
+                "`initable` of optax.tree_utils.tree_map_params must not send over workers: their "
+                "memory has another shape than the parameters, since it has a leading axis of the "
+                "workers or holds several leaves as one batch. For shardings, use "
+                "jaxcomp.place(state, mesh, axis_name, params=params), which takes them from the "
+                "parameters. For an optimizer after the mean, map over its part of the state: "
+                "tree_map_params(opt, f, state[1])."
+            )
+        if name in _WRAPPERS:
             raise ValueError(f"optax.{name} must not wrap compressed_mean: {_WRAPPERS[name]}")
 
 

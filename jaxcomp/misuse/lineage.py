@@ -8,6 +8,7 @@ import functools
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from jax.core import Tracer
 from jax.extend.core import Literal
 
 from jaxcomp.misuse import lines
@@ -142,10 +143,16 @@ def flow(
         rule: the property.
         known: pairs of a traced value, such as an argument, and its fact.
     """
-    found = {_origin(argument)[0]: fact for argument, fact in known}
-    found.pop(None, None)
+    facts = ((_origin(argument)[0], fact) for argument, fact in known)
+    # An argument may be a constant of the program, such as a scalar of a state made within it.
+    found = {atom: fact for atom, fact in facts if not isinstance(atom, Literal | None)}
     _flow(steps, rule, found)
     return found
+
+
+def is_computed(value: Any) -> bool:
+    """Whether a value is one of the traced program, and not a constant that it begins with."""
+    return isinstance(value, Tracer) and not isinstance(_origin(value)[0], Literal)
 
 
 def _origin(value: Any) -> tuple[Any, Any]:

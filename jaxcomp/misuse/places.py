@@ -4,7 +4,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import core
 
 from jaxcomp.misuse import lineage
 from jaxcomp.types import PyTree
@@ -14,7 +13,7 @@ def check_view(updates: PyTree, params: PyTree, offset: PyTree) -> None:
     """Refuses gradients that were taken at the centre, where workers have parameters of their own.
 
     Such gradients depend on `params` and not on the offset. Gradients that are arguments of the
-    traced program may depend on anything, and are taken.
+    traced program may depend on anything, and are taken, as are all where the offset is a constant.
 
     Args:
         updates: the gradients.
@@ -25,7 +24,7 @@ def check_view(updates: PyTree, params: PyTree, offset: PyTree) -> None:
         ValueError: naming `jaxcomp.view`.
     """
     offsets = [leaf for leaf in jax.tree.leaves(offset) if jnp.size(leaf)]
-    if not offsets or not all(isinstance(leaf, core.Tracer) for leaf in offsets):
+    if not offsets or not all(map(lineage.is_computed, offsets)):
         return
     rule, grads = _Reached(), jax.tree.leaves(updates)
     known = [(leaf, _CENTRE) for leaf in jax.tree.leaves(params)]

@@ -231,7 +231,7 @@ def bracket(
         return low, found, high, jnp.where(inside, outside, halfway), step * 2
 
     zeros = jnp.zeros_like(trial)
-    every = zeros + jnp.asarray(parts.sizes, jnp.int32)
+    every = zeros + jnp.asarray(parts.sizes, jnp.int32)[None]
     state = (zeros, every, zeros + _TOP, trial, zeros + _STEP)
     low, found, *_ = lax.while_loop(go_on, narrow, state)
     return low, found

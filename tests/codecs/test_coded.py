@@ -274,6 +274,15 @@ def test_a_fixed_table_is_one_program_that_runs_while_another_is_traced(monkeypa
     assert not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(made))
 
 
+@pytest.mark.parametrize("memory", [None, 0.9])
+def test_tables_are_made_under_a_guard_against_transfers(memory):
+    codec = jaxcomp.qsgd(bits=3, bucket_size=96)  # No other test has made its tables.
+    codec = jaxcomp.codecs.Coded(codec=codec, capacity=2.0, memory=memory)
+    x = jax.ShapeDtypeStruct((192,), jnp.float32)
+    with jax.transfer_guard("disallow"):
+        jax.eval_shape(functools.partial(jaxcomp.roundtrip, codec), KEY, x)
+
+
 def test_short_leaves_share_a_program_and_nothing_else():
     """Leaves of many sizes have buckets of few; a neighbour does not change what a leaf decodes to.
 

@@ -1,5 +1,6 @@
 """Flower's adapters have the simulation's bits, whoever fails, stays away or begins again."""
 
+import dataclasses
 import hashlib
 import re
 
@@ -215,6 +216,45 @@ def test_an_app_of_ones_own_trains_behind_the_mod():
         simulated(plain, 3).params,
     )
     assert all(0 < r.loss < 2 for r in strategy.reports)
+
+
+def test_counters_of_an_app_are_sent_as_they_are():
+    """A codec of all leaves, a policy's `rest`, and Adam on the server do not touch them."""
+    start = {"w": np.ones((4, 8), np.float32), "norm": {"[0]": np.int64(7)}}
+    policy = jaxcomp.Policy(jaxcomp.sign(), min_size=0, min_ndim=0, rest=jaxcomp.sign())
+    given = federated.Method(flower.ELSEWHERE, policy, optax.adam(0.1), down=jaxcomp.sign())
+    seen = []
+
+    def app():
+        app = flower.extra.ClientApp()
+
+        @app.train(mods=[flower.compress_mod(given, start)])
+        def train(message, context):
+            arrays = flower.params_of(message.content["arrays"], start)
+            seen.append(arrays["norm"]["[0]"])
+            steps = 2 if context.node_id == 100 else 5
+            end = {"w": arrays["w"] * 0.9, "norm": {"[0]": np.int32(seen[-1] + steps)}}
+            return Message(RecordDict({"arrays": flower.arrays_of(end)}), reply_to=message)
+
+        return app
+
+    strategy = flower.CompressedFedAvg(given, start, 2)
+    strategy.start(Grid({100: app, 101: app}), num_rounds=2)
+    assert [report.accepted for report in strategy.reports] == [2, 2]
+    assert all(count.dtype == np.int64 for count in seen)
+    # Means of 2 and 5 are not rounded from round to round: 7, 10.5, 14.
+    assert sorted(map(int, seen)) == [7, 7, 10, 10]
+    count = strategy.params["norm"]["[0]"]
+    assert (count.dtype, int(count)) == (np.int64, 14)
+    np.testing.assert_allclose(strategy.params["w"], 0.8, atol=0.01)  # Two steps of Adam.
+
+    with pytest.raises(ValueError, match=r"`like` must have no integers.*norm/\[0\].*compress_mod"):
+        flower.client_app(given, start, batches)
+    with pytest.raises(ValueError, match=r"at most 16,777,216, got 'norm/\[0\]'"):
+        flower.CompressedFedAvg(given, {**start, "norm": {"[0]": np.int64(2**24 + 1)}}, 2)
+    other = dataclasses.replace(given, signal=lambda start, end: end)
+    with pytest.raises(ValueError, match="`signal` must be the default with integers"):
+        flower.compress_mod(other, start)
 
 
 def test_the_programs_of_the_page_train(capsys):

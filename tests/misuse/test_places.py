@@ -46,6 +46,19 @@ def test_a_forgotten_view_is_refused(name, check_vma, mesh):
     traced(DISPLACED[name], at(jaxcomp.view), mesh, check_vma)
 
 
+def test_an_offset_that_is_a_constant_of_the_program_is_no_mistake():
+    """That of a scalar, in a state made within the program."""
+    codec = jaxcomp.Policy(jaxcomp.qsgd(bits=4), min_size=0, min_ndim=0)
+    tx = jaxcomp.algorithms.mcm(codec, "data", learning_rate=0.1)
+
+    def first(w, x):
+        state = tx.init(w)
+        return tx.update(jax.grad(lambda w: (w - x) ** 2)(jaxcomp.view(w, state)), state, w)[0]
+
+    made = jax.eval_shape(jax.vmap(first, (None, 0), axis_name="data"), jnp.zeros(()), jnp.ones(8))
+    assert made.shape == (8,)
+
+
 def test_workers_that_exchange_in_every_step_are_at_the_centre(mesh):
     every_step = jaxcomp.local_updates(optax.sgd(0.1), None, "data", every=1)
     traced(every_step, at(lambda w, _: w), mesh)

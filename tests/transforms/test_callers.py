@@ -105,3 +105,28 @@ def test_wrappers_beside_a_mean_are_no_mistake():
     mean = jaxcomp.compressed_mean(jaxcomp.Dense(), "data")
     update(optax.chain(mean, optax.apply_if_finite(optax.sgd(0.1), 3)))
     update(optax.chain(mean, optax.MultiSteps(optax.sgd(0.1), 2)))
+
+
+MEAN = jaxcomp.compressed_mean(jaxcomp.top_k(fraction=0.5), "data")
+SENDING = {
+    "mean without memory": jaxcomp.compressed_mean(jaxcomp.qsgd(bits=4), "data"),
+    "frozen": jaxcomp.freeze(optax.chain(MEAN, optax.adam(0.1)), {"w": False, "b": True}),
+    "accumulate": jaxcomp.accumulate(optax.chain(MEAN, optax.adam(0.1)), 2, "data"),
+    "local updates": jaxcomp.local_updates(optax.adam(0.1), None, "data", every=2),
+    "gossip": jaxcomp.gossip(optax.sgd(0.1), jaxcomp.qsgd(bits=4), "data"),
+}
+
+
+@pytest.mark.parametrize("tx", SENDING.values(), ids=SENDING)
+def test_memory_of_workers_is_not_mapped_as_parameters(tx):
+    """Specs of parameters would split its wrong dimensions; batches have no parameter's shape."""
+    state = tx.init(GRADS)
+    with pytest.raises(ValueError, match=r"`initable` .* jaxcomp\.place\(.*opt, f, state\[1\]"):
+        optax.tree_utils.tree_map_params(tx, jnp.zeros_like, state)
+
+
+def test_the_optimizer_after_a_mean_is_mapped_by_itself():
+    opt = optax.adam(0.1)
+    state = optax.chain(MEAN, opt).init(GRADS)
+    found = optax.tree_utils.tree_map_params(opt, jnp.ones_like, state[1])
+    assert all((leaf == 1).all() for leaf in jax.tree.leaves((found[0].mu, found[0].nu)))

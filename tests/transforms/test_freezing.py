@@ -1,12 +1,15 @@
 """Frozen parameters do not change, and nothing is sent for them, in every mapping mode."""
 
 import functools
+from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 import jaxcomp
@@ -143,6 +146,125 @@ def test_no_memory_is_kept_for_frozen_leaves():
     assert {x.size for x in jax.tree.leaves(state) if x.size > 2} == {64 * 32}
     by_function = jaxcomp.freeze(tuned(), lambda params: {name: name == "base" for name in params})
     assert jax.tree.structure(by_function.init(PARAMS)) == jax.tree.structure(state)
+
+
+class Pair(eqx.Module):
+    """A model, or a mask of one, that may be called."""
+
+    base: Any
+    lora: Any
+
+    def __call__(self, x):
+        return x @ self.base @ self.lora
+
+
+def test_a_mask_may_be_a_callable_module():
+    params, mask = Pair(**PARAMS), Pair(**FROZEN)
+    state = jaxcomp.freeze(tuned(), mask).init(params)
+    assert {x.size for x in jax.tree.leaves(state) if x.size > 2} == {64 * 32}
+
+
+@pytest.mark.parametrize("given", [None, "float0"])
+def test_integers_may_be_frozen(given, mesh, alone):
+    """Weights of a base model in eight bits have gradients None, or of a type without values."""
+    scale = 1 / 127
+    base = jnp.round(PARAMS["base"] / scale).astype(jnp.int8)
+    tx = jaxcomp.freeze(tuned(), FROZEN)
+
+    def step(params, state, batch):
+        def loss(params, x):
+            base = params["base"].astype(jnp.float32) * scale
+            return loss_of({"base": base, "lora": params["lora"]}, x)
+
+        own = jaxcomp.local(params, "data")
+        if given is None:
+            grads = jax.grad(lambda lora: loss({**own, "lora": lora}, batch))(own["lora"])
+            grads = {"base": None, "lora": grads}
+        else:
+            grads = jax.grad(loss, allow_int=True)(own, batch)
+            assert grads["base"].dtype == jax.dtypes.float0
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    params = {"base": base, "lora": PARAMS["lora"]}
+    state = jaxcomp.init_state(tx, params, mesh, "data")
+    step = jaxcomp.data_parallel(step, mesh, "data")
+    for _ in range(2):
+        params, state = step(params, state, BATCH)
+    assert params["base"].dtype == jnp.int8
+    np.testing.assert_array_equal(params["base"], base)
+    assert np.any(np.asarray(params["lora"] != PARAMS["lora"]))
+    if given == "float0":
+        grads = {"base": np.zeros((64, 64), jax.dtypes.float0), "lora": PARAMS["lora"]}
+        tx = jaxcomp.freeze(optax.sgd(0.1), FROZEN)
+        state = tx.init(params)
+        with pytest.raises(ValueError, match=r"`params` must be given .* no gradient"):
+            tx.update(grads, state)
+
+
+def by_path(tree):
+    """The labels of a model's parameters."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: "train" if "lora" in jax.tree_util.keystr(path) else "freeze", tree
+    )
+
+
+def in_parts():
+    """Zeros for the frozen leaves, which only the second trace of a step accepts."""
+    return optax.partition({"train": tuned(), "freeze": optax.set_to_zero()}, by_path)
+
+
+def test_equinox_models_train_in_parts(mesh, alone):
+    """Static leaves, such as functions, are there in the second trace, too."""
+
+    class Model(eqx.Module):
+        base: Any
+        lora: Any
+        after: Any
+
+    def loss(model, x):
+        return model.after(loss_of({"base": model.base, "lora": model.lora}, x))
+
+    tx = in_parts()
+
+    def step(model, state, batch):
+        loss_, grads = jaxcomp.value_and_grad(loss, "data")(model, batch)
+        own = eqx.filter(model, eqx.is_inexact_array)
+        updates, state = tx.update(grads, state, own)
+        return eqx.apply_updates(model, updates), state, loss_
+
+    model = Model(**PARAMS, after=jnp.real)
+    state = jaxcomp.init_state(tx, eqx.filter(model, eqx.is_inexact_array), mesh, "data")
+    step = jaxcomp.data_parallel(step, mesh, "data")
+    for _ in range(3):
+        model, state, _ = step(model, state, BATCH)
+    np.testing.assert_array_equal(model.base, PARAMS["base"])
+    np.testing.assert_allclose(model.lora, alone[0]["lora"], atol=1e-7)
+
+
+def test_nnx_models_train_in_parts(mesh, alone):
+    """Objects are updated in place by the second trace, and not by the first."""
+
+    class Model(nnx.Module):
+        def __init__(self):
+            self.base, self.lora = nnx.Param(PARAMS["base"]), nnx.Param(PARAMS["lora"])
+
+    def loss(model, x):
+        return loss_of({"base": model.base[...], "lora": model.lora[...]}, x)
+
+    def step(model, optimizer, batch):
+        loss_, grads = jaxcomp.value_and_grad(loss, "data")(model, batch)
+        optimizer.update(model, grads)
+        return loss_
+
+    model = Model()
+    optimizer = nnx.Optimizer(model, jaxcomp.on_mesh(in_parts(), mesh, "data"), wrt=nnx.Param)
+    step = jaxcomp.data_parallel(step, mesh, "data")
+    for _ in range(3):
+        step(model, optimizer, BATCH)
+    assert int(optimizer.step[...]) == 3
+    np.testing.assert_array_equal(model.base[...], PARAMS["base"])
+    np.testing.assert_allclose(model.lora[...], alone[0]["lora"], atol=1e-7)
 
 
 def test_what_differs_is_refused_with_advice_that_works(mesh, alone):

@@ -16,7 +16,7 @@ from jaxcomp import checks
 from jaxcomp.federated import block, server, uplink
 from jaxcomp.federated.block import Clients, Known, Own
 from jaxcomp.federated.faults import Faults
-from jaxcomp.federated.flower import extra, files, memory as memory_, raw, records
+from jaxcomp.federated.flower import extra, files, integers, memory as memory_, raw, records
 from jaxcomp.federated.flower.memory import Centre, Kept
 from jaxcomp.federated.flower.records import Answer, Instruction
 from jaxcomp.federated.method import Method
@@ -73,6 +73,12 @@ def client_app(
         ImportError: without Flower.
         ValueError: for settings of another kind, or faults with old parameters.
     """
+    counters = integers.among(like)
+    if counters:
+        raise ValueError(
+            f"`like` must have no integers, which cannot be trained, got some at {counters}; an "
+            "app of your own may have them, behind jaxcomp.federated.flower.compress_mod"
+        )
     work = _work_of(method, like, secret, memory, faults)
     app = extra.ClientApp()
 
@@ -107,6 +113,9 @@ def compress_mod(
     parameters, as with `flwr`'s `FedAvg`. The mod sends the method's compressed message instead.
     The method's `work` is not used: `ELSEWHERE` stands for it.
 
+    Integers among the parameters, such as a counter of batch norm, are sent as they are, in four
+    bytes, and become the nearest integers to the clients' mean, whatever the server's optimizer is.
+
     Args:
         method: the method, as on the server.
         like: the parameters, or their shapes and dtypes. In the app's records they are named by
@@ -117,18 +126,24 @@ def compress_mod(
 
     Raises:
         ImportError: without Flower.
-        ValueError: for settings of another kind; on use, if the app returns other parameters.
+        ValueError: for settings of another kind; on use, if the app returns other parameters, or
+            integers above 2²⁴.
     """
-    work = _work_of(method, like, secret, memory, Faults())
+    extra.needed()
+    checks.part("method", method, Method)
+    whole = raw.like(like)
+    method = integers.apart(method, whole)
+    work = _work_of(method, integers.floating(whole), secret, memory, Faults())
 
     def mod(message: Any, context: Any, call_next: Callable[[Any, Any], Any]) -> Any:
         def run(known: Known, given: Instruction, own: Own) -> _Worked:
             start = jax.tree.map(lambda c: np.asarray(c[0]), known.centres)
+            start = integers.restored(start, whole)
             message.content[arrays] = records.arrays_of(start)
             reply = call_next(message, context)
             if reply.has_error():
                 raise ValueError(f"the app's own training must succeed, it said {reply.error!r}")
-            end = records.params_of(reply.content[arrays], start)
+            end = integers.floating(records.params_of(reply.content[arrays], start))
             sent = _sent(method, known, _who(given, 1), end, own)
             reported = dict(reply.content.metric_records)
             return _Worked(sent, own.inner, _loss_of(reply.content), reported)

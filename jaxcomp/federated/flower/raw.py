@@ -46,4 +46,9 @@ def digest(tree: PyTree) -> bytes:
 
 def like(tree: PyTree) -> PyTree:
     """The shapes and dtypes of a tree."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype), tree)
+
+    def one(x: Any) -> jax.ShapeDtypeStruct:
+        dtype = x.dtype if hasattr(x, "dtype") else np.asarray(x).dtype
+        return jax.ShapeDtypeStruct(np.shape(x), dtype)
+
+    return jax.tree.map(one, tree)

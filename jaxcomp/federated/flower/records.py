@@ -249,6 +249,10 @@ def params_of(arrays: Any, like: PyTree) -> Any:
         came = read[name]
         if came.dtype.kind == "V":  # Files of numpy do not know bfloat16 by its name.
             came = read[name] = came.view(leaf.dtype)
+        if {came.dtype.kind, np.dtype(leaf.dtype).kind} <= {"i", "u"}:
+            narrowed = came.astype(leaf.dtype)
+            if np.array_equal(narrowed, came):  # Frameworks have counters of their own width.
+                came = read[name] = narrowed
         if came.shape != leaf.shape or came.dtype != leaf.dtype:
             raise ValueError(
                 f"`arrays` must have {name!r} as {leaf.dtype}{list(leaf.shape)}, "

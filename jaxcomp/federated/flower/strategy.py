@@ -16,6 +16,7 @@ from jaxcomp.federated import checkpoint as checkpoint_, server
 from jaxcomp.federated.flower import (
     adding,
     extra,
+    integers,
     limits,
     metrics,
     raw,
@@ -121,15 +122,17 @@ class CompressedFedAvg(extra.FedAvg):
         settings = {"fraction_evaluate": 0.0, **settings}
         settings["weighted_by_key"] = weighted_by_key or metrics.EXAMPLES  # For evaluation, too.
         super().__init__(min_available_nodes=min_available_nodes, **settings)
-        self.method, self.clients, self.key = method, clients, noise.raw(key)
+        self._given = raw.like(params)
+        self.method, self.clients = integers.apart(method, self._given), clients
+        self.key = noise.raw(key)
         self.weights = weights_of(weights, clients)
         self.reports: list[Report] = []
         self.refused: collections.Counter[str] = collections.Counter()
         self.up = self.down = 0
-        self._state = server.init(method, params, clients)
+        self._state = server.init(self.method, integers.floating(params), clients)
         self._weighted_by, self._aggregated = weighted_by_key, train_metrics_aggr_fn
         self._like = raw.like(self._state.params)
-        self._limit = message_limit(method.uplink.policy, self._like)
+        self._limit = message_limit(self.method.uplink.policy, self._like)
         self._largest = np.float32(np.finfo(np.float32).max if largest is None else largest)
         self._secrets, self._folder = secrets, checkpoint
         self._seats = Seats(clients, numbers, lasting=method.uplink.feedback.mirrors)
@@ -147,7 +150,7 @@ class CompressedFedAvg(extra.FedAvg):
     @property
     def params(self) -> PyTree:
         """The parameters, as all clients know them."""
-        return self._state.params
+        return integers.restored(self._state.params, self._given)
 
     def start(
         self,
