@@ -138,7 +138,7 @@ class Split(Codec):
         return self.first.homogeneous and self.second.homogeneous
 
     def peaked_bound(self, size: int, peak: float) -> float | None:
-        """The sum of the bounds of both parts: neither has an element above the bucket's largest."""
+        """The sum of both bounds: no element of a part is larger than the bucket's largest."""
         like = jax.ShapeDtypeStruct((1, size), jnp.float32)
         bounds = [codec.peaked_bound(part.shape[1], peak) for codec, part in self._parts(like)]
         known = [bound for bound in bounds if bound is not None]
