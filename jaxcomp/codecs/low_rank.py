@@ -88,6 +88,10 @@ class LowRank(Codec, public=("factors", "matrices")):
         checks.integer("stacked_axes", self.stacked_axes, 0)
         checks.number("min_ratio", self.min_ratio, 0.0)
 
+    def stacked(self, axes: int) -> "LowRank":
+        """At least so many stacked axes."""
+        return dataclasses.replace(self, stacked_axes=max(axes, self.stacked_axes))
+
     def for_leaf(self, shape: tuple[int, ...], dtype: Any) -> "tuple[LowRank | None, str | None]":
         """The codec for a leaf of this shape, or None and the reason to leave it dense."""
         stacked, inner = shape[: self.stacked_axes], shape[self.stacked_axes :]
