@@ -60,6 +60,7 @@ VARIANTS = [
     jaxcomp.terngrad(shared=True),
     jaxcomp.top_k(fraction=0.05, bucket_size=64),
     jaxcomp.top_k(fraction=0.1, values=jaxcomp.qsgd_inf(bits=8, bucket_size=32), indices=Packed()),
+    jaxcomp.top_k(fraction=0.1, values=jaxcomp.ndsc(bits=3.5, bucket_size=64)),
     jaxcomp.threshold(
         1.0, fraction=0.2, bucket_size=64, values=jaxcomp.natural(), indices=Bitmap()
     ),

@@ -189,6 +189,11 @@ class Codec(Interface, abstract=True):
         del shape, dtype
         return self, None
 
+    def stacked(self, axes: int) -> "Codec":
+        """The codec for leaves whose first `axes` axes index layers, for `for_leaf` to see."""
+        del axes
+        return self
+
     @interface.derived
     def shaped(self) -> bool:
         """Whether the codec depends on the shape of a leaf, so that `for_leaf` must be asked."""

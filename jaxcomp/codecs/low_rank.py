@@ -17,6 +17,8 @@ from jaxtyping import Float
 
 from jaxcomp import checks
 from jaxcomp.base import Codec
+from jaxcomp.layout import stacking
+from jaxcomp.layout.trees import Layout
 from jaxcomp.numerics import noise, orthonormal, summing
 from jaxcomp.types import Array, ArrayLike, Key
 
@@ -57,7 +59,8 @@ class LowRank(Codec, public=("factors", "matrices")):
     Args:
         rank: the columns of a factor, limited to the rows and columns of the matrix.
         stacked_axes: the number of leading axes that index layers or experts, as in
-            `flax.linen.scan`; each index has a separate matrix.
+            `flax.linen.scan`; each index has a separate matrix. Means warn of leaves that look
+            stacked, and `describe` names them.
         min_ratio: the smallest compression ratio, with factors in 32-bit floats, at which a leaf is
             compressed; other leaves stay dense.
         matrix: set by the policy, which sees the leaf: `(stack, rows, cols)`.
@@ -84,6 +87,10 @@ class LowRank(Codec, public=("factors", "matrices")):
         checks.integer("rank", self.rank, 1)
         checks.integer("stacked_axes", self.stacked_axes, 0)
         checks.number("min_ratio", self.min_ratio, 0.0)
+
+    def stacked(self, axes: int) -> "LowRank":
+        """At least so many stacked axes."""
+        return dataclasses.replace(self, stacked_axes=max(axes, self.stacked_axes))
 
     def for_leaf(self, shape: tuple[int, ...], dtype: Any) -> "tuple[LowRank | None, str | None]":
         """The codec for a leaf of this shape, or None and the reason to leave it dense."""
@@ -144,6 +151,31 @@ class LowRank(Codec, public=("factors", "matrices")):
                 f"{self!r}"
             )
         return self.matrix
+
+
+def merged_layers(layout: Layout) -> tuple[str, ...]:
+    """A hint for each likely stack of layers of which a leaf is taken for one matrix."""
+    whole = {
+        leaf: codec.rank
+        for leaf, codec in enumerate(layout.codecs)
+        if isinstance(codec, LowRank) and codec.matrix is not None and codec.matrix[0] == 1
+    }
+    hints = []
+    for stack in stacking.stacks(layout) if whole else ():
+        merged = {leaf: whole[leaf] for leaf in stack.leaves if leaf in whole}
+        if not merged:
+            continue
+        some = ", ".join(
+            f"'{layout.paths[leaf]}' {list(layout.likes[leaf].shape)}" for leaf in list(merged)[:4]
+        )
+        more = f" and {len(merged) - 4} more" if len(merged) > 4 else ""
+        hints.append(
+            f"{stack.glob!r} looks like {stack.length} stacked layers or experts, but low rank "
+            f"takes each leaf for one matrix, vectors of the layers too: {some}{more}. Separate "
+            f"matrices have rules=(jaxcomp.Rule({stack.glob!r}, jaxcomp.codecs.LowRank("
+            f"rank={max(merged.values())}, stacked_axes=1)),)"
+        )
+    return tuple(hints)
 
 
 @functools.partial(jax.jit, static_argnums=0)

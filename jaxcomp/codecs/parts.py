@@ -137,6 +137,13 @@ class Split(Codec):
         """Whether both codecs are homogeneous."""
         return self.first.homogeneous and self.second.homogeneous
 
+    def peaked_bound(self, size: int, peak: float) -> float | None:
+        """The sum of both bounds: no element of a part is larger than the bucket's largest."""
+        like = jax.ShapeDtypeStruct((1, size), jnp.float32)
+        bounds = [codec.peaked_bound(part.shape[1], peak) for codec, part in self._parts(like)]
+        known = [bound for bound in bounds if bound is not None]
+        return sum(known) if len(known) == len(bounds) else None
+
     def init(self, like: ArrayLike) -> tuple:
         return tuple(codec.init(part) for codec, part in self._parts(like))
 

@@ -49,7 +49,8 @@ class Sparsifier(Codec):
 
     Raises:
         ValueError: for parts of the wrong kind, or a codec of values that has state, needs
-            agreement between workers, or may have an error larger than its input.
+            agreement between workers, or whose error may be larger than its input or has no known
+            bound.
     """
 
     choice: Choice
@@ -83,9 +84,10 @@ class Sparsifier(Codec):
             if not self.contractive:
                 raise ValueError(
                     "`values` must be a codec whose error is below its input, since a residual "
-                    f"stores the error, got {self.values!r}, whose error may be larger; use more "
-                    "bits, smaller buckets as in jaxcomp.qsgd_inf(bits=4, bucket_size=128), or "
-                    "jaxcomp.codecs.Contractive(codec)"
+                    f"stores the error, got {self.values!r}, {self._objection}; use more "
+                    "bits, smaller buckets as in jaxcomp.qsgd_inf(bits=4, bucket_size=128), a "
+                    "rotation as in jaxcomp.ndsc(bits=4), or "
+                    "jaxcomp.codecs.Contractive(codec=..., omega=...)"
                 )
 
     @property
@@ -94,10 +96,21 @@ class Sparsifier(Codec):
         if self.values is None or self.values.contractive:
             return True
         if self.values.unbiased:
-            bound = self.values.variance_bound(self.values.bucket_size or 512)
-            return bound is None or bound < 1
+            bound = self._bound
+            return bound is not None and bound < 1
         # Logarithmic values are close to all chosen elements, if not to all elements.
         return self.choice.span <= self.values.span
+
+    @property
+    def _bound(self) -> float | None:
+        """The relative variance of unbiased values, None if it is not known."""
+        values: Any = self.values
+        return values.variance_bound(values.bucket_size or 512) if values.unbiased else None
+
+    @property
+    def _objection(self) -> str:
+        unknown = self._bound is None
+        return "whose error has no known bound" if unknown else "whose error may be larger"
 
     @property
     def homogeneous(self) -> bool:
@@ -245,14 +258,15 @@ class Sparsifier(Codec):
         if self.values.segments is not None:
             real = jnp.broadcast_to(jnp.asarray(slots.sizes, jnp.int32), (n, slots.number))
             own = moved(values, slots, self.values.segments)
-            return self.values.encode(key, own, real if number is None else number, ())[0]
+            real = real if number is None else number
+            return self.values.encode(key, own, real, self.values.init(own))[0]
         room, (parts, size) = slots.size, self._buckets(slots.size)
         padded = jnp.pad(values, ((0, 0), (0, parts * size - room))).reshape(n * parts, size)
         real = jnp.full((n, 1), room, jnp.int32) if number is None else number
         begin = jnp.arange(parts, dtype=jnp.int32)[None] * size
         count = jnp.clip(real - begin, 0, size).reshape(-1)
         own = key._replace(first=key.first * jnp.uint32(parts))
-        payload, _ = self.values.encode(own, padded, count, ())
+        payload, _ = self.values.encode(own, padded, count, self.values.init(padded))
         return jax.tree.map(lambda leaf: leaf.reshape(n, parts, *leaf.shape[1:]), payload)
 
     def _decoded(self, key: Key, sent: Any, n: int, slots: Segments, dtype: Any) -> Array:

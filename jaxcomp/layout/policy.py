@@ -3,7 +3,7 @@
 import dataclasses
 import fnmatch
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxcomp import checks
@@ -54,6 +54,9 @@ class Policy:
         min_size: smaller leaves that match no rule are sent dense.
         min_ndim: leaves of fewer dimensions (biases, norms) that match no rule are sent dense.
         rest: the codec of the leaves that would be sent dense; None to send them dense.
+        stacked: globs of leaves whose first axis indexes layers or experts, as `flax.linen.scan`
+            makes it: `min_size` and `min_ndim`, of rules too, are those of one layer, and low rank
+            makes a matrix of each layer.
 
     Raises:
         ValueError: for arguments of the wrong kind.
@@ -73,10 +76,16 @@ class Policy:
     min_size: int = 1024
     min_ndim: int = 2
     rest: Codec | None = None
+    stacked: tuple[str, ...] | None = None
 
     def __post_init__(self):
         _check_codec(self.codec)
         _check_codec(self.rest)
+        globs = () if self.stacked is None else self.stacked
+        if not isinstance(globs, tuple) or not all(isinstance(glob, str) for glob in globs):
+            raise ValueError(
+                f"`stacked` must be a tuple of glob strings such as ('blocks/*',), got {globs!r}"
+            )
         if not isinstance(self.rules, tuple) or not all(isinstance(r, Rule) for r in self.rules):
             raise ValueError(f"`rules` must be a tuple of jaxcomp.Rule, got {self.rules!r}")
         checks.integer("min_size", self.min_size, 0)
@@ -86,8 +95,12 @@ class Policy:
         self, path: str, shape: tuple[int, ...], dtype: Any = "float32"
     ) -> tuple[Codec | None, str]:
         """The codec of a leaf, None for dense, and the reason."""
-        codec, why = self._decide(path, shape)
+        own = self._of_layer(path, shape)
+        codec, why = self._decide(path, own)
         codec = self.rest if codec is None else codec
+        if len(own) < len(shape):
+            why = f"{why}, as each of {shape[0]} layers"
+            codec = None if codec is None else codec.stacked(1)
         fitting, objection = (None, None) if codec is None else codec.for_leaf(shape, dtype)
         return fitting, why if objection is None else f"{why}, {objection}"
 
@@ -100,6 +113,20 @@ class Policy:
         if math.prod(shape) < self.min_size:
             return None, f"below min_size={self.min_size}"
         return self.codec, "default"
+
+    def unused(self, paths: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> tuple[str, ...]:
+        """The globs of rules that match none of these leaves, and of `stacked`."""
+        own = list(map(self._of_layer, paths, shapes))
+        idle = [rule.path for rule in self.rules if not any(map(rule.matches, paths, own))]
+        for glob in self.stacked or ():
+            if not any(fnmatch.fnmatchcase(path, glob) for path in paths):
+                idle.append(glob)
+        return tuple(idle)
+
+    def _of_layer(self, path: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of one layer of a stacked leaf; of any other leaf its own."""
+        layers = any(fnmatch.fnmatchcase(path, glob) for glob in self.stacked or ())
+        return shape[1:] if layers else shape
 
     @property
     def codecs(self) -> tuple[Codec, ...]:
@@ -131,7 +158,7 @@ def without_codecs(policy: Policy) -> tuple:
     """The settings of a policy that determine which leaves share a codec."""
     rules = [(r.path, r.min_size, r.min_ndim, r.codec is None) for r in policy.rules]
     dense = policy.codec is None, policy.rest is None
-    return policy.min_size, policy.min_ndim, *dense, tuple(rules)
+    return policy.min_size, policy.min_ndim, policy.stacked, *dense, tuple(rules)
 
 
 def _check_codec(codec) -> None:

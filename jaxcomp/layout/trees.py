@@ -39,7 +39,7 @@ class Layout:
         paths: path of every leaf, as `"params/Dense_0/kernel"`.
         codecs: codec of every leaf, None for dense.
         reasons: the reason for the codec of every leaf.
-        unused: globs of rules that match no leaf.
+        unused: globs of the policy that match no leaf.
         treedef: the structure of the tree.
     """
 
@@ -102,13 +102,7 @@ def layout(
         paths=paths,
         codecs=tuple(picked for picked, _ in chosen),
         reasons=tuple(why for _, why in chosen),
-        unused=tuple(
-            rule.path
-            for rule in rules.rules
-            if not any(
-                rule.matches(path, like.shape) for path, like in zip(paths, likes, strict=True)
-            )
-        ),
+        unused=rules.unused(paths, [like.shape for like in likes]),
         treedef=treedef,
     )
 

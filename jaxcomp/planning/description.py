@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from jaxcomp import checks
 from jaxcomp.base import Reducer
+from jaxcomp.codecs import low_rank
 from jaxcomp.feedback import Link
 from jaxcomp.reducers import accounting
 from jaxcomp.reducers.auto import Auto
@@ -173,7 +174,8 @@ def describe(
         dense_bytes=sum(like.size * jnp.dtype(like.dtype).itemsize for like in plan.likes),
         picked=_picked(codec_or_reducer, reducer, plan, workers)
         + _phases(reducer, params)
-        + "".join(f"\nrule {path!r} decides no leaf" for path in plan.unused),
+        + "".join(f"\nrule {path!r} decides no leaf" for path in plan.unused)
+        + "".join(f"\n{hint}" for hint in low_rank.merged_layers(plan)),
         workers=workers,
         link_bytes=None if workers is None else wire_cost.wire_bytes(reducer, like_tree, workers),
         dense_link_bytes=None

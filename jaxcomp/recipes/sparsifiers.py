@@ -31,14 +31,15 @@ def top_k(
         fraction: the fraction of elements that is sent, in (0, 1].
         bucket_size: elements in a bucket, in each of which the largest are chosen; None for one
             bucket a leaf.
-        values: a codec for the values, such as `jaxcomp.qsgd_inf(bits=8)`; None sends them
-            unchanged.
+        values: a codec for the values, such as `jaxcomp.qsgd_inf(bits=8)`, or
+            `jaxcomp.ndsc(bits=4)` for democratic sparsification; None sends them unchanged.
         indices: the encoding of the indices, from `jaxcomp.codecs`: `EliasFano()`, `RiceGaps()`,
             `Packed()`, `Bitmap()` or `Raw()`.
 
     Raises:
         ValueError: for a fraction outside (0, 1], a bucket size that is not positive, or a codec of
-            values that has a state or whose error may be larger than its input.
+            values that has a state, or whose error may be larger than its input or has no known
+            bound.
 
     Example:
         >>> import jaxcomp, jax.numpy as jnp

@@ -12,6 +12,7 @@ import optax
 from jaxcomp import checks
 from jaxcomp.backend import axes
 from jaxcomp.base import Codec, Gate, Reducer
+from jaxcomp.codecs import low_rank
 from jaxcomp.feedback import Link
 from jaxcomp.layout.policy import Policy
 from jaxcomp.mesh import kinds, pmapped
@@ -270,7 +271,7 @@ def _of_devices(setup: _Setup, lanes: tuple) -> _Setup:
 def _fresh(setup: _Setup, params: PyTree) -> CompressedMeanState:
     """The state before the first step, for parameters or for one device's shard of them."""
     reducer, gate = setup.reducer, setup.gate
-    _warn_if_idle(reducer, params)
+    _warn_of_leaves(reducer, params)
     return CompressedMeanState(
         key=jnp.array(setup.seed),  # A copy: this one may be donated.
         step=jnp.zeros((), jnp.uint32),
@@ -356,7 +357,7 @@ def _check_state(state: Any) -> None:
         )
 
 
-def _warn_if_idle(reducer: Reducer, params: PyTree) -> None:
+def _warn_of_leaves(reducer: Reducer, params: PyTree) -> None:
     if reducer.uplink is None or not jax.tree.leaves(params):
         return
     plan = accounting.plan(reducer, params)
@@ -372,6 +373,8 @@ def _warn_if_idle(reducer: Reducer, params: PyTree) -> None:
             f"({reasons}). jaxcomp.describe shows each; {reducer.for_small_leaves}.",
             stacklevel=3,
         )
+    for hint in low_rank.merged_layers(plan):
+        warnings.warn(f"{hint}; jaxcomp.describe shows each leaf.", stacklevel=3)
 
 
 def _closed(gate: Gate, seed: Any, params: PyTree) -> GateState:

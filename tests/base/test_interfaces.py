@@ -24,7 +24,7 @@ AROUND = {
     "scales_sums",
     "side_times",
 }
-AROUND |= {"for_leaf", "shaped", "decode_sum"}
+AROUND |= {"for_leaf", "stacked", "shaped", "decode_sum"}
 """Ways past `decode`, which lead past a wrapper's own: it has those of every codec, or its own."""
 
 

@@ -5,11 +5,13 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
 import jaxcomp
 from jaxcomp import testing
+from jaxcomp.codecs.low_rank import merged_layers
 from jaxcomp.layout import trees
 from jaxcomp.numerics import orthonormal as orthonormal_
 from jaxcomp.reducers import accounting
@@ -130,12 +132,76 @@ def test_which_leaf_is_which_matrix():
     assert found["scan"] == ((2, 12, 64, 80), "rule 'scan'")
     assert found["norms"] == (None, "rule 'n*', 1-D beside 1 stacked axes, no matrix")
     assert found["thin"] == (None, "default, factors 1.9x smaller, below min_ratio=2")
-    assert found["half"] == (None, "default, factors 1.9x smaller, below min_ratio=2")
+    assert found["half"] == ((4, 1, 64, 20), "default")  # As in float32, in which memory is.
     assert found["bias"] == (None, "1-D, below min_ndim=2")
     assert found["head"] == (None, "rule 'head'")
-    assert sorted(batch.buckets for batch in plan.batches) == [1, 1, 2]  # Of one shape, together.
+    assert sorted(batch.buckets for batch in plan.batches) == [
+        1,
+        1,
+        1,
+        2,
+    ]  # Of one shape, together.
     less = jaxcomp.PowerIteration(rank=4, min_ratio=1.5)
     assert accounting.plan(less, like).codecs[plan.paths.index("thin")] is not None
+
+
+STACKS = {
+    "a block": {"up": (12, 64, 256), "down": (12, 256, 64), "bias": (12, 256), "norm": (12, 64)},
+    "without biases": {"q": (12, 64, 64), "up": (12, 64, 256), "norm": (12, 64)},
+    "modules": {
+        "in": {"kernel": (4, 64, 256), "bias": (4, 256)},
+        "out": {"kernel": (4, 256, 64), "bias": (4, 64)},
+    },
+    "heads and experts": {"q": (6, 64, 8, 8), "e": (6, 4, 64, 96), "n": (6, 64), "gain": (6,)},
+}
+OTHERS = {
+    "convolutions": {"a": {"kernel": (3, 3, 64, 64), "bias": (64,)}, "b": (3, 3, 64, 128)},
+    "convolutions alone": {"a": (3, 3, 64, 64), "b": (3, 3, 64, 128), "dense": (3, 512)},
+    "attention": {
+        "query": {"kernel": (96, 12, 64), "bias": (12, 64)},
+        "out": {"kernel": (12, 64, 96), "bias": (96,)},
+    },
+    "heads first": {"q": (12, 96, 64), "k": (12, 96, 64), "o": (12, 64, 96), "bias": (12, 64)},
+    "embeddings": {"tokens": (50, 640), "more": (50, 96)},
+    "state space": {"conv": (4, 1, 512), "a": (512, 16), "in": (256, 1024)},
+    "one patch": {"tokens": (1, 196, 64), "class": (1, 1, 64), "bias": (1, 640)},
+    "no matrices": {"a": (12, 640), "b": (12, 320)},
+}
+
+
+def shapes_of(tree):
+    is_shape = lambda x: isinstance(x, tuple)  # noqa: E731
+    return jax.tree.map(lambda s: jax.ShapeDtypeStruct(s, jnp.float32), tree, is_leaf=is_shape)
+
+
+@pytest.mark.parametrize("name", [*STACKS, *OTHERS])
+def test_stacked_layers_are_named(name):
+    """Where shapes tell that a first axis is an index of layers, and nowhere else."""
+    tree = {"embed": (500, 64), "inner": (STACKS | OTHERS)[name], "scale": (64,)}
+    plain = jaxcomp.PowerIteration(rank=2)
+    hints = merged_layers(accounting.plan(plain, shapes_of(tree)))
+    assert len(hints) == (name in STACKS)
+    alone = merged_layers(accounting.plan(plain, shapes_of(tree["inner"])))
+    assert len(alone) == (name in STACKS)
+    if name in STACKS:
+        assert "'inner/*' looks like" in hints[0]
+        advice = hints[0].rpartition("rules=")[2]
+        better = jaxcomp.PowerIteration(rank=2, rules=eval(advice, {"jaxcomp": jaxcomp}))
+        assert not merged_layers(accounting.plan(better, shapes_of(tree)))
+
+
+@pytest.mark.parametrize("mean", ["power iteration", "codec", "local"])
+def test_training_warns_of_merged_layers(mean):
+    like = shapes_of({"blocks": STACKS["a block"], "head": (64, 64)})
+    reducer = jaxcomp.PowerIteration(rank=2)
+    reducer = jaxcomp.codecs.LowRank(rank=2) if mean == "codec" else reducer
+    assert "'blocks/*' looks like 12 stacked" in str(jaxcomp.describe(reducer, like))
+    tx = jaxcomp.compressed_mean(reducer, "data")
+    if mean == "local":
+        tx = jaxcomp.local_updates(optax.sgd(0.1), None, "data", every=2, reducer=reducer)
+    init = functools.partial(jax.eval_shape, jax.vmap(tx.init, axis_name="data"))
+    with pytest.warns(UserWarning, match="'blocks/up'.* stacked_axes=1"):
+        init(jax.tree.map(lambda x: jax.ShapeDtypeStruct((3, *x.shape), x.dtype), like))
 
 
 def test_wrong_arguments_say_so():

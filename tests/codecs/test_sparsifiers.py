@@ -92,6 +92,34 @@ def test_values_may_be_quantised():
     assert off.max() <= np.abs(messages).max() / 127
 
 
+def test_values_may_be_embedded():
+    """Top-k, then a rotation and even levels: fewer bytes, and a smaller error, than plain levels.
+
+    The error of the values is within their declared bound, also where one of them is far larger.
+    """
+    embedded = jaxcomp.top_k(0.1, values=jaxcomp.ndsc(bits=4))
+    split = jaxcomp.top_k(0.1, values=jaxcomp.ndsc(bits=3.5))
+    plain = jaxcomp.top_k(0.1, values=jaxcomp.qsgd_inf(bits=4, bucket_size=128))
+    heavy = law("heavy", 20_000)
+    inputs = jnp.stack([heavy, jnp.where(jnp.arange(20_000) == 7, 1e4, heavy)])
+    keys = jax.random.split(jax.random.key(0), 6)
+    energy = np.square(np.sort(np.abs(np.asarray(inputs, np.float64)), axis=1))
+    dropped, kept = energy[:, :-2000].sum(1), energy[:, -2000:].sum(1)
+    off = {}
+    for codec in (split, embedded, plain):
+        run = jax.vmap(lambda key, x, c=codec: jaxcomp.roundtrip(c, key, x), in_axes=(0, None))
+        found = jax.jit(jax.vmap(run, in_axes=(None, 0)))(keys, inputs)
+        square = np.square(np.asarray(found, np.float64) - np.asarray(inputs)[:, None])
+        off[codec] = (square.sum(2).mean(1) - dropped) / kept
+    for codec in (split, embedded):
+        assert (off[codec] > 0).all()
+        assert (off[codec] < codec.values.variance_bound(2048)).all()
+        assert codec.contractive
+    assert off[embedded][0] < 0.85 * off[plain][0]
+    sizes = [jaxcomp.wire_bytes(codec, heavy) for codec in (split, embedded, plain)]
+    assert sizes == sorted(set(sizes))
+
+
 def test_the_largest_are_sent_with_the_energy_that_they_should_have():
     x = law("gaussian", 2**20)
     for share, want in ((0.1, 0.4393), (0.01, 0.0845), (0.001, 0.0127)):
@@ -275,6 +303,11 @@ def test_wrong_settings_are_refused():
     for values in (jaxcomp.qsgd_inf(bits=4), jaxcomp.qsgd(bits=2), jaxcomp.terngrad()):
         with pytest.raises(ValueError, match="`values` must be a codec whose error is below its"):
             jaxcomp.top_k(values=values)
+    for values in (jaxcomp.ndsc(bits=0.5), jaxcomp.dsc(bits=2)):  # Errors of 19 and 3 times.
+        with pytest.raises(ValueError, match="whose error has no known bound"):
+            jaxcomp.top_k(values=values)
+        scaled = jaxcomp.codecs.Contractive(codec=values, omega=30.0)
+        assert jaxcomp.top_k(values=scaled).contractive
     assert jaxcomp.top_k(values=jaxcomp.qsgd_inf(bits=4, bucket_size=128)).contractive
     with pytest.raises(ValueError, match="`codec` must scale with its input"):
         jaxcomp.codecs.Cosine(codec=jaxcomp.threshold(0.5))
