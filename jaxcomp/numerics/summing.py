@@ -23,7 +23,7 @@ def wide(dtype: Any) -> Any:
     return jnp.dtype(jnp.float64 if jnp.dtype(dtype) == jnp.float64 else jnp.float32)
 
 
-def zeros(leaf: ArrayLike) -> Array:
+def zeros(leaf: Any) -> Array:
     """Zeros of this shape in the dtype of arithmetic."""
     return jnp.zeros(jnp.shape(leaf), wide(jnp.result_type(leaf)))
 

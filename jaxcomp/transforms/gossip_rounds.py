@@ -95,7 +95,7 @@ def displaced(params: PyTree, offset: PyTree) -> PyTree:
 
 def exact(params: PyTree, offset: PyTree) -> PyTree:
     """The same in the offset's dtype: narrow parameters would lose small steps."""
-    return jax.tree.map(lambda p, by: p.astype(by.dtype) + by, params, offset)
+    return jax.tree.map(lambda p, by: jnp.asarray(p, by.dtype) + by, params, offset)
 
 
 def begun(setup: Setup, params: PyTree) -> Any:

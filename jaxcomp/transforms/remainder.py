@@ -18,9 +18,12 @@ from jaxcomp.types import Array, PyTree
 
 def nothing(params: PyTree) -> PyTree:
     """The remainder before the first step: zeros for narrow parameters, None for all others."""
-    return jax.tree.map(
-        lambda p: jnp.zeros(p.shape, summing.wide(p.dtype)) if _narrow(p.dtype) else None, params
-    )
+
+    def one(p: Any) -> Array | None:
+        dtype = jnp.result_type(p)  # A leaf may be a Python number.
+        return jnp.zeros(jnp.shape(p), summing.wide(dtype)) if _narrow(dtype) else None
+
+    return jax.tree.map(one, params)
 
 
 def exact(params: PyTree, rest: PyTree) -> PyTree:
@@ -47,7 +50,7 @@ def moved(params: PyTree, rest: PyTree, step: PyTree) -> tuple[PyTree, PyTree]:
 
     def update(r: Array | None, p: Any, u: Any) -> Any:
         if r is None:
-            return None if p is None else u.astype(p.dtype)
+            return None if p is None else u.astype(jnp.result_type(p))
         return _rounded(r + u.astype(r.dtype), p.dtype).astype(p.dtype)
 
     def left(r: Array | None, p: Any, u: Any, by: Any) -> Array | None:

@@ -58,7 +58,9 @@ def view(params: PyTree, state: PyTree) -> PyTree:
             own = node.here(part)
         else:
             own = jax.tree.map(
-                lambda p, by: (p.astype(by.dtype) + by).astype(p.dtype), part, offset
+                lambda p, by: (jnp.asarray(p, by.dtype) + by).astype(jnp.result_type(p)),
+                part,
+                offset,
             )
         params = completed(own, params)
     return params
@@ -143,7 +145,9 @@ def preserved_center(
         return PreservedState(
             key=jnp.array(seed),
             step=jnp.zeros((), jnp.uint32),
-            known=kept(jax.tree.map(lambda p: jnp.array(p, summing.wide(p.dtype)), params)),
+            known=kept(
+                jax.tree.map(lambda p: jnp.array(p, summing.wide(jnp.result_type(p))), params)
+            ),
             offset=kept(jax.tree.map(summing.zeros, params)),
         )
 
@@ -159,7 +163,7 @@ def preserved_center(
         axes.require(axis_name)
         places.check_view(updates, params, state.offset)
         held = per_worker.unwrap(state)
-        center = jax.tree.map(lambda w, u: w + u.astype(w.dtype), params, updates)
+        center = jax.tree.map(lambda w, u: w + u.astype(jnp.result_type(w)), params, updates)
         message = jax.tree.map(lambda x, h: summing.saturated(x - h, x.dtype), center, held.known)
         turn = noise.fold(state.key, state.step, _DOWN)
         worker = jax.lax.axis_index(axis_name) if own else 0

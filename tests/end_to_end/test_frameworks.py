@@ -141,14 +141,18 @@ def test_haiku(traces):
 
 
 def test_local_steps():
-    """One step is taken, and no exchange is due; then two rounds, with exchanges beside them."""
+    """One step without an exchange; two rounds of two programs; two with exchanges beside them."""
     page = (ROOT / "docs" / "local.md").read_text()
-    step, beside = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    step, known, beside = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     names: dict = {}
     exec(step, names)
     assert int(names["state"].taken) == int(names["state"].waited) == 1
     np.testing.assert_array_equal(names["params"]["w"], np.ones((64, 64)))
     assert np.isfinite(names["loss"])
+    exec(known, names)
+    assert int(names["state"].taken) == 20
+    assert not np.asarray(names["state"].skipped.tree).any()
+    assert (np.asarray(names["params"]["w"]) != 1).any()
     exec(beside, names)
     assert names["run"].times.exchanges == 2
     assert int(names["state"].taken) == 40
