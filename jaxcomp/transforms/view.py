@@ -142,12 +142,11 @@ def preserved_center(
         return per_worker.PerWorker.wrap(tree, "offset", axis_name) if own else tree
 
     def init_fn(params: PyTree) -> Any:
+        wide = jax.tree.map(lambda p: jnp.array(p, summing.wide(jnp.result_type(p))), params)
         return PreservedState(
             key=jnp.array(seed),
             step=jnp.zeros((), jnp.uint32),
-            known=kept(
-                jax.tree.map(lambda p: jnp.array(p, summing.wide(jnp.result_type(p))), params)
-            ),
+            known=kept(wide),
             offset=kept(jax.tree.map(summing.zeros, params)),
         )
 

@@ -1,4 +1,4 @@
-"""The sum of a round's messages on the server, one by one."""
+"""The sum of a round's messages on the server, one by one, and the message after it."""
 
 import functools
 from typing import Any
@@ -10,7 +10,8 @@ from jaxcomp.federated import block, server
 from jaxcomp.federated.flower import raw
 from jaxcomp.federated.flower.memory import Centre
 from jaxcomp.federated.method import Method
-from jaxcomp.federated.server import Total
+from jaxcomp.federated.server import ServerState, Total
+from jaxcomp.messages import to_bytes
 from jaxcomp.types import Array, PyTree
 
 
@@ -35,3 +36,14 @@ def added(
     accepted &= jnp.all(jnp.stack([jnp.all(jnp.abs(x) <= largest) for x in leaves]))
     total = jax.tree.map(lambda new, old: jnp.where(accepted, new, old), after, total)
     return total, accepted, block.heard(method, like, side, read, accepted)
+
+
+def message(
+    method: Method, state: ServerState, payload: Any, like: PyTree, moves: bool
+) -> bytes | None:
+    """The server's message after a round: empty if nothing moved, None for the whole centre."""
+    if payload is not None and method.downlink is not None:
+        return to_bytes(method.downlink.policy, payload, like) if moves else b""
+    if jax.tree.leaves(state.shared):  # Clients compute the shared state from the parameters.
+        return raw.write(state.params) if moves else b""
+    return None

@@ -32,7 +32,7 @@ from jaxcomp.federated.method import Method
 from jaxcomp.federated.server import ServerState, Total
 from jaxcomp.federated.simulation import Report, weights_of
 from jaxcomp.federated.table import OnHost
-from jaxcomp.messages import MessageError, from_bytes, message_limit, to_bytes
+from jaxcomp.messages import MessageError, from_bytes, message_limit
 from jaxcomp.numerics import noise
 from jaxcomp.types import Array, PyTree
 
@@ -385,9 +385,7 @@ class CompressedFedAvg(extra.FedAvg):
         moves = server.moves(self.method, total)
         sums = server.weights_of(self.method, self.weights)
         state, payload = server.step(self.method, round_.key, state, total, sums)
-        if payload is None or self.method.downlink is None:
-            return state, None
-        return state, to_bytes(self.method.downlink.policy, payload, self._like) if moves else b""
+        return state, adding.message(self.method, state, payload, self._like, moves)
 
     def _metrics(self, report: Report, taken: list[Taken]) -> Any:
         """The report, and beside it what the clients report."""
