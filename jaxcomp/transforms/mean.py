@@ -1,7 +1,6 @@
 """`compressed_mean`: the mean of the workers' gradients, as an optax transformation."""
 
 import functools
-import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,7 +11,6 @@ import optax
 from jaxcomp import checks
 from jaxcomp.backend import axes
 from jaxcomp.base import Codec, Gate, Reducer
-from jaxcomp.codecs import low_rank
 from jaxcomp.feedback import Link
 from jaxcomp.layout.policy import Policy
 from jaxcomp.mesh import kinds, pmapped
@@ -21,7 +19,7 @@ from jaxcomp.numerics import noise
 from jaxcomp.reducers import accounting, gating, reduce as reduce_, state as state_
 from jaxcomp.reducers.auto import Auto
 from jaxcomp.reducers.state import ReductionState
-from jaxcomp.transforms import branches, groups, sharded, stats as stats_
+from jaxcomp.transforms import branches, groups, leaves as leaves_, sharded, stats as stats_
 from jaxcomp.types import Array, AxisName, PyTree
 
 
@@ -183,7 +181,10 @@ def compressed_mean(
         uniform.check_callers(axis_name)
         _check_state(state)
         fits, setup = bool(extra.get(branches.FIT)), given._replace(tell=branches.TELL in extra)
-        return _update(setup, updates, state, _trained(params), param_specs, fits)
+        if param_specs is not None or fits:
+            return _aside(setup, updates, state, _trained(params), param_specs, fits)
+        begun = _begun(setup, updates, state, _trained(params))
+        return _finish(*begun, reduce_.exchange(begun[-1]))
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -234,10 +235,30 @@ def dense_leaves(codec: "Codec | Policy | Link | Reducer") -> Callable[[PyTree],
     return mask
 
 
-def _update(
+def _begun(
+    given: _Setup, updates: PyTree, state: Any, params: PyTree
+) -> tuple[_Setup, PyTree, Any, reduce_.Prepared]:
+    """What a step of the mean works with, and its part before the exchange."""
+    setup, updates, state, params = _of_step(given, updates, state, params, False)
+    sharded.warn_if_gathered(setup.reducer, setup.axis_name)
+    return setup, updates, state, _prepare(setup, updates, state, params=params)
+
+
+def _aside(
     given: _Setup, updates: PyTree, state: Any, params: PyTree, param_specs: PyTree, fits: bool
 ) -> tuple[PyTree, Any]:
-    """A step of the mean; if `fits`, only its state as it would begin the step with it."""
+    """A step of a sharded model; or, if `fits`, only the state as the step would begin with it."""
+    setup, updates, state, _ = _of_step(given, updates, state, params, fits)
+    if param_specs is None:
+        return _fit(setup, updates, state)
+    of_shard = functools.partial(_fit if fits else _step_of_shard, setup)
+    return sharded.update(of_shard, updates, state, param_specs, setup.axis_name)
+
+
+def _of_step(
+    given: _Setup, updates: PyTree, state: Any, params: PyTree, fits: bool
+) -> tuple[_Setup, PyTree, Any, PyTree]:
+    """The checked arguments of a step; a device averages the gradients of its lanes first."""
     lanes = _lanes(given)
     setup = _of_devices(given, lanes)
     places.check_shapes(updates, params, "parameters")
@@ -246,14 +267,7 @@ def _update(
     if lanes:
         updates = jax.lax.pmean(updates, lanes)
         state, params = axes.first((state, params), lanes)
-    if param_specs is not None:
-        of_shard = functools.partial(_fit if fits else _step_of_shard, setup)
-        return sharded.update(of_shard, updates, state, param_specs, setup.axis_name)
-    if fits:
-        return _fit(setup, updates, state)
-    sharded.warn_if_gathered(setup.reducer, setup.axis_name)
-    prepared = _prepare(setup, updates, state, params=params)
-    return _finish(setup, updates, state, prepared, reduce_.exchange(prepared))
+    return setup, updates, state, params
 
 
 def _lanes(setup: _Setup) -> tuple:
@@ -271,7 +285,7 @@ def _of_devices(setup: _Setup, lanes: tuple) -> _Setup:
 def _fresh(setup: _Setup, params: PyTree) -> CompressedMeanState:
     """The state before the first step, for parameters or for one device's shard of them."""
     reducer, gate = setup.reducer, setup.gate
-    _warn_of_leaves(reducer, params)
+    leaves_.warn(reducer, params)
     return CompressedMeanState(
         key=jnp.array(setup.seed),  # A copy: this one may be donated.
         step=jnp.zeros((), jnp.uint32),
@@ -355,26 +369,6 @@ def _check_state(state: Any) -> None:
             f"`state` must have a step that is a number, got one of shape {state.step.shape}, as "
             f"in a state of jax.pmap, {pmapped.ADVICE}."
         )
-
-
-def _warn_of_leaves(reducer: Reducer, params: PyTree) -> None:
-    if reducer.uplink is None or not jax.tree.leaves(params):
-        return
-    plan = accounting.plan(reducer, params)
-    if plan.unused:
-        warnings.warn(
-            f"no leaf is decided by the policy's rules {plan.unused}: the leaves are {plan.paths}",
-            stacklevel=3,
-        )
-    if not plan.batches:
-        reasons = ", ".join(f"'{reason}'" for reason in dict.fromkeys(plan.reasons))
-        warnings.warn(
-            "compressed_mean compresses no leaf of these parameters, all of which are sent dense "
-            f"({reasons}). jaxcomp.describe shows each; {reducer.for_small_leaves}.",
-            stacklevel=3,
-        )
-    for hint in low_rank.merged_layers(plan):
-        warnings.warn(f"{hint}; jaxcomp.describe shows each leaf.", stacklevel=3)
 
 
 def _closed(gate: Gate, seed: Any, params: PyTree) -> GateState:

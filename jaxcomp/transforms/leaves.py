@@ -1,0 +1,31 @@
+"""Warnings of leaves that a mean treats otherwise than its user may think."""
+
+import warnings
+
+import jax
+
+from jaxcomp.base import Reducer
+from jaxcomp.codecs import low_rank
+from jaxcomp.reducers import accounting
+from jaxcomp.types import PyTree
+
+
+def warn(reducer: Reducer, params: PyTree) -> None:
+    """Warns of rules without a leaf, of a mean without compression, and of merged layers."""
+    if reducer.uplink is None or not jax.tree.leaves(params):
+        return
+    plan = accounting.plan(reducer, params)
+    if plan.unused:
+        warnings.warn(
+            f"no leaf is decided by the policy's rules {plan.unused}: the leaves are {plan.paths}",
+            stacklevel=3,
+        )
+    if not plan.batches:
+        reasons = ", ".join(f"'{reason}'" for reason in dict.fromkeys(plan.reasons))
+        warnings.warn(
+            "compressed_mean compresses no leaf of these parameters, all of which are sent dense "
+            f"({reasons}). jaxcomp.describe shows each; {reducer.for_small_leaves}.",
+            stacklevel=3,
+        )
+    for hint in low_rank.merged_layers(plan):
+        warnings.warn(f"{hint}; jaxcomp.describe shows each leaf.", stacklevel=3)
