@@ -122,11 +122,14 @@ class MomentumCorrection(Feedback):
             lambda c: c if weight is None else jnp.where(weight == 0, 0, c), sent
         )
 
+        # Within the range of messages: a wider memory of one gradient near the largest float16
+        # would be sent for many steps, and what sums the means would overflow in each of them.
         def left(v, c):
-            return memory.store(v - c, self.dtype)
+            return memory.store(summing.within(v - c, c.dtype), self.dtype)
 
         def kept(u, c):
-            return memory.store(jnp.where(c != 0, 0, u) if self.masking else u, self.dtype)
+            rest = jnp.where(c != 0, 0, u) if self.masking else u
+            return memory.store(summing.within(rest, c.dtype), self.dtype)
 
         velocity = jax.tree.map(left, state.velocity, arrived)
         momentum = jax.tree.map(kept, state.momentum, arrived)

@@ -88,12 +88,17 @@ def mean_factors(workers: int) -> tuple[float, float]:
     return 1 / power, power / workers
 
 
-def saturated(x: Array, dtype: Any) -> Array:
+def saturated(x: Any, dtype: Any) -> Array:
     """Casts `x` to the dtype; finite values stay finite, even if rounding up would overflow."""
+    return within(x, dtype).astype(dtype)
+
+
+def within(x: Any, dtype: Any) -> Array:
+    """`x` in its own dtype, with finite values in the range of another one."""
     largest = float(jnp.finfo(dtype).max)
     if largest >= float(jnp.finfo(x.dtype).max):
-        return x.astype(dtype)
-    return jnp.where(jnp.isfinite(x), jnp.clip(x, -largest, largest), x).astype(dtype)
+        return x
+    return jnp.where(jnp.isfinite(x), jnp.clip(x, -largest, largest), x)
 
 
 def kept(factor: float, dtype: Any) -> Array:

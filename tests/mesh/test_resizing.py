@@ -238,7 +238,7 @@ def test_both_ways_go_on_after_a_move():
         lambda path, x: x[:, 0] if per_worker.marked(path) else x[0], last
     ).memory.reducer.memory
     whole = resizing.counts(one.memory.reducer.memory.own)
-    batches = trees.layout(SIGN, PARAMS).batches
+    batches = trees.layout(SIGN, PARAMS, mixed=True).batches
     for batch, (own, mirror) in zip(batches, resizing.shift(down, whole), strict=True):
         real = np.arange(batch.size) < np.asarray(batch.counts())[:, None]
         np.testing.assert_allclose(own[real], mirror[real], rtol=1e-2)
