@@ -335,12 +335,12 @@ def test_the_ledger_counts_real_messages():
     exact = world.simulation(messages=world.CLIENTS)
     payloads = []
     received = exact.ledger.received
-    exact.ledger.received = lambda n, w, p: payloads.append((w, p)) or received(n, w, p)
+    exact.ledger.received = lambda came, p: payloads.append((came, p)) or received(came, p)
     report = exact.round()
-    weights, found = payloads[0]
+    came, found = payloads[0]
     like = exact.params
     total = 0
-    for row in np.flatnonzero(weights > 0):
+    for row in np.flatnonzero(came):
         one = jax.tree.map(lambda x, row=row: np.asarray(x[row]), found)
         total += len(jaxcomp.to_bytes(method.uplink.policy, one, like))
     assert report.up == total
