@@ -91,6 +91,12 @@ def codecs(path: pathlib.Path) -> None:
     codecs_plot.plot(_read("cpu/codecs.json")["laws"], "25000000", path)
 
 
+def gpu(path: pathlib.Path) -> None:
+    import gpu_plot
+
+    gpu_plot.plot(_read("gpu/kernels.json"), path)
+
+
 def break_even(path: pathlib.Path) -> None:
     import beyond  # pyright: ignore[reportMissingImports]
 
@@ -145,6 +151,7 @@ PICTURES: dict[str, Callable[[pathlib.Path], None]] = {
     "feedback": feedback,
     "fit": fit,
     "gossip": gossip,
+    "gpu": gpu,
     "local": _network("local"),
     "lower_bounds": lower_bounds,
     "network": _network("mean"),
