@@ -11,6 +11,7 @@ BENCHMARKS = ROOT / "benchmarks"
 
 @pytest.fixture(autouse=True)
 def importable(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "examples")  # As `reporting`, perhaps imported before.
     monkeypatch.syspath_prepend(BENCHMARKS)
 
 

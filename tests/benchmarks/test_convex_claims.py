@@ -12,6 +12,7 @@ ONES, NEVER = [1.0] * 3, [None] * 3
 
 @pytest.fixture(autouse=True)
 def importable(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "examples")  # As `reporting`, perhaps imported before.
     monkeypatch.syspath_prepend(BENCHMARKS)
 
 
