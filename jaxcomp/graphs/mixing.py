@@ -92,11 +92,12 @@ def spectral_gap(graph: Graph, workers: int) -> float:
     """`1 − ρ`: in a round, the distance of the workers from their mean shrinks by the factor `ρ`.
 
     `ρ` is the second largest modulus of an eigenvalue of `W`; for matrices in turns, the geometric
-    mean over all turns; for drawn ones, the root of that of `E[WᵀW]`.
+    mean over all turns; for drawn ones, the root of that of `E[WᵀW]`. The silent workers of
+    `Without` keep their distance and do not count.
 
     Args:
         graph: the graph.
-        workers: the number of workers.
+        workers: the number of workers, silent ones included.
 
     Example:
         >>> from jaxcomp.graphs import Ring
@@ -104,7 +105,14 @@ def spectral_gap(graph: Graph, workers: int) -> float:
         0.1953
     """
     _check(graph, workers)
-    return _gap(graph.matrices(workers), drawn=graph.drawn)
+    return _gap_of_heard(graph, graph.matrices(workers))
+
+
+def _gap_of_heard(graph: Graph, matrices: Sequence[np.ndarray]) -> float:
+    rest = np.delete(np.arange(len(matrices[0])), list(graph.silent))
+    if len(rest) < 2:
+        return 1.0
+    return _gap([matrix[np.ix_(rest, rest)] for matrix in matrices], drawn=graph.drawn)
 
 
 def _gap(matrices: Sequence[np.ndarray], *, drawn: bool) -> float:
@@ -127,9 +135,6 @@ def _check(graph: Graph, workers: int) -> None:
 def _check_agreement(graph: Graph, matrices: Sequence[np.ndarray]) -> None:
     """Raises a `ValueError` unless all workers that are not silent agree in the end."""
     workers = len(matrices[0])
-    rest = [worker for worker in range(workers) if worker not in graph.silent]
-    if len(rest) < 2:
-        return
     wrong = f"`graph` must let all workers agree in the end, got {graph!r} for {workers} workers"
     split = [group for group in _groups(matrices) if not set(group) <= set(graph.silent)]
     if len(split) > 1:
@@ -138,7 +143,7 @@ def _check_agreement(graph: Graph, matrices: Sequence[np.ndarray]) -> None:
             "jaxcomp.graphs.metropolis(edges, workers) with more edges does, also inside of "
             "jaxcomp.graphs.Without; workers that are to be silent are named there"
         )
-    if _gap([matrix[np.ix_(rest, rest)] for matrix in matrices], drawn=graph.drawn) < _GAP:
+    if _gap_of_heard(graph, matrices) < _GAP:
         raise ValueError(
             f"{wrong}, whose spectral gap is zero: give a worker's own message a weight"
         )

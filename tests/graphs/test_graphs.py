@@ -58,6 +58,15 @@ def test_spectral_gaps_are_those_of_the_formulas():
     assert abs(ring - 0.0507) < 1e-4
     assert graphs.spectral_gap(graphs.OnePeer(), 16) == 1  # Exact in four rounds.
     assert 0 < graphs.spectral_gap(graphs.OnePeer(), 6) < 1
+
+
+def test_silent_workers_do_not_count_in_a_spectral_gap():
+    path = graphs.Without(graphs.Ring(), silent=(4,))
+    inside = np.delete(np.delete(path.matrices(5)[0], 4, 0), 4, 1)
+    second = np.sort(np.abs(np.linalg.eigvalsh(inside)))[-2]
+    np.testing.assert_allclose(graphs.spectral_gap(path, 5), 1 - second, rtol=1e-12)
+    for silent in ((0,), (0, 1)):
+        assert graphs.spectral_gap(graphs.Without(graphs.Ring(), silent), 2) == 1
     pairs = 1 - 16 / (2 * 15)  # A pair keeps the half of what is within it.
     np.testing.assert_allclose(graphs.spectral_gap(graphs.RandomPairs(), 16), 1 - pairs**0.5)
 

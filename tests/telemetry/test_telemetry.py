@@ -122,6 +122,13 @@ def test_means_with_one_label_have_numbers():
     assert {"0/lost", "1/lost"} <= set(telemetry.record(state))
 
 
+def test_a_dict_of_the_users_with_fields_of_a_state_changes_nothing():
+    state = after(jaxcomp.compressed_mean(CODEC, "data", stats=True), {"w": matrix()})
+    mine = {"key": 1, "step": 7, "inside": state}
+    assert telemetry.record(mine) == telemetry.record({"key": 1, "step": 7, "stats": (state,)})
+    assert telemetry.record(mine) == telemetry.record(state)
+
+
 @pytest.mark.wrong_types
 def test_states_without_statistics_are_refused():
     with pytest.raises(ValueError, match="got a mean without them"):
