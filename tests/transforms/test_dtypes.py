@@ -1,13 +1,16 @@
 """States keep their dtypes and shapes for gradients of any dtype, and parts of trees train."""
 
 import warnings
+from collections.abc import Callable
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import methods
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
 import jaxcomp
 from jaxcomp.layout import trees
@@ -78,6 +81,43 @@ def test_a_method_takes_parts_of_a_tree(name):
     ):
         before, after = around(tx, like, like)
         assert described(before) == described(after)
+
+
+class Module(eqx.Module):
+    """With a field that is no array, one of integers and one without elements."""
+
+    a: jax.ShapeDtypeStruct
+    b: jax.ShapeDtypeStruct
+    count: jax.ShapeDtypeStruct
+    empty: jax.ShapeDtypeStruct
+    function: Callable = eqx.field(static=True, default=jax.nn.relu)
+    name: str | None = "a layer"
+
+
+FIELDS = {
+    **likes((F, F)),
+    "count": jax.ShapeDtypeStruct((3,), "int32"),
+    "empty": jax.ShapeDtypeStruct((0, 4), F),
+}
+TREES = {
+    "plain": FIELDS,
+    "equinox": eqx.filter(Module(**FIELDS), lambda leaf: not isinstance(leaf, str)),
+    "nnx": nnx.State({"layer": nnx.State({k: nnx.Param(x) for k, x in FIELDS.items()})}),
+}
+
+
+@pytest.mark.parametrize("name", methods.METHODS | methods.GOSSIP)
+def test_a_method_takes_trees_of_frameworks_with_frozen_integers(name):
+    for kind, like in TREES.items():
+        frozen = jax.tree.map(lambda leaf: leaf.dtype == "int32", like)
+        labels = jax.tree.map(lambda on: "frozen" if on else "trained", frozen)
+        made = methods.build(name)
+        for tx in (
+            jaxcomp.freeze(made, frozen),
+            optax.partition({"trained": made, "frozen": optax.set_to_zero()}, labels),
+        ):
+            before, after = around(tx, like, like)
+            assert described(before) == described(after), kind
 
 
 def test_accumulate_sums_in_float32():

@@ -1,0 +1,59 @@
+"""Narrow parameters move as float32 parameters do, under every method."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import methods
+import numpy as np
+import optax
+import pytest
+
+import jaxcomp
+
+WORKERS, STEPS = 2, 8
+RNG = np.random.default_rng(0)
+SIGNS = np.where(RNG.random((WORKERS, 3, 50)) < 0.5, -1, 1)
+TARGETS = jnp.asarray(SIGNS[:1] * RNG.uniform(2, 3, (WORKERS, 3, 50)), jnp.float32)
+"""So far away that no step reaches them: no sign of a gradient depends on rounding."""
+
+
+NARROW = {d: d for d in ("bfloat16", "float16", "float32")}
+WIDE = dict.fromkeys(NARROW, "float32")
+
+
+def train(name, dtypes):
+    """The last parameters of each worker, of leaves with these dtypes and equal gradients."""
+    make, codec = methods.METHODS.get(name) or methods.GOSSIP[name]
+    tx = make(codec and methods.IDENTITY, methods.RATE)
+
+    def own(target):
+        params = {leaf: jnp.zeros((3, 50), dtype) for leaf, dtype in dtypes.items()}
+
+        def gradient(at):
+            return {leaf: at[leaf].astype("float32") - target for leaf in dtypes}
+
+        def step(carry, _):
+            params, state = carry
+            grads = gradient(jaxcomp.view(params, state))
+            points = {"grad_fn": gradient, "full_grad_fn": gradient}
+            updates, state = tx.update(grads, state, params, **points)
+            return (optax.apply_updates(params, updates), state), None
+
+        (params, state), _ = jax.lax.scan(step, (params, tx.init(params)), length=STEPS)
+        return jaxcomp.view(params, state)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return jax.jit(jax.vmap(own, axis_name=methods.AXIS))(TARGETS)
+
+
+@pytest.mark.parametrize("name", methods.METHODS | methods.GOSSIP)
+def test_narrow_parameters_move_as_float32_does(name):
+    wide = train(name, WIDE)
+    for leaf, found in train(name, NARROW).items():
+        assert found.dtype == leaf
+        assert np.abs(wide[leaf]).min() > 0.05
+        # Each step rounds once.
+        off = STEPS * float(jnp.finfo(leaf).eps)
+        np.testing.assert_allclose(found.astype("float32"), wide[leaf], rtol=off)
