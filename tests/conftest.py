@@ -8,6 +8,7 @@ os.environ.setdefault("JAX_PLATFORMS", os.environ.get("JAXCOMP_TEST_PLATFORM", "
 
 import jax
 import jaxtyping
+import programs
 import pytest
 
 # Nothing here imports jaxcomp: old versions of jaxtyping, such as 0.3.0, instrument packages only
@@ -60,11 +61,16 @@ def annotations(request):
     jaxtyping.config.update("jaxtyping_disable", before)
 
 
+def pytest_addoption(parser):
+    parser.addoption("--costs", help="writes what each test compiled and cost to this CSV file")
+
+
 def pytest_configure(config):
     """Leaves slow tests out of every selection (`-m`) that is not empty and does not name them."""
     chosen = config.option.markexpr
     if chosen and "slow" not in chosen:
         config.option.markexpr = f"({chosen}) and not slow"
+    config.pluginmanager.register(programs.Programs(config), "programs")
 
 
 def pytest_collection_modifyitems(items):

@@ -1,0 +1,96 @@
+"""Counts the programs that tests compile, and what they cost.
+
+    python -m pytest --costs costs.csv
+
+One line a test: how many programs it gave to the compiler, the seconds that tracing, lowering and
+compiling took, and the processor's seconds in all, of its own process and of those that it started.
+What an earlier test of the same process compiled is not compiled again, so a test may count more
+programs if it runs alone.
+"""
+
+import collections
+import csv
+import os
+import pathlib
+
+import jax.monitoring
+import pytest
+
+EVENTS = {
+    "/jax/core/compile/jaxpr_trace_duration": "traced",
+    "/jax/core/compile/jaxpr_to_mlir_module_duration": "lowered",
+    "/jax/core/compile/backend_compile_duration": "compiled",
+}
+COLUMNS = ("programs", *EVENTS.values(), "cpu")
+
+
+def spent() -> float:
+    """Seconds of the processor, of this process and of those that it waited for."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def folder(name: str) -> str:
+    """`tests/codecs` of `tests/codecs/test_bias.py::test_x`, `jaxcomp` of all examples there."""
+    parts = pathlib.PurePosixPath(name.partition("::")[0]).parts
+    return parts[0] if parts[0] != "tests" or len(parts) < 3 else "/".join(parts[:2])
+
+
+class Programs:
+    """A plugin of pytest, in the process that runs tests and in the one that collects results."""
+
+    def __init__(self, config: pytest.Config):
+        self.path = config.getoption("--costs")
+        self.costs: dict[str, dict[str, float]] = collections.defaultdict(
+            lambda: dict.fromkeys(COLUMNS, 0.0)
+        )
+        self.now = dict.fromkeys(COLUMNS, 0.0)
+        jax.monitoring.register_event_duration_secs_listener(self.listen)
+
+    def listen(self, event: str, seconds: float, **_):
+        if name := EVENTS.get(event):
+            self.now[name] += seconds
+            self.now["programs"] += name == "compiled"
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self):
+        self.now = dict.fromkeys(COLUMNS, 0.0)
+        self.begin = spent()
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self):
+        """Each of a test's three reports has what was spent since the last."""
+        report = yield
+        report.costs = {**self.now, "cpu": spent() - self.begin}
+        self.now, self.begin = dict.fromkeys(COLUMNS, 0.0), spent()
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport):
+        for name, cost in getattr(report, "costs", {}).items():
+            self.costs[report.nodeid][name] += cost
+
+    def programs(self) -> dict[str, int]:
+        """The number of programs of each folder."""
+        counts = collections.Counter[str]()
+        for name, cost in self.costs.items():
+            counts[folder(name)] += int(cost["programs"])
+        return dict(sorted(counts.items()))
+
+    def pytest_sessionfinish(self, session: pytest.Session):
+        if not self.path or hasattr(session.config, "workerinput"):
+            return
+        with open(self.path, "w", newline="") as file:
+            table = csv.writer(file, lineterminator="\n")
+            table.writerow(("test", *COLUMNS))
+            for name, cost in sorted(self.costs.items(), key=lambda item: -item[1]["cpu"]):
+                numbers = [f"{cost[column]:.2f}" for column in COLUMNS[1:]]
+                table.writerow((name, int(cost["programs"]), *numbers))
+
+    def pytest_terminal_summary(self, terminalreporter):
+        total = {column: sum(c[column] for c in self.costs.values()) for column in COLUMNS}
+        terminalreporter.write_line(
+            f"{total['programs']:.0f} programs; {total['traced']:.0f} s tracing, "
+            f"{total['lowered']:.0f} s lowering, {total['compiled']:.0f} s compiling, "
+            f"{total['cpu']:.0f} s of the processor"
+        )
