@@ -10,6 +10,7 @@ import jax
 import jaxtyping
 import programs
 import pytest
+import tiers
 
 # Nothing here imports jaxcomp: old versions of jaxtyping, such as 0.3.0, instrument packages only
 # after this file is read, and refuse those that are imported already.
@@ -63,14 +64,17 @@ def annotations(request):
 
 def pytest_addoption(parser):
     parser.addoption("--costs", help="writes what each test compiled and cost to this CSV file")
+    help = "fails if more programs are compiled than programs.json allows this suite"
+    parser.addoption("--budget", choices=("core", "full"), help=help)
 
 
 def pytest_configure(config):
-    """Leaves slow tests out of every selection (`-m`) that is not empty and does not name them."""
+    """Registers our plugins; leaves slow tests out of every selection (`-m`) that is not empty and does not name them."""
     chosen = config.option.markexpr
     if chosen and "slow" not in chosen:
         config.option.markexpr = f"({chosen}) and not slow"
     config.pluginmanager.register(programs.Programs(config), "programs")
+    config.pluginmanager.register(tiers.Tiers(), "tiers")
 
 
 def pytest_collection_modifyitems(items):

@@ -6,10 +6,14 @@ One line a test: how many programs it gave to the compiler, the seconds that tra
 compiling took, and the processor's seconds in all, of its own process and of those that it started.
 What an earlier test of the same process compiled is not compiled again, so a test may count more
 programs if it runs alone.
+
+With `--budget core` or `--budget full` a run fails if a folder compiles more programs than
+`programs.json` allows. Raise the number there only for tests that need the programs.
 """
 
 import collections
 import csv
+import json
 import os
 import pathlib
 
@@ -22,6 +26,9 @@ EVENTS = {
     "/jax/core/compile/backend_compile_duration": "compiled",
 }
 COLUMNS = ("programs", *EVENTS.values(), "cpu")
+BUDGETS = pathlib.Path(__file__).with_name("programs.json")
+PROCESSES = 2
+"""The budgets are for so many processes at most: each compiles what its own tests share."""
 
 
 def spent() -> float:
@@ -40,7 +47,7 @@ class Programs:
     """A plugin of pytest, in the process that runs tests and in the one that collects results."""
 
     def __init__(self, config: pytest.Config):
-        self.path = config.getoption("--costs")
+        self.path, self.budget = config.getoption("--costs"), config.getoption("--budget")
         self.costs: dict[str, dict[str, float]] = collections.defaultdict(
             lambda: dict.fromkeys(COLUMNS, 0.0)
         )
@@ -77,9 +84,26 @@ class Programs:
             counts[folder(name)] += int(cost["programs"])
         return dict(sorted(counts.items()))
 
+    def excess(self, config: pytest.Config) -> list[str]:
+        """The folders that compiled more than their budget allows."""
+        if not self.budget or len(config.getoption("tx", [])) > PROCESSES:
+            return []
+        allowed = json.loads(BUDGETS.read_text())[self.budget]
+        return [
+            f"{name}: {count} programs, of {allowed.get(name, 0)} that programs.json allows"
+            for name, count in self.programs().items()
+            if count > allowed.get(name, 0)
+        ]
+
     def pytest_sessionfinish(self, session: pytest.Session):
-        if not self.path or hasattr(session.config, "workerinput"):
+        if hasattr(session.config, "workerinput"):
             return
+        if self.excess(session.config) and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        if self.path:
+            self.write()
+
+    def write(self):
         with open(self.path, "w", newline="") as file:
             table = csv.writer(file, lineterminator="\n")
             table.writerow(("test", *COLUMNS))
@@ -87,10 +111,12 @@ class Programs:
                 numbers = [f"{cost[column]:.2f}" for column in COLUMNS[1:]]
                 table.writerow((name, int(cost["programs"]), *numbers))
 
-    def pytest_terminal_summary(self, terminalreporter):
+    def pytest_terminal_summary(self, terminalreporter, config):
         total = {column: sum(c[column] for c in self.costs.values()) for column in COLUMNS}
         terminalreporter.write_line(
             f"{total['programs']:.0f} programs; {total['traced']:.0f} s tracing, "
             f"{total['lowered']:.0f} s lowering, {total['compiled']:.0f} s compiling, "
             f"{total['cpu']:.0f} s of the processor"
         )
+        for line in self.excess(config):
+            terminalreporter.write_line(line, red=True)
