@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e
 
-.PHONY: setup demo test docs matrix lint check-results format bench reproduce aot clean
+.PHONY: setup demo test test-all docs matrix lint check-results format bench reproduce aot clean
 
 setup: $(STAMP)
 
@@ -22,8 +22,15 @@ CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/jaxcomp/xla
 KEEP := JAX_COMPILATION_CACHE_DIR='$(CACHE)' JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
 
 # Compiling keeps one core busy, so there is a process a core; each may take a few gigabytes.
+PYTEST = $(if $(CACHE),$(KEEP)) $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
+
+# Each part and each contract once.
 test: setup
-	$(if $(CACHE),$(KEEP)) $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal $(ARGS)
+	$(PYTEST) $(or $(ARGS),--budget core)
+
+# Every recipe, method, mode and dtype too.
+test-all: setup
+	$(PYTEST) -m 'not slow' $(or $(ARGS),--budget full)
 
 # The site, in out/site. The first call installs what builds it; building needs no network.
 docs: .venv/.docs
