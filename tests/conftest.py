@@ -69,7 +69,10 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    """Registers our plugins; leaves slow tests out of every selection (`-m`) that is not empty and does not name them."""
+    """Registers our plugins.
+
+    Slow tests are left out of every selection (`-m`) that is not empty and does not name them.
+    """
     chosen = config.option.markexpr
     if chosen and "slow" not in chosen:
         config.option.markexpr = f"({chosen}) and not slow"

@@ -3,9 +3,13 @@
 The core suite (`make test`) has each public part once as people use it, and each contract once on a
 representative. The full suite (`make test-all`) adds the tests and cases with the marker `full`:
 every recipe, method, mode and dtype. Those with the marker `slow` run before a release.
+
+`pytest.mark.core("sign", "top_*")` marks all cases of a test `full` but those named: a name is a
+case's id or a part of it between hyphens, with `*` for any text.
 """
 
 import collections
+import fnmatch
 
 import pytest
 
@@ -13,11 +17,33 @@ COMMANDS = {"full": "make test-all", "slow": "make test-all ARGS=\"-m ''\""}
 """The smallest run that has them."""
 
 
+def in_core(item: pytest.Item, names: tuple[str, ...]) -> list[str]:
+    """The names that fit a case."""
+    case = getattr(item, "callspec").id
+    return [n for n in names if any(fnmatch.fnmatchcase(p, n) for p in (case, *case.split("-")))]
+
+
 class Tiers:
-    """A plugin of pytest: counts the tests that a selection by markers leaves out."""
+    """A plugin of pytest: marks cases, and counts the tests that a selection leaves out."""
 
     def __init__(self):
         self.left_out = collections.Counter[str]()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, items):
+        cases, unused = collections.Counter(), {}
+        for item in items:
+            if (marker := item.get_closest_marker("core")) is None:
+                continue
+            test = item.nodeid.partition("[")[0]
+            found = in_core(item, marker.args)
+            cases[test] += 1
+            unused[test] = unused.get(test, set(marker.args)) - set(found)
+            if not found:
+                item.add_marker(pytest.mark.full)
+        for test, names in unused.items():
+            if names and cases[test] > 1:  # Not if single cases were asked for.
+                raise pytest.UsageError(f"no case of {test} is called {sorted(names)}")
 
     def pytest_deselected(self, items):
         for item in items:
