@@ -17,9 +17,9 @@ COMMANDS = {"full": "make test-all", "slow": "make test-all ARGS=\"-m ''\""}
 """The smallest run that has them."""
 
 
-def in_core(item: pytest.Item, names: tuple[str, ...]) -> list[str]:
+def in_core(item: pytest.Function, names: tuple[str, ...]) -> list[str]:
     """The names that fit a case."""
-    case = getattr(item, "callspec").id
+    case = item.callspec.id
     return [n for n in names if any(fnmatch.fnmatchcase(p, n) for p in (case, *case.split("-")))]
 
 

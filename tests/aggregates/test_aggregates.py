@@ -71,6 +71,7 @@ def test_the_trimmed_mean_holds_as_long_as_it_cuts_all_attackers():
     np.testing.assert_allclose(combined(TrimmedMean(0.0), HONEST).value, HONEST.mean(0), rtol=1e-5)
 
 
+@pytest.mark.core("30")
 @pytest.mark.parametrize("worker", [0, 30])
 def test_a_worker_moves_the_clipped_mean_by_its_share_of_the_norm(worker):
     """The bound is `2 · norm · w / Σ w`, and is reached by a message that turns around."""
@@ -105,6 +106,7 @@ def test_one_worker_moves_the_mean_anywhere():
     assert not inside(combined(Mean(), messages).value, low, high)
 
 
+@pytest.mark.core("Mean()")
 @pytest.mark.parametrize("rule", RULES, ids=repr)
 def test_messages_that_are_not_finite_are_excluded_and_counted(rule):
     """So are those of absent workers, which are not counted."""
@@ -125,6 +127,7 @@ def test_messages_that_are_not_finite_are_excluded_and_counted(rule):
         np.testing.assert_array_equal(other.value, found.value)
 
 
+@pytest.mark.core("Mean()")
 @pytest.mark.parametrize("rule", RULES, ids=repr)
 def test_half_of_the_messages_must_be_finite(rule):
     messages = HONEST[:8].copy()
@@ -142,6 +145,7 @@ def test_half_of_the_messages_must_be_finite(rule):
     np.testing.assert_array_equal(nobody.value, 0)
 
 
+@pytest.mark.core("Mean()")
 @pytest.mark.parametrize("rule", RULES, ids=repr)
 def test_equal_messages_are_their_own_combination(rule):
     """In each dtype, with one worker and with many."""
@@ -322,6 +326,7 @@ class TestBounded:
         assert alone[0] < 0.25 < 0.8 < alone[1:].min()
 
 
+@pytest.mark.core("1")
 @pytest.mark.parametrize("workers", [1, 2, 3, 7, 16, 31, 65])
 def test_medians_of_any_number_of_workers(workers):
     """By a network, and from 65 workers on by a sort."""

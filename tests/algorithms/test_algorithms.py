@@ -32,6 +32,7 @@ import jaxcomp
 from jaxcomp.testing import problems
 
 
+@pytest.mark.core("diana", "artemis", "ef21", "dore", "censored_heavy_ball", "qcmd_adagrad")
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in ALONE])
 def test_the_identity_gives_the_parent(name, x64):
     problem, steps = problems.quadratics(), 24
@@ -97,6 +98,7 @@ MANY = few_or_all(
 )
 
 
+@pytest.mark.core("diana-100")
 @pytest.mark.parametrize(("name", "workers"), MANY)
 def test_many_workers_stay_alike_and_go_on_from_a_checkpoint(name, workers):
     tx = build(name)
@@ -216,6 +218,7 @@ def test_wrong_use_says_what_would_do():
         without(jaxcomp.optimizers.projected(lambda x: x))
 
 
+@pytest.mark.full
 def test_a_state_made_outside_fits_the_workers(mesh):
     """`tx.init` makes the state of one worker; the shapes of a skipped step are those of eight."""
     mesh = jax.sharding.Mesh(mesh.devices, (AXIS,))

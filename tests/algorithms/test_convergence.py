@@ -27,6 +27,7 @@ def last(tx, steps, problem=None):
     return run.error[-1]
 
 
+@pytest.mark.full
 def test_memories_are_exact_where_residuals_are_not(x64):
     """On workers that disagree, after 2,000 steps at the lengths that the theory allows."""
     problem = problems.quadratics()
@@ -50,6 +51,7 @@ def test_memories_are_exact_where_residuals_are_not(x64):
     assert last(jaxcomp.algorithms.marina(RANDOM, AXIS, learning_rate=rate, p=p), 2000) < 1e-15
 
 
+@pytest.mark.full
 def test_the_absent_are_remembered(x64):
     """Artemis with half of the workers: exact with all memories (PP2), not without them (PP1)."""
     rate = 0.02 / problems.quadratics().smoothness
@@ -72,6 +74,7 @@ def test_a_preserved_model_with_half_of_the_workers(x64):
         jaxcomp.algorithms.rand_mcm(QSGD, AXIS, learning_rate=rate, p=0.0)
 
 
+@pytest.mark.full
 def test_one_bit_both_ways_before_an_adaptive_step(x64):
     """AMSGrad reaches the solution with shifts, not with residuals."""
     problem = problems.quadratics()
@@ -110,6 +113,7 @@ def steep(problem):
     )
 
 
+@pytest.mark.full
 def test_who_is_silent_and_how_often(x64):
     """Censoring: no worker sends twice in a row, with fewer messages than descent."""
     problem = steep(problems.quadratics(workers=9, rows=20))
@@ -175,6 +179,7 @@ def test_gradients_where_no_error_had_been_made(x64):
     assert slope <= (problem.condition - 1) / (problem.condition + 1) + 0.01
 
 
+@pytest.mark.full
 def test_sparse_solutions_of_real_data(x64):
     """QRDA finds the zeros of uncompressed dual averaging; a better ternary code keeps them."""
     data = pytest.importorskip("sklearn.datasets").load_breast_cancer()
@@ -194,6 +199,7 @@ def test_sparse_solutions_of_real_data(x64):
     assert found["mirror"].sum() <= found["ternary"].sum()
 
 
+@pytest.mark.full
 def test_subgradients_in_a_ball(x64):
     """DQ-PSGD: the mean of all points comes near the best point of a ball, at half a bit."""
     rng = np.random.default_rng(0)

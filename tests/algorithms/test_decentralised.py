@@ -67,6 +67,7 @@ def descended(tx, steps):
     return error, apart, models[-1]
 
 
+@pytest.mark.core("0.2")
 @pytest.mark.parametrize("mixing", [0.2, 0.34])
 def test_choco_agrees_and_keeps_the_mean(mixing):
     models = start(16)
@@ -76,6 +77,7 @@ def test_choco_agrees_and_keeps_the_mean(mixing):
     np.testing.assert_allclose(after.mean(axis=0), models.mean(axis=0), rtol=0, atol=1e-12)
 
 
+@pytest.mark.full
 def test_choco_diverges_with_too_long_a_step_and_naive_gossip_stays_apart():
     models = start(16)
     make = functools.partial(algorithms.choco_sgd, TOP, AXIS, learning_rate=0.0)
@@ -135,6 +137,7 @@ def test_a_complete_graph_is_one_model():
     assert apart[-1] < 1e-28
 
 
+@pytest.mark.full
 def test_the_distance_between_models_is_of_the_order_of_the_squared_rate():
     rates = (0.004, 0.002)
     found = [descended(algorithms.dpsgd(IDENTITY, AXIS, learning_rate=r), 3000)[1] for r in rates]
@@ -145,6 +148,7 @@ def test_the_distance_between_models_is_of_the_order_of_the_squared_rate():
     assert error[-1] < 1e-18
 
 
+@pytest.mark.core("8")
 @pytest.mark.parametrize("workers", [8, 16])
 def test_pairs_shrink_the_variance_as_in_theory(workers):
     """A pair of `n/(2(n − 1))` of the variance on average loses all but 0.09 of it."""
@@ -158,6 +162,7 @@ def test_pairs_shrink_the_variance_as_in_theory(workers):
     np.testing.assert_allclose(np.mean(found), want, atol=0.01)
 
 
+@pytest.mark.core("deepsqueeze, top")
 @pytest.mark.parametrize(
     ("codec", "method"),
     [
@@ -181,6 +186,7 @@ def test_compressed_methods_end_where_the_uncompressed_one_does(codec, method):
     assert np.isfinite(apart[-1])
 
 
+@pytest.mark.full
 def test_workers_move_to_another_graph_and_keep_their_mean():
     params = {"w": jnp.zeros((4, 5), jnp.float64)}
     link = jaxcomp.Link(TOP, jaxcomp.Shift())
@@ -212,6 +218,7 @@ def lasso(workers=WORKERS, rows=30, size=10):
     return jnp.asarray(a), jnp.asarray(np.sum(a * x, axis=2))
 
 
+@pytest.mark.full
 def test_variance_reduction_is_a_hundred_times_closer_at_equal_steps():
     a, b = lasso()
     penalty, steps, rows = 0.05, 4000, a.shape[1]
@@ -247,6 +254,7 @@ def test_variance_reduction_is_a_hundred_times_closer_at_equal_steps():
         assert reduced[-1] < plain[-1] / 100, (graph, reduced[-1], plain[-1])
 
 
+@pytest.mark.full
 def test_quantised_variance_reduction_converges_where_quantised_descent_stalls():
     a, b = lasso()
     b = b + 0.5 * start(*b.shape)  # With no noise, every row's gradient vanishes at the solution.

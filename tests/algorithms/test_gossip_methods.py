@@ -56,6 +56,7 @@ def stepper(tx):
     return step
 
 
+@pytest.mark.core("choco_sgd")
 @pytest.mark.parametrize("name", few_or_all(["choco_sgd", "gradient_tracking", "noloco"], GOSSIP))
 def test_a_run_goes_on_from_a_checkpoint_bit_for_bit(name, tmp_path):
     tx, mesh = build(name), jax.make_mesh((4,), (AXIS,), (jax.sharding.AxisType.Auto,))
@@ -84,6 +85,7 @@ def still(worker, step):
     return jnp.zeros_like, jnp.zeros_like
 
 
+@pytest.mark.core("one peer-4 bits")
 @pytest.mark.parametrize("link", LINKS)
 @pytest.mark.parametrize("graph", VARYING)
 def test_every_link_agrees_over_graphs_that_change(graph, link, x64):
@@ -108,6 +110,7 @@ QSVRG = {
 }
 
 
+@pytest.mark.core("4 bits")
 @pytest.mark.parametrize("link", QSVRG)
 def test_qsvrg_converges_with_every_link(link, x64):
     """Workers differ, so messages do not vanish: shifts go on where 4 bits alone stop."""
@@ -142,6 +145,7 @@ def weighted(reducer, x):
     return reducer.collect(key, plan.batches, message, state, AXIS, jnp.ones(())).part
 
 
+@pytest.mark.core("plain")
 @pytest.mark.parametrize(
     "settings",
     [

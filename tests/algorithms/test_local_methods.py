@@ -29,6 +29,7 @@ def local():
         return final(jaxcomp.local_updates(PLAIN(), None, AXIS, every=4))
 
 
+@pytest.mark.full
 def test_all_methods_of_averages_agree_without_compression(local, x64):
     """Sent whole, residuals stay empty, and outer steps of length one are averages."""
     rounds = {"inner": PLAIN(), "every": 4}
@@ -84,6 +85,7 @@ def assert_unbiased(runs, exact):
     assert 0 < error < 2 * np.linalg.norm(runs.std(0)) / np.sqrt(len(runs))
 
 
+@pytest.mark.full
 def test_genqsgd_takes_unequal_numbers_of_steps_and_quantises_both_ways(x64):
     """Both ways unbiased: the mean of many runs is the run without quantisation."""
     numbers = [4, 4, 4, 4, 2, 2, 2, 2]
@@ -117,6 +119,7 @@ def test_chunks_send_what_they_say():
     assert np.linalg.norm(x - sent) < 0.75 * np.linalg.norm(x)
 
 
+@pytest.mark.core("aggregate")
 @pytest.mark.parametrize("subtract", ["own", "aggregate"])
 def test_decoupled_momentum_keeps_what_nobody_sends(subtract):
     """With every coefficient sent, the own momentum is empty after each step; the aggregate leaves
@@ -141,6 +144,7 @@ def test_decoupled_momentum_keeps_what_nobody_sends(subtract):
     assert np.abs(momentum(make(k=4))).max() > 0.1
 
 
+@pytest.mark.core("2")
 @pytest.mark.parametrize("workers", [2, 8, 64])
 def test_directions_that_differ_keep_their_length(workers):
     """Orthogonal vectors of length one: the plain mean is `1/√n` long."""
@@ -153,6 +157,7 @@ def test_directions_that_differ_keep_their_length(workers):
     assert not mean["zero"].any()
 
 
+@pytest.mark.full
 def test_directions_are_weighted_and_take_part_in_rounds():
     tx = jaxcomp.directional_mean(jaxcomp.Dense(), AXIS)
     rows, weights = jnp.asarray([[3.0, 0], [0, 1]]), jnp.asarray([3.0, 1])
@@ -171,6 +176,7 @@ def test_directions_are_weighted_and_take_part_in_rounds():
         jaxcomp.local_updates(PLAIN(), None, AXIS, every=4, reducer=tx, stats=True)
 
 
+@pytest.mark.full
 def test_momentum_is_decoupled_in_vectors_too_and_weights_decay():
     """A vector sends half of its coefficients, and keeps the others for later steps."""
     like = {"vector": jnp.full(192, 2.0), "scalar": jnp.full((), 2.0)}
@@ -210,6 +216,7 @@ def test_methods_for_unbiased_codecs_refuse_others():
             build()
 
 
+@pytest.mark.full
 def test_muloco_steps_by_the_shapes_of_its_matrices():
     """Singular values are `√(out/in)` times the rate; a second step has no Nesterov look-ahead."""
     params = {"w": jnp.ones((4, 16)), "t": jnp.ones((16, 4)), "b": jnp.ones(4)}
@@ -237,6 +244,7 @@ def test_muloco_steps_by_the_shapes_of_its_matrices():
         np.testing.assert_allclose(found["b"], rest["b"], rtol=1e-5)
 
 
+@pytest.mark.full
 def test_what_needs_the_whole_mean_says_so():
     with pytest.raises(ValueError, match="`subtract` must be one of 'own', 'aggregate'"):
         jaxcomp.algorithms.demo_sgd(AXIS, learning_rate=0.1, subtract="all")
@@ -283,6 +291,7 @@ def local_variance(tx, steps):
     return float(spread.mean()), int(exchanged.sum()), period
 
 
+@pytest.mark.full
 def test_an_adaptive_period_needs_fewer_exchanges_at_the_same_variance():
     """At most 70 % of the exchanges of a constant period of four, at 1.1 times its variance; the
     period grows when the rate falls."""

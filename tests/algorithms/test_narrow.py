@@ -48,6 +48,7 @@ def train(name, dtypes):
         return jax.jit(jax.vmap(own, axis_name=methods.AXIS))(TARGETS)
 
 
+@pytest.mark.core("ef21", "local_sgd")
 @pytest.mark.parametrize("name", methods.METHODS | methods.GOSSIP)
 def test_narrow_parameters_move_as_float32_does(name):
     wide = train(name, WIDE)

@@ -15,6 +15,7 @@ def importable(monkeypatch):
     monkeypatch.syspath_prepend(BENCHMARKS)
 
 
+@pytest.mark.full
 def test_committed_results_hold():
     import check
 
@@ -91,6 +92,7 @@ def test_names_of_lines_do_not_overlap():
     assert places[-1] == pytest.approx(1)
 
 
+@pytest.mark.full
 def test_pictures_are_drawn_again_from_committed_results(tmp_path, monkeypatch):
     """Each is one of the documentation; a few are drawn here."""
     import redraw

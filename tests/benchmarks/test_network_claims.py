@@ -65,6 +65,7 @@ def test_adam_needs_its_ratio_and_its_score():
     assert verdict(BAD, 7.0) == "does not hold here"
 
 
+@pytest.mark.full
 def test_ternary_gradients_scale_by_the_model():
     from claims import ternary
 

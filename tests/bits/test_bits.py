@@ -11,6 +11,7 @@ from hypothesis import given, settings, strategies as st
 from jaxcomp import bits
 
 
+@pytest.mark.full
 @settings(max_examples=24, deadline=None)
 @given(
     seed=st.integers(0, 2**31 - 1),

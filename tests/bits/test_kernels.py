@@ -64,6 +64,7 @@ def off(f, ulps):
     return run
 
 
+@pytest.mark.core("2")
 @pytest.mark.parametrize("ulps", [None, -2, 0, 2], ids=str)
 def test_reciprocals_and_roots_of_kernels_are_correctly_rounded(ulps, monkeypatch):
     """Every mantissa, in an even and an odd exponent; some of them in the extreme exponents."""
@@ -84,6 +85,7 @@ def test_reciprocals_and_roots_of_kernels_are_correctly_rounded(ulps, monkeypatc
     assert float(sqrt(jnp.float32(0))) == 0
 
 
+@pytest.mark.core("8-gpu_interpret")
 @pytest.mark.parametrize("implementation", INTERPRETED)
 @pytest.mark.parametrize("width", few_or_all([3, 8, 1.6], range(1, 9)))
 def test_kernels_pack_the_same_words(width, implementation):
@@ -97,6 +99,7 @@ def test_kernels_pack_the_same_words(width, implementation):
     np.testing.assert_array_equal(back, codes)
 
 
+@pytest.mark.core("four bits-gpu")
 @pytest.mark.parametrize(
     ("name", "implementation"),
     [
@@ -136,6 +139,7 @@ def test_kernels_quantise_the_same(name, implementation):
     assert_same_bits(got, want)
 
 
+@pytest.mark.core("gpu_interpret")
 @pytest.mark.parametrize("implementation", INTERPRETED)
 def test_kernels_sum_levels_that_are_a_table(implementation):
     """The payload of EDEN: its encoder has no kernel, its decoder has one."""
@@ -154,6 +158,7 @@ def test_kernels_sum_levels_that_are_a_table(implementation):
     assert_same_bits(add(implementation), add(None))
 
 
+@pytest.mark.full
 def test_a_kernel_takes_a_scale_that_was_agreed_and_buckets_of_any_size():
     codec = jaxcomp.qsgd_inf(bits=4, bucket_size=100)
     x, count = extremes(6, 100)
@@ -165,6 +170,7 @@ def test_a_kernel_takes_a_scale_that_was_agreed_and_buckets_of_any_size():
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.core("gpu_interpret")
 @pytest.mark.parametrize("implementation", INTERPRETED)
 def test_kernels_under_vmap_and_shard_map(implementation):
     """Four workers with different keys; more than sixteen payloads are added in a loop."""
@@ -201,6 +207,7 @@ def test_kernels_under_vmap_and_shard_map(implementation):
     )
 
 
+@pytest.mark.core("2-gpu_interpret")
 @pytest.mark.parametrize(
     ("block", "implementation"),
     [
@@ -238,6 +245,7 @@ def lowered_step(codec, mesh):
     return lowered(jax.shard_map(step, mesh=mesh, **specs), *like, mesh=mesh)
 
 
+@pytest.mark.core("four bits-cuda")
 @pytest.mark.parametrize("platform", CALLS)
 @pytest.mark.parametrize("name", CODECS)
 def test_each_platform_takes_its_own_kernel(name, platform):
@@ -258,6 +266,7 @@ def test_under_an_axis_that_is_not_manual_xla_does_the_work(platform):
     assert CALLS[platform] not in text
 
 
+@pytest.mark.core("2")
 @pytest.mark.parametrize("workers", [2, 3, 20])
 def test_a_weighted_sum_is_the_same_bits_however_it_is_compiled(workers):
     """Weights go into the steps: XLA may or may not round a product."""
@@ -319,6 +328,7 @@ def test_a_bucket_that_a_kernel_cannot_hold_takes_the_reference():
         assert call not in encode
 
 
+@pytest.mark.core("cuda")
 @pytest.mark.parametrize("platform", CALLS)
 def test_a_rotation_is_one_kernel(platform):
     """One rotation each way; XLA compiles blocks that no program can hold."""

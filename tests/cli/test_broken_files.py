@@ -126,6 +126,7 @@ def changed(data, rng):
     return bytes(found)
 
 
+@pytest.mark.core("fit")
 @pytest.mark.filterwarnings("ignore:compressed_mean compresses no leaf")
 @pytest.mark.parametrize("command", VALID)
 def test_a_broken_file_is_refused_in_one_line(command, answer):

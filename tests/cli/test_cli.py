@@ -32,6 +32,7 @@ def run(capsys, *argv: str) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.full
 def test_every_codec_is_listed_with_its_bits(capsys):
     lines = json.loads(run(capsys, "codecs", "--elements", "16384", "--json"))
     assert [line["codec"] for line in lines] == list(catalogue.expressions())
@@ -96,6 +97,7 @@ def test_the_tree_and_the_step_may_be_the_users_own(capsys, tmp_path, monkeypatc
     assert "300x300" in text
 
 
+@pytest.mark.full
 def test_a_budget_is_spent_on_saved_gradients(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(timing, "measure", lambda way, elements, repeats: still(way))
     monkeypatch.chdir(tmp_path)
@@ -208,6 +210,7 @@ def test_a_missing_matplotlib_is_told_before_anything_is_timed(capsys, monkeypat
     assert "needs matplotlib, which is not installed" in refused(capsys, argv)
 
 
+@pytest.mark.full
 def test_a_reducer_is_timed_whole(capsys):
     """Bits are those of one device, between two workers: a low-rank mean sends both factors."""
     given = ["--elements", "4096", "--repeats", "1", "--json", "--codec", "PowerIteration(rank=4)"]

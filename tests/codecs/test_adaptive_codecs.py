@@ -32,6 +32,7 @@ def adapted(codec, x, turns=2):
     return float(jnp.sum(error**2))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "bits"),
     few_or_all([("gaussian", 4)], itertools.product(("gaussian", "heavy", "laplace"), (3, 4))),
@@ -50,6 +51,7 @@ def test_adaptive_levels_beat_fixed_ones(name, bits):
         np.testing.assert_allclose(errors[0], {3: 0.2922, 4: 0.0363}[bits], rtol=0.03)
 
 
+@pytest.mark.full
 def test_adaptive_levels_follow_their_schedule():
     codec = jaxcomp.alq(3, every=3)
     x = law("heavy", 512 * 8).reshape(8, 512)
@@ -65,6 +67,7 @@ def test_adaptive_levels_follow_their_schedule():
     assert int(state.step[0]) == 8
 
 
+@pytest.mark.core("pooled amq")
 @pytest.mark.parametrize(
     "codec",
     [jaxcomp.alq(3, every=2), jaxcomp.amq(3, every=2, pooled=True)],

@@ -62,6 +62,7 @@ def by_hand(codec, x, guesses):
     return found
 
 
+@pytest.mark.full
 def test_the_choice_never_costs_more_than_any_alternative(given):
     x, guesses, near = given
     want = by_hand(CODEC, x, guesses)
@@ -90,6 +91,7 @@ def test_costs_are_expectations_of_what_is_drawn(given):
         assert cost == pytest.approx(want.reshape(-1, N)[mode[row], row], rel=0.25)
 
 
+@pytest.mark.full
 def test_every_mode_is_decoded_without_bias(given):
     """The choice is the same for every draw, so no alternative is favoured for its noise."""
     x, _, _ = given
@@ -115,6 +117,7 @@ def test_every_mode_is_decoded_without_bias(given):
             assert (off < 6 * spread + 6 * step / 150 + 1e-5).all()
 
 
+@pytest.mark.full
 def test_a_message_is_as_short_as_the_entropy():
     """Of one batch of many buckets, and of one leaf; beside headers of a known size."""
     rng = np.random.default_rng(1)
@@ -153,6 +156,7 @@ def test_an_exact_guess_costs_nothing(given):
     np.testing.assert_array_equal(y, x)
 
 
+@pytest.mark.full
 def test_contract():
     testing.check_codec(BestOf(bucket_size=512), eager=False, dtypes=("float16",))
 

@@ -62,6 +62,7 @@ FEW = [
 ]
 
 
+@pytest.mark.core("Q(Uniform(steps=7),MaxAbs,Stochastic,b=None)-4*")
 @pytest.mark.parametrize(
     ("codec", "steps"),
     [(codec, 2**12) for codec in FEW] + [slow(codec, 2**16) for codec in _sweep()],
@@ -76,6 +77,7 @@ def test_every_block_of_a_bucket_is_served(codec, steps):
         testing.assert_feedback_sends_all(codec, BLOCKS, parts=6, steps=steps)
 
 
+@pytest.mark.full
 def test_blocks_of_different_scale_have_the_error_of_their_own():
     """A block a tenth as large as its neighbour has the same relative error."""
     x = law("gaussian", 8192)

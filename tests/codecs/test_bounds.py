@@ -65,6 +65,7 @@ def test_a_norm_rounded_at_random_adds_its_variance():
     assert composed == pytest.approx(9 / 8 * plain + 1 / 8)
 
 
+@pytest.mark.core("Rotated(Q(MidRise(width=3*")
 @pytest.mark.parametrize(
     "codec", [jaxcomp.rotated_uniform(3, SIZE), jaxcomp.ndsc(2, SIZE)], ids=label
 )
@@ -90,6 +91,7 @@ def test_two_rotations_of_a_short_leaf_are_unbiased():
     np.testing.assert_allclose(mean[:2], [1.0, 0.6], atol=0.04)
 
 
+@pytest.mark.core("0.5")
 @pytest.mark.parametrize("bits", [0.5, 1.5])
 def test_norm_matching_keeps_the_length_at_fractional_rates(bits):
     x = law("heavy", 2**14)

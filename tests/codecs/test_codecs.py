@@ -38,6 +38,21 @@ EAGER = [*FEW[:5], jaxcomp.random_k(fraction=0.1)]
 `quantize/` and below."""
 
 
+REPRESENTATIVES = (
+    "Cast(dtype='bfloat16',b=512)-lean",
+    "Q(Sign,MeanAbs,Nearest,b=512)-whole",
+    "Q(Uniform(steps=7),MaxAbs,Stochastic,b=512)-whole",
+    "Q(Uniform(steps=1),OptimalTernary*-lean",
+    "Natural(b=512)-lean",
+    "*PowerOfTwo,b=512,block=32)-lean",
+    "Rotated(Q(MidRise(width=2,cells=True)*-lean",
+    "RandomK(fraction=0.01,b=None)-lean",
+    "Sparsifier(Largest(fraction=0.01),b=None)-lean",
+)
+"""A codec of each family."""
+
+
+@pytest.mark.core(*REPRESENTATIVES)
 @pytest.mark.parametrize(
     ("codec", "whole"),
     few_or_all(
@@ -53,7 +68,12 @@ def test_contract(codec, whole):
 
 
 @pytest.mark.parametrize(
-    "codecs", [COMMON + VARIANTS, slow(EVERY)], ids=lambda value: "all" if value is EVERY else "few"
+    "codecs",
+    [
+        pytest.param(FEW, id="few"),
+        pytest.param(COMMON + VARIANTS, id="common", marks=pytest.mark.full),
+        slow(EVERY, id="all"),
+    ],
 )
 def test_golden_payload_bytes_are_unchanged(codecs):
     """The wire format is a promise: a changed byte is a changed version."""
@@ -93,6 +113,7 @@ class TestEverywhere(chex.TestCase):
             chex.assert_trees_all_equal(got, jaxcomp.roundtrip(codec, 3, x))
 
 
+@pytest.mark.core("Cast(dtype='float16',b=512)")
 @pytest.mark.parametrize("codec", few_or_all(FEW[::2], CODECS), ids=label)
 def test_lowers_for_accelerators(codec):
     """Compiler hints for a CPU do not reach other platforms."""
@@ -107,6 +128,7 @@ def test_lowers_for_accelerators(codec):
         assert "inlineable" not in text
 
 
+@pytest.mark.core("Cast(dtype='bfloat16',b=512)-float16", "Natural*")
 @pytest.mark.parametrize(
     ("codec", "dtype"),
     few_or_all(
@@ -187,6 +209,7 @@ def test_error_classes_are_declared_honestly():
         Quantizer(levels=levels.Sign(), scale=scales.MaxAbs, rounding=rounding.Nearest())
 
 
+@pytest.mark.core("Q(Sign,MeanAbs,Nearest,b=512)")
 @pytest.mark.parametrize("codec", few_or_all(FEW[1::2], FEW), ids=label)
 @settings(max_examples=4, deadline=None)
 @given(seed=st.integers(0, 2**31 - 1), power=st.sampled_from([1, 3]))

@@ -47,6 +47,7 @@ def measured(bits, scale, law_name):
     return wire, error, float(jnp.sum(decoded * x)) / energy, float(state.spent.lost)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("bits", few_or_all([1], [2, 3, 4]))
 def test_rotated_and_coded_it_is_near_the_unbiased_bound(bits):
     """At bits on the wire, with all that is sent counted, a step for each block of 4,096 included,
@@ -59,6 +60,7 @@ def test_rotated_and_coded_it_is_near_the_unbiased_bound(bits):
     assert error < 1.66 * limits.unbiased_bound(wire)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("bits", few_or_all([4], [1, 2, 3]))
 def test_rotated_and_coded_it_is_near_the_rate_distortion_function(bits):
     wire, error, _, lost = measured(bits, "minimum_error", "gaussian")
@@ -67,6 +69,7 @@ def test_rotated_and_coded_it_is_near_the_rate_distortion_function(bits):
     assert wire + 0.5 * np.log2(error) < 0.3  # Bits above it.
 
 
+@pytest.mark.full
 def test_twice_rotated_it_is_unbiased_even_where_one_element_is_all():
     codec = jaxcomp.ecsq(2, bucket_size=4096, scale="unbiased", rotations=2)
     x = jnp.zeros(4096).at[7].set(1.0).at[9].set(-0.5)
@@ -82,6 +85,7 @@ def test_twice_rotated_it_is_unbiased_even_where_one_element_is_all():
 ROOMY = (jaxcomp.qsgd_inf(bits=3, bucket_size=600), jaxcomp.nuqsgd(bucket_size=600))
 
 
+@pytest.mark.core("Elias(code='omega',sparse=False)-Q(U*")
 @pytest.mark.parametrize(
     ("coder", "codec"),
     few_or_all(
@@ -106,6 +110,7 @@ def test_nothing_is_lost_where_there_is_room(coder, codec):
     assert 0 < float(state.spent.spare) < 4 * own.words.size
 
 
+@pytest.mark.full
 def test_levels_with_no_zero_and_ternary_ones_have_numbers_too():
     x = law("gaussian", 1000).reshape(2, 500)
     for codec in (
@@ -117,6 +122,7 @@ def test_levels_with_no_zero_and_ternary_ones_have_numbers_too():
         np.testing.assert_array_equal(decoded, batch(codec, x)[2])
 
 
+@pytest.mark.core("Rans(lanes=None, symbols_a_lane=2048)")
 @pytest.mark.parametrize("coder", [CODERS[0], CODERS[2]], ids=repr)
 def test_what_does_not_fit_is_zero_and_counted(coder):
     """Every element is sent eventually, since streams start at random positions."""
@@ -136,6 +142,7 @@ def test_what_does_not_fit_is_zero_and_counted(coder):
     assert not coded.unbiased
 
 
+@pytest.mark.full
 def test_a_residual_sends_what_did_not_fit(mesh):
     """The statistics count the lost elements and the unused room."""
     coded = jaxcomp.codecs.Coded(codec=jaxcomp.blockwise(bits=4, bucket_size=1024), capacity=1.5)
@@ -164,6 +171,7 @@ def test_a_residual_sends_what_did_not_fit(mesh):
     assert np.linalg.norm(total - wanted) < 0.1 * np.linalg.norm(wanted)
 
 
+@pytest.mark.core("Gather")
 @pytest.mark.parametrize("reducer", [jaxcomp.Gather, jaxcomp.TwoShot])
 def test_tables_follow_what_all_workers_send(reducer, mesh):
     """From the counts of all: what is sparser than the law takes fewer bits from then on, and
@@ -194,6 +202,7 @@ def test_tables_follow_what_all_workers_send(reducer, mesh):
     assert spare[0.5] > 1.05 * spare[None]
 
 
+@pytest.mark.full
 def test_qsgd_has_the_entropy_that_its_paper_promises():
     """`s = √n`: at most 2.58 bits, while Elias' codes as they are take more than 2.8."""
     n, s = 127**2, 127
@@ -221,6 +230,7 @@ def test_qsgd_has_the_entropy_that_its_paper_promises():
     assert 8 - 8 * float(state.spent.spare) / n < 1.01 * entropies["gaussian"] + floor + 48 * 4 / n
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "coder", [jaxcomp.codecs.Rice(), slow(jaxcomp.codecs.Elias(sparse=True))], ids=repr
 )
@@ -237,6 +247,7 @@ def test_gaps_may_be_as_long_as_the_row(coder):
     np.testing.assert_array_equal(decoded, batch(codec, x)[2])
 
 
+@pytest.mark.full
 def test_short_buckets_are_sent_packed_and_tables_are_not_needed_to_decode():
     """A bucket of whose stream little would be left after its beginning; a first table."""
     codec = jaxcomp.ecsq(bits=2)
@@ -283,6 +294,7 @@ def test_tables_are_made_under_a_guard_against_transfers(memory):
         jax.eval_shape(functools.partial(jaxcomp.roundtrip, codec), KEY, x)
 
 
+@pytest.mark.full
 def test_short_leaves_share_a_program_and_nothing_else():
     """Leaves of many sizes have buckets of few; a neighbour does not change what a leaf decodes to.
 

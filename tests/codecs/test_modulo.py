@@ -40,6 +40,7 @@ def step_of(codec, distance):
     return 2 * distance / (codec.levels - (2 if codec.private else 1) - 2 * 2.0**-5)
 
 
+@pytest.mark.core("2")
 @pytest.mark.parametrize("levels", [2, 3, 4, 16, 256])
 def test_subtractive_dither_never_wraps_and_has_a_uniform_error(levels):
     codec, distance = Modulo(levels=levels, bucket_size=SIZE), 0.5
@@ -53,6 +54,7 @@ def test_subtractive_dither_never_wraps_and_has_a_uniform_error(levels):
     assert abs(error.mean()) < 6 * step / np.sqrt(12 * error.size)
 
 
+@pytest.mark.core("3")
 @pytest.mark.parametrize("levels", [3, 4, 17])
 def test_private_rounding_never_wraps_and_has_a_sixth_of_a_squared_step(levels):
     codec, distance = Modulo(levels=levels, private=True, bucket_size=SIZE), 0.5
@@ -153,6 +155,7 @@ def test_a_rotation_turns_the_guess_too():
     assert errors[1] < errors[0] / 60
 
 
+@pytest.mark.core("Modulo(levels=3,*")
 @pytest.mark.parametrize(
     "codec",
     [

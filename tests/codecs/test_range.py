@@ -67,6 +67,7 @@ def test_tiny_buckets_are_quantised_as_others_are():
             np.testing.assert_array_equal(run(x * scale), np.asarray(run(x)) * np.float32(scale))
 
 
+@pytest.mark.full
 def test_kernels_quantise_tiny_buckets_alike():
     x = (gaussian(8 * 128) * 2.0 ** -np.repeat(np.arange(100, 116, 2), 128)).astype(jnp.float32)
     want, *others = (
@@ -90,6 +91,7 @@ def test_signs_of_tiny_buckets_are_a_contraction():
         assert ratio == pytest.approx(1 - 2 / np.pi, abs=0.05)
 
 
+@pytest.mark.core("Cast(dtype='float8_e4m3fn', bucket_size=512)")
 @pytest.mark.parametrize(
     "codec",
     [

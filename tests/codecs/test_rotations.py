@@ -31,6 +31,7 @@ def test_golden_drive_scale():
     np.testing.assert_allclose(fit("norm", count=count), [[np.sqrt(14.25) / 2]], rtol=1e-6)
 
 
+@pytest.mark.core("1-2")
 @pytest.mark.parametrize(
     "laws", [("gaussian", "heavy"), slow(("gaussian", "heavy", "laplace"))], ids=len
 )
@@ -55,6 +56,7 @@ def test_eden_meets_its_error(bits, laws):
     np.testing.assert_allclose(distance, [1.71, 2.0, 2.25, 2.45][bits - 1], rtol=6e-3)
 
 
+@pytest.mark.core("0.25")
 @pytest.mark.parametrize("bits", [0.25, 0.5, 1.5, 2.25])
 def test_eden_at_rates_between(bits):
     x = law("heavy", 2**18)
@@ -80,6 +82,7 @@ def mean_of(codec, x, draws=4096):
     return np.asarray(jax.jit(lambda: jnp.mean(jax.lax.map(total, starts), 0))())
 
 
+@pytest.mark.full
 def test_one_rotation_is_biased_on_sparse_input_and_two_are_not():
     x = jnp.zeros(512).at[0].set(1.0).at[1].set(0.6)
     # Whatever the signs, rotated elements have the same two sizes, so few draws tell the mean.
@@ -91,6 +94,7 @@ def test_one_rotation_is_biased_on_sparse_input_and_two_are_not():
     np.testing.assert_allclose(twice[:2], [1.0, 0.6], atol=0.012)
 
 
+@pytest.mark.full
 def test_near_democratic_coding_beats_plain_dithering_at_equal_bits():
     """x = randn³ of 1,000 elements; bits counted as they are sent."""
     x = law("heavy", 1000 * 64).reshape(64, 1000)
@@ -142,6 +146,7 @@ def error_of_even_levels(bits, dithered, size=4096):
     return error.sum() / (z * z).sum()
 
 
+@pytest.mark.core("codec0-1-True")
 @pytest.mark.parametrize(
     ("codec", "bits", "dithered"),
     [
@@ -158,6 +163,7 @@ def test_even_levels_see_gaussian_elements(codec, bits, dithered):
         assert found <= (2 * np.log(2 * 4096) + 2) / (2**bits - 1) ** 2
 
 
+@pytest.mark.full
 def test_democratic_coding_meets_its_error():
     """As in `docs/codecs.md`; at 1.5 bits that is less than half of NDSC's, dithered or not."""
     x = law("heavy", 2**17)
@@ -170,6 +176,7 @@ def test_democratic_coding_meets_its_error():
         assert found < np.mean([error_of_even_levels(bits, dithered) for bits in (1, 2)]) / 2
 
 
+@pytest.mark.full
 def test_a_shared_rotation_is_undone_once_after_the_sum():
     """Eight payloads of a shared rotation are added first, with one transform; it is the same."""
     codec = jaxcomp.rotated_uniform(bits=6)
@@ -185,6 +192,7 @@ def test_a_shared_rotation_is_undone_once_after_the_sum():
     np.testing.assert_allclose(total[0] / 8, x, atol=0.2)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("check_vma", [True, slow(False)])
 def test_rows_in_chunks_are_the_same_bits(check_vma, mesh, monkeypatch):
     """Two buckets at a time, and the last one again: under `jit`, `vmap` and `shard_map`."""

@@ -48,6 +48,7 @@ RAW = {
 }
 
 
+@pytest.mark.core("top_k")
 @pytest.mark.parametrize("name", RAW)
 def test_what_is_not_sent_stays_exactly(name):
     """Each element is sent as it is or stays as it is, where there is too little room too."""
@@ -64,6 +65,7 @@ def test_what_is_not_sent_stays_exactly(name):
         assert (number == room).all()
 
 
+@pytest.mark.full
 def test_every_choice_works_where_workers_are_typed_as_different(mesh):
     """The types of values in loops and branches that differ between workers satisfy `check_vma`."""
     codecs = [*RAW.values(), jaxcomp.fastsgd(fraction=0.02), jaxcomp.demo(k=2, chunk=16)]
@@ -92,6 +94,7 @@ def test_values_may_be_quantised():
     assert off.max() <= np.abs(messages).max() / 127
 
 
+@pytest.mark.full
 def test_values_may_be_embedded():
     """Top-k, then a rotation and even levels: fewer bytes, and a smaller error, than plain levels.
 
@@ -120,6 +123,7 @@ def test_values_may_be_embedded():
     assert sizes == sorted(set(sizes))
 
 
+@pytest.mark.full
 def test_the_largest_are_sent_with_the_energy_that_they_should_have():
     x = law("gaussian", 2**20)
     for share, want in ((0.1, 0.4393), (0.01, 0.0845), (0.001, 0.0127)):
@@ -138,6 +142,7 @@ def test_places_cost_what_they_should():
     assert 8 * jaxcomp.wire_bytes(quantised, like) / k <= 8.6 + 4 + 32 / 128
 
 
+@pytest.mark.full
 def test_dgc_sends_about_the_share_and_never_beyond_its_room():
     run = jax.jit(lambda x: jaxcomp.roundtrip(jaxcomp.dgc(0.01), 0, x))
     for kind in ("gaussian", "laplace", "heavy"):
@@ -145,6 +150,7 @@ def test_dgc_sends_about_the_share_and_never_beyond_its_room():
         assert 0.8 * 2621 < sent <= 1.3 * 2622
 
 
+@pytest.mark.full
 def test_dgc_selects_again_where_a_sample_misleads():
     """No sampled element is large: far too many exceed the threshold, and the largest are sent."""
     x = np.random.default_rng(0).uniform(1, 2, 300_000).astype(np.float32)
@@ -166,6 +172,7 @@ def test_dgc_lowers_a_threshold_that_is_too_high():
     assert 0.8 * 3000 <= sent <= 1.3 * 3000
 
 
+@pytest.mark.full
 def test_sidco_learns_its_stages_in_training():
     """Cubed normals at 0.1 %: two stages find three times too many, three find the share."""
     codec = jaxcomp.sidco(fraction=0.002)
@@ -176,6 +183,7 @@ def test_sidco_learns_its_stages_in_training():
     assert int(state.tried[0, 0]) > 0
 
 
+@pytest.mark.full
 def test_sidco_sends_something_whatever_it_is_given():
     codec = jaxcomp.sidco(fraction=0.001)
     run = jax.jit(lambda x: jaxcomp.roundtrip(codec, 0, x))
@@ -205,6 +213,7 @@ def reads(codec, size):
     return every, strided
 
 
+@pytest.mark.full
 def test_the_laws_read_less_than_all_elements_once():
     """Of 2²⁵ elements a sixteenth: by parts of 512 the largest, the number and the sum, and the
     squares for the generalised Pareto law, stage after stage. Then one pass makes the bitmap, and
@@ -218,6 +227,7 @@ def test_the_laws_read_less_than_all_elements_once():
     assert reads(jaxcomp.threshold(1.0, 0.01), 2**25) == (2, 0)
 
 
+@pytest.mark.core("1")
 @pytest.mark.parametrize("workers", [1, 3, 20])
 def test_sums_of_payloads_are_deterministic(workers):
     """One scatter of ascending places a worker: the same bits as one after another."""
@@ -262,6 +272,7 @@ def test_demo_sends_smooth_squares_in_few_coefficients():
         jaxcomp.demo(k=17, chunk=4)
 
 
+@pytest.mark.core("1")
 @pytest.mark.parametrize("per_octave", [1, 2, 4, 8])
 def test_fastsgd_is_near_in_logarithms_and_keeps_what_fits(per_octave):
     codec = jaxcomp.fastsgd(fraction=0.02, per_octave=per_octave, most=15)

@@ -9,6 +9,7 @@ import jaxcomp
 from jaxcomp.codecs.quantizer import Quantizer
 
 
+@pytest.mark.core("codec0-3.512-3.004-1.47")
 @pytest.mark.parametrize(
     ("codec", "gaussian", "laplace", "heavy"),
     [
@@ -42,6 +43,7 @@ def test_error_on_standard_inputs(codec, gaussian, laplace, heavy):
         assert abs(got - want) <= slack * want + digit, (name, got, want)
 
 
+@pytest.mark.core("codec0-0.32-0.29-0.21")
 @pytest.mark.parametrize(
     ("codec", "gaussian", "laplace", "heavy"),
     [

@@ -59,6 +59,7 @@ def blocks(page, language="python"):
     return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
 
 
+@pytest.mark.full
 def test_data_parallel(run):
     names, out = run("data_parallel.md")
     (told,) = re.findall(
@@ -90,6 +91,7 @@ def check_private(names):
     assert np.linalg.norm(found[1]) <= 1
 
 
+@pytest.mark.full
 def test_multihost(run, tmp_path):
     names, _ = run("multihost.md")
     assert names["losses"][-1] < names["losses"][0] / 1.5
@@ -97,6 +99,7 @@ def test_multihost(run, tmp_path):
     np.testing.assert_array_equal(trained["in"], names["params"]["in"])
 
 
+@pytest.mark.full
 def test_own_codec(run):
     """Every output that the page shows is printed; the codec is that of `examples/own_codec.py`."""
     names, out = run("own_codec.md")
@@ -120,6 +123,7 @@ def test_messages_of_the_checks_are_those_of_the_page():
     assert [start for start in starts if start not in said] == []
 
 
+@pytest.mark.full
 def test_pytorch(run):
     names, out = run("pytorch.md")
     assert float(re.search(r"loss ([\d.]+)", out)[1]) < 0.6

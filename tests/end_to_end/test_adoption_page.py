@@ -58,6 +58,7 @@ def check_gradient(names, loss_fn, whole, batch):
     )
 
 
+@pytest.mark.full
 def test_batch_norm(names):
     run("Batch norm", names)
     one = jax.vmap(names["normalised"], in_axes=(None, 0), axis_name="data")
@@ -80,6 +81,7 @@ def test_freezing(names):
     assert sum(names["sent"].values()) < wanted
 
 
+@pytest.mark.full
 def test_clipping_accumulation_scaling(names):
     run("Clipping, accumulation, gradient scaling", names)
     np.testing.assert_allclose(names["loss"], names["loss_fn"](names["params"], names["x"]), 1e-5)
@@ -95,6 +97,7 @@ def wrappers():
 WRAPPERS = ["masked", "partition", "MultiSteps", "inject_hyperparams", "schedule_free", "muon"]
 
 
+@pytest.mark.core("schedule_free")
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_wrappers_of_optax(wrappers, name):
     """The loss is that of the whole batch under `jit`, with the optimizer as it was."""
@@ -122,6 +125,7 @@ def test_wrappers_of_optax(wrappers, name):
         after[1].hyperparams["learning_rate"] = jnp.float32(0)
 
 
+@pytest.mark.full
 def test_wrappers_evaluate_and_accumulate(wrappers):
     loss_fn, params, x = (wrappers[name] for name in ("loss_fn", "params", "x"))
     assert loss_fn(wrappers["averaged"], x) < loss_fn(params, x)

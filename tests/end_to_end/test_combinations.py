@@ -150,6 +150,7 @@ CASES = [
 ]
 
 
+@pytest.mark.core("identity-momentum-psum-every")
 @pytest.mark.parametrize(
     "case", [*CASES, *(slow(case) for case in ALL if case not in CASES)], ids="-".join
 )

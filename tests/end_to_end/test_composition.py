@@ -87,6 +87,7 @@ CHAINS = {
 }
 
 
+@pytest.mark.core("chain")
 @pytest.mark.parametrize("name", CHAINS)
 def test_composes_and_trains(name, mesh):
     _, _, values = train(CHAINS[name](), mesh)
@@ -210,6 +211,7 @@ def test_memory_of_many_workers_in_one_worker_says_so(mesh):
         jax.jit(body)(state, grads)
 
 
+@pytest.mark.full
 def test_flax_linen_train_state(mesh):
     model = nn.Dense(64)
     params = model.init(jax.random.key(0), BATCH[0])["params"]
@@ -310,6 +312,7 @@ def test_a_step_compiles_once_and_donates(mesh):
     assert np.isfinite(float(value))
 
 
+@pytest.mark.full
 def test_resumed_run_equals_the_unbroken_one(mesh, tmp_path):
     """State round-trips through orbax, sharded, and the run goes on bit for bit."""
     tx = optax.chain(mean(jaxcomp.top_k(fraction=0.05), stats=True), optax.adam(1e-2))

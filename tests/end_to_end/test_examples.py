@@ -48,6 +48,7 @@ def test_quickstart():
     assert len((EXAMPLES / "quickstart.py").read_text().splitlines()) <= 40
 
 
+@pytest.mark.core("gate-Slowing")
 @pytest.mark.parametrize(
     ("part", "name"), [("codec", "Int8"), ("reducer", "Wide"), ("gate", "Slowing")]
 )
@@ -59,6 +60,7 @@ def test_a_part_of_ones_own_takes_fifteen_lines_and_passes_its_contract(part, na
     assert sum(bool(line.strip()) for line in lines) <= 15
 
 
+@pytest.mark.full
 def test_federated_socket():
     """Over real sockets between processes, and without the strangers."""
     said = run("federated_socket.py", "--clients", 2, "--rounds", 2)
@@ -69,6 +71,7 @@ def test_federated_socket():
     assert (round_, clients) == ("2", "2")
 
 
+@pytest.mark.full
 def test_federated_digits_resumes_bit_for_bit(tmp_path):
     settings = ("--out", tmp_path, "--method")
     run("federated_digits.py", *settings, "fedpaq", "stc", "--rounds", 4)
@@ -82,6 +85,7 @@ def test_federated_digits_resumes_bit_for_bit(tmp_path):
     assert results_of(tmp_path)["runs"] == whole[1:]
 
 
+@pytest.mark.full
 def test_diloco_resumes_while_an_exchange_is_under_way(tmp_path):
     """Between two processes; after step 14 of 20 the first fragment's mean is on its way."""
     small = ("--layers", 1, "--width", 32, "--context", 32, "--batch-size", 4)
@@ -118,6 +122,7 @@ def test_train_digits(tmp_path):
     assert found["sidco"]["times_less_than_dense"] > 80
 
 
+@pytest.mark.full
 def test_sharded_byte_lm():
     """Bytes over the slow axis are those of a quarter of the model, and of the loss."""
     tiny = ("--layers", 1, "--width", 32, "--context", 16, "--batch-size", 8, "--steps", 3)
@@ -162,6 +167,7 @@ def arrays_of(out):
         return checkpointer.restore(path, restore_args=as_numpy)
 
 
+@pytest.mark.full
 def test_byte_lm(straight):
     results = results_of(straight)
     assert (straight / "byte_lm.png").stat().st_size > 10_000
@@ -172,6 +178,7 @@ def test_byte_lm(straight):
     assert results["settings"]["gradients"] == {"codec": "sign", "early": 1, "middle": 3, "late": 6}
 
 
+@pytest.mark.full
 def test_byte_lm_resumes_bit_for_bit(straight, tmp_path):
     """Killed between two checkpoints and resumed, against a run that nothing stopped."""
     options = (*TINY, "--codec", "sign", "--out", tmp_path)
@@ -224,6 +231,7 @@ def test_the_readme_runs():
     assert "all-gather" in done.stdout
 
 
+@pytest.mark.core("--codec-gzip")
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -238,6 +246,7 @@ def test_train_digits_refuses_bad_options(options, said):
     assert said in run("train_digits.py", *options, code=2)
 
 
+@pytest.mark.core("--width-argument*")
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -121,6 +121,7 @@ def undisturbed(example):
     return train(example, honest=(0, 1))
 
 
+@pytest.mark.core("silent")
 @pytest.mark.parametrize("attack", [leave, silent, crowd, slow])
 def test_strangers_hold_nobody_up(attack, example, undisturbed, capsys):
     assert_same(train(example, (0, 1), attack), undisturbed)
@@ -216,6 +217,7 @@ def without_the_third(example):
     return train(example, (0, 1), member(example, gone), clients=3)
 
 
+@pytest.mark.core("too_long-it anno*")
 @pytest.mark.parametrize(
     ("act", "says"),
     [

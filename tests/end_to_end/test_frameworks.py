@@ -63,6 +63,7 @@ def test_plain_jit(traces):
     assert all(line[1:] in program.splitlines() for line in added)
 
 
+@pytest.mark.full
 def test_nnx(traces):
     """Both ways give the same bits; statistics and counters are those of thirty steps."""
     from flax import nnx
@@ -109,6 +110,7 @@ def test_linen(traces):
     jaxcomp.place(jax.eval_shape(lambda: state.tx.init(state.params)), names["mesh"], "data")
 
 
+@pytest.mark.full
 def test_scaled_losses():
     """Too large a scale is halved; one worker's infinite gradient changes nothing else."""
     names = {}
@@ -132,6 +134,7 @@ def test_equinox(traces):
     assert names["model"](names["x"][0]).shape == (16,)
 
 
+@pytest.mark.full
 def test_haiku(traces):
     names = {}
     run(*PROGRAMS["Haiku"], names, traces)
@@ -171,6 +174,7 @@ def test_federated_training(capsys):
     assert names["simulation"].ledger.up > 0
 
 
+@pytest.mark.full
 def test_pmap():
     """The restored state, and the one that is moved to a mesh, go on with the bits of the loop."""
     trains, moves = PROGRAMS["Loops of `jax.pmap`"]

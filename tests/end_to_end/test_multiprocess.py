@@ -123,6 +123,7 @@ def free_port():
         return found.getsockname()[1]
 
 
+@pytest.mark.full
 def test_means_of_four_workers_in_one_two_and_four_processes(tmp_path):
     """Compressed ones and all memory bit for bit; sums of floats, whose order is free, nearly."""
     commands = []
@@ -198,6 +199,7 @@ def digest(out):
     return json.loads((out / "results.json").read_text())["settings"]["parameters_sha256"]
 
 
+@pytest.mark.full
 def test_the_example_is_killed_and_resumed_and_equals_one_process(tmp_path):
     """The second of two processes dies after a checkpoint, and the first does not wait for ever.
 
@@ -237,6 +239,7 @@ def test_the_example_is_killed_and_resumed_and_equals_one_process(tmp_path):
     assert digest(together) == digest(alone)
 
 
+@pytest.mark.full
 def test_a_missing_peer_ends_the_wait(tmp_path):
     command, _ = example(tmp_path, 2, 1, "--timeout", 2)
     with started([command]) as ((process, said),):

@@ -51,6 +51,7 @@ def strict():
         yield
 
 
+@pytest.mark.core("Cast(dtype='float16',b=512)0")
 @pytest.mark.parametrize("codec", CODECS, ids=suite.label)
 def test_codecs(codec):
     key, x = noise.raw(5), jax.ShapeDtypeStruct((3, 77), jnp.float32)
@@ -75,6 +76,7 @@ def check(tx, mesh, axis_name):
     assert jax.tree.map(jnp.shape, made) == jax.tree.map(jnp.shape, grads)
 
 
+@pytest.mark.core("dense")
 @pytest.mark.parametrize("name", MEANS)
 def test_means(name, mesh):
     given, settings = MEANS[name]
@@ -84,6 +86,7 @@ def test_means(name, mesh):
     check(tx if name == "gather" else mean, mesh, "data")
 
 
+@pytest.mark.core("sparseloco")
 @pytest.mark.parametrize("name", METHODS)
 def test_methods(name):
     make, codec = (methods.METHODS | methods.GOSSIP)[name]

@@ -60,6 +60,7 @@ def prefixes(symbols, kept):
     return np.where(np.arange(symbols.shape[1]) < np.asarray(kept)[:, None], symbols, 0)
 
 
+@pytest.mark.core("Elias(code='omega', sparse=False)-(30,)")
 @pytest.mark.parametrize(
     ("coder", "rooms"),
     [(coder, (30,)) for coder in CODERS] + [slow(coder, (0, 1, 30)) for coder in ALL],
@@ -129,6 +130,7 @@ def test_no_room_and_nothing_to_code(coder):
         assert (got.shape, got.dtype) == ((6, size), jnp.uint32)
 
 
+@pytest.mark.core("Elias(code='omega', sparse=False)")
 @pytest.mark.parametrize("coder", few_or_all(CODERS, MORE), ids=repr)
 def test_garbage_is_decoded_to_garbage(coder):
     rng = np.random.default_rng(1)
@@ -148,6 +150,7 @@ def test_garbage_is_decoded_to_garbage(coder):
         np.testing.assert_array_equal(got, prefixes(got, kept))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "coder", few_or_all([Rans(lanes=2)], [Elias(sparse=True), Huffman(), Rice()]), ids=repr
 )
@@ -182,6 +185,7 @@ def test_elias_codewords_are_the_published_ones():
     assert elias.length(numbers, "delta").tolist() == [11, 16, 39]
 
 
+@pytest.mark.core("gamma")
 @pytest.mark.parametrize("code", elias.CODES)
 def test_elias_reads_what_it_writes(code):
     numbers = jnp.array([1, 2, 3, 4, 15, 16, 255, 2**16 - 1, 2**16, 2**31 - 1], jnp.uint32)[:, None]
@@ -245,6 +249,7 @@ def entropy_of(p):
     return float(-np.sum(p[p > 0] * np.log2(p[p > 0])))
 
 
+@pytest.mark.core("laplace")
 @pytest.mark.parametrize("name", laws())
 def test_rans_meets_the_entropy(name):
     p, size = laws()[name], 2**16

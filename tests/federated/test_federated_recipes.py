@@ -60,6 +60,7 @@ def assert_close(got, want, atol=2e-6):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=atol), got, want)
 
 
+@pytest.mark.core("2")
 @pytest.mark.parametrize("participants", [None, 2])
 def test_fedavg_is_the_weighted_mean_of_the_participants(problem, participants):
     params, data = problem
@@ -73,6 +74,7 @@ def test_fedavg_is_the_weighted_mean_of_the_participants(problem, participants):
     assert report.up == len(numbers) * 4 * (ROWS + 1) * COLUMNS
 
 
+@pytest.mark.full
 def test_fedpaq_averages_the_quantized_differences(problem):
     params, data = problem
     codec = jaxcomp.qsgd(bits=3)
@@ -119,6 +121,7 @@ def ternary(x, fraction):
     return found.reshape(x.shape)
 
 
+@pytest.mark.full
 def test_stc_sends_one_magnitude_and_keeps_the_rest_on_both_sides(problem):
     params, data = problem
     fraction = 0.02
@@ -145,6 +148,7 @@ def test_stc_sends_one_magnitude_and_keeps_the_rest_on_both_sides(problem):
     assert each < 1.7
 
 
+@pytest.mark.full
 def test_the_methods_learn(problem):
     latest = {}
     for name, method in {

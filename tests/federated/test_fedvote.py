@@ -31,6 +31,7 @@ def test_votes_are_unbiased_between_minus_one_and_one(values):
     np.testing.assert_allclose(votes.var(0).mean(), variance.mean(), rtol=0.02)
 
 
+@pytest.mark.core("2")
 @pytest.mark.parametrize("values", [2, 3])
 def test_votes_follow_the_rules_of_every_codec(values):
     codec = codecs.Votes(values=values)
@@ -100,6 +101,7 @@ def run(request):
     return request.param, method, sim, sim.round(), sim.params
 
 
+@pytest.mark.core("ternary")
 def test_a_round_is_the_votes_of_adam_steps_inverted(run):
     values, _, _, report, after = run
     key = server.round_key(jnp.zeros(2, jnp.uint32), 0)
@@ -137,6 +139,7 @@ def test_a_round_is_the_votes_of_adam_steps_inverted(run):
     assert report.up / CLIENTS < (1.02 if values == 2 else 1.62) * 25856 / 8 + 128
 
 
+@pytest.mark.core("ternary")
 def test_deployed_networks_work(run):
     """The most likely binary and ternary weights classify digits that no client has."""
     values, _, sim, _, _ = run

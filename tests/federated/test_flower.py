@@ -66,6 +66,7 @@ METHODS = {
 }
 
 
+@pytest.mark.core("qsgd")
 @pytest.mark.parametrize("name", METHODS)
 def test_the_bits_and_bytes_are_those_of_the_simulation(name):
     given, faults, weights = method(**METHODS[name]), federated.Faults(lost=0.25), range(1, 6)
@@ -176,6 +177,7 @@ def test_nodes_have_the_numbers_that_are_given():
     assert sha(strategy.params) == sha(simulated(given, 2).params)
 
 
+@pytest.mark.full
 def test_an_app_of_ones_own_trains_behind_the_mod():
     given = method()
     work = given.work
@@ -257,6 +259,7 @@ def test_counters_of_an_app_are_sent_as_they_are():
         flower.compress_mod(other, start)
 
 
+@pytest.mark.full
 def test_the_programs_of_the_page_train(capsys):
     """`docs/flower.md`: a task, a client and a server; and an app of one's own."""
     page = re.sub(r"from \.task .*", "", (ROOT / "docs" / "flower.md").read_text())

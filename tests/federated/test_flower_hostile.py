@@ -99,6 +99,7 @@ def bytes_flipped(reply, draw):
     return bytes(data)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("count", [2000, pytest.param(100_000, marks=pytest.mark.slow)])
 def test_hostile_answers_change_no_bit_of_the_result(count):
     given, rounds = method(), 4

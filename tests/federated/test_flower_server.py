@@ -109,6 +109,7 @@ def dies(replies):
     raise ConnectionError("the server dies")
 
 
+@pytest.mark.core("residual")
 @pytest.mark.parametrize("name", ["residual", "shift"])
 def test_a_server_goes_on_from_its_checkpoint_bit_for_bit(name, tmp_path):
     """With a shift in another run of Flower, whose contexts are new: the memory is in files."""

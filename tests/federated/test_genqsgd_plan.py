@@ -15,6 +15,7 @@ UP, DOWN = 4, 8
 LEVELS = {bits: 2 ** (bits - 1) - 1 for bits in (UP, DOWN)}
 
 
+@pytest.mark.full
 def test_a_planned_training_meets_its_error():
     slow = Machine(2, cycles=1e8, frequency=5e8, power=1.5, rate=5e4, levels=LEVELS[UP])
     fast = Machine(2, cycles=1e8, frequency=4e9, power=1.5, rate=5e4, levels=LEVELS[UP])

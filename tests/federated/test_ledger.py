@@ -5,11 +5,13 @@ import dataclasses
 import clients as world
 import jax
 import numpy as np
+import pytest
 
 import jaxcomp
 from jaxcomp import federated
 
 
+@pytest.mark.full
 def test_a_round_that_moved_nothing_sends_nothing_to_those_who_follow():
     """Where no message arrives, clients that were there before catch up for no bytes."""
     sim = world.few(faults=federated.Faults(lost=0.999))
@@ -19,6 +21,7 @@ def test_a_round_that_moved_nothing_sends_nothing_to_those_who_follow():
     assert sim.ledger.down == world.FEW * whole  # Each of them once, when it is first asked.
 
 
+@pytest.mark.full
 def test_a_broken_and_an_idle_client_are_not_in_the_loss_and_cost_no_bytes():
     """One client's data are NaN, another takes no step."""
 
@@ -42,6 +45,7 @@ def test_a_broken_and_an_idle_client_are_not_in_the_loss_and_cost_no_bytes():
     assert 0.5 < report.loss < 5
 
 
+@pytest.mark.full
 def test_old_parameters_compile_once():
     """Rounds with few past parameters, and with all, take one program."""
     sim = world.few(faults=federated.Faults(old=0.5, longest=3), messages=0)
@@ -49,6 +53,7 @@ def test_old_parameters_compile_once():
     assert sim._program._compiled._cache_size() == 1
 
 
+@pytest.mark.full
 def test_predictors_are_sent_to_new_clients_alone():
     """Eleven numbers a parameter, which others compute from the parameters of each round."""
     policy = jaxcomp.Policy(jaxcomp.codecs.BestOf(rate=0.1), min_size=64, min_ndim=0)

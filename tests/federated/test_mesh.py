@@ -51,6 +51,7 @@ def test_every_method_is_here():
     assert named == set(MADE) - {"kept adam"}
 
 
+@pytest.mark.core("fedavg")
 @pytest.mark.parametrize("name", MADE)
 def test_two_devices_change_no_bit(name):
     method, found = MADE[name](), []

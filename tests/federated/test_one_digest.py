@@ -113,6 +113,7 @@ def elsewhere(rounds):
     yield from world.in_two_processes(rounds, "few")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("rounds", [2, pytest.param(100, marks=pytest.mark.slow)])
 def test_one_bit_string(rounds, tmp_path, monkeypatch):
     alone = world.few()

@@ -108,6 +108,7 @@ def serve(key, total, number, weight, payload, state):
     return server.add(METHOD, key, total, number, weight, payload, PARAMS, guesses)
 
 
+@pytest.mark.full
 def test_clients_that_follow_the_parameters_stay_in_step_through_losses():
     """Each keeps predictors of its own, and reads of its messages what the server reads."""
     state = server.init(METHOD, PARAMS, 8)
@@ -141,6 +142,7 @@ def test_clients_that_follow_the_parameters_stay_in_step_through_losses():
     assert len({mode // 2 for mode in modes}) >= 3
 
 
+@pytest.mark.full
 def test_a_simulation_keeps_the_predictors_of_its_parameters():
     data = RNG.normal(size=(CLIENTS, 2, *SHAPE)).astype(np.float32)
     settings = {"sampling": federated.Exactly(3)}
@@ -166,6 +168,7 @@ def test_a_simulation_keeps_the_predictors_of_its_parameters():
     assert 2 <= moved < 6 or report.accepted
 
 
+@pytest.mark.full
 def test_predictions_lower_the_error_where_updates_are_steady():
     """Not the number of symbols: that of a residual does not depend on its size."""
     target = np.full(SHAPE, 100, np.float32)

@@ -28,6 +28,7 @@ def loss(params, target):
     return sum(0.5 * jnp.sum((params[k] - target[k]) ** 2) for k in params)
 
 
+@pytest.mark.core("ef21 weighted")
 @pytest.mark.parametrize(
     ("link", "sampling", "weights", "faults"),
     [

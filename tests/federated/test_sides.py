@@ -41,6 +41,7 @@ def assert_same(a, b):
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
+@pytest.mark.full
 def test_history_is_the_same_on_both_sides_after_losses():
     up = Uplink(jaxcomp.wyner_ziv(levels=8, bucket_size=512), History())
     faults = federated.Faults(lost=0.4)
@@ -53,6 +54,7 @@ def test_history_is_the_same_on_both_sides_after_losses():
     assert (np.abs(kept).max((1, 2)) > 0).sum() >= 5
 
 
+@pytest.mark.full
 def test_the_last_mean_is_the_last_step():
     sim = simulation(Uplink(jaxcomp.wyner_ziv(levels=8), LastMean()))
     sim.run(2)
@@ -78,6 +80,7 @@ def test_what_a_client_believes_is_what_the_server_reads():
     assert_same(sent.refused.side, close)
 
 
+@pytest.mark.core("2")
 @pytest.mark.parametrize("bits", [2, 4])
 def test_history_sends_what_no_quantizer_without_memory_can(bits):
     """Clients' updates do not become small; their changes do."""
@@ -94,6 +97,7 @@ def test_history_sends_what_no_quantizer_without_memory_can(bits):
     assert found["history"] < min(found["quantizer"], found["rotated"]) / 300
 
 
+@pytest.mark.full
 def test_a_blind_client_needs_no_memory_once_the_server_has_one():
     """Before, its promise is broken: the first guess is zero."""
     codec = jaxcomp.wyner_ziv(levels=16, bucket_size=512)

@@ -28,6 +28,7 @@ def digest() -> str:
     return world.digest(sim.params)
 
 
+@pytest.mark.core("1")
 @pytest.mark.parametrize("chunk", [1, 16, 64])
 def test_chunks_change_no_bit(chunk, digest):
     sim = world.simulation(chunk=chunk)
@@ -35,6 +36,7 @@ def test_chunks_change_no_bit(chunk, digest):
     assert world.digest(sim.params) == digest
 
 
+@pytest.mark.core("2")
 @pytest.mark.parametrize("devices", [2, 8])
 def test_devices_change_no_bit(devices, digest):
     mesh = jax.make_mesh((devices,), ("clients",), devices=jax.devices()[:devices])
@@ -43,6 +45,7 @@ def test_devices_change_no_bit(devices, digest):
     assert world.digest(sim.params) == digest
 
 
+@pytest.mark.core("rows")
 @pytest.mark.parametrize("where", ["rows", "device"])
 def test_blocks_and_tables_change_no_bit(where, digest, tmp_path, monkeypatch):
     monkeypatch.setattr("jaxcomp.federated.simulation._BLOCK", 1)  # A block is one chunk.
@@ -51,6 +54,7 @@ def test_blocks_and_tables_change_no_bit(where, digest, tmp_path, monkeypatch):
     assert world.digest(sim.params) == digest
 
 
+@pytest.mark.core("memory")
 @pytest.mark.parametrize("where", ["memory", "device", "rows"])
 def test_a_checkpoint_goes_on_bit_for_bit(where, digest, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -80,6 +84,7 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path):
         other.save(tmp_path / "full")
 
 
+@pytest.mark.full
 def test_a_round_of_dense_means_is_federated_averaging():
     method = federated.Method(world.WORK, jaxcomp.Policy(None), sampling=federated.Exactly(10))
     sim = world.simulation(method, faults=federated.Faults())
@@ -213,6 +218,7 @@ def spoilt(method, hostile, times):
     return jax.tree.map(jnp.subtract, sim.params, before), report
 
 
+@pytest.mark.full
 def test_a_median_is_that_of_the_clients_updates():
     median = aggregates.CoordinateMedian()
     method = federated.Method(world.WORK, jaxcomp.Policy(None), aggregate=median)
@@ -229,6 +235,7 @@ def test_a_median_is_that_of_the_clients_updates():
     assert optax.tree.norm(mean) > 50 * optax.tree.norm(moved)
 
 
+@pytest.mark.full
 def test_a_clipped_mean_bounds_each_client():
     clipped = aggregates.ClippedMean(norm=0.5)
     method = federated.Method(world.WORK, jaxcomp.Policy(None), aggregate=clipped)
@@ -239,6 +246,7 @@ def test_a_clipped_mean_bounds_each_client():
     assert report.accepted == world.CLIENTS
 
 
+@pytest.mark.core("Credible(decay=0*")
 @pytest.mark.parametrize(
     "rule", [aggregates.TrimmedMean(0.1), aggregates.Credible(rule="hard")], ids=repr
 )
@@ -259,6 +267,7 @@ def test_grouping_changes_no_bit_of_an_aggregate(rule):
     assert len(found) == 1
 
 
+@pytest.mark.full
 def test_credibility_belongs_to_the_client():
     """Rows of the state follow the numbers of the sampled clients, also from a checkpoint."""
     method = federated.Method(
@@ -275,6 +284,7 @@ def test_credibility_belongs_to_the_client():
     assert (known[drawn] < 1).any()
 
 
+@pytest.mark.full
 def test_independent_sampling_is_unbiased_over_all():
     """With `mean="all"` the expected step is that of all clients."""
     method = federated.Method(
@@ -296,6 +306,7 @@ def test_independent_sampling_is_unbiased_over_all():
     assert np.linalg.norm(found - wanted) < one / 3
 
 
+@pytest.mark.full
 def test_old_parameters_count_less():
     faults = federated.Faults(old=0.5, longest=2)
     sim = world.simulation(dataclasses.replace(world.METHOD, staleness=1.0), faults=faults)
@@ -312,6 +323,7 @@ def test_old_parameters_count_less():
     assert world.digest(fresh.params) != world.digest(sim.params)
 
 
+@pytest.mark.full
 def test_a_shift_learns_what_differs_between_clients():
     """Full participation, clients that pull apart: only a shift's error vanishes."""
     targets = np.random.default_rng(3).normal(size=(16, 1, 1, 600)).astype(np.float32) * 10
@@ -330,6 +342,7 @@ def test_a_shift_learns_what_differs_between_clients():
     assert error(jaxcomp.Link(codec)) > 1e-2
 
 
+@pytest.mark.full
 def test_the_ledger_counts_real_messages():
     method = dataclasses.replace(world.METHOD, up=jaxcomp.Link(world.POLICY, jaxcomp.Residual()))
     exact = world.simulation(messages=world.CLIENTS)
@@ -377,6 +390,7 @@ def test_clients_that_return_get_what_they_missed():
     assert ledger.fetched(np.array([39]), 4) == min(3 * one, whole)
 
 
+@pytest.mark.core("2-pmap")
 @pytest.mark.parametrize("mode", ["vmap", "pmap"])
 @pytest.mark.parametrize("rounds", [2, pytest.param(100, marks=pytest.mark.slow)])
 def test_mapping_modes_change_no_bit(mode, rounds):

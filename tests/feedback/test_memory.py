@@ -24,6 +24,7 @@ def stated(mean, rate=0.1):
 ROTATED = jaxcomp.codecs.Rotated(codec=jaxcomp.sign())
 
 
+@pytest.mark.core("Cosine(codec=Spa*")
 @pytest.mark.parametrize(
     ("codec", "value"),
     [
@@ -45,6 +46,7 @@ def test_one_large_step_does_not_stop_training(codec, value):
     assert moved[BAD + 1 :].all()
 
 
+@pytest.mark.core("Always()")
 @pytest.mark.parametrize("gate", [None, jaxcomp.gates.Always()], ids=str)
 def test_a_shift_that_left_its_range_is_undone_on_all_workers(gate):
     """A bad step has no effect: the mean of all shifts must equal the mirror."""
@@ -64,6 +66,7 @@ def test_a_shift_that_left_its_range_is_undone_on_all_workers(gate):
     assert_equal(state.inner, want.inner)
 
 
+@pytest.mark.core("True")
 @pytest.mark.parametrize("outside", [True, False])
 def test_a_spoilt_round_of_gradients_is_left_out(outside):
     """A non-finite gradient may occur anywhere in the round, and on any worker."""
@@ -96,6 +99,7 @@ def test_neolithic_recovers():
     assert moved.sum() == STEPS // 2 - 1
 
 
+@pytest.mark.full
 def test_local_state_outside_of_the_skip_is_kept():
     """The worker with the bad gradient skips it; if the whole chain is wrapped, all skip it."""
     local = jaxcomp.per_worker(optax.trace(0.9))
@@ -172,6 +176,7 @@ def gradients(workers, seed=0):
     )
 
 
+@pytest.mark.core("skipped")
 @pytest.mark.parametrize("wrapped", ["skipped", "accumulated"])
 def test_a_state_made_outside_the_mesh_may_be_skipped(wrapped):
     """The first step of a default mean fits its state, which is then compared with itself."""
@@ -194,6 +199,7 @@ def test_a_state_made_outside_the_mesh_may_be_skipped(wrapped):
     assert_equal(inner, other)
 
 
+@pytest.mark.core("1-8")
 @pytest.mark.parametrize(("before", "after"), [(8, 1), (1, 8), (2, 8)])
 def test_a_resized_state_may_be_skipped(before, after):
     tx = stated(jaxcomp.compressed_mean(jaxcomp.sign(), AXIS))

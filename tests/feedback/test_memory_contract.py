@@ -139,6 +139,7 @@ def test_a_method_recovers(name, dtype, steps):
     check(tx, dtype, steps, (1, methods.SIZE), exact, round_of)
 
 
+@pytest.mark.core("choco_sgd-float16-24")
 @pytest.mark.parametrize(("name", "dtype", "steps"), cases(["choco_sgd", "noloco"], methods.GOSSIP))
 def test_a_decentralised_method_recovers(name, dtype, steps):
     """Only the worker with a bad gradient leaves out a step; all go on mixing."""

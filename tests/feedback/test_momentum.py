@@ -47,6 +47,7 @@ def means(tx, grads=GRADS):
     return got, state
 
 
+@pytest.mark.core("True-True")
 @pytest.mark.parametrize(("nesterov", "masking"), [(False, True), (True, True)], ids=str)
 def test_it_is_the_published_recursion(nesterov, masking):
     """Written once more in numpy, element by element, with memory cleared where it was sent."""
@@ -81,6 +82,7 @@ def test_it_is_the_published_recursion(nesterov, masking):
     np.testing.assert_allclose(memory.momentum[0][:, 0, 0], kept, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.core("False")
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_sending_everything_without_masking_is_sgd_with_momentum(nesterov):
     """Leaves that are sent dense get theirs after the mean: the whole tree follows optax."""
@@ -288,6 +290,7 @@ def clipped(max_norm, grads):
     return jax.vmap(lambda g: tx.update(g, tx.init(g))[0], axis_name="data")(grads)
 
 
+@pytest.mark.full
 def test_clipping_holds_the_mean_of_independent_gradients():
     rng = np.random.default_rng(1)
     grads = {

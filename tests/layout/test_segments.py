@@ -35,6 +35,7 @@ def roundtrip(codec, tree):
     return jaxcomp.roundtrip(codec, 0, tree)
 
 
+@pytest.mark.core("Q(Uniform(steps=8*")
 @pytest.mark.parametrize("codec", WHOLE, ids=label)
 def test_leaves_of_several_sizes_are_one_batch_of_as_many_bytes(codec):
     tree = leaves()
@@ -45,6 +46,7 @@ def test_leaves_of_several_sizes_are_one_batch_of_as_many_bytes(codec):
     assert jaxcomp.wire_bytes(codec, tree) <= apart * 1.01
 
 
+@pytest.mark.core("Sparsifier(Largest(fraction=0.05),b=None)")
 @pytest.mark.parametrize("codec", CERTAIN, ids=label)
 def test_a_leaf_is_encoded_as_it_would_be_alone(codec):
     tree = leaves()
@@ -53,6 +55,7 @@ def test_a_leaf_is_encoded_as_it_would_be_alone(codec):
         np.testing.assert_array_equal(together[number], roundtrip(codec, tree[number]))
 
 
+@pytest.mark.core("0.002")
 @pytest.mark.parametrize("fraction", [0.002, 0.1, 0.4])
 def test_wide_rows_hold_groups_of_every_fraction(fraction):
     """Groups of a row must divide it, however many elements are wanted of it."""
@@ -68,6 +71,7 @@ def test_wide_rows_hold_groups_of_every_fraction(fraction):
         np.testing.assert_array_equal(found[kept], leaf[kept])
 
 
+@pytest.mark.core("Q(Uniform(steps=3*")
 @pytest.mark.parametrize("codec", WHOLE, ids=label)
 def test_a_leaf_does_not_depend_on_its_neighbours(codec):
     """Not on large ones, and not on ones that are not finite, which are seen."""
@@ -87,6 +91,7 @@ def test_a_leaf_does_not_depend_on_its_neighbours(codec):
 EAGER = [jaxcomp.terngrad(), jaxcomp.random_k(0.01), jaxcomp.top_k(0.01)]
 
 
+@pytest.mark.core("Q(Uniform(steps=1*")
 @pytest.mark.parametrize("codec", few_or_all(EAGER, WHOLE), ids=label)
 def test_compiled_as_eager(codec):
     tree = leaves(dtype=jnp.bfloat16)
@@ -124,6 +129,7 @@ def test_long_leaves_are_batches_of_their_size():
     assert (dominant.codec.segments, dominant.size) == (None, 2**22)
 
 
+@pytest.mark.core("Sparsifier(Largest(fraction=0.01),b=None)-1")
 @pytest.mark.parametrize("shares", [1, 3])
 @pytest.mark.parametrize("codec", [jaxcomp.top_k(), jaxcomp.terngrad()], ids=label)
 def test_what_is_put_into_buckets_comes_out_of_them(codec, shares):
@@ -139,6 +145,7 @@ def test_what_is_put_into_buckets_comes_out_of_them(codec, shares):
     assert spent[4] == max(spent.values())
 
 
+@pytest.mark.full
 def test_a_downlink_of_shorter_buckets_leaves_the_padding_zero():
     reducer = jaxcomp.TwoShot(
         jaxcomp.Link(jaxcomp.top_k(fraction=0.5), jaxcomp.Residual()),
@@ -190,6 +197,7 @@ def test_moved_keeps_every_element():
     np.testing.assert_array_equal(segments_.moved(there, other, one), x)
 
 
+@pytest.mark.core("Q(Uniform(steps=8*")
 @pytest.mark.parametrize("codec", WHOLE, ids=label)
 def test_a_model_of_many_shapes_is_a_short_program(codec):
     """A hundred shapes are little more than ten: the leaves alone are put in and taken out."""

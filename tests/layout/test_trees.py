@@ -41,6 +41,7 @@ def test_assemble_inverts_stacks(sizes, bucket):
         np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.core("0")
 @pytest.mark.parametrize("extra", [0, 1, 64])
 def test_a_dominating_leaf_is_not_copied(extra):
     """It is a batch of its own up to its last whole bucket; its tail joins the small leaves."""
@@ -73,6 +74,7 @@ def test_paths_are_written_as_a_user_would():
     assert trees.layout(jaxcomp.sign(), jnp.ones(3)).paths == ("",)
 
 
+@pytest.mark.full
 def test_double_precision():
     """With 64-bit floats enabled: values travel as they should, and sums are taken in float64."""
     script = """

@@ -53,6 +53,7 @@ def test_losses_are_averaged_and_gradients_are_not(way):
     np.testing.assert_array_equal(aux["count"], np.sum(parts @ W > 0, 1))
 
 
+@pytest.mark.core("shard_map")
 @pytest.mark.parametrize("way", ["shard_map", "pmap"])
 def test_keys_differ_between_workers(way):
     """Typed keys anywhere, and raw keys in arguments that are named; other words are data."""
@@ -93,6 +94,7 @@ def test_arguments_named_as_keys_are_keys():
     refused(r"must name PRNG keys.*got float32 of shape \(4,\) in argument 1", W, key_argnums=1)
 
 
+@pytest.mark.core("False")
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_words_are_data(check_vma):
     """Two labels for each worker, and weights of hardware; a batch of pairs of words."""

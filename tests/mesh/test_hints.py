@@ -126,6 +126,7 @@ def notes_of_other(step, mesh):
     return [note for note in getattr(caught.value, "__notes__", []) if "jaxcomp" in note]
 
 
+@pytest.mark.core("inside")
 @pytest.mark.parametrize("place", ["before", "inside"])
 def test_lookahead(place, mesh):
     mean = jaxcomp.compressed_mean(jaxcomp.sign(bucket_size=64), "data")

@@ -66,6 +66,7 @@ def expected():
     return params, state, loss_of(params, BATCH)
 
 
+@pytest.mark.core("AxisType.Explicit-AxisType.Auto-True")
 @pytest.mark.parametrize(
     ("kind", "ambient", "check_vma"),
     [
@@ -109,6 +110,7 @@ def test_training_and_evaluation(kind, ambient, check_vma, expected):
         assert_lies(optax.apply_updates(params, grads), mesh)
 
 
+@pytest.mark.core("AxisType.Auto")
 @pytest.mark.parametrize("kind", [AUTO, EXPLICIT])
 def test_two_workers_without_a_downlink(kind):
     """Their memory of a downlink has no rows, and is passed on like any other."""
@@ -136,6 +138,7 @@ def test_two_workers_without_a_downlink(kind):
         jax.tree.map(lambda x, y: np.testing.assert_equal(x.shape, y.shape), after, state)
 
 
+@pytest.mark.core("kinds1-True")
 @pytest.mark.parametrize(
     ("kinds", "ambient"),
     [
@@ -182,6 +185,7 @@ def sharded_run():
     return (params, state), loss_of(params, BATCH)
 
 
+@pytest.mark.core("new")
 @pytest.mark.parametrize("ambient", [None, "old", "new"])
 def test_another_number_of_workers_and_a_checkpoint(ambient, tmp_path):
     """With memory of both directions, resized, saved, restored and put on another mesh."""
@@ -227,6 +231,7 @@ def test_arrays_change_types_where_they_are(expected):
     assert len(traces) == 1
 
 
+@pytest.mark.full
 def test_within_programs():
     """Lowered, and in a program that computes with what comes back."""
     mesh = jax.make_mesh((2, 4), ("dcn", "fsdp"))
@@ -272,6 +277,7 @@ def test_in_a_shard_map_of_ones_own():
     jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
+@pytest.mark.core("amq")
 @pytest.mark.parametrize("codec", [jaxcomp.amq(bits=3), jaxcomp.ecsq(bits=3)], ids=["amq", "ecsq"])
 def test_constants_of_a_codec_may_be_found_first_within_a_mapped_function(codec):
     """Levels and tables are computed while the program is traced, and are no part of its mesh."""

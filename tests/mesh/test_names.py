@@ -79,6 +79,7 @@ def trained(tx, params, state, words, x):
     return optax.apply_updates(params, updates), state, metrics
 
 
+@pytest.mark.core("fields")
 @pytest.mark.parametrize("name", CASES)
 def test_names_of_a_tree_have_no_meaning(name, mesh):
     """The same leaves in a list train alike, bit for bit, and lie on the mesh alike."""

@@ -50,6 +50,7 @@ def trainer(loss_fn, codec, **settings):
     return model, nnx.Optimizer(model, tx, wrt=nnx.Param), step
 
 
+@pytest.mark.full
 def test_nnx_objects_change_in_place():
     """One step is that of a loop over the workers; the state of further ones is in place."""
     traces = []
@@ -111,6 +112,7 @@ def test_batch_statistics_of_a_step_without_types():
         step(model, nnx.metrics.Average("loss"), X)
 
 
+@pytest.mark.full
 def test_memory_of_a_new_nnx_optimizer_is_for_all_workers():
     """Residuals both ways; the downlink's depends on the number of workers."""
     traces = []
@@ -201,6 +203,7 @@ class Block(eqx.Module):
         return self.dropout(self.mlp(x), key=key) + 0 * self.table.sum()
 
 
+@pytest.mark.full
 def test_equinox_modules_are_arguments_and_results():
     traces = []
     key = jax.random.key(0)

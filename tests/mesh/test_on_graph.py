@@ -68,6 +68,7 @@ def models(state):
     )
 
 
+@pytest.mark.full
 def test_a_step_over_another_graph_is_refused(apart):
     with pytest.raises(ValueError, match=r"(?s)the graph Without\(.*got one over Ring\(\).*resize"):
         mixed(gossip(WITHOUT), apart, 1)
@@ -96,6 +97,7 @@ def test_a_move_to_another_graph_keeps_models_and_sums_mirrors_anew(apart):
     assert jax.tree.all(jax.tree.map(lambda x, y: x is y, same, apart))
 
 
+@pytest.mark.full
 def test_graph_and_number_of_workers_change_together(apart):
     tx = gossip(graphs.metropolis([(0, 1), (1, 2)], workers=3))
     moved = jaxcomp.resize_workers(tx, apart, PARAMS, 3)

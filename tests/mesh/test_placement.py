@@ -32,6 +32,7 @@ def held(tree):
     return sum(shard.data.nbytes for shard in shards if shard.device == jax.devices()[0])
 
 
+@pytest.mark.core("local_updates-AxisType.Auto")
 @pytest.mark.parametrize(
     ("name", "kind"), [*((name, AxisType.Auto) for name in MEMORY), ("per_worker", None)]
 )

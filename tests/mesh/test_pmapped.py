@@ -41,6 +41,7 @@ def states():
     return {"sign": trained(SIGN), "qsgd": trained(QSGD)}
 
 
+@pytest.mark.core("True")
 @pytest.mark.parametrize("on_host", [False, True])
 def test_the_whole_state(states, mesh, on_host):
     state = jax.device_get(states["sign"]) if on_host else states["sign"]

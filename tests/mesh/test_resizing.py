@@ -152,6 +152,7 @@ def random_state(tx, *sizes):
     return filled(shapes(tx, sizes), one), one
 
 
+@pytest.mark.core("cheapest, residual, 8 to 1")
 @pytest.mark.filterwarnings("ignore:compressed_mean compresses")
 @pytest.mark.parametrize(("name", "workers", "others"), list(cases()))
 def test_nothing_unsent_is_lost(name, workers, others):
@@ -161,6 +162,7 @@ def test_nothing_unsent_is_lost(name, workers, others):
     check_moved(state, moved(tx, state, others), one, 5e-2 if "int8" in name else 1e-2)
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:compressed_mean compresses")
 def test_no_state_of_one_worker_is_taken_for_a_slice():
     """Nor that of a single worker inside a mapped function; `test_pmapped.py` has slices."""
@@ -226,6 +228,7 @@ def test_a_downlink_with_nowhere_to_go_is_refused():
         jaxcomp.resize_workers(mean(twice(SIGN)), uneven, PARAMS, 3)
 
 
+@pytest.mark.full
 def test_both_ways_go_on_after_a_move():
     """EF21 in both directions, whose replicated mirror was filled up for other workers."""
     tx = mean(jaxcomp.Link(SIGN, jaxcomp.Shift()))
@@ -251,6 +254,7 @@ def inside(state, workers):
     )
 
 
+@pytest.mark.core("cut")
 @pytest.mark.parametrize("codec", [HALF, jaxcomp.sidco(0.1, bucket_size=64)], ids=["cut", "sidco"])
 def test_states_made_outside_fit_downlinks_of_their_own(codec):
     """In shorter buckets than the uplink's, or with a codec that counts for each bucket."""

@@ -36,6 +36,7 @@ def forged(payload):
             yield value, jax.tree.unflatten(treedef, [*leaves[:place], array, *leaves[place + 1 :]])
 
 
+@pytest.mark.core("Cast(dtype='bfloat16',b=512)")
 @pytest.mark.parametrize("codec", few_or_all(FAMILIES, EVERY), ids=label)
 def test_what_is_accepted_decodes_to_finite_values(codec):
     honest, data = message(codec, draws(MATRIX.shape))

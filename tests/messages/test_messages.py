@@ -43,6 +43,7 @@ FAMILIES = [
 ]
 
 
+@pytest.mark.core("Cast(dtype='bfloat16',b=512)")
 @pytest.mark.parametrize("codec", few_or_all(FAMILIES, EVERY), ids=label)
 def test_every_family_comes_back_bit_for_bit(codec):
     x = draws(MATRIX.shape)
@@ -110,6 +111,7 @@ def test_every_dtype_and_special_values(dtype):
         assert got.tobytes() == rows.tobytes()
 
 
+@pytest.mark.core("1.6")
 @pytest.mark.parametrize("bits", [1.6, 1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16])
 def test_words_are_written_as_their_codes(bits):
     draw = np.random.default_rng(3)
@@ -255,6 +257,7 @@ def test_names_of_others_are_never_translated():
     assert fingerprint.text(RiceGaps(), 1) == "RiceGaps(k=1)"
 
 
+@pytest.mark.full
 def test_a_former_message_of_leaves_of_several_sizes_is_refused_by_its_version():
     codec, tree = jaxcomp.top_k(0.1), [draws(640), draws(64)]
     _, data = message(codec, tree)

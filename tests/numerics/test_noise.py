@@ -106,6 +106,7 @@ def check_uncorrelated(one, other, bits, lags):
             assert abs(12 * np.mean(x_ * y_)) < 6 / np.sqrt(x_.size)
 
 
+@pytest.mark.core("position-word")
 @pytest.mark.parametrize("kind", BITS)
 @pytest.mark.parametrize("cut", CUTS)
 def test_noise_is_uniform_and_uncorrelated_along(cut, kind):
@@ -122,6 +123,7 @@ def test_a_hash_of_one_round_is_found_out(kind):
         check_uniform(stream(BAD[kind], CUTS["leaf"]), BITS[kind])
 
 
+@pytest.mark.core("steps-word")
 @pytest.mark.parametrize("kind", BITS)
 @pytest.mark.parametrize(
     ("one", "other"),

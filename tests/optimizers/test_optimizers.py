@@ -205,6 +205,7 @@ def trained(request):
     return tx, run(tx, LONG, "float32")[0]
 
 
+@pytest.mark.core("one_bit_adam")
 def test_one_bit_converges(trained):
     """With steps that shrink, and workers whose gradients differ at the solution."""
     solution = np.asarray(PROBLEM.solution)
@@ -226,6 +227,7 @@ def collectives(jaxpr, branch=()):
     return found
 
 
+@pytest.mark.core("one_bit_adam")
 def test_shard_map_and_vmap_agree(trained, mesh):
     """With `check_vma`, the centre is typed as replicated; and a step runs its own mean alone."""
     tx, centres = trained
@@ -255,6 +257,7 @@ def test_shard_map_and_vmap_agree(trained, mesh):
         assert jax.tree.structure(resized) == jax.tree.structure(state)
 
 
+@pytest.mark.core("zero_one_adam")
 @pytest.mark.parametrize("make", [one_bit_adam, zero_one_adam])
 def test_states_made_outside_and_narrow_dtypes(make):
     """A step from the state of one worker is a legal program, and keeps what is in the state."""

@@ -37,6 +37,7 @@ def measured(policy, tree, keys=range(1, 9)):
     return lost / len(keys) / sum(np.sum(x**2) for x in wide)
 
 
+@pytest.mark.core("50000")
 @pytest.mark.parametrize("size", [6_000, 9_000, 14_000, 50_000])
 def test_bytes_are_within_the_budget_and_the_error_is_as_predicted(size):
     tree = gradients()
@@ -59,6 +60,7 @@ def test_all_leaves_are_dense_if_the_budget_is_large_enough():
     assert jaxcomp.describe(found.policy, gradients()).payload_bytes == found.bytes
 
 
+@pytest.mark.full
 def test_a_budget_beats_one_codec_of_the_default_ones():
     assert [round(codec.bits_per_element) for codec in budget.widths().values()] == [*range(1, 9)]
     few = {name: budget.widths()[name] for name in ("eden 1-bit", "eden 2-bit", "eden 4-bit")}
@@ -91,6 +93,7 @@ def test_several_steps_are_averaged_and_weights_count():
     assert measured(once.policy, gradients()) < 0.05
 
 
+@pytest.mark.core("bfloat16")
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_narrow_gradients(dtype):
     tree = gradients(dtype=dtype)
@@ -169,6 +172,7 @@ def test_as_text_and_as_json():
     assert [leaf["path"] for leaf in told["leaves"]] == [leaf.path for leaf in found.leaves]
 
 
+@pytest.mark.full
 def test_the_page_runs_and_prints_its_table(capsys):
     page = (ROOT / "docs" / "budget.md").read_text()
     program, table = re.findall(r"```(?:python)?\n(.*?)```", page, flags=re.DOTALL)[:2]

@@ -284,6 +284,7 @@ def test_ternary_gradients_win_most_where_parameters_are_many_for_the_arithmetic
             assert steps[base] / steps["terngrad"] == pytest.approx(times, abs=0.006)
 
 
+@pytest.mark.full
 def test_a_link_is_measured_on_this_device():
     found = timing.measure(jaxcomp.Auto(jaxcomp.sign()).uplink, 2**14, repeats=1)
     assert found.error == pytest.approx(1 - 2 / math.pi, abs=0.01)

@@ -63,6 +63,7 @@ def assert_levels(levels, interior):
     assert len(set(np.round(levels * 2**14))) == interior + 2
 
 
+@pytest.mark.core("levels0-0.2922-10")
 @pytest.mark.parametrize(
     ("levels", "error", "sweeps"),
     [
@@ -96,6 +97,7 @@ def test_half_normal_is_a_law(size):
     assert_levels(alq(law, interior=6), 6)
 
 
+@pytest.mark.core("cubed-8192")
 @pytest.mark.parametrize("size", [512, 8192])
 @pytest.mark.parametrize("law", LAWS)
 def test_adaptive_levels_beat_fixed_ones(law, size):
@@ -131,6 +133,7 @@ def test_a_point_mass_is_blurred_by_less_than_its_bin():
         np.testing.assert_allclose(found, rounding_variance(r, levels), atol=float(blur))
 
 
+@pytest.mark.core("cubed")
 @pytest.mark.parametrize("law", ["gaussian", "cubed"])
 def test_alq_is_the_optimum_by_brute_force(law):
     """Within 1 % of the best three interior levels among all those on a grid."""
@@ -314,6 +317,7 @@ def update(r, weight):
     return levels, adaptive.amq(made, 6), adaptive.variance(made, levels)
 
 
+@pytest.mark.full
 def test_jit_and_vmap_agree_with_eager():
     """The examples in the docstrings run eagerly too, and have the golden values."""
     r = jnp.asarray(magnitudes("cubed", 512)[:16], jnp.float32).reshape(2, 8, 512)
@@ -335,6 +339,7 @@ def test_nothing_is_promoted():
         assert all(leaf.dtype == jnp.float32 for leaf in jax.eval_shape(update, *like))
 
 
+@pytest.mark.full
 def test_workers_add_their_histograms(mesh):
     r = jnp.asarray(magnitudes("laplace", 512)[:64], jnp.float32)
 

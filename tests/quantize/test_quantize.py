@@ -105,6 +105,7 @@ def test_unbiased_without_noise(steps, law):
     assert abs(swept - float(testing.exact_variance(codec, x))) <= slack
 
 
+@pytest.mark.full
 def test_exact_variance_meets_the_samples():
     x = jnp.asarray(np.random.default_rng(2).standard_normal(2000), jnp.float32)
     for codec in (jaxcomp.qsgd_inf(bits=3), jaxcomp.qsgd(bits=4), jaxcomp.terngrad(clip=None)):
@@ -160,6 +161,7 @@ def test_l2_scale_meets_its_worst_case(steps, d):
         assert nmse(codec, x) <= omega * (1 + 1e-4)
 
 
+@pytest.mark.core("codec0-17.05-15.01-8.33")
 @pytest.mark.parametrize(
     ("codec", "gaussian", "laplace", "heavy"),
     [
@@ -237,6 +239,7 @@ def test_sums_are_exact_whatever_their_order(size):
     np.testing.assert_array_equal(tops, np.abs(terms).max(1))
 
 
+@pytest.mark.core("scale1")
 @pytest.mark.parametrize("scale", [scales.L2(), scales.PNorm(3), scales.ClippedMax()])
 def test_rows_that_are_read_in_parts_have_the_scales_of_each(monkeypatch, scale):
     """The last part reaches back into the one before; under `vmap`, slices would be gathers."""

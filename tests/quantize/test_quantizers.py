@@ -79,6 +79,7 @@ def test_golden_mxfp4():
     np.testing.assert_array_equal(covered, [8, -4, 2])
 
 
+@pytest.mark.core("mxfp4-float4_e2m1fn-floor")
 @pytest.mark.parametrize(
     ("name", "dtype", "rule"),
     [
@@ -201,6 +202,7 @@ def test_powers_by_roots_and_products():
         np.testing.assert_allclose(power.power(x, exponent), want, rtol=1e-5, atol=1e-30)
 
 
+@pytest.mark.core("1.0")
 @pytest.mark.parametrize("p", [1.0, 1.5, 2.0, 3.0, 7.3])
 def test_norms_of_any_exponent(p):
     x = law("heavy", 700)[None]
@@ -216,6 +218,7 @@ GRIDS = [levels.Float(3), levels.Float(7), levels.Float(7, 1), levels.Float(126,
 GRIDS += [levels.MidRise(1), levels.MidRise(4), levels.Uniform(7)]
 
 
+@pytest.mark.core("Float(positive=3, mantissa=0, ties='away')")
 @pytest.mark.parametrize("grid", GRIDS, ids=repr)
 def test_unbiased_without_noise(grid):
     """The same dither for all elements, swept over its range, averages the error away."""
@@ -257,6 +260,7 @@ def test_every_value_is_a_fixed_point_of_its_grid(grid):
     np.testing.assert_array_equal(exact, exact.astype(np.float32))
 
 
+@pytest.mark.full
 def test_subtracted_dither_has_an_error_that_does_not_depend_on_the_input():
     x = law("gaussian", 2**17)
     for grid in ("midtread", "midrise"):
@@ -316,6 +320,7 @@ def test_a_natural_norm_composes_as_the_paper_says():
     assert plain < composed <= (1 + plain) * 9 / 8 - 1
 
 
+@pytest.mark.full
 def test_papers_orderings():
     """A case without such a bound: QSGDinf beats NUQSGD unless tails are very heavy."""
     x, heavy = law("gaussian", 2**18), law("heavy", 2**18)

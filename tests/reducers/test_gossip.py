@@ -58,6 +58,7 @@ def runner(reducer):
     return jax.jit(mapped), begin(LIKE)
 
 
+@pytest.mark.core("pairs")
 @pytest.mark.parametrize("name", CASES)
 def test_a_worker_gets_the_weighted_sum_of_what_its_neighbours_sent(name):
     reducer = CASES[name]
@@ -91,6 +92,7 @@ def compiled(tx, workers=WORKERS, like=LIKE):
     return run.lower(like, state, like).compile({"xla_backend_optimization_level": 0})
 
 
+@pytest.mark.core("ring, 4 bits")
 @pytest.mark.parametrize("name", ["ring, 4 bits", "torus, shifts", "one peer, residuals", "star"])
 def test_a_program_sends_a_payload_to_each_neighbour_and_nothing_to_all(name):
     reducer = CASES.get(name, STAR)
@@ -128,6 +130,7 @@ def test_a_star_is_planned_by_its_centre_and_counted_on_average():
     np.testing.assert_allclose(times["star"], times["all"], rtol=1e-3)
 
 
+@pytest.mark.core("none")
 @pytest.mark.parametrize("link", [QSGD, RESIDUAL, EF21], ids=["none", "residual", "shift"])
 def test_a_message_that_is_not_finite_stays_on_its_worker(link):
     """Sender and receivers leave it out alike: all else is as if that worker were silent."""

@@ -80,6 +80,7 @@ def assert_large(mean, rtol=0.15):
         np.testing.assert_allclose(np.asarray(leaf, np.float64), want, rtol=rtol, err_msg=name)
 
 
+@pytest.mark.core("added")
 @pytest.mark.parametrize("name", few_or_all(REDUCERS, MORE_REDUCERS))
 def test_a_mean_that_can_be_represented_is_finite(name):
     """A mean of eight workers, each with nearly the largest number of its dtype."""
@@ -88,6 +89,7 @@ def test_a_mean_that_can_be_represented_is_finite(name):
     assert_large(jax.jit(run)(large(8), jnp.ones(8)))
 
 
+@pytest.mark.core("added")
 @pytest.mark.parametrize("name", ["two shots", "added", slow("gathered codes")])
 def test_a_weighted_mean_that_can_be_represented_is_finite(name):
     """The weight times the number is more than the dtype holds, and the mean is not."""
@@ -160,6 +162,7 @@ SENT = {
 }
 
 
+@pytest.mark.core("dense as bfloat16-2")
 @pytest.mark.parametrize(
     ("name", "workers"),
     few_or_all(
@@ -193,6 +196,7 @@ def test_halves_travel_as_halves(name, workers):
         assert said - halves <= (0 if reducer.dtype else 2 * 7 * 2)
 
 
+@pytest.mark.full
 def test_means_have_derivatives_and_may_be_mapped_again():
     """As `lax.pmean` has; and an axis that is none of the workers' changes nothing."""
     x = jnp.asarray(np.random.default_rng(0).standard_normal((3, 8, 5)), jnp.float32)

@@ -274,6 +274,9 @@ def offsets(tree):
     return [node.offset.tree for node in nodes if hasattr(node, "offset")]
 
 
+@pytest.mark.core(
+    "two shots", "votes", "gated", "local updates", "gossip of differences", "summed codes"
+)
 @pytest.mark.parametrize(
     ("name", "modes"),
     few_or_all(
@@ -293,6 +296,7 @@ def test_means_and_memory_are_the_same_in_all_modes(name, modes):
     assert_alike(case, {mode: outcome(case, step, batches, mode) for mode in modes})
 
 
+@pytest.mark.core("marina-typed, pmap, vmap")
 @pytest.mark.parametrize(
     ("name", "modes"),
     few_or_all(
@@ -354,6 +358,7 @@ def test_a_hundred_workers_on_one_device():
     np.testing.assert_allclose(mean["w"][0], grads["w"].mean(0), atol=0.01)
 
 
+@pytest.mark.core("alone")
 @pytest.mark.parametrize("sizes", [{"dcn": 2, "ici": 4}, {"data": 1}], ids=["two axes", "alone"])
 def test_a_tuple_of_axes_and_a_worker_alone(sizes):
     axis = tuple(sizes) if len(sizes) > 1 else "data"

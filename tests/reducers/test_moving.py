@@ -32,6 +32,7 @@ def test_runs_are_whole_and_about_even():
                 assert sum(sizes[i] for i in run) <= sum(sizes) / count + max(sizes)
 
 
+@pytest.mark.core("Gather")
 @pytest.mark.parametrize("kind", [jaxcomp.Gather, jaxcomp.TwoShot])
 def test_the_mean_is_the_same_in_a_few_collectives(kind, mesh):
     """Of signs, which draw nothing at random; each collective is there, and no byte more."""
@@ -78,6 +79,7 @@ def test_a_run_of_leaves_is_a_batch_of_its_own():
         jaxcomp.TwoShot(jaxcomp.qsgd_inf(), collectives=2.5)
 
 
+@pytest.mark.core("2")
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 8])
 def test_turns_bring_every_row_to_everyone(n, mesh):
     turns = axes._turns(n)

@@ -156,6 +156,7 @@ def test_time_moves_with_the_state(typed):
     assert int(PHASES.phase(after)) == 2
 
 
+@pytest.mark.full
 def test_state_is_handed_from_phase_to_phase(mesh):
     """Adaptive levels go on adapting, by agreement within a branch; rules keep codecs apart."""
 
@@ -179,6 +180,7 @@ def test_state_is_handed_from_phase_to_phase(mesh):
     assert max(errors[:3]) < 0.01 < 0.03 < min(errors[3:])
 
 
+@pytest.mark.full
 def test_the_contract_holds():
     testing.check_reducer(PHASES)
 

@@ -77,6 +77,7 @@ def relative(got, want):
     return np.linalg.norm(got - want) / np.linalg.norm(want)
 
 
+@pytest.mark.core("1")
 @pytest.mark.parametrize("workers", [1, 2, 3, 8])
 def test_what_is_of_low_rank_is_exact_after_one_step(workers):
     """The mean is, whatever the workers' own matrices are, on any number of them."""
@@ -89,6 +90,7 @@ def test_what_is_of_low_rank_is_exact_after_one_step(workers):
         assert relative(sent.mean(0), mean[0]) < 2e-6
 
 
+@pytest.mark.core("plain")
 @pytest.mark.parametrize("reducer", [PLAIN, TURNS], ids=name)
 def test_the_subspace_converges(reducer):
     """On one matrix, step by step, to the error of the best approximation of this rank."""
@@ -107,6 +109,7 @@ def test_the_subspace_converges(reducer):
     assert all(after < before * (1 + 1e-5) for before, after in itertools.pairwise(errors))
 
 
+@pytest.mark.full
 def test_a_step_without_information_does_no_harm():
     """Zeros, or no participant: the factors stay, so that the next step goes on from them."""
     grads = gaussian(2, 48, 64)
@@ -131,6 +134,7 @@ def test_a_step_without_information_does_no_harm():
         assert relative(mean[0], full[0]) < 1e-3
 
 
+@pytest.mark.core("plain")
 @pytest.mark.parametrize("reducer", [PLAIN, slow(TURNS), NARROW, CODED], ids=name)
 def test_contract(reducer):
     """`pmean(sent) == part`, weights, shares and replicas."""
@@ -138,6 +142,7 @@ def test_contract(reducer):
     testing.check_reducer(reducer, tolerance=bound, downlink_tolerance=bound)
 
 
+@pytest.mark.core("bfloat16")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_narrow_leaves(dtype):
     """Factors are float32; what is returned has the dtype of the leaf."""
@@ -153,6 +158,7 @@ def test_narrow_leaves(dtype):
     assert np.isfinite(np.asarray(step(PLAIN, top.astype(dtype), state)[0], np.float32)).all()
 
 
+@pytest.mark.core("plain")
 @pytest.mark.parametrize("reducer", [PLAIN, NARROW, CODED_TURNS], ids=name)
 def test_nothing_is_lost(reducer):
     """Of every worker, what was sent and what is left adds up to its gradients, over the steps."""
@@ -179,6 +185,7 @@ def test_nothing_is_lost(reducer):
     assert int(state.stats.payload_bytes[0]) == jaxcomp.describe(reducer, like).payload_bytes
 
 
+@pytest.mark.full
 def test_extreme_gradients(mesh):
     """Finite ones of any size give finite means; others are seen by all and enter no memory."""
     tx = jaxcomp.compressed_mean(PLAIN, "data")
@@ -215,6 +222,7 @@ def loss(params, batch):
     return sum(jnp.mean((batch @ p["kernel"] + p["bias"]) ** 2) for p in params.values())
 
 
+@pytest.mark.core("plain-expected0")
 @pytest.mark.parametrize(
     ("reducer", "expected"),
     [
@@ -260,6 +268,7 @@ def test_link_bytes():
     assert jaxcomp.wire_bytes(TURNS, pair, workers=2) == 4 * 4 * (320 + 64)
 
 
+@pytest.mark.full
 def test_stacked_layers_are_matrices_of_their_own():
     layers = jnp.stack([of_rank(2, 40, 64, seed=i) for i in range(3)])
     stacked = jaxcomp.codecs.LowRank(rank=2, stacked_axes=1)
@@ -292,6 +301,7 @@ def test_state_is_replicated_and_travels(mesh):
     assert eval(repr(PLAIN), dict(vars(jaxcomp))) == PLAIN
 
 
+@pytest.mark.full
 def test_training_comes_close_to_dense():
     """A regression on eight simulated workers whose gradients have full rank and noise."""
     weights = gaussian(48, 40, seed=7) / 7

@@ -44,6 +44,7 @@ def gradients(workers=WORKERS, seed=0):
     }
 
 
+@pytest.mark.core("Identity(b=None)-True")
 @pytest.mark.parametrize(
     ("reducer", "weighted"),
     [
@@ -66,6 +67,7 @@ def test_reducer_contract(reducer, weighted):
     jaxcomp.testing.check_reducer(reducer, weighted=weighted)
 
 
+@pytest.mark.full
 def test_as_the_outer_of_two_levels():
     reducer = jaxcomp.Hierarchical(jaxcomp.Dense(), jaxcomp.Psum(FOUR_BITS))
     jaxcomp.testing.check_reducer(reducer, workers=(2, 2), weighted=False)
@@ -86,6 +88,7 @@ def summed(codec, xs):
     return np.asarray(jax.jit(jax.vmap(run, axis_name="data"))(xs))
 
 
+@pytest.mark.core("1-1")
 @pytest.mark.parametrize(
     ("magnitude", "workers"),
     [*((s, n) for s in (1, 127) for n in (1, 2, 3, 4, 8, 100)), (7, 8), (127, 256)],
@@ -137,6 +140,7 @@ def mapped(reducer, mode, mesh):
     return jax.jit(jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec))
 
 
+@pytest.mark.full
 def test_floats_agree_within_the_bound(mesh):
     grads = gradients()
     for mode in ("typed", "vmap"):
@@ -160,6 +164,7 @@ def test_typed_as_the_same_on_all_workers(mesh):
     assert mean["w"].shape == LIKE["w"].shape
 
 
+@pytest.mark.core("Q(Uniform(steps=1),MaxAbs,Stochastic,b=512,shared=True)-*")
 @pytest.mark.parametrize(
     ("codec", "workers"),
     [
@@ -196,6 +201,7 @@ def test_describe_counts_the_sum_of_two():
     assert table.link_bytes == 14 * 4 * -(-(1 << 20) // 6) // 8 + 7
 
 
+@pytest.mark.core("Q(Uniform(steps=7*")
 @pytest.mark.parametrize("codec", [FOUR_BITS, jaxcomp.int_sgd(), jaxcomp.random_k()], ids=label)
 def test_not_finite_is_seen_by_all(codec):
     run = mapped(jaxcomp.Psum(codec), "vmap", None)
@@ -205,6 +211,7 @@ def test_not_finite_is_seen_by_all(codec):
         assert not np.isfinite(mean["w"][:, 7, 3]).any()
 
 
+@pytest.mark.core("Q(Uniform(steps=*")
 @pytest.mark.parametrize(
     "codec", [FOUR_BITS, jaxcomp.thc(bucket_size=512), jaxcomp.codecs.Identity()], ids=label
 )
@@ -229,6 +236,7 @@ def test_weight_zero_adds_nothing(codec):
         np.testing.assert_allclose(share, 2 / 3, rtol=1e-6)
 
 
+@pytest.mark.core("4.0")
 @pytest.mark.parametrize("alpha", [1.0, 4.0])
 def test_int_sgd_has_the_error_of_the_paper(alpha):
     """At most `‖x‖² / 2n·alpha²` for workers of equal norm."""
@@ -239,6 +247,7 @@ def test_int_sgd_has_the_error_of_the_paper(alpha):
     assert error <= 1.03 * 100**2 / (2 * n * alpha**2)
 
 
+@pytest.mark.full
 def test_thc_has_about_the_error_of_its_levels():
     """And at the same bits less than without a rotation, on a heavy-tailed input."""
     x = jax.random.normal(jax.random.key(0), (4, 64, 128)) ** 3

@@ -60,6 +60,7 @@ def compiled(reducer, *sizes):
 SENDERS = [name for name in ONE_AXIS if name != "two_shot_ef21"]
 
 
+@pytest.mark.core("dense-3")
 @pytest.mark.parametrize(
     ("name", "workers"),
     few_or_all(
@@ -75,6 +76,7 @@ def test_a_device_sends_what_wire_bytes_says(name, workers):
     assert (moved == 0) == (workers == 1)
 
 
+@pytest.mark.core("gather-sizes0")
 @pytest.mark.parametrize(
     ("name", "sizes"),
     few_or_all(
@@ -109,6 +111,7 @@ def test_a_hierarchy_sends_a_share_over_the_slow_links():
         jaxcomp.Hierarchical(jaxcomp.Gather(QSGD), jaxcomp.Gather(QSGD))
 
 
+@pytest.mark.core("two_shot")
 @pytest.mark.parametrize("name", few_or_all(["gather", "two_shot"], HIERARCHIES))
 def test_hierarchies_obey_the_law(name):
     reducer = HIERARCHIES[name]
@@ -116,6 +119,7 @@ def test_hierarchies_obey_the_law(name):
     testing.check_reducer(reducer, workers=(3, 2), downlink_tolerance=loose)
 
 
+@pytest.mark.full
 def test_statistics_and_workers_over_two_axes():
     """A reducer for one axis takes a tuple of them as one; a hierarchy measures its shares."""
     mesh, axis = grid(2, 3)
@@ -134,6 +138,7 @@ def test_statistics_and_workers_over_two_axes():
         assert 0.5 < float(state.stats.residual_ratio) < 0.7
 
 
+@pytest.mark.core("psum")
 @pytest.mark.parametrize("name", [*ONE_AXIS, "phases", "hierarchy"])
 def test_replicas_stay_alike_for_a_thousand_steps(name):
     """Parameters and everything that is not a worker's own, bit for bit, on eight devices."""
@@ -197,6 +202,7 @@ def test_the_default_is_what_moves_fewest_bytes():
     assert [type(r).__name__ for r in jaxcomp.Auto(link).reducers] == ["Gather"]
 
 
+@pytest.mark.full
 def test_a_gather_that_sends_more_than_dense_says_so():
     tx = jaxcomp.compressed_mean(jaxcomp.top_k(fraction=0.4), "workers")
     grads = jnp.ones((40, 128, 256))
@@ -204,6 +210,7 @@ def test_a_gather_that_sends_more_than_dense_says_so():
         jax.vmap(lambda g: tx.update(g, tx.init(g))[0], axis_name="workers")(grads)
 
 
+@pytest.mark.core("psum")
 @pytest.mark.parametrize("name", ["gather", "two_shot", "psum"])
 def test_who_takes_no_part_has_no_say_in_shared_scales(name):
     """Neither a NaN nor a huge gradient of an absent worker changes the mean of the others."""
@@ -224,6 +231,7 @@ def test_who_takes_no_part_has_no_say_in_shared_scales(name):
         np.testing.assert_array_equal(step(grads.at[worker].set(np.nan)), plain)
 
 
+@pytest.mark.core("0")
 @pytest.mark.parametrize("tree", [{"b": jnp.zeros(10)}, {"e": jnp.zeros((0, 5))}, {}], ids=len)
 def test_a_tree_without_a_compressed_leaf_goes_through_every_reducer(tree):
     for name, reducer in ONE_AXIS.items():
@@ -245,6 +253,7 @@ def test_workers_of_several_axes_count_together_for_flat_reducers():
         assert jaxcomp.describe(reducer, LIKE, workers=(2, 4)).link_bytes == said
 
 
+@pytest.mark.full
 def test_a_downlinks_memory_outlives_fewer_workers():
     """From four workers to two, which gather: what was unsent is sent by the uplinks."""
     tx = jaxcomp.compressed_mean(jaxcomp.sign(), "workers")

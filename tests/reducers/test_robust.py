@@ -80,6 +80,7 @@ def assert_equal(got, want):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.core("mean")
 @pytest.mark.parametrize("name", ["mean", "residual", "gated"])
 def test_the_mean_has_the_bits_of_a_gather(name):
     """With a residual and under a gate too; small leaves are gathered uncompressed."""
@@ -92,10 +93,12 @@ def test_the_mean_has_the_bits_of_a_gather(name):
         assert_equal(residual_of(state), residual_of(other))
 
 
+@pytest.mark.full
 def test_the_mean_passes_the_contract_of_reducers():
     testing.check_reducer(ROBUST["mean"], weighted=False)
 
 
+@pytest.mark.core("median")
 @pytest.mark.parametrize("name", [name for name in ROBUST if name != "mean"])
 def test_other_rules_break_the_law_and_nothing_else(name):
     """Replicas are equal, one worker sends nothing, and weights of zero have no influence."""
@@ -107,6 +110,7 @@ def test_other_rules_break_the_law_and_nothing_else(name):
         assert (np.asarray(leaf) == np.asarray(leaf[:1])).all()
 
 
+@pytest.mark.core("trimmed")
 @pytest.mark.parametrize("name", [name for name in ROBUST if name != "mean"])
 def test_the_result_is_the_rule_on_the_decoded_messages(name):
     """Also with a share of the workers, by which it is multiplied as a mean is."""
@@ -134,6 +138,7 @@ def test_the_result_is_the_rule_on_the_decoded_messages(name):
             np.testing.assert_allclose(got[0], wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.core("w-median")
 @pytest.mark.parametrize("name", ROBUST)
 @pytest.mark.parametrize("leaf", ["b", "w"])
 def test_a_hostile_worker(name, leaf):
@@ -168,6 +173,7 @@ def test_excluded_messages_are_counted():
     np.testing.assert_array_equal(state.stats.excluded, 2)
 
 
+@pytest.mark.full
 def test_a_worker_that_is_excluded_keeps_its_residual():
     """The others go on, so the step counts; its own gradient of that step is lost."""
     reducer = jaxcomp.Robust(RESIDUAL, MEAN)
@@ -184,6 +190,7 @@ def test_a_worker_that_is_excluded_keeps_its_residual():
     assert_equal(after.memory.feedback, state.memory.feedback)
 
 
+@pytest.mark.core("residual")
 @pytest.mark.parametrize("name", ["residual", "credible"])
 def test_a_step_without_a_majority_of_finite_messages_is_undone(name):
     reducer = jaxcomp.Robust(RESIDUAL, MEAN) if name == "residual" else ROBUST["credible"]
@@ -197,6 +204,7 @@ def test_a_step_without_a_majority_of_finite_messages_is_undone(name):
     assert_equal(state.memory, before.memory)
 
 
+@pytest.mark.full
 def test_votes_are_medians_of_signs():
     """Of an odd number of workers: `Vote` without ties, and `Credible` with its weights."""
     ballot = jaxcomp.Policy(jaxcomp.codecs.Ballot(), min_size=0, min_ndim=0)
@@ -272,6 +280,7 @@ def test_a_biased_codec_warns_without_a_residual_as_advice():
         jaxcomp.Robust(RESIDUAL, MEAN).uplink  # noqa: B018
 
 
+@pytest.mark.full
 def test_a_state_made_outside_fits_any_number_of_workers():
     """Credibility of one worker becomes that of all; a move hands it on."""
     tx = jaxcomp.compressed_mean(ROBUST["credible"], "data")
@@ -297,6 +306,7 @@ def test_a_state_made_outside_fits_any_number_of_workers():
     assert made.memory.reducer.everyones.credibility.shape == (8,)
 
 
+@pytest.mark.full
 def test_shards_combine_their_own():
     """In a sharded model, a shard that is not finite is excluded, and the others are not."""
     kinds = (jax.sharding.AxisType.Auto,) * 2
@@ -322,6 +332,7 @@ def test_shards_combine_their_own():
             np.testing.assert_array_equal(np.argwhere(kept), [[0, 2]])
 
 
+@pytest.mark.full
 def test_local_updates_of_hostile_workers():
     """What workers exchange after a round passes through the reducer too."""
     rounds = jaxcomp.local_updates(

@@ -75,6 +75,7 @@ def test_demo_over_senders_is_the_published_rule():
     assert signs_agree(means["workers"], want) < 0.99  # What the two means differ in.
 
 
+@pytest.mark.full
 def test_the_mean_over_senders_counts_those_who_take_part():
     """Weights of a gate are drawn from a key that all share, so the model knows them."""
     gate = jaxcomp.gates.Bernoulli(0.5)
@@ -99,6 +100,7 @@ def test_the_mean_over_senders_counts_those_who_take_part():
     np.testing.assert_allclose(np.asarray(means)[0], want, atol=2e-5)
 
 
+@pytest.mark.full
 def test_elements_that_nobody_sent_are_zero_and_what_is_not_finite_is_seen():
     link = jaxcomp.Link(
         jaxcomp.Policy(jaxcomp.top_k(fraction=2 / 256), min_size=0), jaxcomp.Residual()

@@ -25,6 +25,7 @@ def both(codec, feedback):
     return jaxcomp.TwoShot(up, jaxcomp.Link(codec, feedback))
 
 
+@pytest.mark.core("Q(Uniform(steps=*")
 @pytest.mark.filterwarnings("ignore:.*is biased.*:UserWarning")
 @pytest.mark.parametrize(
     "codec", few_or_all([FEW[4], FEW[8]], [*FEW[1:5:3], *FEW[7:9], *FEW[10:]]), ids=label
@@ -34,6 +35,7 @@ def test_the_law(codec):
     testing.check_reducer(jaxcomp.TwoShot(codec), workers=3, tolerance=1e-4)
 
 
+@pytest.mark.core("Vote")
 @pytest.mark.parametrize(
     "reducer",
     [
@@ -55,6 +57,7 @@ def in_float64():
         yield
 
 
+@pytest.mark.full
 def test_ef21_both_ways_is_exact_where_others_plateau(in_float64):
     """One bit an element in both directions, on eight workers that disagree at the solution."""
     problem = problems.quadratics()
@@ -75,6 +78,7 @@ def test_ef21_both_ways_is_exact_where_others_plateau(in_float64):
     assert error(naive, 0.1, 500) > 0.3
 
 
+@pytest.mark.full
 def test_the_error_of_the_time_average_falls_as_one_over_time():
     """With residuals both ways, what one bit leaves out is sent later: nothing is lost for good."""
     problem = problems.quadratics()
@@ -112,6 +116,7 @@ def noisy(number, workers=8):
     }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "feedback", [jaxcomp.Residual(), slow(jaxcomp.Shift())], ids=lambda f: f.kind
 )
@@ -136,6 +141,7 @@ def test_a_state_made_outside_is_the_same_as_one_made_inside(feedback, mesh):
         np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.full
 def test_memory_moves_to_another_number_of_workers():
     """Residuals of both directions keep their sums; the slices are computed again."""
     tx = jaxcomp.compressed_mean(both(jaxcomp.sign(), jaxcomp.Residual()), "workers")
@@ -180,6 +186,7 @@ def test_memory_moves_to_another_number_of_workers():
         trained(2, jax.tree.map(lambda x: x[:2], again))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", ["bfloat16", slow("int8")])
 def test_narrow_memories(dtype):
     """A residual in eight bits stays close to the exact one, and loses nothing it could keep."""
@@ -240,6 +247,7 @@ def test_illegal_pairs_say_what_would_work():
         jaxcomp.Shift(dtype="int8")
 
 
+@pytest.mark.full
 def test_residuals_in_units_of_the_step():
     """With the rate before the mean it is the published form, `p = γₜg + e`, whatever `γₜ` is."""
     rates = np.array([0.0, 1.0, 0.5, 2.0, 0.25, 0.125], np.float32)
@@ -306,6 +314,7 @@ def test_what_a_narrower_memory_cannot_hold_is_its_largest():
         np.testing.assert_array_equal(held, np.array([65504, 65504, -65504], np.float16))
 
 
+@pytest.mark.core("Gather")
 @pytest.mark.parametrize("reducer", [jaxcomp.Gather, lambda up: jaxcomp.TwoShot(up, up)])
 def test_padding_never_enters_a_mirror(reducer):
     """It would grow by a sign's scale in every step, and overflow in float16."""

@@ -34,6 +34,7 @@ def butterflies(x, block):
     return y.reshape(x.shape)
 
 
+@pytest.mark.core("2-5-3")
 @pytest.mark.parametrize(
     ("block", "n", "count"),
     # A CPU works in chunks of 2^19 elements: one, several, and some with a rest.
@@ -53,6 +54,7 @@ def test_golden():
     np.testing.assert_array_equal(hadamard.transform(jnp.eye(16), 16), want)
 
 
+@pytest.mark.core("2")
 @pytest.mark.parametrize("block", [2, 32, 4096])
 def test_small_integers_come_back_exactly(block):
     x = jnp.asarray(np.random.default_rng(1).integers(-9, 10, (3, 2 * block)), jnp.float32)
@@ -73,6 +75,7 @@ def test_rotate_is_an_isometry_with_unrotate_as_its_adjoint():
     np.testing.assert_allclose((there * y).sum(1), (back * x).sum(1), rtol=1e-5, atol=1e-2)
 
 
+@pytest.mark.full
 def test_every_mode_gives_the_same_bits():
     def there(x, high, low):
         return hadamard.rotate(x, high, low, BLOCK)
@@ -109,6 +112,7 @@ def test_every_mode_gives_the_same_bits():
             np.testing.assert_array_equal(got.reshape(x.shape), expected[mode], err_msg=mode)
 
 
+@pytest.mark.full
 def test_a_large_array_gives_the_bits_of_its_parts():
     x, (high, low) = jnp.asarray(normal(300, 4096)), seeds_of(300)
     for f in (hadamard.rotate, hadamard.unrotate):
@@ -202,6 +206,7 @@ def heavy(n, block, kept):
     return x
 
 
+@pytest.mark.core("341-512-True-0.85-spiky")
 @pytest.mark.parametrize("make", [spiky, heavy])
 @pytest.mark.parametrize(
     ("real", "block", "spread", "gain"),
@@ -225,6 +230,7 @@ def test_democratic_coordinates_are_small_and_give_the_elements_back(
     assert np.mean(largest * root / np.linalg.norm(x, axis=1)) < (2.4 if spread else 2.7)
 
 
+@pytest.mark.full
 @pytest.mark.wrong_types  # Without `jit`, the mask is an array of numpy.
 def test_democratic_gives_the_same_bits_in_every_mode():
     def f(x, high, low):

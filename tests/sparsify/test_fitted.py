@@ -23,6 +23,7 @@ def eta(law, a, share):
     return float((getattr(tails, law)(found, nats) * found.unit)[0, 0])
 
 
+@pytest.mark.core("gamma_approximate-0.35625")
 @pytest.mark.parametrize(
     ("law", "want"),
     [
@@ -44,6 +45,7 @@ def test_the_second_stage_is_fitted_to_what_exceeds_the_first():
         assert float(got[0, 0]) == pytest.approx(want, rel=1e-5)
 
 
+@pytest.mark.core("5")
 @pytest.mark.parametrize("size", [5, 513, 600, 1024])
 def test_the_padding_of_the_last_part_is_no_zero(size):
     """Zeros of the bucket raise the share of the others; those that fill up a part must not."""
@@ -58,6 +60,7 @@ def test_the_padding_of_the_last_part_is_no_zero(size):
     assert got == pytest.approx(half.sum() / number * np.log(number / share), rel=1e-4, abs=1e-5)
 
 
+@pytest.mark.core("1.0")
 @pytest.mark.parametrize("shape", [0.2, 0.7, 1.0, 3.0])
 def test_the_gamma_law_is_inverted(shape):
     a = special.gammaincinv(shape, (np.arange(20_000) + 0.5) / 20_000)

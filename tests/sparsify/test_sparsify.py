@@ -31,6 +31,7 @@ def bits_of(words, size):
     return flat[:, :size]
 
 
+@pytest.mark.core("3-50")
 @pytest.mark.parametrize(("n", "size"), SHAPES)
 def test_bitmaps_count_rank_and_select(n, size):
     rng = np.random.default_rng(size)
@@ -79,6 +80,7 @@ def inputs(n, size):
     }
 
 
+@pytest.mark.core("3-50-5")
 @pytest.mark.parametrize(
     ("n", "size", "k"),
     [(3, 50, 5), (2, 1024, 1024), (2, 600, 1), (1, 200_001, 2000), (2, 140_000, 50_000)],
@@ -89,6 +91,7 @@ def test_the_largest_are_exactly_those_of_a_stable_sort(n, size, k):
         np.testing.assert_array_equal(run(jnp.asarray(x)), largest(x, k), err_msg=name)
 
 
+@pytest.mark.core("20-500-5")
 @pytest.mark.parametrize(("n", "size", "k"), [(20, 500, 5), (3, 4100, 410)])
 def test_those_of_many_short_rows_are_too(n, size, k):
     """As a million elements would be selected, and where large ones are all of one group."""
@@ -99,6 +102,7 @@ def test_those_of_many_short_rows_are_too(n, size, k):
         np.testing.assert_array_equal(run(jnp.asarray(x)), largest(x, k), err_msg=name)
 
 
+@pytest.mark.full
 def test_a_bad_sample_costs_passes_not_exactness():
     """Every sampled element is large, and none of the others."""
     x = np.random.default_rng(0).uniform(0.0, 1.0, (1, 300_000)).astype(np.float32)
@@ -113,6 +117,7 @@ def some(hits, room, start):
     return selection.some(bitmap.of(hits), room, start, jnp.full(len(hits), -1, jnp.int32))
 
 
+@pytest.mark.full
 @given(
     seed=st.integers(0, 2**31 - 1),
     density=st.sampled_from([0.0, 0.01, 0.05]),
@@ -142,6 +147,7 @@ def test_no_place_is_favoured_where_room_is_short():
     assert np.abs(chosen - 0.25).max() < 6 * np.sqrt(0.25 * 0.75 / 4096)
 
 
+@pytest.mark.full
 def test_a_needed_place_is_never_left_out():
     hits = jnp.ones((1, 2048), bool)
     for place in (0, 1, 1000, 2047):
@@ -156,6 +162,7 @@ CODINGS = [
 ]
 
 
+@pytest.mark.core("3-50-5-Raw()")
 @pytest.mark.parametrize("code", CODINGS, ids=repr)
 @pytest.mark.parametrize(("n", "size", "k"), [(3, 50, 5), (2, 1, 1), (1, 5000, 700), (2, 64, 64)])
 def test_places_come_back(code, n, size, k):
@@ -179,6 +186,7 @@ def test_streams_of_bits_come_back(seed, k):
     np.testing.assert_array_equal(got, codes)
 
 
+@pytest.mark.full
 def test_deltas_fall_back_where_places_are_uneven():
     """Every block has one long gap: the width of that for all 128 would not fit."""
     even = np.arange(0, 2**18, 130, dtype=np.uint32)[None]
@@ -194,6 +202,7 @@ def test_deltas_fall_back_where_places_are_uneven():
         assert (used <= 32 * words.shape[1]) == (flag == 0)
 
 
+@pytest.mark.full
 def test_elias_fano_has_its_size():
     """The vector of eight places below 48: two low bits each, and 20 bits of bitmap."""
     places = jnp.array([[3, 4, 7, 13, 14, 15, 21, 43]], jnp.uint32)
@@ -207,6 +216,7 @@ def test_elias_fano_has_its_size():
         assert 32 * words.shape[1] / k <= most
 
 
+@pytest.mark.core("RiceGaps()")
 @pytest.mark.parametrize("code", CODINGS[3:], ids=repr)
 def test_places_come_back_where_slots_are_spare(code):
     """The spare ones repeat a place, or are beyond the end: those before them must not suffer."""
@@ -217,6 +227,7 @@ def test_places_come_back_where_slots_are_spare(code):
         np.testing.assert_array_equal(got[:, : len(used)], [used, used])
 
 
+@pytest.mark.core("0.0001-14.788")
 @pytest.mark.parametrize(
     ("share", "want"), [(0.1, 4.756), (0.01, 8.108), (0.001, 11.495), (0.0001, 14.788)]
 )
@@ -239,6 +250,7 @@ def test_rice_takes_what_it_should(share, want):
     assert words.shape[1] <= 1.05 * fano.shape[1]
 
 
+@pytest.mark.full
 def test_logarithms_are_close_and_exact_at_powers_of_two():
     x = np.exp(np.random.default_rng(0).uniform(-80, 80, 10_000)).astype(np.float32)
     off = np.asarray(logarithm.log2_fixed(jnp.asarray(x))) / 2**12 - np.log2(x.astype(float))

@@ -44,6 +44,7 @@ def after(codec, stats, steps=2, workers=2, **settings):
     return jax.tree.map(lambda leaf: leaf[0], states)
 
 
+@pytest.mark.full
 def test_groups_are_those_of_the_policys_rules():
     state = after(POLICY, "rules")
     groups = state.stats.groups
@@ -57,6 +58,7 @@ def test_groups_are_those_of_the_policys_rules():
     assert total == float(state.stats.payload_bytes)
 
 
+@pytest.mark.full
 def test_each_group_is_as_if_its_leaves_were_a_mean_of_their_own():
     """A residual, two reducers, and the whole beside its parts."""
     for reducer in (jaxcomp.Gather, lambda link: jaxcomp.TwoShot(link, link)):
@@ -80,6 +82,7 @@ def test_each_group_is_as_if_its_leaves_were_a_mean_of_their_own():
         np.testing.assert_allclose(value, whole[name], rtol=1e-6)
 
 
+@pytest.mark.core("Quantizer-int-int1")
 @pytest.mark.parametrize(
     ("codec", "least", "most"),
     [
@@ -100,6 +103,7 @@ def test_saturation_of_a_normal_law(codec, least, most):
         assert least <= float(found) <= most
 
 
+@pytest.mark.full
 def test_clipped_counts_the_elements_that_decode_to_an_end():
     """In comparison with what is decoded, in buckets that are not full."""
     codec = jaxcomp.codecs.Quantizer(
@@ -121,6 +125,7 @@ def test_clipped_counts_the_elements_that_decode_to_an_end():
         assert int(codec.clipped(key, jnp.full((1, 8), edge), jnp.array([8]))[0, 0]) == 0
 
 
+@pytest.mark.full
 def test_a_closed_gate_sends_nothing_by_groups():
     gate = jaxcomp.gates.Every(2)
     groups = after(SIGN, "rules", steps=1, gate=gate).stats.groups
@@ -129,6 +134,7 @@ def test_a_closed_gate_sends_nothing_by_groups():
     assert bytes_[0] == 0 < bytes_[1]
 
 
+@pytest.mark.full
 def test_the_program_is_the_same_without_statistics(mesh):
     """Off is free: no statistic is traced, and no state is kept."""
 
@@ -147,6 +153,7 @@ def test_the_program_is_the_same_without_statistics(mesh):
     assert "is_finite" not in off or off.count("all_reduce") < on.count("all_reduce")
 
 
+@pytest.mark.full
 def test_a_record_and_its_alarms_have_the_groups():
     state = after(POLICY, "rules")
     found = telemetry.record(state)

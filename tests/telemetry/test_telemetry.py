@@ -48,6 +48,7 @@ def matrix(rows=64):
     return jax.random.normal(jax.random.key(rows), (rows, 64))
 
 
+@pytest.mark.full
 def test_a_record_is_the_statistics_of_the_state():
     tx = jaxcomp.skip_nonfinite(jaxcomp.compressed_mean(CODEC, "data", stats=True))
     state = after(tx, {"w": matrix()}, steps=2)
@@ -76,6 +77,7 @@ def test_a_gate_adds_its_counts_and_a_skipped_step_is_counted():
     assert telemetry.record(after(plain, {"w": matrix()}, bad=True))["skipped"] == 1
 
 
+@pytest.mark.full
 def test_means_of_groups_of_leaves_have_their_labels():
     means = {
         "signs": jaxcomp.compressed_mean(CODEC, "data", stats=True),
@@ -303,6 +305,7 @@ def test_a_log_warns(recwarn):
     assert [alarm.name for alarm in said] == ["not finite"]
 
 
+@pytest.mark.full
 def test_the_page_runs_and_its_run_is_drawn(tmp_path, capsys):
     page = (ROOT / "docs" / "telemetry.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)

@@ -228,6 +228,7 @@ def test_a_tiny_bias_is_found():
         testing.assert_unbiased(Generous(), jnp.linspace(-1, 1, 64))
 
 
+@pytest.mark.full
 def test_reducers_and_feedbacks_pass():
     for reducer in (
         jaxcomp.Dense(),

@@ -40,6 +40,7 @@ def test_the_published_table(bits, settings, energy, chosen):
     assert chosen is None or (plan.rounds, plan.steps, plan.batch) == chosen
 
 
+@pytest.mark.full
 def test_eight_bits_meet_no_plan():
     assert planned(8) is None
     assert planned(8, per_class=True) is None

@@ -17,6 +17,7 @@ def planned():
     return jaxcomp.plan(2_000_000, 4, link, compute=STEP, link_only=True)
 
 
+@pytest.mark.full
 def test_no_shorter_round_stalls_less(planned):
     found = rounds(planned, stall=STALL)
     assert len(found.rounds) == len(planned.forecasts)

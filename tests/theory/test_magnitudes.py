@@ -42,6 +42,7 @@ def test_distances_are_those_of_scipy(name):
         assert one.above(one.threshold(share)) == pytest.approx(share)
 
 
+@pytest.mark.full
 def test_thresholds_are_those_of_one_stage_of_sidco():
     x = DRAW.standard_normal(4096).astype(np.float32)
     for law in fit_laws(x).laws:

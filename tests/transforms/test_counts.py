@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import jaxcomp
 from jaxcomp.transforms import stats
@@ -18,6 +19,7 @@ def stepped(tx, change):
     return jax.jit(update)(GRADS)
 
 
+@pytest.mark.full
 def test_a_gate_counts_up_to_the_end_and_stays_there():
     tx = jaxcomp.compressed_mean(jaxcomp.cast("bfloat16"), "data", gate=jaxcomp.gates.Every(1))
     for rounds, messages in ((7, 2**32 - 5), (2**32 - 1, 2**32 - 1), (0, 0)):

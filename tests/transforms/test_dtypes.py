@@ -59,6 +59,7 @@ def leaves(tree):
     return jax.tree_util.tree_leaves_with_path(tree)
 
 
+@pytest.mark.core("ef21", "artemis", "local_sgd", "choco_sgd", "one_bit_adam", "mcm")
 @pytest.mark.parametrize("name", methods.METHODS | methods.GOSSIP)
 def test_a_step_changes_no_dtype_or_shape_of_a_state(name):
     for kind, (params, grads) in PAIRS.items():
@@ -66,6 +67,7 @@ def test_a_step_changes_no_dtype_or_shape_of_a_state(name):
         assert described(before) == described(after), kind
 
 
+@pytest.mark.core("ef21", "local_sgd")
 @pytest.mark.parametrize("name", methods.METHODS | methods.GOSSIP)
 def test_a_method_takes_parts_of_a_tree(name):
     """Beside frozen leaves, in two groups, and with a leaf without elements."""
@@ -106,6 +108,7 @@ TREES = {
 }
 
 
+@pytest.mark.core("ef21", "local_sgd")
 @pytest.mark.parametrize("name", methods.METHODS | methods.GOSSIP)
 def test_a_method_takes_trees_of_frameworks_with_frozen_integers(name):
     for kind, like in TREES.items():
@@ -138,6 +141,7 @@ def test_accumulate_sums_in_float32():
         np.testing.assert_array_equal(updates[0, -1].astype(F), -1.0)
 
 
+@pytest.mark.full
 def test_narrow_parameters_move_as_float32_does_and_resume_bit_for_bit():
     """With wide gradients of narrow parameters, whose residual is float32 throughout."""
     rng = np.random.default_rng(0)
@@ -168,6 +172,7 @@ def test_narrow_parameters_move_as_float32_does_and_resume_bit_for_bit():
     jax.tree.map(np.testing.assert_array_equal, resumed, whole)
 
 
+@pytest.mark.full
 def test_a_sign_after_the_mean_does_not_hide_that_a_step_is_not_finite():
     """The mean keeps its memory then, so that the step must not be taken."""
     tx = jaxcomp.skip_nonfinite(jaxcomp.algorithms.demo_sgd("w", learning_rate=0.1))

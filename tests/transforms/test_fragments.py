@@ -5,6 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 from rounds import (
     AXIS,
     EVERYTHING,
@@ -20,6 +21,7 @@ from jaxcomp.transforms import fragments
 STREAMED: Any = {"every": 4, "fragments": 2}
 
 
+@pytest.mark.full
 def test_one_fragment_without_delay_or_mixing_is_diloco():
     outer = optax.sgd(0.7, 0.9, nesterov=True)
     whole: Any = lambda params: {"w": 0}  # noqa: E731
@@ -37,6 +39,7 @@ def test_one_fragment_without_delay_or_mixing_is_diloco():
         np.testing.assert_array_equal(plain[1]["w"], streamed[1]["w"])
 
 
+@pytest.mark.full
 def test_fragments_take_turns_once_in_a_round():
     tx = jaxcomp.local_updates(optax.sgd(0.1), None, AXIS, **STREAMED)
     params = trained(tx, 8, FOUR)[0]
@@ -46,6 +49,7 @@ def test_fragments_take_turns_once_in_a_round():
     assert sorted(map(tuple, moved.values())) == [(1, 5), (1, 5), (3, 7), (3, 7)]
 
 
+@pytest.mark.full
 def test_a_worker_that_keeps_its_own_model_is_never_moved():
     tx = jaxcomp.local_updates(optax.sgd(0.1), None, AXIS, mix=1.0, **STREAMED)
     alone = jaxcomp.local_updates(optax.sgd(0.1), None, AXIS, every=1000)
@@ -55,6 +59,7 @@ def test_a_worker_that_keeps_its_own_model_is_never_moved():
         assert np.any(params[name][-1] != FOUR[name])
 
 
+@pytest.mark.full
 def test_mixing_is_between_the_own_model_and_the_centre():
     settings: Any = {"every": 2, "delay": 1}
     whole, half = (
@@ -65,6 +70,7 @@ def test_mixing_is_between_the_own_model_and_the_centre():
     np.testing.assert_allclose(half[1]["w"][1], want, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.full
 def test_with_a_delay_the_steps_after_the_pseudo_gradient_are_lost_without_mixing():
     """The centre after a round with a delay is that of a round which ended earlier."""
     late = jaxcomp.local_updates(optax.sgd(0.1), None, AXIS, every=6, delay=2)

@@ -89,6 +89,7 @@ def alone(mesh):
     return run(tuned(), mesh, {"lora": PARAMS["lora"]}, loss)
 
 
+@pytest.mark.core("selective")
 @pytest.mark.parametrize("name", SENT_ALONE)
 def test_only_trained_leaves_are_sent(name, mesh, alone):
     params, sent = run(SENT_ALONE[name](), mesh)
@@ -98,6 +99,7 @@ def test_only_trained_leaves_are_sent(name, mesh, alone):
     assert sent == alone[1]
 
 
+@pytest.mark.core("after the mean")
 @pytest.mark.parametrize("name", SENT_ALL)
 def test_on_the_same_side_of_the_mean_all_are_sent(name, mesh, alone):
     params, sent = run(SENT_ALL[name](), mesh)
@@ -112,6 +114,7 @@ def test_without_types(mesh, alone):
     assert sent == alone[1]
 
 
+@pytest.mark.core("partition")
 @pytest.mark.parametrize("name", ["freeze", "partition"])
 def test_in_a_mapped_function_of_ones_own(name, mesh, alone):
     """Under `pmap`; under `shard_map` with types, the zeros of optax are refused by `out_specs`."""
@@ -164,6 +167,7 @@ def test_a_mask_may_be_a_callable_module():
     assert {x.size for x in jax.tree.leaves(state) if x.size > 2} == {64 * 32}
 
 
+@pytest.mark.core("float0")
 @pytest.mark.parametrize("given", [None, "float0"])
 def test_integers_may_be_frozen(given, mesh, alone):
     """Weights of a base model in eight bits have gradients None, or of a type without values."""

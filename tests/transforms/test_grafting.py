@@ -67,6 +67,7 @@ def compressed(dense, mesh):
     return jaxcomp.graft(optax.chain(signs(), adamw()), dense, PARAMS, mesh, "data")
 
 
+@pytest.mark.full
 def test_a_dense_run_goes_on_compressed(dense, compressed, mesh):
     tx = optax.chain(signs(), adamw())
     same(compressed[1], dense)
@@ -181,6 +182,7 @@ print(type(back.memory.feedback).__name__)
 """
 
 
+@pytest.mark.full
 def test_flax_may_be_imported_late():
     command = [sys.executable, "-c", LATE]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT)

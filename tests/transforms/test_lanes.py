@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 import jaxcomp
 
@@ -40,6 +41,7 @@ def mapped(axis_name, loss, lanes):
     return compiled(*rows, X)[0], jaxcomp.collective_bytes(compiled)
 
 
+@pytest.mark.full
 def test_a_device_averages_its_lanes_and_sends_one_message():
     found, sent = mapped(("device", "batch"), loss, lanes=True)
     expected, once = mapped("device", of_lanes, lanes=False)

@@ -93,6 +93,7 @@ def losses(tx, faults, seeds, steps):
     return jax.jit(lambda cases: lax.map(run, cases))((jnp.asarray(faults), jnp.asarray(seeds)))
 
 
+@pytest.mark.core("anchored-faults2-60")
 @pytest.mark.parametrize(
     ("name", "faults", "steps"),
     [

@@ -66,6 +66,7 @@ def test_an_exchange_that_is_known_to_be_due_is_not_ruled_out():
         jaxcomp.steps_alone(optax.sgd(0.1).init(PARAMS))
 
 
+@pytest.mark.full
 def test_a_centre_in_sixteen_bits_moves_as_one_in_thirty_two():
     """Steps that its dtype cannot hold add up: for plain averages, momentum, and in part."""
     makes = (
@@ -108,6 +109,7 @@ def test_a_centre_in_sixteen_bits_moves_as_one_in_thirty_two():
             np.testing.assert_array_equal(params["b"], wide["b"])
 
 
+@pytest.mark.full
 def test_weights_are_those_of_the_mean():
     """Of a weight that is not finite, the worker has none, and goes back to the centre."""
     weights = jnp.asarray([1, 2, 3, 4, 5, 6, 7, jnp.nan])
@@ -134,6 +136,7 @@ def test_weights_are_those_of_the_mean():
             jax.eval_shape(program(tx, weight=weight), *everyone(tx))
 
 
+@pytest.mark.full
 def test_the_variance_is_that_of_the_models_under_any_codec():
     """Each round of two steps from one point; a codec moves the centre, and not the variance."""
     params = {"a": jnp.zeros((4, 64)), "b": jnp.zeros((40, 64))}
@@ -168,6 +171,7 @@ def test_schedules_of_rounds_that_begin_anew_count_all_steps():
     np.testing.assert_allclose(params[5] - params[2], 3 + 4 + 5, rtol=1e-5)
 
 
+@pytest.mark.full
 def test_a_round_as_one_program_has_the_steps_of_a_round():
     def run(tx, steps, state=None):
         round_ = jaxcomp.local_round(tx, lambda p, x: jax.value_and_grad(quadratic)(p, *x), AXIS)

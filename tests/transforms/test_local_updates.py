@@ -64,6 +64,7 @@ def test_a_constant_pseudo_gradient_moves_the_centre_by_the_rate_over_one_minus_
     np.testing.assert_allclose(params[-3] - params[-1], 7.0 * slopes[0], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.core("True")
 @pytest.mark.parametrize("keep", [True, False])
 def test_inner_state_is_kept_or_begins_anew(keep):
     """With momentum, the first step of a round is longer if momentum is kept."""
@@ -75,6 +76,7 @@ def test_inner_state_is_kept_or_begins_anew(keep):
     assert same != keep
 
 
+@pytest.mark.full
 def test_the_centre_rests_between_exchanges_and_workers_meet_there():
     tx = jaxcomp.local_updates(optax.sgd(0.1), None, AXIS, every=4, reducer=EVERYTHING)
     params, own, _, states = trained(tx, 8)
@@ -100,6 +102,7 @@ def test_each_worker_takes_its_own_number_of_steps():
     assert not states.skipped.tree[-1].any()
 
 
+@pytest.mark.full
 def test_a_step_that_is_not_finite_is_left_out_on_its_worker_alone():
     calls = jnp.zeros((WORKERS, 8, 64)).at[3, 0, 0].set(jnp.nan)
     tx = jaxcomp.local_updates(optax.adam(0.1), None, AXIS, every=3)
@@ -112,6 +115,7 @@ def test_a_step_that_is_not_finite_is_left_out_on_its_worker_alone():
     assert not np.isfinite(params["w"][-1]).all()
 
 
+@pytest.mark.full
 def test_workers_that_are_not_drawn_keep_their_message_for_a_later_round():
     """The residual of those who do not take part is all that they have moved."""
     link = jaxcomp.Link(jaxcomp.Policy(jaxcomp.sign(), min_size=0), jaxcomp.Residual())
@@ -131,6 +135,7 @@ def test_workers_that_are_not_drawn_keep_their_message_for_a_later_round():
     assert sum(kept) == WORKERS - 3
 
 
+@pytest.mark.full
 def test_post_local_sgd_begins_as_synchronous_training():
     """Up to rounding; then each worker goes on from the shared velocity."""
     for make in (optax.sgd(0.13, 0.9), optax.adam(0.05)):
@@ -152,6 +157,7 @@ def test_a_schedule_of_the_steps_decides_how_long_a_round_is():
     assert [s for s in range(1, 12) if np.any(params[s] != params[s - 1])] == [1, 2, 6, 10]
 
 
+@pytest.mark.full
 def test_a_period_adapts_to_the_variance():
     """Lower rates leave less variance, so rounds grow; the thresholds are those of the paper."""
     rate = optax.piecewise_constant_schedule(0.2, {60: 0.1})
@@ -171,6 +177,7 @@ def test_a_period_adapts_to_the_variance():
     assert level > 0
 
 
+@pytest.mark.full
 def test_a_round_as_one_program_has_the_same_bits(mesh):
     """With momentum, codes and a residual; and as many losses as steps."""
     link = jaxcomp.Link(jaxcomp.Policy(jaxcomp.sign(), min_size=0, min_ndim=0), jaxcomp.Residual())
@@ -221,6 +228,7 @@ def collectives(tx, mesh, exchange, params=FOUR):
     return jaxcomp.collective_bytes(run.lower(params, state, TARGETS, CURVATURES).compile())
 
 
+@pytest.mark.full
 def test_a_step_without_exchange_has_no_collective_and_a_round_sends_wire_bytes(mesh):
     codec = jaxcomp.Policy(jaxcomp.qsgd_inf(bits=4, bucket_size=64), min_size=0, min_ndim=0)
     make = functools.partial(
@@ -241,6 +249,7 @@ def test_a_step_without_exchange_has_no_collective_and_a_round_sends_wire_bytes(
     assert sum(streamed.values()) == sum(sent.values())
 
 
+@pytest.mark.full
 def test_no_collective_runs_in_a_step_without_exchange(mesh, tmp_path):
     """Of a program with a conditional, as a profile of each step of a round sees it."""
     tx = jaxcomp.local_updates(optax.sgd(0.1), None, AXIS, every=3)
@@ -270,6 +279,7 @@ def test_no_collective_runs_in_a_step_without_exchange(mesh, tmp_path):
     assert met == [0, 0, WORKERS]
 
 
+@pytest.mark.full
 def test_the_state_moves_to_other_workers_with_its_mean():
     link = jaxcomp.Link(jaxcomp.Policy(jaxcomp.sign(), min_size=0), jaxcomp.Residual())
     tx = jaxcomp.local_updates(optax.adam(0.05), optax.sgd(0.7), AXIS, every=4, reducer=link)

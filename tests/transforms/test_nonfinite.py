@@ -23,6 +23,7 @@ def stepper(tx, mesh):
     )
 
 
+@pytest.mark.core("RandomK(fraction=0.1,b=None)")
 @pytest.mark.parametrize("codec", few_or_all(FEW[1::2], FEW), ids=label)
 def test_one_bad_element_is_seen_by_all_and_never_remembered(codec, mesh):
     tx = jaxcomp.compressed_mean(codec, "data")
@@ -54,6 +55,7 @@ def test_without_the_guard_memory_is_poisoned(mesh):
     assert not np.isfinite(np.asarray(after.memory.feedback.tree.residual[0])).all()
 
 
+@pytest.mark.core("False")
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_skip_nonfinite_holds_the_optimizer(check_vma, mesh):
     tx = optax.chain(
@@ -72,6 +74,7 @@ def test_skip_nonfinite_holds_the_optimizer(check_vma, mesh):
     np.testing.assert_array_equal(after[1].inner[0].mu["kernel"], state[1].inner[0].mu["kernel"])
 
 
+@pytest.mark.core("RandomK(fraction=0.1,b=None)")
 @pytest.mark.parametrize("codec", FEW[::3], ids=label)
 def test_odd_trees(codec, mesh):
     """Empty leaves, scalars, length one and odd lengths, narrow dtypes: all in one tree."""
@@ -107,6 +110,7 @@ def test_a_narrow_memory_does_not_overflow(mesh):
     assert np.isfinite(np.asarray(mean["kernel"])).all()
 
 
+@pytest.mark.core("1e+30")
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
 def test_stats_hold_at_any_scale(scale, mesh):
     tx = jaxcomp.compressed_mean(jaxcomp.sign(), "data", stats=True)

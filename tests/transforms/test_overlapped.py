@@ -86,6 +86,7 @@ def assert_same(got, want):
         assert x.sharding.is_equivalent_to(y.sharding, x.ndim)
 
 
+@pytest.mark.full
 def test_the_numbers_are_those_of_one_program():
     """With a step and a model that are not finite, and saved and resumed while exchanges are under
     way.
@@ -167,6 +168,7 @@ def test_no_collective_is_in_the_program_of_the_steps():
     assert jaxcomp.collective_bytes(compiled) == {}
 
 
+@pytest.mark.full
 def test_shards_of_a_model_exchange_their_own_parts():
     """Two workers of two devices each."""
     first, second = (

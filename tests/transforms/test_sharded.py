@@ -37,6 +37,7 @@ from jaxcomp.numerics import noise
 from jaxcomp.transforms import sharded
 
 
+@pytest.mark.core("dense-typed")
 @pytest.mark.parametrize("check_vma", [True, False], ids=["typed", "untyped"])
 @pytest.mark.parametrize("name", REDUCERS)
 def test_each_shard_crosses_alone(name, check_vma, two):
@@ -109,6 +110,7 @@ def test_without_specs_whole_leaves_cross(two):
     assert any(op == "all-gather" for op, *_ in others)
 
 
+@pytest.mark.full
 def test_leaves_that_are_not_sharded_are_shared_out(three):
     """No device sends what another one sends, whatever divides."""
     reducer = jaxcomp.Gather(QSGD)
@@ -161,6 +163,7 @@ def test_all_axes_manual_needs_no_specs(two):
     np.testing.assert_allclose(run(state, laid)["kernel"], grads["kernel"].mean(0), atol=0.05)
 
 
+@pytest.mark.core("False")
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_specs_of_the_state_name_all_manual_axes(check_vma, two):
     """The memory of every shard is an array's own part, so that a copy of the state is whole."""
@@ -217,6 +220,7 @@ def test_in_a_shard_map_of_ones_own(two):
     jax.tree.map(np.testing.assert_array_equal, after, want)
 
 
+@pytest.mark.core("power iteration")
 @pytest.mark.parametrize(
     "settings",
     [

@@ -53,6 +53,7 @@ def ops(compiled):
     return re.findall(r" (all-gather|all-reduce|all-to-all)(?:-start)?\(", compiled.as_text())
 
 
+@pytest.mark.core("Q(Sign,MeanAbs,Nearest,b=512)")
 @pytest.mark.parametrize("codec", few_or_all(FEW[1:], CODECS), ids=label)
 def test_the_program_moves_what_wire_bytes_says(codec, mesh):
     """On a model of many leaves: one collective a direction, and one for what is dense."""
@@ -77,6 +78,7 @@ def test_the_program_moves_what_wire_bytes_says(codec, mesh):
         assert moved["all-gather"] == 7 * jaxcomp.wire_bytes(codec, kernels)
 
 
+@pytest.mark.core("Q(Uniform(steps=7*")
 @pytest.mark.parametrize(
     ("codec", "most"),
     [
@@ -137,6 +139,7 @@ def test_wire_bytes_in_both_senses():
         jaxcomp.wire_bytes(3, like)
 
 
+@pytest.mark.core("Cast(dtype='float16',b=512)0")
 @pytest.mark.parametrize("codec", few_or_all(FEW + VARIANTS[::3], EVERY), ids=label)
 def test_payload_is_what_is_counted(codec):
     testing.assert_wire_bytes(codec, jax.ShapeDtypeStruct((123, 45), jnp.float32))
@@ -144,6 +147,7 @@ def test_payload_is_what_is_counted(codec):
         testing.assert_wire_bytes(codec, jax.ShapeDtypeStruct((1000,), jnp.bfloat16))
 
 
+@pytest.mark.core("float32")
 @pytest.mark.parametrize(
     "dtype",
     [jnp.float32, jnp.bfloat16, jnp.uint8, jnp.int8, jnp.bool_, jnp.float8_e4m3fn, jnp.int32],
