@@ -1,4 +1,4 @@
-"""Run the core suite on the oldest versions that are declared, and on newer ones than CI has.
+"""Run a part of the tests on the oldest versions that are declared, and on newer ones than CI has.
 
 Each environment is built once in `.matrix/`; `--fresh` builds them anew, with whatever is newest.
 """
@@ -119,7 +119,7 @@ def run(environment: Environment, python: pathlib.Path) -> tuple[int, int, float
     }
     for file, select in CORE:
         command = [python, "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal"]
-        command += ["-p", "no:cacheprovider", f"tests/{file}.py"]
+        command += ["-p", "no:cacheprovider", "-m", "not slow", f"tests/{file}.py"]
         command += ["-k", select] if select else []
         start = time.monotonic()
         try:

@@ -23,6 +23,21 @@ def in_core(item: pytest.Function, names: tuple[str, ...]) -> list[str]:
     return [n for n in names if any(fnmatch.fnmatchcase(p, n) for p in (case, *case.split("-")))]
 
 
+LONG_EXAMPLES = (
+    "codecs.modulo.Modulo",
+    "entropy.elias.Elias",
+    "entropy.huffman.Huffman",
+    "entropy.rans.Rans",
+    "entropy.rice.Rice",
+    "planning.planner.plan",
+    "quantize.adaptive.alq",
+    "quantize.adaptive.amq",
+    "recipes.votes.Vote",
+    "testing.codec.check_codec",
+)
+"""The docstrings in `jaxcomp` whose examples are not in the core suite."""
+
+
 class Tiers:
     """A plugin of pytest: marks cases, and counts the tests that a selection leaves out."""
 
@@ -33,6 +48,8 @@ class Tiers:
     def pytest_collection_modifyitems(self, items):
         cases, unused = collections.Counter(), {}
         for item in items:
+            if item.name.removeprefix("jaxcomp.") in LONG_EXAMPLES:
+                item.add_marker(pytest.mark.full)
             if (marker := item.get_closest_marker("core")) is None:
                 continue
             test = item.nodeid.partition("[")[0]

@@ -157,6 +157,7 @@ def test_who_is_silent_and_how_often(x64):
     np.testing.assert_allclose(points[-1], parent[-1], rtol=0, atol=1e-12)
 
 
+@pytest.mark.full
 def test_gradients_where_no_error_had_been_made(x64):
     """DGD-DEF on one worker: exact descent at the displaced point, and its rate from three bits."""
     problem = problems.quadratics(workers=1)

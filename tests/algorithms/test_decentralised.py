@@ -105,6 +105,7 @@ def test_a_lean_state_is_that_of_copies_of_all_neighbours():
     np.testing.assert_allclose(got, x, rtol=0, atol=1e-12)
 
 
+@pytest.mark.full
 def test_methods_without_compression_are_the_same():
     rate = {"learning_rate": 0.05}
     _, _, want = descended(algorithms.dpsgd(IDENTITY, AXIS, **rate), 30)
@@ -148,7 +149,7 @@ def test_the_distance_between_models_is_of_the_order_of_the_squared_rate():
     assert error[-1] < 1e-18
 
 
-@pytest.mark.core("8")
+@pytest.mark.full
 @pytest.mark.parametrize("workers", [8, 16])
 def test_pairs_shrink_the_variance_as_in_theory(workers):
     """A pair of `n/(2(n − 1))` of the variance on average loses all but 0.09 of it."""

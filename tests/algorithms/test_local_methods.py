@@ -119,7 +119,7 @@ def test_chunks_send_what_they_say():
     assert np.linalg.norm(x - sent) < 0.75 * np.linalg.norm(x)
 
 
-@pytest.mark.core("aggregate")
+@pytest.mark.full
 @pytest.mark.parametrize("subtract", ["own", "aggregate"])
 def test_decoupled_momentum_keeps_what_nobody_sends(subtract):
     """With every coefficient sent, the own momentum is empty after each step; the aggregate leaves

@@ -170,7 +170,7 @@ def test_a_kernel_takes_a_scale_that_was_agreed_and_buckets_of_any_size():
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.core("gpu_interpret")
+@pytest.mark.full
 @pytest.mark.parametrize("implementation", INTERPRETED)
 def test_kernels_under_vmap_and_shard_map(implementation):
     """Four workers with different keys; more than sixteen payloads are added in a loop."""

@@ -75,6 +75,7 @@ def test_the_choice_never_costs_more_than_any_alternative(given):
     assert len(np.unique(mode % 3)) >= 2  # Each quantizer is the best somewhere.
 
 
+@pytest.mark.full
 def test_costs_are_expectations_of_what_is_drawn(given):
     x, guesses, _ = given
     want = by_hand(CODEC, x, guesses)

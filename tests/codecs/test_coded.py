@@ -171,7 +171,7 @@ def test_a_residual_sends_what_did_not_fit(mesh):
     assert np.linalg.norm(total - wanted) < 0.1 * np.linalg.norm(wanted)
 
 
-@pytest.mark.core("Gather")
+@pytest.mark.full
 @pytest.mark.parametrize("reducer", [jaxcomp.Gather, jaxcomp.TwoShot])
 def test_tables_follow_what_all_workers_send(reducer, mesh):
     """From the counts of all: what is sparser than the law takes fewer bits from then on, and

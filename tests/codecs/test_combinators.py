@@ -92,6 +92,7 @@ SHARED = jaxcomp.terngrad(clip=None, shared=True, bucket_size=64)
 """All workers speak of the same levels: two messages differ by whole steps."""
 
 
+@pytest.mark.core("Rotated", "Split", "Contractive")
 @pytest.mark.parametrize(
     "codec",
     [

@@ -182,6 +182,7 @@ def test_extreme_guesses_give_finite_values():
             assert float(jnp.abs(y - given).max()) <= 0.6 * float(jnp.abs(given).max()) + 1e-36
 
 
+@pytest.mark.full
 def test_messages_have_the_bytes_of_the_codes():
     x = jnp.asarray(np.random.default_rng(0).normal(size=4096), jnp.float32)
     for codec in (jaxcomp.wyner_ziv(levels=4), jaxcomp.wyner_ziv(levels=3, rotated=False)):

@@ -31,7 +31,7 @@ def test_golden_drive_scale():
     np.testing.assert_allclose(fit("norm", count=count), [[np.sqrt(14.25) / 2]], rtol=1e-6)
 
 
-@pytest.mark.core("1-2")
+@pytest.mark.full
 @pytest.mark.parametrize(
     "laws", [("gaussian", "heavy"), slow(("gaussian", "heavy", "laplace"))], ids=len
 )

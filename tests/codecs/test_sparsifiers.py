@@ -163,6 +163,7 @@ def test_dgc_selects_again_where_a_sample_misleads():
     np.testing.assert_array_equal(np.nonzero(sent)[0], want)
 
 
+@pytest.mark.full
 def test_dgc_lowers_a_threshold_that_is_too_high():
     x = np.random.default_rng(0).standard_normal(300_000).astype(np.float32)
     x[::3] *= 1.5
@@ -272,7 +273,7 @@ def test_demo_sends_smooth_squares_in_few_coefficients():
         jaxcomp.demo(k=17, chunk=4)
 
 
-@pytest.mark.core("1")
+@pytest.mark.full
 @pytest.mark.parametrize("per_octave", [1, 2, 4, 8])
 def test_fastsgd_is_near_in_logarithms_and_keeps_what_fits(per_octave):
     codec = jaxcomp.fastsgd(fraction=0.02, per_octave=per_octave, most=15)

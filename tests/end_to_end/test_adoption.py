@@ -50,7 +50,7 @@ def test_few_lines_change(name):
 FEW = [name for name in LINES if name != "flax_nlp_seq"]  # `test_frameworks` trains linen too.
 
 
-@pytest.mark.core("equinox_parallelism")
+@pytest.mark.full
 @pytest.mark.parametrize("name", few_or_all(FEW, LINES))
 def test_the_loss_is_that_of_dense(name):
     dense, compressed = run(name, "dense"), run(name, "compressed")

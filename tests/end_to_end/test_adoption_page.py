@@ -32,6 +32,7 @@ def run(title, names):
     return names
 
 
+@pytest.mark.full
 def test_means_over_tokens(names):
     """The loss, and with a dense mean the gradient, are those of all tokens."""
     names["mean"] = lambda: jaxcomp.compressed_mean(jaxcomp.Dense(), "data")
@@ -97,7 +98,7 @@ def wrappers():
 WRAPPERS = ["masked", "partition", "MultiSteps", "inject_hyperparams", "schedule_free", "muon"]
 
 
-@pytest.mark.core("schedule_free")
+@pytest.mark.full
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_wrappers_of_optax(wrappers, name):
     """The loss is that of the whole batch under `jit`, with the optimizer as it was."""

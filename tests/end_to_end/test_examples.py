@@ -200,6 +200,7 @@ def test_byte_lm_resumes_bit_for_bit(straight, tmp_path):
     assert curves[0] == curves[1]
 
 
+@pytest.mark.full
 def test_saved_gradients(straight, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES.parent / "benchmarks")
     import gradients

@@ -121,7 +121,7 @@ def undisturbed(example):
     return train(example, honest=(0, 1))
 
 
-@pytest.mark.core("silent")
+@pytest.mark.full
 @pytest.mark.parametrize("attack", [leave, silent, crowd, slow])
 def test_strangers_hold_nobody_up(attack, example, undisturbed, capsys):
     assert_same(train(example, (0, 1), attack), undisturbed)

@@ -143,6 +143,7 @@ def test_haiku(traces):
     assert [int(x) for x in counters] == [30, 30]
 
 
+@pytest.mark.full
 def test_local_steps():
     """One step without an exchange; two rounds of two programs; two with exchanges beside them."""
     page = (ROOT / "docs" / "local.md").read_text()

@@ -101,7 +101,7 @@ def run(request):
     return request.param, method, sim, sim.round(), sim.params
 
 
-@pytest.mark.core("ternary")
+@pytest.mark.full
 def test_a_round_is_the_votes_of_adam_steps_inverted(run):
     values, _, _, report, after = run
     key = server.round_key(jnp.zeros(2, jnp.uint32), 0)

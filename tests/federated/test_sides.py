@@ -63,6 +63,7 @@ def test_the_last_mean_is_the_last_step():
     assert_same(sim.state.shared, jax.tree.map(jnp.subtract, before, sim.params))
 
 
+@pytest.mark.full
 def test_what_a_client_believes_is_what_the_server_reads():
     up = Uplink(jaxcomp.wyner_ziv(levels=4, bucket_size=512), History())
     rng = np.random.default_rng(1)
@@ -80,7 +81,7 @@ def test_what_a_client_believes_is_what_the_server_reads():
     assert_same(sent.refused.side, close)
 
 
-@pytest.mark.core("2")
+@pytest.mark.full
 @pytest.mark.parametrize("bits", [2, 4])
 def test_history_sends_what_no_quantizer_without_memory_can(bits):
     """Clients' updates do not become small; their changes do."""

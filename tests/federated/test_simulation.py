@@ -28,7 +28,7 @@ def digest() -> str:
     return world.digest(sim.params)
 
 
-@pytest.mark.core("1")
+@pytest.mark.full
 @pytest.mark.parametrize("chunk", [1, 16, 64])
 def test_chunks_change_no_bit(chunk, digest):
     sim = world.simulation(chunk=chunk)
@@ -36,7 +36,7 @@ def test_chunks_change_no_bit(chunk, digest):
     assert world.digest(sim.params) == digest
 
 
-@pytest.mark.core("2")
+@pytest.mark.full
 @pytest.mark.parametrize("devices", [2, 8])
 def test_devices_change_no_bit(devices, digest):
     mesh = jax.make_mesh((devices,), ("clients",), devices=jax.devices()[:devices])
@@ -45,7 +45,7 @@ def test_devices_change_no_bit(devices, digest):
     assert world.digest(sim.params) == digest
 
 
-@pytest.mark.core("rows")
+@pytest.mark.full
 @pytest.mark.parametrize("where", ["rows", "device"])
 def test_blocks_and_tables_change_no_bit(where, digest, tmp_path, monkeypatch):
     monkeypatch.setattr("jaxcomp.federated.simulation._BLOCK", 1)  # A block is one chunk.
@@ -246,7 +246,7 @@ def test_a_clipped_mean_bounds_each_client():
     assert report.accepted == world.CLIENTS
 
 
-@pytest.mark.core("Credible(decay=0*")
+@pytest.mark.full
 @pytest.mark.parametrize(
     "rule", [aggregates.TrimmedMean(0.1), aggregates.Credible(rule="hard")], ids=repr
 )

@@ -176,7 +176,7 @@ def gradients(workers, seed=0):
     )
 
 
-@pytest.mark.core("skipped")
+@pytest.mark.full
 @pytest.mark.parametrize("wrapped", ["skipped", "accumulated"])
 def test_a_state_made_outside_the_mesh_may_be_skipped(wrapped):
     """The first step of a default mean fits its state, which is then compared with itself."""

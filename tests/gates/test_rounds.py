@@ -22,6 +22,7 @@ def fewer(fraction):
 # Withheld updates.
 
 
+@pytest.mark.core("all")
 @pytest.mark.parametrize(
     ("reducer", "gate"),
     [
@@ -92,6 +93,7 @@ def test_momentum_gathers_through_closed_steps():
     np.testing.assert_allclose(means["b"][3], dense[2] + dense[3], atol=1e-5)
 
 
+@pytest.mark.full
 def test_a_mirror_stays_the_mean_of_all_shifts():
     """For all participants and all messages; also for leaves that are sent dense."""
     codec = jaxcomp.qsgd_inf(bits=8)
@@ -120,6 +122,7 @@ def test_a_closed_two_shot_knows_the_mirror_of_the_way_down():
     assert [bool(m.any()) for m in means["w"]] == [False, True] * 3
 
 
+@pytest.mark.full
 def test_other_reducers_under_a_gate():
     link = jaxcomp.Link(fewer(0.2), jaxcomp.Residual())
     early = jaxcomp.Link(fewer(0.1), jaxcomp.Residual())

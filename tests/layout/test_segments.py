@@ -55,7 +55,7 @@ def test_a_leaf_is_encoded_as_it_would_be_alone(codec):
         np.testing.assert_array_equal(together[number], roundtrip(codec, tree[number]))
 
 
-@pytest.mark.core("0.002")
+@pytest.mark.full
 @pytest.mark.parametrize("fraction", [0.002, 0.1, 0.4])
 def test_wide_rows_hold_groups_of_every_fraction(fraction):
     """Groups of a row must divide it, however many elements are wanted of it."""

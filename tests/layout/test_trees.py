@@ -22,6 +22,7 @@ def numbered(sizes):
     ]
 
 
+@pytest.mark.full
 @settings(max_examples=25, deadline=None)
 @given(
     sizes=st.lists(st.sampled_from([0, 1, 7, 511, 512, 513, 1024, 3000]), min_size=1, max_size=5),

@@ -77,6 +77,7 @@ def test_a_step_over_another_graph_is_refused(apart):
         mixed(gossip(RING), unnamed, 1)
 
 
+@pytest.mark.full
 def test_a_move_to_another_graph_keeps_models_and_sums_mirrors_anew(apart):
     tx = gossip(WITHOUT)
     moved = jaxcomp.resize_workers(tx, apart, PARAMS, WORKERS)

@@ -254,7 +254,7 @@ def inside(state, workers):
     )
 
 
-@pytest.mark.core("cut")
+@pytest.mark.full
 @pytest.mark.parametrize("codec", [HALF, jaxcomp.sidco(0.1, bucket_size=64)], ids=["cut", "sidco"])
 def test_states_made_outside_fit_downlinks_of_their_own(codec):
     """In shorter buckets than the uplink's, or with a codec that counts for each bucket."""

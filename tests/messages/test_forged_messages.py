@@ -252,6 +252,7 @@ def mutated(draw, data, other, expected):
     return frame.write(parts, expected.digests, None)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("attempts", [4_000, slow(150_000)])
 def test_no_message_does_more_than_raise(attempts):
     """Any modified message is refused, or is a payload of the right shapes."""

@@ -251,6 +251,7 @@ def test_the_published_schedules():
         jaxcomp.dgc_warmup(0.1, 1, schedule="linear")
 
 
+@pytest.mark.full
 def test_the_whole_recipe_trains(mesh):
     """Clipping, warm-up, momentum correction and momentum for the dense leaf, step by step."""
     reducer = jaxcomp.ReducerSchedule(

@@ -111,7 +111,7 @@ def test_a_hierarchy_sends_a_share_over_the_slow_links():
         jaxcomp.Hierarchical(jaxcomp.Gather(QSGD), jaxcomp.Gather(QSGD))
 
 
-@pytest.mark.core("two_shot")
+@pytest.mark.full
 @pytest.mark.parametrize("name", few_or_all(["gather", "two_shot"], HIERARCHIES))
 def test_hierarchies_obey_the_law(name):
     reducer = HIERARCHIES[name]

@@ -190,7 +190,7 @@ def test_a_worker_that_is_excluded_keeps_its_residual():
     assert_equal(after.memory.feedback, state.memory.feedback)
 
 
-@pytest.mark.core("residual")
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["residual", "credible"])
 def test_a_step_without_a_majority_of_finite_messages_is_undone(name):
     reducer = jaxcomp.Robust(RESIDUAL, MEAN) if name == "residual" else ROBUST["credible"]

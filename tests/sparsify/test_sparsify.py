@@ -216,7 +216,7 @@ def test_elias_fano_has_its_size():
         assert 32 * words.shape[1] / k <= most
 
 
-@pytest.mark.core("RiceGaps()")
+@pytest.mark.full
 @pytest.mark.parametrize("code", CODINGS[3:], ids=repr)
 def test_places_come_back_where_slots_are_spare(code):
     """The spare ones repeat a place, or are beyond the end: those before them must not suffer."""

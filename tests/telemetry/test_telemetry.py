@@ -68,6 +68,7 @@ def test_a_record_is_the_statistics_of_the_state():
     assert found["payload_bytes"] == jaxcomp.wire_bytes(CODEC, {"w": matrix()})
 
 
+@pytest.mark.full
 def test_a_gate_adds_its_counts_and_a_skipped_step_is_counted():
     gate = jaxcomp.gates.Every(2)
     tx = jaxcomp.skip_nonfinite(jaxcomp.compressed_mean(CODEC, "data", gate=gate, stats=True))

@@ -188,6 +188,7 @@ def test_a_good_codec_passes():
     testing.check_codec(Good())
 
 
+@pytest.mark.core("Biased-str", "Moody-str", "Lifted-str", "Misread-str", "Flat-str")
 @pytest.mark.parametrize(
     ("codec", "said"),
     [

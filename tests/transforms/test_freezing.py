@@ -114,7 +114,7 @@ def test_without_types(mesh, alone):
     assert sent == alone[1]
 
 
-@pytest.mark.core("partition")
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["freeze", "partition"])
 def test_in_a_mapped_function_of_ones_own(name, mesh, alone):
     """Under `pmap`; under `shard_map` with types, the zeros of optax are refused by `out_specs`."""

@@ -163,7 +163,7 @@ def test_all_axes_manual_needs_no_specs(two):
     np.testing.assert_allclose(run(state, laid)["kernel"], grads["kernel"].mean(0), atol=0.05)
 
 
-@pytest.mark.core("False")
+@pytest.mark.full
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_specs_of_the_state_name_all_manual_axes(check_vma, two):
     """The memory of every shard is an array's own part, so that a copy of the state is whole."""

@@ -60,7 +60,7 @@ ALL = METHODS | {
 }
 
 
-@pytest.mark.core("ef21_bc")
+@pytest.mark.full
 @pytest.mark.parametrize("name", few_or_all(METHODS, ALL))
 @pytest.mark.filterwarnings("error::UserWarning")  # Such as that leaves will be gathered.
 def test_each_shard_crosses_alone(name, two):
