@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
+from jaxcomp.backend import mapping
 from jaxcomp.federated import block
 from jaxcomp.federated.block import Clients, Done, Known, Own
 from jaxcomp.federated.method import Method
@@ -64,7 +65,7 @@ class Program:
         specs = (P(), P(), rows, rows, rows)
         # Not typed: loops in a user's loss or optimizer begin with zeros that are typed as equal on
         # all devices. Nothing is differentiated across devices, so the types would decide nothing.
-        run = jax.shard_map(
+        run = mapping.shard_map(
             self._run, mesh=self.mesh, in_specs=specs, out_specs=out, check_vma=False
         )
         return run(known, total, *given)

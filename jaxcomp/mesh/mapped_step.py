@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxcomp.backend import axes
+from jaxcomp.backend import axes, mapping
 from jaxcomp.mesh import (
     arguments,
     axis_types,
@@ -183,7 +183,7 @@ class MappedStep:
 
     def _mapped(self, body: Callable[..., Any], parts: tuple[list, list]) -> tuple[list, list]:
         split = PartitionSpec(self.axis_name)
-        mapped = jax.shard_map(
+        mapped = mapping.shard_map(
             body,
             mesh=self._inside,
             in_specs=(PartitionSpec(), split),

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import core, lax
 from jax.sharding import Mesh, PartitionSpec
 
-from jaxcomp.backend import axes
+from jaxcomp.backend import axes, mapping
 from jaxcomp.mesh import axis_types, per_worker, placement
 from jaxcomp.types import Array, AxisName, PyTree
 
@@ -61,7 +61,7 @@ def _differences(mesh: Mesh, axis_name: AxisName) -> Any:
 
     def run(leaves: list[Array]) -> list[Array]:
         with jax.sharding.use_abstract_mesh(inside.abstract_mesh):
-            return jax.shard_map(
+            return mapping.shard_map(
                 body,
                 mesh=inside,
                 in_specs=PartitionSpec(),

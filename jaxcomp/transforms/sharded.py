@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
-from jaxcomp.backend import axes, xla
+from jaxcomp.backend import axes, mapping, xla
 from jaxcomp.base import Reducer
 from jaxcomp.layout import trees
 from jaxcomp.mesh import per_worker
@@ -157,7 +157,7 @@ def update(
         of_memory = jax.tree_util.tree_map_with_path(
             lambda p, _: PartitionSpec(*[None] * _place(p), names), memory
         )
-        body = jax.shard_map(
+        body = mapping.shard_map(
             body,
             in_specs=([cut.spec for cut in cuts], of_memory, PartitionSpec()),
             out_specs=([cut.home for cut in cuts], of_memory, PartitionSpec()),

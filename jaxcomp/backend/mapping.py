@@ -1,0 +1,59 @@
+"""`jax.shard_map` without arguments that have no elements."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from jaxcomp.backend import axes
+from jaxcomp.types import Array, PyTree
+
+
+def shard_map(body: Callable[..., Any], *, in_specs: PyTree, **settings: Any) -> Callable[..., Any]:
+    """The same as `jax.shard_map(body, in_specs=in_specs, **settings)`.
+
+    Arguments without elements, such as the memory of a share without blocks, are created inside.
+    XLA of JAX 0.11.2 crashes on them: it replaces them with constants before Shardy reads the
+    shardings of the arguments, and constants have none. `--xla_enable_hlo_sharding_v3=false` avoids
+    it too; 0.11.1 and 0.12 compile such programs.
+    """
+
+    def run(*args: Any) -> Any:
+        leaves, treedef = jax.tree.flatten(args)
+        empty = [_empty(leaf) for leaf in leaves]
+        if not any(empty):
+            return jax.shard_map(body, in_specs=in_specs, **settings)(*args)
+        specs = jax.tree.leaves(jax.tree.broadcast(in_specs, args))
+        given = [number for number, without in enumerate(empty) if not without]
+
+        def filled(*own: Array) -> Any:
+            passed = iter(own)
+            everything = [
+                _local(leaf, spec) if without else next(passed)
+                for leaf, spec, without in zip(leaves, specs, empty, strict=True)
+            ]
+            return body(*jax.tree.unflatten(treedef, everything))
+
+        there = tuple(specs[number] for number in given)
+        return jax.shard_map(filled, in_specs=there, **settings)(*(leaves[n] for n in given))
+
+    return run
+
+
+def _empty(leaf: Any) -> bool:
+    # Typed PRNG keys cannot be created with `jnp.zeros`.
+    return jnp.size(leaf) == 0 and not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
+
+
+def _local(leaf: Array, spec: PartitionSpec) -> Array:
+    """The part of an array without elements that this device has."""
+    shape, split = list(leaf.shape), set(axes.varying(leaf))
+    for dimension, names in enumerate(spec):
+        if names is not None:
+            shape[dimension] //= lax.axis_size(names)
+            split |= set(axes.names(names))
+    part = jnp.zeros(shape, leaf.dtype)
+    return axes.vary(part, tuple(sorted(split, key=str))) if split else part
