@@ -8,7 +8,8 @@
 place. A mistake is made in a copy of the tracked files, where the tests run in three stages, each
 only if the one before has passed: the core suite's tests of the file's folder, the rest of the core
 suite, and the rest of the full suite. A test has found the mistake if it fails, fails again alone,
-and passes without the mistake. `--continue` skips mistakes whose results are there.
+and passes without the mistake. `--continue` skips mistakes that were found; `--stages folder` is a
+quick look, after which `--continue` tries what is left.
 """
 
 import contextlib
@@ -35,6 +36,7 @@ FOLDER = RESULTS / "mutations"
 CORE = "not slow and not full"
 """The tests that run at every change."""
 FULL = "not slow"
+STAGES = ("folder", "core", "full")
 LEAST = 0.9
 """The fraction of the mutations that the core suite must find."""
 IGNORED = ("tests/base/test_sizes.py", "tests/benchmarks/test_mutations.py")
@@ -69,8 +71,10 @@ class Ran(NamedTuple):
 class Runner:
     """Runs tests in copies of the repository, which are made in `folder`."""
 
-    def __init__(self, folder: pathlib.Path, workers: int, limit: float):
-        self.folder, self.workers, self.limit = folder, workers, limit
+    def __init__(
+        self, folder: pathlib.Path, workers: int, limit: float, stages: Sequence[str] = STAGES
+    ):
+        self.folder, self.workers, self.limit, self.stages = folder, workers, limit, stages
         self.broken = [*DESELECTED]  # And what fails without a mutation too.
         (folder / "plugin").mkdir()
         (folder / "plugin" / "mutation_report.py").write_text(PLUGIN)
@@ -162,6 +166,8 @@ class Runner:
         stages += [("full", [f"({FULL}) and not ({CORE})"])]  # What is left of it.
         stage = test = error = None
         for name, arguments in stages:
+            if name not in self.stages:
+                continue
             found = self.first_failure(folder, *arguments)
             if found is not None:
                 test, error = found
@@ -224,7 +230,8 @@ def main() -> None:
         only=(known, "the mutations to try"),
         workers=(2, "processes of a run"),
         limit=(5400.0, "seconds that a run may take"),
-        **{"continue": (False, "skip mutations whose results are there")},
+        stages=(STAGES, "the stages to go through"),
+        **{"continue": (False, "skip mutations that were found")},
     )
     if wrong := [claim for claim, holds in applicable() if not holds]:
         raise SystemExit("\n".join(wrong))
@@ -233,9 +240,10 @@ def main() -> None:
     kept = reporting.read(path)["mutations"] if path.is_file() and (goes_on or some) else {}
     kept = {n: kept[n] for n in known if n in kept and kept[n]["mutation"] == digest(known[n])}
     with tempfile.TemporaryDirectory(prefix="mutations-") as copies:
-        runner = Runner(pathlib.Path(copies), options.workers, options.limit)
+        settings = options.workers, options.limit, options.stages
+        runner = Runner(pathlib.Path(copies), *settings)
         for number, name in enumerate(options.only, 1):
-            if goes_on and name in kept:
+            if goes_on and kept.get(name, {}).get("stage"):
                 continue
             found = kept[name] = runner.result(known[name])
             ordered = {each: kept[each] for each in known if each in kept}
