@@ -1,19 +1,27 @@
 """`jax.shard_map` without arguments that have no elements."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from jaxcomp.backend import axes
 from jaxcomp.types import Array, PyTree
 
 
-def shard_map(body: Callable[..., Any], *, in_specs: PyTree, **settings: Any) -> Callable[..., Any]:
-    """The same as `jax.shard_map(body, in_specs=in_specs, **settings)`.
+def shard_map(
+    body: Callable[..., Any],
+    *,
+    in_specs: PyTree,
+    out_specs: PyTree,
+    mesh: Mesh | AbstractMesh | None = None,
+    axis_names: Set[str] = frozenset(),
+    check_vma: bool = True,
+) -> Callable[..., Any]:
+    """The same as `jax.shard_map`.
 
     Arguments without elements, such as the memory of a share without blocks, are created inside.
     XLA of JAX 0.11.2 crashes on them: it replaces them with constants before Shardy reads the
@@ -21,11 +29,13 @@ def shard_map(body: Callable[..., Any], *, in_specs: PyTree, **settings: Any) ->
     it too; 0.11.1 and 0.12 compile such programs.
     """
 
+    on = {"out_specs": out_specs, "mesh": mesh, "axis_names": axis_names, "check_vma": check_vma}
+
     def run(*args: Any) -> Any:
         leaves, treedef = jax.tree.flatten(args)
         empty = [_empty(leaf) for leaf in leaves]
         if not any(empty):
-            return jax.shard_map(body, in_specs=in_specs, **settings)(*args)
+            return jax.shard_map(body, in_specs=in_specs, **on)(*args)
         specs = jax.tree.leaves(jax.tree.broadcast(in_specs, args))
         given = [number for number, without in enumerate(empty) if not without]
 
@@ -38,7 +48,7 @@ def shard_map(body: Callable[..., Any], *, in_specs: PyTree, **settings: Any) ->
             return body(*jax.tree.unflatten(treedef, everything))
 
         there = tuple(specs[number] for number in given)
-        return jax.shard_map(filled, in_specs=there, **settings)(*(leaves[n] for n in given))
+        return jax.shard_map(filled, in_specs=there, **on)(*(leaves[n] for n in given))
 
     return run
 
