@@ -5,9 +5,9 @@
     python benchmarks/mutations.py --only censoring-threshold-not-a-root --out out/mutations
 
 `results/mutations/mutations.json` has the mistakes: each is a text of one file and the text in its
-place. A mistake is made in a copy of the tracked files, where the tests run in three stages, each
+place. A mistake is made in a copy of the tracked files, where the tests run in four stages, each
 only if the one before has passed: the core suite's tests of the file's folder, the rest of the core
-suite, and the rest of the full suite. A test has found the mistake if it fails, fails again alone,
+suite, and in the same order the rest of the full suite. A test has found the mistake if it fails, fails again alone,
 and passes without the mistake. `--continue` skips mistakes that were found; `--stages folder` is a
 quick look, after which `--continue` tries what is left.
 """
@@ -36,7 +36,7 @@ FOLDER = RESULTS / "mutations"
 CORE = "not slow and not full"
 """The tests that run at every change."""
 FULL = "not slow"
-STAGES = ("folder", "core", "full")
+STAGES = ("folder", "core", "full folder", "full")
 LEAST = 0.9
 """The fraction of the mutations that the core suite must find."""
 IGNORED = ("tests/base/test_sizes.py", "tests/benchmarks/test_mutations.py")
@@ -163,7 +163,9 @@ class Runner:
         here = (ROOT / own).is_dir()
         stages = [("folder", [CORE, own])] if here else []
         stages += [("core", [CORE, *([f"--ignore={own}"] if here else [])])]
-        stages += [("full", [f"({FULL}) and not ({CORE})"])]  # What is left of it.
+        rest = f"({FULL}) and not ({CORE})"
+        stages += [("full folder", [rest, own])] if here else []
+        stages += [("full", [rest, *([f"--ignore={own}"] if here else [])])]
         stage = test = error = None
         for name, arguments in stages:
             if name not in self.stages:
