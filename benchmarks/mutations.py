@@ -7,9 +7,9 @@
 `results/mutations/mutations.json` has the mistakes: each is a text of one file and the text in its
 place. A mistake is made in a copy of the tracked files, where the tests run in four stages, each
 only if the one before has passed: the core suite's tests of the file's folder, the rest of the core
-suite, and in the same order the rest of the full suite. A test has found the mistake if it fails, fails again alone,
-and passes without the mistake. `--continue` skips mistakes that were found; `--stages folder` is a
-quick look, after which `--continue` tries what is left.
+suite, and in the same order the rest of the full suite. A test has found the mistake if it fails,
+fails again alone, and passes without the mistake. `--continue` skips mistakes that were found;
+`--stages folder` is a quick look, after which `--continue` tries what is left.
 """
 
 import contextlib

@@ -70,8 +70,7 @@ def test_contract(codec, whole):
 @pytest.mark.parametrize(
     "codecs",
     [
-        pytest.param(COMMON[::3], id="few"),
-        pytest.param(COMMON + VARIANTS, id="common", marks=pytest.mark.full),
+        pytest.param(COMMON + VARIANTS, id="common"),
         slow(EVERY, id="all"),
     ],
 )
