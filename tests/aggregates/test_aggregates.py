@@ -326,7 +326,7 @@ class TestBounded:
         assert alone[0] < 0.25 < 0.8 < alone[1:].min()
 
 
-@pytest.mark.core("1")
+@pytest.mark.core("2", "3")
 @pytest.mark.parametrize("workers", [1, 2, 3, 7, 16, 31, 65])
 def test_medians_of_any_number_of_workers(workers):
     """By a network, and from 65 workers on by a sort."""

@@ -229,3 +229,24 @@ def test_a_state_made_outside_fits_the_workers(mesh):
     for _ in range(2):
         params, state = run(params, state, batch)
     np.testing.assert_allclose(params["x"], by_vmap(tx, 8, 2)[-1][0], rtol=1e-6, atol=1e-7)
+
+
+QUARTER = everywhere(jaxcomp.random_k(fraction=0.25, bucket_size=SIZE))
+"""Of variance `ω = 3`."""
+
+
+@pytest.mark.parametrize(("name", "step"), [("diana", 0.25), ("artemis", 0.125), ("dore", 0.125)])
+def test_the_default_step_of_the_memory_is_that_of_the_paper(name, step):
+    make = getattr(jaxcomp.algorithms, name)
+    settings = {"learning_rate": RATE} | ({"down": IDENTITY} if name == "dore" else {})
+    given = jnp.asarray(np.random.default_rng(0).standard_normal((2, 1, SIZE)), jnp.float32)
+
+    def state(tx):
+        def own(x):
+            return tx.update({"x": x}, tx.init({"x": x}), {"x": x})[1]
+
+        return jax.vmap(own, axis_name=AXIS)(given)
+
+    published, default = make(QUARTER, AXIS, step=step, **settings), make(QUARTER, AXIS, **settings)
+    want, got = jax.jit(lambda: (state(published), state(default)))()
+    jax.tree.map(np.testing.assert_array_equal, got, want)

@@ -146,6 +146,11 @@ def test_numbers_that_are_not_finite_are_null(answer):
     assert link["first"] is link["total"] is None
 
 
+def test_a_record_stands_for_all_steps_since_the_one_before(answer):
+    told = answer("report", b"step,loss,link_bytes\n10,1,5\n20,1,5\n50,1,7\n")
+    assert told["values"][1]["total"] == 10 * 5 + 10 * 5 + 30 * 7
+
+
 def test_a_gradient_of_one_element_is_drawn(tmp_path, capsys):
     path = tmp_path / "one.npz"
     path.write_bytes(stored(w=np.ones((), np.float32)))

@@ -1,5 +1,6 @@
 """Declared properties of codecs hold for inputs that vary within a bucket, at every size."""
 
+import dataclasses
 import importlib
 import inspect
 import pkgutil
@@ -116,3 +117,22 @@ def test_a_part_alone_promises_nothing():
     assert Rotated(codec=part).contractive
     with pytest.raises(ValueError, match="`block`"):
         Part(codec=jaxcomp.sign(), fraction=0.5, block=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Half(jaxcomp.Codec, abstract=True):
+    """Sends the first half of each bucket, and never the second."""
+
+    bucket_size = 128
+    unbiased = False
+
+    def encode(self, key, x, count, state):
+        return x[:, : self.bucket_size // 2], state
+
+    def decode(self, key, payload, like, side=None):
+        return jnp.pad(payload, ((0, 0), (0, self.bucket_size // 2)))
+
+
+def test_a_part_that_is_never_sent_is_found():
+    with pytest.raises(AssertionError, match="part 1 of 2"):
+        testing.assert_feedback_sends_all(Half(), 128, parts=2, steps=16)

@@ -65,6 +65,7 @@ def in_jit(ok, w, x):
 
 FORMS = (cond, switch, update, as_long_as, in_a_scan, in_jit)
 
+HALVES = [[0, 1, 2, 3], [4, 5, 6, 7]]
 DIFFERS = {
     "loss": lambda w, x: jnp.isfinite(loss(w, x)),
     "index": lambda w, x: jax.lax.axis_index("data") > 2,
@@ -110,6 +111,14 @@ def test_a_collective_under_a_condition_that_differs_is_refused(form, check_vma,
 def test_conditions_that_differ_are_recognised(name, check_vma, mesh):
     with pytest.raises(ValueError, match=r"differs between the workers of 'data'"):
         traced(DIFFERS[name], cond, mesh, check_vma)
+
+
+def test_a_sum_over_groups_of_workers_differs_between_the_groups(mesh):
+    def condition(w, x):
+        return jax.lax.psum(x.sum(), "data", axis_index_groups=HALVES) > 0
+
+    with pytest.raises(ValueError, match=r"differs between the workers of 'data'"):
+        traced(condition, cond, mesh, check_vma=False)
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
