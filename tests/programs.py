@@ -2,10 +2,10 @@
 
     python -m pytest --costs costs.csv
 
-One line a test: how many programs it gave to the compiler, the seconds that tracing, lowering and
-compiling took, and the processor's seconds in all, of its own process and of those that it started.
-What an earlier test of the same process compiled is not compiled again, so a test may count more
-programs if it runs alone.
+One line a test, the dearest first, after a line of all: how many programs it gave to the compiler,
+the seconds that tracing, lowering and compiling took, and the processor's seconds in all, of its
+own process and of those that it started. What an earlier test of the same process compiled is not
+compiled again, so a test may count more programs if it runs alone.
 
 With `--budget core` or `--budget full` a run fails if a folder compiles more programs than
 `programs.json` allows. Raise the number there only for tests that need the programs.
@@ -107,12 +107,16 @@ class Programs:
         with open(self.path, "w", newline="") as file:
             table = csv.writer(file, lineterminator="\n")
             table.writerow(("test", *COLUMNS))
-            for name, cost in sorted(self.costs.items(), key=lambda item: -item[1]["cpu"]):
+            rows = sorted(self.costs.items(), key=lambda item: -item[1]["cpu"])
+            for name, cost in [(f"all {len(rows)}", self.total()), *rows]:
                 numbers = [f"{cost[column]:.2f}" for column in COLUMNS[1:]]
                 table.writerow((name, int(cost["programs"]), *numbers))
 
+    def total(self) -> dict[str, float]:
+        return {column: sum(cost[column] for cost in self.costs.values()) for column in COLUMNS}
+
     def pytest_terminal_summary(self, terminalreporter, config):
-        total = {column: sum(c[column] for c in self.costs.values()) for column in COLUMNS}
+        total = self.total()
         terminalreporter.write_line(
             f"{total['programs']:.0f} programs; {total['traced']:.0f} s tracing, "
             f"{total['lowered']:.0f} s lowering, {total['compiled']:.0f} s compiling, "
