@@ -134,7 +134,7 @@ def vary(tree: PyTree, axis_name: AxisName) -> PyTree:
     return jax.tree.map(cast, tree)
 
 
-def alike(*arrays: Array) -> tuple[Array, ...]:
+def match_vma(*arrays: Array) -> tuple[Array, ...]:
     """Types all arrays as varying if one of them is, as a kernel requires of its arguments."""
     known = [getattr(jax.typeof(x), "manual_axis_type", None) for x in arrays]
     varying = frozenset().union(*(kind.varying for kind in known if kind is not None))

@@ -38,7 +38,7 @@ def over_rows(f: Callable[..., Any], first: Any, *arrays: Any, common: tuple = (
     leaves, treedef = jax.tree.flatten((first, arrays, common))
     if not any(isinstance(leaf, core.Tracer) for leaf in leaves):
         return f(first, *arrays, *common)
-    leaves = axes.alike(*map(jnp.asarray, leaves))
+    leaves = axes.match_vma(*map(jnp.asarray, leaves))
     first, arrays, common = jax.tree.unflatten(treedef, leaves)
     like = jax.eval_shape(f, first, *arrays, *common)
     every = [*jax.tree.leaves(arrays), *jax.tree.leaves(like)]
@@ -68,7 +68,7 @@ def over_rows(f: Callable[..., Any], first: Any, *arrays: Any, common: tuple = (
             )
 
         empty = jax.tree.map(
-            lambda leaf: axes.alike(jnp.zeros(leaf.shape, leaf.dtype), first)[0], like
+            lambda leaf: axes.match_vma(jnp.zeros(leaf.shape, leaf.dtype), first)[0], like
         )
         return lax.fori_loop(0, -(-rows // chunk), step, empty)
 
@@ -109,7 +109,7 @@ def in_turn(f: Callable[..., Array], *arrays: Array) -> Array:
         found[-1] = found[-1][parts * each - rows :]
         return jnp.concatenate(found)
 
-    arrays = axes.alike(*arrays)
+    arrays = axes.match_vma(*arrays)
     return platforms.by_platform(platforms.program(f, *arrays), {"cpu": one_by_one}, *arrays)
 
 

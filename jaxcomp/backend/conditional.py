@@ -26,10 +26,10 @@ def agreed(go: Array) -> Array:
 
 def uniform(go: Array, axis_name: AxisName) -> Array:
     """Types `go` as replicated; its values are the same on all workers."""
-    return alike(go.astype(jnp.int32), axis_name) > 0 if axes.varying(go) else go
+    return as_replicated(go.astype(jnp.int32), axis_name) > 0 if axes.varying(go) else go
 
 
-def alike(number: Array, axis_name: AxisName) -> Array:
+def as_replicated(number: Array, axis_name: AxisName) -> Array:
     """Types an integer as replicated; its values are the same on all workers."""
     differs = tuple(n for n in axes.names(axis_name) if n in axes.varying(number))
     # Only where a replicated state was passed as if it differed between workers.

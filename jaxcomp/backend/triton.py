@@ -33,7 +33,7 @@ def call(
     Args:
         kernel: takes a reference for each array, then one for each output.
         outputs: shape and dtype of each.
-        arrays: what it reads; they are of one type, as `axes.alike` makes them.
+        arrays: what it reads; they are of one type, as `axes.match_vma` makes them.
         programs: how many, numbered by `pallas.program_id(0)`.
         warps: groups of 32 threads of a program.
         name: of the kernel in profiles, after "jaxcomp_".

@@ -151,7 +151,7 @@ def decode_sum(
 
 def _alike(*args: Array) -> tuple[Array, ...]:
     """Types the arguments alike, so that all implementations return the same types."""
-    return axes.alike(*map(jnp.asarray, args))
+    return axes.match_vma(*map(jnp.asarray, args))
 
 
 def _one(

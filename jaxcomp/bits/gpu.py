@@ -225,7 +225,7 @@ def _call(
     return triton.call(
         kernel,
         [((n, width), dtype) for width, dtype in outputs],
-        axes.alike(*arrays),
+        axes.match_vma(*arrays),
         programs=pl.cdiv(n, _per_program(size)),
         warps=max(1, pl.next_power_of_2(size) // ELEMENTS),
         name=kernel.__qualname__.split(".")[0],

@@ -354,7 +354,7 @@ def _call(
     scratch: Sequence[Any] = (),
     grid: tuple[int, ...] | None = None,
 ) -> Any:
-    arrays = list(axes.alike(*arrays))
+    arrays = list(axes.match_vma(*arrays))
     blocks = pl.cdiv(outputs[0][0][0], out_specs[0].block_shape[0])
     return pl.pallas_call(
         kernel,

@@ -122,11 +122,11 @@ class AdaptiveQuantizer(Codec):
             everyone = adaptive.Histogram(*lax.psum(mine, axis_name))
             # Type replicated values as varying, as in the other branch.
             fitted = axes.vary((_fit(self.rule, self.width, everyone), *_EMPTY), axis_name)
-            return tuple(axes.alike(jnp.asarray(x), magnitude)[0] for x in fitted)
+            return tuple(axes.match_vma(jnp.asarray(x), magnitude)[0] for x in fitted)
 
         def keep():
             kept = axes.vary((state.levels, *total, top), axis_name)
-            return tuple(axes.alike(jnp.asarray(x), magnitude)[0] for x in kept)
+            return tuple(axes.match_vma(jnp.asarray(x), magnitude)[0] for x in kept)
 
         levels, weight, moment, top = lax.cond(due, update, keep)
         # Equal on all workers already; this makes the type say so, which a decoder needs.

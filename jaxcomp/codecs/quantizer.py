@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxcomp import base, bits, checks
 from jaxcomp.backend import axes, xla
 from jaxcomp.base import Codec
-from jaxcomp.codecs import together
+from jaxcomp.codecs import compatibility
 from jaxcomp.codecs.in_rows import InRows
 from jaxcomp.codecs.payload import AgreedScale, QuantizedPayload
 from jaxcomp.codecs.summed import Summed
@@ -79,7 +79,7 @@ class Quantizer(
         if self.block is not None:
             checks.integer("block", self.block, 1)
         checks.choice("implementation", self.implementation, (None, *bits.IMPLEMENTATIONS))
-        together.check(self, kernels=self._fused)
+        compatibility.check(self, kernels=self._fused)
 
     @property
     def unbiased(self) -> bool:

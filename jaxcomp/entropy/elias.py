@@ -223,7 +223,7 @@ class Elias(Coder):
             found = prefix.symbol(number - 1, sign)
             return end + (number > 1).astype(jnp.int32), found
 
-        begin, words = axes.alike(jnp.zeros_like(kept), words)
+        begin, words = axes.match_vma(jnp.zeros_like(kept), words)
         return lax.scan(step, begin, None, length=size)[1].T
 
     def _gaps(self, words: Array, kept: Array, size: int) -> UInt32[Array, "n size"]:
@@ -248,7 +248,7 @@ class Elias(Coder):
             jnp.full_like(kept, -1),
             jnp.zeros((n, size), jnp.uint32),
         )
-        state = axes.alike(*state, words)[:3]
+        state = axes.match_vma(*state, words)[:3]
         return lax.fori_loop(0, jnp.max(number, initial=0), step, state)[2]
 
 

@@ -82,7 +82,7 @@ class Huffman(Coder):
             entry = jnp.take(lookup, window, mode="clip")
             return begin + (entry >> 8).astype(jnp.int32), (entry & 0xFF).astype(jnp.uint8)
 
-        begin = axes.alike(jnp.zeros_like(kept), words, lookup)[0]
+        begin = axes.match_vma(jnp.zeros_like(kept), words, lookup)[0]
         _, found = lax.scan(step, begin, None, length=size)
         return jnp.where(jnp.arange(size)[None] < kept[:, None], found.T.astype(jnp.uint32), 0)
 
@@ -128,14 +128,14 @@ def lengths(counts: Float32[Array, " symbols"], limit: int = 15) -> UInt32[Array
         weight, leaf = lax.sort((jnp.concatenate([leaves, packages]), own), num_keys=1)
         return weight[0::2] + weight[1::2], jnp.cumsum(leaf, dtype=jnp.int32)
 
-    none = axes.alike(jnp.full(symbols, jnp.inf, jnp.float32), leaves)[0]
+    none = axes.match_vma(jnp.full(symbols, jnp.inf, jnp.float32), leaves)[0]
     _, leaf = lax.scan(merged, none, None, length=limit)
 
     def taken(number: Array, leaf: Array) -> tuple[Array, Array]:
         found = jnp.where(number > 0, leaf[jnp.maximum(number - 1, 0)], 0)
         return 2 * (number - found), found
 
-    first = axes.alike(jnp.int32(2 * symbols - 2), leaf)[0]
+    first = axes.match_vma(jnp.int32(2 * symbols - 2), leaf)[0]
     _, found = lax.scan(taken, first, leaf, reverse=True)
     bits = jnp.sum(jnp.arange(symbols)[None] < found[:, None], axis=0, dtype=jnp.uint32)
     return jnp.zeros(symbols, jnp.uint32).at[order].set(bits)

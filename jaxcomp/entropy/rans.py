@@ -238,7 +238,7 @@ def frequencies(counts: Float32[Array, " symbols"]) -> UInt32[Array, " slots"]:
 
     # At the upper bound the sum is too large; at zero each symbol has frequency one.
     high = jnp.full((), _TOTAL + counts.size, jnp.float32)
-    low, _ = lax.fori_loop(0, 36, halve, axes.alike(0 * total, high)[:2])
+    low, _ = lax.fori_loop(0, 36, halve, axes.match_vma(0 * total, high)[:2])
     whole, rest = rounded(low)
     missing = _TOTAL - jnp.sum(whole).astype(jnp.int32)
     rank = jnp.argsort(jnp.argsort(-rest))
@@ -327,7 +327,7 @@ def _run(
     # Derived from existing arrays, since a scan's types of replication must not change.
     nothing = count - count
     empty = nothing[:, None].astype(jnp.uint32) + jnp.zeros((1, plan.lanes), jnp.uint32)
-    lanes = _Lanes(*axes.alike(empty + _LOW, empty, nothing, nothing, symbols, packed)[:4])
+    lanes = _Lanes(*axes.match_vma(empty + _LOW, empty, nothing, nothing, symbols, packed)[:4])
     lanes, (low, marks) = lax.scan(block, lanes, (jnp.arange(plan.blocks), symbols))
     return lanes, low, marks
 
@@ -392,7 +392,7 @@ def _undone(
         found = jnp.where(active, symbol, 0).astype(jnp.uint8)
         return (jnp.where(active, less, state), jnp.where(short, place - 1, place)), found
 
-    state, place, *_ = axes.alike(state, ends + begin, kept, slots, flat)
+    state, place, *_ = axes.match_vma(state, ends + begin, kept, slots, flat)
     times = jnp.arange(plan.steps)
     (state, place), found = lax.scan(step, (state, place), times, reverse=True)
     symbols = jnp.moveaxis(found, 0, 1).reshape(n, -1).astype(jnp.uint32)

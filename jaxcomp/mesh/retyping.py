@@ -64,7 +64,7 @@ def _apply(eqn: Any, given: list[Array]) -> list[Array]:
         if name == "cond":
             params = {**params, "branches": _branches(params["branches"], given[1:])}
         elif _plain(params):
-            given = list(axes.alike(*given))
+            given = list(axes.match_vma(*given))
         else:  # A collective or a loop needs its original types.
             given = [_over(x, axes.varying(v)) for x, v in zip(given, _types(eqn), strict=True)]
     bound = eqn.primitive.get_bind_params(params)

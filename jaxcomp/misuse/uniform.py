@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jaxcomp.backend import axes, conditional
-from jaxcomp.misuse import callers, lineage
+from jaxcomp.misuse import lineage, optax_wrappers
 from jaxcomp.types import AxisName
 
 _SAME = {"psum", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant"}
@@ -55,7 +55,7 @@ def check_callers(axis_name: AxisName) -> None:
     """
     if axes.size(axis_name) == 1:
         return
-    for condition, line in callers.conditions():
+    for condition, line in optax_wrappers.conditions():
         if lineage.trace([condition], _Differs(axis_name))[0]:
             raise ValueError(
                 "the update must run on all workers or on none, but the condition of the "

@@ -72,7 +72,7 @@ def _orthonormal(sets: Sequence[Array]) -> list[Array]:
         rest = jnp.where(length <= least, 0, rest / length)  # NaN is not below the limit.
         return lax.dynamic_update_index_in_dim(basis, rest, k, axis=0)
 
-    empty, _ = axes.alike(jnp.zeros(tiles.shape, tiles.dtype), tiles)
+    empty, _ = axes.match_vma(jnp.zeros(tiles.shape, tiles.dtype), tiles)
     return _joined(shapes, lax.fori_loop(0, tiles.shape[0], add, empty))
 
 

@@ -229,5 +229,5 @@ def _bisected(short: Callable[[Array], Array], low: Array, high: Array) -> tuple
         return jnp.where(below, middle, low), jnp.where(below, high, middle)
 
     # A loop's carry keeps its type, but the compared values may vary over the workers.
-    low, high, _ = axes.alike(low, high, short(high))
+    low, high, _ = axes.match_vma(low, high, short(high))
     return jax.lax.fori_loop(0, _STEPS, step, (low, high))

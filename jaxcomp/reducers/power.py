@@ -279,7 +279,7 @@ class PowerIteration(Reducer):
                 map(_pair, turn, fresh, _sides(kept, _other(turn))),
             )
             # In the other turn, the other factor of a pair varies over the workers.
-            return tuple([axes.alike(*pair) for pair in one_of] for one_of in found)
+            return tuple([axes.match_vma(*pair) for pair in one_of] for one_of in found)
 
         now = state.turn == 0
         basis, fresh = lax.cond(

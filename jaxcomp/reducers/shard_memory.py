@@ -32,7 +32,7 @@ def own(memory: PyTree, wanted: PyTree, axis_name: AxisName, whole: PyTree) -> P
 
     def cut(x: Array, each: int, total: int) -> Array:
         if x.shape[0] == 0:
-            return axes.alike(jnp.zeros((each, *x.shape[1:]), x.dtype), x)[0]
+            return axes.match_vma(jnp.zeros((each, *x.shape[1:]), x.dtype), x)[0]
         if x.shape[0] != total:
             raise ValueError(
                 f"`state` must be one for these {n} workers, with {each} rows a worker, got "

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxcomp.base import Mirrored, Reducer
 from jaxcomp.mesh import kinds, per_worker
-from jaxcomp.reducers import accounting, carry, shard_memory
+from jaxcomp.reducers import accounting, resize, shard_memory
 from jaxcomp.types import AxisName, Batches, PyTree
 
 
@@ -49,7 +49,7 @@ class ReductionState(NamedTuple):
                 "workers, because the rows that a device stores depend on the sizes of all axes. "
                 "Make a new state with jaxcomp.init_state"
             )
-        feedback, reducer = carry.up(
+        feedback, reducer = resize.up(
             self.feedback, self.reducer, like.reducer, workers, sharded=sharded
         )
         return self._replace(feedback=feedback, reducer=reducer)

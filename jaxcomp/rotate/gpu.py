@@ -148,7 +148,7 @@ def _call(
         columns = lax.iota(jnp.int32, block)[None]
         triton.store(out_ref.at[place(columns)], after(x, flip_at_columns(columns)))
 
-    arrays = axes.alike(*(word[:, 0] for word in seeds), blocks)
+    arrays = axes.match_vma(*(word[:, 0] for word in seeds), blocks)
     (out,) = triton.call(
         kernel,
         [(blocks.shape, blocks.dtype)],

@@ -155,7 +155,7 @@ def _run(
         return lambda blocks, *seeds: rotated(blocks, reference.Seeds(*seeds), down, up)
 
     # All implementations return the same type of replication.
-    args = axes.alike(x.reshape(-1, block), *block_seeds(x, high, low, block))
+    args = axes.match_vma(x.reshape(-1, block), *block_seeds(x, high, low, block))
     if implementation is not None:
         return run(implementation)(*args).reshape(x.shape)
     found = platforms.by_platform(

@@ -108,7 +108,7 @@ def _call(
         lax.fori_loop(0, rows // ROWS, eight, 0)
 
     words = jnp.concatenate(seeds, axis=1)
-    words, blocks = axes.alike(words, blocks)
+    words, blocks = axes.match_vma(words, blocks)
     return pl.pallas_call(
         kernel,
         out_shape=axes.result(blocks.shape, blocks.dtype, blocks),

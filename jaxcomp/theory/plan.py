@@ -7,8 +7,8 @@ from typing import Any
 
 from jaxcomp import checks
 from jaxcomp.theory import cost, tables
+from jaxcomp.theory.candidates import HIGH_ERROR, Way
 from jaxcomp.theory.units import duration, speed
-from jaxcomp.theory.ways import HIGH_ERROR, Way
 
 _OF_WORK = ("of it work", "spread", "pays below")
 """Columns that say nothing where no work is counted."""

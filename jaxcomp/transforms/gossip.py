@@ -14,7 +14,7 @@ from jaxcomp.feedback import Link
 from jaxcomp.layout.policy import Policy
 from jaxcomp.mesh import kinds, per_worker
 from jaxcomp.mesh.per_worker import PerWorker
-from jaxcomp.misuse import callers, own_gradients, places, uniform
+from jaxcomp.misuse import optax_wrappers, own_gradients, places, uniform
 from jaxcomp.numerics import noise
 from jaxcomp.reducers import guarding
 from jaxcomp.reducers.gossip import Gossip
@@ -165,13 +165,13 @@ def gossip(
     seed = noise.words(key)
 
     def init_fn(params: PyTree) -> Any:
-        callers.check_wrappers()
+        optax_wrappers.check_wrappers()
         return _init(setup, seed, params)
 
     def update_fn(
         updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any
     ) -> tuple[PyTree, Any]:
-        callers.check_wrappers()
+        optax_wrappers.check_wrappers()
         axes.require(axis_name)
         uniform.check_callers(axis_name)
         if params is None or not isinstance(state, GossipState):

@@ -167,7 +167,7 @@ def exchanged(
         carry = once(carry)
     else:
         count = setup.rounds(taken) if callable(setup.rounds) else setup.rounds
-        count = conditional.alike(jnp.asarray(count, jnp.int32), setup.axis_name)
+        count = conditional.as_replicated(jnp.asarray(count, jnp.int32), setup.axis_name)
         carry = lax.fori_loop(0, jnp.maximum(count, 1), lambda _, carry: once(carry), carry)
     tree, memory, mixed = carry
     offset, tracked = tree, models.tracked

@@ -16,7 +16,7 @@ from jaxcomp.feedback import Link
 from jaxcomp.gates.periods import Constant, period as as_period
 from jaxcomp.layout.policy import Policy
 from jaxcomp.mesh.per_worker import PerWorker
-from jaxcomp.misuse import callers, own_gradients, places, uniform
+from jaxcomp.misuse import optax_wrappers, own_gradients, places, uniform
 from jaxcomp.numerics import noise, summing
 from jaxcomp.reducers.dense import Dense
 from jaxcomp.transforms import (
@@ -164,7 +164,7 @@ def local_updates(
     )
 
     def init_fn(params: PyTree) -> Any:
-        callers.check_wrappers()
+        optax_wrappers.check_wrappers()
         return _init(setup, params)
 
     def update_fn(
@@ -175,7 +175,7 @@ def local_updates(
         exchange: bool | None = None,
         **extra: Any,
     ) -> tuple[PyTree, Any]:
-        callers.check_wrappers()
+        optax_wrappers.check_wrappers()
         return _update(setup, updates, state, params, exchange, extra)
 
     made = LocalUpdates(init_fn, update_fn)

@@ -14,7 +14,7 @@ from jaxcomp.base import Codec, Gate, Reducer
 from jaxcomp.feedback import Link
 from jaxcomp.layout.policy import Policy
 from jaxcomp.mesh import kinds, pmapped
-from jaxcomp.misuse import callers, own_gradients, places, uniform
+from jaxcomp.misuse import optax_wrappers, own_gradients, places, uniform
 from jaxcomp.numerics import noise
 from jaxcomp.reducers import accounting, gating, reduce as reduce_, state as state_
 from jaxcomp.reducers.auto import Auto
@@ -166,7 +166,7 @@ def compressed_mean(
     given = _Setup(reducer, axis_name, gate, seed, guard, stats)
 
     def init_fn(params: PyTree) -> Any:
-        callers.check_wrappers()
+        optax_wrappers.check_wrappers()
         params, setup = _trained(params), _of_devices(given, _lanes(given))
         if param_specs is None:
             return _fresh(setup, params)
@@ -176,7 +176,7 @@ def compressed_mean(
     def update_fn(
         updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any
     ) -> tuple[PyTree, Any]:
-        callers.check_wrappers()
+        optax_wrappers.check_wrappers()
         axes.require(axis_name)
         uniform.check_callers(axis_name)
         _check_state(state)
