@@ -276,6 +276,19 @@ def test_the_plurality_of_ternary_votes():
     np.testing.assert_array_equal(zeros.state.credibility, 1)
 
 
+@pytest.mark.parametrize("rule", ["bounded", "soft"])
+def test_weights_multiply_credibility(rule):
+    """The first three workers make the majority, which the last contradicts in one of four."""
+    votes = np.ones((4, 4), np.float32)
+    votes[0, 0] = votes[1, 1] = votes[3, 2] = -1
+    weights = np.array([1, 2, 4, 8], np.float32)
+    found = combined(Credible(rule=rule), votes, weights)
+    trust = np.asarray(found.state.credibility) if rule == "soft" else np.ones(4)
+    np.testing.assert_allclose(
+        found.value, np.average(votes, axis=0, weights=trust * weights), rtol=1e-6
+    )
+
+
 @pytest.fixture(scope="module")
 def bounded():
     return jax.jit(Credible(decay=0.0).combine)

@@ -116,6 +116,21 @@ def test_rare_and_sure_draws():
     assert bool(jaxcomp.gates.Coin(1.0).open(noise.raw(0), (), (), "data").go)
 
 
+def test_an_adaptive_period_keeps_the_reference_of_its_warm_up():
+    """The thresholds are parts of the mean of variance over rate of the first rounds."""
+    rate, variances = 0.5, np.array([1.0, 3.0, 1.3, 1.4, 2.5, 2.7, 90.0, 1.3], np.float32)
+    period = jaxcomp.gates.AdaptivePeriod(rate, warmup=2)
+    after, state, steps = jax.jit(period.after), period.init(), []
+    for variance in variances:
+        state = after(state, 0, variance)
+        steps.append(int(state.steps))
+    reference = variances[:2].mean() / rate
+    assert float(state.level) == reference
+    later = variances[2:] / (rate * reference)
+    changes = (later < 0.7).astype(int) - (later > 1.3)
+    assert steps == [4, 4, *(4 + np.cumsum(changes))]
+
+
 # Methods that are made of gates.
 
 

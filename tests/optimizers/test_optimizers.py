@@ -10,7 +10,7 @@ import pytest
 
 import jaxcomp
 from jaxcomp.algorithms.adaptive import one_bit_adam, zero_one_adam
-from jaxcomp.optimizers import moments, zero_one_adam as zero_one
+from jaxcomp.optimizers import means, moments, zero_one_adam as zero_one
 from jaxcomp.optimizers.one_bit_adam import scale_by_one_bit_adam
 from jaxcomp.optimizers.zero_one_adam import step_by_zero_one_adam
 from jaxcomp.testing import problems
@@ -277,6 +277,20 @@ def test_states_made_outside_and_narrow_dtypes(make):
         assert updates == given
         for old, new in zip(jax.tree.leaves(single), jax.tree.leaves(state), strict=True):
             assert old.dtype == new.dtype
+
+
+def test_forgetting_clears_the_memory_and_keeps_key_and_count():
+    tx = jaxcomp.compressed_mean(everything(jaxcomp.sign()), "workers", key=5)
+    like = {"w": jnp.zeros((4, 8))}
+    fresh = tx.init(like)
+    used = jax.tree.map(lambda x: np.asarray(x) + np.ones_like(x), fresh)
+    forgotten = jax.jit(lambda now: means.forgotten(tx, now, used, like))
+    cleared = jax.tree.map(
+        lambda new, old: new if jnp.issubdtype(old.dtype, jnp.floating) else old, fresh, used
+    )
+    jax.tree.map(np.testing.assert_array_equal, forgotten(True), cleared)
+    jax.tree.map(np.testing.assert_array_equal, forgotten(False), used)
+    assert any(x.dtype == jnp.float32 and x.size for x in jax.tree.leaves(fresh))
 
 
 def test_wrong_arguments_of_adam_say_so():

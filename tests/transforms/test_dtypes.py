@@ -185,12 +185,24 @@ def test_a_sign_after_the_mean_does_not_hide_that_a_step_is_not_finite():
     assert not any(np.asarray(u).any() for u in jax.tree.leaves(updates))
 
 
-def test_tracking_counts_the_steps_that_it_leaves_out():
-    tx = methods.build("gradient_tracking")
+def test_tracking_follows_the_mean_gradient_and_counts_the_steps_that_it_leaves_out():
+    """Mixing does not change the mean of the estimates, which is that of the last gradients."""
+    tx = methods.build("gradient_tracking", methods.IDENTITY)
     params = {"x": jnp.zeros((1, 50))}
-    bad = {"x": jnp.full((1, 50), jnp.nan)}
-    run = jax.vmap(lambda _: tx.update(bad, tx.init(params), params)[1], axis_name=methods.AXIS)
-    assert (np.asarray(jax.jit(run)(jnp.arange(WORKERS)).skipped.tree) == 1).all()
+    grads = np.random.default_rng(0).standard_normal((4, WORKERS, 1, 50)).astype(np.float32)
+    grads[2] = np.nan
+
+    def step(state, g):
+        state = jax.vmap(lambda g, s: tx.update({"x": g}, s, params)[1], axis_name=methods.AXIS)(
+            g, state
+        )
+        return state, state.tracked.tree.estimate["x"]
+
+    state = jax.tree.map(lambda x: np.stack([x] * WORKERS), tx.init(params))
+    state, estimates = jax.jit(lambda s: jax.lax.scan(step, s, grads))(state)
+    assert (np.asarray(state.skipped.tree) == 1).all()
+    want = grads[[0, 1, 1, 3]].mean(1)
+    np.testing.assert_allclose(np.asarray(estimates).mean((1, 2)), want, atol=1e-5)
 
 
 @pytest.mark.parametrize(

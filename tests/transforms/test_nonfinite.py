@@ -8,6 +8,7 @@ import pytest
 from suite import FEW, few_or_all, label
 
 import jaxcomp
+from jaxcomp.transforms.differences import compressed_differences
 
 RNG = np.random.default_rng(0)
 GRADS = {
@@ -108,6 +109,37 @@ def test_a_narrow_memory_does_not_overflow(mesh):
     assert np.isfinite(np.asarray(state.memory.feedback.tree.residual[0], np.float32)).all()
     mean, _ = step(state, GRADS)
     assert np.isfinite(np.asarray(mean["kernel"])).all()
+
+
+def test_a_bad_gradient_spoils_only_its_round_of_accumulation():
+    tx = jaxcomp.accumulate(optax.identity(), 2, "data")
+    grads = jnp.array([[1.0, np.nan, 3.0, 5.0, np.inf, 1.0, 2.0, 4.0]])
+
+    def own(grads):
+        return jax.lax.scan(lambda s, g: tx.update(g, s)[::-1], tx.init(grads[0]), grads)[1]
+
+    made = jax.jit(jax.vmap(own, axis_name="data"))(grads)
+    np.testing.assert_array_equal(made[0], [0, np.nan, 0, 4, 0, np.nan, 0, 3])
+
+
+def test_differences_keep_their_state_in_a_bad_step():
+    """Both in a step of full gradients, as the first one is, and in one of differences."""
+    exact = jaxcomp.Policy(jaxcomp.codecs.Identity(), min_size=0, min_ndim=0)
+    tx = compressed_differences(exact, "data", restart=jaxcomp.gates.Every(9))
+    params = jnp.ones((2, 3))
+    first = jax.tree.map(lambda x: np.stack([x, x]), tx.init(params))
+    second = first._replace(step=first.step + np.uint32(1))
+
+    def own(grads, state):
+        return tx.update(grads, state, params + 1, grad_fn=jnp.zeros_like)
+
+    step = jax.jit(jax.vmap(own, axis_name="data"))
+    grads = np.zeros((2, 2, 3), np.float32)
+    for bad, state in ((np.nan, first), (np.inf, second)):
+        grads[1, 0, 0] = bad
+        made, after = step(grads, state)
+        assert not np.isfinite(np.asarray(made)[:, 0, 0]).any()
+        jax.tree.map(np.testing.assert_array_equal, after, state)
 
 
 @pytest.mark.core("1e+30")
