@@ -11,7 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from jaxcomp.theory import rounds, units
+from jaxcomp.theory import local_rounds, units
 
 COLORS = {"dense": "#4b5261", "diloco": "#2274b5", "streaming": "#21936a", "sparseloco": "#c2304c"}
 
@@ -44,8 +44,8 @@ def seconds(run: Run, runs: Sequence[Run], every: int, bandwidth: float) -> floa
     """Seconds of a round over a link: all compute the same steps, the fastest of which counts."""
     step, exchange = min(one.step for one in runs), run.sent / run.exchanges / bandwidth
     if run.exchanges > 1:
-        return run.exchanges * rounds.seconds(1, step, exchange)
-    return rounds.seconds(every, step, exchange, run.delay)
+        return run.exchanges * local_rounds.seconds(1, step, exchange)
+    return local_rounds.seconds(every, step, exchange, run.delay)
 
 
 def table(console: Console, runs: Sequence[Run], bandwidth: float, every: int) -> None:

@@ -20,7 +20,7 @@ import tables
 from tables import Table, reporting
 
 from jaxcomp.planning import planner, timing
-from jaxcomp.theory import cost, plan as plan_, rounds, units
+from jaxcomp.theory import cost, local_rounds, plan as plan_, units
 
 WITHIN = 0.2
 EXCHANGED = {"dense": "dense float32", "4-bit two shots": "two shots, 4-bit"}
@@ -162,7 +162,7 @@ def exchanges(
             price = dataclasses.replace(price, bytes=price.bytes * size, work=price.work * size)
             forecast = price.seconds(network_of(cell))
             step, every, delay = found["step"], found["every"], found["delay"]
-            predicted = rounds.seconds(every, step, forecast, delay)
+            predicted = local_rounds.seconds(every, step, forecast, delay)
             row = {"forecast": forecast, "measured": found["exchange"], "round": found["round"]}
             off = 100 * (predicted / found["round"] - 1)
             row |= {"round_forecast": predicted, "off": off, "exchange": found["codec"]}

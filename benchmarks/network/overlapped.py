@@ -21,7 +21,7 @@ import training  # pyright: ignore[reportMissingImports]
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxcomp
-from jaxcomp.theory import rounds
+from jaxcomp.theory import local_rounds
 
 AXIS = group.AXIS
 STEPS = 240
@@ -146,7 +146,7 @@ def main() -> None:
             **case._asdict(),
             **one,
             "hidden": 1 - (round_ - case.every * step) / exchange,
-            "predicted": rounds.seconds(case.every, step, exchange, case.delay),
+            "predicted": local_rounds.seconds(case.every, step, exchange, case.delay),
             "bits_alone": bench.one_by_one(case),
         }
         group.say(own, f"{name}: {found[name]}")

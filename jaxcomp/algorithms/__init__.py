@@ -36,20 +36,20 @@ from jaxcomp.algorithms.finite_sums import (
     dspg as dspg,
     qsvrg as qsvrg,
 )
-from jaxcomp.algorithms.residuals import (
-    double_squeeze as double_squeeze,
-    ef_sgd as ef_sgd,
-    ef_signsgd as ef_signsgd,
-    neolithic as neolithic,
-    signsgd as signsgd,
-)
-from jaxcomp.algorithms.rounds import (
+from jaxcomp.algorithms.local_methods import (
     adpsgd as adpsgd,
     cpsgd as cpsgd,
     fedpaq as fedpaq,
     genqsgd as genqsgd,
     local_sgd as local_sgd,
     post_local_sgd as post_local_sgd,
+)
+from jaxcomp.algorithms.residuals import (
+    double_squeeze as double_squeeze,
+    ef_sgd as ef_sgd,
+    ef_signsgd as ef_signsgd,
+    neolithic as neolithic,
+    signsgd as signsgd,
 )
 from jaxcomp.algorithms.shifts import (
     cd_adam as cd_adam,

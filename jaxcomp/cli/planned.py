@@ -10,7 +10,7 @@ import jaxcomp
 from jaxcomp.cli import expressions, files, tables
 from jaxcomp.planning import budget, models, planner, plots, timing
 from jaxcomp.planning.spending import Spending
-from jaxcomp.theory import rounds as rounds_, tables as tables_, units
+from jaxcomp.theory import local_rounds, tables as tables_, units
 
 
 def plan(args: argparse.Namespace) -> None:
@@ -50,7 +50,7 @@ def plan(args: argparse.Namespace) -> None:
     if args.plot is not None:
         plots.save(planned, args.plot)
     if args.rounds:
-        planned = rounds_.rounds(planned, stall=args.stall, longest=args.longest)
+        planned = local_rounds.rounds(planned, stall=args.stall, longest=args.longest)
     if spent is None:
         print(planned.to_json() if args.json else planned)
     elif args.json:

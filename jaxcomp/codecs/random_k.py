@@ -14,7 +14,7 @@ from jaxcomp.base import Codec
 from jaxcomp.numerics import noise, summing
 from jaxcomp.numerics.segments import Segments
 from jaxcomp.quantize import sums
-from jaxcomp.sparsify.parts import INF, Leaves
+from jaxcomp.sparsify.competitors import INF, Leaves
 from jaxcomp.types import Array, ArrayLike, Key
 
 

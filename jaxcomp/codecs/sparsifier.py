@@ -17,8 +17,8 @@ from jaxcomp.numerics import exact, noise, segments as segments_, summing
 from jaxcomp.numerics.segments import Segments, moved
 from jaxcomp.sparsify import leaves, selection
 from jaxcomp.sparsify.choices import Choice
+from jaxcomp.sparsify.competitors import Leaves, Parts, Row
 from jaxcomp.sparsify.indices import Bitmap, EliasFano, Indices
-from jaxcomp.sparsify.parts import Leaves, Parts, Row
 from jaxcomp.types import Array, ArrayLike, Key
 
 _CHOICE = 0x53706172

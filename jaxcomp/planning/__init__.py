@@ -42,9 +42,9 @@ from jaxcomp.theory.genqsgd import (
     Machine as Machine,
     plan_genqsgd as plan_genqsgd,
 )
+from jaxcomp.theory.local_rounds import Round as Round, Rounds as Rounds, rounds as rounds
 from jaxcomp.theory.magnitudes import (
     Law as Law,
     LawFits as LawFits,
     fit_laws as fit_laws,
 )
-from jaxcomp.theory.rounds import Round as Round, Rounds as Rounds, rounds as rounds

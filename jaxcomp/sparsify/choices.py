@@ -19,7 +19,7 @@ from jaxcomp import checks
 from jaxcomp.base.interface import Interface
 from jaxcomp.numerics.segments import Segments, moved
 from jaxcomp.sparsify import bitmap, leaves, selection
-from jaxcomp.sparsify.parts import INF, Leaves, Parts, size_bits
+from jaxcomp.sparsify.competitors import INF, Leaves, Parts, size_bits
 from jaxcomp.types import Array
 
 

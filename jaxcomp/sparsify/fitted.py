@@ -15,8 +15,8 @@ from jaxcomp.numerics import exact
 from jaxcomp.numerics.segments import Segments
 from jaxcomp.sparsify import tails
 from jaxcomp.sparsify.choices import Choice, Chosen, as_many_as_fit, share
+from jaxcomp.sparsify.competitors import Leaves, Parts, Row
 from jaxcomp.sparsify.logarithm import log2
-from jaxcomp.sparsify.parts import Leaves, Parts, Row
 from jaxcomp.types import Array
 
 _PART = 512

@@ -9,7 +9,7 @@ from jaxtyping import Int32, Integer, UInt32
 from jaxcomp.numerics import segments as segments_
 from jaxcomp.numerics.segments import Segments
 from jaxcomp.sparsify import bitmap, selection
-from jaxcomp.sparsify.parts import Leaves, size_bits
+from jaxcomp.sparsify.competitors import Leaves, size_bits
 from jaxcomp.types import Array
 
 _TOPS = 3

@@ -13,7 +13,7 @@ from jax import lax
 from jaxtyping import Int, Int32, Integer, UInt32
 
 from jaxcomp.sparsify import bitmap
-from jaxcomp.sparsify.parts import Parts, Row, size_bits
+from jaxcomp.sparsify.competitors import Parts, Row, size_bits
 from jaxcomp.types import Array
 
 _LONG = 2**17

@@ -20,7 +20,7 @@ from jaxcomp.testing.codec import (
     check_codec as check_codec,
 )
 from jaxcomp.testing.gates import check_gate as check_gate
-from jaxcomp.testing.parts import check_feedback as check_feedback, check_reducer as check_reducer
+from jaxcomp.testing.reducer import check_feedback as check_feedback, check_reducer as check_reducer
 from jaxcomp.testing.rows import (
     assert_follows_first as assert_follows_first,
     assert_handles_largest as assert_handles_largest,

@@ -19,7 +19,7 @@ from jaxcomp.sparsify import (
     logarithm,
     selection,
 )
-from jaxcomp.sparsify.parts import Leaves
+from jaxcomp.sparsify.competitors import Leaves
 
 SHAPES = [(3, 50), (2, 1024), (4, 5000), (1, 100_001)]
 

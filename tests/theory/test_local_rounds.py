@@ -6,7 +6,7 @@ import pytest
 
 import jaxcomp
 from jaxcomp.planning import Network, rounds
-from jaxcomp.theory.rounds import seconds
+from jaxcomp.theory.local_rounds import seconds
 
 STEP, STALL = 0.1, 0.05
 

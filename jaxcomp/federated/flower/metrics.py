@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxcomp.federated.flower import extra
 from jaxcomp.federated.flower.records import Refused
-from jaxcomp.federated.flower.rounds import Taken, log
+from jaxcomp.federated.flower.server_round import Taken, log
 
 EXAMPLES = "num-examples"
 """The name under which apps for `flwr`'s `FedAvg` report their weight."""

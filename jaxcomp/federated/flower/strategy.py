@@ -26,8 +26,8 @@ from jaxcomp.federated.flower import (
 from jaxcomp.federated.flower.history import History
 from jaxcomp.federated.flower.memory import Centre
 from jaxcomp.federated.flower.records import Answer, Instruction, Refused
-from jaxcomp.federated.flower.rounds import Heard, Round, Taken, log
 from jaxcomp.federated.flower.seats import Seats
+from jaxcomp.federated.flower.server_round import Heard, Round, Taken, log
 from jaxcomp.federated.method import Method
 from jaxcomp.federated.server import ServerState, Total
 from jaxcomp.federated.simulation import Report, weights_of
