@@ -125,7 +125,7 @@ class _Rule:
         step = self._against(given, m, state.nu, given.rate)
         offset = jax.tree.map(jnp.add, given.own.offset, step)
         own = _Own(drift, offset)
-        own = guarding.kept(guarding.all_finite(own), own, given.own)
+        own = guarding.where_finite(guarding.all_finite(own), own, given.own)
         still = jax.tree.map(jnp.zeros_like, state.mu)
         return _Taken(still, given.total, state.mu, state.nu, own, state.dense, state.compressed)
 
@@ -145,15 +145,15 @@ class _Rule:
         scale = self.adam.root(given.state.nu, given.renewals)
         averages = jax.tree.map(mean, given.own.offset, scale, self._moment(given))
         averages = guarding.retyped(moments.seen(averages, given.state.nu), given.grads)
-        return guarding.kept(given.frozen, averages, given.grads)
+        return guarding.where_finite(given.frozen, averages, given.grads)
 
     def met(self, given: _Given, mean: PyTree, after: Any) -> _Taken:
         """A step with a compressed mean, of gradients or of moments."""
         state = given.state
         mean = guarding.retyped(mean, state.mu)
         fed = self.adam.first(mean, state.mu)
-        mu = guarding.kept(given.frozen, moments.seen(mean, state.nu), fed)
-        moved = guarding.kept(given.frozen, mu, self.adam.unbiased(mu, given.step))
+        mu = guarding.where_finite(given.frozen, moments.seen(mean, state.nu), fed)
+        moved = guarding.where_finite(given.frozen, mu, self.adam.unbiased(mu, given.step))
         change = self._change(given, moved, state.nu)
         own = jax.tree.map(jnp.zeros_like, given.own)
         none = jnp.zeros_like(given.total)

@@ -15,7 +15,7 @@ from jaxcomp.types import Array, AxisName, PyTree
 _LARGE = 2**16
 
 
-def kept(sound: Array, now: PyTree, before: PyTree) -> PyTree:
+def where_finite(sound: Array, now: PyTree, before: PyTree) -> PyTree:
     """`now` if the step is sound, else `before`."""
     return jax.tree.map(lambda new, old: jnp.where(sound, new, old), now, before)
 

@@ -271,7 +271,7 @@ def finish(prepared: Prepared, heard: _Heard, *, tell: bool = False) -> Reductio
         before = per_worker.unwrap(state)
         given_away = (arrays.message, arrays.dense, heard.sent if resolved.excludes else ())
         sound = needed | guarding.all_finite(given_away)
-        own, beside = guarding.kept(sound, (own, beside), (before.feedback, before.dense))
+        own, beside = guarding.where_finite(sound, (own, beside), (before.feedback, before.dense))
     new = ReductionState(
         state_.hold(resolved, own, axis_name),
         reducer.unresolved_state(resolved, heard.memory.reducer, state.reducer),
@@ -285,7 +285,7 @@ def finish(prepared: Prepared, heard: _Heard, *, tell: bool = False) -> Reductio
         finite = guarding.all_finite((means, known))
         if everywhere:
             finite = lax.pmin(finite.astype(jnp.int32), everywhere) == 1
-        new, after = guarding.kept(finite, (new, after), (state, gate_state))
+        new, after = guarding.where_finite(finite, (new, after), (state, gate_state))
         if tell:
             means, known = guarding.spoilt((means, known), jnp.where(finite, 0, jnp.nan))
     mean = trees.assemble(layout, means, known)

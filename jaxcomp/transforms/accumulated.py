@@ -81,7 +81,7 @@ def accumulate(
         total = jax.tree.map(lambda t, g: t + g.astype(t.dtype), before, updates)
         # Workers communicate only at the end of the round; the sum must stay finite until then.
         sound = guarding.all_finite(total)
-        total = guarding.kept(sound, total, before)
+        total = guarding.where_finite(sound, total, before)
         spoilt = jnp.where(sound, state.spoilt.own(), 1)
 
         def talk(total: PyTree, state: Any, params: PyTree | None) -> tuple[PyTree, Any, PyTree]:

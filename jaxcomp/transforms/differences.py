@@ -120,7 +120,7 @@ def compressed_differences(
             state.gate_key, state.step + 1, opened.state, params, estimate, first, second
         )
         made = jax.tree.map(lambda y, g: summing.saturated(y, g.dtype), estimate, updates)
-        return made, guarding.kept(guarding.all_finite(estimate), new, state)
+        return made, guarding.where_finite(guarding.all_finite(estimate), new, state)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 

@@ -352,7 +352,7 @@ def _tracked(setup: Setup, before: Any, grads: PyTree) -> tuple[Any, Array]:
     spoilt = jnp.zeros((), jnp.int32)
     if setup.guard:
         sound = guarding.all_finite(now)
-        now, spoilt = guarding.kept(sound, now, before.last), jnp.where(sound, 0, 1)
+        now, spoilt = guarding.where_finite(sound, now, before.last), jnp.where(sound, 0, 1)
     change = jax.tree.map(jnp.subtract, now, before.last)
     return rounds_.Tracked(jax.tree.map(jnp.add, before.estimate, change), now), spoilt
 

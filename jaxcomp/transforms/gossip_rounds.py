@@ -204,7 +204,7 @@ def _mixed(
             lambda x, part, own: x + _times(setup.mixing, part - own), tree, result.mean, theirs
         )
     if setup.guard:
-        moved = guarding.kept(guarding.all_finite(moved), moved, tree)
+        moved = guarding.where_finite(guarding.all_finite(moved), moved, tree)
     return moved, state._replace(memory=result.state)
 
 

@@ -66,7 +66,7 @@ def exchanged(
     period = setup.period.after(state.period, state.taken, variance)
     state = state._replace(
         waited=jnp.where(ends, 0, state.waited),
-        period=guarding.kept(known, period, state.period),
+        period=guarding.where_finite(known, period, state.period),
         fragments=tuple(found),
     )
     return fragments_.merged(tuple(updates)), state._replace(
@@ -154,11 +154,11 @@ def message(
     if not setup.settings["guard"]:
         return delta, weight, fragment
     sound = guarding.all_finite(delta if weight is None else (delta, weight))
-    delta = guarding.kept(sound, delta, jax.tree.map(jnp.zeros_like, delta))
+    delta = guarding.where_finite(sound, delta, jax.tree.map(jnp.zeros_like, delta))
     back = jax.tree.map(
         lambda to, by: to.astype(by.dtype), fragment.center(params), fragment.offset.own()
     )
-    offset = guarding.kept(sound, fragment.offset.own(), back)
+    offset = guarding.where_finite(sound, fragment.offset.own(), back)
     return (
         delta,
         None if weight is None else jnp.where(sound, weight, 0),
@@ -191,7 +191,7 @@ def averaged(
     fresh = branches.fitted(mean, mean.init(nothing), nothing, params)
 
     def kept(now: Any, begun: Any) -> Any:
-        return guarding.kept(sound, now, begun) if isinstance(now, ReductionState) else now
+        return guarding.where_finite(sound, now, begun) if isinstance(now, ReductionState) else now
 
     return made, jax.tree.map(
         kept, after, fresh, is_leaf=lambda node: isinstance(node, ReductionState)
@@ -212,7 +212,7 @@ def applied(
         sound = _is_sound(mean, update, params, outer, fragment.outer)
         still = jax.tree.map(jnp.zeros_like, update)
         before = (jax.tree.map(jnp.zeros_like, by), still, fragment.outer, fragment.rest)
-        by, update, outer, rest = guarding.kept(sound, (by, update, outer, rest), before)
+        by, update, outer, rest = guarding.where_finite(sound, (by, update, outer, rest), before)
         fragment = fragment._replace(lost=_lost(fragment, sound))
     own = xla.compile_separately(functools.partial(_mixed, setup))(fragment.offset.own(), by)
     return update, fragment._replace(
@@ -232,7 +232,7 @@ def together(
     skipped, own = state.skipped.own(), jnp.ones((), bool)
     if guard:
         own = guarding.all_finite(grads)
-        grads = guarding.kept(own, grads, jax.tree.map(jnp.zeros_like, grads))
+        grads = guarding.where_finite(own, grads, jax.tree.map(jnp.zeros_like, grads))
     mean: Any = compressed_mean(Dense(), axis_name)
     averaged, _ = mean.update(grads, mean.init(grads), params)
     step, shared = setup.inner.update(averaged, state.shared, params, **extra)
@@ -246,7 +246,7 @@ def together(
         sound = _is_sound(averaged, update, params, shared, state.shared)
         still = jax.tree.map(jnp.zeros_like, update)
         before = (still, state.shared, [fragment.rest for fragment in state.fragments])
-        update, shared, rests = guarding.kept(sound, (update, shared, rests), before)
+        update, shared, rests = guarding.where_finite(sound, (update, shared, rests), before)
         skipped = skipped + jnp.where(sound & own, 0, 1)
     state = state._replace(
         taken=jnp.minimum(state.taken, steps_.LAST) + 1,

@@ -233,17 +233,17 @@ def alone(
     before, skipped = state.inner.own(), state.skipped.own()
     if not setup.keep_inner:
         fresh = _anew(setup.inner.init(own), state.taken)
-        before = guarding.kept(state.waited > 0, before, fresh)
+        before = guarding.where_finite(state.waited > 0, before, fresh)
     moved, inner, lost = stepped(
         setup.inner, grads, before, own, offset, extra, guard=setup.settings["guard"]
     )
     skipped = skipped + lost
     if setup.local_steps is not None:
         takes = state.waited < _own_number(setup.local_steps, axis_name)
-        moved, inner = guarding.kept(takes, (moved, inner), (offset, before))
+        moved, inner = guarding.where_finite(takes, (moved, inner), (offset, before))
         skipped = jnp.where(takes, skipped, state.skipped.own())
     if due is not None:
-        moved, inner = guarding.kept(due, (offset, before), (moved, inner))
+        moved, inner = guarding.where_finite(due, (offset, before), (moved, inner))
         skipped = jnp.where(due, state.skipped.own() + 1, skipped)
     one = 1 if due is None else jnp.where(due, 0, 1)
     offsets = fragments_.split(setup.fragments, params, moved)
@@ -302,7 +302,7 @@ def stepped(
     if not guard:
         return moved, after, jnp.zeros((), jnp.int32)
     sound = guarding.all_finite(moved) & guarding.none_lost(after, before)
-    moved, after = guarding.kept(sound, (moved, after), (offset, before))
+    moved, after = guarding.where_finite(sound, (moved, after), (offset, before))
     return moved, after, jnp.where(sound, 0, 1)
 
 

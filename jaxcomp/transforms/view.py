@@ -176,8 +176,8 @@ def preserved_center(
         return updates, PreservedState(
             key=state.key,
             step=jnp.where(finite, state.step + 1, state.step),
-            known=guarding.kept(sound, kept(known), state.known),
-            offset=guarding.kept(sound, kept(offset), state.offset),
+            known=guarding.where_finite(sound, kept(known), state.known),
+            offset=guarding.where_finite(sound, kept(offset), state.offset),
         )
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
