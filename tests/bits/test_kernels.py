@@ -141,6 +141,22 @@ def test_kernels_quantise_the_same(name, implementation):
 
 @pytest.mark.core("gpu_interpret")
 @pytest.mark.parametrize("implementation", INTERPRETED)
+def test_a_slice_of_a_batch_has_the_noise_of_the_batch(implementation):
+    """Buckets are numbered from the first one of the batch, wherever a slice begins."""
+    codec = jaxcomp.qsgd_inf(bits=8, bucket_size=128)
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((5, 128)), jnp.float32)
+
+    @jax.jit
+    def encode(x, first):
+        count = jnp.full(len(x), 128)
+        return bits.encode(codec, x, count, KEY, first, implementation=implementation)[0]
+
+    one, other = encode(x[:4], FIRST), encode(x[1:], FIRST + 1)
+    np.testing.assert_array_equal(one[1:], other[:3])
+
+
+@pytest.mark.core("gpu_interpret")
+@pytest.mark.parametrize("implementation", INTERPRETED)
 def test_kernels_sum_levels_that_are_a_table(implementation):
     """The payload of EDEN: its encoder has no kernel, its decoder has one."""
     codec = jaxcomp.eden(bits=4, bucket_size=512).codec

@@ -31,6 +31,25 @@ def test_golden_drive_scale():
     np.testing.assert_allclose(fit("norm", count=count), [[np.sqrt(14.25) / 2]], rtol=1e-6)
 
 
+def test_the_step_does_not_depend_on_what_padding_decodes_to():
+    """The codes of padding may have values that are not zero."""
+    x, count = jnp.array([[3.0, -1.0, 2.0, 0.0, 0.0]]), jnp.array([[3]])
+
+    @jax.jit
+    def steps(values):
+        found = [
+            fits.fitted(fit, tables.LloydMax(2), values, x, count, jnp.float32)
+            for fit in fits.FITS[1:]
+        ]
+        return jnp.stack(found)
+
+    signs = jnp.array([[1.0, -1.0, 1.0]])
+    padded = (jnp.pad(signs, ((0, 0), (0, 2)), constant_values=value) for value in (0, 1))
+    none, some = map(steps, padded)
+    assert (none > 0).all()
+    np.testing.assert_array_equal(none, some)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(
     "laws", [("gaussian", "heavy"), slow(("gaussian", "heavy", "laplace"))], ids=len

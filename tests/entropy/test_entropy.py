@@ -231,6 +231,16 @@ def test_rice_costs_what_the_formula_says(density, entropy, cost, best):
         np.testing.assert_array_equal(got, part)
 
 
+def test_rice_fits_its_parameter_to_the_elements_without_padding():
+    """The parameter of a row is that of its fraction of nonzero levels."""
+    count, every = np.array([512, 400, 64, 40]), np.array([[2], [10], [2], [10]])
+    place = np.arange(512)
+    hits = (place % every == 0) & (place < count[:, None])
+    got = jax.jit(Rice()._best)(jnp.asarray(hits), jnp.asarray(count))
+    want = [rice.parameter(float(row.sum() / n)) for row, n in zip(hits, count, strict=True)]
+    assert got.tolist() == want == [0, 3, 0, 3]
+
+
 def laws():
     gauss = np.exp(-0.5 * (0.45 * (np.arange(16) + 1) // 2) ** 2)
     skewed = np.r_[0.99, np.full(15, 0.01 / 15)]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import jaxcomp
-from jaxcomp.layout import trees
+from jaxcomp.layout import batches, trees
 
 
 def numbered(sizes):
@@ -67,6 +67,19 @@ def test_one_batch_for_all_leaves_of_a_codec():
     assert len(trees.layout(jaxcomp.sign(), tree).batches) == 2  # One a dtype.
     alike = trees.layout(jaxcomp.terngrad(), [jnp.ones((40, 64))] * 30)
     assert [batch.buckets for batch in alike.batches] == [30]  # One bucket a leaf.
+
+
+def test_shorter_buckets_count_their_own_elements():
+    """Rows that are cut again keep their elements, and padding does not count."""
+    tree = [jnp.ones(13), jnp.ones(28)]
+    (batch,) = trees.layout(jaxcomp.sign(bucket_size=10), tree).batches
+    cut = [batches.Recut(batch, jaxcomp.sign(bucket_size=size)) for size in (4, 5, 7)]
+    rows = np.zeros(batch.like.shape, np.int32)
+    rows[:2].flat[:13], rows[2:].flat[:28] = 1, 1
+    for counts, shorter in zip(jax.jit(lambda: [c.counts() for c in cut])(), cut, strict=True):
+        missing = shorter.cuts * shorter.size - batch.size
+        want = np.pad(rows, ((0, 0), (0, missing))).reshape(-1, shorter.size).sum(1)
+        np.testing.assert_array_equal(counts, want)
 
 
 def test_paths_are_written_as_a_user_would():

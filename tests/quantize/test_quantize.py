@@ -47,6 +47,22 @@ def test_golden_qsgd():
     np.testing.assert_allclose(testing.exact_variance(codec, x), 0.625, rtol=1e-5)
 
 
+def test_subtractive_dither_is_exact_on_average_over_all_dithers(monkeypatch):
+    """With every dither once, the mean of `⌊p + u⌋` and the decoder's addend is `p` exactly."""
+    monkeypatch.setattr(noise, "below", lambda bits, high, low, position: position)
+    rule, grid, every = rounding.Subtractive(), levels.Uniform(steps=7), jnp.arange(ONE)
+
+    @jax.jit
+    def decoded(point, every):
+        codes = grid.codes(point, rule.dither(every, every, every))
+        return grid.values(codes) + rule.offset(every, every, every)
+
+    for point in (0, 1, ONE // 3, 2 * ONE + 5, -3 * ONE - 7):
+        found = np.asarray(decoded(jnp.float32(point), every), np.float64)
+        assert np.mean(found) * ONE == point
+        assert np.abs(found - point / ONE).max() <= 0.5 + 0.5**rounding.SUBTRACTED
+
+
 def test_golden_terngrad():
     g = jnp.array([[0.8, -0.3, 0.1, -0.05], [0.6, -0.9, 0.2, 0.05], [0.3, -0.2, -0.7, 0.4]])
     fired = np.array([[1, 1, 0, 0], [1, 1, 1, 0], [0, 0, 1, 1]], bool)

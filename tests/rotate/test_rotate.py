@@ -260,6 +260,14 @@ def test_democratic_survives_what_training_produces():
     np.testing.assert_allclose(back[0], x[3, :40], rtol=1e-5)
 
 
+def test_a_democratic_embedding_of_whole_blocks_is_the_rotation():
+    """With as many elements as coordinates there is only one embedding."""
+    z, (high, low) = jnp.asarray(heavy(6, BLOCK, np.arange(BLOCK))), seeds_of(6)
+    x = hadamard.unrotate(z, high, low, BLOCK) / BLOCK**0.5
+    found = embedding.democratic(x, high, low, BLOCK, BLOCK)
+    np.testing.assert_allclose(found, z, rtol=1e-5, atol=1e-5)
+
+
 def test_slots_are_distinct_and_elements_are_as_many():
     for real, block in ((1, 2), (5, 8), (4096, 4096), (3000, 4096)):
         assert len(set(embedding.slots(real, block).tolist())) == real

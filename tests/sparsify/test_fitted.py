@@ -70,6 +70,19 @@ def test_the_gamma_law_is_inverted(shape):
     assert eta("gamma", a, 0.01) == pytest.approx(want, rel=5e-3)
 
 
+def test_stages_that_find_their_share_stay_as_they_are():
+    """Each decision about the number of stages counts only the steps since the last one."""
+    rule = fitted.Fitted(fraction=0.01)
+    begin, ratio = rule.init(1, 1), jnp.ones((1, 1))
+    states = jax.jit(
+        lambda state: jax.lax.scan(
+            lambda state, _: (rule._adapted(state, ratio),) * 2, state, None, length=16
+        )
+    )(begin)[1]
+    np.testing.assert_array_equal(states.number, np.full((16, 1, 1), begin.number))
+    np.testing.assert_array_equal(states.aim, np.zeros((16, 1, 1)))
+
+
 def law(name, key, n):
     normal = jax.random.normal(key, (1, n))
     return {

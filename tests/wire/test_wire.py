@@ -12,6 +12,7 @@ from suite import CODECS, COMMON, EVERY, FEW, VARIANTS, few_or_all, label
 import jaxcomp
 from jaxcomp import testing
 from jaxcomp.codecs.adaptive import AdaptiveQuantizer
+from jaxcomp.layout import trees
 from jaxcomp.wire import buffer, cost as wire_cost
 
 LAYERS = 50
@@ -104,6 +105,14 @@ def test_agreed_scales_are_counted(mesh):
     assert said - jaxcomp.wire_bytes(alone, PARAMS, workers=8) == 2 * 7 * 4 * LAYERS // 8
     moved = sum(jaxcomp.collective_bytes(compiled_step(gather, mesh)).values())
     assert abs(moved - said) <= 2
+
+
+def test_every_bucket_agrees_on_one_scale():
+    codec = jaxcomp.terngrad(shared=True, bucket_size=16)
+    for buckets in (1, 2, 5):
+        batches = trees.layout(codec, jnp.ones(16 * buckets)).batches
+        for workers in (1, 8):
+            assert wire_cost.agreed_bytes(batches, workers) == wire_cost.ring(4 * buckets, workers)
 
 
 def test_dense_costs_what_pmean_costs(mesh):
