@@ -1,6 +1,7 @@
 """`pmean`: a compressed mean for programs without optax."""
 
-from typing import Any
+import warnings
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from jaxcomp.types import AxisName, PyTree
 
 
 def pmean(
-    updates: PyTree, axis_name: AxisName, codec: "Codec | Policy | Reducer", key: Any
+    updates: PyTree, codec: "Codec | Policy | Reducer", axis_name: AxisName, key: Any
 ) -> PyTree:
     """Like `jax.lax.pmean` of gradients, compressed by a codec without memory.
 
@@ -24,8 +25,9 @@ def pmean(
 
     Args:
         updates: this worker's own gradients, as from `jaxcomp.value_and_grad`.
-        axis_name: the mapped axis, or a tuple of them.
         codec: a codec, policy or reducer without memory, such as `jaxcomp.qsgd_inf(bits=4)`.
+        axis_name: the mapped axis, or a tuple of them. Until version 0.2 it came before the codec;
+            that order warns.
         key: the random key of this step: the number of the step, a `jax.random.key` or a raw key,
             the same on all workers. Every step needs a different key. Otherwise the rounding errors
             of the steps are not independent, and do not average out.
@@ -38,12 +40,20 @@ def pmean(
         >>> import jaxcomp
         >>> def step(w, number, x):
         ...     loss, grad = jaxcomp.value_and_grad(lambda w, x: (x @ w).sum(), "data")(w, x)
-        ...     return w - pmean(grad, "data", jaxcomp.qsgd_inf(bits=4), number)
+        ...     return w - pmean(grad, jaxcomp.qsgd_inf(bits=4), "data", number)
         >>> mesh = jax.make_mesh((1,), ("data",))
         >>> step = jaxcomp.data_parallel(step, mesh, "data")
         >>> step(jnp.zeros((64, 64)), 0, jnp.ones((1, 64))).shape
         (64, 64)
     """
+    if isinstance(codec, str | tuple):
+        warnings.warn(
+            "jaxcomp.pmean(updates, axis_name, codec, key) is now jaxcomp.pmean(updates, codec, "
+            "axis_name, key), in the order of compressed_mean; the next version refuses the former",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        codec, axis_name = cast(Any, axis_name), cast(AxisName, codec)
     axes.require(axis_name)
     if any(axes.varies(x, axis_name) for x in jax.tree.leaves(key)):
         raise ValueError(

@@ -162,15 +162,19 @@ def test_pmean_is_the_mean_of_compressed_mean():
         state = tx.init(grads)._replace(step=jnp.uint32(number))
         want, _ = tx.update(grads, state)
         keys = [number, number + 1, jax.random.key(3)]
-        return want, [jaxcomp.pmean(grads, "data", codec, key) for key in keys]
+        return want, [jaxcomp.pmean(grads, codec, "data", key) for key in keys]
 
     grads = jax.random.normal(jax.random.key(2), (8, 32, 32))
     want, (same, *others) = mapped(step, "shard_map")(W, grads)
     np.testing.assert_array_equal(same, want)
     assert len({x.tobytes() for x in map(np.asarray, (same, *others))}) == 3
 
+    with pytest.warns(DeprecationWarning, match="in the order of compressed_mean"):
+        former = mapped(lambda _, x: jaxcomp.pmean(x, "data", codec, 3), "shard_map")(W, grads)
+    np.testing.assert_array_equal(former, want)
+
     def refused(codec, key, match):
-        step = mapped(lambda _, x: jaxcomp.pmean(x, "data", codec, key(x)), "shard_map")
+        step = mapped(lambda _, x: jaxcomp.pmean(x, codec, "data", key(x)), "shard_map")
         with pytest.raises(ValueError, match=match):
             step(W, grads)
 

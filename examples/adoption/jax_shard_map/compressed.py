@@ -44,7 +44,7 @@ params = jax.device_put(params, NamedSharding(mesh, P()))
 @partial(jaxcomp.data_parallel, mesh=mesh, axis_name="batch")
 def train_step(params, step, batch):
     value, grads = jaxcomp.value_and_grad(loss, "batch")(params, batch)
-    grads = jaxcomp.pmean(grads, "batch", jaxcomp.qsgd_inf(bits=4), step)
+    grads = jaxcomp.pmean(grads, jaxcomp.qsgd_inf(bits=4), "batch", step)
     return jax.tree.map(lambda p, g: p - 0.01 * g, params, grads), value
 
 

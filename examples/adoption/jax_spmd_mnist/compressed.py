@@ -56,7 +56,7 @@ batches = data_stream()
 @partial(pmap, axis_name="batch", in_axes=(0, 0, None))
 def spmd_update(params, batch, step):
     grads = grad(loss)(params, batch)
-    grads = jaxcomp.pmean(grads, "batch", jaxcomp.qsgd_inf(bits=4), step)
+    grads = jaxcomp.pmean(grads, jaxcomp.qsgd_inf(bits=4), "batch", step)
     grads = [(num_devices * dw, num_devices * db) for dw, db in grads]
     pairs = zip(params, grads, strict=True)
     return [(w - step_size * dw, b - step_size * db) for (w, b), (dw, db) in pairs]
