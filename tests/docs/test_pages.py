@@ -109,3 +109,14 @@ def test_every_python_block_is_run():
         languages = re.findall(r"^ *(?:```|~~~)(\S.*)$", text, flags=re.MULTILINE)
         assert set(languages) <= {"python", "bash", "diff", "text"}, page
         assert not re.search(r"^ +```", text, flags=re.MULTILINE), page
+
+
+def test_contributing_names_files_that_exist():
+    """From the root, or from a folder whose files it speaks of."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    named = re.findall(r"`((?:[\w.-]+/)+|(?:[\w.-]+/)*[\w-]+\.(?:py|md|toml|json|csv))`", text)
+    homes = [ROOT, *(ROOT / name for name in ("jaxcomp", "tests", "benchmarks", "docs"))]
+    homes += [ROOT / "jaxcomp" / "bits", ROOT / "tests" / "docs"]
+    assert len(named) > 50
+    gone = [name for name in named if not any((home / name).exists() for home in homes)]
+    assert gone == []
