@@ -251,4 +251,4 @@ def neolithic(
     ways = (policy_.of(way).map(lambda c: msc(c, stages)) for way in (codec, down or codec))
     up, back = (Link(way, default(way)) for way in ways)
     mean = compressed_mean(TwoShot(up, back), axis_name, key=key, param_specs=param_specs)
-    return accumulate(optax.chain(mean, optax.sgd(learning_rate)), stages, axis_name)
+    return accumulate(optax.chain(mean, optax.sgd(learning_rate)), axis_name, every=stages)

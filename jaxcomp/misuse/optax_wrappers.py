@@ -39,7 +39,7 @@ _WRAPPERS = {
     "MultiSteps": "its accumulator would hold each worker's own gradients as if they were "
     "replicated. Accumulate after the mean, optax.chain(compressed_mean(...), "
     "optax.MultiSteps(opt, k)), or before it, with nothing sent in between, "
-    "jaxcomp.accumulate(optax.chain(compressed_mean(...), opt), k, axis_name).",
+    "jaxcomp.accumulate(optax.chain(compressed_mean(...), opt), axis_name, every=k).",
 }
 """By the name of an optax wrapper: why it must not wrap a mean, and what works."""
 

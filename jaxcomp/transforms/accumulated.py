@@ -1,6 +1,6 @@
 """Gradient accumulation before the mean: one exchange for several micro-batches."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ class AccumulatedState(NamedTuple):
 
 
 def accumulate(
-    tx: optax.GradientTransformation, every: int, axis_name: AxisName
+    tx: optax.GradientTransformation, axis_name: AxisName, every: int
 ) -> optax.GradientTransformationExtraArgs:
     """Runs a transformation once for every `every` gradients, on their local mean.
 
@@ -48,8 +48,8 @@ def accumulate(
 
     Args:
         tx: for instance `optax.chain(jaxcomp.compressed_mean(...), optax.adamw(3e-4))`.
+        axis_name: the mapped axis. Until version 0.2 it came after `every`; that order warns.
         every: the number of gradients in a round.
-        axis_name: the mapped axis.
 
     Raises:
         ValueError: if `every` is not positive.
@@ -57,8 +57,13 @@ def accumulate(
     Example:
         >>> import jaxcomp
         >>> mean = jaxcomp.compressed_mean(jaxcomp.sign(), axis_name="data")
-        >>> tx = accumulate(optax.chain(mean, optax.sgd(0.1)), 4, "data")
+        >>> tx = accumulate(optax.chain(mean, optax.sgd(0.1)), "data", every=4)
     """
+    if isinstance(axis_name, int) and isinstance(every, str | tuple):
+        checks.warn_of_former(
+            "accumulate(tx, every, axis_name)", "accumulate(tx, axis_name, every=every)"
+        )
+        axis_name, every = cast(AxisName, every), cast(int, axis_name)
     checks.integer("every", every, 1)
     checks.transformation("tx", tx)
     inner = optax.with_extra_args_support(tx)

@@ -1,11 +1,11 @@
 """`pmean`: a compressed mean for programs without optax."""
 
-import warnings
 from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 
+from jaxcomp import checks
 from jaxcomp.backend import axes
 from jaxcomp.base import Codec, Reducer
 from jaxcomp.layout.policy import Policy
@@ -46,13 +46,9 @@ def pmean(
         >>> step(jnp.zeros((64, 64)), 0, jnp.ones((1, 64))).shape
         (64, 64)
     """
-    if isinstance(codec, str | tuple):
-        warnings.warn(
-            "jaxcomp.pmean(updates, axis_name, codec, key) is now jaxcomp.pmean(updates, codec, "
-            "axis_name, key), in the order of compressed_mean; the next version refuses the former",
-            DeprecationWarning,
-            stacklevel=2,
-        )
+    if isinstance(codec, str | tuple) and not isinstance(axis_name, str | tuple):
+        former, now = "updates, axis_name, codec, key", "updates, codec, axis_name, key"
+        checks.warn_of_former(f"pmean({former})", f"pmean({now}), in the order of compressed_mean")
         codec, axis_name = cast(Any, axis_name), cast(AxisName, codec)
     axes.require(axis_name)
     if any(axes.varies(x, axis_name) for x in jax.tree.leaves(key)):

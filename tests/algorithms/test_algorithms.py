@@ -182,7 +182,7 @@ def test_wrong_use_says_what_would_do():
             QSGD, AXIS, learning_rate=0.1, p=0.5, absent="left out", down=QSGD
         )
     with pytest.raises(ValueError, match=r"`every` must be"):
-        jaxcomp.accumulate(optax.sgd(0.1), 0, AXIS)
+        jaxcomp.accumulate(optax.sgd(0.1), AXIS, every=0)
     with pytest.raises(ValueError, match=r"`codec` must be a codec"):
         jaxcomp.algorithms.preserved_center(jaxcomp.Dense(), AXIS, step=0.1)
     with pytest.raises(ValueError, match=r"`codec` must have links with a residual"):

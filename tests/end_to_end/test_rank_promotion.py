@@ -82,7 +82,7 @@ def test_means(name, mesh):
     given, settings = MEANS[name]
     mean = jaxcomp.compressed_mean(given, "data", **settings)
     local = jaxcomp.per_worker(optax.trace(0.9))
-    tx = jaxcomp.accumulate(optax.chain(local, jaxcomp.skip_nonfinite(mean)), 2, "data")
+    tx = jaxcomp.accumulate(optax.chain(local, jaxcomp.skip_nonfinite(mean)), "data", every=2)
     check(tx if name == "gather" else mean, mesh, "data")
 
 

@@ -73,9 +73,9 @@ def test_a_spoilt_round_of_gradients_is_left_out(outside):
     chain = optax.chain(jaxcomp.compressed_mean(jaxcomp.sign(), AXIS), optax.adam(0.1))
     skip, every = jaxcomp.skip_nonfinite, 4
     if outside:
-        tx = skip(jaxcomp.accumulate(chain, every, AXIS))
+        tx = skip(jaxcomp.accumulate(chain, AXIS, every=every))
     else:
-        tx = jaxcomp.accumulate(skip(chain), every, AXIS)
+        tx = jaxcomp.accumulate(skip(chain), AXIS, every=every)
     grads = jnp.asarray(GRADS, jnp.float16)
     run = runner(tx, grads)
     for bad in (np.nan, np.inf):
@@ -182,7 +182,7 @@ def test_a_state_made_outside_the_mesh_may_be_skipped(wrapped):
     """The first step of a default mean fits its state, which is then compared with itself."""
     tx = stated(jaxcomp.compressed_mean(jaxcomp.sign(), AXIS))
     if wrapped == "accumulated":
-        tx = jaxcomp.skip_nonfinite(jaxcomp.accumulate(tx, 1, AXIS))
+        tx = jaxcomp.skip_nonfinite(jaxcomp.accumulate(tx, AXIS, every=1))
     mesh, step = stepper(tx, 8)
     placed = jaxcomp.place(tx.init(MODEL), mesh, AXIS)
     made = jaxcomp.init_state(tx, MODEL, mesh, AXIS)

@@ -84,7 +84,7 @@ def test_arrays_without_elements_within_another_map(check_vma):
 def test_a_step_maps_no_arrays_without_elements(check_vma, mesh):
     """Neither the memory of a share without blocks nor a parameter without elements."""
     mean = jaxcomp.compressed_mean(jaxcomp.sign(), "data")
-    tx = jaxcomp.accumulate(optax.chain(mean, optax.adam(0.1)), 2, "data")
+    tx = jaxcomp.accumulate(optax.chain(mean, optax.adam(0.1)), "data", every=2)
     state = jaxcomp.init_state(tx, SMALL, mesh, "data")
 
     def train(params, state, x):

@@ -17,7 +17,9 @@ def compressed():
 
 
 MEMORY = {
-    "accumulate": lambda: jaxcomp.accumulate(optax.chain(compressed(), optax.sgd(0.1)), 2, "data"),
+    "accumulate": lambda: jaxcomp.accumulate(
+        optax.chain(compressed(), optax.sgd(0.1)), "data", every=2
+    ),
     "per_worker": lambda: optax.chain(jaxcomp.per_worker(optax.trace(0.9)), compressed()),
     "local_updates": lambda: jaxcomp.algorithms.local_sgd(
         jaxcomp.Dense(), "data", learning_rate=0.1, every=4

@@ -81,7 +81,9 @@ COMPOSITIONS = {
         jaxcomp.Link(SIGN, jaxcomp.Shift()), gate=jaxcomp.gates.Bernoulli(0.5)
     ),
     "before": lambda: optax.chain(jaxcomp.per_worker(optax.trace(0.9)), mean(TOP), optax.adam(0.1)),
-    "accumulated": lambda: jaxcomp.accumulate(optax.chain(mean(SIGN), optax.adam(0.1)), 4, AXIS),
+    "accumulated": lambda: jaxcomp.accumulate(
+        optax.chain(mean(SIGN), optax.adam(0.1)), AXIS, every=4
+    ),
     "skipping": lambda: jaxcomp.skip_nonfinite(optax.chain(mean(SIGN), optax.sgd(0.1))),
     "displaced": lambda: jaxcomp.algorithms.displaced_mean(SIGN, AXIS, learning_rate=0.1),
     "local steps": lambda: jaxcomp.local_updates(

@@ -169,7 +169,7 @@ AVERAGED = {
 
 MEAN = jaxcomp.compressed_mean(jaxcomp.Dense(), "data")
 TRANSFORMS = {
-    "accumulate": jaxcomp.accumulate(optax.chain(MEAN, optax.sgd(0.1)), 2, "data"),
+    "accumulate": jaxcomp.accumulate(optax.chain(MEAN, optax.sgd(0.1)), "data", every=2),
     "per_worker": optax.chain(jaxcomp.per_worker(optax.trace(0.5)), MEAN),
     "local_updates": jaxcomp.local_updates(optax.sgd(0.1), None, "data", every=2),
     "gossip": jaxcomp.gossip(optax.sgd(0.1), jaxcomp.qsgd(bits=4), "data"),

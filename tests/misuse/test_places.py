@@ -65,7 +65,7 @@ def test_workers_that_exchange_in_every_step_are_at_the_centre(mesh):
 
 
 @pytest.mark.parametrize(
-    "tx", [MEAN, jaxcomp.accumulate(MEAN, 2, "data"), *list(DISPLACED.values())[::2]]
+    "tx", [MEAN, jaxcomp.accumulate(MEAN, "data", every=2), *list(DISPLACED.values())[::2]]
 )
 def test_gradients_of_each_example_are_refused(tx, mesh):
     def of_each(w, state, x):

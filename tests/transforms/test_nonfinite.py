@@ -112,7 +112,7 @@ def test_a_narrow_memory_does_not_overflow(mesh):
 
 
 def test_a_bad_gradient_spoils_only_its_round_of_accumulation():
-    tx = jaxcomp.accumulate(optax.identity(), 2, "data")
+    tx = jaxcomp.accumulate(optax.identity(), "data", every=2)
     grads = jnp.array([[1.0, np.nan, 3.0, 5.0, np.inf, 1.0, 2.0, 4.0]])
 
     def own(grads):

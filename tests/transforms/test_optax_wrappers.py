@@ -111,7 +111,7 @@ MEAN = jaxcomp.compressed_mean(jaxcomp.top_k(fraction=0.5), "data")
 SENDING = {
     "mean without memory": jaxcomp.compressed_mean(jaxcomp.qsgd(bits=4), "data"),
     "frozen": jaxcomp.freeze(optax.chain(MEAN, optax.adam(0.1)), {"w": False, "b": True}),
-    "accumulate": jaxcomp.accumulate(optax.chain(MEAN, optax.adam(0.1)), 2, "data"),
+    "accumulate": jaxcomp.accumulate(optax.chain(MEAN, optax.adam(0.1)), "data", every=2),
     "local updates": jaxcomp.local_updates(optax.adam(0.1), None, "data", every=2),
     "gossip": jaxcomp.gossip(optax.sgd(0.1), jaxcomp.qsgd(bits=4), "data"),
 }
