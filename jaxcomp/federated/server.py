@@ -75,7 +75,7 @@ def init(method: Method, params: PyTree, clients: int) -> ServerState:
         jnp.zeros((), jnp.int32),
         params,
         method.server.init(params),
-        (uplink.feedback.init((), likes), uplink.aside.init((), wide)),
+        (uplink.feedback.init((), likes), uplink.dense_feedback.init((), wide)),
         uplink.side.shared(params),
         () if method.downlink is None else _down_init(method.downlink, params),
         method.aggregate.init((likes, dense), clients),
@@ -269,9 +269,10 @@ def step(
         as they are.
     """
     plan = trees.layout(method.uplink.policy, state.params)
-    uplink, (main, beside) = method.uplink, state.mirror
+    uplink, (main, of_dense) = method.uplink, state.mirror
     stacks, main = _estimate(method, uplink.feedback, total, total.stacks, weights, main)
-    dense, beside = _estimate(method, uplink.aside, total, total.dense, weights, beside)
+    given = total, total.dense, weights, of_dense
+    dense, of_dense = _estimate(method, uplink.dense_feedback, *given)
     mean = trees.assemble(plan, stacks, dense)
     mean = jax.tree.map(lambda x, p: x.astype(p.dtype), mean, state.params)
     updates, optimizer = method.server.update(mean, state.optimizer, state.params)
@@ -283,7 +284,7 @@ def step(
         params = follow(method, key, state.params, payload)
     shared = uplink.side.learn(state.shared, state.params, params)
     after = ServerState(
-        state.round, params, optimizer, (main, beside), shared, down, state.aggregate
+        state.round, params, optimizer, (main, of_dense), shared, down, state.aggregate
     )
     moved = (total.count > 0) | (method.mean == "all")
     after = jax.tree.map(lambda new, old: jnp.where(moved, new, old), after, state)

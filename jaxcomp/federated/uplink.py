@@ -83,7 +83,7 @@ class Uplink:
         return not isinstance(self.side, NoSide)
 
     @property
-    def aside(self) -> Feedback:
+    def dense_feedback(self) -> Feedback:
         """The memory of the leaves that are sent dense.
 
         A residual is for messages that the server refuses, a shift for clients that do not take
@@ -147,7 +147,7 @@ def init(uplink: Uplink, params: PyTree) -> Memory:
     codecs = tuple(batch.codec.init(batch.like) for batch in plan.batches)
     return Memory(
         uplink.feedback.init(likes, ()),
-        uplink.aside.init(dense, ()),
+        uplink.dense_feedback.init(dense, ()),
         () if uplink.guessed else codecs,
         uplink.side.own(params),
     )
@@ -179,7 +179,7 @@ def message(
     plan = trees.layout(uplink.policy, update)
     stacks, dense = trees.stacks(plan, update)
     given, held = uplink.feedback.compensate(stacks, memory.feedback)
-    beside, aside = uplink.aside.compensate(dense, memory.dense)
+    whole, dense_memory = uplink.dense_feedback.compensate(dense, memory.dense)
     guesses = uplink.side.at_client(shared, memory.side, params)
     batches, states = plan.batches, memory.codecs
     if uplink.guessed:  # A client that has no guess encodes as without side information.
@@ -190,11 +190,11 @@ def message(
     def kept(weight: Array | float) -> tuple[PyTree, PyTree]:
         factor = jnp.asarray(weight, jnp.float32)
         main = uplink.feedback.update(given, sent, (), 1.0, factor, held)[1]
-        return main, uplink.aside.update(beside, beside, (), 1.0, factor, aside)[1]
+        return main, uplink.dense_feedback.update(whole, whole, (), 1.0, factor, dense_memory)[1]
 
     side = memory.side
     if guesses is not None:
-        side = uplink.side.sent(side, trees.assemble(plan, sent, beside))
+        side = uplink.side.sent(side, trees.assemble(plan, sent, whole))
     codecs = memory.codecs if uplink.guessed else encoded.states
     sound = _finite((stacks, dense))
 
@@ -202,7 +202,7 @@ def message(
         return jax.tree.map(lambda a, b: jnp.where(sound, a, b), new, memory)
 
     return Message(
-        TreePayload(encoded.payloads, tuple(beside)),
+        TreePayload(encoded.payloads, tuple(whole)),
         unless_broken(Memory(*kept(weight), codecs, side)),
         unless_broken(Memory(*kept(0.0), memory.codecs, memory.side)),
         sound,

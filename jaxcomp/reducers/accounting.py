@@ -110,7 +110,7 @@ def feedback_of(reducer: Reducer) -> Feedback:
     return NoFeedback() if reducer.uplink is None else reducer.uplink.feedback
 
 
-def aside_of(reducer: Reducer) -> Feedback:
+def dense_feedback_of(reducer: Reducer) -> Feedback:
     """The feedback of dense leaves under a gate.
 
     It is that of the compressed leaves, but without momentum, which dense leaves get after the

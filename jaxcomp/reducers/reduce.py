@@ -44,7 +44,7 @@ class _Memory(NamedTuple):
     """The memory at the start of an exchange, without the workers' axis."""
 
     feedback: PyTree
-    aside: PyTree
+    dense: PyTree
     reducer: PyTree
 
 
@@ -93,9 +93,9 @@ class Settings(NamedTuple):
         return accounting.feedback_of(self.resolved)
 
     @property
-    def aside(self) -> Feedback:
+    def dense_feedback(self) -> Feedback:
         """The feedback of the dense leaves, which have memory only under a gate."""
-        return NoFeedback() if self.gate is None else accounting.aside_of(self.resolved)
+        return NoFeedback() if self.gate is None else accounting.dense_feedback_of(self.resolved)
 
 
 class Prepared(NamedTuple):
@@ -176,7 +176,7 @@ def prepare(
     xs, dense = trees.stacks(layout, grads)
     xs = resolved.pre_reduce(batches, xs, axis_name)
     message, memory = settings.feedback.compensate(xs, before.feedback)
-    dense, beside = settings.aside.compensate(tuple(dense), before.dense)
+    dense, dense_memory = settings.dense_feedback.compensate(tuple(dense), before.dense)
     opened, factor = Opened(jnp.ones((), bool), weight, ()), 1.0
     if gate is not None:
         assert gate_key is not None
@@ -186,7 +186,7 @@ def prepare(
         go = conditional.uniform(opened.go, axis_name) if closes else jnp.ones((), bool)
         opened = opened._replace(go=go)
         factor = gating.factor(gate, resolved, axes.size(links))
-    own = _Memory(memory, beside, reducer.resolved_state(resolved, state.reducer))
+    own = _Memory(memory, dense_memory, reducer.resolved_state(resolved, state.reducer))
     arrays = _Exchange(key, message, dense, own, opened.weight)
     return Prepared(settings, layout, factor, state, xs, opened, gate_state, arrays)
 
@@ -203,7 +203,8 @@ def exchange(prepared: Prepared, *, opened: bool = False) -> _Heard:
         opened: True if the round is known to be open.
     """
     (_, reducer, axis_name, gate, guard, _), layout, times, *_ = prepared
-    feedback, aside, batches = prepared.settings.feedback, prepared.settings.aside, layout.batches
+    feedback, batches = prepared.settings.feedback, layout.batches
+    dense_feedback = prepared.settings.dense_feedback
     if not opened and gate is not None and gating.closes(gate, reducer):
         return conditional.either(
             prepared.opened.go,
@@ -229,15 +230,17 @@ def exchange(prepared: Prepared, *, opened: bool = False) -> _Heard:
         known = reducer.dense(dense, axis_name, weight)
         flag = guarding.told(own, axis_name) if tells else None
     arrived = _as_sent(reducer, dense)
-    known, beside = gating.remember(
-        aside, times, dense, arrived, tuple(known), share, weight, memory.aside
+    known, dense_memory = gating.remember(
+        dense_feedback, times, dense, arrived, tuple(known), share, weight, memory.dense
     )
     if flag is not None:
         means, known = guarding.spoilt((means, known), flag)
     senders = jnp.zeros((), jnp.uint32)  # Counted only in open rounds, since it needs a collective.
     if gate is not None:
         senders = gating.senders(weight, reducer.link_axis(axis_name))
-    return _Heard(tuple(means), tuple(known), _Memory(own, beside, after), tuple(sent), senders)
+    return _Heard(
+        tuple(means), tuple(known), _Memory(own, dense_memory, after), tuple(sent), senders
+    )
 
 
 def finish(prepared: Prepared, heard: _Heard, *, tell: bool = False) -> Reduction:
@@ -259,7 +262,7 @@ def finish(prepared: Prepared, heard: _Heard, *, tell: bool = False) -> Reductio
     _, _, _, state, given, opened, gate_state, arrays = prepared
     feedback = prepared.settings.feedback
     means = resolved.post_reduce(layout.batches, heard.means, axis_name)
-    own, beside = heard.memory.feedback, heard.memory.aside
+    own, dense_memory = heard.memory.feedback, heard.memory.dense
     participation, needed = None, jnp.zeros((), bool)
     if gate is not None:
         taken = opened.go if opened.weight is None else opened.go & (opened.weight != 0)
@@ -267,15 +270,16 @@ def finish(prepared: Prepared, heard: _Heard, *, tell: bool = False) -> Reductio
         needed = taken & (not resolved.excludes)
     alone = gate is not None or resolved.excludes
     # With a mirror, silent workers keep their memory.
-    if alone and guard and not feedback.mirrors and jax.tree.leaves((own, beside)):
+    if alone and guard and not feedback.mirrors and jax.tree.leaves((own, dense_memory)):
         before = per_worker.unwrap(state)
         given_away = (arrays.message, arrays.dense, heard.sent if resolved.excludes else ())
         sound = needed | guarding.all_finite(given_away)
-        own, beside = guarding.where_finite(sound, (own, beside), (before.feedback, before.dense))
+        kept = before.feedback, before.dense
+        own, dense_memory = guarding.where_finite(sound, (own, dense_memory), kept)
     new = ReductionState(
         state_.hold(resolved, own, axis_name),
         reducer.unresolved_state(resolved, heard.memory.reducer, state.reducer),
-        () if gate is None else state_.hold_aside(resolved, beside, axis_name),
+        () if gate is None else state_.hold_dense_memory(resolved, dense_memory, axis_name),
     )
     # A closed round, or gradients of another dtype than the parameters, change no dtype of a state.
     new, after = guarding.retyped((new, opened.state), (state, gate_state))
@@ -295,7 +299,8 @@ def finish(prepared: Prepared, heard: _Heard, *, tell: bool = False) -> Reductio
 def _silent(prepared: Prepared) -> _Heard:
     """The result of a closed round: the mean that every device knows without a message."""
     (_, reducer, axis_name, *_), layout, *_ = prepared
-    feedback, aside, batches = prepared.settings.feedback, prepared.settings.aside, layout.batches
+    feedback, batches = prepared.settings.feedback, layout.batches
+    dense_feedback = prepared.settings.dense_feedback
     message, dense, memory = prepared.exchange[1:4]
     nothing, none = jnp.zeros((), jnp.float32), _zeros(message)
     part = _zeros(reducer.part_like(batches, axis_name))
@@ -304,8 +309,9 @@ def _silent(prepared: Prepared) -> _Heard:
         means = reducer.unchanged(batches, estimate, memory.reducer, axis_name)
     else:
         means = _zeros([batch.like for batch in reducer.within(batches, axis_name)])
-    still, beside = aside.update(dense, _zeros(dense), _zeros(dense), 0.0, nothing, memory.aside)
-    after = _Memory(own, beside, memory.reducer)
+    nobody = _zeros(dense), _zeros(dense), 0.0, nothing
+    still, dense_memory = dense_feedback.update(dense, *nobody, memory.dense)
+    after = _Memory(own, dense_memory, memory.reducer)
     return _Heard(tuple(means), tuple(still), after, none, jnp.zeros((), jnp.uint32))
 
 

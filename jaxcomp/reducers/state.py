@@ -86,12 +86,15 @@ def init(
     batches = layout.batches
     for batch in batches:
         feedback.check(batch.codec, batch.size)
-    memory, aside = _memory(reducer, batches, axis_name), accounting.aside_of(reducer)
+    memory = _memory(reducer, batches, axis_name)
+    dense_feedback = accounting.dense_feedback_of(reducer)
     likes = tuple(layout.likes[i] for i in layout.dense)
     return ReductionState(
         feedback=hold(reducer, memory, axis_name),
         reducer=reducer.init(batches, axis_name),
-        dense=hold_aside(reducer, aside.init(likes, likes), axis_name) if gated else (),
+        dense=hold_dense_memory(reducer, dense_feedback.init(likes, likes), axis_name)
+        if gated
+        else (),
     )
 
 
@@ -137,6 +140,6 @@ def hold(reducer: Reducer, memory: PyTree, axis_name: AxisName) -> PyTree:
     return per_worker.wrap(memory, kind, axis_name, splits=reducer.splits, alike=reducer.alike)
 
 
-def hold_aside(reducer: Reducer, memory: PyTree, axis_name: AxisName) -> PyTree:
+def hold_dense_memory(reducer: Reducer, memory: PyTree, axis_name: AxisName) -> PyTree:
     """The memory of the dense leaves as a state stores it; every device has their whole mean."""
-    return per_worker.wrap(memory, accounting.aside_of(reducer).kind, axis_name)
+    return per_worker.wrap(memory, accounting.dense_feedback_of(reducer).kind, axis_name)
