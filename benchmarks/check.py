@@ -338,6 +338,7 @@ def failures() -> list[str]:
         gpu,
         others,
         mutations.applicable,
+        mutations.results,
     )
     return [claim for check in every for claim, holds in check() if not holds]
 
