@@ -70,14 +70,14 @@ def test_errors_are_told_in_a_line_without_paths_of_the_machine(driver):
 def test_only_a_failure_of_the_mutation_itself_counts(driver, tmp_path, fails, stage, broken):
     """Not one that comes without it too, and not one that does not come again."""
     runner = object.__new__(driver.Runner)
-    runner.workers, runner.whole, runner.broken = 2, "whole", []
+    runner.workers, runner.whole, runner.broken, runner.stages = 2, "whole", [], driver.STAGES
 
     def run(folder, *arguments):
         deselected = {*runner.broken, *(a.removeprefix("--deselect=") for a in arguments)}
         if "tests/a.py::test" in arguments:  # Alone.
             failed = fails == "both" or (fails == "mutated" and folder != "whole")
         else:
-            failed = driver.FULL not in arguments[-1] and "tests/a.py::test" not in deselected
+            failed = driver.CORE in arguments and "tests/a.py::test" not in deselected
             failed = failed and "tests/gates" not in arguments
         return driver.Ran(not failed, [("tests/a.py::test", "wrong")] if failed else [], "")
 
