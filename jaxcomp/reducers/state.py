@@ -87,14 +87,15 @@ def init(
     for batch in batches:
         feedback.check(batch.codec, batch.size)
     memory = _memory(reducer, batches, axis_name)
-    dense_feedback = accounting.dense_feedback_of(reducer)
-    likes = tuple(layout.likes[i] for i in layout.dense)
+    dense_memory: PyTree = ()
+    if gated:
+        likes = tuple(layout.likes[i] for i in layout.dense)
+        dense_memory = accounting.dense_feedback_of(reducer).init(likes, likes)
+        dense_memory = hold_dense_memory(reducer, dense_memory, axis_name)
     return ReductionState(
         feedback=hold(reducer, memory, axis_name),
         reducer=reducer.init(batches, axis_name),
-        dense=hold_dense_memory(reducer, dense_feedback.init(likes, likes), axis_name)
-        if gated
-        else (),
+        dense=dense_memory,
     )
 
 

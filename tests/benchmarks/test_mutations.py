@@ -59,7 +59,7 @@ def test_errors_are_told_in_a_line_without_paths_of_the_machine(driver):
     assert driver.essence(numpy, False) == "AssertionError: Not equal to tolerance rtol=1e-07"
     doctest = "Expected:\n    1\nGot:\n    2\n\n/tmp/x-1/mutated/jaxcomp/a.py:12: DocTestFailure"
     assert driver.essence(doctest, True) == "jaxcomp/a.py:12: DocTestFailure"
-    missing = "FileNotFoundError: no file /home/me/data/x.npz"
+    missing = "FileNotFoundError: no file /data/run-1/x.npz"
     assert driver.essence(missing, False) == "FileNotFoundError: no file x.npz"
 
 

@@ -1,4 +1,4 @@
-"""Clients over the devices of several processes: the bits of one process."""
+"""Clients over several processes, or over workers of a map: the bits of one process."""
 
 import clients as world
 import pytest
@@ -11,3 +11,15 @@ def test_two_processes_change_no_bit(rounds):
     alone = world.simulation()
     alone.run(rounds)
     assert said == [world.digest(alone.params)] * 2
+
+
+@pytest.mark.core("2-pmap")
+@pytest.mark.parametrize("mode", ["vmap", "pmap"])
+@pytest.mark.parametrize("rounds", [2, pytest.param(100, marks=pytest.mark.slow)])
+def test_mapping_modes_change_no_bit(mode, rounds):
+    alone, spread = world.simulation(chunk=2), world.simulation(chunk=8)
+    spread._program = world.Spread(spread, mode)
+    alone.run(rounds)
+    spread.run(rounds)
+    assert world.digest(alone.params) == world.digest(spread.params)
+    assert world.digest(alone.table.arrays()) == world.digest(spread.table.arrays())

@@ -388,15 +388,3 @@ def test_clients_that_return_get_what_they_missed():
     assert ledger.fetched(np.array([0]), 4) == 2 * one
     # Three and more messages are more bytes than the parameters.
     assert ledger.fetched(np.array([39]), 4) == min(3 * one, whole)
-
-
-@pytest.mark.core("2-pmap")
-@pytest.mark.parametrize("mode", ["vmap", "pmap"])
-@pytest.mark.parametrize("rounds", [2, pytest.param(100, marks=pytest.mark.slow)])
-def test_mapping_modes_change_no_bit(mode, rounds):
-    alone, spread = world.simulation(chunk=2), world.simulation(chunk=8)
-    spread._program = world.Spread(spread, mode)
-    alone.run(rounds)
-    spread.run(rounds)
-    assert world.digest(alone.params) == world.digest(spread.params)
-    assert world.digest(alone.table.arrays()) == world.digest(spread.table.arrays())
