@@ -128,8 +128,10 @@ from jaxcomp.recipes.sums import (
 from jaxcomp.recipes.votes import (
     Vote as Vote,
 )
-from jaxcomp.reducers.auto import (
+from jaxcomp.reducers.choose import (
     Auto as Auto,
+    choose_reducer as choose_reducer,
+    wire_bytes as wire_bytes,
 )
 from jaxcomp.reducers.dense import (
     Dense as Dense,
@@ -206,9 +208,6 @@ from jaxcomp.transforms.wrappers import (
 )
 from jaxcomp.types import (
     Key as Key,
-)
-from jaxcomp.wire.cost import (
-    wire_bytes as wire_bytes,
 )
 from jaxcomp.wire.hlo import (
     collective_bytes as collective_bytes,

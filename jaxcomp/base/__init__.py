@@ -20,6 +20,8 @@ from jaxcomp.base.graph import Graph as Graph
 from jaxcomp.base.period import Period as Period
 from jaxcomp.base.reducer import (
     Collected as Collected,
+    Costs as Costs,
     Reducer as Reducer,
+    ReducerFacts as ReducerFacts,
     WrappedReducer as WrappedReducer,
 )

@@ -11,8 +11,10 @@ import jax.numpy as jnp
 
 import jaxcomp
 from jaxcomp.cli import expressions
+from jaxcomp.feedback import default
 from jaxcomp.planning import timing
 from jaxcomp.recipes import catalogue
+from jaxcomp.reducers import choose
 from jaxcomp.theory import tables, units
 
 
@@ -31,7 +33,7 @@ def codecs(args: argparse.Namespace) -> None:
                 "bits": 8 * jaxcomp.wire_bytes(codec, like) / math.prod(like.shape),
                 "kind": "unbiased" if codec.unbiased else kind,
                 "linear": codec.linear,
-                "feedback": type(jaxcomp.Auto(codec).uplink.feedback).__name__,
+                "feedback": type(default(codec)).__name__,
             }
         )
     heads = ("codec", "bits/element", "kind", "linear", "feedback by default")
@@ -94,14 +96,12 @@ def bench(args: argparse.Namespace) -> None:
 def _way(text: str, given: Any) -> Any:
     """What is timed: a codec with its feedback, a link, or a whole reducer."""
     if isinstance(given, jaxcomp.Codec):
-        return jaxcomp.Auto(given).uplink
+        return choose.given(given)
     if isinstance(given, jaxcomp.Hierarchical):
         raise ValueError(
             f"{text!r} must be a codec, a link, or a reducer over one axis: bench one of the "
             "reducers of Hierarchical, or compare it by `jaxcomp plan --workers 4x8`"
         )
-    if isinstance(given, jaxcomp.Auto):
-        return given.uplink
     if not isinstance(given, jaxcomp.Link | jaxcomp.Reducer):
         raise ValueError(f"{text!r} must be a codec, a link or a reducer, got {given!r}")
     return given

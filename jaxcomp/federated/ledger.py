@@ -8,8 +8,8 @@ import numpy as np
 from jaxcomp.federated.method import Method
 from jaxcomp.layout.trees import TreePayload
 from jaxcomp.messages import to_bytes
+from jaxcomp.reducers import choose
 from jaxcomp.types import PyTree
-from jaxcomp.wire import cost
 
 KEPT = 32
 """How many messages the server keeps for clients that missed them."""
@@ -40,7 +40,7 @@ class Ledger:
         shared = jax.eval_shape(method.uplink.side.shared, params)
         self._params = _bytes(params)
         self._whole = self._params + _bytes(shared)
-        self._upload = cost.wire_bytes(method.uplink.policy, params)
+        self._upload = choose.wire_bytes(method.uplink.policy, params)
         # The round whose parameters a client has; -1 for a client that has none.
         self._has = np.full(clients, -1)
         self._sizes: list[int] = []
@@ -82,7 +82,7 @@ class Ledger:
             policy = self.method.downlink.policy
             self._sizes.append(len(to_bytes(policy, payload, self.like)))
         else:
-            self._sizes.append(cost.wire_bytes(self.method.downlink.policy, self.like))
+            self._sizes.append(choose.wire_bytes(self.method.downlink.policy, self.like))
         del self._sizes[:-KEPT]
 
     def kept(self) -> tuple[np.ndarray, ...]:

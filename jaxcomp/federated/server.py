@@ -11,13 +11,13 @@ import optax
 from jaxcomp import aggregates
 from jaxcomp.backend import xla
 from jaxcomp.base import Feedback
+from jaxcomp.exchange import gating, payloads as payloads_
 from jaxcomp.federated import uplink as uplink_
 from jaxcomp.federated.method import Method
 from jaxcomp.feedback import Link
 from jaxcomp.layout import trees
 from jaxcomp.layout.trees import TreePayload
 from jaxcomp.numerics import noise, summing
-from jaxcomp.reducers import gating, payloads as payloads_
 from jaxcomp.types import Array, PyTree, Stacks
 
 _DOWN = 0x646F776E

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 
 from jaxcomp import checks
 from jaxcomp.base import Codec, Feedback
+from jaxcomp.exchange import payloads as payloads_
 from jaxcomp.federated.side import NoSide, Side
 from jaxcomp.feedback import Aggregated, Link, NoFeedback, Residual, default
 from jaxcomp.layout import trees
 from jaxcomp.layout.policy import Policy
 from jaxcomp.layout.trees import Layout, TreePayload
-from jaxcomp.reducers import payloads as payloads_
 from jaxcomp.types import Array, PyTree, Stacks
 
 

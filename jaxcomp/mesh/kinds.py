@@ -30,7 +30,7 @@ MEANS = Kind()
 """States of transformations that average over the workers; they count their steps."""
 
 REDUCTIONS = Kind()
-"""Memory of a reduction, with the methods `carried` and `is_slice`."""
+"""Memory of a reduction, with the methods `check_resizable` and `carried`."""
 
 DISPLACED = Kind()
 """States with the field `offset`, by which workers take gradients beside the centre."""

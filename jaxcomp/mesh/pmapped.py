@@ -52,8 +52,8 @@ def check_rows(tree: PyTree) -> None:
     Raises:
         ValueError: if the tree holds one that can be recognised.
     """
-    for node in jax.tree.leaves(tree, is_leaf=kinds.REDUCTIONS.has):
-        if kinds.REDUCTIONS.has(node) and node.is_slice():
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if per_worker.shared_out(path) and jnp.shape(leaf)[:1] == (1,):
             raise ValueError(_SLICE)
 
 

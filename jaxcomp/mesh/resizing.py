@@ -1,7 +1,6 @@
 """Converts an optimizer state to another number of workers."""
 
 import functools
-import math
 import warnings
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 from jaxcomp import checks
 from jaxcomp.backend import axes
 from jaxcomp.base import Mirrored
-from jaxcomp.mesh import axis_types, kinds, on_graph, on_mesh, per_worker, pmapped
+from jaxcomp.mesh import axis_types, kinds, on_graph, per_worker, pmapped
 from jaxcomp.quantize import blocks
 from jaxcomp.types import Array, PyTree
 
@@ -68,49 +67,75 @@ def resize_workers(tx: Any, state: PyTree, params: PyTree, workers: int) -> PyTr
     checks.transformation("tx", tx)
     if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
         raise ValueError(f"`workers` must be a positive integer, got {workers!r}")
-    counts = {
-        jnp.shape(leaf)[:1]
-        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
-        if per_worker.marked(path)
-    }
+    counts = _counts(state)
     if held := on_graph.nodes(state):
-        one = jax.eval_shape(on_mesh.alone(tx).init, params)
+        one = _like(tx, params, 1)
         if len(held) == len(on_graph.nodes(one)):  # Otherwise it is no state of `tx`.
             state = on_graph.moved(state, one, counts, workers)
-        _check(state, one)
     if counts == {(workers,)}:
         return state
-    return _resized(tx, state, params, workers, counts)
-
-
-@axis_types.automatically
-def _resized(tx: Any, state: PyTree, params: PyTree, workers: int, counts: set) -> PyTree:
-    """`resize_workers` of a state with these numbers of workers."""
-    one = jax.eval_shape(on_mesh.alone(tx).init, params)
-    _check(state, one)
     if len(counts) > 1:
         raise ValueError(
             "`state` must hold the memory of one number of workers, got leading axes "
             f"{sorted(counts)}"
         )
+    return _resized(tx, state, params, workers, *next(iter(counts), ()))
+
+
+@axis_types.automatically
+def _resized(tx: Any, state: PyTree, params: PyTree, workers: int, before: int = 1) -> PyTree:
+    """`resize_workers` of a state with memory of `before` workers."""
+    over = jax.tree_util.tree_map_with_path
+    for node in filter(kinds.REDUCTIONS.has, jax.tree.leaves(state, is_leaf=kinds.REDUCTIONS.has)):
+        node.check_resizable(workers)
+    _check(state, _like(tx, params, before), before)
+    wanted = _like(tx, params, workers)
+    if jax.tree.structure(wanted) != jax.tree.structure(state):
+        begun = _begun(tx, params, workers)
+
+        def carried(path, node, like):
+            if not kinds.REDUCTIONS.has(node):
+                return node
+            return node.carried(like, workers, sharded=per_worker.shard_axes(path) is not None)
+
+        state = over(carried, state, begun, is_leaf=kinds.REDUCTIONS.has)
+    move = functools.partial(_moved, workers)
+    return over(move, state, wanted, _roles(state), is_leaf=per_worker.is_per_worker)
+
+
+def _like(tx: Any, params: PyTree, workers: int) -> PyTree:
+    """Shapes and dtypes of one worker's state among so many workers."""
     with axes.planned(workers), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # The first call has warned already.
-        wanted = jax.eval_shape(lambda params: tx.init(params), params)
+        return jax.eval_shape(lambda params: tx.init(params), params)
 
-    def carried(path, node, like):
-        if not kinds.REDUCTIONS.has(node):
-            return node
-        return node.carried(like, workers, sharded=per_worker.shard_axes(path) is not None)
 
-    if jax.tree.structure(wanted) != jax.tree.structure(one):
-        raise ValueError(
-            f"`state` must have the tree of a state for {workers} workers, got another one. "
-            f"{_WHOLE}"
-        )
+def _begun(tx: Any, params: PyTree, workers: int) -> PyTree:
+    """The state of so many workers before the first step."""
+    zeros = jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), jnp.result_type(x)), params)
+    with axes.planned(workers), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        one = jax.jit(lambda: tx.init(zeros))()
+
+    def all_of_them(path, x):
+        marked = per_worker.marked(path)
+        return jnp.broadcast_to(x, (workers, *x.shape[1:])) if marked else x
+
+    return jax.tree_util.tree_map_with_path(all_of_them, one)
+
+
+def _counts(state: PyTree) -> set[tuple[int, ...]]:
+    """The numbers of workers in a state: of memory, and of what all workers know of each."""
+    found = set()
+
+    def note(path: tuple, node: Any, role: str) -> None:
+        at = 1 if role == "everyones" and per_worker.shard_axes(path) is not None else 0
+        if per_worker.is_per_worker(node) or role == "everyones":
+            found.update(jnp.shape(x)[at : at + 1] for x in jax.tree.leaves(node))
+
     over = jax.tree_util.tree_map_with_path
-    state = over(carried, state, wanted, is_leaf=kinds.REDUCTIONS.has)
-    move = functools.partial(_moved, workers)
-    return over(move, state, one, wanted, _roles(state), is_leaf=per_worker.is_per_worker)
+    over(note, state, _roles(state), is_leaf=per_worker.is_per_worker)
+    return found
 
 
 def _roles(state: PyTree) -> PyTree:
@@ -141,36 +166,33 @@ def _roles(state: PyTree) -> PyTree:
     return jax.tree.unflatten(treedef, roles(state, ""))
 
 
-def _moved(workers: int, path: tuple, node: Any, one: Any, wanted: Any, role: str) -> Any:
+def _moved(workers: int, path: tuple, node: Any, wanted: Any, role: str) -> Any:
     """Converts a `PerWorker`, or one replicated array."""
     sharded = per_worker.shard_axes(path) is not None
     if not per_worker.is_per_worker(node):
         x = node
         if x.shape != wanted.shape and role == "mirror":  # The last rows are padding.
             at = 1 if sharded else 0
-            x = jnp.moveaxis(x, at, 0)[: one.shape[at]]
-            x = jnp.moveaxis(_padded(x, wanted.shape[at]), 0, at)
+            x = jnp.moveaxis(_of_length(jnp.moveaxis(x, at, 0), wanted.shape[at]), 0, at)
         if role == "everyones":
             own = functools.partial(_handed_on, workers=workers)
             x = jax.vmap(own)(x) if sharded else own(x)
         _check_moved(path, x.shape, wanted.shape, workers)
         return x
 
-    def change(x: Any, one: Any, like: Any) -> Any:
-        at, (whole, each) = 2 if sharded else 1, (jax.tree.leaves(t)[0].shape for t in (one, like))
-        same = jax.tree.leaves(x)[0].shape[1:] == whole[1:] == each[1:]
-        if node.kind == "share" or (node.kind == "codec share" and not same):
-            own = functools.partial(_shared_out, total=whole[at], each=each[at], workers=workers)
-        elif node.kind in ("codec", "codec share"):
-            own = functools.partial(_handed_on, workers=workers)
+    def change(x: Any, like: Any) -> Any:
+        each = jax.tree.leaves(like)[0].shape[2 if sharded else 1 :][:1]
+        if node.kind in ("share", "codec share"):
+            own = functools.partial(_shared_out, each=each[0], workers=workers)
         else:
-            own = functools.partial(_averaged, workers=workers)
+            own = _handed_on if node.kind == "codec" else _averaged
+            own = functools.partial(own, workers=workers)
         found = jax.vmap(own, in_axes=1, out_axes=1)(x) if sharded else own(x)
         for got, want in zip(jax.tree.leaves(found), jax.tree.leaves(like), strict=True):
             _check_moved(path, got.shape, (workers, *want.shape[1:]), workers)
         return found
 
-    tree = jax.tree.map(change, node.tree, one.tree, wanted.tree, is_leaf=_is_blocks)
+    tree = jax.tree.map(change, node.tree, wanted.tree, is_leaf=_is_blocks)
     return per_worker.PerWorker(tree, node.kind)
 
 
@@ -192,65 +214,41 @@ def _handed_on(x: Array, workers: int) -> Array:
     return x[np.arange(workers) * x.shape[0] // workers]
 
 
-def _shared_out(x: Any, total: int, each: int, workers: int) -> Any:
-    """Splits the first `total` rows of `[n, rows, …]` again, `each` rows a worker."""
+def _shared_out(x: Any, each: int, workers: int) -> Any:
+    """Splits the rows of `[n, rows, …]` again, `each` rows a worker; the last rows are padding."""
     if isinstance(x, blocks.Blocks8):
-        return _pack(_shared_out(_unpack(x), total, each, workers))
-    rows = _padded(x.reshape(-1, *x.shape[2:])[:total], workers * each)
+        return _pack(_shared_out(_unpack(x), each, workers))
+    rows = _of_length(x.reshape(-1, *x.shape[2:]), workers * each)
     return rows.reshape(workers, each, *x.shape[2:])
 
 
-def _padded(rows: Array, number: int) -> Array:
-    """The rows, padded with zeros to `number` rows."""
+def _of_length(rows: Array, number: int) -> Array:
+    """The first rows, or all of them padded with zeros."""
     missing = number - rows.shape[0]
-    return jnp.pad(rows, [(0, missing)] + [(0, 0)] * (rows.ndim - 1)) if missing > 0 else rows
+    return jnp.pad(rows, [(0, max(missing, 0))] + [(0, 0)] * (rows.ndim - 1))[:number]
 
 
 def _is_blocks(node: Any) -> bool:
     return isinstance(node, blocks.Blocks8)
 
 
-def _check(state: PyTree, one: PyTree) -> None:
-    """Raises a `ValueError` unless the state matches `one`, the state of one worker."""
+def _check(state: PyTree, one: PyTree, workers: int) -> None:
+    """Raises a `ValueError` unless the state matches `one`, that of one of so many workers."""
     wrong = "`state` must be a state of `tx` for these `params`"
     if jax.tree.structure(state) != jax.tree.structure(one):
         raise ValueError(f"{wrong}, got another tree. {_WHOLE}")
 
-    def check(path, node, like, role):
-        split = per_worker.is_per_worker(node)
-        at = split + (per_worker.shard_axes(path) is not None)
-        shares = node.kind in ("share", "codec share") if split else role != ""
-        held = (jax.tree.leaves(n, is_leaf=_is_blocks) for n in (node, like))
-        for x, want in zip(*held, strict=True):
-            x, want = jax.tree.leaves(x)[0], jax.tree.leaves(want)[0]
-            if not _fits(jnp.shape(x), want.shape, split, at if shares else None) or (
-                jnp.result_type(x) != want.dtype
-            ):
-                why = pmapped.reason(jnp.shape(x), want.shape) or _WHOLE
-                raise ValueError(
-                    f"{wrong}, got shape {jnp.shape(x)} and {jnp.result_type(x)} at "
-                    f"{jax.tree_util.keystr(path)}, where `tx` has {want.shape} and {want.dtype} "
-                    f"for one worker. {why}"
-                )
+    def check(path, x, like):
+        want = (workers, *like.shape[1:]) if per_worker.marked(path) else like.shape
+        if jnp.shape(x) != want or jnp.result_type(x) != like.dtype:
+            why = pmapped.reason(jnp.shape(x), like.shape) or _WHOLE
+            raise ValueError(
+                f"{wrong}, got shape {jnp.shape(x)} and {jnp.result_type(x)} at "
+                f"{jax.tree_util.keystr(path)}, where `tx` has {want} and {like.dtype} for "
+                f"{workers} workers. {why}"
+            )
 
-    over = jax.tree_util.tree_map_with_path
-    over(check, state, one, _roles(state), is_leaf=per_worker.is_per_worker)
-
-
-def _fits(shape: tuple, want: tuple, split: int, at: int | None) -> bool:
-    """Whether an array of this shape matches one worker's array of shape `want`.
-
-    Args:
-        shape: the shape of the array.
-        want: the shape for one worker.
-        split: 1 if both begin with an axis of workers, else 0.
-        at: the axis of rows that may be split, or padded to equal slices; None if there is none.
-    """
-    if len(shape) != len(want) or at is None or len(shape) <= at:
-        return len(shape) == len(want) and shape[split:] == want[split:]
-    rows = math.prod(shape[:split]) * shape[at]
-    enough = rows >= want[at] or (split == 1 and rows == 0)
-    return enough and shape[split:at] + shape[at + 1 :] == want[split:at] + want[at + 1 :]
+    jax.tree_util.tree_map_with_path(check, state, one)
 
 
 def _check_moved(path: tuple, got: tuple, want: tuple, workers: int) -> None:

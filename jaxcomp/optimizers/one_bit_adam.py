@@ -7,11 +7,10 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomp.backend import conditional
+from jaxcomp.exchange import guarding
 from jaxcomp.misuse import own_gradients
 from jaxcomp.numerics import summing
 from jaxcomp.optimizers import means, moments, rates
-from jaxcomp.reducers import guarding
-from jaxcomp.transforms import branches
 from jaxcomp.types import Array, AxisName, PyTree
 
 
@@ -132,10 +131,6 @@ def scale_by_one_bit_adam(
 
         count = rates.after(state.count)
         early = conditional.uniform(count <= freeze_step, axis_name)
-        state = state._replace(
-            dense=branches.fitted(exact, state.dense, state.mu),
-            compressed=branches.fitted(lossy, state.compressed, state.mu),
-        )
         made = conditional.either(early, warm_up, frozen, updates, count, state, params)
         return guarding.retyped(made.updates, updates), OneBitAdamState(count, *made[1:])
 

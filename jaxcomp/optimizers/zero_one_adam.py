@@ -10,13 +10,12 @@ import optax
 
 from jaxcomp import checks
 from jaxcomp.backend import conditional
+from jaxcomp.exchange import guarding
 from jaxcomp.mesh import kinds
 from jaxcomp.mesh.per_worker import PerWorker
 from jaxcomp.misuse import own_gradients
 from jaxcomp.numerics import summing
 from jaxcomp.optimizers import means, moments, rates
-from jaxcomp.reducers import guarding
-from jaxcomp.transforms import branches
 from jaxcomp.types import Array, AxisName, PyTree
 
 _Mean = optax.GradientTransformationExtraArgs
@@ -311,10 +310,6 @@ def by_zero_one_adam(
         renews, times = moments.doubling(jnp.minimum(step, adam.freeze_step), intervals.renewals)
         frozen = conditional.uniform(step > adam.freeze_step, axis_name)
         meets = _meets(step - adam.freeze_step, intervals.double_every, intervals.max_interval)
-        state = state._replace(
-            dense=branches.fitted(exact, state.dense, state.mu),
-            compressed=branches.fitted(lossy, state.compressed, state.mu),
-        )
         given = _Given(
             grads=updates,
             state=state,

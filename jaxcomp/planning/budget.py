@@ -17,10 +17,9 @@ from jaxcomp.layout import policy as policy_, trees
 from jaxcomp.layout.policy import Policy, Rule
 from jaxcomp.planning.spending import LeafSpending, Spending, Uniform
 from jaxcomp.recipes.rotations import eden
-from jaxcomp.reducers.auto import Auto
+from jaxcomp.reducers import choose
 from jaxcomp.theory import knapsack
 from jaxcomp.types import PyTree
-from jaxcomp.wire import cost as wire_cost
 
 _DENSE = "dense"
 _TRIES = 12
@@ -156,8 +155,8 @@ class _Table(NamedTuple):
     def cost(self, policy: Policy, like: PyTree) -> int:
         """The bytes of a tree like this."""
         if self.workers is None:
-            return wire_cost.wire_bytes(policy, like)
-        return wire_cost.wire_bytes(Auto(policy), like, self.workers)
+            return choose.wire_bytes(policy, like)
+        return choose.wire_bytes(choose.given(policy), like, self.workers)
 
     def prices(self, leaf: int) -> list[int]:
         """The bytes of a leaf by itself, for each choice."""
@@ -317,7 +316,7 @@ def _spending(
         row, size, energy = rows.get(leaf), max(like.size, 1), float(energies[leaf])
         name, codec = (_DENSE, None) if row is None else table.ladder[choice[row]]
         lost = 0.0 if row is None else float(errors[choice[row]][row])
-        bits = 8 * wire_cost.wire_bytes(_alone(codec), like) / size
+        bits = 8 * choose.wire_bytes(_alone(codec), like) / size
         lines.append(
             LeafSpending(path, like.shape, name, codec, bits, energy / size, lost / (energy or 1.0))
         )

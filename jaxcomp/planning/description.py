@@ -4,19 +4,17 @@ import dataclasses
 import math
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from jaxcomp import checks
 from jaxcomp.base import Reducer
 from jaxcomp.codecs import low_rank
+from jaxcomp.exchange.plan import Plan
 from jaxcomp.feedback import Link
-from jaxcomp.reducers import accounting
-from jaxcomp.reducers.auto import Auto
+from jaxcomp.reducers import choose
 from jaxcomp.reducers.gather import Gather
 from jaxcomp.reducers.two_shot import TwoShot
 from jaxcomp.theory import tables
-from jaxcomp.transforms import mean
 from jaxcomp.types import PyTree
 from jaxcomp.wire import cost as wire_cost
 
@@ -138,13 +136,12 @@ def describe(
         b dense float32 32.0 1-D, below min_ndim=2
         w Quantizer(Sign, MeanAbs, Nearest, bucket_size=512) 1.0625 default
     """
-    reducer = mean.as_reducer(codec_or_reducer)
+    source = choose.given(codec_or_reducer)
     axes = workers if isinstance(workers, tuple) else (1 if workers is None else workers,)
     for number in axes:
         checks.integer("workers", number, 1)
-    plan = accounting.plan(reducer, params, axes)
-    sizes = accounting.batch_bytes(reducer, plan)
-    dtype = accounting.dense_dtype(reducer)
+    whole = choose.plan(source, params, sizes=axes)
+    plan, sizes, dtype = whole.layout, whole.batch_bytes, whole.dense_dtype
     spent = [0.0] * len(plan.likes)
     for batch, size in zip(plan.batches, sizes, strict=True):
         for leaf, part in batch.bytes_of(size):
@@ -163,49 +160,40 @@ def describe(
                 codec=f"dense {dense.name}" if codec is None else short(codec),
                 bits_per_element=bits,
                 payload_bytes=bytes_,
-                reason="dense reducer" if reducer.uplink is None else plan.reasons[number],
+                reason="dense reducer" if whole.given.uplink is None else plan.reasons[number],
             )
         )
-    like_tree = jax.tree.unflatten(plan.treedef, plan.likes)
     return Description(
         lines=tuple(lines),
         elements=sum(like.size for like in plan.likes),
-        payload_bytes=accounting.payload_bytes(reducer, plan),
+        payload_bytes=whole.payload_bytes,
         dense_bytes=sum(like.size * jnp.dtype(like.dtype).itemsize for like in plan.likes),
-        picked=_picked(codec_or_reducer, reducer, plan, workers)
-        + _phases(reducer, params)
+        picked=_picked(codec_or_reducer, source, whole, workers)
+        + _phases(whole, params)
         + "".join(f"\nrule {path!r} decides no leaf" for path in plan.unused)
         + "".join(f"\n{hint}" for hint in low_rank.merged_layers(plan)),
         workers=workers,
-        link_bytes=None if workers is None else wire_cost.wire_bytes(reducer, like_tree, workers),
+        link_bytes=None if workers is None else choose.wire_bytes(source, params, workers),
         dense_link_bytes=None
         if workers is None
         else sum(
             wire_cost.ring_bytes(like.size * like.dtype.itemsize, math.prod(axes))
             for like in plan.likes
         ),
-        offers=_offers(reducer, params, workers),
+        offers=_offers(source, params, workers),
     )
 
 
-def _offers(reducer: Any, params: PyTree, workers: Any) -> tuple[tuple[str, int], ...]:
+def _offers(source: Any, params: PyTree, workers: Any) -> tuple[tuple[str, int], ...]:
     """The link bytes of the compressed leaves under each reducer of payloads."""
-    if workers is None or not isinstance(reducer, Auto | Gather | TwoShot):
+    if workers is None or not isinstance(source, Link | Gather | TwoShot):
         return ()
-    workers = math.prod(workers) if isinstance(workers, tuple) else workers
-    link = Auto(reducer.uplink)
-    known = (Gather(link.uplink), link.two_shot(whole=True), *link.reducers, reducer)
-    ways = {type(way): way for way in known if way is not None}
-    ways.pop(Auto, None)
-    return tuple(
-        (
-            kind.__name__,
-            math.ceil(
-                way.batches_link_bytes(accounting.plan(way, params, (workers,)).batches, workers)
-            ),
-        )
-        for kind, way in ways.items()
-    )
+    link: Any = choose.uplink(source)
+    ways = {Gather: Gather(link), TwoShot: choose.two_shot(link, whole=True)}
+    ways |= {type(way): way for way in (*choose.candidates(link), *choose.candidates(source))}
+    sizes = (math.prod(workers) if isinstance(workers, tuple) else workers,)
+    plans = {kind.__name__: Plan.of(way, params, sizes=sizes) for kind, way in ways.items() if way}
+    return tuple((name, math.ceil(p.compressed_link_bytes)) for name, p in plans.items())
 
 
 def short(setting: Any) -> str:
@@ -225,39 +213,39 @@ def short(setting: Any) -> str:
     return f"{type(setting).__name__}({inside})" if inside else type(setting).__name__
 
 
-def _phases(reducer: Any, params: PyTree) -> str:
+def _phases(plan: Plan, params: PyTree) -> str:
     """The payload of each phase of a schedule; the table is of its last phase."""
     lines = []
-    for start, phase in reducer.schedule if reducer.scheduled else ():
-        size = accounting.payload_bytes(phase, accounting.plan(phase, params))
+    for start, phase in plan.given.facts.phases:
+        size = Plan.of(phase, params, sizes=(1,)).payload_bytes
         lines.append(f"\nfrom step {start:,}: {short(phase.uplink.codec)}, payload {size:,} bytes")
     return "".join(lines)
 
 
-def _picked(given: Any, reducer: Any, plan: Any, workers: Any) -> str:
-    if reducer.uplink is None:
-        return f"reducer {reducer!r}, as given"
-    if not plan.batches:
+def _picked(given: Any, source: Any, plan: Plan, workers: Any) -> str:
+    uplink = choose.uplink(source)
+    if uplink is None:
+        return f"reducer {source!r}, as given"
+    if not plan.layout.batches:
         return "no leaf is compressed: the policy leaves every one of them dense"
-    feedback = type(reducer.uplink.feedback).__name__
-    name = type(reducer).__name__
-    if isinstance(given, Reducer) and name != "Auto":
-        return f"reducer {name} with {feedback}, as given"
-    taken = f"reducer {_taken(reducer, plan, workers)}"
+    feedback = type(uplink.feedback).__name__
+    if isinstance(source, Reducer):
+        return f"reducer {type(source).__name__} with {feedback}, as given"
+    taken = f"reducer {_taken(source, plan, workers)}"
     if isinstance(given, Link):
         return f"{taken}, feedback {feedback} as given"
     if feedback == "Residual":
         why = "the codec is contractive: what it drops is sent later"
-    elif all(codec.unbiased for codec in reducer.uplink.policy.codecs):
+    elif all(codec.unbiased for codec in uplink.policy.codecs):
         why = "the codec is unbiased"
     else:
         why = "the codec's error can exceed its input, so a residual would grow"
     return f"{taken}, feedback {feedback} ({why})"
 
 
-def _taken(reducer: Auto, plan: Any, workers: Any) -> str:
-    """The reducer that `Auto` picks for this number of workers, and the reason."""
-    names = [type(way).__name__ for way in reducer.reducers]
+def _taken(link: Link, plan: Plan, workers: Any) -> str:
+    """The reducer that is chosen for this number of workers, and the reason."""
+    names = [type(way).__name__ for way in choose.candidates(link)]
     if len(names) == 1:
         why = (
             "both halves of a shift"
@@ -265,9 +253,7 @@ def _taken(reducer: Auto, plan: Any, workers: Any) -> str:
             else "a codec takes its leaves whole, or has no feedback for the way down"
         )
         return f"{names[0]} (the default: {why})"
-    workers = math.prod(workers) if isinstance(workers, tuple) else workers
     if workers is None:
         return f"{' or '.join(names)} (the default: what moves fewer bytes for the workers)"
-    offers = reducer.priced(plan.batches, workers)
-    best = min(offers, key=lambda offer: offer.bytes)
-    return f"{type(best.reducer).__name__} (the default: it moves fewest bytes for {workers})"
+    number = math.prod(plan.sizes)
+    return f"{type(plan.given).__name__} (the default: it moves fewest bytes for {number})"

@@ -10,20 +10,21 @@ from typing import Any
 import jax
 
 from jaxcomp import checks
+from jaxcomp.base import Reducer
+from jaxcomp.exchange import dense as dense_
+from jaxcomp.exchange.plan import Plan
 from jaxcomp.graphs import mixing
 from jaxcomp.planning import models, timing
 from jaxcomp.planning.description import describe, short
 from jaxcomp.recipes.quantizers import qsgd_inf, sign
 from jaxcomp.recipes.sparsifiers import sidco, top_k
-from jaxcomp.reducers import accounting, dense as dense_
-from jaxcomp.reducers.auto import Auto
+from jaxcomp.reducers import choose
 from jaxcomp.reducers.dense import Dense
 from jaxcomp.reducers.gossip import Gossip
 from jaxcomp.reducers.hierarchical import Hierarchical
 from jaxcomp.reducers.power import PowerIteration
 from jaxcomp.theory import cost, plan as plan_, tables, units
 from jaxcomp.theory.cost import Network
-from jaxcomp.transforms import mean
 from jaxcomp.types import PyTree
 from jaxcomp.wire import cost as wire_cost
 
@@ -225,11 +226,11 @@ def ways(codecs: Mapping[str, Any], levels: tuple[int, ...]) -> dict[str, Any]:
         "dense bfloat16": Dense("bfloat16"),
     }
     for name, given in codecs.items():
-        reducer = mean.as_reducer(given)
-        if not isinstance(reducer, Auto):
-            found[name] = reducer
+        source = choose.given(given)
+        if isinstance(source, Reducer):
+            found[name] = source
             continue
-        for way in reducer.reducers:
+        for way in choose.candidates(source):
             found[f"{name}, {type(way).__name__}"] = way
     if len(levels) == 1:
         return found
@@ -252,27 +253,25 @@ def price(
     """
     if isinstance(reducer, Dense) and len(workers) > 1:
         return _dense(reducer, like, workers, clock)
-    across: Any = workers if isinstance(reducer, Hierarchical) else math.prod(workers)
-    layout = accounting.plan(reducer, like, workers)
-    efforts = reducer.efforts(layout.batches, across)
+    plan = Plan.of(reducer, like, sizes=choose.sizes_of(reducer, workers))
+    layout, efforts = plan.layout, plan.costs.efforts
     if efforts is None:
         raise ValueError(
-            "`reducer` must define efforts(batches, workers), from which its time is computed, "
+            "`reducer` must define efforts in its costs(plan), from which its time is computed, "
             f"got {reducer!r}"
         )
     compressed = sum(like.size for like in layout.likes) - sum(
         layout.likes[i].size for i in layout.dense
     )
     elements = compressed if reducer.uplink else sum(like.size for like in layout.likes)
-    size: Fraction | int = wire_cost.wire_bytes(reducer, like, across)
+    size: Fraction | int = plan.link_bytes
     fast = cost.Price()
     if isinstance(reducer, Gossip) and size:  # A round lasts until its busiest worker has sent.
-        degree = mixing.rounds(reducer.graph, across).degree
-        size *= reducer.busiest(across) / degree
-    if isinstance(reducer, Hierarchical):
-        _, near = reducer.levels(layout.batches, workers)
-        size -= near
-        fast = cost.Price(near, cost.ring(0, across[-1]).rounds)
+        degree = mixing.rounds(reducer.graph, plan.workers).degree
+        size *= reducer.busiest(plan.workers) / degree
+    if plan.fast is not None:
+        size -= plan.fast_bytes
+        fast = cost.Price(plan.fast_bytes, cost.ring(0, plan.sizes[-1]).rounds)
     total = cost.Price(float(size))
     for who, effort in efforts:
         work = effort.seconds(clock(who).work, elements)
@@ -287,9 +286,8 @@ def _dense(
 ) -> tuple[cost.Price, cost.Price]:
     """A dense mean in two levels: each device brings a share over its slow link."""
     *outer, inner = workers
-    layout = accounting.plan(reducer, like)
-    elements = sum(leaf.size for leaf in layout.likes)
-    size = accounting.payload_bytes(reducer, layout)
+    plan = Plan.of(reducer, like, sizes=(1,))
+    elements, size = sum(leaf.size for leaf in plan.layout.likes), plan.payload_bytes
     slow = cost.ring(size / inner, math.prod(outer))
     work = elements * clock(reducer).work.encode
     return slow + cost.Price(work=work), cost.ring(size, inner)
@@ -328,7 +326,8 @@ def _leaves(
 
     A leaf travels with the others: it has a share of their bytes and work, and no messages.
     """
-    layout, devices = accounting.plan(reducer, like, workers), math.prod(workers)
+    layout = Plan.of(reducer, like, sizes=choose.sizes_of(reducer, workers)).layout
+    devices = math.prod(workers)
     spent, _ = price(reducer, like, workers, clock)
     dense = dense_.fused_link_bytes([layout.likes[i] for i in layout.dense], devices)
     lines = describe(reducer, like).lines

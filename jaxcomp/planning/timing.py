@@ -13,10 +13,11 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxcomp import checks
+from jaxcomp.exchange import payloads as payloads_
+from jaxcomp.exchange.plan import Plan
 from jaxcomp.feedback import Link
 from jaxcomp.layout import trees
 from jaxcomp.mesh import data_parallel
-from jaxcomp.reducers import accounting, payloads as payloads_
 from jaxcomp.reducers.gather import Gather
 from jaxcomp.theory.cost import Work
 from jaxcomp.transforms.mean import compressed_mean
@@ -165,7 +166,8 @@ def _whole(reducer: Any, x: Array) -> tuple[Callable[[], None], np.ndarray]:
 
 def _sum(link: Link, x: Array, count: int, clock: Callable[..., list[float]]) -> list[float]:
     """Seconds of decoding so many payloads into one mean."""
-    layout, key = accounting.plan(Gather(link), x), jnp.zeros(2, jnp.uint32)
+    layout = Plan.of(Gather(link), x, sizes=(1,)).layout
+    key = jnp.zeros(2, jnp.uint32)
     batches, worker = layout.batches, jnp.zeros((), jnp.uint32)
     if not batches:
         raise ValueError(f"`way` must compress a matrix of shape {x.shape}, got {link!r}")

@@ -3,22 +3,15 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from fractions import Fraction
-from typing import Any
 
-import jax
-import jax.numpy as jnp
 from jax import lax
 
 from jaxcomp import checks
-from jaxcomp.backend import xla
-from jaxcomp.base import Collected, Reducer
-from jaxcomp.layout import trees
-from jaxcomp.layout.policy import NOTHING
-from jaxcomp.reducers import over_workers
+from jaxcomp.base import Collected, Costs, Reducer, ReducerFacts
+from jaxcomp.exchange import over_workers
+from jaxcomp.exchange.plan import Plan
 from jaxcomp.theory import cost
-from jaxcomp.types import Array, ArrayLike, AxisName, Batches, PyTree, Stacks
-from jaxcomp.wire import cost as wire_cost
+from jaxcomp.types import Array, AxisName, Stacks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,16 +37,19 @@ class Dense(Reducer):
     def __post_init__(self):
         checks.choice("dtype", self.dtype, (None, "float32", "bfloat16", "float16"))
 
+    @property
+    def facts(self) -> ReducerFacts:
+        return ReducerFacts(dtype=self.dtype)
+
     def collect(
         self,
+        plan: Plan,
         key: Array,
-        batches: Batches,
         message: Stacks,
         state: tuple,
-        axis_name: AxisName,
         weight: Array | None = None,
     ) -> Collected:
-        share = 1.0 if weight is None else lax.pmean(weight, axis_name)
+        share = 1.0 if weight is None else lax.pmean(weight, plan.axis)
         return Collected(message, message, share, state)  # No leaf is compressed.
 
     def dense(
@@ -63,44 +59,6 @@ class Dense(Reducer):
         means = over_workers.mean(sent, axis_name, weight)
         return [mean.astype(leaf.dtype) for mean, leaf in zip(means, leaves, strict=True)]
 
-    def efforts(self, batches: Batches, workers: int) -> tuple[tuple[Any, cost.Effort], ...]:
-        """The efforts of an all-reduce, and of the casts around it."""
-        return ((self, cost.Effort(2 * (workers - 1), encodes=1)),)
-
-    def link_bytes(self, like: PyTree, workers: int) -> int:
-        """The bytes of an all-reduce of every leaf: `2(n − 1)/n` of its bytes."""
-        likes = trees.layout(NOTHING, like).likes
-        sent = [jax.ShapeDtypeStruct(x.shape, jnp.dtype(self.dtype or x.dtype)) for x in likes]
-        return math.ceil(fused_link_bytes(sent, workers))
-
-
-def fused_mean(
-    leaves: Sequence[Array], axis_name: AxisName, weight: Array | None
-) -> Sequence[Array]:
-    """The mean of small leaves by one all-reduce for each dtype."""
-    groups: dict[Any, list[int]] = {}
-    for number, leaf in enumerate(leaves):
-        if leaf.size:
-            groups.setdefault(leaf.dtype, []).append(number)
-    means = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in leaves]  # The result for empty leaves.
-    for numbers in groups.values():
-        flat = xla.joined([leaves[i] for i in numbers])
-        (mean,) = over_workers.mean([flat], axis_name, weight)
-        sizes = [leaves[i].size for i in numbers]
-        begins = [sum(sizes[:i]) for i in range(len(sizes))]
-        for i, part in zip(numbers, xla.cut(mean, begins, sizes), strict=True):
-            means[i] = part.reshape(leaves[i].shape)
-    return means
-
-
-def fused_link_bytes(leaves: Sequence[ArrayLike], workers: int) -> Fraction:
-    """The bytes that one device sends for the mean of these leaves."""
-    sizes: dict[Any, int] = {}
-    for leaf in leaves:
-        sizes[leaf.dtype] = sizes.get(leaf.dtype, 0) + math.prod(leaf.shape)
-    total = Fraction(0)
-    for dtype, size in sizes.items():
-        if over_workers.is_narrow(dtype):  # In equal slices of whole elements.
-            size = -(-size // workers) * workers
-        total += wire_cost.ring(size * dtype.itemsize, workers)
-    return total
+    def costs(self, plan: Plan) -> Costs:
+        """No compressed leaves; the efforts of an all-reduce and of the casts around it."""
+        return Costs(0, ((self, cost.Effort(2 * (math.prod(plan.sizes) - 1), encodes=1)),))

@@ -1,22 +1,20 @@
 """Gather: every worker sends its payload to all others, and each decodes all payloads."""
 
 import dataclasses
-from collections.abc import Sequence
-from fractions import Fraction
 from typing import cast
 
 import jax.numpy as jnp
 from jax import lax
 
 from jaxcomp import checks
-from jaxcomp.backend import axes
-from jaxcomp.base import Codec, Collected, Reducer
+from jaxcomp.base import Codec, Collected, Costs, Reducer, ReducerFacts
+from jaxcomp.exchange import payloads
+from jaxcomp.exchange.plan import Plan
 from jaxcomp.feedback import Link
 from jaxcomp.layout.policy import Policy
 from jaxcomp.mesh.per_worker import PerWorker
-from jaxcomp.reducers import accounting, dense as dense_, payloads
 from jaxcomp.theory import cost
-from jaxcomp.types import Array, AxisName, Batches, PyTree, Stacks
+from jaxcomp.types import Array, Stacks
 from jaxcomp.wire import buffer, cost as wire_cost
 
 
@@ -74,46 +72,36 @@ class Gather(Reducer):
     def uplink(self) -> Link:
         return cast(Link, self.link)
 
-    def init(self, batches: Batches, axis_name: AxisName) -> PerWorker:
-        return PerWorker.wrap(payloads.init(batches), "codec", axis_name)
+    @property
+    def facts(self) -> ReducerFacts:
+        return ReducerFacts(over=self.over, collectives=self.collectives)
+
+    def init(self, plan: Plan) -> PerWorker:
+        return PerWorker.wrap(payloads.init(plan.batches), "codec", plan.axis_name)
 
     def collect(
         self,
+        plan: Plan,
         key: Array,
-        batches: Batches,
         message: Stacks,
         state: PerWorker,
-        axis_name: AxisName,
         weight: Array | None = None,
     ) -> Collected:
-        worker, workers = lax.axis_index(axis_name), axes.size(axis_name)
-        own = payloads.encode(key, batches, message, state.own(), worker, axis_name, weight=weight)
+        batches, worker, n = plan.batches, lax.axis_index(plan.axis), plan.workers
+        own = payloads.encode(key, batches, message, state.own(), worker, plan.axis, weight=weight)
         everything = (own.payloads, () if weight is None else (weight,))
-        runs = accounting.collectives(self, batches)
-        gathered, weights = buffer.gather(everything, axis_name, runs)
+        gathered, weights = buffer.gather(everything, plan.axis, plan.collectives)
         total = weights[0] if weights else None
         return Collected(
-            part=payloads.mean(key, batches, gathered, own.sides, total, workers, over=self.over),
+            part=payloads.mean(key, batches, gathered, own.sides, total, n, over=self.over),
             sent=payloads.decode(key, batches, own.payloads, own.sides, worker),
-            share=1.0 if total is None else jnp.sum(total) * (1 / workers),
-            state=PerWorker.wrap(own.states, "codec", axis_name),
+            share=1.0 if total is None else jnp.sum(total) * (1 / n),
+            state=PerWorker.wrap(own.states, "codec", plan.axis_name),
         )
 
-    def dense(
-        self, leaves: Sequence[Array], axis_name: AxisName, weight: Array | None = None
-    ) -> Sequence[Array]:
-        return dense_.fused_mean(leaves, axis_name, weight)
-
-    def efforts(self, batches: Batches, workers: int) -> tuple[tuple[Link, cost.Effort], ...]:
-        """The efforts of `n − 1` sequential messages in each all-gather, and `n` decodings."""
-        rounds = accounting.rounds(self, batches, wire_cost.payload_like(batches), workers)
-        return ((self.uplink, cost.Effort(rounds, encodes=1, decodes=1, adds=workers - 1)),)
-
-    def link_bytes(self, like: PyTree, workers: int) -> int:
-        """Bytes of `n − 1` payloads, of the agreement, and of an all-reduce of dense leaves."""
-        return accounting.link_bytes(self, like, workers)
-
-    def batches_link_bytes(self, batches: Batches, workers: int) -> Fraction | int:
-        """The part of `link_bytes` for the compressed leaves."""
-        payload = buffer.fused_bytes(wire_cost.payload_like(batches))
-        return (workers - 1) * payload + wire_cost.agreed_bytes(batches, workers)
+    def costs(self, plan: Plan) -> Costs:
+        """`n − 1` payloads and the agreement; `n − 1` messages in each all-gather."""
+        like, n = wire_cost.payload_like(plan.batches), plan.workers
+        effort = cost.Effort(plan.rounds(like), encodes=1, decodes=1, adds=n - 1)
+        agreed = wire_cost.agreed_bytes(plan.batches, n)
+        return Costs((n - 1) * buffer.fused_bytes(like) + agreed, ((self.uplink, effort),))

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import warnings
-from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple, cast
 
@@ -15,17 +14,18 @@ from jaxtyping import UInt32
 
 from jaxcomp import checks
 from jaxcomp.backend import axes, xla
-from jaxcomp.base import Codec, Collected, Graph, Reducer
+from jaxcomp.base import Codec, Collected, Costs, Graph, Reducer, ReducerFacts
 from jaxcomp.codecs.identity import Identity
+from jaxcomp.exchange import guarding, payloads
+from jaxcomp.exchange.plan import Plan
 from jaxcomp.feedback import Link, NoFeedback, Residual, Shift
 from jaxcomp.graphs import mixing
 from jaxcomp.graphs.static import Ring
 from jaxcomp.layout.policy import Policy
 from jaxcomp.mesh.per_worker import PerWorker
 from jaxcomp.numerics import noise, summing
-from jaxcomp.reducers import accounting, dense as dense_, guarding, payloads
 from jaxcomp.theory import cost
-from jaxcomp.types import Array, AxisName, Batches, PyTree, Stacks
+from jaxcomp.types import Array, AxisName, Stacks
 from jaxcomp.wire import buffer, cost as wire_cost
 
 _DRAW = 0x67726170
@@ -86,9 +86,7 @@ class Gossip(Reducer, public=("busiest",)):
 
     link: "Link | Codec | Policy"
     graph: Graph = Ring()
-    alike = False
-    excludes = True
-    composes = False
+    facts = ReducerFacts(same_on_all=False, excludes=True, composes=False)
 
     def __post_init__(self):
         if not isinstance(self.link, Link):
@@ -120,17 +118,16 @@ class Gossip(Reducer, public=("busiest",)):
             warnings.simplefilter("ignore", UserWarning)  # `link` has warned already.
             return dataclasses.replace(self._given, codec=whole)
 
-    def init(self, batches: Batches, axis_name: AxisName) -> GossipMemory:
-        codec = PerWorker.wrap(payloads.init(batches), "codec", axis_name)
+    def init(self, plan: Plan) -> GossipMemory:
+        codec = PerWorker.wrap(payloads.init(plan.batches), "codec", plan.axis_name)
         return GossipMemory(codec, jnp.zeros((), jnp.uint32))
 
     def collect(
         self,
+        plan: Plan,
         key: Array,
-        batches: Batches,
         message: Stacks,
         state: GossipMemory,
-        axis_name: AxisName,
         weight: Array | None = None,
     ) -> Collected:
         if weight is not None:
@@ -138,8 +135,8 @@ class Gossip(Reducer, public=("busiest",)):
                 "`gate` must be None with jaxcomp.Gossip; leave out silent workers with "
                 "jaxcomp.graphs.Without(graph, silent)"
             )
-        worker = lax.axis_index(axis_name)
-        graph = self._rounds(axes.size(axis_name))
+        batches, axis_name, worker = plan.batches, plan.axis, lax.axis_index(plan.axis)
+        graph = self._rounds(plan.workers)
         turn = _turn(graph, state.turn, key if self.graph.drawn else None)
         codec = state.codec.own()
         own = payloads.encode(key, batches, message, codec, worker, axis_name)
@@ -181,26 +178,13 @@ class Gossip(Reducer, public=("busiest",)):
             stacks = jax.tree.map(lambda x: jnp.where(sound, x, 0), stacks)
         return stacks, sound
 
-    def dense(
-        self, leaves: Sequence[Array], axis_name: AxisName, weight: Array | None = None
-    ) -> Sequence[Array]:
-        """The mean of no leaves: all of them are in the messages."""
-        return dense_.fused_mean(leaves, axis_name, weight)
-
-    def efforts(self, batches: Batches, workers: int) -> tuple[tuple[Link, cost.Effort], ...]:
-        """The efforts of a message to each neighbour, one after another, and their decodings."""
-        messages = self.busiest(workers)
-        effort = cost.Effort(float(messages), encodes=1, decodes=1, adds=float(messages))
-        return ((self.uplink, effort),)
-
-    def link_bytes(self, like: PyTree, workers: int) -> int:
-        """Bytes of one payload for each neighbour, on average over rounds and workers."""
-        return accounting.link_bytes(self, like, workers)
-
-    def batches_link_bytes(self, batches: Batches, workers: int) -> Fraction | int:
-        """The same, for the batches of a plan."""
-        payload = buffer.fused_bytes(wire_cost.payload_like(batches))
-        return mixing.rounds(self.graph, workers).degree * payload
+    def costs(self, plan: Plan) -> Costs:
+        """A payload and a message for each neighbour, on average over rounds and workers."""
+        messages = float(self.busiest(plan.workers))
+        effort = cost.Effort(messages, encodes=1, decodes=1, adds=messages)
+        payload = buffer.fused_bytes(wire_cost.payload_like(plan.batches))
+        degree = mixing.rounds(self.graph, plan.workers).degree
+        return Costs(degree * payload, ((self.uplink, effort),))
 
     def busiest(self, workers: int) -> Fraction:
         """The messages of the busiest worker in a round, on average over the rounds.

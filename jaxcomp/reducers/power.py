@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -12,18 +11,19 @@ from jax import lax
 
 from jaxcomp import checks, feedback as feedback_
 from jaxcomp.backend import axes
-from jaxcomp.base import Codec, Collected, Feedback, Reducer
+from jaxcomp.base import Codec, Collected, Costs, Feedback, Reducer, ReducerFacts
 from jaxcomp.codecs import low_rank
 from jaxcomp.codecs.low_rank import LowRank
+from jaxcomp.exchange import packing
+from jaxcomp.exchange.plan import Plan
 from jaxcomp.feedback import Link, Residual
 from jaxcomp.layout import policy as policy_, trees
 from jaxcomp.layout.policy import Policy, Rule
 from jaxcomp.numerics import noise, orthonormal
-from jaxcomp.reducers import accounting, dense as dense_, packing
 from jaxcomp.reducers.dense import Dense
 from jaxcomp.reducers.gather import Gather
 from jaxcomp.theory import cost
-from jaxcomp.types import Array, AxisName, Batches, PyTree, Stacks
+from jaxcomp.types import Array, Batches, PyTree, Stacks
 
 _Pairs: TypeAlias = list[tuple[Any, Any]]
 """The left and the right factors of each batch."""
@@ -108,10 +108,12 @@ class PowerIteration(Reducer):
     factors: "str | Codec | None" = None
     rules: tuple[Rule, ...] = ()
     feedback: Feedback = Residual()
-    for_small_leaves = (
-        'jaxcomp.PowerIteration(rules=(jaxcomp.Rule("*", jaxcomp.codecs.LowRank(rank=1, '
-        "min_ratio=1)),)) "
-        "compresses every matrix whose factors are smaller"
+    facts = ReducerFacts(
+        composes=False,
+        for_small_leaves=(
+            'jaxcomp.PowerIteration(rules=(jaxcomp.Rule("*", jaxcomp.codecs.LowRank(rank=1, '
+            "min_ratio=1)),)) compresses every matrix whose factors are smaller"
+        ),
     )
 
     def __post_init__(self):
@@ -137,32 +139,30 @@ class PowerIteration(Reducer):
         codec = LowRank(rank=self.rank, min_ratio=self.min_ratio)
         return Link(Policy(codec, rules=self.rules), self.feedback)
 
-    def init(self, batches: Batches, axis_name: AxisName) -> PowerState:
-        pairs = _factors(batches)
+    def init(self, plan: Plan) -> PowerState:
+        pairs = _factors(plan.batches)
         return PowerState(
             left=tuple(low_rank.start(left) for left, _ in pairs) if self.alternate else (),
             right=tuple(low_rank.start(right) for _, right in pairs),
             turn=jnp.zeros((), jnp.int32) if self.alternate else (),
-            rounds=tuple(
-                self._exchange.init(accounting.plan(self._exchange, vectors).batches, axis_name)
-                for vectors in self._rounds(batches)
-            ),
+            rounds=tuple(inner.reducer.init(inner) for inner in self._plans(plan)),
         )
 
     def collect(
         self,
+        plan: Plan,
         key: Array,
-        batches: Batches,
         message: Stacks,
         state: PowerState,
-        axis_name: AxisName,
         weight: Array | None = None,
     ) -> Collected:
+        plans, batches = self._plans(plan), plan.batches
+
         def mean(number: int, vectors: Stacks) -> tuple[Stacks, Stacks, PyTree]:
             round_key = noise.fold(key, number)
-            return self._mean(round_key, vectors, state.rounds[number], axis_name, weight)
+            return _mean(plans[number], round_key, vectors, state.rounds[number], weight)
 
-        share = 1.0 if weight is None else lax.pmean(weight, axis_name)
+        share = 1.0 if weight is None else lax.pmean(weight, plan.axis)
         if not batches:
             return Collected((), (), share, state)
         matrices = [b.codec.matrices(x) for b, x in zip(batches, message, strict=True)]
@@ -170,43 +170,23 @@ class PowerIteration(Reducer):
         means, own, state = step(batches, matrices, state, mean)
         return Collected(_products(batches, means), _products(batches, own), share, state)
 
-    def spread(
-        self, key: Array, batches: Batches, part: Stacks, state: PyTree, axis_name: AxisName
-    ) -> tuple[Stacks, PyTree]:
-        return part, state
-
-    def dense(
-        self, leaves: Sequence[Array], axis_name: AxisName, weight: Array | None = None
-    ) -> Sequence[Array]:
-        return dense_.fused_mean(leaves, axis_name, weight)
-
-    def payload_bytes(self, batches: Batches) -> tuple[float, ...]:
-        """Each batch's bytes of the factors that one worker puts into the collectives."""
-        total = sum(
-            accounting.payload_bytes(self._exchange, accounting.plan(self._exchange, vectors))
-            for vectors in self._rounds(batches)
+    def costs(self, plan: Plan) -> Costs:
+        """One or two exchanges of factors; each batch's bytes of the factors that it sends."""
+        plans = self._plans(plan)
+        sizes = [left.size + right.size for left, right in _factors(plan.batches)]
+        total = sum(inner.payload_bytes for inner in plans)
+        rounds = sum(e.rounds for inner in plans for _, e in inner.costs.efforts or ())
+        return Costs(
+            link_bytes=sum(inner.link_bytes for inner in plans),
+            efforts=((self, cost.Effort(rounds, encodes=1)),),
+            payload_bytes=tuple(total * size / sum(sizes) for size in sizes),
         )
-        sizes = [left.size + right.size for left, right in _factors(batches)]
-        return tuple(total * size / sum(sizes) for size in sizes)
 
-    def efforts(self, batches: Batches, workers: int) -> tuple[tuple[Any, cost.Effort], ...]:
-        """The efforts of each exchange, and of one device's arithmetic."""
-        exchange: Any = self._exchange
-        rounds = sum(
-            effort.rounds
-            for vectors in self._rounds(batches)
-            for _, effort in exchange.efforts(accounting.plan(exchange, vectors).batches, workers)
-        )
-        return ((self, cost.Effort(rounds, encodes=1)),)
-
-    def link_bytes(self, like: PyTree, workers: int) -> int:
-        """Bytes of one or two exchanges of factors, and of an all-reduce of the dense leaves."""
-        plan = accounting.plan(self, like)
-        told = accounting.told_bytes(self, plan.batches, workers)
-        return math.ceil(
-            told + dense_.fused_link_bytes([plan.likes[i] for i in plan.dense], workers)
-        ) + sum(
-            self._exchange.link_bytes(vectors, workers) for vectors in self._rounds(plan.batches)
+    def _plans(self, plan: Plan) -> tuple[Plan, ...]:
+        """The plan of each exchange of factors."""
+        return tuple(
+            Plan.of(self._exchange, vectors, plan.axis_name, plan.sizes)
+            for vectors in self._rounds(plan.batches)
         )
 
     @functools.cached_property
@@ -224,19 +204,6 @@ class PowerIteration(Reducer):
             return tuple(packing.rooms([half]) for half in zip(*pairs, strict=True))
         turns = [_sides(pairs, turn) for turn in _turns(pairs)]
         return (packing.rooms(turns),) if pairs else ()
-
-    def _mean(
-        self, key: Array, vectors: Stacks, state: PyTree, axis_name: AxisName, weight: Array | None
-    ) -> tuple[Stacks, Stacks, PyTree]:
-        """The mean of all workers' vectors, this worker's decoded vectors, and the next state."""
-        exchange, plan = self._exchange, accounting.plan(self._exchange, vectors)
-        message, dense = trees.stacks(plan, vectors)
-        got = exchange.collect(key, plan.batches, message, state, axis_name, weight)
-        part, after = exchange.spread(key, plan.batches, got.part, got.state, axis_name)
-        means = trees.assemble(plan, part, exchange.dense(dense, axis_name, weight))
-        narrow = [x.astype(accounting.dense_dtype(exchange) or x.dtype) for x in dense]
-        dense = [x.astype(like.dtype) for x, like in zip(narrow, dense, strict=True)]
-        return means, trees.assemble(plan, got.sent, dense), after
 
     def _together(
         self, batches: Batches, matrices: list[Array], state: PowerState, mean: _Mean
@@ -291,6 +258,19 @@ class PowerIteration(Reducer):
         )
         left, right = zip(*kept, strict=True)
         return means, own, PowerState(left, right, 1 - state.turn, (one,))
+
+
+def _mean(
+    plan: Plan, key: Array, vectors: Stacks, state: PyTree, weight: Array | None
+) -> tuple[Stacks, Stacks, PyTree]:
+    """The mean of all workers' vectors, this worker's decoded vectors, and the next state."""
+    message, dense = trees.stacks(plan.layout, vectors)
+    got = plan.reducer.collect(plan, key, message, state, weight)
+    part, after = plan.reducer.spread(plan, key, got.part, got.state)
+    means = trees.assemble(plan.layout, part, plan.dense_mean(dense, weight))
+    narrow = [x.astype(plan.dense_dtype or x.dtype) for x in dense]
+    dense = [x.astype(like.dtype) for x, like in zip(narrow, dense, strict=True)]
+    return means, trees.assemble(plan.layout, got.sent, dense), after
 
 
 def _factors(batches: Batches) -> _Pairs:

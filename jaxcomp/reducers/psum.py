@@ -2,22 +2,22 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
-from fractions import Fraction
+from collections.abc import Callable
 from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomp.backend import axes, xla
-from jaxcomp.base import Codec, Collected, Reducer
+from jaxcomp.backend import xla
+from jaxcomp.base import Codec, Collected, Costs, Reducer
+from jaxcomp.exchange import dense as dense_, over_workers, payloads
+from jaxcomp.exchange.plan import Plan
 from jaxcomp.feedback import Link
 from jaxcomp.layout import batches as batches_
 from jaxcomp.layout.policy import Policy
 from jaxcomp.mesh.per_worker import PerWorker
 from jaxcomp.numerics import summing
-from jaxcomp.reducers import accounting, dense as dense_, over_workers, payloads
 from jaxcomp.theory import cost
 from jaxcomp.types import Array, AxisName, Batches, PyTree, Stacks
 from jaxcomp.wire import buffer, cost as wire_cost
@@ -75,56 +75,42 @@ class Psum(Reducer):
     def uplink(self) -> Link:
         return cast(Link, self.link)
 
-    def init(self, batches: Batches, axis_name: AxisName) -> PerWorker:
-        return PerWorker.wrap(payloads.init(batches), "codec", axis_name)
+    def init(self, plan: Plan) -> PerWorker:
+        return PerWorker.wrap(payloads.init(plan.batches), "codec", plan.axis_name)
 
     def collect(
         self,
+        plan: Plan,
         key: Array,
-        batches: Batches,
         message: Stacks,
         state: PerWorker,
-        axis_name: AxisName,
         weight: Array | None = None,
     ) -> Collected:
-        worker, workers = lax.axis_index(axis_name), axes.size(axis_name)
-        sums = _summable(batches, workers)
+        worker, n = lax.axis_index(plan.axis), plan.workers
+        sums = _summable(plan.batches, n)
         if weight is not None:  # Before the agreement, which a NaN would spoil for all.
             message = tuple(jnp.where(weight == 0, 0, x) for x in message)
-        own = payloads.encode(key, sums, message, state.own(), worker, axis_name)
-        factors = tuple(map(functools.partial(_factors, workers), sums, own.payloads))
-        total = _all_reduce(own.payloads, factors, axis_name, weight)
+        own = payloads.encode(key, sums, message, state.own(), worker, plan.axis)
+        factors = tuple(map(functools.partial(_factors, n), sums, own.payloads))
+        total = _all_reduce(own.payloads, factors, plan.axis, weight)
         return Collected(
             part=_mean(key, sums, total, own.sides, factors),
             sent=payloads.decode(key, sums, own.payloads, own.sides, worker),
-            share=1.0 if weight is None else lax.pmean(weight, axis_name),
-            state=PerWorker.wrap(own.states, "codec", axis_name),
+            share=1.0 if weight is None else lax.pmean(weight, plan.axis),
+            state=PerWorker.wrap(own.states, "codec", plan.axis_name),
         )
 
-    def dense(
-        self, leaves: Sequence[Array], axis_name: AxisName, weight: Array | None = None
-    ) -> Sequence[Array]:
-        return dense_.fused_mean(leaves, axis_name, weight)
-
-    def efforts(self, batches: Batches, workers: int) -> tuple[tuple[Link, cost.Effort], ...]:
-        """The efforts of an all-reduce, and of decoding the sum."""
-        return ((self.uplink, cost.Effort(2 * (workers - 1), encodes=1, decodes=1)),)
-
-    def link_bytes(self, like: PyTree, workers: int) -> int:
-        """Bytes of an all-reduce of the payload, of the agreed scales and of the dense leaves."""
-        return accounting.link_bytes(self, like, workers)
-
-    def batches_link_bytes(self, batches: Batches, workers: int) -> Fraction | int:
-        """The part of `link_bytes` for the compressed leaves."""
-        sums = _summable(batches, workers)
-        payloads = jax.tree.leaves(wire_cost.payload_like(sums))
-        agreed = wire_cost.agreed_bytes(sums, workers)
-        return dense_.fused_link_bytes(payloads, workers) + agreed
-
-    def payload_bytes(self, batches: Batches) -> tuple[float, ...]:
-        """The payload bytes of each batch for two workers."""
-        likes = wire_cost.payload_like(_summable(batches, 2))
-        return tuple(float(buffer.fused_bytes(part)) for part in likes)
+    def costs(self, plan: Plan) -> Costs:
+        """An all-reduce of the payload and the agreement; the payload bytes for two workers."""
+        n, sums = plan.workers, _summable(plan.batches, plan.workers)
+        sent = dense_.fused_link_bytes(jax.tree.leaves(wire_cost.payload_like(sums)), n)
+        pairs = wire_cost.payload_like(_summable(plan.batches, 2))
+        effort = cost.Effort(2 * (n - 1), encodes=1, decodes=1)
+        return Costs(
+            link_bytes=sent + wire_cost.agreed_bytes(sums, n),
+            efforts=((self.uplink, effort),),
+            payload_bytes=tuple(float(buffer.fused_bytes(part)) for part in pairs),
+        )
 
 
 def _summable(batches: Batches, workers: int) -> Batches:

@@ -12,17 +12,16 @@ from jaxtyping import UInt32
 
 from jaxcomp import checks
 from jaxcomp.aggregates import combining
-from jaxcomp.backend import axes
-from jaxcomp.base import Aggregate, Codec, Collected, WrappedReducer
+from jaxcomp.base import Aggregate, Codec, Collected, Costs, Reducer, ReducerFacts
 from jaxcomp.codecs.identity import Identity
+from jaxcomp.exchange import payloads
+from jaxcomp.exchange.plan import Plan
 from jaxcomp.feedback import Link, NoFeedback
 from jaxcomp.layout.policy import Policy
 from jaxcomp.mesh import kinds
 from jaxcomp.mesh.per_worker import PerWorker
-from jaxcomp.reducers import accounting, payloads
-from jaxcomp.reducers.gather import Gather
 from jaxcomp.theory import cost
-from jaxcomp.types import Array, AxisName, Batches, PyTree, Stacks
+from jaxcomp.types import Array, Batches, PyTree, Stacks
 from jaxcomp.wire import buffer, cost as wire_cost
 
 
@@ -43,7 +42,7 @@ class RobustState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Robust(WrappedReducer):
+class Robust(Reducer):
     """Gathers all payloads, decodes each, and combines them by an aggregate instead of the mean.
 
     Every worker computes the same from the same payloads. It sends the bytes of `Gather`. Leaves
@@ -87,8 +86,6 @@ class Robust(WrappedReducer):
     link: "Link | Codec | Policy"
     aggregate: Aggregate
     collectives: int | None = None
-    excludes = True
-    composes = False
 
     def __post_init__(self):
         checks.part("aggregate", self.aggregate, Aggregate)
@@ -150,56 +147,43 @@ class Robust(WrappedReducer):
     def _given(self) -> Link:
         return cast(Link, self.link)
 
+    @property
+    def facts(self) -> ReducerFacts:
+        return ReducerFacts(excludes=True, composes=False, collectives=self.collectives)
+
     @functools.cached_property
-    def reducer(self) -> Gather:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The gather of the payloads, of all leaves."""
+    def uplink(self) -> Link:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The link of all leaves, those that the policy leaves dense included."""
         given = self._given
         policy = dataclasses.replace(given.policy, rest=given.policy.rest or Identity())
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # `link` has warned already.
-            return Gather(Link(policy, given.feedback), self.collectives)
+            return Link(policy, given.feedback)
 
-    def init(self, batches: Batches, axis_name: AxisName) -> RobustState:
-        likes = tuple(batch.like for batch in batches)
+    def init(self, plan: Plan) -> RobustState:
         return RobustState(
-            codec=PerWorker.wrap(payloads.init(batches), "codec", axis_name),
-            everyones=self.aggregate.init(likes, axes.size(axis_name)),
+            codec=PerWorker.wrap(payloads.init(plan.batches), "codec", plan.axis_name),
+            everyones=self.aggregate.init(plan.likes, plan.workers),
             excluded=jnp.zeros((), jnp.uint32),
         )
 
-    def fitted(self, batches: Batches, state: RobustState, axis_name: AxisName) -> RobustState:
-        """Gives every worker the row of a state that was made for one."""
-        workers = axes.size(axis_name)
-
-        def rows(x: Array) -> Array:
-            if x.shape[0] not in (1, workers):
-                raise ValueError(
-                    f"`state` must be one for {workers} workers, got one for {x.shape[0]}; convert "
-                    "it with jaxcomp.resize_workers"
-                )
-            return jnp.broadcast_to(x, (workers, *x.shape[1:])) if x.shape[0] == 1 else x
-
-        return state._replace(everyones=jax.tree.map(rows, state.everyones))
-
     def collect(
         self,
+        plan: Plan,
         key: Array,
-        batches: Batches,
         message: Stacks,
         state: RobustState,
-        axis_name: AxisName,
         weight: Array | None = None,
     ) -> Collected:
-        worker, workers = lax.axis_index(axis_name), axes.size(axis_name)
+        batches, workers, worker = plan.batches, plan.workers, lax.axis_index(plan.axis)
         codec = state.codec.own()
-        own = payloads.encode(key, batches, message, codec, worker, axis_name, weight=weight)
+        own = payloads.encode(key, batches, message, codec, worker, plan.axis, weight=weight)
         everything = (own.payloads, () if weight is None else (weight,))
-        runs = accounting.collectives(self, batches)
-        gathered, claimed = buffer.gather(everything, axis_name, runs)
+        gathered, claimed = buffer.gather(everything, plan.axis, plan.collectives)
         present = jnp.ones(workers, bool) if weight is None else claimed[0] > 0
         weights = present.astype(jnp.float32)
         sent = payloads.decode(key, batches, own.payloads, own.sides, worker)
-        after = state._replace(codec=PerWorker.wrap(own.states, "codec", axis_name))
+        after = state._replace(codec=PerWorker.wrap(own.states, "codec", plan.axis_name))
         if not batches:
             return Collected((), sent, _share(weight, weights), after)
         heard = _Heard(key, batches, gathered, own.sides, workers)
@@ -216,10 +200,11 @@ class Robust(WrappedReducer):
         kept = state.everyones if self.aggregate.streams else found.state
         return Collected(part, sent, share, after._replace(everyones=kept, excluded=found.excluded))
 
-    def efforts(self, batches: Batches, workers: Any) -> tuple[tuple[Link, cost.Effort], ...]:
-        """The efforts of `n − 1` sequential messages in each all-gather, and `n` decodings."""
-        rounds = accounting.rounds(self, batches, wire_cost.payload_like(batches), workers)
-        return ((self.reducer.uplink, cost.Effort(rounds, encodes=1, decodes=workers)),)
+    def costs(self, plan: Plan) -> Costs:
+        """`n − 1` payloads, as many messages in each all-gather, and `n` decodings."""
+        like, n = wire_cost.payload_like(plan.batches), plan.workers
+        effort = cost.Effort(plan.rounds(like), encodes=1, decodes=n)
+        return Costs((n - 1) * buffer.fused_bytes(like), ((self.uplink, effort),))
 
 
 class _Heard(NamedTuple):

@@ -1,6 +1,7 @@
 """Schedules that change the reducer at given steps, within one compiled step."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -10,12 +11,12 @@ import numpy as np
 from jax import lax
 
 from jaxcomp import checks
-from jaxcomp.base import Collected, Reducer
+from jaxcomp.base import Collected, Costs, Reducer, ReducerFacts
+from jaxcomp.exchange.plan import Plan
 from jaxcomp.feedback import Link
 from jaxcomp.layout.policy import Policy
 from jaxcomp.reducers.gather import Gather
-from jaxcomp.theory import cost
-from jaxcomp.types import Array, AxisName, Batches, PyTree, Stacks
+from jaxcomp.types import Array, PyTree, Stacks
 
 _LAST_STEP = np.int32(2**31 - 1)
 
@@ -71,7 +72,6 @@ class ReducerSchedule(Reducer, public=("reducers", "starts")):
     """
 
     phases: tuple[tuple[int, "Reducer | Link"], ...]
-    scheduled = True
 
     def __post_init__(self):
         if (
@@ -97,9 +97,15 @@ class ReducerSchedule(Reducer, public=("reducers", "starts")):
             _check_fit(reducer.uplink, self.uplink)
 
     @property
-    def schedule(self) -> tuple[tuple[int, Reducer], ...]:
-        """The phases, each with its reducer."""
-        return tuple(zip(self.starts, self.reducers, strict=True))
+    def facts(self) -> ReducerFacts:
+        """Each device holds a slice of the uplink's mirror in every phase, or in none."""
+        every = [reducer.facts for reducer in self.reducers]
+        return ReducerFacts(
+            splits=all(facts.splits for facts in every),
+            same_on_all=all(facts.same_on_all for facts in every),
+            composes=False,
+            phases=tuple(zip(self.starts, self.reducers, strict=True)),
+        )
 
     @property
     def starts(self) -> tuple[int, ...]:
@@ -116,19 +122,14 @@ class ReducerSchedule(Reducer, public=("reducers", "starts")):
         """The uplink of the last phase."""
         return self.reducers[-1].uplink
 
-    @property
-    def splits(self) -> bool:
-        """Whether each device holds a slice of the uplink's mirror, in every phase or in none."""
-        return all(reducer.splits for reducer in self.reducers)
-
-    def phase(self, state: ReducerScheduleState) -> Array:
-        """The index of the next step's phase."""
-        return jnp.sum(state.phase_step >= np.array(self.starts[1:], np.int32), dtype=jnp.int32)
-
-    def init(self, batches: Batches, axis_name: AxisName) -> ReducerScheduleState:
-        first, *others = [
-            lambda r=reducer: r.init(self._own(r, batches), axis_name) for reducer in self.reducers
-        ]
+    def init(self, plan: Plan) -> ReducerScheduleState:
+        plans = [self._plan_of(reducer, plan) for reducer in self.reducers]
+        if any(one.part_like != plan.part_like for one in plans):
+            raise ValueError(
+                "`phases` must have reducers that give a device equal parts of the mean, got "
+                f"{[type(reducer).__name__ for reducer in self.reducers]}; use one kind for all"
+            )
+        first, *others = [functools.partial(own.reducer.init, own) for own in plans]
         wanted = _shapes(jax.eval_shape(first))
         for number, other in enumerate(others, 1):
             if _shapes(jax.eval_shape(other)) != wanted:
@@ -140,82 +141,57 @@ class ReducerSchedule(Reducer, public=("reducers", "starts")):
                 )
         return ReducerScheduleState(jnp.zeros((), jnp.int32), first())
 
-    def fitted(
-        self, batches: Batches, state: ReducerScheduleState, axis_name: AxisName
-    ) -> ReducerScheduleState:
-        """Adapts the state with the last phase's reducer, since all phases share the state."""
-        current = self.reducers[-1].fitted(batches, state.current, axis_name)
-        return state._replace(current=current)
-
-    def part_like(self, batches: Batches, axis_name: AxisName) -> PyTree:
-        parts = [r.part_like(self._own(r, batches), axis_name) for r in self.reducers]
-        if any(_shapes(part) != _shapes(parts[0]) for part in parts):
-            raise ValueError(
-                "`phases` must have reducers that give a device equal parts of the mean, got "
-                f"{[type(reducer).__name__ for reducer in self.reducers]}; use one kind for all"
-            )
-        return parts[-1]
-
     def collect(
         self,
+        plan: Plan,
         key: Array,
-        batches: Batches,
         message: Stacks,
         state: ReducerScheduleState,
-        axis_name: AxisName,
         weight: Array | None = None,
     ) -> Collected:
         def branch(reducer: Reducer) -> Callable[..., Collected]:
-            own = self._own(reducer, batches)
+            own = self._plan_of(reducer, plan)
 
             def collect(key, message, state, weight):
-                got = reducer.collect(key, own, message, state, axis_name, weight)
+                got = reducer.collect(own, key, message, state, weight)
                 return got._replace(share=jnp.asarray(got.share, jnp.float32))
 
             return collect
 
         given = (key, message, state.current, weight)
-        got = lax.switch(self.phase(state), [branch(r) for r in self.reducers], *given)
+        got = lax.switch(self._phase(state), [branch(r) for r in self.reducers], *given)
         return got._replace(
             share=1.0 if weight is None else got.share, state=state._replace(current=got.state)
         )
 
     def spread(
-        self,
-        key: Array,
-        batches: Batches,
-        part: Stacks,
-        state: ReducerScheduleState,
-        axis_name: AxisName,
+        self, plan: Plan, key: Array, part: Stacks, state: ReducerScheduleState
     ) -> tuple[Stacks, ReducerScheduleState]:
         def branch(reducer: Reducer) -> Callable[..., tuple[Stacks, PyTree]]:
-            own = self._own(reducer, batches)
-            return lambda key, part, state: reducer.spread(key, own, part, state, axis_name)
+            own = self._plan_of(reducer, plan)
+            return lambda key, part, state: reducer.spread(own, key, part, state)
 
         given = (key, part, state.current)
-        mean, current = lax.switch(self.phase(state), [branch(r) for r in self.reducers], *given)
+        mean, current = lax.switch(self._phase(state), [branch(r) for r in self.reducers], *given)
         # The count stops at the largest integer, so that it never becomes negative.
         step = jnp.minimum(state.phase_step, _LAST_STEP - 1) + 1
         return mean, ReducerScheduleState(step, current)
 
-    def dense(
-        self, leaves: Sequence[Array], axis_name: AxisName, weight: Array | None = None
-    ) -> Sequence[Array]:
-        return self.reducers[-1].dense(leaves, axis_name, weight)
+    def costs(self, plan: Plan) -> Costs:
+        """The costs of the last phase."""
+        return self._plan_of(self.reducers[-1], plan).costs
 
-    def efforts(self, batches: Batches, workers: int) -> tuple[tuple[Any, cost.Effort], ...]:
-        """The efforts of the last phase."""
-        last: Any = self.reducers[-1]
-        return last.efforts(batches, workers)
+    def _phase(self, state: ReducerScheduleState) -> Array:
+        """The index of the next step's phase."""
+        return jnp.sum(state.phase_step >= np.array(self.starts[1:], np.int32), dtype=jnp.int32)
 
-    def link_bytes(self, like: PyTree, workers: int) -> int:
-        """The link bytes of the last phase."""
-        return self.reducers[-1].link_bytes(like, workers)
-
-    def _own(self, reducer: Reducer, batches: Batches) -> Batches:
-        """The last phase's batches with the codecs of another phase's reducer."""
+    def _plan_of(self, reducer: Reducer, plan: Plan) -> Plan:
+        """The plan of a phase: the last phase's batches with the codecs of this one."""
         codecs = dict(zip(self.uplink.policy.codecs, reducer.uplink.policy.codecs, strict=True))
-        return tuple(batch.with_codec(codecs[batch.picked]) for batch in batches)
+        layout = plan.layout
+        batches = tuple(batch.with_codec(codecs[batch.picked]) for batch in layout.batches)
+        layout = dataclasses.replace(layout, batches=batches)
+        return dataclasses.replace(plan, given=reducer, layout=layout)
 
 
 def piecewise_constant(values: Sequence[float], every: int) -> tuple[tuple[int, float], ...]:

@@ -1,9 +1,7 @@
 """Two shots: each worker averages a slice of the vector, and sends the result to all others."""
 
 import dataclasses
-import math
 from collections.abc import Sequence
-from fractions import Fraction
 from typing import NamedTuple, cast
 
 import jax
@@ -11,9 +9,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomp import checks
-from jaxcomp.backend import axes
-from jaxcomp.base import Codec, Collected, Feedback, Mirrored, Reducer
+from jaxcomp.base import Codec, Collected, Costs, Reducer, ReducerFacts
 from jaxcomp.codecs.identity import Identity
+from jaxcomp.exchange import payloads
+from jaxcomp.exchange.plan import Plan
 from jaxcomp.feedback import Link
 from jaxcomp.layout import batches as batches_, policy as policy_
 from jaxcomp.layout.policy import Policy
@@ -21,9 +20,8 @@ from jaxcomp.mesh import per_worker
 from jaxcomp.mesh.per_worker import PerWorker
 from jaxcomp.numerics import noise
 from jaxcomp.numerics.segments import Segments
-from jaxcomp.reducers import accounting, dense as dense_, payloads, shard_memory
 from jaxcomp.theory import cost
-from jaxcomp.types import Array, ArrayLike, AxisName, Batches, PyTree, Stacks
+from jaxcomp.types import Array, ArrayLike, PyTree, Stacks
 from jaxcomp.wire import buffer, cost as wire_cost
 
 _DOWN = 0x646F776E
@@ -45,7 +43,7 @@ class TwoShotState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class TwoShot(Reducer, public=("feedback",)):
+class TwoShot(Reducer):
     """A compressed reduce-scatter, then a compressed all-gather.
 
     Each worker sends to every other one a slice of its payload (an all-to-all), decodes and
@@ -91,7 +89,6 @@ class TwoShot(Reducer, public=("feedback",)):
     up: "Link | Codec | Policy"
     down: "Link | Codec | None" = None
     collectives: int | None = None
-    splits = True
 
     def __post_init__(self):
         if not isinstance(self.up, Link):
@@ -112,151 +109,87 @@ class TwoShot(Reducer, public=("feedback",)):
         return Link(Identity()) if self.down is None else cast(Link, self.down)
 
     @property
-    def feedback(self) -> Feedback:
-        """The feedback of the downlink."""
-        return self.downlink.feedback
+    def facts(self) -> ReducerFacts:
+        return ReducerFacts(splits=True, collectives=self.collectives)
 
-    def shares(self, workers: tuple[int, ...]) -> int:
-        """One bucket for each worker, for a leaf whose codec has no bucket size."""
-        return math.prod(workers)
-
-    def init(self, batches: Batches, axis_name: AxisName) -> TwoShotState:
-        cuts = self._down(batches, axis_name)
-        memory = self.feedback.init(_likes(cuts), _likes(cuts, axes.size(axis_name)))
+    def init(self, plan: Plan) -> TwoShotState:
+        cuts = self._cuts(plan.shards)
+        memory = self.downlink.feedback.init(_likes(cuts), _likes(cuts, plan.workers))
         return TwoShotState(
-            up=PerWorker.wrap(payloads.init(batches), "codec", axis_name),
-            down=PerWorker.wrap(payloads.init(cuts), "codec share", axis_name),
-            memory=_hold(memory, axis_name),
+            up=PerWorker.wrap(payloads.init(plan.batches), "codec", plan.axis_name),
+            down=_hold_states(cuts, payloads.init(cuts), plan),
+            memory=per_worker.wrap(memory, "share", plan.axis_name),
         )
-
-    def fitted(self, batches: Batches, state: TwoShotState, axis_name: AxisName) -> TwoShotState:
-        """The state with the memory of only this worker's slice."""
-        cuts, memory = self._down(batches, axis_name), per_worker.unwrap(state.memory)
-        n, rows = axes.size(axis_name), _likes(self._alone(batches, axis_name))
-        whole = jax.eval_shape(lambda: self.feedback.init(rows, rows))
-        wanted = jax.eval_shape(lambda: self.feedback.init(_likes(cuts), _likes(cuts, n)))
-        if isinstance(memory, Mirrored):
-            own = shard_memory.own(memory.own, wanted.own, axis_name, whole.own)
-            memory = Mirrored(own, shard_memory.padded(memory.mirror, wanted.mirror))
-        else:
-            memory = shard_memory.own(memory, wanted, axis_name, whole)
-        return state._replace(
-            down=self._fresh(cuts, state.down, axis_name), memory=_hold(memory, axis_name)
-        )
-
-    def _fresh(
-        self, cuts: Sequence[batches_.Recut], down: PerWorker, axis_name: AxisName
-    ) -> PerWorker:
-        """The codecs' initial states for this slice, which replace unused states for all rows."""
-        wanted = jax.eval_shape(lambda: payloads.init(cuts))
-        if jax.tree.map(jnp.shape, down.own()) == jax.tree.map(jnp.shape, wanted):
-            return down
-        return PerWorker.wrap(payloads.init(cuts), "codec share", axis_name)
-
-    def part_like(self, batches: Batches, axis_name: AxisName) -> PyTree:
-        return tuple(shard.like for shard in batches_.shards(batches, axis_name))
 
     def collect(
         self,
+        plan: Plan,
         key: Array,
-        batches: Batches,
         message: Stacks,
         state: TwoShotState,
-        axis_name: AxisName,
         weight: Array | None = None,
     ) -> Collected:
-        worker, n = lax.axis_index(axis_name), axes.size(axis_name)
+        batches, shards, n = plan.batches, plan.shards, plan.workers
+        worker = lax.axis_index(plan.axis)
         own = payloads.encode(
-            key, batches, message, state.up.own(), worker, axis_name, weight=weight
+            key, batches, message, state.up.own(), worker, plan.axis, weight=weight
         )
-        shards = batches_.shards(batches, axis_name)
         rows = tuple(
             jax.tree.map(shard.rows, payload)
             for shard, payload in zip(shards, own.payloads, strict=True)
         )
         weights = () if weight is None else (jnp.broadcast_to(weight, (n,)),)
-        runs = accounting.collectives(self, batches)
-        arrived, weights = buffer.exchange((rows, weights), axis_name, runs)
+        arrived, weights = buffer.exchange((rows, weights), plan.axis, plan.collectives)
         total = weights[0] if weights else None
         first = tuple(worker * shard.buckets for shard in shards)
         return Collected(
             part=payloads.mean(key, shards, arrived, own.sides, total, n, first),
             sent=payloads.decode(key, batches, own.payloads, own.sides, worker),
-            share=1.0 if total is None else lax.pmean(weight, axis_name),
-            state=state._replace(up=PerWorker.wrap(own.states, "codec", axis_name)),
+            share=1.0 if total is None else lax.pmean(weight, plan.axis),
+            state=state._replace(up=PerWorker.wrap(own.states, "codec", plan.axis_name)),
         )
 
     def spread(
-        self, key: Array, batches: Batches, part: Stacks, state: TwoShotState, axis_name: AxisName
+        self, plan: Plan, key: Array, part: Stacks, state: TwoShotState
     ) -> tuple[Stacks, TwoShotState]:
-        key, worker = noise.fold(key, _DOWN), lax.axis_index(axis_name)
-        cuts = self._down(batches, axis_name)
-        memory = per_worker.unwrap(state.memory)
+        key, worker = noise.fold(key, _DOWN), lax.axis_index(plan.axis)
+        cuts, feedback = self._cuts(plan.shards), self.downlink.feedback
         part = tuple(batches_.real(cut, cut.cut(x)) for cut, x in zip(cuts, part, strict=True))
-        message, memory = self.feedback.compensate(part, memory)
-        own = payloads.encode(key, cuts, message, state.down.own(), worker, axis_name, first=True)
-        runs = accounting.collectives(self, batches)
-        gathered = buffer.gather(own.payloads, axis_name, runs)
-        whole = payloads.all_shares(key, cuts, gathered, own.sides, axes.size(axis_name))
+        message, memory = feedback.compensate(part, per_worker.unwrap(state.memory))
+        own = payloads.encode(key, cuts, message, state.down.own(), worker, plan.axis, first=True)
+        gathered = buffer.gather(own.payloads, plan.axis, plan.collectives)
+        whole = payloads.all_shares(key, cuts, gathered, own.sides, plan.workers)
         sent = payloads.decode(key, cuts, own.payloads, own.sides, worker, first=True)
-        whole, memory = self.feedback.update(message, sent, whole, 1.0, None, memory)
-        mean = tuple(
-            cut.joined(x)[: batch.buckets]
-            for cut, x, batch in zip(cuts, whole, batches, strict=True)
-        )
-        down = PerWorker.wrap(own.states, "codec share", axis_name)
-        return mean, state._replace(down=down, memory=_hold(memory, axis_name))
+        whole, memory = feedback.update(message, sent, whole, 1.0, None, memory)
+        down = _hold_states(cuts, own.states, plan)
+        memory = per_worker.wrap(memory, "share", plan.axis_name)
+        return _joined(plan, cuts, whole), state._replace(down=down, memory=memory)
 
-    def unchanged(
-        self, batches: Batches, part: Stacks, state: TwoShotState, axis_name: AxisName
-    ) -> Stacks:
+    def known(self, plan: Plan, part: Stacks, state: TwoShotState) -> Stacks:
         """The mean in a closed round: the memory of the downlink that all workers share."""
-        cuts, memory = self._down(batches, axis_name), per_worker.unwrap(state.memory)
-        return tuple(
-            cut.joined(x)[: batch.buckets].astype(batch.dtype)
-            for cut, x, batch in zip(cuts, memory.mirror, batches, strict=True)
-        )
+        mirror = per_worker.unwrap(state.memory).mirror
+        return _joined(plan, self._cuts(plan.shards), mirror)
 
-    def dense(
-        self, leaves: Sequence[Array], axis_name: AxisName, weight: Array | None = None
-    ) -> Sequence[Array]:
-        return dense_.fused_mean(leaves, axis_name, weight)
-
-    def efforts(self, batches: Batches, workers: int) -> tuple[tuple[Link, cost.Effort], ...]:
-        """The efforts of equal numbers of messages up and down, and of the decodings."""
-        n = workers
-        up, down = (accounting.rounds(self, batches, sent, n) for sent in self._sent(batches, n))
-        first = cost.Effort(up, encodes=1, decodes=1 / n, adds=(n - 1) / n)
-        second = cost.Effort(down, encodes=1 / n, decodes=1)
-        return (self.uplink, first), (self.downlink, second)
-
-    def link_bytes(self, like: PyTree, workers: int) -> int:
-        """Bytes of `n − 1` slices up and as many down, of the agreement, and of dense leaves."""
-        return accounting.link_bytes(self, like, workers)
-
-    def batches_link_bytes(self, batches: Batches, workers: int) -> Fraction | int:
-        """The part of `link_bytes` for the compressed leaves."""
-        share = sum(map(buffer.fused_bytes, self._sent(batches, workers)))
-        return (workers - 1) * share + wire_cost.agreed_bytes(batches, workers)
-
-    def _sent(self, batches: Batches, workers: int) -> tuple[PyTree, PyTree]:
-        """Shapes and dtypes of the arrays that one worker sends to another, up and down."""
-        shards = tuple(batches_.Shard(batch, workers, None) for batch in batches)
+    def costs(self, plan: Plan) -> Costs:
+        """`n − 1` slices up and as many down, the agreement, and as many messages each way."""
+        n, cuts = plan.workers, self._cuts(plan.shards)
         up = tuple(
             jax.tree.map(lambda x, n=shard.buckets: _rows(x, n), payload)
-            for shard, payload in zip(shards, wire_cost.payload_like(batches), strict=True)
+            for shard, payload in zip(
+                plan.shards, wire_cost.payload_like(plan.batches), strict=True
+            )
         )
-        return up, wire_cost.payload_like(self._recut(shards))
+        down = wire_cost.payload_like(cuts)
+        slices = buffer.fused_bytes(up) + buffer.fused_bytes(down)
+        first = cost.Effort(plan.rounds(up), encodes=1, decodes=1 / n, adds=(n - 1) / n)
+        second = cost.Effort(plan.rounds(down), encodes=1 / n, decodes=1)
+        return Costs(
+            link_bytes=(n - 1) * slices + wire_cost.agreed_bytes(plan.batches, n),
+            efforts=((self.uplink, first), (self.downlink, second)),
+        )
 
-    def _down(self, batches: Batches, axis_name: AxisName) -> tuple[batches_.Recut, ...]:
+    def _cuts(self, shards: Sequence[batches_.Shard]) -> tuple[batches_.Recut, ...]:
         """The slices as the downlink cuts them."""
-        return self._recut(batches_.shards(batches, axis_name))
-
-    def _alone(self, batches: Batches, axis_name: AxisName) -> tuple[batches_.Recut, ...]:
-        """All rows as the downlink cuts them for a single worker."""
-        return self._recut([batches_.Shard(batch, 1, axis_name) for batch in batches])
-
-    def _recut(self, shards: Sequence[batches_.Shard]) -> tuple[batches_.Recut, ...]:
         link = self.downlink
         if isinstance(link.codec, Policy):
             codecs = dict(zip(self.uplink.policy.codecs, link.codec.codecs, strict=True))
@@ -312,5 +245,20 @@ def _likes(batches: Sequence[batches_.Recut], times: int = 1) -> tuple:
     return tuple(_rows(batch.like, times * batch.buckets) for batch in batches)
 
 
-def _hold(memory: PyTree, axis_name: AxisName) -> PyTree:
-    return per_worker.wrap(memory, "share", axis_name)
+def _joined(plan: Plan, cuts: Sequence[batches_.Recut], whole: Stacks) -> Stacks:
+    """All slices, one after another, as the rows of each batch."""
+    return tuple(
+        cut.joined(x)[: batch.buckets].astype(batch.dtype)
+        for cut, x, batch in zip(cuts, whole, plan.batches, strict=True)
+    )
+
+
+def _hold_states(cuts: Sequence[batches_.Recut], states: PyTree, plan: Plan) -> PerWorker:
+    """The states of the downlink's codecs, whose kind says whether they are of single buckets."""
+
+    def rows(cut: batches_.Recut, buckets: int) -> list[tuple[int, ...]]:
+        like = jax.ShapeDtypeStruct((buckets, cut.size), cut.dtype)
+        return [x.shape for x in jax.tree.leaves(jax.eval_shape(lambda: cut.codec.init(like)))]
+
+    kind = "codec share" if all(rows(cut, 1) != rows(cut, 2) for cut in cuts) else "codec"
+    return PerWorker.wrap(states, kind, plan.axis_name)

@@ -11,10 +11,11 @@ import numpy as np
 from jaxcomp.base import Codec, decode_sum
 from jaxcomp.layout import batches as batches_, trees
 from jaxcomp.numerics import noise, summing
+from jaxcomp.reducers import choose
 from jaxcomp.testing import bias, programs, rows
 from jaxcomp.testing.programs import SEED
 from jaxcomp.types import Array, ArrayLike, Key, PyTree
-from jaxcomp.wire import buffer, cost as wire_cost
+from jaxcomp.wire import buffer
 
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -306,7 +307,7 @@ def assert_wire_bytes(codec: Codec, like: ArrayLike) -> None:
     x = jnp.zeros(like.shape, like.dtype)
     payload = trees.encode(codec, SEED, x)
     measured = buffer.fuse(payload.batches).nbytes + sum(leaf.nbytes for leaf in payload.dense)
-    counted = wire_cost.wire_bytes(codec, like)
+    counted = choose.wire_bytes(codec, like)
     if measured != counted:
         raise AssertionError(f"{codec!r} sends {measured} bytes, and wire_bytes says {counted}")
     claim = codec.bits_per_element
@@ -314,7 +315,7 @@ def assert_wire_bytes(codec: Codec, like: ArrayLike) -> None:
         return
     size = codec.bucket_size or 4096
     full = jax.ShapeDtypeStruct((8, size), like.dtype)
-    sent = 8 * wire_cost.wire_bytes(codec, full) / (8 * size)
+    sent = 8 * choose.wire_bytes(codec, full) / (8 * size)
     slack = 0 if codec.bucket_size else 32 * 2 * 8 / size
     if sent > claim + slack + 1e-9:
         raise AssertionError(

@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomp.base import Feedback, Mirrored, Reducer
+from jaxcomp.exchange import levels, state as state_
+from jaxcomp.exchange.plan import Plan
 from jaxcomp.layout import trees
 from jaxcomp.mesh import per_worker
 from jaxcomp.numerics import noise
-from jaxcomp.reducers import accounting, state as state_
 from jaxcomp.testing.bias import gaussian
 from jaxcomp.testing.codec import assert_hashable
 from jaxcomp.testing.programs import SEED
@@ -143,7 +144,7 @@ def check_reducer(
     top = jnp.arange(max(sizes[:1]), dtype=jnp.float32)
     top = top if weighted else jnp.minimum(top, 1)
     spread = jnp.broadcast_to(top.reshape(-1, *[1] * (len(sizes) - 1)), sizes)
-    for weights in (None, spread) if reducer.alike else (None,):
+    for weights in (None, spread) if reducer.facts.same_on_all else (None,):
         run = (
             _over(collect, names, 2)
             if weights is not None
@@ -154,14 +155,14 @@ def check_reducer(
         wanted = 1.0 if weights is None else float(jnp.mean(weights))
         if not np.allclose(np.asarray(share), wanted, rtol=1e-6):
             raise AssertionError(f"{reducer!r}: share must be {wanted}, got {share}")
-        if not reducer.alike:
+        if not reducer.facts.same_on_all:
             part, mean = (_pooled(tree, len(sizes)) for tree in (part, mean))
         _check_sums(reducer, part, expected, tolerance)
         _check_means(reducer, mean, wanted_mean, downlink_tolerance, axes=len(sizes))
-    one = 1 if len(sizes) == 1 else (1,) * len(sizes)
-    if reducer.link_bytes(like, one) != 0:
+    alone = Plan.of(reducer, like, axis_name, (1,) * len(sizes))
+    if alone.link_bytes != 0:
         raise AssertionError(f"{reducer!r}: one worker sends nothing, so its link_bytes must be 0")
-    held = state_.init(reducer, like, axis_name).feedback
+    held = state_.init(alone).feedback
     held = held.own if isinstance(held, Mirrored) else held
     if reducer.uplink is not None and not isinstance(held, per_worker.PerWorker):
         raise AssertionError(f"{reducer!r}: memory of links must be wrapped in PerWorker")
@@ -176,26 +177,21 @@ def _collected(
     weight: Array | None,
 ) -> tuple[PyTree, PyTree, tuple[PyTree, PyTree], Array | float]:
     """One worker's reduction: part, `pmean(sent)`, the mean with its expected value, and share."""
-    plan = accounting.plan_here(reducer, like, axis_name)
-    message, dense = trees.stacks(plan, tree)
-    chosen, links = reducer.resolve(plan.batches, sizes), reducer.link_axis(axis_name)
-    state = chosen.init(plan.batches, axis_name)
-    message = chosen.pre_reduce(plan.batches, message, axis_name)
-    key = noise.raw(SEED)
-    got = chosen.collect(key, plan.batches, message, state, axis_name, weight)
-    expected = jax.lax.pmean(_scaled(got.sent, weight), links)
-    mean, _ = chosen.spread(key, plan.batches, got.part, got.state, axis_name)
+    plan = Plan.of(reducer, like, axis_name, sizes)
+    message, dense = trees.stacks(plan.layout, tree)
+    state, key = plan.reducer.init(plan), levels.key_of(plan, noise.raw(SEED))
+    got = plan.reducer.collect(plan, key, levels.scattered(plan, message), state, weight)
+    expected = jax.lax.pmean(_scaled(got.sent, weight), plan.axis)
+    mean, _ = plan.reducer.spread(plan, key, got.part, got.state)
     part = got.part
-    shorter = any(len(x) < len(y) for x, y in zip(part, expected, strict=True))
-    if shorter or chosen.splits:  # All shares of it, one after another.
+    if plan.reducer.facts.splits:  # All slices of it, one after another.
         part = tuple(
-            jax.lax.all_gather(x, links, tiled=True)[: len(y)]
+            jax.lax.all_gather(x, plan.axis, tiled=True)[: len(y)]
             for x, y in zip(part, expected, strict=True)
         )
-    mean = chosen.post_reduce(plan.batches, mean, axis_name)
-    wanted = chosen.post_reduce(plan.batches, expected, axis_name)
+    mean, wanted = levels.gathered(plan, mean), levels.gathered(plan, expected)
     exact = jax.lax.pmean(_scaled(dense, weight), axis_name)
-    sent = (part, tuple(reducer.dense(dense, axis_name, weight)))
+    sent = (part, plan.dense_mean(dense, weight))
     return sent, (expected, exact), (mean, wanted), got.share
 
 

@@ -8,11 +8,10 @@ import optax
 
 from jaxcomp import checks
 from jaxcomp.backend import conditional, xla
+from jaxcomp.exchange import guarding
 from jaxcomp.mesh.per_worker import PerWorker
 from jaxcomp.misuse import own_gradients, places
 from jaxcomp.numerics import summing
-from jaxcomp.reducers import guarding
-from jaxcomp.transforms import branches
 from jaxcomp.types import Array, AxisName, PyTree
 
 
@@ -103,8 +102,7 @@ def accumulate(
             return nothing, state, total
 
         go = conditional.uniform(state.waited == every - 1, axis_name)
-        fitted = branches.fitted(inner, state.inner, updates, params, **extra)
-        made, after, kept = conditional.either(go, talk, silent, total, fitted, params)
+        made, after, kept = conditional.either(go, talk, silent, total, state.inner, params)
         waited = jnp.where(go, 0, state.waited + 1)
         spoilt = jnp.where(go, 0, spoilt)
         return made, AccumulatedState(waited, wrapped(kept), wrapped(spoilt), after)

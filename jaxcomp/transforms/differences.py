@@ -11,13 +11,12 @@ import optax
 from jaxcomp import checks
 from jaxcomp.backend import axes, conditional
 from jaxcomp.base import Codec, Gate, Reducer
+from jaxcomp.exchange import guarding
 from jaxcomp.feedback import Link
 from jaxcomp.layout.policy import Policy
 from jaxcomp.misuse import own_gradients
 from jaxcomp.numerics import noise, summing
-from jaxcomp.reducers import guarding
 from jaxcomp.reducers.dense import Dense
-from jaxcomp.transforms import branches
 from jaxcomp.transforms.mean import compressed_mean
 from jaxcomp.types import Array, AxisName, PyTree
 
@@ -104,15 +103,13 @@ def compressed_differences(
         grad_fn: Callable[[PyTree], PyTree] | None = None,
         **extra: Any,
     ) -> tuple[PyTree, Any]:
-        if extra.get(branches.FIT):
-            return updates, _fitted(whole, change, state, updates)
+        del extra
         check_two_points(params, grad_fn)
         updates = own_gradients.check(updates, axis_name)
         assert grad_fn is not None
         turn = noise.fold(state.gate_key, state.step)
         opened = restart.open(turn, updates, state.gate, axis_name, params)
         go = conditional.uniform(opened.go | (state.step == 0), axis_name)
-        state = _fitted(whole, change, state, updates)
         restarted = functools.partial(_restarted, whole)
         continued = functools.partial(_continued, change, grad_fn, axis_name)
         estimate, first, second = conditional.either(go, restarted, continued, updates, state)
@@ -142,14 +139,6 @@ def _check_restart(restart: Gate) -> None:
             "`restart` must be a gate that opens for all workers alike, such as "
             f"jaxcomp.gates.Coin(0.1) or jaxcomp.gates.Every(10), got {restart!r}"
         )
-
-
-def _fitted(whole: _Mean, change: _Mean, state: Any, updates: PyTree) -> Any:
-    """Adapts the states of both means to the current workers."""
-    return state._replace(
-        full=branches.fitted(whole, state.full, updates),
-        change=branches.fitted(change, state.change, updates),
-    )
 
 
 def _restarted(whole: _Mean, grads: PyTree, state: DifferencesState) -> tuple[PyTree, Any, Any]:

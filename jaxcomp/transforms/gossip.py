@@ -10,13 +10,13 @@ import optax
 from jaxcomp import checks
 from jaxcomp.backend import axes, conditional
 from jaxcomp.base import Codec, Reducer
+from jaxcomp.exchange import guarding
 from jaxcomp.feedback import Link
 from jaxcomp.layout.policy import Policy
 from jaxcomp.mesh import kinds, per_worker
 from jaxcomp.mesh.per_worker import PerWorker
 from jaxcomp.misuse import optax_wrappers, own_gradients, places, uniform
 from jaxcomp.numerics import noise
-from jaxcomp.reducers import guarding
 from jaxcomp.reducers.gossip import Gossip
 from jaxcomp.transforms import (
     gossip_rounds as rounds_,
@@ -321,7 +321,7 @@ def _step(
     moved, inner, lost = steps_.stepped(
         setup.inner, estimate, own.inner, here, own.offset, extra, guard=setup.guard
     )
-    models = Models(moved, rounds_.fitted(setup, state.memory, moved), own.slow, tracked)
+    models = Models(moved, rounds_.memory_of(setup, state.memory), own.slow, tracked)
     models, mixed = _exchange(setup, models, state, params)
 
     def wrap(tree: PyTree, kind: str) -> PerWorker:

@@ -10,10 +10,12 @@ import optax
 from jax import lax
 
 from jaxcomp.backend import conditional, xla
+from jaxcomp.exchange import guarding, reduce as reduce_
+from jaxcomp.exchange.plan import Plan
 from jaxcomp.layout import trees
 from jaxcomp.mesh import on_graph, per_worker
 from jaxcomp.numerics import noise
-from jaxcomp.reducers import accounting, guarding, reduce as reduce_, state as state_
+from jaxcomp.reducers import choose
 from jaxcomp.reducers.gossip import Gossip
 from jaxcomp.transforms import sharded
 from jaxcomp.transforms.local_updates import nothing
@@ -104,7 +106,7 @@ def begun(setup: Setup, params: PyTree) -> Any:
     def fresh(params: PyTree) -> Round:
         offset = jax.tree.map(nothing, params)
         like = setup.messages(offset, offset)
-        return Round((), state_.init(setup.reducer, like, setup.axis_name))
+        return Round((), choose.memory(setup.reducer, like, setup.axis_name))
 
     if setup.param_specs is None:
         return kept(setup, fresh(params).memory)
@@ -118,24 +120,15 @@ def kept(setup: Setup, memory: Any) -> Any:
     return on_graph.OnGraph(memory, setup.reducer.graph)
 
 
-def fitted(setup: Setup, memory: Any, offset: PyTree) -> Any:
-    """A state's memory in its final shapes, which a conditional and a loop need at their start.
+def memory_of(setup: Setup, memory: Any) -> Any:
+    """The inverse of `kept`.
 
     Raises:
         ValueError: for memory over another graph.
     """
-    if setup.reducer.uplink.feedback.mirrors:
-        memory = on_graph.own(memory, setup.reducer.graph)
-
-    def fit(tree: PyTree, state: Round, shards: Any = ()) -> tuple[PyTree, Round]:
-        del shards
-        batches = accounting.plan_here(setup.reducer, tree, setup.axis_name).batches
-        found = state_.fitted(setup.reducer, batches, state.memory, setup.axis_name)
-        return tree, state._replace(memory=found)
-
-    tree = setup.messages(offset, offset)
-    key = jnp.zeros(2, jnp.uint32)  # Not used.
-    return _on_shards(setup, fit, tree, Round(key, memory))[1].memory
+    if not setup.reducer.uplink.feedback.mirrors:
+        return memory
+    return on_graph.own(memory, setup.reducer.graph)
 
 
 def _on_shards(
@@ -189,14 +182,13 @@ def _mixed(
     del shards  # Each shard decides for itself which messages to leave out.
     (key, memory), reducer, axis_name = state, setup.reducer, setup.axis_name
     before: Any = per_worker.unwrap(memory.feedback)
+    plan = Plan.of(reducer, tree, axis_name)
     if setup.stay:
-        layout = accounting.plan_here(reducer, tree, axis_name)
-        apart = _assembled(layout, _apart(before.mirror, before.own))
+        apart = _assembled(plan.layout, _apart(before.mirror, before.own))
         tree = jax.tree.map(lambda x, by: x + _times(setup.mixing, by), tree, apart)
-    prepared = reduce_.prepare(reducer, key, tree, memory, axis_name, guard=setup.guard)
-    result = reduce_.finish(prepared, reduce_.exchange(prepared))
+    result = reduce_.reduce(plan, key, tree, memory, guard=setup.guard)
     known = reducer.uplink.feedback.known(result.sent, before)
-    theirs = _assembled(prepared.layout, known)
+    theirs = _assembled(plan.layout, known)
     if setup.stay:
         moved = theirs
     else:

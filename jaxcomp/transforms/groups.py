@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from jaxcomp.base import Reducer
-from jaxcomp.layout import trees
+from jaxcomp.exchange.plan import Plan
+from jaxcomp.feedback import Link
 from jaxcomp.layout.batches import Batch, batch_keys, padded_buckets
 from jaxcomp.numerics import norms
-from jaxcomp.reducers import accounting
 from jaxcomp.types import Array, PyTree, Stacks
 
 RULES = "rules"
@@ -36,7 +36,7 @@ class GroupStats(NamedTuple):
     payload_bytes: Array
 
 
-def check(stats: Any, reducer: Reducer) -> None:
+def check(stats: Any, source: Link | Reducer) -> None:
     """Raises a `ValueError` for what is no grouping, and for reducers that send parts of leaves."""
     if not (isinstance(stats, bool) or stats == RULES or callable(stats)):
         raise ValueError(
@@ -44,7 +44,8 @@ def check(stats: Any, reducer: Reducer) -> None:
             "function from the path of a leaf to the name of its group, such as "
             f"lambda path: path.split('/')[0], got {stats!r}"
         )
-    if not isinstance(stats, bool) and reducer.hierarchical:
+    levels = isinstance(source, Reducer) and source.facts.levels is not None
+    if not isinstance(stats, bool) and levels:
         raise ValueError(
             "`stats` must be True or False for a reducer over several axes, whose links see slices "
             f"of many leaves, got {stats!r}; give each group a mean by optax.partition instead"
@@ -56,20 +57,21 @@ def grouped(stats: Grouping) -> bool:
     return not isinstance(stats, bool)
 
 
-def names(stats: Grouping, reducer: Reducer, plan: trees.Layout) -> tuple[str, ...]:
+def names(stats: Grouping, plan: Plan) -> tuple[str, ...]:
     """The group of every leaf.
 
     Raises:
         ValueError: if the function returns no name.
     """
+    layout, uplink = plan.layout, plan.given.uplink
     if callable(stats):
-        found = tuple(stats(path) for path in plan.paths)
+        found = tuple(stats(path) for path in layout.paths)
         wrong = [name for name in found if not isinstance(name, str) or not name]
         if wrong:
             raise ValueError(f"`stats` must return the name of a group, got {wrong[0]!r}")
         return found
-    rules = () if reducer.uplink is None else reducer.uplink.policy.rules
-    pairs = zip(plan.paths, plan.likes, plan.codecs, strict=True)
+    rules = () if uplink is None else uplink.policy.rules
+    pairs = zip(layout.paths, layout.likes, layout.codecs, strict=True)
     return tuple(
         next(
             (rule.path for rule in rules if rule.matches(path, like.shape)),
@@ -126,16 +128,14 @@ def clipped(batches: Sequence[Any], message: Stacks, key: Array, worker: Array) 
     return found
 
 
-def payload(reducer: Reducer, plan: trees.Layout, groups: Sequence[str]) -> dict[str, float]:
+def payload(plan: Plan, groups: Sequence[str]) -> dict[str, float]:
     """The payload bytes of each group."""
-    found = dict.fromkeys(groups, 0.0)
-    for batch, size in zip(plan.batches, accounting.batch_bytes(reducer, plan), strict=True):
+    found, layout = dict.fromkeys(groups, 0.0), plan.layout
+    for batch, size in zip(layout.batches, plan.batch_bytes, strict=True):
         for leaf, part in batch.bytes_of(size):
             found[groups[leaf]] += part
-    dtype = accounting.dense_dtype(reducer)
-    for leaf in plan.dense:
-        like = plan.likes[leaf]
-        found[groups[leaf]] += like.size * (dtype or like.dtype).itemsize
+    for leaf, like in zip(layout.dense, plan.dense_likes, strict=True):
+        found[groups[leaf]] += like.size * like.dtype.itemsize
     return found
 
 

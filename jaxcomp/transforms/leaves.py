@@ -6,15 +6,17 @@ import jax
 
 from jaxcomp.base import Reducer
 from jaxcomp.codecs import low_rank
-from jaxcomp.reducers import accounting
+from jaxcomp.feedback import Link
+from jaxcomp.reducers import choose
 from jaxcomp.types import PyTree
 
 
-def warn(reducer: Reducer, params: PyTree) -> None:
+def warn(source: Link | Reducer, params: PyTree) -> None:
     """Warns of rules without a leaf, of a mean without compression, and of merged layers."""
-    if reducer.uplink is None or not jax.tree.leaves(params):
+    if choose.uplink(source) is None or not jax.tree.leaves(params):
         return
-    plan = accounting.plan(reducer, params)
+    whole = choose.plan(source, params, sizes=(1, 1))
+    plan = whole.layout
     if plan.unused:
         warnings.warn(
             f"no leaf is decided by the policy's rules {plan.unused}: the leaves are {plan.paths}",
@@ -24,7 +26,7 @@ def warn(reducer: Reducer, params: PyTree) -> None:
         reasons = ", ".join(f"'{reason}'" for reason in dict.fromkeys(plan.reasons))
         warnings.warn(
             "compressed_mean compresses no leaf of these parameters, all of which are sent dense "
-            f"({reasons}). jaxcomp.describe shows each; {reducer.for_small_leaves}.",
+            f"({reasons}). jaxcomp.describe shows each; {whole.given.facts.for_small_leaves}.",
             stacklevel=3,
         )
     for hint in low_rank.merged_layers(plan):

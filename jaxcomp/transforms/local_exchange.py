@@ -10,13 +10,12 @@ import optax
 
 from jaxcomp.backend import conditional, xla
 from jaxcomp.base import Reducer
+from jaxcomp.exchange import guarding
+from jaxcomp.exchange.state import ReductionState
 from jaxcomp.mesh.per_worker import PerWorker
 from jaxcomp.numerics import noise
-from jaxcomp.reducers import guarding
 from jaxcomp.reducers.dense import Dense
-from jaxcomp.reducers.state import ReductionState
 from jaxcomp.transforms import (
-    branches,
     directional,
     fragments as fragments_,
     local_steps as steps_,
@@ -56,9 +55,7 @@ def exchanged(
             )
         key = noise.fold(jnp.asarray(setup.seed), state.taken, _SKETCH)
         talk = functools.partial(_talk, setup, averages[number], weight, key)
-        update, after, variance = _moved(
-            setup, talk, averages[number], fragment, part, taken, moves
-        )
+        update, after, variance = _moved(setup, talk, fragment, part, taken, moves)
         updates.append(update)
         found.append(after)
     # A variance that is not finite says nothing about the period.
@@ -77,7 +74,6 @@ def exchanged(
 def _moved(
     setup: Setup,
     talk: Callable[..., Any],
-    mean: Any,
     fragment: FragmentState,
     params: PyTree,
     taken: Any,
@@ -88,7 +84,6 @@ def _moved(
     Args:
         setup: the arguments.
         talk: the exchange.
-        mean: the compressed mean.
         fragment: its state.
         params: its leaves of the centre.
         taken: whether its pseudo-gradient is taken and averaged.
@@ -104,8 +99,7 @@ def _moved(
         return nothing, fragment, none
 
     held = fragment.pending
-    memory = branches.fitted(mean, fragment.mean, nothing, params)
-    fragment = fragment._replace(mean=memory, pending=())
+    fragment = fragment._replace(pending=())
     if not setup.delay:
         return _when(moves, both, rest, fragment, params)
 
@@ -187,8 +181,7 @@ def averaged(
     if not (setup.settings["guard"] and jax.tree.leaves(after)):
         return made, after
     sound = guarding.all_finite(made)
-    nothing = jax.tree.map(jnp.zeros_like, params)
-    fresh = branches.fitted(mean, mean.init(nothing), nothing, params)
+    fresh = mean.init(jax.tree.map(jnp.zeros_like, params))
 
     def kept(now: Any, begun: Any) -> Any:
         return guarding.where_finite(sound, now, begun) if isinstance(now, ReductionState) else now

@@ -9,11 +9,11 @@ from jax import lax
 
 from jaxcomp.backend import axes, xla
 from jaxcomp.base import Period
+from jaxcomp.exchange import guarding
 from jaxcomp.gates.periods import Constant
 from jaxcomp.mesh import kinds
 from jaxcomp.mesh.per_worker import PerWorker
 from jaxcomp.numerics import noise
-from jaxcomp.reducers import guarding
 from jaxcomp.transforms import fragments as fragments_, remainder, sharded
 from jaxcomp.transforms.mean import compressed_mean
 from jaxcomp.types import Array, AxisName, PyTree

@@ -11,16 +11,20 @@ import optax
 from jaxcomp import checks
 from jaxcomp.backend import axes
 from jaxcomp.base import Codec, Gate, Reducer
+from jaxcomp.exchange import gating, reduce as reduce_
+from jaxcomp.exchange.state import ReductionState
 from jaxcomp.feedback import Link
 from jaxcomp.layout.policy import Policy
 from jaxcomp.mesh import kinds, pmapped
 from jaxcomp.misuse import optax_wrappers, own_gradients, places, uniform
 from jaxcomp.numerics import noise
-from jaxcomp.reducers import accounting, gating, reduce as reduce_, state as state_
-from jaxcomp.reducers.auto import Auto
-from jaxcomp.reducers.state import ReductionState
-from jaxcomp.transforms import branches, groups, leaves as leaves_, sharded, stats as stats_
+from jaxcomp.reducers import choose
+from jaxcomp.transforms import groups, leaves as leaves_, sharded, stats as stats_
 from jaxcomp.types import Array, AxisName, PyTree
+
+TELL = "tell_nonfinite"
+"""The extra argument by which `skip_nonfinite` asks a mean for NaN in a step that is not finite, so
+that what follows cannot hide it: the sign of Inf is finite."""
 
 
 class GateState(NamedTuple):
@@ -61,9 +65,9 @@ class CompressedMeanState(NamedTuple):
 
 
 class _Setup(NamedTuple):
-    """The checked arguments of `compressed_mean`; `seed` is the raw key, `tell` `branches.TELL`."""
+    """The checked arguments of `compressed_mean`; `seed` is the raw key, `tell` is `TELL`."""
 
-    reducer: Reducer
+    source: Link | Reducer
     axis_name: AxisName
     gate: Gate | None
     seed: Any
@@ -93,7 +97,8 @@ def compressed_mean(
     * a codec or policy without feedback gets `Residual()` if the codec is contractive (biased,
       with an error smaller than its input), and no feedback otherwise;
     * a link without a reducer uses `Gather` or, if it moves fewer bytes for this number of
-      workers, `TwoShot` with the same codec on the downlink (`Auto` has the rule);
+      workers, `TwoShot` with the same codec on the downlink, or `Psum` if payloads can be added
+      (`choose_reducer` tells);
     * a codec without a policy leaves one-dimensional leaves and leaves of fewer than 1,024
       elements dense, in their own dtype.
 
@@ -144,13 +149,16 @@ def compressed_mean(
         ...     optax.adamw(3e-4),
         ... )
     """
-    reducer = as_reducer(codec)
-    if not all(phase.alike for _, phase in reducer.schedule):
-        raise ValueError(
-            "`codec` must be a reducer that gives every worker the same mean, or the replicated "
-            f"parameters would differ without notice, got {reducer!r}; with "
-            "jaxcomp.gossip(inner, reducer, axis_name) every worker has parameters of its own"
-        )
+    source = choose.given(codec)
+    for reducer in choose.candidates(source):
+        if not reducer.facts.same_on_all:
+            raise ValueError(
+                "`codec` must be a reducer that gives every worker the same mean, or the "
+                f"replicated parameters would differ without notice, got {reducer!r}; with "
+                "jaxcomp.gossip(inner, reducer, axis_name) every worker has parameters of its own"
+            )
+        if gate is not None:
+            gating.check(gate, reducer, whole=param_specs is None)
     seed = noise.words(key)
     names = axes.names(axis_name)
     if not names or not all(isinstance(name, str) for name in names):
@@ -158,12 +166,9 @@ def compressed_mean(
             f"`axis_name` must be the name of a mapped axis, or a tuple of them, got {axis_name!r}"
         )
     sharded.check_specs(param_specs, axis_name)
-    if gate is not None:
-        gating.check(gate, reducer, whole=param_specs is None)
-
     checks.flag("guard", guard)
-    groups.check(stats, reducer)
-    given = _Setup(reducer, axis_name, gate, seed, guard, stats)
+    groups.check(stats, source)
+    given = _Setup(source, axis_name, gate, seed, guard, stats)
 
     def init_fn(params: PyTree) -> Any:
         optax_wrappers.check_wrappers()
@@ -180,30 +185,21 @@ def compressed_mean(
         axes.require(axis_name)
         uniform.check_callers(axis_name)
         _check_state(state)
-        fits, setup = bool(extra.get(branches.FIT)), given._replace(tell=branches.TELL in extra)
-        if param_specs is not None or fits:
-            return _aside(setup, updates, state, _trained(params), param_specs, fits)
-        begun = _begun(setup, updates, state, _trained(params))
-        return _finish(*begun, reduce_.exchange(begun[-1]))
+        lanes = _lanes(given)
+        setup = _of_devices(given, lanes)._replace(tell=TELL in extra)
+        params = _trained(params)
+        places.check_shapes(updates, params, "parameters")
+        updates = own_gradients.check(updates, setup.axis_name)
+        if lanes:
+            updates = jax.lax.pmean(updates, lanes)
+            state, params = axes.first((state, params), lanes)
+        if param_specs is None:
+            sharded.warn_if_gathered(setup.source, setup.axis_name)
+            return _step(setup, updates, state, params=params)
+        step = functools.partial(_step, setup)
+        return sharded.update(step, updates, state, param_specs, setup.axis_name)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
-
-
-def as_reducer(codec: "Codec | Policy | Link | Reducer") -> Reducer:
-    """The reducer for a user's argument: a reducer, link, policy or codec."""
-    if isinstance(codec, type):
-        raise ValueError(
-            f"`codec` must be an instance, got the class {codec.__name__}: give its settings, as "
-            f"in {codec.__name__}(...)"
-        )
-    if isinstance(codec, Reducer):
-        return codec
-    if isinstance(codec, Link | Codec | Policy):
-        return Auto(codec)
-    raise ValueError(
-        "`codec` must be a codec such as jaxcomp.qsgd_inf(bits=4), a Policy, a Link or a reducer "
-        f"such as jaxcomp.Dense(), got {codec!r}"
-    )
 
 
 def dense_leaves(codec: "Codec | Policy | Link | Reducer") -> Callable[[PyTree], PyTree]:
@@ -226,55 +222,21 @@ def dense_leaves(codec: "Codec | Policy | Link | Reducer") -> Callable[[PyTree],
         >>> dense_leaves(jaxcomp.sign())(like)
         {'bias': True, 'kernel': False}
     """
-    reducer = as_reducer(codec)
+    source = choose.given(codec)
 
     def mask(tree: PyTree) -> PyTree:
-        plan = accounting.plan(reducer, tree)
-        return jax.tree.unflatten(plan.treedef, [i in plan.dense for i in range(len(plan.likes))])
+        layout = choose.plan(source, tree, sizes=(1,)).layout
+        dense = [number in layout.dense for number in range(len(layout.likes))]
+        return jax.tree.unflatten(layout.treedef, dense)
 
     return mask
-
-
-def _begun(
-    given: _Setup, updates: PyTree, state: Any, params: PyTree
-) -> tuple[_Setup, PyTree, Any, reduce_.Prepared]:
-    """What a step of the mean works with, and its part before the exchange."""
-    setup, updates, state, params = _of_step(given, updates, state, params, False)
-    sharded.warn_if_gathered(setup.reducer, setup.axis_name)
-    return setup, updates, state, _prepare(setup, updates, state, params=params)
-
-
-def _aside(
-    given: _Setup, updates: PyTree, state: Any, params: PyTree, param_specs: PyTree, fits: bool
-) -> tuple[PyTree, Any]:
-    """A step of a sharded model; or, if `fits`, only the state as the step would begin with it."""
-    setup, updates, state, _ = _of_step(given, updates, state, params, fits)
-    if param_specs is None:
-        return _fit(setup, updates, state)
-    of_shard = functools.partial(_fit if fits else _step_of_shard, setup)
-    return sharded.update(of_shard, updates, state, param_specs, setup.axis_name)
-
-
-def _of_step(
-    given: _Setup, updates: PyTree, state: Any, params: PyTree, fits: bool
-) -> tuple[_Setup, PyTree, Any, PyTree]:
-    """The checked arguments of a step; a device averages the gradients of its lanes first."""
-    lanes = _lanes(given)
-    setup = _of_devices(given, lanes)
-    places.check_shapes(updates, params, "parameters")
-    if not fits:
-        updates = own_gradients.check(updates, setup.axis_name)
-    if lanes:
-        updates = jax.lax.pmean(updates, lanes)
-        state, params = axes.first((state, params), lanes)
-    return setup, updates, state, params
 
 
 def _lanes(setup: _Setup) -> tuple:
     """The axes of `jax.vmap` on each device, unless the reducer has levels of axes of its own."""
     axis_name = setup.axis_name
-    whole = axes.bound(axis_name) and setup.reducer.link_axis(axis_name) == axis_name
-    return axes.lanes(axis_name) if whole else ()
+    levels = isinstance(setup.source, Reducer) and setup.source.facts.levels is not None
+    return axes.lanes(axis_name) if axes.bound(axis_name) and not levels else ()
 
 
 def _of_devices(setup: _Setup, lanes: tuple) -> _Setup:
@@ -284,68 +246,51 @@ def _of_devices(setup: _Setup, lanes: tuple) -> _Setup:
 
 def _fresh(setup: _Setup, params: PyTree) -> CompressedMeanState:
     """The state before the first step, for parameters or for one device's shard of them."""
-    reducer, gate = setup.reducer, setup.gate
-    leaves_.warn(reducer, params)
+    source, gate = setup.source, setup.gate
+    leaves_.warn(source, params)
     return CompressedMeanState(
         key=jnp.array(setup.seed),  # A copy: this one may be donated.
         step=jnp.zeros((), jnp.uint32),
-        memory=state_.init(reducer, params, setup.axis_name, gated=gate is not None),
-        stats=stats_.nothing(setup.stats, reducer, params) if setup.stats else (),
+        memory=choose.memory(source, params, setup.axis_name, gated=gate is not None),
+        stats=stats_.nothing(setup.stats, source, params) if setup.stats else (),
         gate=() if gate is None else _closed(gate, setup.seed, params),
     )
 
 
-def _fit(
-    setup: _Setup, updates: PyTree, state: Any, shards: tuple[str, ...] = ()
-) -> tuple[PyTree, Any]:
-    """Adapts the memory to the current workers, and sends nothing."""
-    del shards
-    batches = accounting.plan_here(setup.reducer, updates, setup.axis_name).batches
-    memory = state_.fitted(setup.reducer, batches, state.memory, setup.axis_name)
-    return updates, state._replace(memory=memory)
-
-
-def _prepare(
+def _step(
     setup: _Setup,
     updates: PyTree,
     state: Any,
     shards: tuple[str, ...] = (),
     params: PyTree | None = None,
-) -> reduce_.Prepared:
-    """The part of a step before the exchange."""
-    settings: Any = {"guard": setup.guard, "everywhere": shards}
-    if setup.gate is not None:
-        settings |= {"gate": setup.gate, "gate_state": state.gate.state, "params": params}
-        settings["gate_key"] = noise.fold(state.gate.gate_key, state.step)
-    key = noise.fold(state.key, state.step)
-    return reduce_.prepare(setup.reducer, key, updates, state.memory, setup.axis_name, **settings)
-
-
-def _finish(
-    setup: _Setup,
-    updates: PyTree,
-    state: Any,
-    prepared: reduce_.Prepared,
-    heard: Any,
 ) -> tuple[PyTree, CompressedMeanState]:
-    """The part of a step after the exchange: the mean and the next state."""
-    result, counted = reduce_.finish(prepared, heard, tell=setup.tell), state.gate
+    """A step of the mean, or of one device's shard of it."""
+    plan = choose.plan(setup.source, updates, setup.axis_name)
+    choose.warn_of_bytes(setup.source, plan)
+    gated, counted = None, state.gate
+    if setup.gate is not None:
+        gate_key = noise.fold(counted.gate_key, state.step)
+        gated = reduce_.Gated(setup.gate, gate_key, counted.state, params)
+    key = noise.fold(state.key, state.step)
+    result = reduce_.reduce(
+        plan,
+        key,
+        updates,
+        state.memory,
+        gated=gated,
+        guard=setup.guard,
+        everywhere=shards,
+        tell=setup.tell,
+    )
     if result.participation is not None:
         counted = _counted(counted, result.gate, result.participation)
     measured: Any = ()
     if setup.stats:
-        measured = stats_.measure(setup.stats, prepared, updates, result)
+        before = state.memory.reducer
+        measured = stats_.measure(setup.stats, plan, key, before, updates, result, shards)
     return result.mean, CompressedMeanState(
         state.key, state.step + 1, result.state, measured, counted
     )
-
-
-def _step_of_shard(
-    setup: _Setup, updates: PyTree, state: Any, shards: tuple[str, ...] = ()
-) -> tuple[PyTree, CompressedMeanState]:
-    """A step on one device's shard of a sharded model."""
-    prepared = _prepare(setup, updates, state, shards)
-    return _finish(setup, updates, state, prepared, reduce_.exchange(prepared))
 
 
 def _trained(params: PyTree) -> PyTree:

@@ -18,10 +18,12 @@ from jax.sharding import AxisType, PartitionSpec
 
 from jaxcomp.backend import axes, mapping, xla
 from jaxcomp.base import Reducer
+from jaxcomp.feedback import Link
 from jaxcomp.layout import trees
 from jaxcomp.mesh import per_worker
 from jaxcomp.mesh.per_worker import PerShard
 from jaxcomp.numerics import noise
+from jaxcomp.reducers import choose
 from jaxcomp.types import Array, AxisName, PyTree
 
 
@@ -170,10 +172,10 @@ def update(
     return jax.tree.unflatten(treedef, means), common._replace(memory=PerShard(memory, names))
 
 
-def warn_if_gathered(reducer: Reducer, axis_name: AxisName) -> None:
+def warn_if_gathered(source: Link | Reducer, axis_name: AxisName) -> None:
     """Warns if XLA would gather sharded leaves to compress them."""
     mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or reducer.uplink is None or not _manual(mesh, axis_name):
+    if mesh.empty or choose.uplink(source) is None or not _manual(mesh, axis_name):
         return
     left = [name for name in _rest(mesh, axis_name) if mesh.shape[name] > 1]
     if left:

@@ -11,13 +11,15 @@ from jax import lax
 from jaxcomp.backend import axes
 from jaxcomp.base import Reducer
 from jaxcomp.codecs.coded import Spent
+from jaxcomp.exchange import levels, reduce as reduce_
+from jaxcomp.exchange.plan import Plan
+from jaxcomp.feedback import Link
 from jaxcomp.mesh import per_worker
 from jaxcomp.numerics import norms
-from jaxcomp.reducers import accounting, reduce as reduce_
+from jaxcomp.reducers import choose
 from jaxcomp.reducers.robust import RobustState
 from jaxcomp.transforms import groups as groups_
-from jaxcomp.types import Array, AxisName, PyTree
-from jaxcomp.wire import cost as wire_cost
+from jaxcomp.types import Array, PyTree
 
 
 class Stats(NamedTuple):
@@ -63,51 +65,72 @@ class Stats(NamedTuple):
     groups: Any = ()
 
 
-def nothing(stats: groups_.Grouping, reducer: Reducer, params: PyTree) -> Stats:
+def nothing(stats: groups_.Grouping, source: Link | Reducer, params: PyTree) -> Stats:
     """The statistics before the first step."""
     found: dict[str, Any] = {name: jnp.zeros((), jnp.float32) for name in Stats._fields}
     found["groups"] = ()
     if groups_.grouped(stats):
-        plan = accounting.plan(reducer, params)
-        found["groups"] = groups_.empty(groups_.names(stats, reducer, plan))
+        plan = choose.plan(source, params, sizes=(1,))
+        found["groups"] = groups_.empty(groups_.names(stats, plan))
     return Stats(**found)
 
 
 def measure(
     stats: groups_.Grouping,
-    prepared: reduce_.Prepared,
+    plan: Plan,
+    key: Array,
+    before: PyTree,
     grads: PyTree,
     result: reduce_.Reduction,
+    shards: tuple[str, ...] = (),
 ) -> Stats:
-    """The statistics of a step, over all workers and shards."""
-    settings = prepared.settings
-    reducer, axis_name, shards = settings.reducer, settings.axis_name, settings.everywhere
-    before = prepared.state.reducer
-    residual = accounting.feedback_of(reducer).unsent(per_worker.unwrap(result.state.feedback))
+    """The statistics of a step, over all workers and shards.
+
+    Args:
+        stats: the grouping of leaves.
+        plan: the plan of the step.
+        key: its key.
+        before: the reducer's state at its start.
+        grads: this worker's gradients.
+        result: its result.
+        shards: the axes of the shards of a model.
+    """
+    residual = plan.feedback.unsent(per_worker.unwrap(result.state.feedback))
     # Squares of large and small values leave the range of float32: measure in units of the largest.
-    everywhere = (*axes.names(axis_name), *shards)
+    everywhere = (*axes.names(plan.axis_name), *shards)
     top = axes.maximum(norms.largest((result.message, residual, result.given)), everywhere)
     unit = norms.unit(top)
     lost = [p - c for p, c in zip(result.message, result.sent, strict=True)]
     measured = (lost, result.message, residual, result.given)
     energies = [norms.energy(tree, unit).astype(jnp.float32) for tree in measured]
-    clipped = _clipped(prepared, result)
+    worker = lax.axis_index(plan.axis)
+    own_key = levels.key_of(plan, key)
+    clipped = groups_.clipped(plan.batches, result.message, own_key, worker)
     both = sum(clipped.values(), jnp.zeros(2, jnp.float32))
     part = result.participation
     energies = _mean(jnp.stack([*energies, *both]), part, everywhere)
     # The energies are means over workers and shards, in the unit; a norm is the sum over shards.
     factor = math.sqrt(math.prod(axes.sizes(shards))) / unit
     residual_norm, gradient_norm = _norms(energies, factor)
-    costs = (*_costs(reducer, grads, before, axis_name), *_spent(result.state, everywhere))
+    phases, number = _phases(plan, grads, before)
+    sent = [[_count(getattr(p, name)) for p in phases] for name in ("payload_bytes", "link_bytes")]
+    costs = (*(jnp.stack(each)[number] for each in sent), *_spent(result.state, everywhere))
     if part is not None:
         costs = tuple(jnp.where(part.go, cost, 0) for cost in costs)
     payload, link, spare, cut = costs
     groups: Any = ()
     if groups_.grouped(stats):
-        names = groups_.names(stats, reducer, prepared.layout)
-        parts = [groups_.energies(prepared.layout.batches, tree, unit) for tree in measured]
+        names = groups_.names(stats, plan)
+        parts = [groups_.energies(plan.layout.batches, tree, unit) for tree in measured]
         groups = _by_group(names, (*parts, clipped), part, everywhere, factor)
-        groups = _with_bytes(groups, names, prepared, grads, result)
+        sizes = [groups_.payload(phase, names) for phase in phases]
+        go = 1 if part is None else part.go
+        groups = {
+            name: group._replace(
+                payload_bytes=jnp.stack([_count(size[name]) for size in sizes])[number] * go
+            )
+            for name, group in groups.items()
+        }
     return Stats(
         relative_error=_relative(*energies[:2]),
         residual_ratio=jnp.sqrt(_relative(*energies[2:4])),
@@ -143,14 +166,6 @@ def _norms(energies: Array, factor: Array) -> Array:
     return (jnp.sqrt(energies[2:4]) * factor).astype(jnp.float32)
 
 
-def _clipped(prepared: reduce_.Prepared, result: reduce_.Reduction) -> dict[int, Array]:
-    """The clipped elements, and all elements, of leaves whose codecs clip."""
-    axis_name = prepared.settings.axis_name
-    batches = prepared.settings.resolved.within(prepared.layout.batches, axis_name)
-    worker = lax.axis_index(prepared.settings.resolved.link_axis(axis_name))
-    return groups_.clipped(batches, result.message, prepared.exchange.key, worker)
-
-
 def _by_group(
     names: Sequence[str],
     leaves: Sequence[dict[int, Array]],
@@ -182,29 +197,6 @@ def _by_group(
     return groups
 
 
-def _with_bytes(
-    groups: dict[str, groups_.GroupStats],
-    names: Sequence[str],
-    prepared: reduce_.Prepared,
-    grads: PyTree,
-    result: reduce_.Reduction,
-) -> dict[str, groups_.GroupStats]:
-    """The same with the bytes of this phase, which a closed round does not send."""
-    settings = prepared.settings
-    number = settings.reducer.phase(prepared.state.reducer)
-    sizes = [
-        groups_.payload(r, accounting.plan_here(r, grads, settings.axis_name), names)
-        for _, r in settings.reducer.schedule
-    ]
-    go = 1 if result.participation is None else result.participation.go
-    return {
-        name: group._replace(
-            payload_bytes=jnp.stack([_count(size[name]) for size in sizes])[number] * go
-        )
-        for name, group in groups.items()
-    }
-
-
 def _excluded(state: PyTree, shards: tuple[str, ...]) -> Array:
     """The number of messages that were left out; zero for reducers that leave out none."""
     leaves = jax.tree.leaves(state, is_leaf=lambda part: isinstance(part, RobustState))
@@ -233,18 +225,14 @@ def coders_spent(state: PyTree) -> Spent | None:
     return Spent(spare, lost)
 
 
-def _costs(
-    reducer: Reducer, grads: PyTree, state: PyTree, axis_name: AxisName
-) -> tuple[Array, Array]:
-    """Payload and link bytes of a step that starts with this reducer state."""
-    phases, number = reducer.schedule, reducer.phase(state)
-    sizes = axes.sizes(axis_name)
-    plans = [accounting.plan(r, grads, sizes) for _, r in phases]
-    workers = sizes if reducer.hierarchical else math.prod(sizes)
-    pairs = zip(phases, plans, strict=True)
-    payload = [_count(accounting.payload_bytes(r, plan)) for (_, r), plan in pairs]
-    link = [_count(wire_cost.wire_bytes(r, grads, workers=workers)) for _, r in phases]
-    return jnp.stack(payload)[number], jnp.stack(link)[number]
+def _phases(plan: Plan, grads: PyTree, state: PyTree) -> tuple[list[Plan], Any]:
+    """The plans of all phases, and the number of that of a step with this reducer state."""
+    phases = plan.given.facts.phases
+    if not phases:
+        return [plan], 0
+    starts = jnp.asarray([start for start, _ in phases[1:]], jnp.int32)
+    number = jnp.sum(state.phase_step >= starts, dtype=jnp.int32)
+    return [Plan.of(phase, grads, plan.axis_name, plan.sizes) for _, phase in phases], number
 
 
 def _count(size: float) -> Array:

@@ -14,14 +14,15 @@ import optax
 from jaxcomp import checks
 from jaxcomp.backend import axes, xla
 from jaxcomp.base import Codec, Reducer
+from jaxcomp.exchange import guarding
 from jaxcomp.feedback import Link, Residual, Shift
 from jaxcomp.layout import policy as policy_, trees
 from jaxcomp.layout.policy import Policy
 from jaxcomp.mesh import kinds, per_worker
 from jaxcomp.misuse import places
 from jaxcomp.numerics import noise, summing
-from jaxcomp.reducers import accounting, guarding
-from jaxcomp.transforms.mean import as_reducer, compressed_mean
+from jaxcomp.reducers import choose
+from jaxcomp.transforms.mean import compressed_mean
 from jaxcomp.types import Array, AxisName, PyTree
 
 _DOWN = 0x646F776E
@@ -228,14 +229,14 @@ def displaced_mean(
     """
     checks.number("learning_rate", learning_rate, 0.0)
     given = Link(codec, Residual()) if isinstance(codec, Codec | Policy) else codec
-    reducer = as_reducer(given)
-    feedback: Any = accounting.feedback_of(reducer)
-    if not feedback.keeps_unsent:
+    source = choose.given(given)
+    uplink = choose.uplink(source)
+    if uplink is None or not uplink.feedback.keeps_unsent:
         raise ValueError(
             "`codec` must have links with a residual, such as "
             f"jaxcomp.Link(codec, jaxcomp.Residual()), got {codec!r}"
         )
-    inner: Any = compressed_mean(reducer, axis_name, key=key)
+    inner: Any = compressed_mean(source, axis_name, key=key)
 
     def wrapped(tree: PyTree) -> per_worker.PerWorker:
         return per_worker.PerWorker.wrap(tree, "offset", axis_name)
@@ -248,8 +249,8 @@ def displaced_mean(
     ) -> tuple[PyTree, Any]:
         places.check_view(updates, params, state.offset)
         mean, after = inner.update(updates, state.mean, params, **extra)
-        plan = accounting.plan_here(reducer, updates, axis_name)
-        unsent = feedback.unsent(per_worker.unwrap(after.memory.feedback))
+        plan = choose.plan(source, updates, axis_name).layout
+        unsent = uplink.feedback.unsent(per_worker.unwrap(after.memory.feedback))
         dense = tuple(jnp.zeros(plan.likes[i].shape, plan.likes[i].dtype) for i in plan.dense)
 
         def moved(r: Array) -> Array:

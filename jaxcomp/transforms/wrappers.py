@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomp import checks
+from jaxcomp.exchange.guarding import all_finite, none_lost, retyped
+from jaxcomp.exchange.state import ReductionState
 from jaxcomp.mesh import per_worker as per_worker_
 from jaxcomp.mesh.per_worker import PerWorker
 from jaxcomp.numerics import summing
-from jaxcomp.reducers.guarding import all_finite, none_lost, retyped
-from jaxcomp.reducers.state import ReductionState
-from jaxcomp.transforms import branches
 from jaxcomp.transforms.accumulated import AccumulatedState
+from jaxcomp.transforms.mean import TELL
 from jaxcomp.types import Array, PyTree
 
 
@@ -129,11 +129,8 @@ def skip_nonfinite(tx: optax.GradientTransformation) -> optax.GradientTransforma
     def update_fn(
         updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any
     ) -> tuple[PyTree, Any]:
-        told = {**extra, branches.TELL: True}
-        made, new = inner.update(updates, state.inner, params, **told)
+        made, new = inner.update(updates, state.inner, params, **{**extra, TELL: True})
         old = state.inner
-        if branches.shapes(new) != branches.shapes(old):
-            old = branches.refitted(inner, old, updates, params, **extra)
         finite = all_finite(made) & none_lost(_unguarded(new), _unguarded(old))
 
         def kept(new: Any, old: Any) -> Any:

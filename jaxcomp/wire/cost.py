@@ -9,11 +9,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxcomp.base import Codec, Reducer
-from jaxcomp.layout import batches as batches_, trees
-from jaxcomp.layout.policy import Policy
-from jaxcomp.types import Array, Batches, PyTree
-from jaxcomp.wire import buffer
+from jaxcomp.base import Codec
+from jaxcomp.layout import batches as batches_
+from jaxcomp.types import Array, Batches
 
 
 def payload_like(batches: Batches) -> tuple[Any, ...]:
@@ -109,58 +107,6 @@ def _agreed(kind: _Kind, buckets: int, x64: bool) -> int:
         sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree)) for tree in (before, after)
     )
     return max(all_of_it - kept, 0)
-
-
-def wire_bytes(
-    codec_or_reducer: Any, like: PyTree, workers: "int | tuple[int, ...] | None" = None
-) -> int:
-    """Bytes that one worker sends for a tree like this.
-
-    For a codec or a policy: **payload bytes**, which one worker puts into the collective, once.
-    For a reducer: **link bytes**, which one device sends over its link for the whole reduction.
-
-    Here a bare codec encodes every leaf, but `compressed_mean` and its siblings leave small leaves
-    dense and choose a reducer: `describe(codec, like, workers=n).link_bytes` are the bytes that a
-    device sends in a training step, or in a round of `local_updates`. It takes reducers too.
-
-    Args:
-        codec_or_reducer: a codec, for all leaves, a `Policy`, or a reducer.
-        like: the tree, or its shapes and dtypes.
-        workers: the number of workers, or one for each axis; needed for a reducer, ignored for a
-            codec.
-
-    Raises:
-        ValueError: if a reducer comes without `workers`, or the first argument is neither.
-
-    Example:
-        >>> import jaxcomp
-        >>> like = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
-        >>> wire_bytes(jaxcomp.qsgd_inf(bits=4, bucket_size=512), like)
-        532480
-        >>> wire_bytes(jaxcomp.Dense(), like, workers=8)
-        7340032
-    """
-    if isinstance(codec_or_reducer, Reducer):
-        if workers is None:
-            raise ValueError(
-                "`workers` must be a positive integer for a reducer, whose link bytes depend on "
-                "it, got None. For payload bytes, pass the codec."
-            )
-        for number in workers if isinstance(workers, tuple) else (workers,):
-            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-                raise ValueError(
-                    "`workers` must be a positive integer, or a tuple of one for each axis, got "
-                    f"{workers!r}"
-                )
-        if isinstance(workers, tuple) and not codec_or_reducer.hierarchical:
-            workers = math.prod(workers)  # A reducer over one axis only needs the total.
-        return math.ceil(codec_or_reducer.link_bytes(like, workers))
-    if not isinstance(codec_or_reducer, Codec | Policy):
-        raise ValueError(
-            f"`codec_or_reducer` must be a codec, a Policy or a reducer, got {codec_or_reducer!r}"
-        )
-    plan = trees.layout(codec_or_reducer, like)
-    return buffer.fused_bytes(payload_like(plan.batches)) + trees.dense_bytes(plan)
 
 
 def ring_bytes(size: int, workers: int) -> int:

@@ -10,9 +10,9 @@ from jax import lax
 from jaxcomp import checks
 from jaxcomp.backend import axes, xla
 from jaxcomp.base import Feedback, Gate, Reducer
+from jaxcomp.exchange.plan import feedback_of
 from jaxcomp.layout.policy import Policy
 from jaxcomp.numerics import summing
-from jaxcomp.reducers import accounting
 from jaxcomp.types import Array, AxisName, PyTree, Stacks
 
 
@@ -36,21 +36,21 @@ def check(gate: Gate, reducer: Reducer, *, whole: bool = True) -> None:
     A gate may warn if the feedback loses the messages of closed rounds.
     """
     checks.part("gate", gate, Gate)
-    feedback = accounting.feedback_of(reducer)
+    feedback = feedback_of(reducer)
     gate.check(feedback)
-    if gate.measures and (reducer.hierarchical or not whole):
+    if gate.measures and (reducer.facts.levels is not None or not whole):
         raise ValueError(
             f"`gate={gate!r}` needs whole messages, but with jaxcomp.Hierarchical or `param_specs` "
             "a device has only slices of them; use it with jaxcomp.Gather or jaxcomp.TwoShot, "
             "on replicated parameters"
         )
-    if forgets(feedback) and (reducer.splits or reducer.scheduled):
+    if forgets(feedback) and (reducer.facts.splits or reducer.facts.phases):
         raise ValueError(
             f"`feedback={feedback!r}` requires jaxcomp.Gather, with which every device has the "
             f"whole mean, got {reducer!r}; "
             'jaxcomp.Shift(step, absent="remembered") can be used with every reducer'
         )
-    if reducer.scheduled and any(phase.splits for _, phase in reducer.schedule):
+    if any(phase.facts.splits for _, phase in reducer.facts.phases):
         raise ValueError(
             f"`gate={gate!r}` needs phases that give every device the whole mean, such as "
             f"jaxcomp.Gather, or one reducer without phases, got {reducer!r}"
@@ -66,7 +66,7 @@ def check(gate: Gate, reducer: Reducer, *, whole: bool = True) -> None:
 def _hides(reducer: Reducer) -> bool:
     """Whether a device's slice of a mirror reaches the others only through the downlink."""
     down = reducer.downlink
-    if down is None or not accounting.feedback_of(reducer).mirrors:
+    if down is None or not feedback_of(reducer).mirrors:
         return False
     return not down.feedback.mirrors
 
@@ -101,7 +101,7 @@ def factor(gate: Gate, reducer: Reducer, workers: int) -> float:
     uplink = reducer.uplink
     if uplink is not None and counted_once(uplink.feedback, uplink.policy):
         return 1.0
-    if wanted != 1 and reducer.over == "senders":
+    if wanted != 1 and reducer.facts.over == "senders":
         raise ValueError(
             f"`over` must be 'workers' with {gate!r}, which multiplies messages by {wanted:.4g}, "
             "got 'senders'; or use a feedback that sends unsent messages later, such as "

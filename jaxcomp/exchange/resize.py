@@ -14,47 +14,39 @@ _UNSENT = {ResidualState: "residual", MomentumState: "velocity"}
 """Which array of a memory is sent later, whatever is added to it."""
 
 
-def up(
+def carried(
     feedback: PyTree, reducer: PyTree, like: PyTree, workers: int, *, sharded: bool
 ) -> tuple[PyTree, PyTree]:
-    """Prepares the uplink's memory and a reducer's state for another number of workers.
+    """The uplink's memory and a reducer's state in the tree of another number of workers.
 
-    If the new workers have no downlink, its residual is added to the residual of every worker: the
-    mean residual of the uplink grows by it, so no unsent part is lost.
+    By default, some numbers of workers have a downlink and others have none. If the new workers
+    have none, its residual is added to the residual of every worker: the mean residual of the
+    uplink grows by it, so no unsent part is lost.
 
     Args:
         feedback: all workers' uplink memories.
         reducer: the state of the reducer.
-        like: shapes and dtypes of the state of the new workers' reducer.
+        like: the state of the new workers' reducer before its first step.
         workers: the new number of workers.
         sharded: whether the arrays have an axis of shards, after that of the workers.
 
     Raises:
         ValueError: if the uplink has no memory to which the residual can be added.
     """
-    nodes, treedef = jax.tree.flatten(reducer, is_leaf=per_worker.is_per_worker)
-    likes = treedef.flatten_up_to(like)
-    left = [_left_behind(*pair, sharded) for pair in zip(nodes, likes, strict=True)]
-    if not any(left):
+    if jax.tree.structure(reducer) == jax.tree.structure(like):
         return feedback, reducer
-    (unsent,) = [node.tree for node, gone in zip(nodes, left, strict=True) if gone] or [None]
-    kept = [
-        _emptied(node, sharded) if gone else node for node, gone in zip(nodes, left, strict=True)
-    ]
-    return _joined(feedback, unsent, workers, sharded), jax.tree.unflatten(treedef, kept)
+    given, wanted = _parts(reducer), _parts(like)
+    if unsent := given.get("memory"):
+        feedback = _joined(feedback, unsent.tree, workers, sharded)
+    kept = wanted | {name: given[name] for name in wanted if name in given}
+    return feedback, like._replace(**kept) if hasattr(like, "_fields") else kept.get("up", like)
 
 
-def _left_behind(node: Any, like: Any, sharded: bool) -> bool:
-    """Whether this is the memory of a downlink that the new workers do not have."""
-    if not per_worker.is_per_worker(node) or node.kind != "share":
-        return False
-    at = 2 if sharded else 1
-    pairs = zip(*map(jax.tree.leaves, (node.tree, like.tree)), strict=True)
-    return any(x.shape[at] and not wanted.shape[at] for x, wanted in pairs)
-
-
-def _emptied(node: Any, sharded: bool) -> Any:
-    return jax.tree.map(lambda x: x[:, :, :0] if sharded else x[:, :0], node)
+def _parts(reducer: PyTree) -> dict[str, Any]:
+    """The parts of a state of one or of two shots, by the names of the latter."""
+    if hasattr(reducer, "_fields"):
+        return {name: part for name, part in reducer._asdict().items() if jax.tree.leaves(part)}
+    return {"up": reducer} if jax.tree.leaves(reducer) else {}
 
 
 def _joined(feedback: Any, unsent: Any, workers: int, sharded: bool) -> Any:

@@ -1,0 +1,1 @@
+"""One plan and one exchange: the way of every gradient through links and collectives."""

@@ -1,0 +1,260 @@
+"""The plan of a reduction: everything that shapes, axes and the reducer decide, made once."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxcomp.backend import axes
+from jaxcomp.base import Costs, Feedback, Reducer
+from jaxcomp.exchange import dense as dense_
+from jaxcomp.feedback import NoFeedback, Residual
+from jaxcomp.layout import batches as batches_, policy as policy_, trees
+from jaxcomp.types import Array, AxisName, Batches, PyTree, Stacks
+from jaxcomp.wire import buffer, cost as wire_cost
+
+_COLLECTIVES = 4
+_WORTH_SEVERAL = 2**22
+"""Elements from which on the payload is sent by several collectives, so that the first ones overlap
+with the computation of the last gradients; shorter messages gain nothing."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The static part of a reduction; `init`, the step, costs and resizing all read it.
+
+    Attributes:
+        given: the reducer.
+        layout: the batches of compressed leaves, and the dense leaves.
+        axis_name: the axes of the workers; None where only their sizes are known.
+        sizes: the number of workers along each axis.
+
+    Example:
+        >>> import jaxcomp
+        >>> like = {"w": jnp.zeros((64, 64)), "b": jnp.zeros(64)}
+        >>> plan = Plan.of(jaxcomp.TwoShot(jaxcomp.sign()), like, sizes=(8,))
+        >>> plan.part_like, plan.payload_bytes, plan.link_bytes
+        ((ShapeDtypeStruct(shape=(1, 512), dtype=float32),), 800, 15288)
+    """
+
+    given: Reducer
+    layout: trees.Layout
+    axis_name: AxisName
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls,
+        reducer: Reducer,
+        like: PyTree,
+        axis_name: AxisName = None,
+        sizes: tuple[int, ...] | None = None,
+        *,
+        runs: int | None = None,
+    ) -> "Plan":
+        """The plan of a reducer for a tree like this, the same for leaves of another dtype.
+
+        Args:
+            reducer: the reducer.
+            like: the gradients or parameters, or their shapes and dtypes.
+            axis_name: the axes of the workers.
+            sizes: the number of workers along each axis; None for those of the mapped axes.
+            runs: the number of runs of leaves that share no batch; None for that of the reducer's
+                collectives.
+        """
+        sizes = axes.sizes(axis_name) if sizes is None else sizes
+        policy = policy_.NOTHING if reducer.uplink is None else reducer.uplink.policy
+        shares = _shares(reducer, sizes)
+        layout = trees.layout(policy, like, shares=shares, runs=runs or 1, mixed=True)
+        plan = cls(reducer, layout, axis_name, sizes)
+        # A device's slice along a fast axis has no contiguous leaves.
+        if runs is None and plan.fast is None and plan.collectives > 1:
+            layout = trees.layout(policy, like, shares=shares, runs=plan.collectives, mixed=True)
+            return cls(reducer, layout, axis_name, sizes)
+        return plan
+
+    @property
+    def reducer(self) -> Reducer:
+        """The reducer of the links: the given one, or its slow level."""
+        levels = self.given.facts.levels
+        return self.given if levels is None else levels[1]
+
+    @property
+    def fast(self) -> Any:
+        """The dense reducer over the last axis, before and after that of the links; or None."""
+        levels = self.given.facts.levels
+        return None if levels is None else levels[0]
+
+    @property
+    def fast_axis(self) -> AxisName:
+        """The axis of `fast`."""
+        return None if self.axis_name is None else axes.names(self.axis_name)[-1]
+
+    @property
+    def axis(self) -> AxisName:
+        """The axes that the links cross."""
+        if self.fast is None or self.axis_name is None:
+            return self.axis_name
+        slow = axes.names(self.axis_name)[:-1]
+        if not slow:
+            raise ValueError(
+                "`axis_name` must be a tuple of at least two axes for Hierarchical, the fast axis "
+                f"last, as in ('dcn', 'ici'), got {self.axis_name!r}"
+            )
+        return slow[0] if len(slow) == 1 else slow
+
+    @property
+    def workers(self) -> int:
+        """The number of workers over which the links reduce."""
+        return math.prod(self.sizes if self.fast is None else self.sizes[:-1])
+
+    @functools.cached_property
+    def batches(self) -> Batches:
+        """The batches that the links see: all rows, or this device's slice along the fast axis."""
+        whole = self.layout.batches
+        if self.fast is None:
+            return whole
+        return tuple(batches_.Shard(batch, self.sizes[-1], self.fast_axis) for batch in whole)
+
+    @functools.cached_property
+    def shards(self) -> tuple[batches_.Shard, ...]:
+        """Each worker's slice of the batches."""
+        return tuple(batches_.Shard(batch, self.workers, self.axis) for batch in self.batches)
+
+    @property
+    def likes(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """Shape and dtype of each batch's message."""
+        return tuple(batch.like for batch in self.batches)
+
+    @property
+    def part_like(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """Shape and dtype of this device's part of each batch's mean."""
+        return tuple(s.like for s in self.shards) if self.reducer.facts.splits else self.likes
+
+    @property
+    def feedback(self) -> Feedback:
+        """The feedback of the compressed leaves."""
+        return feedback_of(self.given)
+
+    def dense_mean(self, leaves: Sequence[Array], weight: Array | None = None) -> Stacks:
+        """The mean of dense leaves over all axes."""
+        found = self.given.dense(leaves, self.axis_name, weight)
+        return tuple(dense_.fused_mean(leaves, self.axis_name, weight) if found is None else found)
+
+    @property
+    def collectives(self) -> int:
+        """The maximum number of collectives into which the payload is split each way."""
+        wanted = self.reducer.facts.collectives
+        if wanted is not None or self.fast is not None:
+            return wanted or 1
+        pieces = [piece for batch in self.layout.batches for piece in batch.pieces]
+        large = sum(piece.stop - piece.start for piece in pieces) >= _WORTH_SEVERAL
+        return min(_COLLECTIVES, len({piece.leaf for piece in pieces})) if large else 1
+
+    def rounds(self, payload: PyTree) -> int:
+        """The number of sequential messages each way: `n − 1` for each collective.
+
+        Messages of one step are independent and may overlap on the wire, but plans do not assume
+        it.
+        """
+        return buffer.collectives(payload, self.collectives) * (self.workers - 1)
+
+    @functools.cached_property
+    def costs(self) -> Costs:
+        """The costs of the links; with a fast level, of this device's slice."""
+        found = self.reducer.costs(self)
+        if self.fast is None or found.efforts is None:
+            return found
+        shared = tuple((who, effort.shared(self.sizes[-1])) for who, effort in found.efforts)
+        return found._replace(efforts=shared)
+
+    @property
+    def fast_bytes(self) -> int:
+        """The bytes that one device sends for the compressed leaves over its fast links."""
+        if self.fast is None:
+            return 0
+        return (
+            2
+            * (self.sizes[-1] - 1)
+            * sum(
+                math.prod(batch.like.shape)
+                * jnp.dtype(self.fast.facts.dtype or batch.dtype).itemsize
+                for batch in self.batches
+            )
+        )
+
+    @property
+    def dense_likes(self) -> list[jax.ShapeDtypeStruct]:
+        """Shapes of the dense leaves, in the dtypes in which they are sent."""
+        likes = [self.layout.likes[i] for i in self.layout.dense]
+        return [jax.ShapeDtypeStruct(x.shape, self.dense_dtype or x.dtype) for x in likes]
+
+    @property
+    def dense_dtype(self) -> Any:
+        """The dtype in which dense leaves are sent; None for their own."""
+        dtype = self.given.facts.dtype
+        return None if dtype is None else jnp.dtype(dtype)
+
+    @property
+    def link_bytes(self) -> int:
+        """The bytes that one device sends over all its links for the whole reduction."""
+        workers = math.prod(self.sizes)
+        told = wire_cost.ring(4, workers) if self.tells else 0
+        dense = dense_.fused_link_bytes(self.dense_likes, workers)
+        return math.ceil(self.costs.link_bytes + self.fast_bytes + dense + told)
+
+    @property
+    def compressed_link_bytes(self) -> Fraction | int:
+        """The part of `link_bytes` for the compressed leaves."""
+        return self.costs.link_bytes + self.fast_bytes
+
+    @property
+    def tells(self) -> bool:
+        """Whether workers must report a non-finite memory, since the mean may still be finite.
+
+        A single worker cannot restore its memory alone: the mirror would no longer be the mean of
+        all memories. Where workers get results of their own, no worker could tell all.
+        """
+        same = self.given.facts.same_on_all
+        return bool(self.layout.batches) and same and not self.feedback.bounded
+
+    @functools.cached_property
+    def batch_bytes(self) -> tuple[float, ...]:
+        """The payload bytes of each batch of the whole tree."""
+        whole = self.layout.batches
+        own = None if self.fast is not None else self.reducer.costs(self).payload_bytes
+        if own is not None:
+            return own
+        return tuple(float(buffer.fused_bytes(part)) for part in wire_cost.payload_like(whole))
+
+    @property
+    def payload_bytes(self) -> int:
+        """The bytes that one worker puts into the collectives."""
+        return round(sum(self.batch_bytes)) + trees.dense_bytes(self.layout, self.dense_dtype)
+
+
+def feedback_of(reducer: Reducer) -> Feedback:
+    """The feedback of the workers' links."""
+    return NoFeedback() if reducer.uplink is None else reducer.uplink.feedback
+
+
+def dense_feedback_of(reducer: Reducer) -> Feedback:
+    """The feedback of dense leaves under a gate.
+
+    It is that of the compressed leaves, but without momentum, which dense leaves get after the
+    mean.
+    """
+    feedback = feedback_of(reducer)
+    return Residual() if feedback.kind == "momentum" else feedback
+
+
+def _shares(reducer: Reducer, sizes: tuple[int, ...]) -> int:
+    """The number of buckets into which to cut a leaf whose codec has no bucket size."""
+    if reducer.facts.levels is not None:
+        return sizes[-1] * _shares(reducer.facts.levels[1], sizes[:-1])
+    return math.prod(sizes) if reducer.facts.splits else 1

@@ -1,0 +1,132 @@
+"""The memory of a reduction: links, reducer, and under a gate the dense leaves."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxcomp.base import Feedback
+from jaxcomp.exchange import resize
+from jaxcomp.exchange.plan import Plan, dense_feedback_of
+from jaxcomp.mesh import kinds, per_worker
+from jaxcomp.types import PyTree
+
+
+class LevelsState(NamedTuple):
+    """The state of the slow level's reducer; devices on the fast axis hold different rows."""
+
+    outer: PyTree
+
+
+@kinds.REDUCTIONS.register
+class ReductionState(NamedTuple):
+    """The memory of the workers' links, and the reducer's own state.
+
+    Attributes:
+        feedback: the links' memory.
+        reducer: the reducer's state; `()` if it has no arrays.
+        dense: the memory of the dense leaves under a gate; else `()`.
+    """
+
+    feedback: PyTree
+    reducer: PyTree
+    dense: PyTree = ()
+
+    def check_resizable(self, workers: int) -> None:
+        """Raises a `ValueError` if the rows of a device depend on the sizes of several axes."""
+        levels = isinstance(self.reducer, LevelsState)
+        if levels and jax.tree.leaves((self.feedback, self.reducer)):
+            raise ValueError(
+                f"`state` must not be that of jaxcomp.Hierarchical to be moved to {workers} "
+                "workers, because the rows that a device stores depend on the sizes of all axes. "
+                "Make a new state with jaxcomp.init_state"
+            )
+
+    def carried(self, like: "ReductionState", workers: int, *, sharded: bool) -> "ReductionState":
+        """The state in the tree of another number of workers, without arrays that they lack.
+
+        `jaxcomp.resize_workers` calls this before it moves the arrays.
+
+        Args:
+            like: the state of the new workers before its first step.
+            workers: the new number of workers.
+            sharded: whether the arrays have an axis of shards, after that of the workers.
+
+        Raises:
+            ValueError: if the memory cannot be moved to other workers.
+        """
+        feedback, reducer = resize.carried(
+            self.feedback, self.reducer, like.reducer, workers, sharded=sharded
+        )
+        return self._replace(feedback=feedback, reducer=reducer)
+
+
+def init(plan: Plan, *, gated: bool = False) -> ReductionState:
+    """Memory for the leaves of a plan; with `gated`, also for the dense leaves.
+
+    Raises:
+        ValueError: if a codec cannot be combined with its feedback.
+    """
+    feedback, of_dense = plan.feedback, dense_feedback_of(plan.given)
+    for batch in plan.batches:
+        feedback.check(batch.codec, batch.size)
+    likes = tuple(plan.layout.likes[i] for i in plan.layout.dense)
+    return ReductionState(
+        feedback=hold(plan, feedback.init(plan.likes, plan.part_like)),
+        reducer=hold_reducer(plan, plan.reducer.init(plan)),
+        dense=hold_dense(plan, of_dense, of_dense.init(likes, likes)) if gated else (),
+    )
+
+
+def hold(plan: Plan, memory: PyTree) -> PyTree:
+    """The memory of the workers' links as a state stores it."""
+    facts = plan.given.facts
+    return per_worker.wrap(
+        memory,
+        plan.feedback.kind,
+        plan.axis_name,
+        splits=facts.splits,
+        alike=facts.same_on_all,
+    )
+
+
+def hold_dense(plan: Plan, feedback: Feedback, memory: PyTree) -> PyTree:
+    """The memory of the dense leaves as a state stores it; every device has their whole mean."""
+    return per_worker.wrap(memory, feedback.kind, plan.axis_name)
+
+
+def hold_reducer(plan: Plan, state: PyTree) -> PyTree:
+    """A reducer's state as it is stored: `()` without arrays, for any number of workers."""
+    held = state if jax.tree.leaves(state) else ()
+    return held if plan.fast is None else LevelsState(held)
+
+
+def of_reducer(plan: Plan, held: PyTree) -> PyTree:
+    """The inverse of `hold_reducer`."""
+    held = held if plan.fast is None else held.outer
+    return held if jax.tree.leaves(held) else plan.reducer.init(plan)
+
+
+def check(plan: Plan, state: ReductionState, *, gated: bool = False) -> None:
+    """Raises a `ValueError` for the state of other gradients, workers or settings."""
+    wanted = jax.eval_shape(lambda: init(plan, gated=gated))
+    if (got := shapes(state)) != (want := shapes(wanted)):
+        raise ValueError(
+            f"`state` must be one for these gradients and {plan.workers} workers, with memory of "
+            f"shapes {want}, got {got}. Make it with jaxcomp.init_state, or with tx.init inside "
+            "the mapped function, or convert it from another number of workers with "
+            "jaxcomp.resize_workers"
+        )
+
+
+def shapes(tree: PyTree) -> dict[str, tuple[int, ...]]:
+    """The shape of every array of a tree, by its path."""
+    flat = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path): jnp.shape(x) for path, x in flat}
+
+
+def same_shapes(tree: Any, other: Any) -> bool:
+    """Whether two trees have the same structure and shapes."""
+    if jax.tree.structure(tree) != jax.tree.structure(other):
+        return False
+    return shapes(tree) == shapes(other)
