@@ -149,7 +149,6 @@ def training_state(tx: Any, params: Any, mesh: Any, axis: str) -> tuple[Any, Any
     from jax.sharding import NamedSharding, PartitionSpec
 
     import jaxcomp
-
     def placed(x, spec):
         shape = (WORKERS, *x.shape[1:]) if axis in spec else x.shape
         return jax.ShapeDtypeStruct(shape, x.dtype, sharding=NamedSharding(mesh, spec))
@@ -169,6 +168,7 @@ def step(report: Report, found: list[Any]) -> None:
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
     import jaxcomp
+    from jaxcomp.reducers import choose
 
     mesh = Mesh(np.array(found[:WORKERS]), ("data",))
     params = {f"layer{i}": jax.ShapeDtypeStruct((512, 500 + i), jnp.float32) for i in range(8)}
@@ -178,7 +178,7 @@ def step(report: Report, found: list[Any]) -> None:
     def loss(params, x):
         return sum(jnp.mean(jnp.tanh(x @ w) ** 2) for w in params.values())
 
-    links = {name: jaxcomp.Auto(codec).uplink for name, codec in KERNEL_CODECS.items()}
+    links = {name: choose.given(codec) for name, codec in KERNEL_CODECS.items()}
     # In each direction one kernel encodes and one decodes. With a residual, another kernel decodes
     # the worker's own message.
     ways = [

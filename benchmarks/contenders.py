@@ -16,9 +16,9 @@ from timing import into_fresh, into_warm
 
 import jaxcomp
 from jaxcomp.base import decode_sum as sums
+from jaxcomp.exchange import payloads as keys_of
 from jaxcomp.layout import trees
 from jaxcomp.numerics import noise
-from jaxcomp.reducers import payloads as keys_of
 from jaxcomp.sparsify import choices
 
 BUCKETS = (512, 1024, 4096, 65_536)

@@ -37,7 +37,7 @@ WAYS: dict[str, Any] = {
     "4 bits, two shots": jaxcomp.TwoShot(Q4, Q4),
     "sign, two shots": jaxcomp.TwoShot(SIGN, SIGN),
     "4 bits, gathered": jaxcomp.Gather(Q4),
-    "top_k 1 %, gathered": jaxcomp.Auto(jaxcomp.top_k(fraction=0.01)),
+    "top_k 1 %, gathered": jaxcomp.top_k(fraction=0.01),
 }
 COLOURS = np.array([1 / 16, 1 / 8, 1 / 4, 1 / 2, 1 / 1.1, 1.1, 2, 4, 8, 16])
 """Edges of the colours; what is within a tenth of bfloat16 is white."""

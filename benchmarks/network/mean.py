@@ -19,7 +19,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import jaxcomp
 from jaxcomp import Gather, Link, NoFeedback, Residual, TwoShot
 from jaxcomp.planning import planner, timing
-from jaxcomp.reducers import accounting
 
 CODECS = {f"{bits}-bit": Link(jaxcomp.qsgd_inf(bits=bits), NoFeedback()) for bits in (8, 4, 2)}
 CODECS["1-bit"] = Link(jaxcomp.sign(), Residual())
@@ -33,10 +32,10 @@ METHODS: dict[str, Any] = {
     "dense bfloat16": jaxcomp.Dense(dtype="bfloat16"),
     **{f"gather, {name}": Gather(link) for name, link in CODECS.items()},
     **{f"two shots, {name}": TwoShot(link, link) for name, link in CODECS.items()},
-    **{name: jaxcomp.Auto(codec) for name, codec in SPARSE.items()},
+    **SPARSE,
     "PowerSGD rank 4": jaxcomp.PowerIteration(rank=4),
-    "default for qsgd_inf(bits=4)": jaxcomp.Auto(jaxcomp.qsgd_inf(bits=4)),
-    "default for sign()": jaxcomp.Auto(jaxcomp.sign()),
+    "default for qsgd_inf(bits=4)": jaxcomp.qsgd_inf(bits=4),
+    "default for sign()": jaxcomp.sign(),
 }
 MIB = 2**20
 
@@ -47,9 +46,8 @@ def like(elements: int) -> jax.ShapeDtypeStruct:
 
 
 def picked(method: Any, like: Any, workers: int) -> Any:
-    """The reducer that a method resolves to."""
-    batches = accounting.plan(method, like, (workers,)).batches
-    return method.resolve(batches, (workers,))
+    """The reducer of a method."""
+    return jaxcomp.choose_reducer(method, like, workers)
 
 
 def mean_of(

@@ -12,7 +12,6 @@ import numpy as np
 
 import jaxcomp
 from jaxcomp.graphs import mixing
-from jaxcomp.reducers import accounting
 from jaxcomp.theory import cost
 
 
@@ -52,9 +51,8 @@ def _rounds(reducer: Any, like: Any, workers: int) -> list[list[np.ndarray]]:
 
 
 def _payload(reducer: Any, like: Any, workers: int) -> float:
-    batches = accounting.plan(reducer, like, (workers,)).batches
     messages = jaxcomp.graphs.degree(reducer.graph, workers)
-    return float(reducer.batches_link_bytes(batches, workers)) / float(messages)
+    return float(jaxcomp.wire_bytes(reducer, like, workers)) / float(messages)
 
 
 def seconds(load: np.ndarray, links: dict[str, Any]) -> float:

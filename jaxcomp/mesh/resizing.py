@@ -112,10 +112,14 @@ def _like(tx: Any, params: PyTree, workers: int) -> PyTree:
 
 def _begun(tx: Any, params: PyTree, workers: int) -> PyTree:
     """The state of so many workers before the first step."""
-    zeros = jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), jnp.result_type(x)), params)
+
+    def array(x: Any) -> Any:
+        shape = isinstance(x, jax.ShapeDtypeStruct)
+        return jnp.zeros(x.shape, x.dtype, device=x.sharding) if shape else x
+
     with axes.planned(workers), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        one = jax.jit(lambda: tx.init(zeros))()
+        one = tx.init(jax.tree.map(array, params))
 
     def all_of_them(path, x):
         marked = per_worker.marked(path)

@@ -15,8 +15,8 @@ from suite import few_or_all
 import jaxcomp
 from jaxcomp import algorithms, graphs
 from jaxcomp.algorithms import decentralised, finite_sums
+from jaxcomp.exchange.plan import Plan
 from jaxcomp.layout import trees
-from jaxcomp.reducers import accounting
 from jaxcomp.testing import problems
 from jaxcomp.testing.mingling import mingle
 
@@ -138,11 +138,9 @@ def test_gates_and_shards_that_cannot_work_are_refused():
 
 
 def weighted(reducer, x):
-    plan = accounting.plan_here(reducer, x, AXIS)
-    message = trees.stacks(plan, x)[0]
-    state = reducer.init(plan.batches, AXIS)
-    key = jnp.zeros(2, jnp.uint32)
-    return reducer.collect(key, plan.batches, message, state, AXIS, jnp.ones(())).part
+    plan = Plan.of(reducer, x, AXIS)
+    message, key = trees.stacks(plan.layout, x)[0], jnp.zeros(2, jnp.uint32)
+    return reducer.collect(plan, key, message, reducer.init(plan), jnp.ones(())).part
 
 
 @pytest.mark.core("plain")

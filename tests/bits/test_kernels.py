@@ -17,6 +17,7 @@ from jaxcomp import bits
 from jaxcomp.codecs.payload import QuantizedPayload
 from jaxcomp.numerics import exact, noise
 from jaxcomp.quantize import rounding
+from jaxcomp.reducers import choose
 from jaxcomp.rotate import hadamard
 from jaxcomp.types import Key
 
@@ -247,7 +248,7 @@ CALLS = {"cuda": "__gpu$xla.gpu.triton", "tpu": "tpu_custom_call"}
 
 def lowered_step(codec, mesh):
     """A training step over the first axis of the mesh."""
-    reducer = jaxcomp.Gather(jaxcomp.Auto(codec).uplink)
+    reducer = jaxcomp.Gather(choose.given(codec))
     tx = jaxcomp.compressed_mean(reducer, "data")
     params = {"w": jnp.ones((64, 640)), "v": jnp.ones(5000)}
     given = params, jax.eval_shape(tx.init, params)

@@ -12,9 +12,9 @@ from hypothesis import example, given, settings, strategies as st
 import jaxcomp
 from jaxcomp import testing
 from jaxcomp.codecs.low_rank import merged_layers
+from jaxcomp.exchange.plan import Plan
 from jaxcomp.layout import trees
 from jaxcomp.numerics import orthonormal as orthonormal_
-from jaxcomp.reducers import accounting
 
 
 def gaussian(*shape, seed=0):
@@ -122,7 +122,7 @@ def test_which_leaf_is_which_matrix():
         jaxcomp.Rule("head", None),
     )
     reducer = jaxcomp.PowerIteration(rank=4, rules=rules)
-    plan = accounting.plan(reducer, like)
+    plan = layout_of(reducer, like)
     found = {
         path: (codec and (codec.rank, *codec.matrix), why)
         for path, codec, why in zip(plan.paths, plan.codecs, plan.reasons, strict=True)
@@ -142,7 +142,11 @@ def test_which_leaf_is_which_matrix():
         2,
     ]  # Of one shape, together.
     less = jaxcomp.PowerIteration(rank=4, min_ratio=1.5)
-    assert accounting.plan(less, like).codecs[plan.paths.index("thin")] is not None
+    assert layout_of(less, like).codecs[plan.paths.index("thin")] is not None
+
+
+def layout_of(reducer, like):
+    return Plan.of(reducer, like, sizes=(1,)).layout
 
 
 STACKS = {
@@ -179,15 +183,15 @@ def test_stacked_layers_are_named(name):
     """Where shapes tell that a first axis is an index of layers, and nowhere else."""
     tree = {"embed": (500, 64), "inner": (STACKS | OTHERS)[name], "scale": (64,)}
     plain = jaxcomp.PowerIteration(rank=2)
-    hints = merged_layers(accounting.plan(plain, shapes_of(tree)))
+    hints = merged_layers(layout_of(plain, shapes_of(tree)))
     assert len(hints) == (name in STACKS)
-    alone = merged_layers(accounting.plan(plain, shapes_of(tree["inner"])))
+    alone = merged_layers(layout_of(plain, shapes_of(tree["inner"])))
     assert len(alone) == (name in STACKS)
     if name in STACKS:
         assert "'inner/*' looks like" in hints[0]
         advice = hints[0].rpartition("rules=")[2]
         better = jaxcomp.PowerIteration(rank=2, rules=eval(advice, {"jaxcomp": jaxcomp}))
-        assert not merged_layers(accounting.plan(better, shapes_of(tree)))
+        assert not merged_layers(layout_of(better, shapes_of(tree)))
 
 
 @pytest.mark.parametrize("mean", ["power iteration", "codec", "local"])

@@ -46,7 +46,7 @@ REDUCERS = {
     "two_shot": jaxcomp.TwoShot,
     "both_ways": lambda link: jaxcomp.TwoShot(link, link),
     "psum": jaxcomp.Psum,
-    "cheapest": jaxcomp.Auto,
+    "chosen": lambda link: link,
     "hierarchy": lambda link: jaxcomp.Hierarchical(jaxcomp.Dense(), jaxcomp.Gather(link)),
     "vote": jaxcomp.Vote,
 }

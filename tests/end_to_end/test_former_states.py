@@ -1,4 +1,4 @@
-"""Checkpoints that flax wrote with version 0.2 are read, and training goes on with the same bits."""
+"""Checkpoints of version 0.2 are read, and training goes on from them with the same bits."""
 
 import json
 import os

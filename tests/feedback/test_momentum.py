@@ -12,9 +12,10 @@ import pytest
 import jaxcomp
 from jaxcomp import testing
 from jaxcomp.base import Feedback, WrappedFeedback
+from jaxcomp.exchange import reduce as reduce_, state as state_
+from jaxcomp.exchange.plan import Plan
 from jaxcomp.feedback import MomentumState
 from jaxcomp.numerics import noise
-from jaxcomp.reducers import reduce as reduce_, state as state_
 
 WORKERS, STEPS, DECAY = 4, 7, 0.9
 RNG = np.random.default_rng(0)
@@ -161,8 +162,8 @@ def test_a_worker_that_does_not_take_part_keeps_everything():
     grads = {"w": GRADS[0]["kernel"]}
 
     def step(grads, weight):
-        state = state_.init(reducer, like, "data")
-        result = reduce_.reduce(reducer, noise.raw(0), grads, state, "data", weight=weight)
+        plan = Plan.of(reducer, like, "data")
+        result = reduce_.reduce(plan, noise.raw(0), grads, state_.init(plan), weight=weight)
         return result.mean, result.state.feedback.own()
 
     weights = jnp.array([1.0, 0.0, 2.0, 1.0])

@@ -8,9 +8,9 @@ from suite import COMMON, few_or_all, label
 
 import jaxcomp
 from jaxcomp import codecs
+from jaxcomp.exchange.plan import Plan
 from jaxcomp.layout import trees
 from jaxcomp.numerics import segments as segments_
-from jaxcomp.reducers import accounting
 
 WHOLE = [codec for codec in COMMON if codec.bucket_size is None]
 SHAPES = [(64,), (100, 3), (7,), (333,), (128, 40), (64,), (50, 50)]
@@ -165,7 +165,7 @@ def test_a_downlink_of_shorter_buckets_leaves_the_padding_zero():
     state, mean = jax.vmap(steps, axis_name="data")(grads)
     assert all(bool(jnp.isfinite(leaf).all()) for leaf in mean)
     held = state.memory.reducer.memory.tree.residual[0]
-    plan = accounting.plan(reducer, tree, (2,))
+    plan = Plan.of(reducer, tree, sizes=(2,)).layout
     real = plan.batches[0].codec.segments.real(plan.batches[0].counts())
     assert real.shape[0] == 2
     np.testing.assert_array_equal(np.where(real, 0, held.reshape(real.shape)), 0)

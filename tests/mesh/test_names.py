@@ -23,7 +23,7 @@ class Fields(NamedTuple):
 
     averages: Any
     carried: Any
-    is_slice: Any
+    check_resizable: Any
     offset: Any
     everyones: Any
     mirror: Any

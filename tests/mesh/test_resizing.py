@@ -1,5 +1,6 @@
 """Another number of workers: nothing unsent is lost, or the move is refused."""
 
+import contextlib
 import itertools
 
 import jax
@@ -14,8 +15,10 @@ from resizing import AXIS, PARAMS, check_moved, filled, shapes
 from suite import CODECS, COMMON, few_or_all, label
 
 import jaxcomp
+from jaxcomp.backend import axes
 from jaxcomp.layout import trees
 from jaxcomp.mesh import per_worker, pmapped
+from jaxcomp.reducers import choose
 
 MOVES = [(8, 1), (8, 3), (8, 4), (1, 8)]
 SIGN = everywhere(jaxcomp.sign(bucket_size=64))
@@ -150,7 +153,7 @@ def check_alike(x, like):
 
 def random_state(tx, *sizes):
     """A state of so many workers, and the shapes of that of one."""
-    one = jax.eval_shape(tx.init, PARAMS)
+    one = resizing.all_rows(tx)
     return filled(shapes(tx, sizes), one), one
 
 
@@ -166,19 +169,25 @@ def test_nothing_unsent_is_lost(name, workers, others):
 
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore:compressed_mean compresses")
-def test_no_state_of_one_worker_is_taken_for_a_slice():
-    """Nor that of a single worker inside a mapped function; `test_pmapped.py` has slices."""
+def test_no_state_that_may_be_copied_to_all_workers_is_taken_for_a_slice():
+    """`tx.init` makes it, or says how to; `test_pmapped.py` has slices."""
+    made = 0
     for make in (EVERY | WHOLE).values():
         tx = make()
-        pmapped.check_rows(jax.eval_shape(tx.init, PARAMS))
-        pmapped.check_rows(shapes(tx, (1,)))
         pmapped.check_rows(shapes(tx, (8,)))
+        with contextlib.suppress(ValueError):
+            pmapped.check_rows(jax.eval_shape(tx.init, PARAMS))
+            made += 1
+            continue
+        with pytest.raises(ValueError, match=r"`tx\.init` must know the number of workers"):
+            tx.init(PARAMS)
+    assert made > len(EVERY) // 2
 
 
 @pytest.mark.parametrize("codec", few_or_all(COMMON[::3], CODECS), ids=label)
 def test_every_recipe_moves(codec):
     """A codec with the feedback of its class and with its own state."""
-    tx = mean(jaxcomp.Gather(jaxcomp.Auto(everywhere(codec)).uplink))
+    tx = mean(jaxcomp.Gather(choose.given(everywhere(codec))))
     state, one = random_state(tx, 8)
     check_moved(state, moved(tx, state, 3), one, 1e-2)
 
@@ -258,20 +267,15 @@ def inside(state, workers):
 
 @pytest.mark.full
 @pytest.mark.parametrize("codec", [HALF, jaxcomp.sidco(0.1, bucket_size=64)], ids=["cut", "sidco"])
-def test_states_made_outside_fit_downlinks_of_their_own(codec):
+def test_states_of_downlinks_have_their_shapes_from_the_beginning(codec):
     """In shorter buckets than the uplink's, or with a codec that counts for each bucket."""
     tx = mean(jaxcomp.TwoShot(RESIDUAL, jaxcomp.Link(codec, jaxcomp.Residual())))
-    one = tx.init(PARAMS)
+    with pytest.raises(ValueError, match=r"`tx\.init` must know .* of 'workers', on which"):
+        tx.init(PARAMS)
     grads = jax.tree.map(lambda p: jnp.ones((3, *p.shape), p.dtype), PARAMS)
-    state = jax.tree.map(lambda x: jnp.stack([x] * 3), one)
+    state = jax.eval_shape(jax.vmap(tx.init, axis_name=AXIS), grads)
     _, after = jax.eval_shape(jax.vmap(tx.update, axis_name=AXIS), grads, state)
-    for x, like in zip(jax.tree.leaves(after), jax.tree.leaves(inside_shapes(tx, 3)), strict=True):
-        check_alike(x, like)
-
-
-def inside_shapes(tx, workers):
-    grads = jax.tree.map(lambda p: jnp.ones((workers, *p.shape), p.dtype), PARAMS)
-    return jax.eval_shape(jax.vmap(tx.init, axis_name=AXIS), grads)
+    jax.tree.map(check_alike, after, state)
 
 
 def test_shards_keep_their_own():
@@ -285,16 +289,15 @@ def test_shards_keep_their_own():
     def drawn(path, x):
         if not per_worker.marked(path):
             return jnp.zeros(x.shape, x.dtype)
-        shape = (4, *x.shape[1:])
+        held = rng.standard_normal((4, *x.shape[1:]))
         if per_worker.shared_out(path):  # Eleven buckets a shard, three a worker and one empty one.
-            shape = (4, 2, 3, *x.shape[3:])
-        held = rng.standard_normal(shape)
-        if per_worker.shared_out(path):
+            assert held.shape[:3] == (4, 2, 3)
             held[3, :, 2:] = 0
         return jnp.asarray(held, x.dtype)
 
-    one = jax.eval_shape(tx.init, params)
-    state = jax.tree_util.tree_map_with_path(drawn, one)
+    with axes.planned(4):
+        like = jax.eval_shape(tx.init, params)
+    state = jax.tree_util.tree_map_with_path(drawn, like)
     after = jaxcomp.resize_workers(tx, state, params, 1)
     up, down, kept = (
         s.memory.tree.feedback.tree.residual[0]

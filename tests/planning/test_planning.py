@@ -12,6 +12,7 @@ import pytest
 import jaxcomp
 import jaxcomp_command
 from jaxcomp.planning import models, planner, timing
+from jaxcomp.reducers import choose
 from jaxcomp.theory import cost
 
 LIKE = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
@@ -123,7 +124,7 @@ def test_the_fastest_of_the_repeats_counts_and_their_spread_is_told(monkeypatch)
     given = [0.011, 0.022, 0.033]
     monkeypatch.setattr(timing, "times", lambda run, repeats, meet: given)
     measure = timing.measure.__wrapped__  # Nothing of this may be remembered.
-    way = jaxcomp.Auto(SIGN).uplink
+    way = choose.given(SIGN)
     found = measure(way, 2**12)
     assert (found.whole, found.decode, found.add) == (0.011, 0.011, 0.0)
     assert found.spread == pytest.approx(1.0)

@@ -59,7 +59,6 @@ ARGUMENTS = {
     "Alternating": {"graphs": (graphs.Ring(), graphs.OnePeer())},
     "Aggregated": {"feedback": jaxcomp.Residual(0.9)},
     "AtLeast": {"value": 0.5, "fraction": 0.1},
-    "Auto": {"link": LINK},
     "Bernoulli": {"p": 0.5},
     "Cast": {"dtype": "float16"},
     "Censored": {"threshold": 0.1},

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import jaxcomp
-from jaxcomp.reducers import gating
+from jaxcomp.exchange import gating
 
 
 @pytest.mark.parametrize("feedback", [jaxcomp.NoFeedback(), jaxcomp.Shift(0.5)], ids=str)

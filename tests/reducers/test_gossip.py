@@ -11,9 +11,10 @@ import pytest
 
 import jaxcomp
 from jaxcomp import graphs
+from jaxcomp.exchange import reduce, state as state_
+from jaxcomp.exchange.plan import Plan
 from jaxcomp.layout import trees
 from jaxcomp.numerics import noise
-from jaxcomp.reducers import accounting, reduce, state as state_
 
 AXIS, WORKERS = "workers", 8
 LIKE = {"w": jnp.zeros((48, 130)), "b": jnp.zeros(7), "e": jnp.zeros((0, 3))}
@@ -47,12 +48,12 @@ def runner(reducer):
     """The result of a step of all workers, with memory, and messages and payloads as stacks."""
 
     def step(key, tree, memory):
-        found = reduce.reduce(reducer, key, tree, memory, AXIS)
+        found = reduce.reduce(Plan.of(reducer, tree, AXIS), key, tree, memory)
         return found.mean, found.state, found.sent, found.message
 
     @functools.partial(jax.vmap, in_axes=None, axis_name=AXIS, axis_size=WORKERS)
     def begin(like):
-        return state_.init(reducer, like, AXIS)
+        return state_.init(Plan.of(reducer, like, AXIS))
 
     mapped = jax.vmap(step, in_axes=(None, 0, 0), axis_name=AXIS)
     return jax.jit(mapped), begin(LIKE)
@@ -63,7 +64,8 @@ def runner(reducer):
 def test_a_worker_gets_the_weighted_sum_of_what_its_neighbours_sent(name):
     reducer = CASES[name]
     run, memory = runner(reducer)
-    matrices, plan = reducer.graph.matrices(WORKERS), accounting.plan(reducer, LIKE)
+    matrices = reducer.graph.matrices(WORKERS)
+    plan = Plan.of(reducer, LIKE, sizes=(WORKERS,)).layout
     for number in range(3):
         means, memory, sent, _ = run(noise.fold(noise.raw(3), number), drawn(number), memory)
         if reducer.uplink.feedback.mirrors:  # The result is the mirror: the neighbours' memories.

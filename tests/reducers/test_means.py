@@ -11,10 +11,10 @@ from jax.sharding import PartitionSpec as P
 from suite import few_or_all, slow
 
 import jaxcomp
-from jaxcomp.backend import axes
+from jaxcomp.exchange import levels, over_workers
 from jaxcomp.layout import trees
 from jaxcomp.numerics import noise
-from jaxcomp.reducers import accounting, over_workers
+from jaxcomp.reducers import choose
 from jaxcomp.types import AxisName
 
 SIGN, QSGD = jaxcomp.sign(), jaxcomp.qsgd_inf(bits=4)
@@ -40,7 +40,7 @@ MORE_REDUCERS = {
     "gathered rotated": jaxcomp.Gather(jaxcomp.eden(4, 512)),
     "gathered casts": jaxcomp.Gather(kept(jaxcomp.cast("bfloat16"))),
     "two shots of signs": jaxcomp.TwoShot(kept(SIGN), kept(SIGN)),
-    "cheapest": jaxcomp.Auto(QSGD),
+    "cheapest": jaxcomp.Link(QSGD),
     "added samples": jaxcomp.Psum(jaxcomp.random_k(fraction=1.0)),
 }
 
@@ -49,17 +49,16 @@ def mean_of(reducer, weighted, axis_name: AxisName = "data"):
     """The mean of trees with a leading axis of workers."""
 
     def run(grads, weight):
-        layout = accounting.plan_here(reducer, grads, axis_name)
-        message, dense = trees.stacks(layout, grads)
-        chosen = reducer.resolve(layout.batches, axes.sizes(axis_name))
-        message = chosen.pre_reduce(layout.batches, message, axis_name)
+        plan = choose.plan(reducer, grads, axis_name)
+        message, dense = trees.stacks(plan.layout, grads)
+        message = levels.scattered(plan, message)
         weight = weight if weighted else None
-        state = chosen.init(layout.batches, axis_name)
-        key = noise.raw(1)
-        got = chosen.collect(key, layout.batches, message, state, axis_name, weight)
-        mean, _ = chosen.spread(key, layout.batches, got.part, got.state, axis_name)
-        mean = chosen.post_reduce(layout.batches, mean, axis_name)
-        return trees.assemble(layout, mean, chosen.dense(dense, axis_name, weight))
+        state = plan.reducer.init(plan)
+        key = levels.key_of(plan, noise.raw(1))
+        got = plan.reducer.collect(plan, key, message, state, weight)
+        mean, _ = plan.reducer.spread(plan, key, got.part, got.state)
+        mean = levels.gathered(plan, mean)
+        return trees.assemble(plan.layout, mean, plan.dense_mean(dense, weight))
 
     return run
 

@@ -8,7 +8,7 @@ import numpy as np
 
 import jaxcomp
 from jaxcomp.base import Codec
-from jaxcomp.layout import trees
+from jaxcomp.exchange.plan import Plan
 from jaxcomp.numerics import noise
 
 LEAF = jnp.zeros((4, 8))
@@ -35,12 +35,11 @@ EVERYTHING = jaxcomp.Policy(Seeds(), min_size=0, min_ndim=0)
 def test_all_messages_of_two_shots_have_different_noise():
     """Those of every worker, in both directions."""
     reducer = jaxcomp.TwoShot(EVERYTHING, Seeds())
-    batches = trees.layout(EVERYTHING, LEAF).batches
 
     def sent(message):
-        state, key = reducer.init(batches, "data"), noise.raw(0)
-        got = reducer.collect(key, batches, (message,), state, "data")
-        return got.sent[0], reducer.spread(key, batches, got.part, got.state, "data")[0][0]
+        plan, key = Plan.of(reducer, LEAF, "data"), noise.raw(0)
+        got = reducer.collect(plan, key, (message,), reducer.init(plan))
+        return got.sent[0], reducer.spread(plan, key, got.part, got.state)[0][0]
 
     up, down = jax.jit(jax.vmap(sent, axis_name="data"))(jnp.zeros((2, 4, 8)))
     assert np.unique(up).size == 8

@@ -11,8 +11,8 @@ from jax.sharding import PartitionSpec as P
 
 import jaxcomp
 from jaxcomp.backend import axes
+from jaxcomp.exchange.plan import Plan
 from jaxcomp.layout import grouping
-from jaxcomp.reducers import accounting
 
 RNG = np.random.default_rng(0)
 LIKE = {f"w{i}": jnp.zeros((40 + i, 64)) for i in range(5)} | {"b": jnp.zeros(7)}
@@ -63,7 +63,8 @@ def test_the_mean_is_the_same_in_a_few_collectives(kind, mesh):
 
 
 def test_a_run_of_leaves_is_a_batch_of_its_own():
-    split = accounting.plan(jaxcomp.Gather(jaxcomp.qsgd_inf(bits=4), collectives=2), LIKE)
+    two = jaxcomp.Gather(jaxcomp.qsgd_inf(bits=4), collectives=2)
+    split = Plan.of(two, LIKE, sizes=(2,)).layout
     leaves = [{piece.leaf for piece in batch.pieces} for batch in split.batches]
     assert len(leaves) == 2
     assert not leaves[0] & leaves[1]
@@ -71,8 +72,7 @@ def test_a_run_of_leaves_is_a_batch_of_its_own():
     small = {"w": large["w0"]}
     for like, runs in ((large, 4), (small, 1), (LIKE, 1)):
         reducer = jaxcomp.TwoShot(jaxcomp.qsgd_inf(bits=4))
-        plan = accounting.plan(reducer, like)
-        assert accounting.collectives(reducer, plan.batches) == runs
+        assert Plan.of(reducer, like, sizes=(2,)).collectives == runs
     with pytest.raises(ValueError, match="`collectives` must be at least 1, got 0"):
         jaxcomp.Gather(jaxcomp.qsgd_inf(), collectives=0)
     with pytest.raises(ValueError, match="`collectives` must be"):

@@ -12,10 +12,11 @@ import pytest
 
 import jaxcomp
 from jaxcomp import testing
+from jaxcomp.exchange import reduce as reduce_, state as state_
+from jaxcomp.exchange.plan import Plan
 from jaxcomp.layout import trees
 from jaxcomp.numerics import noise
 from jaxcomp.planning.description import short
-from jaxcomp.reducers import reduce as reduce_, state as state_
 
 WORKERS, STEPS = 8, 6
 RNG = np.random.default_rng(0)
@@ -49,9 +50,10 @@ def alone():
 
     def step(number, key, grads, memory):
         reducer = jaxcomp.Gather(link(FRACTIONS[number]))
-        state = state_.init(reducer, LIKE, "data")
+        plan = Plan.of(reducer, LIKE, "data")
+        state = state_.init(plan)
         memory = jaxcomp.PerWorker.wrap(memory, "momentum", "data")
-        result = reduce_.reduce(reducer, key, grads, state._replace(feedback=memory), "data")
+        result = reduce_.reduce(plan, key, grads, state._replace(feedback=memory))
         return result.mean, result.state.feedback.own()
 
     steps = [

@@ -17,9 +17,9 @@ from suite import slow
 
 import jaxcomp
 from jaxcomp import testing
+from jaxcomp.exchange.plan import Plan
 from jaxcomp.layout import trees
 from jaxcomp.numerics import noise
-from jaxcomp.reducers import accounting
 
 PLAIN = jaxcomp.PowerIteration(rank=4)
 TURNS = jaxcomp.PowerIteration(rank=4, alternate=True)
@@ -56,10 +56,10 @@ def step(reducer, grads, state, weight=None):
     """One reduction without feedback over the workers of the leading axis, which is simulated."""
 
     def collect(tree, state, weight):
-        plan = accounting.plan(reducer, tree)
-        message, _ = trees.stacks(plan, tree)
-        got = reducer.collect(noise.raw(1), plan.batches, message, state, "data", weight)
-        return *(trees.assemble(plan, x, ()) for x in (got.part, got.sent)), got.state
+        plan = Plan.of(reducer, tree, "data")
+        message, _ = trees.stacks(plan.layout, tree)
+        got = reducer.collect(plan, noise.raw(1), message, state, weight)
+        return *(trees.assemble(plan.layout, x, ()) for x in (got.part, got.sent)), got.state
 
     axes = (0, 0, None if weight is None else 0)
     return jax.vmap(collect, in_axes=axes, axis_name="data")(grads, state, weight)
@@ -68,7 +68,7 @@ def step(reducer, grads, state, weight=None):
 def start(reducer, grads):
     workers = jax.tree.leaves(grads)[0].shape[0]
     like = jax.tree.map(lambda g: jax.ShapeDtypeStruct(g.shape[1:], g.dtype), grads)
-    state = reducer.init(accounting.plan(reducer, like).batches, "data")
+    state = reducer.init(Plan.of(reducer, like, "data", (workers,)))
     return replicate(state, workers)
 
 

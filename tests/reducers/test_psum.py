@@ -12,6 +12,7 @@ from suite import label
 
 import jaxcomp
 from jaxcomp.codecs.quantizer import Quantizer
+from jaxcomp.exchange.plan import Plan
 from jaxcomp.layout import batches as batches_, trees
 from jaxcomp.numerics import noise
 from jaxcomp.quantize import levels, rounding, scales, steps
@@ -189,8 +190,8 @@ def test_the_program_moves_what_wire_bytes_says(codec, workers):
     assert set(moved) <= {"all-reduce"}
     # Every all-reduce is rounded up to a byte, and the compiler makes one of several.
     assert abs(sum(moved.values()) - jaxcomp.wire_bytes(reducer, like, workers=workers)) <= 3
-    plan = trees.layout(reducer.uplink.policy, like)
-    assert sum(reducer.payload_bytes(plan.batches)) <= jaxcomp.wire_bytes(reducer, like, 8)
+    plan = Plan.of(reducer, like, sizes=(workers,))
+    assert sum(plan.batch_bytes) <= jaxcomp.wire_bytes(reducer, like, 8)
 
 
 def test_describe_counts_the_sum_of_two():
@@ -218,11 +219,11 @@ def test_not_finite_is_seen_by_all(codec):
 def test_weight_zero_adds_nothing(codec):
     """A bad value reaches neither the sum nor the shared scale."""
     reducer = jaxcomp.Psum(codec)
-    plan = trees.layout(reducer.uplink.policy, {"w": LIKE["w"]})
 
     def collect(x, weight):
-        (message, _), state = trees.stacks(plan, {"w": x}), reducer.init(plan.batches, "data")
-        got = reducer.collect(noise.raw(1), plan.batches, message, state, "data", weight)
+        plan = Plan.of(reducer, {"w": x}, "data")
+        message, _ = trees.stacks(plan.layout, {"w": x})
+        got = reducer.collect(plan, noise.raw(1), message, reducer.init(plan), weight)
         return got.part, got.sent, got.share
 
     run = jax.jit(jax.vmap(collect, axis_name="data"))

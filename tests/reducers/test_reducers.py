@@ -15,6 +15,7 @@ from suite import few_or_all
 import jaxcomp
 from jaxcomp import testing
 from jaxcomp.mesh import per_worker
+from jaxcomp.reducers import choose
 
 LIKE = {"w": jnp.zeros((48, 130)), "v": jnp.zeros((40, 50)), "b": jnp.zeros(7)}
 QSGD, COARSE, SIGN = jaxcomp.qsgd_inf(bits=4), jaxcomp.qsgd_inf(bits=3), jaxcomp.sign()
@@ -26,7 +27,7 @@ ONE_AXIS = {
     "gather": jaxcomp.Gather(QSGD),
     "two_shot": jaxcomp.TwoShot(RESIDUAL, RESIDUAL),
     "two_shot_ef21": jaxcomp.TwoShot(EF21, EF21),
-    "cheapest": jaxcomp.Auto(QSGD),
+    "chosen": jaxcomp.Link(QSGD),
     "vote": jaxcomp.Vote(),
     "psum": jaxcomp.Psum(jaxcomp.random_k(fraction=0.1)),
     "power": jaxcomp.PowerIteration(rank=2),
@@ -200,7 +201,7 @@ def test_the_default_is_what_moves_fewest_bytes():
     mixed = jaxcomp.Policy(jaxcomp.terngrad(), rules=(jaxcomp.Rule("*", SIGN, min_size=9),))
     with pytest.warns(UserWarning, match="not known to be contractive"):
         link = jaxcomp.Link(mixed, jaxcomp.Residual())
-    assert [type(r).__name__ for r in jaxcomp.Auto(link).reducers] == ["Gather"]
+    assert [type(r).__name__ for r in choose.candidates(link)] == ["Gather"]
 
 
 @pytest.mark.full

@@ -9,10 +9,11 @@ from suite import FEW, few_or_all, label, slow
 
 import jaxcomp
 from jaxcomp import testing
+from jaxcomp.exchange.plan import Plan
 from jaxcomp.feedback import memory
 from jaxcomp.layout import trees
 from jaxcomp.mesh import per_worker
-from jaxcomp.reducers import state as state_
+from jaxcomp.reducers import choose
 from jaxcomp.testing import problems
 
 SIGN = jaxcomp.sign(bucket_size=None)
@@ -41,7 +42,7 @@ def test_the_law(codec):
     [
         jaxcomp.TwoShot(jaxcomp.qsgd_inf(bits=4), jaxcomp.qsgd_inf(bits=8, bucket_size=128)),
         slow(jaxcomp.TwoShot(jaxcomp.eden(bits=4), jaxcomp.eden(bits=4))),
-        jaxcomp.Auto(jaxcomp.qsgd_inf(bits=4)),
+        choose.choose_reducer(jaxcomp.qsgd_inf(bits=4), PARAMS, 5),
         jaxcomp.Vote(),
     ],
     ids=lambda r: type(r).__name__,
@@ -192,7 +193,8 @@ def test_narrow_memories(dtype):
     """A residual in eight bits stays close to the exact one, and loses nothing it could keep."""
     feedback = jaxcomp.Residual(dtype=dtype)
     testing.check_feedback(feedback)
-    state = state_.init(jaxcomp.TwoShot(jaxcomp.Link(jaxcomp.sign(), feedback)), PARAMS, "workers")
+    reducer = jaxcomp.TwoShot(jaxcomp.Link(jaxcomp.sign(), feedback))
+    state = state_.init(Plan.of(reducer, PARAMS, "workers", (1,)))
     held = sum(x.nbytes for x in jax.tree.leaves(state.feedback))
     plain = sum(x.size for x in jax.tree.leaves(trees.layout(SIGN, PARAMS).likes))
     assert held < {"int8": 1.3, "bfloat16": 2.5}[dtype] * plain

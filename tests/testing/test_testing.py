@@ -288,7 +288,7 @@ def test_wrong_feedbacks_and_reducers_fail():
     class Doubled(WrappedReducer):
         reducer: Reducer
 
-        def spread(self, key, batches, part, state, axis_name):
+        def spread(self, plan, key, part, state):
             return tuple(2 * p for p in part), state
 
     with pytest.raises(AssertionError, match="returns another mean than it reduced"):
@@ -300,8 +300,8 @@ def test_wrong_feedbacks_and_reducers_fail():
     class Loud(WrappedReducer):
         reducer: Reducer
 
-        def collect(self, key, batches, message, state, axis_name, weight=None):
-            got = self.reducer.collect(key, batches, message, state, axis_name, weight)
+        def collect(self, plan, key, message, state, weight=None):
+            got = self.reducer.collect(plan, key, message, state, weight)
             return got._replace(part=tuple(2 * p for p in got.part))
 
     with pytest.raises(AssertionError, match=r"breaks the law pmean\(sent\) == part"):

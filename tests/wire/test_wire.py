@@ -13,6 +13,7 @@ import jaxcomp
 from jaxcomp import testing
 from jaxcomp.codecs.adaptive import AdaptiveQuantizer
 from jaxcomp.layout import trees
+from jaxcomp.reducers import choose
 from jaxcomp.wire import buffer, cost as wire_cost
 
 LAYERS = 50
@@ -60,12 +61,12 @@ def test_the_program_moves_what_wire_bytes_says(codec, mesh):
     """On a model of many leaves: one collective a direction, and one for what is dense."""
     compiled = compiled_step(codec, mesh, FEWER)
     moved = jaxcomp.collective_bytes(compiled)
-    reducer = jaxcomp.transforms.mean.as_reducer(codec)
+    reducer = jaxcomp.choose_reducer(codec, FEWER, workers=8)
     directions = {
         "Gather": ["all-gather"],
         "TwoShot": ["all-gather", "all-to-all"],
         "Psum": ["all-reduce"],
-    }[type(reducer.picked(FEWER, workers=8)).__name__]
+    }[type(reducer).__name__]
     scalars = 8  # An agreed scale or a norm may go beside.
     # Adaptive levels are agreed on in each: now and then, in a branch, two histograms and a norm.
     adapts = isinstance(codec, AdaptiveQuantizer)
@@ -92,7 +93,7 @@ def test_the_program_moves_what_wire_bytes_says(codec, mesh):
 def test_bits_an_element(codec, most, mesh):
     """On a model of 100 leaves, which is two collectives all the same."""
     elements = sum(v["kernel"].size for v in PARAMS.values())
-    compiled = compiled_step(jaxcomp.Gather(jaxcomp.Auto(codec).uplink), mesh)
+    compiled = compiled_step(jaxcomp.Gather(choose.given(codec)), mesh)
     assert sorted(ops(compiled)) == ["all-gather", "all-reduce"]
     moved = jaxcomp.collective_bytes(compiled)["all-gather"]
     assert 8 * moved / 7 / elements <= most
@@ -144,7 +145,7 @@ def test_wire_bytes_in_both_senses():
         jaxcomp.wire_bytes(jaxcomp.Dense(), like)
     with pytest.raises(ValueError, match="`workers` must be a positive integer, or a tuple"):
         jaxcomp.wire_bytes(jaxcomp.Dense(), like, workers=0)
-    with pytest.raises(ValueError, match="must be a codec, a Policy or a reducer, got 3"):
+    with pytest.raises(ValueError, match="must be a codec, a Policy, a Link or a reducer, got 3"):
         jaxcomp.wire_bytes(3, like)
 
 
