@@ -149,6 +149,7 @@ def training_state(tx: Any, params: Any, mesh: Any, axis: str) -> tuple[Any, Any
     from jax.sharding import NamedSharding, PartitionSpec
 
     import jaxcomp
+
     def placed(x, spec):
         shape = (WORKERS, *x.shape[1:]) if axis in spec else x.shape
         return jax.ShapeDtypeStruct(shape, x.dtype, sharding=NamedSharding(mesh, spec))

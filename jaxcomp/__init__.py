@@ -169,6 +169,9 @@ from jaxcomp.transforms.clipping import (
 from jaxcomp.transforms.directional import (
     directional_mean as directional_mean,
 )
+from jaxcomp.transforms.former import (
+    restore_former as restore_former,
+)
 from jaxcomp.transforms.freezing import (
     freeze as freeze,
 )

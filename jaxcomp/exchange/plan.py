@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxcomp.backend import axes
 from jaxcomp.base import Costs, Feedback, Reducer
@@ -68,15 +69,14 @@ class Plan:
                 collectives.
         """
         sizes = axes.sizes(axis_name) if sizes is None else sizes
-        policy = policy_.NOTHING if reducer.uplink is None else reducer.uplink.policy
-        shares = _shares(reducer, sizes)
-        layout = trees.layout(policy, like, shares=shares, runs=runs or 1, mixed=True)
-        plan = cls(reducer, layout, axis_name, sizes)
-        # A device's slice along a fast axis has no contiguous leaves.
-        if runs is None and plan.fast is None and plan.collectives > 1:
-            layout = trees.layout(policy, like, shares=shares, runs=plan.collectives, mixed=True)
-            return cls(reducer, layout, axis_name, sizes)
-        return plan
+        shapes, treedef = jax.tree.flatten(jax.tree.map(_shape, like))
+        # The dtypes of a layout depend on whether JAX has 64 bits.
+        wide = jax.config.read("jax_enable_x64")
+        given = (reducer, treedef, tuple(shapes), axis_name, sizes, runs, wide)
+        try:
+            return _made(*given)
+        except TypeError:  # A tree with static leaves that cannot be hashed.
+            return _made.__wrapped__(*given)
 
     @property
     def reducer(self) -> Reducer:
@@ -236,6 +236,36 @@ class Plan:
     def payload_bytes(self) -> int:
         """The bytes that one worker puts into the collectives."""
         return round(sum(self.batch_bytes)) + trees.dense_bytes(self.layout, self.dense_dtype)
+
+
+@functools.lru_cache(maxsize=512)
+def _made(
+    reducer: Reducer,
+    treedef: Any,
+    shapes: tuple[jax.ShapeDtypeStruct, ...],
+    axis_name: AxisName,
+    sizes: tuple[int, ...],
+    runs: int | None,
+    wide: bool,
+) -> Plan:
+    """`Plan.of`, once for equal arguments, for which `init` and every trace of a step ask."""
+    del wide
+    like = jax.tree.unflatten(treedef, shapes)
+    policy = policy_.NOTHING if reducer.uplink is None else reducer.uplink.policy
+    shares = _shares(reducer, sizes)
+    layout = trees.layout(policy, like, shares=shares, runs=runs or 1, mixed=True)
+    plan = Plan(reducer, layout, axis_name, sizes)
+    # A device's slice along a fast axis has no contiguous leaves.
+    if runs is None and plan.fast is None and plan.collectives > 1:
+        layout = trees.layout(policy, like, shares=shares, runs=plan.collectives, mixed=True)
+        return Plan(reducer, layout, axis_name, sizes)
+    return plan
+
+
+def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
+    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+        leaf = np.asarray(leaf)
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
 
 
 def feedback_of(reducer: Reducer) -> Feedback:

@@ -1,5 +1,6 @@
 """The one path of every gradient through any reducer: compensate, exchange, remember."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -120,8 +121,8 @@ def reduce(
     Raises:
         ValueError: for a state of other gradients, workers or settings.
     """
-    state_.check(plan, state, gated=gated is not None)
     reducer, before = plan.reducer, per_worker.unwrap(state)
+    state_.check(plan, state, gated=gated is not None)
     stacks, dense = trees.stacks(plan.layout, grads)
     given = levels.scattered(plan, stacks)
     # Under a gate dense leaves have memory too: closed rounds would lose their gradients.
@@ -139,14 +140,9 @@ def reduce(
     feedbacks = _Feedbacks(plan.feedback, of_dense, factor)
     own = _Memory(memory, dense_memory, state_.of_reducer(plan, state.reducer))
     brought = _Message(levels.key_of(plan, key), message, dense, own, opened.weight)
-
-    def exchange(brought: _Message) -> _Heard:
-        return _exchanged(plan, feedbacks, brought, guard=guard, count=gated is not None)
-
-    def silence(brought: _Message) -> _Heard:
-        return _unchanged(plan, feedbacks, brought)
-
+    exchange = functools.partial(_exchanged, plan, feedbacks, guard=guard, count=gated is not None)
     if closes:
+        silence = functools.partial(_unchanged, plan, feedbacks)
         heard = conditional.either(opened.go, exchange, silence, brought)
     else:
         heard = exchange(brought)

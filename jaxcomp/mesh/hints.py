@@ -44,14 +44,7 @@ _OF_COPIES = (
     "jaxcomp.value_and_grad, which change it in place."
 )
 
-_OF_CARRIES = (
-    "jaxcomp: the state that tx.init makes is that of one worker, and takes the shapes of all "
-    "workers in its first step, which a loop cannot. Make it with jaxcomp.init_state(tx, params, "
-    "mesh, axis_name), or with tx.init(params) inside of the step."
-)
-
 _HINTS = {
-    ("carry input", "carry output", "per_worker"): _OF_CARRIES,
     "Closing over inputs to shard_map": _OF_CLOSURES,
     ("Cannot mutate", "from a different trace level"): _OF_COPIES,
     "but the existing parameter it received has shape": _OF_REPLICAS,

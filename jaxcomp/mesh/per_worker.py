@@ -136,8 +136,8 @@ class PerWorker(metaclass=KnownToFlax):
                     "`state` must hold one worker's memory inside the mapped function, with a "
                     f"leading axis of 1, got a leaf of shape {leaf.shape}. Pass the state with "
                     "in_specs=jaxcomp.state_specs(state, axis_name), or use "
-                    "jaxcomp.data_parallel, which does it. Under jax.pmap, replicate the state of "
-                    "tx.init(params) instead of that of jaxcomp.init_state."
+                    "jaxcomp.data_parallel, which does it. Under jax.pmap, make the state with "
+                    "jax.pmap(tx.init, axis_name=axis_name), not with jaxcomp.init_state."
                 )
         return _boxed(jax.tree.map(lambda x: x[0], self.tree), add=False)
 
@@ -224,6 +224,13 @@ def shard_axes(path: tuple) -> tuple[str, ...] | None:
 def stored_as_memory(name: str) -> bool:
     """Whether memory has this name in a checkpoint that was restored without types."""
     return name in (_MARK, _SHARE) or name.startswith(_SHARD)
+
+
+def plain_name(name: str) -> str:
+    """One name for what a library may have stored under several."""
+    if name == _SHARE:
+        return str(_MARK)
+    return _SHARD if name.startswith(_SHARD) else name
 
 
 def spec(path: tuple, axis_name: AxisName) -> PartitionSpec:

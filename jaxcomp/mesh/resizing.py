@@ -240,6 +240,7 @@ def _check(state: PyTree, one: PyTree, workers: int) -> None:
     """Raises a `ValueError` unless the state matches `one`, that of one of so many workers."""
     wrong = "`state` must be a state of `tx` for these `params`"
     if jax.tree.structure(state) != jax.tree.structure(one):
+        pmapped.check_rows(state)
         raise ValueError(f"{wrong}, got another tree. {_WHOLE}")
 
     def check(path, x, like):

@@ -1,6 +1,7 @@
 """The reducer of a link that was given without one, the plan of either, and its bytes."""
 
 import contextlib
+import functools
 import math
 import warnings
 from typing import Any
@@ -84,6 +85,7 @@ def uplink(source: "Link | Reducer") -> Link | None:
     return source if isinstance(source, Link) else source.uplink
 
 
+@functools.lru_cache(maxsize=512)
 def candidates(source: "Link | Reducer") -> tuple[Reducer, ...]:
     """The reducers of a link among which a plan chooses; a reducer is its only candidate.
 

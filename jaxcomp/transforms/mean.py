@@ -172,7 +172,7 @@ def compressed_mean(
 
     def init_fn(params: PyTree) -> Any:
         optax_wrappers.check_wrappers()
-        params, setup = _trained(params), _of_devices(given, _lanes(given))
+        params, setup = _trained(params), _over_devices(given, _lanes(given))
         if param_specs is None:
             return _fresh(setup, params)
         fresh = functools.partial(_fresh, setup)
@@ -185,19 +185,14 @@ def compressed_mean(
         axes.require(axis_name)
         uniform.check_callers(axis_name)
         _check_state(state)
-        lanes = _lanes(given)
-        setup = _of_devices(given, lanes)._replace(tell=TELL in extra)
-        params = _trained(params)
-        places.check_shapes(updates, params, "parameters")
-        updates = own_gradients.check(updates, setup.axis_name)
-        if lanes:
-            updates = jax.lax.pmean(updates, lanes)
-            state, params = axes.first((state, params), lanes)
-        if param_specs is None:
-            sharded.warn_if_gathered(setup.source, setup.axis_name)
-            return _step(setup, updates, state, params=params)
-        step = functools.partial(_step, setup)
-        return sharded.update(step, updates, state, param_specs, setup.axis_name)
+        setup, updates, state, params = _of_device(given, updates, state, _trained(params))
+        setup = setup._replace(tell=TELL in extra)
+        if param_specs is not None:
+            step = functools.partial(_step_of_shard, setup)
+            return sharded.update(step, updates, state, param_specs, setup.axis_name)
+        sharded.warn_if_gathered(setup.source, setup.axis_name)
+        arguments = _arguments(setup, updates, state, params)
+        return _after(setup, arguments, updates, state, reduce_.reduce(**arguments))
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -232,6 +227,20 @@ def dense_leaves(codec: "Codec | Policy | Link | Reducer") -> Callable[[PyTree],
     return mask
 
 
+def _of_device(
+    setup: _Setup, updates: PyTree, state: Any, params: PyTree
+) -> tuple[_Setup, PyTree, Any, PyTree]:
+    """The checked arguments of a step; a device averages the gradients of its lanes first."""
+    lanes = _lanes(setup)
+    setup = _over_devices(setup, lanes)
+    places.check_shapes(updates, params, "parameters")
+    updates = own_gradients.check(updates, setup.axis_name)
+    if lanes:
+        updates = jax.lax.pmean(updates, lanes)
+        state, params = axes.first((state, params), lanes)
+    return setup, updates, state, params
+
+
 def _lanes(setup: _Setup) -> tuple:
     """The axes of `jax.vmap` on each device, unless the reducer has levels of axes of its own."""
     axis_name = setup.axis_name
@@ -239,7 +248,7 @@ def _lanes(setup: _Setup) -> tuple:
     return axes.lanes(axis_name) if axes.bound(axis_name) and not levels else ()
 
 
-def _of_devices(setup: _Setup, lanes: tuple) -> _Setup:
+def _over_devices(setup: _Setup, lanes: tuple) -> _Setup:
     """The mean over devices; a device averages the gradients of its lanes, and sends once."""
     return setup._replace(axis_name=axes.without(setup.axis_name, lanes)) if lanes else setup
 
@@ -257,40 +266,49 @@ def _fresh(setup: _Setup, params: PyTree) -> CompressedMeanState:
     )
 
 
-def _step(
-    setup: _Setup,
-    updates: PyTree,
-    state: Any,
-    shards: tuple[str, ...] = (),
-    params: PyTree | None = None,
-) -> tuple[PyTree, CompressedMeanState]:
-    """A step of the mean, or of one device's shard of it."""
+def _arguments(
+    setup: _Setup, updates: PyTree, state: Any, params: PyTree, shards: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """The arguments of `reduce` in this step."""
     plan = choose.plan(setup.source, updates, setup.axis_name)
     choose.warn_of_bytes(setup.source, plan)
-    gated, counted = None, state.gate
+    gated = None
     if setup.gate is not None:
-        gate_key = noise.fold(counted.gate_key, state.step)
-        gated = reduce_.Gated(setup.gate, gate_key, counted.state, params)
-    key = noise.fold(state.key, state.step)
-    result = reduce_.reduce(
-        plan,
-        key,
-        updates,
-        state.memory,
-        gated=gated,
-        guard=setup.guard,
-        everywhere=shards,
-        tell=setup.tell,
-    )
+        gate_key = noise.fold(state.gate.gate_key, state.step)
+        gated = reduce_.Gated(setup.gate, gate_key, state.gate.state, params)
+    return {
+        "plan": plan,
+        "key": noise.fold(state.key, state.step),
+        "grads": updates,
+        "state": state.memory,
+        "gated": gated,
+        "guard": setup.guard,
+        "everywhere": shards,
+        "tell": setup.tell,
+    }
+
+
+def _after(
+    setup: _Setup, given: dict[str, Any], updates: PyTree, state: Any, result: reduce_.Reduction
+) -> tuple[PyTree, CompressedMeanState]:
+    """The mean, and the next state, with what is counted and measured of the step."""
+    counted, measured = state.gate, ()
     if result.participation is not None:
         counted = _counted(counted, result.gate, result.participation)
-    measured: Any = ()
     if setup.stats:
-        before = state.memory.reducer
-        measured = stats_.measure(setup.stats, plan, key, before, updates, result, shards)
+        settled = given["plan"], given["key"], given["state"].reducer
+        measured = stats_.measure(setup.stats, *settled, updates, result, given["everywhere"])
     return result.mean, CompressedMeanState(
         state.key, state.step + 1, result.state, measured, counted
     )
+
+
+def _step_of_shard(
+    setup: _Setup, updates: PyTree, state: Any, shards: tuple[str, ...]
+) -> tuple[PyTree, CompressedMeanState]:
+    """A step on one device's shard of a sharded model."""
+    arguments = _arguments(setup, updates, state, None, shards)
+    return _after(setup, arguments, updates, state, reduce_.reduce(**arguments))
 
 
 def _trained(params: PyTree) -> PyTree:

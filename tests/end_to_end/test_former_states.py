@@ -106,8 +106,8 @@ def test_training_goes_on_from_a_state_of_version_0_2(name):
             params, state = step(params, state, targets(seed, mesh))
         file.write_bytes(zlib.compress(serialization.to_bytes((params, state)), 9))
     data = zlib.decompress(file.read_bytes())
-    params, state = serialization.from_bytes((params, state), data)
-    params, state = jaxcomp.place((params, state), mesh, axis)
+    found = serialization.msgpack_restore(data)
+    params, state = jaxcomp.restore_former(found, (params, state))
     for seed in range(3, 5):
         params, state = step(params, state, targets(seed, mesh))
     known = json.loads(digests.read_text()) if digests.exists() else {}

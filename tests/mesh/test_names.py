@@ -12,6 +12,7 @@ from flax import linen, nnx, struct
 from jax.sharding import PartitionSpec as P
 
 import jaxcomp
+from jaxcomp.backend import axes
 from jaxcomp.mesh import per_worker
 
 NAMES = ["per_worker", "per_worker_share", "per_shard:data", "residual", "mirror", "everyones", "0"]
@@ -143,10 +144,11 @@ def test_python_numbers_are_parameters(name):
         tx = jaxcomp.algorithms.streaming_diloco(jaxcomp.Dense(), "data", **settings)
     else:
         tx = methods.build(name)
-    found = [
-        jax.eval_shape(lambda s=s: tx.init({"w": jnp.ones((32, 32)), "s": s}))
-        for s in (2.0, jnp.float32(2))
-    ]
+    with axes.planned(4):
+        found = [
+            jax.eval_shape(lambda s=s: tx.init({"w": jnp.ones((32, 32)), "s": s}))
+            for s in (2.0, jnp.float32(2))
+        ]
     assert jax.tree.structure(found[0]) == jax.tree.structure(found[1])
     for got, want in zip(*map(jax.tree.leaves, found), strict=True):
         assert (got.shape, got.dtype) == (want.shape, want.dtype)

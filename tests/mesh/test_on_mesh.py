@@ -42,6 +42,9 @@ def test_the_state_moves_to_other_workers(mesh):
 
 def test_the_memory_of_one_worker_names_on_mesh(mesh):
     """In the shapes of a target for a restore, it cannot be copied to the workers."""
-    shapes = jax.eval_shape(TX.init, PARAMS)
+    with pytest.raises(ValueError, match=r"must know the number of workers.*jaxcomp\.on_mesh\(tx"):
+        TX.init(PARAMS)
+    top = jaxcomp.compressed_mean(jaxcomp.top_k(fraction=0.1), "data")
+    shapes = jax.eval_shape(top.init, PARAMS)
     with pytest.raises(ValueError, match=r"8 workers, got that of 1 .*jaxcomp\.on_mesh\(tx, mesh"):
         jaxcomp.place(shapes, mesh, "data")

@@ -39,7 +39,7 @@ FEEDBACKS = {
     "wide ef21": jaxcomp.Shift(dtype="float32"),
 }
 REDUCERS = {
-    "cheapest": lambda link: link,
+    "chosen": lambda link: link,
     "gather": jaxcomp.Gather,
     "two shots": jaxcomp.TwoShot,
     "both ways": lambda link: jaxcomp.TwoShot(link, link),
@@ -123,7 +123,7 @@ def cases():
     alike = {f"{name}{form}" for name in LOCAL for form in ("", " in buckets")}  # "local steps".
     common = [name for name in EVERY if not name.endswith(RARE) and name not in alike]
     for name in EVERY:
-        gathers = [(8, 2), (2, 8)] if name == "cheapest, residual" else []  # Two, by default.
+        gathers = [(8, 2), (2, 8)] if name == "chosen, residual" else []  # Two, by default.
         quick = []
         if name in common and ("int8" not in name or name.startswith("recut")):
             quick = [*MOVES[common.index(name) % 2 :: 2], *gathers]
@@ -157,7 +157,7 @@ def random_state(tx, *sizes):
     return filled(shapes(tx, sizes), one), one
 
 
-@pytest.mark.core("cheapest, residual, 8 to 1")
+@pytest.mark.core("chosen, residual, 8 to 1")
 @pytest.mark.filterwarnings("ignore:compressed_mean compresses")
 @pytest.mark.parametrize(("name", "workers", "others"), list(cases()))
 def test_nothing_unsent_is_lost(name, workers, others):

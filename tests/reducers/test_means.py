@@ -40,7 +40,7 @@ MORE_REDUCERS = {
     "gathered rotated": jaxcomp.Gather(jaxcomp.eden(4, 512)),
     "gathered casts": jaxcomp.Gather(kept(jaxcomp.cast("bfloat16"))),
     "two shots of signs": jaxcomp.TwoShot(kept(SIGN), kept(SIGN)),
-    "cheapest": jaxcomp.Link(QSGD),
+    "chosen": jaxcomp.Link(QSGD),
     "added samples": jaxcomp.Psum(jaxcomp.random_k(fraction=1.0)),
 }
 

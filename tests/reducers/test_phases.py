@@ -17,6 +17,7 @@ from jaxcomp.exchange.plan import Plan
 from jaxcomp.layout import trees
 from jaxcomp.numerics import noise
 from jaxcomp.planning.description import short
+from jaxcomp.transforms import stats
 
 WORKERS, STEPS = 8, 6
 RNG = np.random.default_rng(0)
@@ -153,9 +154,10 @@ def test_time_moves_with_the_state(typed):
     resized = jaxcomp.resize_workers(TX, states[3], LIKE, 4)
     assert int(resized.memory.reducer.phase_step) == 3
     end = states[3].memory.reducer._replace(phase_step=jnp.int32(2**31 - 1))
-    _, after = PHASES.spread(noise.raw(0), (), (), end, "data")
+    nothing = Plan.of(PHASES, {}, sizes=(8,))
+    _, after = PHASES.spread(nothing, noise.raw(0), (), end)
     assert int(after.phase_step) == 2**31 - 1
-    assert int(PHASES.phase(after)) == 2
+    assert int(stats._phases(nothing, {}, after)[1]) == 2
 
 
 @pytest.mark.full

@@ -361,8 +361,8 @@ def test_the_warning_on_small_leaves_names_what_compresses_them():
     like = {"w": jnp.zeros((16, 24)), "b": jnp.zeros(5)}
     with pytest.warns(UserWarning, match="below min_size=1024.*min_ratio=1"):
         jaxcomp.compressed_mean(PLAIN, "data").init(like)
-    assert "min_size=0" not in PLAIN.for_small_leaves
-    remedy = eval(PLAIN.for_small_leaves.split(" compresses")[0])  # As a user would paste it.
+    assert "min_size=0" not in PLAIN.facts.for_small_leaves
+    remedy = eval(PLAIN.facts.for_small_leaves.split(" compresses")[0])  # As a user would paste it.
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         jaxcomp.compressed_mean(remedy, "data").init(like)

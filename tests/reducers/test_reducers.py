@@ -249,7 +249,7 @@ def test_a_tree_without_a_compressed_leaf_goes_through_every_reducer(tree):
 
 
 def test_workers_of_several_axes_count_together_for_flat_reducers():
-    for reducer in (ONE_AXIS["gather"], ONE_AXIS["cheapest"], ONE_AXIS["psum"]):
+    for reducer in (ONE_AXIS["gather"], ONE_AXIS["chosen"], ONE_AXIS["psum"]):
         said = jaxcomp.wire_bytes(reducer, LIKE, workers=(2, 4))
         assert said == jaxcomp.wire_bytes(reducer, LIKE, workers=8)
         assert jaxcomp.describe(reducer, LIKE, workers=(2, 4)).link_bytes == said

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import jaxcomp
+from jaxcomp.exchange.plan import Plan
 from jaxcomp.transforms import stats
 
 GRADS = {"w": jnp.ones((8, 40, 32)), "b": jnp.ones((8, 3))}
@@ -42,8 +43,7 @@ def test_steps_are_counted_beyond_two_to_the_31():
 
 def test_bytes_of_large_models_are_not_clamped():
     like = {"w": jax.ShapeDtypeStruct((2**17, 2**16), jnp.float32)}
-    reducer = jaxcomp.Dense()
-    sent = jax.vmap(lambda _: stats._costs(reducer, like, (), "data"), axis_name="data")
-    payload, link = sent(jnp.arange(8))
-    assert float(payload[0]) == 2**35
-    np.testing.assert_allclose(link[0], jaxcomp.wire_bytes(reducer, like, workers=8), rtol=1e-7)
+    plan = Plan.of(jaxcomp.Dense(), like, sizes=(8,))
+    payload, link = (stats._count(size) for size in (plan.payload_bytes, plan.link_bytes))
+    assert float(payload) == 2**35
+    np.testing.assert_allclose(link, jaxcomp.wire_bytes(plan.given, like, workers=8), rtol=1e-7)

@@ -83,7 +83,8 @@ def test_a_dense_run_goes_on_compressed(dense, compressed, mesh):
 def test_to_another_codec_and_back_to_none(dense, compressed, mesh):
     top = jaxcomp.compressed_mean(jaxcomp.top_k(fraction=0.1), "data")
     tx = jaxcomp.skip_nonfinite(optax.chain(top, optax.clip_by_global_norm(1.0), adamw()))
-    start: Any = jaxcomp.skip_nonfinite(optax.chain(signs(), adamw())).init(PARAMS)
+    old = jaxcomp.skip_nonfinite(optax.chain(signs(), adamw()))
+    start: Any = jaxcomp.init_state(old, PARAMS, mesh, "data")
     state = start._replace(inner=compressed)
     moved = jaxcomp.graft(tx, state, PARAMS, mesh, "data")
     same(moved.inner[2], dense)
