@@ -40,6 +40,8 @@ def restore_former(found: PyTree, target: PyTree) -> PyTree:
         >>> restore_former(serialization.msgpack_restore(saved), {"w": jnp.zeros(2)})
         {'w': Array([1., 1.], dtype=float32)}
     """
+    if not all(hasattr(x, "dtype") for x in jax.tree.leaves(target)):
+        raise ValueError("`target` must be a tree of arrays, like the one that was saved")
     given = {_name(path): x for path, x in jax.tree_util.tree_leaves_with_path(found)}
     left = {name for name, x in given.items() if np.size(x)}
 

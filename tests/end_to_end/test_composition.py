@@ -242,7 +242,9 @@ def test_flax_nnx_optimizer(mesh):
     """`nnx.split` turns `PerWorker` into a mapping; its memory stays split over the workers."""
     model = nnx.Linear(40, 64, rngs=nnx.Rngs(0))
     tx = optax.chain(mean(jaxcomp.sign()), optax.adam(1e-2))
-    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    with pytest.raises(ValueError, match=r"number of workers.*jaxcomp\.on_mesh\(tx, mesh"):
+        nnx.Optimizer(model, tx, wrt=nnx.Param)
+    optimizer = nnx.Optimizer(model, jaxcomp.on_mesh(tx, mesh, "data"), wrt=nnx.Param)
     graph, state = nnx.split((model, optimizer))
 
     def step(state, batch):
@@ -259,10 +261,10 @@ def test_flax_nnx_optimizer(mesh):
     run = jaxcomp.data_parallel(step, mesh, "data")
     placed = run(jaxcomp.place(state, mesh, "data"), BATCH)
     jax.tree.map(np.testing.assert_array_equal, run(state, BATCH), placed)
-    with pytest.raises(
-        ValueError, match=r"memory of the mesh's 8 workers, got that of 4.*jaxcomp.place"
-    ):
-        run(jaxcomp.place(state, jax.make_mesh((4,), ("data",)), "data"), BATCH)
+    four = jax.make_mesh((4,), ("data",))
+    other = nnx.Optimizer(model, jaxcomp.on_mesh(tx, four, "data"), wrt=nnx.Param)
+    with pytest.raises(ValueError, match=r"memory of the mesh's 8 workers, got that of 4"):
+        run(nnx.state((model, other)), BATCH)
     values = []
     for _ in range(5):
         state, value = run(state, BATCH)
@@ -368,7 +370,7 @@ def test_stats_tell_what_the_step_cost_and_lost(mesh):
     stats = state[0].stats
     assert 0.2 < float(stats.relative_error) < 0.6
     assert 0.2 < float(stats.residual_ratio) < 3
-    reducer = jaxcomp.transforms.mean.as_reducer(jaxcomp.sign())
+    reducer = jaxcomp.choose_reducer(jaxcomp.sign(), PARAMS, workers=8)
     assert int(stats.link_bytes) == jaxcomp.wire_bytes(reducer, PARAMS, workers=8)
     assert int(stats.payload_bytes) == jaxcomp.describe(jaxcomp.sign(), PARAMS).payload_bytes
 

@@ -31,6 +31,7 @@ ANYTHING = {"Description", "Key", "PerWorker", "consensus", "state_specs", "view
 
 WITHOUT = {
     "Aggregate",
+    "Auto",
     "Codec",
     "Feedback",
     "Gate",
@@ -46,7 +47,7 @@ WITHOUT = {
     "graphs.Ring",
     "planning.measure",
 }
-"""Interfaces, what has no settings, and what is cached by its arguments."""
+"""Interfaces, what has no settings or only warns, and what is cached by its arguments."""
 
 
 def is_public(name, made):

@@ -10,6 +10,7 @@ import pytest
 
 import jaxcomp
 from jaxcomp.algorithms.adaptive import one_bit_adam, zero_one_adam
+from jaxcomp.backend import axes
 from jaxcomp.optimizers import means, moments, zero_one_adam as zero_one
 from jaxcomp.optimizers.one_bit_adam import scale_by_one_bit_adam
 from jaxcomp.optimizers.zero_one_adam import step_by_zero_one_adam
@@ -260,10 +261,11 @@ def test_shard_map_and_vmap_agree(trained, mesh):
 @pytest.mark.core("zero_one_adam")
 @pytest.mark.parametrize("make", [one_bit_adam, zero_one_adam])
 def test_states_made_outside_and_narrow_dtypes(make):
-    """A step from the state of one worker is a legal program, and keeps what is in the state."""
+    """A step from a state that was made outside is a legal program, and keeps what is in it."""
     params = {"w": jnp.zeros((64, 33), jnp.bfloat16), "b": jnp.zeros(7)}
     tx = make(jaxcomp.sign(), "workers", learning_rate=1e-3, freeze_step=3)
-    single = jax.eval_shape(tx.init, params)
+    with axes.planned(WORKERS):
+        single = jax.eval_shape(tx.init, params)
 
     def many(tree, dtype=None):
         return jax.tree.map(
@@ -282,9 +284,15 @@ def test_states_made_outside_and_narrow_dtypes(make):
 def test_forgetting_clears_the_memory_and_keeps_key_and_count():
     tx = jaxcomp.compressed_mean(everything(jaxcomp.sign()), "workers", key=5)
     like = {"w": jnp.zeros((4, 8))}
-    fresh = tx.init(like)
+    with axes.planned(1):
+        fresh = tx.init(like)
     used = jax.tree.map(lambda x: np.asarray(x) + np.ones_like(x), fresh)
-    forgotten = jax.jit(lambda now: means.forgotten(tx, now, used, like))
+
+    @jax.jit
+    def forgotten(now):
+        with axes.planned(1):
+            return means.forgotten(tx, now, used, like)
+
     cleared = jax.tree.map(
         lambda new, old: new if jnp.issubdtype(old.dtype, jnp.floating) else old, fresh, used
     )
@@ -314,4 +322,4 @@ def test_wrong_arguments_of_adam_say_so():
     with pytest.raises(
         ValueError, match="`params` must be given to the update, since `weight_decay`"
     ):
-        tx.update(jnp.zeros((40, 40)), tx.init(jnp.zeros((40, 40))))
+        jax.vmap(lambda x: tx.update(x, tx.init(x)), axis_name="workers")(jnp.zeros((2, 40, 40)))

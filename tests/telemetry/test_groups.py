@@ -188,4 +188,4 @@ def test_groups_that_cannot_be_told_are_refused():
         jaxcomp.compressed_mean(reducer, ("a", "b"), stats="rules")
     tx = jaxcomp.compressed_mean(SIGN, "data", stats=lambda path: None)
     with pytest.raises(ValueError, match="`stats` must return the name of a group, got None"):
-        tx.init(tree())
+        jax.vmap(lambda _: tx.init(tree()), axis_name="data")(jnp.arange(2))

@@ -94,7 +94,7 @@ def test_means_of_groups_of_leaves_have_their_labels():
 
 
 @pytest.mark.parametrize("stats", [True, "rules"])
-def test_a_state_of_nnx_is_read_as_its_optimizer_is(stats):
+def test_a_state_of_nnx_is_read_as_its_optimizer_is(stats, mesh):
     """Its levels are mappings in place of named tuples, without the fields that are empty."""
     model = nnx.Linear(64, 64, rngs=nnx.Rngs(0))
     mean = jaxcomp.compressed_mean(CODEC, "data", stats=stats)
@@ -108,7 +108,7 @@ def test_a_state_of_nnx_is_read_as_its_optimizer_is(stats):
         optax.partition({"rest": gated, "matrices": mean}, labels),
     ):
         with warnings.catch_warnings(action="ignore"):  # The bias alone is sent dense.
-            optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+            optimizer = nnx.Optimizer(model, jaxcomp.on_mesh(tx, mesh, "data"), wrt=nnx.Param)
         known = jax.tree.map(lambda x: x + 2, nnx.state(optimizer))  # As if after steps.
         nnx.update(optimizer, known)
         found = telemetry.record(optimizer)
@@ -119,9 +119,9 @@ def test_a_state_of_nnx_is_read_as_its_optimizer_is(stats):
         assert telemetry.record(nnx.split(optimizer)) == found
 
 
-def test_means_with_one_label_have_numbers():
+def test_means_with_one_label_have_numbers(mesh):
     mean = jaxcomp.compressed_mean(CODEC, "data", stats=True)
-    state = {"two": optax.chain(mean, mean).init(matrix())}
+    state = {"two": jaxcomp.init_state(optax.chain(mean, mean), matrix(), mesh, "data")}
     assert {"0/lost", "1/lost"} <= set(telemetry.record(state))
 
 
@@ -138,10 +138,11 @@ def test_states_without_statistics_are_refused():
         telemetry.record(after(jaxcomp.compressed_mean(CODEC, "data"), {"w": matrix()}))
     with pytest.raises(ValueError, match="got a state without compressed_mean"):
         telemetry.record(optax.adam(1e-3).init(matrix()))
-    model, tx = nnx.Linear(64, 64, rngs=nnx.Rngs(0)), jaxcomp.compressed_mean(CODEC, "data")
+    model = nnx.Linear(64, 64, rngs=nnx.Rngs(0))
+    tx = jaxcomp.compressed_mean(jaxcomp.qsgd_inf(), "data")
     with pytest.raises(ValueError, match="got a mean without them"):
         telemetry.record(nnx.state(nnx.Optimizer(model, tx, wrt=nnx.Param)))
-    tx = jaxcomp.compressed_mean(CODEC, "data", stats=True)
+    tx = jaxcomp.compressed_mean(jaxcomp.qsgd_inf(), "data", stats=True)
     with pytest.raises(ValueError, match="is being traced"):
         jax.eval_shape(telemetry.record, tx.init(matrix()))
     with pytest.raises(ValueError, match="`writers` must be a function"):
