@@ -128,8 +128,8 @@ from jaxcomp.recipes.sums import (
 from jaxcomp.recipes.votes import (
     Vote as Vote,
 )
+from jaxcomp.reducers import choose
 from jaxcomp.reducers.choose import (
-    Auto as Auto,
     choose_reducer as choose_reducer,
     wire_bytes as wire_bytes,
 )
@@ -217,3 +217,10 @@ from jaxcomp.wire.hlo import (
 )
 
 __version__ = "0.2.0.dev0"
+
+
+def __getattr__(name: str):
+    """Former names, for one version."""
+    if name == "Auto":
+        return choose.Auto
+    raise AttributeError(f"module 'jaxcomp' has no attribute {name!r}")

@@ -189,7 +189,7 @@ def test_wrong_arguments_say_so(mesh):
         jaxcomp.compressed_mean(jaxcomp.sign(), ["data"])
     typo = jaxcomp.Policy(jaxcomp.sign(), rules=(jaxcomp.Rule("haed/*", None),))
     with pytest.warns(UserWarning, match=r"no leaf is decided by the policy's rules \('haed"):
-        mean(typo).init(PARAMS)
+        jaxcomp.init_state(mean(typo), PARAMS, mesh, "data")
     assert "rule 'haed/*' decides no leaf" in str(jaxcomp.describe(typo, PARAMS))
     payload = jaxcomp.encode(jaxcomp.sign(), 0, PARAMS)
     with pytest.raises(ValueError, match="`payload` must be what `encode` returned"):

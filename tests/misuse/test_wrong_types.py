@@ -31,7 +31,6 @@ ANYTHING = {"Description", "Key", "PerWorker", "consensus", "state_specs", "view
 
 WITHOUT = {
     "Aggregate",
-    "Auto",
     "Codec",
     "Feedback",
     "Gate",
@@ -47,7 +46,7 @@ WITHOUT = {
     "graphs.Ring",
     "planning.measure",
 }
-"""Interfaces, what has no settings or only warns, and what is cached by its arguments."""
+"""Interfaces, what has no settings, and what is cached by its arguments."""
 
 
 def is_public(name, made):
