@@ -1,0 +1,1 @@
+"""Adapters of frameworks: all that the library knows about them."""
