@@ -204,7 +204,7 @@ class _Runner:
 
 
 class _Staged:
-    """A stage (`Traced`, `Lowered`, `Compiled`) of a step that has nnx objects or static leaves.
+    """A stage (`Traced`, `Lowered`, `Compiled`) of a step that has objects or static leaves.
 
     JAX's own stages know trees of arrays only; a step compiled ahead of time is called with the
     whole arguments, too.

@@ -167,6 +167,7 @@ class MappedStep:
         results = arguments.run(lambda: narrow(whole)(*own), args, doubts, self._pieces)
         self._check_program(own, self.given.which(len(args), keywords), results)
         if self.check_vma:
+            objects.check_alike(results, rest.kind, self.axis_name)
             _check_replicated(results, self.axis_name)
         return results
 
@@ -227,7 +228,6 @@ def _merge(marks: list[bool], replicated: list, per_worker: list) -> list:
 
 
 def _check_replicated(results: PyTree, axis_name: AxisName) -> None:
-    objects.check_alike(results, axis_name)
     for path, leaf in jax.tree_util.tree_leaves_with_path(results):
         if not per_worker.marked(path) and axes.varies(jnp.asarray(leaf), axis_name):
             raise objects.DiffersError(
