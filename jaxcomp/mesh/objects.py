@@ -11,7 +11,6 @@ import jax
 from jaxcomp.backend import axes
 from jaxcomp.base import adapter
 from jaxcomp.base.adapter import Objects
-from jaxcomp.mesh import per_worker
 from jaxcomp.types import AxisName, PyTree
 
 _ARRAY = "array"
@@ -183,20 +182,3 @@ def finish(args: tuple, rest: Rest, returned: PyTree) -> PyTree:
     if rest.kind is not None:
         rest.kind.update(tuple(args[number] for number in rest.numbers), returned.states)
     return combine(returned.results, returned.static)
-
-
-class DiffersError(ValueError):
-    """A result is typed as different between workers."""
-
-
-def check_alike(returned: PyTree, kind: Objects | None, axis_name: AxisName) -> None:
-    """Raises a `DiffersError` for arrays of objects that are typed as different."""
-    if kind is None:
-        return
-    for path, leaf in jax.tree_util.tree_leaves_with_path(returned.states):
-        if not per_worker.marked(path) and axes.varies(leaf, axis_name):
-            raise DiffersError(
-                f"the variable at {jax.tree_util.keystr(path)} differs between the workers of "
-                f"{axis_name!r} after the call. {kind.averages} are averaged; average anything "
-                "else with jax.lax.pmean where it is written"
-            )
