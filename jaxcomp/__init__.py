@@ -1,6 +1,7 @@
 """Communication-compressed training in JAX: gradient compression as optax transformations."""
 
 from jaxcomp import (
+    adapters as adapters,
     aggregates as aggregates,
     algorithms as algorithms,
     codecs as codecs,

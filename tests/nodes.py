@@ -20,7 +20,7 @@ from flwr.app import (
     RecordDict,
 )
 
-from jaxcomp.federated import flower
+from jaxcomp.adapters import flower
 
 logging.getLogger("flwr").setLevel(logging.ERROR)
 CLIENTS, STEPS = 5, 3

@@ -31,7 +31,7 @@ def test_the_import_is_light():
     script = """
 import sys
 import jaxcomp
-heavy = "scipy jax.experimental.pallas matplotlib flax flwr sklearn rich".split()
+heavy = "scipy jax.experimental.pallas matplotlib flax equinox flwr sklearn rich".split()
 print(*(name for name in heavy if name in sys.modules))
 """
     command = [sys.executable, "-c", script]

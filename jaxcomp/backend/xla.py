@@ -94,7 +94,6 @@ class _Separate:
     def __init__(self, f: Callable[..., Any], lanes: int, args: Any):
         closed, shapes = jax.make_jaxpr(f, return_shape=True)(*args)
         self.structure = jax.tree.structure(shapes)
-        self.lanes = lanes
         # What the function closes over may belong to the program that is traced.
         self.constants = closed.consts
         jaxpr = closed.jaxpr
@@ -111,43 +110,37 @@ class _Separate:
 
     def __call__(self, *leaves: Any) -> Any:
         args = itertools.compress((*self.constants, *leaves), self.used)
-        out = _separately.bind(*args, traced=self.traced, lanes=self.lanes, run=self.run)
+        out = _separately.bind(*args, traced=self.traced, run=self.run)
         return jax.tree.unflatten(self.structure, out)
 
 
-SEPARATELY = "jaxcomp_separately"
-"""The name of the operation that calls such a function: `traced`, compiled for `lanes`."""
-
-_separately = jex_core.Primitive(SEPARATELY)
+_separately = jex_core.Primitive("jaxcomp_separately")
 _separately.multiple_results = True
 _separately.def_impl(lambda *args, traced, **_: jex_core.jaxpr_as_fun(traced)(*args))
 _separately.def_abstract_eval(lambda *_, traced, **__: list(traced.out_avals))
 
 
-def _separate(*args: jax.Array, traced: Any, lanes: int, run: Any) -> list[jax.Array]:
-    del lanes
+def _separate(*args: jax.Array, traced: Any, run: Any) -> list[jax.Array]:
     with set_xla_metadata(inlineable="false"):
         found = run(*args)
     return [x.reshape(like.shape) for x, like in zip(found, traced.out_avals, strict=True)]
 
 
-def _separate_batched(args: Any, dims: Any, *, traced: Any, lanes: int, run: Any) -> Any:
-    del lanes, run
+def _separate_batched(args: Any, dims: Any, *, traced: Any, run: Any) -> Any:
+    del run
     batched = jax.vmap(jex_core.jaxpr_as_fun(traced), in_axes=tuple(dims))
     out = compile_separately(batched)(*args)
     return out, [0] * len(out)
 
 
-def _separate_differentiated(
-    primals: Any, tangents: Any, *, traced: Any, lanes: int, run: Any
-) -> Any:
-    del lanes, run
+def _separate_differentiated(primals: Any, tangents: Any, *, traced: Any, run: Any) -> Any:
+    del run
     given = [ad.instantiate_zeros(tangent) for tangent in tangents]
     return jax.jvp(jex_core.jaxpr_as_fun(traced), tuple(primals), tuple(given))
 
 
-def _separate_inlined(ctx: Any, *args: Any, traced: Any, lanes: int, run: Any) -> Any:
-    del lanes, run
+def _separate_inlined(ctx: Any, *args: Any, traced: Any, run: Any) -> Any:
+    del run
     return mlir.lower_fun(jex_core.jaxpr_as_fun(traced), multiple_results=True)(ctx, *args)
 
 

@@ -6,7 +6,6 @@
 import dataclasses
 import functools
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomp.backend import xla
-from jaxcomp.base import Codec
+from jaxcomp.base import Codec, adapter
 from jaxcomp.layout import batches as batches_, grouping, policy as policy_
 from jaxcomp.layout.batches import Batch, Piece, batch_keys, padded_buckets
 from jaxcomp.layout.policy import Policy
@@ -131,8 +130,7 @@ def _like(path: str, leaf: Any) -> jax.ShapeDtypeStruct:
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
         leaf = np.asarray(leaf)
     if not jnp.issubdtype(leaf.dtype, jnp.floating) or jnp.dtype(leaf.dtype).itemsize < 2:
-        # A model of nnx is a tree with its counters; nothing else says here that it is one.
-        model = " Of an nnx model, take nnx.state(model, nnx.Param)." * ("flax.nnx" in sys.modules)
+        model = "".join(f" {one.of_leaves}" for one in adapter.present() if one.of_leaves)
         raise ValueError(
             f"every leaf must have a floating dtype of at least 16 bits, got '{path}' of "
             f"{leaf.dtype}{list(leaf.shape)}. Keep it out of the "

@@ -116,10 +116,6 @@ class _Runner:
 
     def run(self, args: tuple, kwargs: dict[str, Any]) -> Any:
         """The results of the step; without types, the first are compared between workers."""
-        if self.workers > 1:
-            everything = (*args, *kwargs.values())
-            mesh, axis_name = self.mesh, self.axis_name
-            objects.renew(everything, lambda tx, params: init_state(tx, params, mesh, axis_name))
         args, rest, results = self._call(args, kwargs, placement.put, lambda step: step)
         if self.unseen:
             self.unseen = not replicas.check(results, self.mesh, self.axis_name)
@@ -204,7 +200,7 @@ class _Runner:
 
 
 class _Staged:
-    """A stage (`Traced`, `Lowered`, `Compiled`) of a step that has nnx objects or static leaves.
+    """A stage (`Traced`, `Lowered`, `Compiled`) of a step that has objects or static leaves.
 
     JAX's own stages know trees of arrays only; a step compiled ahead of time is called with the
     whole arguments, too.

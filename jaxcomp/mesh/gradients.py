@@ -10,6 +10,7 @@ from jax import lax
 
 from jaxcomp import checks
 from jaxcomp.backend import axes
+from jaxcomp.base import adapter
 from jaxcomp.mesh import objects
 from jaxcomp.types import AxisName, PyTree
 
@@ -32,10 +33,11 @@ def local(params: PyTree, axis_name: AxisName) -> PyTree:
             copy would be lost.
     """
     axes.require(axis_name)
-    if objects.holds(params):
+    kind = adapter.objects_of(params)
+    if kind is not None:
         raise ValueError(
-            "`params` must be a tree of arrays, got an nnx object: a call of its copy would change "
-            "the random streams and batch statistics of the copy only. Use "
+            f"`params` must be a tree of arrays, got an {kind.name} object: a call of its copy "
+            "would change the random streams and batch statistics of the copy only. Use "
             f"jaxcomp.value_and_grad(loss_fn, {axis_name!r})(model, batch), which changes the "
             "model in place."
         )
@@ -119,7 +121,7 @@ def value_and_grad(
             )
         numbers = tuple(number % len(args) for number in numbers)
         slots: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
-        held = _Held({slot: arg for slot, arg in slots.items() if objects.holds(arg)}, numbers, wrt)
+        held = _Held(slots, numbers, wrt)
         plain = {n: objects.select(args[n], _floats(args[n])) for n in numbers if n not in held}
         at = {number: objects.vary(kept, axis_name) for number, (kept, _) in plain.items()}
         named = _named_keys(slots, len(args), (*numbers, *held.slots), key_argnums, key_argnames)
@@ -152,57 +154,56 @@ def value_and_grad(
 
 
 class _Held:
-    """The nnx objects among the arguments of a loss, split into graph and state."""
+    """The objects among the arguments of a loss, split into structure and arrays.
 
-    def __init__(self, slots: dict, numbers: tuple[int, ...], wrt: Any):
-        self.slots, self.given = list(slots), tuple(slots.values())
-        self.graph = None
-        self.differentiated, self.keys, self.rest = (), (), ()
-        if not slots:
-            return
-        nnx = objects.nnx()
-        at = {self.slots.index(number) for number in numbers if number in slots}
-        wanted = nnx.filterlib.to_predicate(nnx.Param if wrt is None else wrt)
-        self.filters = (lambda path, x: path[0] in at and wanted(path[1:], x), nnx.RngKey, ...)
-        split = nnx.split(self.given, *self.filters)
-        self.graph, self.differentiated, self.keys, self.rest = split
+    Attributes:
+        differentiated: the arrays to differentiate, as one tree for each object.
+        keys: the keys of random streams, too.
+    """
+
+    def __init__(self, args: dict, numbers: tuple[int, ...], wrt: Any):
+        self._kind = kind = adapter.objects_of(tuple(args.values()))
+        given = {} if kind is None else {s: arg for s, arg in args.items() if kind.found(arg)}
+        self.slots, self._given = list(given), tuple(given.values())
+        self._at, self._wrt = [self.slots.index(n) for n in numbers if n in given], wrt
+        self._structure, self.differentiated, self.keys, self._rest = self._parts(self._given)
 
     def __contains__(self, slot: Any) -> bool:
         return slot in self.slots
 
-    def whole(self, differentiated: PyTree) -> dict:
+    def _parts(self, held: tuple) -> tuple[Any, list[PyTree], list[PyTree], list[PyTree]]:
+        if self._kind is None:
+            return None, [], [], []
+        return self._kind.part(held, self._at, self._wrt)
+
+    def whole(self, differentiated: list[PyTree]) -> dict:
         """New objects by argument, for one evaluation of the loss."""
-        if not self.slots:
+        if self._kind is None:
             return {}
-        made = objects.nnx().merge(self.graph, differentiated, self.keys, self.rest, copy=True)
+        made = self._kind.merge(self._structure, differentiated, self.keys, self._rest)
         return dict(zip(self.slots, made, strict=True))
 
-    def after(self, inside: dict) -> PyTree:
-        """The state of the objects after the evaluation."""
-        if not self.slots:
-            return ()
-        nnx = objects.nnx()
-        made = tuple(inside[slot] for slot in self.slots)
-        *_, rest = nnx.split(made, *self.filters)
-        paths = [_paths(state) for state in (self.rest, rest)]
-        if paths[0] != paths[1]:
+    def after(self, inside: dict) -> list[PyTree]:
+        """The other arrays of the objects after the evaluation."""
+        *_, rest = self._parts(tuple(inside[slot] for slot in self.slots))
+        paths = [_paths(trees) for trees in (self._rest, rest)]
+        if self._kind is not None and paths[0] != paths[1]:
             other = min(paths[0] ^ paths[1])
             raise ValueError(
-                f"`loss_fn` must not add or remove variables of an nnx object, got a change of "
-                f"{other}: return such values with `has_aux=True`, instead of sowing them"
+                f"`loss_fn` must not add or remove variables of an {self._kind.name} object, got a "
+                f"change of {other}: return such values with `has_aux=True`, instead of sowing them"
             )
         return rest
 
-    def update(self, state: PyTree, axis_name: AxisName) -> None:
-        """Writes the state, averaged over the workers, into the given objects."""
-        if self.slots:
-            before = objects.values(self.given)
-            objects.nnx().update(self.given, state)
-            objects.average(self.given, axis_name, before)
+    def update(self, rest: list[PyTree], axis_name: AxisName) -> None:
+        """Writes the arrays, averaged over the workers, into the given objects."""
+        if self._kind is not None:
+            with self._kind.averaged(self._given, axis_name):
+                self._kind.update(self._given, rest)
 
-    def part(self, state: PyTree, slot: Any) -> PyTree:
-        """The part of the state of all objects that belongs to one argument."""
-        return state.get(self.slots.index(slot), objects.nnx().State({}))
+    def part(self, grads: list[PyTree], slot: Any) -> PyTree:
+        """The gradient of one argument."""
+        return grads[self.slots.index(slot)]
 
 
 def _paths(state: PyTree) -> set[str]:
@@ -221,7 +222,7 @@ def _named_keys(slots: dict, count: int, others: tuple, argnums: Any, argnames: 
     Args:
         slots: the arguments of the loss, by number or keyword.
         count: how many of them are positional.
-        others: the arguments that cannot be keys: differentiated ones and nnx objects.
+        others: the arguments that cannot be keys: differentiated ones and objects.
         argnums: `key_argnums`.
         argnames: `key_argnames`.
     """

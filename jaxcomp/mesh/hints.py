@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 
+from jaxcomp.base import adapter
 from jaxcomp.types import AxisName
 
 _OF_CONSTRAINTS = (
@@ -24,12 +25,6 @@ _OF_CHAINS = (
     "compressed_mean, with jaxcomp.graft(tx, state, params, mesh, axis_name)."
 )
 
-_OF_REPLICAS = (
-    "jaxcomp: data_parallel takes one copy of the parameters and of the state, and the whole "
-    "batch. If a leading axis of devices is left from a program of jax.pmap, leave out "
-    "flax.jax_utils.replicate and unreplicate, shard, and x[0]."
-)
-
 _OF_CLOSURES = (
     "jaxcomp: the step uses an array or a key from outside that lies on the mesh. Pass it to the "
     "step as an argument: arguments that are no batches are the same on all workers. Fold a key "
@@ -37,17 +32,8 @@ _OF_CLOSURES = (
     "to the loss of jaxcomp.value_and_grad, which folds it."
 )
 
-_OF_COPIES = (
-    "jaxcomp: an nnx object was made outside of the function that changes it. Merge it inside of "
-    "the loss with nnx.merge(graphdef, state, copy=True) and return its new state with "
-    "has_aux=True, or pass the object itself to the step and to the loss of "
-    "jaxcomp.value_and_grad, which change it in place."
-)
-
 _HINTS = {
     "Closing over inputs to shard_map": _OF_CLOSURES,
-    ("Cannot mutate", "from a different trace level"): _OF_COPIES,
-    "but the existing parameter it received has shape": _OF_REPLICAS,
     "with_sharding_constraint can only refer to Auto axes": _OF_CONSTRAINTS,
     "passed to reshard cannot contain axis names": _OF_CONSTRAINTS,
     "field of ShapedArray should be of type `Manual`": _OF_CONSTRAINTS,
@@ -59,7 +45,8 @@ _HINTS = {
 
 def known(error: Exception) -> list[str]:
     """The hints for an error."""
-    texts = {(key,) if isinstance(key, str) else key: hint for key, hint in _HINTS.items()}
+    found = [*_HINTS.items(), *(item for one in adapter.present() for item in one.hints.items())]
+    texts = {(key,) if isinstance(key, str) else key: hint for key, hint in found}
     return [hint for parts, hint in texts.items() if all(part in str(error) for part in parts)]
 
 

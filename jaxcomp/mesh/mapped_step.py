@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxcomp.backend import axes, mapping
+from jaxcomp.base.adapter import Objects
 from jaxcomp.mesh import (
     arguments,
     axis_types,
@@ -19,7 +20,6 @@ from jaxcomp.mesh import (
     placement,
     pmapped,
     replicas,
-    retyping,
 )
 from jaxcomp.misuse import program
 from jaxcomp.types import AxisName, PyTree
@@ -118,56 +118,35 @@ class MappedStep:
         ]
         out = {}
 
-        def body(narrow, replicated, per_worker):
+        def body(replicated, per_worker):
             own = jax.tree.unflatten(treedef, _merge(marks, replicated, per_worker))
             own = [x if n in batches else placement.stay(x, homes) for n, x in enumerate(own)]
-            results = self._own_results(narrow, own, args, keywords, rest)
+            results = self._own_results(own, args, keywords, rest)
             flat, out["treedef"] = jax.tree.flatten(results)
             out["marks"] = _marks(results)
             return _part(flat, out["marks"])
 
-        def mapped(narrow):
-            return self._mapped(functools.partial(body, narrow), _part(leaves, marks))
-
-        try:
-            parts = mapped(lambda run: run)
-        except (
-            objects.DiffersError
-        ) as error:  # Perhaps only by its type, as the zeros of frozen leaves.
-            try:
-                parts = mapped(retyping.narrowed)
-            except objects.DiffersError as narrower:
-                raise ValueError(str(narrower)) from None
-            except Exception as other:  # Of the second run; the first error is the user's.
-                raise ValueError(str(error)) from other
+        parts = self._mapped(body, _part(leaves, marks))
         results = jax.tree.unflatten(out["treedef"], _merge(out["marks"], *parts))
         return placement.at_home(results, self._inside, homes, self.axis_name)
 
     def _own_results(
-        self,
-        narrow: Callable[..., Any],
-        own: list,
-        args: Sequence[Any],
-        keywords: tuple[str, ...],
-        rest: Any,
+        self, own: list, args: Sequence[Any], keywords: tuple[str, ...], rest: Any
     ) -> Any:
-        """The results of one worker, from its own arguments.
-
-        With `narrow`, results are typed by the values that they are computed from.
-        """
+        """The results of one worker, from its own arguments."""
 
         def named(*own):
             placed = len(own) - len(keywords)
             return self._step(*own[:placed], **dict(zip(keywords, own[placed:], strict=True)))
 
-        def whole(*own):
+        def whole():
             return objects.call(named, list(own), rest, self.axis_name)
 
         doubts = self.given.doubts(args, keywords)
-        results = arguments.run(lambda: narrow(whole)(*own), args, doubts, self._pieces)
+        results = arguments.run(whole, args, doubts, self._pieces)
         self._check_program(own, self.given.which(len(args), keywords), results)
         if self.check_vma:
-            _check_replicated(results, self.axis_name)
+            _check_replicated(results, rest.kind, self.axis_name)
         return results
 
     def _check_program(self, own: list, batches: set[int], results: Any) -> None:
@@ -226,11 +205,34 @@ def _merge(marks: list[bool], replicated: list, per_worker: list) -> list:
     return [next(sources[split]) for split in marks]
 
 
-def _check_replicated(results: PyTree, axis_name: AxisName) -> None:
-    objects.check_alike(results, axis_name)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(results):
-        if not per_worker.marked(path) and axes.varies(jnp.asarray(leaf), axis_name):
-            raise objects.DiffersError(
-                f"result{jax.tree_util.keystr(path)} differs between the workers of "
-                f"{axis_name!r}. {replicas.REMEDIES}"
-            )
+_EQUAL = (
+    "If its values are equal, only its type differs: put jaxcomp.freeze(tx, frozen) around the "
+    "whole chain in place of optax.set_to_zero(), and add updates to params, not to "
+    "jaxcomp.local(params)."
+)
+"""JAX types what is computed from local values as different, such as zeros like a gradient."""
+
+
+def _check_replicated(results: PyTree, kind: Objects | None, axis_name: AxisName) -> None:
+    """Refuses results that are typed as different between workers, and variables of objects."""
+    if kind is not None and (paths := _different(results.states, axis_name)):
+        raise ValueError(
+            f"the variable at {paths[0]} differs between the workers of {axis_name!r} after the "
+            f"call. {kind.averages} are averaged; average anything else with jax.lax.pmean where "
+            f"it is written. {_EQUAL}"
+        )
+    if paths := _different(results, axis_name):
+        raise ValueError(
+            f"result{paths[0]} differs between the workers of {axis_name!r}. {replicas.REMEDIES} "
+            f"{_EQUAL}"
+        )
+
+
+def _different(tree: PyTree, axis_name: AxisName) -> list[str]:
+    """The paths of what is typed as different between workers, outside of memory."""
+    found = jax.tree_util.tree_leaves_with_path(tree)
+    return [
+        jax.tree_util.keystr(path)
+        for path, leaf in found
+        if not per_worker.marked(path) and axes.varies(jnp.asarray(leaf), axis_name)
+    ]

@@ -7,13 +7,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxcomp.base import Graph, Mirrored
+from jaxcomp.base import Graph, Mirrored, adapter
 from jaxcomp.mesh import axis_types, per_worker
 from jaxcomp.types import Array, PyTree
 
 
 @jax.tree_util.register_pytree_with_keys_class
-class OnGraph(metaclass=per_worker.KnownToFlax):
+class OnGraph(metaclass=adapter.Stored):
     """The memory of links whose mirrors are sums with the weights of one graph.
 
     The name of the graph is part of the tree and of every path, hence of a checkpoint: memory over

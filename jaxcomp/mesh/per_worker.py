@@ -1,6 +1,5 @@
 """Memory that differs between workers, as marked nodes of an optimizer state."""
 
-import sys
 from collections import OrderedDict
 from typing import Any
 
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from jaxcomp.backend import axes
-from jaxcomp.base import Mirrored
+from jaxcomp.base import Mirrored, adapter
 from jaxcomp.mesh import kinds
 from jaxcomp.types import AxisName, PyTree
 
@@ -17,7 +16,7 @@ from jaxcomp.types import AxisName, PyTree
 class _Mark(str):
     """The name of the child of a node of this module, in the paths of its leaves.
 
-    Some libraries (flax's nnx) turn nodes into plain mappings, but keep the keys. A key of this
+    Some frameworks turn nodes into plain mappings, but keep the keys. A key of this
     type marks our memory there, and no name in a user's tree has this type.
     """
 
@@ -34,69 +33,15 @@ _SHARE = _Mark("per_worker_share")
 """Marks rows that are shared out: each worker has some of them, and none has all."""
 
 
-class KnownToFlax(type):
-    """Registers a class for flax's msgpack checkpoints, even if flax is imported later.
-
-    Flax looks the class up in a dict of serializers, so it asks for the hash of the class first.
-    """
-
-    stored: str
-
-    def __hash__(cls) -> int:
-        serialization = sys.modules.get("flax.serialization")
-        if hasattr(serialization, "from_bytes"):  # Otherwise it is not (fully) imported.
-            _tell(serialization, cls)
-        return super().__hash__()
-
-
-_told: dict[str, Any] = {}
-"""By the name of a class, the module of flax that knows it."""
-
-
-def _tell(serialization: Any, cls: Any) -> None:
-    if _told.get(cls.__name__) is serialization:
-        return
-    _told[cls.__name__] = serialization  # Before registering, which asks for the hash again.
-
-    def restored(node: Any, state: dict) -> Any:
-        if node.stored not in state:  # The name may say which setting the memory belongs to.
-            raise ValueError(
-                f"`state` must hold {node.stored!r} to be restored into this target, got "
-                f"{sorted(state)}"
-            )
-        tree = serialization.from_state_dict(node.tree, state[node.stored])
-        return cls.tree_unflatten(node.tree_flatten_with_keys()[1], (tree,))
-
-    serialization.register_serialization_state(
-        cls, lambda node: {node.stored: serialization.to_state_dict(node.tree)}, restored
-    )
-
-
 def _boxed(tree: PyTree, *, add: bool) -> PyTree:
-    """The tree, whose boxes of flax name the workers' axis too, or no longer.
-
-    Boxes (linen's `nn.Partitioned` and others, nnx's variables) name the dimensions of their array.
-    The workers' axis has no name of the model's.
-    """
-    linen: Any = sys.modules.get("flax.core.meta")
-    if hasattr(linen, "remove_axis"):  # Otherwise it is not (fully) imported.
-        change = linen.add_axis if add else linen.remove_axis
-        tree = change(tree, 0, {linen.PARTITION_NAME: None})
-    kind = getattr(sys.modules.get("flax.nnx"), "Variable", ())
-
-    def renamed(node: Any) -> Any:
-        names = node.get_metadata().get("out_sharding") if isinstance(node, kind) else None
-        if names:
-            after = (None, *names) if add else tuple(names)[1:]
-            spec = isinstance(names, PartitionSpec)
-            node.set_metadata(out_sharding=PartitionSpec(*after) if spec else after)
-        return node
-
-    return jax.tree.map(renamed, tree, is_leaf=lambda node: isinstance(node, kind))
+    """The tree, whose boxes of arrays name the workers' axis too, or no longer."""
+    for one in adapter.present():
+        tree = one.boxed(tree, add=add)
+    return tree
 
 
 @jax.tree_util.register_pytree_with_keys_class
-class PerWorker(metaclass=KnownToFlax):
+class PerWorker(metaclass=adapter.Stored):
     """A tree that differs between workers.
 
     Its arrays carry a leading axis: of length 1 inside the mapped function, of length `workers`
@@ -154,7 +99,7 @@ class PerWorker(metaclass=KnownToFlax):
 
 
 @jax.tree_util.register_pytree_with_keys_class
-class PerShard(metaclass=KnownToFlax):
+class PerShard(metaclass=adapter.Stored):
     """A tree that differs between the shards of a model.
 
     Its arrays carry an axis of length `shards`: after that of the workers in a `PerWorker`, and

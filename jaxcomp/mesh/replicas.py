@@ -46,8 +46,8 @@ REMEDIES = (
     "A loss or metric: average it with jax.lax.pmean. Optimizer state that sees gradients before "
     "the mean (local momentum, clipping statistics, optax.MultiSteps): wrap that transformation "
     "with jaxcomp.per_worker, or chain it after compressed_mean. Parameters: let compressed_mean "
-    "see their gradient, or train the others only, with jaxcomp.freeze(tx, frozen) or "
-    "optax.partition around the whole chain."
+    "see their gradient, or train the others only, with jaxcomp.freeze(tx, frozen) around the "
+    "whole chain."
 )
 
 

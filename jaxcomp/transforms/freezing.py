@@ -18,9 +18,9 @@ def freeze(
 
     The updates of frozen parameters are zero, and `tx` does not see these parameters: its
     compressor has no memory for them, its optimizer has no moments for them, and no byte of their
-    gradients is sent. Inside `data_parallel`, `optax.partition` with `optax.set_to_zero()` does the
-    same. `freeze` also works in your own `jax.shard_map`, whose `out_specs` refuse the zeros of
-    `optax.set_to_zero()`.
+    gradients is sent. `optax.partition` with `optax.set_to_zero()` does the same under `jax.pmap`
+    and with `check_vma=False`. Elsewhere its zeros have the type of the gradients, which differ
+    between workers, so that `data_parallel` and the `out_specs` of a `jax.shard_map` refuse them.
 
     Args:
         tx: for instance `optax.chain(jaxcomp.compressed_mean(...), optax.adamw(3e-4))`.

@@ -13,7 +13,7 @@ from test_blocks import PAGES
 DOCS = ROOT / "docs"
 SITE = ROOT / "mkdocs.yml"
 PUBLIC = (
-    "aggregates algorithms base codecs federated federated.flower gates graphs optimizers planning "
+    "aggregates algorithms base codecs federated adapters.flower gates graphs optimizers planning "
     "telemetry testing"
 )
 """The modules, beside `jaxcomp` itself, whose names a user types."""
@@ -21,7 +21,7 @@ ELSEWHERE = {
     "adoption.md": "end_to_end/test_adoption_page.py",
     "budget.md": "planning/test_budget.py",
     "federated.md": "end_to_end/test_frameworks.py",
-    "flower.md": "federated/test_flower.py",
+    "flower.md": "adapters/test_flower.py",
     "frameworks.md": "end_to_end/test_frameworks.py",
     "local.md": "end_to_end/test_frameworks.py",
     "plain_jit.md": "end_to_end/test_frameworks.py",

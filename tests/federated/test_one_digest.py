@@ -33,7 +33,7 @@ import pathlib
 
 from flwr.clientapp import ClientApp
 
-from jaxcomp.federated import flower
+from jaxcomp.adapters import flower
 
 from . import clients as world, task
 

@@ -99,21 +99,6 @@ def test_micro_batches(loop, mesh):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), got, want)
 
 
-def test_parameters_that_are_still_replicated(mesh):
-    """With an axis of devices, as `flax.jax_utils.replicate` makes them for `jax.pmap`."""
-    import flax.linen as nn
-
-    model = nn.Dense(4)
-    params = jax.tree.map(lambda p: jnp.stack([p] * 8), model.init(jax.random.key(0), BATCH))
-
-    def step(params, x):
-        return jax.lax.pmean(model.apply(params, x).mean(), "data")
-
-    with pytest.raises(Exception, match="it received has shape") as caught:
-        jaxcomp.data_parallel(step, mesh, "data")(params, BATCH)
-    assert "leave out flax.jax_utils.replicate" in str(caught.value.__notes__)
-
-
 def test_other_errors_are_as_they_were(mesh):
     def grad(params, x):
         raise ValueError("of the user")

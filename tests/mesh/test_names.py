@@ -8,8 +8,7 @@ import methods
 import numpy as np
 import optax
 import pytest
-from flax import linen, nnx, struct
-from jax.sharding import PartitionSpec as P
+from flax import nnx, struct
 
 import jaxcomp
 from jaxcomp.backend import axes
@@ -152,79 +151,3 @@ def test_python_numbers_are_parameters(name):
     assert jax.tree.structure(found[0]) == jax.tree.structure(found[1])
     for got, want in zip(*map(jax.tree.leaves, found), strict=True):
         assert (got.shape, got.dtype) == (want.shape, want.dtype)
-
-
-BOXED = {
-    "accumulate": (
-        jaxcomp.accumulate(
-            optax.chain(
-                jaxcomp.per_worker(optax.trace(0.9)),
-                jaxcomp.compressed_mean(jaxcomp.sign(), "data"),
-                optax.adam(0.1),
-            ),
-            "data",
-            every=2,
-        ),
-        2,
-    ),
-    "local updates": (jaxcomp.local_updates(optax.adam(0.1), None, "data", every=2), 3),
-    "gossip": (jaxcomp.gossip(optax.sgd(0.1), jaxcomp.qsgd(bits=4), "data"), 1),
-}
-"""Transformations, and how many trees of memory of the parameters' shape they have."""
-
-
-@pytest.mark.parametrize("name", BOXED)
-def test_boxes_of_flax_name_all_dimensions(name, mesh):
-    """Also that of the workers, so that specs made from them fit; other boxes stay as they were."""
-    (tx, memories), box = BOXED[name], linen.LogicallyPartitioned
-    params = {"w": box(jnp.ones((4, 256)), ("embed", "mlp")), "b": jnp.ones(256)}
-
-    def train(params, state, x):
-        def loss(params):
-            return jnp.mean((x @ params["w"].value + params["b"]) ** 2)
-
-        own = jaxcomp.local(jaxcomp.view(params, state), "data")
-        updates, state = tx.update(jax.grad(loss)(own), state, params)
-        return optax.apply_updates(params, updates), state
-
-    state = jaxcomp.init_state(tx, params, mesh, "data")
-    step = jaxcomp.data_parallel(train, mesh, "data")
-    after = jax.eval_shape(step, params, state, jnp.ones((8, 4)))
-    assert jax.tree.structure(after) == jax.tree.structure((params, state))
-    leaves = jax.tree_util.tree_leaves_with_path(
-        after[1], is_leaf=lambda node: isinstance(node, box)
-    )
-    boxes = [(per_worker.marked(path), node) for path, node in leaves if isinstance(node, box)]
-    for memory, node in boxes:
-        if node.value is not None:
-            names = ("embed", "mlp")
-            assert node.names == ((None, *names) if memory else names)
-            assert len(node.names) == node.value.ndim
-    assert sum(memory for memory, _ in boxes) == memories
-
-
-def test_variables_of_nnx_name_all_dimensions(mesh):
-    """In a state that `nnx.Optimizer` makes, after a step that updates it in place."""
-
-    class Model(nnx.Module):
-        def __init__(self):
-            names = {"out_sharding": P("a", "b"), "eager_sharding": False}
-            self.w = nnx.Param(jnp.ones((8, 128)), **names)
-            self.scale = nnx.Param(jnp.ones(()), out_sharding=())
-
-    tx, model = BOXED["accumulate"][0], Model()
-    optimizer = nnx.Optimizer(model, jaxcomp.on_mesh(tx, mesh, "data"), wrt=nnx.Param)
-
-    def loss_of(model, x):
-        return jnp.mean(x @ model.w[...]) * model.scale[...]
-
-    def train(model, optimizer, x):
-        loss, grads = jaxcomp.value_and_grad(loss_of, "data")(model, x)
-        optimizer.update(model, grads)
-        return loss
-
-    jaxcomp.data_parallel(train, mesh, "data")(model, optimizer, jnp.ones((8, 8)))
-    specs = nnx.get_partition_spec(optimizer.opt_state)
-    assert specs.total.tree["w"].get_raw_value() == P(None, "a", "b")
-    assert specs.inner[2][0].mu["w"].get_raw_value() == P("a", "b")
-    assert optimizer.opt_state.total.tree["w"].shape == (8, 8, 128)

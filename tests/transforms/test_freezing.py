@@ -1,6 +1,5 @@
 """Frozen parameters do not change, and nothing is sent for them, in every mapping mode."""
 
-import functools
 from typing import Any
 
 import equinox as eqx
@@ -13,8 +12,6 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 import jaxcomp
-from jaxcomp.backend import axes
-from jaxcomp.mesh import retyping
 
 RNG = np.random.default_rng(0)
 PARAMS = {
@@ -34,8 +31,8 @@ def tuned():
     return optax.chain(mean(), optax.adam(1e-2))
 
 
-def parts(tx):
-    return optax.partition({"train": tx, "freeze": optax.set_to_zero()}, LABELS)
+def parts(tx, labels=LABELS):
+    return optax.partition({"train": tx, "freeze": optax.set_to_zero()}, labels)
 
 
 def zeros():
@@ -44,11 +41,14 @@ def zeros():
 
 SENT_ALONE = {
     "freeze": lambda: jaxcomp.freeze(tuned(), FROZEN),
+    "skip_nonfinite": lambda: jaxcomp.skip_nonfinite(jaxcomp.freeze(tuned(), FROZEN)),
+}
+OF_OPTAX = {
     "partition": lambda: parts(tuned()),
     "selective": lambda: optax.selective_transform(tuned(), freeze_mask=FROZEN),
     "masked mean": lambda: optax.chain(optax.masked(mean(), TRAINED), zeros(), optax.adam(1e-2)),
-    "skip_nonfinite": lambda: jaxcomp.skip_nonfinite(parts(tuned())),
 }
+"""Zeros that optax makes like this worker's gradients, and with their type."""
 SENT_ALL = {
     "after the mean": lambda: optax.chain(mean(), parts(optax.adam(1e-2))),
     "before the mean": lambda: optax.chain(zeros(), tuned()),
@@ -89,7 +89,7 @@ def alone(mesh):
     return run(tuned(), mesh, {"lora": PARAMS["lora"]}, loss)
 
 
-@pytest.mark.core("selective")
+@pytest.mark.core("skip_nonfinite")
 @pytest.mark.parametrize("name", SENT_ALONE)
 def test_only_trained_leaves_are_sent(name, mesh, alone):
     params, sent = run(SENT_ALONE[name](), mesh)
@@ -108,17 +108,49 @@ def test_on_the_same_side_of_the_mean_all_are_sent(name, mesh, alone):
     assert sent["all-to-all"] > 1.5 * alone[1]["all-to-all"]
 
 
-def test_without_types(mesh, alone):
-    params, sent = run(SENT_ALONE["partition"](), mesh, check_vma=False)
-    np.testing.assert_array_equal(params["lora"], alone[0]["lora"])
+@pytest.mark.core("partition")
+@pytest.mark.parametrize("name", OF_OPTAX)
+def test_zeros_of_optax_need_a_step_without_types(name, mesh, alone):
+    """With types they are refused, and `freeze` mends it, around the same chain too."""
+    tx = OF_OPTAX[name]()
+    with pytest.raises(
+        ValueError, match=r"result\[0\]\['base'\] differs .* put jaxcomp\.freeze\(tx, frozen\)"
+    ):
+        run(tx, mesh)
+    params, sent = run(tx, mesh, check_vma=False)
+    np.testing.assert_allclose(params["lora"], alone[0]["lora"], atol=1e-7)
     assert sent == alone[1]
+    params, sent = run(jaxcomp.freeze(tx, FROZEN), mesh)
+    np.testing.assert_array_equal(params["base"], PARAMS["base"])
+    np.testing.assert_allclose(params["lora"], alone[0]["lora"], atol=1e-7)
+    assert sent == alone[1]
+
+
+def test_updates_are_added_to_the_parameters_themselves(mesh):
+    """Not to local ones, which have another type and the same values."""
+    tx = optax.chain(mean(), optax.sgd(0.1))
+
+    def step(params, state, batch, own_only):
+        own = jaxcomp.local(params, "data")
+        updates, state = tx.update(jax.grad(loss_of)(own, batch), state)
+        return optax.apply_updates(own if own_only else params, updates), state
+
+    state = jaxcomp.init_state(tx, PARAMS, mesh, "data")
+
+    def lowered(own_only):
+        run = jaxcomp.data_parallel(lambda *args: step(*args, own_only), mesh, "data")
+        return run.lower(PARAMS, state, BATCH)
+
+    with pytest.raises(ValueError, match=r"add updates to params, not to jaxcomp\.local\(params\)"):
+        lowered(True)
+    assert lowered(False)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["freeze", "partition"])
 def test_in_a_mapped_function_of_ones_own(name, mesh, alone):
     """Under `pmap`; under `shard_map` with types, the zeros of optax are refused by `out_specs`."""
-    tx = SENT_ALONE[name]()
+    tx = (SENT_ALONE | OF_OPTAX)[name]()
     step, one = step_of(tx), tx.init(PARAMS)
     batch = BATCH.reshape(8, 2, 64)
 
@@ -210,19 +242,17 @@ def test_integers_may_be_frozen(given, mesh, alone):
 
 
 def by_path(tree):
-    """The labels of a model's parameters."""
+    """A mask of a model's parameters."""
     return jax.tree_util.tree_map_with_path(
-        lambda path, _: "train" if "lora" in jax.tree_util.keystr(path) else "freeze", tree
+        lambda path, _: "lora" not in jax.tree_util.keystr(path), tree
     )
 
 
 def in_parts():
-    """Zeros for the frozen leaves, which only the second trace of a step accepts."""
-    return optax.partition({"train": tuned(), "freeze": optax.set_to_zero()}, by_path)
+    return jaxcomp.freeze(tuned(), by_path)
 
 
 def test_equinox_models_train_in_parts(mesh, alone):
-    """Static leaves, such as functions, are there in the second trace, too."""
 
     class Model(eqx.Module):
         base: Any
@@ -250,7 +280,7 @@ def test_equinox_models_train_in_parts(mesh, alone):
 
 
 def test_nnx_models_train_in_parts(mesh, alone):
-    """Objects are updated in place by the second trace, and not by the first."""
+    """With zeros of optax, the error names the variable and what to write."""
 
     class Model(nnx.Module):
         def __init__(self):
@@ -264,9 +294,15 @@ def test_nnx_models_train_in_parts(mesh, alone):
         optimizer.update(model, grads)
         return loss_
 
-    model = Model()
-    optimizer = nnx.Optimizer(model, jaxcomp.on_mesh(in_parts(), mesh, "data"), wrt=nnx.Param)
     step = jaxcomp.data_parallel(step, mesh, "data")
+    model = Model()
+    labels = nnx.State({"base": "freeze", "lora": "train"})
+    optimizer = nnx.Optimizer(model, parts(tuned(), labels), wrt=nnx.Param)
+    with pytest.raises(
+        ValueError, match=r"variable at \[0\]\['base'\].* put jaxcomp\.freeze\(tx, frozen\)"
+    ):
+        step(model, optimizer, BATCH)
+    optimizer = nnx.Optimizer(model, jaxcomp.on_mesh(in_parts(), mesh, "data"), wrt=nnx.Param)
     for _ in range(3):
         step(model, optimizer, BATCH)
     assert int(optimizer.step[...]) == 3
@@ -277,52 +313,12 @@ def test_nnx_models_train_in_parts(mesh, alone):
 def test_what_differs_is_refused_with_advice_that_works(mesh, alone):
     """Moments of gradients that no mean has seen, and zeros after them."""
     late = optax.chain(optax.masked(mean(), TRAINED), optax.adam(1e-2), zeros())
-    with pytest.raises(ValueError, match=r"mu\['base'\] differs .* jaxcomp\.freeze\(tx, frozen\)"):
+    with pytest.raises(
+        ValueError, match=r"\[0\]\['base'\] differs .* jaxcomp\.freeze\(tx, frozen\)"
+    ):
         run(late, mesh)
     with pytest.raises(ValueError, match=r"\[0\]\['base'\] differs .* around the whole chain"):
         run(optax.chain(optax.masked(mean(), TRAINED), optax.sgd(1e-2)), mesh)
     params, sent = run(jaxcomp.freeze(tuned(), FROZEN), mesh)
     np.testing.assert_array_equal(params["lora"], alone[0]["lora"])
     assert sent == alone[1]
-
-
-def test_values_are_typed_by_what_they_are_computed_from(mesh):
-    """Calls, branches, loops and collectives, of what is the same and of what differs."""
-
-    def f(x, own):
-        zero = jnp.zeros_like(own)
-        local = axes.vary(x, "data")
-
-        def loop(carry, _):
-            return carry + jnp.sum(zero), None
-
-        same = {
-            "sum": local + zero,
-            "call": jax.jit(lambda a, b: a * 2 + b)(zero, local),
-            "branch": jax.lax.cond(x[0] > 0, lambda a: a + 1, lambda a: -a, local),
-            "platform": jax.lax.platform_dependent(local, cpu=jnp.sin, default=jnp.cos),
-            "mean": jax.lax.pmean(own, "data") + local,
-        }
-        differs = {
-            "own": own + zero,
-            "loop": jax.lax.scan(loop, axes.vary(jnp.zeros(()), "data"), None, length=2)[0],
-            "branch": jax.lax.cond(x[0] > 0, lambda a, b: a, lambda a, b: b, local, own),
-            "index": jax.lax.axis_index("data") * x,
-        }
-        return same, differs
-
-    seen = {}
-
-    def body(x, own):
-        same, differs = retyping.narrowed(f)(x, own)
-        seen["same"] = {name: axes.varies(y, "data") for name, y in same.items()}
-        seen["differs"] = {name: axes.varies(y, "data") for name, y in differs.items()}
-        return same
-
-    mapped = functools.partial(jax.shard_map, mesh=mesh, in_specs=(P(), P("data")))
-    x, own = jnp.arange(1.0, 3.0), jnp.arange(16.0)
-    got = jax.jit(mapped(body, out_specs=P()))(x, own)
-    assert not any(seen["same"].values()), seen
-    assert all(seen["differs"].values()), seen
-    want = jax.jit(mapped(lambda *a: axes.vary(f(*a)[0], "data"), out_specs=P("data")))(x, own)
-    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[:2]), got, want)

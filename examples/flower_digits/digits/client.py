@@ -1,6 +1,6 @@
 """The client: Flower runs it in a new process for every message."""
 
-from jaxcomp.federated import flower
+from jaxcomp.adapters import flower
 
 from . import task
 

@@ -9,7 +9,7 @@ import numpy as np
 from flwr.app import MetricRecord
 from flwr.serverapp import ServerApp
 
-from jaxcomp.federated import flower
+from jaxcomp.adapters import flower
 
 from . import task
 

@@ -26,8 +26,8 @@ from jaxcomp.numerics import noise
 pytest.importorskip("flwr")
 from flwr.app import Error, Message, MetricRecord, RecordDict
 
-from jaxcomp.federated import flower
-from jaxcomp.federated.flower.seats import Seats
+from jaxcomp.adapters import flower
+from jaxcomp.adapters.flower.seats import Seats
 
 SHIFT = {
     "up": jaxcomp.Link(jaxcomp.qsgd_inf(bits=4), jaxcomp.Shift(step=0.25)),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxcomp.federated.flower import extra
+from jaxcomp.adapters.flower import extra
 
 _DESCRIBED = "described"
 

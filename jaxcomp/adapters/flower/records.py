@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxcomp.federated.flower import extra
+from jaxcomp.adapters.flower import extra
 from jaxcomp.types import PyTree
 
 PAYLOAD, CENTRE, MEMORY = "jaxcomp.payload/1", "jaxcomp.centre/1", "jaxcomp.memory/1"
@@ -125,7 +125,7 @@ def read_instruction(content: Any, secret: bytes | None) -> Instruction:
     """
     if _INSTRUCTION not in content or _PARTS not in content:
         raise ValueError(
-            "a message to train must come from jaxcomp.federated.flower.CompressedFedAvg, got the "
+            "a message to train must come from jaxcomp.adapters.flower.CompressedFedAvg, got the "
             f"records {sorted(content)}"
         )
     config, parts = content[_INSTRUCTION], content[_PARTS]

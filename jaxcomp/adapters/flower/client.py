@@ -13,12 +13,12 @@ import numpy as np
 import optax
 
 from jaxcomp import checks
+from jaxcomp.adapters.flower import extra, files, integers, memory as memory_, raw, records
+from jaxcomp.adapters.flower.memory import Centre, Kept
+from jaxcomp.adapters.flower.records import Answer, Instruction
 from jaxcomp.federated import block, server, uplink
 from jaxcomp.federated.block import Clients, Known, Own
 from jaxcomp.federated.faults import Faults
-from jaxcomp.federated.flower import extra, files, integers, memory as memory_, raw, records
-from jaxcomp.federated.flower.memory import Centre, Kept
-from jaxcomp.federated.flower.records import Answer, Instruction
 from jaxcomp.federated.method import Method
 from jaxcomp.federated.work import LocalSteps
 from jaxcomp.messages import from_bytes, to_bytes
@@ -77,7 +77,7 @@ def client_app(
     if counters:
         raise ValueError(
             f"`like` must have no integers, which cannot be trained, got some at {counters}; an "
-            "app of your own may have them, behind jaxcomp.federated.flower.compress_mod"
+            "app of your own may have them, behind jaxcomp.adapters.flower.compress_mod"
         )
     work = _work_of(method, like, secret, memory, faults)
     app = extra.ClientApp()

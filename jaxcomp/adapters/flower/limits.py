@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from jaxcomp.federated.flower.records import CUT
+from jaxcomp.adapters.flower.records import CUT
 
 log = logging.getLogger("flwr")
 

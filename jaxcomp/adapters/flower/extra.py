@@ -26,5 +26,5 @@ def needed() -> None:
     """Raises an `ImportError` that says how to install Flower, if it is not installed."""
     if _missing is not None:
         raise ImportError(
-            "jaxcomp.federated.flower needs Flower, flwr>=1.31,<2: pip install 'jaxcomp[flower]'"
+            "jaxcomp.adapters.flower needs Flower, flwr>=1.31,<2: pip install 'jaxcomp[flower]'"
         ) from _missing

@@ -4,9 +4,9 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jaxcomp.adapters.flower import extra, raw, records
 from jaxcomp.federated import block, uplink
 from jaxcomp.federated.block import Own
-from jaxcomp.federated.flower import extra, raw, records
 from jaxcomp.federated.method import Method
 from jaxcomp.types import PyTree
 

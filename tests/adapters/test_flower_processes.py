@@ -24,7 +24,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from jaxcomp import federated
-from jaxcomp.federated import flower
+from jaxcomp.adapters import flower
 
 from . import task
 

@@ -3,10 +3,10 @@
 Needs `pip install 'jaxcomp[flower]'`.
 """
 
-from jaxcomp.federated.flower.client import (
+from jaxcomp.adapters.flower.client import (
     ELSEWHERE as ELSEWHERE,
     client_app as client_app,
     compress_mod as compress_mod,
 )
-from jaxcomp.federated.flower.records import arrays_of as arrays_of, params_of as params_of
-from jaxcomp.federated.flower.strategy import CompressedFedAvg as CompressedFedAvg
+from jaxcomp.adapters.flower.records import arrays_of as arrays_of, params_of as params_of
+from jaxcomp.adapters.flower.strategy import CompressedFedAvg as CompressedFedAvg

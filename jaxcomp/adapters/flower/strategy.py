@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomp import checks
-from jaxcomp.federated import checkpoint as checkpoint_, server
-from jaxcomp.federated.flower import (
+from jaxcomp.adapters.flower import (
     adding,
     extra,
     integers,
@@ -23,11 +22,12 @@ from jaxcomp.federated.flower import (
     records,
     settings as settings_,
 )
-from jaxcomp.federated.flower.history import History
-from jaxcomp.federated.flower.memory import Centre
-from jaxcomp.federated.flower.records import Answer, Instruction, Refused
-from jaxcomp.federated.flower.seats import Seats
-from jaxcomp.federated.flower.server_round import Heard, Round, Taken, log
+from jaxcomp.adapters.flower.history import History
+from jaxcomp.adapters.flower.memory import Centre
+from jaxcomp.adapters.flower.records import Answer, Instruction, Refused
+from jaxcomp.adapters.flower.seats import Seats
+from jaxcomp.adapters.flower.server_round import Heard, Round, Taken, log
+from jaxcomp.federated import checkpoint as checkpoint_, server
 from jaxcomp.federated.method import Method
 from jaxcomp.federated.server import ServerState, Total
 from jaxcomp.federated.simulation import Report, weights_of

@@ -4,8 +4,8 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from jaxcomp.adapters.flower import raw, records
 from jaxcomp.federated import checkpoint
-from jaxcomp.federated.flower import raw, records
 from jaxcomp.federated.method import Method
 from jaxcomp.types import PyTree
 

@@ -17,8 +17,8 @@ from flwr.supercore.inflatable.inflatable_object import (
 )
 from flwr.superlink.grid.http_grid import HttpGrid
 
-from jaxcomp.federated.flower import limits, records
-from jaxcomp.federated.flower.records import Refused
+from jaxcomp.adapters.flower import limits, records
+from jaxcomp.adapters.flower.records import Refused
 
 MB = 2**20
 ASKED = {"round": 0, "client": 0, "status": "sent", "upon": -1, "loss": 1.0}

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxcomp.federated.flower.records import Answer, Refused
+from jaxcomp.adapters.flower.records import Answer, Refused
 from jaxcomp.types import Array, PyTree
 
 log = logging.getLogger("flwr")

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxcomp.federated.flower import extra
-from jaxcomp.federated.flower.records import Refused
-from jaxcomp.federated.flower.server_round import Taken, log
+from jaxcomp.adapters.flower import extra
+from jaxcomp.adapters.flower.records import Refused
+from jaxcomp.adapters.flower.server_round import Taken, log
 
 EXAMPLES = "num-examples"
 """The name under which apps for `flwr`'s `FedAvg` report their weight."""

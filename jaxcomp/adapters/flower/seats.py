@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxcomp.federated.flower.server_round import log
+from jaxcomp.adapters.flower.server_round import log
 
 _NOBODY = -1
 """The round in which a free seat was taken."""

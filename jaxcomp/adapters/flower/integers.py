@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jaxcomp.adapters.flower import raw
 from jaxcomp.codecs import Identity
-from jaxcomp.federated.flower import raw
 from jaxcomp.federated.method import Method
 from jaxcomp.federated.work import difference
 from jaxcomp.feedback import Link

@@ -6,9 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxcomp.adapters.flower import raw
+from jaxcomp.adapters.flower.memory import Centre
 from jaxcomp.federated import block, server
-from jaxcomp.federated.flower import raw
-from jaxcomp.federated.flower.memory import Centre
 from jaxcomp.federated.method import Method
 from jaxcomp.federated.server import ServerState, Total
 from jaxcomp.messages import to_bytes

@@ -34,7 +34,7 @@ from flwr.app import (
     RecordDict,
 )
 
-from jaxcomp.federated import flower
+from jaxcomp.adapters import flower
 
 
 def answer_with(reply, payload=None, stype="jaxcomp.payload/1", dtype="uint8", **changed):

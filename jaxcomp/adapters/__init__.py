@@ -1,0 +1,11 @@
+"""Adapters of frameworks: all that the library knows about flax, equinox and Flower.
+
+None of them imports a framework before the user does. `jaxcomp.adapters.flower`, which needs
+`pip install 'jaxcomp[flower]'`, is a module to import.
+"""
+
+from jaxcomp.adapters import equinox, linen, nnx
+from jaxcomp.base import adapter as _adapter
+
+for _known in (linen.Linen(), nnx.Nnx(), equinox.Equinox()):
+    _adapter.register(_known)
