@@ -8,7 +8,7 @@ from jaxcomp import feedback
 from jaxcomp.base import Codec
 from jaxcomp.feedback import Link
 from jaxcomp.layout.policy import Policy
-from jaxcomp.misuse.optax_wrappers import whole
+from jaxcomp.misuse.whole_methods import whole
 from jaxcomp.optimizers.moments import Adam
 from jaxcomp.optimizers.one_bit_adam import scale_by_one_bit_adam
 from jaxcomp.optimizers.zero_one_adam import Intervals, by_zero_one_adam

@@ -12,7 +12,7 @@ from jaxcomp.codecs.rotated import Rotated
 from jaxcomp.feedback import Link, Residual, default
 from jaxcomp.layout import policy as policy_
 from jaxcomp.layout.policy import Policy
-from jaxcomp.misuse.optax_wrappers import whole
+from jaxcomp.misuse.whole_methods import whole
 from jaxcomp.optimizers import prox_adagrad, rda_adagrad
 from jaxcomp.optimizers.projected import averaged, projected
 from jaxcomp.reducers.gather import Gather

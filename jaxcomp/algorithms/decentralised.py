@@ -15,7 +15,7 @@ from jaxcomp.feedback.steps import step_for
 from jaxcomp.graphs import RandomPairs, Ring
 from jaxcomp.layout import policy as policy_
 from jaxcomp.layout.policy import Policy
-from jaxcomp.misuse.optax_wrappers import whole
+from jaxcomp.misuse.whole_methods import whole
 from jaxcomp.reducers.gossip import Gossip
 from jaxcomp.transforms.gossip import gossip
 from jaxcomp.types import AxisName, PyTree

@@ -11,7 +11,7 @@ from jaxcomp.algorithms.types import Mean, Method, Rate
 from jaxcomp.base import Codec
 from jaxcomp.feedback import Aggregated, Link, Residual
 from jaxcomp.layout.policy import Policy
-from jaxcomp.misuse.optax_wrappers import whole
+from jaxcomp.misuse.whole_methods import whole
 from jaxcomp.optimizers.muon import muon_by_shape
 from jaxcomp.recipes.sparsifiers import demo
 from jaxcomp.reducers.gather import Gather

@@ -13,7 +13,7 @@ from jaxcomp.base import Graph, Period
 from jaxcomp.feedback import NoFeedback
 from jaxcomp.gates import Growing
 from jaxcomp.graphs import Ring
-from jaxcomp.misuse.optax_wrappers import whole
+from jaxcomp.misuse.whole_methods import whole
 from jaxcomp.optimizers import rates
 from jaxcomp.optimizers.regularizers import Regularizer
 from jaxcomp.transforms.gossip import gossip

@@ -14,7 +14,7 @@ from jaxcomp.feedback.steps import require_unbiased
 from jaxcomp.gates.drawn import SampledWorkers
 from jaxcomp.gates.periods import AdaptivePeriod
 from jaxcomp.layout.policy import Policy
-from jaxcomp.misuse.optax_wrappers import whole
+from jaxcomp.misuse.whole_methods import whole
 from jaxcomp.reducers.two_shot import TwoShot
 from jaxcomp.transforms.local_updates import local_updates
 from jaxcomp.types import AxisName, PyTree

@@ -10,7 +10,7 @@ from jaxcomp.base import Codec
 from jaxcomp.feedback import Link, Residual, default
 from jaxcomp.layout import policy as policy_
 from jaxcomp.layout.policy import Policy
-from jaxcomp.misuse.optax_wrappers import whole
+from jaxcomp.misuse.whole_methods import whole
 from jaxcomp.recipes.quantizers import sign
 from jaxcomp.recipes.stages import msc
 from jaxcomp.recipes.votes import Vote

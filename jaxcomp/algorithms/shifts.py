@@ -12,7 +12,7 @@ from jaxcomp.feedback import Link, Shift
 from jaxcomp.gates import Censored
 from jaxcomp.layout import policy as policy_
 from jaxcomp.layout.policy import Policy
-from jaxcomp.misuse.optax_wrappers import whole
+from jaxcomp.misuse.whole_methods import whole
 from jaxcomp.reducers.gather import Gather
 from jaxcomp.reducers.two_shot import TwoShot
 from jaxcomp.transforms.mean import compressed_mean

@@ -11,7 +11,7 @@ from jaxcomp.feedback import Link, Residual, Shift
 from jaxcomp.feedback.steps import require_unbiased, step_for
 from jaxcomp.gates import Bernoulli, Coin
 from jaxcomp.layout.policy import Policy
-from jaxcomp.misuse.optax_wrappers import whole
+from jaxcomp.misuse.whole_methods import whole
 from jaxcomp.reducers.gather import Gather
 from jaxcomp.reducers.two_shot import TwoShot
 from jaxcomp.transforms.differences import compressed_differences
