@@ -5,6 +5,7 @@ network, with workers on simulated devices. `feedback.py`, `methods.py`, `networ
 `signs.py` are tables of cases over these two.
 """
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -87,6 +88,17 @@ class Way(NamedTuple):
     prices: Prices | None = None
     exact: bool = True
     averaged: bool = False
+
+
+def stepped(make: Callable[..., Any], codec: Any, rate: Any, **given: Any) -> Any:
+    """A method with this rate; one that returns a mean is followed by descent.
+
+    One with stages takes the mean of as many gradients.
+    """
+    if "learning_rate" in inspect.signature(make).parameters:
+        return make(codec, AXIS, learning_rate=rate, **given)
+    tx = optax.chain(make(codec, AXIS, **given), optax.sgd(rate))
+    return jaxcomp.accumulate(tx, AXIS, every=given["stages"]) if "stages" in given else tx
 
 
 class Curve(NamedTuple):

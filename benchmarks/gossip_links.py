@@ -145,7 +145,7 @@ def means(steps: int = 2000) -> dict[str, Any]:
             memory = jaxcomp.Shift() if codec != "4 bits" else jaxcomp.Shift(0.5)
             reducer = jaxcomp.Gather(jaxcomp.Link(CODECS[codec], memory))
         sgd = optax.chain(jaxcomp.compressed_mean(reducer, AXIS), optax.sgd(rate))
-        qsvrg = algorithms.qsvrg(reducer, AXIS, learning_rate=rate, every=50)
+        qsvrg = optax.chain(algorithms.qsvrg(reducer, AXIS, every=50), optax.sgd(rate))
         bits = 8 * jaxcomp.wire_bytes(reducer, jnp.zeros((1, 50)), workers=8) / 50
         for name, tx in {"SGD, mean of all": sgd, "QSVRG, mean of all": qsvrg}.items():
             error = averaged(optax.with_extra_args_support(tx), steps)

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import reporting
-from convergence import AXIS, Curve, Prices, Way, everywhere, price, solve, solve_all
+from convergence import AXIS, Curve, Prices, Way, everywhere, price, solve, solve_all, stepped
 from sklearn import datasets
 
 import jaxcomp
@@ -55,7 +55,7 @@ def methods(problem: Any) -> dict[str, Way]:
     random = everywhere(jaxcomp.random_k(fraction=0.1, bucket_size=size))
     coded = everywhere(jaxcomp.ndsc(bits=3, dithered=False, bucket_size=size))
     dense = optax.chain(jaxcomp.compressed_mean(jaxcomp.Dense(), AXIS), optax.sgd(unit))
-    vote = algorithms.signsgd(AXIS, learning_rate=decaying, up=jaxcomp.Vote(ballot))
+    vote = optax.chain(algorithms.signsgd(AXIS, up=jaxcomp.Vote(ballot)), optax.sgd(decaying))
     dgd = algorithms.dgd_def(coded, AXIS, learning_rate=0.5 * unit)
     heavy = algorithms.censored_heavy_ball(None, AXIS, learning_rate=unit)
 
@@ -64,10 +64,10 @@ def methods(problem: Any) -> dict[str, Way]:
         return Way(tx, Prices(*costs, 64.0 * size, problem.workers), exact)
 
     def at(make: Any, codec: Any, rate: Any, *, up=None, back=None, exact=True, **given: Any):
-        return way(make(codec, AXIS, learning_rate=rate, **given), up or codec, back, exact)
+        return way(stepped(make, codec, rate, **given), up or codec, back, exact)
 
     def adam(make: Any, **given: Any) -> Way:
-        tx = make(sign, AXIS, learning_rate=decaying, freeze_step=WARM, **given)
+        tx = stepped(make, sign, decaying, freeze_step=WARM, **given)
         return way(tx, sign, sign, exact=False)
 
     near: Any = {"exact": False}
@@ -101,7 +101,7 @@ def methods(problem: Any) -> dict[str, Way]:
         "rand_mcm, qsgd": at(algorithms.rand_mcm, qsgd, 0.052 * unit, back=qsgd),
         "lag": way(algorithms.lag(AXIS, learning_rate=unit), whole),
         "censored heavy ball": way(heavy, whole),
-        "clag, top 10 %": at(algorithms.clag, top, theory),
+        "clag, top 10 %": at(algorithms.clag, top, theory, threshold=0.1 / theory**2),
     }
 
 

@@ -70,8 +70,8 @@ def methods(
     return {
         "dense, Adam": optax.chain(dense, optax.adam(adam)),
         "dense, momentum": optax.chain(dense, optax.sgd(descent, momentum=0.9)),
-        "ef21_sgdm, top 5 %": algorithms.ef21_sgdm(
-            top, AXIS, learning_rate=lambda step: 10 * descent(step)
+        "ef21_sgdm, top 5 %": optax.chain(
+            algorithms.ef21_sgdm(top, AXIS), optax.sgd(lambda step: 10 * descent(step))
         ),
         "ef21_sgdm's mean, top 5 %, Adam": optax.chain(
             jaxcomp.per_worker(optax.ema(0.9, debias=False)),
@@ -80,9 +80,9 @@ def methods(
             ),
             optax.adam(adam),
         ),
-        "cd_adam, sign": algorithms.cd_adam(sign, AXIS, learning_rate=adam),
-        "one_bit_adam": algorithms.one_bit_adam(
-            sign, AXIS, learning_rate=adam, freeze_step=steps // 5
+        "cd_adam, sign": optax.chain(algorithms.cd_adam(sign, AXIS), optax.sgd(adam)),
+        "one_bit_adam": optax.chain(
+            algorithms.one_bit_adam(sign, AXIS, freeze_step=steps // 5), optax.sgd(adam)
         ),
     }
 

@@ -43,13 +43,12 @@ def adamw(codec: Any, **given: float) -> Any:
 
 
 def one_bit_adam(rate, steps):
-    return algorithms.one_bit_adam(
-        SIGN, AXIS, learning_rate=rate, freeze_step=steps // 5, b2=0.98, weight_decay=0.1
-    )
+    settings: dict[str, Any] = {"freeze_step": steps // 5, "b2": 0.98, "weight_decay": 0.1}
+    return optax.chain(algorithms.one_bit_adam(SIGN, AXIS, **settings), optax.sgd(rate))
 
 
 def cd_adam(codec):
-    return lambda rate, steps: algorithms.cd_adam(codec, AXIS, learning_rate=rate)
+    return lambda rate, steps: optax.chain(algorithms.cd_adam(codec, AXIS), optax.sgd(rate))
 
 
 EMBEDDING_DENSE = jaxcomp.Policy(SIGN, rules=(jaxcomp.Rule("*embedding/kernel", None),))

@@ -31,13 +31,24 @@ SPARSE = jaxcomp.optimizers.L1(1e-3)
 
 
 def first(make, **settings):
-    """A method that takes a codec and the axis."""
+    """A method that takes a codec and the axis, and the step itself."""
     return lambda codec, rate: make(codec, AXIS, learning_rate=rate, **settings)
+
+
+def mean(make, **settings):
+    """A method that returns a mean, and plain descent after it."""
+    return lambda codec, rate: optax.chain(make(codec, AXIS, **settings), optax.sgd(rate))
+
+
+def neolithic(codec, rate):
+    """Two stages, of the gradients of two steps."""
+    both_ways = jaxcomp.algorithms.neolithic(codec, AXIS, stages=2)
+    return jaxcomp.accumulate(optax.chain(both_ways, optax.sgd(rate)), AXIS, every=2)
 
 
 def voted(codec, rate):
     up = jaxcomp.Vote(everywhere(jaxcomp.codecs.Ballot()))
-    return jaxcomp.algorithms.signsgd(AXIS, learning_rate=rate, momentum=0.9, up=up)
+    return optax.chain(jaxcomp.algorithms.signsgd(AXIS, momentum=0.9, up=up), optax.sgd(rate))
 
 
 def rounds(make, **settings):
@@ -47,7 +58,8 @@ def rounds(make, **settings):
 
 def demo_sgd(codec, rate):
     """In squares of four, subtracting the mean of all; it brings its own codec."""
-    return jaxcomp.algorithms.demo_sgd(AXIS, learning_rate=rate, k=4, chunk=4, subtract="aggregate")
+    signs = jaxcomp.algorithms.demo_sgd(AXIS, k=4, chunk=4, subtract="aggregate")
+    return optax.chain(signs, optax.sgd(rate))
 
 
 def nesterov(rate, outer=0.7, momentum=0.9):
@@ -73,18 +85,18 @@ LOCAL = {
 """Methods of local steps, whose state is that of `local_updates`."""
 METHODS = {
     **LOCAL,
-    "ef_sgd": (first(jaxcomp.algorithms.ef_sgd), TOP),
-    "ef21": (first(jaxcomp.algorithms.ef21), TOP),
-    "ef21_sgdm": (first(jaxcomp.algorithms.ef21_sgdm, eta=0.5), TOP),
-    "ef21_bc": (first(jaxcomp.algorithms.ef21_bc), SIGN),
-    "double_squeeze": (first(jaxcomp.algorithms.double_squeeze), TOP),
-    "neolithic": (first(jaxcomp.algorithms.neolithic, stages=2), SIGN),
-    "cd_adam": (first(jaxcomp.algorithms.cd_adam), SIGN),
-    "clag": (first(jaxcomp.algorithms.clag, censoring=0.0), TOP),
-    "diana": (first(jaxcomp.algorithms.diana), QSGD),
-    "marina": (first(jaxcomp.algorithms.marina, p=0.3), RANDOM),
-    "artemis": (first(jaxcomp.algorithms.artemis), QSGD),
-    "dore": (first(jaxcomp.algorithms.dore, down=IDENTITY), QSGD),
+    "ef_sgd": (mean(jaxcomp.algorithms.ef_sgd), TOP),
+    "ef21": (mean(jaxcomp.algorithms.ef21), TOP),
+    "ef21_sgdm": (mean(jaxcomp.algorithms.ef21_sgdm, eta=0.5), TOP),
+    "ef21_bc": (mean(jaxcomp.algorithms.ef21_bc), SIGN),
+    "double_squeeze": (mean(jaxcomp.algorithms.double_squeeze), TOP),
+    "neolithic": (neolithic, SIGN),
+    "cd_adam": (mean(jaxcomp.algorithms.cd_adam), SIGN),
+    "clag": (mean(jaxcomp.algorithms.clag, threshold=0.0), TOP),
+    "diana": (mean(jaxcomp.algorithms.diana), QSGD),
+    "marina": (mean(jaxcomp.algorithms.marina, p=0.3), RANDOM),
+    "artemis": (mean(jaxcomp.algorithms.artemis), QSGD),
+    "dore": (mean(jaxcomp.algorithms.dore, down=IDENTITY), QSGD),
     "mcm": (first(jaxcomp.algorithms.mcm), QSGD),
     "rand_mcm": (first(jaxcomp.algorithms.rand_mcm), QSGD),
     "censored_heavy_ball": (first(jaxcomp.algorithms.censored_heavy_ball, censoring=0.0), TOP),
@@ -92,7 +104,7 @@ METHODS = {
     "qrda_adagrad": (first(jaxcomp.algorithms.qrda_adagrad, regularizer=SPARSE), TERNARY),
     "dgd_def": (first(jaxcomp.algorithms.dgd_def), TOP),
     "dq_psgd": (first(jaxcomp.algorithms.dq_psgd, projection=ball), QSGD),
-    "one_bit_adam": (first(jaxcomp.algorithms.one_bit_adam, freeze_step=2), SIGN),
+    "one_bit_adam": (mean(jaxcomp.algorithms.one_bit_adam, freeze_step=2), SIGN),
     "zero_one_adam": (first(jaxcomp.algorithms.zero_one_adam, freeze_step=2), SIGN),
     "demo_sgd": (demo_sgd, None),
     "signsgd": (voted, None),

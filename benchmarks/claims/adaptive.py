@@ -33,7 +33,8 @@ def ways(size: int, workers: int) -> dict[str, Make]:
         return make
 
     def ours(rate: Any, key: Any) -> Way:
-        tx = algorithms.cd_adam(sign, AXIS, learning_rate=decaying(rate), b1=B1, b2=B2, key=key)
+        scaled = algorithms.cd_adam(sign, AXIS, b1=B1, b2=B2, key=key)
+        tx = optax.chain(scaled, optax.sgd(decaying(rate)))
         return Way(tx, Prices(one, one, 0.0, workers))
 
     one, whole = price(sign, size), 64.0 * size

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import optax
-from convergence import AXIS, Prices, Way, everywhere, price
+from convergence import AXIS, Prices, Way, everywhere, price, stepped
 from rich.progress import track
 
 import jaxcomp
@@ -34,14 +34,14 @@ def families(workers: int = 20, kept: int = 1) -> dict[str, tuple[Family, bool]]
     random = everywhere(jaxcomp.random_k(fraction=kept / size, bucket_size=size))
     sign, whole = everywhere(jaxcomp.sign(bucket_size=None)), everywhere(codecs.Identity())
 
-    def method(make: Any, codec: Any, down: Any = None, free: bool = True, **given: Any):
+    def method(make: Any, codec: Any, down: Any = None, **given: Any):
         costs = price(codec, size), price(down, size) if down else 0.0
         prices = Prices(*costs, 64.0 * size, workers)
 
         def way(rate: Any, key: Any) -> Way:
-            return Way(make(codec, AXIS, learning_rate=rate, key=key, **given), prices)
+            return Way(stepped(make, codec, rate, key=key, **given), prices)
 
-        return way, free
+        return way, True
 
     def dense(rate: Any, key: Any) -> Way:
         tx = optax.chain(jaxcomp.compressed_mean(jaxcomp.Dense(), AXIS, key=key), optax.sgd(rate))
@@ -50,6 +50,9 @@ def families(workers: int = 20, kept: int = 1) -> dict[str, tuple[Family, bool]]
     def lag(rate: Any, key: Any) -> Way:
         tx = algorithms.lag(AXIS, learning_rate=rate, key=key)
         return Way(tx, Prices(price(whole, size), 0.0, 64.0 * size, workers))
+
+    def clag(rate: Any, key: Any) -> Way:
+        return method(algorithms.clag, top, threshold=0.1 / rate**2)[0](rate, key)
 
     p = price(random, size) / (64 * size)
     return {
@@ -61,7 +64,7 @@ def families(workers: int = 20, kept: int = 1) -> dict[str, tuple[Family, bool]]
         "diana": method(algorithms.diana, random),
         "marina": method(algorithms.marina, random, p=p),
         "lag": (lag, False),
-        "clag": method(algorithms.clag, top, free=False),
+        "clag": (clag, False),
     }
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import reporting
-from convergence import AXIS, Way
+from convergence import AXIS, Way, stepped
 from rich.progress import track
 from sklearn import datasets
 
@@ -23,8 +23,8 @@ Make = Callable[[Any, Any], Way]
 
 
 def method(make: Callable[..., Any], codec: Any, **given: Any) -> Make:
-    """A whole method with this codec."""
-    return lambda rate, key: Way(make(codec, AXIS, learning_rate=rate, key=key, **given))
+    """A method with this codec, and descent where it returns a mean."""
+    return lambda rate, key: Way(stepped(make, codec, rate, key=key, **given))
 
 
 def plain(reducer: Any) -> Make:

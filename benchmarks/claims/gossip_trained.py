@@ -71,7 +71,7 @@ def _qsvrg() -> dict[str, Any]:
     rate = 0.03
     plain = optax.chain(jaxcomp.compressed_mean(codec, AXIS), optax.sgd(rate))
     cases = {
-        "QSVRG": algorithms.qsvrg(codec, AXIS, learning_rate=rate, every=60),
+        "QSVRG": optax.chain(algorithms.qsvrg(codec, AXIS, every=60), optax.sgd(rate)),
         "QSGD": optax.with_extra_args_support(plain),
     }
     found: dict[str, Any] = {"steps": marks}

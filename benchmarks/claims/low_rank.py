@@ -51,7 +51,8 @@ def _powersgd_judged(numbers: dict[str, Any]) -> tuple[str, str]:
 def _demo(k: int) -> Method:
     def make(rate: Rate, key: Any) -> Any:
         codec = jaxcomp.demo(k)  # Of matrices: the GRU's vectors are sent dense.
-        return algorithms.demo_sgd(AXIS, learning_rate=rate, decay=0.99, policy=codec, key=key)
+        signs = algorithms.demo_sgd(AXIS, decay=0.99, policy=codec, key=key)
+        return optax.chain(signs, optax.sgd(rate))
 
     return make
 

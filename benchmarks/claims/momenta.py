@@ -25,7 +25,8 @@ def _adam(rate: Rate) -> Any:
 
 
 def _one_bit(rate: Rate, key: Any) -> Any:
-    return algorithms.one_bit_adam(SIGN, AXIS, learning_rate=rate, freeze_step=WARM, key=key)
+    scaled = algorithms.one_bit_adam(SIGN, AXIS, freeze_step=WARM, key=key)
+    return optax.chain(scaled, optax.scale_by_learning_rate(rate))
 
 
 def _zero_one(longest: int) -> Method:

@@ -120,9 +120,9 @@ def staged(size: int) -> dict[str, Make]:
         "unbiased one way, DIANA": method(algorithms.diana, each["unbiased"]),
     }
     for stages in STAGES:
-        make = functools.partial(algorithms.neolithic, stages=stages)
-        found[f"unbiased one way, {stages} stages"] = method(make, each["unbiased"], down=whole)
-        found[f"contractive both ways, {stages} stages"] = method(make, each["random"])
+        make = functools.partial(method, algorithms.neolithic, stages=stages)
+        found[f"unbiased one way, {stages} stages"] = make(each["unbiased"], down=whole)
+        found[f"contractive both ways, {stages} stages"] = make(each["random"])
     return found
 
 
@@ -192,7 +192,7 @@ def _bounds() -> dict[str, Any]:
             "EF21-SGDM, random": method(algorithms.ef21_sgdm, each["random"]),
             "EF, random": method(algorithms.ef_sgd, each["random"]),
             "NEOLITHIC, random, both ways": method(
-                functools.partial(algorithms.neolithic, stages=STAGES[-1]), each["random"]
+                algorithms.neolithic, each["random"], stages=STAGES[-1]
             ),
         }
         runs = descended(ways, problem, MESSAGES)

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+import optax
 from convergence import AXIS, Way, everywhere
 
 import jaxcomp
@@ -63,7 +64,7 @@ def _same_data() -> dict[str, Any]:
     ballot = jaxcomp.Vote(everywhere(codecs.Ballot()))
 
     def vote(rate: Any, key: Any) -> Way:
-        return Way(algorithms.signsgd(AXIS, learning_rate=rate, up=ballot, key=key))
+        return Way(optax.chain(algorithms.signsgd(AXIS, up=ballot, key=key), optax.sgd(rate)))
 
     found: dict[str, Any] = {}
     for name, make in {"SGD": descent.plain(jaxcomp.Dense()), "majority vote": vote}.items():

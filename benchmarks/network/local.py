@@ -121,20 +121,18 @@ METHODS: dict[str, Callable[[], Way]] = {
         every=8,
     ),
     "DeMo": lambda: Way(
-        algorithms.demo_sgd(
-            AXIS, learning_rate=rate(0.001, 200), decay=0.99, policy=jaxcomp.demo()
+        optax.chain(
+            algorithms.demo_sgd(AXIS, decay=0.99, policy=jaxcomp.demo()),
+            optax.sgd(rate(0.001, 200)),
         ),
         steps=200,
         every=5,
         rounds=False,
     ),
     "DeMo, subtracting the mean": lambda: Way(
-        algorithms.demo_sgd(
-            AXIS,
-            learning_rate=rate(0.001, 200),
-            decay=0.99,
-            subtract="aggregate",
-            policy=jaxcomp.demo(),
+        optax.chain(
+            algorithms.demo_sgd(AXIS, decay=0.99, subtract="aggregate", policy=jaxcomp.demo()),
+            optax.sgd(rate(0.001, 200)),
         ),
         steps=200,
         every=5,

@@ -8,6 +8,7 @@ from jaxcomp import feedback
 from jaxcomp.base import Codec
 from jaxcomp.feedback import Link
 from jaxcomp.layout.policy import Policy
+from jaxcomp.misuse.former_rates import returns_mean
 from jaxcomp.misuse.whole_methods import whole
 from jaxcomp.optimizers.moments import Adam
 from jaxcomp.optimizers.one_bit_adam import scale_by_one_bit_adam
@@ -18,12 +19,11 @@ from jaxcomp.transforms.mean import compressed_mean
 from jaxcomp.types import AxisName, PyTree
 
 
-@whole
+@returns_mean
 def one_bit_adam(
     codec: Codec | Policy,
     axis_name: AxisName,
     *,
-    learning_rate: optax.ScalarOrSchedule,
     freeze_step: int,
     b1: float = 0.9,
     b2: float = 0.999,
@@ -35,14 +35,13 @@ def one_bit_adam(
     """Adam with a dense warm-up, then momentum in one bit an element over a frozen variance.
 
     Up to step `freeze_step` it is Adam on the dense mean of the gradients. Then `v` is frozen, and
-    `m ← C̄(b1·m + (1 − b1)·gᵢ)`, `x ← x − γ(m/(√v̂ + ε) + λx)`, where `C̄` is the two-shot mean over
-    the workers, compressed with error feedback on uplink and downlink.
+    `m ← C̄(b1·m + (1 − b1)·gᵢ)`, where `C̄` is the two-shot mean over the workers, compressed with
+    error feedback on uplink and downlink. Returns `m/(√v̂ + ε) + λx`, like `optax.scale_by_adam`.
 
     Args:
         codec: the codec of uplink and downlink, with buckets, such as the paper's `sign()`; a
             contractive codec gets `Residual()`.
         axis_name: the mapped axis.
-        learning_rate: `γ`, or a schedule of it.
         freeze_step: the number of warm-up steps: usually 15 to 25 % of all steps (from memory), and
             at least a few multiples of `1/(1 − b2)`.
         b1: decay of the first moment.
@@ -53,17 +52,16 @@ def one_bit_adam(
         param_specs: how the parameters are sharded, as for `compressed_mean`.
 
     Returns:
-        A complete optimizer that takes local gradients: chain no `compressed_mean` before it.
+        The direction of the step from local gradients: chain no `compressed_mean` before it, and
+        the learning rate after it.
 
     Raises:
         ValueError: for settings out of range, or a codec that cannot be split over the workers.
 
     Example:
-        >>> import jax.numpy as jnp
-        >>> from jaxcomp.recipes.quantizers import sign
-        >>> tx = one_bit_adam(sign(), "data", learning_rate=1e-3, freeze_step=5000)
-        >>> tx.init({"w": jnp.zeros((32, 64))})[0].count
-        Array(0, dtype=int32)
+        >>> import jaxcomp, optax
+        >>> scaled = jaxcomp.algorithms.one_bit_adam(jaxcomp.sign(), "data", freeze_step=5000)
+        >>> tx = optax.chain(scaled, optax.scale_by_learning_rate(1e-3))
 
     References:
         Tang et al., `1-bit Adam: communication efficient large-scale training with Adam's
@@ -86,7 +84,7 @@ def one_bit_adam(
         dense, lossy, axis_name, freeze_step=freeze_step, b1=b1, b2=b2, eps=eps
     )
     decay = optax.add_decayed_weights(weight_decay) if weight_decay else optax.identity()
-    return optax.chain(adam, decay, optax.scale_by_learning_rate(learning_rate))
+    return optax.chain(adam, decay)
 
 
 @whole
@@ -139,15 +137,10 @@ def zero_one_adam(
         ValueError: for settings out of range, or a codec that cannot be split over the workers.
 
     Example:
-        >>> import jax.numpy as jnp
-        >>> from jaxcomp.transforms.view import view
-        >>> from jaxcomp.recipes.quantizers import sign
-        >>> tx = zero_one_adam(
-        ...     sign(), "data", learning_rate=1e-3, freeze_step=5000, max_interval=8
+        >>> import jaxcomp
+        >>> tx = jaxcomp.algorithms.zero_one_adam(
+        ...     jaxcomp.sign(), "data", learning_rate=1e-3, freeze_step=5000, max_interval=8
         ... )
-        >>> params = {"w": jnp.zeros((32, 64))}
-        >>> view(params, tx.init(params))["w"].shape
-        (32, 64)
 
     References:
         Lu et al., `Maximizing communication efficiency for large-scale training via 0/1 Adam

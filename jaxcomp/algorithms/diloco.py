@@ -11,6 +11,7 @@ from jaxcomp.algorithms.types import Mean, Method, Rate
 from jaxcomp.base import Codec
 from jaxcomp.feedback import Aggregated, Link, Residual
 from jaxcomp.layout.policy import Policy
+from jaxcomp.misuse.former_rates import returns_mean
 from jaxcomp.misuse.whole_methods import whole
 from jaxcomp.optimizers.muon import muon_by_shape
 from jaxcomp.recipes.sparsifiers import demo
@@ -260,11 +261,10 @@ def sparseloco(
     )
 
 
-@whole
+@returns_mean
 def demo_sgd(
     axis_name: AxisName,
     *,
-    learning_rate: Rate,
     k: int = 32,
     chunk: int = 64,
     decay: float = 0.999,
@@ -276,12 +276,11 @@ def demo_sgd(
 ) -> Method:
     """DeMo: each worker sends the fast components of its own momentum, and keeps the slow ones.
 
-    `m ← 0.999 m + g`, `c` the `k` largest of its cosine transform, `m ← m − c`,
-    `x ← (1 − γλ) x − γ sign(mean c)`.
+    `m ← 0.999 m + g`, `c` the `k` largest of its cosine transform, `m ← m − c`; returns
+    `sign(mean c) + λx`.
 
     Args:
         axis_name: the mapped axis of the workers.
-        learning_rate: `γ`, a number or an optax schedule.
         k: the coefficients that are sent of each square.
         chunk: the side of a square. Vectors and small leaves are cut into pieces of about `chunk`
             elements, of which `k` coefficients are sent, too.
@@ -299,8 +298,9 @@ def demo_sgd(
             another subtraction.
 
     Example:
-        >>> import jaxcomp
-        >>> tx = jaxcomp.algorithms.demo_sgd("data", learning_rate=1e-3)
+        >>> import jaxcomp, optax
+        >>> signs = jaxcomp.algorithms.demo_sgd("data")
+        >>> tx = optax.chain(signs, optax.scale_by_learning_rate(1e-3))
 
     References:
         Peng et al., `DeMo: decoupled momentum optimization <https://arxiv.org/abs/2411.19870>`_,
@@ -308,7 +308,7 @@ def demo_sgd(
 
     Note:
         Guarantee: none is published. The mean of a coefficient is over the workers that sent it.
-        The momentum holds `g`, the paper's `γ g`, which is the same for a constant `γ`. The code
+        The momentum holds `g`, the paper's `γ g`, which is the same for a constant rate. The code
         cuts along each dimension, by the largest divisor up to 64, and transforms a vector by
         lines; here they are consecutive elements, padded, and squares of 8 × 8 for vectors.
     """
@@ -320,7 +320,6 @@ def demo_sgd(
         compressed_mean(mean, axis_name, key=key, param_specs=param_specs),
         optax.scale_by_sign(),
         optax.add_decayed_weights(weight_decay) if weight_decay else optax.identity(),
-        optax.scale_by_learning_rate(learning_rate),
     )
 
 

@@ -13,6 +13,7 @@ from jaxcomp.base import Graph, Period
 from jaxcomp.feedback import NoFeedback
 from jaxcomp.gates import Growing
 from jaxcomp.graphs import Ring
+from jaxcomp.misuse.former_rates import returns_mean
 from jaxcomp.misuse.whole_methods import whole
 from jaxcomp.optimizers import rates
 from jaxcomp.optimizers.regularizers import Regularizer
@@ -148,24 +149,22 @@ def dpsvrg(
     return gossip(step, reducer, axis_name, rounds=rounds, **settings)
 
 
-@whole
+@returns_mean
 def qsvrg(
     codec: Mean,
     axis_name: AxisName,
     *,
-    learning_rate: Rate,
     every: int | Period = 100,
     key: Any = 0,
     param_specs: PyTree | None = None,
 ) -> Method:
     """QSVRG: variance-reduced gradients behind a compressed mean.
 
-    `x ← x − η · mean Q(∇ℓᵢ(x) − ∇ℓᵢ(x̃) + ∇fᵢ(x̃))`.
+    Returns `mean Q(∇ℓᵢ(x) − ∇ℓᵢ(x̃) + ∇fᵢ(x̃))`.
 
     Args:
         codec: `Q`, unbiased, or a reducer, as for `compressed_mean`.
         axis_name: the mapped axis of the workers.
-        learning_rate: `η`.
         every: the steps of an epoch, or a period such as `jaxcomp.gates.Growing(10, 1.5)`.
         key: a seed or key, the same on all workers.
         param_specs: how the parameters are sharded, as for `compressed_mean`.
@@ -174,8 +173,9 @@ def qsvrg(
         ValueError: for arguments of the wrong kind; on use, without `grad_fn` or `full_grad_fn`.
 
     Example:
-        >>> import jaxcomp
-        >>> tx = jaxcomp.algorithms.qsvrg(jaxcomp.qsgd(bits=4), "data", learning_rate=0.1)
+        >>> import jaxcomp, optax
+        >>> mean = jaxcomp.algorithms.qsvrg(jaxcomp.qsgd(bits=4), "data")
+        >>> tx = optax.chain(mean, optax.sgd(0.1))
 
         `tx.update(grads, state, params, grad_fn=grad_fn, full_grad_fn=full_grad_fn)`
 
@@ -190,4 +190,4 @@ def qsvrg(
         epoch's iterates, whose full gradient is not quantised on its own.
     """
     mean = compressed_mean(codec, axis_name, key=key, param_specs=param_specs)
-    return optax.chain(per_worker(variance_reduced(every)), mean, optax.sgd(learning_rate))
+    return optax.chain(per_worker(variance_reduced(every)), mean)

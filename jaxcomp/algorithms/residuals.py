@@ -10,7 +10,7 @@ from jaxcomp.base import Codec
 from jaxcomp.feedback import Link, Residual, default
 from jaxcomp.layout import policy as policy_
 from jaxcomp.layout.policy import Policy
-from jaxcomp.misuse.whole_methods import whole
+from jaxcomp.misuse.former_rates import formerly, returns_mean
 from jaxcomp.recipes.quantizers import sign
 from jaxcomp.recipes.stages import msc
 from jaxcomp.recipes.votes import Vote
@@ -22,24 +22,22 @@ from jaxcomp.transforms.wrappers import per_worker, widened
 from jaxcomp.types import AxisName, PyTree
 
 
-@whole
+@returns_mean
 def ef_sgd(
     codec: Codec | Policy,
     axis_name: AxisName,
     *,
-    learning_rate: Rate,
     over: Over = Gather,
     key: Any = 0,
     param_specs: PyTree | None = None,
 ) -> Method:
     """SGD with error feedback: the compression error is added to the next message (EF, EF14).
 
-    `p = g + e`, send `C(p)`, `e ← p − C(p)`, `x ← x − γ · mean C(p)`.
+    `p = g + e`, send `C(p)`, `e ← p − C(p)`; returns `mean C(p)`.
 
     Args:
         codec: a contractive codec, or a `Policy` of them.
         axis_name: the mapped axis of the workers.
-        learning_rate: `γ`, a number or an optax schedule.
         over: the reducer of the link.
         key: a seed or key, the same on all workers.
         param_specs: how the parameters are sharded, as for `compressed_mean`.
@@ -48,8 +46,9 @@ def ef_sgd(
         ValueError: for a codec whose residual would grow.
 
     Example:
-        >>> import jaxcomp
-        >>> tx = jaxcomp.algorithms.ef_sgd(jaxcomp.top_k(fraction=0.01), "data", learning_rate=0.1)
+        >>> import jaxcomp, optax
+        >>> mean = jaxcomp.algorithms.ef_sgd(jaxcomp.top_k(fraction=0.01), "data")
+        >>> tx = optax.chain(mean, optax.sgd(0.1))
 
     References:
         Seide et al., `1-bit stochastic gradient descent and its application to data-parallel
@@ -60,20 +59,17 @@ def ef_sgd(
     Note:
         Guarantee: the rate of SGD up to higher-order terms. With full gradients and heterogeneous
         workers it reaches a neighbourhood of the solution, which shrinks with the learning rate;
-        `ef21` reaches the solution. The papers store `γg`; this stores `g`, which is the same as
-        long as `γ` is constant.
+        `ef21` reaches the solution. The papers store `γg` with the learning rate `γ`; this stores
+        `g`, which is the same as long as `γ` is constant.
     """
-    mean = compressed_mean(
-        over(Link(codec, Residual())), axis_name, key=key, param_specs=param_specs
-    )
-    return optax.chain(mean, optax.sgd(learning_rate))
+    reducer = over(Link(codec, Residual()))
+    return compressed_mean(reducer, axis_name, key=key, param_specs=param_specs)
 
 
-@whole
+@returns_mean
 def ef_signsgd(
     axis_name: AxisName,
     *,
-    learning_rate: Rate,
     bucket_size: int | None = 512,
     key: Any = 0,
     param_specs: PyTree | None = None,
@@ -84,7 +80,6 @@ def ef_signsgd(
 
     Args:
         axis_name: the mapped axis of the workers.
-        learning_rate: a number or an optax schedule.
         bucket_size: elements that share a magnitude; None for a whole leaf, as in the paper.
         key: a seed or key, the same on all workers.
         param_specs: how the parameters are sharded, as for `compressed_mean`.
@@ -93,8 +88,8 @@ def ef_signsgd(
         ValueError: for a bucket size that is not positive.
 
     Example:
-        >>> import jaxcomp
-        >>> tx = jaxcomp.algorithms.ef_signsgd("data", learning_rate=0.1)
+        >>> import jaxcomp, optax
+        >>> tx = optax.chain(jaxcomp.algorithms.ef_signsgd("data"), optax.sgd(0.1))
 
     References:
         Karimireddy et al., `Error feedback fixes SignSGD and other gradient compression schemes
@@ -105,16 +100,13 @@ def ef_signsgd(
         are averaged. The paper scales a whole layer at once, and its sign of zero is zero; here the
         one bit of zero means plus.
     """
-    return ef_sgd(
-        sign(bucket_size), axis_name, learning_rate=learning_rate, key=key, param_specs=param_specs
-    )
+    return ef_sgd(sign(bucket_size), axis_name, key=key, param_specs=param_specs)
 
 
-@whole
+@returns_mean
 def signsgd(
     axis_name: AxisName,
     *,
-    learning_rate: Rate,
     momentum: float = 0.0,
     up: Any = None,
     key: Any = 0,
@@ -122,11 +114,11 @@ def signsgd(
 ) -> Method:
     """SignSGD with majority vote, one bit an element each way; with momentum, signum.
 
-    `x ← x − γ · sign(Σ sign(mᵢ))`, `mᵢ ← momentum · mᵢ + (1 − momentum) · gᵢ`.
+    `mᵢ ← momentum · mᵢ + (1 − momentum) · gᵢ`; returns `sign(Σ sign(mᵢ))`, so that the learning
+    rate is the size of every element's step.
 
     Args:
         axis_name: the mapped axis of the workers.
-        learning_rate: `γ`, the size of every element's step.
         momentum: the decay of each worker's own momentum, in [0, 1).
         up: a `jaxcomp.Vote`, which chooses the leaves that are voted on; None for the default.
         key: a seed or key, the same on all workers.
@@ -137,8 +129,8 @@ def signsgd(
             codecs that do not send one sign bit an element.
 
     Example:
-        >>> import jaxcomp
-        >>> tx = jaxcomp.algorithms.signsgd("data", learning_rate=1e-3, momentum=0.9)
+        >>> import jaxcomp, optax
+        >>> tx = optax.chain(jaxcomp.algorithms.signsgd("data", momentum=0.9), optax.sgd(1e-3))
 
     References:
         Bernstein et al., `signSGD with majority vote is communication efficient and fault tolerant
@@ -154,15 +146,14 @@ def signsgd(
     mean = compressed_mean(
         Vote() if up is None else up, axis_name, key=key, param_specs=param_specs
     )
-    return optax.chain(local, mean, optax.sgd(learning_rate))
+    return optax.chain(local, mean)
 
 
-@whole
+@returns_mean
 def double_squeeze(
     codec: Codec | Policy,
     axis_name: AxisName,
     *,
-    learning_rate: Rate,
     down: Codec | Policy | None = None,
     key: Any = 0,
     param_specs: PyTree | None = None,
@@ -170,12 +161,11 @@ def double_squeeze(
     """Error feedback in both directions.
 
     `pᵢ = gᵢ + eᵢ`, send `C(pᵢ)`, `eᵢ ← pᵢ − C(pᵢ)`; `q = mean C(pᵢ) + e`, send back `C'(q)`,
-    `e ← q − C'(q)`, `x ← x − γ · C'(q)`.
+    `e ← q − C'(q)`; returns `C'(q)`.
 
     Args:
         codec: the uplink codec, contractive.
         axis_name: the mapped axis of the workers.
-        learning_rate: a number or an optax schedule.
         down: the downlink codec, contractive; None for `codec`.
         key: a seed or key, the same on all workers.
         param_specs: how the parameters are sharded, as for `compressed_mean`.
@@ -184,8 +174,9 @@ def double_squeeze(
         ValueError: for a codec whose residual would grow, or that cannot be split over the workers.
 
     Example:
-        >>> import jaxcomp
-        >>> tx = jaxcomp.algorithms.double_squeeze(jaxcomp.sign(), "data", learning_rate=0.1)
+        >>> import jaxcomp, optax
+        >>> mean = jaxcomp.algorithms.double_squeeze(jaxcomp.sign(), "data")
+        >>> tx = optax.chain(mean, optax.sgd(0.1))
 
     References:
         Tang et al., `DoubleSqueeze: parallel stochastic gradient descent with double-pass
@@ -198,18 +189,22 @@ def double_squeeze(
         and keeps the server's residual for those.
     """
     reducer = TwoShot(Link(codec, Residual()), Link(down or codec, Residual()))
-    return optax.chain(
-        compressed_mean(reducer, axis_name, key=key, param_specs=param_specs),
-        optax.sgd(learning_rate),
-    )
+    return compressed_mean(reducer, axis_name, key=key, param_specs=param_specs)
 
 
-@whole
+def _accumulated(
+    codec: Codec | Policy, axis_name: AxisName, *, learning_rate: Rate, stages: int, **settings: Any
+) -> Method:
+    """The former call of `neolithic`, which accumulated the gradients of its stages."""
+    mean = neolithic(codec, axis_name, stages=stages, **settings)
+    return accumulate(optax.chain(mean, optax.sgd(learning_rate)), axis_name, every=stages)
+
+
+@formerly(_accumulated)
 def neolithic(
     codec: Codec | Policy,
     axis_name: AxisName,
     *,
-    learning_rate: Rate,
     stages: int,
     down: Codec | Policy | None = None,
     key: Any = 0,
@@ -217,13 +212,13 @@ def neolithic(
 ) -> Method:
     """Multi-stage compression of accumulated gradients, in both directions.
 
-    Every `R` steps: `x ← x − γ · M(mean M(gᵢ))` with `gᵢ` the mean of `R` gradients and `M` the
-    `R`-stage compression of the codec (`jaxcomp.codecs.Chained`).
+    Returns `M(mean M(gᵢ))`, with `M` the `R`-stage compression of the codec
+    (`jaxcomp.codecs.Chained`). In the paper `gᵢ` is the mean of `R` gradients:
+    `jaxcomp.accumulate` around the chain gives it that.
 
     Args:
         codec: the uplink codec of every stage, unbiased or contractive.
         axis_name: the mapped axis of the workers.
-        learning_rate: `γ`.
         stages: `R`, about `ln(…)/δ`, so that `(1 − δ)^R` is below the noise of the gradients.
         down: the downlink codec; None for `codec`.
         key: a seed or key, the same on all workers.
@@ -233,8 +228,9 @@ def neolithic(
         ValueError: for fewer than one stage, or a codec that cannot be split over the workers.
 
     Example:
-        >>> import jaxcomp
-        >>> tx = jaxcomp.algorithms.neolithic(jaxcomp.sign(), "data", learning_rate=0.1, stages=4)
+        >>> import jaxcomp, optax
+        >>> mean = jaxcomp.algorithms.neolithic(jaxcomp.sign(), "data", stages=4)
+        >>> tx = jaxcomp.accumulate(optax.chain(mean, optax.sgd(0.1)), "data", every=4)
 
     References:
         Huang et al., `Lower bounds and nearly optimal algorithms in distributed learning with
@@ -250,5 +246,4 @@ def neolithic(
     """
     ways = (policy_.of(way).map(lambda c: msc(c, stages)) for way in (codec, down or codec))
     up, back = (Link(way, default(way)) for way in ways)
-    mean = compressed_mean(TwoShot(up, back), axis_name, key=key, param_specs=param_specs)
-    return accumulate(optax.chain(mean, optax.sgd(learning_rate)), axis_name, every=stages)
+    return compressed_mean(TwoShot(up, back), axis_name, key=key, param_specs=param_specs)

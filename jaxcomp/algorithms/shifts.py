@@ -5,13 +5,14 @@ from typing import Any
 import optax
 
 from jaxcomp import checks
-from jaxcomp.algorithms.types import Method, Over, Rate
+from jaxcomp.algorithms.types import Method, Over
 from jaxcomp.base import Codec
 from jaxcomp.codecs.identity import Identity
 from jaxcomp.feedback import Link, Shift
 from jaxcomp.gates import Censored
 from jaxcomp.layout import policy as policy_
 from jaxcomp.layout.policy import Policy
+from jaxcomp.misuse.former_rates import formerly, returns_mean
 from jaxcomp.misuse.whole_methods import whole
 from jaxcomp.reducers.gather import Gather
 from jaxcomp.reducers.two_shot import TwoShot
@@ -20,25 +21,22 @@ from jaxcomp.transforms.wrappers import per_worker, widened
 from jaxcomp.types import AxisName, PyTree
 
 
-@whole
+@returns_mean
 def ef21(
     codec: Codec | Policy,
     axis_name: AxisName,
     *,
-    learning_rate: Rate,
     over: Over = Gather,
     key: Any = 0,
     param_specs: PyTree | None = None,
 ) -> Method:
     """Compresses gradient differences with a contractive codec, and converges exactly.
 
-    `c = C(gᵢ − hᵢ)`, `hᵢ ← hᵢ + c`, `x ← x − γ · mean hᵢ`.
+    `c = C(gᵢ − hᵢ)`, `hᵢ ← hᵢ + c`; returns `mean hᵢ`.
 
     Args:
         codec: a contractive codec, such as `top_k` or `sign`.
         axis_name: the mapped axis of the workers.
-        learning_rate: `γ`; in theory `1/(L + L̃·√(β/θ))`, `θ = 1 − √δ'`, `β = δ'/θ`, where
-            `δ' = 1 − δ` is the fraction of a message's energy that the codec loses.
         over: the reducer of the link.
         key: a seed or key, the same on all workers.
         param_specs: how the parameters are sharded, as for `compressed_mean`.
@@ -47,8 +45,9 @@ def ef21(
         ValueError: for a codec that is not contractive, such as one that is only unbiased.
 
     Example:
-        >>> import jaxcomp
-        >>> tx = jaxcomp.algorithms.ef21(jaxcomp.top_k(fraction=0.01), "data", learning_rate=0.1)
+        >>> import jaxcomp, optax
+        >>> mean = jaxcomp.algorithms.ef21(jaxcomp.top_k(fraction=0.01), "data")
+        >>> tx = optax.chain(mean, optax.sgd(0.1))
 
     References:
         Richtárik, Sokolov and Fatkhullin, `EF21: a new, simpler, theoretically better, and
@@ -57,19 +56,20 @@ def ef21(
     Note:
         Guarantee: with full gradients, `O(1/T)` for smooth losses and linear convergence under the
         Polyak–Łojasiewicz condition, for heterogeneous workers too; with stochastic gradients, up
-        to their noise (`ef21_sgdm` avoids that). Memories start at zero, so the first message is
+        to their noise (`ef21_sgdm` avoids that). In theory the learning rate is
+        `1/(L + L̃·√(β/θ))`, `θ = 1 − √δ'`, `β = δ'/θ`, where `δ' = 1 − δ` is the fraction of a
+        message's energy that the codec loses. Memories start at zero, so the first message is
         `C(∇f(x⁰))`, which is the paper's `g⁰`.
     """
-    mean = compressed_mean(over(Link(codec, Shift())), axis_name, key=key, param_specs=param_specs)
-    return optax.chain(mean, optax.sgd(learning_rate))
+    reducer = over(Link(codec, Shift()))
+    return compressed_mean(reducer, axis_name, key=key, param_specs=param_specs)
 
 
-@whole
+@returns_mean
 def ef21_sgdm(
     codec: Codec | Policy,
     axis_name: AxisName,
     *,
-    learning_rate: Rate,
     eta: float = 0.1,
     over: Over = Gather,
     key: Any = 0,
@@ -77,12 +77,11 @@ def ef21_sgdm(
 ) -> Method:
     """`ef21` on a local moving average of stochastic gradients.
 
-    `vᵢ ← (1 − η) vᵢ + η gᵢ`, `c = C(vᵢ − hᵢ)`, `hᵢ ← hᵢ + c`, `x ← x − γ · mean hᵢ`.
+    `vᵢ ← (1 − η) vᵢ + η gᵢ`, `c = C(vᵢ − hᵢ)`, `hᵢ ← hᵢ + c`; returns `mean hᵢ`.
 
     Args:
         codec: a contractive codec.
         axis_name: the mapped axis of the workers.
-        learning_rate: `γ`.
         eta: `η`, in (0, 1]; `η = 1` is `ef21`.
         over: the reducer of the link.
         key: a seed or key, the same on all workers.
@@ -92,9 +91,9 @@ def ef21_sgdm(
         ValueError: for a codec that is not contractive.
 
     Example:
-        >>> import jaxcomp
-        >>> codec = jaxcomp.top_k(fraction=0.01)
-        >>> tx = jaxcomp.algorithms.ef21_sgdm(codec, "data", learning_rate=0.1)
+        >>> import jaxcomp, optax
+        >>> mean = jaxcomp.algorithms.ef21_sgdm(jaxcomp.top_k(fraction=0.01), "data")
+        >>> tx = optax.chain(mean, optax.sgd(0.1))
 
     References:
         Fatkhullin, Tyurin and Richtárik, `Momentum provably improves error feedback
@@ -108,27 +107,25 @@ def ef21_sgdm(
     checks.share("eta", eta)
     local = per_worker(widened(optax.ema(1 - eta, debias=False)))
     mean = compressed_mean(over(Link(codec, Shift())), axis_name, key=key, param_specs=param_specs)
-    return optax.chain(local, mean, optax.sgd(learning_rate))
+    return optax.chain(local, mean)
 
 
-@whole
+@returns_mean
 def ef21_bc(
     codec: Codec | Policy,
     axis_name: AxisName,
     *,
-    learning_rate: Rate,
     down: Codec | Policy | None = None,
     key: Any = 0,
     param_specs: PyTree | None = None,
 ) -> Method:
     """`ef21` in both directions: compressed differences on the uplink and on the downlink.
 
-    `c = C(gᵢ − hᵢ)`, `hᵢ ← hᵢ + c`; `b = C'(mean hᵢ − H)`, `H ← H + b`, `x ← x − γ · H`.
+    `c = C(gᵢ − hᵢ)`, `hᵢ ← hᵢ + c`; `b = C'(mean hᵢ − H)`, `H ← H + b`; returns `H`.
 
     Args:
         codec: the uplink codec, contractive.
         axis_name: the mapped axis of the workers.
-        learning_rate: `γ`.
         down: the downlink codec, contractive; None for `codec`.
         key: a seed or key, the same on all workers.
         param_specs: how the parameters are sharded, as for `compressed_mean`.
@@ -137,8 +134,9 @@ def ef21_bc(
         ValueError: for a codec that is not contractive, or that cannot be split over the workers.
 
     Example:
-        >>> import jaxcomp
-        >>> tx = jaxcomp.algorithms.ef21_bc(jaxcomp.sign(), "data", learning_rate=0.1)
+        >>> import jaxcomp, optax
+        >>> mean = jaxcomp.algorithms.ef21_bc(jaxcomp.sign(), "data")
+        >>> tx = optax.chain(mean, optax.sgd(0.1))
 
     References:
         Fatkhullin et al., `EF21 with bells & whistles: six algorithmic extensions of modern error
@@ -150,16 +148,14 @@ def ef21_bc(
         memories start at zero.
     """
     reducer = TwoShot(Link(codec, Shift()), Link(down or codec, Shift()))
-    mean = compressed_mean(reducer, axis_name, key=key, param_specs=param_specs)
-    return optax.chain(mean, optax.sgd(learning_rate))
+    return compressed_mean(reducer, axis_name, key=key, param_specs=param_specs)
 
 
-@whole
+@returns_mean
 def cd_adam(
     codec: Codec | Policy,
     axis_name: AxisName,
     *,
-    learning_rate: Rate,
     down: Codec | Policy | None = None,
     b1: float = 0.9,
     b2: float = 0.99,
@@ -169,13 +165,12 @@ def cd_adam(
 ) -> Method:
     """Communication-compressed AMSGrad: `ef21` in both directions before the adaptive step.
 
-    `H` from `ef21_bc`, then `m ← β₁m + (1 − β₁)H`, `v ← β₂v + (1 − β₂)H²`, `v̂ ← max(v̂, v)`,
-    `x ← x − γ · m/(√v̂ + ε)`.
+    `H` from `ef21_bc`, then `m ← β₁m + (1 − β₁)H`, `v ← β₂v + (1 − β₂)H²`, `v̂ ← max(v̂, v)`;
+    returns `m/(√v̂ + ε)`, like `optax.scale_by_amsgrad`.
 
     Args:
         codec: the uplink codec, contractive.
         axis_name: the mapped axis of the workers.
-        learning_rate: a number or an optax schedule.
         down: the downlink codec, contractive; None for `codec`.
         b1: decay of the first moment.
         b2: decay of the second moment.
@@ -187,8 +182,9 @@ def cd_adam(
         ValueError: for a codec that is not contractive, or that cannot be split over the workers.
 
     Example:
-        >>> import jaxcomp
-        >>> tx = jaxcomp.algorithms.cd_adam(jaxcomp.sign(), "data", learning_rate=1e-3)
+        >>> import jaxcomp, optax
+        >>> scaled = jaxcomp.algorithms.cd_adam(jaxcomp.sign(), "data")
+        >>> tx = optax.chain(scaled, optax.scale_by_learning_rate(1e-3))
 
     References:
         Wang, Lin and Chen, `Communication-compressed adaptive gradient method for distributed
@@ -197,16 +193,16 @@ def cd_adam(
     Note:
         Guarantee: for smooth losses, convex or not, the order of AMSGrad without compression.
         Memories start at zero, so the first `1/δ` steps see small estimates of the gradient, which
-        affect the second moment. `optax.amsgrad` takes the maximum of the bias-corrected moments;
+        affect the second moment. Optax takes the maximum of the bias-corrected moments;
         the published code takes that of the raw moments, and corrects it afterwards. The published
         code compresses all parameters as one vector; this method compresses each bucket. For its
-        weight decay, chain `optax.add_decayed_weights` between the mean and the moments. If
+        weight decay, chain `ef21_bc`, `optax.add_decayed_weights` and `optax.amsgrad`. If
         gradients differ much in size, one bit may fail to train at AMSGrad's learning rate;
         four bits (`blockwise(bits=4)`) train.
     """
     reducer = TwoShot(Link(codec, Shift()), Link(down or codec, Shift()))
     mean = compressed_mean(reducer, axis_name, key=key, param_specs=param_specs)
-    return optax.chain(mean, widened(optax.amsgrad(learning_rate, b1, b2, eps)))
+    return optax.chain(mean, widened(optax.scale_by_amsgrad(b1, b2, eps)))
 
 
 @whole
@@ -256,8 +252,7 @@ def censored_heavy_ball(
     checks.positive("learning_rate", learning_rate)
     checks.decay("momentum", momentum)
     given = policy_.everywhere(Identity()) if codec is None else codec
-    gate = Censored(censoring / learning_rate**2)
-    mean = compressed_mean(Gather(Link(given, Shift())), axis_name, gate=gate, key=key)
+    mean = _censored(given, axis_name, censoring / learning_rate**2, key)
     return optax.chain(mean, widened(optax.sgd(learning_rate, momentum=momentum or None)))
 
 
@@ -293,8 +288,7 @@ def lag(
     )
 
 
-@whole
-def clag(
+def _by_rate(
     codec: Codec | Policy,
     axis_name: AxisName,
     *,
@@ -302,21 +296,40 @@ def clag(
     censoring: float = 0.1,
     key: Any = 0,
 ) -> Method:
-    """Compressed lazy aggregation: `lag` with contractive compression of the differences.
+    """The former call of `clag`, whose threshold was that of `censored_heavy_ball`."""
+    checks.positive("learning_rate", learning_rate)
+    mean = clag(codec, axis_name, threshold=censoring / learning_rate**2, key=key)
+    return optax.chain(mean, optax.sgd(learning_rate))
+
+
+@formerly(_by_rate)
+def clag(
+    codec: Codec | Policy,
+    axis_name: AxisName,
+    *,
+    threshold: float,
+    key: Any = 0,
+) -> Method:
+    """Compressed lazy aggregation: `ef21` in which a worker does not send small differences.
+
+    Worker `m` sends `C(δ)`, `δ = gₘ − hₘ`, and `hₘ ← hₘ + C(δ)`, if `‖δ‖² > ε₁ ‖xᵏ − xᵏ⁻¹‖²`;
+    returns `mean hₘ`.
 
     Args:
         codec: a contractive codec.
         axis_name: the mapped axis of the workers.
-        learning_rate: as for `censored_heavy_ball`; in theory at most that of `ef21`.
-        censoring: as for `censored_heavy_ball`.
+        threshold: `ε₁`, about a tenth of the square of the loss's smoothness. At a constant
+            learning rate `γ`, `c/γ²` is the threshold of `lag`.
         key: a seed or key, the same on all workers.
 
     Raises:
-        ValueError: for a codec that is not contractive, and where `censored_heavy_ball` raises.
+        ValueError: for a codec that is not contractive, or a negative threshold; on use, without
+            `params`.
 
     Example:
-        >>> import jaxcomp
-        >>> tx = jaxcomp.algorithms.clag(jaxcomp.top_k(0.1), "data", learning_rate=0.1)
+        >>> import jaxcomp, optax
+        >>> mean = jaxcomp.algorithms.clag(jaxcomp.top_k(0.1), "data", threshold=10.0)
+        >>> tx = optax.chain(mean, optax.sgd(0.1))
 
     References:
         Richtárik et al., `3PC: three point compressors for communication-efficient distributed
@@ -326,8 +339,13 @@ def clag(
     Note:
         Guarantee: the paper proves the rate of `ef21` for a trigger that compares with the change
         of the worker's own gradient, `‖δ‖² > ζ‖∇fᵢ(xᵏ) − ∇fᵢ(xᵏ⁻¹)‖²`. This method compares with
-        the step, as the censored heavy ball does, and the proof does not cover that.
+        the step, as the censored heavy ball does, and the proof does not cover that. In theory the
+        learning rate is at most that of `ef21`.
     """
-    return censored_heavy_ball(
-        codec, axis_name, learning_rate=learning_rate, momentum=0.0, censoring=censoring, key=key
-    )
+    return _censored(codec, axis_name, threshold, key)
+
+
+def _censored(codec: Codec | Policy, axis_name: AxisName, threshold: float, key: Any) -> Method:
+    """The mean of gradients that were sent when they had changed more than the parameters."""
+    gate = Censored(threshold)
+    return compressed_mean(Gather(Link(codec, Shift())), axis_name, gate=gate, key=key)

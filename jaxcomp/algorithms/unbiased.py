@@ -11,6 +11,7 @@ from jaxcomp.feedback import Link, Residual, Shift
 from jaxcomp.feedback.steps import require_unbiased, step_for
 from jaxcomp.gates import Bernoulli, Coin
 from jaxcomp.layout.policy import Policy
+from jaxcomp.misuse.former_rates import returns_mean
 from jaxcomp.misuse.whole_methods import whole
 from jaxcomp.reducers.gather import Gather
 from jaxcomp.reducers.two_shot import TwoShot
@@ -20,12 +21,11 @@ from jaxcomp.transforms.view import preserved_center
 from jaxcomp.types import AxisName, PyTree
 
 
-@whole
+@returns_mean
 def diana(
     codec: Codec | Policy,
     axis_name: AxisName,
     *,
-    learning_rate: Rate,
     step: float | None = None,
     over: Over = Gather,
     key: Any = 0,
@@ -33,12 +33,11 @@ def diana(
 ) -> Method:
     """Compresses each gradient's difference from a learned shift with an unbiased codec.
 
-    `c = Q(gᵢ − hᵢ)`, `hᵢ ← hᵢ + a·c`, `x ← x − γ · (h + mean c)` with `h = mean hᵢ`.
+    `c = Q(gᵢ − hᵢ)`, `hᵢ ← hᵢ + a·c`; returns `h + mean c` with `h = mean hᵢ` before it moves.
 
     Args:
         codec: an unbiased codec of relative variance `ω`.
         axis_name: the mapped axis of the workers.
-        learning_rate: `γ`, about `1/(L + 6ωL/n)`, from memory of the paper.
         step: `a`, at most `1/(1 + ω)`; None for that.
         over: the reducer of the link.
         key: a seed or key, the same on all workers.
@@ -48,8 +47,9 @@ def diana(
         ValueError: for a biased codec, a step that is too long, or None where `ω` is not known.
 
     Example:
-        >>> import jaxcomp
-        >>> tx = jaxcomp.algorithms.diana(jaxcomp.qsgd(bits=2), "data", learning_rate=0.1)
+        >>> import jaxcomp, optax
+        >>> mean = jaxcomp.algorithms.diana(jaxcomp.qsgd(bits=2), "data")
+        >>> tx = optax.chain(mean, optax.sgd(0.1))
 
     References:
         Mishchenko et al., `Distributed learning with compressed gradient differences
@@ -58,26 +58,23 @@ def diana(
     Note:
         Guarantee: for smooth and strongly convex losses and full gradients, linear convergence to
         the solution, for heterogeneous workers too; with stochastic gradients, up to their noise.
-        The paper quantises blocks by a chosen norm; this takes any unbiased codec. Memories start
-        at zero.
+        The learning rate is about `1/(L + 6ωL/n)`, from memory of the paper. The paper quantises
+        blocks by a chosen norm; this takes any unbiased codec. Memories start at zero.
     """
     memory = Shift(step_for(codec) if step is None else step)
-    mean = compressed_mean(over(Link(codec, memory)), axis_name, key=key, param_specs=param_specs)
-    return optax.chain(mean, optax.sgd(learning_rate))
+    reducer = over(Link(codec, memory))
+    return compressed_mean(reducer, axis_name, key=key, param_specs=param_specs)
 
 
-@whole
-def marina(
-    codec: Codec | Policy, axis_name: AxisName, *, learning_rate: Rate, p: float, key: Any = 0
-) -> Method:
+@returns_mean
+def marina(codec: Codec | Policy, axis_name: AxisName, *, p: float, key: Any = 0) -> Method:
     """Compressed differences of gradients at two points, with an occasional full gradient.
 
-    `v ← mean gᵢ(x)` with probability `p`, else `v ← v + mean Q(gᵢ(x) − gᵢ(x⁻))`; `x ← x − γ v`.
+    `v ← mean gᵢ(x)` with probability `p`, else `v ← v + mean Q(gᵢ(x) − gᵢ(x⁻))`; returns `v`.
 
     Args:
         codec: an unbiased codec.
         axis_name: the mapped axis of the workers.
-        learning_rate: `γ`, about `1/(L + L̃·√((1 − p)ω/(p·n)))`.
         p: the probability of a full gradient, in (0, 1]; about the ratio of the payload's bytes to
             those of a dense gradient.
         key: a seed or key, the same on all workers.
@@ -86,8 +83,9 @@ def marina(
         ValueError: for a biased codec; on use, without `params` or `grad_fn`.
 
     Example:
-        >>> import jaxcomp
-        >>> tx = jaxcomp.algorithms.marina(jaxcomp.random_k(0.1), "data", learning_rate=0.1, p=0.1)
+        >>> import jaxcomp, optax
+        >>> mean = jaxcomp.algorithms.marina(jaxcomp.random_k(0.1), "data", p=0.1)
+        >>> tx = optax.chain(mean, optax.sgd(0.1))
 
         `tx.update(grads, state, params, grad_fn=lambda p: jax.grad(loss)(p, batch))`
 
@@ -99,20 +97,18 @@ def marina(
         Guarantee: with full gradients, `O(1/T)` for smooth losses, convex or not, and linear
         convergence under the Polyak–Łojasiewicz condition; when it appeared, the least
         communication known. All workers draw the same coin, so steps without a full gradient run
-        no dense mean. The first step sends the full gradient. The learning rate is from memory of
-        the paper.
+        no dense mean. The first step sends the full gradient. The learning rate is about
+        `1/(L + L̃·√((1 − p)ω/(p·n)))`, from memory of the paper.
     """
     require_unbiased(codec)
-    mean = compressed_differences(Gather(Link(codec)), axis_name, restart=Coin(p), key=key)
-    return optax.chain(mean, optax.sgd(learning_rate))
+    return compressed_differences(Gather(Link(codec)), axis_name, restart=Coin(p), key=key)
 
 
-@whole
+@returns_mean
 def artemis(
     codec: Codec | Policy,
     axis_name: AxisName,
     *,
-    learning_rate: Rate,
     down: Codec | Policy | None = None,
     p: float = 1.0,
     step: float | None = None,
@@ -122,13 +118,12 @@ def artemis(
 ) -> Method:
     """Unbiased codecs in both directions, an uplink memory, and partial participation.
 
-    `c = Q(gᵢ − hᵢ)`, `hᵢ ← hᵢ + a·c`, `x ← x − γ · Q'(h + Σ_S c / (p·n))`, `h ← h + a · Σ_S c / n`
+    `c = Q(gᵢ − hᵢ)`, `hᵢ ← hᵢ + a·c`; returns `Q'(h + Σ_S c / (p·n))`, then `h ← h + a · Σ_S c / n`
     over the workers `S` that take part.
 
     Args:
         codec: the uplink codec, unbiased.
         axis_name: the mapped axis of the workers.
-        learning_rate: `γ`.
         down: the downlink codec, unbiased; None for `codec`.
         p: probability that a worker takes part.
         step: `a`, at most `1/(1 + ω)`; None for `1/(2(1 + ω))`.
@@ -142,8 +137,9 @@ def artemis(
             where `ω` is not known.
 
     Example:
-        >>> import jaxcomp
-        >>> tx = jaxcomp.algorithms.artemis(jaxcomp.qsgd(bits=2), "data", learning_rate=0.1, p=0.5)
+        >>> import jaxcomp, optax
+        >>> mean = jaxcomp.algorithms.artemis(jaxcomp.qsgd(bits=2), "data", p=0.5)
+        >>> tx = optax.chain(mean, optax.sgd(0.1))
 
     References:
         Philippenko and Dieuleveut, `Bidirectional compression in heterogeneous settings for
@@ -166,18 +162,15 @@ def artemis(
     a = step_for(codec, 0.5) if step is None else step
     up = Link(codec, Shift(a, absent=absent))
     reducer = TwoShot(up, Link(down or codec)) if absent == "remembered" else Gather(up)
-    mean = compressed_mean(
-        reducer, axis_name, gate=Bernoulli(p) if p < 1 else None, key=key, param_specs=param_specs
-    )
-    return optax.chain(mean, optax.sgd(learning_rate))
+    gate = Bernoulli(p) if p < 1 else None
+    return compressed_mean(reducer, axis_name, gate=gate, key=key, param_specs=param_specs)
 
 
-@whole
+@returns_mean
 def dore(
     codec: Codec | Policy,
     axis_name: AxisName,
     *,
-    learning_rate: Rate,
     down: Codec | Policy,
     step: float | None = None,
     key: Any = 0,
@@ -185,12 +178,11 @@ def dore(
 ) -> Method:
     """`diana` on the uplink, and error feedback on the downlink.
 
-    `ĝ` from `diana`, `q = ĝ + e`, send back `C'(q)`, `e ← q − C'(q)`, `x ← x − γ · C'(q)`.
+    `ĝ` from `diana`, `q = ĝ + e`, send back `C'(q)`, `e ← q − C'(q)`; returns `C'(q)`.
 
     Args:
         codec: the uplink codec, unbiased.
         axis_name: the mapped axis of the workers.
-        learning_rate: `γ`.
         down: the downlink codec, contractive.
         step: the step size of the memory; None for `1/(2(1 + ω))`.
         key: a seed or key, the same on all workers.
@@ -201,10 +193,9 @@ def dore(
             that is too long, or a `step` of None if `ω` is not known.
 
     Example:
-        >>> import jaxcomp
-        >>> tx = jaxcomp.algorithms.dore(
-        ...     jaxcomp.qsgd(bits=2), "data", learning_rate=0.1, down=jaxcomp.sign()
-        ... )
+        >>> import jaxcomp, optax
+        >>> mean = jaxcomp.algorithms.dore(jaxcomp.qsgd(bits=2), "data", down=jaxcomp.sign())
+        >>> tx = optax.chain(mean, optax.sgd(0.1))
 
     References:
         Liu et al., `A double residual compression algorithm for efficient distributed learning
@@ -218,10 +209,7 @@ def dore(
     """
     memory = Shift(step_for(codec, 0.5) if step is None else step)
     reducer = TwoShot(Link(codec, memory), Link(down, Residual()))
-    return optax.chain(
-        compressed_mean(reducer, axis_name, key=key, param_specs=param_specs),
-        optax.sgd(learning_rate),
-    )
+    return compressed_mean(reducer, axis_name, key=key, param_specs=param_specs)
 
 
 @whole

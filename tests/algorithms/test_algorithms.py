@@ -18,9 +18,12 @@ from methods import (
     METHODS,
     PARENTS,
     QSGD,
+    RANDOM,
     RATE,
     ROUNDS,
+    SIGN,
     SIZE,
+    TOP,
     alone,
     build,
     everywhere,
@@ -59,6 +62,45 @@ def test_every_recipe_is_tried():
         made = inspect.getmembers(module, inspect.isfunction)
         recipes |= {name for name, f in made if f.__module__ == module.__name__ and name[0] != "_"}
     assert recipes - set(METHODS) == {"lag", "ef_signsgd", "cpsgd", "genqsgd"}
+
+
+FORMER = {
+    "ef_sgd": (TOP, {}),
+    "ef21_sgdm": (TOP, {"eta": 0.5}),
+    "neolithic": (SIGN, {"stages": 2}),
+    "cd_adam": (SIGN, {}),
+    "clag": (TOP, {"censoring": 0.0}),
+    "marina": (RANDOM, {"p": 0.3}),
+    "one_bit_adam": (SIGN, {"freeze_step": 2}),
+}
+
+
+@pytest.mark.parametrize("name", FORMER)
+def test_a_mean_with_a_rate_warns_and_takes_the_step(name):
+    codec, settings = FORMER[name]
+    make = getattr(jaxcomp.algorithms, name)
+    said = rf"{name}\(..., learning_rate=rate\) is now"
+    with pytest.warns(DeprecationWarning, match=said) as seen:
+        former = make(codec, AXIS, learning_rate=RATE, **settings)
+    assert seen[0].filename == __file__
+    want, found = by_vmap(build(name), 4, 4), by_vmap(former, 4, 4)
+    np.testing.assert_array_equal(found, want)
+    with pytest.raises(ValueError, match="must not stand before an optimizer"):
+        by_vmap(optax.chain(former, optax.sgd(RATE)), 4, 1)
+
+
+def test_a_mean_without_a_rate_has_no_step():
+    """Only methods whose formula needs the rate take it."""
+    taking = set()
+    for part in ("residuals", "shifts", "unbiased", "adaptive", "finite_sums"):
+        module = importlib.import_module(f"jaxcomp.algorithms.{part}")
+        for name, made in inspect.getmembers(module, inspect.isfunction):
+            public = made.__module__ == module.__name__ and name[0] != "_"
+            if public and "learning_rate" in inspect.signature(made).parameters:
+                taking.add(name)
+    assert taking == {
+        *("censored_heavy_ball", "lag", "mcm", "rand_mcm", "zero_one_adam", "dspg", "dpsvrg")
+    }
 
 
 def diagonal(workers):
@@ -144,9 +186,7 @@ def accepted():
     """The classes of codecs that each method accepts, as a table."""
     ways = {
         **{name: functools.partial(build, name) for name, (_, own) in METHODS.items() if own},
-        "dore, down": lambda codec: jaxcomp.algorithms.dore(
-            QSGD, AXIS, learning_rate=RATE, down=codec
-        ),
+        "dore, down": lambda codec: jaxcomp.algorithms.dore(QSGD, AXIS, down=codec),
         "mcm, down": lambda codec: jaxcomp.algorithms.mcm(
             QSGD, AXIS, learning_rate=RATE, down=codec
         ),
@@ -181,16 +221,16 @@ def test_wrong_use_says_what_would_do():
     with pytest.raises(ValueError, match=r"`restart` must be a gate that opens for all"):
         jaxcomp.algorithms.compressed_differences(QSGD, AXIS, restart=jaxcomp.gates.Bernoulli(0.5))
     with pytest.raises(ValueError, match=r"`codec` must be unbiased"):
-        jaxcomp.algorithms.marina(jaxcomp.sign(), AXIS, learning_rate=0.1, p=0.1)
+        jaxcomp.algorithms.marina(jaxcomp.sign(), AXIS, p=0.1)
     with pytest.raises(ValueError, match=r"`step` must be a number of at most"):
-        jaxcomp.algorithms.diana(jaxcomp.qsgd(bits=2, bucket_size=None), AXIS, learning_rate=0.1)
-    for make in (jaxcomp.algorithms.diana, jaxcomp.algorithms.artemis, jaxcomp.algorithms.mcm):
+        jaxcomp.algorithms.diana(jaxcomp.qsgd(bits=2, bucket_size=None), AXIS)
+    for make in (jaxcomp.algorithms.diana, jaxcomp.algorithms.artemis):
         with pytest.raises(ValueError, match=r"`codec` must be unbiased"):
-            make(jaxcomp.sign(), AXIS, learning_rate=0.1)
+            make(jaxcomp.sign(), AXIS)
+    with pytest.raises(ValueError, match=r"`codec` must be unbiased"):
+        jaxcomp.algorithms.mcm(jaxcomp.sign(), AXIS, learning_rate=0.1)
     with pytest.raises(ValueError, match=r"`down` must be None where the absent are 'left out'"):
-        jaxcomp.algorithms.artemis(
-            QSGD, AXIS, learning_rate=0.1, p=0.5, absent="left out", down=QSGD
-        )
+        jaxcomp.algorithms.artemis(QSGD, AXIS, p=0.5, absent="left out", down=QSGD)
     with pytest.raises(ValueError, match=r"`every` must be"):
         jaxcomp.accumulate(optax.sgd(0.1), AXIS, every=0)
     with pytest.raises(ValueError, match=r"`codec` must be a codec"):
@@ -208,12 +248,14 @@ def test_wrong_use_says_what_would_do():
     with pytest.raises(ValueError, match=r"`momentum` must be below 1"):
         jaxcomp.algorithms.censored_heavy_ball(None, AXIS, learning_rate=0.1, momentum=1.0)
     with pytest.raises(ValueError, match=r"`momentum` must be"):
-        jaxcomp.algorithms.signsgd(AXIS, learning_rate=0.1, momentum=1.5)
+        jaxcomp.algorithms.signsgd(AXIS, momentum=1.5)
+    with pytest.raises(ValueError, match=r"`threshold` must be"):
+        jaxcomp.algorithms.clag(TOP, AXIS, threshold=-1.0)
     with pytest.raises(ValueError, match=r"`eta` must be"):
-        jaxcomp.algorithms.ef21_sgdm(jaxcomp.sign(), AXIS, learning_rate=0.1, eta=2.0)
+        jaxcomp.algorithms.ef21_sgdm(jaxcomp.sign(), AXIS, eta=2.0)
     for chance in (0, 1.5):
         with pytest.raises(ValueError, match=r"`p` must be"):
-            jaxcomp.algorithms.artemis(QSGD, AXIS, learning_rate=0.1, p=chance)
+            jaxcomp.algorithms.artemis(QSGD, AXIS, p=chance)
 
     def without(tx):
         return jax.vmap(lambda x: tx.update(x, tx.init(START))[0], axis_name=AXIS)(
@@ -248,7 +290,7 @@ QUARTER = everywhere(jaxcomp.random_k(fraction=0.25, bucket_size=SIZE))
 @pytest.mark.parametrize(("name", "step"), [("diana", 0.25), ("artemis", 0.125), ("dore", 0.125)])
 def test_the_default_step_of_the_memory_is_that_of_the_paper(name, step):
     make = getattr(jaxcomp.algorithms, name)
-    settings = {"learning_rate": RATE} | ({"down": IDENTITY} if name == "dore" else {})
+    settings = {"down": IDENTITY} if name == "dore" else {}
     given = jnp.asarray(np.random.default_rng(0).standard_normal((2, 1, SIZE)), jnp.float32)
 
     def state(tx):

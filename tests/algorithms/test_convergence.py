@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from methods import AXIS, IDENTITY, QSGD, RANDOM, SIGN, SIZE, TOP, alone, everywhere
+from methods import AXIS, IDENTITY, QSGD, RANDOM, SIGN, SIZE, TOP, alone, everywhere, mean
 
 import jaxcomp
 from jaxcomp.testing import problems
@@ -32,15 +32,13 @@ def test_memories_are_exact_where_residuals_are_not(x64):
     """On workers that disagree, after 2,000 steps at the lengths that the theory allows."""
     problem = problems.quadratics()
     unit = 1 / problem.smoothness
-    assert (
-        last(jaxcomp.algorithms.ef21(TOP, AXIS, learning_rate=theory(problem, 0.1)), 2000) < 1e-14
-    )
-    assert last(jaxcomp.algorithms.ef_sgd(TOP, AXIS, learning_rate=0.2 * unit), 2000) > 1e-3
-    assert last(jaxcomp.algorithms.double_squeeze(TOP, AXIS, learning_rate=0.2 * unit), 2000) > 1e-3
+    assert last(mean(jaxcomp.algorithms.ef21)(TOP, theory(problem, 0.1)), 2000) < 1e-14
+    assert last(mean(jaxcomp.algorithms.ef_sgd)(TOP, 0.2 * unit), 2000) > 1e-3
+    assert last(mean(jaxcomp.algorithms.double_squeeze)(TOP, 0.2 * unit), 2000) > 1e-3
     bare = optax.chain(
         jaxcomp.compressed_mean(jaxcomp.Gather(jaxcomp.Link(QSGD)), AXIS), optax.sgd(0.052 * unit)
     )
-    diana = last(jaxcomp.algorithms.diana(QSGD, AXIS, learning_rate=0.052 * unit), 2000)
+    diana = last(mean(jaxcomp.algorithms.diana)(QSGD, 0.052 * unit), 2000)
     assert diana < 1e-7
     assert last(bare, 2000) > 1e-3
     mcm = last(jaxcomp.algorithms.mcm(QSGD, AXIS, learning_rate=0.052 * unit), 2000)
@@ -48,7 +46,7 @@ def test_memories_are_exact_where_residuals_are_not(x64):
     omega, workers, p = 9, problem.workers, 0.1
     left = np.sqrt(np.mean(problem.smoothnesses**2) * (1 - p) * omega / (p * workers))
     rate = 1 / (problem.smoothness + left)
-    assert last(jaxcomp.algorithms.marina(RANDOM, AXIS, learning_rate=rate, p=p), 2000) < 1e-15
+    assert last(mean(jaxcomp.algorithms.marina, p=p)(RANDOM, rate), 2000) < 1e-15
 
 
 @pytest.mark.full
@@ -56,9 +54,7 @@ def test_the_absent_are_remembered(x64):
     """Artemis with half of the workers: exact with all memories (PP2), not without them (PP1)."""
     rate = 0.02 / problems.quadratics().smoothness
     both = {
-        absent: last(
-            jaxcomp.algorithms.artemis(QSGD, AXIS, learning_rate=rate, p=0.5, absent=absent), 20_000
-        )
+        absent: last(mean(jaxcomp.algorithms.artemis, p=0.5, absent=absent)(QSGD, rate), 20_000)
         for absent in ("remembered", "left out")
     }
     assert both["remembered"] < 1e-20
@@ -87,7 +83,7 @@ def test_one_bit_both_ways_before_an_adaptive_step(x64):
         pulls = jax.vmap(functools.partial(problem.gradient, run.params))(*problem.data)
         return float(jnp.sum(pulls.mean(axis=0) ** 2))
 
-    assert steepness(jaxcomp.algorithms.cd_adam(SIGN, AXIS, learning_rate=rate)) < 1e-20
+    assert steepness(mean(jaxcomp.algorithms.cd_adam)(SIGN, rate)) < 1e-20
     link = jaxcomp.Link(SIGN, jaxcomp.Residual())
     residuals = optax.chain(
         jaxcomp.compressed_mean(jaxcomp.TwoShot(link, link), AXIS), optax.amsgrad(rate, 0.9, 0.99)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from methods import AXIS, IDENTITY, everywhere
+from methods import AXIS, IDENTITY, everywhere, mean
 
 import jaxcomp
 from jaxcomp import algorithms, graphs
@@ -291,7 +291,7 @@ def test_quantised_variance_reduction_converges_where_quantised_descent_stalls()
         return float(jnp.sum((last["x"][0] - solution) ** 2) / jnp.sum(solution**2))
 
     codec = everywhere(jaxcomp.qsgd(bits=4, bucket_size=10))
-    tx = algorithms.qsvrg(codec, AXIS, learning_rate=0.03, every=60)
+    tx = mean(algorithms.qsvrg, every=60)(codec, 0.03)
     plain = optax.chain(jaxcomp.compressed_mean(codec, AXIS), optax.sgd(0.03))
     assert end(tx) < 1e-8
     assert end(optax.with_extra_args_support(plain)) > 1e-6

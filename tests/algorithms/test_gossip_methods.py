@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
-from methods import AXIS, GOSSIP, SIZE, build, everywhere
+from methods import AXIS, GOSSIP, SIZE, build, everywhere, mean
 from suite import few_or_all
 
 import jaxcomp
@@ -115,7 +115,7 @@ QSVRG = {
 def test_qsvrg_converges_with_every_link(link, x64):
     """Workers differ, so messages do not vanish: shifts go on where 4 bits alone stop."""
     problem = problems.quadratics()
-    tx = algorithms.qsvrg(QSVRG[link], AXIS, learning_rate=0.05, every=20)
+    tx = mean(algorithms.qsvrg, every=20)(QSVRG[link], 0.05)
     error = problems.descend(tx, problem, 600, AXIS).error
     assert error[-1] < (1e-2 if link == "4 bits" else 1e-8), error[-1]
     assert error[-1] > 1e-12 or link != "4 bits"

@@ -91,7 +91,8 @@ def test_a_spoilt_round_of_gradients_is_left_out(outside):
 
 
 def test_neolithic_recovers():
-    method = jaxcomp.algorithms.neolithic(jaxcomp.sign(), AXIS, learning_rate=0.1, stages=2)
+    mean = jaxcomp.algorithms.neolithic(jaxcomp.sign(), AXIS, stages=2)
+    method = jaxcomp.accumulate(optax.chain(mean, optax.sgd(0.1)), AXIS, every=2)
     grads = jnp.asarray(GRADS, jnp.float32).at[BAD, 2, 0, 0].set(np.nan)
     state, _, finite, moved = runner(jaxcomp.skip_nonfinite(method), grads)(grads)
     assert_finite(state)

@@ -66,12 +66,12 @@ def typed(text: str, otherwise: str | None) -> dict[str, str | None]:
 POOLED = r"averaged over the workers of 'data' inside the differentiated function.*own loss"
 LEFT_OVER = r"leave out the jax.lax.pmean"
 LOCAL = r"before the mean.*jaxcomp.per_worker"
-WHOLE = r"jaxcomp.algorithms.ef21 must not stand before an optimizer.*learning_rate"
+WHOLE = r"jaxcomp.algorithms.dgd_def must not stand before an optimizer.*learning_rate"
 
 
-def ef21(*after):
+def whole(*after):
     codec = jaxcomp.Policy(jaxcomp.top_k(fraction=0.5), min_size=0, min_ndim=0)
-    method = jaxcomp.algorithms.ef21(codec, "data", learning_rate=0.1)
+    method = jaxcomp.algorithms.dgd_def(codec, "data", learning_rate=0.1)
     return lambda: optax.chain(method, *after)
 
 
@@ -107,7 +107,7 @@ MISTAKES = {
         everywhere(r"optax.conditionally_mask must not wrap.*gate"),
         tx=lambda: optax.conditionally_mask(SGD, lambda step: step > 2),
     ),
-    "ef21, then adam": Mistake(everywhere(WHOLE), tx=ef21(optax.adam(1e-3))),
+    "a whole method, then adam": Mistake(everywhere(WHOLE), tx=whole(optax.adam(1e-3))),
 }
 
 
@@ -188,7 +188,7 @@ ROWS = {
         "conditionally_transform",
         "conditionally_mask",
     ],
-    "an optimizer after a whole method": ["ef21, then adam"],
+    "an optimizer after a whole method": ["a whole method, then adam"],
 }
 """By the beginning of a row of the table in `docs/guarantees.md`, the mistakes that it is about."""
 

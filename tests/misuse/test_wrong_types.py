@@ -126,7 +126,7 @@ def test_every_public_name_refuses_wrong_types_in_its_own_words(name):
             "`gate` must be None, .*; use every=2 .* or jaxcomp.graphs.Without",
         ),
         "a rate of text": (
-            lambda: jaxcomp.algorithms.ef21(CODEC, "data", learning_rate="1e-3"),
+            lambda: jaxcomp.algorithms.mcm(CODEC, "data", learning_rate="1e-3"),
             "`learning_rate` must be a number at least 0.0, got '1e-3'",
         ),
         "clients": (

@@ -87,10 +87,8 @@ def rate(count):
 def uncompressed():
     """1-bit Adam through a codec that loses nothing."""
     with jax.enable_x64(True):
-        tx = one_bit_adam(
-            LOSSLESS, "workers", learning_rate=rate, freeze_step=FREEZE, weight_decay=DECAY
-        )
-        return run(tx, ADAM_STEPS)[0]
+        tx = one_bit_adam(LOSSLESS, "workers", freeze_step=FREEZE, weight_decay=DECAY)
+        return run(optax.chain(tx, optax.scale_by_learning_rate(rate)), ADAM_STEPS)[0]
 
 
 def test_one_bit_adam_without_loss_is_adam_with_a_frozen_variance(uncompressed):
@@ -193,16 +191,19 @@ def test_intervals_double():
 EARLY, LONG = 10, 800
 
 
-def one_bit(make):
-    more = {"double_every": 100, "max_interval": 4} if make is zero_one_adam else {}
-    schedule = optax.cosine_decay_schedule(0.05, LONG)
-    return make(ONE_BIT, "workers", learning_rate=schedule, freeze_step=EARLY, **more)
+def one_bit(make, codec, rate, freeze_step, **more):
+    settings = {"freeze_step": freeze_step, **more}
+    if make is zero_one_adam:
+        return make(codec, "workers", learning_rate=rate, **settings)
+    return optax.chain(make(codec, "workers", **settings), optax.scale_by_learning_rate(rate))
 
 
 @pytest.fixture(scope="module", params=[one_bit_adam, zero_one_adam])
 def trained(request):
     """An optimizer of one bit an element, and the centres that it passes."""
-    tx = one_bit(request.param)
+    more = {"double_every": 100, "max_interval": 4} if request.param is zero_one_adam else {}
+    schedule = optax.cosine_decay_schedule(0.05, LONG)
+    tx = one_bit(request.param, ONE_BIT, schedule, EARLY, **more)
     return tx, run(tx, LONG, "float32")[0]
 
 
@@ -263,7 +264,7 @@ def test_shard_map_and_vmap_agree(trained, mesh):
 def test_states_made_outside_and_narrow_dtypes(make):
     """A step from a state that was made outside is a legal program, and keeps what is in it."""
     params = {"w": jnp.zeros((64, 33), jnp.bfloat16), "b": jnp.zeros(7)}
-    tx = make(jaxcomp.sign(), "workers", learning_rate=1e-3, freeze_step=3)
+    tx = one_bit(make, jaxcomp.sign(), 1e-3, 3)
     with axes.planned(WORKERS):
         single = jax.eval_shape(tx.init, params)
 

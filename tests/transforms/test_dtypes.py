@@ -193,7 +193,7 @@ def test_narrow_parameters_move_as_float32_does_and_resume_bit_for_bit():
 @pytest.mark.full
 def test_a_sign_after_the_mean_does_not_hide_that_a_step_is_not_finite():
     """The mean keeps its memory then, so that the step must not be taken."""
-    tx = jaxcomp.skip_nonfinite(jaxcomp.algorithms.demo_sgd("w", learning_rate=0.1))
+    tx = jaxcomp.skip_nonfinite(jaxcomp.algorithms.demo_sgd("w"))
     params = {"w": jnp.zeros((64, 64), H), "b": jnp.zeros(64, H)}
     bad = jax.tree.map(jnp.ones_like, params)
     bad["b"] = bad["b"].at[3].set(jnp.inf)

@@ -19,8 +19,8 @@ def update(tx):
     jax.eval_shape(jax.vmap(step, axis_name="data"), GRADS)
 
 
-def ef21():
-    return jaxcomp.algorithms.ef21(jaxcomp.top_k(fraction=0.5), "data", learning_rate=1.0)
+def whole():
+    return jaxcomp.algorithms.dgd_def(jaxcomp.top_k(fraction=0.5), "data", learning_rate=1.0)
 
 
 def signs(learning_rate):
@@ -44,7 +44,7 @@ OPTIMIZERS = {
     "skip_nonfinite": lambda: jaxcomp.skip_nonfinite(optax.adam(1e-3)),
     "named_chain": lambda: optax.named_chain(("adam", optax.adam(1e-3))),
     "MultiSteps": lambda: optax.MultiSteps(optax.adam(1e-3), 2).gradient_transformation(),
-    "another method": ef21,
+    "another method": whole,
     "own": lambda: signs(0.1),
 }
 
@@ -62,43 +62,47 @@ HARMLESS = {
 @pytest.mark.parametrize("after", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_no_optimizer_follows_a_method(after):
     with pytest.raises(
-        ValueError, match=r"jaxcomp.algorithms.ef21 must not stand before an optimizer"
+        ValueError, match=r"jaxcomp.algorithms.dgd_def must not stand before an optimizer"
     ):
-        update(optax.chain(ef21(), after()))
+        update(optax.chain(whole(), after()))
 
 
 @pytest.mark.parametrize("after", HARMLESS.values(), ids=HARMLESS)
 def test_what_does_not_turn_a_step_round_may_follow(after):
-    update(optax.chain(ef21(), after()))
+    update(optax.chain(whole(), after()))
 
 
 def test_chains_within_and_around():
-    with pytest.raises(ValueError, match=r"jaxcomp.algorithms.ef21 must not stand"):
-        update(optax.named_chain(("method", ef21()), ("adam", optax.adam(1e-3))))
-    with pytest.raises(ValueError, match=r"jaxcomp.algorithms.ef21 must not stand"):
-        update(optax.chain(optax.chain(optax.clip(1.0), ef21()), optax.adam(1e-3)))
-    with pytest.raises(ValueError, match=r"jaxcomp.algorithms.ef21 must not stand"):
-        update(optax.chain(jaxcomp.skip_nonfinite(ef21()), optax.adam(1e-3)))
-    update(optax.chain(optax.adam(-1e-3), jaxcomp.skip_nonfinite(optax.chain(ef21()))))
+    with pytest.raises(ValueError, match=r"jaxcomp.algorithms.dgd_def must not stand"):
+        update(optax.named_chain(("method", whole()), ("adam", optax.adam(1e-3))))
+    with pytest.raises(ValueError, match=r"jaxcomp.algorithms.dgd_def must not stand"):
+        update(optax.chain(optax.chain(optax.clip(1.0), whole()), optax.adam(1e-3)))
+    with pytest.raises(ValueError, match=r"jaxcomp.algorithms.dgd_def must not stand"):
+        update(optax.chain(jaxcomp.skip_nonfinite(whole()), optax.adam(1e-3)))
+    update(optax.chain(optax.adam(-1e-3), jaxcomp.skip_nonfinite(optax.chain(whole()))))
 
 
 @pytest.mark.parametrize(
     "method",
     [
-        lambda: jaxcomp.algorithms.one_bit_adam(
-            jaxcomp.sign(), "data", learning_rate=0.1, freeze_step=10
-        ),
         lambda: jaxcomp.algorithms.zero_one_adam(
             jaxcomp.sign(), "data", learning_rate=0.1, freeze_step=10
         ),
-        lambda: jaxcomp.algorithms.diana(jaxcomp.qsgd(bits=4), "data", learning_rate=0.1),
-        lambda: jaxcomp.algorithms.neolithic(jaxcomp.sign(), "data", learning_rate=0.1, stages=2),
-        lambda: jaxcomp.algorithms.signsgd("data", learning_rate=0.1, momentum=0.9),
+        lambda: jaxcomp.algorithms.mcm(jaxcomp.qsgd(bits=4), "data", learning_rate=0.1),
+        lambda: jaxcomp.algorithms.local_sgd(jaxcomp.Dense(), "data", learning_rate=0.1, every=2),
+        lambda: jaxcomp.algorithms.dpsgd(jaxcomp.qsgd(bits=4), "data", learning_rate=0.1),
+        lambda: jaxcomp.algorithms.lag("data", learning_rate=0.1),
     ],
 )
 def test_methods_of_all_kinds(method):
     with pytest.raises(ValueError, match="must not stand before an optimizer"):
         update(optax.chain(method(), optax.adam(1e-3)))
+
+
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS.keys() - {"another method"}))
+def test_every_optimizer_follows_a_mean(name):
+    mean = jaxcomp.algorithms.ef21(jaxcomp.top_k(fraction=0.5), "data")
+    update(optax.chain(mean, OPTIMIZERS[name]()))
 
 
 def test_wrappers_beside_a_mean_are_no_mistake():

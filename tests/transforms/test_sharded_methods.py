@@ -19,29 +19,41 @@ def first(make, codec, **settings):
     return lambda **specs: make(codec, "dcn", learning_rate=0.01, **settings, **specs)
 
 
+SGD = optax.sgd(0.01)
+
+
+def mean(make, codec, **settings):
+    return lambda **specs: optax.chain(make(codec, "dcn", **settings, **specs), SGD)
+
+
 def named(make, **settings):
-    return lambda **specs: make("dcn", learning_rate=0.01, **settings, **specs)
+    return lambda **specs: optax.chain(make("dcn", **settings, **specs), SGD)
 
 
-SGD, L1, TERNARY = optax.sgd(0.01), jaxcomp.optimizers.L1(1e-3), jaxcomp.threshold_ternary()
+def neolithic(**specs):
+    both_ways = jaxcomp.algorithms.neolithic(SIGN, "dcn", stages=2, **specs)
+    return jaxcomp.accumulate(optax.chain(both_ways, SGD), "dcn", every=2)
+
+
+L1, TERNARY = jaxcomp.optimizers.L1(1e-3), jaxcomp.threshold_ternary()
 METHODS = {
-    "ef21_bc": first(jaxcomp.algorithms.ef21_bc, SIGN),
-    "one_bit_adam": first(jaxcomp.algorithms.one_bit_adam, SIGN, freeze_step=1),
+    "ef21_bc": mean(jaxcomp.algorithms.ef21_bc, SIGN),
+    "one_bit_adam": mean(jaxcomp.algorithms.one_bit_adam, SIGN, freeze_step=1),
     "local_sgd": first(jaxcomp.algorithms.local_sgd, QSGD, every=2, momentum=0.9),
     "choco_sgd": first(jaxcomp.algorithms.choco_sgd, TOP, mixing=0.5),
 }
 ALL = METHODS | {
-    "ef_sgd": first(jaxcomp.algorithms.ef_sgd, TOP),
+    "ef_sgd": mean(jaxcomp.algorithms.ef_sgd, TOP),
     "ef_signsgd": named(jaxcomp.algorithms.ef_signsgd),
     "signsgd": named(jaxcomp.algorithms.signsgd, momentum=0.9),
-    "double_squeeze": first(jaxcomp.algorithms.double_squeeze, SIGN),
-    "neolithic": first(jaxcomp.algorithms.neolithic, SIGN, stages=2),
-    "ef21": first(jaxcomp.algorithms.ef21, TOP),
-    "ef21_sgdm": first(jaxcomp.algorithms.ef21_sgdm, TOP),
-    "cd_adam": first(jaxcomp.algorithms.cd_adam, SIGN),
-    "diana": first(jaxcomp.algorithms.diana, QSGD),
-    "artemis": first(jaxcomp.algorithms.artemis, QSGD),
-    "dore": first(jaxcomp.algorithms.dore, QSGD, down=SIGN),
+    "double_squeeze": mean(jaxcomp.algorithms.double_squeeze, SIGN),
+    "neolithic": neolithic,
+    "ef21": mean(jaxcomp.algorithms.ef21, TOP),
+    "ef21_sgdm": mean(jaxcomp.algorithms.ef21_sgdm, TOP),
+    "cd_adam": mean(jaxcomp.algorithms.cd_adam, SIGN),
+    "diana": mean(jaxcomp.algorithms.diana, QSGD),
+    "artemis": mean(jaxcomp.algorithms.artemis, QSGD),
+    "dore": mean(jaxcomp.algorithms.dore, QSGD, down=SIGN),
     "qcmd_adagrad": first(jaxcomp.algorithms.qcmd_adagrad, TERNARY, regularizer=L1),
     "qrda_adagrad": first(jaxcomp.algorithms.qrda_adagrad, TERNARY, regularizer=L1),
     "dq_psgd": first(jaxcomp.algorithms.dq_psgd, QSGD, projection=lambda tree: tree),
