@@ -8,13 +8,13 @@ import optax
 
 from jaxcomp import checks
 from jaxcomp.algorithms.types import Mean, Method, Rate
-from jaxcomp.base import Codec
+from jaxcomp.base import Codec, Reducer
 from jaxcomp.feedback import Link
-from jaxcomp.feedback.steps import require_unbiased
 from jaxcomp.gates.drawn import SampledWorkers
 from jaxcomp.gates.periods import AdaptivePeriod
 from jaxcomp.layout.policy import Policy
 from jaxcomp.misuse.whole_methods import whole
+from jaxcomp.recipes.unbiased_links import unbiased_link, unbiased_links
 from jaxcomp.reducers.two_shot import TwoShot
 from jaxcomp.transforms.local_updates import local_updates
 from jaxcomp.types import AxisName, PyTree
@@ -199,7 +199,8 @@ def fedpaq(
     `φ ← φ + (1/r) Σ_{i∈S} Q(θᵢ − φ)` with `|S| = r`, after `every` steps from `θᵢ = φ`.
 
     Args:
-        codec: an unbiased codec, such as `jaxcomp.qsgd(bits=2)`, or a reducer.
+        codec: an unbiased codec, such as `jaxcomp.qsgd(bits=2)`; or a `Link` or reducer, for a
+            biased codec with feedback.
         axis_name: the mapped axis of the workers.
         learning_rate: a number or an optax schedule of the number of steps, over all rounds. The
             theorem's rate, constant in a round, is `lambda t: 4 / (mu * (t // every * every + 1))`.
@@ -227,32 +228,25 @@ def fedpaq(
         `O(1/√T)` with `τ` up to about `√T`. Workers that do not take part compute as well, and send
         the same bytes: participation is statistical here.
     """
-    require_unbiased(codec)
     return _anew(
         optax.sgd(learning_rate),
         axis_name=axis_name,
         every=every,
-        reducer=codec,
+        reducer=codec if isinstance(codec, Reducer) else unbiased_link("codec", codec),
         gate=None if participants is None else SampledWorkers(participants),
         key=key,
         param_specs=param_specs,
     )
 
 
-def _both_ways(codec: Codec | Policy, down: Codec | None) -> TwoShot:
-    """Two shots of unbiased codecs."""
-    require_unbiased(codec, down)
-    return TwoShot(Link(codec), Link(codec if down is None else down))
-
-
 @whole
 def genqsgd(
-    codec: Codec | Policy,
+    codec: Codec | Policy | Link,
     axis_name: AxisName,
     *,
     learning_rate: Rate,
     local_steps: Sequence[int],
-    down: Codec | None = None,
+    down: Codec | Policy | Link | None = None,
     key: Any = 0,
     param_specs: PyTree | None = None,
 ) -> Method:
@@ -261,12 +255,12 @@ def genqsgd(
     `φ ← φ + Q₀(mean Qᵢ(θᵢ − φ))`, after `Kᵢ` steps from `θᵢ = φ`.
 
     Args:
-        codec: `Qᵢ`, an unbiased codec.
+        codec: `Qᵢ`, an unbiased codec; or a `Link`, for a biased codec with feedback.
         axis_name: the mapped axis of the workers.
         learning_rate: a number or an optax schedule of the number of steps, over all rounds; with
             `K` the largest `Kᵢ`, `lambda t: rate(t // K)` is one of the rounds.
         local_steps: `Kᵢ` for each worker; a round has as many steps as the largest.
-        down: `Q₀`, an unbiased codec; None for `codec`.
+        down: `Q₀`, of the same kinds; None for `codec`.
         key: a seed or key, the same on all workers.
         param_specs: how the parameters are sharded, as for `compressed_mean`.
 
@@ -294,7 +288,7 @@ def genqsgd(
         optax.sgd(learning_rate),
         axis_name=axis_name,
         every=max(local_steps, default=0),
-        reducer=_both_ways(codec, down),
+        reducer=TwoShot(*unbiased_links(codec, down)),
         local_steps=local_steps,
         key=key,
         param_specs=param_specs,

@@ -16,10 +16,10 @@ from jaxcomp.federated.sampling import Everyone, Exactly, Sampling
 from jaxcomp.federated.uplink import Uplink
 from jaxcomp.federated.work import LocalSteps, Loss
 from jaxcomp.feedback import Link
-from jaxcomp.feedback.steps import require_unbiased
 from jaxcomp.layout.policy import Policy
 from jaxcomp.recipes.quantizers import sign
 from jaxcomp.recipes.sparsifiers import top_k
+from jaxcomp.recipes.unbiased_links import unbiased_link, unbiased_links
 from jaxcomp.sparsify.indices import RiceGaps
 
 Rate = Any
@@ -63,14 +63,19 @@ def fedavg(loss: Loss, *, learning_rate: Rate, participants: int | None = None) 
 
 
 def fedpaq(
-    codec: Codec | Policy, loss: Loss, *, learning_rate: Rate, participants: int | None = None
+    codec: Codec | Policy | Link,
+    loss: Loss,
+    *,
+    learning_rate: Rate,
+    participants: int | None = None,
 ) -> Method:
     """FedPAQ: some clients take local steps of SGD and send the quantised difference.
 
     `φ ← φ + (1/r) Σ_{i∈S} Q(θᵢ − φ)` with `|S| = r`, after the local steps from `θᵢ = φ`.
 
     Args:
-        codec: `Q`, an unbiased codec, such as `jaxcomp.qsgd(bits=2)`.
+        codec: `Q`, an unbiased codec, such as `jaxcomp.qsgd(bits=2)`; or a `Link`, for a biased
+            codec with feedback.
         loss: `loss(params, batch)`, a scalar.
         learning_rate: a number or an optax schedule of the steps of a round, from 0 in each.
         participants: `r`, drawn anew for each round; None for all clients.
@@ -99,13 +104,16 @@ def fedpaq(
         Small and one-dimensional leaves are sent dense, unless `codec` is a policy that says
         otherwise.
     """
-    require_unbiased(codec)
     work = _descent(loss, learning_rate)
-    return Method(work, Link(codec), sampling=_participants(participants))
+    return Method(work, unbiased_link("codec", codec), sampling=_participants(participants))
 
 
 def genqsgd(
-    codec: Codec | Policy, loss: Loss, *, learning_rate: Rate, down: Codec | Policy | None = None
+    codec: Codec | Policy | Link,
+    loss: Loss,
+    *,
+    learning_rate: Rate,
+    down: Codec | Policy | Link | None = None,
 ) -> Method:
     """GenQSGD: clients take numbers of steps of their own, and both directions are quantised.
 
@@ -113,10 +121,11 @@ def genqsgd(
     are `Kᵢ`.
 
     Args:
-        codec: `Qᵢ`, an unbiased codec, the same for all clients.
+        codec: `Qᵢ`, an unbiased codec, the same for all clients; or a `Link`, for a biased codec
+            with feedback.
         loss: `loss(params, batch)`, a scalar.
         learning_rate: a number or an optax schedule of the steps of a round, from 0 in each.
-        down: `Q₀`, an unbiased codec; None for `codec`.
+        down: `Q₀`, of the same kinds; None for `codec`.
 
     Raises:
         ValueError: for a biased codec.
@@ -137,10 +146,8 @@ def genqsgd(
         difference by the learning rate before it is quantised could not be read; these quantisers
         scale with their input, so it makes no difference.
     """
-    require_unbiased(codec)
-    require_unbiased(codec if down is None else down)
-    work = _descent(loss, learning_rate)
-    return Method(work, Link(codec), down=Link(codec if down is None else down))
+    up, back = unbiased_links(codec, down)
+    return Method(_descent(loss, learning_rate), up, down=back)
 
 
 def stc(

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from methods import AXIS, IDENTITY, QSGD, SIZE
+from methods import AXIS, IDENTITY, QSGD, SIZE, everywhere
 
 import jaxcomp
 from jaxcomp.testing import problems
@@ -201,17 +201,33 @@ def test_momentum_is_decoupled_in_vectors_too_and_weights_decay():
         np.testing.assert_allclose(decayed[name], x + 0.5 * 2, rtol=1e-5)
 
 
-def test_methods_for_unbiased_codecs_refuse_others():
+def rounds_on_devices():
     make = {"axis_name": AXIS, "learning_rate": 0.1}
-    for build in (
-        lambda: jaxcomp.algorithms.fedpaq(jaxcomp.top_k(0.1), every=2, **make),
-        lambda: jaxcomp.algorithms.genqsgd(jaxcomp.sign(), local_steps=[2] * 8, **make),
-        lambda: jaxcomp.algorithms.genqsgd(
-            jaxcomp.qsgd(), local_steps=[2] * 8, down=jaxcomp.sign(), **make
-        ),
-    ):
-        with pytest.raises(ValueError, match="`codec` must be unbiased"):
-            build()
+    genqsgd = functools.partial(jaxcomp.algorithms.genqsgd, local_steps=[2] * 8, **make)
+    return functools.partial(jaxcomp.algorithms.fedpaq, every=2, **make), genqsgd
+
+
+def rounds_of_clients():
+    given = {"loss": lambda w, x: jnp.mean((w - x) ** 2), "learning_rate": 0.1}
+    methods = (jaxcomp.federated.fedpaq, jaxcomp.federated.genqsgd)
+    return tuple(functools.partial(make, **given) for make in methods)
+
+
+@pytest.mark.parametrize("made", [rounds_on_devices, rounds_of_clients])
+def test_methods_for_unbiased_codecs_take_others_in_links_only(made):
+    """The same in `jaxcomp.algorithms` and `jaxcomp.federated`: no feedback is added silently."""
+    fedpaq, genqsgd = made()
+    works = r"jaxcomp.Link\(codec, jaxcomp.Residual\(\)\)"
+    with pytest.raises(ValueError, match=rf"`codec` must be unbiased, .*{works}"):
+        fedpaq(jaxcomp.top_k(0.1))
+    with pytest.raises(ValueError, match=rf"`codec` must be unbiased, .*{works}"):
+        genqsgd(everywhere(jaxcomp.sign()))
+    with pytest.raises(ValueError, match=rf"`down` must be unbiased, .*{works}"):
+        genqsgd(jaxcomp.qsgd(), down=jaxcomp.sign())
+    link = jaxcomp.Link(jaxcomp.sign(), jaxcomp.Residual())
+    fedpaq(link)
+    genqsgd(link)
+    genqsgd(jaxcomp.qsgd(), down=link)
 
 
 @pytest.mark.full

@@ -166,7 +166,7 @@ def test_the_methods_learn(problem):
 def test_wrong_use_names_the_argument():
     with pytest.raises(ValueError, match="`codec` must be unbiased"):
         federated.fedpaq(jaxcomp.top_k(0.1), loss, learning_rate=RATE)
-    with pytest.raises(ValueError, match="`codec` must be unbiased"):
+    with pytest.raises(ValueError, match="`down` must be unbiased"):
         federated.genqsgd(jaxcomp.qsgd(), loss, learning_rate=RATE, down=jaxcomp.sign())
     with pytest.raises(ValueError, match="`fraction` must be a number"):
         federated.stc(loss, learning_rate=RATE, fraction=0)
