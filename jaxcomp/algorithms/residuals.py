@@ -213,8 +213,8 @@ def neolithic(
     """Multi-stage compression of accumulated gradients, in both directions.
 
     Returns `M(mean M(gᵢ))`, with `M` the `R`-stage compression of the codec
-    (`jaxcomp.codecs.Chained`). In the paper `gᵢ` is the mean of `R` gradients:
-    `jaxcomp.accumulate` around the chain gives it that.
+    (`jaxcomp.codecs.Chained`). In the paper `gᵢ` is the mean of `R` gradients, which
+    `jaxcomp.accumulate` around the chain computes.
 
     Args:
         codec: the uplink codec of every stage, unbiased or contractive.

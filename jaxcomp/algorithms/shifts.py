@@ -252,7 +252,7 @@ def censored_heavy_ball(
     checks.positive("learning_rate", learning_rate)
     checks.decay("momentum", momentum)
     given = policy_.everywhere(Identity()) if codec is None else codec
-    mean = _censored(given, axis_name, censoring / learning_rate**2, key)
+    mean = clag(given, axis_name, threshold=censoring / learning_rate**2, key=key)
     return optax.chain(mean, widened(optax.sgd(learning_rate, momentum=momentum or None)))
 
 
@@ -342,10 +342,5 @@ def clag(
         the step, as the censored heavy ball does, and the proof does not cover that. In theory the
         learning rate is at most that of `ef21`.
     """
-    return _censored(codec, axis_name, threshold, key)
-
-
-def _censored(codec: Codec | Policy, axis_name: AxisName, threshold: float, key: Any) -> Method:
-    """The mean of gradients that were sent when they had changed more than the parameters."""
-    gate = Censored(threshold)
-    return compressed_mean(Gather(Link(codec, Shift())), axis_name, gate=gate, key=key)
+    reducer = Gather(Link(codec, Shift()))
+    return compressed_mean(reducer, axis_name, gate=Censored(threshold), key=key)

@@ -272,10 +272,10 @@ def test_wrong_use_says_what_would_do():
 
 @pytest.mark.full
 def test_a_state_made_outside_fits_the_workers(mesh):
-    """`tx.init` makes the state of one worker; the shapes of a skipped step are those of eight."""
+    """The shapes of a step between rounds are those of eight workers."""
     mesh = jax.sharding.Mesh(mesh.devices, (AXIS,))
     tx, params = build("neolithic"), START
-    state = jaxcomp.place(tx.init(START), mesh, AXIS)
+    state = jaxcomp.init_state(tx, START, mesh, AXIS)
     run = jaxcomp.data_parallel(stepper(tx), mesh, AXIS)
     batch = tuple(jnp.asarray(rows) for rows in diagonal(8))
     for _ in range(2):
