@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxcomp import checks
-from jaxcomp.exchange import payloads as payloads_
+from jaxcomp.exchange import receive, send
 from jaxcomp.exchange.plan import Plan
 from jaxcomp.feedback import Link
 from jaxcomp.layout import trees
@@ -174,12 +174,12 @@ def _sum(link: Link, x: Array, count: int, clock: Callable[..., list[float]]) ->
 
     def encode(x: Array) -> tuple[Any, Any]:
         stacks, _ = trees.stacks(layout, x)
-        own = payloads_.encode(key, batches, stacks, payloads_.init(batches), worker, _AXIS)
+        own = send.send(key, batches, stacks, send.Memory((), send.init(batches)), worker, _AXIS)
         return own.payloads, own.sides
 
     def total(mean: PyTree, payloads: PyTree, sides: PyTree) -> PyTree:
         del mean
-        return payloads_.mean(key, batches, payloads, sides, None, count)
+        return receive.mean(key, batches, payloads, sides, None, count)
 
     payloads, sides = jax.jit(jax.vmap(encode, axis_name=_AXIS))(x[None])
     many = jax.tree.map(lambda leaf: jnp.concatenate([leaf] * count), payloads)

@@ -8,7 +8,7 @@ from jax import lax
 
 from jaxcomp import checks
 from jaxcomp.base import Codec, Collected, Costs, Reducer, ReducerFacts
-from jaxcomp.exchange import payloads
+from jaxcomp.exchange import receive, send
 from jaxcomp.exchange.plan import Plan
 from jaxcomp.feedback import Link
 from jaxcomp.layout.policy import Policy
@@ -77,7 +77,7 @@ class Gather(Reducer):
         return ReducerFacts(over=self.over, collectives=self.collectives)
 
     def init(self, plan: Plan) -> PerWorker:
-        return PerWorker.wrap(payloads.init(plan.batches), "codec", plan.axis_name)
+        return PerWorker.wrap(send.init(plan.batches), "codec", plan.axis_name)
 
     def collect(
         self,
@@ -88,15 +88,16 @@ class Gather(Reducer):
         weight: Array | None = None,
     ) -> Collected:
         batches, worker, n = plan.batches, lax.axis_index(plan.axis), plan.workers
-        own = payloads.encode(key, batches, message, state.own(), worker, plan.axis, weight=weight)
+        memory = send.Memory((), state.own())
+        own = send.send(key, batches, message, memory, worker, plan.axis, weight=weight)
         everything = (own.payloads, () if weight is None else (weight,))
         gathered, weights = buffer.gather(everything, plan.axis, plan.collectives)
         total = weights[0] if weights else None
         return Collected(
-            part=payloads.mean(key, batches, gathered, own.sides, total, n, over=self.over),
-            sent=payloads.decode(key, batches, own.payloads, own.sides, worker),
+            part=receive.mean(key, batches, gathered, own.sides, total, n, over=self.over),
+            sent=own.sent,
             share=1.0 if total is None else jnp.sum(total) * (1 / n),
-            state=PerWorker.wrap(own.states, "codec", plan.axis_name),
+            state=PerWorker.wrap(own.memory.codecs, "codec", plan.axis_name),
         )
 
     def costs(self, plan: Plan) -> Costs:

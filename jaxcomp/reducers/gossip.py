@@ -16,7 +16,7 @@ from jaxcomp import checks
 from jaxcomp.backend import axes, xla
 from jaxcomp.base import Codec, Collected, Costs, Graph, Reducer, ReducerFacts
 from jaxcomp.codecs.identity import Identity
-from jaxcomp.exchange import guarding, payloads
+from jaxcomp.exchange import guarding, send
 from jaxcomp.exchange.plan import Plan
 from jaxcomp.feedback import Link, NoFeedback, Residual, Shift
 from jaxcomp.graphs import mixing
@@ -119,7 +119,7 @@ class Gossip(Reducer, public=("busiest",)):
             return dataclasses.replace(self._given, codec=whole)
 
     def init(self, plan: Plan) -> GossipMemory:
-        codec = PerWorker.wrap(payloads.init(plan.batches), "codec", plan.axis_name)
+        codec = PerWorker.wrap(send.init(plan.batches), "codec", plan.axis_name)
         return GossipMemory(codec, jnp.zeros((), jnp.uint32))
 
     def collect(
@@ -138,22 +138,22 @@ class Gossip(Reducer, public=("busiest",)):
         batches, axis_name, worker = plan.batches, plan.axis, lax.axis_index(plan.axis)
         graph = self._rounds(plan.workers)
         turn = _turn(graph, state.turn, key if self.graph.drawn else None)
-        codec = state.codec.own()
-        own = payloads.encode(key, batches, message, codec, worker, axis_name)
+        memory = send.Memory((), state.codec.own())
+        own = send.send(key, batches, message, memory, worker, axis_name)
         heard = _exchanged(buffer.fuse(own.payloads), graph, turn, axis_name)
-        sent, usable = self._usable(payloads.decode(key, batches, own.payloads, own.sides, worker))
+        sent, usable = self._usable(own.sent)
         part = sent
         for number in range(graph.sources.shape[1]):
             source = jnp.asarray(graph.sources)[turn, number, worker]
             given = buffer.split(heard[number], own.payloads)
-            theirs, sound = self._usable(payloads.decode(key, batches, given, own.sides, source))
+            theirs, sound = self._usable(send.decode(key, batches, given, own.sides, source))
             # A copy: JAX may keep an array that it has narrowed where float64 was off.
             weights = jnp.asarray(graph.weights.copy(), jnp.result_type(float))
             times = weights[turn, number, worker]
             if not self.uplink.feedback.mirrors:  # The sender keeps its weight for itself.
                 times = jnp.where(sound & usable, times, 0)
             part = jax.tree.map(functools.partial(_mixed, times), part, sent, theirs)
-        codecs = PerWorker.wrap(own.states, "codec", axis_name)
+        codecs = PerWorker.wrap(own.memory.codecs, "codec", axis_name)
         after = (state.turn + 1) % jnp.uint32(len(graph.sources))
         return Collected(part, sent, 1.0, GossipMemory(codecs, after))
 
