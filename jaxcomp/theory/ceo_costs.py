@@ -78,7 +78,10 @@ def ceo_vector(
     def excess(log_slope: float) -> float:
         return blocks.mean(blocks.at(math.exp(log_slope))) - distortion
 
-    top = math.log(blocks.flattest)
+    # The least slope of any block, in nats, is where its last bit is spent.
+    some = blocks.signals > 0
+    inverse, cleanest = blocks.inverse[some], blocks.noises[some].min(axis=1)
+    top = math.log((inverse / 2 + cleanest * inverse**2 / 2).min())
     step = 1.0
     while excess(top + step) > 0:
         step *= 2
@@ -131,21 +134,14 @@ class _Blocks:
     def least(self) -> np.ndarray:
         return (self.signals > 0) / (self.inverse + (1 / self.noises).sum(axis=1))
 
-    @property
-    def flattest(self) -> float:
-        """The least slope of any block, in nats: that of the last bit of all."""
-        inverse = self.inverse[self.signals > 0]
-        cleanest = self.noises[self.signals > 0].min(axis=1)
-        return float((inverse / 2 + cleanest * inverse**2 / 2).min())
-
     def mean(self, values: np.ndarray) -> float:
         return float(values @ self.sizes / self.sizes.sum())
 
     def at(self, slope: float) -> np.ndarray:
         """The distortion of each block at a slope in nats."""
         precisions = 1 / self.noises
-        high = np.log(precisions.max(axis=1))  # Of 1/w. There a block is silent,
-        low = np.minimum(-np.log(2 * slope) + 2 * np.log(self.inverse), high)  # and there steeper.
+        high = np.log(precisions.max(axis=1))  # log(1/w) at which every worker is silent,
+        low = np.minimum(-np.log(2 * slope) + 2 * np.log(self.inverse), high)  # or slopes steeper.
         for _ in range(60):
             middle = (low + high) / 2
             spared = np.maximum(precisions - np.exp(middle)[:, None], 0.0).sum(axis=1)
@@ -159,7 +155,7 @@ class _Blocks:
 @final
 @dataclasses.dataclass(frozen=True)
 class TotalCost:
-    """What all rounds of a training cost at a distortion of its gradients.
+    """The cost of all rounds of a training at a distortion of its gradients.
 
     Attributes:
         distortion: `D`.

@@ -14,7 +14,7 @@ from jaxcomp.theory import qsgd
 @final
 @dataclasses.dataclass(frozen=True)
 class Smooth:
-    """What the convergence bound needs to know about a smooth loss, the same for all clients.
+    """The constants of a smooth loss in the convergence bound, the same for all clients.
 
     Args:
         size: `D`, the number of parameters.
@@ -200,7 +200,7 @@ def fedpaq_longest(
 @final
 @dataclasses.dataclass(frozen=True)
 class FedpaqPlan:
-    """Settings of FedPAQ, and what they cost.
+    """Settings of FedPAQ, and their cost.
 
     Attributes:
         rounds: `K`.
@@ -297,7 +297,7 @@ def plan_fedpaq(
 
 @dataclasses.dataclass(frozen=True)
 class _Message:
-    """What clients send in a round."""
+    """The messages of a round."""
 
     size: int
     levels: float | None
@@ -323,7 +323,7 @@ class _Message:
 
     @property
     def reach(self) -> float:
-        """Of the longest round, `τ/√T`."""
+        """`τ/√T` of the longest round."""
         return 0.1 / (math.sqrt(self.spread**2 + 0.8) + self.spread)
 
 
@@ -361,6 +361,7 @@ class _Search:
 
     def plans(self, steps: int | None, best: float) -> Iterator[FedpaqPlan]:
         """The fastest of each range of steps, until further ones cannot be faster than `best`."""
+        first, drift = self.constants
         work = self.batch * self.clients.seconds(self.message.participants)
         sent = self.message.seconds(self.clients)
         low, high = (1, 64) if steps is None else (steps, steps + 1)
@@ -370,20 +371,16 @@ class _Search:
             seconds = rounds * (tried * work + sent)
             at = int(np.argmin(seconds))
             best = min(best, float(seconds[at]))
-            yield self.plan(int(tried[at]), int(rounds[at]), float(seconds[at]))
+            local, root = int(tried[at]), math.sqrt(int(rounds[at]) * int(tried[at]))
+            yield FedpaqPlan(
+                rounds=int(rounds[at]),
+                steps=local,
+                participants=self.message.participants,
+                levels=self.message.levels,
+                learning_rate=1 / (self.loss.smoothness * root),
+                seconds=float(seconds[at]),
+                error=first / root + drift * (local - 1) / root**2,
+            )
             if steps is not None:
                 return
             low, high = high, 2 * high
-
-    def plan(self, steps: int, rounds: int, seconds: float) -> FedpaqPlan:
-        first, drift = self.constants
-        root = math.sqrt(rounds * steps)
-        return FedpaqPlan(
-            rounds=rounds,
-            steps=steps,
-            participants=self.message.participants,
-            levels=self.message.levels,
-            learning_rate=1 / (self.loss.smoothness * root),
-            seconds=seconds,
-            error=first / root + drift * (steps - 1) / root**2,
-        )

@@ -12,7 +12,7 @@ from jaxcomp.theory import qsgd
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
-    """What the convergence bound needs to know about the loss, and about how it is trained.
+    """The constants of the loss and of its training in the convergence bound.
 
     Args:
         size: `D`, the number of parameters.
@@ -96,7 +96,7 @@ class Machine:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Settings of GenQSGD, and what they cost.
+    """Settings of GenQSGD, and their cost.
 
     Attributes:
         rounds: `K₀`.
