@@ -18,10 +18,10 @@ from jaxcomp.types import Array
 
 WORD = 32
 _GROUP = WORD * WORD
-"""Elements that are brought into order together: as many words as a word has bits."""
+"""Elements whose bits are transposed together: 32 words of 32 bits."""
 
 _DENSE = 4
-"""Places to find in each word of a row from which on the word of each is known by marks alone."""
+"""Requested places for each word from which on each word is its own group in the search."""
 
 
 def words(size: int) -> int:
@@ -96,7 +96,11 @@ def places(bitmap: UInt32[Array, "n words"], k: int, kept: Kept) -> Int32[Array,
 
 def _places(bitmap: Array, k: int, base: Array, gap: Array, skip: Array) -> Int32[Array, "n k"]:
     dense = _DENSE * bitmap.shape[1] <= k
-    before = _before_words(bitmap) if dense else _before(bitmap)
+    if dense:  # Each word is its own group.
+        ones = lax.population_count(bitmap).astype(jnp.int32)
+        before = _Before(jnp.zeros_like(ones), jnp.cumsum(ones, axis=1) - ones)
+    else:
+        before = _before(bitmap)
     base, gap, skip = base[:, None], gap[:, None], skip[:, None]
     slot = lax.broadcasted_iota(jnp.int32, (bitmap.shape[0], k), 1)
     rank = slot + base + jnp.where(slot >= gap, skip, 0)
@@ -120,15 +124,11 @@ def rank(bitmap: UInt32[Array, "n words"], place: Int32[Array, "n k"]) -> Int32[
     return groups + _take(before.words, word) + ones
 
 
+@xla.compile_separately
 def first(
     bitmap: UInt32[Array, "n words"], k: Int32[Array, "n #words"]
 ) -> UInt32[Array, "n words"]:
     """The ones of each word that are among the first `k` of its row."""
-    return _first(bitmap, k)
-
-
-@xla.compile_separately
-def _first(bitmap: Array, k: Array) -> UInt32[Array, "n words"]:
     before = _before(bitmap)
     n, groups = before.groups.shape
     ahead = (before.words.reshape(n, groups, -1) + before.groups[..., None]).reshape(n, -1)
@@ -151,11 +151,10 @@ def _halves(bitmap: Array) -> tuple[int, ...]:
 
 
 class _Before(NamedTuple):
-    """Ones before each word of its group, before each group, and in each group."""
+    """The ones before each word in its group, and before each group."""
 
     words: Array
     groups: Array
-    sizes: Array
 
 
 def _before(bitmap: Array) -> _Before:
@@ -167,13 +166,7 @@ def _before(bitmap: Array) -> _Before:
         running = lax.optimization_barrier(running + shifted)
     sizes = running[..., -1]
     groups = jnp.cumsum(sizes, axis=1)
-    return _Before((running - ones).reshape(n, -1), groups - sizes, sizes)
-
-
-def _before_words(bitmap: Array) -> _Before:
-    """The counts, with each word as its own group."""
-    sizes = lax.population_count(bitmap).astype(jnp.int32)
-    return _Before(jnp.zeros_like(sizes), jnp.cumsum(sizes, axis=1) - sizes, sizes)
+    return _Before((running - ones).reshape(n, -1), groups - sizes)
 
 
 def _group_of(

@@ -19,13 +19,13 @@ _TOP = 0x7FFFFFFF
 
 _FAN = 16
 _LANES = 32
-"""Elements that are added up apart from the others, so many at a distance at a time."""
+"""Accumulators of a reduction, which the compiler vectorises."""
 
 _ROW_LANES = 64
-"""The same in rows of segments: comparisons of 32 lanes take five times as long."""
+"""`_LANES` in rows of segments: comparisons of 32 lanes take five times as long."""
 
 _FEWEST_LANES = 16
-"""In rows that are too short for that: registers have no more lanes."""
+"""`_LANES` in shorter rows: the lanes of one register."""
 
 
 def size_bits(x: Array) -> Int32[Array, "n size"]:

@@ -13,10 +13,10 @@ from jaxcomp.sparsify.indices import EliasFano, Indices, from_gaps, gaps
 from jaxcomp.types import Array
 
 _WIDTH = 6
-"""Bits that say how wide the gaps of a block are: 0 to 32."""
+"""Bits of a block's width field: 0 to 32."""
 
 _ROOM = 3
-"""Bits of room for a place beyond log₂(size / k)."""
+"""Capacity in bits for each index, beyond log₂(size / k)."""
 
 _DELTAS, _ELIAS_FANO = 0, 1
 

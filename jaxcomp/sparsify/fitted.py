@@ -21,40 +21,40 @@ from jaxcomp.types import Array
 
 _PART = 512
 _LEAF_PART = 640
-"""The same where leaves share a bucket, whose wide rows are multiples of it."""
+"""`_PART` where leaves share a bucket, whose wide rows are multiples of it."""
 
 _SAMPLE = 2**21
-"""Elements that a law is fitted to at least; of more, every second, third, … part of 512."""
+"""Largest bucket that is fitted as a whole; of a longer one every second, third, … part."""
 
 _PERIOD = 5
-"""Steps over which the share is averaged before the number of stages may change."""
+"""Steps over which the sent share is averaged before the number of stages may change."""
 
 _TOLERANCE = math.log(1.2)
-"""How far from its target the share may be before it does, as a logarithm."""
+"""Accepted difference of the share from its target, as a logarithm."""
 
 _GAIN = 0.7
-"""How much of what is off is mended at once: the share may answer twice as much, and has noise."""
+"""Damping of the correction: the share may answer twice as much, and has noise."""
 
 _BOUND = math.log(4)
-"""How far a share other than the target may be asked for, as a logarithm."""
+"""Largest correction of the target share, as a logarithm."""
 
 
 class Stages(NamedTuple):
-    """The number of stages of each bucket, or leaf, and what is known of other numbers.
+    """The number of stages of each bucket, or leaf, and the errors of numbers tried before.
 
-    What a number of stages needs is the natural logarithm of found over target, had the target
-    itself been asked for.
+    The error of a number of stages is the natural logarithm of found over target, without any
+    correction of the target.
 
     Attributes:
-        number: stages now.
-        aim: logarithm of the target over the share that is asked for.
-        best: the number that needs least.
-        needs: what that is.
-        last: the size of what the number before needed.
-        way: whether the number was raised (1) or lowered (-1).
-        tried: a bit for each number that was tried.
-        ratio: sum of found over target since the last change.
-        steps: of them.
+        number: the current number of stages.
+        aim: the logarithm of the target over the corrected target.
+        best: the number with the smallest error.
+        needs: the error of `best`.
+        last: the absolute error of the previous number.
+        way: whether the number was last raised (1) or lowered (-1).
+        tried: one bit for each number that was tried.
+        ratio: the sum of found over target since the last change.
+        steps: the number of steps in `ratio`.
     """
 
     number: Int32[Array, "n parts"]
@@ -69,13 +69,7 @@ class Stages(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Fitted(
-    Choice,
-    public=(
-        "most",
-        "threshold",
-    ),
-):
+class Fitted(Choice, public=("most", "threshold")):
     """All `|x|` above a threshold, computed from a fitted distribution for a given fraction.
 
     The distribution is fitted to all magnitudes for a fraction of `first`, then in each further

@@ -36,14 +36,14 @@ _NATS = (0.0, 24.0, 192)
 
 
 class Moments(NamedTuple):
-    """What the laws are fitted to, of the positive numbers of each leaf, or bucket.
+    """The moments of the positive numbers of each leaf, or bucket.
 
     Attributes:
-        unit: `[n, leaves]`, what the other moments are multiples of: the largest.
-        number: how many there are.
-        mean: of them.
+        unit: `[n, leaves]`, the largest number, the unit of the other moments.
+        number: their count.
+        mean: their mean.
         square: the mean of their squares.
-        log: the mean of their natural logarithm; zero if it was not asked for.
+        log: the mean of their natural logarithm, or zero if it is not needed.
     """
 
     unit: Array
@@ -167,7 +167,9 @@ def gamma_approximate(
 ) -> Float32[Array, "n leaves"]:
     """`β (nats − ln Γ(α))`, which holds for `α ≤ 1` and small `δ`."""
     shape, beta = _gamma_fit(found)
-    log_gamma = _interpolated(_log_gamma_table(), log2(shape), jnp.zeros_like(nats))
+    table = special.gammaln(np.exp2(np.linspace(*_SHAPES)))[:, None]
+    table = np.broadcast_to(table, (len(table), _NATS[2]))
+    log_gamma = _interpolated(table, log2(shape), jnp.zeros_like(nats))
     return jnp.maximum(beta * (nats - block_fma(log_gamma)), 0)
 
 
@@ -177,7 +179,7 @@ LAWS: dict[str, tuple[Callable[..., Array], Callable[..., Array]]] = {
     "gamma": (gamma, pareto),
     "gamma_approximate": (gamma_approximate, pareto),
 }
-"""What all magnitudes are fitted by, and what those above a level are."""
+"""The threshold functions of the first stage, and of further stages."""
 
 
 def _gamma_fit(found: Moments) -> tuple[Array, Array]:
@@ -212,14 +214,5 @@ def _place(x: Array, grid: tuple[float, float, int]) -> tuple[Array, Array]:
 @functools.lru_cache
 def _gamma_table() -> np.ndarray:
     """`P⁻¹(α, 1 − exp(−nats)) / nats`, which changes slowly."""
-    shapes, nats = (
-        np.exp2(np.linspace(*_SHAPES))[:, None],
-        np.maximum(np.linspace(*_NATS), 1e-3)[None],
-    )
+    shapes, nats = np.exp2(np.linspace(*_SHAPES))[:, None], np.maximum(np.linspace(*_NATS), 1e-3)
     return special.gammainccinv(shapes, np.exp(-nats)) / nats
-
-
-@functools.lru_cache
-def _log_gamma_table() -> np.ndarray:
-    shapes = np.exp2(np.linspace(*_SHAPES))[:, None]
-    return np.broadcast_to(special.gammaln(shapes), (shapes.size, _NATS[2])).copy()
