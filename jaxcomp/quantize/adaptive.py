@@ -23,10 +23,10 @@ BINS = 512
 """Bins of a histogram: 32 in each of the 16 powers of two below 1; the first reaches down to 0."""
 
 SAMPLES = 2**16
-"""Magnitudes that a histogram is built from; of more, every so-manyth is taken."""
+"""The most magnitudes that a histogram is built from; more are sampled at equal distances."""
 
 SPACING = 2.0**-13
-"""No two levels are closer, so that they are still apart once rounded to multiples of 2⁻¹⁴."""
+"""The smallest distance of two levels: they stay apart when rounded to multiples of 2⁻¹⁴."""
 
 _SHIFT = 18  # Bits of a float32 that do not determine its bin.
 _ROW = 32

@@ -23,7 +23,7 @@ _TINY = float(np.finfo(np.float32).tiny)
 LOW = 2.0**-106
 """The step below which 2²⁰ / step is no float32."""
 LIFTED = 24
-"""Binary digits that elements of such buckets are lifted by first; a negative factor says so."""
+"""Exponent by which elements of such buckets are first scaled up; their factor is negative."""
 
 
 class Rounding(Interface, abstract=True):
@@ -103,7 +103,7 @@ class Subtractive(Rounding, public=("offset",)):
 
 
 SUBTRACTED = 8
-"""Bits of dither that a decoder takes off."""
+"""Upper bits of dither that a decoder subtracts."""
 
 
 def exact_step(
@@ -134,10 +134,7 @@ def exact_step(
 def _separate_step(
     magnitude: int, dtype: Any, rows: Rows, bits: int
 ) -> Callable[[Array], tuple[Array, Array]]:
-    def derive(scale: Array) -> tuple[Array, Array]:
-        return _step_of(scale, magnitude, dtype, rows, bits)
-
-    return xla.in_few_shapes(derive)
+    return xla.in_few_shapes(lambda scale: _step_of(scale, magnitude, dtype, rows, bits))
 
 
 def _step_of(

@@ -176,9 +176,8 @@ class PNorm(Scale):
         top = sums.max_abs(x, rows)
         ratio = jnp.abs(sums.unit(x, top, rows))
         total = sums.total(ratio if self.p == 1 else power.power(ratio, self.p, rows.digits), rows)
-        length = jnp.maximum(
-            total if self.p == 1 else power.power(total, 1 / self.p, rows.digits), 1
-        )
+        total = total if self.p == 1 else power.power(total, 1 / self.p, rows.digits)
+        length = jnp.maximum(total, 1)
         return jnp.where(sums.is_finite(top), jnp.minimum(top * length, _LARGEST), top)
 
 

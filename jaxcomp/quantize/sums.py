@@ -22,7 +22,7 @@ from jaxcomp.numerics.segments import Segments
 from jaxcomp.types import Array
 
 FRACTION = 21
-"""Bits behind the point of the terms of `total`: terms of at most 1 in size are exact to 2⁻²²."""
+"""Fractional bits of the terms of `total`: terms of at most 1 are exact to 2⁻²²."""
 
 _ANCHOR = np.float32(1.5 * 2**23)
 """Between 2²³ and 2²⁴ the floats are the integers, and so they are 2²² around this one."""

@@ -18,17 +18,11 @@ _PRECISION = 10
 """Bits of the largest value: a value off by 2⁻¹¹ of it adds less than 1e-6 to the error."""
 
 _ENDS = {"gaussian": 7.0, "laplace": 14.0}
-"""Standard deviations beyond which one element in 10⁸ or fewer is clipped."""
+"""Standard deviations that at most one element in 10⁸ exceeds."""
 
 
 @dataclasses.dataclass(frozen=True)
-class LloydMax(
-    Levels,
-    public=(
-        "half",
-        "reach",
-    ),
-):
+class LloydMax(Levels, public=("half", "reach")):
     """The `2^width` values of least squared error for a distribution, as integers below 2¹⁰.
 
     A code is a sign bit and the index of the value; an element is rounded to the nearest value, and
@@ -96,14 +90,7 @@ class LloydMax(
 
 
 @dataclasses.dataclass(frozen=True)
-class UniformThreshold(
-    Levels,
-    public=(
-        "half",
-        "reach",
-        "dead",
-    ),
-):
+class UniformThreshold(Levels, public=("half", "reach", "dead")):
     """The values of least squared error at a given entropy, for use with an entropy coder.
 
     Thresholds are evenly spaced except for a wider zero cell, and values are the centroids of the
@@ -249,8 +236,8 @@ def _selected(number: Array, table: tuple[int, ...]) -> Array:
 
 
 class _Evenly(NamedTuple):
-    """Values from zero on, the largest in standard deviations; where the first threshold lies and
-    how far the next, in units of a value.
+    """The values from zero on, and the largest of them in standard deviations; the first threshold
+    and the distance of the next ones, in units of a value.
     """
 
     half: tuple[int, ...]
