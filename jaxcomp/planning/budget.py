@@ -24,9 +24,9 @@ from jaxcomp.wire import cost as wire_cost
 
 _DENSE = "dense"
 _TRIES = 12
-"""Corrections of the sum of the leaves' bytes, which is not exactly the bytes of the tree."""
+"""The most corrections of the budget: the sum of the leaves' bytes is not that of the tree."""
 _CHANGES = 64
-"""Changes of single leaves that are tried with the bytes of the whole tree."""
+"""The most single leaves whose change is tried with the bytes of the whole tree."""
 
 
 @functools.cache
@@ -117,7 +117,7 @@ def spend(
 
 
 class _Table(NamedTuple):
-    """The leaves that have a choice, and what each choice costs.
+    """The leaves that have a choice of codec, and the bytes of each choice.
 
     Attributes:
         ladder: the codecs by name, and None for dense.
@@ -158,11 +158,6 @@ class _Table(NamedTuple):
         if self.workers is None:
             return wire_cost.wire_bytes(policy, like)
         return wire_cost.wire_bytes(Auto(policy), like, self.workers)
-
-    def prices(self, leaf: int) -> list[int]:
-        """The bytes of a leaf by itself, for each choice."""
-        policies = [_alone(codec) for _, codec in self.ladder]
-        return [self.cost(policy, self.likes[leaf]) for policy in policies]
 
 
 def _checked(
@@ -254,8 +249,9 @@ def _errors(
 def _allocate(table: _Table, errors: list[list[float]], budget: int) -> list[int]:
     """The number of each leaf's choice, so that the bytes of the tree are within the budget."""
     kinds = [(table.likes[leaf].shape, table.likes[leaf].dtype) for leaf in table.chosen]
+    alone = [_alone(codec) for _, codec in table.ladder]
     known = {
-        kind: table.prices(leaf)
+        kind: [table.cost(policy, table.likes[leaf]) for policy in alone]
         for kind, leaf in dict(zip(kinds, table.chosen, strict=True)).items()
     }
     prices = [known[kind] for kind in kinds]
@@ -309,7 +305,7 @@ def _polished(
 def _spending(
     table: _Table, choice: list[int], errors: list[np.ndarray], energies: np.ndarray, budget: int
 ) -> Spending:
-    """What was found, leaf by leaf, and the best codec for all leaves beside it."""
+    """The result, leaf by leaf, and the best single codec for all leaves."""
     total = math.fsum(energies) or 1.0
     rows = {leaf: row for row, leaf in enumerate(table.chosen)}
     lines = []

@@ -98,20 +98,17 @@ class Description:
         verdict = f"{self.ratio:.2f}x less than"
         if self.ratio < 1:
             verdict = f"{1 / max(self.ratio, 1e-9):.2f}x MORE than"
-        return (
+        said = (
             f"{said}\nlink {self.link_bytes:,} bytes a device over {self.workers} workers: "
-            f"{verdict} a dense all-reduce ({self.dense_link_bytes:,})" + self._compared()
+            f"{verdict} a dense all-reduce ({self.dense_link_bytes:,})"
         )
-
-    def _compared(self) -> str:
-        """The other ways to reduce the same payload."""
         if len(self.offers) < 2:
-            return ""
+            return said
         ways = ", ".join(f"{name} {size:,}" for name, size in self.offers)
         return (
-            f"\nof which for the compressed leaves, by each reducer: {ways} (Gather brings n - 1 "
-            "payloads to each device, TwoShot a share of n - 1 payloads up and of one mean down, "
-            "Psum goes round twice with a share)"
+            f"{said}\nof which for the compressed leaves, by each reducer: {ways} (Gather brings "
+            "n - 1 payloads to each device, TwoShot a share of n - 1 payloads up and of one mean "
+            "down, Psum goes round twice with a share)"
         )
 
 

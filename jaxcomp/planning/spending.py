@@ -1,4 +1,4 @@
-"""What a budget is spent on: a policy, its bytes and its error, leaf by leaf."""
+"""The result of `spend`: a policy, its bytes and its error, leaf by leaf."""
 
 import dataclasses
 

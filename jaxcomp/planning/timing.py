@@ -24,7 +24,7 @@ from jaxcomp.types import Array, PyTree
 
 _AXIS = "measured"
 _MORE = 4
-"""Payloads on top of the first one by which the time of adding one is told."""
+"""Further payloads of a sum, from which the time to add one is measured."""
 
 
 @dataclasses.dataclass(frozen=True)
