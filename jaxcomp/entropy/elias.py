@@ -91,7 +91,9 @@ def read(
     checks.choice("code", code, CODES)
     if code == "omega":
         return _read_omega(words, begin)
-    zeros = jnp.minimum(prefix.first_one(prefix.take(words, begin, stream.WORD)), 30)
+    window = prefix.take(words, begin, stream.WORD)
+    zeros = lax.population_count((window & (~window + 1)) - 1).astype(jnp.int32)
+    zeros = jnp.minimum(zeros, 30)
     number, end = _digits(words, begin + zeros, zeros + 1)
     if code == "gamma":
         return number, end
@@ -202,7 +204,9 @@ class Elias(Coder):
         return _head(size) if self.sparse else 0
 
     def worst_bits(self, size: int, symbols: int) -> int:
-        longest = int(np.max(_lengths(self.code, symbols, dense=not self.sparse)))
+        sizes = (np.arange(symbols) + 1) // 2
+        numbers = np.maximum(sizes, 1) if self.sparse else sizes + 1
+        longest = int(np.max(np.array([_bits(self.code, int(k)) for k in numbers]) + (sizes > 0)))
         # In the sparse code, a single gap has the most bits for each of its elements.
         return size * (longest + 1) + _head(size) if self.sparse else size * longest
 
@@ -243,12 +247,8 @@ class Elias(Coder):
             found = found.at[row, place].set(prefix.symbol(level, sign), mode="drop")
             return begin, place, found
 
-        state = (
-            jnp.full_like(kept, head),
-            jnp.full_like(kept, -1),
-            jnp.zeros((n, size), jnp.uint32),
-        )
-        state = axes.match_vma(*state, words)[:3]
+        begin, place = jnp.full_like(kept, head), jnp.full_like(kept, -1)
+        state = axes.match_vma(begin, place, jnp.zeros((n, size), jnp.uint32), words)[:3]
         return lax.fori_loop(0, jnp.max(number, initial=0), step, state)[2]
 
 
@@ -257,14 +257,8 @@ def _head(size: int) -> int:
     return size.bit_length()
 
 
-def _lengths(code: str, symbols: int, dense: bool) -> np.ndarray:
-    """The bits of each symbol including its sign."""
-    size = (np.arange(symbols) + 1) // 2
-    numbers = size + 1 if dense else np.maximum(size, 1)
-    return np.array([_bits(code, int(k)) for k in numbers]) + (size > 0)
-
-
 def _bits(code: str, k: int) -> int:
+    """The bits of a codeword, as `length` has them."""
     less = k.bit_length() - 1
     if code == "gamma":
         return 2 * less + 1

@@ -167,12 +167,8 @@ def _lookup(table: UInt32[Array, " symbols"], limit: int) -> UInt32[Array, " slo
     marks = marks.at[begins[order].astype(jnp.int32)].add(1, mode="drop")
     symbol = jnp.take(order, jnp.cumsum(marks) - 1, mode="clip")
     entry = symbol.astype(jnp.uint32) | (length[symbol].astype(jnp.uint32) << 8)
-    return entry[_reversal(limit)]
-
-
-def _reversal(limit: int) -> np.ndarray:
-    """Each number of `limit` bits with its bits reversed."""
+    # A codeword's first bit is the lowest of a window of the stream.
     number, turned = np.arange(1 << limit), np.zeros(1 << limit, int)
     for bit in range(limit):
         turned |= ((number >> bit) & 1) << (limit - 1 - bit)
-    return turned
+    return entry[turned]

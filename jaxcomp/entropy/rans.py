@@ -24,19 +24,19 @@ from jaxcomp.entropy.coder import SYMBOLS, Coder, Stream
 from jaxcomp.types import Array
 
 PRECISION = 12
-"""Bits of a frequency: a step looks them up in a table that the fastest cache holds."""
+"""Bits of a frequency; the look-up table of 2¹² slots fits the fastest cache."""
 
 _TOTAL = 1 << PRECISION
 _HALF = 16
 _LOW = 1 << _HALF
-"""The least state, and the first: one has from seventeen to 32 bits."""
+"""The smallest state, and the initial one: states have 17 to 32 bits."""
 
 _MOST_LANES = 1024
 _BLOCK = 32
-"""Steps whose marks make up a word."""
+"""Steps whose marks fill one word."""
 
 _WORST = PRECISION + math.log2(1 + 1 / 16)
-"""Bits by which a symbol of the least frequency makes a state longer: before, it is at least 16."""
+"""The most bits that a symbol of frequency 1 adds to a state, which has at least 16 before."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +97,12 @@ class Rans(Coder, public=("checked", "head_bits")):
         if not plan.steps or room < plan.lanes:  # The first step might not fit.
             zero = jnp.zeros_like(count)
             return Stream(jnp.zeros((n, words), jnp.uint32), zero, zero)
-        done, low, marks = _run(_dealt(symbols, plan), count, _packed(table), plan, room)
+        shape = (n, plan.blocks, plan.block, plan.lanes)
+        padded = jnp.pad(symbols.astype(jnp.uint8), ((0, 0), (0, math.prod(shape[1:]) - size)))
+        dealt = jnp.transpose(padded.reshape(shape), (1, 2, 0, 3))
+        # A frequency with its first slot in the upper bits, so that one look-up is enough.
+        packed = (_begins(table) << PRECISION) | table
+        done, low, marks = _run(dealt, count, packed, plan, room)
         rows = jnp.moveaxis(marks, 0, 2).reshape(n, -1)
         lengths = jnp.sum(lax.population_count(rows.reshape(n, plan.lanes, -1)), axis=2)
         body = _gathered(low, rows, plan, room)
@@ -249,11 +254,6 @@ def _begins(table: UInt32[Array, " symbols"]) -> UInt32[Array, " symbols"]:
     return jnp.cumsum(table, dtype=jnp.uint32) - table
 
 
-def _packed(table: UInt32[Array, " symbols"]) -> UInt32[Array, " symbols"]:
-    """A symbol's frequency with its first slot in the upper bits, so that one look-up is enough."""
-    return (_begins(table) << PRECISION) | table
-
-
 def _slots(table: UInt32[Array, " symbols"]) -> UInt32[Array, "4096"]:
     """The symbol of each slot, its frequency, and the slot's number among the symbol's slots."""
     begins = _begins(table)
@@ -265,22 +265,14 @@ def _slots(table: UInt32[Array, " symbols"]) -> UInt32[Array, "4096"]:
     return symbol.astype(jnp.uint32) | (frequency << 8) | (within << 20)
 
 
-def _dealt(symbols: UInt32[Array, "n size"], plan: _Plan) -> UInt8[Array, "blocks block n lanes"]:
-    """The symbols by steps, padded."""
-    n, size = symbols.shape
-    shape = (n, plan.blocks, plan.block, plan.lanes)
-    padded = jnp.pad(symbols.astype(jnp.uint8), ((0, 0), (0, math.prod(shape[1:]) - size)))
-    return jnp.transpose(padded.reshape(shape), (1, 2, 0, 3))
-
-
 class _Lanes(NamedTuple):
-    """An encoder at work: `state` and `marks` are `uint32[n, lanes]`, the rest is `int32[n]`.
+    """The encoder's state: `state` and `marks` are `uint32[n, lanes]`, the rest is `int32[n]`.
 
     Attributes:
-        state: what each lane holds.
-        marks: of the steps of this block, in which the lane put something away.
-        used: how often the row's lanes have put something away.
-        kept: the row's symbols so far.
+        state: the number in each lane.
+        marks: one bit for each step of this block in which the lane wrote a unit.
+        used: the units that the row's lanes have written.
+        kept: the number of the row's symbols coded so far.
     """
 
     state: Array

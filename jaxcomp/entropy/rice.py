@@ -7,7 +7,6 @@ at once and say where everything is, so nothing is read one after another.
 
 import dataclasses
 import math
-from collections.abc import Callable
 
 import jax.numpy as jnp
 from jax import lax
@@ -155,12 +154,10 @@ class Rice(Coder):
         begins = stream.begins(jnp.where(real, digits + 1, 0))
         begins = begins + (below + number * best[:, 0].astype(jnp.int32))[:, None]
         coded = coded | stream.write(jnp.where(real, level, 0), begins, words)
-        head = number.astype(jnp.uint32)[:, None], best
-        places = jnp.zeros((n, 1), jnp.int32), jnp.full((n, 1), size.bit_length(), jnp.int32)
         if 32 * words < _head(size):
             return Stream(jnp.zeros((n, words), jnp.uint32), found.kept, found.kept)
-        for part, begin in zip(head, places, strict=True):
-            coded = coded | stream.write(part, begin, words)
+        for part, begin in ((number.astype(jnp.uint32)[:, None], 0), (best, size.bit_length())):
+            coded = coded | stream.write(part, jnp.full((n, 1), begin, jnp.int32), words)
         used = _head(size) + jnp.sum(found.lengths, axis=1, dtype=jnp.int32)
         some = found.kept > 0
         return Stream(jnp.where(some[:, None], coded, 0), found.kept, jnp.where(some, used, 0))
@@ -192,7 +189,8 @@ class Rice(Coder):
         size_of = (jnp.uint32(1) << digits.astype(jnp.uint32)) | (level >> 1)
         # No gap, and no sum of gaps, is longer than the row, even for invalid words.
         gaps = jnp.minimum((quotients << best[:, None].astype(jnp.uint32)) | rest, size)
-        place = lax.associative_scan(_saturating(size + 1), gaps.astype(jnp.int32) + 1, axis=1) - 1
+        steps = gaps.astype(jnp.int32) + 1
+        place = lax.associative_scan(lambda a, b: jnp.minimum(a + b, size + 1), steps, axis=1) - 1
         place = jnp.where(real, jnp.minimum(place, size), size)
         found = jnp.zeros((kept.shape[0], size), jnp.uint32)
         found = found.at[row, place].set(prefix.symbol(size_of, level & 1), mode="drop")
@@ -220,11 +218,6 @@ class Rice(Coder):
         number = jnp.sum(hits, axis=1, dtype=jnp.float32)
         bounds = jnp.array([_densities()], jnp.float32) * count.astype(jnp.float32)[:, None]
         return jnp.sum(number[:, None] <= bounds, axis=1, dtype=jnp.uint32)
-
-
-def _saturating(most: int) -> Callable[[Array, Array], Array]:
-    """Addition that saturates at `most`, so that sums of invalid numbers do not overflow."""
-    return lambda a, b: jnp.minimum(a + b, most)
 
 
 def _densities() -> tuple[float, ...]:
