@@ -21,10 +21,10 @@ class Expected(NamedTuple):
     """The contents of a message for this codec and tree.
 
     Attributes:
-        digests: of codec and plan, in each format version that is read.
-        likes: shape and dtype of every array, those of the payloads first.
-        widths: for each array, of the codes that may be in it.
-        treedef: how they make a payload.
+        digests: the digests of codec and plan, in each format version that is read.
+        likes: the shape and dtype of every array, those of the payloads first.
+        widths: the widths of the codes that each array may hold.
+        treedef: the structure of the payload.
     """
 
     digests: dict[int, bytes]

@@ -21,9 +21,9 @@ _TOTAL = 1 << PRECISION
 _LANES = 4
 _CODER = Rans(lanes=_LANES)
 _ROW = 8_192
-"""Symbols of a row: enough that its lanes' states cost little, few enough for short streams."""
+"""Symbols of a row: the lanes' states cost little, and short streams are not padded much."""
 _TOGETHER = (128, 16, 1)
-"""The numbers of rows that are coded at a time, the largest that fits first."""
+"""Numbers of rows that one program codes; the largest that fits is taken first."""
 _CAPACITY = -(-_CODER.worst_bits(_ROW, SYMBOLS) // 32)
 """The words that a row may take."""
 _LENGTH = np.dtype("<u2")
