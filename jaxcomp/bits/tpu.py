@@ -159,12 +159,7 @@ def encode(
 
 
 def decode_sum(
-    grid: Grid,
-    packed: Array,
-    steps: Array,
-    like: ArrayLike,
-    *,
-    interpret: bool = False,
+    grid: Grid, packed: Array, steps: Array, like: ArrayLike, *, interpret: bool = False
 ) -> Array:
     """The kernel of `bits.decode_sum`."""
     (workers, n, words), size = packed.shape, like.shape[1]
