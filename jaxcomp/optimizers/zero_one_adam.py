@@ -123,8 +123,7 @@ class _Rule:
         state, m = given.state, self._moment(given)
         drift = jax.tree.map(jnp.subtract, m, state.mu)
         step = self._against(given, m, state.nu, given.rate)
-        offset = jax.tree.map(jnp.add, given.own.offset, step)
-        own = _Own(drift, offset)
+        own = _Own(drift, jax.tree.map(jnp.add, given.own.offset, step))
         own = guarding.where_finite(guarding.all_finite(own), own, given.own)
         still = jax.tree.map(jnp.zeros_like, state.mu)
         return _Taken(still, given.total, state.mu, state.nu, own, state.dense, state.compressed)
@@ -315,17 +314,8 @@ def by_zero_one_adam(
             dense=branches.fitted(exact, state.dense, state.mu),
             compressed=branches.fitted(lossy, state.compressed, state.mu),
         )
-        given = _Given(
-            grads=updates,
-            state=state,
-            own=_Own(state.drift.own(), state.offset.own()),
-            params=params,
-            step=step,
-            rate=rate,
-            total=state.total + rate,
-            renewals=times,
-            frozen=frozen,
-        )
+        own, total = _Own(state.drift.own(), state.offset.own()), state.total + rate
+        given = _Given(updates, state, own, params, step, rate, total, times, frozen)
         go = conditional.uniform(jnp.where(frozen, meets, ~renews), axis_name)
         exchange = functools.partial(_exchange, rule, lossy, extra)
         otherwise = functools.partial(_otherwise, rule, exact, extra)
