@@ -16,7 +16,7 @@ from jaxcomp.types import Array, PyTree
 class Mean(Aggregate):
     """The weighted mean of the messages, `Σ wᵢ·cᵢ / Σ wᵢ`.
 
-    A single hostile worker moves it to any value.
+    A single Byzantine worker moves it to any value.
 
     Example:
         >>> import jaxcomp
@@ -33,7 +33,7 @@ class ClippedMean(Aggregate):
     """The weighted mean of messages that are shortened to a Euclidean norm of at most `norm`.
 
     `Σ wᵢ · min(1, norm/‖cᵢ‖) · cᵢ / Σ wᵢ`, where `‖c‖` is the norm of the whole tree. One worker
-    moves the result by at most `2 · norm · wᵢ / Σ w`, whatever it sends; `b` hostile workers move
+    moves the result by at most `2 · norm · wᵢ / Σ w`, whatever it sends; `b` Byzantine workers move
     it by `b` times as much, in a direction of their choice.
 
     Args:

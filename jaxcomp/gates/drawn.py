@@ -15,7 +15,7 @@ from jaxcomp.numerics import noise
 from jaxcomp.types import Array, AxisName, PyTree
 
 _GATE = 0x67617465
-"""Folded into a step's key, so that who sends has nothing to do with the noise of the codecs."""
+"""Folded into a step's key, so that participation is independent of the codecs' noise."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -59,16 +59,13 @@ def words(key: Any) -> Any:
         return pair
     if key.dtype == jnp.uint32 and key.shape == (2,):
         return key
-    if jnp.issubdtype(key.dtype, jnp.integer) and key.shape == () and not _traced(key):
+    concrete = not isinstance(key, core.Tracer)
+    if jnp.issubdtype(key.dtype, jnp.integer) and key.shape == () and concrete:
         return _halves(int(key))
     raise ValueError(
         "`key` must be an integer seed, a raw uint32[2] key or a jax.random.key, "
         f"got {key.dtype}{list(key.shape)}"
     )
-
-
-def _traced(x) -> bool:
-    return isinstance(x, core.Tracer)
 
 
 def _halves(seed: int) -> np.ndarray:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxcomp.types import Array
 
 NETWORK = 64
-"""Up to so many rows are sorted by a network, whose program grows with `n log² n`."""
+"""The most rows that are sorted by a network, whose program grows with `n log² n`."""
 
 
 def ascending(rows: Array) -> Array | Sequence[Array]:

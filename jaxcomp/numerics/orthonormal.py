@@ -19,12 +19,10 @@ from jaxcomp.types import Array
 _LANES = 128
 
 _FAN = 32
-"""Tiles that are added at a time: few long vectors cost the many short ones no more than that."""
+"""Tiles that are added at a time, which bounds the padding of short vectors beside long ones."""
 
 
-def orthonormal(
-    sets: Sequence[Float[Array, "_ _ _"]],
-) -> list[Float[Array, "_ _ _"]]:
+def orthonormal(sets: Sequence[Float[Array, "_ _ _"]]) -> list[Float[Array, "_ _ _"]]:
     """An orthonormal basis of the vectors of each matrix, `[n, rank, size]`, in their order.
 
     Gram and Schmidt's method, twice for each vector: once leaves behind what rounding left of a

@@ -18,13 +18,13 @@ from jaxtyping import Bool, Int32
 from jaxcomp.types import Array
 
 _WIDTHS = (32, 64, 160, 320, 640, 1280, 2560)
-"""Whole words of bits, and but for the first two of ternary digits, of which a word has twenty."""
+"""Row widths: multiples of the 32 bits of a word and, but for the first two, of its 20 trits."""
 
 _PADDING = 1 / 256
-"""Padding at most, as a share of the elements, for rows wider than the narrowest."""
+"""The largest fraction of padding in rows wider than the narrowest."""
 
 _MOST_ROWS = 2**15
-"""Rows of a segment at most, so that sums of 15 bits fit a word."""
+"""The most rows of a segment, so that sums of 15-bit numbers fit a word."""
 
 
 @dataclasses.dataclass(frozen=True)

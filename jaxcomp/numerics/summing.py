@@ -11,11 +11,10 @@ from jaxcomp.backend import axes
 from jaxcomp.types import Array, ArrayLike, Key
 
 UNROLLED = 16
-"""Workers at most whose payloads are decoded and added in one fused pass."""
+"""The most workers whose payloads are decoded and added in one fused pass."""
 
 _TOGETHER = 8
-"""Workers of a pass where there are more, so that the program is no longer for any number of them.
-"""
+"""Workers of each pass of a loop over more workers, whose program has one length for any number."""
 
 
 def wide(dtype: Any) -> Any:
