@@ -13,13 +13,13 @@ from jaxcomp.backend import axes, platforms, xla
 from jaxcomp.types import Array
 
 _CHUNK = 2**19
-"""Elements that a CPU works on at a time: few enough for its cache, enough for its threads."""
+"""Elements that a CPU processes at a time: they fit its cache and occupy its threads."""
 
 _PART = 2**20
-"""Elements in a part of what is read several times: few enough for the cache that cores share."""
+"""Elements of a part that is read several times: they fit the cache that cores share."""
 
 _MOST_PARTS = 24
-"""Each is compiled anew, which takes some twenty milliseconds."""
+"""The most parts; each takes some twenty milliseconds to compile."""
 
 
 def over_rows(f: Callable[..., Any], first: Any, *arrays: Any, common: tuple = ()) -> Any:
@@ -75,9 +75,8 @@ def over_rows(f: Callable[..., Any], first: Any, *arrays: Any, common: tuple = (
     return lax.platform_dependent(first, arrays, common, cpu=in_chunks, default=whole)
 
 
-@functools.lru_cache(maxsize=1024)
-def _separate(f: Callable[..., Any]) -> Callable[..., Any]:
-    return xla.compile_separately(f)
+# Kept, so that a program has a function once, however often it is called.
+_separate = functools.lru_cache(maxsize=1024)(xla.compile_separately)
 
 
 def in_turn(f: Callable[..., Array], *arrays: Array) -> Array:

@@ -11,7 +11,7 @@ from jax.interpreters import ad, batching, mlir
 from jaxcomp import checks
 
 IMPLEMENTATIONS = ("reference", "gpu", "tpu", "gpu_interpret", "tpu_interpret")
-"""The names by which one implementation of what has kernels may be forced."""
+"""Valid values of `implementation=`."""
 
 _PLATFORMS = {"gpu": "cuda", "tpu": "tpu"}
 

@@ -225,7 +225,7 @@ def _inlined(traced: Any) -> Callable[..., list[Any]]:
 
 
 _SHORT = 20
-"""Operations of a function from which on a program is shorter if it has the function once."""
+"""Functions with fewer equations are inlined."""
 
 
 @functools.lru_cache(maxsize=1024)
@@ -311,10 +311,10 @@ def joined(parts: Sequence[jax.Array]) -> jax.Array:
 
 
 _UNEVEN = 1.5
-"""The largest accepted time of a concatenation, in times of a copy."""
+"""The largest accepted time of a concatenation, relative to a copy."""
 
 _FEW = 8
-"""Parts longer than such a share are put in place by a kernel each."""
+"""Parts longer than `1 / _FEW` of the result are copied by a kernel each."""
 
 
 def cut(flat: jax.Array, begins: Sequence[int], lengths: Sequence[int]) -> list[jax.Array]:
