@@ -23,7 +23,7 @@ _PRECISION = 14
 """Bits of a level: 2⁻¹⁴ of the scale is fine enough for buckets of 8,192."""
 
 _FRACTION = 15
-"""Bits behind a level in which magnitudes are compared, and of the dither."""
+"""Fractional bits of a level in the comparison with magnitudes; bits of the dither."""
 
 
 class AdaptiveState(NamedTuple):
@@ -188,26 +188,19 @@ class AdaptiveQuantizer(Codec):
 
         def term(index):
             codes = bits.unpack(payloads.words[index], bits=self.width, size=like.shape[1])
-            values = self._values(codes, levels)
+            number = (codes & (2 ** (self.width - 1) - 1)).astype(jnp.int32)
+            value = jnp.zeros(codes.shape, jnp.int32)
+            for place in range(1, levels.shape[0]):
+                value = jnp.where(number == place, levels[place], value)
+            negative = (codes >> (self.width - 1)) & 1
+            values = jnp.where(negative == 1, -value, value).astype(jnp.float32)
             return (values * steps[index][:, None]).astype(summing.wide(like.dtype))
 
         return summing.in_order(term, payloads.words.shape[0]).astype(like.dtype)
 
-    def _values(self, codes: Array, levels: Int32[Array, " levels"]) -> Float32[Array, "n size"]:
-        number = (codes & (2 ** (self.width - 1) - 1)).astype(jnp.int32)
-        value = jnp.zeros(codes.shape, jnp.int32)
-        for place in range(1, levels.shape[0]):
-            value = jnp.where(number == place, levels[place], value)
-        negative = (codes >> (self.width - 1)) & 1
-        return jnp.where(negative == 1, -value, value).astype(jnp.float32)
 
-
-_EMPTY = (
-    np.zeros(adaptive.BINS, np.float32),
-    np.zeros(adaptive.BINS, np.float32),
-    np.zeros((), np.float32),
-)
-"""A histogram of nothing, and the largest norm of nothing."""
+_EMPTY = tuple(np.zeros(shape, np.float32) for shape in (adaptive.BINS, adaptive.BINS, ()))
+"""The weights, moments and largest norm of an empty histogram."""
 
 
 def _power_of_two(x: Float32[Array, ""]) -> Float32[Array, ""]:

@@ -28,19 +28,19 @@ from jaxcomp.types import Array, ArrayLike, AxisName, Key, PyTree
 special = Lazy("scipy.special")
 
 _START = 0x436F6465
-"""Folded into the key that all workers share: where in a bucket its stream begins."""
+"""Folded into the shared key, for the place in a bucket where its stream begins."""
 
 _COUNTED = 2**18
 """Symbols of a step that the table is made from: enough for a ten-thousandth to be seen."""
 
 _SHORT = 4
-"""A stream of which an eighth or more is spent on how it begins is not worth it: 32 bits / 4."""
+"""Words of the shortest stream, as header bits over this: its header is below 1/8."""
 
 _STRIDE = 0x9E3779B1
 """An odd number, so that it reaches every place among `2^k`."""
 
 _LONGEST = 2**26
-"""Elements of a bucket: no symbol takes more than 32 bits, and places of bits are below 2³¹."""
+"""The largest bucket: a symbol has at most 32 bits, and positions of bits are below 2³¹."""
 
 _UNIT = 2**12
 """Elements of the buckets of a leaf that is shorter than a bucket: the head of a stream is then a
@@ -48,7 +48,7 @@ hundredth of a bit an element.
 """
 
 _DRAWN = 2**18
-"""Elements of a law that the first table is made from."""
+"""Elements of the distribution that the first table is made from."""
 
 
 class CodedPayload(NamedTuple):

@@ -204,10 +204,7 @@ class Chained(Codec):
 
     def agree(self, key: Key, x: Array, count: Array, state: tuple, axis_name: AxisName) -> tuple:
         first, *rest = state
-        return (
-            self.codecs[0].agree(_stage(key, 0), x, count, first, axis_name),
-            *rest,
-        )
+        return (self.codecs[0].agree(_stage(key, 0), x, count, first, axis_name), *rest)
 
     def encode(self, key: Key, x: Array, count: Array, state: tuple) -> tuple[tuple, tuple]:
         payloads, states, rest = [], [], x

@@ -13,7 +13,7 @@ from jaxcomp.quantize import sums
 from jaxcomp.types import Array, ArrayLike, AxisName, Key
 
 _TIGHT = 1.004
-"""How many times the words of one row those of its parts may be."""
+"""Largest accepted ratio of the words of single rows to those of all rows as one."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class InRows(WrappedCodec):
         return ()
 
     def agree(self, key: Key, x: Array, count: Array, state: Any, axis_name: AxisName) -> Any:
-        """What `codec` makes of the largest scales of all workers, once for each segment."""
+        """The agreed state of `codec` for the largest scales of all workers, once a segment."""
         del key
         if not self.codec.agrees:
             return state

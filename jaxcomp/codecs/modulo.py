@@ -12,6 +12,7 @@ from jaxtyping import Float32, Int32, UInt32
 from jaxcomp import bits as bits_, checks
 from jaxcomp.backend import xla
 from jaxcomp.base import Codec
+from jaxcomp.codecs import inner
 from jaxcomp.numerics import exact, noise, summing
 from jaxcomp.quantize import sums
 from jaxcomp.quantize.levels import FRACTION, TRIT
@@ -19,10 +20,10 @@ from jaxcomp.types import Array, ArrayLike, Key
 
 _ONE = 1 << FRACTION
 _MARGIN = 2.0**-5
-"""Steps that floats may be off: elements are at most `_FINEST` steps long."""
+"""Allowance in steps for rounding errors of floats; elements are at most `_FINEST` steps."""
 _FINEST = 2.0**16
 _TINY = 2.0**-120
-"""Buckets below decode to zeros: the reciprocal of their radius would not be a normal number."""
+"""Smallest radius that is sent: the reciprocal of a smaller one would not be a normal number."""
 
 
 class ModuloPayload(NamedTuple):
@@ -145,13 +146,13 @@ class Modulo(Codec, public=("bits",)):
 
     def side(self, agreed: Any) -> Any:
         """The guess, if there is one."""
-        return agreed if _given(agreed) else None
+        return agreed if inner.has_guesses(agreed) else None
 
     def encode(self, key: Key, x: Array, count: Array, state: Any) -> tuple[ModuloPayload, Any]:
         del count
         wide = x.astype(jnp.float32)
         top = sums.max_abs(wide)
-        off = sums.max_abs(wide - state[0].astype(jnp.float32)) if _given(state) else top
+        off = sums.max_abs(wide - state[0].astype(jnp.float32)) if inner.has_guesses(state) else top
         reach = off
         if self.distance is not None:
             reach = jnp.float32(self.distance) * (top if self.relative else jnp.ones_like(top))
@@ -169,7 +170,11 @@ class Modulo(Codec, public=("bits",)):
     def decode(self, key: Key, payload: ModuloPayload, like: ArrayLike, side: Any = None) -> Array:
         sent = payload.radius[:, None]
         codes = bits_.unpack(payload.words, bits=self.bits, size=like.shape[1]).astype(jnp.int32)
-        guess = side[0].astype(jnp.float32) if _given(side) else jnp.zeros(like.shape, jnp.float32)
+        guess = (
+            side[0].astype(jnp.float32)
+            if inner.has_guesses(side)
+            else jnp.zeros(like.shape, jnp.float32)
+        )
         units = self._units(sent)
         whole, part = self._position(jnp.where(sent < 0, guess, 0), units)
         dither = self._dither(key, like.shape)
@@ -238,8 +243,3 @@ def _deriver(steps: float) -> Callable[[Array], _Units]:
 
     # In a program of its own, or products with constants would be taken in another order.
     return xla.compile_separately(derive)
-
-
-def _given(state: Any) -> bool:
-    """Whether there are guesses."""
-    return state is not None and not isinstance(state, tuple)

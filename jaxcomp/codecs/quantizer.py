@@ -245,13 +245,9 @@ class Quantizer(
         n, size = x.shape
         blocks, derived, high, low = self._derive(seed, first, x, count, agreed)
         position = jnp.arange(blocks.shape[1] * blocks.shape[2], dtype=jnp.uint32)
-        codes = self.codes(
-            blocks,
-            derived.factor[..., None],
-            high[..., None],
-            low[..., None],
-            position.reshape(1, *blocks.shape[1:]),
-        ).reshape(n, -1)[:, :size]
+        position = position.reshape(1, *blocks.shape[1:])
+        factor, high, low = (part[..., None] for part in (derived.factor, high, low))
+        codes = self.codes(blocks, factor, high, low, position).reshape(n, -1)[:, :size]
         sent = derived.sent
         if self.fit:  # Otherwise both uses recompute the codes, comparing with every level.
             kept = xla.compile_separately(lambda codes: codes.astype(jnp.uint8))

@@ -77,9 +77,8 @@ class RandomK(Codec, public=("group",)):
         n, size = x.shape
         group, k = self._groups(size)
         rows = jnp.pad(x, ((0, 0), (0, group * k - size))).reshape(n, k, group)
-        chosen = (
-            lax.broadcasted_iota(jnp.int32, rows.shape, 2) == self._chosen(key, n, size)[..., None]
-        )
+        place = lax.broadcasted_iota(jnp.int32, rows.shape, 2)
+        chosen = place == self._chosen(key, n, size)[..., None]
         # Sum the bits: only one summand is nonzero, so the sum does not round.
         width = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
         words = jnp.where(chosen, lax.bitcast_convert_type(rows, width), 0)
@@ -108,9 +107,8 @@ class RandomK(Codec, public=("group",)):
             values = payloads.values[index].astype(dtype)
             return summing.weighted(values, None if weights is None else weights[index])
 
-        return self._spread(
-            keys, summing.in_order(term, keys.own.shape[0]), summing.accumulator(like)
-        )
+        total = summing.in_order(term, keys.own.shape[0])
+        return self._spread(keys, total, summing.accumulator(like))
 
     def _spread(self, key: Key, values: Array, like: ArrayLike) -> Array:
         n, size = like.shape

@@ -20,7 +20,7 @@ from jaxcomp.theory import worst_case
 from jaxcomp.types import Array, ArrayLike, Key
 
 ROTATION = 0x526F7461
-"""Folded into the key, so that signs and dither have nothing in common."""
+"""Folded into the key, so that signs are independent of dither."""
 
 _UNBIASED_BLOCK = 64
 """Elements that two rotations mix well enough: of 8, one bit brings 1 and 0.6 back as 1.12 and

@@ -22,7 +22,7 @@ from jaxcomp.sparsify.indices import Bitmap, EliasFano, Indices
 from jaxcomp.types import Array, ArrayLike, Key
 
 _CHOICE = 0x53706172
-"""Folded into the key, so that what is left out and how values are rounded are independent."""
+"""Folded into the key, so that the choice is independent of the rounding of values."""
 
 
 class SparsePayload(NamedTuple):
@@ -82,9 +82,12 @@ class Sparsifier(Codec):
                     "as jaxcomp.qsgd_inf(bits=8)"
                 )
             if not self.contractive:
+                objection = "whose error may be larger"
+                if self._bound is None:
+                    objection = "whose error has no known bound"
                 raise ValueError(
                     "`values` must be a codec whose error is below its input, since a residual "
-                    f"stores the error, got {self.values!r}, {self._objection}; use more "
+                    f"stores the error, got {self.values!r}, {objection}; use more "
                     "bits, smaller buckets as in jaxcomp.qsgd_inf(bits=4, bucket_size=128), a "
                     "rotation as in jaxcomp.ndsc(bits=4), or "
                     "jaxcomp.codecs.Contractive(codec=..., omega=...)"
@@ -106,11 +109,6 @@ class Sparsifier(Codec):
         """The relative variance of unbiased values, None if it is not known."""
         values: Any = self.values
         return values.variance_bound(values.bucket_size or 512) if values.unbiased else None
-
-    @property
-    def _objection(self) -> str:
-        unknown = self._bound is None
-        return "whose error has no known bound" if unknown else "whose error may be larger"
 
     @property
     def homogeneous(self) -> bool:

@@ -22,7 +22,7 @@ from jaxcomp.quantize.sums import Rows
 from jaxcomp.types import Array, ArrayLike, AxisName, Key
 
 WIDEST = 16
-"""Bits of a field at most: a wider one has a word to itself, as much as a float32."""
+"""The most bits of a field: a wider one would take a word, as a float32 does."""
 
 
 class SummedPayload(NamedTuple):
@@ -176,10 +176,8 @@ class Summed(Codec, public=("agreed", "measure", "repacked", "width", "words")):
         whole = self.limit == self.levels.magnitude
         own = self.levels.precision if whole else self.limit.bit_length()
         precision = max(own, self._most.bit_length() - spare)
-        step, factor = rounding_.exact_step(
-            scale, self.levels.magnitude, dtype, precision=precision
-        )
-        return AgreedSteps(step, factor)
+        most = self.levels.magnitude
+        return AgreedSteps(*rounding_.exact_step(scale, most, dtype, precision=precision))
 
     def _pack(self, values: Int32[Array, "n size"]) -> UInt32[Array, "n words"]:
         n, size = values.shape
