@@ -11,7 +11,7 @@ from jaxtyping import Float32, Int32, UInt32
 from jaxcomp import checks
 from jaxcomp.backend import axes
 from jaxcomp.entropy import prefix, stream
-from jaxcomp.entropy.coder import SYMBOLS, Coder, Stream
+from jaxcomp.entropy.coder import SYMBOLS, Coder, Counts, Stream, Symbols, Words
 from jaxcomp.types import Array
 
 CODES = ("omega", "gamma", "delta")
@@ -41,7 +41,7 @@ def codeword(numbers: UInt32[Array, "..."], code: str = "omega") -> Codeword:
     one, and a zero at the end.
 
     Args:
-        numbers: what to code.
+        numbers: the numbers to code.
         code: "omega", "gamma" or "delta".
 
     Raises:
@@ -84,9 +84,7 @@ def length(numbers: UInt32[Array, "..."], code: str = "omega") -> Int32[Array, "
     return word.head_bits + word.tail_bits
 
 
-def read(
-    words: UInt32[Array, "n words"], begin: Int32[Array, " n"], code: str = "omega"
-) -> tuple[UInt32[Array, " n"], Int32[Array, " n"]]:
+def read(words: Words, begin: Counts, code: str = "omega") -> tuple[UInt32[Array, " n"], Counts]:
     """The number whose codeword begins at the given bit of each row, and the bit after it."""
     checks.choice("code", code, CODES)
     if code == "omega":
@@ -102,7 +100,7 @@ def read(
     return (jnp.uint32(1) << jnp.maximum(less, 0).astype(jnp.uint32)) | rest, end
 
 
-def _read_omega(words: Array, begin: Array) -> tuple[UInt32[Array, " n"], Int32[Array, " n"]]:
+def _read_omega(words: Array, begin: Array) -> tuple[UInt32[Array, " n"], Counts]:
     number = jnp.ones_like(begin, jnp.uint32)
     going = jnp.ones_like(begin, bool)
     for _ in range(4):  # The groups of a number below 2³¹ are at most four.
@@ -163,13 +161,7 @@ class Elias(Coder):
         del counts
         return ()
 
-    def encode(
-        self,
-        symbols: UInt32[Array, "n size"],
-        count: Int32[Array, " n"],
-        table: tuple[()],
-        words: int,
-    ) -> Stream:
+    def encode(self, symbols: Symbols, count: Counts, table: tuple[()], words: int) -> Stream:
         del table
         entry = jnp.take(self._levels(), symbols.astype(jnp.int32), mode="clip")
         level, lengths = entry & 0xFFFF, (entry >> 16).astype(jnp.int32)
@@ -192,9 +184,7 @@ class Elias(Coder):
         used = jnp.sum(found.lengths, axis=1, dtype=jnp.int32)
         return Stream(coded, found.kept, jnp.where(found.kept > 0, used + head, 0))
 
-    def decode(
-        self, words: UInt32[Array, "n words"], kept: Int32[Array, " n"], size: int, table: tuple[()]
-    ) -> UInt32[Array, "n size"]:
+    def decode(self, words: Words, kept: Counts, size: int, table: tuple[()]) -> Symbols:
         del table
         words = prefix.padded(words)
         found = (self._gaps if self.sparse else self._dense)(words, kept, size)
@@ -220,7 +210,7 @@ class Elias(Coder):
         code = (code << 1) | sign if self.sparse else code | (sign << bits)
         return code | ((bits + (symbols > 0).astype(jnp.uint32)) << 16)
 
-    def _dense(self, words: Array, kept: Array, size: int) -> UInt32[Array, "n size"]:
+    def _dense(self, words: Array, kept: Array, size: int) -> Symbols:
         def step(begin: Array, _: None) -> tuple[Array, Array]:
             number, end = read(words, begin, self.code)
             sign = jnp.where(number > 1, prefix.take(words, end, 1), 0)
@@ -230,7 +220,7 @@ class Elias(Coder):
         begin, words = axes.match_vma(jnp.zeros_like(kept), words)
         return lax.scan(step, begin, None, length=size)[1].T
 
-    def _gaps(self, words: Array, kept: Array, size: int) -> UInt32[Array, "n size"]:
+    def _gaps(self, words: Array, kept: Array, size: int) -> Symbols:
         n, head = kept.shape[0], _head(size)
         number = prefix.take(words, jnp.zeros_like(kept), head).astype(jnp.int32)
         number = jnp.clip(number, 0, jnp.clip(kept, 0, size))

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float32, Int32, UInt32
 
 from jaxcomp import checks
 from jaxcomp.entropy import prefix, stream
-from jaxcomp.entropy.coder import Coder, Stream
+from jaxcomp.entropy.coder import Coder, Counts, Stream, Symbols, Words
 from jaxcomp.types import Array
 
 _GOLDEN = (math.sqrt(5) - 1) / 2
@@ -53,7 +53,7 @@ def length(numbers: UInt32[Array, "..."], parameter: int | Array) -> Int32[Array
     return ((numbers >> parameter) + 1 + parameter).astype(jnp.int32)
 
 
-def encode(numbers: UInt32[Array, "n k"], parameter: int, words: int) -> UInt32[Array, "n words"]:
+def encode(numbers: UInt32[Array, "n k"], parameter: int, words: int) -> Words:
     """Remainders first, then quotients; what is beyond the last word is lost.
 
     Args:
@@ -72,15 +72,15 @@ def encode(numbers: UInt32[Array, "n k"], parameter: int, words: int) -> UInt32[
     checks.integer("parameter", parameter, 0, _MOST)
     n, k = numbers.shape
     rest = numbers & ((1 << parameter) - 1)
-    coded = stream.write(rest, _every(n, k, parameter), words)
+    coded = stream.write(rest, stream.every(n, k, parameter), words)
     return coded | _unary(numbers >> parameter, jnp.ones((n, k), bool), k * parameter, words)
 
 
-def decode(words: UInt32[Array, "n words"], k: int, parameter: int) -> UInt32[Array, "n k"]:
+def decode(words: Words, k: int, parameter: int) -> UInt32[Array, "n k"]:
     """The `k` numbers of each row."""
     checks.integer("parameter", parameter, 0, _MOST)
     words = prefix.padded(words)
-    begins = _every(words.shape[0], k, parameter)
+    begins = stream.every(words.shape[0], k, parameter)
     rest = stream.read(words, begins, jnp.full_like(begins, parameter))
     quotients = _quotients(_ones(words, jnp.int32(k * parameter), k))
     return (quotients << parameter) | rest
@@ -123,13 +123,7 @@ class Rice(Coder):
         del counts
         return ()
 
-    def encode(
-        self,
-        symbols: UInt32[Array, "n size"],
-        count: Int32[Array, " n"],
-        table: tuple[()],
-        words: int,
-    ) -> Stream:
+    def encode(self, symbols: Symbols, count: Counts, table: tuple[()], words: int) -> Stream:
         del table
         n, size = symbols.shape
         place = jnp.arange(size, dtype=jnp.int32)[None]
@@ -162,9 +156,7 @@ class Rice(Coder):
         some = found.kept > 0
         return Stream(jnp.where(some[:, None], coded, 0), found.kept, jnp.where(some, used, 0))
 
-    def decode(
-        self, words: UInt32[Array, "n words"], kept: Int32[Array, " n"], size: int, table: tuple[()]
-    ) -> UInt32[Array, "n size"]:
+    def decode(self, words: Words, kept: Counts, size: int, table: tuple[()]) -> Symbols:
         del table
         words, row = prefix.padded(words), jnp.arange(kept.shape[0])[:, None]
         number = prefix.take(words, jnp.zeros_like(kept), size.bit_length()).astype(jnp.int32)
@@ -211,7 +203,7 @@ class Rice(Coder):
             worst = max(worst, _head(size) + bits)
         return worst
 
-    def _best(self, hits: Bool[Array, "n size"], count: Int32[Array, " n"]) -> UInt32[Array, " n"]:
+    def _best(self, hits: Bool[Array, "n size"], count: Counts) -> UInt32[Array, " n"]:
         """The parameter of each row."""
         if self.k is not None:
             return jnp.full_like(count, self.k, jnp.uint32)
@@ -229,13 +221,9 @@ def _head(size: int) -> int:
     return size.bit_length() + _PARAMETER
 
 
-def _every(n: int, k: int, parameter: int) -> Int32[Array, "n k"]:
-    return jnp.broadcast_to(jnp.arange(k, dtype=jnp.int32) * parameter, (n, k))
-
-
 def _unary(
     numbers: UInt32[Array, "n k"], real: Bool[Array, "n k"], begin: Array | int, words: int
-) -> UInt32[Array, "n words"]:
+) -> Words:
     """The given number of zeros followed by a one, starting at a bit."""
     lengths = jnp.where(real, numbers + 1, 0).astype(jnp.int32)
     ends = jnp.cumsum(lengths, axis=1) - 1 + begin
@@ -247,7 +235,7 @@ def _unary(
     return empty.at[row, ends >> 5].add(ones, mode="drop")
 
 
-def _ones(words: UInt32[Array, "n words"], begin: Array, k: int) -> Int32[Array, "n k"]:
+def _ones(words: Words, begin: Array, k: int) -> Int32[Array, "n k"]:
     """The positions of the ones after a given bit, relative to it."""
     first = jnp.arange(words.shape[1], dtype=jnp.int32)[None] * stream.WORD
     skip = jnp.clip(begin - first, 0, stream.WORD)

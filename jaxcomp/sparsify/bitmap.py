@@ -16,6 +16,7 @@ from jaxcomp.backend import xla
 from jaxcomp.entropy import stream
 from jaxcomp.types import Array
 
+Words = UInt32[Array, "n words"]
 WORD = 32
 _GROUP = WORD * WORD
 """Elements whose bits are transposed together: 32 words of 32 bits."""
@@ -33,7 +34,7 @@ def words(size: int) -> int:
     return 1 << (needed - 1).bit_length() if needed < WORD else -(-size // _GROUP) * WORD
 
 
-def of(hits: Bool[Array, "n size"]) -> UInt32[Array, "n words"]:
+def of(hits: Bool[Array, "n size"]) -> Words:
     """The bitmap of each row.
 
     Example:
@@ -48,7 +49,7 @@ def of(hits: Bool[Array, "n size"]) -> UInt32[Array, "n words"]:
     return _in_groups(flat)[:, : n * words(size)].reshape(n, -1)
 
 
-def _in_groups(hits: Bool[Array, "n size"]) -> UInt32[Array, "n words"]:
+def _in_groups(hits: Bool[Array, "n size"]) -> Words:
     """`of` for whole groups, and for a padded part of a group."""
     whole = hits.shape[1] // _GROUP * _GROUP
     parts = [_of(hits[:, :whole])] if whole else []
@@ -58,7 +59,7 @@ def _in_groups(hits: Bool[Array, "n size"]) -> UInt32[Array, "n words"]:
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
 
 
-def count(bitmap: UInt32[Array, "n words"]) -> Int32[Array, " n"]:
+def count(bitmap: Words) -> Int32[Array, " n"]:
     """The number of ones of each row."""
     return jnp.sum(lax.population_count(bitmap).astype(jnp.int32), axis=1, dtype=jnp.int32)
 
@@ -83,7 +84,7 @@ def from_first(rows: int) -> Kept:
     return Kept(zero, zero, zero)
 
 
-def places(bitmap: UInt32[Array, "n words"], k: int, kept: Kept) -> Int32[Array, "n k"]:
+def places(bitmap: Words, k: int, kept: Kept) -> Int32[Array, "n k"]:
     """The positions of `k` ones of each row, ascending; unspecified beyond the last one.
 
     Example:
@@ -115,7 +116,7 @@ def _places(bitmap: Array, k: int, base: Array, gap: Array, skip: Array) -> Int3
     return word * WORD + stream.select(_take(bitmap, word), rest)
 
 
-def rank(bitmap: UInt32[Array, "n words"], place: Int32[Array, "n k"]) -> Int32[Array, "n k"]:
+def rank(bitmap: Words, place: Int32[Array, "n k"]) -> Int32[Array, "n k"]:
     """The ones of each row before each of these places."""
     before, word = _before(bitmap), place // WORD
     mask = (jnp.uint32(1) << (place % WORD).astype(jnp.uint32)) - jnp.uint32(1)
@@ -125,9 +126,7 @@ def rank(bitmap: UInt32[Array, "n words"], place: Int32[Array, "n k"]) -> Int32[
 
 
 @xla.compile_separately
-def first(
-    bitmap: UInt32[Array, "n words"], k: Int32[Array, "n #words"]
-) -> UInt32[Array, "n words"]:
+def first(bitmap: Words, k: Int32[Array, "n #words"]) -> Words:
     """The ones of each word that are among the first `k` of its row."""
     before = _before(bitmap)
     n, groups = before.groups.shape
@@ -184,7 +183,7 @@ def _group_of(
     return jnp.cumsum(marks, axis=1) - 1
 
 
-def _of(hits: Bool[Array, "n size"]) -> UInt32[Array, "n words"]:
+def _of(hits: Bool[Array, "n size"]) -> Words:
     """`of` whole groups."""
     n, size = hits.shape
     # Word w of a group first takes the elements 32 p + w, which are neighbours of those of the next

@@ -13,7 +13,8 @@ from jax import lax
 from jaxtyping import Int, Int32, Integer, UInt32
 
 from jaxcomp.sparsify import bitmap
-from jaxcomp.sparsify.competitors import Parts, Row, size_bits
+from jaxcomp.sparsify.bitmap import Words
+from jaxcomp.sparsify.competitors import Parts, PerPart, Row, size_bits
 from jaxcomp.types import Array
 
 _LONG = 2**17
@@ -110,7 +111,7 @@ def _reached_by(x: Array, k: int) -> Int32[Array, "n 1"]:
     """
     n, size = x.shape
     groups = size // max(1, size // (_TOPS * k))
-    # Of few groups several at once, to be folded then: lanes would be idle.
+    # Few groups are split into more, and folded afterwards: otherwise lanes would be idle.
     fold = max(1, min(size // groups, 64 // groups))
     each = size // (groups * fold)
     elements = size_bits(x[:, : each * fold * groups]).reshape(n, each, fold * groups)
@@ -121,10 +122,7 @@ def _reached_by(x: Array, k: int) -> Int32[Array, "n 1"]:
 
 
 def some(
-    bitmap_: UInt32[Array, "n words"],
-    room: int,
-    start: UInt32[Array, " n"],
-    needed: Int32[Array, " n"],
+    bitmap_: Words, room: int, start: UInt32[Array, " n"], needed: Int32[Array, " n"]
 ) -> tuple[UInt32[Array, "n room"], Int32[Array, " n"]]:
     """The indices of at most `room` of the ones of each row, ascending, and their number.
 
@@ -189,12 +187,8 @@ def _by_digits(
 
 
 def bracket(
-    x: Array,
-    k: Int32[Array, "n parts"],
-    room: Int32[Array, "n parts"],
-    trial: Int32[Array, "n parts"],
-    parts: Parts,
-) -> tuple[Int32[Array, "n parts"], Int32[Array, "n parts"]]:
+    x: Array, k: PerPart, room: PerPart, trial: PerPart, parts: Parts
+) -> tuple[PerPart, PerPart]:
     """A threshold that at least `k` and at most `room` elements of each part reach, and how many.
 
     Where so many are equal that there is none, it is the one that those reach.
@@ -209,7 +203,7 @@ def bracket(
 
     def narrow(state):
         low, found, high, trial, step = state
-        # Tied to the trial, or the bits of all elements would be written down before the loop.
+        # The barrier keeps the compiler from storing the bits of all elements before the loop.
         elements, trial = lax.optimization_barrier((x, trial))
         here = parts.at_least(size_bits(elements), trial)
         open_ = undecided(low, found, high)
@@ -217,7 +211,7 @@ def bracket(
         fewer = open_ & (here < k)
         low, found = jnp.where(enough, trial, low), jnp.where(enough, here, found)
         high = jnp.where(fewer, trial, high)
-        # In growing steps until there is one on either side, then by halves.
+        # Growing steps until the threshold is bracketed, then bisection.
         outside = jnp.where(enough, trial + step, trial - step)
         halfway = low + (high - low) // 2
         inside = (outside > low) & (outside < high) & ((low == 0) | (high == _TOP))

@@ -54,10 +54,10 @@ class Moments(NamedTuple):
 
 
 class Pieces(NamedTuple):
-    """How reductions over pieces of leaves become one number a leaf.
+    """Combines reductions over pieces of leaves to one number a leaf.
 
     Attributes:
-        leaves: pieces of width one, of each leaf; None where all of a row belong to one.
+        leaves: the pieces of each leaf, as segments of width one; None for one leaf a row.
     """
 
     leaves: Segments | None
@@ -102,7 +102,7 @@ def moments(
     unit = pieces.largest(top.reshape(n, m))
     found = selection.count((y > 0).reshape(n * m, size)).reshape(n, m)
     share = exact.reciprocal(jnp.maximum(pieces.count(found).astype(jnp.float32), 1))
-    # One a piece in each row: what is divided is a row of its own.
+    # One piece a row, as `sums.unit` divides each row by its own number.
     tops = jnp.broadcast_to(pieces.spread(unit), (n, m)).reshape(-1, 1)
     weight = sums.unit(top, tops).reshape(n, m)
 
