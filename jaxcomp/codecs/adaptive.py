@@ -17,7 +17,7 @@ from jaxcomp.codecs.payload import QuantizedPayload
 from jaxcomp.numerics import noise, summing
 from jaxcomp.quantize import adaptive, rounding, sums
 from jaxcomp.quantize.scales import L2, Scale
-from jaxcomp.types import Array, ArrayLike, AxisName, Key
+from jaxcomp.types import Array, ArrayLike, AxisName, Key, Weights
 
 _PRECISION = 14
 """Bits of a level: 2⁻¹⁴ of the scale is fine enough for buckets of 8,192."""
@@ -148,11 +148,9 @@ class AdaptiveQuantizer(Codec):
     def encode(
         self, key: Key, x: Array, count: Array, state: AdaptiveState
     ) -> tuple[QuantizedPayload, AdaptiveState]:
-        n, size = x.shape
         scale = self.scale(x, count[:, None])
         step, factor = rounding.exact_step(scale, 1 << _PRECISION, x.dtype, precision=_PRECISION)
-        high, low = (part[:, None] for part in noise.seeds(key.own, key.first, n))
-        dither = noise.below(_FRACTION, high, low, jnp.arange(size, dtype=jnp.uint32)[None])
+        dither = noise.below(_FRACTION, *noise.rows(key.own, key.first, x.shape))
         # Points are in 2⁻²⁰ of a step, which needs five bits more than the integer has.
         spare = jnp.float32(2.0 ** (_FRACTION - rounding.FRACTION))
         size_ = rounding.points(jnp.abs(x), factor * spare).astype(jnp.int32)
@@ -177,7 +175,7 @@ class AdaptiveQuantizer(Codec):
         keys: Key,
         payloads: QuantizedPayload,
         like: ArrayLike,
-        weights: Array | None = None,
+        weights: Weights = None,
         side: Any = None,
     ) -> Array:
         del keys

@@ -23,7 +23,7 @@ from jaxcomp.lazy import Lazy
 from jaxcomp.numerics import noise
 from jaxcomp.quantize.rounding import Subtractive
 from jaxcomp.quantize.scales import MeanAbs, RootMeanSquare
-from jaxcomp.types import Array, ArrayLike, AxisName, Key, PyTree
+from jaxcomp.types import Array, ArrayLike, AxisName, Key, PyTree, Weights
 
 special = Lazy("scipy.special")
 
@@ -277,7 +277,7 @@ class Coded(WrappedCodec):
         keys: Key,
         payloads: CodedPayload,
         like: ArrayLike,
-        weights: Array | None = None,
+        weights: Weights = None,
         side: Any = None,
     ) -> Array:
         # Decode one worker after another: the codes of all at once would take much more memory.

@@ -11,7 +11,7 @@ from jaxcomp.base import Codec, WrappedCodec, decode_sum
 from jaxcomp.codecs import inner
 from jaxcomp.numerics import noise, summing
 from jaxcomp.quantize.scales import ClippedMax
-from jaxcomp.types import Array, ArrayLike, AxisName, Key
+from jaxcomp.types import Array, ArrayLike, AxisName, Key, Weights
 
 
 def times(codec: Codec, key: Key, payload: Any, like: ArrayLike, factor: float) -> Array:
@@ -73,12 +73,7 @@ class Contractive(WrappedCodec):
         return times(self.codec, key, payload, like, 1 / (1 + self._omega(like.shape[1])))
 
     def decode_sum(
-        self,
-        keys: Key,
-        payloads: Any,
-        like: ArrayLike,
-        weights: Array | None = None,
-        side: Any = None,
+        self, keys: Key, payloads: Any, like: ArrayLike, weights: Weights = None, side: Any = None
     ) -> Array:
         del side
         factor = jnp.float32(1 / (1 + self._omega(like.shape[1])))
@@ -122,12 +117,7 @@ class Clipped(WrappedCodec):
         return jnp.where(jnp.isfinite(x), clipped, x), count
 
     def decode_sum(
-        self,
-        keys: Key,
-        payloads: Any,
-        like: ArrayLike,
-        weights: Array | None = None,
-        side: Any = None,
+        self, keys: Key, payloads: Any, like: ArrayLike, weights: Weights = None, side: Any = None
     ) -> Array:
         return self.codec.decode_sum(keys, payloads, like, weights, side)
 

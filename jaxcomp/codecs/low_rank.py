@@ -182,8 +182,7 @@ def merged_layers(layout: Layout) -> tuple[str, ...]:
 def start(like: ArrayLike) -> Float[Array, "n rank size"]:
     """Pseudo-random factors of length one: a hash of the position."""
     n, rank, size = like.shape
-    high, low = noise.seeds(jnp.asarray(_START), jnp.uint32(0), n * rank)
-    word = noise.at(high[:, None], low[:, None], jnp.arange(size, dtype=jnp.uint32)[None])
+    word = noise.at(*noise.rows(jnp.asarray(_START), jnp.uint32(0), (n * rank, size)))
     values = lax.bitcast_convert_type(word, jnp.int32).astype(like.dtype)
     return orthonormal.unit(values.reshape(like.shape))
 

@@ -22,7 +22,7 @@ from jaxcomp.quantize.rounding import Rounding, Subtractive
 from jaxcomp.quantize.scales import MaxAbs, MeanAbs, Scale
 from jaxcomp.quantize.steps import Derived, Exact, Steps
 from jaxcomp.quantize.sums import Rows
-from jaxcomp.types import Array, ArrayLike, AxisName, Key
+from jaxcomp.types import Array, ArrayLike, AxisName, Key, Weights
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -295,7 +295,7 @@ class Quantizer(
         keys: Key,
         payloads: QuantizedPayload,
         like: ArrayLike,
-        weights: Array | None = None,
+        weights: Weights = None,
         side: Any = None,
     ) -> Array:
         del side
@@ -323,9 +323,8 @@ class Quantizer(
             values = self.levels.values(bits.unpack(packed[index], bits=self.bits, size=size))
             if isinstance(self.rounding, Subtractive):
                 seed = keys.shared if self.rounding.shared else keys.own[index]
-                high, low = (part[:, None] for part in noise.seeds(seed, keys.first, n))
-                position = jnp.arange(size, dtype=jnp.uint32)[None]
-                values = values + self._spacing * self.rounding.offset(high, low, position)
+                offset = self.rounding.offset(*noise.rows(seed, keys.first, like.shape))
+                values = values + self._spacing * offset
             values = self._in_blocks(values) * steps[index][..., None]
             return values.reshape(n, -1)[:, :size].astype(summing.wide(like.dtype))
 

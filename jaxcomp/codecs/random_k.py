@@ -15,7 +15,7 @@ from jaxcomp.numerics import noise, summing
 from jaxcomp.numerics.segments import Segments
 from jaxcomp.quantize import sums
 from jaxcomp.sparsify.competitors import INF, Leaves
-from jaxcomp.types import Array, ArrayLike, Key
+from jaxcomp.types import Array, ArrayLike, Key, Weights
 
 
 class SampledPayload(NamedTuple):
@@ -96,7 +96,7 @@ class RandomK(Codec, public=("group",)):
         keys: Key,
         payloads: SampledPayload,
         like: ArrayLike,
-        weights: Array | None = None,
+        weights: Weights = None,
         side: Any = None,
     ) -> Array:
         """Adds the values of all workers, then scatters the sum once."""
@@ -157,8 +157,7 @@ class RandomK(Codec, public=("group",)):
             return slots.per_element(jnp.broadcast_to(whole, (n, len(numbers))))
 
         group = each([self._groups(size)[0] for size in segments.sizes])
-        high, low = (part[:, None] for part in noise.seeds(key.shared, key.first, n))
-        word = noise.at(high, low, jnp.arange(slots.size, dtype=jnp.uint32)[None])
+        word = noise.at(*noise.rows(key.shared, key.first, (n, slots.size)))
         place = slots.place(n) * group + _below(word, group.astype(jnp.uint32))
         return jnp.where(place < each(segments.sizes), each(segments.starts) + place, -1), group
 
@@ -170,8 +169,7 @@ class RandomK(Codec, public=("group",)):
     def _chosen(self, key: Key, n: int, size: int) -> Int32[Array, "n k"]:
         """The index of the chosen element in each group."""
         group, k = self._groups(size)
-        high, low = (part[:, None] for part in noise.seeds(key.shared, key.first, n))
-        word = noise.at(high, low, jnp.arange(k, dtype=jnp.uint32)[None])
+        word = noise.at(*noise.rows(key.shared, key.first, (n, k)))
         return _below(word, jnp.uint32(group))
 
 

@@ -56,9 +56,7 @@ class Ballot(Codec):
 
     def encode(self, key: Key, x: Array, count: Array, state: tuple) -> tuple[BallotPayload, tuple]:
         del count
-        high, low = (part[:, None] for part in noise.seeds(key.own, key.first, x.shape[0]))
-        position = jnp.arange(x.shape[1], dtype=jnp.uint32)[None]
-        drawn = noise.below(1, high, low, position) == 1
+        drawn = noise.below(1, *noise.rows(key.own, key.first, x.shape)) == 1
         negative = jnp.where(x == 0, drawn, x < 0).astype(jnp.uint32)
         finite = sums.is_finite(sums.max_abs(x))[:, 0]
         return BallotPayload(bits.pack(negative, bits=1), finite), state

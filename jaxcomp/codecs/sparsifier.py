@@ -19,7 +19,7 @@ from jaxcomp.sparsify import leaves, selection
 from jaxcomp.sparsify.choices import Choice
 from jaxcomp.sparsify.competitors import Leaves, Parts, Row
 from jaxcomp.sparsify.indices import Bitmap, EliasFano, Indices
-from jaxcomp.types import Array, ArrayLike, Key
+from jaxcomp.types import Array, ArrayLike, Key, Weights
 
 _CHOICE = 0x53706172
 """Folded into the key, so that the choice is independent of the rounding of values."""
@@ -175,7 +175,7 @@ class Sparsifier(Codec):
         keys: Key,
         payloads: SparsePayload,
         like: ArrayLike,
-        weights: Array | None = None,
+        weights: Weights = None,
         side: Any = None,
     ) -> Array:
         """Adds one scatter of sorted, unique indices a worker: deterministic on every platform."""
@@ -184,7 +184,7 @@ class Sparsifier(Codec):
         return self._sum(keys, payloads, jnp.zeros(like.shape, like.dtype), weights)
 
     def mean_of_senders(
-        self, keys: Key, payloads: SparsePayload, like: ArrayLike, weights: Array | None = None
+        self, keys: Key, payloads: SparsePayload, like: ArrayLike, weights: Weights = None
     ) -> Array:
         """`Σ wᵢ·decode(payloadᵢ) / Σ wᵢ` over the senders of each element, zero without senders."""
         total = self.decode_sum(keys, payloads, like, weights)
@@ -201,7 +201,7 @@ class Sparsifier(Codec):
         keys: Key,
         payloads: SparsePayload,
         total: Array,
-        weights: Array | None,
+        weights: Weights,
         *,
         counted: bool = False,
     ) -> Array:

@@ -75,8 +75,7 @@ class Votes(Codec, public=("bits",)):
     def encode(self, key: Key, x: Array, count: Array, state: tuple) -> tuple[VotesPayload, tuple]:
         del count
         finite = sums.is_finite(sums.max_abs(x))
-        high, low = (part[:, None] for part in noise.seeds(key.own, key.first, x.shape[0]))
-        drawn = noise.below(FRACTION, high, low, jnp.arange(x.shape[1], dtype=jnp.uint32)[None])
+        drawn = noise.below(FRACTION, *noise.rows(key.own, key.first, x.shape))
         # In fixed point, so that every program draws the same votes.
         one = jnp.int32(1 << FRACTION)
         inside = jnp.clip(jnp.where(finite, x.astype(jnp.float32), 0), -1, 1)

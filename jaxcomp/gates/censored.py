@@ -1,7 +1,7 @@
 """The gate in which a worker sends only if its gradient has changed enough."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -91,10 +91,10 @@ class Censored(Gate):
     def open(
         self,
         key: Array,
-        tree: PyTree,
+        tree: Any,
         state: CensoredState,
         axis_name: AxisName,
-        params: PyTree | None = None,
+        params: PyTree = None,
     ) -> Opened:
         if params is None:
             raise ValueError(

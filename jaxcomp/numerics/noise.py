@@ -104,6 +104,14 @@ def seeds(
     return high[:buckets], low[:buckets]
 
 
+def rows(
+    key: UInt32[Array, "2"], first: Array, shape: tuple[int, ...]
+) -> tuple[UInt32[Array, "n 1"], UInt32[Array, "n 1"], UInt32[Array, "1 size"]]:
+    """The arguments of `at` and `below` for `[n, size]` elements of the buckets from `first` on."""
+    high, low = seeds(key, first, shape[0])
+    return high[:, None], low[:, None], jnp.arange(shape[1], dtype=jnp.uint32)[None]
+
+
 @functools.lru_cache(maxsize=1024)
 def _numbered(buckets: int) -> Callable[..., tuple[Array, Array]]:
     def numbered(key: Array, first: Array) -> tuple[Array, Array]:

@@ -56,7 +56,7 @@ class Segments:
 
     @property
     def number(self) -> int:
-        """How many segments there are."""
+        """The number of segments."""
         return len(self.sizes)
 
     @property
