@@ -174,7 +174,7 @@ class Credible(Aggregate):
 
 
 def _matches(rows: Array, present: Array, judges: Array, clear: bool) -> tuple[Array, Array, Array]:
-    """How often each worker has the sign of the majority, the number of elements that count, and
+    """The elements on which each worker has the majority's sign, the number that count, and
     whether most workers sent votes.
 
     Args:

@@ -49,7 +49,7 @@ def fit(args: argparse.Namespace) -> None:
 
 
 def draw(figure: Any, told: dict[str, Any]) -> None:
-    """Above: the share of elements above a magnitude, and the laws. Below: what thresholds keep."""
+    """Above: the tails of elements and laws. Below: the share that each threshold keeps."""
     names = list(told["gradients"])
     places = np.unique(np.linspace(0, len(names) - 1, min(_PANELS, len(names))).round().astype(int))
     upper, lower = figure.subfigures(2, 1)
@@ -87,7 +87,7 @@ def _tail(axes: Any, name: str, one: dict[str, Any], share: float) -> None:
 
 
 def _over_training(axes: Any, law: str, told: dict[str, Any]) -> None:
-    """What one law's threshold keeps of each gradient: a line a leaf, and all elements together."""
+    """The share of each gradient above one law's threshold: a line a leaf, and one for all."""
     of_all = list(told["gradients"].values())
     at = range(len(of_all))
     least = 1e-2

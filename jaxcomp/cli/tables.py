@@ -84,7 +84,7 @@ def bench(args: argparse.Namespace) -> None:
 
 
 def _way(text: str, given: Any) -> Any:
-    """What is timed: a codec with its feedback, a link, or a whole reducer."""
+    """The part to time: a codec with its feedback, a link, or a whole reducer."""
     if isinstance(given, jaxcomp.Codec):
         return jaxcomp.Auto(given).uplink
     if isinstance(given, jaxcomp.Hierarchical):

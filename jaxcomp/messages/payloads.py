@@ -44,7 +44,7 @@ def to_bytes(
 
     Args:
         codec: as given to `encode`.
-        payload: what `encode` returned.
+        payload: the result of `encode`.
         like: the tree that was encoded, or its shapes and dtypes.
         secret: 16 to 64 bytes that only sender and receiver know, with which the receiver verifies
             the sender; it does not encrypt the message.

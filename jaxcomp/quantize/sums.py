@@ -40,8 +40,8 @@ class Rows(NamedTuple):
     Attributes:
         staged: whether a long row is reduced in several passes, or all at once.
         digits: whether to divide and take roots by digits on every platform.
-        segments: what is reduced, where it is not each row by itself: the rows are those of
-            segments, and all rows of a segment get the same result.
+        segments: the segments whose rows are reduced together, so that all rows of a segment get
+            the same result; None to reduce each row by itself.
     """
 
     staged: bool

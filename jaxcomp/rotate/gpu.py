@@ -79,12 +79,9 @@ def _interleaved(parts: list[Array]) -> Array:
     (rows, _), count = parts[0].shape, len(parts)
     while len(parts) > 1:
         pairs = zip(parts[::2], parts[1::2], strict=True)
-        parts = [_transposed(jnp.stack(pair, axis=-1)).reshape(rows, -1) for pair in pairs]
-    return _transposed(parts[0].reshape(rows, count, -1))
-
-
-def _transposed(x: Array) -> Array:
-    return jnp.transpose(x, (0, 2, 1))
+        stacked = [jnp.stack(pair, axis=-1) for pair in pairs]
+        parts = [jnp.transpose(pair, (0, 2, 1)).reshape(rows, -1) for pair in stacked]
+    return jnp.transpose(parts[0].reshape(rows, count, -1), (0, 2, 1))
 
 
 def _radices(block: int) -> list[int]:

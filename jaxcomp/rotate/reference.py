@@ -66,8 +66,8 @@ def over_blocks(
     """Applies `f(blocks, seeds)`, a function of each row alone, in blocks that suit the platform.
 
     A CPU takes as many rows at a time as its cache holds, and puts the result in the place of the
-    argument: what several passes over memory cost is not the arithmetic but memory, above all the
-    first touch of every new page.
+    argument: the cost of several passes is memory traffic, above all the first touch of every new
+    page, and not arithmetic.
     """
 
     def in_chunks(blocks, seeds):

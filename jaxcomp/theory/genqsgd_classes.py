@@ -90,7 +90,7 @@ class _Region(NamedTuple):
         return np.clip(worth / (2 * self.setting.fourth), 1.0, most)
 
     def reserve(self, rounds: np.ndarray) -> np.ndarray:
-        """How far so many rounds are within the error; concave in the rounds, feasible from 0."""
+        """The margin of the error after these rounds: concave in the rounds, feasible from 0."""
         return rounds * self.gain(self.steps(rounds, 0.0)) - self.setting.first
 
     def cheapest(self, rounds: np.ndarray) -> np.ndarray:

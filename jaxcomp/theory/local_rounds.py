@@ -1,4 +1,4 @@
-"""How many local steps a round needs on a link, with or without a delay that hides the exchange."""
+"""The local steps of a round on a given link, with or without a delay that hides the exchange."""
 
 import dataclasses
 import math
@@ -39,7 +39,7 @@ class Round:
 
     Attributes:
         name: the way.
-        bytes: what a device sends in a round.
+        bytes: the bytes that a device sends in a round.
         error: of one message, as in the plan; 0.0 for dense ones.
         exchange: seconds of an exchange, its work included.
         alone: `H` without a delay: every exchange stops the steps.

@@ -1,4 +1,4 @@
-"""How well the laws that SIDCo assumes describe the magnitudes of a gradient."""
+"""The fit of the distributions that SIDCo assumes to the magnitudes of a gradient."""
 
 import dataclasses
 import math

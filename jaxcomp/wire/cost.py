@@ -30,7 +30,7 @@ def payload_like(batches: Batches) -> tuple[Any, ...]:
 
 
 class _Kind(NamedTuple):
-    """What the payload of a bucket depends on."""
+    """The settings that determine the payload of a bucket."""
 
     codec: Codec
     size: int

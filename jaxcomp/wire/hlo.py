@@ -37,7 +37,7 @@ def collective_bytes(compiled: Any) -> dict[str, int]:
     as a step that ends a round of `local_updates`, or one round of a graph whose rounds differ.
 
     Args:
-        compiled: what `jax.jit(f).lower(...).compile()` returns, or its text.
+        compiled: the result of `jax.jit(f).lower(...).compile()`, or its text.
 
     Returns:
         Operation name to bytes; operations that do not occur are left out.
