@@ -71,7 +71,7 @@ class ClippedMean(Aggregate):
 
         def shortened(x: Array) -> Array:
             wide = x.astype(summing.wide(x.dtype))
-            # It is added next: that must have the same bits in all programs (`federated.server`).
+            # Not fused with the sum that follows, which must round alike in all programs.
             product = xla.block_fma(wide * factor.astype(wide.dtype))
             return jnp.where(factor == 1, wide, product).astype(x.dtype)
 

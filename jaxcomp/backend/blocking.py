@@ -25,8 +25,8 @@ _MOST_PARTS = 24
 def over_rows(f: Callable[..., Any], first: Any, *arrays: Any, common: tuple = ()) -> Any:
     """`f(first, *arrays, *common)` for a function of each row by itself, as suits the platform.
 
-    What several passes over an array cost a CPU is memory, above all the first touch of the pages
-    of what is kept between them. So it takes some rows through all passes before it goes on.
+    On a CPU, several passes over an array cost memory traffic, above all the first touch of the
+    pages of intermediate results. So some rows go through all passes before the next ones.
 
     Args:
         f: `f(first, *parts, *common)` of some rows and the number of the first of them; every array

@@ -28,7 +28,7 @@ _PARTS = {"reference": reference, "gpu": gpu, "tpu": tpu}
 def pack(
     codes: UInt32[Array, "n size"], *, bits: Bits, implementation: str | None = None
 ) -> UInt32[Array, "n words"]:
-    """Codes below `2**bits` (below 3 for `bits=1.6`), one bucket a row, as words.
+    """Codes below `2**bits` (below 3 for `bits=1.6`), one bucket per row, as words.
 
     Args:
         codes: `uint32[n, size]`.

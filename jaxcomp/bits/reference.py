@@ -13,7 +13,7 @@ from jaxcomp.types import Array, ArrayLike
 
 
 def pack(codes: UInt32[Array, "n size"], bits: Bits) -> UInt32[Array, "n words"]:
-    """Codes, one bucket a row, as words."""
+    """Codes, one bucket per row, as words."""
     n, size = codes.shape
     packed = []
     for plane in planes(bits):

@@ -87,7 +87,7 @@ def _tail(axes: Any, name: str, one: dict[str, Any], share: float) -> None:
 
 
 def _over_training(axes: Any, law: str, told: dict[str, Any]) -> None:
-    """The share of each gradient above one law's threshold: a line a leaf, and one for all."""
+    """The share of each gradient above one law's threshold: a line per leaf, and one for all."""
     of_all = list(told["gradients"].values())
     at = range(len(of_all))
     least = 1e-2

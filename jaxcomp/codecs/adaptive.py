@@ -59,7 +59,7 @@ class AdaptiveQuantizer(Codec):
         every: the number of steps between updates; the first update comes after one step.
         pooled: True to weight all buckets equally, False to weight them by their squared norm.
         scale: the scale of a bucket.
-        bucket_size: elements in a bucket; None for one bucket a leaf.
+        bucket_size: elements in a bucket; None for one bucket per leaf.
 
     Raises:
         ValueError: for a width, rule or schedule out of range.

@@ -49,9 +49,9 @@ class BestOf(Codec, public=("bits", "costs")):
     them from a `Side`; without them there is one guess, zero.
 
     Args:
-        scales: of the quantizers: such as never are below the largest element.
-        rate: `λ`, the error that a bit an element is worth, in the units of the input.
-        bucket_size: elements that share a guess, a scale and a mode; None for one bucket a leaf.
+        scales: the scales of the quantizers, which are never below the largest element.
+        rate: `λ`, the error that a bit per element is worth, in the units of the input.
+        bucket_size: elements that share a guess, a scale and a mode; None for one bucket per leaf.
 
     Raises:
         ValueError: for no scale, one that elements may exceed, or a rate that is negative; on use,

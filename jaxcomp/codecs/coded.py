@@ -44,7 +44,7 @@ _LONGEST = 2**26
 
 _UNIT = 2**12
 """Elements of the buckets of a leaf that is shorter than a bucket: the head of a stream is then a
-hundredth of a bit an element.
+hundredth of a bit per element.
 """
 
 _DRAWN = 2**18
@@ -91,7 +91,7 @@ class CodedState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Coded(WrappedCodec):
-    """Entropy codes a quantizer's codes into a stream of at most `capacity` bits an element.
+    """Entropy codes a quantizer's codes into a stream of at most `capacity` bits per element.
 
     Levels are numbered by magnitude and coded by `coder`. When a bucket's stream is full, its other
     elements are not sent and decode to zero: a residual keeps them, and `Stats.lost` counts them.
@@ -102,12 +102,12 @@ class Coded(WrappedCodec):
     Args:
         codec: a quantizer.
         coder: `Rans()`, `Huffman()`, `Elias()` or `Rice()`.
-        capacity: bits an element on the wire, beside the bucket's step and a count of two
+        capacity: bits per element on the wire, beside the bucket's step and a count of two
             bytes (four from 65,536 elements on);
             None for the size of the packed codes, which saves nothing in collectives of static
             shapes, but shortens the output of `to_bytes`.
         memory: the decay of the symbol counts that the table is made from, which all workers sum
-            in an all-reduce of a kilobyte a step. None for a fixed table.
+            in an all-reduce of a kilobyte per step. None for a fixed table.
         law: the distribution for a fixed table, and for the first table: "gaussian" or "laplace".
 
     Raises:

@@ -126,8 +126,8 @@ class Clipped(WrappedCodec):
 class Chained(Codec):
     """A chain of codecs, in which each encodes the error of those before it.
 
-    `x̂ = Σᵣ x̂ᵣ` with `x̂ᵣ = Cᵣ(x − x̂₁ − … − x̂ᵣ₋₁)`. With `R` contractive codecs of parameter `δ`,
-    the error is at most `(1 − δ)^R · ‖x‖²`. The chain is unbiased if its last codec is.
+    `x̂ = Σᵣ x̂ᵣ` with `x̂ᵣ = Cᵣ(x − x̂₁ − … − x̂ᵣ₋₁)`. With `R` contractive codecs of parameter
+    `δ`, the error is at most `(1 − δ)^R · ‖x‖²`. The chain is unbiased if its last codec is.
 
     Args:
         codecs: at least one codec, all with the same bucket size.

@@ -60,7 +60,7 @@ class Modulo(Codec, public=("bits",)):
         relative: whether `distance` is in units of the bucket's largest element.
         blind: whether the encoder does not know the guess, so that it cannot check `distance`. An
             element that is further off decodes to a wrong value, off by multiples of `kε`.
-        bucket_size: elements that share a radius; None for one a leaf.
+        bucket_size: elements that share a radius; None for one per leaf.
 
     Raises:
         ValueError: for another number of levels, a distance that is not positive, or `blind` or

@@ -31,16 +31,16 @@ class Quantizer(
 ):
     """Each bucket as small integers times one step.
 
-    `x̂ᵢ = step · round(xᵢ / step)` with `step = scale(x) / levels.magnitude`, clipped to the levels.
-    Scales are float32, for any input: elements of a float64 gradient beyond its range (1e-38 to
-    3e38) become zero or non-finite.
+    `x̂ᵢ = step · round(xᵢ / step)` with `step = scale(x) / levels.magnitude`, clipped to the
+    levels. Scales are float32, for any input: elements of a float64 gradient beyond its range
+    (1e-38 to 3e38) become zero or non-finite.
 
     Args:
         levels: the values of the codes.
         scale: the scale of a bucket.
         rounding: the rule that rounds an element to a level.
         steps: the wire format of the steps.
-        bucket_size: elements in a bucket; None for one bucket a leaf.
+        bucket_size: elements in a bucket; None for one bucket per leaf.
         block: elements that share a step, fewer than a bucket; None for the whole bucket.
         fit: the step that is sent after the codes are chosen: "unbiased" (if the elements that
             share the step were rotated together at random), "least_squares" or "norm"; None for the

@@ -35,7 +35,7 @@ class RandomK(Codec, public=("group",)):
         fraction: the fraction that is sent; a group has `w = round(1 / fraction)` elements.
         scaled: True multiplies values by `w`, which is unbiased; False sends them unchanged, a
             contraction with `δ = 1/w`.
-        bucket_size: elements in a bucket; None for one bucket a leaf.
+        bucket_size: elements in a bucket; None for one bucket per leaf.
         segments: the leaves in each bucket, where `segmented` has put several into one.
     """
 

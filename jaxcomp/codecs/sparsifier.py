@@ -44,7 +44,7 @@ class Sparsifier(Codec):
         choice: the rule that selects the elements.
         values: a codec for their values, with its own buckets; None sends them unchanged.
         indices: the encoding of the indices.
-        bucket_size: elements in a bucket; None for one bucket a leaf.
+        bucket_size: elements in a bucket; None for one bucket per leaf.
         segments: the leaves in each bucket, where `segmented` has put several into one.
 
     Raises:
@@ -178,7 +178,7 @@ class Sparsifier(Codec):
         weights: Weights = None,
         side: Any = None,
     ) -> Array:
-        """Adds one scatter of sorted, unique indices a worker: deterministic on every platform."""
+        """Adds a scatter of sorted, unique indices per worker: deterministic on all platforms."""
         del side
         like = summing.accumulator(like)
         return self._sum(keys, payloads, jnp.zeros(like.shape, like.dtype), weights)

@@ -55,7 +55,7 @@ class Summed(Codec, public=("agreed", "measure", "repacked", "width", "words")):
         limit: the largest integer that a worker sends; if it is smaller than the largest level,
             larger elements are clipped.
         workers: the largest number of workers in a sum.
-        bucket_size: elements in a bucket; None for one bucket a leaf.
+        bucket_size: elements in a bucket; None for one bucket per leaf.
 
     Raises:
         ValueError: if a sum may need more than 16 bits, or `limit` exceeds the levels.

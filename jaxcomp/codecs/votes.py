@@ -29,9 +29,9 @@ class Votes(Codec, public=("bits",)):
     with probability `|x|`, else 0. There is no scale: a vote decodes to exactly −1, 0 or 1.
 
     Args:
-        values: 2 for `±1`, one bit an element; 3 for `−1`, `0` and `1`, 1.6 bits.
+        values: 2 for `±1`, one bit per element; 3 for `−1`, `0` and `1`, 1.6 bits.
         bucket_size: elements that share a flag for non-finite values; one such value makes the
-            whole bucket non-finite. None for one bucket a leaf.
+            whole bucket non-finite. None for one bucket per leaf.
 
     Raises:
         ValueError: for another number of values, or a bucket size that is not positive.

@@ -41,11 +41,11 @@ _WORST = PRECISION + math.log2(1 + 1 / 16)
 
 @dataclasses.dataclass(frozen=True)
 class Rans(Coder, public=("checked", "head_bits")):
-    """Interleaved rANS: within a hundredth of a bit of the entropy, plus 48 bits a lane.
+    """Interleaved rANS: within a hundredth of a bit of the entropy, plus 48 bits per lane.
 
     A stream consists of units of sixteen bits: the number of units that each lane has written (two
-    units a lane if it takes 2¹⁶ steps or more), the lanes' states, and the units of each lane, lane
-    after lane.
+    units per lane if it takes 2¹⁶ steps or more), the lanes' states, and the units of each lane,
+    lane after lane.
 
     Args:
         lanes: the number of symbols coded in parallel; None for the power of two below

@@ -1,4 +1,4 @@
-"""Golomb–Rice codes: for gaps, whose law is geometric, within an eighth of a bit of the entropy.
+"""Golomb–Rice codes: for gaps, which are geometric, within an eighth of a bit of the entropy.
 
 A number `g ≥ 0` is its quotient by `2^parameter`, as so many zeros and a one, and the remainder in
 `parameter` bits. Quotients and remainders are kept apart: the ones of the first part are found all

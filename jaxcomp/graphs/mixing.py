@@ -122,7 +122,7 @@ def _gap(matrices: Sequence[np.ndarray], *, drawn: bool) -> float:
         return float(1 - np.sqrt(max(np.linalg.eigvalsh(square)[-1], 0.0)))
     product = functools.reduce(lambda done, matrix: matrix @ done, matrices) - mean
     radius = np.max(np.abs(np.linalg.eigvals(product)))
-    # An exact mean leaves rounding errors, whose eigenvalues are their roots.
+    # The rounding errors of an exact mean may have much larger eigenvalues.
     if radius < 1e-3:
         power = np.linalg.matrix_power(product, len(product))
         radius = 0.0 if np.max(np.abs(power)) < 1e-12 else radius

@@ -95,7 +95,7 @@ def decode(
     reader.end("an array")
     if dtype == np.bool_ and size and items.max() > 1:
         raise MessageError(f"`data` must hold 0 or 1 for a boolean, got {items.max()}")
-    # A copy, so that the array does not keep the message alive, and lies where it may be read fast.
+    # A copy, which does not keep the message alive, and is aligned.
     return np.array(items, f"=u{dtype.itemsize}").view(dtype).reshape(like.shape)
 
 

@@ -162,8 +162,8 @@ def _check_finite(codec: "Codec | Policy", payload: TreePayload, like: PyTree, l
                 f"`data` must hold finite values, got NaN or Inf in {_shapes([leaf])}; pass "
                 "finite=False to read it without this check"
             )
-    # Narrow scales and exponents travel as integers: only their decoder knows which are NaN. A
-    # key changes signs and positions, not which scales and codes there are, so any will do.
+    # Narrow scales and exponents are sent as integers, and only their decoder knows which are NaN.
+    # Any key will do: it changes signs and positions, not scales and codes.
     decoded = trees.decode(codec, 0, payload, like)
     if not all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(decoded)):
         raise MessageError(
@@ -202,7 +202,7 @@ def _expected(codec: "Codec | Policy", like: PyTree) -> Expected:
 def _expected_of(
     codec: "Codec | Policy", treedef: Any, kinds: tuple[tuple[tuple[int, ...], Any], ...], x64: bool
 ) -> Expected:
-    del x64  # What dtypes come out may depend on it.
+    del x64  # The dtypes of the payload may depend on it.
     like = jax.tree.unflatten(treedef, [jax.ShapeDtypeStruct(*kind) for kind in kinds])
     plan = trees.layout(codec, like)
     dense: Any = tuple(plan.likes[number] for number in plan.dense)

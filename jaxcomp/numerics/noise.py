@@ -89,7 +89,7 @@ def fold(key: UInt32[Array, "2"], *words: "Array | int") -> UInt32[Array, "2"]:
     return key
 
 
-# A function of the program, which would otherwise have its eighty lines once for every fold.
+# Jitted, so that a program has its eighty operations once, and not for every fold.
 @jax.jit
 def _folded(key: UInt32[Array, "2"], word: Array) -> UInt32[Array, "2"]:
     return jnp.stack(absorb(key[0], key[1], word))
@@ -99,7 +99,7 @@ def seeds(
     key: UInt32[Array, "2"], first: Array, buckets: int
 ) -> tuple[UInt32[Array, " n"], UInt32[Array, " n"]]:
     """Two words for each bucket, numbered from `first`: the key folded with the bucket's number."""
-    # For few numbers of buckets, so that leaves of many sizes share a program.
+    # Rounded up to a power of two, so that leaves of many sizes share a program.
     high, low = _numbered(xla.power_of_two(buckets))(key, first)
     return high[:buckets], low[:buckets]
 

@@ -74,7 +74,7 @@ class Segments:
         """The element after the last row of each segment."""
         return (*self.starts[1:], self.size)
 
-    # Functions of the program, which calls them for every maximum, sum and scale of segments.
+    # Jitted, so that a program has them once, however often it calls them.
     @functools.partial(jax.jit, static_argnums=0)
     def per_row(self, values: Array) -> Array:
         """The value of each row's segment: `[n, segments]` to `[n, rows]`."""
@@ -128,7 +128,7 @@ class Segments:
     @functools.partial(jax.jit, static_argnums=0)
     def _of_rows(self) -> Int32[Array, " rows"]:
         """The segment of each row: counted in the program, since a table would be part of it."""
-        # Behind a barrier: the compiler would count for seconds to have the table after all.
+        # The barrier keeps the compiler from folding the table to a constant, which takes seconds.
         begins = lax.optimization_barrier(jnp.asarray(self.begins[1:], jnp.int32))
         marks = jnp.zeros(self.rows, jnp.int32).at[begins].add(1, indices_are_sorted=True)
         return jnp.cumsum(marks, dtype=jnp.int32)

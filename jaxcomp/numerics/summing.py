@@ -103,7 +103,7 @@ def within(x: Any, dtype: Any) -> Array:
 def kept(factor: float, dtype: Any) -> Array:
     """A factor of every term of a sum, which XLA must not move out of the sum.
 
-    It does so with a constant that is a power of two, since only overflow could tell.
+    It moves a power of two, which changes no bit unless a number overflows.
     """
     return lax.optimization_barrier(jnp.asarray(factor, dtype))
 
@@ -156,7 +156,7 @@ def in_order(term: Callable[[Any], Array], workers: int, *, looped: bool | None 
 
 
 def in_kernel(term: Callable[[Any], Array], workers: int) -> Array:
-    """`in_order` for a kernel, whose loop cannot begin with zeros: it follows the first terms."""
+    """`in_order` for a kernel, whose loop cannot start from zeros: the first terms are unrolled."""
     total = term(0)
     for index in range(1, min(workers, UNROLLED)):
         total = total + term(index)

@@ -78,9 +78,9 @@ def scale_by_one_bit_adam(
 
     Note:
         The warm-up corrects the bias of both moments as Adam does, and freezes the corrected
-        variance, `v̂ = v/(1 − b2^T)`, so that the step size does not jump at the end of the warm-up;
-        the momentum is not corrected afterwards. The published code never corrects, which makes no
-        difference after a warm-up of several thousand steps.
+        variance, `v̂ = v/(1 − b2^T)`, so that the step size does not jump at the end of the
+        warm-up; the momentum is not corrected afterwards. The published code never corrects, which
+        makes no difference after a warm-up of several thousand steps.
 
         An element without a gradient in the warm-up is not updated afterwards: one bit cannot
         represent zero, and it would be divided by `ε` alone. In the published code the user masks

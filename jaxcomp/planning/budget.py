@@ -1,4 +1,4 @@
-"""A budget of bytes a step, spent on the leaves by the measured error of each codec."""
+"""A budget of bytes per step, spent on the leaves by the measured error of each codec."""
 
 import collections
 import dataclasses
@@ -31,7 +31,7 @@ _CHANGES = 64
 
 @functools.cache
 def widths() -> Mapping[str, Codec]:
-    """The codecs that a budget is spent on by default, of one bit an element to eight."""
+    """The codecs that a budget is spent on by default, of one bit per element to eight."""
     return {f"eden {bits}-bit": eden(bits=bits, rotations=2) for bits in range(1, 9)}
 
 

@@ -61,7 +61,7 @@ class Description:
 
     @property
     def bits_per_element(self) -> float:
-        """Payload bits an element over the whole tree."""
+        """Payload bits per element over the whole tree."""
         return 8 * self.payload_bytes / max(self.elements, 1)
 
     def __str__(self) -> str:

@@ -228,7 +228,7 @@ def ways(codecs: Mapping[str, Any], levels: tuple[int, ...]) -> dict[str, Any]:
         if isinstance(reducer, Dense | Hierarchical)
         else Hierarchical(Dense(), reducer)
         for name, reducer in found.items()
-        if not isinstance(reducer, PowerIteration)  # Which Hierarchical does not take.
+        if not isinstance(reducer, PowerIteration)  # Hierarchical does not take it.
     }
 
 

@@ -143,7 +143,7 @@ def _whole(way: Any, x: Array) -> tuple[Callable[[], None], np.ndarray]:
     tx = compressed_mean(Gather(way) if isinstance(way, Link) else way, _AXIS)
 
     def step(mean: Array, state: PyTree, x: Array) -> tuple[Any, PyTree]:
-        del mean  # Its buffer is written over.
+        del mean  # Its buffer is donated to the result.
         return tx.update(x, state)
 
     here = PartitionSpec()

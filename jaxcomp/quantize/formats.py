@@ -13,7 +13,7 @@ class Format(NamedTuple):
         positive: values above zero.
         mantissa: bits behind the point.
         block: elements that share a step.
-        two_level: whether steps are FP8 multiples of one float32 a bucket, not powers of two.
+        two_level: whether steps are FP8 multiples of one float32 per bucket, not powers of two.
     """
 
     positive: int

@@ -126,7 +126,7 @@ def exact_step(
     bits = significant(magnitude, dtype, precision)
     if rows.digits:
         return _step_of(scale, magnitude, dtype, rows, bits)
-    # Compute it once a bucket: fused into the loop, it would be computed for each element.
+    # Compute it once per bucket: fused into the loop, it would be computed for each element.
     return _separate_step(magnitude, dtype, rows, bits)(scale)
 
 
@@ -162,12 +162,12 @@ def points(x: Array, factor: Float32[Array, "..."]) -> Float32[Array, "..."]:
 
 
 def unit(low: Array) -> Float32[Array, "..."]:
-    """A step in points; where `low`, before the lift."""
+    """The points in a step: 2²⁰, or `2²⁰ / 2^LIFTED` where `low`."""
     return jnp.where(low, jnp.float32(2.0 ** (FRACTION - LIFTED)), jnp.float32(2.0**FRACTION))
 
 
 def lifted(factor: Float32[Array, "..."], low: Array) -> Float32[Array, "..."]:
-    """A factor as `points` takes it; where `low`, it is given without the lift."""
+    """The factor for `points`: negative where `low`, which marks a factor without the lift."""
     return jnp.where(low, -factor, factor)
 
 

@@ -141,7 +141,7 @@ class PowerOfTwo(Steps):
             low = power < FRACTION - 126
             exponent = FRACTION - power - jnp.where(low, rounding.LIFTED, 0)
             factor = lax.bitcast_convert_type((exponent + 127) << 23, jnp.float32)
-            if self.covers:  # Even where the largest float did not leave room for the step.
+            if self.covers:  # Also where the largest float limits it.
                 factor = jnp.minimum(factor, rounding.most(scale, levels.magnitude, low=low))
             factor = rounding.lifted(factor, low)
         finite = sums.is_finite(scale)
@@ -158,13 +158,13 @@ class PowerOfTwo(Steps):
 
 @dataclasses.dataclass(frozen=True)
 class TwoLevel(Steps):
-    """Eight bits a block (FP8 E4M3) as multiples of one float32 a bucket.
+    """Eight bits per block (FP8 E4M3) as multiples of one float32 per bucket.
 
     References:
         NVIDIA, Pretraining large language models with NVFP4, 2025.
 
     Note:
-        The float32 belongs to the bucket, where NVFP4 has one a tensor; a block's step is rounded
+        The float32 belongs to the bucket, where NVFP4 has one per tensor; a block's step is rounded
         to nearest, so that its largest element may be clipped.
     """
 

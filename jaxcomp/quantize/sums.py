@@ -61,9 +61,9 @@ IN_GPU = Rows(staged=False, digits="refined")
 INTERPRETED = Rows(staged=False, digits="interpreted")
 """For such a kernel in an interpreter, where XLA compiles it for a CPU."""
 
-# Elements at a distance that one pass brings together: as many as a CPU's compiler unrolls, so that
-# neighbours share a register (a sum of 32 takes three times as long as one of 16), and at least so
-# many neighbours must be left.
+# Distant elements that one pass combines: as many as a CPU's compiler unrolls, so that neighbours
+# share a register (a sum of 32 takes three times as long as one of 16). At least `_LANES`
+# neighbours must remain.
 _MAX_FAN = 32
 _SUM_FAN = 16
 _LANES = 16
@@ -141,7 +141,7 @@ def _added(limbs: list[Int32[Array, "n lanes"]], bound: int, rows: Rows) -> Floa
         limbs = _carry(limbs)
         if rows.segments is not None:
             limbs = [_of_segments(rows.segments, "total", limb) for limb in limbs]
-            while len(limbs) < _LIMBS:  # So that how a leaf was cut into rows does not matter.
+            while len(limbs) < _LIMBS:  # So bits do not depend on how a leaf is cut.
                 limbs = _carry(limbs)
         value = jnp.zeros(limbs[0].shape, jnp.float32)
         for place, limb in reversed(list(enumerate(limbs))):
@@ -174,8 +174,8 @@ def real(x: Array, count: Array, rows: Rows = IN_XLA) -> Array:
 
 
 def _apart(f: Callable[..., Any], folded: Any, rows: Rows) -> Any:
-    """`f(folded)`; compiled on its own where there is much left to do: fused, three levels take
-    twice as long as one after another, while two do not.
+    """`f(folded)`, compiled separately for long rows: fused, three levels take twice as long as one
+    after another, while two do not.
     """
     left = jax.tree.leaves(folded)[0].shape[1]
     return xla.compile_separately(f)(folded) if rows.staged and left > _MAX_FAN else f(folded)

@@ -68,7 +68,7 @@ class LloydMax(Levels, public=("half", "reach")):
 
     @property
     def reach(self) -> float:
-        """The largest value in units of the law's standard deviation."""
+        """The largest value in standard deviations of the distribution."""
         return _positive(self.width, self.law)[1]
 
     def codes(self, points: Float32[Array, "..."], dither: Array) -> UInt32[Array, "..."]:
@@ -98,7 +98,7 @@ class UniformThreshold(Levels, public=("half", "reach", "dead")):
     effect.
 
     Args:
-        entropy: bits an element that an ideal coder takes, above 0, at most 5.
+        entropy: bits per element that an ideal coder takes, above 0, at most 5.
         law: "gaussian" or "laplace".
 
     Raises:
@@ -138,12 +138,12 @@ class UniformThreshold(Levels, public=("half", "reach", "dead")):
 
     @property
     def reach(self) -> float:
-        """The largest value in units of the law's standard deviation."""
+        """The largest value in standard deviations of the distribution."""
         return _evenly(self.entropy, self.law).reach
 
     @property
     def dead(self) -> float:
-        """Standard deviations of the law below which an element becomes zero."""
+        """The magnitude, in standard deviations, below which an element becomes zero."""
         return self.reach * _evenly(self.entropy, self.law).begin / self.magnitude
 
     def codes(self, points: Float32[Array, "..."], dither: Array) -> UInt32[Array, "..."]:
@@ -175,7 +175,7 @@ class Geometric(Levels):
     eight significant bits. Dither has no effect.
 
     Args:
-        positive: values a side, 1 to 128.
+        positive: values per side, 1 to 128.
         per_octave: the number of values in a factor of two: 1, 2, 4 or 8.
 
     Example:
@@ -205,8 +205,8 @@ class Geometric(Levels):
     def codes(self, points: Float32[Array, "..."], dither: Array) -> UInt32[Array, "..."]:
         del dither
         word = lax.bitcast_convert_type(points, jnp.int32)
-        # Above the largest value's power of two, in steps of b: of the mantissa, how many middles
-        # of logarithms lie below it.
+        # The logarithm relative to the largest value's power of two, in steps of b; the mantissa is
+        # compared with the geometric means of neighbouring values.
         steps = (((word >> 23) & 0xFF) - (127 + FRACTION + 8)) * self.per_octave
         for step in range(self.per_octave):
             middle = np.exp2((2 * step + 1) / (2 * self.per_octave))

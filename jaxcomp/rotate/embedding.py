@@ -89,7 +89,7 @@ def democratic(
 
     Note:
         The papers' limits and numbers of steps, which their proofs need, clip next to nothing in
-        blocks of this size with fewer than one and a half coordinates an element; those here were
+        blocks of this size with fewer than one and a half coordinates per element; those here were
         found by trying. The papers drop what remains at the end; here nothing is lost.
 
     References:

@@ -171,7 +171,7 @@ def _before(bitmap: Array) -> _Before:
 def _group_of(
     begins: Int32[Array, "n groups"], k: int, base: Array, gap: Array, skip: Array
 ) -> Int32[Array, "n k"]:
-    """The group of each slot: how many of them begin at its rank or before, but one."""
+    """The group of each slot: the last one that begins at its rank or before."""
     n, groups = begins.shape
     if groups == 1:
         return jnp.zeros((n, k), jnp.int32)

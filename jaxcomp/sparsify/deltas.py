@@ -23,7 +23,7 @@ _DELTAS, _ELIAS_FANO = 0, 1
 
 @dataclasses.dataclass(frozen=True)
 class Deltas(Indices, public=("bits",)):
-    """Gaps in blocks of 128, in `⌈log₂ largest gap⌉` bits each, and six bits a block.
+    """Gaps in blocks of 128, in `⌈log₂ largest gap⌉` bits each, and six bits per block.
 
     If indices are so uneven that this takes more than `3 + log₂(size / k)` bits each, they are
     Elias–Fano coded in the same words; the first word says which code is used. The size is static,

@@ -30,7 +30,7 @@ _LOG2E = math.log2(math.e)
 _LN2 = math.log(2)
 _TINY = float(np.finfo(np.float32).tiny)
 _SHAPES = (-4.0, 8.0, 256)
-"""Bounds and number of the grid of log₂ of a gamma law's shape."""
+"""Bounds and number of the grid of log₂ of a gamma distribution's shape."""
 _NATS = (0.0, 24.0, 192)
 """Bounds and number of the grid of `nats`."""
 
@@ -54,7 +54,7 @@ class Moments(NamedTuple):
 
 
 class Pieces(NamedTuple):
-    """Combines reductions over pieces of leaves to one number a leaf.
+    """Combines reductions over pieces of leaves to one number per leaf.
 
     Attributes:
         leaves: the pieces of each leaf, as segments of width one; None for one leaf a row.
@@ -138,12 +138,12 @@ def exponential(found: Moments, nats: Float32[Array, "n leaves"]) -> Float32[Arr
 
 
 def pareto(found: Moments, nats: Float32[Array, "n leaves"]) -> Float32[Array, "n leaves"]:
-    """`β/α · (exp(α nats) − 1)` of the generalised Pareto law with `α = ½ (1 − μ²/σ²)` and
+    """`β/α · (exp(α nats) − 1)` of the generalised Pareto distribution with `α = ½ (1 − μ²/σ²)` and
     `β = ½ μ (μ²/σ² + 1)`, in units.
     """
     squared = block_fma(found.mean * found.mean)
     spread = block_fma(found.square) - squared
-    # Numbers that are all equal have no spread: α far below zero, and a law that ends.
+    # Equal numbers have no variance: α is far below zero, and the distribution ends.
     ratio = block_fma(squared * exact.reciprocal(jnp.maximum(spread, squared * (1 / 16) + _TINY)))
     alpha = 0.5 * (1 - ratio)
     beta = 0.5 * block_fma(found.mean * (ratio + 1))
@@ -157,7 +157,7 @@ def pareto(found: Moments, nats: Float32[Array, "n leaves"]) -> Float32[Array, "
 
 
 def gamma(found: Moments, nats: Float32[Array, "n leaves"]) -> Float32[Array, "n leaves"]:
-    """`β P⁻¹(α, 1 − δ)` of the gamma law with the approximate maximum-likelihood shape `α`."""
+    """`β P⁻¹(α, 1 − δ)` of the gamma distribution with an approximate maximum-likelihood `α`."""
     shape, beta = _gamma_fit(found)
     return beta * _interpolated(_gamma_table(), log2(shape), nats) * nats
 

@@ -75,7 +75,7 @@ def mingle(
         begin = jax.vmap(tx.init, None, split, axis_name=axis_name, axis_size=workers)
         state = begin(params)
         if start is not None:
-            # Workers that have come to these models without telling each other.
+            # Workers start from these models, which the others do not know.
             offset = PerWorker({"x": jnp.asarray(start, dtype)[:, None, None]}, "offset")
             slow = state.slow if state.slow == () else state.slow._replace(offset=offset)
             state = state._replace(offset=offset, slow=slow)

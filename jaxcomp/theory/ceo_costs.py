@@ -20,10 +20,10 @@ class CeoBlocks:
     """The least bits for a gradient whose blocks have variances of their own.
 
     Attributes:
-        rate: bits an element of all workers together, the mean over all elements.
+        rate: bits per element of all workers together, the mean over all elements.
         distortions: `D_k` of each block; one with `D_k = σ_X,k²` is not sent.
-        rates: bits an element of each block, of all workers together.
-        slope: the bits an element that a unit less of distortion costs, in every block sent.
+        rates: bits per element of each block, of all workers together.
+        slope: the bits per element that a unit less of distortion costs, in every block sent.
     """
 
     rate: float
@@ -159,9 +159,9 @@ class TotalCost:
 
     Attributes:
         distortion: `D`.
-        rate: `R(D)`, bits an element of all workers in a round.
+        rate: `R(D)`, bits per element of all workers in a round.
         rounds: `T(D)`.
-        bits: `T(D) (R(D) + overhead)`, bits an element over all rounds.
+        bits: `T(D) (R(D) + overhead)`, bits per element over all rounds.
     """
 
     distortion: float
@@ -189,7 +189,7 @@ def ceo_total_cost(
         noise: `σ_l²`, the variance of each worker's noise.
         rounds: `a`, the rounds with exact gradients.
         growth: `b`, further rounds for a unit of distortion.
-        overhead: `o`, what a round costs beside the bits of its gradients, in bits an element of
+        overhead: `o`, what a round costs beside the bits of its gradients, in bits per element of
             all workers: the model sent back, headers, or the computation if time counts.
         distortion: `D`, to know the cost there; None for the one with the least cost.
 

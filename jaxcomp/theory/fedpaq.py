@@ -49,7 +49,7 @@ class Clients:
         number: `n`, how many there are.
         shift: the least seconds of a sample's gradient.
         tail: the mean of the seconds beyond that.
-        bandwidth: the bits a second that the server receives from all clients together.
+        bandwidth: the bits per second that the server receives from all clients together.
 
     Raises:
         ValueError: for numbers that are not positive, or a negative tail.
@@ -67,7 +67,7 @@ class Clients:
             checks.positive(name, getattr(self, name))
 
     def seconds(self, participants: int) -> float:
-        """Mean seconds a sample of the slowest participant: `shift + tail · (1 + ½ + … + 1/r)`."""
+        """Mean seconds per sample of the slowest participant: `shift + tail (1 + ½ + … + 1/r)`."""
         checks.integer("participants", participants, 1, self.number)
         return self.shift + self.tail * math.fsum(1 / each for each in range(1, participants + 1))
 
@@ -91,7 +91,7 @@ def fedpaq_round(
         size: `D`, the number of parameters.
         steps: `τ`, the local steps of a round.
         participants: `r`, the clients of a round.
-        levels: `s` of QSGD; None for messages of 32 bits an element.
+        levels: `s` of QSGD; None for messages of 32 bits per element.
         batch: `B`, the samples of a step.
 
     Raises:
@@ -138,7 +138,7 @@ def fedpaq_time(
         iterations: `T = K τ`, the local steps of all rounds.
         steps: `τ`, the local steps of a round.
         participants: `r`, the clients of a round.
-        levels: `s` of QSGD; None for messages of 32 bits an element.
+        levels: `s` of QSGD; None for messages of 32 bits per element.
         batch: `B`, the samples of a step.
 
     Raises:
@@ -164,7 +164,7 @@ def fedpaq_time(
 def fedpaq_longest(
     clients: Clients, size: int, *, iterations: int, participants: int, levels: float | None
 ) -> int:
-    """The most local steps a round for which the bound holds.
+    """The most local steps per round for which the bound holds.
 
     `τ ≤ (√(B₂² + 0.8) − B₂)/8 · √T` with `B₂ = q/n + 4(1 + q)(n − r)/(r(n − 1))`.
 
@@ -173,7 +173,7 @@ def fedpaq_longest(
         size: `D`, the number of parameters.
         iterations: `T = K τ`, the local steps of all rounds.
         participants: `r`, the clients of a round.
-        levels: `s` of QSGD; None for messages of 32 bits an element.
+        levels: `s` of QSGD; None for messages of 32 bits per element.
 
     Returns:
         The number of steps; 0 if the theory needs more iterations.
@@ -206,7 +206,7 @@ class FedpaqPlan:
         rounds: `K`.
         steps: `τ`, the local steps of a round.
         participants: `r`, the clients of a round.
-        levels: `s` of QSGD; None for messages of 32 bits an element.
+        levels: `s` of QSGD; None for messages of 32 bits per element.
         learning_rate: `1/(L √T)` with `T = K τ`.
         seconds: the mean time of all rounds.
         error: the bound of the mean squared norm of the gradient.
@@ -243,7 +243,7 @@ def plan_fedpaq(
         loss: the constants of the loss.
         clients: their speed and their link.
         error: the bound to meet, of the mean squared norm of the gradient.
-        levels: numbers of levels to try; None for messages of 32 bits an element.
+        levels: numbers of levels to try; None for messages of 32 bits per element.
         participants: numbers of participants to try; every one by default.
         steps: the number of local steps, if it is given.
         batch: `B`, the samples of a step.

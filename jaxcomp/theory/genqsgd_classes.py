@@ -125,7 +125,7 @@ def _relaxed(setting: Problem, best: Plan | None, batch: int | None) -> np.ndarr
     region, last = _Region(setting, b[keep], m[keep], left[keep]), last[keep]
     ends = _feasible(region, last)
     reserve = region.reserve(np.exp(ends[1]))[:, 0]
-    # At least the nearest one: batches between those that are tried may meet the limits.
+    # Keeps at least the nearest one: batches between those that are tried may meet the limits.
     some = reserve >= min(0.0, reserve.max(initial=-np.inf))
     region = _Region(setting, *(x[some] for x in region[1:]))
     low, _, high = (end[some] for end in ends)

@@ -60,9 +60,9 @@ class Machine:
     Args:
         number: how many.
         cycles: cycles for a sample's gradient, or for a round of the server.
-        frequency: cycles a second.
+        frequency: cycles per second.
         power: watts while it sends.
-        rate: bits a second that it sends.
+        rate: bits per second that it sends.
         levels: `s`, the levels of its quantizer.
         capacitance: `α`: a cycle takes `α · frequency²` joules.
 

@@ -1,8 +1,8 @@
 """Limits on the error at a given number of bits: curves, bounds and worst cases.
 
-Distortions are relative, mean squared error over mean square; rates are bits an element without
+Distortions are relative, mean squared error over mean square; rates are bits per element without
 scales and headers. `ω` is the relative variance that an unbiased codec promises for every input,
-`E‖C(x) − x‖² ≤ ω‖x‖²`. The laws "gaussian" and "laplace" are centred and of variance 1.
+`E‖C(x) − x‖² ≤ ω‖x‖²`. The distributions "gaussian" and "laplace" have mean 0 and variance 1.
 """
 
 import functools
@@ -38,7 +38,7 @@ def rate_distortion(bits: npt.ArrayLike, law: str = "gaussian") -> Any:
     input of that distribution and codes of growing length; they do not bound other input.
 
     Args:
-        bits: bits an element, at least 0; a number or an array.
+        bits: bits per element, at least 0; a number or an array.
         law: "gaussian" or "laplace".
 
     Raises:
@@ -68,7 +68,7 @@ def shannon_lower_bound(bits: npt.ArrayLike, law: str = "gaussian") -> Any:
     bits, 4% at ¼ and 0.4% at 1.
 
     Args:
-        bits: bits an element, at least 0; a number or an array.
+        bits: bits per element, at least 0; a number or an array.
         law: "gaussian" or "laplace".
 
     Raises:
@@ -128,7 +128,7 @@ def entropy_coded_scalar(bits: npt.ArrayLike, law: str = "gaussian") -> Any:
     coder is ideal and knows the distribution.
 
     Args:
-        bits: entropy in bits an element, 0 to 10; a number or an array.
+        bits: entropy in bits per element, 0 to 10; a number or an array.
         law: "gaussian" or "laplace".
 
     Raises:
@@ -152,7 +152,7 @@ def uniform_threshold(bits: float, law: str = "gaussian") -> tuple[np.ndarray, n
     """The positive thresholds and the values of the quantizer of `entropy_coded_scalar`.
 
     Args:
-        bits: entropy in bits an element, above 0, at most 10.
+        bits: entropy in bits per element, above 0, at most 10.
         law: "gaussian" or "laplace", of variance 1.
 
     Returns:
@@ -182,7 +182,7 @@ def unbiased_bound(bits: npt.ArrayLike) -> Any:
     alike.
 
     Args:
-        bits: bits an element, above 0; a number or an array.
+        bits: bits per element, above 0; a number or an array.
 
     Raises:
         ValueError: for rates that are not positive.
@@ -293,7 +293,7 @@ def gap_entropy(density: npt.ArrayLike) -> Any:
         Golomb, Run-length encodings, 1966.
     """
     share = checks.numbers("density", density, "(0, 1]")
-    rest = special.xlog1py(share - 1, -share)  # Not log(1 − p): it forgets a small p.
+    rest = special.xlog1py(share - 1, -share)  # `log(1 − p)` would lose a small p.
     return ((special.entr(share) + rest) / share / math.log(2))[()]
 
 
@@ -312,8 +312,8 @@ def _cells(edges: np.ndarray, law: str) -> tuple[np.ndarray, np.ndarray, np.ndar
 
 @functools.cache
 def _lloyd_max(levels: int, law: str) -> tuple[np.ndarray, np.ndarray, float]:
-    half, odd = divmod(levels, 2)  # Only the positive levels are solved for.
-    # A good start where there are many: the quantiles of density^⅓, the same law but √3 or 3 wide.
+    half, odd = divmod(levels, 2)  # Solves for the positive levels only.
+    # The start: quantiles of density^⅓, the same distribution √3 or 3 times as wide.
     tail = (half - np.arange(half) - 0.5) / levels
     wide = {
         "gaussian": -math.sqrt(3) * special.ndtri(tail),
@@ -323,7 +323,7 @@ def _lloyd_max(levels: int, law: str) -> tuple[np.ndarray, np.ndarray, float]:
     for _ in range(10):  # Five are enough at 256 levels.
         edges = np.concatenate([[odd * y[0] / 2], (y[1:] + y[:-1]) / 2, [_FAR]])
         density, mass, mean = _cells(edges, law)
-        low = density[:-1] * (mean - edges[:-1]) / mass / 2  # How a mean follows its neighbours.
+        low = density[:-1] * (mean - edges[:-1]) / mass / 2  # Derivative of a mean.
         high = density[1:] * (edges[1:] - mean) / mass / 2
         own = low * np.where(np.arange(half) > 0, 1, odd) + high
         bands = [np.append(0, -high[:-1]), 1 - own, np.append(-low[1:], 0)]

@@ -149,7 +149,7 @@ def rounds(plan: Plan, *, stall: float = 0.05, longest: int = 100) -> Rounds:
         ('qsgd_inf 8-bit, TwoShot', 60, 59)
 
     Note:
-        This counts time alone. Published runs lose little up to a few hundred steps a round, more
+        This counts time alone. Published runs lose little up to a few hundred steps per round, more
         with fewer bits, and with a delay that is a large part of the round; that is to be tried.
     """
     checks.made("plan", plan, Plan, "plan of jaxcomp.plan(..., compute=0.1)")

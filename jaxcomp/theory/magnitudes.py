@@ -161,7 +161,7 @@ def _fit(name: str, a: np.ndarray) -> tuple[float, float]:
         s = min(max(math.log(mean) - float(np.log(a).mean()), 2.0**-10), 16.0)
         shape = (3 - s + math.sqrt((s - 3) ** 2 + 24 * s)) / (12 * s)
         return shape, mean / shape
-    # Magnitudes that are all equal have no spread: a law that ends shortly above them.
+    # Equal magnitudes have no variance: the fitted distribution ends shortly above them.
     ratio = mean**2 / max(float(a.var()), mean**2 / 16)
     return 0.5 * (1 - ratio), 0.5 * mean * (ratio + 1)
 

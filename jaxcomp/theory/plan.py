@@ -26,8 +26,8 @@ class Forecast:
         mean: seconds of the mean: `links` on the wire plus `work`.
         step: seconds of a training step.
         speedup: the baseline's step time divided by this one.
-        break_even: the bandwidth of the slow link, in bytes a second, below which it is faster than
-            the baseline.
+        break_even: the bandwidth of the slow link, in bytes per second, below which it is faster
+            than the baseline.
     """
 
     way: Way
@@ -206,7 +206,7 @@ class Plan:
         return tuple(found)
 
     def to_json(self) -> str:
-        """Everything, in seconds, bytes and bytes a second; `null` where a number is infinite."""
+        """Everything, in seconds, bytes and bytes per second; `null` where a number is infinite."""
         return tables.to_json(
             {
                 "elements": self.conditions["elements"],

@@ -53,7 +53,7 @@ class _Kind(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def _payload_of_one(kind: _Kind, x64: bool) -> Any:
-    """Of one bucket, whatever their number: tracing an encoder is slow, and often asked for."""
+    """The payload of one bucket, cached because tracing an encoder is slow."""
     del x64  # The dtypes of the payload may depend on it.
 
     def encode():
@@ -86,7 +86,7 @@ def agreed_bytes(batches: Batches, workers: int) -> Fraction:
 
 @functools.lru_cache(maxsize=4096)
 def _agreed(kind: _Kind, buckets: int, x64: bool) -> int:
-    """The bytes of an all-reduce of what so many buckets agree on."""
+    """The bytes that the agreement for this many buckets puts into an all-reduce."""
     codec, like = kind.codec, kind.like(buckets)
     if not codec.agrees:
         return 0
