@@ -141,11 +141,8 @@ def of(sizes: Sequence[int]) -> Segments:
         >>> of([64, 100]).width, of([2**20, 2**20 + 5]).width
         (32, 2560)
     """
-
-    def padding(width: int) -> int:
-        return sum(-size % width for size in sizes)
-
-    fits = [width for width in _WIDTHS if padding(width) <= _PADDING * sum(sizes)]
+    allowed = _PADDING * sum(sizes)
+    fits = [width for width in _WIDTHS if sum(-size % width for size in sizes) <= allowed]
     width = max(fits, default=_WIDTHS[0])
     while max(sizes) > _MOST_ROWS * width:
         width *= 2

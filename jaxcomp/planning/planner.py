@@ -210,10 +210,7 @@ def _check(
 
 def ways(codecs: Mapping[str, Any], levels: tuple[int, ...]) -> dict[str, Any]:
     """By name, dense means and the given codecs by each reducer that can take them."""
-    found: dict[str, Any] = {
-        "dense float32": Dense(),
-        "dense bfloat16": Dense("bfloat16"),
-    }
+    found: dict[str, Any] = {"dense float32": Dense(), "dense bfloat16": Dense("bfloat16")}
     for name, given in codecs.items():
         reducer = mean.as_reducer(given)
         if not isinstance(reducer, Auto):

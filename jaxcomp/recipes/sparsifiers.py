@@ -246,11 +246,7 @@ def sidco(
 
 
 def demo(
-    k: int = 32,
-    chunk: int = 64,
-    *,
-    values: Codec | None = None,
-    indices: Indices = EliasFano(),
+    k: int = 32, chunk: int = 64, *, values: Codec | None = None, indices: Indices = EliasFano()
 ) -> Cosine:
     """Sends the largest coefficients of the cosine transform of each square of a leaf.
 

@@ -265,11 +265,8 @@ def as_many_as_fit(
     if isinstance(parts, Leaves):
         return leaves.as_many_as_fit(x, hits, rooms, start, parts.segments)
 
-    def none(x: Array) -> Array:
-        return jnp.zeros_like(x[:, :1], jnp.int32) - 1
-
     over = jnp.any(bitmap.count(hits) > rooms[0])
-    needed = lax.cond(over, parts.nonfinite, none, x)
+    needed = lax.cond(over, parts.nonfinite, lambda x: jnp.zeros_like(x[:, :1], jnp.int32) - 1, x)
     places, number = selection.some(hits, rooms[0], start[:, 0], needed[:, 0])
     return places, number[:, None]
 
