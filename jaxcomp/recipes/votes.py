@@ -12,7 +12,7 @@ from jaxcomp.reducers.two_shot import TwoShot
 
 @dataclasses.dataclass(frozen=True)
 class Vote(WrappedReducer):
-    """The majority of the workers' signs, with one bit an element in both directions.
+    """The majority of the workers' signs, with one bit per element in both directions.
 
     `sign(Σ wᵢ · sign(gᵢ))`: each worker counts the votes on its slice of the elements and sends the
     result. The result is `±1`, so the learning rate alone determines the step size. A minority of

@@ -156,7 +156,11 @@ def check_reducer(
         if not np.allclose(np.asarray(share), wanted, rtol=1e-6):
             raise AssertionError(f"{reducer!r}: share must be {wanted}, got {share}")
         if not reducer.facts.same_on_all:
-            part, mean = (_pooled(tree, len(sizes)) for tree in (part, mean))
+            over = tuple(range(len(sizes)))  # The mean over all workers, on each of them.
+            part, mean = jax.tree.map(
+                lambda x, over=over: jnp.broadcast_to(x.mean(over, keepdims=True), x.shape),
+                (part, mean),
+            )
         _check_sums(reducer, part, expected, tolerance)
         _check_means(reducer, mean, wanted_mean, downlink_tolerance, axes=len(sizes))
     alone = Plan.of(reducer, like, axis_name, (1,) * len(sizes))
@@ -193,12 +197,6 @@ def _collected(
     exact = jax.lax.pmean(_scaled(dense, weight), axis_name)
     sent = (part, plan.dense_mean(dense, weight))
     return sent, (expected, exact), (mean, wanted), got.share
-
-
-def _pooled(tree: PyTree, axes: int) -> PyTree:
-    """The mean over all workers, on each of them."""
-    over = tuple(range(axes))
-    return jax.tree.map(lambda x: jnp.broadcast_to(x.mean(over, keepdims=True), x.shape), tree)
 
 
 def _check_sums(reducer: Reducer, part: PyTree, expected: PyTree, tolerance: float) -> None:
