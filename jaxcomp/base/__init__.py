@@ -12,8 +12,11 @@ from jaxcomp.base.codec import (
 )
 from jaxcomp.base.feedback import (
     Feedback as Feedback,
+    FeedbackFacts as FeedbackFacts,
     Mirrored as Mirrored,
     WrappedFeedback as WrappedFeedback,
+    sent_later as sent_later,
+    sent_later_of as sent_later_of,
 )
 from jaxcomp.base.gate import Gate as Gate, Opened as Opened
 from jaxcomp.base.graph import Graph as Graph

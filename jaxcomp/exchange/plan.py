@@ -221,7 +221,7 @@ class Plan:
         all memories. Where workers get results of their own, no worker could tell all.
         """
         same = self.given.facts.same_on_all
-        return bool(self.layout.batches) and same and not self.feedback.bounded
+        return bool(self.layout.batches) and same and not self.feedback.facts.bounded
 
     @functools.cached_property
     def batch_bytes(self) -> tuple[float, ...]:
@@ -280,7 +280,7 @@ def dense_feedback_of(reducer: Reducer) -> Feedback:
     mean.
     """
     feedback = feedback_of(reducer)
-    return Residual() if feedback.kind == "momentum" else feedback
+    return Residual() if feedback.facts.accelerates else feedback
 
 
 def _shares(reducer: Reducer, sizes: tuple[int, ...]) -> int:

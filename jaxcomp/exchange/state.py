@@ -5,11 +5,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxcomp.base import Feedback
 from jaxcomp.exchange import resize
 from jaxcomp.exchange.plan import Plan, dense_feedback_of
 from jaxcomp.mesh import kinds, per_worker
 from jaxcomp.types import PyTree
+
+_LINK = "link"
+"""The kind of a link's memory, of which new workers get the mean of the old ones."""
 
 
 class LevelsState(NamedTuple):
@@ -74,7 +76,7 @@ def init(plan: Plan, *, gated: bool = False) -> ReductionState:
     return ReductionState(
         feedback=hold(plan, feedback.init(plan.likes, plan.part_like)),
         reducer=hold_reducer(plan, plan.reducer.init(plan)),
-        dense=hold_dense(plan, of_dense, of_dense.init(likes, likes)) if gated else (),
+        dense=hold_dense(plan, of_dense.init(likes, likes)) if gated else (),
     )
 
 
@@ -83,16 +85,16 @@ def hold(plan: Plan, memory: PyTree) -> PyTree:
     facts = plan.given.facts
     return per_worker.wrap(
         memory,
-        plan.feedback.kind,
+        _LINK,
         plan.axis_name,
         splits=facts.splits,
         alike=facts.same_on_all,
     )
 
 
-def hold_dense(plan: Plan, feedback: Feedback, memory: PyTree) -> PyTree:
+def hold_dense(plan: Plan, memory: PyTree) -> PyTree:
     """The memory of the dense leaves as a state stores it; every device has their whole mean."""
-    return per_worker.wrap(memory, feedback.kind, plan.axis_name)
+    return per_worker.wrap(memory, _LINK, plan.axis_name)
 
 
 def hold_reducer(plan: Plan, state: PyTree) -> PyTree:

@@ -306,11 +306,13 @@ def _estimate(
     `W/drawn` times, so that its expectation is `Σ wᵢ·(hᵢ + E cᵢ) / W`.
     """
     divisor = total.weight if method.mean == "participants" else weights.drawn
-    divisor = weights.whole if feedback.mirrors else divisor
+    divisor = weights.whole if feedback.facts.mirrors else divisor
     share = jnp.where(total.count > 0, 1 / jnp.where(divisor > 0, divisor, 1), 0)
     part = tuple(x * share.astype(x.dtype) for x in sums)
     estimate, mirror = feedback.update((), (), part, share, None, mirror)
-    if feedback.mirrors and not gating.counted_once(method.uplink.feedback, method.uplink.policy):
+    if feedback.facts.mirrors and not gating.counted_once(
+        method.uplink.feedback, method.uplink.policy
+    ):
         more = weights.whole / weights.drawn - 1
 
         def add(e: Array, x: Array) -> Array:

@@ -10,7 +10,7 @@ from jaxcomp import checks
 from jaxcomp.base import Codec, Feedback
 from jaxcomp.exchange import send
 from jaxcomp.federated.side import NoSide, Side
-from jaxcomp.feedback import Aggregated, Link, NoFeedback, Residual, default
+from jaxcomp.feedback import Link, NoFeedback, Residual, default
 from jaxcomp.layout import trees
 from jaxcomp.layout.policy import Policy
 from jaxcomp.layout.trees import Layout, TreePayload
@@ -55,13 +55,13 @@ class Uplink:
                     f"`side` must be NoSide() for a codec that is not guided by guesses, got "
                     f"{self.side!r} with {codec!r}; use for example jaxcomp.wyner_ziv()"
                 )
-        if isinstance(self.feedback, Aggregated):
+        if self.feedback.facts.needs_mean:
             raise ValueError(
                 "`link` must have a feedback that needs a client's own message only, such as "
                 f"jaxcomp.Residual(), got {self.feedback!r}, which needs the mean of all"
             )
 
-        if self.feedback.absent != "remembered":
+        if self.feedback.facts.forgets_absent:
             raise ValueError(
                 "`link` must have a feedback that remembers absent clients, such as "
                 f"jaxcomp.Shift(step), got {self.feedback!r}"
@@ -89,9 +89,9 @@ class Uplink:
         A residual is for messages that the server refuses, a shift for clients that do not take
         part in a round: the mirror stands for them, whose updates differ.
         """
-        if self.feedback.mirrors:
+        if self.feedback.facts.mirrors:
             return self.feedback
-        return Residual() if self.feedback.keeps_unsent else NoFeedback()
+        return Residual() if self.feedback.facts.keeps_unsent else NoFeedback()
 
 
 def as_link(name: str, given: "Link | Codec | Policy") -> Link:

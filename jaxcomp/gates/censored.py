@@ -76,7 +76,7 @@ class Censored(Gate):
 
     def check(self, feedback: Feedback) -> None:
         """Raises a `ValueError` for a feedback whose messages are not differences."""
-        if not feedback.mirrors:
+        if not feedback.facts.mirrors:
             raise ValueError(
                 "`gate=Censored(...)` needs messages that are differences, so that an unsent "
                 f"message means no change, got {feedback!r}: use Link(codec, Shift())"

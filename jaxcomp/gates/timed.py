@@ -161,7 +161,7 @@ class Phase(Gate):
 
 
 def _warn_if_lost(gate: Any, feedback: Feedback) -> None:
-    if gate.closes and feedback.kind == "none":
+    if gate.closes and not feedback.facts.memory:
         warnings.warn(
             f"{gate!r} without feedback loses the gradients of closed steps; use "
             "Link(codec, Residual()) with a contractive codec, such as "

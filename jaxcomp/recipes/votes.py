@@ -64,7 +64,7 @@ class Vote(WrappedReducer):
                     "`up` and `down` must be jaxcomp.codecs.Ballot(), or a Policy of it, since a "
                     f"vote counts signs, got {link.codec!r}; use TwoShot for a mean with any codec"
                 )
-            if link.feedback.kind != "none":
+            if link.feedback.facts.memory:
                 raise ValueError(
                     "`up` and `down` must have no feedback, since votes have no magnitude, got "
                     f"{link.feedback!r}; for error feedback use "

@@ -8,7 +8,7 @@ from jax import lax
 
 from jaxcomp import checks
 from jaxcomp.base import Codec, Collected, Costs, Reducer, ReducerFacts
-from jaxcomp.exchange import receive, send
+from jaxcomp.exchange import collectives, receive, send
 from jaxcomp.exchange.plan import Plan
 from jaxcomp.feedback import Link
 from jaxcomp.layout.policy import Policy
@@ -61,7 +61,7 @@ class Gather(Reducer):
                 f"{dense[0]!r}; 'senders' needs a sparsifier such as jaxcomp.demo() or "
                 "jaxcomp.top_k()"
             )
-        if self.uplink.feedback.mirrors:
+        if self.uplink.feedback.facts.mirrors:
             raise ValueError(
                 "`over` must be 'workers' with a feedback that has a mirror, got 'senders' with "
                 f"{self.uplink.feedback!r}; 'senders' can be combined with "
@@ -91,7 +91,7 @@ class Gather(Reducer):
         memory = send.Memory((), state.own())
         own = send.send(key, batches, message, memory, worker, plan.axis, weight=weight)
         everything = (own.payloads, () if weight is None else (weight,))
-        gathered, weights = buffer.gather(everything, plan.axis, plan.collectives)
+        gathered, weights = collectives.all_gather(everything, plan.axis, plan.collectives)
         total = weights[0] if weights else None
         return Collected(
             part=receive.mean(key, batches, gathered, own.sides, total, n, over=self.over),

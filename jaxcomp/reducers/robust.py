@@ -14,9 +14,9 @@ from jaxcomp import checks
 from jaxcomp.aggregates import combining
 from jaxcomp.base import Aggregate, Codec, Collected, Costs, Reducer, ReducerFacts
 from jaxcomp.codecs.identity import Identity
-from jaxcomp.exchange import receive, send
+from jaxcomp.exchange import collectives, receive, send
 from jaxcomp.exchange.plan import Plan
-from jaxcomp.feedback import Link, NoFeedback
+from jaxcomp.feedback import Link
 from jaxcomp.layout.policy import Policy
 from jaxcomp.mesh import kinds
 from jaxcomp.mesh.per_worker import PerWorker
@@ -127,14 +127,14 @@ class Robust(Reducer):
 
     def _check_memory(self) -> None:
         feedback = self._given.feedback
-        if feedback.mirrors:
+        if feedback.facts.mirrors:
             raise ValueError(
                 "`link` must have no feedback with a mirror, which follows the mean of all "
                 f"messages and would differ from the senders' shifts, got {feedback!r} with "
                 f"{self.aggregate!r}; use jaxcomp.NoFeedback() with an unbiased codec, or "
                 "jaxcomp.Gather"
             )
-        if not self.aggregate.linear and not isinstance(feedback, NoFeedback):
+        if not self.aggregate.linear and feedback.facts.memory:
             raise ValueError(
                 "`link` must have jaxcomp.NoFeedback() with an aggregate that is not linear, got "
                 f"{feedback!r} with {self.aggregate!r}: a residual assumes that the steps add up "
@@ -179,7 +179,7 @@ class Robust(Reducer):
         memory = send.Memory((), state.codec.own())
         own = send.send(key, batches, message, memory, worker, plan.axis, weight=weight)
         everything = (own.payloads, () if weight is None else (weight,))
-        gathered, claimed = buffer.gather(everything, plan.axis, plan.collectives)
+        gathered, claimed = collectives.all_gather(everything, plan.axis, plan.collectives)
         present = jnp.ones(workers, bool) if weight is None else claimed[0] > 0
         weights = present.astype(jnp.float32)
         sent = own.sent

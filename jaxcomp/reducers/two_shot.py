@@ -11,7 +11,7 @@ from jax import lax
 from jaxcomp import checks
 from jaxcomp.base import Codec, Collected, Costs, Reducer, ReducerFacts
 from jaxcomp.codecs.identity import Identity
-from jaxcomp.exchange import receive, send
+from jaxcomp.exchange import collectives, receive, send
 from jaxcomp.exchange.plan import Plan
 from jaxcomp.feedback import Link
 from jaxcomp.layout import batches as batches_, policy as policy_
@@ -138,7 +138,7 @@ class TwoShot(Reducer):
             for shard, payload in zip(shards, own.payloads, strict=True)
         )
         weights = () if weight is None else (jnp.broadcast_to(weight, (n,)),)
-        arrived, weights = buffer.exchange((rows, weights), plan.axis, plan.collectives)
+        arrived, weights = collectives.all_to_all((rows, weights), plan.axis, plan.collectives)
         total = weights[0] if weights else None
         first = tuple(worker * shard.buckets for shard in shards)
         return Collected(
@@ -156,7 +156,7 @@ class TwoShot(Reducer):
         part = tuple(batches_.real(cut, cut.cut(x)) for cut, x in zip(cuts, part, strict=True))
         memory = send.Memory(per_worker.unwrap(state.memory), state.down.own())
         own = send.send(key, cuts, part, memory, worker, plan.axis, feedback=feedback, first=True)
-        gathered = buffer.gather(own.payloads, plan.axis, plan.collectives)
+        gathered = collectives.all_gather(own.payloads, plan.axis, plan.collectives)
         whole = receive.slices(key, cuts, gathered, own.sides, plan.workers)
         held = own.memory.feedback
         whole, memory = feedback.update(own.message, own.sent, whole, 1.0, None, held)

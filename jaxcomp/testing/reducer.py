@@ -56,7 +56,7 @@ def check_feedback(feedback: Feedback) -> None:
         for want, got, same in zip(*map(jax.tree.leaves, (x, estimate, again)), strict=True):
             if not np.array_equal(np.asarray(got), np.asarray(same), equal_nan=True):
                 raise AssertionError(f"{feedback!r} must be deterministic")
-            if feedback.kind != "momentum" and not np.allclose(
+            if not feedback.facts.accelerates and not np.allclose(
                 np.asarray(want, np.float32), np.asarray(got, np.float32), rtol=1e-2
             ):
                 raise AssertionError(
@@ -78,8 +78,8 @@ def _check_memory(feedback: Feedback, tree: PyTree) -> None:
     leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(state)]
     if not all(np.isfinite(leaf).all() for leaf in leaves):
         raise AssertionError(f"{feedback!r} must keep its memory finite, got {leaves}")
-    unsent = feedback.unsent if feedback.keeps_unsent else None
-    if feedback.kind == "momentum" and unsent is not None:
+    unsent = feedback.unsent if feedback.facts.keeps_unsent else None
+    if feedback.facts.accelerates and unsent is not None:
         left = np.asarray(unsent(state)["a"], np.float64)
         rest = 0.5 * np.asarray(message["a"], np.float64)
         if not np.allclose(left, rest, rtol=2e-2, atol=2e-2):
@@ -87,7 +87,7 @@ def _check_memory(feedback: Feedback, tree: PyTree) -> None:
                 f"{feedback!r} must lose nothing: it must keep the unsent part of a message, "
                 f"and its memory is off by {np.abs(left - rest).max():g}"
             )
-    if feedback.kind == "residual" and unsent and feedback.decay == 1.0:
+    if feedback.facts.conserves and unsent is not None:
         total = np.asarray(arrived, np.float64) + np.asarray(unsent(state)["a"], np.float64)
         if not np.allclose(total, 4 * np.asarray(tree["a"]), rtol=2e-2, atol=2e-2):
             raise AssertionError(
