@@ -16,7 +16,6 @@ from jaxcomp.base.feedback import (
     Mirrored as Mirrored,
     WrappedFeedback as WrappedFeedback,
     sent_later as sent_later,
-    sent_later_of as sent_later_of,
 )
 from jaxcomp.base.gate import Gate as Gate, Opened as Opened
 from jaxcomp.base.graph import Graph as Graph

@@ -233,6 +233,16 @@ class Plan:
         return tuple(float(buffer.fused_bytes(part)) for part in wire_cost.payload_like(whole))
 
     @property
+    def encoded_bytes(self) -> int:
+        """The bytes of one worker's payload of the compressed leaves, as its codecs encode them."""
+        return buffer.fused_bytes(wire_cost.payload_like(self.batches))
+
+    @property
+    def agreed_bytes(self) -> Fraction | int:
+        """The bytes that one device sends for what the workers agree on before they encode."""
+        return wire_cost.agreed_bytes(self.batches, self.workers)
+
+    @property
     def payload_bytes(self) -> int:
         """The bytes that one worker puts into the collectives."""
         return round(sum(self.batch_bytes)) + trees.dense_bytes(self.layout, self.dense_dtype)

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxcomp import base
+from jaxcomp.base import feedback as feedback_
 from jaxcomp.feedback import memory as memory_
 from jaxcomp.mesh import per_worker
 from jaxcomp.quantize.blocks import Blocks8
@@ -49,7 +49,7 @@ def _parts(reducer: PyTree) -> dict[str, Any]:
 
 def _joined(feedback: Any, unsent: Any, workers: int, sharded: bool) -> Any:
     held: Any = feedback.tree if per_worker.is_per_worker(feedback) else None
-    field, of_down = base.sent_later_of(held) or "", base.sent_later_of(unsent)
+    field, of_down = feedback_.sent_later_of(held) or "", feedback_.sent_later_of(unsent)
     own: Any = getattr(held, field) if field else ()
     more: Any = () if of_down is None else getattr(unsent, of_down)
     rows = [x.shape[2 if sharded else 1 :] for x in map(_codes, own)]

@@ -104,5 +104,5 @@ class Gather(Reducer):
         """`n − 1` payloads and the agreement; `n − 1` messages in each all-gather."""
         like, n = wire_cost.payload_like(plan.batches), plan.workers
         effort = cost.Effort(plan.rounds(like), encodes=1, decodes=1, adds=n - 1)
-        agreed = wire_cost.agreed_bytes(plan.batches, n)
+        agreed = plan.agreed_bytes
         return Costs((n - 1) * buffer.fused_bytes(like) + agreed, ((self.uplink, effort),))

@@ -183,7 +183,7 @@ class TwoShot(Reducer):
         first = cost.Effort(plan.rounds(up), encodes=1, decodes=1 / n, adds=(n - 1) / n)
         second = cost.Effort(plan.rounds(down), encodes=1 / n, decodes=1)
         return Costs(
-            link_bytes=(n - 1) * slices + wire_cost.agreed_bytes(plan.batches, n),
+            link_bytes=(n - 1) * slices + plan.agreed_bytes,
             efforts=((self.uplink, first), (self.downlink, second)),
         )
 
