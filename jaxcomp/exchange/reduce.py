@@ -150,11 +150,8 @@ def reduce(
     if gated is not None:
         taken = opened.go if opened.weight is None else opened.go & (opened.weight != 0)
         participation = Participation(opened.go, taken, heard.senders)
-    mean, dense, new = (
-        levels.gathered(plan, heard.mean),
-        heard.dense,
-        _kept(plan, brought, heard, before, participation, guard=guard),
-    )
+    mean, dense = levels.gathered(plan, heard.mean), heard.dense
+    new = _kept(plan, brought, heard, before, participation, guard=guard)
     # A closed round, or gradients of another dtype than the parameters, change no dtype of a state.
     held = state, () if gated is None else gated.state
     after = guarding.retyped((new, opened.state), held)

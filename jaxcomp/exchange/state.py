@@ -1,5 +1,6 @@
 """The memory of a reduction: links, reducer, and under a gate the dense leaves."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -111,14 +112,25 @@ def of_reducer(plan: Plan, held: PyTree) -> PyTree:
 
 def check(plan: Plan, state: ReductionState, *, gated: bool = False) -> None:
     """Raises a `ValueError` for the state of other gradients, workers or settings."""
-    wanted = jax.eval_shape(lambda: init(plan, gated=gated))
-    if (got := shapes(state)) != (want := shapes(wanted)):
-        raise ValueError(
-            f"`state` must be one for these gradients and {plan.workers} workers, with memory of "
-            f"shapes {want}, got {got}. Make it with jaxcomp.init_state, or with tx.init inside "
-            "the mapped function, or convert it from another number of workers with "
-            "jaxcomp.resize_workers"
-        )
+    try:
+        wanted = _wanted(plan, gated)
+    except TypeError:  # A tree with static leaves that cannot be hashed.
+        wanted = _wanted.__wrapped__(plan, gated)
+    got = shapes(state)
+    for path in wanted | got:
+        if got.get(path) != wanted.get(path):
+            raise ValueError(
+                f"`state` must be one for these gradients and {plan.workers} workers: memory"
+                f"{path} must have the shape {wanted.get(path)}, got {got.get(path)}. Make it with "
+                "jaxcomp.init_state, or with tx.init inside the mapped function, or convert it "
+                "from another number of workers with jaxcomp.resize_workers"
+            )
+
+
+@functools.lru_cache(maxsize=512)
+def _wanted(plan: Plan, gated: bool) -> dict[str, tuple[int, ...]]:
+    """The shapes of the memory of a plan."""
+    return shapes(jax.eval_shape(lambda: init(plan, gated=gated)))
 
 
 def shapes(tree: PyTree) -> dict[str, tuple[int, ...]]:
