@@ -16,7 +16,7 @@ from timing import into_fresh, into_warm
 
 import jaxcomp
 from jaxcomp.base import decode_sum as sums
-from jaxcomp.exchange import payloads as keys_of
+from jaxcomp.exchange import receive as keys_of
 from jaxcomp.layout import trees
 from jaxcomp.numerics import noise
 from jaxcomp.sparsify import choices

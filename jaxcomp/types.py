@@ -11,6 +11,8 @@ Batches = Sequence[Any]
 """The static plan of a tree's compressed leaves: a `trees.Batch` for each array of a `Stacks`."""
 Stacks = Sequence[Array]
 """The compressed leaves of a tree: one `[buckets, size]` array for each batch."""
+Weights = Array | None
+"""The weight of each worker, `[workers]`; None for all ones."""
 AxisName = Hashable | tuple[Hashable, ...]
 
 

@@ -209,15 +209,25 @@ def _options_of_fit(add: Callable[..., Any]) -> None:
 
 def _options_of_plan(add: Callable[..., Any]) -> None:
     _options_of_model(add)
-    _options_of_budget(add)
     _options_of_links(add)
-    _options_of_step(add)
-    _options_of_rounds(add)
+    _options_of_steps(add)
     error = (
         "leave out codecs with a larger error, and recommend any other (default: none above 0.9)"
     )
     add("--max-error", type=options.number(0), help=error)
-    _options_of_clock(add)
+    add(
+        "--device-bandwidth",
+        type=options.bandwidth,
+        help="memory bandwidth of the device to plan for, as in 3.3TB: codecs are timed here, and "
+        "taken to be faster by so much as its memory is",
+    )
+    add(
+        "--elements",
+        type=options.count,
+        default=2**22,
+        help="to time codecs with (default: 4,194,304)",
+    )
+    add("--repeats", type=options.count, default=7, help="of which the fastest counts (default: 7)")
     add("--plot", type=pathlib.Path, metavar="FILE", help="draw it, as .png, .svg or .pdf")
 
 
@@ -239,9 +249,6 @@ def _options_of_model(add: Callable[..., Any]) -> None:
         metavar="MODULE:NAME",
         help="a tree of parameters or shapes, or what returns one",
     )
-
-
-def _options_of_budget(add: Callable[..., Any]) -> None:
     add(
         "--gradients",
         nargs="+",
@@ -284,7 +291,7 @@ def _options_of_links(add: Callable[..., Any]) -> None:
     add("--fast-latency", type=options.seconds, default=5e-6, help="(default: 5us)")
 
 
-def _options_of_step(add: Callable[..., Any]) -> None:
+def _options_of_steps(add: Callable[..., Any]) -> None:
     add(
         "--step",
         type=options.time_or_name,
@@ -304,9 +311,6 @@ def _options_of_step(add: Callable[..., Any]) -> None:
         default=1,
         help="steps from one mean to the next (default: 1)",
     )
-
-
-def _options_of_rounds(add: Callable[..., Any]) -> None:
     add(
         "--rounds",
         action="store_true",
@@ -324,19 +328,3 @@ def _options_of_rounds(add: Callable[..., Any]) -> None:
         default=100,
         help="with --rounds, the longest round to prefer (default: 100 steps)",
     )
-
-
-def _options_of_clock(add: Callable[..., Any]) -> None:
-    add(
-        "--device-bandwidth",
-        type=options.bandwidth,
-        help="memory bandwidth of the device to plan for, as in 3.3TB: codecs are timed here, and "
-        "taken to be faster by so much as its memory is",
-    )
-    add(
-        "--elements",
-        type=options.count,
-        default=2**22,
-        help="to time codecs with (default: 4,194,304)",
-    )
-    add("--repeats", type=options.count, default=7, help="of which the fastest counts (default: 7)")

@@ -1,4 +1,4 @@
-"""Aggregates, which combine the messages of all workers, and tolerate hostile ones.
+"""Aggregates, which combine the messages of all workers, and tolerate Byzantine ones.
 
 `jaxcomp.Robust(link, aggregate)` applies one to decoded payloads; `combine`, and `zero_total` with
 `add` and `mean_of`, do it on a server.

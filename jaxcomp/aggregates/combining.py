@@ -30,7 +30,7 @@ def combine(aggregate: Aggregate, messages: PyTree, weights: Array, state: PyTre
     """Combines the messages of all workers, without those that are not finite.
 
     If at least half of the messages are excluded, the value is NaN: the others may be a minority
-    that hostile workers lead, and an honest step that overflows should be seen and skipped.
+    that Byzantine workers lead, and an honest step that overflows should be seen and skipped.
 
     Args:
         aggregate: the rule.

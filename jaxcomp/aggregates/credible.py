@@ -19,14 +19,13 @@ RULES = ("bounded", "soft", "hard")
 """Valid values of `Credible(rule=)`."""
 
 _ULPS = 1e-6
-"""The mean of equal credibilities may be rounded up by some units in the last place."""
+"""Tolerance for a mean of equal credibilities that is rounded up."""
 
 _LEAST = 0.25
 """Credibility below which a worker has no weight under the rule "bounded"."""
 
 _ERRORS = 1.5
-"""Three standard errors of the mean of as many coin tosses, in units of the root of their number.
-"""
+"""Three standard errors of the mean of coin tosses, in units of `1/√tosses`."""
 
 
 class CredibleState(NamedTuple):
@@ -48,21 +47,21 @@ class Credible(Aggregate):
       `1.5/√elements`. `λᵢ = 0` if `cᵢ < 1/4`, else 1. If more than a third would have no weight,
       all have. Agreement earns no weight, so a worker gains nothing by voting with the majority. It
       leaves out workers that contradict nearly every clear majority, and is the plain mean under
-      other attacks. Whatever `b ≤ n/3` hostile workers do, they have at most `3b/2n` of the weight,
-      against `b/n` in the mean.
+      other attacks. Whatever `b ≤ n/3` Byzantine workers do, they have at most `3b/2n` of the
+      weight, against `b/n` in the mean.
     * "soft": `λᵢ = cᵢ` of all elements, FedVote's paper.
     * "hard": `λᵢ = cᵢ` of all elements if it is at least the mean of all credibilities, else 0, the
       authors' code.
 
     The published rules withstand workers that send the opposite of a clear majority, random votes,
-    or copies. They fail if hostile workers agree with the majority more often than honest ones do,
+    or copies. They fail if Byzantine workers agree with the majority more often than honest ones,
     whose votes are random: five of 31 that vote with the majority and flip the tenth of the
     elements on which it is weakest have all the weight under "hard", and more than in the plain
     mean under "soft". Where honest votes are nearly coin tosses, those who agree with one another
     are the majority. `docs/reducers.md` has the measurements.
 
-    It is for votes, whose values are `±1`, or `−1`, `0` and `1`: a hostile value of another size is
-    not bounded. Beside arrays of votes, arrays that most workers fill with other values do not
+    It is for votes, whose values are `±1`, or `−1`, `0` and `1`: a Byzantine value of another size
+    is not bounded. Beside arrays of votes, arrays that most workers fill with other values do not
     enter the credibility; without any votes, the signs of all arrays do.
 
     Args:
@@ -124,13 +123,9 @@ class Credible(Aggregate):
         present = weights > 0
         known = state.credibility
         # Block a fused multiply-add, which would round differently from one program to the next.
-        before, now = (
-            xla.block_fma(x * jnp.float32(share))
-            for x, share in (
-                (known, self.decay),
-                (self._agreement(messages, present), 1 - self.decay),
-            )
-        )
+        agreed = self._agreement(messages, present)
+        before = xla.block_fma(known * jnp.float32(self.decay))
+        now = xla.block_fma(agreed * jnp.float32(1 - self.decay))
         credibility = jnp.where(present, before + now, known)
         trust = self._trust(credibility, present)
         trust = jnp.where(jnp.any(trust > 0), trust * weights, weights)
@@ -179,7 +174,7 @@ class Credible(Aggregate):
 
 
 def _matches(rows: Array, present: Array, judges: Array, clear: bool) -> tuple[Array, Array, Array]:
-    """How often each worker has the sign of the majority, the number of elements that count, and
+    """The elements on which each worker has the majority's sign, the number that count, and
     whether most workers sent votes.
 
     Args:

@@ -16,7 +16,7 @@ from jaxcomp.types import Array, PyTree
 class Mean(Aggregate):
     """The weighted mean of the messages, `Σ wᵢ·cᵢ / Σ wᵢ`.
 
-    A single hostile worker moves it to any value.
+    A single Byzantine worker moves it to any value.
 
     Example:
         >>> import jaxcomp
@@ -33,7 +33,7 @@ class ClippedMean(Aggregate):
     """The weighted mean of messages that are shortened to a Euclidean norm of at most `norm`.
 
     `Σ wᵢ · min(1, norm/‖cᵢ‖) · cᵢ / Σ wᵢ`, where `‖c‖` is the norm of the whole tree. One worker
-    moves the result by at most `2 · norm · wᵢ / Σ w`, whatever it sends; `b` hostile workers move
+    moves the result by at most `2 · norm · wᵢ / Σ w`, whatever it sends; `b` Byzantine workers move
     it by `b` times as much, in a direction of their choice.
 
     Args:
@@ -71,7 +71,7 @@ class ClippedMean(Aggregate):
 
         def shortened(x: Array) -> Array:
             wide = x.astype(summing.wide(x.dtype))
-            # It is added next: that must have the same bits in all programs (`federated.server`).
+            # Not fused with the sum that follows, which must round alike in all programs.
             product = xla.block_fma(wide * factor.astype(wide.dtype))
             return jnp.where(factor == 1, wide, product).astype(x.dtype)
 

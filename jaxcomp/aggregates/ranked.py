@@ -19,7 +19,7 @@ class CoordinateMedian(Aggregate):
     """The median of each element over the workers that are present.
 
     For an even number of workers it is the mean of the two values in the middle. As long as fewer
-    than half of the workers are hostile, every element is within the range of the honest values;
+    than half of the workers are Byzantine, every element is within the range of the honest values;
     half of them move it anywhere. Positive weights count alike.
 
     Example:
@@ -33,7 +33,7 @@ class CoordinateMedian(Aggregate):
         <https://arxiv.org/abs/1803.01498>`_, 2018.
 
     Note:
-        The median of skewed values is not their mean, so without hostile workers the result is
+        The median of skewed values is not their mean, so without Byzantine workers the result is
         biased: most elements of a sparse message are zero, and so is their median.
     """
 
@@ -56,7 +56,7 @@ class TrimmedMean(Aggregate):
     """The mean of each element without its largest and smallest values.
 
     Of `n` workers that are present, the `⌊trim · n⌋` smallest and as many of the largest values of
-    each element are left out. As long as at most `⌊trim · n⌋` workers are hostile, every element is
+    each element are left out. If at most `⌊trim · n⌋` workers are Byzantine, every element is
     within the range of the honest values; one more moves it anywhere. Positive weights count alike.
 
     Args:

@@ -7,7 +7,6 @@ each helper here does the right thing with and without them.
 import collections
 import contextlib
 import contextvars
-import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,8 +18,8 @@ from jax import lax
 from jaxcomp.types import Array, AxisName, PyTree
 
 _TILE = 128
-"""A TPU gathers vectors of whole tiles; of another length, it adds up everyone's, each in its place
-among zeros, which sends twice the bytes."""
+"""Elements of a TPU's tile. XLA replaces the gather of a vector that is not of whole tiles by an
+all-reduce, which sends twice the bytes."""
 
 
 _PLANNED: contextvars.ContextVar[int | None] = contextvars.ContextVar("workers", default=None)
@@ -97,11 +96,13 @@ def without(axis_name: AxisName, left_out: tuple) -> AxisName:
 
 def first(tree: PyTree, axis_name: AxisName) -> PyTree:
     """The tree of the first worker; under `jax.vmap`, without an axis of workers."""
-    return jax.tree.map(lambda x: functools.reduce(_of_first, names(axis_name), x), tree)
 
+    def of_first(x: Array) -> Array:
+        for name in names(axis_name):
+            x = lax.all_gather(x, name)[0]
+        return x
 
-def _of_first(x: Array, name: Any) -> Array:
-    return lax.all_gather(x, name)[0]
+    return jax.tree.map(of_first, tree)
 
 
 def typed(axis_name: AxisName) -> bool:
@@ -167,12 +168,9 @@ def gather(x: Array, axis_name: AxisName) -> Array:
     def padded(x: Array) -> Array:
         return _gather(jnp.pad(x, (0, -size % _TILE)), axis_name)[:, :size]
 
-    def plain(x: Array) -> Array:
-        return _gather(x, axis_name)
-
     if size % _TILE == 0:
-        return plain(x)
-    return lax.platform_dependent(x, tpu=padded, default=plain)
+        return _gather(x, axis_name)
+    return lax.platform_dependent(x, tpu=padded, default=lambda x: _gather(x, axis_name))
 
 
 def _gather(x: Array, axis_name: AxisName) -> Array:

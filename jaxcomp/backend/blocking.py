@@ -13,20 +13,20 @@ from jaxcomp.backend import axes, platforms, xla
 from jaxcomp.types import Array
 
 _CHUNK = 2**19
-"""Elements that a CPU works on at a time: few enough for its cache, enough for its threads."""
+"""Elements that a CPU processes at a time: they fit its cache and occupy its threads."""
 
 _PART = 2**20
-"""Elements in a part of what is read several times: few enough for the cache that cores share."""
+"""Elements of a part that is read several times: they fit the cache that cores share."""
 
 _MOST_PARTS = 24
-"""Each is compiled anew, which takes some twenty milliseconds."""
+"""The most parts; each takes some twenty milliseconds to compile."""
 
 
 def over_rows(f: Callable[..., Any], first: Any, *arrays: Any, common: tuple = ()) -> Any:
     """`f(first, *arrays, *common)` for a function of each row by itself, as suits the platform.
 
-    What several passes over an array cost a CPU is memory, above all the first touch of the pages
-    of what is kept between them. So it takes some rows through all passes before it goes on.
+    On a CPU, several passes over an array cost memory traffic, above all the first touch of the
+    pages of intermediate results. So some rows go through all passes before the next ones.
 
     Args:
         f: `f(first, *parts, *common)` of some rows and the number of the first of them; every array
@@ -75,9 +75,8 @@ def over_rows(f: Callable[..., Any], first: Any, *arrays: Any, common: tuple = (
     return lax.platform_dependent(first, arrays, common, cpu=in_chunks, default=whole)
 
 
-@functools.lru_cache(maxsize=1024)
-def _separate(f: Callable[..., Any]) -> Callable[..., Any]:
-    return xla.compile_separately(f)
+# Kept, so that a program has a function once, however often it is called.
+_separate = functools.lru_cache(maxsize=1024)(xla.compile_separately)
 
 
 def in_turn(f: Callable[..., Array], *arrays: Array) -> Array:

@@ -48,7 +48,7 @@ def either(go: Array, talk: Callable[..., Any], silent: Callable[..., Any], *arg
 
     def branch(number: int) -> Callable[..., list[Array]]:
         run = jex_core.jaxpr_as_fun(traced[number][0])
-        missing = [_varying(pair[1 - number]) - _varying(pair[number]) for pair in pairs]
+        missing = [axes.varying(p[1 - number]) - axes.varying(p[number]) for p in pairs]
         return lambda *flat: [
             lax.pcast(x, tuple(sorted(names, key=str)), to="varying") if names else x
             for x, names in zip(run(*flat), missing, strict=True)
@@ -57,8 +57,3 @@ def either(go: Array, talk: Callable[..., Any], silent: Callable[..., Any], *arg
     return jax.tree.unflatten(
         jax.tree.structure(shapes), lax.cond(go, branch(0), branch(1), *leaves)
     )
-
-
-def _varying(aval: Any) -> frozenset:
-    kind = getattr(aval, "manual_axis_type", None)
-    return frozenset() if kind is None else frozenset(kind.varying)

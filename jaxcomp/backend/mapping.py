@@ -33,7 +33,11 @@ def shard_map(
 
     def run(*args: Any) -> Any:
         leaves, treedef = jax.tree.flatten(args)
-        empty = [_empty(leaf) for leaf in leaves]
+        # Typed PRNG keys cannot be created with `jnp.zeros`.
+        empty = [
+            jnp.size(leaf) == 0 and not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
+            for leaf in leaves
+        ]
         if not any(empty):
             return jax.shard_map(body, in_specs=in_specs, **on)(*args)
         specs = jax.tree.leaves(jax.tree.broadcast(in_specs, args))
@@ -51,11 +55,6 @@ def shard_map(
         return jax.shard_map(filled, in_specs=there, **on)(*(leaves[n] for n in given))
 
     return run
-
-
-def _empty(leaf: Any) -> bool:
-    # Typed PRNG keys cannot be created with `jnp.zeros`.
-    return jnp.size(leaf) == 0 and not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
 
 
 def _local(leaf: Array, spec: PartitionSpec) -> Array:

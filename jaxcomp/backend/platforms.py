@@ -11,7 +11,7 @@ from jax.interpreters import ad, batching, mlir
 from jaxcomp import checks
 
 IMPLEMENTATIONS = ("reference", "gpu", "tpu", "gpu_interpret", "tpu_interpret")
-"""The names by which one implementation of what has kernels may be forced."""
+"""Valid values of `implementation=`."""
 
 _PLATFORMS = {"gpu": "cuda", "tpu": "tpu"}
 
@@ -27,11 +27,11 @@ def implementation(
 
     Args:
         name: one of `IMPLEMENTATIONS`; None for the reference.
-        parts: what has a function called `work`, by the names "reference", "gpu" and "tpu". Those
-            of the last two take `interpret`, and `refuses(*held)` says why they cannot work, or
-            None.
-        work: what to do.
-        *held: what a kernel must hold.
+        parts: modules with a function called `work`, by the names "reference", "gpu" and "tpu".
+            Functions of the last two take `interpret`, and `refuses(*held)` gives the reason why
+            they cannot work, or None.
+        work: the name of the function.
+        *held: the arguments of `refuses`, such as the size of a bucket.
 
     Raises:
         ValueError: for another name, or, as a `RefusedError`, for what the kernel cannot hold.
@@ -78,7 +78,9 @@ def by_platform(default: Any, own: dict[str, Callable[..., Any]], *args: jax.Arr
         *args: arrays.
     """
     jaxpr, shapes = default
-    flat = tuple((platform, _flat(f)) for platform, f in own.items())
+    flat = tuple(
+        (platform, lambda *args, f=f: jax.tree.leaves(f(*args))) for platform, f in own.items()
+    )
     out = PRIMITIVE.bind(*args, default=jex_core.jaxpr_as_fun(jaxpr), own=flat, traced=jaxpr)
     return jax.tree.unflatten(jax.tree.structure(shapes), out)
 
@@ -86,10 +88,6 @@ def by_platform(default: Any, own: dict[str, Callable[..., Any]], *args: jax.Arr
 def program(function: Callable[..., Any], *args: jax.Array) -> tuple[Any, Any]:
     """The program of a function, and the shapes of its results."""
     return jax.make_jaxpr(function, return_shape=True)(*args)
-
-
-def _flat(f: Callable[..., Any]) -> Callable[..., list[jax.Array]]:
-    return lambda *args: jax.tree.leaves(f(*args))
 
 
 def _run(*args: jax.Array, default: Any, own: Any, traced: Any) -> list[jax.Array]:

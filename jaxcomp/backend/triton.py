@@ -33,8 +33,8 @@ def call(
     Args:
         kernel: takes a reference for each array, then one for each output.
         outputs: shape and dtype of each.
-        arrays: what it reads; they are of one type, as `axes.match_vma` makes them.
-        programs: how many, numbered by `pallas.program_id(0)`.
+        arrays: the inputs, typed alike by `axes.match_vma`.
+        programs: the number of programs, counted by `pallas.program_id(0)`.
         warps: groups of 32 threads of a program.
         name: of the kernel in profiles, after "jaxcomp_".
         interpret: whether Pallas interprets the kernel, on any device.

@@ -34,7 +34,7 @@ def constants() -> Iterator[None]:
 def evaluated(f: Callable[..., Any], *args: Any) -> Any:
     """`f` of constants as one program that runs at once, even while another program is traced.
 
-    Within `constants`, what does not depend on an argument is a program an operation, also in a
+    Within `constants`, what does not depend on an argument is a program per operation, also in a
     function that is jitted: thirty small programs take a second to compile.
 
     Args:
@@ -188,11 +188,11 @@ _LARGE = 2**18
 
 
 def in_rows(x: jax.Array, lanes: int) -> jax.Array:
-    """`x` in rows of `lanes` elements, if it is so many whole rows and they are not short.
+    """`x` reshaped to rows of `lanes` elements, if these divide it and are not short.
 
-    On a CPU, XLA loops over what a fusion returns. In rows as long as the stretches that are read,
-    neighbours are read as one vector; along anything longer, one by one, which takes three times as
-    long.
+    On a CPU, XLA loops over the result of a fusion. If its rows are as long as the contiguous parts
+    of the input, neighbours are read as one vector; in longer rows one by one, which takes three
+    times as long.
     """
     return x if lanes < _FEWEST_LANES or x.size % lanes else x.reshape(-1, lanes)
 
@@ -203,9 +203,9 @@ _FEWEST_LANES = 8
 def _inlined(traced: Any) -> Callable[..., list[Any]]:
     """A jitted function that is called by one that is compiled separately.
 
-    What is said of a function is said of all that it calls, such as `jnp.pad`: each would be kept
-    apart from its neighbours too, and its result be written to memory. So short ones are written
-    out in the program, and of others it is said that the compiler inlines them.
+    XLA applies an attribute of a function to all functions that it calls, such as `jnp.pad`: each
+    would be separate too, and write its result to memory. So short ones are inlined here, and
+    others are marked as inlineable.
     """
     if len(traced.jaxpr.eqns) < _SHORT:
         return _flattened(traced)
@@ -218,7 +218,7 @@ def _inlined(traced: Any) -> Callable[..., list[Any]]:
 
 
 _SHORT = 20
-"""Operations of a function from which on a program is shorter if it has the function once."""
+"""Functions with fewer equations are inlined."""
 
 
 @functools.lru_cache(maxsize=1024)
@@ -304,18 +304,18 @@ def joined(parts: Sequence[jax.Array]) -> jax.Array:
 
 
 _UNEVEN = 1.5
-"""The largest accepted time of a concatenation, in times of a copy."""
+"""The largest accepted time of a concatenation, relative to a copy."""
 
 _FEW = 8
-"""Parts longer than such a share are put in place by a kernel each."""
+"""Parts longer than `1 / _FEW` of the result are copied by a kernel each."""
 
 
 def cut(flat: jax.Array, begins: Sequence[int], lengths: Sequence[int]) -> list[jax.Array]:
     """Slices of a non-empty vector from each `begin`, each with its length.
 
-    Kernels that differ in nothing but a constant are compiled once if the constant is an argument,
-    and a constant that the compiler can see it puts into the kernel. So on a CPU the places are
-    hidden from it: cutting a batch into fifty leaves of two shapes is two kernels, not fifty.
+    Kernels that differ only in a constant are compiled once if the constant is an argument, but XLA
+    puts every constant that it can see into the kernel. So on a CPU the positions are hidden from
+    it: cutting a batch into fifty leaves of two shapes is two kernels, not fifty.
     """
 
     def known(zero):

@@ -12,8 +12,10 @@ from jaxcomp.base.codec import (
 )
 from jaxcomp.base.feedback import (
     Feedback as Feedback,
+    FeedbackFacts as FeedbackFacts,
     Mirrored as Mirrored,
     WrappedFeedback as WrappedFeedback,
+    sent_later as sent_later,
 )
 from jaxcomp.base.gate import Gate as Gate, Opened as Opened
 from jaxcomp.base.graph import Graph as Graph

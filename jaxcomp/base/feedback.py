@@ -1,12 +1,41 @@
 """The interface of a feedback: the memory of a sender."""
 
 import abc
-from typing import NamedTuple
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 from jaxcomp.base import interface
 from jaxcomp.base.codec import Codec
 from jaxcomp.base.interface import Interface
 from jaxcomp.types import Array, PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class FeedbackFacts:
+    """What a feedback declares about itself, for links, gates, reducers and clients.
+
+    Attributes:
+        memory: whether it has any memory.
+        mirrors: whether its state is a `Mirrored`.
+        bounded: whether its memory is finite whenever the mean of the messages is; if not, workers
+            exchange a flag for non-finite memory.
+        keeps_unsent: whether `unsent` returns arrays, which later messages send.
+        conserves: whether the sent and the unsent parts add up to the sum of all inputs.
+        accelerates: whether its messages contain momentum; dense leaves then need a momentum of
+            their own.
+        needs_mean: whether `update` needs the whole mean of all messages as its `part`.
+        forgets_absent: whether the estimate leaves out the memories of non-participating workers.
+    """
+
+    memory: bool = True
+    mirrors: bool = False
+    bounded: bool = False
+    keeps_unsent: bool = False
+    conserves: bool = False
+    accelerates: bool = False
+    needs_mean: bool = False
+    forgets_absent: bool = False
 
 
 class Feedback(Interface, abstract=True):
@@ -17,23 +46,10 @@ class Feedback(Interface, abstract=True):
     `Mirrored`.
 
     Attributes:
-        kind: the kind of memory ("residual", "momentum", "shift", …), which tells `resize_workers`
-            how to move it.
-        mirrors: whether its state is a `Mirrored`.
-        bounded: whether its memory is finite whenever the mean of the messages is; if not, workers
-            exchange a flag for non-finite memory.
-        absent: the message of a non-participating worker is "remembered" in the memory, or
-            "left out" of it.
-        step: the step size `a` of a shift.
-        decay: the fraction of a residual that is kept.
+        facts: what the feedback declares about itself.
     """
 
-    kind: str
-    mirrors = False
-    bounded = False
-    absent = "remembered"
-    step: float | None = None
-    decay = 1.0
+    facts = FeedbackFacts()
 
     def check(self, codec: Codec, size: int | None) -> None:
         """Raises a `ValueError` if this feedback cannot be used with `codec` and bucket `size`."""
@@ -74,11 +90,6 @@ class Feedback(Interface, abstract=True):
         del state
         return ()
 
-    @interface.derived
-    def keeps_unsent(self) -> bool:
-        """Whether `unsent` returns arrays."""
-        return type(self).unsent is not Feedback.unsent
-
 
 class WrappedFeedback(Feedback, abstract=True):
     """A feedback around another one, `feedback`; it forwards every hook that it does not define."""
@@ -104,6 +115,36 @@ class WrappedFeedback(Feedback, abstract=True):
 
 
 interface.forward(WrappedFeedback, "feedback", interface.hooks(Feedback))
+
+
+_SENT_LATER: dict[type, str] = {}
+_State = TypeVar("_State", bound=type)
+
+
+def sent_later(field: str) -> Callable[[_State], _State]:
+    """Declares which field of a feedback's state is sent later, whatever is added to it.
+
+    `jaxcomp.resize_workers` adds to it what a downlink has not sent, if the new workers have no
+    downlink. A decorator of the state's class.
+
+    Example:
+        >>> @sent_later("rest")
+        ... class Kept(NamedTuple):
+        ...     rest: PyTree
+        >>> sent_later_of(Kept(rest=1))
+        'rest'
+    """
+
+    def declared(cls: _State) -> _State:
+        _SENT_LATER[cls] = field
+        return cls
+
+    return declared
+
+
+def sent_later_of(state: PyTree) -> str | None:
+    """The field of this state that is sent later; None if there is none."""
+    return _SENT_LATER.get(type(state))
 
 
 class Mirrored(NamedTuple):

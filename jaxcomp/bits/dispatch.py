@@ -28,7 +28,7 @@ _PARTS = {"reference": reference, "gpu": gpu, "tpu": tpu}
 def pack(
     codes: UInt32[Array, "n size"], *, bits: Bits, implementation: str | None = None
 ) -> UInt32[Array, "n words"]:
-    """Codes below `2**bits` (below 3 for `bits=1.6`), one bucket a row, as words.
+    """Codes below `2**bits` (below 3 for `bits=1.6`), one bucket per row, as words.
 
     Args:
         codes: `uint32[n, size]`.
@@ -92,7 +92,7 @@ def encode(
         grid: how a bucket gets its step, and an element its code.
         x: `[n, size]`, zero-padded.
         count: `[n]`, the real elements of each bucket.
-        key: what dither is drawn from.
+        key: the key of the dither.
         first: the number of bucket 0, for the dither.
         scale: `[n]`, in place of the bucket's own; None for its own.
         implementation: one of `IMPLEMENTATIONS`; None for the platform's own.
@@ -106,7 +106,8 @@ def encode(
         return functools.partial(_one("encode", name, grid.bits, x.shape[1], x.dtype), grid)
 
     number = jnp.asarray(first).astype(jnp.uint32)
-    args = _alike(x, count, key, number, *given)
+    # Of one type of replication, so that all implementations return the same types.
+    args = axes.match_vma(*map(jnp.asarray, (x, count, key, number, *given)))
     if implementation is not None:
         return run(implementation)(*args)
     # Traced here, so that the stack has one frame less at the first arithmetic.
@@ -125,7 +126,7 @@ def decode_sum(
     """Unpacks, scales and accumulates the payloads of all workers, in their order.
 
     Args:
-        grid: what a code is worth.
+        grid: the values of the codes.
         packed: the words of each worker.
         steps: the steps of each worker's buckets.
         like: shape `[n, size]` and dtype of the result; the sum is taken in float32, or in float64
@@ -141,17 +142,12 @@ def decode_sum(
         work = _one("decode_sum", name, grid.bits, like.shape[1], like.dtype)
         return lambda packed, steps: work(grid, packed, steps, like)
 
-    args = _alike(packed, steps)
+    args = axes.match_vma(*map(jnp.asarray, (packed, steps)))
     if implementation is not None:
         return run(implementation)(*args)
     return platforms.by_platform(
         platforms.program(run("reference"), *args), platforms.kernels(run), *args
     )
-
-
-def _alike(*args: Array) -> tuple[Array, ...]:
-    """Types the arguments alike, so that all implementations return the same types."""
-    return axes.match_vma(*map(jnp.asarray, args))
 
 
 def _one(

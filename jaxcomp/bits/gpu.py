@@ -20,7 +20,7 @@ from jaxcomp.quantize.sums import IN_GPU, INTERPRETED
 from jaxcomp.types import Array, ArrayLike
 
 ELEMENTS = 1024
-"""Elements that a program holds at least, and that each of its warps holds.
+"""The fewest elements of a program, and the elements of each of its warps.
 
 With 512 a warp, the fields of narrow codes leave most threads without an element, and signs take
 two to four times as long to pack; with 2,048, some decoders take up to 25 % longer (on an H200).
@@ -30,7 +30,7 @@ LARGEST = 8192
 """Elements of the largest bucket that a program can hold."""
 
 UNROLLED = 8
-"""Fields that are packed in a row; more are packed in a loop."""
+"""The most fields whose packing is unrolled; more are packed in a loop."""
 
 
 def refuses(bits: Bits, size: int, dtype: Any) -> str | None:
@@ -115,12 +115,7 @@ def encode(
 
 
 def decode_sum(
-    grid: Grid,
-    packed: Array,
-    steps: Array,
-    like: ArrayLike,
-    *,
-    interpret: bool = False,
+    grid: Grid, packed: Array, steps: Array, like: ArrayLike, *, interpret: bool = False
 ) -> Array:
     """The kernel of `bits.decode_sum`."""
     (workers, n, _), size = packed.shape, like.shape[1]

@@ -40,14 +40,14 @@ class Plane:
         self, codes: Array | np.ndarray, field: int | np.ndarray | Array, whole: bool = False
     ) -> Any:
         """The bits of a word from codes in this field; `whole` if the codes have this width."""
-        part = codes if whole else (codes >> np.uint32(self.low)) & _mask(self.width)
+        part = codes if whole else (codes >> np.uint32(self.low)) & np.uint32((1 << self.width) - 1)
         return part << _uint(field, self.width)
 
     def take(self, words: Array | np.ndarray, field: int | np.ndarray | Array) -> Any:
         """The bits of the codes in this field."""
         part = words >> _uint(field, self.width)
         if self.width < 32:
-            part = part & _mask(self.width)
+            part = part & np.uint32((1 << self.width) - 1)
         return part << np.uint32(self.low) if self.low else part
 
 
@@ -110,10 +110,6 @@ def words(size: int, bits: Bits) -> int:
         32
     """
     return sum(lanes(size, plane) for plane in planes(bits))
-
-
-def _mask(width: int) -> np.uint32:
-    return np.uint32((1 << width) - 1)
 
 
 def _uint(field: "int | np.ndarray | Array", factor: int) -> Any:

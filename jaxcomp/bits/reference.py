@@ -6,20 +6,20 @@ from jaxtyping import Float32, UInt32
 
 from jaxcomp.backend import xla
 from jaxcomp.bits.grid import Grid
-from jaxcomp.bits.planes import Bits, Plane, TritPlane, lanes, planes
+from jaxcomp.bits.planes import Bits, lanes, planes
 from jaxcomp.numerics import noise, summing
 from jaxcomp.quantize.sums import IN_XLA
 from jaxcomp.types import Array, ArrayLike
 
 
 def pack(codes: UInt32[Array, "n size"], bits: Bits) -> UInt32[Array, "n words"]:
-    """Codes, one bucket a row, as words."""
+    """Codes, one bucket per row, as words."""
     n, size = codes.shape
     packed = []
     for plane in planes(bits):
         width = lanes(size, plane)
         full = size // width
-        fields, whole = _fields(plane), len(planes(bits)) == 1
+        fields, whole = np.arange(plane.fields)[None, :, None], len(planes(bits)) == 1
         # One reduction instead of a slice per field: it reads the codes once, without storing them.
         rows = codes[:, : full * width].reshape(n, full, width)
         words = jnp.sum(plane.put(rows, fields[:, :full], whole=whole), axis=1, dtype=jnp.uint32)
@@ -36,7 +36,8 @@ def unpack(packed: UInt32[Array, "n words"], bits: Bits, size: int) -> UInt32[Ar
     codes, start = None, 0
     for plane in planes(bits):
         width = lanes(size, plane)
-        part = plane.take(packed[:, None, start : start + width], _fields(plane))
+        fields = np.arange(plane.fields)[None, :, None]
+        part = plane.take(packed[:, None, start : start + width], fields)
         part = part.reshape(n, plane.fields * width)[:, :size]
         codes = part if codes is None else codes | part
         start += width
@@ -53,12 +54,9 @@ def encode(
     scale: Float32[Array, " n"] | None = None,
 ) -> tuple[UInt32[Array, "n words"], Float32[Array, " n"]]:
     """Quantises and packs: the words and the step of each bucket."""
-    n, size = x.shape
     scales = grid.scale(x, count[:, None], IN_XLA) if scale is None else scale[:, None]
     step, factor = grid.step(scales, x.dtype, IN_XLA)
-    high, low = noise.seeds(key, first, n)
-    position = jnp.arange(size, dtype=jnp.uint32)[None, :]
-    codes = grid.codes(x, factor, high[:, None], low[:, None], position)
+    codes = grid.codes(x, factor, *noise.rows(key, first, x.shape))
     return pack(codes, grid.bits), step[:, 0]
 
 
@@ -85,7 +83,3 @@ def decode_sum(
         return total(packed, steps)
     # Cut afterwards: a loop over the shorter rows would read word by word.
     return xla.compile_separately(total, width)(packed, steps)[:, :size]
-
-
-def _fields(plane: Plane | TritPlane) -> np.ndarray:
-    return np.arange(plane.fields)[None, :, None]

@@ -74,7 +74,7 @@ def pack(codes: Array, bits: Bits, *, interpret: bool = False) -> Array:
         [_buckets(groups, size)],
         [codes],
         [_shared(groups, words)],
-        [_shared_shape(n, words, jnp.uint32)],
+        [((pl.cdiv(n, TOGETHER), TOGETHER * words), jnp.uint32)],
         interpret,
         scratch=[_tile(groups, size, jnp.uint32)],
     )[0]
@@ -145,13 +145,13 @@ def encode(
             pieces += _pieces(codes, grid.bits, bucket)
         _put(words_ref, pieces)
 
-    seeds = jnp.concatenate([key, first[None]])[None]
+    seeds, rows = jnp.concatenate([key, first[None]])[None], pl.cdiv(n, TOGETHER)
     packed, steps = _call(
         kernel,
         [pl.BlockSpec(memory_space=pltpu.SMEM), _shared(groups, 1), _buckets(groups, size)],
         [seeds, _share(given[:, None]), x],
         [_shared(groups, words), pl.BlockSpec((groups, LANES), lambda i: (i, 0))],
-        [_shared_shape(n, words, jnp.uint32), ((pl.cdiv(n, TOGETHER), LANES), jnp.float32)],
+        [((rows, TOGETHER * words), jnp.uint32), ((rows, LANES), jnp.float32)],
         interpret,
         scratch=[_tile(groups, size, jnp.float32)],
     )
@@ -159,12 +159,7 @@ def encode(
 
 
 def decode_sum(
-    grid: Grid,
-    packed: Array,
-    steps: Array,
-    like: ArrayLike,
-    *,
-    interpret: bool = False,
+    grid: Grid, packed: Array, steps: Array, like: ArrayLike, *, interpret: bool = False
 ) -> Array:
     """The kernel of `bits.decode_sum`."""
     (workers, n, words), size = packed.shape, like.shape[1]
@@ -329,10 +324,6 @@ def _buckets(groups: int, size: int) -> Any:
 
 def _shared(groups: int, words: int) -> Any:
     return pl.BlockSpec((groups, TOGETHER * words), lambda i: (i, 0))
-
-
-def _shared_shape(n: int, words: int, dtype: Any) -> tuple[tuple[int, int], Any]:
-    return (pl.cdiv(n, TOGETHER), TOGETHER * words), dtype
 
 
 def _share(x: Array) -> Array:

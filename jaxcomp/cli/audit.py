@@ -15,14 +15,8 @@ def audit(args: argparse.Namespace) -> None:
         lines = [*sorted(sent.items()), ("in all", sum(sent.values()))]
         rows += [(path, op, f"{size:,}") for op, size in lines]
     about = "Bytes that one device sends in one run; a collective in a loop counts once."
-    tables.show(
-        args,
-        found,
-        ("program", "collective", "bytes"),
-        rows,
-        right=(False, False, True),
-        about=about,
-    )
+    heads, right = ("program", "collective", "bytes"), (False, False, True)
+    tables.show(args, found, heads, rows, right=right, about=about)
 
 
 def _text(path: pathlib.Path) -> str:

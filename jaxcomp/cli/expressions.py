@@ -26,7 +26,7 @@ _ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
     ast.Pow: operator.pow,
 }
 _LARGEST = 1024
-"""Of a power, so that no number takes longer to compute than to read."""
+"""Largest base and exponent of a power, so that it is computed at once."""
 
 
 def evaluate(text: str) -> Any:
@@ -73,7 +73,7 @@ def named(text: str) -> Any:
 
 @functools.cache
 def names() -> dict[str, Any]:
-    """What may be called, by name: every class and function that is public."""
+    """Every public class and function, by its name."""
     found = {}
     for module in (*(getattr(jaxcomp, family) for family in _FAMILIES), jaxcomp):
         for name, value in vars(module).items():
@@ -140,7 +140,8 @@ def _call(made: Any, args: list[Any], settings: dict[str, Any], text: str) -> An
         signature.bind(*args, **settings)
     except TypeError as error:
         taken = ", ".join(
-            str(p).partition(":")[0] + _default(p) for p in signature.parameters.values()
+            str(p).partition(":")[0] + ("" if p.default is p.empty else f"={p.default!r}")
+            for p in signature.parameters.values()
         )
         raise ValueError(
             f"{made.__name__!r}{_within(made.__name__, text)} must have the arguments ({taken}): "
@@ -152,10 +153,6 @@ def _call(made: Any, args: list[Any], settings: dict[str, Any], text: str) -> An
 def _within(name: str, text: str) -> str:
     """Where a name is, unless it is all of the text."""
     return "" if name == text.strip() else f" in {text!r}"
-
-
-def _default(parameter: inspect.Parameter) -> str:
-    return "" if parameter.default is parameter.empty else f"={parameter.default!r}"
 
 
 def _wrong(text: str) -> ValueError:

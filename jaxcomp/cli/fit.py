@@ -11,10 +11,10 @@ from jaxcomp.planning import plots
 from jaxcomp.theory import magnitudes
 
 _LEAST = 1024
-"""Elements of the leaves that are fitted by themselves; `compressed_mean` leaves smaller dense."""
+"""Smallest leaf that is fitted by itself; `compressed_mean` sends smaller leaves dense."""
 _POINTS = 60
 _PANELS = 5
-"""At most so many gradients are drawn, at equal distances."""
+"""The most gradients that are drawn; of more, some at equal distances."""
 _COLOURS = {"exponential": "#c44e52", "gamma": "#4c72b0", "pareto": "#55a868"}
 
 
@@ -31,33 +31,25 @@ def fit(args: argparse.Namespace) -> None:
     figure = plots.figure_class()(figsize=(10, 6.6), layout="constrained")
     draw(figure, told)
     figure.savefig(path, dpi=120)
-    rows = [
-        (
-            name,
-            law,
-            f"{of[law]['distance']:.3f}",
-            f"{of[law]['kept']:.2f}",
-            f"{low:.2f} to {high:.2f}",
-            of["best"] if law == "exponential" else "",
-        )
-        for name, one in found.items()
-        for of in [one["whole"]]
-        for law in magnitudes.LAWS
-        for low, high in [_range(one, law)]
-    ]
+    rows = []
+    for name, one in found.items():
+        for law in magnitudes.LAWS:
+            whole, best = one["whole"][law], one["whole"]["best"]
+            kept = [leaf[law]["kept"] for leaf in one["leaves"].values()] or [whole["kept"]]
+            cells = (f"{whole['distance']:.3f}", f"{whole['kept']:.2f}")
+            span = f"{min(kept):.2f} to {max(kept):.2f}"
+            rows.append((name, law, *cells, span, best if law == "exponential" else ""))
     heads = ("gradient", "law", "distance", "kept", "kept, single leaves", "best law")
     about = (
-        f"Distance is the largest between the distributions (0 is exact). Kept is the share above "
-        "the "
-        f"law's threshold for {100 * args.share:g} %, as a multiple of it, in one stage; sidco "
-        "refines "
-        f"it in further stages. The picture is {path}."
+        "Distance is the largest between the distributions (0 is exact). Kept is the share above "
+        f"the law's threshold for {100 * args.share:g} %, as a multiple of it, in one stage; sidco "
+        f"refines it in further stages. The picture is {path}."
     )
     tables.show(args, told, heads, rows, right=(False, False, True, True, True), about=about)
 
 
 def draw(figure: Any, told: dict[str, Any]) -> None:
-    """Above: the share of elements above a magnitude, and the laws. Below: what thresholds keep."""
+    """Above: the tails of elements and laws. Below: the share that each threshold keeps."""
     names = list(told["gradients"])
     places = np.unique(np.linspace(0, len(names) - 1, min(_PANELS, len(names))).round().astype(int))
     upper, lower = figure.subfigures(2, 1)
@@ -66,9 +58,8 @@ def draw(figure: Any, told: dict[str, Any]) -> None:
         _tail(axes, names[place], told["gradients"][names[place]], told["share"])
         axes.label_outer()
     panels[0].set_ylabel("share of elements above")
-    for law, axes in zip(
-        magnitudes.LAWS, lower.subplots(1, len(magnitudes.LAWS), sharey=True), strict=True
-    ):
+    panels = lower.subplots(1, len(magnitudes.LAWS), sharey=True)
+    for law, axes in zip(magnitudes.LAWS, panels, strict=True):
         _over_training(axes, law, told)
         axes.label_outer()
 
@@ -96,7 +87,7 @@ def _tail(axes: Any, name: str, one: dict[str, Any], share: float) -> None:
 
 
 def _over_training(axes: Any, law: str, told: dict[str, Any]) -> None:
-    """What one law's threshold keeps of each gradient: a line a leaf, and all elements together."""
+    """The share of each gradient above one law's threshold: a line per leaf, and one for all."""
     of_all = list(told["gradients"].values())
     at = range(len(of_all))
     least = 1e-2
@@ -168,8 +159,3 @@ def _curve(x: np.ndarray, found: magnitudes.LawFits) -> dict[str, Any]:
         "share": short(at / x.size),
         "laws": {law.name: short(some * law.above(a[at - 1])) for law in found.laws},
     }
-
-
-def _range(one: dict[str, Any], law: str) -> tuple[float, float]:
-    kept = [leaf[law]["kept"] for leaf in one["leaves"].values()] or [one["whole"][law]["kept"]]
-    return min(kept), max(kept)

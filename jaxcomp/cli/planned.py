@@ -63,7 +63,10 @@ def plan(args: argparse.Namespace) -> None:
 def _like(args: argparse.Namespace) -> Any:
     """The tree to plan for, or its number of parameters."""
     if args.gradients is None:
-        return models.MODELS[args.model]() if args.model else args.params or _tree(args.tree)
+        if args.tree is None:
+            return models.MODELS[args.model]() if args.model else args.params
+        tree = expressions.named(args.tree)
+        return jax.eval_shape(tree) if callable(tree) else tree
     if args.budget is None:
         raise ValueError("--gradients needs a --budget, as in --budget 400kB, to spend on them")
     return files.arrays(args.gradients[0])
@@ -89,12 +92,6 @@ def _way(text: str, given: Any) -> Any:
     if not isinstance(given, wanted):
         raise ValueError(f"{text!r} must be a codec, a link, a policy or a reducer, got {given!r}")
     return given
-
-
-def _tree(text: str) -> Any:
-    """A tree of parameters or shapes; a function that returns one is not run."""
-    found = expressions.named(text)
-    return jax.eval_shape(found) if callable(found) else found
 
 
 def _step(given: float | str) -> float:

@@ -111,19 +111,14 @@ def draw(figure: Any, records: list[Record], alarms: list[Any]) -> None:
             axes.axvline(step, color="red", linewidth=0.8, linestyle=":")
         axes.set(title=title, xlabel="step")
         axes.grid(alpha=0.3)
-        if title in logarithmic:
-            _logarithmic(axes, [record[name] for record in records for name in names])
+        drawn = [record[name] for record in records for name in names]
+        finite = [value for value in drawn if math.isfinite(value)]
+        if title in logarithmic and finite and 0 < 100 * min(finite) < max(finite):
+            axes.set_yscale("log")
         if len(names) > 1 or names == own != []:
             axes.legend(fontsize=8)
         if not names:
             axes.text(0.5, 0.5, "none in the file", ha="center", transform=axes.transAxes)
-
-
-def _logarithmic(axes: Any, values: list[float]) -> None:
-    """Draws positive values over more than two decades, such as losses, on a logarithmic scale."""
-    finite = [value for value in values if math.isfinite(value)]
-    if finite and min(finite) > 0 and max(finite) > 100 * min(finite):
-        axes.set_yscale("log")
 
 
 def _ending(records: list[Record], field: str) -> list[str]:

@@ -59,22 +59,14 @@ def bench(args: argparse.Namespace) -> None:
     for text, way in ways.items():
         found.append(_timed(text, way, args, copy))
         progress(text)
-    heads = (
-        "codec",
-        "bits",
-        "encode",
-        "decode",
-        "add one",
-        "spread",
-        "copies",
-        "error",
-        "pays below",
-    )
+    heads = ("codec", "bits", "encode", "decode", "add one")
+    heads += ("spread", "copies", "error", "pays below")
     rows = [
         (
             line["codec"],
             f"{line['bits']:.2f}",
-            *(_duration(line[name]) for name in ("encode", "decode", "add")),
+            units.duration(line["encode"]),
+            *("–" if line[n] is None else units.duration(line[n]) for n in ("decode", "add")),
             f"{100 * line['spread']:.0f} %",
             f"{line['copies']:.1f}",
             f"{line['error']:.2g}",
@@ -94,7 +86,7 @@ def bench(args: argparse.Namespace) -> None:
 
 
 def _way(text: str, given: Any) -> Any:
-    """What is timed: a codec with its feedback, a link, or a whole reducer."""
+    """The part to time: a codec with its feedback, a link, or a whole reducer."""
     if isinstance(given, jaxcomp.Codec):
         return choose.given(given)
     if isinstance(given, jaxcomp.Hierarchical):
@@ -131,10 +123,6 @@ def _like(elements: int) -> jax.ShapeDtypeStruct:
     """A square matrix of so many elements, or nearly one."""
     side = max(1, round(elements**0.5))
     return jax.ShapeDtypeStruct((side, -(-elements // side)), jnp.float32)
-
-
-def _duration(seconds: float | None) -> str:
-    return "–" if seconds is None else units.duration(seconds)
 
 
 def progress(said: str) -> None:

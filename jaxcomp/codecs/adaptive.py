@@ -17,13 +17,13 @@ from jaxcomp.codecs.payload import QuantizedPayload
 from jaxcomp.numerics import noise, summing
 from jaxcomp.quantize import adaptive, rounding, sums
 from jaxcomp.quantize.scales import L2, Scale
-from jaxcomp.types import Array, ArrayLike, AxisName, Key
+from jaxcomp.types import Array, ArrayLike, AxisName, Key, Weights
 
 _PRECISION = 14
 """Bits of a level: 2⁻¹⁴ of the scale is fine enough for buckets of 8,192."""
 
 _FRACTION = 15
-"""Bits behind a level in which magnitudes are compared, and of the dither."""
+"""Fractional bits of a level in the comparison with magnitudes; bits of the dither."""
 
 
 class AdaptiveState(NamedTuple):
@@ -59,7 +59,7 @@ class AdaptiveQuantizer(Codec):
         every: the number of steps between updates; the first update comes after one step.
         pooled: True to weight all buckets equally, False to weight them by their squared norm.
         scale: the scale of a bucket.
-        bucket_size: elements in a bucket; None for one bucket a leaf.
+        bucket_size: elements in a bucket; None for one bucket per leaf.
 
     Raises:
         ValueError: for a width, rule or schedule out of range.
@@ -148,11 +148,9 @@ class AdaptiveQuantizer(Codec):
     def encode(
         self, key: Key, x: Array, count: Array, state: AdaptiveState
     ) -> tuple[QuantizedPayload, AdaptiveState]:
-        n, size = x.shape
         scale = self.scale(x, count[:, None])
         step, factor = rounding.exact_step(scale, 1 << _PRECISION, x.dtype, precision=_PRECISION)
-        high, low = (part[:, None] for part in noise.seeds(key.own, key.first, n))
-        dither = noise.below(_FRACTION, high, low, jnp.arange(size, dtype=jnp.uint32)[None])
+        dither = noise.below(_FRACTION, *noise.rows(key.own, key.first, x.shape))
         # Points are in 2⁻²⁰ of a step, which needs five bits more than the integer has.
         spare = jnp.float32(2.0 ** (_FRACTION - rounding.FRACTION))
         size_ = rounding.points(jnp.abs(x), factor * spare).astype(jnp.int32)
@@ -177,7 +175,7 @@ class AdaptiveQuantizer(Codec):
         keys: Key,
         payloads: QuantizedPayload,
         like: ArrayLike,
-        weights: Array | None = None,
+        weights: Weights = None,
         side: Any = None,
     ) -> Array:
         del keys
@@ -188,26 +186,19 @@ class AdaptiveQuantizer(Codec):
 
         def term(index):
             codes = bits.unpack(payloads.words[index], bits=self.width, size=like.shape[1])
-            values = self._values(codes, levels)
+            number = (codes & (2 ** (self.width - 1) - 1)).astype(jnp.int32)
+            value = jnp.zeros(codes.shape, jnp.int32)
+            for place in range(1, levels.shape[0]):
+                value = jnp.where(number == place, levels[place], value)
+            negative = (codes >> (self.width - 1)) & 1
+            values = jnp.where(negative == 1, -value, value).astype(jnp.float32)
             return (values * steps[index][:, None]).astype(summing.wide(like.dtype))
 
         return summing.in_order(term, payloads.words.shape[0]).astype(like.dtype)
 
-    def _values(self, codes: Array, levels: Int32[Array, " levels"]) -> Float32[Array, "n size"]:
-        number = (codes & (2 ** (self.width - 1) - 1)).astype(jnp.int32)
-        value = jnp.zeros(codes.shape, jnp.int32)
-        for place in range(1, levels.shape[0]):
-            value = jnp.where(number == place, levels[place], value)
-        negative = (codes >> (self.width - 1)) & 1
-        return jnp.where(negative == 1, -value, value).astype(jnp.float32)
 
-
-_EMPTY = (
-    np.zeros(adaptive.BINS, np.float32),
-    np.zeros(adaptive.BINS, np.float32),
-    np.zeros((), np.float32),
-)
-"""A histogram of nothing, and the largest norm of nothing."""
+_EMPTY = tuple(np.zeros(shape, np.float32) for shape in (adaptive.BINS, adaptive.BINS, ()))
+"""The weights, moments and largest norm of an empty histogram."""
 
 
 def _power_of_two(x: Float32[Array, ""]) -> Float32[Array, ""]:

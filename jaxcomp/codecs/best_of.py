@@ -11,6 +11,7 @@ from jaxtyping import Float32, Int32, UInt8, UInt32
 from jaxcomp import checks
 from jaxcomp.backend import xla
 from jaxcomp.base import Codec
+from jaxcomp.codecs import inner
 from jaxcomp.codecs.payload import AgreedScale, QuantizedPayload
 from jaxcomp.codecs.quantizer import Quantizer
 from jaxcomp.numerics import exact, summing
@@ -48,9 +49,9 @@ class BestOf(Codec, public=("bits", "costs")):
     them from a `Side`; without them there is one guess, zero.
 
     Args:
-        scales: of the quantizers: such as never are below the largest element.
-        rate: `λ`, the error that a bit an element is worth, in the units of the input.
-        bucket_size: elements that share a guess, a scale and a mode; None for one bucket a leaf.
+        scales: the scales of the quantizers, which are never below the largest element.
+        rate: `λ`, the error that a bit per element is worth, in the units of the input.
+        bucket_size: elements that share a guess, a scale and a mode; None for one bucket per leaf.
 
     Raises:
         ValueError: for no scale, one that elements may exceed, or a rate that is negative; on use,
@@ -126,7 +127,7 @@ class BestOf(Codec, public=("bits", "costs")):
 
     def side(self, agreed: Any) -> Any:
         """The guesses, if there are some."""
-        return agreed if _given(agreed) else None
+        return agreed if inner.has_guesses(agreed) else None
 
     def encode(self, key: Key, x: Array, count: Array, state: Any) -> tuple[BestOfPayload, Any]:
         rest = self._residuals(x, state)
@@ -150,7 +151,7 @@ class BestOf(Codec, public=("bits", "costs")):
         wide = summing.accumulator(like)
         sent = QuantizedPayload(payload.words, (payload.step,))
         values = self._quantizer.decode(key, sent, wide)
-        if _given(side):
+        if inner.has_guesses(side):
             guess = (payload.mode.astype(jnp.int32) // len(self.scales))[None, :, None]
             guess = jnp.minimum(guess, side.shape[0] - 1)  # A message may say anything.
             values = values + jnp.take_along_axis(side, guess, axis=0)[0].astype(wide.dtype)
@@ -162,7 +163,7 @@ class BestOf(Codec, public=("bits", "costs")):
 
     def _residuals(self, x: Array, state: Any) -> Float32[Array, "alternatives n size"]:
         wide = x.astype(jnp.float32)
-        return wide[None] - state.astype(jnp.float32) if _given(state) else wide[None]
+        return wide[None] - state.astype(jnp.float32) if inner.has_guesses(state) else wide[None]
 
     def _costs(self, rest: Array, count: Array) -> Array:
         """`[alternatives, scales, n]`; infinite where a guess is not finite."""
@@ -170,10 +171,8 @@ class BestOf(Codec, public=("bits", "costs")):
         rows, counts = rest.reshape(-1, size), jnp.tile(count, alternatives)[:, None]
         top = sums.max_abs(rows)
         part = sums.unit(rows, top)
-        above, below, energy = (
-            sums.total(terms)
-            for terms in (jnp.maximum(part, 0), jnp.maximum(-part, 0), part * part)
-        )
+        above, below = (sums.total(jnp.maximum(terms, 0)) for terms in (part, -part))
+        energy = sums.total(part * part)
         # In units of the largest element, so that nothing overflows.
         sizes = jnp.stack([scale(part, counts) for scale in self.scales])
         cost = _pricing(self.rate)(top, above, below, energy, sizes, counts)[..., 0]
@@ -199,18 +198,10 @@ def _pricing(rate: float) -> Callable[..., Array]:
         inverse = share * exact.reciprocal(jnp.maximum(sizes, 1))
         up, down = (xla.block_fma(each * inverse) for each in (above, below))
         none = jnp.maximum(1 - up - down, 0)
-        entropy = sum((_information(p) for p in (up, down, none)), jnp.zeros_like(up))
+        entropy = jnp.zeros_like(up)
+        for p in (up, down, none):
+            entropy = entropy + xla.block_fma(-p * jnp.log2(jnp.where(p > 0, p, 1)))
         cost = error + xla.block_fma(jnp.float32(rate) * entropy)
         return jnp.where(jnp.isnan(cost), jnp.inf, cost)
 
     return xla.compile_separately(price)
-
-
-def _information(p: Array) -> Array:
-    """`−p · log₂ p`, zero for zero."""
-    return xla.block_fma(-p * jnp.log2(jnp.where(p > 0, p, 1)))
-
-
-def _given(state: Any) -> bool:
-    """Whether there are guesses."""
-    return state is not None and not isinstance(state, tuple)

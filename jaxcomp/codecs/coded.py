@@ -23,32 +23,32 @@ from jaxcomp.lazy import Lazy
 from jaxcomp.numerics import noise
 from jaxcomp.quantize.rounding import Subtractive
 from jaxcomp.quantize.scales import MeanAbs, RootMeanSquare
-from jaxcomp.types import Array, ArrayLike, AxisName, Key, PyTree
+from jaxcomp.types import Array, ArrayLike, AxisName, Key, PyTree, Weights
 
 special = Lazy("scipy.special")
 
 _START = 0x436F6465
-"""Folded into the key that all workers share: where in a bucket its stream begins."""
+"""Folded into the shared key, for the place in a bucket where its stream begins."""
 
 _COUNTED = 2**18
 """Symbols of a step that the table is made from: enough for a ten-thousandth to be seen."""
 
 _SHORT = 4
-"""A stream of which an eighth or more is spent on how it begins is not worth it: 32 bits / 4."""
+"""Words of the shortest stream, as header bits over this: its header is below 1/8."""
 
 _STRIDE = 0x9E3779B1
 """An odd number, so that it reaches every place among `2^k`."""
 
 _LONGEST = 2**26
-"""Elements of a bucket: no symbol takes more than 32 bits, and places of bits are below 2³¹."""
+"""The largest bucket: a symbol has at most 32 bits, and positions of bits are below 2³¹."""
 
 _UNIT = 2**12
 """Elements of the buckets of a leaf that is shorter than a bucket: the head of a stream is then a
-hundredth of a bit an element.
+hundredth of a bit per element.
 """
 
 _DRAWN = 2**18
-"""Elements of a law that the first table is made from."""
+"""Elements of the distribution that the first table is made from."""
 
 
 class CodedPayload(NamedTuple):
@@ -91,7 +91,7 @@ class CodedState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Coded(WrappedCodec):
-    """Entropy codes a quantizer's codes into a stream of at most `capacity` bits an element.
+    """Entropy codes a quantizer's codes into a stream of at most `capacity` bits per element.
 
     Levels are numbered by magnitude and coded by `coder`. When a bucket's stream is full, its other
     elements are not sent and decode to zero: a residual keeps them, and `Stats.lost` counts them.
@@ -102,12 +102,12 @@ class Coded(WrappedCodec):
     Args:
         codec: a quantizer.
         coder: `Rans()`, `Huffman()`, `Elias()` or `Rice()`.
-        capacity: bits an element on the wire, beside the bucket's step and a count of two
+        capacity: bits per element on the wire, beside the bucket's step and a count of two
             bytes (four from 65,536 elements on);
             None for the size of the packed codes, which saves nothing in collectives of static
             shapes, but shortens the output of `to_bytes`.
         memory: the decay of the symbol counts that the table is made from, which all workers sum
-            in an all-reduce of a kilobyte a step. None for a fixed table.
+            in an all-reduce of a kilobyte per step. None for a fixed table.
         law: the distribution for a fixed table, and for the first table: "gaussian" or "laplace".
 
     Raises:
@@ -277,7 +277,7 @@ class Coded(WrappedCodec):
         keys: Key,
         payloads: CodedPayload,
         like: ArrayLike,
-        weights: Array | None = None,
+        weights: Weights = None,
         side: Any = None,
     ) -> Array:
         # Decode one worker after another: the codes of all at once would take much more memory.

@@ -11,7 +11,7 @@ from jaxcomp.base import Codec, WrappedCodec, decode_sum
 from jaxcomp.codecs import inner
 from jaxcomp.numerics import noise, summing
 from jaxcomp.quantize.scales import ClippedMax
-from jaxcomp.types import Array, ArrayLike, AxisName, Key
+from jaxcomp.types import Array, ArrayLike, AxisName, Key, Weights
 
 
 def times(codec: Codec, key: Key, payload: Any, like: ArrayLike, factor: float) -> Array:
@@ -73,12 +73,7 @@ class Contractive(WrappedCodec):
         return times(self.codec, key, payload, like, 1 / (1 + self._omega(like.shape[1])))
 
     def decode_sum(
-        self,
-        keys: Key,
-        payloads: Any,
-        like: ArrayLike,
-        weights: Array | None = None,
-        side: Any = None,
+        self, keys: Key, payloads: Any, like: ArrayLike, weights: Weights = None, side: Any = None
     ) -> Array:
         del side
         factor = jnp.float32(1 / (1 + self._omega(like.shape[1])))
@@ -122,12 +117,7 @@ class Clipped(WrappedCodec):
         return jnp.where(jnp.isfinite(x), clipped, x), count
 
     def decode_sum(
-        self,
-        keys: Key,
-        payloads: Any,
-        like: ArrayLike,
-        weights: Array | None = None,
-        side: Any = None,
+        self, keys: Key, payloads: Any, like: ArrayLike, weights: Weights = None, side: Any = None
     ) -> Array:
         return self.codec.decode_sum(keys, payloads, like, weights, side)
 
@@ -136,8 +126,8 @@ class Clipped(WrappedCodec):
 class Chained(Codec):
     """A chain of codecs, in which each encodes the error of those before it.
 
-    `x̂ = Σᵣ x̂ᵣ` with `x̂ᵣ = Cᵣ(x − x̂₁ − … − x̂ᵣ₋₁)`. With `R` contractive codecs of parameter `δ`,
-    the error is at most `(1 − δ)^R · ‖x‖²`. The chain is unbiased if its last codec is.
+    `x̂ = Σᵣ x̂ᵣ` with `x̂ᵣ = Cᵣ(x − x̂₁ − … − x̂ᵣ₋₁)`. With `R` contractive codecs of parameter
+    `δ`, the error is at most `(1 − δ)^R · ‖x‖²`. The chain is unbiased if its last codec is.
 
     Args:
         codecs: at least one codec, all with the same bucket size.
@@ -204,10 +194,7 @@ class Chained(Codec):
 
     def agree(self, key: Key, x: Array, count: Array, state: tuple, axis_name: AxisName) -> tuple:
         first, *rest = state
-        return (
-            self.codecs[0].agree(_stage(key, 0), x, count, first, axis_name),
-            *rest,
-        )
+        return (self.codecs[0].agree(_stage(key, 0), x, count, first, axis_name), *rest)
 
     def encode(self, key: Key, x: Array, count: Array, state: tuple) -> tuple[tuple, tuple]:
         payloads, states, rest = [], [], x

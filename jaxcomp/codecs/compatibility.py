@@ -1,4 +1,4 @@
-"""Which parts of a quantizer can be combined."""
+"""Checks that the parts of a quantizer can be combined."""
 
 from typing import Any
 

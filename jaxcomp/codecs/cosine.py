@@ -14,7 +14,7 @@ from jaxcomp import checks
 from jaxcomp.base import Codec, WrappedCodec, decode_sum
 from jaxcomp.codecs import inner
 from jaxcomp.numerics import summing
-from jaxcomp.types import Array, ArrayLike, Key
+from jaxcomp.types import Array, ArrayLike, Key, Weights
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,12 +69,7 @@ class Cosine(WrappedCodec):
     mixed = 0
 
     def decode_sum(
-        self,
-        keys: Key,
-        payloads: Any,
-        like: ArrayLike,
-        weights: Array | None = None,
-        side: Any = None,
+        self, keys: Key, payloads: Any, like: ArrayLike, weights: Weights = None, side: Any = None
     ) -> Array:
         z = decode_sum.decode_sum(self.codec, keys, payloads, self.inner_like(like), weights, side)
         return self.restore(keys, z, summing.accumulator(like))
@@ -85,7 +80,7 @@ class Cosine(WrappedCodec):
         return self.codec.names_senders
 
     def mean_of_senders(
-        self, keys: Key, payloads: Any, like: ArrayLike, weights: Array | None = None
+        self, keys: Key, payloads: Any, like: ArrayLike, weights: Weights = None
     ) -> Array:
         """The mean of each coefficient over the workers that sent it."""
         z = self.codec.mean_of_senders(keys, payloads, self.inner_like(like), weights)

@@ -26,7 +26,7 @@ class Embedded(WrappedCodec):
 
     Args:
         codec: the codec of the coordinates.
-        redundancy: the number of coordinates an element, from 1 to 4.
+        redundancy: the number of coordinates per element, from 1 to 4.
         block: the number of coordinates transformed together, a power of four from 4 to 16,384.
         shared: True for one frame on all workers, False for a separate frame on each.
 

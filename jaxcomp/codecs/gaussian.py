@@ -21,7 +21,7 @@ def quantizer(
     Args:
         table: the values.
         scale: the goal of the fitted step: "unbiased", "minimum_error" or "norm".
-        bucket_size: elements in a bucket; None for one bucket a leaf.
+        bucket_size: elements in a bucket; None for one bucket per leaf.
         block: elements that share a step; None for the whole bucket.
 
     Raises:

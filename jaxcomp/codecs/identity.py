@@ -20,7 +20,7 @@ class Identity(Codec):
     """Sends each element unchanged; it is lossless and linear.
 
     Args:
-        bucket_size: elements in a bucket; None for one bucket a leaf.
+        bucket_size: elements in a bucket; None for one bucket per leaf.
     """
 
     bucket_size: int | None = None

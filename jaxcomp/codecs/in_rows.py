@@ -10,10 +10,10 @@ from jaxcomp.backend import axes
 from jaxcomp.base import Codec, WrappedCodec
 from jaxcomp.numerics.segments import Segments
 from jaxcomp.quantize import sums
-from jaxcomp.types import Array, ArrayLike, AxisName, Key
+from jaxcomp.types import Array, ArrayLike, AxisName, Key, Weights
 
 _TIGHT = 1.004
-"""How many times the words of one row those of its parts may be."""
+"""Largest accepted ratio of the words of single rows to those of all rows as one."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class InRows(WrappedCodec):
         return ()
 
     def agree(self, key: Key, x: Array, count: Array, state: Any, axis_name: AxisName) -> Any:
-        """What `codec` makes of the largest scales of all workers, once for each segment."""
+        """The agreed state of `codec` for the largest scales of all workers, once a segment."""
         del key
         if not self.codec.agrees:
             return state
@@ -95,12 +95,7 @@ class InRows(WrappedCodec):
         return self.codec.decode(self._key(key), rows, self._like(like), side).reshape(like.shape)
 
     def decode_sum(
-        self,
-        keys: Key,
-        payloads: Any,
-        like: ArrayLike,
-        weights: Array | None = None,
-        side: Any = None,
+        self, keys: Key, payloads: Any, like: ArrayLike, weights: Weights = None, side: Any = None
     ) -> Array:
         rows = jax.vmap(lambda payload: jax.tree.map(self._received, payload))(payloads)
         side = None if side is None else jax.tree.map(self._to_rows, side)
@@ -112,11 +107,7 @@ class InRows(WrappedCodec):
         rows, segments = x.reshape(-1, self.segments.width), self.segments
         totals = segments.per_row(count).reshape(-1, 1)
         found = self.codec.measure(rows, totals, sums.IN_XLA._replace(segments=segments))
-        return self._firsts(found.reshape(-1, segments.rows))
-
-    def _firsts(self, rows: Array) -> Array:
-        """`[n, rows, …]` of each segment's first row."""
-        return rows[:, jnp.asarray(self.segments.begins)]
+        return found.reshape(-1, segments.rows)[:, jnp.asarray(segments.begins)]
 
     def _to_rows(self, values: Array) -> Array:
         return self.segments.per_row(values).reshape(-1)
@@ -125,7 +116,7 @@ class InRows(WrappedCodec):
         """A part of the payload: the words of rows, or a number of each row, by buckets."""
         rows = x.reshape(-1, self.segments.rows, *x.shape[1:])
         if x.ndim == 1:
-            return self._firsts(rows)
+            return rows[:, jnp.asarray(self.segments.begins)]  # Of each segment's first row.
         words, segments = rows.reshape(len(rows), -1), self.segments
         if not self._loose(x.shape[1]):
             return words

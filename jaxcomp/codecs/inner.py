@@ -1,17 +1,17 @@
-"""Checks of a codec inside another one."""
+"""Checks of a codec inside another one, and of its guesses."""
 
 from typing import Any
 
 from jaxcomp.base import Codec
 
 
+def has_guesses(state: Any) -> bool:
+    """Whether the state of a guided codec has guesses: an array, and neither None nor `()`."""
+    return state is not None and not isinstance(state, tuple)
+
+
 def check(
-    name: str,
-    codec: Any,
-    *,
-    agreement: bool = True,
-    sums: bool = False,
-    guesses: bool = False,
+    name: str, codec: Any, *, agreement: bool = True, sums: bool = False, guesses: bool = False
 ) -> None:
     """Raises a `ValueError` unless `codec` may be used inside another codec.
 

@@ -26,10 +26,10 @@ _START = np.array([0x4C6F7752, 0x616E6B], np.uint32)
 """The key of the first factors: a constant, since all workers must start alike."""
 
 _DOWN = 2.0**-12
-"""An exact factor of all matrices, so that sums of the largest floats do not overflow."""
+"""A power of two that scales all matrices, so that sums of the largest floats do not overflow."""
 
 _EXACT = lax.Precision.HIGHEST
-"""GPUs and TPUs would round the factors of a float32 product to ten or seven bits."""
+"""By default, GPUs and TPUs round the factors of a float32 product to ten or seven bits."""
 
 
 class LowRankPayload(NamedTuple):
@@ -182,8 +182,7 @@ def merged_layers(layout: Layout) -> tuple[str, ...]:
 def start(like: ArrayLike) -> Float[Array, "n rank size"]:
     """Pseudo-random factors of length one: a hash of the position."""
     n, rank, size = like.shape
-    high, low = noise.seeds(jnp.asarray(_START), jnp.uint32(0), n * rank)
-    word = noise.at(high[:, None], low[:, None], jnp.arange(size, dtype=jnp.uint32)[None])
+    word = noise.at(*noise.rows(jnp.asarray(_START), jnp.uint32(0), (n * rank, size)))
     values = lax.bitcast_convert_type(word, jnp.int32).astype(like.dtype)
     return orthonormal.unit(values.reshape(like.shape))
 

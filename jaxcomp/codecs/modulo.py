@@ -12,6 +12,7 @@ from jaxtyping import Float32, Int32, UInt32
 from jaxcomp import bits as bits_, checks
 from jaxcomp.backend import xla
 from jaxcomp.base import Codec
+from jaxcomp.codecs import inner
 from jaxcomp.numerics import exact, noise, summing
 from jaxcomp.quantize import sums
 from jaxcomp.quantize.levels import FRACTION, TRIT
@@ -19,10 +20,10 @@ from jaxcomp.types import Array, ArrayLike, Key
 
 _ONE = 1 << FRACTION
 _MARGIN = 2.0**-5
-"""Steps that floats may be off: elements are at most `_FINEST` steps long."""
+"""Allowance in steps for rounding errors of floats; elements are at most `_FINEST` steps."""
 _FINEST = 2.0**16
 _TINY = 2.0**-120
-"""Buckets below decode to zeros: the reciprocal of their radius would not be a normal number."""
+"""Smallest radius that is sent: the reciprocal of a smaller one would not be a normal number."""
 
 
 class ModuloPayload(NamedTuple):
@@ -59,7 +60,7 @@ class Modulo(Codec, public=("bits",)):
         relative: whether `distance` is in units of the bucket's largest element.
         blind: whether the encoder does not know the guess, so that it cannot check `distance`. An
             element that is further off decodes to a wrong value, off by multiples of `kε`.
-        bucket_size: elements that share a radius; None for one a leaf.
+        bucket_size: elements that share a radius; None for one per leaf.
 
     Raises:
         ValueError: for another number of levels, a distance that is not positive, or `blind` or
@@ -145,13 +146,13 @@ class Modulo(Codec, public=("bits",)):
 
     def side(self, agreed: Any) -> Any:
         """The guess, if there is one."""
-        return agreed if _given(agreed) else None
+        return agreed if inner.has_guesses(agreed) else None
 
     def encode(self, key: Key, x: Array, count: Array, state: Any) -> tuple[ModuloPayload, Any]:
         del count
         wide = x.astype(jnp.float32)
         top = sums.max_abs(wide)
-        off = sums.max_abs(wide - state[0].astype(jnp.float32)) if _given(state) else top
+        off = sums.max_abs(wide - state[0].astype(jnp.float32)) if inner.has_guesses(state) else top
         reach = off
         if self.distance is not None:
             reach = jnp.float32(self.distance) * (top if self.relative else jnp.ones_like(top))
@@ -159,8 +160,9 @@ class Modulo(Codec, public=("bits",)):
         helps = (reach < top) & ((off <= reach) | self.blind) & sums.is_finite(top)
         least = top * jnp.float32(self._steps / _FINEST)
         radius = jnp.where(helps, jnp.maximum(reach, least), top)
-        whole, part = self._position(wide, self._units(radius))
-        number = whole + ((part + self._dither(key, x.shape)) >> FRACTION)
+        whole, part = self._position(wide, _deriver(self._steps)(radius))
+        dither = noise.below(FRACTION, *noise.rows(key.own, key.first, x.shape))
+        number = whole + ((part + dither) >> FRACTION)
         codes = jnp.remainder(number, self.levels).astype(jnp.uint32)
         words = bits_.pack(codes, bits=self.bits)
         radius = jnp.where(sums.is_finite(top), jnp.where(helps, -radius, radius), jnp.nan)
@@ -169,12 +171,13 @@ class Modulo(Codec, public=("bits",)):
     def decode(self, key: Key, payload: ModuloPayload, like: ArrayLike, side: Any = None) -> Array:
         sent = payload.radius[:, None]
         codes = bits_.unpack(payload.words, bits=self.bits, size=like.shape[1]).astype(jnp.int32)
-        guess = side[0].astype(jnp.float32) if _given(side) else jnp.zeros(like.shape, jnp.float32)
-        units = self._units(sent)
+        guess = jnp.zeros(like.shape, jnp.float32)
+        guess = side[0].astype(jnp.float32) if inner.has_guesses(side) else guess
+        units = _deriver(self._steps)(jnp.abs(sent))
         whole, part = self._position(jnp.where(sent < 0, guess, 0), units)
-        dither = self._dither(key, like.shape)
+        dither = noise.below(FRACTION, *noise.rows(key.own, key.first, like.shape))
         near = part if self.private else part + dither - _ONE // 2
-        # Both are within a few periods of `whole`: what is left is small enough for fixed point.
+        # Both are within a few periods of `whole`, so the difference fits fixed point.
         above = jnp.remainder(codes - whole, self.levels)
         far = (above << FRACTION) - near
         period = self.levels << FRACTION
@@ -186,14 +189,6 @@ class Modulo(Codec, public=("bits",)):
         largest = summing.limit(like.dtype)
         values = jnp.where(jnp.abs(values) > largest, jnp.sign(values) * largest, values)
         return jnp.where(sums.is_finite(sent), values, jnp.nan).astype(like.dtype)
-
-    def _dither(self, key: Key, shape: tuple[int, ...]) -> Int32[Array, "n size"]:
-        """Integers in `[0, 2²⁰)`."""
-        high, low = (part[:, None] for part in noise.seeds(key.own, key.first, shape[0]))
-        return noise.below(FRACTION, high, low, jnp.arange(shape[1], dtype=jnp.uint32)[None])
-
-    def _units(self, radius: Float32[Array, "n 1"]) -> "_Units":
-        return _deriver(self._steps)(jnp.abs(radius))
 
     def _position(
         self, x: Float32[Array, "n size"], units: "_Units"
@@ -212,8 +207,8 @@ class _Units(NamedTuple):
     """Factors of a bucket, all `float32[n, 1]`.
 
     Attributes:
-        down: to apply first, so that no product overflows: a power of two.
-        factor: what brings an element to steps, after `down`.
+        down: a power of two, applied first so that no product overflows.
+        factor: the factor from elements to steps, after `down`.
         step: the step, times `down`.
         up: the inverse of `down`.
     """
@@ -238,8 +233,3 @@ def _deriver(steps: float) -> Callable[[Array], _Units]:
 
     # In a program of its own, or products with constants would be taken in another order.
     return xla.compile_separately(derive)
-
-
-def _given(state: Any) -> bool:
-    """Whether there are guesses."""
-    return state is not None and not isinstance(state, tuple)

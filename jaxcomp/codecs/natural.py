@@ -67,9 +67,8 @@ class Natural(Codec):
 
     def encode(self, key: Key, x: Array, count: Array, state: tuple) -> tuple[Any, tuple]:
         del count
-        high, low = (part[:, None] for part in noise.seeds(key.own, key.first, len(x)))
-        position = jnp.arange(x.shape[1], dtype=jnp.uint32)[None]
-        chance = noise.at(high, low, position) >> 9 if self.unbiased else _NORMAL >> 1
+        words = noise.rows(key.own, key.first, x.shape)
+        chance = noise.at(*words) >> 9 if self.unbiased else _NORMAL >> 1
         _, largest = np.frexp(float(jnp.finfo(x.dtype).max))
         field = exponents(x.astype(jnp.float32), chance, min(int(largest) + 126, 254))
         negative = (x < 0).astype(jnp.uint32) << (self.bits - 1)

@@ -19,7 +19,7 @@ class Part(WrappedCodec):
     """Sends the first `k = ⌈fraction · block⌉` elements of each block; the rest decodes to zero.
 
     It is made for blocks that were rotated at random, in which all elements are statistically
-    alike, and allows less than one bit an element. Put it inside `Rotated`, which derives its bias
+    alike, and allows less than one bit per element. Put it inside `Rotated`, which derives its bias
     and error from `power`; used alone it is neither unbiased nor contractive.
 
     Args:

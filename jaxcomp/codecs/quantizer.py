@@ -22,7 +22,7 @@ from jaxcomp.quantize.rounding import Rounding, Subtractive
 from jaxcomp.quantize.scales import MaxAbs, MeanAbs, Scale
 from jaxcomp.quantize.steps import Derived, Exact, Steps
 from jaxcomp.quantize.sums import Rows
-from jaxcomp.types import Array, ArrayLike, AxisName, Key
+from jaxcomp.types import Array, ArrayLike, AxisName, Key, Weights
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,16 +31,16 @@ class Quantizer(
 ):
     """Each bucket as small integers times one step.
 
-    `x̂ᵢ = step · round(xᵢ / step)` with `step = scale(x) / levels.magnitude`, clipped to the levels.
-    Scales are float32, for any input: elements of a float64 gradient beyond its range (1e-38 to
-    3e38) become zero or non-finite.
+    `x̂ᵢ = step · round(xᵢ / step)` with `step = scale(x) / levels.magnitude`, clipped to the
+    levels. Scales are float32, for any input: elements of a float64 gradient beyond its range
+    (1e-38 to 3e38) become zero or non-finite.
 
     Args:
         levels: the values of the codes.
         scale: the scale of a bucket.
         rounding: the rule that rounds an element to a level.
         steps: the wire format of the steps.
-        bucket_size: elements in a bucket; None for one bucket a leaf.
+        bucket_size: elements in a bucket; None for one bucket per leaf.
         block: elements that share a step, fewer than a bucket; None for the whole bucket.
         fit: the step that is sent after the codes are chosen: "unbiased" (if the elements that
             share the step were rotated together at random), "least_squares" or "norm"; None for the
@@ -245,13 +245,9 @@ class Quantizer(
         n, size = x.shape
         blocks, derived, high, low = self._derive(seed, first, x, count, agreed)
         position = jnp.arange(blocks.shape[1] * blocks.shape[2], dtype=jnp.uint32)
-        codes = self.codes(
-            blocks,
-            derived.factor[..., None],
-            high[..., None],
-            low[..., None],
-            position.reshape(1, *blocks.shape[1:]),
-        ).reshape(n, -1)[:, :size]
+        position = position.reshape(1, *blocks.shape[1:])
+        factor, high, low = (part[..., None] for part in (derived.factor, high, low))
+        codes = self.codes(blocks, factor, high, low, position).reshape(n, -1)[:, :size]
         sent = derived.sent
         if self.fit:  # Otherwise both uses recompute the codes, comparing with every level.
             kept = xla.compile_separately(lambda codes: codes.astype(jnp.uint8))
@@ -299,7 +295,7 @@ class Quantizer(
         keys: Key,
         payloads: QuantizedPayload,
         like: ArrayLike,
-        weights: Array | None = None,
+        weights: Weights = None,
         side: Any = None,
     ) -> Array:
         del side
@@ -327,9 +323,8 @@ class Quantizer(
             values = self.levels.values(bits.unpack(packed[index], bits=self.bits, size=size))
             if isinstance(self.rounding, Subtractive):
                 seed = keys.shared if self.rounding.shared else keys.own[index]
-                high, low = (part[:, None] for part in noise.seeds(seed, keys.first, n))
-                position = jnp.arange(size, dtype=jnp.uint32)[None]
-                values = values + self._spacing * self.rounding.offset(high, low, position)
+                offset = self.rounding.offset(*noise.rows(seed, keys.first, like.shape))
+                values = values + self._spacing * offset
             values = self._in_blocks(values) * steps[index][..., None]
             return values.reshape(n, -1)[:, :size].astype(summing.wide(like.dtype))
 

@@ -15,7 +15,7 @@ from jaxcomp.numerics import noise, summing
 from jaxcomp.numerics.segments import Segments
 from jaxcomp.quantize import sums
 from jaxcomp.sparsify.competitors import INF, Leaves
-from jaxcomp.types import Array, ArrayLike, Key
+from jaxcomp.types import Array, ArrayLike, Key, Weights
 
 
 class SampledPayload(NamedTuple):
@@ -35,7 +35,7 @@ class RandomK(Codec, public=("group",)):
         fraction: the fraction that is sent; a group has `w = round(1 / fraction)` elements.
         scaled: True multiplies values by `w`, which is unbiased; False sends them unchanged, a
             contraction with `δ = 1/w`.
-        bucket_size: elements in a bucket; None for one bucket a leaf.
+        bucket_size: elements in a bucket; None for one bucket per leaf.
         segments: the leaves in each bucket, where `segmented` has put several into one.
     """
 
@@ -77,9 +77,8 @@ class RandomK(Codec, public=("group",)):
         n, size = x.shape
         group, k = self._groups(size)
         rows = jnp.pad(x, ((0, 0), (0, group * k - size))).reshape(n, k, group)
-        chosen = (
-            lax.broadcasted_iota(jnp.int32, rows.shape, 2) == self._chosen(key, n, size)[..., None]
-        )
+        place = lax.broadcasted_iota(jnp.int32, rows.shape, 2)
+        chosen = place == self._chosen(key, n, size)[..., None]
         # Sum the bits: only one summand is nonzero, so the sum does not round.
         width = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
         words = jnp.where(chosen, lax.bitcast_convert_type(rows, width), 0)
@@ -97,7 +96,7 @@ class RandomK(Codec, public=("group",)):
         keys: Key,
         payloads: SampledPayload,
         like: ArrayLike,
-        weights: Array | None = None,
+        weights: Weights = None,
         side: Any = None,
     ) -> Array:
         """Adds the values of all workers, then scatters the sum once."""
@@ -108,9 +107,8 @@ class RandomK(Codec, public=("group",)):
             values = payloads.values[index].astype(dtype)
             return summing.weighted(values, None if weights is None else weights[index])
 
-        return self._spread(
-            keys, summing.in_order(term, keys.own.shape[0]), summing.accumulator(like)
-        )
+        total = summing.in_order(term, keys.own.shape[0])
+        return self._spread(keys, total, summing.accumulator(like))
 
     def _spread(self, key: Key, values: Array, like: ArrayLike) -> Array:
         n, size = like.shape
@@ -159,8 +157,7 @@ class RandomK(Codec, public=("group",)):
             return slots.per_element(jnp.broadcast_to(whole, (n, len(numbers))))
 
         group = each([self._groups(size)[0] for size in segments.sizes])
-        high, low = (part[:, None] for part in noise.seeds(key.shared, key.first, n))
-        word = noise.at(high, low, jnp.arange(slots.size, dtype=jnp.uint32)[None])
+        word = noise.at(*noise.rows(key.shared, key.first, (n, slots.size)))
         place = slots.place(n) * group + _below(word, group.astype(jnp.uint32))
         return jnp.where(place < each(segments.sizes), each(segments.starts) + place, -1), group
 
@@ -172,8 +169,7 @@ class RandomK(Codec, public=("group",)):
     def _chosen(self, key: Key, n: int, size: int) -> Int32[Array, "n k"]:
         """The index of the chosen element in each group."""
         group, k = self._groups(size)
-        high, low = (part[:, None] for part in noise.seeds(key.shared, key.first, n))
-        word = noise.at(high, low, jnp.arange(k, dtype=jnp.uint32)[None])
+        word = noise.at(*noise.rows(key.shared, key.first, (n, k)))
         return _below(word, jnp.uint32(group))
 
 

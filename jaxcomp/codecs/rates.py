@@ -24,11 +24,11 @@ def at_rate(
     rest the smaller one. Below one bit, only the first elements are sent, with one bit each.
 
     Args:
-        bits: bits an element, above 0, at most 8.
+        bits: bits per element, above 0, at most 8.
         make: `make(width, block)` returns a codec of `width` bits, in which `block` elements share
             a step (None for the whole bucket). Parts of different sizes need separate steps.
         power: the power of the factor on the elements that are sent, as for `Part`.
-        bucket_size: elements in a bucket; None for one bucket a leaf.
+        bucket_size: elements in a bucket; None for one bucket per leaf.
         block: elements that are rotated together.
 
     Raises:
@@ -62,8 +62,8 @@ class Budget(NamedTuple):
     """The division of a rate among the parts of a coded payload.
 
     Attributes:
-        capacity: bits an element of a stream, for `Coded`.
-        entropy: bits an element of the codes, for `UniformThreshold`.
+        capacity: bits per element of a stream, for `Coded`.
+        entropy: bits per element of the codes, for `UniformThreshold`.
     """
 
     capacity: float
@@ -79,7 +79,7 @@ def budget(bits: int | float, coder: Rans, bucket_size: int, block: int) -> Budg
     twelve bits are not exact. About one bucket in a hundred then exceeds the capacity.
 
     Args:
-        bits: bits an element of a full bucket on the wire.
+        bits: bits per element of a full bucket on the wire.
         coder: the coder of the stream.
         bucket_size: elements in a bucket.
         block: elements that share a step.

@@ -17,10 +17,10 @@ from jaxcomp.codecs.parts import Part
 from jaxcomp.numerics import noise, summing
 from jaxcomp.rotate import hadamard
 from jaxcomp.theory import worst_case
-from jaxcomp.types import Array, ArrayLike, Key
+from jaxcomp.types import Array, ArrayLike, Key, Weights
 
 ROTATION = 0x526F7461
-"""Folded into the key, so that signs and dither have nothing in common."""
+"""Folded into the key, so that signs are independent of dither."""
 
 _UNBIASED_BLOCK = 64
 """Elements that two rotations mix well enough: of 8, one bit brings 1 and 0.6 back as 1.12 and
@@ -160,12 +160,7 @@ class Rotated(WrappedCodec, public=("rotate", "unrotate")):
         return blocking.over_rows(some, key.first, payload, side, common=(key.shared, key.own))
 
     def decode_sum(
-        self,
-        keys: Key,
-        payloads: Any,
-        like: ArrayLike,
-        weights: Array | None = None,
-        side: Any = None,
+        self, keys: Key, payloads: Any, like: ArrayLike, weights: Weights = None, side: Any = None
     ) -> Array:
         if not self.shared or self.guided:
             return super().decode_sum(keys, payloads, like, weights, side)

@@ -14,7 +14,7 @@ from jaxcomp.types import Array, ArrayLike, Key
 
 
 class BallotPayload(NamedTuple):
-    """One bit an element, and a flag for each bucket whose elements are all finite."""
+    """One bit per element, and a flag for each bucket whose elements are all finite."""
 
     words: UInt32[Array, "n words"]
     finite: Bool[Array, " n"]
@@ -22,14 +22,14 @@ class BallotPayload(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ballot(Codec):
-    """One bit an element: its sign, `+1` or `−1`; the sign of zero is random.
+    """One bit per element: its sign, `+1` or `−1`; the sign of zero is random.
 
     `jaxcomp.Vote` uses it. It is neither unbiased nor contractive, so it cannot be combined with a
     residual or a shift.
 
     Args:
         bucket_size: elements that share a flag for non-finite values; one such value makes the
-            whole bucket non-finite. None for one bucket a leaf.
+            whole bucket non-finite. None for one bucket per leaf.
 
     Raises:
         ValueError: for a bucket size that is not positive.
@@ -56,9 +56,7 @@ class Ballot(Codec):
 
     def encode(self, key: Key, x: Array, count: Array, state: tuple) -> tuple[BallotPayload, tuple]:
         del count
-        high, low = (part[:, None] for part in noise.seeds(key.own, key.first, x.shape[0]))
-        position = jnp.arange(x.shape[1], dtype=jnp.uint32)[None]
-        drawn = noise.below(1, high, low, position) == 1
+        drawn = noise.below(1, *noise.rows(key.own, key.first, x.shape)) == 1
         negative = jnp.where(x == 0, drawn, x < 0).astype(jnp.uint32)
         finite = sums.is_finite(sums.max_abs(x))[:, 0]
         return BallotPayload(bits.pack(negative, bits=1), finite), state

@@ -19,10 +19,10 @@ from jaxcomp.sparsify import leaves, selection
 from jaxcomp.sparsify.choices import Choice
 from jaxcomp.sparsify.competitors import Leaves, Parts, Row
 from jaxcomp.sparsify.indices import Bitmap, EliasFano, Indices
-from jaxcomp.types import Array, ArrayLike, Key
+from jaxcomp.types import Array, ArrayLike, Key, Weights
 
 _CHOICE = 0x53706172
-"""Folded into the key, so that what is left out and how values are rounded are independent."""
+"""Folded into the key, so that the choice is independent of the rounding of values."""
 
 
 class SparsePayload(NamedTuple):
@@ -44,7 +44,7 @@ class Sparsifier(Codec):
         choice: the rule that selects the elements.
         values: a codec for their values, with its own buckets; None sends them unchanged.
         indices: the encoding of the indices.
-        bucket_size: elements in a bucket; None for one bucket a leaf.
+        bucket_size: elements in a bucket; None for one bucket per leaf.
         segments: the leaves in each bucket, where `segmented` has put several into one.
 
     Raises:
@@ -82,9 +82,12 @@ class Sparsifier(Codec):
                     "as jaxcomp.qsgd_inf(bits=8)"
                 )
             if not self.contractive:
+                objection = "whose error may be larger"
+                if self._bound is None:
+                    objection = "whose error has no known bound"
                 raise ValueError(
                     "`values` must be a codec whose error is below its input, since a residual "
-                    f"stores the error, got {self.values!r}, {self._objection}; use more "
+                    f"stores the error, got {self.values!r}, {objection}; use more "
                     "bits, smaller buckets as in jaxcomp.qsgd_inf(bits=4, bucket_size=128), a "
                     "rotation as in jaxcomp.ndsc(bits=4), or "
                     "jaxcomp.codecs.Contractive(codec=..., omega=...)"
@@ -106,11 +109,6 @@ class Sparsifier(Codec):
         """The relative variance of unbiased values, None if it is not known."""
         values: Any = self.values
         return values.variance_bound(values.bucket_size or 512) if values.unbiased else None
-
-    @property
-    def _objection(self) -> str:
-        unknown = self._bound is None
-        return "whose error has no known bound" if unknown else "whose error may be larger"
 
     @property
     def homogeneous(self) -> bool:
@@ -177,16 +175,16 @@ class Sparsifier(Codec):
         keys: Key,
         payloads: SparsePayload,
         like: ArrayLike,
-        weights: Array | None = None,
+        weights: Weights = None,
         side: Any = None,
     ) -> Array:
-        """Adds one scatter of sorted, unique indices a worker: deterministic on every platform."""
+        """Adds a scatter of sorted, unique indices per worker: deterministic on all platforms."""
         del side
         like = summing.accumulator(like)
         return self._sum(keys, payloads, jnp.zeros(like.shape, like.dtype), weights)
 
     def mean_of_senders(
-        self, keys: Key, payloads: SparsePayload, like: ArrayLike, weights: Array | None = None
+        self, keys: Key, payloads: SparsePayload, like: ArrayLike, weights: Weights = None
     ) -> Array:
         """`Σ wᵢ·decode(payloadᵢ) / Σ wᵢ` over the senders of each element, zero without senders."""
         total = self.decode_sum(keys, payloads, like, weights)
@@ -203,7 +201,7 @@ class Sparsifier(Codec):
         keys: Key,
         payloads: SparsePayload,
         total: Array,
-        weights: Array | None,
+        weights: Weights,
         *,
         counted: bool = False,
     ) -> Array:

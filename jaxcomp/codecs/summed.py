@@ -22,7 +22,7 @@ from jaxcomp.quantize.sums import Rows
 from jaxcomp.types import Array, ArrayLike, AxisName, Key
 
 WIDEST = 16
-"""Bits of a field at most: a wider one has a word to itself, as much as a float32."""
+"""The most bits of a field: a wider one would take a word, as a float32 does."""
 
 
 class SummedPayload(NamedTuple):
@@ -55,7 +55,7 @@ class Summed(Codec, public=("agreed", "measure", "repacked", "width", "words")):
         limit: the largest integer that a worker sends; if it is smaller than the largest level,
             larger elements are clipped.
         workers: the largest number of workers in a sum.
-        bucket_size: elements in a bucket; None for one bucket a leaf.
+        bucket_size: elements in a bucket; None for one bucket per leaf.
 
     Raises:
         ValueError: if a sum may need more than 16 bits, or `limit` exceeds the levels.
@@ -147,14 +147,12 @@ class Summed(Codec, public=("agreed", "measure", "repacked", "width", "words")):
         agreed = state
         if not isinstance(state, AgreedSteps):
             agreed = self.agreed(self.measure(x, count[:, None])[:, 0], x.dtype)
-        n, size = x.shape
         seed = key.shared if self.rounding.shared else key.own
-        high, low = (part[:, None] for part in noise.seeds(seed, key.first, n))
         points = rounding_.points(x, agreed.factor[:, None])
         if self._clips:
             end = float(self.limit << FRACTION)
             points = jnp.clip(points, -end, end)
-        dither = self.rounding.dither(high, low, jnp.arange(size, dtype=jnp.uint32)[None])
+        dither = self.rounding.dither(*noise.rows(seed, key.first, x.shape))
         values = self.levels.values(self.levels.codes(points, dither))
         return SummedPayload(self._pack(values.astype(jnp.int32))), ()
 
@@ -176,10 +174,8 @@ class Summed(Codec, public=("agreed", "measure", "repacked", "width", "words")):
         whole = self.limit == self.levels.magnitude
         own = self.levels.precision if whole else self.limit.bit_length()
         precision = max(own, self._most.bit_length() - spare)
-        step, factor = rounding_.exact_step(
-            scale, self.levels.magnitude, dtype, precision=precision
-        )
-        return AgreedSteps(step, factor)
+        most = self.levels.magnitude
+        return AgreedSteps(*rounding_.exact_step(scale, most, dtype, precision=precision))
 
     def _pack(self, values: Int32[Array, "n size"]) -> UInt32[Array, "n words"]:
         n, size = values.shape
@@ -188,13 +184,15 @@ class Summed(Codec, public=("agreed", "measure", "repacked", "width", "words")):
         rows = jnp.pad(values.astype(jnp.uint32), ((0, 0), (0, plane.fields * words - size)))
         rows = rows.reshape(n, plane.fields, words)
         # Negative fields borrow from the fields above, which the sum modulo 2³² takes into account.
-        return jnp.sum(plane.put(rows, self._fields, whole=True), axis=1, dtype=jnp.uint32)
+        fields = np.arange(plane.fields)[None, :, None]
+        return jnp.sum(plane.put(rows, fields, whole=True), axis=1, dtype=jnp.uint32)
 
     def _unpack(self, words: UInt32[Array, "n words"], size: int) -> Int32[Array, "n size"]:
         plane = self._plane
         ends = sum(self._most << (plane.width * field) for field in range(plane.fields))
-        fields = plane.take(words[:, None] + np.uint32(ends % 2**32), self._fields)
-        return fields.reshape(words.shape[0], -1)[:, :size].astype(jnp.int32) - self._most
+        fields = np.arange(plane.fields)[None, :, None]
+        found = plane.take(words[:, None] + np.uint32(ends % 2**32), fields)
+        return found.reshape(words.shape[0], -1)[:, :size].astype(jnp.int32) - self._most
 
     @property
     def _clips(self) -> bool:
@@ -208,7 +206,3 @@ class Summed(Codec, public=("agreed", "measure", "repacked", "width", "words")):
     @property
     def _plane(self) -> Plane:
         return Plane(self.width)
-
-    @property
-    def _fields(self) -> np.ndarray:
-        return np.arange(self._plane.fields)[None, :, None]

@@ -29,9 +29,9 @@ class Votes(Codec, public=("bits",)):
     with probability `|x|`, else 0. There is no scale: a vote decodes to exactly −1, 0 or 1.
 
     Args:
-        values: 2 for `±1`, one bit an element; 3 for `−1`, `0` and `1`, 1.6 bits.
+        values: 2 for `±1`, one bit per element; 3 for `−1`, `0` and `1`, 1.6 bits.
         bucket_size: elements that share a flag for non-finite values; one such value makes the
-            whole bucket non-finite. None for one bucket a leaf.
+            whole bucket non-finite. None for one bucket per leaf.
 
     Raises:
         ValueError: for another number of values, or a bucket size that is not positive.
@@ -75,8 +75,7 @@ class Votes(Codec, public=("bits",)):
     def encode(self, key: Key, x: Array, count: Array, state: tuple) -> tuple[VotesPayload, tuple]:
         del count
         finite = sums.is_finite(sums.max_abs(x))
-        high, low = (part[:, None] for part in noise.seeds(key.own, key.first, x.shape[0]))
-        drawn = noise.below(FRACTION, high, low, jnp.arange(x.shape[1], dtype=jnp.uint32)[None])
+        drawn = noise.below(FRACTION, *noise.rows(key.own, key.first, x.shape))
         # In fixed point, so that every program draws the same votes.
         one = jnp.int32(1 << FRACTION)
         inside = jnp.clip(jnp.where(finite, x.astype(jnp.float32), 0), -1, 1)

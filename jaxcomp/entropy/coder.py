@@ -8,6 +8,11 @@ from jaxtyping import Float32, Int32, UInt32
 from jaxcomp.base.interface import Interface
 from jaxcomp.types import Array, PyTree
 
+Symbols = UInt32[Array, "n size"]
+Words = UInt32[Array, "n words"]
+Counts = Int32[Array, " n"]
+Table = UInt32[Array, " symbols"]
+
 SYMBOLS = 256
 """The largest alphabet."""
 
@@ -22,9 +27,9 @@ class Stream(NamedTuple):
         bits: `int32[n]`, the number of used bits of the words, without `kept`.
     """
 
-    words: UInt32[Array, "n words"]
-    kept: Int32[Array, " n"]
-    bits: Int32[Array, " n"]
+    words: Words
+    kept: Counts
+    bits: Counts
 
 
 class Coder(Interface, abstract=True):
@@ -49,15 +54,11 @@ class Coder(Interface, abstract=True):
         """
 
     @abc.abstractmethod
-    def encode(
-        self, symbols: UInt32[Array, "n size"], count: Int32[Array, " n"], table: PyTree, words: int
-    ) -> Stream:
+    def encode(self, symbols: Symbols, count: Counts, table: PyTree, words: int) -> Stream:
         """Encodes the symbols of each row, as many as fit into the words."""
 
     @abc.abstractmethod
-    def decode(
-        self, words: UInt32[Array, "n words"], kept: Int32[Array, " n"], size: int, table: PyTree
-    ) -> UInt32[Array, "n size"]:
+    def decode(self, words: Words, kept: Counts, size: int, table: PyTree) -> Symbols:
         """Decodes the first `kept` symbols of each row, followed by zeros."""
 
     @abc.abstractmethod

@@ -11,7 +11,7 @@ from jaxtyping import Float32, Int32, UInt32
 from jaxcomp import checks
 from jaxcomp.backend import axes
 from jaxcomp.entropy import prefix, stream
-from jaxcomp.entropy.coder import SYMBOLS, Coder, Stream
+from jaxcomp.entropy.coder import SYMBOLS, Coder, Counts, Stream, Symbols, Words
 from jaxcomp.types import Array
 
 CODES = ("omega", "gamma", "delta")
@@ -41,7 +41,7 @@ def codeword(numbers: UInt32[Array, "..."], code: str = "omega") -> Codeword:
     one, and a zero at the end.
 
     Args:
-        numbers: what to code.
+        numbers: the numbers to code.
         code: "omega", "gamma" or "delta".
 
     Raises:
@@ -84,14 +84,14 @@ def length(numbers: UInt32[Array, "..."], code: str = "omega") -> Int32[Array, "
     return word.head_bits + word.tail_bits
 
 
-def read(
-    words: UInt32[Array, "n words"], begin: Int32[Array, " n"], code: str = "omega"
-) -> tuple[UInt32[Array, " n"], Int32[Array, " n"]]:
+def read(words: Words, begin: Counts, code: str = "omega") -> tuple[UInt32[Array, " n"], Counts]:
     """The number whose codeword begins at the given bit of each row, and the bit after it."""
     checks.choice("code", code, CODES)
     if code == "omega":
         return _read_omega(words, begin)
-    zeros = jnp.minimum(prefix.first_one(prefix.take(words, begin, stream.WORD)), 30)
+    window = prefix.take(words, begin, stream.WORD)
+    zeros = lax.population_count((window & (~window + 1)) - 1).astype(jnp.int32)
+    zeros = jnp.minimum(zeros, 30)
     number, end = _digits(words, begin + zeros, zeros + 1)
     if code == "gamma":
         return number, end
@@ -100,7 +100,7 @@ def read(
     return (jnp.uint32(1) << jnp.maximum(less, 0).astype(jnp.uint32)) | rest, end
 
 
-def _read_omega(words: Array, begin: Array) -> tuple[UInt32[Array, " n"], Int32[Array, " n"]]:
+def _read_omega(words: Array, begin: Array) -> tuple[UInt32[Array, " n"], Counts]:
     number = jnp.ones_like(begin, jnp.uint32)
     going = jnp.ones_like(begin, bool)
     for _ in range(4):  # The groups of a number below 2³¹ are at most four.
@@ -161,13 +161,7 @@ class Elias(Coder):
         del counts
         return ()
 
-    def encode(
-        self,
-        symbols: UInt32[Array, "n size"],
-        count: Int32[Array, " n"],
-        table: tuple[()],
-        words: int,
-    ) -> Stream:
+    def encode(self, symbols: Symbols, count: Counts, table: tuple[()], words: int) -> Stream:
         del table
         entry = jnp.take(self._levels(), symbols.astype(jnp.int32), mode="clip")
         level, lengths = entry & 0xFFFF, (entry >> 16).astype(jnp.int32)
@@ -190,9 +184,7 @@ class Elias(Coder):
         used = jnp.sum(found.lengths, axis=1, dtype=jnp.int32)
         return Stream(coded, found.kept, jnp.where(found.kept > 0, used + head, 0))
 
-    def decode(
-        self, words: UInt32[Array, "n words"], kept: Int32[Array, " n"], size: int, table: tuple[()]
-    ) -> UInt32[Array, "n size"]:
+    def decode(self, words: Words, kept: Counts, size: int, table: tuple[()]) -> Symbols:
         del table
         words = prefix.padded(words)
         found = (self._gaps if self.sparse else self._dense)(words, kept, size)
@@ -202,7 +194,9 @@ class Elias(Coder):
         return _head(size) if self.sparse else 0
 
     def worst_bits(self, size: int, symbols: int) -> int:
-        longest = int(np.max(_lengths(self.code, symbols, dense=not self.sparse)))
+        sizes = (np.arange(symbols) + 1) // 2
+        numbers = np.maximum(sizes, 1) if self.sparse else sizes + 1
+        longest = int(np.max(np.array([_bits(self.code, int(k)) for k in numbers]) + (sizes > 0)))
         # In the sparse code, a single gap has the most bits for each of its elements.
         return size * (longest + 1) + _head(size) if self.sparse else size * longest
 
@@ -216,7 +210,7 @@ class Elias(Coder):
         code = (code << 1) | sign if self.sparse else code | (sign << bits)
         return code | ((bits + (symbols > 0).astype(jnp.uint32)) << 16)
 
-    def _dense(self, words: Array, kept: Array, size: int) -> UInt32[Array, "n size"]:
+    def _dense(self, words: Array, kept: Array, size: int) -> Symbols:
         def step(begin: Array, _: None) -> tuple[Array, Array]:
             number, end = read(words, begin, self.code)
             sign = jnp.where(number > 1, prefix.take(words, end, 1), 0)
@@ -226,7 +220,7 @@ class Elias(Coder):
         begin, words = axes.match_vma(jnp.zeros_like(kept), words)
         return lax.scan(step, begin, None, length=size)[1].T
 
-    def _gaps(self, words: Array, kept: Array, size: int) -> UInt32[Array, "n size"]:
+    def _gaps(self, words: Array, kept: Array, size: int) -> Symbols:
         n, head = kept.shape[0], _head(size)
         number = prefix.take(words, jnp.zeros_like(kept), head).astype(jnp.int32)
         number = jnp.clip(number, 0, jnp.clip(kept, 0, size))
@@ -243,12 +237,8 @@ class Elias(Coder):
             found = found.at[row, place].set(prefix.symbol(level, sign), mode="drop")
             return begin, place, found
 
-        state = (
-            jnp.full_like(kept, head),
-            jnp.full_like(kept, -1),
-            jnp.zeros((n, size), jnp.uint32),
-        )
-        state = axes.match_vma(*state, words)[:3]
+        begin, place = jnp.full_like(kept, head), jnp.full_like(kept, -1)
+        state = axes.match_vma(begin, place, jnp.zeros((n, size), jnp.uint32), words)[:3]
         return lax.fori_loop(0, jnp.max(number, initial=0), step, state)[2]
 
 
@@ -257,14 +247,8 @@ def _head(size: int) -> int:
     return size.bit_length()
 
 
-def _lengths(code: str, symbols: int, dense: bool) -> np.ndarray:
-    """The bits of each symbol including its sign."""
-    size = (np.arange(symbols) + 1) // 2
-    numbers = size + 1 if dense else np.maximum(size, 1)
-    return np.array([_bits(code, int(k)) for k in numbers]) + (size > 0)
-
-
 def _bits(code: str, k: int) -> int:
+    """The bits of a codeword, as `length` has them."""
     less = k.bit_length() - 1
     if code == "gamma":
         return 2 * less + 1

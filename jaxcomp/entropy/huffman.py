@@ -10,7 +10,7 @@ from jaxtyping import Float32, Int32, UInt32
 from jaxcomp import checks
 from jaxcomp.backend import axes
 from jaxcomp.entropy import prefix, stream
-from jaxcomp.entropy.coder import SYMBOLS, Coder, Stream
+from jaxcomp.entropy.coder import SYMBOLS, Coder, Counts, Stream, Symbols, Table, Words
 from jaxcomp.types import Array
 
 
@@ -50,17 +50,11 @@ class Huffman(Coder):
     def __post_init__(self):
         checks.integer("limit", self.limit, 1, 15)
 
-    def table(self, counts: Float32[Array, " symbols"]) -> UInt32[Array, " symbols"]:
+    def table(self, counts: Float32[Array, " symbols"]) -> Table:
         """The length of each symbol's codeword."""
         return lengths(counts, self.limit)
 
-    def encode(
-        self,
-        symbols: UInt32[Array, "n size"],
-        count: Int32[Array, " n"],
-        table: UInt32[Array, " symbols"],
-        words: int,
-    ) -> Stream:
+    def encode(self, symbols: Symbols, count: Counts, table: Table, words: int) -> Stream:
         entry = jnp.take(_packed(table, self.limit), symbols.astype(jnp.int32), mode="clip")
         length = (entry >> 16).astype(jnp.int32)
         found = prefix.fitting(length, count, stream.WORD * words)
@@ -68,13 +62,7 @@ class Huffman(Coder):
         coded = stream.write(code, stream.begins(found.lengths), words)
         return Stream(coded, found.kept, jnp.sum(found.lengths, axis=1, dtype=jnp.int32))
 
-    def decode(
-        self,
-        words: UInt32[Array, "n words"],
-        kept: Int32[Array, " n"],
-        size: int,
-        table: UInt32[Array, " symbols"],
-    ) -> UInt32[Array, "n size"]:
+    def decode(self, words: Words, kept: Counts, size: int, table: Table) -> Symbols:
         lookup, words = _lookup(table, self.limit), prefix.padded(words)
 
         def step(begin: Array, _: None) -> tuple[Array, Array]:
@@ -94,7 +82,7 @@ class Huffman(Coder):
         return size * max(1, min(self.limit, symbols - 1))
 
 
-def lengths(counts: Float32[Array, " symbols"], limit: int = 15) -> UInt32[Array, " symbols"]:
+def lengths(counts: Float32[Array, " symbols"], limit: int = 15) -> Table:
     """The lengths of the best prefix code whose codewords have at most `limit` bits.
 
     Package-merge: a codeword of `h` bits is `h` coins, worth `1/2` down to `2^-h`, which all weigh
@@ -141,9 +129,7 @@ def lengths(counts: Float32[Array, " symbols"], limit: int = 15) -> UInt32[Array
     return jnp.zeros(symbols, jnp.uint32).at[order].set(bits)
 
 
-def _canonical(
-    table: UInt32[Array, " symbols"], limit: int
-) -> tuple[Int32[Array, " symbols"], UInt32[Array, " symbols"]]:
+def _canonical(table: Table, limit: int) -> tuple[Int32[Array, " symbols"], Table]:
     """The lengths, and the codewords aligned to the highest of `limit` bits."""
     length = jnp.clip(table.astype(jnp.int32), 1, limit)
     order = jnp.argsort(length)
@@ -152,14 +138,14 @@ def _canonical(
     return length, jnp.zeros(table.size, jnp.uint32).at[order].set(begins)
 
 
-def _packed(table: UInt32[Array, " symbols"], limit: int) -> UInt32[Array, " symbols"]:
+def _packed(table: Table, limit: int) -> Table:
     """The codeword of each symbol with its first bit lowest, and its length in the upper bits."""
     length, begins = _canonical(table, limit)
     code = prefix.reversed_bits(begins >> (limit - length).astype(jnp.uint32), length)
     return (code & 0xFFFF) | (length.astype(jnp.uint32) << 16)
 
 
-def _lookup(table: UInt32[Array, " symbols"], limit: int) -> UInt32[Array, " slots"]:
+def _lookup(table: Table, limit: int) -> UInt32[Array, " slots"]:
     """The first symbol in each word of `limit` bits, with its length in the upper bits."""
     length, begins = _canonical(table, limit)
     order = jnp.argsort(length)
@@ -167,12 +153,8 @@ def _lookup(table: UInt32[Array, " symbols"], limit: int) -> UInt32[Array, " slo
     marks = marks.at[begins[order].astype(jnp.int32)].add(1, mode="drop")
     symbol = jnp.take(order, jnp.cumsum(marks) - 1, mode="clip")
     entry = symbol.astype(jnp.uint32) | (length[symbol].astype(jnp.uint32) << 8)
-    return entry[_reversal(limit)]
-
-
-def _reversal(limit: int) -> np.ndarray:
-    """Each number of `limit` bits with its bits reversed."""
+    # A codeword's first bit is the lowest of a window of the stream.
     number, turned = np.arange(1 << limit), np.zeros(1 << limit, int)
     for bit in range(limit):
         turned |= ((number >> bit) & 1) << (limit - 1 - bit)
-    return turned
+    return entry[turned]

@@ -79,11 +79,6 @@ def reversed_bits(
     return jnp.where(lengths > 0, x >> (32 - jnp.maximum(lengths, 1)).astype(jnp.uint32), 0)
 
 
-def first_one(words: UInt32[Array, "..."]) -> Int32[Array, "..."]:
-    """The number of zeros before the first one; 32 if there is none."""
-    return lax.population_count((words & (~words + 1)) - 1).astype(jnp.int32)
-
-
 def previous(hits: Bool[Array, "n size"]) -> Int32[Array, "n size"]:
     """The place of the last hit before each place; −1 where there is none.
 

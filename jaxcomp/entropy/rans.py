@@ -20,32 +20,32 @@ from jaxtyping import Bool, Float32, Int32, UInt8, UInt16, UInt32
 from jaxcomp import checks
 from jaxcomp.backend import axes, xla
 from jaxcomp.entropy import stream
-from jaxcomp.entropy.coder import SYMBOLS, Coder, Stream
+from jaxcomp.entropy.coder import SYMBOLS, Coder, Counts, Stream, Symbols, Table, Words
 from jaxcomp.types import Array
 
 PRECISION = 12
-"""Bits of a frequency: a step looks them up in a table that the fastest cache holds."""
+"""Bits of a frequency; the look-up table of 2¹² slots fits the fastest cache."""
 
 _TOTAL = 1 << PRECISION
 _HALF = 16
 _LOW = 1 << _HALF
-"""The least state, and the first: one has from seventeen to 32 bits."""
+"""The smallest state, and the initial one: states have 17 to 32 bits."""
 
 _MOST_LANES = 1024
 _BLOCK = 32
-"""Steps whose marks make up a word."""
+"""Steps whose marks fill one word."""
 
 _WORST = PRECISION + math.log2(1 + 1 / 16)
-"""Bits by which a symbol of the least frequency makes a state longer: before, it is at least 16."""
+"""The most bits that a symbol of frequency 1 adds to a state, which has at least 16 before."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Rans(Coder, public=("checked", "head_bits")):
-    """Interleaved rANS: within a hundredth of a bit of the entropy, plus 48 bits a lane.
+    """Interleaved rANS: within a hundredth of a bit of the entropy, plus 48 bits per lane.
 
     A stream consists of units of sixteen bits: the number of units that each lane has written (two
-    units a lane if it takes 2¹⁶ steps or more), the lanes' states, and the units of each lane, lane
-    after lane.
+    units per lane if it takes 2¹⁶ steps or more), the lanes' states, and the units of each lane,
+    lane after lane.
 
     Args:
         lanes: the number of symbols coded in parallel; None for the power of two below
@@ -80,24 +80,23 @@ class Rans(Coder, public=("checked", "head_bits")):
             checks.integer("lanes", self.lanes, 1)
         checks.integer("symbols_a_lane", self.symbols_a_lane, 1)
 
-    def table(self, counts: Float32[Array, " symbols"]) -> UInt32[Array, " symbols"]:
+    def table(self, counts: Float32[Array, " symbols"]) -> Table:
         """The frequency of each symbol, of 4096 in all."""
         return frequencies(counts)
 
-    def encode(
-        self,
-        symbols: UInt32[Array, "n size"],
-        count: Int32[Array, " n"],
-        table: UInt32[Array, " symbols"],
-        words: int,
-    ) -> Stream:
+    def encode(self, symbols: Symbols, count: Counts, table: Table, words: int) -> Stream:
         n, size = symbols.shape
         plan = self._plan(size)
         room = 2 * words - plan.head
         if not plan.steps or room < plan.lanes:  # The first step might not fit.
             zero = jnp.zeros_like(count)
             return Stream(jnp.zeros((n, words), jnp.uint32), zero, zero)
-        done, low, marks = _run(_dealt(symbols, plan), count, _packed(table), plan, room)
+        shape = (n, plan.blocks, plan.block, plan.lanes)
+        padded = jnp.pad(symbols.astype(jnp.uint8), ((0, 0), (0, math.prod(shape[1:]) - size)))
+        dealt = jnp.transpose(padded.reshape(shape), (1, 2, 0, 3))
+        # A frequency with its first slot in the upper bits, so that one look-up is enough.
+        packed = ((jnp.cumsum(table, dtype=jnp.uint32) - table) << PRECISION) | table
+        done, low, marks = _run(dealt, count, packed, plan, room)
         rows = jnp.moveaxis(marks, 0, 2).reshape(n, -1)
         lengths = jnp.sum(lax.population_count(rows.reshape(n, plan.lanes, -1)), axis=2)
         body = _gathered(low, rows, plan, room)
@@ -109,22 +108,12 @@ class Rans(Coder, public=("checked", "head_bits")):
         bits = jnp.where(done.kept > 0, _HALF * (plan.head + done.used), 0)
         return Stream(stream.joined(coded), done.kept, bits)
 
-    def decode(
-        self,
-        words: UInt32[Array, "n words"],
-        kept: Int32[Array, " n"],
-        size: int,
-        table: UInt32[Array, " symbols"],
-    ) -> UInt32[Array, "n size"]:
+    def decode(self, words: Words, kept: Counts, size: int, table: Table) -> Symbols:
         return self.checked(words, kept, size, table)[0]
 
     def checked(
-        self,
-        words: UInt32[Array, "n words"],
-        kept: Int32[Array, " n"],
-        size: int,
-        table: UInt32[Array, " symbols"],
-    ) -> tuple[UInt32[Array, "n size"], Bool[Array, " n"]]:
+        self, words: Words, kept: Counts, size: int, table: Table
+    ) -> tuple[Symbols, Bool[Array, " n"]]:
         """Decodes like `decode`, and returns whether each row is a valid stream.
 
         Decoding a valid stream ends in the initial state, without unread data. Use it for messages
@@ -245,18 +234,9 @@ def frequencies(counts: Float32[Array, " symbols"]) -> UInt32[Array, " slots"]:
     return whole.astype(jnp.uint32) + (rank < missing).astype(jnp.uint32)
 
 
-def _begins(table: UInt32[Array, " symbols"]) -> UInt32[Array, " symbols"]:
-    return jnp.cumsum(table, dtype=jnp.uint32) - table
-
-
-def _packed(table: UInt32[Array, " symbols"]) -> UInt32[Array, " symbols"]:
-    """A symbol's frequency with its first slot in the upper bits, so that one look-up is enough."""
-    return (_begins(table) << PRECISION) | table
-
-
-def _slots(table: UInt32[Array, " symbols"]) -> UInt32[Array, "4096"]:
+def _slots(table: Table) -> UInt32[Array, "4096"]:
     """The symbol of each slot, its frequency, and the slot's number among the symbol's slots."""
-    begins = _begins(table)
+    begins = jnp.cumsum(table, dtype=jnp.uint32) - table
     slot = jnp.arange(_TOTAL, dtype=jnp.uint32)
     marks = jnp.zeros(_TOTAL, jnp.int32).at[begins.astype(jnp.int32)].add(1, mode="drop")
     symbol = jnp.clip(jnp.cumsum(marks) - 1, 0, min(table.size, SYMBOLS) - 1)
@@ -265,22 +245,14 @@ def _slots(table: UInt32[Array, " symbols"]) -> UInt32[Array, "4096"]:
     return symbol.astype(jnp.uint32) | (frequency << 8) | (within << 20)
 
 
-def _dealt(symbols: UInt32[Array, "n size"], plan: _Plan) -> UInt8[Array, "blocks block n lanes"]:
-    """The symbols by steps, padded."""
-    n, size = symbols.shape
-    shape = (n, plan.blocks, plan.block, plan.lanes)
-    padded = jnp.pad(symbols.astype(jnp.uint8), ((0, 0), (0, math.prod(shape[1:]) - size)))
-    return jnp.transpose(padded.reshape(shape), (1, 2, 0, 3))
-
-
 class _Lanes(NamedTuple):
-    """An encoder at work: `state` and `marks` are `uint32[n, lanes]`, the rest is `int32[n]`.
+    """The encoder's state: `state` and `marks` are `uint32[n, lanes]`, the rest is `int32[n]`.
 
     Attributes:
-        state: what each lane holds.
-        marks: of the steps of this block, in which the lane put something away.
-        used: how often the row's lanes have put something away.
-        kept: the row's symbols so far.
+        state: the number in each lane.
+        marks: one bit for each step of this block in which the lane wrote a unit.
+        used: the units that the row's lanes have written.
+        kept: the number of the row's symbols coded so far.
     """
 
     state: Array
@@ -291,8 +263,8 @@ class _Lanes(NamedTuple):
 
 def _run(
     symbols: UInt8[Array, "blocks block n lanes"],
-    count: Int32[Array, " n"],
-    packed: UInt32[Array, " symbols"],
+    count: Counts,
+    packed: Table,
     plan: _Plan,
     room: int,
 ) -> tuple[_Lanes, UInt16[Array, "blocks block n lanes"], UInt32[Array, "blocks n lanes"]]:
@@ -348,10 +320,7 @@ def _divided(x: UInt32[Array, "..."], by: UInt32[Array, "..."]) -> tuple[Array, 
 
 
 def _gathered(
-    low: UInt16[Array, "blocks block n lanes"],
-    marks: UInt32[Array, "n words"],
-    plan: _Plan,
-    room: int,
+    low: UInt16[Array, "blocks block n lanes"], marks: Words, plan: _Plan, room: int
 ) -> UInt16[Array, "n room"]:
     """The stored words, lane after lane."""
     n = marks.shape[0]
@@ -368,7 +337,7 @@ def _undone(
     body: UInt16[Array, "n halves"],
     state: UInt32[Array, "n lanes"],
     ends: Int32[Array, "n lanes"],
-    kept: Int32[Array, " n"],
+    kept: Counts,
     slots: UInt32[Array, "4096"],
     plan: _Plan,
 ) -> tuple[UInt32[Array, "n padded"], UInt32[Array, "n lanes"], Int32[Array, "n lanes"]]:

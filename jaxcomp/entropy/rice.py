@@ -1,4 +1,4 @@
-"""Golomb–Rice codes: for gaps, whose law is geometric, within an eighth of a bit of the entropy.
+"""Golomb–Rice codes: for gaps, which are geometric, within an eighth of a bit of the entropy.
 
 A number `g ≥ 0` is its quotient by `2^parameter`, as so many zeros and a one, and the remainder in
 `parameter` bits. Quotients and remainders are kept apart: the ones of the first part are found all
@@ -7,7 +7,6 @@ at once and say where everything is, so nothing is read one after another.
 
 import dataclasses
 import math
-from collections.abc import Callable
 
 import jax.numpy as jnp
 from jax import lax
@@ -15,7 +14,7 @@ from jaxtyping import Bool, Float32, Int32, UInt32
 
 from jaxcomp import checks
 from jaxcomp.entropy import prefix, stream
-from jaxcomp.entropy.coder import Coder, Stream
+from jaxcomp.entropy.coder import Coder, Counts, Stream, Symbols, Words
 from jaxcomp.types import Array
 
 _GOLDEN = (math.sqrt(5) - 1) / 2
@@ -54,7 +53,7 @@ def length(numbers: UInt32[Array, "..."], parameter: int | Array) -> Int32[Array
     return ((numbers >> parameter) + 1 + parameter).astype(jnp.int32)
 
 
-def encode(numbers: UInt32[Array, "n k"], parameter: int, words: int) -> UInt32[Array, "n words"]:
+def encode(numbers: UInt32[Array, "n k"], parameter: int, words: int) -> Words:
     """Remainders first, then quotients; what is beyond the last word is lost.
 
     Args:
@@ -73,15 +72,15 @@ def encode(numbers: UInt32[Array, "n k"], parameter: int, words: int) -> UInt32[
     checks.integer("parameter", parameter, 0, _MOST)
     n, k = numbers.shape
     rest = numbers & ((1 << parameter) - 1)
-    coded = stream.write(rest, _every(n, k, parameter), words)
+    coded = stream.write(rest, stream.every(n, k, parameter), words)
     return coded | _unary(numbers >> parameter, jnp.ones((n, k), bool), k * parameter, words)
 
 
-def decode(words: UInt32[Array, "n words"], k: int, parameter: int) -> UInt32[Array, "n k"]:
+def decode(words: Words, k: int, parameter: int) -> UInt32[Array, "n k"]:
     """The `k` numbers of each row."""
     checks.integer("parameter", parameter, 0, _MOST)
     words = prefix.padded(words)
-    begins = _every(words.shape[0], k, parameter)
+    begins = stream.every(words.shape[0], k, parameter)
     rest = stream.read(words, begins, jnp.full_like(begins, parameter))
     quotients = _quotients(_ones(words, jnp.int32(k * parameter), k))
     return (quotients << parameter) | rest
@@ -124,13 +123,7 @@ class Rice(Coder):
         del counts
         return ()
 
-    def encode(
-        self,
-        symbols: UInt32[Array, "n size"],
-        count: Int32[Array, " n"],
-        table: tuple[()],
-        words: int,
-    ) -> Stream:
+    def encode(self, symbols: Symbols, count: Counts, table: tuple[()], words: int) -> Stream:
         del table
         n, size = symbols.shape
         place = jnp.arange(size, dtype=jnp.int32)[None]
@@ -155,19 +148,15 @@ class Rice(Coder):
         begins = stream.begins(jnp.where(real, digits + 1, 0))
         begins = begins + (below + number * best[:, 0].astype(jnp.int32))[:, None]
         coded = coded | stream.write(jnp.where(real, level, 0), begins, words)
-        head = number.astype(jnp.uint32)[:, None], best
-        places = jnp.zeros((n, 1), jnp.int32), jnp.full((n, 1), size.bit_length(), jnp.int32)
         if 32 * words < _head(size):
             return Stream(jnp.zeros((n, words), jnp.uint32), found.kept, found.kept)
-        for part, begin in zip(head, places, strict=True):
-            coded = coded | stream.write(part, begin, words)
+        for part, begin in ((number.astype(jnp.uint32)[:, None], 0), (best, size.bit_length())):
+            coded = coded | stream.write(part, jnp.full((n, 1), begin, jnp.int32), words)
         used = _head(size) + jnp.sum(found.lengths, axis=1, dtype=jnp.int32)
         some = found.kept > 0
         return Stream(jnp.where(some[:, None], coded, 0), found.kept, jnp.where(some, used, 0))
 
-    def decode(
-        self, words: UInt32[Array, "n words"], kept: Int32[Array, " n"], size: int, table: tuple[()]
-    ) -> UInt32[Array, "n size"]:
+    def decode(self, words: Words, kept: Counts, size: int, table: tuple[()]) -> Symbols:
         del table
         words, row = prefix.padded(words), jnp.arange(kept.shape[0])[:, None]
         number = prefix.take(words, jnp.zeros_like(kept), size.bit_length()).astype(jnp.int32)
@@ -192,7 +181,8 @@ class Rice(Coder):
         size_of = (jnp.uint32(1) << digits.astype(jnp.uint32)) | (level >> 1)
         # No gap, and no sum of gaps, is longer than the row, even for invalid words.
         gaps = jnp.minimum((quotients << best[:, None].astype(jnp.uint32)) | rest, size)
-        place = lax.associative_scan(_saturating(size + 1), gaps.astype(jnp.int32) + 1, axis=1) - 1
+        steps = gaps.astype(jnp.int32) + 1
+        place = lax.associative_scan(lambda a, b: jnp.minimum(a + b, size + 1), steps, axis=1) - 1
         place = jnp.where(real, jnp.minimum(place, size), size)
         found = jnp.zeros((kept.shape[0], size), jnp.uint32)
         found = found.at[row, place].set(prefix.symbol(size_of, level & 1), mode="drop")
@@ -213,18 +203,13 @@ class Rice(Coder):
             worst = max(worst, _head(size) + bits)
         return worst
 
-    def _best(self, hits: Bool[Array, "n size"], count: Int32[Array, " n"]) -> UInt32[Array, " n"]:
+    def _best(self, hits: Bool[Array, "n size"], count: Counts) -> UInt32[Array, " n"]:
         """The parameter of each row."""
         if self.k is not None:
             return jnp.full_like(count, self.k, jnp.uint32)
         number = jnp.sum(hits, axis=1, dtype=jnp.float32)
         bounds = jnp.array([_densities()], jnp.float32) * count.astype(jnp.float32)[:, None]
         return jnp.sum(number[:, None] <= bounds, axis=1, dtype=jnp.uint32)
-
-
-def _saturating(most: int) -> Callable[[Array, Array], Array]:
-    """Addition that saturates at `most`, so that sums of invalid numbers do not overflow."""
-    return lambda a, b: jnp.minimum(a + b, most)
 
 
 def _densities() -> tuple[float, ...]:
@@ -236,13 +221,9 @@ def _head(size: int) -> int:
     return size.bit_length() + _PARAMETER
 
 
-def _every(n: int, k: int, parameter: int) -> Int32[Array, "n k"]:
-    return jnp.broadcast_to(jnp.arange(k, dtype=jnp.int32) * parameter, (n, k))
-
-
 def _unary(
     numbers: UInt32[Array, "n k"], real: Bool[Array, "n k"], begin: Array | int, words: int
-) -> UInt32[Array, "n words"]:
+) -> Words:
     """The given number of zeros followed by a one, starting at a bit."""
     lengths = jnp.where(real, numbers + 1, 0).astype(jnp.int32)
     ends = jnp.cumsum(lengths, axis=1) - 1 + begin
@@ -254,7 +235,7 @@ def _unary(
     return empty.at[row, ends >> 5].add(ones, mode="drop")
 
 
-def _ones(words: UInt32[Array, "n words"], begin: Array, k: int) -> Int32[Array, "n k"]:
+def _ones(words: Words, begin: Array, k: int) -> Int32[Array, "n k"]:
     """The positions of the ones after a given bit, relative to it."""
     first = jnp.arange(words.shape[1], dtype=jnp.int32)[None] * stream.WORD
     skip = jnp.clip(begin - first, 0, stream.WORD)

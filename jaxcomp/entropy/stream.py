@@ -65,6 +65,11 @@ def begins(lengths: Int32[Array, "n k"]) -> Int32[Array, "n k"]:
     return jnp.cumsum(lengths, axis=1) - lengths
 
 
+def every(n: int, k: int, bits: int) -> Int32[Array, "n k"]:
+    """The bits at which `k` numbers of equal lengths begin, in each of `n` rows."""
+    return jnp.broadcast_to(jnp.arange(k, dtype=jnp.int32) * bits, (n, k))
+
+
 def width(numbers: UInt32[Array, "..."]) -> Int32[Array, "..."]:
     """The bits that each number takes: none for zero.
 

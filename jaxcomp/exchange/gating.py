@@ -66,9 +66,9 @@ def check(gate: Gate, reducer: Reducer, *, whole: bool = True) -> None:
 def _hides(reducer: Reducer) -> bool:
     """Whether a device's slice of a mirror reaches the others only through the downlink."""
     down = reducer.downlink
-    if down is None or not feedback_of(reducer).mirrors:
+    if down is None or not feedback_of(reducer).facts.mirrors:
         return False
-    return not down.feedback.mirrors
+    return not down.feedback.facts.mirrors
 
 
 def closes(gate: Gate, reducer: Reducer) -> bool:
@@ -81,7 +81,7 @@ def closes(gate: Gate, reducer: Reducer) -> bool:
 
 def forgets(feedback: Feedback) -> bool:
     """Whether memories of non-participating workers are left out."""
-    return feedback.absent == "left out"
+    return feedback.facts.forgets_absent
 
 
 def senders(weight: Array | None, axis_name: AxisName) -> Array:
@@ -117,7 +117,7 @@ def counted_once(feedback: Feedback, policy: Policy) -> bool:
     no factor corrects on average.
     """
     biased = any(codec.contractive for codec in policy.codecs)
-    return feedback.keeps_unsent or (feedback.mirrors and biased)
+    return feedback.facts.keeps_unsent or (feedback.facts.mirrors and biased)
 
 
 def remember(
@@ -135,7 +135,7 @@ def remember(
     The memories of a mirror move by the messages as they are: a shift that moved `times` as far
     would overshoot, and grow.
     """
-    if not feedback.mirrors:
+    if not feedback.facts.mirrors:
         return feedback.update(message, sent, scaled(part, times), share * times, weight, state)
     estimate, after = feedback.update(message, sent, part, share, weight, state)
     if times != 1:

@@ -221,7 +221,7 @@ class Plan:
         all memories. Where workers get results of their own, no worker could tell all.
         """
         same = self.given.facts.same_on_all
-        return bool(self.layout.batches) and same and not self.feedback.bounded
+        return bool(self.layout.batches) and same and not self.feedback.facts.bounded
 
     @functools.cached_property
     def batch_bytes(self) -> tuple[float, ...]:
@@ -231,6 +231,16 @@ class Plan:
         if own is not None:
             return own
         return tuple(float(buffer.fused_bytes(part)) for part in wire_cost.payload_like(whole))
+
+    @property
+    def encoded_bytes(self) -> int:
+        """The bytes of one worker's payload of the compressed leaves, as its codecs encode them."""
+        return buffer.fused_bytes(wire_cost.payload_like(self.batches))
+
+    @property
+    def agreed_bytes(self) -> Fraction | int:
+        """The bytes that one device sends for what the workers agree on before they encode."""
+        return wire_cost.agreed_bytes(self.batches, self.workers)
 
     @property
     def payload_bytes(self) -> int:
@@ -280,7 +290,7 @@ def dense_feedback_of(reducer: Reducer) -> Feedback:
     mean.
     """
     feedback = feedback_of(reducer)
-    return Residual() if feedback.kind == "momentum" else feedback
+    return Residual() if feedback.facts.accelerates else feedback
 
 
 def _shares(reducer: Reducer, sizes: tuple[int, ...]) -> int:

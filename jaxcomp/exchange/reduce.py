@@ -150,11 +150,8 @@ def reduce(
     if gated is not None:
         taken = opened.go if opened.weight is None else opened.go & (opened.weight != 0)
         participation = Participation(opened.go, taken, heard.senders)
-    mean, dense, new = (
-        levels.gathered(plan, heard.mean),
-        heard.dense,
-        _kept(plan, brought, heard, before, participation, guard=guard),
-    )
+    mean, dense = levels.gathered(plan, heard.mean), heard.dense
+    new = _kept(plan, brought, heard, before, participation, guard=guard)
     # A closed round, or gradients of another dtype than the parameters, change no dtype of a state.
     held = state, () if gated is None else gated.state
     after = guarding.retyped((new, opened.state), held)
@@ -215,7 +212,7 @@ def _unchanged(plan: Plan, feedbacks: _Feedbacks, brought: _Message) -> _Heard:
     nothing, none = jnp.zeros((), jnp.float32), _zeros(message)
     part = _zeros(plan.part_like)
     estimate, own = feedback.update(message, none, part, 0.0, nothing, memory.feedback)
-    if feedback.mirrors and not gating.forgets(feedback):
+    if feedback.facts.mirrors and not gating.forgets(feedback):
         means = plan.reducer.known(plan, estimate, memory.reducer)
     else:
         means = _zeros(plan.likes)
@@ -244,7 +241,7 @@ def _kept(
     own, dense_memory = heard.memory.feedback, heard.memory.dense
     excludes = plan.given.facts.excludes
     # With a mirror, silent workers keep their memory.
-    alone = (participation is not None or excludes) and not plan.feedback.mirrors
+    alone = (participation is not None or excludes) and not plan.feedback.facts.mirrors
     if guard and alone and jax.tree.leaves((own, dense_memory)):
         given_away = (brought.links, brought.dense, heard.sent if excludes else ())
         sound = guarding.all_finite(given_away)
@@ -254,7 +251,7 @@ def _kept(
         own, dense_memory = guarding.where_finite(sound, (own, dense_memory), kept)
     of_dense: Any = ()
     if participation is not None:
-        of_dense = state_.hold_dense(plan, dense_feedback_of(plan.given), dense_memory)
+        of_dense = state_.hold_dense(plan, dense_memory)
     return ReductionState(
         state_.hold(plan, own), state_.hold_reducer(plan, heard.memory.reducer), of_dense
     )

@@ -5,13 +5,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxcomp.feedback import MomentumState, ResidualState, memory as memory_
+from jaxcomp.base import feedback as feedback_
+from jaxcomp.feedback import memory as memory_
 from jaxcomp.mesh import per_worker
 from jaxcomp.quantize.blocks import Blocks8
 from jaxcomp.types import Array, PyTree
-
-_UNSENT = {ResidualState: "residual", MomentumState: "velocity"}
-"""Which array of a memory is sent later, whatever is added to it."""
 
 
 def carried(
@@ -51,8 +49,9 @@ def _parts(reducer: PyTree) -> dict[str, Any]:
 
 def _joined(feedback: Any, unsent: Any, workers: int, sharded: bool) -> Any:
     held: Any = feedback.tree if per_worker.is_per_worker(feedback) else None
-    field = _UNSENT.get(type(held), "")
-    own, more = getattr(held, field, ()), getattr(unsent, "residual", ())
+    field, of_down = feedback_.sent_later_of(held) or "", feedback_.sent_later_of(unsent)
+    own: Any = getattr(held, field) if field else ()
+    more: Any = () if of_down is None else getattr(unsent, of_down)
     rows = [x.shape[2 if sharded else 1 :] for x in map(_codes, own)]
     fits = len(own) == len(more) and all(
         shape[1:] == r.shape[3 if sharded else 2 :] for shape, r in zip(rows, more, strict=False)

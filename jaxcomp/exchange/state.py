@@ -1,15 +1,18 @@
 """The memory of a reduction: links, reducer, and under a gate the dense leaves."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxcomp.base import Feedback
 from jaxcomp.exchange import resize
 from jaxcomp.exchange.plan import Plan, dense_feedback_of
 from jaxcomp.mesh import kinds, per_worker
 from jaxcomp.types import PyTree
+
+_LINK = "link"
+"""The kind of a link's memory, of which new workers get the mean of the old ones."""
 
 
 class LevelsState(NamedTuple):
@@ -74,7 +77,7 @@ def init(plan: Plan, *, gated: bool = False) -> ReductionState:
     return ReductionState(
         feedback=hold(plan, feedback.init(plan.likes, plan.part_like)),
         reducer=hold_reducer(plan, plan.reducer.init(plan)),
-        dense=hold_dense(plan, of_dense, of_dense.init(likes, likes)) if gated else (),
+        dense=hold_dense(plan, of_dense.init(likes, likes)) if gated else (),
     )
 
 
@@ -83,16 +86,16 @@ def hold(plan: Plan, memory: PyTree) -> PyTree:
     facts = plan.given.facts
     return per_worker.wrap(
         memory,
-        plan.feedback.kind,
+        _LINK,
         plan.axis_name,
         splits=facts.splits,
         alike=facts.same_on_all,
     )
 
 
-def hold_dense(plan: Plan, feedback: Feedback, memory: PyTree) -> PyTree:
+def hold_dense(plan: Plan, memory: PyTree) -> PyTree:
     """The memory of the dense leaves as a state stores it; every device has their whole mean."""
-    return per_worker.wrap(memory, feedback.kind, plan.axis_name)
+    return per_worker.wrap(memory, _LINK, plan.axis_name)
 
 
 def hold_reducer(plan: Plan, state: PyTree) -> PyTree:
@@ -109,14 +112,25 @@ def of_reducer(plan: Plan, held: PyTree) -> PyTree:
 
 def check(plan: Plan, state: ReductionState, *, gated: bool = False) -> None:
     """Raises a `ValueError` for the state of other gradients, workers or settings."""
-    wanted = jax.eval_shape(lambda: init(plan, gated=gated))
-    if (got := shapes(state)) != (want := shapes(wanted)):
-        raise ValueError(
-            f"`state` must be one for these gradients and {plan.workers} workers, with memory of "
-            f"shapes {want}, got {got}. Make it with jaxcomp.init_state, or with tx.init inside "
-            "the mapped function, or convert it from another number of workers with "
-            "jaxcomp.resize_workers"
-        )
+    try:
+        wanted = _wanted(plan, gated)
+    except TypeError:  # A tree with static leaves that cannot be hashed.
+        wanted = _wanted.__wrapped__(plan, gated)
+    got = shapes(state)
+    for path in wanted | got:
+        if got.get(path) != wanted.get(path):
+            raise ValueError(
+                f"`state` must be one for these gradients and {plan.workers} workers: memory"
+                f"{path} must have the shape {wanted.get(path)}, got {got.get(path)}. Make it with "
+                "jaxcomp.init_state, or with tx.init inside the mapped function, or convert it "
+                "from another number of workers with jaxcomp.resize_workers"
+            )
+
+
+@functools.lru_cache(maxsize=512)
+def _wanted(plan: Plan, gated: bool) -> dict[str, tuple[int, ...]]:
+    """The shapes of the memory of a plan."""
+    return shapes(jax.eval_shape(lambda: init(plan, gated=gated)))
 
 
 def shapes(tree: PyTree) -> dict[str, tuple[int, ...]]:

@@ -10,13 +10,13 @@ import numpy as np
 from jax import lax
 
 from jaxcomp.backend import xla
+from jaxcomp.exchange import collectives
 from jaxcomp.federated import faults, server, uplink as uplink_
 from jaxcomp.federated.method import Method
 from jaxcomp.federated.server import Total
 from jaxcomp.federated.uplink import Memory, Message
 from jaxcomp.layout.trees import TreePayload
 from jaxcomp.types import Array, AxisName, PyTree
-from jaxcomp.wire import buffer
 
 
 class Own(NamedTuple):
@@ -208,7 +208,7 @@ def _gathered(tree: PyTree, axis_name: AxisName | None) -> PyTree:
     """The messages of a chunk on all devices, in the order of the clients."""
     if axis_name is None:
         return tree
-    every = buffer.gather(tree, axis_name)
+    every = collectives.all_gather(tree, axis_name)
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), every)
 
 

@@ -71,7 +71,7 @@ class Method:
         if self.down is not None:
             object.__setattr__(self, "down", as_link("down", self.down))
             _check_down(self.down)
-        if self.uplink.feedback.mirrors and self.mean != "all":
+        if self.uplink.feedback.facts.mirrors and self.mean != "all":
             raise ValueError(
                 "`mean` must be 'all' with a Shift, whose mirror on the server is the weighted "
                 f"mean over all clients, got {self.mean!r}"
@@ -87,7 +87,7 @@ class Method:
             )
 
     def _check_robust(self) -> None:
-        if self.uplink.feedback.kind != "none":
+        if self.uplink.feedback.facts.memory:
             raise ValueError(
                 "`up` must have jaxcomp.NoFeedback() with an aggregate that is not linear, got "
                 f"{self.uplink.feedback!r} with {self.aggregate!r}: a residual assumes that the "
@@ -114,7 +114,8 @@ class Method:
 
 
 def _check_down(link: Any) -> None:
-    if link.feedback.kind not in ("none", "residual"):
+    facts = link.feedback.facts
+    if facts.mirrors or facts.accelerates or facts.needs_mean:
         raise ValueError(
             "`down` must have jaxcomp.Residual() or jaxcomp.NoFeedback() as its feedback, "
             f"got {link.feedback!r}"

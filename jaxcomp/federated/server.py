@@ -11,7 +11,7 @@ import optax
 from jaxcomp import aggregates
 from jaxcomp.backend import xla
 from jaxcomp.base import Feedback
-from jaxcomp.exchange import gating, payloads as payloads_
+from jaxcomp.exchange import gating, send
 from jaxcomp.federated import uplink as uplink_
 from jaxcomp.federated.method import Method
 from jaxcomp.feedback import Link
@@ -306,11 +306,13 @@ def _estimate(
     `W/drawn` times, so that its expectation is `Σ wᵢ·(hᵢ + E cᵢ) / W`.
     """
     divisor = total.weight if method.mean == "participants" else weights.drawn
-    divisor = weights.whole if feedback.mirrors else divisor
+    divisor = weights.whole if feedback.facts.mirrors else divisor
     share = jnp.where(total.count > 0, 1 / jnp.where(divisor > 0, divisor, 1), 0)
     part = tuple(x * share.astype(x.dtype) for x in sums)
     estimate, mirror = feedback.update((), (), part, share, None, mirror)
-    if feedback.mirrors and not gating.counted_once(method.uplink.feedback, method.uplink.policy):
+    if feedback.facts.mirrors and not gating.counted_once(
+        method.uplink.feedback, method.uplink.policy
+    ):
         more = weights.whole / weights.drawn - 1
 
         def add(e: Array, x: Array) -> Array:
@@ -326,7 +328,7 @@ def follow(method: Method, key: Array, params: PyTree, payload: TreePayload) -> 
     assert link is not None
     plan = trees.layout(link.policy, params)
     nothing = (None,) * len(plan.batches)
-    sent = payloads_.decode(_down_key(key), plan.batches, payload.batches, nothing, jnp.uint32(0))
+    sent = send.decode(_down_key(key), plan.batches, payload.batches, nothing, jnp.uint32(0))
     return optax.apply_updates(params, trees.assemble(plan, sent, payload.dense))
 
 
@@ -335,30 +337,23 @@ def _down_key(key: Array) -> Array:
     return noise.fold(key, _DOWN)
 
 
-class _Down(NamedTuple):
+def _down_init(link: Link, params: PyTree) -> send.Memory:
     """The memory of the way down."""
-
-    feedback: PyTree
-    codecs: tuple[PyTree, ...]
-
-
-def _down_init(link: Link, params: PyTree) -> _Down:
     plan = trees.layout(link.policy, params)
     likes = tuple(batch.like for batch in plan.batches)
-    codecs = tuple(batch.codec.init(batch.like) for batch in plan.batches)
-    return _Down(link.feedback.init(likes, ()), codecs)
+    return send.Memory(link.feedback.init(likes, ()), send.init(plan.batches))
 
 
-def _down(link: Link, key: Array, updates: PyTree, memory: _Down) -> tuple[TreePayload, _Down]:
+def _down(
+    link: Link, key: Array, updates: PyTree, memory: send.Memory
+) -> tuple[TreePayload, send.Memory]:
     """The server's message, and its memory."""
-    plan = trees.layout(link.policy, updates)
+    plan, feedback = trees.layout(link.policy, updates), link.feedback
     stacks, dense = trees.stacks(plan, updates)
-    given, held = link.feedback.compensate(stacks, memory.feedback)
-    key, worker = _down_key(key), jnp.uint32(0)
-    encoded = payloads_.encode(key, plan.batches, given, memory.codecs, worker, None)
-    sent = payloads_.decode(key, plan.batches, encoded.payloads, encoded.sides, worker)
-    kept = link.feedback.update(given, sent, (), 1.0, None, held)[1]
+    key, server = _down_key(key), jnp.uint32(0)
+    own = send.send(key, plan.batches, stacks, memory, server, feedback=feedback)
+    kept = feedback.update(own.message, own.sent, (), 1.0, None, own.memory.feedback)[1]
     # Clients add what they get; here it must not be a product that is fused with that sum.
     floats = [jnp.issubdtype(x.dtype, jnp.floating) for x in dense]
     dense = tuple(xla.block_fma(x) if f else x for x, f in zip(dense, floats, strict=True))
-    return TreePayload(encoded.payloads, dense), _Down(kept, encoded.states)
+    return TreePayload(own.payloads, dense), send.Memory(kept, own.memory.codecs)

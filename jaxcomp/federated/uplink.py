@@ -8,9 +8,9 @@ import jax.numpy as jnp
 
 from jaxcomp import checks
 from jaxcomp.base import Codec, Feedback
-from jaxcomp.exchange import payloads as payloads_
+from jaxcomp.exchange import send
 from jaxcomp.federated.side import NoSide, Side
-from jaxcomp.feedback import Aggregated, Link, NoFeedback, Residual, default
+from jaxcomp.feedback import Link, NoFeedback, Residual, default
 from jaxcomp.layout import trees
 from jaxcomp.layout.policy import Policy
 from jaxcomp.layout.trees import Layout, TreePayload
@@ -55,13 +55,13 @@ class Uplink:
                     f"`side` must be NoSide() for a codec that is not guided by guesses, got "
                     f"{self.side!r} with {codec!r}; use for example jaxcomp.wyner_ziv()"
                 )
-        if isinstance(self.feedback, Aggregated):
+        if self.feedback.facts.needs_mean:
             raise ValueError(
                 "`link` must have a feedback that needs a client's own message only, such as "
                 f"jaxcomp.Residual(), got {self.feedback!r}, which needs the mean of all"
             )
 
-        if self.feedback.absent != "remembered":
+        if self.feedback.facts.forgets_absent:
             raise ValueError(
                 "`link` must have a feedback that remembers absent clients, such as "
                 f"jaxcomp.Shift(step), got {self.feedback!r}"
@@ -89,9 +89,9 @@ class Uplink:
         A residual is for messages that the server refuses, a shift for clients that do not take
         part in a round: the mirror stands for them, whose updates differ.
         """
-        if self.feedback.mirrors:
+        if self.feedback.facts.mirrors:
             return self.feedback
-        return Residual() if self.feedback.keeps_unsent else NoFeedback()
+        return Residual() if self.feedback.facts.keeps_unsent else NoFeedback()
 
 
 def as_link(name: str, given: "Link | Codec | Policy") -> Link:
@@ -178,31 +178,32 @@ def message(
     """
     plan = trees.layout(uplink.policy, update)
     stacks, dense = trees.stacks(plan, update)
-    given, held = uplink.feedback.compensate(stacks, memory.feedback)
     whole, dense_memory = uplink.dense_feedback.compensate(dense, memory.dense)
     guesses = uplink.side.at_client(shared, memory.side, params)
     batches, states = plan.batches, memory.codecs
     if uplink.guessed:  # A client that has no guess encodes as without side information.
-        states = payloads_.init(batches) if guesses is None else guessed(plan, guesses)
-    encoded = payloads_.encode(key, batches, given, states, jnp.asarray(number), None)
-    sent = payloads_.decode(key, batches, encoded.payloads, encoded.sides, jnp.asarray(number))
+        states = send.init(batches) if guesses is None else guessed(plan, guesses)
+    known = send.Memory(memory.feedback, states)
+    who = jnp.asarray(number)
+    own = send.send(key, batches, stacks, known, who, feedback=uplink.feedback)
 
     def kept(weight: Array | float) -> tuple[PyTree, PyTree]:
         factor = jnp.asarray(weight, jnp.float32)
-        main = uplink.feedback.update(given, sent, (), 1.0, factor, held)[1]
+        held = own.memory.feedback
+        main = uplink.feedback.update(own.message, own.sent, (), 1.0, factor, held)[1]
         return main, uplink.dense_feedback.update(whole, whole, (), 1.0, factor, dense_memory)[1]
 
     side = memory.side
     if guesses is not None:
-        side = uplink.side.sent(side, trees.assemble(plan, sent, whole))
-    codecs = memory.codecs if uplink.guessed else encoded.states
+        side = uplink.side.sent(side, trees.assemble(plan, own.sent, whole))
+    codecs = memory.codecs if uplink.guessed else own.memory.codecs
     sound = _finite((stacks, dense))
 
     def unless_broken(new: Memory) -> Memory:
         return jax.tree.map(lambda a, b: jnp.where(sound, a, b), new, memory)
 
     return Message(
-        TreePayload(encoded.payloads, tuple(whole)),
+        TreePayload(own.payloads, tuple(whole)),
         unless_broken(Memory(*kept(weight), codecs, side)),
         unless_broken(Memory(*kept(0.0), memory.codecs, memory.side)),
         sound,
@@ -221,7 +222,7 @@ def read(
     plan = trees.layout(uplink.policy, like)
     sides = (None,) * len(plan.batches) if guesses is None else guessed(plan, guesses)
     # Decoded to memory: no compiler can fuse the last product of a decoder with the sum after it.
-    stacks = payloads_.decode(key, plan.batches, payload.batches, sides, jnp.asarray(number))
+    stacks = send.decode(key, plan.batches, payload.batches, sides, jnp.asarray(number))
     return stacks, payload.dense
 
 

@@ -1,11 +1,12 @@
 """A residual of what all workers have sent, not of what this one has."""
 
 import dataclasses
+import functools
 
 import jax
 
 from jaxcomp import checks
-from jaxcomp.base import WrappedFeedback
+from jaxcomp.base import FeedbackFacts, WrappedFeedback
 from jaxcomp.feedback.residual import Residual
 from jaxcomp.types import Array, PyTree
 
@@ -39,6 +40,10 @@ class Aggregated(WrappedFeedback):
 
     def __post_init__(self):
         checks.part("feedback", self.feedback, Residual)
+
+    @functools.cached_property
+    def facts(self) -> FeedbackFacts:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return dataclasses.replace(self.feedback.facts, needs_mean=True)
 
     def update(
         self,

@@ -4,7 +4,6 @@ import dataclasses
 import warnings
 
 from jaxcomp.base import Codec, Feedback
-from jaxcomp.feedback.momentum import MomentumCorrection
 from jaxcomp.feedback.residual import NoFeedback, Residual
 from jaxcomp.layout import policy as policy_
 from jaxcomp.layout.policy import Policy
@@ -42,7 +41,7 @@ class Link:
                 f"got {self.feedback!r}"
             )
         lossy = [codec for codec in self.policy.codecs if codec.contractive]
-        if lossy and isinstance(self.feedback, NoFeedback):
+        if lossy and not self.feedback.facts.memory:
             warnings.warn(
                 f"{lossy[0]!r} is biased, and without feedback what it drops is lost for good; "
                 "use Link(codec, Residual()).",
@@ -53,7 +52,7 @@ class Link:
             for codec in self.policy.codecs
             if not codec.contractive and codec.variance_bound(codec.bucket_size or 1) is None
         ]
-        if loose and isinstance(self.feedback, Residual | MomentumCorrection):
+        if loose and self.feedback.facts.keeps_unsent:
             warnings.warn(
                 f"{loose[0]!r} is not known to be contractive: where its error exceeds its input, "
                 "a residual on top of it grows from step to step. Use NoFeedback(), or a "

@@ -7,12 +7,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomp import checks
-from jaxcomp.base import Codec, Feedback
+from jaxcomp.base import Codec, Feedback, FeedbackFacts, sent_later
 from jaxcomp.feedback import memory
 from jaxcomp.numerics import summing
 from jaxcomp.types import Array, PyTree
 
 
+@sent_later("velocity")
 class MomentumState(NamedTuple):
     """The memory of a sender with momentum.
 
@@ -73,8 +74,7 @@ class MomentumCorrection(Feedback):
     nesterov: bool = False
     masking: bool = True
     dtype: str | None = None
-    kind = "momentum"
-    bounded = True
+    facts = FeedbackFacts(bounded=True, keeps_unsent=True, accelerates=True)
 
     def __post_init__(self):
         checks.number("momentum", self.momentum, 0.0, 1.0)

@@ -1,13 +1,14 @@
 """`NoFeedback`, and `Residual`, which is error feedback."""
 
 import dataclasses
+import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxcomp import checks
-from jaxcomp.base import Codec, Feedback
+from jaxcomp.base import Codec, Feedback, FeedbackFacts, sent_later
 from jaxcomp.feedback import memory
 from jaxcomp.numerics import summing
 from jaxcomp.types import Array, PyTree
@@ -17,8 +18,7 @@ from jaxcomp.types import Array, PyTree
 class NoFeedback(Feedback):
     """Sends the gradient unchanged, and has no memory."""
 
-    kind = "none"
-    bounded = True
+    facts = FeedbackFacts(memory=False, bounded=True)
 
     def init(self, like: PyTree, part_like: PyTree) -> tuple:
         del like, part_like
@@ -39,6 +39,7 @@ class NoFeedback(Feedback):
         return part, state
 
 
+@sent_later("residual")
 class ResidualState(NamedTuple):
     """The unsent part of past messages, already decayed."""
 
@@ -71,12 +72,14 @@ class Residual(Feedback):
 
     decay: float = 1.0
     dtype: str | None = None
-    kind = "residual"
-    bounded = True
 
     def __post_init__(self):
         checks.number("decay", self.decay, 0.0, 1.0)
         memory.check(self.dtype)
+
+    @functools.cached_property
+    def facts(self) -> FeedbackFacts:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return FeedbackFacts(bounded=True, keeps_unsent=True, conserves=self.decay == 1)
 
     def check(self, codec: Codec, size: int | None) -> None:
         """Raises a `ValueError` for a codec whose residual would grow."""

@@ -1,13 +1,14 @@
 """Shifts: workers send the difference from a memory that sender and receiver both keep."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 
 from jaxcomp import checks
 from jaxcomp.backend import xla
-from jaxcomp.base import Codec, Feedback, Mirrored
+from jaxcomp.base import Codec, Feedback, FeedbackFacts, Mirrored
 from jaxcomp.feedback import memory
 from jaxcomp.numerics import summing
 from jaxcomp.types import Array, PyTree
@@ -67,14 +68,16 @@ class Shift(Feedback):
     step: float = 1.0
     dtype: str | None = None
     absent: str = "remembered"
-    kind = "shift"
-    mirrors = True
 
     def __post_init__(self):
         checks.number("step", self.step, 0.0, 1.0)
         checks.positive("step", self.step)
         memory.check(self.dtype, exact=True)
         checks.choice("absent", self.absent, ("remembered", "left out"))
+
+    @functools.cached_property
+    def facts(self) -> FeedbackFacts:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return FeedbackFacts(mirrors=True, forgets_absent=self.absent == "left out")
 
     def check(self, codec: Codec, size: int | None) -> None:
         """Raises a `ValueError` for a codec with which the shift would not converge."""

@@ -1,7 +1,7 @@
 """The gate in which a worker sends only if its gradient has changed enough."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -76,7 +76,7 @@ class Censored(Gate):
 
     def check(self, feedback: Feedback) -> None:
         """Raises a `ValueError` for a feedback whose messages are not differences."""
-        if not feedback.mirrors:
+        if not feedback.facts.mirrors:
             raise ValueError(
                 "`gate=Censored(...)` needs messages that are differences, so that an unsent "
                 f"message means no change, got {feedback!r}: use Link(codec, Shift())"
@@ -91,17 +91,18 @@ class Censored(Gate):
     def open(
         self,
         key: Array,
-        tree: PyTree,
+        tree: Any,
         state: CensoredState,
         axis_name: AxisName,
-        params: PyTree | None = None,
+        params: PyTree = None,
     ) -> Opened:
         if params is None:
             raise ValueError(
                 "`params` must be given to the update with a Censored gate, which compares with "
                 "their last change, got None: use tx.update(grads, state, params)"
             )
-        moved = jax.tree.map(_difference, params, state.gate_params)
+        wide = jax.tree.map(lambda x: x.astype(summing.wide(x.dtype)), (params, state.gate_params))
+        moved = jax.tree.map(jnp.subtract, *wide)
         change, unit = _norm(tree)
         step, step_unit = _norm(moved)
         bound = self.threshold**0.5 * step
@@ -110,11 +111,6 @@ class Censored(Gate):
         go = lax.pmax(sends.astype(jnp.int32), axis_name) > 0
         known = CensoredState(params, jnp.ones_like(state.gate_known))
         return Opened(go, sends.astype(jnp.float32), known)
-
-
-def _difference(x: Array, y: Array) -> Array:
-    wide = summing.wide(x.dtype)
-    return x.astype(wide) - y.astype(wide)
 
 
 def _norm(tree: PyTree) -> tuple[Array, Array]:

@@ -15,7 +15,7 @@ from jaxcomp.numerics import noise
 from jaxcomp.types import Array, AxisName, PyTree
 
 _GATE = 0x67617465
-"""Folded into a step's key, so that who sends has nothing to do with the noise of the codecs."""
+"""Folded into a step's key, so that participation is independent of the codecs' noise."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Bernoulli(Gate):
         return ()
 
     def open(
-        self, key: Array, tree: Any, state: tuple, axis_name: AxisName, params: PyTree | None = None
+        self, key: Array, tree: Any, state: tuple, axis_name: AxisName, params: PyTree = None
     ) -> Opened:
         drawn = _happens(_words(key, axes.size(axis_name)), self.p)
         return Opened(jnp.any(drawn), _mask(drawn, axis_name), state)
@@ -112,7 +112,7 @@ class SampledWorkers(Gate):
         return ()
 
     def open(
-        self, key: Array, tree: Any, state: tuple, axis_name: AxisName, params: PyTree | None = None
+        self, key: Array, tree: Any, state: tuple, axis_name: AxisName, params: PyTree = None
     ) -> Opened:
         workers = axes.size(axis_name)
         self.factor(workers)  # Raises if there are too few workers.
@@ -160,7 +160,7 @@ class Coin(Gate):
         return ()
 
     def open(
-        self, key: Array, tree: Any, state: tuple, axis_name: AxisName, params: PyTree | None = None
+        self, key: Array, tree: Any, state: tuple, axis_name: AxisName, params: PyTree = None
     ) -> Opened:
         return Opened(_happens(_words(key, 1)[0], self.p), None, state)
 

@@ -1,4 +1,4 @@
-"""How many local steps a round has: a constant, a schedule, or what the models' variance allows."""
+"""The number of local steps in a round: constant, scheduled, or adapted to the models' variance."""
 
 import dataclasses
 import math

@@ -44,7 +44,7 @@ class Always(Gate):
         return ()
 
     def open(
-        self, key: Array, tree: Any, state: tuple, axis_name: AxisName, params: PyTree | None = None
+        self, key: Array, tree: Any, state: tuple, axis_name: AxisName, params: PyTree = None
     ) -> Opened:
         return Opened(jnp.asarray(np.True_), None, state)
 
@@ -105,12 +105,7 @@ class Every(Gate):
         return WaitState(jnp.asarray(self._first, jnp.int32))
 
     def open(
-        self,
-        key: Array,
-        tree: Any,
-        state: WaitState,
-        axis_name: AxisName,
-        params: PyTree | None = None,
+        self, key: Array, tree: Any, state: WaitState, axis_name: AxisName, params: PyTree = None
     ) -> Opened:
         go = state.gate_wait == 0
         return Opened(go, None, WaitState(jnp.where(go, self.k, state.gate_wait) - 1))
@@ -156,12 +151,7 @@ class Phase(Gate):
         return PhaseState(jnp.zeros((), jnp.int32))
 
     def open(
-        self,
-        key: Array,
-        tree: Any,
-        state: PhaseState,
-        axis_name: AxisName,
-        params: PyTree | None = None,
+        self, key: Array, tree: Any, state: PhaseState, axis_name: AxisName, params: PyTree = None
     ) -> Opened:
         step = state.gate_step
         go = step >= self.start
@@ -171,7 +161,7 @@ class Phase(Gate):
 
 
 def _warn_if_lost(gate: Any, feedback: Feedback) -> None:
-    if gate.closes and feedback.kind == "none":
+    if gate.closes and not feedback.facts.memory:
         warnings.warn(
             f"{gate!r} without feedback loses the gradients of closed steps; use "
             "Link(codec, Residual()) with a contractive codec, such as "

@@ -4,10 +4,7 @@ A graph is its mixing matrices `W`, which are doubly stochastic. Each message is
 the workers, so a round over a graph of degree `k` is `k` permutations.
 """
 
-from jaxcomp.graphs.mixing import (
-    degree as degree,
-    spectral_gap as spectral_gap,
-)
+from jaxcomp.graphs.mixing import degree as degree, spectral_gap as spectral_gap
 from jaxcomp.graphs.static import (
     Complete as Complete,
     Exponential as Exponential,

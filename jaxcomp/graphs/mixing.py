@@ -122,8 +122,10 @@ def _gap(matrices: Sequence[np.ndarray], *, drawn: bool) -> float:
         return float(1 - np.sqrt(max(np.linalg.eigvalsh(square)[-1], 0.0)))
     product = functools.reduce(lambda done, matrix: matrix @ done, matrices) - mean
     radius = np.max(np.abs(np.linalg.eigvals(product)))
-    # An exact mean leaves rounding errors, whose eigenvalues are their roots.
-    radius = 0.0 if radius < 1e-3 and _vanishes(product) else radius
+    # The rounding errors of an exact mean may have much larger eigenvalues.
+    if radius < 1e-3:
+        power = np.linalg.matrix_power(product, len(product))
+        radius = 0.0 if np.max(np.abs(power)) < 1e-12 else radius
     return float(1 - radius ** (1 / len(matrices)))
 
 
@@ -156,10 +158,6 @@ def _groups(matrices: Sequence[np.ndarray]) -> list[tuple[int, ...]]:
     while not np.array_equal(further := reach @ reach, reach):
         reach = further
     return sorted({tuple(np.flatnonzero(row).tolist()) for row in reach})
-
-
-def _vanishes(matrix: np.ndarray) -> bool:
-    return bool(np.max(np.abs(np.linalg.matrix_power(matrix, len(matrix)))) < 1e-12)
 
 
 @functools.lru_cache(maxsize=256)

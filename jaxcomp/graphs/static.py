@@ -16,7 +16,7 @@ class Ring(Graph):
     """Every worker hears the workers before and after it: weights 1/3.
 
     Two workers have weights 1/2. The spectral gap is `(2 − 2 cos(2π/n))/3`, which is 0.05 for 16
-    workers: news need `n/2` rounds for the way around.
+    workers: information needs `n/2` rounds to go around.
 
     Example:
         >>> Ring().matrices(4)[0][0].round(2)

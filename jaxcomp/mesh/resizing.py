@@ -69,9 +69,11 @@ def resize_workers(tx: Any, state: PyTree, params: PyTree, workers: int) -> PyTr
         raise ValueError(f"`workers` must be a positive integer, got {workers!r}")
     counts = _counts(state)
     if held := on_graph.nodes(state):
-        one = _like(tx, params, 1)
+        one = _like(tx, params, workers)
         if len(held) == len(on_graph.nodes(one)):  # Otherwise it is no state of `tx`.
             state = on_graph.moved(state, one, counts, workers)
+        if counts == {(workers,)}:
+            _check(state, one, workers)
     if counts == {(workers,)}:
         return state
     if len(counts) > 1:

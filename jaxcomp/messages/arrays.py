@@ -19,10 +19,10 @@ from jaxcomp.types import ArrayLike
 
 RAW, PLANES, TRIMMED, CODES, ZSTD = range(5)
 _LONGER = 1.02
-"""How much longer than our own methods Zstandard may be: it is several times faster."""
+"""Largest accepted ratio of Zstandard's bytes to ours: it is several times faster."""
 _LARGE = 2**16
-"""Bytes from which Zstandard is tried, and of the sample. Smaller arrays take no time, and their
-messages do not depend on the version of Zstandard."""
+"""Smallest array in bytes for which Zstandard is tried, and the size of its sample. Messages of
+smaller arrays do not depend on the version of Zstandard."""
 _WIDEST = 16
 _TRIT = 0
 """The mark for the width of trits in a message."""
@@ -79,7 +79,10 @@ def decode(
         data = reader.take(size * dtype.itemsize, "an array")
         items = np.frombuffer(data, f"<u{dtype.itemsize}")
     elif method == PLANES:
-        items = _from_planes(reader, size, dtype.itemsize)
+        in_bytes = np.empty((size, dtype.itemsize), np.uint8)
+        for number in range(dtype.itemsize):
+            in_bytes[:, number] = streams.decode(reader, size)
+        items = in_bytes.reshape(-1).view(f"<u{dtype.itemsize}")
     elif method == TRIMMED:
         items = _untrimmed(reader, like.shape, dtype.itemsize)
     elif method == CODES:
@@ -92,7 +95,7 @@ def decode(
     reader.end("an array")
     if dtype == np.bool_ and size and items.max() > 1:
         raise MessageError(f"`data` must hold 0 or 1 for a boolean, got {items.max()}")
-    # A copy, so that the array does not keep the message alive, and lies where it may be read fast.
+    # A copy, which does not keep the message alive, and is aligned.
     return np.array(items, f"=u{dtype.itemsize}").view(dtype).reshape(like.shape)
 
 
@@ -113,7 +116,9 @@ def _sample(array: np.ndarray) -> np.ndarray:
 def _offers(array: np.ndarray, widths: tuple[Bits, ...]) -> tuple[int, Split, bytes | None]:
     """The better of planes and codes, with its method; and the trimmed rows, if there are rows."""
     items = _items(array)
-    offers = [(PLANES, _in_planes(items))]
+    # All lowest bytes, then all second lowest ones, and so on.
+    in_bytes = items.view(np.uint8).reshape(-1, items.dtype.itemsize)
+    offers = [(PLANES, _split(b"", [np.ascontiguousarray(plane) for plane in in_bytes.T]))]
     if array.ndim == 2 and array.dtype == np.uint32:
         offers += [(CODES, split) for split in (_in_codes(array, w) for w in widths) if split]
     method, best = min(offers, key=lambda offer: offer[1].size)
@@ -136,19 +141,6 @@ def _items(array: np.ndarray) -> np.ndarray:
 def _split(head: bytes, parts: Iterable[np.ndarray]) -> Split:
     measured = tuple((part, streams.measure(part)) for part in parts)
     return Split(head, measured, len(head) + sum(measure.size for _, measure in measured))
-
-
-def _in_planes(items: np.ndarray) -> Split:
-    """All lowest bytes, then all second lowest ones, and so on."""
-    in_bytes = items.view(np.uint8).reshape(-1, items.dtype.itemsize)
-    return _split(b"", [np.ascontiguousarray(plane) for plane in in_bytes.T])
-
-
-def _from_planes(reader: Reader, size: int, width: int) -> np.ndarray:
-    in_bytes = np.empty((size, width), np.uint8)
-    for number in range(width):
-        in_bytes[:, number] = streams.decode(reader, size)
-    return in_bytes.reshape(-1).view(f"<u{width}")
 
 
 def _in_codes(words: np.ndarray, bits: Bits) -> Split | None:
@@ -257,5 +249,5 @@ def _untrimmed(reader: Reader, shape: tuple[int, ...], width: int) -> np.ndarray
 
 
 def _length_dtype(columns: int) -> np.dtype:
-    """The narrowest in which a row's length fits."""
+    """The narrowest dtype that holds a row's length."""
     return np.dtype("<u1" if columns < 2**8 else "<u2" if columns < 2**16 else "<u4")

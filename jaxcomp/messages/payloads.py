@@ -21,10 +21,10 @@ class Expected(NamedTuple):
     """The contents of a message for this codec and tree.
 
     Attributes:
-        digests: of codec and plan, in each format version that is read.
-        likes: shape and dtype of every array, those of the payloads first.
-        widths: for each array, of the codes that may be in it.
-        treedef: how they make a payload.
+        digests: the digests of codec and plan, in each format version that is read.
+        likes: the shape and dtype of every array, those of the payloads first.
+        widths: the widths of the codes that each array may hold.
+        treedef: the structure of the payload.
     """
 
     digests: dict[int, bytes]
@@ -44,7 +44,7 @@ def to_bytes(
 
     Args:
         codec: as given to `encode`.
-        payload: what `encode` returned.
+        payload: the result of `encode`.
         like: the tree that was encoded, or its shapes and dtypes.
         secret: 16 to 64 bytes that only sender and receiver know, with which the receiver verifies
             the sender; it does not encrypt the message.
@@ -162,8 +162,8 @@ def _check_finite(codec: "Codec | Policy", payload: TreePayload, like: PyTree, l
                 f"`data` must hold finite values, got NaN or Inf in {_shapes([leaf])}; pass "
                 "finite=False to read it without this check"
             )
-    # Narrow scales and exponents travel as integers: only their decoder knows which are NaN. A
-    # key changes signs and positions, not which scales and codes there are, so any will do.
+    # Narrow scales and exponents are sent as integers, and only their decoder knows which are NaN.
+    # Any key will do: it changes signs and positions, not scales and codes.
     decoded = trees.decode(codec, 0, payload, like)
     if not all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(decoded)):
         raise MessageError(
@@ -202,7 +202,7 @@ def _expected(codec: "Codec | Policy", like: PyTree) -> Expected:
 def _expected_of(
     codec: "Codec | Policy", treedef: Any, kinds: tuple[tuple[tuple[int, ...], Any], ...], x64: bool
 ) -> Expected:
-    del x64  # What dtypes come out may depend on it.
+    del x64  # The dtypes of the payload may depend on it.
     like = jax.tree.unflatten(treedef, [jax.ShapeDtypeStruct(*kind) for kind in kinds])
     plan = trees.layout(codec, like)
     dense: Any = tuple(plan.likes[number] for number in plan.dense)

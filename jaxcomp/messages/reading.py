@@ -35,7 +35,7 @@ class Reader:
         return self._data[self._at - size : self._at]
 
     def number(self, what: str) -> int:
-        """The next number: seven bits a byte, the lowest first; every byte but its last has 128."""
+        """The next number: seven bits per byte, lowest first; every byte but the last has 128."""
         value, shift = 0, 0
         while True:
             byte = self.take(1, what)[0]

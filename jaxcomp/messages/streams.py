@@ -21,9 +21,9 @@ _TOTAL = 1 << PRECISION
 _LANES = 4
 _CODER = Rans(lanes=_LANES)
 _ROW = 8_192
-"""Symbols of a row: enough that its lanes' states cost little, few enough for short streams."""
+"""Symbols of a row: the lanes' states cost little, and short streams are not padded much."""
 _TOGETHER = (128, 16, 1)
-"""The numbers of rows that are coded at a time, the largest that fits first."""
+"""Numbers of rows that one program codes; the largest that fits is taken first."""
 _CAPACITY = -(-_CODER.worst_bits(_ROW, SYMBOLS) // 32)
 """The words that a row may take."""
 _LENGTH = np.dtype("<u2")
@@ -36,8 +36,8 @@ class Measure(NamedTuple):
 
     Attributes:
         kind: RAW, CONSTANT or CODED.
-        frequencies: of each symbol among 4096, if it is coded.
-        size: bytes that it will take, nearly.
+        frequencies: the frequency of each symbol, of 4096 in all, if it is coded.
+        size: the approximate number of bytes.
     """
 
     kind: int
@@ -51,7 +51,7 @@ def measure(symbols: np.ndarray) -> Measure:
     if not symbols.size:
         return raw
     counts = np.zeros(SYMBOLS, np.int64)
-    for start in range(0, symbols.size, _CHUNK):  # It makes 64-bit numbers of what it counts.
+    for start in range(0, symbols.size, _CHUNK):  # `bincount` copies to int64.
         counts += np.bincount(symbols[start : start + _CHUNK], minlength=SYMBOLS)
     present = np.flatnonzero(counts)
     if present.size == 1:
@@ -103,7 +103,7 @@ def _frequencies(counts: np.ndarray) -> np.ndarray:
     scaled = counts / counts.sum() * _TOTAL
     found = np.where(counts > 0, np.maximum(np.floor(scaled), 1), 0).astype(np.int64)
     for _ in range(abs(int(missing := _TOTAL - found.sum()))):
-        # By what a symbol gains or loses, c·log(1 ± 1/f), in numbers that are the same everywhere.
+        # The change of the length, c·log(1 ± 1/f), approximated alike on all machines.
         if missing > 0:
             found[np.argmax(np.where(found > 0, counts / (found + 0.5), -1))] += 1
         else:

@@ -26,7 +26,7 @@ corrects the result of a GPU's own instructions.
 _HIDDEN = 1 << 23
 _MANTISSA = _HIDDEN - 1
 _DIGITS = 25
-"""One more than a float32 holds, to round by; a tie cannot occur."""
+"""Digits of a quotient or root: those of a float32, and one to round by; a tie cannot occur."""
 
 _OFF = 3
 """Corrections of a quotient or root that is off by at most two units in the last place, as CUDA

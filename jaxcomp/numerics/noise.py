@@ -59,16 +59,13 @@ def words(key: Any) -> Any:
         return pair
     if key.dtype == jnp.uint32 and key.shape == (2,):
         return key
-    if jnp.issubdtype(key.dtype, jnp.integer) and key.shape == () and not _traced(key):
+    concrete = not isinstance(key, core.Tracer)
+    if jnp.issubdtype(key.dtype, jnp.integer) and key.shape == () and concrete:
         return _halves(int(key))
     raise ValueError(
         "`key` must be an integer seed, a raw uint32[2] key or a jax.random.key, "
         f"got {key.dtype}{list(key.shape)}"
     )
-
-
-def _traced(x) -> bool:
-    return isinstance(x, core.Tracer)
 
 
 def _halves(seed: int) -> np.ndarray:
@@ -92,7 +89,7 @@ def fold(key: UInt32[Array, "2"], *words: "Array | int") -> UInt32[Array, "2"]:
     return key
 
 
-# A function of the program, which would otherwise have its eighty lines once for every fold.
+# Jitted, so that a program has its eighty operations once, and not for every fold.
 @jax.jit
 def _folded(key: UInt32[Array, "2"], word: Array) -> UInt32[Array, "2"]:
     return jnp.stack(absorb(key[0], key[1], word))
@@ -102,9 +99,17 @@ def seeds(
     key: UInt32[Array, "2"], first: Array, buckets: int
 ) -> tuple[UInt32[Array, " n"], UInt32[Array, " n"]]:
     """Two words for each bucket, numbered from `first`: the key folded with the bucket's number."""
-    # For few numbers of buckets, so that leaves of many sizes share a program.
+    # Rounded up to a power of two, so that leaves of many sizes share a program.
     high, low = _numbered(xla.power_of_two(buckets))(key, first)
     return high[:buckets], low[:buckets]
+
+
+def rows(
+    key: UInt32[Array, "2"], first: Array, shape: tuple[int, ...]
+) -> tuple[UInt32[Array, "n 1"], UInt32[Array, "n 1"], UInt32[Array, "1 size"]]:
+    """The arguments of `at` and `below` for `[n, size]` elements of the buckets from `first` on."""
+    high, low = seeds(key, first, shape[0])
+    return high[:, None], low[:, None], jnp.arange(shape[1], dtype=jnp.uint32)[None]
 
 
 @functools.lru_cache(maxsize=1024)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxcomp.types import Array
 
 NETWORK = 64
-"""Up to so many rows are sorted by a network, whose program grows with `n log² n`."""
+"""The most rows that are sorted by a network, whose program grows with `n log² n`."""
 
 
 def ascending(rows: Array) -> Array | Sequence[Array]:
@@ -34,7 +34,7 @@ def ascending(rows: Array) -> Array | Sequence[Array]:
 
 
 def at(rows: "Array | Sequence[Array]", index: Array) -> Array:
-    """The row with a number that is not static."""
+    """The row at a traced index."""
     if isinstance(rows, jax.Array):
         return jnp.take(rows, index, axis=0)
     found = rows[0]

@@ -19,17 +19,15 @@ from jaxcomp.types import Array
 _LANES = 128
 
 _FAN = 32
-"""Tiles that are added at a time: few long vectors cost the many short ones no more than that."""
+"""Tiles that are added at a time, which bounds the padding of short vectors beside long ones."""
 
 
-def orthonormal(
-    sets: Sequence[Float[Array, "_ _ _"]],
-) -> list[Float[Array, "_ _ _"]]:
+def orthonormal(sets: Sequence[Float[Array, "_ _ _"]]) -> list[Float[Array, "_ _ _"]]:
     """An orthonormal basis of the vectors of each matrix, `[n, rank, size]`, in their order.
 
-    Gram and Schmidt's method, twice for each vector: once leaves behind what rounding left of a
-    vector that lies close to the others, and twice is enough. A vector that depends on those before
-    it, up to rounding, is zero in the basis; what is not finite spoils its matrix and no other.
+    Gram–Schmidt, twice for each vector: one pass leaves errors in nearly dependent vectors,
+    and two are enough. A vector that depends on those before it, up to rounding, is zero in the
+    basis. A non-finite element spoils its matrix and no other.
 
     Example:
         >>> orthonormal([jnp.array([[[3.0, 4.0], [6.0, 8.0]]])])
@@ -44,7 +42,8 @@ def refreshed(
 ) -> list[Float[Array, "_ _ _"]]:
     """Normalises each vector; if it is zero, takes its former value instead.
 
-    A zero would stay zero for good, and squares of what is large or small would not fit.
+    A zero vector would stay zero in all later steps, and squares of large or small vectors would
+    leave the range of floats.
     """
     return _by_dtype(_refreshed, sets, before)
 

@@ -18,13 +18,13 @@ from jaxtyping import Bool, Int32
 from jaxcomp.types import Array
 
 _WIDTHS = (32, 64, 160, 320, 640, 1280, 2560)
-"""Whole words of bits, and but for the first two of ternary digits, of which a word has twenty."""
+"""Row widths: multiples of the 32 bits of a word and, but for the first two, of its 20 trits."""
 
 _PADDING = 1 / 256
-"""Padding at most, as a share of the elements, for rows wider than the narrowest."""
+"""The largest fraction of padding in rows wider than the narrowest."""
 
 _MOST_ROWS = 2**15
-"""Rows of a segment at most, so that sums of 15 bits fit a word."""
+"""The most rows of a segment, so that sums of 15-bit numbers fit a word."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Segments:
 
     @property
     def number(self) -> int:
-        """How many segments there are."""
+        """The number of segments."""
         return len(self.sizes)
 
     @property
@@ -74,7 +74,7 @@ class Segments:
         """The element after the last row of each segment."""
         return (*self.starts[1:], self.size)
 
-    # Functions of the program, which calls them for every maximum, sum and scale of segments.
+    # Jitted, so that a program has them once, however often it calls them.
     @functools.partial(jax.jit, static_argnums=0)
     def per_row(self, values: Array) -> Array:
         """The value of each row's segment: `[n, segments]` to `[n, rows]`."""
@@ -128,7 +128,7 @@ class Segments:
     @functools.partial(jax.jit, static_argnums=0)
     def _of_rows(self) -> Int32[Array, " rows"]:
         """The segment of each row: counted in the program, since a table would be part of it."""
-        # Behind a barrier: the compiler would count for seconds to have the table after all.
+        # The barrier keeps the compiler from folding the table to a constant, which takes seconds.
         begins = lax.optimization_barrier(jnp.asarray(self.begins[1:], jnp.int32))
         marks = jnp.zeros(self.rows, jnp.int32).at[begins].add(1, indices_are_sorted=True)
         return jnp.cumsum(marks, dtype=jnp.int32)
@@ -141,11 +141,8 @@ def of(sizes: Sequence[int]) -> Segments:
         >>> of([64, 100]).width, of([2**20, 2**20 + 5]).width
         (32, 2560)
     """
-
-    def padding(width: int) -> int:
-        return sum(-size % width for size in sizes)
-
-    fits = [width for width in _WIDTHS if padding(width) <= _PADDING * sum(sizes)]
+    allowed = _PADDING * sum(sizes)
+    fits = [width for width in _WIDTHS if sum(-size % width for size in sizes) <= allowed]
     width = max(fits, default=_WIDTHS[0])
     while max(sizes) > _MOST_ROWS * width:
         width *= 2

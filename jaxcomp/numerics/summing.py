@@ -11,11 +11,10 @@ from jaxcomp.backend import axes
 from jaxcomp.types import Array, ArrayLike, Key
 
 UNROLLED = 16
-"""Workers at most whose payloads are decoded and added in one fused pass."""
+"""The most workers whose payloads are decoded and added in one fused pass."""
 
 _TOGETHER = 8
-"""Workers of a pass where there are more, so that the program is no longer for any number of them.
-"""
+"""Workers of each pass of a loop over more workers, whose program has one length for any number."""
 
 
 def wide(dtype: Any) -> Any:
@@ -104,7 +103,7 @@ def within(x: Any, dtype: Any) -> Array:
 def kept(factor: float, dtype: Any) -> Array:
     """A factor of every term of a sum, which XLA must not move out of the sum.
 
-    It does so with a constant that is a power of two, since only overflow could tell.
+    It moves a power of two, which changes no bit unless a number overflows.
     """
     return lax.optimization_barrier(jnp.asarray(factor, dtype))
 
@@ -157,7 +156,7 @@ def in_order(term: Callable[[Any], Array], workers: int, *, looped: bool | None 
 
 
 def in_kernel(term: Callable[[Any], Array], workers: int) -> Array:
-    """`in_order` for a kernel, whose loop cannot begin with zeros: it follows the first terms."""
+    """`in_order` for a kernel, whose loop cannot start from zeros: the first terms are unrolled."""
     total = term(0)
     for index in range(1, min(workers, UNROLLED)):
         total = total + term(index)

@@ -99,7 +99,7 @@ def prox_adagrad(
         def step(g: Array, s: Array, x: Array) -> Array:
             metric, eta = delta + jnp.sqrt(s), rate.astype(s.dtype)
             move = _divided(-eta * g.astype(s.dtype), metric)
-            if regularizer is not None:  # Otherwise it is not rounded to the parameters' dtype.
+            if regularizer is not None:  # Else keep the unrounded step.
                 wide = x.astype(s.dtype)
                 move = regularizer.nearest(wide + move, metric, eta) - wide
             return _seen(move, s).astype(x.dtype)

@@ -19,11 +19,16 @@ def muon_by_shape(learning_rate: Any) -> optax.GradientTransformation:
         Thérien et al., `MuLoCo: Muon is a practical inner optimizer for DiLoCo
         <https://arxiv.org/abs/2505.23725>`_, 2025, and its code.
     """
+
+    def dimensions(updates: Any) -> Any:
+        return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(), updates)
+
+    def scaled(update: jax.Array) -> jax.Array:  # A kernel of shape `(in, out)`.
+        return update * (update.shape[1] / update.shape[0]) ** 0.5
+
     matrices = optax.chain(
-        optax.contrib.scale_by_muon(
-            beta=0.9, nesterov=False, weight_dimension_numbers=_all_matrices
-        ),
-        optax.stateless(lambda updates, _: jax.tree.map(_scaled, updates)),
+        optax.contrib.scale_by_muon(beta=0.9, nesterov=False, weight_dimension_numbers=dimensions),
+        optax.stateless(lambda updates, _: jax.tree.map(scaled, updates)),
         optax.add_decayed_weights(DECAY),
         optax.scale_by_learning_rate(learning_rate),
     )
@@ -32,12 +37,3 @@ def muon_by_shape(learning_rate: Any) -> optax.GradientTransformation:
         {"matrix": matrices, "rest": rest},
         lambda params: jax.tree.map(lambda p: "matrix" if p.ndim == 2 else "rest", params),
     )
-
-
-def _all_matrices(updates: Any) -> Any:
-    return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(), updates)
-
-
-def _scaled(update: jax.Array) -> jax.Array:
-    """A kernel of shape `(in, out)`, times `√(out/in)`."""
-    return update * (update.shape[1] / update.shape[0]) ** 0.5

@@ -32,14 +32,6 @@ class OneBitAdamState(NamedTuple):
     compressed: Any
 
 
-class _Scaled(NamedTuple):
-    updates: PyTree
-    mu: PyTree
-    nu: PyTree
-    dense: Any
-    compressed: Any
-
-
 def scale_by_one_bit_adam(
     dense: optax.GradientTransformation,
     compressed: optax.GradientTransformation,
@@ -85,9 +77,9 @@ def scale_by_one_bit_adam(
 
     Note:
         The warm-up corrects the bias of both moments as Adam does, and freezes the corrected
-        variance, `v̂ = v/(1 − b2^T)`, so that the step size does not jump at the end of the warm-up;
-        the momentum is not corrected afterwards. The published code never corrects, which makes no
-        difference after a warm-up of several thousand steps.
+        variance, `v̂ = v/(1 − b2^T)`, so that the step size does not jump at the end of the
+        warm-up; the momentum is not corrected afterwards. The published code never corrects, which
+        makes no difference after a warm-up of several thousand steps.
 
         An element without a gradient in the warm-up is not updated afterwards: one bit cannot
         represent zero, and it would be divided by `ε` alone. In the published code the user masks
@@ -110,28 +102,25 @@ def scale_by_one_bit_adam(
     ) -> tuple[PyTree, Any]:
         updates = own_gradients.check(updates, axis_name)
 
-        def warm_up(
-            grads: PyTree, count: Array, state: OneBitAdamState, params: PyTree | None
-        ) -> _Scaled:
+        # Both branches return the updates, and the next state without its count.
+        def warm_up(grads: PyTree, count: Array, state: Any, params: PyTree | None) -> tuple:
             mean, after = exact.update(grads, state.dense, params, **extra)
             mu, nu = adam.first(mean, state.mu), adam.second(mean, state.nu)
             scaled = jax.tree.map(jnp.divide, adam.unbiased(mu, count), adam.root(nu, count))
-            return _Scaled(scaled, mu, nu, after, state.compressed)
+            return scaled, mu, nu, after, state.compressed
 
-        def frozen(
-            grads: PyTree, count: Array, state: OneBitAdamState, params: PyTree | None
-        ) -> _Scaled:
+        def frozen(grads: PyTree, count: Array, state: Any, params: PyTree | None) -> tuple:
             del count
             own = moments.seen(adam.first(grads, state.mu), state.nu)
             own = guarding.retyped(own, grads)
             mean, after = lossy.update(own, state.compressed, params, **extra)
             mu = moments.seen(guarding.retyped(mean, state.mu), state.nu)
             scaled = jax.tree.map(jnp.divide, mu, adam.root(state.nu, freeze_step))
-            return _Scaled(scaled, mu, state.nu, state.dense, after)
+            return scaled, mu, state.nu, state.dense, after
 
         count = rates.after(state.count)
         early = conditional.uniform(count <= freeze_step, axis_name)
-        made = conditional.either(early, warm_up, frozen, updates, count, state, params)
-        return guarding.retyped(made.updates, updates), OneBitAdamState(count, *made[1:])
+        scaled, *after = conditional.either(early, warm_up, frozen, updates, count, state, params)
+        return guarding.retyped(scaled, updates), OneBitAdamState(count, *after)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -14,7 +14,7 @@ from jaxcomp.numerics import norms
 from jaxcomp.types import Array
 
 _STEPS = 60
-"""Bisections: more than the digits of a float64, and the brackets below are narrow."""
+"""Bisections: more than the digits of a float64."""
 
 
 class Regularizer(Interface, abstract=True):

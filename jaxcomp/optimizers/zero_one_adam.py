@@ -122,8 +122,7 @@ class _Rule:
         state, m = given.state, self._moment(given)
         drift = jax.tree.map(jnp.subtract, m, state.mu)
         step = self._against(given, m, state.nu, given.rate)
-        offset = jax.tree.map(jnp.add, given.own.offset, step)
-        own = _Own(drift, offset)
+        own = _Own(drift, jax.tree.map(jnp.add, given.own.offset, step))
         own = guarding.where_finite(guarding.all_finite(own), own, given.own)
         still = jax.tree.map(jnp.zeros_like, state.mu)
         return _Taken(still, given.total, state.mu, state.nu, own, state.dense, state.compressed)
@@ -310,17 +309,8 @@ def by_zero_one_adam(
         renews, times = moments.doubling(jnp.minimum(step, adam.freeze_step), intervals.renewals)
         frozen = conditional.uniform(step > adam.freeze_step, axis_name)
         meets = _meets(step - adam.freeze_step, intervals.double_every, intervals.max_interval)
-        given = _Given(
-            grads=updates,
-            state=state,
-            own=_Own(state.drift.own(), state.offset.own()),
-            params=params,
-            step=step,
-            rate=rate,
-            total=state.total + rate,
-            renewals=times,
-            frozen=frozen,
-        )
+        own, total = _Own(state.drift.own(), state.offset.own()), state.total + rate
+        given = _Given(updates, state, own, params, step, rate, total, times, frozen)
         go = conditional.uniform(jnp.where(frozen, meets, ~renews), axis_name)
         exchange = functools.partial(_exchange, rule, lossy, extra)
         otherwise = functools.partial(_otherwise, rule, exact, extra)

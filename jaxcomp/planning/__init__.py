@@ -37,14 +37,6 @@ from jaxcomp.theory.fedpaq import (
     fedpaq_time as fedpaq_time,
     plan_fedpaq as plan_fedpaq,
 )
-from jaxcomp.theory.genqsgd import (
-    Loss as Loss,
-    Machine as Machine,
-    plan_genqsgd as plan_genqsgd,
-)
+from jaxcomp.theory.genqsgd import Loss as Loss, Machine as Machine, plan_genqsgd as plan_genqsgd
 from jaxcomp.theory.local_rounds import Round as Round, Rounds as Rounds, rounds as rounds
-from jaxcomp.theory.magnitudes import (
-    Law as Law,
-    LawFits as LawFits,
-    fit_laws as fit_laws,
-)
+from jaxcomp.theory.magnitudes import Law as Law, LawFits as LawFits, fit_laws as fit_laws

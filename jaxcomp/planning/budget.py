@@ -1,4 +1,4 @@
-"""A budget of bytes a step, spent on the leaves by the measured error of each codec."""
+"""A budget of bytes per step, spent on the leaves by the measured error of each codec."""
 
 import collections
 import dataclasses
@@ -23,14 +23,14 @@ from jaxcomp.types import PyTree
 
 _DENSE = "dense"
 _TRIES = 12
-"""Corrections of the sum of the leaves' bytes, which is not exactly the bytes of the tree."""
+"""The most corrections of the budget: the sum of the leaves' bytes is not that of the tree."""
 _CHANGES = 64
-"""Changes of single leaves that are tried with the bytes of the whole tree."""
+"""The most single leaves whose change is tried with the bytes of the whole tree."""
 
 
 @functools.cache
 def widths() -> Mapping[str, Codec]:
-    """The codecs that a budget is spent on by default, of one bit an element to eight."""
+    """The codecs that a budget is spent on by default, of one bit per element to eight."""
     return {f"eden {bits}-bit": eden(bits=bits, rotations=2) for bits in range(1, 9)}
 
 
@@ -116,7 +116,7 @@ def spend(
 
 
 class _Table(NamedTuple):
-    """The leaves that have a choice, and what each choice costs.
+    """The leaves that have a choice of codec, and the bytes of each choice.
 
     Attributes:
         ladder: the codecs by name, and None for dense.
@@ -157,11 +157,6 @@ class _Table(NamedTuple):
         if self.workers is None:
             return choose.wire_bytes(policy, like)
         return choose.wire_bytes(choose.given(policy), like, self.workers)
-
-    def prices(self, leaf: int) -> list[int]:
-        """The bytes of a leaf by itself, for each choice."""
-        policies = [_alone(codec) for _, codec in self.ladder]
-        return [self.cost(policy, self.likes[leaf]) for policy in policies]
 
 
 def _checked(
@@ -253,8 +248,9 @@ def _errors(
 def _allocate(table: _Table, errors: list[list[float]], budget: int) -> list[int]:
     """The number of each leaf's choice, so that the bytes of the tree are within the budget."""
     kinds = [(table.likes[leaf].shape, table.likes[leaf].dtype) for leaf in table.chosen]
+    alone = [_alone(codec) for _, codec in table.ladder]
     known = {
-        kind: table.prices(leaf)
+        kind: [table.cost(policy, table.likes[leaf]) for policy in alone]
         for kind, leaf in dict(zip(kinds, table.chosen, strict=True)).items()
     }
     prices = [known[kind] for kind in kinds]
@@ -308,7 +304,7 @@ def _polished(
 def _spending(
     table: _Table, choice: list[int], errors: list[np.ndarray], energies: np.ndarray, budget: int
 ) -> Spending:
-    """What was found, leaf by leaf, and the best codec for all leaves beside it."""
+    """The result, leaf by leaf, and the best single codec for all leaves."""
     total = math.fsum(energies) or 1.0
     rows = {leaf: row for row, leaf in enumerate(table.chosen)}
     lines = []

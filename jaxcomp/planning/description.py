@@ -59,7 +59,7 @@ class Description:
 
     @property
     def bits_per_element(self) -> float:
-        """Payload bits an element over the whole tree."""
+        """Payload bits per element over the whole tree."""
         return 8 * self.payload_bytes / max(self.elements, 1)
 
     def __str__(self) -> str:
@@ -96,20 +96,17 @@ class Description:
         verdict = f"{self.ratio:.2f}x less than"
         if self.ratio < 1:
             verdict = f"{1 / max(self.ratio, 1e-9):.2f}x MORE than"
-        return (
+        said = (
             f"{said}\nlink {self.link_bytes:,} bytes a device over {self.workers} workers: "
-            f"{verdict} a dense all-reduce ({self.dense_link_bytes:,})" + self._compared()
+            f"{verdict} a dense all-reduce ({self.dense_link_bytes:,})"
         )
-
-    def _compared(self) -> str:
-        """The other ways to reduce the same payload."""
         if len(self.offers) < 2:
-            return ""
+            return said
         ways = ", ".join(f"{name} {size:,}" for name, size in self.offers)
         return (
-            f"\nof which for the compressed leaves, by each reducer: {ways} (Gather brings n - 1 "
-            "payloads to each device, TwoShot a share of n - 1 payloads up and of one mean down, "
-            "Psum goes round twice with a share)"
+            f"{said}\nof which for the compressed leaves, by each reducer: {ways} (Gather brings "
+            "n - 1 payloads to each device, TwoShot a share of n - 1 payloads up and of one mean "
+            "down, Psum goes round twice with a share)"
         )
 
 

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from jaxcomp import checks
 
 _WIDTH = 64
-"""The parameters of a layer times the layers: GPT-2 has 12 layers of width 768."""
+"""Width of a decoder for each of its layers: GPT-2 has 12 layers of width 12 · 64."""
 _IN_BLOCKS = 0.7
-"""The share of the blocks in small models, as in GPT-2 (0.68)."""
+"""The fraction of the parameters in the blocks of small models, as in GPT-2 (0.68)."""
 _VOCABULARY = 50_257
 """The fewest rows of the embedding of large models: those of GPT-2."""
 

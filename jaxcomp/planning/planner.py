@@ -75,19 +75,15 @@ class Leaves(tuple):
             shape = shapes.pop() if len(shapes) == 1 else "various"
             saved = sum(leaf.saved for leaf in leaves)
             told = "" if leaves[0].codec is None else units.duration(saved)
-            name = _common([leaf.path for leaf in leaves]) or "(the array)"
-            rows.append((name, str(len(leaves)), shape, codec, told))
+            # Paths that differ in numbers alone: `block*/up` for `block0/up` and `block1/up`.
+            pieces = zip(*(re.split(r"(\d+)", leaf.path) for leaf in leaves), strict=True)
+            name = "".join(same[0] if len(set(same)) == 1 else "*" for same in pieces)
+            rows.append((name or "(the array)", str(len(leaves)), shape, codec, told))
         return "\n".join(tables.text(rows, right=(False, True)))
 
 
 def _shape(leaf: Leaf) -> str:
     return "x".join(map(str, leaf.shape)) or "scalar"
-
-
-def _common(paths: list[str]) -> str:
-    """Paths that differ in numbers alone, as one: `block*/up` for `block0/up` and `block1/up`."""
-    pieces = zip(*(re.split(r"(\d+)", path) for path in paths), strict=True)
-    return "".join(same[0] if len(set(same)) == 1 else "*" for same in pieces)
 
 
 def plan(
@@ -162,9 +158,8 @@ def plan(
     checks.choice("link_per", link_per, ("host", "device"))
     if isinstance(params, int):
         params = models.transformer(params)
-    clock = clock or (timing.untimed if link_only else timing.measure)
-    if link_only:
-        clock = _free(clock)
+    timed = clock or (timing.untimed if link_only else timing.measure)
+    clock = (lambda way: timed(way).free) if link_only else timed
     # The link of a host carries the bytes of all of its devices.
     sharing = levels[-1] if len(levels) > 1 and link_per == "host" else 1
     named = ways(CODECS if codecs is None else codecs, levels)
@@ -214,17 +209,9 @@ def _check(
         )
 
 
-def _free(clock: Clock) -> Clock:
-    """The same, where work takes no time."""
-    return lambda way: clock(way).free
-
-
 def ways(codecs: Mapping[str, Any], levels: tuple[int, ...]) -> dict[str, Any]:
     """By name, dense means and the given codecs by each reducer that can take them."""
-    found: dict[str, Any] = {
-        "dense float32": Dense(),
-        "dense bfloat16": Dense("bfloat16"),
-    }
+    found: dict[str, Any] = {"dense float32": Dense(), "dense bfloat16": Dense("bfloat16")}
     for name, given in codecs.items():
         source = choose.given(given)
         if isinstance(source, Reducer):
@@ -239,7 +226,7 @@ def ways(codecs: Mapping[str, Any], levels: tuple[int, ...]) -> dict[str, Any]:
         if isinstance(reducer, Dense | Hierarchical)
         else Hierarchical(Dense(), reducer)
         for name, reducer in found.items()
-        if not isinstance(reducer, PowerIteration)  # Which Hierarchical does not take.
+        if not isinstance(reducer, PowerIteration)  # Hierarchical does not take it.
     }
 
 
@@ -322,7 +309,7 @@ def _leaves(
     clock: Clock,
     sharing: int,
 ) -> Leaves:
-    """Leaf by leaf, what the best way makes of it, and what that saves.
+    """The codec of each leaf by the best way, and the seconds that it saves.
 
     A leaf travels with the others: it has a share of their bytes and work, and no messages.
     """

@@ -53,7 +53,7 @@ def save(planned: plan_.Plan, path: pathlib.Path) -> None:
 
 
 def draw(axes: Any, planned: plan_.Plan) -> None:
-    """Seconds of a step over bits a second, a line a way, on axes of matplotlib."""
+    """Seconds of a step over bits per second, a line per way, on axes of matplotlib."""
     here = planned.network.bandwidth
     low = math.log10(here) - _DECADES / 2
     speeds = [10 ** (low + _DECADES * i / (_POINTS - 1)) for i in range(_POINTS)]

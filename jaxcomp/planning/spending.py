@@ -1,4 +1,4 @@
-"""What a budget is spent on: a policy, its bytes and its error, leaf by leaf."""
+"""The result of `spend`: a policy, its bytes and its error, leaf by leaf."""
 
 import dataclasses
 
@@ -16,7 +16,7 @@ class LeafSpending:
         shape: the shape of the leaf.
         name: the name of the codec among those to choose from; "dense" for none.
         codec: the codec of the leaf; None for dense.
-        bits_per_element: the leaf's bits an element.
+        bits_per_element: the leaf's bits per element.
         variance: the mean square of the leaf's elements.
         error: `‖x̂ − x‖² / ‖x‖²` of the leaf; 0.0 for a leaf of zeros.
     """

@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxcomp import checks
-from jaxcomp.exchange import payloads as payloads_
+from jaxcomp.exchange import receive, send
 from jaxcomp.exchange.plan import Plan
 from jaxcomp.feedback import Link
 from jaxcomp.layout import trees
@@ -25,7 +25,7 @@ from jaxcomp.types import Array, PyTree
 
 _AXIS = "measured"
 _MORE = 4
-"""Payloads on top of the first one by which the time of adding one is told."""
+"""Further payloads of a sum, from which the time to add one is measured."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +101,7 @@ def measure(
     checks.integer("repeats", repeats, 1)
     x = _normal(elements, dtype)
     clock = functools.partial(times, repeats=repeats, meet=meet)
-    again, first = _whole(_reducer(way), x)
+    again, first = _whole(way, x)
     whole = clock(again)
     decode = add = 0.0
     if isinstance(way, Link):
@@ -122,12 +122,8 @@ def untimed(way: Any, elements: int = 2**18, *, dtype: str = "float32") -> Measu
     """
     checks.integer("elements", elements, 1)
     x = _normal(elements, dtype)
-    _, first = _whole(_reducer(way), x)
+    _, first = _whole(way, x)
     return Measured(x.size, 0.0, 0.0, 0.0, _error(first, x))
-
-
-def _reducer(way: Any) -> Any:
-    return Gather(way) if isinstance(way, Link) else way
 
 
 def _normal(elements: int, dtype: str) -> Array:
@@ -142,13 +138,13 @@ def _error(first: np.ndarray, x: Array) -> float:
     return float(np.mean((first - wide) ** 2) / np.mean(wide**2))
 
 
-def _whole(reducer: Any, x: Array) -> tuple[Callable[[], None], np.ndarray]:
+def _whole(way: Any, x: Array) -> tuple[Callable[[], None], np.ndarray]:
     """A function that takes a mean over one worker, to be timed, and the first of these means."""
     mesh = Mesh(np.array(jax.local_devices()[:1]), (_AXIS,))
-    tx = compressed_mean(reducer, _AXIS)
+    tx = compressed_mean(Gather(way) if isinstance(way, Link) else way, _AXIS)
 
     def step(mean: Array, state: PyTree, x: Array) -> tuple[Any, PyTree]:
-        del mean  # Its buffer is written over.
+        del mean  # Its buffer is donated to the result.
         return tx.update(x, state)
 
     here = PartitionSpec()
@@ -174,12 +170,12 @@ def _sum(link: Link, x: Array, count: int, clock: Callable[..., list[float]]) ->
 
     def encode(x: Array) -> tuple[Any, Any]:
         stacks, _ = trees.stacks(layout, x)
-        own = payloads_.encode(key, batches, stacks, payloads_.init(batches), worker, _AXIS)
+        own = send.send(key, batches, stacks, send.Memory((), send.init(batches)), worker, _AXIS)
         return own.payloads, own.sides
 
     def total(mean: PyTree, payloads: PyTree, sides: PyTree) -> PyTree:
         del mean
-        return payloads_.mean(key, batches, payloads, sides, None, count)
+        return receive.mean(key, batches, payloads, sides, None, count)
 
     payloads, sides = jax.jit(jax.vmap(encode, axis_name=_AXIS))(x[None])
     many = jax.tree.map(lambda leaf: jnp.concatenate([leaf] * count), payloads)

@@ -23,10 +23,10 @@ BINS = 512
 """Bins of a histogram: 32 in each of the 16 powers of two below 1; the first reaches down to 0."""
 
 SAMPLES = 2**16
-"""Magnitudes that a histogram is built from; of more, every so-manyth is taken."""
+"""The most magnitudes that a histogram is built from; more are sampled at equal distances."""
 
 SPACING = 2.0**-13
-"""No two levels are closer, so that they are still apart once rounded to multiples of 2⁻¹⁴."""
+"""The smallest distance of two levels: they stay apart when rounded to multiples of 2⁻¹⁴."""
 
 _SHIFT = 18  # Bits of a float32 that do not determine its bin.
 _ROW = 32
@@ -70,7 +70,7 @@ def histogram(r: Array, weight: Array | None = None) -> Histogram:
         A histogram of unnormalised weights.
 
     Raises:
-        ValueError: if `r` is not a matrix, or `weight` has not one entry a bucket.
+        ValueError: if `r` is not a matrix, or `weight` has not one entry per bucket.
 
     Example:
         >>> made = histogram(jnp.array([[0.5, 0.0], [1.0, 0.5]]), jnp.array([2.0, 1.0]))
@@ -132,7 +132,7 @@ def variance(histogram: Histogram, levels: Float32[Array, " levels"]) -> Float32
     `Ψ(l) = Σⱼ ∫_{lⱼ}^{lⱼ₊₁} (r − lⱼ)(lⱼ₊₁ − r) dF(r)`
 
     Args:
-        histogram: the law `F`, of any total weight.
+        histogram: the distribution `F`, of any total weight.
         levels: increasing, from 0 to 1.
 
     Returns:
@@ -165,7 +165,7 @@ def alq(histogram: Histogram, interior: int, sweeps: int = 10) -> Float32[Array,
     rest. Of the results from several starts the best is taken.
 
     Args:
-        histogram: the law `F`, of any total weight.
+        histogram: the distribution `F`, of any total weight.
         interior: how many levels there are strictly between 0 and 1.
         sweeps: how often each level is moved.
 
@@ -210,7 +210,7 @@ def amq(histogram: Histogram, interior: int) -> Float32[Array, " levels"]:
     """The levels of least variance among `0, p^interior, …, p², p, 1` (AMQ).
 
     Args:
-        histogram: the law `F`, of any total weight.
+        histogram: the distribution `F`, of any total weight.
         interior: how many levels there are strictly between 0 and 1.
 
     Returns:
@@ -255,7 +255,7 @@ def amq(histogram: Histogram, interior: int) -> Float32[Array, " levels"]:
 
 
 class _Tail(NamedTuple):
-    """The law from above: at each of the `points`, in order, how much lies beyond and how far.
+    """The tail of the distribution: the mass beyond each of the `points`, and its distance.
 
     Attributes:
         points: `[2 * BINS + 2]`, where the mass of a bin begins or ends; the first 0, the last 1.

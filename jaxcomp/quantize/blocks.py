@@ -1,4 +1,4 @@
-"""Arrays stored in eight bits an element, for memory; they are not packed into words."""
+"""Arrays stored in eight bits per element, for memory; they are not packed into words."""
 
 import math
 from typing import NamedTuple
@@ -16,7 +16,7 @@ BLOCK = 256
 
 
 class Blocks8(NamedTuple):
-    """An array in eight bits an element.
+    """An array in eight bits per element.
 
     Attributes:
         codes: the codes, in the array's shape.

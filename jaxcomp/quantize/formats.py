@@ -13,7 +13,7 @@ class Format(NamedTuple):
         positive: values above zero.
         mantissa: bits behind the point.
         block: elements that share a step.
-        two_level: whether steps are FP8 multiples of one float32 a bucket, not powers of two.
+        two_level: whether steps are FP8 multiples of one float32 per bucket, not powers of two.
     """
 
     positive: int
@@ -39,14 +39,7 @@ _ROUNDINGS = {
 }
 
 
-class Rounded(NamedTuple):
-    """The levels of a format, and the rounding of its elements."""
-
-    levels: levels.Float
-    rounding: rounding.Rounding
-
-
-def rounded(format: str, to: str) -> Rounded:
+def rounded(format: str, to: str) -> tuple[levels.Float, rounding.Rounding]:
     """The levels and the rounding for the elements of a format.
 
     Raises:
@@ -54,12 +47,12 @@ def rounded(format: str, to: str) -> Rounded:
 
     Example:
         >>> rounded("mxfp4", "even")
-        Rounded(levels=Float(positive=7, mantissa=1, ties='even'), rounding=Nearest())
+        (Float(positive=7, mantissa=1, ties='even'), Nearest())
     """
     checks.choice("format", format, tuple(FORMATS))
     checks.choice("rounding", to, tuple(_ROUNDINGS))
     ties, found = _ROUNDINGS[to]
-    return Rounded(levels.Float(FORMATS[format].positive, FORMATS[format].mantissa, ties), found)
+    return levels.Float(FORMATS[format].positive, FORMATS[format].mantissa, ties), found
 
 
 def block_steps(format: str, rule: str) -> steps.Steps:

@@ -137,7 +137,7 @@ class MidRise(Levels):
 
 @dataclasses.dataclass(frozen=True)
 class Float(Levels):
-    """Zero and `positive` values a side, spaced as floats with `mantissa` bits behind the point.
+    """Zero and `positive` values per side, spaced as floats with `mantissa` bits behind the point.
 
     The first `2^mantissa` are `0, 1, 2, …` units, and each further `2^mantissa` lie twice as far
     apart: `Float(7, 0)` has 0, 1, 2, 4, …, 64 (the levels of NUQSGD and natural dithering),
@@ -180,20 +180,20 @@ class Float(Levels):
 
     def codes(self, points: Float32[Array, "..."], dither: Array) -> UInt32[Array, "..."]:
         word = lax.bitcast_convert_type(points, jnp.int32)
-        # The bits of a NaN are for the compiler to choose, and would run into the next code's.
+        # The bits of a NaN depend on the compiler, and would overlap the next code.
         word = jnp.where((word & 0x7FFFFFFF) > 0x7F800000, 0, word)
         spare = 23 - self.mantissa
-        # Without the bits that dither does not reach: what is added below is then no longer a
-        # product, which might be fused with the sum.
+        # Clears the bits below the dither: the sum below then has no product as a term, which the
+        # compiler might fuse with it.
         kept = max(spare - FRACTION, 1)
         size = word & (0x7FFFFFFF >> kept << kept)
-        # `max(p + 2^m, 2p)`: on top of `2^m`, where floats are evenly spaced too, small values lie
-        # as the numbers do, and larger ones follow on; dither that is carried out of the mantissa
-        # runs into the exponent, which is the next value.
+        # `max(p + 2^m, 2p)`: added to `2^m`, small values are as evenly spaced as their numbers,
+        # and larger values continue them. Dither that overflows the mantissa carries into the
+        # exponent, which gives the next value.
         small = lax.bitcast_convert_type(size, jnp.float32) + 2.0 ** (FRACTION + self.mantissa)
         joined = jnp.maximum(lax.bitcast_convert_type(small, jnp.int32), size + (1 << 23))
         offset = self._offset(FRACTION + 1)
-        if self.ties == "even":  # Just below a half, and the last bit on top of it.
+        if self.ties == "even":  # Half minus one, plus the last bit.
             dither = dither - 1 + (((joined >> spare) - offset) & 1)
         number = ((joined + (dither << (spare - FRACTION))) >> spare) - offset
         sign = lax.shift_right_logical(word, jnp.full_like(word, 31))

@@ -67,7 +67,7 @@ class Lattice(Scale):
         found = jnp.full_like(top, self.steps)
         one = 1 << sums.FRACTION
         points = (ratio * jnp.float32(one)).astype(jnp.int32)
-        # A function of the program, which calls it for every number; a kernel has none.
+        # Outside a kernel, the program has the function once for all numbers.
         worst_of = _shared_farthest if rows.staged else _farthest
         for number in reversed(range(1, self.steps + 1)):
             worst = worst_of(points, jnp.int32(number), rows)

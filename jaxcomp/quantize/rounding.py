@@ -23,7 +23,7 @@ _TINY = float(np.finfo(np.float32).tiny)
 LOW = 2.0**-106
 """The step below which 2²⁰ / step is no float32."""
 LIFTED = 24
-"""Binary digits that elements of such buckets are lifted by first; a negative factor says so."""
+"""Exponent by which elements of such buckets are first scaled up; their factor is negative."""
 
 
 class Rounding(Interface, abstract=True):
@@ -103,7 +103,7 @@ class Subtractive(Rounding, public=("offset",)):
 
 
 SUBTRACTED = 8
-"""Bits of dither that a decoder takes off."""
+"""Upper bits of dither that a decoder subtracts."""
 
 
 def exact_step(
@@ -126,7 +126,7 @@ def exact_step(
     bits = significant(magnitude, dtype, precision)
     if rows.digits:
         return _step_of(scale, magnitude, dtype, rows, bits)
-    # Compute it once a bucket: fused into the loop, it would be computed for each element.
+    # Compute it once per bucket: fused into the loop, it would be computed for each element.
     return _separate_step(magnitude, dtype, rows, bits)(scale)
 
 
@@ -134,10 +134,7 @@ def exact_step(
 def _separate_step(
     magnitude: int, dtype: Any, rows: Rows, bits: int
 ) -> Callable[[Array], tuple[Array, Array]]:
-    def derive(scale: Array) -> tuple[Array, Array]:
-        return _step_of(scale, magnitude, dtype, rows, bits)
-
-    return xla.in_few_shapes(derive)
+    return xla.in_few_shapes(lambda scale: _step_of(scale, magnitude, dtype, rows, bits))
 
 
 def _step_of(
@@ -165,12 +162,12 @@ def points(x: Array, factor: Float32[Array, "..."]) -> Float32[Array, "..."]:
 
 
 def unit(low: Array) -> Float32[Array, "..."]:
-    """A step in points; where `low`, before the lift."""
+    """The points in a step: 2²⁰, or `2²⁰ / 2^LIFTED` where `low`."""
     return jnp.where(low, jnp.float32(2.0 ** (FRACTION - LIFTED)), jnp.float32(2.0**FRACTION))
 
 
 def lifted(factor: Float32[Array, "..."], low: Array) -> Float32[Array, "..."]:
-    """A factor as `points` takes it; where `low`, it is given without the lift."""
+    """The factor for `points`: negative where `low`, which marks a factor without the lift."""
     return jnp.where(low, -factor, factor)
 
 

@@ -1,7 +1,7 @@
 """Scales: the size of a bucket, by which its elements are divided before rounding.
 
 Each scale maps `x: [n, size]` with `count: [n, 1]` real elements (the rest are zeros) to one
-float32 a bucket, `[n, 1]`; `rows` selects the method of reduction, and changes no bit of the
+float32 per bucket, `[n, 1]`; `rows` selects the method of reduction, and changes no bit of the
 result. Scales avoid overflow and underflow, an empty or zero bucket has scale zero, and a
 non-finite element makes its bucket's scale non-finite.
 """
@@ -30,7 +30,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 class Scale(Interface, abstract=True):
-    """A frozen dataclass that maps buckets and their counts to one float32 a bucket.
+    """A frozen dataclass that maps buckets and their counts to one float32 per bucket.
 
     Attributes:
         covers: whether no element is ever larger than the scale.
@@ -176,9 +176,8 @@ class PNorm(Scale):
         top = sums.max_abs(x, rows)
         ratio = jnp.abs(sums.unit(x, top, rows))
         total = sums.total(ratio if self.p == 1 else power.power(ratio, self.p, rows.digits), rows)
-        length = jnp.maximum(
-            total if self.p == 1 else power.power(total, 1 / self.p, rows.digits), 1
-        )
+        total = total if self.p == 1 else power.power(total, 1 / self.p, rows.digits)
+        length = jnp.maximum(total, 1)
         return jnp.where(sums.is_finite(top), jnp.minimum(top * length, _LARGEST), top)
 
 

@@ -74,9 +74,8 @@ class Exact(Steps):
         self, scale: Float32[Array, "n blocks"], levels: Levels, dtype: Any, high: Array, low: Array
     ) -> Derived:
         del high, low
-        step, factor = rounding.exact_step(
-            scale, levels.magnitude, dtype, precision=levels.precision
-        )
+        most, precision = levels.magnitude, levels.precision
+        step, factor = rounding.exact_step(scale, most, dtype, precision=precision)
         return Derived(step, factor, (step,))
 
     def received(self, sent: tuple[Array, ...]) -> Float32[Array, "... n blocks"]:
@@ -140,8 +139,9 @@ class PowerOfTwo(Steps):
         power = jnp.clip(power, *_powers(levels.magnitude, dtype))
         if self.rule != "stochastic":
             low = power < FRACTION - 126
-            factor = _power(FRACTION - power - jnp.where(low, rounding.LIFTED, 0))
-            if self.covers:  # Even where the largest float did not leave room for the step.
+            exponent = FRACTION - power - jnp.where(low, rounding.LIFTED, 0)
+            factor = lax.bitcast_convert_type((exponent + 127) << 23, jnp.float32)
+            if self.covers:  # Also where the largest float limits it.
                 factor = jnp.minimum(factor, rounding.most(scale, levels.magnitude, low=low))
             factor = rounding.lifted(factor, low)
         finite = sums.is_finite(scale)
@@ -158,13 +158,13 @@ class PowerOfTwo(Steps):
 
 @dataclasses.dataclass(frozen=True)
 class TwoLevel(Steps):
-    """Eight bits a block (FP8 E4M3) as multiples of one float32 a bucket.
+    """Eight bits per block (FP8 E4M3) as multiples of one float32 per bucket.
 
     References:
         NVIDIA, Pretraining large language models with NVFP4, 2025.
 
     Note:
-        The float32 belongs to the bucket, where NVFP4 has one a tensor; a block's step is rounded
+        The float32 belongs to the bucket, where NVFP4 has one per tensor; a block's step is rounded
         to nearest, so that its largest element may be clipped.
     """
 
@@ -178,13 +178,9 @@ class TwoLevel(Steps):
         self, scale: Float32[Array, "n blocks"], levels: Levels, dtype: Any, high: Array, low: Array
     ) -> Derived:
         del high, low
-        top = sums.max_abs(scale)
-        unit, factor = rounding.exact_step(
-            top,
-            levels.magnitude * _E4M3.magnitude,
-            dtype,
-            precision=levels.precision + _E4M3.precision,
-        )
+        top, most = sums.max_abs(scale), levels.magnitude * _E4M3.magnitude
+        precision = levels.precision + _E4M3.precision
+        unit, factor = rounding.exact_step(top, most, dtype, precision=precision)
         points = rounding.points(scale, factor * jnp.float32(1 / levels.magnitude))
         codes = _E4M3.codes(points, jnp.int32(1 << (FRACTION - 1)))
         sent = (codes.astype(jnp.uint8), unit[..., 0])
@@ -201,11 +197,6 @@ class TwoLevel(Steps):
 
 
 _E4M3 = Float(positive=126, mantissa=3)
-
-
-def _power(exponent: Array) -> Float32[Array, "..."]:
-    """`2^exponent`, for exponents of normal numbers."""
-    return lax.bitcast_convert_type((exponent + 127) << 23, jnp.float32)
 
 
 def _powers(magnitude: int, dtype: Any) -> tuple[int, int]:

@@ -22,7 +22,7 @@ from jaxcomp.numerics.segments import Segments
 from jaxcomp.types import Array
 
 FRACTION = 21
-"""Bits behind the point of the terms of `total`: terms of at most 1 in size are exact to 2⁻²²."""
+"""Fractional bits of the terms of `total`: terms of at most 1 are exact to 2⁻²²."""
 
 _ANCHOR = np.float32(1.5 * 2**23)
 """Between 2²³ and 2²⁴ the floats are the integers, and so they are 2²² around this one."""
@@ -40,8 +40,8 @@ class Rows(NamedTuple):
     Attributes:
         staged: whether a long row is reduced in several passes, or all at once.
         digits: whether to divide and take roots by digits on every platform.
-        segments: what is reduced, where it is not each row by itself: the rows are those of
-            segments, and all rows of a segment get the same result.
+        segments: the segments whose rows are reduced together, so that all rows of a segment get
+            the same result; None to reduce each row by itself.
     """
 
     staged: bool
@@ -61,9 +61,9 @@ IN_GPU = Rows(staged=False, digits="refined")
 INTERPRETED = Rows(staged=False, digits="interpreted")
 """For such a kernel in an interpreter, where XLA compiles it for a CPU."""
 
-# Elements at a distance that one pass brings together: as many as a CPU's compiler unrolls, so that
-# neighbours share a register (a sum of 32 takes three times as long as one of 16), and at least so
-# many neighbours must be left.
+# Distant elements that one pass combines: as many as a CPU's compiler unrolls, so that neighbours
+# share a register (a sum of 32 takes three times as long as one of 16). At least `_LANES`
+# neighbours must remain.
 _MAX_FAN = 32
 _SUM_FAN = 16
 _LANES = 16
@@ -141,7 +141,7 @@ def _added(limbs: list[Int32[Array, "n lanes"]], bound: int, rows: Rows) -> Floa
         limbs = _carry(limbs)
         if rows.segments is not None:
             limbs = [_of_segments(rows.segments, "total", limb) for limb in limbs]
-            while len(limbs) < _LIMBS:  # So that how a leaf was cut into rows does not matter.
+            while len(limbs) < _LIMBS:  # So bits do not depend on how a leaf is cut.
                 limbs = _carry(limbs)
         value = jnp.zeros(limbs[0].shape, jnp.float32)
         for place, limb in reversed(list(enumerate(limbs))):
@@ -174,8 +174,8 @@ def real(x: Array, count: Array, rows: Rows = IN_XLA) -> Array:
 
 
 def _apart(f: Callable[..., Any], folded: Any, rows: Rows) -> Any:
-    """`f(folded)`; compiled on its own where there is much left to do: fused, three levels take
-    twice as long as one after another, while two do not.
+    """`f(folded)`, compiled separately for long rows: fused, three levels take twice as long as one
+    after another, while two do not.
     """
     left = jax.tree.leaves(folded)[0].shape[1]
     return xla.compile_separately(f)(folded) if rows.staged and left > _MAX_FAN else f(folded)

@@ -18,17 +18,11 @@ _PRECISION = 10
 """Bits of the largest value: a value off by 2⁻¹¹ of it adds less than 1e-6 to the error."""
 
 _ENDS = {"gaussian": 7.0, "laplace": 14.0}
-"""Standard deviations beyond which one element in 10⁸ or fewer is clipped."""
+"""Standard deviations that at most one element in 10⁸ exceeds."""
 
 
 @dataclasses.dataclass(frozen=True)
-class LloydMax(
-    Levels,
-    public=(
-        "half",
-        "reach",
-    ),
-):
+class LloydMax(Levels, public=("half", "reach")):
     """The `2^width` values of least squared error for a distribution, as integers below 2¹⁰.
 
     A code is a sign bit and the index of the value; an element is rounded to the nearest value, and
@@ -74,7 +68,7 @@ class LloydMax(
 
     @property
     def reach(self) -> float:
-        """The largest value in units of the law's standard deviation."""
+        """The largest value in standard deviations of the distribution."""
         return _positive(self.width, self.law)[1]
 
     def codes(self, points: Float32[Array, "..."], dither: Array) -> UInt32[Array, "..."]:
@@ -96,14 +90,7 @@ class LloydMax(
 
 
 @dataclasses.dataclass(frozen=True)
-class UniformThreshold(
-    Levels,
-    public=(
-        "half",
-        "reach",
-        "dead",
-    ),
-):
+class UniformThreshold(Levels, public=("half", "reach", "dead")):
     """The values of least squared error at a given entropy, for use with an entropy coder.
 
     Thresholds are evenly spaced except for a wider zero cell, and values are the centroids of the
@@ -111,7 +98,7 @@ class UniformThreshold(
     effect.
 
     Args:
-        entropy: bits an element that an ideal coder takes, above 0, at most 5.
+        entropy: bits per element that an ideal coder takes, above 0, at most 5.
         law: "gaussian" or "laplace".
 
     Raises:
@@ -151,12 +138,12 @@ class UniformThreshold(
 
     @property
     def reach(self) -> float:
-        """The largest value in units of the law's standard deviation."""
+        """The largest value in standard deviations of the distribution."""
         return _evenly(self.entropy, self.law).reach
 
     @property
     def dead(self) -> float:
-        """Standard deviations of the law below which an element becomes zero."""
+        """The magnitude, in standard deviations, below which an element becomes zero."""
         return self.reach * _evenly(self.entropy, self.law).begin / self.magnitude
 
     def codes(self, points: Float32[Array, "..."], dither: Array) -> UInt32[Array, "..."]:
@@ -188,7 +175,7 @@ class Geometric(Levels):
     eight significant bits. Dither has no effect.
 
     Args:
-        positive: values a side, 1 to 128.
+        positive: values per side, 1 to 128.
         per_octave: the number of values in a factor of two: 1, 2, 4 or 8.
 
     Example:
@@ -218,8 +205,8 @@ class Geometric(Levels):
     def codes(self, points: Float32[Array, "..."], dither: Array) -> UInt32[Array, "..."]:
         del dither
         word = lax.bitcast_convert_type(points, jnp.int32)
-        # Above the largest value's power of two, in steps of b: of the mantissa, how many middles
-        # of logarithms lie below it.
+        # The logarithm relative to the largest value's power of two, in steps of b; the mantissa is
+        # compared with the geometric means of neighbouring values.
         steps = (((word >> 23) & 0xFF) - (127 + FRACTION + 8)) * self.per_octave
         for step in range(self.per_octave):
             middle = np.exp2((2 * step + 1) / (2 * self.per_octave))
@@ -249,8 +236,8 @@ def _selected(number: Array, table: tuple[int, ...]) -> Array:
 
 
 class _Evenly(NamedTuple):
-    """Values from zero on, the largest in standard deviations; where the first threshold lies and
-    how far the next, in units of a value.
+    """The values from zero on, and the largest of them in standard deviations; the first threshold
+    and the distance of the next ones, in units of a value.
     """
 
     half: tuple[int, ...]

@@ -33,20 +33,16 @@ def expressions() -> tuple[str, ...]:
     for module in pkgutil.iter_modules(recipes.__path__, f"{recipes.__name__}."):
         loaded = importlib.import_module(module.name)
         for name, make in inspect.getmembers(loaded, inspect.isfunction):
-            if make.__module__ == module.name and not name.startswith("_") and _is_codec(make):
-                found.append(_GIVEN.get(name) or _defaults(name, make))
+            signature = inspect.signature(make)
+            made = signature.return_annotation
+            kinds = getattr(made, "__args__", (made,))  # A union's members.
+            codec = all(isinstance(kind, type) and issubclass(kind, Codec) for kind in kinds)
+            if make.__module__ != module.name or name.startswith("_") or not codec:
+                continue
+            # The expression has the recipe's first setting, which is the most important one.
+            first = next(iter(signature.parameters.values()))
+            if name not in _GIVEN and first.default is first.empty:
+                raise TypeError(f"{name} has no defaults: add its arguments to `_GIVEN`")
+            setting = "" if first.name == "bucket_size" else f"{first.name}={first.default!r}"
+            found.append(_GIVEN.get(name, f"{name}({setting})"))
     return (*found, *VARIANTS)
-
-
-def _is_codec(make) -> bool:
-    made = inspect.signature(make).return_annotation
-    kinds = getattr(made, "__args__", (made,))  # A union's members.
-    return all(isinstance(kind, type) and issubclass(kind, Codec) for kind in kinds)
-
-
-def _defaults(name: str, make) -> str:
-    """The expression with the recipe's first setting, which is the most important one."""
-    first = next(iter(inspect.signature(make).parameters.values()))
-    if first.default is first.empty:
-        raise TypeError(f"{name} has no defaults: add its arguments to `_GIVEN`")
-    return f"{name}()" if first.name == "bucket_size" else f"{name}({first.name}={first.default!r})"

@@ -27,7 +27,7 @@ def ecsq(
     function `4^−R`; `eden`, with codes of fixed width, is 0.27 to 0.64 bits from it.
 
     Args:
-        bits: bits an element of a full bucket on the wire, with all overhead; 0.1 to 5.
+        bits: bits per element of a full bucket on the wire, with all overhead; 0.1 to 5.
         bucket_size: elements that share a stream, a multiple of 4,096; each block of 4,096 has its
             own rotation and step. Shorter buckets vary more in length, so more elements do not
             fit; the same holds for short leaves.
@@ -54,7 +54,7 @@ def ecsq(
     """
     checks.number("bits", bits, 0.1, 5.0)
     checks.multiple("bucket_size", bucket_size, BLOCK)
-    coder = Rans(symbols_a_lane=2**14)  # Its 48 bits a lane are 0.003 bits an element.
+    coder = Rans(symbols_a_lane=2**14)  # Its 48 bits per lane are 0.003 bits per element.
     capacity, entropy = rates.budget(bits, coder, bucket_size, BLOCK)
     table = tables.UniformThreshold(entropy=entropy)
     quantizer = gaussian.quantizer(table, scale, bucket_size, BLOCK)
@@ -92,7 +92,7 @@ def elias_qsgd(
         Alistarh et al., `QSGD: communication-efficient SGD via gradient quantization and encoding
         <https://arxiv.org/abs/1610.02132>`_, 2017, whose `2.8 n + 32` bits for `s = √n` hold only
         for long vectors with an adaptive arithmetic coder: with plain Elias codes, Gaussian
-        gradients take 2.94 bits an element and flat ones 4; `Rans` takes at most 2.58.
+        gradients take 2.94 bits per element and flat ones 4; `Rans` takes at most 2.58.
     """
     coder = Elias("omega", sparse=sparse)
     return Coded(codec=qsgd(bits, bucket_size), coder=coder, capacity=capacity)

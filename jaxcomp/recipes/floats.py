@@ -188,7 +188,7 @@ def mx(
 
     Args:
         format: "mxfp4", "mxfp6" (E2M3), "mxfp6_e3m2", "mxfp8" (E4M3), "mxfp8_e5m2", or "nvfp4",
-            blocks of 16 whose steps are FP8 multiples of one float32 a bucket.
+            blocks of 16 whose steps are FP8 multiples of one float32 per bucket.
         rule: the rule for the power of two: "floor" keeps the exponent of the largest element, and
             clips that element if its mantissa exceeds the format's; "even" rounds the mantissa
             first; "ceil" never clips. "nvfp4" has no such rule.

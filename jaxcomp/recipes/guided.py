@@ -22,8 +22,8 @@ def wyner_ziv(
     it is a plain quantizer of unbiased rounding.
 
     Args:
-        levels: the size of the alphabet, 2 to 256: `log₂(levels)` bits an element.
-        bucket_size: elements that share a radius, of 32 bits; None for one a leaf.
+        levels: the size of the alphabet, 2 to 256: `log₂(levels)` bits per element.
+        bucket_size: elements that share a radius, of 32 bits; None for one per leaf.
         rotated: whether to rotate buckets first, and the guesses with them.
         private: True for rounding with dither that the decoder does not know, with steps of
             `2Δ/(levels − 2)` and a mean variance of `ε²/6`.

@@ -27,12 +27,12 @@ def cast(dtype: str = "bfloat16", bucket_size: int | None = 512) -> Cast:
 
 
 def sign(bucket_size: int | None = 512) -> Quantizer:
-    """One bit an element: `mean|x| · sign(x)` in each bucket, with `sign(0) = +1`.
+    """One bit per element: `mean|x| · sign(x)` in each bucket, with `sign(0) = +1`.
 
     A contraction with `δ = ‖x‖₁² / (n‖x‖²)`: 2/π for a Gaussian bucket. Biased: use a residual.
 
     Args:
-        bucket_size: elements that share a scale; None for one scale a leaf.
+        bucket_size: elements that share a scale; None for one scale per leaf.
 
     Example:
         >>> sign().bits_per_element
@@ -66,9 +66,9 @@ def qsgd(
 ) -> Quantizer:
     """Uniform levels, Euclidean bucket scale, unbiased rounding.
 
-    `x̂ᵢ = ‖x‖₂ · qᵢ / s` with zero and `s = 2^(bits−1) − 1` levels a side. The relative variance is
-    at most `√d/s − 1` for `d ≥ 4s²`, else `d/4s²` (mid-rise: `d/(2^bits − 1)²`). `qsgd_inf` has a
-    smaller error at the same bits for nearly every input.
+    `x̂ᵢ = ‖x‖₂ · qᵢ / s` with zero and `s = 2^(bits−1) − 1` levels per side. The relative variance
+    is at most `√d/s − 1` for `d ≥ 4s²`, else `d/4s²` (mid-rise: `d/(2^bits − 1)²`). `qsgd_inf` has
+    a smaller error at the same bits for nearly every input.
 
     Args:
         bits: width of a code, 2 to 8 (1 to 8 for "midrise").
@@ -92,8 +92,8 @@ def qsgd(
         <https://arxiv.org/abs/1610.02132>`_, 2017.
 
     Note:
-        Codes have fixed width instead of Elias codes. The paper calls 16 levels a side "4 bits";
-        here 4 bits hold zero and 7 levels a side. "midrise" is the grid of the public NUQSGD and
+        Codes have fixed width instead of Elias codes. The paper calls 16 levels per side "4 bits";
+        here 4 bits hold zero and 7 levels per side. "midrise" is the grid of the public NUQSGD and
         ALQ code, `linspace(−1, 1, 2^bits)`.
     """
     rule = rounding.Subtractive if subtractive else rounding.Stochastic
@@ -115,7 +115,7 @@ def qsgd_inf(
 
     Args:
         bits: width of a code, 2 to 8 (1 to 8 for "midrise").
-        bucket_size: elements that share a scale; None for one scale a leaf.
+        bucket_size: elements that share a scale; None for one scale per leaf.
         levels: "midtread" or "midrise", as for `qsgd`.
         subtractive: as for `qsgd`; it halves the error on Gaussian input.
         shared_dither: as for `qsgd`.
@@ -144,7 +144,7 @@ def blockwise(bits: int = 4, bucket_size: int | None = 128) -> Quantizer:
 
     Args:
         bits: width of a code, 2 to 8.
-        bucket_size: elements that share a scale; None for one scale a leaf.
+        bucket_size: elements that share a scale; None for one scale per leaf.
 
     Raises:
         ValueError: for other widths or a bucket size that is not positive.
@@ -181,7 +181,7 @@ def terngrad(
             authors' code does; they differ if no element is clipped.
         shared: True uses the largest scaler of all workers (a `pmax`), as in the paper, so that all
             workers use the same levels.
-        bucket_size: elements that share a scaler; None for one a leaf, as in the paper.
+        bucket_size: elements that share a scaler; None for one per leaf, as in the paper.
 
     Raises:
         ValueError: for a clip or bucket size that is not positive, or another scaler.
@@ -195,7 +195,7 @@ def terngrad(
         learning <https://arxiv.org/abs/1705.07878>`_, 2017.
 
     Note:
-        Five codes share a byte: 1.6 bits an element; the paper counts log₂ 3. The clip is never
+        Five codes share a byte: 1.6 bits per element; the paper counts log₂ 3. The clip is never
         below the mean of the leaf, because a constant leaf would otherwise become zero. With
         clipping the codec is neither unbiased nor a contraction, so it gets no residual, which
         would grow. `averaged_ternary` is the codec of the downlink, for the mean.
@@ -223,7 +223,7 @@ def averaged_ternary(workers: int = 8, bucket_size: int | None = None) -> Quanti
 
     Args:
         workers: the number of averaged messages, 1 to 127.
-        bucket_size: elements that share a scaler; None for one a leaf.
+        bucket_size: elements that share a scaler; None for one per leaf.
 
     Raises:
         ValueError: for another number of workers or a bucket size that is not positive.
@@ -255,7 +255,7 @@ def threshold_ternary(rule: str = "optimal", bucket_size: int | None = 512) -> Q
 
     Args:
         rule: "optimal", which sorts each bucket, or "heuristic", which does not.
-        bucket_size: elements that share a threshold; None for one a leaf.
+        bucket_size: elements that share a threshold; None for one per leaf.
 
     Raises:
         ValueError: for another rule or a bucket size that is not positive.

@@ -20,7 +20,7 @@ def rotated_uniform(bits: int = 4, bucket_size: int | None = 4096) -> Rotated:
 
     Args:
         bits: width of a code, 1 to 8.
-        bucket_size: elements that share a scale; None for one scale a leaf.
+        bucket_size: elements that share a scale; None for one scale per leaf.
 
     Raises:
         ValueError: for other widths or a bucket size that is not positive.
@@ -35,7 +35,7 @@ def rotated_uniform(bits: int = 4, bucket_size: int | None = 4096) -> Rotated:
 
     Note:
         Levels span `±max|z|`; in the paper they span the smallest to the largest element. This
-        saves one number a bucket (0.008 bits an element in buckets of 4,096), and increases the
+        saves one number per bucket (0.008 bits per element in buckets of 4,096), and increases the
         error by 14 % in buckets of 512, 10 % in 4,096 and 8 % in 131,072. Blocks of 4,096 are
         rotated instead of the whole vector.
     """
@@ -59,9 +59,9 @@ def eden(
     `(π/2)/bits − 1`.
 
     Args:
-        bits: bits an element, above 0, at most 8.
-        bucket_size: elements in a bucket; None for one bucket a leaf. Each block of 4,096 in it has
-            its own rotation and scale.
+        bits: bits per element, above 0, at most 8.
+        bucket_size: elements in a bucket; None for one bucket per leaf. Each block of 4,096 in it
+            has its own rotation and scale.
         scale: "unbiased"; "minimum_error", a contraction that is smaller by `1 − D`, for use with a
             residual; or "norm", which keeps the length.
         rotations: 1, or 2 for an unbiased codec: with one, it is unbiased for dense input, but an
@@ -97,7 +97,7 @@ def eden(
 def drive(
     bucket_size: int | None = 4096, *, scale: str = "unbiased", rotations: int = 1
 ) -> Rotated:
-    """One bit an element: the signs of the rotated bucket, and a fitted scale.
+    """One bit per element: the signs of the rotated bucket, and a fitted scale.
 
     `x̂ = S · R⁻¹ sign(R x)`; `S = ‖x‖² / ‖R x‖₁` is unbiased, with relative error `π/2 − 1`.
 
@@ -131,8 +131,8 @@ def ndsc(
     block of `B` are sent, with one bit each.
 
     Args:
-        bits: bits an element, above 0, at most 8.
-        bucket_size: elements that share a scale; None for one scale a leaf.
+        bits: bits per element, above 0, at most 8.
+        bucket_size: elements that share a scale; None for one scale per leaf.
         dithered: True for unbiased rounding; False rounds to nearest, which is neither unbiased nor
             contractive.
 
@@ -165,14 +165,14 @@ def dsc(
 ) -> Embedded:
     """Democratic source coding: redundant coordinates, each coarser, of which none is large.
 
-    With `λ` coordinates an element, each coordinate has `bits / λ` bits. The largest coordinate is
+    With `λ` coordinates per element, each coordinate has `bits / λ` bits. The largest coordinate is
     `K‖x‖/√N`, without the logarithm of near-democratic coding; the cost is an iteration, and `λ`
     times the coordinates.
 
     Args:
-        bits: bits an element, above 0, at most 8.
+        bits: bits per element, above 0, at most 8.
         bucket_size: coordinates that share a scale: `bucket_size / redundancy` elements; None for
-            one scale a leaf.
+            one scale per leaf.
         redundancy: `λ`, from 1 to 4.
         dithered: True for unbiased rounding; False rounds to nearest.
 
@@ -190,7 +190,7 @@ def dsc(
     Note:
         The iteration has fewer steps, whose number was found by experiment; its remainder is kept.
         Elements are at evenly spread positions, not drawn at random. Bits are counted as for
-        `ndsc`, which has a smaller error at two, three and four bits an element: there the gain
+        `ndsc`, which has a smaller error at two, three and four bits per element: there the gain
         in the constant is smaller than the cost of `λ` times the coordinates.
     """
     checks.positive("bits", bits)

@@ -30,7 +30,7 @@ def top_k(
     Args:
         fraction: the fraction of elements that is sent, in (0, 1].
         bucket_size: elements in a bucket, in each of which the largest are chosen; None for one
-            bucket a leaf.
+            bucket per leaf.
         values: a codec for the values, such as `jaxcomp.qsgd_inf(bits=8)`, or
             `jaxcomp.ndsc(bits=4)` for democratic sparsification; None sends them unchanged.
         indices: the encoding of the indices, from `jaxcomp.codecs`: `EliasFano()`, `RiceGaps()`,
@@ -119,7 +119,7 @@ def threshold(
         fraction: the capacity as a fraction of the elements, in (0, 1]. Payloads always have this
             size; if more elements reach the threshold, a run of them with a random start is not
             sent.
-        bucket_size: elements in a bucket, which has the capacity; None for one bucket a leaf.
+        bucket_size: elements in a bucket, which has the capacity; None for one bucket per leaf.
         values: a codec for the values; None sends them unchanged.
         indices: the encoding of the indices.
 
@@ -246,11 +246,7 @@ def sidco(
 
 
 def demo(
-    k: int = 32,
-    chunk: int = 64,
-    *,
-    values: Codec | None = None,
-    indices: Indices = EliasFano(),
+    k: int = 32, chunk: int = 64, *, values: Codec | None = None, indices: Indices = EliasFano()
 ) -> Cosine:
     """Sends the largest coefficients of the cosine transform of each square of a leaf.
 
@@ -355,12 +351,12 @@ def random_k(
 ) -> RandomK:
     """Sends random elements that all workers draw from a shared key; only values are sent.
 
-    `x̂ᵢ = (n/k) xᵢ` for the `k` drawn elements, else 0: the relative variance is `n/k − 1`. Payloads
-    can be summed.
+    `x̂ᵢ = (n/k) xᵢ` for the `k` drawn elements, else 0: the relative variance is `n/k − 1`.
+    Payloads can be summed.
 
     Args:
         fraction: the fraction of elements that is sent, in (0, 1].
-        bucket_size: elements in a bucket; None for one bucket a leaf.
+        bucket_size: elements in a bucket; None for one bucket per leaf.
         unbiased: True multiplies values by `n/k`; False sends them unchanged, a contraction with
             `δ = k/n`.
 

@@ -12,7 +12,7 @@ from jaxcomp.reducers.two_shot import TwoShot
 
 @dataclasses.dataclass(frozen=True)
 class Vote(WrappedReducer):
-    """The majority of the workers' signs, with one bit an element in both directions.
+    """The majority of the workers' signs, with one bit per element in both directions.
 
     `sign(Σ wᵢ · sign(gᵢ))`: each worker counts the votes on its slice of the elements and sends the
     result. The result is `±1`, so the learning rate alone determines the step size. A minority of
@@ -64,7 +64,7 @@ class Vote(WrappedReducer):
                     "`up` and `down` must be jaxcomp.codecs.Ballot(), or a Policy of it, since a "
                     f"vote counts signs, got {link.codec!r}; use TwoShot for a mean with any codec"
                 )
-            if link.feedback.kind != "none":
+            if link.feedback.facts.memory:
                 raise ValueError(
                     "`up` and `down` must have no feedback, since votes have no magnitude, got "
                     f"{link.feedback!r}; for error feedback use "

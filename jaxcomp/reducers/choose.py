@@ -108,7 +108,7 @@ def candidates(source: "Link | Reducer") -> tuple[Reducer, ...]:
             found.append(Psum(source))
     if both is None or all(codec.linear for codec in codecs):
         return tuple(found)
-    return (both,) if source.feedback.mirrors else (*found, both)
+    return (both,) if source.feedback.facts.mirrors else (*found, both)
 
 
 def two_shot(link: Link, *, whole: bool = False) -> TwoShot | None:

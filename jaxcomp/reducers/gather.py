@@ -8,7 +8,7 @@ from jax import lax
 
 from jaxcomp import checks
 from jaxcomp.base import Codec, Collected, Costs, Reducer, ReducerFacts
-from jaxcomp.exchange import payloads
+from jaxcomp.exchange import collectives, receive, send
 from jaxcomp.exchange.plan import Plan
 from jaxcomp.feedback import Link
 from jaxcomp.layout.policy import Policy
@@ -61,7 +61,7 @@ class Gather(Reducer):
                 f"{dense[0]!r}; 'senders' needs a sparsifier such as jaxcomp.demo() or "
                 "jaxcomp.top_k()"
             )
-        if self.uplink.feedback.mirrors:
+        if self.uplink.feedback.facts.mirrors:
             raise ValueError(
                 "`over` must be 'workers' with a feedback that has a mirror, got 'senders' with "
                 f"{self.uplink.feedback!r}; 'senders' can be combined with "
@@ -77,7 +77,7 @@ class Gather(Reducer):
         return ReducerFacts(over=self.over, collectives=self.collectives)
 
     def init(self, plan: Plan) -> PerWorker:
-        return PerWorker.wrap(payloads.init(plan.batches), "codec", plan.axis_name)
+        return PerWorker.wrap(send.init(plan.batches), "codec", plan.axis_name)
 
     def collect(
         self,
@@ -88,20 +88,21 @@ class Gather(Reducer):
         weight: Array | None = None,
     ) -> Collected:
         batches, worker, n = plan.batches, lax.axis_index(plan.axis), plan.workers
-        own = payloads.encode(key, batches, message, state.own(), worker, plan.axis, weight=weight)
+        memory = send.Memory((), state.own())
+        own = send.send(key, batches, message, memory, worker, plan.axis, weight=weight)
         everything = (own.payloads, () if weight is None else (weight,))
-        gathered, weights = buffer.gather(everything, plan.axis, plan.collectives)
+        gathered, weights = collectives.all_gather(everything, plan.axis, plan.collectives)
         total = weights[0] if weights else None
         return Collected(
-            part=payloads.mean(key, batches, gathered, own.sides, total, n, over=self.over),
-            sent=payloads.decode(key, batches, own.payloads, own.sides, worker),
+            part=receive.mean(key, batches, gathered, own.sides, total, n, over=self.over),
+            sent=own.sent,
             share=1.0 if total is None else jnp.sum(total) * (1 / n),
-            state=PerWorker.wrap(own.states, "codec", plan.axis_name),
+            state=PerWorker.wrap(own.memory.codecs, "codec", plan.axis_name),
         )
 
     def costs(self, plan: Plan) -> Costs:
         """`n − 1` payloads and the agreement; `n − 1` messages in each all-gather."""
         like, n = wire_cost.payload_like(plan.batches), plan.workers
         effort = cost.Effort(plan.rounds(like), encodes=1, decodes=1, adds=n - 1)
-        agreed = wire_cost.agreed_bytes(plan.batches, n)
+        agreed = plan.agreed_bytes
         return Costs((n - 1) * buffer.fused_bytes(like) + agreed, ((self.uplink, effort),))

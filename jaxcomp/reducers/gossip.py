@@ -16,9 +16,9 @@ from jaxcomp import checks
 from jaxcomp.backend import axes, xla
 from jaxcomp.base import Codec, Collected, Costs, Graph, Reducer, ReducerFacts
 from jaxcomp.codecs.identity import Identity
-from jaxcomp.exchange import guarding, payloads
+from jaxcomp.exchange import collectives, guarding, send
 from jaxcomp.exchange.plan import Plan
-from jaxcomp.feedback import Link, NoFeedback, Residual, Shift
+from jaxcomp.feedback import Link
 from jaxcomp.graphs import mixing
 from jaxcomp.graphs.static import Ring
 from jaxcomp.layout.policy import Policy
@@ -99,7 +99,7 @@ class Gossip(Reducer, public=("busiest",)):
                     f"shape, got {codec!r}; use a codec such as jaxcomp.qsgd_inf(bits=4)"
                 )
         feedback = self._given.feedback
-        if not isinstance(feedback, NoFeedback | Residual | Shift):
+        if feedback.facts.accelerates or feedback.facts.needs_mean:
             raise ValueError(
                 "`link` must have jaxcomp.NoFeedback(), jaxcomp.Residual() or jaxcomp.Shift(), "
                 f"since gossip mixes parameters, got {feedback!r}"
@@ -119,7 +119,7 @@ class Gossip(Reducer, public=("busiest",)):
             return dataclasses.replace(self._given, codec=whole)
 
     def init(self, plan: Plan) -> GossipMemory:
-        codec = PerWorker.wrap(payloads.init(plan.batches), "codec", plan.axis_name)
+        codec = PerWorker.wrap(send.init(plan.batches), "codec", plan.axis_name)
         return GossipMemory(codec, jnp.zeros((), jnp.uint32))
 
     def collect(
@@ -138,27 +138,27 @@ class Gossip(Reducer, public=("busiest",)):
         batches, axis_name, worker = plan.batches, plan.axis, lax.axis_index(plan.axis)
         graph = self._rounds(plan.workers)
         turn = _turn(graph, state.turn, key if self.graph.drawn else None)
-        codec = state.codec.own()
-        own = payloads.encode(key, batches, message, codec, worker, axis_name)
-        heard = _exchanged(buffer.fuse(own.payloads), graph, turn, axis_name)
-        sent, usable = self._usable(payloads.decode(key, batches, own.payloads, own.sides, worker))
+        memory = send.Memory((), state.codec.own())
+        own = send.send(key, batches, message, memory, worker, axis_name)
+        heard = _heard(buffer.fuse(own.payloads), graph, turn, axis_name)
+        sent, usable = self._usable(own.sent)
         part = sent
         for number in range(graph.sources.shape[1]):
             source = jnp.asarray(graph.sources)[turn, number, worker]
             given = buffer.split(heard[number], own.payloads)
-            theirs, sound = self._usable(payloads.decode(key, batches, given, own.sides, source))
+            theirs, sound = self._usable(send.decode(key, batches, given, own.sides, source))
             # A copy: JAX may keep an array that it has narrowed where float64 was off.
             weights = jnp.asarray(graph.weights.copy(), jnp.result_type(float))
             times = weights[turn, number, worker]
-            if not self.uplink.feedback.mirrors:  # The sender keeps its weight for itself.
+            if not self.uplink.feedback.facts.mirrors:  # The sender keeps its weight for itself.
                 times = jnp.where(sound & usable, times, 0)
             part = jax.tree.map(functools.partial(_mixed, times), part, sent, theirs)
-        codecs = PerWorker.wrap(own.states, "codec", axis_name)
+        codecs = PerWorker.wrap(own.memory.codecs, "codec", axis_name)
         after = (state.turn + 1) % jnp.uint32(len(graph.sources))
         return Collected(part, sent, 1.0, GossipMemory(codecs, after))
 
     def _rounds(self, workers: int) -> mixing.Rounds:
-        if self.uplink.feedback.mirrors and len(self.graph.matrices(workers)) > 1:
+        if self.uplink.feedback.facts.mirrors and len(self.graph.matrices(workers)) > 1:
             raise ValueError(
                 "`graph` must not change from round to round with jaxcomp.Shift, whose mirror is a "
                 f"sum with fixed weights, got {self.graph!r} with {self.uplink.feedback!r}; use "
@@ -174,7 +174,7 @@ class Gossip(Reducer, public=("busiest",)):
         stays, so that its sender sees it.
         """
         sound = guarding.all_finite(stacks) & _within(stacks)
-        if self.uplink.feedback.mirrors:
+        if self.uplink.feedback.facts.mirrors:
             stacks = jax.tree.map(lambda x: jnp.where(sound, x, 0), stacks)
         return stacks, sound
 
@@ -201,16 +201,15 @@ def _turn(graph: mixing.Rounds, turn: Array, key: Array | None) -> Array:
     return (number % jnp.uint32(len(graph.sources))).astype(jnp.int32)
 
 
-def _exchanged(words: Array, graph: mixing.Rounds, turn: Array, axis_name: AxisName) -> Array:
+def _heard(words: Array, graph: mixing.Rounds, turn: Array, axis_name: AxisName) -> Array:
     """`[messages, words]`: the buffers that this worker receives, of this round's neighbours."""
-    words = axes.vary(words, axis_name)
+    most, words = graph.sources.shape[1], axes.vary(words, axis_name)
 
     def branch(sources: np.ndarray, messages: int) -> Array:
-        found = [axes.permute(words, own.tolist(), axis_name) for own in sources[:messages]]
-        return jnp.stack(found + [words] * (len(sources) - messages))
+        found = collectives.permute(words, sources[:messages].tolist(), axis_name)
+        # Of weight zero, in the places of further neighbours.
+        return jnp.concatenate([found] + [words[None]] * (most - messages))
 
-    if graph.sources.shape[1] == 0:
-        return words[None][:0]
     rounds = list(zip(graph.sources, graph.messages, strict=True))
     if len(rounds) == 1:
         return branch(*rounds[0])

@@ -70,7 +70,7 @@ class Hierarchical(WrappedReducer):
             )
 
         for link in (outer.uplink, outer.downlink or outer.uplink):
-            if link.feedback.mirrors:
+            if link.feedback.facts.mirrors:
                 raise ValueError(
                     "`outer` must not use a feedback with a mirror, because devices on the fast "
                     f"axis would hold different mirrors, got {link.feedback!r}. Use "

@@ -11,7 +11,7 @@ from jax import lax
 
 from jaxcomp.backend import xla
 from jaxcomp.base import Codec, Collected, Costs, Reducer
-from jaxcomp.exchange import dense as dense_, over_workers, payloads
+from jaxcomp.exchange import dense as dense_, over_workers, send
 from jaxcomp.exchange.plan import Plan
 from jaxcomp.feedback import Link
 from jaxcomp.layout import batches as batches_
@@ -76,7 +76,7 @@ class Psum(Reducer):
         return cast(Link, self.link)
 
     def init(self, plan: Plan) -> PerWorker:
-        return PerWorker.wrap(payloads.init(plan.batches), "codec", plan.axis_name)
+        return PerWorker.wrap(send.init(plan.batches), "codec", plan.axis_name)
 
     def collect(
         self,
@@ -90,14 +90,15 @@ class Psum(Reducer):
         sums = _summable(plan.batches, n)
         if weight is not None:  # Before the agreement, which a NaN would spoil for all.
             message = tuple(jnp.where(weight == 0, 0, x) for x in message)
-        own = payloads.encode(key, sums, message, state.own(), worker, plan.axis)
+        memory = send.Memory((), state.own())
+        own = send.send(key, sums, message, memory, worker, plan.axis)
         factors = tuple(map(functools.partial(_factors, n), sums, own.payloads))
         total = _all_reduce(own.payloads, factors, plan.axis, weight)
         return Collected(
             part=_mean(key, sums, total, own.sides, factors),
-            sent=payloads.decode(key, sums, own.payloads, own.sides, worker),
+            sent=own.sent,
             share=1.0 if weight is None else lax.pmean(weight, plan.axis),
-            state=PerWorker.wrap(own.states, "codec", plan.axis_name),
+            state=PerWorker.wrap(own.memory.codecs, "codec", plan.axis_name),
         )
 
     def costs(self, plan: Plan) -> Costs:

@@ -14,9 +14,9 @@ from jaxcomp import checks
 from jaxcomp.aggregates import combining
 from jaxcomp.base import Aggregate, Codec, Collected, Costs, Reducer, ReducerFacts
 from jaxcomp.codecs.identity import Identity
-from jaxcomp.exchange import payloads
+from jaxcomp.exchange import collectives, receive, send
 from jaxcomp.exchange.plan import Plan
-from jaxcomp.feedback import Link, NoFeedback
+from jaxcomp.feedback import Link
 from jaxcomp.layout.policy import Policy
 from jaxcomp.mesh import kinds
 from jaxcomp.mesh.per_worker import PerWorker
@@ -127,14 +127,14 @@ class Robust(Reducer):
 
     def _check_memory(self) -> None:
         feedback = self._given.feedback
-        if feedback.mirrors:
+        if feedback.facts.mirrors:
             raise ValueError(
                 "`link` must have no feedback with a mirror, which follows the mean of all "
                 f"messages and would differ from the senders' shifts, got {feedback!r} with "
                 f"{self.aggregate!r}; use jaxcomp.NoFeedback() with an unbiased codec, or "
                 "jaxcomp.Gather"
             )
-        if not self.aggregate.linear and not isinstance(feedback, NoFeedback):
+        if not self.aggregate.linear and feedback.facts.memory:
             raise ValueError(
                 "`link` must have jaxcomp.NoFeedback() with an aggregate that is not linear, got "
                 f"{feedback!r} with {self.aggregate!r}: a residual assumes that the steps add up "
@@ -162,7 +162,7 @@ class Robust(Reducer):
 
     def init(self, plan: Plan) -> RobustState:
         return RobustState(
-            codec=PerWorker.wrap(payloads.init(plan.batches), "codec", plan.axis_name),
+            codec=PerWorker.wrap(send.init(plan.batches), "codec", plan.axis_name),
             everyones=self.aggregate.init(plan.likes, plan.workers),
             excluded=jnp.zeros((), jnp.uint32),
         )
@@ -176,14 +176,14 @@ class Robust(Reducer):
         weight: Array | None = None,
     ) -> Collected:
         batches, workers, worker = plan.batches, plan.workers, lax.axis_index(plan.axis)
-        codec = state.codec.own()
-        own = payloads.encode(key, batches, message, codec, worker, plan.axis, weight=weight)
+        memory = send.Memory((), state.codec.own())
+        own = send.send(key, batches, message, memory, worker, plan.axis, weight=weight)
         everything = (own.payloads, () if weight is None else (weight,))
-        gathered, claimed = buffer.gather(everything, plan.axis, plan.collectives)
+        gathered, claimed = collectives.all_gather(everything, plan.axis, plan.collectives)
         present = jnp.ones(workers, bool) if weight is None else claimed[0] > 0
         weights = present.astype(jnp.float32)
-        sent = payloads.decode(key, batches, own.payloads, own.sides, worker)
-        after = state._replace(codec=PerWorker.wrap(own.states, "codec", plan.axis_name))
+        sent = own.sent
+        after = state._replace(codec=PerWorker.wrap(own.memory.codecs, "codec", plan.axis_name))
         if not batches:
             return Collected((), sent, _share(weight, weights), after)
         heard = _Heard(key, batches, gathered, own.sides, workers)
@@ -192,7 +192,7 @@ class Robust(Reducer):
         elif self.aggregate.streams:
             found = _streamed(self.aggregate, heard, weights)
         else:
-            messages = payloads.each(*heard)
+            messages = receive.each(*heard)
             found = combining.combine(self.aggregate, messages, weights, state.everyones)
         share = _share(weight, weights)
         whole = weight is None or self.aggregate.linear
@@ -228,7 +228,7 @@ def _scaled(tree: Stacks, share: Array | float) -> Stacks:
 def _message(heard: _Heard, worker: Array) -> Stacks:
     key, batches, all_payloads, sides, _ = heard
     own = jax.tree.map(lambda leaf: leaf[worker], all_payloads)
-    return payloads.decode(key, batches, own, sides, worker)
+    return send.decode(key, batches, own, sides, worker)
 
 
 def _mean(heard: _Heard, weights: Array) -> combining.Combined:
@@ -243,7 +243,7 @@ def _mean(heard: _Heard, weights: Array) -> combining.Combined:
     present = jnp.sum(usable)
     usable = usable * (jnp.sum(weights) / jnp.maximum(present, 1))  # Times 1 if all are finite.
     key, batches, all_payloads, sides, workers = heard
-    value = payloads.mean(key, batches, all_payloads, sides, usable, workers)
+    value = receive.mean(key, batches, all_payloads, sides, usable, workers)
     sound = combining.has_quorum(present.astype(jnp.uint32), excluded)
     return combining.Combined(combining.spoilt_unless(sound, value), (), excluded)
 

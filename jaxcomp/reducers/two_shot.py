@@ -11,7 +11,7 @@ from jax import lax
 from jaxcomp import checks
 from jaxcomp.base import Codec, Collected, Costs, Reducer, ReducerFacts
 from jaxcomp.codecs.identity import Identity
-from jaxcomp.exchange import payloads
+from jaxcomp.exchange import collectives, receive, send
 from jaxcomp.exchange.plan import Plan
 from jaxcomp.feedback import Link
 from jaxcomp.layout import batches as batches_, policy as policy_
@@ -116,8 +116,8 @@ class TwoShot(Reducer):
         cuts = self._cuts(plan.shards)
         memory = self.downlink.feedback.init(_likes(cuts), _likes(cuts, plan.workers))
         return TwoShotState(
-            up=PerWorker.wrap(payloads.init(plan.batches), "codec", plan.axis_name),
-            down=_hold_states(cuts, payloads.init(cuts), plan),
+            up=PerWorker.wrap(send.init(plan.batches), "codec", plan.axis_name),
+            down=_hold_states(cuts, send.init(cuts), plan),
             memory=per_worker.wrap(memory, "share", plan.axis_name),
         )
 
@@ -131,22 +131,21 @@ class TwoShot(Reducer):
     ) -> Collected:
         batches, shards, n = plan.batches, plan.shards, plan.workers
         worker = lax.axis_index(plan.axis)
-        own = payloads.encode(
-            key, batches, message, state.up.own(), worker, plan.axis, weight=weight
-        )
+        memory = send.Memory((), state.up.own())
+        own = send.send(key, batches, message, memory, worker, plan.axis, weight=weight)
         rows = tuple(
             jax.tree.map(shard.rows, payload)
             for shard, payload in zip(shards, own.payloads, strict=True)
         )
         weights = () if weight is None else (jnp.broadcast_to(weight, (n,)),)
-        arrived, weights = buffer.exchange((rows, weights), plan.axis, plan.collectives)
+        arrived, weights = collectives.all_to_all((rows, weights), plan.axis, plan.collectives)
         total = weights[0] if weights else None
         first = tuple(worker * shard.buckets for shard in shards)
         return Collected(
-            part=payloads.mean(key, shards, arrived, own.sides, total, n, first),
-            sent=payloads.decode(key, batches, own.payloads, own.sides, worker),
+            part=receive.mean(key, shards, arrived, own.sides, total, n, first),
+            sent=own.sent,
             share=1.0 if total is None else lax.pmean(weight, plan.axis),
-            state=state._replace(up=PerWorker.wrap(own.states, "codec", plan.axis_name)),
+            state=state._replace(up=PerWorker.wrap(own.memory.codecs, "codec", plan.axis_name)),
         )
 
     def spread(
@@ -155,13 +154,13 @@ class TwoShot(Reducer):
         key, worker = noise.fold(key, _DOWN), lax.axis_index(plan.axis)
         cuts, feedback = self._cuts(plan.shards), self.downlink.feedback
         part = tuple(batches_.real(cut, cut.cut(x)) for cut, x in zip(cuts, part, strict=True))
-        message, memory = feedback.compensate(part, per_worker.unwrap(state.memory))
-        own = payloads.encode(key, cuts, message, state.down.own(), worker, plan.axis, first=True)
-        gathered = buffer.gather(own.payloads, plan.axis, plan.collectives)
-        whole = payloads.all_shares(key, cuts, gathered, own.sides, plan.workers)
-        sent = payloads.decode(key, cuts, own.payloads, own.sides, worker, first=True)
-        whole, memory = feedback.update(message, sent, whole, 1.0, None, memory)
-        down = _hold_states(cuts, own.states, plan)
+        memory = send.Memory(per_worker.unwrap(state.memory), state.down.own())
+        own = send.send(key, cuts, part, memory, worker, plan.axis, feedback=feedback, first=True)
+        gathered = collectives.all_gather(own.payloads, plan.axis, plan.collectives)
+        whole = receive.slices(key, cuts, gathered, own.sides, plan.workers)
+        held = own.memory.feedback
+        whole, memory = feedback.update(own.message, own.sent, whole, 1.0, None, held)
+        down = _hold_states(cuts, own.memory.codecs, plan)
         memory = per_worker.wrap(memory, "share", plan.axis_name)
         return _joined(plan, cuts, whole), state._replace(down=down, memory=memory)
 
@@ -184,7 +183,7 @@ class TwoShot(Reducer):
         first = cost.Effort(plan.rounds(up), encodes=1, decodes=1 / n, adds=(n - 1) / n)
         second = cost.Effort(plan.rounds(down), encodes=1 / n, decodes=1)
         return Costs(
-            link_bytes=(n - 1) * slices + wire_cost.agreed_bytes(plan.batches, n),
+            link_bytes=(n - 1) * slices + plan.agreed_bytes,
             efforts=((self.uplink, first), (self.downlink, second)),
         )
 

@@ -26,7 +26,7 @@ _DECAY = 0.7
 """The factor by which each step lowers the clip."""
 
 _STEPS = 8
-"""Steps that clip; more gain next to nothing."""
+"""Steps that clip; further ones gain almost nothing."""
 
 _GOLDEN_RATIO = 0.6180339887
 
@@ -89,7 +89,7 @@ def democratic(
 
     Note:
         The papers' limits and numbers of steps, which their proofs need, clip next to nothing in
-        blocks of this size with fewer than one and a half coordinates an element; those here were
+        blocks of this size with fewer than one and a half coordinates per element; those here were
         found by trying. The papers drop what remains at the end; here nothing is lost.
 
     References:
@@ -114,11 +114,9 @@ def _check_real(real: int, block: int) -> None:
 
 @functools.partial(jax.jit, static_argnums=4)
 def _democratic(x: Array, high: Array, low: Array, mask: Array, block: int) -> Array:
-    def embedded(part, seeds):
-        return _embed(part, seeds, mask)
-
     blocks, seeds = x.reshape(-1, block), hadamard.block_seeds(x, high, low, block)
-    return reference.over_blocks(embedded, blocks, seeds).reshape(x.shape)
+    found = reference.over_blocks(lambda part, own: _embed(part, own, mask), blocks, seeds)
+    return found.reshape(x.shape)
 
 
 def _embed(x: Float32[Array, "rows block"], seeds: Seeds, mask: Array) -> Array:
@@ -135,8 +133,10 @@ def _embed(x: Float32[Array, "rows block"], seeds: Seeds, mask: Array) -> Array:
         limit = jnp.where(turn == _STEPS - 1, jnp.inf, limit * jnp.float32(_DECAY))
         return v, z + b, limit
 
+    # A power of two that scales the largest element close to 1, and its reciprocal.
     top = sums.max_abs(x)
-    down, up = _to_one(top)
+    power = jnp.clip(253 - (lax.bitcast_convert_type(top, jnp.int32) >> 23), 1, 252)
+    down, up = (lax.bitcast_convert_type(e << 23, jnp.float32) for e in (power, 254 - power))
     v = x * down
     quarter = v * jnp.float32(0.25)
     length = exact.sqrt(sums.total(quarter * quarter))
@@ -146,11 +146,3 @@ def _embed(x: Float32[Array, "rows block"], seeds: Seeds, mask: Array) -> Array:
     # Coordinates may be larger than the elements; those of the largest floats stay finite.
     largest = jnp.finfo(jnp.float32).max
     return jnp.where(sums.is_finite(top), jnp.clip(z, -largest, largest), z)
-
-
-def _to_one(top: Float32[Array, "rows 1"]) -> tuple[Array, Array]:
-    """A power of two that scales elements of at most `top` close to 1, and its reciprocal."""
-    exponent = lax.bitcast_convert_type(top, jnp.int32) >> 23
-    down = jnp.clip(253 - exponent, 1, 252)
-    down, up = (lax.bitcast_convert_type(e << 23, jnp.float32) for e in (down, 254 - down))
-    return down, up

@@ -6,8 +6,6 @@ dealt to different parts, through the memory that threads share, for the next fo
 stages every element is back in its place.
 """
 
-from collections.abc import Callable
-
 import jax.numpy as jnp
 from jax import lax
 
@@ -17,7 +15,7 @@ from jaxcomp.rotate.reference import Seeds, flip_at
 from jaxcomp.types import Array
 
 ELEMENTS = 4096
-"""Elements that a program holds at least: 32 for each thread of four warps."""
+"""The fewest elements of a program: 32 for each thread of four warps."""
 
 LARGEST = 8192
 """Elements of the largest block that a program can hold."""
@@ -39,14 +37,7 @@ def rotate(
 ) -> Array:
     """The kernel of `reference.rotate`."""
 
-    def before(x: Array, flip: Callable[[Array], Array]) -> Array:
-        return flip(x * jnp.float32(down))
-
-    def after(z: Array, flip: Callable[[Array], Array]) -> Array:
-        del flip
-        return z * jnp.float32(up)
-
-    return _call(before, after, "rotate", blocks, seeds, interpret)
+    return _call("rotate", blocks, seeds, down, up, interpret)
 
 
 def unrotate(
@@ -54,14 +45,7 @@ def unrotate(
 ) -> Array:
     """The kernel of `reference.unrotate`."""
 
-    def before(z: Array, flip: Callable[[Array], Array]) -> Array:
-        del flip
-        return z * jnp.float32(down)
-
-    def after(x: Array, flip: Callable[[Array], Array]) -> Array:
-        return flip(x) * jnp.float32(up)
-
-    return _call(before, after, "unrotate", blocks, seeds, interpret)
+    return _call("unrotate", blocks, seeds, down, up, interpret)
 
 
 def _network(parts: list[Array], radices: list[int]) -> Array:
@@ -95,12 +79,9 @@ def _interleaved(parts: list[Array]) -> Array:
     (rows, _), count = parts[0].shape, len(parts)
     while len(parts) > 1:
         pairs = zip(parts[::2], parts[1::2], strict=True)
-        parts = [_transposed(jnp.stack(pair, axis=-1)).reshape(rows, -1) for pair in pairs]
-    return _transposed(parts[0].reshape(rows, count, -1))
-
-
-def _transposed(x: Array) -> Array:
-    return jnp.transpose(x, (0, 2, 1))
+        stacked = [jnp.stack(pair, axis=-1) for pair in pairs]
+        parts = [jnp.transpose(pair, (0, 2, 1)).reshape(rows, -1) for pair in stacked]
+    return jnp.transpose(parts[0].reshape(rows, count, -1), (0, 2, 1))
 
 
 def _radices(block: int) -> list[int]:
@@ -111,16 +92,9 @@ def _radices(block: int) -> list[int]:
 
 
 def _call(
-    before: Callable[[Array, Callable[[Array], Array]], Array],
-    after: Callable[[Array, Callable[[Array], Array]], Array],
-    name: str,
-    blocks: Array,
-    seeds: Seeds,
-    interpret: bool,
+    name: str, blocks: Array, seeds: Seeds, down: int | float, up: int | float, interpret: bool
 ) -> Array:
-    """The transform with elements prepared by `before(x, flip)` and finished by `after(x, flip)`,
-    where `flip` gives them their signs.
-    """
+    """The transform with random signs: before it to "rotate", after it to "unrotate"."""
     n, block = blocks.shape
     radices, per = _radices(block), max(1, ELEMENTS // block)
     stride = block // radices[0]
@@ -136,17 +110,19 @@ def _call(
             shape = per, columns.shape[1]
             return jnp.broadcast_to(rows[:, None], shape), jnp.broadcast_to(columns, shape)
 
-        def flip_at_columns(columns):
-            return lambda x: flip_at(x, high, low, begin + columns.astype(jnp.uint32))
+        def signed(x, columns):
+            return flip_at(x, high, low, begin + columns.astype(jnp.uint32))
 
         parts = []
         for part in range(radices[0]):
             columns = part * stride + lax.iota(jnp.int32, stride)[None]
             x = triton.load(x_ref.at[place(columns)])
-            parts.append(before(x, flip_at_columns(columns)))
+            x = x * jnp.float32(down)
+            parts.append(signed(x, columns) if name == "rotate" else x)
         x = _network(parts, radices)
         columns = lax.iota(jnp.int32, block)[None]
-        triton.store(out_ref.at[place(columns)], after(x, flip_at_columns(columns)))
+        x = signed(x, columns) if name == "unrotate" else x
+        triton.store(out_ref.at[place(columns)], x * jnp.float32(up))
 
     arrays = axes.match_vma(*(word[:, 0] for word in seeds), blocks)
     (out,) = triton.call(

@@ -64,8 +64,8 @@ def rotate(
         high: the first seed word of each bucket, as from `noise.seeds`.
         low: the second. Noise that must be independent of the signs needs other seeds.
         block: consecutive elements that are rotated together, a power of two.
-        down: what elements are multiplied by first, a power of two, so that no product rounds.
-        up: what the rotated elements are multiplied by, another one.
+        down: a factor of the elements, a power of two, so that no product rounds.
+        up: a factor of the rotated elements, another power of two.
         implementation: one of `compiler.IMPLEMENTATIONS`; None for the platform's own, which is the
             reference wherever a kernel cannot hold a block. All give the same bits.
 
@@ -103,8 +103,8 @@ def unrotate(
         high: the first seed word of each bucket, as it was rotated with.
         low: the second.
         block: consecutive elements that were rotated together.
-        down: what elements are multiplied by first.
-        up: what the elements are multiplied by in the end.
+        down: a factor of the rotated elements, a power of two.
+        up: a factor of the result, another power of two.
         implementation: as for `rotate`.
 
     Raises:

@@ -15,11 +15,11 @@ from jaxcomp.numerics import noise
 from jaxcomp.types import Array
 
 _STAGES = 4
-"""Stages of the network that one pass over memory does at most: every result adds up all its terms
-anew, and five stages have 32."""
+"""The most stages of the network in one pass over memory: each result of a pass is recomputed from
+all of its terms, which are 32 for five stages."""
 
 _CHUNK = 2**19
-"""Elements that a CPU transforms at a time: few enough for its cache, enough for its threads."""
+"""Elements that a CPU transforms at a time: they fit its cache and occupy its threads."""
 
 _SIGN = 0x80000000
 
@@ -48,10 +48,9 @@ def rotate(
 ) -> Array:
     """`up · H D (down · x)` of each row."""
 
-    def rotated(part, seeds):
-        return butterflies(flip(part, seeds))
-
-    return over_blocks(rotated, blocks * jnp.float32(down), seeds) * jnp.float32(up)
+    blocks = blocks * jnp.float32(down)
+    rotated = over_blocks(lambda part, own: butterflies(flip(part, own)), blocks, seeds)
+    return rotated * jnp.float32(up)
 
 
 def unrotate(
@@ -67,8 +66,8 @@ def over_blocks(
     """Applies `f(blocks, seeds)`, a function of each row alone, in blocks that suit the platform.
 
     A CPU takes as many rows at a time as its cache holds, and puts the result in the place of the
-    argument: what several passes over memory cost is not the arithmetic but memory, above all the
-    first touch of every new page.
+    argument: the cost of several passes is memory traffic, above all the first touch of every new
+    page, and not arithmetic.
     """
 
     def in_chunks(blocks, seeds):

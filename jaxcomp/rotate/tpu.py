@@ -5,7 +5,6 @@ elements of every block as it has lanes. Elements at a distance of at least 128 
 registers, and are simply added; nearer ones meet by rotating the lanes of a register.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -20,13 +19,13 @@ pl, pltpu = Lazy("jax.experimental.pallas"), Lazy("jax.experimental.pallas.tpu")
 
 LANES = 128
 ROWS = 8
-"""Blocks that are worked on at a time: the rows of a register."""
+"""Blocks that are transformed together: the rows of a register."""
 
 LARGEST = 8192
 """Elements of the largest block that fits in registers eight at a time."""
 
 _HELD = 2**17
-"""Elements that a program is given: half a megabyte of float32."""
+"""Elements of one program: half a megabyte of float32."""
 
 
 def refuses(block: int) -> str | None:
@@ -41,10 +40,7 @@ def rotate(
 ) -> Array:
     """The kernel of `reference.rotate`."""
 
-    def work(x: Array, flip: Callable[[Array], Array]) -> Array:
-        return _network(flip(x * jnp.float32(down))) * jnp.float32(up)
-
-    return _call(work, "rotate", blocks, seeds, interpret)
+    return _call("rotate", blocks, seeds, down, up, interpret)
 
 
 def unrotate(
@@ -52,10 +48,7 @@ def unrotate(
 ) -> Array:
     """The kernel of `reference.unrotate`."""
 
-    def work(z: Array, flip: Callable[[Array], Array]) -> Array:
-        return flip(_network(z * jnp.float32(down))) * jnp.float32(up)
-
-    return _call(work, "unrotate", blocks, seeds, interpret)
+    return _call("unrotate", blocks, seeds, down, up, interpret)
 
 
 def _network(x: Array) -> Array:
@@ -77,13 +70,9 @@ def _network(x: Array) -> Array:
 
 
 def _call(
-    work: Callable[[Array, Callable[[Array], Array]], Array],
-    name: str,
-    blocks: Array,
-    seeds: Seeds,
-    interpret: bool,
+    name: str, blocks: Array, seeds: Seeds, down: int | float, up: int | float, interpret: bool
 ) -> Array:
-    """Applies `work(x, flip)` to eight blocks at a time; `flip` applies their signs."""
+    """The transform of eight blocks at a time; signs come before it to "rotate", else after it."""
     n, block = blocks.shape
     rows = min(max(_HELD // block, ROWS), pl.cdiv(n, ROWS) * ROWS)
     starts = range(0, block, LANES)
@@ -93,16 +82,17 @@ def _call(
             own = pl.ds(number * ROWS, ROWS)
             high, low, begin = (seeds_ref[own, word : word + 1] for word in range(3))
             x = jnp.stack([x_ref[own, start : start + LANES] for start in starts])
-
-            def flip(x):
-                register = lax.broadcasted_iota(jnp.int32, x.shape, 0)
-                lane = lax.broadcasted_iota(jnp.int32, x.shape, 2)
-                position = begin[None] + (register * LANES + lane).astype(jnp.uint32)
-                return flip_at(x, high[None], low[None], position)
-
-            x = work(x, flip)
-            for register, start in enumerate(starts):
-                out_ref[own, start : start + LANES] = x[register]
+            register = lax.broadcasted_iota(jnp.int32, x.shape, 0)
+            lane = lax.broadcasted_iota(jnp.int32, x.shape, 2)
+            position = begin[None] + (register * LANES + lane).astype(jnp.uint32)
+            x = x * jnp.float32(down)
+            if name == "rotate":
+                x = _network(flip_at(x, high[None], low[None], position))
+            else:
+                x = flip_at(_network(x), high[None], low[None], position)
+            x = x * jnp.float32(up)
+            for at, start in enumerate(starts):
+                out_ref[own, start : start + LANES] = x[at]
             return 0
 
         lax.fori_loop(0, rows // ROWS, eight, 0)

@@ -16,12 +16,13 @@ from jaxcomp.backend import xla
 from jaxcomp.entropy import stream
 from jaxcomp.types import Array
 
+Words = UInt32[Array, "n words"]
 WORD = 32
 _GROUP = WORD * WORD
-"""Elements that are brought into order together: as many words as a word has bits."""
+"""Elements whose bits are transposed together: 32 words of 32 bits."""
 
 _DENSE = 4
-"""Places to find in each word of a row from which on the word of each is known by marks alone."""
+"""Requested places for each word from which on each word is its own group in the search."""
 
 
 def words(size: int) -> int:
@@ -33,7 +34,7 @@ def words(size: int) -> int:
     return 1 << (needed - 1).bit_length() if needed < WORD else -(-size // _GROUP) * WORD
 
 
-def of(hits: Bool[Array, "n size"]) -> UInt32[Array, "n words"]:
+def of(hits: Bool[Array, "n size"]) -> Words:
     """The bitmap of each row.
 
     Example:
@@ -48,7 +49,7 @@ def of(hits: Bool[Array, "n size"]) -> UInt32[Array, "n words"]:
     return _in_groups(flat)[:, : n * words(size)].reshape(n, -1)
 
 
-def _in_groups(hits: Bool[Array, "n size"]) -> UInt32[Array, "n words"]:
+def _in_groups(hits: Bool[Array, "n size"]) -> Words:
     """`of` for whole groups, and for a padded part of a group."""
     whole = hits.shape[1] // _GROUP * _GROUP
     parts = [_of(hits[:, :whole])] if whole else []
@@ -58,7 +59,7 @@ def _in_groups(hits: Bool[Array, "n size"]) -> UInt32[Array, "n words"]:
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
 
 
-def count(bitmap: UInt32[Array, "n words"]) -> Int32[Array, " n"]:
+def count(bitmap: Words) -> Int32[Array, " n"]:
     """The number of ones of each row."""
     return jnp.sum(lax.population_count(bitmap).astype(jnp.int32), axis=1, dtype=jnp.int32)
 
@@ -83,7 +84,7 @@ def from_first(rows: int) -> Kept:
     return Kept(zero, zero, zero)
 
 
-def places(bitmap: UInt32[Array, "n words"], k: int, kept: Kept) -> Int32[Array, "n k"]:
+def places(bitmap: Words, k: int, kept: Kept) -> Int32[Array, "n k"]:
     """The positions of `k` ones of each row, ascending; unspecified beyond the last one.
 
     Example:
@@ -96,7 +97,11 @@ def places(bitmap: UInt32[Array, "n words"], k: int, kept: Kept) -> Int32[Array,
 
 def _places(bitmap: Array, k: int, base: Array, gap: Array, skip: Array) -> Int32[Array, "n k"]:
     dense = _DENSE * bitmap.shape[1] <= k
-    before = _before_words(bitmap) if dense else _before(bitmap)
+    if dense:  # Each word is its own group.
+        ones = lax.population_count(bitmap).astype(jnp.int32)
+        before = _Before(jnp.zeros_like(ones), jnp.cumsum(ones, axis=1) - ones)
+    else:
+        before = _before(bitmap)
     base, gap, skip = base[:, None], gap[:, None], skip[:, None]
     slot = lax.broadcasted_iota(jnp.int32, (bitmap.shape[0], k), 1)
     rank = slot + base + jnp.where(slot >= gap, skip, 0)
@@ -111,7 +116,7 @@ def _places(bitmap: Array, k: int, base: Array, gap: Array, skip: Array) -> Int3
     return word * WORD + stream.select(_take(bitmap, word), rest)
 
 
-def rank(bitmap: UInt32[Array, "n words"], place: Int32[Array, "n k"]) -> Int32[Array, "n k"]:
+def rank(bitmap: Words, place: Int32[Array, "n k"]) -> Int32[Array, "n k"]:
     """The ones of each row before each of these places."""
     before, word = _before(bitmap), place // WORD
     mask = (jnp.uint32(1) << (place % WORD).astype(jnp.uint32)) - jnp.uint32(1)
@@ -120,15 +125,9 @@ def rank(bitmap: UInt32[Array, "n words"], place: Int32[Array, "n k"]) -> Int32[
     return groups + _take(before.words, word) + ones
 
 
-def first(
-    bitmap: UInt32[Array, "n words"], k: Int32[Array, "n #words"]
-) -> UInt32[Array, "n words"]:
-    """The ones of each word that are among the first `k` of its row."""
-    return _first(bitmap, k)
-
-
 @xla.compile_separately
-def _first(bitmap: Array, k: Array) -> UInt32[Array, "n words"]:
+def first(bitmap: Words, k: Int32[Array, "n #words"]) -> Words:
+    """The ones of each word that are among the first `k` of its row."""
     before = _before(bitmap)
     n, groups = before.groups.shape
     ahead = (before.words.reshape(n, groups, -1) + before.groups[..., None]).reshape(n, -1)
@@ -151,11 +150,10 @@ def _halves(bitmap: Array) -> tuple[int, ...]:
 
 
 class _Before(NamedTuple):
-    """Ones before each word of its group, before each group, and in each group."""
+    """The ones before each word in its group, and before each group."""
 
     words: Array
     groups: Array
-    sizes: Array
 
 
 def _before(bitmap: Array) -> _Before:
@@ -167,19 +165,13 @@ def _before(bitmap: Array) -> _Before:
         running = lax.optimization_barrier(running + shifted)
     sizes = running[..., -1]
     groups = jnp.cumsum(sizes, axis=1)
-    return _Before((running - ones).reshape(n, -1), groups - sizes, sizes)
-
-
-def _before_words(bitmap: Array) -> _Before:
-    """The counts, with each word as its own group."""
-    sizes = lax.population_count(bitmap).astype(jnp.int32)
-    return _Before(jnp.zeros_like(sizes), jnp.cumsum(sizes, axis=1) - sizes, sizes)
+    return _Before((running - ones).reshape(n, -1), groups - sizes)
 
 
 def _group_of(
     begins: Int32[Array, "n groups"], k: int, base: Array, gap: Array, skip: Array
 ) -> Int32[Array, "n k"]:
-    """The group of each slot: how many of them begin at its rank or before, but one."""
+    """The group of each slot: the last one that begins at its rank or before."""
     n, groups = begins.shape
     if groups == 1:
         return jnp.zeros((n, k), jnp.int32)
@@ -191,7 +183,7 @@ def _group_of(
     return jnp.cumsum(marks, axis=1) - 1
 
 
-def _of(hits: Bool[Array, "n size"]) -> UInt32[Array, "n words"]:
+def _of(hits: Bool[Array, "n size"]) -> Words:
     """`of` whole groups."""
     n, size = hits.shape
     # Word w of a group first takes the elements 32 p + w, which are neighbours of those of the next

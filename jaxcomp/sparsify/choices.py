@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Int32, UInt32
+from jaxtyping import UInt32
 
 from jaxcomp import checks
 from jaxcomp.base.interface import Interface
 from jaxcomp.numerics.segments import Segments, moved
 from jaxcomp.sparsify import bitmap, leaves, selection
-from jaxcomp.sparsify.competitors import INF, Leaves, Parts, size_bits
+from jaxcomp.sparsify.bitmap import Words
+from jaxcomp.sparsify.competitors import INF, Leaves, Parts, PerPart, size_bits
 from jaxcomp.types import Array
 
 
@@ -34,7 +35,7 @@ class Chosen(NamedTuple):
     """
 
     places: UInt32[Array, "n room"]
-    number: Int32[Array, "n parts"] | None
+    number: PerPart | None
     state: Any
 
 
@@ -177,7 +178,7 @@ class Sampled(Choice):
             value = lax.bitcast_convert_type(low, jnp.float32) * jnp.float32(0.8)
             lowered = jnp.maximum(lax.bitcast_convert_type(value, jnp.int32), 1)
             low = jnp.where(parts.ones(hits) < least, lowered, low)
-            # Tied to the threshold, or the bits of all elements would be written down first.
+            # The barrier keeps the compiler from storing the bits of all elements first.
             elements, low = lax.optimization_barrier((x, low))
             return turn + 1, low, parts.reach(elements, low)
 
@@ -239,7 +240,7 @@ class NearLargest(Choice):
         def level(step: Array) -> Array:
             low = lax.bitcast_convert_type(top, jnp.float32) * ratios.astype(jnp.float32)[step]
             low = lax.bitcast_convert_type(low, jnp.int32)
-            # Of what is not finite, only what is: and never a zero.
+            # Where the largest is not finite, only non-finite elements count; never a zero.
             return jnp.where(top >= INF, INF, jnp.maximum(low, 1))
 
         def bisect(_: Any, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -258,21 +259,14 @@ class NearLargest(Choice):
 
 
 def as_many_as_fit(
-    x: Array,
-    hits: UInt32[Array, "n words"],
-    rooms: tuple[int, ...],
-    start: UInt32[Array, "n parts"],
-    parts: Parts,
-) -> tuple[UInt32[Array, "n room"], Int32[Array, "n parts"]]:
-    """As many hits of each part as there is room for; what is not finite must be seen."""
+    x: Array, hits: Words, rooms: tuple[int, ...], start: UInt32[Array, "n parts"], parts: Parts
+) -> tuple[UInt32[Array, "n room"], PerPart]:
+    """As many hits of each part as there is room for, non-finite elements included."""
     if isinstance(parts, Leaves):
         return leaves.as_many_as_fit(x, hits, rooms, start, parts.segments)
 
-    def none(x: Array) -> Array:
-        return jnp.zeros_like(x[:, :1], jnp.int32) - 1
-
     over = jnp.any(bitmap.count(hits) > rooms[0])
-    needed = lax.cond(over, parts.nonfinite, none, x)
+    needed = lax.cond(over, parts.nonfinite, lambda x: jnp.zeros_like(x[:, :1], jnp.int32) - 1, x)
     places, number = selection.some(hits, rooms[0], start[:, 0], needed[:, 0])
     return places, number[:, None]
 
@@ -283,9 +277,7 @@ def _largest(x: Array, ks: tuple[int, ...], parts: Parts) -> UInt32[Array, "n k"
     return selection.top_k(x, ks[0])
 
 
-def _estimate(
-    x: Array, ks: tuple[int, ...], above: tuple[int, ...], parts: Parts
-) -> Int32[Array, "n parts"]:
+def _estimate(x: Array, ks: tuple[int, ...], above: tuple[int, ...], parts: Parts) -> PerPart:
     if isinstance(parts, Leaves):
         return leaves.estimate(x, ks, above, parts.segments)
     return selection.estimate(x, ks[0], above[0])

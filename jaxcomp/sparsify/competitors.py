@@ -1,4 +1,4 @@
-"""Which elements compete to be sent: those of a row, or those of each segment of a row."""
+"""The elements that compete to be sent: those of a row, or of each segment of a row."""
 
 import abc
 import functools
@@ -12,20 +12,22 @@ from jaxcomp.backend import xla
 from jaxcomp.numerics.segments import Segments
 from jaxcomp.quantize import sums
 from jaxcomp.sparsify import bitmap
+from jaxcomp.sparsify.bitmap import Words
 from jaxcomp.types import Array
 
+PerPart = Int32[Array, "n parts"]
 INF = 0x7F800000
 _TOP = 0x7FFFFFFF
 
 _FAN = 16
 _LANES = 32
-"""Elements that are added up apart from the others, so many at a distance at a time."""
+"""Accumulators of a reduction, which the compiler vectorises."""
 
 _ROW_LANES = 64
-"""The same in rows of segments: comparisons of 32 lanes take five times as long."""
+"""`_LANES` in rows of segments: comparisons of 32 lanes take five times as long."""
 
 _FEWEST_LANES = 16
-"""In rows that are too short for that: registers have no more lanes."""
+"""`_LANES` in shorter rows: the lanes of one register."""
 
 
 def size_bits(x: Array) -> Int32[Array, "n size"]:
@@ -34,24 +36,24 @@ def size_bits(x: Array) -> Int32[Array, "n size"]:
 
 
 class Parts(abc.ABC):
-    """How the elements of `[n, size]` are counted and compared; `parts` of each row compete."""
+    """Counts and comparisons of the elements of `[n, size]`; those of one part compete."""
 
     sizes: tuple[int, ...]
 
     @abc.abstractmethod
-    def count(self, hits: Array) -> Int32[Array, "n parts"]:
+    def count(self, hits: Array) -> PerPart:
         """The number of hits in each part."""
 
     @abc.abstractmethod
-    def at_least(self, numbers: Array, low: Array) -> Int32[Array, "n parts"]:
-        """How many numbers of each part are at least the `low` of their part."""
+    def at_least(self, numbers: Array, low: Array) -> PerPart:
+        """The number of entries of each part that are at least the `low` of their part."""
 
     @abc.abstractmethod
-    def reach(self, x: Array, low: Int32[Array, "n parts"]) -> UInt32[Array, "n words"]:
+    def reach(self, x: Array, low: PerPart) -> Words:
         """The bitmap of the elements whose `size_bits` are at least the `low` of their part."""
 
     @abc.abstractmethod
-    def ones(self, hits: UInt32[Array, "n words"]) -> Int32[Array, "n parts"]:
+    def ones(self, hits: Words) -> PerPart:
         """The number of ones of a bitmap in each part."""
 
     @abc.abstractmethod
@@ -59,14 +61,14 @@ class Parts(abc.ABC):
         """The value of each element's part, in a shape that `[n, size]` can be compared with."""
 
     @abc.abstractmethod
-    def top(self, numbers: Int32[Array, "n size"]) -> Int32[Array, "n parts"]:
+    def top(self, numbers: Int32[Array, "n size"]) -> PerPart:
         """The largest number of each part; numbers are at least -1."""
 
-    def largest(self, x: Array) -> Int32[Array, "n parts"]:
+    def largest(self, x: Array) -> PerPart:
         """The largest `|x|` of each part, as `size_bits`."""
         return self.top(size_bits(x))
 
-    def nonfinite(self, x: Array) -> Int32[Array, "n parts"]:
+    def nonfinite(self, x: Array) -> PerPart:
         """The last place in the row of each part whose element is not finite, or -1."""
         place = lax.broadcasted_iota(jnp.int32, x.shape, 1)
         return self.top(jnp.where(size_bits(x) >= INF, place, -1))
@@ -78,25 +80,25 @@ class Row(Parts):
     def __init__(self, size: int):
         self.sizes = (size,)
 
-    def count(self, hits: Array) -> Int32[Array, "n parts"]:
+    def count(self, hits: Array) -> PerPart:
         return _reduced(hits.astype(jnp.int32), functools.partial(jnp.sum, dtype=jnp.int32))
 
-    def at_least(self, numbers: Array, low: Array) -> Int32[Array, "n parts"]:
+    def at_least(self, numbers: Array, low: Array) -> PerPart:
         return self.count(numbers >= low)
 
-    def reach(self, x: Array, low: Int32[Array, "n parts"]) -> UInt32[Array, "n words"]:
+    def reach(self, x: Array, low: PerPart) -> Words:
         return bitmap.of(size_bits(x) >= low)
 
-    def ones(self, hits: UInt32[Array, "n words"]) -> Int32[Array, "n parts"]:
+    def ones(self, hits: Words) -> PerPart:
         return bitmap.count(hits)[:, None]
 
     def spread(self, values: Array) -> Array:
         return values
 
-    def top(self, numbers: Int32[Array, "n size"]) -> Int32[Array, "n parts"]:
+    def top(self, numbers: Int32[Array, "n size"]) -> PerPart:
         return _reduced(numbers, jnp.max)
 
-    def largest(self, x: Array) -> Int32[Array, "n parts"]:
+    def largest(self, x: Array) -> PerPart:
         return size_bits(sums.max_abs(x))
 
 
@@ -106,39 +108,37 @@ class Leaves(Parts):
     def __init__(self, segments: Segments):
         self.segments, self.sizes = segments, segments.sizes
 
-    def count(self, hits: Array) -> Int32[Array, "n parts"]:
+    def count(self, hits: Array) -> PerPart:
         return self.segments.total(_folded(self._lanes(hits.astype(jnp.int32)), _sum))
 
-    def at_least(self, numbers: Array, low: Array) -> Int32[Array, "n parts"]:
+    def at_least(self, numbers: Array, low: Array) -> PerPart:
         # Compared by rows: by elements, the compiler would divide to find the row of each.
         rows = self._lanes(numbers) >= self.segments.per_row(low)[:, :, None, None]
         return self.segments.total(_folded(rows.astype(jnp.int32), _sum))
 
-    def reach(self, x: Array, low: Int32[Array, "n parts"]) -> UInt32[Array, "n words"]:
+    def reach(self, x: Array, low: PerPart) -> Words:
         return _reaching(self.segments)(x, low)
 
-    def ones(self, hits: UInt32[Array, "n words"]) -> Int32[Array, "n parts"]:
+    def ones(self, hits: Words) -> PerPart:
         ones = lax.population_count(self._words(hits)).astype(jnp.int32)
         return self.segments.total(jnp.sum(ones, axis=2, dtype=jnp.int32))
 
     def spread(self, values: Array) -> Array:
         return self.segments.per_element(values)
 
-    def ahead(self, hits: UInt32[Array, "n words"]) -> Int32[Array, "n parts"]:
+    def ahead(self, hits: Words) -> PerPart:
         """The ones of a bitmap before each part."""
         found = self.ones(hits)
         return jnp.cumsum(found, axis=1, dtype=jnp.int32) - found
 
-    def first(
-        self, hits: UInt32[Array, "n words"], k: Int32[Array, "n parts"]
-    ) -> UInt32[Array, "n words"]:
+    def first(self, hits: Words, k: PerPart) -> Words:
         """The bitmap of the first `k` ones of each part."""
         rows = self.segments.per_row(self.ahead(hits) + k)
         each = jnp.repeat(rows, self.segments.width // bitmap.WORD, axis=1)
         beyond = hits.shape[1] - each.shape[1]
         return bitmap.first(hits, jnp.pad(each, ((0, 0), (0, beyond))))
 
-    def top(self, numbers: Int32[Array, "n size"]) -> Int32[Array, "n parts"]:
+    def top(self, numbers: Int32[Array, "n size"]) -> PerPart:
         return self.segments.largest(_folded(self._lanes(numbers), jnp.max) + 1) - 1
 
     def _lanes(self, numbers: Array) -> Array:
@@ -147,7 +147,7 @@ class Leaves(Parts):
         fan = next(f for f in range(max(1, width // _ROW_LANES), 0, -1) if width % f == 0)
         return numbers.reshape(n, self.segments.rows, fan, width // fan)
 
-    def _words(self, hits: UInt32[Array, "n words"]) -> UInt32[Array, "n rows each"]:
+    def _words(self, hits: Words) -> UInt32[Array, "n rows each"]:
         each = self.segments.width // bitmap.WORD
         return hits[:, : self.segments.rows * each].reshape(len(hits), self.segments.rows, each)
 

@@ -13,17 +13,17 @@ from jaxcomp.sparsify.indices import EliasFano, Indices, from_gaps, gaps
 from jaxcomp.types import Array
 
 _WIDTH = 6
-"""Bits that say how wide the gaps of a block are: 0 to 32."""
+"""Bits of a block's width field: 0 to 32."""
 
 _ROOM = 3
-"""Bits of room for a place beyond log₂(size / k)."""
+"""Capacity in bits for each index, beyond log₂(size / k)."""
 
 _DELTAS, _ELIAS_FANO = 0, 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Deltas(Indices, public=("bits",)):
-    """Gaps in blocks of 128, in `⌈log₂ largest gap⌉` bits each, and six bits a block.
+    """Gaps in blocks of 128, in `⌈log₂ largest gap⌉` bits each, and six bits per block.
 
     If indices are so uneven that this takes more than `3 + log₂(size / k)` bits each, they are
     Elias–Fano coded in the same words; the first word says which code is used. The size is static,
@@ -49,7 +49,9 @@ class Deltas(Indices, public=("bits",)):
         widths = self._widths(found)
         lengths = jnp.repeat(widths, self.block, axis=1)[:, :k]
         begins = stream.begins(lengths)
-        head = stream.write(widths.astype(jnp.uint32), _every(n, blocks), _head(blocks))
+        head = stream.write(
+            widths.astype(jnp.uint32), stream.every(n, blocks, _WIDTH), _head(blocks)
+        )
         body = stream.write(found, begins, total - _head(blocks) - 1)
         deltas = jnp.concatenate([jnp.full((n, 1), _DELTAS, jnp.uint32), head, body], axis=1)
         coded = EliasFano().encode(places, size)
@@ -62,7 +64,7 @@ class Deltas(Indices, public=("bits",)):
     def decode(self, words: UInt32[Array, "n words"], k: int, size: int) -> UInt32[Array, "n k"]:
         n, blocks = words.shape[0], self._blocks(k)
         head, body = words[:, 1 : 1 + _head(blocks)], words[:, 1 + _head(blocks) :]
-        widths = stream.read(head, _every(n, blocks), jnp.full((n, blocks), _WIDTH))
+        widths = stream.read(head, stream.every(n, blocks, _WIDTH), jnp.full((n, blocks), _WIDTH))
         lengths = jnp.repeat(widths.astype(jnp.int32), self.block, axis=1)[:, :k]
         found = stream.read(body, stream.begins(lengths), lengths)
         deltas = from_gaps(found)
@@ -100,8 +102,3 @@ def _other_words(k: int, size: int) -> int:
 def _head(blocks: int) -> int:
     """Words of the widths."""
     return -(-blocks * _WIDTH // stream.WORD)
-
-
-def _every(n: int, blocks: int) -> Int32[Array, "n blocks"]:
-    """The positions at which the widths begin."""
-    return jnp.broadcast_to(jnp.arange(blocks, dtype=jnp.int32) * _WIDTH, (n, blocks))

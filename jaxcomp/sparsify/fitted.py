@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Float32, Int32, UInt32
+from jaxtyping import Float32, UInt32
 
 from jaxcomp import checks
 from jaxcomp.backend.xla import block_fma
@@ -15,67 +15,61 @@ from jaxcomp.numerics import exact
 from jaxcomp.numerics.segments import Segments
 from jaxcomp.sparsify import tails
 from jaxcomp.sparsify.choices import Choice, Chosen, as_many_as_fit, share
-from jaxcomp.sparsify.competitors import Leaves, Parts, Row
+from jaxcomp.sparsify.competitors import Leaves, Parts, PerPart, Row
 from jaxcomp.sparsify.logarithm import log2
 from jaxcomp.types import Array
 
 _PART = 512
 _LEAF_PART = 640
-"""The same where leaves share a bucket, whose wide rows are multiples of it."""
+"""`_PART` where leaves share a bucket, whose wide rows are multiples of it."""
 
 _SAMPLE = 2**21
-"""Elements that a law is fitted to at least; of more, every second, third, … part of 512."""
+"""Largest bucket that is fitted as a whole; of a longer one every second, third, … part."""
 
 _PERIOD = 5
-"""Steps over which the share is averaged before the number of stages may change."""
+"""Steps over which the sent share is averaged before the number of stages may change."""
 
 _TOLERANCE = math.log(1.2)
-"""How far from its target the share may be before it does, as a logarithm."""
+"""Accepted difference of the share from its target, as a logarithm."""
 
 _GAIN = 0.7
-"""How much of what is off is mended at once: the share may answer twice as much, and has noise."""
+"""Damping of the correction: the share may answer twice as much, and has noise."""
 
 _BOUND = math.log(4)
-"""How far a share other than the target may be asked for, as a logarithm."""
+"""Largest correction of the target share, as a logarithm."""
 
 
 class Stages(NamedTuple):
-    """The number of stages of each bucket, or leaf, and what is known of other numbers.
+    """The number of stages of each bucket, or leaf, and the errors of numbers tried before.
 
-    What a number of stages needs is the natural logarithm of found over target, had the target
-    itself been asked for.
+    The error of a number of stages is the natural logarithm of found over target, without any
+    correction of the target.
 
     Attributes:
-        number: stages now.
-        aim: logarithm of the target over the share that is asked for.
-        best: the number that needs least.
-        needs: what that is.
-        last: the size of what the number before needed.
-        way: whether the number was raised (1) or lowered (-1).
-        tried: a bit for each number that was tried.
-        ratio: sum of found over target since the last change.
-        steps: of them.
+        number: the current number of stages.
+        aim: the logarithm of the target over the corrected target.
+        best: the number with the smallest error.
+        needs: the error of `best`.
+        last: the absolute error of the previous number.
+        way: whether the number was last raised (1) or lowered (-1).
+        tried: one bit for each number that was tried.
+        ratio: the sum of found over target since the last change.
+        steps: the number of steps in `ratio`.
     """
 
-    number: Int32[Array, "n parts"]
+    number: PerPart
     aim: Float32[Array, "n parts"]
-    best: Int32[Array, "n parts"]
+    best: PerPart
     needs: Float32[Array, "n parts"]
     last: Float32[Array, "n parts"]
-    way: Int32[Array, "n parts"]
-    tried: Int32[Array, "n parts"]
+    way: PerPart
+    tried: PerPart
     ratio: Float32[Array, "n parts"]
-    steps: Int32[Array, "n parts"]
+    steps: PerPart
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Fitted(
-    Choice,
-    public=(
-        "most",
-        "threshold",
-    ),
-):
+class Fitted(Choice, public=("most", "threshold")):
     """All `|x|` above a threshold, computed from a fitted distribution for a given fraction.
 
     The distribution is fitted to all magnitudes for a fraction of `first`, then in each further
@@ -139,7 +133,7 @@ class Fitted(
         found = parts.ones(hits)
         none = found == 0
 
-        def largest(x: Array) -> Array:  # A law of a few elements may exceed them all.
+        def largest(x: Array) -> Array:  # A fit to few elements may give a threshold above all.
             most = jnp.where(none, jnp.maximum(parts.largest(x), 1), low)
             return parts.reach(x, most)
 
@@ -153,7 +147,7 @@ class Fitted(
     def threshold(
         self,
         x: Array,
-        stages: Int32[Array, "n parts"] | None = None,
+        stages: PerPart | None = None,
         aim: Float32[Array, "n parts"] | None = None,
         parts: Parts | None = None,
     ) -> Float32[Array, "n parts"]:
@@ -164,7 +158,7 @@ class Fitted(
         a, pieces, seen = _sampled(x, parts)
         initial, further = tails.LAWS[self.law]
         found = tails.moments(a, pieces, log=self.law.startswith("gamma"))
-        # A share of all is a larger share of those that are not zero.
+        # The share of all elements, as a share of the non-zero ones.
         wanted = [math.log(size / share(self.fraction, size)) for size in parts.sizes]
         logs = jnp.asarray([math.log2(size) for size in seen], jnp.float32)[None]
         zeros = (logs - log2(jnp.maximum(found.number, 1))) * jnp.float32(math.log(2))
@@ -173,7 +167,7 @@ class Fitted(
         number = jnp.full(nats.shape, most, jnp.int32) if stages is None else stages
         begin = -math.log(self.first)
         several = (number > 1) & (nats > begin)
-        # Whether there are several is not for the aim to decide: the share would leap.
+        # The aim does not change whether there are several stages: the share would jump.
         nats = jnp.maximum(nats + (0 if aim is None else aim), jnp.where(several, begin, 0))
         level = initial(found, jnp.where(several, begin, nats)) * found.unit
         each = (nats - jnp.float32(begin)) * exact.reciprocal(
@@ -187,12 +181,12 @@ class Fitted(
             return jnp.where(several & (index < number) & (rest.number > 0), raised, level)
 
         level = lax.fori_loop(1, jnp.max(number), stage, level) if most > 1 else level
-        # What is not finite is above every threshold, and is all that is then.
+        # A non-finite level keeps non-finite elements only.
         return jnp.where(jnp.isfinite(level), level, jnp.inf)
 
     def _adapted(self, state: Stages, ratio: Float32[Array, "n parts"]) -> Stages:
-        """The next number of stages: on in the same direction until it is worse, then the other
-        way, and from the last that was not tried back to the best; there, the next aim.
+        """The next number of stages: a search in one direction until the error grows, then in the
+        other, then back to the best number, whose target is corrected.
         """
         total, steps = state.ratio + ratio, state.steps + 1
         due = steps >= _PERIOD
@@ -202,7 +196,7 @@ class Fitted(
         away, error, smallest = jnp.abs(off), jnp.abs(needs), jnp.abs(state.needs)
         tried = state.tried | (1 << state.number)
         better = error < smallest
-        # An old best that is not what it was is forgotten.
+        # The best number is reset if its error has grown.
         fresh = (state.number == state.best) & (away > smallest + _TOLERANCE)
         best = jnp.where(better | fresh, state.number, state.best)
         least = jnp.where(better | fresh, needs, state.needs)
@@ -212,7 +206,7 @@ class Fitted(
         inside = (step >= 1) & (step <= self.most)
         way = jnp.where(inside, way, -way)
         step = jnp.clip(state.number + way, 1, self.most)
-        # From a number that made it worse, the other side of the best is next.
+        # After a number that was tried before, the other side of the best is next.
         step = jnp.where((tried >> step) & 1 == 1, jnp.clip(best + way, 1, self.most), step)
         step = jnp.where((tried >> step) & 1 == 1, best, step)
         number = jnp.where(away <= _TOLERANCE, state.number, step)
@@ -236,9 +230,9 @@ class Fitted(
 def _sampled(
     x: Array, parts: Parts
 ) -> tuple[Float32[Array, "n m size"], tails.Pieces, tuple[int, ...]]:
-    """Magnitudes in pieces, how these make up leaves, and how many elements of each leaf are seen.
+    """Magnitudes in pieces, the pieces of each leaf, and how many of its elements are sampled.
 
-    Of a long bucket some pieces are taken, at equal distances.
+    A long bucket is sampled in pieces at equal distances.
     """
     n, size = x.shape
     if isinstance(parts, Leaves):

@@ -9,7 +9,8 @@ from jaxtyping import Int32, Integer, UInt32
 from jaxcomp.numerics import segments as segments_
 from jaxcomp.numerics.segments import Segments
 from jaxcomp.sparsify import bitmap, selection
-from jaxcomp.sparsify.competitors import Leaves, size_bits
+from jaxcomp.sparsify.bitmap import Words
+from jaxcomp.sparsify.competitors import Leaves, PerPart, size_bits
 from jaxcomp.types import Array
 
 _TOPS = 3
@@ -63,12 +64,7 @@ def top_k(x: Array, ks: tuple[int, ...], segments: Segments) -> UInt32[Array, "n
     return jnp.take_along_axis(places, chosen, axis=1).astype(jnp.uint32)
 
 
-def _at_most(
-    reached: UInt32[Array, "n words"],
-    above: UInt32[Array, "n words"],
-    room: Int32[Array, "n parts"],
-    parts: Leaves,
-) -> UInt32[Array, "n words"]:
+def _at_most(reached: Words, above: Words, room: PerPart, parts: Leaves) -> Words:
     """Those above a threshold, and as many of those at it as there is room for."""
     left = jnp.maximum(room - parts.ones(above), 0)
     return above | parts.first(reached & ~above, left)
@@ -76,15 +72,15 @@ def _at_most(
 
 def as_many_as_fit(
     x: Array,
-    hits: UInt32[Array, "n words"],
+    hits: Words,
     rooms: tuple[int, ...],
     start: UInt32[Array, "n segments"],
     segments: Segments,
 ) -> tuple[UInt32[Array, "n room"], Int32[Array, "n segments"]]:
     """Places of as many hits of each segment as there is room for, and how many they are.
 
-    Where there are more, a run of them is left out that begins with a random one and goes on with
-    the first after the last, as in `selection.some`. What is not finite is never left out.
+    If there are more, a cyclic run of them with a random start is left out, as in
+    `selection.some`. Non-finite elements are never left out.
 
     Args:
         x: `[n, size]`.
@@ -103,7 +99,7 @@ def as_many_as_fit(
         rank = bitmap.rank(hits, jnp.maximum(needed, 0)) - parts.ahead(hits)
         begin = jnp.where(needed < 0, begin, rank + 1)
         around = jnp.maximum(begin + over - total, 0)
-        # Of all ones, those from `around` to `stop`, and those from `again` on.
+        # Keeps the ones from `around` to `stop`, and those from `again` on.
         stop = jnp.where(around > 0, around + room, begin)
         again = jnp.where(around > 0, total, begin + over)
         kept = parts.first(hits, stop) & ~parts.first(hits, around)
@@ -128,7 +124,7 @@ def slots(
 def from_slots(
     slots: Integer[Array, "n slots"], number: Int32[Array, "n segments"], rooms: Segments
 ) -> Integer[Array, "n slots"]:
-    """The inverse of `slots`: what is in the used ones, one after another, then zeros."""
+    """The inverse of `slots`: the entries of used slots one after another, then zeros."""
     begins = jnp.cumsum(number, axis=1, dtype=jnp.int32) - number
     index = rooms.per_element(begins) + rooms.place(len(slots))
     spare = slots.shape[1] + lax.broadcasted_iota(jnp.int32, index.shape, 1)
@@ -163,16 +159,16 @@ def estimate(
 
 
 def _reached_by(x: Array, ks: tuple[int, ...], segments: Segments) -> Int32[Array, "n segments"]:
-    """A threshold that at least `k` elements of each segment reach, or zero: that of the `k`-th
-    largest of what is largest in groups of the elements of each row, in its upper half.
+    """A threshold that at least `k` elements of each segment reach, or zero: the upper half of the
+    `k`-th largest of the maxima of groups of each row's elements.
     """
     n, width = x.shape[0], segments.width
     wanted = _TOPS * sum(ks) * width / sum(segments.sizes)
-    # Divisors of a row; below the lanes, of those too.
+    # Divisors of a row; those below the lanes also divide the lanes.
     fit = (g for g in range(1, width + 1) if width % g == 0 and (g >= _LANES or _LANES % g == 0))
     groups = next(g for g in fit if g >= min(wanted, width))
     tops = size_bits(x).reshape(n, segments.rows, width)
-    for lanes in (max(_LANES, groups), groups):  # Of few lanes, most would be idle.
+    for lanes in (max(_LANES, groups), groups):  # Fewer lanes would leave most of a register idle.
         if lanes < tops.shape[2]:
             tops = tops.reshape(n, segments.rows, -1, lanes)
             tops = lax.optimization_barrier(jnp.max(tops, axis=2))

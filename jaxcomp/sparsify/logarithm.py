@@ -33,6 +33,7 @@ def log2_fixed(x: Float32[Array, "..."]) -> Int32[Array, "..."]:
     return (((word >> 23) - 127) << FRACTION) + part + (rest * bend >> 12)
 
 
+@xla.compile_separately
 def log2(x: Float32[Array, "..."]) -> Float32[Array, "..."]:
     """`log₂ x` of positive normal numbers, to about 2⁻¹⁸, digit by digit: for few numbers.
 
@@ -40,10 +41,6 @@ def log2(x: Float32[Array, "..."]) -> Float32[Array, "..."]:
         >>> log2(jnp.float32(0.125))
         Array(-3., dtype=float32)
     """
-    return xla.compile_separately(_log2)(x)
-
-
-def _log2(x: Array) -> Array:
     word = lax.bitcast_convert_type(x, jnp.int32)
     mantissa = lax.bitcast_convert_type((word & 0x7FFFFF) | 0x3F800000, jnp.float32)
     digits = jnp.zeros_like(word)
@@ -56,6 +53,7 @@ def _log2(x: Array) -> Array:
     return whole + digits.astype(jnp.float32) * jnp.float32(2.0**-_DIGITS)
 
 
+@xla.compile_separately
 def exp2(x: Float32[Array, "..."]) -> Float32[Array, "..."]:
     """`2ˣ` for `x` from -126 to 127, to about 1e-5: for few numbers.
 
@@ -63,10 +61,6 @@ def exp2(x: Float32[Array, "..."]) -> Float32[Array, "..."]:
         >>> exp2(jnp.float32(-2.0))
         Array(0.25, dtype=float32)
     """
-    return xla.compile_separately(_exp2)(x)
-
-
-def _exp2(x: Array) -> Array:
     fixed = (jnp.clip(x, -126, 127) * jnp.float32(2**16)).astype(jnp.int32)
     result = lax.bitcast_convert_type(((fixed >> 16) + 127) << 23, jnp.float32)
     for digit in range(16):

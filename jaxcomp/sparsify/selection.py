@@ -13,23 +13,24 @@ from jax import lax
 from jaxtyping import Int, Int32, Integer, UInt32
 
 from jaxcomp.sparsify import bitmap
-from jaxcomp.sparsify.competitors import Parts, Row, size_bits
+from jaxcomp.sparsify.bitmap import Words
+from jaxcomp.sparsify.competitors import Parts, PerPart, Row, size_bits
 from jaxcomp.types import Array
 
 _LONG = 2**17
-"""Elements from which on a row's threshold is estimated from a sample first."""
+"""Smallest row whose threshold is first estimated from a sample."""
 
 _MANY = 2**20
-"""Elements of all rows together from which on shorter ones are not left to `lax.top_k`, either."""
+"""Smallest array whose shorter rows are not selected by `lax.top_k` either, on a CPU."""
 
 _SAMPLED = 400
-"""Elements above the threshold that a sample should hold: enough to know it to 5 %."""
+"""Elements of a sample above the threshold, for an error of about 5 %."""
 
 _HALVED = 2**20
-"""Elements from which on their upper and lower halves are compared one after the other."""
+"""Smallest array whose upper and lower 16 bits are searched one after the other."""
 
 _STEP = 2**19
-"""Where the estimate is off, how far to go first: a sixteenth of a power of two."""
+"""First step of `bracket` from a wrong estimate: a sixteenth of a power of two."""
 
 _TOP = 0x7FFFFFFF
 
@@ -37,6 +38,7 @@ _TOPS = 3
 """Groups of a short row, as a multiple of the elements that are wanted."""
 
 
+@functools.partial(jax.jit, static_argnums=1)
 def top_k(x: Array, k: int) -> UInt32[Array, "n k"]:
     """The indices of the `k` largest `|x|` of each row, ascending.
 
@@ -46,11 +48,6 @@ def top_k(x: Array, k: int) -> UInt32[Array, "n k"]:
         >>> top_k(jnp.array([[1.0, -3.0, 0.0, 2.0]]), 2)
         Array([[1, 3]], dtype=uint32)
     """
-    return _top_k(x, k)
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def _top_k(x: Array, k: int) -> UInt32[Array, "n k"]:
     if x.shape[1] >= _LONG:
         return _of_many(x, k)
     if x.size < _MANY:
@@ -100,14 +97,11 @@ def _of_many(x: Array, k: int) -> UInt32[Array, "n k"]:
     places = bitmap.places(hits, room, bitmap.from_first(n))
     real = lax.broadcasted_iota(jnp.int32, places.shape, 1) < found[:, None]
     candidates = jnp.where(real, size_bits(take(x, places)), -1)
-    return jnp.take_along_axis(places, _among(candidates, k), axis=1).astype(jnp.uint32)
-
-
-def _among(sizes: Int32[Array, "n size"], k: int) -> Int32[Array, "n k"]:
-    last = kth_largest(sizes, k, Row(sizes.shape[1]))
-    above, equal = bitmap.of(sizes > last), bitmap.of(sizes == last)
+    last = kth_largest(candidates, k, Row(room))
+    above, equal = bitmap.of(candidates > last), bitmap.of(candidates == last)
     chosen = above | bitmap.first(equal, k - bitmap.count(above)[:, None])
-    return bitmap.places(chosen, k, bitmap.from_first(len(sizes)))
+    chosen = bitmap.places(chosen, k, bitmap.from_first(n))
+    return jnp.take_along_axis(places, chosen, axis=1).astype(jnp.uint32)
 
 
 def _reached_by(x: Array, k: int) -> Int32[Array, "n 1"]:
@@ -117,7 +111,7 @@ def _reached_by(x: Array, k: int) -> Int32[Array, "n 1"]:
     """
     n, size = x.shape
     groups = size // max(1, size // (_TOPS * k))
-    # Of few groups several at once, to be folded then: lanes would be idle.
+    # Few groups are split into more, and folded afterwards: otherwise lanes would be idle.
     fold = max(1, min(size // groups, 64 // groups))
     each = size // (groups * fold)
     elements = size_bits(x[:, : each * fold * groups]).reshape(n, each, fold * groups)
@@ -128,10 +122,7 @@ def _reached_by(x: Array, k: int) -> Int32[Array, "n 1"]:
 
 
 def some(
-    bitmap_: UInt32[Array, "n words"],
-    room: int,
-    start: UInt32[Array, " n"],
-    needed: Int32[Array, " n"],
+    bitmap_: Words, room: int, start: UInt32[Array, " n"], needed: Int32[Array, " n"]
 ) -> tuple[UInt32[Array, "n room"], Int32[Array, " n"]]:
     """The indices of at most `room` of the ones of each row, ascending, and their number.
 
@@ -196,12 +187,8 @@ def _by_digits(
 
 
 def bracket(
-    x: Array,
-    k: Int32[Array, "n parts"],
-    room: Int32[Array, "n parts"],
-    trial: Int32[Array, "n parts"],
-    parts: Parts,
-) -> tuple[Int32[Array, "n parts"], Int32[Array, "n parts"]]:
+    x: Array, k: PerPart, room: PerPart, trial: PerPart, parts: Parts
+) -> tuple[PerPart, PerPart]:
     """A threshold that at least `k` and at most `room` elements of each part reach, and how many.
 
     Where so many are equal that there is none, it is the one that those reach.
@@ -216,7 +203,7 @@ def bracket(
 
     def narrow(state):
         low, found, high, trial, step = state
-        # Tied to the trial, or the bits of all elements would be written down before the loop.
+        # The barrier keeps the compiler from storing the bits of all elements before the loop.
         elements, trial = lax.optimization_barrier((x, trial))
         here = parts.at_least(size_bits(elements), trial)
         open_ = undecided(low, found, high)
@@ -224,7 +211,7 @@ def bracket(
         fewer = open_ & (here < k)
         low, found = jnp.where(enough, trial, low), jnp.where(enough, here, found)
         high = jnp.where(fewer, trial, high)
-        # In growing steps until there is one on either side, then by halves.
+        # Growing steps until the threshold is bracketed, then bisection.
         outside = jnp.where(enough, trial + step, trial - step)
         halfway = low + (high - low) // 2
         inside = (outside > low) & (outside < high) & ((low == 0) | (high == _TOP))

@@ -30,20 +30,20 @@ _LOG2E = math.log2(math.e)
 _LN2 = math.log(2)
 _TINY = float(np.finfo(np.float32).tiny)
 _SHAPES = (-4.0, 8.0, 256)
-"""Bounds and number of the grid of log₂ of a gamma law's shape."""
+"""Bounds and number of the grid of log₂ of a gamma distribution's shape."""
 _NATS = (0.0, 24.0, 192)
 """Bounds and number of the grid of `nats`."""
 
 
 class Moments(NamedTuple):
-    """What the laws are fitted to, of the positive numbers of each leaf, or bucket.
+    """The moments of the positive numbers of each leaf, or bucket.
 
     Attributes:
-        unit: `[n, leaves]`, what the other moments are multiples of: the largest.
-        number: how many there are.
-        mean: of them.
+        unit: `[n, leaves]`, the largest number, the unit of the other moments.
+        number: their count.
+        mean: their mean.
         square: the mean of their squares.
-        log: the mean of their natural logarithm; zero if it was not asked for.
+        log: the mean of their natural logarithm, or zero if it is not needed.
     """
 
     unit: Array
@@ -54,10 +54,10 @@ class Moments(NamedTuple):
 
 
 class Pieces(NamedTuple):
-    """How reductions over pieces of leaves become one number a leaf.
+    """Combines reductions over pieces of leaves to one number per leaf.
 
     Attributes:
-        leaves: pieces of width one, of each leaf; None where all of a row belong to one.
+        leaves: the pieces of each leaf, as segments of width one; None for one leaf a row.
     """
 
     leaves: Segments | None
@@ -102,7 +102,7 @@ def moments(
     unit = pieces.largest(top.reshape(n, m))
     found = selection.count((y > 0).reshape(n * m, size)).reshape(n, m)
     share = exact.reciprocal(jnp.maximum(pieces.count(found).astype(jnp.float32), 1))
-    # One a piece in each row: what is divided is a row of its own.
+    # One piece a row, as `sums.unit` divides each row by its own number.
     tops = jnp.broadcast_to(pieces.spread(unit), (n, m)).reshape(-1, 1)
     weight = sums.unit(top, tops).reshape(n, m)
 
@@ -138,12 +138,12 @@ def exponential(found: Moments, nats: Float32[Array, "n leaves"]) -> Float32[Arr
 
 
 def pareto(found: Moments, nats: Float32[Array, "n leaves"]) -> Float32[Array, "n leaves"]:
-    """`β/α · (exp(α nats) − 1)` of the generalised Pareto law with `α = ½ (1 − μ²/σ²)` and
+    """`β/α · (exp(α nats) − 1)` of the generalised Pareto distribution with `α = ½ (1 − μ²/σ²)` and
     `β = ½ μ (μ²/σ² + 1)`, in units.
     """
     squared = block_fma(found.mean * found.mean)
     spread = block_fma(found.square) - squared
-    # Numbers that are all equal have no spread: α far below zero, and a law that ends.
+    # Equal numbers have no variance: α is far below zero, and the distribution ends.
     ratio = block_fma(squared * exact.reciprocal(jnp.maximum(spread, squared * (1 / 16) + _TINY)))
     alpha = 0.5 * (1 - ratio)
     beta = 0.5 * block_fma(found.mean * (ratio + 1))
@@ -157,7 +157,7 @@ def pareto(found: Moments, nats: Float32[Array, "n leaves"]) -> Float32[Array, "
 
 
 def gamma(found: Moments, nats: Float32[Array, "n leaves"]) -> Float32[Array, "n leaves"]:
-    """`β P⁻¹(α, 1 − δ)` of the gamma law with the approximate maximum-likelihood shape `α`."""
+    """`β P⁻¹(α, 1 − δ)` of the gamma distribution with an approximate maximum-likelihood `α`."""
     shape, beta = _gamma_fit(found)
     return beta * _interpolated(_gamma_table(), log2(shape), nats) * nats
 
@@ -167,7 +167,9 @@ def gamma_approximate(
 ) -> Float32[Array, "n leaves"]:
     """`β (nats − ln Γ(α))`, which holds for `α ≤ 1` and small `δ`."""
     shape, beta = _gamma_fit(found)
-    log_gamma = _interpolated(_log_gamma_table(), log2(shape), jnp.zeros_like(nats))
+    table = special.gammaln(np.exp2(np.linspace(*_SHAPES)))[:, None]
+    table = np.broadcast_to(table, (len(table), _NATS[2]))
+    log_gamma = _interpolated(table, log2(shape), jnp.zeros_like(nats))
     return jnp.maximum(beta * (nats - block_fma(log_gamma)), 0)
 
 
@@ -177,7 +179,7 @@ LAWS: dict[str, tuple[Callable[..., Array], Callable[..., Array]]] = {
     "gamma": (gamma, pareto),
     "gamma_approximate": (gamma_approximate, pareto),
 }
-"""What all magnitudes are fitted by, and what those above a level are."""
+"""The threshold functions of the first stage, and of further stages."""
 
 
 def _gamma_fit(found: Moments) -> tuple[Array, Array]:
@@ -212,14 +214,5 @@ def _place(x: Array, grid: tuple[float, float, int]) -> tuple[Array, Array]:
 @functools.lru_cache
 def _gamma_table() -> np.ndarray:
     """`P⁻¹(α, 1 − exp(−nats)) / nats`, which changes slowly."""
-    shapes, nats = (
-        np.exp2(np.linspace(*_SHAPES))[:, None],
-        np.maximum(np.linspace(*_NATS), 1e-3)[None],
-    )
+    shapes, nats = np.exp2(np.linspace(*_SHAPES))[:, None], np.maximum(np.linspace(*_NATS), 1e-3)
     return special.gammainccinv(shapes, np.exp(-nats)) / nats
-
-
-@functools.lru_cache
-def _log_gamma_table() -> np.ndarray:
-    shapes = np.exp2(np.linspace(*_SHAPES))[:, None]
-    return np.broadcast_to(special.gammaln(shapes), (shapes.size, _NATS[2])).copy()

@@ -1,4 +1,4 @@
-"""What happens while it trains: statistics of each step as records, to any writer, with alarms."""
+"""Telemetry of training: the statistics of each step as records, for any writer, and alarms."""
 
 from jaxcomp.telemetry.alarms import Alarm as Alarm, Alarms as Alarms
 from jaxcomp.telemetry.log import Log as Log

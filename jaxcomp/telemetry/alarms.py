@@ -1,4 +1,4 @@
-"""Alarms: what in the statistics of a run needs a change, and which."""
+"""Alarms: conditions in the statistics of a run that need a change, with advice."""
 
 import collections
 import dataclasses
@@ -10,7 +10,7 @@ from jaxcomp import checks
 from jaxcomp.telemetry.records import Record
 
 GROWS = "residual grows"
-"""The alarm that looks at several windows."""
+"""The name of the alarm that compares several windows."""
 
 ADVICE = {
     GROWS: "The norm of the unsent residuals grew over four windows in a row, faster each time. "
@@ -32,16 +32,16 @@ ADVICE = {
     "messages are left out": "Robust left out messages that were not finite. Look for the worker "
     "that sends them.",
 }
-"""What to do, by the name of the alarm."""
+"""The advice for each alarm, by its name."""
 
 WINDOW = 50
 """The records of a window, in a log and in `jaxcomp report`."""
 
 WINDOWS = 4
-"""The windows whose medians say whether a residual grows."""
+"""Windows whose medians show that a residual grows."""
 
 CLIPPED = 0.2
-"""The fraction of clipped values that is more than any codec clips of a normal law."""
+"""Fraction of clipped values, more than any codec clips of Gaussian input."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +98,8 @@ class Alarms:
         for name, value in record.items():
             kept = self._seen.setdefault(name, collections.deque(maxlen=WINDOWS * self.window))
             kept.append(value)
-        now = {(name, where) for where in self._groups(record) for name in self._found(where)}
+        labels = {name.rpartition("/")[0] for name in record} | {""}  # "" for the whole state.
+        now = {(name, where) for where in labels for name in self._found(where)}
         self._records += 1
         self._last = {
             alarm: seen
@@ -108,17 +109,6 @@ class Alarms:
         new = now - self._last.keys()
         self._last |= dict.fromkeys(now, self._records)
         return [Alarm(name, int(record["step"]), where) for name, where in sorted(new)]
-
-    def _groups(self, record: Record) -> list[str]:
-        """The labels of the means; "" for a single one, and for what is of the whole state."""
-        labels = {name.rpartition("/")[0] for name in record}
-        return sorted(labels | {""})
-
-    def _grows(self, medians: list[float]) -> bool:
-        """Faster and faster. A residual that fills up first grows more and more slowly."""
-        steps = [after - before for before, after in itertools.pairwise(medians)]
-        by_factor = all(0 < self.growth * a < b for a, b in itertools.pairwise(medians))
-        return by_factor and all(a < b for a, b in itertools.pairwise(steps))
 
     def _found(self, where: str) -> list[str]:
         prefix = f"{where}/" if where else ""
@@ -130,7 +120,11 @@ class Alarms:
         window, found = self.window, []
         recent = last("residual_norm", WINDOWS * window)  # The ratio grows when gradients vanish.
         medians = [statistics.median(recent[i : i + window]) for i in range(0, len(recent), window)]
-        if medians and self._grows(medians):
+        # Faster and faster: a residual that fills up at first grows more and more slowly.
+        steps = [after - before for before, after in itertools.pairwise(medians)]
+        faster = all(a < b for a, b in itertools.pairwise(steps))
+        by_factor = all(0 < self.growth * a < b for a, b in itertools.pairwise(medians))
+        if medians and by_factor and faster:
             found.append(GROWS)
         if any(math.isnan(value) for value in last("relative_error", 1)):
             found.append("not finite")

@@ -20,11 +20,11 @@ class Log:
     """Writes the statistics of every few steps, and raises alarms.
 
     Args:
-        *writers: what is called with the number of the step and a record: a `Csv`, a `TensorBoard`,
-            or any function.
+        *writers: functions of the number of the step and a record, such as a `Csv` or a
+            `TensorBoard`.
         every: steps from one record to the next. Reading a state waits for the step that makes it.
         alarms: finds alarms in the records; None for `Alarms()`.
-        alarm: what is called with an `Alarm`, such as `print`; a `UserWarning` by default.
+        alarm: a function of an `Alarm`, such as `print`; by default it warns (`UserWarning`).
 
     Raises:
         ValueError: for a writer that cannot be called, or an `every` below 1.

@@ -23,7 +23,7 @@ _NAMED: dict[type, frozenset[str]] = {
     SkipNonfiniteState: frozenset(SkipNonfiniteState._fields),
     GateState: frozenset({"gate_key", "rounds", "messages"}),
 }
-"""The fields by which a mapping is known as one of our states: those that are never empty."""
+"""The fields that mark a mapping as one of our states: those that are never empty."""
 
 
 def record(state: PyTree) -> Record:
@@ -114,16 +114,14 @@ def _as(node: Any, kind: type) -> Any:
 
 def _labels(paths: list[tuple]) -> list[str]:
     """The labels of the means; their numbers where two would have the same."""
-    found = [_label(path, number) for number, path in enumerate(paths)]
+    found = []
+    for number, path in enumerate(paths):
+        # The last name of a dict on the way to a mean, such as a label of `optax.partition`.
+        names = [str(key.key) for key in path if isinstance(key, jax.tree_util.DictKey)]
+        if "inner_states" in names:  # In an `nnx.State`, fields are names of mappings too.
+            names = names[: len(names) - names[::-1].index("inner_states") + 1]
+        found.append(names[-1] if names else str(number))
     return found if len(set(found)) == len(found) else [str(n) for n in range(len(found))]
-
-
-def _label(path: tuple, number: int) -> str:
-    """The last name of a dict on the way to a mean, such as a label of `optax.partition`."""
-    names = [str(key.key) for key in path if isinstance(key, jax.tree_util.DictKey)]
-    if "inner_states" in names:  # In an `nnx.State`, fields are names of mappings too.
-        names = names[: len(names) - names[::-1].index("inner_states") + 1]
-    return names[-1] if names else str(number)
 
 
 def _number(value: Any) -> float:

@@ -127,7 +127,7 @@ def assert_every_part_arrives(
         energy = np.add.reduceat(real * real, begins)
         gain = np.add.reduceat(y * real, begins, axis=1)[:, energy > 0] / energy[energy > 0]
         mean, spread = gain.mean(0), gain.std(0)
-        # What is less likely than 6 / draws may never have been drawn in a part: allow for its
+        # Events less likely than 6 / draws may never have been drawn in a part: allow for their
         # weight, as seen in any part.
         allowed = 6 * (spread / np.sqrt(draws) + 2.0**-18 + np.abs(gain - 1).max() / draws)
         worst = int(np.argmax(np.abs(mean - 1) / allowed))

@@ -258,8 +258,8 @@ def assert_sums(codec: Codec, x: Array) -> None:
         everyone = keys[0]._replace(own=jnp.stack([k.own for k in keys]))
         for weights in (None, jnp.array([1.0, 0.0, 2.0])):
             given = (keys, parts, everyone, stacked, batch.like, weights)
-            # A compiler may fuse a codec's own product with the sum, which then rounds once: what
-            # differs by that when compiled must be equal operation by operation.
+            # A compiler may fuse a codec's own product with the sum, which then rounds once: sums
+            # that differ by rounding when compiled must be equal operation by operation.
             alike, close = _sums(codec, _decoded, _summed, *given)
             if close and not alike:
                 alike, _ = _sums(codec, type(codec).decode, decode_sum.decode_sum, *given)

@@ -75,7 +75,10 @@ def mingle(
         begin = jax.vmap(tx.init, None, split, axis_name=axis_name, axis_size=workers)
         state = begin(params)
         if start is not None:
-            state = _moved(state, jnp.asarray(start, dtype))
+            # Workers start from these models, which the others do not know.
+            offset = PerWorker({"x": jnp.asarray(start, dtype)[:, None, None]}, "offset")
+            slow = state.slow if state.slow == () else state.slow._replace(offset=offset)
+            state = state._replace(offset=offset, slow=slow)
         everyone = jax.vmap(one, in_axes=(split, 0, None), out_axes=split, axis_name=axis_name)
 
         def step(state: Any, number: Array) -> tuple[Any, PyTree]:
@@ -86,10 +89,3 @@ def mingle(
         return found, state
 
     return run()
-
-
-def _moved(state: GossipState, models: Array) -> GossipState:
-    """The state of workers that have come to these models without telling each other."""
-    offset = PerWorker({"x": models[:, None, None]}, "offset")
-    slow = state.slow if state.slow == () else state.slow._replace(offset=offset)
-    return state._replace(offset=offset, slow=slow)

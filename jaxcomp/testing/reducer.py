@@ -56,7 +56,7 @@ def check_feedback(feedback: Feedback) -> None:
         for want, got, same in zip(*map(jax.tree.leaves, (x, estimate, again)), strict=True):
             if not np.array_equal(np.asarray(got), np.asarray(same), equal_nan=True):
                 raise AssertionError(f"{feedback!r} must be deterministic")
-            if feedback.kind != "momentum" and not np.allclose(
+            if not feedback.facts.accelerates and not np.allclose(
                 np.asarray(want, np.float32), np.asarray(got, np.float32), rtol=1e-2
             ):
                 raise AssertionError(
@@ -78,8 +78,8 @@ def _check_memory(feedback: Feedback, tree: PyTree) -> None:
     leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(state)]
     if not all(np.isfinite(leaf).all() for leaf in leaves):
         raise AssertionError(f"{feedback!r} must keep its memory finite, got {leaves}")
-    unsent = feedback.unsent if feedback.keeps_unsent else None
-    if feedback.kind == "momentum" and unsent is not None:
+    unsent = feedback.unsent if feedback.facts.keeps_unsent else None
+    if feedback.facts.accelerates and unsent is not None:
         left = np.asarray(unsent(state)["a"], np.float64)
         rest = 0.5 * np.asarray(message["a"], np.float64)
         if not np.allclose(left, rest, rtol=2e-2, atol=2e-2):
@@ -87,7 +87,7 @@ def _check_memory(feedback: Feedback, tree: PyTree) -> None:
                 f"{feedback!r} must lose nothing: it must keep the unsent part of a message, "
                 f"and its memory is off by {np.abs(left - rest).max():g}"
             )
-    if feedback.kind == "residual" and unsent and feedback.decay == 1.0:
+    if feedback.facts.conserves and unsent is not None:
         total = np.asarray(arrived, np.float64) + np.asarray(unsent(state)["a"], np.float64)
         if not np.allclose(total, 4 * np.asarray(tree["a"]), rtol=2e-2, atol=2e-2):
             raise AssertionError(
@@ -156,7 +156,11 @@ def check_reducer(
         if not np.allclose(np.asarray(share), wanted, rtol=1e-6):
             raise AssertionError(f"{reducer!r}: share must be {wanted}, got {share}")
         if not reducer.facts.same_on_all:
-            part, mean = (_pooled(tree, len(sizes)) for tree in (part, mean))
+            over = tuple(range(len(sizes)))  # The mean over all workers, on each of them.
+            part, mean = jax.tree.map(
+                lambda x, over=over: jnp.broadcast_to(x.mean(over, keepdims=True), x.shape),
+                (part, mean),
+            )
         _check_sums(reducer, part, expected, tolerance)
         _check_means(reducer, mean, wanted_mean, downlink_tolerance, axes=len(sizes))
     alone = Plan.of(reducer, like, axis_name, (1,) * len(sizes))
@@ -193,12 +197,6 @@ def _collected(
     exact = jax.lax.pmean(_scaled(dense, weight), axis_name)
     sent = (part, plan.dense_mean(dense, weight))
     return sent, (expected, exact), (mean, wanted), got.share
-
-
-def _pooled(tree: PyTree, axes: int) -> PyTree:
-    """The mean over all workers, on each of them."""
-    over = tuple(range(axes))
-    return jax.tree.map(lambda x: jnp.broadcast_to(x.mean(over, keepdims=True), x.shape), tree)
 
 
 def _check_sums(reducer: Reducer, part: PyTree, expected: PyTree, tolerance: float) -> None:

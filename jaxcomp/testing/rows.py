@@ -31,7 +31,7 @@ def assert_follows_first(codec: Codec) -> None:
     """
     for batch, x, count in _batches(codec, jnp.float16):
         whole = _there_and_back(batch.codec, 0, x, count)
-        # As many rows as the whole has, so that nothing is compiled twice: the last is another.
+        # As many rows as the whole, so that nothing is compiled twice; the last is not compared.
         part = _there_and_back(batch.codec, 1, np.roll(x, -1, 0), np.roll(count, -1))
         for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(part), strict=True):
             want, got = np.asarray(a)[1:], np.asarray(b)[:-1]
@@ -68,7 +68,7 @@ def assert_handles_largest(codec: Codec, dtypes: tuple[str, ...] = ("float16", "
                 y = np.asarray(y, np.float64)
                 growth = 1 + (codec.variance_bound(x.shape[1]) or 0)
                 bound = largest * max(np.sqrt(x.shape[1]), growth) * 1.01
-                if not (np.abs(y) <= bound).all():  # Which NaN is not, either.
+                if not (np.abs(y) <= bound).all():  # False for NaN.
                     raise AssertionError(
                         f"{codec!r} must give finite output for the largest "
                         f"{dtype}, {largest:g}, {name}, below {bound:g}; "

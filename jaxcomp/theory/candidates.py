@@ -5,7 +5,7 @@ import dataclasses
 from jaxcomp.theory import cost
 
 HIGH_ERROR = 0.9
-"""From here on a message loses nearly everything of a random vector; a plan does not take it."""
+"""The relative error of a message from which on a plan does not recommend it."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 An element of the signal is `X ~ N(0, σ_X²)`, the gradient that the workers estimate; worker `l` has
 `Y_l = X + N_l` with `N_l ~ N(0, σ_l²)`, and all are independent. Workers encode alone and a server
-decodes all messages together. Rates are bits an element, summed over the workers unless a name says
-otherwise; `D` is the mean squared error `E (X̂ − X)²` of an element, not relative.
+decodes all messages together. Rates are bits per element, summed over the workers unless a name
+says otherwise; `D` is the mean squared error `E (X̂ − X)²` of an element, not relative.
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ def ceo_range(signal: float, noise: Sequence[float]) -> tuple[float, float]:
 
 
 def ceo_rate(distortion: npt.ArrayLike, signal: float, noise: Sequence[float]) -> Any:
-    """The least bits an element of all workers together that reach a distortion.
+    """The least bits per element of all workers together that reach a distortion.
 
     `½ log₂(σ_X²/D) + min Σ r_l` with `Σ (1 − 4^−r_l)/σ_l² = 1/D − 1/σ_X²`. The minimum is water
     filling, `r_l = ½ [log₂(w/σ_l²)]₊`: workers with more noise than the water level `w` are silent.
@@ -110,7 +110,7 @@ def ceo_symmetric_rate(distortion: npt.ArrayLike, signal: float, noise: float, w
 
 
 def ceo_unbinned_rate(distortion: npt.ArrayLike, signal: float, noise: Sequence[float]) -> Any:
-    """The bits an element if every message is long enough to be decoded without the others.
+    """The bits per element if every message is long enough to be decoded without the others.
 
     `Σ ½ log₂(1 + (σ_X² + σ_l²)(4^r_l − 1)/σ_l²)` at the allocation `r_l` of `ceo_rate`: each worker
     describes its own copy as well as Shannon allows, and the server combines the copies. What

@@ -20,10 +20,10 @@ class CeoBlocks:
     """The least bits for a gradient whose blocks have variances of their own.
 
     Attributes:
-        rate: bits an element of all workers together, the mean over all elements.
+        rate: bits per element of all workers together, the mean over all elements.
         distortions: `D_k` of each block; one with `D_k = σ_X,k²` is not sent.
-        rates: bits an element of each block, of all workers together.
-        slope: the bits an element that a unit less of distortion costs, in every block sent.
+        rates: bits per element of each block, of all workers together.
+        slope: the bits per element that a unit less of distortion costs, in every block sent.
     """
 
     rate: float
@@ -78,7 +78,10 @@ def ceo_vector(
     def excess(log_slope: float) -> float:
         return blocks.mean(blocks.at(math.exp(log_slope))) - distortion
 
-    top = math.log(blocks.flattest)
+    # The least slope of any block, in nats, is where its last bit is spent.
+    some = blocks.signals > 0
+    inverse, cleanest = blocks.inverse[some], blocks.noises[some].min(axis=1)
+    top = math.log((inverse / 2 + cleanest * inverse**2 / 2).min())
     step = 1.0
     while excess(top + step) > 0:
         step *= 2
@@ -131,21 +134,14 @@ class _Blocks:
     def least(self) -> np.ndarray:
         return (self.signals > 0) / (self.inverse + (1 / self.noises).sum(axis=1))
 
-    @property
-    def flattest(self) -> float:
-        """The least slope of any block, in nats: that of the last bit of all."""
-        inverse = self.inverse[self.signals > 0]
-        cleanest = self.noises[self.signals > 0].min(axis=1)
-        return float((inverse / 2 + cleanest * inverse**2 / 2).min())
-
     def mean(self, values: np.ndarray) -> float:
         return float(values @ self.sizes / self.sizes.sum())
 
     def at(self, slope: float) -> np.ndarray:
         """The distortion of each block at a slope in nats."""
         precisions = 1 / self.noises
-        high = np.log(precisions.max(axis=1))  # Of 1/w. There a block is silent,
-        low = np.minimum(-np.log(2 * slope) + 2 * np.log(self.inverse), high)  # and there steeper.
+        high = np.log(precisions.max(axis=1))  # log(1/w) at which every worker is silent,
+        low = np.minimum(-np.log(2 * slope) + 2 * np.log(self.inverse), high)  # or slopes steeper.
         for _ in range(60):
             middle = (low + high) / 2
             spared = np.maximum(precisions - np.exp(middle)[:, None], 0.0).sum(axis=1)
@@ -159,13 +155,13 @@ class _Blocks:
 @final
 @dataclasses.dataclass(frozen=True)
 class TotalCost:
-    """What all rounds of a training cost at a distortion of its gradients.
+    """The cost of all rounds of a training at a distortion of its gradients.
 
     Attributes:
         distortion: `D`.
-        rate: `R(D)`, bits an element of all workers in a round.
+        rate: `R(D)`, bits per element of all workers in a round.
         rounds: `T(D)`.
-        bits: `T(D) (R(D) + overhead)`, bits an element over all rounds.
+        bits: `T(D) (R(D) + overhead)`, bits per element over all rounds.
     """
 
     distortion: float
@@ -193,7 +189,7 @@ def ceo_total_cost(
         noise: `σ_l²`, the variance of each worker's noise.
         rounds: `a`, the rounds with exact gradients.
         growth: `b`, further rounds for a unit of distortion.
-        overhead: `o`, what a round costs beside the bits of its gradients, in bits an element of
+        overhead: `o`, what a round costs beside the bits of its gradients, in bits per element of
             all workers: the model sent back, headers, or the computation if time counts.
         distortion: `D`, to know the cost there; None for the one with the least cost.
 

@@ -28,7 +28,7 @@ def ceo_distortion(rates: Sequence[float], signal: float, noise: Sequence[float]
     milliseconds for eight workers, and some seconds for 32.
 
     Args:
-        rates: `R_l`, bits an element of each worker.
+        rates: `R_l`, bits per element of each worker.
         signal: `σ_X²`, the variance of the common signal.
         noise: `σ_l²`, the variance of each worker's noise.
 
@@ -64,7 +64,7 @@ def ceo_achievable(
     """Whether rates of the workers are in the rate region of a distortion.
 
     Args:
-        rates: `R_l`, bits an element of each worker.
+        rates: `R_l`, bits per element of each worker.
         distortion: `D`.
         signal: `σ_X²`, the variance of the common signal.
         noise: `σ_l²`, the variance of each worker's noise.

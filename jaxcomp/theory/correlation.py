@@ -1,4 +1,4 @@
-"""How much workers' gradients have in common, and the bits that this can save."""
+"""The correlation of the workers' gradients, and the bits that it can save."""
 
 import dataclasses
 import math
@@ -17,11 +17,11 @@ special = Lazy("scipy.special")
 @final
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """What the workers' gradients of some elements have in common.
+    """The common signal and the noise of the workers' gradients, for some elements.
 
     Attributes:
         elements: the number of elements of one worker's gradient.
-        signal: `σ_X²`, the mean square of what is common, an element; 0 if nothing is seen.
+        signal: `σ_X²`, the mean square of the common signal, an element; 0 if none is seen.
         noise: `σ_l²`, the mean square of each worker's deviation from it, an element. With two
             workers both have the same, since the two deviations are equal.
     """
@@ -50,7 +50,7 @@ class Spread:
 @final
 @dataclasses.dataclass(frozen=True)
 class GradientStatistics:
-    """What the workers' gradients have in common; `print` it for a table.
+    """The common signal and the noise of the workers' gradients; `print` it for a table.
 
     Attributes:
         whole: all elements together.

@@ -1,8 +1,8 @@
 """The cost of a mean: the α–β model of a link, and the work of codecs.
 
 `T = rounds · α + bytes / β + work`: a collective over `n` devices takes `rounds` sequential
-messages of `α` seconds each, sends `bytes` from each device at `β` bytes a second, and takes `work`
-seconds of encoding and decoding.
+messages of `α` seconds each, sends `bytes` from each device at `β` bytes per second, and takes
+`work` seconds of encoding and decoding.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ class Network:
     """The link of a worker, or of a host whose devices share it.
 
     Args:
-        bandwidth: β, the bytes a second that the link can send: 1 Gbit/s is 1.25e8.
+        bandwidth: β, the bytes per second that the link can send: 1 Gbit/s is 1.25e8.
         latency: α, the additional seconds for each message.
 
     Raises:
@@ -151,7 +151,7 @@ def step(
 def break_even(
     dense: Price, compressed: Price, *, latency: float = 0.0, hidden: float = 0.0
 ) -> float:
-    """The bandwidth in bytes a second below which compression makes a step shorter.
+    """The bandwidth in bytes per second below which compression makes a step shorter.
 
     With compression, `T` has fewer bytes and more work, so both take the same time at one speed,
     `(B_dense − B_compressed) / (W_compressed − W_dense + (R_compressed − R_dense) α)`. If the dense
@@ -160,7 +160,7 @@ def break_even(
     Args:
         dense: the price without compression.
         compressed: the price with compression.
-        latency: α, the seconds a message.
+        latency: α, the seconds per message.
         hidden: the seconds of either mean that overlap with computation, and cost nothing.
 
     Returns:

@@ -14,7 +14,7 @@ from jaxcomp.theory import qsgd
 @final
 @dataclasses.dataclass(frozen=True)
 class Smooth:
-    """What the convergence bound needs to know about a smooth loss, the same for all clients.
+    """The constants of a smooth loss in the convergence bound, the same for all clients.
 
     Args:
         size: `D`, the number of parameters.
@@ -49,7 +49,7 @@ class Clients:
         number: `n`, how many there are.
         shift: the least seconds of a sample's gradient.
         tail: the mean of the seconds beyond that.
-        bandwidth: the bits a second that the server receives from all clients together.
+        bandwidth: the bits per second that the server receives from all clients together.
 
     Raises:
         ValueError: for numbers that are not positive, or a negative tail.
@@ -67,7 +67,7 @@ class Clients:
             checks.positive(name, getattr(self, name))
 
     def seconds(self, participants: int) -> float:
-        """Mean seconds a sample of the slowest participant: `shift + tail · (1 + ½ + … + 1/r)`."""
+        """Mean seconds per sample of the slowest participant: `shift + tail (1 + ½ + … + 1/r)`."""
         checks.integer("participants", participants, 1, self.number)
         return self.shift + self.tail * math.fsum(1 / each for each in range(1, participants + 1))
 
@@ -91,7 +91,7 @@ def fedpaq_round(
         size: `D`, the number of parameters.
         steps: `τ`, the local steps of a round.
         participants: `r`, the clients of a round.
-        levels: `s` of QSGD; None for messages of 32 bits an element.
+        levels: `s` of QSGD; None for messages of 32 bits per element.
         batch: `B`, the samples of a step.
 
     Raises:
@@ -138,7 +138,7 @@ def fedpaq_time(
         iterations: `T = K τ`, the local steps of all rounds.
         steps: `τ`, the local steps of a round.
         participants: `r`, the clients of a round.
-        levels: `s` of QSGD; None for messages of 32 bits an element.
+        levels: `s` of QSGD; None for messages of 32 bits per element.
         batch: `B`, the samples of a step.
 
     Raises:
@@ -164,7 +164,7 @@ def fedpaq_time(
 def fedpaq_longest(
     clients: Clients, size: int, *, iterations: int, participants: int, levels: float | None
 ) -> int:
-    """The most local steps a round for which the bound holds.
+    """The most local steps per round for which the bound holds.
 
     `τ ≤ (√(B₂² + 0.8) − B₂)/8 · √T` with `B₂ = q/n + 4(1 + q)(n − r)/(r(n − 1))`.
 
@@ -173,7 +173,7 @@ def fedpaq_longest(
         size: `D`, the number of parameters.
         iterations: `T = K τ`, the local steps of all rounds.
         participants: `r`, the clients of a round.
-        levels: `s` of QSGD; None for messages of 32 bits an element.
+        levels: `s` of QSGD; None for messages of 32 bits per element.
 
     Returns:
         The number of steps; 0 if the theory needs more iterations.
@@ -200,13 +200,13 @@ def fedpaq_longest(
 @final
 @dataclasses.dataclass(frozen=True)
 class FedpaqPlan:
-    """Settings of FedPAQ, and what they cost.
+    """Settings of FedPAQ, and their cost.
 
     Attributes:
         rounds: `K`.
         steps: `τ`, the local steps of a round.
         participants: `r`, the clients of a round.
-        levels: `s` of QSGD; None for messages of 32 bits an element.
+        levels: `s` of QSGD; None for messages of 32 bits per element.
         learning_rate: `1/(L √T)` with `T = K τ`.
         seconds: the mean time of all rounds.
         error: the bound of the mean squared norm of the gradient.
@@ -243,7 +243,7 @@ def plan_fedpaq(
         loss: the constants of the loss.
         clients: their speed and their link.
         error: the bound to meet, of the mean squared norm of the gradient.
-        levels: numbers of levels to try; None for messages of 32 bits an element.
+        levels: numbers of levels to try; None for messages of 32 bits per element.
         participants: numbers of participants to try; every one by default.
         steps: the number of local steps, if it is given.
         batch: `B`, the samples of a step.
@@ -297,7 +297,7 @@ def plan_fedpaq(
 
 @dataclasses.dataclass(frozen=True)
 class _Message:
-    """What clients send in a round."""
+    """The messages of a round."""
 
     size: int
     levels: float | None
@@ -323,7 +323,7 @@ class _Message:
 
     @property
     def reach(self) -> float:
-        """Of the longest round, `τ/√T`."""
+        """`τ/√T` of the longest round."""
         return 0.1 / (math.sqrt(self.spread**2 + 0.8) + self.spread)
 
 
@@ -361,6 +361,7 @@ class _Search:
 
     def plans(self, steps: int | None, best: float) -> Iterator[FedpaqPlan]:
         """The fastest of each range of steps, until further ones cannot be faster than `best`."""
+        first, drift = self.constants
         work = self.batch * self.clients.seconds(self.message.participants)
         sent = self.message.seconds(self.clients)
         low, high = (1, 64) if steps is None else (steps, steps + 1)
@@ -370,20 +371,16 @@ class _Search:
             seconds = rounds * (tried * work + sent)
             at = int(np.argmin(seconds))
             best = min(best, float(seconds[at]))
-            yield self.plan(int(tried[at]), int(rounds[at]), float(seconds[at]))
+            local, root = int(tried[at]), math.sqrt(int(rounds[at]) * int(tried[at]))
+            yield FedpaqPlan(
+                rounds=int(rounds[at]),
+                steps=local,
+                participants=self.message.participants,
+                levels=self.message.levels,
+                learning_rate=1 / (self.loss.smoothness * root),
+                seconds=float(seconds[at]),
+                error=first / root + drift * (local - 1) / root**2,
+            )
             if steps is not None:
                 return
             low, high = high, 2 * high
-
-    def plan(self, steps: int, rounds: int, seconds: float) -> FedpaqPlan:
-        first, drift = self.constants
-        root = math.sqrt(rounds * steps)
-        return FedpaqPlan(
-            rounds=rounds,
-            steps=steps,
-            participants=self.message.participants,
-            levels=self.message.levels,
-            learning_rate=1 / (self.loss.smoothness * root),
-            seconds=seconds,
-            error=first / root + drift * (steps - 1) / root**2,
-        )

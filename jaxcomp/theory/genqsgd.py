@@ -101,7 +101,7 @@ def _uniform(setting: Problem, steps: int | None, batch: int | None) -> Iterator
     for k in itertools.count(1) if steps is None else [steps]:
         own = np.full(classes, float(k))
         left = setting.error - setting.floor(own, math.inf)
-        if left <= 0:  # More steps only drift further.
+        if left <= 0:  # Further steps only increase the drift.
             return
         fewest = max(setting.first / (setting.numbers @ own * left), 1.0)
         work = float(k * sum(each.joules * each.number for each in setting.classes))

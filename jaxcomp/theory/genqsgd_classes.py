@@ -19,7 +19,7 @@ _ROUNDS = 16
 _STARTS = 24
 """Plans from which integers are improved."""
 _MISSED = 1e100
-"""More than any energy: what a point costs that misses a limit."""
+"""Larger than any energy: the cost of a point that misses a limit."""
 _GOLDEN = (5**0.5 - 1) / 2
 
 
@@ -77,23 +77,20 @@ class _Region(NamedTuple):
     largest: np.ndarray
     left: np.ndarray
 
-    def caps(self, rounds: np.ndarray) -> np.ndarray:
-        """The most steps `[..., classes]` that the time allows for each class in so many rounds."""
-        spare = self.setting.seconds / rounds - self.setting.messages[0]
-        return np.clip(spare / (self.batch * self.setting.each_second), 1.0, self.largest)
-
     def gain(self, steps: np.ndarray) -> np.ndarray:
         """`Σ (R N k − c₄ k²)`."""
         own = self.left * self.setting.numbers * steps - self.setting.fourth * steps**2
         return own.sum(-1, keepdims=True)
 
     def steps(self, rounds: np.ndarray, price: np.ndarray | float) -> np.ndarray:
-        """The steps that gain most at a price of their energy."""
+        """The steps that gain most at a price of their energy, within the time."""
+        spare = self.setting.seconds / rounds - self.setting.messages[0]
+        most = np.clip(spare / (self.batch * self.setting.each_second), 1.0, self.largest)
         worth = self.left * self.setting.numbers - self.setting.joules * price
-        return np.clip(worth / (2 * self.setting.fourth), 1.0, self.caps(rounds))
+        return np.clip(worth / (2 * self.setting.fourth), 1.0, most)
 
     def reserve(self, rounds: np.ndarray) -> np.ndarray:
-        """How far so many rounds are within the error; concave in the rounds, feasible from 0."""
+        """The margin of the error after these rounds: concave in the rounds, feasible from 0."""
         return rounds * self.gain(self.steps(rounds, 0.0)) - self.setting.first
 
     def cheapest(self, rounds: np.ndarray) -> np.ndarray:
@@ -128,7 +125,7 @@ def _relaxed(setting: Problem, best: Plan | None, batch: int | None) -> np.ndarr
     region, last = _Region(setting, b[keep], m[keep], left[keep]), last[keep]
     ends = _feasible(region, last)
     reserve = region.reserve(np.exp(ends[1]))[:, 0]
-    # At least the nearest one: batches between those that are tried may meet the limits.
+    # Keeps at least the nearest one: batches between those that are tried may meet the limits.
     some = reserve >= min(0.0, reserve.max(initial=-np.inf))
     region = _Region(setting, *(x[some] for x in region[1:]))
     low, _, high = (end[some] for end in ends)

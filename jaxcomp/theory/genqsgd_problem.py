@@ -12,7 +12,7 @@ from jaxcomp.theory import qsgd
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
-    """What the convergence bound needs to know about the loss, and about how it is trained.
+    """The constants of the loss and of its training in the convergence bound.
 
     Args:
         size: `D`, the number of parameters.
@@ -60,9 +60,9 @@ class Machine:
     Args:
         number: how many.
         cycles: cycles for a sample's gradient, or for a round of the server.
-        frequency: cycles a second.
+        frequency: cycles per second.
         power: watts while it sends.
-        rate: bits a second that it sends.
+        rate: bits per second that it sends.
         levels: `s`, the levels of its quantizer.
         capacitance: `α`: a cycle takes `α · frequency²` joules.
 
@@ -96,7 +96,7 @@ class Machine:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Settings of GenQSGD, and what they cost.
+    """Settings of GenQSGD, and their cost.
 
     Attributes:
         rounds: `K₀`.

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 import numpy as np
 
 _UNITS = 2**14
-"""Units of price into which the room is divided at most."""
+"""The largest number of units into which the budget is divided."""
 
 Rows = Sequence[Sequence[float]]
 
 
 def total(rows: Rows, choice: Sequence[int]) -> float:
-    """The sum over the items of what the choice has."""
+    """The sum of the chosen entry of each row."""
     return math.fsum(row[c] for row, c in zip(rows, choice, strict=True))
 
 

@@ -1,8 +1,8 @@
 """Limits on the error at a given number of bits: curves, bounds and worst cases.
 
-Distortions are relative, mean squared error over mean square; rates are bits an element without
+Distortions are relative, mean squared error over mean square; rates are bits per element without
 scales and headers. `ω` is the relative variance that an unbiased codec promises for every input,
-`E‖C(x) − x‖² ≤ ω‖x‖²`. The laws "gaussian" and "laplace" are centred and of variance 1.
+`E‖C(x) − x‖² ≤ ω‖x‖²`. The distributions "gaussian" and "laplace" have mean 0 and variance 1.
 """
 
 import functools
@@ -18,15 +18,16 @@ from jaxcomp.lazy import Lazy
 interpolate, linalg = Lazy("scipy.interpolate"), Lazy("scipy.linalg")
 optimize, special = Lazy("scipy.optimize"), Lazy("scipy.special")
 
-# By how much the curve of a Laplace source is above its Shannon bound. Each point is a Gaussian
-# mixture fitted to the law by an interior-point method; its duality gap is at most 2e-5 bits.
+# The relative excess of a Laplace source's curve over its Shannon bound. Each point is a Gaussian
+# mixture fitted to the distribution by an interior-point method; the duality gap is at most 2e-5
+# bits.
 _RATES = (0, 0.0007342, 0.0042465, 0.0131111, 0.0286744, 0.0504700, 0.1083729)
 _RATES += (0.2468244, 0.4460481, 0.9066009, 1.3981778, 1.8962705, 2.3957783, 10)
 _EXCESS = (math.pi / math.e - 1, 0.153634, 0.146916, 0.135011, 0.119992, 0.104487, 0.077095)
 _EXCESS += (0.042893, 0.020962, 0.004920, 0.001214, 0.000323, 0.000091, 1e-12)
 
-_REACH = {"gaussian": 12.0, "laplace": 45.0}  # What is beyond has no weight in float64,
-_FAR = 1e3  # and this is as good as infinity, without 0 · ∞.
+_REACH = {"gaussian": 12.0, "laplace": 45.0}  # The tail beyond has no weight in float64.
+_FAR = 1e3  # Stands for infinity, without 0 · ∞.
 
 
 def rate_distortion(bits: npt.ArrayLike, law: str = "gaussian") -> Any:
@@ -37,7 +38,7 @@ def rate_distortion(bits: npt.ArrayLike, law: str = "gaussian") -> Any:
     input of that distribution and codes of growing length; they do not bound other input.
 
     Args:
-        bits: bits an element, at least 0; a number or an array.
+        bits: bits per element, at least 0; a number or an array.
         law: "gaussian" or "laplace".
 
     Raises:
@@ -67,7 +68,7 @@ def shannon_lower_bound(bits: npt.ArrayLike, law: str = "gaussian") -> Any:
     bits, 4% at ¼ and 0.4% at 1.
 
     Args:
-        bits: bits an element, at least 0; a number or an array.
+        bits: bits per element, at least 0; a number or an array.
         law: "gaussian" or "laplace".
 
     Raises:
@@ -127,7 +128,7 @@ def entropy_coded_scalar(bits: npt.ArrayLike, law: str = "gaussian") -> Any:
     coder is ideal and knows the distribution.
 
     Args:
-        bits: entropy in bits an element, 0 to 10; a number or an array.
+        bits: entropy in bits per element, 0 to 10; a number or an array.
         law: "gaussian" or "laplace".
 
     Raises:
@@ -151,7 +152,7 @@ def uniform_threshold(bits: float, law: str = "gaussian") -> tuple[np.ndarray, n
     """The positive thresholds and the values of the quantizer of `entropy_coded_scalar`.
 
     Args:
-        bits: entropy in bits an element, above 0, at most 10.
+        bits: entropy in bits per element, above 0, at most 10.
         law: "gaussian" or "laplace", of variance 1.
 
     Returns:
@@ -181,7 +182,7 @@ def unbiased_bound(bits: npt.ArrayLike) -> Any:
     alike.
 
     Args:
-        bits: bits an element, above 0; a number or an array.
+        bits: bits per element, above 0; a number or an array.
 
     Raises:
         ValueError: for rates that are not positive.
@@ -292,7 +293,7 @@ def gap_entropy(density: npt.ArrayLike) -> Any:
         Golomb, Run-length encodings, 1966.
     """
     share = checks.numbers("density", density, "(0, 1]")
-    rest = special.xlog1py(share - 1, -share)  # Not log(1 − p): it forgets a small p.
+    rest = special.xlog1py(share - 1, -share)  # `log(1 − p)` would lose a small p.
     return ((special.entr(share) + rest) / share / math.log(2))[()]
 
 
@@ -311,8 +312,8 @@ def _cells(edges: np.ndarray, law: str) -> tuple[np.ndarray, np.ndarray, np.ndar
 
 @functools.cache
 def _lloyd_max(levels: int, law: str) -> tuple[np.ndarray, np.ndarray, float]:
-    half, odd = divmod(levels, 2)  # Only the positive levels are solved for.
-    # A good start where there are many: the quantiles of density^⅓, the same law but √3 or 3 wide.
+    half, odd = divmod(levels, 2)  # Solves for the positive levels only.
+    # The start: quantiles of density^⅓, the same distribution √3 or 3 times as wide.
     tail = (half - np.arange(half) - 0.5) / levels
     wide = {
         "gaussian": -math.sqrt(3) * special.ndtri(tail),
@@ -322,7 +323,7 @@ def _lloyd_max(levels: int, law: str) -> tuple[np.ndarray, np.ndarray, float]:
     for _ in range(10):  # Five are enough at 256 levels.
         edges = np.concatenate([[odd * y[0] / 2], (y[1:] + y[:-1]) / 2, [_FAR]])
         density, mass, mean = _cells(edges, law)
-        low = density[:-1] * (mean - edges[:-1]) / mass / 2  # How a mean follows its neighbours.
+        low = density[:-1] * (mean - edges[:-1]) / mass / 2  # Derivative of a mean.
         high = density[1:] * (edges[1:] - mean) / mass / 2
         own = low * np.where(np.arange(half) > 0, 1, odd) + high
         bands = [np.append(0, -high[:-1]), 1 - own, np.append(-low[1:], 0)]

@@ -1,4 +1,4 @@
-"""How many local steps a round needs on a link, with or without a delay that hides the exchange."""
+"""The local steps of a round on a given link, with or without a delay that hides the exchange."""
 
 import dataclasses
 import math
@@ -39,7 +39,7 @@ class Round:
 
     Attributes:
         name: the way.
-        bytes: what a device sends in a round.
+        bytes: the bytes that a device sends in a round.
         error: of one message, as in the plan; 0.0 for dense ones.
         exchange: seconds of an exchange, its work included.
         alone: `H` without a delay: every exchange stops the steps.
@@ -149,7 +149,7 @@ def rounds(plan: Plan, *, stall: float = 0.05, longest: int = 100) -> Rounds:
         ('qsgd_inf 8-bit, TwoShot', 60, 59)
 
     Note:
-        This counts time alone. Published runs lose little up to a few hundred steps a round, more
+        This counts time alone. Published runs lose little up to a few hundred steps per round, more
         with fewer bits, and with a delay that is a large part of the round; that is to be tried.
     """
     checks.made("plan", plan, Plan, "plan of jaxcomp.plan(..., compute=0.1)")

@@ -1,4 +1,4 @@
-"""How well the laws that SIDCo assumes describe the magnitudes of a gradient."""
+"""The fit of the distributions that SIDCo assumes to the magnitudes of a gradient."""
 
 import dataclasses
 import math
@@ -42,7 +42,7 @@ class Law:
         return _above(self.name, self.shape, self.scale, np.asarray(x, np.float64))
 
     def threshold(self, share: float) -> float:
-        """What a share of the non-zero magnitudes exceeds under this law.
+        """The threshold that a share of the non-zero magnitudes exceeds under this law.
 
         Raises:
             ValueError: for a share that is not in (0, 1].
@@ -59,7 +59,7 @@ class LawFits:
     Attributes:
         elements: how many there are.
         zeros: the share of them that is zero, which laws leave out.
-        shares: what thresholds were asked for.
+        shares: the shares whose thresholds are compared.
         laws: the fitted laws.
     """
 
@@ -137,10 +137,18 @@ def fit_laws(gradient: Any, shares: tuple[float, ...] = SHARES) -> LawFits:
     if not some.size:
         raise ValueError(f"`gradient` must have an element that is not zero, got {a.size} zeros")
     unit = some[-1]  # Squares of tiny magnitudes underflow.
-    fitted = [
-        _measured(name, *_fit(name, some / unit), some / unit, unit, a.size, tuple(shares))
-        for name in LAWS
-    ]
+    scaled = some / unit
+    steps = np.arange(some.size + 1) / some.size
+    fitted = []
+    for name in LAWS:
+        shape, scale = _fit(name, scaled)
+        below = 1 - _above(name, shape, scale, scaled)
+        distance = max(np.max(below - steps[:-1]), np.max(steps[1:] - below))
+        kept = []
+        for wanted in (share * a.size for share in shares):
+            level = _threshold(name, shape, scale, min(1.0, wanted / some.size))
+            kept.append(float((some.size - np.searchsorted(scaled, level)) / wanted))
+        fitted.append(Law(name, shape, scale * float(unit), float(distance), tuple(kept)))
     return LawFits(a.size, 1 - some.size / a.size, tuple(shares), tuple(fitted))
 
 
@@ -153,7 +161,7 @@ def _fit(name: str, a: np.ndarray) -> tuple[float, float]:
         s = min(max(math.log(mean) - float(np.log(a).mean()), 2.0**-10), 16.0)
         shape = (3 - s + math.sqrt((s - 3) ** 2 + 24 * s)) / (12 * s)
         return shape, mean / shape
-    # Magnitudes that are all equal have no spread: a law that ends shortly above them.
+    # Equal magnitudes have no variance: the fitted distribution ends shortly above them.
     ratio = mean**2 / max(float(a.var()), mean**2 / 16)
     return 0.5 * (1 - ratio), 0.5 * mean * (ratio + 1)
 
@@ -174,24 +182,3 @@ def _threshold(name: str, shape: float, scale: float, share: float) -> float:
     if name == "exponential" or abs(shape) < 1e-9:
         return scale * nats
     return scale * math.expm1(shape * nats) / shape
-
-
-def _measured(
-    name: str,
-    shape: float,
-    scale: float,
-    a: np.ndarray,
-    unit: float,
-    elements: int,
-    shares: tuple[float, ...],
-) -> Law:
-    """The law in the units of the gradient, with its distances from sorted magnitudes `a`."""
-    below = 1 - _above(name, shape, scale, a)
-    steps = np.arange(a.size + 1) / a.size
-    distance = max(np.max(below - steps[:-1]), np.max(steps[1:] - below))
-    kept = []
-    for share in shares:
-        wanted = share * elements
-        level = _threshold(name, shape, scale, min(1.0, wanted / a.size))
-        kept.append(float((a.size - np.searchsorted(a, level)) / wanted))
-    return Law(name, shape, scale * float(unit), float(distance), tuple(kept))

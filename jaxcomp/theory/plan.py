@@ -11,7 +11,7 @@ from jaxcomp.theory.candidates import HIGH_ERROR, Way
 from jaxcomp.theory.units import duration, speed
 
 _OF_WORK = ("of it work", "spread", "pays below")
-"""Columns that say nothing where no work is counted."""
+"""Columns left out of a table without timed codecs."""
 _COLUMNS = 100
 _SCATTER = 0.2
 """A spread of times above which a plan says that the machine was not idle."""
@@ -26,8 +26,8 @@ class Forecast:
         mean: seconds of the mean: `links` on the wire plus `work`.
         step: seconds of a training step.
         speedup: the baseline's step time divided by this one.
-        break_even: the bandwidth of the slow link, in bytes a second, below which it is faster than
-            the baseline.
+        break_even: the bandwidth of the slow link, in bytes per second, below which it is faster
+            than the baseline.
     """
 
     way: Way
@@ -120,7 +120,7 @@ class Plan:
             ("spread", lambda f: f"{100 * f.way.spread:.0f} %"),
             ("MB sent", lambda f: f"{f.way.price.bytes / 1e6:.4g}"),
             ("speed-up", lambda f: f"{f.speedup:.3g}x"),
-            ("pays below", self._edge),
+            ("pays below", lambda f: "" if f.way.name == self.baseline else speed(f.break_even)),
             ("error", lambda f: "" if f.way.error is None else f"{f.way.error:.2g}"),
             ("", lambda f: f.way.mark),
         ]
@@ -136,9 +136,6 @@ class Plan:
             textwrap.fill(f"* {note}", _COLUMNS, subsequent_indent="  ") for note in self.notes
         ]
         return "\n".join(text + ([] if self.leaves is None else ["", str(self.leaves)]))
-
-    def _edge(self, forecast: Forecast) -> str:
-        return "" if forecast.way.name == self.baseline else speed(forecast.break_even)
 
     @property
     def timed(self) -> bool:
@@ -209,7 +206,7 @@ class Plan:
         return tuple(found)
 
     def to_json(self) -> str:
-        """Everything, in seconds, bytes and bytes a second; `null` where a number is infinite."""
+        """Everything, in seconds, bytes and bytes per second; `null` where a number is infinite."""
         return tables.to_json(
             {
                 "elements": self.conditions["elements"],
@@ -302,24 +299,23 @@ def forecast(
     checks.number("margin", margin, 0.0)
     checks.number("doubt", doubt, 0.0, 1.0)
     reference = _reference(ways, baseline)
-    found = {way.name: _cost(way, network, fast) for way in ways}
-
-    def step(name: str) -> float:
-        mean = sum(found[name])
-        return cost.step(compute, mean, backward=backward, overlap=overlap, every=every)
-
-    base = step(reference.name)
+    within = {way.name: _seconds(way.fast, fast) for way in ways}
+    links, steps, whole = {}, {}, {}
+    for way in ways:
+        name, work = way.name, way.price.work
+        links[name] = way.price.seconds(network) - work + within[name]
+        steps[name] = cost.step(
+            compute, links[name] + work, backward=backward, overlap=overlap, every=every
+        )
+        whole[name] = way.price + cost.Price(work=within[name])
     forecasts = []
     for way in ways:
-        seconds = step(way.name)
+        name, hidden = way.name, overlap * backward
         edge = cost.break_even(
-            _entire(reference, fast),
-            _entire(way, fast),
-            latency=network.latency,
-            hidden=overlap * backward,
+            whole[reference.name], whole[name], latency=network.latency, hidden=hidden
         )
-        gain = base / seconds if seconds else 1.0
-        forecasts.append(Forecast(way, *found[way.name], seconds, gain, edge))
+        gain = steps[reference.name] / steps[name] if steps[name] else 1.0
+        forecasts.append(Forecast(way, links[name], way.price.work, steps[name], gain, edge))
     ordered = tuple(sorted(forecasts, key=lambda found: found.step))
     conditions = {
         "compute": compute,
@@ -349,18 +345,8 @@ def _reference(ways: list[Way], baseline: str | None) -> Way:
     return known[baseline]
 
 
-def _entire(way: Way, fast: cost.Network | None) -> cost.Price:
-    """The cost on the slow link, with the time of the fast links as work."""
-    return way.price + cost.Price(work=_on(way.fast, fast))
-
-
-def _cost(way: Way, network: cost.Network, fast: cost.Network | None) -> tuple[float, float]:
-    """Seconds on all links, and of work."""
-    links = way.price.seconds(network) - way.price.work + _on(way.fast, fast)
-    return links, way.price.work
-
-
-def _on(price: cost.Price, fast: cost.Network | None) -> float:
+def _seconds(price: cost.Price, fast: cost.Network | None) -> float:
+    """The time on the fast links, which need not be known where nothing crosses them."""
     if price == cost.Price():
         return 0.0
     if fast is None:

@@ -10,7 +10,7 @@ def qsgd_variance(size: int, levels: float) -> float:
 
     Args:
         size: `D`, the number of elements with one scale.
-        levels: `s`, levels a side besides zero. Planners also take numbers that are no integers.
+        levels: `s`, levels per side besides zero. Planners also take numbers that are no integers.
 
     Raises:
         ValueError: for numbers that are not positive.

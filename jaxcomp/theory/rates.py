@@ -57,7 +57,7 @@ def compressed_rate(
         checks.number("omega", omega, 0.0)
         slowed = 1 + omega
     else:
-        assert delta is not None  # One of the two is.
+        assert delta is not None  # Checked above.
         checks.positive("delta", delta)
         checks.number("delta", delta, 0.0, 1.0)
         slowed = 1 / delta

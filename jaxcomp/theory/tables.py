@@ -11,7 +11,7 @@ def to_json(found: Any, *, default: Callable[[Any], Any] | None = None) -> str:
 
     Args:
         found: dicts, sequences, texts and numbers.
-        default: what stands for any other object.
+        default: a function that replaces any other object.
     """
 
     def plain(value: Any) -> Any:

@@ -12,7 +12,7 @@ def duration(seconds: float) -> str:
 
 
 def speed(bandwidth: float) -> str:
-    """A bandwidth in bits a second, from one in bytes: 9.6 Gbit/s."""
+    """A bandwidth in bits per second, from one in bytes: 9.6 Gbit/s."""
     if bandwidth == math.inf:
         return "any speed"
     if bandwidth <= 0:

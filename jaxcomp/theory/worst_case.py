@@ -19,7 +19,7 @@ def omega_l2(size: int, steps: int) -> float:
 
     Args:
         size: elements that share a scale, `d`.
-        steps: levels a side besides zero, `s`.
+        steps: levels per side besides zero, `s`.
 
     Raises:
         ValueError: for numbers that are not positive integers.
@@ -48,7 +48,7 @@ def omega_max(size: int, steps: int) -> float:
 
     Args:
         size: elements that share a scale, `d`.
-        steps: levels a side besides zero, `s`.
+        steps: levels per side besides zero, `s`.
 
     Raises:
         ValueError: for numbers that are not positive integers.
@@ -77,7 +77,7 @@ def omega_exponential_l2(size: int, nonzero: int) -> float:
 
     Args:
         size: elements that share a scale, `d`.
-        nonzero: levels a side besides zero, `s + 1`.
+        nonzero: levels per side besides zero, `s + 1`.
 
     Raises:
         ValueError: for numbers that are not positive integers.
@@ -108,7 +108,7 @@ def omega_natural(size: int, nonzero: int, p: float = math.inf) -> float:
 
     Args:
         size: elements that share a scale, `d`.
-        nonzero: levels a side besides zero, `s`.
+        nonzero: levels per side besides zero, `s`.
         p: which norm, at least 1; infinity for the largest element.
 
     Raises:

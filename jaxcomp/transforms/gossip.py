@@ -263,7 +263,7 @@ def _checked(setup: Setup) -> Setup:
             "`prox` must be a function from parameters and the number of steps to parameters, got "
             f"{setup.prox!r}"
         )
-    if setup.stay and not reducer.uplink.feedback.mirrors:
+    if setup.stay and not reducer.uplink.feedback.facts.mirrors:
         raise ValueError(
             "`stay` must be False without jaxcomp.Shift, whose memory is what neighbours know, got "
             f"{reducer.uplink.feedback!r}; use jaxcomp.Link(codec, jaxcomp.Shift())"

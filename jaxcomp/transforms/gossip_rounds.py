@@ -115,7 +115,7 @@ def begun(setup: Setup, params: PyTree) -> Any:
 
 def kept(setup: Setup, memory: Any) -> Any:
     """The memory as a state stores it: mirrors are sums with the weights of one graph."""
-    if not setup.reducer.uplink.feedback.mirrors:
+    if not setup.reducer.uplink.feedback.facts.mirrors:
         return memory
     return on_graph.OnGraph(memory, setup.reducer.graph)
 
@@ -126,7 +126,7 @@ def memory_of(setup: Setup, memory: Any) -> Any:
     Raises:
         ValueError: for memory over another graph.
     """
-    if not setup.reducer.uplink.feedback.mirrors:
+    if not setup.reducer.uplink.feedback.facts.mirrors:
         return memory
     return on_graph.own(memory, setup.reducer.graph)
 

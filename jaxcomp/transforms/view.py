@@ -231,7 +231,7 @@ def displaced_mean(
     given = Link(codec, Residual()) if isinstance(codec, Codec | Policy) else codec
     source = choose.given(given)
     uplink = choose.uplink(source)
-    if uplink is None or not uplink.feedback.keeps_unsent:
+    if uplink is None or not uplink.feedback.facts.keeps_unsent:
         raise ValueError(
             "`codec` must have links with a residual, such as "
             f"jaxcomp.Link(codec, jaxcomp.Residual()), got {codec!r}"

@@ -13,9 +13,9 @@ from jax import lax
 from jaxtyping import UInt32
 
 from jaxcomp import bits
-from jaxcomp.backend import axes, xla
+from jaxcomp.backend import xla
 from jaxcomp.layout import grouping
-from jaxcomp.types import Array, AxisName, PyTree
+from jaxcomp.types import Array, PyTree
 
 
 def fuse(payload: PyTree) -> UInt32[Array, " words"]:
@@ -49,30 +49,13 @@ def split(buffer: UInt32[Array, "*workers words"], like: PyTree) -> PyTree:
     return jax.tree.unflatten(treedef, parts)
 
 
-def gather(payload: PyTree, axis_name: AxisName, collectives: int = 1) -> PyTree:
-    """Gathers and stacks every worker's payload trees with the given number of collectives."""
-    leaves, treedef = jax.tree.flatten(payload)
-    found = [split(axes.gather(fuse(part), axis_name), part) for part in _runs(leaves, collectives)]
-    return jax.tree.unflatten(treedef, [leaf for part in found for leaf in part])
-
-
-def exchange(rows: PyTree, axis_name: AxisName, collectives: int = 1) -> PyTree:
-    """Sends row `j` of trees with an axis of workers to worker `j`; returns the received rows."""
-    leaves, treedef = jax.tree.flatten(rows)
-    found = []
-    for part in _runs(leaves, collectives):
-        likes = [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in part]
-        sent = jax.vmap(fuse, axis_size=axes.size(axis_name))(part)
-        found += split(axes.exchange(sent, axis_name), likes)
-    return jax.tree.unflatten(treedef, found)
-
-
 def collectives(payload: PyTree, at_most: int) -> int:
-    """The number of collectives that `gather` or `exchange` uses for this payload and limit."""
-    return len(_runs(jax.tree.leaves(payload), at_most))
+    """The number of collectives that a collective uses for this payload and limit."""
+    return len(runs(jax.tree.leaves(payload), at_most))
 
 
-def _runs(leaves: list[Any], count: int) -> list[list[Any]]:
+def runs(leaves: list[Any], count: int) -> list[list[Any]]:
+    """The arrays of each of several collectives, of about equal bytes."""
     return grouping.even_runs(leaves, [_word_count(leaf) for leaf in leaves], count) or [[]]
 
 

@@ -28,7 +28,7 @@ def payload_like(batches: Batches) -> tuple[Any, ...]:
 
 
 class _Kind(NamedTuple):
-    """What the payload of a bucket depends on."""
+    """The settings that determine the payload of a bucket."""
 
     codec: Codec
     size: int
@@ -51,7 +51,7 @@ class _Kind(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def _payload_of_one(kind: _Kind, x64: bool) -> Any:
-    """Of one bucket, whatever their number: tracing an encoder is slow, and often asked for."""
+    """The payload of one bucket, cached because tracing an encoder is slow."""
     del x64  # The dtypes of the payload may depend on it.
 
     def encode():
@@ -84,7 +84,7 @@ def agreed_bytes(batches: Batches, workers: int) -> Fraction:
 
 @functools.lru_cache(maxsize=4096)
 def _agreed(kind: _Kind, buckets: int, x64: bool) -> int:
-    """The bytes of an all-reduce of what so many buckets agree on."""
+    """The bytes that the agreement for this many buckets puts into an all-reduce."""
     codec, like = kind.codec, kind.like(buckets)
     if not codec.agrees:
         return 0

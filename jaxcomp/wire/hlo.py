@@ -37,7 +37,7 @@ def collective_bytes(compiled: Any) -> dict[str, int]:
     as a step that ends a round of `local_updates`, or one round of a graph whose rounds differ.
 
     Args:
-        compiled: what `jax.jit(f).lower(...).compile()` returns, or its text.
+        compiled: the result of `jax.jit(f).lower(...).compile()`, or its text.
 
     Returns:
         Operation name to bytes; operations that do not occur are left out.
@@ -127,7 +127,13 @@ def _size(found: re.Match, line: str, everyone: int) -> Fraction | int:
         if op != "all-reduce" and len(arrays) > 1:
             arrays = arrays[len(arrays) // 2 :]  # (operands, results)
     size = _sent(op, sum(map(_physical_bytes, arrays)), group)
-    return size * _others(line, everyone) if op == "collective-permute" else size
+    permuted = _PAIRS.search(line) if op == "collective-permute" else None
+    if not permuted:
+        return size
+    # Only some of the devices send to another one in a permutation.
+    pairs = re.findall(r"(\d+),(\d+)", permuted["pairs"])
+    others = sum(source != target for source, target in pairs)
+    return size * Fraction(others, max(everyone, len(pairs)))
 
 
 def _most(program: dict[str, _Computation], name: str, seen: set[str]) -> dict[str, Any]:
@@ -152,15 +158,6 @@ def _most(program: dict[str, _Computation], name: str, seen: set[str]) -> dict[s
         for op, size in part.items():
             totals[op] = totals.get(op, 0) + size
     return totals
-
-
-def _others(line: str, everyone: int) -> Fraction | int:
-    """The share of the devices that send to another device in this permutation."""
-    found = _PAIRS.search(line)
-    if not found:
-        return 1
-    pairs = re.findall(r"(\d+),(\d+)", found["pairs"])
-    return Fraction(sum(source != target for source, target in pairs), max(everyone, len(pairs)))
 
 
 def _sent(op: str, result: int, group: int) -> Fraction | int:

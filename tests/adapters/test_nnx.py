@@ -26,10 +26,11 @@ class Net(nnx.Module):
         return self.outer(self.dropout(nnx.relu(self.norm(self.inner(x)))))
 
 
-def trainer(loss_fn, codec, **settings):
+def trainer(loss_fn, codec, *, on_mesh=False, **settings):
     """A model, its optimizer, and the step of a tutorial."""
     model = Net(nnx.Rngs(0))
     tx = optax.chain(jaxcomp.compressed_mean(codec, axis_name="data"), optax.sgd(0.1))
+    tx = jaxcomp.on_mesh(tx, MESH, "data") if on_mesh else tx
 
     def step(model, optimizer, metrics, x):
         grad = jaxcomp.value_and_grad(loss_fn, "data", has_aux=True)
@@ -117,7 +118,7 @@ def test_memory_of_a_new_nnx_optimizer_is_for_all_workers():
     both = jaxcomp.Link(
         jaxcomp.Policy(jaxcomp.sign(bucket_size=64), min_size=0), jaxcomp.Residual()
     )
-    model, optimizer, step = trainer(loss_fn, jaxcomp.TwoShot(both, both))
+    model, optimizer, step = trainer(loss_fn, jaxcomp.TwoShot(both, both), on_mesh=True)
     metrics = nnx.metrics.Average("loss")
     for _ in range(3):
         step(model, optimizer, metrics, X)

@@ -190,7 +190,7 @@ def test_a_half_implemented_hook_raises():
             def decode(self, key, payload, like):
                 return payload
 
-    with pytest.raises(TypeError, match="Nameless must have kind, as Feedback says"):
+    with pytest.raises(TypeError, match="Nameless must define update, as Feedback says"):
 
         class Nameless(Feedback):
             def init(self, like, part_like):
@@ -199,8 +199,10 @@ def test_a_half_implemented_hook_raises():
             def compensate(self, x, state):
                 return x, state
 
-            def update(self, message, sent, part, share, weight, state):
-                return part, state
+    with pytest.raises(TypeError, match=r"Former\.kind is no hook of Feedback"):
+
+        class Former(Feedback):
+            kind = "residual"
 
     with pytest.raises(TypeError, match=r"Shut\.opens is no hook of Gate"):
 

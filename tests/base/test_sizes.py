@@ -1,14 +1,19 @@
 """A function fits on a screen, and a file is short enough to be read."""
 
 import ast
+import io
 import pathlib
+import tokenize
 
 import pytest
 
 import jaxcomp
+from jaxcomp.base import interface
 
 PACKAGE = pathlib.Path(jaxcomp.__file__).parent
 LINES_OF_FILE, LINES_OF_FUNCTION = 400, 60
+LINES_OF_CODE = 25_400
+"""Without docstrings, comments, blanks and imports; lowered when the package gets shorter."""
 
 
 def length(function):
@@ -42,6 +47,33 @@ def test_no_file_is_long(sources):
 def test_no_function_is_longer_than_a_screen(sources):
     found = {name: long_functions(text) for name, text in sources.items()}
     assert {name: functions for name, functions in found.items() if functions} == {}
+
+
+def code_lines(text):
+    """The lines with code: no docstring, comment, blank or import."""
+    silent = (
+        tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
+        tokenize.ENDMARKER,
+    )  # fmt: skip
+    found = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in silent:
+            found.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(text)):
+        said = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if said or isinstance(node, ast.Import | ast.ImportFrom):
+            found -= set(range(node.lineno, node.end_lineno + 1))
+    return len(found)
+
+
+def test_the_package_does_not_grow_unseen(sources):
+    assert code_lines('"""Says."""\nimport os\n\n\ndef f():  # Why.\n    return os\n') == 2
+    assert sum(map(code_lines, sources.values())) <= LINES_OF_CODE
+
+
+@pytest.mark.parametrize(("kind", "most"), [(jaxcomp.Reducer, 10), (jaxcomp.Feedback, 8)])
+def test_an_interface_fits_into_a_head(kind, most):
+    assert 3 < len(interface.hooks(kind)) <= most
 
 
 def test_nested_functions_count_and_docstrings_do_not():

@@ -19,6 +19,9 @@ PAGES = (
     "messages.md",
     "multihost.md",
     "own_codec.md",
+    "own_feedback.md",
+    "own_method.md",
+    "own_reducer.md",
     "pytorch.md",
     "reducers.md",
 )
@@ -111,6 +114,13 @@ def test_own_codec(run):
     example = (ROOT / "examples" / "own_codec.py").read_text()
     (codec,) = re.findall(r"^@dataclasses.*?\n(?=\n\n)", example, flags=re.DOTALL | re.MULTILINE)
     assert codec in (DOCS / "own_codec.md").read_text()
+
+
+@pytest.mark.parametrize("part", ["feedback", "method", "reducer"])
+def test_other_parts_of_ones_own(run, part):
+    """Their checks pass in the blocks of the pages."""
+    names, _ = run(f"own_{part}.md")
+    assert callable(names["scaffold"]) if part == "method" else names["mean"].update
 
 
 def test_messages_of_the_checks_are_those_of_the_page():

@@ -49,9 +49,7 @@ def test_quickstart():
 
 
 @pytest.mark.core("gate-Slowing")
-@pytest.mark.parametrize(
-    ("part", "name"), [("codec", "Int8"), ("reducer", "Wide"), ("gate", "Slowing")]
-)
+@pytest.mark.parametrize(("part", "name"), [("codec", "Int8"), ("gate", "Slowing")])
 def test_a_part_of_ones_own_takes_fifteen_lines_and_passes_its_contract(part, name):
     assert f"{name} passes the contract" in run(f"own_{part}.py")
     source = (EXAMPLES / f"own_{part}.py").read_text()

@@ -16,6 +16,6 @@ def test_the_estimate_takes_the_messages_times_the_factor(feedback):
     for factor in (4.0, 1.0, 2.0):
         estimate, state = gating.remember(feedback, factor, part, part, part, 1.0, None, state)
         np.testing.assert_array_equal(estimate[0], mirror + factor * np.array(part[0]))
-        if feedback.mirrors:
+        if feedback.facts.mirrors:
             mirror = mirror + 0.5 * np.array(part[0])
             np.testing.assert_array_equal(state.mirror[0], mirror)

@@ -68,7 +68,9 @@ def test_a_worker_gets_the_weighted_sum_of_what_its_neighbours_sent(name):
     plan = Plan.of(reducer, LIKE, sizes=(WORKERS,)).layout
     for number in range(3):
         means, memory, sent, _ = run(noise.fold(noise.raw(3), number), drawn(number), memory)
-        if reducer.uplink.feedback.mirrors:  # The result is the mirror: the neighbours' memories.
+        if (
+            reducer.uplink.feedback.facts.mirrors
+        ):  # The result is the mirror: the neighbours' memories.
             sent = [x[:, 0] for x in memory.feedback.own.tree]
         choices = matrices if reducer.graph.drawn else [matrices[number % len(matrices)]]
         stacks = jax.vmap(lambda tree: tuple(trees.stacks(plan, tree)[0]))(means)
@@ -150,7 +152,7 @@ def test_a_message_that_is_not_finite_stays_on_its_worker(link):
     own, kept = (jax.tree.leaves(_own(m.feedback)) for m in (memory, after))
     for old, new in zip(own, kept, strict=True):
         np.testing.assert_array_equal(np.asarray(old)[bad], np.asarray(new)[bad])
-    if reducer.uplink.feedback.mirrors:
+    if reducer.uplink.feedback.facts.mirrors:
         matrix = reducer.graph.matrices(WORKERS)[0]
         mirror, memories = (np.asarray(x.tree[0], np.float64) for x in after.feedback[::-1])
         np.testing.assert_allclose(

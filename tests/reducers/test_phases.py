@@ -53,7 +53,7 @@ def alone():
         reducer = jaxcomp.Gather(link(FRACTIONS[number]))
         plan = Plan.of(reducer, LIKE, "data")
         state = state_.init(plan)
-        memory = jaxcomp.PerWorker.wrap(memory, "momentum", "data")
+        memory = jaxcomp.PerWorker.wrap(memory, "link", "data")
         result = reduce_.reduce(plan, key, grads, state._replace(feedback=memory))
         return result.mean, result.state.feedback.own()
 

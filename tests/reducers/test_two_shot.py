@@ -118,7 +118,7 @@ def noisy(number, workers=8):
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    "feedback", [jaxcomp.Residual(), slow(jaxcomp.Shift())], ids=lambda f: f.kind
+    "feedback", [jaxcomp.Residual(), slow(jaxcomp.Shift())], ids=lambda f: type(f).__name__
 )
 def test_a_state_made_outside_is_the_same_as_one_made_inside(feedback, mesh):
     """`tx.init` knows no workers; the first step takes each worker's slice."""

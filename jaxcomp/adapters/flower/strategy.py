@@ -135,7 +135,7 @@ class CompressedFedAvg(extra.FedAvg):
         self._limit = message_limit(self.method.uplink.policy, self._like)
         self._largest = np.float32(np.finfo(np.float32).max if largest is None else largest)
         self._secrets, self._folder = secrets, checkpoint
-        self._seats = Seats(clients, numbers, lasting=method.uplink.feedback.mirrors)
+        self._seats = Seats(clients, numbers, lasting=method.uplink.feedback.facts.mirrors)
         self._sides = OnHost(jax.tree.map(np.asarray, self._new_side()), clients)
         self._history = History(raw.size(self._centre()))
         self._run, self._since = secrets_.token_bytes(8), time.time_ns()
@@ -330,7 +330,7 @@ class CompressedFedAvg(extra.FedAvg):
         accepted = int(self._seats.accepted[client])
         if answer.upon not in (accepted, -1):
             raise Refused("wrong memory", f"its memory is of round {answer.upon}, not {accepted}")
-        if answer.upon != accepted and self.method.uplink.feedback.mirrors:
+        if answer.upon != accepted and self.method.uplink.feedback.facts.mirrors:
             raise Refused(
                 "memory lost", "its memory is gone, and with it what the mirror knows of it"
             )
