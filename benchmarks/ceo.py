@@ -35,7 +35,7 @@ ROUNDS, GROWTH, OVERHEAD = 100.0, 2000.0, 2.0
 
 def mean_of(codec: Any) -> Callable[[Any], Any]:
     """The mean of what workers send, for their inputs `[workers, size]`."""
-    if codec.sided:  # Workers agree on levels, which are set in the second step.
+    if codec.facts.sided:  # Workers agree on levels, which are set in the second step.
         link = jaxcomp.Link(jaxcomp.Policy(codec, min_size=0, min_ndim=0))
         mean = jaxcomp.compressed_mean(link, "workers", guard=False)
 

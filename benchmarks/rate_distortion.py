@@ -164,7 +164,7 @@ def real(folder: pathlib.Path) -> dict[str, Tree]:
 
 def sender(codec: Any) -> Callable[[Tree], Iterator[Any]]:
     """A function from a tree to the decoded trees of successive steps."""
-    if not codec.sided:
+    if not codec.facts.sided:
         send = jax.jit(functools.partial(jaxcomp.roundtrip, codec))
         return lambda tree: (send(noise.raw(seed), tree) for seed in itertools.count())
     # Workers agree on levels that follow the gradients. Here there is one worker.

@@ -20,7 +20,7 @@ class Int8(jaxcomp.Codec):
     bucket_size: int | None = 256
     unbiased = False  # Rounding to nearest is biased, but its error is below its input:
     # compressed_mean adds a residual by itself.
-    bits_per_element = 8 + 32 / 256
+    facts = jaxcomp.base.Facts(bits_per_element=8 + 32 / 256)
 
     def encode(self, key, x, count, state):
         scales = jnp.max(jnp.abs(x.astype(jnp.float32)), axis=1)

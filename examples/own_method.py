@@ -26,13 +26,13 @@ def scaffold(rate: float, axis_name: str, every: int, codec: Any) -> optax.Gradi
     mean = jaxcomp.compressed_mean(codec, axis_name, key=1)
     mean = jaxcomp.accumulate(mean, axis_name, every=every)
 
-    def init(params):
+    def init(params: Any) -> Any:
         zeros = jax.tree.map(jnp.zeros_like, params)
         own = jaxcomp.PerWorker.wrap((zeros, zeros), "local", axis_name)
         taken = jnp.zeros((), jnp.int32)
         return ScaffoldState(taken, own, zeros, local.init(params), mean.init(params))
 
-    def update(grads, state, params=None, **extra):
+    def update(grads: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         own, total = state.own.own()
         corrected = jax.tree.map(lambda g, o, c: g - o + c, grads, own, state.common)
         updates, inner = local.update(corrected, state.local, params, **extra)

@@ -7,7 +7,10 @@ arrays. A caller calls a hook and never asks whether a part has it.
 from jaxcomp.base.aggregate import Aggregate as Aggregate
 from jaxcomp.base.codec import (
     Codec as Codec,
+    Facts as Facts,
+    Hints as Hints,
     WrappedCodec as WrappedCodec,
+    changed as changed,
     not_summable as not_summable,
 )
 from jaxcomp.base.feedback import (

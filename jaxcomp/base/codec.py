@@ -1,6 +1,9 @@
 """The interface of a codec: one batch of buckets ↔ the payload that crosses the wire."""
 
 import abc
+import dataclasses
+import functools
+import inspect
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,6 +13,86 @@ from jaxcomp.base.interface import Interface
 from jaxcomp.numerics import summing
 from jaxcomp.numerics.segments import Segments
 from jaxcomp.types import Array, ArrayLike, AxisName, Key, PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """What a codec declares about its numbers, and about the hooks that it has.
+
+    Attributes:
+        bits_per_element: the codec's claim of its bits an element in a full bucket (the contract
+            suite checks it against the payload); None for no claim.
+        homogeneous: whether an input `2^k` times as large decodes to an output `2^k` times as
+            large; a fixed threshold is not.
+        reorders: whether `decode_sum` adds in a transformed domain, so that it equals the sum of
+            `decode` only up to rounding.
+        keeps_zeros: whether zeros always decode to zeros.
+        mixed: elements that one fitted step, or one part, stands for, so that they must be rotated
+            together at random; `math.inf` for a whole leaf.
+        span: how many times smaller than the largest an element may be and still decode to a value
+            close to it; 0.0 where small elements do not.
+        agrees: whether the workers `agree` on something before they encode.
+        sided: whether decoders need what `side` returns.
+        scales_sums: whether a sum of integers decodes to `2^k` times its value if the arrays of
+            `side` are `2^k` times as large.
+        guided: whether encoder and decoder may be given guesses of the batch: the state, and what
+            `side` makes of it, then are `[alternatives, buckets, size]`, and `()` or None without
+            guesses, which counts as zeros.
+        clips: whether `clipped` counts elements; False for a codec whose range covers every
+            element, or that has no range.
+        names_senders: whether payloads say which elements were sent, so that there is a
+            `mean_of_senders`.
+        shaped: whether the codec depends on the shape of a leaf, so that `for_leaf` must be asked.
+    """
+
+    bits_per_element: float | None = None
+    homogeneous: bool = True
+    reorders: bool = False
+    keeps_zeros: bool = False
+    mixed: int | float = 0
+    span: float = 0.0
+    agrees: bool = False
+    sided: bool = False
+    scales_sums: bool = False
+    guided: bool = False
+    clips: bool = False
+    names_senders: bool = False
+    shaped: bool = False
+
+    def __post_init__(self):
+        if self.scales_sums and not self.sided:
+            raise ValueError("`scales_sums` must be False without `sided`, got True")
+
+
+@dataclasses.dataclass(frozen=True)
+class Hints:
+    """Advice of a codec to the layout and the compiler; results are right with any of them.
+
+    Attributes:
+        joined_leaf: elements of the longest leaf that shares a bucket with others, where
+            `segmented` allows it. A longer one is encoded in place, by a program for its size.
+        alone: the share of all elements from which on a leaf that is cut into buckets is encoded in
+            place, by a program of its own; larger for a codec whose program takes long to compile.
+        unit: elements of the buckets into which a leaf shorter than `bucket_size` is cut, for a
+            codec whose program takes long to compile; None for one bucket of the leaf's own size.
+        decodes_in_passes: whether decoding goes through memory several times, as a rotation does,
+            so that a decoded sum is a loop over the workers and not one fused pass.
+    """
+
+    joined_leaf: int = 2**18
+    alone: float = 1 / 12
+    unit: int | None = None
+    decodes_in_passes: bool = False
+
+
+HOOKS = {
+    "agrees": "agree",
+    "sided": "side",
+    "clips": "clipped",
+    "names_senders": "mean_of_senders",
+    "shaped": "for_leaf",
+}
+"""Facts that say whether a codec has a hook."""
 
 
 class Codec(Interface, abstract=True):
@@ -26,50 +109,28 @@ class Codec(Interface, abstract=True):
         bucket_size: elements in a bucket, or None for one bucket a leaf.
         unbiased: whether `E[decode(encode(x))] = x`.
         linear: whether `decode(Σ payloads) = Σ decode(payloads)`, so that payloads may be summed.
-        bits_per_element: the codec's claim of its bits an element in a full bucket (the contract
-            suite checks it against the payload); None for no claim.
-        reorders: whether `decode_sum` adds in a transformed domain, so that it equals the sum of
-            `decode` only up to rounding.
-        homogeneous: whether an input `2^k` times as large decodes to an output `2^k` times as
-            large; a fixed threshold is not.
-        mixed: elements that one fitted step, or one part, stands for, so that they must be rotated
-            together at random; `math.inf` for a whole leaf.
-        span: how many times smaller than the largest an element may be and still decode to a value
-            close to it; 0.0 where small elements do not.
-        keeps_zeros: whether zeros always decode to zeros.
-        joined_leaf: elements of the longest leaf that shares a bucket with others, where
-            `segmented` allows it. A longer one is encoded in place, by a program for its size.
-        alone: the share of all elements from which on a leaf that is cut into buckets is encoded in
-            place, by a program of its own; larger for a codec whose program takes long to compile.
-        decodes_in_passes: whether decoding goes through memory several times, as a rotation does,
-            so that a decoded sum is a loop over the workers and not one fused pass.
-        unit: elements of the buckets into which a leaf shorter than `bucket_size` is cut, for a
-            codec whose program takes long to compile; None for one bucket of the leaf's own size.
+        facts: what else the codec declares, as `Facts`: one for the class, or a
+            `functools.cached_property` where it depends on the settings. A class that defines
+            `agree`, `side`, `clipped`, `mean_of_senders` or `for_leaf` says so there.
+        hints: its advice to the layout and the compiler, as `Hints`.
         segments: the segments of each bucket, where it has several leaves: `count` then is
             `int32[buckets, segments]`; None for one stretch of elements a bucket.
-        clips: whether `clipped` counts elements; False for a codec whose range covers every
-            element, or that has no range.
-        guided: whether encoder and decoder may be given guesses of the batch: the state, and what
-            `side` makes of it, then are `[alternatives, buckets, size]`, and `()` or None without
-            guesses, which counts as zeros.
+
+    Raises:
+        TypeError: as `Interface`; and if the facts of a class contradict the hooks that it has.
     """
 
     bucket_size: int | None
     unbiased: bool
     linear = False
-    bits_per_element = None
-    reorders = False
-    homogeneous = True
-    mixed = 0
-    span = 0.0
-    keeps_zeros = False
-    joined_leaf: int = 2**18
-    alone: float = 1 / 12
-    decodes_in_passes: bool = False
-    unit: int | None = None
+    facts = Facts()
+    hints = Hints()
     segments: Segments | None = None
-    clips: bool = False
-    guided = False
+
+    def __init_subclass__(cls, **options: Any):
+        super().__init_subclass__(**options)
+        if not cls._abstract:
+            _check_declared(cls)
 
     @interface.derived
     def contractive(self) -> bool:
@@ -79,16 +140,13 @@ class Codec(Interface, abstract=True):
         """
         return not self.unbiased
 
-    def variance_bound(self, size: int) -> float | None:
+    def variance_bound(self, size: int, peak: float | None = None) -> float | None:
         """The relative variance of an unbiased codec in the worst case, for buckets of `size`.
 
-        `ω` with `E‖decode(encode(x)) − x‖² ≤ ω‖x‖²`; None if no bound is known.
+        `ω` with `E‖decode(encode(x)) − x‖² ≤ ω‖x‖²`; None if no bound is known. A `peak` promises
+        that the largest element has on average at most this fraction of its bucket's energy, as
+        after a random rotation; a codec may ignore it.
         """
-        del size
-        return None
-
-    def peaked_bound(self, size: int, peak: float) -> float | None:
-        """`variance_bound` if the largest element has a fraction `peak` of its bucket's energy."""
         del size, peak
         return None
 
@@ -105,8 +163,8 @@ class Codec(Interface, abstract=True):
         """The elements of each bucket beyond its outermost levels, and all, `int32[buckets, 2]`.
 
         It is for statistics: a codec that rounds such elements to an outermost level, with an error
-        of more than half a step, overrides it and sets `clips`. All are those that are rounded, so
-        a rotation may have added some.
+        of more than half a step, overrides it and declares `clips`. All are those that are rounded,
+        so a rotation may have added some.
         """
         del key, x
         return jnp.stack([jnp.zeros_like(count), count], axis=1)
@@ -138,45 +196,18 @@ class Codec(Interface, abstract=True):
             return self.decode(key, payload, wide, side)
 
         return summing.one_by_one(
-            decode, keys, payloads, like, weights, looped=self.decodes_in_passes
+            decode, keys, payloads, like, weights, looped=self.hints.decodes_in_passes
         )
-
-    @interface.derived
-    def agrees(self) -> bool:
-        """Whether the workers agree on something before they encode."""
-        return type(self).agree is not Codec.agree
 
     def agree(self, key: Key, x: Array, count: Array, state: PyTree, axis_name: AxisName) -> PyTree:
         """The state after the workers have agreed on shared values, such as scales or levels."""
         del key, x, count, axis_name
         return state
 
-    @interface.derived
-    def sided(self) -> bool:
-        """Whether decoders need what `side` returns."""
-        return type(self).side is not Codec.side
-
     def side(self, agreed: PyTree) -> Any:
         """The part of the agreed state that decoders need beside the payload."""
         del agreed
         return None
-
-    def side_times(self, side: Any, factor: float) -> Any:
-        """Side information with which a sum of integers decodes to `factor` times its value.
-
-        `factor` is a power of two. Only codecs with `scales_sums` define it.
-        """
-        raise NotImplementedError(f"{self!r} has no side information that can be scaled")
-
-    @interface.derived
-    def scales_sums(self) -> bool:
-        """Whether `side_times` can scale a decoded sum."""
-        return type(self).side_times is not Codec.side_times
-
-    @interface.derived
-    def names_senders(self) -> bool:
-        """Whether payloads say which elements were sent, so that senders can be averaged."""
-        return type(self).mean_of_senders is not Codec.mean_of_senders
 
     def mean_of_senders(
         self, keys: Key, payloads: PyTree, like: ArrayLike, weights: Array | None = None
@@ -184,20 +215,15 @@ class Codec(Interface, abstract=True):
         """The mean of each element over the workers that sent it, zero where none did."""
         raise NotImplementedError(f"{self!r} does not say which elements were sent")
 
-    def for_leaf(self, shape: tuple[int, ...], dtype: Any) -> "tuple[Codec | None, str | None]":
-        """The codec for a leaf of this shape, or None and the reason to leave it dense."""
-        del shape, dtype
+    def for_leaf(
+        self, shape: tuple[int, ...], dtype: Any, stacked: int = 0
+    ) -> "tuple[Codec | None, str | None]":
+        """The codec for a leaf of this shape, or None and the reason to leave it dense.
+
+        The first `stacked` axes of the leaf index layers.
+        """
+        del shape, dtype, stacked
         return self, None
-
-    def stacked(self, axes: int) -> "Codec":
-        """The codec for leaves whose first `axes` axes index layers, for `for_leaf` to see."""
-        del axes
-        return self
-
-    @interface.derived
-    def shaped(self) -> bool:
-        """Whether the codec depends on the shape of a leaf, so that `for_leaf` must be asked."""
-        return type(self).for_leaf is not Codec.for_leaf
 
     def segmented(self, segments: Segments) -> "Codec | None":
         """The codec for buckets of several leaves, each of which it encodes as it would alone.
@@ -207,11 +233,6 @@ class Codec(Interface, abstract=True):
         """
         del segments
         return None
-
-    @interface.derived
-    def may_sum(self) -> bool:
-        """Whether `summable` may succeed."""
-        return self.linear or type(self).summable is not Codec.summable
 
     def summable(self, workers: int) -> "Codec":
         """The linear codec, with equal buckets and state, for sums of `workers` payloads.
@@ -228,9 +249,11 @@ class Codec(Interface, abstract=True):
 class WrappedCodec(Codec, abstract=True):
     """A codec around another one, `codec`.
 
-    Properties of `codec`, and the agreement between workers, are forwarded. Hooks that the wrapper
-    may invalidate are not: `linear`, `variance_bound`, `decode_sum`, `summable`, `mean_of_senders`
-    and others keep the safe default of every codec unless the wrapper overrides them.
+    Facts of `codec`, and the agreement between workers, are forwarded. Hooks that the wrapper may
+    invalidate are not: `linear`, `variance_bound`, `decode_sum`, `summable`, `mean_of_senders`,
+    `hints` and others keep the safe default of every codec unless the wrapper overrides them. A
+    wrapper that changes facts has `facts = changed(homogeneous=False)`, or a property that returns
+    `dataclasses.replace(super().facts, ...)`.
 
     A wrapper that changes the elements overrides `transform`, `restore` and `inner_like`; `init`,
     `agree`, `encode` and `decode` follow from them.
@@ -240,6 +263,11 @@ class WrappedCodec(Codec, abstract=True):
     """
 
     codec: Codec
+
+    @property
+    def facts(self) -> Facts:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The facts of `codec`, without those about hooks that a wrapper does not forward."""
+        return dataclasses.replace(self.codec.facts, **_LOST)
 
     def transform(self, key: Key, x: Array, count: Array) -> tuple[Array, Array]:
         """The elements that `codec` encodes, and the number of real elements in each bucket."""
@@ -259,7 +287,7 @@ class WrappedCodec(Codec, abstract=True):
         return self.codec.init(self.inner_like(like))
 
     def agree(self, key: Key, x: Array, count: Array, state: PyTree, axis_name: AxisName) -> PyTree:
-        if not self.codec.agrees:
+        if not self.codec.facts.agrees:
             return state
         return self.codec.agree(key, *self.transform(key, x, count), state, axis_name)
 
@@ -274,10 +302,63 @@ class WrappedCodec(Codec, abstract=True):
         return self.restore(key, z, like)
 
 
-_FACTS = ("bucket_size", "bits_per_element", "contractive", "clips", "guided")
-_NUMERICS = ("reorders", "homogeneous", "mixed", "span")
-_AGREED = ("agrees", "sided", "side")
-interface.forward(WrappedCodec, "codec", _FACTS + _NUMERICS + _AGREED)
+interface.forward(WrappedCodec, "codec", ("bucket_size", "contractive", "side"))
+
+_LOST = {"keeps_zeros": False, "scales_sums": False, "names_senders": False, "shaped": False}
+"""Facts that a wrapper may break, so that it must declare them anew."""
+
+
+def changed(**changes: Any) -> Any:
+    """The `facts` of a wrapper: those of the wrapped codec, some of them changed.
+
+    Example:
+        >>> import dataclasses, jaxcomp
+        >>> @dataclasses.dataclass(frozen=True)
+        ... class Fixed(WrappedCodec):
+        ...     codec: Codec
+        ...     unbiased = False
+        ...     facts = changed(homogeneous=False)
+        >>> Fixed(jaxcomp.qsgd(bits=4)).facts.homogeneous
+        False
+
+    Raises:
+        TypeError: for a name that is no fact.
+    """
+    dataclasses.replace(Facts(sided=True), **changes)
+    merged = {**_LOST, **changes}
+    return functools.cached_property(lambda self: dataclasses.replace(self.codec.facts, **merged))
+
+
+def _check_declared(cls: type[Codec]) -> None:
+    """Checks where a class declares facts and hints, and that it has the hooks of its facts."""
+    for name, kind in (("facts", Facts), ("hints", Hints)):
+        given = inspect.getattr_static(cls, name)
+        if not isinstance(given, kind | property | functools.cached_property):
+            raise TypeError(
+                f"{cls.__name__}.{name} must be jaxcomp.base.{kind.__name__}(...), or a property "
+                f"that returns one, got {given!r}"
+            )
+        for field in dataclasses.fields(kind):
+            if field.name in inspect.get_annotations(cls):
+                raise TypeError(
+                    f"{cls.__name__}.{field.name} must not be a field: it is declared by {name} = "
+                    f"jaxcomp.base.{kind.__name__}({field.name}=...)"
+                )
+    facts = inspect.getattr_static(cls, "facts")
+    if isinstance(facts, Facts) and issubclass(cls, WrappedCodec):
+        raise TypeError(
+            f"{cls.__name__}.facts must keep those of the wrapped codec, as in facts = "
+            "jaxcomp.base.changed(homogeneous=False)"
+        )
+    for fact, hook in HOOKS.items() if isinstance(facts, Facts) else ():
+        own = getattr(cls, hook) is not getattr(Codec, hook)
+        if getattr(facts, fact) and not own:
+            raise TypeError(f"{cls.__name__} must define {hook}, since its facts have {fact}=True")
+        if own and not getattr(facts, fact):
+            raise TypeError(
+                f"{cls.__name__}.facts must have {fact}=True, since the class defines {hook}: "
+                f"facts = jaxcomp.base.Facts({fact}=True)"
+            )
 
 
 def not_summable(codec: Codec, why: str) -> ValueError:

@@ -6,6 +6,7 @@ default in place.
 """
 
 import abc
+import dataclasses
 import difflib
 import functools
 import inspect
@@ -87,9 +88,14 @@ def _check_names(cls: type, bases: list[type], public: tuple[str, ...]) -> None:
 
 
 def _unknown(cls: type, name: str, bases: list[type]) -> str:
-    hooks = sorted({n for base in bases for n in (*vars(base), *_attributes(base)) if n[0] != "_"})
-    near = difflib.get_close_matches(name, hooks, 1)
-    said = f"; did you mean {near[0]}?" if near else "."
+    hooks = {n: n for base in bases for n in (*vars(base), *_attributes(base)) if n[0] != "_"}
+    for attribute, value in ((n, v) for base in bases for n, v in vars(base).items()):
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            for field in dataclasses.fields(value):
+                kind = f"jaxcomp.base.{type(value).__name__}"
+                hooks[field.name] = f"{attribute} = {kind}({field.name}=...)"
+    near = difflib.get_close_matches(name, sorted(hooks), 1)
+    said = f"; did you mean {hooks[near[0]]}?" if near else "."
     return (
         f"{cls.__name__}.{name} is no hook of {bases[0].__name__}{said} A name of the class's own "
         f"begins with an underscore, or is listed: class {cls.__name__}({bases[0].__name__}, "

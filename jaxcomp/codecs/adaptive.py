@@ -12,7 +12,7 @@ from jaxtyping import Float32, Int32
 
 from jaxcomp import bits, checks
 from jaxcomp.backend import axes, conditional, xla
-from jaxcomp.base import Codec
+from jaxcomp.base import Codec, Facts, Hints
 from jaxcomp.codecs.payload import QuantizedPayload
 from jaxcomp.numerics import noise, summing
 from jaxcomp.quantize import adaptive, rounding, sums
@@ -71,8 +71,8 @@ class AdaptiveQuantizer(Codec):
     pooled: bool = False
     scale: Scale = L2()
     bucket_size: int | None = 512
-    alone = 1 / 2
     unbiased = True
+    hints = Hints(alone=1 / 2)
 
     def __post_init__(self):
         checks.integer("width", self.width, 2, 8)
@@ -83,12 +83,12 @@ class AdaptiveQuantizer(Codec):
         if not self.scale.covers:
             raise ValueError(f"`scale` must cover every element, as L2() does, got {self.scale!r}")
 
-    @property
-    def bits_per_element(self) -> float:
-        """Bits an element of a full bucket, with its step."""
-        if self.bucket_size is None:
-            return float(self.width)
-        return 32 * (bits.words(self.bucket_size, self.width) + 1) / self.bucket_size
+    @functools.cached_property
+    def facts(self) -> Facts:
+        claim = float(self.width)
+        if self.bucket_size is not None:
+            claim = 32 * (bits.words(self.bucket_size, self.width) + 1) / self.bucket_size
+        return Facts(bits_per_element=claim, agrees=True, sided=True)
 
     def init(self, like: ArrayLike) -> AdaptiveState:
         weight, moment, top = map(jnp.asarray, _EMPTY)

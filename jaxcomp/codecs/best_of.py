@@ -10,7 +10,7 @@ from jaxtyping import Float32, Int32, UInt8, UInt32
 
 from jaxcomp import checks
 from jaxcomp.backend import xla
-from jaxcomp.base import Codec
+from jaxcomp.base import Codec, Facts
 from jaxcomp.codecs import inner
 from jaxcomp.codecs.payload import AgreedScale, QuantizedPayload
 from jaxcomp.codecs.quantizer import Quantizer
@@ -76,9 +76,8 @@ class BestOf(Codec, public=("bits", "costs")):
     scales: tuple[Scale, ...] = (WideMax(90), L2())
     rate: float = 0.1
     bucket_size: int | None = None
-    guided = True
     unbiased = True
-    homogeneous = False
+    facts = Facts(homogeneous=False, sided=True, guided=True)
 
     def __post_init__(self):
         checks.bucket_size(self.bucket_size)
@@ -102,11 +101,6 @@ class BestOf(Codec, public=("bits", "costs")):
         return TRIT
 
     @property
-    def keeps_zeros(self) -> bool:
-        """False: a guess of zero need not be zero."""
-        return False
-
-    @property
     def _quantizer(self) -> Quantizer:
         return Quantizer(
             levels=Uniform(1),
@@ -115,8 +109,9 @@ class BestOf(Codec, public=("bits", "costs")):
             bucket_size=self.bucket_size,
         )
 
-    def variance_bound(self, size: int) -> float | None:
+    def variance_bound(self, size: int, peak: float | None = None) -> float | None:
         """The largest bound of the quantizers, which holds for a guess of zero."""
+        del peak
         found = []
         for scale in self.scales:
             if isinstance(scale, WideMax):  # E(r̂ − r)² ≤ s·Σ|r| with s = times · max|r|.

@@ -1,6 +1,7 @@
 """The cast: each element in a narrower float, scaled if the narrow range is too small."""
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ import numpy as np
 from jax import lax
 
 from jaxcomp import checks
-from jaxcomp.base import Codec
+from jaxcomp.base import Codec, Facts
 from jaxcomp.numerics import summing
 from jaxcomp.quantize import sums
 from jaxcomp.types import Array, ArrayLike, Key
@@ -56,13 +57,12 @@ class Cast(Codec):
         """True for "float32", which holds all supported dtypes except float64 exactly."""
         return self.dtype == "float32"
 
-    @property
-    def bits_per_element(self) -> float:
-        """Bits an element of a full bucket, with its scale."""
-        width = 8 * jnp.dtype(self.dtype).itemsize
-        if self.dtype in _WIDE or self.bucket_size is None:
-            return float(width)
-        return width + 32 / self.bucket_size
+    @functools.cached_property
+    def facts(self) -> Facts:
+        width = float(8 * jnp.dtype(self.dtype).itemsize)
+        if self.dtype in _NARROW and self.bucket_size is not None:
+            width += 32 / self.bucket_size  # The scale.
+        return Facts(bits_per_element=width)
 
     def encode(self, key: Key, x: Array, count: Array, state: tuple) -> tuple[Any, tuple]:
         del key, count

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from jaxtyping import Float32, UInt32
 
 from jaxcomp import bits, checks
 from jaxcomp.backend import axes, xla
-from jaxcomp.base import WrappedCodec
+from jaxcomp.base import Facts, Hints, WrappedCodec
 from jaxcomp.codecs import symbols as symbols_
 from jaxcomp.codecs.payload import QuantizedPayload
 from jaxcomp.codecs.quantizer import Quantizer
@@ -135,7 +135,6 @@ class Coded(WrappedCodec):
     capacity: int | float | None = None
     memory: float | None = None
     law: str = "gaussian"
-    alone = 1 / 2
 
     def __post_init__(self):
         if not isinstance(self.codec, Quantizer):
@@ -165,11 +164,11 @@ class Coded(WrappedCodec):
                 f"{self.capacity} with {self.codec.levels!r}; use levels Uniform"
             )
 
-    @property
-    def unit(self) -> int | None:
+    @functools.cached_property
+    def hints(self) -> Hints:
         """4,096 elements for longer buckets: each size of a stream is a program of its own."""
         size = self.bucket_size
-        return _UNIT if size is not None and size > _UNIT else None
+        return Hints(alone=1 / 2, unit=_UNIT if size is not None and size > _UNIT else None)
 
     @property
     def unbiased(self) -> bool:
@@ -184,23 +183,31 @@ class Coded(WrappedCodec):
         bound = self.codec.variance_bound(self.bucket_size or _DRAWN)
         return not self._whole and bound is not None and bound < 1
 
+    @functools.cached_property
+    def facts(self) -> Facts:
+        """A table that adapts to the symbols is agreed on, and decoders need it."""
+        known, adapts = super().facts, self.memory is not None
+        agrees = adapts or known.agrees
+        return dataclasses.replace(known, bits_per_element=self._claim, agrees=agrees, sided=adapts)
+
     @property
-    def bits_per_element(self) -> float | None:
+    def _claim(self) -> float | None:
         """Bits an element of a full bucket, with its step and its count."""
         size = self.bucket_size
         if size is None:
             return None
         packed = 32 * bits.words(size, self.codec.bits) / size
-        steps = self.codec.bits_per_element - packed
+        steps = cast(float, self.codec.facts.bits_per_element) - packed
         return (32 * self._words(size) + 8 * jnp.dtype(_counts(size)).itemsize) / size + steps
 
-    def variance_bound(self, size: int) -> float | None:
+    def variance_bound(self, size: int, peak: float | None = None) -> float | None:
         """The quantizer's bound if no element can be lost, else None."""
+        del peak
         return self.codec.variance_bound(size) if self._whole else None
 
     def init(self, like: ArrayLike) -> CodedState:
         spent = Spent(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32))
-        if not self.sided:
+        if not self.facts.sided:
             return CodedState(self.codec.init(like), (), (), (), spent)
         total = _occurrences(self.codec, self.law, _near(self.codec, like.shape[1]))
         return CodedState(
@@ -210,16 +217,6 @@ class Coded(WrappedCodec):
             own=jnp.zeros_like(total),
             spent=spent,
         )
-
-    @property
-    def agrees(self) -> bool:
-        """Whether the table adapts to the symbols, or the quantizer agrees."""
-        return self.sided or self.codec.agrees
-
-    @property
-    def sided(self) -> bool:
-        """Whether decoders need a table that changes."""
-        return self.memory is not None
 
     def agree(
         self, key: Key, x: Array, count: Array, state: CodedState, axis_name: AxisName
@@ -237,7 +234,7 @@ class Coded(WrappedCodec):
 
     def side(self, agreed: CodedState) -> PyTree:
         """The table, which all decoders share; None if it is fixed."""
-        return agreed.table if self.sided else None
+        return agreed.table if self.facts.sided else None
 
     def encode(
         self, key: Key, x: Array, count: Array, state: CodedState
@@ -248,7 +245,7 @@ class Coded(WrappedCodec):
         symbols = jnp.asarray(self._numbers.symbols)[codes.astype(jnp.int32)]
         symbols = jnp.roll(symbols, -self._start(key, size), axis=1)
         words = self._words(size)
-        table = state.table if self.sided else self._fixed(size)
+        table = state.table if self.facts.sided else self._fixed(size)
         everything = jnp.full(n, size, jnp.int32)
         stream = self.coder.encode(symbols, everything, table, words)
         kept, sent, used = stream.kept, stream.words, stream.bits
@@ -262,7 +259,7 @@ class Coded(WrappedCodec):
             lost = jnp.sum((jnp.arange(size)[None] >= kept[:, None]) & (symbols > 0))
         spare = jnp.sum((32 * words - used).astype(jnp.float32)) / 8
         after = state._replace(codec=inner, spent=Spent(spare, lost.astype(jnp.float32)))
-        if self.sided:
+        if self.facts.sided:
             some = symbols.reshape(-1)[:: (n * size // _COUNTED) | 1]
             # Do not count the zeros of a non-participating worker.
             own = jnp.where(jnp.any(x != 0), jnp.zeros_like(state.own).at[some].add(1), 0)

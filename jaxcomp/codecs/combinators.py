@@ -1,13 +1,14 @@
 """Codecs made of codecs: scaled, clipped, one after another."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxcomp import checks
-from jaxcomp.base import Codec, WrappedCodec, decode_sum
+from jaxcomp.base import Codec, Facts, WrappedCodec, changed, decode_sum
 from jaxcomp.codecs import inner
 from jaxcomp.numerics import noise, summing
 from jaxcomp.quantize.scales import ClippedMax
@@ -46,6 +47,7 @@ class Contractive(WrappedCodec):
     omega: float | None = None
     unbiased = False
     contractive = True
+    facts = changed()
 
     def __post_init__(self):
         inner.check("codec", self.codec)
@@ -97,7 +99,7 @@ class Clipped(WrappedCodec):
     codec: Codec
     sigmas: float = 2.5
     unbiased = False
-    clips = True
+    facts = changed(clips=True)
 
     def __post_init__(self):
         inner.check("codec", self.codec)
@@ -168,29 +170,20 @@ class Chained(Codec):
     def bucket_size(self) -> int | None:
         return self.codecs[0].bucket_size
 
-    @property
-    def bits_per_element(self) -> float | None:
-        """The sum over all codecs; None if one of them makes no claim."""
-        each = [codec.bits_per_element for codec in self.codecs]
-        return None if None in each else float(sum(b for b in each if b is not None))
-
-    @property
-    def homogeneous(self) -> bool:
-        """Whether all codecs are homogeneous."""
-        return all(codec.homogeneous for codec in self.codecs)
-
-    @property
-    def mixed(self) -> int | float:
-        """The largest value of all codecs."""
-        return max(codec.mixed for codec in self.codecs)
+    @functools.cached_property
+    def facts(self) -> Facts:
+        """The bits of all codecs; only the first agrees: it has the only known input."""
+        each = [codec.facts for codec in self.codecs]
+        bits = [facts.bits_per_element for facts in each]
+        return Facts(
+            bits_per_element=None if None in bits else float(sum(b for b in bits if b is not None)),
+            homogeneous=all(facts.homogeneous for facts in each),
+            mixed=max(facts.mixed for facts in each),
+            agrees=each[0].agrees,
+        )
 
     def init(self, like: ArrayLike) -> tuple:
         return tuple(codec.init(like) for codec in self.codecs)
-
-    @property
-    def agrees(self) -> bool:
-        """Whether the first codec agrees; the others' input is not known before it encodes."""
-        return self.codecs[0].agrees
 
     def agree(self, key: Key, x: Array, count: Array, state: tuple, axis_name: AxisName) -> tuple:
         first, *rest = state

@@ -11,7 +11,7 @@ from jax import lax
 from jaxtyping import Float32
 
 from jaxcomp import checks
-from jaxcomp.base import Codec, WrappedCodec, decode_sum
+from jaxcomp.base import Codec, Facts, Hints, WrappedCodec, decode_sum
 from jaxcomp.codecs import inner
 from jaxcomp.numerics import summing
 from jaxcomp.types import Array, ArrayLike, Key, Weights
@@ -43,11 +43,11 @@ class Cosine(WrappedCodec):
 
     codec: Codec
     chunk: int = 64
-    alone = 1 / 2
+    hints = Hints(alone=1 / 2)
 
     def __post_init__(self):
         inner.check("codec", self.codec)
-        if not self.codec.homogeneous:
+        if not self.codec.facts.homogeneous:
             raise ValueError(
                 "`codec` must scale with its input, since coefficients are divided by a power of "
                 f"two, got {self.codec!r}; use for instance jaxcomp.top_k(fraction=0.01)"
@@ -64,20 +64,18 @@ class Cosine(WrappedCodec):
         """Whether the codec is linear."""
         return self.codec.linear
 
-    reorders = True
-    bits_per_element = None
-    mixed = 0
+    @functools.cached_property
+    def facts(self) -> Facts:
+        names = self.codec.facts.names_senders
+        return dataclasses.replace(
+            super().facts, bits_per_element=None, reorders=True, mixed=0, names_senders=names
+        )
 
     def decode_sum(
         self, keys: Key, payloads: Any, like: ArrayLike, weights: Weights = None, side: Any = None
     ) -> Array:
         z = decode_sum.decode_sum(self.codec, keys, payloads, self.inner_like(like), weights, side)
         return self.restore(keys, z, summing.accumulator(like))
-
-    @property
-    def names_senders(self) -> bool:
-        """Whether the codec's payloads say which elements were sent."""
-        return self.codec.names_senders
 
     def mean_of_senders(
         self, keys: Key, payloads: Any, like: ArrayLike, weights: Weights = None

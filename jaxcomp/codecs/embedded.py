@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import UInt32
 
 from jaxcomp import checks
-from jaxcomp.base import Codec, WrappedCodec
+from jaxcomp.base import Codec, Hints, WrappedCodec, changed
 from jaxcomp.codecs import inner
 from jaxcomp.codecs.rotated import ROTATION
 from jaxcomp.numerics import noise, summing
@@ -45,12 +45,9 @@ class Embedded(WrappedCodec):
     redundancy: int | float = 1.5
     block: int = 4096
     shared: bool = False
-    alone = 1 / 2
-    decodes_in_passes = True
     contractive = False
-    bits_per_element = None
-    reorders = False
-    mixed = 0
+    facts = changed(bits_per_element=None, reorders=False, mixed=0)
+    hints = Hints(alone=1 / 2, decodes_in_passes=True)
 
     def __post_init__(self):
         inner.check("codec", self.codec)

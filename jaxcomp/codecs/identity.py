@@ -30,9 +30,9 @@ class Identity(Codec):
     def __post_init__(self):
         checks.bucket_size(self.bucket_size)
 
-    def variance_bound(self, size: int) -> float:
+    def variance_bound(self, size: int, peak: float | None = None) -> float:
         """Zero: the codec is lossless."""
-        del size
+        del size, peak
         return 0.0
 
     def segmented(self, segments: Segments) -> "Identity":

@@ -1,13 +1,14 @@
 """A codec of buckets, over the rows of segments that have one scale each."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxcomp.backend import axes
-from jaxcomp.base import Codec, WrappedCodec
+from jaxcomp.base import Codec, Facts, WrappedCodec
 from jaxcomp.numerics.segments import Segments
 from jaxcomp.quantize import sums
 from jaxcomp.types import Array, ArrayLike, AxisName, Key, Weights
@@ -33,8 +34,6 @@ class InRows(WrappedCodec):
     codec: Any
     segments: Segments
     bucket_size = None
-    bits_per_element = None
-    clips = False  # Leaves are counted one by one, by the codec that was chosen for them.
 
     @property
     def unbiased(self) -> bool:
@@ -46,26 +45,21 @@ class InRows(WrappedCodec):
         """Whether the codec is linear."""
         return self.codec.linear
 
-    def variance_bound(self, size: int) -> float | None:
+    @functools.cached_property
+    def facts(self) -> Facts:
+        """Clipped elements are counted leaf by leaf, by the codec that was chosen for them."""
+        scales = self.codec.facts.scales_sums
+        return dataclasses.replace(
+            super().facts, bits_per_element=None, clips=False, scales_sums=scales
+        )
+
+    def variance_bound(self, size: int, peak: float | None = None) -> float | None:
         """The variance bound of the longest segment."""
-        del size
+        del size, peak
         return self.codec.variance_bound(max(self.segments.sizes))
 
     def summable(self, workers: int) -> Codec:
         return InRows(codec=self.codec.summable(workers), segments=self.segments)
-
-    @property
-    def may_sum(self) -> bool:
-        """Whether the codec has a summable form."""
-        return self.codec.may_sum
-
-    @property
-    def scales_sums(self) -> bool:
-        """Whether the codec scales sums."""
-        return self.codec.scales_sums
-
-    def side_times(self, side: Any, factor: float) -> Any:
-        return self.codec.side_times(side, factor)
 
     def init(self, like: ArrayLike) -> tuple:
         del like
@@ -74,7 +68,7 @@ class InRows(WrappedCodec):
     def agree(self, key: Key, x: Array, count: Array, state: Any, axis_name: AxisName) -> Any:
         """The agreed state of `codec` for the largest scales of all workers, once a segment."""
         del key
-        if not self.codec.agrees:
+        if not self.codec.facts.agrees:
             return state
         return self.codec.agreed(axes.maximum(self._scales(x, count), axis_name), x.dtype)
 

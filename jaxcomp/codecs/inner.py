@@ -26,17 +26,18 @@ def check(
         raise ValueError(
             f"`{name}` must be a codec such as jaxcomp.qsgd_inf(bits=4), got {codec!r}"
         )
-    if codec.guided and not guesses:
+    facts = codec.facts
+    if facts.guided and not guesses:
         raise ValueError(
             f"`{name}` must be a codec that decodes from its payload alone, got {codec!r}, which "
             "is guided by guesses of its input; jaxcomp.codecs.Rotated passes them on"
         )
-    if codec.sided and not codec.guided and not (sums and codec.linear):
+    if facts.sided and not facts.guided and not (sums and codec.linear):
         raise ValueError(
             f"`{name}` must be a codec that decodes from its payload alone, got {codec!r}, which "
             "needs levels that the workers agree on. Use fixed levels, such as jaxcomp.nuqsgd()"
         )
-    if codec.agrees and not agreement:
+    if facts.agrees and not agreement:
         raise ValueError(
             f"`{name}` must not need agreement between workers before its input is known, got "
             f"{codec!r}; use shared=False"
@@ -45,7 +46,7 @@ def check(
 
 def check_mixed(codec: Codec, block: int) -> None:
     """Raises a `ValueError` if the codec needs more elements mixed than a rotation mixes."""
-    if codec.mixed > block:
+    if codec.facts.mixed > block:
         raise ValueError(
             "`codec` must not use one fitted step, or one part, for more elements than are rotated "
             f"together, block={block}: small blocks beside large ones would decode to values that "

@@ -16,7 +16,7 @@ from jax import lax
 from jaxtyping import Float
 
 from jaxcomp import checks
-from jaxcomp.base import Codec
+from jaxcomp.base import Codec, Facts
 from jaxcomp.layout import stacking
 from jaxcomp.layout.trees import Layout
 from jaxcomp.numerics import noise, orthonormal, summing
@@ -81,34 +81,33 @@ class LowRank(Codec, public=("factors", "matrices")):
     matrix: tuple[int, int, int] | None = None
     bucket_size = None
     unbiased = False
-    linear = False
+    facts = Facts(shaped=True)
 
     def __post_init__(self):
         checks.integer("rank", self.rank, 1)
         checks.integer("stacked_axes", self.stacked_axes, 0)
         checks.number("min_ratio", self.min_ratio, 0.0)
 
-    def stacked(self, axes: int) -> "LowRank":
-        """At least so many stacked axes."""
-        return dataclasses.replace(self, stacked_axes=max(axes, self.stacked_axes))
-
-    def for_leaf(self, shape: tuple[int, ...], dtype: Any) -> "tuple[LowRank | None, str | None]":
+    def for_leaf(
+        self, shape: tuple[int, ...], dtype: Any, stacked: int = 0
+    ) -> "tuple[LowRank | None, str | None]":
         """The codec for a leaf of this shape, or None and the reason to leave it dense."""
-        stacked, inner = shape[: self.stacked_axes], shape[self.stacked_axes :]
+        axes = max(stacked, self.stacked_axes)
+        layers, inner = shape[:axes], shape[axes:]
         if len(inner) < 2:
-            beside = f" beside {len(stacked)} stacked axes" if stacked else ""
+            beside = f" beside {len(layers)} stacked axes" if layers else ""
             return None, f"{len(inner)}-D{beside}, no matrix"
         rows, cols = min(
             ((math.prod(inner[:i]), math.prod(inner[i:])) for i in range(1, len(inner))), key=sum
         )
         rank = min(self.rank, rows, cols)
-        if rank == 0 or 0 in stacked:
+        if rank == 0 or 0 in layers:
             return None, "empty"
         factors = rank * (rows + cols) * summing.wide(dtype).itemsize
         ratio = rows * cols * jnp.dtype(dtype).itemsize / factors
         if ratio < self.min_ratio:
             return None, f"factors {ratio:.2g}x smaller, below min_ratio={self.min_ratio:g}"
-        matrix = (math.prod(stacked), rows, cols)
+        matrix = (math.prod(layers), rows, cols)
         return LowRank(rank=rank, min_ratio=self.min_ratio, matrix=matrix), None
 
     def init(self, like: ArrayLike) -> Float[Array, "n rank cols"]:

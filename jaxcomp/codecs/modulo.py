@@ -11,7 +11,7 @@ from jaxtyping import Float32, Int32, UInt32
 
 from jaxcomp import bits as bits_, checks
 from jaxcomp.backend import xla
-from jaxcomp.base import Codec
+from jaxcomp.base import Codec, Facts
 from jaxcomp.codecs import inner
 from jaxcomp.numerics import exact, noise, summing
 from jaxcomp.quantize import sums
@@ -96,7 +96,6 @@ class Modulo(Codec, public=("bits",)):
     relative: bool = False
     blind: bool = False
     bucket_size: int | None = 512
-    guided = True
     unbiased = True
 
     def __post_init__(self):
@@ -112,32 +111,26 @@ class Modulo(Codec, public=("bits",)):
             )
 
     @property
-    def homogeneous(self) -> bool:
-        """Whether the distance is measured or relative."""
-        return self.distance is None or self.relative
-
-    @property
     def bits(self) -> int | float:
         """Width of a code."""
         return TRIT if self.levels == 3 else (self.levels - 1).bit_length()
 
-    @property
-    def bits_per_element(self) -> float | None:
-        """Bits an element of a full bucket, with its radius."""
-        if self.bucket_size is None:
-            return float(self.bits)
-        return 32 * (bits_.words(self.bucket_size, self.bits) + 1) / self.bucket_size
+    @functools.cached_property
+    def facts(self) -> Facts:
+        """A distance that is measured or relative scales with the input."""
+        claim = float(self.bits)
+        if self.bucket_size is not None:
+            claim = 32 * (bits_.words(self.bucket_size, self.bits) + 1) / self.bucket_size
+        scales = self.distance is None or self.relative
+        return Facts(bits_per_element=claim, homogeneous=scales, sided=True, guided=True)
 
-    def variance_bound(self, size: int) -> float:
+    def variance_bound(self, size: int, peak: float | None = None) -> float:
         """`d/12` or `d/4` squared steps of a bucket whose guess is zero; with a guess it is less.
 
         For a blind encoder, that of a guess within the distance.
         """
-        return size / (4 if self.private else 12) / self._steps**2
-
-    def peaked_bound(self, size: int, peak: float) -> float:
-        """As `variance_bound`, if the largest element has a fraction `peak` of the energy."""
-        return peak * self.variance_bound(size)
+        bound = size / (4 if self.private else 12) / self._steps**2
+        return bound if peak is None else peak * bound
 
     @property
     def _steps(self) -> float:

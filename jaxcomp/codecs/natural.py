@@ -1,6 +1,7 @@
 """Natural compression: each element as a sign and a power of two."""
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ from jax import lax
 from jaxtyping import Float32, Int32, UInt8, UInt32
 
 from jaxcomp import bits, checks
-from jaxcomp.base import Codec
+from jaxcomp.base import Codec, Facts
 from jaxcomp.numerics import noise
 from jaxcomp.quantize import sums
 from jaxcomp.theory import worst_case
@@ -52,17 +53,17 @@ class Natural(Codec):
         checks.choice("bits", self.bits, (9, 8))
         checks.bucket_size(self.bucket_size)
 
-    @property
-    def bits_per_element(self) -> float:
-        """Bits an element of a full bucket, with its top exponent."""
-        if self.bucket_size is None:
-            return float(self.bits)
-        words = 32 * bits.words(self.bucket_size, self.bits)
-        return (words + (8 if self.bits == 8 else 0)) / self.bucket_size
+    @functools.cached_property
+    def facts(self) -> Facts:
+        claim = float(self.bits)
+        if self.bucket_size is not None:
+            words = 32 * bits.words(self.bucket_size, self.bits)
+            claim = (words + (8 if self.bits == 8 else 0)) / self.bucket_size
+        return Facts(bits_per_element=claim)
 
-    def variance_bound(self, size: int) -> float | None:
+    def variance_bound(self, size: int, peak: float | None = None) -> float | None:
         """`ω` with `E‖x̂ − x‖² ≤ ω‖x‖²`: 1/8, attained by elements of 4/3 of a power of two."""
-        del size
+        del size, peak
         return worst_case.NATURAL_COMPRESSION if self.unbiased and self.bits == 9 else None
 
     def encode(self, key: Key, x: Array, count: Array, state: tuple) -> tuple[Any, tuple]:

@@ -1,6 +1,7 @@
 """Codecs of a part of each rotated block, in which all elements are statistically alike."""
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -8,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomp import checks
-from jaxcomp.base import Codec, WrappedCodec
+from jaxcomp.base import Codec, Facts, WrappedCodec
 from jaxcomp.codecs import inner
 from jaxcomp.codecs.combinators import times
 from jaxcomp.types import Array, ArrayLike, AxisName, Key
@@ -40,8 +41,6 @@ class Part(WrappedCodec):
     block: int | None = None
     unbiased = False
     contractive = False
-    bits_per_element = None
-    reorders = False
 
     def __post_init__(self):
         inner.check("codec", self.codec)
@@ -49,10 +48,12 @@ class Part(WrappedCodec):
         checks.choice("power", self.power, (0, 0.5, 1))
         _check_block(self.block)
 
-    @property
-    def mixed(self) -> int | float:
-        """The size of a block, which its part represents."""
-        return max(self.block or self.bucket_size or math.inf, self.codec.mixed)
+    @functools.cached_property
+    def facts(self) -> Facts:
+        """A part represents a whole block."""
+        known = super().facts
+        mixed = max(self.block or self.bucket_size or math.inf, known.mixed)
+        return dataclasses.replace(known, bits_per_element=None, reorders=False, mixed=mixed)
 
     def decode(self, key: Key, payload: Any, like: ArrayLike, side: Any = None) -> Array:
         del side
@@ -127,30 +128,26 @@ class Split(Codec):
     def bucket_size(self) -> int | None:
         return self.first.bucket_size
 
-    @property
-    def mixed(self) -> int | float:
-        """The larger value of both codecs."""
-        return max(self.first.mixed, self.second.mixed)
+    @functools.cached_property
+    def facts(self) -> Facts:
+        first, second = self.first.facts, self.second.facts
+        return Facts(
+            homogeneous=first.homogeneous and second.homogeneous,
+            mixed=max(first.mixed, second.mixed),
+            agrees=first.agrees or second.agrees,
+        )
 
-    @property
-    def homogeneous(self) -> bool:
-        """Whether both codecs are homogeneous."""
-        return self.first.homogeneous and self.second.homogeneous
-
-    def peaked_bound(self, size: int, peak: float) -> float | None:
+    def variance_bound(self, size: int, peak: float | None = None) -> float | None:
         """The sum of both bounds: no element of a part is larger than the bucket's largest."""
+        if peak is None:
+            return None
         like = jax.ShapeDtypeStruct((1, size), jnp.float32)
-        bounds = [codec.peaked_bound(part.shape[1], peak) for codec, part in self._parts(like)]
+        bounds = [codec.variance_bound(part.shape[1], peak) for codec, part in self._parts(like)]
         known = [bound for bound in bounds if bound is not None]
         return sum(known) if len(known) == len(bounds) else None
 
     def init(self, like: ArrayLike) -> tuple:
         return tuple(codec.init(part) for codec, part in self._parts(like))
-
-    @property
-    def agrees(self) -> bool:
-        """Whether one of the codecs agrees."""
-        return self.first.agrees or self.second.agrees
 
     def agree(self, key: Key, x: Array, count: Array, state: tuple, axis_name: AxisName) -> tuple:
         return tuple(

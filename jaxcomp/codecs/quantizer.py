@@ -1,6 +1,7 @@
 """The quantizer, a codec whose settings are a scale, levels, a rounding and steps."""
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxcomp import base, bits, checks
 from jaxcomp.backend import axes, xla
-from jaxcomp.base import Codec
+from jaxcomp.base import Codec, Facts
 from jaxcomp.codecs import compatibility
 from jaxcomp.codecs.in_rows import InRows
 from jaxcomp.codecs.payload import AgreedScale, QuantizedPayload
@@ -107,24 +108,23 @@ class Quantizer(
             return False  # Elements much smaller than the scale grow to its lowest level.
         return not self.rounding.unbiased and isinstance(self.scale, MaxAbs) and not self.shared
 
-    @property
-    def mixed(self) -> int | float:
-        """The number of elements that share a step fitted "unbiased", to be rotated together."""
-        return (self.block or self.bucket_size or math.inf) if self.fit == "unbiased" else 0
+    @functools.cached_property
+    def facts(self) -> Facts:
+        """A step fitted "unbiased" is one for elements that were rotated together.
 
-    @property
-    def clips(self) -> bool:
-        """Whether the range of the levels is a limit, and elements may be beyond it.
-
-        Signs, and ternary levels at a mean of the largest elements, have no such range.
+        Signs, and ternary levels at a mean of the largest elements, have no range beyond which
+        elements are clipped.
         """
         limits = self.bits >= 2 or self.rounding.unbiased
-        return limits and not (self.scale.covers and self.steps.covers) and not self.shared
-
-    @property
-    def span(self) -> float:
-        """The span of the levels."""
-        return self.levels.span
+        covers = self.scale.covers and self.steps.covers
+        fitted = self.block or self.bucket_size or math.inf
+        return Facts(
+            bits_per_element=self._claim,
+            mixed=fitted if self.fit == "unbiased" else 0,
+            span=self.levels.span,
+            agrees=self.shared,
+            clips=limits and not covers and not self.shared,
+        )
 
     @property
     def bits(self) -> int | float:
@@ -132,35 +132,25 @@ class Quantizer(
         return self.levels.bits
 
     @property
-    def bits_per_element(self) -> float:
+    def _claim(self) -> float:
         """Bits an element of a full bucket, with its steps."""
         if self.bucket_size is None:
             return float(self.bits) + (self.steps.bits(1) / self.block if self.block else 0)
         words = self.words(self.bucket_size)
         return (32 * words + self.steps.bits(self._blocks(self.bucket_size))) / self.bucket_size
 
-    def variance_bound(self, size: int) -> float | None:
+    def variance_bound(self, size: int, peak: float | None = None) -> float | None:
         """The smallest known `ω` with `E‖x̂ − x‖² ≤ ω‖x‖²` for every bucket of `size` elements.
 
-        None if the codec is biased or no bound is known.
+        None if the codec is biased or no bound is known. A `peak` gives another bound with the
+        largest magnitude as the scale.
         """
         if not self.unbiased or self.block:
             return None
-        return bounds.variance(self.levels, self.scale, self.rounding, self.steps, size)
-
-    def peaked_bound(self, size: int, peak: float) -> float | None:
-        """A bound on `ω` if the largest element has on average at most a fraction `peak` of a
-        bucket's energy, as after a random rotation; None as for `variance_bound`.
-        """
         plain = isinstance(self.scale, MaxAbs) and isinstance(self.steps, Exact)
-        if not (self.unbiased and plain and isinstance(self.levels, Uniform | MidRise)):
-            return None
-        return None if self.block else peak * bounds.even(self.levels, self.rounding, size)
-
-    @property
-    def agrees(self) -> bool:
-        """Whether the scale is shared."""
-        return self.shared
+        if peak is not None and plain and isinstance(self.levels, Uniform | MidRise):
+            return peak * bounds.even(self.levels, self.rounding, size)
+        return bounds.variance(self.levels, self.scale, self.rounding, self.steps, size)
 
     def agree(self, key: Key, x: Array, count: Array, state: tuple, axis_name: AxisName) -> Any:
         """The largest scale of all workers, if it is shared."""
@@ -235,7 +225,7 @@ class Quantizer(
         seed = key.shared if self.rounding.shared else key.own
         blocks, derived, *_ = self._derive(seed, key.first, x, count, None)
         points = jnp.abs(rounding_.points(blocks, derived.factor[..., None]))
-        beyond = (points > float(self.levels.magnitude << FRACTION)) & self.clips
+        beyond = (points > float(self.levels.magnitude << FRACTION)) & self.facts.clips
         return jnp.stack([jnp.sum(beyond, axis=(1, 2), dtype=jnp.int32), count], axis=1)
 
     def _encode(

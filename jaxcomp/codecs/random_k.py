@@ -10,7 +10,7 @@ from jax import lax
 from jaxtyping import Int32, UInt32
 
 from jaxcomp import checks
-from jaxcomp.base import Codec
+from jaxcomp.base import Codec, Facts
 from jaxcomp.numerics import noise, summing
 from jaxcomp.numerics.segments import Segments
 from jaxcomp.quantize import sums
@@ -44,7 +44,7 @@ class RandomK(Codec, public=("group",)):
     bucket_size: int | None = None
     segments: Segments | None = dataclasses.field(default=None, repr=False)
     linear = True
-    reorders = True
+    facts = Facts(reorders=True)
 
     def __post_init__(self):
         checks.fraction(self.fraction)
@@ -60,8 +60,9 @@ class RandomK(Codec, public=("group",)):
         """The number of elements of a group."""
         return max(1, round(1 / self.fraction))
 
-    def variance_bound(self, size: int) -> float | None:
+    def variance_bound(self, size: int, peak: float | None = None) -> float | None:
         """`ω` with `E‖x̂ − x‖² = ω‖x‖²`."""
+        del peak
         size = size if self.segments is None else max(self.segments.sizes)
         return min(self.group, size) - 1.0 if self.scaled else None
 

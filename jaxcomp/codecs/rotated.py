@@ -11,7 +11,7 @@ from jaxtyping import UInt32
 
 from jaxcomp import base, checks
 from jaxcomp.backend import blocking
-from jaxcomp.base import Codec, WrappedCodec, decode_sum
+from jaxcomp.base import Codec, Facts, Hints, WrappedCodec, decode_sum
 from jaxcomp.codecs import inner
 from jaxcomp.codecs.parts import Part
 from jaxcomp.numerics import noise, summing
@@ -65,8 +65,6 @@ class Rotated(WrappedCodec, public=("rotate", "unrotate")):
     times: int = 1
     shared: bool = False
     unbiased_on_average: bool = False
-    alone = 1 / 2
-    decodes_in_passes = True
 
     def __post_init__(self):
         inner.check("codec", self.codec, sums=self.shared, guesses=True)
@@ -104,33 +102,31 @@ class Rotated(WrappedCodec, public=("rotate", "unrotate")):
         """Whether the codec is linear and the rotation is shared."""
         return self.codec.linear and self.shared
 
-    @property
-    def reorders(self) -> bool:
-        """Whether the rotation is shared: it is inverted once after the sum, which then rounds."""
-        return self.shared
+    @functools.cached_property
+    def facts(self) -> Facts:
+        """The codec's claim of its bits is kept if a bucket is whole blocks.
 
-    @property
-    def bits_per_element(self) -> float | None:
-        """The codec's own claim, if a bucket is whole blocks."""
-        size = self.bucket_size
-        if size is not None and self._padded(size)[0] != size:
-            return None
-        return self.codec.bits_per_element
+        A shared rotation is inverted once after the sum, which then rounds.
+        """
+        known, size = super().facts, self.bucket_size
+        whole = size is None or self._padded(size)[0] == size
+        bits = known.bits_per_element if whole else None
+        return dataclasses.replace(known, bits_per_element=bits, reorders=self.shared, mixed=0)
 
-    mixed = 0
-
-    @property
-    def unit(self) -> int | None:
+    @functools.cached_property
+    def hints(self) -> Hints:
         """The unit of the codec, in whole blocks."""
-        unit = self.codec.unit
-        return None if unit is None else self._padded(unit)[0]
+        unit = self.codec.hints.unit
+        unit = None if unit is None else self._padded(unit)[0]
+        return Hints(alone=1 / 2, unit=unit, decodes_in_passes=True)
 
-    def variance_bound(self, size: int) -> float | None:
+    def variance_bound(self, size: int, peak: float | None = None) -> float | None:
         """The codec's bound for the rotated bucket, which has no outliers."""
+        del peak
         padded, block = self._padded(size)
         bounds = [
             self.codec.variance_bound(padded),
-            self.codec.peaked_bound(padded, worst_case.rotated_peak(block)),
+            self.codec.variance_bound(padded, worst_case.rotated_peak(block)),
         ]
         return min((bound for bound in bounds if bound is not None), default=None)
 
@@ -145,7 +141,7 @@ class Rotated(WrappedCodec, public=("rotate", "unrotate")):
         return dataclasses.replace(self, codec=self.codec.summable(workers))
 
     def encode(self, key: Key, x: Array, count: Array, state: Any) -> tuple[Any, Any]:
-        if self.guided and jax.tree.leaves(state):
+        if self.facts.guided and jax.tree.leaves(state):
             z, count = self.transform(key, x, count)
             return self.codec.encode(key, z, count, self._guesses(key, state))[0], state
         if jax.tree.leaves(state):  # The state belongs to the whole batch.
@@ -155,14 +151,14 @@ class Rotated(WrappedCodec, public=("rotate", "unrotate")):
 
     def decode(self, key: Key, payload: Any, like: ArrayLike, side: Any = None) -> Array:
         some = _decoder(self, like.shape[1], jnp.dtype(like.dtype))
-        if self.guided and side is not None:
+        if self.facts.guided and side is not None:
             return some(key.first, payload, self._guesses(key, side), key.shared, key.own)
         return blocking.over_rows(some, key.first, payload, side, common=(key.shared, key.own))
 
     def decode_sum(
         self, keys: Key, payloads: Any, like: ArrayLike, weights: Weights = None, side: Any = None
     ) -> Array:
-        if not self.shared or self.guided:
+        if not self.shared or self.facts.guided:
             return super().decode_sum(keys, payloads, like, weights, side)
         z = decode_sum.decode_sum(self.codec, keys, payloads, self.inner_like(like), weights, side)
         return self.unrotate(keys, z, summing.accumulator(like))

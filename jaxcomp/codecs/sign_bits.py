@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Bool, UInt32
 
 from jaxcomp import bits, checks
-from jaxcomp.base import Codec
+from jaxcomp.base import Codec, Facts
 from jaxcomp.numerics import noise
 from jaxcomp.quantize import sums
 from jaxcomp.types import Array, ArrayLike, Key
@@ -49,7 +49,7 @@ class Ballot(Codec):
     bucket_size: int | None = 512
     unbiased = False
     contractive = False
-    homogeneous = False
+    facts = Facts(homogeneous=False)
 
     def __post_init__(self):
         checks.bucket_size(self.bucket_size)

@@ -11,7 +11,7 @@ from jax import lax
 from jaxtyping import Int32, UInt32
 
 from jaxcomp import checks
-from jaxcomp.base import Codec
+from jaxcomp.base import Codec, Facts, Hints
 from jaxcomp.codecs import inner
 from jaxcomp.numerics import exact, noise, segments as segments_, summing
 from jaxcomp.numerics.segments import Segments, moved
@@ -34,6 +34,10 @@ class SparsePayload(NamedTuple):
     values: Any
     places: UInt32[Array, "n words"]
     number: Int32[Array, "n ..."] | tuple
+
+
+_WHOLE = Hints(joined_leaf=2**30)
+_IN_BUCKETS = Hints(joined_leaf=2**30, alone=1 / 2)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,14 +63,11 @@ class Sparsifier(Codec):
     bucket_size: int | None = None
     segments: Segments | None = dataclasses.field(default=None, repr=False)
     unbiased = False
-    joined_leaf = 2**30  # A program for one more size takes the compiler two seconds.
 
     @property
-    def alone(self) -> float:
-        """Half of the elements in buckets, since a program for one more shape compiles for seconds;
-        a leaf taken whole is one in any case.
-        """
-        return Codec.alone if self.bucket_size is None else 1 / 2
+    def hints(self) -> Hints:
+        """A program for one more size or shape takes the compiler two seconds."""
+        return _WHOLE if self.bucket_size is None else _IN_BUCKETS
 
     def __post_init__(self):
         checks.part("choice", self.choice, Choice)
@@ -102,7 +103,7 @@ class Sparsifier(Codec):
             bound = self._bound
             return bound is not None and bound < 1
         # Logarithmic values are close to all chosen elements, if not to all elements.
-        return self.choice.span <= self.values.span
+        return self.choice.span <= self.values.facts.span
 
     @property
     def _bound(self) -> float | None:
@@ -110,16 +111,14 @@ class Sparsifier(Codec):
         values: Any = self.values
         return values.variance_bound(values.bucket_size or 512) if values.unbiased else None
 
-    @property
-    def homogeneous(self) -> bool:
-        """Whether the choice and the codec of the values are homogeneous."""
-        inner = self.values is None or self.values.homogeneous
-        return self.choice.homogeneous and inner
-
-    @property
-    def keeps_zeros(self) -> bool:
-        """Whether zeros that are sent decode to zeros."""
-        return self.values is None or self.values.keeps_zeros
+    @functools.cached_property
+    def facts(self) -> Facts:
+        values = Facts(keeps_zeros=True) if self.values is None else self.values.facts
+        return Facts(
+            homogeneous=self.choice.homogeneous and values.homogeneous,
+            keeps_zeros=values.keeps_zeros,
+            names_senders=True,
+        )
 
     def segmented(self, segments: Segments) -> "Sparsifier | None":
         """None where values of several leaves would share a bucket, or a bitmap lacks places."""

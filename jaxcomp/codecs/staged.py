@@ -1,10 +1,11 @@
 """Several stages of one unbiased codec, unbiased in total."""
 
 import dataclasses
+import functools
 from typing import Any
 
 from jaxcomp import checks
-from jaxcomp.base import Codec, WrappedCodec
+from jaxcomp.base import Codec, Facts, Hints, WrappedCodec
 from jaxcomp.codecs.combinators import Chained, Contractive, times
 from jaxcomp.types import Array, ArrayLike, AxisName, Key
 
@@ -33,10 +34,9 @@ class Staged(WrappedCodec):
     codec: Codec
     stages: int
     omega: float | None = None
-    alone = 1 / 2
     unbiased = True
     contractive = False
-    reorders = False
+    hints = Hints(alone=1 / 2)
 
     def __post_init__(self):
         checks.integer("stages", self.stages, 1)
@@ -51,13 +51,15 @@ class Staged(WrappedCodec):
         omega = own if self.omega is None else self.omega
         return None if omega is None else (omega / (1 + omega)) ** self.stages
 
-    @property
-    def bits_per_element(self) -> float | None:
+    @functools.cached_property
+    def facts(self) -> Facts:
         """`R` times the codec's own bits."""
-        return self._chain().bits_per_element
+        bits = self._chain().facts.bits_per_element
+        return dataclasses.replace(super().facts, bits_per_element=bits, reorders=False)
 
-    def variance_bound(self, size: int) -> float | None:
+    def variance_bound(self, size: int, peak: float | None = None) -> float | None:
         """`q^R / (1 − q^R)`."""
+        del peak
         left = self._left(size)
         return None if left is None else left / (1 - left)
 

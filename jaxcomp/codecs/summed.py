@@ -1,6 +1,7 @@
 """Integers that collectives can add: fields of a word so wide that no sum overflows them."""
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ from jaxtyping import Float32, Int32, UInt32
 
 from jaxcomp import checks
 from jaxcomp.backend import axes
-from jaxcomp.base import Codec
+from jaxcomp.base import Codec, Facts
 from jaxcomp.bits.planes import Plane, lanes
 from jaxcomp.codecs.in_rows import InRows
 from jaxcomp.numerics import noise
@@ -102,12 +103,13 @@ class Summed(Codec, public=("agreed", "measure", "repacked", "width", "words")):
         """Bits of a field."""
         return (2 * self._most).bit_length()
 
-    @property
-    def bits_per_element(self) -> float:
-        """Bits an element of a full bucket, without the agreed steps."""
-        if self.bucket_size is None:
-            return 32 / self._plane.fields
-        return 32 * lanes(self.bucket_size, self._plane) / self.bucket_size
+    @functools.cached_property
+    def facts(self) -> Facts:
+        """The claim of bits is without the agreed steps; sums are these steps times integers."""
+        claim = 32 / self._plane.fields
+        if self.bucket_size is not None:
+            claim = 32 * lanes(self.bucket_size, self._plane) / self.bucket_size
+        return Facts(bits_per_element=claim, agrees=True, sided=True, scales_sums=True)
 
     def agree(
         self, key: Key, x: Array, count: Array, state: Any, axis_name: AxisName
@@ -138,10 +140,6 @@ class Summed(Codec, public=("agreed", "measure", "repacked", "width", "words")):
     def side(self, agreed: AgreedSteps) -> Float32[Array, "..."]:
         """The step of each bucket."""
         return agreed.step
-
-    def side_times(self, side: Float32[Array, "..."], factor: float) -> Float32[Array, "..."]:
-        """The steps with which a sum decodes to `factor` times its value, a power of two."""
-        return side * jnp.float32(factor)
 
     def encode(self, key: Key, x: Array, count: Array, state: Any) -> tuple[SummedPayload, tuple]:
         agreed = state

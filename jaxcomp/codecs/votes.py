@@ -1,13 +1,14 @@
 """The codec of stochastic votes: a weight between −1 and 1 as one of the values −1, 0 and 1."""
 
 import dataclasses
+import functools
 from typing import NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Bool, UInt32
 
 from jaxcomp import bits as bits_, checks
-from jaxcomp.base import Codec
+from jaxcomp.base import Codec, Facts
 from jaxcomp.numerics import noise
 from jaxcomp.quantize import sums
 from jaxcomp.quantize.levels import FRACTION, TRIT
@@ -56,16 +57,15 @@ class Votes(Codec, public=("bits",)):
     bucket_size: int | None = 512
     unbiased = False
     contractive = False
-    homogeneous = False
 
     def __post_init__(self):
         checks.choice("values", self.values, (2, 3))
         checks.bucket_size(self.bucket_size)
 
-    @property
-    def keeps_zeros(self) -> bool:
-        """Whether there is a vote for zero."""
-        return self.values == 3
+    @functools.cached_property
+    def facts(self) -> Facts:
+        """Zeros stay zeros if there is a vote for zero."""
+        return Facts(homogeneous=False, keeps_zeros=self.values == 3)
 
     @property
     def bits(self) -> int | float:

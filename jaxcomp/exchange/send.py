@@ -74,9 +74,9 @@ def send(
     found, keys = [], _keys(key, batches, who, first)
     for own, batch, given, state in zip(keys, batches, message, memory.codecs, strict=True):
         count = batch.counts()
-        if weight is not None and batch.codec.agrees:
+        if weight is not None and batch.codec.facts.agrees:
             given = jnp.where(weight == 0, 0, given)
-        if not first or batch.codec.sided:
+        if not first or batch.codec.facts.sided:
             state = _agreement(batch.codec, axis_name)(own, given, count, state)
         payload, after = _encoder(batch.codec)(own, given, count, state)
         found.append((payload, after, batch.codec.side(state)))
@@ -104,7 +104,7 @@ def decode(
 
 def real(batch: Any, x: Array) -> Array:
     """What a payload decoded to, with zeros in the padding."""
-    return x if batch.codec.keeps_zeros else batches_.real(batch, x)
+    return x if batch.codec.facts.keeps_zeros else batches_.real(batch, x)
 
 
 def decoder(batch: Any, payload: PyTree) -> Callable[..., Array]:
@@ -121,7 +121,7 @@ def _encoder(codec: Any) -> Callable[..., Any]:
 @functools.lru_cache(maxsize=1024)
 def _agreement(codec: Any, axis_name: AxisName) -> Callable[..., Any]:
     """`codec.agree` as one function for equal batches of a program."""
-    if not codec.agrees:
+    if not codec.facts.agrees:
         return lambda key, x, count, state: state
     return jax.jit(functools.partial(codec.agree, axis_name=axis_name))
 

@@ -121,5 +121,5 @@ def _check_down(link: Any) -> None:
             f"got {link.feedback!r}"
         )
     for codec in link.policy.codecs:
-        if codec.agrees:
+        if codec.facts.agrees:
             raise ValueError(f"`down` must have a codec that needs no agreement, got {codec!r}")

@@ -44,13 +44,13 @@ class Uplink:
         object.__setattr__(self, "link", as_link("link", self.link))
         checks.part("side", self.side, Side)
         for codec in self.policy.codecs:
-            if codec.agrees:
+            if codec.facts.agrees:
                 raise ValueError(
                     f"`link` must have a codec that a client can use alone, got {codec!r}, for "
                     "which all clients would have to agree first; use for example "
                     "jaxcomp.qsgd_inf(bits=4)"
                 )
-            if self.guessed and not codec.guided:
+            if self.guessed and not codec.facts.guided:
                 raise ValueError(
                     f"`side` must be NoSide() for a codec that is not guided by guesses, got "
                     f"{self.side!r} with {codec!r}; use for example jaxcomp.wyner_ziv()"

@@ -47,7 +47,7 @@ def batches(groups: Groups, shares: int, runs: int) -> list[Batch]:
 
 def _of_buckets(codec: Codec, dtype: np.dtype, size: int, pieces: Sequence[Piece]) -> list[Batch]:
     """The batches of buckets of one size."""
-    direct, rest = _split(pieces, size, codec.alone)
+    direct, rest = _split(pieces, size, codec.hints.alone)
     tails = {piece.leaf for piece in rest}
     found = [Batch(codec, dtype, size, (p,), parted=p.leaf in tails) for p in direct]
     return [*found, Batch(codec, dtype, size, tuple(rest))] if rest else found
@@ -64,9 +64,9 @@ def _of_leaves(
     """
     every = sorted(piece for pieces in sizes.values() for piece in pieces)
     total = sum(piece.stop for piece in every)
-    most = min(codec.joined_leaf, max(_DIRECT_SIZE, _DOMINANT * total))
+    most = min(codec.hints.joined_leaf, max(_DIRECT_SIZE, _DOMINANT * total))
     short = [piece for piece in every if piece.stop <= most]
-    bucket = _JOINED if codec.joined_leaf <= _JOINED else _ALL
+    bucket = _JOINED if codec.hints.joined_leaf <= _JOINED else _ALL
     count = -(-sum(piece.stop for piece in short) // bucket)
     runs = even_runs(short, [piece.stop for piece in short], count)
     found, joined = [], set()

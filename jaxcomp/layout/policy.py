@@ -100,8 +100,9 @@ class Policy:
         codec = self.rest if codec is None else codec
         if len(own) < len(shape):
             why = f"{why}, as each of {shape[0]} layers"
-            codec = None if codec is None else codec.stacked(1)
-        fitting, objection = (None, None) if codec is None else codec.for_leaf(shape, dtype)
+        if codec is None:
+            return None, why
+        fitting, objection = codec.for_leaf(shape, dtype, len(shape) - len(own))
         return fitting, why if objection is None else f"{why}, {objection}"
 
     def _decide(self, path: str, shape: tuple[int, ...]) -> tuple[Codec | None, str]:

@@ -119,11 +119,13 @@ def _bucket_of(codec: Codec, size: int, shares: int) -> int:
     of powers of two below it.
     """
     if codec.bucket_size is None:
-        return -(-size // (shares if codec.shaped else shares * -(-size // (shares * _LONGEST))))
+        return -(
+            -size // (shares if codec.facts.shaped else shares * -(-size // (shares * _LONGEST)))
+        )
     whole = codec.bucket_size
-    if size >= whole or codec.unit is None:
+    if size >= whole or codec.hints.unit is None:
         return min(whole, size)
-    return min(codec.unit, 1 << (size - 1).bit_length())
+    return min(codec.hints.unit, 1 << (size - 1).bit_length())
 
 
 def _like(path: str, leaf: Any) -> jax.ShapeDtypeStruct:

@@ -37,7 +37,7 @@ def digests(codec: Any, plan: Layout) -> dict[int, bytes]:
 
 def _in_units(batch: Batch, plan: Layout) -> bool:
     """Whether a leaf is in buckets that are neither full-sized nor of its own size."""
-    if batch.codec.unit is None or batch.size == batch.codec.bucket_size:
+    if batch.codec.hints.unit is None or batch.size == batch.codec.bucket_size:
         return False
     return any(plan.likes[piece.leaf].size != batch.size for piece in batch.pieces)
 

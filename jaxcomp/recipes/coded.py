@@ -40,7 +40,7 @@ def ecsq(
         ValueError: for other rates or scales, shorter buckets, or one rotation at such low rates.
 
     Example:
-        >>> ecsq(bits=2).bits_per_element
+        >>> ecsq(bits=2).facts.bits_per_element
         2.0
 
     References:

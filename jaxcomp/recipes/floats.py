@@ -57,7 +57,7 @@ def alq(
         ValueError: for other widths, or a schedule or bucket size that is not positive.
 
     Example:
-        >>> alq(bits=3).bits_per_element
+        >>> alq(bits=3).facts.bits_per_element
         3.0625
 
     References:
@@ -118,7 +118,7 @@ def natural(bits: int = 9, bucket_size: int | None = 512) -> Natural:
         ValueError: for other widths or a bucket size that is not positive.
 
     Example:
-        >>> natural().bits_per_element
+        >>> natural().facts.bits_per_element
         9.0
 
     References:
@@ -156,7 +156,7 @@ def natural_dithering(
         ValueError: for other widths, a `p` below 1, or a bucket size that is not positive.
 
     Example:
-        >>> natural_dithering(bits=4, natural_norm=True).bits_per_element
+        >>> natural_dithering(bits=4, natural_norm=True).facts.bits_per_element
         4.015625
 
     References:
@@ -201,7 +201,7 @@ def mx(
             is not positive.
 
     Example:
-        >>> mx("mxfp4").bits_per_element, mx("nvfp4").bits_per_element
+        >>> mx("mxfp4").facts.bits_per_element, mx("nvfp4").facts.bits_per_element
         (4.25, 4.5625)
 
     References:

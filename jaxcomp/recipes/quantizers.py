@@ -17,7 +17,7 @@ def cast(dtype: str = "bfloat16", bucket_size: int | None = 512) -> Cast:
         ValueError: for another dtype or a bucket size that is not positive.
 
     Example:
-        >>> cast("bfloat16").bits_per_element
+        >>> cast("bfloat16").facts.bits_per_element
         16.0
 
     Note:
@@ -35,7 +35,7 @@ def sign(bucket_size: int | None = 512) -> Quantizer:
         bucket_size: elements that share a scale; None for one scale per leaf.
 
     Example:
-        >>> sign().bits_per_element
+        >>> sign().facts.bits_per_element
         1.0625
 
     References:
@@ -84,7 +84,7 @@ def qsgd(
         ValueError: for other widths or levels, or a bucket size that is not positive.
 
     Example:
-        >>> qsgd(bits=4, bucket_size=512).bits_per_element
+        >>> qsgd(bits=4, bucket_size=512).facts.bits_per_element
         4.0625
 
     References:
@@ -124,7 +124,7 @@ def qsgd_inf(
         ValueError: for other widths or levels, or a bucket size that is not positive.
 
     Example:
-        >>> qsgd_inf(bits=8, bucket_size=512).bits_per_element
+        >>> qsgd_inf(bits=8, bucket_size=512).facts.bits_per_element
         8.0625
 
     References:
@@ -150,7 +150,7 @@ def blockwise(bits: int = 4, bucket_size: int | None = 128) -> Quantizer:
         ValueError: for other widths or a bucket size that is not positive.
 
     Example:
-        >>> blockwise(bits=4, bucket_size=128).bits_per_element
+        >>> blockwise(bits=4, bucket_size=128).facts.bits_per_element
         4.25
 
     References:

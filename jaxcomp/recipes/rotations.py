@@ -71,7 +71,7 @@ def eden(
         ValueError: for other rates or scales, or a bucket size that is not positive.
 
     Example:
-        >>> eden(bits=2).bits_per_element
+        >>> eden(bits=2).facts.bits_per_element
         2.0078125
 
     References:
@@ -110,7 +110,7 @@ def drive(
         ValueError: for another scale, or a bucket size that is not positive.
 
     Example:
-        >>> drive().bits_per_element
+        >>> drive().facts.bits_per_element
         1.0078125
 
     References:

@@ -76,7 +76,7 @@ def thc(bits: int = 4, clipped: float = 1 / 32, bucket_size: int | None = 4096) 
         ValueError: for another width or fraction, or a bucket size that is not positive.
 
     Example:
-        >>> thc(bits=4).codec.summable(workers=8).bits_per_element
+        >>> thc(bits=4).codec.summable(workers=8).facts.bits_per_element
         8.0
 
     References:

@@ -103,8 +103,8 @@ def candidates(source: "Link | Reducer") -> tuple[Reducer, ...]:
         return (source,)
     found: list[Reducer] = [Gather(source)]
     codecs, both = source.policy.codecs, two_shot(source)
-    if codecs and all(codec.may_sum for codec in codecs):
-        with contextlib.suppress(ValueError):  # The settings do not allow it.
+    if codecs:
+        with contextlib.suppress(ValueError):  # Payloads of these codecs do not add up.
             found.append(Psum(source))
     if both is None or all(codec.linear for codec in codecs):
         return tuple(found)
@@ -121,7 +121,7 @@ def two_shot(link: Link, *, whole: bool = False) -> TwoShot | None:
     codecs = link.policy.codecs
     if not whole and not all(codec.bucket_size for codec in codecs):
         return None
-    shaped = any(codec.shaped for codec in codecs)
+    shaped = any(codec.facts.shaped for codec in codecs)
     if shaped or len({codec.contractive for codec in codecs}) != 1:
         return None
     feedback = link.feedback

@@ -54,7 +54,7 @@ class Gather(Reducer):
             self._check_senders()
 
     def _check_senders(self) -> None:
-        dense = [c for c in self.uplink.policy.codecs if not c.names_senders]
+        dense = [c for c in self.uplink.policy.codecs if not c.facts.names_senders]
         if dense:
             raise ValueError(
                 f"`over` must be 'workers' for codecs that send every element, got 'senders' with "

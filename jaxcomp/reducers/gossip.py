@@ -93,7 +93,8 @@ class Gossip(Reducer, public=("busiest",)):
             object.__setattr__(self, "link", Link(self.link))
         checks.part("graph", self.graph, Graph)
         for codec in self._given.policy.codecs:
-            if codec.agrees or codec.sided or codec.shaped:
+            facts = codec.facts
+            if facts.agrees or facts.sided or facts.shaped:
                 raise ValueError(
                     "`link` must have codecs that every worker uses by itself, for leaves of every "
                     f"shape, got {codec!r}; use a codec such as jaxcomp.qsgd_inf(bits=4)"

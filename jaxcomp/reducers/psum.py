@@ -132,7 +132,7 @@ def _factors(workers: int, batch: Any, payload: PyTree) -> tuple[float, float]:
     dtypes = {leaf.dtype for leaf in jax.tree.leaves(payload)}
     before, after = summing.mean_factors(workers)
     if any(jnp.issubdtype(dtype, jnp.integer) for dtype in dtypes):
-        return (before, after) if batch.codec.scales_sums else (1.0, 1 / workers)
+        return (before, after) if batch.codec.facts.scales_sums else (1.0, 1 / workers)
     return (before * after, 1.0) if any(map(over_workers.is_narrow, dtypes)) else (before, after)
 
 
@@ -192,8 +192,8 @@ def _mean(
         like = summing.accumulator(batch.like)
 
         def decode(key, payload, side):
-            if batch.codec.scales_sums:
-                side = batch.codec.side_times(side, before)
+            if batch.codec.facts.scales_sums:
+                side = jax.tree.map(lambda part: part * jnp.float32(before), side)
             whole = batch.codec.decode(key, payload, like, side)
             # The reciprocal: compiled code divides by a constant so, eager code does not.
             return (whole * jnp.asarray(factor, whole.dtype)).astype(batch.dtype)

@@ -93,14 +93,14 @@ class Robust(Reducer):
             checks.integer("collectives", self.collectives, 1)
         if not isinstance(self.link, Link):
             object.__setattr__(self, "link", self._linked(self.link))
-        agreeing = [codec for codec in self._given.policy.codecs if codec.agrees]
+        agreeing = [codec for codec in self._given.policy.codecs if codec.facts.agrees]
         if agreeing:
             raise ValueError(
                 "`link` must have codecs that every worker uses by itself, got "
                 f"{agreeing[0]!r}: the workers agree on its scales or levels, and a hostile one "
                 "would set them for all; use a codec such as jaxcomp.qsgd_inf(bits=4)"
             )
-        shaped = [codec for codec in self._given.policy.codecs if codec.shaped]
+        shaped = [codec for codec in self._given.policy.codecs if codec.facts.shaped]
         if shaped:
             raise ValueError(
                 "`link` must have codecs for leaves of every shape, so that no leaf is averaged "

@@ -227,7 +227,7 @@ def _reducer(given: Any) -> Any:
 
 
 def _check_fit(link: Link, last: Link) -> None:
-    shaped = [codec for codec in link.policy.codecs if codec.shaped]
+    shaped = [codec for codec in link.policy.codecs if codec.facts.shaped]
     if shaped:
         raise ValueError(
             "`phases` must have codecs that are the same for leaves of every shape, so that phases "

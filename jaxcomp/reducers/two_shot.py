@@ -205,7 +205,7 @@ def _cut(shard: batches_.Shard, codec: Codec) -> batches_.Recut:
 
 
 def _check(up: Link, down: Link) -> None:
-    shaped = [c for c in (*up.policy.codecs, *down.policy.codecs) if c.shaped]
+    shaped = [c for c in (*up.policy.codecs, *down.policy.codecs) if c.facts.shaped]
     if shaped:
         raise ValueError(
             f"`up` and `down` must have codecs of buckets, which can be split over workers, got "

@@ -10,6 +10,7 @@ from jaxcomp.testing.bias import (
     assert_unbiased as assert_unbiased,
 )
 from jaxcomp.testing.codec import (
+    assert_declares_hooks as assert_declares_hooks,
     assert_deterministic as assert_deterministic,
     assert_handles_extremes as assert_handles_extremes,
     assert_is_setting as assert_is_setting,

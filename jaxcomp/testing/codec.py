@@ -1,6 +1,7 @@
 """The contract of a codec, on inputs that occur in training."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomp.base import Codec, decode_sum
+from jaxcomp.base.codec import HOOKS
 from jaxcomp.layout import batches as batches_, trees
 from jaxcomp.numerics import noise, summing
 from jaxcomp.reducers import choose
@@ -29,7 +31,8 @@ def check_codec(
 ) -> None:
     """Checks all properties of a codec on a few inputs.
 
-    The codec is a hashable setting; it keeps shapes and dtypes; zeros decode to zeros; extreme but
+    The codec is a hashable setting; it keeps shapes and dtypes; it has the hooks that its facts
+    declare; zeros decode to zeros; extreme but
     finite inputs of every dtype give finite results; non-finite elements stay visible; `jit`,
     `vmap` and eager agree bit for bit, and repeated calls too; a slice of a batch is encoded as in
     the whole batch; `decode_sum` is the sum of `decode`; the payload has the claimed size; the
@@ -51,6 +54,7 @@ def check_codec(
     assert_is_setting(codec)
     x = bias.gaussian(size)
     assert_keeps_shape(codec)
+    assert_declares_hooks(codec, x)
     assert_deterministic(codec, x, eager=eager)
     rows.assert_follows_first(codec)
     assert_handles_extremes(codec, x)
@@ -115,6 +119,37 @@ def assert_keeps_shape(codec: Codec) -> None:
                     f"every array of a payload must have a leading axis of {batch.buckets} "
                     f"buckets; {codec!r} sends shape {leaf.shape}"
                 )
+
+
+def assert_declares_hooks(codec: Codec, x: Array) -> None:
+    """Checks that the codec has the hooks that its facts declare, and declares those that act."""
+
+    def check(holds: bool, fact: str, why: str) -> None:
+        if not holds:
+            raise AssertionError(f"facts of {codec!r} must have {fact}, since {why}")
+
+    facts = codec.facts
+    for fact, hook in HOOKS.items():
+        own = getattr(type(codec), hook) is not getattr(Codec, hook)
+        check(own or not getattr(facts, fact), f"{fact}=False", f"it does not define {hook}")
+    leaf, _ = codec.for_leaf((48, 64), jnp.dtype(jnp.float32))
+    check(facts.shaped or leaf == codec, "shaped=True", "for_leaf returns another codec")
+    for batch in trees.layout(codec, x).batches:
+        rows, state = trees.stack(batch, [x]), batch.codec.init(batch.like)
+        agree = functools.partial(
+            batch.codec.agree, batches_.batch_key(noise.raw(SEED), 0, 0), rows, batch.counts()
+        )
+        if not facts.agrees:
+            after = jax.vmap(agree, (0, None), axis_name="workers", axis_size=1)(
+                jax.tree.map(lambda leaf: leaf[None], state), "workers"
+            )
+            kept = jax.tree.structure(after) == jax.tree.structure(state) and all(
+                np.array_equal(new[0], old, equal_nan=True)
+                for new, old in zip(jax.tree.leaves(after), jax.tree.leaves(state), strict=True)
+            )
+            check(kept, "agrees=True", "agree changes its state")
+        side = None if facts.sided else batch.codec.side(state)
+        check(side is None, "sided=True", "side returns something")
 
 
 def assert_deterministic(codec: Codec, x: Array, *, eager: bool = True) -> None:
@@ -222,7 +257,7 @@ def assert_handles_extremes(codec: Codec, x: Array) -> None:
                 f"{codec!r} must be contractive for inputs of 1e-35 too: its error there is "
                 f"{ratio:.4g} of the input's energy"
             )
-    for scale in (2.0**-40, 2.0**60) if codec.homogeneous else ():
+    for scale in (2.0**-40, 2.0**60) if codec.facts.homogeneous else ():
         want = np.asarray(run(x)) * np.float32(scale)
         got = np.asarray(run(x * scale))
         if not np.array_equal(want, got):
@@ -292,7 +327,7 @@ def _sums(
     atol = 1e-6 * float(jnp.abs(want).max())
     close = np.allclose(np.asarray(want), np.asarray(got), rtol=1e-5, atol=atol)
     equal = np.array_equal(np.asarray(want), np.asarray(got))
-    return (close if codec.reorders else equal), close
+    return (close if codec.facts.reorders else equal), close
 
 
 _decoded = jax.jit(lambda codec, *args: codec.decode(*args), static_argnums=(0, 3))
@@ -302,7 +337,7 @@ _summed = jax.jit(decode_sum.decode_sum, static_argnums=(0, 3))
 def assert_wire_bytes(codec: Codec, like: ArrayLike) -> None:
     """Checks that the payload has the size that `wire_bytes` returns, and that the codec claims.
 
-    The claim is the codec's optional `bits_per_element`, which holds for full buckets.
+    The claim is `bits_per_element` in the codec's facts, which holds for full buckets.
     """
     x = jnp.zeros(like.shape, like.dtype)
     payload = trees.encode(codec, SEED, x)
@@ -310,7 +345,7 @@ def assert_wire_bytes(codec: Codec, like: ArrayLike) -> None:
     counted = choose.wire_bytes(codec, like)
     if measured != counted:
         raise AssertionError(f"{codec!r} sends {measured} bytes, and wire_bytes says {counted}")
-    claim = codec.bits_per_element
+    claim = codec.facts.bits_per_element
     if claim is None:
         return
     size = codec.bucket_size or 4096

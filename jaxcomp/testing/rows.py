@@ -87,7 +87,7 @@ def assert_keeps_zeros(codec: Codec) -> None:
     Raises:
         AssertionError: with the number of zeros that became something else.
     """
-    if not codec.keeps_zeros:
+    if not codec.facts.keeps_zeros:
         return
     for batch, x, count in _batches(codec, jnp.float16):
         x = np.where(np.arange(x.shape[1]) % 3 == 1, x, 0)

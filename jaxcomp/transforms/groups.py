@@ -114,7 +114,7 @@ def clipped(batches: Sequence[Any], message: Stacks, key: Array, worker: Array) 
     for own, batch, x in zip(keys, batches, message, strict=True):
         whole = isinstance(batch, Batch)
         codec, counts = batch.picked if whole else batch.codec, batch.counts()
-        if not codec.clips:
+        if not codec.facts.clips:
             continue
         if whole and batch.segments is not None:
             pairs = enumerate(pieces(batch, x))

@@ -86,14 +86,14 @@ def agreed_bytes(batches: Batches, workers: int) -> Fraction:
 def _agreed(kind: _Kind, buckets: int, x64: bool) -> int:
     """The bytes that the agreement for this many buckets puts into an all-reduce."""
     codec, like = kind.codec, kind.like(buckets)
-    if not codec.agrees:
+    if not codec.facts.agrees:
         return 0
 
     def agree(x):
         key = batches_.batch_key(jnp.zeros(2, jnp.uint32), 0, 0)
         state = codec.init(like)
         after = codec.agree(key, x, kind.count(buckets), state, "agree")
-        return state, codec.side(after) if codec.sided and codec.linear else after
+        return state, codec.side(after) if codec.facts.sided and codec.linear else after
 
     def shapes():
         rows = jax.ShapeDtypeStruct((1, *like.shape), like.dtype)

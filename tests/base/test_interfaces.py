@@ -9,23 +9,26 @@ import pytest
 
 import jaxcomp
 from jaxcomp import base, testing
-from jaxcomp.base import Aggregate, Codec, Feedback, Gate, Reducer, WrappedCodec, interface
+from jaxcomp.base import (
+    Aggregate,
+    Codec,
+    Facts,
+    Feedback,
+    Gate,
+    Hints,
+    Reducer,
+    ReducerFacts,
+    WrappedCodec,
+    interface,
+)
 
 NOUNS = (Aggregate, Codec, Feedback, Gate, Reducer)
-CLAIMS = {"unbiased", "linear", "variance_bound", "peaked_bound"}
+CLAIMS = {"unbiased", "linear", "variance_bound", "hints"}
 """What a wrapper may break, so that it must claim it anew."""
-AROUND = {
-    "may_sum",
-    "summable",
-    "segmented",
-    "segments",
-    "names_senders",
-    "mean_of_senders",
-    "scales_sums",
-    "side_times",
-}
-AROUND |= {"for_leaf", "stacked", "shaped", "decode_sum"}
+AROUND = {"summable", "segmented", "segments", "mean_of_senders", "for_leaf", "decode_sum"}
 """Ways past `decode`, which lead past a wrapper's own: it has those of every codec, or its own."""
+MOST = {Codec: 20, Reducer: 10}
+"""The largest number of public members, so that a person can hold an interface in mind."""
 
 
 def concrete(noun):
@@ -39,23 +42,31 @@ WRAPPERS = concrete(WrappedCodec)
 
 
 def odd():
-    """A codec whose hooks all differ from their defaults."""
+    """A codec whose hooks and facts all differ from their defaults."""
 
     @dataclasses.dataclass(frozen=True)
     class Odd(Codec):
         bucket_size: int | None = 48
         unbiased: bool = True
         contractive = True
-        bits_per_element = 7.25
-        reorders = True
-        homogeneous = False
-        mixed = 2
-        agrees = True
+        facts = Facts(7.25, False, True, True, 2, 1.5, *(True,) * 7)
 
         def agree(self, key, x, count, state, axis_name):
             return "agreed"
 
-        def variance_bound(self, size):
+        def side(self, agreed):
+            return agreed
+
+        def clipped(self, key, x, count):
+            return jnp.stack([count, count], axis=1)
+
+        def mean_of_senders(self, keys, payloads, like, weights=None):
+            return jnp.zeros(like.shape)
+
+        def for_leaf(self, shape, dtype, stacked=0):
+            return None, "odd"
+
+        def variance_bound(self, size, peak=None):
             return 0.25
 
         def init(self, like):
@@ -89,10 +100,15 @@ def test_every_wrapper_forwards_every_hook(wrapper, hook):
         return
     codec = odd()
     outer = around(wrapper, codec)
-    if not inspect.isfunction(vars(Codec).get(hook)):
+    if hook == "facts":
+        lost = {"keeps_zeros", "scales_sums", "names_senders", "shaped"}
+        kept = {fact.name for fact in dataclasses.fields(Facts)} - lost
+        assert all(getattr(outer.facts, fact) == getattr(codec.facts, fact) for fact in kept)
+        assert not any(getattr(outer.facts, fact) for fact in lost)
+    elif not inspect.isfunction(vars(Codec).get(hook)):
         assert getattr(outer, hook) == getattr(codec, hook)
-        return
-    assert getattr(wrapper, hook) is getattr(WrappedCodec, hook)
+    else:
+        assert getattr(wrapper, hook) is getattr(WrappedCodec, hook)
 
 
 @pytest.mark.parametrize("hook", [n for n in interface.hooks(Codec) if n not in CLAIMS | AROUND])
@@ -100,7 +116,7 @@ def test_the_forwarding_base_calls_every_method(hook):
     called = []
 
     class Spy:
-        agrees = True
+        facts = Facts(agrees=True)
 
         def __getattr__(self, name):
             return lambda *args: called.append(name) or args[1:3]
@@ -116,6 +132,19 @@ def test_the_forwarding_base_calls_every_method(hook):
         names = list(inspect.signature(getattr(Codec, hook)).parameters)[1:]
         getattr(Plain(Spy()), hook)(*(given.get(name) for name in names))
         assert called == [hook]
+
+
+@pytest.mark.parametrize("noun", MOST, ids=lambda kind: kind.__name__)
+def test_an_interface_has_few_members(noun):
+    assert len(interface.hooks(noun)) <= MOST[noun]
+
+
+@pytest.mark.parametrize("declared", [Facts, Hints, ReducerFacts], ids=lambda kind: kind.__name__)
+def test_what_is_declared_is_explained_and_has_a_default(declared):
+    declared()
+    assert declared.__dataclass_params__.frozen
+    for field in dataclasses.fields(declared):
+        assert f"{field.name}:" in declared.__doc__, field.name
 
 
 @pytest.mark.parametrize("noun", NOUNS, ids=lambda kind: kind.__name__)
@@ -155,6 +184,62 @@ def test_a_misspelt_hook_raises():
 
             def decode_summ(self, keys, payloads, like, weights=None, side=None):
                 return payloads
+
+
+def plain(**members):
+    """A codec with these members beside the methods that every codec has."""
+
+    def encode(self, key, x, count, state):
+        return x, state
+
+    def decode(self, key, payload, like, side=None):
+        return payload
+
+    required = {"bucket_size": None, "unbiased": True, "encode": encode, "decode": decode}
+    return type("Own", (Codec,), required | members)
+
+
+def agree(self, key, x, count, state, axis_name):
+    return state
+
+
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        ("bits_per_element", r"facts = jaxcomp\.base\.Facts\(bits_per_element="),
+        ("homogenous", r"facts = jaxcomp\.base\.Facts\(homogeneous="),
+        ("agrees", r"facts = jaxcomp\.base\.Facts\(agrees="),
+        ("unit", r"hints = jaxcomp\.base\.Hints\(unit="),
+    ],
+)
+def test_a_fact_outside_of_the_facts_raises_and_leads_there(name, where):
+    with pytest.raises(TypeError, match=rf"Own\.{name} is no hook of Codec; did you mean {where}"):
+        plain(**{name: True})
+
+
+def test_facts_that_contradict_the_methods_raise():
+    assert plain(agree=agree, facts=Facts(agrees=True)).facts.agrees
+    with pytest.raises(
+        TypeError, match=r"Own\.facts must have agrees=True, since .* defines agree"
+    ):
+        plain(agree=agree)
+    with pytest.raises(TypeError, match="Own must define side, since its facts have sided=True"):
+        plain(facts=Facts(sided=True))
+    with pytest.raises(TypeError, match=r"Own\.facts must be jaxcomp\.base\.Facts"):
+        plain(facts={"agrees": True})
+    with pytest.raises(TypeError, match=r"Own\.hints must be jaxcomp\.base\.Hints"):
+        plain(hints=Facts())
+    with pytest.raises(TypeError, match=r"Own\.unit must not be a field: it is .* by hints = "):
+        plain(unit=64, __annotations__={"unit": int})
+    with pytest.raises(ValueError, match="`scales_sums` must be False without `sided`"):
+        Facts(scales_sums=True)
+
+
+def test_a_wrapper_keeps_facts_that_it_does_not_change():
+    with pytest.raises(TypeError, match=r"Own\.facts must keep those of the wrapped codec"):
+        type("Own", (WrappedCodec,), {"codec": None, "unbiased": True, "facts": Facts()})
+    with pytest.raises(TypeError, match="homogenous"):
+        base.changed(homogenous=False)
 
 
 def test_a_half_implemented_hook_raises():

@@ -100,7 +100,7 @@ def test_a_step_a_block_costs_a_hundredth_of_a_bit():
 
 def test_one_scale_for_more_than_is_rotated_together_is_refused():
     eden = jaxcomp.eden(1, 8192).codec
-    wide = eden.__class__(**{**vars(eden), "block": None})
+    wide = dataclasses.replace(eden, block=None)
     with pytest.raises(ValueError, match="block=4096"):
         Rotated(codec=wide)
     with pytest.raises(ValueError, match="rotated together"):

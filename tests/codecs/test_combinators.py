@@ -10,7 +10,7 @@ from suite import law, nmse, roundtrip
 
 import jaxcomp
 from jaxcomp import testing
-from jaxcomp.base import Codec, WrappedCodec
+from jaxcomp.base import Codec, WrappedCodec, changed
 from jaxcomp.codecs.cosine import Cosine
 from jaxcomp.codecs.embedded import Embedded
 from jaxcomp.codecs.parts import Part, Split
@@ -115,7 +115,7 @@ def test_what_workers_agree_on_is_passed_on(codec):
         state = codec.agree(key, x, count, codec.init(x), "data")
         return codec.encode(key, x, count, state)[0]
 
-    assert codec.agrees
+    assert codec.facts.agrees
     payload = jax.vmap(run, axis_name="data")(x)
     steps = next(leaf for leaf in jax.tree.leaves(payload) if leaf.dtype == jnp.float32)
     assert (steps > 0).all()
@@ -164,15 +164,15 @@ def test_what_is_wrapped_is_asked_whether_it_scales_with_its_input():
     class Fixed(WrappedCodec):
         codec: Codec = jaxcomp.natural(bucket_size=64)
         unbiased = True
-        homogeneous = False
+        facts = changed(homogeneous=False)
 
-        def variance_bound(self, size):
+        def variance_bound(self, size, peak=None):
             return self.codec.variance_bound(size)
 
     for outer in wrapped(Fixed()):
-        assert not outer.homogeneous, outer
+        assert not outer.facts.homogeneous, outer
     for outer in wrapped(jaxcomp.natural()):
-        assert outer.homogeneous, outer
+        assert outer.facts.homogeneous, outer
     with pytest.raises(ValueError, match="scale with its input"):
         Cosine(codec=jaxcomp.codecs.Clipped(codec=jaxcomp.threshold(1.0)))
 

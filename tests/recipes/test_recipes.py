@@ -47,8 +47,12 @@ def public_functions():
 
 
 def test_no_public_signature_hides_its_arguments():
-    """optax's protocol uses `**extra` for arguments of a chain. Nested functions are not public."""
+    """optax's protocol uses `**extra` for arguments of a chain. Nested functions are not public.
+
+    `changed` takes the fields of `Facts`, as `dataclasses.replace` does, and checks their names.
+    """
     found = [(name, node.args.kwarg.arg) for name, node in public_functions() if node.args.kwarg]
+    found.remove(("base/codec.py:changed", "changes"))
     assert [name for name, arg in found if arg != "extra"] == []
 
 

@@ -28,7 +28,7 @@ class Half(jaxcomp.Codec, abstract=True):
 
     bucket_size = 128
     unbiased = False
-    bits_per_element = 16
+    facts = jaxcomp.base.Facts(bits_per_element=16)
 
     def encode(self, key, x, count, state):
         return HalfPayload(rounded(x.astype(jnp.float32), jnp.bfloat16)), state
@@ -56,7 +56,7 @@ class Biased(Half):
 class Larger(Half):
     """Claims eight bits and sends sixteen."""
 
-    bits_per_element = 8
+    facts = jaxcomp.base.Facts(bits_per_element=8)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Offset(Half):
 class Lifted(Half):
     """Zero does not stay zero beside other elements, and it says that it does."""
 
-    keeps_zeros = True
+    facts = jaxcomp.base.Facts(keeps_zeros=True)
 
     def decode(self, key, payload, like, side=None):
         values = payload.values.astype(jnp.float32)
@@ -179,6 +179,27 @@ class Coarse(Half):
         return HalfPayload(rounded(x, jnp.bfloat16)), state
 
 
+@dataclasses.dataclass(frozen=True)
+class Secret(Half):
+    """Agrees on something, and does not say so."""
+
+    @property
+    def facts(self):
+        return jaxcomp.base.Facts(bits_per_element=16)
+
+    def agree(self, key, x, count, state, axis_name):
+        return jax.lax.pmax(jnp.abs(x).max(), axis_name)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sideless(Half):
+    """Says that decoders need side information, and has none."""
+
+    @property
+    def facts(self):
+        return jaxcomp.base.Facts(bits_per_element=16, sided=True)
+
+
 @dataclasses.dataclass
 class Unhashable(Half):
     """Not frozen, so equal ones would not share a compilation."""
@@ -205,6 +226,8 @@ def test_a_good_codec_passes():
         (Overflowing(), "the largest float16"),
         (Coarse(), "must be contractive for inputs of 1e-35"),
         (Flat(), "leading axis of 6 buckets"),
+        (Secret(), "must have agrees=True, since agree changes its state"),
+        (Sideless(), "must have sided=False, since it does not define side"),
         (Unhashable(), "must be hashable by value"),
         ("qsgd", "a codec must derive from jaxcomp.Codec"),
     ],
