@@ -32,12 +32,12 @@ def scaffold(rate: float, axis_name: str, every: int, codec: Any) -> optax.Gradi
         taken = jnp.zeros((), jnp.int32)
         return ScaffoldState(taken, own, zeros, local.init(params), mean.init(params))
 
-    def update(grads: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         own, total = state.own.own()
-        corrected = jax.tree.map(lambda g, o, c: g - o + c, grads, own, state.common)
-        updates, inner = local.update(corrected, state.local, params, **extra)
-        average, outer = mean.update(grads, state.mean, params)
-        total, ends = jax.tree.map(jnp.add, total, grads), (state.taken + 1) % every == 0
+        corrected = jax.tree.map(lambda g, o, c: g - o + c, updates, own, state.common)
+        moved, inner = local.update(corrected, state.local, params, **extra)
+        average, outer = mean.update(updates, state.mean, params)
+        total, ends = jax.tree.map(jnp.add, total, updates), (state.taken + 1) % every == 0
 
         def at_end(new, old):
             return jax.tree.map(lambda x, y: jnp.where(ends, x, y), new, old)
@@ -46,7 +46,7 @@ def scaffold(rate: float, axis_name: str, every: int, codec: Any) -> optax.Gradi
         total = at_end(jax.tree.map(jnp.zeros_like, total), total)
         own = jaxcomp.PerWorker.wrap((own, total), "local", axis_name)
         common = at_end(average, state.common)
-        return updates, ScaffoldState(state.taken + 1, own, common, inner, outer)
+        return moved, ScaffoldState(state.taken + 1, own, common, inner, outer)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

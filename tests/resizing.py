@@ -89,7 +89,7 @@ def filled(state, one, seed=0):
         if not per_worker.is_per_worker(node):
             return draw(node)
         tree = jax.tree.map(draw, node.tree, is_leaf=is_node(blocks.Blocks8))
-        if node.kind == "share":
+        if node.kind == "slice":
             assert like is not None
             tree = jax.tree.map(real, tree, like.tree, is_leaf=is_node(blocks.Blocks8))
         return per_worker.PerWorker(tree, node.kind)
@@ -105,14 +105,14 @@ def filled(state, one, seed=0):
         if not isinstance(node, Mirrored):
             return node
         own, mirror = node.own, node.mirror
-        if own.kind == "share":  # Of a downlink, all of whose shares everyone knows.
+        if own.kind == "slice":  # Of a downlink, all of whose shares everyone knows.
             return Mirrored(own, jax.tree.map(lambda h: h.reshape(-1, h.shape[-1]), own.tree))
         if per_worker.is_per_worker(mirror) and mirror.kind == own.kind:  # Over a graph.
             heard = jax.tree.map(lambda h: jnp.roll(h, 1, 0), own.tree)
             return Mirrored(own, per_worker.PerWorker(heard, mirror.kind))
         if per_worker.is_per_worker(mirror):
             share = jax.tree.map(shared_mean, own.tree, mirror.tree)
-            return Mirrored(own, per_worker.PerWorker(share, "share"))
+            return Mirrored(own, per_worker.PerWorker(share, "slice"))
         return Mirrored(own, jax.tree.map(lambda h: h.mean(0, dtype=h.dtype), own.tree))
 
     def shared_mean(own, mirror):
@@ -203,9 +203,9 @@ def check_moved(before, after, one, tolerance=1e-5):
     for old, new, like in kinds:
         if old.kind == "codec":
             check_handed_on(old, new)
-        elif old.kind == "codec share":
+        elif old.kind == "codec slice":
             check_handed_on(old, new, like)
-        elif old.kind != "share":
+        elif old.kind != "slice":
             trees = [without_unsent(x.tree) if id(new) in uplinks else x.tree for x in (new, old)]
             for got, want in zip(*map(arrays, map(floating, trees)), strict=True):
                 close(got.mean(0), want.mean(0))
@@ -235,7 +235,7 @@ def check_unsent(before, after, one, close):
 def shift(node, whole):
     """Of each batch, the mean of the shifts, or all shares, and the mirror."""
     own = arrays(node.own.tree)
-    if node.own.kind == "share":
+    if node.own.kind == "slice":
         mirrors = [x[None] for x in arrays(node.mirror)]
         means = [rows(x, count) for x, count in zip(own, whole, strict=True)]
     else:

@@ -119,12 +119,12 @@ class Plan:
         whole = self.layout.batches
         if self.fast is None:
             return whole
-        return tuple(batches_.Shard(batch, self.sizes[-1], self.fast_axis) for batch in whole)
+        return tuple(batches_.Slice(batch, self.sizes[-1], self.fast_axis) for batch in whole)
 
     @functools.cached_property
-    def shards(self) -> tuple[batches_.Shard, ...]:
+    def slices(self) -> tuple[batches_.Slice, ...]:
         """Each worker's slice of the batches."""
-        return tuple(batches_.Shard(batch, self.workers, self.axis) for batch in self.batches)
+        return tuple(batches_.Slice(batch, self.workers, self.axis) for batch in self.batches)
 
     @property
     def likes(self) -> tuple[jax.ShapeDtypeStruct, ...]:
@@ -134,7 +134,7 @@ class Plan:
     @property
     def part_like(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         """Shape and dtype of this device's part of each batch's mean."""
-        return tuple(s.like for s in self.shards) if self.reducer.facts.splits else self.likes
+        return tuple(s.like for s in self.slices) if self.reducer.facts.splits else self.likes
 
     @property
     def feedback(self) -> Feedback:
@@ -262,12 +262,12 @@ def _made(
     del wide
     like = jax.tree.unflatten(treedef, shapes)
     policy = policy_.NOTHING if reducer.uplink is None else reducer.uplink.policy
-    shares = _shares(reducer, sizes)
-    layout = trees.layout(policy, like, shares=shares, runs=runs or 1, mixed=True)
+    slices = _slices(reducer, sizes)
+    layout = trees.layout(policy, like, slices=slices, runs=runs or 1, mixed=True)
     plan = Plan(reducer, layout, axis_name, sizes)
     # A device's slice along a fast axis has no contiguous leaves.
     if runs is None and plan.fast is None and plan.collectives > 1:
-        layout = trees.layout(policy, like, shares=shares, runs=plan.collectives, mixed=True)
+        layout = trees.layout(policy, like, slices=slices, runs=plan.collectives, mixed=True)
         return Plan(reducer, layout, axis_name, sizes)
     return plan
 
@@ -293,8 +293,8 @@ def dense_feedback_of(reducer: Reducer) -> Feedback:
     return Residual() if feedback.facts.accelerates else feedback
 
 
-def _shares(reducer: Reducer, sizes: tuple[int, ...]) -> int:
+def _slices(reducer: Reducer, sizes: tuple[int, ...]) -> int:
     """The number of buckets into which to cut a leaf whose codec has no bucket size."""
     if reducer.facts.levels is not None:
-        return sizes[-1] * _shares(reducer.facts.levels[1], sizes[:-1])
+        return sizes[-1] * _slices(reducer.facts.levels[1], sizes[:-1])
     return math.prod(sizes) if reducer.facts.splits else 1

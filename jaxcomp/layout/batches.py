@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxcomp.backend import axes
 from jaxcomp.base import Codec
 from jaxcomp.numerics import noise
 from jaxcomp.numerics.segments import Segments
@@ -37,7 +36,7 @@ class Batch:
         parted: whether it is most of one leaf, of which the rest is in another batch.
         chosen: the codec of the leaves, where `codec` is its form for several leaves in a bucket;
             else None.
-        shares: buckets of such a batch: each has a slice of every leaf.
+        slices: buckets of such a batch: each has a slice of every leaf.
         segments: those slices, where leaves share buckets; else None.
     """
 
@@ -47,13 +46,13 @@ class Batch:
     pieces: tuple[Piece, ...]
     parted: bool = False
     chosen: Codec | None = None
-    shares: int = 1
+    slices: int = 1
     segments: Segments | None = None
 
     @property
     def buckets(self) -> int:
         if self.segments is not None:
-            return self.shares
+            return self.slices
         return sum(padded_buckets(piece, self.size) for piece in self.pieces)
 
     @property
@@ -100,7 +99,7 @@ class Batch:
         if self.segments is not None:
             stretches = np.asarray(self.segments.sizes)
             left = np.array([piece.stop for piece in self.pieces])
-            left = left - np.arange(self.shares)[:, None] * stretches
+            left = left - np.arange(self.slices)[:, None] * stretches
             return jnp.asarray(np.clip(left, 0, stretches), jnp.int32)
         lasts, numbers, end = [], [], 0
         for piece in self.pieces:
@@ -124,19 +123,19 @@ class Batch:
 
 
 @dataclasses.dataclass(frozen=True)
-class Shard:
+class Slice:
     """One device's slice of a batch: one of `n` equal contiguous runs of its buckets.
 
     Empty buckets pad the last slices.
 
     Attributes:
         whole: the batch.
-        shares: the number of slices.
+        slices: the number of slices.
         axis_name: the axis whose workers have one slice each.
     """
 
-    whole: "Batch | Shard"
-    shares: int
+    whole: "Batch | Slice"
+    slices: int
     axis_name: AxisName
 
     @property
@@ -161,7 +160,7 @@ class Shard:
 
     @property
     def buckets(self) -> int:
-        return -(-self.whole.buckets // self.shares)
+        return -(-self.whole.buckets // self.slices)
 
     @property
     def like(self) -> jax.ShapeDtypeStruct:
@@ -174,20 +173,20 @@ class Shard:
     @property
     def full(self) -> bool:
         """Whether no bucket is padded, or empty."""
-        return self.whole.full and self.whole.buckets % self.shares == 0
+        return self.whole.full and self.whole.buckets % self.slices == 0
 
     def padded(self, x: Array) -> Array:
         """The rows of the whole batch, padded with zeros to full slices."""
-        missing = self.buckets * self.shares - x.shape[0]
+        missing = self.buckets * self.slices - x.shape[0]
         return jnp.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1)) if missing else x
 
     def rows(self, x: Array) -> Array:
-        """The rows of the whole batch as `[shares, buckets, …]`."""
-        return self.padded(x).reshape(self.shares, self.buckets, *x.shape[1:])
+        """The rows of the whole batch as `[slices, buckets, …]`."""
+        return self.padded(x).reshape(self.slices, self.buckets, *x.shape[1:])
 
     def own(self, x: Array) -> Array:
         """This device's slice of the rows of the whole batch."""
-        if self.shares == 1:
+        if self.slices == 1:
             return x
         start = lax.axis_index(self.axis_name) * self.buckets
         return lax.dynamic_slice_in_dim(self.padded(x), start, self.buckets)
@@ -202,7 +201,7 @@ class Recut:
         codec: the codec of the shorter buckets.
     """
 
-    whole: "Batch | Shard"
+    whole: "Batch | Slice"
     codec: Codec
 
     @property
@@ -264,7 +263,7 @@ class Recut:
         return x.reshape(-1, self.cuts * self.size)[:, : self.whole.size]
 
 
-def real(batch: "Batch | Shard | Recut", x: Array) -> Array:
+def real(batch: "Batch | Slice | Recut", x: Array) -> Array:
     """The rows with zeros in the padding.
 
     A codec may decode padding to anything, as signs do. In a memory, these values would enter the
@@ -302,12 +301,6 @@ def lanes(payload: Any, size: int, leading: int = 1) -> int:
         elif length > 1:
             found = math.gcd(found, size // length)
     return found if planar else 1
-
-
-def shards(batches: "Sequence[Batch | Shard]", axis_name: AxisName) -> tuple[Shard, ...]:
-    """The slices of every batch over the workers of an axis."""
-    workers = axes.size(axis_name)
-    return tuple(Shard(batch, workers, axis_name) for batch in batches)
 
 
 def padded_buckets(piece: Piece, size: int) -> int:

@@ -30,7 +30,7 @@ _ALL = 2**30
 """The same where each further bucket takes long to compile: places in it have 32 bits."""
 
 
-def batches(groups: Groups, shares: int, runs: int) -> list[Batch]:
+def batches(groups: Groups, slices: int, runs: int) -> list[Batch]:
     """The batches of all groups; only leaves that are cut into buckets are in several runs."""
     found: list[Batch] = []
     whole: dict[Any, dict[int, list[Piece]]] = {}
@@ -41,7 +41,7 @@ def batches(groups: Groups, shares: int, runs: int) -> list[Batch]:
         for run in even_runs(pieces, [piece.stop for piece in pieces], runs):
             found += _of_buckets(codec, dtype, size, run)
     for (codec, dtype), sizes in whole.items():
-        found += _of_leaves(codec, dtype, sizes, shares)
+        found += _of_leaves(codec, dtype, sizes, slices)
     return found
 
 
@@ -54,7 +54,7 @@ def _of_buckets(codec: Codec, dtype: np.dtype, size: int, pieces: Sequence[Piece
 
 
 def _of_leaves(
-    codec: Codec, dtype: np.dtype, sizes: Mapping[int, list[Piece]], shares: int
+    codec: Codec, dtype: np.dtype, sizes: Mapping[int, list[Piece]], slices: int
 ) -> list[Batch]:
     """The batches of leaves that a codec takes whole, by their sizes, or those of their slices.
 
@@ -71,12 +71,12 @@ def _of_leaves(
     runs = even_runs(short, [piece.stop for piece in short], count)
     found, joined = [], set()
     for run in runs:
-        lengths = [-(-piece.stop // shares) for piece in run]
+        lengths = [-(-piece.stop // slices) for piece in run]
         together = codec.segmented(segments_.of(lengths)) if len(set(lengths)) > 1 else None
         if together is None or together.segments is None:
             continue
         joint = together.segments
-        own = Batch(together, dtype, joint.size, tuple(run), False, codec, shares, joint)
+        own = Batch(together, dtype, joint.size, tuple(run), False, codec, slices, joint)
         found.append(own)
         joined.update(piece.leaf for piece in run)
     for size, pieces in sizes.items():

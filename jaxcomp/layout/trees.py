@@ -60,14 +60,14 @@ class TreePayload(NamedTuple):
 
 
 def layout(
-    codec: "Codec | Policy", tree: PyTree, shares: int = 1, runs: int = 1, *, mixed: bool = False
+    codec: "Codec | Policy", tree: PyTree, slices: int = 1, runs: int = 1, *, mixed: bool = False
 ) -> Layout:
     """Plans the batches of a tree; a bare codec encodes every leaf.
 
     Args:
         codec: a codec, or a policy.
         tree: arrays, or their shapes and dtypes.
-        shares: the number of buckets into which to cut a leaf whose codec has no bucket size.
+        slices: the number of buckets into which to cut a leaf whose codec has no bucket size.
         runs: the number of runs of about equal size into which the leaves are grouped; runs do not
             share a batch, so that one can be encoded before the gradients of the next are computed.
         mixed: batches are the same for every dtype of the leaves, and each has a dtype that
@@ -91,11 +91,11 @@ def layout(
         if picked is None or like.size == 0:
             dense.append(number)
             continue
-        size = _bucket_of(picked, like.size, shares)
+        size = _bucket_of(picked, like.size, slices)
         dtype = np.dtype(np.float32) if mixed else like.dtype
         groups.setdefault((picked, dtype, size), []).append(Piece(number, 0, like.size))
     return Layout(
-        batches=tuple(b.in_dtype_of(likes) for b in grouping.batches(groups, shares, runs)),
+        batches=tuple(b.in_dtype_of(likes) for b in grouping.batches(groups, slices, runs)),
         dense=tuple(dense),
         likes=likes,
         paths=paths,
@@ -111,7 +111,7 @@ def path_name(path) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def _bucket_of(codec: Codec, size: int, shares: int) -> int:
+def _bucket_of(codec: Codec, size: int, slices: int) -> int:
     """Elements of the buckets of a leaf with `size` elements.
 
     Without a bucket size there is one for each share, or several of a very long leaf.
@@ -120,7 +120,7 @@ def _bucket_of(codec: Codec, size: int, shares: int) -> int:
     """
     if codec.bucket_size is None:
         return -(
-            -size // (shares if codec.facts.shaped else shares * -(-size // (shares * _LONGEST)))
+            -size // (slices if codec.facts.shaped else slices * -(-size // (slices * _LONGEST)))
         )
     whole = codec.bucket_size
     if size >= whole or codec.hints.unit is None:
@@ -160,14 +160,14 @@ def _segments_of(batch: Batch, segments: Segments, leaves: Sequence[Any]) -> Arr
     parts = []
     for piece, size, rows in zip(batch.pieces, segments.sizes, segments.lengths, strict=True):
         flat = jnp.reshape(leaves[piece.leaf], -1).astype(batch.dtype)
-        short = batch.shares * size - flat.shape[0]
+        short = batch.slices * size - flat.shape[0]
         flat = jnp.pad(flat, (0, short)) if short else flat
-        each, padding = flat.reshape(batch.shares, size), rows * segments.width - size
-        if batch.shares == 1:
+        each, padding = flat.reshape(batch.slices, size), rows * segments.width - size
+        if batch.slices == 1:
             parts += [flat, jnp.zeros(padding, batch.dtype)] if padding else [flat]
         else:
             parts.append(jnp.pad(each, ((0, 0), (0, padding))) if padding else each)
-    if batch.shares == 1:
+    if batch.slices == 1:
         return xla.joined(parts).reshape(1, -1)
     return jnp.concatenate(parts, axis=1)
 
@@ -210,7 +210,7 @@ def _unstacked(
             found[batch.pieces[0].leaf].append((batch.pieces[0].start, flat))
             continue
         segments = batch.segments
-        if segments is not None and batch.shares > 1:
+        if segments is not None and batch.slices > 1:
             for piece, start, size in zip(
                 batch.pieces, segments.starts, segments.sizes, strict=True
             ):

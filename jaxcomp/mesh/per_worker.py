@@ -29,7 +29,7 @@ _MARK = _Mark("per_worker")
 _SHARD = "per_shard:"
 """Begins the mark of what differs between shards of the model; the names of their axes follow."""
 
-_SHARE = _Mark("per_worker_share")
+_SLICE = _Mark("per_worker_share")
 """Marks rows that are shared out: each worker has some of them, and none has all."""
 
 
@@ -49,8 +49,8 @@ class PerWorker(metaclass=adapter.Stored):
 
     Args:
         tree: arrays with that leading axis.
-        kind: the kind of memory, which tells `resize_workers` how to move it. "share" is rows that
-            are split over the workers, "codec" the state of a codec, "codec share" the state of a
+        kind: the kind of memory, which tells `resize_workers` how to move it. "slice" is rows that
+            are split over the workers, "codec" the state of a codec, "codec slice" the state of a
             codec that encodes a worker's slice of rows. All others ("residual", "momentum",
             "shift", "local", …) are averaged.
     """
@@ -87,7 +87,7 @@ class PerWorker(metaclass=adapter.Stored):
         return _boxed(jax.tree.map(lambda x: x[0], self.tree), add=False)
 
     def tree_flatten_with_keys(self):
-        mark = _SHARE if self.kind == "share" else _MARK
+        mark = _SLICE if self.kind == "slice" else _MARK
         return ((jax.tree_util.GetAttrKey(mark), self.tree),), self.kind
 
     @classmethod
@@ -135,12 +135,12 @@ def is_per_worker(node: Any) -> bool:
 
 def marked(path: tuple) -> bool:
     """Whether the leaf at this path differs between workers."""
-    return _has(path, _MARK) or _has(path, _SHARE)
+    return _has(path, _MARK) or _has(path, _SLICE)
 
 
 def shared_out(path: tuple) -> bool:
     """Whether the leaf at this path is a worker's slice of rows."""
-    return _has(path, _SHARE)
+    return _has(path, _SLICE)
 
 
 def _has(path: tuple, mark: str) -> bool:
@@ -168,12 +168,12 @@ def shard_axes(path: tuple) -> tuple[str, ...] | None:
 
 def stored_as_memory(name: str) -> bool:
     """Whether memory has this name in a checkpoint that was restored without types."""
-    return name in (_MARK, _SHARE) or name.startswith(_SHARD)
+    return name in (_MARK, _SLICE) or name.startswith(_SHARD)
 
 
 def plain_name(name: str) -> str:
     """One name for what a library may have stored under several."""
-    if name == _SHARE:
+    if name == _SLICE:
         return str(_MARK)
     return _SHARD if name.startswith(_SHARD) else name
 
@@ -197,7 +197,7 @@ def wrap(
         return PerWorker.wrap(memory, kind, axis_name)
     mirror = memory.mirror
     if splits or not alike:
-        mirror = PerWorker.wrap(mirror, "share" if splits else kind, axis_name)
+        mirror = PerWorker.wrap(mirror, "slice" if splits else kind, axis_name)
     return Mirrored(PerWorker.wrap(memory.own, kind, axis_name), mirror)
 
 

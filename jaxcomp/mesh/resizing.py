@@ -188,7 +188,7 @@ def _moved(workers: int, path: tuple, node: Any, wanted: Any, role: str) -> Any:
 
     def change(x: Any, like: Any) -> Any:
         each = jax.tree.leaves(like)[0].shape[2 if sharded else 1 :][:1]
-        if node.kind in ("share", "codec share"):
+        if node.kind in ("slice", "codec slice"):
             own = functools.partial(_shared_out, each=each[0], workers=workers)
         else:
             own = _handed_on if node.kind == "codec" else _averaged

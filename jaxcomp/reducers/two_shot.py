@@ -113,12 +113,12 @@ class TwoShot(Reducer):
         return ReducerFacts(splits=True, collectives=self.collectives)
 
     def init(self, plan: Plan) -> TwoShotState:
-        cuts = self._cuts(plan.shards)
+        cuts = self._cuts(plan.slices)
         memory = self.downlink.feedback.init(_likes(cuts), _likes(cuts, plan.workers))
         return TwoShotState(
             up=PerWorker.wrap(send.init(plan.batches), "codec", plan.axis_name),
             down=_hold_states(cuts, send.init(cuts), plan),
-            memory=per_worker.wrap(memory, "share", plan.axis_name),
+            memory=per_worker.wrap(memory, "slice", plan.axis_name),
         )
 
     def collect(
@@ -129,20 +129,20 @@ class TwoShot(Reducer):
         state: TwoShotState,
         weight: Array | None = None,
     ) -> Collected:
-        batches, shards, n = plan.batches, plan.shards, plan.workers
+        batches, slices, n = plan.batches, plan.slices, plan.workers
         worker = lax.axis_index(plan.axis)
         memory = send.Memory((), state.up.own())
         own = send.send(key, batches, message, memory, worker, plan.axis, weight=weight)
         rows = tuple(
-            jax.tree.map(shard.rows, payload)
-            for shard, payload in zip(shards, own.payloads, strict=True)
+            jax.tree.map(own_slice.rows, payload)
+            for own_slice, payload in zip(slices, own.payloads, strict=True)
         )
         weights = () if weight is None else (jnp.broadcast_to(weight, (n,)),)
         arrived, weights = collectives.all_to_all((rows, weights), plan.axis, plan.collectives)
         total = weights[0] if weights else None
-        first = tuple(worker * shard.buckets for shard in shards)
+        first = tuple(worker * own_slice.buckets for own_slice in slices)
         return Collected(
-            part=receive.mean(key, shards, arrived, own.sides, total, n, first),
+            part=receive.mean(key, slices, arrived, own.sides, total, n, first),
             sent=own.sent,
             share=1.0 if total is None else lax.pmean(weight, plan.axis),
             state=state._replace(up=PerWorker.wrap(own.memory.codecs, "codec", plan.axis_name)),
@@ -152,7 +152,7 @@ class TwoShot(Reducer):
         self, plan: Plan, key: Array, part: Stacks, state: TwoShotState
     ) -> tuple[Stacks, TwoShotState]:
         key, worker = noise.fold(key, _DOWN), lax.axis_index(plan.axis)
-        cuts, feedback = self._cuts(plan.shards), self.downlink.feedback
+        cuts, feedback = self._cuts(plan.slices), self.downlink.feedback
         part = tuple(batches_.real(cut, cut.cut(x)) for cut, x in zip(cuts, part, strict=True))
         memory = send.Memory(per_worker.unwrap(state.memory), state.down.own())
         own = send.send(key, cuts, part, memory, worker, plan.axis, feedback=feedback, first=True)
@@ -161,21 +161,21 @@ class TwoShot(Reducer):
         held = own.memory.feedback
         whole, memory = feedback.update(own.message, own.sent, whole, 1.0, None, held)
         down = _hold_states(cuts, own.memory.codecs, plan)
-        memory = per_worker.wrap(memory, "share", plan.axis_name)
+        memory = per_worker.wrap(memory, "slice", plan.axis_name)
         return _joined(plan, cuts, whole), state._replace(down=down, memory=memory)
 
     def known(self, plan: Plan, part: Stacks, state: TwoShotState) -> Stacks:
         """The mean in a closed round: the memory of the downlink that all workers share."""
         mirror = per_worker.unwrap(state.memory).mirror
-        return _joined(plan, self._cuts(plan.shards), mirror)
+        return _joined(plan, self._cuts(plan.slices), mirror)
 
     def costs(self, plan: Plan) -> Costs:
         """`n − 1` slices up and as many down, the agreement, and as many messages each way."""
-        n, cuts = plan.workers, self._cuts(plan.shards)
+        n, cuts = plan.workers, self._cuts(plan.slices)
         up = tuple(
-            jax.tree.map(lambda x, n=shard.buckets: _rows(x, n), payload)
-            for shard, payload in zip(
-                plan.shards, wire_cost.payload_like(plan.batches), strict=True
+            jax.tree.map(lambda x, n=own_slice.buckets: _rows(x, n), payload)
+            for own_slice, payload in zip(
+                plan.slices, wire_cost.payload_like(plan.batches), strict=True
             )
         )
         down = wire_cost.payload_like(cuts)
@@ -187,21 +187,21 @@ class TwoShot(Reducer):
             efforts=((self.uplink, first), (self.downlink, second)),
         )
 
-    def _cuts(self, shards: Sequence[batches_.Shard]) -> tuple[batches_.Recut, ...]:
+    def _cuts(self, slices: Sequence[batches_.Slice]) -> tuple[batches_.Recut, ...]:
         """The slices as the downlink cuts them."""
         link = self.downlink
         if isinstance(link.codec, Policy):
             codecs = dict(zip(self.uplink.policy.codecs, link.codec.codecs, strict=True))
-            return tuple(_cut(shard, codecs[shard.picked]) for shard in shards)
-        return tuple(_cut(shard, cast(Codec, link.codec)) for shard in shards)
+            return tuple(_cut(own_slice, codecs[own_slice.picked]) for own_slice in slices)
+        return tuple(_cut(own_slice, cast(Codec, link.codec)) for own_slice in slices)
 
 
-def _cut(shard: batches_.Shard, codec: Codec) -> batches_.Recut:
+def _cut(own_slice: batches_.Slice, codec: Codec) -> batches_.Recut:
     """A share in the buckets of a codec, or with its leaves as the segments of the share."""
-    segments = shard.segments
+    segments = own_slice.segments
     if segments is None or codec.bucket_size is not None:
-        return batches_.Recut(shard, codec)
-    return batches_.Recut(shard, cast(Codec, codec.segmented(segments)))
+        return batches_.Recut(own_slice, codec)
+    return batches_.Recut(own_slice, cast(Codec, codec.segmented(segments)))
 
 
 def _check(up: Link, down: Link) -> None:
@@ -259,5 +259,5 @@ def _hold_states(cuts: Sequence[batches_.Recut], states: PyTree, plan: Plan) -> 
         like = jax.ShapeDtypeStruct((buckets, cut.size), cut.dtype)
         return [x.shape for x in jax.tree.leaves(jax.eval_shape(lambda: cut.codec.init(like)))]
 
-    kind = "codec share" if all(rows(cut, 1) != rows(cut, 2) for cut in cuts) else "codec"
+    kind = "codec slice" if all(rows(cut, 1) != rows(cut, 2) for cut in cuts) else "codec"
     return PerWorker.wrap(states, kind, plan.axis_name)

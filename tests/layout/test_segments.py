@@ -130,13 +130,13 @@ def test_long_leaves_are_batches_of_their_size():
 
 
 @pytest.mark.core("Sparsifier(Largest(fraction=0.01),b=None)-1")
-@pytest.mark.parametrize("shares", [1, 3])
+@pytest.mark.parametrize("slices", [1, 3])
 @pytest.mark.parametrize("codec", [jaxcomp.top_k(), jaxcomp.terngrad()], ids=label)
-def test_what_is_put_into_buckets_comes_out_of_them(codec, shares):
+def test_what_is_put_into_buckets_comes_out_of_them(codec, slices):
     tree = leaves()
-    plan = trees.layout(codec, tree, shares=shares)
+    plan = trees.layout(codec, tree, slices=slices)
     (batch,), (stack,) = plan.batches, trees.stacks(plan, tree)[0]
-    assert stack.shape == (shares, batch.size) == batch.like.shape
+    assert stack.shape == (slices, batch.size) == batch.like.shape
     assert int(batch.counts().sum()) == sum(leaf.size for leaf in tree)
     for one, other in zip(trees.assemble(plan, (stack,), ()), tree, strict=True):
         np.testing.assert_array_equal(one, other)
