@@ -38,9 +38,9 @@ class Plan:
     Example:
         >>> import jaxcomp
         >>> like = {"w": jnp.zeros((64, 64)), "b": jnp.zeros(64)}
-        >>> plan = Plan.of(jaxcomp.TwoShot(jaxcomp.sign()), like, sizes=(8,))
-        >>> plan.part_like, plan.payload_bytes, plan.link_bytes
-        ((ShapeDtypeStruct(shape=(1, 512), dtype=float32),), 800, 15288)
+        >>> plan = Plan.of(jaxcomp.TwoShot(jaxcomp.qsgd_inf(bits=4)), like, sizes=(8,))
+        >>> plan.workers, plan.part_like[0].shape, plan.payload_bytes
+        (8, (1, 512), 2336)
     """
 
     given: Reducer

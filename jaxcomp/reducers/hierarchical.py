@@ -33,7 +33,7 @@ class Hierarchical(WrappedReducer):
             than two axes.
 
     Example:
-        >>> import jaxcomp
+        >>> import jax.numpy as jnp, jaxcomp
         >>> codec = jaxcomp.qsgd_inf(bits=4)
         >>> reducer = Hierarchical(jaxcomp.Dense(), jaxcomp.TwoShot(codec, codec))
         >>> like = {"w": jnp.zeros((1024, 1024))}
@@ -41,8 +41,7 @@ class Hierarchical(WrappedReducer):
         6424576
 
     Note:
-        Leaves that the policy leaves dense are averaged by one all-reduce over all axes. Make the
-        state by `jaxcomp.init_state`, or by `tx.init` inside the mapped function.
+        Leaves that the policy leaves dense are averaged by one all-reduce over all axes.
     """
 
     inner: Dense = Dense()

@@ -12,6 +12,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 import jaxcomp
+from jaxcomp.backend import axes
 
 RNG = np.random.default_rng(0)
 PARAMS = {
@@ -297,7 +298,8 @@ def test_nnx_models_train_in_parts(mesh, alone):
     step = jaxcomp.data_parallel(step, mesh, "data")
     model = Model()
     labels = nnx.State({"base": "freeze", "lora": "train"})
-    optimizer = nnx.Optimizer(model, parts(tuned(), labels), wrt=nnx.Param)
+    zeros = jaxcomp.on_mesh(parts(tuned(), labels), mesh, "data")
+    optimizer = nnx.Optimizer(model, zeros, wrt=nnx.Param)
     with pytest.raises(
         ValueError, match=r"variable at \[0\]\['base'\].* put jaxcomp\.freeze\(tx, frozen\)"
     ):
