@@ -216,12 +216,8 @@ def test_flax_linen_train_state(mesh):
     model = nn.Dense(64)
     params = model.init(jax.random.key(0), BATCH[0])["params"]
     tx = optax.chain(mean(jaxcomp.sign()), optax.adam(1e-2))
-
-    def make(params):
-        return TrainState.create(apply_fn=model.apply, params=params, tx=tx)
-
-    state = make(params)  # Outside of the mesh: one worker's memory.
-    state = state.replace(opt_state=jaxcomp.init_state(tx, params, mesh, "data"))
+    tx = jaxcomp.on_mesh(tx, mesh, "data")
+    state = TrainState.create(apply_fn=model.apply, params=params, tx=tx)
 
     def step(state, batch):
         def objective(params):
