@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import jaxcomp
+from jaxcomp.backend import axes
 from jaxcomp.exchange.plan import Plan
 from jaxcomp.transforms import stats
 
@@ -15,7 +16,8 @@ LIKE = jax.tree.map(lambda g: g[0], GRADS)
 
 def stepped(tx, change):
     """The state after one step from one that is changed."""
-    state = change(tx.init(LIKE))
+    with axes.planned(8):
+        state = change(tx.init(LIKE))
     update = jax.vmap(lambda grads: tx.update(grads, state)[1], axis_name="data")
     return jax.jit(update)(GRADS)
 

@@ -152,26 +152,27 @@ def test_updates_are_added_to_the_parameters_themselves(mesh):
 def test_in_a_mapped_function_of_ones_own(name, mesh, alone):
     """Under `pmap`; under `shard_map` with types, the zeros of optax are refused by `out_specs`."""
     tx = (SENT_ALONE | OF_OPTAX)[name]()
-    step, one = step_of(tx), tx.init(PARAMS)
+    step = step_of(tx)
     batch = BATCH.reshape(8, 2, 64)
 
     def stacked(tree):
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (8, *x.shape)), tree)
 
-    params, state = map(stacked, (PARAMS, one))
-    mapped = jax.pmap(step, "data")
+    params = stacked(PARAMS)
+    state, mapped = jax.pmap(tx.init, "data")(params), jax.pmap(step, "data")
     for _ in range(3):
         params, state, _ = mapped(params, state, batch)
     np.testing.assert_array_equal(params["base"][3], PARAMS["base"])
     np.testing.assert_array_equal(params["lora"][3], alone[0]["lora"])
     if name == "freeze":
-        specs = jaxcomp.state_specs(one, "data")
+        state = jaxcomp.init_state(tx, PARAMS, mesh, "data")
+        specs = jaxcomp.state_specs(state, "data")
         typed = jax.jit(
             jax.shard_map(
                 step, mesh=mesh, in_specs=(P(), specs, P("data")), out_specs=(P(), specs, P())
             )
         )
-        params, state = PARAMS, jaxcomp.place(one, mesh, "data")
+        params = PARAMS
         for _ in range(3):
             params, state, _ = typed(params, state, BATCH)
         np.testing.assert_array_equal(params["lora"], alone[0]["lora"])

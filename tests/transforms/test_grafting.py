@@ -170,7 +170,7 @@ LATE = """
 import io, sys
 import jax, jax.numpy as jnp, jaxcomp
 
-tx = jaxcomp.compressed_mean(jaxcomp.sign(), "data")
+tx = jaxcomp.compressed_mean(jaxcomp.top_k(fraction=0.1), "data")
 state = tx.init({"w": jnp.ones((64, 64))})
 assert "flax" not in sys.modules
 from flax import serialization
