@@ -281,12 +281,14 @@ def test_a_biased_codec_warns_without_a_residual_as_advice():
 
 
 @pytest.mark.full
-def test_a_state_made_outside_fits_any_number_of_workers():
-    """Credibility of one worker becomes that of all; a move hands it on."""
+def test_credibility_moves_to_another_number_of_workers():
+    """All workers know that of each, so that `tx.init` must know their number."""
     tx = jaxcomp.compressed_mean(ROBUST["credible"], "data")
     params = jax.tree.map(lambda x: jnp.zeros(x.shape), LIKE)
-    one = tx.init(params)
-    inside = jax.tree.map(lambda x: jnp.stack([x] * WORKERS), one)
+    with pytest.raises(ValueError, match=r"`tx\.init` must know the number of workers"):
+        tx.init(params)
+    rows = jax.tree.map(lambda x: jnp.stack([x] * WORKERS), params)
+    inside = jax.jit(jax.vmap(tx.init, axis_name="data"))(rows)
     first = jax.tree.map(lambda g: jnp.asarray(g[:, 0]), GRADS)
     _, state = jax.jit(jax.vmap(tx.update, axis_name="data"))(first, inside)
     outside = jax.tree_util.tree_map_with_path(
@@ -299,7 +301,7 @@ def test_a_state_made_outside_fits_any_number_of_workers():
         moved.memory.reducer.everyones.credibility, held[np.array([0, 1, 3])]
     )
     three = jax.tree.map(lambda x: x[:3], (first, state))
-    with pytest.raises(ValueError, match="`state` must be one for 3 workers, got one for 5"):
+    with pytest.raises(ValueError, match="`state` must be one for these gradients and 3 workers"):
         jax.eval_shape(jax.vmap(tx.update, axis_name="data"), *three)
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     made = jaxcomp.init_state(tx, params, mesh, "data")
