@@ -125,7 +125,11 @@ class Reducer(Interface, abstract=True):
 
     @abc.abstractmethod
     def costs(self, plan: Any) -> Costs:
-        """The bytes and efforts of the compressed leaves; the plan adds those of dense leaves."""
+        """The bytes and efforts of the compressed leaves; the plan adds those of dense leaves.
+
+        `plan.encoded_bytes` and `plan.agreed_bytes` are known here; what follows from the costs, as
+        `plan.batch_bytes` and `plan.link_bytes` do, is not.
+        """
 
 
 class WrappedReducer(Reducer, abstract=True):

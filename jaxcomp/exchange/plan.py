@@ -69,10 +69,10 @@ class Plan:
                 collectives.
         """
         sizes = axes.sizes(axis_name) if sizes is None else sizes
-        shapes, treedef = jax.tree.flatten(jax.tree.map(_shape, like))
+        leaves, treedef = jax.tree.flatten(like)
         # The dtypes of a layout depend on whether JAX has 64 bits.
         wide = jax.config.read("jax_enable_x64")
-        given = (reducer, treedef, tuple(shapes), axis_name, sizes, runs, wide)
+        given = (reducer, treedef, tuple(map(_shape, leaves)), axis_name, sizes, runs, wide)
         try:
             return _made(*given)
         except TypeError:  # A tree with static leaves that cannot be hashed.
@@ -227,7 +227,7 @@ class Plan:
     def batch_bytes(self) -> tuple[float, ...]:
         """The payload bytes of each batch of the whole tree."""
         whole = self.layout.batches
-        own = None if self.fast is not None else self.reducer.costs(self).payload_bytes
+        own = None if self.fast is not None else self.costs.payload_bytes
         if own is not None:
             return own
         return tuple(float(buffer.fused_bytes(part)) for part in wire_cost.payload_like(whole))

@@ -112,9 +112,8 @@ def _each(codec: Any, like: Any, lanes: int, sliced: bool) -> Callable[..., Arra
             return codec.decode(Key(keys.shared, own, first), payload, like, side)
 
         everything = keys.own, jnp.arange(len(keys.own)), payloads
-        if (
-            codec.hints.decodes_in_passes
-        ):  # One after another, by the decoder of this worker's payloads.
+        # In passes: one after another, by the decoder of this worker's payloads.
+        if codec.hints.decodes_in_passes:
             return jax.lax.map(lambda one: decode(*one), everything)
         return jax.vmap(decode)(*everything)
 

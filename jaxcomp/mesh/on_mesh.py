@@ -10,15 +10,13 @@ from jaxcomp.backend import axes
 from jaxcomp.mesh import data_parallel, placement
 from jaxcomp.types import AxisName, PyTree
 
-_ALONE = "alone"
-
 
 def on_mesh(tx: Any, mesh: Mesh, axis_name: AxisName) -> optax.GradientTransformationExtraArgs:
     """The transformation `tx`, whose `init` makes the state on a mesh, as `jaxcomp.init_state`.
 
     Frameworks such as flax call `tx.init` themselves, in `nnx.Optimizer` and in
-    `TrainState.create`, and it makes the memory of one worker. A step of `jaxcomp.data_parallel`
-    accepts such a state, but a checkpoint of a run cannot be restored into it. With
+    `TrainState.create`. There it makes the memory of one worker, into which no checkpoint of a run
+    can be restored, or raises, where memory depends on the number of workers. With
     `on_mesh(tx, mesh, axis_name)` the state has the memory of all workers from the start.
 
     Inside a mapped function `init` is that of `tx`, and `update` always is.
@@ -51,12 +49,5 @@ def on_mesh(tx: Any, mesh: Mesh, axis_name: AxisName) -> optax.GradientTransform
 
     update = optax.with_extra_args_support(tx).update
     made = optax.GradientTransformationExtraArgs(init_fn, update)
-    vars(made).update(
-        {**getattr(tx, "__dict__", {}), _ALONE: alone(tx)}
-    )  # What `local_updates` adds, and `tx`.
+    vars(made).update(getattr(tx, "__dict__", {}))  # What `local_updates` adds.
     return made
-
-
-def alone(tx: Any) -> Any:
-    """The transformation whose `init` makes the state of one worker."""
-    return getattr(tx, _ALONE, tx)

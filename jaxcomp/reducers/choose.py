@@ -10,11 +10,11 @@ import jax
 
 from jaxcomp import checks, feedback as feedback_
 from jaxcomp.backend import axes
-from jaxcomp.base import Codec, Reducer
+from jaxcomp.base import Codec, Feedback, Reducer
 from jaxcomp.exchange import state as state_
 from jaxcomp.exchange.plan import Plan
 from jaxcomp.exchange.state import ReductionState
-from jaxcomp.feedback import Link, Shift
+from jaxcomp.feedback import Link, NoFeedback, Shift
 from jaxcomp.layout import trees
 from jaxcomp.layout.policy import Policy
 from jaxcomp.mesh import per_worker
@@ -85,6 +85,12 @@ def uplink(source: "Link | Reducer") -> Link | None:
     return source if isinstance(source, Link) else source.uplink
 
 
+def feedback(source: "Link | Reducer") -> Feedback:
+    """The feedback of the workers' links."""
+    link = uplink(source)
+    return NoFeedback() if link is None else link.feedback
+
+
 @functools.lru_cache(maxsize=512)
 def candidates(source: "Link | Reducer") -> tuple[Reducer, ...]:
     """The reducers of a link among which a plan chooses; a reducer is its only candidate.
@@ -124,10 +130,10 @@ def two_shot(link: Link, *, whole: bool = False) -> TwoShot | None:
     shaped = any(codec.facts.shaped for codec in codecs)
     if shaped or len({codec.contractive for codec in codecs}) != 1:
         return None
-    feedback = link.feedback
-    if feedback != Shift() or not codecs[0].contractive:
-        feedback = feedback_.default(link.codec)
-    return TwoShot(link, Link(link.codec, feedback))
+    of_down = link.feedback
+    if of_down != Shift() or not codecs[0].contractive:
+        of_down = feedback_.default(link.codec)
+    return TwoShot(link, Link(link.codec, of_down))
 
 
 def plan(

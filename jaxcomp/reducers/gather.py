@@ -15,7 +15,7 @@ from jaxcomp.layout.policy import Policy
 from jaxcomp.mesh.per_worker import PerWorker
 from jaxcomp.theory import cost
 from jaxcomp.types import Array, Stacks
-from jaxcomp.wire import buffer, cost as wire_cost
+from jaxcomp.wire import cost as wire_cost
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,5 +104,5 @@ class Gather(Reducer):
         """`n − 1` payloads and the agreement; `n − 1` messages in each all-gather."""
         like, n = wire_cost.payload_like(plan.batches), plan.workers
         effort = cost.Effort(plan.rounds(like), encodes=1, decodes=1, adds=n - 1)
-        agreed = plan.agreed_bytes
-        return Costs((n - 1) * buffer.fused_bytes(like) + agreed, ((self.uplink, effort),))
+        sent = (n - 1) * plan.encoded_bytes + plan.agreed_bytes
+        return Costs(sent, ((self.uplink, effort),))

@@ -26,7 +26,7 @@ from jaxcomp.mesh.per_worker import PerWorker
 from jaxcomp.numerics import noise, summing
 from jaxcomp.theory import cost
 from jaxcomp.types import Array, AxisName, Stacks
-from jaxcomp.wire import buffer, cost as wire_cost
+from jaxcomp.wire import buffer
 
 _DRAW = 0x67726170
 """Folded into a round's key, so that the drawn graph is independent of the codecs' noise."""
@@ -183,9 +183,8 @@ class Gossip(Reducer, public=("busiest",)):
         """A payload and a message for each neighbour, on average over rounds and workers."""
         messages = float(self.busiest(plan.workers))
         effort = cost.Effort(messages, encodes=1, decodes=1, adds=messages)
-        payload = buffer.fused_bytes(wire_cost.payload_like(plan.batches))
         degree = mixing.rounds(self.graph, plan.workers).degree
-        return Costs(degree * payload, ((self.uplink, effort),))
+        return Costs(degree * plan.encoded_bytes, ((self.uplink, effort),))
 
     def busiest(self, workers: int) -> Fraction:
         """The messages of the busiest worker in a round, on average over the rounds.

@@ -22,7 +22,7 @@ from jaxcomp.mesh import kinds
 from jaxcomp.mesh.per_worker import PerWorker
 from jaxcomp.theory import cost
 from jaxcomp.types import Array, Batches, PyTree, Stacks
-from jaxcomp.wire import buffer, cost as wire_cost
+from jaxcomp.wire import cost as wire_cost
 
 
 @kinds.EVERYONES.register
@@ -204,7 +204,7 @@ class Robust(Reducer):
         """`n − 1` payloads, as many messages in each all-gather, and `n` decodings."""
         like, n = wire_cost.payload_like(plan.batches), plan.workers
         effort = cost.Effort(plan.rounds(like), encodes=1, decodes=n)
-        return Costs((n - 1) * buffer.fused_bytes(like), ((self.uplink, effort),))
+        return Costs((n - 1) * plan.encoded_bytes, ((self.uplink, effort),))
 
 
 class _Heard(NamedTuple):

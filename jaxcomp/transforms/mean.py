@@ -137,10 +137,11 @@ def compressed_mean(
         An optax transformation. Its state holds the memory of each worker in `PerWorker`.
 
     Raises:
-        ValueError: on construction, for arguments of the wrong kind; on use, outside of a mapped
-            axis, for gradients that are already averaged over it, for a loss that was averaged
-            before it was differentiated, for leaves that are not floating, or within
-            `optax.apply_if_finite`, `conditionally_transform` or `MultiSteps`.
+        ValueError: on construction, for arguments of the wrong kind; in `init` outside of a mapped
+            axis, if memory depends on the number of workers; on use, outside of a mapped axis, for
+            gradients that are already averaged over it, for a loss that was averaged before it was
+            differentiated, for leaves that are not floating, or within `optax.apply_if_finite`,
+            `conditionally_transform` or `MultiSteps`.
 
     Example:
         >>> import jaxcomp
@@ -150,6 +151,9 @@ def compressed_mean(
         ... )
     """
     source = choose.given(codec)
+    if gate is not None:
+        checks.part("gate", gate, Gate)
+        gate.check(choose.feedback(source))  # Which may warn of what closed rounds lose.
     for reducer in choose.candidates(source):
         if not reducer.facts.same_on_all:
             raise ValueError(

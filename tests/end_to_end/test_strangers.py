@@ -141,6 +141,33 @@ def test_a_feedback_of_ones_own_in_gossip_and_in_a_federation(mesh):
     assert max(jax.tree.leaves(moved)) > 0
 
 
+REDUCERS = {
+    "two shots": lambda link: jaxcomp.TwoShot(link, link),
+    "phases": lambda link: jaxcomp.ReducerSchedule(((0, link), (2, link))),
+    "own": REDUCER.OneByOne,
+}
+
+
+@pytest.mark.parametrize("name", REDUCERS)
+def test_a_feedback_of_ones_own_under_reducers_and_local_updates(name, mesh):
+    """With its statistics; with a limit that nothing reaches, it is error feedback."""
+    found = []
+    for feedback in (FEEDBACK.Clipped(most=1e6), jaxcomp.Residual()):
+        reducer = REDUCERS[name](jaxcomp.Link(jaxcomp.sign(), feedback))
+        tx = jaxcomp.compressed_mean(reducer, "data", key=3, stats=True)
+        params, state = trained(tx, mesh)
+        assert float(state.stats.residual_norm) > 0
+        inner = jaxcomp.local_updates(optax.sgd(0.1), None, "data", every=2, reducer=reducer)
+        found.append((params, trained(inner, mesh)[0]))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), *found)
+
+
+def test_parts_of_ones_own_are_the_slow_level_of_a_hierarchy():
+    two = jaxcomp.Hierarchical(jaxcomp.Dense(), ONE_BY_ONE)
+    testing.check_reducer(two, workers=(2, 2))
+    testing.check_reducer(jaxcomp.Hierarchical(jaxcomp.Dense(), CLIPPED), workers=(2, 2))
+
+
 def test_scaffold_reaches_the_minimum_that_local_steps_miss():
     plain = jaxcomp.local_updates(optax.sgd(0.05), None, "data", every=5, reducer=jaxcomp.Dense())
     assert METHOD.distance(plain) > 0.1

@@ -110,7 +110,6 @@ def test_training_and_evaluation(kind, ambient, check_vma, expected):
         assert_lies(optax.apply_updates(params, grads), mesh)
 
 
-@pytest.mark.skipif(jax.__version__ == "0.11.2", reason="XLA crashes on empty arguments")
 @pytest.mark.core("AxisType.Auto")
 @pytest.mark.parametrize("kind", [AUTO, EXPLICIT])
 def test_two_workers_without_a_downlink(kind):
