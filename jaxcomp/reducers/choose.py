@@ -158,8 +158,10 @@ def offers(
 def warn_of_bytes(source: "Link | Reducer", plan: Plan) -> None:
     """Warns if the chosen reducer sends more bytes than a dense mean would."""
     dense = sum(math.prod(b.like.shape) * b.dtype.itemsize for b in plan.batches)
+    if isinstance(source, Reducer) or dense < _NOTICED:  # Counting bytes may trace an agreement.
+        return
     sent, ring = math.ceil(plan.compressed_link_bytes), wire_cost.ring_bytes(dense, plan.workers)
-    if isinstance(source, Link) and dense >= _NOTICED and sent > ring:
+    if sent > ring:
         warnings.warn(
             f"over {plan.workers} workers {source.codec!r} sends {sent:,} bytes a device, more "
             f"than a dense all-reduce ({ring:,}). Take fewer bits, "
