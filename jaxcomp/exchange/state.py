@@ -119,9 +119,10 @@ def check(plan: Plan, state: ReductionState, *, gated: bool = False) -> None:
     got = shapes(state)
     for path in wanted | got:
         if got.get(path) != wanted.get(path):
+            shape = f"have the shape {wanted[path]}" if path in wanted else "not be there"
             raise ValueError(
                 f"`state` must be one for these gradients and {plan.workers} workers: memory"
-                f"{path} must have the shape {wanted.get(path)}, got {got.get(path)}. Make it with "
+                f"{path} must {shape}, got {got.get(path, 'none')}. Make it with "
                 "jaxcomp.init_state, or with tx.init inside the mapped function, or convert it "
                 "from another number of workers with jaxcomp.resize_workers"
             )

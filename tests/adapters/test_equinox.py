@@ -1,7 +1,6 @@
 """Steps whose arguments and results are equinox modules."""
 
 import functools
-from collections.abc import Callable
 
 import equinox as eqx
 import jax
@@ -9,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from modules import Repeated
 
 import jaxcomp
 
@@ -72,19 +72,6 @@ def test_equinox_modules_are_arguments_and_results():
     model = eqx.nn.inference_mode(model)  # Another static leaf: another program.
     step(model, state, key, X)
     assert len(traces) == 2
-
-
-class Repeated(eqx.Module):
-    """A module that counts with one of its leaves."""
-
-    weight: jax.Array
-    times: int
-    activation: Callable
-
-    def __call__(self, x):
-        for _ in range(self.times):
-            x = self.activation(x @ self.weight)
-        return x
 
 
 def test_a_loss_of_an_equinox_model_that_is_not_averaged():

@@ -2,32 +2,18 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from modules import Repeated
 
 import jaxcomp
 
 MESH = jax.make_mesh((8,), ("data",))
 X = jax.random.normal(jax.random.key(0), (16, 4))
-
-
-class Repeated(eqx.Module):
-    """A module that counts with one of its leaves."""
-
-    weight: jax.Array
-    times: int
-    activation: Callable
-
-    def __call__(self, x):
-        for _ in range(self.times):
-            x = self.activation(x @ self.weight)
-        return x
 
 
 @pytest.mark.parametrize("library", ["equinox", "nnx"])

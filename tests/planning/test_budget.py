@@ -63,7 +63,9 @@ def test_all_leaves_are_dense_if_the_budget_is_large_enough():
 
 @pytest.mark.full
 def test_a_budget_beats_one_codec_of_the_default_ones():
-    assert [round(codec.bits_per_element) for codec in budget.widths().values()] == [*range(1, 9)]
+    assert [round(codec.facts.bits_per_element) for codec in budget.widths().values()] == [
+        *range(1, 9)
+    ]
     few = {name: budget.widths()[name] for name in ("eden 1-bit", "eden 2-bit", "eden 4-bit")}
     tree = gradients()
     size = jaxcomp.wire_bytes(jaxcomp.Policy(few["eden 2-bit"]), tree)

@@ -286,8 +286,8 @@ def test_a_downlinks_memory_outlives_fewer_workers():
         fewer.memory.feedback.tree.residual[0][1], up.mean(0) + down.reshape(up[0].shape), atol=1e-6
     )
     _, after = steps(jax.tree_util.tree_map_with_path(inside, fewer), 2, 1)
-    assert after.memory.reducer.memory.tree.residual[0].shape[2] == 0
+    assert not jax.tree.leaves(after.memory.reducer)
     # Moved by hand, it would be lost: refused.
     kept = jax.tree.map(lambda x: x[:2] if x.shape[:1] == (4,) else x, many)
-    with pytest.raises(ValueError, match="convert it with"):
+    with pytest.raises(ValueError, match=r"not be there.*jaxcomp\.resize_workers"):
         steps(jax.tree_util.tree_map_with_path(inside, kept), 2, 1)
