@@ -5,6 +5,7 @@ from jaxcomp import (
     aggregates as aggregates,
     algorithms as algorithms,
     codecs as codecs,
+    collectives as collectives,
     federated as federated,
     gates as gates,
     graphs as graphs,

@@ -185,6 +185,19 @@ def permute(x: Array, sources: Sequence[int], axis_name: AxisName) -> Array:
     return lax.ppermute(vary(x, axis_name), axis_name, pairs)
 
 
+def permute_some(x: Array, pairs: Sequence[tuple[int, int]], axis_name: AxisName) -> Array:
+    """What the sender of one of these pairs sends to this worker, and zeros where none does."""
+    x, n = vary(x, axis_name), size(axis_name)
+    manual = set(names(axis_name)) <= set(jax.sharding.get_abstract_mesh().manual_axes)
+    if manual or len(pairs) == n:
+        return lax.ppermute(x, axis_name, pairs)
+    # `jax.vmap` permutes all workers or none.
+    idle = [set(range(n)) - set(ends) for ends in (zip(*pairs, strict=True) if pairs else ((), ()))]
+    found = lax.ppermute(x, axis_name, [*pairs, *zip(*map(sorted, idle), strict=True)])
+    hears = jnp.isin(lax.axis_index(axis_name), jnp.array([to for _, to in pairs], jnp.int32))
+    return jnp.where(hears, found, 0)
+
+
 def maximum(x: Array, axis_name: AxisName) -> Array:
     """The elementwise maximum of float32 values ≥ 0 over all workers; NaN and Inf propagate."""
     # Over the bits, which are ordered like the values, because a float maximum may drop NaN.

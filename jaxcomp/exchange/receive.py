@@ -36,14 +36,12 @@ def mean(
         weights: one for each worker, or None for all ones.
         workers: the number of workers.
         first: the number of the first bucket of each batch; None for zero.
-        over: "workers", or "senders" to divide each element by the weights of its senders.
+        over: "workers"; "senders" to divide each element by the weights of its senders; "one" for
+            the sum.
     """
     found = []
-    everyones = everyone(key, batches, workers)
-    for number, (batch, payload, side) in enumerate(zip(batches, payloads, sides, strict=True)):
-        keys = everyones[number]
-        if first is not None:
-            keys = keys._replace(first=jnp.asarray(first[number]).astype(jnp.uint32))
+    everyones = _numbered(everyone(key, batches, workers), first)
+    for keys, batch, payload, side in zip(everyones, batches, payloads, sides, strict=True):
         lanes = batches_.lanes(payload, batch.size, leading=2)
         whole = _mean(batch.codec, batch.like, lanes, over)(keys, payload, side, weights)
         found.append(real(batch, whole))
@@ -55,6 +53,9 @@ def _mean(codec: Any, like: Any, lanes: int, over: str) -> Callable[..., Array]:
     def total(keys: Key, payload: PyTree, side: Any, weights: Array | None) -> Array:
         if over == "senders":
             return codec.mean_of_senders(keys, payload, like, weights).astype(like.dtype)
+        if over == "one":
+            found = decode_sum.decode_sum(codec, keys, payload, like, weights, side)
+            return found.astype(like.dtype)
         return decode_sum.decode_mean(codec, keys, payload, like, weights, side)
 
     return xla.compile_separately(total, lanes)
@@ -78,9 +79,19 @@ def each(
     payloads: tuple[PyTree, ...],
     sides: tuple[Any, ...],
     workers: int,
+    first: tuple[Array | int, ...] | None = None,
 ) -> Stacks:
-    """The decoded messages of all workers, with a leading axis of them; padding is zero."""
-    found = _decoded(key, batches, payloads, sides, workers, sliced=False)
+    """The decoded messages of all workers, with a leading axis of them; padding is zero.
+
+    Args:
+        key: the key of the step; all arguments are those of `mean`.
+        batches: the plan.
+        payloads: the payloads.
+        sides: the decoders' side information.
+        workers: the number of workers.
+        first: the number of the first bucket of each batch; None for zero.
+    """
+    found = _decoded(key, batches, payloads, sides, workers, first, sliced=False)
     return tuple(
         jax.vmap(functools.partial(real, batch))(x) for x, batch in zip(found, batches, strict=True)
     )
@@ -92,12 +103,13 @@ def _decoded(
     payloads: tuple[PyTree, ...],
     sides: tuple[Any, ...],
     workers: int,
+    first: tuple[Array | int, ...] | None = None,
     *,
     sliced: bool,
 ) -> list[Array]:
     """What every worker's payloads decode to: `[workers, buckets, size]` for each batch."""
     found = []
-    everyones = everyone(key, batches, workers)
+    everyones = _numbered(everyone(key, batches, workers), first)
     for keys, batch, payload, side in zip(everyones, batches, payloads, sides, strict=True):
         lanes = batches_.lanes(payload, batch.size, leading=2)
         found.append(_each(batch.codec, batch.like, lanes, sliced)(keys, payload, side))
@@ -126,3 +138,13 @@ def everyone(key: Array, batches: Batches, workers: int) -> list[Key]:
     own = jax.vmap(lambda worker: [k.own for k in batches_.batch_keys(key, batches, worker)])
     shared = batches_.batch_keys(key, batches, 0)
     return [one._replace(own=all_) for one, all_ in zip(shared, own(numbers), strict=True)]
+
+
+def _numbered(keys: list[Key], first: tuple[Array | int, ...] | None) -> list[Key]:
+    """The keys of batches whose buckets are numbered from `first` on."""
+    if first is None:
+        return keys
+    return [
+        one._replace(first=jnp.asarray(number).astype(jnp.uint32))
+        for one, number in zip(keys, first, strict=True)
+    ]

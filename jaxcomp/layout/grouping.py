@@ -30,17 +30,24 @@ _ALL = 2**30
 """The same where each further bucket takes long to compile: places in it have 32 bits."""
 
 
-def batches(groups: Groups, slices: int, runs: int) -> list[Batch]:
-    """The batches of all groups; only leaves that are cut into buckets are in several runs."""
+def batches(groups: Groups, slices: int, runs: int, *, whole: bool = True) -> list[Batch]:
+    """The batches of all groups; only leaves that are cut into buckets are in several runs.
+
+    Args:
+        groups: the leaves.
+        slices: the number of slices of a leaf that a codec takes whole.
+        runs: the number of runs of leaves that share no batch.
+        whole: whether a codec without a bucket size takes leaves whole, and not in rows.
+    """
     found: list[Batch] = []
-    whole: dict[Any, dict[int, list[Piece]]] = {}
+    leaves: dict[Any, dict[int, list[Piece]]] = {}
     for (codec, dtype, size), pieces in groups.items():
-        if codec.bucket_size is None:
-            whole.setdefault((codec, dtype), {})[size] = pieces
+        if codec.bucket_size is None and whole:
+            leaves.setdefault((codec, dtype), {})[size] = pieces
             continue
         for run in even_runs(pieces, [piece.stop for piece in pieces], runs):
             found += _of_buckets(codec, dtype, size, run)
-    for (codec, dtype), sizes in whole.items():
+    for (codec, dtype), sizes in leaves.items():
         found += _of_leaves(codec, dtype, sizes, slices)
     return found
 

@@ -60,7 +60,13 @@ class TreePayload(NamedTuple):
 
 
 def layout(
-    codec: "Codec | Policy", tree: PyTree, slices: int = 1, runs: int = 1, *, mixed: bool = False
+    codec: "Codec | Policy",
+    tree: PyTree,
+    slices: int = 1,
+    runs: int = 1,
+    *,
+    mixed: bool = False,
+    per_row: bool = False,
 ) -> Layout:
     """Plans the batches of a tree; a bare codec encodes every leaf.
 
@@ -73,6 +79,8 @@ def layout(
         mixed: batches are the same for every dtype of the leaves, and each has a dtype that
             represents those of its own; for plans of memory, which is made from parameters and used
             with gradients. Otherwise leaves of different dtypes do not share a batch.
+        per_row: no bucket has elements of two rows of a leaf, which is a multiple of
+            `row_bucket` long.
 
     Raises:
         ValueError: if a leaf is not of a real floating dtype.
@@ -91,11 +99,14 @@ def layout(
         if picked is None or like.size == 0:
             dense.append(number)
             continue
-        size = _bucket_of(picked, like.size, slices)
+        row = like.shape[-1] if per_row and like.shape else None
+        size = _bucket_of(picked, like.size, slices) if row is None else row_bucket(picked, row)
         dtype = np.dtype(np.float32) if mixed else like.dtype
         groups.setdefault((picked, dtype, size), []).append(Piece(number, 0, like.size))
     return Layout(
-        batches=tuple(b.in_dtype_of(likes) for b in grouping.batches(groups, slices, runs)),
+        batches=tuple(
+            b.in_dtype_of(likes) for b in grouping.batches(groups, slices, runs, whole=not per_row)
+        ),
         dense=tuple(dense),
         likes=likes,
         paths=paths,
@@ -126,6 +137,17 @@ def _bucket_of(codec: Codec, size: int, slices: int) -> int:
     if size >= whole or codec.hints.unit is None:
         return min(whole, size)
     return min(codec.hints.unit, 1 << (size - 1).bit_length())
+
+
+def row_bucket(codec: Codec, row: int) -> int:
+    """Elements of the buckets into which a row is cut: at most `bucket_size`, and about equal.
+
+    Example:
+        >>> import jaxcomp
+        >>> [row_bucket(jaxcomp.qsgd_inf(bits=4, bucket_size=512), n) for n in (64, 768, 1031)]
+        [64, 384, 344]
+    """
+    return -(-row // -(-row // (codec.bucket_size or row)))
 
 
 def _like(path: str, leaf: Any) -> jax.ShapeDtypeStruct:

@@ -1,0 +1,294 @@
+"""`psum`, `pmean` and `pvary`: the two ends of a block that is split over workers."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxcomp.backend import axes
+from jaxcomp.base import Codec
+from jaxcomp.collectives import arguments, messages
+from jaxcomp.collectives.messages import Wire
+from jaxcomp.collectives.transfer import Transfer, transfer
+from jaxcomp.layout import trees
+from jaxcomp.layout.policy import Policy
+from jaxcomp.numerics import noise
+from jaxcomp.types import Array, ArrayLike, AxisName, PyTree
+from jaxcomp.wire import cost as wire_cost
+
+_DOWN = 0x646F776E
+"""Folded into the key for the second shot."""
+
+
+def psum(
+    tree: PyTree,
+    axis_name: AxisName,
+    codec: "Codec | Policy | None",
+    *,
+    key: Any = None,
+    site: Any = 0,
+    back: "Codec | Policy | None" = None,
+    down: "Codec | Policy | None" = None,
+) -> PyTree:
+    """The sum of all workers' trees, as at the exit of a tensor-parallel block.
+
+    `y = Σ_j D(C(x_j))` where every worker sends all of its rows to every other one, or in two
+    shots, `psum_scatter` of the rows and `all_gather` of the sums with the codec `down`, if that
+    is fewer bytes: from three workers on, and as many rows. No bucket has elements of two rows of
+    the last axis.
+
+    The backward pass is that of `jax.lax.psum`: nothing is sent where types know that the sum is
+    the same on all workers, as in `jax.shard_map`; elsewhere it is a `psum` with the codec `back`.
+
+    Args:
+        tree: this worker's arrays, such as activations `[tokens, features]`.
+        axis_name: the mapped axis, or a tuple of them.
+        codec: as for `all_gather`; a `Policy` decides by the shape of one message, which in two
+            shots has one row for each row of the leaf and worker.
+        key: as for `all_gather`.
+        site: as for `all_gather`.
+        back: the codec of the backward pass; None for `codec`, `Identity()` to send dense.
+        down: the codec of the second shot; None for `codec`.
+
+    Returns:
+        The sum, the same bits on all workers.
+
+    Raises:
+        ValueError: as `all_gather`, and for a tree that is the same on all workers already.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, jaxcomp
+        >>> def block(x, into, out):
+        ...     hidden = jax.nn.relu(pvary(x, "model", jaxcomp.qsgd_inf(bits=8), key=0) @ into)
+        ...     return psum(hidden @ out, "model", jaxcomp.qsgd_inf(bits=8), key=0, site="exit")
+        >>> into, out = jnp.ones((2, 64, 32)), jnp.ones((2, 32, 64))
+        >>> jax.vmap(block, (None, 0, 0), axis_name="model")(jnp.ones((16, 64)), into, out).shape
+        (2, 16, 64)
+
+    References:
+        Shoeybi et al., `Megatron-LM <https://arxiv.org/abs/1909.08053>`_, 2019, for both ends of a
+        block; Li et al., `Flash Communication <https://arxiv.org/abs/2412.04964>`_, 2024, for two
+        shots of quantised activations.
+    """
+    arguments.check_tree("psum", tree)
+    folded = arguments.key_of(axis_name, key, site)
+    forward, backward = arguments.policies(codec, back)
+    second = forward if down is None else arguments.policy("down", down)
+    if axes.typed(axis_name):
+        for path, x in jax.tree_util.tree_leaves_with_path(tree):
+            if not set(axes.names(axis_name)) & axes.varying(x):
+                raise ValueError(
+                    f"`tree` must differ between the workers of {axis_name!r}, got "
+                    f"'{trees.path_name(path)}', which is the same on all of them: it is a sum "
+                    "already, or was never split. For copies, multiply it by the number of workers"
+                )
+    how = Psum(axis_name, forward, backward, True, second)
+    return transfer(how, folded, axes.vary(tree, axis_name))
+
+
+def pmean(
+    tree: PyTree,
+    axis_name: AxisName,
+    codec: "Codec | Policy | None",
+    *,
+    key: Any = None,
+    site: Any = 0,
+    back: "Codec | Policy | None" = None,
+    down: "Codec | Policy | None" = None,
+) -> PyTree:
+    """The mean of all workers' trees: `psum` divided by the number of workers.
+
+    For gradients take `jaxcomp.compressed_mean`, or `jaxcomp.pmean` without optax: they average
+    buckets of any leaves, keep memory, and find gradients that are averaged already.
+
+    Args:
+        tree: this worker's arrays; all arguments are those of `psum`.
+        axis_name: the mapped axis, or a tuple of them.
+        codec: the codec.
+        key: the key of the step.
+        site: the number or name of the call.
+        back: the codec of the backward pass.
+        down: the codec of the second shot.
+
+    Raises:
+        ValueError: as `psum`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, jaxcomp
+        >>> codec = jaxcomp.qsgd_inf(bits=8)
+        >>> mean = jax.vmap(lambda x: pmean(x, "data", codec, key=0), axis_name="data")
+        >>> mean(jnp.ones((2, 32, 64)))[0, 0, 0].round(3)
+        Array(1., dtype=float32)
+    """
+    found = psum(tree, axis_name, codec, key=key, site=site, back=back, down=down)
+    return jax.tree.map(lambda x: x / axes.size(axis_name), found)
+
+
+def pvary(
+    tree: PyTree,
+    axis_name: AxisName,
+    back: "Codec | Policy | None",
+    *,
+    key: Any = None,
+    site: Any = 0,
+) -> PyTree:
+    """The same tree on all workers, each of which makes something else of it.
+
+    Nothing is sent forward. The backward pass is `psum` of what the workers made of it, with the
+    codec `back`: the entry of a tensor-parallel block.
+
+    Args:
+        tree: arrays that are the same on all workers.
+        axis_name: the mapped axis, or a tuple of them.
+        back: the codec of the backward pass; None or `Identity()` to send dense.
+        key: as for `all_gather`.
+        site: as for `all_gather`.
+
+    Raises:
+        ValueError: as `all_gather`, and for a tree that differs between workers.
+
+    Example: see `psum`.
+
+    Note:
+        Where types do not know what is the same on all workers, as in `jax.pmap`, the backward
+        pass of a sum is again a sum, so each block multiplies gradients by the number of workers:
+        use `jax.shard_map`.
+    """
+    arguments.check_tree("pcast", tree)
+    folded = arguments.key_of(axis_name, key, site)
+    codec = arguments.policy("back", back)
+    if axes.typed(axis_name):
+        for path, x in jax.tree_util.tree_leaves_with_path(tree):
+            if set(axes.names(axis_name)) & axes.varying(x):
+                raise ValueError(
+                    f"`tree` must be the same on all workers of {axis_name!r}, got "
+                    f"'{trees.path_name(path)}', which differs between them already"
+                )
+    return transfer(Pvary(axis_name, codec, codec, True), folded, tree)
+
+
+@dataclasses.dataclass(frozen=True)
+class Psum(Transfer):
+    """The sum of all workers' trees on all workers."""
+
+    down: Policy
+
+    def run(self, key: Array, tree: PyTree) -> PyTree:
+        n, way = self.workers, self._way(tree, self.workers)
+        dense, coded = way.apart(tree)
+        if way.shots:
+            summed = messages.sum_of_each(
+                self.wire, key, jax.tree.map(functools.partial(_rows, n), coded)
+            )
+            everyones = messages.to_all(self._second, noise.fold(key, _DOWN), summed)
+            sums = jax.tree.map(_whole, everyones, coded)
+        else:
+            sums = messages.sum_of_all(self.wire, key, coded)
+        dense = lax.psum(dense, self.axis_name)
+        return jax.tree.map(
+            lambda x, y: y if x is None else x, dense, sums, is_leaf=lambda x: x is None
+        )
+
+    @property
+    def _second(self) -> Wire:
+        return Wire(self.axis_name, self.down, True)
+
+    def _way(self, like: PyTree, workers: int) -> "_Way":
+        leaves, treedef = jax.tree.flatten(like)
+        parts = [_part(x, workers) for x in leaves]
+        # A device sends n − 1 times as many elements, or twice n − 1 times those of a part.
+        shots = _elements(leaves) > 2 * _elements(parts)
+        messages_ = jax.tree.unflatten(treedef, parts) if shots else like
+        dense = set(self.wire.layout(messages_).dense)
+        if shots:
+            dense &= set(self._second.layout(messages_).dense)
+        return _Way(shots, messages_, frozenset(dense))
+
+    def transposed(self, *, typed: bool) -> Transfer:
+        if typed:
+            return Pvary(self.axis_name, self.back, self.codec, True)
+        return Psum(self.axis_name, self.back, self.codec, True, self.back)
+
+    def link_bytes(self, like: PyTree, workers: int) -> int:
+        way = self._way(like, workers)
+        dense, _ = way.apart(like)
+        _, coded = way.apart(way.messages)
+        wires = (self.wire, self._second) if way.shots else (self.wire,)
+        sent = (workers - 1) * sum(sum(messages.bytes_of(wire, coded)) for wire in wires)
+        size = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(dense))
+        return sent + wire_cost.ring_bytes(size, workers)
+
+
+class _Way(NamedTuple):
+    """How a sum is made.
+
+    Attributes:
+        shots: whether in two shots.
+        messages: the shapes of one message.
+        dense: the numbers of the leaves that are sent dense.
+    """
+
+    shots: bool
+    messages: PyTree
+    dense: frozenset[int]
+
+    def apart(self, tree: PyTree) -> tuple[PyTree, PyTree]:
+        """The dense leaves and the others, with None for those of the other kind.
+
+        None has no leaves, and leaves the paths of the rest as they are.
+        """
+        leaves, treedef = jax.tree.flatten(tree)
+        numbered = list(enumerate(leaves))
+        return tuple(
+            jax.tree.unflatten(
+                treedef, [x if (i in self.dense) == kind else None for i, x in numbered]
+            )
+            for kind in (True, False)
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Pvary(Transfer):
+    """The same tree on all workers, typed as one that differs."""
+
+    def run(self, key: Array, tree: PyTree) -> PyTree:
+        del key
+        return axes.vary(tree, self.axis_name)
+
+    def transposed(self, *, typed: bool) -> Transfer:
+        del typed
+        return Psum(self.axis_name, self.back, self.codec, True, self.back)
+
+    def link_bytes(self, like: PyTree, workers: int) -> int:
+        del like, workers
+        return 0
+
+
+def _elements(likes: Sequence[ArrayLike]) -> int:
+    return sum(math.prod(x.shape) for x in likes)
+
+
+def _part(x: ArrayLike, workers: int) -> jax.ShapeDtypeStruct:
+    """The rows of a leaf that one of the workers adds."""
+    rows = math.prod(x.shape[:-1])
+    width = x.shape[-1] if x.shape else 1
+    return jax.ShapeDtypeStruct((-(-rows // workers), width), x.dtype)
+
+
+def _rows(workers: int, x: Array) -> Array:
+    """The rows of a leaf as `[workers, rows, features]`; rows of zeros pad the last ones."""
+    part = _part(x, workers)
+    flat = x.reshape(-1, part.shape[1])
+    flat = jnp.pad(flat, ((0, workers * part.shape[0] - flat.shape[0]), (0, 0)))
+    return flat.reshape(workers, *part.shape)
+
+
+def _whole(rows: Array, like: Array) -> Array:
+    """The inverse of `_rows`."""
+    flat = rows.reshape(-1, rows.shape[-1])
+    return flat[: math.prod(like.shape[:-1])].reshape(like.shape)

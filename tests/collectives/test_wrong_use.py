@@ -1,0 +1,101 @@
+"""What a first-time user gets wrong raises an error that says what would work."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import jaxcomp
+from jaxcomp import collectives as c
+
+EIGHT = jaxcomp.qsgd_inf(bits=8)
+X = jnp.ones((4, 8, 64))
+RESIDUAL = jaxcomp.Link(jaxcomp.sign(), jaxcomp.Residual())
+
+
+def over(f, x=X):
+    return jax.vmap(f, axis_name="data")(x)
+
+
+@pytest.mark.wrong_types
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda x: c.all_gather(x, "model", EIGHT, key=0), "`axis_name` must be an axis of the"),
+        (lambda x: c.all_gather(x, "data", EIGHT), "`key` must be the number of the step"),
+        (lambda x: c.psum(x, "data", EIGHT, key=0.5), "`key` must be an integer seed"),
+        (lambda x: c.all_gather(x, "data", RESIDUAL, key=0), "a collective has no memory"),
+        (lambda x: c.psum(x, "data", jaxcomp.Dense(), key=0), "a collective has no memory"),
+        (lambda x: c.psum(x, "data", "int8", key=0), "None to send dense, got 'int8'"),
+        (
+            lambda x: c.psum_scatter(x, "data", jaxcomp.terngrad(shared=True), key=0),
+            "must not need the workers to agree",
+        ),
+        (
+            lambda x: c.all_gather(x, "data", EIGHT, key=0, back=jaxcomp.Dense),
+            "`back` must be a codec such as",
+        ),
+        (
+            lambda x: c.all_gather(x, "data", jaxcomp.alq(), key=0),
+            "must not need the workers to agree|no memory from step to step",
+        ),
+        (
+            lambda x: c.all_gather({"ids": x.astype(int)}, "data", EIGHT, key=0),
+            "'ids' of int32: send it by jax.lax.all_gather",
+        ),
+        (
+            lambda x: c.psum_scatter({"w": x}, "data", EIGHT, key=0, scatter_dimension=2),
+            "`scatter_dimension` must be a dimension of every leaf, got 2 for 'w' of 2 dimensions",
+        ),
+        (
+            lambda x: c.psum_scatter({"w": x[:7]}, "data", EIGHT, key=0),
+            r"divisible by the number of workers, 4, got 0 for 'w' of shape \(7, 64\)",
+        ),
+        (
+            lambda x: c.psum_scatter(x, "data", EIGHT, key=0, tiled=False),
+            "a dimension as long as the number of workers, 4",
+        ),
+        (
+            lambda x: c.all_to_all(x, "data", EIGHT, key=0, split_axis=0, concat_axis=5),
+            "`concat_axis` must be a dimension of every leaf",
+        ),
+        (
+            lambda x: c.ppermute(x, "data", EIGHT, key=0, perm=[(0, 1), (2, 1)]),
+            "`perm` must be pairs of a sender and its receiver among 4 workers",
+        ),
+        (
+            lambda x: c.ppermute(x, "data", EIGHT, key=0, perm=[(0, 4)]),
+            "`perm` must be pairs of a sender and its receiver among 4 workers",
+        ),
+        (lambda x: c.all_gather(x, "data", EIGHT, key=0, site=0.5), "`site` must be a number or a"),
+    ],
+)
+def test_wrong_arguments(call, says):
+    with pytest.raises(ValueError, match=says):
+        over(call)
+
+
+@pytest.mark.wrong_types
+def test_wrong_calls_of_wire_bytes():
+    like = jax.ShapeDtypeStruct((8, 64), jnp.float32)
+    for call, says in (
+        (lambda: c.wire_bytes(jax.lax.psum, like, EIGHT, 4), "`collective` must be one of"),
+        (lambda: c.wire_bytes(c.psum, like, EIGHT, 0), "`workers` must be at least 1"),
+        (lambda: c.wire_bytes(c.psum, like, EIGHT, 4, axis=1), r"got \['axis'\]"),
+        (lambda: c.wire_bytes(c.ppermute, like, EIGHT, 4), "`perm` must be given"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            call()
+
+
+def test_types_find_what_is_summed_already_and_what_differs_already(mesh):
+    def typed(f, spec):
+        whole = jax.shard_map(f, mesh=mesh, in_specs=spec, out_specs=P())
+        return jax.eval_shape(whole, jnp.ones((8, 64)))
+
+    with pytest.raises(ValueError, match="it is a sum already"):
+        typed(lambda x: c.psum(x, "data", EIGHT, key=0), P())
+    with pytest.raises(ValueError, match="which differs between them already"):
+        typed(lambda x: c.pvary(x, "data", EIGHT, key=0), P("data"))
+    with pytest.raises(ValueError, match="`key` must be the same on all workers"):
+        typed(lambda x: c.psum(x, "data", EIGHT, key=jax.lax.axis_index("data")), P("data"))
