@@ -201,6 +201,9 @@ from jaxcomp.transforms.rounds import (
     local_round as local_round,
     steps_alone as steps_alone,
 )
+from jaxcomp.transforms.sharded_optimizer import (
+    sharded_optimizer as sharded_optimizer,
+)
 from jaxcomp.transforms.snapshots import (
     variance_reduced as variance_reduced,
 )

@@ -13,6 +13,7 @@ from jaxcomp.exchange import gating, guarding, levels, state as state_
 from jaxcomp.exchange.gating import Participation
 from jaxcomp.exchange.plan import Plan, dense_feedback_of
 from jaxcomp.exchange.state import ReductionState
+from jaxcomp.exchange.stepping import Stepper
 from jaxcomp.feedback import NoFeedback
 from jaxcomp.layout import trees
 from jaxcomp.mesh import per_worker
@@ -35,17 +36,32 @@ class Gated(NamedTuple):
     params: PyTree | None = None
 
 
+class Stepping(NamedTuple):
+    """An optimizer between the two ways, which makes updates of the mean.
+
+    Attributes:
+        stepper: the optimizer.
+        params: this device's replica of the parameters.
+        state: its state.
+    """
+
+    stepper: Stepper
+    params: PyTree
+    state: PyTree
+
+
 class Reduction(NamedTuple):
     """A mean, the memory for the next step, and what the step's statistics need.
 
     Attributes:
-        mean: the mean of the gradients.
+        mean: the mean of the gradients; with an optimizer, the update of the parameters.
         state: the memory for the next step.
         given: the links' input, made from this worker's gradient.
         message: the message that the links sent in place of it.
         sent: this worker's message as the others decoded it.
         participation: the participation under a gate.
         gate: the gate's state for the next step.
+        stepped: the optimizer's state for the next step.
     """
 
     mean: PyTree
@@ -55,6 +71,7 @@ class Reduction(NamedTuple):
     sent: Stacks
     participation: Participation | None = None
     gate: PyTree = ()
+    stepped: PyTree = ()
 
 
 class _Feedbacks(NamedTuple):
@@ -71,6 +88,7 @@ class _Memory(NamedTuple):
     feedback: PyTree
     dense: PyTree
     reducer: PyTree
+    stepped: PyTree = ()
 
 
 class _Message(NamedTuple):
@@ -81,6 +99,23 @@ class _Message(NamedTuple):
     dense: Stacks
     memory: _Memory
     weight: Array | None
+    params: PyTree
+
+
+class _Means(NamedTuple):
+    """What an exchange makes of the means.
+
+    Attributes:
+        stepper: the optimizer between the two ways, or None.
+        guard: whether non-finite memory makes them NaN.
+        count: whether senders are counted.
+        everywhere: the axes over which the mean is split.
+    """
+
+    stepper: Stepper | None
+    guard: bool
+    count: bool
+    everywhere: tuple[str, ...]
 
 
 class _Heard(NamedTuple):
@@ -100,6 +135,7 @@ def reduce(
     state: ReductionState,
     *,
     gated: Gated | None = None,
+    stepping: Stepping | None = None,
     weight: Array | None = None,
     guard: bool = True,
     everywhere: tuple[str, ...] = (),
@@ -113,6 +149,7 @@ def reduce(
         grads: this worker's gradients.
         state: the memory.
         gated: the gate, or None for all workers in every step.
+        stepping: the optimizer between the two ways of a reducer of parts, or None.
         weight: this worker's weight if there is no gate; None for 1.
         guard: keep the memory unchanged in a non-finite step.
         everywhere: axes over which the mean is split.
@@ -138,9 +175,11 @@ def reduce(
         opened = opened._replace(go=go)
         factor = gating.factor(gate, reducer, plan.workers)
     feedbacks = _Feedbacks(plan.feedback, of_dense, factor)
-    own = _Memory(memory, dense_memory, state_.of_reducer(plan, state.reducer))
-    brought = _Message(levels.key_of(plan, key), message, dense, own, opened.weight)
-    exchange = functools.partial(_exchanged, plan, feedbacks, guard=guard, count=gated is not None)
+    stepper, params, stepped = (None, None, ()) if stepping is None else stepping
+    own = _Memory(memory, dense_memory, state_.of_reducer(plan, state.reducer), stepped)
+    brought = _Message(levels.key_of(plan, key), message, dense, own, opened.weight, params)
+    means = _Means(stepper, guard, gated is not None, everywhere)
+    exchange = functools.partial(_exchanged, plan, feedbacks, means)
     if closes:
         silence = functools.partial(_unchanged, plan, feedbacks)
         heard = conditional.either(opened.go, exchange, silence, brought)
@@ -153,8 +192,8 @@ def reduce(
     mean, dense = levels.gathered(plan, heard.mean), heard.dense
     new = _kept(plan, brought, heard, before, participation, guard=guard)
     # A closed round, or gradients of another dtype than the parameters, change no dtype of a state.
-    held = state, () if gated is None else gated.state
-    after = guarding.retyped((new, opened.state), held)
+    held = state, () if gated is None else gated.state, stepped
+    after = guarding.retyped((new, opened.state, heard.memory.stepped), held)
     # Skipped if the workers' means differ: they would disagree on the rollback.
     if guard and plan.given.facts.same_on_all and jax.tree.leaves(after):
         finite = guarding.all_finite((mean, dense))
@@ -164,18 +203,17 @@ def reduce(
         if tell:
             mean, dense = guarding.spoilt((mean, dense), jnp.where(finite, 0, jnp.nan))
     whole = trees.assemble(plan.layout, mean, dense)
-    return Reduction(whole, after[0], given, message, heard.sent, participation, after[1])
+    return Reduction(whole, after[0], given, message, heard.sent, participation, *after[1:])
 
 
-def _exchanged(
-    plan: Plan, feedbacks: _Feedbacks, brought: _Message, *, guard: bool, count: bool
-) -> _Heard:
-    """An open round: collect, feedback on this device's part, spread.
+def _exchanged(plan: Plan, feedbacks: _Feedbacks, means: _Means, brought: _Message) -> _Heard:
+    """An open round: collect, feedback on this device's part, the optimizer if any, spread.
 
     The mirror of a shift is thus added before the downlink.
     """
     reducer, (feedback, of_dense, times) = plan.reducer, feedbacks
-    key, message, dense, memory, weight = brought
+    key, message, dense, memory, weight, params = brought
+    guard, stepped = means.guard, memory.stepped
     part, sent, share, after = reducer.collect(plan, key, message, memory.reducer, weight)
     estimate, own = gating.remember(
         feedback, times, message, sent, part, share, weight, memory.feedback
@@ -183,7 +221,6 @@ def _exchanged(
     if gating.forgets(feedback) and weight is not None:
         known = plan.dense_mean(memory.feedback.own, weight)
         estimate = gating.scaled(jax.tree.map(jnp.add, part, known), times)
-    means, after = reducer.spread(plan, key, estimate, after)
     flag = None
     if guard and plan.tells and weight is None:
         # Sent with the dense leaves, so that it adds no collective.
@@ -196,19 +233,23 @@ def _exchanged(
     known, dense_memory = gating.remember(
         of_dense, times, dense, arrived, tuple(known), share, weight, memory.dense
     )
+    if means.stepper is not None:
+        estimate, known, stepped = means.stepper.step(
+            plan, estimate, known, params, stepped, means.everywhere
+        )
+    whole, after = reducer.spread(plan, key, estimate, after)
     if flag is not None:
-        means, known = guarding.spoilt((means, known), flag)
+        whole, known = guarding.spoilt((whole, known), flag)
     # Counted only in open rounds, since it needs a collective.
-    senders = gating.senders(weight, plan.axis) if count else jnp.zeros((), jnp.uint32)
-    return _Heard(
-        tuple(means), tuple(known), _Memory(own, dense_memory, after), tuple(sent), senders
-    )
+    senders = gating.senders(weight, plan.axis) if means.count else jnp.zeros((), jnp.uint32)
+    new = _Memory(own, dense_memory, after, stepped)
+    return _Heard(tuple(whole), tuple(known), new, tuple(sent), senders)
 
 
 def _unchanged(plan: Plan, feedbacks: _Feedbacks, brought: _Message) -> _Heard:
     """A closed round, whose mean every device knows: the mirror of all shifts, or zero."""
     feedback, of_dense, _ = feedbacks
-    _, message, dense, memory, _ = brought
+    message, dense, memory = brought.links, brought.dense, brought.memory
     nothing, none = jnp.zeros((), jnp.float32), _zeros(message)
     part = _zeros(plan.part_like)
     estimate, own = feedback.update(message, none, part, 0.0, nothing, memory.feedback)
@@ -218,7 +259,7 @@ def _unchanged(plan: Plan, feedbacks: _Feedbacks, brought: _Message) -> _Heard:
         means = _zeros(plan.likes)
     nobody = _zeros(dense), _zeros(dense), 0.0, nothing
     still, dense_memory = of_dense.update(dense, *nobody, memory.dense)
-    after = _Memory(own, dense_memory, memory.reducer)
+    after = _Memory(own, dense_memory, memory.reducer, memory.stepped)
     return _Heard(tuple(means), tuple(still), after, none, jnp.zeros((), jnp.uint32))
 
 

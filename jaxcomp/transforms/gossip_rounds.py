@@ -137,7 +137,12 @@ def _on_shards(
     """`step(tree, state)`, of a sharded model on each device's own shard."""
     if setup.param_specs is None:
         return step(tree, state)
-    return sharded.update(step, tree, state, setup.specs, setup.axis_name)
+
+    def of_shard(tree: PyTree, state: Round, params: PyTree, shards: Any) -> tuple[PyTree, Round]:
+        del params
+        return step(tree, state, shards)
+
+    return sharded.update(of_shard, tree, state, (), setup.specs, setup.axis_name)
 
 
 def exchanged(

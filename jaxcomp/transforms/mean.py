@@ -13,6 +13,7 @@ from jaxcomp.backend import axes
 from jaxcomp.base import Codec, Gate, Reducer
 from jaxcomp.exchange import gating, reduce as reduce_
 from jaxcomp.exchange.state import ReductionState
+from jaxcomp.exchange.stepping import SteppedState, Stepper
 from jaxcomp.feedback import Link
 from jaxcomp.layout.policy import Policy
 from jaxcomp.mesh import kinds, pmapped
@@ -45,6 +46,18 @@ class GateState(NamedTuple):
     messages: Array
 
 
+class SteppedMemory(NamedTuple):
+    """The memory of `jaxcomp.sharded_optimizer`.
+
+    Attributes:
+        reduction: the memory of the links.
+        optimizer: the optimizer's state, of which each worker has its part.
+    """
+
+    reduction: ReductionState
+    optimizer: SteppedState
+
+
 @kinds.MEANS.register
 class CompressedMeanState(NamedTuple):
     """State of `compressed_mean`.
@@ -52,20 +65,31 @@ class CompressedMeanState(NamedTuple):
     Attributes:
         key: the raw key that every step's noise is derived from.
         step: the number of steps, modulo 2³²; after that the noise repeats.
-        memory: the state of the links and of the reducer.
+        memory: the state of the links and of the reducer, and of an optimizer between them.
         stats: `Stats` of the last step, or `()`.
         gate: `GateState` under a gate, or `()`.
     """
 
     key: Array
     step: Array
-    memory: ReductionState
+    memory: Any
     stats: Any
     gate: Any = ()
 
 
-class _Setup(NamedTuple):
-    """The checked arguments of `compressed_mean`; `seed` is the raw key, `tell` is `TELL`."""
+class Setup(NamedTuple):
+    """The arguments of `compressed_mean`.
+
+    Attributes:
+        source: the link or reducer.
+        axis_name: the axes of the workers.
+        gate: the gate, or None.
+        seed: the raw key.
+        guard: whether memory survives a step that is not finite.
+        stats: whether the state keeps statistics, and of which groups.
+        tell: whether a non-finite mean becomes NaN, as `TELL` asks.
+        stepper: the optimizer between the two ways of `jaxcomp.sharded_optimizer`, or None.
+    """
 
     source: Link | Reducer
     axis_name: AxisName
@@ -74,6 +98,7 @@ class _Setup(NamedTuple):
     guard: bool
     stats: groups.Grouping
     tell: bool = False
+    stepper: Stepper | None = None
 
 
 def compressed_mean(
@@ -150,7 +175,19 @@ def compressed_mean(
         ...     optax.adamw(3e-4),
         ... )
     """
-    source = choose.given(codec)
+    setup = Setup(choose.given(codec), axis_name, gate, noise.words(key), guard, stats)
+    return transformation(setup, param_specs)
+
+
+def transformation(
+    given: Setup, param_specs: PyTree | None
+) -> optax.GradientTransformationExtraArgs:
+    """The transformation of these arguments.
+
+    Raises:
+        ValueError: as `compressed_mean`.
+    """
+    source, axis_name, gate = given.source, given.axis_name, given.gate
     if gate is not None:
         checks.part("gate", gate, Gate)
         gate.check(choose.feedback(source))  # Which may warn of what closed rounds lose.
@@ -163,16 +200,14 @@ def compressed_mean(
             )
         if gate is not None:
             gating.check(gate, reducer, whole=param_specs is None)
-    seed = noise.words(key)
     names = axes.names(axis_name)
     if not names or not all(isinstance(name, str) for name in names):
         raise ValueError(
             f"`axis_name` must be the name of a mapped axis, or a tuple of them, got {axis_name!r}"
         )
     sharded.check_specs(param_specs, axis_name)
-    checks.flag("guard", guard)
-    groups.check(stats, source)
-    given = _Setup(source, axis_name, gate, seed, guard, stats)
+    checks.flag("guard", given.guard)
+    groups.check(given.stats, source)
 
     def init_fn(params: PyTree) -> Any:
         optax_wrappers.check_wrappers()
@@ -193,7 +228,8 @@ def compressed_mean(
         setup = setup._replace(tell=TELL in extra)
         if param_specs is not None:
             step = functools.partial(_step_of_shard, setup)
-            return sharded.update(step, updates, state, param_specs, setup.axis_name)
+            used = params if setup.stepper else ()
+            return sharded.update(step, updates, state, used, param_specs, setup.axis_name)
         sharded.warn_if_gathered(setup.source, setup.axis_name)
         arguments = _arguments(setup, updates, state, params)
         return _after(setup, arguments, updates, state, reduce_.reduce(**arguments))
@@ -232,8 +268,8 @@ def dense_leaves(codec: "Codec | Policy | Link | Reducer") -> Callable[[PyTree],
 
 
 def _of_device(
-    setup: _Setup, updates: PyTree, state: Any, params: PyTree
-) -> tuple[_Setup, PyTree, Any, PyTree]:
+    setup: Setup, updates: PyTree, state: Any, params: PyTree
+) -> tuple[Setup, PyTree, Any, PyTree]:
     """The checked arguments of a step; a device averages the gradients of its lanes first."""
     lanes = _lanes(setup)
     setup = _over_devices(setup, lanes)
@@ -245,38 +281,50 @@ def _of_device(
     return setup, updates, state, params
 
 
-def _lanes(setup: _Setup) -> tuple:
+def _lanes(setup: Setup) -> tuple:
     """The axes of `jax.vmap` on each device, unless the reducer has levels of axes of its own."""
     axis_name = setup.axis_name
     levels = isinstance(setup.source, Reducer) and setup.source.facts.levels is not None
     return axes.lanes(axis_name) if axes.bound(axis_name) and not levels else ()
 
 
-def _over_devices(setup: _Setup, lanes: tuple) -> _Setup:
+def _over_devices(setup: Setup, lanes: tuple) -> Setup:
     """The mean over devices; a device averages the gradients of its lanes, and sends once."""
     return setup._replace(axis_name=axes.without(setup.axis_name, lanes)) if lanes else setup
 
 
-def _fresh(setup: _Setup, params: PyTree) -> CompressedMeanState:
+def _fresh(setup: Setup, params: PyTree) -> CompressedMeanState:
     """The state before the first step, for parameters or for one device's shard of them."""
     source, gate = setup.source, setup.gate
     leaves_.warn(source, params)
     return CompressedMeanState(
         key=jnp.array(setup.seed),  # A copy: this one may be donated.
         step=jnp.zeros((), jnp.uint32),
-        memory=choose.memory(source, params, setup.axis_name, gated=gate is not None),
+        memory=_memory(setup, params),
         stats=stats_.nothing(setup.stats, source, params) if setup.stats else (),
         gate=() if gate is None else _closed(gate, setup.seed, params),
     )
 
 
+def _memory(setup: Setup, params: PyTree) -> PyTree:
+    """The memory before the first step, with that of the optimizer between the two ways."""
+    memory = choose.memory(setup.source, params, setup.axis_name, gated=setup.gate is not None)
+    if setup.stepper is None:
+        return memory
+    plan = choose.plan(setup.source, params, setup.axis_name)
+    return SteppedMemory(memory, setup.stepper.init(plan))
+
+
 def _arguments(
-    setup: _Setup, updates: PyTree, state: Any, params: PyTree, shards: tuple[str, ...] = ()
+    setup: Setup, updates: PyTree, state: Any, params: PyTree, shards: tuple[str, ...] = ()
 ) -> dict[str, Any]:
     """The arguments of `reduce` in this step."""
     plan = choose.plan(setup.source, updates, setup.axis_name)
     choose.warn_of_bytes(setup.source, plan)
-    gated = None
+    gated, stepping, memory = None, None, state.memory
+    if setup.stepper is not None:
+        memory = state.memory.reduction
+        stepping = reduce_.Stepping(setup.stepper, params, state.memory.optimizer)
     if setup.gate is not None:
         gate_key = noise.fold(state.gate.gate_key, state.step)
         gated = reduce_.Gated(setup.gate, gate_key, state.gate.state, params)
@@ -284,8 +332,9 @@ def _arguments(
         "plan": plan,
         "key": noise.fold(state.key, state.step),
         "grads": updates,
-        "state": state.memory,
+        "state": memory,
         "gated": gated,
+        "stepping": stepping,
         "guard": setup.guard,
         "everywhere": shards,
         "tell": setup.tell,
@@ -293,7 +342,7 @@ def _arguments(
 
 
 def _after(
-    setup: _Setup, given: dict[str, Any], updates: PyTree, state: Any, result: reduce_.Reduction
+    setup: Setup, given: dict[str, Any], updates: PyTree, state: Any, result: reduce_.Reduction
 ) -> tuple[PyTree, CompressedMeanState]:
     """The mean, and the next state, with what is counted and measured of the step."""
     counted, measured = state.gate, ()
@@ -302,16 +351,17 @@ def _after(
     if setup.stats:
         settled = given["plan"], given["key"], given["state"].reducer
         measured = stats_.measure(setup.stats, *settled, updates, result, given["everywhere"])
-    return result.mean, CompressedMeanState(
-        state.key, state.step + 1, result.state, measured, counted
-    )
+    memory = result.state
+    if setup.stepper is not None:
+        memory = SteppedMemory(memory, result.stepped)
+    return result.mean, CompressedMeanState(state.key, state.step + 1, memory, measured, counted)
 
 
 def _step_of_shard(
-    setup: _Setup, updates: PyTree, state: Any, shards: tuple[str, ...]
+    setup: Setup, updates: PyTree, state: Any, params: PyTree, shards: tuple[str, ...]
 ) -> tuple[PyTree, CompressedMeanState]:
     """A step on one device's shard of a sharded model."""
-    arguments = _arguments(setup, updates, state, None, shards)
+    arguments = _arguments(setup, updates, state, params, shards)
     return _after(setup, arguments, updates, state, reduce_.reduce(**arguments))
 
 

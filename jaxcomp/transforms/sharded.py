@@ -119,13 +119,22 @@ def init(
 
 
 def update(
-    step: Callable[[PyTree, Any, tuple[str, ...]], tuple[PyTree, Any]],
+    step: Callable[[PyTree, Any, PyTree, tuple[str, ...]], tuple[PyTree, Any]],
     grads: PyTree,
     state: Any,
+    params: PyTree,
     param_specs: PyTree,
     axis_name: AxisName,
 ) -> tuple[PyTree, Any]:
-    """Runs `step(grads, state, shard_axes)` on each device's own shard.
+    """Runs `step(grads, state, params, shard_axes)` on each device's own shard.
+
+    Args:
+        step: the step of a device.
+        grads: the gradients.
+        state: the state.
+        params: the parameters, or `()` for a step that does not use them.
+        param_specs: how gradients and parameters are sharded.
+        axis_name: the axes of the workers.
 
     Raises:
         ValueError: outside of a `shard_map` that leaves the axes of the shards automatic, or for
@@ -135,16 +144,23 @@ def update(
     cuts = _cuts(grads, param_specs, axis_name, shards)
     memory, names = _memory(state, shards, axis_name), shards.names
     leaves, treedef = jax.tree.flatten(grads)
+    weights = jax.tree.leaves(params)
     common = state._replace(memory=())
 
-    def body(leaves: list[Array], memory: PyTree, common: Any) -> tuple[list[Array], PyTree, Any]:
+    def shard(leaves: list[Array]) -> PyTree:
+        if not leaves and treedef.num_leaves:
+            return None
         own = [x.reshape(cut.local) for x, cut in zip(leaves, cuts, strict=True)]
+        return jax.tree.unflatten(treedef, own)
+
+    def body(
+        leaves: list[Array], weights: list[Array], memory: PyTree, common: Any
+    ) -> tuple[list[Array], PyTree, Any]:
         memory = jax.tree_util.tree_map_with_path(lambda p, x: x.squeeze(_place(p)), memory)
         # Otherwise all shards would draw the same noise.
         key = noise.fold(common.key, lax.axis_index(names) if names else 0)
-        mean, new = step(
-            jax.tree.unflatten(treedef, own), common._replace(key=key, memory=memory), names
-        )
+        own = common._replace(key=key, memory=memory)
+        mean, new = step(shard(leaves), own, shard(weights), names)
         memory = jax.tree_util.tree_map_with_path(
             lambda p, x: jnp.expand_dims(x, _place(p)), new.memory
         )
@@ -156,18 +172,20 @@ def update(
         )
 
     if names:
+        specs = [cut.spec for cut in cuts]
         of_memory = jax.tree_util.tree_map_with_path(
             lambda p, _: PartitionSpec(*[None] * _place(p), names), memory
         )
         body = mapping.shard_map(
             body,
-            in_specs=([cut.spec for cut in cuts], of_memory, PartitionSpec()),
+            in_specs=(specs, specs if weights else [], of_memory, PartitionSpec()),
             out_specs=([cut.home for cut in cuts], of_memory, PartitionSpec()),
             axis_names=set(names),
             check_vma=axes.typed(axis_name),
         )
     laid = [cut.lay(x) for x, cut in zip(leaves, cuts, strict=True)]
-    means, memory, common = body(laid, memory, common)
+    of_params = [cut.lay(x) for x, cut in zip(weights, cuts, strict=True)] if weights else []
+    means, memory, common = body(laid, of_params, memory, common)
     means = [cut.back(x) for x, cut in zip(means, cuts, strict=True)]
     return jax.tree.unflatten(treedef, means), common._replace(memory=PerShard(memory, names))
 

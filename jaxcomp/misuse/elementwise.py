@@ -1,0 +1,115 @@
+"""Finds optimizers that need whole leaves, or treat leaves differently, by trying them out."""
+
+import concurrent.futures
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxcomp.types import PyTree
+
+_STEPS = 3
+_SIDE = 2
+"""Elements along each dimension of a leaf on which an optimizer is tried."""
+
+
+def check(optimizer: Any, like: PyTree, dense: Sequence[int]) -> None:
+    """Raises a `ValueError` unless an optimizer makes the same steps of pieces as of whole leaves.
+
+    Args:
+        optimizer: the optimizer.
+        like: the parameters, or their shapes and dtypes.
+        dense: the numbers of the leaves that stay whole; all others are cut into pieces.
+    """
+    leaves, treedef = jax.tree.flatten(like)
+    _check(optimizer, treedef, tuple(jnp.ndim(x) for x in leaves), tuple(dense))
+
+
+@functools.lru_cache(maxsize=128)
+def _check(optimizer: Any, treedef: Any, ndims: tuple[int, ...], dense: tuple[int, ...]) -> None:
+    # In a thread of its own, outside of any mapped function, so that arrays are computed.
+    with concurrent.futures.ThreadPoolExecutor(max_workers=1) as alone:
+        culprit = alone.submit(_culprit, optimizer, treedef, ndims, dense).result()
+    if culprit is None:
+        return
+    raise ValueError(
+        "`optimizer` must treat every element by itself, since each worker steps a part of all "
+        f"leaves, and all leaves alike, got one in which {culprit} does not. Elementwise are "
+        "optax.sgd, adam, adamw, lion and the like. Clip with `max_norm=`; chain what needs whole "
+        "leaves after jaxcomp.compressed_mean instead, which gives every worker all of them"
+    )
+
+
+def _culprit(
+    optimizer: Any, treedef: Any, ndims: tuple[int, ...], dense: tuple[int, ...]
+) -> str | None:
+    """The first member of a chain with which whole leaves and pieces get different updates."""
+    if len(dense) == len(ndims) or _same(optimizer, treedef, ndims, dense):
+        return None
+    members = _members(optimizer)
+    for number, member in enumerate(members):
+        if not _same(optax.chain(*members[: number + 1]), treedef, ndims, dense):
+            return f"optax.{_name(member)}"
+    return "something"
+
+
+def _same(optimizer: Any, treedef: Any, ndims: tuple[int, ...], dense: tuple[int, ...]) -> bool:
+    """Whether whole leaves and pieces get the same updates."""
+    rng = np.random.default_rng(0)
+    params = [jnp.asarray(rng.normal(size=(_SIDE,) * n), jnp.float32) for n in ndims]
+    grads = [[p * 4.0 ** rng.integers(-3, 4) + 0.1 for p in params] for _ in range(_STEPS)]
+
+    def pieces(leaves: Sequence[Any]) -> list[Any]:
+        """All compressed leaves as two slices of rows, each for an optimizer of its own."""
+        rows = jnp.concatenate([x.reshape(-1, 1) for i, x in enumerate(leaves) if i not in dense])
+        half = len(rows) // 2
+        return [(rows[:half],), (rows[half:],), tuple(leaves[i] for i in dense)]
+
+    try:
+        whole = _run(
+            optimizer,
+            jax.tree.unflatten(treedef, params),
+            [jax.tree.unflatten(treedef, g) for g in grads],
+        )
+        parts = [
+            _run(optimizer, own, [pieces(g)[number] for g in grads])
+            for number, own in enumerate(pieces(params))
+        ]
+    except (TypeError, ValueError, KeyError, IndexError):  # Of a mask that names leaves.
+        return False
+    want = pieces(jax.tree.leaves(whole))
+    return all(
+        np.allclose(x, y, rtol=1e-4, atol=1e-7)
+        for x, y in zip(jax.tree.leaves(parts), jax.tree.leaves(want), strict=True)
+    )
+
+
+def _run(optimizer: Any, params: PyTree, grads: Sequence[PyTree]) -> PyTree:
+    """The last of several updates."""
+    state, updates = optimizer.init(params), params
+    for each in grads:
+        updates, state = optimizer.update(each, state, params)
+    return updates
+
+
+def _members(optimizer: Any) -> list[Any]:
+    """The transformations of a chain, as optax keeps them; else the optimizer alone."""
+    found = [_cell(optimizer.init, "init_fns"), _cell(optimizer.update, "update_fns")]
+    if None in found or len(found[0]) != len(found[1]):
+        return [optimizer]
+    members = map(optax.GradientTransformationExtraArgs, *found)
+    return [each for member in members for each in _members(optax.with_extra_args_support(member))]
+
+
+def _cell(function: Any, name: str) -> Any:
+    function = getattr(function, "__wrapped__", function)
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    return next((cell.cell_contents for key, cell in cells if key == name), None)
+
+
+def _name(member: Any) -> str:
+    return member.update.__qualname__.split(".", 1)[0]

@@ -1,0 +1,135 @@
+"""`sharded_optimizer`: two shots with the optimizer between them, of which each has a part."""
+
+import warnings
+from typing import Any
+
+import optax
+
+from jaxcomp import checks
+from jaxcomp.base import Codec, Gate
+from jaxcomp.exchange.stepping import Stepper
+from jaxcomp.feedback import Link, NoFeedback, Residual
+from jaxcomp.layout.policy import Policy
+from jaxcomp.misuse import elementwise
+from jaxcomp.numerics import noise
+from jaxcomp.reducers import choose
+from jaxcomp.reducers.two_shot import TwoShot
+from jaxcomp.transforms import groups
+from jaxcomp.transforms.mean import Setup, transformation
+from jaxcomp.types import AxisName, PyTree
+
+
+def sharded_optimizer(
+    optimizer: optax.GradientTransformation,
+    axis_name: AxisName,
+    up: "Codec | Policy | Link",
+    down: "Codec | Policy | Link | None" = None,
+    *,
+    max_norm: float | None = None,
+    gate: Gate | None = None,
+    key: Any = 0,
+    guard: bool = True,
+    param_specs: PyTree | None = None,
+    stats: groups.Grouping = False,
+) -> optax.GradientTransformationExtraArgs:
+    """An optimizer of which each worker has a part: its moments and master weights are `1/n`.
+
+    Gradients go up compressed, each worker adds up its part and steps it with its own moments, and
+    the change of the weights goes down compressed:
+
+        m_i ← m_i + optimizer(mean_j D(C_up(g_j))[i]),   update = concat_i D(C_down(m_i − θ[i]))
+
+    with the master weights `m` in float32, and `θ` the replica on every device. What the way down
+    rounds off is `m − θ`, so it is sent in the next step: a weight is never further from its master
+    than one step's rounding, and replicas are the same bits on all workers. It replaces
+    `optax.chain(compressed_mean(...), optimizer)`, and must be the last of a chain.
+
+    Args:
+        optimizer: an elementwise optimizer, such as `optax.adamw(3e-4)`.
+        axis_name: the mapped axis, or a tuple of them.
+        up: the codec of the gradients, a `Policy` or a `Link`, with the defaults of
+            `compressed_mean`. Leaves that it sends dense are stepped whole on every worker.
+        down: the codec of the changes of the weights, or a `Link` with `Residual()`, the default,
+            or `NoFeedback()`: then there are no masters, and the errors of an unbiased codec add up
+            as a random walk. None for the codec of `up`. It sends the leaves that `up` compresses,
+            and needs buckets no longer than those of `up`.
+        max_norm: clips the mean gradient at this norm over all parts, as
+            `optax.clip_by_global_norm` does; None for no clipping.
+        gate: as for `compressed_mean`; a closed round takes no step.
+        key: a seed, a raw key or a `jax.random.key`; the same on all workers.
+        guard: as for `compressed_mean`; the optimizer's state survives a non-finite step, too.
+        param_specs: as for `compressed_mean`.
+        stats: as for `compressed_mean`.
+
+    Returns:
+        An optax transformation, whose updates need the parameters: `tx.update(grads, state,
+        params)`. Each worker's state is marked as its own, so that `jaxcomp.init_state`, `place`,
+        `resize_workers` and checkpoints treat it as that of a mean.
+
+    Raises:
+        ValueError: on construction, for arguments of the wrong kind, links that do not match, or a
+            feedback on the way down that has no masters; in `init`, for an optimizer that needs
+            whole leaves; and as `compressed_mean`.
+
+    Example:
+        >>> import jaxcomp, optax
+        >>> tx = sharded_optimizer(
+        ...     optax.adamw(3e-4), "data", jaxcomp.qsgd_inf(bits=4), max_norm=1.0
+        ... )
+
+    References:
+        Rajbhandari et al., `ZeRO <https://arxiv.org/abs/1910.02054>`_, 2020, stage 1; Jia et al.,
+        `SDP4Bit <https://arxiv.org/abs/2410.15526>`_, 2024, for differences of weights in 4 bits.
+
+    Note:
+        With `Identity()` both ways and `NoFeedback()` down, or float32 parameters, it makes the
+        steps of the optimizer after a dense mean.
+    """
+    checks.transformation("optimizer", optimizer)
+    optimizer = optax.with_extra_args_support(optimizer)
+    if max_norm is not None:
+        checks.positive("max_norm", max_norm)
+    uplink = choose.given(up)
+    if not isinstance(uplink, Link):
+        raise ValueError(
+            f"`up` must be a codec, a Policy or a Link, since the optimizer is between two ways, "
+            f"got {up!r}"
+        )
+    codec = uplink.codec if down is None else down
+    masters = not isinstance(codec, Link) or codec.feedback == Residual()
+    if isinstance(codec, Link):
+        if codec.feedback not in (Residual(), NoFeedback()):
+            raise ValueError(
+                "`down` must have Residual(), which keeps master weights, or NoFeedback(), got "
+                f"{codec.feedback!r}"
+            )
+        codec = codec.codec
+    with warnings.catch_warnings():
+        if masters:  # Which keep what a biased codec drops.
+            warnings.simplefilter("ignore")
+        reducer = TwoShot(uplink, Link(codec, NoFeedback()))
+    given = Setup(
+        reducer,
+        axis_name,
+        gate,
+        noise.words(key),
+        guard,
+        stats,
+        stepper=Stepper(optimizer, masters, None if max_norm is None else float(max_norm)),
+    )
+    tx = transformation(given, param_specs)
+
+    def init(params: PyTree) -> Any:
+        layout = choose.plan(reducer, params, sizes=(1,)).layout
+        elementwise.check(optimizer, params, layout.dense)
+        return tx.init(params)
+
+    def update(updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any) -> Any:
+        if params is None:
+            raise ValueError(
+                "`params` must be given to the update, which steps a part of them, got None: use "
+                "tx.update(grads, state, params)"
+            )
+        return tx.update(updates, state, params, **extra)
+
+    return optax.GradientTransformationExtraArgs(init, update)
