@@ -13,8 +13,11 @@ import optax
 from jaxcomp.types import PyTree
 
 _STEPS = 3
-_SIDE = 2
+_SIDE = 3
 """Elements along each dimension of a leaf on which an optimizer is tried."""
+
+_CUT = 2
+"""Elements of the first piece."""
 
 
 def check(optimizer: Any, like: PyTree, dense: Sequence[int]) -> None:
@@ -66,8 +69,8 @@ def _same(optimizer: Any, treedef: Any, ndims: tuple[int, ...], dense: tuple[int
     def pieces(leaves: Sequence[Any]) -> list[Any]:
         """All compressed leaves as two slices of rows, each for an optimizer of its own."""
         rows = jnp.concatenate([x.reshape(-1, 1) for i, x in enumerate(leaves) if i not in dense])
-        half = len(rows) // 2
-        return [(rows[:half],), (rows[half:],), tuple(leaves[i] for i in dense)]
+        # The cut is within a leaf.
+        return [(rows[:_CUT],), (rows[_CUT:],), tuple(leaves[i] for i in dense)]
 
     try:
         whole = _run(
@@ -98,11 +101,19 @@ def _run(optimizer: Any, params: PyTree, grads: Sequence[PyTree]) -> PyTree:
 
 def _members(optimizer: Any) -> list[Any]:
     """The transformations of a chain, as optax keeps them; else the optimizer alone."""
+    optimizer = _unwrapped(optimizer)
     found = [_cell(optimizer.init, "init_fns"), _cell(optimizer.update, "update_fns")]
     if None in found or len(found[0]) != len(found[1]):
         return [optimizer]
     members = map(optax.GradientTransformationExtraArgs, *found)
-    return [each for member in members for each in _members(optax.with_extra_args_support(member))]
+    return [each for member in members for each in _members(member)]
+
+
+def _unwrapped(optimizer: Any) -> Any:
+    """The transformation that optax has extended to take extra arguments."""
+    if not optimizer.update.__qualname__.startswith("with_extra_args_support."):
+        return optimizer
+    return _unwrapped(_cell(optimizer.update, "tx"))
 
 
 def _cell(function: Any, name: str) -> Any:
@@ -112,4 +123,5 @@ def _cell(function: Any, name: str) -> Any:
 
 
 def _name(member: Any) -> str:
+    """The name of the function that made a transformation."""
     return member.update.__qualname__.split(".", 1)[0]

@@ -1,0 +1,404 @@
+"""ZeRO-1: the steps of the optimizer, a part of its memory on each worker, both ways compressed."""
+
+import functools
+
+import flax.serialization
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import optax.contrib
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import jaxcomp
+
+IDENTITY = jaxcomp.codecs.Identity()
+FOUR = jaxcomp.qsgd_inf(bits=4, bucket_size=64)
+BOTH = {"up": FOUR, "down": jaxcomp.Link(FOUR, jaxcomp.Residual())}
+
+
+def draw(seed, *shape, dtype=jnp.float32):
+    return jax.random.normal(jax.random.key(seed), shape, dtype)
+
+
+PARAMS = {
+    "in": {"kernel": draw(0, 24, 60) / 5, "bias": jnp.zeros(60)},
+    "out": draw(1, 60, 37) / 8,
+    "norm": jnp.ones(37),
+}
+X, Y = draw(2, 64, 24), draw(3, 64, 37)
+
+
+def loss(params, x, y):
+    hidden = jnp.tanh(x @ params["in"]["kernel"] + params["in"]["bias"])
+    return jnp.mean((params["norm"] * (hidden @ params["out"]) - y) ** 2)
+
+
+def gradients(seed, workers):
+    leaves, treedef = jax.tree.flatten(PARAMS)
+    return jax.tree.unflatten(
+        treedef, [draw(seed + 10 + i, workers, *x.shape) for i, x in enumerate(leaves)]
+    )
+
+
+def simulated(tx, steps, workers=4, params=PARAMS, **settings):
+    """All workers' parameters and states after some steps, with `jax.vmap`."""
+    params = jax.tree.map(lambda x: jnp.stack([x] * workers), params)
+    state = jax.vmap(tx.init, axis_name="data")(params)
+
+    def step(params, state, grads):
+        updates, state = tx.update(grads, state, params, **settings)
+        return optax.apply_updates(params, updates), state
+
+    for t in range(steps):
+        params, state = jax.vmap(step, axis_name="data")(params, state, gradients(t, workers))
+    return params, state
+
+
+def masked(params):
+    return jax.tree.map(lambda x: x.ndim > 1, params)
+
+
+OPTIMIZERS = {
+    "sgd": optax.sgd(0.1),
+    "momentum": optax.sgd(0.1, 0.9, nesterov=True),
+    "adam": optax.adam(optax.linear_schedule(1e-2, 1e-3, 4)),
+    "adamw": optax.adamw(1e-2, weight_decay=0.1, mask=masked),
+    "lion": optax.lion(1e-3),
+    "adafactor": optax.adafactor(
+        1e-2, factored=False, clipping_threshold=None, multiply_by_parameter_scale=False
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_uncompressed_it_is_the_optimizer_bit_for_bit(name):
+    """Operation by operation: a compiler may contract a product and a sum in one and not both."""
+    optimizer = OPTIMIZERS[name]
+    with jax.disable_jit():
+        whole = optax.chain(jaxcomp.compressed_mean(jaxcomp.Dense(), "data"), optimizer)
+        want, _ = simulated(whole, 3)
+        for feedback in (jaxcomp.NoFeedback(), jaxcomp.Residual()):
+            link = jaxcomp.Link(IDENTITY, feedback)
+            tx = jaxcomp.sharded_optimizer(optimizer, "data", IDENTITY, link)
+            got, _ = simulated(tx, 3)
+            jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+def test_the_norm_of_all_parts_is_clipped():
+    clipped = optax.chain(optax.clip_by_global_norm(0.5), optax.sgd(1.0, 0.9))
+    whole = optax.chain(jaxcomp.compressed_mean(jaxcomp.Dense(), "data"), clipped)
+    want, _ = simulated(whole, 3)
+    tx = jaxcomp.sharded_optimizer(optax.sgd(1.0, 0.9), "data", IDENTITY, max_norm=0.5)
+    got, _ = simulated(tx, 3)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), got, want)
+    loose, _ = simulated(jaxcomp.sharded_optimizer(optax.sgd(1.0, 0.9), "data", IDENTITY), 3)
+    assert float(jnp.abs(loose["out"] - got["out"]).max()) > 0.1
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "culprit"),
+    [
+        (optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3)), "clip_by_global_norm"),
+        (optax.lamb(1e-3), "scale_by_trust_ratio"),
+        (optax.lars(1e-3), "masked"),
+        (optax.adafactor(1e-3), "scale_by_factored_rms|clip_by_block_rms|scale_by_param_block_rms"),
+        (optax.contrib.muon(1e-3), "."),
+        (
+            optax.chain(
+                optax.adam(1e-3),
+                optax.masked(optax.scale(2.0), {"in": True, "out": False, "norm": True}),
+            ),
+            "masked",
+        ),
+        (
+            optax.multi_transform(
+                {"a": optax.sgd(0.1), "b": optax.sgd(1.0)},
+                lambda params: jax.tree.map_with_path(
+                    lambda path, _: "a" if "out" in str(path) else "b", params
+                ),
+            ),
+            "multi_transform|partition",
+        ),
+        (optax.adamw(1e-3, mask={"in": True, "out": False, "norm": True}), "."),
+    ],
+    ids=["clip", "lamb", "lars", "adafactor", "muon", "masked", "by name", "decay by name"],
+)
+def test_optimizers_of_whole_leaves_are_refused_by_name(optimizer, culprit):
+    tx = jaxcomp.sharded_optimizer(optimizer, "data", FOUR)
+    with pytest.raises(
+        ValueError, match=f"element by itself.*one in which .*({culprit}).* does not"
+    ):
+        jax.vmap(tx.init, axis_name="data", in_axes=None, axis_size=2)(PARAMS)
+
+
+@pytest.mark.wrong_types
+def test_wrong_arguments():
+    def make(optimizer=optax.adam(1e-3), up=FOUR, down=None, **settings):
+        return jaxcomp.sharded_optimizer(optimizer, "data", up, down, **settings)
+
+    shift = jaxcomp.Link(jaxcomp.sign(), jaxcomp.Shift())
+    for settings, says in (
+        ({"optimizer": "adam"}, "`optimizer` must be"),
+        ({"up": jaxcomp.Dense()}, "`up` must be a codec, a Policy or a Link"),
+        ({"down": shift}, r"`down` must have Residual\(\)"),
+        ({"down": jaxcomp.qsgd_inf(bits=4, bucket_size=512)}, "no longer than those of `up`"),
+        ({"max_norm": 0.0}, "`max_norm` must be"),
+        ({"guard": 1}, "`guard` must be"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            make(**settings)
+    tx = make()
+    state = jax.vmap(tx.init, axis_name="data", in_axes=None, axis_size=2)(PARAMS)
+    with pytest.raises(ValueError, match="`params` must be given to the update"):
+        jax.vmap(tx.update, axis_name="data")(gradients(0, 2), state)
+
+
+def trainer(tx, mesh, mode="typed", **settings):
+    def step(params, state, x, y):
+        value, grads = jaxcomp.value_and_grad(loss, "data")(params, x, y)
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state, jax.lax.pmean(value, "data")
+
+    return jaxcomp.data_parallel(
+        step, mesh, "data", batch_argnums=(2, 3), check_vma=mode == "typed", **settings
+    )
+
+
+@functools.cache
+def trained(tx, steps=3):
+    """Parameters and state on the mesh of all devices, after some steps; and the losses."""
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    params = jaxcomp.place(PARAMS, mesh, "data")
+    state, step = jaxcomp.init_state(tx, params, mesh, "data"), trainer(tx, mesh)
+    losses = []
+    for _ in range(steps):
+        params, state, value = step(params, state, X, Y)
+        losses.append(float(value))
+    return params, state, losses
+
+
+ADAM = jaxcomp.sharded_optimizer(optax.adam(1e-2), "data", max_norm=1.0, stats=True, **BOTH)
+
+
+def test_each_worker_has_a_part_of_the_moments_and_masters(mesh):
+    _, state, _ = trained(ADAM)
+    whole = sum(x.size for x in jax.tree.leaves(PARAMS))
+    rest = sum(x.size for x in jax.tree.leaves((PARAMS["in"]["bias"], PARAMS["norm"])))
+    held = [
+        shard.data.size
+        for x in jax.tree.leaves(state.memory.optimizer)
+        for shard in x.addressable_shards
+        if shard.device == mesh.devices[0]
+    ]
+    # Two moments and a master of an eighth of the large leaves, in whole buckets; small ones whole.
+    assert sum(held) <= 3 * ((whole - rest) / 8 + 64) + 3 * rest + 8
+    described = jaxcomp.describe(jaxcomp.TwoShot(FOUR, FOUR), PARAMS, workers=8)
+    assert float(state.stats.link_bytes) == described.link_bytes
+
+
+def test_replicas_are_equal_and_within_a_step_of_their_masters(mesh):
+    params, state, losses = trained(ADAM, 12)
+    assert losses[-1] < 0.9 * losses[0]
+    for x in jax.tree.leaves(params):
+        first, *others = [np.asarray(shard.data) for shard in x.addressable_shards]
+        for other in others:
+            np.testing.assert_array_equal(first, other)
+    layout = jaxcomp.choose.plan(jaxcomp.TwoShot(FOUR, FOUR), PARAMS, sizes=(8,)).layout
+    from jaxcomp.layout import trees
+
+    stacks, _ = trees.stacks(layout, jax.tree.map(np.asarray, params))
+    masters = state.memory.optimizer.part.masters
+    for replica, master in zip(stacks, masters, strict=True):
+        rows = np.asarray(master.tree).reshape(-1, replica.shape[1])[: len(replica)]
+        # An update of Adam is at most 1e-2 and a bit; four bits round it by a seventh of the
+        # largest of a bucket at most, which has an earlier error in it, too.
+        assert 0 < np.abs(rows - replica).max() < 1e-2
+
+
+@pytest.mark.full
+def test_all_mappings_have_the_same_bits(mesh):
+    tx = jaxcomp.sharded_optimizer(optax.sgd(0.1, 0.9), "data", **BOTH)
+    grads = gradients(0, 8)
+
+    def two_steps(params, grads):
+        state = tx.init(params)
+        for _ in range(2):
+            updates, state = tx.update(grads, state, params)
+            params = optax.apply_updates(params, updates)
+        return params, state.memory
+
+    many = jax.tree.map(lambda x: jnp.stack([x] * 8), PARAMS)
+    want = jax.jit(jax.vmap(two_steps, axis_name="data"))(many, grads)
+    got = [jax.pmap(two_steps, axis_name="data")(many, grads)]
+    for typed in (True, False):
+
+        def one(params, grads):
+            found = two_steps(params, jax.tree.map(lambda x: x[0], grads))
+            return jax.tree.map(lambda x: x[None], found)
+
+        whole = jax.shard_map(
+            one, mesh=mesh, in_specs=(P(), P("data")), out_specs=P("data"), check_vma=typed
+        )
+        got.append(jax.jit(whole)(PARAMS, grads))
+    for found in got:
+        jax.tree.map(np.testing.assert_array_equal, found, want)
+
+
+def test_without_masters_rounding_adds_up_as_a_random_walk():
+    """The distance from the uncompressed path, with the same gradients: bounded, and not."""
+
+    def distance(feedback, steps):
+        link = jaxcomp.Link(FOUR, feedback)
+        tx = jaxcomp.sharded_optimizer(optax.sgd(0.01), "data", IDENTITY, link)
+        return run(tx, steps)["out"][0]
+
+    def run(tx, steps):
+        params = jax.tree.map(lambda x: jnp.stack([x] * 4), PARAMS)
+        state = jax.vmap(tx.init, axis_name="data")(params)
+
+        @jax.jit
+        def loop(params, state):
+            def step(carry, t):
+                params, state = carry
+                grads = jax.tree.map(
+                    lambda x: jax.random.normal(jax.random.fold_in(jax.random.key(0), t), x.shape),
+                    params,
+                )
+
+                def one(params, state, grads):
+                    updates, state = tx.update(grads, state, params)
+                    return optax.apply_updates(params, updates), state
+
+                return jax.vmap(one, axis_name="data")(params, state, grads), None
+
+            return jax.lax.scan(step, (params, state), jnp.arange(steps))[0][0]
+
+        return loop(params, state)
+
+    exact = run(jaxcomp.sharded_optimizer(optax.sgd(0.01), "data", IDENTITY, IDENTITY), 400)
+    walk, kept = (
+        float(jnp.abs(distance(f, 400) - exact["out"][0]).mean())
+        for f in (jaxcomp.NoFeedback(), jaxcomp.Residual())
+    )
+    assert kept < 2e-3
+    assert walk > 5 * kept
+
+
+def test_a_step_that_is_not_finite_changes_no_state():
+    for optimizer in (optax.adam(1e-2), optax.lion(1e-2)):
+        tx = jaxcomp.sharded_optimizer(optimizer, "data", max_norm=None, **BOTH)
+        params, state = simulated(tx, 2)
+        update = jax.jit(jax.vmap(tx.update, axis_name="data"))
+        for bad in (np.nan, np.inf):
+            for name in ("out", "norm"):
+                grads = gradients(5, 4)
+                grads[name] = grads[name].at[2, 3].set(bad)
+                updates, after = update(grads, state, params)
+                finite = [bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(updates)]
+                assert not all(finite)
+                jax.tree.map(np.testing.assert_array_equal, after.memory, state.memory)
+
+
+def test_a_closed_gate_takes_no_step_and_keeps_what_was_not_sent():
+    gate = jaxcomp.gates.Every(2)
+    sign = jaxcomp.Link(jaxcomp.sign(bucket_size=64), jaxcomp.Residual())
+    tx = jaxcomp.sharded_optimizer(optax.adam(1e-2), "data", sign, gate=gate)
+    params = jax.tree.map(lambda x: jnp.stack([x] * 4), PARAMS)
+    state = jax.vmap(tx.init, axis_name="data")(params)
+    update = jax.jit(jax.vmap(tx.update, axis_name="data"))
+    taken = [0]
+    for t in range(4):
+        updates, state = update(gradients(t, 4), state, params)
+        taken.append(int(state.memory.optimizer.taken[0]))
+        moved = any(bool(x.any()) for x in jax.tree.leaves(updates))
+        assert moved == (taken[-1] > taken[-2])
+    assert taken[-1] == 2
+    assert float(jnp.abs(state.memory.reduction.feedback.tree.residual[0]).max()) > 0
+
+
+def test_bfloat16_replicas_have_float32_masters():
+    """Steps too small for bfloat16 are kept by the masters, and arrive when they have added up."""
+    narrow = jax.tree.map(lambda x: x.astype(jnp.bfloat16), PARAMS)
+    tx = jaxcomp.sharded_optimizer(optax.sgd(1.0), "data", **BOTH)
+    params = jax.tree.map(lambda x: jnp.stack([x] * 4), narrow)
+    state = jax.vmap(tx.init, axis_name="data")(params)
+    grads = jax.tree.map(lambda x: jnp.full_like(x, 1e-4), params)
+
+    @jax.jit
+    def step(params, state):
+        updates, state = jax.vmap(tx.update, axis_name="data")(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    for _ in range(100):
+        params, state = step(params, state)
+    for name in ("out", "norm"):
+        got = np.float32(params[name][0])
+        assert params[name].dtype == jnp.bfloat16
+        np.testing.assert_allclose(got, np.float32(narrow[name]) - 0.01, atol=6e-3)
+        assert np.abs(got - np.float32(narrow[name])).mean() > 5e-3
+
+
+@pytest.mark.full
+def test_a_state_is_saved_restored_and_moved_to_other_workers(mesh):
+    params, state, _ = trained(ADAM)
+    plain = jax.tree.map(np.asarray, state)
+    target = jax.eval_shape(lambda: jaxcomp.init_state(ADAM, PARAMS, mesh, "data"))
+    restored = flax.serialization.from_bytes(target, flax.serialization.to_bytes(plain))
+    placed = jaxcomp.place(restored, mesh, "data")
+    step = trainer(ADAM, mesh)
+    want, got = step(params, state, X, Y), step(params, placed, X, Y)
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+
+    fewer = jaxcomp.resize_workers(ADAM, plain, PARAMS, 3)
+    few = jax.make_mesh((3,), ("data",), devices=jax.devices()[:3])
+    moved = jaxcomp.place(fewer, few, "data")
+    back = jaxcomp.resize_workers(ADAM, fewer, PARAMS, 8)
+
+    def rows(state):
+        parts = (state.memory.optimizer.part.masters, state.memory.optimizer.part.optimizer)
+        return [np.asarray(x).reshape(-1, 64) for x in jax.tree.leaves(parts) if np.ndim(x) == 3]
+
+    for before, then, again in zip(rows(plain), rows(fewer), rows(back), strict=True):
+        number = 23 + 35  # Buckets of 64 in both kernels: 1440 and 2220 elements.
+        np.testing.assert_array_equal(then[:number], before[:number])
+        np.testing.assert_array_equal(again[:number], before[:number])
+    x, y = X[:63], Y[:63]
+    after = trainer(ADAM, few)(jaxcomp.place(params, few, "data"), moved, x, y)
+    assert np.isfinite(float(after[2]))
+    for x in jax.tree.leaves(after[0]):
+        assert bool(jnp.isfinite(x).all())
+
+
+@pytest.mark.full
+def test_a_model_that_is_sharded_over_other_axes_too(two):
+    """`param_specs`: each device steps its part of its shard, and the norm is that of all."""
+    import sharding
+
+    kinds = {"kernel": sharding.SPECS["kernel"], "table": sharding.SPECS["table"]}
+    shapes = {name: sharding.SHAPES[name] for name in kinds}
+    optimizer = optax.sgd(0.1, 0.9)
+    tx = jaxcomp.sharded_optimizer(optimizer, "dcn", IDENTITY, max_norm=0.7, param_specs=kinds)
+    params = sharding.put(
+        {name: np.full(s, 0.5, np.float32) for name, s in shapes.items()}, two, kinds
+    )
+    state = jaxcomp.init_state(tx, params, two, "dcn")
+
+    def step(params, state, grads):
+        own = jax.tree.map(lambda x: x[0], grads)
+        updates, state = tx.update(own, state, params)
+        return optax.apply_updates(params, updates), state
+
+    run = jaxcomp.data_parallel(step, two, "dcn")
+    plain = optax.chain(optax.clip_by_global_norm(0.7), optimizer)
+    want, held = {k: np.full(s, 0.5, np.float32) for k, s in shapes.items()}, None
+    held = plain.init(want)
+    for seed in range(3):
+        grads = sharding.draw(shapes, seed)
+        params, state = run(params, state, sharding.put(grads, two, kinds, "dcn"))
+        mean = {name: g.mean(0) for name, g in grads.items()}
+        updates, held = plain.update(mean, held, want)
+        want = optax.apply_updates(want, updates)
+    for name, x in params.items():
+        np.testing.assert_allclose(np.asarray(x), want[name], atol=1e-6)
