@@ -23,6 +23,12 @@ from jaxcomp.base import (
     Period as Period,
     Reducer as Reducer,
 )
+from jaxcomp.collectives.fully_sharded import (
+    fully_sharded as fully_sharded,
+)
+from jaxcomp.collectives.shard import (
+    gathered as gathered,
+)
 from jaxcomp.feedback import (
     Aggregated as Aggregated,
     Link as Link,

@@ -106,11 +106,21 @@ def key_of(axis_name: AxisName, key: Any, site: Any) -> Array:
             f"`key` must be the same on all workers of {axis_name!r}, such as the number of the "
             "step, got a key that differs between them"
         )
-    number = jnp.ndim(key) == 0 and jnp.issubdtype(jnp.result_type(key), jnp.integer)
-    found = noise.fold(noise.raw(0), _number(key)) if number else noise.raw(key)
+    return key_of_site(raw(key), site)
+
+
+def raw(key: Any) -> Array:
+    """The raw key of a step: of a number as one word, so that it may be a traced one."""
+    if jnp.ndim(key) == 0 and jnp.issubdtype(jnp.result_type(key), jnp.integer):
+        return noise.fold(noise.raw(0), _number(key))
+    return noise.raw(key)
+
+
+def key_of_site(key: Array, site: Any) -> Array:
+    """The key with the number or name of a call, or a tuple of them, folded in."""
     for part in site if isinstance(site, tuple) else (site,):
-        found = noise.fold(found, _word(part))
-    return found
+        key = noise.fold(key, _word(part))
+    return key
 
 
 def _word(site: Any) -> Any:
@@ -153,3 +163,10 @@ def dimension(path: Any, name: str, value: int, ndim: int) -> int:
             f"'{trees.path_name(path)}' of {ndim} dimensions"
         )
     return value % ndim
+
+
+def places(tree: PyTree, at: PyTree) -> int | tuple[int, ...]:
+    """A dimension of all leaves, or those of a tree of dimensions in the order of the leaves."""
+    if isinstance(at, int):
+        return at
+    return tuple(jax.tree.leaves(jax.tree.map(lambda _, one: int(one), tree, at)))

@@ -75,6 +75,8 @@ def wire_bytes(
     given = {**defaults, **settings}
     if missing := [name for name, value in given.items() if value is inspect.Parameter.empty]:
         raise ValueError(f"`{missing[0]}` must be given for {collective.__name__}")
+    for name in {"axis", "scatter_dimension"} & given.keys():
+        given[name] = arguments.places(like, given[name])
     if "down" in given:
         down = given["down"]
         given["down"] = forward if down is None else arguments.policy("down", down)

@@ -16,7 +16,7 @@ from jax import lax
 from jaxcomp.backend import axes
 from jaxcomp.base import Codec
 from jaxcomp.exchange import collectives, receive, send
-from jaxcomp.layout import trees
+from jaxcomp.layout import grouping, trees
 from jaxcomp.layout.batches import Batch
 from jaxcomp.layout.policy import Policy
 from jaxcomp.types import Array, AxisName, PyTree, Stacks
@@ -52,7 +52,7 @@ class Wire:
         def missing(shape: tuple[int, ...], codec: Codec | None) -> int:
             if codec is None or not self.per_row or not shape or 0 in shape:
                 return 0
-            return -shape[-1] % trees.row_bucket(codec, shape[-1])
+            return -shape[-1] % grouping.row_bucket(codec, shape[-1])
 
         found = [missing(x.shape, c) for x, c in zip(layout.likes, layout.codecs, strict=True)]
         return jax.tree.unflatten(layout.treedef, found)

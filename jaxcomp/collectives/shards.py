@@ -19,7 +19,7 @@ def all_gather(
     key: Any = None,
     site: Any = 0,
     back: "Codec | Policy | None" = None,
-    axis: int = 0,
+    axis: PyTree = 0,
     tiled: bool = True,
     per_row: bool = False,
 ) -> PyTree:
@@ -40,7 +40,8 @@ def all_gather(
             different ones, or they would draw the same noise. In a `jax.lax.scan` over layers, the
             layer's number belongs into it: `site=("mlp", layer)`.
         back: the codec of the backward pass; None for `codec`, `Identity()` to send dense.
-        axis: the dimension along which to join, or at which to stack.
+        axis: the dimension along which to join, or at which to stack; or a tree of one for each
+            leaf.
         tiled: whether to join along an existing dimension, which is the default, other than in
             `jax.lax`; False stacks along a new one.
         per_row: whether no bucket has elements of two rows of the last axis. Activations need
@@ -68,7 +69,7 @@ def all_gather(
     arguments.check_tree("all_gather", tree)
     folded = arguments.key_of(axis_name, key, site)
     forward, backward = arguments.policies(codec, back)
-    how = AllGather(axis_name, forward, backward, per_row, axis, tiled)
+    how = AllGather(axis_name, forward, backward, per_row, arguments.places(tree, axis), tiled)
     return transfer(how, folded, axes.vary(tree, axis_name))
 
 
@@ -80,7 +81,7 @@ def psum_scatter(
     key: Any = None,
     site: Any = 0,
     back: "Codec | Policy | None" = None,
-    scatter_dimension: int = 0,
+    scatter_dimension: PyTree = 0,
     tiled: bool = True,
     per_row: bool = False,
 ) -> PyTree:
@@ -96,7 +97,7 @@ def psum_scatter(
         key: as for `all_gather`.
         site: as for `all_gather`.
         back: the codec of the backward pass; None for `codec`, `Identity()` to send dense.
-        scatter_dimension: the dimension that is cut into pieces.
+        scatter_dimension: the dimension that is cut into pieces; or a tree of one for each leaf.
         tiled: whether pieces keep the dimension, which is the default, other than in `jax.lax`;
             False removes it, and it must be as long as there are workers.
         per_row: whether no bucket has elements of two rows of the last axis.
@@ -118,7 +119,8 @@ def psum_scatter(
     arguments.check_tree("psum_scatter", tree)
     folded = arguments.key_of(axis_name, key, site)
     forward, backward = arguments.policies(codec, back)
-    how = PsumScatter(axis_name, forward, backward, per_row, scatter_dimension, tiled)
+    places = arguments.places(tree, scatter_dimension)
+    how = PsumScatter(axis_name, forward, backward, per_row, places, tiled)
     return transfer(how, folded, axes.vary(tree, axis_name))
 
 
@@ -126,7 +128,7 @@ def psum_scatter(
 class AllGather(Transfer):
     """Every worker's tree on all workers."""
 
-    axis: int
+    axis: pieces.Places
     tiled: bool
 
     def run(self, key: Array, tree: PyTree) -> PyTree:
@@ -147,7 +149,7 @@ class AllGather(Transfer):
 class PsumScatter(Transfer):
     """Each worker's piece of the sum of all workers' trees."""
 
-    scatter_dimension: int
+    scatter_dimension: pieces.Places
     tiled: bool
 
     def run(self, key: Array, tree: PyTree) -> PyTree:

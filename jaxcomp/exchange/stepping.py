@@ -9,6 +9,7 @@ from jax import lax
 
 from jaxcomp.backend import axes
 from jaxcomp.exchange.plan import Plan
+from jaxcomp.exchange.state import ReductionState
 from jaxcomp.layout import trees
 from jaxcomp.mesh import per_worker
 from jaxcomp.mesh.per_worker import PerWorker
@@ -40,6 +41,18 @@ class SteppedState(NamedTuple):
     taken: Array
     part: Stepped
     dense: Stepped
+
+
+class SteppedMemory(NamedTuple):
+    """The memory of `jaxcomp.sharded_optimizer`.
+
+    Attributes:
+        reduction: the memory of the links.
+        optimizer: the optimizer's state, of which each worker has its part.
+    """
+
+    reduction: ReductionState
+    optimizer: SteppedState
 
 
 @dataclasses.dataclass(frozen=True)

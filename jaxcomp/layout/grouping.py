@@ -30,6 +30,38 @@ _ALL = 2**30
 """The same where each further bucket takes long to compile: places in it have 32 bits."""
 
 
+_LONGEST = 2**31 - 1
+"""Elements of a bucket at most, whose places have 32 bits."""
+
+
+def bucket_of(codec: Codec, size: int, slices: int) -> int:
+    """Elements of the buckets of a leaf with `size` elements.
+
+    Without a bucket size there is one for each share, or several of a very long leaf.
+    With a `unit`, leaves of all sizes have buckets of few sizes: of `bucket_size`, of a unit, and
+    of powers of two below it.
+    """
+    if codec.bucket_size is None:
+        return -(
+            -size // (slices if codec.facts.shaped else slices * -(-size // (slices * _LONGEST)))
+        )
+    whole = codec.bucket_size
+    if size >= whole or codec.hints.unit is None:
+        return min(whole, size)
+    return min(codec.hints.unit, 1 << (size - 1).bit_length())
+
+
+def row_bucket(codec: Codec, row: int) -> int:
+    """Elements of the buckets into which a row is cut: at most `bucket_size`, and about equal.
+
+    Example:
+        >>> import jaxcomp
+        >>> [row_bucket(jaxcomp.qsgd_inf(bits=4, bucket_size=512), n) for n in (64, 768, 1031)]
+        [64, 384, 344]
+    """
+    return -(-row // -(-row // (codec.bucket_size or row)))
+
+
 def batches(groups: Groups, slices: int, runs: int, *, whole: bool = True) -> list[Batch]:
     """The batches of all groups; only leaves that are cut into buckets are in several runs.
 

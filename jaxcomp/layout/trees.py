@@ -23,9 +23,6 @@ from jaxcomp.numerics import noise, summing
 from jaxcomp.numerics.segments import Segments
 from jaxcomp.types import Array, PyTree
 
-_LONGEST = 2**31 - 1
-"""Elements of a bucket at most, whose places have 32 bits."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
@@ -80,7 +77,7 @@ def layout(
             represents those of its own; for plans of memory, which is made from parameters and used
             with gradients. Otherwise leaves of different dtypes do not share a batch.
         per_row: no bucket has elements of two rows of a leaf, which is a multiple of
-            `row_bucket` long.
+            `grouping.row_bucket` long.
 
     Raises:
         ValueError: if a leaf is not of a real floating dtype.
@@ -100,7 +97,10 @@ def layout(
             dense.append(number)
             continue
         row = like.shape[-1] if per_row and like.shape else None
-        size = _bucket_of(picked, like.size, slices) if row is None else row_bucket(picked, row)
+        if row is None:
+            size = grouping.bucket_of(picked, like.size, slices)
+        else:
+            size = grouping.row_bucket(picked, row)
         dtype = np.dtype(np.float32) if mixed else like.dtype
         groups.setdefault((picked, dtype, size), []).append(Piece(number, 0, like.size))
     return Layout(
@@ -120,34 +120,6 @@ def layout(
 def path_name(path) -> str:
     """A leaf's path as a user would write it: `params/Dense_0/kernel`."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
-
-
-def _bucket_of(codec: Codec, size: int, slices: int) -> int:
-    """Elements of the buckets of a leaf with `size` elements.
-
-    Without a bucket size there is one for each share, or several of a very long leaf.
-    With a `unit`, leaves of all sizes have buckets of few sizes: of `bucket_size`, of a unit, and
-    of powers of two below it.
-    """
-    if codec.bucket_size is None:
-        return -(
-            -size // (slices if codec.facts.shaped else slices * -(-size // (slices * _LONGEST)))
-        )
-    whole = codec.bucket_size
-    if size >= whole or codec.hints.unit is None:
-        return min(whole, size)
-    return min(codec.hints.unit, 1 << (size - 1).bit_length())
-
-
-def row_bucket(codec: Codec, row: int) -> int:
-    """Elements of the buckets into which a row is cut: at most `bucket_size`, and about equal.
-
-    Example:
-        >>> import jaxcomp
-        >>> [row_bucket(jaxcomp.qsgd_inf(bits=4, bucket_size=512), n) for n in (64, 768, 1031)]
-        [64, 384, 344]
-    """
-    return -(-row // -(-row // (codec.bucket_size or row)))
 
 
 def _like(path: str, leaf: Any) -> jax.ShapeDtypeStruct:

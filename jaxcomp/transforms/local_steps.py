@@ -11,10 +11,10 @@ from jaxcomp.backend import axes, xla
 from jaxcomp.base import Period
 from jaxcomp.exchange import guarding
 from jaxcomp.gates.periods import Constant
-from jaxcomp.mesh import kinds
+from jaxcomp.mesh import kinds, specs as specs_
 from jaxcomp.mesh.per_worker import PerWorker
 from jaxcomp.numerics import noise
-from jaxcomp.transforms import fragments as fragments_, remainder, sharded
+from jaxcomp.transforms import fragments as fragments_, remainder
 from jaxcomp.transforms.mean import compressed_mean
 from jaxcomp.types import Array, AxisName, PyTree
 
@@ -192,7 +192,7 @@ def means(setup: Setup, params: PyTree) -> list[optax.GradientTransformationExtr
         return [optax.with_extra_args_support(setup.reducer)] * number
     specs: list[Any] = [setup.param_specs] * number
     if setup.param_specs is not None and number > 1:
-        whole = sharded.spread(setup.param_specs, params)
+        whole = specs_.spread("param_specs", setup.param_specs, params)
         specs = list(fragments_.split(setup.fragments, params, whole))
     return [
         compressed_mean(

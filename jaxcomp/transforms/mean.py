@@ -12,8 +12,7 @@ from jaxcomp import checks
 from jaxcomp.backend import axes
 from jaxcomp.base import Codec, Gate, Reducer
 from jaxcomp.exchange import gating, reduce as reduce_
-from jaxcomp.exchange.state import ReductionState
-from jaxcomp.exchange.stepping import SteppedState, Stepper
+from jaxcomp.exchange.stepping import SteppedMemory, Stepper
 from jaxcomp.feedback import Link
 from jaxcomp.layout.policy import Policy
 from jaxcomp.mesh import kinds, pmapped
@@ -44,18 +43,6 @@ class GateState(NamedTuple):
     state: PyTree
     rounds: Array
     messages: Array
-
-
-class SteppedMemory(NamedTuple):
-    """The memory of `jaxcomp.sharded_optimizer`.
-
-    Attributes:
-        reduction: the memory of the links.
-        optimizer: the optimizer's state, of which each worker has its part.
-    """
-
-    reduction: ReductionState
-    optimizer: SteppedState
 
 
 @kinds.MEANS.register

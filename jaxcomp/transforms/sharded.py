@@ -20,7 +20,7 @@ from jaxcomp.backend import axes, mapping, xla
 from jaxcomp.base import Reducer
 from jaxcomp.feedback import Link
 from jaxcomp.layout import trees
-from jaxcomp.mesh import per_worker
+from jaxcomp.mesh import per_worker, specs as specs_
 from jaxcomp.mesh.per_worker import PerShard
 from jaxcomp.numerics import noise
 from jaxcomp.reducers import choose
@@ -208,34 +208,18 @@ def warn_if_gathered(source: Link | Reducer, axis_name: AxisName) -> None:
 
 def check_specs(param_specs: PyTree, axis_name: AxisName) -> None:
     """Raises a `ValueError` unless these are PartitionSpecs that leave the workers' axis alone."""
-    for leaf in jax.tree.leaves(param_specs, is_leaf=_is_spec):
-        if not _is_spec(leaf):
+    for leaf in jax.tree.leaves(param_specs, is_leaf=specs_.is_spec):
+        if not specs_.is_spec(leaf):
             raise ValueError(
                 "`param_specs` must be a tree of jax.sharding.PartitionSpec, with None for "
                 f"replicated leaves, got {leaf!r} in it"
             )
-        for name in _named(_spec(leaf)):
+        for name in specs_.named(specs_.spec(leaf)):
             if name in axes.names(axis_name):
                 raise ValueError(
                     f"`param_specs` must leave out the axis of the workers, {axis_name!r}, over "
                     f"which parameters are replicated, got {leaf!r}"
                 )
-
-
-def spread(param_specs: PyTree, tree: PyTree) -> PyTree:
-    """A spec for each leaf of a tree, from a prefix of such a tree.
-
-    Raises:
-        ValueError: if it is no prefix.
-    """
-    specs = jax.tree.map(_spec, param_specs, is_leaf=_is_spec)
-    try:  # Where the tree has no leaf, as in a filtered module, it gets no spec.
-        return jax.tree.broadcast(specs, tree, is_leaf=_is_spec)
-    except ValueError as error:
-        raise ValueError(
-            "`param_specs` must be a tree of PartitionSpecs like the parameters, or a prefix of "
-            f"one: {error}"
-        ) from None
 
 
 def _shards_here(axis_name: AxisName) -> Shards:
@@ -337,7 +321,8 @@ def _alike(tree: PyTree, names: tuple[str, ...]) -> PyTree:
 def _cuts(tree: PyTree, param_specs: PyTree, axis_name: AxisName, shards: Shards) -> list[Cut]:
     flat, _ = jax.tree_util.tree_flatten_with_path(tree)
     specs = jax.tree.leaves(
-        spread(param_specs, tree), is_leaf=lambda node: isinstance(node, PartitionSpec)
+        specs_.spread("param_specs", param_specs, tree),
+        is_leaf=lambda node: isinstance(node, PartitionSpec),
     )
     return [
         _cut(trees.path_name(path), jnp.shape(leaf), spec, shards)
@@ -347,14 +332,14 @@ def _cuts(tree: PyTree, param_specs: PyTree, axis_name: AxisName, shards: Shards
 
 def _cut(path: str, shape: tuple[int, ...], home: PartitionSpec, shards: Shards) -> Cut:
     """A leaf over all shards: by the first dimension that divides, or else by the longest."""
-    for name in _named(home):
+    for name in specs_.named(home):
         if name not in shards.names:
             raise ValueError(
                 f"`param_specs` must name automatic axes of the surrounding mesh, which are "
                 f"{shards.names}, got {home} for '{path}'. If all axes are manual, "
                 "gradients are local already: leave param_specs out"
             )
-    entries = [_tuple(entry) for entry in home]
+    entries = [specs_.names(entry) for entry in home]
     parts = [shards.size(entry) for entry in entries]
     if len(entries) > len(shape) or any(n % k for n, k in zip(shape, parts, strict=False)):
         raise ValueError(
@@ -364,7 +349,7 @@ def _cut(path: str, shape: tuple[int, ...], home: PartitionSpec, shards: Shards)
     more = max(len(shape), 1) - len(entries)
     entries, parts = entries + [()] * more, parts + [1] * more
     inside = [n // k for n, k in zip(shape or (1,), parts, strict=True)]
-    missing = tuple(name for name in shards.names if name not in _named(home))
+    missing = tuple(name for name in shards.names if name not in specs_.named(home))
     among = shards.size(missing)
     if among == 1 or 0 in shape:
         return Cut(shape, home, home, tuple(inside[: len(shape)]))
@@ -390,22 +375,5 @@ def _cut(path: str, shape: tuple[int, ...], home: PartitionSpec, shards: Shards)
     )
 
 
-def _is_spec(node: Any) -> bool:
-    return node is None or isinstance(getattr(node, "spec", node), PartitionSpec)
-
-
-def _spec(node: Any) -> PartitionSpec:
-    """The spec of a spec, of a `NamedSharding`, or of None for a replicated leaf."""
-    return PartitionSpec() if node is None else getattr(node, "spec", node)
-
-
-def _named(spec: PartitionSpec) -> tuple[str, ...]:
-    return tuple(name for entry in spec for name in _tuple(entry))
-
-
 def _joined(entries: Sequence[tuple[str, ...]]) -> PartitionSpec:
     return PartitionSpec(*(entry or None for entry in entries))
-
-
-def _tuple(entry: Any) -> tuple[str, ...]:
-    return () if entry is None else entry if isinstance(entry, tuple) else (entry,)

@@ -89,25 +89,7 @@ def sharded_optimizer(
     optimizer = optax.with_extra_args_support(optimizer)
     if max_norm is not None:
         checks.positive("max_norm", max_norm)
-    uplink = choose.given(up)
-    if not isinstance(uplink, Link):
-        raise ValueError(
-            f"`up` must be a codec, a Policy or a Link, since the optimizer is between two ways, "
-            f"got {up!r}"
-        )
-    codec = uplink.codec if down is None else down
-    masters = not isinstance(codec, Link) or codec.feedback == Residual()
-    if isinstance(codec, Link):
-        if codec.feedback not in (Residual(), NoFeedback()):
-            raise ValueError(
-                "`down` must have Residual(), which keeps master weights, or NoFeedback(), got "
-                f"{codec.feedback!r}"
-            )
-        codec = codec.codec
-    with warnings.catch_warnings():
-        if masters:  # Which keep what a biased codec drops.
-            warnings.simplefilter("ignore")
-        reducer = TwoShot(uplink, Link(codec, NoFeedback()))
+    reducer, masters = _both_ways(up, down)
     given = Setup(
         reducer,
         axis_name,
@@ -133,3 +115,26 @@ def sharded_optimizer(
         return tx.update(updates, state, params, **extra)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _both_ways(up: Any, down: Any) -> tuple[TwoShot, bool]:
+    """The reducer, and whether weights have masters."""
+    uplink = choose.given(up)
+    if not isinstance(uplink, Link):
+        raise ValueError(
+            f"`up` must be a codec, a Policy or a Link, since the optimizer is between two ways, "
+            f"got {up!r}"
+        )
+    codec = uplink.codec if down is None else down
+    masters = not isinstance(codec, Link) or codec.feedback == Residual()
+    if isinstance(codec, Link):
+        if codec.feedback not in (Residual(), NoFeedback()):
+            raise ValueError(
+                "`down` must have Residual(), which keeps master weights, or NoFeedback(), got "
+                f"{codec.feedback!r}"
+            )
+        codec = codec.codec
+    with warnings.catch_warnings():
+        if masters:  # Which keep what a biased codec drops.
+            warnings.simplefilter("ignore")
+        return TwoShot(uplink, Link(codec, NoFeedback())), masters

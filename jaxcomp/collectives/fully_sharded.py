@@ -1,0 +1,395 @@
+"""`fully_sharded`: the loss and gradients of a model of which each device stores a part."""
+
+import dataclasses
+import fnmatch
+import functools
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from jaxcomp.backend import axes, mapping
+from jaxcomp.base import Codec
+from jaxcomp.collectives import arguments, costs, shards, sums
+from jaxcomp.collectives.costs import LinkBytes
+from jaxcomp.collectives.shard import Home, Links, Shard, crossings, together
+from jaxcomp.layout import policy as policy_, trees
+from jaxcomp.layout.policy import Policy
+from jaxcomp.mesh import specs as specs_
+from jaxcomp.numerics import noise
+from jaxcomp.types import Array, AxisName, PyTree
+
+Codecs = Codec | Policy | None
+"""A codec with the default policy, a policy, or None to send dense."""
+
+
+def fully_sharded(
+    loss_fn: Callable[..., Any],
+    mesh: Mesh,
+    axis_name: AxisName,
+    specs: PyTree,
+    *,
+    weights: "Codecs | Mapping[str, Codecs]",
+    gradients: "Codecs | Mapping[str, Codecs]" = None,
+    dtype: Any = None,
+    stacked: tuple[str, ...] = (),
+    inside: tuple[str, ...] = (),
+    has_aux: bool = False,
+    check_vma: bool = True,
+) -> "FullySharded":
+    """The loss and its gradients for parameters that are sharded over the workers (ZeRO-3).
+
+    Weights are gathered compressed where they are used, gradients are added up and scattered
+    compressed:
+
+        w = concat_i D(C_weights(w_i)),   g_i = 1/n · Σ_j D(C_gradients(∂loss_j/∂w))[i]
+
+    Nobody stores a replica, so differences cannot be sent: weights go directly, and what a biased
+    codec leaves out of a gradient is lost. So take 8 bits or more for weights, and an unbiased
+    codec for gradients. The optimizer steps the shards, in their own dtype.
+
+    Args:
+        loss_fn: `loss_fn(params, *batch)`, the mean over this worker's batch; with `has_aux` a pair
+            of it and a tree of floats.
+        mesh: the mesh of the devices, whose other axes stay automatic.
+        axis_name: the axis of the workers, or a tuple of them, the slowest first. The batch is
+            split over all of them. Parameters are split over those that their spec names, and
+            replicated over the others.
+        specs: a tree of `PartitionSpec` like the parameters, or a prefix of one.
+        weights: the codec of the weights, a `Policy`, or None to send dense; or a mapping from each
+            axis to one of these, for fewer bits over slower links. A policy decides by the shape of
+            the whole leaf, of a stacked one by that of a layer; a bare codec leaves one-dimensional
+            leaves and those of fewer than 1,024 elements dense.
+        gradients: the same for gradients; None for the codecs of the weights, `Identity()` to send
+            dense.
+        dtype: the dtype in which the loss gets the weights, such as `jnp.bfloat16`; the shards, the
+            sums of compressed gradients and the results keep that of the parameters.
+        stacked: globs of leaves whose first axis indexes layers. The loss gets parts of them, and
+            makes one layer whole at a time: `jaxcomp.gathered(layer)` inside its `jax.lax.scan`.
+        inside: globs of other leaves of which the loss gets parts, to make them whole by
+            `jaxcomp.gathered` in the function of a layer. All other leaves are whole from the
+            beginning.
+        has_aux: whether the loss returns a tree beside it, which is averaged over the workers.
+        check_vma: whether JAX tracks which values differ between workers; False for a loss with
+            functions that cannot tell.
+
+    Returns:
+        `f(params, *batch, key=step)`, which returns `(loss, gradients)`, or `((loss, aux),
+        gradients)`: the mean over all workers, and gradients sharded like the parameters. Leaves of
+        the batch are split along their first axis, scalars are the same on all workers. It may be
+        called inside `jax.jit`. Its `link_bytes(params)` are the bytes of a step.
+
+    Raises:
+        ValueError: on construction, for wrong axes or codecs; on use, for parameters that are not
+            floating, specs that do not fit, a key that is missing, or a batch that the workers do
+            not divide.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, jaxcomp
+        >>> from jax.sharding import PartitionSpec as P
+        >>> mesh = jax.make_mesh((1,), ("fsdp",))
+        >>> loss = lambda params, x: ((x @ params["w"]) ** 2).mean()
+        >>> loss_and_grad = fully_sharded(
+        ...     loss, mesh, "fsdp", {"w": P("fsdp")},
+        ...     weights=jaxcomp.qsgd_inf(bits=8), gradients=jaxcomp.qsgd_inf(bits=4),
+        ... )
+        >>> value, grads = loss_and_grad({"w": jnp.ones((64, 64))}, jnp.ones((8, 64)), key=0)
+        >>> grads["w"].shape
+        (64, 64)
+
+    References:
+        Rajbhandari et al., `ZeRO <https://arxiv.org/abs/1910.02054>`_, 2020, stage 3; Markov et
+        al., `Quantized Distributed Training of Large Models with Convergence Guarantees
+        <https://arxiv.org/abs/2302.02390>`_, 2023; Wang et al., `ZeRO++
+        <https://arxiv.org/abs/2306.10209>`_, 2023.
+    """
+    names = axes.names(axis_name)
+    missing = [name for name in names if name not in mesh.axis_names]
+    if missing or not names:
+        raise ValueError(
+            f"`axis_name` must be axes of the mesh, {mesh.axis_names}, got {axis_name!r}"
+        )
+    of_weights = _by_axis("weights", weights, names, {})
+    of_gradients = _by_axis("gradients", gradients, names, dict(of_weights))
+    lossy = [c for _, one in of_gradients for c in one.codecs if c.contractive]
+    if lossy:
+        warnings.warn(
+            f"`gradients`: {lossy[0]!r} is biased, and there is no memory for what it drops, which "
+            "is lost for good; take an unbiased codec such as jaxcomp.qsgd_inf(bits=4).",
+            stacklevel=2,
+        )
+    for name, globs in (("stacked", stacked), ("inside", inside)):
+        if not isinstance(globs, tuple) or not all(isinstance(glob, str) for glob in globs):
+            raise ValueError(
+                f"`{name}` must be a tuple of glob strings such as ('blocks/*',), got {globs!r}"
+            )
+    links = Links(of_weights, of_gradients, None if dtype is None else jnp.dtype(dtype))
+    return FullySharded(loss_fn, mesh, specs, links, stacked, inside, has_aux, check_vma)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FullySharded:
+    """What `fully_sharded` returns.
+
+    Attributes:
+        loss_fn: the loss.
+        mesh: the mesh.
+        specs: the specs of the parameters, or a prefix.
+        links: the codecs.
+        stacked: globs of leaves whose first axis indexes layers.
+        inside: globs of the other leaves that the loss makes whole.
+        has_aux: whether the loss returns a tree beside it.
+        check_vma: whether types track what differs.
+    """
+
+    loss_fn: Callable[..., Any]
+    mesh: Mesh
+    specs: PyTree
+    links: Links
+    stacked: tuple[str, ...]
+    inside: tuple[str, ...]
+    has_aux: bool
+    check_vma: bool
+
+    def __call__(self, params: PyTree, *batch: Any, key: Any = None) -> tuple[Any, PyTree]:
+        """The loss and the gradients."""
+        if key is None:
+            raise ValueError(
+                "`key` must be the number of the step, a jax.random.key or a raw key, another one "
+                "in each step, got None"
+            )
+        return self._run(params, batch, arguments.raw(key))
+
+    def link_bytes(self, params: PyTree) -> dict[str, LinkBytes]:
+        """The bytes that one device sends in a step, by the axis that they cross.
+
+        Args:
+            params: the parameters, or their shapes and dtypes.
+
+        Returns:
+            For each axis those of the weights, `forward`, and those of the gradients, `backward`.
+            A layer that is made whole again in the backward pass, inside `jax.checkpoint`, sends
+            its weights twice.
+        """
+        flat, treedef = jax.tree.flatten(params)
+        homes = treedef.flatten_up_to(self._homes(params))
+        narrow, sizes = self.links.dtype, dict(self.mesh.shape)
+        sent = dict.fromkeys(self.links.axes, LinkBytes(0, 0))
+        for _, numbers in self._groups(homes):
+            stacked = _matches(homes[numbers[0]].path, self.stacked)
+            layers = len(flat[numbers[0]]) if stacked else 1
+            own = [homes[number].layer() if stacked else homes[number] for number in numbers]
+            shapes = [jnp.shape(flat[number])[int(stacked) :] for number in numbers]
+            likes = {}
+            for home, shape, number in zip(own, shapes, numbers, strict=True):
+                dense = self.links.weights[0][1].choose(home.path, shape)[0] is None
+                dtype = narrow if narrow and dense else flat[number].dtype
+                likes[home.path] = jax.ShapeDtypeStruct(home.part(shape, sizes), dtype)
+            wholes = {home.path: shape for home, shape in zip(own, shapes, strict=True)}
+            by_path = {home.path: home for home in own}
+            for axis, moved in _moved(likes, by_path, wholes, self.links, sizes):
+                pairs = zip(moved, sent[axis], strict=True)
+                sent[axis] = LinkBytes(*(layers * more + one for more, one in pairs))
+        return sent
+
+    @functools.cached_property
+    def _run(self) -> Callable[..., tuple[Any, PyTree]]:
+        return jax.jit(self._mapped)
+
+    def _mapped(self, params: PyTree, batch: tuple, key: Array) -> tuple[Any, PyTree]:
+        homes = self._homes(params)
+        own = jax.tree.map(
+            lambda spec: self._manual(spec), self._specs(params), is_leaf=specs_.is_spec
+        )
+        names = self.links.axes
+        workers = math.prod(self.mesh.shape[name] for name in names)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
+            if jnp.ndim(leaf) and jnp.shape(leaf)[0] % workers:
+                raise ValueError(
+                    f"`batch` must have a number of examples that {workers} workers divide, got "
+                    f"'{trees.path_name(path)}' of shape {jnp.shape(leaf)}"
+                )
+        split = jax.tree.map(
+            lambda x: PartitionSpec(names) if jnp.ndim(x) else PartitionSpec(), batch
+        )
+        specs = (own, split, PartitionSpec())
+        if AxisType.Explicit in self.mesh.axis_types:
+            params, batch, key = jax.tree.map(
+                lambda x, spec: jax.sharding.reshard(x, NamedSharding(self.mesh, spec)),
+                (params, batch, key),
+                (self._specs(params), split, PartitionSpec()),
+            )
+        whole = mapping.shard_map(
+            functools.partial(self._of_worker, homes, workers),
+            mesh=self.mesh,
+            in_specs=specs,
+            out_specs=(PartitionSpec(), own),
+            axis_names=set(names),
+            check_vma=self.check_vma,
+        )
+        return whole(params, batch, key)
+
+    def _of_worker(
+        self, homes: PyTree, workers: int, params: PyTree, batch: tuple, key: Array
+    ) -> tuple[Any, PyTree]:
+        """The mean loss, and the gradients of this device's parts."""
+
+        def objective(parts: PyTree) -> tuple[Array, Any]:
+            found = self.loss_fn(self._given(parts, homes, key), *batch)
+            loss, aux = found if self.has_aux else (found, ())
+            if jnp.shape(loss) != ():
+                raise ValueError(
+                    f"`loss_fn` must return the mean over its batch, one number, got shape "
+                    f"{jnp.shape(loss)}"
+                )
+            return loss / workers, (loss, aux)
+
+        grads, (loss, aux) = jax.grad(objective, has_aux=True)(params)
+        names = self.links.axes
+        mean = lax.pmean(axes.vary((loss, aux), names), names)
+        return (mean if self.has_aux else mean[0]), grads
+
+    def _given(self, parts: PyTree, homes: PyTree, key: Array) -> PyTree:
+        """The parameters as the loss gets them."""
+        flat, treedef = jax.tree.flatten(parts)
+        places = treedef.flatten_up_to(homes)
+        found: list[Any] = list(flat)
+        for name, numbers in self._groups(places):
+            path = places[numbers[0]].path
+            if _matches(path, self.stacked):
+                for number in numbers:
+                    home = places[number]
+                    own = arguments.key_of_site(key, home.path)
+                    layers = jax.vmap(noise.fold, (None, 0))(own, jnp.arange(len(flat[number])))
+                    found[number] = Shard(flat[number], layers, home.layer(), self.links)
+            elif _matches(path, self.inside):
+                for number in numbers:
+                    home = places[number]
+                    own = arguments.key_of_site(key, home.path)
+                    found[number] = Shard(flat[number], own, home, self.links)
+            else:
+                whole = together(
+                    {places[number].path: flat[number] for number in numbers},
+                    {places[number].path: places[number] for number in numbers},
+                    self.links,
+                    arguments.key_of_site(key, name),
+                )
+                for number in numbers:
+                    found[number] = whole[places[number].path]
+        return jax.tree.unflatten(treedef, found)
+
+    def _groups(self, homes: Sequence[Home]) -> list[tuple[str, list[int]]]:
+        """The numbers of the leaves that travel together: of stacked ones each layer."""
+        found: dict[Any, list[int]] = {}
+        paths = [home.path for home in homes]
+        for number, path in enumerate(paths):
+            kind = _matches(path, self.stacked), _matches(path, self.inside)
+            found.setdefault((_branch(path, paths), kind), []).append(number)
+        return [(name, numbers) for (name, _), numbers in found.items()]
+
+    def _specs(self, params: PyTree) -> PyTree:
+        """A spec for each leaf."""
+        return specs_.spread("specs", self.specs, params)
+
+    def _manual(self, spec: PartitionSpec) -> PartitionSpec:
+        """The part of a spec that names axes of the workers."""
+        names = self.links.axes
+        return PartitionSpec(
+            *(tuple(n for n in specs_.names(entry) if n in names) or None for entry in spec)
+        )
+
+    def _homes(self, params: PyTree) -> PyTree:
+        flat, treedef = jax.tree_util.tree_flatten_with_path(params)
+        specs = jax.tree.leaves(self._specs(params), is_leaf=specs_.is_spec)
+        return jax.tree.unflatten(
+            treedef,
+            [self._home(path, x, spec) for (path, x), spec in zip(flat, specs, strict=True)],
+        )
+
+    def _home(self, path: Any, x: Any, spec: PartitionSpec) -> Home:
+        """The home of a leaf, checked."""
+        name, names = trees.path_name(path), self.links.axes
+        if not jnp.issubdtype(jnp.result_type(x), jnp.floating):
+            raise ValueError(
+                f"`params` must have floating leaves, got '{name}' of {jnp.result_type(x)}: give "
+                "it to the loss by functools.partial, or in the batch"
+            )
+        if len(spec) > jnp.ndim(x):
+            raise ValueError(
+                f"`specs` must have at most one entry for each dimension, got {spec} for '{name}' "
+                f"of shape {jnp.shape(x)}"
+            )
+        home = Home.of(name, PartitionSpec(*map(specs_.names, spec)), jnp.ndim(x), names)
+        for size, split in zip(jnp.shape(x), home.spec, strict=True):
+            parts = math.prod(self.mesh.shape[n] for n in split)
+            if size % parts:
+                raise ValueError(
+                    f"`specs` must divide every leaf evenly, got {spec} for '{name}' of shape "
+                    f"{jnp.shape(x)}: split another dimension, or none"
+                )
+        if _matches(name, self.stacked) and (jnp.ndim(x) == 0 or home.spec[0]):
+            raise ValueError(
+                f"`specs` must not split the first axis of '{name}', which indexes layers, got "
+                f"{spec}"
+            )
+        return home
+
+
+def _by_axis(
+    name: str, given: Any, names: tuple[str, ...], default: Mapping[str, Policy]
+) -> tuple[tuple[str, Policy], ...]:
+    """The policy of each axis."""
+    if given is None and default:
+        return tuple(default.items())
+    if isinstance(given, Mapping):
+        if set(given) != set(names):
+            raise ValueError(
+                f"`{name}` must name each axis of the workers, {names}, got {tuple(given)}"
+            )
+        each = [given[axis] for axis in names]
+    else:
+        each = [given] * len(names)
+    return tuple(
+        (axis, arguments.policy(name, policy_.of(one) if isinstance(one, Codec) else one))
+        for axis, one in zip(names, each, strict=True)
+    )
+
+
+def _moved(
+    likes: dict[str, jax.ShapeDtypeStruct],
+    homes: Mapping[str, Home],
+    wholes: Mapping[str, tuple[int, ...]],
+    links: Links,
+    sizes: Mapping[str, int],
+) -> Iterator[tuple[str, LinkBytes]]:
+    """The bytes of leaves that travel together over each axis."""
+    for axis, weights, gradients, at in crossings(homes, wholes, links):
+        n, rest = sizes[axis], {path: x for path, x in likes.items() if path not in at}
+        if at:
+            here = {path: likes[path] for path in at}
+            settings = {"back": gradients, "axis": at, "tiled": False}
+            yield axis, costs.wire_bytes(shards.all_gather, here, weights, n, **settings)
+            for path, place in at.items():
+                shape = likes[path].shape
+                longer = (*shape[:place], n, *shape[place:])
+                likes[path] = jax.ShapeDtypeStruct(longer, likes[path].dtype)
+        if rest:
+            yield axis, costs.wire_bytes(sums.pvary, rest, gradients, n)
+
+
+def _branch(path: str, paths: list[str]) -> str:
+    """The part of the tree that is gathered as one message: a child of the first branching."""
+    parts = path.split("/")
+    depth = 0
+    while depth < len(parts) - 1 and len({"/".join(p.split("/")[: depth + 1]) for p in paths}) == 1:
+        depth += 1
+    return "/".join(parts[: depth + 1])
+
+
+def _matches(path: str, globs: tuple[str, ...]) -> bool:
+    return any(fnmatch.fnmatchcase(path, glob) for glob in globs)
