@@ -31,6 +31,9 @@ class Facts:
             together at random; `math.inf` for a whole leaf.
         span: how many times smaller than the largest an element may be and still decode to a value
             close to it; 0.0 where small elements do not.
+        worst: the largest error of an element, as a fraction of the largest element of its bucket;
+            None for no such bound. Below one, a residual stays bounded in every element, even if
+            its relative variance is large.
         agrees: whether the workers `agree` on something before they encode.
         sided: whether decoders need what `side` returns.
         scales_sums: whether a sum of integers decodes to `2^k` times its value if the arrays of
@@ -51,6 +54,7 @@ class Facts:
     keeps_zeros: bool = False
     mixed: int | float = 0
     span: float = 0.0
+    worst: float | None = None
     agrees: bool = False
     sided: bool = False
     scales_sums: bool = False
@@ -304,7 +308,7 @@ class WrappedCodec(Codec, abstract=True):
 
 interface.forward(WrappedCodec, "codec", ("bucket_size", "contractive", "side"))
 
-_LOST = {"keeps_zeros": False, "scales_sums": False, "names_senders": False, "shaped": False}
+_LOST = {"keeps_zeros": False, "worst": None, "scales_sums": False, "names_senders": False, "shaped": False}
 """Facts that a wrapper may break, so that it must declare them anew."""
 
 

@@ -116,12 +116,15 @@ class Quantizer(
         elements are clipped.
         """
         limits = self.bits >= 2 or self.rounding.unbiased
+        plain = isinstance(self.levels, Uniform) and isinstance(self.scale, MaxAbs)
+        exact = plain and isinstance(self.steps, Exact) and not self.fit and not self.shared
         covers = self.scale.covers and self.steps.covers
         fitted = self.block or self.bucket_size or math.inf
         return Facts(
             bits_per_element=self._claim,
             mixed=fitted if self.fit == "unbiased" else 0,
             span=self.levels.span,
+            worst=1 / self.levels.magnitude if exact else None,
             agrees=self.shared,
             clips=limits and not covers and not self.shared,
         )
