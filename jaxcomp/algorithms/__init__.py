@@ -54,6 +54,15 @@ from jaxcomp.algorithms.residuals import (
     neolithic as neolithic,
     signsgd as signsgd,
 )
+from jaxcomp.algorithms.sharded import (
+    experts as experts,
+    loco as loco,
+    pipeline as pipeline,
+    qsdp as qsdp,
+    sdp4bit as sdp4bit,
+    tensor_parallel as tensor_parallel,
+    zero_pp as zero_pp,
+)
 from jaxcomp.algorithms.shifts import (
     cd_adam as cd_adam,
     censored_heavy_ball as censored_heavy_ball,

@@ -308,7 +308,13 @@ class WrappedCodec(Codec, abstract=True):
 
 interface.forward(WrappedCodec, "codec", ("bucket_size", "contractive", "side"))
 
-_LOST = {"keeps_zeros": False, "worst": None, "scales_sums": False, "names_senders": False, "shaped": False}
+_LOST = {
+    "keeps_zeros": False,
+    "worst": None,
+    "scales_sums": False,
+    "names_senders": False,
+    "shaped": False,
+}
 """Facts that a wrapper may break, so that it must declare them anew."""
 
 

@@ -9,9 +9,9 @@ from jax import lax
 
 from jaxcomp.backend import axes
 from jaxcomp.exchange.plan import Plan
-from jaxcomp.exchange.state import ReductionState
+from jaxcomp.exchange.state import LevelsState, ReductionState
 from jaxcomp.layout import trees
-from jaxcomp.mesh import per_worker
+from jaxcomp.mesh import kinds, per_worker
 from jaxcomp.mesh.per_worker import PerWorker
 from jaxcomp.numerics import norms, summing
 from jaxcomp.types import Array, PyTree, Stacks
@@ -43,6 +43,7 @@ class SteppedState(NamedTuple):
     dense: Stepped
 
 
+@kinds.REDUCTIONS.register
 class SteppedMemory(NamedTuple):
     """The memory of `jaxcomp.sharded_optimizer`.
 
@@ -53,6 +54,20 @@ class SteppedMemory(NamedTuple):
 
     reduction: ReductionState
     optimizer: SteppedState
+
+    def check_resizable(self, workers: int) -> None:
+        """Raises a `ValueError` if the rows of a device depend on the sizes of several axes."""
+        if isinstance(self.reduction.reducer, LevelsState):
+            raise ValueError(
+                f"`state` must not be that of a fast level to be moved to {workers} workers, "
+                "because the rows that a device stores depend on the sizes of all axes. Make a new "
+                "state with jaxcomp.init_state"
+            )
+
+    def carried(self, like: "SteppedMemory", workers: int, *, sharded: bool) -> "SteppedMemory":
+        """The memory in the tree of another number of workers; see `ReductionState.carried`."""
+        moved = self.reduction.carried(like.reduction, workers, sharded=sharded)
+        return self._replace(reduction=moved)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,6 +116,8 @@ class Stepper:
             shards: the axes over which the model is sharded, whose devices have other leaves.
         """
         stacks, weights = trees.stacks(plan.layout, params)
+        if plan.fast is not None:
+            stacks = tuple(own.own(x) for own, x in zip(plan.batches, stacks, strict=True))
         replica = tuple(own.own(x) for own, x in zip(plan.slices, stacks, strict=True))
         part, dense = (tuple(map(_wide, x)) for x in (part, dense))
         if self.max_norm is not None:
@@ -133,7 +150,7 @@ class Stepper:
         self, plan: Plan, part: Stacks, dense: Stacks, shards: tuple[str, ...]
     ) -> tuple[Stacks, Stacks]:
         """Both, scaled down to the largest norm; of a mean that is not finite, to NaN."""
-        over = tuple(axes.names(plan.axis)) + shards
+        over = tuple(axes.names(plan.axis_name)) + shards
         everything = jnp.maximum(norms.largest(part), norms.largest(dense))
         unit = norms.unit(lax.pmax(everything, over))
         energy = lax.psum(norms.energy(part, unit), over)

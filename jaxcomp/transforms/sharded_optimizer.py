@@ -13,6 +13,8 @@ from jaxcomp.layout.policy import Policy
 from jaxcomp.misuse import elementwise
 from jaxcomp.numerics import noise
 from jaxcomp.reducers import choose
+from jaxcomp.reducers.dense import Dense
+from jaxcomp.reducers.hierarchical import Hierarchical
 from jaxcomp.reducers.two_shot import TwoShot
 from jaxcomp.transforms import groups
 from jaxcomp.transforms.mean import Setup, transformation
@@ -25,6 +27,7 @@ def sharded_optimizer(
     up: "Codec | Policy | Link",
     down: "Codec | Policy | Link | None" = None,
     *,
+    fast: Dense | None = None,
     max_norm: float | None = None,
     gate: Gate | None = None,
     key: Any = 0,
@@ -53,6 +56,9 @@ def sharded_optimizer(
             or `NoFeedback()`: then there are no masters, and the errors of an unbiased codec add up
             as a random walk. None for the codec of `up`. It sends the leaves that `up` compresses,
             and needs buckets no longer than those of `up`.
+        fast: for an `axis_name` of at least two axes, the last of which is fast: `Dense()`, or
+            `Dense("bfloat16")`, scatters gradients and gathers changes over it dense, so that only
+            `1/n` of the compressed bytes of each device cross the other axes.
         max_norm: clips the mean gradient at this norm over all parts, as
             `optax.clip_by_global_norm` does; None for no clipping.
         gate: as for `compressed_mean`; a closed round takes no step.
@@ -89,7 +95,8 @@ def sharded_optimizer(
     optimizer = optax.with_extra_args_support(optimizer)
     if max_norm is not None:
         checks.positive("max_norm", max_norm)
-    reducer, masters = _both_ways(up, down)
+    both, masters = _both_ways(up, down)
+    reducer = both if fast is None else Hierarchical(fast, both)
     given = Setup(
         reducer,
         axis_name,
@@ -102,7 +109,7 @@ def sharded_optimizer(
     tx = transformation(given, param_specs)
 
     def init(params: PyTree) -> Any:
-        layout = choose.plan(reducer, params, sizes=(1,)).layout
+        layout = choose.plan(both, params, sizes=(1,)).layout
         elementwise.check(optimizer, params, layout.dense)
         return tx.init(params)
 

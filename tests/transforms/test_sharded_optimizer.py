@@ -402,3 +402,37 @@ def test_a_model_that_is_sharded_over_other_axes_too(two):
         want = optax.apply_updates(want, updates)
     for name, x in params.items():
         np.testing.assert_allclose(np.asarray(x), want[name], atol=1e-6)
+
+
+def test_a_fast_level_moves_no_compressed_bytes_and_changes_no_step():
+    """Uncompressed it is the optimizer; a state of two levels cannot be moved."""
+    optimizer = optax.sgd(0.1, 0.9)
+    tx = jaxcomp.sharded_optimizer(
+        optimizer, ("dcn", "ici"), IDENTITY, fast=jaxcomp.Dense(), max_norm=0.6
+    )
+    params = jax.tree.map(lambda x: jnp.broadcast_to(x, (2, 4, *x.shape)), PARAMS)
+    over = (
+        functools.partial(jax.vmap, axis_name="dcn"),
+        functools.partial(jax.vmap, axis_name="ici"),
+    )
+    state = over[0](over[1](tx.init))(params)
+    update = jax.jit(over[0](over[1](tx.update)))
+    plain = optax.chain(optax.clip_by_global_norm(0.6), optimizer)
+    want, held = PARAMS, plain.init(PARAMS)
+    for t in range(3):
+        grads = gradients(t, 8)
+        split = jax.tree.map(lambda x: x.reshape(2, 4, *x.shape[1:]), grads)
+        updates, state = update(split, state, params)
+        params = optax.apply_updates(params, updates)
+        steps, held = plain.update(jax.tree.map(lambda x: x.mean(0), grads), held, want)
+        want = optax.apply_updates(want, steps)
+    for got, expected in zip(jax.tree.leaves(params), jax.tree.leaves(want), strict=True):
+        np.testing.assert_array_equal(got[0, 0], got[1, 3])
+        np.testing.assert_allclose(got[0, 0], expected, atol=1e-5)
+    rows = state.memory.optimizer.part.masters[0].tree
+    assert rows.shape[:2] == (2, 4)
+    assert rows.size < 1.5 * sum(x.size for x in jax.tree.leaves(PARAMS))
+    mesh = jax.make_mesh((2, 4), ("dcn", "ici"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    outside = jaxcomp.init_state(tx, PARAMS, mesh, ("dcn", "ici"))
+    with pytest.raises(ValueError, match="must not be that of a fast level"):
+        jaxcomp.resize_workers(tx, outside, PARAMS, 4)

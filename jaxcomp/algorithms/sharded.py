@@ -1,0 +1,321 @@
+"""Published ways to train sharded models, as short compositions of collectives."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jax.sharding import Mesh
+
+from jaxcomp.backend import axes
+from jaxcomp.base import Codec
+from jaxcomp.codecs.identity import Identity
+from jaxcomp.collectives import all_to_all, ppermute, psum, pvary
+from jaxcomp.collectives.fully_sharded import FullySharded, fully_sharded
+from jaxcomp.feedback import Link, Residual
+from jaxcomp.layout.policy import Policy
+from jaxcomp.recipes.floats import mx
+from jaxcomp.recipes.quantizers import blockwise, qsgd_inf
+from jaxcomp.recipes.rotations import rotated_uniform
+from jaxcomp.transforms.sharded_optimizer import sharded_optimizer
+from jaxcomp.types import Array, AxisName, PyTree
+
+EIGHT, MXFP8 = qsgd_inf(bits=8), mx()
+
+
+def zero_pp(
+    loss_fn: Callable[..., Any], mesh: Mesh, axis_name: AxisName, specs: PyTree, **settings: Any
+) -> FullySharded:
+    """ZeRO++: weights in blocks of 8 bits, gradients in blocks of 4, each rounded once an axis.
+
+    Args:
+        loss_fn: the loss; this and the other arguments are those of `jaxcomp.fully_sharded`.
+        mesh: the mesh.
+        axis_name: the axes of the workers, the slowest first.
+        specs: the specs of the parameters.
+        **settings: further arguments of `jaxcomp.fully_sharded`.
+
+    Raises:
+        ValueError: as `jaxcomp.fully_sharded`.
+
+    Example:
+        >>> import jax, jaxcomp
+        >>> from jax.sharding import PartitionSpec as P
+        >>> mesh = jax.make_mesh((1,), ("fsdp",))
+        >>> f = zero_pp(lambda w, x: ((x @ w) ** 2).mean(), mesh, "fsdp", P("fsdp"))
+
+    References:
+        Wang et al., `ZeRO++ <https://arxiv.org/abs/2306.10209>`_, 2023: qwZ and qgZ.
+
+    Note:
+        Deviations: gradients are rounded without bias, where the paper rounds to nearest. A layer
+        is gathered again in the backward pass, where hpZ keeps a second copy within a node.
+    """
+    codecs = {"weights": blockwise(bits=8), "gradients": qsgd_inf(bits=4, bucket_size=128)}
+    return fully_sharded(loss_fn, mesh, axis_name, specs, **{**codecs, **settings})
+
+
+def qsdp(
+    loss_fn: Callable[..., Any], mesh: Mesh, axis_name: AxisName, specs: PyTree, **settings: Any
+) -> FullySharded:
+    """QSDP: weights and gradients in buckets of 1,024 with 8 bits, both rounded without bias.
+
+    Args:
+        loss_fn: the loss; this and the other arguments are those of `jaxcomp.fully_sharded`.
+        mesh: the mesh.
+        axis_name: the axes of the workers, the slowest first.
+        specs: the specs of the parameters.
+        **settings: further arguments of `jaxcomp.fully_sharded`.
+
+    Raises:
+        ValueError: as `jaxcomp.fully_sharded`.
+
+    Example: see `zero_pp`.
+
+    References:
+        Markov et al., `Quantized Distributed Training of Large Models with Convergence Guarantees
+        <https://arxiv.org/abs/2302.02390>`_, 2023.
+
+    Note:
+        Weights are on a lattice with a random shift that all workers share, as in the paper: a
+        dither that decoders subtract. Deviation: a bucket's scale is its largest element, where the
+        paper's is the range between the smallest and the largest.
+    """
+    shifted = qsgd_inf(bits=8, bucket_size=1024, levels="midrise", subtractive=True)
+    codecs = {"weights": shifted, "gradients": qsgd_inf(bits=8, bucket_size=1024)}
+    return fully_sharded(loss_fn, mesh, axis_name, specs, **{**codecs, **settings})
+
+
+def sdp4bit(
+    optimizer: optax.GradientTransformation, axis_name: AxisName, **settings: Any
+) -> optax.GradientTransformationExtraArgs:
+    """SDP4Bit: changes of the weights in 4 bits, rotated gradients in 4 bits over slow links.
+
+    Args:
+        optimizer: as for `jaxcomp.sharded_optimizer`.
+        axis_name: the mapped axis; or a tuple whose last axis is fast, with `fast=Dense()`.
+        **settings: further arguments of `jaxcomp.sharded_optimizer`.
+
+    Raises:
+        ValueError: as `jaxcomp.sharded_optimizer`.
+
+    Example:
+        >>> import jaxcomp, optax
+        >>> tx = sdp4bit(optax.adamw(3e-4), ("dcn", "ici"), fast=jaxcomp.Dense("bfloat16"))
+
+    References:
+        Jia et al., `SDP4Bit <https://arxiv.org/abs/2410.15526>`_, 2024.
+
+    Note:
+        Deviations: changes are sent with master weights as their memory, so what 4 bits leave out
+        is sent in the next step; gradients are rounded without bias; within a node they are dense,
+        or bfloat16, where the paper sends 8 bits.
+    """
+    up, down = rotated_uniform(bits=4, bucket_size=2048), qsgd_inf(bits=4, bucket_size=128)
+    return sharded_optimizer(optimizer, axis_name, up, down, **settings)
+
+
+def loco(
+    optimizer: optax.GradientTransformation,
+    axis_name: AxisName,
+    *,
+    decay: float = 0.9,
+    **settings: Any,
+) -> optax.GradientTransformationExtraArgs:
+    """LoCo: gradients in 4 bits with a decaying residual, which is stored in 8 bits.
+
+    The residual is that of the whole gradient on every worker: an eighth of the memory of two
+    float32 moments of an unsharded Adam.
+
+    Args:
+        optimizer: as for `jaxcomp.sharded_optimizer`.
+        axis_name: the mapped axis, or a tuple of them.
+        decay: the fraction of the residual that is kept.
+        **settings: further arguments of `jaxcomp.sharded_optimizer`.
+
+    Raises:
+        ValueError: as `jaxcomp.sharded_optimizer`.
+
+    Example:
+        >>> import optax
+        >>> tx = loco(optax.adamw(3e-4), "data", max_norm=1.0)
+
+    References:
+        Xie et al., `LoCo <https://arxiv.org/abs/2407.04480>`_, 2024.
+
+    Note:
+        Deviations: the residual decays, where the paper keeps a moving average of errors and
+        clears it every few hundred steps; scales are those of blocks, where the paper's are fixed.
+        Changes of the weights go down in 8 bits with master weights; the paper sends bfloat16.
+    """
+    up = Link(blockwise(bits=4), Residual(decay=decay, dtype="int8"))
+    return sharded_optimizer(optimizer, axis_name, up, blockwise(bits=8), **settings)
+
+
+def tensor_parallel(
+    block: Callable[..., PyTree],
+    axis_name: AxisName,
+    codec: "Codec | Policy | None" = EIGHT,
+    *,
+    back: "Codec | Policy | None" = None,
+) -> Callable[..., PyTree]:
+    """A block that is split over workers: its input is the same on all, its results are added up.
+
+    Args:
+        block: `block(x, *weights)`, this worker's part of the block.
+        axis_name: the mapped axis, under `jax.shard_map` with types.
+        codec: the codec of the activations; None to send dense.
+        back: the codec of their gradients; None for `codec`.
+
+    Returns:
+        `f(x, *weights, key=step, site=0)`.
+
+    Raises:
+        ValueError: as `jaxcomp.collectives.psum`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> mlp = tensor_parallel(lambda x, into, out: jax.nn.relu(x @ into) @ out, "model")
+        >>> into, out = jnp.ones((2, 64, 32)), jnp.ones((2, 32, 64))
+        >>> split = jax.vmap(lambda x, *w: mlp(x, *w, key=0), (None, 0, 0), axis_name="model")
+        >>> split(jnp.ones((8, 64)), into, out).shape
+        (2, 8, 64)
+
+    References:
+        Shoeybi et al., `Megatron-LM <https://arxiv.org/abs/1909.08053>`_, 2019; Li et al., `Flash
+        Communication <https://arxiv.org/abs/2412.04964>`_, 2024, for quantised activations.
+    """
+
+    def run(x: PyTree, *weights: PyTree, key: Any = None, site: Any = 0) -> PyTree:
+        site = site if isinstance(site, tuple) else (site,)
+        own = pvary(x, axis_name, codec if back is None else back, key=key, site=(*site, "in"))
+        return psum(block(own, *weights), axis_name, codec, key=key, site=(*site, "out"), back=back)
+
+    return run
+
+
+def experts(
+    expert: Callable[..., Array],
+    axis_name: AxisName,
+    codec: "Codec | Policy | None" = MXFP8,
+    *,
+    combine: "Codec | Policy | None" = None,
+) -> Callable[..., Array]:
+    """Sends tokens to their experts and back, of which each worker has one or several.
+
+    Args:
+        expert: `expert(tokens, *weights)` with tokens `[workers · capacity, features]`, of all
+            workers in their order; it keeps their number.
+        axis_name: the mapped axis.
+        codec: the codec of tokens on their way; None to send dense.
+        combine: the codec on the way back; None to send dense, in the tokens' own dtype.
+
+    Returns:
+        `f(tokens, *weights, key=step, site=0)`; rows `[j · capacity, (j + 1) · capacity)` go to
+        worker `j` and come back. Rows of zeros, which fill up a capacity, arrive as zeros.
+
+    Raises:
+        ValueError: as `jaxcomp.collectives.all_to_all`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> moe = experts(lambda tokens, w: tokens @ w, "experts")
+        >>> run = jax.vmap(lambda x, w: moe(x, w, key=0), axis_name="experts")
+        >>> run(jnp.ones((2, 8, 64)), jnp.ones((2, 64, 64))).shape
+        (2, 8, 64)
+
+    References:
+        DeepSeek-AI, `DeepSeek-V3 <https://arxiv.org/abs/2412.19437>`_, 2024, which sends tokens in
+        8 bits with a scale for each 128 features, and combines in bfloat16.
+
+    Note:
+        Deviation: scales are powers of two for 32 features each, as in the mx formats.
+    """
+
+    def run(tokens: Array, *weights: PyTree, key: Any = None, site: Any = 0) -> Array:
+        site = site if isinstance(site, tuple) else (site,)
+        dense = Identity()
+        ways: dict[str, Any] = {"split_axis": 0, "concat_axis": 0}
+        there = all_to_all(
+            tokens,
+            axis_name,
+            codec,
+            key=key,
+            site=(*site, "there"),
+            back=dense if combine is None else combine,
+            **ways,
+        )
+        back = expert(there, *weights)
+        return all_to_all(
+            back,
+            axis_name,
+            combine,
+            key=key,
+            site=(*site, "back"),
+            back=dense if codec is None else codec,
+            **ways,
+        )
+
+    return run
+
+
+def pipeline(
+    stage: Callable[..., Array],
+    axis_name: AxisName,
+    codec: "Codec | Policy | None" = EIGHT,
+    *,
+    back: "Codec | Policy | None" = None,
+) -> Callable[..., Array]:
+    """Stages one after another on workers, through which microbatches pass: a GPipe schedule.
+
+    Args:
+        stage: `stage(x, *weights)`, which keeps the shape of its input.
+        axis_name: the mapped axis of the stages.
+        codec: the codec of the activations between stages; None to send dense.
+        back: the codec of their gradients; None for `codec`.
+
+    Returns:
+        `f(batches, *weights, key=step, site=0)` with microbatches `[number, …]`, of which the first
+        stage uses its own. The last stage returns the results `[number, …]`, all others zeros.
+
+    Raises:
+        ValueError: as `jaxcomp.collectives.ppermute`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> net = pipeline(lambda x, w: x + w, "stages")
+        >>> run = jax.vmap(lambda x, w: net(x, w, key=0), axis_name="stages")
+        >>> out = run(jnp.zeros((2, 3, 4, 8)), jnp.ones(2))
+        >>> out[1].mean().round(2), out[0].max()
+        (Array(2., dtype=float32), Array(0., dtype=float32))
+
+    References:
+        Huang et al., `GPipe <https://arxiv.org/abs/1811.06965>`_, 2019. Changes of each sample's
+        activations, as of Wang et al., `AQ-SGD <https://arxiv.org/abs/2206.01299>`_, 2022, are not
+        sent: that needs a memory for each sample.
+    """
+
+    def run(batches: Array, *weights: PyTree, key: Any = None, site: Any = 0) -> Array:
+        n, own = lax.axis_size(axis_name), lax.axis_index(axis_name)
+        ring, site = (
+            [(i, i + 1) for i in range(n - 1)],
+            site if isinstance(site, tuple) else (site,),
+        )
+        idle = jnp.zeros((n - 1, *batches.shape[1:]), batches.dtype)
+
+        def tick(arrived: Array, numbered: tuple[Array, Array]) -> tuple[Array, Array]:
+            time, batch = numbered
+            out = stage(jnp.where(own == 0, batch, arrived), *weights)
+            sent = ppermute(
+                out, axis_name, codec, perm=ring, key=key, site=(*site, time), back=back
+            )
+            return sent, jnp.where(own == n - 1, out, 0)
+
+        feed = jnp.concatenate([batches, idle])
+        like, _ = jax.eval_shape(tick, batches[0], (jnp.int32(0), feed[0]))
+        _, found = lax.scan(tick, axes.zeros(like), (jnp.arange(len(feed)), feed))
+        return found[n - 1 :]
+
+    return run
