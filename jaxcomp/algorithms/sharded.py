@@ -22,7 +22,7 @@ from jaxcomp.recipes.rotations import rotated_uniform
 from jaxcomp.transforms.sharded_optimizer import sharded_optimizer
 from jaxcomp.types import Array, AxisName, PyTree
 
-EIGHT, MXFP8 = qsgd_inf(bits=8), mx()
+EIGHT, MXFP8 = qsgd_inf(bits=8), mx("mxfp8")
 
 
 def zero_pp(

@@ -54,7 +54,7 @@ def policy(name: str, codec: Any) -> Policy:
 
 
 def _check(name: str, codec: Codec) -> None:
-    instead = "take one such as jaxcomp.qsgd_inf(bits=8) or jaxcomp.mx()"
+    instead = "take one such as jaxcomp.qsgd_inf(bits=8) or jaxcomp.mx('mxfp8')"
     if codec.facts.agrees or codec.facts.sided:
         raise ValueError(
             f"`{name}` must not need the workers to agree on anything before they encode, got "

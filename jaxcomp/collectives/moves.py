@@ -50,7 +50,7 @@ def all_to_all(
         >>> import jax, jax.numpy as jnp, jaxcomp
         >>> def dispatch(tokens):
         ...     return all_to_all(
-        ...         tokens, "experts", jaxcomp.mx(), split_axis=0, concat_axis=0, key=0
+        ...         tokens, "experts", jaxcomp.mx("mxfp8"), split_axis=0, concat_axis=0, key=0
         ...     )
         >>> jax.vmap(dispatch, axis_name="experts")(jnp.ones((2, 64, 128))).shape
         (2, 64, 128)

@@ -27,7 +27,7 @@ CODECS = [
     jaxcomp.codecs.Identity(),
     jaxcomp.qsgd_inf(bits=4),
     jaxcomp.mx(),
-    *(jaxcomp.qsgd_inf(bits=8), jaxcomp.mx("mxfp4"), jaxcomp.eden(), jaxcomp.sign()),
+    *(jaxcomp.qsgd_inf(bits=8), jaxcomp.mx("mxfp8"), jaxcomp.eden(), jaxcomp.sign()),
     *(jaxcomp.top_k(fraction=0.1), jaxcomp.qsgd_inf(bits=4, bucket_size=None), jaxcomp.dsc()),
     *(jaxcomp.terngrad(), jaxcomp.natural(), jaxcomp.random_k(), jaxcomp.cast("bfloat16")),
 ]
