@@ -43,6 +43,8 @@ examples:
   jaxcomp plan --tree my_model:shapes --workers 8 --link 1.25GB/s --step my_model:step
   jaxcomp plan --params 25M --workers 4 --link 100Mbit --step 250ms --rounds --link-only
   jaxcomp plan --gradients early.npz late.npz --budget 400kB --workers 8 --link 100Mbit
+  jaxcomp plan --params 1e9 --workers 4x8 --link 25Gbit --fast-link 400Gbit --fsdp
+  jaxcomp plan --params 1e9 --workers 8 --link 1Gbit --fsdp --codec 'mx("mxfp8") / qsgd_inf(bits=4)'
 
 --budget gives each leaf the codec that measured gradients ask for, within so many bytes. Save them:
   flat, _ = jax.tree_util.tree_flatten_with_path(gradients)  # of one worker
@@ -310,6 +312,18 @@ def _options_of_steps(add: Callable[..., Any]) -> None:
         type=options.count,
         default=1,
         help="steps from one mean to the next (default: 1)",
+    )
+    add(
+        "--fsdp",
+        action="store_true",
+        help="plan a fully sharded model, whose weights cross the links, too; --codec names codecs "
+        "for both, or 'WEIGHTS / GRADIENTS'",
+    )
+    add(
+        "--gathers",
+        type=options.count,
+        default=2,
+        help="with --fsdp, how often a step gathers the weights (default: 2, forward and back)",
     )
     add(
         "--rounds",

@@ -8,7 +8,7 @@ import jax
 
 import jaxcomp
 from jaxcomp.cli import expressions, files, tables
-from jaxcomp.planning import budget, models, planner, plots, timing
+from jaxcomp.planning import budget, fsdp, models, planner, plots, timing
 from jaxcomp.planning.spending import Spending
 from jaxcomp.theory import local_rounds, tables as tables_, units
 
@@ -24,6 +24,9 @@ def plan(args: argparse.Namespace) -> None:
         )
     if args.plot is not None:
         plots.check(args.plot)  # Before minutes of timing.
+    if args.fsdp:
+        _sharded(args)
+        return
     codecs = None
     if args.codec is not None:
         codecs = {text: _way(text, expressions.evaluate(text)) for text in args.codec}
@@ -58,6 +61,37 @@ def plan(args: argparse.Namespace) -> None:
         print(tables_.to_json(both))
     else:
         print(spent, planned, sep="\n\n")
+
+
+def _sharded(args: argparse.Namespace) -> None:
+    """Prints the plan of a fully sharded model."""
+    for name in ("rounds", "budget", "max_error"):
+        if getattr(args, name):
+            raise ValueError(f"--{name.replace('_', '-')} and --fsdp cannot be given together")
+    codecs = None
+    if args.codec is not None:
+        codecs = {}
+        for text in args.codec:
+            weights, _, gradients = text.partition(" / ")
+            pair = (expressions.evaluate(one) for one in (weights, gradients or weights))
+            codecs[text] = tuple(pair)
+    planned = fsdp.plan_fsdp(
+        _like(args),
+        args.workers if len(args.workers) > 1 else args.workers[0],
+        jaxcomp.planning.Network(args.link, args.latency),
+        codecs=codecs,
+        gathers=args.gathers,
+        compute=_step(args.step),
+        backward=args.backward,
+        overlap=args.overlap,
+        fast=args.fast_link and jaxcomp.planning.Network(args.fast_link, args.fast_latency),
+        link_per=args.link_per,
+        link_only=args.link_only,
+        clock=None if args.link_only else _clock(args),
+    )
+    if args.plot is not None:
+        plots.save(planned, args.plot)
+    print(planned.to_json() if args.json else planned)
 
 
 def _like(args: argparse.Namespace) -> Any:

@@ -1,6 +1,7 @@
 """Forecasts of a step's bytes and time, of the gain from compression, and its limits."""
 
 from jaxcomp.planning.budget import spend as spend
+from jaxcomp.planning.fsdp import plan_fsdp as plan_fsdp
 from jaxcomp.planning.spending import LeafSpending as LeafSpending, Spending as Spending
 from jaxcomp.planning.timing import measure as measure
 from jaxcomp.theory.ceo import (

@@ -83,6 +83,20 @@ def test_a_plan_is_printed_and_drawn(capsys, tmp_path, monkeypatch):
     assert json.loads(run(capsys, *common[:3], *few, *links, "--json"))["workers"] == [2, 8]
 
 
+def test_a_plan_of_a_fully_sharded_model(capsys):
+    command = ["plan", "--params", "1e7", "--workers", "8", "--link", "1Gbit", "--fsdp"]
+    found = json.loads(run(capsys, *command, "--link-only", "--json"))
+    best = {way["name"]: way for way in found["ways"]}[found["best"]]
+    assert found["best"] == "8-bit weights, 4-bit gradients"
+    assert best["speedup"] > 2.1
+    pair = 'mx("mxfp8") / qsgd_inf(bits=4)'
+    once = json.loads(
+        run(capsys, *command, "--link-only", "--json", "--gathers", "1", "--codec", pair, "sign()")
+    )
+    sizes = {way["name"]: way["bytes"] for way in once["ways"]}
+    assert sizes["sign()"] < sizes[pair] < 0.5 * sizes["dense bfloat16"]
+
+
 def test_the_tree_and_the_step_may_be_the_users_own(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(timing, "measure", lambda way, elements, repeats: still(way))
     (tmp_path / "their_model.py").write_text(
@@ -190,6 +204,7 @@ PLAN = "plan --params 9 --workers 4 --link"
         (f"{PLAN} 1Gbit --step soon", "a time such as"),
         (f"{PLAN} 1Gbit --overlap 2", "--overlap must be a number from 0 to 1, got '2'"),
         (f"{PLAN} 1Gbit --link-only --rounds", "`compute` must"),
+        (f"{PLAN} 1Gbit --fsdp --rounds", "--rounds and --fsdp cannot be given together"),
         (f"{PLAN} 1Gbit --codec Every(4)", "must be a codec, a link, a policy or a reducer"),
         (f"{PLAN} 1Gbit --plot plan.doc", "must end in .png, .svg or .pdf, got 'plan.doc'"),
         (f"{PLAN} 1Gbit --plot no/where/plan.png", "must be in a folder that exists"),

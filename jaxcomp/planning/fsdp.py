@@ -1,0 +1,187 @@
+"""Forecasts of a step of a fully sharded model, whose weights and gradients cross the links."""
+
+import dataclasses
+import math
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from jaxcomp import checks
+from jaxcomp.base import Codec
+from jaxcomp.feedback import Link, NoFeedback
+from jaxcomp.layout import policy as policy_, trees
+from jaxcomp.layout.policy import Policy
+from jaxcomp.planning import models, timing
+from jaxcomp.planning.planner import Clock
+from jaxcomp.recipes.quantizers import cast, qsgd_inf
+from jaxcomp.theory import cost, plan as plan_
+from jaxcomp.theory.cost import Network
+from jaxcomp.types import PyTree
+from jaxcomp.wire import buffer, cost as wire_cost
+
+Codecs = Codec | Policy | None
+
+CODECS: Mapping[str, tuple[Codecs, Codecs]] = {
+    "8-bit weights, 8-bit gradients": (qsgd_inf(bits=8), qsgd_inf(bits=8)),
+    "8-bit weights, 4-bit gradients": (qsgd_inf(bits=8), qsgd_inf(bits=4)),
+    "bfloat16 weights, 4-bit gradients": (cast("bfloat16"), qsgd_inf(bits=4)),
+}
+"""The codecs of weights and gradients that a plan compares by default."""
+
+_BFLOAT16 = policy_.everywhere(cast("bfloat16"))
+
+
+def plan_fsdp(
+    params: PyTree | int,
+    workers: int | tuple[int, ...],
+    network: Network,
+    *,
+    codecs: "Mapping[str, tuple[Codecs, Codecs]] | None" = None,
+    gathers: int = 2,
+    compute: float = 0.0,
+    backward: float = 0.0,
+    overlap: float = 0.0,
+    fast: Network | None = None,
+    link_per: str = "host",
+    link_only: bool = False,
+    margin: float = 0.02,
+    doubt: float = 0.25,
+    clock: Clock | None = None,
+) -> plan_.Plan:
+    """Forecasts whether `jaxcomp.fully_sharded` is faster with compressed weights and gradients.
+
+    In a step a device sends `(n − 1)/n` of the weights' payload for each time that they are
+    gathered, and as much of the gradients'. The baseline sends both in bfloat16. With two levels a
+    device sends its shard over the slow link, and the shards of its column over the fast one.
+
+    Args:
+        params: the parameters, or their shapes and dtypes; or the number of parameters, for a
+            transformer like GPT-2.
+        workers: the number of devices, or `(hosts, devices)` for two levels; all of them shard the
+            model.
+        network: the link of a device, or the slow one.
+        codecs: pairs of a codec of the weights and one of the gradients by name, of which None is
+            dense; None for a usual selection.
+        gathers: how many times a step gathers the weights: twice if the backward pass gathers a
+            layer again, as inside `jax.checkpoint`.
+        compute: seconds of a training step without communication.
+        backward: seconds of its backward pass.
+        overlap: the fraction of the backward pass that overlaps with communication.
+        fast: the link between the devices of a host.
+        link_per: "host" if all devices of a host share one slow link, "device" if each has its own.
+        link_only: True counts only the links: no codec is timed.
+        margin: the speedup of a step above which compression is recommended.
+        doubt: the relative error to expect of forecasts.
+        clock: a function that times a link; by default it measures on this device.
+
+    Raises:
+        ValueError: for numbers out of range, fewer than two devices, more levels of them without
+            `fast`, or a codec that is none.
+
+    Example:
+        >>> import jaxcomp
+        >>> slow = jaxcomp.planning.Network(bandwidth=12.5e6, latency=1e-4)
+        >>> found = plan_fsdp(1_000_000, 8, slow, link_only=True)
+        >>> found.best.way.name, round(found.best.speedup, 1)
+        ('8-bit weights, 4-bit gradients', 2.3)
+    """
+    levels = workers if isinstance(workers, tuple) else (workers,)
+    for level in levels:
+        checks.integer("workers", level, 1)
+    checks.integer("gathers", gathers, 1)
+    checks.choice("link_per", link_per, ("host", "device"))
+    call = "jaxcomp.planning.Network(bandwidth=1.25e9, latency=50e-6)"
+    checks.made("network", network, Network, call)
+    if len(levels) > 2 or math.prod(levels) < 2 or (len(levels) > 1) != (fast is not None):
+        raise ValueError(
+            "`workers` must be at least 2 devices in all, or a pair (hosts, devices) beside "
+            f"`fast`, got workers={workers!r} and fast={fast!r}"
+        )
+    like = models.transformer(params) if isinstance(params, int) else params
+    timed = clock or (timing.untimed if link_only else timing.measure)
+    named = {"dense float32": (None, None), "dense bfloat16": (_BFLOAT16, _BFLOAT16)}
+    ways = []
+    for name, pair in (named | dict(CODECS if codecs is None else codecs)).items():
+        weights, gradients = (_policy(name, one) for one in pair)
+        passes = _Passes(like, levels, timed, link_only)
+        total, inside = passes.of(weights, gathers, gathered=True)
+        more, within = passes.of(gradients, 1, gathered=False)
+        spent = total + more
+        sharing = levels[-1] if len(levels) > 1 and link_per == "host" else 1
+        ways.append(
+            plan_.Way(
+                name,
+                dataclasses.replace(spent, bytes=sharing * spent.bytes),
+                dense=name in named,
+                error=None if name in named else max(passes.errors, default=0.0),
+                low_rank=False,
+                fast=inside + within,
+                spread=max(passes.spreads, default=0.0),
+            )
+        )
+    return plan_.forecast(
+        ways,
+        network,
+        compute=compute,
+        backward=backward,
+        overlap=overlap,
+        fast=fast,
+        baseline="dense bfloat16",
+        margin=margin,
+        doubt=doubt,
+        elements=sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(like)),
+        workers=levels,
+        link_per=link_per,
+        timed=not link_only,
+    )
+
+
+@dataclasses.dataclass
+class _Passes:
+    """The prices of sending all weights, or all gradients, and what timing their codecs found."""
+
+    like: PyTree
+    levels: tuple[int, ...]
+    clock: Clock
+    link_only: bool
+    errors: list[float] = dataclasses.field(default_factory=list)
+    spreads: list[float] = dataclasses.field(default_factory=list)
+
+    def of(self, policy: Policy, times: int, *, gathered: bool) -> tuple[cost.Price, cost.Price]:
+        """The price over the slow links, and that over the fast ones before."""
+        layout = trees.layout(policy, self.like)
+        payload = buffer.fused_bytes(wire_cost.payload_like(layout.batches))
+        size = payload + trees.dense_bytes(layout)
+        slow, inner = self.levels[0], math.prod(self.levels[1:])
+        price = cost.Price(times * size * (slow - 1) / (slow * inner), times * (slow - 1))
+        fast = cost.Price(times * size * (inner - 1) / inner, times * (inner - 1))
+        n = slow * inner
+        for codec in policy.codecs:
+            leaves = zip(layout.likes, layout.codecs, strict=True)
+            elements = sum(like.size for like, own in leaves if own == codec)
+            if not elements or policy is _BFLOAT16:
+                continue
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # Weights have no feedback.
+                found = self.clock(Link(codec, NoFeedback()))
+            self.errors.append(found.error)
+            self.spreads.append(found.spread)
+            if self.link_only:
+                continue
+            effort = cost.Effort(encodes=1 / n, decodes=1.0)
+            if not gathered:
+                effort = cost.Effort(encodes=1.0, decodes=1 / n, adds=(n - 1) / n)
+            price += cost.Price(work=times * effort.seconds(found.work, elements))
+        return price, fast
+
+
+def _policy(name: str, codec: Any) -> Policy:
+    if codec is None:
+        return policy_.NOTHING
+    if not isinstance(codec, Codec | Policy):
+        raise ValueError(
+            f"`codecs` must be pairs of codecs, policies or None, got {codec!r} for {name!r}"
+        )
+    return policy_.of(codec)
