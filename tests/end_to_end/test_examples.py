@@ -129,8 +129,25 @@ def test_sharded_byte_lm():
     dense, compressed = (int(row[2].replace(",", "")) for row in rows)
     assert dense == 28_768 * 4 // 4 + 4
     assert dense > 3 * compressed  # Most of a model this small is in too small shards to compress.
-    refused = run("sharded_byte_lm.py", "--batch-size", 12, code=2)
-    assert "argument --batch-size: must be a multiple of 8, got 12" in refused
+    for name in ("sharded_byte_lm.py", "pipeline.py"):
+        refused = run(name, "--batch-size", 12, code=2)
+        assert "argument --batch-size: must be a multiple of 8, got 12" in refused
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("name", "times_less"),
+    [("fsdp_byte_lm", 4), ("moe_byte_lm", 3), ("pipeline", 3.5), ("tensor_parallel", 3.5)],
+)
+def test_sharded_training(name, times_less):
+    """A few steps train, with as many bytes fewer as the codecs promise."""
+    said = run(f"{name}.py", "--batch-size", 8, "--context", 32, "--steps", 4)
+    losses = [float(loss) for loss in re.findall(r"step \d+: loss ([\d.]+)", said)]
+    assert len(losses) == 4
+    assert 5 < losses[0] < 6
+    assert losses[-1] < losses[0] - 0.5, losses
+    (found,) = re.findall(r"in all .* ([\d.]+) times less", said)
+    assert float(found) > times_less
 
 
 def test_phases_are_counted_step_by_step(monkeypatch):
