@@ -38,6 +38,7 @@ JOBS = {
     "train": ("train", "train.py"),
     "local": ("local", "local.py"),
     "overlap": ("overlap", "overlapped.py"),
+    "sharded": ("sharded", "fsdp.py"),
     "gossip": ("gossip", "gossiping.py"),
     "gossip-train": ("gossip-train", "gossip_train.py"),
     "torch-mean": ("mean", "torch_ddp.py"),

@@ -45,6 +45,12 @@ OVERLAP = (
     "predicted {predicted:.2f} | hidden {hidden:.0%} | bits a byte {bits:.3f} | "
     "without delay {bits_alone:.3f}"
 )
+SHARDED = (
+    "step {name} | seconds {seconds:.3f} | from {least:.3f} | to {most:.3f} | "
+    "link bytes, MB {link} | sent, MB {sent:.2f} | time ÷ (bytes ÷ rate) {over} | "
+    "times faster {faster} | than {base} | weights on a device, MB {weights:.2f} | "
+    "optimizer on a device, MB {optimizer:.2f}"
+)
 
 
 def bytes_a_second(rate: str) -> float | None:
@@ -103,11 +109,20 @@ def overlap_record(cell: dict[str, Any], name: str, method: dict[str, Any]) -> d
     return method
 
 
+def sharded_record(cell: dict[str, Any], name: str, method: dict[str, Any]) -> dict[str, Any]:
+    record, base = mean_record(cell, name, method), cell["methods"].get(method["base"])
+    faster = base and f"{statistics.median(base['seconds']) / record['seconds']:.2f}"
+    memory = {kind: size / 1e6 for kind, size in method["memory"].items()}
+    return {**record, **memory, "faster": faster or "–", "base": method["base"] or "–"}
+
+
 def title(cell: dict[str, Any]) -> str:
     what = "One exchange" if "links" in cell else "One mean"
     if "target" in cell:
         what = f"Training to {cell['target']:g} bits a byte"
         what += f", at most {cell['steps']} steps" if "steps" in cell else ""
+    elif any("memory" in method for method in cell["methods"].values()):
+        what = "One step"
     elif any("hidden" in method for method in cell["methods"].values()):
         what = "Exchanges beside the steps"
     else:
@@ -132,6 +147,7 @@ def write(folder: pathlib.Path, *, quiet: bool = False) -> None:
         "train": (TRAIN, train_record),
         "local": (LOCAL, train_record),
         "overlap": (OVERLAP, overlap_record),
+        "sharded": (SHARDED, sharded_record),
         "gossip": (GOSSIP, gossip_record),
         "gossip-train": (LOCAL, train_record),
     }
