@@ -83,6 +83,7 @@ def typed(f, mesh, specs, out):
     return jax.jit(jax.shard_map(f, mesh=mesh, in_specs=specs, out_specs=out))
 
 
+@pytest.mark.full
 def test_a_tensor_parallel_block(mesh):
     x, into, out = draw(0, 24, 64), draw(1, 64, N * 16), draw(2, N * 16, 64)
     specs = (P(), P(None, "data"), P("data"))

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec as P
-from suite import few_or_all
 
 import jaxcomp
 from jaxcomp import collectives
@@ -34,6 +33,10 @@ CODECS = [
 X = 0.1 * jax.random.normal(jax.random.key(1), (N, len(CALLS), 48, 88))
 """A matrix for each collective: the compiler would join those that send the same."""
 MODES = ("typed", "untyped", "pmap", "vmap")
+ONE_OR_ALL = [
+    CODECS[1],
+    *(pytest.param(c, marks=pytest.mark.full) for c in CODECS if c != CODECS[1]),
+]
 
 
 def calls(codec, x, axis_name="data"):
@@ -74,7 +77,7 @@ def mapped(f, mode):
     return jax.jit(whole)
 
 
-@pytest.mark.parametrize("codec", few_or_all(CODECS[:3], CODECS), ids=repr)
+@pytest.mark.parametrize("codec", ONE_OR_ALL, ids=repr)
 def test_all_mappings_agree_and_send_what_was_said(codec):
     f = functools.partial(calls, codec)
     want = mapped(f, "vmap")(X)
@@ -99,7 +102,9 @@ def test_all_mappings_agree_and_send_what_was_said(codec):
         assert sum(one.forward for one in said) < 0.7 * sum(one.forward for one in dense)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "mode", ["typed", *(pytest.param(m, marks=pytest.mark.full) for m in MODES[1:])]
+)
 def test_identity_is_jaxs_own_collective(mode):
     want = mapped(of_jax, mode)(X)
     got = mapped(functools.partial(calls, jaxcomp.codecs.Identity()), mode)(X)
@@ -107,7 +112,13 @@ def test_identity_is_jaxs_own_collective(mode):
 
 
 @pytest.mark.parametrize(
-    "codec", [jaxcomp.mx(), jaxcomp.top_k(fraction=0.1), jaxcomp.sign()], ids=repr
+    "codec",
+    [
+        jaxcomp.mx(),
+        pytest.param(jaxcomp.top_k(fraction=0.1), marks=pytest.mark.full),
+        pytest.param(jaxcomp.sign(), marks=pytest.mark.full),
+    ],
+    ids=repr,
 )
 def test_messages_are_what_codecs_make_of_rows_and_shards(codec):
     """Codecs without noise, each message by itself; sums are those of the decoded messages."""
@@ -134,7 +145,7 @@ def test_messages_are_what_codecs_make_of_rows_and_shards(codec):
     np.testing.assert_allclose(got["sum"][5], second, rtol=2e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("codec", few_or_all(CODECS[:3], CODECS), ids=repr)
+@pytest.mark.parametrize("codec", ONE_OR_ALL, ids=repr)
 def test_extremes(codec):
     """Zeros, tiny and huge numbers; what is not finite stays so in its element."""
     f = mapped(functools.partial(calls, codec), "vmap")
@@ -188,6 +199,7 @@ def test_trees_of_many_dtypes_and_shapes():
             assert not to_next[name][RING[-1][1]].any()
 
 
+@pytest.mark.full
 def test_several_axes_are_one_and_one_worker_is_enough():
     codec = jaxcomp.qsgd_inf(bits=4)
     want = mapped(functools.partial(calls, codec), "vmap")(X)
@@ -209,6 +221,7 @@ def test_several_axes_are_one_and_one_worker_is_enough():
         np.testing.assert_allclose(found, X[:1, 0], atol=0.06)
 
 
+@pytest.mark.full
 def test_noise_differs_between_workers_steps_sites_and_passes():
     codec = jaxcomp.qsgd_inf(bits=2)
     x = jnp.broadcast_to(X[0, 0], (N, *X.shape[2:]))

@@ -82,7 +82,7 @@ def assert_close(got, want, relative):
     ("sizes", "specs", "kind"),
     [
         ({"fsdp": 8}, ONE, AxisType.Auto),
-        ({"dcn": 2, "fsdp": 4}, TWO, AxisType.Explicit),
+        pytest.param({"dcn": 2, "fsdp": 4}, TWO, AxisType.Explicit, marks=pytest.mark.full),
         pytest.param({"dcn": 2, "fsdp": 4}, BOTH_DIMENSIONS, AxisType.Auto, marks=pytest.mark.full),
     ],
     ids=["one axis", "two axes", "two dimensions"],
@@ -151,6 +151,7 @@ def test_one_layer_is_whole_at_a_time():
     assert memory.temp_size_in_bytes < layers * one / 4
 
 
+@pytest.mark.full
 def test_types_change_no_bit_and_keys_change_the_noise():
     mesh = make_mesh(fsdp=8)
     params = put(mesh, ONE)
@@ -165,6 +166,7 @@ def test_types_change_no_bit_and_keys_change_the_noise():
     assert (np.asarray(other[1]["embed"]) != np.asarray(want[1]["embed"])).any()
 
 
+@pytest.mark.full
 def test_the_loss_computes_in_bfloat16_and_shards_stay_float32():
     mesh = make_mesh(fsdp=8)
     params = put(mesh, ONE)
@@ -186,6 +188,7 @@ def test_the_loss_computes_in_bfloat16_and_shards_stay_float32():
     assert_close(grads["head"]["w"], want[1]["head"]["w"], 0.08)
 
 
+@pytest.mark.full
 def test_a_loop_of_jit_trains_beside_an_automatic_axis():
     """Other axes stay automatic: the model is sharded over `tp` too, by the compiler."""
     mesh = make_mesh(fsdp=4, tp=2)

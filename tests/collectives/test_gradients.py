@@ -77,13 +77,14 @@ WEIGHTS = tuple(arrays((64, 48), (N * 48, 32), (32, N * 48)))
 INPUTS = jax.random.normal(jax.random.key(9), (N * 16, 64))
 
 
-@pytest.mark.parametrize("typed", [True, False])
+@pytest.mark.parametrize("typed", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_without_rounding_they_are_jaxs_own(typed):
     want = gradient(OfJax, IDENTITY, typed)(WEIGHTS, INPUTS)
     got = gradient(c, IDENTITY, typed)(WEIGHTS, INPUTS)
     jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
+@pytest.mark.full
 def test_with_rounding_they_are_close_and_remat_changes_no_bit():
     want = gradient(OfJax, IDENTITY, True)(WEIGHTS, INPUTS)
     got = gradient(c, EIGHT, True)(WEIGHTS, INPUTS)
@@ -144,6 +145,7 @@ def test_gradients_of_a_linear_layer_are_unbiased():
         np.testing.assert_array_less(jnp.abs(mean - want), 6 * spread + 1e-5)
 
 
+@pytest.mark.full
 def test_second_derivatives_are_those_of_the_rounded_network():
     """Reverse over reverse; the collective is linear, so that only other functions bend."""
     shards, x = jax.random.normal(jax.random.key(0), (4, 8, 24)), jnp.ones((4, 2, 32)) / 9
@@ -160,6 +162,7 @@ def test_second_derivatives_are_those_of_the_rounded_network():
     np.testing.assert_allclose(rounded, exact, atol=0.06 * float(jnp.abs(exact).max()))
 
 
+@pytest.mark.full
 def test_a_tensor_parallel_block_is_exact_without_rounding():
     """`pvary` at the entry sums what the workers' parts make of the input's gradient."""
     into, out = arrays((64, N * 16), (N * 16, 64))

@@ -51,8 +51,9 @@ def simulated(tx, steps, workers=4, params=PARAMS, **settings):
         updates, state = tx.update(grads, state, params, **settings)
         return optax.apply_updates(params, updates), state
 
+    run = jax.jit(jax.vmap(step, axis_name="data"))
     for t in range(steps):
-        params, state = jax.vmap(step, axis_name="data")(params, state, gradients(t, workers))
+        params, state = run(params, state, gradients(t, workers))
     return params, state
 
 
@@ -72,7 +73,10 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "name",
+    [n if n == "adamw" else pytest.param(n, marks=pytest.mark.full) for n in OPTIMIZERS],
+)
 def test_uncompressed_it_is_the_optimizer_bit_for_bit(name):
     """Operation by operation: a compiler may contract a product and a sum in one and not both."""
     optimizer = OPTIMIZERS[name]
@@ -125,6 +129,7 @@ def test_the_norm_of_all_parts_is_clipped():
     ],
     ids=["clip", "lamb", "lars", "adafactor", "muon", "masked", "by name", "decay by name"],
 )
+@pytest.mark.core("clip")
 def test_optimizers_of_whole_leaves_are_refused_by_name(optimizer, culprit):
     tx = jaxcomp.sharded_optimizer(optimizer, "data", FOUR)
     with pytest.raises(
@@ -246,6 +251,7 @@ def test_all_mappings_have_the_same_bits(mesh):
         jax.tree.map(np.testing.assert_array_equal, found, want)
 
 
+@pytest.mark.full
 def test_without_masters_rounding_adds_up_as_a_random_walk():
     """The distance from the uncompressed path, with the same gradients: bounded, and not."""
 
@@ -318,6 +324,7 @@ def test_a_closed_gate_takes_no_step_and_keeps_what_was_not_sent():
     assert float(jnp.abs(state.memory.reduction.feedback.tree.residual[0]).max()) > 0
 
 
+@pytest.mark.full
 def test_bfloat16_replicas_have_float32_masters():
     """Steps too small for bfloat16 are kept by the masters, and arrive when they have added up."""
     narrow = jax.tree.map(lambda x: x.astype(jnp.bfloat16), PARAMS)
@@ -404,6 +411,7 @@ def test_a_model_that_is_sharded_over_other_axes_too(two):
         np.testing.assert_allclose(np.asarray(x), want[name], atol=1e-6)
 
 
+@pytest.mark.full
 def test_a_fast_level_moves_no_compressed_bytes_and_changes_no_step():
     """Uncompressed it is the optimizer; a state of two levels cannot be moved."""
     optimizer = optax.sgd(0.1, 0.9)
