@@ -260,18 +260,15 @@ class FullySharded:
         places = treedef.flatten_up_to(homes)
         found: list[Any] = list(flat)
         for name, numbers in self._groups(places):
-            path = places[numbers[0]].path
-            if _matches(path, self.stacked):
+            stacked = _matches(places[numbers[0]].path, self.stacked)
+            if stacked or _matches(places[numbers[0]].path, self.inside):
                 for number in numbers:
-                    home = places[number]
+                    x, home = flat[number], places[number]
                     own = arguments.key_of_site(key, home.path)
-                    layers = jax.vmap(noise.fold, (None, 0))(own, jnp.arange(len(flat[number])))
-                    found[number] = Shard(flat[number], layers, home.layer(), self.links)
-            elif _matches(path, self.inside):
-                for number in numbers:
-                    home = places[number]
-                    own = arguments.key_of_site(key, home.path)
-                    found[number] = Shard(flat[number], own, home, self.links)
+                    if stacked:
+                        own = jax.vmap(noise.fold, (None, 0))(own, jnp.arange(len(x)))
+                        home = home.layer()
+                    found[number] = Shard(x, own, home, self.links)
             else:
                 whole = together(
                     {places[number].path: flat[number] for number in numbers},
