@@ -35,6 +35,8 @@ LAST = 20
 
 EIGHT, FOUR, IDENTITY = jaxcomp.qsgd_inf(bits=8), jaxcomp.qsgd_inf(bits=4), ways.IDENTITY
 ROTATED, EDEN, MXFP8 = jaxcomp.rotated_uniform(bits=4), jaxcomp.eden(bits=4), jaxcomp.mx("mxfp8")
+BLOCKS, EIGHT_BIT_MEMORY = jaxcomp.blockwise(4), jaxcomp.Residual(decay=0.9, dtype="int8")
+"""The uplink of `jaxcomp.algorithms.loco`."""
 Make = Callable[[models.Task, optax.GradientTransformation], ways.Way]
 
 
@@ -73,6 +75,8 @@ def cases() -> dict[str, dict[str, Make]]:
             "4-bit up, 4-bit down, NoFeedback": zero(FOUR, FOUR, none),
             "4-bit eden up, 4-bit down, Residual": zero(EDEN, FOUR, residual),
             "dense up, 4-bit down, Residual": zero(IDENTITY, FOUR, residual),
+            "LoCo": zero(jaxcomp.Link(BLOCKS, EIGHT_BIT_MEMORY), jaxcomp.blockwise(8), residual),
+            "LoCo without memory": zero(BLOCKS, jaxcomp.blockwise(8), residual),
         },
         "tensor parallel": {
             "dense": tensor(None),

@@ -135,6 +135,7 @@ def sharded_optimizer(
 ) -> Way:
     inputs = example(task)[0][:1]
     like = jax.eval_shape(task.model.init, jax.random.key(0), inputs)
+    up = up if isinstance(up, jaxcomp.Link) else jaxcomp.Link(up, jaxcomp.NoFeedback())
     both = jaxcomp.sharded_optimizer(tx, AXIS, up, down)
     mapped = functools.partial(jax.vmap, axis_name=AXIS)
 
@@ -160,7 +161,7 @@ def sharded_optimizer(
     def final(params: Any, batch: tuple) -> jax.Array:
         return model_loss(task, jax.tree.map(lambda x: x[0], params), batch)
 
-    ways = jaxcomp.TwoShot(jaxcomp.Link(up, jaxcomp.NoFeedback()), down)
+    ways = jaxcomp.TwoShot(up, down)
     return Way(begin, step, final, jaxcomp.wire_bytes(ways, like, WORKERS))
 
 
