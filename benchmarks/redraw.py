@@ -110,6 +110,12 @@ def lower_bounds(path: pathlib.Path) -> None:
     bounds.draw(_read("reproductions/lower-bounds.json")["numbers"], path)
 
 
+def sharded_training(path: pathlib.Path) -> None:
+    import who_sends
+
+    who_sends.draw(path)
+
+
 def _network(job: str) -> Callable[[pathlib.Path], None]:
     def make(path: pathlib.Path) -> None:
         import tables  # pyright: ignore[reportMissingImports]
@@ -158,6 +164,7 @@ PICTURES: dict[str, Callable[[pathlib.Path], None]] = {
     "network_training": _network("train"),
     "rate_distortion": rate_distortion,
     "rate_distortion_gradients": rate_distortion_gradients,
+    "sharded_training": sharded_training,
 }
 
 

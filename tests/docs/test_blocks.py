@@ -24,6 +24,7 @@ PAGES = (
     "own_reducer.md",
     "pytorch.md",
     "reducers.md",
+    "sharded_training.md",
 )
 IMPORTS = "import jax, jax.numpy as jnp, optax, jaxcomp\n"
 FRAGMENTS = {
@@ -138,6 +139,36 @@ def test_pytorch(run):
     names, out = run("pytorch.md")
     assert float(re.search(r"loss ([\d.]+)", out)[1]) < 0.6
     assert any(4 in leaf.shape for leaf in jax.tree.leaves(names["state"]))  # Factors of rank 4.
+
+
+@pytest.mark.full
+def test_sharded_training(run):
+    """Every output that the page shows is printed, and every way to shard makes the same model."""
+    names, out = run("sharded_training.md")
+    shown = blocks("sharded_training.md", "text")
+    assert len(shown) == 3
+    assert [said for said in shown if said not in out] == []
+    params, x = jax.device_get((names["params"], names["x"]))
+    mapped, _ = jax.jit(names["mapped"])(params, 0, x)
+    sharded, _ = names["loss_and_grad"](params, x, key=0)
+    dense = jax.jit(names["loss_fn"])(params, x)
+    np.testing.assert_allclose([mapped, sharded], dense, rtol=0.05)
+    for made, name in (("of_linen", "linen"), ("of_nnx", "of_blocks")):
+        loss, grads = names[name](names[made], x, key=1)
+        assert np.isfinite(loss)
+        assert jax.tree.structure(grads) == jax.tree.structure(names[made])
+    up, down = (params["blocks"][name][0] for name in ("up", "down"))
+    np.testing.assert_allclose(names["y"], x + np.maximum(x @ up, 0) @ down, atol=0.1)
+    tokens = np.random.default_rng(0).normal(size=(8, 64, 128)).astype(np.float32)
+    for name, axis, numbers in (("experts", "experts", (0,)), ("tick", "stages", (0, 0))):
+
+        def send(t, f=names[name], numbers=numbers):
+            return f(t, jax.numpy.negative, *numbers)
+
+        moved = jax.jit(jax.vmap(send, axis_name=axis))(tokens)
+        want = -tokens if name == "experts" else -np.roll(tokens, 1, 0)
+        # The largest element of a block may be clipped.
+        np.testing.assert_allclose(moved[1:], want[1:], rtol=0.13, atol=0.05)
 
 
 def test_gossip(run):
