@@ -212,7 +212,8 @@ class FullySharded:
             if jnp.ndim(leaf) and jnp.shape(leaf)[0] % workers:
                 raise ValueError(
                     f"`batch` must have a number of examples that {workers} workers divide, got "
-                    f"'{trees.path_name(path)}' of shape {jnp.shape(leaf)}"
+                    f"'{trees.path_name(path)}' of shape {jnp.shape(leaf)}; a random key must be a "
+                    "typed one, jax.random.key(...)"
                 )
         split = jax.tree.map(
             lambda x: PartitionSpec(names) if jnp.ndim(x) else PartitionSpec(), batch
@@ -247,10 +248,17 @@ class FullySharded:
                     f"`loss_fn` must return the mean over its batch, one number, got shape "
                     f"{jnp.shape(loss)}"
                 )
+            if axes.typed(names) and not set(names) <= axes.varying(loss):
+                raise ValueError(
+                    f"`loss_fn` must return the mean over this worker's own batch, got one that is "
+                    f"averaged over {names} already, whose gradients would be divided by the "
+                    "number of workers twice: leave jax.lax.pmean out"
+                )
             return loss / workers, (loss, aux)
 
-        grads, (loss, aux) = jax.grad(objective, has_aux=True)(params)
         names = self.links.axes
+        batch = jax.tree.map(functools.partial(_of_own, names), batch)
+        grads, (loss, aux) = jax.grad(objective, has_aux=True)(params)
         mean = lax.pmean(axes.vary((loss, aux), names), names)
         return (mean if self.has_aux else mean[0]), grads
 
@@ -302,6 +310,14 @@ class FullySharded:
 
     def _homes(self, params: PyTree) -> PyTree:
         flat, treedef = jax.tree_util.tree_flatten_with_path(params)
+        paths = [trees.path_name(path) for path, _ in flat]
+        for name in ("stacked", "inside"):
+            for one in getattr(self, name):
+                if not any(_matches(path, (one,)) for path in paths):
+                    raise ValueError(
+                        f"`{name}` must have globs that match leaves, got {one!r}, which matches "
+                        f"none of {', '.join(map(repr, paths[:6]))}{' …' if paths[6:] else ''}"
+                    )
         specs = jax.tree.leaves(self._specs(params), is_leaf=specs_.is_spec)
         return jax.tree.unflatten(
             treedef,
@@ -377,6 +393,13 @@ def _moved(
                 likes[path] = jax.ShapeDtypeStruct(longer, likes[path].dtype)
         if rest:
             yield axis, costs.wire_bytes(sums.pvary, rest, gradients, n)
+
+
+def _of_own(names: tuple[str, ...], leaf: Any) -> Any:
+    """A typed key as one of this worker; all else as it is."""
+    if not jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key):
+        return leaf
+    return jax.random.fold_in(leaf, lax.axis_index(names))
 
 
 def _branch(path: str, paths: list[str]) -> str:

@@ -103,10 +103,23 @@ class Shard:
         return cls(*children, *static)
 
     def __jax_array__(self) -> Array:
-        raise ValueError(
+        raise ValueError(self._part())
+
+    def __getattr__(self, name: str) -> Any:
+        # Never of a half-made node, such as `copy.copy` makes.
+        raise AttributeError(self._part() if "home" in vars(self) else name)
+
+    def _part(self) -> str:
+        return (
             f"`{self.home.path}` must be made whole where the loss uses it, got this device's part "
             "of it: use jaxcomp.gathered(layer), inside the function of one layer"
         )
+
+    def _refuse(self, *_: Any) -> Any:
+        raise ValueError(self._part())
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __matmul__ = _refuse
+    __rmatmul__ = __truediv__ = __rtruediv__ = __pow__ = __neg__ = __getitem__ = _refuse
 
     def __repr__(self) -> str:
         return f"Shard({self.home.path!r}, {self.array!r})"

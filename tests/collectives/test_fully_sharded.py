@@ -216,6 +216,20 @@ def test_a_loop_of_jit_trains_beside_an_automatic_axis():
     assert state[0].mu["embed"].sharding.spec == P("fsdp", "tp")
 
 
+def test_each_worker_draws_its_own_dropout():
+    mesh = make_mesh(fsdp=8)
+
+    def net(params, x, key):
+        return jnp.mean(x @ params), {"drawn": jnp.mean(jax.random.uniform(key) * x[:, 0])}
+
+    w = jnp.ones((64, 8))
+    f = jaxcomp.fully_sharded(net, mesh, "fsdp", P("fsdp"), weights=None, has_aux=True)
+    key, x = jax.random.key(3), jnp.ones((8, 64))
+    (_, aux), _ = f(w, x, key, key=0)
+    own = [float(jax.random.uniform(jax.random.fold_in(key, i))) for i in range(8)]
+    assert float(aux["drawn"]) == pytest.approx(sum(own) / 8, rel=1e-5)
+
+
 class Block(nn.Module):
     """A residual layer."""
 
@@ -320,6 +334,19 @@ def test_wrong_use():
         with pytest.raises(ValueError, match=says):
             call()
 
+    raises(
+        "averaged over .* already",
+        lambda: make(loss=lambda p, x, y: jax.lax.pmean(loss(p, x, y), "fsdp"))(
+            params, X, Y, key=0
+        ),
+    )
+    blcks = make(inside=("blcks/*",))
+    raises("globs that match leaves, got 'blcks", lambda: blcks(params, X, Y, key=0))
+    raw = jnp.zeros(2, jnp.uint32)
+    raises("a random key must be a typed one", lambda: make()(params, X, raw, key=0))
+    for use in (lambda w: w * 2, lambda w: w.T, lambda w: jnp.ones((8, 8)) @ w, jnp.sum):
+        with pytest.raises((ValueError, AttributeError), match="`blocks/w` must be made whole"):
+            make(loss=lambda p, x, y, use=use: jnp.sum(use(p["blocks"]["w"])))(params, X, Y, key=0)
     residual = jaxcomp.Link(jaxcomp.sign(), jaxcomp.Residual())
     raises("`axis_name` must be axes of the mesh", lambda: make("data"))
     raises("`weights` must be a codec or a Policy, since", lambda: make(weights=residual))
