@@ -298,6 +298,38 @@ def gossip() -> Found:
     yield "CHOCO keeps the mean to 1e-12", moved < 1e-12
 
 
+def sharded() -> Found:
+    """Over five seeds: which codecs leave the loss of sharded training within 0.5 % of dense."""
+    import sharded_training
+
+    folder = RESULTS / "sharded"
+    runs = reporting.read(folder / "sharded.json")["runs"]
+    records = sharded_training.summary(runs)
+    table = reporting.Table("", sharded_training.COLUMNS, records).markdown()
+    yield "sharded/sharded.md agrees with its JSON", table in (folder / "sharded.md").read_text()
+    groups: dict[tuple, set[int]] = {}
+    for run in runs:
+        groups.setdefault((run["task"], run["way"], run["codecs"]), set()).add(run["seed"])
+    yield "sharded training has five seeds of each case", min(map(len, groups.values())) >= 5
+    above = {
+        (r["way"], r["codecs"]): r["above"]
+        for r in records
+        if "above" in r and r["task"] == "bytes"
+    }
+    for way, codecs in (
+        ("fully sharded", "8-bit weights, 4-bit gradients"),
+        ("sharded optimizer", "4-bit up, 4-bit down, Residual"),
+        ("tensor parallel", "8-bit"),
+        ("experts", "mxfp8 dispatch, 8-bit combine"),
+        ("pipeline", "8-bit"),
+    ):
+        yield f"{way}, {codecs}: at most 0.5 % above dense", above[way, codecs] <= 0.5
+    experts = next(r for r in records if r["codecs"] == "mxfp8 dispatch, dense combine")
+    yield "mxfp8 dispatch alone is not above 0.5 % for certain", experts["verdict"] != "no"
+    worse = above["fully sharded", "4-bit weights, 4-bit gradients"]
+    yield "4-bit weights are more than 0.5 % above dense", worse > 0.5
+
+
 def gpu() -> Found:
     """Kernels give the bits of the reference, and none is slower than XLA beyond noise."""
     found = reporting.read(RESULTS / "gpu/kernels.json")
@@ -335,6 +367,7 @@ def failures() -> list[str]:
         link_model,
         same_tables,
         gossip,
+        sharded,
         gpu,
         others,
         mutations.applicable,

@@ -83,6 +83,7 @@ def cases() -> dict[str, dict[str, Make]]:
             "8-bit": tensor(EIGHT),
             "4-bit": tensor(FOUR),
             "4-bit, rotated": tensor(ROTATED),
+            "4-bit, eden": tensor(EDEN),
         },
         "experts": {
             "dense": experts(None, None),
@@ -128,7 +129,7 @@ def trained(task: models.Task, way: ways.Way, steps: int, seed: int) -> dict[str
 
 
 COLUMNS = (
-    "way {way} | task {task} | codecs {codecs} | bytes of a step {sent:,} | "
+    "way {way} | task {task} | codecs {codecs} | seeds {seeds} | bytes of a step {sent:,} | "
     "times fewer {fewer:.2f} | training loss {training:.4f} | held-out loss {held_out:.4f} | "
     "above dense, % {above:+.2f} | from {least:+.2f} | to {most:+.2f} | "
     "95 % from {low:+.2f} | 95 % to {high:+.2f} | at most 0.5 % {verdict} | "
@@ -144,7 +145,8 @@ def summary(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     records = []
     for (way, task, codecs), own in groups.items():
         dense = groups[way, task, "dense"]
-        record = {"way": way, "task": task, "codecs": codecs, "sent": own[0]["sent"]}
+        record = {"way": way, "task": task, "codecs": codecs, "seeds": len(own)}
+        record["sent"] = own[0]["sent"]
         for name in ("training", "held_out"):
             record[name] = statistics.fmean(run[name] for run in own)
         if codecs != "dense":
@@ -197,7 +199,7 @@ def main() -> None:
     order = list(cases()), list(TASKS)
     found.sort(key=lambda run: (order[0].index(run["way"]), order[1].index(run["task"])))
     text = (__doc__ or "").split("\n\n")[2].rstrip()
-    title = f"Sharded training against dense, {options.seeds} seeds, {ways.WORKERS} workers"
+    title = f"Sharded training against dense, {ways.WORKERS} workers"
     table = reporting.Table(title, COLUMNS, summary(found))
     reporting.show(table, {"runs": found}, path, before=text)
 
