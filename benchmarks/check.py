@@ -262,7 +262,7 @@ def link_model() -> Found:
 def same_tables() -> Found:
     """The tables of the slow network match their JSON files."""
     source = RESULTS / "network"
-    jobs = ("mean", "train", "local", "overlap", "gossip", "gossip-train")
+    jobs = ("mean", "train", "local", "overlap", "gossip", "gossip-train", "sharded")
     yield from _written(source, jobs, (*jobs, "model"))
     yield from _written(source / "seeds", ("local",), ("local",))
 
@@ -326,6 +326,12 @@ def sharded() -> Found:
         yield f"{way}, {codecs}: at most 0.5 % above dense", above[way, codecs] <= 0.5
     experts = next(r for r in records if r["codecs"] == "mxfp8 dispatch, dense combine")
     yield "mxfp8 dispatch alone is not above 0.5 % for certain", experts["verdict"] != "no"
+    [wire] = reporting.read(RESULTS / "network" / "sharded.json")["cells"]
+    dense, coded = (
+        statistics.median(wire["methods"][name]["seconds"])
+        for name in ("FSDP, dense", "FSDP, 8-bit weights, 4-bit gradients")
+    )
+    yield "fully sharded steps are 3.5 times faster at 100 Mbit/s", dense >= 3.5 * coded
     worse = above["fully sharded", "4-bit weights, 4-bit gradients"]
     yield "4-bit weights are more than 0.5 % above dense", worse > 0.5
 

@@ -5,7 +5,7 @@ from typing import Any
 from claims.claim import Claim, decide
 
 RESULTS, COMMAND = "sharded/sharded.json", "python benchmarks/sharded_training.py"
-COMPILED, COMPILE = "aot_sharded/gpu.json", "python benchmarks/aot_sharded.py gpu, after make aot"
+COMPILED, COMPILE = "aot_sharded/tpu.json", "python benchmarks/aot_sharded.py tpu, after make aot"
 SETTING = (
     "A transformer on bytes of source text and a perceptron on handwritten digits, four workers, "
     "five seeds; the held-out loss against dense training of the same seed."
@@ -94,7 +94,7 @@ CLAIMS = (
         source="Wang et al., ZeRO++, 2023, abstract",
         claim="Quantised weights and gradients and a second copy within a node reduce the "
         "communication volume of ZeRO by a factor of four.",
-        setting="Eight layers of 1,024 × 1,024 over eight H100, from the compiled program.",
+        setting="Eight layers of 1,024 × 1,024 over eight TPU v5e, from the compiled program.",
         judge=_traffic,
         results=COMPILED,
         command=COMPILE,

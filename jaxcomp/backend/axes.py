@@ -161,6 +161,11 @@ def result(shape: tuple[int, ...], dtype: Any, like: Array) -> jax.ShapeDtypeStr
     return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=kind)
 
 
+def everyones(x: Array, axis_name: AxisName) -> Array:
+    """Every worker's array, stacked; the result is typed as replicated."""
+    return _gather(x, axis_name)
+
+
 def gather(x: Array, axis_name: AxisName) -> Array:
     """Gathers and stacks every worker's vector; the result is typed as replicated."""
     (size,) = x.shape

@@ -31,9 +31,6 @@ class Facts:
             together at random; `math.inf` for a whole leaf.
         span: how many times smaller than the largest an element may be and still decode to a value
             close to it; 0.0 where small elements do not.
-        worst: the largest error of an element, as a fraction of the largest element of its bucket;
-            None for no such bound. Below one, a residual stays bounded in every element, even if
-            its relative variance is large.
         agrees: whether the workers `agree` on something before they encode.
         sided: whether decoders need what `side` returns.
         scales_sums: whether a sum of integers decodes to `2^k` times its value if the arrays of
@@ -46,6 +43,9 @@ class Facts:
         names_senders: whether payloads say which elements were sent, so that there is a
             `mean_of_senders`.
         shaped: whether the codec depends on the shape of a leaf, so that `for_leaf` must be asked.
+        worst: the largest error of an element, as a fraction of the largest element of its bucket;
+            None for no such bound. Below one, a residual stays bounded in every element, even if
+            its relative variance is large.
     """
 
     bits_per_element: float | None = None
@@ -54,7 +54,6 @@ class Facts:
     keeps_zeros: bool = False
     mixed: int | float = 0
     span: float = 0.0
-    worst: float | None = None
     agrees: bool = False
     sided: bool = False
     scales_sums: bool = False
@@ -62,6 +61,7 @@ class Facts:
     clips: bool = False
     names_senders: bool = False
     shaped: bool = False
+    worst: float | None = None
 
     def __post_init__(self):
         if self.scales_sums and not self.sided:

@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import core
 
 from jaxcomp.backend import axes
 from jaxcomp.base import Codec, Reducer
@@ -101,12 +100,13 @@ def key_of(axis_name: AxisName, key: Any, site: Any) -> Array:
             "`key` must be the number of the step, a jax.random.key or a raw key, the same on all "
             "workers and another one in each step, got None"
         )
-    if any(axes.varies(x, axis_name) for x in jax.tree.leaves(key) if isinstance(x, core.Tracer)):
+    found = key_of_site(raw(key), site)
+    if set(axes.names(axis_name)) & axes.varying(found):
         raise ValueError(
-            f"`key` must be the same on all workers of {axis_name!r}, such as the number of the "
-            "step, got a key that differs between them"
+            f"`key` and `site` must be the same on all workers of {axis_name!r}, such as the "
+            "number of the step and that of the layer, got one that differs between them"
         )
-    return key_of_site(raw(key), site)
+    return found
 
 
 def raw(key: Any) -> Array:

@@ -5,22 +5,22 @@ import fnmatch
 import functools
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxcomp.backend import axes, mapping
 from jaxcomp.base import Codec
-from jaxcomp.collectives import arguments, costs, shards, sums
+from jaxcomp.collectives import arguments, traffic
 from jaxcomp.collectives.costs import LinkBytes
-from jaxcomp.collectives.shard import Home, Links, Shard, crossings, together
-from jaxcomp.layout import policy as policy_, trees
+from jaxcomp.collectives.shard import Home, Links, Shard, by_axis, together
+from jaxcomp.layout import trees
 from jaxcomp.layout.policy import Policy
-from jaxcomp.mesh import specs as specs_
+from jaxcomp.mesh import axis_types, specs as specs_
 from jaxcomp.numerics import noise
 from jaxcomp.types import Array, AxisName, PyTree
 
@@ -110,12 +110,20 @@ def fully_sharded(
     """
     names = axes.names(axis_name)
     missing = [name for name in names if name not in mesh.axis_names]
-    if missing or not names:
+    if missing or not names or len(set(names)) < len(names):
         raise ValueError(
-            f"`axis_name` must be axes of the mesh, {mesh.axis_names}, got {axis_name!r}"
+            f"`axis_name` must be axes of the mesh, {mesh.axis_names}, each once, got {axis_name!r}"
         )
-    of_weights = _by_axis("weights", weights, names, {})
-    of_gradients = _by_axis("gradients", gradients, names, dict(of_weights))
+    rest = [name for name in axis_types.explicit(mesh) if name not in names]
+    if rest:
+        raise ValueError(
+            f"`mesh` must have automatic axes beside {axis_name!r}, got the explicit axis "
+            f"{rest[0]!r}: make it with axis_types=(AxisType.Auto, ...)"
+        )
+    if dtype is not None and not jnp.issubdtype(jnp.dtype(dtype), jnp.floating):
+        raise ValueError(f"`dtype` must be a floating dtype, or None, got {dtype!r}")
+    of_weights = by_axis("weights", weights, names, {})
+    of_gradients = by_axis("gradients", gradients, names, dict(of_weights))
     lossy = [c for _, one in of_gradients for c in one.codecs if c.contractive]
     if lossy:
         warnings.warn(
@@ -178,21 +186,18 @@ class FullySharded:
         """
         flat, treedef = jax.tree.flatten(params)
         homes = treedef.flatten_up_to(self._homes(params))
-        narrow, sizes = self.links.dtype, dict(self.mesh.shape)
         sent = dict.fromkeys(self.links.axes, LinkBytes(0, 0))
         for _, numbers in self._groups(homes):
             stacked = _matches(homes[numbers[0]].path, self.stacked)
             layers = len(flat[numbers[0]]) if stacked else 1
-            own = [homes[number].layer() if stacked else homes[number] for number in numbers]
-            shapes = [jnp.shape(flat[number])[int(stacked) :] for number in numbers]
-            likes = {}
-            for home, shape, number in zip(own, shapes, numbers, strict=True):
-                dense = self.links.weights[0][1].choose(home.path, shape)[0] is None
-                dtype = narrow if narrow and dense else flat[number].dtype
-                likes[home.path] = jax.ShapeDtypeStruct(home.part(shape, sizes), dtype)
-            wholes = {home.path: shape for home, shape in zip(own, shapes, strict=True)}
-            by_path = {home.path: home for home in own}
-            for axis, moved in _moved(likes, by_path, wholes, self.links, sizes):
+            layer = [
+                (
+                    homes[number].layer() if stacked else homes[number],
+                    jax.ShapeDtypeStruct(jnp.shape(flat[number])[stacked:], flat[number].dtype),
+                )
+                for number in numbers
+            ]
+            for axis, moved in traffic.moved(layer, self.links, dict(self.mesh.shape)):
                 pairs = zip(moved, sent[axis], strict=True)
                 sent[axis] = LinkBytes(*(layers * more + one for more, one in pairs))
         return sent
@@ -203,10 +208,9 @@ class FullySharded:
 
     def _mapped(self, params: PyTree, batch: tuple, key: Array) -> tuple[Any, PyTree]:
         homes = self._homes(params)
-        own = jax.tree.map(
-            lambda spec: self._manual(spec), self._specs(params), is_leaf=specs_.is_spec
-        )
         names = self.links.axes
+        only = functools.partial(specs_.of_axes, names)
+        own = jax.tree.map(only, self._specs(params), is_leaf=specs_.is_partition)
         workers = math.prod(self.mesh.shape[name] for name in names)
         for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
             if jnp.ndim(leaf) and jnp.shape(leaf)[0] % workers:
@@ -219,9 +223,11 @@ class FullySharded:
             lambda x: PartitionSpec(names) if jnp.ndim(x) else PartitionSpec(), batch
         )
         specs = (own, split, PartitionSpec())
-        if AxisType.Explicit in self.mesh.axis_types:
+        if explicit := axis_types.explicit(self.mesh):
             params, batch, key = jax.tree.map(
-                lambda x, spec: jax.sharding.reshard(x, NamedSharding(self.mesh, spec)),
+                lambda x, spec: jax.sharding.reshard(
+                    x, NamedSharding(self.mesh, specs_.of_axes(explicit, spec))
+                ),
                 (params, batch, key),
                 (self._specs(params), split, PartitionSpec()),
             )
@@ -242,6 +248,11 @@ class FullySharded:
 
         def objective(parts: PyTree) -> tuple[Array, Any]:
             found = self.loss_fn(self._given(parts, homes, key), *batch)
+            if isinstance(found, tuple) != self.has_aux or (self.has_aux and len(found) != 2):
+                wanted = "a pair of the mean and a tree" if self.has_aux else "the mean alone"
+                raise ValueError(
+                    f"`loss_fn` must return {wanted} with has_aux={self.has_aux}, got {found!r}"
+                )
             loss, aux = found if self.has_aux else (found, ())
             if jnp.shape(loss) != ():
                 raise ValueError(
@@ -301,16 +312,12 @@ class FullySharded:
         """A spec for each leaf."""
         return specs_.spread("specs", self.specs, params)
 
-    def _manual(self, spec: PartitionSpec) -> PartitionSpec:
-        """The part of a spec that names axes of the workers."""
-        names = self.links.axes
-        return PartitionSpec(
-            *(tuple(n for n in specs_.names(entry) if n in names) or None for entry in spec)
-        )
-
     def _homes(self, params: PyTree) -> PyTree:
         flat, treedef = jax.tree_util.tree_flatten_with_path(params)
         paths = [trees.path_name(path) for path, _ in flat]
+        if len(set(paths)) < len(paths):
+            twice = next(path for path in paths if paths.count(path) > 1)
+            raise ValueError(f"`params` must have a path for each leaf, got {twice!r} twice")
         for name in ("stacked", "inside"):
             for one in getattr(self, name):
                 if not any(_matches(path, (one,)) for path in paths):
@@ -318,7 +325,7 @@ class FullySharded:
                         f"`{name}` must have globs that match leaves, got {one!r}, which matches "
                         f"none of {', '.join(map(repr, paths[:6]))}{' …' if paths[6:] else ''}"
                     )
-        specs = jax.tree.leaves(self._specs(params), is_leaf=specs_.is_spec)
+        specs = jax.tree.leaves(self._specs(params), is_leaf=specs_.is_partition)
         return jax.tree.unflatten(
             treedef,
             [self._home(path, x, spec) for (path, x), spec in zip(flat, specs, strict=True)],
@@ -337,6 +344,13 @@ class FullySharded:
                 f"`specs` must have at most one entry for each dimension, got {spec} for '{name}' "
                 f"of shape {jnp.shape(x)}"
             )
+        every = specs_.named(spec)
+        unknown = [axis for axis in every if axis not in self.mesh.axis_names]
+        if unknown or len(set(every)) < len(every):
+            raise ValueError(
+                f"`specs` must name axes of the mesh, {self.mesh.axis_names}, each once, got "
+                f"{spec} for '{name}'"
+            )
         home = Home.of(name, PartitionSpec(*map(specs_.names, spec)), jnp.ndim(x), names)
         for size, split in zip(jnp.shape(x), home.spec, strict=True):
             parts = math.prod(self.mesh.shape[n] for n in split)
@@ -351,48 +365,6 @@ class FullySharded:
                 f"{spec}"
             )
         return home
-
-
-def _by_axis(
-    name: str, given: Any, names: tuple[str, ...], default: Mapping[str, Policy]
-) -> tuple[tuple[str, Policy], ...]:
-    """The policy of each axis."""
-    if given is None and default:
-        return tuple(default.items())
-    if isinstance(given, Mapping):
-        if set(given) != set(names):
-            raise ValueError(
-                f"`{name}` must name each axis of the workers, {names}, got {tuple(given)}"
-            )
-        each = [given[axis] for axis in names]
-    else:
-        each = [given] * len(names)
-    return tuple(
-        (axis, arguments.policy(name, policy_.of(one) if isinstance(one, Codec) else one))
-        for axis, one in zip(names, each, strict=True)
-    )
-
-
-def _moved(
-    likes: dict[str, jax.ShapeDtypeStruct],
-    homes: Mapping[str, Home],
-    wholes: Mapping[str, tuple[int, ...]],
-    links: Links,
-    sizes: Mapping[str, int],
-) -> Iterator[tuple[str, LinkBytes]]:
-    """The bytes of leaves that travel together over each axis."""
-    for axis, weights, gradients, at in crossings(homes, wholes, links):
-        n, rest = sizes[axis], {path: x for path, x in likes.items() if path not in at}
-        if at:
-            here = {path: likes[path] for path in at}
-            settings = {"back": gradients, "axis": at, "tiled": False}
-            yield axis, costs.wire_bytes(shards.all_gather, here, weights, n, **settings)
-            for path, place in at.items():
-                shape = likes[path].shape
-                longer = (*shape[:place], n, *shape[place:])
-                likes[path] = jax.ShapeDtypeStruct(longer, likes[path].dtype)
-        if rest:
-            yield axis, costs.wire_bytes(sums.pvary, rest, gradients, n)
 
 
 def _of_own(names: tuple[str, ...], leaf: Any) -> Any:

@@ -100,7 +100,7 @@ def to_all(wire: Wire, key: Array, tree: PyTree) -> PyTree:
     payloads, sides = _encoded(wire, key, layout.batches, stacks)
     everyones = collectives.all_gather(payloads, axis_name)
     found = receive.each(key, layout.batches, everyones, sides, wire.workers)
-    dense = tuple(lax.all_gather(x, axis_name) for x in dense)
+    dense = tuple(axes.everyones(x, axis_name) for x in dense)
     return restore(_assembled(layout, found, dense, wire.workers))
 
 

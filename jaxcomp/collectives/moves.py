@@ -102,10 +102,11 @@ def ppermute(
     arguments.check_tree("ppermute", tree)
     folded = arguments.key_of(axis_name, key, site)
     forward, backward = arguments.policies(codec, back)
-    pairs = tuple((int(source), int(receiver)) for source, receiver in perm)
+    pairs: Any = tuple(tuple(map(int, pair)) for pair in perm)
     n = axes.size(axis_name)
-    for ends in zip(*pairs, strict=True):
-        if len(set(ends)) < len(ends) or not all(0 <= worker < n for worker in ends):
+    two = all(len(pair) == 2 for pair in pairs)
+    for ends in zip(*pairs, strict=True) if two else [()]:
+        if not two or len(set(ends)) < len(ends) or not all(0 <= i < n for i in ends):
             raise ValueError(
                 f"`perm` must be pairs of a sender and its receiver among {n} workers, each at "
                 f"most once in each place, got {pairs}"

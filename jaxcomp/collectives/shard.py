@@ -8,11 +8,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.sharding import PartitionSpec
 
 from jaxcomp.backend import axes
-from jaxcomp.collectives import shards, sums
+from jaxcomp.base import Codec
+from jaxcomp.collectives import arguments
+from jaxcomp.collectives.shards import AllGather
+from jaxcomp.collectives.sums import Pvary
+from jaxcomp.collectives.transfer import Transfer, transfer
+from jaxcomp.layout import policy as policy_
 from jaxcomp.layout.policy import Policy, Rule
+from jaxcomp.numerics import noise
 from jaxcomp.types import Array, PyTree
 
 
@@ -33,6 +40,38 @@ class Links:
     @property
     def axes(self) -> tuple[str, ...]:
         return tuple(name for name, _ in self.weights)
+
+
+def by_axis(
+    name: str, given: Any, names: tuple[str, ...], default: Mapping[str, Policy]
+) -> tuple[tuple[str, Policy], ...]:
+    """The policy of each axis.
+
+    Args:
+        name: the name of the argument, for errors.
+        given: a codec, a policy, None, or a mapping from each axis to one of these.
+        names: the axes.
+        default: the policies where `given` is None; empty for dense.
+
+    Raises:
+        ValueError: for another mapping, or another kind of codec.
+    """
+    if given is None and default:
+        return tuple(default.items())
+    if isinstance(given, Mapping):
+        if set(given) != set(names):
+            raise ValueError(
+                f"`{name}` must name each axis of the workers, {names}, got {tuple(given)}"
+            )
+        each = [given[axis] for axis in names]
+    else:
+        each = [given] * len(names)
+    given = [
+        arguments.policy(name, policy_.of(one) if isinstance(one, Codec) else one) for one in each
+    ]
+    # Leaves are judged as one layer already where they are stacked.
+    plain = [dataclasses.replace(one, stacked=None) for one in given]
+    return tuple(zip(names, plain, strict=True))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,6 +186,9 @@ def gathered(tree: PyTree) -> PyTree:
         ...     return (jax.lax.scan(layer, x, params["blocks"])[0] ** 2).mean()
 
     Note:
+        Make a layer whole once in a step: a second call sends it again, with the same noise. What
+        the loss adds up over all parameters, such as their norm, must use whole leaves.
+
         Inside `jax.checkpoint`, as here, the backward pass gathers the layer again, and one layer
         is whole at a time.
     """
@@ -167,12 +209,13 @@ def gathered(tree: PyTree) -> PyTree:
                     f"`tree` must be one layer, got all layers of '{path}': call "
                     "jaxcomp.gathered inside the loop over layers, such as jax.lax.scan"
                 )
-        first = min(own)
+        # Of the paths, so that calls that share a leaf do not draw the same noise for others.
+        key = arguments.key_of_site(own[min(own)].key, " ".join(sorted(own)))
         whole = together(
             {path: one.array for path, one in own.items()},
             {path: one.home for path, one in own.items()},
             links,
-            own[first].key,
+            key,
         )
         for number in numbers:
             leaves[number] = whole[leaves[number].home.path]
@@ -198,14 +241,28 @@ def together(
         for path, x in parts.items()
     }
     for axis, weights, gradients, at in crossings(homes, wholes, links):
-        here = {path: found[path] for path in at}
-        rest = {path: x for path, x in found.items() if path not in at}
-        if here:
-            found |= shards.all_gather(
-                here, axis, weights, key=key, site=axis, back=gradients, axis=at, tiled=False
+        faster = links.axes[links.axes.index(axis) + 1 :]
+        slower = links.axes[: links.axes.index(axis)]
+        groups: dict[tuple[bool, tuple[str, ...]], dict[str, Array]] = {}
+        for path, x in found.items():
+            kind = (
+                path in at,
+                tuple(name for name in faster if _place(homes[path], name) is not None),
             )
-        if rest:
-            found |= sums.pvary(rest, axis, gradients, key=key, site=("back", axis))
+            groups.setdefault(kind, {})[path] = x
+        for (split, apart), own in groups.items():
+            # Noise differs between all devices whose messages differ, and is the same where they
+            # are the same: forward on all hosts that have the part already, and back on all that
+            # have added up the gradient already.
+            there = _on_axes(arguments.key_of_site(key, (axis, *apart)), apart)
+            back = _on_axes(arguments.key_of_site(there, "back"), slower)
+            if split:
+                places = arguments.places(own, {path: at[path] for path in own})
+                how: Transfer = AllGather(axis, weights, gradients, False, places, False)
+                own = axes.vary(own, axis)
+            else:
+                how = Pvary(axis, gradients, gradients, True)
+            found |= transfer(how, there, own, back)
     return {
         path: jnp.reshape(x, wholes[path]).astype(narrow or x.dtype) for path, x in found.items()
     }
@@ -234,6 +291,11 @@ def crossings(
 
 def _is_shard(node: Any) -> bool:
     return isinstance(node, Shard)
+
+
+def _on_axes(key: Array, names: tuple[str, ...]) -> Array:
+    """The key with this device's numbers along other axes folded in."""
+    return noise.fold(key, *(lax.axis_index(name) for name in names))
 
 
 def _place(home: Home, axis: str) -> int | None:

@@ -35,7 +35,8 @@ def all_gather(
             this worker's leaf. None or `Identity()` sends dense, as `jax.lax.all_gather` does.
         key: the number of the step, a `jax.random.key` or a raw key, the same on all workers.
             Every step needs a different one, and equal keys give equal bits, as `jax.checkpoint`
-            requires.
+            requires. If the arrays differ along other axes of the mesh, too, fold the device's
+            number there into `site`, or its noise is the same along them.
         site: the number or name of this call, or a tuple of them. Different calls of a step need
             different ones, or they would draw the same noise. In a `jax.lax.scan` over layers, the
             layer's number belongs into it: `site=("mlp", layer)`.
@@ -61,6 +62,10 @@ def all_gather(
         ...     return x @ weight
         >>> jax.vmap(layer, (0, None), axis_name="fsdp")(jnp.ones((2, 64, 32)), jnp.ones(128)).shape
         (2, 32)
+
+    Note:
+        Take gradients inside the mapped function, as in `jax.vmap(jax.grad(f), axis_name="fsdp")`:
+        outside of `jax.vmap`, JAX runs the backward pass where the axis has no name any more.
 
     References:
         Markov et al., `Quantized Distributed Training of Large Models with Convergence Guarantees

@@ -56,22 +56,35 @@ class Transfer(abc.ABC):
         return axes.size(self.axis_name)
 
 
+def transfer(how: Transfer, key: Array, tree: PyTree, back: Array | None = None) -> PyTree:
+    """Runs the collective; when it is differentiated, rounding counts as the identity.
+
+    Args:
+        how: the collective.
+        key: the key of its messages.
+        tree: this worker's tree.
+        back: the key of the backward pass; None for one derived from `key`.
+    """
+    return _transfer(how, key, noise.fold(key, _BACK) if back is None else back, tree)
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def transfer(how: Transfer, key: Array, tree: PyTree) -> PyTree:
-    """Runs the collective; when it is differentiated, rounding counts as the identity."""
+def _transfer(how: Transfer, key: Array, back: Array, tree: PyTree) -> PyTree:
+    del back
     return how.run(key, tree)
 
 
-def _forward(how: Transfer, key: Array, tree: PyTree) -> tuple[PyTree, Array]:
+def _forward(how: Transfer, key: Array, back: Array, tree: PyTree) -> tuple[PyTree, tuple]:
     # Not `run`, so that a second derivative counts rounding as the identity, too.
-    return transfer(how, key, tree), key
+    return _transfer(how, key, back, tree), (key, back)
 
 
-def _backward(how: Transfer, key: Array, cotangent: PyTree) -> tuple[Any, PyTree]:
+def _backward(how: Transfer, keys: tuple, cotangent: PyTree) -> tuple[Any, Any, PyTree]:
+    key, back = keys
     # A collective, too, and so differentiable in its turn.
-    back = how.transposed(typed=axes.typed(how.axis_name))
-    found = transfer(back, noise.fold(key, _BACK), cotangent)
-    return np.zeros(key.shape, jax.dtypes.float0), found
+    transposed = how.transposed(typed=axes.typed(how.axis_name))
+    nothing = np.zeros(key.shape, jax.dtypes.float0)
+    return nothing, nothing, _transfer(transposed, back, noise.fold(back, _BACK), cotangent)
 
 
-transfer.defvjp(_forward, _backward)
+_transfer.defvjp(_forward, _backward)

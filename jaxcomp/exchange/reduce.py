@@ -43,11 +43,13 @@ class Stepping(NamedTuple):
         stepper: the optimizer.
         params: this device's replica of the parameters.
         state: its state.
+        extra: further arguments of its update.
     """
 
     stepper: Stepper
     params: PyTree
     state: PyTree
+    extra: dict[str, Any]
 
 
 class Reduction(NamedTuple):
@@ -110,12 +112,14 @@ class _Means(NamedTuple):
         guard: whether non-finite memory makes them NaN.
         count: whether senders are counted.
         everywhere: the axes over which the mean is split.
+        extra: further arguments of the optimizer.
     """
 
     stepper: Stepper | None
     guard: bool
     count: bool
     everywhere: tuple[str, ...]
+    extra: dict[str, Any]
 
 
 class _Heard(NamedTuple):
@@ -175,10 +179,10 @@ def reduce(
         opened = opened._replace(go=go)
         factor = gating.factor(gate, reducer, plan.workers)
     feedbacks = _Feedbacks(plan.feedback, of_dense, factor)
-    stepper, params, stepped = (None, None, ()) if stepping is None else stepping
+    stepper, params, stepped, extra = (None, None, (), {}) if stepping is None else stepping
     own = _Memory(memory, dense_memory, state_.of_reducer(plan, state.reducer), stepped)
     brought = _Message(levels.key_of(plan, key), message, dense, own, opened.weight, params)
-    means = _Means(stepper, guard, gated is not None, everywhere)
+    means = _Means(stepper, guard, gated is not None, everywhere, extra)
     exchange = functools.partial(_exchanged, plan, feedbacks, means)
     if closes:
         silence = functools.partial(_unchanged, plan, feedbacks)
@@ -235,7 +239,7 @@ def _exchanged(plan: Plan, feedbacks: _Feedbacks, means: _Means, brought: _Messa
     )
     if means.stepper is not None:
         estimate, known, stepped = means.stepper.step(
-            plan, estimate, known, params, stepped, means.everywhere
+            plan, estimate, known, params, stepped, means.everywhere, means.extra
         )
     whole, after = reducer.spread(plan, key, estimate, after)
     if flag is not None:

@@ -104,6 +104,7 @@ class Stepper:
         params: PyTree,
         state: SteppedState,
         shards: tuple[str, ...],
+        extra: dict[str, Any],
     ) -> tuple[Stacks, Stacks, SteppedState]:
         """What to add to the replicas, and the next state.
 
@@ -114,6 +115,7 @@ class Stepper:
             params: this device's replica of the parameters.
             state: the state.
             shards: the axes over which the model is sharded, whose devices have other leaves.
+            extra: further arguments of the optimizer's update.
         """
         stacks, weights = trees.stacks(plan.layout, params)
         if plan.fast is not None:
@@ -124,19 +126,24 @@ class Stepper:
             part, dense = self._clipped(plan, part, dense, shards)
         first = state.taken == 0
         own = per_worker.unwrap(state.part)
-        updates, of_part = self._stepped(part, replica, own, first)
-        steps, of_dense = self._stepped(dense, weights, state.dense, first)
+        updates, of_part = self._stepped(part, replica, own, first, extra)
+        steps, of_dense = self._stepped(dense, weights, state.dense, first, extra)
         return updates, steps, SteppedState(state.taken + 1, _hold(plan, of_part), of_dense)
 
     def _stepped(
-        self, grads: Stacks, replica: Stacks, state: Stepped, first: Array
+        self,
+        grads: Stacks,
+        replica: Stacks,
+        state: Stepped,
+        first: Array,
+        extra: dict[str, Any],
     ) -> tuple[Stacks, Stepped]:
         """What to add to the replica, and the next state."""
         weights = replica = tuple(map(_wide, replica))
         if self.masters:
             pairs = zip(replica, state.masters, strict=True)
             weights = tuple(jnp.where(first, x, y) for x, y in pairs)
-        updates, after = self.optimizer.update(grads, state.optimizer, weights)
+        updates, after = self.optimizer.update(grads, state.optimizer, weights, **extra)
         masters: Any = ()
         if self.masters:
             masters = tuple(x + u for x, u in zip(weights, updates, strict=True))

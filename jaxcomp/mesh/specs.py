@@ -13,6 +13,18 @@ def is_spec(node: Any) -> bool:
     return node is None or isinstance(getattr(node, "spec", node), PartitionSpec)
 
 
+def is_partition(node: Any) -> bool:
+    """Whether a node is a spec itself."""
+    return isinstance(node, PartitionSpec)
+
+
+def of_axes(names_: tuple[str, ...], given: PartitionSpec) -> PartitionSpec:
+    """The part of a spec that names some axes."""
+    return PartitionSpec(
+        *(tuple(n for n in names(entry) if n in names_) or None for entry in given)
+    )
+
+
 def spec(node: Any) -> PartitionSpec:
     """The spec of a spec, of a `NamedSharding`, or of None for a replicated leaf."""
     return PartitionSpec() if node is None else getattr(node, "spec", node)

@@ -87,24 +87,13 @@ def plan_fsdp(
         >>> found.best.way.name, round(found.best.speedup, 1)
         ('8-bit weights, 4-bit gradients', 2.3)
     """
-    levels = workers if isinstance(workers, tuple) else (workers,)
-    for level in levels:
-        checks.integer("workers", level, 1)
-    checks.integer("gathers", gathers, 1)
-    checks.choice("link_per", link_per, ("host", "device"))
-    call = "jaxcomp.planning.Network(bandwidth=1.25e9, latency=50e-6)"
-    checks.made("network", network, Network, call)
-    if len(levels) > 2 or math.prod(levels) < 2 or (len(levels) > 1) != (fast is not None):
-        raise ValueError(
-            "`workers` must be at least 2 devices in all, or a pair (hosts, devices) beside "
-            f"`fast`, got workers={workers!r} and fast={fast!r}"
-        )
+    levels = _levels(workers, fast, network, gathers, link_per)
     like = models.transformer(params) if isinstance(params, int) else params
     timed = clock or (timing.untimed if link_only else timing.measure)
     named = {"dense float32": (None, None), "dense bfloat16": (_BFLOAT16, _BFLOAT16)}
     ways = []
     for name, pair in (named | dict(CODECS if codecs is None else codecs)).items():
-        weights, gradients = (_policy(name, one) for one in pair)
+        weights, gradients = _pair(name, pair)
         passes = _Passes(like, levels, timed, link_only)
         total, inside = passes.of(weights, gathers, gathered=True)
         more, within = passes.of(gradients, 1, gathered=False)
@@ -136,6 +125,25 @@ def plan_fsdp(
         link_per=link_per,
         timed=not link_only,
     )
+
+
+def _levels(
+    workers: Any, fast: Network | None, network: Any, gathers: int, link_per: str
+) -> tuple[int, ...]:
+    """The number of devices on each level; raises a `ValueError` for arguments out of range."""
+    levels = workers if isinstance(workers, tuple) else (workers,)
+    for level in levels:
+        checks.integer("workers", level, 1)
+    checks.integer("gathers", gathers, 1)
+    checks.choice("link_per", link_per, ("host", "device"))
+    call = "jaxcomp.planning.Network(bandwidth=1.25e9, latency=50e-6)"
+    checks.made("network", network, Network, call)
+    if len(levels) > 2 or math.prod(levels) < 2 or (len(levels) > 1) != (fast is not None):
+        raise ValueError(
+            "`workers` must be at least 2 devices in all, or a pair (hosts, devices) beside "
+            f"`fast`, got workers={workers!r} and fast={fast!r}"
+        )
+    return levels
 
 
 @dataclasses.dataclass
@@ -175,6 +183,15 @@ class _Passes:
                 effort = cost.Effort(encodes=1.0, decodes=1 / n, adds=(n - 1) / n)
             price += cost.Price(work=times * effort.seconds(found.work, elements))
         return price, fast
+
+
+def _pair(name: str, pair: Any) -> tuple[Policy, Policy]:
+    if not isinstance(pair, tuple) or len(pair) != 2:
+        raise ValueError(
+            "`codecs` must be pairs of codecs, policies or None, of the weights and of the "
+            f"gradients, got {pair!r} for {name!r}"
+        )
+    return _policy(name, pair[0]), _policy(name, pair[1])
 
 
 def _policy(name: str, codec: Any) -> Policy:

@@ -76,6 +76,7 @@ class Setup(NamedTuple):
         stats: whether the state keeps statistics, and of which groups.
         tell: whether a non-finite mean becomes NaN, as `TELL` asks.
         stepper: the optimizer between the two ways of `jaxcomp.sharded_optimizer`, or None.
+        extra: the further arguments of the update, for that optimizer.
     """
 
     source: Link | Reducer
@@ -86,6 +87,7 @@ class Setup(NamedTuple):
     stats: groups.Grouping
     tell: bool = False
     stepper: Stepper | None = None
+    extra: Any = None
 
 
 def compressed_mean(
@@ -212,7 +214,8 @@ def transformation(
         uniform.check_callers(axis_name)
         _check_state(state)
         setup, updates, state, params = _of_device(given, updates, state, _trained(params))
-        setup = setup._replace(tell=TELL in extra)
+        rest = {name: value for name, value in extra.items() if name != TELL}
+        setup = setup._replace(tell=TELL in extra, extra=rest)
         if param_specs is not None:
             step = functools.partial(_step_of_shard, setup)
             used = params if setup.stepper else ()
@@ -311,7 +314,8 @@ def _arguments(
     gated, stepping, memory = None, None, state.memory
     if setup.stepper is not None:
         memory = state.memory.reduction
-        stepping = reduce_.Stepping(setup.stepper, params, state.memory.optimizer)
+        held = state.memory.optimizer
+        stepping = reduce_.Stepping(setup.stepper, params, held, setup.extra or {})
     if setup.gate is not None:
         gate_key = noise.fold(state.gate.gate_key, state.step)
         gated = reduce_.Gated(setup.gate, gate_key, state.gate.state, params)

@@ -70,7 +70,8 @@ def sharded_optimizer(
     Returns:
         An optax transformation, whose updates need the parameters: `tx.update(grads, state,
         params)`. Each worker's state is marked as its own, so that `jaxcomp.init_state`, `place`,
-        `resize_workers` and checkpoints treat it as that of a mean.
+        `resize_workers` and checkpoints treat it as that of a mean. Masters undo any other change
+        of the parameters: after one, make a new state.
 
     Raises:
         ValueError: on construction, for arguments of the wrong kind, links that do not match, or a
@@ -110,7 +111,9 @@ def sharded_optimizer(
 
     def init(params: PyTree) -> Any:
         layout = choose.plan(both, params, sizes=(1,)).layout
-        elementwise.check(optimizer, params, layout.dense)
+        # Of a sharded model each device has a part of dense leaves, too.
+        whole = layout.dense if param_specs is None else ()
+        elementwise.check(optimizer, params, whole)
         return tx.init(params)
 
     def update(updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any) -> Any:
@@ -118,6 +121,11 @@ def sharded_optimizer(
             raise ValueError(
                 "`params` must be given to the update, which steps a part of them, got None: use "
                 "tx.update(grads, state, params)"
+            )
+        if masters and isinstance(params, optax.LookaheadParams):
+            raise ValueError(
+                "`params` must be changed by these updates alone, since masters undo other "
+                "changes, got optax.LookaheadParams: give `down` as Link(codec, NoFeedback())"
             )
         return tx.update(updates, state, params, **extra)
 

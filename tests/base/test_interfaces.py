@@ -49,7 +49,7 @@ def odd():
         bucket_size: int | None = 48
         unbiased: bool = True
         contractive = True
-        facts = Facts(7.25, False, True, True, 2, 1.5, *(True,) * 7)
+        facts = Facts(7.25, False, True, True, 2, 1.5, *(True,) * 7, worst=0.5)
 
         def agree(self, key, x, count, state, axis_name):
             return "agreed"

@@ -216,6 +216,40 @@ def test_a_loop_of_jit_trains_beside_an_automatic_axis():
     assert state[0].mu["embed"].sharding.spec == P("fsdp", "tp")
 
 
+@pytest.mark.full
+def test_noise_is_independent_wherever_messages_differ():
+    """Over four hosts and two devices each, all with the same gradient, errors average out."""
+    w = jnp.zeros((64, 64))
+    target = jax.random.normal(jax.random.key(1), (64, 64))
+
+    def net(w, x):
+        return jnp.vdot(w, target) * x.mean()
+
+    def error(mesh, names, specs, gradients):
+        f = jaxcomp.fully_sharded(net, mesh, names, specs, weights=None, gradients=gradients)
+        found = np.stack([np.asarray(f(w, jnp.ones((8, 1)), key=k)[1]) for k in range(8)])
+        return float(np.mean((found - np.asarray(target)) ** 2))
+
+    four = jaxcomp.qsgd_inf(bits=4)
+    one = error(make_mesh(fsdp=8), "fsdp", P("fsdp"), four)
+    mesh, names = make_mesh(dcn=4, fsdp=2), ("dcn", "fsdp")
+    inside = {"dcn": IDENTITY, "fsdp": four}
+    assert error(mesh, names, P("fsdp"), inside) == pytest.approx(one, rel=0.3)
+    both = error(mesh, names, P(names), four)
+    assert both < 3 * one
+
+    # Weights are the same bits on all hosts, whose losses would otherwise differ.
+    def cubed(w, x):
+        own = jax.lax.stop_gradient(jnp.sum(w**3))
+        return jnp.sum(w**3), jax.lax.pmax(own, "dcn") - own
+
+    f = jaxcomp.fully_sharded(
+        cubed, mesh, names, P("fsdp"), weights=four, has_aux=True, check_vma=False
+    )
+    (_, spread), _ = f(target, jnp.ones((8, 1)), key=0)
+    assert float(spread) == 0.0
+
+
 def test_each_worker_draws_its_own_dropout():
     mesh = make_mesh(fsdp=8)
 
@@ -340,6 +374,20 @@ def test_wrong_use():
             params, X, Y, key=0
         ),
     )
+    raises("axes of the mesh, .* each once", lambda: make(("fsdp", "fsdp")))
+    raises("`dtype` must be a floating dtype", lambda: make(dtype=jnp.int8))
+    beside = make_mesh(AxisType.Explicit, fsdp=4, tp=2)
+    plain = {"stacked": (), "weights": EIGHT}
+    raises(
+        "automatic axes beside", lambda: jaxcomp.fully_sharded(loss, beside, "fsdp", P(), **plain)
+    )
+    raises("name axes of the mesh", lambda: make(specs=P("fdsp"), stacked=())(params, X, Y, key=0))
+    raises("a pair of the mean and a tree", lambda: make(has_aux=True)(params, X, Y, key=0))
+    twice = {"a": {"b": jnp.ones((8, 8))}, "a/b": jnp.ones((8, 8))}
+    raises("got 'a/b' twice", lambda: make(specs=P(), stacked=())(twice, X, Y, key=0))
+    nothing = {"w": jnp.ones((64, 40)), "none": None}
+    f = make(loss=lambda p, x, y: jnp.mean(y @ p["w"].T), specs=P("fsdp"), stacked=())
+    assert f(nothing, X, Y, key=0)[1]["none"] is None
     blcks = make(inside=("blcks/*",))
     raises("globs that match leaves, got 'blcks", lambda: blcks(params, X, Y, key=0))
     raw = jnp.zeros(2, jnp.uint32)

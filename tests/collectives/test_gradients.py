@@ -195,3 +195,27 @@ def test_a_tensor_parallel_block_is_exact_without_rounding():
     entry = c.wire_bytes(c.pvary, x, EIGHT, N)
     assert entry.forward == 0
     assert sum(moved.values()) == there.forward + entry.backward
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("codec", "down"), [(EIGHT, IDENTITY), (IDENTITY, EIGHT)])
+def test_a_sum_with_one_dense_way_is_the_same_on_all_workers(codec, down):
+    """By its type, too: two blocks one after another have the right gradients."""
+    into, out = arrays((64, N * 16), (N * 16, 64))
+    x = jax.random.normal(jax.random.key(3), (24, 64)) / 8
+    mesh = jax.make_mesh((N,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    specs = (P(None, "data"), P("data"), P())
+
+    def grads(codec, down):
+        def loss(into, out, x):
+            for site in range(2):
+                own = c.pvary(x, "data", codec, key=0, site=site)
+                part = jax.nn.relu(own @ into) @ out
+                x = x + c.psum(part, "data", codec, down=down, key=0, site=("out", site))
+            return jnp.sum(x**2)
+
+        f = jax.shard_map(jax.grad(loss, (0, 1, 2)), mesh=mesh, in_specs=specs, out_specs=specs)
+        return jax.jit(f)(into, out, x)
+
+    for one, other in zip(grads(codec, down), grads(IDENTITY, IDENTITY), strict=True):
+        assert jnp.linalg.norm(one - other) < 0.05 * jnp.linalg.norm(other)

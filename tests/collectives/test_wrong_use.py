@@ -64,6 +64,10 @@ def over(f, x=X):
             "`perm` must be pairs of a sender and its receiver among 4 workers",
         ),
         (
+            lambda x: c.ppermute(x, "data", EIGHT, key=0, perm=[(0, 1, 2)]),
+            "`perm` must be pairs of a sender and its receiver among 4 workers",
+        ),
+        (
             lambda x: c.ppermute(x, "data", EIGHT, key=0, perm=[(0, 4)]),
             "`perm` must be pairs of a sender and its receiver among 4 workers",
         ),
@@ -97,5 +101,22 @@ def test_types_find_what_is_summed_already_and_what_differs_already(mesh):
         typed(lambda x: c.psum(x, "data", EIGHT, key=0), P())
     with pytest.raises(ValueError, match="which differs between them already"):
         typed(lambda x: c.pvary(x, "data", EIGHT, key=0), P("data"))
-    with pytest.raises(ValueError, match="`key` must be the same on all workers"):
-        typed(lambda x: c.psum(x, "data", EIGHT, key=jax.lax.axis_index("data")), P("data"))
+    for settings in (
+        {"key": jax.lax.axis_index},
+        {"key": lambda name: 0, "site": jax.lax.axis_index},
+    ):
+
+        def drawn(x, settings=settings):
+            return c.psum(x, "data", EIGHT, **{k: f("data") for k, f in settings.items()})
+
+        with pytest.raises(ValueError, match="`key` and `site` must be the same on all workers"):
+            typed(drawn, P("data"))
+    two = jax.make_mesh((2, 4), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+
+    def partly(x):
+        return c.all_gather(x, ("a", "b"), EIGHT, key=jax.lax.axis_index("a"))
+
+    spec = P(("a", "b"))
+    whole = jax.shard_map(partly, mesh=two, in_specs=spec, out_specs=spec)
+    with pytest.raises(ValueError, match="`key` and `site` must be the same on all workers"):
+        jax.eval_shape(whole, jnp.ones((8, 64)))

@@ -105,6 +105,13 @@ def test_the_norm_of_all_parts_is_clipped():
     ("optimizer", "culprit"),
     [
         (optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3)), "clip_by_global_norm"),
+        (
+            optax.chain(
+                optax.clip_by_global_norm(1000.0),
+                optax.adamw(optax.warmup_cosine_decay_schedule(0, 3e-4, 10_000, 20_000)),
+            ),
+            "clip_by_global_norm",
+        ),
         (optax.lamb(1e-3), "scale_by_trust_ratio"),
         (optax.lars(1e-3), "masked"),
         (optax.adafactor(1e-3), "scale_by_factored_rms|clip_by_block_rms|scale_by_param_block_rms"),
@@ -127,7 +134,17 @@ def test_the_norm_of_all_parts_is_clipped():
         ),
         (optax.adamw(1e-3, mask={"in": True, "out": False, "norm": True}), "."),
     ],
-    ids=["clip", "lamb", "lars", "adafactor", "muon", "masked", "by name", "decay by name"],
+    ids=[
+        "clip",
+        "high clip and warmup",
+        "lamb",
+        "lars",
+        "adafactor",
+        "muon",
+        "masked",
+        "by name",
+        "decay by name",
+    ],
 )
 @pytest.mark.core("clip")
 def test_optimizers_of_whole_leaves_are_refused_by_name(optimizer, culprit):
@@ -154,6 +171,9 @@ def test_wrong_arguments():
     ):
         with pytest.raises(ValueError, match=says):
             make(**settings)
+    sharded = make(optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(0.1)), param_specs=P("d"))
+    with pytest.raises(ValueError, match="clip_by_global_norm"):
+        sharded.init({"small": jnp.zeros((8, 8))})
     tx = make()
     state = jax.vmap(tx.init, axis_name="data", in_axes=None, axis_size=2)(PARAMS)
     with pytest.raises(ValueError, match="`params` must be given to the update"):
@@ -305,6 +325,24 @@ def test_a_step_that_is_not_finite_changes_no_state():
                 finite = [bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(updates)]
                 assert not all(finite)
                 jax.tree.map(np.testing.assert_array_equal, after.memory, state.memory)
+
+
+def test_further_arguments_reach_the_optimizer_and_masters_refuse_other_changes():
+    def update(updates, state, params=None, *, times=1.0, **extra):
+        return jax.tree.map(lambda u: times * u, updates), state
+
+    scaled = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+    tx = jaxcomp.sharded_optimizer(optax.chain(scaled, optax.sgd(0.1)), "data", IDENTITY, IDENTITY)
+    once, _ = simulated(tx, 1)
+    thrice, _ = simulated(tx, 1, times=3.0)
+    for one, three, start in zip(
+        jax.tree.leaves(once), jax.tree.leaves(thrice), jax.tree.leaves(PARAMS), strict=True
+    ):
+        np.testing.assert_allclose(three[0] - start, 3 * (one[0] - start), atol=1e-6)
+    slow = optax.LookaheadParams.init_synced(jax.tree.map(lambda x: jnp.stack([x] * 2), PARAMS))
+    state = jax.vmap(tx.init, axis_name="data", in_axes=None, axis_size=2)(PARAMS)
+    with pytest.raises(ValueError, match="masters undo other changes"):
+        jax.vmap(lambda g, s, p: tx.update(g, s, p), axis_name="data")(gradients(0, 2), state, slow)
 
 
 def test_a_closed_gate_takes_no_step_and_keeps_what_was_not_sent():
