@@ -202,6 +202,14 @@ class FullySharded:
                 sent[axis] = LinkBytes(*(layers * more + one for more, one in pairs))
         return sent
 
+    def homes(self, params: PyTree) -> list[Home]:
+        """Where each leaf lies, in the order of the leaves."""
+        return jax.tree.structure(params).flatten_up_to(self._homes(params))
+
+    def in_layers(self, path: str) -> bool:
+        """Whether the first axis of a leaf indexes layers."""
+        return _matches(path, self.stacked)
+
     @functools.cached_property
     def _run(self) -> Callable[..., tuple[Any, PyTree]]:
         return jax.jit(self._mapped)

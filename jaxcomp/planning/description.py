@@ -2,19 +2,23 @@
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, overload
 
 import jax.numpy as jnp
 
 from jaxcomp import checks
 from jaxcomp.base import Reducer
 from jaxcomp.codecs import low_rank
+from jaxcomp.collectives.fully_sharded import FullySharded
 from jaxcomp.exchange.plan import Plan
 from jaxcomp.feedback import Link
+from jaxcomp.planning import sharded_description
+from jaxcomp.planning.sharded_description import ShardedDescription
 from jaxcomp.reducers import choose
 from jaxcomp.reducers.gather import Gather
 from jaxcomp.reducers.two_shot import TwoShot
 from jaxcomp.theory import tables
+from jaxcomp.transforms.sharded_optimizer import ShardedOptimizer
 from jaxcomp.types import PyTree
 from jaxcomp.wire import cost as wire_cost
 
@@ -110,17 +114,33 @@ class Description:
         )
 
 
+@overload
+def describe(
+    codec_or_reducer: FullySharded, params: PyTree, workers: None = None
+) -> ShardedDescription: ...
+
+
+@overload
 def describe(
     codec_or_reducer: Any, params: PyTree, workers: int | tuple[int, ...] | None = None
-) -> Description:
+) -> Description: ...
+
+
+def describe(
+    codec_or_reducer: Any, params: PyTree, workers: int | tuple[int, ...] | None = None
+) -> Description | ShardedDescription:
     """Describes the payload of a tree, leaf by leaf, and the chosen reducer with the reason.
 
     Args:
-        codec_or_reducer: the first argument of `compressed_mean`.
+        codec_or_reducer: the first argument of `compressed_mean`; or what `sharded_optimizer` or
+            `fully_sharded` returned, of which the latter knows its workers.
         params: the parameters, or their shapes and dtypes.
         workers: the number of workers, which adds the bytes that one device sends over its link,
             with the chosen reducer and with the alternatives; one number for each axis of
             `Hierarchical`.
+
+    Returns:
+        A `Description`, or a `ShardedDescription` of a fully sharded model; print it.
 
     Raises:
         ValueError: if the first argument is not a codec, `Policy`, `Link` or reducer.
@@ -133,6 +153,10 @@ def describe(
         b dense float32 32.0 1-D, below min_ndim=2
         w Quantizer(Sign, MeanAbs, Nearest, bucket_size=512) 1.0625 default
     """
+    if isinstance(codec_or_reducer, FullySharded):
+        return sharded_description.of(codec_or_reducer, params, short)
+    if isinstance(codec_or_reducer, ShardedOptimizer):
+        codec_or_reducer = codec_or_reducer.reducer
     source = choose.given(codec_or_reducer)
     axes = workers if isinstance(workers, tuple) else (1 if workers is None else workers,)
     for number in axes:

@@ -6,7 +6,7 @@ from typing import Any
 import optax
 
 from jaxcomp import checks
-from jaxcomp.base import Codec, Gate
+from jaxcomp.base import Codec, Gate, Reducer
 from jaxcomp.exchange.stepping import Stepper
 from jaxcomp.feedback import Link, NoFeedback, Residual
 from jaxcomp.layout.policy import Policy
@@ -19,6 +19,16 @@ from jaxcomp.reducers.two_shot import TwoShot
 from jaxcomp.transforms import groups
 from jaxcomp.transforms.mean import Setup, transformation
 from jaxcomp.types import AxisName, PyTree
+
+
+class ShardedOptimizer(optax.GradientTransformationExtraArgs):
+    """The transformation that `sharded_optimizer` returns.
+
+    Attributes:
+        reducer: the reducer of both ways, whose bytes are those of a step.
+    """
+
+    reducer: Reducer
 
 
 def sharded_optimizer(
@@ -34,7 +44,7 @@ def sharded_optimizer(
     guard: bool = True,
     param_specs: PyTree | None = None,
     stats: groups.Grouping = False,
-) -> optax.GradientTransformationExtraArgs:
+) -> ShardedOptimizer:
     """An optimizer of which each worker has a part: its moments and master weights are `1/n`.
 
     Gradients go up compressed, each worker adds up its part and steps it with its own moments, and
@@ -68,7 +78,8 @@ def sharded_optimizer(
         stats: as for `compressed_mean`.
 
     Returns:
-        An optax transformation, whose updates need the parameters: `tx.update(grads, state,
+        An optax transformation, of which `jaxcomp.describe(tx, params, workers=n)` tells the bytes.
+        Its updates need the parameters: `tx.update(grads, state,
         params)`. Each worker's state is marked as its own, so that `jaxcomp.init_state`, `place`,
         `resize_workers` and checkpoints treat it as that of a mean. Masters undo any other change
         of the parameters: after one, make a new state.
@@ -129,7 +140,9 @@ def sharded_optimizer(
             )
         return tx.update(updates, state, params, **extra)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    made = ShardedOptimizer(init, update)
+    made.reducer = reducer
+    return made
 
 
 def _both_ways(up: Any, down: Any) -> tuple[TwoShot, bool]:

@@ -124,6 +124,15 @@ def test_bytes_are_those_of_the_program():
     loss_itself = 2 * 7 / 8 * 4
     assert sum(moved.values()) == pytest.approx(said + loss_itself, abs=8)
     dense = sharded(mesh, ("dcn", "fsdp"), TWO, weights=None).link_bytes(PARAMS)
+    told = jaxcomp.describe(f, PARAMS)
+    assert (told.sent, told.dense) == (whole, dense)
+    by_path = {line.path: line for line in told.lines}
+    assert by_path["blocks/w"].split == ((), ("fsdp", "dcn"), ())
+    assert by_path["head/b"].weights == ("dense", "dense")
+    slow, fast = by_path["embed"].weights
+    assert slow != fast
+    assert "dense" not in (slow, fast)
+    assert f"gradients {whole['dcn'].backward:,} (dense {dense['dcn'].backward:,})" in str(told)
     assert whole["dcn"].forward < dense["dcn"].forward / 6
     assert whole["fsdp"].forward < dense["fsdp"].forward / 3
 

@@ -1,0 +1,89 @@
+"""The table of a fully sharded model behind `describe`: its leaves, their codecs, its bytes."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxcomp.collectives.costs import LinkBytes
+from jaxcomp.collectives.fully_sharded import FullySharded
+from jaxcomp.collectives.shard import Links
+from jaxcomp.layout.policy import NOTHING
+from jaxcomp.theory import tables
+from jaxcomp.types import PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardedLine:
+    """One leaf: the axes that split it, and its codecs over each axis that it crosses."""
+
+    path: str
+    shape: tuple[int, ...]
+    split: tuple[tuple[str, ...], ...]
+    weights: tuple[str, ...]
+    gradients: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardedDescription:
+    """The table that `describe` returns for `jaxcomp.fully_sharded`; `print` it.
+
+    Attributes:
+        lines: one for each leaf.
+        axes: the axes of the workers, the slowest first.
+        sent: by axis, the bytes that one device sends in a step, of weights and of gradients.
+        dense: the same without compression, in the dtypes of the parameters or of `dtype`.
+    """
+
+    lines: tuple[ShardedLine, ...]
+    axes: tuple[str, ...]
+    sent: Mapping[str, LinkBytes]
+    dense: Mapping[str, LinkBytes]
+
+    def __str__(self) -> str:
+        rows = [("leaf", "shape", "split over", "weights", "gradients")]
+        for line in self.lines:
+            split = ", ".join("+".join(names) or "-" for names in line.split)
+            shape = "x".join(map(str, line.shape)) or "scalar"
+            weights = " | ".join(dict.fromkeys(line.weights))
+            gradients = " | ".join(dict.fromkeys(line.gradients))
+            rows.append((line.path or "(the array)", shape, split, weights, gradients))
+        said = []
+        for axis in self.axes:
+            now, before = self.sent[axis], self.dense[axis]
+            said.append(
+                f"{axis}: weights {now.forward:,} bytes a device each time they are gathered "
+                f"(dense {before.forward:,}), gradients {now.backward:,} (dense "
+                f"{before.backward:,})"
+            )
+        return "\n".join([*tables.text(rows), "", *said])
+
+
+def of(sharded: FullySharded, params: PyTree, short: Any) -> ShardedDescription:
+    """The description of a fully sharded model.
+
+    Args:
+        sharded: what `jaxcomp.fully_sharded` returned.
+        params: the parameters, or their shapes and dtypes.
+        short: the short name of a codec.
+    """
+    links = sharded.links
+    nothing = tuple((axis, NOTHING) for axis in links.axes)
+    dense = dataclasses.replace(sharded, links=Links(nothing, nothing, links.dtype))
+    lines = []
+    for home, like in zip(sharded.homes(params), jax.tree.leaves(params), strict=True):
+        whole = jnp.shape(like)
+        judged = whole[1:] if sharded.in_layers(home.path) else whole
+        weights, gradients = (
+            tuple("dense" if codec is None else short(codec) for codec in chosen)
+            for chosen in (
+                [policy.choose(home.path, judged)[0] for _, policy in way]
+                for way in (links.weights, links.gradients)
+            )
+        )
+        lines.append(ShardedLine(home.path, whole, home.spec, weights, gradients))
+    return ShardedDescription(
+        tuple(lines), links.axes, sharded.link_bytes(params), dense.link_bytes(params)
+    )
