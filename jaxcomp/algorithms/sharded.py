@@ -1,50 +1,34 @@
 """Published ways to train sharded models, as short compositions of collectives."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import optax
-from jax import lax
-from jax.sharding import Mesh
-
-from jaxcomp.backend import axes
 from jaxcomp.base import Codec
 from jaxcomp.codecs.identity import Identity
-from jaxcomp.collectives import all_to_all, ppermute, psum, pvary
-from jaxcomp.collectives.fully_sharded import FullySharded, fully_sharded
+from jaxcomp.collectives import all_to_all, psum, pvary
+from jaxcomp.collectives.stages import passed_on
 from jaxcomp.feedback import Link, Residual
 from jaxcomp.layout.policy import Policy
 from jaxcomp.recipes.floats import mx
 from jaxcomp.recipes.quantizers import blockwise, qsgd_inf
 from jaxcomp.recipes.rotations import rotated_uniform
-from jaxcomp.transforms.sharded_optimizer import sharded_optimizer
 from jaxcomp.types import Array, AxisName, PyTree
 
 EIGHT, MXFP8 = qsgd_inf(bits=8), mx("mxfp8")
 
 
-def zero_pp(
-    loss_fn: Callable[..., Any], mesh: Mesh, axis_name: AxisName, specs: PyTree, **settings: Any
-) -> FullySharded:
+def zero_pp() -> dict[str, Any]:
     """ZeRO++: weights in blocks of 8 bits, gradients in blocks of 4, each rounded once an axis.
 
-    Args:
-        loss_fn: the loss; this and the other arguments are those of `jaxcomp.fully_sharded`.
-        mesh: the mesh.
-        axis_name: the axes of the workers, the slowest first.
-        specs: the specs of the parameters.
-        **settings: further arguments of `jaxcomp.fully_sharded`.
-
-    Raises:
-        ValueError: as `jaxcomp.fully_sharded`.
+    Returns:
+        The codecs of `jaxcomp.fully_sharded`, by the names of its arguments.
 
     Example:
         >>> import jax, jaxcomp
         >>> from jax.sharding import PartitionSpec as P
-        >>> mesh = jax.make_mesh((1,), ("fsdp",))
-        >>> f = zero_pp(lambda w, x: ((x @ w) ** 2).mean(), mesh, "fsdp", P("fsdp"))
+        >>> mesh, loss = jax.make_mesh((1,), ("fsdp",)), lambda w, x: ((x @ w) ** 2).mean()
+        >>> f = jaxcomp.fully_sharded(loss, mesh, "fsdp", P("fsdp"), **zero_pp())
 
     References:
         Wang et al., `ZeRO++ <https://arxiv.org/abs/2306.10209>`_, 2023: qwZ and qgZ.
@@ -53,24 +37,14 @@ def zero_pp(
         Deviations: gradients are rounded without bias, where the paper rounds to nearest. A layer
         is gathered again in the backward pass, where hpZ keeps a second copy within a node.
     """
-    codecs = {"weights": blockwise(bits=8), "gradients": qsgd_inf(bits=4, bucket_size=128)}
-    return fully_sharded(loss_fn, mesh, axis_name, specs, **{**codecs, **settings})
+    return {"weights": blockwise(bits=8), "gradients": qsgd_inf(bits=4, bucket_size=128)}
 
 
-def qsdp(
-    loss_fn: Callable[..., Any], mesh: Mesh, axis_name: AxisName, specs: PyTree, **settings: Any
-) -> FullySharded:
+def qsdp() -> dict[str, Any]:
     """QSDP: weights and gradients in buckets of 1,024 with 8 bits, both rounded without bias.
 
-    Args:
-        loss_fn: the loss; this and the other arguments are those of `jaxcomp.fully_sharded`.
-        mesh: the mesh.
-        axis_name: the axes of the workers, the slowest first.
-        specs: the specs of the parameters.
-        **settings: further arguments of `jaxcomp.fully_sharded`.
-
-    Raises:
-        ValueError: as `jaxcomp.fully_sharded`.
+    Returns:
+        The codecs of `jaxcomp.fully_sharded`, by the names of its arguments.
 
     Example: see `zero_pp`.
 
@@ -84,26 +58,21 @@ def qsdp(
         paper's is the range between the smallest and the largest.
     """
     shifted = qsgd_inf(bits=8, bucket_size=1024, levels="midrise", subtractive=True)
-    codecs = {"weights": shifted, "gradients": qsgd_inf(bits=8, bucket_size=1024)}
-    return fully_sharded(loss_fn, mesh, axis_name, specs, **{**codecs, **settings})
+    return {"weights": shifted, "gradients": qsgd_inf(bits=8, bucket_size=1024)}
 
 
-def sdp4bit(
-    optimizer: optax.GradientTransformation, axis_name: AxisName, **settings: Any
-) -> optax.GradientTransformationExtraArgs:
-    """SDP4Bit: changes of the weights in 4 bits, rotated gradients in 4 bits over slow links.
+def sdp4bit() -> dict[str, Any]:
+    """SDP4Bit: changes of the weights in 4 bits, rotated gradients in 4 bits.
 
-    Args:
-        optimizer: as for `jaxcomp.sharded_optimizer`.
-        axis_name: the mapped axis; or a tuple whose last axis is fast, with `fast=Dense()`.
-        **settings: further arguments of `jaxcomp.sharded_optimizer`.
-
-    Raises:
-        ValueError: as `jaxcomp.sharded_optimizer`.
+    Returns:
+        The links of `jaxcomp.sharded_optimizer`, by the names of its arguments; with two axes the
+        fast one is dense by `fast=jaxcomp.Dense()`.
 
     Example:
         >>> import jaxcomp, optax
-        >>> tx = sdp4bit(optax.adamw(3e-4), ("dcn", "ici"), fast=jaxcomp.Dense("bfloat16"))
+        >>> tx = jaxcomp.sharded_optimizer(
+        ...     optax.adamw(3e-4), ("dcn", "ici"), **sdp4bit(), fast=jaxcomp.Dense("bfloat16")
+        ... )
 
     References:
         Jia et al., `SDP4Bit <https://arxiv.org/abs/2410.15526>`_, 2024.
@@ -113,34 +82,30 @@ def sdp4bit(
         is sent in the next step; gradients are rounded without bias; within a node they are dense,
         or bfloat16, where the paper sends 8 bits.
     """
-    up, down = rotated_uniform(bits=4, bucket_size=2048), qsgd_inf(bits=4, bucket_size=128)
-    return sharded_optimizer(optimizer, axis_name, up, down, **settings)
+    return {
+        "up": rotated_uniform(bits=4, bucket_size=2048),
+        "down": qsgd_inf(bits=4, bucket_size=128),
+    }
 
 
-def loco(
-    optimizer: optax.GradientTransformation,
-    axis_name: AxisName,
-    *,
-    decay: float = 0.9,
-    **settings: Any,
-) -> optax.GradientTransformationExtraArgs:
+def loco(decay: float = 0.9) -> dict[str, Any]:
     """LoCo: gradients in 4 bits with a decaying residual, which is stored in 8 bits.
 
     The residual is that of the whole gradient on every worker: an eighth of the memory of two
     float32 moments of an unsharded Adam.
 
     Args:
-        optimizer: as for `jaxcomp.sharded_optimizer`.
-        axis_name: the mapped axis, or a tuple of them.
         decay: the fraction of the residual that is kept.
-        **settings: further arguments of `jaxcomp.sharded_optimizer`.
+
+    Returns:
+        The links of `jaxcomp.sharded_optimizer`, by the names of its arguments.
 
     Raises:
-        ValueError: as `jaxcomp.sharded_optimizer`.
+        ValueError: for a `decay` outside of [0, 1].
 
     Example:
-        >>> import optax
-        >>> tx = loco(optax.adamw(3e-4), "data", max_norm=1.0)
+        >>> import jaxcomp, optax
+        >>> tx = jaxcomp.sharded_optimizer(optax.adamw(3e-4), "data", **loco(), max_norm=1.0)
 
     References:
         Xie et al., `LoCo <https://arxiv.org/abs/2407.04480>`_, 2024.
@@ -151,7 +116,7 @@ def loco(
         Changes of the weights go down in 8 bits with master weights; the paper sends bfloat16.
     """
     up = Link(blockwise(bits=4), Residual(decay=decay, dtype="int8"))
-    return sharded_optimizer(optimizer, axis_name, up, blockwise(bits=8), **settings)
+    return {"up": up, "down": blockwise(bits=8)}
 
 
 def tensor_parallel(
@@ -189,9 +154,8 @@ def tensor_parallel(
     """
 
     def run(x: PyTree, *weights: PyTree, key: Any = None, site: Any = 0) -> PyTree:
-        site = site if isinstance(site, tuple) else (site,)
-        own = pvary(x, axis_name, codec if back is None else back, key=key, site=(*site, "in"))
-        return psum(block(own, *weights), axis_name, codec, key=key, site=(*site, "out"), back=back)
+        own = pvary(x, axis_name, codec if back is None else back, key=key, site=(site, "in"))
+        return psum(block(own, *weights), axis_name, codec, key=key, site=(site, "out"), back=back)
 
     return run
 
@@ -235,28 +199,12 @@ def experts(
     """
 
     def run(tokens: Array, *weights: PyTree, key: Any = None, site: Any = 0) -> Array:
-        site = site if isinstance(site, tuple) else (site,)
-        dense = Identity()
-        ways: dict[str, Any] = {"split_axis": 0, "concat_axis": 0}
-        there = all_to_all(
-            tokens,
-            axis_name,
-            codec,
-            key=key,
-            site=(*site, "there"),
-            back=dense if combine is None else combine,
-            **ways,
-        )
-        back = expert(there, *weights)
-        return all_to_all(
-            back,
-            axis_name,
-            combine,
-            key=key,
-            site=(*site, "back"),
-            back=dense if codec is None else codec,
-            **ways,
-        )
+        ways = {"axis_name": axis_name, "split_axis": 0, "concat_axis": 0, "key": key}
+        move: Any = functools.partial(all_to_all, **ways)
+        # Each way back has the codec of the other way.
+        there = move(tokens, codec=codec, back=combine or Identity(), site=(site, "there"))
+        answers = expert(there, *weights)
+        return move(answers, codec=combine, back=codec or Identity(), site=(site, "back"))
 
     return run
 
@@ -298,24 +246,9 @@ def pipeline(
     """
 
     def run(batches: Array, *weights: PyTree, key: Any = None, site: Any = 0) -> Array:
-        n, own = lax.axis_size(axis_name), lax.axis_index(axis_name)
-        ring, site = (
-            [(i, i + 1) for i in range(n - 1)],
-            site if isinstance(site, tuple) else (site,),
-        )
-        idle = jnp.zeros((n - 1, *batches.shape[1:]), batches.dtype)
+        def step(x: Array) -> Array:
+            return stage(x, *weights)
 
-        def tick(arrived: Array, numbered: tuple[Array, Array]) -> tuple[Array, Array]:
-            time, batch = numbered
-            out = stage(jnp.where(own == 0, batch, arrived), *weights)
-            sent = ppermute(
-                out, axis_name, codec, perm=ring, key=key, site=(*site, time), back=back
-            )
-            return sent, jnp.where(own == n - 1, out, 0)
-
-        feed = jnp.concatenate([batches, idle])
-        like, _ = jax.eval_shape(tick, batches[0], (jnp.int32(0), feed[0]))
-        _, found = lax.scan(tick, axes.zeros(like), (jnp.arange(len(feed)), feed))
-        return found[n - 1 :]
+        return passed_on(step, batches, axis_name, codec, key=key, site=site, back=back)
 
     return run

@@ -119,7 +119,8 @@ def raw(key: Any) -> Array:
 def key_of_site(key: Array, site: Any) -> Array:
     """The key with the number or name of a call, or a tuple of them, folded in."""
     for part in site if isinstance(site, tuple) else (site,):
-        key = noise.fold(key, _word(part))
+        nested = isinstance(part, tuple)
+        key = key_of_site(key, part) if nested else noise.fold(key, _word(part))
     return key
 
 

@@ -1,7 +1,7 @@
 """The bytes of collectives, from shapes alone."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -35,7 +35,16 @@ def wire_bytes(
     like: PyTree,
     codec: "Codec | Policy | None",
     workers: int,
-    **settings: Any,
+    *,
+    back: "Codec | Policy | None" = None,
+    down: "Codec | Policy | None" = None,
+    axis: PyTree = None,
+    scatter_dimension: PyTree = None,
+    split_axis: int | None = None,
+    concat_axis: int | None = None,
+    tiled: bool | None = None,
+    per_row: bool | None = None,
+    perm: Sequence[tuple[int, int]] | None = None,
 ) -> LinkBytes:
     """The bytes that one device sends for one call of a collective, forward and back.
 
@@ -44,8 +53,15 @@ def wire_bytes(
         like: one worker's tree, or its shapes and dtypes.
         codec: the codec of the call, or that of the backward pass of `pvary`.
         workers: the number of workers.
-        **settings: the other arguments of the call that matter here: `back`, `down`, `axis`,
-            `per_row`, `split_axis`, `concat_axis`, `scatter_dimension`, `tiled` or `perm`.
+        back: as for the call; None for its default, as for all that follow.
+        down: as for `psum`.
+        axis: as for `all_gather`.
+        scatter_dimension: as for `psum_scatter`.
+        split_axis: as for `all_to_all`.
+        concat_axis: as for `all_to_all`.
+        tiled: as for the call.
+        per_row: as for the call.
+        perm: as for `ppermute`.
 
     Raises:
         ValueError: for another function, or an argument that it does not have.
@@ -64,23 +80,33 @@ def wire_bytes(
         names = ", ".join(one.__name__ for one in _KINDS)
         raise ValueError(f"`collective` must be one of {names}, got {collective!r}")
     checks.integer("workers", workers, 1)
+    settings = {
+        "down": down,
+        "axis": axis,
+        "scatter_dimension": scatter_dimension,
+        "split_axis": split_axis,
+        "concat_axis": concat_axis,
+        "tiled": tiled,
+        "per_row": per_row,
+        "perm": perm,
+    }
+    settings = {name: value for name, value in settings.items() if value is not None}
     kind, defaults = _KINDS[collective]
-    unknown = settings.keys() - defaults.keys() - {"back"}
+    unknown = settings.keys() - defaults.keys()
     if unknown:
         raise ValueError(
-            f"`settings` must be among {sorted({*defaults, 'back'})} for {collective.__name__}, "
-            f"got {sorted(unknown)}"
+            f"`{min(unknown)}` must be None for {collective.__name__}, which has "
+            f"{', '.join(sorted({*defaults, 'back'}))}"
         )
-    forward, back = arguments.policies(codec, settings.pop("back", None))
+    forward, backward = arguments.policies(codec, back)
     given = {**defaults, **settings}
     if missing := [name for name, value in given.items() if value is inspect.Parameter.empty]:
         raise ValueError(f"`{missing[0]}` must be given for {collective.__name__}")
     for name in {"axis", "scatter_dimension"} & given.keys():
         given[name] = arguments.places(like, given[name])
     if "down" in given:
-        down = given["down"]
         given["down"] = forward if down is None else arguments.policy("down", down)
-    how = kind(axis_name=_AXIS, codec=forward, back=back, **{"per_row": True, **given})
+    how = kind(axis_name=_AXIS, codec=forward, back=backward, **{"per_row": True, **given})
     transposed = how.transposed(typed=True)
     return LinkBytes(
         how.link_bytes(like, workers), transposed.link_bytes(_result(how, like, workers), workers)

@@ -108,6 +108,8 @@ def fully_sharded(
         <https://arxiv.org/abs/2302.02390>`_, 2023; Wang et al., `ZeRO++
         <https://arxiv.org/abs/2306.10209>`_, 2023.
     """
+    if not isinstance(mesh, Mesh):
+        raise ValueError(f"`mesh` must be a jax.sharding.Mesh, got {mesh!r}")
     names = axes.names(axis_name)
     missing = [name for name in names if name not in mesh.axis_names]
     if missing or not names or len(set(names)) < len(names):

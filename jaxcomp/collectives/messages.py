@@ -19,6 +19,7 @@ from jaxcomp.exchange import collectives, receive, send
 from jaxcomp.layout import grouping, trees
 from jaxcomp.layout.batches import Batch
 from jaxcomp.layout.policy import Policy
+from jaxcomp.numerics.segments import Segments
 from jaxcomp.types import Array, AxisName, PyTree, Stacks
 from jaxcomp.wire import buffer, cost as wire_cost
 
@@ -81,6 +82,14 @@ class Copies:
     @property
     def buckets(self) -> int:
         return self.times * self.message.buckets
+
+    @property
+    def segments(self) -> Segments | None:
+        return self.message.segments
+
+    @property
+    def full(self) -> bool:
+        return self.message.full
 
     @property
     def like(self) -> jax.ShapeDtypeStruct:
@@ -173,9 +182,9 @@ def bytes_of(wire: Wire, like: PyTree) -> tuple[int, int]:
 def _encoded(
     wire: Wire, key: Array, batches: Sequence[Any], stacks: Stacks
 ) -> tuple[tuple[PyTree, ...], tuple[Any, ...]]:
-    worker = lax.axis_index(wire.axis_name)
-    payloads, _, sides = send.encode(key, batches, stacks, send.init(batches), worker)
-    return payloads, sides
+    memory = send.Memory((), send.init(batches))
+    own = send.send(key, batches, stacks, memory, lax.axis_index(wire.axis_name))
+    return own.payloads, own.sides
 
 
 def _exchanged(wire: Wire, key: Array, trees_: PyTree) -> Any:

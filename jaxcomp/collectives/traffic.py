@@ -31,8 +31,12 @@ def moved(
         n, rest = sizes[axis], {path: x for path, x in likes.items() if path not in at}
         if at:
             here = {path: likes[path] for path in at}
-            settings = {"back": gradients, "axis": at, "tiled": False}
-            yield axis, costs.wire_bytes(shards.all_gather, here, weights, n, **settings)
+            yield (
+                axis,
+                costs.wire_bytes(
+                    shards.all_gather, here, weights, n, back=gradients, axis=at, tiled=False
+                ),
+            )
             for path, place in at.items():
                 shape = likes[path].shape
                 longer = (*shape[:place], n, *shape[place:])

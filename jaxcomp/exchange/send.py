@@ -71,39 +71,8 @@ def send(
             then only the decoders' levels need agreement.
     """
     message, held = feedback.compensate(x, memory.feedback)
-    codecs = memory.codecs
-    payloads, states, sides = encode(
-        key, batches, message, codecs, who, axis_name, weight=weight, first=first
-    )
-    sent = decode(key, batches, payloads, sides, who, first=first)
-    return Sent(payloads, sides, message, sent, Memory(held, states))
-
-
-def encode(
-    key: Array,
-    batches: Batches,
-    message: Stacks,
-    states: tuple[PyTree, ...],
-    who: Array,
-    axis_name: AxisName = None,
-    *,
-    weight: Array | None = None,
-    first: bool = False,
-) -> tuple[tuple[PyTree, ...], tuple[PyTree, ...], tuple[Any, ...]]:
-    """The payload, the codec's next state and the decoders' side information of every batch.
-
-    Args:
-        key: the key of the step; the other arguments are those of `send`.
-        batches: the batches of a plan.
-        message: an array for each batch.
-        states: the state of the codec of every batch.
-        who: the number of this sender.
-        axis_name: the axes of the workers that agree.
-        weight: this worker's weight.
-        first: whether each worker encodes different buckets.
-    """
     found, keys = [], _keys(key, batches, who, first)
-    for own, batch, given, state in zip(keys, batches, message, states, strict=True):
+    for own, batch, given, state in zip(keys, batches, message, memory.codecs, strict=True):
         count = batch.counts()
         if weight is not None and batch.codec.facts.agrees:
             given = jnp.where(weight == 0, 0, given)
@@ -112,7 +81,8 @@ def encode(
         payload, after = _encoder(batch.codec)(own, given, count, state)
         found.append((payload, after, batch.codec.side(state)))
     payloads, states, sides = zip(*found, strict=True) if found else ((), (), ())
-    return payloads, states, sides
+    sent = decode(key, batches, payloads, sides, who, first=first)
+    return Sent(payloads, sides, message, sent, Memory(held, states))
 
 
 def decode(

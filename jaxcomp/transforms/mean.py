@@ -164,7 +164,11 @@ def compressed_mean(
         ...     optax.adamw(3e-4),
         ... )
     """
-    setup = Setup(choose.given(codec), axis_name, gate, noise.words(key), guard, stats)
+    source = choose.given(codec)
+    if gate is not None:
+        checks.part("gate", gate, Gate)
+        gate.check(choose.feedback(source))  # Which may warn of what closed rounds lose.
+    setup = Setup(source, axis_name, gate, noise.words(key), guard, stats)
     return transformation(setup, param_specs)
 
 
@@ -177,9 +181,6 @@ def transformation(
         ValueError: as `compressed_mean`.
     """
     source, axis_name, gate = given.source, given.axis_name, given.gate
-    if gate is not None:
-        checks.part("gate", gate, Gate)
-        gate.check(choose.feedback(source))  # Which may warn of what closed rounds lose.
     for reducer in choose.candidates(source):
         if not reducer.facts.same_on_all:
             raise ValueError(

@@ -108,6 +108,9 @@ def sharded_optimizer(
     if max_norm is not None:
         checks.positive("max_norm", max_norm)
     both, masters = _both_ways(up, down)
+    if gate is not None:
+        checks.part("gate", gate, Gate)
+        gate.check(both.uplink.feedback)  # Which may warn of what closed rounds lose.
     reducer = both if fast is None else Hierarchical(fast, both)
     given = Setup(
         reducer,

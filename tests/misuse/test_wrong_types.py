@@ -26,7 +26,7 @@ WRONG = (1, "x", None, object(), [1], -3, lambda: 0)
 FAMILIES = ("graphs", "planning")
 """Modules whose names are tried beside those of `jaxcomp` itself."""
 
-ANYTHING = {"Description", "Key", "PerWorker", "consensus", "state_specs", "view"}
+ANYTHING = {"Description", "Key", "PerWorker", "consensus", "gathered", "state_specs", "view"}
 """Containers, and functions of trees that may have any leaves."""
 
 WITHOUT = {

@@ -65,10 +65,16 @@ def methods():
                 yield name, list(inspect.signature(make).parameters.values())
 
 
+WRAPPERS = ("experts", "pipeline", "tensor_parallel")
+
+
 def test_the_codec_comes_first_in_every_method():
     found = dict(methods())
     assert len(found) >= 20
     for name, parameters in found.items():
         names = [parameter.name for parameter in parameters]
+        if name in WRAPPERS:  # Of a function, which comes first as in a decorator.
+            assert names[1:3] == ["axis_name", "codec"], name
+            continue
         assert "codec" not in names or names[:2] == ["codec", "axis_name"], name
         assert names[0] in ("codec", "axis_name"), name
