@@ -145,7 +145,7 @@ def tensor_parallel(
         >>> mlp = tensor_parallel(lambda x, into, out: jax.nn.relu(x @ into) @ out, "model")
         >>> into, out = jnp.ones((2, 64, 32)), jnp.ones((2, 32, 64))
         >>> split = jax.vmap(lambda x, *w: mlp(x, *w, key=0), (None, 0, 0), axis_name="model")
-        >>> split(jnp.ones((8, 64)), into, out).shape
+        >>> jax.jit(split)(jnp.ones((8, 64)), into, out).shape
         (2, 8, 64)
 
     References:
@@ -187,7 +187,7 @@ def experts(
         >>> import jax, jax.numpy as jnp
         >>> moe = experts(lambda tokens, w: tokens @ w, "experts")
         >>> run = jax.vmap(lambda x, w: moe(x, w, key=0), axis_name="experts")
-        >>> run(jnp.ones((2, 8, 64)), jnp.ones((2, 64, 64))).shape
+        >>> jax.jit(run)(jnp.ones((2, 8, 64)), jnp.ones((2, 64, 64))).shape
         (2, 8, 64)
 
     References:
@@ -235,7 +235,7 @@ def pipeline(
         >>> import jax, jax.numpy as jnp
         >>> net = pipeline(lambda x, w: x + w, "stages")
         >>> run = jax.vmap(lambda x, w: net(x, w, key=0), axis_name="stages")
-        >>> out = run(jnp.zeros((2, 3, 4, 8)), jnp.ones(2))
+        >>> out = jax.jit(run)(jnp.zeros((2, 3, 4, 8)), jnp.ones(2))
         >>> out[1].mean().round(2), out[0].max()
         (Array(2., dtype=float32), Array(0., dtype=float32))
 

@@ -52,7 +52,8 @@ def all_to_all(
         ...     return all_to_all(
         ...         tokens, "experts", jaxcomp.mx("mxfp8"), split_axis=0, concat_axis=0, key=0
         ...     )
-        >>> jax.vmap(dispatch, axis_name="experts")(jnp.ones((2, 64, 128))).shape
+        >>> run = jax.jit(jax.vmap(dispatch, axis_name="experts"))
+        >>> run(jnp.ones((2, 64, 128))).shape
         (2, 64, 128)
     """
     arguments.check_tree("all_to_all", tree)
@@ -96,7 +97,8 @@ def ppermute(
         >>> import jax, jax.numpy as jnp, jaxcomp
         >>> def to_next(x):
         ...     return ppermute(x, "stages", jaxcomp.qsgd_inf(bits=8), perm=[(0, 1)], key=0)
-        >>> jax.vmap(to_next, axis_name="stages")(jnp.ones((2, 64, 64)))[:, 0, 0].round(3)
+        >>> run = jax.jit(jax.vmap(to_next, axis_name="stages"))
+        >>> run(jnp.ones((2, 64, 64)))[:, 0, 0].round(3)
         Array([0., 1.], dtype=float32)
     """
     arguments.check_tree("ppermute", tree)

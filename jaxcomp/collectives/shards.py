@@ -60,7 +60,8 @@ def all_gather(
         >>> def layer(shard, x):
         ...     weight = all_gather(shard, "fsdp", jaxcomp.qsgd_inf(bits=8), key=0)
         ...     return x @ weight
-        >>> jax.vmap(layer, (0, None), axis_name="fsdp")(jnp.ones((2, 64, 32)), jnp.ones(128)).shape
+        >>> run = jax.jit(jax.vmap(layer, (0, None), axis_name="fsdp"))
+        >>> run(jnp.ones((2, 64, 32)), jnp.ones(128)).shape
         (2, 32)
 
     Note:
@@ -114,7 +115,7 @@ def psum_scatter(
         >>> import jax, jax.numpy as jnp, jaxcomp
         >>> codec = jaxcomp.qsgd_inf(bits=8)
         >>> own = jax.vmap(lambda x: psum_scatter(x, "data", codec, key=0), axis_name="data")
-        >>> own(jnp.ones((2, 128, 32))).shape
+        >>> jax.jit(own)(jnp.ones((2, 128, 32))).shape
         (2, 64, 32)
 
     References:

@@ -67,7 +67,8 @@ def psum(
         ...     hidden = jax.nn.relu(pvary(x, "model", jaxcomp.qsgd_inf(bits=8), key=0) @ into)
         ...     return psum(hidden @ out, "model", jaxcomp.qsgd_inf(bits=8), key=0, site="exit")
         >>> into, out = jnp.ones((2, 64, 32)), jnp.ones((2, 32, 64))
-        >>> jax.vmap(block, (None, 0, 0), axis_name="model")(jnp.ones((16, 64)), into, out).shape
+        >>> run = jax.jit(jax.vmap(block, (None, 0, 0), axis_name="model"))
+        >>> run(jnp.ones((16, 64)), into, out).shape
         (2, 16, 64)
 
     References:
@@ -122,7 +123,7 @@ def pmean(
         >>> import jax, jax.numpy as jnp, jaxcomp
         >>> codec = jaxcomp.qsgd_inf(bits=8)
         >>> mean = jax.vmap(lambda x: pmean(x, "data", codec, key=0), axis_name="data")
-        >>> mean(jnp.ones((2, 32, 64)))[0, 0, 0].round(3)
+        >>> jax.jit(mean)(jnp.ones((2, 32, 64)))[0, 0, 0].round(3)
         Array(1., dtype=float32)
     """
     found = psum(tree, axis_name, codec, key=key, site=site, back=back, down=down)

@@ -73,10 +73,8 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [n if n == "adamw" else pytest.param(n, marks=pytest.mark.full) for n in OPTIMIZERS],
-)
+@pytest.mark.full  # Operation by operation it is some hundred small programs.
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_uncompressed_it_is_the_optimizer_bit_for_bit(name):
     """Operation by operation: a compiler may contract a product and a sum in one and not both."""
     optimizer = OPTIMIZERS[name]
