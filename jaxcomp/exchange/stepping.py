@@ -1,6 +1,7 @@
 """An optimizer between the two ways of a reduction: each worker steps its part of the model."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -125,9 +126,13 @@ class Stepper:
         if self.max_norm is not None:
             part, dense = self._clipped(plan, part, dense, shards)
         first = state.taken == 0
-        own = per_worker.unwrap(state.part)
+        # In the shapes that are stored: XLA writes a state into its own buffer only where nothing
+        # between the old value and the new one is reshaped.
+        own = _rows(plan, per_worker.unwrap(state.part), lambda x: x[None])
+        part, replica = (tuple(x[None] for x in stacks) for stacks in (part, replica))
         updates, of_part = self._stepped(part, replica, own, first, extra)
         steps, of_dense = self._stepped(dense, weights, state.dense, first, extra)
+        updates, of_part = tuple(x[0] for x in updates), _rows(plan, of_part, lambda x: x[0])
         return updates, steps, SteppedState(state.taken + 1, _hold(plan, of_part), of_dense)
 
     def _stepped(
@@ -146,7 +151,11 @@ class Stepper:
         updates, after = self.optimizer.update(grads, state.optimizer, weights, **extra)
         masters: Any = ()
         if self.masters:
-            masters = tuple(x + u for x, u in zip(weights, updates, strict=True))
+            # Computed once: computed again for the state, at the end of the step, they would keep
+            # the replicas alive, which the caller then could not overwrite in place.
+            masters = lax.optimization_barrier(
+                tuple(x + u for x, u in zip(weights, updates, strict=True))
+            )
             updates = tuple(x - y for x, y in zip(masters, replica, strict=True))
         # Seen by the guard even if the update, such as the sign of Inf, is finite.
         pairs = zip(grads, updates, strict=True)
@@ -177,11 +186,11 @@ def _wide(x: Array) -> Array:
 
 def _hold(plan: Plan, tree: PyTree) -> PyTree:
     """A tree as a state stores it: each array of rows is this worker's slice of them."""
+    return _rows(plan, tree, lambda x: PerWorker.wrap(x, "slice", plan.axis_name))
+
+
+def _rows(plan: Plan, tree: PyTree, change: Callable[[Any], Any]) -> PyTree:
+    """A tree whose arrays of this worker's rows, with or without a leading one, are changed."""
     shapes = {x.shape for x in plan.part_like}
-
-    def hold(x: Any) -> Any:
-        if jnp.shape(x) not in shapes:
-            return x
-        return PerWorker.wrap(x, "slice", plan.axis_name)
-
-    return jax.tree.map(hold, tree)
+    shapes |= {(1, *shape) for shape in shapes}
+    return jax.tree.map(lambda x: change(x) if jnp.shape(x) in shapes else x, tree)
