@@ -3,7 +3,8 @@
     python benchmarks/gpu.py --out benchmarks/results/gpu
 
 First each operation runs as a kernel, as compiled by XLA on the GPU, and as compiled by XLA on the
-CPU, on buckets of every sort: all must give the same bits. Then each is timed as a kernel and by
+CPU, on buckets of every sort: all must give the same bits. Collectives and their gradients run on
+the GPU and the CPU. Then each operation is timed as a kernel and by
 XLA, in turns. The bytes that it must move (input once, output once) are compared with the bandwidth
 that a copy of the same array reaches. Then every codec is timed as users call it.
 
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import gpu_collectives
 import jax
 import jax.numpy as jnp
 import kernels
@@ -175,6 +177,11 @@ def main() -> None:
     print(
         f"bits: {len(faults)} operations differ ({time.perf_counter() - start:.0f} s)", flush=True
     )
+    apart = dict(gpu_collectives.differences())
+    far = {name: found for name, found in apart.items() if not found <= gpu_collectives.TOLERANCE}
+    faults |= {name: [f"differs by {found:.2g} from the CPU's"] for name, found in far.items()}
+    exact = sum(not found for found in apart.values())
+    print(f"collectives: {exact} of {len(apart)} have the CPU's bits, {far or 'all'} are close")
     copy = timing.into_warm(lambda x: x + 1, jnp.ones(options.size), launches=LAUNCHES)
     bandwidth = 8 * options.size / medians({"copy": copy}, options.repeats)["copy"]
     common = {

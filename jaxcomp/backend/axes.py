@@ -218,7 +218,7 @@ def exchange(rows: Array, axis_name: AxisName) -> Array:
 
     def swap(rows: Array) -> Array:
         # Send one vector: a TPU would pad a matrix of few rows to eight rows.
-        flat = vary(rows.reshape(-1), axis_name)
+        flat = _mapped(vary(rows.reshape(-1), axis_name), axis_name)
         return lax.all_to_all(flat, axis_name, 0, 0, tiled=True).reshape(rows.shape)
 
     def padded(rows: Array) -> Array:
@@ -231,6 +231,18 @@ def exchange(rows: Array, axis_name: AxisName) -> Array:
     own: dict[str, Any] = {} if size % _TILE == 0 else {"tpu": padded}
     own |= {"cpu": lambda rows: _in_turns(rows, axis_name)} if jax.process_count() > 1 else {}
     return lax.platform_dependent(rows, **own, default=swap) if own else swap(rows)
+
+
+def _mapped(x: Array, axis_name: AxisName) -> Array:
+    """An array that `jax.vmap` maps, even if all workers have the same.
+
+    Its rule for an all-to-all of an array that is not mapped builds one of the wrong shape.
+    """
+    devices = jax.sharding.get_abstract_mesh().manual_axes
+    for name in names(axis_name):
+        if name not in devices:
+            x = jnp.where(lax.axis_index(name) >= 0, x, jnp.zeros_like(x))
+    return x
 
 
 def _in_turns(rows: Array, axis_name: AxisName) -> Array:

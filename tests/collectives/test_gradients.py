@@ -219,3 +219,25 @@ def test_a_sum_with_one_dense_way_is_the_same_on_all_workers(codec, down):
 
     for one, other in zip(grads(codec, down), grads(IDENTITY, IDENTITY), strict=True):
         assert jnp.linalg.norm(one - other) < 0.05 * jnp.linalg.norm(other)
+
+
+def test_vmap_shuffles_what_is_the_same_on_all_workers():
+    """As the gradient of a gathered loss is, if the codec is not random."""
+    codec = jaxcomp.mx("mxfp8")
+    x = jax.random.normal(jax.random.key(4), (N, 3, 40))
+
+    def one(x):
+        whole, pull = jax.vjp(lambda x: c.all_gather(x, "data", codec, key=0), x)
+        return pull(whole)[0]
+
+    mesh = jax.make_mesh((N,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    over_devices = jax.shard_map(
+        lambda x: one(x[0])[None],
+        mesh=mesh,
+        in_specs=P("data"),
+        out_specs=P("data"),
+        check_vma=False,
+    )
+    got = jax.jit(jax.vmap(one, axis_name="data"))(x)
+    np.testing.assert_array_equal(got, jax.jit(over_devices)(x))
+    np.testing.assert_allclose(got, N * x, rtol=0.2, atol=0.05)
