@@ -13,7 +13,7 @@ from jaxcomp.feedback import Aggregated, Link, Residual
 from jaxcomp.layout.policy import Policy
 from jaxcomp.misuse.former_rates import returns_mean
 from jaxcomp.misuse.whole_methods import whole
-from jaxcomp.optimizers.muon import muon_by_shape
+from jaxcomp.optimizers.muon import diloco_adamw, muon_by_shape
 from jaxcomp.recipes.sparsifiers import demo
 from jaxcomp.reducers.gather import Gather
 from jaxcomp.transforms.fragments import Fragments
@@ -22,10 +22,6 @@ from jaxcomp.transforms.mean import compressed_mean
 from jaxcomp.types import AxisName, PyTree
 
 Inner = optax.GradientTransformation
-
-
-def _adamw() -> Inner:
-    return optax.adamw(4e-4, 0.9, 0.95, weight_decay=0.1)
 
 
 @whole
@@ -71,7 +67,7 @@ def diloco(
         of AdamW are those of the open reproduction (OpenDiLoCo).
     """
     return local_updates(
-        _adamw() if inner is None else inner,
+        diloco_adamw() if inner is None else inner,
         optax.sgd(learning_rate, momentum, nesterov=True),
         axis_name,
         every=every,
@@ -137,7 +133,7 @@ def streaming_diloco(
     make = functools.partial(
         local_updates, every=every, reducer=codec, key=key, param_specs=param_specs
     )
-    inner, outer = inner or _adamw(), optax.sgd(learning_rate, momentum, nesterov=True)
+    inner, outer = inner or diloco_adamw(), optax.sgd(learning_rate, momentum, nesterov=True)
     return make(inner, outer, axis_name, fragments=fragments, delay=delay, mix=mix)
 
 
@@ -251,7 +247,7 @@ def sparseloco(
         messages at their median norm; `jaxcomp.chunk_top_k` says what is done here, without clip.
     """
     return local_updates(
-        _adamw() if inner is None else inner,
+        diloco_adamw() if inner is None else inner,
         optax.sgd(learning_rate),
         axis_name,
         every=every,

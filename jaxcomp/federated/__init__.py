@@ -4,6 +4,12 @@ A `Method` says what a client does, how it sends, and what the server makes of i
 runs it over any number of clients on the devices that there are.
 """
 
+from jaxcomp.federated.between_sites import (
+    diloco as diloco,
+    muloco as muloco,
+    sparseloco as sparseloco,
+    tokens_squared_per_step as tokens_squared_per_step,
+)
 from jaxcomp.federated.faults import Faults as Faults
 from jaxcomp.federated.latent import Latent as Latent
 from jaxcomp.federated.method import Method as Method

@@ -176,8 +176,8 @@ def client(
 ) -> tuple[Message, PyTree, Array]:
     """One client's message, the state of its local optimizer, and its mean loss."""
     start = jax.tree.map(lambda c: c[who.ages], known.centres)
-    end, inner, losses = method.work.run(start, own.inner, batches, who.steps)
-    update = method.signal(start, end)
+    given = (start, own.inner, batches, who.steps)
+    update, inner, losses = method.work.update(method.signal, *given)
     rounds = jax.tree.leaves(known.centres)[0].shape[0]
     times = jnp.asarray(faults.stale(np.arange(rounds), method.staleness), jnp.float32)[who.ages]
     message = uplink_.message(

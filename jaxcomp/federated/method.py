@@ -36,7 +36,9 @@ class Method:
             of a round in memory.
         mean: over which weights the sum is divided: those of the "participants" whose messages were
             accepted, or the expected weight of "all", which is unbiased with independent sampling
-            and required by a `Shift`, whose mirror is the weighted mean over all clients.
+            and required by a `Shift`, whose mirror is the weighted mean over all clients; or, for a
+            sparsifier, element by element those of the "senders", whose messages are not zero
+            there.
         signal: `signal(start, end)`, what a client sends of its parameters before and after.
         staleness: `p`: a client that began from parameters `a` rounds old has `(1 + a)^(-p)` times
             its weight.
@@ -64,7 +66,7 @@ class Method:
         checks.part("work", self.work, LocalSteps)
         checks.part("sampling", self.sampling, Sampling)
         checks.part("aggregate", self.aggregate, Aggregate)
-        checks.choice("mean", self.mean, ("participants", "all"))
+        checks.choice("mean", self.mean, ("participants", "all", "senders"))
         checks.number("staleness", self.staleness, 0.0)
         if not isinstance(self.up, Uplink):
             object.__setattr__(self, "up", Uplink(as_link("up", self.up)))
@@ -77,6 +79,8 @@ class Method:
                 f"mean over all clients, got {self.mean!r}"
             )
 
+        if self.mean == "senders":
+            self._check_senders()
         if not self.aggregate.linear:
             self._check_robust()
         if not self.aggregate.streams and self.uplink.guessed:
@@ -84,6 +88,15 @@ class Method:
                 "`aggregate` must add messages one by one where the server decodes with side "
                 f"information, got {self.aggregate!r} with {self.uplink.side!r}; use "
                 "jaxcomp.aggregates.ClippedMean(norm) or Mean()"
+            )
+
+    def _check_senders(self) -> None:
+        dense = [c for c in self.uplink.policy.codecs if not c.facts.names_senders]
+        if dense:
+            raise ValueError(
+                "`mean` must be 'participants' or 'all' for codecs that send every element, got "
+                f"'senders' with {dense[0]!r}; 'senders' needs a sparsifier, such as "
+                "jaxcomp.chunk_top_k()"
             )
 
     def _check_robust(self) -> None:

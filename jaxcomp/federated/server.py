@@ -17,7 +17,7 @@ from jaxcomp.federated.method import Method
 from jaxcomp.feedback import Link
 from jaxcomp.layout import trees
 from jaxcomp.layout.trees import TreePayload
-from jaxcomp.numerics import noise, summing
+from jaxcomp.numerics import exact, noise, summing
 from jaxcomp.types import Array, PyTree, Stacks
 
 _DOWN = 0x646F776E
@@ -55,12 +55,15 @@ class Total(NamedTuple):
         dense: that of the leaves that are sent dense.
         weight: the sum of their weights.
         count: their number.
+        senders: for a mean over senders, the weights of those that sent each element, an array for
+            each batch; else `()`.
     """
 
     stacks: Stacks
     dense: Stacks
     weight: Array
     count: Array
+    senders: Stacks = ()
 
 
 def init(method: Method, params: PyTree, clients: int) -> ServerState:
@@ -117,6 +120,7 @@ def nothing(method: Method, like: PyTree) -> Total:
         tuple(jnp.zeros(x.shape, summing.wide(x.dtype)) for x in dense),
         zero,
         jnp.zeros((), jnp.int32),
+        jax.tree.map(jnp.zeros_like, stacks) if method.mean == "senders" else (),
     )
 
 
@@ -161,8 +165,12 @@ def add(
         return total + jnp.where(weight == 1, x, times)
 
     stacks, dense = jax.tree.map(plus, (total.stacks, total.dense), given)
+    senders = total.senders
+    if method.mean == "senders":
+        pairs = zip(senders, given[0], strict=True)
+        senders = tuple(n + jnp.where(x != 0, weight.astype(n.dtype), 0) for n, x in pairs)
     accepted = weight > 0
-    after = Total(stacks, dense, total.weight + weight, total.count + accepted)
+    after = Total(stacks, dense, total.weight + weight, total.count + accepted, senders)
     return after, accepted, read
 
 
@@ -270,12 +278,17 @@ def step(
     """
     plan = trees.layout(method.uplink.policy, state.params)
     uplink, (main, of_dense) = method.uplink, state.mirror
-    stacks, main = _estimate(method, uplink.feedback, total, total.stacks, weights, main)
+    if method.mean == "senders":
+        stacks = tuple(map(_over_senders, total.stacks, total.senders))
+    else:
+        stacks, main = _estimate(method, uplink.feedback, total, total.stacks, weights, main)
     given = total, total.dense, weights, of_dense
     dense, of_dense = _estimate(method, uplink.dense_feedback, *given)
     mean = trees.assemble(plan, stacks, dense)
     mean = jax.tree.map(lambda x, p: x.astype(p.dtype), mean, state.params)
-    updates, optimizer = method.server.update(mean, state.optimizer, state.params)
+    # Separately, so that it rounds as the outer optimizer of `local_updates` does.
+    move = xla.compile_separately(lambda *given: method.server.update(*given))
+    updates, optimizer = move(mean, state.optimizer, state.params)
     payload, down = None, state.down
     if method.downlink is None:
         params = optax.apply_updates(state.params, updates)
@@ -305,7 +318,7 @@ def _estimate(
     moved by its own message, the mirror moves by `Σ wᵢ·cᵢ / W`. The estimate counts the messages
     `W/drawn` times, so that its expectation is `Σ wᵢ·(hᵢ + E cᵢ) / W`.
     """
-    divisor = total.weight if method.mean == "participants" else weights.drawn
+    divisor = weights.drawn if method.mean == "all" else total.weight
     divisor = weights.whole if feedback.facts.mirrors else divisor
     share = jnp.where(total.count > 0, 1 / jnp.where(divisor > 0, divisor, 1), 0)
     part = tuple(x * share.astype(x.dtype) for x in sums)
@@ -320,6 +333,12 @@ def _estimate(
 
         estimate = jax.tree.map(add, estimate, part)
     return tuple(estimate), mirror
+
+
+def _over_senders(total: Array, weight: Array) -> Array:
+    """The mean of each element over those that sent it; zero where none did."""
+    sent = weight > 0
+    return jnp.where(sent, total * exact.reciprocal(jnp.where(sent, weight, 1)), 0)
 
 
 def follow(method: Method, key: Array, params: PyTree, payload: TreePayload) -> PyTree:

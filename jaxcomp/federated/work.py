@@ -9,9 +9,12 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
+from jaxcomp.backend import xla
+from jaxcomp.numerics import summing
 from jaxcomp.types import Array, PyTree
 
 Loss = Callable[[PyTree, Any], Array]
+Signal = Callable[[PyTree, PyTree], PyTree]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +28,9 @@ class LocalSteps:
         optimizer: any optax transformation that takes the descent step itself.
         keep: whether the optimizer's state stays with the client from round to round; else each
             round begins with a new one.
+        offsets: whether a client's parameters are kept as their differences from the server's, at
+            least in float32, as `jaxcomp.local_updates` does: a round then has its bits, and
+            parameters in bfloat16 lose no small steps. What is sent is that difference.
 
     Raises:
         ValueError: if `loss` is not callable, or `optimizer` is not an optax transformation.
@@ -43,6 +49,7 @@ class LocalSteps:
     loss: Loss
     optimizer: optax.GradientTransformation
     keep: bool = False
+    offsets: bool = False
 
     def __post_init__(self):
         if not callable(self.loss):
@@ -70,23 +77,69 @@ class LocalSteps:
             batches: arrays with a leading axis of steps.
             steps: how many of the batches are used; the loss of the others is NaN.
         """
-        inner = kept if self.keep else self.optimizer.init(params)
+        own = _offsets(params) if self.offsets else params
+        own, inner, losses = self._taken(params, own, kept, batches, steps)
+        return _at(params, own) if self.offsets else own, inner, losses
+
+    def update(
+        self, signal: Signal, params: PyTree, kept: PyTree, batches: Any, steps: Array | int
+    ) -> tuple[PyTree, PyTree, Array]:
+        """What a client sends, what it keeps, and the loss before each step.
+
+        Args:
+            signal: `signal(start, end)`; with `offsets` it is `φ − θ`.
+            params: where the client begins.
+            kept: what it kept, as `init` makes it.
+            batches: arrays with a leading axis of steps.
+            steps: how many of the batches are used.
+        """
+        if not self.offsets:
+            end, inner, losses = self.run(params, kept, batches, steps)
+            return signal(params, end), inner, losses
+        by, inner, losses = self._taken(params, _offsets(params), kept, batches, steps)
+        sent = jax.tree.map(lambda x, p: (jnp.zeros_like(x) - x).astype(p.dtype), by, params)
+        return sent, inner, losses
+
+    def _taken(
+        self, start: PyTree, own: PyTree, kept: PyTree, batches: Any, steps: Array | int
+    ) -> tuple[PyTree, PyTree, Array]:
+        """The steps: of the parameters, or of their differences from the start."""
+
+        def move(grads: PyTree, inner: PyTree, theta: PyTree, own: PyTree) -> tuple[PyTree, PyTree]:
+            updates, after = self.optimizer.update(grads, inner, theta)
+            if self.offsets:
+                return jax.tree.map(lambda by, u: by + u.astype(by.dtype), own, updates), after
+            return optax.apply_updates(own, updates), after
+
+        # Separately, so that it rounds as the steps of `local_updates` do.
+        move = xla.compile_separately(move) if self.offsets else move
 
         def step(carry: tuple[PyTree, PyTree], given: Any) -> tuple[Any, Array]:
             number, batch = given
-            value, grads = jax.value_and_grad(self.loss)(carry[0], batch)
-            updates, after = self.optimizer.update(grads, carry[1], carry[0])
-            taken = optax.apply_updates(carry[0], updates), after
+            theta = _at(start, carry[0]) if self.offsets else carry[0]
+            value, grads = jax.value_and_grad(self.loss)(theta, batch)
             active = number < steps
+            taken = move(grads, carry[1], theta, carry[0])
             carry = jax.tree.map(lambda new, old: jnp.where(active, new, old), taken, carry)
             return carry, jnp.where(active, value, jnp.nan)
 
+        inner = kept if self.keep else self.optimizer.init(start)
         count = jax.tree.leaves(batches)[0].shape[0]
         numbers = jnp.arange(count, dtype=jnp.int32)
-        (params, inner), losses = lax.scan(step, (params, inner), (numbers, batches))
-        return params, inner if self.keep else (), losses
+        (own, inner), losses = lax.scan(step, (own, inner), (numbers, batches))
+        return own, inner if self.keep else (), losses
 
 
 def difference(start: PyTree, end: PyTree) -> PyTree:
     """What a client sends by default: `φ − θ`, in the sign of a gradient."""
     return jax.tree.map(jnp.subtract, start, end)
+
+
+def _offsets(params: PyTree) -> PyTree:
+    """The differences of a client that is where the server is."""
+    return jax.tree.map(lambda p: jnp.zeros(jnp.shape(p), summing.wide(p.dtype)), params)
+
+
+def _at(start: PyTree, offsets: PyTree) -> PyTree:
+    """The parameters with these differences."""
+    return jax.tree.map(lambda p, by: (p.astype(by.dtype) + by).astype(p.dtype), start, offsets)

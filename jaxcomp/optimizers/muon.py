@@ -1,4 +1,4 @@
-"""Muon as MuLoCo's authors use it: optax's has other factors for shapes."""
+"""Inner optimizers of DiLoCo and MuLoCo, with their authors' constants."""
 
 from typing import Any
 
@@ -9,8 +9,15 @@ DECAY = 1e-4
 """The weight decay of MuLoCo's published configurations."""
 
 
+def diloco_adamw() -> optax.GradientTransformation:
+    """AdamW with the constants of the open reproduction of DiLoCo (OpenDiLoCo)."""
+    return optax.adamw(4e-4, 0.9, 0.95, weight_decay=0.1)
+
+
 def muon_by_shape(learning_rate: Any) -> optax.GradientTransformation:
     """Muon without Nesterov momentum, `√(out/in)` for each matrix, and AdamW for the rest.
+
+    Optax's has other factors for shapes.
 
     Args:
         learning_rate: a number or an optax schedule.
