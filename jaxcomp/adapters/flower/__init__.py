@@ -8,5 +8,6 @@ from jaxcomp.adapters.flower.client import (
     client_app as client_app,
     compress_mod as compress_mod,
 )
+from jaxcomp.adapters.flower.closing import Quorum as Quorum
 from jaxcomp.adapters.flower.records import arrays_of as arrays_of, params_of as params_of
 from jaxcomp.adapters.flower.strategy import CompressedFedAvg as CompressedFedAvg

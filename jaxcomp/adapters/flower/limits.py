@@ -25,6 +25,9 @@ BESIDE = 2**20
 _HEAD = 2**18
 """The most bytes of an object that is no piece of an array, such as a record of numbers."""
 
+_OBJECTS = 2**16
+"""Objects of which it is known to which answer they belong: several answers are pulled at once."""
+
 _CUT = {"dtype": "uint8", "shape": [0], "stype": CUT, "arraychunk_ids": []}
 """An array that stands for one that was too large."""
 
@@ -81,7 +84,8 @@ class Limited:
     def PullMessages(self, request: Any, **extra: Any) -> Any:  # noqa: N802
         """Pulls the list of new answers; their objects follow one by one."""
         response = self._client.PullMessages(request, **extra)
-        self._answers = {}
+        while len(self._answers) > _OBJECTS:  # Of answers that were pulled long ago.
+            self._answers.pop(next(iter(self._answers)), None)
         for tree in response.message_object_trees:
             answer = _Answer(self._limit)
             self._answers.update(dict.fromkeys(_ids(tree), answer))

@@ -1,7 +1,7 @@
 """What clients report beside their messages: numbers, in Flower's metric records."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,26 @@ def weight(metrics: Any, key: str, times: np.float32) -> np.float32:
     if not _LIGHTEST <= float(times) * found[0] <= _HEAVIEST:
         raise Refused("malformed", f"its weight is {found[0]}, not positive and finite")
     return np.float32(float(times) * found[0])
+
+
+def weight_by(
+    metrics: Any, weight_of: Callable[[Mapping[str, Any]], float], times: np.float32
+) -> np.float32:
+    """The weight that a function makes of what a client reports, times the server's own.
+
+    Raises:
+        Refused: if the function refuses the numbers, or the weight is not positive and finite.
+    """
+    numbers = {
+        name: value for one in metrics.metric_records.values() for name, value in one.items()
+    }
+    try:
+        found = float(weight_of(numbers))
+    except ValueError as error:
+        raise Refused("malformed", str(error)[:200]) from error
+    if not _LIGHTEST <= float(times) * found <= _HEAVIEST:
+        raise Refused("malformed", f"its weight is {found}, not positive and finite")
+    return np.float32(float(times) * found)
 
 
 def warn_of_examples(metrics: Sequence[Any]) -> None:

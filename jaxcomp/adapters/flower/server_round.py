@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import functools
 import logging
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,12 +43,14 @@ class Taken(NamedTuple):
         weight: its weight.
         metrics: the metric records beside it.
         side: what the server then knows of its client.
+        round: the round in which its client was asked.
     """
 
     loss: float
     weight: float
     metrics: Any
     side: PyTree
+    round: int
 
 
 @dataclasses.dataclass
@@ -60,7 +63,9 @@ class Round:
         nodes: the node of each client that was asked.
         sent: the metadata of the messages to them, whose ids Flower sets when it sends them.
         down: bytes that were sent.
-        heard: the answers with a message.
+        oldest: the largest age, in rounds, of a message that still counts.
+        waiting: the clients that have not answered.
+        heard: the answers with a message, until they are added.
         refused: how many answers were refused, by kind.
     """
 
@@ -69,6 +74,8 @@ class Round:
     nodes: dict[int, int]
     sent: dict[int, Any]
     down: int
+    oldest: int = 0
+    waiting: set[int] = dataclasses.field(default_factory=set)
     heard: dict[int, Heard] = dataclasses.field(default_factory=dict)
     refused: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
 
@@ -76,6 +83,16 @@ class Round:
     def cohort(self) -> np.ndarray:
         """The clients that were drawn, in ascending order."""
         return np.array(list(self.nodes), np.int64)
+
+    def __post_init__(self):
+        self.waiting = set(self.nodes)
+
+    def asked(self, reply: Any) -> int | None:
+        """The client whose answer this is, or in whose place the SuperLink answers; or None."""
+        client = self._clients.get(reply.metadata.src_node_id)
+        if client is None and reply.has_error():
+            client = self._by_message.get(reply.metadata.reply_to_message_id)
+        return client if client in self.waiting else None
 
     def client_of(self, reply: Any) -> int:
         """The client that answers.
@@ -106,7 +123,20 @@ class Round:
         if self.refused.total() <= _LINES:
             log.warning("\t> node %d is refused: %s", node, why)
 
-    def log_dropouts(self, accepted: int) -> None:
+    def log_late(self, rounds: Iterable[int]) -> list[int]:
+        """Logs which of the rounds' clients have no part in the mean; the ages of late messages.
+
+        Args:
+            rounds: the rounds in which the clients of the accepted messages were asked.
+        """
+        ages = [self.number - asked for asked in rounds]
+        late = [age for age in ages if age]
+        if late:
+            log.info("\t> %d late messages, the oldest of %d rounds before", len(late), max(late))
+        self._log_dropouts(len(ages) - len(late))
+        return late
+
+    def _log_dropouts(self, accepted: int) -> None:
         """Logs how many clients have no part in the mean, and why."""
         missing = len(self.nodes) - accepted
         if self.refused.total() > _LINES or missing:

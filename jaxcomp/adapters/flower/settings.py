@@ -4,6 +4,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from jaxcomp import checks
 from jaxcomp.adapters.flower import raw, records
 from jaxcomp.federated import checkpoint
 from jaxcomp.federated.method import Method
@@ -11,7 +12,11 @@ from jaxcomp.types import PyTree
 
 
 def check(
-    method: Method, clients: int, weighted_by_key: str | None, settings: Mapping[str, Any]
+    method: Method,
+    clients: int,
+    weighted_by_key: str | None,
+    weight_of: Any,
+    settings: Mapping[str, Any],
 ) -> None:
     """Refuses settings that a method has no use for, instead of ignoring them."""
     method.sampling.expected(clients)  # Raises if it needs more clients.
@@ -26,12 +31,19 @@ def check(
             "`weighted_by_key` must be the name of a number that clients report, such as "
             f"'num-examples', or None, got {weighted_by_key!r}"
         )
-    if weighted_by_key is not None and method.mean == "all":
-        raise ValueError(
-            '`weighted_by_key` must be None with a mean over "all", which is divided by the '
-            f"expected weight of all clients before any of them reports, got {weighted_by_key!r}; "
-            "give `weights`"
-        )
+    if weight_of is not None:
+        checks.function("weight_of", weight_of)
+        if weighted_by_key is not None:
+            raise ValueError(
+                "`weight_of` must be None beside a `weighted_by_key`, which is another weight, got "
+                f"{weight_of!r} and {weighted_by_key!r}"
+            )
+    for name, given in (("weighted_by_key", weighted_by_key), ("weight_of", weight_of)):
+        if given is not None and method.mean == "all":
+            raise ValueError(
+                f'`{name}` must be None with a mean over "all", which is divided by the expected '
+                f"weight of all clients before any of them reports, got {given!r}; give `weights`"
+            )
 
 
 def check_start(initial: Any, params: PyTree, new: "str | pathlib.Path | None") -> None:

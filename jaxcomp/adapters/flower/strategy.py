@@ -14,6 +14,7 @@ import numpy as np
 from jaxcomp import checks
 from jaxcomp.adapters.flower import (
     adding,
+    closing,
     extra,
     integers,
     limits,
@@ -22,9 +23,11 @@ from jaxcomp.adapters.flower import (
     records,
     settings as settings_,
 )
+from jaxcomp.adapters.flower.closing import Quorum, Waiting
+from jaxcomp.adapters.flower.hearing import Reader
 from jaxcomp.adapters.flower.history import History
 from jaxcomp.adapters.flower.memory import Centre
-from jaxcomp.adapters.flower.records import Answer, Instruction, Refused
+from jaxcomp.adapters.flower.records import Instruction
 from jaxcomp.adapters.flower.seats import Seats
 from jaxcomp.adapters.flower.server_round import Heard, Round, Taken, log
 from jaxcomp.federated import checkpoint as checkpoint_, server
@@ -32,7 +35,7 @@ from jaxcomp.federated.method import Method
 from jaxcomp.federated.server import ServerState, Total
 from jaxcomp.federated.simulation import Report, weights_of
 from jaxcomp.federated.table import OnHost
-from jaxcomp.messages import MessageError, from_bytes, message_limit
+from jaxcomp.messages import message_limit
 from jaxcomp.numerics import noise
 from jaxcomp.types import Array, PyTree
 
@@ -62,6 +65,10 @@ class CompressedFedAvg(extra.FedAvg):
         weighted_by_key: the name under which clients report their weight in their metric records,
             such as "num-examples"; it is multiplied by that of `weights`. A hostile client can
             report what it likes. None gives clients no say, whatever they report.
+        weight_of: a function of all numbers that a client reports in its place, such as
+            `jaxcomp.federated.tokens_squared_per_step`.
+        quorum: when a round ends, and what becomes of later messages; None waits for all clients,
+            up to the `timeout` of `start`.
         numbers: the number of each node, by its id, for nodes with lasting ids; None to number
             nodes as they come.
         secrets: `secrets(number)` gives a client's own secret, 16 to 64 bytes: only who knows it
@@ -80,6 +87,7 @@ class CompressedFedAvg(extra.FedAvg):
         reports: a `Report` of each round. Its loss is the mean of what the clients with accepted
             messages say.
         refused: how many answers were refused, by kind.
+        late: how many late messages were added, by their age in rounds.
         up: bytes of the clients' messages, without what Flower adds.
         down: bytes of the messages to the clients.
 
@@ -98,6 +106,8 @@ class CompressedFedAvg(extra.FedAvg):
         weights: Any = None,
         weighted_by_key: str | None = None,
         numbers: Mapping[int, int] | None = None,
+        weight_of: Callable[[Mapping[str, Any]], float] | None = None,
+        quorum: Quorum | None = None,
         secrets: Callable[[int], bytes] | None = None,
         largest: float | None = None,
         min_available_nodes: int = 2,
@@ -118,7 +128,10 @@ class CompressedFedAvg(extra.FedAvg):
             )
         if checkpoint is not None:
             checks.path("checkpoint", checkpoint)
-        settings_.check(method, clients, weighted_by_key, settings)
+        settings_.check(method, clients, weighted_by_key, weight_of, settings)
+        if quorum is not None:
+            checks.part("quorum", quorum, Quorum)
+            quorum.check(method)
         settings = {"fraction_evaluate": 0.0, **settings}
         settings["weighted_by_key"] = weighted_by_key or metrics.EXAMPLES  # For evaluation, too.
         super().__init__(min_available_nodes=min_available_nodes, **settings)
@@ -130,16 +143,29 @@ class CompressedFedAvg(extra.FedAvg):
         self.refused: collections.Counter[str] = collections.Counter()
         self.up = self.down = 0
         self._state = server.init(self.method, integers.floating(params), clients)
+        self.late: collections.Counter[int] = collections.Counter()
         self._weighted_by, self._aggregated = weighted_by_key, train_metrics_aggr_fn
         self._like = raw.like(self._state.params)
         self._limit = message_limit(self.method.uplink.policy, self._like)
         self._largest = np.float32(np.finfo(np.float32).max if largest is None else largest)
         self._secrets, self._folder = secrets, checkpoint
         self._seats = Seats(clients, numbers, lasting=method.uplink.feedback.facts.mirrors)
+        self._reader = Reader(
+            self.method,
+            self._like,
+            self._limit,
+            self._seats,
+            self.weights,
+            weighted_by_key,
+            weight_of,
+            secrets,
+        )
+        self._quorum = quorum
         self._sides = OnHost(jax.tree.map(np.asarray, self._new_side()), clients)
         self._history = History(raw.size(self._centre()))
         self._run, self._since = secrets_.token_bytes(8), time.time_ns()
         self._open: Round | None = None
+        self._former: list[Round] = []  # Rounds whose clients may still answer.
         self._follows = False  # Whether checkpoints go on from those that are there.
 
     @property
@@ -173,7 +199,8 @@ class CompressedFedAvg(extra.FedAvg):
         settings_.check_start(initial_arrays, self.params, None if self._follows else self._folder)
         configs = (train_config, evaluate_config, evaluate_fn)
         with limits.limited(grid, self._limit + limits.BESIDE):
-            return super().start(grid, initial_arrays, num_rounds, timeout, *configs)
+            given = grid if self._quorum is None else Waiting(grid, self._quorum)
+            return super().start(given, initial_arrays, num_rounds, timeout, *configs)
 
     def summary(self) -> None:
         """Logs the settings."""
@@ -218,7 +245,7 @@ class CompressedFedAvg(extra.FedAvg):
         self._since = max(time.time_ns(), since + 1)
         self._seats.take(seats)
         self._history = History(self._history.whole)
-        self._open, self._follows = None, True
+        self._open, self._former, self._follows = None, [], True
         self.reports = [report for report in self.reports if report.round < state.round]
 
     def _kept(self) -> Any:
@@ -230,7 +257,7 @@ class CompressedFedAvg(extra.FedAvg):
     def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> list[Any]:
         """The messages of a round: what each of its clients needs to begin."""
         del arrays
-        seated = self._seats.waited_for(grid, self.min_available_nodes)
+        seated = closing.free(grid, self._seats.waited_for(grid, self.min_available_nodes))
         number = int(self._state.round)
         key = server.round_key(self.key, number)
         cohort = self.method.sampling.among(key, self.clients, np.array(list(seated)))
@@ -255,7 +282,10 @@ class CompressedFedAvg(extra.FedAvg):
         self.down += down
         log.info("configure_train: round %d, %d of %d clients", number, len(nodes), len(seated))
         sent = {client: message.metadata for client, message in messages.items()}
-        self._open = Round(number, key, nodes, sent, down)
+        for former in self._former:  # An answer to what a client was asked before is of no use.
+            former.waiting -= set(nodes)
+        oldest = 0 if self._quorum is None else self._quorum.oldest
+        self._open = Round(number, key, nodes, sent, down, oldest)
         return list(messages.values())
 
     def aggregate_train(self, server_round: int, replies: Iterable[Any]) -> tuple[Any, Any]:
@@ -264,10 +294,15 @@ class CompressedFedAvg(extra.FedAvg):
         if self._open is None:
             raise ValueError("`replies` must come after configure_train, got some before it")
         round_, self._open = self._open, None
+        rounds = [*self._former, round_]
         for reply in replies:
-            self._hear(round_, reply)
-        up = sum(len(heard.answer.payload) for heard in round_.heard.values())
-        state, total, taken = self._summed(round_)
+            asked = next((one for one in rounds if one.asked(reply) is not None), round_)
+            client = asked.asked(reply)
+            self._reader.hear(self._run, asked, reply, round_.number)
+            asked.waiting -= {client}
+        heard = [one for each in rounds for one in each.heard.values()]
+        up = sum(len(one.answer.payload) for one in heard)
+        state, total, taken = self._summed(rounds)
         state, message = self._stepped(round_, state, total)
         # Nothing is kept of a round before it is complete: after an error it can be repeated.
         self._state = state
@@ -275,10 +310,13 @@ class CompressedFedAvg(extra.FedAvg):
         for client, one in taken.items():
             row = jax.tree.map(lambda x: np.asarray(x)[None], one.side)
             self._sides.write(np.array([client]), row)
-            self._seats.accepted[client] = round_.number
+            self._seats.accepted[client] = one.round
         self.up += up
-        self.refused.update(round_.refused)
-        round_.log_dropouts(len(taken))
+        self.late.update(round_.log_late(one.round for one in taken.values()))
+        for one in rounds:
+            self.refused.update(one.refused)
+            one.refused.clear()
+        self._former = [] if self._quorum is None else [one for one in rounds if one.waiting]
         loss = records.mean_loss({client: one.loss for client, one in taken.items()})
         report = Report(round_.number, len(round_.cohort), len(taken), loss, up, round_.down)
         self.reports.append(report)
@@ -308,66 +346,28 @@ class CompressedFedAvg(extra.FedAvg):
             parts,
         )
 
-    def _hear(self, round_: Round, reply: Any) -> None:
-        """Reads one answer, and keeps its message, or refuses it."""
-        node = reply.metadata.src_node_id
-        try:
-            client = round_.client_of(reply)
-            secret = None if self._secrets is None else self._secrets(client)
-            reported, expected = metrics.read(reply.content), (round_.number, client, self._limit)
-            answer = records.read_answer(reply.content, *expected, self._run, secret)
-            round_.heard[client] = self._read(round_, answer, reported, secret)
-        except Refused as error:
-            round_.refuse(node, error.kind, error)
-        except MessageError as error:
-            round_.refuse(node, "malformed", error)
-
-    def _read(self, round_: Round, answer: Answer, reported: Any, secret: bytes | None) -> Heard:
-        client = answer.client
-        if answer.status == "behind":
-            self._seats.has[client] = -1
-            raise Refused("behind", "it could not follow, and gets the whole parameters next time")
-        accepted = int(self._seats.accepted[client])
-        if answer.upon not in (accepted, -1):
-            raise Refused("wrong memory", f"its memory is of round {answer.upon}, not {accepted}")
-        if answer.upon != accepted and self.method.uplink.feedback.facts.mirrors:
-            raise Refused(
-                "memory lost", "its memory is gone, and with it what the mirror knows of it"
-            )
-        if answer.status != "sent":
-            self._seats.has[client] = round_.number
-            raise Refused(answer.status, "it has no message for this round")
-        weight = self.weights[client]
-        if self._weighted_by is not None:
-            weight = metrics.weight(reported, self._weighted_by, weight)
-        of_message = records.secret_of(secret, self._run, round_.number, client)
-        policy = self.method.uplink.policy
-        # Finiteness is checked where the message is added, with the round's own key.
-        payload = from_bytes(policy, answer.payload, self._like, secret=of_message, finite=False)
-        self._seats.has[client] = round_.number
-        return Heard(answer, payload, weight, reported, answer.upon != accepted)
-
-    def _summed(self, round_: Round) -> tuple[ServerState, Total, dict[int, Taken]]:
+    def _summed(self, rounds: list[Round]) -> tuple[ServerState, Total, dict[int, Taken]]:
         """The sum of the messages, and what is kept of those that are part of it."""
         state, total = self._state, server.nothing(self.method, self._like)
-        taken, held = {}, []
-        for client in sorted(round_.heard):
+        taken, held, now = {}, [], rounds[-1]
+        for round_, client in ((one, client) for one in rounds for client in sorted(one.heard)):
             heard = round_.heard.pop(client)
             total, accepted, side = self._add(round_, total, client, heard)
             if not accepted:
                 text = "its message decodes to NaN, Inf or larger elements than allowed"
                 round_.refuse(round_.nodes[client], "not finite", text)
                 continue
-            taken[client] = Taken(heard.answer.loss, float(heard.weight), heard.metrics, side)
+            given = (heard.answer.loss, float(heard.weight), heard.metrics, side, round_.number)
+            taken[client] = Taken(*given)
             if heard.fresh:
                 log.info("\t> client %d has begun with a new memory", client)
             if not self.method.aggregate.streams:
                 held.append((client, heard.weight, heard.payload))
         if held:
             numbers, weights, payloads = jax.tree.map(lambda *rows: np.stack(rows), *held)
-            rows = np.searchsorted(round_.cohort, numbers)
-            given = server.held(round_.cohort, self.clients, weights, rows, payloads)
-            state, total = server.combined(self.method, round_.key, state, given)
+            rows = np.searchsorted(now.cohort, numbers)
+            given = server.held(now.cohort, self.clients, weights, rows, payloads)
+            state, total = server.combined(self.method, now.key, state, given)
         return state, total, taken
 
     def _add(
