@@ -1,6 +1,7 @@
 """Contract checks in the style of chex, the same that the library's own recipes must pass.
 
-Each raises an `AssertionError` with the expected and the actual behaviour.
+Each check raises an `AssertionError` with the expected and the actual behaviour. `Relay` stands for
+an internet link in tests of programs that use sockets.
 """
 
 from jaxcomp.testing.bias import (
@@ -22,6 +23,7 @@ from jaxcomp.testing.codec import (
 )
 from jaxcomp.testing.gates import check_gate as check_gate
 from jaxcomp.testing.reducer import check_feedback as check_feedback, check_reducer as check_reducer
+from jaxcomp.testing.relay import Relay as Relay
 from jaxcomp.testing.rows import (
     assert_follows_first as assert_follows_first,
     assert_handles_largest as assert_handles_largest,
