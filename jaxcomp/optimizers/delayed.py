@@ -67,7 +67,7 @@ def delayed_nesterov(
         return DelayedNesterovState(jnp.zeros((), jnp.int32), zeros, zeros)
 
     def update_fn(
-        updates: PyTree, state: DelayedNesterovState, params: PyTree | None = None
+        updates: PyTree, state: Any, params: PyTree | None = None
     ) -> tuple[PyTree, DelayedNesterovState]:
         del params
         ends = (state.count + 1) % every == 0

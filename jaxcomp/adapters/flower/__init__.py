@@ -10,4 +10,5 @@ from jaxcomp.adapters.flower.client import (
 )
 from jaxcomp.adapters.flower.closing import Quorum as Quorum
 from jaxcomp.adapters.flower.records import arrays_of as arrays_of, params_of as params_of
+from jaxcomp.adapters.flower.site import Placed as Placed, Site as Site
 from jaxcomp.adapters.flower.strategy import CompressedFedAvg as CompressedFedAvg

@@ -79,20 +79,19 @@ def client_app(
             f"`like` must have no integers, which cannot be trained, got some at {counters}; an "
             "app of your own may have them, behind jaxcomp.adapters.flower.compress_mod"
         )
-    work = _work_of(method, like, secret, memory, faults)
+    work = _in_context(work_of(method, like, secret, faults), memory)
     app = extra.ClientApp()
 
     @app.train()
     def train(message: Any, context: Any) -> Any:
-        def run(known: Known, given: Instruction, own: Own) -> _Worked:
+        def run(known: Known, given: Instruction, own: Own) -> Worked:
             data = batches(context, given.client, given.round)
-            who = _who(given, _steps_of(data))
-            sent, inner, loss = _run(method, known, who, data, own)
+            sent, inner, loss = one_round(method, known, who(given, steps_of(data)), data, own)
             reported = {}
             if metrics is not None:
                 numbers = dict(metrics(context, given.client, given.round))
                 reported["metrics"] = extra.MetricRecord(numbers)
-            return _Worked(sent, inner, float(loss), reported)
+            return Worked(sent, inner, float(loss), reported)
 
         return extra.Message(content=work(message, context, run), reply_to=message)
 
@@ -133,10 +132,10 @@ def compress_mod(
     checks.part("method", method, Method)
     whole = raw.like(like)
     method = integers.apart(method, whole)
-    work = _work_of(method, integers.floating(whole), secret, memory, Faults())
+    work = _in_context(work_of(method, integers.floating(whole), secret), memory)
 
     def mod(message: Any, context: Any, call_next: Callable[[Any, Any], Any]) -> Any:
-        def run(known: Known, given: Instruction, own: Own) -> _Worked:
+        def run(known: Known, given: Instruction, own: Own) -> Worked:
             start = jax.tree.map(lambda c: np.asarray(c[0]), known.centres)
             start = integers.restored(start, whole)
             message.content[arrays] = records.arrays_of(start)
@@ -144,9 +143,9 @@ def compress_mod(
             if reply.has_error():
                 raise ValueError(f"the app's own training must succeed, it said {reply.error!r}")
             end = integers.floating(records.params_of(reply.content[arrays], start))
-            sent = _sent(method, known, _who(given, 1), end, own)
+            sent = _sent(method, known, who(given, 1), end, own)
             reported = dict(reply.content.metric_records)
-            return _Worked(sent, own.inner, _loss_of(reply.content), reported)
+            return Worked(sent, own.inner, _loss_of(reply.content), reported)
 
         return extra.Message(content=work(message, context, run), reply_to=message)
 
@@ -172,7 +171,7 @@ class _Place(NamedTuple):
     upon: int
 
 
-class _Worked(NamedTuple):
+class Worked(NamedTuple):
     """A client's round: its message, the state of its optimizer, its loss and what it reports."""
 
     sent: uplink.Message
@@ -181,14 +180,30 @@ class _Worked(NamedTuple):
     reported: Mapping[str, Any]
 
 
-def _work_of(
-    method: Method,
-    like: PyTree,
-    secret: Secret | None,
-    file_of: Memory | None,
-    faults: Faults,
-) -> Callable[[Any, Any, Callable[..., Any]], Any]:
-    """The round of a client around its training: an answer to the server's message."""
+def _in_context(work: Callable[..., Any], file_of: Memory | None) -> Callable[..., Any]:
+    """The round of a client whose memory is in Flower's context, or in a file of its own."""
+
+    def in_context(message: Any, context: Any, run: Callable[..., Any]) -> Any:
+        if file_of is None:
+            return work(message.content, context.state, run, context)
+        path = pathlib.Path(file_of(context))
+        state = files.read(path)
+        content = work(message.content, state, run, context)
+        files.write(path, state)
+        return content
+
+    return in_context
+
+
+def work_of(
+    method: Method, like: PyTree, secret: Secret | None, faults: Faults = Faults()
+) -> Callable[..., Any]:
+    """The round of a client around its training.
+
+    Returns:
+        `work(content, state, run, context=None)`: the answer to the server's message, for a client
+        whose memory is in `state`, where it is afterwards. `run(known, given, own)` trains.
+    """
     extra.needed()
     checks.part("method", method, Method)
     checks.part("faults", faults, Faults)
@@ -199,12 +214,10 @@ def _work_of(
         )
     like = raw.like(like)
 
-    def work(message: Any, context: Any, run: Callable[..., Any]) -> Any:
+    def work(message: Any, state: Any, run: Callable[..., Any], context: Any = None) -> Any:
         own_secret = None if secret is None else secret(context)
-        given = records.read_instruction(message.content, own_secret)
+        given = records.read_instruction(message, own_secret)
         key = jnp.asarray(np.frombuffer(given.seed, np.uint32))
-        path = None if file_of is None else pathlib.Path(file_of(context))
-        state = context.state if path is None else files.read(path)
         kept = memory_.read(state, method, like, given)
         said = memory_.said(state, kept, given)
         if said is not None:
@@ -233,8 +246,6 @@ def _work_of(
         memory_.write(
             state, Kept(*of_round, place.centre, inner, sent.accepted, sent.refused), content
         )
-        if path is not None:
-            files.write(path, state)
         return content
 
     return work
@@ -279,7 +290,7 @@ def _learned(method: Method, centre: Centre, params: PyTree) -> Centre:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _run(
+def one_round(
     method: Method, known: Known, who: Clients, batches: Any, own: Own
 ) -> tuple[uplink.Message, PyTree, Array]:
     """The work of one client, compiled as the simulation compiles it."""
@@ -296,11 +307,13 @@ def _sent(method: Method, known: Known, who: Clients, end: PyTree, own: Own) -> 
     )
 
 
-def _who(given: Instruction, steps: int) -> Clients:
+def who(given: Instruction, steps: int) -> Clients:
+    """The client of an instruction."""
     return Clients(jnp.uint32(given.client), jnp.float32(1), jnp.int32(0), jnp.int32(steps))
 
 
-def _steps_of(batches: Any) -> int:
+def steps_of(batches: Any) -> int:
+    """The number of steps for which there are batches."""
     shapes = [np.shape(x) for x in jax.tree.leaves(batches)]
     if not shapes or any(s[:1] != shapes[0][:1] or not s for s in shapes):
         raise ValueError(f"`batches` must give arrays [steps, …], got shapes {shapes}")

@@ -1,0 +1,225 @@
+"""A site's process stays up between rounds, and goes on where it was after it was killed."""
+
+import dataclasses
+import json
+import socket
+import threading
+import time
+
+import jax
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+from nodes import (
+    CLIENTS,
+    STEPS,
+    Grid,
+    data,
+    identity,  # noqa: F401
+    loss,
+    params,
+    strategy_of,
+)
+
+import jaxcomp
+from jaxcomp import federated
+
+pytest.importorskip("flwr")
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+
+import jaxcomp_site.app
+from jaxcomp.adapters import flower
+from jaxcomp_site import courier
+
+METHOD = federated.diloco(
+    jaxcomp.Link(jaxcomp.top_k(fraction=0.25), jaxcomp.Residual()), loss, inner=optax.adam(1e-2)
+)
+
+
+def own_data(number, taken):
+    """The data of the simulation: a round has as many steps for all."""
+    return jax.tree.map(lambda x: x[0], data([number], taken // STEPS))
+
+
+class SiteGrid(Grid):
+    """Nodes that hand each message to a site.
+
+    Attributes:
+        sites: the site of each node.
+        begin: makes the site of a node anew, as after it was killed.
+    """
+
+    def __init__(self, folder, method=METHOD, given=own_data, **settings):
+        self.begin = lambda node: flower.Site(
+            method, params(), given, folder=folder / str(node), **settings
+        )
+        self.sites = {100 + node: self.begin(100 + node) for node in range(CLIENTS)}
+        super().__init__({node: self._app_of(node) for node in self.sites})
+
+    def _app_of(self, node):
+        def app():
+            def answered(message, context):
+                del context
+                packed = jaxcomp_site.app.packed(message.content)
+                answer = self.sites[node].answer(packed)
+                return Message(jaxcomp_site.app.unpacked(answer), reply_to=message)
+
+            return answered
+
+        return app
+
+
+@pytest.fixture(scope="module")
+def undisturbed():
+    sim = federated.Simulation(METHOD, params(), CLIENTS, data)
+    sim.run(4)
+    return sim.params
+
+
+def test_the_bits_are_those_of_the_simulation_and_sites_know_where_their_data_are(
+    undisturbed, tmp_path
+):
+    grid, strategy = SiteGrid(tmp_path), strategy_of(METHOD)
+    strategy.start(grid, num_rounds=4)
+    jax.tree.map(np.testing.assert_array_equal, strategy.params, undisturbed)
+    assert {site.taken for site in grid.sites.values()} == {4 * STEPS}
+    metrics = strategy.reports
+    assert len(metrics) == 4
+
+
+def test_sites_and_the_server_are_killed_and_nobody_notices(undisturbed, tmp_path):
+    """Each at another point of a round; an answer that was lost is given again, not worked for."""
+    grid, folder = SiteGrid(tmp_path), tmp_path / "server"
+    strategy = strategy_of(METHOD, checkpoint=folder)
+    strategy.start(grid, num_rounds=1)
+    grid.sites[101] = grid.begin(101)  # Killed between two rounds.
+    # The server is killed when all have answered its second round.
+    messages = strategy.configure_train(2, None, ConfigRecord(), grid)
+    grid.send_and_receive(messages)
+    taken = {node: site.taken for node, site in grid.sites.items()}
+    grid.sites[102] = grid.begin(102)  # Killed after it has answered.
+    strategy = strategy_of(METHOD, checkpoint=folder)
+    strategy.restore(folder)
+    strategy.start(grid, num_rounds=1)
+    assert {node: site.taken for node, site in grid.sites.items()} == taken
+    strategy.start(grid, num_rounds=2)
+    jax.tree.map(np.testing.assert_array_equal, strategy.params, undisturbed)
+
+
+def test_unequal_sites_take_unequal_numbers_of_steps(tmp_path):
+    """Each begins where it stopped; the server weighs them by tokens² / steps."""
+    begun = []
+
+    def unequal(number, taken):
+        begun.append((number, taken))
+        return jax.tree.map(lambda x: np.concatenate([x[0]] * 2)[: 1 + number], data([number], 0))
+
+    grid = SiteGrid(tmp_path, given=unequal, metrics=lambda number, steps: {"tokens": 4 * steps})
+    strategy = strategy_of(METHOD, weight_of=federated.tokens_squared_per_step)
+    result = strategy.start(grid, num_rounds=2)
+    assert sorted(begun) == sorted((n, r * (1 + n)) for n in range(CLIENTS) for r in range(2))
+    reported = result.train_metrics_clientapp[1]
+    weights = np.arange(1, CLIENTS + 1)
+    np.testing.assert_allclose(reported["steps"], np.average(weights, weights=weights))
+
+
+@pytest.mark.full
+def test_a_site_of_several_devices_trains_as_one_of_one_device(tmp_path):
+    mesh = jax.make_mesh((2, 2), ("batch", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    placed = flower.Placed(mesh, {"w": P(None, "model"), "b": P("model")}, P("batch"))
+    method = dataclasses.replace(METHOD, up=jaxcomp.Policy(None))
+    found = []
+    for name, where in (("one", None), ("four", placed)):
+        strategy = strategy_of(method)
+        strategy.start(SiteGrid(tmp_path / name, method, placed=where), num_rounds=2)
+        found.append(strategy.params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6), *found)
+
+
+@pytest.fixture
+def served(tmp_path):
+    """A site that answers in a thread, until the test ends."""
+    ended = threading.Event()
+
+    def begin(answer):
+        thread = threading.Thread(
+            target=courier.serve, args=(tmp_path, answer, ended.is_set), daemon=True
+        )
+        thread.start()
+        return thread
+
+    yield tmp_path, begin
+    ended.set()
+    if (tmp_path / "address").exists():
+        courier.ask(tmp_path, b"", 5)
+
+
+def test_the_app_hands_messages_to_the_site_and_waits_for_one_that_is_not_up(served):
+    folder, begin = served
+    found = []
+
+    def late():
+        time.sleep(0.5)
+        begin(lambda content: content)
+
+    threading.Thread(target=late, daemon=True).start()
+    sent = RecordDict({"numbers": ConfigRecord({"a": 1, "b": b"\x00\xff", "c": [0.5, 2.0]})})
+    context = Context(1, 1, {"site": str(folder)}, RecordDict(), {})
+    message = Message(sent, dst_node_id=1, message_type="train")
+    message.metadata.__dict__["_message_id"] = "one"
+    found = jaxcomp_site.app.app(message, context).content
+    assert dict(found["numbers"]) == dict(sent["numbers"])
+    assert (folder / "address").stat().st_mode & 0o077 == 0
+
+
+def test_what_a_site_cannot_do_is_told_and_it_stays_up(served):
+    folder, begin = served
+
+    def answer(content):
+        if content == b"bad":
+            raise ValueError("`content` must be good")
+        return content
+
+    begin(answer)
+    with pytest.raises(courier.SiteError, match="`content` must be good"):
+        courier.ask(folder, b"bad", 10)
+    assert courier.ask(folder, b"good", 10) == b"good"
+
+
+def test_a_site_that_is_never_up_is_named(tmp_path):
+    with pytest.raises(courier.SiteError, match=r"no process of the site in .*serve\(\)"):
+        courier.ask(tmp_path, b"", 0.3)
+
+
+def test_a_node_without_a_site_is_named():
+    message = Message(RecordDict(), dst_node_id=1, message_type="train")
+    message.metadata.__dict__["_message_id"] = "one"
+    with pytest.raises(ValueError, match="`--node-config` of this SuperNode must have the folder"):
+        jaxcomp_site.app.app(message, Context(1, 1, {}, RecordDict(), {}))
+
+
+def test_a_strangers_connection_changes_nothing(served):
+    folder, begin = served
+    begin(lambda content: content)
+    assert courier.ask(folder, b"one", 10) == b"one"
+    port = json.loads((folder / "address").read_text())["port"]
+    with socket.create_connection(("127.0.0.1", port)) as stranger:
+        stranger.sendall(b"GET / HTTP/1.0\r\n\r\n")
+    assert courier.ask(folder, b"two", 10) == b"two"
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"data": 3}, "`data`"),
+        ({"folder": 3}, "`folder`"),
+        ({"metrics": 3}, "`metrics`"),
+        ({"placed": 3}, "`placed`"),
+        ({"method": 3}, "`method`"),
+    ],
+)
+def test_wrong_arguments(given, says, tmp_path):
+    given = {"method": METHOD, "like": params(), "data": own_data, "folder": tmp_path, **given}
+    with pytest.raises(ValueError, match=says):
+        flower.Site(given.pop("method"), given.pop("like"), given.pop("data"), **given)
