@@ -45,6 +45,8 @@ examples:
   jaxcomp plan --gradients early.npz late.npz --budget 400kB --workers 8 --link 100Mbit
   jaxcomp plan --params 1e9 --workers 4x8 --link 25Gbit --fast-link 400Gbit --fsdp
   jaxcomp plan --params 1e9 --workers 8 --link 1Gbit --fsdp --codec 'mx("mxfp8") / qsgd_inf(bits=4)'
+  jaxcomp plan --params 125e6 --workers 4 --link 100Mbit --latency 25ms --step 250ms --every 100 \
+    --sites --codec 'chunk_top_k() / qsgd_inf(bits=8)'
 
 --budget gives each leaf the codec that measured gradients ask for, within so many bytes. Save them:
   flat, _ = jax.tree_util.tree_flatten_with_path(gradients)  # of one worker
@@ -324,6 +326,12 @@ def _options_of_steps(add: Callable[..., Any]) -> None:
         type=options.count,
         default=2,
         help="with --fsdp, how often a step gathers the weights (default: 2, forward and back)",
+    )
+    add(
+        "--sites",
+        action="store_true",
+        help="plan rounds between sites on Flower, of --every steps, over links with --latency one "
+        "way; --codec names that of a site, or 'SITE / SERVER'",
     )
     add(
         "--rounds",

@@ -8,7 +8,7 @@ import jax
 
 import jaxcomp
 from jaxcomp.cli import expressions, files, tables
-from jaxcomp.planning import budget, fsdp, models, planner, plots, timing
+from jaxcomp.planning import budget, fsdp, models, planner, plots, sites, timing
 from jaxcomp.planning.spending import Spending
 from jaxcomp.theory import local_rounds, tables as tables_, units
 
@@ -24,8 +24,8 @@ def plan(args: argparse.Namespace) -> None:
         )
     if args.plot is not None:
         plots.check(args.plot)  # Before minutes of timing.
-    if args.fsdp:
-        _sharded(args)
+    if args.fsdp or args.sites:
+        (_sharded if args.fsdp else _between_sites)(args)
         return
     codecs = None
     if args.codec is not None:
@@ -91,6 +91,28 @@ def _sharded(args: argparse.Namespace) -> None:
     )
     if args.plot is not None:
         plots.save(planned, args.plot)
+    print(planned.to_json() if args.json else planned)
+
+
+def _between_sites(args: argparse.Namespace) -> None:
+    """Prints the plan of a round between sites."""
+    for name in ("fsdp", "rounds", "budget", "max_error", "plot"):
+        if getattr(args, name):
+            raise ValueError(f"--{name.replace('_', '-')} and --sites cannot be given together")
+    if args.codec is None or len(args.codec) > 1:
+        raise ValueError(
+            "--sites needs one --codec, such as 'chunk_top_k() / qsgd_inf(bits=8)': that of a "
+            "site's message, and, behind a slash, of the server's"
+        )
+    up, _, down = args.codec[0].partition(" / ")
+    planned = sites.plan_sites(
+        _like(args),
+        jaxcomp.planning.Network(args.link, args.latency),
+        up=expressions.evaluate(up),
+        down=expressions.evaluate(down) if down else None,
+        steps=args.every,
+        step=_step(args.step),
+    )
     print(planned.to_json() if args.json else planned)
 
 

@@ -2,6 +2,7 @@
 
 from jaxcomp.planning.budget import spend as spend
 from jaxcomp.planning.fsdp import plan_fsdp as plan_fsdp
+from jaxcomp.planning.sites import plan_sites as plan_sites
 from jaxcomp.planning.spending import LeafSpending as LeafSpending, Spending as Spending
 from jaxcomp.planning.timing import measure as measure
 from jaxcomp.theory.ceo import (
@@ -41,3 +42,4 @@ from jaxcomp.theory.fedpaq import (
 from jaxcomp.theory.genqsgd import Loss as Loss, Machine as Machine, plan_genqsgd as plan_genqsgd
 from jaxcomp.theory.local_rounds import Round as Round, Rounds as Rounds, rounds as rounds
 from jaxcomp.theory.magnitudes import Law as Law, LawFits as LawFits, fit_laws as fit_laws
+from jaxcomp.theory.site_rounds import SitesPlan as SitesPlan

@@ -281,3 +281,72 @@ def test_a_site_weighs_what_a_function_makes_of_its_numbers():
     assert strategy.refused == {"malformed": 1}
     want = (32 * given(0, 0).sum(0) + 4 * given(1, 0).sum(0)) / 36
     np.testing.assert_allclose(strategy.params, want, rtol=1e-6)
+
+
+def secret_of(number):
+    return bytes([number + 1]) * 16
+
+
+class HostileGrid(SlowGrid):
+    """The last node answers with garbage, with an old answer, in another's name, or not at all."""
+
+    def __init__(self, lies):
+        def app():
+            return flower.client_app(
+                METHOD,
+                np.zeros(FEATURES, np.float32),
+                batches,
+                secret=lambda context: secret_of(context.node_id - 100),
+            )
+
+        super().__init__({100 + node: app for node in range(SITES)}, lambda round, node: round)
+        self._lies, self._said = lies, {}
+
+    def pull_messages(self, message_ids):
+        (reply,) = super().pull_messages(message_ids)
+        round, node = map(int, message_ids[0].split())
+        self._said[round, node] = reply.content
+        if node != 103:
+            return [reply]
+        if not self._lies:
+            reply = Message(Error(0, "it says nothing"), reply_to=self.asked(message_ids[0]))
+        elif round == 0:
+            record = reply.content["jaxcomp.payload"]
+            data = b"\xff" * len(record["0"].data)
+            record["0"] = type(record["0"])("uint8", (len(data),), record["0"].stype, data)
+        elif round == 1:
+            reply.content = self._said[0, 100]
+        elif round == 2:
+            reply.content = self._said[2, 100]
+        else:
+            reply.content["jaxcomp.answer"]["loss"] = 0.0
+        return [reply]
+
+    def push_messages(self, messages):
+        messages = list(messages)
+        ids = super().push_messages(messages)
+        self._asked = dict(zip(ids, messages, strict=True))
+        return ids
+
+    def asked(self, message):
+        return self._asked[message]
+
+
+def test_hostile_sites_are_refused_by_name_and_honest_ones_end_with_the_same_bits():
+    ends, refused = [], []
+    for lies in (True, False):
+        strategy = flower.CompressedFedAvg(
+            METHOD,
+            np.zeros(FEATURES, np.float32),
+            SITES,
+            quorum=flower.Quorum(SITES, 60.0),
+            numbers={100 + node: node for node in range(SITES)},
+            secrets=secret_of,
+            min_available_nodes=1,
+        )
+        strategy.start(HostileGrid(lies), num_rounds=4)
+        ends.append(strategy.params)
+        refused.append(dict(strategy.refused))
+    np.testing.assert_array_equal(*ends)
+    assert np.any(ends[0] != 0)
+    assert refused == [{"malformed": 2, "wrong round": 1, "wrong client": 1}, {"failed": 4}]

@@ -6,6 +6,7 @@ from typing import Any
 
 from jaxcomp import checks
 from jaxcomp.adapters.flower import raw, records
+from jaxcomp.adapters.flower.server_round import log
 from jaxcomp.federated import checkpoint
 from jaxcomp.federated.method import Method
 from jaxcomp.types import PyTree
@@ -44,6 +45,12 @@ def check(
                 f'`{name}` must be None with a mean over "all", which is divided by the expected '
                 f"weight of all clients before any of them reports, got {given!r}; give `weights`"
             )
+
+
+def log_summary(method: Method, clients: int) -> None:
+    """Logs what a method compresses with, and how many clients there are."""
+    log.info("\t├──> Method: %r", method.uplink.policy)
+    log.info("\t└──> Clients: %d, sampled by %r", clients, method.sampling)
 
 
 def check_start(initial: Any, params: PyTree, new: "str | pathlib.Path | None") -> None:

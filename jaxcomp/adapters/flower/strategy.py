@@ -150,16 +150,8 @@ class CompressedFedAvg(extra.FedAvg):
         self._largest = np.float32(np.finfo(np.float32).max if largest is None else largest)
         self._secrets, self._folder = secrets, checkpoint
         self._seats = Seats(clients, numbers, lasting=method.uplink.feedback.facts.mirrors)
-        self._reader = Reader(
-            self.method,
-            self._like,
-            self._limit,
-            self._seats,
-            self.weights,
-            weighted_by_key,
-            weight_of,
-            secrets,
-        )
+        rules = (self.weights, weighted_by_key, weight_of, secrets)
+        self._reader = Reader(self.method, self._like, self._limit, self._seats, *rules)
         self._quorum = quorum
         self._sides = OnHost(jax.tree.map(np.asarray, self._new_side()), clients)
         self._history = History(raw.size(self._centre()))
@@ -172,6 +164,11 @@ class CompressedFedAvg(extra.FedAvg):
     def state(self) -> ServerState:
         """Everything that the server keeps, beside its memory of single clients."""
         return self._state
+
+    @property
+    def accepted(self) -> np.ndarray:
+        """The round of each client's last accepted message; -1 for none."""
+        return self._seats.accepted.copy()
 
     @property
     def params(self) -> PyTree:
@@ -204,8 +201,7 @@ class CompressedFedAvg(extra.FedAvg):
 
     def summary(self) -> None:
         """Logs the settings."""
-        log.info("\t├──> Method: %r", self.method.uplink.policy)
-        log.info("\t└──> Clients: %d, sampled by %r", self.clients, self.method.sampling)
+        settings_.log_summary(self.method, self.clients)
 
     def save(self, folder: str | pathlib.Path) -> None:
         """Writes a checkpoint, from which `restore` goes on bit for bit; the last one stays valid

@@ -1,0 +1,231 @@
+"""Training between sites that die, over links of the internet: time, steps, and where updates are.
+
+    python benchmarks/sites.py --only links
+    python benchmarks/sites.py --only events
+    python benchmarks/sites.py --only kills
+
+All runs are those of `examples/sites.py`: Flower's processes, the processes of four sites, and a
+relay before each. `links` compares rounds and the time to a loss over links with those over the
+loopback; `events` the rounds to a loss where one site is killed for a third of the run and one
+joins at half; `kills` kills sites and the server at random, and adds up in whole numbers what sites
+gave, what the centre got and what residuals hold.
+"""
+
+import pathlib
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import reporting
+import sites_integers
+
+# isort: split
+from sites_network import Network  # pyright: ignore[reportMissingImports]
+
+from jaxcomp.adapters import flower
+from jaxcomp.adapters.flower import files, raw, records
+from jaxcomp.federated import block
+
+SITES, TARGET = 4, 4.0
+LINKS = {
+    "loopback": {},
+    "20 ms, 100 Mbit/s": {"delay": 0.010, "rate": 100e6},
+    "50 ms, 10 Mbit/s": {"delay": 0.025, "rate": 10e6},
+    "50 ms, 10 Mbit/s, 1 % reset": {"delay": 0.025, "rate": 10e6, "resets": 0.01},
+    "150 ms, 10 Mbit/s": {"delay": 0.075, "rate": 10e6},
+}
+"""The time there and back, and the rate each way."""
+PATIENCE = 75.0
+
+
+def trained(
+    config: dict[str, Any],
+    link: dict[str, Any],
+    happens: Callable[[Network, int], None],
+    seconds: float,
+    folder: pathlib.Path,
+) -> dict[str, Any]:
+    """A run; `happens(net, rounds)` is called again and again with the rounds so far."""
+    shutil.rmtree(folder, ignore_errors=True)
+    begin = time.monotonic()
+    first = config.pop("first", range(SITES))
+    with Network(folder, {"patience": PATIENCE, **config}, SITES, link) as net:
+        net.start_server()
+        net.join(*first)
+
+        def ended() -> bool:
+            lines = net.rounds()
+            happens(net, lines[-1]["round"] if lines else 0)
+            return net.ended
+
+        net.wait(ended, seconds)
+        return {"seconds": time.monotonic() - begin, "rounds": net.rounds()}
+
+
+def nothing(net: Network, done: int) -> None:
+    """Nothing happens."""
+
+
+def reached(rounds: list[dict[str, Any]], target: float = TARGET) -> dict[str, float]:
+    """When the loss is reached for the first time: rounds, and seconds since the first one began.
+
+    The first round is left out, since sites compile in it and processes start.
+    """
+    first = next(row for row in rounds if row["round"] == 1)
+    for row in rounds:
+        if row["round"] and row["score"] <= target:
+            return {"rounds": row["round"], "seconds": row["time"] - first["time"]}
+    raise ValueError(f"the loss {target} was not reached: {rounds[-1]}")
+
+
+def links(seeds: int, folder: pathlib.Path) -> dict[str, Any]:
+    """Time and rounds to the loss over each link, in turns."""
+    found: dict[str, list[Any]] = {name: [] for name in LINKS}
+    for seed in range(seeds):
+        for name, link in LINKS.items():
+            config = {"rounds": 12, "steps": 20, "quorum": SITES, "deadline": 60.0, "seed": seed}
+            run = trained(config, link, nothing, 600, folder)
+            times = [row["time"] for row in run["rounds"] if row["round"]]
+            found[name].append(
+                {
+                    **reached(run["rounds"]),
+                    "round_s": statistics.median(np.diff(times)),
+                    "up": run["rounds"][-1]["up"],
+                    "down": run["rounds"][-1]["down"],
+                }
+            )
+            print(seed, name, found[name][-1], flush=True)
+    return found
+
+
+def events(seeds: int, folder: pathlib.Path) -> dict[str, Any]:
+    """Rounds to the loss, calm and with a site that is killed and one that joins late.
+
+    A run has 18 rounds: one of four sites is away from the third to the ninth, and one is there
+    from the ninth on.
+    """
+    calm, disturbed = "calm", "one killed for a third, one joins at half"
+    found: dict[str, list[Any]] = {calm: [], disturbed: []}
+    for seed in range(seeds):
+        for name, runs in found.items():
+            todo = [] if name == calm else [(3, _kill), (9, _join)]
+
+            def happens(net: Network, done: int, todo: Any = todo) -> None:
+                while todo and done >= todo[0][0]:
+                    todo.pop(0)[1](net)
+
+            config = {"rounds": 18, "steps": 8, "quorum": 3, "deadline": 30.0, "seed": seed}
+            config["first"] = range(SITES if name == calm else SITES - 1)
+            run = trained(config, LINKS["50 ms, 10 Mbit/s"], happens, 900, folder)
+            runs.append({**reached(run["rounds"]), "last": run["rounds"][-1]})
+            print(seed, name, runs[-1], flush=True)
+    return found
+
+
+def _kill(net: Network) -> None:
+    net.kill_site(1)
+
+
+def _join(net: Network) -> None:
+    net.join(1, 3)
+
+
+def kills(seed: int, folder: pathlib.Path, rounds: int) -> dict[str, Any]:
+    """A run in whole numbers with random kills; whether all sums are equal."""
+    draw, killed = np.random.default_rng(seed), {"sites": 0, "server": 0}
+    next_at, longest, last, since = 1, 0.0, 0, time.monotonic()
+
+    def happens(net: Network, done: int) -> None:
+        nonlocal next_at, longest, last, since
+        now = time.monotonic()
+        longest = max(longest, now - since)
+        if done > last:
+            last, since = done, now
+        for number in range(SITES):
+            if not net.alive(f"site{number}"):
+                net.start_site(number)
+        if done < next_at or done >= rounds:
+            return
+        next_at = done + 1 + int(draw.integers(1, 4))
+        if draw.random() < 0.2:
+            killed["server"] += 1
+            net.kill_server()
+            net.start_link()
+            net.start_server()
+        else:
+            killed["sites"] += 1
+            number = int(draw.integers(SITES))
+            time.sleep(float(draw.uniform(0, 3)))  # At any point of a round.
+            net.kill(f"site{number}")
+            if draw.random() < 0.15:
+                net.kill(f"node{number}")
+
+    config = {
+        "task": "sites_integers",
+        "rounds": rounds,
+        "steps": 2,
+        "quorum": 2,
+        "deadline": 30.0,
+        "seed": seed,
+    }
+    run = trained(config, LINKS["20 ms, 100 Mbit/s"], happens, 4000, folder)
+    return {
+        **balance(folder, seed, config["steps"]),
+        "killed": killed,
+        "longest_s": longest,
+        "seconds": run["seconds"],
+        "last": run["rounds"][-1],
+    }
+
+
+def balance(folder: pathlib.Path, seed: int, steps: int) -> dict[str, Any]:
+    """What sites gave, what the centre got, what residuals hold: largest difference, and sums."""
+    task = sites_integers.Task(seed, steps)
+    method, params = task.build(), task.params()
+    strategy = flower.CompressedFedAvg(method, params, SITES)
+    strategy.restore(folder / "server" / "checkpoint")
+    gave, held = np.zeros(sites_integers.FEATURES), np.zeros(sites_integers.FEATURES)
+    for number in range(SITES):
+        state = files.read(folder / f"site{number}" / "memory")
+        config = state["jaxcomp.state"]
+        client, taken = config["client"], int(state["jaxcomp.site"]["taken"])
+        gave += sum(task.batch(client, step) for step in range(taken))
+        name = "accepted" if config["round"] == strategy.accepted[client] else "refused"
+        like = jax.eval_shape(lambda p: block.init(method, p).memory, params)
+        data = records.bytes_of(state["jaxcomp.memory"][name], records.MEMORY)
+        held += np.asarray(sum(jax.tree.leaves(raw.read(data, like).feedback))).reshape(-1)
+    got = SITES * np.asarray(strategy.params["w"], np.float64)
+    return {
+        "difference": float(np.abs(gave - (got - held)).max()),
+        "gave": float(np.abs(gave).sum()),
+        "got": float(np.abs(got).sum()),
+        "held": float(np.abs(held).sum()),
+    }
+
+
+def main() -> None:
+    jobs = {"links": links, "events": events, "kills": kills}
+    options = reporting.options(
+        __doc__,
+        "out/sites",
+        only=(jobs, "what to run"),
+        seeds=(5, "seeds"),
+        rounds=(100, "rounds with kills"),
+    )
+    for job in options.only:
+        with tempfile.TemporaryDirectory() as place:
+            folder = pathlib.Path(place)
+            if job == "kills":
+                found: Any = kills(0, folder, options.rounds)
+            else:
+                found = jobs[job](options.seeds, folder)
+        reporting.keep(options.out / f"{job}.json", {"sites": SITES, job: found})
+
+
+if __name__ == "__main__":
+    main()

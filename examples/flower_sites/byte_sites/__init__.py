@@ -1,0 +1,1 @@
+"""A byte model that sites train together."""

@@ -1,0 +1,70 @@
+"""The forecast of a round between sites, for a model, codecs and a link."""
+
+from typing import Any
+
+from jaxcomp import checks
+from jaxcomp.base import Codec
+from jaxcomp.feedback import Link, default
+from jaxcomp.layout.policy import NOTHING, Policy
+from jaxcomp.planning import models
+from jaxcomp.reducers import choose
+from jaxcomp.theory.cost import Network
+from jaxcomp.theory.site_rounds import IDLE, TRIPS, SitesPlan
+from jaxcomp.types import PyTree
+
+Sent = Codec | Policy | Link | None
+
+
+def plan_sites(
+    params: PyTree | int,
+    network: Network,
+    *,
+    up: Sent,
+    down: Sent = None,
+    steps: int = 100,
+    step: float = 0.0,
+    idle: float = IDLE,
+    trips: float = TRIPS,
+) -> SitesPlan:
+    """Forecasts a round of `jaxcomp.adapters.flower.Site`: what trains, sends and waits how long.
+
+    `seconds = steps · step + (up + down) / bandwidth + idle + trips · 2 · latency`
+
+    Args:
+        params: the parameters, or their shapes and dtypes; or the number of parameters, for a
+            transformer like GPT-2.
+        network: the link of a site; its latency is that of one way.
+        up: the codec of a site's message; None sends it dense.
+        down: the codec of the server's message; None sends the parameters.
+        steps: of a round.
+        step: seconds of a step.
+        idle: seconds in which nothing is sent or computed, by default as measured with Flower 1.42.
+        trips: answers that a site waits for in a round, one after another, likewise.
+
+    Raises:
+        ValueError: for numbers out of range, or codecs that are none.
+
+    Example:
+        >>> import jaxcomp
+        >>> home = jaxcomp.planning.Network(bandwidth=1.25e6, latency=0.025)
+        >>> found = plan_sites(1_000_000, home, up=jaxcomp.chunk_top_k(), steps=100, step=0.5)
+        >>> round(found.training), round(found.sending, 1)
+        (50, 3.3)
+    """
+    checks.part("network", network, Network)
+    like = models.transformer(params) if isinstance(params, int) else params
+    sizes = [_bytes(name, one, like) for name, one in (("up", up), ("down", down))]
+    delay = 2 * network.latency
+    return SitesPlan(steps, step, *sizes, network.bandwidth, delay, idle, trips)
+
+
+def _bytes(name: str, given: Any, like: PyTree) -> int:
+    """The bytes of a message in which small leaves are dense, as a method sends them."""
+    if given is not None and not isinstance(given, Codec | Policy | Link):
+        raise ValueError(
+            f"`{name}` must be a codec such as jaxcomp.qsgd_inf(bits=4), a Policy, a Link or None, "
+            f"got {given!r}"
+        )
+    given = NOTHING if given is None else given
+    link = given if isinstance(given, Link) else Link(given, default(given))
+    return choose.wire_bytes(link.policy, like)

@@ -1,0 +1,102 @@
+"""The time of a round between sites: steps, messages over their links, and what Flower takes."""
+
+import dataclasses
+
+from jaxcomp import checks
+from jaxcomp.theory import tables, units
+
+TRIPS = 12
+"""Answers that a site waits for in a round, one after another: of Flower 1.42, over HTTP."""
+
+IDLE = 4.4
+"""Seconds in which a round waits: SuperNodes ask for messages every three seconds, and start a
+process for each."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SitesPlan:
+    """A forecast of rounds between sites.
+
+    Attributes:
+        steps: of a round.
+        step: seconds of a step.
+        up: bytes of a site's message.
+        down: bytes of the server's message to a site.
+        bandwidth: bytes a second of a site's link, each way.
+        delay: seconds there and back.
+        idle: seconds of a round in which nothing is sent or computed.
+        trips: answers that a site waits for in a round, one after another.
+    """
+
+    steps: int
+    step: float
+    up: int
+    down: int
+    bandwidth: float
+    delay: float
+    idle: float = IDLE
+    trips: float = TRIPS
+
+    def __post_init__(self):
+        checks.integer("steps", self.steps, 1)
+        checks.integer("up", self.up, 0)
+        checks.integer("down", self.down, 0)
+        checks.positive("bandwidth", self.bandwidth)
+        for name in ("step", "delay", "idle", "trips"):
+            checks.number(name, getattr(self, name), 0.0)
+
+    @property
+    def training(self) -> float:
+        """Seconds of a round's steps."""
+        return self.steps * self.step
+
+    @property
+    def sending(self) -> float:
+        """Seconds in which messages are on the link."""
+        return (self.up + self.down) / self.bandwidth
+
+    @property
+    def waiting(self) -> float:
+        """Seconds in which answers are awaited, and Flower is idle."""
+        return self.idle + self.trips * self.delay
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of a round."""
+        return self.training + self.sending + self.waiting
+
+    @property
+    def share(self) -> float:
+        """The share of a round in which a site trains."""
+        return self.training / self.seconds
+
+    def steps_for(self, share: float) -> int:
+        """The steps of a round with which a site trains for this share of it.
+
+        Args:
+            share: above 0, below 1.
+        """
+        checks.share("share", share)
+        checks.decay("share", share)
+        checks.positive("step", self.step)
+        rest = self.sending + self.waiting
+        return max(1, round(rest * share / (1 - share) / self.step))
+
+    def __str__(self) -> str:
+        rows = [
+            (f"{self.steps} steps", units.duration(self.training)),
+            (f"{self.up:,} bytes up, {self.down:,} down", units.duration(self.sending)),
+            ("waiting", units.duration(self.waiting)),
+            ("a round", units.duration(self.seconds)),
+        ]
+        lines = [f"{name:<40} {took:>9}" for name, took in rows]
+        text = f"A site trains for {self.share:.0%} of a round."
+        if self.step:
+            text += f" For 90 %, take rounds of {self.steps_for(0.9):,} steps."
+        return "\n".join([*lines, text])
+
+    def to_json(self) -> str:
+        """All numbers."""
+        found = {"seconds": self.seconds, "training": self.training, "sending": self.sending}
+        rest = {"waiting": self.waiting, "share": self.share}
+        return tables.to_json({**dataclasses.asdict(self), **found, **rest})

@@ -1,0 +1,49 @@
+"""Forecasts of rounds between sites."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxcomp
+from jaxcomp.planning import Network, SitesPlan, plan_sites
+
+LINK = Network(bandwidth=1.25e6, latency=0.025)
+
+
+def test_a_round_is_steps_bytes_and_waits():
+    like = {"w": jax.ShapeDtypeStruct((512, 512), jnp.float32), "b": jnp.zeros(512)}
+    codec = jaxcomp.qsgd_inf(bits=4)
+    found = plan_sites(like, LINK, up=codec, steps=10, step=0.3, idle=2.0, trips=4)
+    up = jaxcomp.wire_bytes(codec, {"w": like["w"]}) + 4 * 512
+    assert (found.up, found.down) == (up, 4 * 512 * 513)
+    want = 3.0 + (found.up + found.down) / 1.25e6 + 2.0 + 4 * 0.05
+    assert found.seconds == pytest.approx(want)
+    assert found.share == pytest.approx(3.0 / want)
+    more = SitesPlan(found.steps_for(0.9), 0.3, found.up, found.down, 1.25e6, 0.05, 2.0, 4)
+    assert more.share == pytest.approx(0.9, abs=0.01)
+    assert "A site trains for" in str(found)
+    assert '"share"' in found.to_json()
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"up": 3}, "`up`"),
+        ({"down": 3}, "`down`"),
+        ({"steps": 0}, "`steps`"),
+        ({"step": -1.0}, "`step`"),
+        ({"trips": -1.0}, "`trips`"),
+        ({"network": 3}, "`network`"),
+    ],
+)
+def test_wrong_arguments(given, says):
+    given = {"params": 10_000_000, "network": LINK, "up": jaxcomp.sign(), **given}
+    with pytest.raises(ValueError, match=says):
+        plan_sites(given.pop("params"), given.pop("network"), **given)
+
+
+def test_a_share_of_all_is_refused():
+    found = plan_sites(10_000_000, LINK, up=jaxcomp.sign(), step=1.0)
+    for share in (0.0, 1.0, 2.0):
+        with pytest.raises(ValueError, match="`share`"):
+            found.steps_for(share)
