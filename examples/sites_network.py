@@ -40,10 +40,19 @@ class Network:
         config: the settings of the app, which replace those in its `pyproject.toml`.
         sites: how many sites have a key.
         link: the settings of every relay, such as `{"delay": 0.025, "rate": 10e6}`.
+        resident: whether the process of a site stays up; else each message starts a new one.
     """
 
-    def __init__(self, folder: pathlib.Path, config: dict[str, Any], sites: int, link: Any):
-        self.folder, self.sites, self._link = folder, sites, link
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        config: dict[str, Any],
+        sites: int,
+        link: Any,
+        *,
+        resident: bool = True,
+    ):
+        self.folder, self.sites, self._link, self._resident = folder, sites, link, resident
         own = tomllib.loads((APP / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
         self._config = {**own, **config, "sites": sites, "folder": str(folder / "server")}
         self._running: dict[str, subprocess.Popen[bytes]] = {}
@@ -75,6 +84,10 @@ class Network:
         )
         (self.folder / "flwr" / "config.toml").write_text(f"[superlink.here]\n{connection}")
         shutil.copytree(APP, self.folder / "app", dirs_exist_ok=True)
+        if not self._resident:
+            file = self.folder / "app" / "pyproject.toml"
+            text = file.read_text().replace("jaxcomp_site.app:app", "byte_sites.client:app")
+            file.write_text(text)
         self.start_link()
         for number in range(self.sites):
             self.flwr("supernode", "register", self.folder / f"node{number}.pub", "here")
@@ -128,7 +141,8 @@ class Network:
     def join(self, *numbers: int) -> None:
         """Starts sites: the process and the SuperNode of each."""
         for number in numbers:
-            self.start_site(number)
+            if self._resident:
+                self.start_site(number)
             self.start_node(number)
 
     def kill_site(self, number: int) -> None:

@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import optax
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxcomp import checks
@@ -62,7 +64,8 @@ class Site:
         secret: the client's own secret, 16 to 64 bytes; None for none.
         metrics: `metrics(number, steps)` gives what the site reports, beside the number of its
             "steps" and the "seconds" that they took, such as `{"tokens": 8192 * steps}`.
-        placed: where the arrays of a site of several devices are; None for one device.
+        placed: where the arrays of a site of several devices are, which may be those of several
+            processes of `jax.distributed`; None for one device.
 
     Attributes:
         taken: the steps of the site so far.
@@ -96,23 +99,42 @@ class Site:
             checks.part("placed", placed, Placed)
         self._folder = pathlib.Path(folder)
         self._file = self._folder / "memory"
-        self._state = files.read(self._file)
+        self._take(files.read(self._file))
         self._work = client.work_of(method, like, None if secret is None else lambda _: secret)
         self._method, self._data, self._metrics, self._placed = method, data, metrics, placed
-        self.taken = 0
-        if _SITE in self._state:
-            self.taken = int(self._state[_SITE]["taken"])
 
     def serve(self, until: Callable[[], bool] = lambda: False) -> None:
-        """Does the rounds that it is asked for, one after another, until `until()` after one."""
-        courier.serve(self._folder, self.answer, until)
+        """Does the rounds that it is asked for, one after another, until `until()` after one.
+
+        In a site of several processes, all call it: the first one listens, and tells the others.
+        """
+        if jax.process_count() == 1:
+            courier.serve(self._folder, self.answer, until)
+            return
+        self._take(unpacked(_told(packed(self._state))))
+        if jax.process_index() == 0:
+            courier.serve(self._folder, lambda content: self.answer(_told(content)), until)
+            _told(b"")
+            return
+        while content := _told(b""):
+            try:
+                self.answer(content)
+            except ValueError:  # The first process tells it to who asked.
+                continue
 
     def answer(self, content: bytes) -> bytes:
         """The answer to a message, once it is in the checkpoint."""
         found = self._work(unpacked(content), self._state, self._run)
         self._state[_SITE] = extra.ConfigRecord({"taken": self.taken})
-        files.write(self._file, self._state)
+        if jax.process_index() == 0:
+            files.write(self._file, self._state)
         return packed(found)
+
+    def _take(self, state: Any) -> None:
+        """Goes on from this state."""
+        self._state, self.taken = state, 0
+        if _SITE in state:
+            self.taken = int(state[_SITE]["taken"])
 
     def _run(self, known: Known, given: Instruction, own: Own) -> client.Worked:
         """The steps of a round."""
@@ -159,6 +181,8 @@ def _spread(
         else ()
     )
     before = jax.tree.map(lambda spec: lies(PartitionSpec(None, *spec)), specs)
+    # All processes have the same values, which must not belong to a device of one of them.
+    known, who, own = jax.device_get((known, who, own))
     given = (
         known._replace(centres=jax.device_put(known.centres, before)),
         who,
@@ -171,3 +195,13 @@ def _spread(
 @functools.lru_cache(maxsize=8)
 def _compiled(method: Method, everywhere: NamedSharding) -> Callable[..., Any]:
     return jax.jit(functools.partial(block.client, method), out_shardings=everywhere)
+
+
+def _told(content: bytes) -> bytes:
+    """What the first process tells all others."""
+    length = multihost_utils.broadcast_one_to_all(np.int64(len(content)))
+    padded = np.zeros(int(length), np.uint8)
+    if jax.process_index() == 0:
+        padded[:] = np.frombuffer(content, np.uint8)
+    found = multihost_utils.broadcast_one_to_all(padded) if length else padded
+    return np.asarray(found).tobytes()

@@ -1,8 +1,8 @@
 """Training between sites that die, over links of the internet: time, steps, and where updates are.
 
-    python benchmarks/sites.py --only links
-    python benchmarks/sites.py --only events
-    python benchmarks/sites.py --only kills
+    python benchmarks/site_rounds.py --only links
+    python benchmarks/site_rounds.py --only events
+    python benchmarks/site_rounds.py --only kills
 
 All runs are those of `examples/sites.py`: Flower's processes, the processes of four sites, and a
 relay before each. `links` compares rounds and the time to a loss over links with those over the
@@ -22,7 +22,7 @@ from typing import Any
 import jax
 import numpy as np
 import reporting
-import sites_integers
+import site_integers
 
 # isort: split
 from sites_network import Network  # pyright: ignore[reportMissingImports]
@@ -32,8 +32,10 @@ from jaxcomp.adapters.flower import files, raw, records
 from jaxcomp.federated import block
 
 SITES, TARGET = 4, 4.0
+FRESH = "loopback, a process for each message"
 LINKS = {
     "loopback": {},
+    FRESH: {},
     "20 ms, 100 Mbit/s": {"delay": 0.010, "rate": 100e6},
     "50 ms, 10 Mbit/s": {"delay": 0.025, "rate": 10e6},
     "50 ms, 10 Mbit/s, 1 % reset": {"delay": 0.025, "rate": 10e6, "resets": 0.01},
@@ -49,12 +51,15 @@ def trained(
     happens: Callable[[Network, int], None],
     seconds: float,
     folder: pathlib.Path,
+    *,
+    resident: bool = True,
 ) -> dict[str, Any]:
     """A run; `happens(net, rounds)` is called again and again with the rounds so far."""
     shutil.rmtree(folder, ignore_errors=True)
     begin = time.monotonic()
     first = config.pop("first", range(SITES))
-    with Network(folder, {"patience": PATIENCE, **config}, SITES, link) as net:
+    config = {"patience": PATIENCE, **config}
+    with Network(folder, config, SITES, link, resident=resident) as net:
         net.start_server()
         net.join(*first)
 
@@ -89,7 +94,7 @@ def links(seeds: int, folder: pathlib.Path) -> dict[str, Any]:
     for seed in range(seeds):
         for name, link in LINKS.items():
             config = {"rounds": 12, "steps": 20, "quorum": SITES, "deadline": 60.0, "seed": seed}
-            run = trained(config, link, nothing, 600, folder)
+            run = trained(config, link, nothing, 600, folder, resident=name != FRESH)
             times = [row["time"] for row in run["rounds"] if row["round"]]
             found[name].append(
                 {
@@ -166,7 +171,7 @@ def kills(seed: int, folder: pathlib.Path, rounds: int) -> dict[str, Any]:
                 net.kill(f"node{number}")
 
     config = {
-        "task": "sites_integers",
+        "task": "site_integers",
         "rounds": rounds,
         "steps": 2,
         "quorum": 2,
@@ -185,11 +190,11 @@ def kills(seed: int, folder: pathlib.Path, rounds: int) -> dict[str, Any]:
 
 def balance(folder: pathlib.Path, seed: int, steps: int) -> dict[str, Any]:
     """What sites gave, what the centre got, what residuals hold: largest difference, and sums."""
-    task = sites_integers.Task(seed, steps)
+    task = site_integers.Task(seed, steps)
     method, params = task.build(), task.params()
     strategy = flower.CompressedFedAvg(method, params, SITES)
     strategy.restore(folder / "server" / "checkpoint")
-    gave, held = np.zeros(sites_integers.FEATURES), np.zeros(sites_integers.FEATURES)
+    gave, held = np.zeros(site_integers.FEATURES), np.zeros(site_integers.FEATURES)
     for number in range(SITES):
         state = files.read(folder / f"site{number}" / "memory")
         config = state["jaxcomp.state"]

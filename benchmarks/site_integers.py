@@ -1,4 +1,4 @@
-"""A task in whole numbers for `sites.py`: the sum of what sites gave can be compared exactly."""
+"""A task in whole numbers for `site_rounds.py`, so that what sites gave can be added up exactly."""
 
 from typing import Any, NamedTuple
 
