@@ -30,6 +30,7 @@ from sites_network import Network  # pyright: ignore[reportMissingImports]
 from jaxcomp.adapters import flower
 from jaxcomp.adapters.flower import files, raw, records
 from jaxcomp.federated import block
+from jaxcomp.theory import site_rounds
 
 SITES, TARGET = 4, 4.0
 FRESH = "loopback, a process for each message"
@@ -42,7 +43,9 @@ LINKS = {
     "150 ms, 10 Mbit/s": {"delay": 0.075, "rate": 10e6},
 }
 """The time there and back, and the rate each way."""
-PATIENCE = 75.0
+PATIENCE, KILL_DEADLINE = 75.0, 30.0
+STEP = 0.018
+"""Seconds of a step of the example's model, one of four processes on two cores."""
 
 
 def trained(
@@ -175,7 +178,7 @@ def kills(seed: int, folder: pathlib.Path, rounds: int) -> dict[str, Any]:
         "rounds": rounds,
         "steps": 2,
         "quorum": 2,
-        "deadline": 30.0,
+        "deadline": KILL_DEADLINE,
         "seed": seed,
     }
     run = trained(config, LINKS["20 ms, 100 Mbit/s"], happens, 4000, folder)
@@ -213,6 +216,51 @@ def balance(folder: pathlib.Path, seed: int, steps: int) -> dict[str, Any]:
     }
 
 
+LINK_COLUMNS = (
+    "link, there and back {name} | rounds {rounds:.0f} | seconds {seconds:.1f} | "
+    "÷ loopback {times:.2f} | a round, s {round_s:.2f} | forecast, s {forecast:.2f}"
+)
+EVENT_COLUMNS = "run {name} | seeds {seeds} | rounds, median {rounds:.0f} | from {low} | to {high}"
+KILL_COLUMNS = (
+    "rounds {rounds} | sites killed {sites} | server killed {server} | late messages {late} | "
+    "gave − got − held {difference:g} | longest round, s {longest_s:.0f} | deadline, s {deadline:g}"
+)
+
+
+def forecast(name: str, one: dict[str, Any], rounds: int = 12, steps: int = 20) -> float:
+    """Seconds of a round, from the bytes of a message and the link alone."""
+    link, each = LINKS[name], 8 / (rounds * SITES)
+    sending = (one["up"] + one["down"]) * each / link["rate"] if "rate" in link else 0.0
+    delay = 2 * link.get("delay", 0.0)
+    return site_rounds.SitesPlan(steps, STEP, 0, 0, 1.0, delay).seconds + sending
+
+
+def table_of(job: str, found: Any) -> reporting.Table:
+    """The table of a job."""
+    if job == "links":
+        base = statistics.median(one["seconds"] for one in found["loopback"])
+        rows = []
+        for name, runs in found.items():
+            middle = {key: statistics.median(one[key] for one in runs) for key in runs[0]}
+            times, ahead = middle["seconds"] / base, forecast(name, middle)
+            rows.append({"name": name, **middle, "times": times, "forecast": ahead})
+        title = f"Four sites to {TARGET} bits a byte, medians of {len(found['loopback'])} seeds"
+        return reporting.Table(title, LINK_COLUMNS, rows)
+    if job == "events":
+        rows = []
+        for name, runs in found.items():
+            rounds = [one["rounds"] for one in runs]
+            spread = {"low": min(rounds), "high": max(rounds)}
+            middle = statistics.median(rounds)
+            rows.append({"name": name, "seeds": len(runs), "rounds": middle, **spread})
+        return reporting.Table(f"Rounds of 8 steps to {TARGET} bits a byte", EVENT_COLUMNS, rows)
+    late = sum(found["last"]["late"].values())
+    row = {**found, **found["killed"], "rounds": found["last"]["round"], "late": late}
+    return reporting.Table(
+        "Random kills, in whole numbers", KILL_COLUMNS, [{**row, "deadline": KILL_DEADLINE}]
+    )
+
+
 def main() -> None:
     jobs = {"links": links, "events": events, "kills": kills}
     options = reporting.options(
@@ -229,7 +277,7 @@ def main() -> None:
                 found: Any = kills(0, folder, options.rounds)
             else:
                 found = jobs[job](options.seeds, folder)
-        reporting.keep(options.out / f"{job}.json", {"sites": SITES, job: found})
+        reporting.show(table_of(job, found), {job: found}, options.out / f"{job}.md")
 
 
 if __name__ == "__main__":

@@ -5,10 +5,10 @@ import dataclasses
 from jaxcomp import checks
 from jaxcomp.theory import tables, units
 
-TRIPS = 12
+TRIPS = 8
 """Answers that a site waits for in a round, one after another: of Flower 1.42, over HTTP."""
 
-IDLE = 4.4
+IDLE = 5.4
 """Seconds in which a round waits: SuperNodes ask for messages every three seconds, and start a
 process for each."""
 

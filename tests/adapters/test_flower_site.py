@@ -1,7 +1,9 @@
 """A site's process stays up between rounds, and goes on where it was after it was killed."""
 
+import contextlib
 import dataclasses
 import json
+import re
 import socket
 import threading
 import time
@@ -21,6 +23,7 @@ from nodes import (
     params,
     strategy_of,
 )
+from paths import ROOT
 
 import jaxcomp
 from jaxcomp import federated
@@ -137,22 +140,64 @@ def test_a_site_of_several_devices_trains_as_one_of_one_device(tmp_path):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6), *found)
 
 
+def test_the_page_trains(tmp_path, monkeypatch):
+    """The blocks of `sites.md`: a method, the process of a site, and the server's app."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "sites.md").read_text(), re.DOTALL)
+    names = {}
+    monkeypatch.setattr(flower.Site, "serve", lambda site: None)
+    for block in blocks[:2]:
+        exec(block.replace("/var/lib", str(tmp_path)), names)
+
+    def app():
+        def answered(message, context):
+            del context
+            answer = names["site"].answer(jaxcomp_site.app.packed(message.content))
+            return Message(jaxcomp_site.app.unpacked(answer), reply_to=message)
+
+        return answered
+
+    names["grid"] = PushedGrid({100: app})
+    server = blocks[2].replace("/var/lib", str(tmp_path)).replace("1000", "2")
+    exec(server.replace("messages=3", "messages=1"), names)
+    strategy = names["strategy"]
+    assert [report.accepted for report in strategy.reports] == [1, 1]
+    assert names["site"].taken == 40
+    assert (tmp_path / "server" / "checkpoint").is_dir()
+
+
+class PushedGrid(Grid):
+    """A grid whose messages are pushed, and whose answers are pulled."""
+
+    def push_messages(self, messages):
+        self._answers = {}
+        for number, message in enumerate(messages):
+            message.metadata.__dict__["_message_id"] = str(number)
+            (self._answers[str(number)],) = self.send_and_receive([message])
+        return list(self._answers)
+
+    def pull_messages(self, message_ids):
+        return [self._answers[one] for one in message_ids]
+
+
 @pytest.fixture
 def served(tmp_path):
     """A site that answers in a thread, until the test ends."""
-    ended = threading.Event()
+    ended, threads = threading.Event(), []
 
     def begin(answer):
         thread = threading.Thread(
             target=courier.serve, args=(tmp_path, answer, ended.is_set), daemon=True
         )
+        threads.append(thread)
         thread.start()
-        return thread
 
     yield tmp_path, begin
     ended.set()
-    if (tmp_path / "address").exists():
-        courier.ask(tmp_path, b"", 5)
+    for thread in threads:
+        with contextlib.suppress(courier.SiteError):  # It may have seen the end by itself.
+            courier.ask(tmp_path, b"", 0.5)
+        thread.join(5)
+        assert not thread.is_alive()
 
 
 def test_the_app_hands_messages_to_the_site_and_waits_for_one_that_is_not_up(served):

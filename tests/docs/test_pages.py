@@ -26,6 +26,7 @@ ELSEWHERE = {
     "local.md": "end_to_end/test_frameworks.py",
     "plain_jit.md": "end_to_end/test_frameworks.py",
     "sharded.md": "transforms/test_sharded.py",
+    "sites.md": "adapters/test_flower_site.py",
     "telemetry.md": "telemetry/test_telemetry.py",
 }
 """Pages whose blocks run in a test that also checks what they compute."""
