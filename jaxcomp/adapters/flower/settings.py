@@ -47,6 +47,15 @@ def check(
             )
 
 
+def check_secrets(secrets: Any, numbers: Any) -> None:
+    """Refuses secrets of nodes whose numbers are not known."""
+    if secrets is not None and numbers is None:
+        raise ValueError(
+            "`numbers` must be given with `secrets`: whose secret a node has follows from its "
+            "number, got None"
+        )
+
+
 def log_summary(method: Method, clients: int) -> None:
     """Logs what a method compresses with, and how many clients there are."""
     log.info("\t├──> Method: %r", method.uplink.policy)

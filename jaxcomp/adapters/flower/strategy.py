@@ -121,11 +121,7 @@ class CompressedFedAvg(extra.FedAvg):
         checks.integer("min_available_nodes", min_available_nodes, 1, clients)
         if largest is not None:
             checks.positive("largest", largest)
-        if secrets is not None and numbers is None:
-            raise ValueError(
-                "`numbers` must be given with `secrets`: whose secret a node has follows from its "
-                "number, got None"
-            )
+        settings_.check_secrets(secrets, numbers)
         if checkpoint is not None:
             checks.path("checkpoint", checkpoint)
         settings_.check(method, clients, weighted_by_key, weight_of, settings)
