@@ -116,8 +116,10 @@ class Network:
         self.say(f"server: {shown.strip().splitlines()[-1] if shown.strip() else 'started'}")
 
     def kill_server(self) -> None:
-        """Kills the SuperLink and, with it, the server's app."""
+        """Kills the SuperLink and the server's app."""
         self.kill("link")
+        # The app is in a process group of its own, and could outlive the SuperLink for a minute.
+        subprocess.run(["pkill", "-9", "-f", f"api-address 127.0.0.1:{self._port}"], check=False)
 
     def start_node(self, number: int) -> None:
         """Starts a site's SuperNode, behind its relay."""

@@ -2,6 +2,7 @@
 
 import pathlib
 import shutil
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,8 @@ import jax
 import numpy as np
 
 _STATE = "state.npz"
+_PATIENCE = 90.0
+"""Seconds: Flower ends the app of a server that is gone after a minute."""
 
 
 def save(folder: str | pathlib.Path, state: Any, table: Sequence[np.ndarray]) -> None:
@@ -87,6 +90,40 @@ def there(folder: str | pathlib.Path) -> pathlib.Path | None:
     # Beside it, if `save` was stopped between its two renames.
     places = (folder, folder.with_name(folder.name + ".old"))
     return next((place for place in places if (place / _STATE).is_file()), None)
+
+
+def lock(folder: str | pathlib.Path, patience: float = _PATIENCE) -> Any:
+    """Waits until no other process trains with the checkpoint of a folder; then none can.
+
+    A server that was killed may live for a few seconds more, and two would overwrite each other's
+    rounds. Where there are no locks on files, as on Windows, nothing is checked.
+
+    Returns:
+        What holds the lock: it ends with the process, or when this is closed.
+
+    Raises:
+        ValueError: if another process has it for longer than so many seconds.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        return None
+    folder = pathlib.Path(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    held = folder.with_name(folder.name + ".lock").open("a")
+    until = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.lockf(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if time.monotonic() > until:
+                raise ValueError(
+                    f"`checkpoint` must be a folder with which no other process trains, got "
+                    f"{folder}, whose lock was held for {patience:g} s"
+                ) from None
+            time.sleep(0.2)
+        else:
+            return held
 
 
 _ROWS = 256

@@ -2,6 +2,9 @@
 
 import dataclasses
 import math
+import subprocess
+import sys
+import threading
 
 import jax
 import numpy as np
@@ -28,6 +31,7 @@ from flwr.app import Error, Message, MetricRecord, RecordDict
 
 from jaxcomp.adapters import flower
 from jaxcomp.adapters.flower.seats import Seats
+from jaxcomp.federated import checkpoint
 
 SHIFT = {
     "up": jaxcomp.Link(jaxcomp.qsgd_inf(bits=4), jaxcomp.Shift(step=0.25)),
@@ -250,3 +254,30 @@ def test_a_node_that_is_killed_is_called_unavailable():
     strategy.start(grid, num_rounds=1)
     assert strategy.refused == {"unavailable": 1}
     assert strategy.reports[0].accepted == CLIENTS - 2
+
+
+HOLDER = """
+import sys, time
+from jaxcomp.federated import checkpoint
+held = checkpoint.lock(sys.argv[1])
+print("held", flush=True)
+time.sleep(float(sys.argv[2]))
+"""
+
+
+def test_two_servers_do_not_train_with_one_checkpoint(tmp_path):
+    """The second waits for the end of the first, such as one that was killed and lives on."""
+    folder = tmp_path / "server"
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(folder), "60"], stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(ValueError, match="`checkpoint` must be a folder with which no other"):
+            checkpoint.lock(folder, 0.5)
+        threading.Timer(0.5, other.kill).start()
+        strategy = strategy_of(method(), checkpoint=folder)
+        strategy.start(grid_of(method()), num_rounds=1)
+        assert other.poll() is not None
+    again = strategy_of(method(), checkpoint=folder)
+    again.restore(folder)  # The lock is that of a process.
+    assert sha(again.params) == sha(strategy.params)

@@ -144,7 +144,8 @@ class CompressedFedAvg(extra.FedAvg):
         self._like = raw.like(self._state.params)
         self._limit = message_limit(self.method.uplink.policy, self._like)
         self._largest = np.float32(np.finfo(np.float32).max if largest is None else largest)
-        self._secrets, self._folder = secrets, checkpoint
+        self._secrets, self._locked = secrets, None
+        self._folder = None if checkpoint is None else pathlib.Path(checkpoint)
         self._seats = Seats(clients, numbers, lasting=method.uplink.feedback.facts.mirrors)
         rules = (self.weights, weighted_by_key, weight_of, secrets)
         self._reader = Reader(self.method, self._like, self._limit, self._seats, *rules)
@@ -187,6 +188,8 @@ class CompressedFedAvg(extra.FedAvg):
             ValueError: if `initial_arrays` are not the strategy's own parameters, or if the folder
                 of checkpoints holds those of another training.
         """
+        if self._folder is not None:
+            self._locked = self._locked or checkpoint_.lock(self._folder)
         if initial_arrays is None:
             initial_arrays = records.arrays_of(self.params)
         settings_.check_start(initial_arrays, self.params, None if self._follows else self._folder)
@@ -226,6 +229,8 @@ class CompressedFedAvg(extra.FedAvg):
         Raises:
             ValueError: if `folder` holds no checkpoint, or one of other shapes.
         """
+        if pathlib.Path(folder) == self._folder:
+            self._locked = self._locked or checkpoint_.lock(folder)
         if missing_ok and checkpoint_.there(folder) is None:
             return
         rows = self._sides.arrays()
