@@ -53,9 +53,9 @@ def plan_sites(
     """
     checks.part("network", network, Network)
     like = models.transformer(params) if isinstance(params, int) else params
-    sizes = [_bytes(name, one, like) for name, one in (("up", up), ("down", down))]
+    sent, received = _bytes("up", up, like), _bytes("down", down, like)
     delay = 2 * network.latency
-    return SitesPlan(steps, step, *sizes, network.bandwidth, delay, idle, trips)
+    return SitesPlan(steps, step, sent, received, network.bandwidth, delay, idle, trips)
 
 
 def _bytes(name: str, given: Any, like: PyTree) -> int:
