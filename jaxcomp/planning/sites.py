@@ -49,7 +49,7 @@ def plan_sites(
         >>> home = jaxcomp.planning.Network(bandwidth=1.25e6, latency=0.025)
         >>> found = plan_sites(1_000_000, home, up=jaxcomp.chunk_top_k(), steps=100, step=0.5)
         >>> round(found.training), round(found.sending, 1)
-        (50, 3.3)
+        (50, 3.2)
     """
     checks.part("network", network, Network)
     like = models.transformer(params) if isinstance(params, int) else params
