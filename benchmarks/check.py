@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import check_sites
 import mutations
 import redraw
 import reporting
@@ -336,23 +337,6 @@ def sharded() -> Found:
     yield "4-bit weights are more than 0.5 % above dense", worse > 0.5
 
 
-def between_sites() -> Found:
-    """Links, late and dead sites, and random kills; forecasts of a round."""
-    folder = RESULTS / "sites"
-    links = reporting.read(folder / "links.json")["links"]
-    seconds = {
-        name: statistics.median(one["seconds"] for one in runs) for name, runs in links.items()
-    }
-    ratio = seconds["50 ms, 10 Mbit/s"] / seconds["loopback"]
-    yield f"50 ms and 10 Mbit/s take {ratio:.2f} of the loopback's time, at most 1.2", ratio <= 1.2
-    events = reporting.read(folder / "events.json")["events"]
-    rounds = [statistics.median(one["rounds"] for one in runs) for runs in events.values()]
-    ratio = rounds[1] / rounds[0]
-    yield f"dead and late sites take {ratio:.2f} of the rounds, at most 1.3", ratio <= 1.3
-    kills = reporting.read(folder / "kills.json")["kills"]
-    yield "what sites gave is what the centre got and residuals hold", kills["difference"] == 0
-
-
 def gpu() -> Found:
     """Kernels give the bits of the reference, and none is slower than XLA beyond noise."""
     found = reporting.read(RESULTS / "gpu/kernels.json")
@@ -391,7 +375,7 @@ def failures() -> list[str]:
         same_tables,
         gossip,
         sharded,
-        between_sites,
+        check_sites.between_sites,
         gpu,
         others,
         mutations.applicable,

@@ -185,6 +185,7 @@ def main() -> None:
     copy = timing.into_warm(lambda x: x + 1, jnp.ones(options.size), launches=LAUNCHES)
     bandwidth = 8 * options.size / medians({"copy": copy}, options.repeats)["copy"]
     common = {
+        "collectives": apart,
         "size": options.size,
         "copy_bytes_per_second": bandwidth,
         "driver": driver(),

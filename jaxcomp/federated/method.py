@@ -79,6 +79,11 @@ class Method:
                 f"mean over all clients, got {self.mean!r}"
             )
 
+        if self.work.offsets and self.signal is not difference:
+            raise ValueError(
+                "`signal` must be the difference with LocalSteps(offsets=True), which sends what "
+                f"the client has moved, got {self.signal!r}; use offsets=False"
+            )
         if self.mean == "senders":
             self._check_senders()
         if not self.aggregate.linear:

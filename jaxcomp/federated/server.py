@@ -338,7 +338,10 @@ def _estimate(
 def _over_senders(total: Array, weight: Array) -> Array:
     """The mean of each element over those that sent it; zero where none did."""
     sent = weight > 0
-    return jnp.where(sent, total * exact.reciprocal(jnp.where(sent, weight, 1)), 0)
+    weight = jnp.where(sent, weight, 1)
+    if total.dtype == jnp.float64:
+        return jnp.where(sent, total / weight, 0)
+    return jnp.where(sent, total * exact.reciprocal(weight), 0)
 
 
 def follow(method: Method, key: Array, params: PyTree, payload: TreePayload) -> PyTree:

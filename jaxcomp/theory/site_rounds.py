@@ -6,11 +6,12 @@ from jaxcomp import checks
 from jaxcomp.theory import tables, units
 
 TRIPS = 8
-"""Answers that a site waits for in a round, one after another: of Flower 1.42, over HTTP."""
+"""Answers that a site waits for in a round, one after another: fitted to rounds of Flower 1.42 over
+links of 0 to 150 ms (`benchmarks/results/sites/links.json`)."""
 
 IDLE = 5.4
-"""Seconds in which a round waits: SuperNodes ask for messages every three seconds, and start a
-process for each."""
+"""Seconds in which a round waits, fitted to the same rounds: SuperNodes ask for messages every
+three seconds, and start a process for each."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -175,3 +175,23 @@ def test_delayed_nesterov_of_each_gradient_is_nesterov():
             tx.update(g, s) for tx, s in zip((ours, theirs), states, strict=True)
         )
         np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+def test_offsets_send_the_difference_alone():
+    work = federated.LocalSteps(loss, INNER, offsets=True)
+    with pytest.raises(ValueError, match="`signal` must be the difference"):
+        federated.Method(work, FOUR, signal=lambda start, end: end)
+
+
+def test_a_mean_over_senders_of_float64():
+    with jax.enable_x64(True):
+        work = federated.LocalSteps(lambda w, x: jnp.sum(w * x), optax.sgd(1.0))
+        codec = jaxcomp.Policy(jaxcomp.top_k(fraction=0.5), min_size=0, min_ndim=1)
+        method = federated.Method(work, codec, mean="senders")
+        data = np.array([[[3.0, 1e-9, 0, 1]], [[0, 5, 7, 0]], [[1, 0, 0, 2]]])
+        sim = federated.Simulation(method, np.zeros(4), 3, lambda n, _: data[n])
+        sim.run(1)
+        sent = np.array([[3, 0, 0, 1], [0, 5, 7, 0], [1, 0, 0, 2]])
+        want = sent.sum(0) / (sent != 0).sum(0)
+        np.testing.assert_allclose(sim.params, -want, rtol=1e-14)
+        assert sim.params.dtype == np.float64

@@ -30,8 +30,8 @@ class Quorum:
         deadline: the seconds after which it ends in any case. A round without any message moves
             nothing.
         oldest: the largest age of a message, in rounds; 0 refuses all late ones.
-        patience: the seconds after which a client that was asked is asked anew, and its answer to
-            the old question refused as "wrong round": it has lost the message, or restarted.
+        patience: the seconds after which a client that was asked is asked anew: it has lost the
+            message, or restarted. An answer to the old question is no longer used.
 
     Raises:
         ValueError: for numbers out of range.

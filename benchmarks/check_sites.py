@@ -1,0 +1,24 @@
+"""Checks the committed results of training between sites, for `check.py`."""
+
+import statistics
+from collections.abc import Iterator
+
+import reporting
+from reporting import RESULTS
+
+
+def between_sites() -> Iterator[tuple[str, bool]]:
+    """Links, late and dead sites, and random kills; forecasts of a round."""
+    folder = RESULTS / "sites"
+    links = reporting.read(folder / "links.json")["links"]
+    seconds = {
+        name: statistics.median(one["seconds"] for one in runs) for name, runs in links.items()
+    }
+    ratio = seconds["50 ms, 10 Mbit/s"] / seconds["loopback"]
+    yield f"50 ms and 10 Mbit/s take {ratio:.2f} of the loopback's time, at most 1.2", ratio <= 1.2
+    events = reporting.read(folder / "events.json")["events"]
+    rounds = [statistics.median(one["rounds"] for one in runs) for runs in events.values()]
+    ratio = rounds[1] / rounds[0]
+    yield f"dead and late sites take {ratio:.2f} of the rounds, at most 1.3", ratio <= 1.3
+    kills = reporting.read(folder / "kills.json")["kills"]
+    yield "what sites gave is what the centre got and residuals hold", kills["difference"] == 0
