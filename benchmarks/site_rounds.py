@@ -3,17 +3,25 @@
     python benchmarks/site_rounds.py --only links
     python benchmarks/site_rounds.py --only events
     python benchmarks/site_rounds.py --only kills
+    python benchmarks/site_rounds.py --only losses
+    python benchmarks/site_rounds.py --only processes
 
 All runs are those of `examples/sites.py`: Flower's processes, the processes of four sites, and a
 relay before each. `links` compares rounds and the time to a loss over links with those over the
-loopback; `events` the rounds to a loss where one site is killed for a third of the run and one
-joins at half; `kills` kills sites and the server at random, and adds up in whole numbers what sites
-gave, what the centre got and what residuals hold.
+loopback; `processes` those of sites that stay up with those of a process for each message; `events`
+the rounds to a loss where one site is killed for a third of the run and one joins at half; `kills`
+kills sites and the server at random, and adds up in whole numbers what sites gave, what the centre
+got and what residuals hold; `losses` does so with the byte model, and compares its last loss with
+those of undisturbed runs, which are those of the simulation to the bit.
+
+A job of several seeds that has been stopped goes on with the next seed of its file.
 """
 
+import json
 import pathlib
 import shutil
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -23,20 +31,21 @@ import jax
 import numpy as np
 import reporting
 import site_integers
+from rich.progress import track
 
 # isort: split
+import sites_network  # pyright: ignore[reportMissingImports]
 from sites_network import Network  # pyright: ignore[reportMissingImports]
 
+from jaxcomp import federated
 from jaxcomp.adapters import flower
 from jaxcomp.adapters.flower import files, raw, records
 from jaxcomp.federated import block
 from jaxcomp.theory import site_rounds
 
 SITES, TARGET = 4, 4.0
-FRESH = "loopback, a process for each message"
 LINKS = {
     "loopback": {},
-    FRESH: {},
     "20 ms, 100 Mbit/s": {"delay": 0.010, "rate": 100e6},
     "50 ms, 10 Mbit/s": {"delay": 0.025, "rate": 10e6},
     "50 ms, 10 Mbit/s, 1 % reset": {"delay": 0.025, "rate": 10e6, "resets": 0.01},
@@ -92,47 +101,65 @@ def reached(rounds: list[dict[str, Any]], target: float = TARGET) -> dict[str, f
     raise ValueError(f"the loss {target} was not reached: {rounds[-1]}")
 
 
-def links(seeds: int, folder: pathlib.Path) -> dict[str, Any]:
-    """Time and rounds to the loss over each link, in turns."""
-    found: dict[str, list[Any]] = {name: [] for name in LINKS}
-    for seed in range(seeds):
-        for name, link in LINKS.items():
-            config = {"rounds": 12, "steps": 20, "quorum": SITES, "deadline": 60.0, "seed": seed}
-            run = trained(config, link, nothing, 600, folder, resident=name != FRESH)
-            times = [row["time"] for row in run["rounds"] if row["round"]]
-            found[name].append(
-                {
-                    **reached(run["rounds"]),
-                    "round_s": statistics.median(np.diff(times)),
-                    "up": run["rounds"][-1]["up"],
-                    "down": run["rounds"][-1]["down"],
-                }
-            )
-            print(seed, name, found[name][-1], flush=True)
-    return found
+def over_link(name: str, seed: int, folder: pathlib.Path, *, resident: bool = True) -> Any:
+    """Time and rounds to the loss over one link."""
+    config = {"rounds": 12, "steps": 20, "quorum": SITES, "deadline": 60.0, "seed": seed}
+    run = trained(config, LINKS[name], nothing, 600, folder, resident=resident)
+    times = [row["time"] for row in run["rounds"] if row["round"]]
+    last = run["rounds"][-1]
+    seconds = statistics.median(np.diff(times))
+    return {**reached(run["rounds"]), "round_s": seconds, "up": last["up"], "down": last["down"]}
 
 
-def events(seeds: int, folder: pathlib.Path) -> dict[str, Any]:
-    """Rounds to the loss, calm and with a site that is killed and one that joins late.
+CALM, DISTURBED = "calm", "one killed for a third, one joins at half"
+
+
+def with_events(name: str, seed: int, folder: pathlib.Path) -> Any:
+    """Rounds to the loss, calm or with a site that is killed and one that joins late.
 
     A run has 18 rounds: one of four sites is away from the third to the ninth, and one is there
     from the ninth on.
     """
-    calm, disturbed = "calm", "one killed for a third, one joins at half"
-    found: dict[str, list[Any]] = {calm: [], disturbed: []}
-    for seed in range(seeds):
-        for name, runs in found.items():
-            todo = [] if name == calm else [(3, _kill), (9, _join)]
+    todo = [] if name == CALM else [(3, _kill), (9, _join)]
 
-            def happens(net: Network, done: int, todo: Any = todo) -> None:
-                while todo and done >= todo[0][0]:
-                    todo.pop(0)[1](net)
+    def happens(net: Network, done: int) -> None:
+        while todo and done >= todo[0][0]:
+            todo.pop(0)[1](net)
 
-            config = {"rounds": 18, "steps": 8, "quorum": 3, "deadline": 30.0, "seed": seed}
-            config["first"] = range(SITES if name == calm else SITES - 1)
-            run = trained(config, LINKS["50 ms, 10 Mbit/s"], happens, 900, folder)
-            runs.append({**reached(run["rounds"]), "last": run["rounds"][-1]})
-            print(seed, name, runs[-1], flush=True)
+    config = {"rounds": 18, "steps": 8, "quorum": 3, "deadline": 30.0, "seed": seed}
+    config["first"] = range(SITES if name == CALM else SITES - 1)
+    run = trained(config, LINKS["50 ms, 10 Mbit/s"], happens, 900, folder)
+    return {**reached(run["rounds"]), "last": run["rounds"][-1]}
+
+
+STAYS, FRESH = "a process that stays up", "a process for each message"
+
+
+def of_processes(name: str, seed: int, folder: pathlib.Path) -> Any:
+    """Time and rounds to the loss over the loopback."""
+    return over_link("loopback", seed, folder, resident=name == STAYS)
+
+
+JOBS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
+    "links": (over_link, tuple(LINKS)),
+    "events": (with_events, (CALM, DISTURBED)),
+    "processes": (of_processes, (STAYS, FRESH)),
+}
+"""The jobs of several seeds, and the runs of each, which alternate."""
+
+
+def of_seeds(job: str, seeds: int, folder: pathlib.Path, out: pathlib.Path) -> dict[str, Any]:
+    """The runs of a job, seed by seed, after those that its file has."""
+    run, names = JOBS[job]
+    file = out / f"{job}.json"
+    found: dict[str, list[Any]] = {name: [] for name in names}
+    if file.exists():
+        found = json.loads(file.read_text())[job]
+    for seed in range(len(found[names[-1]]), seeds):
+        for name in names:
+            found[name].append(run(name, seed, folder))
+            print(seed, name, found[name][-1], flush=True)
+        reporting.show(table_of(job, found), {job: found}, out / f"{job}.md")
     return found
 
 
@@ -146,6 +173,37 @@ def _join(net: Network) -> None:
 
 def kills(seed: int, folder: pathlib.Path, rounds: int) -> dict[str, Any]:
     """A run in whole numbers with random kills; whether all sums are equal."""
+    config = {"task": "site_integers", "rounds": rounds, "steps": 2, "seed": seed}
+    return {**_killed(seed, folder, config), **balance(folder, seed, config["steps"])}
+
+
+def losses(seed: int, folder: pathlib.Path, rounds: int) -> dict[str, Any]:
+    """The last loss of the byte model with random kills, and of five undisturbed runs."""
+    steps = 8
+    found = _killed(seed, folder, {"rounds": rounds, "steps": steps, "seed": seed})
+    undisturbed = [_undisturbed(each, rounds, steps) for each in range(5)]
+    return {**found, "loss": found["last"]["score"], "undisturbed": undisturbed}
+
+
+def _undisturbed(seed: int, rounds: int, steps: int) -> float:
+    sys.path.append(str(sites_network.APP))
+    from byte_sites.task import Task  # pyright: ignore[reportMissingImports]
+
+    task = Task("diloco", seed, 1, 64, steps)
+
+    def batches(numbers: Any, round: int) -> Any:
+        each = [task.data(int(number), round * steps) for number in numbers]
+        return tuple(np.stack(parts) for parts in zip(*each, strict=True))
+
+    sim = federated.Simulation(task.build(), task.params(), SITES, batches)
+    for _ in track(range(rounds), description=f"undisturbed, seed {seed}"):
+        sim.round()
+    return task.score(sim.params)
+
+
+def _killed(seed: int, folder: pathlib.Path, config: dict[str, Any]) -> dict[str, Any]:
+    """A run with random kills."""
+    rounds = config["rounds"]
     draw, killed = np.random.default_rng(seed), {"sites": 0, "server": 0}
     next_at, longest, last, since = 1, 0.0, 0, time.monotonic()
 
@@ -174,17 +232,9 @@ def kills(seed: int, folder: pathlib.Path, rounds: int) -> dict[str, Any]:
             if draw.random() < 0.15:
                 net.kill(f"node{number}")
 
-    config = {
-        "task": "site_integers",
-        "rounds": rounds,
-        "steps": 2,
-        "quorum": 2,
-        "deadline": KILL_DEADLINE,
-        "seed": seed,
-    }
+    config = {**config, "quorum": 2, "deadline": KILL_DEADLINE}
     run = trained(config, LINKS["20 ms, 100 Mbit/s"], happens, 4000, folder)
     return {
-        **balance(folder, seed, config["steps"]),
         "killed": killed,
         "longest_s": longest,
         "seconds": run["seconds"],
@@ -218,8 +268,13 @@ def balance(folder: pathlib.Path, seed: int, steps: int) -> dict[str, Any]:
 
 
 LINK_COLUMNS = (
-    "link, there and back {name} | rounds {rounds:.0f} | seconds {seconds:.1f} | "
-    "÷ loopback {times:.2f} | a round, s {round_s:.2f} | forecast, s {forecast:.2f}"
+    "link, there and back {name} | seeds {seeds} | rounds {rounds:.0f} | seconds {seconds:.1f} | "
+    "of all seeds {spread} | ÷ loopback {times:.2f} | a round, s {round_s:.2f} | "
+    "forecast, s {forecast:.2f}"
+)
+PROCESS_COLUMNS = (
+    "process {name} | seeds {seeds} | rounds {rounds:.0f} | seconds {seconds:.1f} | "
+    "a round, s {round_s:.2f}"
 )
 EVENT_COLUMNS = "run {name} | seeds {seeds} | rounds, median {rounds:.0f} | from {low} | to {high}"
 KILL_COLUMNS = (
@@ -238,15 +293,18 @@ def forecast(name: str, one: dict[str, Any], rounds: int = 12, steps: int = 20) 
 
 def table_of(job: str, found: Any) -> reporting.Table:
     """The table of a job."""
-    if job == "links":
-        base = statistics.median(one["seconds"] for one in found["loopback"])
+    if job in ("links", "processes"):
+        base = statistics.median(one["seconds"] for one in next(iter(found.values())))
         rows = []
         for name, runs in found.items():
             middle = {key: statistics.median(one[key] for one in runs) for key in runs[0]}
-            times, ahead = middle["seconds"] / base, forecast(name, middle)
-            rows.append({"name": name, **middle, "times": times, "forecast": ahead})
-        title = f"Four sites to {TARGET} bits a byte, medians of {len(found['loopback'])} seeds"
-        return reporting.Table(title, LINK_COLUMNS, rows)
+            ahead = forecast(name, middle) if job == "links" else 0.0
+            spread = " to ".join(f"{f(one['seconds'] for one in runs):.1f}" for f in (min, max))
+            more = {"times": middle["seconds"] / base, "forecast": ahead, "spread": spread}
+            rows.append({"name": name, **middle, **more, "seeds": len(runs)})
+        title = f"Four sites to {TARGET} bits a byte, medians of the seeds"
+        columns = LINK_COLUMNS if job == "links" else PROCESS_COLUMNS
+        return reporting.Table(title, columns, rows)
     if job == "events":
         rows = []
         for name, runs in found.items():
@@ -257,13 +315,24 @@ def table_of(job: str, found: Any) -> reporting.Table:
         return reporting.Table(f"Rounds of 8 steps to {TARGET} bits a byte", EVENT_COLUMNS, rows)
     late = sum(found["last"]["late"].values())
     row = {**found, **found["killed"], "rounds": found["last"]["round"], "late": late}
+    if job == "losses":
+        row |= {"low": min(found["undisturbed"]), "high": max(found["undisturbed"])}
+        row["deadline"] = KILL_DEADLINE
+        return reporting.Table("Random kills, the byte model", LOSS_COLUMNS, [row])
     return reporting.Table(
         "Random kills, in whole numbers", KILL_COLUMNS, [{**row, "deadline": KILL_DEADLINE}]
     )
 
 
+LOSS_COLUMNS = (
+    "rounds {rounds} | sites killed {sites} | server killed {server} | late messages {late} | "
+    "loss, bits a byte {loss:.3f} | undisturbed, five seeds, from {low:.3f} | to {high:.3f} | "
+    "longest round, s {longest_s:.0f} | deadline, s {deadline:g}"
+)
+
+
 def main() -> None:
-    jobs = {"links": links, "events": events, "kills": kills}
+    jobs = dict.fromkeys((*JOBS, "kills", "losses"))
     options = reporting.options(
         __doc__,
         "out/sites",
@@ -274,11 +343,12 @@ def main() -> None:
     for job in options.only:
         with tempfile.TemporaryDirectory() as place:
             folder = pathlib.Path(place)
-            if job == "kills":
-                found: Any = kills(0, folder, options.rounds)
-            else:
-                found = jobs[job](options.seeds, folder)
-        reporting.show(table_of(job, found), {job: found}, options.out / f"{job}.md")
+            if job in JOBS:
+                of_seeds(job, options.seeds, folder, options.out)
+                continue
+            run = kills if job == "kills" else losses
+            found = run(0, folder, options.rounds)
+            reporting.show(table_of(job, found), {job: found}, options.out / f"{job}.md")
 
 
 if __name__ == "__main__":

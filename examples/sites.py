@@ -40,7 +40,12 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--rounds", type=options.at_least(4), default=24, help="of training (default: 24)")
     add("--steps", type=options.at_least(1), default=20, help="of a round (default: 20)")
-    add("--method", choices=["diloco", "sparseloco"], default="diloco", help="(default: diloco)")
+    add(
+        "--method",
+        choices=["diloco", "streaming", "sparseloco"],
+        default="diloco",
+        help="(default: diloco)",
+    )
     add("--delay", type=options.positive, default=0.05, help="seconds one way (default: 0.05)")
     add("--rate", type=options.positive, default=10e6, help="bits per second (default: 10e6)")
     add("--resets", type=float, default=0.01, help="of all connections (default: 0.01)")

@@ -86,12 +86,13 @@ class Spread:
 
     def __init__(self, sim, mode):
         def each(*given):
-            return block.run(sim.method, *given, chunk=2, axis_name="c")
+            return block.run(sim.method, *given, turn=0, chunk=2, axis_name="c")
 
         on = {"in_axes": (None, None, 0, 0, 0), "axis_name": "c"}
         self.run = jax.jit(jax.vmap(each, **on)) if mode == "vmap" else jax.pmap(each, **on)
 
-    def __call__(self, known, total, *given):
+    def __call__(self, turn, known, total, *given):
+        assert turn == 0
         size = len(given[0].numbers)
         order = np.arange(size).reshape(-1, 4, 2).swapaxes(0, 1).reshape(4, -1)
         done = self.run(known, total, *jax.tree.map(lambda x: np.asarray(x)[order], given))

@@ -8,6 +8,7 @@ from jaxcomp.federated.between_sites import (
     diloco as diloco,
     muloco as muloco,
     sparseloco as sparseloco,
+    streaming_diloco as streaming_diloco,
     tokens_squared_per_step as tokens_squared_per_step,
 )
 from jaxcomp.federated.faults import Faults as Faults

@@ -1,5 +1,6 @@
 """DiLoCo and its relatives between sites: the outer optimizer is the server's."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from jaxcomp.federated.work import LocalSteps, Loss
 from jaxcomp.feedback import Link, Residual
 from jaxcomp.layout.policy import NOTHING, Policy
 from jaxcomp.optimizers.muon import diloco_adamw, muon_by_shape
+from jaxcomp.transforms.fragments import Fragments
 from jaxcomp.transforms.wrappers import widened
 
 Inner = optax.GradientTransformation
@@ -58,6 +60,61 @@ def diloco(
     outer = optax.sgd(learning_rate, momentum, nesterov=True)
     link = as_link("codec", NOTHING if codec is None else codec)
     return Method(_kept(loss, inner or diloco_adamw()), link, server=widened(outer), down=down)
+
+
+def streaming_diloco(
+    codec: Codec | Policy | Link | None,
+    loss: Loss,
+    *,
+    fragments: Fragments = 4,
+    delay: int = 5,
+    mix: float = 0.5,
+    inner: Inner | None = None,
+    learning_rate: Any = 0.7,
+    momentum: float = 0.9,
+    down: Codec | Policy | Link | None = None,
+) -> Method:
+    """Streaming DiLoCo between sites: a fragment in each round, and steps beside its exchange.
+
+    In round n fragment `p = n mod P` is sent, `Δ̄ₚ = mean(φₚ − θᵢₚ)`, and Nesterov momentum moves
+    `φₚ`; `delay` steps later `θᵢₚ ← α θᵢₚ + (1 − α) φₚ`.
+
+    Args:
+        codec: the codec of the pseudo-gradients, a policy or a link; None sends them dense. The
+            paper's four bits are `jaxcomp.natural_dithering(bits=4)`.
+        loss: `loss(params, batch)`, a scalar.
+        fragments: `P`, or a function from parameters to a tree of numbers, such as
+            `jaxcomp.transforms.fragments.strided(4)`. A round is a P-th of DiLoCo's.
+        delay: `τ`, fewer than the steps of a round: those that a site takes while its message is
+            under way.
+        mix: `α`, below 1.
+        inner: the optimizer of the local steps; None as for `diloco`.
+        learning_rate: `η`, a number or an optax schedule of a fragment's exchanges.
+        momentum: `β`.
+        down: the codec of the server's steps; None sends the fragment's parameters.
+
+    Raises:
+        ValueError: for parts of another kind, or numbers out of range.
+
+    Example:
+        >>> import jax.numpy as jnp, jaxcomp
+        >>> codec = jaxcomp.natural_dithering(bits=4)
+        >>> method = streaming_diloco(codec, lambda w, x: jnp.mean((w - x) ** 2), fragments=1)
+
+    References:
+        Douillard et al., `Streaming DiLoCo with overlapping communication: towards a distributed
+        free lunch <https://arxiv.org/abs/2501.18512>`_, 2025.
+
+    Note:
+        Guarantee: none is published. Deviations are those of
+        `jaxcomp.algorithms.streaming_diloco`, whose bits it has with all sites in every round and
+        `mix=0`; with a mix, a site knows the centre's step only as the difference of two centres,
+        and differs by its rounding.
+    """
+    outer = widened(optax.sgd(learning_rate, momentum, nesterov=True))
+    link = as_link("codec", NOTHING if codec is None else codec)
+    method = Method(_kept(loss, inner or diloco_adamw()), link, server=outer, down=down)
+    return dataclasses.replace(method, fragments=fragments, delay=delay, mix=mix)
 
 
 def muloco(

@@ -11,7 +11,7 @@ from jax import lax
 
 from jaxcomp.backend import xla
 from jaxcomp.exchange import collectives
-from jaxcomp.federated import faults, server, uplink as uplink_
+from jaxcomp.federated import faults, server, streaming, turns, uplink as uplink_
 from jaxcomp.federated.method import Method
 from jaxcomp.federated.server import Total
 from jaxcomp.federated.uplink import Memory, Message
@@ -86,7 +86,10 @@ class Done(NamedTuple):
 def init(method: Method, params: PyTree) -> Own:
     """What a client keeps before its first round."""
     up = method.uplink
-    return Own(method.work.init(params), uplink_.init(up, params), up.side.row(params))
+    parts = turns.likes(method, params)
+    memories: Any = tuple(uplink_.init(up, part) for part in parts)
+    memory = memories[0] if method.fragments == 1 else memories
+    return Own(streaming.init(method, params), memory, up.side.row(params))
 
 
 def run(
@@ -97,6 +100,7 @@ def run(
     batches: Any,
     own: Own,
     *,
+    turn: int,
     chunk: int,
     axis_name: AxisName | None = None,
     together: bool = False,
@@ -111,6 +115,7 @@ def run(
         clients: `[chunks * chunk]` of them on this device.
         batches: their data, `[chunks * chunk, steps, …]`.
         own: what they keep.
+        turn: the fragment of this round.
         chunk: how many of them are in memory at once on this device.
         axis_name: the mapped axis over which clients are spread, chunk by chunk: the first chunk of
             every device comes before the second of any.
@@ -120,14 +125,15 @@ def run(
     """
     size = jax.tree.leaves(clients)[0].shape[0]
     assert size % chunk == 0, (size, chunk)
-    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), known.centres)
+    centre = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), known.centres)
+    like = turns.part(method, centre, turn)
 
     def cut(tree: PyTree) -> PyTree:
         return jax.tree.map(lambda x: x.reshape(-1, chunk, *x.shape[1:]), tree)
 
     def one_chunk(total: Total, given: Any) -> tuple[Total, Any]:
         clients, batches, own = given
-        work = worker(method)
+        work = functools.partial(worked, method, turn)
         if together:
             spread = jax.vmap(work, in_axes=(None, 0, 0, 0))
             message, inner, losses = spread(known, clients, batches, own)
@@ -165,24 +171,48 @@ def run(
     return Done(total, *whole((own, sent, accepted, losses, payloads)))
 
 
+def worked(
+    method: Method, turn: int, known: Known, who: Clients, batches: Any, own: Own
+) -> tuple[Message, PyTree, Array]:
+    """All of a client's round, with the steps of the delay."""
+    message, inner, loss = worker(method, turn)(known, who, batches, own)
+    if method.delay:
+        inner = rester(method)(inner, streaming.last(method, batches), who.steps)
+    return message, inner, loss
+
+
 @functools.lru_cache(maxsize=64)
-def worker(method: Method) -> Callable[..., tuple[Message, PyTree, Array]]:
+def worker(method: Method, turn: int = 0) -> Callable[..., tuple[Message, PyTree, Array]]:
     """The work of one client, compiled alike in every program that it is part of."""
-    return xla.compile_separately(functools.partial(client, method))
+    return xla.compile_separately(functools.partial(client, method, turn))
+
+
+@functools.lru_cache(maxsize=64)
+def rester(method: Method) -> Callable[..., PyTree]:
+    """The steps of the delay, compiled alike in every program that they are part of."""
+    return xla.compile_separately(functools.partial(streaming.rest, method))
 
 
 def client(
-    method: Method, known: Known, who: Clients, batches: Any, own: Own
+    method: Method, turn: int, known: Known, who: Clients, batches: Any, own: Own
 ) -> tuple[Message, PyTree, Array]:
     """One client's message, the state of its local optimizer, and its mean loss."""
     start = jax.tree.map(lambda c: c[who.ages], known.centres)
     given = (start, own.inner, batches, who.steps)
-    update, inner, losses = method.work.update(method.signal, *given)
+    if method.streams:
+        update, inner, losses = streaming.update(method, turn, *given)
+    else:
+        update, inner, losses = method.work.update(method.signal, *given)
     rounds = jax.tree.leaves(known.centres)[0].shape[0]
     times = jnp.asarray(faults.stale(np.arange(rounds), method.staleness), jnp.float32)[who.ages]
+    memory, part = turns.one(method, own.memory, turn), turns.part(method, start, turn)
     message = uplink_.message(
-        method.uplink, known.key, who.numbers, times, update, own.memory, known.shared, start
+        method.uplink, known.key, who.numbers, times, update, memory, known.shared, part
     )
+    accepted, refused = (
+        turns.put(method, own.memory, turn, after) for after in (message.accepted, message.refused)
+    )
+    message = message._replace(accepted=accepted, refused=refused)
     inner = jax.tree.map(lambda new, old: jnp.where(message.sound, new, old), inner, own.inner)
     return message, inner, jnp.nanmean(losses)
 

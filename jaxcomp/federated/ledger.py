@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxcomp.federated import turns
 from jaxcomp.federated.method import Method
 from jaxcomp.layout.trees import TreePayload
 from jaxcomp.messages import to_bytes
@@ -35,12 +36,12 @@ class Ledger:
 
     def __init__(self, method: Method, params: PyTree, clients: int, messages: int):
         self.method, self.messages = method, messages
-        self.like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
         self.up = self.down = 0
         shared = jax.eval_shape(method.uplink.side.shared, params)
         self._params = _bytes(params)
         self._whole = self._params + _bytes(shared)
-        self._upload = choose.wire_bytes(method.uplink.policy, params)
+        self._parts = turns.likes(method, params)
+        self._uploads = [choose.wire_bytes(method.uplink.policy, part) for part in self._parts]
         # The round whose parameters a client has; -1 for a client that has none.
         self._has = np.full(clients, -1)
         self._sizes: list[int] = []
@@ -56,33 +57,35 @@ class Ledger:
         self.down += int(bytes_.sum())
         return int(bytes_.sum())
 
-    def received(self, came: np.ndarray, payloads: Any) -> int:
-        """The bytes of the messages that `came`, of these payloads."""
+    def received(self, came: np.ndarray, payloads: Any, turn: int = 0) -> int:
+        """The bytes of the messages that `came`, of these payloads of a fragment."""
         arrived = np.flatnonzero(came)
-        sent = self._upload * len(arrived)
+        sent = self._uploads[turn] * len(arrived)
         if self.messages and len(arrived):
             payloads = jax.tree.map(np.asarray, payloads)
             written = 0
             for row in arrived[: self.messages]:
                 payload = jax.tree.map(lambda x, row=row: x[row], payloads)
-                written += len(to_bytes(self.method.uplink.policy, payload, self.like))
+                written += len(to_bytes(self.method.uplink.policy, payload, self._parts[turn]))
             sent = round(written * len(arrived) / len(arrived[: self.messages]))
         self.up += sent
         return sent
 
-    def announced(self, payload: TreePayload | None, moved: bool) -> None:
+    def announced(self, payload: TreePayload | None, moved: bool, turn: int = 0) -> None:
         """Notes the server's message of a round; it is empty if no message had moved the server."""
-        if self._whole == self._params and self.method.downlink is None:
+        part = self._parts[turn]
+        always = self._whole == self._params and self.method.fragments == 1
+        if always and self.method.downlink is None:
             self._sizes.append(self._whole)
         elif not moved:
             self._sizes.append(0)
         elif payload is None or self.method.downlink is None:
-            self._sizes.append(self._params)  # From which clients compute what they share.
+            self._sizes.append(_bytes(part))  # From which clients compute what they share.
         elif self.messages:
             policy = self.method.downlink.policy
-            self._sizes.append(len(to_bytes(policy, payload, self.like)))
+            self._sizes.append(len(to_bytes(policy, payload, part)))
         else:
-            self._sizes.append(choose.wire_bytes(self.method.downlink.policy, self.like))
+            self._sizes.append(choose.wire_bytes(self.method.downlink.policy, part))
         del self._sizes[:-KEPT]
 
     def kept(self) -> tuple[np.ndarray, ...]:

@@ -14,6 +14,7 @@ from jaxcomp.federated.uplink import Uplink, as_link
 from jaxcomp.federated.work import LocalSteps, difference
 from jaxcomp.feedback import Link
 from jaxcomp.layout.policy import Policy
+from jaxcomp.transforms.fragments import Fragments
 from jaxcomp.types import PyTree
 
 
@@ -42,6 +43,14 @@ class Method:
         signal: `signal(start, end)`, what a client sends of its parameters before and after.
         staleness: `p`: a client that began from parameters `a` rounds old has `(1 + a)^(-p)` times
             its weight.
+        fragments: the number of parts of about equal bytes that take turns, one in each round; or a
+            function from parameters to a tree of numbers, such as
+            `jaxcomp.transforms.fragments.strided(4)`. Clients then go on from their own parameters,
+            and so need `LocalSteps(keep=True, offsets=True)`.
+        delay: how many of a round's steps a client takes after it has sent its update, at the
+            parameters from which the round began: an exchange has their time.
+        mix: `α`, the share of its own parameters with which a client goes on in the fragment that
+            it has sent: `θ ← α θ + (1 − α) φ`; below 1.
 
     Raises:
         ValueError: for parts of another kind, or that do not go together.
@@ -61,6 +70,9 @@ class Method:
     mean: str = "participants"
     signal: Callable[[PyTree, PyTree], PyTree] = difference
     staleness: float = 0.5
+    fragments: Fragments = 1
+    delay: int = 0
+    mix: float = 0.0
 
     def __post_init__(self):
         checks.part("work", self.work, LocalSteps)
@@ -68,6 +80,10 @@ class Method:
         checks.part("aggregate", self.aggregate, Aggregate)
         checks.choice("mean", self.mean, ("participants", "all", "senders"))
         checks.number("staleness", self.staleness, 0.0)
+        checks.integer("delay", self.delay, 0)
+        checks.number("mix", self.mix, 0.0, 1.0)
+        if not callable(self.fragments):
+            checks.integer("fragments", self.fragments, 1)
         if not isinstance(self.up, Uplink):
             object.__setattr__(self, "up", Uplink(as_link("up", self.up)))
         if self.down is not None:
@@ -86,6 +102,8 @@ class Method:
             )
         if self.mean == "senders":
             self._check_senders()
+        if self.streams:
+            self._check_streams()
         if not self.aggregate.linear:
             self._check_robust()
         if not self.aggregate.streams and self.uplink.guessed:
@@ -104,6 +122,20 @@ class Method:
                 "jaxcomp.chunk_top_k()"
             )
 
+    def _check_streams(self) -> None:
+        if not (self.work.keep and self.work.offsets):
+            raise ValueError(
+                "`work` must be LocalSteps(keep=True, offsets=True) with fragments, a delay or a "
+                f"mix, where clients go on from their own parameters, got {self.work!r}"
+            )
+        if self.uplink.guessed:
+            raise ValueError(
+                "`up` must have no side information with fragments, a delay or a mix, got "
+                f"{self.uplink.side!r}"
+            )
+        if self.mix == 1:
+            raise ValueError("`mix` must be below 1, where clients never meet, got 1")
+
     def _check_robust(self) -> None:
         if self.uplink.feedback.facts.memory:
             raise ValueError(
@@ -117,6 +149,11 @@ class Method:
                 f"`mean` must be 'participants' with {self.aggregate!r}, which is no sum that "
                 f"could be divided by an expected weight, got {self.mean!r}"
             )
+
+    @property
+    def streams(self) -> bool:
+        """Whether clients go on from their own parameters, and not from the server's."""
+        return self.fragments != 1 or self.delay > 0 or self.mix > 0
 
     @property
     def uplink(self) -> Uplink:

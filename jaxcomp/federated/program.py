@@ -31,13 +31,15 @@ class Program:
             keep_payloads=keep_payloads,
         )
         self._chunk = chunk
-        self._compiled = jax.jit(self._run if mesh is None else self._mapped)
+        run = self._run if mesh is None else self._mapped
+        # A program for each fragment.
+        self._compiled = functools.cache(lambda turn: jax.jit(functools.partial(run, turn=turn)))
 
     def __call__(
-        self, known: Known, total: Total, clients: Clients, batches: Any, own: Own
+        self, turn: int, known: Known, total: Total, clients: Clients, batches: Any, own: Own
     ) -> Done:
         if self.mesh is None:
-            return self._compiled(known, total, clients, batches, own)
+            return self._compiled(turn)(known, total, clients, batches, own)
         size = len(np.asarray(clients.numbers))
         order = _device_major(size, self.mesh.size, self._chunk)
         sharding = NamedSharding(self.mesh, P(self.mesh.axis_names[0]))
@@ -49,7 +51,7 @@ class Program:
 
         given = jax.tree.map(split, (clients, batches, own))
         known, total = jax.tree.map(lambda x: _everywhere(x, whole), (known, total))
-        done = self._compiled(known, total, *given)
+        done = self._compiled(turn)(known, total, *given)
         back = np.argsort(order)
         own, sent, accepted, losses = jax.tree.map(
             lambda x: _host(x)[back], (done.own, done.sent, done.accepted, done.losses)
@@ -57,7 +59,7 @@ class Program:
         total, payloads = jax.tree.map(_host, (done.total, done.payloads))
         return Done(total, own, sent, accepted, losses, payloads)
 
-    def _mapped(self, known: Known, total: Total, *given: Any) -> Done:
+    def _mapped(self, known: Known, total: Total, *given: Any, turn: int) -> Done:
         assert self.mesh is not None
         rows: Any = P(self.mesh.axis_names[0])
         whole: Any = P()
@@ -66,7 +68,11 @@ class Program:
         # Not typed: loops in a user's loss or optimizer begin with zeros that are typed as equal on
         # all devices. Nothing is differentiated across devices, so the types would decide nothing.
         run = mapping.shard_map(
-            self._run, mesh=self.mesh, in_specs=specs, out_specs=out, check_vma=False
+            functools.partial(self._run, turn=turn),
+            mesh=self.mesh,
+            in_specs=specs,
+            out_specs=out,
+            check_vma=False,
         )
         return run(known, total, *given)
 

@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxcomp import checks
-from jaxcomp.federated import block, checkpoint, server
+from jaxcomp.federated import block, checkpoint, server, turns
 from jaxcomp.federated.block import Clients, Done, Known
 from jaxcomp.federated.faults import Faults
 from jaxcomp.federated.ledger import Ledger
@@ -112,10 +112,15 @@ class Simulation:
         checks.integer("messages", messages, 0)
         if mesh is not None and len(mesh.axis_names) != 1:
             raise ValueError(f"`mesh` must have one axis, got {mesh.axis_names}")
+        if faults.old and method.streams:
+            raise ValueError(
+                "`faults` must have no old parameters with fragments, a delay or a mix, where "
+                f"clients go on from their own, got {faults!r}"
+            )
         self.method, self.clients, self.batches = method, clients, batches
         self.key, self.steps, self.faults = noise.raw(key), steps, faults
         self.weights = weights_of(weights, clients)
-        self.state = server.init(method, params, clients)
+        self.state = turns.init(method, params, clients)
         row = jax.tree.map(np.asarray, block.init(method, self.state.params))
         self.table = _table(table, row, clients, mesh)
         self.ledger = Ledger(method, self.state.params, clients, messages)
@@ -184,19 +189,21 @@ class Simulation:
     def round(self) -> Report:
         """Runs the next round."""
         number = int(self.state.round)
-        key = server.round_key(self.key, number)
+        turn = turns.of(self.method, self.params, number)
+        key = turns.key(self.method, self.params, self.key, number)
+        lane = turns.lane(self.method, self.state, turn)
         cohort = self.method.sampling.cohort(key, self.clients)
         known = Known(
             key,
             jax.tree.map(lambda *xs: jnp.stack(xs), *self._padded()),
             self.state.shared,
         )
-        total = server.nothing(self.method, self.state.params)
+        total = server.nothing(self.method, lane.params)
         losses, accepted, heard_all = [], 0, []
         down = self.ledger.fetched(cohort, number)
         up = 0
         for numbers, given in self._prepared(cohort, number, key):
-            done = self._program(known, total, *given)
+            done = self._program(turn, known, total, *given)
             total = done.total
             real = slice(0, len(numbers))
             self.table.write(numbers, done.own)
@@ -205,16 +212,17 @@ class Simulation:
             losses.append(np.asarray(done.losses)[real])
             if not self.method.aggregate.streams:
                 heard_all.append(_messages(len(numbers), given[0].weights, done))
-            up += self.ledger.received(np.asarray(done.sent)[real], done.payloads)
+            up += self.ledger.received(np.asarray(done.sent)[real], done.payloads, turn)
         if heard_all:
             weights, payloads = jax.tree.map(lambda *parts: np.concatenate(parts), *heard_all)
             rows = np.arange(len(cohort))
             held = server.held(cohort, self.clients, weights, rows, payloads)
-            self.state, total = server.combined(self.method, key, self.state, held)
+            lane, total = server.combined(self.method, key, lane, held)
             accepted = int(total.count)
         sums = server.weights_of(self.method, self.weights)
-        self.state, payload = server.step(self.method, key, self.state, total, sums)
-        self.ledger.announced(payload, server.moves(self.method, total))
+        lane, payload = server.step(self.method, key, lane, total, sums)
+        self.state = turns.joined(self.method, self.state, turn, lane)
+        self.ledger.announced(payload, server.moves(self.method, total), turn)
         self._centres = [self.state.params, *self._centres][: self.faults.longest + 1]
         heard = np.concatenate(losses) if losses else np.zeros(0)
         finite = heard[np.isfinite(heard)]

@@ -77,8 +77,8 @@ class LocalSteps:
             batches: arrays with a leading axis of steps.
             steps: how many of the batches are used; the loss of the others is NaN.
         """
-        own = _offsets(params) if self.offsets else params
-        own, inner, losses = self._taken(params, own, kept, batches, steps)
+        own = offsets(params) if self.offsets else params
+        own, inner, losses = self.taken(params, own, kept, batches, steps)
         return _at(params, own) if self.offsets else own, inner, losses
 
     def update(
@@ -96,14 +96,22 @@ class LocalSteps:
         if not self.offsets:
             end, inner, losses = self.run(params, kept, batches, steps)
             return signal(params, end), inner, losses
-        by, inner, losses = self._taken(params, _offsets(params), kept, batches, steps)
+        by, inner, losses = self.taken(params, offsets(params), kept, batches, steps)
         sent = jax.tree.map(lambda x, p: (jnp.zeros_like(x) - x).astype(p.dtype), by, params)
         return sent, inner, losses
 
-    def _taken(
+    def taken(
         self, start: PyTree, own: PyTree, kept: PyTree, batches: Any, steps: Array | int
     ) -> tuple[PyTree, PyTree, Array]:
-        """The steps: of the parameters, or of their differences from the start."""
+        """The steps, of the parameters or of their differences from the start.
+
+        Args:
+            start: the server's parameters.
+            own: the client's; with `offsets`, their differences from the server's.
+            kept: what it kept, as `init` makes it.
+            batches: arrays with a leading axis of steps.
+            steps: how many of the batches are used; the loss of the others is NaN.
+        """
 
         def move(grads: PyTree, inner: PyTree, theta: PyTree, own: PyTree) -> tuple[PyTree, PyTree]:
             updates, after = self.optimizer.update(grads, inner, theta)
@@ -135,7 +143,7 @@ def difference(start: PyTree, end: PyTree) -> PyTree:
     return jax.tree.map(jnp.subtract, start, end)
 
 
-def _offsets(params: PyTree) -> PyTree:
+def offsets(params: PyTree) -> PyTree:
     """The differences of a client that is where the server is."""
     return jax.tree.map(lambda p: jnp.zeros(jnp.shape(p), summing.wide(p.dtype)), params)
 

@@ -127,17 +127,56 @@ def test_unequal_sites_take_unequal_numbers_of_steps(tmp_path):
     np.testing.assert_allclose(reported["steps"], np.average(weights, weights=weights))
 
 
+STREAMING = federated.streaming_diloco(
+    jaxcomp.Link(jaxcomp.top_k(fraction=0.25), jaxcomp.Residual()),
+    loss,
+    fragments=2,
+    delay=1,
+    mix=0.25,
+    inner=optax.adam(1e-2),
+)
+
+
+def streamed_data(number, taken):
+    """The batches of the simulation from any step on, which may be within a round."""
+    rounds = [data([number], taken // STEPS + more) for more in range(2)]
+    both = jax.tree.map(lambda *x: np.concatenate([one[0] for one in x]), *rounds)
+    return jax.tree.map(lambda x: x[taken % STEPS :][:STEPS], both)
+
+
+@pytest.mark.parametrize("down", [None, pytest.param(jaxcomp.qsgd_inf(8), marks=pytest.mark.full)])
+def test_fragments_take_turns_and_steps_go_on_beside_the_exchange(down, tmp_path):
+    """The simulation's bits, through a killed site, whose steps of the delay are taken again."""
+    method = dataclasses.replace(
+        STREAMING, down=None if down is None else jaxcomp.Link(down, jaxcomp.Residual())
+    )
+    sim = federated.Simulation(method, params(), CLIENTS, data)
+    sim.run(5)
+    grid = SiteGrid(tmp_path, method, streamed_data)
+    strategy = strategy_of(method, checkpoint=tmp_path / "server")
+    strategy.start(grid, num_rounds=3)
+    grid.sites[101] = grid.begin(101)
+    last = strategy.reports[-1]
+    strategy = strategy_of(method, checkpoint=tmp_path / "server")
+    strategy.restore(tmp_path / "server")
+    strategy.start(grid, num_rounds=2)
+    jax.tree.map(np.testing.assert_array_equal, strategy.params, sim.params)
+    assert {site.taken for site in grid.sites.values()} == {5 * STEPS - 1}
+    # After the round of the small fragment a client gets no other.
+    assert last.down < 0.1 * 4 * CLIENTS * params()["w"].size
+
+
 @pytest.mark.full
 def test_a_site_of_several_devices_trains_as_one_of_one_device(tmp_path):
     mesh = jax.make_mesh((2, 2), ("batch", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     placed = flower.Placed(mesh, {"w": P(None, "model"), "b": P("model")}, P("batch"))
-    method = dataclasses.replace(METHOD, up=jaxcomp.Policy(None))
-    found = []
-    for name, where in (("one", None), ("four", placed)):
-        strategy = strategy_of(method)
-        strategy.start(SiteGrid(tmp_path / name, method, placed=where), num_rounds=2)
-        found.append(strategy.params)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6), *found)
+    for of, given in ((METHOD, own_data), (STREAMING, streamed_data)):
+        method, found = dataclasses.replace(of, up=jaxcomp.Policy(None)), []
+        for name, where in (("one", None), ("four", placed)):
+            strategy, folder = strategy_of(method), tmp_path / f"{name}{of.fragments}"
+            strategy.start(SiteGrid(folder, method, given, placed=where), num_rounds=3)
+            found.append(strategy.params)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6), *found)
 
 
 def test_the_page_trains(tmp_path, monkeypatch):

@@ -93,6 +93,15 @@ METHODS = {
 TWO = ("diloco", "sparseloco, senders")
 
 
+def streams(codec, reducer, **given):
+    """Streaming DiLoCo between sites, and over workers."""
+    every = STEPS * given["fragments"]
+    return (
+        federated.streaming_diloco(codec, loss, inner=INNER, **given),
+        algorithms.streaming_diloco(reducer, "sites", **(same | {"every": every}), **given),
+    )
+
+
 @pytest.mark.parametrize(
     "name", [*TWO, *(pytest.param(m, marks=pytest.mark.full) for m in METHODS if m not in TWO)]
 )
@@ -101,6 +110,64 @@ def test_bits_are_those_of_local_updates(name):
     got, want = between_sites(method), over_workers(tx)
     jax.tree.map(np.testing.assert_array_equal, got, want)
     assert not np.array_equal(got["w"], first()["w"])
+
+
+@pytest.mark.parametrize(
+    ("fragments", "delay"),
+    [
+        pytest.param(2, 0, marks=pytest.mark.full),
+        (2, 2),
+        pytest.param(1, 2, marks=pytest.mark.full),
+    ],
+)
+def test_streaming_has_the_bits_of_local_updates(fragments, delay):
+    """Fragments in turn, and steps that are taken before the exchange has ended."""
+    method, tx = streams(FOUR, jaxcomp.Gather(FOUR), fragments=fragments, delay=delay, mix=0.0)
+    got, want = between_sites(method), over_workers(tx)
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+    assert not np.array_equal(got["w"], first()["w"])
+
+
+def test_streaming_with_a_mix_is_that_of_local_updates():
+    """To rounding: sites know the centre's step as the difference of two centres."""
+    method, tx = streams(None, jaxcomp.Dense(), fragments=2, delay=1, mix=0.5)
+    got, want = between_sites(method), over_workers(tx)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-6), got, want)
+    moved = np.abs(np.asarray(got["w"]) - first()["w"]).max()
+    assert moved > 1e-2
+
+
+def test_a_round_of_fragments_sends_one_of_them():
+    """Bytes both ways, and what the server keeps of each."""
+    method, _ = streams(FOUR, jaxcomp.Gather(FOUR), fragments=3, delay=0, mix=0.0)
+    sim = federated.Simulation(method, first(), SITES, batches, key=3)
+    reports = sim.run(4)
+    sizes = sorted(4 * x.size for x in jax.tree.leaves(first()))
+    # All sites get the whole first; then what has moved: three leaves, a fragment each.
+    downs = [report.down // SITES for report in reports]
+    assert downs[0] == sum(sizes)
+    assert sorted(downs[1:]) == sizes
+    assert len(sim.state.optimizer) == len(sim.state.mirror) == 3
+    assert len({report.up for report in reports[:3]}) == 3
+
+
+def test_clients_that_stream_keep_their_parameters():
+    for wrong, match in (
+        ({"work": federated.LocalSteps(loss, INNER)}, "`work` must be LocalSteps"),
+        ({"mix": 1.0}, "`mix` must be below 1"),
+        ({"delay": -1}, "`delay` must be"),
+        ({"fragments": 0}, "`fragments` must be"),
+    ):
+        kept = federated.LocalSteps(loss, INNER, keep=True, offsets=True)
+        with pytest.raises(ValueError, match=match):
+            federated.Method(**({"work": kept, "up": FOUR, "fragments": 2} | wrong))
+    method = federated.streaming_diloco(FOUR, loss, fragments=2, delay=STEPS)
+    sim = federated.Simulation(method, first(), SITES, batches)
+    with pytest.raises(ValueError, match="`batches` must have more steps than the delay, 4, got 4"):
+        sim.run(1)
+    old = federated.Faults(old=0.5, longest=2)
+    with pytest.raises(ValueError, match="`faults` must have no old parameters"):
+        federated.Simulation(method, first(), SITES, batches, faults=old)
 
 
 def test_a_mean_over_senders_divides_each_element_by_its_senders():

@@ -20,7 +20,7 @@ class Task(NamedTuple):
     """The settings of a run.
 
     Attributes:
-        method: "diloco" or "sparseloco".
+        method: "diloco", "streaming" or "sparseloco".
         seed: of the parameters and of the data.
         layers: of the model.
         width: of the model.
@@ -56,6 +56,16 @@ class Task(NamedTuple):
             codec = jaxcomp.chunk_top_k()
             return federated.sparseloco(codec, loss, inner=inner, down=down)
         codec = jaxcomp.Link(jaxcomp.blockwise(bits=4), jaxcomp.Residual())
+        if self.method == "streaming":
+            return federated.streaming_diloco(
+                codec,
+                loss,
+                fragments=2,
+                delay=self.steps // 4,
+                inner=inner,
+                momentum=0.6,
+                down=down,
+            )
         return federated.diloco(codec, loss, inner=inner, momentum=0.6, down=down)
 
     def data(self, number: int, taken: int) -> Any:

@@ -38,12 +38,12 @@ def added(
     return total, accepted, block.heard(method, like, side, read, accepted)
 
 
-def message(
-    method: Method, state: ServerState, payload: Any, like: PyTree, moves: bool
-) -> bytes | None:
+def message(method: Method, state: ServerState, payload: Any, moves: bool) -> bytes | None:
     """The server's message after a round: empty if nothing moved, None for the whole centre."""
     if payload is not None and method.downlink is not None:
+        like = raw.like(state.params)
         return to_bytes(method.downlink.policy, payload, like) if moves else b""
-    if jax.tree.leaves(state.shared):  # Clients compute the shared state from the parameters.
+    # Clients compute the shared state from the parameters; and other fragments have not moved.
+    if jax.tree.leaves(state.shared) or method.fragments != 1:
         return raw.write(state.params) if moves else b""
     return None

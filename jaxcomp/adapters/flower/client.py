@@ -16,7 +16,7 @@ from jaxcomp import checks
 from jaxcomp.adapters.flower import extra, files, integers, memory as memory_, raw, records
 from jaxcomp.adapters.flower.memory import Centre, Kept
 from jaxcomp.adapters.flower.records import Answer, Instruction
-from jaxcomp.federated import block, server, uplink
+from jaxcomp.federated import block, server, turns, uplink
 from jaxcomp.federated.block import Clients, Known, Own
 from jaxcomp.federated.faults import Faults
 from jaxcomp.federated.method import Method
@@ -79,6 +79,7 @@ def client_app(
             f"`like` must have no integers, which cannot be trained, got some at {counters}; an "
             "app of your own may have them, behind jaxcomp.adapters.flower.compress_mod"
         )
+    shapes = raw.like(like)
     work = _in_context(work_of(method, like, secret, faults), memory)
     app = extra.ClientApp()
 
@@ -86,7 +87,9 @@ def client_app(
     def train(message: Any, context: Any) -> Any:
         def run(known: Known, given: Instruction, own: Own) -> Worked:
             data = batches(context, given.client, given.round)
-            sent, inner, loss = one_round(method, known, who(given, steps_of(data)), data, own)
+            turn = turns.of(method, shapes, given.round)
+            parts = (known, who(given, steps_of(data)), data, own)
+            sent, inner, loss = one_round(method, turn, *parts)
             reported = {}
             if metrics is not None:
                 numbers = dict(metrics(context, given.client, given.round))
@@ -228,7 +231,7 @@ def work_of(
             answer = Answer(given.round, given.client, "behind", -1, math.nan, b"")
             return records.write_answer(answer, given.run, own_secret)
         known = Known(
-            server.round_key(key, given.round),
+            turns.key(method, like, key, given.round),
             jax.tree.map(lambda x: jnp.asarray(x)[None], place.centre.params),
             place.centre.shared,
         )
@@ -239,7 +242,8 @@ def work_of(
         data = b""
         if status == "sent":
             of_message = records.secret_of(own_secret, *given[:3])
-            data = to_bytes(method.uplink.policy, sent.payload, like, secret=of_message)
+            part = turns.part(method, like, turns.of(method, like, given.round))
+            data = to_bytes(method.uplink.policy, sent.payload, part, secret=of_message)
         answer = Answer(given.round, given.client, status, place.upon, loss, data)
         content = records.write_answer(answer, given.run, own_secret, reported)
         of_round = (given.run, given.since, given.round, given.client, given.accepted, place.upon)
@@ -265,23 +269,30 @@ def _placed(
         for number in range(kept.round, given.round):
             part = given.parts[number - given.base]
             if part:  # Without any message from clients, the server stays where it is.
-                centre = _followed(method, server.round_key(key, number), centre, part, like)
+                centre = _followed(method, key, number, centre, part, like)
     if raw.digest(centre) != given.digest:
         return None
     return _Place(centre, *memory_.resumed(method, given, kept, centre.params))
 
 
-def _followed(method: Method, key: Array, centre: Centre, part: bytes, like: PyTree) -> Centre:
+def _followed(
+    method: Method, key: Array, number: int, centre: Centre, part: bytes, like: PyTree
+) -> Centre:
     """The centre after the server's message of a round."""
+    turn = turns.of(method, like, number)
+    like = turns.part(method, like, turn)
     if method.downlink is None:
-        return _learned(method, centre, raw.read(part, like))
+        params = turns.whole(method, centre.params, turn, raw.read(part, like))
+        return _learned(method, centre, params)
     payload = from_bytes(method.downlink.policy, part, like)
-    return _stepped(method, key, centre, payload)
+    return _stepped(method, turn, turns.key(method, centre.params, key, number), centre, payload)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _stepped(method: Method, key: Array, centre: Centre, payload: Any) -> Centre:
-    return _learned(method, centre, server.follow(method, key, centre.params, payload))
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _stepped(method: Method, turn: int, key: Array, centre: Centre, payload: Any) -> Centre:
+    before = turns.part(method, centre.params, turn)
+    after = server.follow(method, key, before, payload)
+    return _learned(method, centre, turns.whole(method, centre.params, turn, after))
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -289,12 +300,12 @@ def _learned(method: Method, centre: Centre, params: PyTree) -> Centre:
     return Centre(params, method.uplink.side.learn(centre.shared, centre.params, params))
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def one_round(
-    method: Method, known: Known, who: Clients, batches: Any, own: Own
+    method: Method, turn: int, known: Known, who: Clients, batches: Any, own: Own
 ) -> tuple[uplink.Message, PyTree, Array]:
     """The work of one client, compiled as the simulation compiles it."""
-    return block.worker(method)(known, who, batches, own)
+    return block.worked(method, turn, known, who, batches, own)
 
 
 @functools.partial(jax.jit, static_argnums=0)

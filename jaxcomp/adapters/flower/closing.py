@@ -68,6 +68,8 @@ class Quorum:
             reason = "a Shift, whose client has moved by the whole message"
         elif method.uplink.guessed:
             reason = "side information, which is that of the latest round"
+        elif method.fragments != 1:
+            reason = "fragments, of which a round adds up one"
         elif not method.aggregate.streams:
             reason = f"{method.aggregate!r}, which combines messages of one round"
         if reason:

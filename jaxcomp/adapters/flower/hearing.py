@@ -22,7 +22,7 @@ class Reader:
 
     Attributes:
         method: the method.
-        like: the parameters, or their shapes and dtypes.
+        likes: the shapes and dtypes of the parameters, of each fragment.
         limit: bytes of a message.
         seats: which node is which client.
         weights: the weight of each client.
@@ -32,7 +32,7 @@ class Reader:
     """
 
     method: Method
-    like: PyTree
+    likes: tuple[PyTree, ...]
     limit: int
     seats: Seats
     weights: np.ndarray
@@ -89,6 +89,7 @@ class Reader:
         of_message = records.secret_of(secret, run, round_.number, client)
         policy = self.method.uplink.policy
         # Finiteness is checked where the message is added, with the round's own key.
-        payload = from_bytes(policy, answer.payload, self.like, secret=of_message, finite=False)
+        like = self.likes[round_.number % len(self.likes)]
+        payload = from_bytes(policy, answer.payload, like, secret=of_message, finite=False)
         self.seats.has[client] = round_.number
         return Heard(answer, payload, weight, reported, answer.upon != accepted)

@@ -5,20 +5,23 @@ import os
 import pathlib
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxcomp import checks
-from jaxcomp.adapters.flower import client, extra, files
+from jaxcomp.adapters.flower import client, extra, files, placing, raw
+from jaxcomp.adapters.flower.placing import Placed
 from jaxcomp.adapters.flower.records import Instruction
-from jaxcomp.federated import block
+from jaxcomp.federated import block, turns
 from jaxcomp.federated.block import Clients, Known, Own
 from jaxcomp.federated.method import Method
+from jaxcomp.federated.streaming import Streamed
+from jaxcomp.federated.uplink import Message
 from jaxcomp.types import PyTree
 from jaxcomp_site import courier
 from jaxcomp_site.packing import packed, unpacked
@@ -30,20 +33,6 @@ on."""
 _SITE = "jaxcomp.site"
 
 
-class Placed(NamedTuple):
-    """Where the arrays of a site of several devices are.
-
-    Attributes:
-        mesh: its devices.
-        params: a `PartitionSpec` for each parameter, or one for all.
-        batch: the spec of a batch, without the axis of steps.
-    """
-
-    mesh: Mesh
-    params: PyTree
-    batch: PartitionSpec
-
-
 class Site:
     """A client whose process stays up: it compiles once, and keeps its own state in a folder.
 
@@ -52,6 +41,9 @@ class Site:
     the inner optimizer, the residual and the position in its data. All of that but the program is
     in a checkpoint in `folder` before an answer is sent. A site that is killed goes on from there:
     what it had answered it answers again, and a round that it was in begins anew.
+
+    With a method that has a `delay`, the site takes these steps while its message is under way. A
+    site of several processes takes them when the next message is here.
 
     Args:
         method: the method, as on the server.
@@ -99,6 +91,10 @@ class Site:
             checks.part("placed", placed, Placed)
         self._folder = pathlib.Path(folder)
         self._file = self._folder / "memory"
+        self._pool = ThreadPoolExecutor(1, "site")
+        self._ahead: tuple[int, Future[Any]] | None = None
+        self._left: tuple[int, Any] | None = None  # The client and what it keeps, before a delay.
+        self._like = raw.like(like)
         self._take(files.read(self._file))
         self._work = client.work_of(method, like, None if secret is None else lambda _: secret)
         self._method, self._data, self._metrics, self._placed = method, data, metrics, placed
@@ -128,6 +124,10 @@ class Site:
         self._state[_SITE] = extra.ConfigRecord({"taken": self.taken})
         if jax.process_index() == 0:
             files.write(self._file, self._state)
+        left, self._left = self._left, None
+        if left is not None and jax.process_count() == 1:
+            number, kept = left
+            self._ahead = int(kept.due), self._pool.submit(self._rest, number, kept)
         return packed(found)
 
     def _take(self, state: Any) -> None:
@@ -139,62 +139,62 @@ class Site:
     def _run(self, known: Known, given: Instruction, own: Own) -> client.Worked:
         """The steps of a round."""
         start = time.monotonic()
+        own = own._replace(inner=self._rested(given.client, own.inner))
         batches = self._data(given.client, self.taken)
         steps = client.steps_of(batches)
-        who = client.who(given, steps)
+        turn = turns.of(self._method, self._like, given.round)
+        parts = known, client.who(given, steps), batches, own
         if self._placed is None:
-            found = client.one_round(self._method, known, who, batches, own)
+            found = _one_round(self._method, turn, *parts)
         else:
-            found = _spread(self._method, self._placed, known, who, batches, own)
+            found = placing.work(self._method, self._placed, turn, *parts)
         sent, inner, loss = jax.block_until_ready(found)
-        self.taken += steps
+        self.taken += steps - self._method.delay
+        if self._method.delay:
+            inner = inner._replace(due=np.int32(self.taken))
+            self._left = given.client, inner
         numbers = {"steps": steps, "seconds": time.monotonic() - start}
         if self._metrics is not None:
             numbers |= self._metrics(given.client, steps)
         reported = {"metrics": extra.MetricRecord(numbers)}
         return client.Worked(sent, inner, float(loss), reported)
 
+    def _rested(self, number: int, kept: Any) -> Any:
+        """What the site keeps, after the steps of the last round's delay."""
+        if not self._method.delay or kept.due < 0:
+            return kept
+        due, ahead = int(kept.due), self._ahead
+        self._ahead, self.taken = None, due + self._method.delay
+        if ahead is not None and ahead[0] == due:
+            return ahead[1].result()
+        return self._rest(number, kept)
 
-def _spread(
-    method: Method, placed: Placed, known: Known, who: Clients, batches: Any, own: Own
-) -> Any:
-    """The work of a client over the devices of its mesh."""
-    mesh, specs = placed.mesh, placed.params
-    centre = jax.tree.map(lambda x: x[0], known.centres)
-    if isinstance(specs, PartitionSpec):
-        specs = jax.tree.map(lambda _: placed.params, centre)
+    def _rest(self, number: int, kept: Streamed) -> Streamed:
+        """The steps of a delay."""
+        delay = self._method.delay
+        batches = jax.tree.map(lambda x: x[:delay], self._data(number, int(kept.due)))
+        if client.steps_of(batches) < delay:
+            raise ValueError(
+                f"`data` must give batches of more steps than the delay, {delay}, got "
+                f"{client.steps_of(batches)}"
+            )
+        if self._placed is not None:
+            return placing.rest(self._method, self._placed, kept, batches)
+        return jax.block_until_ready(_rest_alone(self._method)(kept, batches))
 
-    def lies(spec: PartitionSpec) -> NamedSharding:
-        return NamedSharding(mesh, spec)
 
-    everywhere = lies(PartitionSpec())
-    home = jax.tree.map(lies, specs)
-    of_inner = (
-        optax.tree_utils.tree_map_params(
-            method.work.optimizer,
-            lambda _, where: where,
-            own.inner,
-            home,
-            transform_non_params=lambda _: everywhere,
-        )
-        if method.work.keep
-        else ()
-    )
-    before = jax.tree.map(lambda spec: lies(PartitionSpec(None, *spec)), specs)
-    # All processes have the same values, which must not belong to a device of one of them.
-    known, who, own = jax.device_get((known, who, own))
-    given = (
-        known._replace(centres=jax.device_put(known.centres, before)),
-        who,
-        jax.device_put(batches, lies(PartitionSpec(None, *placed.batch))),
-        own._replace(inner=jax.device_put(own.inner, of_inner)),
-    )
-    return _compiled(method, everywhere)(*given)
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _one_round(
+    method: Method, turn: int, known: Known, who: Clients, batches: Any, own: Own
+) -> tuple[Message, PyTree, Any]:
+    """The round of a site of one device, without the steps of a delay."""
+    return block.worker(method, turn)(known, who, batches, own)
 
 
 @functools.lru_cache(maxsize=8)
-def _compiled(method: Method, everywhere: NamedSharding) -> Callable[..., Any]:
-    return jax.jit(functools.partial(block.client, method), out_shardings=everywhere)
+def _rest_alone(method: Method) -> Callable[..., Any]:
+    run, steps = block.rester(method), jnp.int32(method.delay)
+    return jax.jit(lambda kept, batches: run(kept, batches, steps))
 
 
 def _told(content: bytes) -> bytes:

@@ -30,7 +30,7 @@ from jaxcomp.adapters.flower.memory import Centre
 from jaxcomp.adapters.flower.records import Instruction
 from jaxcomp.adapters.flower.seats import Seats
 from jaxcomp.adapters.flower.server_round import Heard, Round, Taken, log
-from jaxcomp.federated import checkpoint as checkpoint_, server
+from jaxcomp.federated import checkpoint as checkpoint_, server, turns
 from jaxcomp.federated.method import Method
 from jaxcomp.federated.server import ServerState, Total
 from jaxcomp.federated.simulation import Report, weights_of
@@ -136,20 +136,20 @@ class CompressedFedAvg(extra.FedAvg):
         self.key = noise.raw(key)
         self.weights = weights_of(weights, clients)
         self.reports: list[Report] = []
-        self.refused: collections.Counter[str] = collections.Counter()
         self.up = self.down = 0
-        self._state = server.init(self.method, integers.floating(params), clients)
+        self.refused: collections.Counter[str] = collections.Counter()
+        self._state = turns.init(self.method, integers.floating(params), clients)
         self.late: collections.Counter[int] = collections.Counter()
         self._weighted_by, self._aggregated = weighted_by_key, train_metrics_aggr_fn
         self._like = raw.like(self._state.params)
-        self._limit = message_limit(self.method.uplink.policy, self._like)
+        likes = turns.likes(self.method, self._like)
+        self._limit = max(message_limit(self.method.uplink.policy, like) for like in likes)
         self._largest = np.float32(np.finfo(np.float32).max if largest is None else largest)
-        self._secrets, self._locked = secrets, None
+        self._secrets, self._locked, self._quorum = secrets, None, quorum
         self._folder = None if checkpoint is None else pathlib.Path(checkpoint)
         self._seats = Seats(clients, numbers, lasting=method.uplink.feedback.facts.mirrors)
         rules = (self.weights, weighted_by_key, weight_of, secrets)
-        self._reader = Reader(self.method, self._like, self._limit, self._seats, *rules)
-        self._quorum = quorum
+        self._reader = Reader(self.method, likes, self._limit, self._seats, *rules)
         self._sides = OnHost(jax.tree.map(np.asarray, self._new_side()), clients)
         self._history = History(raw.size(self._centre()))
         self._run, self._since = secrets_.token_bytes(8), time.time_ns()
@@ -256,7 +256,7 @@ class CompressedFedAvg(extra.FedAvg):
         del arrays
         seated = closing.free(grid, self._seats.waited_for(grid, self.min_available_nodes))
         number = int(self._state.round)
-        key = server.round_key(self.key, number)
+        key = turns.key(self.method, self._like, self.key, number)
         cohort = self.method.sampling.among(key, self.clients, np.array(list(seated)))
         config["server-round"] = server_round
         nodes, messages, down = {int(client): seated[int(client)] for client in cohort}, {}, 0
@@ -299,10 +299,11 @@ class CompressedFedAvg(extra.FedAvg):
             asked.waiting -= {client}
         heard = [one for each in rounds for one in each.heard.values()]
         up = sum(len(one.answer.payload) for one in heard)
-        state, total, taken = self._summed(rounds)
-        state, message = self._stepped(round_, state, total)
+        turn = turns.of(self.method, self._like, round_.number)
+        lane, total, taken = self._summed(turns.lane(self.method, self._state, turn), rounds)
+        lane, message = self._stepped(round_, lane, total)
         # Nothing is kept of a round before it is complete: after an error it can be repeated.
-        self._state = state
+        self._state = turns.joined(self.method, self._state, turn, lane)
         self._history.add(message)
         for client, one in taken.items():
             row = jax.tree.map(lambda x: np.asarray(x)[None], one.side)
@@ -343,13 +344,16 @@ class CompressedFedAvg(extra.FedAvg):
             parts,
         )
 
-    def _summed(self, rounds: list[Round]) -> tuple[ServerState, Total, dict[int, Taken]]:
+    def _summed(
+        self, state: ServerState, rounds: list[Round]
+    ) -> tuple[ServerState, Total, dict[int, Taken]]:
         """The sum of the messages, and what is kept of those that are part of it."""
-        state, total = self._state, server.nothing(self.method, self._like)
+        total, centre = server.nothing(self.method, state.params), self._centre()
+        centre = centre._replace(params=state.params)
         taken, held, now = {}, [], rounds[-1]
         for round_, client in ((one, client) for one in rounds for client in sorted(one.heard)):
             heard = round_.heard.pop(client)
-            total, accepted, side = self._add(round_, total, client, heard)
+            total, accepted, side = self._add(round_, centre, total, client, heard)
             if not accepted:
                 text = "its message decodes to NaN, Inf or larger elements than allowed"
                 round_.refuse(round_.nodes[client], "not finite", text)
@@ -368,11 +372,11 @@ class CompressedFedAvg(extra.FedAvg):
         return state, total, taken
 
     def _add(
-        self, round_: Round, total: Total, client: int, heard: Heard
+        self, round_: Round, centre: Centre, total: Total, client: int, heard: Heard
     ) -> tuple[Total, Array, PyTree]:
         side = jax.tree.map(lambda x: x[0], self._sides.read(np.array([client])))
         side = self._new_side() if heard.fresh else side
-        given = (jnp.float32(heard.weight), heard.payload, self._centre(), side, self._largest)
+        given = (jnp.float32(heard.weight), heard.payload, centre, side, self._largest)
         return adding.added(self.method, round_.key, total, jnp.uint32(client), *given)
 
     def _stepped(
@@ -382,7 +386,7 @@ class CompressedFedAvg(extra.FedAvg):
         moves = server.moves(self.method, total)
         sums = server.weights_of(self.method, self.weights)
         state, payload = server.step(self.method, round_.key, state, total, sums)
-        return state, adding.message(self.method, state, payload, self._like, moves)
+        return state, adding.message(self.method, state, payload, moves)
 
     def _metrics(self, report: Report, taken: list[Taken]) -> Any:
         """The report, and beside it what the clients report."""

@@ -1,0 +1,134 @@
+"""A client's work where fragments take turns: it goes on from its own parameters."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxcomp.backend import xla
+from jaxcomp.federated import work as work_
+from jaxcomp.federated.method import Method
+from jaxcomp.transforms import fragments as fragments_
+from jaxcomp.types import Array, PyTree
+
+
+class Streamed(NamedTuple):
+    """What a client keeps of its work.
+
+    Attributes:
+        inner: the state of its optimizer.
+        offset: its parameters minus the centre, at least in float32.
+        waits: `int32`, the fragment that it has sent last, of which the next centre has the mean;
+            -1 before its first message.
+        due: `int32`, the steps of the client before those of the delay, while these are not taken
+            yet; else -1.
+        before: the centre of its last round, for a delay or a mix; else `()`.
+    """
+
+    inner: PyTree
+    offset: PyTree
+    waits: Array
+    due: Array
+    before: PyTree
+
+
+def init(method: Method, params: PyTree) -> PyTree:
+    """What a client keeps of its work before its first round."""
+    inner = method.work.init(params)
+    if not method.streams:
+        return inner
+    none = jnp.full((), -1, jnp.int32)
+    before = jax.tree.map(jnp.asarray, params) if method.delay or method.mix else ()
+    return Streamed(inner, work_.offsets(params), none, none, before)
+
+
+def update(
+    method: Method, turn: int, centre: PyTree, kept: Streamed, batches: Any, steps: Array | int
+) -> tuple[PyTree, Streamed, Array]:
+    """What a client sends of this fragment, what it keeps, and the loss before each step.
+
+    The last `delay` of its batches are left for `rest`.
+
+    Args:
+        method: the method.
+        turn: the fragment.
+        centre: the parameters of this round.
+        kept: what it kept.
+        batches: arrays with a leading axis of steps.
+        steps: how many of the batches are used.
+    """
+    count = _length(batches)
+    if method.delay >= count:
+        raise ValueError(
+            f"`batches` must have more steps than the delay, {method.delay}, got {count}"
+        )
+    own = _returned(method, centre, kept)
+    main = jax.tree.map(lambda x: x[: count - method.delay], batches)
+    offset, inner, losses = method.work.taken(
+        centre, own, kept.inner, main, jnp.maximum(steps - method.delay, 0)
+    )
+    moved = fragments_.split(method.fragments, centre, offset)[turn]
+    sent = jax.tree.map(
+        lambda by, p: (jnp.zeros_like(by) - by).astype(p.dtype),
+        moved,
+        fragments_.split(method.fragments, centre, centre)[turn],
+    )
+    before = () if kept.before == () else centre
+    none = jnp.full((), -1, jnp.int32)
+    return sent, Streamed(inner, offset, jnp.full((), turn, jnp.int32), none, before), losses
+
+
+def rest(method: Method, kept: Streamed, batches: Any, steps: Array | int) -> Streamed:
+    """What a client keeps after the steps of the delay, at the parameters of its last round.
+
+    Args:
+        method: the method.
+        kept: what `update` returned.
+        batches: arrays with a leading axis of `delay` steps.
+        steps: how many of the batches of the round are used.
+    """
+    count = jnp.minimum(steps, method.delay)
+    offset, inner, _ = method.work.taken(kept.before, kept.offset, kept.inner, batches, count)
+    return kept._replace(inner=inner, offset=offset, due=jnp.full((), -1, jnp.int32))
+
+
+def last(method: Method, batches: Any) -> Any:
+    """The batches of the delay."""
+    count = _length(batches)
+    return jax.tree.map(lambda x: x[count - method.delay :], batches)
+
+
+def _returned(method: Method, centre: PyTree, kept: Streamed) -> PyTree:
+    """The offset from this centre, which has the mean of what the client has sent last.
+
+    `θ ← α θ + (1 − α) φ` for the leaves of that fragment; all others move with the centre.
+    """
+    parts = fragments_.split(method.fragments, centre, kept.offset)
+    if not method.mix:
+        went = [jax.tree.map(jnp.zeros_like, part) for part in parts]
+    else:
+        pairs = fragments_.split(method.fragments, centre, centre)
+        olds = fragments_.split(method.fragments, centre, kept.before)
+        went = [_mixed(method.mix, *given) for given in zip(parts, pairs, olds, strict=True)]
+    return fragments_.merged(
+        tuple(
+            jax.tree.map(lambda a, b, i=i: jnp.where(kept.waits == i, a, b), new, old)
+            for i, (new, old) in enumerate(zip(went, parts, strict=True))
+        )
+    )
+
+
+def _mixed(mix: float, offset: PyTree, centre: PyTree, before: PyTree) -> PyTree:
+    """`α (θ − φ)`, where θ is an offset from the centre before."""
+
+    def mixed(by: Array, now: Array, was: Array) -> Array:
+        moved = now.astype(by.dtype) - was.astype(by.dtype)
+        return jnp.asarray(mix, by.dtype) * (by - moved)
+
+    return xla.compile_separately(lambda *given: jax.tree.map(mixed, *given))(
+        offset, centre, before
+    )
+
+
+def _length(batches: Any) -> int:
+    return jax.tree.leaves(batches)[0].shape[0]
