@@ -125,6 +125,12 @@ def _network(job: str) -> Callable[[pathlib.Path], None]:
     return make
 
 
+def reproductions(path: pathlib.Path) -> None:
+    import claims_plot
+
+    claims_plot.plot(path)
+
+
 def _example(kind: str, result: str) -> Callable[[pathlib.Path], None]:
     """The picture of the results of an example."""
 
@@ -164,6 +170,7 @@ PICTURES: dict[str, Callable[[pathlib.Path], None]] = {
     "network_training": _network("train"),
     "rate_distortion": rate_distortion,
     "rate_distortion_gradients": rate_distortion_gradients,
+    "reproductions": reproductions,
     "sharded_training": sharded_training,
 }
 

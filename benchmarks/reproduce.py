@@ -12,6 +12,7 @@ measures them.
 """
 
 import argparse
+import datetime
 import difflib
 import json
 import pathlib
@@ -21,7 +22,7 @@ import time
 
 import reporting
 from claims import page, registry
-from claims.claim import Claim
+from claims.claim import Claim, Judged
 
 PAGE = reporting.HERE.parent / "docs" / "reproductions.md"
 
@@ -46,10 +47,8 @@ def parse() -> argparse.Namespace:
     return options
 
 
-def measure(
-    claim: Claim, out: pathlib.Path = reporting.RESULTS, *, whole: bool = False
-) -> tuple[str, str]:
-    """Runs a claim, writes the result, and returns our number in words and the verdict.
+def measure(claim: Claim, out: pathlib.Path = reporting.RESULTS, *, whole: bool = False) -> Judged:
+    """Runs a claim, writes the result, and returns our number in words, verdict and margin.
 
     Args:
         claim: one without `run` is judged by the results that `out` has, or by the committed ones.
@@ -61,11 +60,16 @@ def measure(
     except page.MissingError:
         before = None
     if claim.run:
-        start = time.perf_counter()
+        start, started = time.perf_counter(), _now()
         found = claim.run()
         minutes = round((time.perf_counter() - start) / 60, 2)
         environment = reporting.environment()
-        results = {"environment": environment, "minutes": minutes, "numbers": found["numbers"]}
+        results = {
+            "environment": environment,
+            "measured": started,
+            "minutes": minutes,
+            "numbers": found["numbers"],
+        }
         path = out / claim.files[0]
         reporting.keep(path, results)
         if whole:
@@ -81,12 +85,19 @@ def measure(
     return after
 
 
-def compared(before: tuple[str, str], after: tuple[str, str]) -> str:
+def _now() -> str:
+    """The time in UTC, as in `Claim.fixed`."""
+    return datetime.datetime.now(datetime.UTC).replace(tzinfo=None).isoformat(timespec="seconds")
+
+
+def compared(before: Judged, after: Judged) -> str:
     """Whether number and verdict are those of the committed result."""
-    if before == after:
+    if before[:2] == after[:2]:
         return "the committed result has the same number and verdict"
-    same = "the same verdict" if before[1] == after[1] else f"the verdict {before[1]!r}"
-    return f"the committed result has {same} and the number: {before[0]}"
+    verdict = f"the verdict {before.verdict!r}"
+    if before.verdict == after.verdict:
+        verdict = "the same verdict"
+    return f"the committed result has {verdict} and the number: {before.words}"
 
 
 def show(claim: Claim, number: str, verdict: str) -> None:
@@ -135,7 +146,7 @@ def main() -> None:
     elif options.all:
         sys.exit(min(1, every(options.out)))
     for name in options.claim or ():
-        show(known[name], *measure(known[name], options.out, whole=options.json))
+        show(known[name], *measure(known[name], options.out, whole=options.json)[:2])
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ from convergence import AXIS, Prices, Way, everywhere, price
 
 import jaxcomp
 from claims import descent, nonconvex
-from claims.claim import Claim, decide
-from claims.descent import Make, Oracle
+from claims.claim import Claim, Judged, decide
+from claims.descent import Make, Oracle, least, within
 from jaxcomp import algorithms
 
 RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
@@ -78,19 +78,21 @@ def _cd_adam() -> dict[str, Any]:
     return {"numbers": {"rates": list(RATES), "steps": STEPS, "found": found}}
 
 
-def _cd_adam_judged(numbers: dict[str, Any]) -> tuple[str, str]:
-    words, holds = [], []
+def _cd_adam_judged(numbers: dict[str, Any]) -> Judged:
+    words, holds, margins = [], [], []
     for title, rows in numbers["found"].items():
         error = {name: row["error"][0] for name, row in rows.items()}
         listed = ", ".join(f"{name} {each:.1e}" for name, each in error.items())
         words.append(f"{title}: {listed}")
         near = error["CD-Adam"] <= 2 * error["AMSGrad"] or error["CD-Adam"] < 1e-20
-        ahead = error["CD-Adam"] < min(error["error feedback"], error["no memory"])
-        holds.append(near and ahead)
+        others = min(error["error feedback"], error["no memory"])
+        holds.append(near and error["CD-Adam"] < others)
+        limits = max(2 * error["AMSGrad"], 1e-20), others
+        margins.extend(within(limit, error["CD-Adam"]) for limit in limits)
     rows = numbers["found"]["batches"]
     saved = rows["AMSGrad"]["kilobytes"] / rows["CD-Adam"]["kilobytes"]
     text = f"squared gradient, {'; '.join(words)}; {saved:.0f} times fewer bits than AMSGrad"
-    return text, decide(all(holds), any(holds))
+    return Judged(text, decide(all(holds), any(holds)), least(*margins))
 
 
 CLAIMS = (
@@ -106,6 +108,8 @@ CLAIMS = (
         f"{STEPS:,} steps, {descent.SEEDS} seeds; every method at its best of the same seven "
         "rates γ/√(1 + t/100), γ from 3e-4 to 0.3; the mean of the last quarter.",
         judge=_cd_adam_judged,
+        criterion="batches and full: squared gradient below both other one-bit ways', and ≤ 2 "
+        "times AMSGrad's or < 1e-20",
         run=_cd_adam,
         minutes=1.5,
     ),

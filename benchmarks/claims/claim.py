@@ -1,9 +1,10 @@
 """A published claim, how it is tried here, and what decides its verdict."""
 
 import dataclasses
+import datetime
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 HOLDS, PART, FAILS, CANNOT = VERDICTS = (
     "holds",
@@ -11,8 +12,32 @@ HOLDS, PART, FAILS, CANNOT = VERDICTS = (
     "does not hold here",
     "cannot be tried here",
 )
-Judge = Callable[[dict[str, Any]], tuple[str, str]]
-"""From measured numbers to our number in words, and one of `VERDICTS`."""
+
+
+class Judged(NamedTuple):
+    """What a judge makes of measured numbers.
+
+    Attributes:
+        words: our number in words.
+        verdict: one of `VERDICTS`.
+        margin: the decisive number over what the criterion asks for: above 1 where it is met, 2
+            where twice as much is there as needed; the least of several. None for a criterion
+            without a number.
+    """
+
+    words: str
+    verdict: str
+    margin: float | None = None
+
+
+Judge = Callable[[dict[str, Any]], Judged | tuple[str, str]]
+"""From measured numbers to what they say."""
+
+PAIRED = "2026-11-26T20:40:00"
+"""When the criteria of paired seeds were committed, before the trainings on MNIST."""
+
+LONGEST = 120
+"""Characters of a cell of the page's tables."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +54,10 @@ class Claim:
         source: authors, title, year, and the table, figure or theorem.
         claim: as published, in one sentence, with its number.
         setting: ours, in one sentence.
+        criterion: what the numbers must be for "holds", in at most `LONGEST` characters: the rule
+            of `judge` in words.
+        fixed: when criterion and judge were committed, in UTC as "2026-11-26T20:00:00", if they
+            were before the measurement; empty if they were written beside it.
         judge: a pure function of the results' numbers: the key "numbers" of what `run` returns, or
             the whole file of `results`.
         run: measures and returns {"numbers": plain data}; shows its progress with rich.
@@ -45,6 +74,8 @@ class Claim:
     claim: str
     setting: str
     judge: Judge
+    criterion: str = ""
+    fixed: str = ""
     run: Callable[[], dict[str, Any]] | None = None
     minutes: float = 1
     results: str = ""
@@ -60,6 +91,13 @@ class Claim:
             raise ValueError(f"{self.name} must have `run` or `results`, got both")
         if bool(self.results) != bool(self.command):
             raise ValueError(f"`command` of {self.name} must be that of `results`: give both")
+        if len(self.criterion) > LONGEST:
+            raise ValueError(
+                f"`criterion` of {self.name} must have at most {LONGEST} characters, got "
+                f"{len(self.criterion)}"
+            )
+        if self.fixed:
+            datetime.datetime.fromisoformat(self.fixed)
         if not self.tried and not self.note:
             raise ValueError(f"`note` of {self.name} must say why it cannot be tried")
 
@@ -73,19 +111,22 @@ class Claim:
         """Its results, under benchmarks/results."""
         return self.results.split() or [f"reproductions/{self.name}.json"] * self.tried
 
-    def verdict(self, found: dict[str, dict[str, Any]]) -> tuple[str, str]:
-        """Our number in words and the verdict, from the contents of its files by name."""
+    def verdict(self, found: dict[str, dict[str, Any]]) -> Judged:
+        """Our number in words, the verdict and the margin, from its files' contents by name."""
         given = found if len(found) > 1 else next(iter(found.values()))
-        number, verdict = self.judge(given if self.results else given["numbers"])
-        if verdict not in VERDICTS:
-            raise ValueError(f"`judge` of {self.name} must give one of {VERDICTS}, got {verdict!r}")
-        return number, verdict
+        found_: Any = self.judge(given if self.results else given["numbers"])
+        judged = Judged(*found_)
+        if judged.verdict not in VERDICTS:
+            raise ValueError(
+                f"`judge` of {self.name} must give one of {VERDICTS}, got {judged.verdict!r}"
+            )
+        return judged
 
 
-def untried(numbers: dict[str, Any]) -> tuple[str, str]:
+def untried(numbers: dict[str, Any]) -> Judged:
     """The judge of a claim that cannot be tried here."""
     del numbers
-    return "–", CANNOT
+    return Judged("–", CANNOT)
 
 
 def decide(holds: bool, part: bool = False) -> str:

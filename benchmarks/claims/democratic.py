@@ -16,8 +16,8 @@ from sklearn import datasets
 
 import jaxcomp
 from claims import descent
-from claims.claim import Claim, decide
-from claims.descent import Oracle
+from claims.claim import Claim, Judged, decide
+from claims.descent import Oracle, least, within
 from jaxcomp import algorithms, codecs
 from jaxcomp.testing import problems
 
@@ -113,14 +113,14 @@ def _least(numbers: dict[str, Any], title: str, size: int, code: str) -> float:
     return found
 
 
-def _thresholds_judged(numbers: dict[str, Any]) -> tuple[str, str]:
+def _thresholds_judged(numbers: dict[str, Any]) -> Judged:
     inputs = sorted({(row["matrix"], row["size"]) for row in numbers["rows"]}, reverse=True)
-    least = {code: [_least(numbers, *given, code) for given in inputs] for code in CODES}
+    starts = {code: [_least(numbers, *given, code) for given in inputs] for code in CODES}
     words = "; ".join(
         f"{title} matrix, d = {size}: "
         + ", ".join(
             f"{code} {found[at]:.2f}" if np.isfinite(found[at]) else f"{code} above {max(WIDTHS)}"
-            for code, found in least.items()
+            for code, found in starts.items()
         )
         for at, (title, size) in enumerate(inputs)
     )
@@ -130,13 +130,14 @@ def _thresholds_judged(numbers: dict[str, Any]) -> tuple[str, str]:
         if row["bits"] < 1
     )
     large = [at for at, (_, size) in enumerate(inputs) if size == max(SIZES)]
-    ours, near, scalar = least["democratic"], least["near-democratic"], least["scalar"]
+    ours, near, scalar = starts["democratic"], starts["near-democratic"], starts["scalar"]
     same = max(ours) - min(ours) <= 1
     fewer = [all(code[at] < scalar[at] for at in large) for code in (ours, near)]
     text = f"bits an element from which the factor is within {CLOSE} of exact descent, {words}"
-    return f"{text}; factors at half a bit: {below}", decide(
-        same and all(fewer), same and any(fewer)
-    )
+    verdict = decide(same and all(fewer), same and any(fewer))
+    ratios = [within(scalar[at], code[at]) for code in (ours, near) for at in large]
+    margin = least(within(1, max(ours) - min(ours)), *ratios)
+    return Judged(f"{text}; factors at half a bit: {below}", verdict, margin)
 
 
 SUBGRADIENT_STEPS, SHORT = 4000, (None, 2, 1, 0.5, 0.25)
@@ -184,7 +185,7 @@ def _subgradients() -> dict[str, Any]:
     return {"numbers": {"steps": SUBGRADIENT_STEPS, "rows": found}}
 
 
-def _subgradients_judged(numbers: dict[str, Any]) -> tuple[str, str]:
+def _subgradients_judged(numbers: dict[str, Any]) -> Judged:
     gaps = {row["bits"]: row["gap"][0] for row in numbers["rows"]}
     slopes = {row["bits"]: row["slope"] for row in numbers["rows"]}
     listed = ", ".join(
@@ -195,7 +196,8 @@ def _subgradients_judged(numbers: dict[str, Any]) -> tuple[str, str]:
     rates = all(slope <= -0.45 for slope in slopes.values())
     below = half <= 1.2 * 2**0.5 and quarter <= 1.2 * 2
     words = f"gap: {listed}; half a bit {half:.2f} and a quarter {quarter:.2f} times one bit"
-    return words, decide(rates and below, rates or below)
+    margin = least(-max(slopes.values()) / 0.45, within(1.2 * 2**0.5, half), within(2.4, quarter))
+    return Judged(words, decide(rates and below, rates or below), margin)
 
 
 DRAWS = 40
@@ -272,13 +274,13 @@ def _gradient() -> np.ndarray:
     return np.asarray(jax.jit(jax.grad(loss))(first)).ravel()
 
 
-def _sparsifiers_judged(numbers: dict[str, Any]) -> tuple[str, str]:
+def _sparsifiers_judged(numbers: dict[str, Any]) -> Judged:
     words, gains = [], []
     for row in numbers["rows"]:
         gains.append(row["alone"][0] / row["embedded"][0])
         words.append(f"{row['input']}, {row['sparsifier']} {gains[-1]:.2f}")
     text = f"error alone over error embedded: {', '.join(words)}"
-    return text, decide(min(gains) > 1.2, max(gains) > 1.2)
+    return Judged(text, decide(min(gains) > 1.2, max(gains) > 1.2), least(min(gains) / 1.2))
 
 
 _PAPER = (
@@ -299,6 +301,8 @@ CLAIMS = (
         f"Gaussian one, 0.5 to 4 bits an element, {DESCENT} steps of 2/(L + μ), "
         f"{descent.SEEDS} seeds.",
         judge=_thresholds_judged,
+        criterion="democratic thresholds at most 1 bit apart; at d = 512 those of both codes "
+        "below the scalar one's",
         run=_thresholds,
         minutes=4,
         note="The scalar quantiser needs more bits in more dimensions where the gradient has heavy "
@@ -317,6 +321,8 @@ CLAIMS = (
         f"8, {SUBGRADIENT_STEPS:,} steps, each number of bits at its best of seven steps, "
         f"{descent.SEEDS} seeds.",
         judge=_subgradients_judged,
+        criterion="all slopes ≤ −0.45; gap at 1/2 bit ≤ 1.2 √2 times that at one bit, at 1/4 "
+        "bit ≤ 2.4 times",
         run=_subgradients,
         minutes=1,
         note="The paper has one worker. It holds if every slope is at most −0.45 and no ratio to "
@@ -331,6 +337,8 @@ CLAIMS = (
         f"elements, {DRAWS} draws: the relative error of sparsifiers alone and of the same "
         "sparsifiers of the rotated vector.",
         judge=_sparsifiers_judged,
+        criterion="error alone more than 1.2 times that embedded, for each of four "
+        "sparsifiers on both vectors",
         run=_sparsifiers,
         minutes=0.5,
     ),

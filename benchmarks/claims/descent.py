@@ -235,6 +235,21 @@ def best(values: np.ndarray) -> int:
     return int(np.argmin(middle))
 
 
+def least(*margins: float) -> float:
+    """The least of several margins, between a thousandth and a thousand."""
+    return float(np.clip(np.nan_to_num(np.min(margins)), 1e-3, 1e3))
+
+
+def within(limit: float, value: float) -> float:
+    """The margin of a value that must be at most a limit."""
+    return np.inf if value <= 0 else limit / value
+
+
+def between(low: float, value: float, high: float) -> float:
+    """The margin of a value that must be between two limits."""
+    return min(value / low, within(high, value))
+
+
 def breast_cancer(workers: int = 8) -> problems.Logistic:
     """Logistic regression whose rows are sorted before they are dealt."""
     features, labels = datasets.load_breast_cancer(return_X_y=True)

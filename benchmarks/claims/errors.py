@@ -9,7 +9,8 @@ import numpy as np
 from rich.progress import track
 
 import jaxcomp
-from claims.claim import Claim, decide
+from claims.claim import Claim, Judged, decide
+from claims.descent import least, within
 from jaxcomp import codecs
 from jaxcomp.quantize import levels
 
@@ -39,14 +40,17 @@ def _qsgd_error() -> dict[str, Any]:
     return {"numbers": {"draws": DRAWS, "size": SIZE, "rows": rows}}
 
 
-def _qsgd_judged(numbers: dict[str, Any]) -> tuple[str, str]:
+def _qsgd_judged(numbers: dict[str, Any]) -> Judged:
     rows = numbers["rows"]
     used = [row["error"] / row["bound"] for row in rows]
-    unbiased = all(row["bias"] <= 1.5 * (row["error"] / numbers["draws"]) ** 0.5 for row in rows)
+    chance = [1.5 * (row["error"] / numbers["draws"]) ** 0.5 for row in rows]
+    biases = [row["bias"] for row in rows]
+    unbiased = all(bias <= most for bias, most in zip(biases, chance, strict=True))
     words = ", ".join(
         f"{row['error']:.3g} of {row['bound']:.3g} ({row['bits']} bits)" for row in rows
     )
-    return f"error and bound: {words}", decide(max(used) <= 1 and unbiased)
+    margin = least(within(1, max(used)), *map(within, chance, biases))
+    return Judged(f"error and bound: {words}", decide(max(used) <= 1 and unbiased), margin)
 
 
 LEVELS = (1, 2, 3, 4, 5, 6, 7)
@@ -85,15 +89,17 @@ def _relative(level: Any, x: Any) -> float:
     return float(f"{jnp.mean(jax.jit(jax.vmap(error))(jnp.arange(DRAWS))):.4g}")
 
 
-def _dithering_judged(numbers: dict[str, Any]) -> tuple[str, str]:
+def _dithering_judged(numbers: dict[str, Any]) -> Judged:
     """Natural levels against even ones, over the number of levels, for each law."""
     laws = sorted({row["law"] for row in numbers["rows"]})
-    words, grows, equal = [], [], []
+    words, grows, equal, margins = [], [], [], []
     for law in laws:
         rows = [row for row in numbers["rows"] if row["law"] == law]
         gains = [row["even"] / row["natural"] for row in rows]
         grows.append(all(b > a for a, b in itertools.pairwise(gains[1:])))
         equal.append(all(row["natural"] <= 1.25 * row["many"] + 1 / 8 for row in rows))
+        margins.extend(b / a for a, b in itertools.pairwise(gains[1:]))
+        margins.extend(within(1.25 * row["many"] + 1 / 8, row["natural"]) for row in rows)
         listed = ", ".join(f"{gain:.2g}" for gain in gains)
         last = rows[-1]
         words.append(
@@ -101,7 +107,8 @@ def _dithering_judged(numbers: dict[str, Any]) -> tuple[str, str]:
             f"{2 ** (last['levels'] - 1)} even ones {last['many']:.2g}"
         )
     text = f"error of even levels over that of as many natural ones, 1 to {LEVELS[-1]}, "
-    return text + "; ".join(words), decide(all(grows) and all(equal), all(grows) or all(equal))
+    verdict = decide(all(grows) and all(equal), all(grows) or all(equal))
+    return Judged(text + "; ".join(words), verdict, least(*margins))
 
 
 CLAIMS = (
@@ -114,6 +121,8 @@ CLAIMS = (
         setting=f"A normal vector of n = {SIZE} as one bucket, {DRAWS} draws, at 2, 4 and 8 bits "
         "(s = 1, 7, 127).",
         judge=_qsgd_judged,
+        criterion="at 2, 4 and 8 bits, mean error at most the bound, and bias at most 1.5 "
+        "√(error/draws)",
         run=_qsgd_error,
         minutes=0.2,
     ),
@@ -127,6 +136,8 @@ CLAIMS = (
         setting=f"Normal numbers, Laplace ones and cubes of normal ones, {SIZE:,} as one bucket "
         f"with its Euclidean norm, 1 to {LEVELS[-1]} levels a side, {DRAWS} draws.",
         judge=_dithering_judged,
+        criterion="each law: gain grows with each level from 2 on; error ≤ 1/8 + 1.25 times "
+        "that of 2^(s − 1) even levels",
         run=_dithering,
         minutes=0.7,
         note="One and two levels are the same in both. It holds if from two on the gain grows with "

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import jaxcomp
-from claims.claim import Claim, decide, untried
+from claims.claim import Claim, Judged, decide, untried
+from claims.descent import least, within
 
 SEEDS = 5
 LOCAL, LOCAL_COMMAND = "local/local.json", "python benchmarks/local_methods.py"
@@ -36,7 +37,7 @@ def _spread(values: Sequence[float], form: str) -> str:
     return f"{middle:{form}} ({low:{form}} to {high:{form}})"
 
 
-def _same_rate(found: dict[str, Any]) -> tuple[str, str]:
+def _same_rate(found: dict[str, Any]) -> Judged:
     rounds, every = found["adaptive"]["rounds of 16"], found["adaptive"]["every step"]
     holds = statistics.median(rounds["loss"]) <= max(every["loss"])
     fewer = every["exchanges"][0] / rounds["exchanges"][0]
@@ -44,10 +45,11 @@ def _same_rate(found: dict[str, Any]) -> tuple[str, str]:
         f"{fewer:.0f} times fewer exchanges; training loss {_spread(rounds['loss'], '.4f')}, with "
         f"an exchange in every step {_spread(every['loss'], '.4f')}"
     )
-    return words, decide(holds and fewer >= 10, part=holds)
+    lower = within(max(every["loss"]), statistics.median(rounds["loss"]))
+    return Judged(words, decide(holds and fewer >= 10, part=holds), least(fewer / 10, lower))
 
 
-def _variance(found: dict[str, Any]) -> tuple[str, str]:
+def _variance(found: dict[str, Any]) -> Judged:
     """Against constant rounds that exchange about as often: a bit less, and a bit more."""
     one, fewer, more = (found["adaptive"][n] for n in ("ADPSGD", "rounds of 12", "rounds of 8"))
     variance = statistics.median(one["variance"])
@@ -59,10 +61,11 @@ def _variance(found: dict[str, Any]) -> tuple[str, str]:
         f"{_spread(more['variance'], '.4f')} with {more['exchanges'][0]}; rounds of 12: "
         f"{_spread(fewer['variance'], '.4f')} with {fewer['exchanges'][0]}"
     )
-    return words, decide(holds)
+    less = statistics.median(more["exchanges"]) / statistics.median(one["exchanges"])
+    return Judged(words, decide(holds), least(less, within(min(more["variance"]), variance)))
 
 
-def _as_good_as_synchronous(found: dict[str, Any], name: str, bytes_fewer: float):
+def _as_good_as_synchronous(found: dict[str, Any], name: str, bytes_fewer: float) -> Judged:
     """Fewer bytes to the same score, and as many steps."""
     methods = _methods(found)
     local, dense = methods[name], methods["dense"]
@@ -74,20 +77,23 @@ def _as_good_as_synchronous(found: dict[str, Any], name: str, bytes_fewer: float
         f"{fewer:.0f} times fewer bytes and {faster:.1f} times less time than dense to the same "
         f"score, in {_spread(steps, '.0f')} steps; dense takes {_spread(all_steps, '.0f')}"
     )
-    enough = local["reached"] and dense["reached"] and fewer >= bytes_fewer
+    reached = local["reached"] and dense["reached"]
+    enough = reached and fewer >= bytes_fewer
     level = statistics.median(steps) <= 1.1 * statistics.median(all_steps)
-    return words, decide(enough and level, part=enough)
+    sooner = within(1.1 * statistics.median(all_steps), statistics.median(steps))
+    margin = least(fewer / bytes_fewer, sooner) if reached else least(0.0)
+    return Judged(words, decide(enough and level, part=enough), margin)
 
 
-def _diloco(found: dict[str, Any]) -> tuple[str, str]:
+def _diloco(found: dict[str, Any]) -> Judged:
     return _as_good_as_synchronous(found, "DiLoCo, 4-bit two shots", 50)
 
 
-def _streaming(found: dict[str, Any]) -> tuple[str, str]:
+def _streaming(found: dict[str, Any]) -> Judged:
     return _as_good_as_synchronous(found, "streaming DiLoCo, 4-bit", 100)
 
 
-def _sparse_bytes(found: dict[str, Any]) -> tuple[str, str]:
+def _sparse_bytes(found: dict[str, Any]) -> Judged:
     fast, slow = (_methods(found, rate)["SparseLoCo"] for rate in ("unshaped", "10mbit"))
     bits = 8 * fast["collective_bytes"]["all-gather"] / 3 / fast["parameters"]
     times = statistics.median(slow["seconds"]) / statistics.median(fast["seconds"])
@@ -95,7 +101,8 @@ def _sparse_bytes(found: dict[str, Any]) -> tuple[str, str]:
         f"{bits:.3f} bits a parameter and round, {32 / bits:.0f} times fewer than float32; at "
         f"10 Mbit/s {times:.2f} times the time without a limit"
     )
-    return words, decide(bits <= 0.219 and times <= 1.1, part=bits <= 0.219)
+    verdict = decide(bits <= 0.219 and times <= 1.1, part=bits <= 0.219)
+    return Judged(words, verdict, least(within(0.219, bits), within(1.1, times)))
 
 
 def _tuned(found: dict[str, Any]) -> str:
@@ -106,16 +113,17 @@ def _tuned(found: dict[str, Any]) -> str:
     )
 
 
-def _sparse(found: dict[str, Any]) -> tuple[str, str]:
+def _sparse(found: dict[str, Any]) -> Judged:
     sparse, published = (found["bits"][name] for name in ("SparseLoCo", "DiLoCo, dense"))
     words = (
         f"{_spread(sparse['score'], '.3f')} bits a byte at {sparse['bits']:.3f} bits a parameter "
         f"and round; {_tuned(found)}, {_spread(published['score'], '.3f')} with published ones"
     )
-    return words, decide(statistics.median(sparse["score"]) < min(found["tuned"]["score"]))
+    ours, other = statistics.median(sparse["score"]), min(found["tuned"]["score"])
+    return Judged(words, decide(ours < other), least(within(other, ours)))
 
 
-def _muloco(found: dict[str, Any]) -> tuple[str, str]:
+def _muloco(found: dict[str, Any]) -> Judged:
     two, dense = (found["bits"][name]["score"] for name in ("MuLoCo, 2-bit", "MuLoCo, dense"))
     worse = statistics.median(two) / statistics.median(dense) - 1
     words = (
@@ -123,10 +131,11 @@ def _muloco(found: dict[str, Any]) -> tuple[str, str]:
         f"{_spread(dense, '.3f')} bits a byte; {_tuned(found)}"
     )
     parts = [worse <= 0.01, max(two) < min(found["tuned"]["score"])]
-    return words, decide(all(parts), part=any(parts))
+    margin = least(within(0.01, worse), within(min(found["tuned"]["score"]), max(two)))
+    return Judged(words, decide(all(parts), part=any(parts)), margin)
 
 
-def _hidden(found: dict[str, Any]) -> tuple[str, str]:
+def _hidden(found: dict[str, Any]) -> Judged:
     cases = _methods(found).values()
     idle = [case["hidden"] for case in cases if case["idle"]]
     busy = [case["hidden"] for case in cases if not case["idle"]]
@@ -134,7 +143,8 @@ def _hidden(found: dict[str, Any]) -> tuple[str, str]:
         f"{100 * min(idle):.0f} % of an exchange is hidden where hosts idle in the steps, and "
         f"{100 * min(busy):.0f} to {100 * max(busy):.0f} % where the steps keep all cores busy"
     )
-    return words, decide(min(busy) >= 0.95, part=min(idle) >= 0.95)
+    verdict = decide(min(busy) >= 0.95, part=min(idle) >= 0.95)
+    return Judged(words, verdict, least(min(busy) / 0.95))
 
 
 def _post_local() -> dict[str, Any]:
@@ -157,7 +167,7 @@ def _post_local() -> dict[str, Any]:
     return {"numbers": {n: local_methods.measure(n, tx, task, SEEDS) for n, tx in cases.items()}}
 
 
-def _generalises(numbers: dict[str, Any]) -> tuple[str, str]:
+def _generalises(numbers: dict[str, Any]) -> Judged:
     post, whole = numbers["post-local"], numbers["synchronous"]
     better = statistics.median(post["accuracy"]) > max(whole["accuracy"])
     words = (
@@ -166,7 +176,8 @@ def _generalises(numbers: dict[str, Any]) -> tuple[str, str]:
         f"{_spread(whole['accuracy'], '.1f')} %; training loss {_spread(post['loss'], '.4f')} and "
         f"{_spread(whole['loss'], '.4f')}"
     )
-    return words, decide(better)
+    ratio = statistics.median(post["accuracy"]) / max(whole["accuracy"])
+    return Judged(words, decide(better), least(ratio))
 
 
 CLAIMS = (
@@ -178,6 +189,8 @@ CLAIMS = (
         "be reduced up to a factor of √T.",
         setting=f"{DIGITS} Rounds of 16 steps; √T is 40.",
         judge=_same_rate,
+        criterion="at least 10 times fewer exchanges; median training loss at most the "
+        "worst seed's of every step",
         results=LOCAL,
         command=LOCAL_COMMAND,
         note="The theorem is for convex losses; a perceptron is not convex. Longer rounds than 16 "
@@ -191,6 +204,8 @@ CLAIMS = (
         "a constant period, with less communication.",
         setting=DIGITS,
         judge=_variance,
+        criterion="fewer exchanges than rounds of 8 (medians), and a median variance "
+        "below that of their best seed",
         results=LOCAL,
         command=LOCAL_COMMAND,
     ),
@@ -219,6 +234,7 @@ CLAIMS = (
         setting=f"{DIGITS} Local rounds of 16 steps from the first drop of the rate on, against "
         "synchronous steps to the end; both with dense means.",
         judge=_generalises,
+        criterion="median test accuracy above that of the best synchronous seed",
         run=_post_local,
         minutes=1,
         note="Batches are small here (128 images for all workers), so large-batch training has no "
@@ -232,6 +248,8 @@ CLAIMS = (
         "communicates 500 times less.",
         setting=f"{SLOW_WIRE} Rounds of 30 steps, two shots of four bits.",
         judge=_diloco,
+        criterion="the same score with at least 50 times fewer bytes, in at most 10 % "
+        "more steps (medians)",
         results=NETWORK,
         command=f"{NETWORK_COMMAND} dense 'DiLoCo, 4-bit two shots'",
         note="A short training from random parameters: the paper starts from a pretrained model.",
@@ -244,6 +262,8 @@ CLAIMS = (
         "less bandwidth.",
         setting=f"{SLOW_WIRE} Rounds of 40 steps in four fragments, a delay of five steps.",
         judge=_streaming,
+        criterion="the same score with at least 100 times fewer bytes, in at most 10 % "
+        "more steps (medians)",
         results=NETWORK,
         command=f"{NETWORK_COMMAND} dense 'streaming DiLoCo, 4-bit'",
         note="The score is the same, the number of steps is not.",
@@ -256,6 +276,7 @@ CLAIMS = (
         setting="Four processes at 100 Mbit/s, whose exchanges run beside the steps "
         "(`jaxcomp.Overlapped`), with and without 0.2 s of idle time in a step.",
         judge=_hidden,
+        criterion="at least 95 % of an exchange hidden where the steps keep all cores busy",
         results=OVERLAP,
         command=f"{_RUN} overlap",
         note="What an exchange computes takes its time from the steps where the CPU itself trains. "
@@ -269,6 +290,8 @@ CLAIMS = (
         "MuLoCo significantly outperforms DiLoCo.",
         setting=BYTES,
         judge=_muloco,
+        criterion="median loss at most 1 % above dense MuLoCo's; worst seed below the "
+        "best of tuned dense DiLoCo",
         results=LOCAL,
         command=LOCAL_COMMAND,
         note="Steps are equal; on two cores a step of Muon takes six times as long as one of "
@@ -284,6 +307,7 @@ CLAIMS = (
         "DiLoCo.",
         setting=f"{BYTES} 128 of 8,192 elements.",
         judge=_sparse,
+        criterion="median loss below that of the best seed of dense DiLoCo with tuned rates",
         results=LOCAL,
         command=LOCAL_COMMAND,
         note="It ends lower than DiLoCo with the published outer rate of 0.7, which is far too "
@@ -298,6 +322,8 @@ CLAIMS = (
         claim="Messages are so small that slow links between data centres no longer matter.",
         setting=SLOW_WIRE.replace("of 100 Mbit/s", "of 10 Mbit/s and without a limit"),
         judge=_sparse_bytes,
+        criterion="at most 0.219 bits a parameter and round; at 10 Mbit/s at most 1.1 "
+        "times the time without limit",
         results=NETWORK,
         command=f"{NETWORK_COMMAND} SparseLoCo, at 10mbit and unshaped",
     ),

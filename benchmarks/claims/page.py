@@ -3,11 +3,13 @@
 import pathlib
 import textwrap
 from collections import Counter
+from collections.abc import Iterator
+from typing import Any
 
 import reporting
 
-from claims import registry
-from claims.claim import CANNOT, VERDICTS, Claim
+from claims import registry, scores
+from claims.claim import CANNOT, LONGEST, VERDICTS, Claim, Judged
 
 INTRODUCTION = """\
 # Reproductions
@@ -17,17 +19,23 @@ here, with our number and the command that measures it. `python benchmarks/repro
 writes this page from the claims in [`benchmarks/claims`](../benchmarks/claims) and from the
 committed results.
 
-**Verdicts.** A claim *holds* if its number, or its order of methods, was measured in our setting.
-It *holds in part* if a part of it was, or if it needs a condition that the paper does not name. It
-*does not hold here* if we measured the opposite or no effect: our models are small, so this does
-not refute a paper. It *cannot be tried here* if it needs data, models or devices that do not come
-with the library; the row says which.
+**Verdicts.** A claim *holds* if its criterion is met in our setting. It *holds in part* if a part
+of it is, or if it needs a condition that the paper does not name. It *does not hold here* if we
+measured the opposite or no effect: our models are small, so this does not refute a paper. It
+*cannot be tried here* if it needs data, models or devices that do not come with the library; the
+row says which.
 
-**Rules.** A program computes each verdict from the committed numbers; nobody writes it by hand.
-Each result names the versions and the device that it was measured with. Unless a row says
-otherwise, a number of random training is the median over at least five seeds, with the range in
-parentheses, and the learning rates of compared methods, the uncompressed one included, come from
-the same grid. Negative results stay.
+**Criteria.** The criterion is the rule by which a program computes the verdict from the committed
+numbers; nobody writes a verdict by hand. "before" says that criterion and program were committed
+before the measurement, and a test compares the two dates; "beside" that they were written together,
+as all were until November 2026.
+
+**Rules.** Each result names the versions and the device that it was measured with. Unless a row
+says otherwise, a number of random training is the median over at least five seeds, with the range
+in parentheses, and the learning rates of compared methods, the uncompressed one included, come
+from the same grid. "As good as" and "better" are judged on the differences of runs with the same
+seed: the 95 % interval of their mean, by Student's t, must be above minus {margins} for "as good",
+and above zero for "better". Negative results stay.
 
 **Commands.** `make reproduce CLAIM=name` measures a claim again on the CPU, prints our number, its
 verdict and whether the committed result has the same, and overwrites
@@ -39,15 +47,22 @@ reproduce` prints the verdict of the committed results, or
 claims, and `make reproduce ARGS=--all` measures all that have a measurement of their own.
 """
 
+PICTURE = """\
+![For each family, a dot for each claim: its number over its criterion](reproductions.png)
+
+Each dot is a claim: right of the line, the measured number meets the criterion, and by how many
+times. Criteria without a number are at the left edge.
+"""
+
 
 class MissingError(LookupError):
     """A claim has no committed result."""
 
 
-def judged(claim: Claim, results: pathlib.Path = reporting.RESULTS) -> tuple[str, str]:
-    """Our number in words and the verdict, from the committed results."""
+def judged(claim: Claim, results: pathlib.Path = reporting.RESULTS) -> Judged:
+    """Our number in words, the verdict and the margin, from the committed results."""
     if not claim.tried:
-        return "–", CANNOT
+        return Judged("–", CANNOT)
     missing = [name for name in claim.files if not (results / name).is_file()]
     if missing:
         raise MissingError(f"{claim.name} lacks {missing[0]}: measure it by\n{command(claim)}")
@@ -60,57 +75,97 @@ def command(claim: Claim) -> str:
 
 def names(claim: Claim) -> str:
     """The methods: names of the library as code, others as words."""
-    return ", ".join(
-        f"`{name}`" if name.isidentifier() and name.islower() else name for name in claim.methods
-    )
+    return ", ".join(map(_name, claim.methods))
 
 
-def text(results: pathlib.Path = reporting.RESULTS) -> str:
-    """The whole page."""
+def _name(name: str) -> str:
+    return f"`{name}`" if name.isidentifier() and name.islower() else name
+
+
+def measured(results: pathlib.Path = reporting.RESULTS) -> list[tuple[str, tuple[Claim, ...]]]:
+    """The headings of all families, and their claims that have a result."""
     later = registry.pending(results)
     every = [
         (heading, tuple(claim for claim in module.CLAIMS if claim.name not in later))
         for heading, module in registry.families()
     ]
-    families = [(heading, claims) for heading, claims in every if claims]
+    return [(heading, claims) for heading, claims in every if claims]
+
+
+def text(results: pathlib.Path = reporting.RESULTS) -> str:
+    """The whole page."""
+    later, families = registry.pending(results), measured(results)
     found = {c.name: judged(c, results) for _, claims in families for c in claims}
-    counts = Counter(verdict for _, verdict in found.values())
+    counts = Counter(one.verdict for one in found.values())
     total = ", ".join(f"{counts[verdict]} *{verdict}*" for verdict in VERDICTS)
-    parts = [INTRODUCTION, f"**All {len(found)} claims:** {total}.\n"]
+    margins = " or ".join(f"{margin:g} {unit}" for unit, margin in scores.MARGINS.items())
+    parts = [INTRODUCTION.format(margins=margins)]
+    parts += [f"**All {len(found)} claims:** {total}.\n", PICTURE]
     if later:
         names_ = ", ".join(f"`{name}`" for name in later)
         parts.append(f"Not measured yet, and without a row: {names_}.\n")
+    parts.append(_by_method([claim for _, claims in families for claim in claims], found))
     for heading, claims in families:
         parts.append(_table(heading, claims, found))
     for heading, claims in families:
         parts.append(f"## Details: {heading}\n")
-        parts.extend(_details(claim, *found[claim.name]) for claim in claims)
+        parts.extend(_details(claim, found[claim.name], results) for claim in claims)
     return "\n".join(parts)
 
 
-def _table(heading: str, claims: tuple[Claim, ...], found: dict[str, tuple[str, str]]) -> str:
-    rows = [
-        f"| [{claim.name}](#{claim.name}) | {names(claim)} | {_cell(found[claim.name][0])} | "
-        f"{found[claim.name][1]} |"
-        for claim in claims
+def _by_method(claims: list[Claim], found: dict[str, Judged]) -> str:
+    """A line for each method: its claims with their verdicts."""
+    rows: dict[str, list[str]] = {}
+    for claim in claims:
+        for name in claim.methods:
+            link = f"[{claim.name}](#{claim.name}) ({found[claim.name].verdict})"
+            rows.setdefault(_name(name), []).append(link)
+    lines = [
+        f"* {name}: {', '.join(rows[name])}"
+        for name in sorted(rows, key=lambda name: name.strip("`").lower())
     ]
-    head = ["| claim | methods | our number | verdict |", "|---|---|---|---|"]
+    return "\n".join(["## By method", "", *lines, ""])
+
+
+def _table(heading: str, claims: tuple[Claim, ...], found: dict[str, Judged]) -> str:
+    rows = []
+    for claim in claims:
+        one = found[claim.name]
+        fixed = "before" if claim.fixed else "beside"
+        cells = (
+            f"[{claim.name}](#{claim.name})",
+            names(claim),
+            _cell(one.words),
+            _cell(claim.criterion or "–"),
+            fixed if claim.tried else "–",
+            one.verdict,
+        )
+        rows.append(f"| {' | '.join(cells)} |")
+    head = [
+        "| claim | methods | our number | criterion | fixed | verdict |",
+        "|---|---|---|---|---|---|",
+    ]
     return "\n".join([f"## {heading}", "", *head, *rows, ""])
 
 
 def _cell(words: str) -> str:
-    return words.replace("|", "\\|")
+    """At most so many characters; the details have all."""
+    return textwrap.shorten(words, LONGEST, placeholder=" …").replace("|", "\\|")
 
 
-def _details(claim: Claim, number: str, verdict: str) -> str:
+def _details(claim: Claim, one: Judged, results: pathlib.Path) -> str:
     lines = [
         f"**Claim.** {claim.claim} ({claim.source})",
         f"**Methods.** {names(claim)}.",
         f"**Setting.** {claim.setting}",
-        f"**Verdict: {verdict}.** Measured: {number}."
+        f"**Verdict: {one.verdict}.** Measured: {one.words}."
         if claim.tried
-        else f"**Verdict: {verdict}.**",
+        else f"**Verdict: {one.verdict}.**",
     ]
+    if claim.criterion:
+        when = f"fixed at {claim.fixed} UTC, before the measurement" if claim.fixed else "beside it"
+        margin = "" if one.margin is None else f" Number over criterion: {one.margin:.3g}."
+        lines.append(f"**Criterion.** {claim.criterion} ({when}).{margin}")
     if claim.note:
         lines.append(f"**Note.** {claim.note}")
     if claim.tried:
@@ -118,7 +173,39 @@ def _details(claim: Claim, number: str, verdict: str) -> str:
         minutes = f", about {claim.minutes:g} min" if claim.run else ""
         ways = ", then ".join(f"`{each}`" for each in command(claim).splitlines())
         lines.append(f"**Command.** {ways}{minutes}; result: {files}.")
-    wrapped = (
+    wrapped = [
         textwrap.fill(line, 118, break_long_words=False, break_on_hyphens=False) for line in lines
-    )
+    ]
+    for name in claim.files if claim.tried else ():
+        wrapped += map(_compared, _comparisons(reporting.read(results / name)))
     return "\n\n".join([f"### {claim.name}", *wrapped, ""])
+
+
+def _comparisons(found: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """What `networks.compare` returned, wherever it is in a result, with its place."""
+    if not isinstance(found, dict):
+        return
+    if {"better", "unit", "methods"} <= set(found):
+        yield path, found
+        return
+    for name, one in found.items():
+        yield from _comparisons(one, name if name != "numbers" else path)
+
+
+def _compared(given: tuple[str, Any]) -> str:
+    """A table of the grids, the edges and the paired differences."""
+    place, found = given
+    rows = {name: row for name, row in found["methods"].items() if "score" in row}
+    first = next(iter(rows))
+    lines = [
+        f"| {place or 'method'} | seeds | rate | of the grid | better than {first} by |",
+        "|---|---:|---:|---|---:|",
+    ]
+    for name, row in rows.items():
+        grid = list(row.get("grid", {}))
+        edge = ", at its edge" if row.get("edge") else ""
+        of = f"{grid[0]} to {grid[-1]}{edge}" if grid else "–"
+        rate = f"{row['rate']:g}" if "rate" in row else "–"
+        by = scores.words(scores.paired(found, name, first)) if name != first else "–"
+        lines.append(f"| {name} | {len(row['score'])} | {rate} | {of} | {by} |")
+    return "\n".join(lines)

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import optax
 
 import jaxcomp
-from claims import networks
-from claims.claim import Claim, decide
+from claims import networks, scores
+from claims.claim import PAIRED, Claim, Judged, decide
+from claims.descent import least
 from claims.networks import AXIS, Method, Plan, Rate
 from jaxcomp import algorithms
 
@@ -81,9 +82,9 @@ def _train() -> dict[str, Any]:
 def _at_equal_exchanges(numbers: dict[str, Any], name: str) -> str:
     """The constant period with as many exchanges, or the next one with more."""
     methods = numbers["methods"]
-    most = networks.median(methods[name], "exchanges")
+    most = scores.median(methods[name], "exchanges")
     counts = {
-        each: networks.median(methods[each], "exchanges")
+        each: scores.median(methods[each], "exchanges")
         for each in methods
         if each.startswith("rounds")
     }
@@ -93,31 +94,35 @@ def _at_equal_exchanges(numbers: dict[str, Any], name: str) -> str:
 
 def _told(numbers: dict[str, Any], name: str) -> str:
     one = numbers["methods"][name]
-    count, apart = (networks.median(one, key) for key in ("exchanges", "variance"))
-    return f"{networks.told(numbers, name)}, {count:.0f} exchanges, variance {apart:.2g}"
+    count, apart = (scores.median(one, key) for key in ("exchanges", "variance"))
+    return f"{scores.told(numbers, name)}, {count:.0f} exchanges, variance {apart:.2g}"
 
 
-def _adpsgd_judged(numbers: dict[str, Any]) -> tuple[str, str]:
-    words, lower, nearer = [], [], []
+def _adpsgd_judged(numbers: dict[str, Any]) -> Judged:
+    words, lower, nearer, ratios = [], [], [], []
     for name in ("ADPSGD from 4", "ADPSGD from 8"):
         other = _at_equal_exchanges(numbers, name)
-        wins = networks.wins(numbers, name, other)
-        lower.append(networks.gain(numbers, name, other) > 0 and wins >= 4)
-        one, two = (networks.median(numbers["methods"][x], "variance") for x in (name, other))
+        lower.append(scores.better(numbers, name, other))
+        ratios.append(scores.surely(numbers, name, other))
+        one, two = (scores.median(numbers["methods"][x], "variance") for x in (name, other))
         nearer.append(one < two)
         words.append(
-            f"{_told(numbers, name)} against {_told(numbers, other)}: better for {wins} of 5 seeds"
+            f"{_told(numbers, name)} against {_told(numbers, other)}: better by "
+            f"{scores.words(scores.paired(numbers, name, other))}"
         )
-    return "; ".join(words), decide(all(lower), any(lower) or all(nearer))
+    return Judged("; ".join(words), decide(all(lower), any(lower) or all(nearer)), least(*ratios))
 
 
-def _early_judged(numbers: dict[str, Any]) -> tuple[str, str]:
+def _early_judged(numbers: dict[str, Any]) -> Judged:
     front, back = "front-loaded: 4, then 16", "back-loaded: 16, then 4"
     names = (front, "rounds of 8", back)
-    wins = [networks.wins(numbers, front, other) for other in names[1:]]
+    wins = [scores.better(numbers, front, other) for other in names[1:]]
     words = "; ".join(_told(numbers, name) for name in names)
-    words += f"; front-loaded is better for {wins[0]} and {wins[1]} of 5 seeds"
-    return words, decide(min(wins) >= 4, max(wins) >= 4)
+    words += "; front-loaded is better by " + " and ".join(
+        scores.words(scores.paired(numbers, front, other)) for other in names[1:]
+    )
+    margin = least(*(scores.surely(numbers, front, other) for other in names[1:]))
+    return Judged(words, decide(all(wins), any(wins)), margin)
 
 
 _JIANG = (
@@ -127,7 +132,7 @@ _JIANG = (
 _SETTING = (
     f"A GRU on bytes of the standard library, {STEPS} steps, four workers, local SGD with momentum "
     "whose rate falls tenfold after a half and after three quarters, dense averages, the best of "
-    "five rates each, five seeds"
+    "five rates each, twenty seeds"
 )
 
 CLAIMS = (
@@ -140,6 +145,8 @@ CLAIMS = (
         setting=f"{_SETTING}; compared with the constant period of the grid that has the next "
         "larger number of exchanges (20 to 27 % more).",
         judge=_adpsgd_judged,
+        criterion="from 4 and from 8, better than the constant period of as many exchanges",
+        fixed=PAIRED,
         run=_train,
         minutes=6,
     ),
@@ -151,6 +158,8 @@ CLAIMS = (
         "better than evenly, and evenly better than the reverse.",
         setting=f"{_SETTING}; rounds of 4, 8 and 16 steps.",
         judge=lambda found: _early_judged(found["numbers"]),
+        criterion="front-loaded better than rounds of 8, and than back-loaded",
+        fixed=PAIRED,
         results="reproductions/adpsgd-training.json",
         command="make reproduce CLAIM=adpsgd-training",
     ),
