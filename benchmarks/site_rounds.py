@@ -348,8 +348,8 @@ def _row(found: dict[str, Any]) -> dict[str, Any]:
 
 LOSS_COLUMNS = (
     "run {name} | rounds {rounds} | sites killed {sites} | server killed {server} | "
-    "late messages {late} | loss, bits a byte {loss:.3f} | undisturbed, five seeds, from {low:.3f} | to {high:.3f} | "
-    "longest round, s {longest_s:.0f} | deadline, s {deadline:g}"
+    "late messages {late} | loss, bits a byte {loss:.3f} | undisturbed, from {low:.3f} | "
+    "to {high:.3f} | longest round, s {longest_s:.0f} | deadline, s {deadline:g}"
 )
 
 

@@ -54,6 +54,9 @@ from jaxcomp.mesh.gradients import (
     local as local,
     value_and_grad as value_and_grad,
 )
+from jaxcomp.mesh.hybrid import (
+    hybrid_mesh as hybrid_mesh,
+)
 from jaxcomp.mesh.on_mesh import (
     on_mesh as on_mesh,
 )

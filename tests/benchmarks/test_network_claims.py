@@ -1,5 +1,6 @@
 """Verdicts about training networks follow the numbers."""
 
+import numpy as np
 import pytest
 from paths import ROOT
 
@@ -22,15 +23,55 @@ def results(better=1, **methods):
 
 
 def test_comparisons_know_which_score_is_better():
-    from claims import networks
+    from claims import scores
 
     found = results(one=GOOD, other=BAD)
-    assert networks.gain(found, "one", "other") == pytest.approx(6)
-    assert networks.wins(found, "one", "other") == 5
-    assert networks.equal(found, "one", "other")
-    assert not networks.equal(found, "other", "one")
-    assert networks.equal(results(-1, one=GOOD, other=BAD), "other", "one")
-    assert "96.2 % (96.0 to 96.4)" in networks.told(found, "one")
+    assert scores.gain(found, "one", "other") == pytest.approx(6)
+    assert scores.wins(found, "one", "other") == 5
+    assert scores.equal(found, "one", "other")
+    assert scores.better(found, "one", "other")
+    assert not scores.equal(found, "other", "one")
+    assert scores.equal(results(-1, one=GOOD, other=BAD), "other", "one")
+    assert "96.2 % (96.0 to 96.4)" in scores.told(found, "one")
+
+
+def test_paired_differences_are_those_of_scipy():
+    from claims import scores
+    from scipy import stats
+
+    draw = np.random.default_rng(0)
+    theirs = draw.normal(90, 2, 12)
+    ours = theirs + draw.normal(0.1, 0.3, 12)
+    found = scores.paired(results(ours=list(ours), theirs=list(theirs)), "ours", "theirs")
+    interval = stats.ttest_rel(ours, theirs).confidence_interval(0.95)
+    np.testing.assert_allclose((found.low, found.high), interval)
+    # Seeds that differ by far more than methods do not hide which one is better.
+    shifted = results(ours=list(theirs + 0.2), theirs=list(theirs))
+    assert scores.better(shifted, "ours", "theirs")
+    assert not scores.better(shifted, "theirs", "ours")
+    # A mean that is as good is not enough if the seeds say little.
+    wild = results(ours=[80.0, 100.0], theirs=[90.0, 90.0])
+    assert not scores.equal(wild, "ours", "theirs")
+    failed = results(ours=[float("nan"), 90.0], theirs=[90.0, 90.0])
+    assert not scores.equal(failed, "ours", "theirs")
+    assert scores.words(scores.paired(failed, "ours", "theirs")) == "failed"
+
+
+def test_each_seed_tests_on_other_images(monkeypatch):
+    """The split of a seed has all images once, and that of another seed has others."""
+    import images
+    from claims import networks
+
+    fake = images.Images(np.arange(5000.0)[:, None] * np.ones((1, 196)), np.zeros(5000, np.int32))
+    monkeypatch.setattr(images, "load", lambda: fake)
+    task = networks.cnn.__wrapped__()
+    parts = [task.split(task.data, seed) for seed in range(2)]
+    for train, validation, test in parts:
+        numbers = np.concatenate([part[0][:, 0] for part in (train, validation, test)])
+        assert [len(part[0]) for part in (train, validation, test)] == [3600, 400, 1000]
+        assert sorted(numbers) == list(range(5000))
+    first, second = (set(np.asarray(part[2][0][:, 0])) for part in parts)
+    assert len(first & second) < 400
 
 
 def test_quantizers_that_train_worse_lose_their_verdicts():

@@ -58,9 +58,27 @@ def test_every_verdict_has_a_result_with_its_environment(registry):
             continue
         for name in claim.files:
             assert "jax" in reporting.read(reporting.RESULTS / name)["environment"]
-        number, verdict = page.judged(claim)
-        assert (verdict == claim_.CANNOT) == (not claim.tried)
-        assert number
+        judged = page.judged(claim)
+        assert (judged.verdict == claim_.CANNOT) == (not claim.tried)
+        assert judged.words
+        assert bool(claim.criterion) == claim.tried, claim.name
+        if judged.margin is not None and not claim.criterion.startswith("never"):
+            assert judged.margin > 0
+            met = judged.margin >= 1 or judged.verdict != claim_.HOLDS
+            assert met, f"{claim.name} holds with a margin of {judged.margin}"
+
+
+def test_criteria_are_fixed_before_they_are_measured(registry):
+    import reporting
+
+    later, fixed = registry.pending(), 0
+    for claim in registry.every().values():
+        if claim.fixed and claim.name not in later:
+            fixed += 1
+            for name in claim.files:
+                measured = reporting.read(reporting.RESULTS / name).get("measured", "")
+                assert claim.fixed <= measured, f"{claim.name}: {name} was measured at {measured!r}"
+    assert fixed
 
 
 def test_a_claim_without_its_result_has_no_verdict_and_no_row(registry, tmp_path):
@@ -93,13 +111,14 @@ DOCTORED = {
     ),
     "dpsvrg-rate": lambda found: found["reduction"]["table"][0].update(dpsvrg_slope=-0.5),
     "qsvrg-linear": lambda found: found["numbers"].update(QSVRG=found["numbers"]["QSGD"]),
-    "predictive-coding-bytes": lambda found: found["numbers"][
-        "predictive coding, λ = 0.001"
-    ].update(megabytes=[100.0] * 5),
-    "fedvote-hostile": lambda found: [
-        r.update(trained=5, ranges={**r["ranges"], "trained": [5, 5]})
-        for r in found["votes"]["records"]
+    "predictive-coding-bytes": lambda found: [
+        row.update(megabytes=[100.0] * 5)
+        for name, row in found["numbers"].items()
+        if name.startswith("predictive")
     ],
+    "fedvote-hostile": lambda found: found["numbers"].update(
+        dict.fromkeys(("honest majority, 5", "honest majority, 10"), [5.0] * 5)
+    ),
     "genqsgd-energy": lambda found: found["numbers"]["GenQSGD, 14 bits"].update(energy=2e4),
     "ceo-sum-rate": lambda found: found["codecs"]["drive"].update(bits=1.0),
     "drive-error": lambda found: found["codecs"]["drive"]["error"].update(late=0.7),
@@ -121,10 +140,10 @@ def test_a_worse_number_changes_the_verdict(registry, name):
 
     claim = registry.every()[name]
     found = {file: reporting.read(reporting.RESULTS / file) for file in claim.files}
-    _, before = claim.verdict(found)
+    before = claim.verdict(found).verdict
     worse = copy.deepcopy(found)
     DOCTORED[name](next(iter(worse.values())))
-    _, after = claim.verdict(worse)
+    after = claim.verdict(worse).verdict
     assert VERDICTS.index(after) > VERDICTS.index(before)
 
 
@@ -138,6 +157,8 @@ def test_claims_are_checked_when_they_are_made():
         ({"run": dict, "results": "a.json", "command": "make"}, "got both"),
         ({"results": "a.json"}, "`command` of a-claim must be that of `results`"),
         ({}, "`note` of a-claim must say why it cannot be tried"),
+        ({"criterion": "x" * 121}, "`criterion` of a-claim must have at most 120"),
+        ({"fixed": "yesterday"}, "yesterday"),
     ):
         with pytest.raises(ValueError, match=said):
             Claim(**{**given, "judge": lambda _: ("1", "holds"), **wrong})
@@ -151,10 +172,10 @@ def test_a_claim_is_measured_and_written(registry, tmp_path, capsys):
     import reproduce
 
     claim = registry.every()["genqsgd-energy"]
-    _, verdict = reproduce.measure(claim, tmp_path)
+    verdict = reproduce.measure(claim, tmp_path).verdict
     found = reporting.read(tmp_path / claim.files[0])
     assert verdict == "holds"
-    assert set(found) == {"environment", "minutes", "numbers"}
+    assert set(found) == {"environment", "measured", "minutes", "numbers"}
     said = capsys.readouterr().out
     assert "the committed result has the same number and verdict" in said
     assert '"numbers"' not in said
@@ -173,7 +194,7 @@ def test_results_of_a_larger_benchmark_are_read_from_the_given_folder(registry, 
     found = reporting.read(reporting.RESULTS / claim.files[0])
     found["errors"]["sign, residuals"][-1][1] = 9.0
     reporting.keep(tmp_path / claim.files[0], found)
-    _, verdict = reproduce.measure(claim, tmp_path)
+    verdict = reproduce.measure(claim, tmp_path).verdict
     said = capsys.readouterr().out
     assert verdict == "does not hold here"
     assert str(tmp_path / claim.files[0]) in said
@@ -187,3 +208,13 @@ def test_a_mistyped_claim_gets_a_suggestion(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         reproduce.parse()
     assert "did you mean qsgd-variance or" in capsys.readouterr().err
+
+
+def test_the_page_has_short_cells_and_the_paired_differences():
+    from claims import page
+
+    tables = [line for line in page.text().splitlines() if line.startswith("| [")]
+    cells = [cell.strip() for line in tables for cell in line.replace("\\|", "").split("|")]
+    assert max(map(len, cells)) <= 2 * 120  # The first cell has a link.
+    assert "at its edge" in page.text()
+    assert "| better than dense by |" in page.text()
