@@ -216,8 +216,9 @@ def _options_of_plan(add: Callable[..., Any]) -> None:
     _options_of_links(add)
     _options_of_steps(add)
     error = (
-        "leave out codecs with a larger error, and recommend any other (default: none above 0.9)"
+        "leave out codecs with a larger error, and recommend any other (default: none above 0.9, "
     )
+    error += "nor above 0.2 with a residual)"
     add("--max-error", type=options.number(0), help=error)
     add(
         "--device-bandwidth",

@@ -134,7 +134,8 @@ def plan(
             than this to be recommended.
         max_error: leave out codecs whose error on one message is larger than this, as mean squared
             error over mean square of normally distributed elements, and recommend any other. None
-            compares all, and recommends no error of 0.9 and more, except that of low rank.
+            compares all, and recommends no error of 0.9 and more, nor of 0.2 and more with a
+            residual, except that of low rank.
         clock: a function that times a link or reducer; by default it measures on this device.
 
     Raises:
@@ -162,9 +163,13 @@ def plan(
     clock = (lambda way: timed(way).free) if link_only else timed
     # The link of a host carries the bytes of all of its devices.
     sharing = levels[-1] if len(levels) > 1 and link_per == "host" else 1
-    named = ways(CODECS if codecs is None else codecs, levels)
+    given = CODECS if codecs is None else codecs
+    named = ways(given, levels)
     found = [_way(name, reducer, params, levels, clock, sharing) for name, reducer in named.items()]
+    if codecs is not None:  # Who names a codec knows what it needs.
+        found = [dataclasses.replace(way, biased=False) for way in found]
     kept = [way for way in found if max_error is None or (way.error or 0.0) <= max_error]
+    large = [way.name for way in found if way not in kept]
     planned = plan_.forecast(
         kept,
         network,
@@ -181,10 +186,27 @@ def plan(
         link_per=link_per,
         timed=not link_only,
         bold=max_error is not None,
+        left_out=_left_out(given, levels, large, max_error),
     )
     taken = named[planned.best.way.name]
     leaves = _leaves(taken, params, levels, network, clock, sharing)
     return dataclasses.replace(planned, leaves=leaves)
+
+
+def _left_out(
+    codecs: Mapping[str, Any], levels: tuple[int, ...], large: list[str], max_error: float | None
+) -> tuple[str, ...]:
+    """What is not compared, and why."""
+    found = []
+    low_rank = [name for name, given in codecs.items() if isinstance(given, PowerIteration)]
+    if len(levels) > 1 and low_rank:
+        found.append(
+            f"{', '.join(low_rank)}, which Hierarchical does not take (over the slow axis of a "
+            "model that is sharded over the fast ones it can be used: plan that axis alone)"
+        )
+    if large:
+        found.append(f"{', '.join(large)}, with an error above {max_error:g}")
+    return tuple(found)
 
 
 def _check(
@@ -296,8 +318,16 @@ def _way(
     low_rank = isinstance(reducer, PowerIteration)
     error = None if dense else noted(reducer if low_rank else link).error
     spread = max((found.spread for found in timed), default=0.0)
+    biased = link is not None and link.feedback.facts.keeps_unsent
     return plan_.Way(
-        name, spent, dense=dense, error=error, low_rank=low_rank, fast=fast, spread=spread
+        name,
+        spent,
+        dense=dense,
+        error=error,
+        low_rank=low_rank,
+        fast=fast,
+        spread=spread,
+        biased=biased,
     )
 
 

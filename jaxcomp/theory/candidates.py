@@ -7,6 +7,9 @@ from jaxcomp.theory import cost
 HIGH_ERROR = 0.9
 """The relative error of a message from which on a plan does not recommend it."""
 
+BIASED_ERROR = 0.2
+"""That of codecs that need a residual, such as signs: Adam may need a lower learning rate."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Way:
@@ -20,6 +23,7 @@ class Way:
         low_rank: whether it sends matrices of low rank, whose error on a random one says little.
         fast: its cost on the fast links within a host, if there are any.
         spread: the relative spread of the timed work.
+        biased: whether its codec needs a residual.
     """
 
     name: str
@@ -29,6 +33,7 @@ class Way:
     low_rank: bool = False
     fast: cost.Price = cost.Price()
     spread: float = 0.0
+    biased: bool = False
 
     @property
     def high(self) -> bool:
@@ -38,7 +43,8 @@ class Way:
     @property
     def risky(self) -> bool:
         """Whether its error is high, and not for the reason that random matrices have full rank."""
-        return self.high and not self.low_rank
+        limit = BIASED_ERROR if self.biased else HIGH_ERROR
+        return (self.error or 0.0) >= limit and not self.low_rank
 
     @property
     def mark(self) -> str:

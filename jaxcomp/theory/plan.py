@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxcomp import checks
 from jaxcomp.theory import cost, tables
-from jaxcomp.theory.candidates import HIGH_ERROR, Way
+from jaxcomp.theory.candidates import BIASED_ERROR, HIGH_ERROR, Way
 from jaxcomp.theory.units import duration, speed
 
 _OF_WORK = ("of it work", "spread", "pays below")
@@ -185,11 +185,10 @@ class Plan:
             found.append(
                 "error: what one message loses of a random vector (mean squared error over mean "
                 "square), before error feedback sends it later. Gradients that are nearly sparse "
-                f"lose less. ! marks {HIGH_ERROR} and more, nearly everything; ~ the same of low "
+                f"lose less. ! marks {HIGH_ERROR} and more, and {BIASED_ERROR} and more of codecs "
+                "with a residual, such as sign: they are not recommended, since training needs "
+                f"more steps, and Adam a lower learning rate; ~ marks {HIGH_ERROR} and more of low "
                 "rank, which random vectors lack and gradients have."
-            )
-            found.append(
-                "Below three bits test Adam: with a residual it may need a lower learning rate."
             )
         if not self.timed:
             found.append(
@@ -203,6 +202,9 @@ class Plan:
         if len(self.conditions["workers"]) > 1:
             own = "host" if self.conditions["link_per"] == "host" else "device"
             found.append(f"MB sent: over the slow link of one {own}.")
+        left_out = self.conditions["left_out"]
+        if left_out:
+            found.append(f"Left out: {'; '.join(left_out)}.")
         return tuple(found)
 
     def to_json(self) -> str:
@@ -268,6 +270,7 @@ def forecast(
     link_per: str = "host",
     timed: bool = True,
     bold: bool = False,
+    left_out: tuple[str, ...] = (),
 ) -> Plan:
     """Compares ways to take a mean on one link.
 
@@ -291,6 +294,7 @@ def forecast(
         link_per: "host" or "device", the owner of the slow link, for the printed table.
         timed: whether the prices include encoding and decoding, for the printed table.
         bold: whether ways of a high error may be recommended.
+        left_out: what was not compared, and why, for the notes.
 
     Raises:
         ValueError: without a dense way, for an unknown baseline or numbers out of range, or if a
@@ -330,6 +334,7 @@ def forecast(
         "link_per": link_per,
         "timed": timed,
         "bold": bold,
+        "left_out": left_out,
     }
     return Plan(ordered, reference.name, network, conditions)
 
