@@ -7,7 +7,7 @@ the bit, and the bytes with those on the sockets.
     python examples/federated_flower.py
     python examples/federated_flower.py --clients 3 --rounds 5
 
-It needs `pip install 'jaxcomp[examples]' 'jaxcomp[flower]'` and downloads nothing.
+It needs `pip install '.[examples,flower]'` in a clone and downloads nothing.
 """
 
 import argparse

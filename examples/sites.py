@@ -7,7 +7,7 @@ has the loss against time and bytes, with what happened.
     python examples/sites.py
     python examples/sites.py --rounds 30 --delay 0.075 --rate 100e6 --method sparseloco
 
-It needs `pip install 'jaxcomp[examples]' 'jaxcomp[flower]'`, takes about five minutes, and
+It needs `pip install '.[examples,flower]'` in a clone, takes about five minutes, and
 downloads nothing.
 """
 

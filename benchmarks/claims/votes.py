@@ -17,6 +17,7 @@ import jaxcomp
 from claims.claim import PAIRED, Claim, Judged, decide
 from jaxcomp import aggregates, federated
 
+VOTES = "2026-11-26T20:53:00"
 SEEDS, TEST, BATCH = 5, 1000, 10
 CLIENTS = votes.VOTERS
 HOSTILE = (0, 5, 10)
@@ -76,13 +77,13 @@ RULES = ("plain mean", "majority of all", "honest majority")
 
 
 def _hostile() -> dict[str, Any]:
-    """Accuracies after 20 rounds with hostile clients, from random parameters on."""
+    """Accuracies after 40 rounds with hostile clients, from random parameters on."""
     found: dict[str, list[float]] = {}
     for rule, hostile in track([(r, n) for r in RULES for n in HOSTILE], description="rules"):
         scores = []
-        for seed in range(SEEDS):
+        for seed in range(FIRST, FIRST + SEEDS):
             sim = _simulated(_voting(rule, hostile), 20, seed)
-            sim.run(20)
+            sim.run(40)
             scores.append(_accuracy(LATENT.weights(sim.params), seed))
         found[f"{rule}, {hostile}"] = scores
     return {"numbers": found}
@@ -99,15 +100,23 @@ def _resists(numbers: dict[str, Any], rule: str) -> Judged:
         f"{_spread(numbers[f'plain mean, {n}'])})"
         for n in HOSTILE
     )
-    least = {n: min(numbers[f"{rule}, {n}"]) for n in HOSTILE[1:]}
-    broken = all(max(numbers[f"plain mean, {n}"]) < LEAST for n in HOSTILE[1:])
-    kept = [each >= LEAST for each in least.values()]
+    calm = np.array(numbers["plain mean, 0"])
+    lost = {
+        way: [float(np.max(calm - numbers[f"{way}, {n}"])) for n in HOSTILE[1:]]
+        for way in (rule, "plain mean")
+    }
+    broken = min(float(np.min(calm - numbers[f"plain mean, {n}"])) for n in HOSTILE[1:]) >= BROKEN
+    kept = [each <= LOST for each in lost[rule]]
+    words += f"; at most {max(lost[rule]):.1f} points lost"
     verdict = decide(all(kept) and broken, any(kept) and broken)
-    return Judged(words, verdict, min(least.values()) / LEAST if broken else 0.5)
+    return Judged(words, verdict, min(LOST / max(max(lost[rule]), 0.1), 1e3 if broken else 0.5))
 
 
-LEAST = 90.0
-"""Percent of test images that a training must have right that withstands hostile clients."""
+LOST, BROKEN = 3.0, 10.0
+"""Points that a training may lose to hostile clients if it withstands them, and that it must lose
+if it does not."""
+FIRST = 10
+"""The first seed of the hostile trainings: others than those after which the criterion changed."""
 
 
 def _deployed() -> dict[str, Any]:
@@ -239,16 +248,18 @@ CLAIMS = (
         methods=("FedVote",),
         source=f"{_YUE}; the majority over honest clients is that of the authors' code",
         claim="Votes weighted by credibility enhance the resilience against Byzantine attacks.",
-        setting=f"{_SETTING}; 20 rounds of 20 steps from random parameters, hostile clients send "
+        setting=f"{_SETTING}; 40 rounds of 20 steps from random parameters, hostile clients send "
         "the opposite of the honest majority; credibility by the majority of the honest clients, "
         "whom the server knows; five seeds.",
         judge=functools.partial(_resists, rule="honest majority"),
-        criterion="in each seed at least 90 % of the test with 5 and with 10 hostile of 31, where "
-        "the plain mean has less",
-        fixed=PAIRED,
+        criterion="in each seed at most 3 points lost by 5 and by 10 hostile of 31, where the plain "
+        "mean loses 10 and more",
+        fixed=VOTES,
         run=_hostile,
         minutes=6,
-        note="A server that knows who is honest could leave out the others: see the next row.",
+        note="A server that knows who is honest could leave out the others: see the next row. A first "
+        "criterion asked for 90 % after 20 rounds, which trainings without hostile clients reach in "
+        "three of five seeds only; this one was committed before the run with other seeds.",
     ),
     Claim(
         name="fedvote-hostile-unknown",
@@ -257,9 +268,9 @@ CLAIMS = (
         claim="Votes weighted by credibility enhance the resilience against Byzantine attacks.",
         setting=f"{_SETTING}; as above, but credibility by the majority of all clients.",
         judge=lambda found: _resists(found["numbers"], "majority of all"),
-        criterion="in each seed at least 90 % of the test with 5 and with 10 hostile of 31, where "
-        "the plain mean has less",
-        fixed=PAIRED,
+        criterion="in each seed at most 3 points lost by 5 and by 10 hostile of 31, where the plain "
+        "mean loses 10 and more",
+        fixed=VOTES,
         results="reproductions/fedvote-hostile.json",
         command="make reproduce CLAIM=fedvote-hostile",
         note="Votes for random parameters are nearly coin tosses, and hostile clients that agree "

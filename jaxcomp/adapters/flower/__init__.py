@@ -1,6 +1,6 @@
 """Federated training over Flower: its transport, our bytes, the simulation's bits.
 
-Needs `pip install 'jaxcomp[flower]'`.
+Needs Flower: `pip install '.[flower]'` in a clone.
 """
 
 from jaxcomp.adapters.flower.client import (

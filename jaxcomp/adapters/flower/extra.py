@@ -26,5 +26,6 @@ def needed() -> None:
     """Raises an `ImportError` that says how to install Flower, if it is not installed."""
     if _missing is not None:
         raise ImportError(
-            "jaxcomp.adapters.flower needs Flower, flwr>=1.31,<2: pip install 'jaxcomp[flower]'"
+            "jaxcomp.adapters.flower needs Flower, flwr>=1.31,<2: in a clone, "
+            "pip install '.[flower]'"
         ) from _missing
