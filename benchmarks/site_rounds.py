@@ -281,10 +281,7 @@ LINK_COLUMNS = (
     "of all seeds {spread} | ÷ loopback {times:.2f} | a round, s {round_s:.2f} | "
     "forecast, s {forecast:.2f}"
 )
-PROCESS_COLUMNS = (
-    "process {name} | seeds {seeds} | rounds {rounds:.0f} | seconds {seconds:.1f} | "
-    "a round, s {round_s:.2f}"
-)
+PROCESS_COLUMNS = "process {name} | seeds {seeds} | a round, s {round_s:.2f}"
 EVENT_COLUMNS = "run {name} | seeds {seeds} | rounds, median {rounds:.0f} | from {low} | to {high}"
 KILL_COLUMNS = (
     "rounds {rounds} | sites killed {sites} | server killed {server} | late messages {late} | "
@@ -302,18 +299,27 @@ def forecast(name: str, one: dict[str, Any], rounds: int = 12, steps: int = 20) 
 
 def table_of(job: str, found: Any) -> reporting.Table:
     """The table of a job."""
-    if job in ("links", "processes"):
+    if job == "processes":
+        rows = [
+            {
+                "name": name,
+                "seeds": len(runs),
+                "round_s": statistics.median(r["round_s"] for r in runs),
+            }
+            for name, runs in found.items()
+        ]
+        return reporting.Table("Rounds of 20 steps over the loopback", PROCESS_COLUMNS, rows)
+    if job == "links":
         base = statistics.median(one["seconds"] for one in next(iter(found.values())))
         rows = []
         for name, runs in found.items():
             middle = {key: statistics.median(one[key] for one in runs) for key in runs[0]}
-            ahead = forecast(name, middle) if job == "links" else 0.0
+            ahead = forecast(name, middle)
             spread = " to ".join(f"{f(one['seconds'] for one in runs):.1f}" for f in (min, max))
             more = {"times": middle["seconds"] / base, "forecast": ahead, "spread": spread}
             rows.append({"name": name, **middle, **more, "seeds": len(runs)})
         title = f"Four sites to {TARGET} bits a byte, medians of the seeds"
-        columns = LINK_COLUMNS if job == "links" else PROCESS_COLUMNS
-        return reporting.Table(title, columns, rows)
+        return reporting.Table(title, LINK_COLUMNS, rows)
     if job == "events":
         rows = []
         for name, runs in found.items():

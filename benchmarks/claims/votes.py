@@ -252,14 +252,15 @@ CLAIMS = (
         "the opposite of the honest majority; credibility by the majority of the honest clients, "
         "whom the server knows; five seeds.",
         judge=functools.partial(_resists, rule="honest majority"),
-        criterion="in each seed at most 3 points lost by 5 and by 10 hostile of 31, where the plain "
-        "mean loses 10 and more",
+        criterion="in each seed at most 3 points lost by 5 and by 10 hostile of 31, where the "
+        "plain mean loses 10 and more",
         fixed=VOTES,
         run=_hostile,
         minutes=6,
-        note="A server that knows who is honest could leave out the others: see the next row. A first "
-        "criterion asked for 90 % after 20 rounds, which trainings without hostile clients reach in "
-        "three of five seeds only; this one was committed before the run with other seeds.",
+        note="A server that knows who is honest could leave out the others: see the next row. A "
+        "first criterion asked for 90 % after 20 rounds, which trainings without hostile clients "
+        "reach in three of five seeds only; this one was committed before the run with other "
+        "seeds.",
     ),
     Claim(
         name="fedvote-hostile-unknown",
@@ -268,8 +269,8 @@ CLAIMS = (
         claim="Votes weighted by credibility enhance the resilience against Byzantine attacks.",
         setting=f"{_SETTING}; as above, but credibility by the majority of all clients.",
         judge=lambda found: _resists(found["numbers"], "majority of all"),
-        criterion="in each seed at most 3 points lost by 5 and by 10 hostile of 31, where the plain "
-        "mean loses 10 and more",
+        criterion="in each seed at most 3 points lost by 5 and by 10 hostile of 31, where the "
+        "plain mean loses 10 and more",
         fixed=VOTES,
         results="reproductions/fedvote-hostile.json",
         command="make reproduce CLAIM=fedvote-hostile",
