@@ -2,11 +2,13 @@
 
 import pathlib
 import textwrap
+from collections import Counter
 
 import numpy as np
 import reporting
 from claims import page
 from claims.claim import FAILS, HOLDS, PART
+from matplotlib.lines import Line2D
 
 COLORS = {HOLDS: "#1b7f5c", PART: "#d98e04", FAILS: "#b3261e"}
 MARKS = {HOLDS: "o", PART: "s", FAILS: "X"}
@@ -18,7 +20,6 @@ def plot(path: pathlib.Path) -> None:
     """The margin of each claim, and the colour and the mark of its verdict."""
     families = page.measured()
     figure, ((axes,),) = reporting.panels(1, 1, (9, 1.2 + 0.34 * len(families)))
-    seen: set[str] = set()
     for row, (_, claims) in enumerate(families):
         found = [page.judged(claim) for claim in claims]
         shown = [one for one in found if one.verdict in COLORS]
@@ -31,10 +32,8 @@ def plot(path: pathlib.Path) -> None:
                 s=34,
                 color=COLORS[one.verdict],
                 marker=MARKS[one.verdict],
-                label=None if one.verdict in seen else one.verdict,
                 zorder=3,
             )
-            seen.add(one.verdict)
     axes.axvline(1, color="black", linewidth=1)
     axes.set_xscale("log")
     axes.set_xlim(LEFT / 2.6, RIGHT * 1.3)
@@ -45,5 +44,17 @@ def plot(path: pathlib.Path) -> None:
     )
     axes.set_ylim(-len(families) + 0.4, 0.6)
     axes.set_xlabel("measured number over criterion; left edge: criteria without a number")
-    axes.legend(loc="lower center", bbox_to_anchor=(0.3, 1.0), ncols=3, frameon=False)
+    axes.set_xticks([0.01, 0.1, 1, 10], ["0.01", "0.1", "1", "10"])
+    counts = Counter(page.judged(claim).verdict for _, claims in families for claim in claims)
+    marks = [
+        Line2D([], [], linestyle="", marker=MARKS[verdict], color=COLORS[verdict], label=verdict)
+        for verdict in COLORS
+    ]
+    axes.legend(handles=marks, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=3, frameon=False)
+    figure.suptitle(
+        f"{counts[HOLDS]} of {counts.total()} published claims hold here, {counts[PART]} in part",
+        x=0.02,
+        ha="left",
+        weight="bold",
+    )
     reporting.draw(figure, path)
