@@ -9,7 +9,7 @@ differs. The workers are the accelerators of this machine, or eight simulated de
     python examples/byte_lm.py --codec dense sign --steps 1000 --checkpoint-every 50
     python examples/byte_lm.py --codec dense sign --steps 1000 --checkpoint-every 50 --resume
 
-It needs `pip install 'jaxcomp[examples]'`, and leaves `byte_lm.png` and `results.json` in the
+It needs `pip install '.[examples]'`, and leaves `byte_lm.png` and `results.json` in the
 folder that `--out` names.
 
 With `--checkpoint-every`, the newest checkpoint of each codec is kept there in `checkpoints/`.

@@ -13,7 +13,7 @@ On several machines, the same command on each names the first one, as with `mult
     python examples/diloco.py --coordinator 10.0.0.1:1234 --num-processes 2 --process-id 0
     python examples/diloco.py --coordinator 10.0.0.1:1234 --num-processes 2 --process-id 1
 
-It needs `pip install 'jaxcomp[examples]'`, downloads nothing, and leaves `diloco.png` and
+It needs `pip install '.[examples]'`, downloads nothing, and leaves `diloco.png` and
 `results.json` in the `--out` folder: the loss against the bytes that a worker sent, and against
 seconds. Between processes of one machine the link costs nothing, so the seconds are those of the
 fastest method's steps here, and of a link of `--link` by `jaxcomp`'s model.

@@ -7,7 +7,7 @@ are lost. Compared are federated averaging, and the same with messages of fewer 
     python examples/federated_digits.py --method fedavg stc --rounds 200 --lost 0.5
     python examples/federated_digits.py --checkpoint-every 20 --resume
 
-It needs `pip install 'jaxcomp[examples]'`, downloads nothing, and leaves `federated.png` and
+It needs `pip install '.[examples]'`, downloads nothing, and leaves `federated.png` and
 `results.json` in the folder that `--out` names. Bytes are those of messages as a
 deployment would send them, in both directions; two of each round are written and measured.
 """

@@ -9,7 +9,7 @@ that share nothing but TCP connections:
     python examples/federated_socket.py
     python examples/federated_socket.py --codec terngrad --clients 4 --rounds 12
 
-It needs `pip install 'jaxcomp[examples]'` and downloads nothing.
+It needs `pip install '.[examples]'` and downloads nothing.
 """
 
 import argparse

@@ -6,7 +6,7 @@ are scattered in 4 bits. AdamW steps each device's own part, in float32:
     python examples/fsdp_byte_lm.py
     python examples/fsdp_byte_lm.py --weights 32 --gradients 32  # Dense, for comparison.
 
-It needs `pip install 'jaxcomp[examples]'`.
+It needs `pip install '.[examples]'`.
 """
 
 import functools

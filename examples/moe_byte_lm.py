@@ -9,7 +9,7 @@ devices copy are added up in 4 bits:
     python examples/moe_byte_lm.py
     python examples/moe_byte_lm.py --dispatch dense --combine dense --gradients 32
 
-It needs `pip install 'jaxcomp[examples]'`.
+It needs `pip install '.[examples]'`.
 """
 
 import argparse

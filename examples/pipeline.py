@@ -8,7 +8,7 @@ copy the two tables, whose gradients are added up in 8 bits, too:
     python examples/pipeline.py
     python examples/pipeline.py --activations 32  # Dense, for comparison.
 
-It needs `pip install 'jaxcomp[examples]'`.
+It needs `pip install '.[examples]'`.
 """
 
 import argparse

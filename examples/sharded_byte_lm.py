@@ -9,7 +9,7 @@ longest dimension that four devices divide, the others on all of them. Between t
     python examples/sharded_byte_lm.py --codec dense sign --steps 500
 
 What crosses "dcn" is read from the compiled step: the collectives whose groups have devices of both
-slices. It needs `pip install 'jaxcomp[examples]'`.
+slices. It needs `pip install '.[examples]'`.
 """
 
 import argparse

@@ -8,7 +8,7 @@ travel in 8 bits, and each byte of the text has its own scale:
     python examples/tensor_parallel.py
     python examples/tensor_parallel.py --activations 32  # Dense, for comparison.
 
-It needs `pip install 'jaxcomp[examples]'`.
+It needs `pip install '.[examples]'`.
 """
 
 import argparse

@@ -7,7 +7,7 @@ or eight simulated devices of its CPU:
     python examples/train_digits.py
     python examples/train_digits.py --codec dense top_k --optimizer adam --epochs 10
 
-It needs `pip install 'jaxcomp[examples]'`, downloads nothing, and leaves `digits.png` and
+It needs `pip install '.[examples]'`, downloads nothing, and leaves `digits.png` and
 `results.json` in the folder that `--out` names.
 """
 

@@ -14,6 +14,7 @@ DOCS = ROOT / "docs"
 PAGES = (
     "algorithms.md",
     "choose.md",
+    "cookbook.md",
     "data_parallel.md",
     "gossip.md",
     "messages.md",
