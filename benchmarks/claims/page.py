@@ -9,7 +9,7 @@ from typing import Any
 import reporting
 
 from claims import registry, scores
-from claims.claim import CANNOT, LONGEST, VERDICTS, Claim, Judged
+from claims.claim import CANNOT, HOLDS, LONGEST, VERDICTS, Claim, Judged
 
 INTRODUCTION = """\
 # Reproductions
@@ -104,6 +104,7 @@ def text(results: pathlib.Path = reporting.RESULTS) -> str:
     if later:
         names_ = ", ".join(f"`{name}`" for name in later)
         parts.append(f"Not measured yet, and without a row: {names_}.\n")
+    parts.append(_without(found))
     parts.append(_by_method([claim for _, claims in families for claim in claims], found))
     for heading, claims in families:
         parts.append(_table(heading, claims, found))
@@ -111,6 +112,28 @@ def text(results: pathlib.Path = reporting.RESULTS) -> str:
         parts.append(f"## Details: {heading}\n")
         parts.extend(_details(claim, found[claim.name], results) for claim in claims)
     return "\n".join(parts)
+
+
+def failing(found: dict[str, Judged]) -> list[str]:
+    """The compared systems none of whose claims holds."""
+    every = registry.every()
+    held = {
+        name
+        for title, one in found.items()
+        if one.verdict == HOLDS
+        for name in every[title].methods
+    }
+    return [system for system, ours in registry.SYSTEMS.items() if not held & {system, ours}]
+
+
+def _without(found: dict[str, Judged]) -> str:
+    """The systems without a claim that holds, with what was tried."""
+    lines = [
+        f"* **{system}.** {registry.TRIED.get(system, 'Not measured.')}"
+        for system in failing(found)
+    ]
+    wrapped = [textwrap.fill(line, 118, subsequent_indent="  ") for line in lines]
+    return "\n".join(["## Systems without a claim that holds", "", *wrapped, ""])
 
 
 def _by_method(claims: list[Claim], found: dict[str, Judged]) -> str:
