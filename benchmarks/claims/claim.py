@@ -58,6 +58,8 @@ class Claim:
             of `judge` in words.
         fixed: when criterion and judge were committed, in UTC as "2026-11-26T20:00:00", if they
             were before the measurement; empty if they were written beside it.
+        former: how the setting of the committed result differs, where `run` has another one that
+            was not measured yet.
         judge: a pure function of the results' numbers: the key "numbers" of what `run` returns, or
             the whole file of `results`.
         run: measures and returns {"numbers": plain data}; shows its progress with rich.
@@ -76,6 +78,7 @@ class Claim:
     judge: Judge
     criterion: str = ""
     fixed: str = ""
+    former: str = ""
     run: Callable[[], dict[str, Any]] | None = None
     minutes: float = 1
     results: str = ""
@@ -96,6 +99,8 @@ class Claim:
                 f"`criterion` of {self.name} must have at most {LONGEST} characters, got "
                 f"{len(self.criterion)}"
             )
+        if self.fixed and self.former:
+            raise ValueError(f"{self.name} must have `fixed` or `former`, got both")
         if self.fixed:
             datetime.datetime.fromisoformat(self.fixed)
         if not self.tried and not self.note:

@@ -185,6 +185,11 @@ def _details(claim: Claim, one: Judged, results: pathlib.Path) -> str:
         if claim.tried
         else f"**Verdict: {one.verdict}.**",
     ]
+    if claim.former:
+        lines.append(
+            f"**The committed result is of a former setting:** {claim.former}. The one above is "
+            "not measured yet."
+        )
     if claim.criterion:
         when = f"fixed at {claim.fixed} UTC, before the measurement" if claim.fixed else "beside it"
         margin = "" if one.margin is None else f" Number over criterion: {one.margin:.3g}."
