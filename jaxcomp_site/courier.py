@@ -62,7 +62,10 @@ def ask(folder: pathlib.Path, content: bytes, patience: float = PATIENCE) -> byt
 
 
 def serve(
-    folder: pathlib.Path, answer: Callable[[bytes], bytes], until: Callable[[], bool]
+    folder: pathlib.Path,
+    answer: Callable[[bytes], bytes],
+    until: Callable[[], bool],
+    then: Callable[[], None] = lambda: None,
 ) -> None:
     """Answers messages one after another, until `until()` is true after one of them.
 
@@ -70,6 +73,7 @@ def serve(
         folder: the site's folder.
         answer: from a message to its answer; a `ValueError` is told to who asked.
         until: whether to return.
+        then: called after each answer is sent.
     """
     key = secrets.token_bytes(32)
     with Listener(("127.0.0.1", 0), authkey=key) as listener:
@@ -87,6 +91,7 @@ def serve(
                     said = _BAD + str(error).encode()
                 # Whoever asked may be gone; then the answer is kept for the next one.
                 line.send_bytes(said)
+            then()
 
 
 def _announce(folder: pathlib.Path, port: int, key: bytes) -> None:

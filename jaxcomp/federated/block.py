@@ -177,7 +177,9 @@ def worked(
     """All of a client's round, with the steps of the delay."""
     message, inner, loss = worker(method, turn)(known, who, batches, own)
     if method.delay:
-        inner = rester(method)(inner, streaming.last(method, batches), who.steps)
+        late = streaming.last(method, batches, who.steps)
+        after = rester(method)(inner, late, who.steps)
+        inner = jax.tree.map(lambda new, old: jnp.where(message.sound, new, old), after, inner)
     return message, inner, loss
 
 

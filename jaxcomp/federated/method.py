@@ -44,7 +44,7 @@ class Method:
         staleness: `p`: a client that began from parameters `a` rounds old has `(1 + a)^(-p)` times
             its weight.
         fragments: the number of parts of about equal bytes that take turns, one in each round; or a
-            function from parameters to a tree of numbers, such as
+            function from parameters, or their shapes and dtypes, to a tree of numbers, such as
             `jaxcomp.transforms.fragments.strided(4)`. Clients then go on from their own parameters,
             and so need `LocalSteps(keep=True, offsets=True)`.
         delay: how many of a round's steps a client takes after it has sent its update, at the

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jaxcomp.backend import xla
 from jaxcomp.federated import work as work_
@@ -38,8 +39,13 @@ def init(method: Method, params: PyTree) -> PyTree:
     if not method.streams:
         return inner
     none = jnp.full((), -1, jnp.int32)
-    before = jax.tree.map(jnp.asarray, params) if method.delay or method.mix else ()
+    before = jax.tree.map(jnp.asarray, params) if keeps_centre(method) else ()
     return Streamed(inner, work_.offsets(params), none, none, before)
+
+
+def keeps_centre(method: Method) -> bool:
+    """Whether a client keeps the centre of its last round."""
+    return bool(method.delay or method.mix)
 
 
 def update(
@@ -65,7 +71,7 @@ def update(
     own = _returned(method, centre, kept)
     main = jax.tree.map(lambda x: x[: count - method.delay], batches)
     offset, inner, losses = method.work.taken(
-        centre, own, kept.inner, main, jnp.maximum(steps - method.delay, 0)
+        centre, own, kept.inner, main, jnp.maximum(steps - method.delay, 0), guard=True
     )
     moved = fragments_.split(method.fragments, centre, offset)[turn]
     sent = jax.tree.map(
@@ -73,7 +79,7 @@ def update(
         moved,
         fragments_.split(method.fragments, centre, centre)[turn],
     )
-    before = () if kept.before == () else centre
+    before = centre if keeps_centre(method) else ()
     none = jnp.full((), -1, jnp.int32)
     return sent, Streamed(inner, offset, jnp.full((), turn, jnp.int32), none, before), losses
 
@@ -88,14 +94,19 @@ def rest(method: Method, kept: Streamed, batches: Any, steps: Array | int) -> St
         steps: how many of the batches of the round are used.
     """
     count = jnp.minimum(steps, method.delay)
-    offset, inner, _ = method.work.taken(kept.before, kept.offset, kept.inner, batches, count)
+    offset, inner, _ = method.work.taken(
+        kept.before, kept.offset, kept.inner, batches, count, guard=True
+    )
     return kept._replace(inner=inner, offset=offset, due=jnp.full((), -1, jnp.int32))
 
 
-def last(method: Method, batches: Any) -> Any:
-    """The batches of the delay."""
-    count = _length(batches)
-    return jax.tree.map(lambda x: x[count - method.delay :], batches)
+def last(method: Method, batches: Any, steps: Array | int) -> Any:
+    """The batches of the delay: the last ones of those that are used."""
+    start = jnp.maximum(steps - method.delay, 0)
+    return jax.tree.map(
+        lambda x: lax.dynamic_slice_in_dim(x, start, method.delay),
+        jax.tree.map(jnp.asarray, batches),
+    )
 
 
 def _returned(method: Method, centre: PyTree, kept: Streamed) -> PyTree:

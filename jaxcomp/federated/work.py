@@ -10,6 +10,7 @@ import optax
 from jax import lax
 
 from jaxcomp.backend import xla
+from jaxcomp.exchange import guarding
 from jaxcomp.numerics import summing
 from jaxcomp.types import Array, PyTree
 
@@ -101,7 +102,14 @@ class LocalSteps:
         return sent, inner, losses
 
     def taken(
-        self, start: PyTree, own: PyTree, kept: PyTree, batches: Any, steps: Array | int
+        self,
+        start: PyTree,
+        own: PyTree,
+        kept: PyTree,
+        batches: Any,
+        steps: Array | int,
+        *,
+        guard: bool = False,
     ) -> tuple[PyTree, PyTree, Array]:
         """The steps, of the parameters or of their differences from the start.
 
@@ -111,6 +119,7 @@ class LocalSteps:
             kept: what it kept, as `init` makes it.
             batches: arrays with a leading axis of steps.
             steps: how many of the batches are used; the loss of the others is NaN.
+            guard: whether a step is left out that is not finite, as in `local_updates`.
         """
 
         def move(grads: PyTree, inner: PyTree, theta: PyTree, own: PyTree) -> tuple[PyTree, PyTree]:
@@ -128,6 +137,8 @@ class LocalSteps:
             value, grads = jax.value_and_grad(self.loss)(theta, batch)
             active = number < steps
             taken = move(grads, carry[1], theta, carry[0])
+            if guard:
+                active &= guarding.all_finite(taken[0]) & guarding.none_lost(taken[1], carry[1])
             carry = jax.tree.map(lambda new, old: jnp.where(active, new, old), taken, carry)
             return carry, jnp.where(active, value, jnp.nan)
 

@@ -166,6 +166,36 @@ def test_fragments_take_turns_and_steps_go_on_beside_the_exchange(down, tmp_path
     assert last.down < 0.1 * 4 * CLIENTS * params()["w"].size
 
 
+def test_the_delay_is_taken_after_the_answer_is_sent(tmp_path):
+    """In the thread that serves, so that the user's mesh, data and settings are those of others."""
+    taken, threads = [], set()
+
+    def noted(number, at):
+        threads.add(threading.get_ident())
+        return streamed_data(number, at)
+
+    grid, strategy = SiteGrid(tmp_path, STREAMING, noted), strategy_of(STREAMING)
+    strategy.start(grid, num_rounds=1)
+    site = grid.sites[100]
+    taken.append(site.taken)
+    site._go_on()
+    taken.append(site.taken)
+    site._go_on()  # Nothing is left.
+    assert taken == [STEPS - 1, STEPS]
+    assert site.taken == STEPS
+    strategy.start(grid, num_rounds=1)
+    assert site.taken == 2 * STEPS - 1
+    assert threads == {threading.get_ident()}
+    sim = federated.Simulation(STREAMING, params(), CLIENTS, data)
+    sim.run(2)
+    jax.tree.map(np.testing.assert_array_equal, strategy.params, sim.params)
+
+
+def test_an_app_behind_compress_mod_cannot_stream():
+    with pytest.raises(ValueError, match="`method` must have no fragments, delay or mix"):
+        flower.compress_mod(STREAMING, params())
+
+
 @pytest.mark.full
 def test_a_site_of_several_devices_trains_as_one_of_one_device(tmp_path):
     mesh = jax.make_mesh((2, 2), ("batch", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)

@@ -137,6 +137,49 @@ def test_streaming_with_a_mix_is_that_of_local_updates():
     assert moved > 1e-2
 
 
+def test_steps_that_are_not_finite_are_left_out():
+    """One NaN in the delay's batches, or in an unsent fragment, costs its step alone."""
+    for fragments, delay in ((1, 2), (2, 0)):
+        method = federated.streaming_diloco(
+            FOUR, loss, fragments=fragments, delay=delay, mix=0.5, inner=INNER
+        )
+
+        def spoilt(numbers, round):
+            x, y = batches(numbers, round)
+            if round == 1:
+                x[0, STEPS - 1] = np.nan
+            return x, y
+
+        sim = federated.Simulation(method, first(), SITES, spoilt)
+        assert [report.accepted for report in sim.run(5)] == [SITES] * 5
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(sim.params))
+
+
+def test_one_array_streams_and_unused_batches_are_not_touched():
+    """Clients that use fewer steps take the delay's from those, whatever comes after them."""
+    method = federated.streaming_diloco(
+        None, lambda w, x: jnp.mean((w - x) ** 2), fragments=1, delay=1, inner=optax.sgd(0.25)
+    )
+
+    def padded(value):
+        def given(numbers, round):
+            del round
+            x = np.full((len(numbers), 4, 1, 2), value, np.float32)
+            x[:, :3] = np.arange(1, 4)[:, None, None]
+            return x
+
+        return given
+
+    found = []
+    for value in (0.0, 1e6):
+        steps = lambda numbers, round: np.full(len(numbers), 3)  # noqa: E731
+        sim = federated.Simulation(method, jnp.zeros(2), 2, padded(value), steps=steps)
+        sim.run(3)
+        found.append(np.asarray(sim.params))
+    np.testing.assert_array_equal(*found)
+    assert 0.5 < found[0][0] < 3
+
+
 def test_a_round_of_fragments_sends_one_of_them():
     """Bytes both ways, and what the server keeps of each."""
     method, _ = streams(FOUR, jaxcomp.Gather(FOUR), fragments=3, delay=0, mix=0.0)

@@ -133,6 +133,12 @@ def compress_mod(
     """
     extra.needed()
     checks.part("method", method, Method)
+    if method.streams:
+        raise ValueError(
+            "`method` must have no fragments, delay or mix behind compress_mod, whose app begins "
+            f"each round from the server's parameters, got {method.fragments!r}, {method.delay} "
+            f"and {method.mix}; use client_app or Site"
+        )
     whole = raw.like(like)
     method = integers.apart(method, whole)
     work = _in_context(work_of(method, integers.floating(whole), secret), memory)

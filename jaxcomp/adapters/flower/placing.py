@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxcomp.federated import block
+from jaxcomp.federated import block, streaming
 from jaxcomp.federated.block import Clients, Known, Own
 from jaxcomp.federated.method import Method
 from jaxcomp.federated.streaming import Streamed
@@ -83,7 +83,7 @@ def _kept(method: Method, placed: Placed, kept: PyTree, params: PyTree) -> PyTre
         return jax.device_put(kept, of_inner)
     where: dict[str, Any] = {"inner": of_inner, "offset": home, "before": home}
     where |= {"waits": everywhere, "due": everywhere}
-    if kept.before == ():
+    if not streaming.keeps_centre(method):
         where["before"] = ()
     return jax.device_put(kept, kept._replace(**where))
 

@@ -1,11 +1,11 @@
 """A site: a client of Flower whose process stays up between rounds."""
 
+import contextlib
 import functools
 import os
 import pathlib
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -60,7 +60,7 @@ class Site:
             processes of `jax.distributed`; None for one device.
 
     Attributes:
-        taken: the steps of the site so far.
+        taken: the steps of the site so far; those of a delay count when they are taken.
 
     Raises:
         ImportError: without Flower.
@@ -91,9 +91,8 @@ class Site:
             checks.part("placed", placed, Placed)
         self._folder = pathlib.Path(folder)
         self._file = self._folder / "memory"
-        self._pool = ThreadPoolExecutor(1, "site")
-        self._ahead: tuple[int, Future[Any]] | None = None
         self._left: tuple[int, Any] | None = None  # The client and what it keeps, before a delay.
+        self._ahead: tuple[int, Any] | None = None  # Its steps before, and what it keeps after.
         self._like = raw.like(like)
         self._take(files.read(self._file))
         self._work = client.work_of(method, like, None if secret is None else lambda _: secret)
@@ -105,7 +104,7 @@ class Site:
         In a site of several processes, all call it: the first one listens, and tells the others.
         """
         if jax.process_count() == 1:
-            courier.serve(self._folder, self.answer, until)
+            courier.serve(self._folder, self.answer, until, self._go_on)
             return
         self._take(unpacked(_told(packed(self._state))))
         if jax.process_index() == 0:
@@ -124,11 +123,17 @@ class Site:
         self._state[_SITE] = extra.ConfigRecord({"taken": self.taken})
         if jax.process_index() == 0:
             files.write(self._file, self._state)
-        left, self._left = self._left, None
-        if left is not None and jax.process_count() == 1:
-            number, kept = left
-            self._ahead = int(kept.due), self._pool.submit(self._rest, number, kept)
         return packed(found)
+
+    def _go_on(self) -> None:
+        """Takes the steps of the delay, while the answer is under way."""
+        left, self._left = self._left, None
+        if left is None:
+            return
+        number, kept = left
+        with contextlib.suppress(ValueError):  # It is told to who asks next.
+            self._ahead = int(kept.due), self._rest(number, kept)
+            self.taken = int(kept.due) + self._method.delay
 
     def _take(self, state: Any) -> None:
         """Goes on from this state."""
@@ -149,8 +154,9 @@ class Site:
         else:
             found = placing.work(self._method, self._placed, turn, *parts)
         sent, inner, loss = jax.block_until_ready(found)
-        self.taken += steps - self._method.delay
-        if self._method.delay:
+        sound = bool(sent.sound)
+        self.taken += steps - self._method.delay * sound
+        if self._method.delay and sound:
             inner = inner._replace(due=np.int32(self.taken))
             self._left = given.client, inner
         numbers = {"steps": steps, "seconds": time.monotonic() - start}
@@ -161,13 +167,12 @@ class Site:
 
     def _rested(self, number: int, kept: Any) -> Any:
         """What the site keeps, after the steps of the last round's delay."""
+        ahead, self._ahead, self._left = self._ahead, None, None
         if not self._method.delay or kept.due < 0:
             return kept
-        due, ahead = int(kept.due), self._ahead
-        self._ahead, self.taken = None, due + self._method.delay
-        if ahead is not None and ahead[0] == due:
-            return ahead[1].result()
-        return self._rest(number, kept)
+        due = int(kept.due)
+        self.taken = due + self._method.delay
+        return ahead[1] if ahead is not None and ahead[0] == due else self._rest(number, kept)
 
     def _rest(self, number: int, kept: Streamed) -> Streamed:
         """The steps of a delay."""
