@@ -22,3 +22,10 @@ def between_sites() -> Iterator[tuple[str, bool]]:
     yield f"dead and late sites take {ratio:.2f} of the rounds, at most 1.3", ratio <= 1.3
     kills = reporting.read(folder / "kills.json")["kills"]
     yield "what sites gave is what the centre got and residuals hold", kills["difference"] == 0
+    losses = reporting.read(folder / "losses.json")["losses"]
+    low, high = min(losses["undisturbed"]), max(losses["undisturbed"])
+    last = losses["quorum of 4, 90 s"]["last"]["score"]
+    yield (
+        f"with kills the loss is {last:.3f}, undisturbed {low:.3f} to {high:.3f}",
+        (low <= last <= high),
+    )
