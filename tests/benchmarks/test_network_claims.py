@@ -57,6 +57,7 @@ def test_paired_differences_are_those_of_scipy():
     assert scores.words(scores.paired(failed, "ours", "theirs")) == "failed"
 
 
+@pytest.mark.full
 def test_each_seed_tests_on_other_images(monkeypatch):
     """The split of a seed has all images once, and that of another seed has others."""
     import images
