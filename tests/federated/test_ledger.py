@@ -50,7 +50,7 @@ def test_old_parameters_compile_once():
     """Rounds with few past parameters, and with all, take one program."""
     sim = world.few(faults=federated.Faults(old=0.5, longest=3), messages=0)
     sim.run(5)
-    assert sim._program._compiled._cache_size() == 1
+    assert sim._program._compiled(0)._cache_size() == 1
 
 
 @pytest.mark.full
