@@ -24,7 +24,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
@@ -149,19 +149,21 @@ JOBS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
 """The jobs of several seeds, and the runs of each, which alternate."""
 
 
-def of_seeds(job: str, seeds: int, folder: pathlib.Path, out: pathlib.Path) -> dict[str, Any]:
-    """The runs of a job, seed by seed, after those that its file has."""
+def of_seeds(
+    job: str, seeds: int, only: Collection[str], folder: pathlib.Path, out: pathlib.Path
+) -> None:
+    """Does the runs of a job named in `only`, seed by seed, after those that its file has."""
     run, names = JOBS[job]
     file = out / f"{job}.json"
     found: dict[str, list[Any]] = {name: [] for name in names}
     if file.exists():
         found = json.loads(file.read_text())[job]
-    for seed in range(len(found[names[-1]]), seeds):
+    for seed in range(seeds):
         for name in names:
-            found[name].append(run(name, seed, folder))
-            print(seed, name, found[name][-1], flush=True)
+            if name in only and len(found[name]) == seed:
+                found[name].append(run(name, seed, folder))
+                print(seed, name, found[name][-1], flush=True)
         reporting.show(table_of(job, found), {job: found}, out / f"{job}.md")
-    return found
 
 
 def _kill(net: Network) -> None:
@@ -218,14 +220,19 @@ def _killed(seed: int, folder: pathlib.Path, config: dict[str, Any]) -> dict[str
     """A run with random kills."""
     rounds = config["rounds"]
     draw, killed = np.random.default_rng(seed), {"sites": 0, "server": 0}
-    next_at, longest, last, since = 1, 0.0, 0, time.monotonic()
+    next_at, last, since, restarts = 1, 0, time.monotonic(), []
+    longest, late = 0.0, []
 
     def happens(net: Network, done: int) -> None:
         nonlocal next_at, longest, last, since
         now = time.monotonic()
         longest = max(longest, now - since)
         if done > last:
+            if now - since > config["deadline"]:
+                after = [now - begin for begin in restarts]
+                late.append({"round": done, "seconds": now - since, "after_restarts_s": after})
             last, since = done, now
+            restarts.clear()
         for number in range(SITES):
             if not net.alive(f"site{number}"):
                 net.start_site(number)
@@ -237,6 +244,7 @@ def _killed(seed: int, folder: pathlib.Path, config: dict[str, Any]) -> dict[str
             net.kill_server()
             net.start_link()
             net.start_server()
+            restarts.append(time.monotonic())
         else:
             killed["sites"] += 1
             number = int(draw.integers(SITES))
@@ -251,6 +259,7 @@ def _killed(seed: int, folder: pathlib.Path, config: dict[str, Any]) -> dict[str
         "killed": killed,
         "deadline": config["deadline"],
         "longest_s": longest,
+        "above_deadline": late,
         "seconds": run["seconds"],
         "last": run["rounds"][-1],
     }
@@ -347,13 +356,9 @@ def table_of(job: str, found: Any) -> reporting.Table:
 
 def _row(found: dict[str, Any]) -> dict[str, Any]:
     """A row of a run with kills."""
-    late, last = sum(found["last"]["late"].values()), found["last"]
-    return {
-        **found,
-        **found["killed"],
-        "rounds": last["round"],
-        "late": late,
-    }
+    last = found["last"]
+    late = sum(last["late"].values())
+    return {**found, **found["killed"], "rounds": last["round"], "late": late}
 
 
 LOSS_COLUMNS = (
@@ -365,10 +370,12 @@ LOSS_COLUMNS = (
 
 def main() -> None:
     jobs = dict.fromkeys((*JOBS, "kills", "losses"))
+    names = [name for _, names in JOBS.values() for name in names]
     options = reporting.options(
         __doc__,
         "out/sites",
         only=(jobs, "what to run"),
+        runs=(dict.fromkeys(names), "which runs of a job"),
         seeds=(5, "seeds"),
         rounds=(100, "rounds with kills"),
     )
@@ -376,7 +383,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as place:
             folder = pathlib.Path(place)
             if job in JOBS:
-                of_seeds(job, options.seeds, folder, options.out)
+                of_seeds(job, options.seeds, options.runs, folder, options.out)
                 continue
             if job == "kills":
                 found = kills(0, folder, options.rounds)
