@@ -36,6 +36,9 @@ Judge = Callable[[dict[str, Any]], Judged | tuple[str, str]]
 PAIRED = "2026-11-26T20:40:00"
 """When the criteria of paired seeds were committed, before the trainings on MNIST."""
 
+INSIDE = "2026-11-26T22:57:00"
+"""When the criteria of claims inside their papers' assumptions were committed."""
+
 LONGEST = 120
 """Characters of a cell of the page's tables."""
 

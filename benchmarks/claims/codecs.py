@@ -95,8 +95,7 @@ CLAIMS = (
         results=CODECS,
         command=CODECS_COMMAND,
         note="Errors of messages, not a training. QSGDinf has the smaller error where no element "
-        "is "
-        "much larger than the others.",
+        "is much larger than the others.",
     ),
     Claim(
         name="terngrad-clipping-error",

@@ -130,8 +130,7 @@ CLAIMS = (
         name="dpsgd-distance",
         methods=("dpsgd",),
         source="Lian et al., Can decentralized algorithms outperform centralized algorithms?, "
-        "2017, "
-        "theorem on the distance from the mean model",
+        "2017, theorem on the distance from the mean model",
         claim="With a constant step η the mean squared distance of the models is O(η²), so it does "
         "not change the order of SGD's rate.",
         setting="Least squares of eight workers with optima of their own, on a ring, with steps "
@@ -224,8 +223,7 @@ CLAIMS = (
         methods=("noloco",),
         source="Kolehmainen et al., NoLoCo, 2025, abstract",
         claim="Rounds of local steps, after which a worker meets one other, need significantly "
-        "less "
-        "communication without a loss of convergence.",
+        "less communication without a loss of convergence.",
         setting=f"{LINKS} NoLoCo exchanges after ten steps, the others after each.",
         judge=_without_all_reduce,
         criterion="dense links: at least 10 times fewer bits than D-PSGD, and error at most "
@@ -241,8 +239,7 @@ CLAIMS = (
         "reduction over time-varying networks, 2021, abstract",
         claim="DPSVRG converges at O(1/T), DSPG at O(1/√T).",
         setting="A lasso and a sparse logistic regression of eight workers, on a ring, a torus, "
-        "and "
-        "a ring in turns with pairs, 8,000 gradients of single rows.",
+        "and a ring in turns with pairs, 8,000 gradients of single rows.",
         judge=_dpsvrg,
         criterion="slope of DPSVRG at most -0.9, of DSPG after its transient -0.75 to -0.4; less "
         "loss at equal gradients and bytes",

@@ -92,8 +92,9 @@ CLAIMS = (
         criterion="squared errors of all four methods below 1e-10 after 10,000 steps",
         results=METHODS,
         command=COMMAND,
-        note="Workers that disagree keep residuals in a neighbourhood of the solution, which "
-        "shrinks with the step. DGD-DEF's theorem has one worker.",
+        note="Outside its assumptions, which the row `residuals-same-data` has. Workers that "
+        "disagree keep residuals in a neighbourhood of the solution, which shrinks with the step. "
+        "DGD-DEF's theorem has one worker.",
     ),
     Claim(
         name="ternary-composite",

@@ -72,12 +72,6 @@ def _drive(found: dict[str, Any]) -> Judged:
     return Judged(words, decide(worst <= 1.01, part=worst <= 1.1), least(within(1.01, worst)))
 
 
-def _natural(found: dict[str, Any]) -> Judged:
-    errors = found["codecs"]["natural 9"]["error"].values()
-    words = f"{min(errors):.3f} to {max(errors):.3f} on six laws"
-    return Judged(words, decide(max(errors) <= 1 / 8), least(within(1 / 8, max(errors))))
-
-
 def _entropy_coded(found: dict[str, Any]) -> Judged:
     gaps = {
         bits: 0.5 * math.log2(found["codecs"][f"ecsq, minimum error {bits}"]["error"]["gaussian"])
@@ -112,8 +106,7 @@ CLAIMS = (
         source="Zhang, Tao, Wang and Xu, Fundamental limits of communication efficiency for model "
         "aggregation, 2022, sum-rate-distortion function",
         claim="No way to aggregate gradients within a distortion takes fewer bits than the sum "
-        "rate "
-        "of the Gaussian CEO problem.",
+        "rate of the Gaussian CEO problem.",
         setting="Eight workers that see a Gaussian gradient through noise of 0.1, 1 and 10 times "
         "its variance; bits and distortions of codecs as measured, where the distortion is 5 % "
         "above the least.",
@@ -147,8 +140,7 @@ CLAIMS = (
         "aggregation, 2022, abstract",
         claim="The gain of exploiting the correlation between workers is significant for SignSGD.",
         setting="The joint entropy of the signs of eight workers, by their noise σ² over the "
-        "common "
-        "signal σ_X².",
+        "common signal σ_X².",
         judge=_saved,
         criterion="over 10 % of the bits saved at each of the noises 0.1, 1 and 10",
         run=_signs,
@@ -170,18 +162,6 @@ CLAIMS = (
         command=CODECS_COMMAND,
         note="The theorem has uniform rotations; the library's are random signs and Hadamard "
         "transforms, after which a sparse input is not quite Gaussian.",
-    ),
-    Claim(
-        name="natural-variance",
-        methods=("natural", "natural compression"),
-        source="Horváth et al., Natural compression for distributed deep learning, 2019, abstract",
-        claim="Random rounding to powers of two is unbiased, with a relative variance of at most "
-        "1/8.",
-        setting=MILLION,
-        judge=_natural,
-        criterion="relative squared error at most 1/8 on all six laws",
-        results=CODECS,
-        command=CODECS_COMMAND,
     ),
     Claim(
         name="ecsq-quarter-bit",

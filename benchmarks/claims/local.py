@@ -218,8 +218,7 @@ CLAIMS = (
         setting="None: it needs a cluster of GPUs on both networks.",
         judge=untried,
         note="The published numbers follow from (1 + ρ)/(1 + ρ/p) with rounds of p = 8 steps, for "
-        "a "
-        "ratio ρ of communication to computation of 0.16 to 0.32 and of 0.56 to 1.26: the slow "
+        "a ratio ρ of communication to computation of 0.16 to 0.32 and of 0.56 to 1.26: the slow "
         "network cost 3.5 to 4 times as much, not ten. At 100 Mbit/s with four processes ADPSGD "
         "takes 40.3 s to the score that dense gradients reach in 224 s on a machine that is 1.4 "
         "times faster (network/local.json, network/train.json).",

@@ -143,9 +143,9 @@ CLAIMS = (
         "after 2,000 steps",
         results=FEEDBACK,
         command=FEEDBACK_COMMAND,
-        note="The paper has one worker. Workers that disagree keep error feedback in a "
-        "neighbourhood "
-        "of the solution, which shrinks with the step; `ef21` reaches the solution.",
+        note="Outside its assumptions: the paper has one worker, as the row "
+        "`error-feedback-one-worker`. Workers that disagree keep error feedback in a "
+        "neighbourhood of the solution, which shrinks with the step; `ef21` reaches the solution.",
     ),
     Claim(
         name="majority-vote-converges",
@@ -158,9 +158,9 @@ CLAIMS = (
         criterion="relative squared error below 1e-3 after 10,000 steps on every problem",
         results=METHODS,
         command=COMMAND,
-        note="The theorem assumes workers that draw from the same data, with symmetric noise, as "
-        "in the row `majority-vote-same-data`. Here workers disagree, and the majority points "
-        "elsewhere.",
+        note="Outside its assumptions. The theorem has workers that draw from the same data, with "
+        "symmetric noise, as in the row `majority-vote-same-data`. Here workers disagree, and the "
+        "majority points elsewhere.",
     ),
     Claim(
         name="majority-vote-same-data",

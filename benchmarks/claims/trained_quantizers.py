@@ -84,26 +84,27 @@ def _elias() -> dict[str, Any]:
     found = _train({name: everywhere(codec) for name, codec in ways.items()})
     for make, plan in PLANS.items():
         task = make()
-        vectors = _gradients(task, plan)
+        vectors = [workers[0] for workers in gradients(task, plan)]
         for name, codec in ways.items():
             spent = [_spent(codec, vector) for vector in vectors]
             found["numbers"][task.name]["methods"][name]["coded_bits"] = spent
     return found
 
 
-def _gradients(task: networks.Task, plan: Plan, moments: tuple[int, ...] = (0, 50, 150)) -> list:
-    """A worker's gradient at some steps of dense training, as one vector."""
+def gradients(task: networks.Task, plan: Plan, moments: tuple[int, ...] = (0, 50, 150)) -> list:
+    """The workers' gradients at some steps of dense training, `[workers, size]` each."""
     key, rate = jax.random.key(0), plan.rates[2]
     tx = optax.sgd(networks.cosine(plan.steps, plan.steps // 20), 0.9)
 
     def step(carry: Any, at: Any) -> tuple[Any, Any]:
         params, state = carry
         batch = task.batch(task.data[0], jax.random.fold_in(key, at), plan.workers * plan.size)
-        few = jax.tree.map(lambda x: x[: plan.size], batch)
-        sent = jax.grad(task.loss)(params, few)
+        own = jax.tree.map(lambda x: x.reshape(plan.workers, plan.size, *x.shape[1:]), batch)
+        sent = jax.vmap(jax.grad(task.loss), (None, 0))(params, own)
         updates, state = tx.update(jax.grad(task.loss)(params, batch), state)
         updates = jax.tree.map(lambda x: rate * x, updates)
-        return (optax.apply_updates(params, updates), state), jax.flatten_util.ravel_pytree(sent)[0]
+        flat = jax.vmap(lambda tree: jax.flatten_util.ravel_pytree(tree)[0])(sent)
+        return (optax.apply_updates(params, updates), state), flat
 
     def run() -> Any:
         params = task.init(key)
