@@ -48,6 +48,7 @@ def plan(args: argparse.Namespace) -> None:
         link_per=args.link_per,
         link_only=args.link_only,
         max_error=args.max_error,
+        rounds=args.rounds,
         clock=None if args.link_only else _clock(args),
     )
     if args.plot is not None:

@@ -13,13 +13,15 @@ from jaxcomp import checks
 from jaxcomp.base import Reducer
 from jaxcomp.exchange import dense as dense_
 from jaxcomp.exchange.plan import Plan
+from jaxcomp.feedback import Link, Residual
 from jaxcomp.graphs import mixing
 from jaxcomp.planning import models, timing
 from jaxcomp.planning.description import describe, short
 from jaxcomp.recipes.quantizers import qsgd_inf, sign
-from jaxcomp.recipes.sparsifiers import sidco, top_k
+from jaxcomp.recipes.sparsifiers import chunk_top_k, sidco, top_k
 from jaxcomp.reducers import choose
 from jaxcomp.reducers.dense import Dense
+from jaxcomp.reducers.gather import Gather
 from jaxcomp.reducers.gossip import Gossip
 from jaxcomp.reducers.hierarchical import Hierarchical
 from jaxcomp.reducers.power import PowerIteration
@@ -40,6 +42,8 @@ CODECS: Mapping[str, Any] = {
     "PowerSGD rank 4": PowerIteration(rank=4),
 }
 """The codecs that a plan compares by default."""
+LOCAL: Mapping[str, Any] = {"SparseLoCo": Gather(Link(chunk_top_k(), Residual(0.95)))}
+"""What methods of local steps send, beside those codecs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +106,7 @@ def plan(
     margin: float = 0.02,
     doubt: float = 0.25,
     max_error: float | None = None,
+    rounds: bool = False,
     clock: Clock | None = None,
 ) -> plan_.Plan:
     """Forecasts whether compression makes a step faster, for several ways to average gradients.
@@ -136,6 +141,7 @@ def plan(
             error over mean square of normally distributed elements, and recommend any other. None
             compares all, and recommends no error of 0.9 and more, nor of 0.2 and more with a
             residual, except that of low rank.
+        rounds: True compares what methods of local steps send too, for `jaxcomp.planning.rounds`.
         clock: a function that times a link or reducer; by default it measures on this device.
 
     Raises:
@@ -164,10 +170,12 @@ def plan(
     # The link of a host carries the bytes of all of its devices.
     sharing = levels[-1] if len(levels) > 1 and link_per == "host" else 1
     given = CODECS if codecs is None else codecs
-    named = ways(given, levels)
+    named = ways({**given, **LOCAL} if rounds else given, levels)
     found = [_way(name, reducer, params, levels, clock, sharing) for name, reducer in named.items()]
     if codecs is not None:  # Who names a codec knows what it needs.
         found = [dataclasses.replace(way, biased=False) for way in found]
+    if rounds:
+        found = [dataclasses.replace(way, local=way.name in LOCAL) for way in found]
     kept = [way for way in found if max_error is None or (way.error or 0.0) <= max_error]
     large = [way.name for way in found if way not in kept]
     planned = plan_.forecast(

@@ -24,6 +24,7 @@ class Way:
         fast: its cost on the fast links within a host, if there are any.
         spread: the relative spread of the timed work.
         biased: whether its codec needs a residual.
+        local: whether it is what a method of local steps sends, and no mean of gradients.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Way:
     fast: cost.Price = cost.Price()
     spread: float = 0.0
     biased: bool = False
+    local: bool = False
 
     @property
     def high(self) -> bool:
@@ -42,9 +44,9 @@ class Way:
 
     @property
     def risky(self) -> bool:
-        """Whether its error is high, and not for the reason that random matrices have full rank."""
+        """Whether its error is high, though neither low rank nor a method's own message."""
         limit = BIASED_ERROR if self.biased else HIGH_ERROR
-        return (self.error or 0.0) >= limit and not self.low_rank
+        return (self.error or 0.0) >= limit and not (self.low_rank or self.local)
 
     @property
     def mark(self) -> str:

@@ -47,6 +47,7 @@ class Round:
         delay: `τ`, the steps that run beside an exchange; 0 if even a round of one step needs none.
         step: seconds of a step, with its share of the exchange that is not hidden.
         stall: that share, as a fraction of the steps.
+        risky: whether its error is so large that `best` does not take it.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Round:
     delay: int
     step: float
     stall: float
+    risky: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,14 +80,23 @@ class Rounds:
 
     @property
     def best(self) -> Round:
-        """The way of smallest error that fits rounds of at most `longest` steps.
+        """The way of smallest error that fits rounds of at most `longest` steps, if not risky.
 
         Of several with the same error the one of the shortest round; so too where none fits.
         """
-        fits = [one for one in self.rounds if one.every <= self.longest]
+        safe = [one for one in self.rounds if not one.risky]
+        fits = [one for one in safe if one.every <= self.longest]
         if not fits:
-            return min(self.rounds, key=lambda one: one.every)
+            return min(safe, key=lambda one: one.every)
         return min(fits, key=lambda one: (one.error, one.every))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the table leaves unsaid."""
+        risky = [one.name for one in self.rounds if one.risky]
+        if not risky:
+            return ()
+        return (f"!: not taken unasked, since its codec's error is large: {', '.join(risky)}.",)
 
     @property
     def verdict(self) -> str:
@@ -108,7 +119,7 @@ class Rounds:
         heads = ("", "MB a round", "error", "exchange", "every, no delay", "every", "delay", "step")
         rows = [
             (
-                ("→ " if one is self.best else "  ") + one.name,
+                ("→ " if one is self.best else "! " if one.risky else "  ") + one.name,
                 f"{one.bytes / 1e6:.4g}",
                 f"{one.error:.2g}",
                 duration(one.exchange),
@@ -120,22 +131,31 @@ class Rounds:
             for one in self.rounds
         ]
         table = tables.text([heads, *rows], right=[False] + [True] * 7)
-        return "\n".join([*table, "", textwrap.fill(self.verdict, 100)])
+        said = [textwrap.fill(text, 100) for text in (self.verdict, *self.notes)]
+        return "\n".join([*table, "", *said])
 
 
-def rounds(plan: Plan, *, stall: float = 0.05, longest: int = 100) -> Rounds:
+LONGEST_DELAY = 2 / 3
+"""Of a round: 40 of 60 steps, the longest delay with which training was measured."""
+
+
+def rounds(
+    plan: Plan, *, stall: float = 0.05, longest: int = 100, delayed: float = LONGEST_DELAY
+) -> Rounds:
     """The steps of a round, the bits and the delay for a link: `H`, bits and `τ`.
 
     An exchange of `T` seconds stalls a round of `H` steps of `t` seconds by `max(0, T − τ t)`. For
     every way of the plan, this is the least `H` at which that is at most `stall · H t`: without a
-    delay `H = T / (stall · t)`; with one, `H = (T + t) / ((1 + stall) t)` and
-    `τ = min(T / t, H − 1)`.
+    delay `H = T / (stall · t)`; with one, about `H = T / ((delayed + stall) t)` and
+    `τ = min(T / t, delayed · H)`.
 
     Args:
         plan: from `jaxcomp.plan(..., compute=...)`, with a link as measured.
         stall: the share of the steps that exchanges may add to their time.
         longest: the longest round to prefer: of the ways that fit, the one of smallest error is
             `best`.
+        delayed: the longest delay, as a share of the round, from 0 to 1: two thirds is the most
+            that was measured; 0 for none.
 
     Raises:
         ValueError: for a plan without the time of a step, or numbers out of range.
@@ -146,27 +166,40 @@ def rounds(plan: Plan, *, stall: float = 0.05, longest: int = 100) -> Rounds:
         >>> planned = jaxcomp.plan(5_000_000, 4, link, compute=0.1, link_only=True)
         >>> found = rounds(planned)
         >>> found.best.name, found.best.every, found.best.delay
-        ('qsgd_inf 8-bit, TwoShot', 60, 59)
+        ('qsgd_inf 8-bit, TwoShot', 86, 57)
 
     Note:
-        This counts time alone. Published runs lose little up to a few hundred steps per round, more
+        `jaxcomp.plan(..., rounds=True)` compares SparseLoCo's messages too. This counts time
+        alone. Published runs lose little up to a few hundred steps per round, more
         with fewer bits, and with a delay that is a large part of the round; that is to be tried.
     """
     checks.made("plan", plan, Plan, "plan of jaxcomp.plan(..., compute=0.1)")
     checks.positive("compute", plan.compute)
     checks.positive("stall", stall)
     checks.integer("longest", longest, 1)
-    found = [_round(line, plan.compute, stall) for line in plan.forecasts]
+    checks.number("delayed", delayed, 0.0, 1.0)
+    found = [_round(line, plan.compute, stall, delayed) for line in plan.forecasts]
     found.sort(key=lambda one: -one.bytes)
     return Rounds(tuple(found), plan.compute, stall, longest)
 
 
-def _round(line: Forecast, step: float, stall: float) -> Round:
+def _round(line: Forecast, step: float, stall: float, delayed: float) -> Round:
     exchange = line.mean
+    delayed = 0.0 if line.way.local else delayed  # Such methods were measured without a delay.
     alone = max(1, math.ceil(exchange / (stall * step) - 1e-9))
-    every = min(alone, max(1, math.ceil((exchange + step) / ((1 + stall) * step) - 1e-9)))
-    delay = 0 if every == alone else min(math.ceil(exchange / step), every - 1)
-    whole = seconds(every, step, exchange, delay)
+
+    def delay(every: int) -> int:
+        most = min(every - 1, math.floor(delayed * every + 1e-9))
+        return min(most, math.ceil(exchange / step - 1e-9))
+
+    def hides(every: int) -> bool:
+        whole = seconds(every, step, exchange, delay(every))
+        return whole <= (1 + stall) * every * step * (1 + 1e-9)
+
+    every = max(1, math.ceil(exchange / ((delayed + stall) * step) - 1e-9))
+    every = next(h for h in range(every, alone + 1) if h == alone or hides(h))
+    hidden = 0 if every == alone else delay(every)
+    whole = seconds(every, step, exchange, hidden)
     return Round(
         name=line.way.name,
         bytes=line.way.price.bytes,
@@ -174,7 +207,8 @@ def _round(line: Forecast, step: float, stall: float) -> Round:
         exchange=exchange,
         alone=alone,
         every=every,
-        delay=delay,
+        delay=hidden,
         step=whole / every,
         stall=whole / (every * step) - 1,
+        risky=line.way.risky,
     )

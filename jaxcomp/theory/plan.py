@@ -101,7 +101,8 @@ class Plan:
     @property
     def best(self) -> Forecast:
         bold = self.conditions["bold"]
-        first = next(found for found in self.forecasts if bold or not found.way.risky)
+        means = [found for found in self.forecasts if not found.way.local]
+        first = next(found for found in means if bold or not found.way.risky)
         dense = min((f for f in self.forecasts if f.way.dense), key=lambda f: f.step)
         hardly = dense.step <= (1 + self.margin) * first.step
         return dense if hardly or first.mean > (1 - self.doubt) * dense.mean else first

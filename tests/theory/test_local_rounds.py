@@ -14,22 +14,26 @@ STEP, STALL = 0.1, 0.05
 @pytest.fixture(scope="module")
 def planned():
     link = Network(bandwidth=1.25e6, latency=1e-4)
-    return jaxcomp.plan(2_000_000, 4, link, compute=STEP, link_only=True)
+    return jaxcomp.plan(2_000_000, 4, link, compute=STEP, link_only=True, rounds=True)
 
 
 @pytest.mark.full
-def test_no_shorter_round_stalls_less(planned):
-    found = rounds(planned, stall=STALL)
+@pytest.mark.parametrize("delayed", [0, 0.5, 2 / 3, 1])
+def test_no_shorter_round_stalls_less(planned, delayed):
+    found = rounds(planned, stall=STALL, delayed=delayed)
     assert len(found.rounds) == len(planned.forecasts)
     for one in found.rounds:
+        most = delayed * (one.name != "SparseLoCo")
 
         def stalls(every, delay, exchange=one.exchange):
             return seconds(every, STEP, exchange, delay) > (1 + STALL) * every * STEP + 1e-9
 
         assert one.alone == next(h for h in range(1, 10_000) if not stalls(h, 0))
-        assert one.every == next(h for h in range(1, 10_000) if not stalls(h, h - 1))
+        longest = {h: min(h - 1, int(most * h + 1e-9)) for h in range(1, 10_000)}
+        assert one.every == next(h for h in range(1, 10_000) if not stalls(h, longest[h]))
         assert not stalls(one.every, one.delay)
-        assert one.delay == 0 or one.delay * STEP >= min(one.exchange, (one.every - 1) * STEP)
+        assert one.delay <= most * one.every + 1e-9
+        assert one.delay == 0 or one.delay * STEP >= min(one.exchange, longest[one.every] * STEP)
         assert one.step == pytest.approx((1 + one.stall) * STEP)
         assert one.stall <= STALL + 1e-9
 
@@ -37,15 +41,34 @@ def test_no_shorter_round_stalls_less(planned):
 def test_the_most_exact_way_that_fits_is_taken(planned):
     for longest in (1000, 30, 10, 1):
         found = rounds(planned, longest=longest)
-        fits = [one for one in found.rounds if one.every <= longest]
+        safe = [one for one in found.rounds if not one.risky]
+        fits = [one for one in safe if one.every <= longest]
         if fits:
             assert found.best.error == min(one.error for one in fits)
             assert found.best.every <= longest
         else:
-            assert found.best.every == min(one.every for one in found.rounds)
+            assert found.best.every == min(one.every for one in safe)
             assert "Nothing fits rounds of 1 steps" in str(found)
         assert f"every={found.best.every}" in str(found)
     assert rounds(planned, longest=1000).best.name.startswith("dense")
+
+
+def test_what_pages_advise_against_is_not_taken_unasked(planned):
+    found = rounds(planned, longest=12)
+    named = {one.name: one for one in found.rounds}
+    assert named["sign, TwoShot"].risky
+    assert named["top_k 1 %, Gather"].risky
+    assert not found.best.risky
+    assert "not taken unasked" in str(found)
+    assert "sign, TwoShot" in found.notes[0]
+    assert not named["SparseLoCo"].risky
+    assert named["SparseLoCo"].delay == 0
+    assert not planned.best.way.local
+    link = planned.network
+    asked = jaxcomp.plan(
+        2_000_000, 4, link, compute=STEP, link_only=True, codecs={"sign": jaxcomp.sign()}
+    )
+    assert not rounds(asked).notes
 
 
 def test_a_fast_link_needs_no_rounds():
@@ -62,7 +85,11 @@ def test_as_json(planned):
 
 @pytest.mark.parametrize(
     ("settings", "said"),
-    [({"stall": 0}, "`stall` must be"), ({"longest": 0}, "`longest` must be")],
+    [
+        ({"stall": 0}, "`stall` must be"),
+        ({"longest": 0}, "`longest` must be"),
+        ({"delayed": 1.1}, "`delayed` must be"),
+    ],
 )
 def test_wrong_use(planned, settings, said):
     with pytest.raises(ValueError, match=said):
