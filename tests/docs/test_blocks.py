@@ -19,6 +19,7 @@ PAGES = (
     "gossip.md",
     "messages.md",
     "multihost.md",
+    "multislice.md",
     "own_codec.md",
     "own_feedback.md",
     "own_method.md",
