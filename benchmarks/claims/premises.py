@@ -107,7 +107,9 @@ def _alike() -> dict[str, Any]:
     coded = everywhere(jaxcomp.ndsc(bits=3, dithered=False, bucket_size=size))
 
     def democratic(rate: Any, key: Any) -> Way:
-        return Way(algorithms.dgd_def(coded, AXIS, learning_rate=rate, key=key))
+        del rate  # It must be known before the program runs.
+        half = 0.5 / problem.smoothness
+        return Way(algorithms.dgd_def(coded, AXIS, learning_rate=half, key=key))
 
     ways = {
         "ef_sgd": (method(algorithms.ef_sgd, top), 0.2),
@@ -160,14 +162,14 @@ class Voters(NamedTuple):
         return self.shared.solution
 
     @property
-    def data(self) -> tuple[Any, Any, Any]:
+    def data(self) -> tuple[Any, Any]:
+        """The matrices; the targets, and what each worker multiplies its gradients with."""
         turned = jnp.where(jnp.arange(VOTERS) < self.hostile, -1.0, 1.0)
-        same = (jnp.repeat(part, VOTERS, axis=0) for part in self.shared.data)
-        return (*same, turned)
+        matrices, targets = (jnp.repeat(part, VOTERS, axis=0) for part in self.shared.data)
+        return matrices, (targets, turned)
 
-    def gradient(self, x: Any, matrix: Any, target: Any, turned: Any) -> Any:
-        del turned
-        return self.shared.gradient(x, matrix, target)
+    def gradient(self, x: Any, matrix: Any, given: Any) -> Any:
+        return self.shared.gradient(x, matrix, given[0])
 
     def error(self, x: Any) -> Any:
         return self.shared.error(x)
@@ -180,7 +182,7 @@ class Symmetric(NamedTuple):
 
     def gradient(self, problem: Voters, key: Any, x: Any, data: Any) -> Any:
         noise = self.deviation * jax.random.normal(key, x.shape)
-        return data[2] * (problem.gradient(x, *data) + noise)
+        return data[1][1] * (problem.gradient(x, *data) + noise)
 
 
 @descent.in_float64

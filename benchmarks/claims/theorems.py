@@ -1,5 +1,6 @@
 """Theorems about codecs and descent, measured: compositions, trade-offs, dimensions, regret."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Mapping
@@ -131,7 +132,9 @@ def _dimensions() -> dict[str, Any]:
         inputs = jnp.asarray(np.stack([*worst, *normal[2:]]), jnp.float32)
         for bits in RATES:
             codes = {
-                "democratic": jaxcomp.dsc(bits, bucket_size=None, dithered=False),
+                "democratic": dataclasses.replace(
+                    jaxcomp.dsc(bits, bucket_size=None, dithered=False), block=16_384
+                ),
                 "near-democratic": jaxcomp.ndsc(bits, bucket_size=size, dithered=False),
                 "scalar": codecs.Quantizer(
                     levels=codecs.MidRise(bits, cells=True),
@@ -330,7 +333,10 @@ CLAIMS = (
         fixed=INSIDE,
         run=_traded,
         minutes=0.5,
-        note="The bound counts a training's bits up to a constant, so this is its order only.",
+        note="The bound counts a training's bits up to a constant, so this is its order only. The "
+        "code here has a symbol for each element. The paper's code for few levels, of the gaps "
+        "between elements that are not zero, is not in the library: one and three levels cost "
+        "more.",
     ),
     Claim(
         name="democratic-dimensions",
@@ -347,7 +353,9 @@ CLAIMS = (
         fixed=INSIDE,
         run=_dimensions,
         minutes=0.5,
-        note="The worst of six inputs is not the worst of all.",
+        note="The worst of six inputs is not the worst of all. One frame for all elements: in a "
+        "first run by the same criterion frames had 2,730 elements at most, as by default, and "
+        "two of them with one scale had 1.44 times the error in 4,096 dimensions.",
     ),
     Claim(
         name="artemis-levels",

@@ -95,10 +95,11 @@ def gradients(task: networks.Task, plan: Plan, moments: tuple[int, ...] = (0, 50
     """The workers' gradients at some steps of dense training, `[workers, size]` each."""
     key, rate = jax.random.key(0), plan.rates[2]
     tx = optax.sgd(networks.cosine(plan.steps, plan.steps // 20), 0.9)
+    train = (task.split(task.data, 0) if task.split else task.data)[0]
 
     def step(carry: Any, at: Any) -> tuple[Any, Any]:
         params, state = carry
-        batch = task.batch(task.data[0], jax.random.fold_in(key, at), plan.workers * plan.size)
+        batch = task.batch(train, jax.random.fold_in(key, at), plan.workers * plan.size)
         own = jax.tree.map(lambda x: x.reshape(plan.workers, plan.size, *x.shape[1:]), batch)
         sent = jax.vmap(jax.grad(task.loss), (None, 0))(params, own)
         updates, state = tx.update(jax.grad(task.loss)(params, batch), state)
