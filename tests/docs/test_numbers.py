@@ -1,10 +1,13 @@
 """Numbers that stand on several pages are those of one committed result."""
 
 import re
+import shlex
 import statistics
 
 import pytest
 from paths import ROOT
+
+import jaxcomp_command
 
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -63,3 +66,12 @@ def test_pages_have_the_same_seconds(link):
         assert found, f"{page} has no {pattern}"
         digits = len(found.group(1).partition(".")[2])
         assert float(found.group(1)) == round(want, digits), page
+
+
+def test_a_printed_plan_is_what_its_command_prints(capsys):
+    text = (ROOT / "docs" / "network.md").read_text()
+    command, printed = re.search(
+        r"```bash\njaxcomp (.+?)\n```\n\n```text\n(.+?)```", text, re.DOTALL
+    ).groups()
+    jaxcomp_command.main(shlex.split(command))
+    assert capsys.readouterr().out.strip() == printed.strip()

@@ -112,6 +112,14 @@ def test_every_python_block_is_run():
         assert not re.search(r"^ +```", text, flags=re.MULTILINE), page
 
 
+def test_code_fits_beside_the_navigation():
+    """The site has room for a hundred columns at 1,366 pixels."""
+    for name, text in {"README.md": (ROOT / "README.md").read_text(), **pages()}.items():
+        blocks = re.findall(r"^```.*?^```$", text, flags=re.DOTALL | re.MULTILINE)
+        wide = [line for block in blocks for line in block.splitlines() if len(line) > 100]
+        assert not wide, name
+
+
 def test_contributing_names_files_that_exist():
     """From the root, or from a folder whose files it speaks of."""
     text = (ROOT / "CONTRIBUTING.md").read_text()
