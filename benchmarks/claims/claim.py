@@ -39,6 +39,9 @@ PAIRED = "2026-11-26T20:40:00"
 INSIDE = "2026-11-26T22:57:00"
 """When the criteria of claims inside their papers' assumptions were committed."""
 
+RATES_FIXED = "2026-11-26T23:33:00"
+"""When the criteria of federated rates were committed."""
+
 LONGEST = 120
 """Characters of a cell of the page's tables."""
 
