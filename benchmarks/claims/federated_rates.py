@@ -84,8 +84,9 @@ CLAIMS = (
         name="fedpaq-rate",
         methods=("fedpaq", "FedPAQ"),
         source="Reisizadeh et al., FedPAQ, 2020, Theorem 1, on strongly convex losses",
-        claim="With decreasing rates the squared distance to the solution falls as 1/K in K rounds, "
-        "with partial participation and quantised messages, and more participants are better.",
+        claim="With decreasing rates the squared distance to the solution falls as 1/K in K "
+        "rounds, with partial participation and quantised messages, and more participants are "
+        "better.",
         setting=f"Least squares of {SIZE} elements and condition {1 / LEAST:g}, {CLIENTS} clients "
         f"with the same data and noisy gradients, {', '.join(map(str, PARTICIPANTS))} of them in a "
         f"round, {STEPS} local steps, two bits, the theorem's rates, {ROUNDS:,} rounds, {SEEDS} "
