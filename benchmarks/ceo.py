@@ -4,13 +4,11 @@
 
 Elements are `X ~ N(0, 1)`, and worker `l` encodes `X + N_l` with `N_l ~ N(0, σ²)`. The server
 decodes all messages, takes their mean and the multiple of it that is nearest to `X`. Bits are those
-of all workers together, from the payloads; the distortion is `E (X̂ − X)²`. A picture shows every
-codec beside the bound, and the cost of a training of `T(D) = a + b D` rounds.
+of all workers together, from the payloads; the distortion is `E (X̂ − X)²`. A picture shows some
+codecs beside the bound, and the cost of a training of `T(D) = a + b D` rounds.
 """
 
 import dataclasses
-import functools
-import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -18,19 +16,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import reporting
+from ceo_plot import COLORS, GROWTH, MODEL, NOISES, OVERHEAD, ROUNDS, WORKERS, plot
 from rate_distortion import Entry, entries
-from rate_distortion_plot import CLOUD, FAINT, INK, name_points
 from rich.progress import track
 
 import jaxcomp
 from jaxcomp.numerics import noise
-from jaxcomp.planning import ceo_range, ceo_symmetric_rate, ceo_total_cost, ceo_unbinned_rate
+from jaxcomp.planning import ceo_range, ceo_symmetric_rate, ceo_total_cost
 
-WORKERS, SIZE = 8, 2**15
-NOISES = (0.1, 1.0, 10.0)
-"""`σ²`, where the signal has the variance 1."""
-ROUNDS, GROWTH, OVERHEAD = 100.0, 2000.0, 2.0
-"""`a`, `b`, and the bits an element that a round costs beside its gradients: an illustration."""
+SIZE = 2**15
 
 
 def mean_of(codec: Any) -> Callable[[Any], Any]:
@@ -92,7 +86,7 @@ COLUMNS = (
 
 
 def main() -> None:
-    every = sorted(entries(), key=lambda entry: entry.series not in NAMED)
+    every = sorted(entries(), key=lambda entry: entry.series not in COLORS)
     args = reporting.options(
         __doc__,
         "out/ceo",
@@ -121,100 +115,6 @@ def main() -> None:
         path,
     )
     plot(rows, args.out / "ceo.png")
-
-
-MODEL: Any = {"rounds": ROUNDS, "growth": GROWTH, "overhead": OVERHEAD}
-
-
-def plot(rows: dict[str, Any], path: pathlib.Path) -> None:
-    figure, grid = reporting.panels(2, 2, (12, 11.5), layout=None)
-    figure.subplots_adjust(0.085, 0.06, 0.985, 0.87, wspace=0.14, hspace=0.2)
-    for axes, variance in zip(grid.flat, NOISES, strict=False):
-        low, high = ceo_range(1.0, [variance] * WORKERS)
-        at = low + (high - low) * np.geomspace(1e-4, 0.999, 300)
-        least = ceo_symmetric_rate(at, 1.0, variance, WORKERS)
-        alone = ceo_unbinned_rate(at, 1.0, [variance] * WORKERS)
-        axes.fill_between(least, at, low / 2, color="#e9e9e9", linewidth=0, zorder=0)
-        axes.plot(least, at, color=INK, linewidth=1.6)
-        axes.plot(alone, at, color=INK, linewidth=1.2, linestyle=(0, (5, 2)))
-        axes.axhline(low, color=FAINT, linewidth=0.8)
-        axes.set(xscale="log", yscale="log", xlim=(0.05, 150), ylim=(low * 0.8, high * 1.25))
-        axes.set_title(f"noise of a worker: {variance:g} times the signal's variance", loc="left")
-        curves = [np.stack([least, at], 1), np.stack([alone, at], 1)]
-        points = {n: (r["bits"], r["distortion"][f"{variance:g}"]) for n, r in rows.items()}
-        named = dots(axes, points, rows)
-        figure.canvas.draw()
-        name_points(axes, named, curves, NAMED)
-        axes.set(xlabel="bits an element of all workers", ylabel="distortion of the signal, D")
-    total(figure, grid[1, 1], rows)
-    figure.text(0.085, 0.965, TITLE, size=16, weight="bold", color=INK)
-    figure.text(0.085, 0.9, CAPTION, size=9, color=INK)
-    reporting.draw(figure, path)
-
-
-TITLE = "The least bits for a gradient that eight workers see through noise"
-CAPTION = """\
-Solid: the CEO bound, no code is below. Dashed: the least if each message is decoded alone.
-Thin: the distortion that no rate reaches. The server takes the multiple of the mean nearest to \
-the signal.
-Where noise is small, messages are alike, and codecs that encode alone are far above the bound. \
-Grey: all other codecs."""
-
-
-NAMED = {
-    "ecsq, minimum error": "#0f9d9f",
-    "eden, minimum error": "#2a7f4f",
-    "drive": "#1f5c99",
-    "sign": "#7b4fa3",
-    "qsgd_inf": "#1b6ca8",
-    "nuqsgd": "#d1495b",
-    "top_k": "#8a6240",
-}
-"""Series that have a colour and a name; all others are grey."""
-
-
-def dots(
-    axes: Any, points: dict[str, tuple[float, float]], rows: dict[str, Any]
-) -> dict[str, list[tuple[float, float]]]:
-    """The points of all codecs; those of the named series, by its name."""
-    named: dict[str, list[tuple[float, float]]] = {}
-    for name, place in points.items():
-        series = rows[name]["series"]
-        if series in NAMED:
-            named.setdefault(series, []).append(place)
-        else:
-            axes.scatter(*place, s=12, color=CLOUD, linewidth=0, zorder=1.5)
-    for series, places in named.items():
-        axes.plot(*zip(*places, strict=True), "o-", color=NAMED[series], linewidth=1.2, ms=5)
-    return named
-
-
-def total(figure: Any, axes: Any, rows: dict[str, Any]) -> None:
-    """The cost of a training over the distortion of its gradients."""
-    low, high = ceo_range(1.0, [0.1] * WORKERS)
-    at = low + (high - low) * np.geomspace(1e-3, 0.999, 200)
-    cost = functools.partial(ceo_total_cost, 1.0, [0.1] * WORKERS, **MODEL)
-    bits = np.array([cost(distortion=float(d)).bits for d in at])
-    axes.plot(at, bits, color=INK, linewidth=1.6)
-    best = cost()
-    axes.plot(best.distortion, best.bits, "o", color="white", markeredgecolor=INK, zorder=4)
-    axes.annotate(
-        f"fewest bits in all: D = {best.distortion:.3f},\n{best.distortion / low:.1f} times the "
-        "least distortion",
-        (best.distortion, best.bits),
-        (0.03, best.bits * 0.55),
-        size=9,
-        color=INK,
-    )
-    points = {n: (r["distortion"]["0.1"], r["cost"]) for n, r in rows.items()}
-    named = dots(axes, points, rows)
-    axes.set(xscale="log", yscale="log", xlim=(low * 0.9, 1.3), ylim=(best.bits * 0.4, 2e4))
-    figure.canvas.draw()
-    seen = {n: [p for p in places if p[1] < 2e4] for n, places in named.items()}
-    name_points(axes, {n: p for n, p in seen.items() if p}, [np.stack([at, bits], 1)], NAMED)
-    axes.set(xlabel="distortion of the signal, D", ylabel="bits an element over the training")
-    text = f"a training of {ROUNDS:g} + {GROWTH:g} D rounds, noise 0.1"
-    axes.set_title(text, loc="left")
 
 
 if __name__ == "__main__":

@@ -1,16 +1,21 @@
 """The picture of docs/reproductions.md: a dot for each claim, by family."""
 
 import pathlib
+import re
 import textwrap
 from collections import Counter
+from typing import Any
 
 import numpy as np
-import reporting
+import reporting  # noqa: F401  It makes the examples importable.
 from claims import page
-from claims.claim import FAILS, HOLDS, PART
+from claims.claim import FAILS, HOLDS, PART, Judged
 from matplotlib.lines import Line2D
 
-COLORS = {HOLDS: "#1b7f5c", PART: "#d98e04", FAILS: "#b3261e"}
+# isort: split
+import pictures  # pyright: ignore[reportMissingImports]
+
+COLORS = {HOLDS: pictures.COLORS[2], PART: pictures.COLORS[4], FAILS: pictures.COLORS[1]}
 MARKS = {HOLDS: "o", PART: "s", FAILS: "X"}
 LEFT, RIGHT = 0.02, 50.0
 """Where smaller and larger margins are drawn."""
@@ -18,43 +23,43 @@ LEFT, RIGHT = 0.02, 50.0
 
 def plot(path: pathlib.Path) -> None:
     """The margin of each claim, and the colour and the mark of its verdict."""
-    families = page.measured()
-    figure, ((axes,),) = reporting.panels(1, 1, (9, 1.2 + 0.34 * len(families)))
-    for row, (_, claims) in enumerate(families):
-        found = [page.judged(claim) for claim in claims]
-        shown = [one for one in found if one.verdict in COLORS]
-        shifts = np.linspace(-0.25, 0.25, len(shown)) if len(shown) > 1 else [0.0]
-        for one, shift in zip(shown, shifts, strict=True):
-            where = LEFT / 2 if one.margin is None else float(np.clip(one.margin, LEFT, RIGHT))
-            axes.scatter(
-                where,
-                shift - row,
-                s=34,
-                color=COLORS[one.verdict],
-                marker=MARKS[one.verdict],
-                zorder=3,
-            )
-    axes.axvline(1, color="black", linewidth=1)
-    axes.set_xscale("log")
-    axes.set_xlim(LEFT / 2.6, RIGHT * 1.3)
-    axes.set_yticks(
-        [-row for row in range(len(families))],
-        [textwrap.shorten(heading, 58, placeholder=" …") for heading, _ in families],
-        fontsize=8,
+    families = [
+        (heading, [page.judged(claim) for claim in claims]) for heading, claims in page.measured()
+    ]
+    counts = Counter(one.verdict for _, found in families for one in found)
+    figure, ((axes,),) = pictures.page(
+        f"{counts[HOLDS]} of {counts.total()} published claims hold here, and {counts[PART]} hold "
+        "in part",
+        "A mark is a claim: the number measured here over the number that the criterion asks for. "
+        "At the left edge: criteria without a number.",
+        height=0.9 + 0.2 * len(families),
     )
-    axes.set_ylim(-len(families) + 0.4, 0.6)
-    axes.set_xlabel("measured number over criterion; left edge: criteria without a number")
-    axes.set_xticks([0.01, 0.1, 1, 10], ["0.01", "0.1", "1", "10"])
-    counts = Counter(page.judged(claim).verdict for _, claims in families for claim in claims)
-    marks = [
+    for row, (_, found) in enumerate(families):
+        marks(axes, -row, [one for one in found if one.verdict in COLORS])
+    axes.axvline(1, color=pictures.INK, linewidth=1, zorder=1)
+    axes.set(xscale="log", xlim=(LEFT / 2.6, RIGHT * 1.4), ylim=(0.5 - len(families), 0.5))
+    axes.set_xticks([LEFT, 0.1, 1, 10, RIGHT], ["≤ 0.02", "0.1", "1", "10", "≥ 50"])
+    axes.set_xticks([], minor=True)
+    axes.set_yticks([-row for row in range(len(families))], [short(name) for name, _ in families])
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel("measured number / criterion (line: met exactly)")
+    handles = [
         Line2D([], [], linestyle="", marker=MARKS[verdict], color=COLORS[verdict], label=verdict)
         for verdict in COLORS
     ]
-    axes.legend(handles=marks, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=3, frameon=False)
-    figure.suptitle(
-        f"{counts[HOLDS]} of {counts.total()} published claims hold here, {counts[PART]} in part",
-        x=0.02,
-        ha="left",
-        weight="bold",
-    )
-    reporting.draw(figure, path)
+    axes.legend(handles=handles, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=3)
+    pictures.save(figure, path)
+
+
+def marks(axes: Any, row: float, found: list[Judged]) -> None:
+    """The claims of a family, above one another so that none hides another."""
+    shifts = np.linspace(0.22, -0.22, len(found)) if len(found) > 1 else [0.0]
+    for one, shift in zip(found, shifts, strict=True):
+        where = LEFT / 2 if one.margin is None else float(np.clip(one.margin, LEFT, RIGHT))
+        mark: Any = {"color": COLORS[one.verdict], "marker": MARKS[one.verdict]}
+        axes.plot(where, row + shift, linestyle="", zorder=3, **mark)
+
+
+def short(heading: str) -> str:
+    """The heading of a family up to its first comma or colon."""
+    return textwrap.shorten(re.split("[,:]", heading)[0], 46, placeholder=" …")

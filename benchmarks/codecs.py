@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 import reporting
 import timing
-from codecs_plot import LAWS, plot
+from codecs_plot import plot
 from contenders import GROUPS, Contender, Prepared, contenders
 from rich.console import Console
 from rich.progress import track
@@ -30,6 +30,7 @@ from rich.progress import track
 MAIN = 25_000_000
 SIZES = [1_000_000, MAIN, 100_000_000]
 BLOCK, SECONDS = 4096, 5.0
+LAWS = {"gaussian": "Gaussian", "blocks": "in blocks"}
 Rows = dict[str, dict[str, Any]]
 
 

@@ -22,6 +22,9 @@ from gossip_links import CODECS
 from gossip_sums import GRAPHS
 from reporting import Table
 
+# isort: split
+import pictures  # pyright: ignore[reportMissingImports]
+
 CHOCO = "γ {mixing:.2f} | steps {steps} | variance {variance:.1e} | move of the mean {moved:.1e}"
 REDUCTION = (
     "problem, graph {name} | slope of DSPG {dspg_slope:.2f} | with long steps {settled:.2f} | "
@@ -51,48 +54,66 @@ def thinned(found: dict[str, Any]) -> dict[str, Any]:
     return short(found)
 
 
-INK = "#222222"
-COLOURS = dict(zip(("dense", *CODECS), ("#222222", "#1b6ca8", "#d1495b", "#3c8d5a"), strict=True))
-METHODS = ("CHOCO-SGD", "DeepSqueeze", "gradient tracking")
+METHODS = ("CHOCO-SGD", "gradient tracking")
+COLORS = dict(zip(("dense", *CODECS), (pictures.BASE, *pictures.COLORS), strict=False))
 
 
 def picture(book: dict[str, Any], path: Any) -> None:
-    """Variance reduction by graph, over gradients and over bytes; and links by method."""
-    figure, grid = reporting.panels(3, 3, (13.5, 11.5), layout=None)
-    figure.subplots_adjust(0.07, 0.05, 0.91, 0.93, wspace=0.42, hspace=0.4)
-    for row, cost, label in (
-        (grid[0], "gradients", "gradients of single rows, a worker"),
-        (grid[1], "bytes", "bytes sent by a worker"),
-    ):
-        for axes, graph in zip(row, GRAPHS, strict=True):
-            both = book["reduction"]["curves"][f"lasso, {graph}"]
-            lines = [
-                axes.loglog(both[name][cost], both[name]["gap"], color=colour, label=name.upper())[
-                    0
-                ]
-                for name, colour in (("dspg", "#d1495b"), ("dpsvrg", "#1b6ca8"))
-            ]
-            axes.set(xlabel=label, ylim=(1e-13, 30), title=f"Lasso, {graph}")
-            reporting.label_ends(axes, lines)
-        row[0].set_ylabel("loss above its least value")
-    for axes, method in zip(grid[2], METHODS, strict=True):
-        lines = []
-        for codec, colour in COLOURS.items():
-            one = book["links"][f"{method}, {codec}"]
-            sent = 50 / 8 * one["bits"] * (reporting.moments(book["link_steps"], 60) + 1)
-            lines += axes.loglog(sent, one["error"], color=colour, label=codec)
-        axes.set(xlabel="bytes sent by a worker", title=f"Least squares, {method}")
-        falls = min(line.get_ydata()[-1] for line in lines) < 1e-3
-        axes.set_ylim(1e-8 if falls else 0.1, 2)
-        if not falls:
-            axes.set_yticks([0.1, 0.2, 0.5, 1, 2], ["0.1", "0.2", "0.5", "1", "2"])
-            axes.set_yticks([], minor=True)
-        place = "lower left" if falls else "upper right"
-        axes.legend(loc=place, frameon=False, labelcolor="linecolor", fontsize=9)
-    grid[2, 0].set_ylabel("error of the mean model")
-    title = "Decentralised methods: variance reduction on three graphs, and three methods by link"
-    figure.text(0.07, 0.965, title, size=15, weight="bold", color=INK)
-    reporting.draw(figure, path)
+    """Two methods by link over bytes; and variance reduction by graph, over gradients and bytes."""
+    dense, sign = (book["links"][f"{METHODS[1]}, {name}"]["bits"] for name in ("dense", "sign"))
+    message = (
+        "In gossip the method decides which error is reached, and the link how many bytes it "
+        f"takes: signs need {dense / sign:.0f} times fewer than dense messages"
+    )
+    detail = (
+        "Above: least squares of 8 workers that differ, on a ring; dense messages are float64. "
+        "Below: lasso with dense messages; DPSVRG corrects its gradients at snapshots, DSPG does "
+        "not."
+    )
+    figure, grid = pictures.page(message, detail, 2, 2, 4.7, sharey="row")
+    for axes, method in zip(grid[0], METHODS, strict=True):
+        by_link(axes, book, method)
+    for axes, cost in zip(grid[1], ("gradients", "bytes"), strict=True):
+        by_graph(axes, book["reduction"]["curves"], cost)
+    grid[0, 0].set_ylabel("error of the mean model")
+    grid[1, 0].set_ylabel("loss above its least value")
+    for axes in grid.flat:
+        axes.minorticks_off()
+    pictures.save(figure, path)
+
+
+def by_link(axes: Any, book: dict[str, Any], method: str) -> None:
+    """The error of a method against the bytes of a worker, through every link."""
+    faint = {"transform": axes.transAxes, "fontsize": pictures.SMALL}
+    axes.text(0.04, 0.44, "bits an element and step:", color=pictures.FAINT, **faint)
+    order = sorted(COLORS, key=lambda codec: -book["links"][f"{method}, {codec}"]["bits"])
+    for rank, codec in enumerate(order):
+        one = book["links"][f"{method}, {codec}"]
+        sent = 50 / 8 * one["bits"] * (reporting.moments(book["link_steps"], 60) + 1)
+        axes.loglog(sent, one["error"], color=COLORS[codec])
+        text = f"{codec}, {one['bits']:.3g}"
+        axes.text(0.04, 0.34 - 0.09 * rank, text, color=COLORS[codec], **faint)
+    axes.set(xlabel="bytes sent by a worker", title=f"{method[0].upper()}{method[1:]}")
+
+
+def by_graph(axes: Any, curves: dict[str, Any], cost: str) -> None:
+    """The loss of DSPG on the first graph, and of DPSVRG on each, against what they cost."""
+    first, *_ = GRAPHS
+    shown = [("DSPG", first, pictures.BASE)]
+    shown += [("DPSVRG", *one) for one in zip(GRAPHS, pictures.COLORS, strict=False)]
+    for name, graph, color in shown:
+        one = curves[f"lasso, {graph}"][name.lower()]
+        axes.loglog(one[cost], one["gap"], color=color)
+        if cost == "gradients":
+            end = next(at for at, gap in enumerate(one["gap"]) if gap < 10 * one["gap"][-1])
+            up = one["gap"][-1] if name == "DPSVRG" else 60 * one["gap"][-1]
+            axes.annotate(
+                f"{name}, {graph}", (one[cost][end], up), (-5 if name == "DPSVRG" else 12, 0),
+                textcoords="offset points", color=color, fontsize=pictures.SMALL, va="center",
+                ha="right" if name == "DPSVRG" else "left",
+            )  # fmt: skip
+    what = "gradients of single rows" if cost == "gradients" else "bytes sent"
+    axes.set(xlabel=f"{what} by a worker", ylim=(1e-13, 30), title=f"Lasso, by {cost}")
 
 
 def write(folder: Any, book: dict[str, Any], *, quiet: bool = False) -> None:

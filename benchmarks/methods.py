@@ -10,9 +10,7 @@ compared by the objective. Bits are those that a worker has sent up and was sent
 from the payloads that were made and the messages that the states of the methods have counted.
 """
 
-import pathlib
 import warnings
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import composite
@@ -22,6 +20,7 @@ import numpy as np
 import optax
 import reporting
 from convergence import AXIS, Curve, Prices, Way, everywhere, price, solve, solve_all, stepped
+from methods_plot import COMPOSITE, draw
 from sklearn import datasets
 
 import jaxcomp
@@ -30,7 +29,6 @@ from jaxcomp.testing import problems
 
 WARM, STAGES = 200, 4
 """Steps before 1-bit and 0/1 Adam freeze their variance; stages of NEOLITHIC."""
-COMPOSITE = ("breast cancer with an l1 norm", "digits, hinge loss in a ball")
 
 
 def ef21_rate(problem: Any, delta: float) -> float:
@@ -135,91 +133,6 @@ def thinned(curve: Curve) -> dict[str, list[Any]]:
         "errors": [float(f"{curve.errors[t]:.4g}") for t in at],
         "bits": [round(float(curve.bits[t])) for t in at],
     }
-
-
-FAMILIES = {
-    "error feedback": ("ef_sgd", "ef_signsgd", "double_squeeze", "neolithic", "dgd_def"),
-    "biased codecs with shifts": ("ef21,", "ef21_sgdm", "ef21_bc", "cd_adam"),
-    "unbiased codecs": ("diana", "marina", "mcm", "rand_mcm"),
-    "both ways": ("artemis,", "artemis PP1", "dore"),
-    "signs, and few messages": ("signsgd", "one_bit", "zero_one", "lag", "censored", "clag"),
-}
-"""Rows of the picture, with the beginnings of their methods' names."""
-SQUARES = "least squares, 8 workers"
-LOGISTIC = ("breast cancer, 8 workers", "digits, odd or even, 8 workers")
-SHOWN = {
-    "": ((SQUARES, "steps"), (SQUARES, "bits")),
-    "_logistic": tuple((title, "bits") for title in LOGISTIC),
-}
-"""The columns of two pictures, by the ends of their names."""
-LOWEST = {SQUARES: 1e-32, **dict.fromkeys(LOGISTIC, 1e-8)}
-"""The lower ends of the axes: on logistic regression few methods come below 1e-8."""
-SHADES = ("#1b6ca8", "#d1495b", "#2e8b57", "#d17d00", "#7b4fa3", "#0f9d9f", "#8a6240")
-
-
-def panel(axes: Any, curves: Mapping[str, Any], starts: tuple[str, ...], by: str) -> list[Any]:
-    """Some methods by steps or by kilobytes, beside dense descent; colours are by their order."""
-    names = [name for name in curves if name.startswith(starts)]
-    lines = []
-    for name in names + ["dense descent"] * ("dense descent" in curves):
-        curve, dense = curves[name], name == "dense descent"
-        x = np.asarray(curve[by], float) / (8e3 if by == "bits" else 1)
-        y = np.maximum(curve["errors"], 1e-32)
-        colour = "black" if dense else SHADES[names.index(name) % len(SHADES)]
-        style, label = ":" if dense else "-", name.removesuffix(" of the workers")
-        lines += axes.loglog(x[x > 0], y[x > 0], style, color=colour, label=label)
-    axes.set_xlabel("kB sent and received" if by == "bits" else "steps")
-    return lines
-
-
-def draw(found: Mapping[str, Mapping[str, Any]], path: pathlib.Path) -> None:
-    """Three pictures of the curves as they are kept in `methods.json`.
-
-    Two have a row a family and a column a problem: least squares at `path`, and logistic
-    regression beside it. The third has composite problems.
-    """
-    for end, columns in SHOWN.items():
-        if all(title in found for title, _ in columns):
-            families(found, columns, path.with_stem(path.stem + end))
-    if all(title in found for title in COMPOSITE):
-        composed(found, path.with_stem(path.stem + "_composite"))
-
-
-def families(found: Mapping[str, Any], columns: Sequence[Any], path: pathlib.Path) -> None:
-    figure, grid = reporting.panels(len(FAMILIES), 2, (12.5, 2.7 * len(FAMILIES)))
-    for row, (family, starts) in zip(grid, FAMILIES.items(), strict=True):
-        for axes, (title, by) in zip(row, columns, strict=True):
-            axes.set_ylim(LOWEST[title], 20)
-            lines = panel(axes, found[title], starts, by)
-            reporting.label_ends(axes, lines, gap=0.08)
-        row[0].set_ylabel(f"{family}\n‖x − x*‖² / ‖x*‖²")
-    for axes in grid[:-1].flat:
-        axes.set_xlabel("")
-    for axes, (title, by) in zip(grid[0], columns, strict=True):
-        axes.set_title(f"{title}, by {'messages' if by == 'bits' else by}", fontsize=11)
-    reporting.draw(figure, path, dpi=100)
-
-
-def composed(found: Mapping[str, Mapping[str, Any]], path: pathlib.Path) -> None:
-    """The l1 norm by both methods, and the ball by steps and by bits."""
-    figure, grid = reporting.panels(2, 2, (12.5, 6))
-    l1, ball = (found[title] for title in COMPOSITE)
-    cases = (
-        (l1, "qcmd_adagrad", "bits", "l1 norm: qcmd_adagrad"),
-        (l1, "qrda_adagrad", "bits", "l1 norm: qrda_adagrad"),
-        (ball, "dq_psgd", "steps", "hinge loss in a ball: dq_psgd, by steps"),
-        (ball, "dq_psgd", "bits", "hinge loss in a ball: dq_psgd, by messages"),
-    )
-    for axes, (curves, name, by, title) in zip(grid.flat, cases, strict=True):
-        lines = panel(axes, curves, (name,), by)
-        for line in lines:
-            line.set_label(str(line.get_label()).removeprefix(f"{name}, "))
-        axes.set_ylim(axes.get_ylim())
-        reporting.label_ends(axes, lines, gap=0.07)
-        axes.set_title(title, fontsize=11)
-    for row in grid:
-        row[0].set_ylabel("(F(x) − F*) / (F(0) − F*)")
-    reporting.draw(figure, path, dpi=100)
 
 
 SPARSE = (

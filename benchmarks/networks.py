@@ -24,6 +24,7 @@ from jaxcomp import algorithms
 
 # isort: split
 import byte_lm_model  # pyright: ignore[reportMissingImports]
+import pictures  # pyright: ignore[reportMissingImports]
 import train_digits  # pyright: ignore[reportMissingImports]
 
 AXIS = train_digits.training.AXIS
@@ -99,22 +100,60 @@ class Case(NamedTuple):
 CASES = (Case(digits, 1e-3, 0.05, 140), Case(bytes_, 3e-3, 0.1, 300))
 
 
+SHORT = {
+    "dense, Adam": "dense Adam",
+    "one_bit_adam": "one_bit_adam",
+    "dense, momentum": "dense momentum",
+    "ef21_sgdm, top 5 %": "ef21_sgdm",
+    "cd_adam, sign": "cd_adam",
+    "ef21_sgdm's mean, top 5 %, Adam": "ef21_sgdm, Adam",
+}
+COLORS = (pictures.BASE, *pictures.COLORS[:5])
+"""Labels of the picture, and their colours."""
+
+
 def draw(curves: dict[str, Any], path: pathlib.Path) -> None:
     """A panel a task, from the curves as they are kept in `networks.json`."""
     metrics = list(dict.fromkeys(name.partition(": ")[0] for name in curves))
-    figure, (panels,) = reporting.panels(1, len(metrics), (7 * len(metrics), 4.6))
+    figure, (panels,) = pictures.page(
+        message(curves, metrics),
+        f"Equal steps and equal batches over {convergence.DEVICES} workers, learning rates of the "
+        "dense runs. Signs, or the largest 5 % of the elements; 1-bit Adam sends the first fifth "
+        "of its steps dense.",
+        columns=len(metrics),
+        height=2.9,
+    )
     for axes, metric in zip(panels, metrics, strict=True):
         lines = []
-        for name, curve in curves.items():
-            task, _, method = name.partition(": ")
-            if task == metric:
-                lines += axes.plot(*zip(*curve, strict=True), label=method)
+        for (method, label), color in zip(SHORT.items(), COLORS, strict=True):
+            curve = curves.get(f"{metric}: {method}")
+            if curve:
+                style = "--" if color == pictures.BASE else "-"
+                lines += axes.plot(*zip(*curve, strict=True), style, color=color, label=label)
         axes.set(xlabel="steps", ylabel=metric)
         if metric.endswith("%"):
-            axes.set_ylim(80, 100)
-        axes.set_ylim(axes.get_ylim())
-        reporting.label_ends(axes, lines, gap=0.05)
-    reporting.draw(figure, path)
+            axes.set(ylim=(80, 100), yticks=range(80, 101, 5))
+        axes.set(ylim=axes.get_ylim())
+        pictures.name_ends(axes, lines, gap=0.075)
+    pictures.save(figure, path)
+
+
+def message(curves: dict[str, Any], metrics: list[str]) -> str:
+    """Which compressed method ends closest to dense Adam, and how far from it."""
+    closest: dict[str, list[str]] = {}
+    for metric in metrics:
+        ends = {n.partition(": ")[2]: c[-1][1] for n, c in curves.items() if metric in n}
+        dense = ends.get("dense, Adam", np.nan)
+        far = {name: abs(end - dense) for name, end in ends.items() if "dense" not in name}
+        name = min(far, key=lambda name: far[name], default="")
+        unit = "points" if metric.endswith("%") else metric.partition(",")[0]
+        closest.setdefault(name, []).append(f"{far.get(name, np.nan):.1f} {unit}")
+    if len(closest) != 1:
+        return "Scores of compressed and dense methods on networks, at equal steps"
+    ((name, said),) = closest.items()
+    return (
+        f"Of the compressed methods {name} ends closest to dense Adam: {' and '.join(said)} from it"
+    )
 
 
 COLUMNS = (

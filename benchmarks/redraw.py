@@ -21,9 +21,9 @@ DOCS = HERE.parent / "docs"
 
 
 def algorithms(path: pathlib.Path) -> None:
-    import methods
+    import methods_plot
 
-    methods.draw(_read("convergence/methods.json")["curves"], path)
+    methods_plot.draw(_read("convergence/methods.json")["curves"], path)
 
 
 def algorithms_networks(path: pathlib.Path) -> None:
@@ -46,13 +46,14 @@ def gossip(path: pathlib.Path) -> None:
 
 def federated(path: pathlib.Path) -> None:
     import federated_digits as example
+    import pictures
 
     found = _read("federated/digits.json")
     runs = [
         example.Run(**{**run, "curve": [example.Point(**point) for point in run["curve"]]})
         for run in found["runs"]
     ]
-    reporting.draw(example.picture(runs, found["settings"]["rounds"]), path, dpi=130)
+    pictures.save(example.picture(runs, found["settings"]["rounds"]), path)
 
 
 def federated_methods(path: pathlib.Path) -> None:
@@ -62,9 +63,9 @@ def federated_methods(path: pathlib.Path) -> None:
 
 
 def ceo(path: pathlib.Path) -> None:
-    import ceo as found
+    import ceo_plot
 
-    found.plot(_read("rate_distortion/ceo.json")["codecs"], path)
+    ceo_plot.plot(_read("rate_distortion/ceo.json")["codecs"], path)
 
 
 def rate_distortion(path: pathlib.Path) -> None:
@@ -99,9 +100,10 @@ def gpu(path: pathlib.Path) -> None:
 
 def break_even(path: pathlib.Path) -> None:
     import beyond  # pyright: ignore[reportMissingImports]
+    import pictures
 
-    rows = beyond.read(_read("network/beyond.json")["rows"])
-    reporting.draw(beyond.picture(rows), path)
+    found = _read("network/beyond.json")
+    pictures.save(beyond.picture(beyond.read(found["rows"]), found["elements"]), path)
 
 
 def lower_bounds(path: pathlib.Path) -> None:
@@ -116,11 +118,26 @@ def sharded_training(path: pathlib.Path) -> None:
     who_sends.draw(path)
 
 
+def sites(path: pathlib.Path) -> None:
+    import sites as example
+
+    example.draw(_read("sites/example.json"), path)
+
+
 def _network(job: str) -> Callable[[pathlib.Path], None]:
     def make(path: pathlib.Path) -> None:
-        import tables  # pyright: ignore[reportMissingImports]
+        import plots  # pyright: ignore[reportMissingImports]
 
-        tables.picture(job, _read(f"network/{job}.json"), path)
+        plots.JOBS[job](_read(f"network/{job}.json"), path)
+
+    return make
+
+
+def _diagram(name: str) -> Callable[[pathlib.Path], None]:
+    def make(path: pathlib.Path) -> None:
+        import diagrams
+
+        getattr(diagrams, name)(path)
 
     return make
 
@@ -135,11 +152,12 @@ def _example(kind: str, result: str) -> Callable[[pathlib.Path], None]:
     """The picture of the results of an example."""
 
     def make(path: pathlib.Path) -> None:
+        import pictures
         import report
 
         drawn = importlib.import_module(f"{kind}_report")
         figure = drawn.picture(*report.read(RESULTS / "convergence" / result, drawn.METRIC))
-        reporting.draw(figure, path, dpi=160)
+        pictures.save(figure, path)
 
     return make
 
@@ -156,6 +174,9 @@ PICTURES: dict[str, Callable[[pathlib.Path], None]] = {
     "byte_lm_sparse": _example("byte_lm", "byte_lm.json"),
     "ceo": ceo,
     "codecs": codecs,
+    "diagram_error_feedback": _diagram("error_feedback"),
+    "diagram_fsdp_dcn": _diagram("fsdp_dcn"),
+    "diagram_two_shot": _diagram("two_shot"),
     "digits": _example("digits", "digits_demo.json"),
     "digits_sparse": _example("digits", "digits.json"),
     "federated": federated,
@@ -172,6 +193,7 @@ PICTURES: dict[str, Callable[[pathlib.Path], None]] = {
     "rate_distortion_gradients": rate_distortion_gradients,
     "reproductions": reproductions,
     "sharded_training": sharded_training,
+    "sites": sites,
 }
 
 

@@ -1,4 +1,4 @@
-"""Options, the environment, tables, JSON files and pictures of all benchmarks."""
+"""Options, the environment, tables and JSON files of all benchmarks."""
 
 import argparse
 import json
@@ -10,16 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import matplotlib as mpl
 import numpy as np
-from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table as Printed
 
 import jaxcomp
-
-mpl.use("Agg")
-import matplotlib.pyplot as plt
 
 HERE = pathlib.Path(__file__).parent
 RESULTS = HERE / "results"
@@ -153,51 +148,6 @@ def keep(path: pathlib.Path, results: Mapping[str, Any]) -> None:
 
 def read(path: pathlib.Path) -> Any:
     return json.loads(path.read_text())
-
-
-def panels(rows: int, columns: int, size: tuple[float, float], **settings: Any) -> tuple[Any, Any]:
-    """A figure, and its axes as an array of rows and columns."""
-    settings = {"squeeze": False, "layout": "constrained"} | settings
-    figure, axes = plt.subplots(rows, columns, figsize=size, **settings)
-    for each in axes.flat:
-        each.grid(color="#dddddd", linewidth=0.6)
-        each.set_axisbelow(True)
-        each.spines[["top", "right"]].set_visible(False)
-    return figure, axes
-
-
-def label_ends(axes: Any, lines: Sequence[Any], gap: float = 0.062) -> None:
-    """Names each line beside the panel, at the height of its end, in its colour, without overlap.
-
-    Args:
-        axes: the panel; its limits are fixed before.
-        lines: lines with a label and at least a point.
-        gap: the least distance of two names, as a share of the panel's height.
-    """
-    lines = [line for line in lines if len(line.get_ydata())]
-    low, high = axes.get_ylim()
-    ends = [min(max(line.get_ydata()[-1], low), high) for line in lines]
-    places = [axes.transLimits.transform(axes.transScale.transform((1, y)))[1] for y in ends]
-    order = sorted(range(len(lines)), key=lambda at: places[at])
-    taken: list[float] = []
-    for at in order:  # Upwards, then as far down as the panel's top demands.
-        taken.append(max(places[at], taken[-1] + gap if taken else 0.0))
-    for rank in reversed(range(len(taken))):
-        above = taken[rank + 1] if rank + 1 < len(taken) else 1.0 + gap
-        taken[rank] = min(taken[rank], above - gap)
-    for at, y in zip(order, taken, strict=True):
-        line = lines[at]
-        axes.text(
-            1.015, y, line.get_label(), color=line.get_color(), fontsize=8, va="center",
-            transform=axes.transAxes,
-        )  # fmt: skip
-
-
-def draw(figure: Figure, path: pathlib.Path, dpi: int = 130) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=dpi)
-    plt.close(figure)
-    print(f"drawn to {path}")
 
 
 def moments(steps: int, number: int) -> np.ndarray:

@@ -6,18 +6,15 @@ python benchmarks/redraw.py --picture sharded_training
 import pathlib
 from typing import Any, NamedTuple
 
-import reporting
+import reporting  # noqa: F401  # It finds `pictures`.
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-INK, FAINT, RULE = "#22262e", "#6b7280", "#c9ced6"
-COLORS = {
-    "weights": "#2274b5",
-    "gradients": "#d17d00",
-    "activations": "#21936a",
-    "tokens": "#7a5bb5",
-}
+# isort: split
+import pictures  # pyright: ignore[reportMissingImports]
+
+FAINT, INK, RULE, SMALL = pictures.FAINT, pictures.INK, "#c9ced6", pictures.SMALL
+KINDS = ("weights", "gradients", "activations", "tokens")
+COLORS: dict[str, str] = dict(zip(KINDS, pictures.COLORS, strict=False))
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
 
 
@@ -111,53 +108,64 @@ PANELS = (
         ),
     ),
 )
-COLUMNS = 3
+COLUMNS = 2
+MESSAGE = (
+    "Each way to shard sends something else between devices, and each message has its own codec"
+)
+DETAIL = (
+    "Time runs down. Blue are weights, orange gradients, green activations, pink tokens; a dashed "
+    "line crosses a slow link."
+)
 
 
 def draw(path: pathlib.Path) -> None:
-    rows = [PANELS[:COLUMNS], PANELS[COLUMNS:]]
+    rows = [PANELS[at : at + COLUMNS] for at in range(0, len(PANELS), COLUMNS)]
     tallest = [max(len(panel.messages) for panel in row) for row in rows]
-    figure = Figure(figsize=(11, 6), layout=ConstrainedLayoutEngine(h_pad=0.15))
-    axes: Any = figure.subplots(2, COLUMNS, height_ratios=[most + 1.6 for most in tallest])
+    heights = [most + 1.6 for most in tallest]
+    ratios = {"height_ratios": heights}
+    figure, axes = pictures.page(
+        MESSAGE, DETAIL, len(rows), COLUMNS, 0.36 * sum(heights), gridspec_kw=ratios
+    )
     for row, own, most in zip(axes, rows, tallest, strict=True):
         for one, panel in zip(row, own, strict=True):
             _panel(one, panel, most)
-    reporting.draw(figure, path, dpi=130)
+    pictures.save(figure, path)
 
 
 def _panel(axes: Axes, panel: Panel, longest: int) -> None:
     """Columns are devices, and time runs down, for as many messages as the longest panel has."""
     last = len(panel.columns) - 1
-    places = [0.22 + 0.76 * number / last for number in range(last + 1)]
-    axes.set(xlim=(0, 1.1), ylim=(-longest - 0.3, 1.2))
+    places = [0.25 + 0.75 * number / last for number in range(last + 1)]
+    axes.set(xlim=(0, 1.12), ylim=(-longest - 0.3, 1.3))
     axes.axis("off")
-    axes.text(0, 1.15, panel.title, fontsize=11, weight="bold", color=INK, va="top")
-    axes.text(0, 0.75, panel.holds, fontsize=9, color=FAINT, va="top")
-    middle: Any = {"ha": "center", "va": "center"}
+    axes.text(0, 1.3, panel.title, fontsize=9, weight="bold", color=INK, va="top")
+    axes.text(0, 0.82, panel.holds, fontsize=SMALL, color=FAINT, va="top")
+    middle: Any = {"ha": "center", "va": "center", "fontsize": SMALL}
     for name, x in zip(panel.columns, places, strict=True):
         axes.plot([x, x], [-0.12, -longest - 0.2], color=RULE, linewidth=1.2, zorder=0)
         box = {"boxstyle": "round,pad=0.3", "facecolor": "white", "edgecolor": FAINT}
-        axes.text(x, 0, name, fontsize=9, color=INK, bbox=box, **middle)
-    if last > 1:
-        for number, word in enumerate(("slow link", "fast link")):
-            x = (places[number] + places[number + 1]) / 2
-            axes.text(x, 0, word, fontsize=8, color=FAINT, **middle)
+        axes.text(x, 0, name, color=INK, bbox=box, **middle)
     before = ""
     for number, message in enumerate(panel.messages):
         y = -0.85 - number
         if message.when != before:
-            axes.text(0, y, message.when, fontsize=8.5, color=FAINT, va="center", style="italic")
+            axes.text(0, y, message.when, fontsize=SMALL, color=FAINT, va="center")
         before = message.when
-        start, end = (places[at] for at in message.between)
-        color = COLORS[message.kind]
-        arrow = {
-            "arrowstyle": {"<->": "<|-|>", "->": "-|>", "<-": "<|-"}[message.arrow],
-            "color": color,
-            "linewidth": 1.6,
-            "linestyle": (0, (4, 2)) if message.slow else "solid",
-            "shrinkA": 2,
-            "shrinkB": 2,
-        }
-        axes.annotate("", xy=(end, y), xytext=(start, y), arrowprops=arrow)
-        text = f"{message.kind}, {message.text}" if last > 1 else message.text
-        axes.text((start + end) / 2, y + 0.12, text, fontsize=8.5, ha="center", color=color)
+        _message(axes, message, [places[at] for at in message.between], y, last > 1)
+
+
+def _message(axes: Axes, message: Message, ends: list[float], y: float, named: bool) -> None:
+    """An arrow between two columns, and its text above, with the kind of message if `named`."""
+    start, end = ends
+    color = COLORS[message.kind]
+    arrow = {
+        "arrowstyle": {"<->": "<|-|>", "->": "-|>", "<-": "<|-"}[message.arrow],
+        "color": color,
+        "linewidth": 1.6,
+        "linestyle": (0, (4, 2)) if message.slow else "solid",
+        "shrinkA": 2,
+        "shrinkB": 2,
+    }
+    axes.annotate("", xy=(end, y), xytext=(start, y), arrowprops=arrow)
+    text = f"{message.kind}, {message.text}" if named else message.text
+    axes.text((start + end) / 2, y + 0.14, text, fontsize=SMALL, ha="center", color=color)

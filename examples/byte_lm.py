@@ -1,7 +1,7 @@
 """Trains a byte-level language model, dense and compressed, and compares what it cost.
 
 The text is the source of Python's own standard library: real data on every machine, and nothing to
-download. The score is the loss on held-out files, in bits a byte. Every run has the same initial
+download. The score is the loss on held-out files, in bits per byte. Every run has the same initial
 parameters, the same batches in the same order and the same optimizer; only what crosses the wire
 differs. The workers are the accelerators of this machine, or eight simulated devices of its CPU:
 
@@ -40,6 +40,7 @@ import jax
 import numpy as np
 import optax
 import options
+import pictures
 import report
 import training
 from jax.sharding import Mesh
@@ -263,8 +264,8 @@ def main(argv: list[str] | None = None) -> None:
         settings["gradients"] = {"codec": args.codec[0], **moments(args.steps)}
     report.save(args.out, runs, devices, metric, settings)
     picture = byte_lm_report.picture(runs, len(devices), settings)
-    picture.savefig(args.out / "byte_lm.png", dpi=160)
-    console.print(f"Saved {args.out / 'byte_lm.png'} and {args.out / 'results.json'}")
+    pictures.save(picture, args.out / "byte_lm.png")
+    console.print(f"Saved {args.out / 'results.json'}")
 
 
 if __name__ == "__main__":

@@ -76,18 +76,18 @@ class Method(NamedTuple):
 
 METHODS = {
     "dense": Method(
-        "every gradient, dense",
+        "dense gradients",
         jaxcomp.Dense(),
         lambda inner, mean, _: optax.chain(jaxcomp.compressed_mean(mean, AXIS), inner),
         local=False,
     ),
     "diloco": Method(
-        "DiLoCo, 4-bit",
+        "4-bit DiLoCo",
         jaxcomp.TwoShot(FOUR_BITS, FOUR_BITS),
         lambda inner, mean, every: algorithms.diloco(mean, AXIS, every=every, inner=inner),
     ),
     "streaming": Method(
-        "streaming DiLoCo, beside the steps",
+        "4-bit streaming DiLoCo",
         jaxcomp.TwoShot(FOUR_BITS, FOUR_BITS),
         lambda inner, mean, every: algorithms.streaming_diloco(
             mean, AXIS, every=every, inner=inner, fragments=2, delay=4
@@ -95,7 +95,7 @@ METHODS = {
         delay=4,
     ),
     "sparseloco": Method(
-        "SparseLoCo, 0.16 bits",
+        "0.16-bit SparseLoCo",
         jaxcomp.Gather(jaxcomp.Link(SPARSE, jaxcomp.Residual(0.95))),
         lambda inner, _, every: algorithms.sparseloco(
             SPARSE, AXIS, every=every, inner=inner, learning_rate=2.0
@@ -229,7 +229,7 @@ def train(
             scores.append(float(byte_lm_model.bits_per_byte(trainer.model, params, held_out)))
             console.print(
                 f"{method.label:<36} round {number // args.every:>3} of {args.rounds}: "
-                f"{scores[-1]:.3f} bits a byte"
+                f"{scores[-1]:.3f} bits per byte"
             )
         if args.checkpoint_every and number % args.checkpoint_every == 0:
             record = {"settings": settings_of(args), "times": times, "scores": scores}
@@ -276,7 +276,7 @@ def work(args: argparse.Namespace) -> None:
     told = {"settings": settings_of(args), "link": args.link, "runs": [r._asdict() for r in runs]}
     (args.out / "results.json").write_text(json.dumps(told, indent=1) + "\n")
     diloco_report.draw(runs, args.link, settings_of(args), args.out / "diloco.png")
-    console.print(f"Saved {args.out / 'results.json'} and {args.out / 'diloco.png'}")
+    console.print(f"Saved {args.out / 'results.json'}")
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -23,6 +23,7 @@ import jax
 import numpy as np
 import optax
 import options
+import pictures
 import report
 from matplotlib.figure import Figure
 from rich import box
@@ -36,6 +37,8 @@ from jaxcomp.federated import Method
 CLIENTS, DIGITS_EACH, PARTICIPANTS = 100, 2, 20
 IMAGES, EPOCHS, BATCH = 12, 5, 6
 RATE = 0.1
+MARGIN, WINDOW = 0.5, 5
+"""Points within which an accuracy is as good; rounds of its mean."""
 EVERYWHERE = {"min_size": 256, "min_ndim": 2}
 
 
@@ -55,26 +58,22 @@ def remembered(codec: jaxcomp.Codec, down: jaxcomp.Codec) -> Callable[[], Method
 
 COMMON: dict[str, Any] = {"learning_rate": RATE, "participants": PARTICIPANTS}
 LOSS = federated_model.loss_of
-METHODS: dict[str, tuple[str, str, Callable[[], Method]]] = {
-    "fedavg": ("FedAvg, dense", "#4b5261", lambda: federated.fedavg(LOSS, **COMMON)),
+METHODS: dict[str, tuple[str, Callable[[], Method]]] = {
+    "fedavg": ("dense FedAvg", lambda: federated.fedavg(LOSS, **COMMON)),
     "fedpaq": (
         "FedPAQ, 4 bits up",
-        "#2274b5",
         lambda: federated.fedpaq(jaxcomp.qsgd_inf(bits=4), LOSS, **COMMON),
     ),
     "sign": (
         "signs with residuals",
-        "#d17d00",
         remembered(jaxcomp.sign(), jaxcomp.sign()),
     ),
     "top_k": (
         "top 1 % up, 4 bits down",
-        "#c2304c",
         remembered(jaxcomp.top_k(fraction=0.01), jaxcomp.blockwise(bits=4)),
     ),
     "stc": (
-        "sparse ternary, 2 %",
-        "#21936a",
+        "2 % sparse ternary",
         lambda: federated.stc(LOSS, fraction=0.02, **COMMON),
     ),
 }
@@ -125,7 +124,7 @@ def shards(data: federated_model.Data, seed: int) -> tuple[np.ndarray, np.ndarra
 def train(name: str, args: argparse.Namespace, data: federated_model.Data, bars: Any) -> Run:
     """Trains by one method; its bar shows the rounds."""
     images, digits = shards(data, args.seed)
-    label, _, make = METHODS[name]
+    label, make = METHODS[name]
 
     def batches(numbers: np.ndarray, round: int) -> tuple[np.ndarray, np.ndarray]:
         """Every image of a client once an epoch, in an order of its own."""
@@ -218,44 +217,66 @@ def print_table(console: Console, runs: Sequence[Run]) -> None:
     )
 
 
+def smooth(run: Run) -> list[float]:
+    """Means over the last rounds: with clients of two digits each, a round's model swings."""
+    scores = np.array([point.accuracy for point in run.curve])
+    padded = np.pad(scores, (WINDOW - 1, 0), "edge")
+    return np.convolve(padded, np.ones(WINDOW) / WINDOW, "valid").tolist()
+
+
+def headline(runs: Sequence[Run]) -> str:
+    """The method with the fewest bytes among those as good as dense, or as the best one."""
+    scores = {run.name: smooth(run)[-1] for run in runs}
+    dense = next((run for run in runs if run.name == "fedavg"), None)
+    base = dense or max(runs, key=lambda run: scores[run.name])
+    sizes = {run.name: run.up + run.down for run in runs}
+    fewer = [run for run in runs if sizes[run.name] < sizes[base.name]]
+    good = [run for run in fewer if scores[run.name] >= scores[base.name] - MARGIN]
+    label, score = METHODS[base.name][0], f"{scores[base.name]:.1f} %"
+    if not good:
+        moved = f"a client sends and receives {report.short(base.curve[-1].megabytes)} MB"
+        also = f"; no smaller one is within {MARGIN:g} points" if fewer else ""
+        return f"{label} ends at {score} of test digits correct; {moved}{also}"
+    found = min(good, key=lambda run: sizes[run.name])
+    ratio = f"{report.short(sizes[base.name] / sizes[found.name])} times fewer bytes"
+    return (
+        f"{METHODS[found.name][0]} moves {ratio} than {label} and ends at "
+        f"{scores[found.name]:.1f} % of test digits correct ({label}: {score})"
+    )
+
+
 def picture(runs: Sequence[Run], rounds: int) -> Figure:
     """Accuracy against megabytes that a client has sent and received, and against rounds."""
-    figure = Figure(figsize=(12, 5.4), facecolor="white")
-    figure.subplots_adjust(left=0.06, right=0.97, top=0.8, bottom=0.12, wspace=0.12)
-    by_bytes, by_round = figure.subplots(1, 2, sharey=True)
-    for axes in (by_bytes, by_round):
-        report.style(axes)
-        axes.grid(axis="y", color=report.GRID, linewidth=0.8)
-        axes.set_ylim(0, 100)
+    figure, ((by_bytes,), (by_round,)) = pictures.page(
+        headline(runs),
+        f"Handwritten digits, {CLIENTS} clients of {DIGITS_EACH} digits each, {PARTICIPANTS} in a "
+        f"round, {rounds} rounds; accuracy is a mean over {WINDOW} rounds. Methods within "
+        f"{MARGIN:g} points are taken as equal.",
+        rows=2,
+        height=5.2,
+    )
+    colors = dict(zip(METHODS, (pictures.BASE, *pictures.COLORS), strict=False))
+    scores = {run.name: smooth(run) for run in runs}
+    low = max(0, 5 * int((min(ends[-1] for ends in scores.values()) - 25) / 5))
+    high = max(max(ends) for ends in scores.values())
+    marks, lines, seen = [], [], []
     for run in runs:
-        label, color, _ = METHODS[run.name]
-        # A mean over five rounds: with clients of two digits each, a round's model swings.
-        scores = np.array([point.accuracy for point in run.curve])
-        smooth = np.convolve(np.pad(scores, (4, 0), "edge"), np.ones(5) / 5, "valid")
+        (label, _), color, ends = METHODS[run.name], colors[run.name], scores[run.name]
         sizes = [point.megabytes for point in run.curve]
-        by_bytes.plot(sizes, smooth, color=color, linewidth=2)
-        by_round.plot(range(1, len(smooth) + 1), smooth, color=color, linewidth=2, label=label)
-        by_bytes.plot(
-            sizes[-1], smooth[-1], "o", color=color, markeredgecolor="white", markersize=7
-        )
-    by_bytes.set_xscale("log")
-    by_bytes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    by_bytes.yaxis.set_major_formatter(lambda value, _: f"{value:g} %")
-    by_bytes.set_xlabel(
-        "megabytes of a client, sent and received (logarithmic)", color=report.FAINT
-    )
-    by_round.set_xlabel("rounds", color=report.FAINT)
-    by_round.legend(frameon=False, loc="lower right", fontsize=9.5)
-    dense = next((run for run in runs if run.name == "fedavg"), runs[0])
-    least = min(runs, key=lambda run: run.up + run.down)
-    times = (dense.up + dense.down) / (least.up + least.down)
-    title = f"{METHODS[least.name][0]}: {times:.0f}× fewer bytes than {METHODS[dense.name][0]}"
-    figure.text(0.06, 0.93, title, size=17, weight="bold", color=report.INK)
-    subtitle = (
-        f"Handwritten digits, {CLIENTS} clients of two digits each, {PARTICIPANTS} in a round, "
-        f"{rounds} rounds: test accuracy, a mean over five rounds"
-    )
-    figure.text(0.06, 0.87, subtitle, size=10.5, color=report.FAINT)
+        report.curve(by_bytes, sizes, ends, label, color)
+        marks.append(pictures.Mark(sizes[-1], ends[-1], f"{label}, {ends[-1]:.1f} %", color))
+        count = range(1, len(ends) + 1)
+        lines.append(report.curve(by_round, count, ends, label, color, run.name == "fedavg"))
+        seen += [size for size, score in zip(sizes, ends, strict=True) if score >= low]
+    for axes in (by_bytes, by_round):
+        top = min(100, high + 0.06 * (high - low))
+        axes.set(ylim=(low, top), ylabel="test accuracy, %")
+    by_bytes.set(xscale="log", xlim=(0.7 * min(seen), 1.8 * max(seen)))
+    by_bytes.set_xlabel("megabytes that a client has sent and received (log)")
+    by_round.set(xlabel="rounds", xlim=(0, 1.02 * rounds))
+    pictures.log_axis(by_bytes, "x")
+    pictures.name_ends(by_round, lines)
+    pictures.flags(by_bytes, marks)
     return figure
 
 
@@ -273,8 +294,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         "runs": [run._asdict() | {"curve": [p._asdict() for p in run.curve]} for run in runs],
     }
     (args.out / "results.json").write_text(json.dumps(results, indent=2) + "\n")
-    picture(runs, args.rounds).savefig(args.out / "federated.png", dpi=130)
-    console.print(f"{args.out / 'federated.png'} and {args.out / 'results.json'}")
+    pictures.save(picture(runs, args.rounds), args.out / "federated.png")
+    console.print(f"Saved {args.out / 'results.json'}")
 
 
 if __name__ == "__main__":

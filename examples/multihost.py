@@ -241,7 +241,7 @@ def work(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
         show = report.watcher(bars, options.label(name), METRIC)
         run, digest = train(text, args, training.make_mesh(devices), settings, show)
     console.print(
-        f"{run.label}: loss {run.curve[-1].loss:.3f}, {run.score:.3f} bits a byte on held-out "
+        f"{run.label}: loss {run.curve[-1].loss:.3f}, {run.score:.3f} bits per byte on held-out "
         f"files; a device sends {run.bytes_per_step:,} bytes a step, "
         f"{run.times_less_than_dense:.1f} times less than dense"
     )

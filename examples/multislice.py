@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import optax
 import options
 import report
+from flax.linen.spmd import logical_to_mesh, logical_to_mesh_axes
 from flax.training.train_state import TrainState
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -49,7 +50,7 @@ CODECS = {
 
 def constrain(x: Any, *logical: str) -> Any:
     """A plain constraint, without the workers' axis: inside the step only the others are left."""
-    return jax.lax.with_sharding_constraint(x, nn.logical_to_mesh_axes(logical, RULES))
+    return jax.lax.with_sharding_constraint(x, logical_to_mesh_axes(logical, RULES))
 
 
 def kernel(*logical: str) -> Any:
@@ -88,7 +89,7 @@ class Decoder(nn.Module):
     @nn.compact
     def __call__(self, tokens: Any) -> Any:
         boxed = nn.with_logical_partitioning(nn.initializers.normal(0.02), ("vocab", "embed"))
-        table = self.param("table", boxed, (VOCAB, WIDTH))
+        table: Any = self.param("table", boxed, (VOCAB, WIDTH))
         # A lookup in an array that is sharded over other axes than its indices aborts XLA in a step
         # that is manual over some axis: a product with one-hot rows does not.
         x = jax.nn.one_hot(tokens, VOCAB, dtype=table.dtype) @ table
@@ -112,7 +113,7 @@ def specs_of(model: Decoder, mesh: Mesh) -> Any:
     """The sharding of each parameter, from the names of its axes and the rules."""
     with jax.set_mesh(mesh):  # For the constraints in the model.
         boxed = jax.eval_shape(model.init, jax.random.key(0), example())
-    return nn.logical_to_mesh(nn.get_partition_spec(boxed)["params"], RULES)
+    return logical_to_mesh(nn.get_partition_spec(boxed)["params"], RULES)
 
 
 def optimizer(codec: Any, specs: Any, rate: Any) -> Any:
@@ -209,7 +210,7 @@ def main(argv: list[str] | None = None) -> None:
             state, metrics = step(state, tokens)
             if number % -(-args.steps // 4) == 0 or number == args.steps:
                 loss, norm = float(metrics["loss"]), float(metrics["grad_norm"])
-                console.print(f"{name}, step {number}: {loss:.3f} bits a byte, norm {norm:.2f}")
+                console.print(f"{name}, step {number}: {loss:.3f} bits per byte, norm {norm:.2f}")
 
 
 if __name__ == "__main__":

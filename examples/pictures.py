@@ -1,13 +1,15 @@
 """One style for all pictures: the message as title, names at the curves, 690 pixels wide."""
 
 import pathlib
-import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import TextPath
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.transforms import IdentityTransform, Transform, offset_copy
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
@@ -45,7 +47,7 @@ STYLE: dict[str, Any] = {
     "legend.frameon": False,
     "legend.fontsize": SMALL,
 }
-mpl.rcParams.update(STYLE)
+mpl.rcParams.update(STYLE)  # pyright: ignore[reportCallIssue, reportArgumentType]
 
 
 def page(
@@ -61,7 +63,7 @@ def page(
         height: of all panels together, in inches.
         **settings: of `matplotlib.pyplot.subplots`.
     """
-    title, notes = textwrap.wrap(message, 74), textwrap.wrap(detail, 112)
+    title, notes = wrap(message, TITLE, "bold"), wrap(detail, SMALL)
     head = _MARGIN + _LINE * len(title) + _NOTE * len(notes)
     total = height + head
     figure, axes = plt.subplots(rows, columns, figsize=(WIDTH, total), squeeze=False, **settings)
@@ -76,6 +78,20 @@ def page(
     return figure, axes
 
 
+def wrap(text: str, size: float, weight: str = "normal", width: float = WIDTH - 0.2) -> list[str]:
+    """The longest lines that are at most `width` inches wide; a no-break space breaks none."""
+    font = FontProperties(weight=weight)
+    inches = lambda line: TextPath((0, 0), line, size, prop=font).get_extents().width / 72  # noqa: E731
+    lines, rest = [], text.replace("\n", " ").split(" ")
+    while rest:
+        taken = len(rest)
+        while taken > 1 and inches(" ".join(rest[:taken])) > width:
+            taken -= 1
+        lines.append(" ".join(rest[:taken]))
+        rest = rest[taken:]
+    return lines
+
+
 def name_ends(axes: Any, lines: Sequence[Any], gap: float | None = None) -> None:
     """Names each line beside the panel, at the height of its end, in its colour, without overlap.
 
@@ -86,24 +102,69 @@ def name_ends(axes: Any, lines: Sequence[Any], gap: float | None = None) -> None
             the panel's own height.
     """
     lines = [line for line in lines if len(line.get_ydata())]
-    if gap is None:
-        height = axes.figure.get_size_inches()[1] * axes.get_position().height
-        gap = 1.25 * SMALL / 72 / height
+    height = axes.figure.get_size_inches()[1] * axes.get_position().height
+    least = 1.25 * SMALL / 72 / height if gap is None else gap
     low, high = axes.get_ylim()
     ends = [min(max(line.get_ydata()[-1], low), high) for line in lines]
     places = [axes.transLimits.transform(axes.transScale.transform((1, y)))[1] for y in ends]
     order = sorted(range(len(lines)), key=lambda at: places[at])
     taken: list[float] = []
     for at in order:  # Upwards, then as far down as the panel's top demands.
-        taken.append(max(places[at], taken[-1] + gap if taken else 0.0))
+        taken.append(max(places[at], taken[-1] + least if taken else 0.0))
     for rank in reversed(range(len(taken))):
-        above = taken[rank + 1] if rank + 1 < len(taken) else 1.0 + gap
-        taken[rank] = min(taken[rank], above - gap)
+        above = taken[rank + 1] if rank + 1 < len(taken) else 1.0 + least
+        taken[rank] = min(taken[rank], above - least)
     for at, y in zip(order, taken, strict=True):
         line = lines[at]
         axes.text(
             1.015, y, line.get_label(), color=line.get_color(), fontsize=SMALL, va="center",
             transform=axes.transAxes,
+        )  # fmt: skip
+
+
+class Mark(NamedTuple):
+    """A point with a name above the panel."""
+
+    x: float
+    y: float
+    name: str
+    color: str
+
+
+def flags(axes: Any, marks: Sequence[Mark]) -> None:
+    """Names points above the panel: a thin line up from each, with its name at the line's right.
+
+    Names that would overlap are on several rows, so that no line crosses a name.
+
+    Args:
+        axes: the panel; its limits are fixed before.
+        marks: the points.
+    """
+    figure, row = axes.figure, 1.45 * SMALL
+    marks = sorted(marks, key=lambda mark: mark.x, reverse=True)
+
+    def above(points: float, right: float = 0.0) -> Transform:
+        move = offset_copy(IdentityTransform(), figure, right, points, "points")
+        return axes.get_xaxis_transform() + move
+
+    texts = [
+        axes.text(
+            mark.x, 1, mark.name, color=mark.color, fontsize=SMALL, va="bottom",
+            transform=above(4, 3),
+        )
+        for mark in marks
+    ]  # fmt: skip
+    figure.draw_without_rendering()  # The layout fixes the panel's width.
+    taken: list[tuple[float, int]] = []  # Where a line stands, in pixels, and its row.
+    for mark, text in zip(marks, texts, strict=True):
+        place = axes.transData.transform((mark.x, mark.y))[0]
+        end = text.get_window_extent().x1 + 6
+        at = max((height + 1 for x, height in taken if place <= x + 1 and x < end), default=0)
+        taken.append((place, at))
+        text.set_transform(above(4 + row * at, 3))
+        axes.annotate(
+            "", (mark.x, mark.y), xytext=(mark.x, 1), textcoords=above(5 + row * (at + 0.7)),
+            arrowprops={"arrowstyle": "-", "color": mark.color, "lw": 0.8, "shrinkA": 0},
         )  # fmt: skip
 
 
@@ -152,6 +213,16 @@ def dots(
     axes.set_yticklabels(list(values))
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="y", visible=False)
+
+
+def power(value: float) -> str:
+    """A positive number with two digits, and a power of ten where it is small or large."""
+    if 1e-2 <= value < 1e4:
+        return f"{value:.2g}" if value < 99.5 else f"{value:,.0f}"
+    digits, exponent = f"{value:.1e}".split("e")
+    raised = str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    digits = digits.removesuffix(".0")
+    return f"10{raised}" if digits == "1" else f"{digits}·10{raised}"
 
 
 def save(figure: Figure, path: pathlib.Path) -> None:

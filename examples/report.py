@@ -7,12 +7,13 @@ import os
 import pathlib
 import platform
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
+import numpy as np
 import options
+import pictures
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from rich import box
 from rich.console import Console
@@ -21,27 +22,9 @@ from rich.table import Table
 
 import jaxcomp
 
-INK, FAINT, GRID = "#22262e", "#6b7280", "#e6e8ec"
-COLORS = {
-    "dense": "#4b5261",
-    "qsgd_inf": "#2274b5",
-    "terngrad": "#21936a",
-    "sign": "#d17d00",
-    "top_k": "#c2304c",
-    "qsgd": "#7a5bb5",
-    "nuqsgd": "#d95f8d",
-    "natural": "#5b8def",
-    "eden": "#a3b18a",
-    "bf16": "#8a6648",
-    "top_k_alone": "#e79aa9",
-    "sidco": "#0a8f99",
-    "dgc": "#b0539b",
-    "powersgd": "#64801a",
-    "demo": "#3f45b8",
-    "two_ways": "#13795b",
-    "sign_bf16": "#b08a2e",
-    "sign_int8": "#8c4f2b",
-}
+MOST = len(pictures.COLORS)
+"""Curves of a panel."""
+OPTIMIZERS = {"sgd": "SGD", "momentum": "SGD with momentum", "adam": "Adam"}
 
 
 class Metric(NamedTuple):
@@ -52,14 +35,20 @@ class Metric(NamedTuple):
         heading: of its column in the table.
         number: format of a score, in the table and the picture.
         live: format of a score while a run goes on.
-        verdict: format of a score against the dense one.
+        result: a verb and its object, with a place for a score.
+        worse: by how much the first score is worse than the second one.
+        margin: a score that is worse by no more is as good.
+        unit: of the margin.
     """
 
     key: str
     heading: str
     number: str
     live: str
-    verdict: str
+    result: str
+    worse: Callable[[float, float], float]
+    margin: float
+    unit: str
 
 
 class Point(NamedTuple):
@@ -129,7 +118,7 @@ def print_table(
     """The runs in one table, with its caveats."""
     table = Table(box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     table.add_column("codec", no_wrap=True)
-    facts = (metric.heading, "bytes\na step", "against\ndense", "bits an\nelement")
+    facts = (metric.heading, "bytes\nper step", "against\ndense", "bits per\nelement")
     for heading in (*facts, "median\nstep", "sent\nin all"):
         table.add_column(heading, justify="right", no_wrap=True)
     for run in runs:
@@ -150,7 +139,7 @@ def print_table(
 def notes(runs: Sequence[Run], devices: Sequence[Any]) -> list[str]:
     """Caveats for readers of the table."""
     said = [
-        "Bytes are what one device sends over a ring, read from the compiled step itself; bits an "
+        "Bytes are what one device sends over a ring, read from the compiled step itself; bits per "
         "element are those of one worker's payload.",
         "There is no slow link inside one machine, so the step times show only what compressing "
         "costs, not what it saves.",
@@ -158,7 +147,7 @@ def notes(runs: Sequence[Run], devices: Sequence[Any]) -> list[str]:
     phased = [run.label for run in runs if len(run.phases) > 1]
     if phased:
         said.append(
-            f"{' and '.join(phased)} sent more in its first steps: its bytes a step are those of "
+            f"{' and '.join(phased)} sent more in its first steps: its bytes per step are those of "
             "the last phase, counted from shapes and not read, and those in all are of all phases."
         )
     dense = next((run for run in runs if run.name == "dense"), None)
@@ -229,30 +218,117 @@ def named(fields: dict[str, Any], metric: Metric) -> dict[str, Any]:
     return {metric.key if name == "score" else name: value for name, value in fields.items()}
 
 
-def headline(runs: Sequence[Run], metric: Metric, alone: str) -> str:
-    """The result of the codec with the fewest bytes, relative to dense if that ran too.
+class Scored(Protocol):
+    """A run as the title of a picture needs it."""
 
-    Args:
-        runs: the runs of the picture.
-        metric: how their score is written.
-        alone: format of a score that stands against none.
+    @property
+    def name(self) -> str: ...
+    @property
+    def label(self) -> str: ...
+    @property
+    def score(self) -> float: ...
+    @property
+    def sent_mb(self) -> float: ...
+
+
+class Compared(NamedTuple):
+    """What the title of a picture compares.
+
+    Attributes:
+        base: the dense run, or without one the run with the best score.
+        found: of runs with fewer bytes, the smallest that is as good, or else the best; or None.
+        good: whether that one is as good.
     """
-    least = min(runs, key=lambda run: run.sent_mb)
+
+    base: Scored
+    found: Scored | None
+    good: bool
+
+
+def compared(runs: Sequence[Scored], metric: Metric) -> Compared:
+    """The runs of the title."""
     dense = next((run for run in runs if run.name == "dense"), None)
-    score = metric.number.format(least.score)
-    if dense is None or least is dense:
-        return f"{alone.format(score)} for {least.sent_mb:,.3g} MB sent"
-    return (
-        f"{least.label}: {dense.sent_mb / least.sent_mb:.1f}× fewer bytes than dense, "
-        f"{metric.verdict.format(score, metric.number.format(dense.score))}"
-    )
+    base = dense or min(runs, key=lambda run: metric.worse(run.score, runs[0].score))
+    fewer = [run for run in runs if run.sent_mb < base.sent_mb]
+    good = [run for run in fewer if metric.worse(run.score, base.score) <= metric.margin]
+    if good:
+        return Compared(base, min(good, key=lambda run: run.sent_mb), True)
+    best = min(fewer, key=lambda run: metric.worse(run.score, base.score), default=None)
+    return Compared(base, best, False)
 
 
-def alike(runs: Sequence[Run]) -> str:
-    """The settings that the runs have in common."""
+def headline(runs: Sequence[Scored], metric: Metric) -> tuple[str, str]:
+    """The run with the fewest bytes among those as good as dense, or as the best; and a note."""
+    base, found, good = compared(runs, metric)
+    score = metric.number.format(base.score)
+    if len(runs) == 1:
+        size = short(base.sent_mb)
+        return f"{base.label} {metric.result.format(score)}; each device sends {size} MB", ""
+    if found is None:
+        said = f"No run sends fewer bytes than {base.label}, which {metric.result.format(score)}"
+        return said, ""
+    ratio = f"{short(base.sent_mb / found.sent_mb)} times fewer bytes"
+    reached = metric.result.format(metric.number.format(found.score))
+    within = f"within {metric.margin:g} {metric.unit} of {base.label}"
+    if good:
+        said = f"{found.label} sends {ratio} than {base.label} and {reached}"
+        note = f" The title names the run with the fewest bytes {within}."
+        return f"{said} ({base.label}: {score})", note
+    said = f"No run with fewer bytes is {within} ({score}); the closest, {found.label},"
+    return f"{said} {reached} with {ratio}", ""
+
+
+def short(number: float) -> str:
+    """Three digits, and all of a larger number."""
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def drawn(runs: Sequence[Run], metric: Metric) -> list[Run]:
+    """The runs of the title, and those that the fewest others beat in both score and bytes."""
+    named = compared(runs, metric)
+
+    def beats(one: Run, other: Run) -> bool:
+        loss, more = metric.worse(one.score, other.score), one.sent_mb - other.sent_mb
+        return max(loss, more) <= 0 and min(loss, more) < 0
+
+    def rank(run: Run) -> tuple[bool, int, float]:
+        better = sum(beats(other, run) for other in runs)
+        return run not in named, better, metric.worse(run.score, runs[0].score)
+
+    best = sorted(runs, key=rank)[:MOST]
+    return [run for run in runs if run in best]
+
+
+def colors(runs: Sequence[Run]) -> dict[str, str]:
+    """The color of each run by its name: gray for the dense one, else that of its place in METHODS.
+
+    Of runs with the same color, those after the first one get colors that are left.
+    """
+    compressed = [name for name in options.METHODS if name != "dense"]
+    own = {name: pictures.COLORS[at % MOST] for at, name in enumerate(compressed)}
+    found, others = {"dense": pictures.BASE}, [run.name for run in runs if run.name != "dense"]
+    for name in sorted(others, key=compressed.index):
+        if own[name] not in found.values():
+            found[name] = own[name]
+    left = [color for color in pictures.COLORS if color not in found.values()]
+    rest = [name for name in others if name not in found]
+    return found | dict(zip(rest, left, strict=False))
+
+
+def left_out(runs: Sequence[Run], chosen: Sequence[Run]) -> str:
+    """A sentence on the runs that are not drawn, or nothing."""
+    labels = [run.label for run in runs if run not in chosen]
+    if not labels:
+        return ""
+    named = labels[0] if len(labels) == 1 else f"{len(labels)} more"
+    return f" The table has {named} too."
+
+
+def alike(runs: Sequence[Run], optimizer: str) -> str:
+    """The optimizer, and the settings that the runs have in common."""
     own = [run.label for run in runs if options.METHODS[run.name].optimizer]
     but = f" but {' and '.join(own)}" if own else ""
-    return f"the same start, batches and optimizer for all{but}"
+    return f"{OPTIMIZERS[optimizer]}; the same start, batches and optimizer for all{but}."
 
 
 def against_dense(run: Run) -> str:
@@ -276,37 +352,21 @@ def sent(phases: Sequence[tuple[int, int]], steps: int) -> int:
     )
 
 
-def draw_curve(
-    axes: Axes, xs: Sequence[float], ys: Sequence[float], run: Run, width: float = 2
-) -> None:
-    """One run's line, with a dot at its end."""
-    color = COLORS[run.name]
-    axes.plot(xs, ys, color=color, linewidth=width, solid_capstyle="round")
-    axes.plot(xs[-1], ys[-1], "o", color=color, markersize=7, markeredgecolor="white")
+def curve(
+    axes: Axes, xs: Sequence[float], ys: Sequence[float], name: str, color: str, wide: bool = False
+) -> Line2D:
+    """A line with a dot at its end; a wide one is visible below a line that overlaps it."""
+    (line,) = axes.plot(xs, ys, color=color, label=name, solid_capstyle="round")
+    if wide:
+        line.set(linewidth=3.4, zorder=1.5)
+    axes.plot(xs[-1], ys[-1], "o", color=color, markeredgecolor="white", markersize=6, zorder=3)
+    return line
 
 
-def style(axes: Axes) -> None:
-    """Only the lines that carry something."""
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.spines["bottom"].set_color(FAINT)
-    axes.tick_params(which="both", length=0, colors=INK, labelsize=9.5)
-
-
-def name_runs(figure: Figure, runs: Sequence[Run], metric: Metric, top: float = 0.86) -> None:
-    """Rows of names, each with its score, in the colors of the lines."""
-    figure.legend(
-        [Line2D([], [], color=COLORS[run.name], linewidth=4) for run in runs],
-        [f"{run.label}  {metric.number.format(run.score)}" for run in runs],
-        loc="upper left",
-        bbox_to_anchor=(0.06, top),
-        borderpad=0,
-        borderaxespad=0.2,
-        ncols=len(runs) if len(runs) <= 5 else -(-len(runs) // 2),
-        frameon=False,
-        handlelength=0.9,
-        handletextpad=0.5,
-        columnspacing=1.8,
-        labelcolor="linecolor",
-        prop={"size": 9.5, "weight": "bold"},
-    )
+def lead(axes: Axes, lines: Sequence[Line2D]) -> None:
+    """Dotted lines from the ends of curves to the panel's right, where `name_ends` names them."""
+    right = axes.get_xlim()[1]
+    axes.set_xlim(right=right)
+    for line in lines:
+        x, y = np.asarray(line.get_xdata())[-1], np.asarray(line.get_ydata())[-1]
+        axes.plot([x, right], [y, y], ":", color=line.get_color(), linewidth=0.9, zorder=1)

@@ -187,7 +187,12 @@ def train(
 def print_table(console: Console, runs: list[Run], dense: int) -> None:
     table = Table(box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     table.add_column("codec")
-    for heading in ("bits\na byte", "bytes a step\nover dcn", "against\ndense", "within\na slice"):
+    for heading in (
+        "bits\nper byte",
+        "bytes per step\nover dcn",
+        "against\ndense",
+        "within\na slice",
+    ):
         table.add_column(heading, justify="right")
     table.add_column("median\nstep", justify="right")
     for run in runs:

@@ -16,10 +16,11 @@ import json
 import pathlib
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import options
+import pictures
 import report
 from sites_network import Network
 
@@ -94,7 +95,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         def taken() -> int:
             lines = net.rounds()
             done = lines[-1]["round"] if lines else 0
-            shown = f"{lines[-1]['score']:.3f} bits a byte" if lines else "starting"
+            shown = f"{lines[-1]['score']:.3f} bits per byte" if lines else "starting"
             bars.update(bar, completed=done, now=shown)
             return done
 
@@ -113,32 +114,54 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         return {"rounds": net.rounds(), "events": happened, "sockets": sockets}
 
 
+def headline(rounds: Sequence[Any], events: Sequence[Any]) -> str:
+    """The loss that was reached, and what happened on the way."""
+    last = rounds[-1]
+    reached = f"reaches {last['score']:.2f} bits per byte in {last['round']} rounds"
+    more = " while one is killed, one joins late and the server restarts"
+    return f"Training between {SITES} sites {reached}{more if len(events) > 1 else ''}"
+
+
 def draw(found: dict[str, Any], path: pathlib.Path) -> None:
     """The loss against time and against bytes, with what happened."""
-    from matplotlib.figure import Figure
-
-    rounds, events = found["rounds"], found["events"]
+    rounds, events, sockets = found["rounds"], found["events"], found["sockets"]
     begin = rounds[0]["time"]
-    minutes = [(row["time"] - begin) / 60 for row in rounds]
     losses = [row["score"] for row in rounds]
-    figure = Figure(figsize=(9, 4.2), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
-    left.plot(minutes, losses, marker=".", color="tab:blue")
-    for way, label in (("up", "sites to server"), ("down", "server to sites")):
-        right.plot([row[way] / 1e6 for row in rounds], losses, marker=".", label=label)
-    # What a model knows before it is trained is not of interest.
+    figure, ((by_time,), (by_bytes,)) = pictures.page(
+        headline(rounds, events),
+        f"A byte model on held-out text, one point per round. {sockets['reset']} of "
+        f"{sockets['connections']} connections broke. All processes ran on one machine, behind "
+        "relays that delay and limit each link.",
+        rows=2,
+        height=4.8,
+    )
+    # The untrained model is out of the panel.
     top = 1.15 * max(row["score"] for row in rounds if row["round"])
-    left.set_ylim(top=top)
-    for event in events:
-        at = max(0.0, (event["time"] - begin) / 60)
-        left.axvline(at, color="0.7", linewidth=1, zorder=0)
-        left.text(at, top, f" {event['text']}", rotation=90, va="top", ha="left", fontsize=8)
-    left.set(xlabel="minutes", ylabel="held-out loss, bits a byte")
-    right.set(xlabel="messages so far, MB, all sites")
-    right.legend(frameon=False)
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=150)
+    low = min(losses) - 0.06 * (top - min(losses))
+    for axes in (by_time, by_bytes):
+        axes.set(ylim=(low, top), ylabel="bits per byte")
+    minutes = [(row["time"] - begin) / 60 for row in rounds]
+    by_time.plot(minutes, losses, marker="o", color=pictures.COLORS[0])
+    by_time.set(xlabel="minutes", xlim=(0, 1.03 * minutes[-1]))
+    ways = (
+        ("up", "sites to server", (8, 0), "left"),
+        ("down", "server to sites", (0, 16), "right"),
+    )
+    for (way, label, place, side), color in zip(ways, pictures.COLORS, strict=False):
+        sizes = [row[way] / 1e6 for row in rounds]
+        by_bytes.plot(sizes, losses, marker="o", color=color)
+        by_bytes.annotate(
+            f"{label}, {sizes[-1]:.1f} MB", (sizes[-1], losses[-1]), xytext=place, color=color,
+            textcoords="offset points", ha=side, va="center", fontsize=pictures.SMALL,
+        )  # fmt: skip
+    by_bytes.set(xlabel="megabytes of messages, all sites together", xlim=(0, None))
+    at = [max(0.0, (event["time"] - begin) / 60) for event in events]
+    marks = [
+        pictures.Mark(x, low, event["text"], pictures.FAINT)
+        for x, event in zip(at, events, strict=True)
+    ]
+    pictures.flags(by_time, marks)
+    pictures.save(figure, path)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -149,12 +172,12 @@ def main(argv: list[str] | None = None) -> None:
     draw(found, args.out / "sites.png")
     last, sockets = found["rounds"][-1], found["sockets"]
     seconds = last["time"] - found["rounds"][0]["time"]
-    print(f"{last['round']} rounds in {seconds:.0f} s: {last['score']:.3f} bits a byte")
+    print(f"{last['round']} rounds in {seconds:.0f} s: {last['score']:.3f} bits per byte")
     print(f"late messages by age: {last['late'] or 'none'}; refused: {last['refused'] or 'none'}")
     for way in ("up", "down"):
         print(f"{way}: {last[way]:,} bytes of messages, {sockets[way]:,} on the sockets")
     print(f"{sockets['reset']} of {sockets['connections']} connections were reset")
-    print(f"written to {args.out / 'sites.png'} and {args.out / 'sites.json'}")
+    print(f"written to {args.out / 'sites.json'}")
 
 
 if __name__ == "__main__":

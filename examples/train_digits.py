@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import options
+import pictures
 import report
 import training
 from jax.sharding import Mesh
@@ -146,8 +147,8 @@ def main(argv: list[str] | None = None) -> None:
     settings = {**vars(args), "out": str(args.out)}
     report.save(args.out, runs, devices, metric, settings)
     picture = digits_report.picture(runs, len(devices), settings)
-    picture.savefig(args.out / "digits.png", dpi=160)
-    console.print(f"Saved {args.out / 'digits.png'} and {args.out / 'results.json'}")
+    pictures.save(picture, args.out / "digits.png")
+    console.print(f"Saved {args.out / 'results.json'}")
 
 
 if __name__ == "__main__":

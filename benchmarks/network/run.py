@@ -29,6 +29,7 @@ from importlib import metadata
 from typing import Any
 
 import namespaces
+import plots
 import tables
 from launch import HERE, LaunchError, launch, threads
 
@@ -228,7 +229,7 @@ def main() -> None:
     cells = [(rate, n) for rate in options.rates for n in options.processes]
     good = [run(options, *cell, job) for cell in cells for job in options.only]
     tables.write(options.out)
-    tables.draw(options.out)
+    plots.draw(options.out)
     sys.exit(0 if all(good) else 1)
 
 

@@ -182,8 +182,19 @@ def verdict(make):
     return "warns" if caught else "yes"
 
 
+FAMILIES = {
+    "Error feedback and signs": "ef_sgd; double_squeeze; neolithic; one_bit_adam; zero_one_adam",
+    "Shifts": "ef21; ef21_sgdm; ef21_bc; cd_adam; clag; diana; marina; artemis; dore; dore, down; "
+    "mcm; mcm, down; rand_mcm; censored_heavy_ball",
+    "Composite and constrained problems": "qcmd_adagrad; qrda_adagrad; dgd_def; dq_psgd",
+    "Local steps": "local_sgd; post_local_sgd; adpsgd; fedpaq; diloco; streaming_diloco; muloco; "
+    "sparseloco",
+}
+"""The methods of each table."""
+
+
 def accepted():
-    """The classes of codecs that each method accepts, as a table."""
+    """The classes of codecs that each method accepts, as a table for each family."""
     ways = {
         **{name: functools.partial(build, name) for name, (_, own) in METHODS.items() if own},
         "dore, down": lambda codec: jaxcomp.algorithms.dore(QSGD, AXIS, down=codec),
@@ -191,22 +202,28 @@ def accepted():
             QSGD, AXIS, learning_rate=RATE, down=codec
         ),
     }
-    lines = ["| method | " + " | ".join(CLASSES) + " |", "|---|" + "---|" * len(CLASSES)]
-    for name, make in ways.items():
-        cells = [verdict(functools.partial(make, everywhere(codec))) for codec in CLASSES.values()]
-        lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    families = {family: names.split("; ") for family, names in FAMILIES.items()}
+    assert sorted(ways) == sorted(name for names in families.values() for name in names)
+    head = ["| method | " + " | ".join(CLASSES) + " |", "|---|" + "---|" * len(CLASSES)]
+    parts = []
+    for family, names in families.items():
+        lines = []
+        for name in names:
+            makes = (functools.partial(ways[name], everywhere(codec)) for codec in CLASSES.values())
+            lines.append(f"| `{name}` | " + " | ".join(verdict(make) for make in makes) + " |")
+        parts.append(f"**{family}**\n\n" + "\n".join([*head, *lines]))
+    return "\n\n".join(parts)
 
 
-def test_the_table_of_what_goes_together():
-    table = accepted()
+def test_the_tables_of_what_goes_together():
+    tables = accepted()
     if os.environ.get("JAXCOMP_WRITE_DOCS"):
         before, rest = DOCS.read_text().split("a codec of each class.\n\n")
         after = rest[rest.index('"Warns"') :]
-        DOCS.write_text(f"{before}a codec of each class.\n\n{table}\n\n{after}")
-    assert table in DOCS.read_text(), table
-    assert "| `diana` | yes | yes | no | no |" in table
-    assert "| `ef21` | yes | no | yes | no |" in table
+        DOCS.write_text(f"{before}a codec of each class.\n\n{tables}\n\n{after}")
+    assert tables in DOCS.read_text(), tables
+    assert "| `diana` | yes | yes | no | no |" in tables
+    assert "| `ef21` | yes | no | yes | no |" in tables
 
 
 def test_wrong_use_says_what_would_do():

@@ -1,7 +1,6 @@
 """The drivers of the benchmarks, and the bounds that their committed results meet."""
 
 import itertools
-import sys
 
 import pytest
 from paths import ROOT
@@ -78,13 +77,16 @@ def test_runs_are_timed_in_turns(monkeypatch):
 
 def test_names_of_lines_do_not_overlap():
     """They keep the order of the ends, and stay inside the panel's height."""
-    import reporting
+    import reporting  # noqa: F401  It makes the examples importable.
 
-    _, ((axes,),) = reporting.panels(1, 1, (4, 3))
+    # isort: split
+    import pictures
+
+    _, ((axes,),) = pictures.page("Lines", "Five of them.")
     ends = [1e-3, 1.1e-3, 1.2e-3, 5e-1, 1.0]
     lines = [axes.loglog([1, 2], [1, end], label=f"{end:g}")[0] for end in ends]
     axes.set_ylim(1e-4, 1)
-    reporting.label_ends(axes, lines, gap=0.1)
+    pictures.name_ends(axes, lines, gap=0.1)
     places = [text.get_position()[1] for text in axes.texts]
     assert [text.get_text() for text in axes.texts] == [f"{end:g}" for end in ends]
     assert min(b - a for a, b in itertools.pairwise(places)) > 0.1 - 1e-9
@@ -92,13 +94,21 @@ def test_names_of_lines_do_not_overlap():
     assert places[-1] == pytest.approx(1)
 
 
+def test_numbers_of_titles_have_two_digits_and_a_power_of_ten():
+    import reporting  # noqa: F401  It makes the examples importable.
+
+    # isort: split
+    import pictures
+
+    numbers = (1.24, 121.4, 0.054, 1e-3, 2.46e-26, 1.5e-4)
+    said = ["1.2", "121", "0.054", "10⁻³", "2.5·10⁻²⁶", "1.5·10⁻⁴"]
+    assert list(map(pictures.power, numbers)) == said
+
+
 @pytest.mark.full
-def test_pictures_are_drawn_again_from_committed_results(tmp_path, monkeypatch):
+def test_pictures_are_drawn_again_from_committed_results(tmp_path):
     """Each is one of the documentation; a few are drawn here."""
     import redraw
-
-    # Helpers of the tests have the names of some benchmarks.
-    monkeypatch.delitem(sys.modules, "methods", raising=False)
 
     for name in redraw.PICTURES:
         assert (ROOT / "docs" / f"{name}.png").is_file(), name

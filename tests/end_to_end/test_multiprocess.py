@@ -234,8 +234,8 @@ def test_the_example_is_killed_and_resumed_and_equals_one_process(tmp_path):
             code, text = ended(process, said)
             assert code == 0, text
             texts.append(text)
-    assert "bits a byte on held-out files" in texts[0]
-    assert "bits a byte" not in texts[1]
+    assert "bits per byte on held-out files" in texts[0]
+    assert "bits per byte" not in texts[1]
     assert digest(together) == digest(alone)
 
 

@@ -82,6 +82,6 @@ class Task(NamedTuple):
         return BATCH * CONTEXT * steps
 
     def score(self, params: Any) -> float:
-        """The loss on the text that is held out, in bits a byte."""
+        """The loss on the text that is held out, in bits per byte."""
         text = byte_lm_model.validation_of(byte_lm_model.read_text(), CONTEXT)
         return float(byte_lm_model.bits_per_byte(self.model, params, text))
