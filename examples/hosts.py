@@ -6,9 +6,10 @@ gradient that it has. On every host, with the same folder:
 
     COORDINATOR=host0:1234 PROCESSES=8 NUMBER=0 python examples/hosts.py --out /shared/run
 
-Under Slurm, Open MPI or Kubernetes leave the three variables out and give --launcher. Alone,
-without either, one process simulates two hosts of four devices. A run that was stopped goes on from
-its last checkpoint when the same command is given again. It needs `pip install '.[examples]'`.
+Under Slurm, Open MPI or Kubernetes start one process on each host, leave the three variables out,
+and give --launcher. Alone, without either, one process simulates two hosts of four devices. A run
+that was stopped goes on from its last checkpoint when the same command is given again. It needs
+`pip install '.[examples]'`.
 """
 
 import argparse
@@ -36,7 +37,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The options."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     add, at_least = parser.add_argument, options.at_least
-    add("--launcher", action="store_true", help="a launcher tells who and where the processes are")
+    launched = "a launcher tells who and where the processes are, one on each host"
+    add("--launcher", action="store_true", help=launched)
     add("--steps", type=at_least(1), default=60, help="of the whole run (default: 60)")
     add("--checkpoint-every", type=at_least(1), default=20, metavar="STEPS", help="(default: 20)")
     add("--learning-rate", type=options.positive, default=3e-3, help="of AdamW (default: 0.003)")
@@ -107,8 +109,13 @@ def main(argv: list[str] | None = None) -> float:
     split, rows = NamedSharding(mesh, BATCH), own_rows(mesh, args.batch_size)
     done, loss = 0, math.nan
     found = checkpoints.read_record(args.out)
+    settings = {name: getattr(args, name) for name in ("layers", "width", "bits")}
     if found:
         done, loss = found[0], found[1]["loss"]
+        if found[1]["settings"] != settings:
+            raise SystemExit(f"{args.out} has a run with {found[1]['settings']}, got {settings}")
+        if leads:
+            print(f"goes on after step {done} of {args.steps}")
         params, state = checkpoints.restore(args.out, (params, state))
     start = time.perf_counter()
     for number in range(done + 1, args.steps + 1):
@@ -117,7 +124,8 @@ def main(argv: list[str] | None = None) -> float:
         params, state, mean = step(params, state, batch)
         loss = float(mean)  # Waits for all hosts.
         if number % args.checkpoint_every == 0 or number == args.steps:
-            checkpoints.save(args.out, number, (params, state), {"loss": loss})
+            record = {"loss": loss, "settings": settings}
+            checkpoints.save(args.out, number, (params, state), record)
             if leads:
                 seconds = (time.perf_counter() - start) / (number - done)
                 print(f"step {number}: loss {loss:.4f}, {seconds:.3f} s a step", flush=True)

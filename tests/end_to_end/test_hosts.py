@@ -11,11 +11,10 @@ from paths import ROOT
 SMALL = ("--layers", "1", "--width", "32", "--context", "32", "--batch-size", "8")
 
 
-def losses(folder, steps, **environment):
-    """The losses that it prints, by step."""
-    command = [sys.executable, ROOT / "examples" / "hosts.py", "--out", folder, *SMALL]
+def ran(folder, steps, *more, **environment):
+    command = [sys.executable, ROOT / "examples" / "hosts.py", "--out", folder, *SMALL, *more]
     command += ["--steps", str(steps), "--checkpoint-every", "2"]
-    found = subprocess.run(
+    return subprocess.run(
         list(map(str, command)),
         capture_output=True,
         text=True,
@@ -23,6 +22,11 @@ def losses(folder, steps, **environment):
         check=False,
         env={**os.environ, **environment},
     )
+
+
+def losses(folder, steps, **environment):
+    """The losses that it prints, by step."""
+    found = ran(folder, steps, **environment)
     assert found.returncode == 0, found.stdout + found.stderr
     return dict(re.findall(r"step (\d+): loss (\S+),", found.stdout))
 
@@ -33,3 +37,6 @@ def test_a_run_over_hosts_goes_on_where_it_was_stopped(tmp_path):
     assert sorted(whole) == ["2", "4"]
     assert losses(tmp_path / "parts", 2) == {"2": whole["2"]}
     assert losses(tmp_path / "parts", 4) == {"4": whole["4"]}
+    other = ran(tmp_path / "parts", 6, "--bits", "8")
+    assert other.returncode == 1
+    assert "has a run with {'layers': 1, 'width': 32, 'bits': 4}" in other.stderr

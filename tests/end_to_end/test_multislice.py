@@ -1,4 +1,4 @@
-"""The program of several slices: as plain `jit` with dense messages, and fewer bytes with codecs."""
+"""The program of several slices: as plain `jit` with dense messages, fewer bytes with codecs."""
 
 import functools
 
