@@ -245,20 +245,27 @@ class Compared(NamedTuple):
     good: bool
 
 
+def unbiased(name: str) -> bool:
+    """Whether a codec of the examples needs no residual."""
+    method = options.METHODS.get(name)
+    return method is not None and getattr(method.mean, "unbiased", False)
+
+
 def compared(runs: Sequence[Scored], metric: Metric) -> Compared:
     """The runs of the title."""
     dense = next((run for run in runs if run.name == "dense"), None)
     base = dense or min(runs, key=lambda run: metric.worse(run.score, runs[0].score))
     fewer = [run for run in runs if run.sent_mb < base.sent_mb]
     good = [run for run in fewer if metric.worse(run.score, base.score) <= metric.margin]
-    if good:
-        return Compared(base, min(good, key=lambda run: run.sent_mb), True)
+    if good:  # Without a residual if possible: such codecs need no learning rate of their own.
+        steady = [run for run in good if unbiased(run.name)] or good
+        return Compared(base, min(steady, key=lambda run: run.sent_mb), True)
     best = min(fewer, key=lambda run: metric.worse(run.score, base.score), default=None)
     return Compared(base, best, False)
 
 
 def headline(runs: Sequence[Scored], metric: Metric) -> tuple[str, str]:
-    """The run with the fewest bytes among those as good as dense, or as the best; and a note."""
+    """A run with few bytes among those as good as dense, or as the best; and a note."""
     base, found, good = compared(runs, metric)
     score = metric.number.format(base.score)
     if len(runs) == 1:
@@ -272,7 +279,8 @@ def headline(runs: Sequence[Scored], metric: Metric) -> tuple[str, str]:
     within = f"within {metric.margin:g} {metric.unit} of {base.label}"
     if good:
         said = f"{found.label} sends {ratio} than {base.label} and {reached}"
-        note = f" The title names the run with the fewest bytes {within}."
+        kind = "codec without a residual" if unbiased(found.name) else "run"
+        note = f" The title names the {kind} with the fewest bytes {within}."
         return f"{said} ({base.label}: {score})", note
     said = f"No run with fewer bytes is {within} ({score}); the closest, {found.label},"
     return f"{said} {reached} with {ratio}", ""
