@@ -42,6 +42,9 @@ INSIDE = "2026-11-26T22:57:00"
 RATES_FIXED = "2026-11-26T23:33:00"
 """When the criteria of federated rates were committed."""
 
+NETWORKS_FIXED = "2026-11-27T00:08:00"
+"""When the criterion of CD-Adam on networks was committed."""
+
 LONGEST = 120
 """Characters of a cell of the page's tables."""
 

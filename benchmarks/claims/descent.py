@@ -113,7 +113,7 @@ def run(
     *,
     rates: Sequence[float],
     steps: int,
-    oracle: Oracle = Oracle(),
+    oracle: Any = Oracle(),
     seeds: int = SEEDS,
     starts: Any = None,
     every: int = 1,
