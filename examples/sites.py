@@ -13,16 +13,20 @@ downloads nothing.
 
 import argparse
 import json
+import os
 import pathlib
 import shutil
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import options
 import pictures
 import report
 from sites_network import Network
+
+import jaxcomp
 
 SITES, KILLED, LATE = 4, 1, 3
 PATIENCE = 90.0
@@ -168,7 +172,9 @@ def main(argv: list[str] | None = None) -> None:
     args = parse(argv)
     args.out.mkdir(parents=True, exist_ok=True)
     found = run(args)
-    (args.out / "sites.json").write_text(json.dumps(found, indent=1) + "\n")
+    versions = {"jax": jax.__version__, "jaxcomp": jaxcomp.__version__, "cores": os.cpu_count()}
+    results = {"environment": versions, **found}
+    (args.out / "sites.json").write_text(json.dumps(results, indent=1) + "\n")
     draw(found, args.out / "sites.png")
     last, sockets = found["rounds"][-1], found["sockets"]
     seconds = last["time"] - found["rounds"][0]["time"]
