@@ -268,7 +268,7 @@ def _bounds_judged(numbers: dict[str, Any]) -> Judged:
         above.append(lowest >= 0.1)
         margins += [within(10, ratio["NEOLITHIC, random, both ways"]), lowest / 0.1]
     text = f"squared gradient in units of the bound with δ = {FRACTION}, {'; '.join(words)}"
-    return Judged(text, decide(all(near) and all(above), all(near) or all(above)), least(*margins))
+    return Judged(text, decide(all(near) and all(above), part=all(near)), least(*margins))
 
 
 _NEOLITHIC = (
