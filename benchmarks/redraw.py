@@ -15,8 +15,6 @@ from typing import Any
 import reporting
 from reporting import HERE, RESULTS
 
-sys.path.append(str(HERE / "network"))
-
 DOCS = HERE.parent / "docs"
 
 
@@ -124,10 +122,16 @@ def sites(path: pathlib.Path) -> None:
     example.draw(_read("sites/example.json"), path)
 
 
+def _of_network(name: str) -> Any:
+    """A module of the network's folder."""
+    if str(HERE / "network") not in sys.path:
+        sys.path.append(str(HERE / "network"))
+    return importlib.import_module(name)
+
+
 def _network(job: str) -> Callable[[pathlib.Path], None]:
     def make(path: pathlib.Path) -> None:
-        import plots  # pyright: ignore[reportMissingImports]
-
+        plots = _of_network("plots")
         plots.JOBS[job](_read(f"network/{job}.json"), path)
 
     return make
