@@ -97,7 +97,7 @@ def gpu(path: pathlib.Path) -> None:
 
 
 def break_even(path: pathlib.Path) -> None:
-    import beyond  # pyright: ignore[reportMissingImports]
+    beyond = _of_network("beyond")
     import pictures
 
     found = _read("network/beyond.json")
