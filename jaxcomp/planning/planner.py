@@ -13,15 +13,12 @@ from jaxcomp import checks
 from jaxcomp.base import Reducer
 from jaxcomp.exchange import dense as dense_
 from jaxcomp.exchange.plan import Plan
-from jaxcomp.feedback import Link, Residual
 from jaxcomp.graphs import mixing
 from jaxcomp.planning import models, timing
+from jaxcomp.planning.compared import CODECS, LOCAL, programs
 from jaxcomp.planning.description import describe, short
-from jaxcomp.recipes.quantizers import qsgd_inf, sign
-from jaxcomp.recipes.sparsifiers import chunk_top_k, sidco, top_k
 from jaxcomp.reducers import choose
 from jaxcomp.reducers.dense import Dense
-from jaxcomp.reducers.gather import Gather
 from jaxcomp.reducers.gossip import Gossip
 from jaxcomp.reducers.hierarchical import Hierarchical
 from jaxcomp.reducers.power import PowerIteration
@@ -31,19 +28,6 @@ from jaxcomp.types import PyTree
 from jaxcomp.wire import cost as wire_cost
 
 Clock = Callable[[Any], timing.Measured]
-
-CODECS: Mapping[str, Any] = {
-    "qsgd_inf 8-bit": qsgd_inf(bits=8),
-    "qsgd_inf 4-bit": qsgd_inf(bits=4),
-    "qsgd_inf 2-bit": qsgd_inf(bits=2),
-    "sign": sign(),
-    "top_k 1 %": top_k(fraction=0.01),
-    "sidco 0.1 %": sidco(fraction=0.001),
-    "PowerSGD rank 4": PowerIteration(rank=4),
-}
-"""The codecs that a plan compares by default."""
-LOCAL: Mapping[str, Any] = {"SparseLoCo": Gather(Link(chunk_top_k(), Residual(0.95)))}
-"""What methods of local steps send, beside those codecs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,6 +179,7 @@ def plan(
         timed=not link_only,
         bold=max_error is not None,
         left_out=_left_out(given, levels, large, max_error),
+        programs={} if codecs is not None else programs(named, levels),
     )
     taken = named[planned.best.way.name]
     leaves = _leaves(taken, params, levels, network, clock, sharing)

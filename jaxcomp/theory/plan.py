@@ -3,6 +3,8 @@
 import dataclasses
 import math
 import textwrap
+import types
+from collections.abc import Mapping
 from typing import Any
 
 from jaxcomp import checks
@@ -133,6 +135,7 @@ class Plan:
         text += tables.text(rows, right=[False] + [True] * (len(columns) - 1))
         said = " ".join(filter(None, (self.verdict, self.caution)))
         text += ["", textwrap.fill(said, _COLUMNS), ""]
+        text += [f"    {self.program}", ""] if self.program else []
         text += [
             textwrap.fill(f"* {note}", _COLUMNS, subsequent_indent="  ") for note in self.notes
         ]
@@ -160,6 +163,11 @@ class Plan:
             f"that was looked at is more than {100 * self.margin:.0f} % faster with a mean that is "
             f"more than {100 * self.doubt:.0f} % shorter."
         )
+
+    @property
+    def program(self) -> str:
+        """What to write for the recommended way; empty for a dense one or codecs of your own."""
+        return self.conditions["programs"].get(self.best.way.name, "") if self.compress else ""
 
     @property
     def caution(self) -> str:
@@ -221,6 +229,7 @@ class Plan:
                 "timed": self.timed,
                 "best": self.best.way.name,
                 "compress": self.compress,
+                "program": self.program,
                 "ranked_by": "step",
                 "fastest": self.forecasts[0].way.name,
                 "caution": self.caution,
@@ -272,6 +281,7 @@ def forecast(
     timed: bool = True,
     bold: bool = False,
     left_out: tuple[str, ...] = (),
+    programs: Mapping[str, str] = types.MappingProxyType({}),
 ) -> Plan:
     """Compares ways to take a mean on one link.
 
@@ -296,6 +306,7 @@ def forecast(
         timed: whether the prices include encoding and decoding, for the printed table.
         bold: whether ways of a high error may be recommended.
         left_out: what was not compared, and why, for the notes.
+        programs: what to write for a way, by its name.
 
     Raises:
         ValueError: without a dense way, for an unknown baseline or numbers out of range, or if a
@@ -336,6 +347,7 @@ def forecast(
         "timed": timed,
         "bold": bold,
         "left_out": left_out,
+        "programs": programs,
     }
     return Plan(ordered, reference.name, network, conditions)
 

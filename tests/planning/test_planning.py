@@ -11,7 +11,7 @@ import pytest
 
 import jaxcomp
 import jaxcomp_command
-from jaxcomp.planning import models, planner, timing
+from jaxcomp.planning import compared, models, planner, timing
 from jaxcomp.reducers import choose
 from jaxcomp.theory import cost
 
@@ -59,6 +59,28 @@ def test_a_plan_says_whose_link_it_is():
     assert "25 Gbit/s for each host of 8 devices" in on_hosts().about
     assert "25 Gbit/s for each device" in on_hosts(link_per="device").about
     assert json.loads(on_hosts(link_per="device").to_json())["link_per"] == "device"
+
+
+@pytest.mark.parametrize("levels", [(8,), (2, 8)])
+def test_what_a_plan_says_to_write_is_the_way_that_it_compared(levels):
+    named = planner.ways(planner.CODECS, levels)
+    for name, line in compared.programs(named, levels).items():
+        mean = eval(line.removeprefix("jaxcomp.compressed_mean(").removesuffix(", axis_name)"))
+        one = planner.CODECS[name.partition(", ")[0]]
+        assert mean == (named[name] if len(levels) > 1 else one)
+
+
+def test_a_plan_says_what_to_write():
+    slow = cost.Network(bandwidth=1.25e6)
+    planned = jaxcomp.plan(1_000_000, 8, slow, compute=10.0, link_only=True)
+    assert planned.program == "jaxcomp.compressed_mean(jaxcomp.PowerIteration(rank=4), axis_name)"
+    assert f"    {planned.program}\n" in str(planned)
+    assert json.loads(planned.to_json())["program"] == planned.program
+    fast = planned.on(cost.Network(bandwidth=1e15))
+    assert not fast.compress
+    assert not fast.program
+    own = jaxcomp.plan(1_000_000, 8, slow, codecs={"sign": jaxcomp.sign()}, link_only=True)
+    assert not own.program
 
 
 def test_a_way_that_loses_nearly_everything_is_named_and_not_taken():

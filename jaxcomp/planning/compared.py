@@ -1,0 +1,44 @@
+"""The codecs that a plan compares by default, and how a user writes their means."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxcomp.feedback import Link, Residual
+from jaxcomp.recipes.quantizers import qsgd_inf, sign
+from jaxcomp.recipes.sparsifiers import chunk_top_k, sidco, top_k
+from jaxcomp.reducers.gather import Gather
+from jaxcomp.reducers.power import PowerIteration
+
+_WRITTEN: Mapping[str, tuple[str, Any]] = {
+    "qsgd_inf 8-bit": ("jaxcomp.qsgd_inf(bits=8)", qsgd_inf(bits=8)),
+    "qsgd_inf 4-bit": ("jaxcomp.qsgd_inf(bits=4)", qsgd_inf(bits=4)),
+    "qsgd_inf 2-bit": ("jaxcomp.qsgd_inf(bits=2)", qsgd_inf(bits=2)),
+    "sign": ("jaxcomp.sign()", sign()),
+    "top_k 1 %": ("jaxcomp.top_k(fraction=0.01)", top_k(fraction=0.01)),
+    "sidco 0.1 %": ("jaxcomp.sidco(fraction=0.001)", sidco(fraction=0.001)),
+    "PowerSGD rank 4": ("jaxcomp.PowerIteration(rank=4)", PowerIteration(rank=4)),
+}
+CODECS: Mapping[str, Any] = {name: codec for name, (_, codec) in _WRITTEN.items()}
+"""The codecs that a plan compares by default."""
+LOCAL: Mapping[str, Any] = {"SparseLoCo": Gather(Link(chunk_top_k(), Residual(0.95)))}
+"""What methods of local steps send, beside those codecs."""
+
+
+def programs(named: Mapping[str, Any], levels: tuple[int, ...]) -> dict[str, str]:
+    """The mean of each of the default ways, as a user writes it.
+
+    `compressed_mean` chooses the reducer on one level; `Hierarchical` must be given it.
+    """
+    found = {}
+    for name, given in named.items():
+        codec, _, reducer = name.partition(", ")
+        if codec not in _WRITTEN:
+            continue
+        mean, _ = _WRITTEN[codec]
+        if len(levels) > 1:
+            if given.uplink.feedback.facts.keeps_unsent:
+                mean = f"jaxcomp.Link({mean}, jaxcomp.Residual())"
+            both = f"{mean}, {mean}" if reducer == "TwoShot" else mean
+            mean = f"jaxcomp.Hierarchical(jaxcomp.Dense(), jaxcomp.{reducer}({both}))"
+        found[name] = f"jaxcomp.compressed_mean({mean}, axis_name)"
+    return found
