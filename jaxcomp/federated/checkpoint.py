@@ -117,6 +117,7 @@ def lock(folder: str | pathlib.Path, patience: float = _PATIENCE) -> Any:
             fcntl.lockf(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             if time.monotonic() > until:
+                held.close()
                 raise ValueError(
                     f"`checkpoint` must be a folder with which no other process trains, got "
                     f"{folder}, whose lock was held for {patience:g} s"
