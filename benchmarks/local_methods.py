@@ -5,7 +5,8 @@
 `adaptive` trains a perceptron on handwritten digits with momentum SGD whose rate falls twice, in
 rounds of constant, adaptive and scheduled length, and counts the exchanges. `bits` trains a byte
 model in rounds of Adam or Muon, with dense and with compressed exchanges, and `tuned` searches the
-rates of their baseline, dense DiLoCo. Workers are simulated on one device. Tables and `local.json`
+rates of their baseline, dense DiLoCo, and `tuned sparse` those of SparseLoCo, over the same grid
+and higher outer rates. Workers are simulated on one device. Tables and `local.json`
 are in the `--out` folder.
 """
 
@@ -13,7 +14,7 @@ import argparse
 import functools
 import pathlib
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -42,6 +43,8 @@ BITS = (
     "from {low:.4f} | to {high:.4f} | against dense, % {against:+.2f}"
 )
 INNER, OUTER = (1.5e-3, 3e-3, 6e-3), (0.05, 0.1, 0.2, 0.35, 0.5, 0.7)
+HIGHER = (1.0, 2.0, 4.0)
+"""Outer rates of a method without outer momentum."""
 SPEEDUP = (
     "communication ÷ computation {ratio:.2f} | link {link} | rounds of 8 {eight:.2f} | "
     "rounds of 16 {sixteen:.2f}"
@@ -216,23 +219,44 @@ def bits(seeds: int, rounds: int = 20, every: int = 15) -> dict[str, Any]:
     return found
 
 
-def tuned(seeds: int, rounds: int = 20, every: int = 15) -> dict[str, Any]:
+def tuned(seeds: int) -> dict[str, Any]:
     """Dense DiLoCo as in `bits`, with the best pair of rates for a seed that is not counted."""
+
+    def diloco(every: int, adam: Any, outer: float) -> Any:
+        return algorithms.diloco(
+            jaxcomp.Dense(), AXIS, every=every, inner=adam, learning_rate=outer
+        )
+
+    return _best("DiLoCo, dense, tuned", diloco, OUTER, seeds)
+
+
+def tuned_sparse(seeds: int) -> dict[str, Any]:
+    """SparseLoCo alike."""
+    sparse = jaxcomp.Policy(jaxcomp.chunk_top_k(), min_size=0, min_ndim=0)
+
+    def sparseloco(every: int, adam: Any, outer: float) -> Any:
+        return algorithms.sparseloco(sparse, AXIS, every=every, inner=adam, learning_rate=outer)
+
+    return _best("SparseLoCo, tuned", sparseloco, (*OUTER, *HIGHER), seeds)
+
+
+def _best(
+    name: str, make: Any, outers: Sequence[float], seeds: int, rounds: int = 20, every: int = 15
+) -> dict[str, Any]:
     steps = rounds * every
     task, grid = language(steps), {}
 
-    def diloco(inner: float, outer: float) -> Any:
+    def method(inner: float, outer: float) -> Any:
         rate = optax.warmup_cosine_decay_schedule(0.0, inner, 20, steps, inner / 20)
-        adam, dense = optax.adam(rate), jaxcomp.Dense()
-        return algorithms.diloco(dense, AXIS, every=every, inner=adam, learning_rate=outer)
+        return make(every, optax.adam(rate), outer)
 
-    pairs = [(inner, outer) for inner in INNER for outer in OUTER]
-    for pair in track(pairs, description="rates of DiLoCo"):
-        params, *_ = trainer(diloco(*pair), task)(*task.begin(seeds))
+    pairs = [(inner, outer) for inner in INNER for outer in outers]
+    for pair in track(pairs, description=f"rates of {name}"):
+        params, *_ = trainer(method(*pair), task)(*task.begin(seeds))
         grid[pair] = task.score(params)["score"]
     best = min(grid, key=lambda pair: grid[pair])
     shown = {f"inner {inner:g}, outer {outer:g}": score for (inner, outer), score in grid.items()}
-    measured = measure("DiLoCo, dense, tuned", diloco(*best), task, seeds)
+    measured = measure(name, method(*best), task, seeds)
     return {"grid": shown, "inner": best[0], "outer": best[1], **measured}
 
 
@@ -282,7 +306,7 @@ def speedups() -> list[dict[str, Any]]:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--only", choices=("adaptive", "bits", "tuned"))
+    parser.add_argument("--only", choices=("adaptive", "bits", "tuned", "tuned sparse"))
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("out/local"))
     return parser.parse_args()
 
@@ -293,7 +317,8 @@ def main() -> None:
     path = options.out / "local.json"
     book = reporting.read(path) if path.exists() else {}
     book["environment"] = reporting.environment()
-    for name, job in (("adaptive", adaptive), ("bits", bits), ("tuned", tuned)):
+    jobs = {"adaptive": adaptive, "bits": bits, "tuned": tuned, "tuned sparse": tuned_sparse}
+    for name, job in jobs.items():
         if options.only in (name, None):
             book[name] = job(options.seeds)
             reporting.keep(path, book)
@@ -310,6 +335,10 @@ def write(folder: pathlib.Path, book: dict[str, Any], *, quiet: bool = False) ->
         if "tuned" in book:
             best = {"bits": 32.0, "base": "DiLoCo, dense", **book["tuned"]}
             rows.append(bits_record("DiLoCo, dense, tuned", best, book["bits"]))
+        if "tuned sparse" in book:
+            of = book["bits"]["SparseLoCo"]["bits"]
+            best = {"bits": of, "base": "DiLoCo, dense", **book["tuned sparse"]}
+            rows.append(bits_record("SparseLoCo, tuned", best, book["bits"]))
         parts.append(Table("Few bits in rounds, byte model", BITS, rows))
     parts.append(Table("Speed-up over a dense mean in every step, link model", SPEEDUP, speedups()))
     reporting.sections(parts, folder / "local.md", quiet=quiet)

@@ -45,6 +45,12 @@ RATES_FIXED = "2026-11-26T23:33:00"
 NETWORKS_FIXED = "2026-11-27T00:08:00"
 """When the criterion of CD-Adam on networks was committed."""
 
+LARGER_FIXED = "2026-11-27T02:42:00"
+"""When the criteria of larger matrices, long warm-ups and trained starts were committed."""
+
+ENDS_FIXED = "2026-11-27T02:58:00"
+"""When the criteria of deeper networks, delays and side information were committed."""
+
 LONGEST = 120
 """Characters of a cell of the page's tables."""
 

@@ -10,7 +10,7 @@ import optax
 
 import jaxcomp
 from claims import networks, scores
-from claims.claim import Claim, Judged, decide
+from claims.claim import PAIRED, Claim, Judged, decide
 from claims.networks import Plan, Rate, everywhere, mean
 
 IMAGES = 32_768
@@ -28,10 +28,18 @@ def _lars(rate: Rate) -> Any:
     return optax.lars(rate, trust_ratio_mask=_matrices, trust_coefficient=0.01)
 
 
-OPTIMIZERS: dict[str, tuple[Callable[[Rate], Any], tuple[float, ...]]] = {
-    "SGD": (networks.momentum, (0.02, 0.05, 0.1, 0.2, 0.4)),
-    "LARS": (_lars, (1.0, 2.0, 5.0, 10.0, 20.0)),
-    "LAMB": (optax.lamb, (0.005, 0.01, 0.02, 0.05, 0.1)),
+OPTIMIZERS: dict[str, Callable[[Rate], Any]] = {
+    "SGD": networks.momentum,
+    "LARS": _lars,
+    "LAMB": optax.lamb,
+}
+RATES: dict[tuple[str, int], tuple[float, ...]] = {
+    ("SGD", 1): (0.005, 0.01, 0.02, 0.05, 0.1),
+    ("SGD", 16): (0.1, 0.2, 0.4, 0.8, 1.6),
+    ("LARS", 1): (0.2, 0.5, 1.0, 2.0, 5.0),
+    ("LARS", 16): (0.5, 1.0, 2.0, 5.0, 10.0),
+    ("LAMB", 1): (0.002, 0.005, 0.01, 0.02, 0.05),
+    ("LAMB", 16): (0.01, 0.02, 0.05, 0.1, 0.2),
 }
 MEANS = {"dense": jaxcomp.Dense(), "4 bits": everywhere(jaxcomp.qsgd_inf(bits=4))}
 
@@ -41,8 +49,8 @@ def _train() -> dict[str, Any]:
     for times in TIMES:
         steps = IMAGES // (WORKERS * SIZE * times)
         schedule = networks.cosine(steps, max(steps // 10, 2))
-        for name, (optimizer, rates) in OPTIMIZERS.items():
-            plan = Plan(steps, rates, WORKERS, SIZE * times, schedule)
+        for name, optimizer in OPTIMIZERS.items():
+            plan = Plan(steps, RATES[name, times], WORKERS, SIZE * times, schedule)
             ways = {f"{name} ×{times}, {way}": mean(MEANS[way], optimizer) for way in MEANS}
             found |= networks.compare(ways, task, plan)["methods"]
     return {"numbers": {"better": task.better, "unit": task.unit, "methods": found}}
@@ -80,11 +88,11 @@ CLAIMS = (
         judge=_judged,
         criterion="LARS or LAMB ×16 as good as SGD ×1, both dense; four bits as good as "
         "dense in all 6 cases",
-        former="8,192 images of scikit-learn's digits, batches of 128 too, five seeds",
+        fixed=PAIRED,
         run=_train,
-        minutes=10,
+        minutes=5,
         note="It holds if one of the two keeps the accuracy of the small batch, and in part if one "
-        "is better than SGD. Sixteen steps are few, and LARS loses most in them. Trust ratios are "
-        "those of the decompressed mean.",
+        "is better than SGD. Trust ratios are those of the decompressed mean. A first run had its "
+        "best rates at edges of the grids of SGD and LARS; the grids were moved, not the rule.",
     ),
 )

@@ -79,7 +79,7 @@ class Task(NamedTuple):
         return 100 * jnp.mean(self.logits(params, inputs).argmax(-1) == targets)
 
 
-def _normal(key: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+def normal(key: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     """Kernels with variance `2 / inputs`, and zero biases."""
     keys = jax.random.split(key, len(shapes))
     return {
@@ -140,7 +140,7 @@ def cnn() -> Task:
         return train, validation, test
 
     data = tuple(map(jnp.asarray, images.load()))
-    init = functools.partial(_normal, shapes=_CNN)
+    init = functools.partial(normal, shapes=_CNN)
     return Task("CNN", init, _cnn_logits, batch, data, 1, "%", split)
 
 
@@ -173,7 +173,7 @@ def _gru_logits(params: Any, tokens: Any) -> Any:
 
 
 def _gru_init(key: Any) -> Any:
-    params = _normal(key, _GRU)
+    params = normal(key, _GRU)
     smaller = {"head": 0.2, "hidden": 0.7, "input": 0.7}  # Gates and logits begin undecided.
     return {name: smaller.get(name, 1.0) * leaf for name, leaf in params.items()}
 
@@ -248,6 +248,7 @@ class Plan(NamedTuple):
         schedule: from 0 to 1, by step; None for `cosine` with a twentieth of warm-up.
         probe: numbers of each step, from the state, the centre and the worker's parameters.
         ledger: numbers of the final state, of all workers.
+        seeds: that are scored, a multiple of five.
     """
 
     steps: int
@@ -257,6 +258,7 @@ class Plan(NamedTuple):
     schedule: Rate | None = None
     probe: Any = lambda state, centre, own: {}
     ledger: Any = lambda state: {}
+    seeds: int = SEEDS
 
 
 def runner(method: Method, task: Task, plan: Plan) -> Callable[[Any, Any, Any], Any]:
@@ -315,7 +317,7 @@ def train(method: Method, task: Task, plan: Plan) -> dict[str, Any]:
     best = int(np.argmin(losses))
     parts = [
         run(jnp.full(AT_ONCE, rates[best]), first + jnp.arange(AT_ONCE), task.data)
-        for first in range(0, SEEDS, AT_ONCE)
+        for first in range(0, plan.seeds, AT_ONCE)
     ]
     found = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     grid = {
