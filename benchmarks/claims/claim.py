@@ -48,8 +48,11 @@ NETWORKS_FIXED = "2026-11-27T00:08:00"
 LARGER_FIXED = "2026-11-27T02:42:00"
 """When the criteria of larger matrices, long warm-ups and trained starts were committed."""
 
-ENDS_FIXED = "2026-11-27T02:58:00"
+ENDS_FIXED = "2026-11-27T02:52:00"
 """When the criteria of deeper networks, delays and side information were committed."""
+
+SEEDS_FIXED = "2026-11-27T02:46:00"
+"""When the criteria of traffic, memory and GenQSGD's bound were committed."""
 
 LONGEST = 120
 """Characters of a cell of the page's tables."""
