@@ -182,6 +182,16 @@ def no_law(numbers):
         row["distances"] = dict.fromkeys(row["distances"], 1.0)
 
 
+def above_bound(numbers):
+    for row in numbers["rows"]:
+        row["workers"] = 9 * row["bound"]
+
+
+def large_memory(numbers):
+    for row in numbers["rows"].values():
+        row["kept"] = 9.0
+
+
 SPOILT = {
     "artemis-noise-floor": inexact,
     "diana-noise-floor": inexact,
@@ -225,14 +235,18 @@ SPOILT = {
     "sidco-laws": no_law,
     "ceo-real-gradients": rows_with(distortion=1.0, saved=0.0),
     "fedpaq-rate": rows_with(power=0.0),
+    "genqsgd-bound": above_bound,
+    "memory-footprint": large_memory,
 }
 FAMILIES = (
     "adaptive",
     "bidirectional",
+    "bounds",
     "censored",
     "contractive",
     "democratic",
     "federated_rates",
+    "footprints",
     "noisy",
     "premises",
     "preserved",
