@@ -74,13 +74,16 @@ class Simulation:
             slow; the mean of their bytes stands for the others'. With 0, the bytes are those of the
             payloads' arrays, without a head and before entropy coding.
 
+    Warns if no leaf of `params` is compressed.
+
     Raises:
         ValueError: for settings of another kind; on use, for data of other shapes.
 
     Example:
         >>> import jax.numpy as jnp, jaxcomp, optax
         >>> work = jaxcomp.federated.LocalSteps(lambda w, x: jnp.mean((w - x) ** 2), optax.sgd(0.1))
-        >>> method = jaxcomp.federated.Method(work, jaxcomp.qsgd_inf(bits=8))
+        >>> codec = jaxcomp.Policy(jaxcomp.qsgd_inf(bits=8), min_size=0, min_ndim=0)
+        >>> method = jaxcomp.federated.Method(work, codec)
         >>> data = np.random.default_rng(0).normal(3, 1, (100, 5, 8, 16)).astype(np.float32)
         >>> sim = Simulation(method, jnp.zeros(16), 100, lambda numbers, round: data[numbers])
         >>> reports = sim.run(5)

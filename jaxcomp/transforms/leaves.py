@@ -4,9 +4,10 @@ import warnings
 
 import jax
 
-from jaxcomp.base import Reducer
+from jaxcomp.base import Reducer, ReducerFacts
 from jaxcomp.codecs import low_rank
 from jaxcomp.feedback import Link
+from jaxcomp.layout.trees import Layout
 from jaxcomp.reducers import choose
 from jaxcomp.types import PyTree
 
@@ -17,17 +18,22 @@ def warn(source: Link | Reducer, params: PyTree) -> None:
         return
     whole = choose.plan(source, params, sizes=(1, 1))
     plan = whole.layout
+    warn_of(plan, "compressed_mean", whole.given.facts.for_small_leaves)
+    for hint in low_rank.merged_layers(plan):
+        warnings.warn(f"{hint}; jaxcomp.describe shows each leaf.", stacklevel=3)
+
+
+def warn_of(plan: Layout, name: str, advice: str = ReducerFacts.for_small_leaves) -> None:
+    """Warns of rules without a leaf, and of a plan without compression, for what has the name."""
     if plan.unused:
         warnings.warn(
             f"no leaf is decided by the policy's rules {plan.unused}: the leaves are {plan.paths}",
-            stacklevel=3,
+            stacklevel=4,
         )
-    if not plan.batches:
+    if plan.paths and not plan.batches:
         reasons = ", ".join(f"'{reason}'" for reason in dict.fromkeys(plan.reasons))
         warnings.warn(
-            "compressed_mean compresses no leaf of these parameters, all of which are sent dense "
-            f"({reasons}). jaxcomp.describe shows each; {whole.given.facts.for_small_leaves}.",
-            stacklevel=3,
+            f"{name} compresses no leaf of these parameters, all of which are sent dense "
+            f"({reasons}). jaxcomp.describe shows each; {advice}.",
+            stacklevel=4,
         )
-    for hint in low_rank.merged_layers(plan):
-        warnings.warn(f"{hint}; jaxcomp.describe shows each leaf.", stacklevel=3)

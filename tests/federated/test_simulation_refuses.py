@@ -34,6 +34,19 @@ def test_refuses(settings, message):
         federated.Simulation(**given)
 
 
+def test_warns_if_no_leaf_is_compressed():
+    """The default policy sends small leaves dense; an exact codec is dense by name."""
+
+    def simulated(codec):
+        method = federated.Method(world.METHOD.work, codec)
+        return federated.Simulation(method, np.zeros(16, np.float32), 4, world.batches)
+
+    with pytest.warns(UserWarning, match=r"compresses no leaf .* \('1-D, below min_ndim=2'\)"):
+        simulated(jaxcomp.qsgd_inf(bits=4))
+    simulated(jaxcomp.Policy(jaxcomp.qsgd_inf(bits=4), min_size=0, min_ndim=0))
+    simulated(jaxcomp.codecs.Identity())
+
+
 def test_refuses_data_of_another_shape():
     sim = federated.Simulation(
         world.METHOD, world.params(), world.CLIENTS, lambda n, r: world.X[n, 0, 0, 0]
