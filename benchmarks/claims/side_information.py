@@ -147,6 +147,7 @@ CLAIMS = (
         minutes=1,
         note="The codes without side information are QSGD, QSGDinf, a rotated uniform one, and "
         "Wyner-Ziv coding with the guess zero. Buckets whose guess is worse than zero are coded "
-        "without it.",
+        "without it. The mean of the others' messages is the better guess in nearly all cases. "
+        "Most of the distance to QSGD, with its Euclidean scales, is not due to the guess.",
     ),
 )
