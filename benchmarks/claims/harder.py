@@ -18,7 +18,7 @@ from claims.descent import least, within
 from claims.networks import AXIS, Method, Plan, Rate, Task, everywhere, mean
 from jaxcomp.mesh import kinds
 
-DEEP = Plan(500, (0.005, 0.01, 0.02, 0.05, 0.1))
+DEEP = Plan(500, (0.02, 0.05, 0.1, 0.2, 0.4))
 STEM = {"conv0": (9, 16), "conv1": (144, 32)}
 BLOCKS, WIDTH = 3, 32
 CLIP, LOSS = 2.5, 2.0
