@@ -1,4 +1,4 @@
-"""The connections of `federated_socket.py`: each one bounded in time and in bytes.
+"""The connections of `federated_socket.py`, the program to run: bounded in time and in bytes.
 
 A connection first proves which client it is: it answers the server's random challenge with a keyed
 hash, so that a stranger takes no client's place and an old answer is of no use. Then the server

@@ -155,9 +155,11 @@ def notes(runs: Sequence[Run], devices: Sequence[Any]) -> list[str]:
     if dense and others:
         times = ", ".join(f"{r.label} {r.step_ms / dense.step_ms:.1f}x" for r in others)
         slower = sum(run.step_ms > dense.step_ms for run in others)
-        count = {len(others): "Every", 0: "No"}.get(slower, f"{slower} of {len(others)}")
+        some = f"{slower} of {len(others)} compressed steps {'was' if slower == 1 else 'were'}"
+        all_or_none = {len(others): "Every compressed step was", 0: "No compressed step was"}
         said.append(
-            f"{count} compressed step was slower here than the dense one. Times its time: {times}."
+            f"{all_or_none.get(slower, some)} slower here than the dense one. Times its time: "
+            f"{times}."
         )
     more = [run.label for run in others if run.times_less_than_dense < 1]
     if more:
