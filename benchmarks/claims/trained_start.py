@@ -18,7 +18,7 @@ from claims.claim import LARGER_FIXED, Claim, Judged, decide
 from claims.descent import least, within
 from jaxcomp import algorithms
 
-START, STEPS, EVERY, SEEDS = 400, 600, 100, 5
+START, STEPS, EVERY, SEEDS = 400, 400, 100, 5
 WHOLE = START + STEPS
 INNER = (1.5e-3, 3e-3, 6e-3)
 OUTER = [(rate, momentum) for rate in (0.5, 0.7, 1.0) for momentum in (0.0, 0.5, 0.9)]

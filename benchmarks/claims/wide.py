@@ -16,7 +16,7 @@ from claims.claim import LARGER_FIXED, Claim, Judged, decide
 from claims.descent import least
 from claims.networks import Plan, Task, everywhere, mean
 
-WIDTH, STEPS = 512, 600
+WIDTH, STEPS = 512, 400
 WARM, FRACTION = 0.016, 0.001
 PLAN = Plan(STEPS, (0.01, 0.02, 0.05, 0.1, 0.2), seeds=5)
 _SHAPES = {
