@@ -17,7 +17,7 @@ from claims.networks import AXIS, Method, Plan, Rate, mean
 from jaxcomp import algorithms
 
 STEPS, WARM, B2 = 5000, 1000, 0.99
-RATES = (0.0005, 0.001, 0.002, 0.005, 0.01)
+RATES = (0.0001, 0.0002, 0.0005, 0.001, 0.002)
 SIGN = jaxcomp.Policy(jaxcomp.sign(), min_size=0, min_ndim=0)
 
 
@@ -124,7 +124,9 @@ CLAIMS = (
         fixed=LARGER_FIXED,
         run=_train_adam,
         minutes=25,
-        note="A fifth of dense steps alone bounds the ratio by 5; 4 counts as reached.",
+        note="A fifth of dense steps alone bounds the ratio by 5; 4 counts as reached. A first run "
+        "had Adam's best rate at the lower edge of the grid, which was moved, not the rule; there "
+        "1-bit Adam failed with five of ten seeds at a rate of 0.001 that one seed had chosen.",
     ),
     Claim(
         name="zero-one-adam",

@@ -5,7 +5,8 @@ are: whatever a library asks for its own address, it finds that of the shaped li
 hold both ways of every link to the same rate.
 
 The hosts are on a switch, or in a ring in which each has links to the host before and after it
-alone: what two others send to each other passes through the hosts between them.
+alone: what two others send to each other passes through the hosts between them. On a switch
+packets may also take their time (`delays.py`).
 """
 
 import contextlib
@@ -16,10 +17,14 @@ import pathlib
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
+
+import delays
+import tables
 
 PREFIX = "jaxcomp-wire-"
 BRIDGE = PREFIX + "bridge"
@@ -67,7 +72,11 @@ def clockwise(source: int, to: int, processes: int) -> bool:
 
 @contextlib.contextmanager
 def network(
-    processes: int, rate: str | None, shape: str = "switch", slow: str | None = None
+    processes: int,
+    rate: str | None,
+    shape: str = "switch",
+    slow: str | None = None,
+    delay: float = 0.0,
 ) -> Iterator[Network]:
     """A network of hosts; on exit it is removed, and every program in it is ended.
 
@@ -76,6 +85,7 @@ def network(
         rate: of each link in each direction, as `tc` writes it; None does not shape.
         shape: "switch" or "ring".
         slow: another rate of one link: of `slow_host` on a switch, from it to the next in a ring.
+        delay: seconds of a packet on its way over a switch, whose links then all have one rate.
 
     Raises:
         RuntimeError: if another program has such a network.
@@ -85,8 +95,11 @@ def network(
         _clear()  # Remove the network of an interrupted run.
         started: list[subprocess.Popen] = []
         try:
-            build = {"switch": _build, "ring": _build_ring}[shape]
-            build(processes, rate, slow)
+            if delay:
+                started.append(_build_delayed(processes, rate, delay))
+            else:
+                build = {"switch": _build, "ring": _build_ring}[shape]
+                build(processes, rate, slow)
             for rank in range(processes):
                 text = f"127.0.0.1 localhost\n{address(rank)} {_host(rank)}\n"
                 pathlib.Path(hosts, str(rank)).write_text(text)
@@ -130,6 +143,24 @@ def _build(processes: int, rate: str | None, slow: str | None) -> None:
         own = slow if slow and rank == slow_host(processes) else rate
         for place, device in ((name, "eth0"), (BRIDGE, port)):
             _shape(place, device, own)
+
+
+def _build_delayed(processes: int, rate: str | None, delay: float) -> subprocess.Popen:
+    """The program that is the switch."""
+    ends = {}
+    for rank in range(processes):
+        name, device = _host_of(rank), f"wire{rank}"
+        ends[address(rank)] = delays.attach(device)
+        _run("ip", "link", "set", device, "netns", name, "name", "eth0")
+        _run("ip", "-n", name, "addr", "add", f"{address(rank)}/24", "dev", "eth0")
+        _run("ip", "-n", name, "link", "set", "eth0", "mtu", str(delays.LARGEST), "up")
+    hosts = [f"{host}={end}" for host, end in ends.items()]
+    speed = tables.bytes_a_second(rate or "unshaped") or 0.0
+    argv = [sys.executable, delays.__file__, str(delay), str(speed), *hosts]
+    switch = subprocess.Popen(argv, pass_fds=tuple(ends.values()))
+    for end in ends.values():
+        os.close(end)
+    return switch
 
 
 def _build_ring(processes: int, rate: str | None, slow: str | None) -> None:

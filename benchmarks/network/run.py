@@ -59,6 +59,7 @@ def parse() -> argparse.Namespace:
     add("--only", nargs="+", choices=JOBS, default=usual, help=f"{', '.join(usual)}, if not given")
     add("--shape", choices=namespaces.SHAPES, default="switch", help="of the links, for gossip")
     add("--slow", metavar="RATE", help="of one of the links, for gossip")
+    add("--delay", type=float, default=0.0, metavar="MS", help="of packets on a switch, for gossip")
     add("--methods", nargs="+", metavar="NAME", help="some of them, by name")
     add("--elements", type=int, default=25_000_000, help="of the mean; made a matrix")
     add("--repeats", type=int, default=5, help="of each mean and each training")
@@ -79,8 +80,12 @@ def parse() -> argparse.Namespace:
     if trains and any(4 % n for n in options.processes):
         parser.error("--processes must be 2 or 4 to train, so that all have equal parts of a batch")
     other = options.slow or options.shape != "switch"
-    if other and not set(options.only) <= set(GOSSIP):
-        parser.error("--shape and --slow are for gossip: use them with --only gossip gossip-train")
+    if (other or options.delay) and not set(options.only) <= set(GOSSIP):
+        parser.error(
+            "--shape, --slow and --delay are for gossip: use them with --only gossip gossip-train"
+        )
+    if options.delay and other:
+        parser.error("--delay must be without --shape and --slow")
     return options
 
 
@@ -189,7 +194,8 @@ def run(options: argparse.Namespace, rate: str, processes: int, job: str) -> boo
     folder = options.out / "logs" / label
     start = time.monotonic()
     try:
-        with namespaces.network(processes, shaped, options.shape, options.slow) as net:
+        delay = options.delay / 1e3
+        with namespaces.network(processes, shaped, options.shape, options.slow, delay) as net:
             found = launch(net, program, {**settings, "what": what}, folder, options.limit)
     except LaunchError as error:
         print(f"{title}: failed, and left out. {error}", file=sys.stderr)
@@ -210,7 +216,8 @@ def run(options: argparse.Namespace, rate: str, processes: int, job: str) -> boo
 def links(rate: str, options: argparse.Namespace) -> str:
     """The links in words."""
     shape = "" if options.shape == "switch" else f", {options.shape}"
-    return f"{rate}{shape}" + (f", one link {options.slow}" if options.slow else "")
+    delay = f", {options.delay:g} ms" if options.delay else ""
+    return f"{rate}{shape}{delay}" + (f", one link {options.slow}" if options.slow else "")
 
 
 def main() -> None:

@@ -30,11 +30,13 @@ else:
 @pytest.fixture
 def module(monkeypatch):
     """Imports a module of the benchmark by its name."""
+    monkeypatch.syspath_prepend(ROOT / "examples")  # As `reporting`, perhaps imported before.
     monkeypatch.syspath_prepend(ROOT / "benchmarks" / "network")
     return import_module
 
 
-def test_links_are_shaped_and_gone_afterwards(module):
+@pytest.mark.parametrize("delay", [0.0, 0.1])
+def test_links_are_shaped_and_gone_afterwards(module, delay):
     """A megabyte at 10 Mbit/s takes 0.84 s, minus the burst of the bucket."""
     namespaces = module("namespaces")
     try:
@@ -49,12 +51,12 @@ def test_links_are_shaped_and_gone_afterwards(module):
         return net.start(rank, argv, **settings)
 
     def use():
-        with namespaces.network(2, "10mbit") as net:
+        with namespaces.network(2, "10mbit", delay=delay) as net:
             with start(net, 0, "receive", stdout=subprocess.PIPE, text=True) as receiver:
                 assert receiver.stdout.readline() == "ready\n"
                 begin = time.monotonic()
                 assert start(net, 1, "send", "1000000").wait(timeout=30) == 0
-                assert 0.5 < time.monotonic() - begin < 20
+                assert 0.5 + 3 * delay < time.monotonic() - begin < 20
             left.append(net.start(1, ["sleep", "60"]))
             raise ZeroDivisionError
 
@@ -64,6 +66,25 @@ def test_links_are_shaped_and_gone_afterwards(module):
     assert left[0].wait(timeout=10) != 0  # Removing the network ends its programs.
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
     assert namespaces.PREFIX not in listed.stdout
+
+
+def test_packets_take_their_time(module):
+    """1,000 bytes at 10 kB/s take 0.1 s on each link, of which one runs beside the other's."""
+    delays = module("delays")
+    near, far = bytes((10, 77, 0, 10)), bytes((10, 77, 0, 11))
+    packet = b"\x45" + bytes(15) + far + bytes(980)
+    switch = delays.Switch(delay=0.05, rate=10_000)
+    switch.take(near, packet, now=0.0)
+    switch.take(near, packet, now=0.0)
+    switch.take(near, b"\x60" + packet[1:], now=0.0)  # IPv6.
+    assert switch.due(now=0.149) == []
+    assert switch.due(now=0.151) == [(far, packet)]
+    assert switch.wait(now=0.151) == pytest.approx(0.099)
+    assert switch.due(now=0.251) == [(far, packet)]
+    assert switch.wait(now=0.251) is None
+    for _ in range(5000):  # 5 MB, of which 4 MB may wait.
+        switch.take(near, packet, now=1.0)
+    assert 3990 <= len(switch.due(now=1e9)) <= 4000
 
 
 @pytest.mark.parametrize(
