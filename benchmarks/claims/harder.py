@@ -188,7 +188,10 @@ CLAIMS = (
         run=_deep,
         minutes=6,
         note="Two points of MNIST's accuracy are much: the interval tells whether the loss is "
-        "smaller. The paper's losses on GoogLeNet are of top-5 accuracy on ImageNet.",
+        "smaller. The paper's losses on GoogLeNet are of top-5 accuracy on ImageNet. In a first "
+        "run by the same criterion, with a grid from 0.005 to 0.1, the same rates were best, "
+        "float32's at the edge. One seed of float32 ends at 84.2 %, which helps TernGrad: without "
+        "it the loss is one point.",
     ),
     Claim(
         name="qsgd-asynchrony",
@@ -206,6 +209,6 @@ CLAIMS = (
         run=_asynchrony,
         minutes=6,
         note="Delays are simulated in a program whose workers take steps together. Buckets have "
-        "512 elements, with Euclidean norms.",
+        "512 elements, with Euclidean norms. Delays cost both codes more than four bits do.",
     ),
 )

@@ -283,6 +283,7 @@ FAMILIES = (
     "end_to_end",
     "federated_rates",
     "footprints",
+    "harder",
     "noisy",
     "operations",
     "premises",
