@@ -52,9 +52,6 @@ TRIED = {
     "than QSGDinf.",
     "DGC": "Tried: a perceptron on digits and a byte transformer at 0.1 %. Digits keep their "
     "accuracy; 800 steps are few for elements that are sent once in a thousand steps.",
-    "FastSGD": "Tried: its ratio (14,952 times at 0.01 %), its time and training. The published "
-    "ratio is reached, but a ten-thousandth of the networks that fit here is five "
-    "elements.",
     "DGD-DEF": (
         "Tried: the rate from which descent keeps its factor, in 32 and 512 dimensions. The "
         "democratic code needs 0.69 bits, the near-democratic one two, a scalar quantiser one "
