@@ -36,8 +36,8 @@ def _rate(peak: float, begin: int) -> Any:
 
 
 def _dense(peak: float, begin: int) -> Any:
-    mean = jaxcomp.compressed_mean(jaxcomp.Dense(), AXIS)
-    return optax.chain(mean, optax.adam(_rate(peak, begin)))
+    adam = optax.adam(_rate(peak, begin))
+    return jaxcomp.local_updates(adam, None, AXIS, every=EVERY, synchronous=WHOLE)
 
 
 def _local(make: Any, peak: float, outer: tuple[float, float]) -> Any:
