@@ -120,7 +120,7 @@ def _close(row: dict[str, Any]) -> float:
 CLAIMS = (
     Claim(
         name="memory-footprint",
-        methods=("top_k", "sidco", "fastsgd", "dgc", "powersgd", "sign", "qsgd", "terngrad"),
+        methods=("top_k", "sidco", "fastsgd", "dgc", "PowerIteration", "sign", "qsgd", "terngrad"),
         source="Xu et al., Compressed communication for distributed deep learning: survey and "
         "quantitative evaluation, 2020, memory of methods",
         claim="Error feedback keeps a residual as large as the gradient on each worker, and "
