@@ -43,6 +43,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--checkpoint-every", type=at_least(1), default=20, metavar="STEPS", help="(default: 20)")
     add("--learning-rate", type=options.positive, default=3e-3, help="of AdamW (default: 0.003)")
     add("--bits", type=at_least(2), default=4, help="of an element between hosts (default: 4)")
+    low = "send matrices of so low a rank (PowerSGD) instead of codes"
+    add("--rank", type=at_least(1), help=low)
     add("--batch-size", type=at_least(1), default=16, help="over all devices (default: 16)")
     add("--layers", type=at_least(1), default=2, help="blocks of the model (default: 2)")
     add("--width", type=at_least(32), default=128, help="of them, 32 times a number (default: 128)")
@@ -93,8 +95,9 @@ def main(argv: list[str] | None = None) -> float:
     )
     at_home = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
     params: Any = jax.jit(model.init, out_shardings=at_home)(jax.random.key(0), first)
+    codec = jaxcomp.PowerIteration(args.rank) if args.rank else jaxcomp.qsgd_inf(bits=args.bits)
     tx = optax.chain(
-        jaxcomp.compressed_mean(jaxcomp.qsgd_inf(bits=args.bits), "dcn", param_specs=specs),
+        jaxcomp.compressed_mean(codec, "dcn", param_specs=specs),
         optax.adamw(args.learning_rate),
     )
     state = jaxcomp.init_state(tx, params, mesh, "dcn")
@@ -109,7 +112,7 @@ def main(argv: list[str] | None = None) -> float:
     split, rows = NamedSharding(mesh, BATCH), own_rows(mesh, args.batch_size)
     done, loss = 0, math.nan
     found = checkpoints.read_record(args.out)
-    settings = {name: getattr(args, name) for name in ("layers", "width", "bits")}
+    settings = {name: getattr(args, name) for name in ("layers", "width", "bits", "rank")}
     if found:
         done, loss = found[0], found[1]["loss"]
         if found[1]["settings"] != settings:
@@ -117,21 +120,26 @@ def main(argv: list[str] | None = None) -> float:
         if leads:
             print(f"goes on after step {done} of {args.steps}")
         params, state = checkpoints.restore(args.out, (params, state))
-    start = time.perf_counter()
+    start = 0.0
     for number in range(done + 1, args.steps + 1):
         own = byte_lm_model.batch_of(text, number, **draw, rows=rows)
         batch = jax.tree.map(lambda x: jax.make_array_from_process_local_data(split, x), own)
         params, state, mean = step(params, state, batch)
         loss = float(mean)  # Waits for all hosts.
+        if number == done + 1:
+            start = time.perf_counter()  # The first step compiled.
         if number % args.checkpoint_every == 0 or number == args.steps:
             record = {"loss": loss, "settings": settings}
             checkpoints.save(args.out, number, (params, state), record)
             if leads:
-                seconds = (time.perf_counter() - start) / (number - done)
+                seconds = (time.perf_counter() - start) / max(number - done - 1, 1)
                 print(f"step {number}: loss {loss:.4f}, {seconds:.3f} s a step", flush=True)
     if leads:
-        sent = jaxcomp.describe(jaxcomp.qsgd_inf(bits=args.bits), params, workers=mesh.shape["dcn"])
-        print(f"a host sends {sent.link_bytes:,} bytes a step to the others")
+        shards = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype), params
+        )
+        sent = jaxcomp.describe(codec, shards, workers=mesh.shape["dcn"]).link_bytes
+        print(f"a host sends {mesh.shape['fsdp'] * sent:,} bytes a step to the others")
     return loss
 
 

@@ -71,12 +71,14 @@ class Rounds:
         compute: seconds of a step without communication.
         stall: the share of the steps that exchanges may add.
         longest: the longest round to prefer.
+        about: a line that describes the setup; empty if it is not known.
     """
 
     rounds: tuple[Round, ...]
     compute: float
     stall: float
     longest: int
+    about: str = ""
 
     @property
     def best(self) -> Round:
@@ -109,7 +111,9 @@ class Rounds:
         )
         if one.every > self.longest:
             return f"{told}. Nothing fits rounds of {self.longest} steps: compress more, or wait."
-        return f"{told}; without the delay every={one.alone}."
+        if one.delay:
+            told += f"; without the delay every={one.alone}"
+        return f"{told}. It has the least error of those in rounds of at most {self.longest} steps."
 
     def to_json(self) -> str:
         """All of it as JSON; `null` where a number is infinite."""
@@ -120,7 +124,7 @@ class Rounds:
         rows = [
             (
                 ("→ " if one is self.best else "! " if one.risky else "  ") + one.name,
-                f"{one.bytes / 1e6:.4g}",
+                f"{one.bytes / 1e6:,.4g}" if one.bytes < 1e9 else f"{one.bytes / 1e6:,.0f}",
                 f"{one.error:.2g}",
                 duration(one.exchange),
                 str(one.alone),
@@ -132,7 +136,8 @@ class Rounds:
         ]
         table = tables.text([heads, *rows], right=[False] + [True] * 7)
         said = [textwrap.fill(text, 100) for text in (self.verdict, *self.notes)]
-        return "\n".join([*table, "", *said])
+        about = [f"{self.about}, a step of {duration(self.compute)}", ""] if self.about else []
+        return "\n".join([*about, *table, "", *said])
 
 
 LONGEST_DELAY = 2 / 3
@@ -180,7 +185,7 @@ def rounds(
     checks.number("delayed", delayed, 0.0, 1.0)
     found = [_round(line, plan.compute, stall, delayed) for line in plan.forecasts]
     found.sort(key=lambda one: -one.bytes)
-    return Rounds(tuple(found), plan.compute, stall, longest)
+    return Rounds(tuple(found), plan.compute, stall, longest, plan.about)
 
 
 def _round(line: Forecast, step: float, stall: float, delayed: float) -> Round:
