@@ -59,7 +59,7 @@ def _demo(k: int) -> Method:
 
 
 def _train_demo() -> dict[str, Any]:
-    task, plan = networks.gru(), Plan(STEPS, (0.001, 0.002, 0.005, 0.01, 0.02), size=4)
+    task, plan = networks.gru(), Plan(STEPS, (0.005, 0.01, 0.02, 0.05, 0.1), size=4)
     methods = {
         "DeMo, 32 of 4,096": _demo(32),
         "DeMo, 128 of 4,096": _demo(128),
@@ -129,6 +129,7 @@ CLAIMS = (
         run=_train_demo,
         minutes=6,
         note="Fifty times counts as reached. The paper's decay of 0.999 is for runs of many "
-        "thousand steps. Vectors are sent dense, without momentum.",
+        "thousand steps. Vectors are sent dense, without momentum. A first run had all best rates "
+        "at the upper edge of the grid, 0.02, with the same verdict; the grid was moved.",
     ),
 )
