@@ -54,9 +54,6 @@ ENDS_FIXED = "2026-11-27T02:52:00"
 SEEDS_FIXED = "2026-11-27T02:46:00"
 """When the criteria of traffic, memory and GenQSGD's bound were committed."""
 
-DELAYED_FIXED = "2026-11-27T03:14:00"
-"""When the criterion of D-PSGD over links with latency was committed."""
-
 LONGEST = 120
 """Characters of a cell of the page's tables."""
 

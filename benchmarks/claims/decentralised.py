@@ -5,7 +5,7 @@ import itertools
 import statistics
 from typing import Any
 
-from claims.claim import DELAYED_FIXED, Claim, Judged, decide
+from claims.claim import Claim, Judged, decide
 from claims.descent import between, least, within
 
 GOSSIP, COMMAND = "gossip/gossip.json", "python benchmarks/gossip.py --steps 8000 --link-steps 1000"
@@ -160,26 +160,6 @@ CLAIMS = (
         note="An all-reduce sends 2 (n − 1)/n of a model from each worker, a ring of D-PSGD two "
         "whole ones, and it takes more steps. The paper's counterpart is a parameter server, whose "
         "links are busier. Compression makes the difference here.",
-    ),
-    Claim(
-        name="dpsgd-latency",
-        methods=("dpsgd", "choco_sgd", "deepsqueeze"),
-        source="Lian et al., Can decentralized algorithms outperform centralized algorithms?, "
-        "2017, abstract and the figure over latencies",
-        claim="On a network of high latency D-PSGD can be up to an order of magnitude faster than "
-        "its well-optimised centralised counterparts, such as an all-reduce.",
-        setting="A byte model of 0.7 million parameters to 4.2 bits a byte, eight processes in "
-        "network namespaces of one machine on a switch of 100 Mbit/s and 50 ms one way; three "
-        "seeds, and the steps of the median run.",
-        judge=_slow_links,
-        criterion="median seconds of dense D-PSGD less than half of those of the dense all-reduce",
-        fixed=DELAYED_FIXED,
-        results="network/delayed/gossip-train.json",
-        command="sudo .venv/bin/python benchmarks/network/run.py --only gossip-train --processes 8 "
-        "--rates 100mbit --delay 50 --repeats 3 --steps 80 --target 4.2",
-        note="An all-reduce over a ring of eight has fourteen messages one after another, a step "
-        "of D-PSGD one. Packets are delayed by a program (`benchmarks/network/delays.py`), since "
-        "the kernel has no such shaper.",
     ),
     Claim(
         name="choco-consensus",

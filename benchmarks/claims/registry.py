@@ -50,8 +50,9 @@ TRIED = {
     "NUQSGD": "Tried: its error on six laws, and two networks at four bits. Its error is below "
     "QSGD's on all, and its bound too; it trains better than QSGD, and a little worse "
     "than QSGDinf.",
-    "DGC": "Tried: a perceptron on digits and a byte transformer at 0.1 %. Digits keep their "
-    "accuracy; 800 steps are few for elements that are sent once in a thousand steps.",
+    "DGC": "Tried: digits, a byte transformer and a perceptron with layers of 512 units at 0.1 %. "
+    "The perceptron loses 0.4 points (−0.6 to −0.1) with 556 times fewer bytes: some hundred steps "
+    "are few for elements that are sent once in a thousand.",
     "DGD-DEF": (
         "Tried: the rate from which descent keeps its factor, in 32 and 512 dimensions. The "
         "democratic code needs 0.69 bits, the near-democratic one two, a scalar quantiser one "

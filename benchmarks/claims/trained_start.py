@@ -148,7 +148,8 @@ CLAIMS = (
         run=_train,
         minutes=20,
         note="The paper sends float32 every 500 steps; here four bits every 100. Synchronous steps "
-        "go on with Adam's moments of zero, as the rounds do.",
+        "go on with Adam's moments of zero, as the rounds do. The best outer rate is the largest "
+        "of the grid.",
     ),
     Claim(
         name="streaming-trained-start",

@@ -306,6 +306,8 @@ FAMILIES = (
     "sparse_models",
     "theorems",
     "traffic",
+    "trained_start",
+    "wide",
 )
 
 
