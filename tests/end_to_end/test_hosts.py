@@ -39,4 +39,4 @@ def test_a_run_over_hosts_goes_on_where_it_was_stopped(tmp_path):
     assert losses(tmp_path / "parts", 4) == {"4": whole["4"]}
     other = ran(tmp_path / "parts", 6, "--bits", "8")
     assert other.returncode == 1
-    assert "has a run with {'layers': 1, 'width': 32, 'bits': 4}" in other.stderr
+    assert "has a run with {'layers': 1, 'width': 32, 'bits': 4, 'rank': None}" in other.stderr

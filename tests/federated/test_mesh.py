@@ -15,14 +15,18 @@ from jaxcomp.federated import methods
 CLIENTS, STEPS = 4, 2
 _draw = np.random.default_rng(11)
 X = _draw.normal(size=(CLIENTS, STEPS, 3, 12)).astype(np.float32)
-PARAMS = {"w": _draw.normal(size=(12, 8)).astype(np.float32), "b": np.zeros(8, np.float32)}
+WIDTH = 96
+PARAMS = {  # The matrix has over 1,024 elements: STC sends smaller ones dense.
+    "w": _draw.normal(size=(12, WIDTH)).astype(np.float32),
+    "b": np.zeros(WIDTH, np.float32),
+}
 
 
 def loss(params, x):
     def cell(h, row):  # A loop that begins with zeros, as in a recurrent network.
         return h + jnp.tanh(row @ params["w"] + params["b"]), None
 
-    return jnp.sum(jax.lax.scan(cell, jnp.zeros(8), x)[0] ** 2)
+    return jnp.sum(jax.lax.scan(cell, jnp.zeros(WIDTH), x)[0] ** 2)
 
 
 def falling():
