@@ -40,7 +40,7 @@ def _init(key: Any) -> dict[str, Any]:
 
 def _logits(params: Any, pixels: Any) -> Any:
     def layer(name: str, x: Any, stride: int = 1) -> Any:
-        return networks._patches(x, stride) @ params[name] + params[f"{name}_bias"]
+        return networks.patches(x, stride) @ params[name] + params[f"{name}_bias"]
 
     x = pixels.reshape(-1, images.SIDE, images.SIDE, 1)
     for name in STEM:

@@ -90,7 +90,7 @@ def normal(key: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     }
 
 
-def _patches(x: Any, stride: int) -> Any:
+def patches(x: Any, stride: int) -> Any:
     """The 3 × 3 neighbours of each pixel as channels: a convolution is then one product."""
     side = x.shape[1]
     x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
@@ -116,8 +116,8 @@ _CNN = {
 
 def _cnn_logits(params: Any, pixels: Any) -> Any:
     x = pixels.reshape(-1, images.SIDE, images.SIDE, 1)
-    x = jax.nn.relu(_patches(x, 2) @ params["conv0"] + params["conv0_bias"])
-    x = jax.nn.relu(_patches(x, 2) @ params["conv1"] + params["conv1_bias"])
+    x = jax.nn.relu(patches(x, 2) @ params["conv0"] + params["conv0_bias"])
+    x = jax.nn.relu(patches(x, 2) @ params["conv1"] + params["conv1_bias"])
     x = jax.nn.relu(x.reshape(len(x), -1) @ params["dense"] + params["dense_bias"])
     return x @ params["head"] + params["head_bias"]
 

@@ -35,8 +35,8 @@ def _constant(period: int) -> Method:
     return make
 
 
-def _adaptive(start: int) -> Method:
-    """A quarter of the rounds is warm-up, as in the paper."""
+def adaptive(start: int, steps: int = STEPS) -> Method:
+    """Rounds that begin with `start` steps; a quarter of all steps is warm-up, as in the paper."""
 
     def make(rate: Rate, key: Any) -> Any:
         return algorithms.adpsgd(
@@ -45,7 +45,7 @@ def _adaptive(start: int) -> Method:
             learning_rate=rate,
             momentum=0.9,
             start=start,
-            warmup=STEPS // (4 * start),
+            warmup=steps // (4 * start),
             key=key,
         )
 
@@ -66,8 +66,8 @@ def _train() -> dict[str, Any]:
     third = STEPS // 3
     methods: dict[str, Method] = {
         **{f"rounds of {period}": _constant(period) for period in PERIODS},
-        "ADPSGD from 4": _adaptive(4),
-        "ADPSGD from 8": _adaptive(8),
+        "ADPSGD from 4": adaptive(4),
+        "ADPSGD from 8": adaptive(8),
         "front-loaded: 4, then 16": _scheduled(4, 16, third),
         "back-loaded: 16, then 4": _scheduled(16, 4, STEPS - third),
     }

@@ -13,34 +13,16 @@ import optax
 import reporting
 
 import jaxcomp
-from claims import networks, scores
+from claims import networks, periods, scores
 from claims.claim import SEEDS_FIXED, Claim, Judged, decide
 from claims.descent import least, within
-from claims.networks import AXIS, Method, Plan, Rate, Task, everywhere, mean
-from jaxcomp import algorithms
+from claims.networks import Method, Plan, Task, everywhere, mean
 from jaxcomp.planning import Network, planner, timing
 from jaxcomp.theory import cost
 
 CNN_RATES, GRU_RATES = (0.01, 0.02, 0.05, 0.1, 0.2), (0.1, 0.2, 0.5, 1.0, 2.0)
 LOCAL_STEPS, STARTS = 400, (4, 8)
 BOTH = "A CNN on 5,000 images of MNIST and a GRU on bytes, four workers, the best of five rates, "
-
-
-def _adaptive(start: int) -> Method:
-    """A quarter of the steps is warm-up, as in the paper."""
-
-    def make(rate: Rate, key: Any) -> Any:
-        return algorithms.adpsgd(
-            jaxcomp.Dense(),
-            AXIS,
-            learning_rate=rate,
-            momentum=0.9,
-            start=start,
-            warmup=LOCAL_STEPS // (4 * start),
-            key=key,
-        )
-
-    return make
 
 
 def _exchanged(state: Any, centre: Any, own: Any) -> dict[str, Any]:
@@ -61,7 +43,9 @@ def _half() -> dict[str, Any]:
     ):
         whole = networks.compare({"QSGD": mean(quantised)}, task, plan)
         whole["methods"]["QSGD"]["bits"] = LOCAL_STEPS * networks.bits(quantised, task)
-        rounds: dict[str, Method] = {f"ADPSGD from {start}": _adaptive(start) for start in STARTS}
+        rounds: dict[str, Method] = {
+            f"ADPSGD from {start}": periods.adaptive(start, LOCAL_STEPS) for start in STARTS
+        }
         apart = networks.compare(rounds, task, plan._replace(probe=_exchanged))["methods"]
         for one in apart.values():
             one["exchanges"] = [round(LOCAL_STEPS * share) for share in one["exchanges"]]

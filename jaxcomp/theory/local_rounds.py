@@ -113,7 +113,7 @@ class Rounds:
             return f"{told}. Nothing fits rounds of {self.longest} steps: compress more, or wait."
         if one.delay:
             told += f"; without the delay every={one.alone}"
-        return f"{told}. It has the least error of those in rounds of at most {self.longest} steps."
+        return f"{told}. No safe way within {self.longest} steps a round has less error."
 
     def to_json(self) -> str:
         """All of it as JSON; `null` where a number is infinite."""

@@ -112,19 +112,14 @@ def no_gain(numbers):
 
 
 def badly_trained(kind):
+    """Methods whose names begin so, on one task or on each."""
+
     def spoil(numbers):
-        for found in numbers.values():
+        numbers = numbers.get("numbers", numbers)
+        for found in [numbers] if "methods" in numbers else numbers.values():
             for name in (name for name in found["methods"] if name.startswith(kind)):
                 scores = found["methods"][name]["score"]
                 scores[:] = [0.0 if found["better"] > 0 else 9.0] * len(scores)
-
-    return spoil
-
-
-def lost(name):
-    def spoil(numbers):
-        found = numbers.get("numbers", numbers)["methods"][name]
-        found["score"] = [0.0] * len(found["score"])
 
     return spoil
 
@@ -222,15 +217,6 @@ def cubic(numbers):
             row[name]["operations"] = row["block"] ** 3
 
 
-def without_score(name):
-    def spoil(numbers):
-        for found in [numbers] if "methods" in numbers else numbers.values():
-            scores = found["methods"][name]["score"]
-            scores[:] = [0.0 if found["better"] > 0 else 9.0] * len(scores)
-
-    return spoil
-
-
 SPOILT = {
     "artemis-noise-floor": inexact,
     "diana-noise-floor": inexact,
@@ -258,8 +244,8 @@ SPOILT = {
     "adagrad-rare-features": no_gain,
     "cd-adam-networks": badly_trained("CD-Adam"),
     "democratic-values": values_alone,
-    "powersgd-wide": lost("PowerSGD, rank 2"),
-    "dgc-wide": lost("DGC, 0.1 %"),
+    "powersgd-wide": badly_trained("PowerSGD, rank 2"),
+    "dgc-wide": badly_trained("DGC, 0.1 %"),
     "diloco-trained-start": risen("DiLoCo, 4 bits"),
     "streaming-trained-start": risen("streaming DiLoCo, 4 bits"),
     "error-feedback-one-worker": no_feedback,
@@ -278,8 +264,8 @@ SPOILT = {
     "sidco-end-to-end": slow_sidco,
     "wyner-ziv-gradients": no_memory,
     "democratic-cost": cubic,
-    "terngrad-deep": without_score("TernGrad"),
-    "qsgd-asynchrony": without_score("4 bits, delays"),
+    "terngrad-deep": badly_trained("TernGrad"),
+    "qsgd-asynchrony": badly_trained("4 bits, delays"),
     "genqsgd-bound": above_bound,
     "memory-footprint": large_memory,
     "adpsgd-half-the-bits": badly_trained("ADPSGD"),
