@@ -1,6 +1,7 @@
 """Options, the environment, tables and JSON files of all benchmarks."""
 
 import argparse
+import datetime
 import json
 import os
 import pathlib
@@ -64,6 +65,11 @@ def environment() -> dict[str, Any]:
         "jaxcomp": jaxcomp.__version__,
         **({"malloc": ", ".join(tuned)} if tuned else {}),
     }
+
+
+def now() -> str:
+    """The time in UTC, as in `Claim.fixed`."""
+    return datetime.datetime.now(datetime.UTC).replace(tzinfo=None).isoformat(timespec="seconds")
 
 
 def line(environment: Mapping[str, Any]) -> str:

@@ -12,7 +12,6 @@ measures them.
 """
 
 import argparse
-import datetime
 import difflib
 import json
 import pathlib
@@ -60,7 +59,7 @@ def measure(claim: Claim, out: pathlib.Path = reporting.RESULTS, *, whole: bool 
     except page.MissingError:
         before = None
     if claim.run:
-        start, started = time.perf_counter(), _now()
+        start, started = time.perf_counter(), reporting.now()
         found = claim.run()
         minutes = round((time.perf_counter() - start) / 60, 2)
         environment = reporting.environment()
@@ -83,11 +82,6 @@ def measure(claim: Claim, out: pathlib.Path = reporting.RESULTS, *, whole: bool 
     if before and (claim.run or out != reporting.RESULTS):
         print(compared(before, after))
     return after
-
-
-def _now() -> str:
-    """The time in UTC, as in `Claim.fixed`."""
-    return datetime.datetime.now(datetime.UTC).replace(tzinfo=None).isoformat(timespec="seconds")
 
 
 def compared(before: Judged, after: Judged) -> str:

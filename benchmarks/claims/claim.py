@@ -54,6 +54,9 @@ ENDS_FIXED = "2026-11-27T02:52:00"
 SEEDS_FIXED = "2026-11-27T02:46:00"
 """When the criteria of traffic, memory and GenQSGD's bound were committed."""
 
+DELAYS_FIXED = "2026-11-27T06:32:00"
+"""When the criterion of gossip behind a delay was committed."""
+
 LONGEST = 120
 """Characters of a cell of the page's tables."""
 

@@ -5,7 +5,7 @@ import itertools
 import statistics
 from typing import Any
 
-from claims.claim import Claim, Judged, decide
+from claims.claim import DELAYS_FIXED, Claim, Judged, decide
 from claims.descent import between, least, within
 
 GOSSIP, COMMAND = "gossip/gossip.json", "python benchmarks/gossip.py --steps 8000 --link-steps 1000"
@@ -72,7 +72,7 @@ def _dcd(found: dict[str, Any]) -> Judged:
 
 
 def _slow_links(found: dict[str, Any]) -> Judged:
-    """Seconds of whole trainings over a ring of slow links."""
+    """Seconds of whole trainings, beside the fastest dense all-reduce."""
     [cell] = found["cells"]
     took = {name: one["seconds"] for name, one in cell["methods"].items()}
     words = ", ".join(
@@ -80,9 +80,9 @@ def _slow_links(found: dict[str, Any]) -> Judged:
         f"{cell['methods'][name]['curve'][-1][0]} steps"
         for name, each in took.items()
     )
-    whole, ours = (
-        statistics.median(took[name]) for name in ("all-reduce, dense", "D-PSGD on a ring, dense")
-    )
+    times = {name: statistics.median(each) for name, each in took.items()}
+    whole = min(time for name, time in times.items() if name.startswith("all-reduce, dense"))
+    ours = times["D-PSGD on a ring, dense"]
     return Judged(words, decide(ours < whole / 2, part=ours < whole), least(whole / 2 / ours))
 
 
@@ -160,6 +160,28 @@ CLAIMS = (
         note="An all-reduce sends 2 (n − 1)/n of a model from each worker, a ring of D-PSGD two "
         "whole ones, and it takes more steps. The paper's counterpart is a parameter server, whose "
         "links are busier. Compression makes the difference here.",
+    ),
+    Claim(
+        name="dpsgd-latency",
+        methods=("dpsgd", "choco_sgd", "deepsqueeze"),
+        source="Lian et al., Can decentralized algorithms outperform centralized algorithms?, "
+        "2017, abstract and the experiments with latency",
+        claim="On a network of high latency D-PSGD can be up to an order of magnitude faster than "
+        "its best optimised centralised counterpart.",
+        setting="A byte model of 0.7 million parameters to 4.2 bits a byte, eight processes in "
+        "network namespaces of one machine behind a switch with links of 100 Mbit/s and a delay of "
+        "50 ms; five seeds, and the steps of the median run.",
+        judge=_slow_links,
+        criterion="median seconds of dense D-PSGD less than half of those of the fastest dense "
+        "all-reduce, with merged leaves",
+        fixed=DELAYS_FIXED,
+        results="network/delayed/gossip-train.json",
+        command="sudo .venv/bin/python benchmarks/network/run.py --only gossip-train --processes 8 "
+        "--rates 100mbit --delay 50 --repeats 5 --steps 80 --target 4.2 --methods "
+        "'all-reduce, dense, one message' 'two shots, 4-bit' 'D-PSGD on a ring, dense' "
+        "'CHOCO-SGD on a ring, 4-bit' 'DeepSqueeze, one peer, 4-bit'",
+        note="XLA sends each leaf of an all-reduce by itself, in 14 hops; the baseline merges them "
+        "to one message, as both methods of gossip do.",
     ),
     Claim(
         name="choco-consensus",

@@ -30,6 +30,7 @@ from typing import Any
 
 import namespaces
 import plots
+import reporting  # pyright: ignore[reportMissingImports]
 import tables
 from launch import HERE, LaunchError, launch, threads
 
@@ -146,14 +147,14 @@ def middle(found: dict[str, Any], target: float) -> dict[str, Any]:
     return {**found, "curve": curve, "reached": reached, "seconds": seconds, "ends": ends}
 
 
-def keep(path: pathlib.Path, cell: dict[str, Any], found: dict[str, Any]) -> None:
+def keep(path: pathlib.Path, cell: dict[str, Any], found: dict[str, Any], started: str) -> None:
     """Adds the results of a program to the cell of its rate and number of processes.
 
-    Slow links come first. A file has the environment of its first results; results from another
-    environment name the differences.
+    Slow links come first. A file has the environment and the start of its first results; results
+    from another environment name the differences.
     """
     now = environment()
-    new: dict[str, Any] = {"cells": [], "environment": now}
+    new: dict[str, Any] = {"cells": [], "environment": now, "measured": started}
     book = json.loads(path.read_text()) if path.exists() else new
     other = {name: value for name, value in now.items() if book["environment"].get(name) != value}
     if other:
@@ -192,7 +193,7 @@ def run(options: argparse.Namespace, rate: str, processes: int, job: str) -> boo
     print(title, flush=True)
     label = re.sub(r"[^\w.]+", "-", f"{where} {processes} {program.removesuffix('.py')} {what}")
     folder = options.out / "logs" / label
-    start = time.monotonic()
+    start, started = time.monotonic(), reporting.now()
     try:
         delay = options.delay / 1e3
         with namespaces.network(processes, shaped, options.shape, options.slow, delay) as net:
@@ -208,7 +209,7 @@ def run(options: argparse.Namespace, rate: str, processes: int, job: str) -> boo
         cell |= {"steps": options.steps} if what != "local" else {}
         of = {name: middle(one, options.target) for name, one in whole["methods"].items()}
         whole["methods"] = of
-    keep(options.out / f"{what}.json", cell, whole)
+    keep(options.out / f"{what}.json", cell, whole, started)
     print(f"    took {time.monotonic() - start:.0f} s", flush=True)
     return True
 

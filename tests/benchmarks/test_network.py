@@ -125,10 +125,10 @@ def test_results_are_added_to(module, tmp_path, monkeypatch):
     run = module("run")
     path, cell = tmp_path / "mean.json", {"rate": "1gbit", "processes": 2}
     monkeypatch.setattr(run, "environment", lambda: {"torch": "absent"})
-    run.keep(path, cell, {"methods": {"dense": {"seconds": [1.0]}}, "elements": 8})
+    run.keep(path, cell, {"methods": {"dense": {"seconds": [1.0]}}, "elements": 8}, "2026-01-01")
     monkeypatch.setattr(run, "environment", lambda: {"torch": "2.0"})
-    run.keep(path, cell, {"methods": {"torch DDP": {"seconds": [2.0]}}})
-    run.keep(path, {**cell, "processes": 4}, {"methods": {}})
+    run.keep(path, cell, {"methods": {"torch DDP": {"seconds": [2.0]}}}, "2026-01-02")
+    run.keep(path, {**cell, "processes": 4}, {"methods": {}}, "2026-01-03")
     book = json.loads(path.read_text())
     first, second = book["cells"]
     assert first["methods"]["dense"] == {"seconds": [1.0]}
