@@ -24,14 +24,19 @@ LOCAL: Mapping[str, Any] = {"SparseLoCo": Gather(Link(chunk_top_k(), Residual(0.
 """What methods of local steps send, beside those codecs."""
 
 
-def programs(named: Mapping[str, Any], levels: tuple[int, ...]) -> dict[str, str]:
-    """The mean of each of the default ways, as a user writes it.
+_DENSE = {"dense float32": "jaxcomp.Dense()", "dense bfloat16": 'jaxcomp.Dense("bfloat16")'}
+
+
+def means(named: Mapping[str, Any], levels: tuple[int, ...]) -> dict[str, str]:
+    """The mean of each of the default ways, and of dense ones, as a user writes it.
 
     `compressed_mean` chooses the reducer on one level; `Hierarchical` must be given it.
     """
-    found = {}
+    found = dict(_DENSE) if len(levels) == 1 else {}
     for name, given in named.items():
         codec, _, reducer = name.partition(", ")
+        if name in LOCAL:
+            found[name] = "jaxcomp.chunk_top_k()"
         if codec not in _WRITTEN:
             continue
         mean, _ = _WRITTEN[codec]
@@ -40,5 +45,5 @@ def programs(named: Mapping[str, Any], levels: tuple[int, ...]) -> dict[str, str
                 mean = f"jaxcomp.Link({mean}, jaxcomp.Residual())"
             both = f"{mean}, {mean}" if reducer == "TwoShot" else mean
             mean = f"jaxcomp.Hierarchical(jaxcomp.Dense(), jaxcomp.{reducer}({both}))"
-        found[name] = f"jaxcomp.compressed_mean({mean}, axis_name)"
+        found[name] = mean
     return found

@@ -15,7 +15,7 @@ from jaxcomp.exchange import dense as dense_
 from jaxcomp.exchange.plan import Plan
 from jaxcomp.graphs import mixing
 from jaxcomp.planning import models, timing
-from jaxcomp.planning.compared import CODECS, LOCAL, programs
+from jaxcomp.planning.compared import CODECS, LOCAL, means
 from jaxcomp.planning.description import describe, short
 from jaxcomp.reducers import choose
 from jaxcomp.reducers.dense import Dense
@@ -179,7 +179,7 @@ def plan(
         timed=not link_only,
         bold=max_error is not None,
         left_out=_left_out(given, levels, large, max_error),
-        programs={} if codecs is not None else programs(named, levels),
+        means={} if codecs is not None else means(named, levels),
     )
     taken = named[planned.best.way.name]
     leaves = _leaves(taken, params, levels, network, clock, sharing)

@@ -48,6 +48,7 @@ class Round:
         step: seconds of a step, with its share of the exchange that is not hidden.
         stall: that share, as a fraction of the steps.
         risky: whether its error is so large that `best` does not take it.
+        program: what to write for it; empty for codecs of your own.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Round:
     step: float
     stall: float
     risky: bool = False
+    program: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +139,10 @@ class Rounds:
         table = tables.text([heads, *rows], right=[False] + [True] * 7)
         said = [textwrap.fill(text, 100) for text in (self.verdict, *self.notes)]
         about = [f"{self.about}, a step of {duration(self.compute)}", ""] if self.about else []
-        return "\n".join([*about, *table, "", *said])
+        code, indent = self.best.program, " " * 4
+        code = textwrap.fill(code, 100, initial_indent=indent, subsequent_indent=2 * indent)
+        written = ["", code, ""] if code else []
+        return "\n".join([*about, *table, "", said[0], *written, *said[1:]])
 
 
 LONGEST_DELAY = 2 / 3
@@ -183,13 +188,13 @@ def rounds(
     checks.positive("stall", stall)
     checks.integer("longest", longest, 1)
     checks.number("delayed", delayed, 0.0, 1.0)
-    found = [_round(line, plan.compute, stall, delayed) for line in plan.forecasts]
+    found = [_round(line, plan, stall, delayed) for line in plan.forecasts]
     found.sort(key=lambda one: -one.bytes)
     return Rounds(tuple(found), plan.compute, stall, longest, plan.about)
 
 
-def _round(line: Forecast, step: float, stall: float, delayed: float) -> Round:
-    exchange = line.mean
+def _round(line: Forecast, plan: Plan, stall: float, delayed: float) -> Round:
+    step, exchange = plan.compute, line.mean
     delayed = 0.0 if line.way.local else delayed  # Such methods were measured without a delay.
     alone = max(1, math.ceil(exchange / (stall * step) - 1e-9))
 
@@ -216,4 +221,14 @@ def _round(line: Forecast, step: float, stall: float, delayed: float) -> Round:
         step=whole / every,
         stall=whole / (every * step) - 1,
         risky=line.way.risky,
+        program=_written(plan.conditions["means"].get(line.way.name), line, every, hidden),
     )
+
+
+def _written(mean: str | None, line: Forecast, every: int, delay: int) -> str:
+    if mean is None:
+        return ""
+    name, how = "sparseloco" if line.way.local else "diloco", ""
+    if delay:
+        name, how = "streaming_diloco", f", fragments=1, delay={delay}"
+    return f"jaxcomp.algorithms.{name}({mean}, axis_name, every={every}{how})"

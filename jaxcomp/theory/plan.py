@@ -167,7 +167,8 @@ class Plan:
     @property
     def program(self) -> str:
         """What to write for the recommended way; empty for a dense one or codecs of your own."""
-        return self.conditions["programs"].get(self.best.way.name, "") if self.compress else ""
+        mean = self.conditions["means"].get(self.best.way.name)
+        return f"jaxcomp.compressed_mean({mean}, axis_name)" if mean and self.compress else ""
 
     @property
     def caution(self) -> str:
@@ -281,7 +282,7 @@ def forecast(
     timed: bool = True,
     bold: bool = False,
     left_out: tuple[str, ...] = (),
-    programs: Mapping[str, str] = types.MappingProxyType({}),
+    means: Mapping[str, str] = types.MappingProxyType({}),
 ) -> Plan:
     """Compares ways to take a mean on one link.
 
@@ -306,7 +307,7 @@ def forecast(
         timed: whether the prices include encoding and decoding, for the printed table.
         bold: whether ways of a high error may be recommended.
         left_out: what was not compared, and why, for the notes.
-        programs: what to write for a way, by its name.
+        means: what to write for the mean of a way, by its name.
 
     Raises:
         ValueError: without a dense way, for an unknown baseline or numbers out of range, or if a
@@ -347,7 +348,7 @@ def forecast(
         "timed": timed,
         "bold": bold,
         "left_out": left_out,
-        "programs": programs,
+        "means": means,
     }
     return Plan(ordered, reference.name, network, conditions)
 

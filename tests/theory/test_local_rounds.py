@@ -53,6 +53,17 @@ def test_the_most_exact_way_that_fits_is_taken(planned):
     assert rounds(planned, longest=1000).best.name.startswith("dense")
 
 
+def test_a_line_to_write_makes_the_round(planned):
+    for delayed in (0.0, 0.5):
+        found = rounds(planned, delayed=delayed)
+        assert found.best.program in " ".join(str(found).split())
+        for one in found.rounds:
+            tx = eval(one.program, {"jaxcomp": jaxcomp, "axis_name": "workers"})
+            assert f"every={one.every}" in one.program
+            assert ("streaming" in one.program) == (one.delay > 0)
+            assert callable(tx.update)
+
+
 def test_what_pages_advise_against_is_not_taken_unasked(planned):
     found = rounds(planned, longest=12)
     named = {one.name: one for one in found.rounds}
