@@ -51,6 +51,10 @@ class Metric(NamedTuple):
     unit: str
 
 
+ENOUGH = 50
+"""Steps whose median time is compared; fewer vary with what else the machine does."""
+
+
 class Point(NamedTuple):
     """The score of the model after the given number of steps."""
 
@@ -136,6 +140,16 @@ def print_table(
         console.print(note)
 
 
+def times_compared(dense: Run, others: Sequence[Run]) -> str:
+    """The times of steps beside those of the dense ones."""
+    times = ", ".join(f"{run.label} {run.step_ms / dense.step_ms:.1f}x" for run in others)
+    slower = sum(run.step_ms > dense.step_ms for run in others)
+    some = f"{slower} of {len(others)} compressed steps {'was' if slower == 1 else 'were'}"
+    all_or_none = {len(others): "Every compressed step was", 0: "No compressed step was"}
+    said = all_or_none.get(slower, some)
+    return f"{said} slower here than the dense one. Times its time: {times}."
+
+
 def notes(runs: Sequence[Run], devices: Sequence[Any]) -> list[str]:
     """Caveats for readers of the table."""
     said = [
@@ -153,13 +167,11 @@ def notes(runs: Sequence[Run], devices: Sequence[Any]) -> list[str]:
     dense = next((run for run in runs if run.name == "dense"), None)
     others = [run for run in runs if run is not dense]
     if dense and others:
-        times = ", ".join(f"{r.label} {r.step_ms / dense.step_ms:.1f}x" for r in others)
-        slower = sum(run.step_ms > dense.step_ms for run in others)
-        some = f"{slower} of {len(others)} compressed steps {'was' if slower == 1 else 'were'}"
-        all_or_none = {len(others): "Every compressed step was", 0: "No compressed step was"}
+        steps = min(run.curve[-1].step for run in runs)
         said.append(
-            f"{all_or_none.get(slower, some)} slower here than the dense one. Times its time: "
-            f"{times}."
+            times_compared(dense, others)
+            if steps >= ENOUGH
+            else f"Medians of {steps} steps say too little to compare times; {ENOUGH} would do."
         )
     more = [run.label for run in others if run.times_less_than_dense < 1]
     if more:

@@ -332,7 +332,7 @@ def _options_of_steps(add: Callable[..., Any]) -> None:
         "--sites",
         action="store_true",
         help="plan rounds between sites on Flower, of --every steps, over links with --latency one "
-        "way; --codec names that of a site, or 'SITE / SERVER'",
+        "way; --codec names that of a site, or 'SITE / SERVER'; --link is the slower direction",
     )
     add(
         "--rounds",

@@ -12,9 +12,9 @@ import group
 import jax
 import jax.numpy as jnp
 import mean
+import namespaces
 import numpy as np
 import optax
-import tables
 import traffic
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -129,7 +129,7 @@ def main() -> None:
     each, idle = statistics.median(small["seconds"]), statistics.median(step["seconds"])
     results: dict[str, Any] = {"elements": gradient.size, "methods": {}}
     results |= {"step": step, "message": small}
-    rates = {name: own[name] and tables.bytes_a_second(own[name]) for name in ("rate", "slow")}
+    rates = {name: own[name] and namespaces.bytes_a_second(own[name]) for name in ("rate", "slow")}
     links, times = {"shape": own["shape"], **rates}, clock(gradient.size, meet)
     grads = group.spread(mesh, gradient[None])
     for name in group.chosen(own, METHODS):

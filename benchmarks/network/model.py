@@ -16,7 +16,7 @@ import sys
 from typing import Any
 
 import mean
-import tables
+import namespaces
 from tables import Table, reporting
 
 from jaxcomp.planning import planner, timing
@@ -55,7 +55,7 @@ def network_of(
     large = wire[f"{kind}, large"]
     moved = ideal(large["size"], n)
     seconds = statistics.median(large["seconds"]) - small
-    told = tables.bytes_a_second(cell["rate"]) if nominal else None
+    told = namespaces.bytes_a_second(cell["rate"]) if nominal else None
     return cost.Network(told or moved.bytes / seconds, small / moved.rounds)
 
 
@@ -114,7 +114,7 @@ def compare(
             predicted = price.seconds(network) + without(cell)
             links = predicted - work
             error = predicted / measured - 1
-            if tables.bytes_a_second(cell["rate"]) is not None:
+            if namespaces.bytes_a_second(cell["rate"]) is not None:
                 errors.append(abs(error))
             times = {"measured": measured, "predicted": predicted, "links": links, "work": work}
             rows.append({**place(cell), "method": name, **times, "off": 100 * error})

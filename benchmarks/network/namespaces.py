@@ -14,6 +14,7 @@ import fcntl
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -24,7 +25,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import delays
-import tables
 
 PREFIX = "jaxcomp-wire-"
 BRIDGE = PREFIX + "bridge"
@@ -36,6 +36,8 @@ times where two hosts send to each other; this one fills them, and is in all ker
 """
 TOOLS = ("ip", "tc", "unshare", "mount", "hostname")
 SHAPES = ("switch", "ring")
+UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+"""Bits a second, as `tc` writes them."""
 _ENTER = 'hostname "$0" && mount --bind "$1" /etc/hosts && shift && exec "$@"'
 
 
@@ -53,6 +55,16 @@ class Network(NamedTuple):
         command = [*_within(_namespace(rank)), *inside, *names, *argv]
         self.started.append(subprocess.Popen(command, **settings))
         return self.started[-1]
+
+
+def bytes_a_second(rate: str) -> float | None:
+    """Bytes a second of a rate as `tc` writes it; None without one."""
+    if rate == "unshaped":
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", rate)
+    if not found:
+        raise ValueError(f"must be like 100mbit or 1gbit, or unshaped, got {rate!r}")
+    return float(found[1]) * UNITS[found[2]] / 8
 
 
 def address(rank: int) -> str:
@@ -155,7 +167,7 @@ def _build_delayed(processes: int, rate: str | None, delay: float) -> subprocess
         _run("ip", "-n", name, "addr", "add", f"{address(rank)}/24", "dev", "eth0")
         _run("ip", "-n", name, "link", "set", "eth0", "mtu", str(delays.LARGEST), "up")
     hosts = [f"{host}={end}" for host, end in ends.items()]
-    speed = tables.bytes_a_second(rate or "unshaped") or 0.0
+    speed = bytes_a_second(rate or "unshaped") or 0.0
     argv = [sys.executable, delays.__file__, str(delay), str(speed), *hosts]
     switch = subprocess.Popen(argv, pass_fds=tuple(ends.values()))
     for end in ends.values():

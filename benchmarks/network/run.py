@@ -30,9 +30,9 @@ from typing import Any
 
 import namespaces
 import plots
-import reporting  # pyright: ignore[reportMissingImports]
 import tables
 from launch import HERE, LaunchError, launch, threads
+from tables import reporting
 
 UNSHAPED = "unshaped"
 JOBS = {
@@ -72,7 +72,7 @@ def parse() -> argparse.Namespace:
     options = parser.parse_args()
     for rate in filter(None, (*options.rates, options.slow)):
         try:
-            tables.bytes_a_second(rate)
+            namespaces.bytes_a_second(rate)
         except ValueError as error:
             parser.error(f"argument --rates or --slow: {error}")
     if min(options.processes) < 2 or min(options.repeats, options.every, options.steps) < 1:
@@ -169,7 +169,7 @@ def keep(path: pathlib.Path, cell: dict[str, Any], found: dict[str, Any], starte
     held["methods"].update(found.pop("methods"))
     held.update(found)
     book["cells"].sort(
-        key=lambda held: (tables.bytes_a_second(held["rate"]) or math.inf, held["processes"])
+        key=lambda held: (namespaces.bytes_a_second(held["rate"]) or math.inf, held["processes"])
     )
     path.write_text(json.dumps(book, indent=1) + "\n")
 

@@ -4,17 +4,16 @@ python benchmarks/network/tables.py out/network
 """
 
 import pathlib
-import re
 import statistics
 import sys
 from typing import Any
 
 sys.path.append(str(pathlib.Path(__file__).parents[1]))
 import reporting
+from namespaces import bytes_a_second
 from reporting import Table
 
 BASE = "dense float32"
-UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 MEAN = (
     "method {name} | seconds {seconds:.3f} | from {least:.3f} | to {most:.3f} | "
     "link bytes, MB {link} | sent, MB {sent:.2f} | time ÷ (bytes ÷ rate) {over} | "
@@ -46,16 +45,6 @@ SHARDED = (
     "times faster {faster} | than {base} | weights on a device, MB {weights:.2f} | "
     "optimizer on a device, MB {optimizer:.2f}"
 )
-
-
-def bytes_a_second(rate: str) -> float | None:
-    """Bits a second of a rate as `tc` writes it; None without one."""
-    if rate == "unshaped":
-        return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", rate)
-    if not found:
-        raise ValueError(f"must be like 100mbit or 1gbit, or unshaped, got {rate!r}")
-    return float(found[1]) * UNITS[found[2]] / 8
 
 
 def bound(cell: dict[str, Any], method: dict[str, Any]) -> float | None:

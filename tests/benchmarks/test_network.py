@@ -91,13 +91,13 @@ def test_packets_take_their_time(module):
     ("rate", "bytes_"), [("100mbit", 12.5e6), ("1.5gbit", 187.5e6), ("unshaped", None)]
 )
 def test_rates(module, rate, bytes_):
-    assert module("tables").bytes_a_second(rate) == bytes_
+    assert module("namespaces").bytes_a_second(rate) == bytes_
 
 
 @pytest.mark.parametrize("rate", ["100", "fast", "1 gbit", "-1mbit"])
 def test_a_wrong_rate_is_named(module, rate):
     with pytest.raises(ValueError, match="must be like 100mbit"):
-        module("tables").bytes_a_second(rate)
+        module("namespaces").bytes_a_second(rate)
 
 
 def test_ranks_become_one(module):

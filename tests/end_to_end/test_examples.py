@@ -161,6 +161,26 @@ def test_phases_are_counted_step_by_step(monkeypatch):
     assert report.sent([(0, 7)], 6) == 42
 
 
+def test_times_of_few_steps_are_not_compared(monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import report
+
+    def made(name, steps, step_ms):
+        common = {"score": 1.0, "bytes_per_step": 1, "bytes_by_collective": {}, "sent_mb": 1.0}
+        costs = {"times_less_than_dense": 4.0, "bits_per_element": 8.0, "phases": [(0, 1)]}
+        curve = [report.Point(steps, 1.0, 1.0)]
+        return report.Run(name=name, label=name, step_ms=step_ms, curve=curve, **common, **costs)
+
+    few, many = (
+        " ".join(report.notes([made("dense", n, 2.0), made("sign", n, 3.0)], [0] * 8))
+        for n in (6, 50)
+    )
+    assert "Medians of 6 steps say too little" in few
+    assert "slower" not in few
+    assert "Every compressed step was slower here than the dense one" in many
+    assert "sign 1.5x" in many
+
+
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
     """A folder with the results of a run that nothing stopped."""
