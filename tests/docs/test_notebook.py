@@ -43,6 +43,13 @@ def test_outputs_are_committed_in_order_and_name_no_machine(committed):
     assert FILE.stat().st_size < 300_000
 
 
+def test_its_links_lead_somewhere(committed):
+    text = nbformat.writes(committed)
+    links = re.findall(r"\]\((?!https?:)([^)]+)\)", text)
+    assert len(links) > 3
+    assert [link for link in links if not (FILE.parent / link).exists()] == []
+
+
 def test_it_runs_from_top_to_bottom(committed, tmp_path):
     fresh = nbformat.from_dict(committed)
     for cell in code(fresh):
