@@ -265,7 +265,11 @@ def same_tables() -> Found:
     source = RESULTS / "network"
     jobs = ("mean", "train", "local", "overlap", "gossip", "gossip-train", "sharded")
     yield from _written(source, jobs, (*jobs, "model"))
-    yield from _written(source / "seeds", ("local",), ("local",))
+    for folder, job in (
+        *(("seeds", "local"), ("hour", "local"), ("bfloat16", "mean")),
+        *(("delayed", "gossip-train"), ("delayed/leaves", "gossip-train")),
+    ):
+        yield from _written(source / folder, (job,), (job,))
 
 
 def _written(source: pathlib.Path, jobs: Sequence[str], names: Sequence[str]) -> Found:
