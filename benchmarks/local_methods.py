@@ -42,7 +42,7 @@ BITS = (
     "method {name} | bits a parameter and round {bits:.3f} | bits a byte {score:.4f} | "
     "from {low:.4f} | to {high:.4f} | against dense, % {against:+.2f}"
 )
-INNER, OUTER = (1.5e-3, 3e-3, 6e-3), (0.05, 0.1, 0.2, 0.35, 0.5, 0.7)
+INNER, OUTER = (1.5e-3, 3e-3, 6e-3, 1.2e-2), (0.05, 0.1, 0.2, 0.35, 0.5, 0.7)
 HIGHER = (1.0, 2.0, 4.0)
 """Outer rates of a method without outer momentum."""
 SPEEDUP = (

@@ -312,9 +312,9 @@ CLAIMS = (
         results=LOCAL,
         command=LOCAL_COMMAND,
         note="Both have the best of the same pairs of rates; SparseLoCo, which has no outer "
-        "momentum, has three higher outer rates too. Its best inner rate is the largest of the "
-        "grid. With the published outer rate of 0.7, far too "
-        "long for so short a training, DiLoCo ends higher.",
+        "momentum, has three higher outer rates too; both best pairs are inside their grids. With "
+        "the published outer rate of 0.7, far too long for so short a training, DiLoCo ends "
+        "higher.",
     ),
     Claim(
         name="sparseloco-bytes",
