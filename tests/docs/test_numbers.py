@@ -1,12 +1,15 @@
-"""Numbers that stand on several pages are those of one committed result."""
+"""Numbers that stand on several pages are those of one committed result, or of the code."""
 
 import re
 import shlex
 import statistics
 
+import jax
+import numpy as np
 import pytest
 from paths import ROOT
 
+import jaxcomp
 import jaxcomp_command
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -75,3 +78,20 @@ def test_a_printed_plan_is_what_its_command_prints(capsys):
     ).groups()
     jaxcomp_command.main(shlex.split(command))
     assert capsys.readouterr().out.strip() == printed.strip()
+
+
+@pytest.mark.full
+def test_errors_of_top_k_in_chunks_are_those_of_the_page():
+    """Of the million elements that the other rows of the table have."""
+    text = (ROOT / "docs" / "codecs.md").read_text()
+    (row,) = re.findall(r"^\| `chunk_top_k\(\)` .*", text, re.MULTILINE)
+    told = re.findall(r"0\.\d\d(?= \(|\))", row.partition("0.16")[2])
+    normal = np.random.default_rng(0).normal(size=1_000_000).astype(np.float32)
+
+    def error(codec, x):
+        back = jaxcomp.roundtrip(codec, jax.random.key(0), {"x": x})["x"]
+        return float(np.sum((back - x) ** 2) / np.sum(x**2))
+
+    chunks, whole = jaxcomp.chunk_top_k(), jaxcomp.top_k(fraction=1 / 64)
+    found = error(chunks, normal), error(chunks, normal**3), error(whole, normal**3)
+    assert told == [f"{one:.2f}" for one in found]
