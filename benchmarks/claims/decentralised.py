@@ -182,8 +182,8 @@ CLAIMS = (
         "'CHOCO-SGD on a ring, 4-bit' 'DeepSqueeze, one peer, 4-bit'",
         note="XLA sends each leaf of an all-reduce by itself, in 14 hops; the baseline merges them "
         "to one message, as gossip does. A ring sends two whole models in a step, more than the "
-        "all-reduce, TCP begins slowly after each pause, and training takes more steps. Gossip of "
-        "four bits is 3.5 to 5 times faster than the all-reduce.",
+        "all-reduce, and training takes more steps. Gossip of four bits is 3.5 to 5 times faster "
+        "than the all-reduce.",
     ),
     Claim(
         name="choco-consensus",

@@ -6,6 +6,7 @@ from typing import Any
 from jaxcomp.feedback import Link, Residual
 from jaxcomp.recipes.quantizers import qsgd_inf, sign
 from jaxcomp.recipes.sparsifiers import chunk_top_k, sidco, top_k
+from jaxcomp.reducers.dense import Dense
 from jaxcomp.reducers.gather import Gather
 from jaxcomp.reducers.power import PowerIteration
 
@@ -20,23 +21,27 @@ _WRITTEN: Mapping[str, tuple[str, Any]] = {
 }
 CODECS: Mapping[str, Any] = {name: codec for name, (_, codec) in _WRITTEN.items()}
 """The codecs that a plan compares by default."""
-LOCAL: Mapping[str, Any] = {"SparseLoCo": Gather(Link(chunk_top_k(), Residual(0.95)))}
+_DENSE: Mapping[str, tuple[str, Any]] = {
+    "dense float32": ("jaxcomp.Dense()", Dense()),
+    "dense bfloat16": ('jaxcomp.Dense("bfloat16")', Dense("bfloat16")),
+}
+DENSE: Mapping[str, Any] = {name: mean for name, (_, mean) in _DENSE.items()}
+"""The dense means, of which there is one on all levels."""
+_LOCAL = {"SparseLoCo": ("jaxcomp.chunk_top_k()", Gather(Link(chunk_top_k(), Residual(0.95))))}
+LOCAL: Mapping[str, Any] = {name: mean for name, (_, mean) in _LOCAL.items()}
 """What methods of local steps send, beside those codecs."""
 
 
-_DENSE = {"dense float32": "jaxcomp.Dense()", "dense bfloat16": 'jaxcomp.Dense("bfloat16")'}
-
-
 def means(named: Mapping[str, Any], levels: tuple[int, ...]) -> dict[str, str]:
-    """The mean of each of the default ways, and of dense ones, as a user writes it.
+    """The mean of each of the default ways, as a user writes it.
 
-    `compressed_mean` chooses the reducer on one level; `Hierarchical` must be given it.
+    `compressed_mean` chooses the reducer on one level; `Hierarchical` must be given it. Methods of
+    local steps are given a codec, and have one level.
     """
-    found = dict(_DENSE) if len(levels) == 1 else {}
+    whole = _DENSE if len(levels) > 1 else {**_DENSE, **_LOCAL}
+    found = {name: written for name, (written, _) in whole.items()}
     for name, given in named.items():
         codec, _, reducer = name.partition(", ")
-        if name in LOCAL:
-            found[name] = "jaxcomp.chunk_top_k()"
         if codec not in _WRITTEN:
             continue
         mean, _ = _WRITTEN[codec]

@@ -15,7 +15,7 @@ from jaxcomp.exchange import dense as dense_
 from jaxcomp.exchange.plan import Plan
 from jaxcomp.graphs import mixing
 from jaxcomp.planning import models, timing
-from jaxcomp.planning.compared import CODECS, LOCAL, means
+from jaxcomp.planning.compared import CODECS, DENSE, LOCAL, means
 from jaxcomp.planning.description import describe, short
 from jaxcomp.reducers import choose
 from jaxcomp.reducers.dense import Dense
@@ -226,7 +226,7 @@ def _check(
 
 def ways(codecs: Mapping[str, Any], levels: tuple[int, ...]) -> dict[str, Any]:
     """By name, dense means and the given codecs by each reducer that can take them."""
-    found: dict[str, Any] = {"dense float32": Dense(), "dense bfloat16": Dense("bfloat16")}
+    found: dict[str, Any] = dict(DENSE)
     for name, given in codecs.items():
         source = choose.given(given)
         if isinstance(source, Reducer):

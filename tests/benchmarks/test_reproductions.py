@@ -157,6 +157,19 @@ def test_a_worse_number_changes_the_verdict(registry, name):
     assert VERDICTS.index(after) > VERDICTS.index(before)
 
 
+def test_gossip_is_judged_beside_the_fastest_dense_all_reduce(registry):
+    def verdict(**seconds):
+        names = {"whole": "all-reduce, dense", "ours": "D-PSGD on a ring, dense"}
+        names["merged"] = "all-reduce, dense, one message"
+        cases = {names[key]: {"seconds": [s], "curve": [[5]]} for key, s in seconds.items()}
+        file = "network/delayed/gossip-train.json"
+        return registry.every()["dpsgd-latency"].verdict({file: {"cells": [{"methods": cases}]}})[1]
+
+    assert verdict(whole=30.0, ours=10.0) == "holds"
+    assert verdict(whole=30.0, merged=15.0, ours=10.0) == "holds in part"
+    assert verdict(whole=30.0, merged=9.0, ours=10.0) == "does not hold here"
+
+
 def test_claims_are_checked_when_they_are_made():
     from claims.claim import Claim
 

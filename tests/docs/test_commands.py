@@ -36,9 +36,19 @@ def commands(start, inline=False):
                 yield page.name, shlex.split(f"{start}{found[1]}", comments=True)
 
 
-def has(text, option):
-    """Whether a program's text has an option, by its own parser or by `reporting.options`."""
-    return f'"{option}"' in text or re.search(rf"\b{option[2:].replace('-', '_')}=", text)
+def sources(path):
+    """The text of a program, and of the modules of the project that it imports."""
+    text = path.read_text()
+    names = re.findall(r"^(?:from|import) (\w+)", text, flags=re.MULTILINE)
+    found = [folder / f"{name}.py" for name in names for folder in (path.parent, path.parents[1])]
+    return text, "".join(each.read_text() for each in found if each.is_file())
+
+
+def has(path, option):
+    """Whether a program has an option, by a parser or as the keyword of a helper that adds it."""
+    own, others = sources(path)
+    by_name = rf"\b{option[2:].replace('-', '_')}="
+    return f'"{option}"' in own + others or re.search(by_name, own)
 
 
 def test_programs_have_the_options_that_pages_give_them(monkeypatch):
@@ -51,9 +61,8 @@ def test_programs_have_the_options_that_pages_give_them(monkeypatch):
             continue
         path = ROOT / program
         assert path.is_file(), (page, program)
-        text = "".join(each.read_text() for each in path.parent.glob("*.py"))
         asked = {word.partition("=")[0] for word in given if word.startswith("--")}
-        asked = {option for option in asked if not has(text, option)}
+        asked = {option for option in asked if not has(path, option)}
         assert not asked, (page, program)
         if program in ("examples/byte_lm.py", "examples/train_digits.py") and "--codec" in given:
             after = given[given.index("--codec") + 1 :]

@@ -63,11 +63,17 @@ def test_a_plan_says_whose_link_it_is():
 
 @pytest.mark.parametrize("levels", [(8,), (2, 8)])
 def test_what_a_plan_says_to_write_is_the_way_that_it_compared(levels):
-    named = planner.ways(planner.CODECS, levels)
-    for name, line in compared.means(named, levels).items():
-        one = planner.CODECS.get(name.partition(", ")[0])
-        dense = {"dense float32": jaxcomp.Dense(), "dense bfloat16": jaxcomp.Dense("bfloat16")}
-        want = named[name] if len(levels) > 1 else dense.get(name, one)
+    named = planner.ways({**planner.CODECS, **planner.LOCAL}, levels)
+    lines = compared.means(named, levels)
+    assert set(compared.DENSE) < set(lines)
+    assert set(lines) == set(named) - (set(compared.LOCAL) if len(levels) > 1 else set())
+    for name, line in lines.items():
+        if name in compared.LOCAL:
+            want = jaxcomp.chunk_top_k()
+        elif len(levels) > 1 or name in compared.DENSE:
+            want = named[name]
+        else:  # `compressed_mean` chooses the reducer.
+            want = planner.CODECS[name.partition(", ")[0]]
         assert eval(line) == want
 
 

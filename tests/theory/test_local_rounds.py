@@ -53,15 +53,25 @@ def test_the_most_exact_way_that_fits_is_taken(planned):
     assert rounds(planned, longest=1000).best.name.startswith("dense")
 
 
-def test_a_line_to_write_makes_the_round(planned):
+@pytest.mark.parametrize("workers", [4, (2, 4)])
+def test_a_line_to_write_makes_the_round(planned, workers):
+    axis_name, link = "workers", planned.network
+    if workers != 4:
+        axis_name = ("hosts", "devices")
+        planned = jaxcomp.plan(
+            2_000_000, workers, link, fast=link, compute=STEP, link_only=True, rounds=True
+        )
     for delayed in (0.0, 0.5):
         found = rounds(planned, delayed=delayed)
         assert found.best.program in " ".join(str(found).split())
         for one in found.rounds:
-            tx = eval(one.program, {"jaxcomp": jaxcomp, "axis_name": "workers"})
-            assert f"every={one.every}" in one.program
-            assert ("streaming" in one.program) == (one.delay > 0)
-            assert callable(tx.update)
+            if one.program:
+                tx = eval(one.program, {"jaxcomp": jaxcomp, "axis_name": axis_name})
+                assert f"every={one.every}" in one.program
+                assert ("streaming" in one.program) == (one.delay > 0)
+                assert callable(tx.update)
+        silent = [one.name for one in found.rounds if not one.program]
+        assert silent == ([] if workers == 4 else ["SparseLoCo"])  # It has one level.
 
 
 def test_what_pages_advise_against_is_not_taken_unasked(planned):
