@@ -78,8 +78,8 @@ def sdp4bit() -> dict[str, Any]:
         Jia et al., `SDP4Bit <https://arxiv.org/abs/2410.15526>`_, 2024.
 
     Note:
-        Deviations: changes are sent with master weights as their memory, so what 4 bits leave out
-        is sent in the next step; gradients are rounded without bias; within a node they are dense,
+        Deviations: changes are sent with a residual as their memory, so what 4 bits leave out is
+        sent in the next step; gradients are rounded without bias; within a node they are dense,
         or bfloat16, where the paper sends 8 bits.
     """
     return {
@@ -113,7 +113,7 @@ def loco(decay: float = 0.9) -> dict[str, Any]:
     Note:
         Deviations: the residual decays, where the paper keeps a moving average of errors and
         clears it every few hundred steps; scales are those of blocks, where the paper's are fixed.
-        Changes of the weights go down in 8 bits with master weights; the paper sends bfloat16.
+        Changes of the weights go down in 8 bits with a residual; the paper sends bfloat16.
     """
     up = Link(blockwise(bits=4), Residual(decay=decay, dtype="int8"))
     return {"up": up, "down": blockwise(bits=8)}

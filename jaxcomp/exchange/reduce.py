@@ -184,20 +184,21 @@ def reduce(
     brought = _Message(levels.key_of(plan, key), message, dense, own, opened.weight, params)
     means = _Means(stepper, guard, gated is not None, everywhere, extra)
     exchange = functools.partial(_exchanged, plan, feedbacks, means)
-    if closes:
-        silence = functools.partial(_unchanged, plan, feedbacks)
-        heard = conditional.either(opened.go, exchange, silence, brought)
-    else:
-        heard = exchange(brought)
+    silence = functools.partial(_unchanged, plan, feedbacks)
+    either = functools.partial(conditional.either, opened.go, exchange, silence)
+    heard = either(brought) if closes else exchange(brought)
     participation = None
     if gated is not None:
         taken = opened.go if opened.weight is None else opened.go & (opened.weight != 0)
         participation = Participation(opened.go, taken, heard.senders)
     mean, dense = levels.gathered(plan, heard.mean), heard.dense
+    settled = heard.memory.stepped
+    if stepper is not None:
+        settled = stepper.settle(plan, mean, dense, params, settled)
     new = _kept(plan, brought, heard, before, participation, guard=guard)
     # A closed round, or gradients of another dtype than the parameters, change no dtype of a state.
     held = state, () if gated is None else gated.state, stepped
-    after = guarding.retyped((new, opened.state, heard.memory.stepped), held)
+    after = guarding.retyped((new, opened.state, settled), held)
     # Skipped if the workers' means differ: they would disagree on the rollback.
     if guard and plan.given.facts.same_on_all and jax.tree.leaves(after):
         finite = guarding.all_finite((mean, dense))

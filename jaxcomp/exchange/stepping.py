@@ -1,11 +1,11 @@
 """An optimizer between the two ways of a reduction: each worker steps its part of the model."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import lax
 
 from jaxcomp.backend import axes
@@ -14,6 +14,7 @@ from jaxcomp.exchange.state import LevelsState, ReductionState
 from jaxcomp.layout import trees
 from jaxcomp.mesh import kinds, per_worker
 from jaxcomp.mesh.per_worker import PerWorker
+from jaxcomp.misuse import elementwise
 from jaxcomp.numerics import norms, summing
 from jaxcomp.types import Array, PyTree, Stacks
 
@@ -23,11 +24,12 @@ class Stepped(NamedTuple):
 
     Attributes:
         optimizer: the state of the optimizer.
-        masters: the arrays' own values, in float32 or wider; `()` without them.
+        residual: the part of the updates that the replicas have not received yet, in float32 or
+            wider; `()` without memory on the way down.
     """
 
     optimizer: PyTree
-    masters: PyTree
+    residual: PyTree
 
 
 class SteppedState(NamedTuple):
@@ -77,25 +79,40 @@ class Stepper:
 
     Attributes:
         optimizer: an elementwise optimizer.
-        masters: whether weights have values of their own beside the replicas, so that what the way
-            down or a narrow dtype rounds off is sent in the next step.
+        remembers: whether the part of an update that the way down or a narrow dtype rounds off is
+            sent in the next step.
         max_norm: the norm at which the mean gradient is clipped; None for no clipping.
     """
 
     optimizer: Any
-    masters: bool
+    remembers: bool
     max_norm: float | None
 
-    def init(self, plan: Plan) -> SteppedState:
-        """The state before the first step, in which masters are still zero."""
+    def init(self, plan: Plan, whole: PyTree) -> SteppedState:
+        """The state before the first step, whose values the first step makes from the parameters.
+
+        Args:
+            plan: the plan.
+            whole: the parameters of the whole model, or their shapes.
+
+        Raises:
+            ValueError: if the optimizer needs whole leaves, or treats leaves differently.
+        """
+        dense = {number: plan.layout.likes[number] for number in plan.layout.dense}
+        elementwise.check(self.optimizer, whole, plan.part_like, dense)
 
         def begun(likes: Any) -> Stepped:
             zeros = tuple(jnp.zeros(x.shape, summing.wide(x.dtype)) for x in likes)
-            return Stepped(self.optimizer.init(zeros), zeros if self.masters else ())
+            return Stepped(self.optimizer.init(zeros), zeros if self.remembers else ())
 
         part = begun(plan.part_like)
-        dense = begun([plan.layout.likes[i] for i in plan.layout.dense])
-        return SteppedState(jnp.zeros((), jnp.int32), _hold(plan, part), dense)
+        # With one more row in each array, only arrays of rows have another shape.
+        more = [jax.ShapeDtypeStruct((x.shape[0] + 1, x.shape[1]), x.dtype) for x in plan.part_like]
+        taller = jax.eval_shape(lambda: begun(more))
+        held = jax.tree.map(
+            lambda x, y: x if jnp.shape(x) == y.shape else _wrap(plan, x), part, taller
+        )
+        return SteppedState(jnp.zeros((), jnp.int32), held, begun(dense.values()))
 
     def step(
         self,
@@ -107,7 +124,7 @@ class Stepper:
         shards: tuple[str, ...],
         extra: dict[str, Any],
     ) -> tuple[Stacks, Stacks, SteppedState]:
-        """What to add to the replicas, and the next state.
+        """The updates to send, and the next state, in which they are still the residual.
 
         Args:
             plan: the plan.
@@ -118,22 +135,64 @@ class Stepper:
             shards: the axes over which the model is sharded, whose devices have other leaves.
             extra: further arguments of the optimizer's update.
         """
-        stacks, weights = trees.stacks(plan.layout, params)
-        if plan.fast is not None:
-            stacks = tuple(own.own(x) for own, x in zip(plan.batches, stacks, strict=True))
-        replica = tuple(own.own(x) for own, x in zip(plan.slices, stacks, strict=True))
+        replica, weights = _own(plan, params), _dense(plan, params)
         part, dense = (tuple(map(_wide, x)) for x in (part, dense))
         if self.max_norm is not None:
             part, dense = self._clipped(plan, part, dense, shards)
         first = state.taken == 0
-        # In the shapes that are stored: XLA writes a state into its own buffer only where nothing
-        # between the old value and the new one is reshaped.
-        own = _rows(plan, per_worker.unwrap(state.part), lambda x: x[None])
-        part, replica = (tuple(x[None] for x in stacks) for stacks in (part, replica))
-        updates, of_part = self._stepped(part, replica, own, first, extra)
-        steps, of_dense = self._stepped(dense, weights, state.dense, first, extra)
-        updates, of_part = tuple(x[0] for x in updates), _rows(plan, of_part, lambda x: x[0])
-        return updates, steps, SteppedState(state.taken + 1, _hold(plan, of_part), of_dense)
+
+        def stepped(grads: Stacks, replica: Stacks, state: Stepped) -> tuple[Stacks, Stepped]:
+            return self._stepped(grads, replica, state, first, extra)
+
+        # The optimizer sees rows, as in `init`, but the arrays keep the axis of the workers in
+        # which they are stored: XLA writes a state into its own buffer only where nothing between
+        # the old value and the new one is reshaped.
+        marks = jax.tree.map(_axis, state.part, is_leaf=per_worker.is_per_worker)
+        held = jax.tree.map(_stored, state.part, is_leaf=per_worker.is_per_worker)
+        rows = jax.vmap(stepped, in_axes=(0, 0, marks), out_axes=(0, marks))
+        own, replica = (tuple(x[None] for x in stacks) for stacks in (part, replica))
+        updates, after = rows(own, replica, held)
+        steps, of_dense = stepped(dense, weights, state.dense)
+        after = jax.tree.map(
+            lambda axis, x: x if axis is None else _wrap(plan, x[0]),
+            marks,
+            after,
+            is_leaf=lambda axis: axis is None,
+        )
+        new = SteppedState(state.taken + 1, after, of_dense)
+        return tuple(x[0] for x in updates), steps, new
+
+    def settle(
+        self, plan: Plan, mean: Stacks, dense: Stacks, params: PyTree, state: SteppedState
+    ) -> SteppedState:
+        """The state without the updates that the replicas have received.
+
+        Args:
+            plan: the plan.
+            mean: the updates of the compressed leaves, as every worker has received them.
+            dense: the updates of the dense leaves.
+            params: this device's replica, before its update.
+            state: the state after `step`.
+        """
+        if not self.remembers:
+            return state
+        both = *jax.tree.leaves(params), *plan.layout.likes
+        if all(x.dtype == summing.wide(x.dtype) for x in both):
+            received, of_dense = _slice(plan, mean), dense
+        else:  # As `optax.apply_updates` rounds them.
+            after = optax.apply_updates(params, trees.assemble(plan.layout, mean, dense))
+            received, of_dense = (
+                tuple(_wide(x) - _wide(y) for x, y in zip(new, old, strict=True))
+                for new, old in (
+                    (_own(plan, after), _own(plan, params)),
+                    (_dense(plan, after), _dense(plan, params)),
+                )
+            )
+        pairs = zip(state.part.residual, received, strict=True)
+        part = state.part._replace(residual=tuple(_wrap(plan, x.own() - y) for x, y in pairs))
+        pairs = zip(state.dense.residual, of_dense, strict=True)
+        rest = state.dense._replace(residual=tuple(x - y for x, y in pairs))
+        return state._replace(part=part, dense=rest)
 
     def _stepped(
         self,
@@ -143,24 +202,21 @@ class Stepper:
         first: Array,
         extra: dict[str, Any],
     ) -> tuple[Stacks, Stepped]:
-        """What to add to the replica, and the next state."""
-        weights = replica = tuple(map(_wide, replica))
-        if self.masters:
-            pairs = zip(replica, state.masters, strict=True)
-            weights = tuple(jnp.where(first, x, y) for x, y in pairs)
-        updates, after = self.optimizer.update(grads, state.optimizer, weights, **extra)
-        masters: Any = ()
-        if self.masters:
-            # Computed once: computed again for the state, at the end of the step, they would keep
-            # the replicas alive, which the caller then could not overwrite in place.
-            masters = lax.optimization_barrier(
-                tuple(x + u for x, u in zip(weights, updates, strict=True))
-            )
-            updates = tuple(x - y for x, y in zip(masters, replica, strict=True))
+        """What to send of arrays, and the next state."""
+        weights = tuple(map(_wide, replica))
+        if self.remembers:
+            weights = tuple(x + r for x, r in zip(weights, state.residual, strict=True))
+        # Made here and not in `init`, which may know no parameters, or others: a state may copy
+        # them.
+        fresh = self.optimizer.init(weights)
+        held = jax.tree.map(lambda x, y: jnp.where(first, x, y), fresh, state.optimizer)
+        updates, after = self.optimizer.update(grads, held, weights, **extra)
+        if self.remembers:
+            updates = tuple(u + r for u, r in zip(updates, state.residual, strict=True))
         # Seen by the guard even if the update, such as the sign of Inf, is finite.
         pairs = zip(grads, updates, strict=True)
         sound = tuple(jnp.where(jnp.isfinite(g), u, jnp.nan) for g, u in pairs)
-        return sound, Stepped(after, masters)
+        return sound, Stepped(after, sound if self.remembers else ())
 
     def _clipped(
         self, plan: Plan, part: Stacks, dense: Stacks, shards: tuple[str, ...]
@@ -184,13 +240,36 @@ def _wide(x: Array) -> Array:
     return x.astype(summing.wide(x.dtype))
 
 
-def _hold(plan: Plan, tree: PyTree) -> PyTree:
-    """A tree as a state stores it: each array of rows is this worker's slice of them."""
-    return _rows(plan, tree, lambda x: PerWorker.wrap(x, "slice", plan.axis_name))
+def _own(plan: Plan, tree: PyTree) -> Stacks:
+    """This worker's part of the compressed leaves of a tree, in a dtype that represents them."""
+    leaves = plan.layout.treedef.flatten_up_to(tree)
+    whole = [batch.in_dtype_of(leaves) for batch in plan.layout.batches]
+    return _slice(plan, tuple(trees.stack(batch, leaves) for batch in whole))
 
 
-def _rows(plan: Plan, tree: PyTree, change: Callable[[Any], Any]) -> PyTree:
-    """A tree whose arrays of this worker's rows, with or without a leading one, are changed."""
-    shapes = {x.shape for x in plan.part_like}
-    shapes |= {(1, *shape) for shape in shapes}
-    return jax.tree.map(lambda x: change(x) if jnp.shape(x) in shapes else x, tree)
+def _dense(plan: Plan, tree: PyTree) -> Stacks:
+    """The dense leaves of a tree."""
+    leaves = plan.layout.treedef.flatten_up_to(tree)
+    return tuple(leaves[number] for number in plan.layout.dense)
+
+
+def _slice(plan: Plan, stacks: Stacks) -> Stacks:
+    """This worker's slice of all rows."""
+    if plan.fast is not None:
+        stacks = tuple(own.own(x) for own, x in zip(plan.batches, stacks, strict=True))
+    return tuple(own.own(x) for own, x in zip(plan.slices, stacks, strict=True))
+
+
+def _wrap(plan: Plan, rows: Array) -> PerWorker:
+    """Rows as a state stores them: this worker's slice."""
+    return PerWorker.wrap(rows, "slice", plan.axis_name)
+
+
+def _axis(node: Any) -> Any:
+    """The axis of the workers in a node of a state."""
+    return 0 if per_worker.is_per_worker(node) else None
+
+
+def _stored(node: Any) -> Any:
+    """A node of a state, as an array with the axis of the workers."""
+    return node.own()[None] if per_worker.is_per_worker(node) else node

@@ -1,121 +1,136 @@
-"""Finds optimizers that need whole leaves, or treat leaves differently, by trying them out."""
+"""Refuses optimizers that need whole leaves, or treat leaves differently, where each worker steps
+a part of all leaves.
 
-import concurrent.futures
+Both ways of stepping are traced with the shapes that they have, for a few steps: the optimizer of
+the whole tree, and that of a worker's part. Every element must get its update by one expression.
+"""
+
 import functools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
+from jaxcomp.misuse import optax_wrappers
+from jaxcomp.misuse.expressions import Expressions, NotElementwiseError, Value
+from jaxcomp.numerics import summing
 from jaxcomp.types import PyTree
 
-_SIDE = 3
-"""Elements along each dimension of a leaf on which an optimizer is tried."""
-
-_CUT = 2
-"""Elements of the first piece."""
+_STEPS = 3
+"""Steps whose updates are compared: the third depends on a state that two gradients have made."""
 
 
-def check(optimizer: Any, like: PyTree, dense: Sequence[int]) -> None:
-    """Raises a `ValueError` unless an optimizer makes the same steps of pieces as of whole leaves.
+class _Shapes(NamedTuple):
+    """A tree's structure, and the shape and dtype of every leaf, as a key of a cache."""
+
+    treedef: Any
+    likes: tuple[jax.ShapeDtypeStruct, ...]
+
+
+def check(optimizer: Any, whole: PyTree, part: Sequence[Any], dense: Mapping[int, Any]) -> None:
+    """Raises a `ValueError` unless an optimizer makes the same steps of parts as of whole leaves.
 
     Args:
         optimizer: the optimizer.
-        like: the parameters, or their shapes and dtypes.
-        dense: the numbers of the leaves that stay whole; all others are cut into pieces.
+        whole: the parameters, or their shapes and dtypes.
+        part: shapes and dtypes of the arrays that each worker steps a part of, in place of all
+            leaves that are not in `dense`.
+        dense: shapes and dtypes of the leaves that each worker steps whole, by their numbers.
     """
-    leaves, treedef = jax.tree.flatten(like)
-    _check(optimizer, treedef, tuple(jnp.ndim(x) for x in leaves), tuple(dense))
+    leaves, treedef = jax.tree.flatten(whole)
+    numbers, kept = tuple(dense), tuple(dense.values())
+    args = optimizer, _Shapes(treedef, _likes(leaves)), _likes(part), numbers, _likes(kept)
+    try:
+        reason = _reason(*args)
+    except TypeError:  # A tree with static leaves that cannot be hashed.
+        reason = _reason.__wrapped__(*args)
+    if reason is None:
+        return
+    culprit = _culprit(*args)
+    raise ValueError(
+        "`optimizer` must treat every element by itself, since each worker steps a part of all "
+        f"leaves, and all leaves alike, got one in which {culprit} does not: {reason}. Elementwise "
+        "are optax.sgd, adam, adamw, lion and the like. Clip with `max_norm=`; chain what needs "
+        "whole leaves, or names of leaves, after jaxcomp.compressed_mean instead, which gives "
+        "every worker all of them"
+    )
+
+
+def _likes(leaves: Sequence[Any]) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Shapes of leaves in the dtype in which they are stepped."""
+    dtypes = [summing.wide(jnp.result_type(x)) for x in leaves]
+    return tuple(
+        jax.ShapeDtypeStruct(jnp.shape(x), dtype) for x, dtype in zip(leaves, dtypes, strict=True)
+    )
 
 
 @functools.lru_cache(maxsize=128)
-def _check(optimizer: Any, treedef: Any, ndims: tuple[int, ...], dense: tuple[int, ...]) -> None:
-    # In a thread of its own, outside of any mapped function, so that arrays are computed.
-    with concurrent.futures.ThreadPoolExecutor(max_workers=1) as alone:
-        culprit = alone.submit(_culprit, optimizer, treedef, ndims, dense).result()
-    if culprit is None:
-        return
-    raise ValueError(
-        "`optimizer` must treat every element by itself, since each worker steps a part of all "
-        f"leaves, and all leaves alike, got one in which {culprit} does not. Elementwise are "
-        "optax.sgd, adam, adamw, lion and the like. Clip with `max_norm=`; chain what needs whole "
-        "leaves after jaxcomp.compressed_mean instead, which gives every worker all of them"
-    )
-
-
-def _culprit(
-    optimizer: Any, treedef: Any, ndims: tuple[int, ...], dense: tuple[int, ...]
+def _reason(
+    optimizer: Any, whole: _Shapes, part: tuple, numbers: tuple[int, ...], dense: tuple
 ) -> str | None:
-    """The first member of a chain with which whole leaves and pieces get different updates."""
-    if len(dense) == len(ndims) or _same(optimizer, treedef, ndims, dense):
-        return None
+    """The reason why parts would get other updates than whole leaves; None if they do not."""
+    table = Expressions()
+    try:
+        of_whole = _updates(optimizer, table, jax.tree.unflatten(whole.treedef, whole.likes))
+        of_parts, of_dense = (_updates(optimizer, table, likes) for likes in (part, dense))
+    except NotElementwiseError as error:
+        return str(error)
+    except Exception as error:  # Of a mask that names leaves, or of an argument that is missing.
+        return f"{type(error).__name__}: {error}".split("\n", 1)[0].rstrip(".")
+    own = dict(zip(numbers, of_dense, strict=True))
+    tree = jax.tree.unflatten(whole.treedef, range(len(whole.likes)))
+    for path, number in jax.tree_util.tree_leaves_with_path(tree):
+        for found in [own[number]] if number in own else of_parts:
+            if found != of_whole[number]:
+                name = jax.tree_util.keystr(path, simple=True, separator="/")
+                return f"it treats the leaf '{name}' otherwise than a worker's part of it"
+    return None
+
+
+def _updates(optimizer: Any, table: Expressions, params: PyTree) -> list[tuple[int, ...]]:
+    """For each leaf, the expressions of its updates in a few steps."""
+    likes = jax.tree.leaves(params)
+    begin, state = jax.make_jaxpr(optimizer.init, return_shape=True)(params)
+    more: list[Any] = []
+
+    def update(grads: PyTree, state: PyTree, params: PyTree, *value: Any) -> PyTree:
+        extra = {"value": value[0]} if value else {}
+        return optimizer.update(grads, state, params, **extra)
+
+    trace = jax.make_jaxpr(update, return_shape=True)
+    try:
+        step, (updates, _) = trace(params, state, params)
+    except TypeError:  # Of an optimizer that needs the loss.
+        more = [jax.ShapeDtypeStruct((), jnp.float32)]
+        step, (updates, _) = trace(params, state, params, *more)
+    if jax.tree.structure(updates) != jax.tree.structure(params):
+        raise NotElementwiseError("its updates have another structure than the parameters")
+
+    def variables(name: str, time: int) -> list[Value]:
+        return [table.leaf((name, time), like, leaf) for leaf, like in enumerate(likes)]
+
+    held, found = table.run(begin, variables("parameter", 0)), []
+    for time in range(_STEPS):
+        losses = [table.scalar(("loss", time)) for _ in more]
+        grads, weights = variables("gradient", time), variables("parameter", time)
+        results = table.run(step, [*grads, *held, *weights, *losses])
+        now, held = results[: len(likes)], results[len(likes) :]
+        for number, x in enumerate(now):
+            if x.leaf not in (None, number) or not (x.uniform or x.leaf == number):
+                raise NotElementwiseError("an update is computed from another leaf")
+        found.append([x.expression for x in now])
+    return list(zip(*found, strict=True))
+
+
+def _culprit(optimizer: Any, *shapes: Any) -> str:
+    """The first member of a chain with which parts get other updates than whole leaves."""
     members = _members(optimizer)
     for number, member in enumerate(members):
-        if not _same(optax.chain(*members[: number + 1]), treedef, ndims, dense):
-            return f"optax.{_name(member)}"
+        if _reason.__wrapped__(optax.chain(*members[: number + 1]), *shapes) is not None:
+            return _name(member)
     return "something"
-
-
-def _same(optimizer: Any, treedef: Any, ndims: tuple[int, ...], dense: tuple[int, ...]) -> bool:
-    """Whether whole leaves and pieces get the same updates."""
-    rng = np.random.default_rng(0)
-    near = [jnp.asarray(rng.normal(size=(_SIDE,) * n), jnp.float32) for n in ndims]
-    slopes = [
-        [jnp.asarray(rng.normal(size=p.shape) * 4.0 ** rng.integers(-3, 4)) * scale for p in near]
-        for scale in (1.0, 1e4, 1e-3, 30.0)
-    ]
-    return all(
-        _same_steps(optimizer, treedef, [scale * p for p in near], slopes, dense)
-        for scale in (1.0, 1e4)
-    )
-
-
-def _same_steps(
-    optimizer: Any,
-    treedef: Any,
-    params: list[Any],
-    grads: list[list[Any]],
-    dense: tuple[int, ...],
-) -> bool:
-    """The same for these parameters and the gradients of a few steps."""
-
-    def pieces(leaves: Sequence[Any]) -> list[Any]:
-        """All compressed leaves as two slices of rows, each for an optimizer of its own."""
-        rows = jnp.concatenate([x.reshape(-1, 1) for i, x in enumerate(leaves) if i not in dense])
-        # The cut is within a leaf.
-        return [(rows[:_CUT],), (rows[_CUT:],), tuple(leaves[i] for i in dense)]
-
-    try:
-        whole = _run(
-            optimizer,
-            jax.tree.unflatten(treedef, params),
-            [jax.tree.unflatten(treedef, g) for g in grads],
-        )
-        parts = [
-            _run(optimizer, own, [pieces(g)[number] for g in grads])
-            for number, own in enumerate(pieces(params))
-        ]
-    except (TypeError, ValueError, KeyError, IndexError):  # Of a mask that names leaves.
-        return False
-    for number, step in enumerate(whole):
-        want = np.concatenate([np.ravel(x) for x in jax.tree.leaves(pieces(jax.tree.leaves(step)))])
-        got = np.concatenate([np.ravel(x) for part in parts for x in jax.tree.leaves(part[number])])
-        # Relative to the step itself: with a warm-up, first steps are short.
-        if not np.allclose(got, want, rtol=1e-4, atol=1e-6 * np.abs(want).max(initial=0)):
-            return False
-    return True
-
-
-def _run(optimizer: Any, params: PyTree, grads: Sequence[PyTree]) -> list[PyTree]:
-    """The updates of several steps."""
-    state, found = optimizer.init(params), []
-    for each in grads:
-        updates, state = optimizer.update(each, state, params)
-        found.append(updates)
-    return found
 
 
 def _members(optimizer: Any) -> list[Any]:
@@ -143,4 +158,5 @@ def _cell(function: Any, name: str) -> Any:
 
 def _name(member: Any) -> str:
     """The name of the function that made a transformation."""
-    return member.update.__qualname__.split(".", 1)[0]
+    name = member.update.__qualname__.split(".", 1)[0]
+    return f"optax.{name}" if optax_wrappers.is_optax(member.update.__module__) else name

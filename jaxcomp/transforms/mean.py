@@ -202,9 +202,9 @@ def transformation(
     def init_fn(params: PyTree) -> Any:
         optax_wrappers.check_wrappers()
         params, setup = _trained(params), _over_devices(given, _lanes(given))
+        fresh = functools.partial(_fresh, setup, params)
         if param_specs is None:
-            return _fresh(setup, params)
-        fresh = functools.partial(_fresh, setup)
+            return fresh(params)
         return sharded.init(fresh, params, param_specs, setup.axis_name)
 
     def update_fn(
@@ -284,26 +284,26 @@ def _over_devices(setup: Setup, lanes: tuple) -> Setup:
     return setup._replace(axis_name=axes.without(setup.axis_name, lanes)) if lanes else setup
 
 
-def _fresh(setup: Setup, params: PyTree) -> CompressedMeanState:
-    """The state before the first step, for parameters or for one device's shard of them."""
+def _fresh(setup: Setup, whole: PyTree, params: PyTree) -> CompressedMeanState:
+    """The state before the first step, for all parameters or for one device's shard of them."""
     source, gate = setup.source, setup.gate
     leaves_.warn(source, params)
     return CompressedMeanState(
         key=jnp.array(setup.seed),  # A copy: this one may be donated.
         step=jnp.zeros((), jnp.uint32),
-        memory=_memory(setup, params),
+        memory=_memory(setup, whole, params),
         stats=stats_.nothing(setup.stats, source, params) if setup.stats else (),
         gate=() if gate is None else _closed(gate, setup.seed, params),
     )
 
 
-def _memory(setup: Setup, params: PyTree) -> PyTree:
+def _memory(setup: Setup, whole: PyTree, params: PyTree) -> PyTree:
     """The memory before the first step, with that of the optimizer between the two ways."""
     memory = choose.memory(setup.source, params, setup.axis_name, gated=setup.gate is not None)
     if setup.stepper is None:
         return memory
     plan = choose.plan(setup.source, params, setup.axis_name)
-    return SteppedMemory(memory, setup.stepper.init(plan))
+    return SteppedMemory(memory, setup.stepper.init(plan, whole))
 
 
 def _arguments(

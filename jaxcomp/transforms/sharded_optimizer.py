@@ -10,7 +10,6 @@ from jaxcomp.base import Codec, Gate, Reducer
 from jaxcomp.exchange.stepping import Stepper
 from jaxcomp.feedback import Link, NoFeedback, Residual
 from jaxcomp.layout.policy import Policy
-from jaxcomp.misuse import elementwise
 from jaxcomp.numerics import noise
 from jaxcomp.reducers import choose
 from jaxcomp.reducers.dense import Dense
@@ -48,22 +47,29 @@ def sharded_optimizer(
     """An optimizer of which each worker has a part: its moments and master weights are `1/n`.
 
     Gradients go up compressed, each worker adds up its part and steps it with its own moments, and
-    the change of the weights goes down compressed:
+    the updates go down compressed:
 
-        m_i ← m_i + optimizer(mean_j D(C_up(g_j))[i]),   update = concat_i D(C_down(m_i − θ[i]))
+        u_i = r_i + optimizer(mean_j D(C_up(g_j))[i], θ[i] + r_i)
+        update = concat_i D(C_down(u_i)),   r_i ← u_i − update[i]
 
-    with the master weights `m` in float32, and `θ` the replica on every device. What the way down
-    rounds off is `m − θ`, so it is sent in the next step: a weight is never further from its master
-    than one step's rounding, and replicas are the same bits on all workers. It replaces
-    `optax.chain(compressed_mean(...), optimizer)`, and must be the last of a chain.
+    with the replica `θ` on every device, and in float32 the residual `r`, which is the part of the
+    updates that the way down, or a narrow dtype of the parameters, has rounded off. It is sent in
+    the next step, so that a replica is never further from the master weights `θ + r`, which the
+    optimizer sees, than one step's rounding; and replicas are the same bits on all workers. It
+    replaces `optax.chain(compressed_mean(...), optimizer)`. Transformations may follow it in the
+    chain, and a program may change the parameters in other ways, as with any optimizer.
 
     Args:
-        optimizer: an elementwise optimizer, such as `optax.adamw(3e-4)`.
+        optimizer: an elementwise optimizer, such as `optax.adamw(3e-4)`. It sees buckets of many
+            leaves as matrices, and dense leaves as they are: a mask by the rank of a leaf works,
+            one by its name does not. Elementwise are all optimizers of optax and `optax.contrib`
+            except adafactor, dadapt_adamw, dog, dowg, dpsgd, fromage, galore, lamb, lars, lbfgs,
+            mechanize, momo, muon, noisy_sgd, novograd, polyak_sgd, prodigy, sm3 and sophia.
         axis_name: the mapped axis, or a tuple of them.
         up: the codec of the gradients, a `Policy` or a `Link`, with the defaults of
             `compressed_mean`. Leaves that it sends dense are stepped whole on every worker.
         down: the codec of the changes of the weights, or a `Link` with `Residual()`, the default,
-            or `NoFeedback()`: then there are no masters, and the errors of an unbiased codec add up
+            or `NoFeedback()`: then there is no residual, and the errors of an unbiased codec add up
             as a random walk. None for the codec of `up`. It sends the leaves that `up` compresses,
             and needs buckets no longer than those of `up`.
         fast: for an `axis_name` of at least two axes, the last of which is fast: `Dense()`, or
@@ -81,13 +87,13 @@ def sharded_optimizer(
         An optax transformation, of which `jaxcomp.describe(tx, params, workers=n)` tells the bytes.
         Its updates need the parameters: `tx.update(grads, state,
         params)`. Each worker's state is marked as its own, so that `jaxcomp.init_state`, `place`,
-        `resize_workers` and checkpoints treat it as that of a mean. Masters undo any other change
-        of the parameters: after one, make a new state.
+        `resize_workers` and checkpoints treat it as that of a mean. The state of the optimizer gets
+        its values in the first step: one that copies the parameters copies those of that step.
 
     Raises:
-        ValueError: on construction, for arguments of the wrong kind, links that do not match, or a
-            feedback on the way down that has no masters; in `init`, for an optimizer that needs
-            whole leaves; and as `compressed_mean`.
+        ValueError: on construction, for arguments of the wrong kind, links that do not match, or
+            another feedback on the way down; in `init`, for an optimizer that needs whole leaves,
+            or that treats leaves differently by their names or shapes; and as `compressed_mean`.
 
     Example:
         >>> import jaxcomp, optax
@@ -100,14 +106,15 @@ def sharded_optimizer(
         `SDP4Bit <https://arxiv.org/abs/2410.15526>`_, 2024, for differences of weights in 4 bits.
 
     Note:
-        With `Identity()` both ways and `NoFeedback()` down, or float32 parameters, it makes the
-        steps of the optimizer after a dense mean.
+        With `Identity()` both ways it makes the steps of the optimizer after a dense mean. The
+        papers keep master weights; with a residual in their place, other changes of the parameters
+        are kept too.
     """
     checks.transformation("optimizer", optimizer)
     optimizer = optax.with_extra_args_support(optimizer)
     if max_norm is not None:
         checks.positive("max_norm", max_norm)
-    both, masters = _both_ways(up, down)
+    both, remembers = _both_ways(up, down)
     if gate is not None:
         checks.part("gate", gate, Gate)
         gate.check(both.uplink.feedback)  # Which may warn of what closed rounds lose.
@@ -119,16 +126,9 @@ def sharded_optimizer(
         noise.words(key),
         guard,
         stats,
-        stepper=Stepper(optimizer, masters, None if max_norm is None else float(max_norm)),
+        stepper=Stepper(optimizer, remembers, None if max_norm is None else float(max_norm)),
     )
     tx = transformation(given, param_specs)
-
-    def init(params: PyTree) -> Any:
-        layout = choose.plan(both, params, sizes=(1,)).layout
-        # Of a sharded model each device has a part of dense leaves, too.
-        whole = layout.dense if param_specs is None else ()
-        elementwise.check(optimizer, params, whole)
-        return tx.init(params)
 
     def update(updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any) -> Any:
         if params is None:
@@ -136,20 +136,15 @@ def sharded_optimizer(
                 "`params` must be given to the update, which steps a part of them, got None: use "
                 "tx.update(grads, state, params)"
             )
-        if masters and isinstance(params, optax.LookaheadParams):
-            raise ValueError(
-                "`params` must be changed by these updates alone, since masters undo other "
-                "changes, got optax.LookaheadParams: give `down` as Link(codec, NoFeedback())"
-            )
         return tx.update(updates, state, params, **extra)
 
-    made = ShardedOptimizer(init, update)
+    made = ShardedOptimizer(tx.init, update)
     made.reducer = reducer
     return made
 
 
 def _both_ways(up: Any, down: Any) -> tuple[TwoShot, bool]:
-    """The reducer, and whether weights have masters."""
+    """The reducer, and whether the way down has a residual."""
     uplink = choose.given(up)
     if not isinstance(uplink, Link):
         raise ValueError(
@@ -157,15 +152,12 @@ def _both_ways(up: Any, down: Any) -> tuple[TwoShot, bool]:
             f"got {up!r}"
         )
     codec = uplink.codec if down is None else down
-    masters = not isinstance(codec, Link) or codec.feedback == Residual()
+    remembers = not isinstance(codec, Link) or codec.feedback == Residual()
     if isinstance(codec, Link):
         if codec.feedback not in (Residual(), NoFeedback()):
-            raise ValueError(
-                "`down` must have Residual(), which keeps master weights, or NoFeedback(), got "
-                f"{codec.feedback!r}"
-            )
+            raise ValueError(f"`down` must have Residual() or NoFeedback(), got {codec.feedback!r}")
         codec = codec.codec
     with warnings.catch_warnings():
-        if masters:  # Which keep what a biased codec drops.
+        if remembers:  # What a biased codec drops.
             warnings.simplefilter("ignore")
-        return TwoShot(uplink, Link(codec, NoFeedback())), masters
+        return TwoShot(uplink, Link(codec, NoFeedback())), remembers
