@@ -1,9 +1,7 @@
 """The contract of a codec, on inputs that occur in training."""
 
-import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +12,9 @@ from jaxcomp.base.codec import HOOKS
 from jaxcomp.layout import batches as batches_, trees
 from jaxcomp.numerics import noise, summing
 from jaxcomp.reducers import choose
-from jaxcomp.testing import bias, programs, rows
+from jaxcomp.testing import bias, facts, programs, rows
 from jaxcomp.testing.programs import SEED
+from jaxcomp.testing.settings import assert_is_setting
 from jaxcomp.types import Array, ArrayLike, Key, PyTree
 from jaxcomp.wire import buffer
 
@@ -36,7 +35,8 @@ def check_codec(
     finite inputs of every dtype give finite results; non-finite elements stay visible; `jit`,
     `vmap` and eager agree bit for bit, and repeated calls too; a slice of a batch is encoded as in
     the whole batch; `decode_sum` is the sum of `decode`; the payload has the claimed size; the
-    codec is unbiased, or contractive, as declared.
+    state keeps its shapes; every fact that it declares holds, and so do its bounds; payloads add up
+    if it is linear; the codec is unbiased, or contractive, as declared.
 
     Args:
         codec: the codec.
@@ -63,36 +63,19 @@ def check_codec(
     assert_shows_nonfinite(codec, x)
     assert_sums(codec, x)
     assert_wire_bytes(codec, x)
+    facts.assert_keeps_state(codec, x)
+    facts.assert_within_bounds(codec, x)
+    facts.assert_spans(codec)
+    facts.assert_reads_guesses(codec, x)
+    facts.assert_counts_clipped(codec, x)
+    facts.assert_names_senders(codec, x)
+    facts.assert_adds_up(codec)
     if codec.unbiased:
         bias.assert_unbiased(codec, x)
         bias.assert_every_part_arrives(codec, size)
     if codec.contractive:
         bias.assert_contractive(codec, x)
         bias.assert_feedback_sends_all(codec, size)
-
-
-def assert_is_setting(codec: Any) -> None:
-    """Checks that it is a `Codec`, hashable and comparable by value."""
-    if isinstance(codec, type):
-        raise AssertionError(f"check an instance, as in {codec.__name__}(...), not the class")
-    if not isinstance(codec, Codec):
-        raise AssertionError(f"a codec must derive from jaxcomp.Codec, and {codec!r} does not")
-    assert_hashable(codec)
-
-
-def assert_hashable(setting: Any) -> None:
-    """Checks that it is an instance, hashable and equal by value; equal ones compile once."""
-    if isinstance(setting, type):
-        raise AssertionError(f"check an instance, as in {setting.__name__}(...), not the class")
-    try:
-        hash(setting)
-    except TypeError as error:
-        raise AssertionError(
-            f"a setting must be hashable by value, so that equal ones compile once: {error}. Use "
-            "@dataclasses.dataclass(frozen=True) with numbers, strings, tuples or other settings."
-        ) from error
-    if dataclasses.is_dataclass(setting) and dataclasses.replace(cast(Any, setting)) != setting:
-        raise AssertionError(f"two settings with the same values must be equal: {setting!r}")
 
 
 def assert_keeps_shape(codec: Codec) -> None:
@@ -128,18 +111,18 @@ def assert_declares_hooks(codec: Codec, x: Array) -> None:
         if not holds:
             raise AssertionError(f"facts of {codec!r} must have {fact}, since {why}")
 
-    facts = codec.facts
+    declared = codec.facts
     for fact, hook in HOOKS.items():
         own = getattr(type(codec), hook) is not getattr(Codec, hook)
-        check(own or not getattr(facts, fact), f"{fact}=False", f"it does not define {hook}")
+        check(own or not getattr(declared, fact), f"{fact}=False", f"it does not define {hook}")
     leaf, _ = codec.for_leaf((48, 64), jnp.dtype(jnp.float32))
-    check(facts.shaped or leaf == codec, "shaped=True", "for_leaf returns another codec")
+    check(declared.shaped or leaf == codec, "shaped=True", "for_leaf returns another codec")
     for batch in trees.layout(codec, x).batches:
         rows, state = trees.stack(batch, [x]), batch.codec.init(batch.like)
         agree = functools.partial(
             batch.codec.agree, batches_.batch_key(noise.raw(SEED), 0, 0), rows, batch.counts()
         )
-        if not facts.agrees:
+        if not declared.agrees:
             after = jax.vmap(agree, (0, None), axis_name="workers", axis_size=1)(
                 jax.tree.map(lambda leaf: leaf[None], state), "workers"
             )
@@ -148,7 +131,7 @@ def assert_declares_hooks(codec: Codec, x: Array) -> None:
                 for new, old in zip(jax.tree.leaves(after), jax.tree.leaves(state), strict=True)
             )
             check(kept, "agrees=True", "agree changes its state")
-        side = None if facts.sided else batch.codec.side(state)
+        side = None if declared.sided else batch.codec.side(state)
         check(side is None, "sided=True", "side returns something")
 
 

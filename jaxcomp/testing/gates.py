@@ -8,7 +8,8 @@ import numpy as np
 
 from jaxcomp.base import Gate
 from jaxcomp.numerics import noise
-from jaxcomp.testing.codec import SEED, assert_hashable
+from jaxcomp.testing.programs import SEED
+from jaxcomp.testing.settings import assert_hashable
 
 
 def check_gate(gate: Gate, *, workers: int = 4, steps: int = 24) -> None:

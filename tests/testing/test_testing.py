@@ -11,6 +11,7 @@ import jaxcomp
 from jaxcomp import testing
 from jaxcomp.base import Feedback, Reducer, WrappedFeedback, WrappedReducer
 from jaxcomp.numerics import noise, summing
+from jaxcomp.testing import facts as facts_
 
 
 class HalfPayload(NamedTuple):
@@ -200,6 +201,96 @@ class Sideless(Half):
         return jaxcomp.base.Facts(bits_per_element=16, sided=True)
 
 
+def declaring(name, **declared):
+    """A codec like `Good` that declares something else."""
+    facts = declared.pop("facts", {})
+    held = jaxcomp.base.Facts(bits_per_element=16, **facts)
+    made = type(name, (Half,), {"facts": held, "__module__": __name__, **declared})
+    return dataclasses.dataclass(frozen=True)(made)()
+
+
+def widened(self, key, x, count, state):
+    return HalfPayload(rounded(x.astype(jnp.float32), jnp.bfloat16)), state.astype(jnp.float32) + 1
+
+
+def uneven(self, key, payload, like, side=None):
+    """Shrinks negative elements, so the decoded sum is not the sum of the decoded."""
+    values = payload.values.astype(jnp.float32)
+    return rounded(jnp.where(values < 0, 0.75 * values, values), like.dtype)
+
+
+FALSE = {
+    "Linear": ({"linear": True, "decode": uneven}, facts_.assert_adds_up, "must be linear"),
+    "Sharp": (
+        {"variance_bound": lambda self, size, peak=None: 1e-9, "unbiased": True},
+        facts_.assert_within_bounds,
+        "declares variance_bound",
+    ),
+    "Exact": ({"facts": {"worst": 1e-6}}, facts_.assert_within_bounds, "declares worst=1e-06"),
+    "Restless": (
+        {"init": lambda self, like: jnp.zeros(3, jnp.int32), "encode": widened},
+        facts_.assert_keeps_state,
+        "must keep its state",
+    ),
+    "Spanning": (
+        {
+            "facts": {"span": 1e6},
+            "encode": lambda self, key, x, count, state: (
+                HalfPayload(jnp.where(jnp.abs(x) > 1e-3, x, 0).astype(jnp.bfloat16)),
+                state,
+            ),
+        },
+        facts_.assert_spans,
+        "declares span",
+    ),
+    "Guided": (
+        {
+            "facts": {"guided": True},
+            "decode": lambda self, key, payload, like, side=None: (
+                payload.values.astype(like.dtype) + (0 if side is None else 1)
+            ),
+            "side": lambda self, agreed: agreed if jax.tree.leaves(agreed) else None,
+        },
+        facts_.assert_reads_guesses,
+        "declares guided",
+    ),
+    "Clipping": (
+        {
+            "facts": {"clips": True},
+            "clipped": lambda self, key, x, count: jnp.stack([2 * count, count], axis=1),
+        },
+        facts_.assert_counts_clipped,
+        "counts",
+    ),
+    "Naming": (
+        {
+            "facts": {"names_senders": True},
+            "mean_of_senders": lambda self, keys, payloads, like, weights=None: (
+                payloads.values.astype(jnp.float32).mean(0)
+            ),
+        },
+        facts_.assert_names_senders,
+        "must be the mean over those that sent",
+    ),
+}
+"""Codecs that declare something false, by the check that finds it."""
+
+
+@pytest.mark.parametrize("name", FALSE)
+def test_false_facts_are_found(name):
+    declared, check, said = FALSE[name]
+    if name == "Guided":
+        declared = declared | {"facts": {"guided": True, "sided": True}}
+    codec = declaring(name, **declared)
+    arguments = () if check in (facts_.assert_adds_up, facts_.assert_spans) else (X,)
+    check(Good(), *arguments)
+    with pytest.raises(AssertionError, match=said):
+        check(codec, *arguments)
+
+
+X = jax.random.normal(jax.random.key(3), (300,))
+
+
 @dataclasses.dataclass
 class Unhashable(Half):
     """Not frozen, so equal ones would not share a compilation."""
@@ -209,7 +300,7 @@ def test_a_good_codec_passes():
     testing.check_codec(Good())
 
 
-@pytest.mark.core("Biased-str", "Moody-str", "Lifted-str", "Misread-str", "Flat-str")
+@pytest.mark.core("Linear-str", "Biased-str", "Moody-str", "Lifted-str", "Misread-str", "Flat-str")
 @pytest.mark.parametrize(
     ("codec", "said"),
     [
@@ -229,6 +320,7 @@ def test_a_good_codec_passes():
         (Secret(), "must have agrees=True, since agree changes its state"),
         (Sideless(), "must have sided=False, since it does not define side"),
         (Unhashable(), "must be hashable by value"),
+        *((declaring(name, **FALSE[name][0]), FALSE[name][2]) for name in ("Linear", "Exact")),
         ("qsgd", "a codec must derive from jaxcomp.Codec"),
     ],
     ids=lambda v: type(v).__name__,
@@ -329,3 +421,78 @@ def test_wrong_feedbacks_and_reducers_fail():
 
     with pytest.raises(AssertionError, match=r"breaks the law pmean\(sent\) == part"):
         testing.check_reducer(Loud(jaxcomp.Gather(jaxcomp.qsgd_inf(bits=4))))
+
+
+def overriding(base, **members):
+    """A wrapper of a feedback or a reducer with other members."""
+    wrapper = WrappedFeedback if isinstance(base, Feedback) else WrappedReducer
+    name = "feedback" if isinstance(base, Feedback) else "reducer"
+    kind = {"__annotations__": {name: wrapper.__annotations__[name]}, "__module__": __name__}
+    return dataclasses.dataclass(frozen=True)(type("Other", (wrapper,), kind | members))(base)
+
+
+def facts_of(part, **changed):
+    return {"facts": dataclasses.replace(part.facts, **changed)}
+
+
+def deaf(self, message, sent, part, share, weight, state):
+    return self.feedback.update(message, sent, part, share, None, state)
+
+
+def grown(self, message, sent, part, share, weight, state):
+    estimate, after = self.feedback.update(message, sent, part, share, weight, state)
+    return estimate, jax.tree.map(lambda x: 9 * x, after)
+
+
+def longer_in_slices(self, message, sent, part, share, weight, state):
+    return jax.tree.map(lambda p: p + (p.shape == (3, 5)), part), state
+
+
+RESIDUAL, SHIFT, NOTHING = jaxcomp.Residual(), jaxcomp.Shift(), jaxcomp.NoFeedback()
+
+
+@pytest.mark.parametrize(
+    ("feedback", "said"),
+    [
+        (overriding(RESIDUAL, update=deaf), "must not ignore `weight`"),
+        (overriding(jaxcomp.Residual(decay=0.5), update=grown), "must have bounded=False"),
+        (overriding(RESIDUAL, **facts_of(RESIDUAL, memory=False)), "memory=True"),
+        (overriding(RESIDUAL, **facts_of(RESIDUAL, mirrors=True)), "mirrors=False"),
+        (overriding(SHIFT, **facts_of(SHIFT, mirrors=False)), "mirrors=True"),
+        (overriding(RESIDUAL, **facts_of(RESIDUAL, keeps_unsent=False)), "keeps_unsent=True"),
+        (overriding(NOTHING, **facts_of(NOTHING, conserves=True)), "keeps_unsent=True"),
+        (overriding(NOTHING, **facts_of(NOTHING, forgets_absent=True)), "mirrors=True"),
+        (overriding(RESIDUAL, **facts_of(RESIDUAL, accelerates=True)), "accelerates=False"),
+        (overriding(NOTHING, update=longer_in_slices), "needs_mean=True"),
+        (overriding(SHIFT, known=lambda self, sent, state: sent), "`known` must be the input"),
+    ],
+)
+def test_false_facts_of_a_feedback_are_found(feedback, said):
+    with pytest.raises(AssertionError, match=said):
+        testing.check_feedback(feedback)
+
+
+QSGD = jaxcomp.Gather(jaxcomp.qsgd_inf(bits=4))
+
+
+@pytest.mark.parametrize(
+    ("reducer", "said"),
+    [
+        (
+            overriding(
+                QSGD,
+                costs=lambda self, plan: self.reducer.costs(plan)._replace(
+                    link_bytes=10**6 * (plan.workers - 1)
+                ),
+            ),
+            "says 3000000",
+        ),
+        (overriding(QSGD, **facts_of(QSGD, excludes=True)), "must have excludes=False"),
+        (overriding(QSGD, **facts_of(QSGD, dtype="bfloat16")), "dense leaves are sent in"),
+        (overriding(QSGD, **facts_of(QSGD, splits=True)), "with splits=True the part"),
+        (overriding(QSGD, **facts_of(QSGD, phases=((0, QSGD),))), "must have the field phase_step"),
+    ],
+)
+def test_false_facts_of_a_reducer_are_found(reducer, said):
+    with pytest.raises(AssertionError, match=said):
+        testing.check_reducer(reducer)
