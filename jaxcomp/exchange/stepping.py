@@ -189,7 +189,9 @@ class Stepper:
                 )
             )
         pairs = zip(state.part.residual, received, strict=True)
-        part = state.part._replace(residual=tuple(_wrap(plan, x.own() - y) for x, y in pairs))
+        # In the shape that is stored.
+        left = tuple(PerWorker(x.tree - y[None], x.kind) for x, y in pairs)
+        part = state.part._replace(residual=left)
         pairs = zip(state.dense.residual, of_dense, strict=True)
         rest = state.dense._replace(residual=tuple(x - y for x, y in pairs))
         return state._replace(part=part, dense=rest)
@@ -216,7 +218,12 @@ class Stepper:
         # Seen by the guard even if the update, such as the sign of Inf, is finite.
         pairs = zip(grads, updates, strict=True)
         sound = tuple(jnp.where(jnp.isfinite(g), u, jnp.nan) for g, u in pairs)
-        return sound, Stepped(after, sound if self.remembers else ())
+        if not self.remembers:
+            return sound, Stepped(after, ())
+        # Computed once: computed again for the residual, at the end of the step, they would keep
+        # the replicas alive, which the caller then could not overwrite in place.
+        sound = lax.optimization_barrier(sound)
+        return sound, Stepped(after, sound)
 
     def _clipped(
         self, plan: Plan, part: Stacks, dense: Stacks, shards: tuple[str, ...]
