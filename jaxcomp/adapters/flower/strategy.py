@@ -271,7 +271,7 @@ class CompressedFedAvg(extra.FedAvg):
             parts = self._history.needed(int(self._seats.has[client]), number)
             base = -1 if parts is None else int(self._seats.has[client])
             parts = (whole,) if parts is None else parts
-            given = self._instruction(number, client, base, digest, parts)
+            given = self._instruction(number, client, node, base, digest, parts)
             secret = None if self._secrets is None else self._secrets(client)
             array = whole_array if base < 0 else None
             content = records.write_instruction(given, secret, array)
@@ -334,11 +334,17 @@ class CompressedFedAvg(extra.FedAvg):
         return self.method.uplink.side.row(self._state.params)
 
     def _instruction(
-        self, number: int, client: int, base: int, digest: bytes, parts: tuple[bytes, ...]
+        self,
+        number: int,
+        client: int,
+        node: int,
+        base: int,
+        digest: bytes,
+        parts: tuple[bytes, ...],
     ) -> Instruction:
         seed, accepted = np.asarray(self.key).tobytes(), int(self._seats.accepted[client])
         given = (number, client, base, accepted, seed, digest, self._since)
-        return Instruction(self._run, *given, parts)
+        return Instruction(self._run, *given, node.to_bytes(8, "little"), parts)
 
     def _summed(
         self, state: ServerState, rounds: list[Round]
