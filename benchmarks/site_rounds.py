@@ -273,7 +273,7 @@ def balance(folder: pathlib.Path, seed: int, steps: int) -> dict[str, Any]:
     strategy.restore(folder / "server" / "checkpoint")
     gave, held = np.zeros(site_integers.FEATURES), np.zeros(site_integers.FEATURES)
     for number in range(SITES):
-        state = files.read(folder / f"site{number}" / "memory")
+        state = files.read(files.folder_of(folder / f"site{number}" / "memory"))
         config = state["jaxcomp.state"]
         client, taken = config["client"], int(state["jaxcomp.site"]["taken"])
         gave += sum(task.batch(client, step) for step in range(taken))

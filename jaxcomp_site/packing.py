@@ -1,30 +1,27 @@
 """Flower's records as bytes, for a file or for another process of this machine."""
 
-import io
 import json
+import struct
 from typing import Any
 
-import numpy as np
-
-_DESCRIBED = "described"
+_LENGTH = struct.Struct("<Q")
 
 
 def packed(records: Any) -> bytes:
     """A `RecordDict` as bytes."""
-    described, arrays = {}, {}
+    described, arrays, end = {}, [], 0
     for name, record in records.items():
         items = {}
         for key, value in record.items():
             if hasattr(value, "stype"):  # One of Flower's arrays.
-                items[key] = [value.dtype, list(value.shape), value.stype, str(len(arrays))]
-                arrays[str(len(arrays))] = np.frombuffer(value.data, np.uint8)
+                begin, end = end, end + len(value.data)
+                items[key] = [value.dtype, list(value.shape), value.stype, begin, end]
+                arrays.append(value.data)
             else:
-                items[key] = {"hex": value.hex()} if isinstance(value, bytes) else value
+                items[key] = _as_json(value)
         described[name] = [type(record).__name__, items]
-    text = np.frombuffer(json.dumps(described).encode(), np.uint8)
-    file = io.BytesIO()
-    np.savez(file, **{_DESCRIBED: text}, **arrays)
-    return file.getvalue()
+    text = json.dumps([described, end]).encode()
+    return b"".join([_LENGTH.pack(len(text)), text, *arrays])
 
 
 def unpacked(data: bytes) -> Any:
@@ -37,29 +34,41 @@ def unpacked(data: bytes) -> Any:
 
     found = RecordDict()
     try:
-        with np.load(io.BytesIO(data)) as arrays:
-            described = json.loads(arrays[_DESCRIBED].tobytes())
-            for name, (kind, items) in described.items():
-                found[name] = _record(kind, items, arrays)
-    except (KeyError, TypeError, OSError) as error:
-        raise ValueError(str(error)) from error
+        begin = _LENGTH.size + _LENGTH.unpack_from(data)[0]
+        described, end = json.loads(data[_LENGTH.size : begin])
+        content = memoryview(data)[begin:]
+        if len(content) != end:
+            raise ValueError(f"arrays of {end} bytes, got {len(content)}")
+        for name, (kind, items) in described.items():
+            found[name] = _record(kind, items, content)
+    except Exception as error:  # Of JSON, or of Flower's records.
+        raise ValueError(f"no records of Flower: {type(error).__name__}: {error}") from error
     return found
 
 
-def _record(kind: str, items: dict[str, Any], arrays: Any) -> Any:
+def _record(kind: str, items: dict[str, Any], content: memoryview) -> Any:
     from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 
     if kind == "ArrayRecord":
         return ArrayRecord(
             {
                 key: Array(
-                    dtype=dtype, shape=tuple(shape), stype=stype, data=arrays[number].tobytes()
+                    dtype=dtype, shape=tuple(shape), stype=stype, data=bytes(content[begin:end])
                 )
-                for key, (dtype, shape, stype, number) in items.items()
+                for key, (dtype, shape, stype, begin, end) in items.items()
             }
         )
-    values: dict[str, Any] = {
-        key: bytes.fromhex(value["hex"]) if isinstance(value, dict) else value
-        for key, value in items.items()
-    }
-    return ConfigRecord(values) if kind == "ConfigRecord" else MetricRecord(values)
+    kinds = {"ConfigRecord": ConfigRecord, "MetricRecord": MetricRecord}
+    return kinds[kind]({key: _from_json(value) for key, value in items.items()})
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return {"hex": value.hex()}
+    return [_as_json(one) for one in value] if isinstance(value, list) else value
+
+
+def _from_json(value: Any) -> Any:
+    if isinstance(value, dict):
+        return bytes.fromhex(value["hex"])
+    return [_from_json(one) for one in value] if isinstance(value, list) else value

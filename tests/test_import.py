@@ -39,6 +39,17 @@ print(*(name for name in heavy if name in sys.modules))
     assert said.stdout.split() == []
 
 
+def test_a_sites_app_and_checkpoints_import_no_jax():
+    script = """
+import sys
+import jaxcomp_files.versions, jaxcomp_site.courier, jaxcomp_site.packing
+print(*({"jax", "jaxcomp"} & sys.modules.keys()))
+"""
+    command = [sys.executable, "-c", script]
+    said = subprocess.run(command, check=True, timeout=120, capture_output=True, text=True)
+    assert said.stdout.split() == []
+
+
 def test_the_deprecated_backend_of_pallas_is_used_in_one_place():
     package = pathlib.Path(jaxcomp.__file__).parent
     users = {

@@ -204,10 +204,10 @@ def permute_some(x: Array, pairs: Sequence[tuple[int, int]], axis_name: AxisName
 
 
 def maximum(x: Array, axis_name: AxisName) -> Array:
-    """The elementwise maximum of float32 values ≥ 0 over all workers; NaN and Inf propagate."""
+    """The elementwise maximum of floats ≥ 0 over all workers; NaN and Inf propagate."""
     # Over the bits, which are ordered like the values, because a float maximum may drop NaN.
-    bits = lax.bitcast_convert_type(x, jnp.int32)
-    return lax.bitcast_convert_type(lax.pmax(bits, axis_name), jnp.float32)
+    bits = lax.bitcast_convert_type(x, jnp.dtype(f"int{8 * x.dtype.itemsize}"))
+    return lax.bitcast_convert_type(lax.pmax(bits, axis_name), x.dtype)
 
 
 def exchange(rows: Array, axis_name: AxisName) -> Array:

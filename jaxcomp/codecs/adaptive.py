@@ -14,7 +14,7 @@ from jaxcomp import bits, checks
 from jaxcomp.backend import axes, conditional, xla
 from jaxcomp.base import Codec, Facts, Hints
 from jaxcomp.codecs.payload import QuantizedPayload
-from jaxcomp.numerics import noise, summing
+from jaxcomp.numerics import counting, noise, summing
 from jaxcomp.quantize import adaptive, rounding, sums
 from jaxcomp.quantize.scales import L2, Scale
 from jaxcomp.types import Array, ArrayLike, AxisName, Key, Weights
@@ -131,7 +131,8 @@ class AdaptiveQuantizer(Codec):
         levels, weight, moment, top = lax.cond(due, update, keep)
         # Equal on all workers already; this makes the type say so, which a decoder needs.
         levels = axes.maximum(levels.astype(jnp.float32), axis_name).astype(jnp.int32)
-        return AdaptiveState(levels, adaptive.Histogram(weight, moment), top, state.step + 1)
+        step = counting.after(state.step, self.every)
+        return AdaptiveState(levels, adaptive.Histogram(weight, moment), top, step)
 
     def _reweighted(
         self, histogram: adaptive.Histogram, old: Array, new: Array

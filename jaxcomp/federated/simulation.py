@@ -143,22 +143,26 @@ class Simulation:
         return self.state.params
 
     def save(self, folder: str | pathlib.Path) -> None:
-        """Writes a checkpoint, from which `restore` goes on bit for bit; the last one stays valid
-        until the new one is complete.
+        """Writes a checkpoint, from which `restore` goes on bit for bit.
+
+        A kill at any moment leaves the last one valid. The last two are in `folder`, each with
+        checksums.
 
         Raises:
-            ValueError: if `folder` exists and holds something else.
+            ValueError: if `folder` holds something else, which is never overwritten.
         """
-        checkpoint.save(folder, self._kept(), self.table.arrays())
+        checkpoint.save(checkpoint.folder_of(folder), self._kept(), self.table.arrays())
 
     def restore(self, folder: str | pathlib.Path) -> None:
-        """Goes on from a checkpoint of a simulation with the same arguments.
+        """Goes on from the last checkpoint of a simulation with the same arguments.
+
+        Warns if the last one is damaged and the one before it is taken.
 
         Raises:
-            ValueError: if `folder` holds no checkpoint, or one of other shapes.
+            ValueError: if `folder` holds no checkpoint that is whole, or one of other shapes.
         """
         rows = self.table.arrays()
-        kept = checkpoint.restore(folder, self._kept(), rows)
+        kept = checkpoint.restore(checkpoint.folder_of(folder), self._kept(), rows)
         self.table.fill(rows)
         state, centres, number, *counted = kept
         self.state = jax.tree.map(jnp.asarray, state)

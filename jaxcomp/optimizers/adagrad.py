@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomp import checks
-from jaxcomp.numerics import summing
+from jaxcomp.numerics import counting, summing
 from jaxcomp.optimizers import rates, regularizers
 from jaxcomp.optimizers.regularizers import Regularizer
 from jaxcomp.types import Array, PyTree
@@ -105,7 +105,7 @@ def prox_adagrad(
             return _seen(move, s).astype(x.dtype)
 
         moves = jax.tree.map(step, updates, squares, params)
-        return moves, ProxAdagradState(rates.after(state.count), squares)
+        return moves, ProxAdagradState(counting.after(state.count), squares)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -160,7 +160,7 @@ def rda_adagrad(
     ) -> tuple[PyTree, Any]:
         del extra
         _require(params)
-        rate, count = rates.at(learning_rate, state.count), rates.after(state.count)
+        rate, count = rates.at(learning_rate, state.count), counting.after(state.count)
         squares = jax.tree.map(_add_square, updates, state.sum_of_squares)
         sums = jax.tree.map(lambda g, t: t + g.astype(t.dtype), updates, state.sum_of_gradients)
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxcomp import checks
+from jaxcomp.numerics import counting
 from jaxcomp.optimizers import rates
 from jaxcomp.types import Array, PyTree
 
@@ -59,7 +60,7 @@ def delayed_nesterov(
     """
     checks.rate(learning_rate)
     checks.decay("momentum", momentum)
-    checks.integer("every", every, 1)
+    checks.integer("every", every, 1, counting.LAST)
     checks.number("spread", spread, 0.0, 1 / every)
 
     def init_fn(params: PyTree) -> DelayedNesterovState:
@@ -70,7 +71,7 @@ def delayed_nesterov(
         updates: PyTree, state: Any, params: PyTree | None = None
     ) -> tuple[PyTree, DelayedNesterovState]:
         del params
-        ends = (state.count + 1) % every == 0
+        ends = state.count % every == every - 1
         buffer = jax.tree.map(jnp.add, state.buffer, updates)
         moved = jax.tree.map(lambda m, b: momentum * m + b / every, state.momentum, buffer)
         after = jax.tree.map(lambda new, old: jnp.where(ends, new, old), moved, state.momentum)
@@ -80,6 +81,6 @@ def delayed_nesterov(
             lambda m, g: (step * (part * m + g / every)).astype(g.dtype), after, updates
         )
         buffer = jax.tree.map(lambda b: jnp.where(ends, jnp.zeros_like(b), b), buffer)
-        return made, DelayedNesterovState(rates.after(state.count), after, buffer)
+        return made, DelayedNesterovState(counting.after(state.count, every), after, buffer)
 
     return optax.GradientTransformation(init_fn, update_fn)

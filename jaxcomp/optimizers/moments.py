@@ -8,7 +8,7 @@ import numpy as np
 import optax
 
 from jaxcomp import checks
-from jaxcomp.optimizers import rates
+from jaxcomp.numerics import counting
 from jaxcomp.types import Array, PyTree
 
 
@@ -32,7 +32,7 @@ class Adam:
     eps: float = 1e-8
 
     def __post_init__(self):
-        checks.integer("freeze_step", self.freeze_step, 1, rates.LAST)
+        checks.integer("freeze_step", self.freeze_step, 1, counting.LAST)
         checks.number("eps", self.eps, 0.0)
         for name, decay in (("b1", self.b1), ("b2", self.b2)):
             checks.number(name, decay, 0.0, 1.0)
@@ -72,7 +72,7 @@ def doubling(step: Array, block: int) -> tuple[Array, Array]:
     The sequence has the first `block` steps, then `block` steps at intervals of 2, then 4, etc.
     """
     starts = [block * (2**b - 1) for b in range(1, 31)]
-    inner = np.array([start for start in starts if start < rates.LAST], np.int32)
+    inner = np.array([start for start in starts if start < counting.LAST], np.int32)
     number = jnp.sum(step > inner, dtype=jnp.int32)
     gap = jnp.left_shift(jnp.int32(1), number)
     passed = step - block * (gap - 1)

@@ -9,8 +9,8 @@ import optax
 from jaxcomp.backend import conditional
 from jaxcomp.exchange import guarding
 from jaxcomp.misuse import own_gradients
-from jaxcomp.numerics import summing
-from jaxcomp.optimizers import means, moments, rates
+from jaxcomp.numerics import counting, summing
+from jaxcomp.optimizers import means, moments
 from jaxcomp.types import Array, AxisName, PyTree
 
 
@@ -118,7 +118,7 @@ def scale_by_one_bit_adam(
             scaled = jax.tree.map(jnp.divide, mu, adam.root(state.nu, freeze_step))
             return scaled, mu, state.nu, state.dense, after
 
-        count = rates.after(state.count)
+        count = counting.after(state.count)
         early = conditional.uniform(count <= freeze_step, axis_name)
         scaled, *after = conditional.either(early, warm_up, frozen, updates, count, state, params)
         return guarding.retyped(scaled, updates), OneBitAdamState(count, *after)

@@ -5,15 +5,7 @@ import optax
 
 from jaxcomp.types import Array
 
-LAST = 2**31 - 1
-"""The last step that an int32 counts."""
-
 
 def at(learning_rate: optax.ScalarOrSchedule, count: Array) -> Array:
     """The learning rate of the step after `count` others."""
     return jnp.asarray(learning_rate(count) if callable(learning_rate) else learning_rate)
-
-
-def after(count: Array) -> Array:
-    """The count plus one, saturating at the largest integer."""
-    return jnp.minimum(count, LAST - 1) + 1

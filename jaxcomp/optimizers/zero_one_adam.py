@@ -14,7 +14,7 @@ from jaxcomp.exchange import guarding
 from jaxcomp.mesh import kinds
 from jaxcomp.mesh.per_worker import PerWorker
 from jaxcomp.misuse import own_gradients
-from jaxcomp.numerics import summing
+from jaxcomp.numerics import counting, summing
 from jaxcomp.optimizers import means, moments, rates
 from jaxcomp.types import Array, AxisName, PyTree
 
@@ -99,7 +99,7 @@ class Intervals:
 
     def __post_init__(self):
         for name in ("renewals", "double_every", "max_interval"):
-            checks.integer(name, getattr(self, name), 1, rates.LAST)
+            checks.integer(name, getattr(self, name), 1, counting.LAST)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -304,7 +304,7 @@ def by_zero_one_adam(
             )
         updates = own_gradients.check(updates, axis_name)
 
-        step = rates.after(state.count)
+        step = counting.after(state.count)
         rate = rates.at(learning_rate, state.count).astype(state.total.dtype)
         renews, times = moments.doubling(jnp.minimum(step, adam.freeze_step), intervals.renewals)
         frozen = conditional.uniform(step > adam.freeze_step, axis_name)

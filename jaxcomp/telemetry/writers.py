@@ -5,9 +5,11 @@ A writer is anything that can be called with the number of the step and a record
 """
 
 import csv
+import io
 import math
 import os
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 from jaxcomp import checks
@@ -18,7 +20,7 @@ class Csv:
     """Appends each record to a file as a line of comma-separated values.
 
     The first record gives the columns. A file that exists is continued, so that a resumed run has
-    one file.
+    one file. A last line that a kill cut is removed before.
 
     Args:
         path: the file.
@@ -43,25 +45,44 @@ class Csv:
         """Appends a record."""
         del step  # It is in the record.
         columns = list(record)
-        old = self.path.exists() and self.path.stat().st_size > 0
+        with self.path.open("a+", newline="") as file:
+            file.seek(0)
+            first = file.readline()
+        old = bool(first) and not (first[-1] != "\n" and _line(columns).startswith(first))
         if old:
-            with self.path.open(newline="") as file:
-                columns = next(csv.reader(file))
+            columns = next(csv.reader([first]))
         if set(columns) != set(record):
             other = ", ".join(sorted(set(columns) ^ set(record)))
             raise ValueError(
                 f"`record` must have the columns of {self.path}, which differ in {other}: write "
                 "another file, or the same values in every step"
             )
+        _remove_cut_line(self.path)
         with self.path.open("a", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
             if not old:
-                writer.writerow(columns)
-            writer.writerow([f"{record[name]:.9g}" for name in columns])
+                file.write(_line(columns))
+            file.write(_line([f"{record[name]:.9g}" for name in columns]))
+
+
+def _line(values: Sequence[str]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(values)
+    return text.getvalue()
+
+
+def _remove_cut_line(path: pathlib.Path) -> None:
+    """Removes a last line without an end, which the next one would continue."""
+    with path.open("r+b") as file:
+        if file.seek(0, os.SEEK_END) == 0:
+            return
+        file.seek(-1, os.SEEK_END)
+        if file.read(1) != b"\n":
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
 
 
 def read_csv(path: str | os.PathLike) -> list[Record]:
-    """The records of a file that `Csv` wrote; a last line that was cut is left out.
+    """The records of a file that `Csv` wrote; a last line without an end is left out.
 
     Raises:
         ValueError: if there is no such file, or it is another one.
@@ -69,11 +90,11 @@ def read_csv(path: str | os.PathLike) -> list[Record]:
     checks.path("path", path)
     try:
         with pathlib.Path(path).open(newline="") as file:
-            columns, *rows = list(csv.reader(file)) or [[]]
+            # A number that was cut may be another number.
+            lines = [line for line in file if line[-1] == "\n"]
+        columns, *rows = list(csv.reader(lines)) or [[]]
         found = [
-            {name: float(value) for name, value in zip(columns, row, strict=True)}
-            for number, row in enumerate(rows)
-            if len(row) == len(columns) or number < len(rows) - 1
+            {name: float(value) for name, value in zip(columns, row, strict=True)} for row in rows
         ]
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from None

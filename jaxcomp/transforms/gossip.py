@@ -16,7 +16,7 @@ from jaxcomp.layout.policy import Policy
 from jaxcomp.mesh import kinds, per_worker
 from jaxcomp.mesh.per_worker import PerWorker
 from jaxcomp.misuse import optax_wrappers, own_gradients, places, uniform
-from jaxcomp.numerics import noise
+from jaxcomp.numerics import counting, noise
 from jaxcomp.reducers.gossip import Gossip
 from jaxcomp.transforms import (
     gossip_rounds as rounds_,
@@ -28,8 +28,6 @@ from jaxcomp.transforms.gossip_rounds import Models, Setup
 from jaxcomp.transforms.local_updates import nothing, transformation
 from jaxcomp.transforms.wrappers import widened
 from jaxcomp.types import Array, AxisName, PyTree
-
-_LAST = 2**31 - 2
 
 
 @kinds.MEANS.register
@@ -255,7 +253,7 @@ def _checked(setup: Setup) -> Setup:
         )
     checks.number("mixing", setup.mixing, 0.0, 1.0)
     checks.positive("mixing", setup.mixing)
-    checks.integer("every", setup.every, 1)
+    checks.integer("every", setup.every, 1, counting.LAST)
     if not callable(setup.rounds):
         checks.integer("rounds", setup.rounds, 1)
     if setup.prox is not None and not callable(setup.prox):
@@ -332,7 +330,7 @@ def _step(
         slow = rounds_.Slow(wrap(slow.offset, "offset"), wrap(slow.outer, "local"))
     return GossipState(
         gossip_key=state.gossip_key,
-        taken=jnp.minimum(state.taken, _LAST) + 1,
+        taken=counting.after(state.taken, setup.every),
         mixed=mixed,
         inner=wrap(inner, "local"),
         skipped=wrap(own.skipped + jnp.maximum(lost, spoilt), "local"),
@@ -371,5 +369,5 @@ def _exchange(
 
     if setup.every == 1:
         return talk(models, state.mixed, params)
-    due = conditional.uniform((state.taken + 1) % setup.every == 0, setup.axis_name)
+    due = conditional.uniform(state.taken % setup.every == setup.every - 1, setup.axis_name)
     return conditional.either(due, talk, rest, models, state.mixed, params)

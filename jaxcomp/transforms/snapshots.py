@@ -10,18 +10,19 @@ import optax
 from jaxcomp.backend import conditional
 from jaxcomp.base import Period
 from jaxcomp.gates.periods import period as as_period
-from jaxcomp.numerics import summing
+from jaxcomp.numerics import counting, summing
 from jaxcomp.transforms.differences import check_two_points
 from jaxcomp.types import Array, PyTree
 
-_LAST = 2**31 - 2
+_FAR, _BACK = 3 * 2**29, 2**29
+"""The count of steps from which on an epoch sets it back, so that no end of an epoch overflows."""
 
 
 class SnapshotState(NamedTuple):
     """State of `variance_reduced`.
 
     Attributes:
-        taken: the number of steps, up to 2³¹ − 1.
+        taken: the number of steps, less 2²⁹ as often as an epoch begins beyond 3 · 2²⁹.
         begun: the number of steps before this epoch.
         ends: the number of steps before the next epoch.
         snapshot: the parameters of the full gradient.
@@ -112,7 +113,7 @@ def variance_reduced(
         reduced = jax.tree.map(
             lambda g, s, mu: (g - s + mu).astype(g.dtype), updates, there, state.full
         )
-        return reduced, state._replace(taken=jnp.minimum(state.taken, _LAST) + 1)
+        return reduced, state._replace(taken=counting.after(state.taken))
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -143,10 +144,11 @@ def _begun(
     begins = state.taken >= state.ends
     snapshot, full, total = conditional.either(begins, new, same, total, state, params)
     length = period.steps((), state.taken)
+    taken = jnp.where(begins & (state.taken > _FAR), state.taken - _BACK, state.taken)
     return SnapshotState(
-        taken=state.taken,
-        begun=jnp.where(begins, state.taken, state.begun),
-        ends=jnp.where(begins, state.taken + length, state.ends),
+        taken=taken,
+        begun=jnp.where(begins, taken, state.begun),
+        ends=jnp.where(begins, taken + length, state.ends),
         snapshot=snapshot,
         full=full,
         total=total,

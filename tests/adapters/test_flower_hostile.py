@@ -218,7 +218,8 @@ def test_a_file_that_is_no_memory_is_named(tmp_path):
     strategy = strategy_of(method())
     strategy.start(grid, num_rounds=1)
     assert strategy.refused == {"failed": CLIENTS}
-    assert all(text.startswith("`memory` must give a file") for text in said)
+    assert all(text.startswith("`memory` must be new, empty, or a folder") for text in said)
+    assert (tmp_path / "memory").read_bytes() == b"something else"
 
 
 def test_what_a_server_sends_is_checked():

@@ -31,7 +31,6 @@ from flwr.app import Error, Message, MetricRecord, RecordDict
 
 from jaxcomp.adapters import flower
 from jaxcomp.adapters.flower.seats import Seats
-from jaxcomp.federated import checkpoint
 
 SHIFT = {
     "up": jaxcomp.Link(jaxcomp.qsgd_inf(bits=4), jaxcomp.Shift(step=0.25)),
@@ -257,11 +256,12 @@ def test_a_node_that_is_killed_is_called_unavailable():
 
 
 HOLDER = """
-import sys, time
-from jaxcomp.federated import checkpoint
-held = checkpoint.lock(sys.argv[1])
+import os, sys, time
+from jaxcomp_files.versions import Versions
+held = Versions(sys.argv[1], "federated", patience=9.0)
+held.own()
 print("held", flush=True)
-time.sleep(float(sys.argv[2]))
+time.sleep(60 if os.fork() else 15)  # The lock ends with the process, not with its children.
 """
 
 
@@ -269,15 +269,49 @@ def test_two_servers_do_not_train_with_one_checkpoint(tmp_path):
     """The second waits for the end of the first, such as one that was killed and lives on."""
     folder = tmp_path / "server"
     with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(folder), "60"], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLDER, str(folder)], stdout=subprocess.PIPE, text=True
     ) as other:
         assert other.stdout.readline() == "held\n"
-        with pytest.raises(ValueError, match="`checkpoint` must be a folder with which no other"):
-            checkpoint.lock(folder, 0.5)
+        strategy, text = (
+            strategy_of(method(), checkpoint=folder),
+            f"its owner is process {other.pid}",
+        )
+        strategy._checkpoints._patience = 0.5
+        for use in (strategy.restore, strategy.save):
+            with pytest.raises(ValueError, match=f"`checkpoint` must be a folder with .*{text}"):
+                use(folder)
         threading.Timer(0.5, other.kill).start()
-        strategy = strategy_of(method(), checkpoint=folder)
+        strategy._checkpoints._patience = 5.0
         strategy.start(grid_of(method()), num_rounds=1)
         assert other.poll() is not None
     again = strategy_of(method(), checkpoint=folder)
     again.restore(folder)  # The lock is that of a process.
     assert sha(again.params) == sha(strategy.params)
+    with pytest.raises(ValueError, match=r"which process .* has taken over"):
+        strategy.start(grid_of(method()), num_rounds=1)
+
+
+def test_a_server_that_is_killed_in_its_first_round_goes_on_with_it(tmp_path):
+    """What its clients did in that round is of its training, and none of them works twice."""
+    given, worked = method(), []
+
+    def metrics(context, number, round):
+        worked.append((number, round))
+        return {}
+
+    memory = {"memory": lambda context: tmp_path / f"{context.node_id}"}
+    grid = grid_of(given, metrics=metrics, **memory)
+    grid.spoil = dies
+    for _ in range(2):
+        strategy = strategy_of(given, key=4, checkpoint=tmp_path / "server")
+        strategy.restore(tmp_path / "server", missing_ok=True)
+        with pytest.raises(ConnectionError):
+            strategy.start(grid, num_rounds=1)
+    grid.spoil = list
+    strategy = strategy_of(given, key=4, checkpoint=tmp_path / "server")
+    strategy.restore(tmp_path / "server")
+    strategy.start(grid, num_rounds=2)
+    assert sorted(worked) == [(number, round) for number in range(CLIENTS) for round in range(2)]
+    sim = federated.Simulation(given, params(), CLIENTS, data, key=4)
+    sim.run(2)
+    assert sha(strategy.state) == sha(sim.state)

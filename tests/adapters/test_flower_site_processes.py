@@ -30,24 +30,32 @@ METHOD = federated.diloco(jaxcomp.qsgd_inf(bits=8), loss)
 ROUNDS, PROCESSES = 2, 2
 
 
-def own_data(number, taken):
-    return jax.tree.map(lambda x: x[0], data([number], taken // STEPS))
-
-
 def site_of(folder, mesh):
+    calls = []
+
+    def own_data(number, taken):
+        calls.append(taken)
+        if jax.process_index() == 1 and len(calls) == 1:
+            raise OSError("the second process cannot read its data")
+        return jax.tree.map(lambda x: x[0], data([number], taken // STEPS))
+
     specs = {"w": P(None, "model"), "b": P("model")}
     placed = None if mesh is None else flower.Placed(mesh, specs, P())
     return flower.Site(METHOD, params(), own_data, folder=folder, placed=placed)
 
 
-def served(folder):
-    """A node whose app hands its messages to the site's processes."""
+def served(folder, errors):
+    """A node whose app hands its messages to the site's processes, again after an error."""
 
     def app():
         def answered(message, context):
             del context
             packed = jaxcomp_site.app.packed(message.content)
-            answer = courier.ask(folder, packed, PATIENCE)
+            try:
+                answer = courier.ask(folder, packed, PATIENCE)
+            except courier.SiteError as error:
+                errors.append(str(error))
+                answer = courier.ask(folder, packed, PATIENCE)
             return Message(jaxcomp_site.app.unpacked(answer), reply_to=message)
 
         return answered
@@ -56,9 +64,9 @@ def served(folder):
 
 
 def trained(folder):
-    strategy = strategy_of(METHOD, min_available_nodes=1)
-    strategy.start(Grid({100: served(folder)}), num_rounds=ROUNDS)
-    return strategy.params
+    strategy, errors = strategy_of(METHOD, min_available_nodes=1), []
+    strategy.start(Grid({100: served(folder, errors)}), num_rounds=ROUNDS)
+    return strategy.params, errors
 
 
 @pytest.mark.full
@@ -77,18 +85,22 @@ def test_it_trains_as_one_of_a_single_process(tmp_path):
         for number in range(PROCESSES)
     ]
     try:
-        several = trained(tmp_path / "several")
+        several, errors = trained(tmp_path / "several")
         said = [process.communicate(timeout=PATIENCE)[0] for process in running]
     finally:
         for process in running:
             process.kill()
     assert [process.returncode for process in running] == [0] * PROCESSES, said
+    assert len(errors) == 1
+    assert "another process of the site failed" in errors[0]
+    assert "a message is refused: OSError: the second process" in said[1]
     alone = site_of(tmp_path / "alone", None)
     thread = threading.Thread(
         target=alone.serve, args=(lambda: alone.taken >= ROUNDS * STEPS,), daemon=True
     )
     thread.start()
-    one = trained(tmp_path / "alone")
+    one, errors = trained(tmp_path / "alone")
+    assert errors == []
     thread.join(PATIENCE)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), several, one)
     assert json.loads((tmp_path / "several" / "address").read_text())["port"]

@@ -79,9 +79,31 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path):
         other.restore(tmp_path / "kept")
     with pytest.raises(ValueError, match="`folder` must hold a checkpoint of a simulation"):
         other.restore(tmp_path / "none")
-    (tmp_path / "full").mkdir()
-    with pytest.raises(ValueError, match="`folder` must be new"):
-        other.save(tmp_path / "full")
+    (tmp_path / "former").mkdir()
+    (tmp_path / "former" / "state.npz").write_bytes(b"mine")
+    for use in (other.save, other.restore):
+        with pytest.raises(ValueError, match="`folder` must be new, empty, or a folder in which"):
+            use(tmp_path / "former")
+    assert (tmp_path / "former" / "state.npz").read_bytes() == b"mine"
+
+
+def test_a_damaged_checkpoint_is_not_read(tmp_path):
+    """Of the rows, too, in which every bit is a number that could be right."""
+    sim = world.simulation()
+    for _ in range(2):
+        sim.save(tmp_path / "kept")
+        sim.run(1)
+    newest = tmp_path / "kept" / "0000000002"
+    for name in ("0.rows", "state"):
+        data = (newest / name).read_bytes()
+        (newest / name).write_bytes(data[:-5] + bytes([data[-5] ^ 1]) + data[-4:])
+        other = world.simulation()
+        with pytest.warns(UserWarning, match=f"{name} is damaged"):
+            other.restore(tmp_path / "kept")
+        assert int(other.state.round) == 0
+        (newest / name).write_bytes(data)
+    sim.restore(tmp_path / "kept")
+    assert int(sim.state.round) == 1
 
 
 @pytest.mark.full

@@ -181,6 +181,29 @@ def test_a_file_of_a_run_is_continued_and_read_back(tmp_path):
     assert repr(telemetry.read_csv(path)) == repr(found)  # NaN is not equal to itself.
 
 
+def test_a_file_that_was_cut_anywhere_is_continued(tmp_path):
+    """A cut "1" and a step 9 were read as step 19: only numbers that were written are read."""
+    path, records = tmp_path / "run.csv", [{"step": float(k), "loss": 1.25 * k} for k in (18, 19)]
+    for record in records:
+        telemetry.Csv(path)(0, record)
+    text = path.read_text()
+    for end in range(len(text) + 1):
+        path.write_text(text[:end])
+        whole = records[: max(text[:end].count("\n") - 1, 0)]
+        if whole:
+            assert telemetry.read_csv(path) == whole
+        telemetry.Csv(path)(0, {"step": 9.0, "loss": 0.5})
+        assert telemetry.read_csv(path) == [*whole, {"step": 9.0, "loss": 0.5}]
+    path.write_text("notes of mine\nand more")
+    with pytest.raises(ValueError, match="`record` must have the columns of"):
+        telemetry.Csv(path)(0, records[0])
+    assert path.read_text() == "notes of mine\nand more"
+    path.write_text("ste")
+    with pytest.raises(ValueError, match="`record` must have the columns of"):
+        telemetry.Csv(path)(0, {"loss": 0.5, "step": 1.0})
+    assert path.read_text() == "ste"
+
+
 @pytest.mark.parametrize("text", ["", "step,loss\n", "a,b\n1,2\n", "step,loss\n1,x\n2,3\n", "\x00"])
 def test_other_files_are_refused(text, tmp_path):
     (tmp_path / "run.csv").write_text(text)

@@ -3,7 +3,6 @@
 import functools
 import math
 import os
-import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -34,7 +33,7 @@ Secret = Callable[[Any], bytes]
 """`secret(context)`: the client's own secret, 16 to 64 bytes."""
 
 Memory = Callable[[Any], "str | os.PathLike[str]"]
-"""`memory(context)`: the file in which a client keeps its memory."""
+"""`memory(context)`: the folder in which a client keeps its memory."""
 
 
 def client_app(
@@ -60,9 +59,9 @@ def client_app(
             `number` is the client's number on the server, and `context` is Flower's, whose
             `node_config` says which data a node has.
         secret: `secret(context)` gives the client's own secret; None for none.
-        memory: `memory(context)` gives the file of a node, a name of its own, in which the client's
-            memory outlives the SuperNode and the run. None keeps it in Flower's context, which ends
-            with either, and passes through Flower with every message.
+        memory: `memory(context)` gives a folder of the node's own, in which the client's memory
+            outlives the SuperNode and the run. None keeps it in Flower's context, which ends with
+            either, and passes through Flower with every message.
         metrics: `metrics(context, number, round)` gives what the client reports after its steps,
             such as `{"num-examples": 600}`, which is its weight for a strategy with
             `weighted_by_key`; None for the loss alone.
@@ -123,7 +122,7 @@ def compress_mod(
         like: the parameters, or their shapes and dtypes. In the app's records they are named by
             their paths, such as `dense/bias`.
         secret: `secret(context)` gives the client's own secret; None for none.
-        memory: `memory(context)` gives the file of the client's memory, as for `client_app`.
+        memory: `memory(context)` gives the folder of the client's memory, as for `client_app`.
         arrays: the key of the parameters in the app's records.
 
     Raises:
@@ -189,16 +188,17 @@ class Worked(NamedTuple):
     reported: Mapping[str, Any]
 
 
-def _in_context(work: Callable[..., Any], file_of: Memory | None) -> Callable[..., Any]:
-    """The round of a client whose memory is in Flower's context, or in a file of its own."""
+def _in_context(work: Callable[..., Any], folder_of: Memory | None) -> Callable[..., Any]:
+    """The round of a client whose memory is in Flower's context, or in a folder of its own."""
 
     def in_context(message: Any, context: Any, run: Callable[..., Any]) -> Any:
-        if file_of is None:
+        if folder_of is None:
             return work(message.content, context.state, run, context)
-        path = pathlib.Path(file_of(context))
-        state = files.read(path)
+        kept = files.folder_of(folder_of(context))
+        kept.own()  # Until the end of this function.
+        state = files.read(kept)
         content = work(message.content, state, run, context)
-        files.write(path, state)
+        files.write(kept, state)
         return content
 
     return in_context
@@ -253,9 +253,8 @@ def work_of(
         answer = Answer(given.round, given.client, status, place.upon, loss, data)
         content = records.write_answer(answer, given.run, own_secret, reported)
         of_round = (given.run, given.since, given.round, given.client, given.accepted, place.upon)
-        memory_.write(
-            state, Kept(*of_round, place.centre, inner, sent.accepted, sent.refused), content
-        )
+        after = (given.node, place.centre, inner, sent.accepted, sent.refused)
+        memory_.write(state, Kept(*of_round, *after), content)
         return content
 
     return work

@@ -1,35 +1,32 @@
-"""Flower's records in a file, which outlives Flower's runs and the processes of a node."""
+"""Flower's records in a folder, which outlives Flower's runs and the processes of a node."""
 
 import os
-import pathlib
 from typing import Any
 
 from jaxcomp.adapters.flower import extra
+from jaxcomp_files.versions import PATIENCE, Versions
 from jaxcomp_site.packing import packed, unpacked
 
+_RECORDS = "records"
 
-def write(path: pathlib.Path, state: Any) -> None:
+
+def folder_of(
+    folder: "str | os.PathLike[str]", name: str = "memory", patience: float = PATIENCE
+) -> Versions:
+    """The memory in a folder, the argument of this name."""
+    return Versions(folder, "memory", name, patience)
+
+
+def write(memory: Versions, state: Any) -> None:
     """Writes a `RecordDict`, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(path.name + ".new")
-    with fresh.open("wb") as file:
-        file.write(packed(state))
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
+    memory.write({_RECORDS: [packed(state)]})
 
 
-def read(path: pathlib.Path) -> Any:
-    """The `RecordDict` that `write` has written; an empty one without a file.
+def read(memory: Versions) -> Any:
+    """The `RecordDict` that was written last; an empty one before the first.
 
     Raises:
-        ValueError: if the file holds something else.
+        ValueError: if the folder holds something else, or nothing that is whole.
     """
-    if not path.exists():
-        return extra.RecordDict()
-    try:
-        return unpacked(path.read_bytes())
-    except ValueError as error:
-        raise ValueError(
-            f"`memory` must give a file that a client has written, got {path}: {error}"
-        ) from error
+    found = memory.newest()
+    return extra.RecordDict() if found is None else unpacked((found.path / _RECORDS).read_bytes())

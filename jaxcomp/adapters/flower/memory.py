@@ -12,7 +12,7 @@ from jaxcomp.types import PyTree
 
 _STATE, _TREES = "jaxcomp.state", "jaxcomp.memory"
 _SAID = "jaxcomp.said."
-_NUMBERS = ("run", "since", "round", "client", "told", "upon")
+_NUMBERS = ("run", "since", "round", "client", "told", "upon", "node")
 
 
 class Centre(NamedTuple):
@@ -40,6 +40,7 @@ class Kept(NamedTuple):
         client: its number.
         told: what the server then said: the last round in which it had accepted a message.
         upon: the last accepted message that the memory goes on from; -1 for a new memory.
+        node: the node that was asked.
         centre: the parameters of that round.
         inner: the state of the local optimizer.
         accepted: the memory if the server has accepted the message of that round.
@@ -52,6 +53,7 @@ class Kept(NamedTuple):
     client: int
     told: int
     upon: int
+    node: bytes
     centre: Centre
     inner: PyTree
     accepted: uplink.Memory
@@ -81,13 +83,25 @@ def read(state: Any, method: Method, like: PyTree, given: records.Instruction) -
     """The memory in a state; None if there is none, or that of another training.
 
     Raises:
-        ValueError: for an instruction that is older than the memory.
+        ValueError: for a memory that is not whole, and for an instruction that is older than the
+            memory, or for another node.
     """
     if _STATE not in state or _TREES not in state:
         return None
     config, trees = state[_STATE], state[_TREES]
     if config.get("run") != given.run:
         return None
+    if missing := [name for name in _NUMBERS if name not in config]:
+        raise ValueError(f"a memory must be whole, got one without {missing}: remove it")
+    if config["client"] != given.client and config["node"] != given.node:
+        # A node may get another number, and a number another node. Two nodes of one memory would
+        # each lose what the other keeps in it.
+        nodes = [int.from_bytes(node, "little") for node in (config["node"], given.node)]
+        raise ValueError(
+            f"a memory must be of one node, got that of client {config['client']}, node "
+            f"{nodes[0]}, and an instruction for client {given.client}, node {nodes[1]}: give each "
+            f"node a folder of its own, or remove the memory if node {nodes[0]} is gone for good"
+        )
     if (given.since, given.round) < (config["since"], config["round"]):
         # It was delayed or sent again: to follow it would destroy the memory of later rounds.
         raise ValueError(

@@ -5,7 +5,7 @@ import hmac
 import json
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -43,6 +43,7 @@ class Instruction(NamedTuple):
         digest: that of the centre of this round.
         since: when this server began or went on, in nanoseconds; of two instructions of a training
             the one with the larger pair of `since` and `round` is the later one.
+        node: the node that is asked, `uint64` as 8 bytes.
         parts: the server's messages of the rounds from `base` on, or the whole centre.
     """
 
@@ -54,6 +55,7 @@ class Instruction(NamedTuple):
     seed: bytes
     digest: bytes
     since: int
+    node: bytes
     parts: tuple[bytes, ...]
 
 
@@ -99,7 +101,7 @@ def bytes_of(given: Any, stype: str, limit: int | None = None) -> bytes:
     if limit is not None and (max((len(given.data), *given.shape)) > limit or given.stype == CUT):
         raise Refused("oversize", f"its message has more than {limit:,} bytes")
     if given.dtype != "uint8" or given.stype != stype or given.shape != (len(given.data),):
-        came = f"{given.dtype[:20]}{list(given.shape[:4])} of {given.stype[:40]!r}"
+        came = f"{str(given.dtype)[:20]}{list(given.shape[:4])} of {str(given.stype)[:40]!r}"
         raise Refused("malformed", f"its array is {came}, not uint8 of {stype!r}")
     return given.data
 
@@ -118,24 +120,59 @@ def write_instruction(given: Instruction, secret: bytes | None, whole: Any = Non
 
 
 def read_instruction(content: Any, secret: bytes | None) -> Instruction:
-    """An instruction from Flower's records.
+    """An instruction from Flower's records, which may hold anything.
 
     Raises:
-        ValueError: if it is none, or was not written with the secret.
+        ValueError: if it is none, is not whole, or was not written with the secret.
     """
-    if _INSTRUCTION not in content or _PARTS not in content:
+    config, parts = content.get(_INSTRUCTION), content.get(_PARTS)
+    if not isinstance(config, extra.ConfigRecord) or not isinstance(parts, extra.ArrayRecord):
         raise ValueError(
             "a message to train must come from jaxcomp.adapters.flower.CompressedFedAvg, got the "
             f"records {sorted(content)}"
         )
-    config, parts = content[_INSTRUCTION], content[_PARTS]
-    stype = CENTRE if config["base"] < 0 else PAYLOAD
-    read = tuple(bytes_of(parts[str(i)], stype) for i in range(len(parts)))
-    fields = {name: config[name] for name in Instruction._fields if name != "parts"}
-    given = Instruction(**fields, parts=read)
-    if secret is not None and not hmac.compare_digest(config["mac"], _mac(given, secret)):
-        raise ValueError("an instruction must be written with the client's secret, it was not")
-    return given
+    fields = {name: config.get(name) for name in _FIELDS}
+    given = Instruction(**fields, parts=())
+    wrong = next((name for name, is_whole in _FIELDS.items() if not is_whole(fields[name])), None)
+    if secret is not None:
+        mac = config.get("mac")
+        signed = wrong is None and isinstance(mac, bytes)
+        if not signed or not hmac.compare_digest(mac, _mac(given, secret)):
+            raise ValueError("an instruction must be written with the client's secret, it was not")
+    if wrong is not None:
+        raise ValueError(
+            f"an instruction must be whole, got one whose {wrong} is {str(fields[wrong])[:40]}"
+        )
+    count = 1 if given.base < 0 else given.round - given.base
+    if list(parts) != [str(i) for i in range(count)]:
+        raise ValueError(
+            f"an instruction must be whole, got one of round {given.round} from {given.base} on "
+            f"with {len(parts)} parts"
+        )
+    stype = CENTRE if given.base < 0 else PAYLOAD
+    return given._replace(parts=tuple(bytes_of(part, stype) for part in parts.values()))
+
+
+def _is_number(low: int) -> Callable[[Any], bool]:
+    return lambda value: type(value) is int and low <= value < 2**63
+
+
+def _is_bytes(size: int) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, bytes) and len(value) == size
+
+
+_FIELDS = {
+    "run": _is_bytes(8),
+    "round": _is_number(0),
+    "client": _is_number(0),
+    "base": _is_number(-1),
+    "accepted": _is_number(-1),
+    "seed": _is_bytes(8),
+    "digest": _is_bytes(16),
+    "since": _is_number(0),
+    "node": _is_bytes(8),
+}
+"""The fields of an instruction beside its parts, and whether a value is one."""
 
 
 def _mac(given: Instruction, secret: bytes) -> bytes:
@@ -143,7 +180,7 @@ def _mac(given: Instruction, secret: bytes) -> bytes:
     numbers = struct.pack("<4q", *given[1:5])
     keyed = hashlib.blake2b(key=secret, digest_size=16, person=b"jaxcomp down")
     keyed.update(numbers + b"".join(part[:16].ljust(16) for part in (given.run, given.seed)))
-    keyed.update(given.digest + struct.pack("<q", given.since))
+    keyed.update(given.digest + struct.pack("<q", given.since) + given.node)
     return keyed.digest()
 
 

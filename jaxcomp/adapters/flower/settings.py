@@ -1,15 +1,14 @@
 """Settings of the strategy that a method has a use for, or not."""
 
-import pathlib
 from collections.abc import Mapping
 from typing import Any
 
 from jaxcomp import checks
 from jaxcomp.adapters.flower import raw, records
 from jaxcomp.adapters.flower.server_round import log
-from jaxcomp.federated import checkpoint
 from jaxcomp.federated.method import Method
 from jaxcomp.types import PyTree
+from jaxcomp_files.versions import Versions
 
 
 def check(
@@ -62,15 +61,15 @@ def log_summary(method: Method, clients: int) -> None:
     log.info("\t└──> Clients: %d, sampled by %r", clients, method.sampling)
 
 
-def check_start(initial: Any, params: PyTree, new: "str | pathlib.Path | None") -> None:
+def check_start(initial: Any, params: PyTree, new: Versions | None) -> None:
     """Refuses parameters of somebody else, and a folder for new checkpoints that has some."""
     if raw.digest(records.params_of(initial, params)) != raw.digest(params):
         raise ValueError(
             "`initial_arrays` must be None or the strategy's own parameters, got others; give them "
             "as `params`, or go on from a checkpoint with `restore`"
         )
-    if new is not None and checkpoint.there(new):
+    if new is not None and new.newest() is not None:
         raise ValueError(
             "`checkpoint` must be a new folder, or that of a checkpoint from which `restore` went "
-            f"on, got {new}, whose checkpoint would be overwritten"
+            f"on, got {new.folder}, whose checkpoint would be overwritten"
         )

@@ -1,5 +1,6 @@
 """A site: a client of Flower whose process stays up between rounds."""
 
+import collections
 import contextlib
 import functools
 import os
@@ -31,6 +32,8 @@ Data = Callable[[int, int], Any]
 on."""
 
 _SITE = "jaxcomp.site"
+_PATIENCE = 2.0
+"""Seconds for which a process of the site that was killed may live on."""
 
 
 class Site:
@@ -40,7 +43,12 @@ class Site:
     imports no JAX and hands the message to this one, which keeps the compiled program, the state of
     the inner optimizer, the residual and the position in its data. All of that but the program is
     in a checkpoint in `folder` before an answer is sent. A site that is killed goes on from there:
-    what it had answered it answers again, and a round that it was in begins anew.
+    what it had answered it answers again, and a round that it was in begins anew. After an error
+    in a round, of `data` for instance, the site is as it was before that round; the error is
+    logged, told to the server, and the site stays up.
+
+    A folder belongs to one process, and in a training to one node of Flower. A second one is
+    refused.
 
     With a method that has a `delay`, the site takes these steps while its message is under way. A
     site of several processes takes them when the next message is here.
@@ -61,10 +69,12 @@ class Site:
 
     Attributes:
         taken: the steps of the site so far; those of a delay count when they are taken.
+        refused: how many messages it could not answer, by the name of the error.
 
     Raises:
         ImportError: without Flower.
-        ValueError: for settings of another kind, or a folder that holds something else.
+        ValueError: for settings of another kind, a folder that holds something else or a memory of
+            which nothing is whole, or if another process has the folder.
 
     Example:
         >>> site = Site(method, params, data, folder="/var/lib/site")  # doctest: +SKIP
@@ -90,13 +100,17 @@ class Site:
         if placed is not None:
             checks.part("placed", placed, Placed)
         self._folder = pathlib.Path(folder)
-        self._file = self._folder / "memory"
+        self.refused: collections.Counter[str] = collections.Counter()
         self._left: tuple[int, Any] | None = None  # The client and what it keeps, before a delay.
         self._ahead: tuple[int, Any] | None = None  # Its steps before, and what it keeps after.
         self._like = raw.like(like)
-        self._take(files.read(self._file))
         self._work = client.work_of(method, like, None if secret is None else lambda _: secret)
         self._method, self._data, self._metrics, self._placed = method, data, metrics, placed
+        self._memory = files.folder_of(self._folder / "memory", "folder", _PATIENCE)
+        self._take(extra.RecordDict())
+        if jax.process_index() == 0:
+            self._memory.own()
+            self._take(files.read(self._memory))
 
     def serve(self, until: Callable[[], bool] = lambda: False) -> None:
         """Does the rounds that it is asked for, one after another, until `until()` after one.
@@ -112,17 +126,27 @@ class Site:
             _told(b"")
             return
         while content := _told(b""):
-            try:
-                self.answer(content)
-            except ValueError:  # The first process tells it to who asked.
-                continue
+            courier.reply(self.answer, content)  # The first process says it to who asked.
 
     def answer(self, content: bytes) -> bytes:
-        """The answer to a message, once it is in the checkpoint."""
-        found = self._work(unpacked(content), self._state, self._run)
-        self._state[_SITE] = extra.ConfigRecord({"taken": self.taken})
-        if jax.process_index() == 0:
-            files.write(self._file, self._state)
+        """The answer to a message, once it is in the checkpoint; an error leaves all as before."""
+        before = self.taken, self._left, self._ahead
+        state = extra.RecordDict(dict(self._state.items()))
+
+        def work() -> Any:
+            found = self._work(unpacked(content), state, self._run)
+            state[_SITE] = extra.ConfigRecord({"taken": self.taken})
+            if jax.process_index() == 0:
+                files.write(self._memory, state)
+            return found
+
+        try:
+            found = _on_all_processes(work)
+        except Exception as error:
+            self.taken, self._left, self._ahead = before
+            self.refused[type(error).__name__] += 1
+            raise
+        self._state = state
         return packed(found)
 
     def _go_on(self) -> None:
@@ -131,7 +155,7 @@ class Site:
         if left is None:
             return
         number, kept = left
-        with contextlib.suppress(ValueError):  # It is told to who asks next.
+        with contextlib.suppress(Exception):  # It is told to who asks next.
             self._ahead = int(kept.due), self._rest(number, kept)
             self.taken = int(kept.due) + self._method.delay
 
@@ -145,7 +169,7 @@ class Site:
         """The steps of a round."""
         start = time.monotonic()
         own = own._replace(inner=self._rested(given.client, own.inner))
-        batches = self._data(given.client, self.taken)
+        batches = _on_all_processes(lambda: self._data(given.client, self.taken))
         steps = client.steps_of(batches)
         turn = turns.of(self._method, self._like, given.round)
         parts = known, client.who(given, steps), batches, own
@@ -177,7 +201,8 @@ class Site:
     def _rest(self, number: int, kept: Streamed) -> Streamed:
         """The steps of a delay."""
         delay = self._method.delay
-        batches = jax.tree.map(lambda x: x[:delay], self._data(number, int(kept.due)))
+        given = _on_all_processes(lambda: self._data(number, int(kept.due)))
+        batches = jax.tree.map(lambda x: x[:delay], given)
         if client.steps_of(batches) < delay:
             raise ValueError(
                 f"`data` must give batches of more steps than the delay, {delay}, got "
@@ -200,6 +225,21 @@ def _one_round(
 def _rest_alone(method: Method) -> Callable[..., Any]:
     run, steps = block.rester(method), jnp.int32(method.delay)
     return jax.jit(lambda kept, batches: run(kept, batches, steps))
+
+
+def _on_all_processes(do: Callable[[], Any]) -> Any:
+    """What `do()` returns; an error if it fails on any process, for which others would wait."""
+    found = wrong = None
+    try:
+        found = do()
+    except Exception as error:
+        wrong = error
+    several = jax.process_count() > 1
+    if several and multihost_utils.process_allgather(np.int32(wrong is not None)).any():
+        wrong = wrong or RuntimeError("another process of the site failed, whose log says why")
+    if wrong is not None:
+        raise wrong
+    return found
 
 
 def _told(content: bytes) -> bytes:

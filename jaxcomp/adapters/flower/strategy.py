@@ -122,8 +122,6 @@ class CompressedFedAvg(extra.FedAvg):
         if largest is not None:
             checks.positive("largest", largest)
         settings_.check_secrets(secrets, numbers)
-        if checkpoint is not None:
-            checks.path("checkpoint", checkpoint)
         settings_.check(method, clients, weighted_by_key, weight_of, settings)
         if quorum is not None:
             checks.part("quorum", quorum, Quorum)
@@ -145,8 +143,9 @@ class CompressedFedAvg(extra.FedAvg):
         likes = turns.likes(self.method, self._like)
         self._limit = max(message_limit(self.method.uplink.policy, like) for like in likes)
         self._largest = np.float32(np.finfo(np.float32).max if largest is None else largest)
-        self._secrets, self._locked, self._quorum = secrets, None, quorum
-        self._folder = None if checkpoint is None else pathlib.Path(checkpoint)
+        self._secrets, self._quorum = secrets, quorum
+        folder = None if checkpoint is None else checkpoint_.folder_of(checkpoint, "checkpoint")
+        self._checkpoints = folder
         self._seats = Seats(clients, numbers, lasting=method.uplink.feedback.facts.mirrors)
         rules = (self.weights, weighted_by_key, weight_of, secrets)
         self._reader = Reader(self.method, likes, self._limit, self._seats, *rules)
@@ -155,7 +154,7 @@ class CompressedFedAvg(extra.FedAvg):
         self._run, self._since = secrets_.token_bytes(8), time.time_ns()
         self._open: Round | None = None
         self._former: list[Round] = []  # Rounds whose clients may still answer.
-        self._follows = False  # Whether checkpoints go on from those that are there.
+        self._follows = False  # Whether checkpoints continue those that are there.
 
     @property
     def state(self) -> ServerState:
@@ -188,11 +187,15 @@ class CompressedFedAvg(extra.FedAvg):
             ValueError: if `initial_arrays` are not the strategy's own parameters, or if the folder
                 of checkpoints holds those of another training.
         """
-        if self._folder is not None:
-            self._locked = self._locked or checkpoint_.lock(self._folder)
+        if self._checkpoints is not None:
+            self._checkpoints.own()
         if initial_arrays is None:
             initial_arrays = records.arrays_of(self.params)
-        settings_.check_start(initial_arrays, self.params, None if self._follows else self._folder)
+        new = None if self._follows else self._checkpoints
+        settings_.check_start(initial_arrays, self.params, new)
+        if new is not None:
+            # What clients do in the first round belongs to a training that a kill must not end.
+            self.save(new.folder)
         configs = (train_config, evaluate_config, evaluate_fn)
         with limits.limited(grid, self._limit + limits.BESIDE):
             given = grid if self._quorum is None else Waiting(grid, self._quorum)
@@ -203,38 +206,39 @@ class CompressedFedAvg(extra.FedAvg):
         settings_.log_summary(self.method, self.clients)
 
     def save(self, folder: str | pathlib.Path) -> None:
-        """Writes a checkpoint, from which `restore` goes on bit for bit; the last one stays valid
-        until the new one is complete.
+        """Writes a checkpoint, from which `restore` goes on bit for bit.
 
-        It holds the state, the server's memory of single clients, which node is which client, the
-        key, and the sums of bytes; not `reports` and `refused`, nor what clients keep themselves.
+        A kill at any moment leaves the last one valid; the last two are kept. A checkpoint holds
+        the state, the server's memory of single clients, which node is which client, the key, and
+        the sums of bytes; not `reports` and `refused`, nor what clients keep themselves.
 
         Raises:
-            ValueError: if `folder` exists and holds something else.
+            ValueError: if `folder` holds something else, or if another process trains with it.
         """
-        checkpoint_.save(folder, self._kept(), self._sides.arrays())
+        versions = checkpoint_.folder_of(folder, own=self._checkpoints)
+        checkpoint_.save(versions, self._kept(), self._sides.arrays())
         self._follows = True
 
     def restore(self, folder: str | pathlib.Path, *, missing_ok: bool = False) -> None:
-        """Goes on from a checkpoint of a strategy with the same arguments, as the same training.
+        """Goes on from the last checkpoint of a strategy with the same arguments: as its training.
 
-        Nodes that were asked in a round that is asked again send the same message again. If it is
-        not the checkpoint of the last round, what clients have kept since then is of no use:
-        they begin with new memories, or are refused with a `Shift`.
+        Warns if the last one is damaged, so that the one before it is taken. Nodes that were asked
+        in a round that is asked again send the same message again. If it is not the checkpoint of
+        the last round, what clients have kept since then is of no use: they begin with new
+        memories, or are refused with a `Shift`.
 
         Args:
             folder: the folder of the checkpoint.
             missing_ok: whether to do nothing if there is no checkpoint yet.
 
         Raises:
-            ValueError: if `folder` holds no checkpoint, or one of other shapes.
+            ValueError: if `folder` holds no checkpoint, one of other shapes, or only damaged ones.
         """
-        if pathlib.Path(folder) == self._folder:
-            self._locked = self._locked or checkpoint_.lock(folder)
-        if missing_ok and checkpoint_.there(folder) is None:
-            return
+        versions = checkpoint_.folder_of(folder, own=self._checkpoints)
         rows = self._sides.arrays()
-        kept = checkpoint_.restore(folder, self._kept(), rows)
+        kept = checkpoint_.restore(versions, self._kept(), rows, missing_ok=missing_ok)
+        if kept is None:
+            return
         self._sides.fill(rows)
         state, key, run, seats, counts = kept
         self._state, self.key = jax.tree.map(jnp.asarray, state), jnp.asarray(key)
@@ -267,7 +271,7 @@ class CompressedFedAvg(extra.FedAvg):
             parts = self._history.needed(int(self._seats.has[client]), number)
             base = -1 if parts is None else int(self._seats.has[client])
             parts = (whole,) if parts is None else parts
-            given = self._instruction(number, client, base, digest, parts)
+            given = self._instruction(number, client, node, base, digest, parts)
             secret = None if self._secrets is None else self._secrets(client)
             array = whole_array if base < 0 else None
             content = records.write_instruction(given, secret, array)
@@ -319,8 +323,8 @@ class CompressedFedAvg(extra.FedAvg):
         report = Report(round_.number, len(round_.cohort), len(taken), loss, up, round_.down)
         self.reports.append(report)
         log.info("aggregate_train: %r", report)
-        if self._folder is not None:
-            self.save(self._folder)
+        if self._checkpoints is not None:
+            self.save(self._checkpoints.folder)
         return records.arrays_of(self.params), self._metrics(report, list(taken.values()))
 
     def _centre(self) -> Centre:
@@ -330,19 +334,17 @@ class CompressedFedAvg(extra.FedAvg):
         return self.method.uplink.side.row(self._state.params)
 
     def _instruction(
-        self, number: int, client: int, base: int, digest: bytes, parts: tuple[bytes, ...]
+        self,
+        number: int,
+        client: int,
+        node: int,
+        base: int,
+        digest: bytes,
+        parts: tuple[bytes, ...],
     ) -> Instruction:
-        return Instruction(
-            self._run,
-            number,
-            client,
-            base,
-            int(self._seats.accepted[client]),
-            np.asarray(self.key).tobytes(),
-            digest,
-            self._since,
-            parts,
-        )
+        seed, accepted = np.asarray(self.key).tobytes(), int(self._seats.accepted[client])
+        given = (number, client, base, accepted, seed, digest, self._since)
+        return Instruction(self._run, *given, node.to_bytes(8, "little"), parts)
 
     def _summed(
         self, state: ServerState, rounds: list[Round]
