@@ -1,7 +1,6 @@
 """A leaf of which each device has a part, and how it is made whole where it is used."""
 
 import dataclasses
-import glob
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -18,7 +17,7 @@ from jaxcomp.collectives.shards import AllGather
 from jaxcomp.collectives.sums import Pvary
 from jaxcomp.collectives.transfer import Transfer, transfer
 from jaxcomp.layout import policy as policy_
-from jaxcomp.layout.policy import Policy, Rule
+from jaxcomp.layout.policy import Policy
 from jaxcomp.numerics import noise
 from jaxcomp.types import Array, PyTree
 
@@ -286,7 +285,7 @@ def crossings(
             for path in wholes
             if _place(homes[path], axis) is not None
         }
-        yield axis, _decided(weights, wholes), _decided(gradients, wholes), at
+        yield axis, weights.for_leaves(wholes), gradients.for_leaves(wholes), at
 
 
 def _is_shard(node: Any) -> bool:
@@ -311,9 +310,3 @@ def _stack(home: Home, axis: str, done: list[list[str]]) -> int:
     order = [name for name in home.spec[at] if name in before or name == axis]
     done[at] = order
     return sum(len(names) for names in done[:at]) + at + order.index(axis)
-
-
-def _decided(policy: Policy, wholes: Mapping[str, tuple[int, ...]]) -> Policy:
-    """The policy with one rule for each leaf, decided by the shape of the whole leaf."""
-    rules = (Rule(glob.escape(path), policy.choose(path, own)[0]) for path, own in wholes.items())
-    return Policy(None, tuple(rules))

@@ -48,8 +48,7 @@ def psum(
     Args:
         tree: this worker's arrays, such as activations `[tokens, features]`.
         axis_name: the mapped axis, or a tuple of them.
-        codec: as for `all_gather`; a `Policy` decides by the shape of one message, which in two
-            shots has one row for each row of the leaf and worker.
+        codec: as for `all_gather`; a `Policy` decides by the path and shape of the leaf.
         key: as for `all_gather`.
         site: as for `all_gather`.
         back: the codec of the backward pass; None for `codec`, `Identity()` to send dense.
@@ -181,34 +180,32 @@ class Psum(Transfer):
 
     def run(self, key: Array, tree: PyTree) -> PyTree:
         n, way = self.workers, self._way(tree, self.workers)
+        first, second = way.wires
         dense, coded = way.apart(tree)
         if way.shots:
             summed = messages.sum_of_each(
-                self.wire, key, jax.tree.map(functools.partial(_rows, n), coded)
+                first, key, jax.tree.map(functools.partial(_rows, n), coded)
             )
-            everyones = messages.to_all(self._second, noise.fold(key, _DOWN), summed)
+            everyones = messages.to_all(second, noise.fold(key, _DOWN), summed)
             sums = jax.tree.map(_whole, everyones, coded)
         else:
-            sums = messages.sum_of_all(self.wire, key, coded)
+            sums = messages.sum_of_all(first, key, coded)
         dense = lax.psum(dense, self.axis_name)
         return jax.tree.map(
             lambda x, y: y if x is None else x, dense, sums, is_leaf=lambda x: x is None
         )
 
-    @property
-    def _second(self) -> Wire:
-        return Wire(self.axis_name, self.down, True)
-
     def _way(self, like: PyTree, workers: int) -> "_Way":
         leaves, treedef = jax.tree.flatten(like)
         parts = [_part(x, workers) for x in leaves]
+        # By the leaves of the caller, not by the rows into which two shots reshape them.
+        wires = self.wire.for_leaves(like), Wire(self.axis_name, self.down, True).for_leaves(like)
+        first, second = (set(wire.layout(like)[0].dense) for wire in wires)
+        sent = [number for number in range(len(leaves)) if number not in first & second]
         # A device sends n − 1 times as many elements, or twice n − 1 times those of a part.
-        shots = _elements(leaves) > 2 * _elements(parts)
+        shots = _elements([leaves[i] for i in sent]) > 2 * _elements([parts[i] for i in sent])
         messages_ = jax.tree.unflatten(treedef, parts) if shots else like
-        dense = set(self.wire.layout(messages_).dense)
-        if shots:
-            dense &= set(self._second.layout(messages_).dense)
-        return _Way(shots, messages_, frozenset(dense))
+        return _Way(shots, wires, messages_, frozenset(first & second if shots else first))
 
     def transposed(self, *, typed: bool) -> Transfer:
         if typed:
@@ -219,7 +216,7 @@ class Psum(Transfer):
         way = self._way(like, workers)
         dense, _ = way.apart(like)
         _, coded = way.apart(way.messages)
-        wires = (self.wire, self._second) if way.shots else (self.wire,)
+        wires = way.wires if way.shots else way.wires[:1]
         sent = (workers - 1) * sum(sum(messages.bytes_of(wire, coded)) for wire in wires)
         size = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(dense))
         return sent + wire_cost.ring_bytes(size, workers)
@@ -230,11 +227,13 @@ class _Way(NamedTuple):
 
     Attributes:
         shots: whether in two shots.
+        wires: those of both shots, or of one.
         messages: the shapes of one message.
         dense: the numbers of the leaves that are sent dense.
     """
 
     shots: bool
+    wires: tuple[Wire, Wire]
     messages: PyTree
     dense: frozenset[int]
 
