@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomp.backend import axes
+from jaxcomp.backend import axes, mapping
 from jaxcomp.base import Codec
 from jaxcomp.collectives import arguments, messages
 from jaxcomp.collectives.messages import Wire
@@ -34,6 +34,7 @@ def psum(
     site: Any = 0,
     back: "Codec | Policy | None" = None,
     down: "Codec | Policy | None" = None,
+    replicated: bool = False,
 ) -> PyTree:
     """The sum of all workers' trees, as at the exit of a tensor-parallel block.
 
@@ -43,7 +44,8 @@ def psum(
     the last axis.
 
     The backward pass is that of `jax.lax.psum`: nothing is sent where types know that the sum is
-    the same on all workers, as in `jax.shard_map`; elsewhere it is a `psum` with the codec `back`.
+    the same on all workers, as in `jax.shard_map`; elsewhere it is a `psum` with the codec `back`,
+    unless `replicated=True`.
 
     Args:
         tree: this worker's arrays, such as activations `[tokens, features]`.
@@ -53,6 +55,9 @@ def psum(
         site: as for `all_gather`.
         back: the codec of the backward pass; None for `codec`, `Identity()` to send dense.
         down: the codec of the second shot; None for `codec`.
+        replicated: whether all workers compute the same from the sum, their loss too, so that each
+            has its whole gradient: then nothing is sent in the backward pass without types either
+            (`check_vma=False`, `jax.pmap`, `jax.vmap`).
 
     Returns:
         The sum, the same bits on all workers.
@@ -87,7 +92,7 @@ def psum(
                     f"'{trees.path_name(path)}', which is the same on all of them: it is a sum "
                     "already, or was never split. For copies, multiply it by the number of workers"
                 )
-    how = Psum(axis_name, forward, backward, True, second)
+    how = Psum(axis_name, forward, backward, True, second, replicated)
     return transfer(how, folded, axes.vary(tree, axis_name))
 
 
@@ -155,9 +160,10 @@ def pvary(
     Example: see `psum`.
 
     Note:
-        Where types do not know what is the same on all workers, as in `jax.pmap`, the backward
-        pass of a sum is again a sum, so each block multiplies gradients by the number of workers:
-        use `jax.shard_map`.
+        Where types do not know what is the same on all workers (`check_vma=False`, `jax.pmap`,
+        `jax.vmap`), take gradients inside the mapped function, and write `psum(...,
+        replicated=True)` at the exit of a block. The backward pass of any other sum is again a sum
+        there, and each block would multiply gradients by the number of workers.
     """
     arguments.check_tree("pcast", tree)
     folded = arguments.key_of(axis_name, key, site)
@@ -177,6 +183,7 @@ class Psum(Transfer):
     """The sum of all workers' trees on all workers."""
 
     down: Policy
+    replicated: bool = False
 
     def run(self, key: Array, tree: PyTree) -> PyTree:
         n, way = self.workers, self._way(tree, self.workers)
@@ -208,9 +215,9 @@ class Psum(Transfer):
         return _Way(shots, wires, messages_, frozenset(first & second if shots else first))
 
     def transposed(self, *, typed: bool) -> Transfer:
-        if typed:
+        if typed or (self.replicated and not mapping.is_transposing()):
             return Pvary(self.axis_name, self.back, self.codec, True)
-        return Psum(self.axis_name, self.back, self.codec, True, self.back)
+        return Psum(self.axis_name, self.back, self.codec, True, self.back, self.replicated)
 
     def link_bytes(self, like: PyTree, workers: int) -> int:
         way = self._way(like, workers)
@@ -261,8 +268,14 @@ class Pvary(Transfer):
         return axes.vary(tree, self.axis_name)
 
     def transposed(self, *, typed: bool) -> Transfer:
-        del typed
-        return Psum(self.axis_name, self.back, self.codec, True, self.back)
+        if not typed and mapping.is_transposing():
+            raise ValueError(
+                f"`tree` must be typed where a gradient is taken outside of the mapped function, "
+                f"since JAX would add up the sum over {self.axis_name!r} of a backward pass once "
+                "more: take the gradient inside, as in jax.shard_map(jax.grad(loss), ...), or "
+                "leave check_vma=True"
+            )
+        return Psum(self.axis_name, self.back, self.codec, True, self.back, replicated=True)
 
     def link_bytes(self, like: PyTree, workers: int) -> int:
         del like, workers
