@@ -18,6 +18,7 @@ from jaxcomp.collectives.sums import Pvary
 from jaxcomp.collectives.transfer import Transfer, transfer
 from jaxcomp.layout import policy as policy_
 from jaxcomp.layout.policy import Policy
+from jaxcomp.misuse import sharded_loss
 from jaxcomp.numerics import noise
 from jaxcomp.types import Array, PyTree
 
@@ -174,7 +175,8 @@ def gathered(tree: PyTree) -> PyTree:
             leaves are returned as they are.
 
     Raises:
-        ValueError: for leaves that are still stacked: call it inside the loop over layers.
+        ValueError: for leaves that are still stacked: call it inside the loop over layers; for
+            parts that were cast.
 
     Example:
         >>> import jax, jax.numpy as jnp, jaxcomp
@@ -185,8 +187,9 @@ def gathered(tree: PyTree) -> PyTree:
         ...     return (jax.lax.scan(layer, x, params["blocks"])[0] ** 2).mean()
 
     Note:
-        Make a layer whole once in a step: a second call sends it again, with the same noise. What
-        the loss adds up over all parameters, such as their norm, must use whole leaves.
+        Make a layer whole once in a step: a second call sends it again, with the same noise. A loss
+        that computes with parts, such as a norm over all parameters, is refused: add up what whole
+        layers contribute, or take optax.add_decayed_weights for a penalty of the weights.
 
         Inside `jax.checkpoint`, as here, the backward pass gathers the layer again, and one layer
         is whole at a time.
@@ -203,6 +206,12 @@ def gathered(tree: PyTree) -> PyTree:
                 "`tree` must have each part once, got one layer or leaf several times in a call"
             )
         for path, one in own.items():
+            if one.key.dtype != jnp.uint32:
+                raise ValueError(
+                    f"`tree` must hold parts as the loss got them, got '{path}' cast to "
+                    f"{one.key.dtype}: cast the result of jaxcomp.gathered, or give "
+                    "jaxcomp.fully_sharded a `dtype`"
+                )
             if one.array.ndim != len(one.home.spec):
                 raise ValueError(
                     f"`tree` must be one layer, got all layers of '{path}': call "
@@ -232,6 +241,7 @@ def together(
         links: the codecs.
         key: the key of the messages.
     """
+    parts, key = sharded_loss.mark((dict(parts), key))
     sizes = {axis: axes.size(axis) for axis in links.axes}
     wholes = {path: homes[path].whole(x.shape, sizes) for path, x in parts.items()}
     first, narrow = links.weights[0][1], links.dtype
