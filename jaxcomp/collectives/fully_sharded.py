@@ -15,13 +15,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxcomp.backend import axes, mapping
 from jaxcomp.base import Codec
 from jaxcomp.collectives import arguments, traffic
+from jaxcomp.collectives.beside import Beside, same_by_type
 from jaxcomp.collectives.costs import LinkBytes
 from jaxcomp.collectives.parts import Parts
 from jaxcomp.collectives.shard import Home, Links, Shard, by_axis, together
 from jaxcomp.layout import trees
 from jaxcomp.layout.policy import Policy
 from jaxcomp.mesh import axis_types, specs as specs_
-from jaxcomp.misuse import sharded_loss
+from jaxcomp.misuse import sharded_loss, uniform
 from jaxcomp.numerics import noise
 from jaxcomp.types import Array, AxisName, PyTree
 
@@ -56,7 +57,7 @@ def fully_sharded(
 
     Args:
         loss_fn: `loss_fn(params, *batch)`, the mean over this worker's batch; with `has_aux` a pair
-            of it and a tree of floats. Workers have equal numbers of examples. Where they count
+            of it and a tree. Workers have equal numbers of examples. Where they count
             unequal numbers of them, such as tokens that are no padding, the mean over all is
             `total * lax.axis_size(axis) / lax.psum(count, axis)`.
         mesh: the mesh of the devices, whose other axes stay automatic.
@@ -77,7 +78,11 @@ def fully_sharded(
         inside: globs of other leaves of which the loss gets parts, to make them whole by
             `jaxcomp.gathered` in the function of a layer. All other leaves are whole from the
             beginning.
-        has_aux: whether the loss returns a tree beside it, which is averaged over the workers.
+        has_aux: whether the loss returns a tree beside it, as for `jax.value_and_grad` of the whole
+            batch. Floating numbers that differ between workers are averaged as the loss is; rows of
+            examples, which are as many as the worker's batch has, stay split over the workers; what
+            is the same on all workers is returned as it is. Anything else is refused, as are sums
+            that would be averaged: return the `jax.lax.psum` of a count.
         check_vma: whether JAX tracks which values differ between workers; False for a loss with
             functions that cannot tell.
 
@@ -208,6 +213,7 @@ class FullySharded:
     def _mapped(self, params: PyTree, batch: tuple, key: Array) -> tuple[Any, PyTree]:
         homes, mesh, names = self.parts.homes(params), self.parts.mesh, self.parts.names
         only = functools.partial(specs_.of_axes, names)
+        beside = Beside(names)
         own = jax.tree.map(only, self.parts.each_spec(params), is_leaf=specs_.is_partition)
         workers = math.prod(mesh.shape[name] for name in names)
         for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
@@ -230,19 +236,26 @@ class FullySharded:
                 (self.parts.each_spec(params), split, PartitionSpec()),
             )
         whole = mapping.shard_map(
-            functools.partial(self._of_worker, homes, workers),
+            functools.partial(self._of_worker, homes, workers, beside),
             mesh=mesh,
             in_specs=specs,
-            out_specs=(PartitionSpec(), own),
+            out_specs=(PartitionSpec(), PartitionSpec(), PartitionSpec(names), own),
             axis_names=set(names),
             check_vma=self.check_vma,
         )
-        return whole(params, batch, key)
+        (loss, *means), same, rows, grads = whole(params, batch, key)
+        return (loss, beside.join(means, same, rows)) if self.has_aux else loss, grads
 
     def _of_worker(
-        self, homes: Sequence[Home], workers: int, params: PyTree, batch: tuple, key: Array
-    ) -> tuple[Any, PyTree]:
-        """The mean loss, and the gradients of this device's parts."""
+        self,
+        homes: Sequence[Home],
+        workers: int,
+        beside: Beside,
+        params: PyTree,
+        batch: tuple,
+        key: Array,
+    ) -> tuple[list[Array], list[Array], list[Array], PyTree]:
+        """The means, the loss first, the other values beside it, and gradients of the parts."""
 
         def objective(parts: PyTree) -> tuple[Array, Any]:
             found = self.loss_fn(self._given(parts, homes, key), *batch)
@@ -264,15 +277,22 @@ class FullySharded:
                     "number of workers twice: leave jax.lax.pmean out. A mean over unequal counts "
                     "is total * jax.lax.axis_size(axis) / jax.lax.psum(count, axis)"
                 )
-            return loss / workers, (loss, aux)
+            return loss / workers, (loss, beside.take(aux))
 
         names = self.parts.names
         batch = jax.tree.map(functools.partial(_of_own, names), batch)
         grads, (loss, aux) = jax.grad(objective, has_aux=True)(params)
-        inputs = [*jax.tree.leaves(params), key], jax.tree.leaves(batch)
-        sharded_loss.check([loss], jax.tree.leaves(aux), *inputs, names)
-        mean = lax.pmean(axes.vary((loss, aux), names), names)
-        return (mean if self.has_aux else mean[0]), grads
+        parts, examples = (
+            jax.tree.leaves(params),
+            [x for x in jax.tree.leaves(batch) if jnp.ndim(x)],
+        )
+        known = [(x, frozenset(names)) for x in examples]
+        known += [(x, home.axes) for x, home in zip(parts, homes, strict=True)]
+        differ = uniform.differ(aux, known, names)
+        means, same, rows = beside.apart(aux, differ, {len(x) for x in examples})
+        sharded_loss.check(loss, means, aux, [*parts, key], examples, names)
+        means = lax.pmean(axes.vary([loss, *means], names), names)
+        return means, same_by_type(same, names), rows, grads
 
     def _given(self, parts: PyTree, homes: Sequence[Home], key: Array) -> PyTree:
         """The parameters as the loss gets them."""

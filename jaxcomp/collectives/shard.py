@@ -92,6 +92,11 @@ class Home:
         entries = [tuple(n for n in axes.names(entry) if n in names) for entry in spec]
         return cls(path, (*entries, *[()] * (ndim - len(entries))))
 
+    @property
+    def axes(self) -> frozenset[str]:
+        """The axes that split it."""
+        return frozenset(name for names in self.spec for name in names)
+
     def whole(self, shape: tuple[int, ...], sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The shape of the leaf, of which a part has this shape, for axes of these sizes."""
         return tuple(

@@ -33,6 +33,7 @@ def mark(tree: PyTree) -> PyTree:
 
 
 def check(
+    loss: Any,
     averaged: Sequence[Any],
     others: Sequence[Any],
     parts: Iterable[Any],
@@ -42,7 +43,8 @@ def check(
     """Refuses a loss, and values beside it, that are wrong after the mean over the workers.
 
     Args:
-        averaged: the loss, and the numbers beside it that are averaged over the workers.
+        loss: the loss.
+        averaged: the numbers beside it that are averaged over the workers, too.
         others: all other values that the loss returns.
         parts: the parts of leaves, and the key of their messages.
         examples: this worker's batch.
@@ -53,7 +55,8 @@ def check(
     """
     known = [(x, _Fact(_PART | _PLAIN)) for x in parts]
     known += [(x, _Fact(_EXAMPLES | _PLAIN)) for x in examples]
-    facts = lineage.trace([*averaged, *others], _Scale(names), known)
+    facts = lineage.trace([loss, *averaged, *others], _Scale(names), known)
+    means = facts[: 1 + len(averaged)]
     if at := _lines(facts, _PART):
         raise ValueError(
             f"`params` must be made whole where the loss uses them, got a loss that computes with "
@@ -65,13 +68,19 @@ def check(
     right = f"total * jax.lax.axis_size({over}) / jax.lax.psum(count, {over})"
     if math.prod(axes.size(name) for name in names) == 1:
         return
-    if at := _lines(facts[: len(averaged)], _SHRUNK):
+    if at := _lines(means, _SHRUNK):
         raise ValueError(
             "`loss_fn` must return means over this worker's own batch, got a sum over it, divided "
             f"by that of all workers{at[0]}: the workers' mean is then too small by their number. "
             f"A mean over unequal counts is {right}"
         )
-    if at := _lines(facts[: len(averaged)], _UNEVEN):
+    if at := _lines(means[1:], _COUNT):
+        raise ValueError(
+            "`loss_fn` must return means over this worker's own batch beside its value, got "
+            f"a sum or a count{at[0]}, which would be averaged: return jax.lax.psum(sum, "
+            f"{over}) of it"
+        )
+    if at := _lines(means, _UNEVEN):
         warnings.warn(
             f"`loss_fn` divides by a count of this worker's own batch{at[0]}: where counts differ, "
             "the workers' mean is not the mean over all examples, nor are gradients. Return "
@@ -85,8 +94,8 @@ def _lines(facts: Iterable["_Fact"], bit: int) -> list[str]:
     return [f" at {fact.at}" if fact.at else "" for fact in facts if fact.bits & bit]
 
 
-_PART, _EXAMPLES, _WEIGHTS, _PLAIN, _SUM, _OVER, _SHRUNK, _COUNT, _UNEVEN = (
-    1 << bit for bit in range(9)
+_PART, _EXAMPLES, _WEIGHTS, _PLAIN, _SUM, _OVER, _SHRUNK, _WHOLES, _COUNT, _UNEVEN = (
+    1 << bit for bit in range(10)
 )
 _SOURCES = _PART | _EXAMPLES | _WEIGHTS
 _ADDED = {"add", "add_any", "concatenate", "max", "min", "scatter-add", "select_n", "sub"}
@@ -103,8 +112,8 @@ class _Fact(NamedTuple):
         bits: it depends on parts of leaves (`_PART`), examples (`_EXAMPLES`), or whole leaves
             (`_WEIGHTS`); and it is linear in something that is not multiplied by the number of
             workers (`_PLAIN`), in a sum over all workers (`_SUM`), in a quotient by one (`_OVER`)
-            of something plain (`_SHRUNK`), in a count of own examples (`_COUNT`), or in a quotient
-            by one (`_UNEVEN`).
+            of something plain (`_SHRUNK`), in numbers of an integer dtype (`_WHOLES`), in a sum of
+            these or of own examples (`_COUNT`), or in a quotient by one (`_UNEVEN`).
         number: the value of a constant.
         terms: how many elements were added up; 0 where it is not known.
         at: the user's line from which the value has `_PART`, `_SHRUNK` or `_UNEVEN`.
@@ -130,8 +139,8 @@ class _Scale:
 
     def literal(self, value: Any) -> _Fact:
         number = np.asarray(value)
-        known = float(number) if number.ndim == 0 and number.dtype.kind in "iuf" else None
-        return _Fact(0 if known == 0 else _PLAIN, known)
+        finite = number.ndim == 0 and number.dtype.kind in "iuf" and np.isfinite(number)
+        return _Fact(0 if finite and number == 0 else _PLAIN, float(number) if finite else None)
 
     def join(self, one: _Fact, other: _Fact) -> _Fact:
         number = one.number if one.number == other.number else None
@@ -153,7 +162,7 @@ class _Scale:
         if sources & _PART and step.name not in _MOVED:
             at = at or step.line()
         found = self._scaled(step, inputs)
-        if found.bits & (_SHRUNK | _UNEVEN):
+        if found.bits & (_SHRUNK | _UNEVEN | _COUNT):
             at = at or step.line()
         return found._replace(bits=found.bits | sources, at=at)
 
@@ -165,7 +174,8 @@ class _Scale:
         if step.name == "reduce_sum":
             shape = step.inputs[0].aval.shape
             terms = one.terms * math.prod(shape[i] for i in lineage.axes_of(step))
-            counts = one.bits & _EXAMPLES and not one.bits & _WEIGHTS
+            own = one.bits & _EXAMPLES
+            counts = own and (one.bits & _WHOLES or not one.bits & _WEIGHTS)
             return _Fact(one.bits | (_COUNT if counts else 0), None, terms)
         if step.name == "div":
             return self._quotient(one, inputs[1], step.inputs[1].aval.shape)
@@ -173,6 +183,8 @@ class _Scale:
             return self._quotient(_Fact(), one, step.inputs[0].aval.shape)
         if step.name in ("mul", "dot_general"):
             return self._product(one, inputs[1])
+        if step.name == "convert_element_type" and step.inputs[0].aval.dtype.kind in "iub":
+            return one._replace(bits=one.bits | _WHOLES)
         if step.name in _MOVED:
             return one
         if step.name in _ADDED:
@@ -182,13 +194,13 @@ class _Scale:
         return _Fact()
 
     def _quotient(self, one: _Fact, by: _Fact, shape: tuple[int, ...]) -> _Fact:
-        if by.number is not None:
-            return self._multiple(one, 1 / by.number if by.number else math.inf)
-        bits = one.bits & ~_COUNT
+        bits = one.bits & ~(_COUNT | _WHOLES)
+        if by.number:
+            return self._multiple(one._replace(bits=bits), 1 / by.number)
         if by.bits & _SUM:
             shrunk = bits & _PLAIN and not bits & _SUM
             bits = bits & ~_SUM | _OVER | (_SHRUNK if shrunk else 0)
-        elif by.bits & _COUNT and math.prod(shape) == 1:
+        elif by.bits & _COUNT and not by.bits & _WEIGHTS and math.prod(shape) == 1:
             bits |= _UNEVEN
         return _Fact(bits, None, 0)
 
@@ -197,7 +209,8 @@ class _Scale:
             return self._multiple(one, other.number)
         if one.number is not None:
             return self._multiple(other, one.number)
-        bits = (one.bits | other.bits) & (_OVER | _UNEVEN) | one.bits & other.bits & _PLAIN
+        bits = (one.bits | other.bits) & (_OVER | _UNEVEN | _WHOLES)
+        bits |= one.bits & other.bits & _PLAIN
         for x, y in ((one, other), (other, one)):
             if x.bits & _SHRUNK and y.bits & _PLAIN and not y.bits & (_SUM | _SHRUNK):
                 bits |= _SHRUNK
@@ -209,14 +222,16 @@ class _Scale:
         """A value that is multiplied by a constant."""
         if by == 0:
             return _Fact(0, 0.0)
-        bits, terms, n, inverse = x.bits & ~_COUNT, x.terms, self.size, 1 / by
+        bits, terms, n, inverse = x.bits, x.terms, self.size, 1 / by
+        if not by.is_integer():
+            bits &= ~(_COUNT | _WHOLES)
         if is_multiple(by, n):
             bits &= ~(_PLAIN | _SHRUNK)
         elif is_multiple(inverse, n) and bits & _SUM:
             bits &= ~_SUM
         elif bits & _EXAMPLES and terms > 1 and math.isclose(inverse, n * terms):
             bits |= _SHRUNK
-        if terms > 1 and inverse >= 1:
+        if terms > 1 and 1 <= inverse < math.inf:
             each = round(inverse)
             terms = terms // each if math.isclose(each, inverse) and terms % each == 0 else 0
         number = None if x.number is None else x.number * by

@@ -124,6 +124,9 @@ RIGHT = {
         jnp.log(jnp.exp(e) / lax.psum(jnp.exp(e).sum(), "fsdp"))
     ),
     "two means": lambda e, m: jnp.mean(jnp.sum(e.reshape(-1, 4), 1) / 4) / 8,
+    "odd constants": lambda e, m: jnp.mean(
+        jnp.where(m > 0, e / 1e-45, -jnp.inf) * 0 + jnp.where(m > 2, e / 0.0, e)
+    ),
     "squares": lambda e, m: jnp.mean((e / lax.psum(m.sum(), "fsdp") - e) ** 2),
 }  # fmt: skip
 
@@ -161,6 +164,57 @@ def test_a_mean_over_unequal_counts(typed):
     for own in (lambda e, m: jnp.sum(e * m) / m.sum(), lambda e, m: jnp.mean(e, where=m > 0)):
         with pytest.warns(UserWarning, match=r"count of this worker.*test_sharded_loss"):
             trace(of_errors(own), typed)
+
+
+def beside(total, mean):
+    """A loss and a tree of every kind that is taken; of all workers by these two functions."""
+
+    def loss(p, x, y, mask):
+        e = errors(p, x, y)
+        return jnp.mean(e), {
+            "number": 3,
+            "kind": jnp.bool_(True),
+            "count": total(jnp.sum(e > 1)),
+            "accuracy": jnp.mean(e > 1),
+            "mean of masked": mean(jnp.sum(e * mask)) / mean(mask.sum()),
+            "rows": (e, [e > 1]),
+            "weights": jaxcomp.gathered(p["head"])["w"],
+            "any": jnp.any(jaxcomp.gathered(p["head"])["w"] > 1),
+            "nothing": None,
+        }
+
+    return loss
+
+
+@pytest.mark.parametrize("typed", [True, False])
+def test_what_a_loss_returns_beside_its_value_is_that_of_the_whole_batch(typed):
+    want = jax.value_and_grad(beside(lambda x: x, lambda x: x), has_aux=True)(PARAMS, X, Y, MASK)
+    of_workers = beside(lambda x: lax.psum(x, "fsdp"), lambda x: lax.pmean(x, "fsdp"))
+    got = sharded(of_workers, typed, has_aux=True)(PARAMS, X, Y, MASK, key=0)
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert jnp.result_type(one) == jnp.result_type(other)
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+MIXED = {
+    "count": lambda p, x, mask: jnp.sum(mask > 0),
+    "truth": lambda p, x, mask: jnp.all(mask > 0),
+    "features": lambda p, x, mask: x.mean(0),
+    "floating count": lambda p, x, mask: mask.sum(),
+    "right ones": lambda p, x, mask: -jnp.sum((network(p, x)[:, 0] > 0) * mask),
+    "shrunk": lambda p, x, mask: jnp.vdot(network(p, x)[:, 0], mask) / count(mask),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_nor_are_counts_averaged_or_features_mixed(name):
+    def logged(p, x, y, mask):
+        return plain(p, x, y, mask), {"found": MIXED[name](p, x, mask)}
+
+    for typed in (True, False):
+        with pytest.raises(ValueError, match=r"`loss_fn` must return .*psum"):
+            trace(logged, typed, has_aux=True)
 
 
 def test_one_worker_has_all_examples():
