@@ -130,7 +130,9 @@ def tensor_parallel(
 
     Args:
         block: `block(x, *weights)`, this worker's part of the block.
-        axis_name: the mapped axis, under `jax.shard_map` with types.
+        axis_name: the mapped axis. All workers compute the same from the block's result, and the
+            same loss. Without types (`check_vma=False`, `jax.pmap`, `jax.vmap`) take the gradient
+            inside the mapped function.
         codec: the codec of the activations; None to send dense.
         back: the codec of their gradients; None for `codec`.
 
@@ -138,7 +140,8 @@ def tensor_parallel(
         `f(x, *weights, key=step, site=0)`.
 
     Raises:
-        ValueError: as `jaxcomp.collectives.psum`.
+        ValueError: as `jaxcomp.collectives.psum`, and for a gradient of `x` that is taken outside
+            of a mapped function without types.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -155,7 +158,8 @@ def tensor_parallel(
 
     def run(x: PyTree, *weights: PyTree, key: Any = None, site: Any = 0) -> PyTree:
         own = pvary(x, axis_name, codec if back is None else back, key=key, site=(site, "in"))
-        return psum(block(own, *weights), axis_name, codec, key=key, site=(site, "out"), back=back)
+        add = functools.partial(psum, codec=codec, back=back, replicated=True)
+        return add(block(own, *weights), axis_name, key=key, site=(site, "out"))
 
     return run
 

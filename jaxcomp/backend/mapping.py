@@ -1,5 +1,6 @@
-"""`jax.shard_map` without arguments that have no elements."""
+"""`jax.shard_map` without arguments that have no elements, and where its gradient is taken."""
 
+import sys
 from collections.abc import Callable, Set
 from typing import Any
 
@@ -55,6 +56,21 @@ def shard_map(
         return jax.shard_map(filled, in_specs=there, **on)(*(leaves[n] for n in given))
 
     return run
+
+
+def is_transposing() -> bool:
+    """Whether JAX differentiates a whole `jax.shard_map` or `jax.pmap` just now, from outside.
+
+    Where nothing is typed, JAX then adds up the cotangents of replicated arguments by itself. Only
+    the frames that call tell such a backward pass from one inside of the mapped function.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__"))
+        if module.endswith(".shard_map") and "transpose" in frame.f_code.co_name:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _local(leaf: Array, spec: PartitionSpec) -> Array:

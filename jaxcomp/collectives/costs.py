@@ -126,7 +126,7 @@ def _result(how: Transfer, like: PyTree, workers: int) -> PyTree:
 
 def _settings(collective: Callable[..., PyTree]) -> dict[str, Any]:
     """The arguments that say what is sent to whom, with their defaults."""
-    others = {"tree", "axis_name", "codec", "back", "key", "site"}
+    others = {"tree", "axis_name", "codec", "back", "key", "site", "replicated"}
     found = inspect.signature(collective).parameters
     return {name: one.default for name, one in found.items() if name not in others}
 

@@ -1,7 +1,6 @@
 """`fully_sharded`: the loss and gradients of a model of which each device stores a part."""
 
 import dataclasses
-import fnmatch
 import functools
 import math
 import warnings
@@ -16,11 +15,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxcomp.backend import axes, mapping
 from jaxcomp.base import Codec
 from jaxcomp.collectives import arguments, traffic
+from jaxcomp.collectives.beside import Beside, same_by_type
 from jaxcomp.collectives.costs import LinkBytes
+from jaxcomp.collectives.parts import Parts
 from jaxcomp.collectives.shard import Home, Links, Shard, by_axis, together
 from jaxcomp.layout import trees
 from jaxcomp.layout.policy import Policy
 from jaxcomp.mesh import axis_types, specs as specs_
+from jaxcomp.misuse import sharded_loss, uniform
 from jaxcomp.numerics import noise
 from jaxcomp.types import Array, AxisName, PyTree
 
@@ -55,7 +57,9 @@ def fully_sharded(
 
     Args:
         loss_fn: `loss_fn(params, *batch)`, the mean over this worker's batch; with `has_aux` a pair
-            of it and a tree of floats.
+            of it and a tree. Workers have equal numbers of examples. Where they count
+            unequal numbers of them, such as tokens that are no padding, the mean over all is
+            `total * lax.axis_size(axis) / lax.psum(count, axis)`.
         mesh: the mesh of the devices, whose other axes stay automatic.
         axis_name: the axis of the workers, or a tuple of them, the slowest first. The batch is
             split over all of them. Parameters are split over those that their spec names, and
@@ -74,7 +78,11 @@ def fully_sharded(
         inside: globs of other leaves of which the loss gets parts, to make them whole by
             `jaxcomp.gathered` in the function of a layer. All other leaves are whole from the
             beginning.
-        has_aux: whether the loss returns a tree beside it, which is averaged over the workers.
+        has_aux: whether the loss returns a tree beside it, as for `jax.value_and_grad` of the whole
+            batch. Floating numbers that differ between workers are averaged as the loss is; rows of
+            examples, which are as many as the worker's batch has, stay split over the workers; what
+            is the same on all workers is returned as it is. Anything else is refused, as are sums
+            that would be averaged: return the `jax.lax.psum` of a count.
         check_vma: whether JAX tracks which values differ between workers; False for a loss with
             functions that cannot tell.
 
@@ -86,8 +94,13 @@ def fully_sharded(
 
     Raises:
         ValueError: on construction, for wrong axes or codecs; on use, for parameters that are not
-            floating, specs that do not fit, a key that is missing, or a batch that the workers do
-            not divide.
+            floating, specs that do not fit, a key that is missing, a batch that the workers do
+            not divide, or a loss that computes with parts of leaves or is divided by a sum over all
+            workers.
+
+    Warns:
+        UserWarning: for a biased codec of gradients, and for a loss that is divided by a count of
+            the worker's own batch, which may differ between workers.
 
     Example:
         >>> import jax, jax.numpy as jnp, jaxcomp
@@ -133,13 +146,9 @@ def fully_sharded(
             "is lost for good; take an unbiased codec such as jaxcomp.qsgd_inf(bits=4).",
             stacklevel=2,
         )
-    for name, globs in (("stacked", stacked), ("inside", inside)):
-        if not isinstance(globs, tuple) or not all(isinstance(glob, str) for glob in globs):
-            raise ValueError(
-                f"`{name}` must be a tuple of glob strings such as ('blocks/*',), got {globs!r}"
-            )
+    parts = Parts(mesh, names, specs, stacked, inside)
     links = Links(of_weights, of_gradients, None if dtype is None else jnp.dtype(dtype))
-    return FullySharded(loss_fn, mesh, specs, links, stacked, inside, has_aux, check_vma)
+    return FullySharded(loss_fn, parts, links, has_aux, check_vma)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -148,21 +157,15 @@ class FullySharded:
 
     Attributes:
         loss_fn: the loss.
-        mesh: the mesh.
-        specs: the specs of the parameters, or a prefix.
+        parts: the mesh, and where each leaf lies on it.
         links: the codecs.
-        stacked: globs of leaves whose first axis indexes layers.
-        inside: globs of the other leaves that the loss makes whole.
         has_aux: whether the loss returns a tree beside it.
         check_vma: whether types track what differs.
     """
 
     loss_fn: Callable[..., Any]
-    mesh: Mesh
-    specs: PyTree
+    parts: Parts
     links: Links
-    stacked: tuple[str, ...]
-    inside: tuple[str, ...]
     has_aux: bool
     check_vma: bool
 
@@ -186,11 +189,10 @@ class FullySharded:
             A layer that is made whole again in the backward pass, inside `jax.checkpoint`, sends
             its weights twice.
         """
-        flat, treedef = jax.tree.flatten(params)
-        homes = treedef.flatten_up_to(self._homes(params))
+        flat, homes = jax.tree.leaves(params), self.parts.homes(params)
         sent = dict.fromkeys(self.links.axes, LinkBytes(0, 0))
-        for _, numbers in self._groups(homes):
-            stacked = _matches(homes[numbers[0]].path, self.stacked)
+        for _, numbers in self.parts.groups(homes):
+            stacked = self.parts.in_layers(homes[numbers[0]].path)
             layers = len(flat[numbers[0]]) if stacked else 1
             layer = [
                 (
@@ -199,29 +201,21 @@ class FullySharded:
                 )
                 for number in numbers
             ]
-            for axis, moved in traffic.moved(layer, self.links, dict(self.mesh.shape)):
+            for axis, moved in traffic.moved(layer, self.links, dict(self.parts.mesh.shape)):
                 pairs = zip(moved, sent[axis], strict=True)
                 sent[axis] = LinkBytes(*(layers * more + one for more, one in pairs))
         return sent
-
-    def homes(self, params: PyTree) -> list[Home]:
-        """Where each leaf lies, in the order of the leaves."""
-        return jax.tree.structure(params).flatten_up_to(self._homes(params))
-
-    def in_layers(self, path: str) -> bool:
-        """Whether the first axis of a leaf indexes layers."""
-        return _matches(path, self.stacked)
 
     @functools.cached_property
     def _run(self) -> Callable[..., tuple[Any, PyTree]]:
         return jax.jit(self._mapped)
 
     def _mapped(self, params: PyTree, batch: tuple, key: Array) -> tuple[Any, PyTree]:
-        homes = self._homes(params)
-        names = self.links.axes
+        homes, mesh, names = self.parts.homes(params), self.parts.mesh, self.parts.names
         only = functools.partial(specs_.of_axes, names)
-        own = jax.tree.map(only, self._specs(params), is_leaf=specs_.is_partition)
-        workers = math.prod(self.mesh.shape[name] for name in names)
+        beside = Beside(names)
+        own = jax.tree.map(only, self.parts.each_spec(params), is_leaf=specs_.is_partition)
+        workers = math.prod(mesh.shape[name] for name in names)
         for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
             if jnp.ndim(leaf) and jnp.shape(leaf)[0] % workers:
                 raise ValueError(
@@ -233,28 +227,35 @@ class FullySharded:
             lambda x: PartitionSpec(names) if jnp.ndim(x) else PartitionSpec(), batch
         )
         specs = (own, split, PartitionSpec())
-        if explicit := axis_types.explicit(self.mesh):
+        if explicit := axis_types.explicit(mesh):
             params, batch, key = jax.tree.map(
                 lambda x, spec: jax.sharding.reshard(
-                    x, NamedSharding(self.mesh, specs_.of_axes(explicit, spec))
+                    x, NamedSharding(mesh, specs_.of_axes(explicit, spec))
                 ),
                 (params, batch, key),
-                (self._specs(params), split, PartitionSpec()),
+                (self.parts.each_spec(params), split, PartitionSpec()),
             )
         whole = mapping.shard_map(
-            functools.partial(self._of_worker, homes, workers),
-            mesh=self.mesh,
+            functools.partial(self._of_worker, homes, workers, beside),
+            mesh=mesh,
             in_specs=specs,
-            out_specs=(PartitionSpec(), own),
+            out_specs=(PartitionSpec(), PartitionSpec(), PartitionSpec(names), own),
             axis_names=set(names),
             check_vma=self.check_vma,
         )
-        return whole(params, batch, key)
+        (loss, *means), same, rows, grads = whole(params, batch, key)
+        return (loss, beside.join(means, same, rows)) if self.has_aux else loss, grads
 
     def _of_worker(
-        self, homes: PyTree, workers: int, params: PyTree, batch: tuple, key: Array
-    ) -> tuple[Any, PyTree]:
-        """The mean loss, and the gradients of this device's parts."""
+        self,
+        homes: Sequence[Home],
+        workers: int,
+        beside: Beside,
+        params: PyTree,
+        batch: tuple,
+        key: Array,
+    ) -> tuple[list[Array], list[Array], list[Array], PyTree]:
+        """The means, the loss first, the other values beside it, and gradients of the parts."""
 
         def objective(parts: PyTree) -> tuple[Array, Any]:
             found = self.loss_fn(self._given(parts, homes, key), *batch)
@@ -273,26 +274,36 @@ class FullySharded:
                 raise ValueError(
                     f"`loss_fn` must return the mean over this worker's own batch, got one that is "
                     f"averaged over {names} already, whose gradients would be divided by the "
-                    "number of workers twice: leave jax.lax.pmean out"
+                    "number of workers twice: leave jax.lax.pmean out. A mean over unequal counts "
+                    "is total * jax.lax.axis_size(axis) / jax.lax.psum(count, axis)"
                 )
-            return loss / workers, (loss, aux)
+            return loss / workers, (loss, beside.take(aux))
 
-        names = self.links.axes
+        names = self.parts.names
         batch = jax.tree.map(functools.partial(_of_own, names), batch)
         grads, (loss, aux) = jax.grad(objective, has_aux=True)(params)
-        mean = lax.pmean(axes.vary((loss, aux), names), names)
-        return (mean if self.has_aux else mean[0]), grads
+        parts, examples = (
+            jax.tree.leaves(params),
+            [x for x in jax.tree.leaves(batch) if jnp.ndim(x)],
+        )
+        known = [(x, frozenset(names)) for x in examples]
+        known += [(x, home.axes) for x, home in zip(parts, homes, strict=True)]
+        differ = uniform.differ(aux, known, names)
+        means, same, rows = beside.apart(aux, differ, {len(x) for x in examples})
+        sharded_loss.check(loss, means, aux, [*parts, key], examples, names)
+        means = lax.pmean(axes.vary([loss, *means], names), names)
+        return means, same_by_type(same, names), rows, grads
 
-    def _given(self, parts: PyTree, homes: PyTree, key: Array) -> PyTree:
+    def _given(self, parts: PyTree, homes: Sequence[Home], key: Array) -> PyTree:
         """The parameters as the loss gets them."""
         flat, treedef = jax.tree.flatten(parts)
-        places = treedef.flatten_up_to(homes)
         found: list[Any] = list(flat)
-        for name, numbers in self._groups(places):
-            stacked = _matches(places[numbers[0]].path, self.stacked)
-            if stacked or _matches(places[numbers[0]].path, self.inside):
+        for name, numbers in self.parts.groups(homes):
+            path = homes[numbers[0]].path
+            if self.parts.is_given_as_part(path):
+                stacked = self.parts.in_layers(path)
                 for number in numbers:
-                    x, home = flat[number], places[number]
+                    x, home = flat[number], homes[number]
                     own = arguments.key_of_site(key, home.path)
                     if stacked:
                         own = jax.vmap(noise.fold, (None, 0))(own, jnp.arange(len(x)))
@@ -300,81 +311,14 @@ class FullySharded:
                     found[number] = Shard(x, own, home, self.links)
             else:
                 whole = together(
-                    {places[number].path: flat[number] for number in numbers},
-                    {places[number].path: places[number] for number in numbers},
+                    {homes[number].path: flat[number] for number in numbers},
+                    {homes[number].path: homes[number] for number in numbers},
                     self.links,
                     arguments.key_of_site(key, name),
                 )
                 for number in numbers:
-                    found[number] = whole[places[number].path]
+                    found[number] = whole[homes[number].path]
         return jax.tree.unflatten(treedef, found)
-
-    def _groups(self, homes: Sequence[Home]) -> list[tuple[str, list[int]]]:
-        """The numbers of the leaves that travel together: of stacked ones each layer."""
-        found: dict[Any, list[int]] = {}
-        paths = [home.path for home in homes]
-        for number, path in enumerate(paths):
-            kind = _matches(path, self.stacked), _matches(path, self.inside)
-            found.setdefault((_branch(path, paths), kind), []).append(number)
-        return [(name, numbers) for (name, _), numbers in found.items()]
-
-    def _specs(self, params: PyTree) -> PyTree:
-        """A spec for each leaf."""
-        return specs_.spread("specs", self.specs, params)
-
-    def _homes(self, params: PyTree) -> PyTree:
-        flat, treedef = jax.tree_util.tree_flatten_with_path(params)
-        paths = [trees.path_name(path) for path, _ in flat]
-        if len(set(paths)) < len(paths):
-            twice = next(path for path in paths if paths.count(path) > 1)
-            raise ValueError(f"`params` must have a path for each leaf, got {twice!r} twice")
-        for name in ("stacked", "inside"):
-            for one in getattr(self, name):
-                if not any(_matches(path, (one,)) for path in paths):
-                    raise ValueError(
-                        f"`{name}` must have globs that match leaves, got {one!r}, which matches "
-                        f"none of {', '.join(map(repr, paths[:6]))}{' …' if paths[6:] else ''}"
-                    )
-        specs = jax.tree.leaves(self._specs(params), is_leaf=specs_.is_partition)
-        return jax.tree.unflatten(
-            treedef,
-            [self._home(path, x, spec) for (path, x), spec in zip(flat, specs, strict=True)],
-        )
-
-    def _home(self, path: Any, x: Any, spec: PartitionSpec) -> Home:
-        """The home of a leaf, checked."""
-        name, names = trees.path_name(path), self.links.axes
-        if not jnp.issubdtype(jnp.result_type(x), jnp.floating):
-            raise ValueError(
-                f"`params` must have floating leaves, got '{name}' of {jnp.result_type(x)}: give "
-                "it to the loss by functools.partial, or in the batch"
-            )
-        if len(spec) > jnp.ndim(x):
-            raise ValueError(
-                f"`specs` must have at most one entry for each dimension, got {spec} for '{name}' "
-                f"of shape {jnp.shape(x)}"
-            )
-        every = specs_.named(spec)
-        unknown = [axis for axis in every if axis not in self.mesh.axis_names]
-        if unknown or len(set(every)) < len(every):
-            raise ValueError(
-                f"`specs` must name axes of the mesh, {self.mesh.axis_names}, each once, got "
-                f"{spec} for '{name}'"
-            )
-        home = Home.of(name, PartitionSpec(*map(specs_.names, spec)), jnp.ndim(x), names)
-        for size, split in zip(jnp.shape(x), home.spec, strict=True):
-            parts = math.prod(self.mesh.shape[n] for n in split)
-            if size % parts:
-                raise ValueError(
-                    f"`specs` must divide every leaf evenly, got {spec} for '{name}' of shape "
-                    f"{jnp.shape(x)}: split another dimension, or none"
-                )
-        if _matches(name, self.stacked) and (jnp.ndim(x) == 0 or home.spec[0]):
-            raise ValueError(
-                f"`specs` must not split the first axis of '{name}', which indexes layers, got "
-                f"{spec}"
-            )
-        return home
 
 
 def _of_own(names: tuple[str, ...], leaf: Any) -> Any:
@@ -382,16 +326,3 @@ def _of_own(names: tuple[str, ...], leaf: Any) -> Any:
     if not jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key):
         return leaf
     return jax.random.fold_in(leaf, lax.axis_index(names))
-
-
-def _branch(path: str, paths: list[str]) -> str:
-    """The part of the tree that is gathered as one message: a child of the first branching."""
-    parts = path.split("/")
-    depth = 0
-    while depth < len(parts) - 1 and len({"/".join(p.split("/")[: depth + 1]) for p in paths}) == 1:
-        depth += 1
-    return "/".join(parts[: depth + 1])
-
-
-def _matches(path: str, globs: tuple[str, ...]) -> bool:
-    return any(fnmatch.fnmatchcase(path, glob) for glob in globs)

@@ -30,7 +30,7 @@ class Wire:
 
     Attributes:
         axis_name: the axes of the workers.
-        policy: the codec of each leaf, chosen by the shape of one message.
+        policy: the codec of each leaf, chosen by the shape of one message before rows are padded.
         per_row: whether no bucket has elements of two rows of the last axis.
     """
 
@@ -42,21 +42,29 @@ class Wire:
     def workers(self) -> int:
         return axes.size(self.axis_name)
 
-    def layout(self, like: PyTree) -> trees.Layout:
-        """The batches of one message, for a tree with padded rows."""
-        return trees.layout(self.policy, like, per_row=self.per_row)
+    def for_leaves(self, like: PyTree) -> "Wire":
+        """The same wire, whose codecs hold however these leaves are padded or reshaped."""
+        flat = jax.tree_util.tree_leaves_with_path(like)
+        shapes = {trees.path_name(path): x.shape for path, x in flat}
+        return dataclasses.replace(self, policy=self.policy.for_leaves(shapes))
 
-    def padding(self, like: PyTree) -> PyTree:
-        """The zeros to append to the rows of each leaf, so that its buckets are equal."""
-        layout = self.layout(like)
+    def layout(self, like: PyTree) -> tuple[trees.Layout, PyTree]:
+        """The batches of one message, and how many zeros to append to the rows of each leaf.
+
+        All buckets of a leaf are equal then.
+        """
+        own = self.for_leaves(like).policy
+        plan = trees.layout(own, like, per_row=self.per_row)
 
         def missing(shape: tuple[int, ...], codec: Codec | None) -> int:
             if codec is None or not self.per_row or not shape or 0 in shape:
                 return 0
             return -shape[-1] % grouping.row_bucket(codec, shape[-1])
 
-        found = [missing(x.shape, c) for x, c in zip(layout.likes, layout.codecs, strict=True)]
-        return jax.tree.unflatten(layout.treedef, found)
+        found = [missing(x.shape, c) for x, c in zip(plan.likes, plan.codecs, strict=True)]
+        padding = jax.tree.unflatten(plan.treedef, found)
+        with_rows = jax.eval_shape(lambda tree: jax.tree.map(_append, tree, padding), like)
+        return trees.layout(own, with_rows, per_row=self.per_row), padding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,13 +111,12 @@ class Copies:
 
 def to_all(wire: Wire, key: Array, tree: PyTree) -> PyTree:
     """Every worker's tree as all workers decode it, with a leading axis of workers."""
-    with_rows, restore = _padded(wire, tree, 0)
-    layout, axis_name = wire.layout(with_rows), wire.axis_name
+    layout, with_rows, restore = _padded(wire, tree, 0)
     stacks, dense = trees.stacks(layout, with_rows)
     payloads, sides = _encoded(wire, key, layout.batches, stacks)
-    everyones = collectives.all_gather(payloads, axis_name)
+    everyones = collectives.all_gather(payloads, wire.axis_name)
     found = receive.each(key, layout.batches, everyones, sides, wire.workers)
-    dense = tuple(axes.everyones(x, axis_name) for x in dense)
+    dense = tuple(axes.everyones(x, wire.axis_name) for x in dense)
     return restore(_assembled(layout, found, dense, wire.workers))
 
 
@@ -138,8 +145,7 @@ def sum_of_each(wire: Wire, key: Array, trees_: PyTree) -> PyTree:
 
 def sum_of_all(wire: Wire, key: Array, tree: PyTree) -> PyTree:
     """The sum of all workers' trees, each sent whole to all workers."""
-    with_rows, restore = _padded(wire, tree, 0)
-    layout = wire.layout(with_rows)
+    layout, with_rows, restore = _padded(wire, tree, 0)
     stacks, dense = trees.stacks(layout, with_rows)
     payloads, sides = _encoded(wire, key, layout.batches, stacks)
     everyones = collectives.all_gather(payloads, wire.axis_name)
@@ -156,16 +162,15 @@ def to_one(wire: Wire, key: Array, tree: PyTree, perm: Sequence[tuple[int, int]]
         tree: this worker's tree.
         perm: pairs of a sender and its receiver.
     """
-    with_rows, restore = _padded(wire, tree, 0)
-    layout, axis_name = wire.layout(with_rows), wire.axis_name
+    layout, with_rows, restore = _padded(wire, tree, 0)
     stacks, dense = trees.stacks(layout, with_rows)
     payloads, sides = _encoded(wire, key, layout.batches, stacks)
-    send_on = functools.partial(axes.permute_some, pairs=perm, axis_name=axis_name)
+    send_on = functools.partial(axes.permute_some, pairs=perm, axis_name=wire.axis_name)
     arrived = buffer.split(send_on(buffer.fuse(payloads)), payloads)
     sources = np.full(wire.workers, -1)
     for source, receiver in perm:
         sources[receiver] = source
-    source = jnp.asarray(sources)[lax.axis_index(axis_name)]
+    source = jnp.asarray(sources)[lax.axis_index(wire.axis_name)]
     found = send.decode(key, layout.batches, arrived, sides, jnp.maximum(source, 0))
     found = tuple(jnp.where(source < 0, 0, x) for x in found)
     return restore(trees.assemble(layout, found, tuple(map(send_on, dense))))
@@ -173,8 +178,7 @@ def to_one(wire: Wire, key: Array, tree: PyTree, perm: Sequence[tuple[int, int]]
 
 def bytes_of(wire: Wire, like: PyTree) -> tuple[int, int]:
     """The bytes of the compressed leaves of one message, and of its dense leaves."""
-    padded = jax.eval_shape(lambda tree: _padded(wire, tree, 0)[0], like)
-    layout = wire.layout(padded)
+    layout, _ = wire.layout(like)
     payload = wire_cost.payload_like(layout.batches)
     return buffer.fused_bytes(payload), trees.dense_bytes(layout)
 
@@ -189,9 +193,8 @@ def _encoded(
 
 def _exchanged(wire: Wire, key: Array, trees_: PyTree) -> Any:
     """The payloads from all workers to this one, and what their decoders need."""
-    with_rows, restore = _padded(wire, trees_, 1)
-    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), with_rows)
-    layout, n = wire.layout(like), wire.workers
+    layout, with_rows, restore = _padded(wire, trees_, 1)
+    n = wire.workers
     stacks, dense = jax.vmap(lambda tree: trees.stacks(layout, tree), axis_size=n)(with_rows)
     every = tuple(Copies(batch, n) for batch in layout.batches)
     flat = tuple(x.reshape(-1, x.shape[-1]) for x in stacks)
@@ -210,15 +213,22 @@ def _assembled(
     return jax.vmap(assemble, axis_size=workers)(stacks, dense)
 
 
-def _padded(wire: Wire, tree: PyTree, leading: int) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
-    """The tree with rows of equal buckets, and the function that cuts the rows again."""
-    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[leading:], x.dtype), tree)
-    padding = wire.padding(like)
+def _padded(
+    wire: Wire, tree: PyTree, leading: int
+) -> tuple[trees.Layout, PyTree, Callable[[PyTree], PyTree]]:
+    """The batches of one message, the tree with rows of equal buckets, and how to cut them again.
 
-    def pad(x: Array, by: int) -> Array:
-        return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, by)]) if by else x
+    The first `leading` axes of each leaf number the messages.
+    """
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[leading:], x.dtype), tree)
+    layout, padding = wire.layout(like)
 
     def cut(tree: PyTree) -> PyTree:
         return jax.tree.map(lambda x, by: x[..., : x.shape[-1] - by] if by else x, tree, padding)
 
-    return jax.tree.map(pad, tree, padding), cut
+    return layout, jax.tree.map(_append, tree, padding), cut
+
+
+def _append(x: Array, by: int) -> Array:
+    """An array whose rows have that many zeros more."""
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, by)]) if by else x

@@ -1,7 +1,6 @@
 """A leaf of which each device has a part, and how it is made whole where it is used."""
 
 import dataclasses
-import glob
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -18,7 +17,8 @@ from jaxcomp.collectives.shards import AllGather
 from jaxcomp.collectives.sums import Pvary
 from jaxcomp.collectives.transfer import Transfer, transfer
 from jaxcomp.layout import policy as policy_
-from jaxcomp.layout.policy import Policy, Rule
+from jaxcomp.layout.policy import Policy
+from jaxcomp.misuse import sharded_loss
 from jaxcomp.numerics import noise
 from jaxcomp.types import Array, PyTree
 
@@ -91,6 +91,11 @@ class Home:
         """The home of a leaf; axes that are not among the links' do not count."""
         entries = [tuple(n for n in axes.names(entry) if n in names) for entry in spec]
         return cls(path, (*entries, *[()] * (ndim - len(entries))))
+
+    @property
+    def axes(self) -> frozenset[str]:
+        """The axes that split it."""
+        return frozenset(name for names in self.spec for name in names)
 
     def whole(self, shape: tuple[int, ...], sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The shape of the leaf, of which a part has this shape, for axes of these sizes."""
@@ -175,7 +180,8 @@ def gathered(tree: PyTree) -> PyTree:
             leaves are returned as they are.
 
     Raises:
-        ValueError: for leaves that are still stacked: call it inside the loop over layers.
+        ValueError: for leaves that are still stacked: call it inside the loop over layers; for
+            parts that were cast.
 
     Example:
         >>> import jax, jax.numpy as jnp, jaxcomp
@@ -186,8 +192,9 @@ def gathered(tree: PyTree) -> PyTree:
         ...     return (jax.lax.scan(layer, x, params["blocks"])[0] ** 2).mean()
 
     Note:
-        Make a layer whole once in a step: a second call sends it again, with the same noise. What
-        the loss adds up over all parameters, such as their norm, must use whole leaves.
+        Make a layer whole once in a step: a second call sends it again, with the same noise. A loss
+        that computes with parts, such as a norm over all parameters, is refused: add up what whole
+        layers contribute, or take optax.add_decayed_weights for a penalty of the weights.
 
         Inside `jax.checkpoint`, as here, the backward pass gathers the layer again, and one layer
         is whole at a time.
@@ -204,6 +211,12 @@ def gathered(tree: PyTree) -> PyTree:
                 "`tree` must have each part once, got one layer or leaf several times in a call"
             )
         for path, one in own.items():
+            if one.key.dtype != jnp.uint32:
+                raise ValueError(
+                    f"`tree` must hold parts as the loss got them, got '{path}' cast to "
+                    f"{one.key.dtype}: cast the result of jaxcomp.gathered, or give "
+                    "jaxcomp.fully_sharded a `dtype`"
+                )
             if one.array.ndim != len(one.home.spec):
                 raise ValueError(
                     f"`tree` must be one layer, got all layers of '{path}': call "
@@ -233,6 +246,7 @@ def together(
         links: the codecs.
         key: the key of the messages.
     """
+    parts, key = sharded_loss.mark((dict(parts), key))
     sizes = {axis: axes.size(axis) for axis in links.axes}
     wholes = {path: homes[path].whole(x.shape, sizes) for path, x in parts.items()}
     first, narrow = links.weights[0][1], links.dtype
@@ -286,7 +300,7 @@ def crossings(
             for path in wholes
             if _place(homes[path], axis) is not None
         }
-        yield axis, _decided(weights, wholes), _decided(gradients, wholes), at
+        yield axis, weights.for_leaves(wholes), gradients.for_leaves(wholes), at
 
 
 def _is_shard(node: Any) -> bool:
@@ -311,9 +325,3 @@ def _stack(home: Home, axis: str, done: list[list[str]]) -> int:
     order = [name for name in home.spec[at] if name in before or name == axis]
     done[at] = order
     return sum(len(names) for names in done[:at]) + at + order.index(axis)
-
-
-def _decided(policy: Policy, wholes: Mapping[str, tuple[int, ...]]) -> Policy:
-    """The policy with one rule for each leaf, decided by the shape of the whole leaf."""
-    rules = (Rule(glob.escape(path), policy.choose(path, own)[0]) for path, own in wholes.items())
-    return Policy(None, tuple(rules))

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcomp.backend import axes
+from jaxcomp.backend import axes, mapping
 from jaxcomp.base import Codec
 from jaxcomp.collectives import arguments, messages
 from jaxcomp.collectives.messages import Wire
@@ -34,6 +34,7 @@ def psum(
     site: Any = 0,
     back: "Codec | Policy | None" = None,
     down: "Codec | Policy | None" = None,
+    replicated: bool = False,
 ) -> PyTree:
     """The sum of all workers' trees, as at the exit of a tensor-parallel block.
 
@@ -43,17 +44,20 @@ def psum(
     the last axis.
 
     The backward pass is that of `jax.lax.psum`: nothing is sent where types know that the sum is
-    the same on all workers, as in `jax.shard_map`; elsewhere it is a `psum` with the codec `back`.
+    the same on all workers, as in `jax.shard_map`; elsewhere it is a `psum` with the codec `back`,
+    unless `replicated=True`.
 
     Args:
         tree: this worker's arrays, such as activations `[tokens, features]`.
         axis_name: the mapped axis, or a tuple of them.
-        codec: as for `all_gather`; a `Policy` decides by the shape of one message, which in two
-            shots has one row for each row of the leaf and worker.
+        codec: as for `all_gather`; a `Policy` decides by the path and shape of the leaf.
         key: as for `all_gather`.
         site: as for `all_gather`.
         back: the codec of the backward pass; None for `codec`, `Identity()` to send dense.
         down: the codec of the second shot; None for `codec`.
+        replicated: whether all workers compute the same from the sum, their loss too, so that each
+            has its whole gradient: then nothing is sent in the backward pass without types either
+            (`check_vma=False`, `jax.pmap`, `jax.vmap`).
 
     Returns:
         The sum, the same bits on all workers.
@@ -88,7 +92,7 @@ def psum(
                     f"'{trees.path_name(path)}', which is the same on all of them: it is a sum "
                     "already, or was never split. For copies, multiply it by the number of workers"
                 )
-    how = Psum(axis_name, forward, backward, True, second)
+    how = Psum(axis_name, forward, backward, True, second, replicated)
     return transfer(how, folded, axes.vary(tree, axis_name))
 
 
@@ -156,9 +160,10 @@ def pvary(
     Example: see `psum`.
 
     Note:
-        Where types do not know what is the same on all workers, as in `jax.pmap`, the backward
-        pass of a sum is again a sum, so each block multiplies gradients by the number of workers:
-        use `jax.shard_map`.
+        Where types do not know what is the same on all workers (`check_vma=False`, `jax.pmap`,
+        `jax.vmap`), take gradients inside the mapped function, and write `psum(...,
+        replicated=True)` at the exit of a block. The backward pass of any other sum is again a sum
+        there, and each block would multiply gradients by the number of workers.
     """
     arguments.check_tree("pcast", tree)
     folded = arguments.key_of(axis_name, key, site)
@@ -178,48 +183,47 @@ class Psum(Transfer):
     """The sum of all workers' trees on all workers."""
 
     down: Policy
+    replicated: bool = False
 
     def run(self, key: Array, tree: PyTree) -> PyTree:
         n, way = self.workers, self._way(tree, self.workers)
+        first, second = way.wires
         dense, coded = way.apart(tree)
         if way.shots:
             summed = messages.sum_of_each(
-                self.wire, key, jax.tree.map(functools.partial(_rows, n), coded)
+                first, key, jax.tree.map(functools.partial(_rows, n), coded)
             )
-            everyones = messages.to_all(self._second, noise.fold(key, _DOWN), summed)
+            everyones = messages.to_all(second, noise.fold(key, _DOWN), summed)
             sums = jax.tree.map(_whole, everyones, coded)
         else:
-            sums = messages.sum_of_all(self.wire, key, coded)
+            sums = messages.sum_of_all(first, key, coded)
         dense = lax.psum(dense, self.axis_name)
         return jax.tree.map(
             lambda x, y: y if x is None else x, dense, sums, is_leaf=lambda x: x is None
         )
 
-    @property
-    def _second(self) -> Wire:
-        return Wire(self.axis_name, self.down, True)
-
     def _way(self, like: PyTree, workers: int) -> "_Way":
         leaves, treedef = jax.tree.flatten(like)
         parts = [_part(x, workers) for x in leaves]
+        # By the leaves of the caller, not by the rows into which two shots reshape them.
+        wires = self.wire.for_leaves(like), Wire(self.axis_name, self.down, True).for_leaves(like)
+        first, second = (set(wire.layout(like)[0].dense) for wire in wires)
+        sent = [number for number in range(len(leaves)) if number not in first & second]
         # A device sends n − 1 times as many elements, or twice n − 1 times those of a part.
-        shots = _elements(leaves) > 2 * _elements(parts)
+        shots = _elements([leaves[i] for i in sent]) > 2 * _elements([parts[i] for i in sent])
         messages_ = jax.tree.unflatten(treedef, parts) if shots else like
-        dense = set(self.wire.layout(messages_).dense)
-        if shots:
-            dense &= set(self._second.layout(messages_).dense)
-        return _Way(shots, messages_, frozenset(dense))
+        return _Way(shots, wires, messages_, frozenset(first & second if shots else first))
 
     def transposed(self, *, typed: bool) -> Transfer:
-        if typed:
+        if typed or (self.replicated and not mapping.is_transposing()):
             return Pvary(self.axis_name, self.back, self.codec, True)
-        return Psum(self.axis_name, self.back, self.codec, True, self.back)
+        return Psum(self.axis_name, self.back, self.codec, True, self.back, self.replicated)
 
     def link_bytes(self, like: PyTree, workers: int) -> int:
         way = self._way(like, workers)
         dense, _ = way.apart(like)
         _, coded = way.apart(way.messages)
-        wires = (self.wire, self._second) if way.shots else (self.wire,)
+        wires = way.wires if way.shots else way.wires[:1]
         sent = (workers - 1) * sum(sum(messages.bytes_of(wire, coded)) for wire in wires)
         size = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(dense))
         return sent + wire_cost.ring_bytes(size, workers)
@@ -230,11 +234,13 @@ class _Way(NamedTuple):
 
     Attributes:
         shots: whether in two shots.
+        wires: those of both shots, or of one.
         messages: the shapes of one message.
         dense: the numbers of the leaves that are sent dense.
     """
 
     shots: bool
+    wires: tuple[Wire, Wire]
     messages: PyTree
     dense: frozenset[int]
 
@@ -262,8 +268,14 @@ class Pvary(Transfer):
         return axes.vary(tree, self.axis_name)
 
     def transposed(self, *, typed: bool) -> Transfer:
-        del typed
-        return Psum(self.axis_name, self.back, self.codec, True, self.back)
+        if not typed and mapping.is_transposing():
+            raise ValueError(
+                f"`tree` must be typed where a gradient is taken outside of the mapped function, "
+                f"since JAX would add up the sum over {self.axis_name!r} of a backward pass once "
+                "more: take the gradient inside, as in jax.shard_map(jax.grad(loss), ...), or "
+                "leave check_vma=True"
+            )
+        return Psum(self.axis_name, self.back, self.codec, True, self.back, replicated=True)
 
     def link_bytes(self, like: PyTree, workers: int) -> int:
         del like, workers

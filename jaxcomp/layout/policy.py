@@ -2,8 +2,9 @@
 
 import dataclasses
 import fnmatch
+import glob
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxcomp import checks
@@ -82,7 +83,7 @@ class Policy:
         _check_codec(self.codec)
         _check_codec(self.rest)
         globs = () if self.stacked is None else self.stacked
-        if not isinstance(globs, tuple) or not all(isinstance(glob, str) for glob in globs):
+        if not isinstance(globs, tuple) or not all(isinstance(one, str) for one in globs):
             raise ValueError(
                 f"`stacked` must be a tuple of glob strings such as ('blocks/*',), got {globs!r}"
             )
@@ -115,18 +116,27 @@ class Policy:
             return None, f"below min_size={self.min_size}"
         return self.codec, "default"
 
+    def for_leaves(self, shapes: Mapping[str, tuple[int, ...]]) -> "Policy":
+        """The policy with one rule for each leaf, which holds however the leaf is reshaped.
+
+        Args:
+            shapes: the shape of each leaf, by its path.
+        """
+        rules = (Rule(glob.escape(path), self.choose(path, x)[0]) for path, x in shapes.items())
+        return Policy(None, tuple(rules))
+
     def unused(self, paths: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> tuple[str, ...]:
         """The globs of rules that match none of these leaves, and of `stacked`."""
         own = list(map(self._of_layer, paths, shapes))
         idle = [rule.path for rule in self.rules if not any(map(rule.matches, paths, own))]
-        for glob in self.stacked or ():
-            if not any(fnmatch.fnmatchcase(path, glob) for path in paths):
-                idle.append(glob)
+        for one in self.stacked or ():
+            if not any(fnmatch.fnmatchcase(path, one) for path in paths):
+                idle.append(one)
         return tuple(idle)
 
     def _of_layer(self, path: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of one layer of a stacked leaf; of any other leaf its own."""
-        layers = any(fnmatch.fnmatchcase(path, glob) for glob in self.stacked or ())
+        layers = any(fnmatch.fnmatchcase(path, one) for one in self.stacked or ())
         return shape[1:] if layers else shape
 
     @property

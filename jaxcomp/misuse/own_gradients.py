@@ -249,10 +249,10 @@ class _Pooled:
         if step.name == "div":
             by = inputs[1]
             if by.number is not None:
-                return _counts(by.number, self.size)
+                return is_multiple(by.number, self.size)
             return not by.bits & _DIFFERS and bool(by.bits & _OF_ALL)
         numbers = [fact.number for fact in inputs if fact.number is not None]
-        return step.name == "mul" and any(_counts(_inverse(x), self.size) for x in numbers)
+        return step.name == "mul" and any(is_multiple(_inverse(x), self.size) for x in numbers)
 
     def _is_same(self, *atoms: Any) -> bool:
         """Whether the types say that the values are the same on all workers."""
@@ -328,7 +328,7 @@ class _Loss:
         if not isinstance(one, float):
             return None
         by = other if step.name == "div" or not isinstance(other, float) else _inverse(other)
-        counts = isinstance(by, float) and _counts(by, self.size)
+        counts = isinstance(by, float) and is_multiple(by, self.size)
         mean = counts or (by == _SUMMED and step.name == "div")
         if mean and one != 0 and step.is_reverse():
             return _DIVIDED
@@ -340,7 +340,7 @@ def _number(value: Any) -> float | None:
     return float(number) if number.ndim == 0 and number.dtype.kind in "iuf" else None
 
 
-def _counts(number: float, size: int) -> bool:
+def is_multiple(number: float, size: int) -> bool:
     """Whether it is a multiple of the number of workers, such as the number of all examples."""
     parts = number / size
     return math.isfinite(parts) and parts > 0.5 and abs(parts - round(parts)) < 1e-4 * parts

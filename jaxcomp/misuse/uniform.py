@@ -64,6 +64,19 @@ def check_callers(axis_name: AxisName) -> None:
             )
 
 
+def differ(
+    values: Sequence[Any], known: Iterable[tuple[Any, frozenset]], axis_name: AxisName
+) -> list[bool]:
+    """Which values differ between workers.
+
+    Args:
+        values: the values.
+        known: inputs of the program, each with the axes of workers between which it differs.
+        axis_name: the axes of the workers.
+    """
+    return [bool(fact) for fact in lineage.trace(values, _Differs(axis_name), known)]
+
+
 _REMEDY = (
     "some workers would wait for the others for ever. Make the condition the same on all workers "
     "first, for instance jax.lax.pmin(jnp.isfinite(loss).astype(jnp.int32), {axis!r}) > 0. To skip "

@@ -73,9 +73,9 @@ def of(sharded: FullySharded, params: PyTree, short: Any) -> ShardedDescription:
     nothing = tuple((axis, NOTHING) for axis in links.axes)
     dense = dataclasses.replace(sharded, links=Links(nothing, nothing, links.dtype))
     lines = []
-    for home, like in zip(sharded.homes(params), jax.tree.leaves(params), strict=True):
+    for home, like in zip(sharded.parts.homes(params), jax.tree.leaves(params), strict=True):
         whole = jnp.shape(like)
-        judged = whole[1:] if sharded.in_layers(home.path) else whole
+        judged = whole[1:] if sharded.parts.in_layers(home.path) else whole
         weights, gradients = (
             tuple("dense" if codec is None else short(codec) for codec in chosen)
             for chosen in (

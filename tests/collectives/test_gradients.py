@@ -197,6 +197,68 @@ def test_a_tensor_parallel_block_is_exact_without_rounding():
     assert sum(moved.values()) == there.forward + entry.backward
 
 
+def assert_close(got, want, tolerance):
+    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert jnp.linalg.norm(one - other) < tolerance * jnp.linalg.norm(other)
+
+
+HALVES = [x / 2 for x in arrays((32, N, 4), (N, 4, 32), (32, N, 4), (N, 4, 32))]
+BLOCKS = (
+    jnp.stack(HALVES[::2]),
+    jnp.stack(HALVES[1::2]),
+    jax.random.normal(jax.random.key(3), (8, 32)),
+)
+"""The weights of two blocks, of which worker `i` has `[:, :, i]` and `[:, i]`, and their input."""
+
+SPECS = P(None, None, "data"), P(None, "data"), P()
+
+
+def perceptrons(split, into, out, x):
+    """The loss of two blocks one after another, whole or split over workers."""
+
+    def block(x, into, out):
+        return jax.nn.relu(x @ into.reshape(32, -1)) @ out.reshape(-1, 32)
+
+    one = jaxcomp.algorithms.tensor_parallel(block, "data", IDENTITY)
+    for layer in range(2):
+        own = x, into[layer], out[layer]
+        x = x + (one(*own, key=0, site=layer) if split else block(*own))
+    return jnp.mean(x**2)
+
+
+def over_devices(f, out_specs, typed):
+    mesh = jax.make_mesh((N,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    return jax.shard_map(f, mesh=mesh, in_specs=SPECS, out_specs=out_specs, check_vma=typed)
+
+
+@pytest.mark.parametrize(
+    "mode", ["typed", "untyped", "vmap", pytest.param("pmap", marks=pytest.mark.full)]
+)
+def test_blocks_one_after_another_have_the_gradients_of_the_whole_network(mode):
+    """Of inputs and weights, in the mappings that do not know what is the same on all, too."""
+    want = jax.value_and_grad(functools.partial(perceptrons, False), (0, 1, 2))(*BLOCKS)
+    f = jax.value_and_grad(functools.partial(perceptrons, True), (0, 1, 2))
+    if mode in ("vmap", "pmap"):
+        over = jax.vmap if mode == "vmap" else jax.pmap
+        each = over(f, in_axes=(2, 1, None), out_axes=(0, (2, 1, 0)), axis_name="data")
+        value, (of_into, of_out, of_x) = jax.jit(each)(*BLOCKS)
+        got = value[3], (of_into, of_out, of_x[3])
+    else:
+        got = jax.jit(over_devices(f, (P(), SPECS), mode == "typed"))(*BLOCKS)
+    assert_close(got, want, 1e-5)
+
+
+def test_gradients_from_outside_of_the_mapping_need_types():
+    loss = functools.partial(perceptrons, True)
+    typed, untyped = (
+        jax.grad(over_devices(loss, P(), checked), (0, 1, 2)) for checked in (True, False)
+    )
+    want = jax.grad(functools.partial(perceptrons, False), (0, 1, 2))(*BLOCKS)
+    assert_close(jax.jit(typed)(*BLOCKS), want, 1e-5)
+    with pytest.raises(ValueError, match="take the gradient inside, as in"):
+        jax.eval_shape(untyped, *BLOCKS)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(("codec", "down"), [(EIGHT, IDENTITY), (IDENTITY, EIGHT)])
 def test_a_sum_with_one_dense_way_is_the_same_on_all_workers(codec, down):

@@ -1,0 +1,130 @@
+"""Which part of each leaf of a sharded model a device has, and what travels together."""
+
+import dataclasses
+import fnmatch
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+
+from jaxcomp.collectives.shard import Home
+from jaxcomp.layout import trees
+from jaxcomp.mesh import specs as specs_
+from jaxcomp.types import PyTree
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Parts:
+    """The parts of a model.
+
+    Attributes:
+        mesh: the mesh.
+        names: the axes of the workers.
+        specs: the specs of the parameters, or a prefix.
+        stacked: globs of leaves whose first axis indexes layers.
+        inside: globs of the other leaves that the loss makes whole.
+    """
+
+    mesh: Mesh
+    names: tuple[str, ...]
+    specs: PyTree
+    stacked: tuple[str, ...]
+    inside: tuple[str, ...]
+
+    def __post_init__(self):
+        for name in ("stacked", "inside"):
+            globs = getattr(self, name)
+            if not isinstance(globs, tuple) or not all(isinstance(glob, str) for glob in globs):
+                raise ValueError(
+                    f"`{name}` must be a tuple of glob strings such as ('blocks/*',), got {globs!r}"
+                )
+
+    def in_layers(self, path: str) -> bool:
+        """Whether the first axis of a leaf indexes layers."""
+        return _matches(path, self.stacked)
+
+    def is_given_as_part(self, path: str) -> bool:
+        """Whether the loss makes a leaf whole."""
+        return _matches(path, self.stacked + self.inside)
+
+    def groups(self, homes: Sequence[Home]) -> list[tuple[str, list[int]]]:
+        """The numbers of the leaves that travel together: of stacked ones each layer."""
+        found: dict[Any, list[int]] = {}
+        paths = [home.path for home in homes]
+        for number, path in enumerate(paths):
+            kind = _matches(path, self.stacked), _matches(path, self.inside)
+            found.setdefault((_branch(path, paths), kind), []).append(number)
+        return [(name, numbers) for (name, _), numbers in found.items()]
+
+    def each_spec(self, params: PyTree) -> PyTree:
+        """A spec for each leaf."""
+        return specs_.spread("specs", self.specs, params)
+
+    def homes(self, params: PyTree) -> list[Home]:
+        """Where each leaf lies, in the order of the leaves."""
+        flat = jax.tree_util.tree_leaves_with_path(params)
+        paths = [trees.path_name(path) for path, _ in flat]
+        if len(set(paths)) < len(paths):
+            twice = next(path for path in paths if paths.count(path) > 1)
+            raise ValueError(f"`params` must have a path for each leaf, got {twice!r} twice")
+        for name in ("stacked", "inside"):
+            for one in getattr(self, name):
+                if not any(_matches(path, (one,)) for path in paths):
+                    raise ValueError(
+                        f"`{name}` must have globs that match leaves, got {one!r}, which matches "
+                        f"none of {', '.join(map(repr, paths[:6]))}{' …' if paths[6:] else ''}"
+                    )
+        specs = jax.tree.leaves(self.each_spec(params), is_leaf=specs_.is_partition)
+        return [
+            self._home(path, x, spec) for path, (_, x), spec in zip(paths, flat, specs, strict=True)
+        ]
+
+    def _home(self, name: str, x: Any, spec: PartitionSpec) -> Home:
+        """The home of a leaf, checked."""
+        if not jnp.issubdtype(jnp.result_type(x), jnp.floating):
+            raise ValueError(
+                f"`params` must have floating leaves, got '{name}' of {jnp.result_type(x)}: give "
+                "it to the loss by functools.partial, or in the batch"
+            )
+        if len(spec) > jnp.ndim(x):
+            raise ValueError(
+                f"`specs` must have at most one entry for each dimension, got {spec} for '{name}' "
+                f"of shape {jnp.shape(x)}"
+            )
+        every = specs_.named(spec)
+        unknown = [axis for axis in every if axis not in self.mesh.axis_names]
+        if unknown or len(set(every)) < len(every):
+            raise ValueError(
+                f"`specs` must name axes of the mesh, {self.mesh.axis_names}, each once, got "
+                f"{spec} for '{name}'"
+            )
+        home = Home.of(name, PartitionSpec(*map(specs_.names, spec)), jnp.ndim(x), self.names)
+        for size, split in zip(jnp.shape(x), home.spec, strict=True):
+            parts = math.prod(self.mesh.shape[n] for n in split)
+            if size % parts:
+                raise ValueError(
+                    f"`specs` must divide every leaf evenly, got {spec} for '{name}' of shape "
+                    f"{jnp.shape(x)}: split another dimension, or none"
+                )
+        if _matches(name, self.stacked) and (jnp.ndim(x) == 0 or home.spec[0]):
+            raise ValueError(
+                f"`specs` must not split the first axis of '{name}', which indexes layers, got "
+                f"{spec}"
+            )
+        return home
+
+
+def _branch(path: str, paths: list[str]) -> str:
+    """The part of the tree that is gathered as one message: a child of the first branching."""
+    parts = path.split("/")
+    depth = 0
+    while depth < len(parts) - 1 and len({"/".join(p.split("/")[: depth + 1]) for p in paths}) == 1:
+        depth += 1
+    return "/".join(parts[: depth + 1])
+
+
+def _matches(path: str, globs: tuple[str, ...]) -> bool:
+    return any(fnmatch.fnmatchcase(path, glob) for glob in globs)
