@@ -193,13 +193,11 @@ from jaxcomp.transforms.gossip import (
 from jaxcomp.transforms.grafting import (
     graft as graft,
 )
+from jaxcomp.transforms.leaves import dense_leaves as dense_leaves
 from jaxcomp.transforms.local_updates import (
     local_updates as local_updates,
 )
-from jaxcomp.transforms.mean import (
-    compressed_mean as compressed_mean,
-    dense_leaves as dense_leaves,
-)
+from jaxcomp.transforms.mean import compressed_mean as compressed_mean
 from jaxcomp.transforms.overlapped import (
     Overlapped as Overlapped,
 )

@@ -23,6 +23,7 @@ from jaxcomp.transforms import (
     local_steps as steps_,
     sharded,
     view as view_,
+    weights,
 )
 from jaxcomp.transforms.gossip_rounds import Models, Setup
 from jaxcomp.transforms.local_updates import nothing, transformation
@@ -30,6 +31,12 @@ from jaxcomp.transforms.wrappers import widened
 from jaxcomp.types import Array, AxisName, PyTree
 
 _LAST = 2**31 - 2
+
+_WEIGHTS = (
+    "workers mix their models by the weights of the graph; jaxcomp.local_updates, whose exchanges "
+    "take a mean, obeys it"
+)
+"""Why workers of gossip take no weight."""
 
 
 @kinds.MEANS.register
@@ -126,7 +133,8 @@ def gossip(
         ValueError: on construction, for arguments of the wrong kind or out of range, `stay`
             without a link with `Shift`, `outer` or `stay` with `tracking`, a graph that draws its
             rounds with `param_specs`, or a codec whose feedback does not suit it; on use, without
-            `params`, outside of a mapped axis, or for gradients that are already averaged.
+            `params`, outside of a mapped axis, for gradients that are already averaged, or for a
+            `weight` or `exchange`, which only means obey.
 
     Example:
         >>> import jaxcomp, optax
@@ -181,7 +189,7 @@ def gossip(
                 f"{type(state).__name__}; make the state with jaxcomp.init_state(tx, params, mesh, "
                 f"{axis_name!r})"
             )
-        updates = _own(updates, state, params, axis_name)
+        updates = _own(updates, state, params, extra, axis_name)
         if param_specs is None:
             sharded.warn_if_gathered(setup.reducer, axis_name)
         return jax.tree.map(jnp.zeros_like, params), _step(setup, updates, state, params, extra)
@@ -189,8 +197,12 @@ def gossip(
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def _own(updates: PyTree, state: GossipState, params: PyTree, axis_name: AxisName) -> PyTree:
-    """The gradients, if they are this worker's own, at its own parameters."""
+def _own(
+    updates: PyTree, state: GossipState, params: PyTree, extra: dict[str, Any], axis_name: AxisName
+) -> PyTree:
+    """The gradients, if they are this worker's own, at its own parameters, and nothing else."""
+    weights.refuse("weight", extra, _WEIGHTS)
+    weights.refuse("exchange", extra, "`every` tells in which steps workers mix their models")
     places.check_shapes(updates, params, "parameters")
     updates = own_gradients.check(updates, axis_name)
     places.check_view(updates, params, state.offset)

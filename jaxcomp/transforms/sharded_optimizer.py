@@ -79,10 +79,10 @@ def sharded_optimizer(
 
     Returns:
         An optax transformation, of which `jaxcomp.describe(tx, params, workers=n)` tells the bytes.
-        Its updates need the parameters: `tx.update(grads, state,
-        params)`. Each worker's state is marked as its own, so that `jaxcomp.init_state`, `place`,
-        `resize_workers` and checkpoints treat it as that of a mean. Masters undo any other change
-        of the parameters: after one, make a new state.
+        Its updates need the parameters: `tx.update(grads, state, params)`; a `weight` is as for
+        `compressed_mean`. Each worker's state is marked as its own, so that `jaxcomp.init_state`,
+        `place`, `resize_workers` and checkpoints treat it as that of a mean. Masters undo any other
+        change of the parameters: after one, make a new state.
 
     Raises:
         ValueError: on construction, for arguments of the wrong kind, links that do not match, or a
