@@ -232,8 +232,12 @@ def consensus(params: PyTree, state: PyTree) -> PyTree:
         >>> consensus(w, jaxcomp.init_state(tx, w, mesh, "data"))["w"].shape
         (8, 8)
     """
-    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, GossipState))
+    nodes = jax.tree.leaves(
+        state, is_leaf=lambda node: isinstance(node, GossipState) or view_.is_split(node)
+    )
     for node in nodes:
+        if view_.is_split(node):
+            params = view_.in_parts(consensus, params, node)
         if not isinstance(node, GossipState):
             continue
         if axes.varying(node.skipped.tree):

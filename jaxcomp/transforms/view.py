@@ -5,6 +5,7 @@ take gradients elsewhere stores the difference in a field `offset` of its state,
 taken at `view(params, state)`.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -51,8 +52,12 @@ def view(params: PyTree, state: PyTree) -> PyTree:
         >>> view(params, tx.init(params))["x"].shape  # Nothing has been sent down yet.
         (64, 64)
     """
-    nodes = jax.tree.leaves(state, is_leaf=kinds.DISPLACED.has)
-    for node in filter(kinds.DISPLACED.has, nodes):
+    nodes = jax.tree.leaves(state, is_leaf=lambda n: kinds.DISPLACED.has(n) or is_split(n))
+    for node in nodes:
+        if is_split(node):
+            params = in_parts(view, params, node)
+        if not kinds.DISPLACED.has(node):
+            continue
         offset = node.offset.own() if per_worker.is_per_worker(node.offset) else node.offset
         part = seen_by(offset, params)
         if hasattr(node, "here"):
@@ -65,6 +70,22 @@ def view(params: PyTree, state: PyTree) -> PyTree:
             )
         params = completed(own, params)
     return params
+
+
+def is_split(node: Any) -> bool:
+    """Whether a node is the state of a chain that sees complex leaves as pairs of real ones."""
+    return isinstance(node, optax.contrib.SplitRealAndImaginaryState)
+
+
+def in_parts(function: Callable[[PyTree, PyTree], PyTree], params: PyTree, state: Any) -> PyTree:
+    """`function` of complex parameters whose parts are leaves in `split_real_and_imaginary`."""
+
+    def update(updates: PyTree, state: Any, params: PyTree | None = None) -> tuple[PyTree, Any]:
+        del params
+        return function(updates, state), state
+
+    inner = optax.GradientTransformation(lambda params: params, update)
+    return optax.contrib.split_real_and_imaginary(inner).update(params, state, params)[0]
 
 
 def seen_by(offset: PyTree, params: PyTree) -> PyTree:
