@@ -12,6 +12,7 @@ from jaxcomp.backend import axes, conditional
 from jaxcomp.base import Codec, Reducer
 from jaxcomp.exchange import guarding
 from jaxcomp.feedback import Link
+from jaxcomp.layout import masked
 from jaxcomp.layout.policy import Policy
 from jaxcomp.mesh import kinds, per_worker
 from jaxcomp.mesh.per_worker import PerWorker
@@ -246,7 +247,7 @@ def consensus(params: PyTree, state: PyTree) -> PyTree:
                 "worker's; inside of it, jaxcomp.view(params, state) is this worker's model"
             )
         means = jax.tree.map(lambda by: jnp.mean(by, axis=0), node.offset.tree)
-        own = rounds_.displaced(view_.seen_by(means, params), means)
+        own = rounds_.displaced(masked.seen(params, means), means)
         params = view_.completed(own, params)
     return params
 

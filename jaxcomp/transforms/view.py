@@ -17,7 +17,7 @@ from jaxcomp.backend import axes, xla
 from jaxcomp.base import Codec, Reducer
 from jaxcomp.exchange import guarding
 from jaxcomp.feedback import Link, Residual, Shift
-from jaxcomp.layout import policy as policy_, trees
+from jaxcomp.layout import masked, policy as policy_, trees
 from jaxcomp.layout.policy import Policy
 from jaxcomp.mesh import kinds, per_worker
 from jaxcomp.misuse import places
@@ -59,7 +59,7 @@ def view(params: PyTree, state: PyTree) -> PyTree:
         if not kinds.DISPLACED.has(node):
             continue
         offset = node.offset.own() if per_worker.is_per_worker(node.offset) else node.offset
-        part = seen_by(offset, params)
+        part = masked.seen(params, offset)
         if hasattr(node, "here"):
             own = node.here(part)
         else:
@@ -88,19 +88,11 @@ def in_parts(function: Callable[[PyTree, PyTree], PyTree], params: PyTree, state
     return optax.contrib.split_real_and_imaginary(inner).update(params, state, params)[0]
 
 
-def seen_by(offset: PyTree, params: PyTree) -> PyTree:
-    """The parameters that a method with this offset sees, within `freeze` or `optax.partition`."""
-    return jax.tree.map(lambda by, p: by if _absent(by) else p, offset, params, is_leaf=_absent)
-
-
 def completed(part: PyTree, params: PyTree) -> PyTree:
     """A tree of some leaves, with the others from `params`."""
-    return jax.tree.map(lambda x, p: p if _absent(x) else x, part, params, is_leaf=_absent)
-
-
-def _absent(node: Any) -> bool:
-    """Whether a node stands for leaves that a method does not see."""
-    return node is None or isinstance(node, optax.MaskedNode)
+    return jax.tree.map(
+        lambda x, p: p if masked.absent(x) else x, part, params, is_leaf=masked.absent
+    )
 
 
 @kinds.DISPLACED.register
