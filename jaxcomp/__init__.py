@@ -70,6 +70,9 @@ from jaxcomp.mesh.place import (
 from jaxcomp.mesh.resizing import (
     resize_workers as resize_workers,
 )
+from jaxcomp.mesh.targets import (
+    restore_target as restore_target,
+)
 from jaxcomp.messages import (
     MessageError as MessageError,
     from_bytes as from_bytes,

@@ -357,8 +357,7 @@ def _check_state(state: Any) -> None:
             "jaxcomp.init_state(tx, params, mesh, axis_name). From the state of an optimizer that "
             "was trained without compression, or a checkpoint that was restored without a target, "
             "make it with jaxcomp.graft(tx, state, params, mesh, axis_name). A target for a "
-            "restore is jaxcomp.place(jax.eval_shape(lambda p: jaxcomp.init_state(tx, p, mesh, "
-            "axis_name), params), mesh, axis_name, params=params)."
+            "restore is jaxcomp.restore_target(tx, params, mesh, axis_name)."
         )
     if jnp.ndim(state.step):
         raise ValueError(
