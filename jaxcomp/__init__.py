@@ -70,6 +70,9 @@ from jaxcomp.mesh.place import (
 from jaxcomp.mesh.resizing import (
     resize_workers as resize_workers,
 )
+from jaxcomp.mesh.targets import (
+    restore_target as restore_target,
+)
 from jaxcomp.messages import (
     MessageError as MessageError,
     from_bytes as from_bytes,
@@ -193,13 +196,11 @@ from jaxcomp.transforms.gossip import (
 from jaxcomp.transforms.grafting import (
     graft as graft,
 )
+from jaxcomp.transforms.leaves import dense_leaves as dense_leaves
 from jaxcomp.transforms.local_updates import (
     local_updates as local_updates,
 )
-from jaxcomp.transforms.mean import (
-    compressed_mean as compressed_mean,
-    dense_leaves as dense_leaves,
-)
+from jaxcomp.transforms.mean import compressed_mean as compressed_mean
 from jaxcomp.transforms.overlapped import (
     Overlapped as Overlapped,
 )

@@ -14,6 +14,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend import core as jex_core
+from jax.interpreters import batching, mlir
 
 from jaxcomp.types import Array, AxisName, PyTree
 
@@ -133,6 +135,26 @@ def vary(tree: PyTree, axis_name: AxisName) -> PyTree:
         return lax.pcast(x, missing, to="varying") if missing else x
 
     return jax.tree.map(cast, tree)
+
+
+_replicated = jex_core.Primitive("jaxcomp_replicated")
+
+
+def replicated(x: Array, axis_name: AxisName) -> Array:
+    """Types an array as replicated, and sends nothing; its values are the same on all workers."""
+    over = tuple(name for name in names(axis_name) if name in varying(x))
+    return _replicated.bind(x, over=over) if over else x
+
+
+def _retyped(x: Any, *, over: tuple) -> Any:
+    kind = x.manual_axis_type
+    return x.update(manual_axis_type=kind.update(varying=kind.varying - set(over)))
+
+
+_replicated.def_impl(lambda x, **_: x)
+_replicated.def_abstract_eval(_retyped)
+batching.defvectorized(_replicated)
+mlir.register_lowering(_replicated, lambda _, x, **__: [x])
 
 
 def match_vma(*arrays: Array) -> tuple[Array, ...]:

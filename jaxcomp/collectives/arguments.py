@@ -145,10 +145,13 @@ def _number(value: Any) -> Array:
 def check_tree(name: str, tree: PyTree) -> None:
     """Raises a `ValueError` unless every leaf is an array of floats."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+        dtype = jnp.result_type(leaf)
+        if not jnp.issubdtype(dtype, jnp.floating):
+            is_complex = jnp.issubdtype(dtype, jnp.complexfloating)
             raise ValueError(
                 f"every leaf of `tree` must have a floating dtype, got "
-                f"'{trees.path_name(path)}' of {jnp.result_type(leaf)}: send it by jax.lax.{name}"
+                f"'{trees.path_name(path)}' of {dtype}: send "
+                + ("(x.real, x.imag) in place of x" if is_complex else f"it by jax.lax.{name}")
             )
 
 

@@ -127,10 +127,11 @@ def _like(path: str, leaf: Any) -> jax.ShapeDtypeStruct:
         leaf = np.asarray(leaf)
     if not jnp.issubdtype(leaf.dtype, jnp.floating) or jnp.dtype(leaf.dtype).itemsize < 2:
         model = "".join(f" {one.of_leaves}" for one in adapter.present() if one.of_leaves)
+        frozen = f"Leave it out with `jaxcomp.freeze(tx, frozen)`, or cast it.{model}"
+        is_complex = jnp.issubdtype(leaf.dtype, jnp.complexfloating)
         raise ValueError(
             f"every leaf must have a floating dtype of at least 16 bits, got '{path}' of "
-            f"{leaf.dtype}{list(leaf.shape)}. Keep it out of the "
-            f"gradient with `optax.masked`, or cast it.{model}"
+            f"{leaf.dtype}{list(leaf.shape)}. {summing.SPLIT if is_complex else frozen}"
         )
     return jax.ShapeDtypeStruct(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype))
 

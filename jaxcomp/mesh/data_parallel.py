@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxcomp import checks
 from jaxcomp.mesh import (
@@ -238,9 +238,15 @@ def init_state(tx: Any, params: PyTree, mesh: Mesh, axis_name: AxisName) -> PyTr
 
     Raises:
         ValueError: if parameters are split over the workers, or if optax keeps arrays of gradients
-            before the mean (wrap that transformation with `jaxcomp.per_worker`).
+            before the mean (wrap that transformation with `jaxcomp.per_worker`); for a mesh without
+            devices.
     """
     checks.transformation("tx", tx)
+    if isinstance(mesh, AbstractMesh):
+        raise ValueError(
+            f"`mesh` must have devices, got {mesh!r}; jaxcomp.restore_target(tx, params, mesh, "
+            f"{axis_name!r}) gives the shapes of a state without any"
+        )
     params = place.place(params, mesh, axis_name)
     init = data_parallel(lambda p, _: tx.init(p), mesh, axis_name)
     homes = placement.homes(params, mesh)

@@ -21,7 +21,7 @@ from jaxcomp.mesh import (
     pmapped,
     replicas,
 )
-from jaxcomp.misuse import program
+from jaxcomp.misuse import program, uniform
 from jaxcomp.types import AxisName, PyTree
 
 
@@ -144,13 +144,7 @@ class MappedStep:
 
         doubts = self.given.doubts(args, keywords)
         results = arguments.run(whole, args, doubts, self._pieces)
-        self._check_program(own, self.given.which(len(args), keywords), results)
-        if self.check_vma:
-            _check_replicated(results, rest.kind, self.axis_name)
-        return results
-
-    def _check_program(self, own: list, batches: set[int], results: Any) -> None:
-        """Reads the traced step: conditions of collectives, and gradients summed twice."""
+        batches = self.given.which(len(args), keywords)
         known = [
             (leaf, differs)
             for number, arg in enumerate(own)
@@ -158,7 +152,12 @@ class MappedStep:
                 jax.tree.leaves(arg), _marks(arg, everything=number in batches), strict=True
             )
         ]
+        # Reads the traced step: conditions of collectives, and gradients summed twice.
         program.check(results, known, self.axis_name)
+        if self.check_vma:
+            results = _retyped(results, known, self.axis_name)
+            _check_replicated(results, rest.kind, self.axis_name)
+        return results
 
     def _mapped(self, body: Callable[..., Any], parts: tuple[list, list]) -> tuple[list, list]:
         split = PartitionSpec(self.axis_name)
@@ -205,12 +204,17 @@ def _merge(marks: list[bool], replicated: list, per_worker: list) -> list:
     return [next(sources[split]) for split in marks]
 
 
-_EQUAL = (
-    "If its values are equal, only its type differs: put jaxcomp.freeze(tx, frozen) around the "
-    "whole chain in place of optax.set_to_zero(), and add updates to params, not to "
-    "jaxcomp.local(params)."
-)
-"""JAX types what is computed from local values as different, such as zeros like a gradient."""
+def _retyped(results: PyTree, known: list[tuple[Any, bool]], axis_name: AxisName) -> PyTree:
+    """Types results that are the same on all workers as replicated, such as `p + zeros_like(g)`."""
+    leaves, treedef = jax.tree.flatten(results)
+    over = set(axes.names(axis_name))
+    marks = _marks(results)
+    typed = [n for n, x in enumerate(leaves) if not marks[n] and over & axes.varying(x)]
+    same = uniform.are_same([leaves[n] for n in typed], known, axis_name) if typed else []
+    for n, alike in zip(typed, same, strict=True):
+        if alike:
+            leaves[n] = axes.replicated(leaves[n], axis_name)
+    return jax.tree.unflatten(treedef, leaves)
 
 
 def _check_replicated(results: PyTree, kind: Objects | None, axis_name: AxisName) -> None:
@@ -219,12 +223,11 @@ def _check_replicated(results: PyTree, kind: Objects | None, axis_name: AxisName
         raise ValueError(
             f"the variable at {paths[0]} differs between the workers of {axis_name!r} after the "
             f"call. {kind.averages} are averaged; average anything else with jax.lax.pmean where "
-            f"it is written. {_EQUAL}"
+            "it is written."
         )
     if paths := _different(results, axis_name):
         raise ValueError(
-            f"result{paths[0]} differs between the workers of {axis_name!r}. {replicas.REMEDIES} "
-            f"{_EQUAL}"
+            f"result{paths[0]} differs between the workers of {axis_name!r}. {replicas.REMEDIES}"
         )
 
 

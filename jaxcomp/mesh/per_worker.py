@@ -168,7 +168,12 @@ def shard_axes(path: tuple) -> tuple[str, ...] | None:
 
 def stored_as_memory(name: str) -> bool:
     """Whether memory has this name in a checkpoint that was restored without types."""
-    return name in (_MARK, _SLICE) or name.startswith(_SHARD)
+    return stored_as_workers(name) or name.startswith(_SHARD)
+
+
+def stored_as_workers(name: str) -> bool:
+    """Whether arrays of this name in such a checkpoint begin with an axis of workers."""
+    return name in (_MARK, _SLICE)
 
 
 def plain_name(name: str) -> str:

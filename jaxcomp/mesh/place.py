@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import core
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxcomp.backend import axes
 from jaxcomp.mesh import arguments, objects, per_worker, placement, pmapped, processes
@@ -70,7 +70,7 @@ def place(tree: PyTree, mesh: Mesh, axis_name: AxisName, *, params: PyTree | Non
     return objects.combine(jax.tree_util.tree_map_with_path(put, kept), rest)
 
 
-def workers_of(mesh: Mesh, axis_name: AxisName) -> int:
+def workers_of(mesh: Mesh | AbstractMesh, axis_name: AxisName) -> int:
     """The number of workers on the axis."""
     return math.prod(mesh.shape[name] for name in axes.names(axis_name))
 

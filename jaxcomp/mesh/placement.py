@@ -74,7 +74,7 @@ def put(leaf: Any, mesh: Mesh, spec: PartitionSpec) -> jax.Array:
     return processes.put(leaf, NamedSharding(mesh, spec))
 
 
-def placed(leaf: Any, mesh: Mesh) -> bool:
+def placed(leaf: Any, mesh: Mesh | AbstractMesh) -> bool:
     """Whether an argument is already on the mesh; its placement there is not changed."""
     if isinstance(leaf, core.Tracer):
         return True
@@ -84,10 +84,12 @@ def placed(leaf: Any, mesh: Mesh) -> bool:
         return here is not None
     if explicit(mesh) or (found is not None and explicit(found)):
         return False
-    return not isinstance(found, AbstractMesh) and here.device_set == set(mesh.devices.flat)
+    if isinstance(mesh, AbstractMesh) or isinstance(found, AbstractMesh):
+        return False
+    return here.device_set == set(mesh.devices.flat)
 
 
-def named(leaf: Any, mesh: Mesh) -> bool:
+def named(leaf: Any, mesh: Mesh | AbstractMesh) -> bool:
     """Whether an array has a sharding by names of this mesh's axes, or of an equal mesh's."""
     here = getattr(leaf, "sharding", None)
     return (
@@ -123,7 +125,7 @@ def shared(leaf: Any, mesh: Mesh, workers: int, spec: PartitionSpec) -> Any:
     return jax.make_array_from_single_device_arrays(shape, NamedSharding(mesh, spec), parts)
 
 
-def homes(params: PyTree, mesh: Mesh) -> Homes:
+def homes(params: PyTree, mesh: Mesh | AbstractMesh) -> Homes:
     """The shardings of the arrays of a tree on the mesh, by path."""
     found, memory = {}, defaultdict(set)
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
@@ -135,7 +137,7 @@ def homes(params: PyTree, mesh: Mesh) -> Homes:
     return found | {at: homes.pop() for at, homes in memory.items() if len(homes) == 1}
 
 
-def _home_of(leaf: Any, mesh: Mesh) -> PartitionSpec | None:
+def _home_of(leaf: Any, mesh: Mesh | AbstractMesh) -> PartitionSpec | None:
     if named(leaf, mesh):
         return _short(leaf.sharding.spec) if leaf.sharding.mesh.shape == mesh.shape else None
     names = explicit(mesh)
@@ -155,7 +157,9 @@ def _short(spec: PartitionSpec) -> PartitionSpec:
     return PartitionSpec(*entries)
 
 
-def spec(path: tuple, leaf: Any, homes: Homes, axis_name: AxisName, mesh: Mesh) -> PartitionSpec:
+def spec(
+    path: tuple, leaf: Any, homes: Homes, axis_name: AxisName, mesh: Mesh | AbstractMesh
+) -> PartitionSpec:
     """The spec of an array of a state: that of memory, or that of its parameter.
 
     Memory of a parameter's shape is split like the parameter. Where a tree holds them under

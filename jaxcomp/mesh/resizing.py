@@ -69,7 +69,7 @@ def resize_workers(tx: Any, state: PyTree, params: PyTree, workers: int) -> PyTr
         raise ValueError(f"`workers` must be a positive integer, got {workers!r}")
     counts = _counts(state)
     if held := on_graph.nodes(state):
-        one = _like(tx, params, workers)
+        one = like(tx, params, workers)
         if len(held) == len(on_graph.nodes(one)):  # Otherwise it is no state of `tx`.
             state = on_graph.moved(state, one, counts, workers)
         if counts == {(workers,)}:
@@ -90,8 +90,8 @@ def _resized(tx: Any, state: PyTree, params: PyTree, workers: int, before: int =
     over = jax.tree_util.tree_map_with_path
     for node in filter(kinds.REDUCTIONS.has, jax.tree.leaves(state, is_leaf=kinds.REDUCTIONS.has)):
         node.check_resizable(workers)
-    _check(state, _like(tx, params, before), before)
-    wanted = _like(tx, params, workers)
+    _check(state, like(tx, params, before), before)
+    wanted = like(tx, params, workers)
     if jax.tree.structure(wanted) != jax.tree.structure(state):
         begun = _begun(tx, params, workers)
 
@@ -105,7 +105,7 @@ def _resized(tx: Any, state: PyTree, params: PyTree, workers: int, before: int =
     return over(move, state, wanted, _roles(state), is_leaf=per_worker.is_per_worker)
 
 
-def _like(tx: Any, params: PyTree, workers: int) -> PyTree:
+def like(tx: Any, params: PyTree, workers: int) -> PyTree:
     """Shapes and dtypes of one worker's state among so many workers."""
     with axes.planned(workers), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # The first call has warned already.

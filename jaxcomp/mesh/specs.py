@@ -5,6 +5,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
+from jaxcomp.layout import masked
 from jaxcomp.types import PyTree
 
 
@@ -51,7 +52,7 @@ def spread(argument: str, specs: PyTree, tree: PyTree) -> PyTree:
     Raises:
         ValueError: if the specs are no prefix.
     """
-    given = jax.tree.map(spec, specs, is_leaf=is_spec)
+    given = jax.tree.map(spec, masked.seen(specs, tree, is_spec), is_leaf=is_spec)
     try:  # Where the tree has no leaf, as in a filtered module, it gets no spec.
         return jax.tree.broadcast(given, tree, is_leaf=is_spec)
     except ValueError as error:

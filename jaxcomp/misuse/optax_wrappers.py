@@ -9,7 +9,11 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from jaxcomp.misuse import lines
+from jaxcomp.numerics import summing
 
 _GATES = (
     "each worker would decide by its own gradients, and where some take the step and others do "
@@ -38,8 +42,10 @@ def check_wrappers() -> None:
     """Refuses a call from optax that a mean over workers, and its memory, cannot follow.
 
     Raises:
-        ValueError: if a wrapper that runs a mean in some steps only, or `tree_map_params`, calls.
+        ValueError: if a wrapper that runs a mean in some steps only, or `tree_map_params`, calls,
+            or `optax.masked` leaves out complex gradients.
     """
+    apart: list[Any] = []
     for frame in frames():
         name = frame.f_code.co_qualname.split(".", 1)[0]
         if not is_optax(frame.f_globals.get("__name__")):
@@ -55,6 +61,23 @@ def check_wrappers() -> None:
             )
         if name in _WRAPPERS:
             raise ValueError(f"optax.{name} must not wrap compressed_mean: {_WRAPPERS[name]}")
+        if name == "partition":  # It names another transformation for each leaf.
+            apart = []
+        if name == "masked" and "masked_updates" in frame.f_locals:
+            apart += _left_out(frame.f_locals["updates"], frame.f_locals["masked_updates"])
+    if apart:
+        raise ValueError(
+            f"`mask` of optax.masked must not leave out complex leaves, got {apart[0]} without a "
+            f"mean: each worker would take a step of its own. {summing.SPLIT} Leave frozen ones "
+            "out with jaxcomp.freeze(tx, frozen)."
+        )
+
+
+def _left_out(updates: Any, masked: Any) -> list[Any]:
+    """The complex dtypes of the leaves that are in the first tree alone."""
+    kept = set(map(id, jax.tree.leaves(masked)))
+    left = [jnp.result_type(x) for x in jax.tree.leaves(updates) if id(x) not in kept]
+    return [dtype for dtype in left if jnp.issubdtype(dtype, jnp.complexfloating)]
 
 
 def conditions() -> list[tuple[Any, str]]:

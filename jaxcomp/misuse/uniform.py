@@ -42,6 +42,23 @@ def check_program(
         raise ValueError(_message(*rule.found, axis_name))
 
 
+def are_same(
+    leaves: Sequence[Any], known: Iterable[tuple[Any, bool]], axis_name: AxisName
+) -> list[bool]:
+    """Whether each value is known to be the same on all workers, whatever its type says.
+
+    JAX types zeros like a gradient, and `jaxcomp.local` parameters, as different.
+
+    Args:
+        leaves: the traced values.
+        known: the arguments of the mapped function, each with whether it differs between workers.
+        axis_name: the axes of the workers.
+    """
+    rule, every = _Doubtful(axis_name), frozenset(axes.names(axis_name))
+    facts = [(leaf, every if own else frozenset()) for leaf, own in known]
+    return [not fact for fact in lineage.trace(leaves, rule, facts)]
+
+
 def check_callers(axis_name: AxisName) -> None:
     """Refuses a call from a branch whose condition is known to differ between workers.
 
@@ -149,3 +166,13 @@ class _Differs:
 
     def _communicates(self, step: lineage.Step) -> bool:
         return step.name in _SAME | _OTHERS and bool(self.names & set(lineage.axes_of(step)))
+
+
+class _Doubtful(_Differs):
+    """The same, where whatever is not understood counts as different."""
+
+    def unknown(self, atom: Any) -> frozenset:
+        return super().unknown(atom) if atom else self.names
+
+    def through(self, step: lineage.Step, inputs: list[frozenset]) -> frozenset:
+        return self.names if any(step.inside()) else super().through(step, inputs)

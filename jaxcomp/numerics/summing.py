@@ -16,9 +16,21 @@ UNROLLED = 16
 _TOGETHER = 8
 """Workers of each pass of a loop over more workers, whose program has one length for any number."""
 
+SPLIT = (
+    "Wrap the whole chain, `optax.contrib.split_real_and_imaginary(optax.chain(...))`, which makes "
+    "two real leaves of a complex one, and give it the conjugate of what jax.grad returns."
+)
+"""Advice on complex leaves."""
+
 
 def wide(dtype: Any) -> Any:
-    """The dtype of arithmetic on this dtype: float64 for float64, else float32."""
+    """The dtype of arithmetic on this dtype: float64 for float64, else float32.
+
+    Raises:
+        ValueError: for a complex dtype, whose imaginary part would be lost.
+    """
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        raise ValueError(f"every leaf must have a real dtype, got {jnp.dtype(dtype)}. {SPLIT}")
     return jnp.dtype(jnp.float64 if jnp.dtype(dtype) == jnp.float64 else jnp.float32)
 
 

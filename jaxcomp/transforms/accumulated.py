@@ -12,6 +12,7 @@ from jaxcomp.exchange import guarding
 from jaxcomp.mesh.per_worker import PerWorker
 from jaxcomp.misuse import own_gradients, places
 from jaxcomp.numerics import summing
+from jaxcomp.transforms import weights
 from jaxcomp.types import Array, AxisName, PyTree
 
 
@@ -23,12 +24,14 @@ class AccumulatedState(NamedTuple):
         total: each worker's sum of its finite gradients since then, at least in float32.
         spoilt: each worker's flag, above zero if one of those gradients was not finite.
         inner: the state of the wrapped transformation.
+        excess: each worker's sum of the weights of those gradients, less one for each.
     """
 
     waited: Array
     total: PerWorker
     spoilt: PerWorker
     inner: Any
+    excess: PerWorker
 
 
 def accumulate(
@@ -44,6 +47,11 @@ def accumulate(
     A non-finite gradient spoils its round: the wrapped transformation gets NaN at the end of the
     round, which all workers see, and the next round starts with empty sums. Inside or around
     `skip_nonfinite`, such a round is skipped and training continues.
+
+    `tx.update(..., weight=w)` gives a gradient a weight, such as its number of tokens: the mean is
+    `Σ w·g / Σ w` over all gradients of all workers in the round. Give one in each step of a round,
+    or in none; a round that ends without one is spoilt if its other weights do not add up to
+    `every`.
 
     Args:
         tx: for instance `optax.chain(jaxcomp.compressed_mean(...), optax.adamw(3e-4))`.
@@ -67,32 +75,32 @@ def accumulate(
     checks.transformation("tx", tx)
     inner = optax.with_extra_args_support(tx)
 
-    def wrapped(tree: PyTree) -> PerWorker:
-        return PerWorker.wrap(tree, "accumulator", axis_name)
-
     def init_fn(params: PyTree) -> Any:
-        zeros = jax.tree.map(summing.zeros, params)
-        return AccumulatedState(
-            jnp.zeros((), jnp.int32), wrapped(zeros), wrapped(jnp.zeros(())), inner.init(params)
-        )
+        sums = (jax.tree.map(summing.zeros, params), jnp.zeros(()), jnp.zeros(()))
+        return _state(axis_name, jnp.zeros((), jnp.int32), *sums, inner.init(params))
 
     def update_fn(
-        updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any
+        updates: PyTree,
+        state: Any,
+        params: PyTree | None = None,
+        *,
+        weight: Array | float | None = None,
+        **extra: Any,
     ) -> tuple[PyTree, Any]:
-        before = state.total.own()
-        places.check_shapes(updates, before, "parameters")
+        before = (state.total.own(), state.excess.own())
+        places.check_shapes(updates, before[0], "parameters")
         updates = own_gradients.check(updates, axis_name)
-        total = jax.tree.map(lambda t, g: t + g.astype(t.dtype), before, updates)
+        times = None if weight is None else weights.number(weight)
+        total, excess = _added(*before, updates, times)
         # Workers communicate only at the end of the round; the sum must stay finite until then.
-        sound = guarding.all_finite(total)
-        total = guarding.where_finite(sound, total, before)
+        sound = guarding.all_finite((total, excess))
+        total, excess = guarding.where_finite(sound, (total, excess), before)
         spoilt = jnp.where(sound, state.spoilt.own(), 1)
 
         def talk(total: PyTree, state: Any, params: PyTree | None) -> tuple[PyTree, Any, PyTree]:
-            mean = jax.tree.map(lambda t: xla.block_fma(t * jnp.asarray(1 / every, t.dtype)), total)
-            mean = jax.tree.map(lambda m: jnp.where(spoilt > 0, jnp.nan, m), mean)
+            mean, given = _mean(every, total, excess, spoilt, weighs=times is not None)
             mean = jax.tree.map(lambda m, g: summing.saturated(m, g.dtype), mean, updates)
-            made, after = inner.update(mean, state, params, **extra)
+            made, after = inner.update(mean, state, params, **extra, **given)
             after = guarding.retyped(after, state)
             return made, after, jax.tree.map(jnp.zeros_like, total)
 
@@ -104,7 +112,46 @@ def accumulate(
         go = conditional.uniform(state.waited == every - 1, axis_name)
         made, after, kept = conditional.either(go, talk, silent, total, state.inner, params)
         waited = jnp.where(go, 0, state.waited + 1)
+        excess = jnp.where(go, 0, excess)
         spoilt = jnp.where(go, 0, spoilt)
-        return made, AccumulatedState(waited, wrapped(kept), wrapped(spoilt), after)
+        return made, _state(axis_name, waited, kept, spoilt, excess, after)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _state(
+    axis_name: AxisName, waited: Array, total: PyTree, spoilt: Array, excess: Array, inner: Any
+) -> AccumulatedState:
+    def held(tree: PyTree) -> PerWorker:
+        return PerWorker.wrap(tree, "accumulator", axis_name)
+
+    return AccumulatedState(waited, held(total), held(spoilt), inner, held(excess))
+
+
+def _added(
+    total: PyTree, excess: Array, updates: PyTree, times: Array | None
+) -> tuple[PyTree, Array]:
+    """The sums with another gradient, of this weight."""
+
+    def one(t: Array, g: Array) -> Array:
+        g = summing.weighted(g.astype(t.dtype), times)
+        return t + (g if times is None else xla.block_fma(g))
+
+    return jax.tree.map(one, total, updates), excess if times is None else excess + (times - 1)
+
+
+def _mean(
+    every: int, total: PyTree, excess: Array, spoilt: Array, *, weighs: bool
+) -> tuple[PyTree, dict[str, Array]]:
+    """The mean of this worker's gradients, and its weight; NaN for a spoilt round."""
+    weight = every + excess
+    factor: Any = jnp.where(weight > 0, 1 / jnp.where(weight > 0, weight, 1), 0)
+    lost = spoilt > 0
+    if not weighs:
+        factor, lost = 1 / every, lost | (excess != 0)
+
+    def scaled(t: Array) -> Array:
+        mean = xla.block_fma(t * jnp.asarray(factor, t.dtype))
+        return jnp.where(lost, jnp.nan, mean)
+
+    return jax.tree.map(scaled, total), {"weight": weight} if weighs else {}

@@ -61,7 +61,7 @@ def compressed_differences(
 
     The update takes `grad_fn`, a function from parameters to this worker's gradient on the
     minibatch of this step, as optax's line searches take `value_fn`:
-    `tx.update(grads, state, params, grad_fn=grad_fn)`.
+    `tx.update(grads, state, params, grad_fn=grad_fn)`. A `weight` counts in both means.
 
     Args:
         codec: the codec of the differences.
@@ -103,15 +103,14 @@ def compressed_differences(
         grad_fn: Callable[[PyTree], PyTree] | None = None,
         **extra: Any,
     ) -> tuple[PyTree, Any]:
-        del extra
         check_two_points(params, grad_fn)
         updates = own_gradients.check(updates, axis_name)
         assert grad_fn is not None
         turn = noise.fold(state.gate_key, state.step)
         opened = restart.open(turn, updates, state.gate, axis_name, params)
         go = conditional.uniform(opened.go | (state.step == 0), axis_name)
-        restarted = functools.partial(_restarted, whole)
-        continued = functools.partial(_continued, change, grad_fn, axis_name)
+        restarted = functools.partial(_restarted, whole, extra)
+        continued = functools.partial(_continued, change, extra, grad_fn, axis_name)
         estimate, first, second = conditional.either(go, restarted, continued, updates, state)
         new = DifferencesState(
             state.gate_key, state.step + 1, opened.state, params, estimate, first, second
@@ -141,14 +140,17 @@ def _check_restart(restart: Gate) -> None:
         )
 
 
-def _restarted(whole: _Mean, grads: PyTree, state: DifferencesState) -> tuple[PyTree, Any, Any]:
+def _restarted(
+    whole: _Mean, extra: dict[str, Any], grads: PyTree, state: DifferencesState
+) -> tuple[PyTree, Any, Any]:
     """The mean of full gradients, and the states of both means after it."""
-    estimate, after = whole.update(grads, state.full)
+    estimate, after = whole.update(grads, state.full, **extra)
     return guarding.retyped(estimate, state.estimate), after, state.change
 
 
 def _continued(
     change: _Mean,
+    extra: dict[str, Any],
     grad_fn: Callable[[PyTree], PyTree],
     axis_name: AxisName,
     grads: PyTree,
@@ -157,6 +159,6 @@ def _continued(
     """The last estimate plus the mean of the differences, and the states of both means."""
     before = grad_fn(axes.vary(state.point, axis_name))
     moved = jax.tree.map(jnp.subtract, grads, before)
-    mean, after = change.update(moved, state.change)
+    mean, after = change.update(moved, state.change, **extra)
     estimate = jax.tree.map(jnp.add, state.estimate, mean)
     return guarding.retyped(estimate, state.estimate), state.full, after

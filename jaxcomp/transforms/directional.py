@@ -13,6 +13,7 @@ from jaxcomp.feedback import Link
 from jaxcomp.layout import trees
 from jaxcomp.layout.policy import Policy
 from jaxcomp.reducers.dense import Dense
+from jaxcomp.transforms import weights
 from jaxcomp.transforms.mean import compressed_mean
 from jaxcomp.types import Array, AxisName, PyTree
 
@@ -71,7 +72,7 @@ def directional_mean(
         **extra: Any,
     ) -> tuple[PyTree, Any]:
         axes.require(axis_name)
-        own = jnp.ones((), jnp.float32) if weight is None else share(weight, axis_name)
+        own = jnp.ones((), jnp.float32) if weight is None else weights.share(weight, axis_name)
         flat, treedef = jax.tree_util.tree_flatten_with_path(updates)
         lengths = [_length(leaf) for _, leaf in flat]
         sent = [
@@ -88,13 +89,6 @@ def directional_mean(
         return jax.tree.unflatten(treedef, found), state
 
     return optax.GradientTransformationExtraArgs(inner.init, update_fn)
-
-
-def share(weight: Array | float, axis_name: AxisName) -> Array:
-    """This worker's weight over the mean weight; zero if no worker has any."""
-    own = axes.vary((jnp.asarray(weight, jnp.float32),), axis_name)
-    (mean,) = Dense().dense(own, axis_name, None)
-    return jnp.where(mean == 0, 0, own[0] / jnp.where(mean == 0, 1, mean))
 
 
 def _length(leaf: Array) -> Array:

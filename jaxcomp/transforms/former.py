@@ -12,6 +12,9 @@ from jaxcomp.types import PyTree
 
 _Name = tuple[str, ...]
 
+_NEW = "excess"
+"""The field of `AccumulatedState` that states of version 0.2 lack: it begins with zeros."""
+
 
 def restore_former(found: PyTree, target: PyTree) -> PyTree:
     """The arrays of a checkpoint of version 0.2, in the tree of this version.
@@ -48,7 +51,7 @@ def restore_former(found: PyTree, target: PyTree) -> PyTree:
     def taken(path: tuple, like: Any) -> Any:
         name = _name(path)
         name = name if name in given else _former(name)
-        x = given.get(name)
+        x = given.get(name, like if _NEW in name else None)
         if x is None or (np.shape(x), jnp.result_type(x)) != (np.shape(like), like.dtype):
             has = "no such array" if x is None else f"{jnp.result_type(x)}{list(np.shape(x))}"
             raise ValueError(

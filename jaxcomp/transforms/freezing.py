@@ -8,6 +8,7 @@ import optax
 from jax import tree_util
 
 from jaxcomp import checks
+from jaxcomp.layout import masked
 from jaxcomp.types import PyTree
 
 
@@ -18,9 +19,9 @@ def freeze(
 
     The updates of frozen parameters are zero, and `tx` does not see these parameters: its
     compressor has no memory for them, its optimizer has no moments for them, and no byte of their
-    gradients is sent. `optax.partition` with `optax.set_to_zero()` does the same under `jax.pmap`
-    and with `check_vma=False`. Elsewhere its zeros have the type of the gradients, which differ
-    between workers, so that `data_parallel` and the `out_specs` of a `jax.shard_map` refuse them.
+    gradients is sent. `optax.partition` with `optax.set_to_zero()` does the same, in
+    `data_parallel` too. In a `jax.shard_map` of your own with `check_vma=True`, its zeros have the
+    type of the gradients, which differ between workers, so that `out_specs` refuse them.
 
     Args:
         tx: for instance `optax.chain(jaxcomp.compressed_mean(...), optax.adamw(3e-4))`.
@@ -38,6 +39,7 @@ def freeze(
     def labels(tree: PyTree) -> PyTree:
         # A module with a mask's leaves may be callable, and is no function of parameters.
         mask = frozen(tree) if callable(frozen) and tree_util.all_leaves([frozen]) else frozen
+        mask = masked.seen(mask, tree)
         return jax.tree.map(lambda stays: "frozen" if stays else "trained", mask)
 
     # Optax makes zeros with the gradients' type, which varies over the workers.

@@ -12,6 +12,7 @@ from jaxcomp.backend import axes, conditional
 from jaxcomp.base import Codec, Reducer
 from jaxcomp.exchange import guarding
 from jaxcomp.feedback import Link
+from jaxcomp.layout import masked
 from jaxcomp.layout.policy import Policy
 from jaxcomp.mesh import kinds, per_worker
 from jaxcomp.mesh.per_worker import PerWorker
@@ -23,11 +24,18 @@ from jaxcomp.transforms import (
     local_steps as steps_,
     sharded,
     view as view_,
+    weights,
 )
 from jaxcomp.transforms.gossip_rounds import Models, Setup
 from jaxcomp.transforms.local_updates import nothing, transformation
 from jaxcomp.transforms.wrappers import widened
 from jaxcomp.types import Array, AxisName, PyTree
+
+_WEIGHTS = (
+    "workers mix their models by the weights of the graph; jaxcomp.local_updates, whose exchanges "
+    "take a mean, obeys it"
+)
+"""Why workers of gossip take no weight."""
 
 
 @kinds.MEANS.register
@@ -124,7 +132,8 @@ def gossip(
         ValueError: on construction, for arguments of the wrong kind or out of range, `stay`
             without a link with `Shift`, `outer` or `stay` with `tracking`, a graph that draws its
             rounds with `param_specs`, or a codec whose feedback does not suit it; on use, without
-            `params`, outside of a mapped axis, or for gradients that are already averaged.
+            `params`, outside of a mapped axis, for gradients that are already averaged, or for a
+            `weight` or `exchange`, which only means obey.
 
     Example:
         >>> import jaxcomp, optax
@@ -179,7 +188,7 @@ def gossip(
                 f"{type(state).__name__}; make the state with jaxcomp.init_state(tx, params, mesh, "
                 f"{axis_name!r})"
             )
-        updates = _own(updates, state, params, axis_name)
+        updates = _own(updates, state, params, extra, axis_name)
         if param_specs is None:
             sharded.warn_if_gathered(setup.reducer, axis_name)
         return jax.tree.map(jnp.zeros_like, params), _step(setup, updates, state, params, extra)
@@ -187,8 +196,12 @@ def gossip(
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def _own(updates: PyTree, state: GossipState, params: PyTree, axis_name: AxisName) -> PyTree:
-    """The gradients, if they are this worker's own, at its own parameters."""
+def _own(
+    updates: PyTree, state: GossipState, params: PyTree, extra: dict[str, Any], axis_name: AxisName
+) -> PyTree:
+    """The gradients, if they are this worker's own, at its own parameters, and nothing else."""
+    weights.refuse("weight", extra, _WEIGHTS)
+    weights.refuse("exchange", extra, "`every` tells in which steps workers mix their models")
     places.check_shapes(updates, params, "parameters")
     updates = own_gradients.check(updates, axis_name)
     places.check_view(updates, params, state.offset)
@@ -218,8 +231,12 @@ def consensus(params: PyTree, state: PyTree) -> PyTree:
         >>> consensus(w, jaxcomp.init_state(tx, w, mesh, "data"))["w"].shape
         (8, 8)
     """
-    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, GossipState))
+    nodes = jax.tree.leaves(
+        state, is_leaf=lambda node: isinstance(node, GossipState) or view_.is_split(node)
+    )
     for node in nodes:
+        if view_.is_split(node):
+            params = view_.in_parts(consensus, params, node)
         if not isinstance(node, GossipState):
             continue
         if axes.varying(node.skipped.tree):
@@ -228,7 +245,7 @@ def consensus(params: PyTree, state: PyTree) -> PyTree:
                 "worker's; inside of it, jaxcomp.view(params, state) is this worker's model"
             )
         means = jax.tree.map(lambda by: jnp.mean(by, axis=0), node.offset.tree)
-        own = rounds_.displaced(view_.seen_by(means, params), means)
+        own = rounds_.displaced(masked.seen(params, means), means)
         params = view_.completed(own, params)
     return params
 

@@ -1,12 +1,14 @@
-"""Warnings of leaves that a mean treats otherwise than its user may think."""
+"""The leaves that a mean sends dense, and warnings where these are not as its user may think."""
 
 import warnings
+from collections.abc import Callable
 
 import jax
 
-from jaxcomp.base import Reducer, ReducerFacts
+from jaxcomp.base import Codec, Reducer, ReducerFacts
 from jaxcomp.codecs import low_rank
 from jaxcomp.feedback import Link
+from jaxcomp.layout.policy import Policy
 from jaxcomp.layout.trees import Layout
 from jaxcomp.reducers import choose
 from jaxcomp.types import PyTree
@@ -37,3 +39,33 @@ def warn_of(plan: Layout, name: str, advice: str = ReducerFacts.for_small_leaves
             f"({reasons}). jaxcomp.describe shows each; {advice}.",
             stacklevel=4,
         )
+
+
+def dense_leaves(codec: "Codec | Policy | Link | Reducer") -> Callable[[PyTree], PyTree]:
+    """A mask for `optax.masked` of the leaves that `compressed_mean` sends dense.
+
+    With a feedback that has momentum, dense leaves need separate momentum after the mean.
+
+    Args:
+        codec: as given to `compressed_mean`.
+
+    Returns:
+        A function from a tree to a tree of bools, True for the leaves that are sent dense.
+
+    Raises:
+        ValueError: if `codec` is not a codec, `Policy`, `Link` or reducer.
+
+    Example:
+        >>> import jax.numpy as jnp, jaxcomp
+        >>> like = {"kernel": jnp.zeros((64, 64)), "bias": jnp.zeros(64)}
+        >>> dense_leaves(jaxcomp.sign())(like)
+        {'bias': True, 'kernel': False}
+    """
+    source = choose.given(codec)
+
+    def mask(tree: PyTree) -> PyTree:
+        layout = choose.plan(source, tree, sizes=(1,)).layout
+        dense = [number in layout.dense for number in range(len(layout.likes))]
+        return jax.tree.unflatten(layout.treedef, dense)
+
+    return mask

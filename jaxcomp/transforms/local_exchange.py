@@ -16,7 +16,6 @@ from jaxcomp.mesh.per_worker import PerWorker
 from jaxcomp.numerics import noise
 from jaxcomp.reducers.dense import Dense
 from jaxcomp.transforms import (
-    directional,
     fragments as fragments_,
     local_steps as steps_,
     remainder,
@@ -170,14 +169,7 @@ def averaged(
     With `guard`, memory whose mean is not finite begins anew: all messages were finite, so the
     memory was not, and would spoil every later mean too.
     """
-    if weight is None:
-        made, after = mean.update(delta, memory, params)
-    elif isinstance(setup.reducer, optax.GradientTransformation):
-        made, after = mean.update(delta, memory, params, weight=weight)
-    else:
-        share = directional.share(weight, setup.axis_name)
-        delta = jax.tree.map(lambda x: x * share.astype(x.dtype), delta)
-        made, after = mean.update(delta, memory, params)
+    made, after = mean.update(delta, memory, params, weight=weight)
     if not (setup.settings["guard"] and jax.tree.leaves(after)):
         return made, after
     sound = guarding.all_finite(made)
@@ -214,7 +206,12 @@ def applied(
 
 
 def together(
-    setup: Setup, grads: PyTree, state: LocalUpdatesState, params: PyTree, extra: dict[str, Any]
+    setup: Setup,
+    grads: PyTree,
+    state: LocalUpdatesState,
+    params: PyTree,
+    extra: dict[str, Any],
+    weight: Array | None = None,
 ) -> tuple[PyTree, LocalUpdatesState]:
     """A synchronous step: the inner optimizer sees the mean gradient, and moves the centre.
 
@@ -224,10 +221,11 @@ def together(
     guard, axis_name = setup.settings["guard"], setup.axis_name
     skipped, own = state.skipped.own(), jnp.ones((), bool)
     if guard:
-        own = guarding.all_finite(grads)
+        own = guarding.all_finite(grads if weight is None else (grads, weight))
+        weight = None if weight is None else jnp.where(own, weight, 0)
         grads = guarding.where_finite(own, grads, jax.tree.map(jnp.zeros_like, grads))
     mean: Any = compressed_mean(Dense(), axis_name)
-    averaged, _ = mean.update(grads, mean.init(grads), params)
+    averaged, _ = mean.update(grads, mean.init(grads), params, weight=weight)
     step, shared = setup.inner.update(averaged, state.shared, params, **extra)
     parts, steps = (fragments_.split(setup.fragments, params, tree) for tree in (params, step))
     found = [

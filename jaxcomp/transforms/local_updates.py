@@ -24,6 +24,7 @@ from jaxcomp.transforms import (
     local_exchange as exchange_,
     local_steps as steps_,
     remainder,
+    weights,
 )
 from jaxcomp.transforms.local_steps import FragmentState, LocalUpdatesState, RoundOf, Setup
 from jaxcomp.transforms.mean import compressed_mean
@@ -79,7 +80,8 @@ def local_updates(
     `jaxcomp.steps_alone(state)` tells how many next steps have no exchange. If one is due in a step
     with False, all workers leave that step out.
 
-    `tx.update(..., weight=w)` gives this worker a weight in the mean of an exchange.
+    `tx.update(..., weight=w)` gives this worker a weight in the mean of an exchange, and in that of
+    the gradients of a synchronous step.
 
     Args:
         inner: the optimizer of the local steps, such as `optax.adamw(4e-4)`.
@@ -232,7 +234,7 @@ def _update(
         return alone(updates, state, params)
 
     def together(updates: PyTree, state: Any, params: PyTree) -> tuple[PyTree, Any]:
-        return exchange_.together(setup, updates, state, params, extra)
+        return exchange_.together(setup, updates, state, params, extra, weight)
 
     early = conditional.uniform(state.taken < setup.synchronous, axis_name)
     return conditional.either(early, together, alone, updates, state, params)
@@ -242,10 +244,6 @@ def _weight(setup: Setup, weight: Any) -> Array | None:
     """This worker's weight, or None."""
     if weight is None:
         return None
-    if jnp.shape(weight) != ():
-        raise ValueError(
-            f"`weight` must be one number, this worker's, got shape {jnp.shape(weight)}"
-        )
     reducer: Any = setup.reducer
     takes = isinstance(reducer, optax.GradientTransformation)
     if takes and "weight" not in inspect.signature(reducer.update).parameters:
@@ -253,7 +251,7 @@ def _weight(setup: Setup, weight: Any) -> Array | None:
             "`weight` must be None with a `reducer` that is a transformation without weights; use "
             "jaxcomp.directional_mean(codec, axis_name), or give the codec or reducer itself"
         )
-    return jnp.asarray(weight, jnp.float32)
+    return weights.number(weight)
 
 
 def _check_due(setup: Setup, number: int, due: Array) -> None:

@@ -1,7 +1,6 @@
 """`compressed_mean`: the mean of the workers' gradients, as an optax transformation."""
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -19,12 +18,18 @@ from jaxcomp.mesh import kinds, pmapped
 from jaxcomp.misuse import optax_wrappers, own_gradients, places, uniform
 from jaxcomp.numerics import noise
 from jaxcomp.reducers import choose
-from jaxcomp.transforms import groups, leaves as leaves_, sharded, stats as stats_
+from jaxcomp.transforms import groups, leaves as leaves_, sharded, stats as stats_, weights
 from jaxcomp.types import Array, AxisName, PyTree
 
 TELL = "tell_nonfinite"
 """The extra argument by which `skip_nonfinite` asks a mean for NaN in a step that is not finite, so
 that what follows cannot hide it: the sign of Inf is finite."""
+
+_EXCHANGES = (
+    "jaxcomp.compressed_mean exchanges in every step; jaxcomp.local_updates obeys it, and a gate "
+    "such as jaxcomp.gates.Every(4) leaves out rounds"
+)
+"""Why a mean does not take the argument `exchange` of `local_updates`."""
 
 
 class GateState(NamedTuple):
@@ -106,6 +111,9 @@ def compressed_mean(
     or a step wrapped by `jaxcomp.data_parallel`. The gradients must be local: differentiate the
     loss at `jaxcomp.local(params, axis_name)`, and do not average the loss before you do.
 
+    `tx.update(..., weight=w)` gives this worker a weight, such as its number of tokens: the mean is
+    `Σ wᵢ·gᵢ / Σ wᵢ`.
+
     The defaults are (`jaxcomp.describe` shows the choice):
 
     * a codec or policy without feedback gets `Residual()` if the codec is contractive (biased,
@@ -154,8 +162,9 @@ def compressed_mean(
         ValueError: on construction, for arguments of the wrong kind; in `init` outside of a mapped
             axis, if memory depends on the number of workers; on use, outside of a mapped axis, for
             gradients that are already averaged over it, for a loss that was averaged before it was
-            differentiated, for leaves that are not floating, or within `optax.apply_if_finite`,
-            `conditionally_transform` or `MultiSteps`.
+            differentiated, for leaves that are not floating, for a `weight` with a reducer that
+            computes no weighted mean, such as `Vote` and `Robust`, or within
+            `optax.apply_if_finite`, `conditionally_transform` or `MultiSteps`.
 
     Example:
         >>> import jaxcomp
@@ -208,13 +217,19 @@ def transformation(
         return sharded.init(fresh, params, param_specs, setup.axis_name)
 
     def update_fn(
-        updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any
+        updates: PyTree,
+        state: Any,
+        params: PyTree | None = None,
+        *,
+        weight: Array | float | None = None,
+        **extra: Any,
     ) -> tuple[PyTree, Any]:
         optax_wrappers.check_wrappers()
         axes.require(axis_name)
         uniform.check_callers(axis_name)
         _check_state(state)
-        setup, updates, state, params = _of_device(given, updates, state, _trained(params))
+        weights.refuse("exchange", extra, _EXCHANGES)
+        setup, updates, state, params = _of_device(given, updates, state, _trained(params), weight)
         rest = {name: value for name, value in extra.items() if name != TELL}
         setup = setup._replace(tell=TELL in extra, extra=rest)
         if param_specs is not None:
@@ -228,44 +243,16 @@ def transformation(
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def dense_leaves(codec: "Codec | Policy | Link | Reducer") -> Callable[[PyTree], PyTree]:
-    """A mask for `optax.masked` of the leaves that `compressed_mean` sends dense.
-
-    With a feedback that has momentum, dense leaves need separate momentum after the mean.
-
-    Args:
-        codec: as given to `compressed_mean`.
-
-    Returns:
-        A function from a tree to a tree of bools, True for the leaves that are sent dense.
-
-    Raises:
-        ValueError: if `codec` is not a codec, `Policy`, `Link` or reducer.
-
-    Example:
-        >>> like = {"kernel": jnp.zeros((64, 64)), "bias": jnp.zeros(64)}
-        >>> import jaxcomp
-        >>> dense_leaves(jaxcomp.sign())(like)
-        {'bias': True, 'kernel': False}
-    """
-    source = choose.given(codec)
-
-    def mask(tree: PyTree) -> PyTree:
-        layout = choose.plan(source, tree, sizes=(1,)).layout
-        dense = [number in layout.dense for number in range(len(layout.likes))]
-        return jax.tree.unflatten(layout.treedef, dense)
-
-    return mask
-
-
 def _of_device(
-    setup: Setup, updates: PyTree, state: Any, params: PyTree
+    given: Setup, updates: PyTree, state: Any, params: PyTree, weight: Any
 ) -> tuple[Setup, PyTree, Any, PyTree]:
     """The checked arguments of a step; a device averages the gradients of its lanes first."""
-    lanes = _lanes(setup)
-    setup = _over_devices(setup, lanes)
+    lanes = _lanes(given)
+    setup = _over_devices(given, lanes)
     places.check_shapes(updates, params, "parameters")
     updates = own_gradients.check(updates, setup.axis_name)
+    if weight is not None:
+        updates = weights.weighted(setup.source, updates, weight, given.axis_name)
     if lanes:
         updates = jax.lax.pmean(updates, lanes)
         state, params = axes.first((state, params), lanes)
@@ -370,8 +357,7 @@ def _check_state(state: Any) -> None:
             "jaxcomp.init_state(tx, params, mesh, axis_name). From the state of an optimizer that "
             "was trained without compression, or a checkpoint that was restored without a target, "
             "make it with jaxcomp.graft(tx, state, params, mesh, axis_name). A target for a "
-            "restore is jaxcomp.place(jax.eval_shape(lambda p: jaxcomp.init_state(tx, p, mesh, "
-            "axis_name), params), mesh, axis_name, params=params)."
+            "restore is jaxcomp.restore_target(tx, params, mesh, axis_name)."
         )
     if jnp.ndim(state.step):
         raise ValueError(

@@ -85,10 +85,11 @@ def sharded_optimizer(
 
     Returns:
         An optax transformation, of which `jaxcomp.describe(tx, params, workers=n)` tells the bytes.
-        Its updates need the parameters: `tx.update(grads, state,
-        params)`. Each worker's state is marked as its own, so that `jaxcomp.init_state`, `place`,
-        `resize_workers` and checkpoints treat it as that of a mean. The state of the optimizer gets
-        its values in the first step: one that copies the parameters copies those of that step.
+        Its updates need the parameters: `tx.update(grads, state, params)`; a `weight` is as for
+        `compressed_mean`. Each worker's state is marked as its own, so that `jaxcomp.init_state`,
+        `place`, `resize_workers` and checkpoints treat it as that of a mean. The state of the
+        optimizer gets its values in the first step: one that copies the parameters copies those of
+        that step.
 
     Raises:
         ValueError: on construction, for arguments of the wrong kind, links that do not match, or

@@ -5,6 +5,7 @@ take gradients elsewhere stores the difference in a field `offset` of its state,
 taken at `view(params, state)`.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +17,7 @@ from jaxcomp.backend import axes, xla
 from jaxcomp.base import Codec, Reducer
 from jaxcomp.exchange import guarding
 from jaxcomp.feedback import Link, Residual, Shift
-from jaxcomp.layout import policy as policy_, trees
+from jaxcomp.layout import masked, policy as policy_, trees
 from jaxcomp.layout.policy import Policy
 from jaxcomp.mesh import kinds, per_worker
 from jaxcomp.misuse import places
@@ -51,10 +52,14 @@ def view(params: PyTree, state: PyTree) -> PyTree:
         >>> view(params, tx.init(params))["x"].shape  # Nothing has been sent down yet.
         (64, 64)
     """
-    nodes = jax.tree.leaves(state, is_leaf=kinds.DISPLACED.has)
-    for node in filter(kinds.DISPLACED.has, nodes):
+    nodes = jax.tree.leaves(state, is_leaf=lambda n: kinds.DISPLACED.has(n) or is_split(n))
+    for node in nodes:
+        if is_split(node):
+            params = in_parts(view, params, node)
+        if not kinds.DISPLACED.has(node):
+            continue
         offset = node.offset.own() if per_worker.is_per_worker(node.offset) else node.offset
-        part = seen_by(offset, params)
+        part = masked.seen(params, offset)
         if hasattr(node, "here"):
             own = node.here(part)
         else:
@@ -67,19 +72,27 @@ def view(params: PyTree, state: PyTree) -> PyTree:
     return params
 
 
-def seen_by(offset: PyTree, params: PyTree) -> PyTree:
-    """The parameters that a method with this offset sees, within `freeze` or `optax.partition`."""
-    return jax.tree.map(lambda by, p: by if _absent(by) else p, offset, params, is_leaf=_absent)
+def is_split(node: Any) -> bool:
+    """Whether a node is the state of a chain that sees complex leaves as pairs of real ones."""
+    return isinstance(node, optax.contrib.SplitRealAndImaginaryState)
+
+
+def in_parts(function: Callable[[PyTree, PyTree], PyTree], params: PyTree, state: Any) -> PyTree:
+    """`function` of complex parameters whose parts are leaves in `split_real_and_imaginary`."""
+
+    def update(updates: PyTree, state: Any, params: PyTree | None = None) -> tuple[PyTree, Any]:
+        del params
+        return function(updates, state), state
+
+    inner = optax.GradientTransformation(lambda params: params, update)
+    return optax.contrib.split_real_and_imaginary(inner).update(params, state, params)[0]
 
 
 def completed(part: PyTree, params: PyTree) -> PyTree:
     """A tree of some leaves, with the others from `params`."""
-    return jax.tree.map(lambda x, p: p if _absent(x) else x, part, params, is_leaf=_absent)
-
-
-def _absent(node: Any) -> bool:
-    """Whether a node stands for leaves that a method does not see."""
-    return node is None or isinstance(node, optax.MaskedNode)
+    return jax.tree.map(
+        lambda x, p: p if masked.absent(x) else x, part, params, is_leaf=masked.absent
+    )
 
 
 @kinds.DISPLACED.register

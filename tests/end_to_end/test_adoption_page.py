@@ -136,6 +136,13 @@ def test_wrappers_evaluate_and_accumulate(wrappers):
     assert loss_fn(some, x) < loss_fn(params, x)
 
 
+@pytest.mark.full
+def test_complex_parameters(names):
+    turned = run("Complex parameters", names)["turned"]["base"]
+    assert jnp.iscomplexobj(turned)
+    assert (turned.imag != 0).any()
+
+
 def test_checkpoints(names):
     run("Checkpoints", names)
     for got in (names["restored"], names["state"]):

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import sharding
 from flax import nnx
-from jax.sharding import PartitionSpec as P
+from jax.sharding import NamedSharding, PartitionSpec as P
 
 import jaxcomp
 from jaxcomp.backend import axes
@@ -62,7 +63,8 @@ def loss_of(params, x):
 
 def step_of(tx, loss_of=loss_of):
     def step(params, state, batch):
-        loss, grads = jax.value_and_grad(loss_of)(jaxcomp.local(params, "data"), batch)
+        own = jaxcomp.local(jaxcomp.view(params, state), "data")
+        loss, grads = jax.value_and_grad(loss_of)(own, batch)
         updates, state = tx.update(grads, state, params)
         return optax.apply_updates(params, updates), state, jax.lax.pmean(loss, "data")
 
@@ -109,42 +111,56 @@ def test_on_the_same_side_of_the_mean_all_are_sent(name, mesh, alone):
     assert sent["all-to-all"] > 1.5 * alone[1]["all-to-all"]
 
 
-@pytest.mark.core("partition")
+@pytest.mark.core("partition", "selective")
 @pytest.mark.parametrize("name", OF_OPTAX)
-def test_zeros_of_optax_need_a_step_without_types(name, mesh, alone):
-    """With types they are refused, and `freeze` mends it, around the same chain too."""
+def test_zeros_of_optax_are_the_same_on_all_workers(name, mesh, alone):
+    """JAX types them as different, like the gradients; no value that differs is behind them."""
     tx = OF_OPTAX[name]()
-    with pytest.raises(
-        ValueError, match=r"result\[0\]\['base'\] differs .* put jaxcomp\.freeze\(tx, frozen\)"
-    ):
-        run(tx, mesh)
-    params, sent = run(tx, mesh, check_vma=False)
-    np.testing.assert_allclose(params["lora"], alone[0]["lora"], atol=1e-7)
-    assert sent == alone[1]
-    params, sent = run(jaxcomp.freeze(tx, FROZEN), mesh)
-    np.testing.assert_array_equal(params["base"], PARAMS["base"])
-    np.testing.assert_allclose(params["lora"], alone[0]["lora"], atol=1e-7)
-    assert sent == alone[1]
+    for given, settings in ((tx, {}), (tx, {"check_vma": False}), (frozen(tx), {})):
+        params, sent = run(given, mesh, **settings)
+        np.testing.assert_array_equal(params["base"], PARAMS["base"])
+        np.testing.assert_allclose(params["lora"], alone[0]["lora"], atol=1e-7)
+        assert sent == alone[1]
 
 
-def test_updates_are_added_to_the_parameters_themselves(mesh):
-    """Not to local ones, which have another type and the same values."""
+def frozen(tx):
+    return jaxcomp.freeze(tx, FROZEN)
+
+
+def test_updates_may_be_added_to_local_parameters(mesh):
+    """They have another type than the parameters, and the same values."""
     tx = optax.chain(mean(), optax.sgd(0.1))
 
-    def step(params, state, batch, own_only):
+    def step(params, state, batch):
         own = jaxcomp.local(params, "data")
         updates, state = tx.update(jax.grad(loss_of)(own, batch), state)
-        return optax.apply_updates(own if own_only else params, updates), state
+        return optax.apply_updates(params, updates), optax.apply_updates(own, updates)
 
     state = jaxcomp.init_state(tx, PARAMS, mesh, "data")
+    found, own = jaxcomp.data_parallel(step, mesh, "data")(PARAMS, state, BATCH)
+    jax.tree.map(np.testing.assert_array_equal, found, own)
 
-    def lowered(own_only):
-        run = jaxcomp.data_parallel(lambda *args: step(*args, own_only), mesh, "data")
-        return run.lower(PARAMS, state, BATCH)
 
-    with pytest.raises(ValueError, match=r"add updates to params, not to jaxcomp\.local\(params\)"):
-        lowered(True)
-    assert lowered(False)
+DIFFERENT = {
+    "times zero": lambda own, grads: grads["base"] * 0,
+    "in a loop": lambda own, grads: jax.lax.fori_loop(
+        0, 2, lambda _, x: x + jnp.sum(grads["lora"]), own["lora"]
+    ),
+    "by its index": lambda own, grads: own["lora"] * jax.lax.axis_index("data"),
+    "by a condition": lambda own, grads: jax.lax.cond(
+        grads["base"][0, 0] > 0, lambda x: x, lambda x: 2 * x, own["lora"]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_what_a_gradient_or_an_index_is_behind_stays_different(name, mesh):
+    def step(params, batch):
+        own = jaxcomp.local(params, "data")
+        return DIFFERENT[name](own, jax.grad(loss_of)(own, batch))
+
+    with pytest.raises(ValueError, match="result differs between the workers of 'data'"):
+        jaxcomp.data_parallel(step, mesh, "data").lower(PARAMS, BATCH)
 
 
 @pytest.mark.full
@@ -250,11 +266,20 @@ def by_path(tree):
     )
 
 
-def in_parts():
-    return jaxcomp.freeze(tuned(), by_path)
+def in_parts(way):
+    """Half of the model is trained, by one of the two ways."""
+    if way == "freeze":
+        return jaxcomp.freeze(tuned(), by_path)
+    return parts(tuned(), lambda tree: jax.tree.map(label, by_path(tree)))
 
 
-def test_equinox_models_train_in_parts(mesh, alone):
+def label(stays):
+    return "freeze" if stays else "train"
+
+
+@pytest.mark.core("partition")
+@pytest.mark.parametrize("way", ["freeze", "partition"])
+def test_equinox_models_train_in_parts(way, mesh, alone):
 
     class Model(eqx.Module):
         base: Any
@@ -264,7 +289,7 @@ def test_equinox_models_train_in_parts(mesh, alone):
     def loss(model, x):
         return model.after(loss_of({"base": model.base, "lora": model.lora}, x))
 
-    tx = in_parts()
+    tx = in_parts(way)
 
     def step(model, state, batch):
         loss_, grads = jaxcomp.value_and_grad(loss, "data")(model, batch)
@@ -281,9 +306,9 @@ def test_equinox_models_train_in_parts(mesh, alone):
     np.testing.assert_allclose(model.lora, alone[0]["lora"], atol=1e-7)
 
 
-def test_nnx_models_train_in_parts(mesh, alone):
-    """With zeros of optax, the error names the variable and what to write."""
-
+@pytest.mark.core("partition")
+@pytest.mark.parametrize("way", ["freeze", "partition"])
+def test_nnx_models_train_in_parts(way, mesh, alone):
     class Model(nnx.Module):
         def __init__(self):
             self.base, self.lora = nnx.Param(PARAMS["base"]), nnx.Param(PARAMS["lora"])
@@ -296,16 +321,8 @@ def test_nnx_models_train_in_parts(mesh, alone):
         optimizer.update(model, grads)
         return loss_
 
-    step = jaxcomp.data_parallel(step, mesh, "data")
-    model = Model()
-    labels = nnx.State({"base": "freeze", "lora": "train"})
-    zeros = jaxcomp.on_mesh(parts(tuned(), labels), mesh, "data")
-    optimizer = nnx.Optimizer(model, zeros, wrt=nnx.Param)
-    with pytest.raises(
-        ValueError, match=r"variable at \[0\]\['base'\].* put jaxcomp\.freeze\(tx, frozen\)"
-    ):
-        step(model, optimizer, BATCH)
-    optimizer = nnx.Optimizer(model, jaxcomp.on_mesh(in_parts(), mesh, "data"), wrt=nnx.Param)
+    step, model = jaxcomp.data_parallel(step, mesh, "data"), Model()
+    optimizer = nnx.Optimizer(model, jaxcomp.on_mesh(in_parts(way), mesh, "data"), wrt=nnx.Param)
     for _ in range(3):
         step(model, optimizer, BATCH)
     assert int(optimizer.step[...]) == 3
@@ -316,12 +333,77 @@ def test_nnx_models_train_in_parts(mesh, alone):
 def test_what_differs_is_refused_with_advice_that_works(mesh, alone):
     """Moments of gradients that no mean has seen, and zeros after them."""
     late = optax.chain(optax.masked(mean(), TRAINED), optax.adam(1e-2), zeros())
-    with pytest.raises(
-        ValueError, match=r"\[0\]\['base'\] differs .* jaxcomp\.freeze\(tx, frozen\)"
-    ):
+    with pytest.raises(ValueError, match=r"\['base'\] differs .* jaxcomp\.freeze\(tx, frozen\)"):
         run(late, mesh)
     with pytest.raises(ValueError, match=r"\[0\]\['base'\] differs .* around the whole chain"):
         run(optax.chain(optax.masked(mean(), TRAINED), optax.sgd(1e-2)), mesh)
     params, sent = run(jaxcomp.freeze(tuned(), FROZEN), mesh)
     np.testing.assert_array_equal(params["lora"], alone[0]["lora"])
     assert sent == alone[1]
+
+
+NESTED = {
+    "base": {"a": PARAMS["base"], "deep": {"b": PARAMS["base"]}},
+    "lora": {"u": PARAMS["lora"], "v": PARAMS["lora"]},
+}
+SPECS = {"base": {"a": P("fsdp"), "deep": {"b": P(None, "fsdp")}}, "lora": P(None, "fsdp")}
+CODEC = jaxcomp.Policy(jaxcomp.qsgd_inf(bits=4), min_size=0)
+
+
+def nested_loss(params, x):
+    base = params["base"]["a"] + params["base"]["deep"]["b"]
+    return loss_of({"base": base, "lora": params["lora"]["u"] - params["lora"]["v"]}, x)
+
+
+def with_specs():
+    return optax.chain(jaxcomp.compressed_mean(CODEC, "data", param_specs=SPECS), optax.adam(1e-2))
+
+
+KINDS = {
+    "mean": with_specs,
+    "sharded_optimizer": lambda: jaxcomp.sharded_optimizer(
+        optax.adam(1e-2), "data", CODEC, param_specs=SPECS
+    ),
+    "diloco": lambda: jaxcomp.algorithms.diloco(
+        CODEC, "data", inner=optax.adam(1e-2), every=1, param_specs=SPECS
+    ),
+    "fragments": lambda: jaxcomp.local_updates(
+        optax.adam(1e-2), None, "data", every=2, fragments=2, reducer=CODEC, param_specs=SPECS
+    ),
+    "gossip": lambda: jaxcomp.gossip(optax.sgd(0.1), CODEC, "data", param_specs=SPECS),
+}
+"""What takes specs of all parameters, in the tree that they have without wrappers."""
+WAYS = {
+    "freeze": lambda tx: jaxcomp.freeze(tx, FROZEN),
+    "freeze leaves": lambda tx: jaxcomp.freeze(
+        tx, {"base": {"a": True, "deep": {"b": True}}, "lora": False}
+    ),
+    "freeze a branch": lambda tx: jaxcomp.freeze(
+        tx, {"base": {"a": False, "deep": True}, "lora": False}
+    ),
+    "freeze twice": lambda tx: jaxcomp.freeze(
+        jaxcomp.freeze(tx, {"base": {"a": False, "deep": False}, "lora": False}), FROZEN
+    ),
+    "partition": parts,
+    "masked": lambda tx: optax.chain(optax.masked(tx, TRAINED), zeros()),
+}
+
+
+@pytest.mark.core(
+    "freeze-mean", "freeze-fragments", "freeze a branch-mean", "freeze twice-mean", "partition-mean"
+)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("way", WAYS)
+def test_specs_of_all_parameters_fit_the_trained_ones(way, kind):
+    """Specs, masks and labels of the whole tree, of which a transformation sees a part."""
+    mesh, tx = sharding.make_mesh({"data": 2, "fsdp": 4}), WAYS[way](KINDS[kind]())
+
+    def lie(x, spec):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec))
+
+    params = jax.tree.map(lie, NESTED, SPECS | {"lora": dict.fromkeys("uv", SPECS["lora"])})
+    state = jax.eval_shape(lambda: jaxcomp.init_state(tx, params, mesh, "data"))
+    step = jaxcomp.data_parallel(step_of(tx, nested_loss), mesh, "data")
+    assert jax.tree.structure(step.trace(params, state, BATCH).out_info[:2]) == jax.tree.structure(
+        (params, state)
+    )

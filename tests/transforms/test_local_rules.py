@@ -126,7 +126,7 @@ def test_weights_are_those_of_the_mean():
     want = np.average(own[:7], axis=0, weights=weights[:7])
     np.testing.assert_allclose(params["w"][0], want, rtol=1e-5, atol=1e-6)
     assert state.fragments[0].lost.tree[:, 0].tolist() == [0] * 7 + [1]
-    plain = jaxcomp.compressed_mean(jaxcomp.Dense(), AXIS)
+    plain = optax.chain(jaxcomp.compressed_mean(jaxcomp.Dense(), AXIS))
     for weight, reducer, said in (
         (jnp.ones(2), jaxcomp.Dense(), "`weight` must be one number"),
         (1.0, plain, "`weight` must be None with a `reducer` that is a transformation without"),
