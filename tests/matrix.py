@@ -44,6 +44,7 @@ CORE = (
     ("bits/test_kernels", "own_kernel or is_one_kernel or (the_same and (two or 4 or 64) and gpu)"),
     ("rotate/test_rotate", "lowers"),
     ("numerics/test_digits", ""),
+    ("misuse/test_elementwise", ""),  # It reads names of primitives.
     ("misuse/test_own_gradients", ""),  # These read private attributes of JAX.
     ("misuse/test_uniform", ""),
     ("misuse/test_places", ""),

@@ -13,10 +13,11 @@ from jaxcomp.exchange import gating, guarding, levels, state as state_
 from jaxcomp.exchange.gating import Participation
 from jaxcomp.exchange.plan import Plan, dense_feedback_of
 from jaxcomp.exchange.state import ReductionState
-from jaxcomp.exchange.stepping import Stepper
+from jaxcomp.exchange.stepping import SteppedState, Stepper
 from jaxcomp.feedback import NoFeedback
 from jaxcomp.layout import trees
 from jaxcomp.mesh import per_worker
+from jaxcomp.numerics import summing
 from jaxcomp.types import Array, PyTree, Stacks
 
 
@@ -264,6 +265,8 @@ def _unchanged(plan: Plan, feedbacks: _Feedbacks, brought: _Message) -> _Heard:
         means = _zeros(plan.likes)
     nobody = _zeros(dense), _zeros(dense), 0.0, nothing
     still, dense_memory = of_dense.update(dense, *nobody, memory.dense)
+    if isinstance(memory.stepped, SteppedState):  # Updates are wider than gradients.
+        still = tuple(x.astype(summing.wide(x.dtype)) for x in still)
     after = _Memory(own, dense_memory, memory.reducer, memory.stepped)
     return _Heard(tuple(means), tuple(still), after, none, jnp.zeros((), jnp.uint32))
 

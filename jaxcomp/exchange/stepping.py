@@ -1,6 +1,7 @@
 """An optimizer between the two ways of a reduction: each worker steps its part of the model."""
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -11,11 +12,11 @@ from jax import lax
 from jaxcomp.backend import axes
 from jaxcomp.exchange.plan import Plan
 from jaxcomp.exchange.state import LevelsState, ReductionState
-from jaxcomp.layout import trees
+from jaxcomp.layout import batches, trees
 from jaxcomp.mesh import kinds, per_worker
 from jaxcomp.mesh.per_worker import PerWorker
 from jaxcomp.misuse import elementwise
-from jaxcomp.numerics import norms, summing
+from jaxcomp.numerics import counting, norms, summing
 from jaxcomp.types import Array, PyTree, Stacks
 
 
@@ -99,7 +100,12 @@ class Stepper:
             ValueError: if the optimizer needs whole leaves, or treats leaves differently.
         """
         dense = {number: plan.layout.likes[number] for number in plan.layout.dense}
-        elementwise.check(self.optimizer, whole, plan.part_like, dense)
+        leaves, treedef = jax.tree.flatten(whole)
+        for batch in plan.layout.batches:  # A leaf is stepped in the dtype of its batch.
+            for number in {piece.leaf for piece in batch.pieces}:
+                leaves[number] = jax.ShapeDtypeStruct(jnp.shape(leaves[number]), batch.dtype)
+        stepped = treedef.unflatten(leaves)
+        elementwise.check(self.optimizer, stepped, plan.part_like, dense, given=whole)
 
         def begun(likes: Any) -> Stepped:
             zeros = tuple(jnp.zeros(x.shape, summing.wide(x.dtype)) for x in likes)
@@ -149,9 +155,14 @@ class Stepper:
         # the old value and the new one is reshaped.
         marks = jax.tree.map(_axis, state.part, is_leaf=per_worker.is_per_worker)
         held = jax.tree.map(_stored, state.part, is_leaf=per_worker.is_per_worker)
-        rows = jax.vmap(stepped, in_axes=(0, 0, marks), out_axes=(0, marks))
+        rows = jax.vmap(stepped, in_axes=(0, 0, marks), out_axes=(0, marks), axis_size=1)
         own, replica = (tuple(x[None] for x in stacks) for stacks in (part, replica))
         updates, after = rows(own, replica, held)
+        if self.remembers:
+            # An optimizer may divide by zero in the padding.
+            pairs = zip(plan.slices, updates, strict=True)
+            updates = tuple(jax.vmap(functools.partial(batches.real, s))(x) for s, x in pairs)
+            after = after._replace(residual=updates)
         steps, of_dense = stepped(dense, weights, state.dense)
         after = jax.tree.map(
             lambda axis, x: x if axis is None else _wrap(plan, x[0]),
@@ -159,7 +170,7 @@ class Stepper:
             after,
             is_leaf=lambda axis: axis is None,
         )
-        new = SteppedState(state.taken + 1, after, of_dense)
+        new = SteppedState(counting.after(state.taken), after, of_dense)
         return tuple(x[0] for x in updates), steps, new
 
     def settle(
@@ -176,8 +187,8 @@ class Stepper:
         """
         if not self.remembers:
             return state
-        both = *jax.tree.leaves(params), *plan.layout.likes
-        if all(x.dtype == summing.wide(x.dtype) for x in both):
+        dtypes = {x.dtype for x in (*jax.tree.leaves(params), *plan.layout.likes)}
+        if dtypes <= {jnp.dtype(jnp.float32)} or dtypes == {jnp.dtype(jnp.float64)}:
             received, of_dense = _slice(plan, mean), dense
         else:  # As `optax.apply_updates` rounds them.
             after = optax.apply_updates(params, trees.assemble(plan.layout, mean, dense))
@@ -208,10 +219,16 @@ class Stepper:
         weights = tuple(map(_wide, replica))
         if self.remembers:
             weights = tuple(x + r for x, r in zip(weights, state.residual, strict=True))
-        # Made here and not in `init`, which may know no parameters, or others: a state may copy
-        # them.
-        fresh = self.optimizer.init(weights)
-        held = jax.tree.map(lambda x, y: jnp.where(first, x, y), fresh, state.optimizer)
+        likes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in weights)
+        held, treedef = jax.tree.flatten(state.optimizer)
+        copies = elementwise.copies(self.optimizer, likes)
+        if any(copies):  # Made here and not in `init`, which may know no parameters, or others.
+            fresh = jax.tree.leaves(self.optimizer.init(weights))
+            held = [
+                jnp.where(first, new, old) if copied else old
+                for copied, new, old in zip(copies, fresh, held, strict=True)
+            ]
+        held = treedef.unflatten(held)
         updates, after = self.optimizer.update(grads, held, weights, **extra)
         if self.remembers:
             updates = tuple(u + r for u, r in zip(updates, state.residual, strict=True))

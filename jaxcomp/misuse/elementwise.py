@@ -18,30 +18,45 @@ from jaxcomp.misuse.expressions import Expressions, NotElementwiseError, Value
 from jaxcomp.numerics import summing
 from jaxcomp.types import PyTree
 
-_STEPS = 3
-"""Steps whose updates are compared: the third depends on a state that two gradients have made."""
+_FEWEST, _MOST = 3, 32
+"""Steps whose updates are compared: until the state depends on leaves as in the step before."""
 
 
 class _Shapes(NamedTuple):
-    """A tree's structure, and the shape and dtype of every leaf, as a key of a cache."""
+    """A tree's structure, and the shape and dtype of every leaf, as a key of a cache.
+
+    `own` has the dtypes of the parameters, or is empty.
+    """
 
     treedef: Any
     likes: tuple[jax.ShapeDtypeStruct, ...]
+    own: tuple[jax.ShapeDtypeStruct, ...]
 
 
-def check(optimizer: Any, whole: PyTree, part: Sequence[Any], dense: Mapping[int, Any]) -> None:
+def check(
+    optimizer: Any,
+    whole: PyTree,
+    part: Sequence[Any],
+    dense: Mapping[int, Any],
+    given: PyTree | None = None,
+) -> None:
     """Raises a `ValueError` unless an optimizer makes the same steps of parts as of whole leaves.
 
     Args:
         optimizer: the optimizer.
-        whole: the parameters, or their shapes and dtypes.
+        whole: shapes of the parameters, in the dtypes in which they are stepped.
         part: shapes and dtypes of the arrays that each worker steps a part of, in place of all
             leaves that are not in `dense`.
         dense: shapes and dtypes of the leaves that each worker steps whole, by their numbers.
+        given: the parameters in their own dtypes, if these are others.
     """
     leaves, treedef = jax.tree.flatten(whole)
     numbers, kept = tuple(dense), tuple(dense.values())
-    args = optimizer, _Shapes(treedef, _likes(leaves)), _likes(part), numbers, _likes(kept)
+    own = tuple(
+        jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) for x in jax.tree.leaves(given)
+    )
+    shapes = _Shapes(treedef, _likes(leaves), own)
+    args = optimizer, shapes, _likes(part), numbers, _likes(kept)
     try:
         reason = _reason(*args)
     except TypeError:  # A tree with static leaves that cannot be hashed.
@@ -71,9 +86,25 @@ def _reason(
     optimizer: Any, whole: _Shapes, part: tuple, numbers: tuple[int, ...], dense: tuple
 ) -> str | None:
     """The reason why parts would get other updates than whole leaves; None if they do not."""
-    table = Expressions()
+    several = len({x.dtype for x in whole.own}) > 1
+    if several and (reason := _differing(optimizer, whole, whole.own, part, numbers, dense, False)):
+        return f"{reason}: leaves of another dtype are stepped in float32"
+    return _differing(optimizer, whole, whole.likes, part, numbers, dense, True)
+
+
+def _differing(
+    optimizer: Any,
+    whole: _Shapes,
+    likes: tuple,
+    part: tuple,
+    numbers: tuple[int, ...],
+    dense: tuple,
+    exact: bool,
+) -> str | None:
+    """The first difference between the updates of whole leaves and of parts."""
+    table = Expressions(exact)
     try:
-        of_whole = _updates(optimizer, table, jax.tree.unflatten(whole.treedef, whole.likes))
+        of_whole = _updates(optimizer, table, jax.tree.unflatten(whole.treedef, likes))
         of_parts, of_dense = (_updates(optimizer, table, likes) for likes in (part, dense))
     except NotElementwiseError as error:
         return str(error)
@@ -112,16 +143,28 @@ def _updates(optimizer: Any, table: Expressions, params: PyTree) -> list[tuple[i
         return [table.leaf((name, time), like, leaf) for leaf, like in enumerate(likes)]
 
     held, found = table.run(begin, variables("parameter", 0)), []
-    for time in range(_STEPS):
+    for time in range(_MOST):
         losses = [table.scalar(("loss", time)) for _ in more]
         grads, weights = variables("gradient", time), variables("parameter", time)
         results = table.run(step, [*grads, *held, *weights, *losses])
-        now, held = results[: len(likes)], results[len(likes) :]
+        now, before, held = results[: len(likes)], held, results[len(likes) :]
         for number, x in enumerate(now):
             if x.leaf not in (None, number) or not (x.uniform or x.leaf == number):
                 raise NotElementwiseError("an update is computed from another leaf")
         found.append([x.expression for x in now])
+        settled = [(x.leaf, x.uniform) for x in before] == [(x.leaf, x.uniform) for x in held]
+        if settled and time + 1 >= _FEWEST:
+            break
     return list(zip(*found, strict=True))
+
+
+@functools.lru_cache(maxsize=128)
+def copies(optimizer: Any, likes: tuple[jax.ShapeDtypeStruct, ...]) -> tuple[bool, ...]:
+    """Which arrays of an optimizer's state are made from the values of the parameters."""
+    table = Expressions()
+    weights = [table.leaf(("parameter", 0), like, leaf) for leaf, like in enumerate(likes)]
+    made = table.run(jax.make_jaxpr(optimizer.init)(likes), weights)
+    return tuple(x.leaf is not None for x in made)
 
 
 def _culprit(optimizer: Any, *shapes: Any) -> str:

@@ -7,6 +7,7 @@ of their arrays are. Nothing is computed here, so arrays of any size cost nothin
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
 
@@ -25,7 +26,8 @@ _IN_PLACE = {
 # fmt: off
 _ELEMENTWISE = {
     "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh",
-    "bessel_i0e", "bessel_i1e", "cbrt", "ceil", "clamp", "clz", "conj", "convert_element_type",
+    "bessel_i0e", "bessel_i1e", "bitcast_convert_type", "cbrt", "ceil", "clamp",
+    "clz", "conj", "convert_element_type",
     "cos", "cosh", "digamma", "div", "eq", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1",
     "floor", "ge", "gt", "igamma", "igammac", "imag", "integer_pow", "is_finite", "le", "lgamma",
     "log", "log1p", "logistic", "lt", "max", "min", "mul", "ne", "neg", "nextafter", "not", "or",
@@ -35,6 +37,18 @@ _ELEMENTWISE = {
 }
 # fmt: on
 """Primitives that compute each element of the result from the same element of the operands."""
+
+_CALLS = {
+    "checkpoint": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "remat2": "jaxpr",
+}
+"""Primitives that run a program on their operands, and the parameter that is the program."""
 
 _OF_SHAPES = {"dimensions", "out_sharding", "shape", "sharding"}
 """Parameters of elementwise primitives that do not change the value of an element."""
@@ -62,10 +76,15 @@ class Value(NamedTuple):
 
 
 class Expressions:
-    """Numbers the expressions of several programs: equal expressions have equal numbers."""
+    """Numbers the expressions of several programs: equal expressions have equal numbers.
 
-    def __init__(self) -> None:
+    Args:
+        exact: whether expressions in other dtypes are others.
+    """
+
+    def __init__(self, exact: bool = True) -> None:
         self._numbers: dict[Hashable, int] = {}
+        self._exact = exact
 
     def leaf(self, name: Hashable, like: Any, leaf: Hashable) -> Value:
         """An array of a leaf whose element is the variable `name`."""
@@ -107,29 +126,33 @@ class Expressions:
             array = np.asarray(value)
         except Exception:  # A traced number, or a key of JAX: it is itself only.
             return Value(self._number("object", id(value)), shape, uniform=not shape)
+        if not self._exact and array.dtype.kind in "fV":  # V: of 16 bits.
+            array = array.astype(jnp.bfloat16)
+        if array.size and (array == array.flat[0]).all():
+            key = "constant", array.dtype.str, array.flat[0].tobytes()
+            return Value(self._number(*key), shape, uniform=True)
         known = array.dtype.str, array.tobytes()
-        return Value(self._number("constant", *known, *shape), shape, uniform=not shape)
+        return Value(self._number("constants", *known, *shape), shape)
 
     def _apply(self, eqn: Any, inputs: list[Value]) -> list[Value]:
         """The results of one equation."""
         name, params = eqn.primitive.name, eqn.params
         if name == "cond":
             return self._conditional(params["branches"], *inputs)
-        names = ("jaxpr", "call_jaxpr", "fun_jaxpr")
-        body = next((params[key] for key in names if key in params), None)
-        if body is not None and name not in ("scan", "while"):
-            return self.run(body, inputs)
+        if name in _CALLS:
+            return self.run(params[_CALLS[name]], inputs)
         shapes = [tuple(atom.aval.shape) for atom in eqn.outvars]
         moves = name in ("broadcast_in_dim", "reshape") and params.get("dimensions") is None
-        if name in _IN_PLACE or _sums_nothing(name, params) or (moves and _fits(inputs, shapes)):
+        same = name in _IN_PLACE or (not self._exact and name == "convert_element_type")
+        if same or _sums_nothing(name, params) or (moves and _fits(inputs, shapes)):
             return [
                 x._replace(shape=shape)
                 for x, shape in zip(inputs[: len(shapes)], shapes, strict=True)
             ]
         if any(x.leaf is not None for x in inputs):
-            return [self._elementwise(name, params, inputs, shapes[0])]
+            return [self._elementwise(name, params, inputs, *shapes[:1])]
         elementwise = name in _ELEMENTWISE and all(x.uniform for x in inputs)
-        operands = [x.expression if x.uniform else (x.expression, x.shape) for x in inputs]
+        operands = [x.expression if elementwise else (x.expression, x.shape) for x in inputs]
         known = name, _text(params, elementwise), *operands
         return [
             Value(
@@ -141,10 +164,12 @@ class Expressions:
         ]
 
     def _elementwise(
-        self, name: str, params: dict[str, Any], inputs: list[Value], shape: tuple[int, ...]
+        self, name: str, params: dict[str, Any], inputs: list[Value], shape: tuple[int, ...] = ()
     ) -> Value:
         """A result of which each element is computed from the same element of its leaf."""
         rows = [x for x in inputs if x.leaf is not None]
+        if name in ("scan", "while"):
+            raise NotElementwiseError(f"`{name}` runs on a leaf, and loops are not read")
         if name not in _ELEMENTWISE or any(x.shape != shape for x in rows):
             raise NotElementwiseError(f"`{name}` combines elements of a leaf")
         if len({x.leaf for x in rows}) > 1:

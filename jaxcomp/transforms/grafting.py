@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from jaxcomp.exchange.stepping import SteppedMemory
 from jaxcomp.mesh import data_parallel, per_worker, processes
 from jaxcomp.transforms.mean import CompressedMeanState
 from jaxcomp.types import AxisName, PyTree
@@ -38,8 +39,9 @@ def graft(tx: Any, state: PyTree, params: PyTree, mesh: Mesh, axis_name: AxisNam
         copied: a step that donates the new state invalidates the old one.
 
     Raises:
-        ValueError: if an array of the new optimizer's state is missing in `state` or has another
-            shape or dtype there, or if an array of `state` has no counterpart in the new state.
+        ValueError: for the state of a `sharded_optimizer`; if an array of the new optimizer's state
+            is missing in `state` or has another shape or dtype there, or if an array of `state` has
+            no counterpart in the new state.
 
     Example:
         >>> import optax
@@ -52,6 +54,13 @@ def graft(tx: Any, state: PyTree, params: PyTree, mesh: Mesh, axis_name: AxisNam
         >>> type(state[1][0]).__name__
         'ScaleByAdamState'
     """
+    for node in jax.tree.leaves(state, is_leaf=_is_stepped):
+        if _is_stepped(node):
+            raise ValueError(
+                "`state` must not be that of jaxcomp.sharded_optimizer, whose moments are rows of "
+                "many leaves, and would begin anew: move it to other workers with "
+                "jaxcomp.resize_workers, or train on with the same codecs"
+            )
     new, typed = data_parallel.init_state(tx, params, mesh, axis_name), _is_typed(state)
     wanted, given = (_remembered(tree, typed) for tree in (new, state))
     if not typed:  # Of memory that `new` has as a node, only the name is left.
@@ -63,6 +72,11 @@ def graft(tx: Any, state: PyTree, params: PyTree, mesh: Mesh, axis_name: AxisNam
         return processes.put(given[name].pop(0), leaf.sharding)
 
     return _mapped(kept, new, typed)
+
+
+def _is_stepped(node: Any) -> bool:
+    """Whether a node is the memory of a sharded optimizer."""
+    return isinstance(node, SteppedMemory)
 
 
 def _remembered(tree: PyTree, typed: bool) -> dict[tuple[str, ...], list[Any]]:

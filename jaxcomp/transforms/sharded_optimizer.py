@@ -64,7 +64,8 @@ def sharded_optimizer(
             leaves as matrices, and dense leaves as they are: a mask by the rank of a leaf works,
             one by its name does not. Elementwise are all optimizers of optax and `optax.contrib`
             except adafactor, dadapt_adamw, dog, dowg, dpsgd, fromage, galore, lamb, lars, lbfgs,
-            mechanize, momo, muon, noisy_sgd, novograd, polyak_sgd, prodigy, sm3 and sophia.
+            mechanize, momo, momo_adam, muon, noisy_sgd, novograd, polyak_sgd, prodigy, sm3 and
+            sophia.
         axis_name: the mapped axis, or a tuple of them.
         up: the codec of the gradients, a `Policy` or a `Link`, with the defaults of
             `compressed_mean`. Leaves that it sends dense are stepped whole on every worker.
@@ -89,7 +90,8 @@ def sharded_optimizer(
         `compressed_mean`. Each worker's state is marked as its own, so that `jaxcomp.init_state`,
         `place`, `resize_workers` and checkpoints treat it as that of a mean. The state of the
         optimizer gets its values in the first step: one that copies the parameters copies those of
-        that step.
+        that step. Further arguments of the update reach the optimizer as they are, so they must
+        not be trees like the parameters, and the check of `init` tries none but `value`.
 
     Raises:
         ValueError: on construction, for arguments of the wrong kind, links that do not match, or

@@ -69,6 +69,26 @@ def test_all_optimizers_of_optax_are_known():
     assert {name for name, one in made.items() if refused(one)} == NEEDS_WHOLE_LEAVES
 
 
+def stateless(function):
+    return optax.GradientTransformation(
+        lambda params: (), lambda u, s, p=None: (jax.tree.map(function, u), s)
+    )
+
+
+def delayed(steps):
+    """Divides by the norm of a former gradient, after as many steps."""
+
+    def init(params):
+        return tuple(jax.tree.map(jnp.zeros_like, params) for _ in range(steps))
+
+    def update(updates, state, params=None):
+        first, *later = (*state, updates)
+        norm = 1e-6 + optax.tree.norm(first)
+        return jax.tree.map(lambda x: x / norm, first), tuple(later)
+
+    return optax.GradientTransformation(init, update)
+
+
 def by(label):
     return lambda params: jax.tree.map(label, params)
 
@@ -87,12 +107,17 @@ def by(label):
         (optax.masked(optax.scale(2.0), lambda p: {k: True for k, _ in p.items()}), "no attribute"),
         (optax.scale_by_factored_rms(), "scale_by_factored_rms"),
         (optax.apply_if_finite(optax.adam(1.0), 3), "apply_if_finite"),
+        (stateless(lambda x: x[::-1]), "rev"),
+        (stateless(lambda x: x * jnp.sum(jnp.ones_like(x))), "otherwise than a worker's part"),
+        (stateless(lambda x: x * jnp.linalg.norm(jnp.full_like(x, 0.1))), "otherwise"),
         (
-            optax.GradientTransformation(
-                lambda params: (), lambda u, s, p=None: (jax.tree.map(lambda x: x[::-1], u), s)
+            stateless(
+                lambda x: x * jax.lax.reduce(jnp.ones_like(x), 0.0, jax.lax.add, range(x.ndim))
             ),
-            "rev",
+            "otherwise",
         ),
+        (delayed(2), "combines elements"),
+        (delayed(7), "combines elements|otherwise"),
         (
             optax.GradientTransformation(
                 lambda params: (), lambda u, s, p=None: (jax.tree.map(lambda x: x + s[0], u), s)
@@ -112,6 +137,16 @@ def test_leaves_of_one_shape_may_not_be_mixed():
     elementwise.check(optax.adam(1.0), (WHOLE["out"],) * 2, PART, {})
     with pytest.raises(ValueError, match="from another leaf"):
         elementwise.check(optax.with_extra_args_support(pair), (WHOLE["out"],) * 2, PART, {})
+
+
+def test_masks_by_dtype_are_found():
+    """All leaves are stepped in float32, so the optimizer would take them for one dtype."""
+    given = WHOLE | {"out": WHOLE["out"].astype(jnp.bfloat16)}
+    decayed = optax.adamw(1e-3, mask=by(lambda x: x.dtype == jnp.float32))
+    elementwise.check(decayed, WHOLE, PART, DENSE)
+    elementwise.check(optax.adamw(1e-3), WHOLE, PART, DENSE, given)
+    with pytest.raises(ValueError, match=r"'out' otherwise.*another dtype"):
+        elementwise.check(decayed, WHOLE, PART, DENSE, given)
 
 
 def test_by_rank_and_by_number_works():

@@ -473,6 +473,54 @@ def test_a_closed_gate_takes_no_step_and_keeps_what_was_not_sent():
     assert float(jnp.abs(state.memory.reduction.feedback.tree.residual[0]).max()) > 0
 
 
+def test_a_model_of_small_leaves_is_stepped_whole():
+    small = {"norm": jnp.ones(7), "scalar": jnp.ones(()), "none": jnp.ones((0, 3))}
+    tx = jaxcomp.sharded_optimizer(optax.adam(1e-2), "data", FOUR)
+    with pytest.warns(UserWarning, match="compresses no leaf"):
+        state = jax.vmap(tx.init, axis_name="data", in_axes=None, axis_size=4)(small)
+    params = jax.tree.map(lambda x: jnp.stack([x] * 4), small)
+    updates, _ = jax.vmap(tx.update, axis_name="data")(params, state, params)
+    np.testing.assert_allclose(updates["norm"], -1e-2, rtol=1e-5)
+    assert updates["none"].shape == (4, 0, 3)
+
+
+def test_gradients_narrower_than_updates_pass_a_gate():
+    gate = jaxcomp.gates.Every(2)
+    tx = jaxcomp.sharded_optimizer(optax.adam(1e-2), "data", **BOTH, gate=gate)
+    params = jax.tree.map(lambda x: jnp.stack([x] * 4).astype(jnp.bfloat16), PARAMS)
+    state = jax.vmap(tx.init, axis_name="data")(params)
+    grads = jax.tree.map(lambda x: x.astype(jnp.bfloat16), gradients(0, 4))
+    update = jax.jit(jax.vmap(tx.update, axis_name="data"))
+    for opened in (False, True):
+        updates, state = update(grads, state, params)
+        assert all(bool(x.any()) == opened for x in jax.tree.leaves(updates))
+
+
+def test_settings_in_a_state_count_from_the_first_step():
+    """Only copies of the parameters are made in the first step."""
+    optimizer = optax.inject_hyperparams(optax.sgd)(learning_rate=0.1)
+    tx = jaxcomp.sharded_optimizer(optimizer, "data", IDENTITY)
+    params = jax.tree.map(lambda x: jnp.stack([x] * 4), PARAMS)
+    state = jax.vmap(tx.init, axis_name="data")(params)
+    state = optax.tree.set(state, learning_rate=jnp.zeros(4))
+    updates, _ = jax.jit(jax.vmap(tx.update, axis_name="data"))(gradients(0, 4), state, params)
+    assert not any(bool(x.any()) for x in jax.tree.leaves(updates))
+
+
+def test_a_division_by_zero_in_the_padding_stays_there():
+    tx = jaxcomp.sharded_optimizer(optax.adam(1e-2, eps=0.0), "data", **BOTH)
+    _, state = simulated(tx, 2)
+    for residual in state.memory.optimizer.part.residual:
+        assert bool(jnp.isfinite(residual.tree).all())
+
+
+def test_moments_in_rows_are_not_grafted(mesh):
+    tx = jaxcomp.sharded_optimizer(optax.adam(1e-2), "data", FOUR)
+    state = jaxcomp.init_state(tx, PARAMS, mesh, "data")
+    with pytest.raises(ValueError, match=r"would begin anew.*resize_workers"):
+        jaxcomp.graft(tx, state, PARAMS, mesh, "data")
+
+
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 def test_steps_too_small_for_bfloat16_arrive_when_they_have_added_up(dtype):
     """Of parameters, and of gradients beside wider parameters."""
