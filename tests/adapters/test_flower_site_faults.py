@@ -319,10 +319,13 @@ def test_a_site_that_is_stopped_is_not_waited_for_longer_than_the_patience(when,
             process.send_signal(signal.SIGSTOP)
         else:
             threading.Timer(1.0, process.send_signal, [signal.SIGSTOP]).start()
+        late = threading.Timer(10.0, process.send_signal, [signal.SIGCONT])
+        late.start()
         begin = time.monotonic()
         with pytest.raises(courier.SiteError, match=r"the process of the site in .* said nothing"):
             courier.ask(tmp_path, b"works", 2.0)
         assert time.monotonic() - begin < 8
+        late.cancel()
         process.send_signal(signal.SIGCONT)
         assert courier.ask(tmp_path, b"again", 20.0) == b"again"
 
