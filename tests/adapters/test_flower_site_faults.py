@@ -313,8 +313,8 @@ def test_a_connection_that_sends_nothing_holds_nobody_up(tmp_path):
 
 @pytest.mark.parametrize("when", ["before", "while it works"])
 def test_a_site_that_is_stopped_is_not_waited_for_longer_than_the_patience(when, tmp_path):
-    with serving(tmp_path, "time.sleep(3 * (content == b'works')) or content") as process:
-        assert courier.ask(tmp_path, b"works", 2.0) == b"works"  # It says that it is there.
+    with serving(tmp_path, "time.sleep(3.5 * (content == b'works')) or content") as process:
+        assert courier.ask(tmp_path, b"works", 3.0) == b"works"  # It says that it is there.
         if when == "before":
             process.send_signal(signal.SIGSTOP)
         else:
@@ -323,7 +323,7 @@ def test_a_site_that_is_stopped_is_not_waited_for_longer_than_the_patience(when,
         late.start()
         begin = time.monotonic()
         with pytest.raises(courier.SiteError, match=r"the process of the site in .* said nothing"):
-            courier.ask(tmp_path, b"works", 2.0)
+            courier.ask(tmp_path, b"works", 3.0)
         assert time.monotonic() - begin < 8
         late.cancel()
         process.send_signal(signal.SIGCONT)
@@ -335,6 +335,27 @@ def test_an_error_that_nobody_expected_is_told_and_the_site_stays_up(tmp_path):
         with pytest.raises(courier.SiteError, match="KeyError: b'bad'"):
             courier.ask(tmp_path, b"bad", 20.0)
         assert courier.ask(tmp_path, b"good", 20.0) == b"yes"
+
+
+def test_a_message_over_which_a_site_ends_again_and_again_is_given_up(tmp_path):
+    """As for lack of memory: a supervisor starts it again, and it gets the same message."""
+    begun = []
+
+    def dies(content):
+        begun.append(content)
+        raise SystemExit
+
+    def supervise():
+        while len(begun) < courier._ENDS:
+            with contextlib.suppress(SystemExit):
+                courier.serve(tmp_path, dies, lambda: len(begun) == courier._ENDS)
+
+    thread = threading.Thread(target=supervise, daemon=True)
+    thread.start()
+    with pytest.raises(courier.SiteError, match="has ended 5 times while it worked for this"):
+        courier.ask(tmp_path, b"large", 20.0)
+    thread.join(10)
+    assert begun == [b"large"] * courier._ENDS
 
 
 def test_an_address_of_somebody_else_stays(tmp_path):
