@@ -146,8 +146,9 @@ def train(name: str, args: argparse.Namespace, data: federated_model.Data, bars:
     )
     kept, curve, accepted = args.out / f"{name}.checkpoint", [], 0
     notes = args.out / f"{name}.json"
-    if args.resume and kept.exists():
-        sim.restore(kept)
+    if args.resume:
+        sim.restore(kept, missing_ok=True)
+    if int(sim.state.round):
         known = json.loads(notes.read_text())[: int(sim.state.round)]
         curve, accepted = [Point(*p[:3]) for p in known], sum(p[3] for p in known)
         log = known

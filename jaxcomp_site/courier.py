@@ -29,6 +29,8 @@ _GREETING = 10.0
 """Seconds in which a connection must prove that it knows the secret."""
 _SENDING = 600.0
 """Seconds in which a message must have passed between two processes of one machine."""
+_ENDS = 5
+"""How often a process may end over one message, before the message is given up."""
 _BEAT = 1.0
 """Seconds between two signs of life."""
 _ALIVE, _GOOD, _BAD = b".", b"+", b"!"
@@ -54,23 +56,31 @@ def ask(folder: pathlib.Path, content: bytes, patience: float = PATIENCE) -> byt
         patience: the seconds for which a process may be away, or be there and give no sign of life.
 
     Raises:
-        SiteError: for what the process could not do, or if it is away for longer.
+        SiteError: for what the process could not do, or if it is away for longer, or ends again and
+            again over this message.
     """
-    seen = time.monotonic()
+    seen, ends = time.monotonic(), 0
     while True:
-        left = max(seen + patience - time.monotonic(), _AGAIN)
+        left, works = max(seen + patience - time.monotonic(), _AGAIN), False
         try:
             known = json.loads((folder / "address").read_text())
             with _connected(known["port"], bytes.fromhex(known["key"]), left) as line:
                 seen = time.monotonic()
                 line.settimeout(min(_SENDING, patience))
                 _send(line, content)
+                works = True
                 line.settimeout(patience)
                 while (kind := _read(line, 1)) == _ALIVE:
                     seen = time.monotonic()
                 answer = _receive(line)
             break
         except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+            ends += works and not isinstance(error, TimeoutError)
+            if ends == _ENDS:
+                raise SiteError(
+                    f"the process of the site in {folder} has ended {ends} times while it worked "
+                    "for this message: its log says why"
+                ) from error
             if time.monotonic() - seen >= patience:
                 silent = isinstance(error, TimeoutError)  # It is there, and stopped or stuck.
                 raise SiteError(

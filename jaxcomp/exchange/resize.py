@@ -79,7 +79,7 @@ def _joined(feedback: Any, unsent: Any, workers: int, sharded: bool) -> Any:
     # Compile it as a whole: run one by one, the operations of eight-bit memories take seconds.
     change = jax.jit(jax.vmap(joined, in_axes=1, out_axes=1) if sharded else joined)
     found = tuple(change(x, r) for x, r in zip(own, more, strict=True))
-    return per_worker.PerWorker(held._replace(**{field: found}), feedback.kind)
+    return per_worker.PerWorker(held._replace(**{field: found}), feedback.kind, feedback.order)
 
 
 def _codes(x: Any) -> Array:

@@ -1,6 +1,7 @@
 """The memory of a reduction: links, reducer, and under a gate the dense leaves."""
 
 import functools
+import hashlib
 from typing import Any, NamedTuple
 
 import jax
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 
 from jaxcomp.exchange import resize
 from jaxcomp.exchange.plan import Plan, dense_feedback_of
+from jaxcomp.layout import policy
 from jaxcomp.mesh import kinds, per_worker
 from jaxcomp.types import PyTree
 
@@ -90,7 +92,20 @@ def hold(plan: Plan, memory: PyTree) -> PyTree:
         plan.axis_name,
         splits=facts.splits,
         alike=facts.same_on_all,
+        order=order_of(plan),
     )
+
+
+def order_of(plan: Plan) -> str:
+    """Names which leaves are in which batch, if rules say that; else shapes do, and it is "".
+
+    Two policies may make batches of the same shapes of different leaves, whose memory has this
+    name.
+    """
+    if not any(why.startswith(policy.BY_RULE) for why in plan.layout.reasons):
+        return ""
+    order = [[piece.leaf for piece in batch.pieces] for batch in plan.layout.batches]
+    return hashlib.sha256(repr(order).encode()).hexdigest()[:16]
 
 
 def hold_dense(plan: Plan, memory: PyTree) -> PyTree:
@@ -117,6 +132,15 @@ def check(plan: Plan, state: ReductionState, *, gated: bool = False) -> None:
     except TypeError:  # A tree with static leaves that cannot be hashed.
         wanted = _wanted.__wrapped__(plan, gated)
     got = shapes(state)
+    held = jax.tree.leaves(state.feedback, is_leaf=per_worker.is_per_worker)
+    held = {node.stored for node in held if per_worker.is_per_worker(node)}
+    own = per_worker.PerWorker((), _LINK, order_of(plan)).stored
+    if held - {own}:
+        raise ValueError(
+            f"`state` must have the memory {own!r}, got {sorted(held)}: rules of another policy, "
+            "which put the parameters into it in another order. Make it with jaxcomp.init_state, "
+            "or keep all but the memory with jaxcomp.graft"
+        )
     for path in wanted | got:
         if got.get(path) != wanted.get(path):
             shape = f"have the shape {wanted[path]}" if path in wanted else "not be there"

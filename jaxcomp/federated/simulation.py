@@ -153,16 +153,22 @@ class Simulation:
         """
         checkpoint.save(checkpoint.folder_of(folder), self._kept(), self.table.arrays())
 
-    def restore(self, folder: str | pathlib.Path) -> None:
+    def restore(self, folder: str | pathlib.Path, *, missing_ok: bool = False) -> None:
         """Goes on from the last checkpoint of a simulation with the same arguments.
 
-        Warns if the last one is damaged and the one before it is taken.
+        Warns if the last one is damaged, so that the one before it is taken.
+
+        Args:
+            folder: the folder of the checkpoint.
+            missing_ok: whether to do nothing if there is no checkpoint yet.
 
         Raises:
-            ValueError: if `folder` holds no checkpoint that is whole, or one of other shapes.
+            ValueError: if `folder` holds no checkpoint, one of other shapes, or only damaged ones.
         """
-        rows = self.table.arrays()
-        kept = checkpoint.restore(checkpoint.folder_of(folder), self._kept(), rows)
+        rows, versions = self.table.arrays(), checkpoint.folder_of(folder)
+        kept = checkpoint.restore(versions, self._kept(), rows, missing_ok=missing_ok)
+        if kept is None:
+            return
         self.table.fill(rows)
         state, centres, number, *counted = kept
         self.state = jax.tree.map(jnp.asarray, state)

@@ -10,6 +10,9 @@ from typing import Any
 from jaxcomp import checks
 from jaxcomp.base import Codec
 
+BY_RULE = "rule "
+"""Begins the reason for a codec that a rule gives."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
@@ -109,7 +112,7 @@ class Policy:
     def _decide(self, path: str, shape: tuple[int, ...]) -> tuple[Codec | None, str]:
         for rule in self.rules:
             if rule.matches(path, shape):
-                return rule.codec, f"rule {rule.path!r}"
+                return rule.codec, f"{BY_RULE}{rule.path!r}"
         if len(shape) < self.min_ndim:
             return None, f"{len(shape)}-D, below min_ndim={self.min_ndim}"
         if math.prod(shape) < self.min_size:

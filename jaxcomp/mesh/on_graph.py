@@ -111,7 +111,8 @@ def _summed(memory: PyTree, graph: Graph, workers: int) -> PyTree:
         if not isinstance(node, Mirrored):
             return node
         mirror = jax.tree.map(total, node.own.tree)
-        return Mirrored(node.own, per_worker.PerWorker(mirror, node.mirror.kind))
+        kind, order = node.mirror.kind, node.mirror.order
+        return Mirrored(node.own, per_worker.PerWorker(mirror, kind, order))
 
     return jax.tree.map(again, memory, is_leaf=lambda node: isinstance(node, Mirrored))
 

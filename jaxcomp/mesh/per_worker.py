@@ -26,6 +26,9 @@ class _Mark(str):
 _MARK = _Mark("per_worker")
 """Marks leaves that differ between workers."""
 
+_ORDER = "_of_"
+"""Begins the end of the mark of memory whose leaves have an order that its shapes do not tell."""
+
 _SHARD = "per_shard:"
 """Begins the mark of what differs between shards of the model; the names of their axes follow."""
 
@@ -53,21 +56,30 @@ class PerWorker(metaclass=adapter.Stored):
             are split over the workers, "codec" the state of a codec, "codec slice" the state of a
             codec that encodes a worker's slice of rows. All others ("residual", "momentum",
             "shift", "local", …) are averaged.
+        order: names which parameters are where in the memory of a link, if rules of its policy say
+            that. It is part of every path, hence of a checkpoint: memory of the same shapes in
+            another order is not restored in silence.
     """
 
-    stored = str(_MARK)
-
-    def __init__(self, tree: PyTree, kind: str):
+    def __init__(self, tree: PyTree, kind: str, order: str = ""):
         self.tree = tree
         self.kind = kind
+        self.order = order
+
+    @property
+    def stored(self) -> str:
+        """The name of the memory in a checkpoint."""
+        return f"{_MARK}{_ORDER}{self.order}" if self.order else str(_MARK)
 
     @classmethod
-    def wrap(cls, tree: PyTree, kind: str, axis_name: AxisName | None = None) -> "PerWorker":
+    def wrap(
+        cls, tree: PyTree, kind: str, axis_name: AxisName | None = None, order: str = ""
+    ) -> "PerWorker":
         """One worker's tree, without the leading axis, as a `PerWorker`."""
         tree = _boxed(jax.tree.map(lambda x: jnp.asarray(x)[None], tree), add=True)
         if axis_name is not None and axes.bound(axis_name):
             tree = axes.vary(tree, axis_name)
-        return cls(tree, kind)
+        return cls(tree, kind, order)
 
     def own(self) -> PyTree:
         """This worker's tree, without the leading axis.
@@ -87,15 +99,16 @@ class PerWorker(metaclass=adapter.Stored):
         return _boxed(jax.tree.map(lambda x: x[0], self.tree), add=False)
 
     def tree_flatten_with_keys(self):
-        mark = _SLICE if self.kind == "slice" else _MARK
-        return ((jax.tree_util.GetAttrKey(mark), self.tree),), self.kind
+        mark = _SLICE if self.kind == "slice" else _Mark(self.stored)
+        return ((jax.tree_util.GetAttrKey(mark), self.tree),), (self.kind, self.order)
 
     @classmethod
-    def tree_unflatten(cls, kind, children):
-        return cls(children[0], kind)
+    def tree_unflatten(cls, known, children):
+        return cls(children[0], *known)
 
     def __repr__(self) -> str:
-        return f"PerWorker({self.tree!r}, kind={self.kind!r})"
+        order = f", order={self.order!r}" if self.order else ""
+        return f"PerWorker({self.tree!r}, kind={self.kind!r}{order})"
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -135,16 +148,12 @@ def is_per_worker(node: Any) -> bool:
 
 def marked(path: tuple) -> bool:
     """Whether the leaf at this path differs between workers."""
-    return _has(path, _MARK) or _has(path, _SLICE)
+    return any(name.startswith(_MARK) for name in _marks(path))
 
 
 def shared_out(path: tuple) -> bool:
     """Whether the leaf at this path is a worker's slice of rows."""
-    return _has(path, _SLICE)
-
-
-def _has(path: tuple, mark: str) -> bool:
-    return any(mark == name for name in _marks(path))
+    return _SLICE in _marks(path)
 
 
 def _marks(path: tuple) -> list[_Mark]:
@@ -173,7 +182,7 @@ def stored_as_memory(name: str) -> bool:
 
 def stored_as_workers(name: str) -> bool:
     """Whether arrays of this name in such a checkpoint begin with an axis of workers."""
-    return name in (_MARK, _SLICE)
+    return name in (_MARK, _SLICE) or name.startswith(_MARK + _ORDER)
 
 
 def plain_name(name: str) -> str:
@@ -181,6 +190,11 @@ def plain_name(name: str) -> str:
     if name == _SLICE:
         return str(_MARK)
     return _SHARD if name.startswith(_SHARD) else name
+
+
+def without_order(name: str) -> str:
+    """The name of memory in a version that did not name its order."""
+    return str(_MARK) if name.startswith(_MARK + _ORDER) else name
 
 
 def spec(path: tuple, axis_name: AxisName) -> PartitionSpec:
@@ -191,7 +205,13 @@ def spec(path: tuple, axis_name: AxisName) -> PartitionSpec:
 
 
 def wrap(
-    memory: PyTree, kind: str, axis_name: AxisName, *, splits: bool = False, alike: bool = True
+    memory: PyTree,
+    kind: str,
+    axis_name: AxisName,
+    *,
+    splits: bool = False,
+    alike: bool = True,
+    order: str = "",
 ) -> PyTree:
     """A feedback's memory as a state stores it: the sender's memory differs between workers.
 
@@ -199,11 +219,11 @@ def wrap(
     workers (not `alike`).
     """
     if not isinstance(memory, Mirrored):
-        return PerWorker.wrap(memory, kind, axis_name)
+        return PerWorker.wrap(memory, kind, axis_name, order)
     mirror = memory.mirror
     if splits or not alike:
-        mirror = PerWorker.wrap(mirror, "slice" if splits else kind, axis_name)
-    return Mirrored(PerWorker.wrap(memory.own, kind, axis_name), mirror)
+        mirror = PerWorker.wrap(mirror, "slice" if splits else kind, axis_name, order)
+    return Mirrored(PerWorker.wrap(memory.own, kind, axis_name, order), mirror)
 
 
 def unwrap(state: PyTree) -> PyTree:

@@ -199,7 +199,7 @@ def _moved(workers: int, path: tuple, node: Any, wanted: Any, role: str) -> Any:
         return found
 
     tree = jax.tree.map(change, node.tree, wanted.tree, is_leaf=_is_blocks)
-    return per_worker.PerWorker(tree, node.kind)
+    return per_worker.PerWorker(tree, node.kind, node.order)
 
 
 def _averaged(x: Any, workers: int) -> Any:

@@ -50,7 +50,8 @@ def restore_former(found: PyTree, target: PyTree) -> PyTree:
 
     def taken(path: tuple, like: Any) -> Any:
         name = _name(path)
-        name = name if name in given else _former(name)
+        names = (name, _former(name), tuple(map(per_worker.without_order, name)))
+        name = next((one for one in names if one in given), name)
         x = given.get(name, like if _NEW in name else None)
         if x is None or (np.shape(x), jnp.result_type(x)) != (np.shape(like), like.dtype):
             has = "no such array" if x is None else f"{jnp.result_type(x)}{list(np.shape(x))}"

@@ -271,19 +271,20 @@ def test_two_servers_do_not_train_with_one_checkpoint(tmp_path):
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(folder)], stdout=subprocess.PIPE, text=True
     ) as other:
-        assert other.stdout.readline() == "held\n"
-        strategy, text = (
-            strategy_of(method(), checkpoint=folder),
-            f"its owner is process {other.pid}",
-        )
-        strategy._checkpoints._patience = 0.5
-        for use in (strategy.restore, strategy.save):
-            with pytest.raises(ValueError, match=f"`checkpoint` must be a folder with .*{text}"):
-                use(folder)
-        threading.Timer(0.5, other.kill).start()
-        strategy._checkpoints._patience = 5.0
-        strategy.start(grid_of(method()), num_rounds=1)
-        assert other.poll() is not None
+        try:
+            assert other.stdout.readline() == "held\n"
+            strategy = strategy_of(method(), checkpoint=folder)
+            strategy._checkpoints._patience = 0.5
+            says = f"`checkpoint` must be a folder with .* owner is process {other.pid}"
+            for use in (strategy.restore, strategy.save):
+                with pytest.raises(ValueError, match=says):
+                    use(folder)
+            threading.Timer(0.5, other.kill).start()
+            strategy._checkpoints._patience = 5.0
+            strategy.start(grid_of(method()), num_rounds=1)
+            assert other.poll() is not None
+        finally:
+            other.kill()
     again = strategy_of(method(), checkpoint=folder)
     again.restore(folder)  # The lock is that of a process.
     assert sha(again.params) == sha(strategy.params)

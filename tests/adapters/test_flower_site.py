@@ -191,6 +191,29 @@ def test_the_delay_is_taken_after_the_answer_is_sent(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, strategy.params, sim.params)
 
 
+def test_an_error_in_the_delay_is_logged_and_its_steps_are_taken_in_the_next_round(
+    tmp_path, caplog
+):
+    broken = []
+
+    def data_of(number, at):
+        if broken:
+            raise OSError("the disk is away")
+        return streamed_data(number, at)
+
+    grid, strategy = SiteGrid(tmp_path, STREAMING, data_of), strategy_of(STREAMING)
+    strategy.start(grid, num_rounds=1)
+    broken.append(True)
+    grid.sites[100]._go_on()
+    assert "steps of the delay failed: OSError: the disk is away" in caplog.text
+    broken.clear()
+    strategy.start(grid, num_rounds=1)
+    assert strategy.refused == {}
+    sim = federated.Simulation(STREAMING, params(), CLIENTS, data)
+    sim.run(2)
+    jax.tree.map(np.testing.assert_array_equal, strategy.params, sim.params)
+
+
 def test_an_app_behind_compress_mod_cannot_stream():
     with pytest.raises(ValueError, match="`method` must have no fragments, delay or mix"):
         flower.compress_mod(STREAMING, params())

@@ -85,9 +85,10 @@ def test_an_error_is_told_at_once_and_the_round_can_be_asked_again(
     fails, asked, tmp_path, monkeypatch, caplog
 ):
     content, answer = asked
-    broken, write = [True], files.write
+    broken, begun, write = [True], [], files.write
 
     def shards(number, taken):
+        begun.append(taken)
         if broken and fails == "data":
             raise FileNotFoundError(2, "No such file or directory", "shard7.bin")
         return own_data(number, taken)
@@ -109,6 +110,7 @@ def test_an_error_is_told_at_once_and_the_round_can_be_asked_again(
             assert site.taken == 0
         broken.clear()
         assert sent_by(ask(packed(content))) == answer
+    assert begun == [0, 0, 0]  # Nothing of a round is kept that is in no checkpoint.
     assert site.refused[named] == 2
     assert caplog.text.count(f"a message is refused: {named}") == 2
     modes = {p: p.stat().st_mode & 0o777 for p in tmp_path.rglob("*")}
@@ -237,9 +239,12 @@ def test_a_second_process_of_a_site_is_refused_and_an_old_one_cannot_answer(
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "held\n"
         named = f"its owner is process {other.pid}"
-        with pytest.raises(ValueError, match=f"`folder` must be a folder with which no .* {named}"):
-            site_of(tmp_path)
-        other.kill()
+        try:
+            says = f"`folder` must be a folder with which no .* {named}"
+            with pytest.raises(ValueError, match=says):
+                site_of(tmp_path)
+        finally:
+            other.kill()
     old = site_of(tmp_path, secret=SECRET)
     new = site_of(tmp_path, secret=SECRET)
     with pytest.raises(ValueError, match=r"which process \d+ of .* has taken over"):
@@ -276,6 +281,7 @@ def test_a_site_that_is_killed_in_its_checkpoint_gives_the_same_answer(
         assert sent_by(site_of(folder, secret=SECRET).answer(packed(content))) == answer
 
 
+@contextlib.contextmanager
 def serving(folder, answer):
     """A process that answers messages by an expression of `content`."""
     script = f"""
@@ -284,11 +290,16 @@ from jaxcomp_site import courier
 courier.serve(pathlib.Path(sys.argv[1]), lambda content: {answer}, lambda: False)
 """
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.Popen([sys.executable, "-c", script, str(folder)], env=environment)
+    process = subprocess.Popen([sys.executable, "-c", script, str(folder)], env=environment)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_a_connection_that_sends_nothing_holds_nobody_up(tmp_path):
-    with serving(tmp_path, "content") as process:
+    with serving(tmp_path, "content"):
         assert courier.ask(tmp_path, b"one", 20.0) == b"one"
         port = json.loads((tmp_path / "address").read_text())["port"]
         silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(8)]
@@ -298,32 +309,53 @@ def test_a_connection_that_sends_nothing_holds_nobody_up(tmp_path):
         assert time.monotonic() - begin < 5
         for line in silent:
             line.close()
-        process.kill()
 
 
 @pytest.mark.parametrize("when", ["before", "while it works"])
 def test_a_site_that_is_stopped_is_not_waited_for_longer_than_the_patience(when, tmp_path):
-    with serving(tmp_path, "time.sleep(3 * (content == b'works')) or content") as process:
-        assert courier.ask(tmp_path, b"works", 2.0) == b"works"  # It says that it is there.
+    with serving(tmp_path, "time.sleep(3.5 * (content == b'works')) or content") as process:
+        assert courier.ask(tmp_path, b"works", 3.0) == b"works"  # It says that it is there.
         if when == "before":
             process.send_signal(signal.SIGSTOP)
         else:
             threading.Timer(1.0, process.send_signal, [signal.SIGSTOP]).start()
+        late = threading.Timer(10.0, process.send_signal, [signal.SIGCONT])
+        late.start()
         begin = time.monotonic()
         with pytest.raises(courier.SiteError, match=r"the process of the site in .* said nothing"):
-            courier.ask(tmp_path, b"works", 2.0)
+            courier.ask(tmp_path, b"works", 3.0)
         assert time.monotonic() - begin < 8
+        late.cancel()
         process.send_signal(signal.SIGCONT)
         assert courier.ask(tmp_path, b"again", 20.0) == b"again"
-        process.kill()
 
 
 def test_an_error_that_nobody_expected_is_told_and_the_site_stays_up(tmp_path):
-    with serving(tmp_path, "{b'good': b'yes'}[content]") as process:
+    with serving(tmp_path, "{b'good': b'yes'}[content]"):
         with pytest.raises(courier.SiteError, match="KeyError: b'bad'"):
             courier.ask(tmp_path, b"bad", 20.0)
         assert courier.ask(tmp_path, b"good", 20.0) == b"yes"
-        process.kill()
+
+
+def test_a_message_over_which_a_site_ends_again_and_again_is_given_up(tmp_path):
+    """As for lack of memory: a supervisor starts it again, and it gets the same message."""
+    begun = []
+
+    def dies(content):
+        begun.append(content)
+        raise SystemExit
+
+    def supervise():
+        while len(begun) < courier._ENDS:
+            with contextlib.suppress(SystemExit):
+                courier.serve(tmp_path, dies, lambda: len(begun) == courier._ENDS)
+
+    thread = threading.Thread(target=supervise, daemon=True)
+    thread.start()
+    with pytest.raises(courier.SiteError, match="has ended 5 times while it worked for this"):
+        courier.ask(tmp_path, b"large", 20.0)
+    thread.join(10)
+    assert begun == [b"large"] * courier._ENDS
 
 
 def test_an_address_of_somebody_else_stays(tmp_path):

@@ -1,7 +1,6 @@
 """A site: a client of Flower whose process stays up between rounds."""
 
 import collections
-import contextlib
 import functools
 import os
 import pathlib
@@ -155,9 +154,11 @@ class Site:
         if left is None:
             return
         number, kept = left
-        with contextlib.suppress(Exception):  # It is told to who asks next.
+        try:
             self._ahead = int(kept.due), self._rest(number, kept)
             self.taken = int(kept.due) + self._method.delay
+        except Exception as error:  # They are taken again in the next round, which says it too.
+            courier.log.warning("steps of the delay failed: %s: %s", type(error).__name__, error)
 
     def _take(self, state: Any) -> None:
         """Goes on from this state."""
