@@ -41,6 +41,7 @@ def fully_sharded(
     dtype: Any = None,
     stacked: tuple[str, ...] = (),
     inside: tuple[str, ...] = (),
+    frozen: PyTree = (),
     has_aux: bool = False,
     check_vma: bool = True,
 ) -> "FullySharded":
@@ -78,6 +79,12 @@ def fully_sharded(
         inside: globs of other leaves of which the loss gets parts, to make them whole by
             `jaxcomp.gathered` in the function of a layer. All other leaves are whole from the
             beginning.
+        frozen: the leaves that are not trained: globs such as `("base/*",)`, or what
+            `jaxcomp.freeze` takes, a tree like the parameters or a prefix of one with True for
+            them, or a function that returns it. They may have any dtype, are sharded and gathered
+            as all others, but exact, if no rule of a policy of `weights` names them, and integers
+            stay integers. Their gradient is None, and nothing is sent for it: step with
+            `jaxcomp.freeze(tx, frozen)`, which takes a mask.
         has_aux: whether the loss returns a tree beside it, as for `jax.value_and_grad` of the whole
             batch. Floating numbers that differ between workers are averaged as the loss is; rows of
             examples, which are as many as the worker's batch has, stay split over the workers; what
@@ -146,7 +153,7 @@ def fully_sharded(
             "is lost for good; take an unbiased codec such as jaxcomp.qsgd_inf(bits=4).",
             stacklevel=2,
         )
-    parts = Parts(mesh, names, specs, stacked, inside)
+    parts = Parts(mesh, names, specs, stacked, inside, frozen)
     links = Links(of_weights, of_gradients, None if dtype is None else jnp.dtype(dtype))
     return FullySharded(loss_fn, parts, links, has_aux, check_vma)
 
@@ -215,6 +222,8 @@ class FullySharded:
         only = functools.partial(specs_.of_axes, names)
         beside = Beside(names)
         own = jax.tree.map(only, self.parts.each_spec(params), is_leaf=specs_.is_partition)
+        flat = jax.tree.leaves(own, is_leaf=specs_.is_partition)
+        of_trained = [spec for spec, home in zip(flat, homes, strict=True) if not home.frozen]
         workers = math.prod(mesh.shape[name] for name in names)
         for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
             if jnp.ndim(leaf) and jnp.shape(leaf)[0] % workers:
@@ -239,11 +248,14 @@ class FullySharded:
             functools.partial(self._of_worker, homes, workers, beside),
             mesh=mesh,
             in_specs=specs,
-            out_specs=(PartitionSpec(), PartitionSpec(), PartitionSpec(names), own),
+            out_specs=(PartitionSpec(), PartitionSpec(), PartitionSpec(names), of_trained),
             axis_names=set(names),
             check_vma=self.check_vma,
         )
-        (loss, *means), same, rows, grads = whole(params, batch, key)
+        (loss, *means), same, rows, trained = whole(params, batch, key)
+        each = iter(trained)
+        grads = [None if home.frozen else next(each) for home in homes]
+        grads = jax.tree.unflatten(jax.tree.structure(params), grads)
         return (loss, beside.join(means, same, rows)) if self.has_aux else loss, grads
 
     def _of_worker(
@@ -257,8 +269,11 @@ class FullySharded:
     ) -> tuple[list[Array], list[Array], list[Array], PyTree]:
         """The means, the loss first, the other values beside it, and gradients of the parts."""
 
-        def objective(parts: PyTree) -> tuple[Array, Any]:
-            found = self.loss_fn(self._given(parts, homes, key), *batch)
+        def objective(trained: list[Array]) -> tuple[Array, Any]:
+            each = iter(trained)
+            own = [x if home.frozen else next(each) for x, home in zip(parts, homes, strict=True)]
+            whole = jax.tree.unflatten(treedef, self._given(own, homes, key))
+            found = self.loss_fn(whole, *batch)
             if isinstance(found, tuple) != self.has_aux or (self.has_aux and len(found) != 2):
                 wanted = "a pair of the mean and a tree" if self.has_aux else "the mean alone"
                 raise ValueError(
@@ -281,11 +296,10 @@ class FullySharded:
 
         names = self.parts.names
         batch = jax.tree.map(functools.partial(_of_own, names), batch)
-        grads, (loss, aux) = jax.grad(objective, has_aux=True)(params)
-        parts, examples = (
-            jax.tree.leaves(params),
-            [x for x in jax.tree.leaves(batch) if jnp.ndim(x)],
-        )
+        parts, treedef = jax.tree.flatten(params)
+        trained = [x for x, home in zip(parts, homes, strict=True) if not home.frozen]
+        grads, (loss, aux) = jax.grad(objective, has_aux=True)(trained)
+        examples = [x for x in jax.tree.leaves(batch) if jnp.ndim(x)]
         known = [(x, frozenset(names)) for x in examples]
         known += [(x, home.axes) for x, home in zip(parts, homes, strict=True)]
         differ = uniform.differ(aux, known, names)
@@ -294,9 +308,8 @@ class FullySharded:
         means = lax.pmean(axes.vary([loss, *means], names), names)
         return means, same_by_type(same, names), rows, grads
 
-    def _given(self, parts: PyTree, homes: Sequence[Home], key: Array) -> PyTree:
-        """The parameters as the loss gets them."""
-        flat, treedef = jax.tree.flatten(parts)
+    def _given(self, flat: Sequence[Array], homes: Sequence[Home], key: Array) -> list[Any]:
+        """The leaves as the loss gets them, from this device's parts."""
         found: list[Any] = list(flat)
         for name, numbers in self.parts.groups(homes):
             path = homes[numbers[0]].path
@@ -318,7 +331,7 @@ class FullySharded:
                 )
                 for number in numbers:
                     found[number] = whole[homes[number].path]
-        return jax.tree.unflatten(treedef, found)
+        return found
 
 
 def _of_own(names: tuple[str, ...], leaf: Any) -> Any:
