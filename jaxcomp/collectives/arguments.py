@@ -1,6 +1,7 @@
 """The checked arguments of every collective."""
 
 import dataclasses
+import warnings
 import zlib
 from typing import Any
 
@@ -14,6 +15,7 @@ from jaxcomp.codecs.identity import Identity
 from jaxcomp.feedback import Link
 from jaxcomp.layout import policy as policy_, trees
 from jaxcomp.layout.policy import NOTHING, Policy
+from jaxcomp.mesh import axis_types
 from jaxcomp.numerics import noise
 from jaxcomp.types import Array, AxisName, PyTree
 
@@ -50,6 +52,19 @@ def policy(name: str, codec: Any) -> Policy:
     for one in given.codecs:
         _check(name, one)
     return _without_identity(given)
+
+
+def warn_if_gathered(axis_name: AxisName, *policies: Policy) -> None:
+    """Warns if the compiler would gather sharded arrays to encode them."""
+    left = axis_types.beside(axis_name)
+    if left and any(policy.codecs for policy in policies):
+        warnings.warn(
+            f"the mesh has automatic axes {left} beside {axis_name!r}: arrays that are sharded "
+            "over them are gathered before they are encoded, and every device sends all of them. "
+            "Name these axes, too, in `axis_names` of jax.shard_map, or in a second one inside it, "
+            "so that each device sends its own shard.",
+            stacklevel=3,
+        )
 
 
 def _check(name: str, codec: Codec) -> None:

@@ -220,7 +220,15 @@ class FullySharded:
     def _mapped(self, params: PyTree, batch: tuple, key: Array) -> tuple[Any, PyTree]:
         homes, mesh, names = self.parts.homes(params), self.parts.mesh, self.parts.names
         only = functools.partial(specs_.of_axes, names)
-        beside = Beside(names)
+        beside, automatic = Beside(names), self.parts.automatic(params)
+        if automatic and any(one.codecs for _, one in self.links.weights + self.links.gradients):
+            warnings.warn(
+                f"`specs`: {min(automatic)!r} is split over automatic axes beside {names}, over "
+                "which the compiler gathers leaves before they are encoded: every device sends all "
+                "of them, and `link_bytes` does not count that gather. Split leaves over "
+                f"{names} only, or name all axes in `axis_name`.",
+                stacklevel=2,
+            )
         own = jax.tree.map(only, self.parts.each_spec(params), is_leaf=specs_.is_partition)
         flat = jax.tree.leaves(own, is_leaf=specs_.is_partition)
         of_trained = [spec for spec, home in zip(flat, homes, strict=True) if not home.frozen]
@@ -255,6 +263,9 @@ class FullySharded:
         (loss, *means), same, rows, trained = whole(params, batch, key)
         each = iter(trained)
         grads = [None if home.frozen else next(each) for home in homes]
+        for number, home in enumerate(homes):
+            if home.path in automatic and not home.frozen:
+                grads[number] = lax.with_sharding_constraint(grads[number], automatic[home.path])
         grads = jax.tree.unflatten(jax.tree.structure(params), grads)
         return (loss, beside.join(means, same, rows)) if self.has_aux else loss, grads
 

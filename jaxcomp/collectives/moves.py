@@ -59,6 +59,7 @@ def all_to_all(
     arguments.check_tree("all_to_all", tree)
     folded = arguments.key_of(axis_name, key, site)
     forward, backward = arguments.policies(codec, back)
+    arguments.warn_if_gathered(axis_name, forward, backward)
     how = AllToAll(axis_name, forward, backward, per_row, split_axis, concat_axis, tiled)
     return transfer(how, folded, axes.vary(tree, axis_name))
 
@@ -104,6 +105,7 @@ def ppermute(
     arguments.check_tree("ppermute", tree)
     folded = arguments.key_of(axis_name, key, site)
     forward, backward = arguments.policies(codec, back)
+    arguments.warn_if_gathered(axis_name, forward, backward)
     pairs: Any = tuple(tuple(map(int, pair)) for pair in perm)
     n = axes.size(axis_name)
     two = all(len(pair) == 2 for pair in pairs)

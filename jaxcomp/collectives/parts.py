@@ -9,11 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxcomp.collectives.shard import Home
 from jaxcomp.layout import trees
-from jaxcomp.mesh import specs as specs_
+from jaxcomp.mesh import axis_types, specs as specs_
 from jaxcomp.types import PyTree
 
 
@@ -66,6 +66,18 @@ class Parts:
     def each_spec(self, params: PyTree) -> PyTree:
         """A spec for each leaf."""
         return specs_.spread("specs", self.specs, params)
+
+    def automatic(self, params: PyTree) -> dict[str, NamedSharding]:
+        """The leaves that the compiler splits over other axes, too, and how it splits them."""
+        explicit = axis_types.explicit(self.mesh)
+        automatic = tuple(name for name in self.mesh.axis_names if name not in explicit)
+        specs = jax.tree.leaves(self.each_spec(params), is_leaf=specs_.is_partition)
+        flat = jax.tree_util.tree_leaves_with_path(params)
+        return {
+            trees.path_name(path): NamedSharding(self.mesh, specs_.of_axes(automatic, spec))
+            for (path, _), spec in zip(flat, specs, strict=True)
+            if any(n not in self.names and self.mesh.shape[n] > 1 for n in specs_.named(spec))
+        }
 
     def homes(self, params: PyTree) -> list[Home]:
         """Where each leaf lies, in the order of the leaves."""

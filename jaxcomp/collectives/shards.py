@@ -75,6 +75,7 @@ def all_gather(
     arguments.check_tree("all_gather", tree)
     folded = arguments.key_of(axis_name, key, site)
     forward, backward = arguments.policies(codec, back)
+    arguments.warn_if_gathered(axis_name, forward, backward)
     how = AllGather(axis_name, forward, backward, per_row, arguments.places(tree, axis), tiled)
     return transfer(how, folded, axes.vary(tree, axis_name))
 
@@ -125,6 +126,7 @@ def psum_scatter(
     arguments.check_tree("psum_scatter", tree)
     folded = arguments.key_of(axis_name, key, site)
     forward, backward = arguments.policies(codec, back)
+    arguments.warn_if_gathered(axis_name, forward, backward)
     places = arguments.places(tree, scatter_dimension)
     how = PsumScatter(axis_name, forward, backward, per_row, places, tiled)
     return transfer(how, folded, axes.vary(tree, axis_name))

@@ -83,6 +83,7 @@ def psum(
     arguments.check_tree("psum", tree)
     folded = arguments.key_of(axis_name, key, site)
     forward, backward = arguments.policies(codec, back)
+    arguments.warn_if_gathered(axis_name, forward, backward)
     second = forward if down is None else arguments.policy("down", down)
     if axes.typed(axis_name):
         for path, x in jax.tree_util.tree_leaves_with_path(tree):
@@ -168,6 +169,7 @@ def pvary(
     arguments.check_tree("pcast", tree)
     folded = arguments.key_of(axis_name, key, site)
     codec = arguments.policy("back", back)
+    arguments.warn_if_gathered(axis_name, codec)
     if axes.typed(axis_name):
         for path, x in jax.tree_util.tree_leaves_with_path(tree):
             if set(axes.names(axis_name)) & axes.varying(x):

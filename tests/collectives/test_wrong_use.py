@@ -92,6 +92,35 @@ def test_wrong_calls_of_wire_bytes():
             call()
 
 
+def test_automatic_axes_beside_are_no_surprise(two, recwarn):
+    calls = {
+        "psum": (c.psum, {}),
+        "pmean": (c.pmean, {}),
+        "pvary": (c.pvary, {}),
+        "all_gather": (c.all_gather, {}),
+        "psum_scatter": (c.psum_scatter, {}),
+        "all_to_all": (c.all_to_all, {"split_axis": 0, "concat_axis": 0}),
+        "ppermute": (c.ppermute, {"perm": [(0, 1)]}),
+    }
+
+    def run(codec, call, settings, **mapping):
+        specs = P() if call is c.pvary else P("dcn")
+
+        def f(x):
+            return call(x, "dcn", codec, key=0, **settings)
+
+        whole = jax.shard_map(f, mesh=two, in_specs=specs, out_specs=P("dcn"), **mapping)
+        jax.eval_shape(jax.jit(whole), jnp.ones((8, 64)))
+
+    for call, settings in calls.values():
+        run(None, call, settings, axis_names={"dcn"}, check_vma=False)
+        run(EIGHT, call, settings, check_vma=False)
+        assert not recwarn.list
+    for call, settings in calls.values():
+        with pytest.warns(UserWarning, match=r"automatic axes \('fsdp',\) beside 'dcn': arrays"):
+            run(EIGHT, call, settings, axis_names={"dcn"}, check_vma=False)
+
+
 def test_types_find_what_is_summed_already_and_what_differs_already(mesh):
     def typed(f, spec):
         whole = jax.shard_map(f, mesh=mesh, in_specs=spec, out_specs=P())
