@@ -16,6 +16,7 @@ from jaxcomp.feedback import Link
 from jaxcomp.layout import policy as policy_, trees
 from jaxcomp.layout.policy import NOTHING, Policy
 from jaxcomp.mesh import axis_types
+from jaxcomp.misuse import uniform
 from jaxcomp.numerics import noise
 from jaxcomp.types import Array, AxisName, PyTree
 
@@ -107,16 +108,26 @@ def key_of(axis_name: AxisName, key: Any, site: Any) -> Array:
         site: the number or name of the call, or a tuple of them.
 
     Raises:
-        ValueError: without a key, or for one that differs between workers.
+        ValueError: without a key; for one that differs between workers, of which without types only
+            one that is made from the worker's index, or mapped by `jax.vmap`, is known; for axes of
+            devices and of `jax.vmap` together.
     """
     axes.require(axis_name)
+    if lanes := axes.lanes(axis_name):
+        raise ValueError(
+            f"`axis_name` must be axes of devices or axes of jax.vmap, got {axis_name!r}, of which "
+            f"{lanes} are those of jax.vmap: call it over these first, then over "
+            f"{axes.without(axis_name, lanes)!r}, each with a site of its own"
+        )
     if key is None:
         raise ValueError(
             "`key` must be the number of the step, a jax.random.key or a raw key, the same on all "
             "workers and another one in each step, got None"
         )
     found = key_of_site(raw(key), site)
-    if set(axes.names(axis_name)) & axes.varying(found):
+    if set(axes.names(axis_name)) & axes.varying(found) or any(
+        uniform.differ([found], (), axis_name)
+    ):
         raise ValueError(
             f"`key` and `site` must be the same on all workers of {axis_name!r}, such as the "
             "number of the step and that of the layer, got one that differs between them"

@@ -177,7 +177,15 @@ class FullySharded:
     check_vma: bool
 
     def __call__(self, params: PyTree, *batch: Any, key: Any = None) -> tuple[Any, PyTree]:
-        """The loss and the gradients."""
+        """The loss and the gradients.
+
+        Args:
+            params: the parameters.
+            batch: the arguments of the loss after the parameters.
+            key: the number of the step, a `jax.random.key` or a raw key. Micro-batches of a step
+                need different ones, too, such as `4 * number + micro`: with the same key their
+                rounding errors are alike and do not average out.
+        """
         if key is None:
             raise ValueError(
                 "`key` must be the number of the step, a jax.random.key or a raw key, another one "
@@ -233,10 +241,13 @@ class FullySharded:
         flat = jax.tree.leaves(own, is_leaf=specs_.is_partition)
         of_trained = [spec for spec, home in zip(flat, homes, strict=True) if not home.frozen]
         workers = math.prod(mesh.shape[name] for name in names)
+        lengths = {len(leaf) for leaf in jax.tree.leaves(batch) if jnp.ndim(leaf)}
         for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
-            if jnp.ndim(leaf) and jnp.shape(leaf)[0] % workers:
+            raw_key = jnp.result_type(leaf) == jnp.uint32 and jnp.shape(leaf) in ((2,), (4,))
+            alone = lengths == {len(leaf)} if raw_key else True
+            if jnp.ndim(leaf) and (jnp.shape(leaf)[0] % workers or not alone):
                 raise ValueError(
-                    f"`batch` must have a number of examples that {workers} workers divide, got "
+                    f"`batch` must have numbers of examples that {workers} workers divide, got "
                     f"'{trees.path_name(path)}' of shape {jnp.shape(leaf)}; a random key must be a "
                     "typed one, jax.random.key(...)"
                 )

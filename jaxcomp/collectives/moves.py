@@ -30,8 +30,8 @@ def all_to_all(
     `y_i[j] = D(C(x_j[i]))`. The backward pass is the inverse `all_to_all` with the codec `back`.
 
     Args:
-        tree: this worker's arrays, such as tokens `[workers · capacity, features]`. Zeros, as those
-            that fill up a capacity, arrive as zeros with every codec whose `facts.keeps_zeros`.
+        tree: this worker's arrays, such as tokens `[workers · capacity, features]`. Tokens of
+            zeros, as those that fill up a capacity, arrive as zeros with every codec if `per_row`.
         axis_name: the mapped axis, or a tuple of them.
         codec: as for `all_gather`; a `Policy` decides by the shape of one piece.
         split_axis: the dimension that is cut into pieces.

@@ -217,7 +217,7 @@ class Psum(Transfer):
         return _Way(shots, wires, messages_, frozenset(first & second if shots else first))
 
     def transposed(self, *, typed: bool) -> Transfer:
-        if typed or (self.replicated and not mapping.is_transposing()):
+        if typed or (self.replicated and not mapping.is_transposing(self.axis_name)):
             return Pvary(self.axis_name, self.back, self.codec, True)
         return Psum(self.axis_name, self.back, self.codec, True, self.back, self.replicated)
 
@@ -270,7 +270,7 @@ class Pvary(Transfer):
         return axes.vary(tree, self.axis_name)
 
     def transposed(self, *, typed: bool) -> Transfer:
-        if not typed and mapping.is_transposing():
+        if not typed and mapping.is_transposing(self.axis_name):
             raise ValueError(
                 f"`tree` must be typed where a gradient is taken outside of the mapped function, "
                 f"since JAX would add up the sum over {self.axis_name!r} of a backward pass once "

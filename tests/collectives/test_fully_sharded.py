@@ -424,6 +424,9 @@ def test_wrong_use():
     raises("globs that match leaves, got 'blcks", lambda: blcks(params, X, Y, key=0))
     raw = jnp.zeros(2, jnp.uint32)
     raises("a random key must be a typed one", lambda: make()(params, X, raw, key=0))
+    pair = jax.make_mesh((2,), ("fsdp",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
+    f = jaxcomp.fully_sharded(loss, pair, "fsdp", P(), weights=None, stacked=("blocks/*",))
+    raises("a random key must be a typed one", lambda: f(PARAMS, X, raw, key=0))
     for use in (lambda w: w * 2, lambda w: w.T, lambda w: jnp.ones((8, 8)) @ w, jnp.sum):
         with pytest.raises((ValueError, AttributeError), match="`blocks/w` must be made whole"):
             make(loss=lambda p, x, y, use=use: jnp.sum(use(p["blocks"]["w"])))(params, X, Y, key=0)
