@@ -10,7 +10,7 @@ from jax import lax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from jaxcomp.backend import axes
-from jaxcomp.types import Array, PyTree
+from jaxcomp.types import Array, AxisName, PyTree
 
 
 def shard_map(
@@ -58,8 +58,8 @@ def shard_map(
     return run
 
 
-def is_transposing() -> bool:
-    """Whether JAX differentiates a whole `jax.shard_map` or `jax.pmap` just now, from outside.
+def is_transposing(axis_name: AxisName) -> bool:
+    """Whether JAX differentiates the whole mapping over these axes just now, from outside.
 
     Where nothing is typed, JAX then adds up the cotangents of replicated arguments by itself. Only
     the frames that call tell such a backward pass from one inside of the mapped function.
@@ -68,7 +68,11 @@ def is_transposing() -> bool:
     while frame is not None:
         module = str(frame.f_globals.get("__name__"))
         if module.endswith(".shard_map") and "transpose" in frame.f_code.co_name:
-            return True
+            # A mapping inside over other axes does not count; JAX knows them by several names.
+            given = (v for name, v in frame.f_locals.items() if name.endswith("manual_axes"))
+            over = next(given, None)
+            if over is None or set(axes.names(axis_name)) & set(over):
+                return True
         frame = frame.f_back
     return False
 

@@ -26,7 +26,9 @@ class Facts:
             large; a fixed threshold is not.
         reorders: whether `decode_sum` adds in a transformed domain, so that it equals the sum of
             `decode` only up to rounding.
-        keeps_zeros: whether zeros always decode to zeros.
+        keeps_zeros: whether the codec promises that zeros beside other elements decode to zeros,
+            so that nobody sets padding to zero again. Others may keep them, too, and all keep
+            buckets of zeros.
         mixed: elements that one fitted step, or one part, stands for, so that they must be rotated
             together at random; `math.inf` for a whole leaf.
         span: how many times smaller than the largest an element may be and still decode to a value

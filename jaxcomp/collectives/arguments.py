@@ -1,6 +1,7 @@
 """The checked arguments of every collective."""
 
 import dataclasses
+import warnings
 import zlib
 from typing import Any
 
@@ -14,6 +15,8 @@ from jaxcomp.codecs.identity import Identity
 from jaxcomp.feedback import Link
 from jaxcomp.layout import policy as policy_, trees
 from jaxcomp.layout.policy import NOTHING, Policy
+from jaxcomp.mesh import axis_types
+from jaxcomp.misuse import uniform
 from jaxcomp.numerics import noise
 from jaxcomp.types import Array, AxisName, PyTree
 
@@ -50,6 +53,19 @@ def policy(name: str, codec: Any) -> Policy:
     for one in given.codecs:
         _check(name, one)
     return _without_identity(given)
+
+
+def warn_if_gathered(axis_name: AxisName, *policies: Policy) -> None:
+    """Warns if the compiler would gather sharded arrays to encode them."""
+    left = axis_types.beside(axis_name)
+    if left and any(policy.codecs for policy in policies):
+        warnings.warn(
+            f"the mesh has automatic axes {left} beside {axis_name!r}: arrays that are sharded "
+            "over them are gathered before they are encoded, and every device sends all of them. "
+            "Name these axes, too, in `axis_names` of jax.shard_map, or in a second one inside it, "
+            "so that each device sends its own shard.",
+            stacklevel=3,
+        )
 
 
 def _check(name: str, codec: Codec) -> None:
@@ -92,16 +108,26 @@ def key_of(axis_name: AxisName, key: Any, site: Any) -> Array:
         site: the number or name of the call, or a tuple of them.
 
     Raises:
-        ValueError: without a key, or for one that differs between workers.
+        ValueError: without a key; for one that differs between workers, of which without types only
+            one that is made from the worker's index, or mapped by `jax.vmap`, is known; for axes of
+            devices and of `jax.vmap` together.
     """
     axes.require(axis_name)
+    if lanes := axes.lanes(axis_name):
+        raise ValueError(
+            f"`axis_name` must be axes of devices or axes of jax.vmap, got {axis_name!r}, of which "
+            f"{lanes} are those of jax.vmap: call it over these first, then over "
+            f"{axes.without(axis_name, lanes)!r}, each with a site of its own"
+        )
     if key is None:
         raise ValueError(
             "`key` must be the number of the step, a jax.random.key or a raw key, the same on all "
             "workers and another one in each step, got None"
         )
     found = key_of_site(raw(key), site)
-    if set(axes.names(axis_name)) & axes.varying(found):
+    if set(axes.names(axis_name)) & axes.varying(found) or any(
+        uniform.differ([found], (), axis_name)
+    ):
         raise ValueError(
             f"`key` and `site` must be the same on all workers of {axis_name!r}, such as the "
             "number of the step and that of the layer, got one that differs between them"

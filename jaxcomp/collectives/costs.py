@@ -117,7 +117,7 @@ def _result(how: Transfer, like: PyTree, workers: int) -> PyTree:
     """The shapes and dtypes of what a worker receives."""
     key = jax.ShapeDtypeStruct((2,), jnp.uint32)
     found = jax.eval_shape(
-        jax.vmap(how.run, (None, 0), axis_name=_AXIS),
+        jax.vmap(how.run, (None, 0), axis_name=_AXIS, axis_size=workers),
         key,
         jax.tree.map(lambda x: jax.ShapeDtypeStruct((workers, *x.shape), x.dtype), like),
     )

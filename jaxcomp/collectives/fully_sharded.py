@@ -41,6 +41,7 @@ def fully_sharded(
     dtype: Any = None,
     stacked: tuple[str, ...] = (),
     inside: tuple[str, ...] = (),
+    frozen: PyTree = (),
     has_aux: bool = False,
     check_vma: bool = True,
 ) -> "FullySharded":
@@ -78,6 +79,12 @@ def fully_sharded(
         inside: globs of other leaves of which the loss gets parts, to make them whole by
             `jaxcomp.gathered` in the function of a layer. All other leaves are whole from the
             beginning.
+        frozen: the leaves that are not trained: globs such as `("base/*",)`, or what
+            `jaxcomp.freeze` takes, a tree like the parameters or a prefix of one with True for
+            them, or a function that returns it. They may have any dtype, are sharded and gathered
+            as all others, but exact, if no rule of a policy of `weights` names them, and integers
+            stay integers. Their gradient is None, and nothing is sent for it: step with
+            `jaxcomp.freeze(tx, frozen)`, which takes a mask.
         has_aux: whether the loss returns a tree beside it, as for `jax.value_and_grad` of the whole
             batch. Floating numbers that differ between workers are averaged as the loss is; rows of
             examples, which are as many as the worker's batch has, stay split over the workers; what
@@ -146,7 +153,7 @@ def fully_sharded(
             "is lost for good; take an unbiased codec such as jaxcomp.qsgd_inf(bits=4).",
             stacklevel=2,
         )
-    parts = Parts(mesh, names, specs, stacked, inside)
+    parts = Parts(mesh, names, specs, stacked, inside, frozen)
     links = Links(of_weights, of_gradients, None if dtype is None else jnp.dtype(dtype))
     return FullySharded(loss_fn, parts, links, has_aux, check_vma)
 
@@ -170,7 +177,15 @@ class FullySharded:
     check_vma: bool
 
     def __call__(self, params: PyTree, *batch: Any, key: Any = None) -> tuple[Any, PyTree]:
-        """The loss and the gradients."""
+        """The loss and the gradients.
+
+        Args:
+            params: the parameters.
+            batch: the arguments of the loss after the parameters.
+            key: the number of the step, a `jax.random.key` or a raw key. Micro-batches of a step
+                need different ones, too, such as `4 * number + micro`: with the same key their
+                rounding errors are alike and do not average out.
+        """
         if key is None:
             raise ValueError(
                 "`key` must be the number of the step, a jax.random.key or a raw key, another one "
@@ -213,13 +228,26 @@ class FullySharded:
     def _mapped(self, params: PyTree, batch: tuple, key: Array) -> tuple[Any, PyTree]:
         homes, mesh, names = self.parts.homes(params), self.parts.mesh, self.parts.names
         only = functools.partial(specs_.of_axes, names)
-        beside = Beside(names)
+        beside, automatic = Beside(names), self.parts.automatic(params)
+        if automatic and any(one.codecs for _, one in self.links.weights + self.links.gradients):
+            warnings.warn(
+                f"`specs`: {min(automatic)!r} is split over automatic axes beside {names}, over "
+                "which the compiler gathers leaves before they are encoded: every device sends all "
+                "of them, and `link_bytes` does not count that gather. Split leaves over "
+                f"{names} only, or name all axes in `axis_name`.",
+                stacklevel=2,
+            )
         own = jax.tree.map(only, self.parts.each_spec(params), is_leaf=specs_.is_partition)
+        flat = jax.tree.leaves(own, is_leaf=specs_.is_partition)
+        of_trained = [spec for spec, home in zip(flat, homes, strict=True) if not home.frozen]
         workers = math.prod(mesh.shape[name] for name in names)
+        lengths = {len(leaf) for leaf in jax.tree.leaves(batch) if jnp.ndim(leaf)}
         for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
-            if jnp.ndim(leaf) and jnp.shape(leaf)[0] % workers:
+            raw_key = jnp.result_type(leaf) == jnp.uint32 and jnp.shape(leaf) in ((2,), (4,))
+            alone = lengths == {len(leaf)} if raw_key else True
+            if jnp.ndim(leaf) and (jnp.shape(leaf)[0] % workers or not alone):
                 raise ValueError(
-                    f"`batch` must have a number of examples that {workers} workers divide, got "
+                    f"`batch` must have numbers of examples that {workers} workers divide, got "
                     f"'{trees.path_name(path)}' of shape {jnp.shape(leaf)}; a random key must be a "
                     "typed one, jax.random.key(...)"
                 )
@@ -239,11 +267,17 @@ class FullySharded:
             functools.partial(self._of_worker, homes, workers, beside),
             mesh=mesh,
             in_specs=specs,
-            out_specs=(PartitionSpec(), PartitionSpec(), PartitionSpec(names), own),
+            out_specs=(PartitionSpec(), PartitionSpec(), PartitionSpec(names), of_trained),
             axis_names=set(names),
             check_vma=self.check_vma,
         )
-        (loss, *means), same, rows, grads = whole(params, batch, key)
+        (loss, *means), same, rows, trained = whole(params, batch, key)
+        each = iter(trained)
+        grads = [None if home.frozen else next(each) for home in homes]
+        for number, home in enumerate(homes):
+            if home.path in automatic and not home.frozen:
+                grads[number] = lax.with_sharding_constraint(grads[number], automatic[home.path])
+        grads = jax.tree.unflatten(jax.tree.structure(params), grads)
         return (loss, beside.join(means, same, rows)) if self.has_aux else loss, grads
 
     def _of_worker(
@@ -257,8 +291,11 @@ class FullySharded:
     ) -> tuple[list[Array], list[Array], list[Array], PyTree]:
         """The means, the loss first, the other values beside it, and gradients of the parts."""
 
-        def objective(parts: PyTree) -> tuple[Array, Any]:
-            found = self.loss_fn(self._given(parts, homes, key), *batch)
+        def objective(trained: list[Array]) -> tuple[Array, Any]:
+            each = iter(trained)
+            own = [x if home.frozen else next(each) for x, home in zip(parts, homes, strict=True)]
+            whole = jax.tree.unflatten(treedef, self._given(own, homes, key))
+            found = self.loss_fn(whole, *batch)
             if isinstance(found, tuple) != self.has_aux or (self.has_aux and len(found) != 2):
                 wanted = "a pair of the mean and a tree" if self.has_aux else "the mean alone"
                 raise ValueError(
@@ -281,11 +318,10 @@ class FullySharded:
 
         names = self.parts.names
         batch = jax.tree.map(functools.partial(_of_own, names), batch)
-        grads, (loss, aux) = jax.grad(objective, has_aux=True)(params)
-        parts, examples = (
-            jax.tree.leaves(params),
-            [x for x in jax.tree.leaves(batch) if jnp.ndim(x)],
-        )
+        parts, treedef = jax.tree.flatten(params)
+        trained = [x for x, home in zip(parts, homes, strict=True) if not home.frozen]
+        grads, (loss, aux) = jax.grad(objective, has_aux=True)(trained)
+        examples = [x for x in jax.tree.leaves(batch) if jnp.ndim(x)]
         known = [(x, frozenset(names)) for x in examples]
         known += [(x, home.axes) for x, home in zip(parts, homes, strict=True)]
         differ = uniform.differ(aux, known, names)
@@ -294,9 +330,8 @@ class FullySharded:
         means = lax.pmean(axes.vary([loss, *means], names), names)
         return means, same_by_type(same, names), rows, grads
 
-    def _given(self, parts: PyTree, homes: Sequence[Home], key: Array) -> PyTree:
-        """The parameters as the loss gets them."""
-        flat, treedef = jax.tree.flatten(parts)
+    def _given(self, flat: Sequence[Array], homes: Sequence[Home], key: Array) -> list[Any]:
+        """The leaves as the loss gets them, from this device's parts."""
         found: list[Any] = list(flat)
         for name, numbers in self.parts.groups(homes):
             path = homes[numbers[0]].path
@@ -318,7 +353,7 @@ class FullySharded:
                 )
                 for number in numbers:
                     found[number] = whole[homes[number].path]
-        return jax.tree.unflatten(treedef, found)
+        return found
 
 
 def _of_own(names: tuple[str, ...], leaf: Any) -> Any:

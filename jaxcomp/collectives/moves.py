@@ -30,8 +30,8 @@ def all_to_all(
     `y_i[j] = D(C(x_j[i]))`. The backward pass is the inverse `all_to_all` with the codec `back`.
 
     Args:
-        tree: this worker's arrays, such as tokens `[workers · capacity, features]`. Zeros, as those
-            that fill up a capacity, arrive as zeros with every codec whose `facts.keeps_zeros`.
+        tree: this worker's arrays, such as tokens `[workers · capacity, features]`. Tokens of
+            zeros, as those that fill up a capacity, arrive as zeros with every codec if `per_row`.
         axis_name: the mapped axis, or a tuple of them.
         codec: as for `all_gather`; a `Policy` decides by the shape of one piece.
         split_axis: the dimension that is cut into pieces.
@@ -59,6 +59,7 @@ def all_to_all(
     arguments.check_tree("all_to_all", tree)
     folded = arguments.key_of(axis_name, key, site)
     forward, backward = arguments.policies(codec, back)
+    arguments.warn_if_gathered(axis_name, forward, backward)
     how = AllToAll(axis_name, forward, backward, per_row, split_axis, concat_axis, tiled)
     return transfer(how, folded, axes.vary(tree, axis_name))
 
@@ -104,6 +105,7 @@ def ppermute(
     arguments.check_tree("ppermute", tree)
     folded = arguments.key_of(axis_name, key, site)
     forward, backward = arguments.policies(codec, back)
+    arguments.warn_if_gathered(axis_name, forward, backward)
     pairs: Any = tuple(tuple(map(int, pair)) for pair in perm)
     n = axes.size(axis_name)
     two = all(len(pair) == 2 for pair in pairs)

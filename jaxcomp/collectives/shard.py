@@ -81,16 +81,20 @@ class Home:
     Attributes:
         path: the path of the leaf.
         spec: for each of its dimensions the axes that split it.
+        frozen: whether it has no gradient.
     """
 
     path: str
     spec: tuple[tuple[str, ...], ...]
+    frozen: bool = False
 
     @classmethod
-    def of(cls, path: str, spec: PartitionSpec, ndim: int, names: tuple[str, ...]) -> "Home":
+    def of(
+        cls, path: str, spec: PartitionSpec, ndim: int, names: tuple[str, ...], *, frozen: bool
+    ) -> "Home":
         """The home of a leaf; axes that are not among the links' do not count."""
         entries = [tuple(n for n in axes.names(entry) if n in names) for entry in spec]
-        return cls(path, (*entries, *[()] * (ndim - len(entries))))
+        return cls(path, (*entries, *[()] * (ndim - len(entries))), frozen)
 
     @property
     def axes(self) -> frozenset[str]:
@@ -113,7 +117,7 @@ class Home:
 
     def layer(self) -> "Home":
         """The home of one layer of a leaf whose first axis indexes layers."""
-        return Home(self.path, self.spec[1:])
+        return dataclasses.replace(self, spec=self.spec[1:])
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -249,22 +253,27 @@ def together(
     parts, key = sharded_loss.mark((dict(parts), key))
     sizes = {axis: axes.size(axis) for axis in links.axes}
     wholes = {path: homes[path].whole(x.shape, sizes) for path, x in parts.items()}
-    first, narrow = links.weights[0][1], links.dtype
+    crossed, narrow = list(crossings(homes, wholes, links)), links.dtype
+    first = crossed[0][1]
     found = {
-        path: x.astype(narrow) if narrow and first.choose(path, wholes[path])[0] is None else x
+        path: x.astype(narrow)
+        if narrow and may_be_coded(x) and first.choose(path, wholes[path])[0] is None
+        else x
         for path, x in parts.items()
     }
-    for axis, weights, gradients, at in crossings(homes, wholes, links):
+    for axis, weights, gradients, at in crossed:
         faster = links.axes[links.axes.index(axis) + 1 :]
         slower = links.axes[: links.axes.index(axis)]
-        groups: dict[tuple[bool, tuple[str, ...]], dict[str, Array]] = {}
+        groups: dict[tuple[bool, bool, tuple[str, ...]], dict[str, Array]] = {}
         for path, x in found.items():
-            kind = (
-                path in at,
-                tuple(name for name in faster if _place(homes[path], name) is not None),
-            )
-            groups.setdefault(kind, {})[path] = x
-        for (split, apart), own in groups.items():
+            apart = tuple(name for name in faster if _place(homes[path], name) is not None)
+            groups.setdefault((path in at, homes[path].frozen, apart), {})[path] = x
+        for (split, frozen, apart), own in groups.items():
+            if frozen:
+                site = (axis, "frozen", *apart)
+                there = _on_axes(arguments.key_of_site(key, site), apart)
+                found |= _frozen_leaves(axis, weights, there, own, at) if split else {}
+                continue
             # Noise differs between all devices whose messages differ, and is the same where they
             # are the same: forward on all hosts that have the part already, and back on all that
             # have added up the gradient already.
@@ -277,9 +286,36 @@ def together(
             else:
                 how = Pvary(axis, gradients, gradients, True)
             found |= transfer(how, there, own, back)
-    return {
-        path: jnp.reshape(x, wholes[path]).astype(narrow or x.dtype) for path, x in found.items()
-    }
+    whole = {path: jnp.reshape(x, wholes[path]) for path, x in found.items()}
+    return {p: x.astype(narrow) if narrow and may_be_coded(x) else x for p, x in whole.items()}
+
+
+def _frozen_leaves(
+    axis: str, weights: Policy, key: Array, own: Mapping[str, Array], at: Mapping[str, int]
+) -> dict[str, Array]:
+    """Every worker's part of leaves without a gradient, stacked; none of it travels back."""
+    own = lax.stop_gradient(axes.vary(dict(own), axis))
+    coded = {path: x for path, x in own.items() if may_be_coded(x)}
+    places = arguments.places(coded, {path: at[path] for path in coded})
+    how = AllGather(axis, weights, weights, False, places, False)
+    found = how.run(key, coded) if coded else {}
+    for path in sorted(own.keys() - coded.keys()):
+        x = axes.vary(lax.all_gather(_bits(own[path]), axis, axis=at[path]), axis)
+        same = x.dtype == own[path].dtype
+        found[path] = x if same else lax.bitcast_convert_type(x, own[path].dtype)
+    return found
+
+
+def _bits(x: Array) -> Array:
+    """A leaf that the compiler does not widen before it is sent, as it does floats of 8 bits."""
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return x
+    return lax.bitcast_convert_type(x, jnp.dtype(f"uint{jnp.finfo(x.dtype).bits}"))
+
+
+def may_be_coded(x: Any) -> bool:
+    """Whether a leaf has a dtype that codecs take; all others are sent as they are."""
+    return jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize >= 2
 
 
 def crossings(
@@ -300,7 +336,22 @@ def crossings(
             for path in wholes
             if _place(homes[path], axis) is not None
         }
-        yield axis, weights.for_leaves(wholes), gradients.for_leaves(wholes), at
+        yield axis, of_weights(weights, homes, wholes), gradients.for_leaves(wholes), at
+
+
+def of_weights(
+    policy: Policy, homes: Mapping[str, Home], wholes: Mapping[str, tuple[int, ...]]
+) -> Policy:
+    """The policy of these leaves; frozen ones are exact, unless a rule names them."""
+    exact = dataclasses.replace(policy, codec=None, rest=None)
+    rules = (
+        rule
+        for one, frozen in ((policy, False), (exact, True))
+        for rule in one.for_leaves(
+            {path: shape for path, shape in wholes.items() if homes[path].frozen == frozen}
+        ).rules
+    )
+    return Policy(None, tuple(rules))
 
 
 def _is_shard(node: Any) -> bool:

@@ -33,10 +33,11 @@ def all_gather(
         axis_name: the mapped axis, or a tuple of them.
         codec: a codec without memory, for every leaf, or a `Policy`, which decides by the shape of
             this worker's leaf. None or `Identity()` sends dense, as `jax.lax.all_gather` does.
-        key: the number of the step, a `jax.random.key` or a raw key, the same on all workers.
-            Every step needs a different one, and equal keys give equal bits, as `jax.checkpoint`
-            requires. If the arrays differ along other axes of the mesh, too, fold the device's
-            number there into `site`, or its noise is the same along them.
+        key: the number of the step, a `jax.random.key` or a raw key, the same on all workers: with
+            others, decoders of rotated and subtractive codecs would restore noise. Every step needs
+            a different one, and equal keys give equal bits, as `jax.checkpoint` requires. If the
+            arrays differ along other axes of the mesh, too, fold the device's number there into
+            `site`, or its noise is the same along them.
         site: the number or name of this call, or a tuple of them. Different calls of a step need
             different ones, or they would draw the same noise. In a `jax.lax.scan` over layers, the
             layer's number belongs into it: `site=("mlp", layer)`.
@@ -52,8 +53,11 @@ def all_gather(
         The tree of joined leaves; its type differs between workers, as that of `jax.lax`.
 
     Raises:
-        ValueError: outside of a mapped axis; for a codec with memory or an agreement; for leaves
-            that are not floating; for a key that is missing or differs between workers.
+        ValueError: outside of a mapped axis, or for axes of devices and of `jax.vmap` together; for
+            a codec with memory or an agreement; for leaves that are not floating; for a key that is
+            missing or differs between workers. Without types (`check_vma=False`, `jax.pmap`) that
+            is known only of a key that is made from the worker's index: do not split it over
+            workers.
 
     Example:
         >>> import jax, jax.numpy as jnp, jaxcomp
@@ -65,6 +69,8 @@ def all_gather(
         (2, 32)
 
     Note:
+        There is no forward-mode derivative (`jax.jvp`, `jax.jacfwd`), with `Identity()` neither.
+
         Take gradients inside the mapped function, as in `jax.vmap(jax.grad(f), axis_name="fsdp")`:
         outside of `jax.vmap`, JAX runs the backward pass where the axis has no name any more.
 
@@ -75,6 +81,7 @@ def all_gather(
     arguments.check_tree("all_gather", tree)
     folded = arguments.key_of(axis_name, key, site)
     forward, backward = arguments.policies(codec, back)
+    arguments.warn_if_gathered(axis_name, forward, backward)
     how = AllGather(axis_name, forward, backward, per_row, arguments.places(tree, axis), tiled)
     return transfer(how, folded, axes.vary(tree, axis_name))
 
@@ -125,6 +132,7 @@ def psum_scatter(
     arguments.check_tree("psum_scatter", tree)
     folded = arguments.key_of(axis_name, key, site)
     forward, backward = arguments.policies(codec, back)
+    arguments.warn_if_gathered(axis_name, forward, backward)
     places = arguments.places(tree, scatter_dimension)
     how = PsumScatter(axis_name, forward, backward, per_row, places, tiled)
     return transfer(how, folded, axes.vary(tree, axis_name))

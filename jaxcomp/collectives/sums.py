@@ -83,6 +83,7 @@ def psum(
     arguments.check_tree("psum", tree)
     folded = arguments.key_of(axis_name, key, site)
     forward, backward = arguments.policies(codec, back)
+    arguments.warn_if_gathered(axis_name, forward, backward)
     second = forward if down is None else arguments.policy("down", down)
     if axes.typed(axis_name):
         for path, x in jax.tree_util.tree_leaves_with_path(tree):
@@ -168,6 +169,7 @@ def pvary(
     arguments.check_tree("pcast", tree)
     folded = arguments.key_of(axis_name, key, site)
     codec = arguments.policy("back", back)
+    arguments.warn_if_gathered(axis_name, codec)
     if axes.typed(axis_name):
         for path, x in jax.tree_util.tree_leaves_with_path(tree):
             if set(axes.names(axis_name)) & axes.varying(x):
@@ -215,7 +217,7 @@ class Psum(Transfer):
         return _Way(shots, wires, messages_, frozenset(first & second if shots else first))
 
     def transposed(self, *, typed: bool) -> Transfer:
-        if typed or (self.replicated and not mapping.is_transposing()):
+        if typed or (self.replicated and not mapping.is_transposing(self.axis_name)):
             return Pvary(self.axis_name, self.back, self.codec, True)
         return Psum(self.axis_name, self.back, self.codec, True, self.back, self.replicated)
 
@@ -268,7 +270,7 @@ class Pvary(Transfer):
         return axes.vary(tree, self.axis_name)
 
     def transposed(self, *, typed: bool) -> Transfer:
-        if not typed and mapping.is_transposing():
+        if not typed and mapping.is_transposing(self.axis_name):
             raise ValueError(
                 f"`tree` must be typed where a gradient is taken outside of the mapped function, "
                 f"since JAX would add up the sum over {self.axis_name!r} of a backward pass once "

@@ -1,5 +1,6 @@
 """The bytes of a step of a fully sharded model, from shapes alone."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -7,7 +8,7 @@ import jax
 
 from jaxcomp.collectives import costs, shards, sums
 from jaxcomp.collectives.costs import LinkBytes
-from jaxcomp.collectives.shard import Home, Links, crossings
+from jaxcomp.collectives.shard import Home, Links, crossings, may_be_coded, of_weights
 
 
 def moved(
@@ -22,21 +23,29 @@ def moved(
     """
     homes = {home.path: home for home, _ in layer}
     wholes = {home.path: like.shape for home, like in layer}
-    likes = {}
+    likes, first = {}, of_weights(links.weights[0][1], homes, wholes)
     for home, like in layer:
-        dense = links.weights[0][1].choose(home.path, like.shape)[0] is None
-        dtype = links.dtype if links.dtype and dense else like.dtype
+        dense = first.choose(home.path, like.shape)[0] is None
+        dtype = links.dtype if links.dtype and dense and may_be_coded(like) else like.dtype
         likes[home.path] = jax.ShapeDtypeStruct(home.part(like.shape, sizes), dtype)
     for axis, weights, gradients, at in crossings(homes, wholes, links):
-        n, rest = sizes[axis], {path: x for path, x in likes.items() if path not in at}
+        trained = {path: x for path, x in likes.items() if not homes[path].frozen}
+        n, rest = sizes[axis], {path: x for path, x in trained.items() if path not in at}
         if at:
-            here = {path: likes[path] for path in at}
-            yield (
-                axis,
-                costs.wire_bytes(
-                    shards.all_gather, here, weights, n, back=gradients, axis=at, tiled=False
-                ),
-            )
+            for frozen in (False, True):
+                here = {
+                    path: likes[path]
+                    for path in at
+                    if homes[path].frozen == frozen and may_be_coded(likes[path])
+                }
+                places = {path: at[path] for path in here}
+                forward, backward = costs.wire_bytes(
+                    shards.all_gather, here, weights, n, back=gradients, axis=places, tiled=False
+                )
+                yield axis, LinkBytes(forward, 0 if frozen else backward)
+            plain = [likes[path] for path in at if not may_be_coded(likes[path])]
+            size = sum(math.prod(x.shape) * x.dtype.itemsize for x in plain)
+            yield axis, LinkBytes((n - 1) * size, 0)
             for path, place in at.items():
                 shape = likes[path].shape
                 longer = (*shape[:place], n, *shape[place:])

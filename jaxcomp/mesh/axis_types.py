@@ -13,6 +13,9 @@ import jax
 from jax import core
 from jax.sharding import AxisType, Mesh, NamedSharding
 
+from jaxcomp.backend import axes
+from jaxcomp.types import AxisName
+
 
 def automatic(mesh: Mesh) -> Mesh:
     """The mesh with the same devices and automatic axes."""
@@ -23,6 +26,16 @@ def explicit(mesh: Any) -> tuple:
     """The names of the explicit axes."""
     kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
     return tuple(name for name, kind in kinds if kind == AxisType.Explicit)
+
+
+def beside(axis_name: AxisName) -> tuple[str, ...]:
+    """The axes of several devices that stay with the compiler beside the workers' manual ones."""
+    mesh, names = jax.sharding.get_abstract_mesh(), axes.names(axis_name)
+    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    if any(kinds.get(name) != AxisType.Manual for name in names):
+        return ()
+    rest = (name for name, kind in kinds.items() if kind != AxisType.Manual)
+    return tuple(name for name in rest if mesh.shape[name] > 1)
 
 
 def mesh_of(leaf: Any) -> Mesh | None:

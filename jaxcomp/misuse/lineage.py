@@ -150,6 +150,17 @@ def flow(
     return found
 
 
+def mapped_axes(value: Any) -> set:
+    """The named axes of `jax.vmap` along which a traced value differs."""
+    found = set()
+    while hasattr(value, "batch_dim") and hasattr(value, "val"):
+        data = getattr(getattr(value, "_trace", None), "axis_data", None)
+        if value.batch_dim is not None:
+            found.add(getattr(data, "name", None))
+        value = value.val
+    return found
+
+
 def is_computed(value: Any) -> bool:
     """Whether a value is one of the traced program, and not a constant that it begins with."""
     return isinstance(value, Tracer) and not isinstance(_origin(value)[0], Literal)

@@ -91,7 +91,12 @@ def differ(
         known: inputs of the program, each with the axes of workers between which it differs.
         axis_name: the axes of the workers.
     """
-    return [bool(fact) for fact in lineage.trace(values, _Differs(axis_name), known)]
+    facts = lineage.trace(values, _Differs(axis_name), known)
+    names = set(axes.names(axis_name))
+    return [
+        bool(fact or names & lineage.mapped_axes(value))
+        for fact, value in zip(facts, values, strict=True)
+    ]
 
 
 _REMEDY = (

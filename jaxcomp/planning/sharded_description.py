@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxcomp.collectives.costs import LinkBytes
 from jaxcomp.collectives.fully_sharded import FullySharded
-from jaxcomp.collectives.shard import Links
+from jaxcomp.collectives.shard import Links, of_weights
 from jaxcomp.layout.policy import NOTHING
 from jaxcomp.theory import tables
 from jaxcomp.types import PyTree
@@ -76,13 +76,15 @@ def of(sharded: FullySharded, params: PyTree, short: Any) -> ShardedDescription:
     for home, like in zip(sharded.parts.homes(params), jax.tree.leaves(params), strict=True):
         whole = jnp.shape(like)
         judged = whole[1:] if sharded.parts.in_layers(home.path) else whole
+        own = [(of_weights(p, {home.path: home}, {home.path: judged})) for _, p in links.weights]
         weights, gradients = (
             tuple("dense" if codec is None else short(codec) for codec in chosen)
             for chosen in (
-                [policy.choose(home.path, judged)[0] for _, policy in way]
-                for way in (links.weights, links.gradients)
+                [policy.choose(home.path, judged)[0] for policy in way]
+                for way in (own, [policy for _, policy in links.gradients])
             )
         )
+        gradients = ("frozen",) if home.frozen else gradients
         lines.append(ShardedLine(home.path, whole, home.spec, weights, gradients))
     return ShardedDescription(
         tuple(lines), links.axes, sharded.link_bytes(params), dense.link_bytes(params)

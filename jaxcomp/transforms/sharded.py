@@ -20,7 +20,7 @@ from jaxcomp.backend import axes, mapping, xla
 from jaxcomp.base import Reducer
 from jaxcomp.feedback import Link
 from jaxcomp.layout import trees
-from jaxcomp.mesh import per_worker, specs as specs_
+from jaxcomp.mesh import axis_types, per_worker, specs as specs_
 from jaxcomp.mesh.per_worker import PerShard
 from jaxcomp.numerics import noise
 from jaxcomp.reducers import choose
@@ -192,15 +192,12 @@ def update(
 
 def warn_if_gathered(source: Link | Reducer, axis_name: AxisName) -> None:
     """Warns if XLA would gather sharded leaves to compress them."""
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or choose.uplink(source) is None or not _manual(mesh, axis_name):
-        return
-    left = [name for name in _rest(mesh, axis_name) if mesh.shape[name] > 1]
-    if left:
+    left = axis_types.beside(axis_name)
+    if left and choose.uplink(source) is not None:
         warnings.warn(
-            f"the mesh has automatic axes {tuple(left)} beside {axis_name!r}: leaves that are "
+            f"the mesh has automatic axes {left} beside {axis_name!r}: leaves that are "
             "sharded over them are gathered before they are compressed, and every device sends "
-            "all of them. With the argument `param_specs=specs` each sends its own shard; "
+            "all of them. With `param_specs=specs` of compressed_mean each sends its own shard; "
             "param_specs=jax.sharding.PartitionSpec() is for parameters that are all replicated.",
             stacklevel=4,
         )

@@ -216,6 +216,8 @@ def test_a_loop_of_jit_trains_beside_an_automatic_axis():
         updates, state = tx.update(grads, state, params)
         return optax.apply_updates(params, updates), state, value
 
+    with pytest.warns(UserWarning, match="`specs`: 'blocks/w' is split over automatic axes"):
+        step.trace(params, state, 0)
     values = []
     for number in range(30):
         params, state, value = step(params, state, number)
@@ -223,6 +225,27 @@ def test_a_loop_of_jit_trains_beside_an_automatic_axis():
     assert values[-1] < 0.8 * values[0]
     assert params["embed"].sharding.spec == P("fsdp", "tp")
     assert state[0].mu["embed"].sharding.spec == P("fsdp", "tp")
+
+
+@pytest.mark.parametrize(
+    "kind", [AxisType.Auto, pytest.param(AxisType.Explicit, marks=pytest.mark.full)]
+)
+def test_gradients_lie_where_parameters_do_along_automatic_axes_too(kind, recwarn):
+    """Outside of `jit` too, and compression over such axes is not silent."""
+    mesh = jax.make_mesh((4, 2), ("fsdp", "tp"), axis_types=(kind, AxisType.Auto))
+    w = jax.device_put(jnp.ones((64, 64)), NamedSharding(mesh, P("fsdp", "tp")))
+
+    def net(w, x):
+        return jnp.mean((x @ w) ** 2)
+
+    def gradient(weights):
+        f = jaxcomp.fully_sharded(net, mesh, "fsdp", P("fsdp", "tp"), weights=weights)
+        return f(w, jnp.ones((8, 64)), key=0)[1]
+
+    assert gradient(None).sharding.spec == P("fsdp", "tp")
+    assert not [one for one in recwarn if "automatic axes" in str(one.message)]
+    with pytest.warns(UserWarning, match="`link_bytes` does not count that gather"):
+        assert gradient(EIGHT).sharding.spec == P("fsdp", "tp")
 
 
 @pytest.mark.full
@@ -401,6 +424,9 @@ def test_wrong_use():
     raises("globs that match leaves, got 'blcks", lambda: blcks(params, X, Y, key=0))
     raw = jnp.zeros(2, jnp.uint32)
     raises("a random key must be a typed one", lambda: make()(params, X, raw, key=0))
+    pair = jax.make_mesh((2,), ("fsdp",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
+    f = jaxcomp.fully_sharded(loss, pair, "fsdp", P(), weights=None, stacked=("blocks/*",))
+    raises("a random key must be a typed one", lambda: f(PARAMS, X, raw, key=0))
     for use in (lambda w: w * 2, lambda w: w.T, lambda w: jnp.ones((8, 8)) @ w, jnp.sum):
         with pytest.raises((ValueError, AttributeError), match="`blocks/w` must be made whole"):
             make(loss=lambda p, x, y, use=use: jnp.sum(use(p["blocks"]["w"])))(params, X, Y, key=0)

@@ -259,6 +259,24 @@ def test_gradients_from_outside_of_the_mapping_need_types():
         jax.eval_shape(untyped, *BLOCKS)
 
 
+def test_a_mapping_inside_over_other_axes_is_no_outside():
+    """Its backward pass belongs to a gradient that is taken inside of the workers' mapping."""
+    mesh = jax.make_mesh((4, 2), ("data", "tp"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+
+    def loss(x):
+        def inner(x):
+            return lax.psum(jnp.sum(c.pvary(x, "data", EIGHT, key=0) ** 2), "tp")
+
+        return jax.shard_map(
+            inner, in_specs=P("tp"), out_specs=P(), axis_names={"tp"}, check_vma=False
+        )(x)
+
+    whole = jax.shard_map(
+        jax.grad(loss), mesh=mesh, in_specs=P(), out_specs=P(), axis_names={"data"}, check_vma=False
+    )
+    assert jax.eval_shape(jax.jit(whole), jnp.ones((16, 64))).shape == (16, 64)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(("codec", "down"), [(EIGHT, IDENTITY), (IDENTITY, EIGHT)])
 def test_a_sum_with_one_dense_way_is_the_same_on_all_workers(codec, down):

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import jaxcomp
@@ -90,6 +91,84 @@ def test_wrong_calls_of_wire_bytes():
     ):
         with pytest.raises(ValueError, match=says):
             call()
+
+
+UNTYPED_KEYS = {
+    "the index": {"key": lambda: lax.axis_index("data")},
+    "folded": {"key": lambda: jax.random.fold_in(jax.random.key(0), lax.axis_index("data"))},
+    "a site": {"key": lambda: 0, "site": lambda: ("layer", lax.axis_index("data"))},
+}
+
+
+@pytest.mark.parametrize("name", UNTYPED_KEYS)
+def test_keys_that_differ_are_found_without_types(name, mesh):
+    """With `eden`, which decodes by the key, the sum would be noise."""
+
+    def f(x):
+        given = {name: make() for name, make in UNTYPED_KEYS[name].items()}
+        return c.psum(x, "data", jaxcomp.eden(), **given)
+
+    whole = jax.shard_map(f, mesh=mesh, in_specs=P("data"), out_specs=P("data"), check_vma=False)
+    for run in (whole, jax.vmap(f, axis_name="data")):
+        with pytest.raises(ValueError, match="`key` and `site` must be the same on all workers"):
+            jax.eval_shape(run, jnp.ones((8, 64)))
+
+
+def test_keys_of_members_of_an_ensemble_may_differ():
+    """But not those that `jax.vmap` maps over the workers."""
+
+    def f(x, key):
+        return c.psum(x, "data", EIGHT, key=key)
+
+    keys, x = jnp.arange(3), jnp.ones((4, 8, 64))
+    members = jax.vmap(jax.vmap(f, (0, None), axis_name="data"), (None, 0))
+    assert jax.eval_shape(members, x, keys).shape == (3, 4, 8, 64)
+    with pytest.raises(ValueError, match="`key` and `site` must be the same on all workers"):
+        jax.eval_shape(jax.vmap(f, axis_name="data"), x, jnp.arange(4))
+
+
+@pytest.mark.parametrize("checked", [True, False])
+def test_axes_of_devices_and_of_vmap_are_apart(checked):
+    mesh = jax.make_mesh(
+        (4,), ("a",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:4]
+    )
+
+    def f(x):
+        return c.psum(x, ("a", "lane"), EIGHT, key=0)
+
+    lanes = jax.vmap(f, axis_name="lane")
+    whole = jax.shard_map(lanes, mesh=mesh, in_specs=P("a"), out_specs=P("a"), check_vma=checked)
+    with pytest.raises(ValueError, match="call it over these first, then over 'a'"):
+        jax.eval_shape(whole, jnp.ones((8, 64)))
+
+
+def test_automatic_axes_beside_are_no_surprise(two, recwarn):
+    calls = {
+        "psum": (c.psum, {}),
+        "pmean": (c.pmean, {}),
+        "pvary": (c.pvary, {}),
+        "all_gather": (c.all_gather, {}),
+        "psum_scatter": (c.psum_scatter, {}),
+        "all_to_all": (c.all_to_all, {"split_axis": 0, "concat_axis": 0}),
+        "ppermute": (c.ppermute, {"perm": [(0, 1)]}),
+    }
+
+    def run(codec, call, settings, **mapping):
+        specs = P() if call is c.pvary else P("dcn")
+
+        def f(x):
+            return call(x, "dcn", codec, key=0, **settings)
+
+        whole = jax.shard_map(f, mesh=two, in_specs=specs, out_specs=P("dcn"), **mapping)
+        jax.eval_shape(jax.jit(whole), jnp.ones((8, 64)))
+
+    for call, settings in calls.values():
+        run(None, call, settings, axis_names={"dcn"}, check_vma=False)
+        run(EIGHT, call, settings, check_vma=False)
+        assert not recwarn.list
+    for call, settings in calls.values():
+        with pytest.warns(UserWarning, match=r"automatic axes \('fsdp',\) beside 'dcn': arrays"):
+            run(EIGHT, call, settings, axis_names={"dcn"}, check_vma=False)
 
 
 def test_types_find_what_is_summed_already_and_what_differs_already(mesh):
