@@ -11,6 +11,7 @@ from jaxcomp import checks
 from jaxcomp.mesh import (
     arguments,
     axis_types,
+    hints,
     objects,
     per_worker,
     place,
@@ -156,7 +157,8 @@ class _Runner:
             plain = self._arranged(plain, batches, move)
             chosen = stage(self.compiled(len(args), keywords))
             homes = self.mapped.layout(plain, batches)
-            return args, rest, chosen(*plain, layout=homes, keywords=keywords, rest=rest)
+            with hints.added(self.axis_name):  # Of errors that JAX finds as it lowers the step.
+                return args, rest, chosen(*plain, layout=homes, keywords=keywords, rest=rest)
 
     def _compiled(self, count: int, keywords: tuple[str, ...]) -> Callable[..., Any]:
         donated = self.given.donate(count, keywords)

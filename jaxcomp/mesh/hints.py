@@ -32,7 +32,14 @@ _OF_CLOSURES = (
     "to the loss of jaxcomp.value_and_grad, which folds it."
 )
 
+_OF_CALLBACKS = (
+    "jaxcomp: each worker of {axis!r} consists of several devices here, and JAX runs io_callback "
+    "and pure_callback only where a worker is one device. Take jax.debug.callback, which returns "
+    "nothing, or call the host outside of the step, on what the step returns."
+)
+
 _HINTS = {
+    "callbacks are only supported in spmd computations": _OF_CALLBACKS,
     "Closing over inputs to shard_map": _OF_CLOSURES,
     "with_sharding_constraint can only refer to Auto axes": _OF_CONSTRAINTS,
     "passed to reshard cannot contain axis names": _OF_CONSTRAINTS,

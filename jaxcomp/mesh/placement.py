@@ -36,7 +36,7 @@ def check_axes(mesh: Any, axis_name: AxisName) -> None:
         raise ValueError(f"`axis_name` must name axes of the mesh {mesh.axis_names}, got {came}")
 
 
-def to_automatic(args: PyTree, mesh: Mesh) -> PyTree:
+def to_automatic(args: PyTree, mesh: Mesh | AbstractMesh) -> PyTree:
     """Retypes the explicit arguments of a compiled function for the automatic `mesh`."""
     plain = NamedSharding(mesh, PartitionSpec())
 
@@ -195,7 +195,9 @@ def stay(arg: PyTree, homes: Homes) -> PyTree:
     return jax.tree_util.tree_map_with_path(hold, arg) if homes else arg
 
 
-def at_home(results: PyTree, mesh: Mesh, homes: Homes, axis_name: AxisName) -> PyTree:
+def at_home(
+    results: PyTree, mesh: Mesh | AbstractMesh, homes: Homes, axis_name: AxisName
+) -> PyTree:
     """Constrains each result of a step to the layout of the argument that it replaces."""
 
     def hold(path, leaf):

@@ -139,5 +139,5 @@ def test_what_has_no_target_says_so():
     outer = jaxcomp.Gather(jaxcomp.Link(jaxcomp.sign(), jaxcomp.Residual()))
     levels = jaxcomp.compressed_mean(jaxcomp.Hierarchical(jaxcomp.Dense(), outer), ("slow", "fast"))
     both = AbstractMesh((2, 2), ("slow", "fast"))
-    with pytest.raises(ValueError, match="`state` must not be that of jaxcomp.Hierarchical"):
+    with pytest.raises(ValueError, match=r"`state` must not be that of jaxcomp\.Hierarchical"):
         jaxcomp.restore_target(levels, like, both, ("slow", "fast"), workers=8)
