@@ -62,7 +62,7 @@ def data_parallel(
         mesh: a device mesh that has the axis.
         axis_name: the axis or axes that the workers are on.
         batch_argnums: the numbers of the arguments that are batches. By default the last argument
-            is the batch; a typed PRNG key or a raw one (`uint32[2]`) there, or another argument
+            is the batch; a PRNG key, typed or raw (`uint32[2]`, `[4]`), there, or another argument
             that looks like a batch, is an error.
         batch_argnames: the names of arguments that are batches.
         batch_spec: the sharding of batches on the whole mesh, if a worker's batch is split further

@@ -38,7 +38,13 @@ _OF_CALLBACKS = (
     "nothing, or call the host outside of the step, on what the step returns."
 )
 
+_OF_HOSTS = (
+    "jaxcomp: an argument lies in the memory of the host. Move it first thing in the step, as in "
+    "state = jax.device_put(state, jax.memory.Space.Device), and what the step returns back to it."
+)
+
 _HINTS = {
+    "memory_space of all inputs passed to": _OF_HOSTS,
     "callbacks are only supported in spmd computations": _OF_CALLBACKS,
     "Closing over inputs to shard_map": _OF_CLOSURES,
     "with_sharding_constraint can only refer to Auto axes": _OF_CONSTRAINTS,
