@@ -15,8 +15,10 @@ _OF_CONSTRAINTS = (
 
 _OF_LOOPS = (
     "jaxcomp: gradients of jaxcomp.local parameters differ between the workers of {axis!r}, and "
-    "what a loop begins with must be typed so too. Begin it with jaxcomp.local(zeros, {axis!r}), "
-    "or with the zeros_like of the local parameters."
+    "what a loop begins with, or a branch of a conditional returns, must be typed so too. In code "
+    "of yours, take jaxcomp.local(zeros, {axis!r}), or the zeros_like of the local parameters. In "
+    "code of a library, such as an RNN, give data_parallel check_vma=False: JAX then tracks no "
+    "types, and the results of the first call are compared between the workers."
 )
 
 _OF_CHAINS = (
@@ -51,6 +53,7 @@ _HINTS = {
     "passed to reshard cannot contain axis names": _OF_CONSTRAINTS,
     "field of ShapedArray should be of type `Manual`": _OF_CONSTRAINTS,
     "manual axis types do not match": _OF_LOOPS,
+    "requires all arguments to have matching type": _OF_LOOPS,
     "The number of updates and states has to be the same in chain": _OF_CHAINS,
 }
 """By parts of the error's text."""

@@ -137,10 +137,24 @@ def test_wrappers_evaluate_and_accumulate(wrappers):
 
 
 @pytest.mark.full
+def test_loops_of_libraries(names):
+    run("Loops of libraries", names)
+    loss = names["rnn_loss"](names["weights"], names["sequences"])
+    np.testing.assert_allclose(names["loss"], loss, rtol=1e-5)
+    assert names["rnn_loss"](names["trained"], names["sequences"]) < loss
+
+
+@pytest.mark.full
 def test_complex_parameters(names):
     turned = run("Complex parameters", names)["turned"]["base"]
     assert jnp.iscomplexobj(turned)
     assert (turned.imag != 0).any()
+
+
+@pytest.mark.full
+def test_memory_of_the_host(names):
+    state = run("Memory of the host", names)["state"]
+    assert {leaf.sharding.memory_kind for leaf in jax.tree.leaves(state)} == {"pinned_host"}
 
 
 def test_checkpoints(names):

@@ -174,3 +174,42 @@ def test_arrays_and_objects_from_outside():
     with pytest.raises(Exception, match="different trace level") as error:
         jaxcomp.data_parallel(step, mesh, "data").lower(jnp.ones(8))
     assert any("nnx.merge(graphdef, state, copy=True)" in note for note in error.value.__notes__)
+
+
+def ctc(params, x):
+    logits = (x @ params["w"])[:, :25].reshape(-1, 5, 5)
+    rows = len(logits)
+    padding = jnp.zeros((rows, 5))
+    return optax.ctc_loss(
+        logits, padding, jnp.ones((rows, 2), jnp.int32), jnp.zeros((rows, 2))
+    ).mean()
+
+
+def branches(params, x):
+    total = jnp.sum(x @ params["w"])
+    return jax.lax.cond(total > 0, lambda: total, lambda: 0.0)
+
+
+def drawn(params, x):
+    return jnp.mean(jax.random.gamma(jax.random.key(0), jnp.exp(x @ params["w"])))
+
+
+OF_LIBRARIES = {"ctc_loss": ctc, "cond": branches, "gamma": drawn}
+
+
+@pytest.mark.parametrize("name", OF_LIBRARIES)
+def test_types_that_a_library_does_not_know_are_switched_off(name, mesh):
+    """The note names `check_vma=False`, with which the gradient is that of each worker."""
+    loss = OF_LIBRARIES[name]
+
+    def step(params, batch):
+        value, grads = jaxcomp.value_and_grad(loss, "data")(params, batch)
+        return value, jax.lax.pmean(grads["w"], "data")
+
+    (note,) = notes_of(step, mesh, TypeError)
+    assert "give data_parallel check_vma=False" in note
+    value, grads = jaxcomp.data_parallel(step, mesh, "data", check_vma=False)(PARAMS, BATCH)
+    each = jax.jit(jax.vmap(jax.value_and_grad(loss), (None, 0)))
+    values, want = each(PARAMS, BATCH.reshape(8, 4, 32))
+    np.testing.assert_allclose(value, values.mean(), rtol=1e-5)
+    np.testing.assert_allclose(grads, want["w"].mean(0), rtol=1e-4, atol=1e-5)
