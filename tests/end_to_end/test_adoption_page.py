@@ -167,3 +167,12 @@ def test_checkpoints(names):
 def test_fsdp(names):
     state = run("FSDP", names)["state"]
     assert state[1][0].mu["base"].sharding.spec == jax.P(None, "fsdp")
+
+
+def test_rows_without_a_gradient_stay_where_they_are(names):
+    """The page's order: a rotated codec moves them, one with a rule for embeddings does not."""
+    rotated, ruled = run("Rows without a gradient", names)["moved"].values()
+    assert 0.1 < rotated < 0.2
+    assert ruled == 0
+    kept = names["others_move"](jaxcomp.qsgd_inf(bits=4), steps=2)
+    assert kept == 0
