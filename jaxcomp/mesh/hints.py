@@ -45,7 +45,14 @@ _OF_HOSTS = (
     "state = jax.device_put(state, jax.memory.Space.Device), and what the step returns back to it."
 )
 
+_OF_NESTED = (
+    "jaxcomp: inside of the step {axis!r} is manual already. Leave mesh= out of an inner "
+    "jax.shard_map, which then takes the current mesh, and name the other axes, as in "
+    "jax.shard_map(f, in_specs=..., out_specs=..., axis_names={{'fsdp'}})."
+)
+
 _HINTS = {
+    "should match the mesh passed to shard_map": _OF_NESTED,
     "memory_space of all inputs passed to": _OF_HOSTS,
     "callbacks are only supported in spmd computations": _OF_CALLBACKS,
     "Closing over inputs to shard_map": _OF_CLOSURES,

@@ -137,6 +137,16 @@ def test_wrappers_evaluate_and_accumulate(wrappers):
 
 
 @pytest.mark.full
+def test_other_situations(names):
+    run("Other situations", names)
+    loss_fn, params, x = (names[name] for name in ("loss_fn", "params", "x"))
+    np.testing.assert_allclose(names["inner_loss"], loss_fn(params, x), rtol=1e-5)
+    np.testing.assert_allclose(names["ahead_loss"], loss_fn(params, x), rtol=1e-5)
+    each = [loss_fn(jax.tree.map(lambda p, by=by: by * p, params), x) for by in (1, 0.9, 1.1)]
+    np.testing.assert_allclose(names["total"], sum(each), rtol=1e-5)
+
+
+@pytest.mark.full
 def test_loops_of_libraries(names):
     run("Loops of libraries", names)
     loss = names["rnn_loss"](names["weights"], names["sequences"])

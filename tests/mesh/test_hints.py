@@ -213,3 +213,26 @@ def test_types_that_a_library_does_not_know_are_switched_off(name, mesh):
     values, want = each(PARAMS, BATCH.reshape(8, 4, 32))
     np.testing.assert_allclose(value, values.mean(), rtol=1e-5)
     np.testing.assert_allclose(grads, want["w"].mean(0), rtol=1e-4, atol=1e-5)
+
+
+def test_an_inner_shard_map_takes_the_current_mesh():
+    """Where it names the mesh, the note tells to leave that out, and nothing about the batch."""
+    mesh = make_mesh({"data": 4, "fsdp": 2})
+
+    def step_with(**given):
+        def inner(w, x):
+            return jax.lax.psum(x @ w, "fsdp")
+
+        def loss(params, x):
+            specs = (P("fsdp"), P(None, "fsdp"))
+            on = jax.shard_map(inner, in_specs=specs, out_specs=P(), axis_names={"fsdp"}, **given)
+            return jnp.mean((on(params["w"], x) @ params["v"] - 1) ** 2)
+
+        return step_of(jax.grad(loss))
+
+    (note,) = notes_of(step_with(mesh=mesh), mesh, ValueError)
+    assert "Leave mesh= out of an inner jax.shard_map" in note
+    assert "axis_names={'fsdp'}" in note
+    found = jaxcomp.data_parallel(step_with(), mesh, "data")(PARAMS, BATCH)
+    want = jaxcomp.data_parallel(step_of(jax.grad(loss_of)), mesh, "data")(PARAMS, BATCH)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), found, want)
