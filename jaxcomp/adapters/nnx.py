@@ -103,6 +103,15 @@ class Nnx(Adapter):
 
         return jax.tree.map(renamed, tree, is_leaf=lambda node: isinstance(node, kind))
 
+    def plain(self, tree: PyTree) -> PyTree:
+        """`nnx.Optimizer` keeps its state in variables of other types than `nnx.Param`."""
+        kind = _nnx().Variable
+
+        def value(node: Any) -> Any:
+            return node.get_value() if isinstance(node, kind) else node
+
+        return jax.tree.map(value, tree, is_leaf=lambda node: isinstance(node, kind))
+
 
 def _by_object(state: Any, count: int) -> list[PyTree]:
     """The part of the state of all objects that belongs to each of them."""

@@ -85,6 +85,10 @@ class Adapter(Interface, abstract=True):
         del add
         return tree
 
+    def plain(self, tree: PyTree) -> PyTree:
+        """The tree with arrays in place of boxes that differ between parameters and states."""
+        return tree
+
     def store(self, cls: Any) -> None:
         """Registers a class of memory, a `Stored`, for the framework's checkpoints."""
 

@@ -113,7 +113,7 @@ class Arguments:
             if self.default and _is_key(args[number]):
                 raise ValueError(
                     f"the last argument, {named(number, names)}, is a PRNG key, or uint32 of its "
-                    f"shape (2,), and would be split as the batch. {_which_of(names)}"
+                    f"shape (2,) or (4,), and would be split as the batch. {_which_of(names)}"
                 )
             _check_batch(args[number], named(number, names), pieces, axis_name)
 
@@ -247,7 +247,8 @@ def _is_key(arg: Any) -> bool:
         return False
     if jnp.issubdtype(kind, jax.dtypes.prng_key):
         return True
-    return kind == jnp.uint32 and arg.shape == (2,)  # One raw key; more rows are data.
+    # One raw key, of threefry or of rbg; more rows are data.
+    return kind == jnp.uint32 and arg.shape in ((2,), (4,))
 
 
 def _leading(arg: PyTree) -> set[int] | None:

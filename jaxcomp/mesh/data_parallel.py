@@ -11,6 +11,7 @@ from jaxcomp import checks
 from jaxcomp.mesh import (
     arguments,
     axis_types,
+    hints,
     objects,
     per_worker,
     place,
@@ -61,7 +62,7 @@ def data_parallel(
         mesh: a device mesh that has the axis.
         axis_name: the axis or axes that the workers are on.
         batch_argnums: the numbers of the arguments that are batches. By default the last argument
-            is the batch; a typed PRNG key or a raw one (`uint32[2]`) there, or another argument
+            is the batch; a PRNG key, typed or raw (`uint32[2]`, `[4]`), there, or another argument
             that looks like a batch, is an error.
         batch_argnames: the names of arguments that are batches.
         batch_spec: the sharding of batches on the whole mesh, if a worker's batch is split further
@@ -156,7 +157,8 @@ class _Runner:
             plain = self._arranged(plain, batches, move)
             chosen = stage(self.compiled(len(args), keywords))
             homes = self.mapped.layout(plain, batches)
-            return args, rest, chosen(*plain, layout=homes, keywords=keywords, rest=rest)
+            with hints.added(self.axis_name):  # Of errors that JAX finds as it lowers the step.
+                return args, rest, chosen(*plain, layout=homes, keywords=keywords, rest=rest)
 
     def _compiled(self, count: int, keywords: tuple[str, ...]) -> Callable[..., Any]:
         donated = self.given.donate(count, keywords)

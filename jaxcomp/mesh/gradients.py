@@ -65,9 +65,9 @@ def value_and_grad(
     Random numbers differ between workers: PRNG keys that are the same on all workers are folded
     with the worker's index before `loss_fn` sees them. This applies to typed keys
     (`jax.random.key`) anywhere in arguments that are not differentiated, and to raw keys
-    (`jax.random.PRNGKey`, `uint32[..., 2]`) in the arguments that `key_argnums` or `key_argnames`
-    name. Without a name, a raw key is data and is not folded, so all workers draw the same noise.
-    Keys that `loss_fn` closes over are not folded.
+    (`jax.random.PRNGKey`, `uint32[..., 2]` or, of rbg, `uint32[..., 4]`) in the arguments that
+    `key_argnums` or `key_argnames` name. Without a name, a raw key is data and is not folded, so
+    all workers draw the same noise. Keys that `loss_fn` closes over are not folded.
 
     For an argument that is an nnx object, the variables `wrt` are differentiated, and the gradient
     is an `nnx.State`, as from `nnx.value_and_grad`. All nnx objects among the arguments change in
@@ -247,8 +247,8 @@ def _named_keys(slots: dict, count: int, others: tuple, argnums: Any, argnames: 
             if not (_is_typed_key(leaf) or _is_raw_key(leaf)):
                 raise ValueError(
                     "`key_argnums` and `key_argnames` must name PRNG keys, uint32 of shape (..., "
-                    f"2) or typed, got {jnp.result_type(leaf)} of shape {jnp.shape(leaf)} in "
-                    f"argument {slot!r}"
+                    f"2), (..., 4) or typed, got {jnp.result_type(leaf)} of shape "
+                    f"{jnp.shape(leaf)} in argument {slot!r}"
                 )
     return found
 
@@ -258,7 +258,14 @@ def _is_typed_key(leaf: Any) -> bool:
 
 
 def _is_raw_key(leaf: Any) -> bool:
-    return hasattr(leaf, "dtype") and leaf.dtype == jnp.uint32 and leaf.shape[-1:] == (2,)
+    return hasattr(leaf, "dtype") and leaf.dtype == jnp.uint32 and leaf.shape[-1:] in ((2,), (4,))
+
+
+def _kind_of(raw: Any) -> str:
+    """The kind of a raw key: the default one, if its keys have as many words."""
+    default = jax.config.jax_default_prng_impl  # pyright: ignore[reportAttributeAccessIssue]
+    words = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=default))).shape[-1]
+    return default if words == raw.shape[-1] else "threefry2x32" if raw.shape[-1] == 2 else "rbg"
 
 
 def _folded(tree: PyTree, axis_name: AxisName, *, raw: bool = False) -> PyTree:
@@ -271,8 +278,9 @@ def _folded(tree: PyTree, axis_name: AxisName, *, raw: bool = False) -> PyTree:
         if axes.varies(key, axis_name):
             return key
         worker = lax.axis_index(axis_name)
-        keys = key.reshape(-1) if typed else key.reshape(-1, 2)
-        return jax.vmap(lambda k: jax.random.fold_in(k, worker))(keys).reshape(key.shape)
+        keys = key if typed else jax.random.wrap_key_data(key, impl=_kind_of(key))
+        keys = jax.vmap(lambda k: jax.random.fold_in(k, worker))(keys.reshape(-1))
+        return (keys if typed else jax.random.key_data(keys)).reshape(key.shape)
 
     return jax.tree.map(fold, tree)
 

@@ -15,8 +15,10 @@ _OF_CONSTRAINTS = (
 
 _OF_LOOPS = (
     "jaxcomp: gradients of jaxcomp.local parameters differ between the workers of {axis!r}, and "
-    "what a loop begins with must be typed so too. Begin it with jaxcomp.local(zeros, {axis!r}), "
-    "or with the zeros_like of the local parameters."
+    "what a loop begins with, or a branch of a conditional returns, must be typed so too. In code "
+    "of yours, take jaxcomp.local(zeros, {axis!r}), or the zeros_like of the local parameters. In "
+    "code of a library, such as an RNN, give data_parallel check_vma=False: JAX then tracks no "
+    "types, and the results of the first call are compared between the workers."
 )
 
 _OF_CHAINS = (
@@ -32,12 +34,33 @@ _OF_CLOSURES = (
     "to the loss of jaxcomp.value_and_grad, which folds it."
 )
 
+_OF_CALLBACKS = (
+    "jaxcomp: each worker of {axis!r} consists of several devices here, and JAX runs io_callback "
+    "and pure_callback only where a worker is one device. Take jax.debug.callback, which returns "
+    "nothing, or call the host outside of the step, on what the step returns."
+)
+
+_OF_HOSTS = (
+    "jaxcomp: an argument lies in the memory of the host. Move it first thing in the step, as in "
+    "state = jax.device_put(state, jax.memory.Space.Device), and what the step returns back to it."
+)
+
+_OF_NESTED = (
+    "jaxcomp: inside of the step {axis!r} is manual already. Leave mesh= out of an inner "
+    "jax.shard_map, which then takes the current mesh, and name the other axes, as in "
+    "jax.shard_map(f, in_specs=..., out_specs=..., axis_names={{'fsdp'}})."
+)
+
 _HINTS = {
+    "should match the mesh passed to shard_map": _OF_NESTED,
+    "memory_space of all inputs passed to": _OF_HOSTS,
+    "callbacks are only supported in spmd computations": _OF_CALLBACKS,
     "Closing over inputs to shard_map": _OF_CLOSURES,
     "with_sharding_constraint can only refer to Auto axes": _OF_CONSTRAINTS,
     "passed to reshard cannot contain axis names": _OF_CONSTRAINTS,
     "field of ShapedArray should be of type `Manual`": _OF_CONSTRAINTS,
     "manual axis types do not match": _OF_LOOPS,
+    "requires all arguments to have matching type": _OF_LOOPS,
     "The number of updates and states has to be the same in chain": _OF_CHAINS,
 }
 """By parts of the error's text."""

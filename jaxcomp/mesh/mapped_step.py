@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxcomp.backend import axes, mapping
 from jaxcomp.base.adapter import Objects
@@ -51,7 +51,7 @@ class MappedStep:
         self.workers = place.workers_of(mesh, axis_name)
         self.of_batch = PartitionSpec(axis_name) if batch_spec is None else batch_spec
         self._step, self._batch_spec = step, batch_spec
-        self._inside = axis_types.automatic(mesh)
+        self._twin = axis_types.automatic(mesh)
         self._typed = bool(axis_types.explicit(mesh))
         unused = len(mesh.axis_names) > len(axes.names(axis_name))
         self._sharded = mesh.size > self.workers or (self._typed and unused)
@@ -91,21 +91,35 @@ class MappedStep:
 
     def _run(self, args: Sequence[Any], layout: tuple, keywords: tuple[str, ...], rest: Any) -> Any:
         self.check(args, keywords)
-        homes = dict(layout)
-        with jax.sharding.use_abstract_mesh(self._inside.abstract_mesh):
-            args = placement.to_automatic(args, self._inside)
-            results = self._spread(args, homes, keywords, rest)
+        homes, inside = dict(layout), self._inside()
+        with jax.sharding.use_abstract_mesh(self._twin.abstract_mesh):
+            args = placement.to_automatic(args, inside)
+            results = self._spread(inside, args, homes, keywords, rest)
         if not self._typed:
             return results
         return placement.to_given(results, self.mesh, homes, self.axis_name)
 
+    def _inside(self) -> Mesh | AbstractMesh:
+        """The mesh of automatic axes that the step runs on.
+
+        JAX refuses a callback in a program that names two meshes with devices. So the twin of a
+        mesh with explicit axes has none, where the current mesh says which devices there are.
+        """
+        alone = not self._typed or jax.sharding.get_abstract_mesh().empty
+        return self._twin if alone else self._twin.abstract_mesh
+
     def _spread(
-        self, args: Sequence[Any], homes: dict, keywords: tuple[str, ...], rest: Any
+        self,
+        inside: Mesh | AbstractMesh,
+        args: Sequence[Any],
+        homes: dict,
+        keywords: tuple[str, ...],
+        rest: Any,
     ) -> Any:
         """The results of the step on all workers, on a mesh of automatic axes."""
         batches = self.given.which(len(args), keywords)
         if self._batch_spec is not None:
-            home = NamedSharding(self._inside, self._batch_spec)
+            home = NamedSharding(inside, self._batch_spec)
             args = [
                 jax.lax.with_sharding_constraint(arg, home) if number in batches else arg
                 for number, arg in enumerate(args)
@@ -126,9 +140,9 @@ class MappedStep:
             out["marks"] = _marks(results)
             return _part(flat, out["marks"])
 
-        parts = self._mapped(body, _part(leaves, marks))
+        parts = self._mapped(inside, body, _part(leaves, marks))
         results = jax.tree.unflatten(out["treedef"], _merge(out["marks"], *parts))
-        return placement.at_home(results, self._inside, homes, self.axis_name)
+        return placement.at_home(results, inside, homes, self.axis_name)
 
     def _own_results(
         self, own: list, args: Sequence[Any], keywords: tuple[str, ...], rest: Any
@@ -159,17 +173,20 @@ class MappedStep:
             _check_replicated(results, rest.kind, self.axis_name)
         return results
 
-    def _mapped(self, body: Callable[..., Any], parts: tuple[list, list]) -> tuple[list, list]:
+    def _mapped(
+        self, inside: Mesh | AbstractMesh, body: Callable[..., Any], parts: tuple[list, list]
+    ) -> tuple[list, list]:
         split = PartitionSpec(self.axis_name)
         mapped = mapping.shard_map(
             body,
-            mesh=self._inside,
+            mesh=inside,
             in_specs=(PartitionSpec(), split),
             out_specs=(PartitionSpec(), split),
             axis_names=set(axes.names(self.axis_name)),
             check_vma=self.check_vma,
         )
-        with hints.added(self.axis_name):
+        # Without a current mesh, which `checkify` would take for that of the body.
+        with hints.added(self.axis_name), jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
             return mapped(*parts)
 
 

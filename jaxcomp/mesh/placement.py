@@ -14,7 +14,7 @@ from jax import core
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxcomp.backend import axes
-from jaxcomp.mesh import axis_types, per_worker, processes
+from jaxcomp.mesh import axis_types, per_worker, processes, specs as specs_
 from jaxcomp.mesh.axis_types import automatic, explicit
 from jaxcomp.types import AxisName, PyTree
 
@@ -36,7 +36,7 @@ def check_axes(mesh: Any, axis_name: AxisName) -> None:
         raise ValueError(f"`axis_name` must name axes of the mesh {mesh.axis_names}, got {came}")
 
 
-def to_automatic(args: PyTree, mesh: Mesh) -> PyTree:
+def to_automatic(args: PyTree, mesh: Mesh | AbstractMesh) -> PyTree:
     """Retypes the explicit arguments of a compiled function for the automatic `mesh`."""
     plain = NamedSharding(mesh, PartitionSpec())
 
@@ -67,11 +67,22 @@ def _only(entry: Any, names: tuple) -> tuple | None:
 
 
 def put(leaf: Any, mesh: Mesh, spec: PartitionSpec) -> jax.Array:
-    """Puts an array on the mesh by `spec`, or retypes it if it is already there."""
+    """Puts an array on the mesh by `spec`, or retypes it if it is already there.
+
+    From a mesh of these devices in another order it is moved, and stays sharded by the same axes.
+    """
     found = axis_types.mesh_of(leaf)
-    if found is not None and isinstance(leaf, jax.Array) and automatic(found) == automatic(mesh):
-        return axis_types.retyped(leaf, mesh)
+    if found is not None and isinstance(leaf, jax.Array):
+        if automatic(found) == automatic(mesh):
+            return axis_types.retyped(leaf, mesh)
+        if _reordered(found, mesh):
+            spec = specs_.spec(leaf.sharding)
     return processes.put(leaf, NamedSharding(mesh, spec))
+
+
+def _reordered(found: Mesh, mesh: Mesh) -> bool:
+    """Whether a mesh has the axes and devices of another one, in another order."""
+    return found.shape == mesh.shape and set(found.devices.flat) == set(mesh.devices.flat)
 
 
 def placed(leaf: Any, mesh: Mesh | AbstractMesh) -> bool:
@@ -86,7 +97,8 @@ def placed(leaf: Any, mesh: Mesh | AbstractMesh) -> bool:
         return False
     if isinstance(mesh, AbstractMesh) or isinstance(found, AbstractMesh):
         return False
-    return here.device_set == set(mesh.devices.flat)
+    # In order: a program takes arrays of one order of the devices only.
+    return list(here.devices_indices_map(jnp.shape(leaf))) == list(mesh.devices.flat)
 
 
 def named(leaf: Any, mesh: Mesh | AbstractMesh) -> bool:
@@ -100,7 +112,7 @@ def named(leaf: Any, mesh: Mesh | AbstractMesh) -> bool:
 def like(leaf: Any, mesh: Mesh, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
     """Shape, dtype and sharding of the result of `put`."""
     found = axis_types.mesh_of(leaf)
-    if found is not None and automatic(found) == automatic(mesh):
+    if found is not None and (automatic(found) == automatic(mesh) or _reordered(found, mesh)):
         spec = leaf.sharding.spec
     kind = leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf)
     home = NamedSharding(mesh, spec)
@@ -195,7 +207,9 @@ def stay(arg: PyTree, homes: Homes) -> PyTree:
     return jax.tree_util.tree_map_with_path(hold, arg) if homes else arg
 
 
-def at_home(results: PyTree, mesh: Mesh, homes: Homes, axis_name: AxisName) -> PyTree:
+def at_home(
+    results: PyTree, mesh: Mesh | AbstractMesh, homes: Homes, axis_name: AxisName
+) -> PyTree:
     """Constrains each result of a step to the layout of the argument that it replaces."""
 
     def hold(path, leaf):

@@ -82,10 +82,12 @@ def _left_out(updates: Any, masked: Any) -> list[Any]:
 
 def conditions() -> list[tuple[Any, str]]:
     """For each `jax.lax.cond` and `switch` whose branch calls: its condition, and its line."""
-    found, calling = [], list(frames())
+    found, calling = [], list(frames())[1:]  # Without this one, which the list would keep alive.
     for number, frame in enumerate(calling):
-        inside = frame.f_locals
+        # To read a frame's variables keeps them alive until it ends. JAX's leak checker would find
+        # the tracers of a frame that makes a trace.
         if str(frame.f_globals.get("__name__")).endswith(".control_flow.conditionals"):
+            inside = frame.f_locals
             line = lines.of_user(
                 (each.f_code.co_filename, each.f_lineno, each.f_code.co_name)
                 for each in calling[number:]

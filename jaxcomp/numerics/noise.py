@@ -45,25 +45,25 @@ def words(key: Any) -> Any:
     if isinstance(key, bool) or not hasattr(key, "dtype"):
         if isinstance(key, bool) or not isinstance(key, int):
             raise ValueError(
-                "`key` must be an integer seed, a raw uint32[2] key or a jax.random.key, "
-                f"got {key!r}"
+                f"`key` must be an integer seed, a raw key or a jax.random.key, got {key!r}"
             )
         return _halves(key)
-    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-        if key.shape != ():
-            raise ValueError(f"`key` must be one key, got an array of keys of shape {key.shape}")
-        data = jax.random.key_data(key).reshape(-1)
-        pair = data[:2]
-        for i in range(2, data.shape[0]):  # Some implementations have longer keys.
-            pair = fold(pair, data[i])
-        return pair
+    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    if typed and key.shape != ():
+        raise ValueError(f"`key` must be one key, got an array of keys of shape {key.shape}")
     if key.dtype == jnp.uint32 and key.shape == (2,):
         return key
+    if typed or (key.dtype == jnp.uint32 and key.shape == (4,)):
+        data = jax.random.key_data(key).reshape(-1) if typed else key
+        pair = data[:2]
+        for i in range(2, data.shape[0]):  # The keys of rbg have four words.
+            pair = fold(pair, data[i])
+        return pair
     concrete = not isinstance(key, core.Tracer)
     if jnp.issubdtype(key.dtype, jnp.integer) and key.shape == () and concrete:
         return _halves(int(key))
     raise ValueError(
-        "`key` must be an integer seed, a raw uint32[2] key or a jax.random.key, "
+        "`key` must be an integer seed, a raw key or a jax.random.key, "
         f"got {key.dtype}{list(key.shape)}"
     )
 

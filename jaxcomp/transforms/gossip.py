@@ -231,12 +231,16 @@ def consensus(params: PyTree, state: PyTree) -> PyTree:
         >>> consensus(w, jaxcomp.init_state(tx, w, mesh, "data"))["w"].shape
         (8, 8)
     """
+    return view_.in_boxes(_consensus, params, state)
+
+
+def _consensus(params: PyTree, state: PyTree) -> PyTree:
     nodes = jax.tree.leaves(
         state, is_leaf=lambda node: isinstance(node, GossipState) or view_.is_split(node)
     )
     for node in nodes:
         if view_.is_split(node):
-            params = view_.in_parts(consensus, params, node)
+            params = view_.in_parts(_consensus, params, node)
         if not isinstance(node, GossipState):
             continue
         if axes.varying(node.skipped.tree):

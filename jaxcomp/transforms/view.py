@@ -14,7 +14,7 @@ import optax
 
 from jaxcomp import checks
 from jaxcomp.backend import axes, xla
-from jaxcomp.base import Codec, Reducer
+from jaxcomp.base import Codec, Reducer, adapter
 from jaxcomp.exchange import guarding
 from jaxcomp.feedback import Link, Residual, Shift
 from jaxcomp.layout import masked, policy as policy_, trees
@@ -52,10 +52,14 @@ def view(params: PyTree, state: PyTree) -> PyTree:
         >>> view(params, tx.init(params))["x"].shape  # Nothing has been sent down yet.
         (64, 64)
     """
+    return in_boxes(_view, params, state)
+
+
+def _view(params: PyTree, state: PyTree) -> PyTree:
     nodes = jax.tree.leaves(state, is_leaf=lambda n: kinds.DISPLACED.has(n) or is_split(n))
     for node in nodes:
         if is_split(node):
-            params = in_parts(view, params, node)
+            params = in_parts(_view, params, node)
         if not kinds.DISPLACED.has(node):
             continue
         offset = node.offset.own() if per_worker.is_per_worker(node.offset) else node.offset
@@ -70,6 +74,25 @@ def view(params: PyTree, state: PyTree) -> PyTree:
             )
         params = completed(own, params)
     return params
+
+
+def in_boxes(function: Callable[[PyTree, PyTree], PyTree], params: PyTree, state: Any) -> PyTree:
+    """`function` of plain arrays, in the boxes of the parameters, such as variables of nnx.
+
+    Raises:
+        ValueError: for an object that changes in place, whose arrays it has inside.
+    """
+    kind = adapter.objects_of(params)
+    if kind is not None:
+        raise ValueError(
+            f"`params` must be a tree of arrays, got an {kind.name} object: take its parameters, "
+            "as in graph, params, rest = nnx.split(model, nnx.Param, ...), and merge what you get, "
+            "nnx.merge(graph, jaxcomp.view(params, optimizer.opt_state), rest, copy=True)"
+        )
+    treedef = jax.tree.structure(params)
+    for one in adapter.present():
+        params, state = one.plain((params, state))
+    return jax.tree.unflatten(treedef, jax.tree.leaves(function(params, state)))
 
 
 def is_split(node: Any) -> bool:

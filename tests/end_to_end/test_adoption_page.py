@@ -137,10 +137,34 @@ def test_wrappers_evaluate_and_accumulate(wrappers):
 
 
 @pytest.mark.full
+def test_other_situations(names):
+    run("Other situations", names)
+    loss_fn, params, x = (names[name] for name in ("loss_fn", "params", "x"))
+    np.testing.assert_allclose(names["inner_loss"], loss_fn(params, x), rtol=1e-5)
+    np.testing.assert_allclose(names["ahead_loss"], loss_fn(params, x), rtol=1e-5)
+    each = [loss_fn(jax.tree.map(lambda p, by=by: by * p, params), x) for by in (1, 0.9, 1.1)]
+    np.testing.assert_allclose(names["total"], sum(each), rtol=1e-5)
+
+
+@pytest.mark.full
+def test_loops_of_libraries(names):
+    run("Loops of libraries", names)
+    loss = names["rnn_loss"](names["weights"], names["sequences"])
+    np.testing.assert_allclose(names["loss"], loss, rtol=1e-5)
+    assert names["rnn_loss"](names["trained"], names["sequences"]) < loss
+
+
+@pytest.mark.full
 def test_complex_parameters(names):
     turned = run("Complex parameters", names)["turned"]["base"]
     assert jnp.iscomplexobj(turned)
     assert (turned.imag != 0).any()
+
+
+@pytest.mark.full
+def test_memory_of_the_host(names):
+    state = run("Memory of the host", names)["state"]
+    assert {leaf.sharding.memory_kind for leaf in jax.tree.leaves(state)} == {"pinned_host"}
 
 
 def test_checkpoints(names):
@@ -153,3 +177,12 @@ def test_checkpoints(names):
 def test_fsdp(names):
     state = run("FSDP", names)["state"]
     assert state[1][0].mu["base"].sharding.spec == jax.P(None, "fsdp")
+
+
+def test_rows_without_a_gradient_stay_where_they_are(names):
+    """The page's order: a rotated codec moves them, one with a rule for embeddings does not."""
+    rotated, ruled = run("Rows without a gradient", names)["moved"].values()
+    assert 0.1 < rotated < 0.2
+    assert ruled == 0
+    kept = names["others_move"](jaxcomp.qsgd_inf(bits=4), steps=2)
+    assert kept == 0

@@ -174,3 +174,65 @@ def test_arrays_and_objects_from_outside():
     with pytest.raises(Exception, match="different trace level") as error:
         jaxcomp.data_parallel(step, mesh, "data").lower(jnp.ones(8))
     assert any("nnx.merge(graphdef, state, copy=True)" in note for note in error.value.__notes__)
+
+
+def ctc(params, x):
+    logits = (x @ params["w"])[:, :25].reshape(-1, 5, 5)
+    rows = len(logits)
+    padding = jnp.zeros((rows, 5))
+    return optax.ctc_loss(
+        logits, padding, jnp.ones((rows, 2), jnp.int32), jnp.zeros((rows, 2))
+    ).mean()
+
+
+def branches(params, x):
+    total = jnp.sum(x @ params["w"])
+    return jax.lax.cond(total > 0, lambda: total, lambda: 0.0)
+
+
+def drawn(params, x):
+    return jnp.mean(jax.random.gamma(jax.random.key(0), jnp.exp(x @ params["w"])))
+
+
+OF_LIBRARIES = {"ctc_loss": ctc, "cond": branches, "gamma": drawn}
+
+
+@pytest.mark.parametrize("name", OF_LIBRARIES)
+def test_types_that_a_library_does_not_know_are_switched_off(name, mesh):
+    """The note names `check_vma=False`, with which the gradient is that of each worker."""
+    loss = OF_LIBRARIES[name]
+
+    def step(params, batch):
+        value, grads = jaxcomp.value_and_grad(loss, "data")(params, batch)
+        return value, jax.lax.pmean(grads["w"], "data")
+
+    (note,) = notes_of(step, mesh, TypeError)
+    assert "give data_parallel check_vma=False" in note
+    value, grads = jaxcomp.data_parallel(step, mesh, "data", check_vma=False)(PARAMS, BATCH)
+    each = jax.jit(jax.vmap(jax.value_and_grad(loss), (None, 0)))
+    values, want = each(PARAMS, BATCH.reshape(8, 4, 32))
+    np.testing.assert_allclose(value, values.mean(), rtol=1e-5)
+    np.testing.assert_allclose(grads, want["w"].mean(0), rtol=1e-4, atol=1e-5)
+
+
+def test_an_inner_shard_map_takes_the_current_mesh():
+    """Where it names the mesh, the note tells to leave that out, and nothing about the batch."""
+    mesh = make_mesh({"data": 4, "fsdp": 2})
+
+    def step_with(**given):
+        def inner(w, x):
+            return jax.lax.psum(x @ w, "fsdp")
+
+        def loss(params, x):
+            specs = (P("fsdp"), P(None, "fsdp"))
+            on = jax.shard_map(inner, in_specs=specs, out_specs=P(), axis_names={"fsdp"}, **given)
+            return jnp.mean((on(params["w"], x) @ params["v"] - 1) ** 2)
+
+        return step_of(jax.grad(loss))
+
+    (note,) = notes_of(step_with(mesh=mesh), mesh, ValueError)
+    assert "Leave mesh= out of an inner jax.shard_map" in note
+    assert "axis_names={'fsdp'}" in note
+    found = jaxcomp.data_parallel(step_with(), mesh, "data")(PARAMS, BATCH)
+    want = jaxcomp.data_parallel(step_of(jax.grad(loss_of)), mesh, "data")(PARAMS, BATCH)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), found, want)
