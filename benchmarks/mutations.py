@@ -9,7 +9,8 @@ place. A mistake is made in a copy of the tracked files, where the tests run in 
 only if the one before has passed: the core suite's tests of the file's folder, the rest of the core
 suite, and in the same order the rest of the full suite. A test has found the mistake if it fails,
 fails again alone, and passes without the mistake. `--continue` skips mistakes that were found;
-`--stages folder` is a quick look, after which `--continue` tries what is left.
+`--stages folder` is a quick look, after which `--continue` tries what is left. A mistake that is
+marked `untried` was seen to be found when it was written, and has no result here yet.
 """
 
 import contextlib
@@ -57,7 +58,7 @@ def pytest_runtest_logreport(report):
 """
 """Writes down the id and the error of each failed test."""
 Found = Iterator[tuple[str, bool]]
-Mutation = Mapping[str, str]
+Mutation = Mapping[str, Any]
 
 
 class Ran(NamedTuple):
@@ -212,7 +213,8 @@ def applicable(given: Sequence[Mutation] | None = None) -> Found:
 
 def results() -> Found:
     """Whether all mutations were tried, and found often enough."""
-    path, given = FOLDER / "results.json", mutations()
+    path = FOLDER / "results.json"
+    given = [one for one in mutations() if not one.get("untried")]
     found = reporting.read(path)["mutations"] if path.is_file() else {}
     for one in given:
         tried = found.get(one["name"], {}).get("mutation") == digest(one)
