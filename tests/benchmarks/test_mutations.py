@@ -34,7 +34,7 @@ def test_a_text_that_is_gone_and_a_name_that_comes_twice_are_found(driver):
 def test_results_are_of_these_texts_and_most_are_found_by_the_core_suite(
     driver, monkeypatch, tmp_path
 ):
-    given = driver.mutations()
+    given = [one for one in driver.mutations() if not one.get("untried")]
     found = {one["name"]: {"stage": "core", "mutation": driver.digest(one)} for one in given}
     monkeypatch.setattr(driver, "mutations", lambda: given)
     monkeypatch.setattr(driver, "FOLDER", tmp_path)
