@@ -13,8 +13,7 @@ import pytest
 from flax import nnx
 
 import jaxcomp
-from jaxcomp.layout import trees
-from jaxcomp.transforms import view
+from jaxcomp.layout import masked, trees
 
 WORKERS = 2
 F, B, H = "float32", "bfloat16", "float16"
@@ -40,7 +39,7 @@ def around(tx, params, grads):
         jaxcomp.view(params, state)
 
         def gradient(p):
-            return view.seen_by(p, given)
+            return masked.seen(p, given)
 
         found = {"grad_fn": gradient, "full_grad_fn": gradient}
         return state, tx.update(given, state, params, **found)[1]
