@@ -89,6 +89,14 @@ def delayed(steps):
     return optax.GradientTransformation(init, update)
 
 
+def late(steps):
+    """Takes the gradient of some steps ago."""
+    return optax.GradientTransformation(
+        lambda p: tuple(jax.tree.map(jnp.zeros_like, p) for _ in range(steps)),
+        lambda u, s, p=None: (s[0], (*s[1:], u)),
+    )
+
+
 def by(label):
     return lambda params: jax.tree.map(label, params)
 
@@ -157,6 +165,8 @@ def test_by_rank_and_by_number_works():
         optax.inject_hyperparams(optax.adamw)(learning_rate=optax.linear_schedule(1, 0, 10)),
         optax.MultiSteps(adam, 3).gradient_transformation(),
         optax.chain(adam, optax.contrib.reduce_on_plateau()),
+        # The state of matrices depends on them some steps later than that of other leaves.
+        optax.multi_transform({"a": late(6), "b": adam}, by(lambda x: "ab"[x.ndim == 1])),
     ):
         assert refused(optimizer) is None
     # Whole leaves and parts are both too small to be factored.
