@@ -13,7 +13,8 @@ import numpy as np
 
 from jaxcomp.backend import axes
 from jaxcomp.base import Costs, Feedback, Reducer
-from jaxcomp.exchange import dense as dense_
+from jaxcomp.exchange import dense as dense_, over_workers
+from jaxcomp.exchange.stages import Stage, stages_of
 from jaxcomp.feedback import NoFeedback, Residual
 from jaxcomp.layout import batches as batches_, policy as policy_, trees
 from jaxcomp.types import Array, AxisName, Batches, PyTree, Stacks
@@ -131,20 +132,30 @@ class Plan:
         """Shape and dtype of each batch's message."""
         return tuple(batch.like for batch in self.batches)
 
+    @functools.cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """The legs of the reducer's route with the rows that pass them; `()` without a route."""
+        route = self.reducer.route
+        return stages_of(route, self.batches, self.axis, self.workers, self.collectives)
+
     @property
     def part_like(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         """Shape and dtype of this device's part of each batch's mean."""
         return tuple(s.like for s in self.slices) if self.reducer.facts.splits else self.likes
 
-    @property
+    @functools.cached_property
     def feedback(self) -> Feedback:
         """The feedback of the compressed leaves."""
         return feedback_of(self.given)
 
     def dense_mean(self, leaves: Sequence[Array], weight: Array | None = None) -> Stacks:
         """The mean of dense leaves over all axes."""
-        found = self.given.dense(leaves, self.axis_name, weight)
-        return tuple(dense_.fused_mean(leaves, self.axis_name, weight) if found is None else found)
+        if self.given.uplink is not None:
+            return tuple(dense_.fused_mean(leaves, self.axis_name, weight))
+        # One by one, so that each is sent as soon as its gradient is known.
+        sent = [leaf.astype(self.dense_dtype or leaf.dtype) for leaf in leaves]
+        means = over_workers.mean(sent, self.axis_name, weight)
+        return tuple(mean.astype(leaf.dtype) for mean, leaf in zip(means, leaves, strict=True))
 
     @property
     def collectives(self) -> int:
@@ -156,22 +167,30 @@ class Plan:
         large = sum(piece.stop - piece.start for piece in pieces) >= _WORTH_SEVERAL
         return min(_COLLECTIVES, len({piece.leaf for piece in pieces})) if large else 1
 
-    def rounds(self, payload: PyTree) -> int:
-        """The number of sequential messages each way: `n − 1` for each collective.
-
-        Messages of one step are independent and may overlap on the wire, but plans do not assume
-        it.
-        """
-        return buffer.collectives(payload, self.collectives) * (self.workers - 1)
-
     @functools.cached_property
     def costs(self) -> Costs:
         """The costs of the links; with a fast level, of this device's slice."""
-        found = self.reducer.costs(self)
+        found = self._costs_of_links()
         if self.fast is None or found.efforts is None:
             return found
         shared = tuple((who, effort.shared(self.sizes[-1])) for who, effort in found.efforts)
         return found._replace(efforts=shared)
+
+    def _costs_of_links(self) -> Costs:
+        if self.reducer.facts.phases:
+            last = phases_of(self)[-1]
+            return last.costs
+        if not self.stages:
+            return self.reducer.costs(self)
+        move = self.stages[0].leg.move
+        # The payload for two workers, the fewest that communicate.
+        encoded = wire_cost.payload_like(move.encodes(self.batches, 2))
+        agreed = wire_cost.agreed_bytes(self.stages[0].batches, self.workers)
+        return Costs(
+            link_bytes=sum(stage.leg.move.link_bytes(stage) for stage in self.stages) + agreed,
+            efforts=tuple((stage.leg.link, stage.effort) for stage in self.stages),
+            payload_bytes=tuple(float(buffer.fused_bytes(part)) for part in encoded),
+        )
 
     @property
     def fast_bytes(self) -> int:
@@ -226,11 +245,11 @@ class Plan:
     @functools.cached_property
     def batch_bytes(self) -> tuple[float, ...]:
         """The payload bytes of each batch of the whole tree."""
-        whole = self.layout.batches
         own = None if self.fast is not None else self.costs.payload_bytes
         if own is not None:
             return own
-        return tuple(float(buffer.fused_bytes(part)) for part in wire_cost.payload_like(whole))
+        whole = wire_cost.payload_like(self.layout.batches)
+        return tuple(float(buffer.fused_bytes(part)) for part in whole)
 
     @property
     def encoded_bytes(self) -> int:
@@ -276,6 +295,17 @@ def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
         leaf = np.asarray(leaf)
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+
+
+def phases_of(plan: Plan) -> list[Plan]:
+    """The plan of each phase: the last phase's batches with the codecs of this one."""
+    last, found = plan.reducer.uplink.policy.codecs, []
+    for _, reducer in plan.reducer.facts.phases:
+        codecs = dict(zip(last, reducer.uplink.policy.codecs, strict=True))
+        batches = tuple(batch.with_codec(codecs[batch.picked]) for batch in plan.layout.batches)
+        layout = dataclasses.replace(plan.layout, batches=batches)
+        found.append(dataclasses.replace(plan, given=reducer, layout=layout))
+    return found
 
 
 def feedback_of(reducer: Reducer) -> Feedback:

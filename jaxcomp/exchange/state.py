@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxcomp.exchange import resize
+from jaxcomp.exchange import legs, resize
 from jaxcomp.exchange.plan import Plan, dense_feedback_of
 from jaxcomp.layout import policy
 from jaxcomp.mesh import kinds, per_worker
@@ -78,7 +78,7 @@ def init(plan: Plan, *, gated: bool = False) -> ReductionState:
     likes = tuple(plan.layout.likes[i] for i in plan.layout.dense)
     return ReductionState(
         feedback=hold(plan, feedback.init(plan.likes, plan.part_like)),
-        reducer=hold_reducer(plan, plan.reducer.init(plan)),
+        reducer=hold_reducer(plan, legs.init(plan)),
         dense=hold_dense(plan, of_dense.init(likes, likes)) if gated else (),
     )
 
@@ -122,7 +122,7 @@ def hold_reducer(plan: Plan, state: PyTree) -> PyTree:
 def of_reducer(plan: Plan, held: PyTree) -> PyTree:
     """The inverse of `hold_reducer`."""
     held = held if plan.fast is None else held.outer
-    return held if jax.tree.leaves(held) else plan.reducer.init(plan)
+    return held if jax.tree.leaves(held) else legs.init(plan)
 
 
 def check(plan: Plan, state: ReductionState, *, gated: bool = False) -> None:

@@ -269,8 +269,8 @@ def price(
     size: Fraction | int = plan.link_bytes
     fast = cost.Price()
     if isinstance(reducer, Gossip) and size:  # A round lasts until its busiest worker has sent.
-        degree = mixing.rounds(reducer.graph, plan.workers).degree
-        size *= reducer.busiest(plan.workers) / degree
+        rounds = mixing.rounds(reducer.graph, plan.workers)
+        size *= rounds.busiest / rounds.degree
     if plan.fast is not None:
         size -= plan.fast_bytes
         fast = cost.Price(plan.fast_bytes, cost.ring(0, plan.sizes[-1]).rounds)

@@ -120,7 +120,7 @@ def test_states_move_to_other_workers(part, mesh):
         params, _ = step(PARAMS, jaxcomp.place(moved, smaller, "data"), x)
         assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(params))
     if part == "feedback":  # What neither direction has sent is kept.
-        down = state.memory.reducer.memory.tree.residual[0].reshape(-1, 512)
+        down = state.memory.reducer[1].memory.tree.residual[0].reshape(-1, 512)
         up = state.memory.feedback.tree.rest[0].mean(0)
         moved = jaxcomp.resize_workers(tx, state, PARAMS, 2).memory.feedback.tree.rest[0]
         np.testing.assert_allclose(moved.mean(0), up + down[: len(up)], atol=1e-6)
