@@ -1,6 +1,6 @@
 """Runs the route of a reducer: every leg encodes, moves, and combines."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jax import lax
 
@@ -12,7 +12,7 @@ from jaxcomp.feedback import NoFeedback
 from jaxcomp.mesh import per_worker
 from jaxcomp.mesh.per_worker import PerWorker
 from jaxcomp.numerics import noise
-from jaxcomp.types import Array, PyTree, Stacks
+from jaxcomp.types import Array, AxisName, PyTree, Stacks
 
 _DOWN = 0x646F776E
 """Folded into the key of a step for the legs after the first."""
@@ -41,15 +41,16 @@ def init(plan: Plan) -> PyTree:
         return phases.init(plan, init)
     if not plan.stages:
         return plan.reducer.init(plan)
-    return tuple(_begin(stage, plan) for stage in plan.stages)
+    return tuple(begin(stage, plan.axis_name) for stage in plan.stages)
 
 
-def _begin(stage: Stage, plan: Plan) -> LegState:
+def begin(stage: Stage, axis_name: AxisName) -> LegState:
+    """The memory of a leg before the first step."""
     leg = stage.leg
     memory = leg.link.feedback.init(stage.likes, stage.whole_likes) if stage.later else ()
     return LegState(
-        codec=PerWorker.wrap(send.init(stage.batches), stage.codecs_kind(), plan.axis_name),
-        memory=per_worker.wrap(memory, "slice", plan.axis_name) if stage.later else (),
+        codec=PerWorker.wrap(send.init(stage.batches), stage.codecs_kind(), axis_name),
+        memory=per_worker.wrap(memory, "slice", axis_name) if stage.later else (),
         turn=leg.move.init(),
         held=leg.combine.init(stage),
     )
@@ -107,7 +108,7 @@ def run(
     key: Array,
     x: Stacks,
     state: LegState,
-    axis_name: Any,
+    axis_name: AxisName,
     weight: Array | None = None,
 ) -> tuple[Combined, LegState]:
     """Runs a leg.
@@ -137,3 +138,9 @@ def run(
         got, held = got._replace(value=value), per_worker.wrap(after, "slice", axis_name)
     codecs = PerWorker.wrap(own.memory.codecs, state.codec.kind, axis_name)
     return got, LegState(codecs, held, turn, got.state)
+
+
+def run_once(stage: Stage, key: Array, x: Stacks) -> Stacks:
+    """Runs a leg whose codecs have no memory: the rows of the result."""
+    got, _ = run(stage, key, x, begin(stage, stage.axis), stage.axis)
+    return got.value

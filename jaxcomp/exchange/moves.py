@@ -62,7 +62,7 @@ class AllToAll(Move):
     splits = True
 
     def arrives(self, batches: Batches, workers: int, axis_name: AxisName) -> Batches:
-        return tuple(batches_.Slice(batch, workers, axis_name) for batch in batches)
+        return tuple(batches_.Rows(batch, batch.codec, workers, axis_name) for batch in batches)
 
     def run(
         self, stage: Any, key: Array, sent: Any, weight: Array | None, state: PyTree
@@ -108,7 +108,7 @@ class AllReduce(Move):
         found = []
         for batch in batches:
             codec = batch.codec.summable(workers)
-            found.append(batch if codec is batch.codec else batches_.Recut(batch, codec))
+            found.append(batch if codec is batch.codec else batches_.Rows(batch, codec))
         return tuple(found)
 
     def run(

@@ -120,12 +120,12 @@ class Plan:
         whole = self.layout.batches
         if self.fast is None:
             return whole
-        return tuple(batches_.Slice(batch, self.sizes[-1], self.fast_axis) for batch in whole)
+        return tuple(batches_.Rows(b, b.codec, self.sizes[-1], self.fast_axis) for b in whole)
 
     @functools.cached_property
-    def slices(self) -> tuple[batches_.Slice, ...]:
+    def slices(self) -> tuple[batches_.Rows, ...]:
         """Each worker's slice of the batches."""
-        return tuple(batches_.Slice(batch, self.workers, self.axis) for batch in self.batches)
+        return tuple(batches_.Rows(b, b.codec, self.workers, self.axis) for b in self.batches)
 
     @property
     def likes(self) -> tuple[jax.ShapeDtypeStruct, ...]:

@@ -124,7 +124,7 @@ def stages_of(
     return tuple(found)
 
 
-def _cut(slices: Batches, link: Link, first: Link) -> tuple[batches_.Recut, ...]:
+def _cut(slices: Batches, link: Link, first: Link) -> tuple[batches_.Rows, ...]:
     """Slices in the buckets of a later link's codecs, or with their leaves as segments."""
     found = []
     for own in slices:
@@ -133,5 +133,5 @@ def _cut(slices: Batches, link: Link, first: Link) -> tuple[batches_.Recut, ...]
             codec = dict(zip(first.policy.codecs, codec.codecs, strict=True))[own.picked]
         if own.segments is not None and codec.bucket_size is None:
             codec = cast(Codec, codec.segmented(own.segments))
-        found.append(batches_.Recut(own, codec))
+        found.append(batches_.Rows(own, codec))
     return tuple(found)
