@@ -37,7 +37,7 @@ class LegState(NamedTuple):
 
 def init(plan: Plan) -> PyTree:
     """The state of a reducer before the first step."""
-    if plan.reducer.facts.phases:
+    if plan.phases:
         return phases.init(plan, init)
     if not plan.stages:
         return plan.reducer.init(plan)
@@ -71,7 +71,7 @@ def collect(
     Returns:
         The part of `Σ wᵢ·cᵢ / n` over the decoded messages `cᵢ`, and the state for `spread`.
     """
-    if plan.reducer.facts.phases:
+    if plan.phases:
         return phases.collect(plan, collect, key, message, state, weight)
     if not plan.stages:
         return plan.reducer.collect(plan, key, message, state, weight)
@@ -81,7 +81,7 @@ def collect(
 
 def spread(plan: Plan, key: Array, part: Stacks, state: PyTree) -> tuple[Stacks, PyTree]:
     """Runs the further legs: the whole mean, the same on every device."""
-    if plan.reducer.facts.phases:
+    if plan.phases:
         return phases.spread(plan, spread, key, part, state)
     if not plan.stages:
         return part, state

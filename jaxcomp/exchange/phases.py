@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 
 from jaxcomp.base import Combined
-from jaxcomp.exchange.plan import Plan, phases_of
+from jaxcomp.exchange.plan import Plan
 from jaxcomp.types import Array, PyTree, Stacks
 
 LAST_STEP = np.int32(2**31 - 1)
@@ -34,7 +34,7 @@ def init(plan: Plan, begin: Callable[[Plan], PyTree]) -> PhasesState:
     Raises:
         ValueError: if phases have parts or states of other shapes.
     """
-    plans = phases_of(plan)
+    plans = plan.phases
     if any(one.part_like != plan.part_like for one in plans):
         raise ValueError(
             "`phases` must have reducers that give a device equal parts of the mean, got "
@@ -69,7 +69,7 @@ def collect(
         return collect
 
     given = (key, message, state.current, weight)
-    got = lax.switch(_phase(plan, state), [branch(own) for own in phases_of(plan)], *given)
+    got = lax.switch(_phase(plan, state), [branch(own) for own in plan.phases], *given)
     share = 1.0 if weight is None else got.share
     return got._replace(share=share, state=state._replace(current=got.state))
 
@@ -82,7 +82,7 @@ def spread(
     def branch(own: Plan) -> Callable[..., tuple[Stacks, PyTree]]:
         return lambda key, part, state: run(own, key, part, state)
 
-    branches = [branch(own) for own in phases_of(plan)]
+    branches = [branch(own) for own in plan.phases]
     mean, current = lax.switch(_phase(plan, state), branches, key, part, state.current)
     return mean, PhasesState(jnp.minimum(state.phase_step, LAST_STEP - 1) + 1, current)
 

@@ -3,16 +3,16 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxcomp.backend import axes
-from jaxcomp.base import Costs, Feedback, Reducer
+from jaxcomp.base import Costs, Feedback, Reducer, ReducerFacts
 from jaxcomp.exchange import dense as dense_, over_workers
 from jaxcomp.exchange.stages import Stage, stages_of
 from jaxcomp.feedback import NoFeedback, Residual
@@ -69,27 +69,22 @@ class Plan:
             runs: the number of runs of leaves that share no batch; None for that of the reducer's
                 collectives.
         """
-        sizes = axes.sizes(axis_name) if sizes is None else sizes
-        leaves, treedef = jax.tree.flatten(like)
-        # The dtypes of a layout depend on whether JAX has 64 bits.
-        wide = jax.config.read("jax_enable_x64")
-        given = (reducer, treedef, tuple(map(_shape, leaves)), axis_name, sizes, runs, wide)
-        try:
-            return _made(*given)
-        except TypeError:  # A tree with static leaves that cannot be hashed.
-            return _made.__wrapped__(*given)
+        return by_shapes(_made, reducer, like, axis_name, sizes, runs)
 
-    @property
+    @functools.cached_property
+    def facts(self) -> ReducerFacts:
+        """The facts of the given reducer."""
+        return self.given.facts
+
+    @functools.cached_property
     def reducer(self) -> Reducer:
         """The reducer of the links: the given one, or its slow level."""
-        levels = self.given.facts.levels
-        return self.given if levels is None else levels[1]
+        return self.given if self.facts.levels is None else self.facts.levels[1]
 
-    @property
+    @functools.cached_property
     def fast(self) -> Any:
         """The dense reducer over the last axis, before and after that of the links; or None."""
-        levels = self.given.facts.levels
-        return None if levels is None else levels[0]
+        return None if self.facts.levels is None else self.facts.levels[0]
 
     @property
     def fast_axis(self) -> AxisName:
@@ -144,6 +139,19 @@ class Plan:
         return tuple(s.like for s in self.slices) if self.reducer.facts.splits else self.likes
 
     @functools.cached_property
+    def phases(self) -> "tuple[Plan, ...]":
+        """The plan of each phase: the last phase's batches with the codecs of this one."""
+        if not self.reducer.facts.phases:
+            return ()
+        last, found = self.reducer.uplink.policy.codecs, []
+        for _, reducer in self.reducer.facts.phases:
+            codecs = dict(zip(last, reducer.uplink.policy.codecs, strict=True))
+            batches = tuple(batch.with_codec(codecs[batch.picked]) for batch in self.layout.batches)
+            layout = dataclasses.replace(self.layout, batches=batches)
+            found.append(dataclasses.replace(self, given=reducer, layout=layout))
+        return tuple(found)
+
+    @functools.cached_property
     def feedback(self) -> Feedback:
         """The feedback of the compressed leaves."""
         return feedback_of(self.given)
@@ -177,9 +185,8 @@ class Plan:
         return found._replace(efforts=shared)
 
     def _costs_of_links(self) -> Costs:
-        if self.reducer.facts.phases:
-            last = phases_of(self)[-1]
-            return last.costs
+        if self.phases:
+            return self.phases[-1].costs
         if not self.stages:
             return self.reducer.costs(self)
         move = self.stages[0].leg.move
@@ -216,7 +223,7 @@ class Plan:
     @property
     def dense_dtype(self) -> Any:
         """The dtype in which dense leaves are sent; None for their own."""
-        dtype = self.given.facts.dtype
+        dtype = self.facts.dtype
         return None if dtype is None else jnp.dtype(dtype)
 
     @property
@@ -232,6 +239,11 @@ class Plan:
         """The part of `link_bytes` for the compressed leaves."""
         return self.costs.link_bytes + self.fast_bytes
 
+    @functools.cached_property
+    def dense_bytes(self) -> int:
+        """The bytes of the compressed leaves as they are."""
+        return sum(math.prod(batch.like.shape) * batch.dtype.itemsize for batch in self.batches)
+
     @property
     def tells(self) -> bool:
         """Whether workers must report a non-finite memory, since the mean may still be finite.
@@ -239,7 +251,7 @@ class Plan:
         A single worker cannot restore its memory alone: the mirror would no longer be the mean of
         all memories. Where workers get results of their own, no worker could tell all.
         """
-        same = self.given.facts.same_on_all
+        same = self.facts.same_on_all
         return bool(self.layout.batches) and same and not self.feedback.facts.bounded
 
     @functools.cached_property
@@ -267,21 +279,63 @@ class Plan:
         return round(sum(self.batch_bytes)) + trees.dense_bytes(self.layout, self.dense_dtype)
 
 
+def by_shapes(
+    make: Callable[..., Any],
+    source: Any,
+    like: PyTree,
+    axis_name: AxisName,
+    sizes: tuple[int, ...] | None,
+    *more: Any,
+) -> Any:
+    """A function of a tree's shapes, once for equal arguments, for which every trace asks.
+
+    Args:
+        make: a function with `functools.lru_cache`, of the source, the shapes, the axes, their
+            sizes, and `more`.
+        source: a link or reducer.
+        like: a tree.
+        axis_name: the axes of the workers.
+        sizes: the number of workers along each axis; None for those of the mapped axes.
+        more: hashable arguments.
+    """
+    sizes = axes.sizes(axis_name) if sizes is None else sizes
+    leaves, treedef = jax.tree.flatten(like)
+    # The dtypes of a layout depend on whether JAX has 64 bits.
+    shapes = Shapes(treedef, tuple(map(_shape, leaves)), jax.config.read("jax_enable_x64"))
+    try:
+        return make(source, shapes, axis_name, sizes, *more)
+    except TypeError:  # A tree with static leaves that cannot be hashed.
+        return make.__wrapped__(source, shapes, axis_name, sizes, *more)
+
+
+class Shapes(NamedTuple):
+    """The shapes and dtypes of a tree.
+
+    Attributes:
+        treedef: its structure.
+        leaves: shape and dtype of each leaf.
+        wide: whether JAX has 64 bits.
+    """
+
+    treedef: Any
+    leaves: tuple[jax.ShapeDtypeStruct, ...]
+    wide: bool
+
+    @property
+    def tree(self) -> PyTree:
+        return jax.tree.unflatten(self.treedef, self.leaves)
+
+
 @functools.lru_cache(maxsize=512)
 def _made(
     reducer: Reducer,
-    treedef: Any,
-    shapes: tuple[jax.ShapeDtypeStruct, ...],
+    shapes: Shapes,
     axis_name: AxisName,
     sizes: tuple[int, ...],
     runs: int | None,
-    wide: bool,
 ) -> Plan:
-    """`Plan.of`, once for equal arguments, for which `init` and every trace of a step ask."""
-    del wide
-    like = jax.tree.unflatten(treedef, shapes)
     policy = policy_.NOTHING if reducer.uplink is None else reducer.uplink.policy
-    slices = _slices(reducer, sizes)
+    slices, like = _slices(reducer, sizes), shapes.tree
     layout = trees.layout(policy, like, slices=slices, runs=runs or 1, mixed=True)
     plan = Plan(reducer, layout, axis_name, sizes)
     # A device's slice along a fast axis has no contiguous leaves.
@@ -295,17 +349,6 @@ def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
         leaf = np.asarray(leaf)
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-
-
-def phases_of(plan: Plan) -> list[Plan]:
-    """The plan of each phase: the last phase's batches with the codecs of this one."""
-    last, found = plan.reducer.uplink.policy.codecs, []
-    for _, reducer in plan.reducer.facts.phases:
-        codecs = dict(zip(last, reducer.uplink.policy.codecs, strict=True))
-        batches = tuple(batch.with_codec(codecs[batch.picked]) for batch in plan.layout.batches)
-        layout = dataclasses.replace(plan.layout, batches=batches)
-        found.append(dataclasses.replace(plan, given=reducer, layout=layout))
-    return found
 
 
 def feedback_of(reducer: Reducer) -> Feedback:

@@ -111,7 +111,7 @@ def reduce(
     before = per_worker.unwrap(state)
     step = _Step.of(plan, gated, stepping, guard=guard, everywhere=everywhere)
     stacks, dense = trees.stacks(plan.layout, grads)
-    given = levels.scattered(plan, stacks)
+    given = stacks if plan.fast is None else levels.scattered(plan, stacks)
     message, feedback = plan.feedback.compensate(given, before.feedback)
     dense, of_dense = step.of_dense.compensate(tuple(dense), before.dense)
     opened = Opened(jnp.ones((), bool), weight, ())
@@ -121,13 +121,16 @@ def reduce(
     go = conditional.uniform(opened.go, plan.axis_name) if step.closes else jnp.ones((), bool)
     held = ReductionState(feedback, state_.of_reducer(plan, state.reducer), of_dense)
     params, stepped = ((), ()) if stepping is None else (stepping.params, stepping.state)
-    brought = levels.key_of(plan, key), message, dense, held, stepped, opened.weight, params
+    if plan.fast is not None:
+        key = levels.key_of(plan, key)
+    brought = key, message, dense, held, stepped, opened.weight, params
     if step.closes:
         found = conditional.either(go, step.exchange, step.stay, *brought)
     else:
         found = step.exchange(*brought)
     mean, dense_mean, held, settled, sent, senders = found
-    mean = levels.gathered(plan, mean)
+    if plan.fast is not None:
+        mean = levels.gathered(plan, mean)
     if stepping is not None:
         settled = stepping.stepper.settle(plan, mean, dense_mean, params, settled)
     participation = None
@@ -145,7 +148,7 @@ def reduce(
     old = state, () if gated is None else gated.state, () if stepping is None else stepping.state
     after = guarding.retyped((new, opened.state, settled), old)
     # Skipped if the workers' means differ: they would disagree on the rollback.
-    if guard and plan.given.facts.same_on_all and jax.tree.leaves(after):
+    if guard and plan.facts.same_on_all and jax.tree.leaves(after):
         finite = guarding.all_finite((mean, dense_mean))
         if everywhere:
             finite = lax.pmin(finite.astype(jnp.int32), everywhere) == 1
@@ -292,7 +295,7 @@ def _own_kept(
     not affect the mean, and does not update that worker's memory; so it is with every worker under
     a reducer that excludes such messages.
     """
-    excludes = plan.given.facts.excludes
+    excludes = plan.facts.excludes
     memory, kept = (after.feedback, after.dense), (before.feedback, before.dense)
     # With a mirror, silent workers keep their memory.
     alone = (participation is not None or excludes) and not plan.feedback.facts.mirrors

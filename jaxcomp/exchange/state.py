@@ -85,7 +85,7 @@ def init(plan: Plan, *, gated: bool = False) -> ReductionState:
 
 def hold(plan: Plan, memory: PyTree) -> PyTree:
     """The memory of the workers' links as a state stores it."""
-    facts = plan.given.facts
+    facts = plan.facts
     return per_worker.wrap(
         memory,
         _LINK,
@@ -122,19 +122,15 @@ def hold_reducer(plan: Plan, state: PyTree) -> PyTree:
 def of_reducer(plan: Plan, held: PyTree) -> PyTree:
     """The inverse of `hold_reducer`."""
     held = held if plan.fast is None else held.outer
-    return held if jax.tree.leaves(held) else legs.init(plan)
+    return held if jax.tree.leaves(held) else _wanted_of(plan).idle
 
 
 def check(plan: Plan, state: ReductionState, *, gated: bool = False) -> None:
     """Raises a `ValueError` for the state of other gradients, workers or settings."""
-    try:
-        wanted = _wanted(plan, gated)
-    except TypeError:  # A tree with static leaves that cannot be hashed.
-        wanted = _wanted.__wrapped__(plan, gated)
+    wanted, own, _ = _wanted_of(plan, gated)
     got = shapes(state)
     held = jax.tree.leaves(state.feedback, is_leaf=per_worker.is_per_worker)
     held = {node.stored for node in held if per_worker.is_per_worker(node)}
-    own = per_worker.PerWorker((), _LINK, order_of(plan)).stored
     if held - {own}:
         raise ValueError(
             f"`state` must have the memory {own!r}, got {sorted(held)}: rules of another policy, "
@@ -152,10 +148,32 @@ def check(plan: Plan, state: ReductionState, *, gated: bool = False) -> None:
             )
 
 
+class _Wanted(NamedTuple):
+    """The state of a plan.
+
+    Attributes:
+        shapes: the shape of every array, by its path.
+        stored: the name of the links' memory.
+        idle: the state of a reducer without arrays, as its legs use it.
+    """
+
+    shapes: dict[str, tuple[int, ...]]
+    stored: str
+    idle: PyTree
+
+
+def _wanted_of(plan: Plan, gated: bool = False) -> _Wanted:
+    try:
+        return _wanted(plan, gated)
+    except TypeError:  # A tree with static leaves that cannot be hashed.
+        return _wanted.__wrapped__(plan, gated)
+
+
 @functools.lru_cache(maxsize=512)
-def _wanted(plan: Plan, gated: bool) -> dict[str, tuple[int, ...]]:
-    """The shapes of the memory of a plan."""
-    return shapes(jax.eval_shape(lambda: init(plan, gated=gated)))
+def _wanted(plan: Plan, gated: bool) -> _Wanted:
+    state, reducer = jax.eval_shape(lambda: (init(plan, gated=gated), legs.init(plan)))
+    own = per_worker.PerWorker((), _LINK, order_of(plan)).stored
+    return _Wanted(shapes(state), own, reducer)
 
 
 def shapes(tree: PyTree) -> dict[str, tuple[int, ...]]:
