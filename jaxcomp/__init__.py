@@ -11,6 +11,7 @@ from jaxcomp import (
     graphs as graphs,
     optimizers as optimizers,
     planning as planning,
+    reducers as reducers,
     telemetry as telemetry,
     testing as testing,
 )
