@@ -139,11 +139,7 @@ def reduce(
         participation = Participation(go, taken, senders)
     if guard:
         held = _own_kept(plan, (message, dense, sent), held, before, participation)
-    new = ReductionState(
-        state_.hold(plan, held.feedback),
-        state_.hold_reducer(plan, held.reducer),
-        () if gated is None else state_.hold_dense(plan, held.dense),
-    )
+    new = state_.hold(plan, held, gated=gated is not None)
     # A closed round, or gradients of another dtype than the parameters, change no dtype of a state.
     old = state, () if gated is None else gated.state, () if stepping is None else stepping.state
     after = guarding.retyped((new, opened.state, settled), old)

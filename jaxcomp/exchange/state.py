@@ -76,23 +76,30 @@ def init(plan: Plan, *, gated: bool = False) -> ReductionState:
     for batch in plan.batches:
         feedback.check(batch.codec, batch.size)
     likes = tuple(plan.layout.likes[i] for i in plan.layout.dense)
+    memory = feedback.init(plan.likes, plan.part_like)
+    dense = of_dense.init(likes, likes) if gated else ()
+    return hold(plan, ReductionState(memory, legs.init(plan), dense), gated=gated)
+
+
+def hold(plan: Plan, own: ReductionState, *, gated: bool = False) -> ReductionState:
+    """A worker's memory as a state stores it.
+
+    A reducer's state without arrays is `()`, for any number of workers. Of the dense leaves every
+    device has the whole mean.
+    """
+    facts, axis_name = plan.facts, plan.axis_name
+    reducer = own.reducer if jax.tree.leaves(own.reducer) else ()
     return ReductionState(
-        feedback=hold(plan, feedback.init(plan.likes, plan.part_like)),
-        reducer=hold_reducer(plan, legs.init(plan)),
-        dense=hold_dense(plan, of_dense.init(likes, likes)) if gated else (),
-    )
-
-
-def hold(plan: Plan, memory: PyTree) -> PyTree:
-    """The memory of the workers' links as a state stores it."""
-    facts = plan.facts
-    return per_worker.wrap(
-        memory,
-        _LINK,
-        plan.axis_name,
-        splits=facts.splits,
-        alike=facts.same_on_all,
-        order=order_of(plan),
+        per_worker.wrap(
+            own.feedback,
+            _LINK,
+            axis_name,
+            splits=facts.splits,
+            alike=facts.same_on_all,
+            order=order_of(plan),
+        ),
+        reducer if plan.fast is None else LevelsState(reducer),
+        per_worker.wrap(own.dense, _LINK, axis_name) if gated else (),
     )
 
 
@@ -108,19 +115,8 @@ def order_of(plan: Plan) -> str:
     return hashlib.sha256(repr(order).encode()).hexdigest()[:16]
 
 
-def hold_dense(plan: Plan, memory: PyTree) -> PyTree:
-    """The memory of the dense leaves as a state stores it; every device has their whole mean."""
-    return per_worker.wrap(memory, _LINK, plan.axis_name)
-
-
-def hold_reducer(plan: Plan, state: PyTree) -> PyTree:
-    """A reducer's state as it is stored: `()` without arrays, for any number of workers."""
-    held = state if jax.tree.leaves(state) else ()
-    return held if plan.fast is None else LevelsState(held)
-
-
 def of_reducer(plan: Plan, held: PyTree) -> PyTree:
-    """The inverse of `hold_reducer`."""
+    """The reducer's state of a worker, from the stored one."""
     held = held if plan.fast is None else held.outer
     return held if jax.tree.leaves(held) else _wanted_of(plan).idle
 

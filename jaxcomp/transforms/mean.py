@@ -189,24 +189,8 @@ def transformation(
     Raises:
         ValueError: as `compressed_mean`.
     """
-    source, axis_name, gate = given.source, given.axis_name, given.gate
-    for reducer in choose.candidates(source):
-        if not reducer.facts.same_on_all:
-            raise ValueError(
-                "`codec` must be a reducer that gives every worker the same mean, or the "
-                f"replicated parameters would differ without notice, got {reducer!r}; with "
-                "jaxcomp.gossip(inner, reducer, axis_name) every worker has parameters of its own"
-            )
-        if gate is not None:
-            gating.check(gate, reducer, whole=param_specs is None)
-    names = axes.names(axis_name)
-    if not names or not all(isinstance(name, str) for name in names):
-        raise ValueError(
-            f"`axis_name` must be the name of a mapped axis, or a tuple of them, got {axis_name!r}"
-        )
-    sharded.check_specs(param_specs, axis_name)
-    checks.flag("guard", given.guard)
-    groups.check(given.stats, source)
+    _check(given, param_specs)
+    axis_name = given.axis_name
 
     def init_fn(params: PyTree) -> Any:
         optax_wrappers.check_wrappers()
@@ -249,6 +233,27 @@ def transformation(
         return step(updates, state, params)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _check(given: Setup, param_specs: PyTree | None) -> None:
+    source, axis_name, gate = given.source, given.axis_name, given.gate
+    for reducer in choose.candidates(source):
+        if not reducer.facts.same_on_all:
+            raise ValueError(
+                "`codec` must be a reducer that gives every worker the same mean, or the "
+                f"replicated parameters would differ without notice, got {reducer!r}; with "
+                "jaxcomp.gossip(inner, reducer, axis_name) every worker has parameters of its own"
+            )
+        if gate is not None:
+            gating.check(gate, reducer, whole=param_specs is None)
+    names = axes.names(axis_name)
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ValueError(
+            f"`axis_name` must be the name of a mapped axis, or a tuple of them, got {axis_name!r}"
+        )
+    sharded.check_specs(param_specs, axis_name)
+    checks.flag("guard", given.guard)
+    groups.check(given.stats, source)
 
 
 def _step(
