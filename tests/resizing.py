@@ -50,13 +50,16 @@ def shapes(tx, sizes, params=PARAMS):
 def all_rows(tx, params=PARAMS):
     """Shapes and dtypes of a state whose single worker has all rows, those of a downlink too."""
     last = choose.candidates
+    choose._chosen.cache_clear()
     with (
         axes.planned(1),
         warnings.catch_warnings(),
         mock.patch.object(choose, "candidates", lambda source: last(source)[-1:]),
     ):
         warnings.simplefilter("ignore")
-        return jax.eval_shape(lambda params: tx.init(params), params)
+        found = jax.eval_shape(lambda params: tx.init(params), params)
+    choose._chosen.cache_clear()
+    return found
 
 
 UNPACK = jax.jit(jax.vmap(blocks.unpack))

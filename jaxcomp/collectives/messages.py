@@ -17,6 +17,7 @@ from jaxcomp.base import Codec, Combine, Leg, Move
 from jaxcomp.exchange import legs, send
 from jaxcomp.exchange.combines import Each, Mean
 from jaxcomp.exchange.moves import AllGather, AllToAll
+from jaxcomp.exchange.plan import Shapes, by_shapes
 from jaxcomp.exchange.stages import stages_of
 from jaxcomp.layout import grouping, trees
 from jaxcomp.layout.batches import Rows
@@ -54,18 +55,29 @@ class Wire:
 
         All buckets of a leaf are equal then.
         """
-        own = self.for_leaves(like).policy
-        plan = trees.layout(own, like, per_row=self.per_row)
+        return by_shapes(_layout_of, self, like, None, ())
 
-        def missing(shape: tuple[int, ...], codec: Codec | None) -> int:
-            if codec is None or not self.per_row or not shape or 0 in shape:
-                return 0
-            return -shape[-1] % grouping.row_bucket(codec, shape[-1])
 
-        found = [missing(x.shape, c) for x, c in zip(plan.likes, plan.codecs, strict=True)]
-        padding = jax.tree.unflatten(plan.treedef, found)
+@functools.lru_cache(maxsize=1024)
+def _layout_of(
+    wire: Wire, shapes: Shapes, axis_name: AxisName, sizes: tuple[int, ...]
+) -> tuple[trees.Layout, PyTree]:
+    del axis_name, sizes
+    like = shapes.tree
+    own = wire.for_leaves(like).policy
+    layout = trees.layout(own, like, per_row=wire.per_row)
+
+    def missing(shape: tuple[int, ...], codec: Codec | None) -> int:
+        if codec is None or not wire.per_row or not shape or 0 in shape:
+            return 0
+        return -shape[-1] % grouping.row_bucket(codec, shape[-1])
+
+    found = [missing(x.shape, c) for x, c in zip(layout.likes, layout.codecs, strict=True)]
+    padding = jax.tree.unflatten(layout.treedef, found)
+    if any(found):
         with_rows = jax.eval_shape(lambda tree: jax.tree.map(_append, tree, padding), like)
-        return trees.layout(own, with_rows, per_row=self.per_row), padding
+        layout = trees.layout(own, with_rows, per_row=wire.per_row)
+    return layout, padding
 
 
 def to_all(wire: Wire, key: Array, tree: PyTree) -> PyTree:

@@ -107,8 +107,8 @@ def reduce(
     Raises:
         ValueError: for a state of other gradients, workers or settings.
     """
-    state_.check(plan, state, gated=gated is not None)
     before = per_worker.unwrap(state)
+    state_.check(plan, state, gated=gated is not None)
     step = _Step.of(plan, gated, stepping, guard=guard, everywhere=everywhere)
     stacks, dense = trees.stacks(plan.layout, grads)
     given = stacks if plan.fast is None else levels.scattered(plan, stacks)

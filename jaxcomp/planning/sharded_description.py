@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxcomp.collectives.costs import LinkBytes
+from jaxcomp.collectives.crossings import Links, of_weights
 from jaxcomp.collectives.fully_sharded import FullySharded
-from jaxcomp.collectives.shard import Links, of_weights
 from jaxcomp.layout.policy import NOTHING
 from jaxcomp.theory import tables
 from jaxcomp.types import PyTree
