@@ -19,7 +19,8 @@ CODEC = jaxcomp.qsgd_inf(bits=4)
 def calls_of(run):
     """The functions of the package that a warm trace calls, as pairs of a file and a name.
 
-    Comprehensions and lambdas are no functions that a reader jumps to.
+    Comprehensions and lambdas are no functions that a reader jumps to. Adapters take part where
+    their framework is imported.
     """
     for _ in range(2):
         run()
@@ -29,8 +30,11 @@ def calls_of(run):
     def note(frame, event, arg):
         del arg
         path, name = frame.f_code.co_filename, frame.f_code.co_name
-        if event == "call" and path.startswith(f"{PACKAGE}/") and not name.startswith("<"):
-            found.append((path.removeprefix(f"{PACKAGE}/"), name))
+        if event != "call" or name.startswith("<") or not path.startswith(f"{PACKAGE}/"):
+            return
+        path = path.removeprefix(f"{PACKAGE}/")
+        if not path.startswith("adapters/") and path != "base/adapter.py":
+            found.append((path, name))
 
     before = sys.getprofile()
     sys.setprofile(note)
