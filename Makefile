@@ -46,7 +46,7 @@ docs: .venv/.docs
 export PYTHON311 PYTHON312 PYTHON313
 
 matrix:
-	$(PYTHON) tests/matrix.py $(ARGS)
+	$(PYTHON) tests/helpers/matrix.py $(ARGS)
 
 lint: setup
 	$(BIN)/ruff format --check .

@@ -7,8 +7,8 @@ import tomllib
 import types
 
 import pytest
+from helpers.paths import ROOT
 from packaging.version import Version
-from paths import ROOT
 
 import jaxcomp
 

@@ -5,11 +5,11 @@ import tomllib
 import types
 import warnings
 
-import matrix
 import pytest
+from helpers import matrix
+from helpers.paths import ROOT, TESTS
 from packaging.requirements import Requirement
 from packaging.version import Version
-from paths import ROOT, TESTS
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -48,7 +48,8 @@ def warn_from(module):
 OWN = [
     "jaxcomp",
     "jaxcomp.codecs.quantizer",
-    *sorted(p.stem for p in TESTS.rglob("*.py")),
+    *sorted(p.stem for p in TESTS.rglob("*.py") if p.parent.name != "helpers"),
+    *sorted(f"helpers.{p.stem}" for p in TESTS.glob("helpers/*.py")),
 ]
 
 

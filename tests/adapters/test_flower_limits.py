@@ -5,7 +5,7 @@ import types
 
 import numpy as np
 import pytest
-from nodes import identity  # noqa: F401
+from helpers.nodes import identity  # noqa: F401
 
 pytest.importorskip("flwr")
 pytest.importorskip("flwr.superlink.grid.http_grid")  # Not before flwr 1.42.

@@ -9,7 +9,7 @@ import threading
 import jax
 import numpy as np
 import pytest
-from nodes import (
+from helpers.nodes import (
     CLIENTS,
     context_of,
     data,

@@ -12,8 +12,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from jax.sharding import PartitionSpec as P
-from nodes import (
+from helpers.nodes import (
     CLIENTS,
     STEPS,
     Grid,
@@ -23,7 +22,8 @@ from nodes import (
     params,
     strategy_of,
 )
-from paths import ROOT
+from helpers.paths import ROOT
+from jax.sharding import PartitionSpec as P
 
 import jaxcomp
 from jaxcomp import federated

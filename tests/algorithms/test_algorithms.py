@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from methods import (
+from helpers.methods import (
     ALONE,
     AXIS,
     IDENTITY,
@@ -28,8 +28,8 @@ from methods import (
     build,
     everywhere,
 )
-from paths import ROOT
-from suite import few_or_all
+from helpers.paths import ROOT
+from helpers.suite import few_or_all
 
 import jaxcomp
 from jaxcomp.backend import axes

@@ -9,8 +9,8 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
-from methods import AXIS, GOSSIP, SIZE, build, everywhere, mean
-from suite import few_or_all
+from helpers.methods import AXIS, GOSSIP, SIZE, build, everywhere, mean
+from helpers.suite import few_or_all
 
 import jaxcomp
 from jaxcomp import algorithms, graphs

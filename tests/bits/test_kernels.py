@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.lowering import lowered, mesh_of
+from helpers.suite import few_or_all
 from jax.sharding import AxisType, PartitionSpec as P
-from lowering import lowered, mesh_of
-from suite import few_or_all
 
 import jaxcomp
 from jaxcomp import bits

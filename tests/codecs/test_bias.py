@@ -8,7 +8,7 @@ import pkgutil
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from suite import label, law, nmse, slow
+from helpers.suite import label, law, nmse, slow
 
 import jaxcomp
 import jaxcomp.recipes

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.suite import KEY, compilations, few_or_all, label, law, slow
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from suite import KEY, compilations, few_or_all, label, law, slow
 
 import jaxcomp
 from jaxcomp.backend import xla

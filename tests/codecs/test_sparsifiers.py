@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.suite import law
 from scipy import fft
-from suite import law
 
 import jaxcomp
 from jaxcomp.codecs.cosine import Cosine

@@ -6,7 +6,7 @@ import re
 import jax
 import numpy as np
 import pytest
-from paths import ROOT
+from helpers.paths import ROOT
 
 import jaxcomp
 

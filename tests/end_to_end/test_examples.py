@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from paths import ROOT
+from helpers.paths import ROOT
 
 EXAMPLES = ROOT / "examples"
 TINY = (

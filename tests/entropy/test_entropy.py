@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from suite import few_or_all, slow
+from helpers.suite import few_or_all, slow
 
 from jaxcomp.entropy import elias, huffman, rans, rice, stream
 from jaxcomp.entropy.coder import Coder

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from gated import GRADS, IDENTITY, LIKE, all_means, gather, own, run, total
+from helpers.gated import GRADS, IDENTITY, LIKE, all_means, gather, own, run, total
 
 import jaxcomp
 from jaxcomp.transforms.mean import GateState

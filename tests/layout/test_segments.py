@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from suite import COMMON, few_or_all, label
+from helpers.suite import COMMON, few_or_all, label
 
 import jaxcomp
 from jaxcomp import codecs

@@ -8,9 +8,9 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
+from helpers.sharding import EF_SIGN
+from helpers.suite import compilations, slow
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-from sharding import EF_SIGN
-from suite import compilations, slow
 
 import jaxcomp
 

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from posted import CODEC, FIXED, MATRIX, draws, message, sealed
-from suite import slow
+from helpers.posted import CODEC, FIXED, MATRIX, draws, message, sealed
+from helpers.suite import slow
 
 import jaxcomp
 from jaxcomp.messages import arrays, fingerprint, frame, payloads, zstd

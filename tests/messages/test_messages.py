@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from paths import TESTS
-from posted import FIXED, MATRIX, assert_same, draws, message, sealed
-from suite import EVERY, few_or_all, label
+from helpers.paths import TESTS
+from helpers.posted import FIXED, MATRIX, assert_same, draws, message, sealed
+from helpers.suite import EVERY, few_or_all, label
 
 import jaxcomp
 from jaxcomp.messages import arrays, fingerprint, frame, streams

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.suite import compiled, slow
 from jax.sharding import PartitionSpec as P
-from suite import compiled, slow
 
 import jaxcomp
 from jaxcomp import testing

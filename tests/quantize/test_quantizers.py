@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from helpers.suite import KEY, compiled, law, nmse, roundtrip
 from jax.sharding import PartitionSpec as P
-from suite import KEY, compiled, law, nmse, roundtrip
 
 import jaxcomp
 from jaxcomp.codecs import natural

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.suite import few_or_all, slow
 from jax.sharding import PartitionSpec as P
-from suite import few_or_all, slow
 
 import jaxcomp
 from jaxcomp.exchange import levels, over_workers

@@ -12,8 +12,8 @@ import numpy as np
 import optax
 import pytest
 from flax import serialization
+from helpers.suite import slow
 from jax.sharding import PartitionSpec as P
-from suite import slow
 
 import jaxcomp
 from jaxcomp import testing

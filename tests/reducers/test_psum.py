@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.suite import label
 from jax.sharding import PartitionSpec as P
-from suite import label
 
 import jaxcomp
 from jaxcomp.codecs.quantizer import Quantizer

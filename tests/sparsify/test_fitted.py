@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from paths import TESTS
+from helpers.paths import TESTS
 from scipy import special
 
 from jaxcomp.sparsify import (

@@ -6,11 +6,11 @@ from collections.abc import Callable
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import methods
 import numpy as np
 import optax
 import pytest
 from flax import nnx
+from helpers import methods
 
 import jaxcomp
 from jaxcomp.layout import masked, trees

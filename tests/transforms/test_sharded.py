@@ -9,9 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-from paths import ROOT
-from sharding import (
+from helpers.paths import ROOT
+from helpers.sharding import (
     EF_SIGN,
     MIXED,
     MIXED_LOCAL,
@@ -31,6 +30,7 @@ from sharding import (
     stepper,
     zeros,
 )
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import jaxcomp
 from jaxcomp.backend import axes

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from helpers.sharding import QUICK, TWO, crossings, local_likes, put
+from helpers.suite import few_or_all
 from jax.sharding import PartitionSpec as P
-from sharding import QUICK, TWO, crossings, local_likes, put
-from suite import few_or_all
 
 import jaxcomp
 

@@ -581,7 +581,7 @@ def test_a_state_is_saved_restored_and_moved_to_other_workers(mesh):
 @pytest.mark.full
 def test_a_model_that_is_sharded_over_other_axes_too(two):
     """`param_specs`: each device steps its part of its shard, and the norm is that of all."""
-    import sharding
+    from helpers import sharding
 
     kinds = {"kernel": sharding.SPECS["kernel"], "table": sharding.SPECS["table"]}
     shapes = {name: sharding.SHAPES[name] for name in kinds}

@@ -6,8 +6,7 @@ import numpy as np
 import optax
 import pytest
 from flax import serialization
-from jax.sharding import PartitionSpec as P
-from sharding import (
+from helpers.sharding import (
     EF_SIGN,
     REDUCERS,
     SHAPES,
@@ -18,6 +17,7 @@ from sharding import (
     stepper,
     zeros,
 )
+from jax.sharding import PartitionSpec as P
 
 import jaxcomp
 
