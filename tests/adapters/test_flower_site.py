@@ -356,7 +356,7 @@ def test_a_strangers_connection_changes_nothing(served):
         ({"method": 3}, "`method`"),
     ],
 )
-def test_wrong_arguments(given, says, tmp_path):
+def test_wrong_arguments_of_a_site(given, says, tmp_path):
     given = {"method": METHOD, "like": params(), "data": own_data, "folder": tmp_path, **given}
     with pytest.raises(ValueError, match=says):
         flower.Site(given.pop("method"), given.pop("like"), given.pop("data"), **given)

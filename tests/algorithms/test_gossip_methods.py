@@ -33,7 +33,7 @@ VARYING = {
 }
 
 
-def test_every_recipe_is_tried():
+def test_every_gossip_method_is_tried():
     recipes = set()
     for module in (decentralised, finite_sums):
         made = inspect.getmembers(module, inspect.isfunction)

@@ -321,7 +321,7 @@ def test_short_leaves_share_a_program_and_nothing_else():
 
 
 @pytest.mark.wrong_types
-def test_wrong_use_says_what_would_do():
+def test_wrong_use_of_coded_says_what_would_do():
     with pytest.raises(ValueError, match=r"`codec` must be a quantizer"):
         jaxcomp.codecs.Coded(codec=jaxcomp.top_k())
     with pytest.raises(ValueError, match=r"put it inside: Rotated\(codec=Coded"):

@@ -278,7 +278,7 @@ def test_optimizers_of_whole_leaves_are_refused_by_name(optimizer, culprit):
 
 
 @pytest.mark.wrong_types
-def test_wrong_arguments(mesh):
+def test_wrong_arguments_of_sharded_optimizers(mesh):
     def make(optimizer=optax.adam(1e-3), up=FOUR, down=None, **settings):
         return jaxcomp.sharded_optimizer(optimizer, "data", up, down, **settings)
 

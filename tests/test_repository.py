@@ -1,0 +1,63 @@
+"""Habits of the repository: names of tests and subjects of commits."""
+
+import ast
+import re
+import subprocess
+from collections import Counter
+
+import pytest
+from helpers.paths import ROOT, TESTS
+
+LETTERS_OF_SUBJECT = 72
+RULED_SINCE = "31d3c820c2c933b788b88a800d7edc070d14074f"
+"""Subjects of commits after this one follow the rules."""
+
+
+def names_of_tests(text):
+    """The functions that pytest runs, and the classes of a module, in whose names they may be."""
+    tree = ast.parse(text)
+    functions = [n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
+    classes = [n.name for n in tree.body if isinstance(n, ast.ClassDef)]
+    return [name for name in functions if name.startswith("test_")] + classes
+
+
+def test_names_of_tests_are_unique():
+    names = Counter()
+    for path in TESTS.rglob("test_*.py"):
+        names.update(names_of_tests(path.read_text()))
+    assert len(names) > 1000
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_names_are_those_of_functions_and_classes():
+    text = "class A: ...\n\ndef test_a():\n    class B: ...\n\ndef b(): ...\n"
+    assert names_of_tests(text) == ["test_a", "A"]
+
+
+def faults(subject):
+    """Why a commit may not have this subject; of what a program can tell."""
+    found = {
+        "length": len(subject) > LETTERS_OF_SUBJECT,
+        "capital": not re.match(r"[A-Z]|`", subject),
+        "two things": ";" in subject,
+        "full stop": subject.endswith("."),
+    }
+    return [name for name, true in found.items() if true]
+
+
+def test_subjects_of_commits_are_short():
+    """Where git and the history are there: not in an unpacked sdist or a shallow clone."""
+    command = ["git", "log", "--format=%s", f"{RULED_SINCE}..HEAD"]
+    try:
+        said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("needs git")
+    if said.returncode or not (ROOT / ".git").exists():
+        pytest.skip("needs the history of this repository")
+    assert {s: faults(s) for s in said.stdout.splitlines() if faults(s)} == {}
+
+
+def test_faults_of_subjects_are_found():
+    assert faults("Keep the tests' helper modules in tests/helpers") == []
+    assert faults("names are unique.") == ["capital", "full stop"]
+    assert faults(f"Rename {'x' * 60}; move y") == ["length", "two things"]
