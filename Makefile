@@ -53,7 +53,6 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
-	$(BIN)/python benchmarks/check.py
 
 # Reads the committed results of the benchmarks; measures nothing.
 check-results: setup
