@@ -1,4 +1,4 @@
-"""The declared lowest versions are those that `make matrix` runs; warnings are errors."""
+"""Declared versions are those that `make matrix` and the workflow run; warnings are errors."""
 
 import re
 import tomllib
@@ -29,6 +29,12 @@ def test_the_lowest_versions_that_are_declared_are_those_that_are_tried():
 def test_every_python_that_is_declared_is_tried():
     known = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["classifiers"]))
     assert known == [environment.python for environment in matrix.ENVIRONMENTS]
+
+
+def test_the_hosted_workflow_has_the_environments_of_the_matrix():
+    text = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    hosted = re.findall(r"- \{ environment: (\S+), python: \"(\S+)\" \}", text)
+    assert hosted == [(e.name, e.python) for e in matrix.ENVIRONMENTS]
 
 
 def test_every_part_of_the_core_suite_is_there():
