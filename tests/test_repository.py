@@ -1,4 +1,4 @@
-"""Habits of the repository: names of tests and subjects of commits."""
+"""Habits of the repository: names of tests, the changelog, subjects of commits."""
 
 import ast
 import re
@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from helpers.paths import ROOT, TESTS
 
-LETTERS_OF_SUBJECT = 72
+LINES_OF_UNRELEASED, LETTERS_OF_LINE, LETTERS_OF_SUBJECT = 150, 140, 72
 RULED_SINCE = "31d3c820c2c933b788b88a800d7edc070d14074f"
 """Subjects of commits after this one follow the rules."""
 
@@ -32,6 +32,17 @@ def test_names_of_tests_are_unique():
 def test_names_are_those_of_functions_and_classes():
     text = "class A: ...\n\ndef test_a():\n    class B: ...\n\ndef b(): ...\n"
     assert names_of_tests(text) == ["test_a", "A"]
+
+
+def test_the_changelog_of_the_next_version_is_short():
+    """It tells users what they notice, in groups; pages have the details."""
+    for part in re.split(r"^(?=## )", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE):
+        lines = part.splitlines()
+        groups = [line.removeprefix("### ") for line in lines if line.startswith("### ")]
+        assert groups == [g for g in ("Added", "Changed", "Fixed", "Removed") if g in groups]
+        assert max(map(len, lines)) <= LETTERS_OF_LINE
+        if lines[0].endswith("(unreleased)"):
+            assert len(lines) <= LINES_OF_UNRELEASED
 
 
 def faults(subject):
