@@ -14,11 +14,10 @@ RULED_SINCE = "31d3c820c2c933b788b88a800d7edc070d14074f"
 
 
 def names_of_tests(text):
-    """The functions that pytest runs, and the classes of a module, in whose names they may be."""
-    tree = ast.parse(text)
-    functions = [n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
-    classes = [n.name for n in tree.body if isinstance(n, ast.ClassDef)]
-    return [name for name in functions if name.startswith("test_")] + classes
+    """The functions and classes that pytest collects."""
+    defined = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    names = [node.name for node in ast.walk(ast.parse(text)) if isinstance(node, defined)]
+    return [name for name in names if name.startswith(("test_", "Test"))]
 
 
 def test_names_of_tests_are_unique():
@@ -30,8 +29,10 @@ def test_names_of_tests_are_unique():
 
 
 def test_names_are_those_of_functions_and_classes():
-    text = "class A: ...\n\ndef test_a():\n    class B: ...\n\ndef b(): ...\n"
-    assert names_of_tests(text) == ["test_a", "A"]
+    text = (
+        "class TestA:\n  def test_b(self): ...\nclass B: ...\nasync def test_a(): ...\ndef a(): ..."
+    )
+    assert sorted(names_of_tests(text)) == ["TestA", "test_a", "test_b"]
 
 
 def test_the_changelog_of_the_next_version_is_short():
