@@ -114,4 +114,4 @@ def _ranked(rows: Array, present: Array) -> Array | Sequence[Array]:
     """The values of each element in ascending order; infinite ones in place of absent workers."""
     wide = summing.widened(rows)
     here = present.reshape(-1, *[1] * (wide.ndim - 1))
-    return ordering.ascending(jnp.where(here, wide, jnp.inf))
+    return ordering.sort_columns(jnp.where(here, wide, jnp.inf))

@@ -219,5 +219,5 @@ def _fit(rule: str, width: int, histogram: adaptive.Histogram) -> Int32[Array, "
 @functools.lru_cache
 def _start(rule: str, width: int, size: int) -> tuple[int, ...]:
     """The levels for a Gaussian bucket, as constants."""
-    start = xla.evaluated(lambda: _fit(rule, width, adaptive.half_normal(size)))
+    start = xla.evaluate(lambda: _fit(rule, width, adaptive.half_normal(size)))
     return tuple(np.asarray(start).tolist())

@@ -357,7 +357,7 @@ def _near(codec: Quantizer, size: int) -> int:
 @functools.lru_cache
 def _table(codec: Coded, size: int) -> PyTree:
     """The fixed table as constants, made once, so that it is the same in every program."""
-    table = xla.evaluated(codec.coder.table, _occurrences(codec.codec, codec.law, size))
+    table = xla.evaluate(codec.coder.table, _occurrences(codec.codec, codec.law, size))
     return jax.tree.map(np.asarray, table)
 
 
@@ -382,6 +382,6 @@ def _occurrences(codec: Quantizer, law: str, size: int) -> np.ndarray:
         payload, _ = alone.encode(key, x, jnp.full(rows, size, jnp.int32), alone.init(x))
         return bits.unpack(payload.words, bits=codec.bits, size=size)
 
-    codes = np.asarray(xla.evaluated(draw_codes, x))
+    codes = np.asarray(xla.evaluate(draw_codes, x))
     found = np.bincount(numbers.symbols[codes].reshape(-1), minlength=len(numbers.codes))
     return found.astype(np.float32)

@@ -14,7 +14,7 @@ from jaxcomp import checks
 from jaxcomp.base import Codec, Facts, Hints
 from jaxcomp.codecs import inner
 from jaxcomp.numerics import exact, noise, segments as segments_, summing
-from jaxcomp.numerics.segments import Segments, moved
+from jaxcomp.numerics.segments import Segments, change_width
 from jaxcomp.sparsify import leaves, selection
 from jaxcomp.sparsify.choices import Choice
 from jaxcomp.sparsify.competitors import Leaves, Parts, Row
@@ -254,7 +254,7 @@ class Sparsifier(Codec):
         n = len(values)
         if self.values.segments is not None:
             real = jnp.broadcast_to(jnp.asarray(slots.sizes, jnp.int32), (n, slots.number))
-            own = moved(values, slots, self.values.segments)
+            own = change_width(values, slots, self.values.segments)
             real = real if number is None else number
             return self.values.encode(key, own, real, self.values.init(own))[0]
         room, (parts, size) = slots.size, self._buckets(slots.size)
@@ -271,7 +271,7 @@ class Sparsifier(Codec):
             return sent
         if self.values.segments is not None:
             like = jax.ShapeDtypeStruct((n, self.values.segments.size), dtype)
-            return moved(self.values.decode(key, sent, like), self.values.segments, slots)
+            return change_width(self.values.decode(key, sent, like), self.values.segments, slots)
         parts, size = self._buckets(slots.size)
         payload = jax.tree.map(lambda leaf: leaf.reshape(n * parts, *leaf.shape[2:]), sent)
         own = key._replace(first=key.first * jnp.uint32(parts))

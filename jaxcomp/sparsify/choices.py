@@ -17,7 +17,7 @@ from jaxtyping import UInt32
 
 from jaxcomp import checks
 from jaxcomp.base.interface import Interface
-from jaxcomp.numerics.segments import Segments, moved
+from jaxcomp.numerics.segments import Segments, change_width
 from jaxcomp.sparsify import bitmap, leaves, selection
 from jaxcomp.sparsify.bitmap import Words
 from jaxcomp.sparsify.competitors import INF, Leaves, Parts, PerPart, size_bits
@@ -192,7 +192,7 @@ class Sampled(Choice):
         kept = jnp.where(many, jnp.asarray(ks, jnp.int32), number)
 
         def exactly(x: Array) -> Array:
-            largest = moved(_largest(x, ks, parts), exact, slots)
+            largest = change_width(_largest(x, ks, parts), exact, slots)
             found = leaves.slots(places, number, slots)
             found = jnp.where(slots.per_element(many), largest, found)
             return leaves.from_slots(found, kept, slots)

@@ -42,7 +42,7 @@ def test_values_of_constants_are_known_while_a_program_is_traced():
     def f(x):
         with xla.constants():
             seen.append(float(jnp.arange(4.0).sum()))
-        seen.append(float(xla.evaluated(jnp.sum, np.ones(3, np.float32))))
+        seen.append(float(xla.evaluate(jnp.sum, np.ones(3, np.float32))))
         return x
 
     f(jnp.zeros(2))

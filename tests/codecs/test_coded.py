@@ -265,13 +265,13 @@ def test_a_fixed_table_is_one_program_that_runs_while_another_is_traced(monkeypa
     """In a program over a mesh too; an operation a program would take a second to compile."""
     made, programs = [], []
 
-    def evaluated(*given, run=xla.evaluated):
+    def evaluate(*given, run=xla.evaluate):
         with compilations() as found:
             made.append(run(*given))
         programs.append(len(found))
         return made[-1]
 
-    monkeypatch.setattr(xla, "evaluated", evaluated)
+    monkeypatch.setattr(xla, "evaluate", evaluate)
     codec = jaxcomp.codecs.Coded(codec=jaxcomp.qsgd_inf(bits=3, bucket_size=384))
     mesh = Mesh(jax.devices()[:2], ("data",))
 
