@@ -182,7 +182,10 @@ class Sampled(Choice):
             elements, low = lax.optimization_barrier((x, low))
             return turn + 1, low, parts.reach(elements, low)
 
-        low = _estimate(x, ks, above, parts)
+        if isinstance(parts, Leaves):
+            low = leaves.estimate(x, ks, above, parts.segments)
+        else:
+            low = selection.estimate(x, ks[0], above[0])
         *_, hits = lax.while_loop(few, lower, (0, low, parts.reach(x, low)))
         places, number = as_many_as_fit(x, hits, rooms, start, parts)
         reached = parts.ones(hits)
@@ -275,9 +278,3 @@ def _largest(x: Array, ks: tuple[int, ...], parts: Parts) -> UInt32[Array, "n k"
     if isinstance(parts, Leaves):
         return leaves.top_k(x, ks, parts.segments)
     return selection.top_k(x, ks[0])
-
-
-def _estimate(x: Array, ks: tuple[int, ...], above: tuple[int, ...], parts: Parts) -> PerPart:
-    if isinstance(parts, Leaves):
-        return leaves.estimate(x, ks, above, parts.segments)
-    return selection.estimate(x, ks[0], above[0])
