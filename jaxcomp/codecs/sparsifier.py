@@ -159,7 +159,7 @@ class Sparsifier(Codec):
             slot = lax.broadcasted_iota(jnp.int32, places.shape, 1)
             found = jnp.sum(number, axis=1, keepdims=True, dtype=jnp.int32)
             places = jnp.where(slot < found, places, jnp.uint32(size))
-        sent = self._encoded(key, values, number, slots)
+        sent = self._encode_values(key, values, number, slots)
         words = self.indices.encode(places, size)
         if number is not None and self.segments is None:
             number = number[:, 0]
@@ -232,7 +232,7 @@ class Sparsifier(Codec):
         places = self.indices.decode(payload.places, slots.size, size).astype(jnp.int32)
         values = jnp.ones(places.shape, total.dtype)
         if not counted:
-            values = self._decoded(key, payload.values, n, slots, total.dtype)
+            values = self._decode_values(key, payload.values, n, slots, total.dtype)
         values = summing.weighted(values.astype(total.dtype), weight)
         if not isinstance(payload.number, tuple):  # Unused slots get invalid, distinct indices.
             slot = lax.broadcasted_iota(jnp.int32, places.shape, 1)
@@ -247,7 +247,7 @@ class Sparsifier(Codec):
             mode="drop",
         )
 
-    def _encoded(self, key: Key, values: Array, number: Array | None, slots: Segments) -> Any:
+    def _encode_values(self, key: Key, values: Array, number: Array | None, slots: Segments) -> Any:
         """The payload of the values: each of its arrays has a row for each bucket."""
         if self.values is None:
             return values
@@ -266,7 +266,7 @@ class Sparsifier(Codec):
         payload, _ = self.values.encode(own, padded, count, self.values.init(padded))
         return jax.tree.map(lambda leaf: leaf.reshape(n, parts, *leaf.shape[1:]), payload)
 
-    def _decoded(self, key: Key, sent: Any, n: int, slots: Segments, dtype: Any) -> Array:
+    def _decode_values(self, key: Key, sent: Any, n: int, slots: Segments, dtype: Any) -> Array:
         if self.values is None:
             return sent
         if self.values.segments is not None:

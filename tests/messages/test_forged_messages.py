@@ -260,7 +260,7 @@ def test_no_message_does_more_than_raise(attempts):
     x = draws(MATRIX.shape)
     wants, messages = zip(*(message(codec, x) for codec in codecs), strict=True)
     structures = [jax.tree.structure(want) for want in wants]
-    expected = [payloads._expected(codec, MATRIX) for codec in codecs]
+    expected = [payloads._expect(codec, MATRIX) for codec in codecs]
     draw, outcomes = np.random.default_rng(11), collections.Counter()
     for attempt in range(attempts):
         which = attempt % len(codecs)
